@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from evofeed.lazy import names_from
+from evofeed.base.lazy import names_from
 
 if TYPE_CHECKING:
     from evofeed.store.assemblies import Assemblies
@@ -11,6 +11,9 @@ if TYPE_CHECKING:
     from evofeed.store.card import DataCard, card_of, dataset_card
     from evofeed.store.copying import copy_dataset
     from evofeed.store.dataset import Dataset
+    from evofeed.store.entries import Entries
+    from evofeed.store.entry_shards import write_records
+    from evofeed.store.entry_writer import add_entries
     from evofeed.store.garbage import GcReport, gc
     from evofeed.store.history import Diff, Snapshot
     from evofeed.store.manifest import Manifest, ShardEntry
@@ -31,6 +34,9 @@ __all__ = [
     "Dataset",
     "Assemblies",
     "add_assemblies",
+    "Entries",
+    "add_entries",
+    "write_records",
     "address_and_ref",
     "Cache",
     "DataCard",

@@ -7,21 +7,26 @@ an index of their own. FORMAT.md says the bytes.
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from evofeed.assembly_record import AssemblyRecord
-from evofeed.chain_record import ChainRecord
-from evofeed.errors import ChainMissing, FeatureError, ShardCorrupt
-from evofeed.store.index import canonical, index_bytes, read_index, read_table
+from evofeed.base.errors import ChainMissing, FeatureError, ShardCorrupt
+from evofeed.protein.assembly_record import AssemblyRecord
+from evofeed.protein.chain_record import ChainRecord
+from evofeed.store.index import (
+    canonical,
+    check_spans,
+    index_bytes,
+    read_index,
+    read_table,
+    table_schema,
+)
 from evofeed.store.layout import CHAINS_VERSION
-from evofeed.store.manifest import ShardEntry
+from evofeed.store.manifest import Part
 from evofeed.store.spans import Spans
-from evofeed.store.storage import Storage
 
 if TYPE_CHECKING:
     from evofeed.store.dataset import Dataset
@@ -53,34 +58,13 @@ over entities, `author_chains` over all chains, entity by entity."""
 
 def assembly_schema() -> pa.Schema:
     """Schema of the table of assemblies."""
-    fields = [pa.field(name, kind, nullable=False) for name, kind in ASSEMBLY_FIELDS]
-    return pa.schema(
-        fields,
-        metadata={
-            "evofeed.format": "evofeed-assemblies",
-            "evofeed.version": "{}.{}".format(*CHAINS_VERSION),
-        },
-    )
+    return table_schema("assemblies", ASSEMBLY_FIELDS, CHAINS_VERSION)
 
 
-class KeptAssemblies(NamedTuple):
-    """Complexes of a snapshot that another set of its chains still has.
-
-    Attributes:
-        files: their tables, by name; empty if none is left.
-        num: how many they are.
-        entries: shards of their members.
-        dropped: those that are not kept, and why.
-    """
-
-    files: dict[str, bytes]
-    num: int
-    entries: tuple[ShardEntry, ...]
-    dropped: tuple[dict[str, Any], ...]
-
-
-def kept_assemblies(base: Dataset, table: pa.Table) -> KeptAssemblies:
+def kept_assemblies(base: Dataset, table: pa.Table) -> tuple[Part, list[dict[str, Any]]]:
     """The complexes whose chains are all among those of `table`, with the same sequences.
+
+    Those that are not are given too, each with the reason.
 
     Args:
         base: the snapshot that has them.
@@ -113,12 +97,8 @@ def kept_assemblies(base: Dataset, table: pa.Table) -> KeptAssemblies:
         TABLE: index_bytes(pa.Table.from_pylist(kept, schema=assembly_schema())),
         MEMBERS: index_bytes(canonical([members])),
     }
-    entries = tuple(_of(base.manifest.shards, shards))
-    return KeptAssemblies(files if kept else {}, len(kept), entries, tuple(dropped))
-
-
-def _of(entries: Iterable[ShardEntry], names: set[str]) -> list[ShardEntry]:
-    return [entry for entry in entries if entry.name in names]
+    entries = tuple(entry for entry in base.manifest.shards if entry.name in shards)
+    return Part(files if kept else {}, len(kept), entries), dropped
 
 
 class Assemblies:
@@ -126,19 +106,14 @@ class Assemblies:
 
     def __init__(self, dataset: Dataset) -> None:
         self.dataset = dataset
-        files = dataset.manifest.assemblies
-        folder = f"snapshots/{dataset.digest}"
-        if files is None:
+        if dataset.manifest.assemblies is None:
             self.table, members = assembly_schema().empty_table(), canonical([])
         else:
-            data = {
-                name: _checked(dataset.storage, f"{folder}/{name}", files["files"][name]["sha256"])
-                for name in (TABLE, MEMBERS)
-            }
-            self.table = read_table(
-                data[TABLE], f"{dataset.uri}/{folder}/{TABLE}", "assemblies", assembly_schema()
-            )
-            members = read_index(data[MEMBERS], f"{dataset.uri}/{folder}/{MEMBERS}")
+            table = dataset.snapshot_file(TABLE)
+            self.table = read_table(*table, "assemblies", assembly_schema())
+            data, path = dataset.snapshot_file(MEMBERS)
+            members = read_index(data, path)
+            check_spans(members, {one.name: one.nbytes for one in dataset.manifest.shards}, path)
         self.members = Spans(dataset.storage, members)
         self.member_index = members
         """The index of the members, as that of the chains."""
@@ -192,10 +167,3 @@ class Assemblies:
     def _member(self, name: str) -> ChainRecord:
         row = self.members.row(name)
         return self.members.decoder(row, self.members.read_span(row)).record()
-
-
-def _checked(storage: Storage, key: str, sha256: str) -> bytes:
-    data = storage.read(key)
-    if hashlib.sha256(data).hexdigest() != sha256:
-        raise ShardCorrupt("it does not match the manifest's sha256", path=f"{storage.uri}/{key}")
-    return bytes(data)

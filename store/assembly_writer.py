@@ -9,19 +9,18 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from evofeed.assembly_record import AssemblyRecord
-from evofeed.chain_record import ChainRecord
-from evofeed.errors import FeatureError
+from evofeed.base.errors import FeatureError
+from evofeed.protein.assembly_record import AssemblyRecord
+from evofeed.protein.chain_record import ChainRecord
 from evofeed.store.assemblies import MEMBERS, TABLE, assembly_schema
 from evofeed.store.dataset import Dataset
 from evofeed.store.encode import encode_record
 from evofeed.store.history import Snapshot
 from evofeed.store.index import canonical, index_bytes
-from evofeed.store.layout import PackedColumn
-from evofeed.store.manifest import ShardEntry, canonical_json, check_name
+from evofeed.store.manifest import Part, canonical_json, check_name
 from evofeed.store.refs import move_ref
-from evofeed.store.shard import read_part, shard_bytes, store_shard
-from evofeed.store.writer import SHARD_NBYTES, write_snapshot
+from evofeed.store.shard import read_part
+from evofeed.store.writer import SHARD_NBYTES, ShardFiller, entries_of, write_snapshot
 
 PAIRING: Final = ".pairing"
 """What the name of a chain's rows to pair ends with."""
@@ -59,7 +58,19 @@ def add_assemblies(
         ValueError: two records of one name.
     """
     rows: dict[str, dict[str, Any]] = {}
-    entries = list(_written(dataset, records, rows, shard_nbytes))
+    shards = ShardFiller(dataset.storage, shard_nbytes)
+    taken: set[str] = set()
+    for record in records:
+        if check_name(record.assembly_id, "assembly id") in rows:
+            raise ValueError(f"assembly {record.assembly_id} was added before")
+        _check_chains(dataset, record.validate())
+        rows[record.assembly_id] = describe_assembly(record)
+        for member in _members(record):
+            if member.chain_id not in taken:
+                taken.add(member.chain_id)
+                shards.add(member.chain_id, encode_record(member))
+    shards.flush()
+    entries = list(shards.entries.values())
     storage, manifest = dataset.storage, dataset.manifest
     members = canonical([read_part(storage, entry) for entry in entries])
     table = pa.Table.from_pylist([rows[name] for name in sorted(rows)], schema=assembly_schema())
@@ -68,49 +79,21 @@ def add_assemblies(
     left_out = sorted((dict(one) for one in dropped), key=canonical_json)
     if left_out:
         config["assemblies"] = {"dropped": left_out}
+    whole = entries_of(dataset)
+    chains = [entry for entry in manifest.shards if entry.name in known]
+    files = {TABLE: index_bytes(table), MEMBERS: index_bytes(members)} if rows else {}
     snapshot = write_snapshot(
         storage,
         dataset.index,
-        {
-            entry.name: entry
-            for entry in (*(e for e in manifest.shards if e.name in known), *entries)
-        }.values(),
+        {entry.name: entry for entry in (*chains, *entries, *whole.shards)}.values(),
         parent=dataset.digest,
         config=config,
         dropped=manifest.dropped,
-        assemblies={TABLE: index_bytes(table), MEMBERS: index_bytes(members)} if rows else None,
-        num_assemblies=len(rows),
+        assemblies=Part(files, len(rows)),
+        whole_entries=whole,
     )
     move_ref(storage, ref, snapshot.digest, dataset.digest)
     return snapshot
-
-
-def _written(
-    dataset: Dataset,
-    records: Iterable[AssemblyRecord],
-    rows: dict[str, dict[str, Any]],
-    shard_nbytes: int,
-) -> Iterator[ShardEntry]:
-    """Shards of members; fills `rows` of the table on the way."""
-    pending: dict[str, dict[str, PackedColumn]] = {}
-    taken: set[str] = set()
-    size = 0
-    for record in records:
-        if check_name(record.assembly_id, "assembly id") in rows:
-            raise ValueError(f"assembly {record.assembly_id} was added before")
-        _check_chains(dataset, record.validate())
-        rows[record.assembly_id] = describe_assembly(record)
-        for member in _members(record):
-            if member.chain_id in taken:
-                continue
-            taken.add(member.chain_id)
-            pending[member.chain_id] = encode_record(member)
-            size += sum(len(column.payload) for column in pending[member.chain_id].values())
-            if size >= shard_nbytes:
-                yield store_shard(dataset.storage, shard_bytes(pending))
-                pending, size = {}, 0
-    if pending:
-        yield store_shard(dataset.storage, shard_bytes(pending))
 
 
 def _check_chains(dataset: Dataset, record: AssemblyRecord) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from evofeed.shapes import Bool, Float, Int, Shaped, UInt8
+from evofeed.base.shapes import Bool, Float, Int, Shaped, UInt8
 
 SCALE = np.float32(1000)
 LIMIT = 2**24
@@ -150,3 +150,47 @@ def _dense(
     positions = np.zeros([*present.shape, 3], np.float32)
     positions[present] = values
     return positions
+
+
+def pack_flat(positions: Float[np.ndarray, "A 3"], counts: Int[np.ndarray, " R"]) -> bytes | None:
+    """FIXED_FLAT payload of atoms one after the other, or None if it cannot be exact.
+
+    Args:
+        positions: f64, ångström.
+        counts: atoms of every residue.
+    """
+    fixed = np.rint(positions * 1000)
+    with np.errstate(invalid="ignore"):
+        if not (np.abs(fixed) < LIMIT).all() or (fixed / 1000 != positions).any():
+            return None
+    filled = counts[counts > 0]
+    first = np.cumsum(filled) - filled
+    whole = fixed.astype(np.int64)
+    relative = whole - np.repeat(whole[first], filled, axis=0)
+    if np.abs(relative).max(initial=0) >= 2**15:
+        return None
+    inner = np.ones(len(whole), bool)
+    inner[first] = False
+    head = np.array([len(first), len(whole), 0, 0], "<u4").tobytes()
+    body = whole[first].astype("<i4").tobytes() + relative[inner].astype("<i2").tobytes()
+    return bytes(head + body + bytes(-len(body) % 4))
+
+
+def unpack_flat(
+    payload: bytes | memoryview, counts: Int[np.ndarray, " R"]
+) -> Float[np.ndarray, "A 3"]:
+    """The f64 positions that `pack_flat` was given.
+
+    Raises:
+        ValueError: the payload does not fit the counts.
+    """
+    sections = fixed_sections(payload)
+    filled = counts[counts > 0]
+    atoms = len(sections["anchor"]) + len(sections["relative"])
+    if len(filled) != len(sections["anchor"]) or int(filled.sum()) != atoms:
+        raise ValueError(f"{atoms} atoms do not fit the residues")
+    inner = np.ones(atoms, bool)
+    inner[np.cumsum(filled) - filled] = False
+    whole = np.repeat(sections["anchor"], filled, axis=0)
+    whole[inner] += sections["relative"]
+    return whole.astype(np.float64) / 1000

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any, Final
 
-from evofeed.errors import ShardCorrupt, ShardMissing, StoreError
+from evofeed.base.errors import ShardCorrupt, ShardMissing, StoreError
 from evofeed.store.storage import Bytes, Keeping, LocalStorage, Storage, StoredObject
 
 CHUNK: Final = 16 << 20

@@ -7,11 +7,13 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from evofeed.base.files import write_atomic
 from evofeed.store.croissant import croissant
 from evofeed.store.dataset import Dataset
 from evofeed.store.manifest import Manifest
@@ -103,6 +105,15 @@ class DataCard:
             url=self.url,
         )
 
+    def write(self, folder: Path) -> list[str]:
+        """Write `README.md`, `croissant.json` and `card.png`, the plots; their paths."""
+        from evofeed.viz import draw_card
+
+        picture = draw_card(self.to_dict(), folder / "card.png")
+        write_atomic(folder / "README.md", self.to_markdown(picture.name))
+        write_atomic(folder / "croissant.json", json.dumps(self.to_croissant(), indent=1) + "\n")
+        return [str(folder / file) for file in ("README.md", "croissant.json", picture.name)]
+
     def summary(self) -> str:
         """One sentence."""
         predicted = f", {self.predicted:,} of them predicted" if self.predicted else ""
@@ -115,7 +126,7 @@ class DataCard:
         """The card as Markdown, its tables in plain pipes.
 
         Args:
-            picture: address of the plots (`evofeed.pictures.draw_card`), if there are any.
+            picture: address of the plots (`evofeed.viz.draw_card`), if there are any.
         """
         lines = [f"# {self.name}", "", self.description or self.summary(), ""]
         lines += [f"![what is in it, and what is not]({picture})", ""] if picture else []

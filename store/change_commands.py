@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from evofeed.options import Json
+from evofeed.base.options import Json
 from evofeed.store.command_parts import Moved, RefName, Uri, show, wrong_call
 
 changes = typer.Typer()
@@ -62,23 +62,52 @@ def select(
 @changes.command()
 def split(
     uri: Uri,
-    clusters: Annotated[str, typer.Option(help="`evofeed cluster` writes them.")],
-    share: Annotated[list[str], typer.Option(help="REF=FRACTION, repeatable.")],
+    clusters: Annotated[str, typer.Option(help="`evofeed cluster` writes them.")] = "",
+    share: Annotated[list[str] | None, typer.Option(help="REF=FRACTION, repeatable.")] = None,
+    released: Annotated[str, typer.Option(help="REF=ISO-DATE: chains from that day on.")] = "",
+    max_identity: Annotated[
+        float, typer.Option(min=0, max=1, help="Between parts; 1 searches nothing.")
+    ] = 0.4,
+    allow_similar: Annotated[
+        bool, typer.Option("--allow-similar", help="Publish although chains are more alike.")
+    ] = False,
     snapshot: RefName = "main",
     seed: Annotated[int, typer.Option(help="Of the order of the clusters.")] = 0,
     as_json: Json = False,
 ) -> None:
     """Divide a snapshot so that no cluster is in two parts; the rest is called `train`.
 
+    The parts are then searched against each other with mmseqs: the strongest pairs are printed and
+    written to the card, and nothing is published if chains of two parts are more alike than
+    --max-identity over 40 residues.
+
     Example: evofeed snapshots split data/ --clusters clusters.tsv --share valid=0.1
+
+    Example: evofeed snapshots split data/ --clusters clusters.tsv --released valid=2021-09-30
     """
     from evofeed.store import split_chains
     from evofeed.store.overlap import Clusters
 
     with wrong_call():
-        shares = {name: float(value) for name, _, value in (s.partition("=") for s in share)}
-        made = split_chains(uri, Clusters(clusters), shares, snapshot=snapshot, seed=seed)
+        shares = {name: float(value) for name, _, value in (s.partition("=") for s in share or ())}
+        part, _, date = released.partition("=")
+        made = split_chains(
+            uri,
+            Clusters(clusters) if clusters else None,
+            shares,
+            snapshot=snapshot,
+            seed=seed,
+            released=(part, date) if released else None,
+            max_identity=max_identity,
+            allow_similar=allow_similar,
+        )
     _parts(made, as_json)
+    found = made["train"].manifest.config["selection"]
+    if not as_json and "strongest_pairs" in found:
+        above = f"{found['pairs_above']} pairs above {max_identity:g}"
+        print(f"between the parts: {above}; the strongest:" if found["strongest_pairs"] else above)
+        for query, target, identity, aligned, _ in found["strongest_pairs"]:
+            print(f"  {query} {target}: {identity:.0%} over {aligned} residues")
 
 
 def _parts(parts: dict[str, Any], as_json: bool) -> None:

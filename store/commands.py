@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from evofeed.options import Json, group
+from evofeed.base.options import Json, group
 from evofeed.store.change_commands import changes
 from evofeed.store.command_parts import RefName, Uri, show, wrong_call
 
@@ -121,13 +121,7 @@ def card(
     if out is None:
         show(as_json, made.to_dict(), [made.to_markdown().rstrip()])
         return
-    from evofeed.files import write_atomic
-    from evofeed.pictures import draw_card
-
-    picture = draw_card(made.to_dict(), out / "card.png")
-    write_atomic(out / "README.md", made.to_markdown(picture.name))
-    write_atomic(out / "croissant.json", json.dumps(made.to_croissant(), indent=1) + "\n")
-    files = [str(out / file) for file in ("README.md", "croissant.json", picture.name)]
+    files = made.write(out)
     show(as_json, {"files": files}, files)
 
 

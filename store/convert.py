@@ -19,10 +19,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from evofeed.chain_record import ChainRecord
-from evofeed.errors import FeatureError, InputError
-from evofeed.features import RECORD
-from evofeed.residues import GAP, HHBLITS_TO_RESTYPE, RESTYPES
+from evofeed.base.errors import FeatureError, InputError
+from evofeed.protein.chain_record import ChainRecord
+from evofeed.protein.features import RECORD
+from evofeed.protein.residues import GAP, HHBLITS_TO_RESTYPE, RESTYPES
 from evofeed.store.encode import meta_of
 from evofeed.store.history import Snapshot
 from evofeed.store.manifest import canonical_json

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator
 
-from evofeed.errors import ShardCorrupt
+from evofeed.base.errors import ShardCorrupt
 from evofeed.store.dataset import Dataset
 from evofeed.store.encode import compress
 from evofeed.store.history import Snapshot
 from evofeed.store.index import canonical
-from evofeed.store.layout import PackedColumn
-from evofeed.store.manifest import Manifest, ShardEntry
+from evofeed.store.manifest import Manifest
 from evofeed.store.opening import open_storage
 from evofeed.store.refs import move_ref
-from evofeed.store.shard import read_part, shard_bytes, shard_key, store_shard
+from evofeed.store.shard import read_part, shard_key
 from evofeed.store.storage import Storage
-from evofeed.store.writer import SHARD_NBYTES, with_cluster_sizes, write_snapshot
+from evofeed.store.writer import SHARD_NBYTES, ShardFiller, with_cluster_sizes, write_snapshot
 
 
 def copy_dataset(
@@ -75,9 +73,19 @@ def _mirror(dataset: Dataset, storage: Storage) -> Snapshot:
 
 
 def _recode(dataset: Dataset, storage: Storage, zstd: bool, shard_nbytes: int) -> Snapshot:
-    if len(dataset.assemblies):
-        raise ValueError("a snapshot with assemblies is copied as it is: leave `zstd` out")
-    entries = list(_written(dataset, storage, zstd, shard_nbytes))
+    if len(dataset.assemblies) or len(dataset.entries):
+        raise ValueError(
+            "a snapshot with assemblies or entries is copied as it is: leave `zstd` out"
+        )
+    shards = ShardFiller(storage, shard_nbytes)
+    for row in range(len(dataset)):
+        decoder = dataset.spans.decoder(row, dataset.spans.read_span(row))
+        columns = {name: decoder.raw(name) for name in decoder.columns}
+        if zstd:
+            columns = {name: compress(name, column) for name, column in columns.items()}
+        shards.add(decoder.place.chain_id, columns)
+    shards.flush()
+    entries = list(shards.entries.values())
     sizes = dict(zip(dataset, dataset.index["cluster_size"].to_pylist(), strict=True))
     table = canonical([read_part(storage, entry) for entry in entries])
     manifest: Manifest = dataset.manifest
@@ -89,22 +97,3 @@ def _recode(dataset: Dataset, storage: Storage, zstd: bool, shard_nbytes: int) -
         config=manifest.config | {"copied_from": dataset.digest},
         dropped=manifest.dropped,
     )
-
-
-def _written(
-    dataset: Dataset, storage: Storage, zstd: bool, shard_nbytes: int
-) -> Iterator[ShardEntry]:
-    pending: dict[str, dict[str, PackedColumn]] = {}
-    size = 0
-    for row in range(len(dataset)):
-        decoder = dataset.spans.decoder(row, dataset.spans.read_span(row))
-        columns = {name: decoder.raw(name) for name in decoder.columns}
-        if zstd:
-            columns = {name: compress(name, column) for name, column in columns.items()}
-        pending[decoder.place.chain_id] = columns
-        size += sum(len(column.payload) for column in columns.values())
-        if size >= shard_nbytes:
-            yield store_shard(storage, shard_bytes(pending))
-            pending, size = {}, 0
-    if pending:
-        yield store_shard(storage, shard_bytes(pending))

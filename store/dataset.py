@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import mmap
 import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -14,13 +15,15 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from evofeed.chain_record import ChainRecord
-from evofeed.errors import ShardCorrupt, StoreError
-from evofeed.features import RECORD
+from evofeed.base.errors import ShardCorrupt, StoreError
+from evofeed.protein.chain_record import ChainRecord
+from evofeed.protein.features import RECORD
 from evofeed.store.assemblies import Assemblies
 from evofeed.store.cache import Cache, CachedStorage
 from evofeed.store.crop import crop_features
 from evofeed.store.decode import FEATURES
+from evofeed.store.entries import Entries
+from evofeed.store.entry_shards import record_rows
 from evofeed.store.history import (
     Diff,
     Snapshot,
@@ -31,10 +34,11 @@ from evofeed.store.history import (
 )
 from evofeed.store.html import describe_html
 from evofeed.store.http import HttpStorage
-from evofeed.store.index import read_index
+from evofeed.store.index import check_spans, read_index
+from evofeed.store.layout import CHAIN
 from evofeed.store.manifest import REPAIR, Manifest
 from evofeed.store.opening import open_storage
-from evofeed.store.shard import shard_index, shard_key
+from evofeed.store.shard import shard_index, shard_key, shard_kind
 from evofeed.store.spans import Spans
 from evofeed.store.storage import LocalStorage, Storage
 
@@ -126,6 +130,27 @@ class Dataset:
             ShardCorrupt: their table or the index of their members is damaged.
         """
         return Assemblies(self)
+
+    @cached_property
+    def entries(self) -> Entries:
+        """The entries of this snapshot, none in most: `dataset.entries["1abc-1"]`.
+
+        Raises:
+            ShardCorrupt: their tables are damaged.
+        """
+        return Entries(self)
+
+    def snapshot_file(self, name: str) -> tuple[bytes, str]:
+        """A file of this snapshot besides manifest and index, checked, and its path.
+
+        Raises:
+            ShardCorrupt: it is not what the manifest says.
+        """
+        key = f"snapshots/{self.digest}/{name}"
+        data, path = bytes(self.storage.read(key)), f"{self.uri}/{key}"
+        if hashlib.sha256(data).hexdigest() != self.manifest.file_table[name]["sha256"]:
+            raise ShardCorrupt("it does not match the manifest's sha256", path=path)
+        return data, path
 
     def row(self, chain: str | int) -> int:
         """Row of a chain in the index; `KeyError` if it is not in this snapshot."""
@@ -236,6 +261,10 @@ class Dataset:
                         spans.decoder(row, span).record()
                 except StoreError as error:
                     faults.append(error)
+        try:
+            faults += self.entries.verify()
+        except StoreError as error:
+            faults.append(error)
         for entry in self.manifest.shards if deep else ():
             try:
                 key = shard_key(entry.name)
@@ -268,31 +297,28 @@ def check_shard(data: bytes, name: str, sha256: str, path: str) -> None:
     """
     if hashlib.sha256(data).hexdigest() != sha256:
         raise ShardCorrupt("sha256 does not match", path=path)
-    shard_index(pa.py_buffer(data), name, path)
+    whole = pa.py_buffer(data)
+    if shard_kind(whole, path) == CHAIN:
+        shard_index(whole, name, path)
+    else:
+        record_rows(whole, name, path)
 
 
 def checked_index(storage: Storage, digest: str, manifest: Manifest) -> pa.Table:
     """The index of a snapshot, checked against its manifest and validated in full."""
     key = f"snapshots/{digest}/index.arrow"
     path = f"{storage.uri}/{key}"
-    data = _mapped(storage, key)
-    if hashlib.sha256(memoryview(data)).hexdigest() != manifest.index_sha256:
+    # From a folder it is mapped, so all ranks of a host share one copy.
+    data = storage.map(key) if isinstance(storage, LocalStorage) else storage.read(key)
+    if hashlib.sha256(data).hexdigest() != manifest.index_sha256:
         raise ShardCorrupt(f"the index does not match the manifest's sha256{REPAIR}", path=path)
-    table = read_index(data, path)
+    table = read_index(pa.py_buffer(data), path)
     if table.num_rows != manifest.num_chains:
         raise ShardCorrupt(f"{table.num_rows} chains, not {manifest.num_chains}", path=path)
+    check_spans(table, {entry.name: entry.nbytes for entry in manifest.shards}, path)
+    if isinstance(data, mmap.mmap):
+        data.madvise(mmap.MADV_DONTNEED)  # what is never read again need not count as ours
     return table
-
-
-def _mapped(storage: Storage, key: str) -> pa.Buffer:
-    """A file's bytes; from a folder they are mapped, so all ranks of a host share one copy."""
-    if isinstance(storage, LocalStorage) and storage.path(key).is_file():
-        try:
-            with pa.memory_map(str(storage.path(key))) as file:
-                return file.read_buffer()
-        except OSError as error:
-            raise StoreError(f"cannot read: {error}", path=str(storage.path(key))) from None
-    return pa.py_buffer(storage.read(key))
 
 
 def _reopen(storage: Storage, digest: str) -> Dataset:

@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from evofeed.chain_record import ChainRecord
-from evofeed.errors import FeatureError, ShardCorrupt
-from evofeed.features import RECORD, Feature
+from evofeed.base.errors import FeatureError, ShardCorrupt
+from evofeed.protein.chain_record import ChainRecord
+from evofeed.protein.features import RECORD, Feature
 from evofeed.store.atoms import unpack_mask, unpack_positions
 from evofeed.store.codecs import unpack_integers, unpack_runs, unpack_strings
 from evofeed.store.encode import META_FIELDS, OPTIONAL_META
-from evofeed.store.layout import Codec, Compression, PackedColumn
+from evofeed.store.layout import Codec, Compression, PackedColumn, most_unpacked
 from evofeed.store.msa_codec import reorder_runs, row_nbytes, row_starts, unpack_rows
 
 FEATURES = {feature.name: feature for feature in RECORD}
@@ -51,10 +51,9 @@ class ChainDecoder:
         self,
         columns: Mapping[str, PackedColumn],
         place: Place,
-        dims: Mapping[str, int] | None = None,
     ) -> None:
         self.columns, self.place = columns, place
-        self.dims = dict(dims) if dims is not None else self._dims()
+        self.dims = self._dims()
         self._cache: dict[str, Any] = {}
 
     def _dims(self) -> dict[str, int]:
@@ -73,7 +72,7 @@ class ChainDecoder:
         if column.compression == Compression.NONE:
             return column
         try:
-            limit = self._limit(name)
+            limit = min(self._limit(name), most_unpacked(len(column.payload)))
             if column.raw_nbytes > limit:
                 raise ValueError(f"{column.raw_nbytes} bytes claimed, {limit} possible")
             codec = pa.Codec("zstd")
@@ -167,8 +166,8 @@ class ChainDecoder:
         if column.codec != Codec.MSA5 or len(column.payload) != expected:
             raise ValueError(f"{len(column.payload)} bytes are not {rows} rows in MSA5")
         packed = np.frombuffer(column.payload, np.uint8)
-        packed = packed.reshape(rows, row_nbytes(self.dims["L"]))[stored]
-        return unpack_rows(packed, self.dims["L"])
+        packed = packed.reshape(rows, row_nbytes(self.dims["L"]))
+        return unpack_rows(packed, self.dims["L"], stored)
 
     def _msa_source(self) -> np.ndarray:
         self._backed(FEATURES["msa_source"], self.dims["N"])
@@ -216,27 +215,6 @@ class ChainDecoder:
         dense = np.zeros([len(once), L], np.int32)
         dense[row[row >= 0], column[row >= 0]] = count[row >= 0]
         return dense if taken is None else dense[again]
-
-    def stored_deletions(self) -> tuple[np.ndarray, np.ndarray]:
-        """Columns and counts of all deletions, i32[K] each, in the order of the stored rows."""
-        try:
-            both = [
-                unpack_integers(self.raw(name), np.dtype(np.int32), self.dims["K"])
-                for name in ("deletion_column", "deletion_count")
-            ]
-        except ValueError as error:
-            raise self.place.corrupt(f"deletions: {error}") from None
-        return both[0], both[1]
-
-    def mask_bits(self, name: str) -> tuple[np.ndarray, np.ndarray]:
-        """A MASK37 column: bits 0-31 of each residue, u32[T, L], and bits 32-36, u8[T, L]."""
-        shape = self.dims["T"] if name.startswith("template") else 1, self.dims["L"]
-        residues, payload = shape[0] * shape[1], self.raw(name).payload
-        if len(payload) != 5 * residues:
-            raise self.place.corrupt(f"column {name}: {len(payload)} bytes, not {5 * residues}")
-        low = np.frombuffer(payload, "<u4", residues).reshape(shape)
-        high = np.frombuffer(payload, np.uint8, offset=4 * residues).reshape(shape)
-        return low, high & 31
 
     def _mask(self, feature: Feature) -> np.ndarray:
         column, residues = self.raw(feature.name), _size(feature, self.dims) // 37

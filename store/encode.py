@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from evofeed.chain_record import ChainRecord
+from evofeed.protein.chain_record import ChainRecord
 from evofeed.store.atoms import pack_mask, pack_positions
 from evofeed.store.codecs import (
     pack_integers,
@@ -17,7 +17,7 @@ from evofeed.store.codecs import (
     pack_strings,
     packed,
 )
-from evofeed.store.layout import COLUMNS, Codec, Compression, PackedColumn
+from evofeed.store.layout import COLUMNS, Codec, Compression, PackedColumn, most_unpacked
 from evofeed.store.manifest import canonical_json
 from evofeed.store.msa_codec import pack_rows, reorder_runs, row_starts, stored_order
 
@@ -60,7 +60,7 @@ def encode_record(record: ChainRecord, *, zstd: bool = False) -> dict[str, Packe
         "residue_index": pack_range(record.residue_index),
         "hhblits_profile_counts": pack_integers(record.hhblits_profile_counts),
         "msa_order": pack_integers(order),
-        "msa": packed(Codec.MSA5, pack_rows(record.msa[order])),
+        "msa": packed(Codec.MSA5, pack_rows(record.msa, order)),
         "msa_source": pack_runs(record.msa_source),
         "msa_species": pack_strings(record.msa_species),
         "meta": packed(Codec.JSON, canonical_json(meta_of(record))),
@@ -78,12 +78,12 @@ def meta_of(record: ChainRecord) -> dict[str, Any]:
 
 
 def compress(name: str, column: PackedColumn) -> PackedColumn:
-    """The column under zstd, if that makes it smaller; `dims` stays as it is."""
+    """The column under zstd, if that makes it smaller and readers accept it; `dims` as it is."""
     if name == "dims":
         return column
     codec = pa.Codec("zstd", compression_level=ZSTD_LEVEL)
     small = codec.compress(pa.py_buffer(column.payload), asbytes=True)
-    if len(small) >= len(column.payload):
+    if not len(small) < len(column.payload) <= most_unpacked(len(small)):
         return column
     return PackedColumn(column.codec, memoryview(small), Compression.ZSTD, column.raw_nbytes)
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from evofeed.errors import DatasetMissing, RefConflict
+from evofeed.base.errors import DatasetMissing, RefConflict
 from evofeed.store import leases
 from evofeed.store.history import ancestors, read_manifest
 from evofeed.store.leases import Lease

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from evofeed.errors import DatasetMissing, ShardMissing
+from evofeed.base.errors import DatasetMissing, ShardMissing
 from evofeed.store.manifest import DIGEST, Manifest
 from evofeed.store.refs import read_ref
 from evofeed.store.storage import ReadOnlyStorage, Storage

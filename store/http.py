@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 from urllib.parse import quote, urlsplit
 
-from evofeed.errors import AccessDenied, ShardMissing, StoreError
+from evofeed.base.errors import AccessDenied, ShardMissing, StoreError
 from evofeed.store.http_connection import FIRST_WAIT, Answer, HttpConnection
 from evofeed.store.links import Links
 from evofeed.store.storage import Bytes, ReadOnlyStorage, StoredObject

@@ -9,6 +9,7 @@ import http.client
 import json
 import os
 import random
+import re
 import threading
 import time
 import weakref
@@ -18,13 +19,16 @@ from email.message import Message
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from evofeed.errors import StoreError
+from evofeed.base.errors import StoreError
 
 ATTEMPTS: Final = 6
 FIRST_WAIT: Final = 0.1
 TIMEOUT: Final = 30.0
 MAX_WAIT: Final = 60.0
+REFUSAL: Final = 64 << 10
+"""Bytes of a refusal that are read, however few a range asked for."""
 Body = bytes | memoryview
+_RANGE: Final = re.compile(r"bytes=(\d+)-(\d+)")
 PASSING: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
 
 
@@ -167,4 +171,12 @@ class HttpConnection:
         connection = self.connection()
         connection.request(method, path, body, {"Accept-Encoding": "identity", **headers})
         response = connection.getresponse()
-        return Answer(response.status, response.headers, response.read())
+        span = _RANGE.fullmatch(headers.get("Range", ""))
+        most = max(int(span[2]) - int(span[1]) + 1, REFUSAL) if span else None
+        if most is None or (response.length is not None and response.length <= most):
+            return Answer(response.status, response.headers, response.read())
+        data = response.read(most + 1)
+        if len(data) > most:
+            connection.close()
+            raise StoreError(f"it sends more than {most} bytes: hung up", path=self._url)
+        return Answer(response.status, response.headers, data)

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from evofeed.chain_record import ChainRecord
-from evofeed.errors import SchemaMismatch, ShardCorrupt
-from evofeed.residues import UNKNOWN
-from evofeed.store.layout import CHAINS_VERSION, COLUMNS, check_version
+from evofeed.base.errors import SchemaMismatch, ShardCorrupt
+from evofeed.protein.chain_record import ChainRecord
+from evofeed.protein.residues import UNKNOWN
+from evofeed.store.ipc import open_plain
+from evofeed.store.layout import (
+    CHAINS_VERSION,
+    COLUMNS,
+    UNPACKED_FREE,
+    UNPACKED_RATIO,
+    check_version,
+)
 
 TEXT: Final = pa.dictionary(pa.int32(), pa.utf8())
 INDEX_FIELDS: Final = (
@@ -44,17 +51,27 @@ bytes, and `raw_nbytes` what it would be without zstd; `checksum`: xxh3-64 of th
 the last one; `cost`: see `chain_cost`."""
 
 
-def index_schema() -> pa.Schema:
-    """Schema of the index file."""
-    fields = [pa.field(name, kind, nullable=False) for name, kind in INDEX_FIELDS]
+def table_schema(
+    kind: str,
+    fields: Iterable[tuple[str, pa.DataType]],
+    version: tuple[int, int],
+    **more: str,
+) -> pa.Schema:
+    """Schema of a table of a snapshot, whose format is `evofeed-KIND`."""
     return pa.schema(
-        fields,
+        [pa.field(name, type_, nullable=False) for name, type_ in fields],
         metadata={
-            "evofeed.format": "evofeed-index",
-            "evofeed.version": "{}.{}".format(*CHAINS_VERSION),
-            "evofeed.columns": json.dumps(COLUMNS, separators=(",", ":")),
+            "evofeed.format": f"evofeed-{kind}",
+            "evofeed.version": "{}.{}".format(*version),
+            **{f"evofeed.{name}": value for name, value in more.items()},
         },
     )
+
+
+def index_schema() -> pa.Schema:
+    """Schema of the index file."""
+    columns = json.dumps(COLUMNS, separators=(",", ":"))
+    return table_schema("index", INDEX_FIELDS, CHAINS_VERSION, columns=columns)
 
 
 def chain_cost(num_res: int, num_alignments: int, num_templates: int) -> int:
@@ -142,6 +159,37 @@ def read_index(data: bytes | pa.Buffer, path: str) -> pa.Table:
     return read_table(data, path, "index", index_schema())
 
 
+def check_spans(table: pa.Table, shards: Mapping[str, int], path: str) -> None:
+    """Refuse rows that promise more than there is: readers allocate by them.
+
+    Args:
+        table: an index.
+        shards: bytes of each shard of its manifest.
+        path: for errors.
+
+    Raises:
+        ShardCorrupt: a span leaves its shard, or cannot hold the sizes its row claims.
+    """
+    if not table.num_rows:
+        return
+    names = table["shard"].combine_chunks()
+    sizes = np.array([shards.get(name, -1) for name in names.dictionary.to_pylist()])
+    shard = sizes[names.indices.to_numpy()]
+    offset, nbytes = (table[name].to_numpy() for name in ("offset", "nbytes"))
+    columns = (f"num_{name}" for name in ("res", "alignments", "deletions", "templates"))
+    L, N, K, T = (table[name].to_numpy().astype(np.int64) for name in columns)
+    most = np.maximum(UNPACKED_FREE, UNPACKED_RATIO * nbytes)
+    fine = (offset >= 0) & (nbytes > 0) & (nbytes <= shard) & (offset <= shard - nbytes)
+    fine &= (L > 0) & (N > 0) & (K >= 0) & (T >= 0)
+    residues = np.maximum(L, 1)  # a row takes 5 bits a residue, a template 5 bytes
+    row_nbytes = -(-5 * residues // 64) * 8
+    fine &= (most // row_nbytes >= N) & (most >= K) & (most // (5 * residues) >= T)
+    if not fine.all():
+        row = int(np.argmin(fine))
+        why = f"its row promises more than shard {names[row]} or its own bytes can hold"
+        raise ShardCorrupt(why, path=path, item=str(table["chain_id"][row]))
+
+
 def read_table(data: bytes | pa.Buffer, path: str, kind: str, schema: pa.Schema) -> pa.Table:
     """A table of a snapshot from its bytes, checked whole.
 
@@ -156,7 +204,7 @@ def read_table(data: bytes | pa.Buffer, path: str, kind: str, schema: pa.Schema)
         ShardCorrupt: the bytes are no such table.
     """
     try:
-        with pa.ipc.open_file(pa.BufferReader(data)) as reader:
+        with open_plain(data, path) as reader:
             metadata = reader.schema.metadata or {}
             if metadata.get(b"evofeed.format") != f"evofeed-{kind}".encode():
                 raise SchemaMismatch(f"no evofeed {kind}", path=path)

@@ -8,7 +8,7 @@ evofeed need none of it, and it may change with the format.
 
 from typing import TYPE_CHECKING
 
-from evofeed.lazy import names_from
+from evofeed.base.lazy import names_from
 
 if TYPE_CHECKING:
     from evofeed.store.cache import answers
@@ -16,6 +16,21 @@ if TYPE_CHECKING:
     from evofeed.store.crop import unpack_rows_compiled
     from evofeed.store.dataset import checked_index
     from evofeed.store.decode import FEATURES, ChainDecoder, Place
+    from evofeed.store.entries import (
+        RecordSpan,
+        place_of,
+        read_entry,
+        read_record,
+        read_value,
+        record_spans,
+    )
+    from evofeed.store.entry_codecs import (
+        PROJECTS,
+        encode_alignment,
+        encode_components,
+        encode_entry,
+        encode_molecules,
+    )
     from evofeed.store.garbage import sweep
     from evofeed.store.history import diff_indexes
     from evofeed.store.http_connection import Answer, HttpConnection
@@ -31,12 +46,12 @@ if TYPE_CHECKING:
         unpack_column,
     )
     from evofeed.store.leases import Lease, hold, wait_for_none
+    from evofeed.store.likeness import similar_pairs
     from evofeed.store.manifest import DIGEST, check_name
     from evofeed.store.msa_codec import row_nbytes
     from evofeed.store.opening import open_storage
     from evofeed.store.overlap import Clusters, overlap
-    from evofeed.store.refs import Ref, delete_ref, list_refs, move_ref, read_ref, resident_ref
-    from evofeed.store.resident import is_on_disk
+    from evofeed.store.refs import Ref, delete_ref, list_refs, move_ref, read_ref
     from evofeed.store.s3 import S3Storage
     from evofeed.store.shard import part_key, read_part, shard_key, store_shard
     from evofeed.store.statistics import (

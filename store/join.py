@@ -14,6 +14,7 @@ import pyarrow as pa
 import xxhash
 
 from evofeed.store.index import canonical
+from evofeed.store.ipc import refuse_compressed
 from evofeed.store.layout import arrow_schema
 from evofeed.store.manifest import ShardEntry
 from evofeed.store.shard import schema_end, shard_index, store_indexed
@@ -36,7 +37,9 @@ def join_chains(storage: Storage, rows: pa.Table) -> ShardEntry:
     with pa.ipc.new_file(sink, schema) as writer:
         for row in range(len(rows)):
             span = pa.py_buffer(spans.read_span(row).tobytes())
-            writer.write_batch(pa.ipc.read_record_batch(span, schema))
+            message = pa.ipc.read_message(span)
+            refuse_compressed(message, spans.place(row).path)
+            writer.write_batch(pa.ipc.read_record_batch(message, schema))
     data = sink.getvalue()
     name = f"{hashlib.sha256(memoryview(data)).hexdigest()}.arrow"
     table = _moved(rows, memoryview(data), name)

@@ -16,12 +16,16 @@ from typing import Any, Final
 import pyarrow as pa
 import xxhash
 
-from evofeed.errors import SchemaMismatch, ShardCorrupt
+from evofeed.base.errors import SchemaMismatch, ShardCorrupt
 
-FORMAT_VERSION: Final = (1, 1)
+FORMAT_VERSION: Final = (1, 2)
 """Major, minor. A reader refuses another major and reads every lower minor."""
 CHAINS_VERSION: Final = (1, 0)
-"""What shards and indexes of chains say, and manifests of snapshots without assemblies."""
+"""What shards and indexes of chains say, and manifests of snapshots of chains alone."""
+ASSEMBLIES_VERSION: Final = (1, 1)
+"""What manifests of snapshots with assemblies say."""
+ENTRIES_VERSION: Final = (1, 2)
+"""What shards and tables of entries say, and manifests of snapshots with entries."""
 
 COLUMNS: Final = (
     "dims",
@@ -46,6 +50,15 @@ COLUMNS: Final = (
 )
 """Binary columns in file order: what a training step needs first, the rest after."""
 
+CHAIN: Final = "chain"
+KINDS: Final = {
+    CHAIN: COLUMNS,
+    "entry": ("record", "position", "openfold3", "boltz", "protenix"),
+    "alignment": ("rows", "letters"),
+    "molecules": ("molecules",),
+    "components": ("components",),
+}
+"""Columns of the kinds of records that shards hold; a shard holds one kind."""
 COLUMN_NUMBER: Final = {name: number for number, name in enumerate(COLUMNS)}
 
 
@@ -65,6 +78,8 @@ class Codec(IntEnum):
     ROW_COUNTS8 = 10
     ROW_COUNTS16 = 11
     ROW_COUNTS32 = 12
+    ARRAYS = 13
+    FIXED_FLAT = 14
 
 
 class Compression(IntEnum):
@@ -80,6 +95,16 @@ _HEADER: Final = struct.Struct("<BBHIIIQ")
 HEADER_NBYTES: Final = _HEADER.size
 MAX_PAYLOAD: Final = 2**32 - 8
 """Bytes in one column of one chain, at most."""
+UNPACKED_FREE: Final = 16 << 20
+UNPACKED_RATIO: Final = 64
+
+
+def most_unpacked(nbytes: int) -> int:
+    """Bytes that `nbytes` under zstd may become: 16 MiB, or 64 times as many.
+
+    What would exceed it is stored without.
+    """
+    return max(UNPACKED_FREE, UNPACKED_RATIO * nbytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,16 +170,19 @@ def _corrupt(chain_id: str, column: str, path: str, why: str) -> ShardCorrupt:
     return ShardCorrupt(f"column {column}: {why}", path=path, item=chain_id)
 
 
-def arrow_schema() -> pa.Schema:
-    """Schema of every shard this version writes."""
-    fields = [pa.field("chain_id", pa.large_utf8(), nullable=False)]
-    fields += [pa.field(name, pa.large_binary(), nullable=False) for name in COLUMNS]
+def arrow_schema(kind: str = CHAIN) -> pa.Schema:
+    """Schema of every shard of a kind that this version writes."""
+    key, version = ("chain_id", CHAINS_VERSION) if kind == CHAIN else ("record_id", ENTRIES_VERSION)
+    fields = [pa.field(key, pa.large_utf8(), nullable=False)]
+    fields += [pa.field(name, pa.large_binary(), nullable=False) for name in KINDS[kind]]
+    codecs = [c for c in Codec if kind != CHAIN or c <= Codec.ROW_COUNTS32]
     return pa.schema(
         fields,
         metadata={
             "evofeed.format": "evofeed-shard",
-            "evofeed.version": "{}.{}".format(*CHAINS_VERSION),
-            "evofeed.codecs": json.dumps({c.name: int(c) for c in Codec}, separators=(",", ":")),
+            "evofeed.version": "{}.{}".format(*version),
+            "evofeed.codecs": json.dumps({c.name: int(c) for c in codecs}, separators=(",", ":")),
+            **({} if kind == CHAIN else {"evofeed.kind": kind}),
         },
     )
 
@@ -176,11 +204,20 @@ def check_version(version: Any, path: str) -> None:
         )
 
 
-def check_schema(schema: pa.Schema, path: str) -> None:
-    """Refuse a file that is no shard of ours, or of a version we do not know."""
+def check_schema(schema: pa.Schema, path: str) -> str:
+    """The kind of a shard; refuses a file that is none of ours, or of a version we do not know.
+
+    Raises:
+        SchemaMismatch: no shard, or of a kind or version that this evofeed does not read.
+        ShardCorrupt: its columns are not those of its kind.
+    """
     metadata = schema.metadata or {}
     if metadata.get(b"evofeed.format") != b"evofeed-shard":
         raise SchemaMismatch("an Arrow file, but no evofeed shard", path=path)
     check_version(metadata.get(b"evofeed.version", b"").decode(errors="replace").split("."), path)
-    if not schema.equals(arrow_schema()):
+    kind = str(metadata.get(b"evofeed.kind", CHAIN.encode()).decode(errors="replace"))
+    if kind not in KINDS:
+        raise SchemaMismatch(f"a shard of {kind!r}, which this evofeed does not read", path=path)
+    if not schema.equals(arrow_schema(kind)):
         raise ShardCorrupt("columns are not those of its format version", path=path)
+    return kind

@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator
 from typing import Any, Final, Literal
 
-from evofeed.errors import ShardMissing, StoreError
+from evofeed.base.errors import ShardMissing, StoreError
 from evofeed.store.manifest import canonical_json, check_name
 from evofeed.store.storage import Storage, StoredObject
 

@@ -18,7 +18,7 @@ from email.utils import parsedate_to_datetime
 from typing import Final, NamedTuple
 from urllib.parse import urlsplit
 
-from evofeed.errors import StoreError
+from evofeed.base.errors import StoreError
 from evofeed.store.http_connection import Answer, HttpConnection
 
 BATCH: Final = 500

@@ -9,11 +9,17 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from evofeed.errors import ShardCorrupt
-from evofeed.store.layout import CHAINS_VERSION, FORMAT_VERSION, check_version
+from evofeed.base.errors import ShardCorrupt
+from evofeed.store.layout import (
+    ASSEMBLIES_VERSION,
+    CHAINS_VERSION,
+    ENTRIES_VERSION,
+    check_version,
+)
 
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 """What refs, datasets and chain ids may be called: safe in any path or URL."""
@@ -46,6 +52,28 @@ class ShardEntry:
         return entry
 
 
+class Part(NamedTuple):
+    """Complexes, or entries, of a snapshot that is to be written."""
+
+    files: Mapping[str, bytes]
+    """Files that tell of them, by name; empty if there are none."""
+    num: int
+    shards: tuple[ShardEntry, ...] = ()
+    """What they lie in."""
+
+    def described(self) -> dict[str, Any] | None:
+        """What the manifest says of them; None if there are none."""
+        files = {
+            name: {"sha256": hashlib.sha256(data).hexdigest(), "nbytes": len(data)}
+            for name, data in self.files.items()
+        }
+        return {"num": self.num, "files": files} if files else None
+
+
+NO_PART: Final = Part({}, 0)
+"""Of a snapshot without them."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
     """What a snapshot holds."""
@@ -64,12 +92,20 @@ class Manifest:
     assemblies: dict[str, Any] | None = None
     """Complexes: how many (`num`), and sha256 and bytes of the `files` beside the index that
     tell of them; None if there are none. A manifest with them says version 1.1."""
+    entries: dict[str, Any] | None = None
+    """Entries, in the same way. A manifest with them says version 1.2."""
     version: tuple[int, int] = CHAINS_VERSION
 
     @property
     def more_files(self) -> tuple[str, ...]:
         """Names of the files in the snapshot's folder besides manifest and index."""
-        return tuple(sorted(self.assemblies["files"])) if self.assemblies else ()
+        return tuple(sorted(self.file_table))
+
+    @property
+    def file_table(self) -> dict[str, dict[str, Any]]:
+        """sha256 and bytes of those files, by name."""
+        parts = (part["files"] for part in (self.assemblies, self.entries) if part)
+        return {name: about for part in parts for name, about in part.items()}
 
     def to_bytes(self) -> bytes:
         """Canonical bytes: sorted keys, no spaces, ASCII."""
@@ -84,7 +120,9 @@ class Manifest:
             "dropped": list(self.dropped),
         }
         if self.assemblies:
-            values |= {"version": list(FORMAT_VERSION), "assemblies": self.assemblies}
+            values |= {"version": list(ASSEMBLIES_VERSION), "assemblies": self.assemblies}
+        if self.entries:
+            values |= {"version": list(ENTRIES_VERSION), "entries": self.entries}
         return canonical_json(values)
 
     @property
@@ -116,20 +154,21 @@ class Manifest:
                 config=dict(values["config"]),
                 dropped=tuple(values["dropped"]),
                 assemblies=_checked(values.get("assemblies")),
+                entries=_checked(values.get("entries")),
                 version=(int(values["version"][0]), int(values["version"][1])),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ShardCorrupt(f"no manifest: {error!r}", path=path) from None
 
 
-def _checked(assemblies: Any) -> dict[str, Any] | None:
-    if assemblies is None:
+def _checked(part: Any) -> dict[str, Any] | None:
+    if part is None:
         return None
-    int(assemblies["num"])
-    for name, file in assemblies["files"].items():
+    int(part["num"])
+    for name, file in part["files"].items():
         if not NAME.fullmatch(name) or not DIGEST.fullmatch(file["sha256"]):
             raise ValueError(f"no file of a snapshot: {name!r}")
-    return dict(assemblies)
+    return dict(part)
 
 
 REPAIR = ": copy the snapshot from a sound place, or run the `evofeed featurize` that made it again"

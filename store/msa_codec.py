@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import xxhash
 
-from evofeed.shapes import Int, UInt8
+from evofeed.base.shapes import Int, UInt8
 
 GOLDEN_GAMMA = np.uint64(0x9E3779B97F4A7C15)
 MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
@@ -21,8 +21,22 @@ def row_nbytes(num_res: int) -> int:
     return (5 * num_res + 63) // 64 * 8
 
 
-def pack_rows(codes: UInt8[np.ndarray, "R L"]) -> bytes:
-    """Rows of codes 0-31 in MSA5."""
+_BLOCK_CELLS = 1 << 20
+"""Cells that are packed at a time: a cell takes 16 bytes while it is."""
+
+
+def pack_rows(codes: UInt8[np.ndarray, "R L"], order: Int[np.ndarray, " R"] | None = None) -> bytes:
+    """Rows of codes 0-31 in MSA5, in another order if one is given."""
+    rows, num_res = codes.shape
+    packed = np.zeros([rows, row_nbytes(num_res)], np.uint8)
+    block = max(_BLOCK_CELLS // max(num_res, 1), 1)
+    for start in range(0, rows, block):
+        these = slice(start, start + block)
+        packed[these] = _packed(codes[these if order is None else order[these]])
+    return packed.tobytes()
+
+
+def _packed(codes: UInt8[np.ndarray, "R L"]) -> UInt8[np.ndarray, "R B"]:
     rows, num_res = codes.shape
     groups = -(-num_res // 8)  # 8 codes make 40 bits: 5 bytes
     padded = np.zeros([rows, groups * 8], np.uint64)
@@ -32,11 +46,26 @@ def pack_rows(codes: UInt8[np.ndarray, "R L"]) -> bytes:
     five = words.astype("<u8").reshape(rows, groups, 1).view(np.uint8)[..., :5]
     packed = np.zeros([rows, max(row_nbytes(num_res), groups * 5)], np.uint8)
     packed[:, : groups * 5] = five.reshape(rows, groups * 5)
-    return packed[:, : row_nbytes(num_res)].tobytes()
+    return packed[:, : row_nbytes(num_res)]
 
 
-def unpack_rows(packed: UInt8[np.ndarray, "R B"], num_res: int) -> UInt8[np.ndarray, "R L"]:
-    """The codes of packed rows: the plain reference of the device's decoders."""
+def unpack_rows(
+    packed: UInt8[np.ndarray, "R B"], num_res: int, order: Int[np.ndarray, " R"] | None = None
+) -> UInt8[np.ndarray, "R L"]:
+    """The codes of packed rows, in another order if one is given.
+
+    The plain reference of the device's decoders.
+    """
+    rows = len(packed)
+    codes = np.empty([rows, num_res], np.uint8)
+    block = max(_BLOCK_CELLS // max(num_res, 1), 1)
+    for start in range(0, rows, block):
+        these = slice(start, start + block)
+        codes[these] = _unpacked(packed[these if order is None else order[these]], num_res)
+    return codes
+
+
+def _unpacked(packed: UInt8[np.ndarray, "R B"], num_res: int) -> UInt8[np.ndarray, "R L"]:
     rows = len(packed)
     groups = -(-num_res // 8)
     words = np.zeros([rows, groups, 8], np.uint8)

@@ -9,21 +9,18 @@ from evofeed.store.s3 import S3Storage
 from evofeed.store.storage import LocalStorage, Storage
 
 
-def open_storage(
-    uri: str | os.PathLike[str], *, token: str | None = None, seconds: float | None = None
-) -> Storage:
+def open_storage(uri: str | os.PathLike[str], *, token: str | None = None) -> Storage:
     """The storage behind a URI: a path, `file://`, `s3://` or `http(s)://`.
 
     Args:
         uri: where.
         token: bearer token for a service; if None, what `EVOFEED_TOKEN` holds at each request.
-        seconds: within which a bucket must answer; None for what its library allows.
     """
     text = os.fspath(uri)
     if text.startswith(("http://", "https://")):
         return HttpStorage(text, token)
     if text.startswith("s3://"):
-        return S3Storage(text, seconds)
+        return S3Storage(text)
     if "://" in text and not text.startswith("file://"):
         raise ValueError(f"{text}: use a path, file://, s3:// or http(s)://")
     return LocalStorage(text.removeprefix("file://"))

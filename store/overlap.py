@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from evofeed.errors import InputError
+from evofeed.base.errors import InputError
 from evofeed.store.clusters import fold_id, parse_clusters
 from evofeed.store.storage import open_regular
 
@@ -41,15 +41,21 @@ class Clusters:
 
     Ids count whatever their case, and a window `1abc_A.v0` counts as its chain.
 
+    Args:
+        path: of the file.
+        closed: `path` is canonical, and refused if a link stands for a part of it now.
+
     Raises:
         InputError: the file cannot be read, or is far larger than such files are.
     """
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | Path, *, closed: bool = False) -> None:
         self.path = str(path).removeprefix("file://")
         self._of: dict[str, set[int]] = {}
         try:
-            with os.fdopen(open_regular(Path(self.path)), "rb") as file:
+            with os.fdopen(
+                open_regular(Path(self.path), self.path if closed else None), "rb"
+            ) as file:
                 data = file.read(_MAX_BYTES + 1)
             if len(data) > _MAX_BYTES:
                 raise InputError(f"above {_MAX_BYTES} bytes are no clusters", path=self.path)

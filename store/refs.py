@@ -8,10 +8,9 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
-from evofeed.errors import DatasetMissing, RefConflict, ShardCorrupt, ShardMissing
+from evofeed.base.errors import DatasetMissing, RefConflict, ShardCorrupt, ShardMissing
 from evofeed.store.faults import reached
 from evofeed.store.manifest import DIGEST, canonical_json, check_name
-from evofeed.store.resident import read_resident
 from evofeed.store.storage import LocalStorage, ReadOnlyStorage, Storage, now
 
 RACES = 5
@@ -44,16 +43,6 @@ def read_ref(storage: Storage, name: str) -> Ref:
     if found is None:
         raise DatasetMissing(f"no ref {name!r}: {_what_is_there(storage)}", path=storage.uri)
     return found
-
-
-def resident_ref(storage: LocalStorage, name: str) -> Ref | None:
-    """The same without waiting for a disk; None where there is none, or it is not in memory.
-
-    Raises:
-        ShardCorrupt: as `read_ref`.
-    """
-    data = read_resident(str(storage.path(f"refs/{check_name(name, 'ref')}")))
-    return None if data is None else _parse(data, name, storage.uri)
 
 
 def _held(storage: Storage, name: str) -> tuple[bytes | None, Ref | None]:

@@ -9,20 +9,39 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import logging
 import os
 import threading
+import time
 import uuid
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Final
 
-from evofeed.errors import AccessDenied, ShardMissing, StoreError
+from evofeed.base.errors import AccessDenied, ShardMissing, StoreError
 from evofeed.store.storage import Bytes, StoredObject
+
+_log = logging.getLogger(__name__)
+_TIMEOUT: Final = "EVOFEED_S3_TIMEOUT"
+_SAID_AFTER: Final = 5.0
+_WHOLE: Final = 20  # times the timeout: an answer that comes slowly may take so long
+
+
+def silence() -> float:
+    """Seconds for which a bucket may say nothing, 30 or what `EVOFEED_S3_TIMEOUT` says.
+
+    A request is tried again within twice that time, and ends with `StoreError`.
+    """
+    text = os.environ.get(_TIMEOUT) or "30"
+    with contextlib.suppress(ValueError):
+        if 0 < (seconds := float(text)) < 3600:
+            return seconds
+    raise StoreError(f"{_TIMEOUT}={text[:40]!r}: give seconds, more than 0 and less than 3600")
 
 
 class S3Storage:
     """A bucket and a prefix in it."""
 
-    def __init__(self, uri: str, seconds: float | None = None) -> None:
+    def __init__(self, uri: str) -> None:
         self._uri = uri.rstrip("/")
         bucket, _, self.prefix = self._uri.removeprefix("s3://").partition("/")
         if not bucket:
@@ -31,16 +50,15 @@ class S3Storage:
         self._lock = threading.Lock()
         self._pid = -1
         self._store: Any = None
-        self._probed = False
-        self._seconds = seconds
+        self._probed, self._answered = False, False
 
     @property
     def uri(self) -> str:
         """The dataset's address, as given."""
         return self._uri
 
-    def __reduce__(self) -> tuple[type[S3Storage], tuple[str, float | None]]:
-        return S3Storage, (self._uri, self._seconds)
+    def __reduce__(self) -> tuple[type[S3Storage], tuple[str]]:
+        return S3Storage, (self._uri,)
 
     def store(self) -> Any:
         """obstore's client of this process; its threads do not survive a fork."""
@@ -57,18 +75,16 @@ class S3Storage:
                 "s3:// needs obstore: pip install 'evofeed[s3]'", path=self._uri
             ) from None
         endpoint = os.environ.get("AWS_ENDPOINT_URL", "")
-        options: Any = {"allow_http": True} if endpoint.startswith("http://") else {}
-        retry: Any = None
-        if self._seconds is not None:
-            limit = datetime.timedelta(seconds=self._seconds)
-            options |= {"timeout": limit, "connect_timeout": limit / 2}
-            retry = {"max_retries": 2, "retry_timeout": limit}
+        limit = datetime.timedelta(seconds=silence())
+        options: Any = {"connect_timeout": limit, "read_timeout": limit, "timeout": limit * _WHOLE}
+        if endpoint.startswith("http://"):
+            options["allow_http"] = True
         try:
             return S3Store(
                 self.bucket,
                 prefix=self.prefix or None,
                 client_options=options,
-                retry_config=retry,
+                retry_config={"retry_timeout": limit * 2},
             )
         except ValueError as error:  # an empty name between two slashes, for one
             reason = str(error).splitlines()[0]
@@ -81,9 +97,13 @@ class S3Storage:
     def _errors(self, key: str) -> Iterator[None]:
         import obstore.exceptions as s3
 
+        began = time.monotonic()
         try:
-            yield
+            with contextlib.nullcontext() if self._answered else self._said():
+                yield
+            self._answered = True
         except (FileNotFoundError, s3.NotFoundError) as error:
+            self._answered = True
             self._refuse_no_bucket(error)
             raise ShardMissing("no such object", path=self._path(key)) from None
         except (s3.AlreadyExistsError, s3.PreconditionError):
@@ -96,11 +116,30 @@ class S3Storage:
                     "no credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or "
                     "AWS_SKIP_SIGNATURE=true for a public bucket"
                 )
+            elif "error sending request" in first and time.monotonic() - began >= silence():
+                first = (
+                    f"no answer within {time.monotonic() - began:.0f} s: check AWS_ENDPOINT_URL "
+                    f"and the network, or raise {_TIMEOUT}"
+                )
             denied = isinstance(error, s3.PermissionDeniedError | s3.UnauthenticatedError)
             if denied or "<Code>ExpiredToken</Code>" in first:  # AWS sends that one with a 400
                 first += ": renew the AWS_ variables or the rights of these credentials"
                 raise AccessDenied(f"S3: {first}", path=self._path(key)) from None
             raise StoreError(f"S3: {first}", path=self._path(key)) from None
+
+    @contextlib.contextmanager
+    def _said(self) -> Iterator[None]:
+        """Say that a bucket lets us wait which has never answered yet."""
+        what = "%s has not answered for %g s; giving up after %g s (%s)"
+        after = min(_SAID_AFTER, silence() / 4)
+        values = (self._uri, after, 2 * silence(), _TIMEOUT)
+        timer = threading.Timer(after, _log.warning, (what, *values))
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
 
     def _refuse_no_bucket(self, error: Exception) -> None:
         if "<Code>NoSuchBucket</Code>" in str(error):

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import count
 from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 import xxhash
 
-from evofeed.chain_record import ChainRecord
-from evofeed.errors import ShardCorrupt, ShardMissing
+from evofeed.base.errors import ShardCorrupt, ShardMissing
+from evofeed.protein.chain_record import ChainRecord
 from evofeed.store.decode import Place, decode_record
 from evofeed.store.encode import encode_record
 from evofeed.store.index import describe, index_bytes, index_table, read_index
+from evofeed.store.ipc import open_plain
 from evofeed.store.layout import (
+    CHAIN,
     COLUMNS,
     HEADER_NBYTES,
     PackedColumn,
@@ -53,20 +56,31 @@ def write_shard(uri: str, records: Iterable[ChainRecord], *, zstd: bool = False)
         encoded[record.chain_id] = encode_record(record, zstd=zstd)
     if not encoded:
         raise ValueError("a shard needs at least one record")
-    return store_shard(open_storage(uri), shard_bytes(encoded))
+    data = shard_bytes(encoded)
+    encoded.clear()  # its columns are in the file now: a deep alignment takes gigabytes
+    return store_shard(open_storage(uri), data)
 
 
 def shard_bytes(encoded: Mapping[str, Mapping[str, PackedColumn]]) -> pa.Buffer:
     """The file of these chains, in order of chain id."""
+    size = pa.MockOutputStream()
+    _write(size, encoded)
+    buffer = pa.allocate_buffer(size.size())  # one that grows would be copied, and be twice as long
+    _write(pa.FixedSizeBufferWriter(buffer), encoded)
+    return buffer
+
+
+def _write(sink: pa.NativeFile, encoded: Mapping[str, Mapping[str, PackedColumn]]) -> None:
     schema = arrow_schema()
-    sink = pa.BufferOutputStream()
     with pa.ipc.new_file(sink, schema) as writer:
         for chain_id in sorted(encoded):
-            cells = [pack_column(chain_id, name, encoded[chain_id][name]) for name in COLUMNS]
             arrays = [pa.array([chain_id], pa.large_utf8())]
-            arrays += [pa.array([cell], pa.large_binary()) for cell in cells]
+            for name in COLUMNS:
+                cell = pack_column(chain_id, name, encoded[chain_id][name])
+                ends = pa.py_buffer(np.array([0, len(cell)], np.int64))
+                kind = pa.large_binary()  # from its buffer: pa.array would copy the cell
+                arrays.append(pa.Array.from_buffers(kind, 1, [None, ends, pa.py_buffer(cell)]))
             writer.write_batch(pa.record_batch(arrays, schema=schema))
-    return sink.getvalue()
 
 
 def store_shard(storage: Storage, data: pa.Buffer) -> ShardEntry:
@@ -95,26 +109,35 @@ def part_key(name: str) -> str:
     return f"parts/{name.removesuffix('.arrow')}.index"
 
 
-def open_shard(data: pa.Buffer, path: str) -> pa.RecordBatchFileReader:
-    """The Arrow reader of a shard, its schema and version checked."""
-    try:
-        reader = pa.ipc.open_file(pa.BufferReader(data))
-    except (pa.ArrowException, OSError, ValueError) as error:
-        raise ShardCorrupt(f"no Arrow file: {error}", path=path) from None
-    check_schema(reader.schema, path)
-    return reader
+def shard_kind(data: pa.Buffer, path: str) -> str:
+    """The kind of a shard's records, its schema and version checked.
+
+    Raises:
+        ShardCorrupt, SchemaMismatch: the file is no shard.
+    """
+    return check_schema(open_plain(data, path).schema, path)
 
 
-def read_batch(reader: pa.RecordBatchFileReader, number: int, path: str) -> pa.RecordBatch:
-    """One chain's record batch, validated in full."""
-    try:
-        batch = reader.get_batch(number)
-        batch.validate(full=True)
-    except (pa.ArrowException, OSError, ValueError) as error:
-        raise ShardCorrupt(f"record batch {number}: {error}", path=path) from None
-    if batch.num_rows != 1 or any(column.null_count for column in batch.columns):
-        raise ShardCorrupt(f"record batch {number} is not one full row", path=path)
-    return batch
+def read_batches(data: pa.Buffer, path: str, kind: str = CHAIN) -> Iterator[pa.RecordBatch]:
+    """The record batch of each record, validated in full; schema and version first.
+
+    Raises:
+        ShardCorrupt, SchemaMismatch: the file is no shard, or a batch not one full row.
+    """
+    reader = open_plain(data, path)
+    if (found := check_schema(reader.schema, path)) != kind:
+        raise ShardCorrupt(f"a shard of kind {found}, not {kind}", path=path)
+    for number in count():
+        try:
+            batch = reader.read_next_batch()
+            batch.validate(full=True)
+        except StopIteration:
+            return
+        except (pa.ArrowException, OSError, ValueError) as error:
+            raise ShardCorrupt(f"record batch {number}: {error}", path=path) from None
+        if batch.num_rows != 1 or any(column.null_count for column in batch.columns):
+            raise ShardCorrupt(f"record batch {number} is not one full row", path=path)
+        yield batch
 
 
 def shard_index(data: pa.Buffer, name: str, path: str) -> pa.Table:
@@ -123,10 +146,10 @@ def shard_index(data: pa.Buffer, name: str, path: str) -> pa.Table:
     Raises:
         ShardCorrupt, SchemaMismatch: the file is not a sound shard.
     """
-    reader = open_shard(data, path)
-    rows, end = [], schema_end(memoryview(data))
-    for number in range(reader.num_record_batches):
-        row = _index_row(data, read_batch(reader, number, path), end, path)
+    rows: list[dict[str, Any]] = []
+    end = schema_end(memoryview(data))
+    for batch in read_batches(data, path):
+        row = _index_row(data, batch, end, path)
         end = row["offset"] + row["nbytes"]
         rows.append(row | {"shard": name})
     if not rows or bytes(memoryview(data)[end : end + 8]) != END_OF_STREAM:
@@ -151,7 +174,7 @@ def _index_row(data: pa.Buffer, batch: pa.RecordBatch, offset: int, path: str) -
         raise place.corrupt("this is no chain id")
     starts, columns, saved, stop = [], {}, 0, offset
     for name in COLUMNS:
-        cell = _cell(batch.column(name))
+        cell = cell_of(batch.column(name))
         column = unpack_column(memoryview(cell), chain_id, name, path)
         start = cell.address - data.address
         if start < stop:
@@ -178,7 +201,7 @@ def _part_bytes(table: pa.Table) -> bytes:
     return hashlib.sha256(data).digest() + data
 
 
-def _cell(column: pa.LargeBinaryArray) -> pa.Buffer:
+def cell_of(column: pa.LargeBinaryArray) -> pa.Buffer:
     """The value of a one-row column, where it is."""
     _, ends, values = column.buffers()
     start, stop = np.frombuffer(ends, np.int64, 2, 8 * column.offset).tolist()

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from evofeed.options import Json, group
+from evofeed.base.options import Json, group
 from evofeed.store.command_parts import RefName, Uri, show, wrong_call
 
 shards = group(
@@ -69,7 +69,7 @@ def cat(
 
     Example: evofeed shards cat data/ 1abc_A --out 1abc_A.npz
     """
-    from evofeed.features import RECORD
+    from evofeed.protein.features import RECORD
     from evofeed.store import Dataset
     from evofeed.store.convert import export_npz
     from evofeed.store.encode import meta_of
@@ -97,7 +97,7 @@ def verify_files(
     """
     from pathlib import Path
 
-    from evofeed.errors import StoreError
+    from evofeed.base.errors import StoreError
     from evofeed.store.dataset import check_shard
     from evofeed.store.storage import read_file
 

@@ -19,7 +19,14 @@ from evofeed.store.join import groups_of, join_chains
 from evofeed.store.manifest import ShardEntry
 from evofeed.store.refs import Ref, move_ref
 from evofeed.store.shard import read_part, shard_key
-from evofeed.store.writer import SHARD_NBYTES, MoveRef, with_cluster_sizes, write_snapshot
+from evofeed.store.writer import (
+    SHARD_NBYTES,
+    MoveRef,
+    assemblies_of,
+    entries_of,
+    with_cluster_sizes,
+    write_snapshot,
+)
 
 
 def add_shards(
@@ -69,6 +76,8 @@ def merge(
     theirs = Dataset.open(other, other_snapshot)
     if len(theirs.assemblies):
         raise ValueError("the other dataset has assemblies: merge into it, or add them here again")
+    if len(theirs.entries):
+        raise ValueError("the other dataset has entries: merge into it, or add them here again")
 
     def change(base: Dataset) -> tuple[pa.Table, list[ShardEntry]]:
         shared = base.diff_with(theirs)
@@ -132,8 +141,8 @@ def _amend(
         table = canonical([table, *(read_part(base.storage, entry) for entry in entries)])
     live = set(table["shard"].unique().to_pylist())
     _keep_chains_of_assemblies(base, table)
-    files = base.manifest.assemblies
-    live |= set(base.assemblies.member_index["shard"].unique().to_pylist())
+    complexes, whole = assemblies_of(base), entries_of(base)
+    live |= {entry.name for entry in (*complexes.shards, *whole.shards)}
     known = {entry.name: entry for entry in (*base.manifest.shards, *entries)}
     if table.equals(base.index):
         return Snapshot(base.digest, base.manifest)
@@ -144,11 +153,8 @@ def _amend(
         parent=base.digest,
         config=base.manifest.config,
         dropped=base.manifest.dropped,
-        assemblies={
-            name: base.storage.read(f"snapshots/{base.digest}/{name}")
-            for name in base.manifest.more_files
-        },
-        num_assemblies=files["num"] if files else 0,
+        assemblies=complexes,
+        whole_entries=whole,
     )
     move(base.storage, ref, snapshot.digest, base.digest)
     return snapshot

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 
-from evofeed.errors import ChainMissing, ShardCorrupt, ShardMissing, StoreError
+from evofeed.base.errors import ChainMissing, ShardCorrupt, ShardMissing, StoreError
 from evofeed.store.decode import ChainDecoder, Place
 from evofeed.store.layout import (
     COLUMNS,
@@ -58,8 +58,11 @@ class Spans:
         if isinstance(chain, str):
             at = bisect_left(self._ids, chain, key=lambda value: value.as_py())
             if at == len(self) or self.chain_id(at) != chain:
+                near = self.chain_id(at) if at < len(self) else ""
+                meant = f", did you mean {near!r}?" if chain and near.startswith(chain) else ";"
                 raise ChainMissing(
-                    f"no chain {chain!r} in this snapshot; `evofeed snapshots chains` lists them"
+                    f"no chain {chain!r} in this snapshot{meant} "
+                    "`evofeed snapshots chains` lists them"
                 )
             return at
         if not -len(self) <= chain < len(self):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import mmap
 import os
 import stat
 import threading
@@ -17,15 +18,16 @@ import uuid
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from io import FileIO
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import IO, Any, Protocol, runtime_checkable
 
-from evofeed.errors import AccessDenied, ShardCorrupt, ShardMissing, StoreError
+from evofeed.base.errors import AccessDenied, ShardCorrupt, ShardMissing, StoreError
+from evofeed.base.within import is_limited, open_within
 from evofeed.store.faults import reached
 
 Bytes = bytes | bytearray | memoryview
-_NOWAIT: int | None = getattr(os, "RWF_NOWAIT", None)  # Linux has it
 MAX_OPEN = 256
 """Shard files held open at once by one storage."""
 
@@ -85,9 +87,9 @@ class Keeping(Protocol):
 class _Descriptor:
     """An open shard file; closed when its last reader lets go of it."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, root: str | None) -> None:
         try:
-            self.number = open_regular(path)
+            self.number = open_regular(path, root)
         except FileNotFoundError:
             raise ShardMissing("no such file", path=str(path)) from None
         except PermissionError:
@@ -98,11 +100,18 @@ class _Descriptor:
 
 
 class LocalStorage:
-    """A folder. Writes go aside, are synced, and are renamed into place."""
+    """A folder. Writes go aside, are synced, and are renamed into place.
 
-    def __init__(self, root: Path | str) -> None:
+    Args:
+        root: the folder.
+        closed: links that lead out of it are refused, wherever they come to stand, the folder's
+            own name included; `root` is canonical. Always so within `base.within.limited_to`.
+    """
+
+    def __init__(self, root: Path | str, *, closed: bool = False) -> None:
         self._uri = str(root)
         self.root = Path(root).absolute()  # the same one wherever a script goes later
+        self._inside = str(self.root) if closed or is_limited() else None
         self._open: dict[str, _Descriptor] = {}
         self._lock = threading.Lock()
 
@@ -117,7 +126,21 @@ class LocalStorage:
 
     def read(self, key: str) -> bytes:
         """All bytes of a file."""
-        return read_file(self.path(key))
+        return read_file(self.path(key), self._inside)
+
+    def map(self, key: str) -> mmap.mmap:
+        """A file's bytes, mapped: shared by all processes of a host.
+
+        Raises:
+            ShardMissing, StoreError: as `read`; it is empty.
+        """
+        descriptor = self._descriptor(key)
+        try:
+            return mmap.mmap(descriptor.number, 0, prot=mmap.PROT_READ)
+        except (OSError, ValueError) as error:
+            raise StoreError(f"cannot read: {error}", path=str(self.path(key))) from None
+        finally:
+            self.forget(key)
 
     def read_into(self, key: str, offset: int, out: memoryview) -> None:
         """Fill `out` with one positioned read."""
@@ -136,16 +159,6 @@ class LocalStorage:
                 )
             done += got
 
-    def read_resident(self, key: str, offset: int, out: memoryview) -> bool:
-        """Fill `out` from an open file whose bytes are in memory; False: a disk has to be asked."""
-        descriptor = self._open.get(key)
-        if descriptor is None or _NOWAIT is None:
-            return False
-        try:
-            return os.preadv(descriptor.number, [out], offset, _NOWAIT) == len(out)
-        except OSError:  # not in memory, or a file system that cannot tell
-            return False
-
     def forget(self, key: str) -> None:
         """Open the file again next time: it may have been replaced by a sound one."""
         with self._lock:
@@ -154,7 +167,7 @@ class LocalStorage:
     def _descriptor(self, key: str) -> _Descriptor:
         found = self._open.get(key)
         if found is None:
-            found = _Descriptor(self.path(key))
+            found = _Descriptor(self.path(key), self._inside)
             with self._lock:
                 while len(self._open) >= MAX_OPEN:
                     self._open.pop(next(iter(self._open)))
@@ -163,37 +176,43 @@ class LocalStorage:
 
     def put(self, key: str, data: Bytes) -> None:
         """Write aside, sync, rename, sync the folder."""
-        target = self.path(key)
-        aside = target.with_name(f".tmp-{os.getpid()}-{uuid.uuid4().hex}")
         try:
             reached("file not begun")
-            target.parent.mkdir(parents=True, exist_ok=True)
-            try:
-                with aside.open("wb", buffering=0) as file:
-                    reached("file opened aside")
-                    _write(file, data)
-                    reached("file written, not synced")
-                    os.fsync(file.fileno())
-                reached("file synced, not renamed")
-                aside.replace(target)
-            finally:
-                aside.unlink(missing_ok=True)
-            reached("file renamed, folder not synced")
-            _sync_folder(target.parent)
+            with self._folder_of(key) as folder:
+                target = folder / key.rpartition("/")[2]
+                aside = folder / f".tmp-{os.getpid()}-{uuid.uuid4().hex}"
+                try:
+                    with aside.open("xb", buffering=0) as file:
+                        reached("file opened aside")
+                        _write(file, data)
+                        reached("file written, not synced")
+                        os.fsync(file.fileno())
+                    reached("file synced, not renamed")
+                    aside.replace(target)
+                finally:
+                    aside.unlink(missing_ok=True)
+                reached("file renamed, folder not synced")
+                _sync_folder(folder)
             reached("file in place")
         except OSError as error:
-            raise _write_error(error, target, len(data)) from error
+            raise _write_error(error, self.path(key), len(data)) from error
+
+    @contextlib.contextmanager
+    def _folder_of(self, key: str) -> Iterator[Path]:
+        """The folder a key is in, made if it is missing; by its handle if we are closed."""
+        folder = self.path(key).parent
+        folder.mkdir(parents=True, exist_ok=True)
+        with _within(folder, self._inside) as place:
+            yield place
 
     def swap(self, key: str, old: bytes | None, new: bytes) -> bool:
         """Compare and replace under a file lock: atomic wherever `flock` is (NFS: version 4)."""
-        target = self.path(key)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with (target.parent / ".lock").open("a") as lock:
+        with self._folder_of(key) as folder, _lock_file(folder) as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             reached("ref locked, not compared")
             try:
-                current: bytes | None = target.read_bytes()
-            except FileNotFoundError:
+                current: bytes | None = self.read(key)
+            except ShardMissing:
                 current = None
             if current != old:
                 return False
@@ -204,19 +223,23 @@ class LocalStorage:
     def files(self, prefix: str) -> Iterator[StoredObject]:
         """Files below a prefix, in key order."""
         folder = self.root / prefix
-        for path in sorted(folder.rglob("*") if folder.is_dir() else []):
-            with contextlib.suppress(FileNotFoundError):  # removed meanwhile
-                if path.is_file():
-                    found = path.stat()
-                    key = path.relative_to(self.root).as_posix()
-                    yield StoredObject(key, found.st_size, found.st_mtime)
+        if not folder.is_dir():
+            return
+        with _within(folder, self._inside) as inside:
+            for path in sorted(inside.rglob("*")):
+                with contextlib.suppress(FileNotFoundError):  # removed meanwhile
+                    if path.is_file():
+                        found = path.stat()
+                        key = f"{prefix.rstrip('/')}/{path.relative_to(inside).as_posix()}"
+                        yield StoredObject(key.lstrip("/"), found.st_size, found.st_mtime)
 
     def delete(self, key: str) -> None:
         """Remove a file and, if that leaves it empty, its folder."""
         path = self.path(key)
-        path.unlink(missing_ok=True)
+        with contextlib.suppress(FileNotFoundError), _within(path.parent, self._inside) as folder:
+            (folder / path.name).unlink()
         with contextlib.suppress(OSError):
-            if path.parent.parent != self.root:
+            if path.parent.parent != self.root and self._inside is None:
                 path.parent.rmdir()
 
     def close(self) -> None:
@@ -224,27 +247,59 @@ class LocalStorage:
         with self._lock:
             self._open.clear()
 
-    def __reduce__(self) -> tuple[type[LocalStorage], tuple[str]]:
-        return LocalStorage, (str(self.root),)  # descriptors stay where they were opened
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Descriptors stay where they were opened.
+        return partial(LocalStorage, closed=self._inside is not None), (str(self.root),)
 
 
-def open_regular(path: Path) -> int:
+def open_regular(path: Path, inside: str | None = None) -> int:
     """A descriptor for reading a file; one that only looks like a file never holds us up.
 
+    Args:
+        path: of the file.
+        inside: the folder it must be in, wherever links lead; None for anywhere.
+
     Raises:
-        OSError: it cannot be opened, or is a pipe, a device or a folder.
+        OSError: it cannot be opened, or is a pipe, a device or a folder, or outside.
     """
-    number = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe would wait
+    if inside is not None:
+        number = open_within(path, [[inside]])
+    else:
+        number = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe would wait
     if not stat.S_ISREG(os.fstat(number).st_mode):
         os.close(number)
         raise OSError(errno.EINVAL, "not a regular file", str(path))
     return number
 
 
-def read_file(path: Path) -> bytes:
-    """All bytes of a local file; `ShardMissing` if it is not there."""
+@contextlib.contextmanager
+def _within(folder: Path, inside: str | None) -> Iterator[Path]:
+    """A folder by another name that nobody can bend, if it must be inside of one."""
+    if inside is None:
+        yield folder
+        return
     try:
-        with os.fdopen(open_regular(path), "rb") as file:
+        number = open_within(folder, [[inside]], os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        raise StoreError(f"cannot be used: {error.strerror}", path=str(folder)) from None
+    try:
+        handle = Path(f"/proc/self/fd/{number}")
+        yield handle if handle.exists() else folder
+    finally:
+        os.close(number)
+
+
+def _lock_file(folder: Path) -> IO[bytes]:
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    return os.fdopen(os.open(folder / ".lock", flags, 0o666), "rb+")
+
+
+def read_file(path: Path, inside: str | None = None) -> bytes:
+    """All bytes of a local file, as `open_regular`; `ShardMissing` if it is not there."""
+    try:
+        with os.fdopen(open_regular(path, inside), "rb", 0) as file:
             return file.read()
     except (FileNotFoundError, NotADirectoryError):
         raise ShardMissing("no such file", path=str(path)) from None

@@ -4,31 +4,64 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from evofeed.chain_record import ChainRecord
-from evofeed.errors import DatasetMissing, ShardMissing
+from evofeed.base.errors import DatasetMissing, ShardMissing
+from evofeed.protein.chain_record import ChainRecord
 from evofeed.store.encode import encode_record
 from evofeed.store.faults import reached
 from evofeed.store.history import Snapshot
 from evofeed.store.index import canonical, index_bytes
 from evofeed.store.layout import PackedColumn
-from evofeed.store.manifest import Manifest, ShardEntry, canonical_json, check_name
+from evofeed.store.manifest import (
+    NO_PART,
+    Manifest,
+    Part,
+    ShardEntry,
+    canonical_json,
+    check_name,
+)
 from evofeed.store.opening import open_storage
 from evofeed.store.refs import move_ref
 from evofeed.store.shard import read_part, shard_bytes, store_shard
 from evofeed.store.storage import Storage
 
 if TYPE_CHECKING:
-    from evofeed.store.assemblies import KeptAssemblies
+    from evofeed.store.dataset import Dataset
 
 MoveRef = Callable[[Storage, str, str, str | None], object]
 """Moves a ref to a digest if it is at the expected one, as `evofeed.store.refs.move_ref` does."""
 
 SHARD_NBYTES = 256 << 20
 """Where `DatasetWriter.add` starts a new shard: about 600 chains, one S3 upload."""
+
+
+class ShardFiller:
+    """Columns of chains in, a shard out whenever enough have come together."""
+
+    def __init__(self, storage: Storage, shard_nbytes: int) -> None:
+        self.storage, self.shard_nbytes = storage, shard_nbytes
+        self.entries: dict[str, ShardEntry] = {}
+        """The shards written, by name."""
+        self.pending: dict[str, dict[str, PackedColumn]] = {}
+        self._nbytes = 0
+
+    def add(self, chain_id: str, columns: dict[str, PackedColumn]) -> None:
+        """Add one chain."""
+        self.pending[chain_id] = columns
+        self._nbytes += sum(len(column.payload) for column in columns.values())
+        if self._nbytes >= self.shard_nbytes:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what is pending as a shard."""
+        if self.pending:
+            entry = store_shard(self.storage, shard_bytes(self.pending))
+            self.entries[entry.name] = entry
+        self.pending, self._nbytes = {}, 0
 
 
 class DatasetWriter:
@@ -41,30 +74,21 @@ class DatasetWriter:
 
     def __init__(self, uri: str, *, shard_nbytes: int = SHARD_NBYTES, zstd: bool = False) -> None:
         self.storage, self.zstd = open_storage(uri), zstd
-        self.shard_nbytes = shard_nbytes
-        self._entries: dict[str, ShardEntry] = {}
-        self._pending: dict[str, dict[str, PackedColumn]] = {}
-        self._pending_nbytes = 0
+        self._shards = ShardFiller(self.storage, shard_nbytes)
 
     def add(self, record: ChainRecord) -> None:
         """Add one chain; writes a shard whenever enough have come together."""
-        if check_name(record.chain_id, "chain id") in self._pending:
+        if check_name(record.chain_id, "chain id") in self._shards.pending:
             raise ValueError(f"chain {record.chain_id} was added before")
-        columns = encode_record(record, zstd=self.zstd)
-        self._pending[record.chain_id] = columns
-        self._pending_nbytes += sum(len(column.payload) for column in columns.values())
-        if self._pending_nbytes >= self.shard_nbytes:
-            self.flush()
+        self._shards.add(record.chain_id, encode_record(record, zstd=self.zstd))
 
     def flush(self) -> None:
         """Write what `add` has collected as a shard."""
-        if self._pending:
-            self.add_shard(store_shard(self.storage, shard_bytes(self._pending)))
-        self._pending, self._pending_nbytes = {}, 0
+        self._shards.flush()
 
     def add_shard(self, entry: ShardEntry) -> None:
         """Add a shard that `write_shard` made; adding it twice is adding it once."""
-        self._entries[entry.name] = entry
+        self._shards.entries[entry.name] = entry
 
     def commit(
         self,
@@ -79,7 +103,7 @@ class DatasetWriter:
         """Publish everything added as a new snapshot and move `ref` to it.
 
         Complexes of the parent stay where their chains are still there; the others are listed in
-        `config["assemblies"]["dropped"]`.
+        `config["assemblies"]["dropped"]`. Its entries stay.
 
         Args:
             ref: the name to move.
@@ -90,49 +114,82 @@ class DatasetWriter:
             cluster_sizes: size of each chain's sequence cluster, for sampling.
             move: moves the ref, for whoever has more to say on that than the store.
 
+        The same chains once more, made the same way, are the snapshot that is there.
+
         Raises:
             RefConflict: the ref moved meanwhile; nothing was published.
             ValueError: a chain is in two shards.
         """
         self.flush()
         reached("shards written, nothing names them")
-        entries = sorted(self._entries.values())
+        entries = sorted(self._shards.entries.values())
         table = canonical([read_part(self.storage, entry) for entry in entries])
         if cluster_sizes is not None:
             table = with_cluster_sizes(table, cluster_sizes)
         settings = dict(config or {})
-        kept = self._kept_assemblies(expect, table, settings)
+        parent = parent_of(self.storage, expect)
+        complexes, whole = _kept_assemblies(parent, table, settings), entries_of(parent)
+        if whole.files and parent:
+            settings["entries"] = parent.manifest.config.get("entries", {})
+        every = (*entries, *complexes.shards, *whole.shards)
         snapshot = write_snapshot(
             self.storage,
             table,
-            {entry.name: entry for entry in (*entries, *(kept.entries if kept else ()))}.values(),
+            {entry.name: entry for entry in every}.values(),
             parent=expect,
             config=settings,
             dropped=tuple(sorted((dict(item) for item in dropped), key=canonical_json)),
-            assemblies=kept.files if kept else None,
-            num_assemblies=kept.num if kept else 0,
+            assemblies=complexes,
+            whole_entries=whole,
         )
         move(self.storage, ref, snapshot.digest, expect)
         return snapshot
 
-    def _kept_assemblies(
-        self, parent: str | None, table: pa.Table, settings: dict[str, Any]
-    ) -> KeptAssemblies | None:
-        """The parent's complexes, where it has any; tells `settings` which of them are not kept."""
-        from evofeed.store.assemblies import kept_assemblies
-        from evofeed.store.dataset import Dataset
 
-        try:
-            base = Dataset.of(self.storage, parent) if parent else None
-        except DatasetMissing:  # moving the ref will say so
-            base = None
-        if base is None or not base.manifest.assemblies:
-            return None
-        kept = kept_assemblies(base, table)
-        before = base.manifest.config.get("assemblies", {}).get("dropped", [])
-        if every := sorted([*before, *kept.dropped], key=canonical_json):
-            settings["assemblies"] = {"dropped": every}
-        return kept
+def parent_of(storage: Storage, digest: str | None) -> Dataset | None:
+    """The snapshot that the next one is made from; None if it is the first."""
+    from evofeed.store.dataset import Dataset
+
+    try:
+        return Dataset.of(storage, digest) if digest else None
+    except DatasetMissing:  # moving the ref will say so
+        return None
+
+
+def assemblies_of(base: Dataset | None) -> Part:
+    """The complexes of a snapshot, as they are."""
+    if base is None or base.manifest.assemblies is None:
+        return NO_PART
+    return _part_of(base, base.manifest.assemblies, base.assemblies.member_index)
+
+
+def entries_of(base: Dataset | None) -> Part:
+    """The entries of a snapshot, as they are."""
+    if base is None or base.manifest.entries is None:
+        return NO_PART
+    return _part_of(base, base.manifest.entries, base.entries.records)
+
+
+def _part_of(base: Dataset, about: Mapping[str, Any], rows: pa.Table) -> Part:
+    names = set(rows["shard"].unique().to_pylist())
+    return Part(
+        {name: base.snapshot_file(name)[0] for name in about["files"]},
+        int(about["num"]),
+        tuple(entry for entry in base.manifest.shards if entry.name in names),
+    )
+
+
+def _kept_assemblies(base: Dataset | None, table: pa.Table, settings: dict[str, Any]) -> Part:
+    """The parent's complexes, where it has any; tells `settings` which of them are not kept."""
+    from evofeed.store.assemblies import kept_assemblies
+
+    if base is None or not base.manifest.assemblies:
+        return NO_PART
+    kept, dropped = kept_assemblies(base, table)
+    before = base.manifest.config.get("assemblies", {}).get("dropped", [])
+    if every := sorted([*before, *dropped], key=canonical_json):
+        settings["assemblies"] = {"dropped": every}
+    return kept
 
 
 def with_cluster_sizes(table: pa.Table, sizes: Mapping[str, int]) -> pa.Table:
@@ -150,8 +207,8 @@ def write_snapshot(
     parent: str | None,
     config: dict[str, Any],
     dropped: tuple[dict[str, Any], ...] = (),
-    assemblies: Mapping[str, bytes] | None = None,
-    num_assemblies: int = 0,
+    assemblies: Part = NO_PART,
+    whole_entries: Part = NO_PART,
 ) -> Snapshot:
     """Store index and manifest of a snapshot; no ref moves.
 
@@ -162,14 +219,10 @@ def write_snapshot(
         parent: digest of the snapshot it was made from.
         config: how the chains were made.
         dropped: inputs that gave no chain.
-        assemblies: files that tell of its complexes, by name.
-        num_assemblies: how many there are.
+        assemblies: its complexes.
+        whole_entries: its entries.
     """
     index = index_bytes(table)
-    more = {
-        name: {"sha256": hashlib.sha256(data).hexdigest(), "nbytes": len(data)}
-        for name, data in (assemblies or {}).items()
-    }
     manifest = Manifest(
         shards=tuple(sorted(entries)),
         index_sha256=hashlib.sha256(index).hexdigest(),
@@ -178,13 +231,16 @@ def write_snapshot(
         parent=parent,
         config=config,
         dropped=dropped,
-        assemblies={"num": num_assemblies, "files": more} if more else None,
+        assemblies=assemblies.described(),
+        entries=whole_entries.described(),
     )
+    if (same := _same_as_parent(storage, manifest)) is not None:
+        return same
     folder = f"snapshots/{manifest.digest}"
     if _is_there(storage, folder, manifest):  # written again, its files would look newer
         return Snapshot(manifest.digest, manifest)
     reached("index made, not written")
-    for name, data in (assemblies or {}).items():
+    for name, data in (*assemblies.files.items(), *whole_entries.files.items()):
         storage.put(f"{folder}/{name}", data)
     storage.put(f"{folder}/index.arrow", index)
     reached("index written, no manifest")
@@ -193,12 +249,20 @@ def write_snapshot(
     return Snapshot(manifest.digest, manifest)
 
 
+def _same_as_parent(storage: Storage, manifest: Manifest) -> Snapshot | None:
+    """The parent, if the new snapshot would differ from it in nothing but its own parent."""
+    base = parent_of(storage, manifest.parent)
+    if base is None or replace(manifest, parent=base.manifest.parent) != base.manifest:
+        return None
+    return Snapshot(base.digest, base.manifest)
+
+
 def _is_there(storage: Storage, folder: str, manifest: Manifest) -> bool:
     """True if the snapshot was written before: its manifest came last."""
     try:
         index = storage.read(f"{folder}/index.arrow")
         more = {name: storage.read(f"{folder}/{name}") for name in manifest.more_files}
-        files = manifest.assemblies["files"] if manifest.assemblies else {}
+        files = manifest.file_table
         return (
             all(hashlib.sha256(more[name]).hexdigest() == files[name]["sha256"] for name in more)
             and storage.read(f"{folder}/manifest.json") == manifest.to_bytes()

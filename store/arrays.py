@@ -1,0 +1,161 @@
+"""Named arrays of one record as one payload: ARRAYS of FORMAT.md, both ways.
+
+Whole numbers are narrowed to the bytes they need, as they are or as differences of neighbours,
+whichever packs smaller; texts are distinct words and a number each. Decoders raise `ValueError`
+on bytes that do not fit; callers name the place.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from evofeed.store.codecs import packed
+from evofeed.store.encode import ZSTD_LEVEL
+from evofeed.store.layout import Codec, Compression, PackedColumn, most_unpacked
+from evofeed.store.manifest import canonical_json
+
+_PLAIN, _DIFFERENCES, _TEXTS, _BITS = range(4)
+_KINDS: Final = "biufU"
+
+
+class ArrayValues(NamedTuple):
+    """What a payload holds: arrays by name, and whatever else, plain JSON values."""
+
+    arrays: dict[str, np.ndarray]
+    more: dict[str, Any]
+
+
+def pack_arrays(
+    arrays: Mapping[str, np.ndarray], more: Mapping[str, Any] | None = None, *, zstd: bool = True
+) -> PackedColumn:
+    """ARRAYS: u32 bytes of a JSON header, the header, then the arrays in its order.
+
+    Args:
+        arrays: booleans, whole numbers, floats or texts of any shape.
+        more: values that JSON has.
+        zstd: compress, where that makes it smaller.
+    """
+    table, parts = [], []
+    for name, array in arrays.items():
+        how, part, extra = _pack(np.ascontiguousarray(array))
+        table.append([name, array.dtype.str, list(array.shape), how, len(part), *extra])
+        parts.append(part)
+    header = canonical_json({"arrays": table, "more": dict(more or {})})
+    payload = np.uint32(len(header)).tobytes() + header + b"".join(parts)
+    if zstd:
+        codec = pa.Codec("zstd", compression_level=ZSTD_LEVEL)
+        small = codec.compress(pa.py_buffer(payload), asbytes=True)
+        if len(small) < len(payload) <= most_unpacked(len(small)):
+            return PackedColumn(Codec.ARRAYS, memoryview(small), Compression.ZSTD, len(payload))
+    return packed(Codec.ARRAYS, payload)
+
+
+def unpack_arrays(column: PackedColumn) -> ArrayValues:
+    """What `pack_arrays` was given.
+
+    Raises:
+        ValueError: the bytes are no such payload.
+    """
+    if column.codec != Codec.ARRAYS:
+        raise ValueError(f"codec {column.codec.name} holds no arrays")
+    payload = _plain(column)
+    if len(payload) < 4:
+        raise ValueError(f"{len(payload)} bytes are no arrays")
+    start = 4 + int(np.frombuffer(payload, "<u4", 1)[0])
+    header = json.loads(bytes(payload[4:start]))
+    arrays = {}
+    try:
+        for name, dtype, shape, how, nbytes, *extra in header["arrays"]:
+            if nbytes < 0 or start + nbytes > len(payload):
+                raise ValueError(f"array {name}: {nbytes} bytes are not there")
+            arrays[str(name)] = _unpack(payload[start : start + nbytes], dtype, shape, how, extra)
+            start += nbytes
+        if start != len(payload):
+            raise ValueError(f"{len(payload) - start} bytes belong to no array")
+        return ArrayValues(arrays, dict(header["more"]))
+    except (KeyError, TypeError, OverflowError, IndexError) as error:
+        raise ValueError(f"no header of arrays: {error!r}") from None
+
+
+def _plain(column: PackedColumn) -> memoryview:
+    if column.compression == Compression.NONE:
+        return column.payload
+    limit = most_unpacked(len(column.payload))
+    if column.raw_nbytes > limit:
+        raise ValueError(f"{column.raw_nbytes} bytes claimed, {limit} possible")
+    try:
+        codec = pa.Codec("zstd")
+        plain = codec.decompress(pa.py_buffer(column.payload), column.raw_nbytes, asbytes=True)
+    except (OSError, pa.ArrowException, MemoryError) as error:
+        raise ValueError(f"it does not decompress: {error}") from None
+    if len(plain) != column.raw_nbytes:
+        raise ValueError(f"it is {len(plain)} bytes, not as claimed")
+    return memoryview(plain)
+
+
+def _pack(array: np.ndarray) -> tuple[int, bytes, list[Any]]:
+    kind = array.dtype.kind
+    if kind not in _KINDS:
+        raise ValueError(f"arrays of {array.dtype} cannot be stored")
+    if kind == "U":
+        words, first, inverse = np.unique(array, return_index=True, return_inverse=True)
+        order = np.argsort(first, kind="stable")  # words in the order they appear
+        rank = np.empty(len(order), np.int64)
+        rank[order] = np.arange(len(order))
+        codes = rank[inverse.reshape(-1)]
+        text = codes.astype(_narrow(codes))
+        return _TEXTS, text.tobytes(), [text.dtype.str, words[order].tolist()]
+    if kind == "b":
+        return _BITS, np.packbits(array.reshape(-1)).tobytes(), []
+    if kind == "f":
+        return _PLAIN, array.tobytes(), [array.dtype.str]
+    flat = array.reshape(-1).astype(np.int64 if kind == "i" else array.dtype)
+    plain = flat.astype(_narrow(flat))
+    if kind == "i" or array.dtype.itemsize < 8:
+        steps = np.diff(flat.astype(np.int64), prepend=0)
+        differences = steps.astype(_narrow(steps))
+        if len(zlib.compress(differences.tobytes(), 1)) < len(zlib.compress(plain.tobytes(), 1)):
+            return _DIFFERENCES, differences.tobytes(), [differences.dtype.str]
+    return _PLAIN, plain.tobytes(), [plain.dtype.str]
+
+
+def _narrow(values: np.ndarray) -> np.dtype:
+    low, high = int(values.min(initial=0)), int(values.max(initial=0))
+    names = ("<i1", "<i2", "<i4", "<i8") if low < 0 else ("<u1", "<u2", "<u4", "<i8", "<u8")
+    return next(
+        np.dtype(name) for name in names if np.iinfo(name).min <= low and high <= np.iinfo(name).max
+    )
+
+
+def _unpack(
+    part: memoryview, dtype: str, shape: list[int], how: int, extra: list[Any]
+) -> np.ndarray:
+    wanted = np.dtype(dtype)
+    if wanted.kind not in _KINDS or wanted.itemsize > 1 << 16 or min(shape, default=0) < 0:
+        raise ValueError(f"no array is {dtype} of {shape}")
+    count = 1
+    for size in shape:
+        count *= int(size)
+    if how == _BITS:
+        if len(part) != (count + 7) // 8:
+            raise ValueError(f"{len(part)} bytes are not {count} bits")
+        bits = np.unpackbits(np.frombuffer(part, np.uint8), count=count)
+        return bits.view(np.bool_).reshape(shape)
+    stored = np.dtype(extra[0])
+    if stored.kind not in "iuf" or len(part) != count * stored.itemsize:
+        raise ValueError(f"{len(part)} bytes are not {count} of {stored.name}")
+    values = np.frombuffer(part, stored)
+    if how == _TEXTS:
+        words = np.array(extra[1], wanted)
+        if values.max(initial=0) >= max(len(words), 1):
+            raise ValueError("a number names no text")
+        return words[values].reshape(shape) if len(words) else np.zeros(shape, wanted)
+    if how == _DIFFERENCES:
+        values = np.cumsum(values, dtype=np.int64)
+    return values.astype(wanted).reshape(shape)

@@ -1,0 +1,357 @@
+"""Entries of a snapshot: whole assemblies with ligands and nucleic acids, and what belongs to them.
+
+`dataset.entries` has a table of the entries, one of what may be drawn of them (`datapoints`), and
+reads records by id: an entry, what a project makes of it, an alignment, molecules, components.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import xxhash
+
+from evofeed.base.errors import ChainMissing, ShardCorrupt, StoreError
+from evofeed.protein.alignment import Alignment
+from evofeed.protein.components import ComponentTable
+from evofeed.protein.datapoints import cluster_of
+from evofeed.protein.entry_record import EntryRecord
+from evofeed.protein.molecules import Molecule
+from evofeed.protein.ruleset_section import RulesetSection
+from evofeed.store.decode import Place
+from evofeed.store.entry_codecs import PROJECTS, decode_section
+from evofeed.store.entry_shards import decoded, facts_of, read_record_rows, records_schema
+from evofeed.store.index import TEXT, index_bytes, read_table, table_schema
+from evofeed.store.layout import ENTRIES_VERSION, KINDS, PackedColumn, unpack_column
+from evofeed.store.manifest import NO_PART, Part, ShardEntry
+from evofeed.store.shard import shard_key
+from evofeed.store.storage import Keeping, Storage
+
+if TYPE_CHECKING:
+    from evofeed.store.dataset import Dataset
+
+RECORDS: Final = "records.arrow"
+TABLE: Final = "entries.arrow"
+DATAPOINTS: Final = "datapoints.arrow"
+ENTRY_FIELDS: Final = (
+    ("entry_id", pa.utf8()),
+    ("entry", pa.utf8()),
+    ("assembly", pa.utf8()),
+    ("deposit_date", pa.utf8()),
+    ("release_date", pa.utf8()),
+    ("earliest_date", pa.utf8()),
+    ("revision_date", pa.utf8()),
+    ("resolution", pa.float32()),
+    ("methods", pa.list_(pa.utf8())),
+    ("num_residues", pa.int32()),
+    ("num_atoms", pa.int32()),
+    ("alignments", pa.list_(pa.utf8())),
+    *((f"tokens_{name}", pa.int32()) for name in PROJECTS),
+    *((f"atoms_{name}", pa.int32()) for name in PROJECTS),
+)
+"""Rows are sorted by `entry_id`. Dates: the first, earliest and last of the history. `alignments`:
+names that those of its sequences would have. `tokens_` and `atoms_` of a project that does not take
+the entry are -1."""
+DATAPOINT_FIELDS: Final = (
+    ("project", TEXT),
+    ("entry", pa.int32()),
+    ("chain_a", pa.int32()),
+    ("chain_b", pa.int32()),
+    ("kind_a", pa.int8()),
+    ("kind_b", pa.int8()),
+    ("cluster_a", TEXT),
+    ("cluster_b", TEXT),
+    ("entity_a", pa.int32()),
+    ("entity_b", pa.int32()),
+)
+"""`entry`: row of the table of entries; `chain_b` of a single chain is -1, `cluster_b` empty."""
+
+
+class RecordSpan(NamedTuple):
+    """Where a record is: everything a reader needs, so that it opens no table."""
+
+    kind: str
+    record_id: str
+    key: str
+    offset: int
+    nbytes: int
+    checksum: int
+    starts: tuple[int, ...]
+
+
+def read_record(storage: Storage, span: RecordSpan) -> dict[str, PackedColumn]:
+    """Columns of a record by one ranged read, checked.
+
+    Raises:
+        ShardCorrupt: the bytes are not those of the table; names shard and record.
+        ShardMissing: the shard is not there.
+    """
+    place = place_of(storage, span)
+    data = np.empty(span.nbytes, np.uint8)
+    for last in (False, True):
+        try:
+            storage.read_into(span.key, span.offset, data.data)
+            if xxhash.xxh3_64_intdigest(data.data) == span.checksum:
+                break
+            fault = place.corrupt("checksum does not match: fetch the shard again")
+        except StoreError as error:
+            if type(error) is StoreError and "truncated" not in error.message:
+                raise
+            kind = type(error) if type(error) is not StoreError else ShardCorrupt
+            fault = kind(error.message, path=place.path, item=span.record_id)  # type: ignore[assignment]
+        if last:
+            raise fault
+        if isinstance(storage, Keeping):  # a flip on the way or in a cache heals itself
+            storage.forget(span.key)
+    starts = (*span.starts,)
+    return {
+        name: unpack_column(data.data[start:stop], span.record_id, name, place.path, verify=False)
+        for name, start, stop in zip(KINDS[span.kind], starts[:-1], starts[1:], strict=True)
+    }
+
+
+def span_of(row: dict[str, Any]) -> RecordSpan:
+    """Where the record of a row of the table of records is."""
+    return RecordSpan(
+        row["kind"],
+        row["record_id"],
+        shard_key(row["shard"]),
+        row["offset"],
+        row["nbytes"],
+        row["checksum"],
+        tuple(row["column_offsets"]),
+    )
+
+
+def record_spans(storage: Storage, entry: ShardEntry) -> list[RecordSpan]:
+    """Where the records of a shard are, which no snapshot need name."""
+    return [span_of(row) for row in read_record_rows(storage, entry)]
+
+
+def place_of(storage: Storage, span: RecordSpan) -> Place:
+    """Names of record and shard, for errors."""
+    return Place(span.record_id, f"{storage.uri}/{span.key}")
+
+
+def read_value(storage: Storage, span: RecordSpan) -> Any:
+    """A record decoded: an `EntryRecord`, an `Alignment`, molecules by name or a `ComponentTable`.
+
+    Raises:
+        ShardCorrupt, ShardMissing: as `read_record`; the bytes are not those of one.
+    """
+    return decoded(span.kind, read_record(storage, span), place_of(storage, span))
+
+
+def read_entry(
+    storage: Storage, span: RecordSpan, project: str
+) -> tuple[EntryRecord, RulesetSection]:
+    """An entry and what a project makes of it, by one ranged read.
+
+    Raises:
+        ShardCorrupt, ShardMissing: as `read_record`.
+        ChainMissing: the project does not take the entry.
+    """
+    columns, place = read_record(storage, span), place_of(storage, span)
+    record = decoded("entry", columns, place)
+    try:
+        section = decode_section(columns, project, record)
+    except (ValueError, IndexError, KeyError, TypeError, OverflowError) as error:
+        raise place.corrupt(f"the section of {project} is not valid: {error}") from None
+    if section is None:
+        raise ChainMissing(f"{project} does not take this entry", item=span.record_id)
+    return record, section
+
+
+def entry_schema() -> pa.Schema:
+    """Schema of the table of entries."""
+    return table_schema("entries", ENTRY_FIELDS, ENTRIES_VERSION)
+
+
+def datapoint_schema() -> pa.Schema:
+    """Schema of the table of what may be drawn."""
+    return table_schema("datapoints", DATAPOINT_FIELDS, ENTRIES_VERSION)
+
+
+def entry_files(rows: list[dict[str, Any]], clusters: Mapping[str, str]) -> dict[str, bytes]:
+    """The files that tell of a snapshot's entries, by name.
+
+    Args:
+        rows: of the table of records, sorted.
+        clusters: cluster by `ENTRY_entity` or sequence; others are clusters of their own.
+    """
+    entries = [(row, facts_of(row)) for row in rows if row["kind"] == "entry"]
+    table = [_entry_row(row["record_id"], facts) for row, facts in entries]
+    points = [
+        point
+        for project in PROJECTS
+        for number, (_, facts) in enumerate(entries)
+        for point in _points(project, number, facts, clusters)
+    ]
+    return {
+        RECORDS: index_bytes(pa.Table.from_pylist(rows, schema=records_schema())),
+        TABLE: index_bytes(pa.Table.from_pylist(table, schema=entry_schema())),
+        DATAPOINTS: index_bytes(pa.Table.from_pylist(points, schema=datapoint_schema())),
+    }
+
+
+def _entry_row(entry_id: str, facts: Mapping[str, Any]) -> dict[str, Any]:
+    dates, projects = facts["release_dates"], facts["projects"]
+    return {
+        "entry_id": entry_id,
+        **{name: facts[name] for name in ("entry", "assembly", "deposit_date", "methods")},
+        "release_date": dates[0] if dates else "",
+        "earliest_date": min(dates, default=""),
+        "revision_date": dates[-1] if dates else "",
+        "resolution": float("nan") if facts["resolution"] is None else facts["resolution"],
+        "num_residues": facts["num_residues"],
+        "num_atoms": facts["num_atoms"],
+        "alignments": facts["alignments"],
+        **{f"tokens_{p}": projects[p]["num_tokens"] if p in projects else -1 for p in PROJECTS},
+        **{f"atoms_{p}": projects[p]["num_atoms"] if p in projects else -1 for p in PROJECTS},
+    }
+
+
+def _points(
+    project: str, entry: int, facts: Mapping[str, Any], clusters: Mapping[str, str]
+) -> Iterator[dict[str, Any]]:
+    about = facts["projects"].get(project)
+    if about is None:
+        return
+    chains = {
+        row: (kind, cluster_of(key, clusters), entity) for row, kind, key, entity in about["chains"]
+    }
+    for one, two in [*([row, -1] for row in chains), *about["interfaces"]]:
+        first, second = chains[one], chains.get(two, (-1, "", -1))
+        yield {
+            "project": project,
+            "entry": entry,
+            **{"chain_a": one, "kind_a": first[0], "cluster_a": first[1], "entity_a": first[2]},
+            **{"chain_b": two, "kind_b": second[0], "cluster_b": second[1], "entity_b": second[2]},
+        }
+
+
+class Entries:
+    """The entries of a snapshot, none in most."""
+
+    def __init__(self, dataset: Dataset) -> None:
+        self.dataset = dataset
+        schemas = {
+            RECORDS: records_schema(),
+            TABLE: entry_schema(),
+            DATAPOINTS: datapoint_schema(),
+        }
+        tables = {name: schema.empty_table() for name, schema in schemas.items()}
+        if dataset.manifest.entries is not None:
+            for name, schema in schemas.items():
+                data, path = dataset.snapshot_file(name)
+                tables[name] = read_table(data, path, name.removesuffix(".arrow"), schema)
+        self.table, self.datapoints, self.records = (
+            tables[TABLE],
+            tables[DATAPOINTS],
+            tables[RECORDS],
+        )
+        sizes = {entry.name: entry.nbytes for entry in dataset.manifest.shards}
+        for shard, offset, nbytes in zip(
+            *(self.records[name].to_pylist() for name in ("shard", "offset", "nbytes")), strict=True
+        ):
+            if offset < 0 or nbytes < 0 or offset + nbytes > sizes.get(shard, -1):
+                raise ShardCorrupt(f"a record leaves its shard {shard}", path=dataset.uri)
+        kinds, names = self.records["kind"].to_pylist(), self.records["record_id"].to_pylist()
+        self._rows = {key: row for row, key in enumerate(zip(kinds, names, strict=True))}
+
+    def __len__(self) -> int:
+        return int(self.table.num_rows)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.table["entry_id"].to_pylist())
+
+    def __contains__(self, entry_id: object) -> bool:
+        return ("entry", entry_id) in self._rows
+
+    def __getitem__(self, entry_id: str) -> EntryRecord:
+        record: EntryRecord = self._read("entry", entry_id)
+        return record
+
+    def span(self, kind: str, record_id: str) -> RecordSpan:
+        """Where a record is.
+
+        Raises:
+            ChainMissing: it is not in this snapshot.
+        """
+        if (kind, record_id) not in self._rows:
+            raise ChainMissing(f"no {kind} {record_id!r} in this snapshot of {len(self)} entries")
+        return span_of(self.records.slice(self._rows[kind, record_id], 1).to_pylist()[0])
+
+    def names(self, kind: str) -> list[str]:
+        """Ids of the records of a kind."""
+        return [name for one, name in self._rows if one == kind]
+
+    def section(self, entry_id: str, project: str) -> RulesetSection:
+        """What a project makes of an entry.
+
+        Raises:
+            ChainMissing: no such entry, or the project does not take it.
+            ShardCorrupt: it is damaged.
+        """
+        return read_entry(self.dataset.storage, self.span("entry", entry_id), project)[1]
+
+    def alignment(self, name: str) -> Alignment:
+        """An alignment by the digest of its sequence (`evofeed.protein.datapoints`)."""
+        alignment: Alignment = self._read("alignment", name)
+        return alignment
+
+    def molecules(self, project: str) -> dict[str, Molecule]:
+        """Reference molecules as a project has them, by name."""
+        molecules: dict[str, Molecule] = self._read("molecules", project)
+        return molecules
+
+    def components(self) -> ComponentTable:
+        """Definitions of the components that entries are built of."""
+        components: ComponentTable = self._read("components", "components")
+        return components
+
+    def part(self, entries: Collection[str]) -> Part:
+        """Some of these entries, with everything that belongs to them, for another snapshot.
+
+        Args:
+            entries: names as in the column `entry`, all assemblies of each.
+        """
+        here = np.isin(self.table["entry"].to_pylist(), list(entries))
+        if not here.any():
+            return NO_PART
+        names = set(self.table.filter(pa.array(here))["entry_id"].to_pylist())
+        pairs = zip(
+            self.records["kind"].to_pylist(), self.records["record_id"].to_pylist(), strict=True
+        )
+        kept = [kind != "entry" or name in names for kind, name in pairs]
+        points = self.datapoints.filter(pa.array(here[self.datapoints["entry"].to_numpy()]))
+        moved = (np.cumsum(here) - 1)[points["entry"].to_numpy()].astype(np.int32)
+        where = points.schema.get_field_index("entry")
+        points = points.set_column(where, points.schema.field(where), pa.array(moved))
+        records, table = self.records.filter(pa.array(kept)), self.table.filter(pa.array(here))
+        tables = {RECORDS: records, TABLE: table, DATAPOINTS: points}
+        files = {name: index_bytes(one.combine_chunks()) for name, one in tables.items()}
+        live = set(records["shard"].to_pylist())
+        shards = tuple(one for one in self.dataset.manifest.shards if one.name in live)
+        return Part(files, table.num_rows, shards)
+
+    def _read(self, kind: str, record_id: str) -> Any:
+        return read_value(self.dataset.storage, self.span(kind, record_id))
+
+    def verify(self) -> list[StoreError]:
+        """Every damaged record."""
+        faults: list[StoreError] = []
+        for kind, name in self._rows:
+            try:
+                self._read(kind, name)
+                for project in PROJECTS if kind == "entry" else ():
+                    if self.table[f"tokens_{project}"][self._entry_row(name)].as_py() >= 0:
+                        self.section(name, project)
+            except StoreError as error:
+                faults.append(error)
+        return faults
+
+    def _entry_row(self, entry_id: str) -> int:
+        return int(self.table["entry_id"].index(entry_id).as_py())

@@ -1,0 +1,371 @@
+"""Entries, rulesets' sections, alignments, molecules and components <-> packed columns.
+
+Encoders are pure functions: the same value, the same bytes. Decoders check that what they read is
+whole (`_checked`), so that a damaged record is an error and never a wrong sample.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import numpy as np
+
+from evofeed.protein.alignment import Alignment
+from evofeed.protein.components import Component, ComponentTable
+from evofeed.protein.entry_record import (
+    AssemblyCopies,
+    Dropped,
+    Entity,
+    EntryRecord,
+    Link,
+    LinkEnd,
+    offsets,
+)
+from evofeed.protein.molecules import Molecule
+from evofeed.protein.ruleset_section import RulesetSection
+from evofeed.store.arrays import pack_arrays, unpack_arrays
+from evofeed.store.atoms import pack_flat, unpack_flat
+from evofeed.store.codecs import pack_raw, packed
+from evofeed.store.crop import unpack_rows_compiled
+from evofeed.store.layout import KINDS, Codec, PackedColumn
+from evofeed.store.msa_codec import pack_rows, row_nbytes
+
+Columns = Mapping[str, PackedColumn]
+
+PROJECTS: Final = KINDS["entry"][2:]
+"""Projects that an entry may have a section of."""
+_RECORD: Final = tuple(
+    field.name
+    for field in dataclasses.fields(EntryRecord)
+    if "np.ndarray" in str(field.type) and field.name not in ("atom_position", "operators")
+)
+_SECTION: Final = tuple(
+    field.name for field in dataclasses.fields(RulesetSection) if "np.ndarray" in str(field.type)
+)
+_EMPTY: Final = pack_raw(np.zeros(0, np.uint8))
+
+
+def encode_entry(
+    record: EntryRecord, sections: Mapping[str, RulesetSection]
+) -> dict[str, PackedColumn]:
+    """Columns of an entry, with what the projects that take it make of it.
+
+    Raises:
+        ValueError: a section of a project that the format does not have.
+    """
+    if unknown := sorted(set(sections) - set(PROJECTS)):
+        raise ValueError(f"no project {unknown[0]!r}: the format has {', '.join(PROJECTS)}")
+    more = {
+        field.name: _plain(getattr(record, field.name))
+        for field in dataclasses.fields(EntryRecord)
+        if field.name not in (*_RECORD, "atom_position", "operators")
+    }
+    arrays = {name: _small(name, getattr(record, name)) for name in _RECORD}
+    arrays["operators"] = record.operators
+    fixed = pack_flat(record.atom_position, np.diff(record.residue_atom))
+    return {
+        "record": pack_arrays(arrays, more),
+        "position": pack_arrays({"position": record.atom_position})
+        if fixed is None
+        else packed(Codec.FIXED_FLAT, fixed),
+        **{name: _encode_section(sections.get(name)) for name in PROJECTS},
+    }
+
+
+def _small(name: str, array: np.ndarray) -> np.ndarray:
+    """Floats of two decimals as whole hundredths, where these give them back."""
+    if name in ("atom_occupancy", "atom_b_factor"):
+        cents = np.rint(array * 100)
+        with np.errstate(invalid="ignore"):
+            if (cents / 100 == array).all() and np.abs(cents).max(initial=0) < 2**31:
+                whole: np.ndarray = cents.astype(np.int32)
+                return whole
+    return array
+
+
+def _wide(name: str, array: np.ndarray) -> np.ndarray:
+    if name in ("atom_occupancy", "atom_b_factor") and array.dtype.kind == "i":
+        whole: np.ndarray = array / 100
+        return whole
+    return array
+
+
+def decode_entry(columns: Columns) -> EntryRecord:
+    """The record of an entry.
+
+    Raises:
+        ValueError: the bytes are not those of one.
+    """
+    arrays, more = unpack_arrays(columns["record"])
+    fields: dict[str, Any] = {name: _wide(name, arrays[name]) for name in _RECORD}
+    fields |= {"operators": arrays["operators"]} | {name: more[name] for name in more}
+    for name in ("release_dates", "methods", "chain_label", "chain_author"):
+        fields[name] = tuple(more[name])
+    fields["resolutions"] = tuple((str(item), str(text)) for item, text in more["resolutions"])
+    fields["entities"] = tuple(_entity(one) for one in more["entities"])
+    fields["copies"] = tuple(
+        AssemblyCopies(asyms=tuple(one["asyms"]), operators=tuple(one["operators"]))
+        for one in more["copies"]
+    )
+    fields["links"] = tuple(_link(one) for one in more["links"])
+    fields["dropped"] = tuple(Dropped(**one) for one in more["dropped"])
+    counts = np.diff(fields["residue_atom"])
+    position = columns["position"]
+    fields["atom_position"] = (
+        unpack_flat(position.payload, counts)
+        if position.codec == Codec.FIXED_FLAT
+        else unpack_arrays(position).arrays["position"]
+    )
+    record = EntryRecord(**fields)
+    atoms, residues = record.num_atoms, record.num_residues
+    _lengths(fields, {"atom_": atoms, "residue_": residues}, ("residue_atom",))
+    _offset(record.residue_atom, residues, atoms)
+    _offset(record.chain_residue, record.num_chains, residues)
+    return record
+
+
+def _encode_section(section: RulesetSection | None) -> PackedColumn:
+    if section is None:
+        return _EMPTY
+    arrays = {name: getattr(section, name) for name in _SECTION}
+    return pack_arrays(arrays, {"project": section.project, "dropped": _plain(section.dropped)})
+
+
+def decode_section(columns: Columns, project: str, record: EntryRecord) -> RulesetSection | None:
+    """What a project makes of an entry; None if it does not take it.
+
+    Raises:
+        ValueError: the bytes are no section of this record.
+    """
+    column = columns[project]
+    if not column.payload:
+        return None
+    arrays, more = unpack_arrays(column)
+    dropped = tuple(Dropped(**one) for one in more["dropped"])
+    section = RulesetSection(project=more["project"], dropped=dropped, **arrays)
+    chains, residues, atoms = (
+        len(section.chain_name),
+        len(section.residue_name),
+        len(section.atom_name),
+    )
+    sizes = {"chain_": chains, "residue_": residues, "atom_": atoms}
+    _lengths(arrays, sizes, ("chain_residue", "residue_atom"))
+    _offset(section.chain_residue, chains, residues)
+    _offset(section.residue_atom, residues, atoms)
+    _inside("atom_row", section.atom_row, -1, record.num_atoms)
+    _inside("chain_asym", section.chain_asym, 0, record.num_chains)
+    _inside("chain_operator", section.chain_operator, -1, len(record.operators))
+    _inside("bond_atom", section.bond_atom, 0, atoms)
+    _inside("interface", section.interface, 0, chains)
+    return section
+
+
+def encode_alignment(alignment: Alignment) -> dict[str, PackedColumn]:
+    """Columns of an alignment: the table of its rows, and its distinct letters in MSA5."""
+    arrays = {
+        name: getattr(alignment, name)
+        for name in (
+            "row_letters row_source row_species row_gapless deletion_start deletion_column "
+            "deletion_count"
+        ).split()
+    }
+    more = {
+        "name": alignment.name,
+        "sources": list(alignment.sources),
+        "species": list(alignment.species),
+        "shape": list(alignment.letters.shape),
+    }
+    return {
+        "rows": pack_arrays(arrays, more),
+        "letters": packed(Codec.MSA5, pack_rows(alignment.letters)),
+    }
+
+
+def decode_alignment(columns: Columns) -> Alignment:
+    """The alignment back.
+
+    Raises:
+        ValueError: the bytes are not those of one.
+    """
+    arrays, more = unpack_arrays(columns["rows"])
+    distinct, length = (int(size) for size in more["shape"])
+    letters = columns["letters"]
+    if letters.codec != Codec.MSA5 or len(letters.payload) != distinct * row_nbytes(length):
+        raise ValueError(f"{len(letters.payload)} bytes are not {distinct} rows of {length}")
+    rows = np.frombuffer(letters.payload, np.uint8).reshape(distinct, row_nbytes(length))
+    alignment = Alignment(
+        name=more["name"],
+        sources=tuple(more["sources"]),
+        species=tuple(more["species"]),
+        letters=unpack_rows_compiled(rows, length),
+        **arrays,
+    )
+    count = len(alignment.row_letters)
+    _lengths(arrays, {"row_": count}, ())
+    _offset(alignment.deletion_start, count, len(alignment.deletion_column))
+    _lengths(arrays, {"deletion_": len(alignment.deletion_column)}, ("deletion_start",))
+    _inside("row_letters", alignment.row_letters, 0, distinct)
+    _inside("row_source", alignment.row_source, 0, len(alignment.sources))
+    _inside("row_species", alignment.row_species, -1, len(alignment.species))
+    _inside("deletion_column", alignment.deletion_column, 0, length)
+    return alignment
+
+
+def encode_molecules(molecules: Mapping[str, Molecule]) -> dict[str, PackedColumn]:
+    """Columns of reference molecules, those with the same number of conformers side by side."""
+    names = sorted(molecules)
+    values = [molecules[name] for name in names]
+    arrays = {
+        "atoms": np.array([len(one.name) for one in values], np.int64),
+        "bonds": np.array([len(one.bond) for one in values], np.int64),
+        "conformers": np.array([len(one.position) for one in values], np.int64),
+        "orders": np.array([len(one.orders) for one in values], np.int64),
+        "name": _joined([one.name for one in values], np.dtype("U1")),
+        "element": _joined([one.element for one in values], np.dtype(np.int64)),
+        "charge": _joined([one.charge for one in values], np.dtype(np.int64)),
+        "mask": _joined([one.mask for one in values], np.dtype(bool)),
+        "bond": _joined([one.bond.reshape(-1) for one in values], np.dtype(np.int64)),
+        "order": _joined([one.orders.reshape(-1) for one in values], np.dtype(np.int64)),
+        "position": _joined(
+            [one.position.astype(np.float32).reshape(-1) for one in values], np.dtype(np.float32)
+        ),
+    }
+    return {"molecules": pack_arrays(arrays, {"names": names})}
+
+
+def decode_molecules(columns: Columns) -> dict[str, Molecule]:
+    """The molecules back, by name.
+
+    Raises:
+        ValueError: the bytes are not those of molecules.
+    """
+    arrays, more = unpack_arrays(columns["molecules"])
+    atoms = arrays["atoms"]
+    starts = {
+        "atom": offsets(atoms),
+        "bond": offsets(2 * arrays["bonds"]),
+        "order": offsets(atoms * arrays["orders"]),
+        "position": offsets(3 * atoms * arrays["conformers"]),
+    }
+    for name, column in (
+        ("atom", "name"), ("atom", "element"), ("atom", "charge"), ("atom", "mask"),
+        ("bond", "bond"), ("order", "order"), ("position", "position"),
+    ):  # fmt: skip
+        if starts[name][-1] != len(arrays[column]) or len(atoms) != len(more["names"]):
+            raise ValueError(f"molecules: {column} has {len(arrays[column])} values")
+
+    def part(column: str, kind: str, row: int) -> np.ndarray:
+        values: np.ndarray = arrays[column][starts[kind][row] : starts[kind][row + 1]]
+        return values
+
+    return {
+        name: Molecule(
+            name=part("name", "atom", row),
+            element=part("element", "atom", row),
+            charge=part("charge", "atom", row),
+            mask=part("mask", "atom", row),
+            bond=part("bond", "bond", row).reshape(-1, 2),
+            orders=part("order", "order", row).reshape(-1, int(atoms[row])),
+            position=part("position", "position", row).reshape(-1, int(atoms[row]), 3),
+        )
+        for row, name in enumerate(more["names"])
+    }
+
+
+_TEXT_FIELDS: Final = ("code", "type", "one_letter", "parent", "model_entry")
+_ATOM_FIELDS: Final = ("name", "element", "charge", "leaving", "ideal", "model")
+_BOND_FIELDS: Final = ("bond", "bond_order", "bond_aromatic")
+
+
+def encode_components(components: Mapping[str, Component]) -> dict[str, PackedColumn]:
+    """Columns of a dictionary of components."""
+    values = [components[code] for code in sorted(components)]
+    arrays: dict[str, np.ndarray] = {
+        "atoms": np.array([len(one.name) for one in values], np.int64),
+        "bonds": np.array([len(one.bond) for one in values], np.int64),
+    }
+    for name in (*_ATOM_FIELDS, *_BOND_FIELDS):
+        columns = [getattr(one, name) for one in values]
+        arrays[name] = np.concatenate(columns) if columns else np.zeros(0)
+    more = {name: [getattr(one, name) for one in values] for name in _TEXT_FIELDS}
+    return {"components": pack_arrays(arrays, more)}
+
+
+def decode_components(columns: Columns) -> ComponentTable:
+    """The dictionary back.
+
+    Raises:
+        ValueError: the bytes are not those of one.
+    """
+    arrays, more = unpack_arrays(columns["components"])
+    starts = {"atoms": offsets(arrays["atoms"]), "bonds": offsets(arrays["bonds"])}
+    found = {}
+    for row, code in enumerate(more["code"]):
+        fields: dict[str, Any] = {name: more[name][row] for name in _TEXT_FIELDS}
+        for kind, names in (("atoms", _ATOM_FIELDS), ("bonds", _BOND_FIELDS)):
+            own = slice(starts[kind][row], starts[kind][row + 1])
+            fields |= {name: arrays[name][own] for name in names}
+        found[str(code)] = Component(**fields)
+    return ComponentTable(found)
+
+
+def _joined(parts: list[np.ndarray], empty: np.dtype) -> np.ndarray:
+    return np.concatenate(parts) if parts else np.zeros(0, empty)
+
+
+def _plain(value: Any) -> Any:
+    """Dataclasses and tuples as JSON has them."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, tuple | list):
+        return [_plain(one) for one in value]
+    if isinstance(value, dict):
+        return {key: _plain(one) for key, one in value.items()}
+    if isinstance(value, float) and value != value:
+        return None
+    return value
+
+
+def _entity(values: dict[str, Any]) -> Entity:
+    return Entity(
+        **{
+            **values,
+            "monomers": tuple(values["monomers"]),
+            "rivals": tuple((int(row), str(name)) for row, name in values["rivals"]),
+        }
+    )
+
+
+def _link(values: dict[str, Any]) -> Link:
+    one, two = (LinkEnd(**{**end, "author": tuple(end["author"])}) for end in values["ends"])
+    length = float("nan") if values["length"] is None else float(values["length"])
+    return Link(kind=values["kind"], ends=(one, two), length=length)
+
+
+def _lengths(arrays: Mapping[str, Any], sizes: Mapping[str, int], beside: tuple[str, ...]) -> None:
+    for name, array in arrays.items():
+        for prefix, size in sizes.items():
+            if name.startswith(prefix) and name not in beside and len(array) != size:
+                raise ValueError(f"{name} has {len(array)} rows, not {size}")
+
+
+def _offset(starts: np.ndarray, rows: int, total: int) -> None:
+    fine = len(starts) == rows + 1 and starts[0] == 0 and starts[-1] == total
+    if not fine or (np.diff(starts) < 0).any():
+        raise ValueError(f"offsets do not run from 0 to {total} over {rows} rows")
+
+
+def _inside(name: str, values: np.ndarray, low: int, stop: int) -> None:
+    if len(values) and (int(values.min()) < low or int(values.max()) >= stop):
+        raise ValueError(f"{name} names a row outside {low} to {stop - 1}")
+
+
+DECODERS: Final[Mapping[str, Callable[[Columns], Any]]] = {
+    "entry": decode_entry,
+    "alignment": decode_alignment,
+    "molecules": decode_molecules,
+    "components": decode_components,
+}
+"""What the columns of each kind of record decode to."""
