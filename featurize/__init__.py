@@ -2,21 +2,21 @@
 
 from typing import TYPE_CHECKING
 
-from evofeed.lazy import names_from
+from evofeed.base.lazy import names_from
 
 if TYPE_CHECKING:
-    from evofeed.featurize.assemblies import featurize_assembly
-    from evofeed.featurize.assembly_inputs import AssemblySource, assembly_sources
-    from evofeed.featurize.chain import featurize_chain
     from evofeed.featurize.check import CheckReport, check_input
     from evofeed.featurize.config import CropConfig, FeaturizeConfig, InputCaps
-    from evofeed.featurize.crop import crop_record
-    from evofeed.featurize.discovery import discover
-    from evofeed.featurize.openfold_raw import to_openfold_raw
-    from evofeed.featurize.reading import FileRef
+    from evofeed.featurize.formats.reading import FileRef
+    from evofeed.featurize.inputs.assembly_inputs import AssemblySource, assembly_sources
+    from evofeed.featurize.inputs.discovery import discover
+    from evofeed.featurize.inputs.sources import ChainSource
+    from evofeed.featurize.inputs.stage import stage_input
+    from evofeed.featurize.records.assemblies import featurize_assembly
+    from evofeed.featurize.records.chain import featurize_chain
+    from evofeed.featurize.records.crop import crop_record
+    from evofeed.featurize.records.openfold_raw import to_openfold_raw
     from evofeed.featurize.search import SearchConfig, SearchOptions, run_search, search_fasta
-    from evofeed.featurize.sources import ChainSource
-    from evofeed.featurize.stage import stage_input
 
 __all__ = [
     "AssemblySource",

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from evofeed.options import Json
+from evofeed.base.options import Json
+
+if TYPE_CHECKING:
+    from evofeed.featurize.config import FeaturizeConfig
 
 
 def assemblies(
@@ -32,17 +35,48 @@ def assemblies(
 
     Example: evofeed assemblies raw/ data/
     """
-    from evofeed.chain_record import ChainRecord
-    from evofeed.errors import ChainMissing, InputError, LoneChain
-    from evofeed.featurize.assemblies import featurize_assembly
-    from evofeed.featurize.assembly_inputs import assembly_sources
     from evofeed.featurize.config import FeaturizeConfig
-    from evofeed.featurize.discovery import discover
-    from evofeed.store import Dataset, add_assemblies
 
     if preset not in ("default", "openfold"):
         raise typer.BadParameter(f"no preset {preset!r}: default or openfold")
     config = FeaturizeConfig.openfold() if preset == "openfold" else FeaturizeConfig()
+    report = add_complexes(input_uri, dataset_uri, config, ref, structures, quiet=as_json)
+    made, alone, dropped = report["assemblies"], report["alone"], report["dropped"]
+    if as_json:
+        print(json.dumps(report))
+        return
+    print(f"{made} complexes in snapshot {report['snapshot'][:12]}, {len(dropped)} left out")
+    if alone:
+        print(f"  {alone} entries have one chain: samples of their own, and no complexes")
+    for one in dropped:
+        print(f"  {one['assembly_id']}: {one['reason']}")
+    for fault in report["faults"]:
+        print(f"  broken input: {fault}")
+    for other in report["left_out"]:
+        print(f"  left out: {other}")
+
+
+def add_complexes(
+    input_uri: str,
+    dataset_uri: str,
+    config: FeaturizeConfig,
+    ref: str = "main",
+    structures: str = "",
+    *,
+    quiet: bool = False,
+) -> dict[str, Any]:
+    """The complexes of an input added to the snapshot that holds its chains; what came of them.
+
+    Raises:
+        InputError: none can be used.
+    """
+    from evofeed.base.errors import ChainMissing, InputError, LoneChain, NoProtein, UnusedInput
+    from evofeed.featurize.inputs.assembly_inputs import assembly_sources
+    from evofeed.featurize.inputs.discovery import discover
+    from evofeed.featurize.records.assemblies import featurize_assembly
+    from evofeed.protein.chain_record import ChainRecord
+    from evofeed.store import Dataset, add_assemblies
+
     dataset = Dataset.open(dataset_uri, ref)
     problems: list[InputError] = []
     found = discover(input_uri, structure_dir=structures or None, problems=problems)
@@ -60,7 +94,7 @@ def assemblies(
 
     def records() -> Any:
         nonlocal made, alone
-        for source in _shown(sources, quiet=as_json):
+        for source in _shown(sources, quiet=quiet):
             try:
                 yield featurize_assembly(source, record_of, config)
                 made += 1
@@ -73,23 +107,14 @@ def assemblies(
             raise InputError(f"no complex in it can be used{first}", path=input_uri)
 
     snapshot = add_assemblies(dataset, records(), ref=ref, dropped=dropped)
-    report: dict[str, Any] = {
+    return {
         "snapshot": snapshot.digest,
         "assemblies": made,
         "alone": alone,
         "dropped": dropped,
-        "faults": [str(problem) for problem in problems],
+        "faults": [str(p) for p in problems if not isinstance(p, NoProtein | UnusedInput)],
+        "left_out": [str(p) for p in problems if isinstance(p, NoProtein | UnusedInput)],
     }
-    if as_json:
-        print(json.dumps(report))
-        return
-    print(f"{made} complexes in snapshot {snapshot.digest[:12]}, {len(dropped)} left out")
-    if alone:
-        print(f"  {alone} entries have one chain: samples of their own, and no complexes")
-    for one in dropped:
-        print(f"  {one['assembly_id']}: {one['reason']}")
-    for fault in report["faults"]:
-        print(f"  broken input: {fault}")
 
 
 def _shown(sources: list[Any], *, quiet: bool) -> Any:

@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from evofeed.errors import EvofeedError, InputError
-from evofeed.featurize.chain import chain_in, featurize_chain
-from evofeed.featurize.clusters import NO_CLUSTER, cluster_sizes
+from evofeed.base.errors import EvofeedError, InputError, NoProtein, UnusedInput
 from evofeed.featurize.config import FeaturizeConfig
-from evofeed.featurize.discovery import discover
-from evofeed.featurize.layouts import first_file
-from evofeed.featurize.queries import query_of
-from evofeed.featurize.reading import FileRef, file_ref, read_bytes
-from evofeed.featurize.roads.parts import read_part
-from evofeed.featurize.sources import SUBFOLDERS, ChainSource, why_unread
-from evofeed.featurize.structure import Structure
-from evofeed.featurize.structure_files import parse_structure
-from evofeed.featurize.wwpdb import DEVIATIONS, deviations
-from evofeed.residues import RESTYPES
+from evofeed.featurize.formats.reading import FileRef, file_ref, read_bytes
+from evofeed.featurize.inputs.clusters import NO_CLUSTER, cluster_sizes
+from evofeed.featurize.inputs.discovery import discover
+from evofeed.featurize.inputs.layouts import first_file
+from evofeed.featurize.inputs.queries import query_of
+from evofeed.featurize.inputs.roads.parts import read_part
+from evofeed.featurize.inputs.sources import SUBFOLDERS, ChainSource, why_unread
+from evofeed.featurize.records.chain import chain_in, featurize_chain
+from evofeed.featurize.structures.left_out import in_words
+from evofeed.featurize.structures.structure import OtherMolecule, Structure
+from evofeed.featurize.structures.structure_files import parse_structure
+from evofeed.featurize.structures.wwpdb import DEVIATIONS, deviations
+from evofeed.protein.residues import RESTYPES
 
 Severity = Literal["error", "warning", "info"]
 Depth = Literal["names", "queries", "full"]
@@ -39,6 +41,9 @@ _KINDS: dict[str, tuple[Severity, str]] = {
     "query and structure differ in letters": ("warning", "often a modified residue"),
     "template hits, but no template structures": ("warning", "pass template_mmcif_dir"),
     "no release date": ("warning", "date filters cannot hold for it"),
+    "unused file": ("warning", "it looks like a protein's, and no chain uses it"),
+    "no protein": ("info", "left out; only proteins are featurized"),
+    "molecules beside the proteins": ("info", "left out of the chains; left_out lists them"),
     "odd letters": ("info", "not one of the twenty: X to the model"),
     "something left out": ("info", "not read; the chain's record says so"),
     "not flattened": ("info", "read as it is; OpenFold would train on empty alignments"),
@@ -72,6 +77,8 @@ class CheckReport:
     residues: int = 0
     input_bytes: int = 0
     findings: dict[str, Finding] = field(default_factory=dict)
+    left_out: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    """Ligands, glycans, nucleic acids, waters by structure file: `kind component chain count`."""
     spreads: dict[str, list[float]] = field(default_factory=dict)
     """For plots: residues, resolution and year of release of the chains that say them."""
 
@@ -99,6 +106,7 @@ class CheckReport:
         names = ("uri", "depth", "chains", "with_structure", "with_alignments", "residues")
         return {
             **{name: getattr(self, name) for name in (*names, "input_bytes", "ok")},
+            "left_out": self.left_out,
             "findings": [
                 {name: getattr(f, name) for name in f.__slots__} for f in self.sorted_findings()
             ],
@@ -133,7 +141,7 @@ def check_input(
     sources = discover(uri, problems=problems, **places)
     report = CheckReport(uri, depth, chains=len(sources))
     for problem in problems:
-        report.add("bad id or unreadable file", str(problem))
+        report.add(_kind_of(problem), str(problem))
     _check_ids(sources, report)
     _check_cache(uri, sources, report)
     if clusters:
@@ -144,12 +152,20 @@ def check_input(
     for done, source in enumerate(sources, 1):
         try:
             _check_chain(source, config, depth, last, report)
+        except NoProtein as error:
+            report.add("no protein", f"{source.chain_id}: {error}")
         except EvofeedError as error:
             error.item = error.item or source.chain_id
             report.add("chain cannot be featurized", str(error))
         if progress is not None:
             progress(done, len(sources))
     return report
+
+
+def _kind_of(problem: InputError) -> str:
+    if isinstance(problem, UnusedInput):
+        return "unused file"
+    return "no protein" if isinstance(problem, NoProtein) else "bad id or unreadable file"
 
 
 def _check_ids(sources: list[ChainSource], report: CheckReport) -> None:
@@ -251,6 +267,13 @@ def _check_queries(
     _check_sequence(source.chain_id, sequence, report)
 
 
+def _note_molecules(path: str, molecules: Sequence[OtherMolecule], report: CheckReport) -> None:
+    if molecules:
+        report.left_out[path] = [dataclasses.asdict(molecule) for molecule in molecules]
+    if any(molecule.kind != "water" for molecule in molecules):
+        report.add("molecules beside the proteins", f"{path}: {in_words(molecules)}")
+
+
 def _check_sequence(chain_id: str, sequence: str, report: CheckReport) -> None:
     report.residues += len(sequence)
     report.spreads.setdefault("residues", []).append(len(sequence))
@@ -274,7 +297,9 @@ def _structure(
             if ref.plain_name.endswith((".cif", ".mmcif")):
                 for kind, case in deviations(data, ref.path):
                     report.add(kind, f"{ref.path}: {case}")
-            last[key] = parse_structure(data, ref.plain_name, path=ref.path, config=config)
+            structure = parse_structure(data, ref.plain_name, path=ref.path, config=config)
+            _note_molecules(ref.path, structure.others, report)
+            last[key] = structure
         except InputError as error:
             last[key] = error
     known = last[key]

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from evofeed.options import Json, picture_name
+from evofeed.base.options import Json, picture_name
 
 
 def featurize(
@@ -29,6 +29,9 @@ def featurize(
         "default"
     ),
     ref: Annotated[str, typer.Option(help="Name that points at the snapshot.")] = "main",
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Let the ref lose chains of another input.")
+    ] = False,
     ray_address: Annotated[
         str, typer.Option(help="host:port of this machine's Ray cluster; else $RAY_ADDRESS.")
     ] = "",
@@ -46,6 +49,7 @@ def featurize(
         typer.Option(help="Database to search, [NAME=]PATH; INPUT is then FASTA. Repeatable."),
     ] = None,
     template_db: Annotated[str, typer.Option(help="pdb_seqres FASTA or PDB70 prefix.")] = "",
+    recipe: Annotated[str, typer.Option(help="Of the search, as in `evofeed search`.")] = "default",
     distillation: Annotated[
         bool, typer.Option("--distillation", help="Structures are predictions.")
     ] = False,
@@ -60,8 +64,13 @@ def featurize(
     deadline: Annotated[float, typer.Option(min=0.1, help="Seconds a chain may take.")] = 600,
     memory: Annotated[int, typer.Option(min=1, help="MiB a chain may take.")] = 8192,
     max_broken: Annotated[
-        float, typer.Option(min=0, max=1, help="Publish nothing if more chains are broken.")
-    ] = 0.05,
+        float | None,
+        typer.Option(
+            min=0,
+            max=1,
+            help="Publish nothing if a larger share is broken; by default 0.05 from 20 chains on.",
+        ),
+    ] = None,
     shard_mib: Annotated[
         int, typer.Option(min=0, help="Join small shards to this many MiB; 0 leaves them.")
     ] = 128,
@@ -83,14 +92,14 @@ def featurize(
 
     Example: evofeed featurize proteins.fasta data/ --search-db uniref.fasta
     """
-    from evofeed.errors import InputError
+    from evofeed.base.errors import InputError
 
     searched = search_db or template_db
     if not searched and "://" not in input_uri and not Path(input_uri).exists():
         raise InputError("no such file or folder", path=input_uri)  # before anything is imported
     from evofeed.featurize.config import CropConfig, FeaturizeConfig
+    from evofeed.featurize.inputs.stage import is_remote
     from evofeed.featurize.job.options import JobOptions
-    from evofeed.featurize.stage import is_remote
 
     if preset not in ("default", "openfold"):
         raise typer.BadParameter(f"no preset {preset!r}: default or openfold")
@@ -111,6 +120,7 @@ def featurize(
             ray_address=ray_address,
             ledger=ledger,
             ref=ref,
+            replace_ref=replace,
             clusters=clusters,
             deadline=deadline,
             memory=memory << 20,
@@ -131,7 +141,7 @@ def featurize(
             )
         from evofeed.featurize.search.commands import search_first
 
-        input_uri = search_first(input_uri, search_db, template_db, options, as_json)
+        input_uri = search_first(input_uri, recipe, search_db, template_db, options, as_json)
     from evofeed.featurize.job.show import run_and_show
 
     changed = crop if crop != CropConfig() else None
@@ -144,7 +154,7 @@ def _stage(uri: str, folder: str, quiet: bool) -> str:
     from rich.console import Console
     from rich.progress import DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
-    from evofeed.featurize.stage import stage_input
+    from evofeed.featurize.inputs.stage import stage_input
 
     columns = ("copying", TextColumn(uri), DownloadColumn(), TransferSpeedColumn())
     folder = folder or str(Path.home() / ".cache" / "evofeed" / "inputs" / uri.partition("://")[2])
@@ -189,14 +199,14 @@ def check(
     Example: evofeed check raw/ --plot raw.png
     """
     from evofeed.featurize.check import check_input
-    from evofeed.featurize.stage import is_remote
+    from evofeed.featurize.inputs.stage import is_remote
 
     if is_remote(input_uri):
         input_uri = _stage(input_uri, stage, as_json)
     finder = _finder(structures, templates, distillation)
     found = check_input(input_uri, clusters=clusters, **finder)
     if plot:
-        from evofeed.pictures import draw_check
+        from evofeed.viz import draw_check
 
         draw_check(found.to_dict(), found.spreads, plot)
     if as_json:

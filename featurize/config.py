@@ -11,7 +11,8 @@ import math
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
-from evofeed.configs import Config, check_numbers
+from evofeed.base.configs import Config, check_numbers
+from evofeed.protein.features import MODEL_TEMPLATES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,7 +164,7 @@ class FeaturizeConfig(Config):
             "mask_mmcif": False,
             "strict_pdb": True,
             "all_pdb_residues": True,
-            "max_templates": 4,
+            "max_templates": MODEL_TEMPLATES,
             "exclude_same_pdb": False,
             "released_before_days": None,
             "locate_query": "search",
@@ -185,8 +186,8 @@ class CropConfig(Config):
     row_choice: Literal["random", "first"] = "random"
     """Which rows stay: a fair sample, as training would draw, or the first ones, which
     are the best hits of the first alignment file (High-Flyer). The query always stays."""
-    max_templates: int = 20
-    """Featurized templates kept per chain."""
+    max_templates: int | None = None
+    """Templates kept per chain; None is all of the record's."""
     residue_crop: int | None = None
     """Residues of a window; None keeps chains whole."""
     views: int = 1

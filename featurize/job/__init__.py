@@ -2,12 +2,14 @@
 
 from typing import TYPE_CHECKING
 
-from evofeed.lazy import names_from
+from evofeed.base.lazy import names_from
 
 if TYPE_CHECKING:
     from evofeed.featurize.config import CropConfig, FeaturizeConfig
+    from evofeed.featurize.job.executors import Executor
     from evofeed.featurize.job.host import Entries, JobHost, broken_entries, note_entries
     from evofeed.featurize.job.ledger import Ledger
+    from evofeed.featurize.job.opening import open_executor
     from evofeed.featurize.job.options import JobOptions
     from evofeed.featurize.job.places import ledger_url
     from evofeed.featurize.job.report import JobProgress, JobReport
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
 __all__ = [
     "CropConfig",
     "Entries",
+    "Executor",
     "FeaturizeConfig",
     "JobHost",
     "JobOptions",
@@ -25,6 +28,7 @@ __all__ = [
     "ledger_url",
     "broken_entries",
     "note_entries",
+    "open_executor",
     "run_job",
 ]
 

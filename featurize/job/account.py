@@ -11,6 +11,8 @@ from evofeed.featurize.job.report import JobProgress, JobReport
 from evofeed.featurize.job.tables import JobRow
 from evofeed.store import Snapshot
 
+_LEFT_OUT = ("NoProtein", "UnusedInput")
+"""Errors of what is left out: no proteins, and files that no chain uses."""
 _BROKEN = ("chain_id", "type", "message", "path", "line")
 
 
@@ -25,27 +27,38 @@ class Account:
 
     Attributes:
         lost_workers: how many died or were killed; for the driver to count.
-        restarts: of a private Ray; likewise.
     """
 
     def __init__(
         self, ledger: Ledger, job: JobRow, num_chains: int, unusable: list[dict[str, Any]]
     ) -> None:
         self._ledger, self._job = ledger, job
-        self._num_chains, self._unusable = num_chains, unusable
+        self._num_chains = num_chains
+        self._unusable = [item for item in unusable if item["type"] not in _LEFT_OUT]
+        self._unread = [item for item in unusable if item["type"] in _LEFT_OUT]
         self._began = time.monotonic()
         self._first = ledger.counts(job.job_id)
-        self.lost_workers = self.restarts = 0
+        self.lost_workers = 0
 
     @property
     def total(self) -> int:
-        """Chains of the input, those included that none could be made of."""
-        return self._num_chains + len(self._unusable)
+        """Chains of the input, those included that none could be made of; no others' molecules."""
+        return self._num_chains + len(self._unusable) - len(self._dead(left_out=True))
 
     def broken(self) -> list[dict[str, Any]]:
-        """Everything that is not in the snapshot and why: unusable inputs and dead chains."""
-        dead = self._ledger.chains(self._job.job_id)
-        return self._unusable + [{name: chain[name] for name in _BROKEN} for chain in dead]
+        """What is broken, and so not in the snapshot: unusable inputs and dead chains."""
+        return self._unusable + self._dead(left_out=False)
+
+    def left_out(self) -> list[dict[str, Any]]:
+        """What is no protein, and files that no chain uses, each with why."""
+        return self._unread + self._dead(left_out=True)
+
+    def _dead(self, *, left_out: bool) -> list[dict[str, Any]]:
+        return [
+            {name: chain[name] for name in _BROKEN}
+            for chain in self._ledger.chains(self._job.job_id)
+            if (chain["type"] in _LEFT_OUT) == left_out
+        ]
 
     def notes(self) -> dict[str, list[str]]:
         """What was left out of good chains, by chain id."""
@@ -86,13 +99,13 @@ class Account:
             num_chains=self.total,
             num_good=counts["chains_good"],
             broken=tuple(self.broken()),
+            left_out=tuple(self.left_out()),
             notes=self.notes(),
             num_shards=len(shards),
             num_bytes=sum(shard.nbytes for shard in shards),
             units=len(units),
             resumed=self._first["units_done"],
             lost_workers=self.lost_workers,
-            restarts=self.restarts,
             seconds=round(seconds, 3),
             chains_per_second=round(self._done_here(counts) / max(seconds, 1e-9), 2),
             path=report_path(self._ledger.url, self._job.dataset_uri, job_id),

@@ -11,16 +11,43 @@ from collections import Counter, deque
 from collections.abc import Sequence
 from typing import Any
 
-from evofeed.errors import JobError
+from evofeed.base.errors import JobError
 from evofeed.featurize.job.ledger import Ledger
 from evofeed.featurize.job.worker import DEADLINE_KILL, UnitLost
 
 _STRIKES = 2
 _STRIKES_FROM_OUTSIDE = 3  # SIGKILL and the end of a Ray worker also come from outside
-_LOST_TOGETHER = 3  # times a unit may lose its worker, nobody knows over which chain
+LOST_TOGETHER = 3  # times a unit may lose its worker, nobody knows over which chain
 _MAX_LOST = 6  # times a unit may lose its worker with no chain to blame
 
 _NOWHERE: dict[str, Any] = {"path": None, "line": None}
+
+
+class Losses:
+    """How often units lost their workers with nothing in hand to blame, jobs' and searches'."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+
+    def one_more(self, lost: UnitLost, *, alone: bool = False) -> int:
+        """Count a loss; how many the unit has had.
+
+        Args:
+            lost: it.
+            alone: what the unit held was one, and can be blamed.
+
+        Raises:
+            JobError: too many.
+        """
+        self.counts[lost.unit_id] += 1
+        count = self.counts[lost.unit_id]
+        if count >= _MAX_LOST and not alone:
+            raise JobError(
+                f"{count} workers were lost over the same few chains, and none of these is to "
+                f"blame ({lost.cause}); what is done is kept: see to the machine, its memory for "
+                "one, and run it again"
+            )
+        return count
 
 
 class Blame:
@@ -34,7 +61,7 @@ class Blame:
 
     def __init__(self, ledger: Ledger, job_id: str, deadline: float) -> None:
         self._ledger, self._job_id, self._deadline = ledger, job_id, deadline
-        self._losses: Counter[str] = Counter()
+        self._losses = Losses()
         self._alone: dict[str, deque[str]] = {}  # by unit: chains still to be tried one by one
 
     def suspect(self, unit_id: str) -> str:
@@ -47,10 +74,6 @@ class Blame:
             return False
         self._tried(unit_id)
         return True
-
-    def forget(self) -> None:
-        """What ran the units was lost itself: earlier losses may have been its fault."""
-        self._losses.clear()
 
     def lost(self, lost: UnitLost, chain_ids: Sequence[str]) -> None:
         """Enter a loss; the unit is to be done again.
@@ -69,15 +92,7 @@ class Blame:
             self._strike(lost, chain_id)
             return
         self._ledger.give_back(self._job_id, lost.unit_id)
-        self._losses[lost.unit_id] += 1
-        count = self._losses[lost.unit_id]
-        if count == _MAX_LOST:
-            raise JobError(
-                f"{count} workers were lost over the same few chains, and none of these is to "
-                f"blame ({lost.cause}); what is done is kept: see to the machine, its memory for "
-                "one, and run it again"
-            )
-        if count == _LOST_TOGETHER and lost.chain_id is None:
+        if self._losses.one_more(lost) == LOST_TOGETHER and lost.chain_id is None:
             self._alone[lost.unit_id] = deque(chain_ids)
 
     def _strike(self, lost: UnitLost, chain_id: str) -> None:

@@ -10,8 +10,9 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from evofeed.featurize.clusters import NO_CLUSTER
 from evofeed.featurize.config import CropConfig, FeaturizeConfig
+from evofeed.featurize.formats.reading import FileRef
+from evofeed.featurize.inputs.clusters import NO_CLUSTER
 from evofeed.featurize.job import tables as states
 from evofeed.featurize.job.account import Account
 from evofeed.featurize.job.blame import Blame
@@ -19,7 +20,7 @@ from evofeed.featurize.job.executors import Executor, ExecutorGone, Outcome
 from evofeed.featurize.job.host import JobHost, broken_entries, note_entries
 from evofeed.featurize.job.inputs import KnownInputs, Stamp, path_of
 from evofeed.featurize.job.ledger import Ledger
-from evofeed.featurize.job.open_executor import open_executor
+from evofeed.featurize.job.opening import open_executor
 from evofeed.featurize.job.options import JobOptions
 from evofeed.featurize.job.places import relative
 from evofeed.featurize.job.publish import drop_joined, missing_shards, publish
@@ -34,7 +35,6 @@ from evofeed.featurize.job.template_use import (
 from evofeed.featurize.job.units import Plan, Unit, make_plan
 from evofeed.featurize.job.work import UnitResult, UnitTask, expected_memory
 from evofeed.featurize.job.worker import UnitFailed, UnitLost
-from evofeed.featurize.reading import FileRef
 from evofeed.store import Snapshot
 from evofeed.store.inner import Lease
 
@@ -98,30 +98,11 @@ class Driver:
     def _work(self, waiting: deque[str]) -> bool:
         """Do all units; True if the job was cancelled meanwhile.
 
-        A Ray of our own that dies is started again, once, and after that if the last one has
-        done a unit: whatever kills it may kill every one.
-
         Raises:
-            ExecutorGone: Ray is, and was not started again.
+            ExecutorGone: Ray is.
         """
-        while True:
-            left = len(waiting)
-            try:
-                at, number = not self.options.on_ray, self.options.num_workers
-                executor = open_executor(
-                    at, self.options.deadline, number, self.options.workers, self.options.cluster
-                )
-                with contextlib.closing(executor):
-                    return self._feed(executor, waiting)
-            except ExecutorGone as gone:
-                for unit_id in sorted(self.flying):  # nobody's fault
-                    self.ledger.give_back(self.job.job_id, unit_id)
-                    waiting.append(unit_id)
-                self.flying.clear()
-                self.blame.forget()
-                if not gone.again or (self.account.restarts and len(waiting) == left):
-                    raise
-                self.account.restarts += 1
+        with contextlib.closing(open_executor(self.options)) as executor:
+            return self._feed(executor, waiting)
 
     def _feed(self, executor: Executor, waiting: deque[str]) -> bool:
         while waiting or self.flying:
@@ -156,6 +137,7 @@ class Driver:
             memory=self.options.memory,
             expected_memory=expected_memory(unit.largest, unit.cost),
             run=self.run_id,
+            limits=self.host.limits,
         )
 
     def _settle(self, outcome: Outcome) -> list[str]:
@@ -200,11 +182,11 @@ class Driver:
         broken, total = self.account.broken(), self.account.total
         if len(broken) == total:
             return self._end(states.FAILED, f"all {total} chains are broken, nothing to publish")
-        if len(broken) > self.options.max_broken * total:
+        if share := self.options.too_many(len(broken), total):
             return self._end(
                 states.FAILED,
                 f"{len(broken)} of {total} chains are broken, more than max_broken "
-                f"{self.options.max_broken:g} allows: repair them or raise it, and run again; "
+                f"{share} allows: repair them or raise it, and run again; "
                 "what is done is kept",
             )
         if changed := self._changed():
@@ -219,7 +201,7 @@ class Driver:
         snapshot = publish(
             self.ledger,
             self.job,
-            broken,
+            broken + [item for item in self.account.left_out() if item["type"] == "NoProtein"],
             settings,
             self.options,
             self.clusters,

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import pickle
 import time
+from collections.abc import Mapping
+from dataclasses import dataclass
 from multiprocessing import connection
 from typing import Protocol, runtime_checkable
 
-from evofeed.errors import JobError
+from evofeed.base.errors import JobError
 from evofeed.featurize.job.work import Task, UnitOutput
 from evofeed.featurize.job.worker import UnitFailed, UnitLost, Worker
 
@@ -20,16 +22,7 @@ Outcome = UnitOutput | UnitLost | UnitFailed
 
 
 class ExecutorGone(JobError):
-    """What runs the units is gone itself; that is the fault of no unit in flight.
-
-    Args:
-        message: what is gone, and why.
-        again: whether a new one can be started; a cluster is not ours to start.
-    """
-
-    def __init__(self, message: str, *, again: bool) -> None:
-        super().__init__(message)
-        self.again = again
+    """What runs the units is gone itself; that is the fault of no unit in flight."""
 
 
 def outcome_of(said: bytes | UnitLost) -> Outcome:
@@ -40,6 +33,15 @@ def outcome_of(said: bytes | UnitLost) -> Outcome:
     return outcome
 
 
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A machine that works: `slots` units at once, and the resources that it offers."""
+
+    node_id: str
+    slots: int
+    resources: Mapping[str, float]
+
+
 @runtime_checkable
 class Executor(Protocol):
     """A bounded window of units in flight."""
@@ -47,8 +49,11 @@ class Executor(Protocol):
     def room(self) -> int:
         """Units it would take now."""
 
-    def submit(self, task: Task) -> None:
-        """Take a unit."""
+    def nodes(self, num_cpus: int) -> list[Node]:
+        """The machines there are now, with the slots that units of so many cores have there."""
+
+    def submit(self, task: Task, node: str = "", num_cpus: int = 1) -> None:
+        """Take a unit, for one node if it is named."""
 
     def wait(self, timeout: float) -> list[Outcome]:
         """Outcomes that are there, waiting up to `timeout` seconds for the first.
@@ -73,7 +78,11 @@ class LocalExecutor:
         """Units it would take now."""
         return self.num_workers - sum(not worker.idle for worker in self.workers)
 
-    def submit(self, task: Task) -> None:
+    def nodes(self, num_cpus: int) -> list[Node]:
+        """This machine, whose workers are as many as were asked for, whatever they take."""
+        return [Node("", self.num_workers, {})]
+
+    def submit(self, task: Task, node: str = "", num_cpus: int = 1) -> None:
         """Start a unit on an idle worker, or on a new one."""
         worker = next((worker for worker in self.workers if worker.idle), None)
         if worker is None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from evofeed.base.within import Limits
 from evofeed.featurize.job.lock import Waits, a_while
 from evofeed.store.inner import MoveRef, move_ref
 
@@ -28,6 +29,8 @@ class JobHost:
     """Moves the ref when the snapshot is there."""
     waits: Waits = a_while
     """Asked while another process drives the job: whether to go on waiting."""
+    limits: Limits | None = None
+    """Folders that inputs must lie in, wherever links lead; None: anywhere."""
 
 
 def broken_entries(chains: Entries) -> list[dict[str, Any]]:

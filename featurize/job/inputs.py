@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import quote
 
-from evofeed.errors import InputError
+from evofeed.base.errors import InputError
 from evofeed.featurize.config import FeaturizeConfig
-from evofeed.featurize.reading import FileRef, file_ref, sha256, xxh3
-from evofeed.featurize.roads.parts import read_part
-from evofeed.featurize.sources import ChainSource
+from evofeed.featurize.formats.reading import FileRef, file_ref, sha256, xxh3
+from evofeed.featurize.inputs.roads.parts import read_part
+from evofeed.featurize.inputs.sources import ChainSource
 
 
 @dataclass(frozen=True, slots=True)

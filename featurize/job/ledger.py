@@ -17,7 +17,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import Connection, Engine
 
-from evofeed.errors import JobError
+from evofeed.base.errors import JobError
 from evofeed.featurize.job.inputs import Stamp
 from evofeed.featurize.job.tables import (
     CHAINS,
@@ -58,7 +58,11 @@ class Ledger:
             METADATA.create_all(self.engine)
         except (sa.exc.SQLAlchemyError, ModuleNotFoundError) as error:
             reason = str(error).splitlines()[0]
-            raise JobError(f"ledger cannot be opened: {reason}", path=self.place) from error
+            raise JobError(
+                f"ledger cannot be opened: {reason}. Published snapshots do not need it: move it "
+                "away and run again, then everything that is not published is done anew",
+                path=self.place,
+            ) from error
         sa.event.listen(self.engine, "handle_error", self._fail)
 
     def _fail(self, context: sa.ExceptionContext) -> None:
@@ -66,7 +70,8 @@ class Ledger:
         error = context.original_exception
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise JobError(
-            f"ledger: {reason}; fix that and try again, what is done is kept",
+            f"ledger: {reason}; fix that and try again, what is done is kept. A damaged ledger may "
+            "be moved away: published snapshots do not need it, all else is done anew",
             path=self.place,
         ) from error
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import sqlalchemy as sa
 
-from evofeed.errors import JobError
+from evofeed.base.errors import JobError
 from evofeed.featurize.job.ledger import Ledger
 
 Waits = Callable[[float], bool]

@@ -5,51 +5,41 @@ from __future__ import annotations
 import os
 import sys
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
-from evofeed.configs import Config, check_choice, check_numbers
+from evofeed.base.configs import Config, check_choice, check_numbers
 from evofeed.store.inner import check_name
+
+_MAX_BROKEN: Final = 0.05
+_FEW: Final = 20
+"""Chains below which a share says little."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobOptions(Config):
-    """Limits and places of a job. What a chain's bytes are does not depend on any of them."""
+class Workplace(Config):
+    """Where units run: the same for jobs and for searches."""
 
     executor: str = "auto"
-    """`local` (processes of this machine), `ray` (a cluster, or a private Ray on this machine) or
+    """`local` (processes of this machine), `ray` (a cluster, or one started on this machine) or
     `auto`: `ray` where there is an address or this process has joined a Ray, else `local`."""
     workers: int = 0
-    """Chains worked on at once; 0 is one per usable core."""
+    """Units worked on at once; 0 is one per usable core, or per so many as one takes."""
     ray_address: str = ""
     """`host:port` of a running Ray cluster; if empty, what RAY_ADDRESS says."""
-    ledger: str = ""
-    """SQLAlchemy URL or path of the ledger; empty puts `jobs/ledger.sqlite` into the dataset."""
-    ref: str = "main"
-    """The name that points at the snapshot afterwards."""
-    clusters: str = ""
-    """Sequence clusters, one a line or mmseqs' `_cluster.tsv`, for `cluster_size` in the index."""
-    shard_nbytes: int = 128 << 20
-    """Shards of units are joined to about this size when they are published; 0 leaves them."""
-    check_content: bool = False
-    """Read all inputs known from earlier runs again to see whether they changed, whatever
-    their size and time say."""
-
     deadline: float = 600.0
-    """Seconds one chain may take; then its worker is killed and the chain blamed."""
-    memory: int = 8 << 30
-    """Bytes one chain may add to its worker."""
-    max_broken: float = 0.05
-    """Broken share of the chains above which nothing is published."""
+    """Seconds one chain, or one call of a program, may take."""
 
     def __post_init__(self) -> None:
         check_choice(self, "executor", ("auto", "ray", "local"))
-        check_numbers(self, "workers", "shard_nbytes", least=0)
+        check_numbers(self, "workers", least=0)
         check_numbers(self, "deadline", above=0)
-        check_numbers(self, "memory", least=1 << 20)
-        check_numbers(self, "max_broken", least=0, most=1)
-        check_name(self.ref, "ref")
         if self.ray_address and self.executor == "local":
             raise ValueError("ray_address needs executor='ray'")
+
+    @property
+    def cores(self) -> int:
+        """Cores that a unit takes."""
+        return 1
 
     @property
     def cluster(self) -> str:
@@ -66,8 +56,47 @@ class JobOptions(Config):
 
     @property
     def num_workers(self) -> int:
-        """Workers asked for, or one per core this process may use."""
-        return self.workers or len(os.sched_getaffinity(0))
+        """Workers asked for, or as many as this process may use cores for."""
+        return self.workers or max(1, len(os.sched_getaffinity(0)) // self.cores)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobOptions(Workplace):
+    """Limits and places of a job. What a chain's bytes are does not depend on any of them."""
+
+    ledger: str = ""
+    """SQLAlchemy URL or path of the ledger; empty puts `jobs/ledger.sqlite` into the dataset."""
+    ref: str = "main"
+    """The name that points at the snapshot afterwards."""
+    replace_ref: bool = False
+    """Let the ref point at this input's chains though it holds others of another input."""
+    clusters: str = ""
+    """Sequence clusters, one a line or mmseqs' `_cluster.tsv`, for `cluster_size` in the index."""
+    shard_nbytes: int = 128 << 20
+    """Shards of units are joined to about this size when they are published; 0 leaves them."""
+    check_content: bool = False
+    """Read all inputs known from earlier runs again to see whether they changed, whatever
+    their size and time say."""
+
+    memory: int = 8 << 30
+    """Bytes one chain may add to its worker."""
+    max_broken: float | None = None
+    """Broken share of the chains above which nothing is published; None is 0.05 from 20 chains
+    on, and no limit for fewer, of which each one is more than that."""
+
+    def __post_init__(self) -> None:
+        Workplace.__post_init__(self)
+        check_numbers(self, "shard_nbytes", least=0)
+        check_numbers(self, "memory", least=1 << 20)
+        check_numbers(self, "max_broken", least=0, most=1)
+        check_name(self.ref, "ref")
+
+    def too_many(self, broken: int, total: int) -> str:
+        """The share that so many broken chains exceed, in words; empty if they do not."""
+        share = self.max_broken
+        if share is None:
+            share = _MAX_BROKEN if total >= _FEW else 1.0
+        return f"{share:g}" if broken > share * total else ""
 
 
 def ray_of_this_process() -> str:

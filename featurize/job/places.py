@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from evofeed.errors import InputError
-from evofeed.featurize.reading import is_text
+from evofeed.base.errors import InputError
+from evofeed.featurize.formats.reading import is_text
 
 
 def ledger_url(given: str, dataset_uri: str) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from evofeed.errors import DatasetMissing, RefConflict
+from evofeed.base.errors import DatasetMissing, RefConflict
 from evofeed.featurize.job import tables as states
 from evofeed.featurize.job.ledger import Ledger
 from evofeed.featurize.job.options import JobOptions

@@ -1,46 +1,54 @@
-"""Units on Ray core tasks: a private Ray on this machine, or a cluster by address.
+"""Units on Ray core tasks: on a cluster by its address, or on a Ray that this process starts.
 
-Ray only carries units to workers. Retrying is ours (`max_retries=0`), for Ray
-does not know which chain killed a worker. Nor is Ray let into this process: it
-prints to standard output, and its core ends the process it is in when it loses
-the cluster. It lives in a process of its own (`ray_host.py`), and whether it
-lives at all is seen from here.
+Ray only carries units to workers. Retrying is ours (`max_retries=0`), for Ray does not know
+which chain killed a worker. That Ray itself is there is seen by a connection to its servers:
+its own calls go on waiting for a minute and more when it is not.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import pickle
 import secrets
+import shutil
+import signal
 import socket
-import subprocess
 import sys
 import tempfile
+import threading
 import time
-from multiprocessing import connection
-from multiprocessing.connection import Connection
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
-from evofeed.errors import JobError
-from evofeed.featurize.job import guardian
-from evofeed.featurize.job.executors import ExecutorGone, Outcome, outcome_of
+from evofeed.base.errors import JobError
+from evofeed.featurize.job.executors import ExecutorGone, Node, Outcome, outcome_of
 from evofeed.featurize.job.work import Task
-from evofeed.featurize.job.worker import UnitLost, environment
+from evofeed.featurize.job.worker import UnitLost, environment, unit_on_ray
+
+_log = logging.getLogger("evofeed.jobs")
 
 _KNOCK = 30.0  # seconds a cluster's head may take to answer
-_START = 300.0  # seconds Ray may take to start on a busy machine
-_LEAVE = 20.0  # seconds to take leave of a cluster
+_TRIES = 3  # to start a Ray: it gives a node 30 seconds, which a busy machine may not have
+_ANSWER = 60.0  # seconds in which Ray hands over a result that it says is there
+_LOOK = 5.0  # seconds between looks at how large the cluster is
+_TICK = 0.25  # seconds between looks at Ray's servers
+_OBJECT_STORE = 128 << 20  # only names, counts and packed alignments cross
 _TEMP = "/tmp"  # a Unix socket's path may have 107 bytes, so no deep TMPDIR
-_HOST = "import sys; from evofeed.featurize.job import ray_host; ray_host.main(*sys.argv[1:])"
 
 # No usage statistics; tools die with their worker. Where memory runs out, Ray's own monitor would
 # kill the watcher and the kernel kills the largest process: the worker, whose watcher knows why.
+# Workers are started when a unit needs one: Ray joins its first driver to workers that it has
+# started in advance, and if one of these is killed meanwhile it waits for minutes.
 _ENVIRON = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_process_group_cleanup_enabled": "1",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_memory_monitor_refresh_ms": "0",
+    "RAY_prestart_worker_first_driver": "0",
 }
 
 
@@ -48,103 +56,69 @@ class RayExecutor:
     """A bounded window of Ray tasks: two units per core are in flight, the rest waits with us.
 
     Args:
-        num_workers: cores of a private Ray; at most so many units at once on a cluster, 0 for
+        num_workers: cores of a Ray of our own; at most so many units at once on a cluster, 0 for
             all its cores.
         deadline: seconds one chain may take.
-        address: of a cluster; empty for a private Ray.
+        address: of a cluster; empty starts a Ray on this machine.
         gcs_away: seconds in which a cluster's GCS may be restarted; Ray itself waits for 60.
+        silence: seconds of waiting for Ray to start after which that is mentioned.
 
     Raises:
         JobError: Ray does not start, or nothing answers at the address.
     """
 
     def __init__(
-        self, num_workers: int, deadline: float, address: str = "", gcs_away: float = 15.0
+        self,
+        num_workers: int,
+        deadline: float,
+        address: str = "",
+        gcs_away: float = 15.0,
+        silence: float = 20.0,
     ) -> None:
-        self._gcs_away = gcs_away if address else 0.0
         self.deadline = deadline
         self.limit = num_workers
         self.address = address
-        self._flying: set[str] = set()
-        self._nodes: list[tuple[str, dict[str, float]]] = []
-        self._host: subprocess.Popen[bytes] | None = None
-        self._guardian: subprocess.Popen[bytes] | None = None
-        self._folder = ""
+        self._flying: dict[Any, str] = {}
         self._servers: list[_Server] = []
-        if self.address:
-            self._start(minimal=False)
-            return
+        self._looked = 0.0
+        self._stack = contextlib.ExitStack()
         try:
-            self._start(minimal=True)
-        except JobError:  # another version of Ray, which needs what we leave out
-            self._start(minimal=False)
-
-    def _start(self, minimal: bool) -> None:
-        try:
-            if self.address:
-                _knock(self.address)
-            else:
-                self._folder = tempfile.mkdtemp(prefix="evofeed-ray-", dir=_TEMP)
-                self._guardian = guardian.start(self._folder)
-            self._line = self._start_host()
-            self._cores, self._memory, raylet, gcs = self._ready(minimal)
-        except OSError as error:
-            self.close()
-            raise self._refusal(str(error)) from error
+            self._ray = self._stack.enter_context(_connected(address, num_workers, silence))
+            self._unit = self._ray.remote(max_retries=0)(unit_on_ray)
+            self._look()
+            raylet, gcs = self._places()
+            watched = (("raylet", raylet, 0.0), ("GCS", gcs, gcs_away if address else 0.0))
+            self._servers = [_Server(name, at, away) for name, at, away in watched if at]
         except BaseException:
             self.close()
             raise
-        watched = (("raylet", raylet, 0.0), ("GCS", gcs, self._gcs_away))
-        self._servers = [_Server(name, at, away) for name, at, away in watched if at]
 
-    def _start_host(self) -> Connection:
-        mine, theirs = socket.socketpair()
-        wanted = dict(_ENVIRON)
-        if not self.address and "RAY_AUTH_MODE" not in os.environ:  # a token that touches no disk
-            wanted |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
-        with theirs:
-            self._host = subprocess.Popen(
-                [sys.executable, "-c", _HOST, str(theirs.fileno()), str(os.getpid())],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=2,  # Ray prints there, and ours holds the report
-                env={**environment(), **wanted},
-                start_new_session=True,  # Ctrl-C in the terminal is not meant for it
-            )
-        return Connection(mine.detach())
+    def _look(self) -> None:
+        """How large the cluster is now; it may have grown or shrunk."""
+        alive = [node for node in self._ray.nodes() if node["Alive"]]
+        self._nodes = [(node["NodeID"], dict(node["Resources"])) for node in alive]
+        resources = [each for _, each in self._nodes]
+        self._cores = max(int(sum(each.get("CPU", 0) for each in resources)), 1)
+        self._memory = int(max((each.get("memory", 0) for each in resources), default=0))
+        self._looked = time.monotonic()
 
-    def _ready(self, minimal: bool) -> tuple[int, int, str, str]:
-        try:
-            self._line.send((self.address, self._folder, self.limit, minimal))
-            if not self._line.poll(_START):
-                raise self._refusal(f"not within {_START:.0f} s")
-            word, said = self._line.recv()
-            if word == "nodes":
-                self._nodes = said
-                word, said = self._line.recv()
-        except (EOFError, OSError) as error:
-            raise self._refusal("its process ended while it started") from error
-        if word == "refused":
-            raise self._refusal(said)
-        ready: tuple[int, int, str, str] = said
-        return ready
-
-    def _refusal(self, reason: str) -> JobError:
-        if self.address:  # a driver runs on a node of its cluster, one without cores will do
-            where = f"join Ray at {self.address}"
-            hint = f"run `ray start --address={self.address} --num-cpus=0` on this machine first"
-        else:
-            where, hint = "start a local Ray", "`evofeed featurize --executor local` needs no Ray"
-        return JobError(f"cannot {where}: {reason.splitlines()[0]}; {hint}")
+    def _places(self) -> tuple[str, str]:
+        """Where the raylet of this machine and the GCS listen."""
+        context = self._ray.get_runtime_context()
+        sockets = {node["NodeID"]: node["RayletSocketName"] for node in self._ray.nodes()}
+        return sockets.get(context.get_node_id(), ""), context.gcs_address
 
     def room(self) -> int:
-        """Units it would take now; a cluster may have grown or shrunk since."""
+        """Units it would take now."""
         limited = 0 < self.limit < self._cores
         return (self.limit if limited else 2 * self._cores) - len(self._flying)
 
-    def nodes(self) -> list[tuple[str, dict[str, float]]]:
-        """The nodes there were when Ray last said so, each with its resources."""
-        return self._nodes
+    def nodes(self, num_cpus: int) -> list[Node]:
+        """The nodes there were at the last look."""
+        return [
+            Node(node_id, int(there.get("CPU", 0)) // num_cpus, there)
+            for node_id, there in self._nodes
+        ]
 
     def submit(self, task: Task, node: str = "", num_cpus: int = 1) -> None:
         """Send a unit to whichever Ray worker is free first and has the memory for it.
@@ -154,12 +128,15 @@ class RayExecutor:
             node: only there; Ray's id of the node.
             num_cpus: cores it takes.
         """
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        options: dict[str, Any] = {"num_cpus": num_cpus}
         # A task that asks for more than the largest node has would wait forever.
-        memory = min(task.expected_memory, self._memory)
-        self._flying.add(task.unit_id)
-        with contextlib.suppress(OSError):  # it is gone: `wait` will notice
-            place = node, num_cpus
-            self._line.send((task.unit_id, pickle.dumps(task), self.deadline, memory, place))
+        options["memory"] = min(task.expected_memory, self._memory) or None
+        if node:
+            options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(node, soft=False)
+        unit = self._unit.options(**options)
+        self._flying[unit.remote(task.unit_id, pickle.dumps(task), self.deadline)] = task.unit_id
 
     def wait(self, timeout: float) -> list[Outcome]:
         """Outcomes that are there, waiting up to `timeout` seconds for the first.
@@ -167,65 +144,174 @@ class RayExecutor:
         Raises:
             ExecutorGone: Ray is; no unit in flight is to blame.
         """
-        sockets = [server.socket for server in self._servers if server.socket]
-        connection.wait([self._line, *sockets], timeout)
-        outcomes, fault = self._hear()
-        # Looked at after the outcomes were taken in: if Ray was there then, a worker that was
-        # lost was not lost because Ray is.
-        fault = fault or next(filter(None, (server.fault() for server in self._servers)), "")
-        if fault:
-            outcomes = [outcome for outcome in outcomes if not isinstance(outcome, UnitLost)]
-            if not outcomes:
-                raise self._gone(fault)
-        self._flying -= {outcome.unit_id for outcome in outcomes}
+        end = time.monotonic() + timeout
+        while True:
+            left = max(0.0, min(_TICK, end - time.monotonic()))
+            outcomes = self._outcomes(left)
+            # Looked at after the outcomes were taken in: if Ray was there then, a worker that was
+            # lost was not lost because Ray is.
+            if fault := next(filter(None, (server.fault() for server in self._servers)), ""):
+                outcomes = [outcome for outcome in outcomes if not isinstance(outcome, UnitLost)]
+                if not outcomes:
+                    raise self._gone(fault)
+            if outcomes or time.monotonic() >= end:
+                break
+        if time.monotonic() - self._looked > _LOOK and not any(s.is_away for s in self._servers):
+            self._look()
         return outcomes
 
-    def _hear(self) -> tuple[list[Outcome], str]:
-        """What Ray's process has said, and why there will be no more of it."""
-        outcomes: list[Outcome] = []
+    def _outcomes(self, timeout: float) -> list[Outcome]:
+        if not self._flying:
+            time.sleep(timeout)
+            return []
+        ready, _ = self._ray.wait(
+            list(self._flying), num_returns=len(self._flying), timeout=0
+        )  # all that are there, or the first that comes
+        if not ready:
+            ready, _ = self._ray.wait(list(self._flying), timeout=timeout)
+        return [self._outcome(ref, self._flying.pop(ref)) for ref in ready]
+
+    def _outcome(self, ref: Any, unit_id: str) -> Outcome:
+        from ray.exceptions import GetTimeoutError, LocalRayletDiedError, RayError, RayTaskError
+
         try:
-            while self._line.poll(0):
-                word, said = self._line.recv()
-                if word == "size":
-                    self._cores, self._memory = said
-                elif word == "nodes":
-                    self._nodes = said
-                elif word == "gone":
-                    return outcomes, said
-                else:
-                    outcomes.append(outcome_of(said))
-        except (EOFError, OSError):
-            return outcomes, "its driver process ended"
-        return outcomes, ""
+            return outcome_of(self._ray.get(ref, timeout=_ANSWER))
+        except LocalRayletDiedError:
+            raise self._gone("its raylet died (killed, or out of memory?)") from None
+        except GetTimeoutError:
+            raise self._gone(f"no result within {_ANSWER:g} s") from None
+        except RayTaskError as error:  # nothing of ours could run there
+            cause = error.cause or error
+            return UnitLost(unit_id, "", f"{type(cause).__name__}: {cause}")
+        except RayError as error:  # a Ray worker or its node was lost
+            return UnitLost(unit_id, None, type(error).__name__)
 
     def _gone(self, fault: str) -> ExecutorGone:
-        assert self._host
-        self._host.kill()  # it would wait for an answer for a minute
-        where = f"Ray at {self.address}" if self.address else "the private Ray of this job"
-        then = "try again" + (" once it is there again" if self.address else "")
-        what = f"{where} is gone: {fault}; what is done is kept: {then}"
-        return ExecutorGone(what, again=not self.address)
+        where = f"Ray at {self.address}" if self.address else "the Ray of this job"
+        then = " once it is there again" if self.address else ""
+        return ExecutorGone(f"{where} is gone: {fault}; what is done is kept: run it again{then}")
 
     def close(self) -> None:
         """Stop our tasks, and Ray if we started it."""
+        away = any(server.is_away for server in self._servers)
         for server in self._servers:
             server.close()
         self._servers = []
-        if self._host:
-            with contextlib.suppress(AttributeError, OSError):
-                self._line.close()
-            if self._folder:
-                self._host.kill()  # what it started is the guardian's
-            try:
-                self._host.wait(_LEAVE)
-            except subprocess.TimeoutExpired:  # Ray waits for what is not there any more
-                self._host.kill()
-                self._host.wait()
-            self._host = None
-        if self._guardian:
-            guardian.dismiss(self._guardian)
-            guardian.clean(self._folder, os.getpid())  # it may have been killed
-            self._guardian, self._folder = None, ""
+        for ref in () if away else self._flying:  # it may be a Ray of the caller's, which goes on
+            self._ray.cancel(ref, force=True)
+        self._flying = {}
+        self._stack.close()
+
+
+@contextlib.contextmanager
+def _connected(address: str, num_cpus: int, silence: float) -> Iterator[Any]:
+    """Ray, joined or started; left as it was.
+
+    Raises:
+        JobError: neither was possible.
+    """
+    if not address and "ray" not in sys.modules:
+        _ask_for_a_token()
+    import ray
+
+    if ray.is_initialized():  # the caller's own, whose address we were given
+        yield ray
+        return
+    folder = "" if address else tempfile.mkdtemp(prefix="evofeed-ray-", dir=_TEMP)
+    with contextlib.ExitStack() as stack:
+        if folder:
+            stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        stack.enter_context(_environment(is_ours=not address))
+        quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
+        where: dict[str, Any] = {"address": address} if address else {
+            "address": "local",
+            "num_cpus": num_cpus,
+            "object_store_memory": _OBJECT_STORE,
+            "include_dashboard": False,
+            "_temp_dir": folder,
+        }  # fmt: skip
+        stack.callback(ray.shutdown)
+        # Standard output holds the report, and Ray would say there which workers died.
+        ray._private.worker.print_to_stdstream = lambda *_, **__: None
+        try:
+            if address:
+                _knock(address)
+            with _said(address, silence):
+                _init(ray, {**where, **quiet}, 1 if address else _TRIES)
+        except Exception as error:
+            reason = str(error) or type(error).__name__
+            raise JobError(_refusal(address, reason)) from error
+        yield ray
+
+
+def _init(ray: Any, arguments: dict[str, Any], tries: int) -> None:
+    for left in reversed(range(tries)):
+        try:
+            ray.init(**arguments)
+            return
+        except Exception:  # a node that is slow to start raises a bare one
+            ray.shutdown()
+            if folder := arguments.get("_temp_dir"):
+                _end_servers(folder)
+            if not left:
+                raise
+
+
+def _end_servers(folder: str) -> None:
+    """End what a start that failed has left: servers below this process that know the folder."""
+    for children in Path("/proc/self/task").glob("*/children"):
+        for pid in map(int, children.read_text().split()):
+            with contextlib.suppress(OSError):
+                if folder in Path(f"/proc/{pid}/cmdline").read_text():
+                    os.kill(pid, signal.SIGKILL)
+                    os.waitpid(pid, 0)
+
+
+@contextlib.contextmanager
+def _said(address: str, silence: float) -> Iterator[None]:
+    """A long wait for Ray is mentioned; and its handler of SIGTERM does not replace ours."""
+    what = f"joins Ray at {address}" if address else "starts Ray"
+    text = "still waiting: this process %s, which may take two minutes on a busy machine"
+    timer = threading.Timer(silence, _log.warning, (text, what))
+    timer.daemon = True
+    handler = signal.getsignal(signal.SIGTERM)
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, handler)
+
+
+def _ask_for_a_token() -> None:
+    """Let a Ray of ours take calls with a token only, which touches no disk; read at its import."""
+    if "RAY_AUTH_MODE" not in os.environ:
+        os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32))
+
+
+@contextlib.contextmanager
+def _environment(is_ours: bool) -> Iterator[None]:
+    """What Ray reads from the environment, here and in the processes that it starts."""
+    wanted = dict(_ENVIRON)
+    if is_ours:
+        wanted["PYTHONPATH"] = environment()["PYTHONPATH"]
+    before = {name: os.environ.get(name) for name in wanted}
+    os.environ.update(wanted)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name) if value is None else os.environ.update({name: value})
+
+
+def _refusal(address: str, reason: str) -> str:
+    if address:  # a driver runs on a node of its cluster, one without cores will do
+        where = f"join Ray at {address}"
+        hint = f"run `ray start --address={address} --num-cpus=0` on this machine first"
+    else:
+        where, hint = "start Ray", "run it again; `--executor local` needs no Ray"
+    return f"cannot {where}: {reason.splitlines()[0]}; {hint}"
 
 
 class _Server:
@@ -240,8 +326,8 @@ class _Server:
     def __init__(self, name: str, place: str, away: float) -> None:
         self._name, self._place, self._away = name, place, away
         self._left = 0.0
-        self.socket = self._connect()
-        self._watched = self.socket is not None  # else it is on another machine
+        self._socket = self._connect()
+        self._watched = self._socket is not None  # else it is on another machine
 
     def _connect(self) -> socket.socket | None:
         try:
@@ -259,11 +345,16 @@ class _Server:
         line.setblocking(False)
         return line
 
+    @property
+    def is_away(self) -> bool:
+        """Whether it did not answer at the last look."""
+        return self._watched and self._socket is None
+
     def fault(self) -> str:
         """What is wrong with it; nothing if it is there, or has been away for a moment only."""
-        if self.socket is not None:
+        if self._socket is not None:
             try:
-                while self.socket.recv(4096):
+                while self._socket.recv(4096):
                     pass
             except BlockingIOError:
                 return ""
@@ -272,8 +363,8 @@ class _Server:
             self.close()
         if not self._watched:
             return ""
-        self.socket = self._connect()  # a server may close a connection that says nothing
-        if self.socket is not None:
+        self._socket = self._connect()  # a server may close a connection that says nothing
+        if self._socket is not None:
             self._left = 0.0
             return ""
         self._left = self._left or time.monotonic()
@@ -283,9 +374,9 @@ class _Server:
 
     def close(self) -> None:
         """Hang up."""
-        if self.socket is not None:
-            self.socket.close()
-            self.socket = None
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
 
 
 def _knock(address: str) -> None:

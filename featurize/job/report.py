@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from evofeed.files import write_atomic
+from evofeed.base.files import write_atomic
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,9 +37,10 @@ class JobReport:
         snapshot: digest of the published snapshot, None if there is none.
         broken: one dict per chain that is not in the snapshot: `chain_id type message
             path line`, by chain id.
+        left_out: likewise, what is no protein (`NoProtein`) and files that look like a protein's
+            and that no chain uses (`UnusedInput`); not counted as broken.
         notes: what was left out of good chains (templates, rows), per chain, in words.
         resumed: units that were already done when this run began.
-        restarts: times that a private Ray died and was started again.
         seconds: of this run.
     """
 
@@ -53,13 +54,13 @@ class JobReport:
     num_chains: int
     num_good: int
     broken: tuple[dict[str, Any], ...]
+    left_out: tuple[dict[str, Any], ...]
     notes: dict[str, list[str]]
     num_shards: int
     num_bytes: int
     units: int
     resumed: int
     lost_workers: int
-    restarts: int
     seconds: float
     chains_per_second: float
     path: str

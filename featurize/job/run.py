@@ -11,15 +11,18 @@ import contextlib
 import dataclasses
 import hashlib
 import os
+import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from evofeed.errors import InputError, JobError
-from evofeed.featurize.clusters import cluster_sizes
+from evofeed.base.errors import InputError, JobError
+from evofeed.base.within import limited_to
 from evofeed.featurize.config import CropConfig, FeaturizeConfig
-from evofeed.featurize.discovery import discover, home_of, nothing_usable
+from evofeed.featurize.inputs.clusters import cluster_sizes
+from evofeed.featurize.inputs.discovery import discover, home_of, nothing_usable
+from evofeed.featurize.inputs.sources import ChainSource
 from evofeed.featurize.job import tables as states
 from evofeed.featurize.job.driver import Driver, Progress, lease_name
 from evofeed.featurize.job.host import JobHost
@@ -35,8 +38,10 @@ from evofeed.featurize.job.template_use import (
 )
 from evofeed.featurize.job.units import make_plan
 from evofeed.featurize.job.work import describe
+from evofeed.store import Dataset
 from evofeed.store.inner import Lease, hold, open_storage, wait_for_none
 
+_VIEW = re.compile(r"\.v\d+$")  # of a window
 _PATIENCE = 30.0  # seconds to wait for a garbage collection to end
 
 
@@ -86,13 +91,14 @@ def run_job(
         name: absolute(os.fspath(value)) if isinstance(value, str | os.PathLike) else value
         for name, value in (discover_args or {}).items()
     }
-    sources = discover(input_uri, problems=problems, **finder)
-    if not sources:
-        raise nothing_usable(problems, input_uri)
-    # Needed at the end only; a file that does not fit is refused now.
-    clusters = cluster_sizes(options.clusters, sources) if options.clusters else None
-    unusable = [_unusable(problem, input_uri) for problem in problems]
     with contextlib.ExitStack() as stack:
+        stack.enter_context(limited_to(host.limits))
+        sources = discover(input_uri, problems=problems, **finder)
+        if not sources:
+            raise nothing_usable(problems, input_uri)
+        # Needed at the end only; a file that does not fit is refused now.
+        clusters = cluster_sizes(options.clusters, sources) if options.clusters else None
+        unusable = [_unusable(problem, input_uri) for problem in problems]
         ledger = Ledger(ledger_url(options.ledger, dataset_uri))
         stack.enter_context(contextlib.closing(ledger))
         root = str(home_of(Path(input_uri)))
@@ -112,10 +118,13 @@ def run_job(
             "discover": finder,
             "root": root,
         }
+        parent = parent_of(dataset_uri, options.ref)
+        if parent is not None and not options.replace_ref:
+            _refuse_other_input(ledger, parent, input_uri, dataset_uri, options.ref, sources)
         where = {"input_uri": input_uri, "dataset_uri": dataset_uri, "arguments": arguments}
         if host.retry:
             ledger.retry(job_id)
-        job = ledger.begin(job_id, plan, where, parent_of(dataset_uri, options.ref))
+        job = ledger.begin(job_id, plan, where, parent)
         done = ledger.units(job_id, states.DONE)
         stale, templates = look_again(done, known, config)
         for unit_id in stale:
@@ -137,6 +146,30 @@ def run_job(
             host,
         )
         return driver.run()
+
+
+def _refuse_other_input(
+    ledger: Ledger,
+    parent: str,
+    input_uri: str,
+    dataset_uri: str,
+    ref: str,
+    sources: Sequence[ChainSource],
+) -> None:
+    """Raise where a ref holds chains of another input that this one has not: they would be gone."""
+    made_of = {job.input_uri for job in ledger.jobs() if job.snapshot == parent}
+    if input_uri in made_of:
+        return
+    with Dataset.open(dataset_uri, ref) as dataset:
+        held = {_VIEW.sub("", name) for name in dataset}
+    lost = held - {source.chain_id for source in sources}
+    if lost:
+        raise JobError(
+            f"{ref!r} has {len(held)} chains{f' of {min(made_of)}' if made_of else ''}, "
+            f"{len(lost)} of which are not in {input_uri} ({min(lost)} for one): say `replace` if "
+            "they are to go, name another ref for a second snapshot, or give an input with both",
+            path=dataset_uri,
+        )
 
 
 @contextlib.contextmanager

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import signal
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -11,14 +13,15 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
+from evofeed.base.options import share_bar
 from evofeed.featurize.check import CheckReport
 from evofeed.featurize.config import CropConfig, FeaturizeConfig
 from evofeed.featurize.job.options import JobOptions
 from evofeed.featurize.job.report import JobProgress, JobReport
 from evofeed.featurize.job.run import run_job
-from evofeed.options import share_bar
 
 _SHOWN = 5
+_INTERRUPTED = "interrupted: what is done is kept; the same command again continues from there"
 
 
 @contextmanager
@@ -38,7 +41,7 @@ def run_and_show(
     as_json: bool,
 ) -> JobReport:
     """Run a job with a progress bar on stderr and a summary (or JSON) on stdout."""
-    with job_bar(quiet=as_json) as show:
+    with _terminable(), job_bar(quiet=as_json) as show:
         try:
             report = run_job(
                 input_uri,
@@ -50,8 +53,7 @@ def run_and_show(
                 discover_args=finder,
             )
         except KeyboardInterrupt:
-            shown = "interrupted: what is done is kept; the same command again continues from there"
-            Console(stderr=True).print(shown, highlight=False, soft_wrap=True)
+            Console(stderr=True).print(_INTERRUPTED, highlight=False, soft_wrap=True)
             raise
     if as_json:
         print(json.dumps(report.to_dict()))
@@ -59,6 +61,24 @@ def run_and_show(
         for text in summary(report):
             Console().print(text, highlight=False, soft_wrap=True)
     return report
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """SIGTERM ends as Ctrl-C does: workers are stopped, one line says what is kept."""
+
+    def end(*_: object) -> None:
+        Console(stderr=True).print(_INTERRUPTED, highlight=False, soft_wrap=True)
+        raise SystemExit(128 + signal.SIGTERM)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def show_check(found: CheckReport) -> None:
@@ -101,8 +121,6 @@ def summary(report: JobReport) -> list[str]:
         f"({report.chains_per_second:.1f} chains/s)"
         + (f", {report.resumed} of {report.units} units were done before" if report.resumed else "")
     ]
-    if report.restarts:
-        lines.append(f"Ray died and was started again {report.restarts} times")
     if report.snapshot:
         lines.append(f"{escape(report.ref)} -> {report.snapshot}")
     if report.broken:
@@ -116,12 +134,27 @@ def summary(report: JobReport) -> list[str]:
             lines.append(escape(f"  {': '.join(parts)}: {item['message']}"))
         if report.num_broken > _SHOWN:
             lines.append(f"  and {report.num_broken - _SHOWN} more")
+    lines += [escape(text) for text in _left_out(report)]
     if report.notes:
         lines.append(escape(f"good, with something left out: {_why(report.notes)}"))
     if report.message:
         lines.append(f"[red]{report.state}[/red]: {escape(report.message)}")
     lines.append(f"report: {escape(report.path)}")
     return lines
+
+
+def _left_out(report: JobReport) -> list[str]:
+    """Files that no chain uses, what is no protein, and chains without a row but the query."""
+    texts = []
+    for kind, what in (("UnusedInput", "files unused"), ("NoProtein", "left out, no protein")):
+        items = [item for item in report.left_out if item["type"] == kind]
+        shown = [f"{item['chain_id']}: {item['message']}" for item in items[:_SHOWN]]
+        if items:
+            texts.append(f"{len(items)} {what}, {'; '.join(shown)}")
+    alone = sum(any("query alone" in note for note in notes) for notes in report.notes.values())
+    if alone:
+        texts.append(f"{alone} of {report.num_good} chains have no aligned row but the query")
+    return texts
 
 
 def _why(notes: Mapping[str, Sequence[str]]) -> str:

@@ -16,12 +16,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from evofeed.errors import InputError
+from evofeed.base.errors import InputError
 from evofeed.featurize.config import FeaturizeConfig
+from evofeed.featurize.formats.reading import FileRef, file_ref, xxh3
+from evofeed.featurize.inputs.roads.parts import read_part
 from evofeed.featurize.job.inputs import KnownInputs, Stamp, input_key, stamp_of
-from evofeed.featurize.reading import FileRef, file_ref, xxh3
-from evofeed.featurize.roads.parts import read_part
-from evofeed.featurize.template_library import FolderUse, TemplateLibrary
+from evofeed.featurize.records.template_library import FolderUse, TemplateLibrary
 
 TemplateUse = dict[str, FolderUse]
 """What was needed of each folder."""

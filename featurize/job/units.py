@@ -14,11 +14,11 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from evofeed import __version__
-from evofeed.errors import InputError
+from evofeed.base.errors import InputError
 from evofeed.featurize.config import CropConfig, FeaturizeConfig
+from evofeed.featurize.formats.reading import PACKED, FileRef
+from evofeed.featurize.inputs.sources import ChainSource
 from evofeed.featurize.job.inputs import KnownInputs, Stamp, input_key, inputs_of
-from evofeed.featurize.reading import PACKED, FileRef
-from evofeed.featurize.sources import ChainSource
 
 _FEWEST = ((128, 4), (512, 8), (4096, 16))  # chains of a unit, in inputs of fewer than
 _UNPACKED = 5  # times the size of a packed alignment, usually

@@ -16,26 +16,27 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from evofeed.chain_record import ChainRecord
-from evofeed.errors import EvofeedError, InputError, StoreError
-from evofeed.featurize.chain import featurize_chain
+from evofeed.base.errors import EvofeedError, InputError, StoreError
+from evofeed.base.within import Limits, limited_to
 from evofeed.featurize.config import CropConfig, FeaturizeConfig
-from evofeed.featurize.crop import crop_record
+from evofeed.featurize.inputs.sources import ChainSource
 from evofeed.featurize.job.inputs import input_key, inputs_of
 from evofeed.featurize.job.template_use import TemplateUse
-from evofeed.featurize.sources import ChainSource
-from evofeed.featurize.template_library import (
+from evofeed.featurize.records.chain import featurize_chain
+from evofeed.featurize.records.crop import crop_record
+from evofeed.featurize.records.template_library import (
     FolderUse,
     TemplateLibrary,
     forget_libraries,
     template_library,
 )
+from evofeed.protein.chain_record import ChainRecord
 from evofeed.store import write_shard
 
 _NOTES_PER_CHAIN = 20
 _BASE_MEMORY = 640 << 20  # interpreter and libraries of worker and watcher, known templates
 _MEMORY_STEP = 256 << 20
-_MEMORY_PER_BYTE = 20  # measured: 18 to 20 on a3m of 3 to 49 MB
+_MEMORY_PER_BYTE = 6  # measured: 4 on an a3m of 105 MB, with some room
 _SHARD_PER_BYTE = 2
 _run = ""  # of the job that this process, or the one it was forked from, worked for last
 
@@ -75,6 +76,7 @@ class UnitTask:
         memory: bytes one chain may add to its process; then MemoryError.
         expected_memory: bytes the unit is likely to take, for whoever places it.
         run: of the job, for a worker may have read files for an earlier one.
+        limits: folders that inputs must lie in, and the dataset in its own; None: anywhere.
     """
 
     unit_id: str
@@ -85,6 +87,7 @@ class UnitTask:
     memory: int
     expected_memory: int = 0
     run: str = ""
+    limits: Limits | None = None
 
     @property
     def is_remote(self) -> bool:
@@ -100,7 +103,8 @@ class UnitTask:
         Raises:
             StoreError: the shard cannot be written.
         """
-        return _featurize_unit(self, in_hand)
+        with limited_to(self.limits):
+            return _featurize_unit(self, in_hand)
 
 
 def expected_memory(largest: int, total: int) -> int:

@@ -24,7 +24,7 @@ from multiprocessing import connection as pipes
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
-from evofeed.errors import EvofeedError, JobError
+from evofeed.base.errors import EvofeedError, JobError
 
 if TYPE_CHECKING:
     from evofeed.featurize.job.work import Task, UnitOutput
@@ -210,6 +210,20 @@ def watch(worker: Worker, unit_id: str, task: bytes, deadline: float) -> bytes |
             if outcome is not None:
                 return outcome
         worker.enforce(deadline)
+
+
+_worker: Worker | None = None  # of the Ray worker that this process is
+
+
+def unit_on_ray(unit_id: str, task: bytes, deadline: float) -> bytes | UnitLost:
+    """The function that Ray calls: one unit on this Ray worker's own worker process.
+
+    Units come and outcomes go as bytes, so that Ray's workers do not load what a unit needs.
+    """
+    global _worker
+    if _worker is None or not _worker.pid:
+        _worker = Worker(fresh=True)
+    return watch(_worker, unit_id, task, deadline)
 
 
 def environment() -> dict[str, str]:

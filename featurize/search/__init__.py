@@ -2,13 +2,12 @@
 
 from typing import TYPE_CHECKING
 
-from evofeed.lazy import names_from
+from evofeed.base.lazy import names_from
 
 if TYPE_CHECKING:
     from evofeed.featurize.search.aligned_text import read_any, to_a3m
     from evofeed.featurize.search.cache import SearchCache
     from evofeed.featurize.search.config import Database, SearchConfig
-    from evofeed.featurize.search.executors import SearchExecutor, open_executor
     from evofeed.featurize.search.fasta_search import read_sequences, search_fasta
     from evofeed.featurize.search.job import run_search
     from evofeed.featurize.search.options import SearchOptions, SearchProgress, SearchReport
@@ -21,11 +20,9 @@ __all__ = [
     "Search",
     "SearchCache",
     "SearchConfig",
-    "SearchExecutor",
     "SearchOptions",
     "SearchProgress",
     "SearchReport",
-    "open_executor",
     "pack_templates",
     "packed_tar",
     "pair",

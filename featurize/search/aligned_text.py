@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import compress
 
-from evofeed.errors import MsaError
+from evofeed.base.errors import MsaError
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,3 +151,10 @@ def _stays(line: bytes, kept: set[bytes]) -> bool:
     if not words or line.startswith((b"//", b"# ", b"#=GF", b"#=GC")):
         return True
     return words[1 if line.startswith((b"#=GS", b"#=GR")) else 0] in kept
+
+
+def with_query(a3m: bytes, sequence: str) -> bytes:
+    """An A3M with this sequence as its first row."""
+    head, _, rest = a3m.partition(b"\n")
+    hits = rest.find(b"\n>")
+    return head + b"\n" + sequence.encode() + (rest[hits:] if hits >= 0 else b"\n")

@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from evofeed.errors import JobError
-from evofeed.featurize.reading import FileRef, read_bytes
+from evofeed.base.errors import JobError
+from evofeed.featurize.formats.reading import FileRef, read_bytes
 
 _PACK: Final = 256 << 20
 _KEYS_AT_ONCE: Final = 500

@@ -11,14 +11,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from evofeed.options import Json, share_bar
+from evofeed.base.options import Json, share_bar
 
 if TYPE_CHECKING:
-    from evofeed.errors import InputError
+    from evofeed.base.errors import InputError
     from evofeed.featurize.search.config import Database, SearchConfig
     from evofeed.featurize.search.options import SearchOptions, SearchProgress, SearchReport
 
 _SHOWN = 5
+
+RecipeName = Annotated[
+    str,
+    typer.Option(help="`default`, `af2`, `af2-multimer`, `openproteinset`, `af3`, `colabfold`."),
+]
 
 
 def search(
@@ -36,9 +41,7 @@ def search(
     template_db: Annotated[
         str, typer.Option(help="pdb_seqres FASTA (hmmsearch) or PDB70 prefix (hhsearch).")
     ] = "",
-    preset: Annotated[
-        str, typer.Option(help="`default`, `af2`, `openproteinset` or `colabfold`.")
-    ] = "default",
+    recipe: RecipeName = "default",
     executor: Annotated[str, typer.Option(help="`local` processes or `ray`.")] = "local",
     workers: Annotated[int, typer.Option(min=0, help="Searches at once; 0: one per core.")] = 0,
     threads: Annotated[int, typer.Option(min=1, help="Of one search.")] = 1,
@@ -69,12 +72,13 @@ def search(
     OUT DATASET` makes a dataset of what was found. Exit code 0: done. 1: too many chains
     have no result, or it could not go on; the message says why. 2: wrong call.
 
-    Example: evofeed search seqs.fasta --db uniref90.fasta --db mgnify=mgy.fa --preset af2
+    Example: evofeed search seqs.fasta --db uniref90.fasta --db mgnify=mgy.fa --recipe af2
     """
     if not db:
         raise typer.BadParameter("--db is missing: which database shall be searched?")
-    databases = read_databases(db, template_db)
-    config = read_preset(preset, threads=threads, gpu=gpu, gpu_server=gpu_server)
+    databases, config = read_recipe(
+        recipe, db, template_db, threads=threads, gpu=gpu, gpu_server=gpu_server
+    )
     from evofeed.featurize.search.options import SearchOptions
 
     try:
@@ -97,27 +101,19 @@ def search(
     raise typer.Exit(1 if too_many else 0)
 
 
-def read_databases(search_db: Sequence[str], template_db: str) -> list[Database]:
-    """The databases of a command line; a wrong one is a wrong call."""
+def read_recipe(
+    recipe: str, search_db: Sequence[str], template_db: str, **settings: Any
+) -> tuple[list[Database], SearchConfig]:
+    """The databases and settings of a command line; what is wrong with them is a wrong call."""
     from evofeed.featurize.search.config import Database
+    from evofeed.featurize.search.recipes import cook
 
     try:
         found = [Database.parse(text) for text in search_db]
         found += [Database.parse(template_db, is_template=True)] if template_db else []
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
-    # The programs run in folders of their own.
-    return [dataclasses.replace(one, path=os.path.abspath(one.path)) for one in found]  # noqa: PTH100
-
-
-def read_preset(
-    name: str, *, threads: int, gpu: bool = False, gpu_server: bool = False
-) -> SearchConfig:
-    """The settings of a command line; a wrong name is a wrong call."""
-    from evofeed.featurize.search.config import preset
-
-    try:
-        return preset(name, threads=threads, gpu=gpu, gpu_server=gpu_server)
+        # The programs run in folders of their own.
+        found = [dataclasses.replace(one, path=os.path.abspath(one.path)) for one in found]  # noqa: PTH100
+        return cook(recipe, found, **settings)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
 
@@ -167,76 +163,74 @@ def _summary(report: SearchReport, out: str) -> list[str]:
 
 
 def search_first(
-    fasta: str, search_db: Sequence[str], template_db: str, options: Any, as_json: bool
+    fasta: str,
+    recipe: str,
+    search_db: Sequence[str],
+    template_db: str,
+    options: Any,
+    as_json: bool,
 ) -> str:
     """The search of `evofeed featurize --search-db`; the folder with what was found."""
     from rich.console import Console
 
     from evofeed.featurize.search.options import SearchOptions
 
-    databases = read_databases(search_db, template_db)
+    databases, config = read_recipe(recipe, search_db, template_db)
     out = f"{fasta.rstrip('/')}.search"
     places = SearchOptions(
         executor="ray" if options.on_ray else "local",
         workers=options.workers,
         ray_address=options.cluster,
     )
-    report = _searched(fasta, out, databases, None, places, as_json)
+    report = _searched(fasta, out, databases, config, places, as_json)
     if report.broken and not as_json:
         summary = "\n".join(_summary(report, out))
         Console(stderr=True).print(summary, highlight=False, soft_wrap=True)
-    if report.num_broken > options.max_broken * report.num_chains:
-        from evofeed.errors import JobError
+    if share := options.too_many(report.num_broken, report.num_chains):
+        from evofeed.base.errors import JobError
 
         raise JobError(
             f"{report.num_broken} of {report.num_chains} chains could not be searched, more "
-            f"than --max-broken {options.max_broken:g} allows, the first: "
+            f"than --max-broken {share} allows, the first: "
             f"{report.broken[0]['message']}",
             path=fasta,
         )
     return out
 
 
-def export(
-    out: Annotated[str, typer.Argument(metavar="SEARCH", help="Folder of `evofeed search`.")],
-    to: Annotated[str, typer.Argument(metavar="FOLDER", help="Where the files go.")],
-    form: Annotated[
-        str, typer.Option("--format", help="`openfold`, `openfold3`, `af3`, `boltz` or `protenix`.")
-    ] = "openfold",
-) -> None:
-    """Write the results of a search as another program reads them.
-
-    `openfold`: alignments/<chain>/ and fasta/. `openfold3`: preparsed_alignments/<chain>.npz,
-    query.json and runner.yml. `af3`: a JSON job a chain with its MSA in it.
-    `boltz`: <chain>.yaml and <chain>.csv with taxon ids. `protenix`: msa/<number>/pairing.a3m
-    and non_pairing.a3m with seq_to_pdb_index.json.
-
-    Example: evofeed export proteins.fasta.search boltz_in/ --format boltz
-    """
-    from evofeed.featurize.search.export import FORMATS, export_search
-
-    if form not in FORMATS:
-        raise typer.BadParameter(f"no format {form!r}: {', '.join(FORMATS)}")
-    print(f"{export_search(out, to, form)} chains in {to}")
-
-
 def cluster(
     fasta: Annotated[str, typer.Argument(metavar="FASTA", help="A FASTA file, or a folder.")],
     out: Annotated[str, typer.Argument(metavar="TABLE", help="Where the clusters go (tsv).")],
     identity: Annotated[float, typer.Option(min=0, max=1, help="Within a cluster.")] = 0.4,
-    coverage: Annotated[float, typer.Option(min=0, max=1, help="Of both sequences.")] = 0.8,
+    coverage: Annotated[float, typer.Option(min=0, max=1, help="Of the shorter sequence.")] = 0.8,
     linear: Annotated[
         bool, typer.Option("--linear", help="linclust: for millions of sequences.")
     ] = False,
     threads: Annotated[int, typer.Option(min=1, help="Of mmseqs.")] = 1,
+    as_json: Json = False,
 ) -> None:
-    """Cluster sequences with mmseqs, for `evofeed featurize --clusters TABLE`.
+    """Cluster sequences by an all-against-all search with mmseqs: what is alike is together,
+    directly or by way of others. For `evofeed featurize --clusters TABLE` and `snapshots split`.
 
     Example: evofeed cluster proteins.fasta clusters.tsv --identity 0.4
     """
     from evofeed.featurize.search.cluster import cluster_sequences
 
+    problems: list[InputError] = []
     sequences, clusters = cluster_sequences(
-        fasta, out, identity=identity, coverage=coverage, linear=linear, threads=threads
+        fasta,
+        out,
+        identity=identity,
+        coverage=coverage,
+        linear=linear,
+        threads=threads,
+        problems=problems,
     )
+    if as_json:
+        left_out = [str(problem) for problem in problems]
+        found = {"sequences": sequences, "clusters": clusters, "table": out, "left_out": left_out}
+        print(json.dumps(found))
+        return
     print(f"{sequences} sequences in {clusters} clusters: {out}")
+    for problem in problems:
+        typer.echo(f"left out: {problem}", err=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from evofeed.configs import check_numbers
+from evofeed.base.configs import check_numbers
 
 Kind = Literal["fasta", "shards", "part", "hh", "mmseqs"]
 
@@ -25,11 +25,14 @@ class Database:
     Attributes:
         name: what results are called after; Ray nodes that hold it have the resource `db:NAME`.
         path: a FASTA file, or the prefix of a database of hh-suite or mmseqs.
-        max_hits: alignment rows kept, the query among them; None takes the preset's.
+        max_hits: alignment rows kept, the query among them; None takes the recipe's.
         num_shards: FASTA files `PATH-00000-of-00008`, ... it is split into; 0 is one whole.
         is_template: hits in it are templates, found with the profile of the first alignment.
         whole: name of the database that it is one shard of; nodes that hold this shard alone
             have the resource `db:NAME@NUMBER`.
+        more: prefixes of further databases of hh-suite, searched in one call with it.
+        pairs: rows are for pairing the chains of a complex.
+        joint: name of the search it takes part in with others.
     """
 
     name: str
@@ -38,6 +41,9 @@ class Database:
     num_shards: int = 0
     is_template: bool = False
     whole: str = ""
+    more: tuple[str, ...] = ()
+    pairs: bool = False
+    joint: str = ""
 
     @classmethod
     def parse(cls, text: str, *, is_template: bool = False) -> Database:
@@ -67,13 +73,20 @@ class Database:
     @property
     def kind(self) -> Kind | None:
         """Whose format it is in, None if it is not on this machine."""
-        if Path(f"{self.path}_cs219.ffdata").exists():
+        if all(Path(f"{path}_cs219.ffdata").exists() for path in self.paths):
             return "hh"
+        if self.more:
+            return None
         if Path(f"{self.path}.dbtype").exists():
             return "mmseqs"
         if not all(Path(part.path).is_file() for part in self.parts()):
             return None
         return "shards" if self.num_shards else "part" if self.whole else "fasta"
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """Where it is, and what is searched with it in one call."""
+        return (self.path, *self.more)
 
     def parts(self) -> tuple[Database, ...]:
         """Its shards, or itself."""
@@ -96,7 +109,7 @@ class Database:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchConfig:
-    """How databases are searched. `af2`, `openproteinset` and `colabfold` are the presets."""
+    """How databases are searched; `recipes.RECIPES` has those of known pipelines."""
 
     e_value: float = 1e-4
     """jackhmmer: sequences up to this E-value enter the alignment."""
@@ -104,8 +117,6 @@ class SearchConfig:
     """Rounds of jackhmmer."""
     max_hits: int = 10_000
     """Alignment rows kept of a database, the best first; the query is the first of them."""
-    max_hits_by_name: tuple[tuple[str, int], ...] = ()
-    """`(beginning of a database's name, max_hits)`; the first that fits."""
     hhblits: tuple[str, ...] = (
         *("-n", "3", "-e", "0.001", "-maxseq", "1000000", "-realign_max", "100000"),
         *("-maxfilt", "100000", "-min_prefilter_hits", "1000"),
@@ -134,8 +145,6 @@ class SearchConfig:
     for that: an ungapped prefilter instead of k-mers, so no sensitivity is given."""
     gpu_server: bool = False
     """mmseqs: ask the `mmseqs gpuserver` that holds the database in the GPU's memory."""
-    program: Literal["auto", "pyhmmer"] = "auto"
-    """`auto` takes HMMER from the PATH where it is; `pyhmmer` always the embedded one."""
     threads: int = 1
     """Threads of one search. Many searches at once on one thread each are faster."""
 
@@ -179,18 +188,6 @@ class SearchConfig:
         return ("--filter-msa", thin, *few.split(), "--max-seq-id", "0.95")
 
     @classmethod
-    def af2(cls, **changes: Any) -> SearchConfig:
-        """AlphaFold 2's: 10,000 rows of UniRef90, 501 of MGnify (its `data/pipeline.py`)."""
-        caps = (("uniref", 10_000), ("mgnify", 501), ("mgy", 501))
-        return cls(**{"max_hits": 1_000_000, "max_hits_by_name": caps, **changes})
-
-    @classmethod
-    def openproteinset(cls, **changes: Any) -> SearchConfig:
-        """OpenProteinSet's: AF2's with 5,000 rows of MGnify (OpenFold's `AlignmentRunner`)."""
-        caps = (("uniref", 10_000), ("mgnify", 5_000), ("mgy", 5_000))
-        return cls(**{"max_hits": 1_000_000, "max_hits_by_name": caps, **changes})
-
-    @classmethod
     def colabfold(cls, **changes: Any) -> SearchConfig:
         """ColabFold's: three rounds, clusters expanded to their members, aligned and filtered."""
         flags = "--num-iterations 3 --db-load-mode 2 -a 1 --k-score seq:96,prof:80 -e 0.1"
@@ -200,8 +197,7 @@ class SearchConfig:
 
     def rows_of(self, database: Database) -> int:
         """Rows kept of a database."""
-        named = (n for start, n in self.max_hits_by_name if database.name.lower().startswith(start))
-        return database.max_hits or next(named, self.max_hits)
+        return database.max_hits or self.max_hits
 
     def result_settings(self, kind: Kind, is_template: bool) -> dict[str, object]:
         """The settings that results of one kind of database depend on, but for the row cap."""
@@ -215,19 +211,3 @@ class SearchConfig:
         if is_template:
             return {"template_e_value": self.template_e_value}
         return {"e_value": self.e_value, "iterations": self.iterations}
-
-
-PRESETS: Final = ("default", "af2", "openproteinset", "colabfold")
-
-
-def preset(name: str, **changes: Any) -> SearchConfig:
-    """The settings of a preset.
-
-    Raises:
-        ValueError: there is none of that name.
-    """
-    if name not in PRESETS:
-        raise ValueError(f"no search preset {name!r}: {', '.join(PRESETS)}")
-    make = SearchConfig if name == "default" else getattr(SearchConfig, name)
-    made: SearchConfig = make(**changes)
-    return made

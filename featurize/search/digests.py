@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from functools import lru_cache
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from evofeed.errors import InputError, JobError
+from evofeed.base.errors import InputError, JobError
 from evofeed.featurize.search.config import Database
 
 _HASHED_WHOLE: Final = 4 << 30
@@ -32,6 +33,8 @@ def database_files(database: Database) -> list[Path]:
     """
     if database.num_shards:
         return [Path(part.path) for part in database.parts()]
+    if database.more:
+        return [file for one in _alone(database) for file in database_files(one)]
     path = Path(database.path)
     # hh-suite: NAME_a3m.ffdata, ...; mmseqs: NAME, NAME.dbtype, NAME_h, NAME_h.index, ...
     beside = (path.parent.glob(f"{path.name}{joint}*") for joint in "._")
@@ -58,9 +61,17 @@ def database_digest(database: Database) -> str:
     Raises:
         InputError: it cannot be read.
     """
+    if database.more:
+        digests = [database_digest(one) for one in _alone(database)]
+        return hashlib.sha256("\n".join(digests).encode()).hexdigest()
     start = len(Path(database.path).name)
     parts = [f"{Path(s.path).name[start:]} {_file_digest(s)}" for s in stamps_of(database)]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+def _alone(database: Database) -> list[Database]:
+    """The databases of a joint search."""
+    return [dataclasses.replace(database, path=path, more=()) for path in database.paths]
 
 
 def check_unchanged(database: Database, digest: str) -> None:

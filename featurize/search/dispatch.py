@@ -6,60 +6,59 @@ import contextlib
 import dataclasses
 import time
 from collections import Counter
-from collections.abc import Iterator
-from typing import Any, Final, Protocol, runtime_checkable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final
 
-from evofeed.errors import JobError
-from evofeed.featurize.job.executors import ExecutorGone
+from evofeed.base.errors import JobError
+from evofeed.featurize.job.blame import LOST_TOGETHER, Losses
+from evofeed.featurize.job.executors import Executor
+from evofeed.featurize.job.opening import open_executor
 from evofeed.featurize.job.worker import UnitLost
-from evofeed.featurize.search.executors import SearchExecutor, open_executor
 from evofeed.featurize.search.options import SearchOptions
 from evofeed.featurize.search.plan import Schedule, SearchUnit, cost_of, cut_up, make_units
-from evofeed.featurize.search.work import DatabaseInfo, SearchResult, SearchTask
+from evofeed.featurize.search.work import SearchResult, SearchTask
 
 TICK: Final = 0.5
 _STRIKES: Final = 3
 """Times a sequence may fail in a database; each time elsewhere if there is an elsewhere."""
-_LOST_TOGETHER: Final = 3
-"""Times a unit may lose its worker, nobody knows over which sequence, before it is cut up."""
 _PARTS: Final = 16
-_MAX_LOST: Final = 6
-"""Times a unit may lose its worker with no sequence to blame."""
 _NOWHERE: Final = 60.0
 """Seconds to wait for a node that holds a database."""
+GRACE: Final = 60.0
+"""Seconds beyond a program's own deadline after which its worker is killed."""
 REST: Final = 6.0
 """Seconds until Ray says that a node has died, and some."""
-_RESTARTS: Final = 3
 
 Why = dict[str, Any]
 """`type` and `message` of what went wrong."""
 
 
-@runtime_checkable
-class Book(Protocol):
-    """Who asked for the units: says what a unit is, and takes down what comes of it."""
+Tasks = Callable[[SearchUnit], SearchTask]
+"""What a worker needs to know of a unit."""
 
-    def task(self, unit: SearchUnit) -> SearchTask:
-        """What a worker needs to know of a unit."""
 
-    def info_of(self, unit: SearchUnit) -> DatabaseInfo:
-        """The database of a unit."""
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A unit that was at work.
 
-    def keep(self, unit: SearchUnit, result: SearchResult) -> None:
-        """A unit ended, with these results."""
+    Attributes:
+        unit: which.
+        result: what came of it; None if its worker was lost.
+        failed: why sequences of it failed, and how often each has, by key.
+        done: work that needs not be done again, in residues.
+    """
 
-    def fail(self, unit: SearchUnit, key: str, strikes: int, why: Why) -> None:
-        """A sequence of a unit failed, for the `strikes`th time."""
-
-    def tell(self, done: int = 0) -> None:
-        """So much more work, in residues, is done; 0 where only time has passed."""
+    unit: SearchUnit
+    result: SearchResult | None
+    failed: dict[str, tuple[int, Why]]
+    done: int
 
 
 class Dispatch:
     """Units at work on the nodes of an executor.
 
     Args:
-        book: who asked for them.
         options: where searches run.
         executor: to use instead of one that the options name, which is started when needed.
         rest: seconds a node that lost a unit gets no other.
@@ -67,64 +66,64 @@ class Dispatch:
 
     def __init__(
         self,
-        book: Book,
         options: SearchOptions,
-        executor: SearchExecutor | None = None,
+        executor: Executor | None = None,
         rest: float = REST,
     ) -> None:
         self.lost_workers = 0
-        self._book, self._options = book, options
+        self._options = options
         self._executor, self._rest = executor, rest
         self._stack = contextlib.ExitStack()
-        self._restarts = 0
-        self._losses: Counter[str] = Counter()  # by unit, with nobody to blame
+        self._losses = Losses()
 
     def close(self) -> None:
         """Stop the workers, if it started some."""
         self._stack.close()
 
     @property
-    def executor(self) -> SearchExecutor:
+    def executor(self) -> Executor:
         """Started when there is something to search: what the cache has needs no workers."""
         if self._executor is None:
-            self._executor = self._stack.enter_context(open_executor(self._options))
+            self._executor = open_executor(self._options, GRACE)
+            self._stack.callback(self._executor.close)
         return self._executor
 
-    def work(self, schedule: Schedule) -> dict[str, Why]:
-        """Do all units; why a key has no result.
+    def slots(self) -> int:
+        """Units that run at once on all nodes."""
+        return max(1, sum(node.slots for node in self.executor.nodes(self._options.threads)))
+
+    def work(self, schedule: Schedule, task: Tasks) -> Iterator[Ended | None]:
+        """Do all units; each as it ends, and None now and then where only time has passed.
 
         Raises:
             JobError: a worker said so, no node holds a database, or workers are lost for no reason.
         """
         strikes: Counter[str] = Counter()
-        reasons: dict[str, Why] = {}
-        for unit, outcome, node_id in self.outcomes(schedule):
-            again = list(unit.queries)
+        for ended in self.outcomes(schedule, task):
+            if ended is None:
+                yield None
+                continue
+            unit, outcome, node_id = ended
+            again, result = list(unit.queries), None
             if isinstance(outcome, SearchResult):
-                self._book.keep(unit, outcome)
-                reasons |= outcome.failures
-                again = [q for q in unit.queries if q.key in outcome.failures]
-                blamed = [q.key for q in again]
+                result, reasons = outcome, outcome.failures
+                again = [q for q in unit.queries if q.key in reasons]
             else:
                 self.lost_workers += 1
-                blamed = self._blamed(unit, outcome)
                 why = {"type": "WorkerKilled", "message": f"killed its worker ({outcome.cause})"}
-                reasons |= dict.fromkeys(blamed, why)
-            for key in blamed:
-                strikes[key] += 1
-                self._book.fail(unit, key, strikes[key], reasons[key])
+                reasons = dict.fromkeys(self._blamed(unit, outcome), why)
+            strikes.update(reasons.keys())
+            failed = {key: (strikes[key], why) for key, why in reasons.items()}
             left = [q for q in again if strikes[q.key] < _STRIKES]
             if left == list(unit.queries):
-                is_cut = not blamed and self._losses[unit.unit_id] == _LOST_TOGETHER
+                is_cut = not reasons and self._losses.counts[unit.unit_id] == LOST_TOGETHER
                 units = cut_up(unit, _PARTS) if is_cut else [unit]
-                for one in units:
-                    schedule.put(dataclasses.replace(one, avoid=node_id))
-                continue
-            kind = self._book.info_of(unit).kind
-            for more in make_units(unit.database, kind, left, self.executor.slots(), node_id):
-                schedule.put(more)
-            self._book.tell(unit.cost - sum(map(cost_of, left)))
-        return reasons
+                units = [dataclasses.replace(one, avoid=node_id) for one in units]
+            else:
+                units = make_units(unit.database, unit.kind, left, self.slots(), node_id)
+            for one in units:
+                schedule.put(one)
+            yield Ended(unit, result, failed, unit.cost - sum(map(cost_of, left)))
 
     def _blamed(self, unit: SearchUnit, lost: UnitLost) -> list[str]:
         """Keys of the sequences that a lost worker counts against: one or none.
@@ -134,26 +133,20 @@ class Dispatch:
         """
         if lost.chain_id:
             return [lost.chain_id]
-        self._losses[unit.unit_id] += 1
-        count = self._losses[unit.unit_id]
-        if lost.chain_id is None and len(unit.queries) == 1 and count > _LOST_TOGETHER:
-            return [unit.queries[0].key]
-        if count >= _MAX_LOST:
-            raise JobError(
-                f"{count} workers were lost over the same few sequences, and none of these is to "
-                f"blame ({lost.cause}); what was found is kept: see to the machine, its memory "
-                "for one, and run it again"
-            )
-        return []
+        alone = lost.chain_id is None and len(unit.queries) == 1
+        count = self._losses.one_more(lost, alone=alone)
+        return [unit.queries[0].key] if alone and count > LOST_TOGETHER else []
 
-    def outcomes(self, schedule: Schedule) -> Iterator[tuple[SearchUnit, Any, str]]:
-        """Units as they end, with their outcome and the node they were on."""
+    def outcomes(
+        self, schedule: Schedule, task: Tasks
+    ) -> Iterator[tuple[SearchUnit, Any, str] | None]:
+        """Units as they end, with their outcome and the node they were on; None for a tick."""
         flying: dict[str, tuple[SearchUnit, str]] = {}
         resting: dict[str, float] = {}  # nodes that lost a unit: Ray may not know yet that one died
         ended: list[tuple[SearchUnit, Any, str]] = []
         orphaned = time.monotonic()
         while schedule or flying or ended:
-            nodes = self.executor.nodes()
+            nodes = self.executor.nodes(self._options.threads)
             for node in nodes:
                 if resting.get(node.node_id, 0.0) > time.monotonic():
                     continue
@@ -162,7 +155,7 @@ class Dispatch:
                     unit = schedule.take(node, nodes)
                     if unit is None:
                         break
-                    self.executor.submit(self._book.task(unit), node)
+                    self.executor.submit(task(unit), node.node_id, self._options.threads)
                     flying[unit.unit_id] = unit, node.node_id
             if flying:
                 orphaned = time.monotonic()
@@ -175,7 +168,7 @@ class Dispatch:
             yield from ended  # kept while the next units are at work
             ended = []
             failed: list[Exception] = []
-            for outcome in self._wait(schedule, flying) if flying or schedule else ():
+            for outcome in self.executor.wait(TICK) if flying or schedule else ():
                 unit, node_id = flying.pop(outcome.unit_id)
                 if getattr(outcome, "chain_id", "") is None:
                     resting[node_id] = time.monotonic() + self._rest
@@ -186,20 +179,4 @@ class Dispatch:
             if failed:
                 yield from ended
                 raise failed[0]
-            self._book.tell()
-
-    def _wait(self, schedule: Schedule, flying: dict[str, tuple[SearchUnit, str]]) -> list[Any]:
-        """Outcomes that are there. Where a private Ray died, a new one does what was in work."""
-        try:
-            return self.executor.wait(TICK)
-        except ExecutorGone as gone:
-            self._restarts += 1
-            self._losses.clear()  # earlier ones may have been its fault
-            if not gone.again or self._restarts > _RESTARTS:
-                raise
-            for unit, _ in flying.values():
-                schedule.put(unit)
-            flying.clear()
-            self._stack.close()
-            self._executor = None
-            return []
+            yield None

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from evofeed.errors import InputError
-from evofeed.featurize.discovery import discover, fasta_files, once
-from evofeed.featurize.layouts import SideFiles, from_fasta
+from evofeed.base.errors import InputError
+from evofeed.featurize.inputs.discovery import discover, fasta_files, once
+from evofeed.featurize.inputs.layouts import from_fasta
+from evofeed.featurize.inputs.side_files import SideFiles
+from evofeed.featurize.inputs.sources import ChainSource
 from evofeed.featurize.search.config import Database, SearchConfig
 from evofeed.featurize.search.job import run_search
 from evofeed.featurize.search.options import SearchOptions, SearchProgress
-from evofeed.featurize.sources import ChainSource
 
 
 def search_fasta(

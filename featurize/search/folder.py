@@ -10,14 +10,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from evofeed.errors import InputError, JobError
+from evofeed.base.errors import InputError, JobError
+from evofeed.base.files import write_atomic
 from evofeed.featurize.config import FeaturizeConfig
+from evofeed.featurize.inputs.sources import ChainSource, role_of
 from evofeed.featurize.search.cache import CachedResult
 from evofeed.featurize.search.config import Database
 from evofeed.featurize.search.searchers import suffix_of
 from evofeed.featurize.search.work import DatabaseInfo
-from evofeed.featurize.sources import ChainSource, role_of
-from evofeed.files import write_atomic
 
 INDEX: Final = "search.index"
 
@@ -27,6 +27,8 @@ def result_name(database: Database, info: DatabaseInfo) -> str:
     suffix = suffix_of(info.kind, database.is_template)
     if database.is_template and info.kind == "fasta":
         return f"hmmsearch_output{suffix}"
+    if database.pairs:
+        return f"uniprot_hits{suffix}"
     name = f"{database.name}_hits{suffix}"
     # `pdb_hits.sto` and `uniprot_hits.sto` mean something else.
     is_plain = role_of(name, FeaturizeConfig()) in ("a3m", "stockholm", "hhr")

@@ -12,14 +12,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from evofeed.errors import InputError
+from evofeed.base.errors import InputError
+from evofeed.base.files import write_atomic
+from evofeed.featurize.inputs.sources import ChainSource
 from evofeed.featurize.search.cache import SearchCache
 from evofeed.featurize.search.config import Database, SearchConfig
 from evofeed.featurize.search.folder import INDEX, alone, by_chain, unusable, write_index
 from evofeed.featurize.search.options import SearchOptions, SearchReport
 from evofeed.featurize.search.search import Progress, Search
-from evofeed.featurize.sources import ChainSource
-from evofeed.files import write_atomic
 
 REPORT: Final = "report.json"
 

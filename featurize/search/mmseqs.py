@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from evofeed.errors import SearchFailed
+from evofeed.base.errors import SearchFailed
 from evofeed.featurize.search.config import SearchConfig
 from evofeed.featurize.search.programs import Scratch
 

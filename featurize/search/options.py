@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from dataclasses import dataclass
 from typing import Any
 
-from evofeed.configs import Config, check_choice, check_numbers
+from evofeed.base.configs import check_numbers
+from evofeed.featurize.job.options import Workplace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SearchOptions(Config):
+class SearchOptions(Workplace):
     """Places and limits of a search. What it finds depends on none of them."""
 
     executor: str = "local"
-    """`local` (processes of this machine) or `ray`."""
-    workers: int = 0
-    """Searches at once on this machine; 0 is one per usable core and thread of a search."""
+    """`local` (processes of this machine), `ray`, or `auto`."""
     threads: int = 1
     """Cores a search takes, `SearchConfig.threads`."""
-    ray_address: str = ""
-    """`host:port` of a running Ray cluster; empty starts a private one on this machine."""
     cache_dir: str = ""
     """Results of all searches, shared between jobs; empty is `cache/` beside the index."""
     scratch: str = ""
@@ -33,17 +29,13 @@ class SearchOptions(Config):
     """Seconds one call of a program may take."""
 
     def __post_init__(self) -> None:
-        check_choice(self, "executor", ("ray", "local"))
-        check_numbers(self, "workers", least=0)
+        Workplace.__post_init__(self)
         check_numbers(self, "threads", least=1)
-        check_numbers(self, "deadline", above=0)
-        if self.ray_address and self.executor != "ray":
-            raise ValueError("ray_address needs executor='ray'")
 
     @property
-    def num_workers(self) -> int:
-        """Searches at once on this machine."""
-        return self.workers or max(1, len(os.sched_getaffinity(0)) // self.threads)
+    def cores(self) -> int:
+        """Cores that a unit takes."""
+        return self.threads
 
 
 @dataclass(frozen=True, slots=True)

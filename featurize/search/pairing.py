@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from evofeed.featurize.species import organism_of
+from evofeed.featurize.formats.species import organism_of
 
 
 def records_of(a3m: bytes) -> list[tuple[str, str]]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from evofeed.featurize.job.executors import Node
 from evofeed.featurize.search.config import Database, Kind
 from evofeed.featurize.search.searchers import Query
 
@@ -25,19 +26,11 @@ class SearchUnit:
 
     unit_id: str
     database: int
+    kind: Kind
     queries: tuple[Query, ...]
     cost: int
     avoid: str = ""
     """Node that failed with it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Node:
-    """A machine that searches: `slots` units at once; the databases it holds, None for all."""
-
-    node_id: str
-    slots: int
-    resources: Mapping[str, float]
 
 
 def cost_of(query: Query) -> int:
@@ -69,19 +62,19 @@ def make_units(
             filled = 0
         units[-1].append(query)
         filled += cost_of(query)
-    return [_unit(database, tuple(unit), avoid) for unit in units]
+    return [_unit(database, kind, tuple(unit), avoid) for unit in units]
 
 
 def cut_up(unit: SearchUnit, parts: int) -> list[SearchUnit]:
     """A unit as up to `parts` smaller ones; one that is a single sequence stays as it is."""
     each = -(-len(unit.queries) // parts)
     starts = range(0, len(unit.queries), each)
-    return [_unit(unit.database, unit.queries[n : n + each], unit.avoid) for n in starts]
+    return [_unit(unit.database, unit.kind, unit.queries[n : n + each], unit.avoid) for n in starts]
 
 
-def _unit(database: int, queries: tuple[Query, ...], avoid: str) -> SearchUnit:
+def _unit(database: int, kind: Kind, queries: tuple[Query, ...], avoid: str) -> SearchUnit:
     name = hashlib.sha256("\n".join([str(database), *(q.key for q in queries)]).encode())
-    return SearchUnit(name.hexdigest(), database, queries, sum(map(cost_of, queries)), avoid)
+    return SearchUnit(name.hexdigest(), database, kind, queries, sum(map(cost_of, queries)), avoid)
 
 
 class Schedule:

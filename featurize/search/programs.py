@@ -19,17 +19,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
-from evofeed.errors import InputError, JobError, SearchFailed
+from evofeed.base.errors import InputError, JobError, SearchFailed
 
 _SAID: Final = 400
-_JACKHMMER: Final = "--noali --F1 0.0005 --F2 5e-05 --F3 5e-07".split()
-_HMMSEARCH: Final = "--noali --F1 0.1 --F2 0.1 --F3 0.1".split()
 _FULL: Final = re.compile("no space left|disk quota|disk full", re.IGNORECASE)
-
-
-def on_path(program: str) -> str:
-    """Where a program is, '' if it is not."""
-    return shutil.which(program) or ""
 
 
 def version(program: str) -> str:
@@ -51,7 +44,7 @@ def _version(program: str, where: str, size: int, changed: int) -> str:
     if program == "mmseqs":
         return f"mmseqs {said[0].strip() if said else '?'}"
     named = (line.strip("# :").partition(" (")[0] for line in said)
-    number = next((line for line in named if re.search(r"(HMMER|HH\w+) \d", line)), "?")
+    number = next((line for line in named if re.search(r"HH\w+ \d", line)), "?")
     return f"{program} ({number})"
 
 
@@ -171,48 +164,12 @@ class Scratch:
         raise SearchFailed(f"{program} ended well but wrote nothing")
 
 
-def jackhmmer(
-    scratch: Scratch,
-    sequence: str,
-    db: str,
-    *,
-    threads: int,
-    e_value: float,
-    iterations: int,
-    num_targets: int | None = None,
-) -> bytes:
-    """Stockholm alignment of a sequence to a FASTA database.
-
-    Where that is a shard of a database with `num_targets` sequences, E-values are for all of
-    it, and the table of domains is left in `scratch`, their E-values for one target.
-    """
-    limits = ["-E", str(e_value), "--incE", str(e_value), "-N", str(iterations)]
-    if num_targets is not None:  # domains are sifted when all shards are known
-        limits += ["-Z", str(num_targets), "--domZ", "1", "--domtblout", "domains"]
-    where = ["-o", "/dev/null", "-A", "out.sto", "--cpu", str(threads)]
-    scratch.run("jackhmmer", *where, *limits, *_JACKHMMER, scratch.query(sequence), db)
-    return scratch.result("out.sto", "jackhmmer")
-
-
-def hmmsearch(scratch: Scratch, profile: bytes, db: str, *, threads: int, e_value: float) -> bytes:
-    """Template hits of an alignment's profile, as Stockholm; AF2's `hmmbuild --hand` model."""
-    scratch.run("hmmbuild", "--hand", "--amino", "query.hmm", scratch.file("query.sto", profile))
-    limits = [
-        f(name)
-        for name in ("-E", "--domE", "--incE", "--incdomE")
-        for f in (str, lambda _: str(e_value))
-    ]
-    where = ["-o", "/dev/null", "-A", "out.sto", "--cpu", str(threads)]
-    scratch.run("hmmsearch", *where, *limits, *_HMMSEARCH, "query.hmm", db)
-    empty = b"# STOCKHOLM 1.0\n//\n"
-    return (scratch.path / "out.sto").read_bytes() or empty
-
-
 def hhblits(
-    scratch: Scratch, sequence: str, db: str, *, threads: int, options: Sequence[str]
+    scratch: Scratch, sequence: str, dbs: Sequence[str], *, threads: int, options: Sequence[str]
 ) -> bytes:
-    """A3M alignment of a sequence to a database of hh-suite."""
-    where = ["-i", scratch.query(sequence), "-d", db, "-oa3m", "out.a3m", "-o", "/dev/null"]
+    """A3M alignment of a sequence to databases of hh-suite, searched as one."""
+    databases = [word for db in dbs for word in ("-d", db)]
+    where = ["-i", scratch.query(sequence), *databases, "-oa3m", "out.a3m", "-o", "/dev/null"]
     scratch.run("hhblits", *where, "-cpu", str(threads), *options)
     return scratch.result("out.a3m", "hhblits")
 
@@ -227,7 +184,7 @@ def hhsearch(
 
 
 def _find(program: str) -> str:
-    if found := on_path(program):
+    if found := shutil.which(program):
         return found
     raise InputError(f"this database needs {program}, which is not on the PATH")
 

@@ -9,11 +9,11 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from evofeed.errors import InputError, JobError
+from evofeed.base.errors import InputError, JobError
+from evofeed.featurize.job.executors import Executor
 from evofeed.featurize.search.cache import CachedResult, SearchCache, result_key
 from evofeed.featurize.search.config import Database, SearchConfig
 from evofeed.featurize.search.dispatch import REST, TICK, Dispatch, Why
-from evofeed.featurize.search.executors import SearchExecutor
 from evofeed.featurize.search.options import SearchOptions, SearchProgress, SearchReport
 from evofeed.featurize.search.plan import Schedule, SearchUnit, make_units
 from evofeed.featurize.search.searchers import Query, kind_of, profile_key, suffix_of
@@ -44,7 +44,7 @@ class Search:
         options: SearchOptions,
         cache: SearchCache,
         progress: Progress | None = None,
-        executor: SearchExecutor | None = None,
+        executor: Executor | None = None,
         rest: float = REST,
     ) -> None:
         self.databases, self.config, self.options = databases, config, options
@@ -55,7 +55,7 @@ class Search:
         self.searched: Counter[int] = Counter()
         self.hits: Counter[int] = Counter()
         self.began = time.monotonic()
-        self.dispatch = Dispatch(self, options, executor, rest)
+        self.dispatch = Dispatch(options, executor, rest)
         self._places = [part for database in databases for part in database.parts()]
         self._whole = [n for n, database in enumerate(databases) for _ in database.parts()]
         self._place_infos: list[DatabaseInfo] = []
@@ -125,7 +125,7 @@ class Search:
             if database.is_template and info.kind == "mmseqs" and not expands:
                 raise InputError(
                     "templates in a database of mmseqs are searched with the profile of a first "
-                    "database of mmseqs, as the preset `colabfold` has it",
+                    "database of mmseqs, as in the recipe `colabfold`",
                     path=database.path,
                 )
             is_next = expands and info.kind == "mmseqs" and number != self._first
@@ -178,8 +178,11 @@ class Search:
             return look_at(database, self.config)
         if not self.options.ray_address:
             kind_of(database)  # which raises
-        schedule = Schedule(self._places, [SearchUnit(f"look-{place}", place, (), 0)])
-        for _, outcome, _ in self.dispatch.outcomes(schedule):
+        schedule = Schedule(self._places, [SearchUnit(f"look-{place}", place, "part", (), 0)])
+        for ended in self.dispatch.outcomes(schedule, self._task):
+            if ended is None:
+                continue
+            outcome = ended[1]
             if isinstance(outcome, SearchResult) and outcome.info:
                 return outcome.info
             raise getattr(outcome, "error", JobError(f"cannot be looked at: {outcome}"))
@@ -216,13 +219,24 @@ class Search:
 
     def _search(self, wanted: dict[int, dict[str, str]]) -> dict[str, Why]:
         schedule = Schedule(self._places)
-        slots = self.dispatch.executor.slots()
+        slots = self.dispatch.slots()
         for place, missing in wanted.items():
             queries = [Query(key, sequence) for key, sequence in missing.items()]
             for unit in make_units(place, self._place_infos[place].kind, queries, slots):
                 schedule.put(unit)
         self._cost = [sum(u.cost for units in schedule.waiting for u in units), 0, 0]
-        return {**self.dispatch.work(schedule)}
+        reasons: dict[str, Why] = {}
+        for ended in self.dispatch.work(schedule, self._task):
+            if ended is None:
+                self._tell()
+                continue
+            if ended.result is not None:
+                self._keep(ended.unit, ended.result)
+            for key, (strikes, why) in ended.failed.items():
+                reasons[key] = why
+                self.cache.fail(key, self._places[ended.unit.database].name, strikes, why)
+            self._tell(ended.done)
+        return reasons
 
     def _join(self, keys: dict[tuple[str, int], str]) -> dict[str, Why]:
         """Results of sharded databases from those of their shards; why some have none."""
@@ -242,13 +256,7 @@ class Search:
             self.cache.put([packed(key, data, seconds)], ".a3m", self._provenance(number))
         return reasons
 
-    # what the dispatch asks
-
-    def info_of(self, unit: SearchUnit) -> DatabaseInfo:
-        """The database of a unit."""
-        return self._place_infos[unit.database]
-
-    def task(self, unit: SearchUnit) -> SearchTask:
+    def _task(self, unit: SearchUnit) -> SearchTask:
         """What a worker needs to know of a unit."""
         queries, database = unit.queries, self._places[unit.database]
         if starts := self._starts.get(self._whole[unit.database]):
@@ -268,7 +276,7 @@ class Search:
             stage=self.options.stage,
         )
 
-    def keep(self, unit: SearchUnit, result: SearchResult) -> None:
+    def _keep(self, unit: SearchUnit, result: SearchResult) -> None:
         """Put the results of a unit into the cache, and its cost into the account."""
         number, info = self._whole[unit.database], self._place_infos[unit.database]
         suffix = suffix_of(info.kind, self.databases[number].is_template)
@@ -278,11 +286,7 @@ class Search:
             self.searched[number] += len(unit.queries)
         self._cost[2] += unit.cost
 
-    def fail(self, unit: SearchUnit, key: str, strikes: int, why: Why) -> None:
-        """Enter why a sequence has no result yet."""
-        self.cache.fail(key, self._places[unit.database].name, strikes, why)
-
-    def tell(self, done: int = 0) -> None:
+    def _tell(self, done: int = 0) -> None:
         """Say how far it is, after each unit and about twice a second."""
         self._cost[1] += done
         now = time.monotonic()

@@ -7,17 +7,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from evofeed.errors import InputError, SearchFailed
-from evofeed.featurize.a3m import parse_a3m
-from evofeed.featurize.hits import parse_hhr
-from evofeed.featurize.queries import query_of
-from evofeed.featurize.search import aligned_text, embedded, mmseqs, programs, shards
+from evofeed.base.errors import InputError, SearchFailed
+from evofeed.featurize.formats.a3m import parse_a3m
+from evofeed.featurize.formats.hits import parse_hhr
+from evofeed.featurize.formats.stockholm import parse_stockholm
+from evofeed.featurize.inputs.queries import query_of
+from evofeed.featurize.search import aligned_text, hmmer, mmseqs, programs, shards
 from evofeed.featurize.search.config import Database, Kind, SearchConfig
 from evofeed.featurize.search.programs import Scratch
-from evofeed.featurize.stockholm import parse_stockholm
 
 _HHR_ROW: Final = re.compile(rb"^ *[0-9]+ .* \([0-9]+\)\s*$", re.MULTILINE)
 """A hit in the list at the top of an hhr file."""
+
+_WRITTEN_AS: Final = {"U": "XC", "O": "XK", "B": "XDN", "J": "XLI", "Z": "XEQ"}
+"""What programs write for letters beyond the twenty amino acids."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +61,7 @@ def program_of(kind: Kind, is_template: bool, config: SearchConfig) -> str:
         return programs.version("mmseqs")
     if kind == "hh":
         return programs.version("hhsearch" if is_template else "hhblits")
-    name = "hmmsearch" if is_template else "jackhmmer"
-    on_path = config.program == "auto" and programs.on_path(name)
-    return programs.version(name) if on_path else f"{name} ({embedded.version()})"
+    return f"{'hmmsearch' if is_template else 'jackhmmer'} ({hmmer.version()})"
 
 
 def suffix_of(kind: Kind, is_template: bool) -> str:
@@ -105,34 +106,47 @@ def search(
             path=database.path,
         )
     program_of(kind, database.is_template, config)
-    if kind == "mmseqs" and len(queries) > 1:
-        in_hand("")
-        try:
-            with scratch() as place:
-                return {**_mmseqs(database, queries, config, place)}
-        except SearchFailed:
-            pass  # one by one, to see whose fault it is
+    if kind == "mmseqs":
+        return _together(database, queries, config, scratch, in_hand)
     results: dict[str, bytes | InputError] = {}
     for query in queries:
         in_hand(query.key)
         try:
-            with scratch() as place:
-                if kind == "mmseqs":
-                    results |= _mmseqs(database, [query], config, place)
-                    continue
-                if kind == "part":
-                    data = shards.search_shard(place, query.sequence, database, config, num_targets)
-                else:
-                    data = _search_one(database, kind, query, config, place)
+            if kind == "part":
+                data = shards.search_shard(query.sequence, database, config, num_targets)
+            else:
+                with scratch() as folder:
+                    data = _search_one(database, kind, query, config, folder)
             results[query.key] = _checked(query, data, kind, database, config)
         except InputError as error:
             results[query.key] = error
     return results
 
 
+def _together(
+    database: Database,
+    queries: Sequence[Query],
+    config: SearchConfig,
+    scratch: Callable[[], Scratch],
+    in_hand: Callable[[str], None],
+) -> dict[str, bytes | InputError]:
+    """Queries in one call of mmseqs; where it fails, in halves, down to the one at fault."""
+    in_hand(queries[0].key if len(queries) == 1 else "")
+    try:
+        with scratch() as folder:
+            return _mmseqs(database, queries, config, folder)
+    except SearchFailed as error:
+        if len(queries) == 1:
+            return {queries[0].key: error}
+    middle = len(queries) // 2
+    halves = (queries[:middle], queries[middle:])
+    results = (_together(database, half, config, scratch, in_hand) for half in halves)
+    return {key: result for half in results for key, result in half.items()}
+
+
 def _mmseqs(
     database: Database, queries: Sequence[Query], config: SearchConfig, place: Scratch
-) -> dict[str, bytes]:
+) -> dict[str, bytes | InputError]:
     sequences = [query.sequence for query in queries]
     starts = [query.start for query in queries]
     profiles: list[bytes] = []
@@ -144,11 +158,15 @@ def _mmseqs(
         found = mmseqs.colabfold_next(place, sequences, starts, database.path, config)
     else:
         found, profiles = mmseqs.colabfold(place, sequences, database.path, config)
-    texts = {
-        query.key: _checked(query, data, "mmseqs", database, config)
-        for query, data in zip(queries, found, strict=True)
+    results: dict[str, bytes | InputError] = {
+        profile_key(q.key): p for q, p in zip(queries, profiles, strict=False)
     }
-    return texts | {profile_key(q.key): p for q, p in zip(queries, profiles, strict=False)}
+    for query, data in zip(queries, found, strict=True):
+        try:
+            results[query.key] = _checked(query, data, "mmseqs", database, config)
+        except InputError as error:
+            results[query.key] = error
+    return results
 
 
 def _search_one(
@@ -156,13 +174,14 @@ def _search_one(
 ) -> bytes:
     threads, db = config.threads, database.path
     if kind == "hh" and not database.is_template:
-        return programs.hhblits(place, query.sequence, db, threads=threads, options=config.hhblits)
+        return programs.hhblits(
+            place, query.sequence, database.paths, threads=threads, options=config.hhblits
+        )
     if database.is_template:
         return _templates(database, kind, query, config, place)
-    limits = {"e_value": config.e_value, "iterations": config.iterations, "threads": threads}
-    if config.program == "auto" and programs.on_path("jackhmmer"):
-        return programs.jackhmmer(place, query.sequence, db, **limits)  # type: ignore[arg-type]
-    return embedded.jackhmmer(query.sequence, db, **limits)  # type: ignore[arg-type]
+    return hmmer.jackhmmer(
+        query.sequence, db, threads=threads, e_value=config.e_value, iterations=config.iterations
+    )
 
 
 def _templates(
@@ -176,12 +195,9 @@ def _templates(
             place, a3m, database.path, threads=config.threads, options=config.hhsearch
         )
     profile = aligned_text.to_stockholm(rows)
-    e_value = config.template_e_value
-    if config.program == "auto" and programs.on_path("hmmsearch") and programs.on_path("hmmbuild"):
-        return programs.hmmsearch(
-            place, profile, database.path, threads=config.threads, e_value=e_value
-        )
-    return embedded.hmmsearch(profile, database.path, threads=config.threads, e_value=e_value)
+    return hmmer.hmmsearch(
+        profile, database.path, threads=config.threads, e_value=config.template_e_value
+    )
 
 
 def _checked(
@@ -206,10 +222,23 @@ def _checked(
         parse_stockholm(data) if kind == "fasta" else parse_a3m(data)
     except InputError as error:
         message = f"the search program wrote half a result: {error.message}"
-        raise SearchFailed(message, path=database.path) from None
-    if query_of(data, "stockholm" if kind == "fasta" else "a3m") != query.sequence.upper():
-        raise SearchFailed("the result is of another sequence", path=database.path)
+        raise SearchFailed(message) from None
+    written = query_of(data, "stockholm" if kind == "fasta" else "a3m")
+    if not _is_same(written, query.sequence.upper()):
+        raise SearchFailed("the result is of another sequence")
+    if kind == "mmseqs" and written != query.sequence.upper():
+        data = aligned_text.with_query(data, query.sequence.upper())
     return aligned_text.first_rows(data, config.rows_of(database))
+
+
+def _is_same(written: str, asked: str) -> bool:
+    """Whether a program's query row is the sequence it was asked for, in the program's alphabet.
+
+    mmseqs writes U, O as X, B as D, J as L, Z as E; which release writes what is its own affair.
+    """
+    return len(written) == len(asked) and all(
+        a == b or a in _WRITTEN_AS.get(b, "") for a, b in zip(written, asked, strict=True)
+    )
 
 
 def _check_hhr(data: bytes) -> None:

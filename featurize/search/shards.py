@@ -9,58 +9,34 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from typing import Final, NamedTuple
+from typing import Final
 
-from evofeed.errors import InputError
-from evofeed.featurize.search import embedded, programs
+from evofeed.base.errors import InputError
+from evofeed.featurize.search import hmmer
 from evofeed.featurize.search.aligned_text import first_rows, read_rows, to_a3m
 from evofeed.featurize.search.config import Database, SearchConfig
-from evofeed.featurize.search.programs import Scratch
 
 _DOMAIN_E_VALUE: Final = 1e-3
 """jackhmmer's `--incdomE`."""
 
 
-class Domain(NamedTuple):
-    """What decides whether a domain's row stays: E-value and score of its sequence, and the
-    domain's own E-value if one sequence had been found."""
-
-    e_value: float
-    score: float
-    domain_e_value: float
-
-
-def search_shard(
-    scratch: Scratch, sequence: str, shard: Database, config: SearchConfig, num_targets: int
-) -> bytes:
+def search_shard(sequence: str, shard: Database, config: SearchConfig, num_targets: int) -> bytes:
     """All domains that a shard has, as JSON, for `join_shards`.
 
     Args:
-        scratch: for the program's files.
         sequence: the query.
         shard: one of `Database.parts()`.
         config: settings.
         num_targets: sequences in all shards together.
     """
-    limits = {"threads": config.threads, "e_value": config.e_value, "iterations": 1}
-    if config.program == "auto" and programs.on_path("jackhmmer"):
-        data = programs.jackhmmer(
-            scratch,
-            sequence,
-            shard.path,
-            num_targets=num_targets,
-            **limits,  # type: ignore[arg-type]
-        )
-        domains = _domains(scratch.result("domains", "jackhmmer"))
-        num_hits = len({name.rpartition("/")[0] for name in domains})
-    else:
-        data, num_hits, figures = embedded.jackhmmer_shard(
-            sequence,
-            shard.path,
-            num_targets=num_targets,
-            **limits,  # type: ignore[arg-type]
-        )
-        domains = {name: Domain(*figure) for name, figure in figures.items()}
+    data, num_hits, domains = hmmer.jackhmmer_shard(
+        sequence,
+        shard.path,
+        num_targets=num_targets,
+        threads=config.threads,
+        e_value=config.e_value,
+        iterations=1,
+    )
     query, *rows = read_rows(data)
     kept = [
         (*domains[row.name], to_a3m([query, row]).partition(b"\n>")[2].decode())
@@ -101,14 +77,3 @@ def join_shards(sequence: str, shards: Iterable[bytes], max_rows: int) -> bytes:
     rows.sort(key=lambda row: row[:2])
     text = "".join([f">query\n{sequence}\n", *(f">{record}" for *_, record in rows)])
     return first_rows(text.encode(), max_rows)
-
-
-def _domains(table: bytes) -> dict[str, Domain]:
-    """The table of domains by the name that their rows have in the alignment."""
-    found = {}
-    for line in table.decode("utf-8", "replace").splitlines():
-        if line and line[0] != "#":
-            words = line.split(maxsplit=22)
-            name = f"{words[0]}/{words[17]}-{words[18]}"
-            found[name] = Domain(float(words[6]), float(words[7]), float(words[11]))
-    return found

@@ -8,7 +8,7 @@ import fcntl
 import shutil
 from pathlib import Path
 
-from evofeed.errors import JobError
+from evofeed.base.errors import JobError
 from evofeed.featurize.search.config import Database
 from evofeed.featurize.search.digests import database_digest, database_files
 
@@ -29,8 +29,7 @@ def staged(database: Database, digest: str, folder: str) -> Database:
         InputError: it cannot be read.
     """
     home, aside = Path(folder) / digest, Path(folder) / f"{digest}.aside"
-    name = Path(database.path).name
-    there = dataclasses.replace(database, path=str(home / name))
+    there = _moved(database, home)
     try:
         Path(folder).mkdir(parents=True, exist_ok=True)
         with (Path(folder) / f"{digest}.lock").open("w") as lock:
@@ -39,7 +38,7 @@ def staged(database: Database, digest: str, folder: str) -> Database:
                 shutil.rmtree(aside, ignore_errors=True)
                 aside.mkdir()
                 _copy(database, aside)
-                found = database_digest(dataclasses.replace(database, path=str(aside / name)))
+                found = database_digest(_moved(database, aside))
                 if found != digest:
                     shutil.rmtree(aside, ignore_errors=True)
                     raise JobError(
@@ -54,6 +53,11 @@ def staged(database: Database, digest: str, folder: str) -> Database:
         shutil.rmtree(aside, ignore_errors=True)
         raise _no_room(database, folder) from None
     return there
+
+
+def _moved(database: Database, to: Path) -> Database:
+    path, *more = (str(to / Path(path).name) for path in database.paths)
+    return dataclasses.replace(database, path=path, more=tuple(more))
 
 
 def _copy(database: Database, to: Path) -> None:

@@ -10,10 +10,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
-from evofeed.errors import InputError
+from evofeed.base.errors import InputError
 from evofeed.featurize.config import FeaturizeConfig
-from evofeed.featurize.reading import FileRef, file_ref, read_bytes
-from evofeed.featurize.template_library import TemplateLibrary
+from evofeed.featurize.formats.reading import FileRef, file_ref, read_bytes
+from evofeed.featurize.records.template_library import TemplateLibrary
 
 _CHAIN: Final = re.compile(r"(?P<pdb_id>[0-9][A-Za-z0-9]{3})_[A-Za-z0-9]+$")
 

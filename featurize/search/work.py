@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from evofeed.errors import InputError, JobError
+from evofeed.base.errors import InputError, JobError
 from evofeed.featurize.job.work import UnitOutput
 from evofeed.featurize.search.cache import Made
 from evofeed.featurize.search.config import Database, Kind, SearchConfig
@@ -146,7 +146,7 @@ class SearchTask:
         seconds = time.monotonic() - began
         good = {key: data for key, data in results.items() if isinstance(data, bytes)}
         failures = {
-            key: {"type": type(error).__name__, "message": str(error)}
+            key: {"type": type(error).__name__, "message": error.message}
             for key, error in results.items()
             if isinstance(error, InputError)
         }

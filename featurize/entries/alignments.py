@@ -1,0 +1,121 @@
+"""Alignment files of one query -> `Alignment`: every row of every file, by name of the sequence."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from evofeed.base.errors import MsaError
+from evofeed.featurize.config import InputCaps
+from evofeed.featurize.entries.boltz_targets import query_of_rows
+from evofeed.featurize.formats.a3m import parse_a3m
+from evofeed.featurize.formats.msa import Msa
+from evofeed.featurize.formats.reading import file_ref, plain, read_bytes, read_head, xxh3
+from evofeed.featurize.formats.species import pairing_species
+from evofeed.featurize.formats.stockholm import parse_stockholm
+from evofeed.protein.alignment import Alignment, letter_codes
+from evofeed.protein.datapoints import alignment_name
+
+SUFFIXES: Final = (".a3m", ".sto")
+_HEAD: Final = 1 << 16
+"""Bytes in which a query usually ends."""
+RNA_SOURCES: Final = (
+    "rna",
+    "rfam_hits",
+    "rnacentral_hits",
+    "nt_hits",
+    "nucleotide_collection_hits",
+)
+"""Names of files whose query is RNA, if its letters are."""
+
+
+def alignment_folders(root: str | Path) -> list[tuple[str, ...]]:
+    """Files of alignments below a folder, those of one query together, sorted: one folder's, or
+    one that Boltz prepared."""
+    groups: dict[Path, list[str]] = {}
+    for path in sorted(Path(root).rglob("*")):
+        if path.is_file() and plain(path.name).endswith(SUFFIXES):
+            groups.setdefault(path.parent, []).append(str(path))
+        elif path.suffix == ".npz":
+            groups[path] = [str(path)]
+    return [tuple(files) for _, files in sorted(groups.items())]
+
+
+def query_of(path: str) -> str:
+    """The query of an alignment file, from its beginning where that is enough.
+
+    Raises:
+        MsaError: the file is no alignment.
+    """
+    ref = file_ref(path)
+    if path.endswith(".npz"):
+        return query_of_rows(path)
+    if plain(path).endswith(".sto"):
+        return parse_stockholm(read_bytes(ref, InputCaps()), path=path).query
+    head = read_head(ref, _HEAD)
+    start = head.find(b">")
+    stop = head.find(b"\n>", start + 1)
+    whole = head[start : stop + 1] if stop >= 0 else read_bytes(ref, InputCaps())
+    return parse_a3m(whole, path=path).query
+
+
+def read_alignment(files: Sequence[str], caps: InputCaps | None = None) -> Alignment:
+    """All rows of the files of one query, named by its sequence.
+
+    Raises:
+        MsaError: a file is none, or its first row is another query; names file and line.
+    """
+    parts = [(path, *_parsed(path, caps or InputCaps())) for path in files]
+    query = parts[0][1].query
+    sources = tuple(Path(plain(path)).stem for path, *_ in parts)
+    is_rna = sources[0] in RNA_SOURCES and set(query) <= set("ACGUTN")
+    distinct: dict[bytes, int] = {}
+    keys: dict[str, int] = {}
+    rows: list[int] = []
+    gapless: list[int] = []
+    for path, msa, spelled in parts:
+        if msa.query != query:
+            raise MsaError(f"its query is not that of {files[0]}", path=path, line=1)
+        codes = letter_codes(msa.letters)
+        rows += [distinct.setdefault(row.tobytes(), len(distinct)) for row in codes]
+        gapless += [keys.setdefault(text, len(keys)) for text in spelled]
+    species = [pairing_species(name) for _, msa, _ in parts for name in msa.descriptions()]
+    names = sorted({one for one in species if one})
+    rank = {name: number for number, name in enumerate(names)} | {"": -1}
+    sizes = [len(msa.letters) for _, msa, _ in parts]
+    counts = np.concatenate(
+        [np.bincount(msa.deletion_row, minlength=len(msa.letters)) for _, msa, _ in parts]
+    )
+    letters = np.frombuffer(b"".join(distinct), np.uint8).reshape(len(distinct), len(query))
+    return Alignment(
+        name=alignment_name(query, is_rna=is_rna),
+        sources=sources,
+        letters=letters,
+        row_letters=np.array(rows, np.int32),
+        row_source=np.repeat(np.arange(len(parts)), sizes).astype(np.int32),
+        row_species=np.array([rank[one] for one in species], np.int32),
+        row_gapless=np.array(gapless, np.int64),
+        species=tuple(names),
+        deletion_start=np.append(0, np.cumsum(counts)).astype(np.int64),
+        deletion_column=np.concatenate([msa.deletion_column for _, msa, _ in parts]),
+        deletion_count=np.concatenate([msa.deletion_count for _, msa, _ in parts]),
+    )
+
+
+def _parsed(path: str, caps: InputCaps) -> tuple[Msa, list[str]]:
+    """A file's rows, and a key of each that gaps do not change."""
+    data = read_bytes(file_ref(path), caps)
+    if plain(path).endswith(".sto"):
+        msa = parse_stockholm(data, path=path, caps=caps)
+        return msa, [xxh3(_upper(row.tobytes())) for row in msa.letters]
+    msa = parse_a3m(data, path=path, caps=caps)
+    stops = [*(int(start) - 1 for start, _ in msa.names[1:]), len(msa.text)]
+    bodies = (msa.text[int(n[1]) : stop] for n, stop in zip(msa.names, stops, strict=True))
+    return msa, [xxh3(_upper(body)) for body in bodies]
+
+
+def _upper(body: bytes) -> bytes:
+    return body.translate(None, b"-.\r\n \t").upper()

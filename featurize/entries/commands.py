@@ -1,0 +1,110 @@
+"""`evofeed entries`: whole assemblies with ligands and nucleic acids, for the all-atom models."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+from evofeed.base.options import Json, group
+
+entries = group(
+    "Whole entries for OpenFold3, Boltz and Protenix.\n\n"
+    "Example: evofeed entries prepare mmcif/ data/ --components components.cif"
+)
+
+
+@entries.command()
+def prepare(
+    structures: Annotated[
+        str,
+        typer.Argument(
+            metavar="MMCIF", help="Folder of mmCIF files, or of Boltz's prepared targets."
+        ),
+    ],
+    dataset_uri: Annotated[
+        str, typer.Argument(metavar="DATASET", help="Where the shards go: a folder or s3://...")
+    ],
+    components: Annotated[str, typer.Option(help="The wwPDB's components.cif, or a part of it.")],
+    alignments: Annotated[
+        str, typer.Option(help="Folder of a3m or Stockholm files, a folder below it a query.")
+    ] = "",
+    clusters: Annotated[str, typer.Option(help="A cluster a line, such as 4HHB_1 2HHB_1.")] = "",
+    project: Annotated[
+        list[str] | None, typer.Option(help="openfold3, boltz or protenix; all. Repeatable.")
+    ] = None,
+    conformers: Annotated[
+        int, typer.Option(min=0, help="In the pool of a component; 0: 32 for OpenFold3, else 1.")
+    ] = 0,
+    executor: Annotated[str, typer.Option(help="`local` processes, `ray`, or `auto`.")] = "auto",
+    workers: Annotated[int, typer.Option(min=0, help="0 is one per core.")] = 0,
+    ref: Annotated[str, typer.Option(help="Name that points at the snapshot.")] = "main",
+    max_broken: Annotated[
+        float | None, typer.Option(min=0, max=1, help="Publish nothing if more are left out.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Make records of mmCIF files and publish them as the entries of a snapshot.
+
+    Run it again after anything went wrong: finished work is kept, the result is the same. Entries
+    that are broken, or that no project takes, are listed with the reason. Alignments are found by
+    their first row: the canonical sequence of an entity.
+
+    Example: evofeed entries prepare mmcif/ data/ --components components.cif --alignments msa/
+    """
+    from evofeed.featurize.entries.input import EntriesInput
+    from evofeed.featurize.entries.job import prepare_entries
+    from evofeed.featurize.job.options import JobOptions
+
+    report = prepare_entries(
+        EntriesInput(
+            structures=structures,
+            components=components,
+            alignments=alignments,
+            clusters=clusters,
+            projects=tuple(project or ()),
+            conformers=conformers or None,
+        ),
+        dataset_uri,
+        options=JobOptions(executor=executor, workers=workers, ref=ref, max_broken=max_broken),
+    )
+    show_report(report, as_json)
+
+
+def show_report(report: Any, as_json: bool) -> NoReturn:
+    """Print how a job of entries ended, and end with its exit code."""
+    print(json.dumps(report.to_dict()) if as_json else "\n".join(_lines(report)))
+    raise typer.Exit(report.exit_code)
+
+
+def _lines(report: Any) -> list[str]:
+    done = f"{report.num_good} of {report.num_chains} files, {report.num_bytes / 1e6:,.1f} MB"
+    head = f"published {report.snapshot[:12]}: {done}" if report.snapshot else report.message
+    broken = [f"  left out {one['chain_id']}: {one['message']}" for one in report.broken]
+    return [head, *broken, f"  all that was left out, and why: {report.path}"]
+
+
+@entries.command()
+def ls(
+    dataset_uri: Annotated[str, typer.Argument(metavar="DATASET")],
+    snapshot: Annotated[str, typer.Option(help="Ref or digest.")] = "main",
+    as_json: Json = False,
+) -> None:
+    """List the entries of a snapshot.
+
+    Example: evofeed entries ls data/
+    """
+    from evofeed.store import Dataset
+
+    rows = Dataset.open(dataset_uri, snapshot).entries.table.to_pylist()
+    if as_json:
+        print(json.dumps(rows))
+        return
+    for row in rows:
+        tokens = ", ".join(
+            f"{name.removeprefix('tokens_')} {value}"
+            for name, value in row.items()
+            if name.startswith("tokens_") and value >= 0
+        )
+        print(f"{row['entry_id']}  {row['num_atoms']} atoms; tokens: {tokens}")

@@ -1,0 +1,112 @@
+"""Files of a job of entries: what is found where, and what each is called in reports."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from evofeed.base.errors import InputError
+from evofeed.featurize.entries.alignments import alignment_folders, query_of
+from evofeed.featurize.formats.reading import file_ref, plain, read_bytes
+from evofeed.featurize.job.places import absolute
+from evofeed.store.inner import parse_clusters
+
+_SUFFIXES: Final = (".cif", ".mmcif")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EntriesInput:
+    """Where the files of a job of entries are."""
+
+    structures: str
+    """Folder of mmCIF files, or one; or the folder of Boltz's prepared targets."""
+    components: str
+    """`components.cif`."""
+    alignments: str = ""
+    """Folder of a3m or Stockholm files, one folder below it a query; of Boltz's prepared ones,
+    which are else looked for in `msa/` of its targets."""
+    clusters: str = ""
+    """A cluster a line, of `ENTRY_entity` or of sequences."""
+    projects: tuple[str, ...] = ()
+    """Whose rules are applied; none named: all that this evofeed has, of a prepared set its own."""
+    conformers: int | None = None
+    """In the pool of every component; None: 32 for OpenFold3, 1 for Boltz and Protenix."""
+
+
+Items = list[tuple[str, ...]]
+"""Name in reports, and files, of everything that a job works on."""
+
+
+def from_anywhere(source: EntriesInput) -> EntriesInput:
+    """The same input by whole paths: a job is run again from wherever one is."""
+    names = ("structures", "components", "alignments", "clusters")
+    paths: dict[str, Any] = {n: absolute(path) for n in names if (path := getattr(source, n))}
+    return dataclasses.replace(source, **paths)
+
+
+def structure_files(place: str) -> list[str]:
+    """mmCIF files of a folder and the folders in it, sorted; or the one file.
+
+    Raises:
+        InputError: there is none.
+    """
+    root = Path(absolute(place))
+    paths = [root] if root.is_file() else sorted(root.rglob("*"))
+    found = [str(p) for p in paths if p.is_file() and plain(p.name).endswith(_SUFFIXES)]
+    if not found:
+        raise InputError("no mmCIF file here (.cif, .mmcif, also .gz or .zst)", path=place)
+    return found
+
+
+def failure(name: str, why: str) -> dict[str, Any]:
+    """What a report says of something left out."""
+    return {"chain_id": name, "type": "InputError", "message": why, "path": None, "line": None}
+
+
+def entry_items(files: Sequence[str], root: str) -> Items:
+    """A name a file: its own, or its path from the root where two have the same."""
+    names = [Path(path).name.partition(".")[0] or Path(path).name for path in files]
+    counts = Counter(names)
+    return [
+        (name if counts[name] == 1 else str(Path(path).relative_to(root)), path)
+        for name, path in zip(names, files, strict=True)
+    ]
+
+
+def alignment_items(root: str) -> tuple[Items, list[dict[str, Any]]]:
+    """Files of every query, and folders left out because an earlier one has the same query."""
+    first: dict[str, str] = {}
+    items, left_out = [], []
+    for files in alignment_folders(root):
+        folder = Path(files[0]).parent
+        parts = folder.relative_to(root).parts
+        name = "-".join(
+            ["alignment", *parts, *(p.stem for p in map(Path, files) if p.suffix == ".npz")]
+        )
+        try:
+            earlier = first.setdefault(query_of(files[0]), name)
+        except InputError as error:
+            left_out.append(failure(name, str(error)))
+            continue
+        if earlier == name:
+            items.append((name, *files))
+        else:
+            why = f"{earlier} has an alignment of the same sequence"
+            left_out.append(failure(name, why))
+    if not first:
+        raise InputError("no alignment here (.a3m, .sto)", path=root)
+    return items, left_out
+
+
+def cluster_table(path: str) -> dict[str, str]:
+    """Cluster of each member, by the cluster's first one."""
+    if not path:
+        return {}
+    groups = parse_clusters(read_bytes(file_ref(path)).decode("utf-8", "replace"))
+    if not groups:
+        raise InputError("no cluster in it", path=path)
+    return {name: members[0] for members in groups for name in (m.upper() for m in members)}

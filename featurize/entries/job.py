@@ -1,0 +1,440 @@
+"""A job of entries: found, planned, entered in the ledger, driven, published once.
+
+Ledger, executors, blame and report are those of a job of chains; what a unit is differs. Entries
+and alignments come first, then the reference molecules of the components that the entries need.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from evofeed import __version__
+from evofeed.base.errors import InputError, JobError
+from evofeed.featurize.entries.boltz_targets import target_items
+from evofeed.featurize.entries.input import (
+    EntriesInput,
+    alignment_items,
+    cluster_table,
+    entry_items,
+    failure,
+    from_anywhere,
+    structure_files,
+)
+from evofeed.featurize.entries.molecules import conformer_version
+from evofeed.featurize.entries.prepare import known_projects
+from evofeed.featurize.entries.work import CONFORMERS, EntriesTask
+from evofeed.featurize.inputs.sources import ChainSource
+from evofeed.featurize.job import tables as states
+from evofeed.featurize.job.account import Account
+from evofeed.featurize.job.blame import Blame
+from evofeed.featurize.job.driver import Progress, lease_name
+from evofeed.featurize.job.ledger import Ledger
+from evofeed.featurize.job.lock import driving
+from evofeed.featurize.job.opening import open_executor
+from evofeed.featurize.job.options import JobOptions
+from evofeed.featurize.job.places import absolute, ledger_url
+from evofeed.featurize.job.publish import parent_of
+from evofeed.featurize.job.report import JobReport
+from evofeed.featurize.job.tables import JobRow
+from evofeed.featurize.job.units import Plan, Unit
+from evofeed.featurize.job.work import UnitResult
+from evofeed.featurize.job.worker import UnitFailed, UnitLost
+from evofeed.featurize.structures.components import read_components
+from evofeed.protein.molecules import Molecule
+from evofeed.store import ShardEntry, Snapshot, add_entries, write_records
+from evofeed.store.inner import (
+    Lease,
+    RecordSpan,
+    encode_components,
+    encode_molecules,
+    hold,
+    open_storage,
+    read_value,
+    record_spans,
+    shard_key,
+)
+
+_OF_UNIT: Final = {"entry": 16, "alignment": 8, "molecules": 32}
+_TICK: Final = 0.5
+_MEMORY: Final = 1 << 30
+
+
+def prepare_entries(
+    source: EntriesInput,
+    dataset_uri: str,
+    *,
+    options: JobOptions | None = None,
+    molecules: Mapping[str, Mapping[str, Molecule]] | None = None,
+    progress: Progress | None = None,
+) -> JobReport:
+    """Records of every mmCIF file of an input, published as the entries of a snapshot.
+
+    Run it again after a crash, a cancellation or a repair: finished units are kept, the result is
+    the same. Entries that are broken, or that no project takes, are listed with the reason.
+
+    Args:
+        source: the files.
+        dataset_uri: where shards and snapshot go; chains that it has stay.
+        options: workers, limits, ledger, ref; `max_broken` counts what no project takes, too, and
+            is no limit where it is None.
+        molecules: recorded reference molecules by project and name, used instead of making them.
+        progress: called after each unit.
+
+    Raises:
+        InputError: no mmCIF file, no such project, or RDKit is needed and not there.
+        JobError: the ledger, Ray or another driver is in the way.
+        StoreError: the dataset cannot be written; everything done so far is kept.
+    """
+    options, dataset_uri = options or JobOptions(), absolute(dataset_uri)
+    source = from_anywhere(source)
+    files = target_items(source.structures, source.alignments)
+    is_target = files is not None
+    projects = source.projects or (("boltz",) if is_target else known_projects())
+    if unknown := [one for one in projects if one not in known_projects()]:
+        raise InputError(f"no rules of {unknown[0]!r}: there are {', '.join(known_projects())}")
+    if is_target and projects != ("boltz",):
+        raise InputError("targets that Boltz prepared have its rules alone", path=source.structures)
+    if files is None:
+        files = entry_items(structure_files(source.structures), source.structures)
+    twice: list[dict[str, Any]] = []
+    clusters = cluster_table(source.clusters)
+    with contextlib.ExitStack() as stack:
+        ledger = stack.enter_context(
+            contextlib.closing(Ledger(ledger_url(options.ledger, dataset_uri)))
+        )
+        components, span = _components(source.components, dataset_uri)
+        rdkit = conformer_version()
+        settings = f"{__version__} {span.record_id} {span.key} {rdkit} {' '.join(projects)}"
+
+        def task(kind: str, items: Sequence[tuple[str, ...]], unit_id: str) -> EntriesTask:
+            return EntriesTask(
+                unit_id=unit_id,
+                kind=kind,
+                dataset_uri=dataset_uri,
+                items=tuple(items),
+                components=span,
+                projects=projects,
+                conformers=source.conformers,
+                expected_memory=_MEMORY,
+            )
+
+        groups = [("entry", files)]
+        beside = Path(source.structures, "msa")  # of a prepared set
+        if rows := source.alignments or (str(beside) if is_target and beside.is_dir() else ""):
+            found, twice = alignment_items(rows)
+            groups.append(("alignment", found))
+        lease = stack.enter_context(
+            hold(open_storage(dataset_uri), "job", lease_name(_sha(dataset_uri)))
+        )
+        arguments = {
+            "entries": {**dataclasses.asdict(source), "recorded": bool(molecules)},
+            "options": {**options.to_dict(), "ledger": ""},  # its URL may hold a password
+        }
+        run = _Run(ledger, arguments, dataset_uri, options, lease, progress)
+        first = run.phase(settings, groups, task, stack, twice)
+        while True:
+            if not first.done():
+                return first.end(None)
+            if not first.strike_repeated():
+                break
+        known = {project: dict((molecules or {}).get(project, {})) for project in projects}
+        pools = [f"{p}:{source.conformers or CONFORMERS[p]}" for p in projects]
+        wanted = sorted(first.needs(known))
+        second = None
+        if wanted:
+            codes = [("molecules", [(f"component-{code}", code) for code in wanted])]
+            second = run.phase(f"{settings} {' '.join(pools)}", codes, task, stack)
+            if not second.done():
+                return second.end(None)
+        if not first.num_entries():
+            return first.end(None, f"none of {len(files)} entries can be published")
+        if changed := first.changed():
+            return first.end(None, f"{changed} changed while the job ran: run it again")
+        shards = [components, *first.shards(), *_molecules(dataset_uri, first, second, known)]
+        broken = first.broken() + (second.broken() if second else [])
+        if options.max_broken is not None and options.too_many(len(broken), len(files)):
+            what = f"{len(broken)} of {len(files)} entries are left out"
+            return first.end(
+                None, f"{what}, more than max_broken {options.max_broken:g} allows; done work stays"
+            )
+        snapshot = add_entries(
+            dataset_uri,
+            shards,
+            ref=options.ref,
+            expect=parent_of(dataset_uri, options.ref),
+            clusters=first.clusters() | clusters,
+            config={
+                "version": __version__,
+                "rdkit": rdkit,
+                "projects": list(projects),
+                "conformers": pools,
+            },
+            dropped=[{"entry": one["chain_id"], "reason": one["message"]} for one in broken],
+        )
+        return first.end(snapshot, further=second.end(snapshot) if second else None)
+
+
+def prepare_again(
+    arguments: Mapping[str, Any], dataset_uri: str, ledger: str, progress: Progress | None = None
+) -> JobReport:
+    """A job of entries run again, with the arguments that the ledger has of it.
+
+    Raises:
+        JobError: it was given recorded molecules, which the ledger does not hold.
+    """
+    values = dict(arguments["entries"])
+    if values.pop("recorded"):
+        raise JobError("it was given recorded molecules: call prepare_entries with them again")
+    source = EntriesInput(**{**values, "projects": tuple(values["projects"])})
+    options = JobOptions(**{**arguments["options"], "ledger": ledger})
+    return prepare_entries(source, dataset_uri, options=options, progress=progress)
+
+
+class _Phase:
+    """Units of one kind of work, in the ledger as a job of their own."""
+
+    def __init__(
+        self,
+        run: _Run,
+        job: JobRow,
+        plan: Plan,
+        tasks: Mapping[str, EntriesTask],
+        unusable: list[dict[str, Any]],
+    ) -> None:
+        self.run, self.job, self.plan, self.tasks = run, job, plan, tasks
+        self.ledger = run.ledger
+        self.blame = Blame(self.ledger, job.job_id, run.options.deadline)
+        self.account = Account(self.ledger, job, len(plan.sources), unusable)
+        self._give_back_missing()
+
+    def _give_back_missing(self) -> None:
+        there = {item.key for item in open_storage(self.run.dataset_uri).files("shards/")}
+        for unit in self.ledger.units(self.job.job_id, states.DONE):
+            shard = unit["shard"]
+            names = [one["name"] for one in (shard, shard and shard["molecules"]) if one]
+            if any(shard_key(name) not in there for name in names):
+                self.ledger.give_back(self.job.job_id, unit["unit_id"])
+
+    def done(self) -> bool:
+        """Do what is left; False if the job was cancelled meanwhile."""
+        waiting = deque(u["unit_id"] for u in self.ledger.units(self.job.job_id, states.TODO))
+        options, flying = self.run.options, 0
+        if not waiting:
+            return True
+        with contextlib.closing(open_executor(options)) as executor:
+            while waiting or flying:
+                if self.ledger.job(self.job.job_id).cancel_requested:
+                    return False
+                self.run.lease.renew()
+                while waiting and executor.room() > 0:
+                    unit_id = waiting.popleft()
+                    self.ledger.lease(self.job.job_id, unit_id)
+                    executor.submit(self._task(unit_id))
+                    flying += 1
+                for outcome in executor.wait(_TICK):
+                    flying -= 1
+                    waiting.extend(self._settle(outcome))
+                if self.run.progress is not None:
+                    self.run.progress(self.account.progress())
+        return True
+
+    def _task(self, unit_id: str) -> EntriesTask:
+        """What is left of a unit: without what killed a worker."""
+        task = self.tasks[unit_id]
+        dead = {one["chain_id"] for one in self.ledger.chains(self.job.job_id)}
+        items = [one for one in task.items if one[0] not in dead]
+        if suspect := self.blame.suspect(unit_id):
+            items = [one for one in items if one[0] == suspect]
+        return dataclasses.replace(task, items=tuple(items))
+
+    def _settle(self, outcome: Any) -> list[str]:
+        if isinstance(outcome, UnitFailed):
+            self.ledger.give_back(self.job.job_id, outcome.unit_id)
+            raise outcome.error
+        if isinstance(outcome, UnitResult):
+            if self.blame.was_trial(outcome.unit_id):
+                return [outcome.unit_id]
+            self.ledger.finish(self.job.job_id, outcome)
+            return []
+        assert isinstance(outcome, UnitLost)
+        self.account.lost_workers += 1
+        task = self.tasks[outcome.unit_id]
+        self.blame.lost(outcome, tuple(one[0] for one in task.items))
+        return [outcome.unit_id]
+
+    def _made(self) -> Iterator[dict[str, Any]]:
+        for unit in self.ledger.units(self.job.job_id, states.DONE):
+            if unit["shard"]:
+                yield unit["shard"]
+
+    def strike_repeated(self) -> bool:
+        """Leave out files with an entry that an earlier one has; True if there were any."""
+        first: dict[str, str] = {}
+        repeated = []
+        for unit in self.ledger.units(self.job.job_id, states.DONE):
+            for record_id, name in (unit["shard"] or {}).get("records", {}).items():
+                if first.setdefault(record_id, name) != name:
+                    why = f"entry {record_id} is in {first[record_id]} too"
+                    repeated.append((unit["unit_id"], failure(name, why)))
+        for unit_id, one in repeated:
+            self.ledger.strike(self.job.job_id, unit_id, one, 1)
+        return bool(repeated)
+
+    def changed(self) -> str:
+        """A file that is not as it was when the job began; its unit is to be done again."""
+        found = ""
+        for unit_id, task in self.tasks.items():
+            if self.run.unit_id(task.kind, task.items) != unit_id:
+                self.ledger.give_back(self.job.job_id, unit_id)
+                found = found or f"a file of {task.items[0][0]} to {task.items[-1][0]}"
+        return found
+
+    def shards(self) -> list[ShardEntry]:
+        """Those of entries and alignments."""
+        return [ShardEntry.from_dict(one) for one in self._made() if one["kind"] != "molecules"]
+
+    def num_entries(self) -> int:
+        """Good entries."""
+        return sum(one["chains"] for one in self._made() if one["kind"] == "entry")
+
+    def molecules(self) -> list[ShardEntry]:
+        """Those of reference molecules."""
+        return [ShardEntry.from_dict(one["molecules"]) for one in self._made() if one["molecules"]]
+
+    def clusters(self) -> dict[str, str]:
+        """Those that a prepared set has."""
+        return {k: v for one in self._made() for k, v in one.get("clusters", {}).items()}
+
+    def needs(self, known: Mapping[str, Mapping[str, Molecule]]) -> set[str]:
+        """Components whose molecules some project needs and has not."""
+        return {
+            code
+            for one in self._made()
+            for project, codes in one["needs"].items()
+            for code in codes
+            if code not in known.get(project, {})
+        }
+
+    def broken(self) -> list[dict[str, Any]]:
+        """What is left out, and why."""
+        return self.account.broken()
+
+    def end(
+        self, snapshot: Snapshot | None, message: str = "", further: JobReport | None = None
+    ) -> JobReport:
+        """The report, with what a further phase has to say; the job's state in the ledger."""
+        state = states.PUBLISHED if snapshot else states.FAILED if message else states.CANCELLED
+        if state == states.CANCELLED:
+            message = "cancelled; run it again to go on"
+        digest = snapshot.digest if snapshot else None
+        self.ledger.set_job(self.job.job_id, state=state, snapshot=digest, message=message)
+        report = self.account.report(state, message, self.run.options.ref, snapshot)
+        if further:
+            report = dataclasses.replace(
+                report,
+                broken=report.broken + further.broken,
+                notes=report.notes | further.notes,
+                units=report.units + further.units,
+                resumed=report.resumed + further.resumed,
+                lost_workers=report.lost_workers + further.lost_workers,
+            )
+        report.write()
+        return report
+
+
+@dataclass(slots=True)
+class _Run:
+    ledger: Ledger
+    arguments: dict[str, Any]
+    dataset_uri: str
+    options: JobOptions
+    lease: Lease
+    progress: Progress | None
+    settings: str = ""
+
+    def unit_id(self, kind: str, items: Iterable[tuple[str, ...]]) -> str:
+        """Name of a unit: of its files as they are now, and of what is made of them."""
+        stamps = (_stamp(path) for name, *paths in items for path in (name, *paths))
+        return _sha(self.settings, kind, *stamps)
+
+    def phase(
+        self,
+        settings: str,
+        groups: Iterable[tuple[str, Sequence[tuple[str, ...]]]],
+        task: Callable[[str, Sequence[tuple[str, ...]], str], EntriesTask],
+        stack: contextlib.ExitStack,
+        unusable: Iterable[dict[str, Any]] = (),
+    ) -> _Phase:
+        """Units entered in the ledger, some of them done before."""
+        self = dataclasses.replace(self, settings=settings)
+        tasks: dict[str, EntriesTask] = {}
+        units: list[Unit] = []
+        sources: dict[str, ChainSource] = {}
+        for kind, items in groups:
+            for start in range(0, len(items), _OF_UNIT[kind]):
+                part = items[start : start + _OF_UNIT[kind]]
+                names = tuple(name for name, *_ in part)
+                unit_id = self.unit_id(kind, part)
+                tasks[unit_id] = task(kind, part, unit_id)
+                units.append(Unit(unit_id, names, len(part), 1))
+                sources |= {name: ChainSource(name) for name in names}
+        plan = Plan(_sha(*tasks), tuple(units), sources, {})
+        job_id = _sha(plan.digest, self.dataset_uri, self.options.ref)
+        stack.enter_context(driving(self.ledger, job_id))
+        where = {
+            "input_uri": self.arguments["entries"]["structures"],
+            "dataset_uri": self.dataset_uri,
+            "arguments": self.arguments,
+        }
+        parent = parent_of(self.dataset_uri, self.options.ref)
+        job = self.ledger.begin(job_id, plan, where, parent)
+        return _Phase(self, job, plan, tasks, list(unusable))
+
+
+def _components(path: str, dataset_uri: str) -> tuple[ShardEntry, RecordSpan]:
+    """The dictionary of components as a record of the dataset."""
+    table = read_components(path)
+    if not len(table):
+        raise InputError("no component in it", path=path)
+    entry = write_records(dataset_uri, "components", {"components": encode_components(table)})
+    (span,) = record_spans(open_storage(dataset_uri), entry)
+    return entry, span
+
+
+def _molecules(
+    dataset_uri: str,
+    first: _Phase,
+    second: _Phase | None,
+    known: dict[str, dict[str, Molecule]],
+) -> list[ShardEntry]:
+    """One shard of all reference molecules, those recorded in place of those made."""
+    storage = open_storage(dataset_uri)
+    merged: dict[str, dict[str, Molecule]] = {project: {} for project in known}
+    for entry in [*(second.molecules() if second else []), *first.molecules()]:
+        for span in record_spans(storage, entry):
+            table = merged.setdefault(span.record_id, {})
+            for name, one in read_value(storage, span).items():  # of a prepared set, over ours
+                table[name] = table[name].overlaid(one) if name in table else one
+    for project, table in known.items():
+        merged[project] |= table
+    parts = {project: encode_molecules(table) for project, table in merged.items() if table}
+    return [write_records(dataset_uri, "molecules", parts)] if parts else []
+
+
+def _stamp(path: str) -> str:
+    """What names a file: its place, size and time; a component is its own name."""
+    with contextlib.suppress(OSError):
+        stat = Path(path).stat()
+        return f"{path} {stat.st_size} {stat.st_mtime_ns}"
+    return path
+
+
+def _sha(*parts: str) -> str:
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()

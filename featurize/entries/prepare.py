@@ -1,0 +1,133 @@
+"""One mmCIF file -> its record, what each project makes of it, and what is left out and why."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import importlib.util
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from evofeed.base.errors import InputError
+from evofeed.featurize.records.entry import entry_record
+from evofeed.protein.components import ComponentMissing, ComponentTable
+from evofeed.protein.datapoints import molecule_names
+from evofeed.protein.entry_record import Dropped, EntryRecord, solvent_rows
+from evofeed.protein.ruleset_section import EntryRefused, RulesetSection
+from evofeed.store.inner import PROJECTS
+
+_SHOWN: Final = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedEntry:
+    """An entry ready to be stored."""
+
+    record: EntryRecord
+    sections: dict[str, RulesetSection]
+    """By project; those that refuse it are absent."""
+    refused: dict[str, str]
+    """Why a project does not take it."""
+
+    @property
+    def record_id(self) -> str:
+        """Name in the store: entry and assembly."""
+        assembly = self.record.assembly
+        return f"{self.record.entry}-{assembly}" if assembly else self.record.entry
+
+    def components(self, project: str) -> set[str]:
+        """Codes of the components that a project needs reference molecules of."""
+        section = self.sections[project]
+        if project != "openfold3":  # a molecule a residue
+            return set(section.residue_name.tolist())
+        names = set(molecule_names(self.record.entry, section)[1])
+        return {name for name in names if not name.startswith(f"{self.record.entry}_")}
+
+    def notes(self) -> tuple[str, ...]:
+        """What is left out, in words; a project a line."""
+        found = [f"{project} does not take it: {why}" for project, why in self.refused.items()]
+        found += [f"{one.what} left out: {one.reason}" for one in self.record.dropped]
+        for project, section in self.sections.items():
+            counts = Counter(_words(one) for one in section.dropped)
+            found += [f"{project}: {words}" for words in sorted(counts)]
+        return tuple(found[:_SHOWN])
+
+
+def _words(one: Dropped) -> str:
+    where = " ".join(
+        part for part in (one.component, one.chain and f"of chain {one.chain}") if part
+    )
+    return f"{one.what} {where} left out: {one.reason}".replace("  ", " ")
+
+
+def known_projects() -> tuple[str, ...]:
+    """Projects whose rules this evofeed has."""
+    place = "evofeed.featurize.records.rulesets"
+    return tuple(one for one in PROJECTS if importlib.util.find_spec(f"{place}.{one}"))
+
+
+def prepare_entry(
+    data: bytes,
+    components: ComponentTable,
+    projects: Iterable[str],
+    *,
+    path: str = "",
+    options: Mapping[str, Any] | None = None,
+) -> PreparedEntry:
+    """The record of an mmCIF file and what every project makes of it.
+
+    Args:
+        data: mmCIF text.
+        components: definitions of every component of the file.
+        projects: whose rules to apply.
+        path: named in errors.
+        options: rules by project, its own defaults where absent.
+
+    Raises:
+        MmcifError: it is no mmCIF, or its tables contradict each other.
+        EntryRefused: no project takes it; the message has every reason.
+    """
+    record = entry_record(data, path=path)
+    sections: dict[str, RulesetSection] = {}
+    refused: dict[str, str] = {}
+    for project in projects:
+        rules = (options or {}).get(project)
+        try:
+            sections[project] = _rules_of(project)(record, components, rules)
+        except (EntryRefused, ComponentMissing) as error:
+            refused[project] = error.message
+    if not sections:
+        why = "; ".join(f"{project}: {reason}" for project, reason in refused.items())
+        raise EntryRefused(f"no project takes it: {why}", item=record.entry, path=path or None)
+    return PreparedEntry(**_stored(record, sections), refused=refused)
+
+
+def _rules_of(project: str) -> Any:
+    module = importlib.import_module(f"evofeed.featurize.records.rulesets.{project}")
+    return getattr(module, f"{project}_section")
+
+
+def _stored(record: EntryRecord, sections: dict[str, RulesetSection]) -> dict[str, Any]:
+    """Record and sections without waters and hydrogens, which no project takes."""
+    keep = ~solvent_rows(record)
+    for section in sections.values():
+        keep[section.atom_row[section.atom_row >= 0]] = True
+    moved = np.append(np.where(keep, np.cumsum(keep) - 1, -1), -1)
+    short = record.taking(keep)
+    place = {label: row for row, label in enumerate(short.chain_label)}
+    chains = np.array([place.get(label, -1) for label in record.chain_label], np.int64)
+    out = {}
+    for project, section in sections.items():
+        asym = chains[section.chain_asym]
+        if (asym < 0).any():
+            raise InputError("a chain without a heavy atom is taken", item=record.entry)
+        out[project] = dataclasses.replace(
+            section,
+            atom_row=moved[section.atom_row].astype(section.atom_row.dtype),
+            chain_asym=asym.astype(section.chain_asym.dtype),
+        )
+    return {"record": short, "sections": out}

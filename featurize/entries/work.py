@@ -1,0 +1,157 @@
+"""One unit of a job of entries: some mmCIF files, or alignments, to one shard."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from evofeed.base.errors import InputError, StoreError
+from evofeed.featurize.config import InputCaps
+from evofeed.featurize.entries.alignments import read_alignment
+from evofeed.featurize.entries.boltz_targets import read_rows, read_target
+from evofeed.featurize.entries.molecules import component_molecule, ligand_molecules
+from evofeed.featurize.entries.prepare import prepare_entry
+from evofeed.featurize.formats.reading import file_ref, read_bytes
+from evofeed.featurize.job.work import UnitResult, describe
+from evofeed.protein.components import ComponentTable
+from evofeed.protein.molecules import Molecule
+from evofeed.store import write_records
+from evofeed.store.inner import (
+    RecordSpan,
+    encode_alignment,
+    encode_entry,
+    encode_molecules,
+    open_storage,
+    read_value,
+)
+
+CONFORMERS = {"openfold3": 32, "boltz": 1, "protenix": 1}
+"""Conformers in the pool of each project: what stands in for its own way to make them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EntriesTask:
+    """What a worker needs to know: small, picklable.
+
+    An item is its name in reports and, by `kind`, an mmCIF file or what `target_items` gives
+    (`entry`), the files of one query (`alignment`) or the code of a component (`molecules`).
+    """
+
+    unit_id: str
+    kind: str
+    dataset_uri: str
+    items: tuple[tuple[str, ...], ...]
+    components: RecordSpan
+    projects: tuple[str, ...]
+    conformers: int | None = None
+    expected_memory: int = 0
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether its shard goes to a bucket."""
+        return "://" in self.dataset_uri and not self.dataset_uri.startswith("file://")
+
+    def work(self, in_hand: Callable[[str], None]) -> UnitResult:
+        """Do every item and write the good ones as one shard.
+
+        Raises:
+            StoreError: the shard cannot be written.
+        """
+        unit = _Unit(self)
+        for name, *files in self.items:
+            in_hand(name)
+            unit.do(name, files)
+        in_hand("")
+        return unit.result()
+
+
+class _Unit:
+    def __init__(self, task: EntriesTask) -> None:
+        self.task = task
+        self.encoded: dict[str, Any] = {}
+        self.names: dict[str, str] = {}
+        self.clusters: dict[str, str] = {}
+        self.failures: list[dict[str, Any]] = []
+        self.notes: dict[str, tuple[str, ...]] = {}
+        self.needs: dict[str, set[str]] = {project: set() for project in task.projects}
+        self.molecules: dict[str, dict[str, Molecule]] = {p: {} for p in task.projects}
+
+    def do(self, name: str, files: Sequence[str]) -> None:
+        try:
+            getattr(self, f"_{self.task.kind}")(name, files)
+        except StoreError:
+            raise
+        except Exception as error:  # anything else is caught by whoever watches the process
+            self.failures.append({**describe(error), "chain_id": name})
+
+    def _entry(self, name: str, files: Sequence[str]) -> None:
+        if files[0].endswith(".npz"):
+            made, molecules, clusters = read_target(files[0], files[1], files[2:])
+            for code, one in molecules.items():
+                known = self.molecules["boltz"].get(code)
+                self.molecules["boltz"][code] = known.overlaid(one) if known else one
+            self.clusters |= clusters
+        else:
+            data = read_bytes(file_ref(files[0]), InputCaps())
+            components = components_at(self.task.dataset_uri, self.task.components)
+            made = prepare_entry(data, components, self.task.projects, path=files[0])
+        if earlier := self.names.get(made.record_id):
+            raise InputError(f"entry {made.record_id} is in {earlier} too", path=files[0])
+        for project, section in made.sections.items():
+            self.needs[project] |= made.components(project)
+            if project == "openfold3":  # ligands of several residues are one molecule
+                count = self.task.conformers or CONFORMERS[project]
+                ligands = ligand_molecules(made.record.entry, section, count)
+                self.molecules[project] |= {key: one.molecule for key, one in ligands.items()}
+        self.encoded[made.record_id] = encode_entry(made.record, made.sections)
+        self.names[made.record_id] = name
+        if notes := made.notes():
+            self.notes[name] = notes
+
+    def _alignment(self, name: str, files: Sequence[str]) -> None:
+        is_target = files[0].endswith(".npz")
+        alignment = read_rows(files[0]) if is_target else read_alignment(files)
+        self.encoded[alignment.name] = encode_alignment(alignment)
+
+    def _molecules(self, name: str, codes: Sequence[str]) -> None:
+        components = components_at(self.task.dataset_uri, self.task.components)
+        for project in self.task.projects:
+            count = self.task.conformers or CONFORMERS[project]
+            made = component_molecule(components[codes[0]], count)
+            self.molecules[project][codes[0]] = made.molecule
+            if made.origin != "computed":
+                self.notes[name] = (f"no conformer could be computed: {made.origin} coordinates",)
+
+    def result(self) -> UnitResult:
+        task, shard = self.task, None
+        parts = {p: encode_molecules(one) for p, one in self.molecules.items() if one}
+        made = write_records(task.dataset_uri, "molecules", parts).to_dict() if parts else None
+        if self.encoded or made:
+            entry = (
+                write_records(task.dataset_uri, task.kind, self.encoded) if self.encoded else None
+            )
+            shard = {
+                **(entry.to_dict() if entry else made or {}),
+                "kind": task.kind,
+                "records": self.names,
+                "clusters": self.clusters,
+                "needs": {project: sorted(codes) for project, codes in self.needs.items()},
+                "molecules": made,
+            }
+        return UnitResult(
+            unit_id=task.unit_id,
+            shard=shard,
+            num_chains=len(task.items) - len(self.failures),
+            failures=tuple(self.failures),
+            notes=self.notes,
+            inputs={},
+        )
+
+
+@functools.lru_cache(maxsize=1)
+def components_at(dataset_uri: str, span: RecordSpan) -> ComponentTable:
+    """The dictionary of components of a job, read once a process."""
+    components: ComponentTable = read_value(open_storage(dataset_uri), span)
+    return components

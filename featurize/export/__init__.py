@@ -1,0 +1,1 @@
+"""Records of a dataset as inputs of other programs."""

@@ -1,0 +1,51 @@
+"""`evofeed export`: records of a dataset as inputs of other programs."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+from evofeed.base.options import Json
+
+
+def export(
+    dataset: Annotated[str, typer.Argument(metavar="DATASET", help="Folder, s3:// or service.")],
+    to: Annotated[str, typer.Argument(metavar="FOLDER", help="Where the files go.")],
+    form: Annotated[
+        str, typer.Option("--format", help="`af3`, `boltz`, `openfold`, `openfold3` or `protenix`.")
+    ] = "af3",
+    of: Annotated[
+        list[str] | None,
+        typer.Option(help="`chains`, `complexes` or `entries`; by default what is largest."),
+    ] = None,
+    only: Annotated[
+        list[str] | None, typer.Option(help="Id of a chain, complex or entry. Repeatable.")
+    ] = None,
+    snapshot: Annotated[str, typer.Option(help="A ref or digest.")] = "main",
+    as_json: Json = False,
+) -> None:
+    """Write chains, complexes and entries of a dataset as another program's inputs.
+
+    Copies, paired rows, templates, ligands and modified residues go with them; what the other
+    program does not take is listed. `structures/` has what is known of the result.
+
+    Example: evofeed export data/ boltz_in/ --format boltz && boltz predict boltz_in/inputs
+    """
+    from evofeed.featurize.export.dataset import KINDS, export_dataset
+    from evofeed.featurize.export.formats import FORMATS
+    from evofeed.store import Dataset
+
+    if form not in FORMATS:
+        raise typer.BadParameter(f"no format {form!r}: {', '.join(FORMATS)}")
+    if unknown := sorted(set(of or ()) - set(KINDS)):
+        raise typer.BadParameter(f"no {', '.join(unknown)}: {', '.join(KINDS)}")
+    with Dataset.open(dataset, snapshot) as found:
+        jobs, left_out = export_dataset(found, to, form, kinds=of or (), ids=only or ())
+    if as_json:
+        print(json.dumps({"jobs": jobs, "format": form, "folder": to, "left_out": left_out}))
+        return
+    print(f"{jobs} jobs in {to}")
+    for name, reasons in left_out.items():
+        typer.echo(f"left out of {name}: {'; '.join(dict.fromkeys(reasons))}", err=True)

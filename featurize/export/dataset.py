@@ -1,0 +1,77 @@
+"""A dataset's chains, complexes and entries, written for another program."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+from evofeed.base.errors import InputError
+from evofeed.featurize.export.entries import job_of_entry
+from evofeed.featurize.export.formats import FORMATS, Folder
+from evofeed.featurize.export.jobs import Job, job_of_chain, job_of_complex
+from evofeed.store import Dataset
+
+KINDS: Final = ("chains", "complexes", "entries")
+
+
+def export_dataset(
+    dataset: Dataset, to_dir: str, form: str, *, kinds: Sequence[str] = (), ids: Sequence[str] = ()
+) -> tuple[int, dict[str, list[str]]]:
+    """Write records as the inputs of another program.
+
+    Args:
+        dataset: whose records.
+        to_dir: where the files go; made if it is not there.
+        form: one of `FORMATS`.
+        kinds: of `KINDS`; by default entries if there are any, else complexes and the chains that
+            are in none.
+        ids: of chains, complexes or entries; all of the kinds if empty.
+
+    Returns:
+        How many jobs were written, and what was left out of them, by job.
+
+    Raises:
+        InputError: the dataset has nothing of the kinds, or none of an id.
+    """
+    write, to = FORMATS[form], Folder(Path(to_dir))
+    count = 0
+    missing = set(ids)
+    for job in _jobs(dataset, kinds or _default(dataset), ids):
+        write(job, to)
+        to.leave_out(job, *job.left_out)
+        if job.structure:
+            to.write(f"structures/{job.name}.cif", job.structure)
+        missing.discard(job.name)
+        count += 1
+    if to.at_end is not None:
+        to.at_end(to)
+    if missing or not count:
+        what = f"no {' or '.join(kinds or KINDS)} {', '.join(sorted(missing))}".rstrip()
+        raise InputError(f"{what} in it", path=dataset.uri)
+    return count, {name: reasons for name, reasons in to.left_out.items() if reasons}
+
+
+def _default(dataset: Dataset) -> tuple[str, ...]:
+    return ("entries",) if len(dataset.entries) else ("complexes", "chains")
+
+
+def _jobs(dataset: Dataset, kinds: Sequence[str], ids: Sequence[str]) -> Iterator[Job]:
+    """Jobs one by one: a dataset may be larger than memory."""
+
+    def wanted(name: str) -> bool:
+        return not ids or name in ids
+
+    if "entries" in kinds:
+        for name in filter(wanted, dataset.entries):
+            yield job_of_entry(name, dataset.entries[name], dataset.entries.alignment)
+    taken: set[str] = set()
+    if "complexes" in kinds:
+        rows = dataset.assemblies.table
+        taken = {chain for chains in rows["chain_ids"].to_pylist() for chain in chains}
+        for name in filter(wanted, dataset.assemblies):
+            yield job_of_complex(dataset.assemblies[name])
+    if "chains" in kinds:
+        for name in filter(wanted, dataset):
+            if name not in taken or name in ids:
+                yield job_of_chain(dataset[name])

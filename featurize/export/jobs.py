@@ -1,0 +1,198 @@
+"""What a predictor is asked, from records: molecules with copies, alignments and templates."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from evofeed.featurize.export.rows import Rows, rows_of_record
+from evofeed.protein.assembly_record import AssemblyRecord
+from evofeed.protein.chain_record import ChainRecord
+from evofeed.protein.structure_text import (
+    Structure,
+    chain_name,
+    polymer_head,
+    to_mmcif,
+)
+
+Kind = Literal["protein", "rna", "dna", "ligand"]
+Bond = tuple[tuple[str, int, str], tuple[str, int, str]]
+"""Two atoms: chain, residue from 1, name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Template:
+    """A template: its structure, one chain A, and the residues that stand over the query's."""
+
+    name: str
+    mmcif: str
+    query: tuple[int, ...]
+    """Residues of the query from 0; the template's are those of `mmcif`, one after the other."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Molecule:
+    """One molecule and its copies."""
+
+    kind: Kind
+    ids: tuple[str, ...]
+    """Chains of its copies."""
+    sequence: str = ""
+    modifications: tuple[tuple[int, str], ...] = ()
+    """Residue from 1, and its component."""
+    components: tuple[str, ...] = ()
+    """Of a ligand, residue by residue."""
+    alignments: tuple[Rows, ...] = ()
+    pairing: Rows | None = None
+    """Rows to pair by species."""
+    templates: tuple[Template, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """All that is predicted together."""
+
+    name: str
+    molecules: tuple[Molecule, ...]
+    bonds: tuple[Bond, ...] = ()
+    structure: str = ""
+    """What is known of the result, as mmCIF with the names of the job's chains."""
+    left_out: tuple[str, ...] = ()
+
+    @property
+    def proteins(self) -> tuple[Molecule, ...]:
+        """Its proteins, whose rows may be paired."""
+        return tuple(one for one in self.molecules if one.kind == "protein")
+
+
+def chain_ids() -> Iterator[str]:
+    """A, B, ... in the order of a job's chains."""
+    number = 0
+    while True:
+        yield chain_name(number := number + 1)
+
+
+def job_of_chain(record: ChainRecord) -> Job:
+    """A chain alone, called as its id has it if all programs take that name."""
+    letters = record.chain_id.rpartition("_")[2]
+    alone = AssemblyRecord(
+        assembly_id=record.chain_id,
+        chains=(record,),
+        pairing=(None,),
+        copies=(("A",),),
+        all_atom_positions=record.all_atom_positions,
+        all_atom_mask=record.all_atom_mask,
+    )
+    plain = re.fullmatch("[A-Z]{1,4}", letters)
+    return job_of_complex(alone, iter([letters]) if plain else chain_ids())
+
+
+def job_of_complex(record: AssemblyRecord, ids: Iterator[str] | None = None) -> Job:
+    """The chains of a complex, each distinct sequence once."""
+    ids = ids or chain_ids()
+    molecules = tuple(
+        Molecule(
+            kind="protein",
+            ids=tuple(next(ids) for _ in copies),
+            sequence=chain.sequence,
+            alignments=tuple(_by_source(chain)),
+            pairing=_pairing(chain, pairing),
+            templates=tuple(templates_of(chain)),
+        )
+        for chain, pairing, copies in zip(record.chains, record.pairing, record.copies, strict=True)
+    )
+    return Job(
+        name=record.assembly_id,
+        molecules=molecules,
+        structure=_structure(record, tuple(name for one in molecules for name in one.ids)),
+    )
+
+
+def _by_source(chain: ChainRecord) -> Iterator[Rows]:
+    """Rows of a record by the file that they are from, the query first in each."""
+    whole = rows_of_record(chain)
+    for number, name in enumerate(chain.msa_sources):
+        rows = np.flatnonzero(chain.msa_source == number)
+        rows = np.concatenate([[0], rows[rows > 0]])
+        if len(rows) > 1 or number == 0:
+            yield _taking(whole, rows, name.partition(".")[0])
+
+
+def _taking(whole: Rows, rows: np.ndarray, name: str) -> Rows:
+    cells = np.isin(whole.deletion_row, rows)
+    return dataclasses.replace(
+        whole,
+        name=name,
+        letters=whole.letters[rows],
+        deletion_row=np.searchsorted(rows, whole.deletion_row[cells]),
+        deletion_column=whole.deletion_column[cells],
+        deletion_count=whole.deletion_count[cells],
+        species=tuple(whole.species[row] for row in rows.tolist()),
+    )
+
+
+def _pairing(chain: ChainRecord, pairing: ChainRecord | None) -> Rows | None:
+    """The alignment to pair; without one, the chain's own rows, if species are known."""
+    rows = rows_of_record(pairing or chain, "uniprot_hits")
+    return rows if rows.with_species() else None
+
+
+def templates_of(chain: ChainRecord) -> Iterator[Template]:
+    """Templates of a record, of each the residues that are over the query and have atoms."""
+    for number, name in enumerate(chain.template_domain_names):
+        mask = chain.template_all_atom_mask[number]
+        query = np.flatnonzero(mask.any(1))
+        if not len(query):
+            continue
+        structure = _of_arrays(
+            name, chain.template_aatype[number], chain.template_all_atom_positions[number], mask
+        )
+        structure = dataclasses.replace(
+            structure,
+            **{
+                field: getattr(structure, field)[query] for field in ("aatype", "positions", "mask")
+            },
+            residue_index=np.arange(len(query)),
+            confidence=structure.confidence[query],
+        )
+        date = chain.template_release_date[number]
+        text = to_mmcif(structure, head=polymer_head(structure, "A", date))
+        yield Template(name=name, mmcif=text, query=tuple(query.tolist()))
+
+
+def _of_arrays(name: str, aatype: np.ndarray, positions: np.ndarray, mask: np.ndarray) -> Structure:
+    length = len(aatype)
+    return Structure(
+        name=name,
+        aatype=aatype,
+        residue_index=np.arange(length),
+        positions=positions,
+        mask=mask,
+        confidence=np.zeros(length),
+    )
+
+
+def _structure(record: AssemblyRecord, names: tuple[str, ...]) -> str:
+    if record.all_atom_positions is None or record.all_atom_mask is None:
+        return ""
+    pairs: Sequence[tuple[ChainRecord, tuple[str, ...]]]
+    pairs = list(zip(record.chains, record.copies, strict=True))
+    each = [(chain, number + 1) for number, (chain, ids) in enumerate(pairs) for _ in ids]
+    structure = dataclasses.replace(
+        _of_arrays(
+            record.assembly_id,
+            np.concatenate([chain.aatype for chain, _ in each]),
+            record.all_atom_positions,
+            record.all_atom_mask,
+        ),
+        residue_index=np.concatenate([np.arange(chain.num_res) for chain, _ in each]),
+        chain=record.asym_id(),
+        chain_names=names,
+        entity=np.concatenate([np.full(chain.num_res, number) for chain, number in each]),
+    )
+    return to_mmcif(structure, head=polymer_head(structure, "A", record.release_date))

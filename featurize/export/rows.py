@@ -1,0 +1,139 @@
+"""Aligned rows of a record as A3M text, with species where other programs look for them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from evofeed.base.shapes import Integer, UInt8
+from evofeed.protein.alignment import Alignment
+from evofeed.protein.chain_record import ChainRecord
+from evofeed.protein.residues import MSA_LETTERS
+
+_ALIGNMENT_LETTERS: Final = np.frombuffer(b"ABCDEFGHIJKLMNOPQRSTUVWXYZ-", np.uint8)
+_DIGITS: Final = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+_MNEMONIC: Final = 5
+"""Letters of UniProt's names of species, the most that a header may have."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rows:
+    """Rows of an alignment, the query first. N rows, L columns, D cells with deletions.
+
+    A record has the number of deleted letters and not the letters: in text they are `x`.
+    """
+
+    name: str
+    """Of the file that they are from, without its ending."""
+    letters: UInt8[np.ndarray, "N L"]
+    """ASCII, `-` for gaps."""
+    deletion_row: Integer[np.ndarray, " D"]
+    """Ascending."""
+    deletion_column: Integer[np.ndarray, " D"]
+    """Ascending within a row: letters were deleted to its left."""
+    deletion_count: Integer[np.ndarray, " D"]
+    species: tuple[str, ...]
+    """Mnemonic or taxon of every row; empty where it is not known."""
+
+    def texts(self) -> list[str]:
+        """Rows in A3M: columns, and deleted letters before them in lower case."""
+        rows = [row.tobytes().decode() for row in self.letters]
+        bounds = np.searchsorted(self.deletion_row, np.arange(len(rows) + 1)).tolist()
+        for number in np.unique(self.deletion_row).tolist():
+            cells = slice(bounds[number], bounds[number + 1])
+            row, parts, last = rows[number], [], 0
+            columns, counts = self.deletion_column[cells], self.deletion_count[cells]
+            for column, count in zip(columns.tolist(), counts.tolist(), strict=True):
+                parts += [row[last:column], "x" * count]
+                last = column
+            rows[number] = "".join([*parts, row[last:]])
+        return rows
+
+    def a3m(self, codes: Mapping[str, str] | None = None) -> str:
+        """The rows as A3M.
+
+        Args:
+            codes: five letters for every species; rows then have UniProt's names with them, and
+                those without a species are left out. Without it all rows are there.
+        """
+        length = self.letters.shape[1]
+        parts = []
+        for number, text in enumerate(self.texts()):
+            code = codes.get(self.species[number], "") if codes and number else ""
+            if codes is None or code or not number:
+                name = f"tr|R{number:06d}|R{number:06d}_{code}/1-{length}" if code else f"r{number}"
+                parts.append(f">{name if number else 'query'}\n{text}\n")
+        return "".join(parts)
+
+    def with_species(self) -> bool:
+        """Whether a row can be paired."""
+        return any(self.species[1:])
+
+
+def rows_of_record(record: ChainRecord, name: str = "msa") -> Rows:
+    """All rows of a chain's record."""
+    letters = MSA_LETTERS[record.msa]
+    letters[0] = np.frombuffer(record.sequence.encode(), np.uint8)
+    return Rows(
+        name=name,
+        letters=letters,
+        deletion_row=record.deletion_row,
+        deletion_column=record.deletion_column,
+        deletion_count=record.deletion_count,
+        species=record.msa_species,
+    )
+
+
+def rows_of_alignment(alignment: Alignment, source: str) -> Rows:
+    """The rows that an entry's alignment has of one file."""
+    rows = alignment.rows_of(source)
+    counts = np.diff(alignment.deletion_start)[rows]
+    cells = np.concatenate(
+        [
+            np.zeros(0, np.int64),
+            *(np.arange(*alignment.deletion_start[row : row + 2]) for row in rows.tolist()),
+        ]
+    )
+    names = (*alignment.species, "")  # -1 is the last
+    return Rows(
+        name=source,
+        letters=_ALIGNMENT_LETTERS[alignment.letters[alignment.row_letters[rows]]],
+        deletion_row=np.repeat(np.arange(len(rows)), counts),
+        deletion_column=alignment.deletion_column[cells],
+        deletion_count=alignment.deletion_count[cells],
+        species=tuple(names[number] for number in alignment.row_species[rows].tolist()),
+    )
+
+
+def joined(rows: Iterable[Rows]) -> str:
+    """Alignments of one query below each other, as A3M."""
+    texts = [one.a3m() for one in rows]
+    return "".join([*texts[:1], *(text.split("\n", 2)[2] for text in texts[1:])])
+
+
+def species_codes(rows: Iterable[Rows]) -> dict[str, str]:
+    """At most five letters for every species of these: its mnemonic, or its taxon.
+
+    A taxon of six digits and more gets a code that no other species has.
+    """
+    names = sorted({name for one in rows for name in one.species if name})
+    codes = {name: name for name in names if len(name) <= _MNEMONIC}
+    number = 0
+    for name in names:
+        while name not in codes:
+            code, rest, number = "", number, number + 1
+            for _ in range(_MNEMONIC):
+                rest, digit = divmod(rest, len(_DIGITS))
+                code = _DIGITS[digit] + code
+            if code not in codes.values():
+                codes[name] = code
+    return codes
+
+
+def species_numbers(rows: Iterable[Rows]) -> dict[str, int]:
+    """A number for every species of these: its taxon, or one above all taxa."""
+    names = sorted({name for one in rows for name in one.species if name})
+    return {name: int(name) if name.isdecimal() else 10**9 + n for n, name in enumerate(names)}

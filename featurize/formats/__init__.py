@@ -1,0 +1,1 @@
+"""Parsers: alignment, sequence and hit formats, text to arrays."""

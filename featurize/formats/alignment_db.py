@@ -1,0 +1,79 @@
+"""OpenFold's `alignment_db`: files glued together, and a JSON index that finds them again.
+
+Three kinds of index: the sharded one names the db of each chain
+(`{"3lrm_A": {"db": "alignment_db_0.db", "files": [["x.a3m", offset, bytes], …]}}`),
+the old one is beside its only db and lists files alone, and that of `evofeed search` names
+the db of each file and has the sequences
+(`{"3lrm_A": {"sequence": "MKV…", "files": [["x.a3m.zst", offset, bytes, "7f.db"], …]}}`).
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from evofeed.base.errors import InputError
+from evofeed.featurize.collector import paused_gc
+from evofeed.featurize.formats.reading import FileRef, file_ref, read_bytes
+
+
+class DbEntry(NamedTuple):
+    """The files of one chain in a db."""
+
+    db: str
+    files: tuple[FileRef, ...]
+    sequence: str = ""
+    description: str = ""
+
+
+def read_index(path: str) -> dict[str, DbEntry]:
+    """The chains of an index, sharded or old; db names are taken beside the index.
+
+    Raises:
+        InputError: not such an index, or a db name that leads elsewhere.
+    """
+    try:
+        chains = json.loads(read_bytes(file_ref(path)))
+        chains.items()
+    except (ValueError, AttributeError, RecursionError) as error:
+        raise InputError(f"not an alignment_db index: {error}", path=path) from None
+    folder = Path(path).parent
+    own = str(folder / (Path(path).name.removesuffix(".index") + ".db"))
+    dbs: dict[str, str] = {}
+    result = {}
+    with paused_gc():
+        while chains:  # what is read is let go: an index of all of the PDB takes a gigabyte
+            name, value = chains.popitem()
+            result[name] = _entry(name, value, folder, own, path, dbs)
+    return dict(reversed(result.items()))
+
+
+def _entry(
+    name: str, value: Any, folder: Path, own: str, path: str, dbs: dict[str, str]
+) -> DbEntry:
+    try:
+        values = value if isinstance(value, dict) else {"files": value}
+        db = _place(values["db"], folder, dbs) if "db" in values else own
+        refs = []
+        for file, offset, size, *place in values["files"]:
+            if type(file) is not str or type(offset) is not int or type(size) is not int:
+                raise TypeError("a file is [name, offset, bytes]")
+            if offset < 0 or size < 0:
+                raise ValueError(f"{file} at {offset} with {size} bytes")
+            path_ = _place(place[0], folder, dbs) if place else db
+            refs.append(FileRef(sys.intern(file), path_, offset, size))
+        sequence, description = (values.get(key, "") for key in ("sequence", "description"))
+        if type(sequence) is not str or type(description) is not str:
+            raise TypeError("sequence and description are text")
+    except (KeyError, TypeError, ValueError) as error:
+        raise InputError(f"bad index entry: {error!r}", path=path, item=name) from None
+    return DbEntry(db, tuple(refs), sequence, description)
+
+
+def _place(name: str, folder: Path, dbs: dict[str, str]) -> str:
+    """Where a db is, which is beside its index."""
+    if Path(name).name != name or name in ("", ".", ".."):
+        raise ValueError(f"db {name!r} is no plain file name")
+    return dbs.setdefault(name, str(folder / name))

@@ -1,0 +1,245 @@
+"""Template hits: hhsearch's `.hhr` and hmmsearch's Stockholm -> `TemplateHit`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+from evofeed.base.errors import TemplateError
+from evofeed.featurize.config import InputCaps
+
+_SUMMARY: Final = re.compile(r"(\w[\w-]*)=\s*([^\s%]+)%?")
+_NEEDED: Final = ("Aligned_cols", "Sum_probs")
+_ROW: Final = re.compile(r"\s*(\d+) ([A-Za-z-]+)\s+(\d+) \(\d+\)")
+_NAME_WIDTH: Final = 17
+"""Columns before the residues of a hhr block: `Q `, a name of 14 and a space."""
+_NOT_RESIDUES: Final = ("ss_dssp", "ss_pred", "ss_conf", "sa_dssp", "Consensus")
+_NO_COLUMNS: Final = dict.fromkeys(map(ord, "-abcdefghijklmnopqrstuvwxyz"))
+_SUBSEQUENCE: Final = re.compile(
+    r">?([a-z0-9]+)_(\w+)/([0-9]+)-([0-9]+).*protein length:([0-9]+) *(.*)$"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateHit:
+    """One alignment of the query to a chain of known structure.
+
+    Attributes:
+        index: rank in the file, from 1.
+        name: `<pdb id>_<author's chain id>` and whatever follows.
+        aligned_cols: columns where both have a residue.
+        sum_probs: hhsearch's sum of posterior probabilities; None from hmmsearch.
+        query: aligned query letters (hhr) or the whole query (hmmsearch).
+        hit_sequence: aligned letters of the hit, '-' for gaps.
+        query_pieces, hit_pieces: the aligned rows, each with the position of its
+            first residue; lower case is a residue beside the columns.
+    """
+
+    index: int
+    name: str
+    aligned_cols: int
+    sum_probs: float | None
+    query: str
+    hit_sequence: str
+    query_pieces: tuple[tuple[str, int], ...]
+    hit_pieces: tuple[tuple[str, int], ...]
+
+    @property
+    def indices_query(self) -> list[int]:
+        """Position in the query of each column, -1 at gaps."""
+        return [i for letters, start in self.query_pieces for i in _indices(letters, start)]
+
+    @property
+    def indices_hit(self) -> list[int]:
+        """Position in the hit's sequence of each column, -1 at gaps."""
+        return [i for letters, start in self.hit_pieces for i in _indices(letters, start)]
+
+    def to_dict(self) -> dict[str, Any]:
+        """As OpenFold's fields, JSON-ready."""
+        names = ("index", "name", "aligned_cols", "sum_probs", "query", "hit_sequence")
+        indices = {"indices_query": self.indices_query, "indices_hit": self.indices_hit}
+        return {**{name: getattr(self, name) for name in names}, **indices}
+
+
+def parse_hhr(
+    data: bytes, *, path: str = "", old_hhr: bool = True, caps: InputCaps | None = None
+) -> list[TemplateHit]:
+    """The hits of an hhr file, in its order; none is no error.
+
+    Args:
+        data: content of the file.
+        path: its name, for errors.
+        old_hhr: take files without `Template_Neff` (hh-suite before 3) too.
+        caps: sizes beyond which the file is refused.
+
+    Raises:
+        TemplateError: a hit without summary, or a block that does not add up.
+    """
+    caps = caps or InputCaps()
+    lines = data.decode("utf-8", "replace").splitlines()
+    starts = [i for i, line in enumerate(lines) if line.startswith("No ")]
+    if len(starts) > caps.max_hits:
+        raise TemplateError(
+            f"{len(starts)} hits, more than the cap of {caps.max_hits}", path=path or None
+        )
+    ends = [*starts, len(lines)][1:]
+    hits = []
+    for start, end in zip(starts, ends, strict=True):
+        try:
+            hits.append(_hhr_hit(lines[start:end], old_hhr))
+        except _BadLineError as error:
+            raise TemplateError(
+                str(error), path=path or None, line=start + error.offset + 1
+            ) from None
+    return hits
+
+
+class _BadLineError(Exception):
+    def __init__(self, offset: int, message: str) -> None:
+        super().__init__(message)
+        self.offset = offset
+
+
+def _hhr_hit(lines: list[str], old_hhr: bool) -> TemplateHit:
+    index, name, summary = _hhr_head(lines, old_hhr)
+    query: list[tuple[str, int]] = []
+    hit: list[tuple[str, int]] = []
+    length = -1
+    for offset, line in enumerate(lines[3:], 3):
+        kind = line[:2]
+        if kind not in ("Q ", "T ") or line[2:].startswith(_NOT_RESIDUES):
+            continue
+        row = _ROW.match(line[_NAME_WIDTH:])
+        if row is None:
+            raise _BadLineError(offset, f"no aligned residues in {line[:60]!r}")
+        start, letters, end = int(row[1]) - 1, row[2], int(row[3])
+        if kind == "Q ":
+            length = len(letters)
+            if end - start + letters.count("-") != length:
+                raise _BadLineError(offset, f"{length} columns do not span {start + 1}-{end}")
+            query.append((letters, start))
+        else:
+            if length != len(letters):
+                raise _BadLineError(
+                    offset, f"{len(letters)} columns of the hit beside {length} of the query"
+                )
+            hit.append((letters, start))
+    if len(query) != len(hit):
+        raise _BadLineError(0, f"{len(query)} blocks of the query, {len(hit)} of the hit")
+    return TemplateHit(
+        index=index,
+        name=name,
+        aligned_cols=int(summary["Aligned_cols"]),
+        sum_probs=summary["Sum_probs"],
+        query="".join(letters for letters, _ in query),
+        hit_sequence="".join(letters for letters, _ in hit),
+        query_pieces=tuple(query),
+        hit_pieces=tuple(hit),
+    )
+
+
+def _hhr_head(lines: list[str], old_hhr: bool) -> tuple[int, str, dict[str, float]]:
+    if len(lines) < 3 or not lines[1].startswith(">"):
+        raise _BadLineError(0, "a hit needs its number, its name and a summary line")
+    found = dict(_SUMMARY.findall(lines[2]))
+    needed = _NEEDED if old_hhr else (*_NEEDED, "Template_Neff")
+    lacking = [name for name in needed if name not in found]
+    if lacking:
+        raise _BadLineError(2, f"the summary line lacks {', '.join(lacking)}: {lines[2][:80]!r}")
+    try:
+        summary = {name: float(found[name]) for name in needed}
+        index = int(lines[0].split()[-1])
+    except ValueError as error:
+        raise _BadLineError(2, f"not a number in the summary: {error}") from None
+    if not all(0 <= value < 1e9 for value in summary.values()):
+        raise _BadLineError(2, f"nonsense in the summary: {lines[2][:80]!r}")
+    return index, lines[1][1:], summary
+
+
+def _indices(letters: str, start: int) -> list[int]:
+    """Position of each column, -1 at gaps; lower case is passed over but counted."""
+    indices = []
+    position = start
+    for letter in letters:
+        if letter == "-":
+            indices.append(-1)
+            continue
+        if not letter.islower():
+            indices.append(position)
+        position += 1
+    return indices
+
+
+def parse_hmmsearch(
+    data: bytes, query_sequence: str, *, path: str = "", caps: InputCaps | None = None
+) -> list[TemplateHit]:
+    """The hits of hmmsearch's Stockholm output against PDB sequences.
+
+    Sequences are named `<pdb id>_<chain>/<start>-<end>` and described in `#=GS … DE`
+    lines with `mol:protein length:<n>`; others are no proteins and are passed over.
+
+    Raises:
+        TemplateError: a line that is not `name residues`, or a protein whose name
+            does not say where its piece is.
+    """
+    caps = caps or InputCaps()
+    sequences, descriptions = _stockholm_rows(data, path)
+    if len(sequences) > caps.max_hits:
+        raise TemplateError(
+            f"{len(sequences)} hits, more than the cap of {caps.max_hits}", path=path or None
+        )
+    hits = []
+    for index, (name, row) in enumerate(sequences.items(), 1):
+        description = f"{name} {descriptions.get(name, '')}"
+        if "mol:protein" not in description:
+            continue
+        match = _SUBSEQUENCE.match(description.strip())
+        if match is None:
+            raise TemplateError(
+                f"not '<pdb id>_<chain>/<start>-<end>': {description[:80]!r}", path=path or None
+            )
+        letters = row.replace(".", "")
+        hits.append(
+            TemplateHit(
+                index=index,
+                name=f"{match[1]}_{match[2]}",
+                aligned_cols=len(letters.translate(_NO_COLUMNS)),
+                sum_probs=None,
+                query=query_sequence,
+                hit_sequence=letters.upper(),
+                query_pieces=((query_sequence, 0),),
+                hit_pieces=((letters, int(match[3]) - 1),),
+            )
+        )
+    return hits
+
+
+def _stockholm_rows(data: bytes, path: str) -> tuple[dict[str, str], dict[str, str]]:
+    """Rows joined over blocks, and the description of each name."""
+    parts: dict[str, list[str]] = {}
+    descriptions: dict[str, str] = {}
+    lines = data.decode("utf-8", "replace").splitlines()
+    for name, rest in _alignment_lines(lines, path):
+        parts.setdefault(name, []).append(rest)
+    for line in lines:
+        if line.startswith("#=GS"):
+            words = line.split(maxsplit=3)
+            if len(words) >= 3 and words[2] == "DE":
+                descriptions[words[1]] = words[3] if len(words) == 4 else ""
+    return {name: "".join(rows) for name, rows in parts.items()}, descriptions
+
+
+def _alignment_lines(lines: Iterable[str], path: str) -> Iterator[tuple[str, str]]:
+    for number, line in enumerate(lines, 1):
+        if not line.strip() or line.startswith(("#", "//")):
+            continue
+        words = line.split()
+        if len(words) != 2:
+            raise TemplateError(
+                f"expected a name and residues, with no space in either, not {line.strip()[:60]!r}",
+                path=path or None,
+                line=number,
+            )
+        yield words[0], words[1]

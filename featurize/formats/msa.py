@@ -1,0 +1,148 @@
+"""A parsed alignment, and the one MSA of a chain made of several."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from evofeed.base.errors import MsaError
+from evofeed.base.shapes import Int, UInt8
+from evofeed.featurize.formats import msa_kernels as kernels
+from evofeed.featurize.formats.species import species_of
+from evofeed.protein.residues import MSA_LETTER_TO_RESTYPE
+
+_SPECIES_HINTS: Final = np.array([list(b"tr|"), list(b"sp|")], np.uint8)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Msa:
+    """One alignment file: rows over the query's columns, the query first.
+
+    Attributes:
+        letters: ASCII letters A-Z and '-'.
+        deletion_row: MSA row of each non-zero deletion, ascending.
+        deletion_column: its column, ascending within a row.
+        deletion_count: residues deleted left of that column.
+        text: the file the names are in.
+        names: start and end of each row's header in `text`.
+        dropped: what was left out, in words.
+    """
+
+    letters: UInt8[np.ndarray, "N L"]
+    deletion_row: Int[np.ndarray, " K"]
+    deletion_column: Int[np.ndarray, " K"]
+    deletion_count: Int[np.ndarray, " K"]
+    text: bytes
+    names: Int[np.ndarray, "N 2"]
+    dropped: tuple[str, ...] = ()
+
+    @property
+    def query(self) -> str:
+        """The first row without gaps."""
+        row: bytes = self.letters[0].tobytes()
+        return row.decode("ascii").replace("-", "")
+
+    def descriptions(self) -> list[str]:
+        """Header of every row."""
+        return [self.text[a:b].decode("utf-8", "replace") for a, b in self.names.tolist()]
+
+    def sequences(self) -> list[str]:
+        """Aligned rows as text."""
+        return [row.tobytes().decode("ascii") for row in self.letters]
+
+    def deletion_matrix(self) -> Int[np.ndarray, "N L"]:
+        """Deletions left of each cell, dense."""
+        dense = np.zeros(self.letters.shape, np.int32)
+        dense[self.deletion_row, self.deletion_column] = self.deletion_count
+        return dense
+
+    def species(self) -> list[str]:
+        """UniProt species mnemonic of every row, '' where the header has none."""
+        found = [""] * len(self.names)
+        rows = np.flatnonzero(self.names[:, 1] - self.names[:, 0] > len("tr|"))
+        text = np.frombuffer(self.text, np.uint8)
+        head = text[self.names[rows, :1] + np.arange(3)]
+        for row in rows[(head[:, None] == _SPECIES_HINTS).all(-1).any(-1)].tolist():
+            start, end = self.names[row].tolist()
+            found[row] = species_of(self.text[start:end].decode("utf-8", "replace"))
+        return found
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MergedMsa:
+    """The rows of several alignments, each different row once.
+
+    Attributes:
+        msa: codes 0-21 in restype order.
+        deletion_row, deletion_column, deletion_count: as in `Msa`.
+        source: which alignment a row came from.
+        species: mnemonic per row.
+        counts: rows with each code in each column.
+    """
+
+    msa: UInt8[np.ndarray, "N L"]
+    deletion_row: Int[np.ndarray, " K"]
+    deletion_column: Int[np.ndarray, " K"]
+    deletion_count: Int[np.ndarray, " K"]
+    source: UInt8[np.ndarray, " N"]
+    species: tuple[str, ...]
+    counts: Int[np.ndarray, "L 22"]
+
+
+def single_row(sequence: str) -> Msa:
+    """The alignment of a chain without alignments: itself, letters A-Z."""
+    letters = np.frombuffer(sequence.encode("ascii"), np.uint8).copy()[None]
+    none = np.zeros(0, np.int32)
+    return Msa(letters, none, none, none, b"", np.zeros([1, 2], np.int64))
+
+
+def merge(
+    msas: Sequence[Msa], *, species: Sequence[str] | None = None, unique: bool = True
+) -> MergedMsa:
+    """One MSA of several alignments of the same query.
+
+    Rows keep their order; of rows with the same letters the first stays, its
+    deletions and species with it (AF2 SI 1.2.2). Letters, not codes: `B` and
+    `D` share a code yet stay two rows, as in AF2.
+
+    Args:
+        msas: the alignments.
+        species: of every row, if not by its header.
+        unique: False keeps rows with the same letters.
+
+    Raises:
+        MsaError: the alignments differ in length.
+    """
+    columns = msas[0].letters.shape[1]
+    if len(msas) > 255:
+        raise MsaError(f"{len(msas)} alignments for one chain, at most 255")
+    for index, msa in enumerate(msas):
+        if msa.letters.shape[1] != columns:
+            raise MsaError(
+                f"alignment {index} has {msa.letters.shape[1]} columns, the first has {columns}"
+            )
+    letters = msas[0].letters if len(msas) == 1 else np.concatenate([m.letters for m in msas])
+    kept = kernels.first_occurrences(letters) if unique else np.arange(len(letters))
+    msa, counts = kernels.encode(letters, kept, MSA_LETTER_TO_RESTYPE)
+    rows = [len(m.letters) for m in msas]
+    offsets = np.cumsum([0, *rows])
+    place = np.full(len(letters), -1, np.int32)
+    place[kept] = np.arange(len(kept), dtype=np.int32)
+    new_row = np.concatenate(
+        [place[m.deletion_row + start] for m, start in zip(msas, offsets, strict=False)]
+    )
+    here = new_row >= 0
+    if species is None:
+        species = [name for m in msas for name in m.species()]
+    return MergedMsa(
+        msa=msa,
+        deletion_row=new_row[here],
+        deletion_column=np.concatenate([m.deletion_column for m in msas])[here],
+        deletion_count=np.concatenate([m.deletion_count for m in msas])[here],
+        source=np.repeat(np.arange(len(msas), dtype=np.uint8), rows)[kept],
+        species=tuple(species[row] for row in kept.tolist()),
+        counts=counts,
+    )

@@ -1,0 +1,132 @@
+"""Arrays as other programs keep them: `.npz` with objects in it, pickles of arrays.
+
+Pickles can run any code when they are opened. Here nothing is built but arrays and plain
+values; an object of a class that is not known becomes an `Inert`, which holds its values and
+does nothing.
+"""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from evofeed.base.errors import InputError
+from evofeed.base.within import open_input
+from evofeed.featurize.config import InputCaps
+from evofeed.store.inner import ArrayUnpickler
+
+_FOREIGN: Final = ("biotite", "protenix")
+"""Packages whose objects are taken apart: those of Protenix's entries."""
+
+
+class Inert:
+    """What is left of an object of somebody else's class: its values."""
+
+    def __init__(self, *values: Any) -> None:
+        self.values: tuple[Any, ...] = values
+
+    def __setstate__(self, state: Any) -> None:
+        if isinstance(state, tuple) and len(state) == 2 and isinstance(state[1], dict):
+            state = {**(state[0] or {}), **state[1]}
+        self.__dict__.update(state if isinstance(state, dict) else {"state": state})
+
+
+class _Unpickler(ArrayUnpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if module.partition(".")[0] in _FOREIGN:
+            return Inert
+        return super().find_class(module, name)
+
+
+def unpickle(data: bytes, path: str) -> Any:
+    """The value of a pickle of arrays and plain values.
+
+    Raises:
+        InputError: it is none, or holds anything that is not to be opened.
+    """
+    try:
+        return _Unpickler(io.BytesIO(data)).load()
+    except Exception as error:  # a damaged pickle can raise anything
+        raise InputError(f"no pickle of arrays: {error!r}"[:300], path=path or None) from None
+
+
+class Npz(Mapping[str, Any]):
+    """The arrays of an `.npz` file, each read when it is asked for.
+
+    Raises:
+        InputError: it is no such file, or unpacks to more than the cap.
+    """
+
+    def __init__(self, data: bytes, path: str, caps: InputCaps | None = None) -> None:
+        self.path = path
+        self._most = (caps or InputCaps()).max_file_bytes
+        try:
+            self._archive = zipfile.ZipFile(io.BytesIO(data))
+            self._members = {
+                item.filename.removesuffix(".npy"): item for item in self._archive.infolist()
+            }
+        except (zipfile.BadZipFile, ValueError, OSError) as error:
+            raise InputError(f"no readable npz: {error}", path=path or None) from None
+        total = sum(item.file_size for item in self._members.values())
+        if total > self._most:
+            raise InputError(f"{total} bytes unpacked, {self._most} allowed", path=path or None)
+
+    def __iter__(self) -> Any:
+        return iter(self._members)
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._members
+
+    def __getitem__(self, name: str) -> Any:
+        """An array, or the value of an array of objects.
+
+        Raises:
+            InputError: there is no such array, or it does not parse.
+        """
+        if name not in self._members:
+            raise InputError(
+                f"no array {name!r}, only {', '.join(self._members) or 'none'}",
+                path=self.path or None,
+            )
+        try:
+            with self._archive.open(self._members[name]) as file:
+                data = file.read(self._most)
+        except Exception as error:  # zlib and zipfile each have errors of their own
+            raise InputError(f"{name} cannot be read: {error}", path=self.path or None) from None
+        return _array(data, f"{self.path}: {name}" if self.path else name)
+
+
+def npz_names(path: Path) -> list[str]:
+    """Names of the arrays of an `.npz`, by its directory alone.
+
+    Raises:
+        InputError: it is no such file.
+    """
+    try:
+        with open_input(path) as file, zipfile.ZipFile(file) as archive:
+            return [name.removesuffix(".npy") for name in archive.namelist()]
+    except (zipfile.BadZipFile, ValueError, OSError) as error:
+        raise InputError(f"no readable npz: {error}", path=str(path)) from None
+
+
+def _array(data: bytes, path: str) -> Any:
+    stream = io.BytesIO(data)
+    try:
+        version = np.lib.format.read_magic(stream)
+        read: Any = np.lib.format
+        header = getattr(read, f"read_array_header_{version[0]}_0")
+        dtype = header(stream)[2]
+        if not dtype.hasobject:
+            return np.load(io.BytesIO(data), allow_pickle=False)
+    except (ValueError, EOFError, AttributeError, OSError) as error:
+        raise InputError(f"no array: {error}", path=path) from None
+    found = unpickle(data[stream.tell() :], path)
+    return found.item() if isinstance(found, np.ndarray) and found.shape == () else found

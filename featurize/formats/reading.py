@@ -1,0 +1,233 @@
+"""Bytes of one input, wherever they are: a file, a span or part of one, packed or plain."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import hashlib
+import io
+import lzma
+import os
+import stat
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import BinaryIO, Final, NamedTuple
+
+import xxhash
+
+from evofeed.base.errors import InputError
+from evofeed.base.within import open_input
+from evofeed.featurize.config import InputCaps
+
+PACKED: Final = (".gz", ".zst", ".xz", ".bz2")
+"""Suffixes of files that are unpacked as they are read."""
+_FREE_BYTES = 64 << 20
+"""Below this a ratio proves nothing: an alignment of one family packs a hundredfold."""
+_CHUNK = 1 << 20
+_BOM = b"\xef\xbb\xbf"
+"""What editors on Windows put before UTF-8 text."""
+_BITE = 2048
+"""Packed zst bytes at a time: 4 of them can unfold to 128 KiB."""
+
+
+class FileRef(NamedTuple):
+    """One input: a file, or a span of one. A tuple, for an index holds millions of them.
+
+    Attributes:
+        name: file name that says its kind, e.g. `uniref90_hits.sto`.
+        path: the file that holds it.
+        offset: where it starts in the file.
+        size: its bytes; None is the rest of the file.
+        part: which chain's rows of a file that holds those of several, as `roads` names it:
+            such an input is read by `roads.parts.read_part`.
+    """
+
+    name: str
+    path: str
+    offset: int = 0
+    size: int | None = None
+    part: str = ""
+
+    @property
+    def plain_name(self) -> str:
+        """The name without a compression suffix."""
+        return plain(self.name)
+
+    def nbytes(self) -> int:
+        """Bytes it takes where it is (compressed if it is); 0 if it is not there."""
+        if self.size is not None:
+            return self.size
+        try:
+            return Path(self.path).stat().st_size
+        except OSError:
+            return 0
+
+
+def file_ref(path: str | Path) -> FileRef:
+    """A whole file."""
+    return FileRef(Path(path).name, str(path))
+
+
+def plain(name: str) -> str:
+    """A file name without a compression suffix."""
+    lower = name.lower()
+    return next((name[: -len(suffix)] for suffix in PACKED if lower.endswith(suffix)), name)
+
+
+def read_bytes(ref: FileRef, caps: InputCaps | None = None) -> bytes:
+    """The decompressed content of an input.
+
+    Raises:
+        InputError: not there, too large, a decompression bomb, or a damaged stream.
+    """
+    assert not ref.part, "read_part knows which rows of a file a part is"
+    caps = caps or InputCaps()
+    raw = _read_span(ref, caps)
+    unpack = _UNPACK.get(Path(ref.name).suffix.lower())
+    data = raw if unpack is None else _gather(ref, unpack(raw), len(raw), caps)
+    return data.removeprefix(_BOM)
+
+
+def read_head(ref: FileRef, nbytes: int) -> bytes:
+    """About the first bytes of an input, decompressed; none if it cannot be read.
+
+    For telling what a file is: whoever reads all of it says what is wrong with it.
+    """
+    try:
+        with open_input(ref.path) as handle:
+            _check_regular(handle, ref.path)
+            handle.seek(ref.offset)
+            raw = handle.read(nbytes if ref.size is None else min(nbytes, ref.size))
+        kind = Path(ref.name).suffix.lower()
+        if kind == ".gz":
+            raw = zlib.decompressobj(wbits=31).decompress(raw, nbytes)
+        elif kind == ".zst":
+            raw = b"".join(_zst_pieces(raw, whole=False))[:nbytes]
+        elif kind == ".xz":
+            raw = lzma.LZMADecompressor().decompress(raw, nbytes)
+        elif kind == ".bz2":
+            raw = bz2.BZ2Decompressor().decompress(raw, nbytes)
+    except Exception:  # zlib, lzma and zstandard each have errors of their own
+        return b""
+    return raw.removeprefix(_BOM)
+
+
+def sha256(data: bytes) -> str:
+    """Hex digest that names this content."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def xxh3(data: bytes) -> str:
+    """Hex digest that shows whether content changed: a tenth of sha256's time, no proof."""
+    return xxhash.xxh3_128_hexdigest(data)
+
+
+def is_text(name: str) -> bool:
+    """Whether a file's name is UTF-8; Linux allows others, and nothing of ours can keep them."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def line_of(data: bytes, offset: int) -> int:
+    """Line number, from 1, of a byte."""
+    return data.count(b"\n", 0, offset) + 1
+
+
+def _read_span(ref: FileRef, caps: InputCaps) -> bytes:
+    try:
+        if ref.size is None and ref.nbytes() > caps.max_file_bytes:
+            raise InputError(
+                f"{ref.nbytes()} bytes, more than the cap of {caps.max_file_bytes}; "
+                "raise InputCaps.max_file_bytes if this is meant",
+                path=ref.path,
+            )
+        with open_input(ref.path) as handle:
+            _check_regular(handle, ref.path)
+            handle.seek(ref.offset)
+            data = handle.read(-1 if ref.size is None else ref.size)
+    except FileNotFoundError:
+        raise InputError("no such file", path=ref.path) from None
+    except (OSError, OverflowError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error  # an OSError would tell the path again
+        raise InputError(f"cannot be read: {why}", path=ref.path) from None
+    if ref.size is not None and len(data) != ref.size:
+        raise InputError(
+            f"{ref.name} should span bytes {ref.offset}-{ref.offset + ref.size}, but the file "
+            "ends before: index and db do not belong together",
+            path=ref.path,
+        )
+    return data
+
+
+def _check_regular(handle: BinaryIO, path: str) -> None:
+    """Raise for a pipe, a socket or a device: reading it may never end."""
+    if not stat.S_ISREG(os.fstat(handle.fileno()).st_mode):
+        raise InputError("no regular file: fix or remove it", path=path)
+
+
+def _gather(ref: FileRef, pieces: Iterator[bytes], packed: int, caps: InputCaps) -> bytes:
+    """The pieces joined, given up as soon as they are too many."""
+    ceiling = min(caps.max_file_bytes, max(_FREE_BYTES, caps.max_ratio * packed))
+    kept: list[bytes] = []
+    total = 0
+    try:
+        for piece in pieces:
+            total += len(piece)
+            if total > ceiling:
+                raise InputError(
+                    f"unpacks to more than {ceiling} bytes from {packed}: a decompression "
+                    "bomb, or InputCaps.max_ratio is too low",
+                    path=ref.path,
+                )
+            kept.append(piece)
+    except InputError:
+        raise
+    except Exception as error:  # zlib, gzip and zstandard each have errors of their own
+        raise InputError(f"damaged compressed stream: {error}", path=ref.path) from None
+    return b"".join(kept)
+
+
+def _gzip_pieces(raw: bytes) -> Iterator[bytes]:
+    stream = gzip.GzipFile(fileobj=io.BytesIO(raw))
+    while piece := stream.read(_CHUNK):
+        yield piece
+
+
+def _xz_pieces(raw: bytes) -> Iterator[bytes]:
+    with lzma.open(io.BytesIO(raw)) as stream:
+        while piece := stream.read(_CHUNK):
+            yield piece
+
+
+def _bz2_pieces(raw: bytes) -> Iterator[bytes]:
+    with bz2.open(io.BytesIO(raw)) as stream:
+        while piece := stream.read(_CHUNK):
+            yield piece
+
+
+def _zst_pieces(raw: bytes, *, whole: bool = True) -> Iterator[bytes]:
+    import zstandard
+
+    position = 0
+    while position < len(raw):
+        stream = zstandard.ZstdDecompressor().decompressobj()
+        while not stream.eof:
+            bite = raw[position : position + _BITE]
+            if not bite and not whole:
+                return
+            if not bite:
+                raise EOFError("the last frame ends too early")
+            yield stream.decompress(bite)
+            position += len(bite) - len(stream.unused_data)
+
+
+_UNPACK: Final[dict[str, Callable[[bytes], Iterator[bytes]]]] = {
+    ".gz": _gzip_pieces,
+    ".zst": _zst_pieces,
+    ".xz": _xz_pieces,
+    ".bz2": _bz2_pieces,
+}

@@ -1,0 +1,148 @@
+"""Stockholm alignments (jackhmmer, hmmsearch): text -> `Msa`."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+import numpy as np
+
+from evofeed.base.errors import MsaError
+from evofeed.base.shapes import Int, UInt8
+from evofeed.featurize.config import InputCaps
+from evofeed.featurize.formats import msa_kernels as kernels
+from evofeed.featurize.formats.a3m import check_size
+from evofeed.featurize.formats.msa import Msa
+from evofeed.featurize.formats.reading import line_of
+from evofeed.protein.residues import MSA_LETTER_TO_RESTYPE
+
+_BEGINS: Final = re.compile(rb"(?m)^# STOCKHOLM 1\.")
+
+
+def parse_stockholm(
+    data: bytes, *, path: str = "", strict_letters: bool = False, caps: InputCaps | None = None
+) -> Msa:
+    """The alignment of a Stockholm file over the columns where its query has a residue.
+
+    The first sequence is the query. Residues in columns where it has a gap are
+    insertions, counted at the next kept column. Sequences may be split over
+    blocks; the parts of a name are joined, two rows of one name stay two. Markup
+    lines are skipped.
+
+    Args:
+        data: content of the file.
+        path: its name, for errors.
+        strict_letters: refuse '.' and lower-case residues, and cut rows that are too
+            long, as OpenFold does; else '.' is a gap and case does not matter.
+        caps: sizes beyond which the file is refused.
+
+    Raises:
+        MsaError: no sequence, a line that is not `name residues`, a byte that is no
+            residue, or a row whose length is not the query's; names the line.
+    """
+    caps = caps or InputCaps()
+    if not strict_letters and (several := len(_BEGINS.findall(data))) > 1:
+        raise MsaError(
+            f"{several} alignments in one file, each ends with `//`: one chain has one query, so "
+            "give each alignment a file in its own chain's folder",
+            path=path or None,
+        )
+    text = np.frombuffer(data, np.uint8)
+    spans, row_of, rows = _layout(data, text, path, strict_letters)
+    table = _table(strict_letters)
+    column_of = _kept_columns(text, spans[row_of == 0], table)
+    columns = int(column_of.max(initial=-1)) + 1
+    check_size(rows, columns, caps, path)
+    letters = np.empty([rows, columns], np.uint8)
+    inserted = table
+    if strict_letters:  # OpenFold counts whatever is no gap and never looks what it is
+        inserted = np.where(np.arange(256) == ord("-"), ord("-"), ord("X")).astype(np.uint8)
+    # Insertions are rare: guess how many, and do it again if there are more.
+    deletions = np.empty([max(1024, rows * columns // 32), 3], np.int32)
+    while True:
+        status, byte, found, row, width = kernels.fill_stockholm(
+            text, spans, row_of, column_of, table, inserted, letters, deletions, strict_letters
+        )
+        if status != kernels.OK or found <= len(deletions):
+            break
+        deletions = np.empty([found, 3], np.int32)
+    if status != kernels.OK:
+        byte = byte if byte >= 0 else int(spans[np.flatnonzero(row_of == row)[-1], 0])
+        raise MsaError(
+            _complaint(data, status, byte, row, width, len(column_of)),
+            path=path or None,
+            line=line_of(data, byte),
+        )
+    # Blocks deliver them block by block; the record has them row by row.
+    deletions = deletions[:found][np.argsort(deletions[:found, 0], kind="stable")]
+    at_row, at_column, counts = np.ascontiguousarray(deletions.T)
+    return Msa(letters, at_row, at_column, counts, data, spans[_first_lines(row_of, rows), :2])
+
+
+def _layout(
+    data: bytes, text: UInt8[np.ndarray, " B"], path: str, strict_letters: bool
+) -> tuple[Int[np.ndarray, "M 4"], Int[np.ndarray, " M"], int]:
+    """Spans of every line, the row it belongs to, and how many rows there are."""
+    spans = np.empty([kernels.count_lines(text), 4], np.int64)
+    status, byte = kernels.split_lines(text, spans)
+    if status != kernels.OK:
+        line = data[data.rfind(b"\n", 0, byte) + 1 :].split(b"\n", 1)[0]
+        raise MsaError(
+            "expected a name and residues, with no space in either, not "
+            f"{line.strip()[:60].decode('utf-8', 'replace')!r}",
+            path=path or None,
+            line=line_of(data, byte),
+        )
+    if not len(spans):
+        raise MsaError("no aligned sequence in it: write it again or remove it", path=path or None)
+    rows, unique = _first_block(data, spans)
+    # A name twice in every block is two sequences; OpenFold, and the format, join them.
+    whole = unique or (rows < len(spans) and not strict_letters)
+    if whole and kernels.same_names(text, spans, rows):
+        return spans, np.arange(len(spans)) % rows, rows
+    order: dict[bytes, int] = {}
+    names = [data[a:b] for a, b in spans[:, :2].tolist()]
+    row_of = np.array([order.setdefault(name, len(order)) for name in names], np.int64)
+    return spans, row_of, len(order)
+
+
+def _first_block(data: bytes, spans: Int[np.ndarray, "M 4"]) -> tuple[int, bool]:
+    """Lines before the first blank one, and whether their names all differ."""
+    blank = b"\n\r\n" if b"\r\n" in data[: int(spans[0, 3]) + 2] else b"\n\n"
+    end = data.find(blank, int(spans[0, 3]))
+    rows = len(spans) if end < 0 else int(np.searchsorted(spans[:, 0], end))
+    names = {data[a:b] for a, b in spans[:rows, :2].tolist()}
+    return rows, len(names) == rows
+
+
+def _first_lines(row_of: Int[np.ndarray, " M"], rows: int) -> Int[np.ndarray, " N"]:
+    first = np.full(rows, -1, np.int64)
+    first[row_of[::-1]] = np.arange(len(row_of) - 1, -1, -1)
+    return first
+
+
+def _kept_columns(
+    text: UInt8[np.ndarray, " B"],
+    query: Int[np.ndarray, "Q 4"],
+    table: UInt8[np.ndarray, "256"],
+) -> Int[np.ndarray, " W"]:
+    """Column of the query for each column of the file, -1 where the query has a gap."""
+    row = np.concatenate([text[start:end] for _, _, start, end in query.tolist()])
+    kept = table[row] != ord("-")
+    return np.where(kept, np.cumsum(kept) - 1, -1)
+
+
+def _table(strict_letters: bool) -> UInt8[np.ndarray, "256"]:
+    table = np.full(256, kernels.INVALID, np.uint8)
+    known = np.flatnonzero(MSA_LETTER_TO_RESTYPE != 255)
+    table[known] = known
+    if not strict_letters:
+        table[ord("a") : ord("z") + 1] = np.arange(ord("A"), ord("Z") + 1)
+        table[ord(".")] = ord("-")
+    return table
+
+
+def _complaint(data: bytes, status: int, byte: int, row: int, width: int, columns: int) -> str:
+    if status == kernels.BAD_LETTER:
+        return f"{chr(data[byte])!r} is no residue letter (row {row + 1}, column {width})"
+    return f"row {row + 1} is {width} columns wide, the query {columns}"

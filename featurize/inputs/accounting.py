@@ -1,0 +1,144 @@
+"""Every file of an input is used, unused for a reason, or broken: roads joined, and the rest."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from evofeed.base.errors import InputError, UnusedInput
+from evofeed.featurize.formats.reading import plain
+from evofeed.featurize.inputs.sources import ChainSource
+from evofeed.featurize.structures.structure_files import SUFFIXES, entry_of
+from evofeed.featurize.structures.structure_places import structure_files
+
+FASTA: Final = (".fasta", ".fa", ".faa")
+_PROTEIN: Final = (".a3m", ".sto", ".hhr", *SUFFIXES, *FASTA, ".aligned.pqt", ".ffindex")
+"""Files that look like a protein's."""
+_JOINTS: Final = "_-."
+"""What stands between the name of a job and what its files are."""
+
+
+def join(sources: list[ChainSource], more: Iterable[ChainSource]) -> list[ChainSource]:
+    """Chains of two roads; of one name they are one chain, with what the second has besides."""
+    by_name = {source.chain_id: number for number, source in enumerate(sources)}
+    joined = list(sources)
+    for source in more:
+        number = by_name.get(source.chain_id)
+        if number is None or _says_other(joined[number], source):
+            joined.append(source)
+            continue
+        first = joined[number]
+        extra: dict[str, Any] = {}
+        if not first.alignments and first.alignment_dir is None:
+            extra = {"alignments": source.alignments, "alignment_dir": source.alignment_dir}
+        if source.sequence and not first.structure and not first.sequence:
+            extra |= {"sequence": source.sequence, "description": source.description}
+        if source.structure and not first.structure:
+            extra |= {
+                "structure": source.structure,
+                "structure_chain": source.structure_chain,
+                "is_distillation": first.is_distillation or source.is_distillation,
+            }
+        extra |= {"fasta": first.fasta or source.fasta}
+        joined[number] = dataclasses.replace(first, **extra)
+    return joined
+
+
+def _says_other(one: ChainSource, other: ChainSource) -> bool:
+    """Whether two chains of a name have different sequences: `there twice` then says so."""
+    return bool(one.sequence and other.sequence and one.sequence != other.sequence)
+
+
+def explicit_files(sources: Iterable[ChainSource]) -> set[str]:
+    """Alignments that a job or a FASTA header names: no chains of their own."""
+    return {
+        ref.path
+        for source in sources
+        for ref in source.alignments
+        if plain(Path(ref.path).name).partition(".")[0] != source.chain_id
+    }
+
+
+def names_a_chain(
+    path: Path, records: Sequence[ChainSource], sources: Iterable[ChainSource]
+) -> bool:
+    """Whether a FASTA file is called like a chain that is there already, and its records are not.
+
+    `x.fasta` beside `x.a3m` is what was searched with, whatever its header says.
+    """
+    names = {name for source in sources for name in (source.chain_id, source.entry_id)}
+    return _stem(path.name) in names and not any(record.chain_id in names for record in records)
+
+
+def structures_of_no_chain(root: Path, sources: Sequence[ChainSource]) -> list[Path]:
+    """Structure files of the folder itself that no chain uses and that are no chain's models."""
+    used = {source.structure for source in sources}
+    return [
+        path
+        for path in structure_files(root, divided=False)
+        if str(path) not in used and not _model_of(path.name, sources)
+    ]
+
+
+def unused_files(
+    root: Path, sources: Sequence[ChainSource], used: Iterable[str]
+) -> list[InputError]:
+    """Files of an input's folder that look like a protein's and that no chain uses, each with why.
+
+    Folders beside (`mmcif/`, `templates/`) are libraries: not all of them is meant to be used.
+    """
+    used = {*used, *(path for source in sources for path in _files_of(source))}
+    found: list[InputError] = []
+    for entry in sorted(os.scandir(root), key=lambda entry: entry.name):
+        name = plain(entry.name).lower()
+        if entry.path in used or entry.name.startswith(".") or not name.endswith(_PROTEIN):
+            continue
+        if entry.is_dir():
+            continue
+        if not entry.is_file():
+            found.append(InputError("no regular file: fix or remove it", path=entry.path))
+            continue
+        found.append(UnusedInput(_why(Path(entry.path), sources), path=entry.path))
+    return found
+
+
+def _why(path: Path, sources: Sequence[ChainSource]) -> str:
+    name = path.name
+    if other := _model_of(name, sources):
+        return f"unused: another file of {other}, whose chain has its structure or sequence"
+    stem = _stem(name)
+    if any(entry_of(plain(Path(s.structure or "").name)) == stem for s in sources):
+        return "unused: its entry is read from another format"
+    return "unused: no chain has its name; give it alone, or name it <chain>.<kind>"
+
+
+def _model_of(name: str, sources: Sequence[ChainSource]) -> str:
+    """The chain, entry or job whose name a file's begins with; empty if there is none."""
+    stem = _stem(name)
+    names = {
+        known
+        for source in sources
+        for known in (
+            source.chain_id,
+            source.entry_id,
+            _stem(source.assembly).removesuffix("_data") if source.assembly else "",
+            *(_stem(ref.path) for ref in source.alignments),
+        )
+        if known
+    }
+    ends = [at for at, letter in enumerate(stem) if letter in _JOINTS] + [len(stem)]
+    return next((stem[:end] for end in reversed(ends) if stem[:end] in names), "")
+
+
+def _stem(path: str) -> str:
+    name = plain(Path(path).name)
+    return entry_of(name) if "." in name else name
+
+
+def _files_of(source: ChainSource) -> list[str]:
+    refs = [ref.path for ref in source.alignments]
+    own = [source.structure, source.fasta, source.assembly, source.alignment_dir]
+    return [path for path in (*refs, *own) if path]

@@ -1,0 +1,146 @@
+"""Cluster sizes of the chains of an input, for sampling weights of 1 / size."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+
+from evofeed.base.errors import InputError
+from evofeed.featurize.formats.reading import file_ref, read_bytes
+from evofeed.featurize.inputs.roads.published import boltz_clusters
+from evofeed.featurize.inputs.sources import ChainSource
+from evofeed.store.inner import parse_clusters
+
+NO_CLUSTER: Final = -1
+_ENTITY: Final = re.compile(r"\w+_\d+")
+_SHOWN: Final = 3
+
+
+def read_cluster_sizes(path: str) -> dict[str, int]:
+    """Size of the cluster of each id in a file, by the id as it is and in upper case.
+
+    Raises:
+        InputError: no such file, no cluster in it, or an id in two clusters.
+    """
+    return _sizes(_read(path), path)
+
+
+def cluster_sizes(path: str, sources: Sequence[ChainSource]) -> dict[str, int]:
+    """Size of the cluster of each chain, -1 for those in none.
+
+    Args:
+        path: a cluster a line, mmseqs' `_cluster.tsv`, or a `manifest.json` of Boltz. The ids
+            are chains whatever their case (`4HHB_A`), or RCSB's polymer entities (`4HHB_1`):
+            then each chain's mmCIF file says which entity it is of.
+        sources: the chains.
+
+    Raises:
+        InputError: no such file, or no chain is in it: says what it holds and what was expected.
+    """
+    groups = _read(path)
+    sizes = _sizes(groups, path)
+    ids = [name for members in groups for name in members]
+    names = {source.chain_id: source.chain_id for source in sources}
+    of_entities = all(map(_ENTITY.fullmatch, ids)) and not all(map(_ENTITY.fullmatch, names))
+    if of_entities:
+        names = _entities(sources)
+    found = {source.chain_id: NO_CLUSTER for source in sources}
+    for chain_id, name in names.items():
+        found[chain_id] = _size(sizes, name)
+    if sources and not names:
+        raise InputError(
+            f"holds entities as RCSB numbers them ({_few(ids)}), and no chain here has an mmCIF "
+            f"file that tells its entity: give clusters of chain ids such as {_few(found)}",
+            path=path,
+        )
+    if sources and all(size == NO_CLUSTER for size in found.values()):
+        raise InputError(
+            f"none of the {len(ids)} ids in it ({_few(ids)}) is one of the {len(found)} chains "
+            f"here, such as {_few(names.values())}: a cluster is a line of chain ids, or a line "
+            "for each member, after its representative (mmseqs' _cluster.tsv)",
+            path=path,
+        )
+    return found
+
+
+def _read(path: str) -> list[list[str]]:
+    text = read_bytes(file_ref(path)).decode("utf-8", "replace")
+    groups = _of_manifest(text, path) if text[:1] in ("{", "[") else parse_clusters(text)
+    if not groups:
+        raise InputError("no cluster in it", path=path)
+    return groups
+
+
+def _of_manifest(text: str, path: str) -> list[list[str]]:
+    """The clusters in a `manifest.json` of Boltz."""
+    try:
+        return boltz_clusters(json.loads(text)) or []
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise InputError(
+            f"neither clusters nor a manifest of Boltz: {error!r}", path=path
+        ) from None
+    except InputError as error:
+        error.path = error.path or path
+        raise
+
+
+def _sizes(groups: Sequence[Sequence[str]], path: str) -> dict[str, int]:
+    exact: dict[str, int] = {}
+    for members in groups:
+        for name in members:
+            if name in exact:
+                raise InputError(
+                    f"{name} is in two clusters: give each cluster a line, or each member one "
+                    "after its representative (mmseqs' _cluster.tsv)",
+                    path=path,
+                )
+            exact[name] = len(members)
+    return {name.upper(): size for name, size in exact.items()} | exact
+
+
+def _size(sizes: Mapping[str, int], name: str) -> int:
+    """Exactly, then with the entry in upper case only: chains `A` and `a` are two."""
+    entry, joint, chain = name.rpartition("_")
+    for known in (name, f"{entry.upper()}{joint}{chain}", name.upper()):
+        if known in sizes:
+            return sizes[known]
+    return NO_CLUSTER
+
+
+def _entities(sources: Iterable[ChainSource]) -> dict[str, str]:
+    """RCSB's name of each chain's entity, `4HHB_1`, of the chains whose mmCIF file names it."""
+    known: dict[str, dict[str, str]] = {}
+    names = {}
+    for source in sources:
+        ref = source.structure_ref()
+        if ref is None or not ref.plain_name.endswith((".cif", ".mmcif")):
+            continue
+        if ref.path not in known:  # the chains of an entry follow each other
+            known = {ref.path: _entity_of_chain(read_bytes(ref))}
+        entity = known[ref.path].get(source.author_chain)
+        if entity is not None:
+            names[source.chain_id] = f"{source.entry_id}_{entity}"
+    return names
+
+
+def _entity_of_chain(data: bytes) -> dict[str, str]:
+    """Entity by author's chain id, from the polymer table; empty if the file has none."""
+    from gemmi import cif
+
+    try:
+        block = cif.read_string(data)[0]
+    except (ValueError, RuntimeError, IndexError, InputError):
+        return {}  # a job lists the chain as broken, with the reason
+    table = block.find("_entity_poly.", ["entity_id", "pdbx_strand_id"])
+    return {
+        chain.strip(): row.str(0)
+        for row in table
+        for chain in row.str(1).replace("\n", "").split(",")
+    }
+
+
+def _few(names: Iterable[str]) -> str:
+    names = list(names)
+    return ", ".join(names[:_SHOWN]) + (", …" if len(names) > _SHOWN else "")

@@ -1,0 +1,258 @@
+"""Each layout of an input -> its chain sources, with what is beside them."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from evofeed.base.errors import InputError, NoProtein
+from evofeed.featurize.formats.alignment_db import DbEntry
+from evofeed.featurize.formats.colabfold_a3m import assembly_in
+from evofeed.featurize.formats.fasta import parse_fasta
+from evofeed.featurize.formats.reading import PACKED, file_ref, plain, read_bytes, read_head
+from evofeed.featurize.inputs.queries import query_of
+from evofeed.featurize.inputs.roads.af2_multimer import chain_folders, from_target
+from evofeed.featurize.inputs.roads.colabfold import from_complex
+from evofeed.featurize.inputs.roads.molecules import Molecule, is_other, molecule_of, no_protein
+from evofeed.featurize.inputs.roads.tables import alignment_file, alignment_named, chai_name, stem
+from evofeed.featurize.inputs.side_files import SideFiles
+from evofeed.featurize.inputs.sources import SUBFOLDERS, ChainSource, is_alignment
+from evofeed.featurize.structures.listing import list_chains
+from evofeed.featurize.structures.structure_files import entry_of
+from evofeed.featurize.structures.structure_places import structures_by_entry
+
+_PACKED: Final = ("", *PACKED)
+_COLABFOLD_SEARCH: Final = re.compile(r"(.+)_(?:env|all|nofilter|env-nofilter|pair[\w-]*)$")
+"""ColabFold's own working folder of `<name>.a3m`, with that alignment's parts."""
+_COMMON_NAMES: Final = ("a3m", "a3ms", "alignments", "msa", "msas")
+"""Folders whose name names no chain; Boltz's and others' `msa/` has a file for each protein."""
+_HEAD_BYTES: Final = 1 << 18
+"""Of an a3m, with its query in it."""
+_COLABFOLD_MODEL: Final = re.compile(r"_(?:un)?relaxed_rank_0*1_")
+
+
+def refuse_one_chain(root: Path) -> None:
+    """Raise for a chain's own folder: its alignments are not chains.
+
+    Raises:
+        InputError: it is one; names the folder to give instead.
+    """
+    for entry in sorted(os.scandir(root), key=lambda entry: entry.name):
+        name = file_ref(entry.name).plain_name
+        own = name.endswith((".sto", ".hhr")) or (
+            name.endswith(".a3m") and root.absolute().parent.name == "alignments"
+        )
+        if entry.is_dir():
+            own = (
+                entry.name in SUBFOLDERS
+                and any(map(_holds_alignments, list(os.scandir(entry.path))))
+                and not several_proteins(Path(entry.path))
+            )
+        if own:
+            raise InputError(
+                f"this is one chain's own folder, it has {entry.name}: give the folder of all "
+                f"chains, {root.absolute().parent}",
+                path=str(root),
+            )
+
+
+def from_chain_folders(root: Path, beside: SideFiles, *, every: bool = False) -> list[ChainSource]:
+    """Chain folders, flattened or as OpenProteinSet ships them.
+
+    Args:
+        root: the folder they are in.
+        beside: structures and the like.
+        every: take folders without alignments too; else they are something else.
+    """
+    sources = []
+    for entry in os.scandir(root):
+        if not entry.is_dir() or entry.name.startswith("."):
+            continue
+        try:
+            inner = list(os.scandir(entry.path))
+        except OSError as error:  # one that is not ours to read hides no other
+            why = f"folder cannot be listed: {error.strerror}"
+            beside.faults.append(InputError(why, path=entry.path))
+            continue
+        if any(item.name == "msas" for item in inner) and chain_folders(Path(entry.path)):
+            sources += from_target(Path(entry.path), beside)
+            continue
+        if not every and not any(_holds_alignments(item) for item in inner):
+            continue
+        if entry.name in _COMMON_NAMES and several_proteins(Path(entry.path)):
+            sources += from_a3m_files(a3m_files(Path(entry.path)), beside)
+            continue
+        search = _COLABFOLD_SEARCH.match(entry.name)
+        if search and (root / f"{search[1]}.a3m").is_file():
+            continue
+        source = beside.source(entry.name, entry.path)
+        if source is not None:
+            structure = source.structure or _inner_structure(inner)
+            sources.append(
+                dataclasses.replace(source, alignment_dir=entry.path, structure=structure)
+            )
+    return sources
+
+
+def a3m_files(folder: Path) -> list[Path]:
+    """The a3m files of a folder, in order of name."""
+    return sorted(p for p in folder.iterdir() if plain(p.name).endswith(".a3m") and p.is_file())
+
+
+def several_proteins(folder: Path) -> bool:
+    """Whether the a3m files of a folder are those of several proteins: their queries differ."""
+    queries = set()
+    for path in a3m_files(folder):
+        with contextlib.suppress(InputError):  # said when it is read
+            queries.add(query_of(read_head(file_ref(path), _HEAD_BYTES), "a3m"))
+        if len(queries) > 1:
+            return True
+    return False
+
+
+def _holds_alignments(item: os.DirEntry[str]) -> bool:
+    return item.name in SUBFOLDERS if item.is_dir() else is_alignment(item.name)
+
+
+def _inner_structure(inner: Iterable[os.DirEntry[str]]) -> str | None:
+    """The structure in OpenProteinSet's `cif/` or `pdb/` below a chain's folder."""
+    below = [Path(item.path) for item in inner if item.is_dir() and item.name in ("cif", "pdb")]
+    found = structures_by_entry(sorted(below))
+    return found[min(found)] if found else None
+
+
+def from_db(index: Mapping[str, DbEntry], beside: SideFiles) -> list[ChainSource]:
+    """The chains of an alignment_db."""
+    sources = []
+    for chain_id, entry in index.items():
+        own = {"sequence": entry.sequence, "description": entry.description}
+        more = {name: value for name, value in own.items() if value}
+        source = beside.source(chain_id, entry.db, alignments=entry.files, **more)
+        if source is not None:
+            sources.append(source)
+    return sources
+
+
+def from_a3m_files(paths: Iterable[Path], beside: SideFiles) -> list[ChainSource]:
+    """ColabFold results: `<name>.a3m`, the best model beside it as its structure.
+
+    Also the same as tables: Boltz's `.csv`, Chai's `.aligned.pqt`.
+    """
+    sources = []
+    for path in paths:
+        name = stem(path)
+        assembly = assembly_in(path)
+        if assembly is not None and sum(assembly.copies) > 1:
+            model = _colabfold_model(path.parent, name)
+            sources += from_complex(path, assembly, model, beside)
+            continue
+        source = beside.source(name, str(path))
+        if source is not None:
+            model = source.structure or _colabfold_model(path.parent, name)
+            sources.append(
+                dataclasses.replace(
+                    source,
+                    alignments=(alignment_file(path) or file_ref(path),),
+                    structure=model,
+                    is_distillation=source.is_distillation or model is not None,
+                )
+            )
+    return sources
+
+
+def _colabfold_model(folder: Path, name: str) -> str | None:
+    models = [p for p in sorted(folder.glob(f"{name}*.pdb")) if _COLABFOLD_MODEL.search(p.name)]
+    relaxed = [p for p in models if "unrelaxed" not in p.name]
+    best = relaxed or models
+    return str(best[0]) if best else None
+
+
+def from_fasta(path: Path, beside: SideFiles) -> list[ChainSource]:
+    """Sequences of a FASTA file; alignments are `<name>/` or `<name>.a3m` beside it.
+
+    Headers may be Boltz's or Chai's, which say what kind of molecule each is and where its
+    alignment is; what is no protein is noted with the proteins.
+    """
+    faults: list[InputError] = []
+    records = parse_fasta(read_bytes(file_ref(path)), path=str(path), faults=faults)
+    molecules = [molecule_of(fault.item or "") for fault in faults]
+    beside.faults.extend(f for f, e in zip(faults, molecules, strict=True) if not is_other(e))
+    others = [m for m in molecules if m is not None and is_other(m)]
+    sources = []
+    for record in records:
+        molecule = molecule_of(record.description)
+        if molecule is not None and is_other(molecule):
+            others.append(molecule)
+            continue
+        source = beside.source(_fasta_id(record.name, molecule, path), str(path))
+        if source is not None:
+            sources.append(
+                dataclasses.replace(
+                    source,
+                    sequence=record.sequence,
+                    description=record.description,
+                    **_alignments_of(record.sequence, source.chain_id, molecule, path),
+                )
+            )
+    if others and not sources:
+        beside.faults.append(NoProtein(no_protein(others), path=str(path)))
+    notes = (no_protein(others),) if others else ()
+    return [dataclasses.replace(source, notes=notes) for source in sources]
+
+
+def _fasta_id(name: str, molecule: Molecule | None, path: Path) -> str:
+    """Chain id of a FASTA header's first word; of `sp|P61626|LYSC_HUMAN` the accession."""
+    if molecule is not None:
+        entry = plain(path.name).rpartition(".")[0]
+        return f"{entry}_{molecule.name}" if molecule.chain else molecule.name
+    parts = name.split("|")
+    return (parts[1] if len(parts) > 1 and parts[1] else name).partition("/")[0]
+
+
+def _alignments_of(
+    sequence: str, chain_id: str, molecule: Molecule | None, fasta: Path
+) -> dict[str, Any]:
+    """Where the alignments of a sequence lie: as its header says, or by name beside its file."""
+    if molecule is not None and molecule.msa:
+        return {"alignments": (alignment_named(molecule.msa, fasta),)}
+    folder = first_dir(fasta.parent, (chain_id, f"alignments/{chain_id}"))
+    if folder:
+        return {"alignment_dir": str(folder)}
+    names = [f"{chain_id}.a3m{packed}" for packed in _PACKED]
+    names += [f"{home}{chai_name(sequence)}" for home in ("", "msas/", "msa/")]
+    beside_it = first_file(fasta.parent, names)
+    ref = alignment_file(Path(beside_it)) if beside_it else None
+    return {"alignments": (ref,) if ref else ()}
+
+
+def from_structures(paths: Iterable[Path], beside: SideFiles) -> list[ChainSource]:
+    """Every protein chain of structure files; the files are parsed to know them."""
+    sources = []
+    files = list(paths)
+    for path, listed in zip(files, list_chains(files), strict=True):
+        if isinstance(listed, InputError):
+            beside.faults.append(listed)
+            continue
+        entry = entry_of(plain(path.name))
+        for chain in listed:
+            source = beside.source(f"{entry}_{chain}" if chain else entry, str(path))
+            if source is not None:
+                sources.append(
+                    dataclasses.replace(source, structure=str(path), structure_chain=chain)
+                )
+    return sources
+
+
+def first_dir(root: Path, names: Iterable[str]) -> Path | None:
+    """The first of the folders that is there."""
+    return next((root / name for name in names if (root / name).is_dir()), None)
+
+
+def first_file(root: Path, names: Iterable[str]) -> str | None:
+    """The first of the files that is there."""
+    return next((str(root / name) for name in names if (root / name).is_file()), None)

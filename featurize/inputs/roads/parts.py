@@ -1,0 +1,35 @@
+"""A file with the rows of several chains, read once for each of them.
+
+A `FileRef`'s `part` names a road and what that road makes of it: `complex 1` is the second
+chain of a complex in ColabFold's a3m.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from evofeed.featurize.config import InputCaps
+from evofeed.featurize.formats import colabfold_a3m
+from evofeed.featurize.formats.reading import FileRef, file_ref, read_bytes
+from evofeed.featurize.inputs.roads import complexes, published, tables
+
+_ROWS_OF: Final[dict[str, Callable[[bytes, str, str], bytes]]] = {
+    "complex": colabfold_a3m.rows_of,
+    "paired": colabfold_a3m.paired_rows_of,
+    "job": complexes.rows_of,
+    "published": published.rows_of,
+    "table": tables.rows_of,
+}
+
+
+def read_part(ref: FileRef, caps: InputCaps | None = None) -> bytes:
+    """The decompressed content of an input, or the a3m rows of one chain if it is a part.
+
+    Raises:
+        InputError: as `read_bytes`; the file is not what it was taken for, or lacks that part.
+    """
+    if not ref.part:
+        return read_bytes(ref, caps)
+    road, _, argument = ref.part.partition(" ")
+    return _ROWS_OF[road](read_bytes(file_ref(ref.path), caps), argument, ref.path)

@@ -1,0 +1,101 @@
+"""Alignments kept as tables: Boltz's CSV and Chai's `.aligned.pqt`."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+from pathlib import Path
+from typing import Final
+
+from evofeed.base.errors import MsaError
+from evofeed.featurize.formats.reading import FileRef, file_ref, plain, read_head
+from evofeed.featurize.inputs.sources import is_alignment
+
+SUFFIXES: Final = (".csv", ".aligned.pqt")
+_HEAD_BYTES: Final = 4096
+_NO_KEY: Final = ("", "-1", "nan")
+
+
+def alignment_file(path: Path) -> FileRef | None:
+    """A file as an alignment to read; None if it is none."""
+    name = plain(path.name)
+    if name.endswith(".aligned.pqt"):
+        return FileRef(f"{stem(path)}.a3m", str(path), part="table pqt")
+    if name.endswith(".csv"):
+        columns = read_head(file_ref(path), _HEAD_BYTES).partition(b"\n")[0].strip().split(b",")
+        if sorted(columns) != [b"key", b"sequence"]:
+            return None
+        return FileRef(f"{stem(path)}.a3m", str(path), part="table csv")
+    return file_ref(path)
+
+
+def stem(path: Path) -> str:
+    """Name of an alignment's file without what says its kind."""
+    name = plain(path.name)
+    return next((name.removesuffix(s) for s in (*SUFFIXES, ".a3m") if name.endswith(s)), name)
+
+
+def alignment_named(name: str, named_in: Path) -> FileRef:
+    """An alignment named by another file, from that one's folder, one above it, or from here.
+
+    Boltz's examples name theirs from the folder where the command is run. Where none is
+    there, the first place: the chain then fails, and says which file it lacks.
+    """
+    name = name.replace("\0", "?")
+    places = [home / name for home in (*named_in.absolute().parents, Path())]
+    found = next((path for path in places if _is_file(path)), places[0])
+    ref = (alignment_file(found) if _is_file(found) else None) or file_ref(found)
+    if is_alignment(ref.plain_name):
+        return ref
+    packed = ref.name.removeprefix(ref.plain_name)  # whatever it is called, it is an alignment
+    return ref._replace(name=f"{ref.plain_name}.a3m{packed}")
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # no name that a file could have
+        return False
+
+
+def chai_name(sequence: str) -> str:
+    """The file in which Chai keeps the alignment of a sequence."""
+    return f"{hashlib.sha256(sequence.upper().encode()).hexdigest()}.aligned.pqt"
+
+
+def rows_of(data: bytes, argument: str, path: str) -> bytes:
+    """The `sequence` column of a table as a3m, rows without a residue left out.
+
+    Args:
+        data: the table.
+        argument: `csv` or `pqt`; with ` paired` only the query and the rows that name their
+            partners, by Boltz's `key` (a taxon; none is empty or -1) or Chai's `pairing_key`.
+        path: for errors.
+
+    Raises:
+        MsaError: no such table, or no such column.
+    """
+    try:
+        kind, _, paired = argument.partition(" ")
+        if kind == "csv":
+            table = list(csv.DictReader(io.StringIO(data.decode("utf-8", "replace"))))
+            rows = [row["sequence"] or "" for row in table]
+            keys = [row["key"] for row in table] if paired else []
+        else:
+            import pyarrow as pa
+            import pyarrow.parquet as pq
+
+            names = ["sequence", "pairing_key"] if paired else ["sequence"]
+            columns = pq.read_table(pa.BufferReader(data), columns=names)
+            rows = columns["sequence"].to_pylist()
+            keys = columns["pairing_key"].to_pylist() if paired else []
+    except (KeyError, IndexError, OSError, ValueError, csv.Error) as error:
+        raise MsaError(f"no table of aligned sequences: {error!r}", path=path) from None
+    if paired:
+        named = [("" if key is None else str(key).strip()) for key in keys]
+        pairs = list(zip(named, rows, strict=True))
+        known = [(k, row) for k, row in pairs[1:] if k not in _NO_KEY and row.strip("-")]
+        return "".join(f">{k}\n{row}\n" for k, row in [("query", rows[0]), *known]).encode()
+    kept = [row for row in rows if row.strip("-")]
+    return "".join(f">row{number}\n{row}\n" for number, row in enumerate(kept)).encode()

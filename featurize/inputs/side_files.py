@@ -1,0 +1,165 @@
+"""What lies beside the alignments of an input: structures, sequences, templates, dates."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from evofeed.base.errors import InputError
+from evofeed.featurize.formats.alignment_db import DbEntry, read_index
+from evofeed.featurize.formats.reading import PACKED, plain
+from evofeed.featurize.inputs.sources import ChainSource
+from evofeed.featurize.structures.structure_files import entry_of
+from evofeed.featurize.structures.structure_places import structure_files, structures_by_entry
+
+_PACKED: Final = ("", *PACKED)
+STRUCTURE_DIRS: Final = (
+    *("mmcif", "mmcifs", "pdb_mmcif/mmcif_files", "mmcif_files", "data", "structures", "pdb"),
+)
+_TEMPLATE_DIRS: Final = ("template_mmcif", "template_mmcifs", "templates")
+_OURS: Final = ("jobs", "leases", "refs", "shards")
+"""Folders of a dataset, of which the first is there as soon as a job has begun."""
+FASTA_DIRS: Final = ("fasta", "fastas", "fasta_dir")
+_CHAIN_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+=-]{0,199}$")
+
+
+@dataclass(frozen=True, slots=True)
+class SideFiles:
+    """What is beside the alignments of a data set.
+
+    Attributes:
+        structures: file by entry or chain.
+        structure_db: span in a db by chain (distillation).
+        fastas: file by chain.
+        template_mmcif_dir, release_dates, obsolete_pdbs: as in `ChainSource`.
+        is_distillation: the structures are predictions.
+        faults: chain ids that are none, and the like.
+        used: FASTA files whose records are chains.
+    """
+
+    structures: Mapping[str, str]
+    structure_db: Mapping[str, DbEntry]
+    fastas: Mapping[str, str]
+    template_mmcif_dir: str | None
+    release_dates: str | None
+    obsolete_pdbs: str | None
+    is_distillation: bool
+    faults: list[InputError]
+    used: set[str] = field(default_factory=set)
+
+    @classmethod
+    def find(
+        cls,
+        root: Path,
+        *,
+        structure_dir: str | None,
+        template_mmcif_dir: str | None,
+        fasta_dir: str | None,
+        structure_index: str | None,
+        release_dates: str | None,
+        obsolete_pdbs: str | None,
+        is_distillation: bool,
+        faults: list[InputError],
+    ) -> SideFiles:
+        """Look into the folders given, or into those of usual names."""
+        structures = folders(structure_dir, root, STRUCTURE_DIRS)
+        templates = folders(template_mmcif_dir, root, _TEMPLATE_DIRS) or structures
+        by_entry = structures_by_entry(structures, deep=structure_dir is not None)
+        return cls(
+            structures={**top_structures(root), **by_entry},
+            structure_db=read_index(structure_index) if structure_index else {},
+            fastas=_index(folders(fasta_dir, root, FASTA_DIRS), (".fasta", ".fa", ".faa")),
+            template_mmcif_dir=str(templates[0]) if templates else None,
+            release_dates=release_dates,
+            obsolete_pdbs=obsolete_pdbs,
+            is_distillation=is_distillation,
+            faults=faults,
+        )
+
+    def source(self, chain_id: str, where: str, **more: Any) -> ChainSource | None:
+        """A chain with its structure or FASTA and `more`; None, and a fault, for a bad id."""
+        if not _CHAIN_ID.match(chain_id):
+            self.faults.append(
+                InputError(
+                    f"{chain_id!r} is no chain id: letters, digits and _ . + = - only, at most 200",
+                    path=where,
+                )
+            )
+            return None
+        entry = self.structure_db.get(chain_id)
+        span = entry.files[0] if entry and entry.files else None
+        known: dict[str, Any] = {
+            "structure": span.path if span else _named(chain_id, self.structures),
+            "structure_span": (span.offset, span.size or 0) if span else None,
+            "structure_name": span.name if span else "",
+            "fasta": self.fastas.get(chain_id),
+            "template_mmcif_dir": self.template_mmcif_dir,
+            "release_dates": self.release_dates,
+            "obsolete_pdbs": self.obsolete_pdbs,
+            "is_distillation": self.is_distillation,
+        }
+        return ChainSource(chain_id, **(known | more))
+
+    def copy_of(self, original: ChainSource, chain_id: str) -> ChainSource:
+        """A chain with another's alignments and a structure of its own."""
+        fresh = self.source(chain_id, original.chain_id) or original
+        return dataclasses.replace(
+            fresh,
+            alignment_dir=original.alignment_dir,
+            alignments=original.alignments,
+            sequence="" if fresh.structure else original.sequence,
+            fasta=fresh.fasta or (None if fresh.structure else original.fasta),
+        )
+
+
+def top_structures(root: Path) -> dict[str, str]:
+    """Structure files of a folder itself, by entry."""
+    return {
+        entry_of(plain(path.name)): str(path)
+        for path in structure_files(root, divided=False)
+        if path.is_file()
+    }
+
+
+def folders(given: str | None, root: Path, names: Iterable[str]) -> list[Path]:
+    """The folder given, or those of the names that are there and no dataset.
+
+    Raises:
+        InputError: the folder given is not there.
+    """
+    if given is not None:
+        if not Path(given).is_dir():
+            raise InputError("no such folder", path=given)
+        return [Path(given)]
+    return [root / name for name in names if (root / name).is_dir() and not _made(root / name)]
+
+
+def _made(folder: Path) -> bool:
+    """Whether it is a dataset of ours: `data/` may lie beside its input, and hold structures."""
+    return any((folder / name).is_dir() for name in _OURS)
+
+
+def _index(places: Iterable[Path], suffixes: Iterable[str]) -> dict[str, str]:
+    """Stem -> file with one of the suffixes, the first kind winning, then the first folder."""
+    found: dict[str, tuple[int, str]] = {}
+    kinds = [suffix + packed for suffix in suffixes for packed in _PACKED]
+    for folder in places:
+        for entry in os.scandir(folder):
+            for rank, kind in enumerate(kinds):
+                if entry.name.lower().endswith(kind):
+                    stem = entry.name[: -len(kind)]
+                    if stem not in found or rank < found[stem][0]:
+                        found[stem] = (rank, entry.path)
+                    break
+    return {stem: path for stem, (_, path) in found.items()}
+
+
+def _named(chain_id: str, structures: Mapping[str, str]) -> str | None:
+    entry = chain_id.rpartition("_")[0]
+    names = (entry, entry.lower(), chain_id)
+    return next((structures[name] for name in names if name and name in structures), None)

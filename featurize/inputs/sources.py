@@ -1,0 +1,187 @@
+"""What belongs to one chain: the files its features are made from."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+from evofeed.base.errors import InputError
+from evofeed.featurize.config import FeaturizeConfig
+from evofeed.featurize.formats.reading import FileRef, file_ref, is_text
+
+Role = Literal["a3m", "stockholm", "hhr", "hmmsearch", "other"]
+
+_HMMSEARCH_STEMS: Final = ("hmm_output", "hmmsearch_output", "pdb_hits")
+_PAIRING: Final = ("uniprot_hits.sto",)
+_PAIRING_ELSEWHERE: Final = ("uniprot_hits.a3m", "uniprot.sto", "uniprot.a3m")
+"""Alignments for pairing chains of a complex; never part of a monomer's MSA."""
+_HITS_AS_A3M: Final = ("hmmsearch.a3m",)
+"""Template hits as Protenix writes them: no alignment of homologs, and no table of hits."""
+_UNREAD: Final = {
+    **dict.fromkeys(_PAIRING + _PAIRING_ELSEWHERE, "for pairing the chains of a complex, not read"),
+    **dict.fromkeys(_HITS_AS_A3M, "template hits in a form that is not read"),
+}
+SUBFOLDERS: Final = ("a3m", "hhr", "msas")
+"""Folders inside a chain's folder: OpenProteinSet's two, and AlphaFold's."""
+_ALIGNED: Final = (".a3m", ".sto", ".hhr")
+
+
+def is_alignment(name: str) -> bool:
+    """Whether a file of this name, compressed or not, holds an alignment or template hits."""
+    return file_ref(name).plain_name.endswith(_ALIGNED)
+
+
+def why_unread(name: str) -> str:
+    """Why an alignment of this name, without compression suffix, is not read; else empty."""
+    return _UNREAD.get(name, "")
+
+
+@dataclass(frozen=True, slots=True)
+class ChainSource:
+    """One chain to featurize, as `discover` finds it. Small, picklable, JSON-ready.
+
+    Attributes:
+        chain_id: name of the record, usually `<entry>_<author's chain id>`.
+        alignment_dir: folder of its alignments and template hits.
+        structure: mmCIF, BinaryCIF or PDB file.
+        fasta: file with its sequence, where there is no structure.
+        template_mmcif_dir: folder of `<pdb id>.cif` for its template hits.
+        release_dates: `mmcif_cache.json`: dates of template entries, known before parsing.
+        obsolete_pdbs: the PDB's `obsolete.dat`.
+        alignments: instead of a folder: files or spans of a db.
+        structure_span: `(offset, size)` in `structure`, if that is a db.
+        structure_name: file name of the structure inside such a db.
+        structure_chain: author's chain id; the part after the last `_` if empty.
+        sequence: the sequence itself, if it is in no file of its own.
+        description: header of that sequence.
+        is_distillation: the structure is a prediction; its B factors are pLDDT.
+        release_date, resolution, method: of its entry, as a list of the input tells them;
+            they count where the structure's own file does not say.
+        assembly: file of the job whose complex it is a chain of.
+        copies: its ids there, one a copy.
+        notes: what its input holds that is left out, in words; they come into the record.
+    """
+
+    chain_id: str
+    alignment_dir: str | None = None
+    structure: str | None = None
+    fasta: str | None = None
+    template_mmcif_dir: str | None = None
+    release_dates: str | None = None
+    obsolete_pdbs: str | None = None
+    alignments: tuple[FileRef, ...] = ()
+    structure_span: tuple[int, int] | None = None
+    structure_name: str = ""
+    structure_chain: str = ""
+    sequence: str = ""
+    description: str = ""
+    is_distillation: bool = False
+    release_date: str = ""
+    resolution: float = 0.0
+    method: str = ""
+    assembly: str = ""
+    copies: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def entry_id(self) -> str:
+        """The part of `chain_id` before the last `_`."""
+        return self.chain_id.rpartition("_")[0] or self.chain_id
+
+    @property
+    def author_chain(self) -> str:
+        """Chain id to look for in the structure."""
+        return self.structure_chain or self.chain_id.rpartition("_")[2]
+
+    def structure_ref(self) -> FileRef | None:
+        """The structure as an input to read."""
+        if self.structure is None:
+            return None
+        if self.structure_span is None:
+            return file_ref(self.structure)
+        return FileRef(self.structure_name, self.structure, *self.structure_span)
+
+    def alignment_files(self, config: FeaturizeConfig | None = None) -> list[tuple[Role, FileRef]]:
+        """Its alignments and hits in canonical order: by file name, whatever lists first."""
+        config = config or FeaturizeConfig()
+        refs = list(self.alignments) or list(self._listed(config.subfolders))
+        in_db = bool(self.alignments)
+        refs.sort(key=lambda ref: (ref.name, ref.path, ref.offset, ref.part))
+        return [(role_of(ref.plain_name, config, in_db), ref) for ref in refs]
+
+    def _listed(self, subfolders: bool) -> Iterator[FileRef]:
+        if self.alignment_dir is None:
+            return
+        for entry in self._entries(self.alignment_dir):
+            if subfolders and entry.name in SUBFOLDERS and entry.is_dir():
+                yield from (file_ref(e.path) for e in self._entries(entry.path) if self._reads(e))
+            elif self._reads(entry):
+                yield file_ref(entry.path)
+
+    def _entries(self, folder: str) -> list[os.DirEntry[str]]:
+        try:
+            return list(os.scandir(folder))
+        except OSError as error:
+            raise InputError(
+                f"alignment folder cannot be listed: {error.strerror}",
+                path=folder,
+                item=self.chain_id,
+            ) from None
+
+    def _reads(self, entry: os.DirEntry[str]) -> bool:
+        """Whether it is a file; an alignment that is not one is no reason to go on without."""
+        if not is_text(entry.name) and is_alignment(entry.name):
+            name = entry.path.encode(errors="replace").decode()
+            raise InputError("not UTF-8: rename it", path=name, item=self.chain_id)
+        if entry.is_file():
+            return is_text(entry.name)
+        if is_alignment(entry.name) and not entry.is_dir():
+            what = "a link to nothing" if entry.is_symlink() else "no regular file"
+            raise InputError(f"{what}: fix or remove it", path=entry.path, item=self.chain_id)
+        return False
+
+    def nbytes(self) -> int:
+        """Bytes of its inputs where they lie: a cheap measure of the work it makes."""
+        total = sum(ref.nbytes() for role, ref in self.alignment_files() if role != "other")
+        structure = self.structure_ref()
+        return total + (structure.nbytes() if structure else 0)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain JSON-ready values."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> ChainSource:
+        """The inverse of `to_dict`, after JSON too."""
+        span = values.get("structure_span")
+        return cls(
+            **{
+                **values,
+                "alignments": tuple(FileRef(*ref) for ref in values.get("alignments", ())),
+                "notes": tuple(values.get("notes", ())),
+                "copies": tuple(values.get("copies", ())),
+                "structure_span": (span[0], span[1]) if span else None,
+            }
+        )
+
+
+def role_of(name: str, config: FeaturizeConfig, in_db: bool = False) -> Role:
+    """What a file of a chain's folder is for, by its name without compression suffix."""
+    stem, _, suffix = name.rpartition(".")
+    unread = _PAIRING if config.hit_names == "openfold" else tuple(_UNREAD)
+    if name in unread:
+        return "other"
+    if suffix == "a3m":
+        return "a3m"
+    if suffix == "hhr":
+        return "hhr"
+    if suffix != "sto":
+        return "other"
+    if config.hit_names == "any":
+        return "hmmsearch" if stem in _HMMSEARCH_STEMS else "stockholm"
+    if stem == ("hmmsearch_output" if in_db else "hmm_output"):
+        return "hmmsearch"
+    return "other" if stem == "hmm_output" else "stockholm"

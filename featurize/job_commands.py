@@ -1,0 +1,214 @@
+"""`evofeed jobs`: look at featurize jobs, stop them, give broken chains another chance."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from evofeed.base.options import Json, group
+
+jobs = group(
+    "Featurize jobs: status, cancel, retry, run.\n\nExample: evofeed jobs status data/ --watch"
+)
+
+_LOOK = 1.0  # seconds between looks of `status --watch`
+
+_Where = Annotated[str, typer.Argument(help="Dataset, ledger file or SQLAlchemy URL.")]
+_JobId = Annotated[str, typer.Option("--job", help="Job id or its beginning; the newest if empty.")]
+
+
+def _open(where: str) -> Any:
+    from evofeed.base.errors import JobError
+    from evofeed.featurize.job.ledger import Ledger
+    from evofeed.featurize.job.places import ledger_url
+
+    if where.startswith(("http://", "https://")):
+        raise JobError(
+            "this is a service, and keeps its jobs itself: GET /v1/jobs lists them", path=where
+        )
+    url = where if _is_database(where) else ledger_url("", where)
+    if "://" not in url and not Path(url).is_file():
+        raise JobError("no job ledger there: give a dataset, a ledger file or its URL", path=url)
+    return Ledger(url)
+
+
+def _is_database(where: str) -> bool:
+    """Whether a ledger itself was named, and not the dataset it is for."""
+    return where.startswith(("sqlite:", "postgresql")) or Path(where).is_file()
+
+
+def _pick(ledger: Any, job_id: str) -> Any:
+    from evofeed.base.errors import JobError
+
+    if job_id:
+        return ledger.job(job_id)
+    known = ledger.jobs()
+    if not known:
+        raise JobError("no job yet: start one with `evofeed featurize`", path=ledger.place)
+    return known[0]
+
+
+def _status(ledger: Any, job: Any) -> dict[str, Any]:
+    from evofeed.featurize.job.lock import is_driven
+
+    job = ledger.job(job.job_id)
+    counts = ledger.counts(job.job_id)
+    share = counts["cost_done"] / max(counts["cost"], 1)
+    names = ("job_id", "state", "input_uri", "dataset_uri", "num_chains", "snapshot", "message")
+    status: dict[str, Any] = {name: getattr(job, name) for name in names} | counts
+    if job.state == "running" and not is_driven(ledger, job.job_id):
+        status["state"] = "stopped"
+        status["message"] = "its driver is gone: `evofeed jobs run` continues it"
+    status["share"] = round(share, 4)
+    status["updated_seconds_ago"] = round(max(0.0, time.time() - job.updated_at), 1)
+    return status
+
+
+def _line(status: dict[str, Any]) -> str:
+    text = (
+        f"{status['job_id'][:12]}  {status['state']:<9}  {status['share']:4.0%}  "
+        f"{status['chains_good']}/{status['num_chains']} good, {status['chains_broken']} broken  "
+        f"{status['dataset_uri']}"
+    )
+    if status.get("seconds_left") is not None and status["state"] == "running":
+        text += f"  ETA {status['seconds_left'] // 60}:{status['seconds_left'] % 60:02d}"
+    return f"{text}  ({status['message']})" if status["message"] else text
+
+
+@jobs.command()
+def status(
+    where: _Where,
+    job_id: _JobId = "",
+    watch: Annotated[bool, typer.Option("--watch", help="Until the job is over.")] = False,
+    as_json: Json = False,
+) -> None:
+    """How the jobs of a dataset stand.
+
+    Example: evofeed jobs status data/ --watch
+    """
+    ledger = _open(where)
+    if watch:
+        _watch(ledger, _pick(ledger, job_id), as_json)
+        return
+    found = [ledger.job(job_id)] if job_id else ledger.jobs()
+    statuses = [_status(ledger, job) for job in found]
+    if job_id and not as_json:
+        _details(ledger, statuses[0])
+    elif as_json:
+        print(json.dumps(statuses))
+    else:
+        print("\n".join(map(_line, statuses)) or "no job yet: start one with `evofeed featurize`")
+
+
+def _watch(ledger: Any, job: Any, as_json: bool) -> None:
+    """A line a second until the job is over, with the time left at the pace since we look."""
+    began, first = time.monotonic(), None
+    while True:
+        now = _status(ledger, job)
+        first = now["share"] if first is None else first
+        done, left = now["share"] - first, 1 - now["share"]
+        pace = done / (time.monotonic() - began)
+        now["seconds_left"] = round(left / pace) if pace > 0 else None
+        print(json.dumps(now) if as_json else _line(now), flush=True)
+        if now["state"] != "running":
+            return
+        time.sleep(_LOOK)
+
+
+def _details(ledger: Any, status: dict[str, Any]) -> None:
+    print(_line(status))
+    for name in ("input_uri", "snapshot", "units_todo", "units_leased", "units_done"):
+        print(f"  {name:<13}{status[name]}")
+    for chain in ledger.chains(status["job_id"], dead=None):
+        place = ":".join(str(part) for part in (chain["path"], chain["line"]) if part)
+        kind = "broken" if chain["dead"] else "suspect"
+        print(f"  {kind} {chain['chain_id']}: {place + ': ' if place else ''}{chain['message']}")
+
+
+@jobs.command()
+def cancel(where: _Where, job_id: _JobId = "", as_json: Json = False) -> None:
+    """Ask a running job to stop; what is done is kept, running it again continues.
+
+    Example: evofeed jobs cancel data/
+    """
+    ledger = _open(where)
+    job = _pick(ledger, job_id)
+    running = job.state == "running"
+    if running:
+        ledger.request_cancel(job.job_id)
+    text = "asked to stop" if running else f"is not running but {job.state}"
+    result = {"job_id": job.job_id, "state": job.state, "cancel_requested": running}
+    print(json.dumps(result) if as_json else f"job {job.job_id[:12]} {text}")
+    raise typer.Exit(0 if running else 1)
+
+
+@jobs.command()
+def retry(
+    where: _Where,
+    job_id: _JobId = "",
+    only_mark: Annotated[bool, typer.Option("--only-mark", help="Do not run it now.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Give the broken chains of a job another chance, then run it.
+
+    Example: evofeed jobs retry data/
+    """
+    ledger = _open(where)
+    job = _pick(ledger, job_id)
+    parts = [one.job_id for one in ledger.jobs() if _one_job(one, job)]
+    if not any(ledger.chains(part) for part in parts):
+        result = {"job_id": job.job_id, "chains": 0}
+        print(json.dumps(result) if as_json else f"no broken chain in job {job.job_id[:12]}")
+        return
+    count = sum(ledger.retry(part) for part in parts if ledger.chains(part))
+    if only_mark:
+        result = {"job_id": job.job_id, "chains": count}
+        print(json.dumps(result) if as_json else f"{count} chains of {job.job_id[:12]} to do again")
+        return
+    _run(ledger, job, where, as_json)
+
+
+def _one_job(one: Any, other: Any) -> bool:
+    """Whether two jobs of the ledger are one to the user: entries, and what molecules they need."""
+    if one.job_id == other.job_id:
+        return True
+    return "entries" in one.arguments and one.arguments == other.arguments
+
+
+@jobs.command()
+def run(where: _Where, job_id: _JobId = "", as_json: Json = False) -> None:
+    """Run a job of the ledger again, with the arguments it was started with.
+
+    Example: evofeed jobs run data/ --job 3f2a
+    """
+    ledger = _open(where)
+    _run(ledger, _pick(ledger, job_id), where, as_json)
+
+
+def _run(ledger: Any, job: Any, where: str, as_json: bool) -> None:
+    from evofeed.featurize.config import CropConfig, FeaturizeConfig, InputCaps
+    from evofeed.featurize.job.options import JobOptions
+    from evofeed.featurize.job.show import run_and_show
+
+    # The dataset may have been moved since, with the ledger in it.
+    dataset_uri = job.dataset_uri if _is_database(where) else where
+    if "entries" in job.arguments:
+        from evofeed.featurize.entries.commands import show_report
+        from evofeed.featurize.entries.job import prepare_again
+
+        url = ledger.url
+        ledger.close()
+        show_report(prepare_again(job.arguments, dataset_uri, url), as_json)
+    values = job.arguments["config"]
+    config = FeaturizeConfig(**{**values, "caps": InputCaps(**values["caps"])})
+    crop = CropConfig(**job.arguments["crop"]) if job.arguments["crop"] else None
+    options = JobOptions(**{**job.arguments["options"], "ledger": ledger.url})
+    ledger.close()
+    report = run_and_show(
+        job.input_uri, dataset_uri, config, crop, options, job.arguments["discover"], as_json
+    )
+    raise typer.Exit(report.exit_code)

@@ -1,0 +1,1 @@
+"""One chain or complex end to end: its files to its record."""

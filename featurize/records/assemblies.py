@@ -1,0 +1,258 @@
+"""Complexes end to end: the chains of an entry, their copies, coordinates and rows to pair."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from evofeed.base.errors import InputError, LoneChain
+from evofeed.featurize.config import FeaturizeConfig
+from evofeed.featurize.formats.colabfold_a3m import chain_letter
+from evofeed.featurize.formats.reading import read_bytes
+from evofeed.featurize.inputs.assembly_inputs import AssemblySource
+from evofeed.featurize.inputs.sources import ChainSource
+from evofeed.featurize.records.pairing import pairing_record, pairing_ref
+from evofeed.featurize.structures.left_out import in_words
+from evofeed.featurize.structures.structure import Structure
+from evofeed.featurize.structures.structure_files import parse_structure
+from evofeed.protein.assembly_record import AssemblyRecord
+from evofeed.protein.chain_record import ChainRecord
+from evofeed.protein.interfaces import interface_residues
+
+MAX_CHAINS: Final = 512
+"""More chains than this are no complex to train on: a capsid is left out, with this reason."""
+MAX_RESIDUES: Final = 50_000
+"""Residues of all chains, likewise."""
+
+_LEAST_ALIKE: Final = 0.8
+_DEFAULT: Final = FeaturizeConfig()
+
+
+class _Member(NamedTuple):
+    """A chain of a complex: its id, sources of its sequence by preference, and the sequence."""
+
+    name: str
+    sources: tuple[ChainSource, ...]
+    sequence: str = ""
+
+
+def featurize_assembly(
+    source: AssemblySource,
+    record_of: Callable[[str], ChainRecord],
+    config: FeaturizeConfig = _DEFAULT,
+) -> AssemblyRecord:
+    """The record of a complex.
+
+    Args:
+        source: its chains.
+        record_of: the chain record of an id, such as `dataset.__getitem__`; KeyError where
+            there is none.
+        config: as the chains were made with.
+
+    Raises:
+        InputError: a chain has no record or, in a structure, no alignment here, an alignment to
+            pair is missing or broken, or it has too many chains.
+        LoneChain: there is only one.
+    """
+    try:
+        return _assembly(source, record_of, config).validate()
+    except InputError as error:
+        error.item = error.item or source.assembly_id
+        raise
+
+
+def _assembly(
+    source: AssemblySource, record_of: Callable[[str], ChainRecord], config: FeaturizeConfig
+) -> AssemblyRecord:
+    if source.fault:
+        raise InputError(source.fault)
+    dropped = list(source.notes)
+    structure = _structure(source, config, dropped)
+    _check_number(sum(source.copies) if structure is None else len(structure.sequences))
+    members = _named_chains(source) if structure is None else _chains_of(structure, source)
+    _check_number(len(members))
+    if len(members) < 2:
+        raise LoneChain("one chain: it is a sample of its own, and no complex")
+    twice = [name for name, times in Counter(m.name for m in members).items() if times > 1]
+    if twice:
+        raise InputError(f"several chains are called {', '.join(twice)}: give each an id")
+    names, sources, records = _entities(members, record_of, dropped)
+    if structure:
+        dropped += _alike(names)
+    total = sum(len(sequence) * len(found) for sequence, found in names.items())
+    if total > MAX_RESIDUES:
+        raise InputError(f"{total} residues, more than {MAX_RESIDUES}: left out")
+    pairing = [
+        _pairing(records[sequence], sources[sequence], config) if len(names) > 1 else None
+        for sequence in names
+    ]
+    copies = tuple(tuple(found) for found in names.values())
+    positions, mask = _coordinates(structure, copies, dropped) if structure else (None, None)
+    record = AssemblyRecord(
+        assembly_id=source.assembly_id,
+        chains=tuple(records.values()),
+        pairing=tuple(pairing),
+        copies=copies,
+        all_atom_positions=positions,
+        all_atom_mask=mask,
+        resolution=structure.resolution if structure else 0.0,
+        release_date=structure.release_date if structure else "",
+        method=structure.method if structure else "",
+        is_distillation=source.chains[0].is_distillation,
+        dropped=tuple(dict.fromkeys(dropped)),
+    )
+    if positions is None or mask is None:
+        return record
+    near = interface_residues(positions, mask, record.asym_id())
+    return dataclasses.replace(record, num_interface=len(near))
+
+
+def _check_number(chains: int) -> None:
+    if chains > MAX_CHAINS:
+        raise InputError(f"{chains} chains, more than {MAX_CHAINS}: left out")
+
+
+def _entities(
+    members: Sequence[_Member], record_of: Callable[[str], ChainRecord], dropped: list[str]
+) -> tuple[dict[str, list[str]], dict[str, ChainSource], dict[str, ChainRecord]]:
+    """Chain ids, source and record of each distinct sequence, in the order of first sight."""
+    names: dict[str, list[str]] = {}
+    sources: dict[str, ChainSource] = {}
+    records: dict[str, ChainRecord] = {}
+    for member in members:
+        sequence = member.sequence
+        if sequence not in records:
+            chain, record = _record(member, record_of, dropped)
+            sequence = record.sequence
+            if sequence not in records:
+                sources[sequence], records[sequence] = chain, record
+        names.setdefault(sequence, []).append(member.name)
+    return names, sources, records
+
+
+def _alike(names: Mapping[str, Sequence[str]]) -> list[str]:
+    """Sequences that are another's without some residues, as copies seem where only what is seen
+    is known."""
+    found = []
+    for one, other in itertools.permutations(names, 2):
+        if _LEAST_ALIKE * len(other) <= len(one) < len(other):
+            letters = iter(other)
+            if all(letter in letters for letter in one):
+                found.append(
+                    f"chain {', '.join(names[one])} has {len(one)} of the {len(other)} residues of "
+                    f"chain {', '.join(names[other])} and counts as another sequence: if they are "
+                    "copies, give a file with the full sequence"
+                )
+    return found
+
+
+def _record(
+    member: _Member, record_of: Callable[[str], ChainRecord], dropped: list[str]
+) -> tuple[ChainSource, ChainRecord]:
+    """The first source of a chain's sequence that has a record."""
+    lost = []
+    for chain in member.sources:
+        try:
+            record = record_of(chain.chain_id)
+        except KeyError as error:
+            lost.append(f"chain {chain.chain_id} has no record: {error}")
+            continue
+        if member.sequence and record.sequence != member.sequence:
+            raise InputError(
+                f"chain {member.name} has another sequence than the record {chain.chain_id}: "
+                "featurize it again"
+            )
+        dropped += [f"{why}; {chain.chain_id} has the same sequence" for why in lost]
+        return chain, record
+    raise InputError("; ".join(lost))
+
+
+def _structure(
+    source: AssemblySource, config: FeaturizeConfig, dropped: list[str]
+) -> Structure | None:
+    first = source.chains[0]
+    ref = None if source.copies and not first.assembly else first.structure_ref()
+    if ref is None:
+        return None
+    structure = parse_structure(
+        read_bytes(ref, config.caps),
+        ref.plain_name,
+        path=ref.path,
+        config=config,
+        is_distillation=first.is_distillation,
+    )
+    dropped += [f"left out: {other}" for other in structure.left_out]
+    ligands = [m for m in structure.others if m.kind not in ("DNA", "RNA", "water")]
+    dropped += [f"left out: {in_words(ligands)}"] if ligands else []
+    return structure
+
+
+def _chains_of(structure: Structure, source: AssemblySource) -> list[_Member]:
+    """Every protein chain of a structure, in the file's order.
+
+    A chain takes the files of any chain with its sequence, those with alignments first.
+    """
+    by_name = {chain.author_chain: chain for chain in source.chains}
+    by_sequence: dict[str, list[ChainSource]] = {}
+    for name, chain in by_name.items():
+        if name in structure.sequences:
+            by_sequence.setdefault(structure.sequences[name], []).append(chain)
+    for chains in by_sequence.values():
+        chains.sort(key=lambda chain: not (chain.alignments or chain.alignment_dir))
+    missing = [n for n, sequence in structure.sequences.items() if sequence not in by_sequence]
+    if missing:
+        raise InputError(
+            f"no alignment of chain {', '.join(missing)}, nor of one with its sequence: "
+            "a complex without some of its chains is left out",
+            path=source.chains[0].structure,
+        )
+    return [
+        _Member(name, tuple(by_sequence[sequence]), sequence)
+        for name, sequence in structure.sequences.items()
+    ]
+
+
+def _named_chains(source: AssemblySource) -> list[_Member]:
+    """The chains of an input without structure; copies without names get letters."""
+    if not source.copies:
+        return [_Member(chain.chain_id, (chain,)) for chain in source.chains]
+    letters = (chain_letter(number) for number in itertools.count())
+    names = source.names or [[next(letters) for _ in range(n)] for n in source.copies]
+    return [
+        _Member(name, (chain,))
+        for chain, own in zip(source.chains, names, strict=True)
+        for name in own
+    ]
+
+
+def _pairing(record: ChainRecord, source: ChainSource, config: FeaturizeConfig) -> ChainRecord:
+    ref = pairing_ref(source, config)
+    if ref is None:  # nothing to pair by: the query alone
+        return ChainRecord.of_query(
+            record.chain_id, record.sequence, record.aatype, record.residue_index,
+            dropped=("no alignment to pair (uniprot_hits.sto): only the query is paired",),
+        )  # fmt: skip
+    return pairing_record(record, ref, config)
+
+
+def _coordinates(
+    structure: Structure, copies: Sequence[Sequence[str]], dropped: list[str]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Positions and masks of all copies, each its own."""
+    chains = [structure.chain(name) for names in copies for name in names]
+    others = [text.removeprefix("chain ") for text in structure.left_out]  # said once
+    for chain in chains:
+        dropped += [
+            f"chain {chain.chain_id}: {note}"
+            for note in chain.notes
+            if not any(other in note for other in others)
+        ]
+        if not chain.mask.any():
+            dropped.append(f"chain {chain.chain_id}: no atom is known")
+    positions = np.concatenate([chain.positions for chain in chains]).astype(np.float32)
+    return positions, np.concatenate([chain.mask for chain in chains])

@@ -1,0 +1,79 @@
+"""Which residues of a chain Boltz puts on its sequence: gemmi's alignment, not their numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from evofeed.base.shapes import Integer
+from evofeed.protein.entry_record import EntryRecord
+from evofeed.protein.ruleset_section import EntryRefused
+
+_LINKING: Final = {"CA": "C", "C": "C", "N": "N", "P": "P", "O3'": "O"}
+"""Atoms by which gemmi tells whether neighbours are joined, and their elements."""
+
+
+def aligned_residues(
+    record: EntryRecord,
+    rows: Sequence[int],
+    monomers: Sequence[str],
+    polymer: str,
+    atoms_of: Callable[[int], Mapping[str, int]],
+) -> Integer[np.ndarray, " n"]:
+    """Residue of the record for every monomer; -1 where the alignment has a gap.
+
+    Args:
+        record: the entry.
+        rows: residues of the chain, in the order of the file.
+        monomers: the sequence (n).
+        polymer: gemmi's name of the kind of polymer: `PeptideL`, `Dna`, `Rna`.
+        atoms_of: rows of a residue's atoms by name.
+
+    Raises:
+        EntryRefused: the alignment matches a residue to another monomer; Boltz fails there.
+    """
+    names = record.residue_name[list(rows)].tolist()
+    if names == list(monomers):  # without a gap or mismatch there is no better alignment
+        return np.array(rows, np.int64)
+    found = np.full(len(monomers), -1, np.int64)
+    taken = 0
+    for index, match in enumerate(_matches(record, rows, monomers, polymer, atoms_of)):
+        if index >= len(monomers):
+            raise EntryRefused("a chain has more residues than its sequence", item=record.entry)
+        if match == "|":
+            if names[taken] != monomers[index]:
+                reason = f"residue {names[taken]} is aligned to {monomers[index]} of the sequence"
+                raise EntryRefused(reason, item=record.entry)
+            found[index] = rows[taken]
+            taken += 1
+    return found
+
+
+def _matches(
+    record: EntryRecord,
+    rows: Sequence[int],
+    monomers: Sequence[str],
+    polymer: str,
+    atoms_of: Callable[[int], Mapping[str, int]],
+) -> str:
+    """gemmi's line between sequence and chain: `|` equal, `.` other, blank a gap."""
+    import gemmi
+
+    chain: Any = gemmi.Chain("A")
+    for number, row in enumerate(rows, 1):
+        residue = gemmi.Residue()
+        residue.name = str(record.residue_name[row])
+        residue.seqid = gemmi.SeqId(str(number))
+        for name, place in atoms_of(row).items():
+            if _LINKING.get(name) == record.atom_element[place]:
+                atom = gemmi.Atom()
+                atom.name, atom.element = name, gemmi.Element(_LINKING[name])
+                atom.pos = gemmi.Position(*record.atom_position[place].tolist())
+                residue.add_atom(atom)
+        chain.add_residue(residue)
+    kind = getattr(gemmi.PolymerType, polymer)
+    scoring = gemmi.AlignmentScoring()
+    result = gemmi.align_sequence_to_polymer(list(monomers), chain.whole(), kind, scoring)
+    return str(result.match_string)

@@ -1,0 +1,64 @@
+"""Atoms of different chains that are near each other, by a grid of cells."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any, Final, no_type_check
+
+import numpy as np
+from numba import njit
+
+from evofeed.base.shapes import Float, Integer
+
+_HALF: Final = [step for step in itertools.product((-1, 0, 1), repeat=3) if step > (0, 0, 0)]
+
+
+def contacts(
+    position: Float[np.ndarray, "A 3"], group: Integer[np.ndarray, " A"], radius: float
+) -> Integer[np.ndarray, "P 2"]:
+    """Pairs of atoms of different groups at most `radius` apart, the lower row first.
+
+    Atoms with a coordinate that is no number are in no pair. Distances are float64.
+    """
+    rows = np.flatnonzero(np.isfinite(position).all(axis=1))
+    if not len(rows):
+        return np.zeros((0, 2), np.int64)
+    xyz = position[rows].astype(np.float64)
+    cell = np.floor((xyz - xyz.min(axis=0)) / radius).astype(np.int64) + 1
+    size = cell.max(axis=0) + 2
+    key = (cell[:, 0] * size[1] + cell[:, 1]) * size[2] + cell[:, 2]
+    order = np.argsort(key, kind="stable")
+    rows, xyz, key = rows[order], xyz[order], key[order]
+    first = np.flatnonzero(np.diff(key, prepend=-1))
+    steps = np.array([0, *((x * size[1] + y) * size[2] + z for x, y, z in _HALF)], np.int64)
+    cells = xyz, group[rows].astype(np.int64), key[first], np.append(first, len(key)), steps
+    pairs = np.zeros((0, 2), np.int64)
+    pairs = np.empty((_near(*cells, float(radius) * radius, pairs), 2), np.int64)
+    _near(*cells, float(radius) * radius, pairs)
+    pairs = np.sort(rows[pairs], axis=1)
+    return pairs[np.lexsort((pairs[:, 1], pairs[:, 0]))]
+
+
+@njit(cache=True, nogil=True)
+@no_type_check
+def _near(xyz: Any, group: Any, cells: Any, bounds: Any, steps: Any, limit: Any, pairs: Any) -> Any:
+    """Fills in the pairs of near atoms, as many as there is room for; how many there are."""
+    count = 0
+    for step in steps:
+        other = 0
+        for cell in range(len(cells)):
+            while other < len(cells) and cells[other] < cells[cell] + step:
+                other += 1
+            if other == len(cells) or cells[other] != cells[cell] + step:
+                continue
+            for i in range(bounds[cell], bounds[cell + 1]):
+                for j in range(i + 1 if step == 0 else bounds[other], bounds[other + 1]):
+                    square = 0.0
+                    for axis in range(3):
+                        apart = xyz[i, axis] - xyz[j, axis]
+                        square += apart * apart
+                    if square <= limit and group[i] != group[j]:
+                        if count < len(pairs):
+                            pairs[count, 0], pairs[count, 1] = i, j
+                        count += 1
+    return count

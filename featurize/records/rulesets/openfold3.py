@@ -1,0 +1,504 @@
+"""What OpenFold3's cleaning makes of a record (version 0.5.0, `preprocessing/structure.py`).
+
+The steps stand in the order of its `cleanup_structure_of3`; AlphaFold 3 SI 2.5.4 has the why.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from evofeed.base.shapes import Bool, Integer
+from evofeed.featurize.records.rulesets.atom_rows import (
+    COORDINATION,
+    SINGLE,
+    AtomRows,
+    chain_bonds,
+    component_rows,
+    connected,
+    joined_rows,
+    linked_bonds,
+    merged_bonds,
+    residue_bonds,
+    run_starts,
+    spread,
+)
+from evofeed.featurize.records.rulesets.contacts import contacts
+from evofeed.featurize.records.rulesets.standard import AIDS, STANDARD_NUCLEIC, STANDARD_PROTEIN
+from evofeed.featurize.records.rulesets.unresolved import entity_numbers, with_unresolved_atoms
+from evofeed.protein.components import ComponentTable
+from evofeed.protein.entry_record import ALTLOC_NONE, Dropped, EntryRecord
+from evofeed.protein.ruleset_section import EntryRefused, RulesetSection, placed
+
+PROTEIN, RNA, DNA, LIGAND = range(4)
+_CHAIN_TYPE: Final = np.array([0, 2, 1, 3])
+_LINKS: Final = dict.fromkeys(
+    "covale covale_base covale_phosphate covale_sugar disulf modres modres_link".split(), SINGLE
+) | {"metalc": COORDINATION}
+_PROTEIN_TYPES: Final = (
+    "PEPTIDE LINKING|PEPTIDE-LIKE|D-PEPTIDE LINKING|L-PEPTIDE LINKING|"
+    "D-BETA-PEPTIDE, C-GAMMA LINKING|D-GAMMA-PEPTIDE, C-DELTA LINKING|"
+    "L-BETA-PEPTIDE, C-GAMMA LINKING|L-GAMMA-PEPTIDE, C-DELTA LINKING|"
+    "D-PEPTIDE NH3 AMINO TERMINUS|D-PEPTIDE COOH CARBOXY TERMINUS|"
+    "L-PEPTIDE NH3 AMINO TERMINUS|L-PEPTIDE COOH CARBOXY TERMINUS"
+).split("|")
+_NUCLEIC_TYPES: Final = "{0} LINKING|L-{0} LINKING|{0} OH 5 PRIME TERMINUS|{0} OH 3 PRIME TERMINUS"
+_KINDS: Final = (
+    dict.fromkeys(_PROTEIN_TYPES, PROTEIN)
+    | dict.fromkeys(_NUCLEIC_TYPES.format("RNA").split("|"), RNA)
+    | dict.fromkeys(_NUCLEIC_TYPES.format("DNA").split("|"), DNA)
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenFold3Rules:
+    """Limits of the cleaning, and its faults by name: True does as OpenFold3 does."""
+
+    max_short: int = 3
+    """Polymers with at most so many residues that were seen are left out."""
+    clash_distance: float = 1.7
+    """Ångström."""
+    clash_fraction: float = 0.3
+    """Of the atoms of a chain."""
+    max_step: float = 10.0
+    """Ångström between the CA of neighbours."""
+    max_bond: float = 2.4
+    """Ångström."""
+    interface_distance: float = 5.0
+    """Ångström."""
+    tables_required: bool = True
+    """An entry fails without a revision history, methods, sequences or types of components, or with
+    an entity whose name is no number."""
+    letters_only: bool = True
+    """Alternate locations that are no letters are left out, so their residues were not seen."""
+    single_is_ligand: bool = True
+    """A polymer with one residue in the file is a ligand."""
+    aids_in_polymers: bool = True
+    """Crystallisation aids are left out of polymers too."""
+    first_method_only: bool = True
+    """Aids are left out only if the first method is X-ray diffraction."""
+    equal_copies_required: bool = True
+    """Copies of a ligand of several residues that differ in atoms fail the entry."""
+
+    @classmethod
+    def right(cls) -> OpenFold3Rules:
+        """Every fault mended."""
+        return cls(
+            tables_required=False,
+            letters_only=False,
+            single_is_ligand=False,
+            aids_in_polymers=False,
+            first_method_only=False,
+            equal_copies_required=False,
+        )
+
+
+def openfold3_section(
+    record: EntryRecord, components: ComponentTable, rules: OpenFold3Rules | None = None
+) -> RulesetSection:
+    """The assembly after OpenFold3's cleaning.
+
+    Raises:
+        EntryRefused: OpenFold3 fails on it or skips it; the message has the reason.
+        ComponentMissing: a component is not in the dictionary.
+    """
+    return _Cleaning(record, components, rules or OpenFold3Rules()).section()
+
+
+class _Cleaning:
+    def __init__(
+        self, record: EntryRecord, components: ComponentTable, rules: OpenFold3Rules
+    ) -> None:
+        self.record = record
+        self.components = components
+        self.rules = rules
+        self.dropped: list[Dropped] = []
+
+    def section(self) -> RulesetSection:
+        record, rules = self.record, self.rules
+        if rules.tables_required and (lacking := _lacking(record)):
+            raise EntryRefused(lacking, item=record.entry)
+        atoms = self._assembly(self._asymmetric_unit())
+        if not len(atoms) or not atoms.occupancy.sum():
+            raise EntryRefused("all atoms have zero occupancy", item=record.entry)
+        selenium = (atoms.res_name == "MSE") & (atoms.element == "SE")
+        atoms.hetero[atoms.res_name == "MSE"] = False
+        atoms.res_name[atoms.res_name == "MSE"] = "MET"
+        atoms.element[selenium], atoms.name[selenium] = "S", "SD"
+        _fix_arginines(atoms)
+        atoms = self._without(atoms, np.isin(atoms.res_name, ("HOH", "DOD")), "water", report=False)
+        methods = record.methods[:1] if rules.first_method_only else record.methods
+        if "X-RAY DIFFRACTION" in methods:
+            aids = np.isin(atoms.res_name, AIDS)
+            if not rules.aids_in_polymers:
+                aids &= atoms.kind == LIGAND
+            atoms = self._without(atoms, aids, "crystallisation aid")
+        atoms = atoms.take(~np.isin(atoms.element, ("H", "D")))
+        atoms = self._without_short(atoms)
+        atoms = self._without_unknown(atoms)
+        atoms = self._without_clashes(atoms)
+        atoms = self._in_component_order(atoms)
+        atoms = self._without_gaps(atoms)
+        if not len(atoms):
+            raise EntryRefused("no atoms are left after cleaning", item=record.entry)
+        atoms.bonds = atoms.bonds[self._kept_bonds(atoms)]
+        atoms = with_unresolved_atoms(atoms, record, self.components, PROTEIN, LIGAND)
+        atoms = atoms.take(~_terminal_atoms(atoms))
+        if not len(atoms):
+            raise EntryRefused("no atoms are left after cleaning", item=record.entry)
+        self._require_equal_copies(atoms)
+        return self._section(atoms)
+
+    def _asymmetric_unit(self) -> AtomRows:
+        """Atoms of the file with one location each, bonds by the author's names as biotite does."""
+        record = self.record
+        rows = np.flatnonzero(_altloc_mask(record, letters_only=self.rules.letters_only))
+        residue = record.atom_residue()[rows]
+        chain = record.residue_chain()[residue]
+        entities = entity_numbers(record)
+        size = len(rows)
+        atoms = AtomRows(
+            row=rows,
+            asym=chain,
+            copy=np.zeros(size, np.int64),
+            operator=np.full(size, -1),
+            chain=chain.copy(),
+            entity=np.array([*entities, -1])[record.chain_entity[chain]],
+            kind=np.zeros(size, np.int64),
+            res_id=np.where(
+                record.residue_seq[residue] == 0,
+                record.residue_author[residue],
+                record.residue_seq[residue],
+            ).astype(np.int64),
+            insertion=record.residue_insertion[residue],
+            res_name=record.residue_name[residue].astype("U8"),
+            hetero=record.residue_hetero[residue],
+            name=record.atom_name[rows].astype("U8"),
+            element=record.atom_element[rows].astype("U4"),
+            charge=record.atom_charge[rows].astype(np.int64),
+            occupancy=record.atom_occupancy[rows],
+            position=record.atom_position[rows].astype(np.float32),
+            bonds=np.zeros((0, 3), np.int64),
+        )
+        starts = atoms.residue_starts()
+        author = np.array(record.chain_author)[chain]
+        atoms.bonds = merged_bonds(
+            residue_bonds(atoms, self.components, starts),
+            chain_bonds(
+                atoms,
+                self.components,
+                starts,
+                chain=author,
+                res_id=record.residue_author[residue],
+                exact_case=True,
+            ),
+            linked_bonds(record, rows, _LINKS, self.dropped),
+        )
+        return atoms
+
+    def _assembly(self, unit: AtomRows) -> AtomRows:
+        """Copies in the order of their numbers, chains numbered from 1, molecule types."""
+        record = self.record
+        if record.copies:
+            if record.assembly != "1":
+                raise EntryRefused("no assembly named 1", item=record.entry)
+            labels = np.array(record.chain_label)
+            parts: dict[int, list[AtomRows]] = {}
+            counter: dict[int, int] = {}
+            for gen in record.copies:
+                chains = np.flatnonzero(np.isin(labels, gen.asyms))
+                base = unit.take(np.isin(unit.asym, chains))
+                for step, operator in enumerate(gen.operators):
+                    copies = np.array([counter.get(c, 0) + step for c in range(len(labels))])
+                    moved = dataclasses.replace(
+                        base,
+                        copy=copies[base.asym],
+                        operator=np.full(len(base), operator),
+                        position=placed(
+                            record.atom_position[base.row],
+                            np.full(len(base), operator),
+                            record.operators,
+                            single=True,
+                        ),
+                    )
+                    for copy in np.unique(moved.copy).tolist():
+                        parts.setdefault(copy, []).append(moved.take(moved.copy == copy))
+                for chain in chains.tolist():
+                    counter[chain] = counter.get(chain, 0) + len(gen.operators)
+            pieces = [part for copy in sorted(parts) for part in parts[copy]]
+            if not pieces:
+                raise EntryRefused("the assembly has no atoms", item=record.entry)
+            atoms = joined_rows(pieces)
+        else:
+            atoms = unit.take(np.arange(len(unit)))
+        starts = atoms.chain_starts()
+        atoms.chain = spread(starts, len(atoms)) + 1
+        atoms.kind = self._kinds(atoms, starts)
+        return atoms
+
+    def _kinds(
+        self, atoms: AtomRows, starts: Integer[np.ndarray, " c"]
+    ) -> Integer[np.ndarray, " A"]:
+        types = self.record.component_types
+        names, inverse = np.unique(atoms.res_name, return_inverse=True)
+        kind = np.array([_KINDS.get(types.get(name, ""), LIGAND) for name in names])[inverse]
+        number = spread(starts, len(atoms))
+        counts = np.zeros((len(starts), 4), np.int64)
+        np.add.at(counts, (number, kind), 1)
+        chain: np.ndarray = counts.argmax(axis=1)
+        residues = np.bincount(number[atoms.residue_starts()], minlength=len(starts))
+        if self.rules.single_is_ligand:
+            chain[residues == 1] = LIGAND
+        else:
+            polymer = np.array([bool(entity.monomers) for entity in self.record.entities] + [False])
+            entity = self.record.chain_entity[atoms.asym[starts]]
+            chain[(residues == 1) & ~polymer[entity]] = LIGAND
+        kinds: np.ndarray = chain[number]
+        return kinds
+
+    def _without(
+        self, atoms: AtomRows, out: Bool[np.ndarray, " A"], reason: str, *, report: bool = True
+    ) -> AtomRows:
+        if report:
+            first = np.flatnonzero(out & np.isin(np.arange(len(atoms)), atoms.residue_starts()))
+            self._report(atoms, first, "residue", reason)
+        return atoms.take(~out) if out.any() else atoms
+
+    def _report(
+        self, atoms: AtomRows, rows: Integer[np.ndarray, " n"], what: str, reason: str
+    ) -> None:
+        for chain, name in zip(
+            atoms.chain[rows].tolist(), atoms.res_name[rows].tolist(), strict=True
+        ):
+            part = Dropped(what=what, chain=str(chain), component=name, reason=reason)
+            self.dropped.append(part)
+
+    def _without_chain(self, atoms: AtomRows, chain: int, reason: str) -> AtomRows:
+        """Without a chain and what hangs on it: heteroatoms joined to its first atom."""
+        mask = atoms.chain == chain
+        if not mask.any():
+            return atoms
+        out = mask.copy()
+        if not atoms.hetero[mask].all():
+            subset = np.flatnonzero(mask | atoms.hetero)
+            part = atoms.take(subset)
+            label = connected(len(part), part.bonds)
+            first = label[np.flatnonzero(part.chain == chain)[0]]
+            out[subset[(label == first) & part.hetero]] = True
+        chains, first_rows = np.unique(np.where(out, atoms.chain, -1), return_index=True)
+        self._report(atoms, first_rows[chains >= 0], "chain", reason)
+        return atoms.take(~out)
+
+    def _without_short(self, atoms: AtomRows) -> AtomRows:
+        seen = atoms.take((atoms.kind != LIGAND) & (atoms.occupancy > 0))
+        starts = seen.chain_starts()
+        counts = np.bincount(
+            spread(starts, len(seen))[seen.residue_starts()], minlength=len(starts)
+        )
+        for chain in seen.chain[starts[counts <= self.rules.max_short]].tolist():
+            atoms = self._without_chain(atoms, chain, "a short polymer")
+        return atoms
+
+    def _without_unknown(self, atoms: AtomRows) -> AtomRows:
+        polymer = atoms.kind != LIGAND
+        other = np.unique(atoms.chain[polymer & (atoms.res_name != "UNK")])
+        for chain in np.setdiff1d(atoms.chain[polymer], other).tolist():
+            atoms = self._without_chain(atoms, chain, "all residues are unknown")
+        return atoms
+
+    def _without_clashes(self, atoms: AtomRows) -> AtomRows:
+        pairs = contacts(atoms.position, atoms.chain, self.rules.clash_distance)
+        bonded = np.isin(_keys(pairs, len(atoms)), _keys(atoms.bonds[:, :2], len(atoms)))
+        pairs = pairs[~bonded]
+        if not len(pairs):
+            return atoms
+        names, sizes = np.unique(atoms.chain, return_counts=True)
+        size = dict(zip(names.tolist(), sizes.tolist(), strict=True))
+        touched: dict[tuple[int, int], tuple[set[int], set[int]]] = {}
+        for one, two in pairs.tolist():
+            # Chains are compared as texts, as OpenFold3 does: "10" comes before "2".
+            if str(atoms.chain[one]) > str(atoms.chain[two]):
+                one, two = two, one
+            key = (int(atoms.chain[one]), int(atoms.chain[two]))
+            sets = touched.setdefault(key, (set(), set()))
+            sets[0].add(one)
+            sets[1].add(two)
+        out = []
+        for (first, second), (ones, twos) in touched.items():
+            a, b = len(ones) / size[first], len(twos) / size[second]
+            if max(a, b) > self.rules.clash_fraction:
+                out.append((first, second) if a > b else (second, first))
+        for chain, other in dict(out).items():
+            atoms = self._without_chain(atoms, chain, f"clashes with chain {other}")
+        return atoms
+
+    def _in_component_order(self, atoms: AtomRows) -> AtomRows:
+        """Without atoms that the component has not, each residue in the component's order."""
+        place = np.full(len(atoms), -1, np.int64)
+        for code in np.unique(atoms.res_name).tolist():
+            component = self.components[code]
+            held = atoms.res_name == code
+            place[held] = component_rows(component.name, atoms.name[held])
+        number = atoms.residue_number()
+        lost = np.flatnonzero(place < 0)
+        if len(lost):
+            _number, first = np.unique(number[lost], return_index=True)
+            self._report(atoms, lost[first], "atom", "not an atom of the component")
+        order = np.lexsort((place, number))
+        return atoms.take(order[place[order] >= 0])
+
+    def _without_gaps(self, atoms: AtomRows) -> AtomRows:
+        alpha = atoms.take((atoms.kind == PROTEIN) & (atoms.name == "CA"))
+        if len(alpha) < 2:
+            return atoms
+        step = np.linalg.norm(np.diff(alpha.position, axis=0), axis=1)
+        number = np.diff(alpha.res_id)
+        far = (step > self.rules.max_step) & ((number == 0) | (number == 1))
+        far[alpha.chain_starts()[1:] - 1] = False
+        for chain in np.unique(alpha.chain[:-1][far]).tolist():
+            atoms = self._without_chain(atoms, chain, "a gap between neighbours")
+        return atoms
+
+    def _kept_bonds(self, atoms: AtomRows) -> Bool[np.ndarray, " B"]:
+        one, two, kind = atoms.bonds.T
+        between = atoms.chain[one] != atoms.chain[two]
+        polymers = (atoms.kind[one] != LIGAND) & (atoms.kind[two] != LIGAND)
+        apart = np.abs(atoms.res_id[one] - atoms.res_id[two]) > 1
+        long = np.linalg.norm(atoms.position[one] - atoms.position[two], axis=1)
+        out = between & (kind == COORDINATION)
+        out |= polymers & (between | apart)
+        out |= long > self.rules.max_bond
+        number = atoms.residue_number()
+        for row in np.flatnonzero(out & (number[one] != number[two])).tolist():
+            a, b = one[row], two[row]
+            self.dropped.append(
+                Dropped(
+                    what="link",
+                    chain=str(atoms.chain[a]),
+                    component=f"{atoms.res_name[a]}.{atoms.name[a]}-"
+                    f"{atoms.res_name[b]}.{atoms.name[b]}",
+                    reason="not a bond that is trained on",
+                )
+            )
+        kept: np.ndarray = ~out
+        return kept
+
+    def _require_equal_copies(self, atoms: AtomRows) -> None:
+        if not self.rules.equal_copies_required:
+            return
+        ligand = atoms.take(atoms.kind == LIGAND)
+        starts = ligand.chain_starts()
+        counts = np.bincount(
+            spread(starts, len(ligand))[ligand.residue_starts()], minlength=len(starts)
+        )
+        for entity in np.unique(ligand.entity[starts[counts > 1]]).tolist():
+            part = atoms.take(atoms.entity == entity)
+            pieces = np.split(part.name, part.chain_starts()[1:])
+            if len({tuple(piece.tolist()) for piece in pieces}) > 1:
+                raise EntryRefused(
+                    f"copies of ligand entity {entity} differ in their atoms",
+                    item=self.record.entry,
+                )
+
+    def _section(self, atoms: AtomRows) -> RulesetSection:
+        starts, residues = atoms.chain_starts(), atoms.residue_starts()
+        pairs = contacts(atoms.position, atoms.chain, self.rules.interface_distance)
+        number = spread(starts, len(atoms))
+        names = atoms.chain[starts].astype(str)
+        near = np.unique(np.sort(number[pairs], axis=1), axis=0)
+        swapped = names[near[:, 0]] > names[near[:, 1]]
+        near[swapped] = near[swapped][:, ::-1]
+        near = near[np.lexsort((names[near[:, 1]], names[near[:, 0]]))]
+        return RulesetSection(
+            project="openfold3",
+            chain_name=names,
+            chain_number=np.arange(len(starts)),
+            chain_type=_CHAIN_TYPE[atoms.kind[starts]],
+            chain_entity=atoms.entity[starts],
+            interface=near,
+            **atoms.columns(starts, residues),
+            dropped=tuple(self.dropped),
+        )
+
+
+def _lacking(record: EntryRecord) -> str:
+    """What OpenFold3 fails without, of an entry; empty if it lacks nothing."""
+    polymers = [entity for entity in record.entities if entity.polymer]
+    there = {
+        "_pdbx_audit_revision_history": record.release_dates,
+        "_chem_comp": record.component_types,
+        "_exptl": record.methods,
+        "_entity_poly": polymers,
+        "_entity_poly_seq": any(entity.monomers for entity in record.entities),
+        "_entity_poly.pdbx_seq_one_letter_code_can": any(one.sequence for one in polymers),
+    }
+    for name, found in there.items():
+        if not found:
+            return f"no {name}"
+    odd = [entity.name for entity in record.entities if not entity.name.isdecimal()]
+    return f"the name of entity {odd[0]!r} is no number" if odd else ""
+
+
+def _altloc_mask(record: EntryRecord, *, letters_only: bool) -> Bool[np.ndarray, " A"]:
+    """Of every residue the location with the highest sum of occupancies, ties by letter."""
+    mask: np.ndarray = record.atom_altloc == ALTLOC_NONE
+    # Monomers of one number are one residue: numbers are the author's.
+    starts = run_starts(record.residue_chain(), record.residue_author, record.residue_insertion)
+    bounds = record.residue_atom[np.append(starts, record.num_residues)]
+    residue = np.searchsorted(bounds, np.arange(record.num_atoms), "right") - 1
+    for row in np.unique(residue[~mask]).tolist():
+        low, high = bounds[row : row + 2]
+        best, chosen = -1.0, None
+        for code in sorted(set(record.atom_altloc[low:high].tolist()) - {ALTLOC_NONE}):
+            if letters_only and not chr(code).isalpha():
+                continue
+            held = record.atom_altloc[low:high] == code
+            total = np.sum(record.atom_occupancy[low:high][held])
+            if total > best:
+                best, chosen = total, code
+        if chosen is not None:
+            mask[low:high] |= record.atom_altloc[low:high] == chosen
+    return mask
+
+
+def _fix_arginines(atoms: AtomRows) -> None:
+    """NH1 is the one nearer to CD: exchange the names where it is not."""
+    arginine = atoms.res_name == "ARG"
+    if not arginine.any():
+        return
+    number = atoms.residue_number()
+    count = int(number[-1]) + 1
+    rows = []
+    for name in ("NH1", "NH2", "CD"):
+        found = np.full(count, -1, np.int64)
+        held = np.flatnonzero(arginine & (atoms.name == name))
+        found[number[held]] = held
+        rows.append(found)
+    one, two, base = np.stack(rows)[:, (np.stack(rows) >= 0).all(axis=0)]
+    near = np.linalg.norm(atoms.position[two] - atoms.position[base], axis=1)
+    swapped = near < np.linalg.norm(atoms.position[one] - atoms.position[base], axis=1)
+    atoms.name[one[swapped]], atoms.name[two[swapped]] = "NH2", "NH1"
+
+
+def _terminal_atoms(atoms: AtomRows) -> Bool[np.ndarray, " A"]:
+    """OXT of a standard last residue, OP3 of a standard first one."""
+    out = np.zeros(len(atoms), bool)
+    starts = atoms.chain_starts()
+    for low, high in zip(starts, np.append(starts[1:], len(atoms)), strict=True):
+        if atoms.kind[low] == PROTEIN and atoms.res_name[high - 1] in STANDARD_PROTEIN:
+            last, name = atoms.res_id[high - 1], "OXT"
+        elif atoms.kind[low] in (RNA, DNA) and atoms.res_name[low] in STANDARD_NUCLEIC:
+            last, name = atoms.res_id[low], "OP3"
+        else:
+            continue
+        out[low:high] = (atoms.res_id[low:high] == last) & (atoms.name[low:high] == name)
+    return out
+
+
+def _keys(pairs: Integer[np.ndarray, "P 2"], size: int) -> Integer[np.ndarray, " P"]:
+    low, high = np.sort(pairs, axis=1).T
+    keys: np.ndarray = low * size + high
+    return keys

@@ -1,0 +1,334 @@
+"""Atoms and residues that nobody saw, as Protenix adds them, and atoms that bonds displaced."""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from evofeed.base.shapes import Bool, Integer
+from evofeed.featurize.records.rulesets.atom_rows import (
+    AtomRows,
+    chain_bonds,
+    joined_rows,
+    merged_bonds,
+    residue_bonds,
+    spread,
+)
+from evofeed.protein.components import Component, ComponentTable
+
+
+def link_kind(component: Component) -> int:
+    """1 for a component of proteins, 2 for one of nucleic acids, else 0."""
+    kind = component.type.upper()
+    if "PEPTIDE" in kind and kind != "PEPTIDE-LIKE":
+        return 1
+    return 2 if "DNA" in kind or "RNA" in kind else 0
+
+
+def with_polymer_bonds(
+    atoms: AtomRows,
+    components: ComponentTable,
+    *,
+    chain: np.ndarray | None = None,
+    res_id: np.ndarray | None = None,
+    limit: float | None = None,
+) -> None:
+    """Join residues that follow each other, in place, but where one has another bond instead.
+
+    Args:
+        atoms: changed.
+        components: whose types say what links.
+        chain: names of chains in place of `atoms.chain`.
+        res_id: numbers in place of `atoms.res_id`.
+        limit: ångström between atoms of different chains of the file.
+    """
+    starts = atoms.residue_starts()
+    added = chain_bonds(atoms, components, starts, chain=chain, res_id=res_id, kind_of=link_kind)
+    chains = atoms.chain if chain is None else chain
+    number = spread(starts, len(atoms))
+    one, two = atoms.bonds[:, 0], atoms.bonds[:, 1]
+    beside = (np.abs(number[one] - number[two]) == 1) & (chains[one] == chains[two])
+    odd = np.zeros(len(atoms), bool)
+    for here, there in ((one, two), (two, one)):
+        other = beside & ~np.isin(atoms.name[there], ("C", "P"))
+        odd[here[other]] = True
+    ends = np.where(np.isin(atoms.name[added[:, 0]], ("N", "O3'")), added[:, 0], added[:, 1])
+    keep = ~odd[ends]
+    if limit is not None:
+        far = np.linalg.norm(atoms.position[added[:, 0]] - atoms.position[added[:, 1]], axis=1)
+        keep &= (atoms.asym[added[:, 0]] == atoms.asym[added[:, 1]]) | ~(far > limit)
+    out = added[~keep]
+    gone = np.isin(one, out[:, 0]) & np.isin(two, out[:, 1])
+    atoms.bonds = merged_bonds(atoms.bonds[~gone], added[keep])
+
+
+def neighbours(atoms: AtomRows) -> list[list[int]]:
+    """Bonded atoms of every atom."""
+    near: list[list[int]] = [[] for _ in range(len(atoms))]
+    for one, two in atoms.bonds[:, :2].tolist():
+        near[one].append(two)
+        near[two].append(one)
+    return near
+
+
+def leaving_groups(component: Component) -> Mapping[str, list[list[str]]] | None:
+    """Groups of heavy atoms that leave, by the atom they leave; None if one is bonded to two."""
+    heavy, leaving = component.heavy, component.leaving
+    near: dict[int, list[int]] = defaultdict(list)
+    for one, two in component.bond.tolist():
+        if heavy[one] and heavy[two]:
+            near[one].append(two)
+            near[two].append(one)
+    names = component.name.tolist()
+    groups: dict[str, list[list[str]]] = defaultdict(list)
+    for centre in np.flatnonzero(heavy & ~leaving).tolist():
+        for first in [one for one in near[centre] if leaving[one]]:
+            near[centre].remove(first)
+            near[first].remove(centre)
+            group, todo = {first}, [first]
+            while todo:
+                fresh = [one for one in near[todo.pop()] if one not in group]
+                group.update(fresh)
+                todo += fresh
+            if not all(leaving[one] for one in group):
+                return None
+            groups[names[centre]].append([names[one] for one in sorted(group)])
+    return groups
+
+
+class Completion:
+    """Atoms of an asymmetric unit made whole; `chain` and `res_id` are the file's labels."""
+
+    def __init__(
+        self,
+        atoms: AtomRows,
+        components: ComponentTable,
+        monomers: Mapping[int, Sequence[str]],
+    ) -> None:
+        """Args:
+        atoms: what was seen.
+        components: the definitions.
+        monomers: components of every polymer, by `AtomRows.entity`.
+        """
+        self.atoms = atoms
+        self.components = components
+        self.monomers = monomers
+        self.near = neighbours(atoms)
+        self.groups = functools.cache(lambda code: leaving_groups(components[code]))
+        self.seen: dict[tuple[int, int], dict[str, list[int]]] = defaultdict(dict)
+        keys = zip(atoms.entity.tolist(), atoms.res_id.tolist(), atoms.name.tolist(), strict=True)
+        for row, (entity, number, name) in enumerate(keys):
+            self.seen[entity, number].setdefault(name, []).append(row)
+        self.bonds_of = self._bond_counts()
+        self.templates = {
+            entity: [self._template(entity, number, code) for number, code in enumerate(codes, 1)]
+            for entity, codes in monomers.items()
+        }
+
+    def _bond_counts(self) -> Counter[tuple[int, int, str]]:
+        """Bonds to other residues of every atom of an entity, of the copy with most."""
+        atoms = self.atoms
+        counts: Counter[tuple[int, int, str]] = Counter()
+        for entity, codes in self.monomers.items():
+            kinds = [link_kind(self.components[code]) for code in codes]
+            names = [set(self.components[code].name.tolist()) for code in codes]
+            for number in range(1, len(codes)):
+                kind = kinds[number - 1]
+                if not kind or kind != kinds[number]:
+                    continue
+                tail, head = (("C", "N"), ("O3'", "P"))[kind - 1]
+                if tail not in names[number - 1] or head not in names[number]:
+                    continue
+                if self._joined(entity, number, tail, head):
+                    # Of C and N the one is C, of O3' and P the other is P.
+                    key = (entity, number, tail) if kind == 1 else (entity, number + 1, head)
+                    counts[key] = 1
+        for row in range(len(atoms)):
+            other = [
+                one
+                for one in self.near[row]
+                if atoms.res_id[one] != atoms.res_id[row] or atoms.chain[one] != atoms.chain[row]
+            ]
+            if other:
+                key = int(atoms.entity[row]), int(atoms.res_id[row]), str(atoms.name[row])
+                counts[key] = max(counts[key], len(other))
+        return counts
+
+    def _joined(self, entity: int, number: int, tail: str, head: str) -> bool:
+        """Whether no chain has both ends without a bond between them."""
+        chain = self.atoms.chain
+        return all(
+            two in self.near[one]
+            for one in self.seen[entity, number].get(tail, ())
+            for two in self.seen[entity, number + 1].get(head, ())
+            if chain[one] == chain[two]
+        )
+
+    def _template(self, entity: int, number: int, code: str) -> np.ndarray:
+        """Rows of the component's atoms that a residue of a polymer has, in every chain."""
+        component = self.components[code]
+        keep = component.heavy.copy()
+        out: list[str] = []
+        for name in component.name[component.heavy].tolist():
+            count = self.bonds_of.get((entity, number, name), 0)
+            if not count:
+                continue
+            groups = self.groups(code)
+            if groups is None:
+                break
+            held = self.seen[entity, number]
+            if name in groups:
+                out += self._chosen(groups[name], count, held)
+            else:
+                out += self._unlisted(component, name, held.get(name, [])[:1])
+        keep &= ~np.isin(component.name, out)
+        return np.flatnonzero(keep)
+
+    def _chosen(self, groups: list[list[str]], count: int, held: Mapping[str, object]) -> list[str]:
+        """Atoms of as many groups as there are bonds, those that nobody saw first."""
+        there = [any(name in held for name in group) for group in groups]
+        order = sorted(range(len(groups)), key=there.__getitem__)
+        return [name for place in order[:count] for name in groups[place]]
+
+    def _unlisted(self, component: Component, name: str, rows: Sequence[int]) -> list[str]:
+        """Atoms that hang on this one alone and that the file does not have."""
+        if not rows or name not in component.rows:
+            return []
+        centre = component.rows[name]
+        heavy = component.heavy
+        degree = np.zeros(len(component.name), np.int64)
+        bonds = component.bond[heavy[component.bond].all(1)]
+        np.add.at(degree, bonds.ravel(), 1)
+        ends = bonds[(bonds == centre).any(1)].sum(1) - centre
+        here = {str(self.atoms.name[one]) for one in self.near[rows[0]]}
+        names = [str(component.name[one]) for one in ends.tolist() if degree[one] == 1]
+        return [one for one in names if one not in here]
+
+    def _alone(self, low: int, high: int, component: Component) -> np.ndarray:
+        """Rows of the component's atoms that a residue of no polymer has."""
+        atoms = self.atoms
+        groups = self.groups(component.code)
+        assert groups is not None
+        held = {str(name): row for row, name in enumerate(atoms.name[low:high].tolist(), low)}
+        out: list[str] = []
+        for row in range(low, high):
+            name = str(atoms.name[row])
+            count = sum(bool(atoms.res_id[one] != atoms.res_id[row]) for one in self.near[row])
+            if not count:
+                continue
+            if name not in groups:
+                out += self._unlisted(component, name, [row])
+                continue
+            whole = all(any(one in held for one in group) for group in groups[name])
+            if count < len(groups[name]) and name in ("B", "BE") and whole:
+                continue
+            out += self._chosen(groups[name], count, held)
+        return np.flatnonzero(component.heavy & ~np.isin(component.name, out))
+
+    def whole(self) -> AtomRows:
+        """All atoms, those that nobody saw with row -1 and NaN, and all bonds."""
+        atoms = self.atoms
+        starts = atoms.chain_starts()
+        residues = atoms.residue_starts()
+        bounds = np.append(residues, len(atoms))
+        moved = np.full(len(atoms), -1, np.int64)
+        pieces: list[AtomRows] = []
+        size = 0
+        for low, high in zip(
+            starts.tolist(), np.append(starts[1:], len(atoms)).tolist(), strict=True
+        ):
+            entity = int(atoms.entity[low])
+            codes = self.monomers.get(entity)
+            before = 0
+            inside = range(*np.searchsorted(residues, [low, high]).tolist())
+            for place in inside:
+                first, stop = int(bounds[place]), int(bounds[place + 1])
+                number = int(atoms.res_id[first])
+                if codes is not None:
+                    for gap in range(before + 1, min(number, len(codes) + 1)):
+                        pieces.append(self._new(low, entity, gap))
+                        size += len(pieces[-1])
+                piece, match = self._residue(first, stop, codes, entity, number)
+                moved[first:stop] = np.where(match >= 0, match + size, -1)
+                pieces.append(piece)
+                size += len(piece)
+                before = number
+            if codes is not None:
+                for gap in range(before + 1, len(codes) + 1):
+                    pieces.append(self._new(low, entity, gap))
+                    size += len(pieces[-1])
+        made = joined_rows(pieces)
+        there = moved >= 0
+        for name in ("row", "position", "occupancy"):
+            getattr(made, name)[moved[there]] = getattr(atoms, name)[there]
+        old = atoms.bonds.copy()
+        old[:, :2] = moved[old[:, :2]]
+        old = old[(old[:, :2] >= 0).all(1)]
+        made.bonds = merged_bonds(residue_bonds(made, self.components, made.residue_starts()), old)
+        with_polymer_bonds(made, self.components, limit=2.5)
+        return made
+
+    def _residue(
+        self, low: int, high: int, codes: Sequence[str] | None, entity: int, number: int
+    ) -> tuple[AtomRows, Integer[np.ndarray, " n"]]:
+        """A residue with the atoms it should have, and the place in it of each that was seen."""
+        atoms = self.atoms
+        code = str(atoms.res_name[low])
+        component = self.components.get(code)
+        own = np.arange(low, high)
+        if component is None or not component.heavy.any() or self.groups(code) is None:
+            piece = atoms.take(own)
+            piece.row = np.full(len(own), -1)
+            piece.position = np.full((len(own), 3), np.nan, np.float32)
+            piece.bonds = piece.bonds[:0]
+            return piece, np.arange(len(own))
+        if codes is not None:
+            component = self.components[codes[number - 1]]
+            rows = self.templates[entity][number - 1]
+        else:
+            rows = self._alone(low, high, component)
+        piece = _unseen(atoms, low, component, rows)
+        place = {name: at for at, name in enumerate(component.name[rows].tolist())}
+        match = np.array([place.get(name, -1) for name in atoms.name[low:high].tolist()])
+        if (match >= 0).sum() <= (match < 0).sum():
+            match[:] = -1
+        return piece, match
+
+    def _new(self, like: int, entity: int, number: int) -> AtomRows:
+        """A residue that nobody saw."""
+        component = self.components[self.monomers[entity][number - 1]]
+        piece = _unseen(self.atoms, like, component, self.templates[entity][number - 1])
+        piece.res_id[:] = number
+        piece.insertion[:] = ""
+        piece.hetero[:] = False
+        return piece
+
+
+def _unseen(
+    atoms: AtomRows, like: int, component: Component, rows: Integer[np.ndarray, " n"]
+) -> AtomRows:
+    size = len(rows)
+    alike = {
+        name: np.repeat(getattr(atoms, name)[like : like + 1], size)
+        for name in "asym copy operator chain entity kind res_id insertion hetero".split()
+    }
+    return AtomRows(
+        **alike,
+        row=np.full(size, -1),
+        res_name=np.full(size, component.code).astype("U8"),
+        name=component.name[rows].astype("U8"),
+        element=component.element[rows].astype("U4"),
+        charge=component.charge[rows].astype(np.int64),
+        occupancy=np.zeros(size),
+        position=np.full((size, 3), np.nan, np.float32),
+        bonds=np.zeros((0, 3), np.int64),
+    )
+
+
+def resolved(atoms: AtomRows) -> Bool[np.ndarray, " A"]:
+    """Atoms that were seen."""
+    mask: np.ndarray = atoms.row >= 0
+    return mask

@@ -1,0 +1,151 @@
+"""HMMER's jackhmmer and hmmsearch inside the process (pyhmmer), results as Stockholm.
+
+Rows and figures are those of the programs with the options that AF2's pipeline calls them with;
+`tests/featurize/search/test_programs.py` holds both beside each other.
+"""
+
+from __future__ import annotations
+
+import io
+from functools import lru_cache
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Final
+
+from evofeed.base.errors import InputError
+
+_IN_MEMORY: Final = 2 << 30
+"""FASTA bytes up to which a database is read once a process; larger ones are streamed."""
+_MSA_FILTERS: Final[dict[str, Any]] = {"F1": 0.0005, "F2": 0.00005, "F3": 0.0000005}
+_TEMPLATE_FILTERS: Final[dict[str, Any]] = {"F1": 0.1, "F2": 0.1, "F3": 0.1}
+"""AF2's settings: fewer false hits for alignments, hardly a filter for templates."""
+
+
+def version() -> str:
+    """pyhmmer's version, for cache keys and provenance."""
+    return f"pyhmmer {metadata.version('pyhmmer')}"
+
+
+def jackhmmer(sequence: str, db: str, *, threads: int, e_value: float, iterations: int) -> bytes:
+    """Alignment of a sequence to its hits in a FASTA database, query first, as Stockholm.
+
+    Args:
+        sequence: the query.
+        db: the FASTA file.
+        threads: for the search.
+        e_value: hits up to it enter the alignment.
+        iterations: rounds.
+
+    Raises:
+        InputError: the database is no FASTA file.
+    """
+    return _jackhmmer(sequence, db, threads, e_value, iterations)[0]
+
+
+def jackhmmer_shard(
+    sequence: str, db: str, *, num_targets: int, threads: int, e_value: float, iterations: int
+) -> tuple[bytes, int, dict[str, tuple[float, float, float]]]:
+    """One shard's part of `jackhmmer`: all its domains, to be sifted when all shards are known.
+
+    Args:
+        sequence: the query.
+        db: the shard's FASTA file.
+        num_targets: sequences in all shards: E-values are for these.
+        threads, e_value, iterations: as for `jackhmmer`.
+
+    Returns:
+        The alignment; how many sequences were found; by row, E-value and score of its sequence
+        and E-value of its domain for one target.
+
+    Raises:
+        InputError: the shard is no FASTA file.
+    """
+    limits = {"Z": num_targets, "domZ": 1}
+    text, hits = _jackhmmer(sequence, db, threads, e_value, iterations, **limits)
+    figures = {}
+    for hit in hits.reported:
+        name = hit.name if isinstance(hit.name, str) else hit.name.decode()
+        for domain in hit.domains.reported:
+            where = f"{domain.alignment.target_from}-{domain.alignment.target_to}"
+            figures[f"{name}/{where}"] = hit.evalue, hit.score, domain.c_evalue
+    return text, len(hits.reported), figures
+
+
+def _jackhmmer(
+    sequence: str, db: str, threads: int, e_value: float, iterations: int, **limits: Any
+) -> tuple[bytes, Any]:
+    """The alignment as text, and the hits."""
+    from pyhmmer import easel, hmmer
+
+    amino = easel.Alphabet.amino()
+    query: Any = easel.TextSequence(name=b"query", sequence=sequence).digitize(amino)
+    keep: dict[str, Any] = {"E": e_value, "incE": e_value, **_MSA_FILTERS, **limits}
+    targets = _targets(amino, db)
+    rounds: Any = hmmer.jackhmmer(query, targets, max_iterations=iterations, cpus=threads, **keep)
+    result = next(iter(rounds))
+    if len(result.hits) == 0:
+        return f"# STOCKHOLM 1.0\nquery {sequence}\n//\n".encode(), result.hits
+    return _stockholm(result.msa), result.hits  # the alignment dies with `rounds`
+
+
+def hmmsearch(profile: bytes, db: str, *, threads: int, e_value: float) -> bytes:
+    """Hits of a profile in a FASTA database of PDB sequences, as Stockholm.
+
+    Args:
+        profile: Stockholm alignment whose reference columns become the match states, so
+            that the hits' columns are the query's positions (`hmmbuild --hand`).
+        db: the FASTA file.
+        threads: for the search.
+        e_value: hits and domains up to it are kept.
+
+    Raises:
+        InputError: the database is no FASTA file.
+    """
+    from pyhmmer import easel, hmmer, plan7
+
+    amino = easel.Alphabet.amino()
+    with easel.MSAFile(io.BytesIO(profile), "stockholm", digital=True, alphabet=amino) as file:
+        aligned: Any = file.read()
+    builder = plan7.Builder(amino, architecture="hand")
+    model, _, _ = builder.build_msa(aligned, plan7.Background(amino))
+    every: dict[str, Any] = {"E": e_value, "domE": e_value, "incE": e_value, "incdomE": e_value}
+    search: Any = hmmer.hmmsearch(
+        model, _targets(amino, db), cpus=threads, **every, **_TEMPLATE_FILTERS
+    )
+    hits = next(iter(search))
+    if not any(domain.included for hit in hits for domain in hit.domains):
+        return b"# STOCKHOLM 1.0\n//\n"
+    return _stockholm(hits.to_msa(amino, all_consensus_cols=True))
+
+
+def _stockholm(msa: Any) -> bytes:
+    out = io.BytesIO()
+    msa.write(out, "stockholm")
+    return out.getvalue()
+
+
+def _targets(amino: Any, db: str) -> Any:
+    """The sequences of a database: in memory if it is small, else streamed."""
+    try:
+        stat = Path(db).stat()
+        if stat.st_size <= _IN_MEMORY:
+            return _block(db, stat.st_size, stat.st_mtime_ns)
+        return _open(db, amino)
+    except (OSError, ValueError, EOFError) as error:
+        raise InputError(f"not a FASTA database: {error}", path=db) from None
+
+
+def _open(db: str, amino: Any) -> Any:
+    from pyhmmer import easel
+
+    return easel.SequenceFile(db, format="fasta", digital=True, alphabet=amino)
+
+
+@lru_cache(maxsize=1)
+def _block(db: str, nbytes: int, mtime_ns: int) -> Any:
+    """One database at a time stays in memory, for the next query."""
+    from pyhmmer import easel
+
+    amino = easel.Alphabet.amino()
+    with _open(db, amino) as handle:
+        return easel.DigitalSequenceBlock(amino, handle.read_block())

@@ -1,0 +1,134 @@
+"""Recipes: which databases a pipeline searches, with what, and how many rows it takes of each.
+
+A recipe knows databases by their roles, which are their names on the command line (`--db
+uniref90=/data/uniref90.fasta`). Figures are those of AlphaFold 2's `data/pipeline.py` and
+`pipeline_multimer.py`, OpenFold's `AlignmentRunner`, AlphaFold 3's `run_alphafold.py`
+(its protein alignments; its templates and RNA are searched otherwise), and ColabFold's `search.py`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from evofeed.featurize.search.config import Database, SearchConfig
+
+_ALL: Final = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Role:
+    """A database of a recipe.
+
+    Attributes:
+        name: what it is called.
+        max_hits: rows that the recipe takes, the query among them; None: all.
+        is_template: hits in it are templates.
+        pairs: its rows are for pairing the chains of a complex, and in no alignment of one chain.
+        joint: name of the search that databases have in common, in one call of hhblits.
+    """
+
+    name: str
+    max_hits: int | None = None
+    is_template: bool = False
+    pairs: bool = False
+    joint: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """Roles in the order of their searches, and the settings of these. Without roles any
+    database will do."""
+
+    roles: tuple[Role, ...]
+    config: SearchConfig
+
+    def assign(self, name: str, databases: Sequence[Database]) -> list[Database]:
+        """Databases as the recipe searches them: in its order, with its caps, joint ones as one.
+
+        Args:
+            name: of the recipe, for the message.
+            databases: as they were named; `max_hits` given with one stays.
+
+        Raises:
+            ValueError: a database has no role.
+        """
+        if not self.roles:
+            return list(databases)
+        order = {role.name: role for role in self.roles}
+        for database in databases:
+            if database.name not in order and not database.is_template:
+                raise ValueError(
+                    f"the recipe {name} has no database {database.name!r}: call it by its role, "
+                    f"one of {', '.join(order)} (--db {next(iter(order))}={database.path})"
+                )
+        found: list[Database] = []
+        for role in self.roles:
+            found += [_in_role(db, role) for db in databases if db.name == role.name]
+        found += [db for db in databases if db.name not in order]
+        return list(_joined(found))
+
+
+def _in_role(database: Database, role: Role) -> Database:
+    return dataclasses.replace(
+        database,
+        max_hits=database.max_hits or role.max_hits,
+        is_template=role.is_template or database.is_template,
+        pairs=role.pairs,
+        joint=role.joint,
+    )
+
+
+def _joined(databases: Iterable[Database]) -> Iterable[Database]:
+    groups: dict[str, list[Database]] = {}
+    for database in databases:
+        groups.setdefault(database.joint or database.name, []).append(database)
+    for name, group in groups.items():
+        first, *rest = group
+        caps = [database.max_hits for database in group if database.max_hits]
+        yield dataclasses.replace(
+            first,
+            name=name,
+            more=tuple(database.path for database in rest),
+            max_hits=min(caps, default=None),
+        )
+
+
+_BFD: Final = (Role("bfd", joint="bfd_uniref"), Role("uniref30", joint="bfd_uniref"))
+_UNIREF90: Final = Role("uniref90", 10_000)
+_UNIPROT: Final = Role("uniprot", 50_000, pairs=True)
+_AF2: Final = (_UNIREF90, Role("mgnify", 501), *_BFD, Role("small_bfd"))
+_OPENFOLD: Final = (_UNIREF90, Role("mgnify", 5_000), *_BFD)
+_PDB70, _PDB_SEQRES = Role("pdb70", is_template=True), Role("pdb_seqres", is_template=True)
+_AF3: Final = (_UNIREF90, Role("mgnify", 5_000), Role("small_bfd", 5_000), _UNIPROT)
+_HMMER: Final = SearchConfig(max_hits=_ALL)
+
+RECIPES: Final[dict[str, Recipe]] = {
+    "default": Recipe((), SearchConfig()),
+    "af2": Recipe((*_AF2, _PDB70), _HMMER),
+    "af2-multimer": Recipe((*_AF2, _UNIPROT, _PDB_SEQRES), _HMMER),
+    "openproteinset": Recipe((*_OPENFOLD, _UNIPROT, _PDB70, _PDB_SEQRES), _HMMER),
+    "af3": Recipe(_AF3, _HMMER),
+    "colabfold": Recipe((), SearchConfig.colabfold()),
+}
+
+
+def cook(
+    name: str, databases: Sequence[Database], **changes: Any
+) -> tuple[list[Database], SearchConfig]:
+    """Databases and settings of a search by a recipe.
+
+    Args:
+        name: of the recipe.
+        databases: as they were named.
+        changes: of the settings.
+
+    Raises:
+        ValueError: there is no such recipe, or a database has no role in it.
+    """
+    if name not in RECIPES:
+        raise ValueError(f"no recipe {name!r}: {', '.join(RECIPES)}")
+    recipe = RECIPES[name]
+    return recipe.assign(name, databases), dataclasses.replace(recipe.config, **changes)

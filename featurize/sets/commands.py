@@ -1,0 +1,83 @@
+"""`evofeed make-set`: from a folder of structures to a training set in one command."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+import typer
+
+from evofeed.base.options import Json
+
+
+def make_set(
+    structures: Annotated[
+        str, typer.Argument(metavar="STRUCTURES", help="Folder of mmCIF, BinaryCIF or PDB files.")
+    ],
+    out: Annotated[str, typer.Argument(metavar="SET", help="Folder of the set; data/ in it.")],
+    search_db: Annotated[
+        list[str], typer.Option(help="Database, [NAME=]PATH[,max_hits=N]. Repeatable.")
+    ],
+    template_db: Annotated[str, typer.Option(help="pdb_seqres FASTA or PDB70 prefix.")] = "",
+    recipe: Annotated[str, typer.Option(help="Of the search, as in `evofeed search`.")] = "default",
+    templates: Annotated[
+        str, typer.Option(help="mmCIF files of template hits, if not STRUCTURES.")
+    ] = "",
+    components: Annotated[
+        str, typer.Option(help="The wwPDB's components.cif: prepare whole entries too.")
+    ] = "",
+    split: Annotated[
+        list[str] | None,
+        typer.Option(help="date:ISO-DATE, identity:0.4, share:0.05 (of `valid`). Repeatable."),
+    ] = None,
+    allow_similar: Annotated[
+        bool, typer.Option("--allow-similar", help="Publish parts that are more alike.")
+    ] = False,
+    executor: Annotated[str, typer.Option(help="`local` processes or `ray`.")] = "local",
+    workers: Annotated[int, typer.Option(min=0, help="0: one per core.")] = 0,
+    ray_address: Annotated[str, typer.Option(help="host:port of a Ray cluster.")] = "",
+    max_broken: Annotated[
+        float | None, typer.Option(min=0, max=1, help="Publish nothing if more chains are broken.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Make a training set: sequences, alignments, clusters, chains, complexes, entries, parts.
+
+    Run it again after anything went wrong: finished work is kept. `card/` has a card with plots of
+    each part, and what was left out and why. Exit code 0: done. 1: it could not go on.
+
+    Example: evofeed make-set mmcif/ set/ --search-db uniref90=uniref90.fasta --recipe af2
+        --split date:2021-09-30 --split identity:0.4
+    """
+    from evofeed.featurize.job.options import JobOptions
+    from evofeed.featurize.search.commands import read_recipe
+    from evofeed.featurize.search.options import SearchOptions
+    from evofeed.featurize.sets.make import SetInput, Split
+    from evofeed.featurize.sets.make import make_set as make
+
+    databases, config = read_recipe(recipe, search_db, template_db)
+    executor = "ray" if ray_address else executor
+    places: dict[str, Any] = {"executor": executor, "workers": workers, "ray_address": ray_address}
+    try:
+        parts = Split.parse(split) if split else None
+        search = SearchOptions(**places)
+        job = JobOptions(**places, max_broken=max_broken)
+    except (ValueError, TypeError) as error:
+        raise typer.BadParameter(str(error)) from None
+    source = SetInput(
+        structures=structures,
+        databases=databases,
+        search=config,
+        templates=templates,
+        components=components,
+        split=parts,
+        allow_similar=allow_similar,
+    )
+    say = (lambda text: None) if as_json else print
+    made = make(source, out, search=search, job=job, say=say)
+    if as_json:
+        print(json.dumps(made))
+        return
+    for name, chains in made["parts"].items():
+        print(f"{name}: {chains:,} chains")
+    print(f"cards: {', '.join(made['cards'])}")

@@ -1,0 +1,242 @@
+"""A training set of a folder of structures, step by step.
+
+Every step is a command of its own, and what it has done it does not do again: run it again after
+whatever ended it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from evofeed.base.errors import InputError, JobError
+from evofeed.base.files import write_atomic
+from evofeed.featurize.assembly_commands import add_complexes
+from evofeed.featurize.config import FeaturizeConfig
+from evofeed.featurize.entries.input import EntriesInput
+from evofeed.featurize.entries.job import prepare_entries
+from evofeed.featurize.formats.reading import plain, read_bytes
+from evofeed.featurize.inputs.discovery import discover
+from evofeed.featurize.inputs.sources import ChainSource
+from evofeed.featurize.job.options import JobOptions
+from evofeed.featurize.job.run import run_job
+from evofeed.featurize.search.cluster import cluster_sequences
+from evofeed.featurize.search.config import Database, SearchConfig
+from evofeed.featurize.search.job import run_search
+from evofeed.featurize.search.options import SearchOptions
+from evofeed.featurize.structures.listing import list_chains
+from evofeed.featurize.structures.structure_files import entry_of
+from evofeed.featurize.structures.structure_places import structure_files
+from evofeed.store import Dataset, dataset_card, split_chains
+from evofeed.store.inner import Clusters
+
+IDENTITY: Final = 0.4
+"""Of the clusters, if a split names no other: AF2's, for sampling weights."""
+SHARE: Final = 0.05
+"""Of the chains, for `valid`, if a split names neither a share nor a date."""
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Split:
+    """How a set is divided into `train` and `valid`."""
+
+    date: str = ""
+    """ISO: `valid` has what was released from that day on."""
+    identity: float = 0.0
+    """No chain of one part is more alike to one of the other; 0 divides by date alone."""
+    share: float = 0.0
+    """Most of the chains that `valid` gets."""
+
+    @classmethod
+    def parse(cls, texts: Iterable[str]) -> Split:
+        """Of `date:2021-09-30`, `identity:0.4`, `share:0.05`.
+
+        Raises:
+            ValueError: one is none of these.
+        """
+        found: dict[str, Any] = {}
+        for text in texts:
+            name, _, value = text.partition(":")
+            if name not in ("date", "identity", "share") or not value:
+                raise ValueError(f"no split {text!r}: date:ISO-DATE, identity:0.4 or share:0.05")
+            found[name] = value if name == "date" else float(value)
+        return cls(**found)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetInput:
+    """What a set is made of."""
+
+    structures: str
+    """Folder of mmCIF, BinaryCIF or PDB files."""
+    databases: Sequence[Database]
+    search: SearchConfig
+    templates: str = ""
+    """Folder with the structures of template hits; `structures` if empty."""
+    components: str = ""
+    """The wwPDB's components.cif: then entries are prepared too."""
+    split: Split | None = None
+    allow_similar: bool = False
+
+
+def make_set(
+    source: SetInput,
+    out: str | Path,
+    *,
+    search: SearchOptions | None = None,
+    job: JobOptions | None = None,
+    say: Say = print,
+) -> dict[str, Any]:
+    """Sequences, alignments, clusters, chains, complexes, entries, parts and a card.
+
+    Args:
+        source: the files.
+        out: folder; `data/` in it is the dataset.
+        search: where searches run.
+        job: where chains and entries are made.
+        say: hears of each step.
+
+    Returns:
+        What came of it: counts, the parts, what was left out and why.
+
+    Raises:
+        InputError: no structure with a protein chain, or a database or a program is missing.
+        JobError: too many chains are broken; what is done is kept.
+        TooSimilar: the parts are more alike than the split allows.
+    """
+    root, job = Path(out), job or JobOptions()
+    root.mkdir(parents=True, exist_ok=True)
+    uri, fasta, table = (str(root / name) for name in ("data", "chains.fasta", "clusters.tsv"))
+    chains, left_out = read_chains(source.structures)
+    write_atomic(Path(fasta), "".join(f">{c.chain_id}\n{c.sequence}\n" for c in chains))
+    say(f"{len(chains)} protein chains of {source.structures}, {len(left_out)} files left out")
+    found = run_search(
+        chains, str(root / "search"), source.databases, config=source.search, options=search
+    )
+    left_out |= {one["chain_id"]: [one["message"]] for one in found.broken}
+    say(f"{found.searched} searches, {found.cache_hits} results known, {found.num_broken} broken")
+    identity = (source.split.identity if source.split else 0) or IDENTITY
+    clusters = _clusters(fasta, table, identity, search.threads if search else 1)
+    say(f"{clusters} clusters at {identity:.0%} identity")
+    finder = {
+        "structure_dir": source.structures,
+        "template_mmcif_dir": source.templates or source.structures,
+    }
+    report = run_job(str(root / "search"), uri, options=job, discover_args=finder, clusters=table)
+    if not report.snapshot:
+        raise JobError(report.message, path=str(report.path))
+    say(f"{report.num_good} chains published, {report.num_broken} broken")
+    made: dict[str, Any] = {"chains": report.num_good, "clusters": clusters}
+    made["complexes"] = _complexes(root, uri, source.structures)
+    if source.components:
+        made["entries"] = _entries(root, uri, source, table, job)
+    say(f"{made['complexes']} complexes, {made.get('entries', 0)} entries")
+    parts = _parts(uri, table, source) if source.split else {"main": len(Dataset.open(uri))}
+    notes = {**report.notes, **{one["chain_id"]: [one["message"]] for one in report.broken}}
+    made |= {"parts": parts, "left_out": left_out, "cards": []}
+    for name in parts:
+        card = dataset_card(Dataset.open(uri, name), name=name, notes=notes | left_out)
+        made["cards"].append(card.write(root / "card" / name)[0])
+    write_atomic(root / "set.json", json.dumps(made, indent=1))
+    return made
+
+
+def read_chains(structures: str) -> tuple[list[ChainSource], dict[str, list[str]]]:
+    """Sequences of the protein chains of a folder, and why files have none.
+
+    Raises:
+        InputError: no file has one.
+    """
+    files = structure_files(Path(structures), deep=True)
+    chains: dict[str, ChainSource] = {}
+    left_out: dict[str, list[str]] = {}
+    for path, listed in zip(files, list_chains(files), strict=True):
+        entry = entry_of(plain(path.name))
+        if isinstance(listed, InputError):
+            left_out[entry] = [listed.message]
+            continue
+        for chain, sequence in listed.items():
+            name = f"{entry}_{chain}" if chain else entry
+            if name in chains:
+                left_out[name] = [f"there twice, in {path} too: the first counts"]
+            else:
+                chains[name] = ChainSource(name, sequence=sequence)
+    if not chains:
+        first = next(iter(left_out.items()), ("", ["there is no structure file in it"]))
+        raise InputError(f"no protein chain: {first[1][0]}", path=structures, item=first[0] or None)
+    return [chains[name] for name in sorted(chains)], left_out
+
+
+def _clusters(fasta: str, table: str, identity: float, threads: int) -> int:
+    """Clusters of the sequences, unless the table is of these already; how many."""
+    key = hashlib.sha256(f"{identity} ".encode() + Path(fasta).read_bytes()).hexdigest()
+    stamp = Path(f"{table}.key")
+    if not (stamp.exists() and Path(table).exists() and stamp.read_text() == key):
+        cluster_sequences(fasta, table, identity=identity, threads=threads, problems=[])
+        write_atomic(stamp, key)
+    return len({line.split("\t")[0] for line in Path(table).read_text().splitlines()})
+
+
+def _complexes(root: Path, uri: str, structures: str) -> int:
+    try:
+        config = FeaturizeConfig()
+        found = add_complexes(str(root / "search"), uri, config, "main", structures, quiet=True)
+    except InputError:  # every entry has one chain
+        return 0
+    return int(found["assemblies"])
+
+
+def _entries(root: Path, uri: str, source: SetInput, table: str, job: JobOptions) -> int:
+    """Entries with the alignments that the search found, as files that their job reads; it knows
+    polymers by their sequence, so clusters are given it by sequence too."""
+    folder, members = root / "msa", str(root / "entry_clusters.tsv")
+    chains = {chain.chain_id: chain for chain in discover(str(root / "search"))}
+    rows = [line.split("\t") for line in Path(table).read_text().splitlines()]
+    groups: dict[str, dict[str, None]] = {}
+    for first, name in rows:
+        if name in chains:
+            groups.setdefault(first, {first: None})[chains[name].sequence] = None
+    write_atomic(Path(members), "".join(f"{' '.join(group)}\n" for group in groups.values()))
+    for chain in chains.values():
+        home = folder / hashlib.sha256(chain.sequence.encode()).hexdigest()[:16]
+        for role, ref in chain.alignment_files():
+            path = home / ref.plain_name
+            pairs = ref.plain_name.startswith("uniprot_hits")
+            if (role in ("a3m", "stockholm") or pairs) and not path.exists():
+                home.mkdir(parents=True, exist_ok=True)
+                write_atomic(path, read_bytes(ref))
+    report = prepare_entries(
+        EntriesInput(
+            structures=source.structures,
+            components=source.components,
+            alignments=str(folder),
+            clusters=members,
+        ),
+        uri,
+        options=job,
+    )
+    if not report.snapshot:
+        raise JobError(report.message, path=str(report.path))
+    return len(Dataset.open(uri).entries)
+
+
+def _parts(uri: str, table: str, source: SetInput) -> dict[str, int]:
+    """The set divided; how many chains each part has."""
+    split = source.split
+    assert split is not None
+    share = split.share or (0.0 if split.date else SHARE)
+    made = split_chains(
+        uri,
+        Clusters(table) if split.identity or share else None,
+        {"valid": share} if share else {},
+        released=("valid", split.date) if split.date else None,
+        max_identity=split.identity or 1.0,
+        allow_similar=source.allow_similar,
+    )
+    return {name: part.manifest.num_chains for name, part in made.items()}

@@ -1,0 +1,242 @@
+"""Atom records of a structure file as columns, whatever its format."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from evofeed.base.errors import MmcifError
+from evofeed.base.shapes import Bool, Float, Int
+from evofeed.featurize.config import FeaturizeConfig
+from evofeed.protein.residues import ATOM_ORDER
+
+UNSET: Final = (".", "?")
+"""How mmCIF writes that a value does not apply, or is not known."""
+NO_NUMBER: Final = -(1 << 40)
+"""`label_seq_id` of what is no residue of a polymer."""
+_ABSENT: Final = (*UNSET, "nan", "+nan", "-nan")
+_MAX_COORDINATE: Final = 1e7
+_INSTEAD: Final = {
+    "label_asym_id": "auth_asym_id",
+    "label_seq_id": "auth_seq_id",
+    "auth_asym_id": "label_asym_id",
+    "auth_seq_id": "label_seq_id",
+}
+"""Items that say the same by other names."""
+
+
+class Coded(NamedTuple):
+    """Texts, row by row, as codes into the distinct ones."""
+
+    codes: Int[np.ndarray, " A"]
+    names: list[str]
+
+    @classmethod
+    def of(cls, texts: Sequence[str], blank: Iterable[str] = ()) -> Coded:
+        """Codes by first appearance; with `blank`, code 0 is '' and stands for those texts."""
+        import pyarrow as pa
+
+        column = pa.array(texts, pa.utf8()).dictionary_encode()
+        codes, names = column.indices.to_numpy().astype(np.int32), column.dictionary.to_pylist()
+        blank = tuple(blank)
+        if not blank:
+            return cls(codes, names)
+        shown = [name for name in names if name not in blank]
+        place = {name: code for code, name in enumerate(shown, 1)}
+        return cls(np.array([place.get(name, 0) for name in names], np.int32)[codes], ["", *shown])
+
+    def code(self, name: str) -> int:
+        """Code of a text, -1 if no row has it."""
+        return self.names.index(name) if name in self.names else -1
+
+    def where(self, claim: Callable[[str], bool]) -> Bool[np.ndarray, " A"]:
+        """Rows whose text satisfies a claim."""
+        return np.asarray(np.array([claim(name) for name in self.names], bool)[self.codes])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AtomTable:
+    """Atom records of the first model, in file order.
+
+    Attributes:
+        chain: author's chain ids.
+        label: `label_asym_id`; the author's where the file has none.
+        number: `label_seq_id`, `NO_NUMBER` where it is unset.
+        author_number, insertion: of the residue; code 0 is no insertion code.
+        component, atom: names.
+        altloc: 0 for no alternative location.
+        hetero: HETATM records.
+        xyz: ångström, NaN where an atom has no coordinates.
+        occupancy, b_factor: as they are; None for B factors that were not asked for or given.
+        ters: rows before which there is a TER record.
+        unlabelled: the file gives no `label_seq_id`, or not everywhere a `label_asym_id`.
+    """
+
+    chain: Coded
+    label: Coded
+    number: Int[np.ndarray, " A"]
+    author_number: Int[np.ndarray, " A"]
+    insertion: Coded
+    component: Coded
+    atom: Coded
+    altloc: Int[np.ndarray, " A"]
+    hetero: Bool[np.ndarray, " A"]
+    xyz: Float[np.ndarray, "A 3"]
+    occupancy: Float[np.ndarray, " A"]
+    b_factor: Float[np.ndarray, " A"] | None = None
+    ters: Int[np.ndarray, " T"] = field(default_factory=lambda: np.zeros(0, np.int64))
+    unlabelled: bool = False
+
+    @property
+    def absent(self) -> Bool[np.ndarray, " A"]:
+        """Atoms without coordinates."""
+        return np.asarray(np.isnan(self.xyz).any(-1))
+
+    @property
+    def atom37(self) -> Int[np.ndarray, " A"]:
+        """Slot of each atom, -1 for none; selenium of MSE has the sulphur's."""
+        slots = np.array([ATOM_ORDER.get(name, -1) for name in self.atom.names], np.int32)
+        slots = slots[self.atom.codes]
+        if "MSE" in self.component.names:
+            mse = self.component.codes == self.component.code("MSE")
+            slots[mse & self.atom.where(lambda name: name.upper() == "SE")] = ATOM_ORDER["SD"]
+        return np.asarray(slots)
+
+
+def read_atom_table(
+    block: Any, path: str, config: FeaturizeConfig, *, b_factor: bool = False
+) -> AtomTable:
+    """The atom table of an mmCIF block.
+
+    Args:
+        block: gemmi's, of the file.
+        path: for errors.
+        config: what may be missing, and caps.
+        b_factor: read it too, if it is there.
+
+    Raises:
+        MmcifError: no atoms, too many, a needed item is missing, or a number is none.
+    """
+    items = _Items(block, path, config)
+    strict = config.require_labels
+    label, number = items.coded("label_asym_id"), items.integers("label_seq_id")
+    chain, author_number = items.coded("auth_asym_id"), items.integers("auth_seq_id")
+    unlabelled = any(text in UNSET for text in label.names) or bool((number == NO_NUMBER).all())
+    if not strict:
+        author_number = np.where(author_number == NO_NUMBER, number, author_number)
+        if any(text in UNSET for text in chain.names):
+            chain = _filled(chain, label)
+    elif (author_number[number != NO_NUMBER] == NO_NUMBER).any():
+        raise items.error("_atom_site.auth_seq_id is not set everywhere")
+    xyz = np.stack([items.floats(f"Cartn_{axis}") for axis in "xyz"], axis=-1)
+    if config.require_coordinates and np.isnan(xyz[number != NO_NUMBER]).any():
+        raise items.error("_atom_site.Cartn_x, y or z holds what is no number")
+    there = b_factor and items.has("B_iso_or_equiv")
+    return AtomTable(
+        chain=chain,
+        label=label,
+        number=number,
+        author_number=author_number,
+        insertion=items.coded("pdbx_PDB_ins_code", ".", blank=UNSET),
+        component=items.coded("label_comp_id"),
+        atom=items.coded("label_atom_id"),
+        altloc=items.coded("label_alt_id", ".", blank=UNSET).codes,
+        hetero=items.coded("group_PDB", "ATOM").where(lambda group: group == "HETATM"),
+        xyz=xyz,
+        occupancy=items.floats("occupancy", 1.0),
+        b_factor=items.floats("B_iso_or_equiv", 0.0) if there else None,
+        unlabelled=not strict and unlabelled,
+    )
+
+
+def _filled(texts: Coded, others: Coded) -> Coded:
+    """Texts in which others replace what is unset."""
+    return Coded.of(
+        [
+            others.names[other] if texts.names[code] in UNSET else texts.names[code]
+            for code, other in zip(texts.codes.tolist(), others.codes.tolist(), strict=True)
+        ]
+    )
+
+
+class _Items:
+    """Columns of `_atom_site` by item, unquoted; rows of the first model."""
+
+    def __init__(self, block: Any, path: str, config: FeaturizeConfig) -> None:
+        self._block, self._path, self._strict = block, path, config.require_labels
+        items = ("label_asym_id", "auth_asym_id", "label_atom_id", "Cartn_x")
+        self._size = size = max(len(block.find_values(f"_atom_site.{item}")) for item in items)
+        if size == 0:
+            raise self.error(
+                "no atoms (_atom_site is missing or empty): to be left out, or replaced by the "
+                "file that has the coordinates"
+            )
+        if size > config.caps.max_atoms:
+            raise self.error(
+                f"{size} atoms, more than the cap of {config.caps.max_atoms}; raise "
+                "InputCaps.max_atoms if meant"
+            )
+        self._rows = size
+        models = self.coded("pdbx_PDB_model_num", "1").codes
+        self._rows = int(np.argmax(models > 0)) or size  # codes count by first appearance
+
+    def error(self, what: str) -> MmcifError:
+        return MmcifError(what, path=self._path or None)
+
+    def has(self, item: str) -> bool:
+        """Whether the file has the item."""
+        return bool(self._block.find_values(f"_atom_site.{item}"))
+
+    def texts(self, item: str, default: str = "") -> list[str]:
+        """A column; `default` is a constant where there is none."""
+        values = list(self._block.find_values(f"_atom_site.{item}"))
+        if not values and item in _INSTEAD and not (self._strict and item.startswith("label")):
+            values = list(self._block.find_values(f"_atom_site.{_INSTEAD[item]}"))
+        if not values and default:
+            return [default] * self._rows
+        if len(values) != self._size:
+            raise self.error(f"_atom_site.{item} has {len(values)} values for {self._size} atoms")
+        return values[: self._rows]
+
+    def coded(self, item: str, default: str = "", blank: Iterable[str] = ()) -> Coded:
+        """A column of texts."""
+        from gemmi import cif
+
+        found = Coded.of(self.texts(item, default))
+        if not any(name[:1] in "'\";" for name in found.names) and not blank:
+            return found
+        names = [cif.as_string(n) if n[:1] in "'\";" else n for n in found.names]
+        again = Coded.of(names, blank)
+        return Coded(again.codes[found.codes], again.names)
+
+    def integers(self, item: str) -> Int[np.ndarray, " A"]:
+        """A column of whole numbers, `NO_NUMBER` where it is unset."""
+        column = self.coded(item)
+        values = [NO_NUMBER if name in UNSET else int(name) for name in column.names]
+        return np.asarray(np.array(values, np.int64)[column.codes])
+
+    def floats(self, item: str, default: float | None = None) -> Float[np.ndarray, " A"]:
+        """A column of numbers; unset ones are `default`, else NaN."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        texts = self.texts(item, "" if default is None else str(default))
+        try:
+            values: Any = pc.cast(pa.array(texts, pa.utf8()), pa.float64()).to_numpy()
+        except pa.ArrowInvalid:
+            unset = self._unset(item, default)
+            values = np.array([unset if t.lower() in _ABSENT else float(t) for t in texts])
+        if default is not None:
+            values = np.where(np.isnan(values), default, values)
+        beyond = np.abs(values) >= _MAX_COORDINATE
+        if beyond.any():
+            raise self.error(f"_atom_site.{item} holds {texts[int(beyond.argmax())]!r}")
+        return np.asarray(values)
+
+    def _unset(self, item: str, default: float | None) -> float:
+        if default is not None and self._strict:
+            raise self.error(f"_atom_site.{item} is not set everywhere")
+        return float("nan") if default is None else default

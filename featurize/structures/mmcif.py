@@ -1,0 +1,271 @@
+"""mmCIF text -> `Structure`: sequences from the polymer tables, atoms of the first model.
+
+gemmi reads the syntax; what the items mean is decided here, as AF2 SI 1.2.1
+and OpenFold do. `atom_table` turns the atom table into arrays. Where its labels tie
+atoms to sequences they are placed by them, else by the author's ids (`author_chains`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+import numpy as np
+
+from evofeed.base.errors import MmcifError, NoProtein
+from evofeed.featurize.config import FeaturizeConfig
+from evofeed.featurize.structures.atom_sites import PlacedRows, place_chain
+from evofeed.featurize.structures.atom_table import NO_NUMBER, AtomTable, read_atom_table
+from evofeed.featurize.structures.author_chains import FullSequence, author_chains
+from evofeed.featurize.structures.bcif import read_bcif
+from evofeed.featurize.structures.left_out import other_molecules
+from evofeed.featurize.structures.polymers import (
+    Polymer,
+    other_polymers,
+    protein_polymers,
+    values_of,
+)
+from evofeed.featurize.structures.structure import Chain, Structure
+
+_RESOLUTIONS: Final = (
+    "_refine.ls_d_res_high",
+    "_em_3d_reconstruction.resolution",
+    "_reflns.d_resolution_high",
+)
+_BIOPYTHON_ITEMS: Final = (
+    "id label_atom_id label_comp_id auth_asym_id Cartn_x Cartn_y Cartn_z label_alt_id "
+    "pdbx_PDB_ins_code B_iso_or_equiv occupancy group_PDB"
+).split()
+"""What Biopython's structure builder reads, in its order."""
+_NO_CONFIDENCE: Final = "a prediction without B factors or pLDDT: no residue is masked"
+_DATE: Final = re.compile(r"\d{4}-\d{2}-\d{2}$")
+
+
+def parse_mmcif(
+    data: bytes,
+    *,
+    file_id: str,
+    path: str = "",
+    config: FeaturizeConfig | None = None,
+    is_distillation: bool = False,
+) -> Structure:
+    """The protein chains of an mmCIF file of the entry `file_id`, as `parse_structure` says."""
+    if b"\0" in data:
+        raise MmcifError("holds NUL bytes: not an mmCIF text file", path=path or None)
+    return _structure(_block(data, path), file_id, path, config, is_distillation)
+
+
+def parse_bcif(
+    data: bytes,
+    *,
+    file_id: str,
+    path: str = "",
+    config: FeaturizeConfig | None = None,
+    is_distillation: bool = False,
+) -> Structure:
+    """The protein chains of a BinaryCIF file of the entry `file_id`, as `parse_structure` says."""
+    caps = (config or FeaturizeConfig()).caps
+    return _structure(read_bcif(data, path, caps).block(), file_id, path, config, is_distillation)
+
+
+def _structure(
+    block: Any, file_id: str, path: str, config: FeaturizeConfig | None, is_distillation: bool
+) -> Structure:
+    config = config or FeaturizeConfig()
+    masked = is_distillation and config.mask_mmcif
+    try:
+        if config.require_atom_items:
+            _check_atom_items(block)
+        release_date = _release_date(block)
+        if config.require_entry_id and not (release_date or values_of(block, "_entry.id")):
+            raise MmcifError("neither revision history nor _entry.id")
+        polymers = protein_polymers(block, path, config)
+        bare = config.sequence_from_atoms and not values_of(block, "_entity_poly_seq.mon_id")
+        if not polymers and not bare:
+            raise NoProtein(_no_protein(block))
+        table = read_atom_table(block, path, config, b_factor=masked)
+        if masked:
+            table = _with_local_plddt(block, table)
+        if bare or table.unlabelled:
+            chains = _by_author(block, path, table, polymers, config)
+        else:
+            chains = _by_label(table, polymers, config)
+        if not chains:
+            raise NoProtein(_no_protein(block))
+    except MmcifError as error:
+        error.path = error.path or path or None
+        raise
+    except (ValueError, KeyError, IndexError, OverflowError) as error:
+        raise MmcifError(
+            f"an item has no sensible value: {type(error).__name__}: {error}", path=path or None
+        ) from None
+    notes = (_NO_CONFIDENCE,) if masked and table.b_factor is None else ()
+    threshold = config.confidence_threshold if masked else None
+
+    def place(author: str) -> Chain:
+        chain = place_chain(table, chains[author], threshold)
+        return dataclasses.replace(chain, notes=(*chain.notes, *notes))
+
+    return Structure(
+        file_id=file_id,
+        method=",".join(value.lower() for value in values_of(block, "_exptl.method")),
+        release_date=release_date,
+        resolution=_resolution(block),
+        sequences={author: placed.sequence for author, placed in chains.items()},
+        place=place,
+        left_out=other_polymers(block, chains),
+        others=other_molecules(table, chains.values()),
+    )
+
+
+def _by_label(
+    table: AtomTable, polymers: Mapping[str, Polymer], config: FeaturizeConfig
+) -> dict[str, PlacedRows]:
+    """Chains whose atoms have labels; two polymers under one author id are one chain to AF2."""
+    last = np.zeros(len(table.label.names), np.int64)
+    last[table.label.codes] = table.chain.codes  # of equal indices numpy keeps the last
+    parts: dict[str, list[str]] = {}
+    for label in polymers:
+        code = table.label.code(label)
+        if code >= 0:
+            parts.setdefault(table.chain.names[last[code]], []).append(label)
+        elif config.require_observed_chains:
+            raise MmcifError(f"no atoms of protein chain {label!r}")
+    absent = table.absent & (table.number != NO_NUMBER)
+    there = (table.number != NO_NUMBER) & ~table.absent
+    chains = {}
+    for author, labels in parts.items():
+        here = table.chain.codes == table.chain.code(author)
+        first = np.full(len(table.label.names), NO_NUMBER, np.int64)
+        for label in labels:
+            first[table.label.code(label)] = polymers[label].start
+        start = first[table.label.codes]
+        rows = np.flatnonzero(here & there & (start != NO_NUMBER))
+        polymer = polymers[labels[-1]]  # the last gives the sequence
+        chains[author] = PlacedRows(
+            chain_id=author,
+            sequence=polymer.sequence,
+            rows=rows,
+            index=table.number[rows] - start[rows],
+            prefer=polymer.prefer,
+            absent=int((here & absent).sum()),
+        )
+    return chains
+
+
+def _by_author(
+    block: Any,
+    path: str,
+    table: AtomTable,
+    polymers: Mapping[str, Polymer],
+    config: FeaturizeConfig,
+) -> dict[str, PlacedRows]:
+    """Chains of a file without the labels or the sequences that tie atoms to polymers."""
+    notes = ["residue labels are missing: the author's ids count"] if table.unlabelled else []
+    if any(name in (".", "?") for name in table.label.names):
+        notes = ["chain and residue labels are missing: the author's ids count"]
+        polymers = protein_polymers(block, path, config, by_strand=True)
+        by_author = dict(polymers)
+    else:
+        pairs = dict(zip(table.label.codes.tolist(), table.chain.codes.tolist(), strict=True))
+        authors = {table.label.names[a]: table.chain.names[b] for a, b in pairs.items()}
+        by_author = {authors[label]: p for label, p in polymers.items() if label in authors}
+    if not by_author and values_of(block, "_entity_poly_seq.mon_id"):
+        notes.append("no chain id in _entity_poly: the sequence is what is seen")
+    sequences = {
+        author: FullSequence(polymer.names, source="_entity_poly_seq")
+        for author, polymer in by_author.items()
+    }
+    chains = author_chains(table, sequences, config.caps.max_columns).proteins
+    return {
+        author: dataclasses.replace(placed, notes=(*placed.notes, *notes))
+        for author, placed in chains.items()
+    }
+
+
+def _with_local_plddt(block: Any, table: AtomTable) -> AtomTable:
+    """The atoms with pLDDT in place of B factors, where `_ma_qa_metric_local` has it.
+
+    Residues it does not list keep their B factors, or have 0.
+    """
+    local = _local_plddt(block)
+    if not local:
+        return table
+    values = np.zeros(len(table.number)) if table.b_factor is None else table.b_factor.copy()
+    number = np.where(table.number == NO_NUMBER, table.author_number, table.number)
+    for code, label in enumerate(table.label.names):
+        rows = np.flatnonzero(table.label.codes == code)
+        numbers, residue = np.unique(number[rows], return_inverse=True)
+        known = [local.get((label, number), np.nan) for number in numbers.tolist()]
+        found = np.array(known, np.float64)[residue]
+        values[rows] = np.where(np.isnan(found), values[rows], found)
+    return dataclasses.replace(table, b_factor=values)
+
+
+def _local_plddt(block: Any) -> dict[tuple[str, int], float]:
+    """pLDDT by chain label and residue number; empty if the file has none."""
+    category = "_ma_qa_metric"
+    ids = values_of(block, f"{category}.id")
+    plddt: set[str] = set()
+    for item in ("name", "type"):
+        texts = values_of(block, f"{category}.{item}")
+        plddt |= {key for key, text in zip(ids, texts, strict=False) if "plddt" in text.lower()}
+    modes = dict(zip(ids, values_of(block, f"{category}.mode"), strict=False))
+    plddt = {key for key in plddt if modes.get(key, "local") == "local"}
+    if not plddt:
+        return {}
+    items = ("metric_id", "label_asym_id", "label_seq_id", "metric_value")
+    columns = [values_of(block, f"{category}_local.{item}") for item in items]
+    return {
+        (chain, int(number)): float(value)
+        for metric, chain, number, value in zip(*columns, strict=False)
+        if metric in plddt and number.isdecimal()
+    }
+
+
+def _no_protein(block: Any) -> str:
+    kinds = ", ".join(dict.fromkeys(values_of(block, "_entity_poly.type")))
+    seen = f"its polymers are {kinds}" if kinds else "no residue of its atoms is an amino acid"
+    return f"No protein chains found in this file. To be left out: {seen}"
+
+
+def _check_atom_items(block: Any) -> None:
+    for item in _BIOPYTHON_ITEMS:
+        if not len(block.find_values(f"_atom_site.{item}")):
+            raise MmcifError(f"_atom_site.{item} is missing")
+
+
+def _block(data: bytes, path: str) -> Any:
+    from gemmi import cif
+
+    if not data.strip():
+        raise MmcifError("Empty file.", path=path or None)
+    try:
+        document = cif.read_string(data)
+    except (ValueError, RuntimeError) as error:
+        text = str(error)
+        line = re.match(r"\w*:(\d+)", text)
+        raise MmcifError(
+            f"not mmCIF: {text}", path=path or None, line=int(line[1]) if line else None
+        ) from None
+    if len(document) == 0:
+        raise MmcifError("no data block in it", path=path or None)
+    return document[0]
+
+
+def _release_date(block: Any) -> str:
+    dates = values_of(block, "_pdbx_audit_revision_history.revision_date")
+    return min((d for d in dates if _DATE.match(d)), default="")
+
+
+def _resolution(block: Any) -> float:
+    for tag in _RESOLUTIONS:
+        for value in values_of(block, tag)[:1]:
+            try:
+                resolution = float(value)
+            except ValueError:
+                continue
+            return resolution if 0 <= resolution < 1e6 else 0.0
+    return 0.0

@@ -1,0 +1,168 @@
+"""The protein chains of an mmCIF file by its polymer tables, or by its atoms where it has none."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from evofeed.base.errors import MmcifError
+from evofeed.featurize.config import FeaturizeConfig
+from evofeed.featurize.structures.atom_table import UNSET
+from evofeed.featurize.structures.residue_names import is_amino_acid, one_letter
+
+
+@dataclass(frozen=True, slots=True)
+class Polymer:
+    """One polymer entity.
+
+    Attributes:
+        sequence: letters.
+        start: number of the first residue.
+        prefer: by position, the name that counts where there are several.
+        names: of the residues, one a position.
+    """
+
+    sequence: str
+    start: int
+    prefer: dict[int, str]
+    names: tuple[str, ...] = ()
+
+
+def values_of(block: Any, tag: str) -> list[str]:
+    """All values of an item, unquoted; empty if it is not there."""
+    from gemmi import cif
+
+    return [cif.as_string(v) if v[:1] in "'\";" else v for v in block.find_values(tag)]
+
+
+def _table(block: Any, category: str, items: tuple[str, ...], path: str) -> list[tuple[str, ...]]:
+    columns = [values_of(block, f"{category}.{item}") for item in items]
+    for item, column in zip(items, columns, strict=True):
+        if len(column) != len(columns[0]):
+            raise MmcifError(
+                f"{category}.{item} has {len(column)} values, {category}.{items[0]} has "
+                f"{len(columns[0])}",
+                path=path or None,
+            )
+    return list(zip(*columns, strict=True))
+
+
+def protein_polymers(
+    block: Any, path: str, config: FeaturizeConfig, *, by_strand: bool = False
+) -> dict[str, Polymer]:
+    """Polymer of every internal chain id, protein chains only.
+
+    Args:
+        block: of the file.
+        path: for errors.
+        config: strictness and caps.
+        by_strand: give the author's chain ids of `_entity_poly` instead.
+    """
+    entities: dict[str, list[tuple[int, str]]] = {}
+    columns = ("entity_id", "num", "mon_id")
+    for entity, number, name in _table(block, "_entity_poly_seq", columns, path):
+        entities.setdefault(entity, []).append((int(number), name))
+    proteins = _Proteins.of(block, path, config)
+    members = _strands(block) if by_strand else _members(block, path, config)
+    chains = {}
+    for entity, monomers in entities.items():
+        if len(monomers) > config.caps.max_columns:
+            raise MmcifError(
+                f"entity {entity} has {len(monomers)} residues, more than the cap of "
+                f"{config.caps.max_columns}; raise InputCaps.max_columns if meant",
+                path=path or None,
+            )
+        # DNA and RNA have no peptide-like component.
+        names = dict.fromkeys(name for _, name in monomers)
+        if any(proteins.has(name, entity) for name in names):
+            polymer = _polymer(monomers, config.collapse_heterogeneity)
+            chains.update(dict.fromkeys(members.get(entity, []), polymer))
+    return chains
+
+
+@dataclass(frozen=True, slots=True)
+class _Proteins:
+    """Which residues are of a protein."""
+
+    types: Mapping[str, str]
+    entities: Mapping[str, str]
+    strict: bool
+
+    @classmethod
+    def of(cls, block: Any, path: str, config: FeaturizeConfig) -> _Proteins:
+        if config.strict_component_types:
+            rows = _table(block, "_chem_comp", ("id", "type"), path)
+            return cls({row[0]: row[1] for row in rows}, {}, True)
+        types = _pairs(block, "_chem_comp.id", "_chem_comp.type")
+        kinds = _pairs(block, "_entity_poly.entity_id", "_entity_poly.type")
+        return cls(
+            {name: kind.lower() for name, kind in types if kind not in UNSET},
+            {entity: kind.lower() for entity, kind in kinds if kind not in UNSET},
+            False,
+        )
+
+    def has(self, name: str, entity: str) -> bool:
+        """Whether a residue of that name makes its entity a protein."""
+        if name in self.types:
+            return "peptide" in self.types[name]
+        if self.strict:
+            raise MmcifError(f"residue {name!r} is not in _chem_comp")
+        if entity in self.entities:
+            return "polypeptide" in self.entities[entity]
+        return is_amino_acid(name)
+
+
+def other_polymers(block: Any, known: Collection[str]) -> tuple[str, ...]:
+    """The author's chains of `_entity_poly` that are not among `known`, by kind, in words."""
+    found: dict[str, list[str]] = {}
+    kinds, strands = (values_of(block, f"_entity_poly.{x}") for x in ("type", "pdbx_strand_id"))
+    for number, kind in enumerate(kinds):
+        chains = strands[number].split(",") if len(strands) == len(kinds) else []
+        names = [chain.strip() for chain in chains if chain.strip() not in UNSET]
+        if names or "nucleotide" in kind:
+            found.setdefault(kind, []).extend(name for name in names if name not in known)
+    return tuple(
+        f"chain {', '.join(names) or '?'} ({kind}{', without atoms' if 'peptide' in kind else ''})"
+        for kind, names in found.items()
+        if names or "nucleotide" in kind
+    )
+
+
+def _members(block: Any, path: str, config: FeaturizeConfig) -> dict[str, list[str]]:
+    """Internal chain ids of each entity."""
+    rows: Sequence[tuple[str, ...]]
+    if config.require_labels or block.find_values("_struct_asym.entity_id"):
+        rows = _table(block, "_struct_asym", ("id", "entity_id"), path)
+    else:  # missing, or without entities as cctbx writes it: atoms tell
+        rows = _pairs(block, "_atom_site.label_asym_id", "_atom_site.label_entity_id")
+    members: dict[str, list[str]] = {}
+    for chain, entity in dict.fromkeys(rows):
+        members.setdefault(entity, []).append(chain)
+    return members
+
+
+def _strands(block: Any) -> dict[str, list[str]]:
+    """Author's chain ids of each entity."""
+    rows = _pairs(block, "_entity_poly.entity_id", "_entity_poly.pdbx_strand_id")
+    return {entity: [chain.strip() for chain in text.split(",")] for entity, text in rows}
+
+
+def _pairs(block: Any, one: str, other: str) -> list[tuple[str, str]]:
+    """Two items row by row; none if one of them is missing."""
+    return list(zip(values_of(block, one), values_of(block, other), strict=False))
+
+
+def _polymer(monomers: list[tuple[int, str]], collapse: bool) -> Polymer:
+    start = min(number for number, _ in monomers)
+    if not collapse:
+        return Polymer("".join(one_letter(name) for _, name in monomers), start, {})
+    first: dict[int, str] = {}
+    rivals: dict[int, str] = {}
+    for number, name in monomers:
+        if first.setdefault(number, name) != name:
+            rivals[number - start] = first[number]
+    if len(first) != max(first) - start + 1 or list(first) != sorted(first):
+        raise MmcifError("_entity_poly_seq.num does not count up by one")
+    names = tuple(first.values())
+    return Polymer("".join(map(one_letter, names)), start, rivals, names)

@@ -1,0 +1,66 @@
+"""Three-letter residue names: one letter, modified ones to their parent, and what kind they are."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Final
+
+from evofeed.protein.residues import RESTYPE_3, RESTYPES
+
+_FORCE_FIELD: Final = {
+    **dict.fromkeys(("HSD", "HSP", "HID", "HIE"), "H"),
+    **{"CYX": "C", "ASH": "D"},
+}
+"""Protonation states as CHARMM and Amber name them, where they are no names of the PDB."""
+_WATERS: Final = frozenset(("TIP", "TP3", "SOL", "SPC", "T3P", "T4P"))
+"""Names of water outside the PDB."""
+
+
+@cache
+def _extended() -> dict[str, str]:
+    from Bio.Data.PDBData import protein_letters_3to1_extended
+
+    return dict(protein_letters_3to1_extended)
+
+
+def one_letter(name: str) -> str:
+    """Letter of a chemical component by Biopython's table, as in OpenFold: MSE is M, SEC X."""
+    letter = _extended().get(name, "X")
+    return letter if len(letter) == 1 else "X"
+
+
+def model_letter(name: str) -> str:
+    """Letter in a legacy PDB file, where simulation programs have names of their own."""
+    return _FORCE_FIELD.get(name) or one_letter(name)
+
+
+def standard_letter(name: str) -> str:
+    """Letter of one of the twenty amino acids, X for all others."""
+    return _STANDARD.get(name, "X")
+
+
+@cache
+def is_amino_acid(name: str) -> bool:
+    """Whether a residue of that name is known to be an amino acid, modified ones included."""
+    from gemmi import find_tabulated_residue
+
+    return model_letter(name) != "X" or bool(find_tabulated_residue(name).is_amino_acid())
+
+
+@cache
+def is_water(name: str) -> bool:
+    """Whether a residue of that name is water."""
+    from gemmi import find_tabulated_residue
+
+    return name in _WATERS or bool(find_tabulated_residue(name).is_water())
+
+
+@cache
+def is_nucleotide(name: str) -> bool:
+    """Whether a residue of that name is one of DNA or RNA."""
+    from gemmi import find_tabulated_residue
+
+    return bool(find_tabulated_residue(name).is_nucleic_acid())
+
+
+_STANDARD = dict(zip(RESTYPE_3, RESTYPES, strict=True))
