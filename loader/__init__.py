@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from evofeed.lazy import names_from
+from evofeed.base.lazy import names_from
 
 if TYPE_CHECKING:
     from evofeed.loader.assembly.from_record import assembly_batch
@@ -13,22 +13,29 @@ if TYPE_CHECKING:
     from evofeed.loader.catalog import ChainCatalog
     from evofeed.loader.commands import bench_commands
     from evofeed.loader.config import LoaderConfig
+    from evofeed.loader.entries.batch import boltz_batch, openfold3_batch, protenix_batch
+    from evofeed.loader.entries_config import EntryConfig
     from evofeed.loader.feature_loader import FeatureLoader
     from evofeed.loader.from_record import record_batch, sample_batch
+    from evofeed.loader.hooks import ChainSample, LoaderHooks
     from evofeed.loader.plan import RunPlan, plan_samples
-    from evofeed.loader.transforms.structure import pseudo_beta
 
 __all__ = [
     "AssemblyConfig",
     "ChainCatalog",
+    "ChainSample",
+    "EntryConfig",
     "FeatureLoader",
     "LoaderConfig",
+    "LoaderHooks",
     "assembly_batch",
     "bench_commands",
     "RunPlan",
     "openfold_batch",
+    "openfold3_batch",
+    "boltz_batch",
+    "protenix_batch",
     "plan_samples",
-    "pseudo_beta",
     "record_batch",
     "sample_batch",
 ]

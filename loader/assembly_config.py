@@ -11,7 +11,8 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from evofeed.configs import Config, check_numbers
+from evofeed.base.configs import Config, check_numbers
+from evofeed.protein.features import MODEL_TEMPLATES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +27,7 @@ class AssemblyConfig(Config):
     """The merged MSA is padded to so many rows, so that there is always an extra MSA."""
     max_species_rows: int = 600
     """A species with more rows than this in any chain is not paired."""
-    max_templates: int = 4
+    max_templates: int = MODEL_TEMPLATES
     """Templates of each chain, the best ones first."""
     spatial_crop_prob: float = 0.5
     """Of crops around a residue of an interface; the others are runs of residues of each chain."""

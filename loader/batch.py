@@ -10,11 +10,11 @@ from typing import Final, NamedTuple
 import torch
 from torch import Tensor
 
-from evofeed.features import BATCH, SUPERVISED, Feature
 from evofeed.loader.config import LoaderConfig
 from evofeed.loader.features import ChainTensors, constant_features, recycle_features
 from evofeed.loader.msa_draws import MsaDraws
 from evofeed.loader.transforms.crop import Crop
+from evofeed.protein.features import BATCH, SUPERVISED, Feature
 
 _ALIGN: Final = 512
 """Bytes; what CUDA's own allocations are aligned to."""

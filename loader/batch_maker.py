@@ -10,23 +10,28 @@ import contextlib
 import importlib.util
 import time
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from evofeed.features import ASSEMBLY_BATCH
+from evofeed.base.errors import LoaderError
 from evofeed.loader.arena import Arena
 from evofeed.loader.batch import blocks_of, empty_batch, fill_sample
 from evofeed.loader.catalog import ChainCatalog
 from evofeed.loader.config import LoaderConfig
+from evofeed.loader.counter_rng import Purpose, stream_key
 from evofeed.loader.draws import draw_crop, use_clamped_fape
+from evofeed.loader.hooks import ChainSample, LoaderHooks
 from evofeed.loader.msa_draws import RecycleDraws
 from evofeed.loader.plan import BatchPlan, SamplePlan
+from evofeed.loader.transforms.crop import Crop
 from evofeed.loader.unpack import unpack_chain
+from evofeed.protein.features import ASSEMBLY_BATCH
+from evofeed.store import Dataset
 
 _TIMED: Final = 8
 """One batch in so many has its time on the device taken: events cost the host time too."""
@@ -71,6 +76,16 @@ class ReadyBatch:
         return self.tensors
 
 
+def _tensors_on(device: torch.device, value: Any) -> Iterator[Tensor]:
+    """Every tensor on such a device in nested dicts and lists."""
+    if isinstance(value, Tensor):
+        if value.device.type == device.type:
+            yield value
+    elif isinstance(value, dict | list | tuple):
+        for one in value.values() if isinstance(value, dict) else value:
+            yield from _tensors_on(device, one)
+
+
 class BatchMaker:
     """Makes batches out of filled slots.
 
@@ -79,7 +94,9 @@ class BatchMaker:
         config: what to make.
         arena: where the slots are.
         device: where batches go.
-        fused: with Triton's kernels; else in plain torch, which is their definition.
+        fused: with Triton's kernels; else, and complexes always, in plain torch, the definition.
+        hooks: a user's rules.
+        datasets: that the catalogs are of.
     """
 
     def __init__(
@@ -90,11 +107,13 @@ class BatchMaker:
         device: torch.device,
         *,
         fused: bool,
+        hooks: LoaderHooks | None = None,
+        datasets: Sequence[Dataset] = (),
     ) -> None:
+        self._hooks, self._datasets = hooks, datasets
         self._catalogs, self._config = catalogs, config
         self._arena, self._device = arena, device
-        rules = config.assemblies  # the kernels give every copy its own coordinates
-        self._fused = fused and not (rules is not None and rules.shared_coordinates)
+        self._fused = fused and config.assemblies is None and config.entries is None
         self._memory = torch.from_numpy(arena.array)
         self._copied: deque[tuple[torch.cuda.Event, list[int]]] = deque()
         self._made = 0
@@ -111,11 +130,17 @@ class BatchMaker:
         self._made += 1
         with self._on_stream():
             started = self._mark(timing=True) if timed else None
-            if self._config.assemblies is not None:
+            if self._config.entries is not None:
+                tensors, blocks = self._entries(slots)
+            elif self._config.assemblies is not None:
                 tensors, blocks = self._complexes(plan, slots)
             else:
                 tensors = self._chains(plan, slots)
                 blocks = blocks_of(tensors)
+            if self._hooks is not None:
+                if self._hooks.transform is not None:
+                    tensors = self._hooks.transform(tensors, self._generator(plan))
+                blocks = list(_tensors_on(self._device, tensors))
             event = self._mark(timing=timed)
         if event is None:
             for slot in slots:
@@ -136,9 +161,50 @@ class BatchMaker:
             zeroed=not self._fused,  # the kernels write the padding too
         )
         fill = self._fill_fused if self._fused else self._fill
-        for number, slot in enumerate(slots):
-            fill(tensors, number, plan.recycles, slot)
+        seen = [self._seen(slot.sample) for slot in slots]
+        for number, (slot, sample) in enumerate(zip(slots, seen, strict=True)):
+            fill(tensors, number, plan.recycles, slot, sample.crop)
+        if self._hooks is not None and self._hooks.features is not None:
+            num_res = tensors["aatype"].shape[-1]
+            for name, value in self._hooks.stacked(seen, num_res).items():
+                if name in tensors:
+                    raise LoaderError(f"feature {name} of hooks is there already; rename it")
+                tensors[name] = value.to(self._device)
         return tensors
+
+    def _seen(self, sample: SamplePlan) -> ChainSample:
+        """A sample as hooks see it, with the crop that they give it."""
+        catalog = self._catalogs[sample.dataset]
+        num_res, _, _, num_templates = catalog.sizes(sample.row)
+        seen = ChainSample(
+            chain_id=catalog.chain_id(sample.row) if self._hooks is not None else "",
+            epoch=sample.epoch, position=sample.position, num_res=num_res,
+            crop=draw_crop(self._config, sample.key, num_res, num_templates), key=sample.key,
+            _row=lambda: catalog.index.slice(sample.row, 1).to_pylist()[0],
+            _read=lambda chain_id: self._datasets[sample.dataset][chain_id],
+        )  # fmt: skip
+        return seen if self._hooks is None else replace(seen, crop=self._hooks.cropped(seen))
+
+    def _generator(self, plan: BatchPlan) -> torch.Generator:
+        made = torch.Generator(self._device)
+        return made.manual_seed(stream_key(plan.samples[0].key, Purpose.HOOKS) >> 1)
+
+    def _entries(self, slots: Sequence[FilledSlot]) -> tuple[dict[str, Any], list[Tensor]]:
+        from evofeed.loader.entries.batch import entry_batch, on_device
+
+        assert self._config.entries is not None
+        copies = [
+            on_device(slot.slab, self._device)
+            if slot.slab.beside
+            # On a CPU the features may be views of the bytes, and the slot is used again.
+            else self._copy(slot).clone()
+            if self._stream is None
+            else self._copy(slot)
+            for slot in slots
+        ]
+        slabs = [slot.slab for slot in slots]
+        batch = entry_batch(zip(slabs, copies, strict=True), self._config.entries)
+        return batch, list(_tensors_on(self._device, batch))
 
     def _complexes(
         self, plan: BatchPlan, slots: Sequence[FilledSlot]
@@ -152,16 +218,14 @@ class BatchMaker:
             batch_size=len(slots),
             recycles=plan.recycles,
             device=self._device,
-            zeroed=not self._fused,
             table=ASSEMBLY_BATCH,
         )
-        fill = self._fill_complex_fused if self._fused else self._fill_complex
-        truths = [fill(batch, number, plan.recycles, slot) for number, slot in enumerate(slots)]
+        truths = [
+            self._fill_complex(batch, number, plan.recycles, slot)
+            for number, slot in enumerate(slots)
+        ]
         whole = with_truth(batch, truths)
-        truth = whole.get("gt_features", {})
-        # Truths that nothing is added to are views of few blocks; others have memory of their own.
-        own = blocks_of(truth) if self._fused and len(slots) == 1 else truth.values()
-        return whole, [*blocks_of(batch), *own]
+        return whole, [*blocks_of(batch), *whole.get("gt_features", {}).values()]
 
     def _fill_complex(
         self, batch: dict[str, Tensor], number: int, recycles: int, slot: FilledSlot
@@ -185,31 +249,6 @@ class BatchMaker:
             use_clamped_fape=use_clamped_fape(config, sample.key),
         )
 
-    def _fill_complex_fused(
-        self, batch: dict[str, Tensor], number: int, recycles: int, slot: FilledSlot
-    ) -> dict[str, Tensor]:
-        from evofeed.loader.assembly.make import draw_templates
-        from evofeed.loader.fused.complex_filling import Facts, plan_complex
-        from evofeed.loader.fused.complex_kernels import ComplexKernels
-
-        config, rules, sample, slab = self._config, self._config.assemblies, slot.sample, slot.slab
-        assert rules is not None
-        catalog = self._catalogs[sample.dataset]
-        most = min(rules.max_templates, max(chain.sizes[3] for chain in slab.chains))
-        facts = Facts(
-            key=sample.key,
-            number=number,
-            batch=batch["aatype"].shape[0],
-            recycles=recycles,
-            templates=draw_templates(config, rules, sample.key, most),
-            resolution=float(catalog.resolution[sample.row]),
-            is_distillation=bool(catalog.is_distillation[sample.row]),
-        )
-        plan = plan_complex(slab, config, facts)
-        data, words = self._copy_with(slot, plan.words)
-        decided = data[slab.at - slab.start : slab.stop - slab.start].view(torch.int32)
-        return ComplexKernels(plan, config, data, decided, words).run(batch)
-
     def _on_stream(self) -> contextlib.AbstractContextManager[object]:
         if self._stream is None:
             return contextlib.nullcontext()
@@ -226,12 +265,11 @@ class BatchMaker:
         return self._catalogs[slot.sample.dataset].sizes(slot.sample.row)[0]
 
     def _fill(
-        self, tensors: dict[str, Tensor], number: int, recycles: int, slot: FilledSlot
+        self, tensors: dict[str, Tensor], number: int, recycles: int, slot: FilledSlot, crop: Crop
     ) -> None:
         config, sample = self._config, slot.sample
         catalog = self._catalogs[sample.dataset]
         sizes = catalog.sizes(sample.row)
-        crop = draw_crop(config, sample.key, sizes[0], sizes[3])
         chain = unpack_chain(
             slot.slab,
             self._copy(slot),
@@ -251,7 +289,7 @@ class BatchMaker:
         )
 
     def _fill_fused(
-        self, tensors: dict[str, Tensor], number: int, recycles: int, slot: FilledSlot
+        self, tensors: dict[str, Tensor], number: int, recycles: int, slot: FilledSlot, crop: Crop
     ) -> None:
         from evofeed.loader.fused.sample_kernels import plan_sample
 
@@ -267,6 +305,7 @@ class BatchMaker:
             resolution=float(catalog.resolution[sample.row]),
             is_distillation=bool(catalog.is_distillation[sample.row]),
             device=self._device,
+            crop=crop,
         )
         data, on_device = self._copy_with(slot, words)
         kernels.run(on_device, data, tensors)
@@ -283,10 +322,6 @@ class BatchMaker:
         """Bytes that a slot for a sample must have besides those that are read into it."""
         if not self._fused:
             return 0
-        if self._config.assemblies is not None:
-            from evofeed.loader.fused.complex_filling import complex_words_nbytes
-
-            return complex_words_nbytes(place, self._config)
         from evofeed.loader.fused.filling import words_nbytes
 
         return words_nbytes(self._config)

@@ -10,7 +10,9 @@ import numpy as np
 import pyarrow as pa
 
 from evofeed.loader.config import LoaderConfig
+from evofeed.loader.counter_rng import below
 from evofeed.loader.order import accept_probability, column, eligible_rows, whole_column
+from evofeed.loader.views.weights import DatapointDraw
 from evofeed.store import Dataset
 from evofeed.store.inner import COLUMNS, shard_key
 
@@ -50,6 +52,11 @@ class Places:
         length, rows, deletions, templates = (int(size[row]) for size in self._sizes)
         return length, rows, deletions, templates
 
+    def chain_id(self, row: int) -> str:
+        """Of the chain of an index row."""
+        name: str = self._chain_id[row].as_py()
+        return name
+
     def place(self, row: int) -> ChainPlace:
         """Where the chain of an index row is."""
         return ChainPlace(
@@ -65,6 +72,9 @@ class Places:
 class ChainCatalog(Places):
     """One dataset's chains that may be drawn."""
 
+    draw: DatapointDraw | None = None
+    """How entries are drawn by their weights; None: chains come by acceptance."""
+
     def __init__(self, index: pa.Table, number: int, config: LoaderConfig, uri: str = "") -> None:
         super().__init__(index, number)
         self.index, self.uri = index, uri
@@ -77,8 +87,17 @@ class ChainCatalog(Places):
         self.resolution = column(index, "resolution")
         self.is_distillation = column(index, "is_distillation")
 
+    @property
+    def most_chains(self) -> int:
+        """Chains of the largest sample that may be drawn."""
+        return 1
+
     def __len__(self) -> int:
         return len(self.rows)
+
+    def other(self, key: int, attempt: int) -> int:
+        """Row of a chain in place of one that cannot be read."""
+        return int(self.rows[below(key, len(self), attempt)])
 
     def chain_ids(self) -> list[str]:
         """Of the eligible chains."""

@@ -12,7 +12,7 @@ from typing import Final
 
 import numpy as np
 
-from evofeed.residues import GAP, UNKNOWN
+from evofeed.protein.residues import GAP, UNKNOWN
 from evofeed.store.inner import FEATURES, Codec, PackedColumn, Place, row_nbytes
 
 _STORED: Final[dict[Codec, np.dtype]] = {

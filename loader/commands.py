@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
+from evofeed.base.options import Json, group, usable_device
 from evofeed.loader.config import PRESETS, LoaderConfig
-from evofeed.options import Json, group, usable_device
 
 bench_commands = group(
     "Measure evofeed on this machine.\n\nExample: evofeed bench loader data/ --steps 100"

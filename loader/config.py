@@ -9,11 +9,21 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from evofeed.configs import Config, check_numbers
+from evofeed.base.configs import Config, check_numbers
 from evofeed.loader.assembly_config import AssemblyConfig
+from evofeed.loader.entries_config import EntryConfig
+from evofeed.protein.features import MODEL_TEMPLATES
 
-PRESETS = ("initial_training", "finetuning", "prediction", "multimer")
-"""Class methods of `LoaderConfig` that make AF2's configurations."""
+PRESETS = (
+    "initial_training",
+    "finetuning",
+    "prediction",
+    "multimer",
+    "openfold3",
+    "boltz",
+    "protenix",
+)
+"""Class methods of `LoaderConfig` that make a model's configuration."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +36,7 @@ class LoaderConfig(Config):
     """Rows of `msa_feat`."""
     max_extra_msa: int = 1024
     """Rows of `extra_msa`."""
-    max_templates: int = 4
+    max_templates: int = MODEL_TEMPLATES
     """Templates in a batch."""
     subsample_templates: bool = True
     """Draw how many and which templates, as in training; else the first ones."""
@@ -57,6 +67,8 @@ class LoaderConfig(Config):
 
     assemblies: AssemblyConfig | None = None
     """Make AlphaFold-Multimer's features, of complexes and of single chains; None: AlphaFold2's."""
+    entries: EntryConfig | None = None
+    """Make samples of whole entries as OpenFold3, Boltz or Protenix has them; sizes are its own."""
 
     batch_size: int = 1
     """Samples in one batch of one rank."""
@@ -113,6 +125,8 @@ class LoaderConfig(Config):
                 raise ValueError(f"{name} must be a date like 2018-04-30, not {text!r}")
         if self.uniform_prob + self.profile_prob + self.same_prob > 1:
             raise ValueError("uniform_prob + profile_prob + same_prob is more than 1")
+        if self.entries is not None and self.assemblies is not None:
+            raise ValueError("entries and assemblies are features of two models: give one")
         if self.crop_size is None and self.batch_size > 1:
             raise ValueError("whole chains (crop_size=None) need batch_size=1")
 
@@ -168,6 +182,25 @@ class LoaderConfig(Config):
         return cls.prediction(**{**sizes, **changes})
 
     @classmethod
+    def openfold3(cls, **changes: Any) -> LoaderConfig:
+        """OpenFold3's training on whole entries: a crop of 384, entries before October 2021."""
+        return cls._of_entries(EntryConfig.openfold3(), changes)
+
+    @classmethod
+    def boltz(cls, **changes: Any) -> LoaderConfig:
+        """Boltz 1's training on whole entries: a crop of 512, entries before October 2021."""
+        return cls._of_entries(EntryConfig.boltz(), changes)
+
+    @classmethod
+    def protenix(cls, **changes: Any) -> LoaderConfig:
+        """Protenix's training on whole entries, those before October 2021."""
+        return cls._of_entries(EntryConfig.protenix(), changes)
+
+    @classmethod
+    def _of_entries(cls, entries: EntryConfig, changes: dict[str, Any]) -> LoaderConfig:
+        return cls(**{"entries": entries, "released_until": "2021-09-30", **changes})
+
+    @classmethod
     def preset(cls, name: str, **changes: Any) -> LoaderConfig:
         """The preset of that name; `initial-training` means `initial_training`.
 
@@ -190,4 +223,6 @@ class LoaderConfig(Config):
             del fields[name]
         if self.assemblies is None:  # of chains alone: the digest has no such field
             del fields["assemblies"]
+        if self.entries is None:
+            del fields["entries"]
         return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()

@@ -45,6 +45,28 @@ class Purpose(enum.IntEnum):
     INTERFACE = 20
     CHAIN_ORDER = 21
     CHAIN_CROP = 22
+    DATAPOINT = 23
+    CROP_STRATEGY = 24
+    HOOKS = 25
+    CROP_CENTRE = 25
+    CONFORMER = 26
+    CONFORMER_ROTATION = 27
+    CONFORMER_SHIFT = 28
+    MAIN_ROWS = 29
+    USED_ROWS = 30
+    NEIGHBORHOOD = 40
+    QUERY_TOKEN = 41
+    NUM_ROWS = 42
+    POCKET = 43
+    BINDER = 44
+    POCKET_SIZE = 45
+    POCKET_TOKENS = 46
+    ROTATION = 47
+    TRANSLATION = 48
+    COMBINATIONS = 49
+    MOLECULE_ORDER = 50
+    COPY_ORDER = 51
+    RESIDUE_SIDE = 52
 
 
 def _mix_word(z: int) -> int:

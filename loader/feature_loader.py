@@ -11,25 +11,26 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import torch
-from torch import Tensor
 
-from evofeed.errors import CannotResume, LoaderError
+from evofeed.base.errors import CannotResume, LoaderError
 from evofeed.loader.arena import Arena, prefault
 from evofeed.loader.batch_maker import BatchMaker, ReadyBatch, can_fuse
 from evofeed.loader.config import LoaderConfig
 from evofeed.loader.feeder import Feeder
+from evofeed.loader.hooks import LoaderHooks
 from evofeed.loader.mixture import Source, dataset_of, open_mixture, snapshot_of
 from evofeed.loader.plan import BatchPlan, Planner
 from evofeed.loader.reader_pool import ProcessReaders, Readers, ThreadReaders
 from evofeed.loader.sample_reading import sample_nbytes
 from evofeed.loader.stats import Stats
-from evofeed.store import Assemblies, Dataset
+from evofeed.store import Assemblies, Dataset, Entries
 
 _STATE_VERSION: Final = 1
 _SAME: Final = {
     "snapshots": "open the dataset at that digest, Dataset.open(uri, digest)",
     "config": "make the LoaderConfig of that run",
     "weights": "give the datasets those shares",
+    "hooks": "give the LoaderHooks of that name",
     "seed": "give that seed",
     "global_batch_size": "give LoaderConfig that number, and there may be more or fewer ranks",
 }
@@ -56,13 +57,14 @@ class FeatureLoader:
 
     Iterating gives one epoch from wherever the loader is, and then the next
     one: `for epoch in range(n): for batch in loader: ...`. A batch is
-    `dict[str, Tensor]`; features of a recycle have the recycle as first axis.
+    `dict[str, Tensor]`; features of a recycle have the recycle as first axis. Of entries it is what
+    `openfold3_batch` and its like take.
     What the batches hold depends on the dataset, the configuration and the seed
     alone: not on ranks, threads, restarts or the device.
 
     Args:
-        dataset: an opened dataset, or its `assemblies`, or several with their shares of the
-            mixture. With `config.assemblies` single chains are complexes of one.
+        dataset: an opened dataset, or its `assemblies` or `entries`, or several with their shares
+            of the mixture. With `config.assemblies` single chains are complexes of one.
         config: sizes and sampling rules.
         rank: of this process.
         world_size: processes that load together.
@@ -77,6 +79,7 @@ class FeatureLoader:
         arena_nbytes: shared memory for samples under way; None: by the largest chain.
         fused: on a GPU, make features with Triton's kernels; False: in plain torch, which takes
             the CPU some ten milliseconds a sample to queue and gives the same integers.
+        hooks: weights, crops, features and transforms of your own; crops and features of chains.
 
     Raises:
         LoaderError: no chain passes the filters.
@@ -99,14 +102,17 @@ class FeatureLoader:
         in_order: bool = True,
         arena_nbytes: int | None = None,
         fused: bool = True,
+        hooks: LoaderHooks | None = None,
     ) -> None:
         if reader not in ("process", "thread"):
             raise ValueError(f"reader must be 'process' or 'thread', not {reader!r}")
         if min(prefetch, num_threads, ready) < 1:
             raise ValueError("prefetch, num_threads and ready must be at least 1")
-        lone = isinstance(dataset, Dataset | Assemblies)
+        lone = isinstance(dataset, Dataset | Assemblies | Entries)
         mixture: list[tuple[Source, float]] = [(dataset, 1.0)] if lone else list(dataset)  # type: ignore[arg-type, list-item]
-        self.config, self.seed = config, seed
+        self.config, self.seed, self._hooks = config, seed, hooks
+        if hooks is not None:
+            _check(hooks, config)
         self._datasets = [dataset_of(one) for one, _ in mixture]
         self._snapshots = [snapshot_of(one) for one, _ in mixture]
         self._catalogs = open_mixture(mixture, config)
@@ -114,8 +120,9 @@ class FeatureLoader:
         if not (0 < sum(weights) < math.inf and min(weights) >= 0):
             raise ValueError(f"shares of datasets must be 0 or more, and not all 0: {weights}")
         self.planner = Planner(
-            self._catalogs, weights, config, rank=rank, world_size=world_size, seed=seed
-        )
+            self._catalogs, weights, config, rank=rank, world_size=world_size, seed=seed,
+            hooks=hooks,
+        )  # fmt: skip
         self.device = _device(device)
         self._options: dict[str, Any] = {"prefetch": prefetch, "ready": ready, "in_order": in_order}
         self._reader, self._num_threads = reader, num_threads
@@ -143,11 +150,16 @@ class FeatureLoader:
         return self.planner.batches_per_epoch
 
     @property
+    def most_chains(self) -> int:
+        """Chains of the largest complex that may be drawn; 1 of datasets of chains."""
+        return max(catalog.most_chains for catalog in self._catalogs)
+
+    @property
     def epoch(self) -> int:
         """The epoch that the next batch belongs to; once one is at its end, that is the next."""
         return self._epoch + (self._consumed >= self.planner.epoch_len)
 
-    def __iter__(self) -> Iterator[dict[str, Tensor]]:
+    def __iter__(self) -> Iterator[dict[str, Any]]:
         """The rest of the current epoch, or the next one whole."""
         if self.epoch > self._epoch:
             self._epoch, self._consumed = self.epoch, 0
@@ -155,7 +167,7 @@ class FeatureLoader:
         while self._epoch == epoch and self._consumed < self.planner.epoch_len:
             yield self._next()
 
-    def _next(self) -> dict[str, Tensor]:
+    def _next(self) -> dict[str, Any]:
         if self._feeder is not None and self._pid != os.getpid():
             self._forget()  # forked: thread and reader stayed with the parent
         try:
@@ -199,7 +211,10 @@ class FeatureLoader:
         if self.device.type == "cuda":
             arena.pin()
         self._stats.page_locked = arena.is_pinned
-        maker = BatchMaker(self._catalogs, self.config, arena, self.device, fused=self._fused)
+        maker = BatchMaker(
+            self._catalogs, self.config, arena, self.device, fused=self._fused,
+            hooks=self._hooks, datasets=self._datasets,
+        )  # fmt: skip
         storages = [dataset.storage for dataset in self._datasets]
         kind: Any = ProcessReaders if self._reader == "process" else ThreadReaders
         readers: functools.partial[Readers] = functools.partial(
@@ -226,9 +241,11 @@ class FeatureLoader:
         """
         ahead = {"ahead": sorted(self._ahead), "width": self.planner.width} if self._ahead else {}
         shares = {"weights": self.planner.weights} if len(self._datasets) > 1 else {}
+        hooks = {"hooks": self._hooks.name} if self._hooks is not None else {}
         return {
             **ahead,
             **shares,
+            **hooks,
             "version": _STATE_VERSION,
             "snapshots": self._snapshots,
             "config": self.config.digest,
@@ -288,6 +305,14 @@ class FeatureLoader:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+
+def _check(hooks: LoaderHooks, config: LoaderConfig) -> None:
+    of_chains = config.assemblies is None and config.entries is None
+    if not of_chains and (hooks.crop or hooks.features):
+        raise ValueError("hooks for crops and features are of single chains; use a transform")
+    if config.entries is not None and hooks.weights:
+        raise ValueError("entries are drawn by the weights of their model: EntryConfig has them")
 
 
 def _shut_down(pid: int, feeder: Feeder, arena: Arena) -> None:

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from evofeed.base.shapes import Float, Integer, Shaped
 from evofeed.loader.config import LoaderConfig
 from evofeed.loader.msa_draws import MsaDraws
 from evofeed.loader.transforms import clusters, structure
 from evofeed.loader.transforms import msa as msa_transforms
 from evofeed.loader.transforms.crop import Crop
-from evofeed.shapes import Float, Integer, Shaped
 
 
 @dataclass(frozen=True, slots=True)

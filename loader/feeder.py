@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from evofeed.errors import AccessDenied, ChainRefused, EvofeedError, LoaderError, StoreError
+from evofeed.base.errors import AccessDenied, ChainRefused, EvofeedError, LoaderError, StoreError
 from evofeed.loader.arena import Arena
 from evofeed.loader.batch_maker import BatchMaker, FilledSlot
 from evofeed.loader.catalog import ChainPlace

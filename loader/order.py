@@ -18,10 +18,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from evofeed.errors import LoaderError
+from evofeed.base.errors import LoaderError
 from evofeed.loader import counter_rng
 from evofeed.loader.config import LoaderConfig
 from evofeed.loader.counter_rng import Purpose
+from evofeed.loader.views.weights import DatapointDraw
 
 _MAX_PASSES: Final = 10_000
 _CHUNK: Final = 1 << 15
@@ -222,6 +223,34 @@ def epoch_order(
         found = _dataset_order(count, chance, seed, epoch, dataset, len(here), len(here), window)
         chain[here] = found
     return which, chain
+
+
+def drawn_order(
+    draws: Sequence[DatapointDraw],
+    weights: Sequence[float],
+    *,
+    seed: int,
+    epoch: int,
+    length: int,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Dataset and datapoint at each position of an epoch, drawn with replacement, `i64[length]`.
+
+    Args:
+        draws: of each dataset.
+        weights: share of each dataset in the mixture, drawn per position.
+        seed: of the run.
+        epoch: of the run.
+        length: positions.
+    """
+    share = np.cumsum(weights) / np.sum(weights)
+    key = counter_rng.stream_key(seed, epoch, Purpose.MIXTURE)
+    draw = counter_rng.bits32(key, length) * 2.0**-32
+    which = np.searchsorted(share[:-1], draw, side="right").astype(np.int64)
+    rows = np.empty(length, np.int64)
+    for dataset, one in enumerate(draws):
+        here = which == dataset
+        rows[here] = one.rows(seed, epoch, 0, length)[here]
+    return which, rows
 
 
 def window_order(costs: np.ndarray, step_size: int, key: int) -> np.ndarray:

@@ -17,13 +17,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from evofeed.errors import CannotResume, LoaderError
+from evofeed.base.errors import CannotResume, LoaderError
 from evofeed.loader import counter_rng
 from evofeed.loader.catalog import ChainCatalog
 from evofeed.loader.config import LoaderConfig
 from evofeed.loader.counter_rng import Purpose
 from evofeed.loader.draws import recycling_iters, sample_key
-from evofeed.loader.order import epoch_order, window_order
+from evofeed.loader.hooks import LoaderHooks
+from evofeed.loader.order import drawn_order, epoch_order, window_order
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +65,9 @@ class Planner:
         world_size: int,
         seed: int,
         at_once: bool = True,
+        hooks: LoaderHooks | None = None,
     ) -> None:
+        self._hooks = hooks
         if not 0 <= rank < world_size:
             raise ValueError(f"rank {rank} is not one of {world_size}")
         self.catalogs, self.weights, self.config = catalogs, weights, config
@@ -115,9 +118,9 @@ class Planner:
         have = len(self._orders[epoch][0]) if epoch in self._orders else -1
         if have < stop:
             length = self.epoch_len if self._at_once else min(self.epoch_len, max(stop, 2 * have))
-            which, chain = epoch_order(
+            which, chain = self._drawn(epoch, length) or epoch_order(
                 [len(catalog) for catalog in self.catalogs],
-                [catalog.probability for catalog in self.catalogs],
+                [self._probability(catalog, epoch) for catalog in self.catalogs],
                 self.weights,
                 seed=self.seed,
                 epoch=epoch,
@@ -133,6 +136,18 @@ class Planner:
                 del self._orders[old]
             self._orders[epoch] = which, rows
         return self._orders[epoch]
+
+    def _probability(self, catalog: ChainCatalog, epoch: int) -> np.ndarray | None:
+        if self._hooks is None or self._hooks.weights is None:
+            return catalog.probability
+        return self._hooks.probability(catalog.index.take(catalog.rows), epoch)
+
+    def _drawn(self, epoch: int, length: int) -> tuple[np.ndarray, np.ndarray] | None:
+        """The order of entries, drawn by their weights; None for chains and complexes."""
+        draws = [draw for catalog in self.catalogs if (draw := catalog.draw) is not None]
+        if not draws:
+            return None
+        return drawn_order(draws, self.weights, seed=self.seed, epoch=epoch, length=length)
 
     def batches(self, epoch: int, consumed: int, *, rank: int | None = None) -> Iterator[BatchPlan]:
         """Batches from a point on, through the ends of epochs, without end.
@@ -185,7 +200,7 @@ class Planner:
         catalog = self.catalogs[sample.dataset]
         key = counter_rng.stream_key(sample.key, Purpose.SUBSTITUTE)
         for attempt in range(20 * len(catalog)):
-            row = int(catalog.rows[counter_rng.below(key, len(catalog), attempt)])
+            row = catalog.other(key, attempt)
             if (sample.dataset, row) not in bad:
                 return SamplePlan(sample.epoch, sample.position, sample.dataset, row, sample.key)
         raise LoaderError(

@@ -9,9 +9,11 @@ processes and imports no torch.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
-from evofeed.errors import AccessDenied, ChainRefused, ShardCorrupt, StoreError
+from evofeed.base.errors import AccessDenied, ChainRefused, ShardCorrupt, StoreError
 from evofeed.loader.catalog import ChainPlace
 from evofeed.loader.checks import check_part
 from evofeed.store.inner import (
@@ -56,7 +58,7 @@ class ReadRequest(NamedTuple):
 
     number: int
     place: Any
-    """A `ChainPlace`; with a `task`, an `AssemblyPlace`."""
+    """A `ChainPlace`; with a `task`, an `AssemblyPlace` or an `EntryPlace`."""
     structure: bool
     templates: bool
     offset: int
@@ -66,7 +68,7 @@ class ReadRequest(NamedTuple):
     species: bool = False
     """Read what names the species of its rows, too."""
     task: Any = None
-    """What is to be decided about a complex, an `AssemblyTask`; None for a chain."""
+    """What is to be decided about a complex or an entry; None for a chain."""
 
 
 class Part(NamedTuple):
@@ -112,27 +114,46 @@ def read_chain(storage: Storage, request: ReadRequest, slot: memoryview) -> Slab
     """Fill a slot with what a sample needs of a chain and say where things are.
 
     Raises:
+        StoreError: as `read_columns`.
+    """
+    return read_columns(storage, request, slot)[0]
+
+
+def read_columns(
+    storage: Storage, request: ReadRequest, slot: memoryview
+) -> tuple[Slab, ChainDecoder]:
+    """As `read_chain`, and a decoder of the columns that now are in the slot.
+
+    Raises:
         ShardMissing, ShardCorrupt: the chain cannot be read; names shard and chain.
         ChainRefused: the storage does not answer, and does for the request's probe.
         AccessDenied: the storage does not let us read.
         StoreError: the storage does not answer.
     """
-    try:
+    with refusals(storage, request.probe):
         try:
             return _read_once(storage, request, slot)
         except ShardCorrupt:  # a flip on the way or in a cache heals itself
             if isinstance(storage, Keeping):
                 storage.forget(request.place.key)
             return _read_once(storage, request, slot)
+
+
+@contextlib.contextmanager
+def refusals(storage: Storage, probe: Any) -> Iterator[None]:
+    """Turn the error of a storage that answers for `probe` into `ChainRefused`."""
+    try:
+        yield
     except StoreError as error:
-        probe = request.probe
         passing = type(error) in (StoreError, AccessDenied)
         if passing and probe and answers(storage, probe.key, probe.offset):
             raise ChainRefused(error.message, path=error.path, item=error.item) from None
         raise
 
 
-def _read_once(storage: Storage, request: ReadRequest, slot: memoryview) -> Slab:
+def _read_once(
+    storage: Storage, request: ReadRequest, slot: memoryview
+) -> tuple[Slab, ChainDecoder]:
     place = request.place
     start, stop = span_of(place, request.templates, request.species)
     where = Place(place.chain_id, f"{storage.uri}/{place.key}")
@@ -145,7 +166,7 @@ def _read_once(storage: Storage, request: ReadRequest, slot: memoryview) -> Slab
     return _slab(request, slot, where)
 
 
-def _slab(request: ReadRequest, slot: memoryview, where: Place) -> Slab:
+def _slab(request: ReadRequest, slot: memoryview, where: Place) -> tuple[Slab, ChainDecoder]:
     start, stop = span_of(request.place, request.templates, request.species)
     starts = request.place.starts
     columns: dict[str, PackedColumn] = {}
@@ -165,11 +186,14 @@ def _slab(request: ReadRequest, slot: memoryview, where: Place) -> Slab:
             offset = end + -end % 64
             end = offset + len(column.payload)
             slot[offset:end] = column.payload
+            columns[name] = PackedColumn(
+                column.codec, slot[offset:end], raw_nbytes=column.raw_nbytes
+            )
         counts = check_part(name, column, decoder.dims, where)
         parts.append(Part(name, int(column.codec), offset, len(column.payload), counts))
     first = min(part.offset for part in parts)
     last = max(part.offset + part.nbytes for part in parts)
-    return Slab(tuple(parts), first - first % 64, last)
+    return Slab(tuple(parts), first - first % 64, last), decoder
 
 
 def _wanted(request: ReadRequest, decoder: ChainDecoder) -> tuple[str, ...]:

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import IO, Final, Protocol, runtime_checkable
 
 import evofeed
-from evofeed.errors import WorkerDied
+from evofeed.base.errors import WorkerDied
 from evofeed.loader.arena import Arena, Pulse
 from evofeed.loader.read_chain import ReadRequest
 from evofeed.loader.reader_process import Result, read_request

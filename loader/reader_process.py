@@ -21,7 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from typing import Any, Final
 
-from evofeed.errors import EvofeedError, LoaderError
+from evofeed.base.errors import EvofeedError, LoaderError
 from evofeed.loader.arena import Pulse
 from evofeed.loader.read_chain import ReadRequest
 from evofeed.loader.sample_reading import read_sample

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from evofeed.features import RECORD
+from evofeed.base.shapes import Bool, Float, Integer, UInt8
 from evofeed.loader.features import ChainTensors
 from evofeed.loader.read_chain import Part, Slab
-from evofeed.residues import GAP
-from evofeed.shapes import Bool, Float, Integer, UInt8
+from evofeed.protein.features import RECORD
+from evofeed.protein.residues import GAP
 from evofeed.store.inner import Codec, unpack_rows_compiled
 
 _DTYPES = {

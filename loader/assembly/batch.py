@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 
 def with_truth(batch: dict[str, Tensor], truths: Sequence[dict[str, Tensor]]) -> dict[str, Any]:
@@ -15,17 +15,8 @@ def with_truth(batch: dict[str, Tensor], truths: Sequence[dict[str, Tensor]]) ->
         return dict(batch)
     if len(truths) == 1:  # thirty copies less
         return {**batch, "gt_features": {name: value[None] for name, value in truths[0].items()}}
-    longest = max(len(truth["aatype"]) for truth in truths)
     padded = {
-        name: torch.stack(
-            [_padded(truth[name], longest) for truth in truths]  # zeros, as everywhere
-        )
+        name: pad_sequence([truth[name] for truth in truths], batch_first=True)
         for name in truths[0]
     }
     return {**batch, "gt_features": padded}
-
-
-def _padded(value: Tensor, length: int) -> Tensor:
-    if len(value) == length:
-        return value
-    return torch.cat([value, value.new_zeros(length - len(value), *value.shape[1:])])

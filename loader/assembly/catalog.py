@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from evofeed.errors import LoaderError
+from evofeed.base.errors import LoaderError
 from evofeed.loader.catalog import ChainCatalog, ChainPlace, Places
 from evofeed.loader.config import LoaderConfig
 from evofeed.loader.order import column, let_through, whole_column
@@ -71,6 +71,11 @@ class AssemblyCatalog(ChainCatalog):
 
     def __len__(self) -> int:
         return len(self.rows)
+
+    @property
+    def most_chains(self) -> int:
+        """Chains of the largest eligible complex."""
+        return int(column(self.index, "num_chains")[self.rows].max(initial=1))
 
     def chain_ids(self) -> list[str]:
         """Names of the eligible complexes."""

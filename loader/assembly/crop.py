@@ -11,16 +11,17 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
-from evofeed.interfaces import UNIT, interface_residues
+from evofeed.base.shapes import Float, Int
 from evofeed.loader.assembly_config import AssemblyConfig
-from evofeed.residues import ATOM_ORDER
-from evofeed.shapes import Float, Int
+from evofeed.loader.crop_draws import RunDraws, contiguous_runs
+from evofeed.protein.interfaces import UNIT, interface_residues
+from evofeed.protein.residues import ATOM_ORDER
 
 _CA = ATOM_ORDER["CA"]
 
 
 @runtime_checkable
-class CropDraws(Protocol):
+class CropDraws(RunDraws, Protocol):
     """The random decisions of a crop, in the order they are made."""
 
     def spatial(self, probability: float) -> bool:
@@ -28,12 +29,6 @@ class CropDraws(Protocol):
 
     def interface(self, count: int) -> int:
         """Which of the interface residues, 0 to `count - 1`."""
-
-    def chain_order(self, count: int) -> Sequence[int]:
-        """A permutation of the chains."""
-
-    def between(self, low: int, high: int) -> int:
-        """A whole number from `low` to `high`, both included."""
 
 
 def crop_residues(
@@ -97,17 +92,11 @@ def spatial_crop(
 
 
 def contiguous_crop(
-    lengths: Sequence[int], crop_size: int, draws: CropDraws
+    lengths: Sequence[int], crop_size: int, draws: RunDraws
 ) -> Int[np.ndarray, " C"]:
     """A run of residues of each chain, `crop_size` in all, chains in random order."""
     starts = np.cumsum([0, *lengths])
-    budget, remaining = crop_size, sum(lengths)
-    runs = []
-    for chain in draws.chain_order(len(lengths)):
-        length = lengths[chain]
-        remaining -= length
-        size = draws.between(min(length, max(0, budget - remaining)), min(budget, length))
-        budget -= size
-        start = int(starts[chain]) + draws.between(0, length - size)
-        runs.append(np.arange(start, start + size))
-    return np.sort(np.concatenate(runs))
+    runs = contiguous_runs(lengths, crop_size, draws)
+    return np.sort(
+        np.concatenate([starts[chain] + first + np.arange(size) for chain, first, size in runs])
+    )

@@ -11,13 +11,13 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from evofeed.base.shapes import Float, Integer
 from evofeed.loader.assembly.merge import AssemblyTensors
 from evofeed.loader.config import LoaderConfig
 from evofeed.loader.msa_draws import MsaDraws
 from evofeed.loader.transforms import clusters, structure
 from evofeed.loader.transforms import msa as msa_transforms
-from evofeed.residues import GAP
-from evofeed.shapes import Float, Integer
+from evofeed.protein.residues import GAP
 
 _PROFILE_EPS: Final = 1e-4
 """Added to the number of rows a profile is of, as upstream's masked mean does."""

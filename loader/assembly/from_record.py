@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import torch
 
-from evofeed.assembly_record import AssemblyRecord
-from evofeed.features import ASSEMBLY_BATCH
 from evofeed.loader.assembly.batch import with_truth
 from evofeed.loader.assembly.make import fill_assembly
 from evofeed.loader.assembly.merge import AssemblyTensors, Entity, merge_entities
-from evofeed.loader.assembly.pairing import EntityRows, plan_rows, species_keys
+from evofeed.loader.assembly.pairing import EntityRows, plan_rows
 from evofeed.loader.assembly_config import AssemblyConfig
 from evofeed.loader.batch import empty_batch
 from evofeed.loader.config import LoaderConfig
 from evofeed.loader.draws import sample_key
 from evofeed.loader.from_record import chain_tensors
 from evofeed.loader.msa_draws import RecycleDraws
+from evofeed.protein.assembly_record import AssemblyRecord
+from evofeed.protein.features import ASSEMBLY_BATCH
 
 _CPU = torch.device("cpu")
 
@@ -77,9 +76,8 @@ def merged_record(record: AssemblyRecord, rules: AssemblyConfig) -> AssemblyTens
         own = chain_tensors(chain, first, supervised=False)
         others = chain_tensors(pairing, (), supervised=False) if pairing else None
         entities.append(Entity(own, others, len(names)))
-        pair_msa = pairing.msa if pairing else chain.msa[:1]
-        keys = species_keys(pairing.msa_species) if pairing else np.zeros(1, np.int64)
-        rows.append(EntityRows(chain.msa, pair_msa, keys, len(names)))
+        pairs = (pairing.msa, pairing.msa_species) if pairing else (None,)
+        rows.append(EntityRows.of(chain.msa, len(names), *pairs))
     positions = mask = None
     if record.all_atom_positions is not None and record.all_atom_mask is not None:
         positions = torch.from_numpy(record.all_atom_positions)

@@ -7,18 +7,17 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from evofeed.base.shapes import Integer
 from evofeed.loader.assembly.features import assembly_constants, assembly_recycle, ground_truth
 from evofeed.loader.assembly.merge import AssemblyTensors, DeviceRows, Entity, merge_entities
 from evofeed.loader.assembly.reading import AssemblySlab, Member
 from evofeed.loader.assembly_config import AssemblyConfig
 from evofeed.loader.batch import put
 from evofeed.loader.config import LoaderConfig
-from evofeed.loader.counter_rng import Purpose, below, few_in_order, stream_key
+from evofeed.loader.draws import draw_crop
 from evofeed.loader.features import ChainTensors
 from evofeed.loader.msa_draws import MsaDraws
-from evofeed.loader.transforms.crop import crop_templates
 from evofeed.loader.unpack import unpack_chain
-from evofeed.shapes import Integer
 
 
 def unpack_assembly(
@@ -56,18 +55,10 @@ def unpack_assembly(
         for chain, rows, number in zip(slab.chains, slab.pairing, slab.copies, strict=True)
     ]
     atoms = unpack(slab.whole) if slab.whole else entities[0].chain
-    kept, rows = _decisions(slab, data)
-    merged = merge_entities(entities, rows, atoms.positions, atoms.mask, config)
-    return merged, kept
-
-
-def _decisions(slab: AssemblySlab, data: Tensor) -> tuple[Tensor, DeviceRows]:
     numbers = data[slab.at - slab.start : slab.stop - slab.start].view(torch.int32)
-    entities = len(slab.chains)
-    sizes = [4 * slab.num_res, slab.kept, slab.paired * entities, *slab.unpaired]
-    ids, kept, paired, *unpaired = torch.split(numbers.to(torch.int64), sizes)
-    rows = DeviceRows(paired.view(-1, entities), tuple(unpaired), ids.view(4, -1)[:3])
-    return kept, rows
+    ids, kept, paired, *unpaired = torch.split(numbers.to(torch.int64), list(slab.sizes))
+    rows = DeviceRows(paired.view(-1, len(entities)), tuple(unpaired), ids.view(3, -1))
+    return merge_entities(entities, rows, atoms.positions, atoms.mask, config), kept
 
 
 def draw_templates(
@@ -76,11 +67,7 @@ def draw_templates(
     """Slots of templates that a sample keeps, in order; of every chain the same."""
     if rules.lose_templates and config.crop_size is not None:
         return ()
-    order, first = list(range(num_templates)), 0
-    if config.subsample_templates and num_templates:
-        first = below(stream_key(key, Purpose.TEMPLATE_START), num_templates + 1)
-        order = few_in_order(stream_key(key, Purpose.TEMPLATE_ORDER), num_templates)
-    return crop_templates(num_templates, config.max_templates, first, order)
+    return draw_crop(config, key, 1, num_templates).templates
 
 
 def fill_assembly(

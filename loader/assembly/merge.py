@@ -9,14 +9,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from evofeed.base.shapes import Bool, Float, Integer, Shaped
 from evofeed.loader.assembly.pairing import RowPlan
 from evofeed.loader.assembly_config import AssemblyConfig
 from evofeed.loader.features import ChainTensors
-from evofeed.residues import GAP
-from evofeed.shapes import Bool, Float, Integer, Shaped
+from evofeed.protein.assembly_record import chain_numbers
+from evofeed.protein.residues import GAP
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,13 +131,12 @@ def merge_entities(
 def rows_on(plan: RowPlan, entities: Sequence[Entity]) -> DeviceRows:
     """A plan where its entities are, with the ids of their residues."""
     device = entities[0].chain.aatype.device
-    copies = [(number, c) for number, e in enumerate(entities, 1) for c in range(1, e.copies + 1)]
-    numbers = torch.tensor([(n, *pair) for n, pair in enumerate(copies, 1)])
-    lengths = torch.tensor([e.chain.num_res for e in entities for _ in range(e.copies)])
+    lengths = [entity.chain.num_res for entity in entities for _ in range(entity.copies)]
+    ids = np.repeat(chain_numbers([entity.copies for entity in entities]), lengths, axis=1)
     return DeviceRows(
         torch.from_numpy(plan.paired).to(device),
         tuple(torch.from_numpy(rows).to(device) for rows in plan.unpaired),
-        numbers.repeat_interleave(lengths, 0).T.contiguous().to(device),
+        torch.from_numpy(ids).to(device),
     )
 
 

@@ -13,9 +13,9 @@ from typing import Final
 
 import numpy as np
 
+from evofeed.base.shapes import Bool, Int, UInt8
 from evofeed.loader.assembly_config import AssemblyConfig
-from evofeed.residues import GAP
-from evofeed.shapes import Bool, Int, UInt8
+from evofeed.protein.residues import GAP
 
 _KEY_BYTES: Final = 8
 
@@ -32,6 +32,19 @@ class EntityRows:
     pair_msa: UInt8[np.ndarray, "P L"]
     species: Int[np.ndarray, " P"]
     copies: int
+
+    @classmethod
+    def of(
+        cls,
+        msa: UInt8[np.ndarray, "N L"],
+        copies: int,
+        pair_msa: UInt8[np.ndarray, "P L"] | None,
+        species: Sequence[str] = (),
+    ) -> EntityRows:
+        """From names of species; without an alignment to pair, the query alone is paired."""
+        if pair_msa is None:
+            return cls(msa, msa[:1], np.zeros(1, np.int64), copies)
+        return cls(msa, pair_msa, species_keys(species), copies)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

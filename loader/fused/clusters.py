@@ -12,7 +12,7 @@ import triton.language as tl
 
 from evofeed.loader.fused.emit import deletion_value
 from evofeed.loader.fused.loads import bits, integer, of_recycle, of_sample, recycle, word
-from evofeed.residues import GAP, MASK, RESTYPE_NUM
+from evofeed.protein.residues import GAP, MASK, RESTYPE_NUM
 
 _RESIDUES, _ROWS, _DELETIONS, _MAX_ROWS = of_sample("residues rows deletions max_rows")
 _WINDOW_START, _WINDOW, _PITCH = of_sample("window_start window pitch")

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from evofeed.loader.fused.loads import of_recycle, of_sample, recycle, word
-from evofeed.residues import MASK
+from evofeed.protein.residues import MASK
 
 _MAX_ROWS, _PITCH, _CROP_LENGTH, _CROP_AT = of_sample("max_rows pitch crop_length crop_at")
 _OUT_RESIDUES, _OUT_CENTRES, _OUT_EXTRA = of_sample("out_residues out_centres out_extra")

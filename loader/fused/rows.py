@@ -21,7 +21,7 @@ from evofeed.loader.fused.loads import (
     word,
 )
 from evofeed.loader.fused.sample_words import Recycle
-from evofeed.residues import GAP
+from evofeed.protein.residues import GAP
 
 _ROWS, _DELETIONS, _RECYCLES, _MAX_ROWS = of_sample("rows deletions recycles max_rows")
 _ORDER, _DELETION_ROW, _BY_ROW = of_sample("order_at deletion_row_at deletion_by_row")

@@ -8,7 +8,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from evofeed.features import SUPERVISED
 from evofeed.kernels.runtime.launching import launch
 from evofeed.loader.config import LoaderConfig
 from evofeed.loader.draws import draw_crop
@@ -19,7 +18,8 @@ from evofeed.loader.fused.tables import residue_tables
 from evofeed.loader.msa_draws import RecycleDraws
 from evofeed.loader.read_chain import Slab
 from evofeed.loader.transforms.crop import Crop
-from evofeed.residues import MASK
+from evofeed.protein.features import SUPERVISED
+from evofeed.protein.residues import MASK
 
 _CODES = MASK + 1
 _ALIGNED = 4
@@ -38,9 +38,10 @@ def plan_sample(
     resolution: float,
     is_distillation: bool,
     device: torch.device,
+    crop: Crop | None = None,
 ) -> tuple[SampleKernels, np.ndarray]:
     """What to launch for a sample, and the words to put behind its bytes."""
-    crop = draw_crop(config, key, sizes[0], sizes[3])
+    crop = crop or draw_crop(config, key, sizes[0], sizes[3])
     each = [
         recycle_words(
             sizes[1],

@@ -12,7 +12,7 @@ import triton.language as tl
 from evofeed.loader.fused import tables
 from evofeed.loader.fused.loads import begin_of, integer, of_sample, packed_code, word
 from evofeed.loader.fused.sample_words import Sample
-from evofeed.residues import ATOM_ORDER, GAP, RESTYPES, UNKNOWN
+from evofeed.protein.residues import ATOM_ORDER, GAP, RESTYPES, UNKNOWN
 
 _RESIDUES, _CROP_START, _CROP_LENGTH = of_sample("residues crop_start crop_length")
 _OUT_RESIDUES, _OUT_TEMPLATES = of_sample("out_residues out_templates")

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from evofeed import residue_geometry as geometry
 from evofeed.loader.transforms.structure import GROUP_ATOMS, GROUP_EXISTS
-from evofeed.residues import ATOM_ORDER
+from evofeed.protein import residue_geometry as geometry
+from evofeed.protein.residues import ATOM_ORDER
 
 _N, _CA, _C, _O = (ATOM_ORDER[name] for name in ("N", "CA", "C", "O"))
 

@@ -15,9 +15,9 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from evofeed.base.shapes import Float, Integer
 from evofeed.loader.transforms.msa import NUM_CODES
-from evofeed.residues import GAP
-from evofeed.shapes import Float, Integer
+from evofeed.protein.residues import GAP
 
 _EXACT_COLUMNS: Final = 2048
 """float16 holds every whole number up to here."""

@@ -7,8 +7,8 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from evofeed.base.shapes import Integer
 from evofeed.loader.counter_rng import MIX_1, MIX_2, STEP
-from evofeed.shapes import Integer
 
 _LOW_32: Final = (1 << 32) - 1
 

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from evofeed.residues import GAP, MASK, RESTYPE_NUM
-from evofeed.shapes import Bool, Float, Integer
+from evofeed.base.shapes import Bool, Float, Integer, Shaped
+from evofeed.protein.residues import GAP, MASK, RESTYPE_NUM
 
 NUM_CODES: Final = MASK + 1
 
@@ -80,10 +80,12 @@ def draw_replacement(
     return torch.where(kind < edges[0], uniform, drawn)
 
 
-def one_hot(codes: Integer[Tensor, "*S"], classes: int) -> Float[Tensor, "*S classes"]:
-    """`f32[..., classes]`; a code outside the classes gives zeros."""
+def one_hot(
+    codes: Integer[Tensor, "*S"], classes: int, dtype: torch.dtype = torch.float32
+) -> Shaped[Tensor, "*S classes"]:
+    """`[..., classes]`; a code outside the classes gives zeros. The device is asked for nothing."""
     steps = torch.arange(classes, device=codes.device, dtype=codes.dtype)
-    return (codes[..., None] == steps).to(torch.float32)
+    return (codes[..., None] == steps).to(dtype)
 
 
 def has_deletion(deletions: Tensor) -> Float[Tensor, "*S"]:

@@ -16,13 +16,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from evofeed import residue_geometry as geometry
-from evofeed.residues import ATOM_ORDER, RESTYPES, UNKNOWN
-from evofeed.shapes import Float, Integer
+from evofeed.base.shapes import Float, Integer
+from evofeed.protein import residue_geometry as geometry
+from evofeed.protein.pseudo_beta import pseudo_beta, pseudo_beta_mask
+from evofeed.protein.residues import ATOM_ORDER, UNKNOWN
 
 _EPS: Final = 1e-8
-_GLYCINE: Final = RESTYPES.index("G")
-_N, _CA, _C, _CB, _O = (ATOM_ORDER[name] for name in ("N", "CA", "C", "CB", "O"))
+_N, _CA, _C, _O = (ATOM_ORDER[name] for name in ("N", "CA", "C", "O"))
 
 
 def _group_tables() -> tuple[np.ndarray, np.ndarray]:
@@ -205,18 +205,6 @@ def atom37_to_torsion_angles(
     }
 
 
-def pseudo_beta(
-    aatype: Integer[Tensor, "*L"], positions: Float[Tensor, "*L 37 3"]
-) -> Float[Tensor, "*L 3"]:
-    """CB of each residue, CA of glycine; ångström."""
-    glycine = (aatype == _GLYCINE)[..., None]
-    return torch.where(glycine, positions[..., _CA, :], positions[..., _CB, :])
-
-
-def _pseudo_beta_mask(aatype: Tensor, mask: Float[Tensor, "*L 37"]) -> Float[Tensor, "*L"]:
-    return torch.where(aatype == _GLYCINE, mask[..., _CA], mask[..., _CB])
-
-
 def structure_features(
     aatype: Integer[Tensor, " L"],
     tables: ResidueTables,
@@ -231,7 +219,7 @@ def structure_features(
         **make_atom14_positions(tables, positions, mask),
         **atom37_to_frames(tables, positions, mask),
         "pseudo_beta": pseudo_beta(aatype, positions),
-        "pseudo_beta_mask": _pseudo_beta_mask(aatype, mask),
+        "pseudo_beta_mask": pseudo_beta_mask(aatype, mask),
         "chi_angles_sin_cos": torsions["torsion_angles_sin_cos"][..., 3:, :],
         "chi_mask": torsions["torsion_angles_mask"][..., 3:],
     }
@@ -253,6 +241,6 @@ def template_features(
         "template_sum_probs": sum_probs[:, None],
         "template_mask": torch.ones_like(sum_probs),
         "template_pseudo_beta": pseudo_beta(aatype, positions),
-        "template_pseudo_beta_mask": _pseudo_beta_mask(aatype, mask),
+        "template_pseudo_beta_mask": pseudo_beta_mask(aatype, mask),
         **{f"template_{name}": value for name, value in torsions.items()},
     }

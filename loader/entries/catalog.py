@@ -1,0 +1,166 @@
+"""What may be drawn of a dataset's entries: chains and interfaces that pass the filters."""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from evofeed.base.errors import LoaderError
+from evofeed.loader.catalog import ChainCatalog
+from evofeed.loader.config import LoaderConfig
+from evofeed.loader.counter_rng import below
+from evofeed.loader.entries_config import EntryConfig
+from evofeed.loader.order import column
+from evofeed.loader.views.weights import (
+    DatapointDraw,
+    cluster_sizes,
+    cluster_weights,
+    pair_weights,
+)
+from evofeed.store import Entries
+from evofeed.store.inner import RecordSpan
+
+_DATES: Final = {"openfold3": "earliest_date"}
+"""Date that a project filters by, if not the first of the history."""
+_NMR: Final = ("SOLUTION NMR", "SOLID-STATE NMR")
+
+
+class EntryPlace(NamedTuple):
+    """Where an entry and its alignments are: a reader opens no table."""
+
+    dataset: int
+    chain_id: str
+    """The entry's own name."""
+    key: str
+    offset: int
+    """Of its record: what a storage is asked for to see whether it answers."""
+    span: RecordSpan
+    alignments: tuple[RecordSpan, ...]
+    molecules: RecordSpan
+    components: RecordSpan
+    datapoint: tuple[int, ...]
+    """A chain, or the two chains of an interface."""
+
+
+class EntryCatalog(ChainCatalog):
+    """The chains and interfaces of one dataset's entries that may be drawn."""
+
+    def __init__(self, entries: Entries, number: int, config: LoaderConfig) -> None:
+        assert config.entries is not None
+        rules = config.entries
+        self.number, self.uri, self._entries = number, entries.dataset.uri, entries
+        self.index = table = entries.datapoints
+        self._entry = column(table, "entry")
+        self._ids = entries.table["entry_id"].to_pylist()
+        good = eligible_entries(entries, config)
+        mine = np.asarray(table["project"]) == rules.project if len(table) else np.zeros(0, bool)
+        self.rows = np.flatnonzero(mine & good[self._entry]) if len(table) else self._entry
+        if not len(self.rows):
+            raise LoaderError(
+                f"nothing of {len(self._ids)} entries may be drawn for {rules.project}",
+                path=self.uri,
+            )
+        self._chains = np.stack([column(table, "chain_a"), column(table, "chain_b")], 1)
+        self.draw = self._draw = DatapointDraw(self._weights(rules))
+        self.probability = None
+        tokens = column(entries.table, f"tokens_{rules.project}")
+        self.cost = tokens[self._entry]
+        self.resolution = column(entries.table, "resolution")[self._entry]
+        self.is_distillation = np.zeros(len(table), bool)
+        self._molecules = entries.span("molecules", rules.project)
+        self._components = entries.span("components", "components")
+        there = set(entries.names("alignment"))
+        self._alignments = [
+            tuple(name for name in names if name in there)
+            for names in entries.table["alignments"].to_pylist()
+        ]
+
+    def _weights(self, rules: EntryConfig) -> np.ndarray:
+        table = self.index.take(self.rows)
+        kinds = np.stack([column(table, "kind_a"), column(table, "kind_b")], 1).astype(np.int64)
+        keys = np.array(
+            [
+                "|".join(sorted(pair)) if pair[1] else pair[0]
+                for pair in zip(
+                    table["cluster_a"].to_pylist(), table["cluster_b"].to_pylist(), strict=True
+                )
+            ]
+        )
+        single = kinds[:, 1] < 0
+        _, cluster = np.unique(np.char.add(np.where(single, "1:", "2:"), keys), return_inverse=True)
+        if rules.project != "protenix":
+            return cluster_weights(kinds, cluster_sizes(cluster), rules.weights)
+        entities = np.sort(np.stack([column(table, "entity_a"), column(table, "entity_b")], 1), 1)
+        pairs = np.column_stack([self._entry[self.rows], entities])
+        _, pair = np.unique(pairs, axis=0, return_inverse=True)
+        return pair_weights(kinds, cluster, pair.reshape(-1), rules.weights)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def chain_ids(self) -> list[str]:
+        """Names of the entries that may be drawn."""
+        return [self._ids[row] for row in np.unique(self._entry[self.rows])]
+
+    def sizes(self, row: int) -> tuple[int, int, int, int]:
+        """Tokens of the entry of a datapoint."""
+        return int(self.cost[row]), 0, 0, 0
+
+    def largest(self) -> int:
+        """Row of any datapoint: slots are of one size."""
+        return int(self.rows[0])
+
+    def other(self, key: int, attempt: int) -> int:
+        """A datapoint in place of one that cannot be read, by its weight."""
+        drawn = self._draw.rows(key, attempt, below(key, 1 << 20, attempt), 1)
+        return int(self.rows[drawn[0]])
+
+    def place(self, row: int) -> EntryPlace:  # type: ignore[override]
+        """Where the entry of a datapoint is."""
+        number = int(self._entry[row])
+        span = self._entries.span("entry", self._ids[number])
+        names = self._alignments[number]
+        return EntryPlace(
+            dataset=self.number,
+            chain_id=span.record_id,
+            key=span.key,
+            offset=span.offset,
+            span=span,
+            alignments=tuple(self._entries.span("alignment", name) for name in names),
+            molecules=self._molecules,
+            components=self._components,
+            datapoint=tuple(chain for chain in self._chains[row].tolist() if chain >= 0),
+        )
+
+
+def eligible_entries(entries: Entries, config: LoaderConfig) -> np.ndarray:
+    """Which entries the filters let through, by row of their table."""
+    assert config.entries is not None
+    rules, table = config.entries, entries.table
+    resolution = column(table, "resolution")
+    good = ~(resolution > config.max_resolution)
+    tokens = column(table, f"tokens_{rules.project}")
+    good &= tokens >= 0
+    if rules.max_tokens is not None:
+        good &= tokens <= rules.max_tokens
+    if rules.resolution_required:
+        methods = table["methods"].to_pylist()
+        by_nmr = np.array([bool(names) and names[0] in _NMR for names in methods], bool)
+        good &= ~np.isnan(resolution) | by_nmr
+    if config.released_from or config.released_until:
+        dates = np.array(table[_DATES.get(rules.project, "release_date")].to_pylist(), np.str_)
+        deposited = np.array(table["deposit_date"].to_pylist(), np.str_)
+        dates = np.where(dates == "", deposited, dates)
+        good &= (dates >= (config.released_from or "0")) & (
+            dates <= (config.released_until or "9999-99-99")
+        )
+    points = entries.datapoints
+    if len(points):
+        mine = np.asarray(points["project"]) == rules.project
+        alone = mine & (column(points, "chain_b") < 0)
+        counts = np.bincount(column(points, "entry")[alone], minlength=len(table))
+        good &= counts <= rules.max_chains
+    if config.chains is not None:
+        good &= np.isin(np.array(table["entry_id"].to_pylist(), np.str_), config.chains)
+    return good

@@ -1,0 +1,152 @@
+"""A Boltz sample as the host decides it: a few small arrays that the device makes features of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+
+from evofeed.base.shapes import Int
+from evofeed.loader.views.boltz.config import BoltzConfig
+from evofeed.loader.views.boltz.crop import crop_tokens
+from evofeed.loader.views.boltz.draws import BoltzDraws, rotations
+from evofeed.loader.views.boltz.frames import frames
+from evofeed.loader.views.boltz.pocket import pocket
+from evofeed.loader.views.boltz.rows import chain_rows, plan_rows
+from evofeed.loader.views.boltz.tokens import tokens_of
+from evofeed.loader.views.cells import row_codes, row_deletions
+from evofeed.loader.views.entry_view import ChainType, EntryView
+from evofeed.loader.views.runs import joined_runs
+from evofeed.protein.alignment import GAP, Alignment
+
+OWN_CODE: Final = 32
+"""Added to a code of Boltz's vocabulary where letters stand beside codes."""
+
+
+def plan_sample(
+    view: EntryView,
+    alignments: Sequence[Alignment],
+    datapoint: Sequence[int],
+    draws: BoltzDraws,
+    config: BoltzConfig,
+) -> dict[str, np.ndarray]:
+    """Crop, rows and decisions of one sample.
+
+    Args:
+        view: the whole entry.
+        alignments: in the order of `view.alignments`.
+        datapoint: a chain, or the two chains of an interface.
+        draws: the random decisions.
+        config: sizes and faults.
+
+    Raises:
+        ValueError: no crop can be made around the datapoint.
+    """
+    crop = crop_tokens(tokens_of(view), datapoint, draws, config)
+    drawn = draws.rows(config.max_seqs)
+    packed = _tokens(view, crop)
+    packed["pocket"] = pocket(view, crop, draws, config)
+    atoms = joined_runs(view.token_atom[crop], view.token_atoms[crop])
+    packed |= _atoms(view, crop, atoms)
+    packed["frames"], packed["frame_mask"] = frames(view, crop, packed)
+    packed |= _moves(packed, draws, config)
+    return packed | _rows(view, alignments, crop, drawn, config)
+
+
+def _tokens(view: EntryView, crop: Int[np.ndarray, " N"]) -> dict[str, np.ndarray]:
+    residue = view.token_residue[crop]
+    chain = view.residue_chain()[residue]
+    apart = view.token_distogram[crop]
+    offset = np.cumsum(view.token_atoms[crop]) - view.token_atoms[crop]
+    own = offset - view.token_atom[crop]
+    resolved = view.token_resolved[crop]
+    polymer = view.chain_type[chain] != ChainType.LIGAND
+    number = np.full(view.num_tokens, -1)
+    number[crop] = np.arange(len(crop))
+    of_atom = np.full(view.num_atoms, -1)
+    of_atom[joined_runs(view.token_atom, view.token_atoms)] = np.repeat(number, view.token_atoms)
+    bonds = of_atom[view.bond_atom]
+    return {
+        "residue_index": view.residue_index[residue].astype(np.int32),
+        "asym_id": chain.astype(np.int32),
+        "entity_id": view.chain_entity[chain].astype(np.int32),
+        "sym_id": view.chain_sym[chain].astype(np.int32),
+        "mol_type": view.chain_type[chain].astype(np.int32),
+        "res_type": view.token_type[crop].astype(np.int32),
+        "disto_center": view.atom_position[apart].astype(np.float32),
+        "resolved": resolved,
+        "disto_resolved": view.residue_present[residue] & view.atom_present[apart],
+        "bonds": bonds[(bonds >= 0).all(1)].astype(np.int32),
+        "atom_num": view.token_atoms[crop].astype(np.int32),
+        "rep_atom": (own + apart).astype(np.int32),
+        "r_set": (own + view.token_centre[crop])[polymer & resolved].astype(np.int32),
+    }
+
+
+def _atoms(
+    view: EntryView, crop: Int[np.ndarray, " N"], atoms: Int[np.ndarray, " A"]
+) -> dict[str, np.ndarray]:
+    residue = view.token_residue[crop]
+    uid = np.cumsum(np.diff(residue, prepend=residue[:1]) != 0)
+    reference = view.atom_reference[atoms]
+    conformer = view.molecule_position[0][reference]
+    return {
+        "atom_name": view.atom_name[atoms].astype(np.uint8),
+        "element": view.atom_element[atoms].astype(np.uint8),
+        "charge": view.atom_charge[atoms].astype(np.int8),
+        "conformer": np.where(reference[:, None] >= 0, conformer, 0).astype(np.float32),
+        "coords": view.atom_position[atoms].astype(np.float32),
+        "present": view.atom_present[atoms],
+        "space_uid": np.repeat(uid, view.token_atoms[crop]).astype(np.int32),
+        "atom_token": np.repeat(np.arange(len(crop)), view.token_atoms[crop]).astype(np.int32),
+    }
+
+
+def _moves(
+    packed: dict[str, np.ndarray], draws: BoltzDraws, config: BoltzConfig
+) -> dict[str, np.ndarray]:
+    count = 1 if config.one_move else int(packed["space_uid"][-1]) + 1
+    return {
+        "rotation": rotations(draws.quaternions(count)),
+        "translation": draws.translations(count),
+    }
+
+
+def _rows(
+    view: EntryView,
+    alignments: Sequence[Alignment],
+    crop: Int[np.ndarray, " N"],
+    drawn: int,
+    config: BoltzConfig,
+) -> dict[str, np.ndarray]:
+    """Letters, pairing and deletions of the drawn rows, at the tokens' columns."""
+    residue = view.token_residue[crop]
+    chain = view.residue_chain()[residue]
+    chains, starts = np.unique(chain, return_index=True)
+    stops = np.append(starts[1:], len(crop))
+    mine = [alignments[number] if number >= 0 else None for number in view.chain_alignment[chains]]
+    rows = chain_rows(mine, config.max_rows)
+    plan = plan_rows(rows, drawn if config.profile_of_kept else None, config)
+    letters = np.full([len(plan.rows), len(crop)], GAP, np.uint8)
+    deletions = [np.zeros([0, 3], np.int32)]
+    for number, alignment in enumerate(mine):
+        run = slice(starts[number], stops[number])
+        if alignment is None:
+            letters[plan.rows[:, number] == 0, run] = OWN_CODE + view.residue_type[residue[run]]
+            continue
+        place, columns = plan.rows[:, number], view.residue_index[residue[run]]
+        which = np.where(place >= 0, rows[number].rows[place], -1)
+        letters[:, run] = row_codes(alignment, which, columns)
+        if config.narrowed_deletions:
+            which = np.where(place == 0, which, -1)
+        tokens = np.arange(starts[number], stops[number])
+        deletions.append(row_deletions(alignment, which, columns, tokens))
+    token_chain = np.repeat(np.arange(len(chains)), stops - starts)
+    return {
+        "letters": letters,
+        "is_paired": plan.is_paired,
+        "token_chain": token_chain.astype(np.int32),
+        "deletions": np.concatenate(deletions),
+        "num_rows": np.array(min(drawn, len(letters)), np.int32),
+    }

@@ -1,0 +1,96 @@
+"""A record and Boltz's section of it -> `EntryView` (its `data/tokenize/boltz.py`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import numpy as np
+
+from evofeed.base.shapes import Bool, Integer
+from evofeed.loader.views.columns import (
+    RESTYPES,
+    UNKNOWN,
+    Tokens,
+    centre_atoms,
+    copies,
+    distogram_atoms,
+    present_residues,
+    references,
+    split_tokens,
+    structure_columns,
+)
+from evofeed.loader.views.entry_view import ChainType, EntryView
+from evofeed.protein.entry_record import EntryRecord
+from evofeed.protein.molecules import Molecule
+from evofeed.protein.ruleset_section import RulesetSection
+
+FIRST_CODE: Final = 2
+"""Boltz's code of the first residue of `RESTYPES`; padding and the gap stand before."""
+
+
+def boltz_view(
+    record: EntryRecord,
+    section: RulesetSection,
+    molecules: Mapping[str, Molecule],
+    alignments: Mapping[int, str],
+) -> EntryView:
+    """The whole entry as Boltz sees it.
+
+    Args:
+        record: the entry.
+        section: Boltz's of it.
+        molecules: by component code.
+        alignments: name of the alignment by entity.
+
+    Raises:
+        MoleculeMissing: a reference molecule is absent, or an atom of it.
+    """
+    present = section.atom_row >= 0
+    rows = np.arange(len(section.residue_name))
+    titles = section.residue_name.tolist()
+    reference = references(section, rows, titles, molecules)
+    codes = {name: code for code, name in enumerate(RESTYPES)}
+    types = FIRST_CODE + np.array([codes.get(name, UNKNOWN) for name in titles])
+    chain = np.repeat(np.arange(len(section.chain_name)), np.diff(section.chain_residue))
+    ligand = section.chain_type[chain] == ChainType.LIGAND
+    types[ligand] = FIRST_CODE + UNKNOWN
+    standard = ~ligand & np.isin(section.residue_name, RESTYPES)
+    columns = reference.columns
+    sizes = np.diff(columns["molecule_atom"])
+    columns["molecule_position"][:, columns["molecule_atom"][:-1][sizes == 1]] = 0
+    return EntryView(
+        **structure_columns(record, section, present, alignments, single=False),
+        **columns,
+        **_tokens(section, types, standard, present, chain),
+        chain_sym=copies(section.chain_entity),
+        residue_type=types.astype(np.uint8),
+        atom_element=reference.element.astype(np.uint8),
+        atom_charge=reference.charge.astype(np.int8),
+    )
+
+
+def _tokens(
+    section: RulesetSection,
+    types: Integer[np.ndarray, " R"],
+    standard: Bool[np.ndarray, " R"],
+    present: Bool[np.ndarray, " A"],
+    chain: Integer[np.ndarray, " R"],
+) -> dict[str, Any]:
+    """Tokens of the valid chains: a standard residue, or an atom of any other."""
+    tokens = split_tokens(section, standard)
+    valid = section.chain_valid[chain][tokens.residue]
+    tokens = Tokens(*(column[valid] for column in tokens))
+    names, owner = section.residue_name.tolist(), tokens.residue
+    centre = tokens.atom(section, standard, centre_atoms(names))
+    seen = present_residues(present, section.residue_atom)
+    return {
+        "token_atom": tokens.first.astype(np.int32),
+        "token_atoms": tokens.atoms.astype(np.int32),
+        "token_residue": owner.astype(np.int32),
+        "token_type": types[owner].astype(np.uint8),
+        "token_centre": centre.astype(np.int32),
+        "token_distogram": tokens.atom(section, standard, distogram_atoms(names)).astype(np.int32),
+        "token_atomized": ~standard[owner],
+        "token_resolved": seen[owner] & present[centre],
+    }

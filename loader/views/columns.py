@@ -1,0 +1,204 @@
+"""Columns of an `EntryView` that all projects make alike from a ruleset's section."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from evofeed.base.shapes import Bool, Integer, Shaped, UInt8
+from evofeed.loader.views.entry_view import NAME_CHARS
+from evofeed.protein.datapoints import RESTYPES as RESTYPES
+from evofeed.protein.entry_record import EntryRecord
+from evofeed.protein.molecules import ELEMENTS, Molecule, molecule
+from evofeed.protein.ruleset_section import RulesetSection, placed
+
+UNKNOWN: Final = RESTYPES.index("UNK")
+
+_DISTOGRAM: Final = {
+    **dict.fromkeys(("A", "G", "DA", "DG"), "C4"),
+    **dict.fromkeys(("C", "U", "DC", "DT"), "C2"),
+    **dict.fromkeys(("N", "DN"), "C1'"),
+    "GLY": "CA",
+}
+
+
+class References(NamedTuple):
+    """Reference molecules of an entry laid end to end, and which atom is which of theirs."""
+
+    columns: dict[str, Any]
+    element: Integer[np.ndarray, " A"]
+    charge: Integer[np.ndarray, " A"]
+
+
+def structure_columns(
+    record: EntryRecord,
+    section: RulesetSection,
+    present: Bool[np.ndarray, " A"],
+    alignments: Mapping[int, str],
+    *,
+    single: bool,
+) -> dict[str, Any]:
+    """The columns of chains, residues and atoms that all projects have alike.
+
+    Args:
+        record: the entry.
+        section: what the project takes of it.
+        present: atoms that it takes as seen.
+        alignments: name of the alignment by entity.
+        single: coordinates of copies in float32, as biotite makes them.
+    """
+    operator = section.chain_operator[section.atom_chain()]
+    position = placed(
+        record.atom_position[section.atom_row], operator, record.operators, single=single
+    )
+    named = [alignments.get(entity, "") for entity in section.chain_entity.tolist()]
+    names = tuple(sorted({name for name in named if name}))
+    return {
+        "entry": record.entry,
+        "resolution": record.resolution(),
+        "alignments": names,
+        "chain_alignment": np.array([names.index(n) if n else -1 for n in named], np.int32),
+        "chain_name": section.chain_name,
+        "chain_type": section.chain_type.astype(np.uint8),
+        "chain_entity": section.chain_entity.astype(np.int32),
+        "chain_valid": section.chain_valid,
+        "chain_residue": section.chain_residue.astype(np.int32),
+        "residue_name": section.residue_name,
+        "residue_index": section.residue_index.astype(np.int32),
+        "residue_atom": section.residue_atom.astype(np.int32),
+        "residue_present": present_residues(present, section.residue_atom),
+        "atom_name": name_codes(section.atom_name),
+        "atom_position": np.where(section.atom_row[:, None] >= 0, position, np.float32(0)),
+        "atom_present": present,
+        "bond_atom": section.bond_atom.astype(np.int32),
+        "bond_type": section.bond_type.astype(np.uint8),
+        "interface_chain": section.interface.astype(np.int32),
+    }
+
+
+class Tokens(NamedTuple):
+    """Tokens of a section: first atom, number of atoms, and residue of each."""
+
+    first: Integer[np.ndarray, " N"]
+    atoms: Integer[np.ndarray, " N"]
+    residue: Integer[np.ndarray, " N"]
+
+    def atom(
+        self, section: RulesetSection, standard: Bool[np.ndarray, " R"], names: Sequence[str]
+    ) -> Integer[np.ndarray, " N"]:
+        """Atom of the name that stands for its residue, of a standard one; else the first."""
+        residue = section.atom_residue()
+        wanted = np.array(names)[residue]
+        there = np.flatnonzero(standard[residue] & (section.atom_name == wanted))
+        place = np.full(len(section.residue_name), -1, np.int64)
+        place[residue[there]] = there
+        return np.where(place[self.residue] >= 0, place[self.residue], self.first)
+
+
+def split_tokens(section: RulesetSection, whole: Bool[np.ndarray, " R"]) -> Tokens:
+    """A token for every residue that stays whole, and for every atom of the others."""
+    residue = section.atom_residue()
+    fresh = ~whole[residue]
+    fresh[section.residue_atom[:-1]] = True
+    first = np.flatnonzero(fresh)
+    return Tokens(first, np.diff(np.append(first, len(residue))), residue[first])
+
+
+def centre_atoms(names: Sequence[str]) -> list[str]:
+    """Names of the atoms that stand for standard residues in crops."""
+    return ["CA" if len(name) == 3 else "C1'" for name in names]
+
+
+def distogram_atoms(names: Sequence[str]) -> list[str]:
+    """Names of the atoms that stand for standard residues in the distogram."""
+    return [_DISTOGRAM.get(name, "CB") for name in names]
+
+
+def references(
+    section: RulesetSection,
+    component: Integer[np.ndarray, " R"],
+    titles: Sequence[str],
+    molecules: Mapping[str, Molecule],
+) -> References:
+    """Distinct reference molecules by name, sorted.
+
+    Args:
+        section: what the project takes of an entry.
+        component: component of every residue, ascending from 0.
+        titles: name of every component's molecule.
+        molecules: by name.
+
+    Raises:
+        MoleculeMissing: a molecule is absent, or an atom of it.
+    """
+    names = tuple(sorted(set(titles)))
+    used = [molecule(molecules, name) for name in names]
+    starts = np.append(0, np.cumsum([len(one.name) for one in used])).astype(np.int32)
+    rank = {name: row for row, name in enumerate(names)}
+    first = np.flatnonzero(np.diff(component, prepend=-1))
+    bounds = np.append(section.residue_atom[first], len(section.atom_name)).tolist()
+    names_of_atoms = np.ascontiguousarray(section.atom_name)
+    text, width = names_of_atoms.tobytes(), names_of_atoms.itemsize
+    seen: dict[tuple[str, bytes], np.ndarray] = {}  # copies and equal residues are looked up once
+    parts = [np.zeros(0, np.int32)]
+    for title, low, high in zip(titles, bounds[:-1], bounds[1:], strict=True):
+        key = title, text[low * width : high * width]
+        if (rows := seen.get(key)) is None:
+            row = rank[title]
+            rows = seen[key] = starts[row] + used[row].rows_of(title, names_of_atoms[low:high])
+        parts.append(rows)
+    reference = np.concatenate(parts)
+    pools = min(len(one.position) for one in used)
+    element = np.concatenate([one.element for one in used])
+    charge = np.concatenate([one.charge for one in used])
+    return References(
+        {
+            "residue_component": component.astype(np.int32),
+            "atom_reference": reference,
+            "component_molecule": np.array([rank[title] for title in titles], np.int32),
+            "molecule_name": names,
+            "molecule_atom": starts,
+            "molecule_position": np.concatenate(
+                [one.position[:pools] for one in used], axis=1
+            ).astype(np.float32),
+            "molecule_mask": np.concatenate([one.mask for one in used]),
+            "molecule_bond": np.concatenate(
+                [one.bond + start for one, start in zip(used, starts[:-1], strict=True)]
+            ).astype(np.int32),
+            "molecule_orders": tuple(one.orders for one in used),
+        },
+        element[reference],
+        charge[reference],
+    )
+
+
+def name_codes(names: Shaped[np.ndarray, " A"]) -> UInt8[np.ndarray, "A 4"]:
+    """Characters of atom names minus 32, the first four, blanks behind."""
+    codes = names.astype(f"<U{NAME_CHARS}").view(np.uint32).reshape(-1, NAME_CHARS)
+    return (np.maximum(codes, 32) - 32).astype(np.uint8)
+
+
+def element_numbers(elements: Shaped[np.ndarray, " A"]) -> UInt8[np.ndarray, " A"]:
+    """Atomic numbers, 0 if unknown."""
+    numbers = {name: number for number, name in enumerate(ELEMENTS, 1)}
+    names, inverse = np.unique(elements, return_inverse=True)
+    return np.array([numbers.get(name, 0) for name in names.tolist()], np.uint8)[inverse]
+
+
+def present_residues(
+    present: Bool[np.ndarray, " A"], offsets: Integer[np.ndarray, " bounds"]
+) -> Bool[np.ndarray, " R"]:
+    """Whether any atom of a residue is present; every residue has atoms."""
+    return np.add.reduceat(present, offsets[:-1]) > 0
+
+
+def copies(entities: Integer[np.ndarray, " C"]) -> Integer[np.ndarray, " C"]:
+    """How many chains of the same entity stand before each."""
+    seen: dict[int, int] = {}
+    out = []
+    for entity in entities.tolist():
+        out.append(seen.get(entity, 0))
+        seen[entity] = out[-1] + 1
+    return np.array(out, np.int32)

@@ -1,0 +1,170 @@
+"""One entry as one project sees it: what survived its cleaning, in its order and its numbers.
+
+`EntryView` is what the views of OpenFold3, Boltz and Protenix start from. It is made from a record
+and the project's ruleset, or from the project's own prepared tables; a view reads nothing else of
+the structure. Plain numpy columns, whole entry, never changed after they were made.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, fields
+from typing import Final
+
+import numpy as np
+
+from evofeed.base.shapes import Bool, Float, Integer, Shaped
+
+NAME_CHARS: Final = 4
+"""Characters of an atom's name that a model is fed."""
+
+
+class ChainType(enum.IntEnum):
+    """What a chain is. Projects number them otherwise; a view translates."""
+
+    PROTEIN = 0
+    DNA = 1
+    RNA = 2
+    LIGAND = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EntryView:
+    """A whole entry in the eyes of one project.
+
+    C chains, R residues, A atoms, N tokens, B bonds, I interfaces; G components, which get a
+    conformer each (a residue, or a ligand chain of several residues where the project treats it
+    as one molecule); M distinct reference molecules with Q atoms and K stored conformers.
+    Residues stand in the order of their chains, atoms in the order of their residues. Offsets
+    have one element more than rows and begin with 0. Row numbers count from 0 in the whole entry.
+    """
+
+    entry: str
+    """Name of the entry."""
+    resolution: float
+    """Ångström; NaN if unknown."""
+
+    chain_name: Shaped[np.ndarray, " C"]
+    """Text: the project's own name of the chain."""
+    chain_type: Integer[np.ndarray, " C"]
+    """`ChainType`, as the project reads it."""
+    chain_entity: Integer[np.ndarray, " C"]
+    """The project's number of the entity."""
+    chain_sym: Integer[np.ndarray, " C"]
+    """Which copy of its entity, from 0."""
+    chain_valid: Bool[np.ndarray, " C"]
+    """False: in the tables, but without tokens (Boltz)."""
+    chain_residue: Integer[np.ndarray, " C1"]
+    """Offsets into residues."""
+    chain_alignment: Integer[np.ndarray, " C"]
+    """Number in `alignments`; -1 for a chain without one."""
+    alignments: tuple[str, ...]
+    """Names of the distinct alignments of the entry."""
+
+    residue_name: Shaped[np.ndarray, " R"]
+    """Text: component code."""
+    residue_index: Integer[np.ndarray, " R"]
+    """The project's number of the residue in its chain."""
+    residue_type: Integer[np.ndarray, " R"]
+    """Code in the project's vocabulary of residues."""
+    residue_present: Bool[np.ndarray, " R"]
+    """Whether any atom of it was seen."""
+    residue_component: Integer[np.ndarray, " R"]
+    """Component it belongs to, ascending."""
+    residue_atom: Integer[np.ndarray, " R1"]
+    """Offsets into atoms."""
+
+    atom_name: Integer[np.ndarray, "A 4"]
+    """Characters of the name minus 32, 0 for a blank."""
+    atom_element: Integer[np.ndarray, " A"]
+    """Atomic number; 0 if unknown."""
+    atom_charge: Integer[np.ndarray, " A"]
+    """Formal charge as the model is fed it."""
+    atom_position: Float[np.ndarray, "A 3"]
+    """Ångström; zeros where absent."""
+    atom_present: Bool[np.ndarray, " A"]
+    """Whether the project takes the atom as seen."""
+    atom_reference: Integer[np.ndarray, " A"]
+    """Row of the atom among the Q atoms of reference molecules; -1 for none."""
+
+    token_atom: Integer[np.ndarray, " N"]
+    """First atom."""
+    token_atoms: Integer[np.ndarray, " N"]
+    """How many atoms, one after the other."""
+    token_residue: Integer[np.ndarray, " N"]
+    """Residue it is, or is part of."""
+    token_type: Integer[np.ndarray, " N"]
+    """Code in the project's vocabulary of residues."""
+    token_centre: Integer[np.ndarray, " N"]
+    """Atom that stands for the token in crops."""
+    token_distogram: Integer[np.ndarray, " N"]
+    """Atom that stands for the token in the distogram; -1 where the model finds it."""
+    token_atomized: Bool[np.ndarray, " N"]
+    """Whether the residue is split into atoms."""
+    token_resolved: Bool[np.ndarray, " N"]
+    """Whether the project takes the token as resolved."""
+
+    bond_atom: Integer[np.ndarray, "B 2"]
+    """Atoms of every bond the project has, in the order of its table."""
+    bond_type: Integer[np.ndarray, " B"]
+    """The project's code of the bond's order; 0 for a link without one."""
+    interface_chain: Integer[np.ndarray, "I 2"]
+    """Chains in contact."""
+
+    component_molecule: Integer[np.ndarray, " G"]
+    """Reference molecule of every component."""
+    molecule_name: tuple[str, ...]
+    """Names of the reference molecules."""
+    molecule_atom: Integer[np.ndarray, " M1"]
+    """Offsets into reference atoms."""
+    molecule_bond: Integer[np.ndarray, "E 2"]
+    """Reference atoms that are bonded, molecule by molecule."""
+    molecule_position: Float[np.ndarray, "K Q 3"]
+    """Conformers, ångström; zeros where masked. K may be 1."""
+    molecule_mask: Bool[np.ndarray, " Q"]
+    """Whether the atom has coordinates in the conformers."""
+    molecule_orders: tuple[Integer[np.ndarray, "_ _"], ...]
+    """Atom orders of every molecule that leave it the same, `[P, a]`, the identity among them."""
+
+    @property
+    def num_chains(self) -> int:
+        """Chains, valid or not (C)."""
+        return len(self.chain_name)
+
+    @property
+    def num_residues(self) -> int:
+        """Residues of all chains (R)."""
+        return len(self.residue_name)
+
+    @property
+    def num_atoms(self) -> int:
+        """Atoms, seen or not (A)."""
+        return len(self.atom_name)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the whole entry (N)."""
+        return len(self.token_atom)
+
+    def nbytes(self) -> int:
+        """Bytes of all columns."""
+        values = (getattr(self, field.name) for field in fields(self))
+        return sum(value.nbytes for value in values if isinstance(value, np.ndarray))
+
+    def residue_chain(self) -> Integer[np.ndarray, " R"]:
+        """Chain of every residue."""
+        return np.repeat(np.arange(self.num_chains, dtype=np.int32), np.diff(self.chain_residue))
+
+    def atom_residue(self) -> Integer[np.ndarray, " A"]:
+        """Residue of every atom."""
+        return np.repeat(np.arange(self.num_residues, dtype=np.int32), np.diff(self.residue_atom))
+
+    def token_chain(self) -> Integer[np.ndarray, " N"]:
+        """Chain of every token."""
+        chain: np.ndarray = self.residue_chain()[self.token_residue]
+        return chain
+
+    def token_position(self) -> Float[np.ndarray, "N 3"]:
+        """Centre atoms, ångström."""
+        position: np.ndarray = self.atom_position[self.token_centre]
+        return position

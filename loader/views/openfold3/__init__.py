@@ -1,0 +1,1 @@
+"""Entries as OpenFold3 sees them."""

@@ -1,0 +1,204 @@
+"""A planned OpenFold3 sample to the tensors its model takes: plain torch, on any device.
+
+Every shape is known to the host. Names and values are those of OpenFold3's featurizer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from evofeed.loader.transforms.msa import one_hot
+from evofeed.loader.views.entry_view import ChainType
+from evofeed.loader.views.openfold3.config import OpenFold3Config
+from evofeed.loader.views.openfold3.plan import GAP_TYPE, NUM_RESTYPES
+from evofeed.loader.views.tensors import longer, symmetric
+
+NUM_ELEMENTS: Final = 119
+"""Atomic numbers from 1, the last one for what is unknown."""
+_CHARACTERS: Final = 64
+_BINS: Final = 39
+_KINDS: Final = (
+    ("is_protein", ChainType.PROTEIN),
+    ("is_rna", ChainType.RNA),
+    ("is_dna", ChainType.DNA),
+    ("is_ligand", ChainType.LIGAND),
+)
+_NUMBERS: Final = (
+    "token_index",
+    "mol_entity_id",
+    "mol_sym_id",
+    "mol_sym_token_index",
+    "mol_sym_component_id",
+)
+
+
+def openfold3_features(packed: Mapping[str, Tensor], config: OpenFold3Config) -> dict[str, Any]:
+    """The features of one sample, padded to the config's tokens; atoms and rows as they are.
+
+    Args:
+        packed: what `plan_sample` gave, as tensors of one device, but for `plan.ON_HOST`.
+        config: sizes and faults, the plan's.
+    """
+    size = config.token_budget
+    return {
+        **_structure(packed, "", size),
+        **_chains(packed, size),
+        "ground_truth": {
+            **_structure(packed, "label_", len(packed["label_token_index"])),
+            "atom_positions": packed["label_position"],
+            "atom_resolved_mask": packed["label_resolved"].float(),
+        },
+        **_conformers(packed),
+        "ref_space_uid_to_perm": _orders(packed),
+        **_rows(packed, config),
+        **no_templates(config, packed["msa"].device),
+        "loss_weights": {
+            name: value
+            for (name, _), value in zip(
+                config.loss_weights, torch.split(packed["loss_weights"], 1), strict=True
+            )
+        },
+    }
+
+
+def _structure(packed: Mapping[str, Tensor], prefix: str, size: int) -> dict[str, Tensor]:
+    """Features that the tokens of the crop and those of the labels have alike."""
+    kind = packed[f"{prefix}chain_type"]
+    atoms = packed[f"{prefix}num_atoms"]
+    total = len(packed["label_position" if prefix else "conformer"])
+    numbers = {name: packed[prefix + name] for name in _NUMBERS}
+    numbers |= {name: kind == number for name, number in _KINDS}
+    numbers["is_atomized"] = packed[f"{prefix}is_atomized"]
+    numbers["num_atoms_per_token"] = atoms
+    numbers["start_atom_index"] = atoms.cumsum(0, dtype=torch.int32) - atoms
+    mask = torch.zeros(size, device=kind.device)
+    mask[: len(kind)].fill_(1)
+    return {
+        **_padded(numbers, size),
+        "restype": longer(one_hot(packed[f"{prefix}restype"], NUM_RESTYPES, torch.int32), size),
+        "token_mask": mask,
+        "atom_mask": torch.ones(total, device=kind.device),
+    }
+
+
+def _padded(numbers: dict[str, Tensor], size: int) -> dict[str, Tensor]:
+    """Whole numbers of the tokens, `i32[size]` each; few kernels for all of them."""
+    first = next(iter(numbers.values()))
+    whole = torch.zeros(len(numbers), size, dtype=torch.int32, device=first.device)
+    whole[:, : len(first)] = torch.stack([value.to(torch.int32) for value in numbers.values()])
+    return dict(zip(numbers, whole.unbind(0), strict=True))
+
+
+def _chains(packed: Mapping[str, Tensor], size: int) -> dict[str, Tensor]:
+    device = packed["asym_id"].device
+    atoms = packed["num_atoms"]
+    names = ("residue_index", "asym_id", "entity_id", "sym_id")
+    return {
+        **_padded({name: packed[name] for name in names}, size),
+        "token_bonds": symmetric(packed["bonds"], size, torch.int32),
+        "atom_to_token_index": torch.repeat_interleave(
+            torch.arange(len(atoms), dtype=torch.int32, device=device),
+            atoms,
+            output_size=len(packed["conformer"]),
+        ),
+        "cyclic_mask": torch.zeros(size, dtype=torch.bool, device=device),
+    }
+
+
+def _conformers(packed: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    element = packed["element"].long()
+    unknown = torch.full_like(element, NUM_ELEMENTS)
+    return {
+        "ref_pos": moved_conformers(packed),
+        "ref_mask": packed["ref_mask"].to(torch.int32),
+        "ref_element": one_hot(
+            torch.where(element > 0, element, unknown) - 1, NUM_ELEMENTS, torch.int32
+        ),
+        "ref_charge": packed["charge"].float(),
+        "ref_atom_name_chars": one_hot(packed["atom_name"], _CHARACTERS, torch.int32),
+        "ref_space_uid": packed["space_uid"],
+    }
+
+
+def moved_conformers(packed: Mapping[str, Tensor]) -> Tensor:
+    """Every component centred, turned and shifted, `f32[A, 3]`; zeros where masked.
+
+    Source: AF3 SI, algorithm 19.
+    """
+    uid, mask = packed["space_uid"].long(), packed["ref_mask"].float()
+    position, shift = packed["conformer"], packed["shift"]
+    sums = torch.zeros_like(shift).index_add_(0, uid, position * mask[:, None])
+    counts = torch.zeros_like(shift[:, 0]).index_add_(0, uid, mask)
+    mean = sums / counts.clamp(min=1)[:, None]
+    rotation = rotations(packed["turn"])
+    turned = torch.einsum("aij,aj->ai", rotation[uid], position - mean[uid])
+    return (turned + shift[uid]) * mask[:, None]
+
+
+def rotations(turn: Tensor) -> Tensor:
+    """Rotation matrices of quaternions of any length, `[g, 4]` to `[g, 3, 3]`."""
+    norm = torch.linalg.vector_norm(turn, dim=-1, keepdim=True)
+    w, x, y, z = (turn / norm.clamp(min=1e-12)).unbind(-1)
+    rows = (
+        (w * w + x * x - y * y - z * z, 2 * (x * y - w * z), 2 * (x * z + w * y)),
+        (2 * (x * y + w * z), w * w - x * x + y * y - z * z, 2 * (y * z - w * x)),
+        (2 * (x * z - w * y), 2 * (y * z + w * x), w * w - x * x - y * y + z * z),
+    )
+    return torch.stack([torch.stack(row, -1) for row in rows], -2)
+
+
+def _orders(packed: Mapping[str, Tensor]) -> dict[int, Tensor]:
+    """Atom orders of every component, `i32[P, a]`."""
+    counts, sizes = packed["order_counts"].tolist(), packed["order_sizes"].tolist()
+    lengths = [count * size for count, size in zip(counts, sizes, strict=True)]
+    parts = torch.split(packed["orders"][None], lengths, dim=1)  # most have one order
+    return {
+        number: part if count == 1 else part.view(count, size)
+        for number, (part, count, size) in enumerate(zip(parts, counts, sizes, strict=True))
+    }
+
+
+def _rows(packed: Mapping[str, Tensor], config: OpenFold3Config) -> dict[str, Tensor]:
+    size = config.token_budget
+    msa, depth = packed["msa"], packed["depth"]
+    count, tokens = msa.shape
+    msa = pad(msa, (0, size - tokens), value=GAP_TYPE)
+    row, token, number = packed["deletions"].long().T
+    value = torch.atan(number / 3.0) * (2.0 / math.pi)
+    has = torch.zeros(count, size, device=msa.device)
+    has.index_put_((row, token), torch.ones_like(value))
+    values = torch.zeros(count, size, device=msa.device)
+    values.index_put_((row, token), value)
+    mask = torch.zeros(count, size, device=msa.device)
+    if config.unmasked_padding:
+        mask[:, :tokens] = 1
+    else:
+        mask[:, :tokens] = (torch.arange(count, device=msa.device)[:, None] < depth).float()
+    return {
+        "msa": one_hot(msa, NUM_RESTYPES, torch.int32),
+        "has_deletion": has,
+        "deletion_value": values,
+        "deletion_mean": longer(packed["deletion_mean"], size),
+        "profile": longer(packed["profile"], size),
+        "num_paired_seqs": packed["num_paired"],
+        "msa_mask": mask,
+    }
+
+
+def no_templates(config: OpenFold3Config, device: torch.device) -> dict[str, Tensor]:
+    """Empty slots of templates."""
+    slots, size = config.max_templates, config.token_budget
+    restype = torch.full([slots, size], GAP_TYPE, device=device)
+    return {
+        "template_pseudo_beta_mask": torch.zeros(slots, size, device=device),
+        "template_backbone_frame_mask": torch.zeros(slots, size, device=device),
+        "template_restype": one_hot(restype, NUM_RESTYPES, torch.int32),
+        "template_distogram": torch.zeros(slots, size, size, _BINS, device=device),
+        "template_unit_vector": torch.zeros(slots, size, size, 3, device=device),
+    }

@@ -1,0 +1,228 @@
+"""Tokens of a crop in the order of their labels, and the atoms whose labels may change places."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from evofeed.base.shapes import Bool, Int, Integer
+from evofeed.loader.views.entry_view import EntryView
+from evofeed.loader.views.openfold3.crop import Crop
+from evofeed.loader.views.openfold3.molecules import Molecules
+from evofeed.loader.views.runs import joined_runs
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Tokens and components of the chains left by the chain crop, in the order of the labels.
+
+    n tokens, g components; `token` and `component` are rows of the entry.
+    """
+
+    token: Integer[np.ndarray, " n"]
+    token_chain: Integer[np.ndarray, " n"]
+    """Place of the token's chain among the molecules' chains."""
+    token_in_molecule: Integer[np.ndarray, " n"]
+    """Number of the token in its molecule, from 0."""
+    component: Integer[np.ndarray, " g"]
+    component_chain: Integer[np.ndarray, " g"]
+    component_in_molecule: Integer[np.ndarray, " g"]
+    """Number of the component in its molecule, from 0."""
+
+
+def lay_out(view: EntryView, molecules: Molecules) -> Layout:
+    """The chains' tokens and components one after the other, numbered in their molecules."""
+    token_start = np.searchsorted(view.token_chain(), np.arange(view.num_chains + 1))
+    components = np.append(view.residue_component, view.residue_component[-1] + 1)
+    component_start = components[view.chain_residue].astype(np.int64)
+    parts = []
+    for start in (token_start, component_start):
+        count = np.diff(start)[molecules.chain]
+        rows = joined_runs(start[:-1][molecules.chain], count)
+        place = np.repeat(np.arange(len(count)), count)
+        number = np.arange(len(rows)) - np.repeat(np.cumsum(count) - count, count)
+        parts.append((rows, place, number + np.repeat(_before(molecules, count), count)))
+    return Layout(*parts[0], *parts[1])
+
+
+def _before(molecules: Molecules, count: np.ndarray) -> np.ndarray:
+    """How many stand in a chain's molecule before the chain."""
+    key = molecules.entity * (molecules.sym.max(initial=0) + 1) + molecules.sym
+    order = np.argsort(key, kind="stable")
+    sums = np.cumsum(count[order]) - count[order]
+    fresh = np.ones(len(order), bool)
+    fresh[1:] = key[order][1:] != key[order][:-1]
+    first = np.maximum.accumulate(np.where(fresh, np.arange(len(order)), 0))
+    out = np.empty_like(count)
+    out[order] = sums - sums[first]
+    return out
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """Atoms whose labels may change places with those of the crop.
+
+    b atoms in the order of the labels; the components of the crop, in order, have `counts` atom
+    orders each, whose elements count the b atoms of a component of the same place.
+    """
+
+    atom: Integer[np.ndarray, " b"]
+    """Rows of the entry's atoms."""
+    token: Integer[np.ndarray, " b"]
+    """Number of the atom's token in the layout."""
+    counts: Integer[np.ndarray, " G"]
+    """Atom orders of every component of the crop."""
+    sizes: Integer[np.ndarray, " G"]
+    """Atoms of every component in the crop."""
+    orders: Integer[np.ndarray, " p"]
+    """All orders, row by row, component by component."""
+
+
+def exchange(
+    view: EntryView,
+    layout: Layout,
+    molecules: Molecules,
+    crop: Crop,
+    in_crop: Bool[np.ndarray, " n"],
+) -> Exchange:
+    """Atoms and orders of the labels.
+
+    Args:
+        view: the entry.
+        layout: its tokens and components.
+        molecules: its molecules.
+        crop: of a spatial one only molecules with a token in it may change places.
+        in_crop: which tokens of the layout are in the crop.
+    """
+    component_atom, atoms = component_atoms(view)
+    atom_token = np.repeat(np.arange(view.num_tokens), view.token_atoms)
+    taken = np.zeros(view.num_tokens, bool)
+    taken[layout.token[in_crop]] = True
+    cropped = taken[atom_token]  # tokens are whole, and every atom has one
+    there = np.add.reduceat(cropped, component_atom)[layout.component] > 0
+    rows = np.flatnonzero(there)
+    counts, sizes, orders = _orders(view, layout.component[rows], component_atom, atoms, cropped)
+    # Places that any copy needs: one stretch of flags for each component of each kind.
+    wide = int(layout.component_in_molecule.max()) + 1
+    key = molecules.entity[layout.component_chain] * wide + layout.component_in_molecule
+    kinds, first, inverse = np.unique(key[rows], return_index=True, return_inverse=True)
+    length = atoms[layout.component[rows[first]]]
+    stretch = np.cumsum(length) - length
+    start = np.repeat(stretch[inverse], counts * sizes)
+    needed = np.zeros(int(length.sum()), bool)
+    needed[start + orders] = True
+    rank = np.cumsum(needed) - needed
+    orders = rank[start + orders] - rank[start]
+    ok = _may_change(layout, molecules, crop, in_crop)
+    at = np.minimum(np.searchsorted(kinds, key), len(kinds) - 1)
+    wanted = np.flatnonzero(ok[layout.component_chain] & (kinds[at] == key))
+    flags = needed[joined_runs(stretch[at[wanted]], length[at[wanted]])]
+    atom = joined_runs(component_atom[layout.component[wanted]], length[at[wanted]])[flags]
+    number = np.zeros(view.num_tokens, np.int64)
+    number[layout.token] = np.arange(len(layout.token))
+    return Exchange(atom, number[atom_token[atom]], counts, sizes, orders)
+
+
+def component_atoms(
+    view: EntryView,
+) -> tuple[Integer[np.ndarray, " G"], Integer[np.ndarray, " G"]]:
+    """First atom and number of atoms of every component."""
+    first = np.searchsorted(view.residue_component, np.arange(len(view.component_molecule)))
+    start = view.residue_atom[first].astype(np.int64)
+    return start, np.diff(np.append(start, view.num_atoms))
+
+
+def _may_change(
+    layout: Layout, molecules: Molecules, crop: Crop, in_crop: np.ndarray
+) -> Bool[np.ndarray, " c"]:
+    """Chains whose molecules may change places with one of the crop."""
+    seen = np.zeros(len(molecules.chain), bool)
+    seen[layout.token_chain[in_crop]] = True
+    of = (molecules.entity, molecules.sym) if crop.strategy.is_spatial else (molecules.entity,)
+    wide = int(molecules.sym.max()) + 1
+    key = of[0] * wide + (of[1] if len(of) == 2 else 0)
+    result: np.ndarray = np.isin(key, key[seen])
+    return result
+
+
+def _orders(
+    view: EntryView,
+    components: Int[np.ndarray, " G"],
+    starts: np.ndarray,
+    lengths: np.ndarray,
+    cropped: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Orders of each component's atoms in the crop: how many, how long, and places in it."""
+    molecule = view.component_molecule[components]
+    single = np.array([len(one) == 1 for one in view.molecule_orders])[molecule]
+    atom = joined_runs(starts[components], lengths[components])
+    kept = cropped[atom]
+    owner = np.repeat(np.arange(len(components)), lengths[components])[kept]
+    place = (atom - np.repeat(starts[components], lengths[components]))[kept]
+    sizes = np.bincount(owner, minlength=len(components))
+    counts = np.ones(len(components), np.int64)
+    parts = np.split(place, np.cumsum(sizes)[:-1])
+    # Only those with more than one order are looked at alone, those with equal atoms once.
+    seen: dict[tuple[int, bytes], np.ndarray] = {}
+    for number in np.flatnonzero(~single).tolist():
+        component = components[number]
+        start, length = starts[component], lengths[component]
+        reference = view.atom_reference[start : start + length]
+        key = int(molecule[number]), reference.tobytes()
+        if (whole := seen.get(key)) is None:
+            whole = seen[key] = _component_orders(view, key[0], reference)
+        if sizes[number] < length:
+            whole = whole[:, parts[number]]
+        if whole.min() < 0:
+            whole = whole[(whole >= 0).all(1)]
+        counts[number] = len(whole)
+        parts[number] = whole.ravel()
+    return counts, sizes, np.concatenate(parts)
+
+
+def _component_orders(
+    view: EntryView, molecule: int, reference: Integer[np.ndarray, " a"]
+) -> Integer[np.ndarray, "P a"]:
+    """Orders of a component's atoms; -1 where an order asks for an atom it does not have.
+
+    They stand as a search lists them that maps the component's atoms first and those it lacks
+    last: each next atom is the first beside those mapped, its candidates stand in the order of
+    the bonds of the one beside it.
+    """
+    first, stop = view.molecule_atom[molecule], view.molecule_atom[molecule + 1]
+    orders = view.molecule_orders[molecule]
+    mine = reference - first
+    if len(mine) == stop - first and (np.diff(mine) > 0).all():
+        return orders
+    atoms = np.concatenate([mine, np.setdiff1d(np.arange(stop - first), mine)])
+    rank = np.empty(len(atoms), np.int64)
+    rank[atoms] = np.arange(len(atoms))
+    moved = rank[orders[:, atoms]]
+    bonds = view.molecule_bond
+    own = rank[bonds[(bonds[:, 0] >= first) & (bonds[:, 0] < stop)] - first]
+    visits, beside, place = _search(len(atoms), own)
+    keys = np.where(beside < 0, moved[:, visits], place[moved[:, beside], moved[:, visits]])
+    moved = moved[np.lexsort(keys[:, ::-1].T)]
+    return np.where(moved < len(mine), moved, -1)[:, : len(mine)]
+
+
+def _search(count: int, bonds: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Atoms in the order of a search, one visited before beside each (-1 for none), and places
+    of atoms among the neighbours of each atom."""
+    near: list[list[int]] = [[] for _ in range(count)]
+    place = np.zeros([count, count], np.int64)
+    for a, b in bonds.tolist():
+        for one, other in ((a, b), (b, a)):
+            place[one, other] = len(near[one])
+            near[one].append(other)
+    left, edge = set(range(count)), set[int]()
+    order: list[int] = []
+    beside: list[int] = []
+    while left:
+        atom = min(edge & left or left)
+        beside.append(next((other for other in near[atom] if other not in left), -1))
+        order.append(atom)
+        left.discard(atom)
+        edge.update(near[atom])
+    return np.array(order), np.array(beside), place

@@ -1,0 +1,231 @@
+"""An OpenFold3 sample as the host decides it: small arrays that the device makes features of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+
+from evofeed.base.shapes import Integer
+from evofeed.loader.views.cells import row_codes, row_deletions, row_profile
+from evofeed.loader.views.entry_view import ChainType, EntryView
+from evofeed.loader.views.openfold3.config import CONFIDENCE_LOSSES, OpenFold3Config
+from evofeed.loader.views.openfold3.crop import crop_entry
+from evofeed.loader.views.openfold3.draws import SampleDraws
+from evofeed.loader.views.openfold3.labels import Exchange, Layout, exchange, lay_out
+from evofeed.loader.views.openfold3.molecules import Molecules, molecules_of
+from evofeed.loader.views.openfold3.rows import plan_rows
+from evofeed.loader.views.runs import joined_runs
+from evofeed.protein.alignment import GAP, NUM_LETTERS, Alignment
+
+NUM_RESTYPES: Final = 32
+"""20 amino acids, unknown, A G C U N, DA DG DC DT DN, gap."""
+GAP_TYPE: Final = 31
+ON_HOST: Final = frozenset({"order_counts", "order_sizes"})
+"""Arrays of a plan that the host reads to know shapes."""
+
+
+def _letter_types(first: int, letters: str) -> np.ndarray:
+    """Codes of letters; those that are not listed have the last one's."""
+    table = np.full(NUM_LETTERS, first + len(letters) - 1, np.uint8)
+    table[[ord(letter) - ord("A") for letter in letters]] = np.arange(first, first + len(letters))
+    table[GAP] = GAP_TYPE
+    return table
+
+
+LETTER_TYPES: Final = {
+    ChainType.PROTEIN: _letter_types(0, "ARNDCQEGHILKMFPSTWYVX"),
+    ChainType.RNA: _letter_types(21, "AGCUN"),
+}
+"""Residue types of the letters of an alignment."""
+
+
+def plan_sample(
+    view: EntryView,
+    alignments: Sequence[Alignment],
+    datapoint: Sequence[int],
+    draws: SampleDraws,
+    config: OpenFold3Config,
+) -> dict[str, np.ndarray]:
+    """Crop, labels, conformers and rows of one sample.
+
+    Args:
+        view: the whole entry.
+        alignments: in the order of `view.alignments`.
+        datapoint: a chain, or the two chains of an interface.
+        draws: the random decisions.
+        config: sizes and faults.
+
+    Raises:
+        ValueError: no token of the entry is resolved, so that no crop can be made.
+    """
+    crop = crop_entry(view, tuple(datapoint), draws, config)
+    molecules = molecules_of(view, crop.chains)
+    layout = lay_out(view, molecules)
+    taken = np.zeros(view.num_tokens, bool)
+    taken[crop.tokens] = True
+    in_crop = taken[layout.token]
+    numbers = np.flatnonzero(in_crop)
+    tokens = layout.token[numbers]
+    labels = exchange(view, layout, molecules, crop, in_crop)
+    packed = _tokens(view, layout, molecules, numbers)
+    packed |= _chains(view, molecules, layout.token_chain[numbers], config)
+    packed["num_atoms"] = view.token_atoms[tokens].astype(np.int32)
+    packed["bonds"] = _bonds(view, tokens)
+    packed |= _labels(view, layout, molecules, labels)
+    packed |= _atoms(view, tokens, draws)
+    packed |= _rows(view, alignments, tokens, draws, config)
+    packed["loss_weights"] = loss_weights(view.resolution, config)
+    return packed
+
+
+def _tokens(
+    view: EntryView, layout: Layout, molecules: Molecules, numbers: Integer[np.ndarray, " T"]
+) -> dict[str, np.ndarray]:
+    """What the tokens of the crop and those of the labels have alike."""
+    token = layout.token[numbers]
+    chain = layout.token_chain[numbers]
+    component = view.residue_component[view.token_residue[token]]
+    place = np.zeros(len(view.component_molecule), np.int64)
+    place[layout.component] = layout.component_in_molecule + 1
+    return {
+        "token_index": numbers.astype(np.int32),
+        "restype": view.token_type[token].astype(np.uint8),
+        "chain_type": view.chain_type[molecules.chain[chain]].astype(np.uint8),
+        "is_atomized": view.token_atomized[token],
+        "mol_entity_id": molecules.entity[chain].astype(np.int32),
+        "mol_sym_id": molecules.sym[chain].astype(np.int32),
+        "mol_sym_token_index": layout.token_in_molecule[numbers].astype(np.int32),
+        "mol_sym_component_id": place[component].astype(np.int32),
+        "residue_index": view.residue_index[view.token_residue[token]].astype(np.int32),
+    }
+
+
+def _chains(
+    view: EntryView, molecules: Molecules, place: Integer[np.ndarray, " T"], config: OpenFold3Config
+) -> dict[str, np.ndarray]:
+    """Numbers of the chains of the crop, from 1, and of the copies of each entity."""
+    places, inverse = np.unique(place, return_inverse=True)
+    rows = molecules.chain[places]
+    asym = np.arange(1, len(rows) + 1)
+    if config.text_order:
+        asym[np.argsort(view.chain_name[rows], kind="stable")] = np.arange(1, len(rows) + 1)
+    entity = view.chain_entity[rows]
+    earlier = np.tril(entity[:, None] == entity[None], -1)
+    sym = earlier.sum(1) + 1
+    return {
+        "asym_id": asym[inverse].astype(np.int32),
+        "entity_id": entity[inverse].astype(np.int32),
+        "sym_id": sym[inverse].astype(np.int32),
+    }
+
+
+def _bonds(view: EntryView, tokens: Integer[np.ndarray, " T"]) -> Integer[np.ndarray, "b 2"]:
+    """Places in the crop of bonded tokens that are atoms both."""
+    split = np.flatnonzero(view.token_atomized[tokens])
+    place = np.full(view.num_atoms, -1, np.int32)
+    place[view.token_atom[tokens[split]]] = split
+    ends = place[view.bond_atom]
+    bonds: np.ndarray = ends[(ends >= 0).all(1)]
+    return bonds
+
+
+def _labels(
+    view: EntryView, layout: Layout, molecules: Molecules, labels: Exchange
+) -> dict[str, np.ndarray]:
+    """Atoms whose labels may change places, their tokens, and the orders of atoms."""
+    fresh = np.diff(labels.token, prepend=-1) != 0
+    first = np.flatnonzero(fresh)
+    tokens = _tokens(view, layout, molecules, labels.token[first])
+    del tokens["residue_index"]
+    counts = np.diff(np.append(first, len(labels.token)))
+    return {
+        **{f"label_{name}": value for name, value in tokens.items()},
+        "label_num_atoms": counts.astype(np.int32),
+        "label_position": view.atom_position[labels.atom].astype(np.float32),
+        "label_resolved": view.atom_present[labels.atom],
+        "order_counts": labels.counts.astype(np.int32),
+        "order_sizes": labels.sizes.astype(np.int32),
+        "orders": labels.orders.astype(np.int32),
+    }
+
+
+def _atoms(
+    view: EntryView, tokens: Integer[np.ndarray, " T"], draws: SampleDraws
+) -> dict[str, np.ndarray]:
+    """Conformers of the crop's components, and how each is turned and moved."""
+    atom = joined_runs(view.token_atom[tokens], view.token_atoms[tokens])
+    component = np.repeat(
+        view.residue_component[view.token_residue[tokens]], view.token_atoms[tokens]
+    )
+    uid = np.cumsum(np.diff(component, prepend=component[:1]) != 0)
+    reference = view.atom_reference[atom]
+    mask = view.molecule_mask[reference]
+    chosen = draws.conformers(int(uid[-1]) + 1, len(view.molecule_position))
+    position = view.molecule_position[chosen[uid], reference]
+    turn, shift = draws.moves(np.bincount(uid, mask) > 0)
+    return {
+        "conformer": np.where(mask[:, None], position, 0).astype(np.float32),
+        "ref_mask": mask,
+        "element": view.atom_element[atom].astype(np.uint8),
+        "charge": view.atom_charge[atom].astype(np.int8),
+        "atom_name": view.atom_name[atom].astype(np.uint8),
+        "space_uid": uid.astype(np.int32),
+        "turn": turn,
+        "shift": shift,
+    }
+
+
+def _rows(
+    view: EntryView,
+    alignments: Sequence[Alignment],
+    tokens: Integer[np.ndarray, " T"],
+    draws: SampleDraws,
+    config: OpenFold3Config,
+) -> dict[str, np.ndarray]:
+    """Residue types and deletions of the rows at the tokens' columns, and profiles."""
+    residue = view.token_residue[tokens]
+    chain = view.residue_chain()[residue]
+    in_crop = np.zeros(view.num_chains, bool)
+    in_crop[chain] = True
+    plan = plan_rows(view, in_crop, alignments, draws, config)
+    count = len(plan.rows[0]) if plan.rows else 1
+    types = np.full([count, len(tokens)], GAP_TYPE, np.uint8)
+    profile = np.zeros([len(tokens), NUM_RESTYPES], np.float32)
+    mean = np.zeros(len(tokens), np.float32)
+    depth = np.ones(len(tokens), np.int32)
+    deletions = [np.zeros([0, 3], np.int32)]
+    if not config.unmasked_padding:
+        types[0] = view.token_type[tokens]
+    for row, rows, deep, every in zip(plan.chains, plan.rows, plan.depth, plan.main, strict=True):
+        alignment = alignments[view.chain_alignment[row]]
+        table = LETTER_TYPES[ChainType(view.chain_type[row])]
+        here = np.flatnonzero(chain == row)
+        columns = view.residue_index[residue[here]] - 1
+        types[:, here] = row_codes(alignment, rows, columns, table)
+        others = np.append(-1, rows[1:])  # the query has none
+        deletions.append(row_deletions(alignment, others, columns, here))
+        depth[here] = deep
+        profile[here], mean[here] = row_profile(alignment, every, columns, table, NUM_RESTYPES)
+    return {
+        "msa": types,
+        "deletions": np.concatenate(deletions),
+        "depth": depth,
+        "profile": profile,
+        "deletion_mean": mean,
+        "num_paired": np.array([plan.num_paired], np.int32),
+    }
+
+
+def loss_weights(resolution: float, config: OpenFold3Config) -> np.ndarray:
+    """Weights of `config.loss_weights`; none of confidence where the resolution is unusual."""
+    low, high = config.resolutions
+    usual = low <= resolution <= high
+    return np.array(
+        [
+            value if usual or name not in CONFIDENCE_LOSSES else 0.0
+            for name, value in config.loss_weights
+        ],
+        np.float32,
+    )

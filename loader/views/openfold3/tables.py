@@ -1,0 +1,81 @@
+"""A record and OpenFold3's section of it -> `EntryView` (its `structure/tokenization.py`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import numpy as np
+
+from evofeed.base.shapes import Bool, Integer
+from evofeed.loader.views.columns import (
+    RESTYPES,
+    UNKNOWN,
+    copies,
+    references,
+    split_tokens,
+    structure_columns,
+)
+from evofeed.loader.views.entry_view import EntryView
+from evofeed.protein.datapoints import atomized_residues, molecule_names
+from evofeed.protein.entry_record import EntryRecord
+from evofeed.protein.molecules import Molecule
+from evofeed.protein.ruleset_section import RulesetSection
+
+_CENTRES: Final = ("CA", "C1'")
+
+
+def openfold3_view(
+    record: EntryRecord,
+    section: RulesetSection,
+    molecules: Mapping[str, Molecule],
+    alignments: Mapping[int, str],
+) -> EntryView:
+    """The whole entry as OpenFold3 sees it.
+
+    Args:
+        record: the entry.
+        section: OpenFold3's of it.
+        molecules: reference molecules by component code, ligands of several components by
+            `<entry>_<entity>`.
+        alignments: name of the alignment by entity.
+
+    Raises:
+        MoleculeMissing: a reference molecule is absent, or an atom of it.
+    """
+    occupied = record.atom_occupancy[section.atom_row] > 0
+    present = (section.atom_row >= 0) & occupied
+    component, titles = molecule_names(record.entry, section)
+    reference = references(section, component, titles, molecules)
+    codes = {name: code for code, name in enumerate(RESTYPES)}
+    types = np.array([codes.get(name, UNKNOWN) for name in section.residue_name.tolist()], np.uint8)
+    return EntryView(
+        **structure_columns(record, section, present, alignments, single=True),
+        **reference.columns,
+        **_tokens(section, types, present),
+        chain_sym=copies(section.chain_entity),
+        residue_type=types,
+        atom_element=reference.element.astype(np.uint8),
+        atom_charge=reference.charge.astype(np.int8),
+    )
+
+
+def _tokens(
+    section: RulesetSection,
+    types: Integer[np.ndarray, " R"],
+    present: Bool[np.ndarray, " A"],
+) -> dict[str, Any]:
+    atomized = atomized_residues(section)
+    tokens = split_tokens(section, ~atomized)
+    named = np.isin(section.atom_name, _CENTRES)
+    centres = np.flatnonzero(atomized[section.atom_residue()] | named)
+    return {
+        "token_atom": tokens.first.astype(np.int32),
+        "token_atoms": tokens.atoms.astype(np.int32),
+        "token_residue": tokens.residue.astype(np.int32),
+        "token_type": types[tokens.residue],
+        "token_centre": centres.astype(np.int32),
+        "token_distogram": np.full(len(tokens.first), -1, np.int32),
+        "token_atomized": atomized[tokens.residue],
+        "token_resolved": present[centres],
+    }

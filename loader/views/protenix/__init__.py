@@ -1,0 +1,1 @@
+"""Entries as Protenix sees them."""

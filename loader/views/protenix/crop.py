@@ -1,0 +1,204 @@
+"""Which tokens of an entry a sample of Protenix keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from evofeed.base.shapes import Bool, Float, Integer
+from evofeed.loader.crop_draws import Strategy
+from evofeed.loader.views.protenix.config import ProtenixConfig
+from evofeed.loader.views.protenix.draws import ProtenixDraws
+from evofeed.loader.views.protenix.view import ProtenixView
+from evofeed.protein.interfaces import near_other_chains
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """Tokens of an entry in the order a crop looks at them; residues stand together."""
+
+    row: Integer[np.ndarray, " N"]
+    """Row of the view's tokens."""
+    chain: Integer[np.ndarray, " N"]
+    residue: Integer[np.ndarray, " N"]
+    atoms: Integer[np.ndarray, " N"]
+    position: Float[np.ndarray, "N 3"]
+    """Centre atoms, ångström, float64."""
+    resolved: Bool[np.ndarray, " N"]
+
+    def __len__(self) -> int:
+        return len(self.row)
+
+
+def tokens_of(view: ProtenixView, order: Integer[np.ndarray, " N"] | None = None) -> Tokens:
+    """The tokens of a view, in another order if one is given."""
+    row = np.arange(view.num_tokens) if order is None else order
+    return Tokens(
+        row,
+        view.token_chain()[row],
+        view.token_residue[row],
+        view.token_atoms[row],
+        view.token_position()[row].astype(np.float64),
+        view.token_resolved[row],
+    )
+
+
+def crop_tokens(
+    tokens: Tokens, datapoint: Sequence[int], draws: ProtenixDraws, config: ProtenixConfig
+) -> tuple[Integer[np.ndarray, " T"], Strategy]:
+    """Places of the kept tokens in their order, ascending, and how they were chosen.
+
+    Args:
+        tokens: of the whole entry.
+        datapoint: the chain, or the two chains, that the sample was drawn for.
+        draws: the random decisions.
+        config: sizes and faults.
+
+    Raises:
+        ValueError: no token can be a centre, or too few atoms of the crop were seen.
+    """
+    if not config.draw_when_it_fits and len(tokens) <= config.crop_size:
+        return np.arange(len(tokens)), Strategy.WHOLE
+    strategy = Strategy(draws.strategy(config.crop_weights))
+    if strategy is Strategy.CONTIGUOUS:
+        return _contiguous(tokens, draws, config), strategy
+    candidates = _candidates(tokens, datapoint, strategy, config)
+    centre = candidates[draws.centre(len(candidates))]
+    return _nearest(tokens, int(centre), config), strategy
+
+
+def _candidates(
+    tokens: Tokens, datapoint: Sequence[int], strategy: Strategy, config: ProtenixConfig
+) -> Integer[np.ndarray, " n"]:
+    """Resolved tokens of the datapoint, or those at an interface: a spatial crop is around one."""
+    own = np.flatnonzero(tokens.resolved & np.isin(tokens.chain, datapoint))
+    if strategy is Strategy.SPATIAL_INTERFACE:
+        seen = np.flatnonzero(tokens.resolved)
+        # Protenix compares single precision: what rounds to the limit is not below it.
+        limit = config.interface_distance - np.spacing(np.float32(config.interface_distance)) / 2
+        near = near_other_chains(
+            tokens.position[own],
+            tokens.chain[own],
+            tokens.position[seen],
+            tokens.chain[seen],
+            float(limit),
+        )
+        if near.any():
+            own = own[near]
+        elif len(datapoint) > 1:
+            own = own[:0]
+    if not len(own):
+        names = ", ".join(str(chain) for chain in datapoint)
+        raise ValueError(f"chains {names} have no token that a spatial crop can be around")
+    return own
+
+
+def _nearest(tokens: Tokens, centre: int, config: ProtenixConfig) -> Integer[np.ndarray, " T"]:
+    """The tokens nearest to one, without residues that are not whole."""
+    x, y, z = (tokens.position - tokens.position[centre]).T
+    distance = np.sqrt(x * x + y * y + z * z)
+    count = min(config.crop_size, len(tokens))
+    if config.biased_distances:
+        single = distance.astype(np.float32)
+        single[~tokens.resolved] = np.inf
+        single += np.arange(len(tokens), dtype=np.float32) * np.float32(1e-3)
+        # torch's own selection: which of the infinite ones it takes is its secret.
+        chosen = torch.topk(torch.from_numpy(single), count, largest=False).indices.numpy()
+        if not config.unresolved_fill:
+            chosen = chosen[tokens.resolved[chosen]]
+    else:
+        distance[~tokens.resolved] = np.inf
+        count = count if config.unresolved_fill else min(count, int(tokens.resolved.sum()))
+        chosen = np.argsort(distance, kind="stable")[:count]
+    chosen = np.sort(chosen)
+    if not config.whole_residues:
+        return chosen
+    total = np.bincount(tokens.residue)
+    whole = total == np.bincount(tokens.residue[chosen], minlength=len(total))
+    kept: np.ndarray = chosen[whole[tokens.residue[chosen]]]
+    return kept
+
+
+def _contiguous(
+    tokens: Tokens, draws: ProtenixDraws, config: ProtenixConfig
+) -> Integer[np.ndarray, " T"]:
+    """A run of tokens of one chain after another, chains in random order, until they fill it."""
+    _chains, start, length = np.unique(tokens.chain, return_index=True, return_counts=True)
+    metal = (length == 1) & (tokens.atoms[start] == 1) & config.remove_metal
+    ends = _ResidueEnds(tokens.residue)
+    size, added = config.crop_size, 0
+    remaining = len(tokens) - int(metal.sum())
+    runs = []
+    for number in draws.chain_order(len(start)):
+        if added >= size:
+            break
+        if metal[number]:
+            continue
+        here = int(length[number])
+        remaining -= here
+        least = min(here, max(0, size - added - remaining))
+        taken = draws.between(least, min(size - added, here))
+        low = int(start[number]) + draws.between(0, here - taken)
+        high = low + taken
+        if config.whole_residues:
+            low, high = ends.whole(low, high, least, size - added, draws, config)
+        runs.append(np.arange(low, high))
+        added += high - low
+    return np.sort(np.concatenate([np.zeros(0, np.int64), *runs]))
+
+
+class _ResidueEnds:
+    """First and last token of every token's residue."""
+
+    def __init__(self, residue: Integer[np.ndarray, " N"]) -> None:
+        fresh = np.append(True, residue[1:] != residue[:-1])
+        starts = np.flatnonzero(fresh)
+        number = np.cumsum(fresh) - 1
+        self.first = starts[number]
+        self.stop = np.append(starts[1:], len(residue))[number]
+
+    def whole(
+        self,
+        low: int,
+        high: int,
+        least: int,
+        most: int,
+        draws: ProtenixDraws,
+        config: ProtenixConfig,
+    ) -> tuple[int, int]:
+        """A run whose ends are ends of residues, `least` to `most` tokens where that can be."""
+        if low == high:
+            return low, high
+        low_cut = self.first[low] != low
+        high_cut = self.stop[high - 1] != high
+        if low_cut and high_cut:
+            low, low_cut = int(self.first[low]), False
+        if high_cut:
+            left, right = int(self.first[high - 1]), int(self.stop[high - 1])
+            chosen = _either(left - low, right - low, least, most, draws)
+            if chosen is not None:
+                return low, (left, right)[chosen]
+            if not config.drop_last:
+                return low, min(high, low + most)
+            high = left
+            while high - low > most and high > low:
+                high = int(self.first[high - 1])
+        elif low_cut:
+            left, right = int(self.first[low]), int(self.stop[low])
+            chosen = _either(high - left, high - right, least, most, draws)
+            if chosen is not None:
+                return (left, right)[chosen], high
+            if config.drop_last:
+                low = right
+        return low, high
+
+
+def _either(left: int, right: int, least: int, most: int, draws: ProtenixDraws) -> int | None:
+    """Which of two sizes: the one within the bounds, drawn if both are; None if neither is."""
+    fits = [least <= size <= most for size in (left, right)]
+    if all(fits):
+        return draws.side()
+    return fits.index(True) if any(fits) else None

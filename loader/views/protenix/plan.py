@@ -1,0 +1,286 @@
+"""A Protenix sample as the host decides it: small arrays that the device makes features of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+
+from evofeed.base.shapes import Integer
+from evofeed.loader.crop_draws import Strategy
+from evofeed.loader.views.cells import row_codes, row_deletions, row_profile
+from evofeed.loader.views.columns import UNKNOWN, name_codes
+from evofeed.loader.views.entry_view import ChainType
+from evofeed.loader.views.protenix.config import ProtenixConfig
+from evofeed.loader.views.protenix.crop import Tokens, crop_tokens, tokens_of
+from evofeed.loader.views.protenix.draws import ProtenixDraws
+from evofeed.loader.views.protenix.frames import token_frames, uid_starts
+from evofeed.loader.views.protenix.labels import Crop, atom_orders, exchangeable
+from evofeed.loader.views.protenix.molecules import Molecules, molecules_of
+from evofeed.loader.views.protenix.rows import letter_codes_of, plan_rows
+from evofeed.loader.views.protenix.view import ProtenixView
+from evofeed.loader.views.protenix.vocabulary import (
+    GAP_TYPE,
+    NUM_RESTYPES,
+    is_named,
+    standard_codes,
+    standard_places,
+)
+from evofeed.protein.alignment import Alignment
+from evofeed.protein.molecules import ELEMENTS
+
+ON_HOST: Final = frozenset({"order_counts", "order_sizes", "orders", "basic", "num_alignments"})
+"""Arrays of a plan that the host reads."""
+_KINDS = (ChainType.PROTEIN, ChainType.LIGAND, ChainType.RNA, ChainType.DNA)
+
+
+def plan_sample(
+    view: ProtenixView,
+    alignments: Sequence[Alignment],
+    datapoint: Sequence[int],
+    draws: ProtenixDraws,
+    config: ProtenixConfig,
+) -> dict[str, np.ndarray]:
+    """Crop, rows, conformers and labels of one sample.
+
+    Args:
+        view: the whole entry.
+        alignments: in the order of `view.alignments`.
+        datapoint: a chain, or the two chains of an interface.
+        draws: the random decisions.
+        config: sizes and faults.
+
+    Raises:
+        ValueError: no crop can be made around the datapoint.
+    """
+    molecules = molecules_of(view)
+    tokens = tokens_of(view, _shuffled(view, molecules, draws, config))
+    sym = _copies(view, draws, config)
+    places, strategy = crop_tokens(tokens, datapoint, draws, config)
+    crop = Crop.of(view, tokens.row[places])
+    if strategy is Strategy.CONTIGUOUS:
+        seen = int(view.atom_present[crop.atom].sum())
+        if seen < config.min_resolved:
+            raise ValueError(f"{view.entry}: {seen} atoms of a contiguous crop were seen")
+    packed = _tokens(view, crop, sym)
+    packed |= _atoms(view, crop, molecules, config)
+    packed |= _bonds(view, crop)
+    packed |= _conformers(view, crop, draws, config)
+    packed |= _frames(view, crop, packed)
+    packed |= atom_orders(view, crop)
+    packed |= exchangeable(view, crop, tokens, molecules, spatial=strategy.is_spatial)
+    packed |= _rows(view, alignments, tokens, crop, config)
+    packed["resolution"] = np.nan_to_num(np.array([view.resolution], np.float32), nan=-1.0)
+    packed["basic"] = _counts(view, crop)
+    return packed
+
+
+def _shuffled(
+    view: ProtenixView, molecules: Molecules, draws: ProtenixDraws, config: ProtenixConfig
+) -> Integer[np.ndarray, " N"] | None:
+    if not config.shuffle_molecules:
+        return None
+    order = np.asarray(draws.molecules(int(molecules.molecule.max()) + 1))
+    rank = np.empty(len(order), np.int64)
+    rank[order] = np.arange(len(order))
+    return np.argsort(rank[molecules.molecule[view.token_chain()]], kind="stable")
+
+
+def _copies(
+    view: ProtenixView, draws: ProtenixDraws, config: ProtenixConfig
+) -> Integer[np.ndarray, " C"]:
+    """Number of every chain among the copies of its entity."""
+    sym = view.chain_sym.astype(np.int64)
+    if config.shuffle_copies:
+        for entity in np.unique(view.chain_entity):
+            own = view.chain_entity == entity
+            numbers = np.unique(sym[own])
+            sym[own] = np.asarray(draws.copies(numbers))[np.searchsorted(numbers, sym[own])]
+    return sym
+
+
+def _tokens(
+    view: ProtenixView, crop: Crop, sym: Integer[np.ndarray, " C"]
+) -> dict[str, np.ndarray]:
+    return {
+        "residue_index": view.residue_index[crop.residue].astype(np.int32),
+        "asym_id": view.chain_asym[crop.chain].astype(np.int32),
+        "entity_id": view.chain_entity[crop.chain].astype(np.int32),
+        "sym_id": sym[crop.chain].astype(np.int32),
+        "restype": view.residue_type[crop.residue].astype(np.uint8),
+        "num_atoms": view.token_atoms[crop.token].astype(np.int32),
+    }
+
+
+def _atoms(
+    view: ProtenixView, crop: Crop, molecules: Molecules, config: ProtenixConfig
+) -> dict[str, np.ndarray]:
+    owner = crop.owner
+    chain, residue = crop.chain[owner], crop.residue[owner]
+    kind = view.residue_kind[residue]
+    code = standard_codes(view.residue_name[crop.residue])[owner]
+    names = view.atom_name[crop.atom].astype(np.uint8)
+    standard = (code >= 0) & (kind != ChainType.LIGAND)
+    flags = np.zeros((4, len(owner)), np.uint8)
+    flags[0, crop.centre] = 1
+    flags[1] = standard & is_named(names, "CA", "C1'")
+    apart = view.token_distogram[crop.token]
+    flags[2, (crop.start[:-1] + apart - view.token_atom[crop.token])[apart >= 0]] = 1
+    flags[3] = (code < 0) & (kind != ChainType.LIGAND)
+    begin = view.residue_atom[view.chain_residue[chain]]
+    return {
+        "atom_name": _renamed(view, crop, kind, names) if config.rename_ligand_atoms else names,
+        "element": view.atom_element[crop.atom].astype(np.uint8),
+        "charge": view.atom_charge[crop.atom].astype(np.int8),
+        "space_uid": residue.astype(np.int32),
+        "tokatom": np.where(standard, standard_places(code, names), 0).astype(np.uint8),
+        "chain_type": view.chain_type[chain].astype(np.uint8),
+        "flags": flags,
+        "mol_id": molecules.molecule[chain].astype(np.int32),
+        "mol_atom_index": (molecules.first[chain] + crop.atom - begin).astype(np.int32),
+        "entity_mol_id": molecules.kind[chain].astype(np.int32),
+        "position": view.atom_position[crop.atom].astype(np.float32),
+        "present": view.atom_present[crop.atom],
+    }
+
+
+def _renamed(
+    view: ProtenixView, crop: Crop, kind: np.ndarray, names: np.ndarray
+) -> Integer[np.ndarray, "A 4"]:
+    """Names of ligands' atoms by element and number in the residue."""
+    seen: dict[tuple[int, int], int] = {}
+    rows = np.flatnonzero(kind == ChainType.LIGAND)
+    texts = []
+    elements = view.atom_element[crop.atom[rows]].tolist()
+    for residue, element in zip(crop.run[rows].tolist(), elements, strict=True):
+        number = seen[residue, element] = seen.get((residue, element), 0) + 1
+        texts.append(f"{ELEMENTS[element - 1]}{number}")
+    if texts:
+        names = names.copy()
+        names[rows] = name_codes(np.array(texts))
+    return names
+
+
+def _bonds(view: ProtenixView, crop: Crop) -> dict[str, np.ndarray]:
+    """Bonded tokens, but for bonds along polymers; and bonded atoms of ligands and polymers."""
+    place = np.full(view.num_atoms, -1, np.int64)
+    place[crop.atom] = np.arange(len(crop.atom))
+    ends = place[view.bond_atom]
+    ends = ends[(ends >= 0).all(1)]
+    residue = crop.residue[crop.owner]
+    polymer = view.residue_kind[residue] != ChainType.LIGAND
+    standard = (standard_codes(view.residue_name[crop.residue]) >= 0)[crop.owner] & polymer
+    one, two = ends.T
+    both = polymer[one] & polymer[two]
+    along = both & (standard[one] | standard[two] | (residue[one] != residue[two]))
+    # A chain of one atom is an ion; Protenix counts the atoms of all copies of a chain.
+    label = np.array([name.split(".")[0] for name in view.chain_name[crop.chain].tolist()])
+    _, inverse = np.unique(label[crop.owner], return_inverse=True)
+    ligand = ~polymer & (np.bincount(inverse)[inverse] > 1)
+    between = (ligand[one] & polymer[two]) | (ligand[two] & polymer[one])
+    return {
+        "bonds": crop.owner[ends[~along]].astype(np.int32),
+        "bond_mask": ends[between].astype(np.int32),
+        "linked": np.unique(ends[residue[one] != residue[two]]).astype(np.int32),
+    }
+
+
+def _conformers(
+    view: ProtenixView, crop: Crop, draws: ProtenixDraws, config: ProtenixConfig
+) -> dict[str, np.ndarray]:
+    """Every residue's conformer, centred over its atoms in the crop, moved and turned."""
+    reference = view.atom_reference[crop.atom]
+    position = view.molecule_position[0][reference].astype(np.float64)
+    position[reference < 0] = 0
+    starts = uid_starts(crop.run)
+    counts = np.diff(np.append(starts, len(position)))
+    mean = np.add.reduceat(position, starts, axis=0) / counts[:, None]
+    # Protenix moves residues in the order of their numbers, wherever they stand.
+    uid = crop.residue[crop.owner][starts]
+    number = np.empty(len(uid), np.int64)
+    number[np.argsort(uid, kind="stable")] = np.arange(len(uid))
+    shift, turn = draws.moves(len(uid), config.max_shift)
+    number = np.repeat(number, counts)
+    moved = position - np.repeat(mean, counts, axis=0) + shift[number]
+    return {
+        "ref_pos": np.einsum("aij,aj->ai", turn[number], moved).astype(np.float32),
+        "ref_mask": view.molecule_mask[reference] & (reference >= 0),
+    }
+
+
+def _frames(view: ProtenixView, crop: Crop, packed: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    kind = view.residue_kind[crop.residue]
+    standard = standard_codes(view.residue_name[crop.residue]) >= 0
+    whole = standard & (kind != ChainType.LIGAND) & (np.diff(crop.start) > 1)
+    frames = token_frames(
+        crop.start,
+        crop.centre,
+        whole,
+        kind == ChainType.PROTEIN,
+        view.atom_name[crop.atom],
+        crop.run,
+        packed["ref_pos"],
+        packed["ref_mask"],
+    )
+    return {"frames": frames.atoms.astype(np.int32), "has_frame": frames.valid}
+
+
+def _rows(
+    view: ProtenixView,
+    alignments: Sequence[Alignment],
+    tokens: Tokens,
+    crop: Crop,
+    config: ProtenixConfig,
+) -> dict[str, np.ndarray]:
+    """Codes and deletions of the rows at the tokens' columns, and profiles."""
+    in_crop = np.zeros(view.num_chains, bool)
+    in_crop[crop.chain] = True
+    plan = plan_rows(view, in_crop, alignments, _entities(view, tokens), config)
+    size = len(crop.token)
+    types = np.full([plan.num_rows, size], UNKNOWN, np.uint8)
+    if not config.fill_with_query:
+        types[1:] = GAP_TYPE
+    profile = np.zeros([size, NUM_RESTYPES], np.float32)
+    profile[:, UNKNOWN] = 1
+    mean = np.zeros(size, np.float32)
+    deletions = [np.zeros([0, 3], np.int32)]
+    for row, rows, deleted, every in zip(
+        plan.chains, plan.rows, plan.deletions, plan.main, strict=True
+    ):
+        alignment = alignments[view.chain_alignment[row]]
+        table = letter_codes_of(int(view.chain_polymer[row]))
+        here = np.flatnonzero(crop.chain == row)
+        columns = view.residue_index[crop.residue[here]] - 1
+        columns[(columns < 0) | (columns >= alignment.num_columns)] = 0
+        types[:, here] = row_codes(alignment, rows, columns, table)
+        deletions.append(row_deletions(alignment, deleted, columns, here))
+        profile[here], mean[here] = row_profile(alignment, every, columns, table, NUM_RESTYPES)
+    return {
+        "msa": types,
+        "deletions": np.concatenate(deletions),
+        "profile": profile,
+        "deletion_mean": mean,
+        "num_alignments": np.array([1, plan.num_paired, plan.num_protein, plan.num_rna], np.int32),
+    }
+
+
+def _entities(view: ProtenixView, tokens: Tokens) -> dict[int, list[int]]:
+    """Chains of every entity in the order in which Protenix walks over them.
+
+    It keeps their numbers in sets, whose order is that of Python's whole numbers.
+    """
+    _, first = np.unique(tokens.chain, return_index=True)
+    numbers: dict[int, set[int]] = {}
+    for chain in tokens.chain[np.sort(first)].tolist():
+        numbers.setdefault(int(view.chain_entity[chain]), set()).add(int(view.chain_asym[chain]))
+    row = {int(asym): chain for chain, asym in enumerate(view.chain_asym.tolist())}
+    return {entity: [row[asym] for asym in own] for entity, own in numbers.items()}
+
+
+def _counts(view: ProtenixView, crop: Crop) -> Integer[np.ndarray, " 9"]:
+    """Chains, and atoms and tokens of each kind of chain."""
+    kind = view.chain_type[crop.chain]
+    atoms = np.diff(crop.start)
+    own = [(int(atoms[kind == one].sum()), int((kind == one).sum())) for one in _KINDS]
+    return np.array([len(np.unique(crop.chain)), *np.ravel(own)], np.int64)

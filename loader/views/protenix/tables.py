@@ -1,0 +1,152 @@
+"""A record and Protenix's section of it -> `ProtenixView` (its tokenizer and annotations)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import numpy as np
+
+from evofeed.base.shapes import Bool, Integer
+from evofeed.loader.views.columns import (
+    RESTYPES,
+    UNKNOWN,
+    centre_atoms,
+    distogram_atoms,
+    element_numbers,
+    references,
+    split_tokens,
+    structure_columns,
+)
+from evofeed.loader.views.entry_view import ChainType
+from evofeed.loader.views.protenix.view import OTHER_POLYMER, ProtenixView
+from evofeed.loader.views.protenix.vocabulary import standard_codes
+from evofeed.protein.components import Component, ComponentTable
+from evofeed.protein.entry_record import EntryRecord
+from evofeed.protein.molecules import Molecule
+from evofeed.protein.ruleset_section import RulesetSection
+
+_POLYMERS: Final = {
+    "polypeptide(L)": ChainType.PROTEIN,
+    "polydeoxyribonucleotide": ChainType.DNA,
+    "polyribonucleotide": ChainType.RNA,
+}
+_AMINO_ACIDS: Final = dict(zip("ARNDCQEGHILKMFPSTWYV", RESTYPES, strict=False))
+
+
+def protenix_view(
+    record: EntryRecord,
+    section: RulesetSection,
+    molecules: Mapping[str, Molecule],
+    alignments: Mapping[int, str],
+    components: ComponentTable,
+) -> ProtenixView:
+    """The whole entry as Protenix sees it.
+
+    Args:
+        record: the entry.
+        section: Protenix's of it.
+        molecules: by component code.
+        alignments: name of the alignment by entity, of every polymer.
+        components: whose types and letters say what a residue is.
+
+    Raises:
+        MoleculeMissing: a reference molecule is absent, or an atom of it.
+    """
+    present = section.atom_row >= 0
+    titles = section.residue_name.tolist()
+    reference = references(section, np.arange(len(titles)), titles, molecules)
+    chain = np.repeat(np.arange(len(section.chain_name)), np.diff(section.chain_residue))
+    polymer = _polymers(record, section)
+    kinds = {name: _kind(components.get(name)) for name in set(titles)}
+    kind = np.array([kinds[name] for name in titles], np.uint8)
+    kind[polymer[chain] == ChainType.LIGAND] = ChainType.LIGAND
+    pairs = list(zip(titles, kind.tolist(), strict=True))
+    canonical = {pair: _canonical(components.get(pair[0]), pair[1]) for pair in set(pairs)}
+    types = np.array([canonical[pair] for pair in pairs], np.uint8)
+    return ProtenixView(
+        **structure_columns(record, section, present, alignments, single=True),
+        **reference.columns,
+        **_tokens(section, kind, types, present),
+        chain_sym=section.chain_copy.astype(np.int32),
+        chain_asym=section.chain_number.astype(np.int32),
+        chain_polymer=polymer,
+        residue_kind=kind,
+        residue_type=types,
+        atom_element=element_numbers(section.atom_element),
+        atom_charge=reference.charge.astype(np.int8),
+    )
+
+
+def canonical_sequences(
+    record: EntryRecord, section: RulesetSection, components: ComponentTable
+) -> dict[int, str]:
+    """Letters of every polymer's residues, X for those without one, by the section's entity."""
+    found: dict[int, str] = {}
+    polymer = _polymers(record, section)
+    for chain, entity in enumerate(section.chain_entity.tolist()):
+        if polymer[chain] != ChainType.LIGAND:
+            low, high = section.chain_residue[chain : chain + 2]
+            names = section.residue_name[low:high].tolist()
+            monomers = record.entities[record.chain_entity[section.chain_asym[chain]]].monomers
+            for place, number in enumerate(section.residue_index[low:high].tolist()):
+                if 0 < number <= len(monomers) and monomers[number - 1] in ("ASX", "GLX"):
+                    names[place] = monomers[number - 1]  # renamed in the structure alone
+            letters = [one.one_letter if (one := components.get(name)) else "" for name in names]
+            found[entity] = "".join(one if len(one) == 1 else "X" for one in letters)
+    return found
+
+
+def _polymers(record: EntryRecord, section: RulesetSection) -> Integer[np.ndarray, " C"]:
+    kinds = []
+    for row in record.chain_entity[section.chain_asym].tolist():
+        entity = record.entities[row]
+        is_polymer = bool(entity.polymer or entity.monomers)
+        kinds.append(
+            _POLYMERS.get(entity.polymer, OTHER_POLYMER) if is_polymer else ChainType.LIGAND
+        )
+    return np.array(kinds, np.uint8)
+
+
+def _kind(component: Component | None) -> ChainType:
+    text = component.type.upper() if component else ""
+    if "PEPTIDE" in text and text != "PEPTIDE-LIKE":
+        return ChainType.PROTEIN
+    if "DNA" in text:
+        return ChainType.DNA
+    return ChainType.RNA if "RNA" in text else ChainType.LIGAND
+
+
+def _canonical(component: Component | None, kind: int) -> int:
+    """Row of `RESTYPES` of the letter that a component has in sequences."""
+    letter = component.one_letter if component else ""
+    if kind == ChainType.PROTEIN:
+        return RESTYPES.index(_AMINO_ACIDS.get(letter, "UNK"))
+    if kind == ChainType.DNA:
+        return RESTYPES.index(f"D{letter}" if f"D{letter}" in RESTYPES[26:] else "DN")
+    if kind == ChainType.RNA:
+        return RESTYPES.index(letter if letter in RESTYPES[21:26] else "N")
+    return UNKNOWN
+
+
+def _tokens(
+    section: RulesetSection,
+    kind: Integer[np.ndarray, " R"],
+    types: Integer[np.ndarray, " R"],
+    present: Bool[np.ndarray, " A"],
+) -> dict[str, Any]:
+    """A token for every standard residue, and for every atom of others."""
+    standard = (standard_codes(section.residue_name) >= 0) & (kind != ChainType.LIGAND)
+    tokens, names = split_tokens(section, standard), section.residue_name.tolist()
+    centre, owner = tokens.atom(section, standard, centre_atoms(names)), tokens.residue
+    sizes = np.diff(section.residue_atom)
+    return {
+        "token_atom": tokens.first.astype(np.int32),
+        "token_atoms": tokens.atoms.astype(np.int32),
+        "token_residue": owner.astype(np.int32),
+        "token_type": types[owner],
+        "token_centre": centre.astype(np.int32),
+        "token_distogram": tokens.atom(section, standard, distogram_atoms(names)).astype(np.int32),
+        "token_atomized": (tokens.atoms == 1) & (sizes[owner] > 1),
+        "token_resolved": present[centre],
+    }

@@ -1,0 +1,123 @@
+"""Protenix's codes: residues, letters of alignments, places of atoms in standard residues."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from evofeed.base.shapes import Integer, Shaped
+from evofeed.loader.views.columns import RESTYPES, UNKNOWN, name_codes
+from evofeed.loader.views.entry_view import ChainType
+from evofeed.protein.alignment import GAP, NUM_LETTERS
+
+NUM_RESTYPES: Final = len(RESTYPES) + 1
+"""Residues of one token and the gap."""
+GAP_TYPE: Final = len(RESTYPES)
+
+
+def _letters(first: int, letters: str, unknown: int, alike: str = "") -> np.ndarray:
+    table = np.full(NUM_LETTERS, unknown, np.uint8)
+    for number, letter in enumerate(letters, first):
+        table[ord(letter) - ord("A")] = number
+    for odd, letter in zip(alike[::2], alike[1::2], strict=True):
+        table[ord(odd) - ord("A")] = table[ord(letter) - ord("A")]
+    table[GAP] = GAP_TYPE
+    return table
+
+
+PROTEIN_LETTERS: Final = _letters(0, "ARNDCQEGHILKMFPSTWYV", UNKNOWN, "BDUCZE")
+"""Codes of letters in proteins, and in polymers without an alignment: B is D, U is C, Z is E."""
+LETTERS: Final = {
+    ChainType.PROTEIN: PROTEIN_LETTERS,
+    ChainType.DNA: _letters(26, "AGCT", RESTYPES.index("DN")),
+    ChainType.RNA: _letters(21, "AGCU", RESTYPES.index("N")),
+}
+
+_BACKBONE: Final = "OP3 P OP1 OP2 O5' C5' C4' O4' C3' O3' C2'"
+_ATOMS: Final = {
+    **{
+        name: f"N CA C O {side} OXT"
+        for name, side in {
+            "ALA": "CB",
+            "ARG": "CB CG CD NE CZ NH1 NH2",
+            "ASN": "CB CG OD1 ND2",
+            "ASP": "CB CG OD1 OD2",
+            "CYS": "CB SG",
+            "GLN": "CB CG CD OE1 NE2",
+            "GLU": "CB CG CD OE1 OE2",
+            "GLY": "",
+            "HIS": "CB CG ND1 CD2 CE1 NE2",
+            "ILE": "CB CG1 CG2 CD1",
+            "LEU": "CB CG CD1 CD2",
+            "LYS": "CB CG CD CE NZ",
+            "MET": "CB CG SD CE",
+            "PHE": "CB CG CD1 CD2 CE1 CE2 CZ",
+            "PRO": "CB CG CD",
+            "SER": "CB OG",
+            "THR": "CB OG1 CG2",
+            "TRP": "CB CG CD1 CD2 NE1 CE2 CE3 CZ2 CZ3 CH2",
+            "TYR": "CB CG CD1 CD2 CE1 CE2 CZ OH",
+            "VAL": "CB CG1 CG2",
+            "UNK": "CB CG",
+        }.items()
+    },
+    **{
+        name: f"{_BACKBONE} {base}" if name[0] == "D" else f"{_BACKBONE} O2' {base}"
+        for name, base in {
+            "A": "C1' N9 C8 N7 C5 C6 N6 N1 C2 N3 C4",
+            "G": "C1' N9 C8 N7 C5 C6 O6 N1 C2 N2 N3 C4",
+            "C": "C1' N1 C2 O2 N3 C4 N4 C5 C6",
+            "U": "C1' N1 C2 O2 N3 C4 O4 C5 C6",
+            "N": "C1'",
+            "DA": "C1' N9 C8 N7 C5 C6 N6 N1 C2 N3 C4",
+            "DG": "C1' N9 C8 N7 C5 C6 O6 N1 C2 N2 N3 C4",
+            "DC": "C1' N1 C2 O2 N3 C4 N4 C5 C6",
+            "DT": "C1' N1 C2 O2 N3 C4 O4 C5 C7 C6",
+            "DN": "C1'",
+        }.items()
+    },
+}
+
+
+def _packed(names: Integer[np.ndarray, "A 4"]) -> Integer[np.ndarray, " A"]:
+    packed: np.ndarray = np.ascontiguousarray(names.astype(np.uint8)).view(np.uint32)[:, 0]
+    return packed.astype(np.int64)
+
+
+def _atom_table() -> tuple[np.ndarray, np.ndarray]:
+    keys, places = [], []
+    for code, name in enumerate(RESTYPES):
+        atoms = np.array(_ATOMS[name].split())
+        keys.append((code << 32) + _packed(name_codes(atoms)))
+        places.append(np.arange(len(atoms)))
+    order = np.argsort(np.concatenate(keys))
+    return np.concatenate(keys)[order], np.concatenate(places)[order]
+
+
+_KEYS, _PLACES = _atom_table()
+
+
+def standard_codes(names: Shaped[np.ndarray, " n"]) -> Integer[np.ndarray, " n"]:
+    """Row of `RESTYPES` of component codes, -1 for others."""
+    codes = {name: code for code, name in enumerate(RESTYPES)}
+    return np.array([codes.get(name, -1) for name in names.tolist()], np.int64)
+
+
+def standard_places(
+    residue: Integer[np.ndarray, " A"], names: Integer[np.ndarray, "A 4"]
+) -> Integer[np.ndarray, " A"]:
+    """Place of atoms among the atoms of their residue; 0 in residues that are not standard.
+
+    Args:
+        residue: `standard_codes` of every atom's residue.
+        names: `EntryView.atom_name`.
+    """
+    keys = (residue << 32) + _packed(names)
+    found = np.minimum(np.searchsorted(_KEYS, keys), len(_KEYS) - 1)
+    return np.where(_KEYS[found] == keys, _PLACES[found], 0)
+
+
+def is_named(names: Integer[np.ndarray, "A 4"], *wanted: str) -> np.ndarray:
+    """Whether atoms have one of these names, `bool[A]`."""
+    return np.isin(_packed(names), _packed(name_codes(np.array(wanted))))

@@ -1,0 +1,107 @@
+"""How often a chain or an interface is drawn: the weights of the three projects, and the draw.
+
+A datapoint is a chain of an entry or two chains in contact. Drawing is with replacement, each
+position of an epoch from its own number, so that any position can be drawn alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from evofeed.base.shapes import Float, Integer, Shaped
+from evofeed.loader.counter_rng import Purpose, draws64, stream_key
+from evofeed.loader.views.entry_view import ChainType
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightConfig:
+    """Factors of a datapoint's weight. Source: AF3 SI 2.5.1, equation 1."""
+
+    protein: float = 3.0
+    nucleic: float = 3.0
+    ligand: float = 1.0
+    chain: float = 0.5
+    """Factor of single chains."""
+    interface: float = 1.0
+    """Factor of interfaces."""
+
+
+def cluster_sizes(cluster: Integer[np.ndarray, " D"]) -> Integer[np.ndarray, " D"]:
+    """How many datapoints have each one's cluster; chains and interfaces are counted apart,
+    so their cluster numbers must differ."""
+    _, inverse, counts = np.unique(cluster, return_inverse=True, return_counts=True)
+    sizes: np.ndarray = counts[inverse]
+    return sizes
+
+
+def cluster_weights(
+    kinds: Integer[np.ndarray, "D 2"],
+    sizes: Shaped[np.ndarray, " D"],
+    config: WeightConfig | None = None,
+) -> Float[np.ndarray, " D"]:
+    """Weights as Boltz and OpenFold3 have them, not normalised.
+
+    Args:
+        kinds: `ChainType` of both chains; -1 in the second column for a single chain.
+        sizes: datapoints with the same cluster, counted as the project counts.
+        config: the factors.
+    """
+    config = config or WeightConfig()
+    alpha = np.zeros(len(ChainType) + 1)  # the last one is for no chain
+    alpha[[ChainType.PROTEIN, ChainType.DNA, ChainType.RNA, ChainType.LIGAND]] = [
+        config.protein,
+        config.nucleic,
+        config.nucleic,
+        config.ligand,
+    ]
+    beta = np.where(kinds[:, 1] >= 0, config.interface, config.chain)
+    weights: np.ndarray = beta / sizes * alpha[kinds].sum(1)
+    return weights
+
+
+_NOT_EMPTY: Final = 1e-9
+
+
+def pair_weights(
+    kinds: Integer[np.ndarray, "D 2"],
+    cluster: Integer[np.ndarray, " D"],
+    pair: Integer[np.ndarray, " D"],
+    config: WeightConfig | None = None,
+) -> Float[np.ndarray, " D"]:
+    """Weights as Protenix has them, not normalised.
+
+    Clusters are counted over distinct pairs of entities, and copies of a pair share its weight.
+
+    Args:
+        kinds: `ChainType` of both chains; -1 in the second column for a single chain.
+        cluster: the datapoint's cluster, chains and interfaces apart.
+        pair: number of the datapoint's (entry, assembly, entities), those in either order.
+        config: the factors.
+    """
+    _, first = np.unique(np.stack([cluster, pair]), axis=1, return_index=True)
+    _, inverse = np.unique(cluster, return_inverse=True)
+    distinct = np.bincount(inverse[first], minlength=inverse.max(initial=-1) + 1)[inverse]
+    shared = cluster_weights(kinds, distinct + _NOT_EMPTY, config)
+    weights: np.ndarray = shared / cluster_sizes(pair)
+    return weights
+
+
+class DatapointDraw:
+    """Datapoints drawn with replacement in proportion to their weights."""
+
+    def __init__(self, weights: Float[np.ndarray, " D"]) -> None:
+        if not len(weights) or not np.isfinite(weights).all() or weights.min() < 0:
+            raise ValueError("weights must be finite, none negative, and at least one there")
+        self._sum = np.cumsum(weights, dtype=np.float64)
+        if not self._sum[-1] > 0:
+            raise ValueError("all weights are 0")
+
+    def rows(self, seed: int, epoch: int, start: int, count: int) -> Integer[np.ndarray, " count"]:
+        """Datapoints of positions `start .. start + count` of an epoch."""
+        bits = draws64(stream_key(seed, epoch, Purpose.DATAPOINT), count, start)
+        share = (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
+        rows: np.ndarray = np.searchsorted(self._sum, share * self._sum[-1], side="right")
+        return rows
