@@ -4,21 +4,18 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 from fastapi import FastAPI
 
 from evofeed import __version__
-from evofeed.service.direct import Direct
 from evofeed.service.pages import ROUTERS as PAGES
 from evofeed.service.pages.page import problem_page
 from evofeed.service.problems import install_problems
 from evofeed.service.requests.edge import Edge
 from evofeed.service.requests.openapi import describe_api
 from evofeed.service.routes import ROUTERS
-from evofeed.service.settings import ServiceSettings
+from evofeed.service.settings import USUAL, ServiceSettings, Timings
 from evofeed.service.state import Service
-from evofeed.service.timings import USUAL, Timings
 
 _ABOUT = (
     "Snapshots, manifests, chains, plans and jobs of evofeed datasets. Immutable things carry "
@@ -26,20 +23,13 @@ _ABOUT = (
 )
 
 
-def create_app(
-    settings: ServiceSettings | None = None, shared: Path | None = None, timings: Timings = USUAL
-) -> FastAPI:
+def create_app(settings: ServiceSettings | None = None, timings: Timings = USUAL) -> FastAPI:
     """The service as an ASGI application.
-
-    Args:
-        settings: how it runs; read from `EVOFEED_*` variables if None.
-        shared: folder in which the workers of one service keep what they count together.
-        timings: how long its parts wait.
 
     Raises:
         ServiceError: the database does not answer or needs migrating.
     """
-    service = Service.start(settings or ServiceSettings(), shared, timings)
+    service = Service.start(settings or ServiceSettings(), timings)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[dict[str, Service]]:
@@ -57,14 +47,11 @@ def create_app(
         redoc_url=None,
         separate_input_output_schemas=False,
         redirect_slashes=False,  # a path has one spelling, and nothing undocumented answers
+        # Not included as routers, each of which FastAPI would match twice: 60 us a request.
+        routes=[route for router in (*ROUTERS, *PAGES) for route in router.routes],
     )
     app.state.service = service
-    on_error = install_problems(app, problem_page)
-    routers = (*ROUTERS, *PAGES)
-    for router in routers:
-        app.include_router(router)
-    app.state.routes = [route for router in routers for route in router.routes]
+    install_problems(app, problem_page)
     describe_api(app)
-    app.add_middleware(Direct, owner=app, answer_error=on_error)
     app.add_middleware(Edge, settings=service.settings, metrics=service.metrics)  # outermost
     return app

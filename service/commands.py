@@ -8,13 +8,17 @@ import json
 import logging
 import os
 import signal
+import socket
 import sys
+import tempfile
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from evofeed.options import Json
+from evofeed.base.errors import InputError
+from evofeed.base.options import Json
 
 if TYPE_CHECKING:
     from evofeed.service.settings import ServiceSettings
@@ -41,6 +45,9 @@ def serve(
     migrate: Annotated[
         bool, typer.Option("--migrate", help="Bring the database up to date, then exit.")
     ] = False,
+    openapi: Annotated[
+        bool, typer.Option("--openapi", help="Print the HTTP interface as OpenAPI 3.1, then exit.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Serve datasets over HTTP: manifests, chains, plans, jobs and a dashboard.
@@ -53,38 +60,50 @@ def serve(
     """
     gc.disable()  # what a start imports stays: to look through it again and again takes a fifth
     try:
-        _serve(dataset or [], host, port, workers, auth, migrate, as_json)
+        if openapi:
+            _print_openapi()
+            return
+        given: dict[str, Any] = {
+            "host": host,
+            "workers": workers,
+            "datasets": _pairs(dataset or []),
+        }
+        settings = _settings(given, port, auth)
+        if migrate:
+            _migrate(settings, as_json)
+        else:
+            _run(settings, as_json)
     finally:
         gc.enable()
 
 
-def _serve(
-    datasets: list[str],
-    host: str | None,
-    port: int | None,
-    workers: int | None,
-    auth: bool,
-    migrate: bool,
-    as_json: bool,
-) -> None:
+def _print_openapi() -> None:
+    from pydantic import SecretStr
+
+    from evofeed.service.app import create_app
+    from evofeed.service.settings import ServiceSettings
+
+    with tempfile.TemporaryDirectory() as home:
+        app = create_app(ServiceSettings(home=Path(home), database_url=SecretStr(""), datasets={}))
+        app.state.service.close()
+    typer.echo(json.dumps(app.openapi(), indent=1, sort_keys=True, ensure_ascii=False))
+
+
+def _settings(given: dict[str, Any], port: int | None, auth: bool) -> ServiceSettings:
     from evofeed.service.settings import load_settings
 
-    changes: dict[str, Any] = {"host": host, "port": port, "workers": workers}
-    changes["datasets"] = _pairs(datasets)
-    settings = load_settings(**{name: value for name, value in changes.items() if value})
-    if not auth:
-        settings = settings.with_changes(auth="off")
-    if port == 0:
-        settings = settings.with_changes(port=0)
-    if migrate:
-        from evofeed.service.database.database import Database
+    given = {name: value for name, value in given.items() if value}
+    given |= {} if port is None else {"port": port}
+    settings = load_settings(**given)
+    return settings if auth else settings.with_changes(auth="off")
 
-        database = Database(settings.url)
+
+def _migrate(settings: ServiceSettings, as_json: bool) -> None:
+    from evofeed.service.database.database import Database
+
+    with Database(settings.url) as database:
         database.upgrade()
-        database.close()
-        typer.echo(json.dumps({"migrated": True}) if as_json else "the database is up to date")
-        return
-    _run(settings, as_json)
+    typer.echo(json.dumps({"migrated": True}) if as_json else "the database is up to date")
 
 
 def _run(settings: ServiceSettings, as_json: bool) -> None:
@@ -92,11 +111,11 @@ def _run(settings: ServiceSettings, as_json: bool) -> None:
     logging.basicConfig(level=settings.log_level, format="%(message)s")
     token = _start_token(settings)
     if settings.workers > 1:
-        from evofeed.service.processes.workers import serve_workers
+        from evofeed.service.server import serve_workers
 
         serve_workers(settings, lambda url: _announce(settings, url, token, as_json))
         return
-    from evofeed.service.processes.server import serving
+    from evofeed.service.server import serving
 
     stop = threading.Event()
     signals = (signal.SIGINT, signal.SIGTERM)
@@ -116,11 +135,8 @@ def _start_token(settings: ServiceSettings) -> str:
     from evofeed.service.access.auth import make_start_token, revoke_start_token
     from evofeed.service.database.database import Database
 
-    with contextlib.closing(Database(settings.url)) as database:
-        if database.is_sqlite:
-            database.upgrade()
-        else:
-            database.require_current()
+    with Database(settings.url) as database:
+        database.make_current()
         if settings.prints_token:
             return make_start_token(database)
         revoke_start_token(database)
@@ -133,9 +149,18 @@ def _announce(settings: ServiceSettings, url: str, token: str, as_json: bool) ->
         typer.echo(json.dumps(values | ({"token": token} if token else {})))
     else:
         typer.echo(f"serving on {url}  (dashboard at /, Ctrl-C stops)")
+        if settings.host in ("0.0.0.0", "::"):
+            port = url.rpartition(":")[2]
+            typer.echo(f"  others:   http://{socket.gethostname()}:{port}")
+            typer.echo("  not encrypted: put a proxy with TLS in front (docs/operate.md)")
         if token:
             typer.echo(f"  sign in:  {url}/ui/login?token={token}")
             typer.echo(f"  programs: export EVOFEED_TOKEN={token}")
+        elif settings.auth_on:
+            typer.echo(f"  sign in:  {url}/ui/login  with a token that this makes:")
+            typer.echo(
+                "            evofeed tokens create me --scope admin --scope publish --scope jobs"
+            )
         for name in sorted(settings.datasets):
             typer.echo(f"  {name:<20} {url}/v1/datasets/{name}")
     sys.stdout.flush()
@@ -149,5 +174,9 @@ def _pairs(given: list[str]) -> dict[str, str]:
         name, equals, uri = item.partition("=")
         if not equals or not uri:
             raise typer.BadParameter(f"{item!r}: write NAME=URI", param_hint="--dataset")
+        path = Path(uri.removeprefix("file://"))
+        if "://" not in uri.removeprefix("file://") and not path.is_dir():
+            hint = f"mkdir -p {uri} for a new dataset, which jobs fill"
+            raise InputError(f"no folder for dataset {name}; {hint}", path=uri)
         pairs[name] = uri
     return pairs

@@ -1,7 +1,8 @@
-"""Names that may appear in a URL, and nothing else."""
+"""Names that may appear in a URL, and times as clients read them."""
 
 from __future__ import annotations
 
+import datetime
 import re
 from typing import Annotated, Final
 
@@ -33,3 +34,8 @@ DigestValue = Annotated[str, StringConstraints(pattern=DIGEST_PATTERN)]
 def is_name(text: str) -> bool:
     """True if `text` may name a dataset or a ref."""
     return re.fullmatch(NAME_PATTERN, text) is not None and not text.endswith("\n")
+
+
+def iso(seconds: float) -> str:
+    """Unix seconds as ISO 8601 UTC."""
+    return datetime.datetime.fromtimestamp(seconds, datetime.UTC).isoformat(timespec="seconds")

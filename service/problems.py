@@ -21,7 +21,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
-from evofeed.errors import (
+from evofeed.base.errors import (
     DatasetMissing,
     EvofeedError,
     InputError,
@@ -33,6 +33,8 @@ from evofeed.errors import (
 )
 
 _log = logging.getLogger("evofeed.service")
+TICKETS = ("/ticket/", "/result/", "/template/")
+"""Routes of ColabFold's protocol, whose clients read `id` and `status` of every answer."""
 _GONE = 499  # as nginx has it: the client hung up before its request was whole
 
 
@@ -81,19 +83,25 @@ class Problem(ServiceError):
         }
         return body | ({"errors": self.errors} if self.errors else {})
 
-    def response(self) -> Response:
-        """The HTTP response."""
-        return Response(
-            json.dumps(self.body()),
-            self.status,
-            {"Cache-Control": "no-store", **self.headers},
-            "application/problem+json",
-        )
+    def response(self, path: str = "") -> Response:
+        """The HTTP response to a request of a path: clients of tickets want a word as `status`."""
+        body, kind = self.body(), "application/problem+json"
+        if path.startswith(TICKETS):
+            words = {429: "RATELIMIT", 503: "MAINTENANCE"}
+            word = "MAINTENANCE" if self.code == "no_search" else words.get(self.status, "ERROR")
+            body, kind = {**body, "id": "", "status": word}, "application/json"
+        headers = {"Cache-Control": "no-store", **self.headers}
+        return Response(json.dumps(body), self.status, headers, kind)
 
 
 # First match wins, so the narrow classes come first.
 _STATUS: tuple[tuple[type[EvofeedError], int, str, str], ...] = (
-    (DatasetMissing, 404, "not_found", "list what is there with GET /v1/datasets"),
+    (
+        DatasetMissing,
+        404,
+        "not_found",
+        "list: GET /v1/datasets, GET .../snapshots",
+    ),
     (ShardMissing, 404, "shard_missing", "read the manifest again; run `evofeed snapshots verify`"),
     (RefConflict, 412, "ref_moved", "read the ref again and retry with its new ETag"),
     (ShardCorrupt, 502, "shard_corrupt", "run `evofeed snapshots verify` on the dataset"),
@@ -147,19 +155,15 @@ def _from_http(request: Request, error: HTTPException) -> Problem:
 def database_away(error: Exception) -> Problem:
     """The answer while the database does not answer; its address stays in the log."""
     _log.warning("the database does not answer: %s", str(error).splitlines()[0][:300])
-    return Problem(
-        503,
-        "database_away",
-        "the service's database does not answer",
-        next="retry shortly; shards, indexes and manifests go on for known tokens",
-        wait=2,
-    )
+    what = "the service's database does not answer"
+    hint = "retry shortly; shards, indexes and manifests go on for known tokens"
+    return Problem(503, "database_away", what, next=hint, wait=2)
 
 
 def _allowed(request: Request) -> str:
     """Every method of a path: the router only knows those of the first route it found."""
     methods: set[str] = set()
-    for route in request.app.state.routes:
+    for route in request.app.routes:
         if route.path_regex.match(request.url.path):
             methods |= route.methods
     return ", ".join(sorted(methods | ({"HEAD"} if "GET" in methods else set())))
@@ -168,29 +172,15 @@ def _allowed(request: Request) -> str:
 def unexpected(error: Exception, request_id: str) -> Problem:
     """The answer to our own bug: nothing of it leaves the log."""
     _log.error("unexpected error, request %s", request_id, exc_info=error)
-    return Problem(
-        500,
-        "internal_error",
-        "the service failed on this request",
-        next=f"give the request id {request_id} to whoever runs the service",
-    )
+    hint = f"give the request id {request_id} to whoever runs the service"
+    return Problem(500, "internal_error", "the service failed on this request", next=hint)
 
 
-def install_problems(
-    app: FastAPI, page: Callable[[Request, Problem], Response | None]
-) -> Callable[[Request, Exception], Response | None]:
-    """Make every refusal of `app` answer as a problem; `Edge` answers for the rest.
-
-    Args:
-        app: the application.
-        page: the problem as a page where a browser asked for one, else None.
-
-    Returns:
-        The answer to an error, None for one that is our own bug.
-    """
+def install_problems(app: FastAPI, page: Callable[[Request, Problem], Response | None]) -> None:
+    """Make every refusal of `app` answer as a problem; `Edge` answers for the rest."""
 
     def answer(request: Request, problem: Problem) -> Response:
-        return page(request, problem) or problem.response()
+        return page(request, problem) or problem.response(request.url.path)
 
     def on_evofeed(request: Request, error: Exception) -> Response:
         assert isinstance(error, EvofeedError)
@@ -216,12 +206,3 @@ def install_problems(
     app.add_exception_handler(EvofeedError, on_evofeed)
     app.add_exception_handler(RequestValidationError, on_invalid)
     app.add_exception_handler(HTTPException, on_http)
-
-    def on_error(request: Request, error: Exception) -> Response | None:
-        for kind, handler in app.exception_handlers.items():
-            if isinstance(kind, type) and kind is not Exception and isinstance(error, kind):
-                answered: Response = handler(request, error)  # type: ignore[assignment]
-                return answered
-        return None
-
-    return on_error

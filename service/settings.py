@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import difflib
+import ipaddress
 import os
-import re
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, SecretStr, ValidationError, field_validator
+from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
-from evofeed.errors import ServiceError
-from evofeed.service.database.url import parse_url
+from evofeed.base.errors import ServiceError
+from evofeed.service.database.database import parse_url
 from evofeed.service.names import is_name
 
 _SECRETS = Path("/run/secrets")  # where Docker and Podman mount secrets
@@ -54,20 +55,17 @@ class ServiceSettings(BaseSettings):
     port: int = Field(default=8461, ge=0, le=65535)
     """Port to listen on; 0 picks a free one."""
     workers: int = Field(default=1, ge=1, le=256)
-    """Processes that answer on that port; one of them runs jobs, webhooks and tickets."""
+    """Processes that answer on that port; one of them runs jobs and tickets."""
     allowed_hosts: tuple[str, ...] = ()
     """Host names clients may use; empty: any, or only loopback names when auth is off."""
+    trusted_proxies: tuple[str, ...] = ()
+    """Addresses or networks of proxies in front, such as `10.0.0.5` or `10.0.0.0/8`: what they say
+    in X-Forwarded-For and X-Forwarded-Proto is believed, and of nobody else."""
     auth: Literal["auto", "on", "read", "off"] = "auto"
     """Who is asked for a token: everybody; `auto` also prints one at start if the address is a
     loopback one. `read`: only who writes. `off`: nobody, every user of this machine is admin."""
     max_body: int = Field(default=1 << 20, ge=1024)
     """Bytes a request body may have."""
-    max_upload: int = Field(default=2 << 30, ge=1 << 20)
-    """Bytes a shard or a snapshot sent over HTTP may have."""
-    rate_per_second: float = Field(default=0.0, ge=0)
-    """Requests a second a principal may make, shard bytes excepted; 0 for no limit."""
-    rate_burst: int = Field(default=200, ge=1)
-    """Requests a principal may make at once before `rate_per_second` counts."""
     request_seconds: float = Field(default=30.0, gt=0)
     """Seconds a request may take before it is answered with 503; streams may go on."""
     heavy_requests: int = Field(default=16, ge=1)
@@ -110,19 +108,9 @@ class ServiceSettings(BaseSettings):
     """Days that ended jobs, their attempts, broken chains and logs are kept; 0: always."""
     audit_days: float = Field(default=0.0, ge=0)
     """Days that lines of the audit are kept; 0: always."""
-    webhook_hosts: tuple[str, ...] = ()
-    """Where webhooks may go: host names (`*.example.org` too) reached by https at public
-    addresses only, or origins such as `http://10.0.0.5:8080`, whatever their address. Empty:
-    nowhere."""
     accel: str = ""
     """Path of nginx' internal location that is an alias of `/`, such as `/_shards`: shards of local
     datasets are then sent by the nginx in front, by sendfile. Empty: the service sends them."""
-    links: Path | None = None
-    """Folder that the nginx in front looks for datasets in: `POST …/urls` then gives links to the
-    shards of local datasets, which nginx serves without asking."""
-    link_secret: SecretStr = SecretStr("")
-    """What these links are signed with: 64 hexadecimal digits, or the line of nginx'
-    configuration that sets them; as a file: /run/secrets/evofeed_link_secret."""
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "WARNING"
     """What `evofeed serve` writes to standard error; INFO adds a JSON line for each request."""
     url_seconds: int = Field(default=900, ge=60, le=86400)
@@ -141,6 +129,13 @@ class ServiceSettings(BaseSettings):
             for name, uri in datasets.items()
         }
 
+    @field_validator("trusted_proxies")
+    @classmethod
+    def _proxies_are_addresses(cls, proxies: tuple[str, ...]) -> tuple[str, ...]:
+        for proxy in proxies:
+            ipaddress.ip_network(proxy)
+        return proxies
+
     @field_validator("msa_databases")
     @classmethod
     def _databases_have_a_use(cls, databases: dict[str, str]) -> dict[str, str]:
@@ -148,14 +143,18 @@ class ServiceSettings(BaseSettings):
             raise ValueError("want `uniref`, and `env`, `env_pair` and `pdb` if there are such")
         return databases
 
-    @field_validator("link_secret")
-    @classmethod
-    def _secret_is_long(cls, secret: SecretStr) -> SecretStr:
-        text = secret.get_secret_value().strip()
-        found = re.fullmatch(r"(?:set \$evofeed_secret )?([0-9a-f]{64});?", text)
-        if text and not found:
-            raise ValueError("want `set $evofeed_secret HEX;`, HEX from `openssl rand -hex 32`")
-        return SecretStr(found[1] if found else "")
+    @model_validator(mode="after")
+    def _templates_are_there(self) -> ServiceSettings:
+        if "pdb" not in self.msa_databases and not self.msa_templates:
+            return self
+        if not (self.msa_templates and self.msa_mmcif):
+            raise ValueError(
+                "templates need three settings: `pdb` in msa_databases, msa_templates and msa_mmcif"
+            )
+        for path in (Path(f"{self.msa_templates}_a3m.ffindex"), self.msa_mmcif):
+            if not path.exists():
+                raise ValueError(f"templates are searched, but {path} is not there")
+        return self
 
     @property
     def url(self) -> str:
@@ -197,6 +196,24 @@ class ServiceSettings(BaseSettings):
     def with_changes(self, **changes: Any) -> ServiceSettings:
         """A copy with some fields changed, checked again."""
         return type(self)(**(self.model_dump() | changes))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Timings:
+    """How long the parts of a service wait, in seconds; a test that cannot wait hands in others.
+
+    Attributes:
+        trust: a token or a dataset's place is not asked of the database again.
+        job_silence: after which a running job's process counts as dead; it speaks every second.
+        job_events: between two looks at a job whose events are streamed.
+    """
+
+    trust: float = 1.0
+    job_silence: float = 60.0
+    job_events: float = 0.5
+
+
+USUAL = Timings()
 
 
 def load_settings(**changes: Any) -> ServiceSettings:

@@ -18,7 +18,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, TypeVar
 
 from evofeed.service.problems import Problem
-from evofeed.service.timings import USUAL
 
 _T = TypeVar("_T")
 _THREADS: Final = 16  # of a dataset, for what is short
@@ -27,11 +26,6 @@ _MAX_POOLS: Final = 256  # the longest unused are let go
 _MAX_WAITING: Final = 500  # requests of a dataset
 _NEVER: Final = float("inf")
 _until: contextvars.ContextVar[float] = contextvars.ContextVar("evofeed_until")
-_here_until: contextvars.ContextVar[float] = contextvars.ContextVar("evofeed_here_until")
-
-
-class NeedsThread(Exception):
-    """What runs on the event loop would wait for something, or compute for long."""
 
 
 class Work:
@@ -128,39 +122,12 @@ def _give_up(answer: asyncio.Future[Any], seconds: float) -> None:
         answer.set_exception(too_slow(seconds))
 
 
-def run_here(function: Callable[[], _T], seconds: float = USUAL.on_loop) -> _T:
-    """What `function` returns, on the event loop.
-
-    Raises:
-        NeedsThread: it is to run in a thread instead, from its beginning.
-    """
-    token = _here_until.set(time.thread_time() + seconds)
-    try:
-        return function()
-    finally:
-        _here_until.reset(token)
-
-
-def require_thread() -> None:
-    """Whatever follows waits for a disk, a database or a lock, or computes for long.
-
-    Raises:
-        NeedsThread: it would do so on the event loop.
-    """
-    if _here_until.get(None) is not None:
-        raise NeedsThread
-
-
 def require_time() -> None:
     """Stop here if the request's time is up: nobody waits for the answer any more.
 
     Raises:
         Problem: 503.
-        NeedsThread: it is what the event loop may spend that is up.
     """
-    here = _here_until.get(None)
-    if here is not None and time.thread_time() > here:
-        raise NeedsThread
     if time.monotonic() > _until.get(_NEVER):
         raise too_slow(None)
 

@@ -2,7 +2,7 @@
 
 A token reads `evf_<id>_<secret>`; the secret has 256 random bits, so a plain
 sha256 is the right hash. It is shown once, may expire, and can be revoked. A browser
-hands it in once and gets a session, whose cookie reads; it writes through forms of our own
+hands it in once and gets a session, whose cookie reads; it writes through the forms of job
 pages only (`evofeed.service.requests.forms`).
 """
 
@@ -15,17 +15,18 @@ import hmac
 import re
 import secrets
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from fastapi import Request
-from sqlalchemy import delete
+from sqlalchemy import delete, select
+from sqlalchemy.orm import Session
 
-from evofeed.service.access.audit import record
-from evofeed.service.access.quotas import NO_QUOTAS, Quotas, family
 from evofeed.service.database.database import Database
-from evofeed.service.database.tables import SessionRow, TokenRow
+from evofeed.service.database.tables import SessionRow, TokenRow, record
 from evofeed.service.problems import Problem
+from evofeed.service.remembered import Remembered
 
 SCOPES: Final = ("read", "publish", "jobs", "admin")
 """What a token may: look; move refs and register; run jobs; tokens, audit and removal."""
@@ -46,7 +47,6 @@ class Principal:
         id: token id, or `local` when no token is asked for.
         scopes: subset of `SCOPES`.
         datasets: datasets it may touch; None for all.
-        quotas: what it may use.
         roots: places it may name; None for all that the service opens.
         expires_at: when its token ends; None for never.
     """
@@ -54,7 +54,6 @@ class Principal:
     id: str
     scopes: frozenset[str]
     datasets: frozenset[str] | None
-    quotas: Quotas = NO_QUOTAS
     roots: tuple[str, ...] | None = None
     expires_at: float | None = None
 
@@ -102,26 +101,16 @@ def create_token(
     database: Database,
     *,
     label: str,
-    scopes: list[str],
-    datasets: list[str] | None = None,
-    roots: list[str] | None = None,
+    scopes: Sequence[str],
+    datasets: Sequence[str] | None = None,
+    roots: Sequence[str] | None = None,
     seconds: float | None = None,
-    quotas: Quotas = NO_QUOTAS,
     principal: str = "local",
 ) -> tuple[str, str]:
     """A new token's id and its text; the text cannot be had again.
 
-    It ends no later than the token it was made with, and is revoked with it.
-
-    Args:
-        database: where to keep its hash.
-        label: what it is for.
-        scopes: some of `SCOPES`.
-        datasets: datasets it is for; None for all.
-        roots: places it may name; None for all that the service opens.
-        seconds: until it expires; None for never.
-        quotas: what its jobs may use.
-        principal: who makes it.
+    It is for these datasets (None: all) and names places below these roots (None: all that are
+    open). It ends no later than the token it was made with, and is revoked with it.
 
     Raises:
         Problem: 401, the token it is made with was revoked meanwhile.
@@ -130,26 +119,18 @@ def create_token(
     ends = [now + seconds] if seconds is not None else []
     with database.write() as session:
         # Locked: it must not be revoked while it makes another.
-        parent = session.get(TokenRow, principal, with_for_update=True)
+        # What a start prints is no parent: what is made with it stays, as what the shell makes.
+        maker = "" if principal == LOCAL.id else principal
+        parent = session.get(TokenRow, maker, with_for_update=True)
         if parent is not None:
             _require_alive(parent)
             ends += [parent.expires_at] if parent.expires_at is not None else []
-        session.add(
-            TokenRow(
-                id=token_id,
-                parent=parent.id if parent is not None else None,
-                label=label,
-                secret_sha256=_hash(secret),
-                scopes=sorted(set(scopes)),
-                datasets=sorted(set(datasets)) if datasets is not None else None,
-                roots=sorted(set(roots)) if roots is not None else None,
-                max_jobs=quotas.max_jobs,
-                max_chains=quotas.max_chains,
-                max_bytes=quotas.max_bytes,
-                created_at=now,
-                expires_at=min(ends, default=None),
-            )
-        )
+        row = TokenRow(id=token_id, label=label, secret_sha256=_hash(secret), created_at=now)
+        row.parent, row.expires_at = parent.id if parent else None, min(ends, default=None)
+        row.scopes = sorted(set(scopes))
+        row.datasets = None if datasets is None else sorted(set(datasets))
+        row.roots = None if roots is None else sorted(set(roots))
+        session.add(row)
         record(session, principal, "token.create", token_id, label=label, scopes=sorted(scopes))
     return token_id, f"evf_{token_id}_{secret}"
 
@@ -185,11 +166,18 @@ def revoke_token(database: Database, token_id: str, principal: str = "local") ->
             raise Problem(
                 404, "not_found", f"no token {token_id!r}", next="list them: GET /v1/tokens"
             )
-        for one in family(session, token_id):
+        for one in _family(session, token_id):
             row = session.get_one(TokenRow, one, with_for_update=True)
             if row.revoked_at is None:
                 row.revoked_at = time.time()
                 record(session, principal, "token.revoke", one)
+
+
+def _family(session: Session, token_id: str) -> list[str]:
+    """A token and all that were made with it, and with those."""
+    tree = select(TokenRow.id).where(TokenRow.id == token_id).cte("family", recursive=True)
+    tree = tree.union(select(TokenRow.id).where(TokenRow.parent == tree.c.id))
+    return list(session.scalars(select(tree.c.id)))
 
 
 def authenticate_text(database: Database, token: str, session: str = "") -> Principal:
@@ -218,12 +206,12 @@ def authenticate_text(database: Database, token: str, session: str = "") -> Prin
 
 
 def principal_of(row: TokenRow) -> Principal:
-    """The principal of a token."""
+    """The principal of a token; whoever administers the service may look at it."""
+    scopes = frozenset(row.scopes)
     return Principal(
         row.id,
-        frozenset(row.scopes),
+        scopes | {"read"} if "admin" in scopes else scopes,
         frozenset(row.datasets) if row.datasets is not None else None,
-        Quotas(row.max_jobs, row.max_chains, row.max_bytes),
         tuple(row.roots) if row.roots is not None else None,
         row.expires_at,
     )
@@ -239,13 +227,9 @@ def sign_in(database: Database, token: str) -> str:
     secret, now = secrets.token_urlsafe(32), time.time()
     with database.write() as session:
         session.execute(delete(SessionRow).where(SessionRow.expires_at <= now))
-        session.add(
-            SessionRow(
-                secret_sha256=_hash(secret),
-                token_id=principal.id,
-                expires_at=now + SESSION_SECONDS,
-            )
-        )
+        row = SessionRow(secret_sha256=_hash(secret), token_id=principal.id)
+        row.expires_at = now + SESSION_SECONDS
+        session.add(row)
     return secret
 
 
@@ -281,6 +265,13 @@ def holder_of(database: Database, principal: str) -> Principal:
     return principal_of(row)
 
 
+def roots_of(database: Database, principal: str) -> tuple[str, ...] | None:
+    """The places a principal may name, its token being good or not; None: all that are open."""
+    with database.read() as session:
+        row = session.get(TokenRow, principal)
+    return principal_of(row).roots if row is not None else None
+
+
 def is_alive(database: Database, principal: Principal) -> bool:
     """True if its token is still good."""
     try:
@@ -307,11 +298,15 @@ def presented(request: Request, *, form: bool = False) -> tuple[str, str]:
     kind, _, token = request.headers.get("authorization", "").partition(" ")
     if kind.lower() == "bearer":
         return token.strip(), ""
-    if kind.lower() == "basic":  # programs that know no tokens: any name, the token as password
+    if key := request.headers.get("x-api-key", ""):  # Boltz's client; no page can send it unasked
+        return key.strip(), ""
+    reads = request.method in ("GET", "HEAD")
+    # Programs that know no tokens, such as ColabFold's: any name, the token as password. A browser
+    # sends what it was given by itself, so a foreign page must not be able to use it.
+    if kind.lower() == "basic" and (reads or "origin" not in request.headers):
         with contextlib.suppress(ValueError):
             return base64.b64decode(token, validate=True).decode("ascii").partition(":")[2], ""
     # Elsewhere a cookie only reads: a foreign page that makes a browser POST gains nothing.
-    reads = request.method in ("GET", "HEAD")
     return "", request.cookies.get(COOKIE, "") if reads or form else ""
 
 
@@ -327,14 +322,58 @@ def _hash(secret: str) -> bytes:
 
 def unauthorized(what: str) -> Problem:
     """The problem of whoever could not be identified."""
-    return Problem(
-        401,
-        "unauthorized",
-        what,
-        next="send `Authorization: Bearer evf_...`; `evofeed tokens create` makes one",
-        headers={"WWW-Authenticate": 'Bearer realm="evofeed"'},
-    )
+    hint = "set EVOFEED_TOKEN, or send `Authorization: Bearer evf_...`; "
+    hint += "`evofeed tokens create` makes one"
+    challenge = {"WWW-Authenticate": 'Bearer realm="evofeed"'}
+    return Problem(401, "unauthorized", what, next=hint, headers=challenge)
 
 
 def _forbidden(what: str) -> Problem:
     return Problem(403, "forbidden", what, next="ask whoever runs the service for a wider token")
+
+
+class Authority:
+    """Who was let in lately; tokens are known by their hashes alone.
+
+    Args:
+        database: of tokens.
+        trust: seconds after which a revocation in another process is noticed at the latest.
+        grace: seconds for which tokens read bytes while the database is away.
+    """
+
+    def __init__(self, database: Database, trust: float, grace: float) -> None:
+        self._database = database
+        self._known = Remembered[bytes, Principal](trust, grace)
+
+    def known(self, token: str, session: str) -> Principal | None:
+        """The principal of a token, if the database need not be asked."""
+        found = self._known.known(_key(token, session))
+        return found if found is not None and not _expired(found) else None
+
+    def principal(self, token: str, session: str, *, reads_bytes: bool) -> Principal:
+        """The principal of a token or a browser's session.
+
+        Raises:
+            Problem: 401.
+            DBAPIError: the database is away, and nothing is known of them.
+        """
+        found = self._known.get(
+            _key(token, session),
+            lambda: authenticate_text(self._database, token, session),
+            without_database=reads_bytes,
+        )
+        if _expired(found):
+            raise unauthorized("the token has expired")
+        return found
+
+    def forget(self) -> None:
+        """A token was revoked here, or a session ended."""
+        self._known.forget()
+
+
+def _expired(principal: Principal) -> bool:
+    return principal.expires_at is not None and principal.expires_at <= time.time()
+
+
+def _key(token: str, session: str) -> bytes:
+    return hashlib.sha256(f"{token}\n{session}".encode("utf-8", "surrogatepass")).digest()

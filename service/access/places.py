@@ -1,4 +1,10 @@
-"""Places a client may name: the service reads there with its own rights."""
+"""Places a client may name: the service reads there with its own rights.
+
+A place is asked for twice: of its name when it is named, and of the file that is open when it is
+used (`evofeed.base.within`), so that no link made in between, or inside of it, leads elsewhere.
+Datasets are opened by `open_place`, inputs of jobs within `input_limits`, clusters by
+`Clusters(closed=True)`; nothing else here opens what a client has named.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +14,12 @@ from typing import Annotated, Literal
 
 from pydantic import StringConstraints
 
+from evofeed.base.errors import StoreError
+from evofeed.base.within import Limits, below
 from evofeed.service.access.auth import Principal
 from evofeed.service.problems import Problem
 from evofeed.service.settings import ServiceSettings
+from evofeed.store.inner import LocalStorage, Storage, open_storage
 
 Uri = Annotated[
     str, StringConstraints(min_length=1, max_length=2000, pattern=r"^[^\x00-\x1f\x7f]+$")
@@ -37,13 +46,42 @@ def canonical_place(uri: str) -> str:
     return os.path.realpath(plain)
 
 
+def open_place(place: str) -> Storage:
+    """The storage of a registered place, which `canonical_place` made.
+
+    Args:
+        place: of a dataset; should a link stand for a part of it now, nothing in it is opened.
+
+    Raises:
+        StoreError: `canonical_place` makes no such place, its row was changed.
+    """
+    if place.startswith("s3://"):
+        return open_storage(place)
+    if not place.startswith("/"):  # a path from the service's own folder would look empty
+        raise StoreError("it is registered at neither an absolute path nor a bucket")
+    return LocalStorage(place, closed=True)
+
+
+def input_limits(settings: ServiceSettings, roots: Sequence[str] | None) -> Limits | None:
+    """Where a job may open files: below the service's roots and its token's; None: anywhere."""
+    groups = [roots] if roots is not None else []
+    if settings.input_roots or settings.auth_on:
+        groups.append([canonical_root(root) for root in settings.input_roots])
+    return groups or None
+
+
+def canonical_root(root: str) -> str:
+    """A place below which others may be: `s3://` is every bucket's."""
+    return root if root == "s3://" else canonical_place(root)
+
+
 def require_root(
     settings: ServiceSettings,
     principal: Principal,
     uri: str,
     variable: Literal["EVOFEED_DATASET_ROOTS", "EVOFEED_INPUT_ROOTS"],
-) -> None:
-    """Refuse a place that is not open.
+) -> str:
+    """The canonical place that a URI leads to now, if it is open.
 
     Args:
         settings: of the service; with neither tokens nor roots, any place will do.
@@ -57,21 +95,18 @@ def require_root(
     datasets = variable == "EVOFEED_DATASET_ROOTS"
     open_to_all = settings.dataset_roots if datasets else settings.input_roots
     place = canonical_place(uri)
-    if (open_to_all or settings.auth_on) and not _inside(uri, place, open_to_all):
+    roots = [canonical_root(root) for root in open_to_all]
+    if (open_to_all or settings.auth_on) and not _inside(uri, place, roots):
         raise _closed(uri, f"ask whoever runs the service to add its folder to {variable}")
     if principal.roots is not None and not _inside(uri, place, principal.roots):
         raise _closed(uri, "ask for a token whose roots include it; GET /v1/me shows yours")
     if datasets and principal.datasets is not None and principal.roots is None:
         raise _closed(uri, "a token for some datasets registers places only below roots of its own")
-
-
-def below(place: str, root: str) -> bool:
-    """True if a canonical place is another one or is inside it."""
-    return place == root or place.startswith(f"{root.rstrip('/')}/")
+    return place
 
 
 def _inside(uri: str, place: str, roots: Sequence[str]) -> bool:
-    return ".." not in uri.split("/") and any(below(place, canonical_place(r)) for r in roots)
+    return ".." not in uri.split("/") and any(below(place, root) for root in roots)
 
 
 def _no_place(uri: str, wanted: str) -> Problem:

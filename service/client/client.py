@@ -3,38 +3,49 @@
     with Client("http://host:8461", token="evf_...") as client:
         job = client.submit("pdb", "/data/raw", message="May release")
         job = client.wait(job.id)
-        for chain in client.chains("pdb", where={"column": "num_res", "op": "<=", "value": 384}):
+        for chain in client.chains("pdb", max_length=384):
             ...
 
-What may pass by itself is tried again; a POST carries an Idempotency-Key, so that it is done once.
+What may pass by itself is tried again; a job is submitted with a key, so that there is one.
 """
 
 from __future__ import annotations
 
+import io
 import json
+import tarfile
 import time
+import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal, Unpack
+from urllib.parse import urlencode
 
-from evofeed.service.client.requests import made, part
-from evofeed.service.client.search import SearchRequests
-from evofeed.service.client.snapshots import SnapshotRequests
+import pyarrow as pa
+
+from evofeed.base.errors import InputError, ServiceError
+from evofeed.service.client.requests import Requests, made, part
 from evofeed.service.client.views import (
+    AssemblyFilters,
     BrokenChain,
+    ChainFilters,
     Job,
-    Run,
+    Move,
+    RefState,
     Token,
-    Webhook,
 )
 from evofeed.store import Dataset
 
 
-class Client(SnapshotRequests, SearchRequests):
+class Client(Requests):
     """The service at `url`; safe to use from many threads.
 
     Args:
         url: such as `http://host:8461`.
         token: goes with every request; None: what `EVOFEED_TOKEN` holds at that moment.
+
+    Raises:
+        AccessDenied: of every method: there is no good token, or it may not do this.
+        ServiceError: of every method: the service refused or does not answer.
     """
 
     def __enter__(self) -> Client:
@@ -60,66 +71,152 @@ class Client(SnapshotRequests, SearchRequests):
         self._send("POST", "/v1/datasets", new)
 
     def chains(
-        self,
-        dataset: str,
-        ref: str = "main",
-        *,
-        where: Mapping[str, Any] | None = None,
-        columns: Sequence[str] | None = None,
-        page: int = 1000,
+        self, dataset: str, ref: str = "main", *, page: int = 1000, **filters: Unpack[ChainFilters]
     ) -> Iterator[dict[str, Any]]:
-        """Chains that pass a filter, in index order, all from the snapshot that the ref has now."""
-        digest = self.ref(dataset, ref).digest
-        path = f"/v1/datasets/{part(dataset)}/snapshots/{digest}/chains/search"
-        search: dict[str, Any] = {"where": where, "columns": columns, "limit": page}
-        while True:
-            found = self._send("POST", path, search, repeatable=False)
-            yield from found["chains"]
-            if found["next"] is None:
-                return
-            search["cursor"] = found["next"]
+        """Chains that pass every filter, in index order, all from the snapshot the ref has now."""
+        path = f"{self._snapshot(dataset, ref)}/chains"
+        yield from self._paged(path, "chains", "cursor", **_query(filters), limit=page)
+
+    def table(self, dataset: str, ref: str = "main", **filters: Unpack[ChainFilters]) -> pa.Table:
+        """The same as a table of Arrow's; `.to_pandas()` makes a data frame of it."""
+        path = f"{self._snapshot(dataset, ref)}/chains.arrow"
+        return pa.ipc.open_stream(self._bytes(path, **_query(filters))).read_all()
 
     def assemblies(
         self,
         dataset: str,
         ref: str = "main",
         *,
-        where: Mapping[str, Any] | None = None,
         page: int = 1000,
-        **filters: Any,
+        **filters: Unpack[AssemblyFilters],
     ) -> Iterator[dict[str, Any]]:
-        """Complexes that pass a filter, all from the snapshot that the ref has now.
+        """Complexes that pass every filter, all from the snapshot that the ref has now."""
+        path = f"{self._snapshot(dataset, ref)}/assemblies"
+        yield from self._paged(path, "assemblies", "cursor", **_query(filters), limit=page)
+
+    def _snapshot(self, dataset: str, ref: str) -> str:
+        digest = self.ref(dataset, ref).digest
+        return f"/v1/datasets/{part(dataset)}/snapshots/{digest}"
+
+    # refs
+
+    def refs(self, dataset: str) -> list[RefState]:
+        """All refs of a dataset."""
+        said = self._get(f"/v1/datasets/{part(dataset)}/refs")
+        return [made(RefState, one) for one in said["refs"]]
+
+    def ref(self, dataset: str, ref: str = "main") -> RefState:
+        """Where a ref points."""
+        return made(RefState, self._get(_ref(dataset, ref)))
+
+    def move_ref(
+        self, dataset: str, ref: str, digest: str, *, expect: str | None, message: str = ""
+    ) -> RefState:
+        """Point a ref at a snapshot, if it still points at `expect` (None: it is a new one).
+
+        Raises:
+            RefConflict: it points elsewhere.
+        """
+        headers = {"If-Match": f'"{expect}"'} if expect else {"If-None-Match": "*"}
+        body = {"digest": digest, "message": message}
+        return made(RefState, self._send("PUT", _ref(dataset, ref), body, headers))
+
+    def delete_ref(self, dataset: str, ref: str, *, expect: str, message: str = "") -> None:
+        """Delete a ref that still points at `expect`; its history stays.
+
+        Raises:
+            RefConflict: it points elsewhere.
+        """
+        path = f"{_ref(dataset, ref)}?{urlencode({'message': message})}"
+        self._send("DELETE", path, None, {"If-Match": f'"{expect}"'})
+
+    def history(self, dataset: str, ref: str = "main") -> Iterator[Move]:
+        """Where a ref has been, newest first."""
+        for move in self._paged(f"{_ref(dataset, ref)}/history", "moves", "before"):
+            yield made(Move, move)
+
+    def policy(self, dataset: str, ref: str = "main") -> dict[str, Any]:
+        """What must hold when a ref moves: `protected`, `reviewer`, `forbid`, `apart_from`."""
+        found: dict[str, Any] = self._get(f"{_ref(dataset, ref)}/policy")
+        return found
+
+    def set_policy(
+        self,
+        dataset: str,
+        ref: str = "main",
+        *,
+        protected: bool = False,
+        reviewer: Literal["publish", "admin"] = "publish",
+        forbid: Sequence[Mapping[str, Any]] = (),
+        apart_from: Sequence[Mapping[str, Any]] = (),
+    ) -> None:
+        """Replace what must hold when a ref moves.
 
         Args:
             dataset: its name.
-            ref: whose snapshot.
-            where: filter on the table's columns.
-            page: rows asked for at once.
-            filters: such as `stoichiometry="A2B2"`, `min_interface=20`, `max_chains=4`.
+            ref: whose policy; it need not exist yet.
+            protected: it does not move at all.
+            reviewer: scope that whoever moves it needs.
+            forbid: filters that no chain of its snapshot may pass.
+            apart_from: datasets that its snapshot must share no sequence with.
         """
-        digest = self.ref(dataset, ref).digest
-        path = f"/v1/datasets/{part(dataset)}/snapshots/{digest}/assemblies"
-        query: dict[str, Any] = {**filters, "limit": page}
-        if where is not None:
-            query["where"] = json.dumps(where)
-        while True:
-            found = self._get(path, **query)
-            yield from found["assemblies"]
-            if found["next"] is None:
-                return
-            query["cursor"] = found["next"]
+        policy = {
+            "protected": protected,
+            "reviewer": reviewer,
+            "forbid": list(forbid),
+            "apart_from": list(apart_from),
+        }
+        self._send("PUT", f"{_ref(dataset, ref)}/policy", policy)
 
     # jobs
 
-    def submit(self, dataset: str, input_uri: str, **options: Any) -> Job:
-        """Featurize raw files into a dataset; `options` are the other fields of `POST /v1/jobs`."""
-        new = {"dataset": dataset, "input_uri": input_uri, **options}
-        return made(Job, self._send("POST", "/v1/jobs", new))
+    def submit(
+        self,
+        dataset: str,
+        input_uri: str,
+        *,
+        ref: str | None = "main",
+        message: str = "",
+        preset: Literal["safe", "openfold"] = "safe",
+        config: Mapping[str, Any] | None = None,
+        crop: Mapping[str, Any] | None = None,
+        executor: Literal["auto", "ray", "local"] = "auto",
+        workers: int = 0,
+        deadline: float = 600.0,
+        memory: int = 8 << 30,
+        max_broken: float = 0.05,
+        replace: bool = False,
+    ) -> Job:
+        """Featurize raw files into a dataset.
+
+        Args:
+            dataset: name of a registered one.
+            input_uri: raw files, as the service sees them.
+            ref: what moves to the snapshot; None: nothing.
+            message: why, for the ref's history.
+            preset: rules; `openfold` is bit for bit what OpenFold makes.
+            config: fields of `FeaturizeConfig` to change.
+            crop: fields of `CropConfig`; None: no crop.
+            executor: `auto` is Ray where the service has a cluster.
+            workers: processes; 0 is one per core.
+            deadline: seconds for one chain.
+            memory: bytes for one chain.
+            max_broken: share of chains that may break, above which nothing is published.
+            replace: chains that the ref has and the input has not may go with the move.
+        """
+        new = {
+            "dataset": dataset, "input_uri": input_uri, "ref": ref, "message": message,
+            "preset": preset, "config": dict(config or {}),
+            "crop": None if crop is None else dict(crop), "executor": executor,
+            "workers": workers, "deadline": float(deadline), "memory": memory,
+            "max_broken": float(max_broken), "replace": replace,
+        }  # fmt: skip
+        key = {"Idempotency-Key": uuid.uuid4().hex}
+        return made(Job, self._send("POST", "/v1/jobs", new, key))
 
     def jobs(self, limit: int = 100) -> list[Job]:
         """The newest jobs."""
-        said = self._get("/v1/jobs", limit=limit)
-        return [made(Job, one) for one in said["jobs"]]
+        return [made(Job, one) for one in self._get("/v1/jobs", limit=limit)["jobs"]]
 
     def job(self, job_id: str) -> Job:
         """A job as it is now."""
@@ -127,29 +224,32 @@ class Client(SnapshotRequests, SearchRequests):
 
     def cancel(self, job_id: str) -> Job:
         """Ask a job to stop."""
-        return made(Job, self._send("POST", f"/v1/jobs/{part(job_id)}/cancel", None))
+        return made(Job, self._send("POST", f"/v1/jobs/{part(job_id)}/cancel"))
 
     def retry(self, job_id: str) -> Job:
         """Run a job that has ended again."""
-        return made(Job, self._send("POST", f"/v1/jobs/{part(job_id)}/retry", None))
+        return made(Job, self._send("POST", f"/v1/jobs/{part(job_id)}/retry", once=True))
 
     def wait(
         self, job_id: str, *, seconds: float = 1.0, seen: Callable[[Job], None] | None = None
     ) -> Job:
-        """A job that has ended.
+        """A job that has succeeded.
 
-        Args:
-            job_id: whose.
-            seconds: between two looks.
-            seen: called after each look.
+        Raises:
+            ServiceError: it failed or was cancelled; says why.
         """
         while True:
             job = self.job(job_id)
             if seen is not None:
                 seen(job)
             if job.has_ended:
-                return job
+                break
             time.sleep(seconds)
+        if job.state != "succeeded":
+            why = f": {job.error}" if job.error else ""
+            hint = "its chains are in broken(), its words in log()"
+            raise ServiceError(f"job {job_id} {_ENDS[job.state]}{why}; {hint}", path=self.url)
+        return job
 
     def broken(self, job_id: str) -> list[BrokenChain]:
         """Chains of a job's last run that are in no snapshot, also while it runs."""
@@ -157,35 +257,48 @@ class Client(SnapshotRequests, SearchRequests):
         found: list[BrokenChain] = []
         while True:
             said = self._get(path, offset=len(found), limit=1000)
-            rows = said["chains"]
-            found += [made(BrokenChain, one) for one in rows]
-            if not rows or len(found) >= said["total"]:
+            found += [made(BrokenChain, one) for one in said["chains"]]
+            if not said["chains"] or len(found) >= said["total"]:
                 return found
 
     def log(self, job_id: str) -> str:
         """What a job's last run wrote."""
-        path = f"{self._base}/v1/jobs/{part(job_id)}/log"
-        return self._checked(self._http.request("GET", path)).body.decode(errors="replace")
+        return self._bytes(f"/v1/jobs/{part(job_id)}/log").decode(errors="replace")
 
-    # training runs
+    # alignments
 
-    def runs(self) -> list[Run]:
-        """Training runs of the datasets that this token may see, newest first."""
-        return [made(Run, one) for one in self._get("/v1/runs")["runs"]]
+    def search(self, sequence: str, mode: str = "env", seconds: float = 1.0) -> dict[str, bytes]:
+        """Alignments and template hits of a sequence, by file name: `uniref.a3m`, `pdb70.m8`, ...
 
-    def register_run(self, name: str, dataset: str, folder: str, description: str = "") -> Run:
-        """Register a run's folder, as the service sees it."""
-        new = {"name": name, "dataset": dataset, "folder": folder, "description": description}
-        return made(Run, self._send("POST", "/v1/runs", new))
+        Args:
+            sequence: letters A to Z.
+            mode: of ColabFold's protocol: `env`, `all`, `env-nofilter`, ...
+            seconds: between two looks.
 
-    def run_curves(self, name: str) -> dict[str, tuple[list[int], list[float | None]]]:
-        """Every number of a run by name: steps and values."""
-        found = self._get(f"/v1/runs/{part(name)}/curves")["curves"]
-        return {name: (one["steps"], one["values"]) for name, one in found.items()}
-
-    def forget_run(self, name: str) -> None:
-        """Forget a run; its folder stays."""
-        self._send("DELETE", f"/v1/runs/{part(name)}", None)
+        Raises:
+            InputError: it cannot be searched, or the search failed.
+            ServiceError: the service has no databases to search.
+        """
+        form = urlencode({"q": f">101\n{sequence}\n", "mode": mode}).encode()
+        kind = {"Content-Type": "application/x-www-form-urlencoded"}
+        answer = self._http.request("POST", f"{self._base}/ticket/msa", kind, form)
+        while True:
+            ticket = json.loads(answer.body) if answer.status == 422 else None
+            ticket = ticket or json.loads(self._checked(answer).body)
+            if ticket["status"] == "COMPLETE":
+                break
+            if ticket["status"] == "ERROR":
+                raise InputError(str(ticket.get("detail", "the search failed")), path=self.url)
+            time.sleep(seconds)
+            answer = self._http.request("GET", f"{self._base}/ticket/{ticket['id']}")
+        found = {}
+        packed = self._bytes(f"/result/download/{ticket['id']}")
+        with tarfile.open(fileobj=io.BytesIO(packed)) as tar:
+            for name in tar.getnames():
+                file = tar.extractfile(name)
+                # Alignments end with a NUL, to tell one of several sequences from the next.
+                found[name] = file.read().rstrip(b"\0") if file else b""
+        return found
 
     # tokens
 
@@ -193,50 +306,50 @@ class Client(SnapshotRequests, SearchRequests):
         """All tokens, without their secrets."""
         return [made(Token, one) for one in self._paged("/v1/tokens", "tokens", "after")]
 
-    def create_token(self, label: str, scopes: Sequence[str], **options: Any) -> tuple[str, str]:
-        """A new token's id and its text, which cannot be had again."""
-        new = {"label": label, "scopes": list(scopes), **options}
-        said = self._send("POST", "/v1/tokens", new, repeatable=False)
+    def create_token(
+        self,
+        label: str,
+        scopes: Sequence[str],
+        *,
+        datasets: Sequence[str] | None = None,
+        roots: Sequence[str] | None = None,
+        seconds: float | None = None,
+    ) -> tuple[str, str]:
+        """A new token's id and its text, which cannot be had again.
+
+        Args:
+            label: what it is for.
+            scopes: `read`, `publish`, `jobs`, `admin`.
+            datasets: it is for these only; None: for all.
+            roots: places it may name; None: all that are open.
+            seconds: until it expires; None: never.
+        """
+        new = {
+            "label": label,
+            "scopes": list(scopes),
+            "datasets": None if datasets is None else list(datasets),
+            "roots": None if roots is None else list(roots),
+            "seconds": seconds,
+        }
+        said = self._send("POST", "/v1/tokens", new, once=True)
         return said["id"], said["token"]
 
     def revoke_token(self, token_id: str) -> None:
         """Make a token worthless."""
-        self._send("DELETE", f"/v1/tokens/{part(token_id)}", None)
+        self._send("DELETE", f"/v1/tokens/{part(token_id)}")
 
-    # webhooks
 
-    def webhooks(self) -> list[Webhook]:
-        """The webhooks of this token."""
-        return [made(Webhook, one) for one in self._get("/v1/webhooks")["webhooks"]]
+_ENDS = {"failed": "failed", "cancelled": "was cancelled"}
 
-    def add_webhook(
-        self,
-        url: str,
-        datasets: Sequence[str] | None = None,
-        events: Sequence[str] | None = None,
-    ) -> tuple[str, str]:
-        """A new webhook's id and the secret that its messages are signed with."""
-        given = {"datasets": datasets, "events": events}
-        new = {"url": url} | {n: list(v) for n, v in given.items() if v is not None}
-        said = self._send("POST", "/v1/webhooks", new, repeatable=False)
-        return said["id"], said["secret"]
 
-    def ping_webhook(self, webhook_id: str) -> str:
-        """Send a webhook a `ping`; the message's id."""
-        return str(self._send("POST", f"/v1/webhooks/{part(webhook_id)}/ping", None)["id"])
+def _query(filters: Mapping[str, Any]) -> dict[str, Any]:
+    query = dict(filters)
+    if query.get("where") is not None:
+        query["where"] = json.dumps(query["where"], separators=(",", ":"))
+    if query.get("columns") is not None:
+        query["columns"] = ",".join(query["columns"])
+    return query
 
-    def redeliver(self, webhook_id: str, message_id: str) -> None:
-        """Send a message again, under the id that it has."""
-        path = f"/v1/webhooks/{part(webhook_id)}/deliveries/{part(message_id)}/redeliver"
-        self._send("POST", path, None)
 
-    def remove_webhook(self, webhook_id: str) -> None:
-        """End a webhook."""
-        self._send("DELETE", f"/v1/webhooks/{part(webhook_id)}", None)
-
-    def deliveries(self, webhook_id: str) -> list[dict[str, Any]]:
-        """What came of a webhook's messages, newest first."""
-        found: list[dict[str, Any]] = self._get(f"/v1/webhooks/{part(webhook_id)}/deliveries")[
-            "deliveries"
-        ]
-        return found
+def _ref(dataset: str, ref: str) -> str:
+    return f"/v1/datasets/{part(dataset)}/refs/{part(ref)}"

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
-import uuid
 from collections.abc import Iterator, Mapping
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 from urllib.parse import quote, urlencode, urlsplit
 
-from evofeed.errors import AccessDenied, RefConflict, ServiceError
+from evofeed.base.errors import AccessDenied, RefConflict, ServiceError
 from evofeed.store.inner import Answer, HttpConnection
 
 _T = TypeVar("_T")
-_COMMIT_SECONDS: Final = 900.0
 
 
 class Requests:
@@ -23,59 +20,56 @@ class Requests:
     Args:
         url: such as `http://host:8461`.
         token: goes with every request; None: what `EVOFEED_TOKEN` holds at that moment.
+
+    Raises:
+        ServiceError: the URL is none.
     """
 
     def __init__(self, url: str, token: str | None = None) -> None:
         self.url, self._token = url.rstrip("/"), token
-        self._base = urlsplit(self.url).path.removesuffix("/v1")
+        parts = urlsplit(self.url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ServiceError(f"{url!r} is not a service's address: write http://HOST:PORT")
+        self._base = parts.path.removesuffix("/v1")
         self._http = HttpConnection(self.url, token)
-        self._patient = HttpConnection(self.url, token, timeout=_COMMIT_SECONDS)
 
     def close(self) -> None:
         """Close the connections; a request opens them again."""
         self._http.close()
-        self._patient.close()
 
     def _get(self, path: str, **query: Any) -> Any:
-        text = urlencode({k: v for k, v in query.items() if v is not None}, doseq=True)
-        where = f"{self._base}{path}" + (f"?{text}" if text else "")
-        return json.loads(self._checked(self._http.request("GET", where)).body)
+        return json.loads(self._bytes(path, **query))
 
-    def _paged(self, path: str, name: str, after: str) -> Iterator[dict[str, Any]]:
-        cursor = None
+    def _bytes(self, path: str, **query: Any) -> bytes:
+        given = {name: _as_text(value) for name, value in query.items() if value is not None}
+        text = urlencode(given, doseq=True)
+        where = f"{self._base}{path}" + (f"?{text}" if text else "")
+        return self._checked(self._http.request("GET", where)).body
+
+    def _paged(self, path: str, name: str, after: str, **query: Any) -> Iterator[dict[str, Any]]:
         while True:
-            said = self._get(path, **{after: cursor})
+            said = self._get(path, **query)
             yield from said[name]
-            cursor = said.get("next")
-            if cursor is None:
+            if said.get("next") is None:
                 return
+            query[after] = said["next"]
 
     def _send(
         self,
         method: str,
         path: str,
-        body: object,
+        body: object = None,
         headers: Mapping[str, str] | None = None,
         *,
-        repeatable: bool = True,
-        patient: bool = False,
+        once: bool = False,
     ) -> Any:
+        """What the service answers; a request that is to be sent `once` is not tried again."""
         sent = dict(headers or {}) | ({"Content-Type": "application/json"} if body else {})
-        once = method == "POST" and not repeatable
-        if method == "POST" and repeatable:
-            sent["Idempotency-Key"] = uuid.uuid4().hex
         data = json.dumps(body).encode() if body is not None else None
-        makes_secret = once and not path.endswith("/search")
-        connection = self._patient if patient else self._http
-        ask = functools.partial(connection.request, method, f"{self._base}{path}", sent, data)
-        answer = ask(attempts=1) if makes_secret else ask()
+        more: Any = {"attempts": 1} if once else {}
+        answer = self._http.request(method, f"{self._base}{path}", sent, data, **more)
         text = self._checked(answer).body
         return json.loads(text) if text else None
-
-    def _put(self, path: str, data: bytes | memoryview) -> bytes:
-        headers = {"Content-Type": "application/octet-stream"}
-        answer = self._patient.request("PUT", f"{self._base}{path}", headers, data)
-        return self._checked(answer).body
 
     def _checked(self, answer: Answer) -> Answer:
         if 200 <= answer.status < 300:
@@ -100,3 +94,7 @@ def made(kind: type[_T], values: Mapping[str, Any]) -> _T:
 def part(text: str) -> str:
     """Text as one part of a path."""
     return quote(text, safe="")
+
+
+def _as_text(value: Any) -> Any:
+    return str(value).lower() if isinstance(value, bool) else value

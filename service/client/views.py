@@ -1,12 +1,47 @@
-"""What the service's client answers with."""
+"""What the service's client answers with, and the filters it takes."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, TypedDict
 
 ENDED: Final = frozenset({"succeeded", "failed", "cancelled"})
 """States that a job does not leave by itself."""
+
+
+class RowFilters(TypedDict, total=False):
+    """What chains and complexes are filtered by; all that are given must hold."""
+
+    where: Mapping[str, Any] | None
+    columns: Sequence[str] | None
+    max_length: int
+    max_resolution: float
+    released_from: str
+    released_before: str
+
+
+class ChainFilters(RowFilters, total=False):
+    """What chains are filtered by beside that."""
+
+    min_length: int
+    min_depth: int
+    max_depth: int
+    min_templates: int
+    method: list[str]
+    is_distillation: bool
+    has_structure: bool
+
+
+class AssemblyFilters(RowFilters, total=False):
+    """What complexes are filtered by beside that."""
+
+    stoichiometry: list[str]
+    min_chains: int
+    max_chains: int
+    min_entities: int
+    max_entities: int
+    min_interface: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,17 +109,6 @@ class Move:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MadeSnapshot:
-    """A snapshot that was written, and the ref that points at it now, if one does."""
-
-    digest: str
-    parent: str | None
-    num_chains: int
-    num_shards: int
-    ref: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Token:
     """A token without its secret."""
 
@@ -94,23 +118,3 @@ class Token:
     datasets: list[str] | None = None
     expires_at: str | None = None
     revoked_at: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Webhook:
-    """Who is notified of what happens; `events` None: how jobs end."""
-
-    id: str
-    url: str
-    datasets: list[str] | None = None
-    events: list[str] | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
-    """A training run's folder, and the dataset it is about."""
-
-    name: str
-    dataset: str
-    folder: str | None = None
-    description: str = ""

@@ -6,24 +6,23 @@ plain synchronous sessions in worker threads.
 
 from __future__ import annotations
 
-import sqlite3
-import threading
+import contextlib
+import errno
+import fcntl
+import os
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from sqlalchemy import Connection, create_engine, event, inspect, text
-from sqlalchemy.exc import DatabaseError
+from sqlalchemy import URL, Connection, create_engine, event, inspect, make_url, text
+from sqlalchemy.exc import ArgumentError, DatabaseError
 from sqlalchemy.orm import Session
 
-from evofeed.errors import ServiceError
-from evofeed.service.database.changes import Changes
-from evofeed.service.database.url import parse_url
-from evofeed.service.timings import USUAL, Timings
-from evofeed.service.work import require_thread
+from evofeed.base.errors import ServiceError
 
+_DRIVERS: Final = ("sqlite", "postgresql", "postgresql+psycopg")
 _MIGRATIONS = Path(__file__).parent / "migrations"
 # A database that is away is noticed within seconds, not when TCP gives up.
 _POSTGRES: dict[str, Any] = {
@@ -37,6 +36,8 @@ _POSTGRES: dict[str, Any] = {
         "tcp_user_timeout": 10_000,
     },
 }
+_PRAGMAS: Final = ("journal_mode=WAL", "busy_timeout=30000", "foreign_keys=ON",
+                   "synchronous=NORMAL")  # fmt: skip
 
 
 class Database:
@@ -45,68 +46,45 @@ class Database:
     Args:
         url: where it is.
         workers: processes like this one: a PostgreSQL has connections for all of them together.
-        timings: how long it is taken for granted that nobody has written to it.
-
-    Attributes:
-        changes: whether anybody has written to it.
 
     Raises:
         ServiceError: the URL is none of ours, or an SQLite file's folder cannot be made.
     """
 
-    def __init__(self, url: str, workers: int = 1, timings: Timings = USUAL) -> None:
+    def __init__(self, url: str, workers: int = 1) -> None:
         self._url = parse_url(url)
         if self._url.drivername == "postgresql":  # SQLAlchemy's default driver is psycopg2
             self._url = self._url.set(drivername="postgresql+psycopg")
         self.is_sqlite = self._url.drivername == "sqlite"
         if self.is_sqlite:
-            self._make_folder()
+            self._make_file()
         half = max(2, 10 // workers)
         pool = {"pool_size": half, "max_overflow": half}
         options: dict[str, Any] = {} if self.is_sqlite else _POSTGRES | pool
         self.engine = create_engine(self._url, **options)
-        self._watch: sqlite3.Connection | None = None
-        self._watching = threading.Lock()
-        self.changes = Changes(
-            self._data_version if self.is_sqlite else self._snapshot, timings.unwritten
-        )
+        self._locks: dict[str, int | Connection] = {}
         if self.is_sqlite:
             _prepare_sqlite(self.engine)
 
-    def _data_version(self) -> int | None:
-        """SQLite's own number, which its processes share in memory."""
-        with self._watching:
-            if self._watch is None:
-                self._watch = sqlite3.connect(self._url.database or "", check_same_thread=False)
-            try:
-                return int(self._watch.execute("PRAGMA data_version").fetchone()[0])
-            except sqlite3.Error:
-                return None
+    def __enter__(self) -> Database:
+        return self
 
-    def _snapshot(self) -> str:
-        """Which transactions a query of now would see: equal ones see the same rows."""
-        with self.engine.connect() as connection:
-            found = connection.exec_driver_sql("SELECT txid_current_snapshot()::text").scalar_one()
-        return str(found)
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     @contextmanager
     def read(self) -> Iterator[Session]:
         """A session for reading; nothing is committed."""
-        require_thread()
         with Session(self.engine) as session:
             yield session
 
     @contextmanager
     def write(self) -> Iterator[Session]:
-        """A session whose work is committed at the end, all or nothing."""
-        require_thread()
+        """A session whose work is committed at the end, all or nothing; rows stay readable."""
         # IMMEDIATE takes SQLite's write lock at once; a lock taken later fails without waiting.
         engine = self.engine.execution_options(immediate=True)
-        try:
-            with Session(engine) as session, session.begin():
-                yield session
-        finally:  # also when its end is not known
-            self.changes.wrote()
+        with Session(engine, expire_on_commit=False) as session, session.begin():
+            yield session
 
     def alone(self, session: Session, what: str) -> None:
         """Wait until no other write transaction is alone with `what`, until this one ends.
@@ -114,8 +92,64 @@ class Database:
         SQLite has one writer at a time anyway; PostgreSQL is asked for a lock by that name.
         """
         if not self.is_sqlite:
-            key = zlib.crc32(f"evofeed {what}".encode())
-            session.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": key})
+            session.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _key(what)})
+
+    def lock(self, what: str) -> bool:
+        """True if this process holds the lock of this name, also if it does from now on.
+
+        It waits for nobody. PostgreSQL's lock ends with its connection, the one beside an SQLite
+        file with the process.
+        """
+        held = self._locks.get(what)
+        if self.is_sqlite:
+            return held is not None or self._lock_file(what)
+        connection = held if isinstance(held, Connection) else self.engine.connect()
+        try:
+            ask = "SELECT :key" if held is not None else "SELECT pg_try_advisory_lock(:key)"
+            found = connection.scalar(text(ask), {"key": _key(what)}) is not False
+            connection.commit()
+        except DatabaseError:
+            self._locks.pop(what, None)
+            connection.invalidate()
+            connection.close()
+            raise
+        if found:
+            self._locks[what] = connection
+        else:
+            connection.close()
+        return found
+
+    def _lock_file(self, what: str) -> bool:
+        file = os.open(f"{self._url.database}.{_key(what):08x}", os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(file)
+            return False
+        self._locks[what] = file
+        return True
+
+    def unlock(self, what: str) -> None:
+        """Let others have a lock."""
+        held = self._locks.pop(what, None)
+        if isinstance(held, Connection):
+            with contextlib.suppress(DatabaseError):
+                held.invalidate()  # a session's lock would outlive its return to the pool
+                held.close()
+        elif held is not None:
+            os.close(held)
+
+    def make_current(self) -> None:
+        """Bring an embedded database up to date, and refuse a PostgreSQL that is not.
+
+        Raises:
+            ServiceError: it does not answer, or needs `evofeed serve --migrate`.
+        """
+        if self.is_sqlite:
+            self.upgrade()
+        elif not self.is_current():
+            what = "the database lacks the newest tables: run `evofeed serve --migrate` once"
+            raise ServiceError(what, path=self._url.render_as_string(hide_password=True))
 
     def upgrade(self) -> None:
         """Make the tables of a new database, or apply the migrations that are missing."""
@@ -147,29 +181,26 @@ class Database:
             raise self._unusable(str(error.orig or "no answer")) from None
         return bool(found == newest_tables())
 
-    def require_current(self) -> None:
-        """Refuse a database whose tables are not the newest.
-
-        Raises:
-            ServiceError: it does not answer, or needs `evofeed serve --migrate`.
-        """
-        if not self.is_current():
-            raise ServiceError(
-                "the database lacks the newest tables: run `evofeed serve --migrate` once",
-                path=self._url.render_as_string(hide_password=True),
-            )
-
     def close(self) -> None:
         """Close every connection."""
-        with self._watching:
-            if self._watch is not None:
-                self._watch.close()
-                self._watch = None
+        for what in list(self._locks):
+            self.unlock(what)
         self.engine.dispose()
 
-    def _make_folder(self) -> None:
+    def _make_file(self) -> None:
+        """The file for its owner alone, whatever the umask is and whoever made the folder.
+
+        SQLite gives its journals the rights of the file.
+        """
+        path = Path(self._url.database or "")
         try:
-            Path(self._url.database or "").parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if path.is_dir():  # whose rights are not ours to change
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+            if not path.exists():  # to close it would end SQLite's locks on it in this process
+                os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+            if path.stat().st_mode & 0o077 and path.stat().st_uid == os.getuid():
+                path.chmod(0o600)
         except OSError as error:
             raise self._unusable(f"{error.filename}: {error.strerror}") from None
 
@@ -178,9 +209,28 @@ class Database:
             what, hint = "cannot be used", "name a folder of yours in EVOFEED_HOME"
         else:
             what, hint = "does not answer", "start it, or unset EVOFEED_DATABASE_URL"
-        reason = why.strip().splitlines()[0]
         shown = self._url.render_as_string(hide_password=True)
-        return ServiceError(f"the database {what} ({reason}); {hint}", path=shown)
+        return ServiceError(
+            f"the database {what} ({why.strip().splitlines()[0]}); {hint}", path=shown
+        )
+
+
+def parse_url(text: str) -> URL:
+    """The URL of an SQLite file or a PostgreSQL database.
+
+    Raises:
+        ServiceError: it is neither; its password must not be shown, so nothing of it is.
+    """
+    with contextlib.suppress(ArgumentError, ValueError):  # the latter for a port that is no number
+        url = make_url(text)
+        # In memory each of our threads would see an empty one of its own.
+        in_memory = url.drivername == "sqlite" and url.database in (None, "", ":memory:")
+        if url.drivername in _DRIVERS and not in_memory:
+            return url
+    raise ServiceError(
+        "EVOFEED_DATABASE_URL is no database URL; use sqlite:///FILE or "
+        "postgresql://USER:PASSWORD@HOST/NAME"
+    )
 
 
 def newest_tables() -> str:
@@ -189,17 +239,19 @@ def newest_tables() -> str:
     return names[-1].partition("_")[0].removeprefix("r")
 
 
+def _key(what: str) -> int:
+    return zlib.crc32(f"evofeed {what}".encode())
+
+
 def _make_tables(connection: Connection) -> None:
     """The newest tables, and the mark by which Alembic knows them; without it, a start is quick."""
     from evofeed.service.database.tables import Base
 
     Base.metadata.create_all(connection)
-    connection.execute(
-        text("CREATE TABLE alembic_version (version_num VARCHAR(32) NOT NULL PRIMARY KEY)")
-    )
-    connection.execute(
-        text("INSERT INTO alembic_version VALUES (:newest)"), {"newest": newest_tables()}
-    )
+    version = "alembic_version (version_num VARCHAR(32) NOT NULL PRIMARY KEY)"
+    connection.execute(text(f"CREATE TABLE {version}"))
+    mark = text("INSERT INTO alembic_version VALUES (:newest)")
+    connection.execute(mark, {"newest": newest_tables()})
 
 
 def _migrate(connection: Connection) -> None:
@@ -217,12 +269,7 @@ def _prepare_sqlite(engine: Any) -> None:
     @event.listens_for(engine, "connect")
     def on_connect(connection: Any, _: Any) -> None:
         connection.isolation_level = None  # we say BEGIN ourselves, below
-        for pragma in (
-            "journal_mode=WAL",
-            "busy_timeout=30000",
-            "foreign_keys=ON",
-            "synchronous=NORMAL",
-        ):
+        for pragma in _PRAGMAS:
             connection.execute(f"PRAGMA {pragma}")
 
     @event.listens_for(engine, "begin")

@@ -6,11 +6,11 @@ seconds since 1970 (UTC), so SQLite and PostgreSQL agree to the bit.
 
 from __future__ import annotations
 
+import time
 from typing import Any, ClassVar
 
 from sqlalchemy import (
     JSON,
-    BigInteger,
     Double,
     ForeignKey,
     Index,
@@ -20,7 +20,7 @@ from sqlalchemy import (
     UniqueConstraint,
     text,
 )
-from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 
 class Base(DeclarativeBase):
@@ -127,7 +127,7 @@ class JobRow(Base):
     created_at: Mapped[float]
     updated_at: Mapped[float]
     principal: Mapped[str] = mapped_column(String(128))
-    charged_to: Mapped[str] = mapped_column(String(128))  # whoever submitted or retried it last
+    charged_to: Mapped[str] = mapped_column(String(128))  # in whose name it moves its ref
 
 
 class JobAttempt(Base):
@@ -169,20 +169,6 @@ class JobChain(Base):
     line: Mapped[int | None]
 
 
-class UploadRow(Base):
-    """A shard that somebody sent; counts against the sender's quota for a day."""
-
-    __tablename__ = "uploads"
-    __table_args__ = (Index("ix_uploads_principal", "principal", "at"),)
-
-    id: Mapped[int] = mapped_column(primary_key=True)
-    dataset_id: Mapped[int] = mapped_column(ForeignKey("datasets.id", ondelete="CASCADE"))
-    shard: Mapped[str] = mapped_column(String(128))
-    nbytes: Mapped[int] = mapped_column(BigInteger)
-    principal: Mapped[str] = mapped_column(String(128))
-    at: Mapped[float]
-
-
 class SnapshotRow(Base):
     """When a snapshot was first seen: its files' times change when they are copied."""
 
@@ -193,19 +179,6 @@ class SnapshotRow(Base):
     )
     digest: Mapped[str] = mapped_column(String(64), primary_key=True)
     written_at: Mapped[float]
-
-
-class RunRow(Base):
-    """A training run's folder, and the dataset it is about."""
-
-    __tablename__ = "runs"
-
-    name: Mapped[str] = mapped_column(String(128), primary_key=True)
-    dataset_id: Mapped[int] = mapped_column(ForeignKey("datasets.id", ondelete="CASCADE"))
-    folder: Mapped[str] = mapped_column(Text)
-    description: Mapped[str] = mapped_column(Text, default="")
-    created_at: Mapped[float]
-    principal: Mapped[str] = mapped_column(String(128))
 
 
 class TokenRow(Base):
@@ -220,9 +193,6 @@ class TokenRow(Base):
     scopes: Mapped[list[str]] = mapped_column(JSON)
     datasets: Mapped[list[str] | None] = mapped_column(JSON)
     roots: Mapped[list[str] | None] = mapped_column(JSON)
-    max_jobs: Mapped[int | None]
-    max_chains: Mapped[int | None]
-    max_bytes: Mapped[int | None] = mapped_column(BigInteger)
     created_at: Mapped[float]
     expires_at: Mapped[float | None]
     revoked_at: Mapped[float | None]
@@ -253,55 +223,18 @@ class AuditRow(Base):
     detail: Mapped[dict[str, Any]] = mapped_column(JSON)
 
 
-class IdempotencyRow(Base):
-    """The answer to a request that carried an Idempotency-Key."""
+def record(session: Session, principal: str, action: str, subject: str, **detail: Any) -> None:
+    """Add a line to the audit; it is committed with the session's transaction.
 
-    __tablename__ = "idempotency"
-
-    principal: Mapped[str] = mapped_column(String(128), primary_key=True)
-    key: Mapped[str] = mapped_column(String(128), primary_key=True)
-    request_sha256: Mapped[str] = mapped_column(String(64))
-    status: Mapped[int | None]
-    media_type: Mapped[str] = mapped_column(String(128), default="")
-    location: Mapped[str] = mapped_column(Text, default="")
-    body: Mapped[bytes] = mapped_column(LargeBinary, default=b"")
-    created_at: Mapped[float]
-
-
-class WebhookRow(Base):
-    """Somebody who wants to hear what happens; `events` null: how jobs end."""
-
-    __tablename__ = "webhooks"
-
-    id: Mapped[str] = mapped_column(String(16), primary_key=True)
-    url: Mapped[str] = mapped_column(Text)
-    secret: Mapped[bytes] = mapped_column(LargeBinary(32))  # signs, so its hash would not do
-    datasets: Mapped[list[str] | None] = mapped_column(JSON)
-    events: Mapped[list[str] | None] = mapped_column(JSON)
-    after_move: Mapped[int] = mapped_column(server_default="0")  # the last one before it
-    principal: Mapped[str] = mapped_column(String(128))
-    created_at: Mapped[float]
-    disabled: Mapped[str] = mapped_column(Text, default="")
-
-
-class DeliveryRow(Base):
-    """One message to one webhook; `due_at` is null once it has arrived or was given up."""
-
-    __tablename__ = "deliveries"
-    __table_args__ = (
-        # A job that is retried ends again, at another time.
-        UniqueConstraint("webhook_id", "subject", "at", name="uq_deliveries_end"),
-        Index("ix_deliveries_due", "due_at"),
-    )
-
-    id: Mapped[str] = mapped_column(String(32), primary_key=True)
-    webhook_id: Mapped[str] = mapped_column(ForeignKey("webhooks.id", ondelete="CASCADE"))
-    subject: Mapped[str] = mapped_column(String(32))  # job, move, ...: see `webhook_news`
-    at: Mapped[float]
-    body: Mapped[dict[str, Any]] = mapped_column(JSON)
-    attempts: Mapped[int] = mapped_column(default=0)
-    due_at: Mapped[float | None]
-    outcome: Mapped[str] = mapped_column(Text, default="")
+    Args:
+        session: an open write session.
+        principal: token id, or `local`.
+        action: `noun.verb`.
+        subject: what was acted on: a dataset, `dataset/ref`, a job, a token.
+        detail: JSON-ready values worth keeping; never a secret.
+    """
+    line = {"principal": principal, "action": action, "subject": subject[:256], "detail": detail}
+    session.add(AuditRow(at=time.time(), **line))
 
 
 class TicketRow(Base):
@@ -318,7 +251,6 @@ class TicketRow(Base):
     mode: Mapped[str] = mapped_column(String(40))  # as the protocol has it
     state: Mapped[str] = mapped_column(String(16))
     message: Mapped[str] = mapped_column(Text, default="")
-    charged: Mapped[int] = mapped_column(default=0)  # sequences that count against a quota
     made_at: Mapped[float]
     taken_at: Mapped[float] = mapped_column(default=0.0)
 

@@ -19,10 +19,11 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from evofeed.service.filters.columns import ANY_CASE
 from evofeed.service.problems import Problem
-from evofeed.store.inner import column_kinds, is_known, plain_values
+from evofeed.store.inner import column_kinds, is_known
 
+ANY_CASE: Final = ("method",)
+"""Columns that are compared as mmCIF files write them, or in lower case."""
 MAX_NODES: Final = 200
 MAX_DEPTH: Final = 16
 MAX_VALUES: Final = 10_000
@@ -50,7 +51,7 @@ def match(
     """
     if node is None:
         return pa.repeat(pa.scalar(True), table.num_rows)
-    return Evaluator(table, kinds).node(node, "where", 0)
+    return _Evaluator(table, kinds).node(node, "where", 0)
 
 
 def check(schema: pa.Schema, node: Any) -> None:
@@ -62,7 +63,7 @@ def check(schema: pa.Schema, node: Any) -> None:
     match(schema.empty_table(), node)
 
 
-class Evaluator:
+class _Evaluator:
     """One walk over a filter; counts nodes so that no filter is endless.
 
     Args:
@@ -83,8 +84,8 @@ class Evaluator:
         if not isinstance(node, dict):
             raise _bad(where, f"expected an object, got {_shown(node)}")
         if set(node) == {"not"}:
-            return self.invert(self.node(node["not"], f"{where}.not", depth + 1))
-        for word, combine, empty in (("all", self.every, True), ("any", self.some, False)):
+            return pc.invert(self.node(node["not"], f"{where}.not", depth + 1))
+        for word, combine, empty in (("all", pc.and_, True), ("any", pc.or_, False)):
             if set(node) == {word}:
                 return self._combine(node[word], combine, empty, f"{where}.{word}", depth)
         return self._compare(node, where)
@@ -94,24 +95,8 @@ class Evaluator:
             raise _bad(where, f"expected a list, got {_shown(nodes)}")
         masks = [self.node(child, f"{where}[{i}]", depth + 1) for i, child in enumerate(nodes)]
         if not masks:
-            return self.constant(empty)
-        return combine(masks) if len(masks) > 1 else masks[0]
-
-    def every(self, masks: list[Any]) -> Any:
-        """All of them."""
-        return functools.reduce(pc.and_, masks)
-
-    def some(self, masks: list[Any]) -> Any:
-        """Any of them."""
-        return functools.reduce(pc.or_, masks)
-
-    def invert(self, mask: Any) -> Any:
-        """Not it."""
-        return pc.invert(mask)
-
-    def constant(self, value: bool) -> Any:
-        """The same for all rows."""
-        return pa.repeat(pa.scalar(value), self._table.num_rows)
+            return pa.repeat(pa.scalar(empty), self._table.num_rows)
+        return functools.reduce(combine, masks)
 
     def _compare(self, node: dict[str, Any], where: str) -> Any:
         column, op = node.get("column"), node.get("op")
@@ -136,20 +121,28 @@ class Evaluator:
     def term(self, column: str, kind: str, op: str, value: Any) -> Any:
         """Which rows pass a comparison that was checked; `value` is a list for `in`."""
         raw = self._table[column]
-        if isinstance(raw, pa.DictionaryArray) and len(raw) > 2 * len(raw.dictionary):
-            words = pa.record_batch([raw.dictionary], names=[column])
-            passes = Evaluator(words, self._kinds).term(column, kind, op, value)
-            return pc.fill_null(pc.take(passes, raw.indices), False)
-        values = plain_values(raw)
-        known = is_known(values, column, kind)
-        if op == "known":
-            return known
-        values = pc.utf8_lower(values) if column in ANY_CASE else values
-        if op == "in":
-            return pc.and_(known, _in(values, value, kind))
-        left, right = _comparable(values, value, kind)
-        matching = _COMPARE[op](left, right)
-        return pc.and_(known, pc.fill_null(matching, False) if left.null_count else matching)
+        if not pa.types.is_dictionary(raw.type):
+            return _passes(raw, column, kind, op, value)
+        chunks = raw.chunks if isinstance(raw, pa.ChunkedArray) else [raw]
+        masks = [  # each word is compared once
+            pc.fill_null(
+                pc.take(_passes(chunk.dictionary, column, kind, op, value), chunk.indices), False
+            )
+            for chunk in chunks
+        ]
+        return pa.chunked_array(masks, pa.bool_())
+
+
+def _passes(values: Any, column: str, kind: str, op: str, value: Any) -> Any:
+    known = is_known(values, column, kind)
+    if op == "known":
+        return known
+    values = pc.utf8_lower(values) if column in ANY_CASE else values
+    if op == "in":
+        return pc.and_(known, _in(values, value, kind))
+    left, right = _comparable(values, value, kind)
+    matching = _COMPARE[op](left, right)
+    return pc.and_(known, pc.fill_null(matching, False) if left.null_count else matching)
 
 
 def _in(values: Any, items: list[Any], kind: str) -> Any:
@@ -204,10 +197,6 @@ def _shown(value: Any) -> str:
 
 
 def _bad(where: str, what: str) -> Problem:
-    return Problem(
-        422,
-        "bad_filter",
-        f"{where}: {what}",
-        next="GET /v1/config lists the operators, the snapshot's `columns` the columns",
-        errors=[{"where": where, "what": what}],
-    )
+    what = f"{where}: {what}"
+    hint = "GET /v1/config lists the operators, GET .../stats the columns"
+    return Problem(422, "bad_filter", what, next=hint, errors=[{"where": where, "what": what}])

@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from evofeed.configs import replaced
+from evofeed.base.configs import replaced
 from evofeed.service.problems import Problem
 
 if TYPE_CHECKING:
@@ -22,11 +22,6 @@ def checked_config(
 ) -> dict[str, Any]:
     """Every field of a `FeaturizeConfig`: a preset with some fields changed.
 
-    Args:
-        preset: where to begin.
-        changes: fields that differ; those of `caps` may be given alone.
-        allowed: caps that may be gone up to, where they are not the preset's.
-
     Raises:
         Problem: 422, an unknown field or a value it does not take, or a cap beyond what
             is allowed; 403, featurize is not installed here.
@@ -35,12 +30,9 @@ def checked_config(
     try:
         from evofeed.featurize.job import FeaturizeConfig
     except ModuleNotFoundError as error:
-        raise Problem(
-            403,
-            "no_jobs",
-            f"this service cannot featurize: {error.name} is not installed",
-            next="pip install 'evofeed[featurize]' where the service runs",
-        ) from None
+        what = f"this service cannot featurize: {error.name} is not installed"
+        hint = "pip install 'evofeed[featurize]' where the service runs"
+        raise Problem(403, "no_jobs", what, next=hint) from None
     base = FeaturizeConfig.openfold() if preset == "openfold" else FeaturizeConfig()
     config = _checked(base, changes, "config")
     limits = dataclasses.asdict(base.caps) | dict(allowed)

@@ -11,20 +11,27 @@ attempt, and what it said, made and could not do is kept beside those before it.
 
 from __future__ import annotations
 
+import hashlib
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Final
 
 from sqlalchemy import delete, func, select, update
 from sqlalchemy.orm import Session
 
-from evofeed.service.access.audit import record
-from evofeed.service.access.quotas import require_room
 from evofeed.service.database.database import Database
-from evofeed.service.database.tables import AuditRow, DatasetRow, JobAttempt, JobChain, JobRow
+from evofeed.service.database.tables import (
+    AuditRow,
+    DatasetRow,
+    JobAttempt,
+    JobChain,
+    JobRow,
+    record,
+)
 from evofeed.service.problems import Problem
-from evofeed.service.timings import USUAL
+from evofeed.service.settings import USUAL
 
 QUEUED: Final = "queued"
 RUNNING: Final = "running"
@@ -43,16 +50,12 @@ MAX_DEATHS: Final = 5
 
 AWAY: Final = 75
 """Exit code of a job's process whose database is away: no fault of the job."""
+_CHAIN: Final = ("kind", "chain_id", "type", "message", "path", "line")
+_JOBS: Final = select(JobRow, DatasetRow).join(DatasetRow, JobRow.dataset_id == DatasetRow.id)
 
 
 class JobQueue:
-    """The jobs of one service, in its database.
-
-    Args:
-        database: where they are kept.
-        max_queued: that may wait.
-        silence: seconds after which a running job's process counts as dead.
-    """
+    """The jobs of one service; a process that is silent for so long counts as dead."""
 
     def __init__(
         self, database: Database, max_queued: int, silence: float = USUAL.job_silence
@@ -60,50 +63,44 @@ class JobQueue:
         self._database, self._max_queued, self._silence = database, max_queued, silence
 
     def submit(
-        self, dataset: DatasetRow, spec: dict[str, Any], principal: str, message: str = ""
+        self,
+        dataset: DatasetRow,
+        spec: dict[str, Any],
+        principal: str,
+        message: str = "",
+        key: str | None = None,
     ) -> JobRow:
-        """Queue a job.
+        """Queue a job; with the `key` of one that was submitted before, it is that one.
 
         Raises:
-            Problem: 429, too many wait already, or a quota is used up.
+            Problem: 429, too many wait already; 422, the key is that of another job.
         """
         now = time.time()
+        named = hashlib.sha256(f"{principal}\n{key}".encode()).hexdigest()[:16]
         row = JobRow(
-            id=secrets.token_hex(8),
-            dataset_id=dataset.id,
-            spec=spec,
-            state=QUEUED,
-            attempts=0,
-            progress={},
-            result={},
-            error="",
-            message=message,
-            retry=False,
-            created_at=now,
-            updated_at=now,
-            principal=principal,
-            charged_to=principal,
-        )
+            id=secrets.token_hex(8) if key is None else named, dataset_id=dataset.id, spec=spec,
+            state=QUEUED, attempts=0, progress={}, result={}, error="", message=message,
+            retry=False, created_at=now, updated_at=now, principal=principal, charged_to=principal,
+        )  # fmt: skip
         with self._database.write() as session:
-            self._require_room(session, principal)
+            self._database.alone(session, "jobs")  # so that what is counted is all there is
+            if (there := session.get(JobRow, row.id)) is not None:
+                asked = (there.dataset_id, there.spec, there.message)
+                if asked != (dataset.id, spec, message):
+                    what = "this Idempotency-Key was used for another job"
+                    raise Problem(422, "idempotency", what, next="choose a new key for a new job")
+                return there
+            self._require_room(session)
             session.add(row)
             record(session, principal, "job.submit", row.id, dataset=dataset.name)
-            session.flush()
-            session.expunge(row)
         return row
 
-    def _require_room(self, session: Session, principal: str) -> None:
-        self._database.alone(session, "jobs")  # so that what is counted is all there is
+    def _require_room(self, session: Session) -> None:
         waiting = select(func.count()).where(JobRow.state == QUEUED)
         if (session.scalar(waiting) or 0) >= self._max_queued:
-            raise Problem(
-                429,
-                "queue_full",
-                f"{self._max_queued} jobs wait already",
-                next="wait for some to end, or cancel some",
-                wait=60,
-            )
-        require_room(session, principal)
+            what = f"{self._max_queued} jobs wait already"
+            hint = "wait for some to end, or cancel some"
+            raise Problem(429, "queue_full", what, next=hint, wait=60)
 
     def get(self, job_id: str) -> tuple[JobRow, DatasetRow]:
         """A job and its dataset.
@@ -111,11 +108,11 @@ class JobQueue:
         Raises:
             Problem: 404.
         """
-        query = select(JobRow, DatasetRow).join(DatasetRow, JobRow.dataset_id == DatasetRow.id)
         with self._database.read() as session:
-            found = session.execute(query.where(JobRow.id == job_id)).one_or_none()
+            found = session.execute(_JOBS.where(JobRow.id == job_id)).one_or_none()
         if found is None:
-            raise Problem(404, "not_found", f"no job {job_id!r}", next="list: GET /v1/jobs")
+            hint = "`evofeed jobs ls URL` lists them"
+            raise Problem(404, "not_found", f"no job {job_id!r}", next=hint)
         return found[0], found[1]
 
     def newest(
@@ -126,17 +123,8 @@ class JobQueue:
         before: float | None = None,
         limit: int = 100,
     ) -> list[tuple[JobRow, DatasetRow]]:
-        """Jobs, newest first.
-
-        Args:
-            state: only those in it.
-            only: only those of these datasets, by name.
-            before: only those submitted before this time.
-            limit: how many at most.
-        """
-        query = select(JobRow, DatasetRow).join(DatasetRow, JobRow.dataset_id == DatasetRow.id)
-        if state is not None:
-            query = query.where(JobRow.state == state)
+        """Jobs, newest first: in a state, `only` of datasets of these names, `before` a time."""
+        query = _JOBS if state is None else _JOBS.where(JobRow.state == state)
         if only is not None:
             query = query.where(DatasetRow.name.in_(sorted(only)))
         if before is not None:
@@ -166,13 +154,14 @@ class JobQueue:
                     return
 
     def requeue(self, job_id: str, principal: str) -> None:
-        """Queue a job that has ended once more, at the cost of whoever asks for it.
+        """Queue a job that has ended once more, in the name of whoever asks for it.
 
         Raises:
-            Problem: 409, it has not ended; 429, too many wait already, or a quota is used up.
+            Problem: 409, it has not ended; 429, too many wait already.
         """
         with self._database.write() as session:
-            self._require_room(session, principal)
+            self._database.alone(session, "jobs")
+            self._require_room(session)
             values = {"state": QUEUED, "error": "", "progress": {}, "result": {}, "retry": True}
             moved = session.execute(
                 update(JobRow)
@@ -231,7 +220,7 @@ class JobQueue:
             ).all()
             for job in busy:
                 if job.updated_at < now - self._silence:
-                    _died(session, job, "its process fell silent")
+                    _die(session, job, "its process fell silent")
             alive = [job for job in busy if job.state in (RUNNING, CANCELLING)]
             if len(alive) >= max_running:
                 return None
@@ -246,15 +235,8 @@ class JobQueue:
                 return None
             chosen.state, chosen.attempts, chosen.updated_at = RUNNING, chosen.attempts + 1, now
             chosen.error = ""
-            session.add(
-                JobAttempt(
-                    job_id=chosen.id,
-                    number=chosen.attempts,
-                    principal=chosen.charged_to,
-                    state=RUNNING,
-                    started_at=now,
-                )
-            )
+            run = {"number": chosen.attempts, "principal": chosen.charged_to, "started_at": now}
+            session.add(JobAttempt(job_id=chosen.id, state=RUNNING, **run))
             return chosen.id
 
     def heartbeat(
@@ -270,9 +252,8 @@ class JobQueue:
         A process that was silent for so long that another `attempt` has begun stops too, and
         nothing of it is written.
         """
-        with self._database.write() as session:
-            job = session.get(JobRow, job_id, with_for_update=True)
-            if job is None or attempt not in (None, job.attempts):
+        with self._of_attempt(job_id, attempt) as (session, job):
+            if job is None:
                 return True
             job.updated_at = time.time()
             if progress is not None:
@@ -301,18 +282,12 @@ class JobQueue:
             chains: all there is to say of chains, in place of what heartbeats said.
             attempt: its number, if another one may have begun.
         """
-        with self._database.write() as session:
-            job = session.get(JobRow, job_id, with_for_update=True)
+        with self._of_attempt(job_id, attempt) as (session, job):
             if job is None or job.state not in (RUNNING, CANCELLING):
                 return
-            if attempt not in (None, job.attempts):
-                return
             if chains is not None:
-                session.execute(
-                    delete(JobChain).where(
-                        JobChain.job_id == job_id, JobChain.attempt == job.attempts
-                    )
-                )
+                of_it = (JobChain.job_id == job_id, JobChain.attempt == job.attempts)
+                session.execute(delete(JobChain).where(*of_it))
                 _add_chains(session, job, chains)
             if (job.state, state) == (CANCELLING, QUEUED):
                 state = CANCELLED  # stopped before it heard of that
@@ -320,16 +295,25 @@ class JobQueue:
 
     def died(self, job_id: str, why: str) -> None:
         """Queue a job again whose process died without a word; not one that gets nowhere."""
-        with self._database.write() as session:
-            job = session.get(JobRow, job_id, with_for_update=True)
+        with self._of_attempt(job_id) as (session, job):
             if job is not None and job.state in (RUNNING, CANCELLING):
-                _died(session, job, why)
+                _die(session, job, why)
 
     def keep_log(self, job_id: str, text: str) -> None:
         """Keep the end of what the last attempt's process wrote."""
-        with self._database.write() as session:
-            if job := session.get(JobRow, job_id):
+        with self._of_attempt(job_id) as (session, job):
+            if job is not None:
                 _attempt(session, job).log = text.replace("\x00", "")
+
+    @contextmanager
+    def _of_attempt(
+        self, job_id: str, attempt: int | None = None
+    ) -> Iterator[tuple[Session, JobRow | None]]:
+        """The job's row, to be written; None if it is gone, or another attempt has begun."""
+        with self._database.write() as session:
+            job = session.get(JobRow, job_id, with_for_update=True)
+            known = job is not None and attempt in (None, job.attempts)
+            yield session, job if known else None
 
 
 def _end(session: Session, job: JobRow, state: str, error: str, result: dict[str, Any]) -> None:
@@ -344,7 +328,7 @@ def _end(session: Session, job: JobRow, state: str, error: str, result: dict[str
         record(session, job.charged_to, "job.end", job.id, state=state, snapshot=snapshot)
 
 
-def _died(session: Session, job: JobRow, why: str) -> None:
+def _die(session: Session, job: JobRow, why: str) -> None:
     """Nobody can tell who killed a process; one that does its work dies of others."""
     if job.state == CANCELLING:
         return _end(session, job, CANCELLED, why, {})
@@ -381,13 +365,12 @@ def _attempt(session: Session, job: JobRow) -> JobAttempt:
 
 def _add_chains(session: Session, job: JobRow, chains: Sequence[Mapping[str, Any]]) -> None:
     """Enter chains, without the bytes that PostgreSQL cannot keep."""
-    names = ("kind", "chain_id", "type", "message", "path", "line")
     for chain in chains:
-        values = {name: chain.get(name) for name in names}
-        clean = {
-            name: value.replace("\x00", "\ufffd").encode(errors="replace").decode()
-            if isinstance(value, str)
-            else value
-            for name, value in values.items()
-        }
+        clean = {name: _text(chain.get(name)) for name in _CHAIN}
         session.add(JobChain(job_id=job.id, attempt=job.attempts, **clean))
+
+
+def _text(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    return value.replace("\x00", "\ufffd").encode(errors="replace").decode()

@@ -20,7 +20,7 @@ from typing import Any
 import psycopg
 from sqlalchemy.exc import SQLAlchemyError
 
-from evofeed.errors import EvofeedError
+from evofeed.base.errors import EvofeedError
 from evofeed.featurize.job import (
     Entries,
     JobHost,
@@ -30,12 +30,13 @@ from evofeed.featurize.job import (
     note_entries,
     run_job,
 )
-from evofeed.service.access.auth import holder_of
+from evofeed.service.access.auth import holder_of, roots_of
+from evofeed.service.access.places import input_limits
 from evofeed.service.database.database import Database
 from evofeed.service.jobs import queue as jobs
 from evofeed.service.jobs.config import build
 from evofeed.service.jobs.queue import JobQueue
-from evofeed.service.refs.move import move_ref
+from evofeed.service.refs.history import move_ref
 from evofeed.service.settings import ServiceSettings, load_settings
 from evofeed.service.snapshots.catalog import Catalog
 from evofeed.store.inner import Storage
@@ -44,15 +45,14 @@ _log = logging.getLogger("evofeed.service.runner")
 _BEAT_SECONDS = 2.0
 _LONG_SECONDS = 10.0  # workers of a process that was killed are gone by then
 _BATCH = 1000  # chains entered in one beat
+_RESULT = (
+    "snapshot", "num_chains", "num_good", "num_broken", "num_shards", "num_bytes",
+    "lost_workers", "seconds", "chains_per_second",
+)  # fmt: skip
 
 
 def main(job_id: str, attempt: int | None = None) -> int:
-    """Run a job to its end; 0 if it ended by itself, however, and else `jobs.AWAY` or 1.
-
-    Args:
-        job_id: the job.
-        attempt: which of its runs this is; None: the last that has begun.
-    """
+    """Run a job to its end; 0 if it ended by itself, however, and else `jobs.AWAY` or 1."""
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
     _log.setLevel(logging.INFO)
     settings = load_settings()
@@ -83,14 +83,10 @@ def _run_and_say(
     except Exception as error:
         if _is_away(error):
             raise
-        if isinstance(error, EvofeedError):
-            _log.error("%s", error)
-            pulse.end(jobs.FAILED, error=str(error), result=pulse.made)
-            return 0
-        _log.exception("unexpected")
-        what = f"{type(error).__name__}: {error}"[:2000]
-        pulse.end(jobs.FAILED, error=what, result=pulse.made)
-        return 1
+        ours, what = isinstance(error, EvofeedError), f"{type(error).__name__}: {error}"[:2000]
+        _log.error("%s", error if ours else "unexpected", exc_info=None if ours else error)
+        pulse.end(jobs.FAILED, error=str(error) if ours else what, result=pulse.made)
+        return 0 if ours else 1
     return 0
 
 
@@ -117,52 +113,32 @@ def _run(
         if ref is None:
             return None
         moved = move_ref(
-            Catalog(database),
-            database,
-            dataset=dataset.name,
-            ref=name,
-            digest=digest,
-            expect=expect,
-            principal=holder_of(database, job.charged_to),
-            job_id=job_id,
+            Catalog(database), database, dataset=dataset.name, ref=name, digest=digest,
+            expect=expect, principal=holder_of(database, job.charged_to), job_id=job_id,
             message=job.message,
-        )
+        )  # fmt: skip
         _log.info("ref %s is moved", name)
         return moved
 
+    host = JobHost(
+        owner=job_id, retry=job.retry, found=pulse.found, move=move, waits=pulse.waits,
+        limits=input_limits(settings, roots_of(database, job.charged_to)),
+    )  # fmt: skip
     with pulse:
         report = run_job(
-            job.spec["input_uri"],
-            dataset.uri,
-            config=config,
-            crop=crop,
-            progress=pulse.progress,
-            ledger="" if database.is_sqlite else settings.url,
-            ref=ref or f"job-{job_id}",
+            job.spec["input_uri"], dataset.place, config=config, crop=crop,
+            progress=pulse.progress, ledger="" if database.is_sqlite else settings.url,
+            ref=ref or f"job-{job_id}", host=host,
             ray_address=settings.ray_address if options["executor"] != "local" else "",
-            host=JobHost(
-                owner=job_id, retry=job.retry, found=pulse.found, move=move, waits=pulse.waits
-            ),
             **options,
-        )
+        )  # fmt: skip
     _log.info("%s: %d good, %d broken", report.state, report.num_good, report.num_broken)
     _end(pulse, report)
 
 
 def _end(pulse: _Pulse, report: JobReport) -> None:
     states = {"published": jobs.SUCCEEDED, "cancelled": jobs.CANCELLED}
-    result: dict[str, Any] = {
-        "snapshot": report.snapshot,
-        "num_chains": report.num_chains,
-        "num_good": report.num_good,
-        "num_broken": report.num_broken,
-        "num_shards": report.num_shards,
-        "num_bytes": report.num_bytes,
-        "resumed_units": report.resumed,
-        "lost_workers": report.lost_workers,
-        "seconds": report.seconds,
-        "chains_per_second": report.chains_per_second,
-    }
+    result = {name: getattr(report, name) for name in _RESULT} | {"resumed_units": report.resumed}
     state = states.get(report.state, jobs.FAILED)
     chains = broken_entries(report.broken) + note_entries(report.notes)
     pulse.end(state, error=report.message, result=result, chains=chains)

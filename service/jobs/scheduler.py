@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
 import signal
@@ -15,7 +16,6 @@ from pathlib import Path
 
 from sqlalchemy.exc import DBAPIError
 
-from evofeed.service.half_uploads import collect_stale
 from evofeed.service.jobs import queue as jobs
 from evofeed.service.jobs.queue import JobQueue
 from evofeed.service.problems import Problem
@@ -31,12 +31,7 @@ _TOLD_TO_STOP = {-signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP}  # before it c
 
 
 class Scheduler:
-    """A thread that keeps at most `max_jobs` children running.
-
-    Args:
-        queue: the jobs.
-        settings: of the service; children get the same.
-    """
+    """A thread that keeps at most `max_jobs` children running."""
 
     def __init__(self, queue: JobQueue, settings: ServiceSettings) -> None:
         self._queue, self._settings = queue, settings
@@ -117,11 +112,10 @@ class Scheduler:
             self._wake.clear()
 
     def _prune(self) -> None:
-        """Once an hour: what is older than it is kept, and what dead uploads left behind."""
+        """Once an hour: what is older than it is kept."""
         if time.monotonic() < self._pruned + _PRUNE_SECONDS:
             return
         self._pruned = time.monotonic()
-        collect_stale(self._settings.home)
         if self._settings.audit_days:
             self._queue.prune_audit(time.time() - self._settings.audit_days * 86_400)
         if self._settings.keep_days:
@@ -141,6 +135,8 @@ class Scheduler:
             "EVOFEED_DATABASE_URL": self._settings.url,
             "EVOFEED_HOME": str(self._settings.home),
             "EVOFEED_RAY_ADDRESS": self._settings.ray_address,
+            "EVOFEED_AUTH": self._settings.auth,
+            "EVOFEED_INPUT_ROOTS": json.dumps(self._settings.input_roots),
         }
         with log.open("ab") as output:
             process = subprocess.Popen(

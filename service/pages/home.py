@@ -6,14 +6,13 @@ import asyncio
 from functools import partial
 from typing import Any, Final
 
-from fastapi import Request
 from starlette.responses import HTMLResponse
 
-from evofeed.errors import DatasetMissing, EvofeedError
+from evofeed.base.errors import DatasetMissing, EvofeedError
 from evofeed.service.database.tables import DatasetRow
 from evofeed.service.jobs import queue as jobs
 from evofeed.service.pages.page import render
-from evofeed.service.requests.routing import PrincipalDep, ServiceDep, make_router, scope
+from evofeed.service.requests.routing import Context, make_router, scope
 from evofeed.service.state import Service
 
 router = make_router(tag="pages")
@@ -22,16 +21,16 @@ _LOOK_SECONDS: Final = 3.0  # a store may take for its row of the first page
 
 @router.get("/", response_class=HTMLResponse, include_in_schema=False)
 @scope("read")
-async def home(request: Request, service: ServiceDep, principal: PrincipalDep) -> HTMLResponse:
+async def home(ctx: Context) -> HTMLResponse:
     """Datasets and jobs; a store that does not answer is a word in its own row."""
-    work, only = service.work, principal.datasets
-    rows = await work.run(lambda: service.catalog.datasets(limit=200, only=only))
-    newest = await work.run(lambda: service.jobs.newest(only=only, limit=20))
+    work, only = ctx.service.work, ctx.principal.datasets
+    rows = await work.run(lambda: ctx.service.catalog.datasets(limit=200, only=only))
+    newest = await work.run(lambda: ctx.service.jobs.newest(only=only, limit=20))
 
     async def overview(row: DatasetRow) -> dict[str, Any]:
-        place = {"name": row.name, "uri": row.uri if principal.sees_places else ""}
+        place = {"name": row.name, "uri": row.uri if ctx.principal.sees_places else ""}
         try:
-            look = partial(_overview, service, row.name)
+            look = partial(_overview, ctx.service, row.name)
             return place | await work.run(look, dataset=row.name, seconds=_LOOK_SECONDS)
         except (EvofeedError, OSError) as error:
             why = error.message if isinstance(error, EvofeedError) else "cannot be read"
@@ -39,7 +38,9 @@ async def home(request: Request, service: ServiceDep, principal: PrincipalDep) -
 
     datasets = await asyncio.gather(*map(overview, rows))
     live = any(job.state not in jobs.ENDED for job, _ in newest)
-    return render("home.html", request, principal, datasets=datasets, jobs=newest, live=live)
+    return render(
+        "home.html", ctx.request, ctx.principal, datasets=datasets, jobs=newest, live=live
+    )
 
 
 def _overview(service: Service, name: str) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote, urlencode
@@ -14,8 +13,7 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from evofeed import __version__
 from evofeed.service.access.auth import COOKIE, Principal
-from evofeed.service.clock import iso
-from evofeed.service.pages import charts
+from evofeed.service.names import iso
 from evofeed.service.problems import Problem
 from evofeed.service.requests.forms import make_word
 
@@ -52,24 +50,6 @@ class FormQuery(BaseModel):
         }
 
 
-_NAV: Final = (  # path, name, scope that it needs
-    ("/", "datasets", ""),
-    ("/ui/runs", "runs", "read"),
-    ("/ui/webhooks", "webhooks", "jobs"),
-    ("/ui/tokens", "tokens", "admin"),
-    ("/ui/audit", "audit", "admin"),
-    ("/ui/api", "HTTP interface", ""),
-)
-
-
-def _size(nbytes: float) -> str:
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if nbytes < 1024 or unit == "TiB":
-            return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.1f} {unit}"
-        nbytes /= 1024
-    raise AssertionError("the loop returns")
-
-
 def _when(time: str) -> str:
     """An ISO time (UTC) as a person reads it, to the minute."""
     return f"{time[:16].replace('T', ' ')} UTC"
@@ -93,16 +73,14 @@ def _span(seconds: float) -> str:
 
 
 _PAGES.filters |= {
-    "size": _size,
     "short": lambda digest: digest[:12],
     "iso": iso,
     "when": _when,
     "count": _count,
     "span": _span,
-    "json": json.dumps,
     "part": lambda text: quote(str(text), safe=""),
 }
-_PAGES.globals |= {"version": __version__, "histogram": charts.histogram, "bars": charts.bars}
+_PAGES.globals["version"] = __version__
 
 
 def render(
@@ -117,9 +95,7 @@ def render(
         "who": principal.id if principal else "",
         "signed_in": COOKIE in request.cookies,
         "may": principal.scopes if principal else frozenset(),
-        "everywhere": principal is not None and principal.datasets is None,
         "places": principal is not None and principal.sees_places,
-        "nav": _NAV,
         "word": make_word(request.app.state.service, request),
     }
     text = _PAGES.get_template(template).render(frame | values)

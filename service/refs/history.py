@@ -1,4 +1,4 @@
-"""Where refs have been: a chain without gaps, whoever moves them and however many at once.
+"""Refs: how they move, and where they have been: a chain without gaps, whoever moves them.
 
 The store's compare-and-swap moves a ref; the database remembers. A mover first writes
 down what it intends, then swaps, then enters the move and takes the intent away, in one
@@ -16,35 +16,83 @@ from typing import Final
 from sqlalchemy import delete, select
 from sqlalchemy.orm import Session
 
-from evofeed.errors import DatasetMissing
-from evofeed.service.access.audit import record
+from evofeed.base.errors import DatasetMissing, RefConflict
+from evofeed.service.access.auth import Principal
 from evofeed.service.database.database import Database
-from evofeed.service.database.tables import DatasetRow, RefIntent, RefMove
+from evofeed.service.database.tables import DatasetRow, RefIntent, RefMove, record
+from evofeed.service.refs.policies import policy_of, require_movable, require_snapshot
+from evofeed.service.snapshots.catalog import Catalog
 from evofeed.service.snapshots.snapshot import StoreView
 from evofeed.store.inner import Ref
 
+_MOST: Final = 10_000
 _STALE: Final = 3600.0  # seconds after which an intent whose mover died explains nothing
 
 
-def intend(database: Database, intent: RefIntent) -> int:
+def move_ref(
+    catalog: Catalog,
+    database: Database,
+    *,
+    dataset: str,
+    ref: str,
+    digest: str | None,
+    expect: str | None,
+    principal: Principal,
+    job_id: str | None = None,
+    message: str = "",
+) -> Ref:
+    """Point a ref at a snapshot (None: delete it) if it still points at `expect` (None: it is not
+    there yet), and its policy holds.
+
+    Raises:
+        Problem: 403 and 409, the policy; 404, no such dataset or snapshot.
+        RefConflict: the ref points elsewhere.
+    """
+    row = catalog.dataset(dataset)
+    view = catalog.view(dataset)
+    policy = policy_of(database, row.id, ref)
+    require_movable(policy, ref, principal)
+    # Never point at what is not there, nor at what may not be there.
+    if digest is not None:
+        require_snapshot(catalog, dataset, digest, policy)
+    if known_ref(view, ref) is not None:
+        now = note_ref(database, row.id, view, ref)  # so that the history knows where we begin
+        if expect == digest == now.digest:
+            return now
+    intent = RefIntent(
+        dataset_id=row.id, ref=ref, digest=digest or "", previous=expect, principal=principal.id,
+        job_id=job_id, message=message, at=time.time(),
+    )  # fmt: skip
+    after = _intend(database, intent)
+    try:
+        moved = view.move_ref(ref, digest, expect)
+    except RefConflict:
+        # A request that came twice, or a job that died once it had moved the ref: it is as asked.
+        twice = digest is not None and (expect is not None or job_id is not None)
+        if twice and known_ref(view, ref) == digest:
+            found = note_ref(database, row.id, view, ref)
+            _withdraw(database, intent)
+            return found
+        _withdraw(database, intent)
+        raise
+    except BaseException:
+        if known_ref(view, ref) != digest:
+            _withdraw(database, intent)  # else it may have moved: the next reader enters it
+        raise
+    _enter(database, intent, moved, after)
+    return moved
+
+
+def _intend(database: Database, intent: RefIntent) -> int:
     """Write down a move that is about to be made; the number of the ref's last one so far."""
     with database.write() as session:
         last = _last(session, intent.dataset_id, intent.ref)
         session.add(intent)
-        session.flush()
-        session.expunge(intent)
         return last.id if last else 0
 
 
-def enter(database: Database, intent: RefIntent, moved: Ref, after: int) -> None:
-    """Enter a move that was made, and whatever led to where it began.
-
-    Args:
-        database: the history.
-        intent: what `intend` wrote down.
-        moved: the ref as this mover has put it.
-        after: what `intend` returned.
-    """
+def _enter(database: Database, intent: RefIntent, moved: Ref, after: int) -> None:
+    """Enter a move that was made, and whatever led to where it began."""
     with database.write() as session:
         dataset = _locked(session, intent.dataset_id)
         if dataset is None:  # removed meanwhile, with its history
@@ -66,7 +114,7 @@ def enter(database: Database, intent: RefIntent, moved: Ref, after: int) -> None
         session.execute(delete(RefIntent).where(RefIntent.at < stale))
 
 
-def withdraw(database: Database, intent: RefIntent) -> None:
+def _withdraw(database: Database, intent: RefIntent) -> None:
     """The move was not made."""
     with database.write() as session:
         session.execute(delete(RefIntent).where(RefIntent.id == intent.id))
@@ -93,6 +141,28 @@ def note_ref(database: Database, dataset_id: int, view: StoreView, ref: str) -> 
                 _catch_up(session, dataset, ref, found.digest, found.updated_at)
                 return found
         # Others entered a move after we had looked: what we saw may be older than that.
+
+
+class Notes:
+    """Notes refs as they are read, and the database once for each place they are seen at."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._last: dict[tuple[int, str], str] = {}
+
+    def ref(self, dataset_id: int, view: StoreView, ref: str) -> Ref:
+        """As `note_ref`, without the database where the ref is what it was.
+
+        Raises:
+            DatasetMissing: there is no such ref.
+        """
+        found, key = view.ref(ref), (dataset_id, ref)
+        if self._last.get(key) != found.digest:
+            found = note_ref(self._database, dataset_id, view, ref)
+            if len(self._last) >= _MOST:
+                self._last.clear()
+            self._last[key] = found.digest
+        return found
 
 
 def ref_history(

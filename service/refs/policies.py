@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import pyarrow as pa
-from sqlalchemy import select
 
-from evofeed.service.access.audit import record
 from evofeed.service.access.auth import Principal
 from evofeed.service.database.database import Database
-from evofeed.service.database.tables import DatasetRow, RefPolicy
+from evofeed.service.database.tables import DatasetRow, RefPolicy, record
 from evofeed.service.filters import evaluator as filters
-from evofeed.service.filters.columns import Columns
 from evofeed.service.problems import Problem
-from evofeed.service.snapshots import chains
+from evofeed.service.snapshots import rows
 from evofeed.service.snapshots.catalog import Catalog
 from evofeed.store.inner import Clusters, index_schema, overlap
 
@@ -40,23 +37,8 @@ def policy_of(database: Database, dataset_id: int, ref: str) -> Policy:
     """The policy of a ref; without one, only `publish` is asked for."""
     with database.read() as session:
         row = session.get(RefPolicy, (dataset_id, ref))
-    return Policy() if row is None else _policy(row)
-
-
-def policies_of(database: Database, dataset_id: int) -> dict[str, Policy]:
-    """The policies that were set in a dataset, by ref; not all of these need exist."""
-    query = select(RefPolicy).where(RefPolicy.dataset_id == dataset_id).order_by(RefPolicy.ref)
-    with database.read() as session:
-        return {row.ref: _policy(row) for row in session.scalars(query)}
-
-
-def _policy(row: RefPolicy) -> Policy:
-    return Policy(
-        protected=row.protected,
-        reviewer=row.reviewer,
-        forbid=row.forbid,
-        apart_from=row.apart_from,
-    )
+    names = [field.name for field in fields(Policy)]
+    return Policy() if row is None else Policy(**{name: getattr(row, name) for name in names})
 
 
 def set_policy(
@@ -85,28 +67,16 @@ def require_movable(policy: Policy, ref: str, principal: Principal) -> None:
     """
     for needed in ("publish", policy.reviewer):
         if needed not in principal.scopes:
-            raise Problem(
-                403,
-                "forbidden",
-                f"moving ref {ref!r} needs the scope {needed!r}",
-                next="have a token with that scope move it: PUT /v1/datasets/{name}/refs/{ref}",
-            )
+            hint = "have a token with that scope move it: PUT /v1/datasets/{name}/refs/{ref}"
+            what = f"moving ref {ref!r} needs the scope {needed!r}"
+            raise Problem(403, "forbidden", what, next=hint)
     if policy.protected:
-        raise Problem(
-            409,
-            "ref_protected",
-            f"ref {ref!r} is protected: it does not move",
-            next="move another ref, or have an admin change its policy",
-        )
+        hint = "move another ref, or have an admin change its policy"
+        what = f"ref {ref!r} is protected: it does not move"
+        raise Problem(409, "ref_protected", what, next=hint)
 
 
-def require_snapshot(
-    catalog: Catalog,
-    dataset: str,
-    digest: str,
-    forbid: Sequence[dict[str, Any]],
-    apart_from: Sequence[dict[str, Any]],
-) -> None:
+def require_snapshot(catalog: Catalog, dataset: str, digest: str, policy: Policy) -> None:
     """Refuse a snapshot with forbidden chains, or with sequences of a test set.
 
     Raises:
@@ -114,11 +84,11 @@ def require_snapshot(
         InputError: a file of clusters cannot be read.
     """
     index = catalog.snapshot(dataset, digest).index
-    for number, where in enumerate(forbid):
+    for number, where in enumerate(policy.forbid):
         _require_none(index, where, number)
-    for apart in apart_from:
-        other = catalog.view(apart["dataset"]).ref(apart.get("ref", "main")).digest
-        _require_apart(catalog, (dataset, digest), (apart["dataset"], other), apart.get("clusters"))
+    for apart in policy.apart_from:
+        other = catalog.view(apart["dataset"]).ref(apart["ref"]).digest
+        _require_apart(catalog, (dataset, digest), (apart["dataset"], other), apart["clusters"])
 
 
 def require_filters(forbid: Sequence[dict[str, Any]]) -> None:
@@ -132,16 +102,12 @@ def require_filters(forbid: Sequence[dict[str, Any]]) -> None:
 
 
 def _require_none(index: pa.Table, where: dict[str, Any], number: int) -> None:
-    found = chains.count(Columns(index), where)
+    found = len(forbidden := rows.matching(index, where))
     if found:
-        first = chains.page(index, where, ["chain_id"], 0, 5).rows
-        names = ", ".join(row["chain_id"] for row in first)
-        raise Problem(
-            409,
-            "forbidden_chains",
-            f"{found} chains pass forbid[{number}]: {names}{', ...' if found > 5 else ''}",
-            next="leave them out and commit again",
-        )
+        names = ", ".join(index["chain_id"].take(pa.array(forbidden[:5])).to_pylist())
+        what = f"{found} chains pass forbid[{number}]: {names}{', ...' if found > 5 else ''}"
+        hint = "leave them out and commit again"
+        raise Problem(409, "forbidden_chains", what, next=hint)
 
 
 def _require_apart(
@@ -150,7 +116,7 @@ def _require_apart(
     mine, theirs = (
         catalog.snapshot(*which).index["chain_id"].to_pylist() for which in (one, other)
     )
-    found = overlap(mine, theirs, Clusters(clusters) if clusters is not None else None)
+    found = overlap(mine, theirs, Clusters(clusters, closed=True) if clusters is not None else None)
     if found.shared:
         pairs = ", ".join(f"{chain} ({its})" for chain, its in found.shared[:5])
         what = f"{len(found.shared)} chains share a sequence with {other[0]!r}: {pairs}"
@@ -159,9 +125,5 @@ def _require_apart(
         what = f"{len(found.unclustered)} chains are in no cluster, so nobody can tell: {names}"
     else:
         return
-    raise Problem(
-        409,
-        "not_apart",
-        what,
-        next="`evofeed snapshots overlap` lists them all; leave them out and commit again",
-    )
+    hint = "`evofeed snapshots overlap` lists them all; leave them out and commit again"
+    raise Problem(409, "not_apart", what, next=hint)

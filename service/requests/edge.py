@@ -1,12 +1,12 @@
 """What every request passes first and every response last.
 
-Request ids, the body cap, the Host check, security headers, counters and one
-log line; plain ASGI, so that streaming bodies stay streams.
+Request ids, the client's address, the body cap, the Host check, security headers, counters
+and one log line; plain ASGI, so that streaming bodies stay streams.
 """
 
 from __future__ import annotations
 
-import asyncio
+import ipaddress
 import json
 import logging
 import re
@@ -22,19 +22,22 @@ from evofeed.service.settings import ServiceSettings
 
 _log = logging.getLogger("evofeed.service.access")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
-_UPLOAD = re.compile(r"/v1/datasets/[^/]+/(shards|snapshots)/[^/]+")  # sent by PUT
 _PORT = re.compile(r":\d+$")
 _METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+POLICY: Final = (
+    "default-src 'none'; style-src 'self'; img-src 'self'; script-src 'self'; "
+    "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+)
+"""What pages may load and do."""
 _HEADERS: Final = {
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
     "Referrer-Policy": "no-referrer",
-    "Content-Security-Policy": (
-        "default-src 'none'; style-src 'self'; img-src 'self'; script-src 'self'; "
-        "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
-    ),
+    "Content-Security-Policy": POLICY,
 }
-_READ: Final = (b"host", b"content-length", b"x-request-id")
+_READ: Final = (
+    b"host", b"content-length", b"x-request-id", b"x-forwarded-for", b"x-forwarded-proto",
+)  # fmt: skip
 _RAW_HEADERS: Final = [(name.lower().encode(), value.encode()) for name, value in _HEADERS.items()]
 
 
@@ -44,6 +47,7 @@ class Edge:
     def __init__(self, app: ASGIApp, settings: ServiceSettings, metrics: Metrics) -> None:
         self._app, self._settings, self._metrics = app, settings, metrics
         self._hosts = frozenset(settings.hosts)
+        self._proxies = [ipaddress.ip_network(proxy) for proxy in settings.trusted_proxies]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -53,45 +57,60 @@ class Edge:
         if scope["path"].startswith("/datasets/"):  # a dataset's URI may leave out /v1
             scope["path"] = f"/v1{scope['path']}"
         said = _said(scope)
+        if self._proxies:
+            self._believe(scope, said)
         exchange = _Exchange(scope, send, said[b"x-request-id"])
         if scope["method"] == "HEAD":  # whatever answers GET answers HEAD
             scope = {**scope, "method": "GET", "evofeed.head": True}  # the server's own says HEAD
         try:
             if problem := self._refusal(scope, said):
-                await problem.response()(scope, receive, exchange.send)
+                await problem.response(scope["path"])(scope, receive, exchange.send)
             else:
-                await self._app(scope, self._capped(scope, receive), exchange.send)
+                await self._app(scope, _capped(receive, self._settings.max_body), exchange.send)
         except Exception as error:
             problem = (
                 error if isinstance(error, Problem) else unexpected(error, exchange.request_id)
             )
             if exchange.status:  # the head is out: only a broken stream can tell now
                 raise
-            await problem.response()(scope, receive, exchange.send)
+            await problem.response(scope["path"])(scope, receive, exchange.send)
         finally:
             self._account(scope, exchange)
 
     def _refusal(self, scope: Scope, said: dict[bytes, str]) -> Problem | None:
         host = _PORT.sub("", said[b"host"])
         if self._hosts and host not in self._hosts:
-            return Problem(
-                421,
-                "wrong_host",
-                f"this service does not answer for host {host[:80]!r}",
-                next="use its own address, or add the name to EVOFEED_ALLOWED_HOSTS",
-            )
-        if not (length := said[b"content-length"]):
-            return None
-        most = self._most(scope)
-        return _too_large(most) if not length.isdecimal() or int(length[:19]) > most else None
+            what = f"this service does not answer for host {host[:80]!r}"
+            hint = "use its own address, or add the name to EVOFEED_ALLOWED_HOSTS"
+            return Problem(421, "wrong_host", what, next=hint)
+        most = self._settings.max_body
+        if (length := said[b"content-length"]) and (
+            not length.isdecimal() or int(length[:19]) > most
+        ):
+            return _too_large(most)
+        return None
 
-    def _most(self, scope: Scope) -> int:
-        """Bytes that a body may have."""
-        return self._settings.max_upload if _is_upload(scope) else self._settings.max_body
+    def _believe(self, scope: Scope, said: dict[bytes, str]) -> None:
+        """Take the client's address and scheme from a proxy that the operator named."""
+        if not self._is_proxy(scope["client"][0] if scope.get("client") else ""):
+            return
+        for text in reversed(said[b"x-forwarded-for"].split(",")):
+            try:
+                address = str(ipaddress.ip_address(text.strip()))
+            except ValueError:
+                break
+            scope["client"] = (address, 0)
+            if not self._is_proxy(address):
+                break
+        if said[b"x-forwarded-proto"] in ("http", "https"):
+            scope["scheme"] = said[b"x-forwarded-proto"]
 
-    def _capped(self, scope: Scope, receive: Receive) -> Receive:
-        seconds = self._settings.request_seconds
-        return _capped(receive, self._most(scope), seconds, each_piece=_is_upload(scope))
+    def _is_proxy(self, text: str) -> bool:
+        try:
+            address = ipaddress.ip_address(text)
+        except ValueError:
+            return False
+        return any(address in network for network in self._proxies)
 
     def _account(self, scope: Scope, exchange: _Exchange) -> None:
         seconds = time.monotonic() - exchange.began
@@ -148,30 +167,14 @@ class _Exchange:
         await self._send(message)
 
 
-def _is_upload(scope: Scope) -> bool:
-    return scope["method"] == "PUT" and _UPLOAD.fullmatch(scope["path"]) is not None
-
-
-def _capped(receive: Receive, most: int, seconds: float, *, each_piece: bool) -> Receive:
-    """`receive` that refuses a body growing past the cap (it may come without a length) or late.
-
-    With `each_piece`, the time is that between two pieces.
-    """
-    seen, whole = 0, False
-    until = time.monotonic() + seconds
+def _capped(receive: Receive, most: int) -> Receive:
+    """`receive` that refuses a body growing past the cap: it may come without a length."""
+    seen = 0
 
     async def counted() -> Message:
-        nonlocal seen, whole, until
-        if whole:  # from here on, only whether the client is still there
-            return await receive()
-        try:
-            async with asyncio.timeout(max(0.0, until - time.monotonic())):
-                message = await receive()
-        except TimeoutError:
-            raise _too_slow() from None
+        nonlocal seen
+        message = await receive()
         seen += len(message.get("body", b""))
-        whole = not message.get("more_body", False)
-        until = time.monotonic() + seconds if each_piece else until
         if seen > most:
             raise _too_large(most)
         return message
@@ -180,20 +183,5 @@ def _capped(receive: Receive, most: int, seconds: float, *, each_piece: bool) ->
 
 
 def _too_large(limit: int) -> Problem:
-    return Problem(
-        413,
-        "body_too_large",
-        f"a body may have {limit} bytes",
-        next="send less, or raise EVOFEED_MAX_BODY (of shards: EVOFEED_MAX_UPLOAD)",
-        headers={"Connection": "close"},
-    )
-
-
-def _too_slow() -> Problem:
-    return Problem(
-        408,
-        "body_too_slow",
-        "the body did not come in time",
-        next="send it again, faster",
-        headers={"Connection": "close"},
-    )
+    what, hint = f"a body may have {limit} bytes", "send less, or raise EVOFEED_MAX_BODY"
+    return Problem(413, "body_too_large", what, next=hint, headers={"Connection": "close"})

@@ -7,6 +7,8 @@ from typing import Any, Final
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
+from evofeed.service.problems import TICKETS
+
 _PROBLEM: dict[str, Any] = {
     "type": "object",
     "description": "RFC 9457 problem details with a stable `code` and the `next` step.",
@@ -33,25 +35,19 @@ _TAGS: Final = {
     "health": "Is it alive, is it ready, what can it do.",
     "datasets": "Names for places.",
     "refs": "Names for snapshots: moved by compare-and-swap, within a policy, with a history.",
-    "snapshots": "Immutable sets of chains: manifest, index, summary.",
-    "chains": "Pages of chains that pass a filter.",
+    "snapshots": "Immutable sets of chains: manifest and index.",
+    "chains": "Pages of chains and complexes that pass a filter, statistics, and files of them.",
     "shards": "Bytes, by range, or URLs to them.",
-    "writing": "Shards sent, and snapshots made of them or of others.",
     "plans": "Which rank reads which chains.",
-    "statistics": "What a snapshot holds, and what differs between two.",
     "jobs": "Featurize jobs: submit, watch, cancel, retry, and what they could not do.",
-    "runs": "Folders of training runs, and their curves.",
     "tickets": "Alignments, by the protocol of ColabFold's MSA server.",
     "tokens": "Tokens and the audit.",
-    "webhooks": "Be notified of jobs that end, refs that move, chains that break.",
 }
 _REFUSED: Final = {
-    "400": "this is no HTTP request that can be understood",
     "401": "no token, or one that is not good",
     "403": "the token may not do this",
     "404": "there is no such thing",
     "405": "this path has other methods",
-    "408": "the body did not come in time",
     "409": "it cannot be done as things are",
     "412": "the ref points elsewhere",
     "413": "the body is too large",
@@ -59,8 +55,7 @@ _REFUSED: Final = {
     "421": "this host name is not served here",
     "422": "a value is not as it must be",
     "428": "say where the ref points now",
-    "429": "too much at once, or a quota is used up",
-    "431": "its line and headers are too long",
+    "429": "too much at once",
     "500": "our own mistake; the log says more",
     "502": "the store holds something else than it should",
     "503": "the store or the database does not answer, or not in time",
@@ -96,6 +91,7 @@ def _completed(schema: dict[str, Any]) -> dict[str, Any]:
         schemas.pop(unused, None)
     parts["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
     problem = {"application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}}
+    ticket = {"application/json": {"schema": {"$ref": "#/components/schemas/TicketView"}}}
     parts["responses"] = {
         f"Refused{status}": {"description": text, "content": problem}
         for status, text in _REFUSED.items()
@@ -106,6 +102,9 @@ def _completed(schema: dict[str, Any]) -> dict[str, Any]:
             operation["summary"] = text.split("\n")[0].rstrip(".")
             answers = operation["responses"]
             for status in _refusals(path, method, operation):
+                if path.startswith(TICKETS):
+                    answers[status] = {"description": _REFUSED[status], "content": ticket}
+                    continue
                 own = answers.get(status, {}).get("content", {})
                 if not own or "HTTPValidationError" in str(own):  # FastAPI's, not the route's
                     answers[status] = {"$ref": f"#/components/responses/Refused{status}"}
@@ -117,14 +116,14 @@ def _completed(schema: dict[str, Any]) -> dict[str, Any]:
 
 def _refusals(path: str, method: str, operation: dict[str, Any]) -> list[str]:
     """Statuses an operation may refuse a request with."""
-    found = {"400", "405", "421", "422", "429", "431", "500", "503"}
+    found = {"405", "421", "422", "429", "500", "503"}
     if operation.get("security"):
         found |= {"401", "403"}
-    if "{" in path or path.startswith(("/v1/jobs", "/v1/runs", "/v1/webhooks", "/ticket")):
+    if "{" in path or path.startswith(("/v1/jobs", "/ticket")):
         found |= {"404", "502"}
     if method in ("post", "put", "patch", "delete"):
-        found |= {"408", "409", "413"}
-    if path.endswith(("/refs/{ref}", "/snapshots", "/merge")) and method != "get":
+        found |= {"409", "413"}
+    if path.endswith("/refs/{ref}") and method != "get":
         found |= {"412", "428"}
     if "206" in operation["responses"]:
         found |= {"416"}

@@ -6,33 +6,26 @@ made. The check runs before the body is read.
 
 from __future__ import annotations
 
-import contextlib
 import contextvars
 import functools
 import inspect
-import json
-from collections.abc import Callable, Collection, Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, get_type_hints
 
 from fastapi import APIRouter, Depends, Query, Request
 from fastapi.routing import APIRoute
+from pydantic import BaseModel, ValidationError, create_model
 from starlette.responses import Response
 
-from evofeed.errors import EvofeedError
 from evofeed.service.access.auth import PUBLIC, SCOPES, Principal
-from evofeed.service.problems import Problem
 from evofeed.service.requests.admission import admit, caller_of
 from evofeed.service.requests.body import strict_json
 from evofeed.service.requests.forms import require_own_form
-from evofeed.service.requests.idempotency import KEY_PATTERN, run_once
 from evofeed.service.snapshots.catalog import away
 from evofeed.service.state import Service
-from evofeed.service.work import NeedsThread, run_here
 
 _F = TypeVar("_F", bound=Callable[..., Any])
-
-
 _caller: contextvars.ContextVar[_Caller] = contextvars.ContextVar("evofeed_caller")
 
 
@@ -41,12 +34,9 @@ class Mark:
     """What `@scope` says of an endpoint."""
 
     scopes: tuple[str, ...]
-    counted: bool
-    repeatable: bool
+    reads_bytes: bool
     heavy: bool
     form: bool
-    streamed: bool
-    patience: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,34 +49,22 @@ class _Caller:
 
 
 def scope(
-    *names: str,
-    counted: bool = True,
-    repeatable: bool = True,
-    heavy: bool = False,
-    form: bool = False,
-    streamed: bool = False,
-    patience: float = 1.0,
+    *names: str, reads_bytes: bool = False, heavy: bool = False, form: bool = False
 ) -> Callable[[_F], _F]:
     """Say which scope an endpoint needs.
 
     Args:
         names: of `SCOPES`, any of which will do; or `PUBLIC` for no token at all.
-        counted: False keeps good calls out of the rate limit (shard bytes), and lets them
-            go on for a while when the database is away.
-        repeatable: False refuses an Idempotency-Key, for answers that must not be kept.
+        reads_bytes: it goes on for a while when the database is away.
         heavy: it walks an index, so that few of them run at once.
         form: a form of our own pages sends it: a browser's session will do, if the form
             carries the word that only pages of that session know.
-        streamed: it takes its body in by itself, piece by piece.
-        patience: times the usual time that it may take.
     """
     if not names or not set(names) <= {PUBLIC, *SCOPES}:
         raise ValueError(f"no scopes {names!r}")
 
     def mark(endpoint: _F) -> _F:
-        endpoint.__scope__ = Mark(  # type: ignore[attr-defined]
-            names, counted, repeatable and not (form or streamed), heavy, form, streamed, patience
-        )
+        endpoint.__scope__ = Mark(names, reads_bytes, heavy, form)  # type: ignore[attr-defined]
         return endpoint
 
     return mark
@@ -103,158 +81,94 @@ class _StrictRequest(Request):
                 no JSON at all.
         """
         if not hasattr(self, "_json"):
-            try:
-                text = (await self.body()).decode()
-            except UnicodeDecodeError as error:
-                raise json.JSONDecodeError(f"not UTF-8: {error.reason}", "", 0) from None
-            self._json = strict_json(text)
+            self._json = strict_json(await self.body())
         return self._json
 
 
 class ScopedRoute(APIRoute):
-    """A route that admits, counts and de-duplicates before its endpoint runs in its threads."""
+    """A route that admits before its endpoint runs in its dataset's threads."""
 
     def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
         marked: Mark | None = getattr(endpoint, "__scope__", None)
-        if marked:
-            described = _described(marked, options.get("methods") or ())
-            options["openapi_extra"] = (options.get("openapi_extra") or {}) | described
-            if not inspect.iscoroutinefunction(endpoint):
-                endpoint = _in_thread(endpoint, marked)
+        if marked is None:
+            raise TypeError(f"{path} has no @scope: say who may call it")
+        self.mark = marked
+        public = PUBLIC in marked.scopes
+        described = {"security": [] if public else [{"token": [name]} for name in marked.scopes]}
+        options["openapi_extra"] = (options.get("openapi_extra") or {}) | described
+        if not inspect.iscoroutinefunction(endpoint):
+            endpoint = _in_thread(endpoint, marked)
         super().__init__(path, endpoint, **options)
+        self._path = self._path_alone(endpoint)
+
+    def _path_alone(self, endpoint: Callable[..., Any]) -> type[BaseModel] | None:
+        """What the path must be, if a GET endpoint needs that, makes its own response, no more.
+
+        FastAPI's way of finding arguments costs as much as the rest of such an answer.
+        """
+        hints = get_type_hints(endpoint, include_extras=True)
+        names = self.param_convertors.keys()
+        if hints.pop("return", None) is not Response or self.methods != {"GET"}:
+            return None
+        if hints.keys() != names | {"ctx"}:
+            return None
+        fields: dict[str, Any] = {name: (hints[name], ...) for name in names}
+        return create_model("Path", **fields)
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """The handler with admission in front."""
-        answer = super().get_route_handler()
-        marked: Mark | None = getattr(self.endpoint, "__scope__", None)
-        if marked is None:
-            raise TypeError(f"{self.path} has no @scope: say who may call it")
+        answer, mark = super().get_route_handler(), self.mark
 
         async def handle(request: Request) -> Response:
             service: Service = request.app.state.service
             request = _StrictRequest(request.scope, request.receive)
             principal = await admit(
-                service, request, marked.scopes, counted=marked.counted, form=marked.form
+                service, request, mark.scopes, reads_bytes=mark.reads_bytes, form=mark.form
             )
             request.state.principal = principal
             dataset = str(request.path_params.get("name", ""))
-            _caller.set(_Caller(service, caller_of(request, principal), dataset))
-            if marked.heavy:
-                service.work.require_room(dataset, caller_of(request, principal), heavy=True)
-            if request.method in ("POST", "PUT", "PATCH") and not marked.streamed:
-                await request.body()  # too large or too slow is said before anything is parsed
-            if marked.form:
+            caller = caller_of(request, principal)
+            _caller.set(_Caller(service, caller, dataset))
+            if mark.heavy:
+                service.work.require_room(dataset, caller, heavy=True)
+            if request.method not in ("GET", "HEAD"):
+                await request.body()  # too large is said before anything is parsed
+            if mark.form:
                 await require_own_form(service, request)
-            if request.method == "POST" and "idempotency-key" in request.headers:
-                if not marked.repeatable:
-                    raise _not_kept()
-                return await run_once(service.database, principal.id, request, answer)
-            return await _counted(answer(request), marked, service, caller_of(request, principal))
+            if self._path is None or (values := _checked(self._path, request)) is None:
+                return await answer(request)
+            ctx = _Context(request, service, principal)
+            response: Response = await self.endpoint(ctx=ctx, **values)
+            return response
 
         return handle
 
 
-def mark_of(endpoint: Callable[..., Any]) -> Mark:
-    """What `@scope` says of an endpoint."""
-    mark: Mark = endpoint.__scope__  # type: ignore[attr-defined]
-    return mark
-
-
-async def run_endpoint(
-    run: Callable[[], Response],
-    mark: Mark,
-    service: Service,
-    caller: str,
-    dataset: str,
-    *,
-    here: bool = False,
-) -> Response:
-    """The answer of an endpoint that was admitted, from its dataset's threads.
-
-    Args:
-        run: the endpoint, with all its arguments.
-        mark: its own.
-        service: whose threads.
-        caller: for whom.
-        dataset: on which.
-        here: it is tried on the event loop first.
-    """
-
-    async def answer() -> Response:
-        if here:
-            with contextlib.suppress(NeedsThread):
-                return run_here(run, service.timings.on_loop)
-        response: Response = await _in_work(run, mark, service, caller, dataset)
-        return response
-
-    return await _counted(answer(), mark, service, caller)
-
-
-async def _counted(
-    answer: Coroutine[Any, Any, Response], mark: Mark, service: Service, caller: str
-) -> Response:
-    """An answer with the limits it counts against."""
+def _checked(kind: type[BaseModel], request: Request) -> dict[str, Any] | None:
+    """What a path names; None where that is malformed, which FastAPI puts into words."""
     try:
-        response = await answer
-    except EvofeedError:
-        if not mark.counted:  # bytes are free, guesses at names are not
-            service.limiter.spend(caller)
-        raise
-    if mark.counted and (limits := service.limiter.headers(caller)):
-        response.headers.update(limits)
-    return response
+        return vars(kind(**request.path_params))
+    except ValidationError:
+        return None
 
 
-async def _in_work(
-    run: Callable[[], Any], mark: Mark, service: Service, caller: str, dataset: str
-) -> Any:
-    try:
-        seconds = service.work.seconds * mark.patience
-        return await service.work.run(
-            run, dataset=dataset, caller=caller, heavy=mark.heavy, seconds=seconds
-        )
-    except OSError as error:
-        if not dataset:
-            raise
-        raise away(dataset, error) from None
-
-
-def _in_thread(endpoint: Callable[..., Any], marked: Mark) -> Callable[..., Any]:
+def _in_thread(endpoint: Callable[..., Any], mark: Mark) -> Callable[..., Any]:
     @functools.wraps(endpoint)
     async def run(**values: Any) -> Any:
         caller = _caller.get()
-        bound = functools.partial(endpoint, **values)
-        return await _in_work(bound, marked, caller.service, caller.name, caller.dataset)
+        try:
+            return await caller.service.work.run(
+                functools.partial(endpoint, **values),
+                dataset=caller.dataset,
+                caller=caller.name,
+                heavy=mark.heavy,
+            )
+        except OSError as error:
+            if not caller.dataset:
+                raise
+            raise away(caller.dataset, error) from None
 
     return run
-
-
-def _described(marked: Mark, methods: Collection[str]) -> dict[str, Any]:
-    """What OpenAPI is to say of a route's mark."""
-    if PUBLIC in marked.scopes:
-        return {"security": []}
-    extra: dict[str, Any] = {"security": [{"token": [name]} for name in marked.scopes]}
-    if "POST" in methods and marked.repeatable:
-        text = "sent twice with the same key, the request is done once; kept for a day"
-        extra["parameters"] = [
-            {
-                "name": "Idempotency-Key",
-                "in": "header",
-                "required": False,
-                "description": text,
-                "schema": {"type": "string", "pattern": KEY_PATTERN},
-            }
-        ]
-    return extra
-
-
-def _not_kept() -> Problem:
-    return Problem(
-        422,
-        "idempotency",
-        "answers of this route are never kept, so it takes no Idempotency-Key",
-        next="send it without",
-    )
 
 
 def make_router(prefix: str = "", tag: str = "") -> APIRouter:
@@ -267,17 +181,19 @@ def make_router(prefix: str = "", tag: str = "") -> APIRouter:
     )
 
 
-# Both are async only so that they do not cost a thread each.
-async def _service(request: Request) -> Service:
-    service: Service = request.app.state.service
-    return service
+@dataclass(frozen=True, slots=True)
+class _Context:
+    """What an endpoint answers with: the request, the service and who asks."""
+
+    request: Request
+    service: Service
+    principal: Principal
 
 
-async def _principal(request: Request) -> Principal:
-    principal: Principal = request.state.principal
-    return principal
+async def _context(request: Request) -> _Context:  # async: it is not worth a thread
+    return _Context(request, request.app.state.service, request.state.principal)
 
 
-ServiceDep = Annotated[Service, Depends(_service)]
-PrincipalDep = Annotated[Principal, Depends(_principal)]
+Context = Annotated[_Context, Depends(_context)]
+BeforeRow = Annotated[int | None, Query(ge=1, lt=2**31, description="`next` of the page before")]
 Limit = Annotated[int, Query(ge=1, le=1000, description="rows of a page, at most")]

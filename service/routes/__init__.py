@@ -1,42 +1,18 @@
 """The routes, one file per noun."""
 
 from evofeed.service.routes import (
-    assemblies,
-    chains,
-    commits,
     datasets,
     health,
-    job_events,
     jobs,
     plans,
     refs,
-    runs,
+    rows,
     shards,
     snapshots,
-    statistics,
     tickets,
     tokens,
-    webhooks,
 )
 
-ROUTERS = tuple(
-    each.router
-    for each in (
-        health,
-        datasets,
-        refs,
-        snapshots,
-        chains,
-        assemblies,
-        shards,
-        commits,
-        plans,
-        statistics,
-        jobs,
-        job_events,
-        runs,
-        tickets,
-        tokens,
-        webhooks,
-    )
-)
+# In the order in which paths are compared: what is asked for most comes first.
+_NOUNS = (refs, snapshots, rows, shards, datasets, health, plans, jobs, tickets, tokens)
+ROUTERS = tuple(noun.router for noun in _NOUNS)

@@ -8,13 +8,13 @@ from fastapi import Request
 from starlette.responses import PlainTextResponse, Response
 
 from evofeed import __version__
-from evofeed.errors import ServiceError
+from evofeed.base.errors import ServiceError
 from evofeed.service.access.auth import PUBLIC, SCOPES
 from evofeed.service.filters import evaluator as filters
 from evofeed.service.jobs.config import cores
 from evofeed.service.metrics import CONTENT_TYPE
 from evofeed.service.problems import Problem
-from evofeed.service.requests.routing import PrincipalDep, ServiceDep, make_router, scope
+from evofeed.service.requests.routing import Context, make_router, scope
 
 router = make_router(tag="health")
 
@@ -28,10 +28,10 @@ async def healthz() -> dict[str, str]:
 
 @router.get("/readyz")
 @scope(PUBLIC)
-def readyz(service: ServiceDep) -> dict[str, str]:
+def readyz(ctx: Context) -> dict[str, str]:
     """The database answers and holds the newest tables."""
     try:
-        current = service.database.is_current()
+        current = ctx.service.database.is_current()
     except ServiceError as error:
         raise _not_ready(error.message) from None
     if not current:
@@ -40,21 +40,21 @@ def readyz(service: ServiceDep) -> dict[str, str]:
 
 
 @router.get("/metrics", response_class=PlainTextResponse)
-@scope("read", counted=False)
-def metrics(service: ServiceDep, principal: PrincipalDep) -> Response:
+@scope("read", reads_bytes=True)
+def metrics(ctx: Context) -> Response:
     """Counters in Prometheus' text format, over all datasets."""
-    principal.require_all_datasets()
-    service.metrics.datasets.set(service.catalog.count())
-    for state, count in service.jobs.counts().items():
-        service.metrics.jobs.labels(state).set(count)
-    return Response(service.metrics.text(), media_type=CONTENT_TYPE)
+    ctx.principal.require_all_datasets()
+    ctx.service.metrics.datasets.set(ctx.service.catalog.count())
+    for state, count in ctx.service.jobs.counts().items():
+        ctx.service.metrics.jobs.labels(state).set(count)
+    return Response(ctx.service.metrics.text(), media_type=CONTENT_TYPE)
 
 
 @router.get("/v1/config")
 @scope(PUBLIC)
-def config(service: ServiceDep) -> dict[str, Any]:
+def config(ctx: Context) -> dict[str, Any]:
     """Version, limits and abilities, for a client to read first."""
-    settings = service.settings
+    settings = ctx.service.settings
     return {
         "version": __version__,
         "auth": settings.auth_on,
@@ -62,8 +62,6 @@ def config(service: ServiceDep) -> dict[str, Any]:
         "limits": {
             "page": 1000,
             "body_bytes": settings.max_body,
-            "requests_per_second": settings.rate_per_second or None,
-            "burst": settings.rate_burst if settings.rate_per_second else None,
             "filter_terms": filters.MAX_NODES,
             "filter_values": filters.MAX_VALUES,
             "running_jobs": settings.max_jobs,
@@ -74,9 +72,7 @@ def config(service: ServiceDep) -> dict[str, Any]:
             "request_seconds": settings.request_seconds,
             "heavy_requests": settings.heavy_requests,
         },
-        "webhooks": bool(settings.webhook_hosts),
         "filter_operators": filters.OPERATORS,
-        "idempotency_key_lifetime_seconds": 86_400,
     }
 
 

@@ -1,16 +1,22 @@
-"""Jobs: submit, watch, cancel, retry; what they could not do."""
+"""Jobs: submit, list, watch, cancel, retry; their logs, and what they could not do."""
 
 from __future__ import annotations
 
+import asyncio
+import json
+import re
+from collections.abc import AsyncIterator
 from typing import Annotated, Any, Literal
 
-from fastapi import Path, Query
-from pydantic import BaseModel, Field
-from starlette.responses import PlainTextResponse, Response
+from fastapi import Header, Path, Query
+from pydantic import AfterValidator, BaseModel, Field
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import PlainTextResponse, Response, StreamingResponse
 
-from evofeed.service.access.auth import Principal
+from evofeed.service.access.auth import Principal, is_alive
 from evofeed.service.access.places import Uri, require_root
 from evofeed.service.database.tables import DatasetRow, JobRow
+from evofeed.service.jobs import queue
 from evofeed.service.jobs.config import (
     Preset,
     checked_config,
@@ -22,16 +28,52 @@ from evofeed.service.names import Message, NewName
 from evofeed.service.problems import Problem
 from evofeed.service.refs.policies import policy_of, require_movable
 from evofeed.service.requests.body import Body, Instant, view_of
-from evofeed.service.requests.routing import Limit, PrincipalDep, ServiceDep, make_router, scope
+from evofeed.service.requests.routing import Context, Limit, make_router, scope
 from evofeed.service.state import Service
 
 router = make_router("/v1/jobs", "jobs")
+_QUIET_SECONDS = 10.0
+_EVENT = {
+    "type": "object",
+    "description": "one event of the stream, whose `data` is JSON",
+    "required": ["id", "event", "data"],
+    "properties": {
+        "id": {"type": "string", "description": "its number, from 1"},
+        "event": {"type": "string", "enum": ["progress", "end"]},
+        "data": {"type": "string", "contentMediaType": "application/json"},
+    },
+}
+_EVENTS: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "`progress` events with the job, then one `end` event with its state",
+        "content": {"text/event-stream": {"schema": _EVENT}},
+    }
+}
+
+
+def _job_id(text: str) -> str:
+    if not re.fullmatch(r"[0-9a-f]{16}", text):
+        raise ValueError(f"a job's id has 16 digits 0-9a-f, not {text[:40]!r}")
+    return text
+
+
+JobId = Annotated[str, AfterValidator(_job_id), Path(description="job id, 16 digits 0-9a-f")]
+JobKey = Annotated[
+    str | None,
+    Header(
+        alias="Idempotency-Key",
+        pattern=r"^[A-Za-z0-9._:-]{1,128}$",
+        description="submitted twice with the same key, there is one job",
+    ),
+]
+State = Literal["queued", "running", "cancelling", "cancelled", "succeeded", "failed"]
 Attempt = Annotated[
     int | None, Query(ge=1, lt=2**31, description="of this attempt; the last, if not given")
 ]
-Offset = Annotated[int, Query(ge=0, le=10**9, description="entries to pass over")]
-JobId = Annotated[str, Path(pattern=r"^[0-9a-f]{16}$", description="job id")]
-State = Literal["queued", "running", "cancelling", "cancelled", "succeeded", "failed"]
+Before = Annotated[
+    float | None,
+    Query(gt=0, lt=1e12, allow_inf_nan=False, description="`next` of the page before"),
+]
 
 
 class NewJob(
@@ -60,11 +102,14 @@ class NewJob(
     max_broken: float = Field(
         0.05, ge=0, le=1, description="share above which nothing is published"
     )
+    replace: bool = Field(
+        False, description="chains that the ref has and the input has not may go with the move"
+    )
 
     def options(self) -> dict[str, Any]:
         """What of it the job's driver takes."""
         names = ("executor", "workers", "deadline", "memory", "max_broken")
-        return {name: getattr(self, name) for name in names}
+        return {name: getattr(self, name) for name in names} | {"replace_ref": self.replace}
 
 
 class JobView(BaseModel):
@@ -113,8 +158,16 @@ class AttemptList(BaseModel):
     attempts: list[AttemptView]
 
 
-class ChainWord(BaseModel):
-    """What there is to say of a chain."""
+class ChainsQuery(BaseModel, extra="forbid"):
+    """Which chains of a job."""
+
+    attempt: int | None = Field(None, ge=1, lt=2**31, description="the last, if not given")
+    offset: int = Field(0, ge=0, le=10**9, description="entries to pass over")
+    limit: int = Field(100, ge=1, le=1000, description="rows of a page, at most")
+
+
+class ChainMessage(BaseModel):
+    """What an attempt says of a chain."""
 
     chain_id: str
     type: str
@@ -123,43 +176,27 @@ class ChainWord(BaseModel):
     line: int | None
 
 
-class DeadLetters(BaseModel):
-    """Chains that are in no snapshot, and why: while the job runs, those found so far."""
+class ChainMessages(BaseModel):
+    """What an attempt says of chains: while it runs, so far."""
 
     attempt: int
     total: int
-    chains: list[ChainWord]
-
-
-class Notes(BaseModel):
-    """What was left out of good chains, such as templates released too late."""
-
-    attempt: int
-    total: int
-    notes: list[ChainWord]
+    chains: list[ChainMessage]
 
 
 @router.post("", status_code=202)
 @scope("jobs")
-def submit_job(
-    service: ServiceDep, principal: PrincipalDep, new: NewJob, response: Response
-) -> JobView:
+def submit_job(ctx: Context, new: NewJob, response: Response, key: JobKey = None) -> JobView:
     """Queue a job; it starts as soon as a place is free."""
-    principal.require_dataset(new.dataset)
-    settings = service.settings
-    require_root(settings, principal, new.input_uri, "EVOFEED_INPUT_ROOTS")
+    ctx.principal.require_dataset(new.dataset)
+    settings = ctx.service.settings
     if not settings.max_jobs:
         raise Problem(403, "no_jobs", "this service runs no jobs", next="set EVOFEED_MAX_JOBS")
-    dataset = service.catalog.dataset(new.dataset)
-    if new.ref is not None:
-        policy = policy_of(service.database, dataset.id, new.ref)
-        require_movable(policy, new.ref, principal)
-    for name, value, limit in (
-        ("workers", new.workers, settings.job_workers or cores()),
-        ("memory", new.memory, settings.job_memory),
-        ("deadline", new.deadline, settings.job_deadline),
-    ):
-        require_within(name, value, limit)
+    dataset = ctx.service.catalog.dataset(new.dataset)
+    _require_rights(ctx, dataset, new.input_uri, new.ref)
+    require_within("workers", new.workers, settings.job_workers or cores())
+    require_within("memory", new.memory, settings.job_memory)
+    require_within("deadline", new.deadline, settings.job_deadline)
     spec = {
         "input_uri": new.input_uri,
         "ref": new.ref,
@@ -167,119 +204,137 @@ def submit_job(
         "crop": checked_crop(new.crop),
         "options": new.options() | {"workers": new.workers or settings.job_workers},
     }
-    row = service.jobs.submit(dataset, spec, principal.id, new.message)
-    service.scheduler.wake()
+    row = ctx.service.jobs.submit(dataset, spec, ctx.principal.id, new.message, key)
+    ctx.service.scheduler.wake()
     response.headers["Location"] = f"/v1/jobs/{row.id}"
-    return job_view(row, dataset, principal)
+    return job_view(row, dataset, ctx.principal)
 
 
 @router.get("")
 @scope("read", "jobs")
 def list_jobs(
-    service: ServiceDep,
-    principal: PrincipalDep,
+    ctx: Context,
     state: Annotated[State | None, Query(description="only jobs in it")] = None,
-    before: Annotated[
-        float | None,
-        Query(gt=0, lt=1e12, allow_inf_nan=False, description="`next` of the page before"),
-    ] = None,
+    before: Before = None,
     limit: Limit = 100,
 ) -> JobPage:
     """Jobs of the datasets this token may see."""
-    only = principal.datasets
-    found = service.jobs.newest(state=state, only=only, before=before, limit=limit + 1)
+    only = ctx.principal.datasets
+    found = ctx.service.jobs.newest(state=state, only=only, before=before, limit=limit + 1)
     more = found[limit - 1][0].created_at if len(found) > limit else None
-    return JobPage(jobs=[job_view(*pair, principal) for pair in found[:limit]], next=more)
+    return JobPage(jobs=[job_view(*pair, ctx.principal) for pair in found[:limit]], next=more)
 
 
 @router.get("/{job_id}")
 @scope("read", "jobs")
-def get_job(service: ServiceDep, principal: PrincipalDep, job_id: JobId) -> JobView:
+def get_job(ctx: Context, job_id: JobId) -> JobView:
     """One job."""
-    return job_view(*owned_job(service, principal, job_id), principal)
+    return job_view(*owned_job(ctx, job_id), ctx.principal)
 
 
 @router.post("/{job_id}/cancel", status_code=202)
 @scope("jobs")
-def cancel_job(service: ServiceDep, principal: PrincipalDep, job_id: JobId) -> JobView:
+def cancel_job(ctx: Context, job_id: JobId) -> JobView:
     """Ask a job to stop; units that are done stay done."""
-    owned_job(service, principal, job_id)
-    service.jobs.cancel(job_id, principal.id)
-    return job_view(*service.jobs.get(job_id), principal)
+    owned_job(ctx, job_id)
+    ctx.service.jobs.cancel(job_id, ctx.principal.id)
+    return get_job(ctx, job_id)
 
 
 @router.post("/{job_id}/retry", status_code=202)
 @scope("jobs")
-def retry_job(service: ServiceDep, principal: PrincipalDep, job_id: JobId) -> JobView:
+def retry_job(ctx: Context, job_id: JobId) -> JobView:
     """Queue an ended job again; chains that failed get another chance, the rest is kept."""
-    row, dataset = owned_job(service, principal, job_id)
-    if row.spec["ref"] is not None:
-        policy = policy_of(service.database, dataset.id, row.spec["ref"])
-        require_movable(policy, row.spec["ref"], principal)
-    service.jobs.requeue(job_id, principal.id)
-    service.scheduler.wake()
-    return job_view(*service.jobs.get(job_id), principal)
+    row, dataset = owned_job(ctx, job_id)
+    _require_rights(ctx, dataset, row.spec["input_uri"], row.spec["ref"])
+    ctx.service.jobs.requeue(job_id, ctx.principal.id)
+    ctx.service.scheduler.wake()
+    return get_job(ctx, job_id)
 
 
 @router.get("/{job_id}/attempts")
 @scope("read", "jobs")
-def list_attempts(service: ServiceDep, principal: PrincipalDep, job_id: JobId) -> AttemptList:
+def list_attempts(ctx: Context, job_id: JobId) -> AttemptList:
     """The runs of a job: what each made, how it ended and how long it took."""
-    owned_job(service, principal, job_id)
-    rows = service.jobs.attempts(job_id)
+    owned_job(ctx, job_id)
+    rows = ctx.service.jobs.attempts(job_id)
     return AttemptList(attempts=[view_of(AttemptView, row) for row in rows])
 
 
 @router.get("/{job_id}/dead-letters")
 @scope("read", "jobs")
 def get_dead_letters(
-    service: ServiceDep,
-    principal: PrincipalDep,
-    job_id: JobId,
-    attempt: Attempt = None,
-    offset: Offset = 0,
-    limit: Limit = 100,
-) -> DeadLetters:
+    ctx: Context, job_id: JobId, query: Annotated[ChainsQuery, Query()]
+) -> ChainMessages:
     """Chains the job could not do, each with its reason; inputs that are no chain too."""
-    row, _ = owned_job(service, principal, job_id)
-    return dead_letters(service, row, attempt, offset, limit)
+    return _chains(ctx, job_id, "broken", query)
 
 
 @router.get("/{job_id}/notes")
 @scope("read", "jobs")
-def get_notes(
-    service: ServiceDep,
-    principal: PrincipalDep,
-    job_id: JobId,
-    attempt: Attempt = None,
-    offset: Offset = 0,
-    limit: Limit = 100,
-) -> Notes:
-    """What was left out of good chains, in words."""
-    row, _ = owned_job(service, principal, job_id)
-    number = attempt or row.attempts
-    total, notes = service.jobs.chains(row.id, number, "note", offset, limit)
-    return Notes(attempt=number, total=total, notes=[view_of(ChainWord, note) for note in notes])
+def get_notes(ctx: Context, job_id: JobId, query: Annotated[ChainsQuery, Query()]) -> ChainMessages:
+    """What was left out of good chains, such as templates released too late."""
+    return _chains(ctx, job_id, "note", query)
 
 
 @router.get("/{job_id}/log", response_class=PlainTextResponse)
 @scope("jobs")
-def get_log(
-    service: ServiceDep, principal: PrincipalDep, job_id: JobId, attempt: Attempt = None
-) -> PlainTextResponse:
+def get_log(ctx: Context, job_id: JobId, attempt: Attempt = None) -> PlainTextResponse:
     """The last 64 KiB the process of an attempt wrote."""
-    row, _ = owned_job(service, principal, job_id)
-    return PlainTextResponse(job_log(service, job_id, attempt or row.attempts))
+    row, _ = owned_job(ctx, job_id)
+    return PlainTextResponse(job_log(ctx.service, job_id, attempt or row.attempts))
 
 
-def dead_letters(
-    service: Service, row: JobRow, attempt: int | None, offset: int, limit: int
-) -> DeadLetters:
-    """A page of what an attempt of a job (the last, if none is given) could not do."""
-    number = attempt or row.attempts
-    total, chains = service.jobs.chains(row.id, number, "broken", offset, limit)
-    words = [view_of(ChainWord, chain) for chain in chains]
-    return DeadLetters(attempt=number, total=total, chains=words)
+@router.get("/{job_id}/events", response_class=StreamingResponse, responses=_EVENTS)
+@scope("read", "jobs")
+def watch_job(ctx: Context, job_id: JobId) -> StreamingResponse:
+    """Progress as server-sent events; a stream that has no `end` event was cut off."""
+    owned_job(ctx, job_id)
+    headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+    return StreamingResponse(_events(ctx, job_id), 200, headers, "text/event-stream")
+
+
+async def _events(ctx: Context, job_id: str) -> AsyncIterator[str]:
+    service, last, quiet, number = ctx.service, "", 0.0, 0
+    while not service.stopping.is_set():
+        try:
+            row, dataset = await run_in_threadpool(service.jobs.get, job_id)
+        except Problem:  # removed with its dataset
+            yield f'id: {number + 1}\nevent: end\ndata: {{"state": "removed"}}\n\n'
+            return
+        view = job_view(row, dataset, ctx.principal).model_dump()
+        text = json.dumps(view | {"updated_at": ""})  # it lives: no news
+        if text != last:
+            number += 1
+            yield f"id: {number}\nevent: progress\ndata: {json.dumps(view)}\n\n"
+            last, quiet = text, 0.0
+        if row.state in queue.ENDED:
+            yield f"id: {number + 1}\nevent: end\ndata: {json.dumps({'state': row.state})}\n\n"
+            return
+        if quiet >= _QUIET_SECONDS:
+            yield ": still here\n\n"
+            quiet = 0.0
+        await asyncio.sleep(service.timings.job_events)
+        quiet += service.timings.job_events
+        if await ctx.request.is_disconnected():
+            return
+        if not await run_in_threadpool(is_alive, service.database, ctx.principal):
+            return  # its token was revoked or has expired: cut off
+
+
+def _require_rights(ctx: Context, dataset: DatasetRow, input_uri: str, ref: str | None) -> None:
+    """What `submit` and `retry` ask of whoever sends them."""
+    require_root(ctx.service.settings, ctx.principal, input_uri, "EVOFEED_INPUT_ROOTS")
+    if ref is not None:
+        require_movable(policy_of(ctx.service.database, dataset.id, ref), ref, ctx.principal)
+
+
+def _chains(ctx: Context, job_id: str, kind: str, query: ChainsQuery) -> ChainMessages:
+    row, _ = owned_job(ctx, job_id)
+    number = query.attempt or row.attempts
+    total, chains = ctx.service.jobs.chains(job_id, number, kind, query.offset, query.limit)
+    messages = [view_of(ChainMessage, chain) for chain in chains]
+    return ChainMessages(attempt=number, total=total, chains=messages)
 
 
 def job_log(service: Service, job_id: str, attempt: int) -> str:
@@ -291,14 +346,14 @@ def job_log(service: Service, job_id: str, attempt: int) -> str:
     return text
 
 
-def owned_job(service: Service, principal: Principal, job_id: str) -> tuple[JobRow, DatasetRow]:
+def owned_job(ctx: Context, job_id: str) -> tuple[JobRow, DatasetRow]:
     """A job this principal may see, and its dataset.
 
     Raises:
         Problem: 404; 403, it is for a dataset outside the token's list.
     """
-    row, dataset = service.jobs.get(job_id)
-    principal.require_dataset(dataset.name)
+    row, dataset = ctx.service.jobs.get(job_id)
+    ctx.principal.require_dataset(dataset.name)
     return row, dataset
 
 

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Final
 
-from fastapi import Query, Request
+from fastapi import Query
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response
 
 from evofeed import loader  # its names load when they are used: no start waits for them
-from evofeed.errors import LoaderError
+from evofeed.base.errors import LoaderError
 from evofeed.service.names import DatasetName, Digest
 from evofeed.service.problems import Problem
 from evofeed.service.requests.ranges import NOT_MODIFIED, immutable_json
-from evofeed.service.requests.routing import ServiceDep, make_router, scope
+from evofeed.service.requests.routing import Context, make_router, scope
+from evofeed.service.state import Service
 
 router = make_router("/v1/datasets/{name}", "plans")
 
@@ -70,32 +71,21 @@ class PlanView(BaseModel):
 @router.get("/snapshots/{digest}/plan", response_model=PlanView, responses=NOT_MODIFIED)
 @scope("read", heavy=True)
 def get_plan(
-    request: Request,
-    service: ServiceDep,
-    name: DatasetName,
-    digest: Digest,
-    query: Annotated[PlanQuery, Query()],
+    ctx: Context, name: DatasetName, digest: Digest, query: Annotated[PlanQuery, Query()]
 ) -> Response:
     """The batches that a `FeatureLoader` of these arguments takes: which rank reads what."""
     if query.rank is not None and query.rank >= query.world_size:
-        raise Problem(
-            422,
-            "bad_request",
-            f"rank {query.rank} of a world of {query.world_size}",
-            next=f"ranks are 0 to {query.world_size - 1}",
-        )
+        what = f"rank {query.rank} of a world of {query.world_size}"
+        raise Problem(422, "bad_request", what, next=f"ranks are 0 to {query.world_size - 1}")
     if query.num_samples > MAX_SAMPLES:
-        raise Problem(
-            422,
-            "bad_request",
-            f"{query.num_samples} samples in one answer; at most {MAX_SAMPLES}",
-            next="ask for one rank, or for fewer batches at a time (start, batches)",
-        )
-    plan = {"snapshot": digest, "samples": _samples(service, name, digest, query)}
-    return immutable_json(request, plan)
+        what = f"{query.num_samples} samples in one answer; at most {MAX_SAMPLES}"
+        hint = "ask for one rank, or for fewer batches at a time (start, batches)"
+        raise Problem(422, "bad_request", what, next=hint)
+    plan = {"snapshot": digest, "samples": _samples(ctx.service, name, digest, query)}
+    return immutable_json(ctx.request, plan)
 
 
-def _samples(service: ServiceDep, name: str, digest: str, query: PlanQuery) -> list[dict[str, Any]]:
+def _samples(service: Service, name: str, digest: str, query: PlanQuery) -> list[dict[str, Any]]:
     sizes = {"batch_size": query.batch_size, "global_batch_size": query.global_batch_size}
     asked = query.model_dump(include={"rank", "epoch", "start", "batches"})
     try:

@@ -2,34 +2,30 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import re
-from collections.abc import Iterator
 from typing import Annotated, Any, Final, Literal
 
 import orjson
-from fastapi import Header, Query, Request
+from fastapi import Header, Query
 from pydantic import BaseModel, Field
 from starlette.responses import Response
 
-from evofeed.errors import DatasetMissing, RefConflict
-from evofeed.service.access.auth import Principal
+from evofeed.base.errors import DatasetMissing, RefConflict
 from evofeed.service.access.places import Uri, require_root
 from evofeed.service.names import DatasetName, DigestValue, Message, NewName, RefName
 from evofeed.service.problems import Problem
-from evofeed.service.refs.history import known_ref, ref_history
-from evofeed.service.refs.move import move_ref
+from evofeed.service.refs.history import known_ref, move_ref, note_ref, ref_history
 from evofeed.service.refs.policies import Policy, policy_of, require_filters, set_policy
 from evofeed.service.requests.body import Body, Instant, view_of
 from evofeed.service.requests.ranges import matches
-from evofeed.service.requests.routing import Limit, PrincipalDep, ServiceDep, make_router, scope
+from evofeed.service.requests.routing import BeforeRow, Context, Limit, make_router, scope
 from evofeed.service.snapshots.snapshot import StoreView
-from evofeed.service.state import Service
+from evofeed.store.inner import Ref
 
 router = make_router("/v1/datasets/{name}/refs", "refs")
 APART_MOST: Final = 4
-"""Test sets that a policy, or a move, names at most."""
+"""Test sets that a policy names at most."""
 _FORBID: Final = {"column": "release_date", "op": ">=", "value": "2021-10-01"}
 _NO_DIGEST: Final = "-"  # no ref is ever there
 IfMatch = Annotated[
@@ -64,18 +60,10 @@ class Apart(Body):
     )
 
 
-class RefTarget(Body, json_schema_extra={"examples": [{"digest": "0" * 64, "forbid": [_FORBID]}]}):
+class RefTarget(Body, json_schema_extra={"examples": [{"digest": "0" * 64, "message": "May"}]}):
     """Where a ref shall point."""
 
     digest: DigestValue
-    forbid: list[dict[str, Any]] = Field(
-        [], max_length=16, description="filters that no chain of the snapshot may pass"
-    )
-    apart_from: list[Apart] = Field(
-        [],
-        max_length=APART_MOST,
-        description="test sets that the snapshot must share no sequence with",
-    )
     message: Message = Field("", description="why, for the history")
 
 
@@ -118,19 +106,20 @@ class History(BaseModel):
 
 @router.get("")
 @scope("read")
-def list_refs(service: ServiceDep, name: DatasetName) -> RefList:
+def list_refs(ctx: Context, name: DatasetName) -> RefList:
     """All refs."""
-    refs = service.catalog.view(name).refs()
+    refs = ctx.service.catalog.view(name).refs()
     return RefList(refs=[view_of(RefView, ref) for ref in refs])
 
 
 @router.get("/{ref}", response_model=RefView)
 @scope("read")
-def get_ref(request: Request, service: ServiceDep, name: DatasetName, ref: RefName) -> Response:
+def get_ref(ctx: Context, name: DatasetName, ref: RefName) -> Response:
     """Where a ref points now; send its ETag back in If-None-Match to poll cheaply."""
-    found = service.noticed.ref(name, ref)
+    dataset = ctx.service.catalog.known(name)
+    found = ctx.service.notes.ref(dataset.id, ctx.service.catalog.view(name), ref)
     headers = {"ETag": f'"{found.digest}"', "Cache-Control": "no-cache"}
-    if (known := request.headers.get("if-none-match")) and matches(known, headers["ETag"]):
+    if (known := ctx.request.headers.get("if-none-match")) and matches(known, headers["ETag"]):
         return Response(status_code=304, headers=headers)
     view = {"name": ref, "digest": found.digest, "updated_at": found.updated_at}
     return Response(orjson.dumps(view), 200, headers, "application/json")
@@ -139,8 +128,7 @@ def get_ref(request: Request, service: ServiceDep, name: DatasetName, ref: RefNa
 @router.put("/{ref}")
 @scope("publish")
 def put_ref(
-    service: ServiceDep,
-    principal: PrincipalDep,
+    ctx: Context,
     name: DatasetName,
     ref: RefName,
     target: RefTarget,
@@ -153,15 +141,8 @@ def put_ref(
     `If-Match: "DIGEST"` moves a ref that points there; `If-None-Match: *` makes a
     new one. One of the two is required.
     """
-    _require_readable(service, principal, target.apart_from)
-    view = service.catalog.view(name)
-    expect = expected(view, ref, if_match, if_none_match)
-    with ref_moved(view, ref):
-        moved = move_ref(
-            service.catalog, service.database, dataset=name, ref=ref, digest=target.digest,
-            expect=expect, principal=principal, message=target.message, forbid=target.forbid,
-            apart_from=[apart.model_dump() for apart in target.apart_from],
-        )  # fmt: skip
+    expect = (if_match, if_none_match)
+    moved = _moved(ctx, name, ref, target.digest, expect, target.message)
     response.headers["ETag"] = f'"{moved.digest}"'
     return RefView(name=ref, digest=moved.digest, updated_at=moved.updated_at)
 
@@ -169,8 +150,7 @@ def put_ref(
 @router.delete("/{ref}", status_code=204, response_class=Response)
 @scope("publish")
 def delete_ref(
-    service: ServiceDep,
-    principal: PrincipalDep,
+    ctx: Context,
     name: DatasetName,
     ref: RefName,
     if_match: IfMatch = None,
@@ -180,62 +160,51 @@ def delete_ref(
 
     Snapshots that no ref reaches any more are kept for 7 days.
     """
-    view = service.catalog.view(name)
-    expect = expected(view, ref, if_match, None)
-    with ref_moved(view, ref):
-        move_ref(
-            service.catalog, service.database, dataset=name, ref=ref, digest=None,
-            expect=expect, principal=principal, message=message,
-        )  # fmt: skip
+    _moved(ctx, name, ref, None, (if_match, None), message)
 
 
 @router.get("/{ref}/policy")
 @scope("read")
-def get_policy(
-    service: ServiceDep, principal: PrincipalDep, name: DatasetName, ref: RefName
-) -> PolicyBody:
+def get_policy(ctx: Context, name: DatasetName, ref: RefName) -> PolicyBody:
     """What must hold when the ref moves; of files, tokens that only read see the name."""
-    policy = policy_of(service.database, service.catalog.dataset(name).id, ref)
+    policy = policy_of(ctx.service.database, ctx.service.catalog.dataset(name).id, ref)
     found = PolicyBody.model_validate(dataclasses.asdict(policy))
     for apart in found.apart_from:
-        if apart.clusters is not None and not principal.sees_places:
+        if apart.clusters is not None and not ctx.principal.sees_places:
             apart.clusters = apart.clusters.rpartition("/")[2]
     return found
 
 
 @router.put("/{ref}/policy")
 @scope("admin")
-def put_policy(
-    service: ServiceDep, principal: PrincipalDep, name: DatasetName, ref: RefName, new: PolicyBody
-) -> PolicyBody:
+def put_policy(ctx: Context, name: DatasetName, ref: RefName, new: PolicyBody) -> PolicyBody:
     """Replace what must hold when the ref moves; the ref need not exist yet."""
-    _require_readable(service, principal, new.apart_from)
-    dataset = service.catalog.dataset(name)
+    for apart in new.apart_from:
+        ctx.principal.require_dataset(apart.dataset)
+        if apart.clusters is not None:
+            apart.clusters = require_root(
+                ctx.service.settings, ctx.principal, apart.clusters, "EVOFEED_INPUT_ROOTS"
+            )
+    dataset = ctx.service.catalog.dataset(name)
     policy = Policy(**new.model_dump())
     require_filters(policy.forbid)
-    set_policy(service.database, dataset, ref, policy, principal.id)
+    set_policy(ctx.service.database, dataset, ref, policy, ctx.principal.id)
     return new
 
 
 @router.get("/{ref}/history")
 @scope("read")
 def get_history(
-    service: ServiceDep,
-    name: DatasetName,
-    ref: RefName,
-    before: Annotated[
-        int | None, Query(ge=1, lt=2**31, description="`next` of the page before")
-    ] = None,
-    limit: Limit = 100,
+    ctx: Context, name: DatasetName, ref: RefName, before: BeforeRow = None, limit: Limit = 100
 ) -> History:
     """Where the ref has been, newest first."""
-    row = service.catalog.dataset(name)
+    row = ctx.service.catalog.dataset(name)
     gone: DatasetMissing | None = None
     try:
-        service.noticed.ref(name, ref)
+        note_ref(ctx.service.database, row.id, ctx.service.catalog.view(name), ref)
     except DatasetMissing as error:  # deleted, if there is a history
         gone = error
-    moves = ref_history(service.database, row.id, ref, limit + 1, before)
+    moves = ref_history(ctx.service.database, row.id, ref, limit + 1, before)
     if gone is not None and not moves and before is None:
         raise gone
     return History(
@@ -244,30 +213,29 @@ def get_history(
     )
 
 
-def _require_readable(service: Service, principal: Principal, apart_from: list[Apart]) -> None:
-    for apart in apart_from:
-        principal.require_dataset(apart.dataset)
-        if apart.clusters is not None:
-            require_root(service.settings, principal, apart.clusters, "EVOFEED_INPUT_ROOTS")
-
-
-@contextlib.contextmanager
-def ref_moved(view: StoreView, ref: str) -> Iterator[None]:
-    """412, with where the ref is now, for whoever was not the one to move it."""
+def _moved(
+    ctx: Context,
+    name: str,
+    ref: str,
+    digest: str | None,
+    expect: tuple[str | None, str | None],
+    message: str,
+) -> Ref:
+    """The ref as it was moved; 412, with where it is now, for whoever came too late."""
+    view = ctx.service.catalog.view(name)
     try:
-        yield
+        return move_ref(
+            ctx.service.catalog, ctx.service.database, dataset=name, ref=ref, digest=digest,
+            expect=_expected(view, ref, *expect), principal=ctx.principal, message=message,
+        )  # fmt: skip
     except RefConflict as error:
-        now = known_ref(view, ref)
-        raise Problem(
-            412,
-            "ref_moved",
-            error.message.partition(":")[0],
-            next="read the ref again and retry with its ETag in If-Match",
-            headers={"ETag": f'"{now}"'} if now else {},
-        ) from None
+        now, what = known_ref(view, ref), error.message.partition(":")[0]
+        hint = "read the ref again and retry with its ETag in If-Match"
+        tag = {"ETag": f'"{now}"'} if now else {}
+        raise Problem(412, "ref_moved", what, next=hint, headers=tag) from None
 
 
-def expected(
+def _expected(
     view: StoreView, ref: str, if_match: str | None, if_none_match: str | None
 ) -> str | None:
     """The digest a ref is asked to be at; None: it must not exist.
@@ -278,12 +246,9 @@ def expected(
     if if_match is None and if_none_match == "*":
         return None
     if if_match is None or if_none_match is not None:
-        raise Problem(
-            428,
-            "precondition_required",
-            "say where the ref points now",
-            next='send `If-Match: "DIGEST"`, or `If-None-Match: *` for a new ref',
-        )
+        hint = 'send `If-Match: "DIGEST"`, or `If-None-Match: *` for a new ref'
+        what = "say where the ref points now"
+        raise Problem(428, "precondition_required", what, next=hint)
     # A list of tags, any of which will do. Weak ones never match (RFC 9110, 13.1.1).
     tags = [tag.strip() for tag in if_match.split(",")]
     digests = [tag.strip('"') for tag in tags if not tag.startswith("W/")]

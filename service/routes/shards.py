@@ -6,24 +6,21 @@ import time
 from typing import Annotated
 from urllib.parse import quote
 
-import orjson
 from fastapi import Request
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 from starlette.responses import Response
 
-from evofeed.service.access.audit import record
-from evofeed.service.clock import iso
-from evofeed.service.names import SHARD_PATTERN, DatasetName, ShardName
+from evofeed.service.database.tables import record
+from evofeed.service.names import SHARD_PATTERN, DatasetName, ShardName, iso
 from evofeed.service.requests.body import Body
 from evofeed.service.requests.ranges import (
     ARROW,
     cache_control,
     described,
     immutable_response,
-    json_response,
     matches,
 )
-from evofeed.service.requests.routing import PrincipalDep, ServiceDep, make_router, scope
+from evofeed.service.requests.routing import Context, make_router, scope
 from evofeed.service.snapshots.snapshot import ShardFile
 
 router = make_router("/v1/datasets/{name}", "shards")
@@ -45,7 +42,7 @@ class ShardUrl(BaseModel):
     """Where a shard's bytes are; check them against `sha256`."""
 
     shard: str
-    url: str
+    url: str = Field(description="a path is one of this service")
     nbytes: int
     sha256: str
 
@@ -57,57 +54,42 @@ class ShardUrls(BaseModel):
     expires_at: str | None = Field(description="null: these URLs do not expire")
 
 
-@router.post("/urls", response_model=ShardUrls)
-@scope("read", repeatable=False)
-def sign_urls(
-    request: Request,
-    service: ServiceDep,
-    principal: PrincipalDep,
-    name: DatasetName,
-    wanted: Wanted,
-) -> Response:
-    """URLs that lead to the bytes: presigned ones, or this service's own."""
-    files = [service.catalog.shard(name, shard) for shard in wanted.shards]
-    if service.links:
-        service.catalog.dataset(name)  # removed, it is known a moment longer; its links are not
-    now, seconds = time.time(), service.settings.url_seconds
-    if principal.expires_at is not None:
-        seconds = max(1, min(seconds, int(principal.expires_at - now)))
-    signed = service.catalog.view(name).sign(wanted.shards, seconds, service.links)
-    base = str(request.base_url).rstrip("/")
+@router.post("/urls")
+@scope("read")
+def sign_urls(ctx: Context, response: Response, name: DatasetName, wanted: Wanted) -> ShardUrls:
+    """URLs that lead to the bytes: presigned by the bucket, or paths of this service."""
+    files = [ctx.service.catalog.shard(name, shard) for shard in wanted.shards]
+    now, seconds = time.time(), ctx.service.settings.url_seconds
+    if ctx.principal.expires_at is not None:
+        seconds = max(1, min(seconds, int(ctx.principal.expires_at - now)))
+    signed = ctx.service.catalog.view(name).sign(wanted.shards, seconds)
     urls = signed or [f"/v1/datasets/{name}/shards/{file.name}" for file in files]
-    # Reads must not become writes: of many in a row, a line a minute.
-    if signed and service.noted.may_spend(f"{principal.id} {name}"):
-        with service.database.write() as session:
-            record(session, principal.id, "shards.sign", name, count=len(files), seconds=seconds)
-    said = {
-        "urls": [
-            {
-                "shard": file.name,
-                "url": base + url if url.startswith("/") else url,
-                "nbytes": file.nbytes,
-                "sha256": file.sha256,
-            }
+    if signed:
+        with ctx.service.database.write() as session:
+            record(
+                session, ctx.principal.id, "shards.sign", name, count=len(files), seconds=seconds
+            )
+    response.headers["Cache-Control"] = "no-store"
+    return ShardUrls(
+        urls=[
+            ShardUrl(shard=file.name, url=url, nbytes=file.nbytes, sha256=file.sha256)
             for file, url in zip(files, urls, strict=True)
         ],
-        "expires_at": iso(now + seconds) if signed else None,
-    }
-    return json_response(request, orjson.dumps(said), {"Cache-Control": "no-store"})
+        expires_at=iso(now + seconds) if signed else None,
+    )
 
 
 @router.get("/shards/{shard}", response_class=Response, responses=described(ARROW))
-@scope("read", counted=False)
-def get_shard(
-    request: Request, service: ServiceDep, name: DatasetName, shard: ShardName
-) -> Response:
+@scope("read", reads_bytes=True)
+def get_shard(ctx: Context, name: DatasetName, shard: ShardName) -> Response:
     """A shard's bytes; Range, If-Range and If-None-Match as RFC 9110 has them."""
-    file = service.catalog.shard(name, shard)
+    file = ctx.service.catalog.shard(name, shard)
     # nginx compares If-Range with a tag of its own, and would send a resumed download whole.
-    resumed = {"range", "if-range"} <= set(request.headers)
-    if service.settings.accel and file.path is not None and not resumed:
-        return _by_nginx(request, service.settings.accel, file)
+    resumed = {"range", "if-range"} <= set(ctx.request.headers)
+    if ctx.service.settings.accel and file.path is not None and not resumed:
+        return _by_nginx(ctx.request, ctx.service.settings.accel, file)
     return immutable_response(
-        request,
+        ctx.request,
         etag=f'"{file.sha256}"',
         size=file.nbytes,
         read=file.read,

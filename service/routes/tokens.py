@@ -9,20 +9,22 @@ from pydantic import BaseModel, Field, StringConstraints
 from sqlalchemy import select
 from starlette.responses import Response
 
+from evofeed.base.within import below
 from evofeed.service.access.auth import SCOPES, create_token, revoke_token
-from evofeed.service.access.places import Uri, below, canonical_place
-from evofeed.service.access.quotas import Quotas, family, usage
+from evofeed.service.access.places import Uri, canonical_root
 from evofeed.service.database.tables import AuditRow, TokenRow
 from evofeed.service.names import NewName
 from evofeed.service.problems import Problem
 from evofeed.service.requests.body import Body, Instant, view_of
-from evofeed.service.requests.routing import Limit, PrincipalDep, ServiceDep, make_router, scope
+from evofeed.service.requests.routing import BeforeRow, Context, Limit, make_router, scope
 
 router = make_router("/v1", "tokens")
 Scope = Literal["read", "publish", "jobs", "admin"]
 Label = Annotated[
     str, StringConstraints(min_length=1, max_length=128, pattern=r"^[^\x00-\x1f\x7f]+$")
 ]
+TokenId = Annotated[str, Path(pattern=r"^([0-9a-f]{16}|local)$", description="token id")]
+After = Annotated[str, Query(pattern=r"^[0-9a-f]{0,16}$", description="`next` of the page before")]
 
 
 class NewToken(
@@ -42,9 +44,6 @@ class NewToken(
         None, max_length=100, description="places it may name; null for all that are open"
     )
     seconds: float | None = Field(None, gt=0, le=10 * 366 * 86400, description="null: no expiry")
-    max_jobs: int | None = Field(None, ge=0, lt=2**31, description="waiting or running at once")
-    max_chains: int | None = Field(None, ge=0, lt=2**31, description="of its jobs within a day")
-    max_bytes: int | None = Field(None, ge=0, lt=2**53, description="uploaded within a day")
 
 
 class MadeToken(BaseModel):
@@ -63,9 +62,6 @@ class TokenView(BaseModel):
     datasets: list[str] | None
     roots: list[str] | None
     parent: str | None = Field(description="the token it was made with, and ends with")
-    max_jobs: int | None
-    max_chains: int | None
-    max_bytes: int | None
     created_at: Instant
     expires_at: Instant | None
     revoked_at: Instant | None
@@ -85,13 +81,9 @@ class Me(BaseModel):
     id: str = Field(description="of its token; `local` where none is asked for")
     scopes: list[str]
     datasets: list[str] | None = Field(description="null for all")
-    roots: list[str] | None = Field(description="places it may name; null for all that are open")
-    max_jobs: int | None
-    jobs: int = Field(description="of it and of tokens made with it, waiting or running now")
-    max_chains: int | None
-    chains: int = Field(description="of their jobs of the last day")
-    max_bytes: int | None
-    nbytes: int = Field(description="uploaded by them within the last day")
+    roots: tuple[str, ...] | None = Field(
+        description="places it may name; null for all that are open"
+    )
 
 
 class AuditLine(BaseModel):
@@ -113,60 +105,36 @@ class AuditPage(BaseModel):
 
 
 @router.post("/tokens", status_code=201)
-@scope("admin", repeatable=False)
-def make_token(
-    service: ServiceDep, principal: PrincipalDep, new: NewToken, response: Response
-) -> MadeToken:
+@scope("admin")
+def make_token(ctx: Context, new: NewToken, response: Response) -> MadeToken:
     """A new token, no wider than the one that asks."""
+    by = ctx.principal
     for wanted in new.scopes:
-        principal.require(wanted)
+        by.require(wanted)
     if new.datasets is None:
-        principal.require_all_datasets()
+        by.require_all_datasets()
     for name in new.datasets or ():
-        principal.require_dataset(name)
-    roots = new.roots if new.roots is not None else principal.roots
-    for root in roots or ():
-        place = canonical_place(root)
-        if principal.roots is not None and not any(below(place, r) for r in principal.roots):
-            raise Problem(
-                403, "forbidden", f"this token's roots do not include {root!r}", next="GET /v1/me"
-            )
-    quotas = Quotas(new.max_jobs, new.max_chains, new.max_bytes)
-    if not principal.quotas.covers(quotas):
-        raise Problem(
-            403,
-            "forbidden",
-            "this token has quotas, and what it makes must have some within them",
-            next="give max_jobs, max_chains and max_bytes as `GET /v1/me` shows them, or less",
-        )
+        by.require_dataset(name)
+    roots = by.roots if new.roots is None else [canonical_root(root) for root in new.roots]
+    for place in roots or ():
+        if by.roots is not None and not any(below(place, root) for root in by.roots):
+            what = f"this token's roots do not include {place!r}"
+            raise Problem(403, "forbidden", what, next="GET /v1/me")
     response.headers["Cache-Control"] = "no-store"
     token_id, text = create_token(
-        service.database,
-        label=new.label,
-        scopes=list(new.scopes),
-        datasets=list(new.datasets) if new.datasets is not None else None,
-        roots=[canonical_place(root) for root in roots] if roots is not None else None,
-        seconds=new.seconds,
-        quotas=quotas,
-        principal=principal.id,
-    )
+        ctx.service.database, label=new.label, scopes=new.scopes, datasets=new.datasets,
+        roots=roots, seconds=new.seconds, principal=by.id,
+    )  # fmt: skip
     return MadeToken(id=token_id, token=text)
 
 
 @router.get("/tokens")
 @scope("admin")
-def list_tokens(
-    service: ServiceDep,
-    principal: PrincipalDep,
-    after: Annotated[
-        str, Query(pattern=r"^[0-9a-f]{0,16}$", description="`next` of the page before")
-    ] = "",
-    limit: Limit = 100,
-) -> TokenList:
+def list_tokens(ctx: Context, after: After = "", limit: Limit = 100) -> TokenList:
     """Every token there has been, by id."""
-    principal.require_all_datasets()
+    ctx.principal.require_all_datasets()
     query = select(TokenRow).where(TokenRow.id > after).order_by(TokenRow.id).limit(limit + 1)
-    with service.database.read() as session:
+    with ctx.service.database.read() as session:
         rows = list(session.scalars(query))
     views = [view_of(TokenView, row) for row in rows[:limit]]
     return TokenList(tokens=views, next=rows[limit - 1].id if len(rows) > limit else None)
@@ -174,52 +142,31 @@ def list_tokens(
 
 @router.get("/me")
 @scope(*SCOPES)
-def who_am_i(service: ServiceDep, principal: PrincipalDep) -> Me:
-    """What the token that asks may do, and how much of its quotas is used."""
-    with service.database.read() as session:
-        used = usage(session, family(session, principal.id))
-    return Me(
-        id=principal.id,
-        scopes=sorted(principal.scopes),
-        datasets=sorted(principal.datasets) if principal.datasets is not None else None,
-        roots=list(principal.roots) if principal.roots is not None else None,
-        max_jobs=principal.quotas.max_jobs,
-        jobs=used.jobs,
-        max_chains=principal.quotas.max_chains,
-        chains=used.chains,
-        max_bytes=principal.quotas.max_bytes,
-        nbytes=used.nbytes,
-    )
+def who_am_i(ctx: Context) -> Me:
+    """What the token that asks may do."""
+    scopes, datasets = sorted(ctx.principal.scopes), ctx.principal.datasets
+    names = None if datasets is None else sorted(datasets)
+    return Me(id=ctx.principal.id, scopes=scopes, datasets=names, roots=ctx.principal.roots)
 
 
 @router.delete("/tokens/{token_id}", status_code=204, response_class=Response)
 @scope("admin")
-def remove_token(
-    service: ServiceDep,
-    principal: PrincipalDep,
-    token_id: Annotated[str, Path(pattern=r"^([0-9a-f]{16}|local)$", description="token id")],
-) -> None:
+def remove_token(ctx: Context, token_id: TokenId) -> None:
     """Revoke a token: it is worthless from now on."""
-    principal.require_all_datasets()
-    revoke_token(service.database, token_id, principal.id)
+    ctx.principal.require_all_datasets()
+    revoke_token(ctx.service.database, token_id, ctx.principal.id)
+    ctx.service.authority.forget()
 
 
 @router.get("/audit")
 @scope("admin")
-def read_audit(
-    service: ServiceDep,
-    principal: PrincipalDep,
-    before: Annotated[
-        int | None, Query(ge=1, lt=2**31, description="`next` of the page before")
-    ] = None,
-    limit: Limit = 100,
-) -> AuditPage:
+def read_audit(ctx: Context, before: BeforeRow = None, limit: Limit = 100) -> AuditPage:
     """Who did what, newest first."""
-    principal.require_all_datasets()
+    ctx.principal.require_all_datasets()
     query = select(AuditRow).order_by(AuditRow.id.desc())
     if before is not None:
         query = query.where(AuditRow.id < before)
-    with service.database.read() as session:
+    with ctx.service.database.read() as session:
         rows = list(session.scalars(query.limit(limit + 1)))
     lines = [view_of(AuditLine, row) for row in rows[:limit]]
     return AuditPage(lines=lines, next=rows[limit - 1].id if len(rows) > limit else None)

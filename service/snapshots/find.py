@@ -1,4 +1,4 @@
-"""Which chains of a snapshot are asked for, in what order, and what they have in common.
+"""Which chains or complexes of a snapshot are asked for, in what order, and how they spread.
 
 A question is answered by row numbers of an index that never changes, so its answer is kept.
 """
@@ -13,36 +13,32 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from evofeed.service.filters import evaluator as filters
+from evofeed.service.remembered import Kept
 from evofeed.service.snapshots.catalog import Catalog
-from evofeed.service.snapshots.kept import Kept
+from evofeed.service.snapshots.rows import matching
 from evofeed.service.work import require_time
 from evofeed.store.inner import column_kinds, is_known, known_values, plain_values
 
-SORTS: Final = (
-    "chain_id", "num_res", "num_alignments", "num_templates", "resolution", "release_date",
-    "method", "cluster_size",
-)  # fmt: skip
-"""Columns that a listing may be in the order of."""
-_SCAN: Final = 65_536  # rows looked at between two looks at the clock
-_KEPT_NBYTES: Final = 64 << 20  # of answers
+_ANSWERS: Final = 32  # 4 MB each where all of a million chains pass
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """Chains of a snapshot.
+    """Chains or complexes of a snapshot.
 
     Attributes:
         dataset: its name.
         digest: of the snapshot.
         where: filter as canonical JSON, see `evofeed.service.filters.evaluator`.
-        text: part of the chain's id, in any case.
+        text: part of the id, in any case.
+        complexes: it is about these.
     """
 
     dataset: str
     digest: str
     where: str = "null"
     text: str = ""
+    complexes: bool = False
 
     def asking(self, where: Any) -> Question:
         """The same with another filter."""
@@ -54,7 +50,7 @@ class Finder:
 
     def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog
-        self._kept = Kept[tuple[Any, ...], Any](_KEPT_NBYTES, _size, share=1.0)
+        self._kept = Kept[tuple[Any, ...], Any](_ANSWERS)
 
     def rows(self, question: Question) -> np.ndarray:
         """Rows of the index that the question is about, in its order, `i32[n]`.
@@ -63,14 +59,15 @@ class Finder:
             Problem: 404, no such snapshot; 422, the filter is malformed; 503, out of time.
         """
         index = self._index(question)
-        found: np.ndarray = self._kept.get((question,), lambda: _select(index, question))
+        where, text = json.loads(question.where), question.text
+        found: np.ndarray = self._kept.get((question,), lambda: matching(index, where, text=text))
         return found
 
     def ordered(self, question: Question, sort: str, descending: bool) -> np.ndarray:
         """The same in the order of a column; what is not known comes last."""
         index, rows = self._index(question), self.rows(question)
-        if sort == "chain_id" and not descending:
-            return rows  # an index is sorted by id
+        if sort == index.column_names[0] and not descending:
+            return rows  # a table is sorted by id
         found: np.ndarray = self._kept.get(
             (question, sort, descending), lambda: _in_order(index, rows, sort, descending)
         )
@@ -102,41 +99,21 @@ class Finder:
         return found
 
     def _index(self, question: Question) -> pa.Table:
+        if question.complexes:
+            return self._catalog.assemblies(question.dataset, question.digest)
         return self._catalog.snapshot(question.dataset, question.digest).index
-
-
-def _select(index: pa.Table, question: Question) -> np.ndarray:
-    where = json.loads(question.where)
-    filters.check(index.schema, where)
-    parts = [np.zeros(0, np.int32)]
-    for at in range(0, index.num_rows, _SCAN):
-        require_time()
-        piece = index.slice(at, _SCAN)
-        mask = filters.match(piece, where)
-        if question.text:
-            ids = piece["chain_id"]
-            mask = pc.and_(mask, pc.match_substring(ids, question.text, ignore_case=True))
-        parts.append((pc.indices_nonzero(mask).to_numpy() + at).astype(np.int32))
-    return np.concatenate(parts)
 
 
 def _in_order(index: pa.Table, rows: np.ndarray, sort: str, descending: bool) -> np.ndarray:
     require_time()
-    values = plain_values(index[sort].take(pa.array(rows)))
+    values = plain_values(index[sort].take(pa.array(rows))).combine_chunks()
     known = is_known(values, sort, _kind(index, sort))
-    values = pc.if_else(known, values, pa.scalar(None, values.type))
-    table = pa.table({"value": values, "unknown": pc.invert(known), "row": pa.array(rows)})
     way = "descending" if descending else "ascending"
-    keys = [("unknown", "ascending"), ("value", way), ("row", "ascending")]
-    order = pc.sort_indices(table, sort_keys=keys)
+    order = pc.array_sort_indices(values.filter(known), order=way)  # stable
     require_time()
-    found: np.ndarray = rows[order.to_numpy()]
-    return found
+    mask = known.to_numpy(zero_copy_only=False)
+    return np.concatenate([rows[mask][order.to_numpy()], rows[~mask]])
 
 
 def _kind(index: pa.Table, column: str) -> str:
     return column_kinds(index.schema)[column]
-
-
-def _size(value: Any) -> int:
-    return 1000 + (int(value.nbytes) if isinstance(value, np.ndarray) else 100 * len(value))

@@ -7,17 +7,13 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from evofeed.errors import DatasetMissing, ShardMissing, StoreError
-from evofeed.service.filters.columns import Columns
+from evofeed.base.errors import DatasetMissing, ShardMissing, StoreError
 from evofeed.service.problems import Problem
-from evofeed.service.snapshots.links import Links
-from evofeed.service.work import require_thread
 from evofeed.store import Dataset, Manifest, ShardEntry
 from evofeed.store.inner import (
     DIGEST,
@@ -26,20 +22,16 @@ from evofeed.store.inner import (
     S3Storage,
     Storage,
     checked_index,
+    column_kinds,
     delete_ref,
-    is_on_disk,
     list_refs,
     move_ref,
-    open_storage,
     read_ref,
-    resident_ref,
     shard_key,
 )
 
 ReadAt = Callable[[int, int], bytes | memoryview]
 """`read(offset, length)`: exactly those bytes."""
-
-_SHORT: Final = 1 << 20  # bytes: copied in 0.1 ms
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +62,8 @@ class OpenSnapshot:
         manifest_bytes: the canonical bytes.
         manifest: the same, parsed.
         index: one row per chain.
+        described: its columns that say what a chain is.
         ordered: its rows are sorted by id, as they should be.
-        columns: those that describe a chain, made ready for pages.
         read_index: reads a span of the index file.
     """
 
@@ -79,8 +71,8 @@ class OpenSnapshot:
     manifest_bytes: bytes
     manifest: Manifest
     index: pa.Table
+    described: dict[str, pa.ChunkedArray]
     ordered: bool
-    columns: Columns
     read_index: ReadAt
 
 
@@ -91,26 +83,18 @@ def is_ordered(index: pa.Table) -> bool:
 
 
 class StoreView:
-    """The store behind a URI, as the service sees it. Safe to use from many threads.
+    """The store behind a dataset, as the service sees it. Safe to use from many threads.
 
     Args:
-        uri: of the dataset.
-        seconds: a bucket may take for one request.
+        storage: of the dataset, as `open_place` opens it.
     """
 
-    def __init__(self, uri: str, seconds: float) -> None:
-        self.uri = uri
-        self._storage: Storage = open_storage(uri, seconds=seconds)
+    def __init__(self, storage: Storage) -> None:
+        self.uri, self._storage = storage.uri, storage
         self._manifests: dict[str, Manifest] = {}
         self._shards: dict[str, ShardEntry] = {}  # of the snapshots seen
         self._seen: set[str] = set()
-        self._on_disk: bool | None = None  # its refs are on a disk of this machine; None: not known
         self._lock = threading.Lock()
-
-    @property
-    def storage(self) -> Storage:
-        """Where its files are, for whoever writes there."""
-        return self._storage
 
     def ref(self, name: str) -> Ref:
         """Where a ref points.
@@ -118,16 +102,7 @@ class StoreView:
         Raises:
             DatasetMissing: there is no such ref.
         """
-        local = self._storage if isinstance(self._storage, LocalStorage) else None
-        if local is not None and self._on_disk is None and local.path("refs").is_dir():
-            self._on_disk = is_on_disk(local.path("refs"))
         return read_ref(self._storage, name)
-
-    def resident_ref(self, name: str) -> Ref | None:
-        """The same without waiting for anything; None where it has to be asked for."""
-        if not self._on_disk or not isinstance(self._storage, LocalStorage):
-            return None
-        return resident_ref(self._storage, name)
 
     def refs(self) -> list[Ref]:
         """All refs, by name."""
@@ -180,14 +155,13 @@ class StoreView:
         """
         manifest = self.manifest(digest)
         index = checked_index(self._storage, digest, manifest)
-        ordered = is_ordered(index)
         return OpenSnapshot(
             digest=digest,
             manifest_bytes=manifest.to_bytes(),
             manifest=manifest,
             index=index,
-            ordered=ordered,
-            columns=Columns(index, ordered=ordered),
+            described={name: index[name] for name in column_kinds(index.schema)},
+            ordered=is_ordered(index),
             read_index=self.reader(f"snapshots/{digest}/index.arrow"),
         )
 
@@ -211,26 +185,15 @@ class StoreView:
             key, local = shard_key(name), self._storage
             path = local.path(key) if isinstance(local, LocalStorage) else None
             return ShardFile(name, entry.sha256, entry.nbytes, read, path)
-        raise Problem(
-            404,
-            "shard_missing",
-            f"no snapshot of this dataset lists shard {name[:80]!r}",
-            next="read the manifest again",
-        )
+        what = f"no snapshot of this dataset lists shard {name[:80]!r}"
+        raise Problem(404, "shard_missing", what, next="read the manifest again")
 
-    def sign(self, names: list[str], seconds: int, links: Links | None) -> list[str] | None:
-        """Presigned GET URLs of shards, or None where nobody would serve such.
-
-        Args:
-            names: of shards.
-            seconds: until they end.
-            links: of the nginx in front; they are paths there.
+    def sign(self, names: list[str], seconds: int) -> list[str] | None:
+        """Presigned GET URLs of shards, good for so long; None where nobody would serve such.
 
         Raises:
             StoreError: the storage refused.
         """
-        if isinstance(self._storage, LocalStorage) and links is not None:
-            return links.sign(self._storage.root, names, seconds)
         if not isinstance(self._storage, S3Storage):
             return None
         import obstore.exceptions
@@ -244,14 +207,10 @@ class StoreView:
             raise StoreError(f"cannot sign: {first}", path=self.uri) from None
 
     def reader(self, key: str) -> ReadAt:
-        """Reads spans of a file; short ones that are in memory also on the event loop."""
-        local = self._storage if isinstance(self._storage, LocalStorage) else None
+        """Reads spans of a file."""
 
         def read(offset: int, length: int) -> memoryview:
             out = np.empty(length, np.uint8).data
-            if local is not None and length <= _SHORT and local.read_resident(key, offset, out):
-                return out
-            require_thread()
             self._storage.read_into(key, offset, out)
             return out
 

@@ -62,37 +62,6 @@ function curve(part, rates) {
   part.querySelector(".rate").hidden = false;
 }
 
-// A range of a histogram: press on one bar and let go on another.
-for (const chart of document.querySelectorAll("svg[data-edges]")) {
-  const bars = [...chart.querySelectorAll(":scope > a, :scope > g")];
-  const { low, high, whole } = chart.dataset;
-  const edges = chart.dataset.edges.split(" ").map(Number);
-  const under = (event) => bars.findIndex((bar) => bar.contains(document.elementFromPoint(event.clientX, event.clientY)));
-  let first = -1;
-  const mark = (a, b) => bars.forEach((bar, i) => bar.classList.toggle("chosen", i >= Math.min(a, b) && i <= Math.max(a, b)));
-  chart.addEventListener("pointerdown", (event) => {
-    if (event.button === 0 && event.pointerType !== "touch") first = under(event);
-  });
-  chart.addEventListener("pointermove", (event) => {
-    const now = under(event);
-    if (first >= 0 && now >= 0) mark(first, now);
-  });
-  chart.addEventListener("dragstart", (event) => event.preventDefault());
-  window.addEventListener("pointerup", (event) => {
-    const last = under(event);
-    const from = first;
-    first = -1;
-    if (from < 0) return;
-    mark(1, 0);
-    if (last < 0 || last === from) return;
-    const asked = new URLSearchParams(location.search);
-    asked.delete("page");
-    if (low) asked.set(low, edges[Math.min(from, last)]);
-    if (high) asked.set(high, edges[Math.max(from, last) + 1] - (whole === "1" ? 1 : 0));
-    location.search = asked;
-  });
-}
-
 // A digest is copied by a click.
 document.addEventListener("click", (event) => {
   const digest = event.target.closest("code.digest");
@@ -101,10 +70,4 @@ document.addEventListener("click", (event) => {
     digest.classList.add("copied");
     setTimeout(() => digest.classList.remove("copied"), 1000);
   });
-});
-
-// What cannot be taken back is asked twice.
-document.addEventListener("submit", (event) => {
-  const words = event.target.dataset.ask;
-  if (words && !confirm(words)) event.preventDefault();
 });

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
-from collections import OrderedDict, deque
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Final, Literal
 
-from sqlalchemy import delete, func, or_, select, update
-from sqlalchemy.orm import Session
+from sqlalchemy import delete, func, select, update
 
 from evofeed.service.database.database import Database
 from evofeed.service.database.tables import TicketRow
@@ -19,188 +15,99 @@ from evofeed.service.problems import Problem
 PENDING, RUNNING, COMPLETE, ERROR = "PENDING", "RUNNING", "COMPLETE", "ERROR"
 _BATCH: Final = 64
 """Sequences searched together, at least one ticket's."""
-_DAY: Final = 86_400.0
-_KEPT: Final = 7 * _DAY
+_KEEP: Final = 7 * 86_400.0
 """Seconds a ticket may be asked for."""
-_LOST: Final = 3600.0
-"""Seconds after which a ticket that another service took is searched again."""
 
 
-@dataclass(slots=True)
-class Ticket:
-    """What somebody asked for.
+def wanted_databases(mode: str) -> tuple[str, ...]:
+    """The databases that a mode of the protocol searches, where the service has them."""
+    words = mode.split("-")
+    if mode.startswith("pair"):
+        return ("uniref", "env_pair") if "env" in words else ("uniref",)
+    env = ("env",) if "env" in words else ()
+    return ("uniref", *env, *(() if "notemplates" in words else ("pdb",)))
 
-    Attributes:
-        id: its name.
-        principal: whose it is.
-        names: of its sequences, the numbers that clients give them.
-        sequences: upper-case letters.
-        mode: as the protocol has it.
-        state: PENDING, RUNNING, COMPLETE or ERROR.
-        message: why it is ERROR.
-    """
 
-    id: str
-    principal: str
-    names: list[str]
-    sequences: list[str]
-    mode: str
-    state: str = PENDING
-    message: str = ""
-
-    @property
-    def wanted(self) -> tuple[str, ...]:
-        """The databases it is searched in, where the service has them."""
-        words = self.mode.split("-")
-        if self.mode.startswith("pair"):
-            return ("uniref", "env_pair") if "env" in words else ("uniref",)
-        env = ("env",) if "env" in words else ()
-        return ("uniref", *env, *(() if "notemplates" in words else ("pdb",)))
-
-    @property
-    def expansion(self) -> Literal["filter", "nofilter", "pair"]:
-        """What becomes of the members of clusters."""
-        if self.mode.startswith("pair"):
-            return "pair"
-        return "nofilter" if "nofilter" in self.mode.split("-") else "filter"
+def expansion(mode: str) -> Literal["filter", "nofilter", "pair"]:
+    """What becomes of the members of clusters."""
+    if mode.startswith("pair"):
+        return "pair"
+    return "nofilter" if "nofilter" in mode.split("-") else "filter"
 
 
 class TicketQueue:
-    """The tickets of the services that share a cache.
-
-    Args:
-        database: where they are.
-        place: names the cache with their alignments.
-        max_waiting: tickets of one principal.
-    """
+    """The tickets of the services that share a cache."""
 
     def __init__(self, database: Database, place: str, max_waiting: int) -> None:
         self._database, self._place, self._max_waiting = database, place, max_waiting
-        self._served: OrderedDict[str, None] = OrderedDict()  # who had a turn, the last one last
+        self._ours = TicketRow.place == place
 
-    def find(self, ticket_id: str) -> Ticket | None:
+    def find(self, ticket_id: str) -> TicketRow | None:
         """A ticket, None if there is none of that id."""
         with self._database.read() as session:
-            row = session.get(TicketRow, (ticket_id, self._place))
-            return None if row is None else _ticket(row)
+            return session.get(TicketRow, (ticket_id, self._place))
 
-    def add(self, ticket: Ticket, quota: int | None) -> None:
+    def add(self, ticket: TicketRow) -> None:
         """Enter a ticket, in place of one of the same name.
 
-        Args:
-            ticket: PENDING, or COMPLETE, which costs nothing.
-            quota: sequences that its principal may hand in within a day.
-
         Raises:
-            Problem: 429, too many of its tickets wait or its quota is used up.
+            Problem: 429, too many of its tickets wait.
         """
-        count = len(ticket.sequences) if ticket.state == PENDING else 0
+        theirs = (TicketRow.principal == ticket.principal, TicketRow.state == PENDING)
+        waiting = select(func.count()).where(self._ours, *theirs)
         with self._database.write() as session:
             self._database.alone(session, f"tickets {self._place}")
-            if count:
-                self._require_room(session, ticket.principal, count, quota)
-            values = dataclasses.asdict(ticket)
-            session.merge(
-                TicketRow(place=self._place, charged=count, made_at=time.time(), **values)
-            )
-
-    def _require_room(
-        self, session: Session, principal: str, count: int, quota: int | None
-    ) -> None:
-        mine = (TicketRow.place == self._place, TicketRow.principal == principal)
-        waiting = select(func.count()).where(*mine, TicketRow.state == PENDING)
-        if (found := session.scalar(waiting) or 0) >= self._max_waiting:
-            raise _limited(f"{found} tickets of yours wait", 10.0)
-        now = time.time()
-        spent = select(func.sum(TicketRow.charged), func.min(TicketRow.made_at)).where(
-            *mine, TicketRow.charged > 0, TicketRow.made_at > now - _DAY
-        )
-        total, first = session.execute(spent).one()
-        if quota is not None and (total or 0) + count > quota:
-            wait = first + _DAY - now if first else _DAY
-            raise _limited(f"{quota} sequences a day are your quota", wait)
+            if ticket.state == PENDING and (session.scalar(waiting) or 0) >= self._max_waiting:
+                what = f"{self._max_waiting} tickets of yours wait"
+                raise Problem(429, "rate_limited", what, next="wait 10 s", wait=10)
+            ticket.place, ticket.made_at = self._place, time.time()
+            session.merge(ticket)
 
     def recover(self) -> None:
         """Have searched again what a process that is gone had begun."""
-        begun = (TicketRow.place == self._place, TicketRow.state == RUNNING)
+        begun = (self._ours, TicketRow.state == RUNNING)
         with self._database.write() as session:
             session.execute(update(TicketRow).where(*begun).values(state=PENDING))
 
-    def take(self) -> list[Ticket]:
-        """Waiting tickets that want the same databases, one of each principal in turn."""
-        old = time.time() - _LOST
-        waits = or_(
-            TicketRow.state == PENDING,
-            (TicketRow.state == RUNNING) & (TicketRow.taken_at < old),
+    def take(self) -> list[TicketRow]:
+        """Waiting tickets that want the same search: one of each principal in turn, whoever has
+        waited longest since the last turn first."""
+        turn = func.row_number().over(partition_by=TicketRow.principal, order_by=TicketRow.made_at)
+        last = select(TicketRow.principal, func.max(TicketRow.taken_at).label("at"))
+        last_turn = last.where(self._ours).group_by(TicketRow.principal).subquery()
+        waiting = (
+            select(TicketRow)
+            .join(last_turn, last_turn.c.principal == TicketRow.principal)
+            .where(self._ours, TicketRow.state == PENDING)
+            .order_by(turn, last_turn.c.at, TicketRow.made_at)
+            .limit(_BATCH)
         )
-        oldest = select(TicketRow.id, TicketRow.principal).where(
-            TicketRow.place == self._place, waits
-        )
-        with self._database.read() as session:
-            waiting = session.execute(oldest.order_by(TicketRow.made_at)).all()
-        if not waiting:
-            return []
-        queues: OrderedDict[str, deque[str]] = OrderedDict()
-        for ticket_id, principal in waiting:
-            queues.setdefault(principal, deque()).append(ticket_id)
-        for principal in self._served:  # who has had a turn is behind who has not
-            if principal in queues:
-                queues.move_to_end(principal)
+        batch: list[TicketRow] = []
         with self._database.write() as session:
             self._database.alone(session, f"tickets {self._place}")
-            return self._in_turns(session, queues)
-
-    def _in_turns(self, session: Session, queues: OrderedDict[str, deque[str]]) -> list[Ticket]:
-        batch: list[Ticket] = []
-        size = 0
-        while queues and size < _BATCH:
-            principal, queue = queues.popitem(last=False)
-            row = session.get(TicketRow, (queue.popleft(), self._place))
-            if row is not None and row.state in (PENDING, RUNNING):
-                ticket = _ticket(row)
-                if batch and not _alike(ticket, batch[0]):
+            for ticket in session.scalars(waiting):
+                full = sum(len(other.sequences) for other in batch) >= _BATCH
+                if batch and (full or _kind(ticket) != _kind(batch[0])):
                     break
-                row.state, row.taken_at = RUNNING, time.time()
+                ticket.state, ticket.taken_at = RUNNING, time.time()
                 batch.append(ticket)
-                size += len(ticket.sequences)
-                self._served[principal] = None
-                self._served.move_to_end(principal)
-            if queue:
-                queues[principal] = queue  # behind all others
         return batch
 
-    def end(self, tickets: Iterable[Ticket], failed: Mapping[str, str]) -> None:
-        """Write how tickets ended.
-
-        Args:
-            tickets: that were searched.
-            failed: why, by id, for those that failed.
-        """
+    def end(self, tickets: Sequence[TicketRow], failed: Mapping[str, str]) -> None:
+        """Write how tickets ended."""
         with self._database.write() as session:
             for ticket in tickets:
-                row = session.get(TicketRow, (ticket.id, self._place))
-                if row is not None:
+                if row := session.get(TicketRow, (ticket.id, self._place)):
                     row.message = failed.get(ticket.id, "").replace("\x00", "")
                     row.state = ERROR if ticket.id in failed else COMPLETE
 
     def forget(self) -> None:
         """Tickets that nobody has fetched for long are gone; their results stay in the cache."""
+        old = TicketRow.made_at < time.time() - _KEEP
         with self._database.write() as session:
-            old = delete(TicketRow).where(TicketRow.made_at < time.time() - _KEPT)
-            session.execute(old.where(TicketRow.place == self._place))
-        for principal in list(self._served)[:-1000]:
-            del self._served[principal]
+            session.execute(delete(TicketRow).where(self._ours, old))
 
 
-def _ticket(row: TicketRow) -> Ticket:
-    names = (field.name for field in dataclasses.fields(Ticket))
-    return Ticket(**{name: getattr(row, name) for name in names})
-
-
-def _alike(one: Ticket, other: Ticket) -> bool:
-    """Whether two tickets are searched in the same databases, in the same way."""
-    return one.wanted == other.wanted and one.expansion == other.expansion
-
-
-def _limited(what: str, wait: float) -> Problem:
-    return Problem(429, "rate_limited", what, next=f"wait {max(1, round(wait))} s", wait=wait)
+def _kind(ticket: TicketRow) -> object:
+    """Tickets of one kind are searched in the same databases, in the same way."""
+    return wanted_databases(ticket.mode), expansion(ticket.mode)

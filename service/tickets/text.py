@@ -2,14 +2,41 @@
 
 from __future__ import annotations
 
+import email
+import email.policy
 import re
 from collections.abc import Sequence
 from typing import Final
+from urllib.parse import parse_qsl
 
-from evofeed.errors import InputError
+from evofeed.base.errors import InputError
 from evofeed.featurize import search
 
 _LETTERS: Final = re.compile(r"[A-Za-z]+")
+
+
+def form_of(kind: str, body: bytes) -> dict[str, str]:
+    """Fields of a form, as browsers and programs send them.
+
+    Raises:
+        InputError: it is no form, or not in ASCII.
+    """
+    try:
+        if kind.lower().startswith("multipart/form-data"):
+            head = f"Content-Type: {kind}\n\n".encode()
+            form = {}
+            for part in email.message_from_bytes(
+                head + body, policy=email.policy.HTTP
+            ).iter_parts():
+                data = part.get_payload(decode=True)
+                name = part.get_param("name", "", "content-disposition")
+                form[str(name)] = data.decode("ascii") if isinstance(data, bytes) else ""
+            return form
+        if kind and "x-www-form-urlencoded" not in kind.lower():
+            raise InputError(f"send a form with the fields q and mode, not {kind[:60]!r}")
+        return dict(parse_qsl(body.decode("ascii"), max_num_fields=16))
+    except ValueError as error:
+        raise InputError(f"the form cannot be read: {error}") from None
 
 
 def parse_query(text: str, most: int) -> tuple[list[str], list[str]]:
@@ -35,12 +62,6 @@ def parse_query(text: str, most: int) -> tuple[list[str], list[str]]:
 def as_a3m(data: bytes) -> bytes:
     """A result as A3M, whatever program wrote it."""
     return data if data.startswith(b">") else search.to_a3m(search.read_any(data))
-
-
-def hits_of(name: str, table: bytes) -> bytes:
-    """A table of template hits under the name that the client gave the query."""
-    lines = (line.partition(b"\t")[2] for line in table.splitlines())
-    return b"".join(name.encode() + b"\t" + line + b"\n" for line in lines)
 
 
 def blocks_of(names: Sequence[str], a3ms: Sequence[bytes]) -> bytes:

@@ -14,20 +14,26 @@ import logging
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
-from sqlalchemy.exc import DBAPIError
-from sqlalchemy.exc import TimeoutError as PoolTimeout
-
-from evofeed.errors import EvofeedError, InputError
-from evofeed.featurize import search  # each name loads its own module when it is first used
+from evofeed.base.errors import EvofeedError, InputError
+from evofeed.featurize import job as jobs
+from evofeed.featurize import search  # names of both load their modules when they are first used
 from evofeed.service.database.database import Database
+from evofeed.service.database.tables import TicketRow
 from evofeed.service.problems import Problem
+from evofeed.service.remembered import AWAY
 from evofeed.service.settings import ServiceSettings
-from evofeed.service.tickets.queue import COMPLETE, PENDING, RUNNING, Ticket, TicketQueue
-from evofeed.service.tickets.text import as_a3m, blocks_of, hits_of, parse_query
+from evofeed.service.tickets.queue import (
+    COMPLETE,
+    PENDING,
+    RUNNING,
+    TicketQueue,
+    expansion,
+    wanted_databases,
+)
+from evofeed.service.tickets.text import as_a3m, blocks_of, parse_query
 
 MODES: Final = re.compile(
     r"((env|all|env-nofilter|nofilter)(-notemplates)?|pair(greedy|complete)(-env)?)$"
@@ -40,12 +46,7 @@ _log = logging.getLogger("evofeed.service.tickets")
 
 
 class Tickets:
-    """The tickets of a service, and the thread that works on them.
-
-    Args:
-        settings: what is searched, and how.
-        database: of the tickets.
-    """
+    """The tickets of a service, and the thread that works on them."""
 
     def __init__(self, settings: ServiceSettings, database: Database) -> None:
         self.settings = settings
@@ -60,16 +61,15 @@ class Tickets:
         self.queue = TicketQueue(database, place, settings.msa_max_waiting)
         self._wake, self._stop = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._work, name="tickets", daemon=True)
-        self._open = threading.Lock()
-        self._kept: search.SearchCache | None = None
         self._forgotten = -_FORGET_SECONDS
+        self._lock = threading.Lock()
+        self._opened: search.SearchCache | None = None
 
     @property
     def _cache(self) -> search.SearchCache:
-        with self._open:
-            if self._kept is None:
-                self._kept = search.SearchCache(self._folder)
-            return self._kept
+        with self._lock:
+            self._opened = self._opened or search.SearchCache(self._folder)
+            return self._opened
 
     def start(self) -> None:
         """Take up what an earlier service left, and begin."""
@@ -82,44 +82,43 @@ class Tickets:
         self._wake.set()
         if self._thread.ident is not None:
             self._thread.join()
-        if self._kept is not None:
-            self._kept.close()
+        if self._opened is not None:
+            self._opened.close()
 
-    def submit(self, principal: str, text: str, mode: str, quota: int | None) -> Ticket:
+    def submit(self, principal: str, text: str, mode: str) -> TicketRow:
         """A ticket for the sequences of a FASTA text; COMPLETE at once if all are known.
 
-        Args:
-            principal: whose it is.
-            text: the sequences.
-            mode: of the protocol.
-            quota: sequences the principal may hand in within a day.
-
         Raises:
-            Problem: 429, too many of its tickets wait or its quota is used up.
+            Problem: 404, nothing is searched here; 429, too many of its tickets wait.
             InputError: no sequences, or none that can be searched.
         """
-        self._require_databases()
+        if not self.databases:
+            hint = "whoever runs it sets EVOFEED_MSA_DATABASES, see docs/search.md"
+            what = "this service has no databases to search"
+            raise Problem(404, "no_search", what, next=hint)
         names, sequences = parse_query(text, self.settings.msa_max_sequences)
         if not MODES.match(mode):
             raise InputError(f"no mode {mode[:40]!r}: env, all, pairgreedy, ...")
-        parts = [principal, mode, *names, *sequences]
-        name = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:43]
-        known = self.queue.find(name)
+        parts = "\n".join([principal, mode, *names, *sequences])
+        ticket = TicketRow(
+            id=hashlib.sha256(parts.encode()).hexdigest()[:43], principal=principal, names=names,
+            sequences=sequences, mode=mode, state=PENDING, message="", taken_at=0.0,
+        )  # fmt: skip
+        known = self.queue.find(ticket.id)
         if known is not None and known.state in (PENDING, RUNNING):
             return known
-        ticket = Ticket(name, principal, names, sequences, mode)
         if self._found(ticket) is not None:
             ticket.state = COMPLETE
-        self.queue.add(ticket, quota)
+        self.queue.add(ticket)
         self._wake.set()
         return ticket
 
-    def get(self, ticket_id: str, principal: str) -> Ticket | None:
+    def get(self, ticket_id: str, principal: str) -> TicketRow | None:
         """A principal's ticket, None if there is none of that id."""
         ticket = self.queue.find(ticket_id)
         return ticket if ticket is not None and ticket.principal == principal else None
 
-    def result(self, ticket: Ticket) -> bytes:
+    def result(self, ticket: TicketRow) -> bytes:
         """What a complete ticket asked for, as tar.gz.
 
         Raises:
@@ -141,31 +140,24 @@ class Tickets:
         place = self.settings.msa_templates, str(self.settings.msa_mmcif)
         return search.pack_templates(names, *place)
 
-    def _require_databases(self) -> None:
-        if not self.databases:
-            raise Problem(
-                503,
-                "no_search",
-                "this service searches nothing",
-                next="set EVOFEED_MSA_DATABASES, see docs/search.md",
-            )
-
-    def _databases(self, ticket: Ticket) -> list[search.Database]:
-        return [self.databases[name] for name in ticket.wanted if name in self.databases]
+    def _databases(self, mode: str) -> list[search.Database]:
+        names = wanted_databases(mode)
+        return [self.databases[name] for name in names if name in self.databases]
 
     def _search(
-        self, tickets: Sequence[Ticket], executor: search.SearchExecutor | None
+        self, tickets: Sequence[TicketRow], executor: jobs.Executor | None
     ) -> search.Search:
         """A search of what tickets of one kind ask for."""
         sequences = dict.fromkeys(s for ticket in tickets for s in ticket.sequences)
-        databases = self._databases(tickets[0])
-        config = search.SearchConfig.colabfold(expansion=tickets[0].expansion)
+        mode = tickets[0].mode
+        config = search.SearchConfig.colabfold(expansion=expansion(mode))
         options = search.SearchOptions(workers=self.settings.msa_workers)
+        databases = self._databases(mode)
         return search.Search(
             list(sequences), databases, config, options, self._cache, executor=executor
         )
 
-    def _found(self, ticket: Ticket) -> dict[tuple[str, str], bytes] | None:
+    def _found(self, ticket: TicketRow) -> dict[tuple[str, str], bytes] | None:
         """Its results by sequence and database, if the cache has all."""
         asked = self._search([ticket], None)
         found = asked.known()
@@ -174,12 +166,37 @@ class Tickets:
         names = [database.name for database in asked.databases]
         return {(s, names[i]): self._cache.read(one) for (s, i), one in found.items()}
 
+    def _files(
+        self, ticket: TicketRow, found: Mapping[tuple[str, str], bytes]
+    ) -> Iterator[tuple[str, bytes]]:
+        """The files of a result, by name."""
+        a3ms = {
+            db.name: [as_a3m(found[s, db.name]) for s in ticket.sequences]
+            for db in self._databases(ticket.mode)
+            if not db.is_template
+        }
+        if ticket.mode.startswith("pair"):
+            complete = "complete" in ticket.mode
+            paired = (search.pair(one, complete=complete) for one in a3ms.values())
+            yield "pair.a3m", b"".join(blocks_of(ticket.names, blocks) for blocks in paired)
+            return
+        if "env" in wanted_databases(ticket.mode) and "env" not in self.databases:
+            a3ms["env"] = [f">q\n{s}\n".encode() for s in ticket.sequences]
+        for name, texts in a3ms.items():
+            yield _NAMES[name], blocks_of(ticket.names, texts)
+        hits = (
+            name.encode() + b"\t" + line.partition(b"\t")[2] + b"\n"
+            for name, sequence in zip(ticket.names, ticket.sequences, strict=True)
+            for line in found.get((sequence, "pdb"), b"").splitlines()
+        )
+        yield "pdb70.m8", b"".join(hits)
+
     # the thread
 
     def _work(self) -> None:
         self._until_done(self.queue.recover)
         options = search.SearchOptions(workers=self.settings.msa_workers)
-        with search.open_executor(options) as executor:
+        with contextlib.closing(jobs.open_executor(options)) as executor:
             while not self._stop.is_set():
                 self._until_done(lambda: self._next_batch(executor))
 
@@ -190,13 +207,13 @@ class Tickets:
             try:
                 step()
                 return
-            except (DBAPIError, PoolTimeout) as error:
+            except AWAY as error:
                 if not away:  # once, not for as long as it is away
                     _log.error("tickets wait for the database: %s", error)
                 away = True
                 self._stop.wait(_TICK)
 
-    def _next_batch(self, executor: search.SearchExecutor) -> None:
+    def _next_batch(self, executor: jobs.Executor) -> None:
         if time.monotonic() > self._forgotten + _FORGET_SECONDS:
             self._forgotten = time.monotonic()
             self.queue.forget()
@@ -208,52 +225,16 @@ class Tickets:
         failed = self._do(batch, executor)
         self._until_done(lambda: self.queue.end(batch, failed))
 
-    def _do(self, batch: list[Ticket], executor: search.SearchExecutor) -> dict[str, str]:
+    def _do(self, batch: Sequence[TicketRow], executor: jobs.Executor) -> dict[str, str]:
         """Search what tickets ask for; why, by id, for those that failed."""
         try:
             with contextlib.closing(self._search(batch, executor)) as asked:
                 _, broken = asked.run()
-        except EvofeedError as error:
-            return {ticket.id: str(error) for ticket in batch}
+        except EvofeedError as error:  # whose path is the operator's affair
+            _log.error("a batch of tickets failed: %s", error)
+            return {ticket.id: error.message for ticket in batch}
         except Exception:
             _log.exception("a batch of tickets failed")
             return {ticket.id: "not foreseen" for ticket in batch}
         why = {sequence: reason["message"] for sequence, reason in broken.items()}
         return {t.id: why[s] for t in batch for s in t.sequences if s in why}
-
-    # results
-
-    def _files(
-        self, ticket: Ticket, found: dict[tuple[str, str], bytes]
-    ) -> Iterator[tuple[str, bytes]]:
-        databases = self._databases(ticket)
-        a3ms = {
-            db.name: [as_a3m(found[s, db.name]) for s in ticket.sequences]
-            for db in databases
-            if not db.is_template
-        }
-        if ticket.mode.startswith("pair"):
-            complete = "complete" in ticket.mode
-            paired = (search.pair(one, complete=complete) for one in a3ms.values())
-            yield "pair.a3m", b"".join(blocks_of(ticket.names, blocks) for blocks in paired)
-        else:
-            if "env" in ticket.wanted and "env" not in self.databases:
-                a3ms["env"] = [f">q\n{s}\n".encode() for s in ticket.sequences]
-            for name, texts in a3ms.items():
-                yield _NAMES[name], blocks_of(ticket.names, texts)
-            hits = [
-                (name, found.get((sequence, "pdb"), b""))
-                for name, sequence in zip(ticket.names, ticket.sequences, strict=True)
-            ]
-            yield "pdb70.m8", b"".join(hits_of(name, table) for name, table in hits)
-        yield "msa.sh", self._script(ticket, databases)
-
-    def _script(self, ticket: Ticket, databases: Sequence[search.Database]) -> bytes:
-        """What clients keep beside results to know how they were made."""
-        config = search.SearchConfig.colabfold(expansion=ticket.expansion)
-        made = (config.mmseqs, config.align_options(), config.msa_options())
-        calls = zip(("search", "align", "result2msa"), made, strict=True)
-        lines = ["#!/bin/sh", "# Made by evofeed; settings that the results depend on:"]
-        lines += [f"# {database.name}: {Path(database.path).name}" for database in databases]
-        lines += [f"# mmseqs {module} {' '.join(options)}" for module, options in calls]
-        return "\n".join([*lines, ""]).encode()

@@ -1,1 +1,0 @@
-"""The processes that listen: one, or several workers on one socket."""

@@ -1,1 +1,0 @@
-"""What clients send: bytes received and checked, and the snapshots made of them."""

@@ -1,1 +1,0 @@
-"""What is posted to those who asked to hear of it."""
