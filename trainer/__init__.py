@@ -5,7 +5,7 @@ Names are loaded when first used, so that the command line starts without torch.
 
 from typing import TYPE_CHECKING
 
-from evofeed.lazy import names_from
+from evofeed.base.lazy import names_from
 
 if TYPE_CHECKING:
     from evofeed.trainer.config import TrainConfig
@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from evofeed.trainer.losses.metrics import structure_metrics
     from evofeed.trainer.model.alphafold import AlphaFold, from_openfold_batch
     from evofeed.trainer.model.config import LossConfig, ModelConfig
-    from evofeed.trainer.predict.prediction import load_model, predict_structure
+    from evofeed.trainer.predict.prediction import predict_structure
+    from evofeed.trainer.predict.weights import load_model
     from evofeed.trainer.presets import (
         Preset,
         finetuning,

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from evofeed.configs import Config, check_choice, check_numbers
+from evofeed.base.configs import Config, check_choice, check_numbers
 
 PRESETS = ("initial_training", "finetuning", "tiny", "overfit", "multimer", "tiny_multimer")
 PRECISIONS = ("bf16", "fp16", "tf32", "fp32")

@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 
-from evofeed.errors import TrainerError
+from evofeed.base.errors import TrainerError
 from evofeed.trainer.config import TrainConfig
 from evofeed.trainer.gradients.exchange import Exchange
 from evofeed.trainer.gradients.modes import exchange_of

@@ -8,9 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
-from evofeed.files import write_atomic
+from evofeed.base.files import write_atomic
+from evofeed.base.options import Json, usable_device
 from evofeed.loader import bench_commands
-from evofeed.options import Json, usable_device
 from evofeed.trainer.config import GRADIENTS
 
 __all__ = ["bench_commands", "table"]

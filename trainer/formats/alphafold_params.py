@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from evofeed.errors import CheckpointError
+from evofeed.base.errors import CheckpointError
 from evofeed.trainer.formats.alphafold_tables import KINDS, tables_of
 
 _PREFIX: Final = "alphafold/alphafold_iteration/"

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from evofeed.errors import CheckpointError
+from evofeed.base.errors import CheckpointError
 from evofeed.trainer.formats.alphafold_params import alphafold_params, load_alphafold_params
 
 _LOG = logging.getLogger(__name__)

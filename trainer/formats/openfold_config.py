@@ -8,7 +8,7 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
-from evofeed.errors import InputError, TrainerError
+from evofeed.base.errors import InputError, TrainerError
 from evofeed.trainer.config import TrainConfig
 from evofeed.trainer.model.config import (
     EvoformerConfig,

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from evofeed.errors import TrainerError
+from evofeed.base.errors import TrainerError
 
 # Torch 2.13 has new names for these two, and warns of the old ones.
 _all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor

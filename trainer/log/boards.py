@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from evofeed.errors import TrainerError
+from evofeed.base.errors import TrainerError
 
 _WANDB_ID = "wandb_id.txt"  # a resumed run continues in the same W&B run
 

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import json
 import math
+from collections import deque
 from collections.abc import Sequence
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TextIO
 
-from evofeed.errors import TrainerError
-from evofeed.files import write_atomic
-from evofeed.run_files import RUN, STEPS, STRUCTURE, parse_steps
+from evofeed.base.errors import TrainerError
+from evofeed.base.files import advice, write_atomic
+from evofeed.base.run_files import RUN, STEPS, STRUCTURE, parse_steps
 from evofeed.trainer.log.boards import Board
 from evofeed.trainer.log.step_times import StepTimes
 
@@ -51,6 +52,7 @@ class RunLog:
         self._bar = bar() if show else None
         self._task = self._bar.add_task("training", total=steps, text="") if self._bar else None
         self._boards, self._samples = boards, samples
+        self._losses: deque[float] = deque(maxlen=max(1, steps // 10))
 
     def __enter__(self) -> RunLog:
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -76,8 +78,10 @@ class RunLog:
     def values(self, step: int, **values: Any) -> None:
         """Something about a step: loss, terms, norm, epoch, metrics."""
         self._known.setdefault(step, {}).update(values)
-        if self._bar and self._task is not None and "loss" in values:
-            text = f"loss {values['loss']:.3f}"
+        if math.isfinite(values.get("loss", math.nan)):
+            self._losses.append(values["loss"])
+        if self._bar and self._task is not None and self._losses and "loss" in values:
+            text = f"loss {sum(self._losses) / len(self._losses):.4g}"  # the report's, so far
             self._bar.update(self._task, completed=step + 1, text=text)
 
     def times(self, times: StepTimes) -> None:
@@ -93,7 +97,7 @@ class RunLog:
             self._file.write(json.dumps(without_nan(line)) + "\n")
         except OSError as error:
             raise TrainerError(
-                f"cannot write it ({error.strerror}); free space and go on with --resume",
+                f"cannot write it ({error.strerror}); {advice(error)} and go on with --resume",
                 path=str(self._folder / STEPS),
             ) from error
         for board in self._boards:

@@ -8,8 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from evofeed.residues import ATOM_ORDER
-from evofeed.shapes import Float, Int
+from evofeed.base.shapes import Float, Int
+from evofeed.protein.residues import ATOM_ORDER
 
 _CA = ATOM_ORDER["CA"]
 _MEAN_EPS = 1e-4

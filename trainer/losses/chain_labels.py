@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from evofeed.features import SUPERVISED
-from evofeed.residues import ATOM_ORDER
+from evofeed.protein.features import SUPERVISED
+from evofeed.protein.residues import ATOM_ORDER
 from evofeed.trainer.losses.permutation import align_chains, gather_labels
 
 GROUND_TRUTH: Final = "gt_features."
@@ -37,14 +37,17 @@ def flat_batch(batch: Mapping[str, Any]) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def with_assigned_truth(
-    outputs: Mapping[str, Any], batch: Mapping[str, Tensor], no_chains: int
+    outputs: Mapping[str, Any], batch: Mapping[str, Tensor], no_chains: int | None = None
 ) -> dict[str, Tensor]:
     """The batch with the labels that its chains are compared with; itself if it has no others.
 
     Args:
         outputs: of the model, `final_atom_positions` among them.
         batch: with features that `flat_batch` makes of `gt_features`.
-        no_chains: see `align_chains`.
+        no_chains: at least as many as any complex has, see `align_chains`; counted if not given.
+
+    Raises:
+        ValueError: it is not given where nothing may wait for the device, in a recorded step.
     """
     truth = {
         n.removeprefix(GROUND_TRUTH): v for n, v in batch.items() if n.startswith(GROUND_TRUTH)
@@ -52,6 +55,8 @@ def with_assigned_truth(
     own = {name: value for name, value in batch.items() if not name.startswith(GROUND_TRUTH)}
     if not truth:
         return own
+    if no_chains is None:
+        no_chains = _count(own["asym_id"], truth["asym_id"])
     found = align_chains(
         outputs["final_atom_positions"][..., _CA, :],
         own["seq_mask"],
@@ -62,3 +67,12 @@ def with_assigned_truth(
         no_chains=no_chains,
     )
     return own | gather_labels({n: truth[n] for n in SUPERVISED if n in truth}, found)
+
+
+def _count(*asym_id: Tensor) -> int:
+    if asym_id[0].is_cuda and torch.cuda.is_current_stream_capturing():
+        raise ValueError(
+            "a recorded step of complexes must know the largest number of chains beforehand: "
+            "set `no_chains` of the loss, or give the loader an attribute `most_chains`"
+        )
+    return max(int(ids.max()) for ids in asym_id)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from evofeed.shapes import Float, Int
+from evofeed.base.shapes import Float, Int
 from evofeed.trainer.model.constants import table
 
 _MEAN_EPS = 1e-4

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from evofeed.shapes import Float, Int
+from evofeed.base.shapes import Float, Int
 from evofeed.trainer.model.rigid import from_4x4, from_frames, invert_apply
 
 

@@ -11,8 +11,8 @@ import itertools
 import torch
 from torch import Tensor
 
-from evofeed.residues import ATOM_ORDER
-from evofeed.shapes import Float, Int
+from evofeed.base.shapes import Float, Int
+from evofeed.protein.residues import ATOM_ORDER
 from evofeed.trainer.losses.metrics import superpose
 
 _BACKBONE = [ATOM_ORDER[name] for name in ("N", "CA", "C", "O")]

@@ -5,17 +5,16 @@ Source: AF2 SI 1.9.2, algorithm 28. Letters: R residues, L structure layers.
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
-from evofeed.kernels import frame_error, frame_error_fits
-from evofeed.shapes import Float, Int
+from evofeed.base.shapes import Float, Int
+from evofeed.trainer.model.compiled import compilable
 from evofeed.trainer.model.primitives import exact_products
 from evofeed.trainer.model.rigid import Rigid, from_4x4, from_frames
 
 
+@compilable
 def compute_fape(
     pred_frames: Rigid,
     target_frames: Rigid,
@@ -43,23 +42,16 @@ def compute_fape(
         clamped_share: 1 to clamp, 0 not to, per sample; None clamps.
         eps: under the root and in both denominators.
     """
-    share = torch.ones_like(frames_mask[..., 0]) if clamped_share is None else clamped_share
-    most = math.inf if clamp_distance is None else clamp_distance
-    if frame_error_fits(pred_positions, target_positions):
-        total = frame_error(
-            *pred_frames, pred_positions, *target_frames, target_positions, frames_mask,
-            positions_mask, share, most=most, eps=eps,
-        )  # fmt: skip
-    else:
-        difference = _local_difference(pred_frames, pred_positions, target_frames, target_positions)
-        error = torch.sqrt(torch.sum(difference**2, dim=-2) + eps)
-        if clamp_distance is not None:
-            clamped = torch.clamp(error, max=most)
-            if clamped_share is not None:
-                clamped = share[..., None, None] * clamped + (1 - share[..., None, None]) * error
-            error = clamped
-        per_frame = torch.sum(error * positions_mask[..., None, :], dim=-1)
-        total = torch.sum(per_frame * frames_mask, dim=-1)
+    difference = _local_difference(pred_frames, pred_positions, target_frames, target_positions)
+    error = torch.sqrt(torch.sum(difference**2, dim=-2) + eps)
+    if clamp_distance is not None:
+        clamped = torch.clamp(error, max=clamp_distance)
+        if clamped_share is not None:
+            share = clamped_share[..., None, None]
+            clamped = share * clamped + (1 - share) * error
+        error = clamped
+    per_frame = torch.sum(error * positions_mask[..., None, :], dim=-1)
+    total = torch.sum(per_frame * frames_mask, dim=-1)
     # Two divisions, each with its eps, as in OpenFold.
     total = total / length_scale / (eps + torch.sum(frames_mask, dim=-1))
     return total / (eps + torch.sum(positions_mask, dim=-1))

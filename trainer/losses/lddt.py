@@ -8,8 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from evofeed.residues import ATOM_ORDER
-from evofeed.shapes import Float, Int
+from evofeed.base.shapes import Float, Int
+from evofeed.protein.residues import ATOM_ORDER
 from evofeed.trainer.losses.cross_entropy import resolution_gate, softmax_cross_entropy
 
 _CA = ATOM_ORDER["CA"]

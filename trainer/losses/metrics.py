@@ -9,8 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from evofeed.residues import ATOM_ORDER
-from evofeed.shapes import Float
+from evofeed.base.shapes import Float
+from evofeed.protein.residues import ATOM_ORDER
 from evofeed.trainer.losses.lddt import lddt
 
 _CA = ATOM_ORDER["CA"]

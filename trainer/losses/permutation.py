@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from evofeed.shapes import Bool, Float, Int
+from evofeed.base.shapes import Bool, Float, Int
 from evofeed.trainer.losses.rigid_fit import fit_rmsd, fit_sums
 
 MOST_ASSIGNMENTS: Final = 5040
@@ -67,17 +67,15 @@ def align_chains(
         true_mask: 1 where resolved.
         true: `asym_id`, `entity_id` and `residue_index`, `[B, M]`; a chain's rows follow
             each other, one for every residue.
-        no_chains: chains that may change places, by number; those beyond keep their own truth,
-            with 0 all do.
+        no_chains: at least the highest number of a chain; 0: every chain keeps its own truth.
         most_assignments: see `MOST_ASSIGNMENTS`.
     """
-    own_rows, own_known = _own_rows(pred, true)
     if no_chains == 0:
+        own_rows, own_known = _own_rows(pred, true)
         none = own_rows.new_zeros(len(own_rows), 0)
         return ChainAlignment(none, pred_ca.new_zeros(len(none)).double(), own_rows, own_known)
     rows, known = _rows(pred, true, no_chains)
-    pred_chains = F.one_hot(pred["asym_id"].clamp(0, no_chains + 1), no_chains + 2)
-    pred_chains = pred_chains[..., 1:-1].double()  # [B, R, C]
+    pred_chains = F.one_hot(pred["asym_id"], no_chains + 1)[..., 1:].double()  # [B, R, C]
     entity_of = {
         "pred": _entities(pred["asym_id"], pred["entity_id"], no_chains),
         "true": _entities(true["asym_id"], true["entity_id"], no_chains),
@@ -97,14 +95,13 @@ def align_chains(
     final = torch.gather(sums, 2, pick[..., None, None].expand(-1, -1, 1, sums.shape[-1]))
     own = torch.arange(no_chains, device=pick.device)
     pick = torch.where(present & allowed.any(-1), pick, own)
-    number = (pred["asym_id"] - 1).clamp(0, no_chains - 1)
+    number = (pred["asym_id"] - 1).clamp(min=0)
     chain_of_residue = torch.gather(pick, 1, number)[..., None]
-    beyond = pred["asym_id"] > no_chains
     return ChainAlignment(
         chain=pick,
         rmsd=fit_rmsd((final[:, :, 0] * present[..., None]).sum(1)),
-        rows=torch.where(beyond, own_rows, torch.gather(rows, 2, chain_of_residue)[..., 0]),
-        known=torch.where(beyond, own_known, torch.gather(known, 2, chain_of_residue)[..., 0]),
+        rows=torch.gather(rows, 2, chain_of_residue)[..., 0],
+        known=torch.gather(known, 2, chain_of_residue)[..., 0],
     )
 
 

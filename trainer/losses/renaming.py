@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from evofeed.kernels import renaming_errors, renaming_errors_fit
-from evofeed.residue_geometry import ATOM14_AMBIGUOUS
-from evofeed.shapes import Float
+from evofeed.base.shapes import Float
+from evofeed.protein.residue_geometry import ATOM14_AMBIGUOUS
+from evofeed.trainer.model.compiled import compilable
 
 _EPS = 1e-10
 _ANY = np.flatnonzero(ATOM14_AMBIGUOUS.any(axis=0))
@@ -21,6 +21,7 @@ _SLOTS = slice(int(_ANY[0]), int(_ANY[-1]) + 1)
 """Of the 14 slots those that hold an atom with two names in some residue."""
 
 
+@compilable
 @torch.no_grad()
 def rename_ground_truth(
     batch: Mapping[str, Tensor], pred_atom14: Float[Tensor, "*B R 14 3"]
@@ -36,16 +37,12 @@ def rename_ground_truth(
     exists, ambiguous = batch["atom14_gt_exists"], batch["atom14_atom_is_ambiguous"]
     from_mask, to_mask = (exists * ambiguous)[..., _SLOTS], exists * (1 - ambiguous)
     gt, alt = batch["atom14_gt_positions"], batch["atom14_alt_gt_positions"]
-    errors: Tensor | list[Tensor]
-    if renaming_errors_fit(pred_atom14) and gt.dtype is alt.dtype is pred_atom14.dtype:
-        errors = renaming_errors(pred_atom14, (gt, alt), from_mask, to_mask, _SLOTS.start, _EPS)
-    else:
-        mask = from_mask.flatten(-2)[..., :, None] * to_mask.flatten(-2)[..., None, :]
-        pred, errors = _distances(pred_atom14), []
-        for target in (gt, alt):
-            difference = torch.sqrt((pred - _distances(target)) ** 2 + _EPS)
-            per_atom = torch.sum(mask * difference, dim=-1)
-            errors.append(torch.unflatten(per_atom, -1, (exists.shape[-2], -1)).sum(-1))
+    mask = from_mask.flatten(-2)[..., :, None] * to_mask.flatten(-2)[..., None, :]
+    pred, errors = _distances(pred_atom14), []
+    for target in (gt, alt):
+        difference = torch.sqrt((pred - _distances(target)) ** 2 + _EPS)
+        per_atom = torch.sum(mask * difference, dim=-1)
+        errors.append(torch.unflatten(per_atom, -1, (exists.shape[-2], -1)).sum(-1))
     better = (errors[1] < errors[0]).to(pred_atom14.dtype)
     atom, xyz = better[..., None], better[..., None, None]
     return {

@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-from evofeed.shapes import Float
+from evofeed.base.shapes import Float
 
 _NEWTON_STEPS = 3
 _TINY = 1e-30

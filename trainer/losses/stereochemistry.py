@@ -14,8 +14,8 @@ from typing import Final
 
 import numpy as np
 
-from evofeed.residue_geometry import RESIDUE_ATOMS
-from evofeed.residues import ATOM_TYPES, RESTYPE_3
+from evofeed.protein.residue_geometry import RESIDUE_ATOMS
+from evofeed.protein.residues import ATOM_TYPES, RESTYPE_3
 
 VAN_DER_WAALS_RADIUS: Final = {"C": 1.7, "N": 1.55, "O": 1.52, "S": 1.8}
 """By element, ångström."""

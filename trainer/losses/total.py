@@ -35,9 +35,12 @@ class AlphaFoldLoss(nn.Module):
     that step and says which sample it was.
     """
 
+    no_chains: int | None
+    """Chains of the largest complex; None: as many as the batch has, which waits for the device."""
+
     def __init__(self, config: LossConfig) -> None:
         super().__init__()
-        self.config = config
+        self.config, self.no_chains = config, None
 
     def forward(
         self, outputs: Mapping[str, Any], batch: Mapping[str, Tensor]
@@ -55,7 +58,7 @@ class AlphaFoldLoss(nn.Module):
         """
         with full_precision(batch["seq_mask"]):
             out = {k: at_least_float32(v) for k, v in outputs.items() if isinstance(v, Tensor)}
-            movable = 0 if self.config.chains_as_listed else self.config.max_chains
+            movable = 0 if self.config.chains_as_listed else self.no_chains
             batch = with_assigned_truth(outputs, batch, movable)
             terms = self.terms(out, outputs["sm"], last_recycle(batch))
             weighted = sum(getattr(self.config, name) * term for name, term in terms.items())

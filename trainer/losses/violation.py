@@ -13,9 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from evofeed.kernels import Spared, clashes, clashes_fit
-from evofeed.residues import RESTYPES
-from evofeed.shapes import Float, Int
+from evofeed.base.shapes import Float, Int
+from evofeed.protein.residues import RESTYPES
 from evofeed.trainer.losses.stereochemistry import (
     ATOM37_RADIUS,
     C_N_LENGTH,
@@ -25,6 +24,7 @@ from evofeed.trainer.losses.stereochemistry import (
     COS_CA_C_N,
     atom14_distance_bounds,
 )
+from evofeed.trainer.model.compiled import compilable
 from evofeed.trainer.model.config import LossConfig
 
 _N, _CA, _C = 0, 1, 2
@@ -159,6 +159,7 @@ def _flat_bottom(
     return mean, loss, mask * (size > tolerance)
 
 
+@compilable
 def between_residue_clashes(
     atom14: Float[Tensor, "*B R 14 3"],
     exists: Float[Tensor, "*B R 14"],
@@ -173,16 +174,6 @@ def between_residue_clashes(
 
     Bonded C-N of neighbours in a chain and slot 5 against slot 5 (disulfides) are spared.
     """
-    if clashes_fit(atom14):
-        spared = Spared(_C, _N, _SULPHUR_SLOT, same_number_never_clashes)
-        found = clashes(atom14, exists, radius, residue_index, asym_id, overlap_tolerance, spared)
-        half = 0.5 * found.error.sum((-2, -1))  # both atoms of a pair have it
-        return {
-            "clashes_mean_loss": half / (_BOND_EPS + 0.5 * found.pairs.sum((-2, -1))),
-            "clashes_per_atom_loss_sum": found.error,
-            "clashes_per_atom_clash_mask": found.worst,
-            "clashes_per_atom_num_clash": found.number,
-        }
     slot = torch.arange(14, device=atom14.device)
     atoms, distance = _all_distances(atom14)
     index = residue_index[..., None].expand(*residue_index.shape, 14).flatten(-2)

@@ -12,8 +12,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from evofeed.features import ASSEMBLY_BATCH, BATCH
-from evofeed.loader import pseudo_beta
+from evofeed.protein.features import ASSEMBLY_BATCH, BATCH
+from evofeed.protein.pseudo_beta import pseudo_beta
 from evofeed.trainer.model.config import ModelConfig, TemplateConfig
 from evofeed.trainer.model.embedders import (
     ExtraMSAEmbedder,
@@ -88,8 +88,8 @@ class AlphaFold(nn.Module):
 
         Args:
             batch: the loader's: features of stage `recycle` are `[R, *, ...]`, all
-                others `[*, ...]` (see `evofeed.features.BATCH`). Without
-                `template_*` features it runs with zero templates.
+                others `[*, ...]` (see `evofeed.protein.features.BATCH`). Without
+                `template_*` features it runs without templates.
             previous: what earlier passes gave (see `recycle`); None or zeros: nothing yet.
 
         Returns:
@@ -240,12 +240,16 @@ def _template_embedder(template: TemplateConfig, config: ModelConfig) -> nn.Modu
 
 
 def features_of_cycle(batch: Mapping[str, Tensor], cycle: int) -> dict[str, Tensor]:
-    """The features of one recycle, with empty templates where the batch has none."""
+    """The features of one recycle; without templates there are none, and of a complex an empty one.
+
+    AF2-multimer's model takes the mean over the slots, so it must have one, as the loader makes it.
+    """
     feats = {k: v[cycle] if k in RECYCLE_FEATURES else v for k, v in batch.items()}
-    if "template_aatype" not in feats:
+    slots = int("asym_id" in feats)
+    if "template_aatype" not in feats or feats["template_aatype"].shape[-2] < slots:
         *lead, num_res = feats["aatype"].shape
         for feature in TEMPLATE_FEATURES:
-            shape = feature.shape({"Tm": 0, "L": num_res})
+            shape = feature.shape({"Tm": slots, "L": num_res})
             integer = feature.dtype.startswith("int")
             like = feats["aatype"] if integer else feats["target_feat"]
             feats[feature.name] = like.new_zeros([*lead, *shape])

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
-from evofeed.configs import check_numbers
+from evofeed.base.configs import check_numbers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,8 +189,6 @@ class LossConfig:
     """Ångström."""
     fape_interface_length_scale: float = 20.0
     """Ångström."""
-    max_chains: int = 20
-    """Chains of a complex that may change places; those with higher numbers keep theirs."""
     chains_as_listed: bool = False
     """Compare every chain with the one listed in its place, whichever copy fits. OpenFold's
     assignment superposes uncentred points and does no better: chance."""

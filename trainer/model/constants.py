@@ -1,4 +1,4 @@
-"""Residue tables of `evofeed.residue_geometry` as tensors, made once per device and dtype."""
+"""Residue tables of `protein.residue_geometry` as tensors, made once per device and dtype."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from evofeed import residue_geometry
+from evofeed.protein import residue_geometry
 
 
 @lru_cache(maxsize=256)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from evofeed.shapes import Float, Int
+from evofeed.base.shapes import Float, Int
 from evofeed.trainer.model.primitives import LayerNorm, Linear, full_precision, one_hot
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from evofeed.shapes import Float
+from evofeed.base.shapes import Float
 from evofeed.trainer.model.activation_checkpointing import checkpointed
 from evofeed.trainer.model.msa_attention import MSAColumnAttention, MSARowAttentionWithPairBias
 from evofeed.trainer.model.outer_product_mean import OuterProductMean

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from evofeed.shapes import Float, Int
+from evofeed.base.shapes import Float, Int
 from evofeed.trainer.model.primitives import LayerNorm, Linear, at_least_float32
 
 

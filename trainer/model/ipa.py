@@ -12,17 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from evofeed.kernels import (
-    PointSizes,
-    exact_bmm,
-    exact_bmm_fits,
-    exact_linear,
-    point_ends,
-    point_ends_fit,
-    point_sides,
-    point_sides_fit,
-)
-from evofeed.shapes import Float
+from evofeed.base.shapes import Float
 from evofeed.trainer.model.init import IPA_HEAD_WEIGHT
 from evofeed.trainer.model.primitives import ExactLinear, Linear, exact_products, mask_bias
 from evofeed.trainer.model.rigid import Rigid
@@ -148,35 +138,52 @@ class InvariantPointAttention(nn.Module):
         # All that follows is blind to where the origin is: near it the squares lose no digits.
         centre = frames.trans.detach().mean(dim=-2, keepdim=True)
         frames = Rigid(frames.rots, frames.trans - centre)
+        x = self.projected(s, shared.weight, shared.weight_bias)
+        sides, values = self.sides_of(x, frames, shared.gamma)
+        return sides, values, frames
+
+    def projected(self, s: Tensor, weight: Tensor, bias: Tensor) -> Float[Tensor, "*B R D"]:
+        """All projections of `s`."""
+        return F.linear(s, weight, bias)
+
+    def sides_of(
+        self, x: Float[Tensor, "*B R D"], frames: Rigid, gamma: Float[Tensor, " H"]
+    ) -> tuple[tuple[Tensor, Tensor], Tensor]:
+        """Both sides of the logits, and the values, of what is projected."""
         H, C, P = self.no_heads, self.c_hidden, self.no_qk_points
-        projected = exact_linear(s, shared.weight, shared.weight_bias)
-        sizes = PointSizes(H, C, P, self.no_v_points)
-        if point_sides_fit(projected, sizes):
-            left, right, values = point_sides(projected, *frames, shared.gamma, sizes)
-            return (left, right), values, frames
         q, kv, q_local, kv_local = torch.split(
-            projected, [H * C, 2 * H * C, 3 * H * P, 3 * H * (P + self.no_v_points)], dim=-1
+            x, [H * C, 2 * H * C, 3 * H * P, 3 * H * (P + self.no_v_points)], dim=-1
         )
         q = torch.unflatten(q, -1, (H, -1))
         k, v = torch.unflatten(kv, -1, (H, -1)).chunk(2, dim=-1)  # [*, R, H, C]
         q_points, k_points, v_points = self._points(q_local, kv_local, frames)
-        sides = self._sides(q, k, q_points, k_points, shared.gamma)
-        return sides, torch.cat([v, v_points], dim=-1), frames
+        sides = self._sides(q, k, q_points, k_points, gamma)
+        return sides, torch.cat([v, v_points], dim=-1)
 
     def attend(
         self, sides: tuple[Tensor, Tensor], values: Tensor, bias: Tensor, z: Tensor, frames: Rigid
     ) -> Float[Tensor, "*B I c_s"]:
         """The update of residues whose left side, bias, pairs and frames are given."""
-        left, right = sides
-        if exact_bmm_fits(left, right):
-            product = exact_bmm(left, right, bias)
-        else:
-            with exact_products():
-                product = torch.baddbmm(
-                    bias.flatten(0, -3), left.flatten(0, -3), right.flatten(0, -3).transpose(-1, -2)
-                )
-        weights = torch.softmax(product.view(bias.shape), dim=-1)
-        return self._output(weights, values, z, frames)
+        weights = torch.softmax(self.logits(*sides, bias), dim=-1)
+        pair = self.attended_pairs(weights, z)
+        ends = self.ends(self.attended(weights, values), frames)
+        return self.linear_out(torch.cat([ends, pair], dim=-1))  # type: ignore[no-any-return]
+
+    def logits(self, left: Tensor, right: Tensor, bias: Tensor) -> Float[Tensor, "*B H I R"]:
+        """left right^T + bias, never in TF32."""
+        with exact_products():
+            product = torch.baddbmm(
+                bias.flatten(0, -3), left.flatten(0, -3), right.flatten(0, -3).transpose(-1, -2)
+            )
+        return product.view(bias.shape)
+
+    def attended(self, weights: Tensor, values: Tensor) -> Float[Tensor, "*B H I D"]:
+        """What residues attend to of the `values [*, R, H, C + 3 P]`."""
+        return torch.matmul(weights, values.transpose(-2, -3))
+
+    def attended_pairs(self, weights: Tensor, z: Tensor) -> Float[Tensor, "*B I D"]:
+        """And of the pairs, heads outermost."""
+        return torch.einsum("...hij,...ijc->...ihc", weights, z).flatten(-2)
 
     def _points(
         self, q_local: Tensor, kv_local: Tensor, frames: Rigid
@@ -205,24 +212,11 @@ class InvariantPointAttention(nn.Module):
         right = torch.cat([math.sqrt(1 / (3 * self.c_hidden)) * k, scaled, square], dim=-1)
         return left.transpose(-2, -3), right.transpose(-2, -3)
 
-    def _output(self, weights: Tensor, values: Tensor, z: Tensor, frames: Rigid) -> Tensor:
-        """The attended `values [*, R, H, C + 3 P]` and pairs, through the last linear layer."""
-        if exact_bmm_fits(weights, values):
-            attended = exact_bmm(weights, values.movedim(-3, -1))
-            pair = exact_bmm(weights.transpose(-2, -3), z.transpose(-1, -2)).flatten(-2)
-        else:
-            attended = torch.matmul(weights, values.transpose(-2, -3))
-            pair = torch.einsum("...hij,...ijc->...ihc", weights, z).flatten(-2)
-        sizes = PointSizes(self.no_heads, self.c_hidden, self.no_qk_points, self.no_v_points)
-        if point_ends_fit(attended, frames.rots, sizes):
-            least = self._least_square()
-            ends = point_ends(attended, *frames, sizes, least, self._clamps_norm)
-            return self.linear_out(torch.cat([ends, pair], dim=-1))  # type: ignore[no-any-return]
+    def ends(self, attended: Tensor, frames: Rigid) -> Float[Tensor, "*B I D"]:
+        """Channels, points seen from each residue and their distances, heads outermost in each."""
         attended = attended.transpose(-2, -3)
         scalar, points = torch.split(attended, [self.c_hidden, 3 * self.no_v_points], dim=-1)
         points = torch.unflatten(points, -1, (3, -1)).transpose(-2, -3).flatten(-2)  # [*, R, 3, HP]
         points = points - frames.trans[..., None]
         local = torch.sum(frames.rots[..., None] * points[..., None, :], dim=-3)
-        norm = self._norm(local)
-        parts = [scalar.flatten(-2), local.flatten(-2), norm, pair]
-        return self.linear_out(torch.cat(parts, dim=-1))  # type: ignore[no-any-return]
+        return torch.cat([scalar.flatten(-2), local.flatten(-2), self._norm(local)], dim=-1)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from evofeed.shapes import Float
+from evofeed.base.shapes import Float
 from evofeed.trainer.model.primitives import LayerNorm, Linear, full_precision, in_float32
 
 

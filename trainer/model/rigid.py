@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 import torch
 from torch import Tensor
 
-from evofeed.shapes import Float
+from evofeed.base.shapes import Float
 
 
 class Rigid(NamedTuple):

@@ -10,8 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from evofeed.kernels import frame_update, frame_update_fits
-from evofeed.shapes import Float, Int
+from evofeed.base.shapes import Float, Int
+from evofeed.trainer.model.compiled import compilable
 from evofeed.trainer.model.ipa import InvariantPointAttention
 from evofeed.trainer.model.primitives import (
     ExactLinear,
@@ -42,6 +42,7 @@ class BackboneUpdate(nn.Module):
         return self.linear(s)  # type: ignore[no-any-return]
 
 
+@compilable
 def update_frames(
     quaternion: Float[Tensor, "*B 4"],
     frames: Rigid,
@@ -49,12 +50,8 @@ def update_frames(
 ) -> tuple[Float[Tensor, "*B 4"], Rigid]:
     """Quaternion and frames after a backbone update given in the old local frame.
 
-    `frames` are the old ones, their rotation being that of `quaternion`. The new rotation may
-    have no gradient.
+    `frames` are the old ones, their rotation being that of `quaternion`.
     """
-    if frame_update_fits(quaternion, frames.trans):
-        quaternion, trans, rots = frame_update(quaternion, frames.trans, update)
-        return quaternion, Rigid(rots, trans)
     step = torch.sum(frames.rots * update[..., None, 3:], dim=-1)
     quaternion = compose_quaternion_update(quaternion, update[..., :3])
     return quaternion, Rigid(quaternion_to_matrix(quaternion), frames.trans + step)

@@ -10,9 +10,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from evofeed.kernels import template_attention, template_attention_fits
-from evofeed.residues import ATOM_ORDER
-from evofeed.shapes import Float
+from evofeed.base.shapes import Float
+from evofeed.protein.residues import ATOM_ORDER
 from evofeed.trainer.model.activation_checkpointing import checkpointed
 from evofeed.trainer.model.embedders import distance_one_hot
 from evofeed.trainer.model.primitives import (
@@ -154,12 +153,9 @@ class TemplatePointwiseAttention(nn.Module):
         template_mask: Float[Tensor, "*B T"] | None = None,
     ) -> Float[Tensor, "*B I R c_z"]:
         """Update of the pair representation (not yet zero where every template is masked)."""
-        mha = self.mha
-        bias = None if template_mask is None else mask_bias(template_mask, self.inf)
-        if template_attention_fits(z, t.shape[-4], mha.no_heads, mha.c_hidden):
-            q, k, v = mha.linear_q(z), mha.linear_k(t), mha.linear_v(t)
-            return mha.linear_o(template_attention(q, k, v, mha.no_heads, bias))  # type: ignore[no-any-return]
-        biases = [] if bias is None else [bias[..., None, None, None, None, :]]
+        biases = []
+        if template_mask is not None:
+            biases.append(mask_bias(template_mask, self.inf)[..., None, None, None, None, :])
         kv = t.movedim(-4, -2).contiguous()  # [*, R, R, T, c_t], copied once for both layers
         return self.mha(z[..., None, :], kv, biases).squeeze(-2)  # type: ignore[no-any-return]
 

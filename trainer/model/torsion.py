@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from evofeed.shapes import Float, Int
+from evofeed.base.shapes import Float, Int
 from evofeed.trainer.model.constants import table
 from evofeed.trainer.model.primitives import ExactLinear, one_hot
 from evofeed.trainer.model.rigid import Rigid, apply, compose, from_4x4

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from evofeed.shapes import Float
+from evofeed.base.shapes import Float
 from evofeed.trainer.model.primitives import LayerNorm, Linear
 
 

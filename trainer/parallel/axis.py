@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from evofeed.errors import TrainerError
-from evofeed.kernels import PeerMemory, Push
+from evofeed.base.errors import TrainerError
+from evofeed.kernels import PeerMemory
 
 
 class Beside:
@@ -71,8 +71,6 @@ class Axis:
         size: how many they are.
         memory: what they exchange through if they are GPUs of one host.
         beside: and what for exchanges that other work goes on beside.
-        written: and what for exchanges of what kernels make, which write it there themselves if
-            two GPUs share a sample. Those in the middle of an operator go through `memory`.
         in_place: whether parts of the pairs are written over: nobody else reads them, and there
             is no gradient.
     """
@@ -82,7 +80,6 @@ class Axis:
     size: int
     memory: PeerMemory | None = None
     beside: Beside | None = None
-    written: PeerMemory | None = None
     in_place: bool = False
 
     def lengths(self, whole: int) -> list[int]:
@@ -105,26 +102,10 @@ class Axis:
         """Whether no part of such an axis is empty."""
         return whole >= self.size
 
-    def memory_for(self, x: Tensor, most: int, written: bool = False) -> PeerMemory | None:
-        """The memory, if so many numbers of x's type fit, the most that any rank receives.
-
-        Args:
-            x: what is to be sent.
-            most: as many numbers.
-            written: whether a kernel may have written x there already.
-        """
-        memory = self.written if written and self.written is not None else self.memory
+    def memory_for(self, x: Tensor, most: int) -> PeerMemory | None:
+        """The memory, if so many numbers of x's type fit, the most that any rank receives."""
+        memory = self.memory
         return memory if memory is not None and memory.fits(x.dtype, most) else None
-
-    def push(self, like: Tensor, split: int, join: int, length: int) -> Push | None:
-        """Where a kernel may write what will be exchanged so, of the type and shape of `like`.
-
-        None if nowhere. A gather cuts and joins the same axis.
-        """
-        memory, most = self.written, self.most(like.shape, split, join, length)
-        if memory is None or self.in_place or not memory.fits(like.dtype, most):
-            return None
-        return memory.push(like.shape, split, join, length)
 
     def most(self, shape: Sequence[int], split: int, join: int, length: int) -> int:
         """The most numbers that any rank receives when tensors of such a shape are exchanged.
@@ -152,11 +133,10 @@ def axial_group(ranks: int, axial: int, device: torch.device) -> Axis:
     mesh = init_device_mesh(device.type, shape, mesh_dim_names=names)["axial"]
     group = mesh.get_group()
     memory = PeerMemory.of_group(group, device)
-    more, written = (None if memory is None else PeerMemory.of_group(group, device) for _ in "12")
+    more = None if memory is None else PeerMemory.of_group(group, device)
     beside = None if more is None else Beside(more, torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
     return Axis(
-        group=group, rank=mesh.get_local_rank(), size=axial, memory=memory, beside=beside,
-        written=written,
+        group=group, rank=mesh.get_local_rank(), size=axial, memory=memory, beside=beside
     )  # fmt: skip
 
 

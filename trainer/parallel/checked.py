@@ -37,9 +37,10 @@ def checked(
     """
     if axis.memory is None or axis.size == 1:
         return axis
-    plain = replace(axis, memory=None, beside=None, written=None)
-    others = [axis.written, None if axis.beside is None else axis.beside.memory]
-    ways = [replace(axis, memory=m, written=None) for m in (axis.memory, *others) if m is not None]
+    plain = replace(axis, memory=None, beside=None)
+    ways = [axis]
+    if axis.beside is not None:
+        ways.append(replace(axis, memory=axis.beside.memory))
     wrong = torch.zeros((), device=device)
     for call in _calls(axis.rank, device, shape):
         expected = call(plain)

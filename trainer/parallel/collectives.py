@@ -85,7 +85,7 @@ def exchanged(x: Tensor, axis: Axis, split: int, join: int, length: int) -> Tens
     if axis.size == 1:
         return x
     sends, receives = axis.lengths(x.shape[split]), axis.lengths(length)
-    memory = axis.memory_for(x, axis.most(x.shape, split, join, length), written=True)
+    memory = axis.memory_for(x, axis.most(x.shape, split, join, length))
     if memory is not None:
         mine: Tensor = memory.exchange(x.contiguous(), split, join, length)
         return mine
@@ -102,13 +102,13 @@ def exchanged(x: Tensor, axis: Axis, split: int, join: int, length: int) -> Tens
     return _joined(received, shapes, join)
 
 
-def gathered(x: Tensor, axis: Axis, dim: int, length: int, written: bool = False) -> Tensor:
-    """`gather` without a gradient; `written`: of what its kernel may have sent (`Axis.push`)."""
+def gathered(x: Tensor, axis: Axis, dim: int, length: int) -> Tensor:
+    """`gather` without a gradient."""
     if axis.size == 1:
         return x
     lengths = axis.lengths(length)
     most = lengths[0]
-    memory = axis.memory_for(x, axis.most(x.shape, dim, dim, length), written)
+    memory = axis.memory_for(x, axis.most(x.shape, dim, dim, length))
     if memory is not None:
         whole: Tensor = memory.gather(x.contiguous(), dim, length)
         return whole

@@ -13,7 +13,7 @@ from functools import partial
 
 import torch
 
-from evofeed.errors import TrainerError
+from evofeed.base.errors import TrainerError
 from evofeed.trainer.model.config import ModelConfig
 
 _BFLOAT16 = 2

@@ -10,13 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from evofeed.kernels import (
-    Push,
+from evofeed.kernels.parts import (
     attention_of,
     global_attention_of,
     outer_product_mean_of,
     pair_bias_of,
-    sending,
 )
 from evofeed.trainer.model.primitives import full_precision
 from evofeed.trainer.parallel.axis import Axis
@@ -24,7 +22,6 @@ from evofeed.trainer.parallel.collectives import (
     exchange,
     gather,
     gathered,
-    goes_beside,
     reduced,
     send,
 )
@@ -43,12 +40,11 @@ from evofeed.trainer.parallel.rows import rows_at_once, slices
 
 def msa_block(
     block: Any, m: Tensor, z: Tensor, msa_mask: Tensor, pair_mask: Tensor, mask_trans: bool,
-    axis: Axis, arrived: bool,
+    axis: Axis,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """`MSABlock` on rows of the MSA `[*, s, N, C]` and of the pairs `[*, n, N, C]`.
 
-    The masks are whole; `arrived`: m comes from the block before. Row attention works on rows of
-    the MSA, all that follows on columns.
+    The masks are whole. Row attention works on rows of the MSA, all that follows on columns.
     """
     S, N = msa_mask.shape[-2:]
     columns = axis.part(msa_mask, -1)
@@ -58,19 +54,10 @@ def msa_block(
         z = kept(z, new, axis)
         del new, m_columns
     drop = whole_drop_mask(block.msa_dropout_layer, m)
-    m, z = _attend_rows(
-        block.msa_att_row,
-        m,
-        z,
-        axis.part(msa_mask, -2),
-        drop,
-        axis,
-        _row_push(m, axis, S, arrived),
-    )
+    m, z = _attend_rows(block.msa_att_row, m, z, axis.part(msa_mask, -2), drop, axis)
     m = exchange(m, axis, split=-2, join=-3, length=S)  # [*, S, n, C]
     if block.msa_att_col is not None:
-        with sending(axis.push(m, -3, -2, N)):
-            m = _attend_columns(block.msa_att_col, m, columns)
+        m = _attend_columns(block.msa_att_col, m, columns)
     own = columns if block._masks_msa(mask_trans) else None
     if m.is_cuda:  # a kernel keeps nothing of the hidden layer
         m = transition(block.msa_transition, m, own)
@@ -85,15 +72,8 @@ def msa_block(
     return sent.arrive(), z
 
 
-def _row_push(m: Tensor, axis: Axis, S: int, arrived: bool) -> Push | None:
-    """Where the gradient of rows of m goes: to the block before, if there is one."""
-    in_line = arrived and not goes_beside(m, axis, -2, -3, S)
-    return axis.push(m, -2, -3, S) if in_line else None
-
-
 def _attend_rows(
-    module: Any, m: Tensor, z: Tensor, mask: Tensor, drop: Tensor | None, axis: Axis,
-    push: Push | None,
+    module: Any, m: Tensor, z: Tensor, mask: Tensor, drop: Tensor | None, axis: Axis
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Rows of m and their attention, biased by all pairs; and z to go on with."""
     N = mask.shape[-1]
@@ -103,10 +83,7 @@ def _attend_rows(
     else:
         (bias, z), factor = made, module.mha.c_hidden**0.5
     bias = gather(bias, axis, dim=-2, length=N)
-    with sending(push):
-        found: Tensor | None = attention_of(
-            module, m, bias, mask, bias_scale=factor, drop_mask=drop
-        )
+    found: Tensor | None = attention_of(module, m, bias, mask, bias_scale=factor, drop_mask=drop)
     if found is None:
         found = _plain_rows(module, m, bias / factor, mask, drop)
     return found, z

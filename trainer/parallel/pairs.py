@@ -11,11 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from evofeed.kernels import (
+from evofeed.kernels.parts import (
     attention_of,
     drop_mask,
     pair_bias_of,
-    sending,
     transition_of,
     triangle_attention_of,
     triangle_multiplication_of,
@@ -45,8 +44,7 @@ def pair_stack(
     )
     z = kept(z, _attend_end(stack.tri_att_end, z, pair_mask, whole_drop_mask(drop, z), axis), axis)
     mask = axis.part(pair_mask, -2) if mask_trans else None
-    with sending(axis.push(z, -2, -3, pair_mask.shape[-1])):
-        return transition_over(stack.pair_transition, z, mask, axis)
+    return transition_over(stack.pair_transition, z, mask, axis)
 
 
 def template_block(
@@ -69,8 +67,7 @@ def template_block(
 
     t = attend(multiply(t)) if block.tri_mul_first else multiply(attend(t))
     own = axis.part(mask, -2) if mask_trans else None
-    with sending(axis.push(t, -2, -3, t.shape[-2]) if block.tri_mul_first else None):
-        return transition_over(block.pair_transition, t, own, axis)
+    return transition_over(block.pair_transition, t, own, axis)
 
 
 def kept(z: Tensor, new: Tensor, axis: Axis) -> Tensor:
@@ -180,10 +177,9 @@ def _attend_end(
         turned = _attend_in_parts(module, z.transpose(-2, -3), own.transpose(-1, -2), axis)
         found = turned.transpose(-2, -3)
     elif axis.all_have(N):
-        with sending(axis.push(z, -3, -2, N)):
-            found = triangle_attention_of(
-                module, z, own, OtherRows(axis, N), columns=True, drop_mask=drop
-            )
+        found = triangle_attention_of(
+            module, z, own, OtherRows(axis, N), columns=True, drop_mask=drop
+        )
     if found is None:
         x = module.layer_norm(z).transpose(-2, -3)
         bias = gather(module.linear(x).movedim(-1, -3), axis, dim=-2, length=N)

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from evofeed.loader import pseudo_beta
+from evofeed.protein.pseudo_beta import pseudo_beta
 from evofeed.trainer.model.alphafold import AlphaFold
 from evofeed.trainer.model.ipa import InvariantPointAttention, SharedTerms
 from evofeed.trainer.model.primitives import at_least_float32, full_precision

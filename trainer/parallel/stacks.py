@@ -47,9 +47,9 @@ def msa_rows(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Rows of the MSA, which is given whole, and of the pairs, which are given as rows."""
     m = axis.part(m, -3)
-    for number, block in enumerate(stack.blocks):
+    for block in stack.blocks:
         m, z = checkpointed(
-            msa_block, block, m, z, msa_mask, pair_mask, mask_trans, axis, number > 0,
+            msa_block, block, m, z, msa_mask, pair_mask, mask_trans, axis,
             enabled=stack.checkpointing,
         )  # fmt: skip
         if stack.watch is not None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from evofeed.kernels import Push
 from evofeed.trainer.parallel.axis import Axis
 from evofeed.trainer.parallel.collectives import exchanged, gathered, reduced
 
@@ -63,12 +62,8 @@ class RowProduct:
             torch.matmul(a, d, out=grads[1])
         return grads
 
-    def push(self, like: Tensor) -> Push | None:
-        """Where a kernel may write what `_gather` will be given, like this `[E * B, n, N]`."""
-        return self._axis.push(like, -2, -2, self._length)
-
     def _gather(self, x: Tensor) -> Tensor:
-        return gathered(x, self._axis, -2, self._length, written=True)
+        return gathered(x, self._axis, -2, self._length)
 
     def _reduce(self, x: Tensor, out: Tensor | None = None) -> Tensor:
         return reduced(x, self._axis, -2, out)
@@ -94,9 +89,6 @@ class ChannelProduct:
         a, b = whole = self._channels(ab)
         product = torch.matmul(a, b.mT) if outgoing else torch.matmul(a.mT, b)
         return self._rows(product, ab.shape[1]), [] if self._axis.in_place else [whole]
-
-    def push(self, like: Tensor) -> None:
-        """Nowhere: parts of the channels are sent, and the kernels that make them make others."""
 
     def over(self, ab: Tensor, outgoing: bool) -> Tensor:
         """The product without a gradient, in a's place: a few channels of every rank at a time."""
@@ -132,9 +124,6 @@ class ChannelProduct:
 
 class _Known:
     """What needs nobody: for parts of the pairs, without a gradient."""
-
-    def push(self, like: Tensor) -> None:
-        """Nowhere: nobody else wants it."""
 
     def gradient(self, dproduct: Tensor, kept: list[Tensor], outgoing: bool) -> Tensor:
         """Never asked for: nothing learns from what is known already."""

@@ -13,22 +13,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from evofeed.assembly_record import AssemblyRecord
-from evofeed.chain_record import ChainRecord
-from evofeed.errors import InputError
-from evofeed.loader import assembly_batch, record_batch
-from evofeed.structure_text import Structure, to_mmcif, to_pdb
-from evofeed.trainer.formats.openfold_checkpoint import (
-    load_openfold_checkpoint,
-    load_weights,
-    read_weights,
-)
+from evofeed.base.errors import InputError
+from evofeed.loader import LoaderConfig, assembly_batch, record_batch
+from evofeed.protein.assembly_record import AssemblyRecord
+from evofeed.protein.chain_record import ChainRecord
+from evofeed.protein.residues import ATOM_ORDER
+from evofeed.protein.structure_text import Structure, to_model_cif, to_pdb
 from evofeed.trainer.model.alphafold import AlphaFold
 from evofeed.trainer.model.config import ModelConfig
 from evofeed.trainer.model.evoformer import MSAStack
 from evofeed.trainer.parallel.axis import Axis
 from evofeed.trainer.parallel.parallelize import parallelize
-from evofeed.trainer.presets import initial_training, multimer
+from evofeed.trainer.predict.plausible import implausible
+from evofeed.trainer.predict.weights import load_model, trained_sizes
 
 SHORT = 1024
 """Residues up to which one GPU makes everything at once: 2 GiB of outer products."""
@@ -45,6 +42,8 @@ class Prediction:
         plddt: `[L]`, 0 to 100.
         distogram: `[L, L, 64]` probabilities of the distance bins; in float16 above 1,024 residues.
         contacts: `[L, L]` probability that two CB atoms are within 8 Å.
+        pae: `[L, L]` expected error in ångström of residue j in the frame of residue i; None for
+            models without that head.
         scores: `ptm`, and of a complex `iptm` and `ranking` (0.8 ipTM + 0.2 pTM), where the model
             has the head.
     """
@@ -53,14 +52,22 @@ class Prediction:
     plddt: np.ndarray
     distogram: np.ndarray
     contacts: np.ndarray
+    pae: np.ndarray | None = None
     scores: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def warning(self) -> str:
+        """What is physically impossible about the structure; empty if nothing is."""
+        made = self.structure
+        chain = np.zeros(len(made.aatype)) if made.chain is None else made.chain
+        return implausible(made.positions[:, ATOM_ORDER["CA"]], made.residue_index, chain)
 
     def text(self, file_format: str = "pdb") -> str:
         """The structure as `pdb` or `cif`; in PDB chains are A, B... where a name is longer."""
         if file_format not in ("pdb", "cif"):
             raise ValueError(f"format is {file_format!r}; use 'pdb' or 'cif'")
         if file_format == "cif":
-            return to_mmcif(self.structure)
+            return to_model_cif(self.structure)
         short = all(len(name) == 1 for name in self.structure.chain_names)
         return to_pdb(self.structure if short else replace(self.structure, chain_names=()))
 
@@ -112,6 +119,7 @@ def prediction_batch(
     model: AlphaFold,
     *,
     no_recycling_iters: int = 3,
+    seed: int = 0,
     **sizes: Any,
 ) -> dict[str, Tensor]:
     """A chain or a complex as a batch of one for a model.
@@ -120,6 +128,7 @@ def prediction_batch(
         record: of a dataset, or of its `assemblies`.
         model: which will predict it.
         no_recycling_iters: passes before the last.
+        seed: of the rows drawn from the MSA.
         sizes: rows and templates, as `trained_sizes` has them.
 
     Raises:
@@ -132,13 +141,26 @@ def prediction_batch(
                 f"{record.assembly_id} is a complex, and these weights are of a model of single "
                 "chains: take AF2-multimer's, or a run of the preset multimer"
             )
-        return assembly_batch(record, no_recycling_iters=no_recycling_iters, **sizes)
+        return assembly_batch(record, no_recycling_iters=no_recycling_iters, seed=seed, **sizes)
     if of_complexes:
         raise InputError(
             f"{record.chain_id} is a chain, and these weights are of a model of complexes: name "
             "a complex of the dataset (evofeed assemblies adds them), or take a model of chains"
         )
-    return record_batch(record, no_recycling_iters=no_recycling_iters, **sizes)
+    if not next(model.parameters()).is_cuda:
+        sizes = _rows_there_are(record, sizes)
+    return record_batch(record, no_recycling_iters=no_recycling_iters, seed=seed, **sizes)
+
+
+def _rows_there_are(record: ChainRecord, sizes: dict[str, Any]) -> dict[str, Any]:
+    """Sizes without padding for rows that the alignment does not have; a CPU feels each.
+
+    One extra row stays, masked: AF2's outer product mean of no rows is another one.
+    """
+    config = LoaderConfig.prediction(**sizes)
+    clusters = min(config.max_msa_clusters, record.num_alignments)
+    extra = max(1, min(config.max_extra_msa, record.num_alignments - clusters))
+    return sizes | {"max_msa_clusters": clusters, "max_extra_msa": extra}
 
 
 _SCORES: Final = {
@@ -257,8 +279,14 @@ def predict_structure(
     )
     near = int(np.searchsorted(edges, 8.0)) + 1
     contacts = distogram[..., :near].sum(-1, dtype=np.float32)
+    error = outputs.get("predicted_aligned_error")
     return Prediction(
-        structure=structure, plddt=plddt, distogram=distogram, contacts=contacts, scores=scores
+        structure=structure,
+        plddt=plddt,
+        distogram=distogram,
+        contacts=contacts,
+        pae=None if error is None else _numpy(error)[keep][:, keep],
+        scores=scores,
     )
 
 
@@ -278,103 +306,3 @@ def _probabilities(logits: Tensor, keep: np.ndarray) -> np.ndarray:
 def _numpy(value: Tensor) -> np.ndarray:
     array: np.ndarray = value[0].float().cpu().numpy()
     return array
-
-
-def load_model(checkpoint: str | Path, *, config: ModelConfig | None = None) -> AlphaFold:
-    """The model of a checkpoint, with its averaged weights.
-
-    Args:
-        checkpoint: a run's folder (its newest checkpoint), a checkpoint's folder, or
-            a file of OpenFold (`.pt`), AF2 (`.npz`) or safetensors.
-        config: needed for files of models that are not of AF2's size.
-
-    Raises:
-        CheckpointError: it cannot be read or is of another model.
-    """
-    path = Path(checkpoint)
-    if path.is_dir():
-        return _from_run(path, config)
-    if path.suffix == ".npz":
-        model = AlphaFold(config or _npz_config(path))
-        load_openfold_checkpoint(model, path)
-        return model
-    state = read_weights(path)
-    model = AlphaFold(config or _published_config(state))
-    load_weights(model, state, str(path))
-    return model
-
-
-def trained_sizes(checkpoint: str | Path) -> dict[str, int]:
-    """MSA and template sizes that a run was trained with, for `record_batch`.
-
-    Empty for files of weights: those are AF2's, and OpenFold's sizes for prediction hold.
-    A model of a run has only met its own. One that always had extra sequences is lost
-    without, and there are none where the clusters take every row of an alignment.
-
-    Args:
-        checkpoint: whatever `load_model` takes.
-    """
-    path = Path(checkpoint)
-    settings = _settings(path)
-    if not path.is_dir() or not settings.is_file():
-        return {}
-    from evofeed.trainer.run.distributed import World
-    from evofeed.trainer.run.settings import load_config, loader_config
-
-    sizes = loader_config(load_config(str(settings)), World())
-    names = ("max_msa_clusters", "max_extra_msa", "max_templates")
-    return {name: getattr(sizes, name) for name in names}
-
-
-def _settings(path: Path) -> Path:
-    """The configuration of the run that a run's or a checkpoint's folder belongs to."""
-    from evofeed.trainer.run.checkpoint import CHECKPOINTS
-
-    return (path if (path / CHECKPOINTS).is_dir() else path.parent.parent) / "config.yaml"
-
-
-def _from_run(path: Path, config: ModelConfig | None) -> AlphaFold:
-    from evofeed.trainer.run.build import build_plain
-    from evofeed.trainer.run.checkpoint import checkpoint_in
-    from evofeed.trainer.run.settings import load_config
-
-    found = checkpoint_in(path)
-    settings = str(_settings(path))
-    model = build_plain(load_config(settings)) if config is None else AlphaFold(config)
-    load_weights(model, found.tensors("ema"), str(found.path))
-    return model
-
-
-def _published_config(state: Mapping[str, Tensor]) -> ModelConfig:
-    """The variant of AF2's model that a state dict belongs to."""
-    if "structure_module.ipa.linear_k.weight" in state:
-        return _multimer_config(any("linear_ab_p" in name for name in state))
-    config = initial_training(ptm="aux_heads.tm.linear.weight" in state).model
-    has_templates = any(name.startswith("template_embedder.") for name in state)
-    return config if has_templates else replace(config, template=None)
-
-
-def _npz_config(path: Path) -> ModelConfig:
-    with np.load(path) as arrays:
-        keys = list(arrays)
-    if any("_relative_encoding" in key for key in keys):
-        return _multimer_config(any(key.endswith("/left_norm_input//scale") for key in keys))
-    ptm = any("predicted_aligned_error_head" in key for key in keys)
-    config = initial_training(ptm=ptm).model
-    has_templates = any("template_embedding" in key for key in keys)
-    return config if has_templates else replace(config, template=None)
-
-
-def _multimer_config(fused: bool) -> ModelConfig:
-    """Version 3, or 1 and 2, whose triangle multiplications have a matrix for each projection.
-
-    The published versions 1 and 2 do not differ in anything else that has parameters.
-    """
-    config = multimer().model
-    assert config.template is not None
-    return replace(
-        config,
-        template=replace(config.template, fuse_projection_weights=fused),
-        extra_msa=replace(config.extra_msa, fuse_projection_weights=fused),
-        evoformer=replace(config.evoformer, fuse_projection_weights=fused),
-    )

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from evofeed.options import Json, picture_name
+from evofeed.base.options import Json, picture_name
 
 
 def _page_name(path: Path | None) -> Path | None:
@@ -54,7 +54,7 @@ def report(
     except OSError:  # somebody else's run: its report can be read, not kept
         found = make_report(run[0])
     if plot is not None:
-        from evofeed.trainer.report.plot import plot_report
+        from evofeed.trainer.report.run_report import plot_report
 
         plot_report(run[0], plot)
     show_report(found, as_json)
@@ -73,4 +73,4 @@ def show_report(report: dict[str, Any], as_json: bool) -> None:
     table = Table(show_header=False, title="run report")
     for label, text in report_rows(report):
         table.add_row(label, text)
-    Console().print(table)
+    Console(markup=False).print(table)

@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functional_call
 from torch.utils.flop_counter import FlopCounterMode
 
-from evofeed.features import BATCH
+from evofeed.protein.features import BATCH
 from evofeed.trainer.model.constants import table
 
 

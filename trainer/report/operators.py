@@ -22,30 +22,26 @@ import torch
 from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
+from evofeed.kernels import kernel_groups
 from evofeed.trainer.log.clock import StepClock
 
 GROUPS: dict[str, str] = {
-    "communication": r"nccl|all_?reduce|broadcast_coalesced|gloo|^peer_exchange_kernel",
+    "communication": r"nccl|all_?reduce|broadcast_coalesced|gloo",
     # C++ names are full of `lambda` and `scalars`.
-    "optimizer": r"adam|lamb(?!da)|(?<!sca)lars|lerp|ema_|multi_tensor|"
-    r"^(scalars|square_sum|ratio|move_many)_kernel",
-    "norm": r"layer_?norm|rms_?norm|_ln_|norm_(fwd|bwd)|rowwise_moments|GammaBeta|moments|"
-    r"norm_(rows|forward|backward|columns(_grad)?)_kernel|adaptive_norm\w*_kernel",
-    "attention": r"attn|attention|flash|fmha|softmax|sdpa|"
-    r"^((late_)?forward|(late_)?backward(_d\w+)?|bias_gradient|logits_sums|delta|mask|pool(_grad)?|attend(_grad)?|gated_broadcast(_grad)?)_kernel",
-    "gemm": r"gemm|cutlass|cublas|nvjet|xmma|wgmma|splitK|"
-    r"aten::(mm|bmm|addmm|matmul|linear|einsum|baddbmm)|"
-    r"^(linear|exact_product|mlp|swiglu_(mlp|rows|backward|weights)|outer|triangle|transition|projection|gated_output|average|shares_grad)\w*_kernel|^sum_splits_kernel",
+    "optimizer": r"adam|lamb(?!da)|(?<!sca)lars|lerp|ema_|multi_tensor",
+    "norm": r"layer_?norm|rms_?norm|_ln_|norm_(fwd|bwd)|rowwise_moments|GammaBeta|moments",
+    "attention": r"attn|attention|flash|fmha|softmax|sdpa",
+    "gemm": r"gemm|cutlass|cublas|nvjet|xmma|wgmma|splitK|^sum_splits_kernel|"
+    r"aten::(mm|bmm|addmm|matmul|linear|einsum|baddbmm)",
     "elementwise": r"elementwise|vectorized|reduce|aten::(add|sub|mul|div|sum|mean|relu|sigmoid|"
     r"native_dropout|exp|log|sqrt|neg|where|clamp|threshold|copy|clone|cat|fill|zero|gelu|pow|eq|"
     r"norm|index|gather|scatter|embedding|bernoulli|abs|rsub|max|min|amax|linalg)|"
-    r"^(scaled|masked_halves|heads_last|relu_grad|swiglu|swiglu_grad|gated_(columns|rows|sum|heads)(_grad)?|column_sums|frame_error(_points)?|clashes(_grad)?|renaming|point_(sides|ends)(_grad)?|frame_update(_grad)?)_kernel|dropped_kernel|copy|fill|cat|index|scatter|gather|dropout|sigmoid|triton_poi|triton_red|distribution",
+    r"dropped_kernel|copy|fill|cat|index|scatter|gather|dropout|sigmoid|triton_poi|triton_red|distribution",
     "memory": r"memcpy|memset",
 }
-r"""Group by the first pattern found in a kernel's or operator's name, in this order.
+"""Group by the first pattern found in a kernel's or operator's name, in this order.
 
-`\w+_kernel` are those of `evofeed.kernels`; a fused product with its norm and gate
-counts as gemm.
+Kernels of `evofeed.kernels` say theirs: a fused product with its norm and gate counts as gemm.
 """
 
 _MARKER = "spin_kernel"  # torch.cuda._sleep's
@@ -64,6 +60,9 @@ class Kernel:
 @cache  # a step launches tens of thousands of kernels of a few hundred names
 def group_of(name: str) -> str:
     """The group a kernel or operator belongs to by its name; `other` if none fits."""
+    own: str | None = kernel_groups().get(name)
+    if own is not None:
+        return own
     for group, pattern in GROUPS.items():
         if re.search(pattern, name, re.IGNORECASE):
             return group

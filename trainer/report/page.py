@@ -1,6 +1,6 @@
 """The run report as one HTML page that needs nothing else: no network, no other file.
 
-It reads without its script, which only turns the structures. Several runs share each panel.
+Several runs share each panel.
 """
 
 from __future__ import annotations
@@ -8,18 +8,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from evofeed.drawing.charts import RUNS, Curve, bars
-from evofeed.drawing.run_charts import Curves, chart_of_most, loss_charts, validation_charts
-from evofeed.drawing.structure_view import structure_view
-from evofeed.errors import InputError
-from evofeed.files import write_atomic
-from evofeed.run_files import HANGS, NONFINITE
+import numpy as np
+
+from evofeed.base.errors import InputError
+from evofeed.base.files import write_atomic
+from evofeed.base.run_files import HANGS, NONFINITE
+from evofeed.protein.residues import ATOM_ORDER
+from evofeed.protein.structure_text import Structure
 from evofeed.trainer.log.runlog import STRUCTURE, read_steps
-from evofeed.trainer.log.step_times import PARTS
 from evofeed.trainer.report.run_report import (
     make_report,
     report_rows,
@@ -31,6 +30,20 @@ from evofeed.trainer.report.settings_table import (
     run_settings,
     table,
 )
+from evofeed.viz import (
+    COLOURS,
+    TRUE_COLOUR,
+    Curve,
+    bars_html,
+    curves_html,
+    model_of,
+    page_html,
+    structure_html,
+    usual_top,
+)
+
+_Curves = Mapping[str, tuple[list[int], list[float | None]]]
+"""Steps and values by name: `loss`, `norm`, `rate`, `terms: NAME`, `metrics: NAME`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,8 +60,10 @@ def write_page(folders: Sequence[Path], path: Path) -> Path:
     Raises:
         InputError: a folder holds no run, or there are more of them than colours.
     """
-    if not 1 <= len(folders) <= RUNS:
-        raise InputError(f"a page compares up to {RUNS} runs, and {len(folders)} were given")
+    if not 1 <= len(folders) <= len(COLOURS):
+        raise InputError(
+            f"a page compares up to {len(COLOURS)} runs, and {len(folders)} were given"
+        )
     short = [folder.resolve().name for folder in folders]
     names = short if len(set(short)) == len(short) else [str(folder) for folder in folders]
     runs = [
@@ -60,34 +75,22 @@ def write_page(folders: Sequence[Path], path: Path) -> Path:
 
 
 def _page(runs: Sequence[_Run]) -> str:
-    own, drawing = files("evofeed.trainer.report"), files("evofeed.drawing")
-    style = (own / "page.css").read_text("utf-8") + (drawing / "drawing.css").read_text("utf-8")
-    script = (drawing / "structure.js").read_text("utf-8")
-    heads = [f'<th class="run{i}">{escape(run.name)}</th>' for i, run in enumerate(runs)]
+    heads = [f"<th>{escape(run.name)}</th>" for run in runs]
     heads = heads if len(runs) > 1 else []
-    title = escape(" and ".join(run.name for run in runs))
-    names = ", ".join(
-        f'<span class="run{i}">{escape(run.name)}</span>: {escape(_kind(run))}'
-        for i, run in enumerate(runs)
-    )
-    # The browser itself sees to it that the page asks nobody for anything.
-    curves = [_curves(run) for run in runs]
-    policy = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
-    return (
-        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
-        f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{title}: training report</title><style>\n{style}</style></head>\n<body>"
-        f"<h1>{title}</h1><p>{names}</p>\n"
+    title = " and ".join(run.name for run in runs)
+    names = ", ".join(f"{escape(run.name)}: {escape(_kind(run))}" for run in runs)
+    curves = {run.name: _curves(run) for run in runs}
+    return page_html(
+        f"{title}: training report",
+        f"<h1>{escape(title)}</h1><p>{names}</p>\n"
         f"{_section('What went wrong', _troubles(runs), panels=False)}"
-        f"{_section('Loss', loss_charts(curves))}"
-        f"{_section('Validation', validation_charts(curves))}"
+        f"{_section('Loss', _losses(curves))}"
+        f"{_section('Validation', _validations(curves))}"
         f"{_section('Structure', _structures(runs))}"
-        f"{_section('Where the time went', _times(runs))}"
+        f"{_section('Where the time went', _times(runs, curves))}"
         f"{_section('Ranks', _ranks(runs))}"
         f"{_section('In figures', [table(heads, _figures(runs))], panels=False)}"
-        f"{_section('Configuration', _settings(runs, heads), panels=False)}"
-        f"<script>\n{script}</script></body></html>\n"
+        f"{_section('Configuration', _settings(runs, heads), panels=False)}",
     )
 
 
@@ -132,7 +135,7 @@ def _troubles(runs: Sequence[_Run]) -> list[str]:
 _LISTED = 10  # steps named one by one
 
 
-def _curves(run: _Run) -> Curves:
+def _curves(run: _Run) -> _Curves:
     """What each step and validation of a run says, by name; nothing is said of a step left out."""
     found: dict[str, tuple[list[int], list[float | None]]] = {}
 
@@ -145,7 +148,9 @@ def _curves(run: _Run) -> Curves:
         for name in ("loss", "norm", "rate"):
             add(name, line["step"], line.get(name))
         for name, value in line.get("terms", {}).items():
-            add(f"terms: {name}", line["step"], value)
+            if name != "loss" and value != 0:  # 0: of a sample that has nothing of this term
+                add(f"terms: {name}", line["step"], value)
+        add("seconds", line["step"], 1e3 * training_seconds(line))
     for entry in run.report["validation"]:
         for name, value in entry.items():
             if name != "step":
@@ -153,68 +158,120 @@ def _curves(run: _Run) -> Curves:
     return found
 
 
+def _panel(title: str, runs: Mapping[str, _Curves], name: str, *, cut: bool = False) -> str:
+    """The curve of that name of each run; cut: a few values far above the others are cut off."""
+    curves = [
+        Curve(name=run, steps=curves[name][0], values=curves[name][1], colour=colour)
+        for (run, curves), colour in zip(runs.items(), COLOURS, strict=False)
+        if name in curves
+    ]
+    known = [v for curve in curves for v in curve.values if v is not None]
+    top = usual_top(np.array(known)) if cut and known else None
+    return curves_html(title, curves, low=None if top is None else 0.0, high=top)
+
+
+def _losses(runs: Mapping[str, _Curves]) -> list[str]:
+    return [
+        _panel("loss", runs, "loss"),
+        _panel("gradient norm", runs, "norm", cut=True),
+        _panel("learning rate", runs, "rate"),
+        *(_panel(name.removeprefix("terms: "), runs, name) for name in _named(runs, "terms: ")),
+    ]
+
+
+def _validations(runs: Mapping[str, _Curves]) -> list[str]:
+    return [
+        _panel(name.removeprefix("metrics: "), runs, name) for name in _named(runs, "metrics: ")
+    ]
+
+
+def _named(runs: Mapping[str, _Curves], kind: str) -> list[str]:
+    return list(dict.fromkeys(n for curves in runs.values() for n in curves if n.startswith(kind)))
+
+
 def _structures(runs: Sequence[_Run]) -> list[str]:
-    return [
-        structure_view(
-            run.folder / STRUCTURE,
-            f"first validated chain{f' of {run.name}' if len(runs) > 1 else ''}",
-            i,
+    """The first validated chain of each run: known, predicted at first and at last."""
+    parts: list[str] = []
+    for run in runs:
+        if not (run.folder / STRUCTURE).is_file():
+            continue
+        with np.load(run.folder / STRUCTURE) as file:
+            there = dict(file)
+        names = {"true": "known", "first": "first validation", "pred": "last validation"}
+        if np.array_equal(there["first"], there["pred"]):
+            del names["first"]
+        colours = dict(zip(names, (TRUE_COLOUR, *COLOURS[: len(names) - 1]), strict=True))
+        models = [
+            model_of(
+                Structure(
+                    name=name, aatype=there["aatype"], residue_index=there["residue"],
+                    positions=there[name], chain=there["chain"], entity=there["chain"],
+                    mask=there["true_mask" if name == "true" else "pred_mask"],
+                    confidence=there["plddt"],
+                ),
+                words, plddt=name == "pred", colour=colours[name],
+            )
+            for name, words in names.items()
+        ]  # fmt: skip
+        ca = [there[name][:, ATOM_ORDER["CA"]] for name in ("pred", "true")]
+        rmsd = np.sqrt(((ca[0] - ca[1]) ** 2).sum(-1).mean())
+        title = f"first validated chain{f' of {run.name}' if len(runs) > 1 else ''}"
+        note = f"{len(ca[0])} residues, CA RMSD {rmsd:.1f} Å"
+        parts.append(structure_html(models, title, note))
+    return parts
+
+
+def _times(runs: Sequence[_Run], curves: Mapping[str, _Curves]) -> list[str]:
+    shares, groups = (
+        _by_name({run.name: select(run.report) for run in runs})
+        for select in (
+            lambda report: report["breakdown"]["share"],
+            lambda report: {
+                name: entry["share"]
+                for name, entry in report["operators"].get("groups", {}).items()
+            },
         )
-        for i, run in enumerate(runs)
-    ]
+    )
+    return [
+        _panel("milliseconds of a step, without validation and checkpoints", curves, "seconds",
+               cut=True),
+        bars_html("share of wall time", {k: v for k, v in shares.items() if any(v.values())}, "%"),
+        bars_html("operators of the profiled steps", groups, "%"),
+    ]  # fmt: skip
 
 
-def _times(runs: Sequence[_Run]) -> list[str]:
-    shares = {
-        part: [
-            (i, max(0.0, share), f"{share:.2%}")
-            for i, run in enumerate(runs)
-            if (share := run.report["breakdown"]["share"][part])
-        ]
-        for part in PARTS
+def _by_name(shares: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
+    """Percent by part and run, of shares by run and part."""
+    names = dict.fromkeys(name for row in shares.values() for name in row)
+    return {
+        name: {run: 100 * max(0.0, row[name]) for run, row in shares.items() if name in row}
+        for name in names
     }
-    groups: dict[str, list[tuple[int, float, str]]] = {}
-    for i, run in enumerate(runs):
-        for name, entry in run.report["operators"].get("groups", {}).items():
-            groups.setdefault(name, []).append((i, entry["share"], f"{entry['share']:.2%}"))
-    steps = [
-        Curve(
-            run=i,
-            steps=[line["step"] for line in run.steps],
-            values=[1e3 * training_seconds(line) for line in run.steps],
-        )
-        for i, run in enumerate(runs)
-    ]
-    return [
-        chart_of_most("milliseconds of a step, without validation and checkpoints", steps),
-        bars("share of wall time", {name: row for name, row in shares.items() if row}),
-        bars("operators of the profiled steps", groups),
-    ]
 
 
 def _ranks(runs: Sequence[_Run]) -> list[str]:
     """What each rank waited for data and for the others, and its peak of memory."""
     if all(run.report["run"]["world_size"] == 1 for run in runs):
         return []
-    parts = []
-    for part in ("data_wait", "communication"):
-        seconds = [[p.get(part, 0.0) for p in run.report["parts_by_rank"]] for run in runs]
-        parts.append(bars(f"seconds of {part} by rank", _by_rank(seconds, "{:.2f} s")))
-    memory = [[b / 2**30 for b in run.report["peak_memory_by_rank"]] for run in runs]
-    return [*parts, bars("peak memory by rank", _by_rank(memory, "{:.2f} GiB"))]
+    ranks = range(max(run.report["run"]["world_size"] for run in runs))
 
+    def panel(title: str, unit: str, values: Mapping[str, Sequence[float]]) -> str:
+        rows = {
+            f"rank {rank}": {run: row[rank] for run, row in values.items() if rank < len(row)}
+            for rank in ranks
+        }
+        return bars_html(title, rows, unit)
 
-def _by_rank(
-    values: Sequence[Sequence[float]], form: str
-) -> dict[str, list[tuple[int, float, str]]]:
-    return {
-        f"rank {rank}": [
-            (i, row[rank], form.format(row[rank]))
-            for i, row in enumerate(values)
-            if rank < len(row)
-        ]
-        for rank in range(max(map(len, values)))
-    }
+    parts = {run.name: run.report["parts_by_rank"] for run in runs}
+    memory = {run.name: [b / 2**30 for b in run.report["peak_memory_by_rank"]] for run in runs}
+    return [
+        *(
+            panel(f"{part} by rank", "seconds",
+                  {run: [p.get(part, 0.0) for p in row] for run, row in parts.items()})
+            for part in ("data_wait", "communication")
+        ),
+        panel("peak memory by rank", "GiB", memory),
+    ]  # fmt: skip
 
 
 def _figures(runs: Sequence[_Run]) -> dict[str, list[str]]:

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from evofeed.errors import InputError
-from evofeed.trainer.log.runlog import RUN, read_steps
+from evofeed.base.errors import InputError
+from evofeed.trainer.log.runlog import RUN, STRUCTURE, read_steps
 from evofeed.trainer.log.step_times import PARTS
 from evofeed.trainer.report.cards import peak_flops
 
@@ -49,12 +49,13 @@ def make_report(folder: Path) -> dict[str, Any]:
     operators = facts.get("operators") or {}
     sampled = _sampled(operators)
     plain = [line for line in steps if line["step"] not in sampled]
+    breakdown = _breakdown(steps, facts["seconds"])
     times = np.array([training_seconds(line) for line in plain[_warm_up(plain) :]])
     return {
         "run": {name: facts[name] for name in _FACTS if name in facts},
         "figures": _figures(facts, steps, times, operators),
-        "breakdown": _breakdown(steps, facts["seconds"]),
-        "data_wait": _data_wait(plain[_warm_up(plain) :]),
+        "breakdown": breakdown,
+        "data_wait": _data_wait(plain[_warm_up(plain) :], breakdown),
         "operators": operators,
         "speed": _speed(facts, plain[_warm_up(plain) :]),
         "loader": facts.get("loader", {}),
@@ -130,11 +131,16 @@ def _figures(
 
 
 def _breakdown(steps: Sequence[Mapping[str, Any]], wall: float) -> dict[str, Any]:
-    """Seconds of each part over the whole run against the wall clock."""
-    sums = dict.fromkeys(PARTS, 0.0)
+    """Seconds of each part over the whole run against the wall clock.
+
+    The wait for the first batch is a part of its own: it is start-up, and no wait of a step.
+    """
+    sums = dict.fromkeys(("first_batch", *PARTS), 0.0)
     for line in steps:
         for part, seconds in line["seconds"].items():
             sums[part] += seconds
+    sums["first_batch"] = steps[0]["seconds"]["data_wait"]
+    sums["data_wait"] -= sums["first_batch"]
     seconds = sum(sums.values())
     return {
         "seconds": sums,
@@ -145,11 +151,13 @@ def _breakdown(steps: Sequence[Mapping[str, Any]], wall: float) -> dict[str, Any
     }
 
 
-def _data_wait(steps: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+def _data_wait(
+    steps: Sequence[Mapping[str, Any]], breakdown: Mapping[str, Any]
+) -> dict[str, float]:
+    """The share of wall time that is also in the breakdown; percentiles are of the timed steps."""
     waits = np.array([line["seconds"]["data_wait"] for line in steps])
-    total = sum(training_seconds(line) for line in steps)
     return {
-        "share": float(waits.sum() / total),
+        "share": breakdown["share"]["data_wait"],
         "p50_seconds": float(np.percentile(waits, 50)),
         "p99_seconds": float(np.percentile(waits, 99)),
     }
@@ -194,6 +202,15 @@ def write_report(folder: Path) -> dict[str, Any]:
     report = make_report(folder)
     (folder / REPORT).write_text(json.dumps(report, indent=1))
     return report
+
+
+def plot_report(folder: Path, path: Path) -> Path:
+    """Draw the run in `folder` into a picture file; returns its path."""
+    from evofeed.viz import draw_run
+
+    traces = folder / STRUCTURE
+    traces_or_none = traces if traces.is_file() else None
+    return draw_run(make_report(folder), read_steps(folder), traces_or_none, path)
 
 
 def report_rows(report: Mapping[str, Any]) -> list[tuple[str, str]]:

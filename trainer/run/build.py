@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from evofeed.errors import InputError
+from evofeed.base.errors import InputError
 from evofeed.loader import LoaderConfig
 from evofeed.trainer.config import TrainConfig
 from evofeed.trainer.formats.openfold_checkpoint import load_openfold_checkpoint, load_weights

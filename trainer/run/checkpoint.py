@@ -9,6 +9,7 @@ torn or damaged one is never picked.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import shutil
@@ -22,13 +23,15 @@ import torch
 import xxhash
 from torch import Tensor
 
-from evofeed.errors import CheckpointError
+from evofeed.base.errors import CheckpointError
+from evofeed.base.files import advice
 from evofeed.trainer.run.flat import FlatOptimizer
 
 CHECKPOINTS = "checkpoints"
 """The folder of a run that holds its checkpoints."""
 RESIDUALS = "residuals"
 """The file of what ranks have kept of their gradients, if they have."""
+_LOG = logging.getLogger(__name__)
 _STATE = "state.json"
 _FILES = {
     "model": ("param",),
@@ -122,7 +125,7 @@ class CheckpointWriter:
         if self._error is not None:
             error, self._error = self._error, None
             raise CheckpointError(
-                f"cannot write it ({error}); free space or choose another --out",
+                f"cannot write it ({error}); {advice(error)} or choose another --out",
                 path=str(self.folder),
             ) from error
 
@@ -168,39 +171,66 @@ def write_checkpoint(
 def newest_checkpoint(folder: Path) -> Checkpoint | None:
     """The latest complete checkpoint below a folder, or None.
 
-    A folder with a file missing, short or with other bytes than listed is passed over.
+    A folder with a file missing, short or with other bytes than listed is passed over, with one
+    warning that says why and which step is used instead.
     """
+    damaged = []
+    found = None
     for path in sorted(_folders(folder), reverse=True):
-        found = read_checkpoint(path)
-        if found is not None:
-            return found
-    return None
+        try:
+            found = read_checkpoint(path)
+            break
+        except CheckpointError as error:
+            damaged.append(error)
+    used = f"step {found.step} is used" if found else "there is no older one"
+    for why in damaged:
+        _LOG.warning("%s; %s", why, used)
+    return found
 
 
 def checkpoint_in(path: Path) -> Checkpoint:
     """The newest complete checkpoint of a run's folder, or the one in a checkpoint's own folder.
 
     Raises:
-        CheckpointError: there is none.
+        CheckpointError: there is none, or the one named is damaged.
     """
-    is_run = (path / CHECKPOINTS).is_dir()
-    found = newest_checkpoint(path / CHECKPOINTS) if is_run else read_checkpoint(path)
+    if not (path / CHECKPOINTS).is_dir():
+        return read_checkpoint(path)
+    found = newest_checkpoint(path / CHECKPOINTS)
     if found is None:
         raise CheckpointError("no complete checkpoint in this folder", path=str(path))
     return found
 
 
-def read_checkpoint(path: Path) -> Checkpoint | None:
-    """The checkpoint in exactly this folder, or None if it is not whole."""
+def read_checkpoint(path: Path) -> Checkpoint:
+    """The checkpoint in exactly this folder.
+
+    Raises:
+        CheckpointError: it is not whole; names the file and what is wrong with it.
+    """
+    file = path / _STATE
     try:
-        content = json.loads((path / _STATE).read_text())
-        for name, entry in content["files"].items():
-            file = path / name
-            if file.stat().st_size != entry["nbytes"] or _digest(file) != entry["xxh3"]:
-                return None
-        return Checkpoint(path=path, step=int(content["step"]), state=content["state"])
-    except (OSError, ValueError, KeyError):
-        return None
+        content = json.loads(file.read_text())
+        found = Checkpoint(path=path, step=int(content["step"]), state=content["state"])
+        listing = content["files"].items()
+    except FileNotFoundError as error:
+        raise CheckpointError("no checkpoint: the file is missing", path=str(file)) from error
+    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+        raise CheckpointError(f"damaged: it cannot be read ({error!r})", path=str(file)) from error
+    for name, entry in listing:
+        file = path / name
+        try:
+            size = file.stat().st_size
+        except OSError as error:
+            raise CheckpointError(f"damaged: {error.strerror}", path=str(file)) from error
+        if size != entry["nbytes"]:
+            wrong = f"it has {size:,} bytes, {entry['nbytes']:,} were written"
+        elif _digest(file) != entry["xxh3"]:
+            wrong = "its checksum differs from the one written with it"
+        else:
+            continue
+        raise CheckpointError(f"damaged: {wrong}", path=str(file))
+    return found
 
 
 def restore(checkpoint: Checkpoint, optimizer: FlatOptimizer) -> None:

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from evofeed.errors import TrainerError
+from evofeed.base.errors import TrainerError
 from evofeed.trainer.parallel.axis import Axis, axial_group, check_divides
 
 _PATIENCE: Final = timedelta(minutes=20)

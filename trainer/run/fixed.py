@@ -27,6 +27,7 @@ class FixedBatches:
         self._kept: list[tuple[dict[str, Tensor], list[str]]] = []
         self._position = 0
         self.config = getattr(loader, "config", None)
+        self.most_chains = getattr(loader, "most_chains", None)
         self.last_ids: list[str] = []
 
     def __iter__(self) -> Iterator[dict[str, Tensor]]:

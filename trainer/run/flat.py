@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from evofeed.kernels import AddMany, FusedAdamEMA
+from evofeed.kernels import FusedAdamEMA
 from evofeed.trainer.config import OptimConfig
 from evofeed.trainer.run.optim import clip_coefficient, learning_rate
 from evofeed.trainer.run.precision import LossScale
@@ -71,7 +71,8 @@ class FlatOptimizer:
         self._grads = [view for _, view in self.views(self.grad)]
         for view, parameter in zip(self._grads, self._parameters, strict=True):
             parameter.grad = view
-        self._add = AddMany(self._grads, plain=not fused)
+        # PyTorch takes 64 tensors a launch: beside large ones, small ones leave the card idle.
+        self._by_size = sorted(range(len(self._grads)), key=lambda n: -self._grads[n].numel())
         self.ema = self.param.clone()
         self._sample_sum = torch.zeros_like(self.grad) if config.clip == "per_example" else None
         self._adam = self._adam_of_buffers(plain=not fused)
@@ -95,7 +96,8 @@ class FlatOptimizer:
         `loss.backward()` would add them one by one to `.grad`, a kernel or two for each parameter.
         """
         found = torch.autograd.grad(self.scaled(loss), self._parameters, allow_unused=True)
-        self._add(found)
+        there = [(self._grads[n], g) for n in self._by_size if (g := found[n]) is not None]
+        torch._foreach_add_([place for place, _ in there], [grad for _, grad in there])
 
     def scaled(self, loss: Tensor) -> Tensor:
         """The loss that a backward pass is to start from."""

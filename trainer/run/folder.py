@@ -9,7 +9,7 @@ from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import IO, Any
 
-from evofeed.errors import TrainerError
+from evofeed.base.errors import TrainerError
 from evofeed.trainer.log.runlog import RUN
 from evofeed.trainer.run.distributed import World
 
@@ -67,6 +67,20 @@ def as_begun(dataset: Any, out: Path, world: World) -> Any:
     ]
 
 
+def source_of(out: Path) -> dict[str, list[str]]:
+    """URIs of the `dataset` and the `validation` of the run in a folder.
+
+    Raises:
+        TrainerError: there is no run, or it did not read URIs.
+    """
+    facts = _facts(out)
+    source = facts.get("source") or {} if facts else {}
+    if not source.get("dataset"):
+        why = "no run to go on with" if facts is None else "it does not say what it was trained on"
+        raise TrainerError(f"{why}: give --dataset", path=str(out / RUN))
+    return dict(source)
+
+
 def _at(uri: str, digest: str) -> Any:
     from evofeed.store import Dataset, address_and_ref
 
@@ -75,8 +89,13 @@ def _at(uri: str, digest: str) -> Any:
 
 def _snapshots(out: Path) -> list[str] | None:
     """Digests of the datasets of the run in a folder, None if there is no run."""
+    facts = _facts(out)
+    return facts.get("dataset") if facts else None
+
+
+def _facts(out: Path) -> dict[str, Any] | None:
     try:
         facts = json.loads((out / RUN).read_text())
     except (OSError, ValueError):
         return None
-    return facts.get("dataset") if isinstance(facts, dict) else None
+    return facts if isinstance(facts, dict) else None

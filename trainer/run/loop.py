@@ -21,9 +21,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from evofeed.errors import TrainerError
+from evofeed.base.errors import TrainerError
+from evofeed.base.run_files import NONFINITE
 from evofeed.kernels import OnePass
-from evofeed.run_files import NONFINITE
 from evofeed.trainer.config import TrainConfig
 from evofeed.trainer.gradients.modes import exchange_of
 from evofeed.trainer.log.clock import StepClock
@@ -357,7 +357,8 @@ class Loop:
         assert self.validate
         self.optimizer.swap_ema()
         self.model.eval()
-        metrics = self.validate()
+        with torch.compiler.set_stance("force_eager"):  # chains of any length
+            metrics = self.validate()
         self.model.train()
         self.optimizer.swap_ema()
         if self.log:

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from evofeed.errors import CheckpointError
-from evofeed.run_files import NONFINITE
+from evofeed.base.errors import CheckpointError
+from evofeed.base.run_files import NONFINITE
 
 ENTRY = "entry.json"
 _KEPT = 8  # whole steps of a run; later ones keep their entry alone

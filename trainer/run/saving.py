@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from evofeed.errors import TrainerError
+from evofeed.base.errors import TrainerError
 from evofeed.trainer.config import TrainConfig
 from evofeed.trainer.gradients.exchange import Exchange
 from evofeed.trainer.gradients.keeping import collected, described, hand_out

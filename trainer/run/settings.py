@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from evofeed.configs import replaced
-from evofeed.errors import InputError
+from evofeed.base.configs import replaced
+from evofeed.base.errors import InputError
 from evofeed.loader import LoaderConfig
 from evofeed.trainer.config import TrainConfig
 from evofeed.trainer.model.config import LossConfig, ModelConfig

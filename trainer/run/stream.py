@@ -7,7 +7,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
-from evofeed.errors import TrainerError
+from evofeed.base.errors import TrainerError
 from evofeed.trainer.losses.chain_labels import flat_batch
 
 

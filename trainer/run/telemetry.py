@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from evofeed.errors import TrainerError
+from evofeed.base.errors import TrainerError
 
 Names = Callable[[], list[str]]
 """Says on demand which samples a batch held."""

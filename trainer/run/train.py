@@ -8,7 +8,7 @@ import platform
 import resource
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,11 +17,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from evofeed.errors import TrainerError
-from evofeed.files import write_atomic
+from evofeed.base.errors import TrainerError
+from evofeed.base.files import write_atomic
 from evofeed.trainer.config import TrainConfig, save_config
 from evofeed.trainer.log.boards import Board, TensorBoard, WeightsAndBiases
 from evofeed.trainer.log.runlog import RUN, STEPS, STRUCTURE, RunLog, forget_steps
+from evofeed.trainer.losses import AlphaFoldLoss
+from evofeed.trainer.model.alphafold import AlphaFold
+from evofeed.trainer.model.compiled import compile_structure
 from evofeed.trainer.parallel.memory import refused
 from evofeed.trainer.report.flops import count_step_flops
 from evofeed.trainer.report.operators import OperatorSampler
@@ -83,12 +86,18 @@ def train(
         CheckpointError: a checkpoint does not fit, or cannot be written.
     """
     began = time.perf_counter()
+    source = {"dataset": _uris(dataset), "validation": _uris(validation)}
     with join_world(device, config.axial) as world, ExitStack() as cleanup:
         set_precision(config)
         model, loss = build_model(config, world.device, weights, world.axis)
+        recorded = config.kernels == "fused" and config.cuda_graphs and world.device.type == "cuda"
+        if recorded and world.axis is None and isinstance(model, AlphaFold):
+            compile_structure(model.structure_module)
         if resume:
             dataset = as_begun(dataset, out, world)
         loader = build_loader(config, dataset, world)
+        if isinstance(loss, AlphaFoldLoss):  # no recorded step can count them
+            loss.no_chains = getattr(loader, "most_chains", None)
         if loader is not dataset and hasattr(loader, "close"):
             cleanup.callback(loader.close)
         return run(
@@ -98,6 +107,7 @@ def train(
             loader,
             world=world,
             out=out,
+            source=source,
             resume=resume,
             began=began,
             validate=build_validation(config, model, validation, loader, world, out / STRUCTURE),
@@ -118,6 +128,7 @@ def run(
     out: Path,
     resume: bool = False,
     began: float | None = None,
+    source: Mapping[str, Sequence[str]] | None = None,
     validate: Callable[[], dict[str, float]] | None = None,
     show: bool = False,
     tensorboard: bool = False,
@@ -132,7 +143,7 @@ def run(
                 "a run is here already; --resume continues it, another --out starts afresh",
                 path=str(out),
             )
-        facts = _facts(config, model, loader, world)
+        facts = _facts(config, model, loader, world) | {"source": source or {}}
         log = None
         if world.is_first:
             boards: list[Board] = [TensorBoard(out, facts)] if tensorboard else []
@@ -230,6 +241,12 @@ def _facts(config: TrainConfig, model: nn.Module, loader: Loader, world: World) 
         "samples_per_step": config.accumulate * world.readers * _batch_size(loader),
         "samples_per_epoch": getattr(getattr(loader, "planner", None), "epoch_len", None),
     }  # fmt: skip
+
+
+def _uris(dataset: Any) -> list[str]:
+    """Where datasets are, if they were given so: what `--resume` opens again."""
+    several = dataset if isinstance(dataset, list | tuple) else [dataset]
+    return [one for one in several if isinstance(one, str)]
 
 
 def _batch_size(loader: Loader) -> int:

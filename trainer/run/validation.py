@@ -11,12 +11,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from evofeed.residues import ATOM_ORDER
+from evofeed.protein.chain_numbers import superposed
+from evofeed.protein.residues import ATOM_ORDER
 from evofeed.trainer.config import TrainConfig
 from evofeed.trainer.losses.chain_labels import flat_batch, with_assigned_truth
 from evofeed.trainer.losses.dockq import dockq
 from evofeed.trainer.losses.lddt import lddt
-from evofeed.trainer.losses.metrics import structure_metrics, superpose
+from evofeed.trainer.losses.metrics import structure_metrics
 from evofeed.trainer.losses.violation import find_structural_violations, violation_metrics
 from evofeed.trainer.run.distributed import World
 from evofeed.trainer.run.precision import autocast
@@ -26,8 +27,8 @@ from evofeed.trainer.run.settings import loader_config, loss_config
 class Validator:
     """Mean of the structure metrics over batches that are the same every time.
 
-    The ranks measure their own batches and share the result. The first rank keeps the CA atoms
-    of its first chain, as predicted last (superposed) and as they are, for the run report.
+    The ranks measure their own batches and share the result. The first rank keeps the atoms of
+    its first chain, known and as predicted first and last (superposed), for the run report.
 
     Args:
         config: of the run; gives the precision.
@@ -68,12 +69,12 @@ class Validator:
         device = self.world.device.type
         with autocast(self._precision, device):
             outputs = self.model(batch)
-        batch = with_assigned_truth(outputs, batch, self._loss.max_chains)
+        batch = with_assigned_truth(outputs, batch)
         atoms = (
             outputs["final_atom_positions"], batch["all_atom_positions"], batch["all_atom_mask"],
         )  # fmt: skip
         if first and self._picture and atoms[0][0].isfinite().all():
-            save_traces(atoms[0][0], atoms[1][0], atoms[2][0], self._picture)
+            save_structure(outputs, batch, self._picture)
         metrics = structure_metrics(*atoms)
         atom14 = outputs["sm"]["positions"][-1].float()
         violations = find_structural_violations(batch, atom14, self._loss)
@@ -102,21 +103,38 @@ def complex_metrics(outputs: Mapping[str, Any], batch: dict[str, Tensor]) -> dic
     return found | ({"iptm": outputs["iptm_score"]} if "iptm_score" in outputs else {})
 
 
-def save_traces(pred: Tensor, true: Tensor, mask: Tensor, path: Path) -> None:
-    """CA atoms of a chain, `pred` superposed on `true`, where both are known.
+def save_structure(outputs: Mapping[str, Any], batch: Mapping[str, Tensor], path: Path) -> None:
+    """The first sample of a batch beside its prediction, superposed, where its CA is known.
 
     Args:
-        pred: predicted atoms `[L, 37, 3]`, ångström.
-        true: known atoms, likewise.
-        mask: 1 where an atom is known, `[L, 37]`.
-        path: `.npz` file for `pred` and `true`, `[n, 3]` each.
+        outputs: of the model.
+        batch: with the truth.
+        path: `.npz` file for `pred`, `true` and, of the first call, `first`: atoms
+            `[n, 37, 3]` in ångström; `pred_mask` and `true_mask` `[n, 37]`, `aatype`, `chain`
+            (from 1), `plddt` (0 to 100) and `residue` (from 0) `[n]`.
     """
     ca = ATOM_ORDER["CA"]
-    known = mask[:, ca] > 0
-    kept, wanted = pred[known, ca].double(), true[known, ca].double()
-    moved = superpose(kept, wanted, torch.ones_like(kept[:, 0]))
+    known = batch["all_atom_mask"][0, :, ca] > 0
+
+    def of(values: Tensor) -> np.ndarray:
+        return values[0, known].float().cpu().numpy()
+
+    pred, true = of(outputs["final_atom_positions"]), of(batch["all_atom_positions"])
+    residue = batch["residue_index"]
+    found: dict[str, Any] = {
+        "pred": superposed(pred[:, ca], true[:, ca], pred).astype(np.float32), "true": true,
+        "pred_mask": of(outputs["final_atom_mask"]), "true_mask": of(batch["all_atom_mask"]),
+        "plddt": of(outputs["plddt"]), "aatype": of(batch["aatype"]).astype(int),
+        "residue": of(residue).astype(int),
+        "chain": of(batch.get("asym_id", torch.ones_like(residue))).astype(int),
+    }  # fmt: skip
+    if path.is_file():
+        with np.load(path) as before:
+            found["first"] = before["first"]
+    if found.setdefault("first", found["pred"]).shape != found["pred"].shape:
+        found["first"] = found["pred"]  # of a folder whose held-out chain has changed
     path.parent.mkdir(parents=True, exist_ok=True)
-    np.savez(path, pred=moved.cpu().numpy(), true=wanted.cpu().numpy())
+    np.savez(path, **found)
 
 
 def held_out(

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from evofeed.run_files import HANGS
+from evofeed.base.run_files import HANGS
 
 _LOG = logging.getLogger(__name__)
 _HISTORY = 101  # steps whose median counts

@@ -6,13 +6,14 @@ import dataclasses
 import json
 import os
 import statistics
+import sys
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from evofeed.options import Json, usable_device
+from evofeed.base.options import Json, usable_device
 
 
 def tune(
@@ -30,9 +31,6 @@ def tune(
         list[str] | None, typer.Option(help="Tune this setting alone; several: these.")
     ] = None,
     limit: Annotated[float, typer.Option(min=1, help="Seconds a trial may take.")] = 300.0,
-    lossy: Annotated[
-        bool, typer.Option("--lossy", help="Try compressed gradients, which change what is learnt.")
-    ] = False,
     device: Annotated[
         str, typer.Option(help="cpu or cuda; default: GPUs if there are.", callback=usable_device)
     ] = "",
@@ -40,8 +38,8 @@ def tune(
 ) -> None:
     """Measure which settings of a run are fastest on this machine, and write them as YAML.
 
-    Axial size, CUDA graphs, recomputation, batch, batches read ahead, overlap and, with --lossy,
-    compressed gradients; samples of a step stay the same. Start it once, it starts the ranks.
+    Axial size, CUDA graphs, recomputation, batch, batches read ahead and overlap;
+    samples of a step stay the same. Start it once, it starts the ranks.
 
     Example: evofeed tune run.yaml --dataset data/ --out tuned.yaml
     """
@@ -61,7 +59,7 @@ def tune(
     ranks = ranks or max(cards, 1)
     if place == "cuda" and ranks > cards:
         raise typer.BadParameter(f"--ranks {ranks}, but there are {cards} GPUs")
-    values = alternatives(ranks, place == "cuda", lossy)
+    values = alternatives(ranks, place == "cuda")
     for name in set(only or values) - set(values):
         raise typer.BadParameter(f"--only {name}: here there are {', '.join(values)}")
     values = {name: options for name, options in values.items() if name in (only or values)}
@@ -76,16 +74,16 @@ def tune(
         changed = applied(run, settings, ranks)
         return launch(changed, dataset, steps=steps, ranks=ranks, device=place, limit=limit)
 
-    with _bar(values, rounds, not as_json) as report:
-        found = search(run, measure, values, ranks=ranks, rounds=rounds, report=report)
+    def report(settings: Settings, trial: Trial) -> None:
+        print(_line(settings, trial, values), file=sys.stderr if as_json else sys.stdout)
+
+    found = search(run, measure, values, ranks=ranks, rounds=rounds, report=report)
     if all(trial.error for _, trial in found.trials):
         print(json.dumps(_result(found, target)) if as_json else found.trials[0][1].error)
         raise typer.Exit(1)
-    _write(target, run, applied(run, found.chosen, ranks), _headline(found, place, ranks))
-    if as_json:
-        print(json.dumps(_result(found, target)))
-    else:
-        _show(found, target)
+    headline = _headline(found, place, ranks)
+    _write(target, run, applied(run, found.chosen, ranks), headline)
+    print(json.dumps(_result(found, target)) if as_json else f"{target}: {headline[2:].strip()}")
 
 
 def _cards() -> int:
@@ -94,33 +92,14 @@ def _cards() -> int:
     return torch.cuda.device_count()
 
 
-def _bar(values: Any, rounds: int, show: bool) -> Any:
-    """A progress bar over the trials that are likely; what it yields is called after each."""
-    from contextlib import contextmanager
-
-    from rich.console import Console
-
-    from evofeed.trainer.log.runlog import bar
-
-    likely = 1 + sum(len(options) - 1 for options in values.values()) + 2 * rounds
-
-    @contextmanager
-    def shown() -> Any:
-        with bar(console=Console(stderr=True), disable=not show) as progress:
-            task = progress.add_task("trials", total=likely, text="")
-
-            def report(settings: Any, trial: Any) -> None:
-                text = trial.error or f"{_ms(trial)} a step"
-                progress.update(task, advance=1, text=text[:60])
-
-            yield report
-            progress.update(task, total=progress.tasks[0].completed)
-
-    return shown()
-
-
-def _ms(trial: Any) -> str:
-    return f"{statistics.fmean(trial.seconds) * 1e3:.1f} ms"
+def _line(settings: Any, trial: Any, names: Any) -> str:
+    """One trial in words."""
+    named = ", ".join(f"{name} {getattr(settings, name)}" for name in names)
+    if trial.error:
+        return f"not timed: {named}: {trial.error}"
+    step = statistics.fmean(trial.seconds) * 1e3
+    memory = trial.peak_memory / 2**30
+    return f"{named}: {step:.1f} ms a step, {memory:.1f} GiB, {trial.wait_share:.1%} waiting"
 
 
 def _headline(found: Any, place: str, ranks: int) -> str:
@@ -137,7 +116,7 @@ def _write(path: Path, run: Any, tuned: Any, headline: str) -> None:
     """What differs from the preset, as YAML that `evofeed train` reads."""
     import yaml
 
-    from evofeed.files import write_atomic
+    from evofeed.base.files import write_atomic
     from evofeed.trainer.presets import PRESETS
 
     usual = PRESETS[run.preset]().train.to_dict()
@@ -166,40 +145,3 @@ def _ratio(found: Any) -> float | None:
     if found.chosen == found.default:
         return 1.0
     return statistics.median(found.ratios) if found.ratios else None
-
-
-def _show(found: Any, target: Path) -> None:
-    from rich.box import SIMPLE_HEAD
-    from rich.console import Console
-    from rich.table import Column, Table
-
-    varied = _differing([one for one, _ in found.trials])
-    timed = [(settings, trial) for settings, trial in found.trials if not trial.error]
-    shown = _differing([settings for settings, _ in timed])
-    names = [*shown, "step", "memory", "waits"]
-    columns = [Column(name, overflow="fold") for name in names]  # cut in two, but not off
-    table = Table(*columns, box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for settings, trial in timed:
-        values = [str(getattr(settings, name)) for name in shown]
-        memory = f"{trial.peak_memory / 2**30:.1f} GiB"
-        table.add_row(*values, _ms(trial), memory, f"{trial.wait_share:.1%}")
-    failed = []
-    for settings, trial in found.trials:
-        if trial.error:
-            named = ", ".join(f"{name} {getattr(settings, name)}" for name in varied)
-            failed.append(f"not timed: {named}: {trial.error}")
-    Console().print(table)
-    for line in failed:
-        print(line)
-    if found.chosen == found.default:
-        print(f"{target}: the default, nothing was faster")
-    elif found.ratios:
-        print(f"{target}: {statistics.median(found.ratios):.3f} of the default's time")
-    else:
-        print(f"{target}: the default did not run, this does")
-
-
-def _differing(tried: list[Any]) -> list[str]:
-    """Names of the settings that were not the same in all of these."""
-    names = [field.name for field in dataclasses.fields(tried[0])]
-    return [name for name in names if len({getattr(one, name) for one in tried}) > 1]

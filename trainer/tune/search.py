@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from evofeed.errors import InputError
-from evofeed.trainer.config import GRADIENTS, TrainConfig
+from evofeed.base.errors import InputError
+from evofeed.trainer.config import TrainConfig
 from evofeed.trainer.run.distributed import World
 from evofeed.trainer.run.settings import check_parts, loader_config, model_config
 
@@ -32,7 +32,6 @@ class Settings:
     batch_size: int
     overlap: bool
     prefetch: int
-    gradients: str
 
     @classmethod
     def of(cls, config: TrainConfig) -> Settings:
@@ -44,7 +43,6 @@ class Settings:
             loader_config(config, World()).batch_size,
             config.overlap,
             config.prefetch,
-            config.gradients.mode,
         )
 
 
@@ -103,13 +101,11 @@ def applied(config: TrainConfig, settings: Settings, ranks: int) -> TrainConfig:
         model={**config.model, "activation_checkpointing": settings.checkpointing},
         loader={**config.loader, "batch_size": settings.batch_size},
     )
-    if settings.gradients != config.gradients.mode:
-        changed = changed.replace(gradients=replace(config.gradients, mode=settings.gradients))
     check_parts(changed)
     return changed
 
 
-def alternatives(ranks: int, on_gpu: bool, lossy: bool) -> Mapping[str, Sequence[Any]]:
+def alternatives(ranks: int, on_gpu: bool) -> Mapping[str, Sequence[Any]]:
     """Values of each setting that this machine can tell apart."""
     found: dict[str, Sequence[Any]] = {"checkpointing": (False, True), "batch_size": (1, 2, 4, 8)}
     found["prefetch"] = (4, 16, 64)
@@ -118,8 +114,6 @@ def alternatives(ranks: int, on_gpu: bool, lossy: bool) -> Mapping[str, Sequence
     if ranks > 1:
         found = {"axial": [n for n in range(1, ranks + 1) if ranks % n == 0], **found}
         found["overlap"] = (True, False)
-        if lossy:
-            found["gradients"] = GRADIENTS
     return found
 
 

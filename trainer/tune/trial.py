@@ -16,12 +16,12 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from evofeed.errors import TrainerError
-from evofeed.files import write_atomic
+from evofeed.base.errors import TrainerError
+from evofeed.base.files import write_atomic
 from evofeed.trainer.config import TrainConfig
 from evofeed.trainer.log.runlog import RunLog, read_steps
 from evofeed.trainer.report.run_report import training_seconds
@@ -90,11 +90,9 @@ def _said(folder: Path, errors: str) -> Trial:
 
 def run_trial(config: TrainConfig, dataset: Sequence[str], steps: int, device: str) -> Trial:
     """Some steps of a run, in this process: one rank's part of it."""
-    # Compressed gradients as they are once their own first steps are over.
     few = config.replace(
-        steps=WARM_UP + steps, checkpoint_every=0, validate_every=0, profile_steps=0,
-        gradients=replace(config.gradients, warmup_steps=0),
-    )  # fmt: skip
+        steps=WARM_UP + steps, checkpoint_every=0, validate_every=0, profile_steps=0
+    )
     with join_world(device, few.axial) as world, contextlib.ExitStack() as cleanup:
         set_precision(few)
         model, loss = build_model(few, world.device, None, world.axis)

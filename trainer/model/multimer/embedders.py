@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from evofeed.shapes import Float
+from evofeed.base.shapes import Float
 from evofeed.trainer.model.embedders import InputEmbedder
 from evofeed.trainer.model.primitives import Linear, one_hot
 

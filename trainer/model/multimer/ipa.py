@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-from evofeed.shapes import Float
+from evofeed.base.shapes import Float
 from evofeed.trainer.model.ipa import InvariantPointAttention, PointProjection
 from evofeed.trainer.model.primitives import Linear
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from evofeed.shapes import Float
+from evofeed.base.shapes import Float
 from evofeed.trainer.model.multimer.ipa import InvariantPointAttentionMultimer
 from evofeed.trainer.model.primitives import exact_products
 from evofeed.trainer.model.rigid import Rigid, compose, quaternion_to_matrix, to_4x4

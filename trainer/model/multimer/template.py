@@ -13,17 +13,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from evofeed.loader import pseudo_beta
-from evofeed.residues import ATOM_ORDER, RESTYPES
-from evofeed.shapes import Bool, Float, Int
+from evofeed.base.shapes import Bool, Float, Int
+from evofeed.protein.pseudo_beta import pseudo_beta, pseudo_beta_mask
+from evofeed.protein.residues import ATOM_ORDER
 from evofeed.trainer.model.constants import table
 from evofeed.trainer.model.embedders import distance_one_hot
 from evofeed.trainer.model.primitives import LayerNorm, Linear, one_hot
 from evofeed.trainer.model.rigid import Rigid, invert_apply
 from evofeed.trainer.model.template import TemplatePairStack
 
-_N, _CA, _C, _CB = (ATOM_ORDER[name] for name in ("N", "CA", "C", "CB"))
-_GLYCINE = RESTYPES.index("G")
+_N, _CA, _C = (ATOM_ORDER[name] for name in ("N", "CA", "C"))
 _LEAST_NORM = 1e-6
 
 
@@ -151,7 +150,7 @@ class TemplateEmbedderMultimer(nn.Module):
         same_chain = asym_id[..., rows, None] == asym_id[..., None, :]
         found: Tensor = self.template_pair_embedder(
             dgram, one_hot(aatype, 22, positions.dtype), z[..., None, :, :, :],
-            _pseudo_beta_mask(aatype, atom_mask), backbone_mask, same_chain[..., None, :, :],
+            pseudo_beta_mask(aatype, atom_mask), backbone_mask, same_chain[..., None, :, :],
             unit_vectors(frames, rows), rows,
         )  # fmt: skip
         return found
@@ -207,10 +206,6 @@ def chi_angles(
     known = torch.unflatten(torch.gather(mask, -1, flat), -1, (4, 4)).prod(dim=-1)
     exists = table("CHI_MASK", positions.device, mask.dtype)[restype]
     return torch.atan2(sine, cosine), exists * known
-
-
-def _pseudo_beta_mask(aatype: Tensor, mask: Tensor) -> Tensor:
-    return torch.where(aatype == _GLYCINE, mask[..., _CA], mask[..., _CB])
 
 
 def _pairs(mask: Tensor, rows: slice) -> Tensor:

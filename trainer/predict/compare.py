@@ -1,0 +1,93 @@
+"""A prediction beside the known structure of the same chain or complex."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from evofeed.loader import assembly_batch
+from evofeed.protein.assembly_record import AssemblyRecord
+from evofeed.protein.chain_record import ChainRecord
+from evofeed.protein.residues import ATOM_ORDER
+from evofeed.protein.structure_text import Structure
+from evofeed.trainer.losses.chain_labels import flat_batch, with_assigned_truth
+from evofeed.trainer.losses.dockq import dockq
+from evofeed.trainer.losses.metrics import structure_metrics
+from evofeed.trainer.predict.prediction import Prediction, named
+
+
+def compared(prediction: Prediction, record: ChainRecord | AssemblyRecord) -> dict[str, float]:
+    """`lddt_ca`, `tm_score` (0 to 1) and `rmsd_ca` (ångström), and of a complex `dockq`.
+
+    Equal chains of a complex are compared in the order that fits best. Empty where the record
+    has no structure. Source: Mariani 2013; Zhang and Skolnick 2004; Basu and Wallner 2016.
+    """
+    if record.all_atom_positions is None or record.all_atom_mask is None:
+        return {}
+    pred = torch.from_numpy(prediction.structure.positions)[None].float()
+    truth = labels_of(pred, record)
+    true, mask = truth["all_atom_positions"].float(), truth["all_atom_mask"].float()
+    if not mask.any():
+        return {}
+    found = structure_metrics(pred, true, mask)
+    values = {name: found[name][0] for name in ("lddt_ca", "tm_score", "rmsd_ca")}
+    if "asym_id" in truth:
+        values["dockq"] = dockq(pred[0], true[0], mask[0], truth["asym_id"][0])
+    return {name: round(float(value), 4) for name, value in values.items()}
+
+
+def known_atoms(ca: np.ndarray, record: ChainRecord | AssemblyRecord) -> Structure | None:
+    """The record's structure, equal chains of a complex in the order that fits a prediction best.
+
+    Args:
+        ca: predicted CA atoms of all residues `[L, 3]`, ångström.
+        record: of the same chain or complex.
+
+    Returns:
+        None where it has no structure, or fewer than three residues of it.
+    """
+    if record.all_atom_positions is None or record.all_atom_mask is None:
+        return None
+    at = ATOM_ORDER["CA"]
+    pred = torch.zeros(1, *record.all_atom_positions.shape)
+    pred[0, :, at] = torch.from_numpy(ca).float()
+    truth = labels_of(pred, record)
+    mask = truth["all_atom_mask"][0].numpy()
+    if (mask[:, at] > 0).sum() < 3:
+        return None
+    structure = Structure(
+        name=named(record)[0], aatype=np.zeros(len(mask), int), residue_index=np.arange(len(mask)),
+        positions=truth["all_atom_positions"][0].numpy(), mask=mask,
+        confidence=np.zeros(len(mask)),
+    )  # fmt: skip
+    if isinstance(record, ChainRecord):
+        return replace(structure, aatype=record.aatype)
+    ids: dict[str, Any] = {
+        name: truth[key][0].numpy()
+        for name, key in (
+            ("aatype", "aatype"), ("residue_index", "residue_index"),
+            ("chain", "asym_id"), ("entity", "entity_id"),
+        )
+    }  # fmt: skip
+    return replace(structure, **ids, chain_names=named(record)[1])
+
+
+def labels_of(pred: Tensor, record: ChainRecord | AssemblyRecord) -> Mapping[str, Tensor]:
+    """The known structure that atoms `[1, L, 37, 3]` are compared with, as a batch of one.
+
+    Equal chains of a complex stand in the order that fits best.
+    """
+    if isinstance(record, AssemblyRecord):
+        small = {"max_msa_clusters": 1, "max_extra_msa": 1, "max_templates": 0}
+        batch = assembly_batch(record, no_recycling_iters=0, supervised=True, **small)
+        return with_assigned_truth({"final_atom_positions": pred}, flat_batch(batch))
+    assert record.all_atom_positions is not None and record.all_atom_mask is not None
+    return {
+        "all_atom_positions": torch.from_numpy(record.all_atom_positions)[None],
+        "all_atom_mask": torch.from_numpy(record.all_atom_mask)[None],
+    }

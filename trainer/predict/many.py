@@ -1,0 +1,211 @@
+"""Many predictions: chains and complexes by several weights and seeds, ranked, resumable."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from evofeed.base.errors import InputError, TrainerError
+from evofeed.base.files import write_atomic
+from evofeed.protein.assembly_record import AssemblyRecord
+from evofeed.protein.chain_record import ChainRecord
+from evofeed.trainer.model.alphafold import AlphaFold
+from evofeed.trainer.parallel.axis import Axis
+from evofeed.trainer.parallel.memory import explained
+from evofeed.trainer.predict.compare import compared
+from evofeed.trainer.predict.files import read_summary, write_prediction
+from evofeed.trainer.predict.prediction import (
+    Prediction,
+    Progress,
+    evaluate,
+    named,
+    predict_structure,
+    prediction_batch,
+    spread,
+)
+from evofeed.trainer.predict.weights import kind_of, load_model, trained_sizes
+from evofeed.trainer.run.distributed import World
+
+Record = ChainRecord | AssemblyRecord
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """One prediction: what, by which weights, with which rows of its alignment."""
+
+    name: str
+    weights: Path
+    seed: int
+    structure: Path
+    """File for the atoms; the others lie beside it."""
+
+    @property
+    def scores(self) -> Path:
+        """Written last: a task is done where it is."""
+        return self.structure.with_name(f"{self.structure.stem}_scores.json")
+
+
+def tasks(
+    names: Sequence[str], weights: Sequence[Path], seeds: Sequence[int], folder: Path, ending: str
+) -> list[Task]:
+    """Every name by every weights with every seed, weights by weights: each is loaded once.
+
+    Files are called `NAME/WEIGHTS_seed0.cif`, the weights by their file's stem.
+
+    Raises:
+        InputError: two files of weights would give files of the same name.
+    """
+    stems = [path.resolve().stem for path in weights]
+    for stem in stems:
+        if stems.count(stem) > 1:
+            raise InputError(f"two of the weights are called {stem}: rename one")
+    return [
+        Task(
+            name=name, weights=path, seed=seed,
+            structure=folder / name.replace("/", "_") / f"{stem}_seed{seed}.{ending}",
+        )
+        for path, stem in zip(weights, stems, strict=True)
+        for seed in seeds
+        for name in names
+    ]  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """How predictions are made: recycles, the device with its ranks, what is written besides."""
+
+    recycles: int
+    world: World
+    distogram: bool = False
+    relax: bool = False
+
+
+def run_tasks(
+    wanted: Sequence[Task],
+    read: Callable[[str], Record],
+    settings: Settings,
+    progress: Callable[[Task], Progress | None] = lambda task: None,
+    drawn: Callable[[Task, Prediction], None] | None = None,
+) -> Iterator[tuple[Task, dict[str, Any]]]:
+    """Make the predictions that are not there yet; yields each with its scores, in order.
+
+    The ranks take turns, or share the one that there is. A chain that fails is yielded with its
+    `error`; the others go on.
+
+    Args:
+        wanted: in the order of `tasks`.
+        read: gives the record of a name.
+        settings: how.
+        progress: gives what is told of every block of a task.
+        drawn: takes every prediction that was made.
+    """
+    world = settings.world
+    shared = world.axis is not None and world.axis.size > 1
+    mine = wanted if shared else wanted[world.rank :: world.size]
+    loaded: _Loaded | None = None
+    for task in mine:
+        if (done := read_summary(task.scores)) is not None and not shared:
+            yield task, done | {"resumed": True}
+            continue
+        told = progress(task)
+        if loaded is None or loaded.weights != task.weights:
+            loaded = None  # the memory of one model is free before the next
+            loaded = _Loaded(task.weights, load_model(task.weights).to(world.device))
+        try:
+            made = _predicted(task, loaded, read(task.name), settings, told)
+        except (InputError, TrainerError) as error:
+            if shared or len(wanted) == 1:
+                raise
+            yield task, {"name": task.name, "error": str(error)}
+            continue
+        if made is None:
+            continue
+        prediction, facts = made
+        task.structure.parent.mkdir(parents=True, exist_ok=True)
+        found = write_prediction(
+            prediction, task.structure, facts=facts, distogram=settings.distogram
+        )
+        if drawn is not None:
+            drawn(task, prediction)
+        yield task, found
+
+
+class _Loaded:
+    """A model on its device, which works in parts from its first long chain on."""
+
+    def __init__(self, weights: Path, model: AlphaFold) -> None:
+        self.weights, self.model, self._in_parts = weights, model, False
+
+    def for_residues(self, num_res: int, axis: Axis | None) -> AlphaFold:
+        """The model as it predicts so many residues."""
+        if not self._in_parts:
+            self.model = spread(self.model, num_res, axis)
+            self._in_parts = "forward" in vars(self.model)
+        return self.model
+
+
+def _predicted(
+    task: Task, loaded: _Loaded, record: Record, settings: Settings, progress: Progress | None
+) -> tuple[Prediction, dict[str, Any]] | None:
+    """The prediction and facts about it; None on a rank that only helps the first."""
+    world, model = settings.world, loaded.model
+    name, names = named(record)
+    batch = prediction_batch(
+        record, model, no_recycling_iters=settings.recycles, seed=task.seed,
+        **trained_sizes(task.weights),
+    )  # fmt: skip
+    num_res, templates = batch["aatype"].shape[-1], batch["template_aatype"].shape[-2]
+    axis: Axis | None = world.axis
+    with explained(name, model.config, num_res, world.size, world.device, templates):
+        batch = {key: value.to(world.device) for key, value in batch.items()}
+        model = loaded.for_residues(num_res, axis)
+        if axis is not None and axis.size > 1 and not world.is_first:
+            evaluate(model, batch)
+            return None
+        made = predict_structure(model, batch, name=name, chain_names=names, progress=progress)
+    facts: dict[str, Any] = {
+        "weights": str(task.weights), "model": kind_of(model.config), "seed": task.seed,
+        "recycles": settings.recycles, **_versus(made, record),
+    }  # fmt: skip
+    if settings.relax:
+        from evofeed.trainer.predict.relax import relaxed
+
+        made, facts["relaxed"] = relaxed(made)
+    return made, facts
+
+
+def _versus(made: Prediction, record: Record) -> dict[str, Any]:
+    found = compared(made, record)
+    return {"known_structure": found} if found else {}
+
+
+def ranked(wanted: Sequence[Task]) -> list[tuple[Task, dict[str, Any]]]:
+    """Tasks that are done with their scores, the most confident first."""
+    read = [(task, read_summary(task.scores)) for task in wanted]
+    good = [(task, found) for task, found in read if found is not None]
+    return sorted(good, key=lambda pair: (-pair[1]["ranking_confidence"], pair[0].structure.name))
+
+
+def write_ranking(folder: Path, wanted: Sequence[Task]) -> list[dict[str, Any]]:
+    """Write `ranking.json` of a name's predictions, the most confident first.
+
+    Args:
+        folder: of the predictions.
+        wanted: the tasks of one name; those without scores are left out.
+
+    Returns:
+        What it holds: a row a prediction.
+    """
+    rows = [
+        {"rank": rank, "structure": task.structure.name,
+         "weights": str(task.weights), "seed": task.seed,
+         **{key: found[key] for key in ("ranking_confidence", "mean_plddt", "ptm", "iptm")
+            if key in found}}
+        for rank, (task, found) in enumerate(ranked(wanted), 1)
+    ]  # fmt: skip
+    if rows:
+        write_atomic(folder / "ranking.json", json.dumps(rows, indent=1))
+    return rows

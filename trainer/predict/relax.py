@@ -1,0 +1,115 @@
+"""A predicted structure with its strained bonds and clashes minimised, by OpenMM.
+
+As AF2 does it: Amber's force field, heavy atoms held to their places by springs, no solvent.
+Source: AF2 SI 1.8.6.
+"""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+from typing import Any, Final
+
+import numpy as np
+
+from evofeed.base.errors import InputError, TrainerError
+from evofeed.protein.residues import ATOM_ORDER, UNKNOWN
+from evofeed.protein.structure_text import to_pdb
+from evofeed.trainer.predict.prediction import Prediction
+
+STIFFNESS: Final = 10.0
+"""Of the springs, kcal/mol/Å²."""
+TOLERANCE: Final = 10.0
+"""Root mean square force at which the minimisation ends, kJ/mol/nm: OpenMM's default."""
+_CO: Final = 1.25  # ångström, both oxygens of a carboxylate
+
+
+def relaxed(prediction: Prediction) -> tuple[Prediction, dict[str, float]]:
+    """The prediction with relaxed atoms, and `energy_before`, `energy_after` in kJ/mol and
+    `moved`, the root mean square displacement of the heavy atoms in ångström.
+
+    Raises:
+        TrainerError: OpenMM is not installed.
+        InputError: a residue is unknown (X), or the structure cannot be minimised.
+    """
+    try:
+        import openmm
+        from openmm import app, unit
+    except ImportError:
+        raise TrainerError(
+            "relaxation needs OpenMM: pip install openmm, or leave --relax away"
+        ) from None
+    structure = prediction.structure
+    if (structure.aatype >= UNKNOWN).any():
+        place = int(np.flatnonzero(structure.aatype >= UNKNOWN)[0]) + 1
+        raise InputError(
+            f"residue {place} is unknown (X), so its atoms are too: it cannot be relaxed",
+            item=structure.name,
+        )
+    field = app.ForceField("amber14-all.xml")
+    text = _with_terminal_oxygens(to_pdb(replace(structure, chain_names=())))
+    pdb = app.PDBFile(io.StringIO(text))
+    modeller = app.Modeller(pdb.topology, pdb.positions)
+    modeller.addHydrogens(field)
+    system = field.createSystem(modeller.topology, constraints=app.HBonds)
+    springs = openmm.CustomExternalForce("k*((x-x0)^2+(y-y0)^2+(z-z0)^2)")
+    springs.addGlobalParameter(
+        "k", 0.5 * STIFFNESS * unit.kilocalories_per_mole / unit.angstroms**2
+    )
+    for axis in ("x0", "y0", "z0"):
+        springs.addPerParticleParameter(axis)
+    heavy = [a for a in modeller.topology.atoms() if a.element is not app.element.hydrogen]
+    for atom in heavy:
+        springs.addParticle(atom.index, modeller.positions[atom.index])
+    system.addForce(springs)
+    simulation = app.Simulation(modeller.topology, system, openmm.VerletIntegrator(0.001))
+    simulation.context.setPositions(modeller.positions)
+    before = _energy(simulation, unit)
+    simulation.minimizeEnergy(tolerance=TOLERANCE * unit.kilojoules_per_mole / unit.nanometer)
+    after = _energy(simulation, unit)
+    if not np.isfinite(after):
+        raise InputError("its energy is not finite after minimisation", item=structure.name)
+    at = simulation.context.getState(getPositions=True).getPositions(asNumpy=True)
+    atoms = np.asarray(at.value_in_unit(unit.angstrom))
+    positions = structure.positions.copy()
+    rows = {residue: row for row, residue in enumerate(modeller.topology.residues())}
+    for atom in heavy:
+        if atom.name in ATOM_ORDER and atom.name != "OXT":
+            positions[rows[atom.residue], ATOM_ORDER[atom.name]] = atoms[atom.index]
+    there = structure.mask.astype(bool)
+    moved = np.sqrt(np.mean(np.sum((positions - structure.positions)[there] ** 2, axis=-1)))
+    facts = {"energy_before": before, "energy_after": after, "moved": float(moved)}
+    result = replace(prediction, structure=replace(structure, positions=positions))
+    return result, {name: round(value, 3) for name, value in facts.items()}
+
+
+def _energy(simulation: Any, unit: Any) -> float:
+    state = simulation.context.getState(getEnergy=True)
+    return float(state.getPotentialEnergy().value_in_unit(unit.kilojoules_per_mole))
+
+
+def _with_terminal_oxygens(text: str) -> str:
+    """PDB text whose chains end in a carboxylate: predictions have no OXT, Amber wants it."""
+    lines: list[str] = []
+    last: dict[str, tuple[str, np.ndarray]] = {}
+    for line in text.splitlines():
+        if line.startswith("ATOM"):
+            name, key = line[12:16].strip(), line[21:27]
+            if last and next(iter(last.values()))[0][21:27] != key:
+                last = {}
+            last[name] = line, np.array([float(line[i : i + 8]) for i in (30, 38, 46)])
+        elif line.startswith("TER"):
+            lines.append(_terminal_oxygen(last))
+            last = {}
+        lines.append(line)
+    return "\n".join(lines) + "\n"
+
+
+def _terminal_oxygen(atoms: dict[str, tuple[str, np.ndarray]]) -> str:
+    line, oxygen = atoms["O"]
+    carbon, alpha = atoms["C"][1], atoms["CA"][1]
+    axis = (carbon - alpha) / np.linalg.norm(carbon - alpha)
+    bond = oxygen - carbon
+    mirrored = 2 * (bond @ axis) * axis - bond  # turned by half about the axis CA-C
+    x, y, z = carbon + _CO * mirrored / np.linalg.norm(mirrored)
+    return f"{line[:12]} OXT{line[16:30]}{x:8.3f}{y:8.3f}{z:8.3f}{line[54:]}"

@@ -1,0 +1,146 @@
+"""The model that a run's folder, or a published file of weights, holds."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from torch import Tensor
+
+from evofeed.base.errors import CheckpointError
+from evofeed.trainer.formats.openfold_checkpoint import (
+    load_openfold_checkpoint,
+    load_weights,
+    read_weights,
+)
+from evofeed.trainer.model.alphafold import AlphaFold
+from evofeed.trainer.model.config import ModelConfig
+from evofeed.trainer.model.init import empty_weights
+from evofeed.trainer.presets import initial_training, multimer
+
+
+def load_model(checkpoint: str | Path, *, config: ModelConfig | None = None) -> AlphaFold:
+    """The model of a checkpoint, with its averaged weights.
+
+    Args:
+        checkpoint: a run's folder (its newest checkpoint), a checkpoint's folder, or
+            a file of OpenFold (`.pt`), AF2 (`.npz`) or safetensors.
+        config: needed for files of models that are not of AF2's size.
+
+    Raises:
+        CheckpointError: it cannot be read or is of another model.
+    """
+    path = Path(checkpoint)
+    if path.is_dir():
+        return _from_run(path, config)
+    if path.suffix == ".npz":
+        with empty_weights():
+            model = AlphaFold(config or _npz_config(path))
+        load_openfold_checkpoint(model, path)
+        return model
+    state = read_weights(path)
+    with empty_weights():
+        model = AlphaFold(config or _published_config(state))
+    load_weights(model, state, str(path))
+    return model
+
+
+def trained_sizes(checkpoint: str | Path) -> dict[str, int]:
+    """MSA and template sizes that a run was trained with, for `record_batch`.
+
+    Empty for files of weights: those are AF2's, and OpenFold's sizes for prediction hold.
+    A model of a run has only met its own. One that always had extra sequences is lost
+    without, and there are none where the clusters take every row of an alignment.
+
+    Args:
+        checkpoint: whatever `load_model` takes.
+    """
+    path = Path(checkpoint)
+    settings = _settings(path)
+    if not path.is_dir() or not settings.is_file():
+        return {}
+    from evofeed.trainer.run.distributed import World
+    from evofeed.trainer.run.settings import load_config, loader_config
+
+    sizes = loader_config(load_config(str(settings)), World())
+    names = ("max_msa_clusters", "max_extra_msa", "max_templates")
+    return {name: getattr(sizes, name) for name in names}
+
+
+def _settings(path: Path) -> Path:
+    """The configuration of the run that a run's or a checkpoint's folder belongs to."""
+    from evofeed.trainer.run.checkpoint import CHECKPOINTS
+
+    return (path if (path / CHECKPOINTS).is_dir() else path.parent.parent) / "config.yaml"
+
+
+def _from_run(path: Path, config: ModelConfig | None) -> AlphaFold:
+    from evofeed.trainer.run.build import build_plain
+    from evofeed.trainer.run.checkpoint import checkpoint_in
+    from evofeed.trainer.run.settings import load_config
+
+    found = checkpoint_in(path)
+    settings = str(_settings(path))
+    model = build_plain(load_config(settings)) if config is None else AlphaFold(config)
+    load_weights(model, found.tensors("ema"), str(found.path))
+    return model
+
+
+def _published_config(state: Mapping[str, Tensor]) -> ModelConfig:
+    """The variant of AF2's model that a state dict belongs to."""
+    if "structure_module.ipa.linear_k.weight" in state:
+        return _multimer_config(any("linear_ab_p" in name for name in state))
+    config = initial_training(ptm="aux_heads.tm.linear.weight" in state).model
+    has_templates = any(name.startswith("template_embedder.") for name in state)
+    return config if has_templates else replace(config, template=None)
+
+
+def _npz_config(path: Path) -> ModelConfig:
+    """The variant of AF2's model that a file of AlphaFold belongs to."""
+    try:
+        with path.open("rb") as file, np.load(file) as arrays:
+            keys = list(arrays)
+    except FileNotFoundError:
+        raise CheckpointError("no such run, checkpoint or file", path=str(path)) from None
+    except (OSError, ValueError, zipfile.BadZipFile) as error:
+        raise CheckpointError(
+            f"cannot read it as AlphaFold's .npz ({error})", path=str(path)
+        ) from error
+    if any("_relative_encoding" in key for key in keys):
+        return _multimer_config(any(key.endswith("/left_norm_input//scale") for key in keys))
+    ptm = any("predicted_aligned_error_head" in key for key in keys)
+    config = initial_training(ptm=ptm).model
+    has_templates = any("template_embedding" in key for key in keys)
+    return config if has_templates else replace(config, template=None)
+
+
+def _multimer_config(fused: bool) -> ModelConfig:
+    """Version 3, or 1 and 2, whose triangle multiplications have a matrix for each projection.
+
+    The published versions 1 and 2 do not differ in anything else that has parameters.
+    """
+    config = multimer().model
+    assert config.template is not None
+    return replace(
+        config,
+        template=replace(config.template, fuse_projection_weights=fused),
+        extra_msa=replace(config.extra_msa, fuse_projection_weights=fused),
+        evoformer=replace(config.evoformer, fuse_projection_weights=fused),
+    )
+
+
+def kind_of(config: ModelConfig) -> str:
+    """What a model is, in words: `AlphaFold2 with templates and pTM`, `AlphaFold-Multimer v3`."""
+    size = "" if config.c_z == 128 and config.evoformer.no_blocks == 48 else ", not of AF2's size"
+    if config.multimer is not None:
+        version = "v3" if config.evoformer.fuse_projection_weights else "v1 or v2"
+        return f"AlphaFold-Multimer {version}{size}"
+    parts = [
+        name
+        for name, present in (("templates", config.template), ("pTM", config.tm_bins))
+        if present is not None
+    ]
+    return "AlphaFold2" + (f" with {' and '.join(parts)}" if parts else "") + size
