@@ -6,6 +6,7 @@ class with another `forward`.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any, TypeGuard, TypeVar
 
@@ -16,6 +17,7 @@ from torch.func import functional_call
 from evofeed.kernels.graphs.recorded import run
 
 Module = TypeVar("Module", bound=nn.Module)
+Look = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]
 
 
 class Fused:
@@ -44,6 +46,10 @@ class _Recorded(Fused):
         return run(self, super().forward, args, kwargs)  # type: ignore[misc]
 
 
+_HOOKS = (
+    "_forward_pre_hooks", "_forward_pre_hooks_with_kwargs", "_forward_hooks", "_backward_pre_hooks",
+    "_backward_hooks",
+)  # fmt: skip
 _classes: dict[tuple[type[nn.Module], type[Fused], bool], type[nn.Module]] = {}
 _made: set[type[nn.Module]] = set()
 
@@ -88,24 +94,27 @@ def _rebuild(cls: type[nn.Module], mixin: type[Fused], recorded: bool) -> nn.Mod
 
 
 def tried(
-    module: nn.Module, filled: Callable[[str, torch.Size], Tensor], *inputs: Tensor | None
-) -> Any | None:
+    module: nn.Module, filled: Callable[[str, torch.Size], Tensor], *inputs: Tensor | None,
+    look: tuple[nn.Module, Look] | None = None,
+) -> Any | None:  # fmt: skip
     """The module's own forward of `inputs` on the CPU, or None if it cannot be run.
 
-    It is in evaluation mode meanwhile; neither the module nor the random generator changes.
+    It is in evaluation mode and without its hooks meanwhile, so that what wraps it (FSDP) does not
+    take this for its first call; neither the module nor the random generator changes.
 
     Args:
         module: as it is, wherever its weights are.
         filled: gives what stands in for a weight of a name and shape.
         inputs: by position.
+        look: a module inside, and what is called with it and its arguments before its forward.
     """
     with torch.no_grad():
-        return called(module, stand_ins(module, filled), inputs)[0]
+        return called(module, stand_ins(module, filled), inputs, look=look)[0]
 
 
 def called(
     module: nn.Module, weights: dict[str, Tensor], inputs: Sequence[Tensor | None],
-    training: bool = False,
+    training: bool = False, look: tuple[nn.Module, Look] | None = None,
 ) -> tuple[Any | None, list[str]]:  # fmt: skip
     """As `tried`, with what stands in for the weights; also the names of what it set or changed."""
     modules = dict(module.named_modules())
@@ -115,6 +124,9 @@ def called(
     try:
         for inner in modules.values():
             inner.training = training
+            inner.__dict__.update({name: OrderedDict() for name in _HOOKS})
+        if look is not None:
+            look[0].register_forward_pre_hook(look[1], with_kwargs=True)
         during = {name: dict(vars(inner)) for name, inner in modules.items()}
         versions = {name: weight._version for name, weight in weights.items()}
         with torch.random.fork_rng(devices=[]), torch.autocast("cpu", enabled=False):

@@ -1,36 +1,22 @@
-# mypy: disable-error-code="no-untyped-call"
 """LAMB and LARS over flat buffers: optimizers that scale each tensor's step by its own norm.
 
-The buffers are those of `FusedAdamEMA`; a table of chunks says which part of them is
-which tensor. One pass finds the norms, one applies the update, clipping, moving
-average and 16-bit copy included. All scalars stay on the device: a step can be
-captured in a CUDA graph, and a gradient that is not finite changes nothing. Sums
-have a fixed order: equal bits from run to run.
+The buffers are those of `FusedAdamEMA`; spans say which part of them is which tensor. All scalars
+stay on the device: a step can be captured in a CUDA graph, and a gradient that is not finite
+changes nothing. Sums have a fixed order: equal bits from run to run.
 
 LAMB: You et al. 2019, arXiv:1904.00962, algorithm 2, with bias correction.
 LARS: You et al. 2017, arXiv:1708.03888, algorithm 1.
 """
 
-import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Unpack
+from typing import NamedTuple, Unpack
 
 import torch
 from torch import Tensor
 
-from evofeed.errors import UnsupportedShape
-from evofeed.kernels.drop_ins.layerwise_reference import lamb_step, lars_step
-from evofeed.kernels.drop_ins.layerwise_triton import (
-    lamb_norms_kernel,
-    lamb_update_kernel,
-    lars_norms_kernel,
-    lars_update_kernel,
-    ratio_kernel,
-)
+from evofeed.base.errors import UnsupportedShape
 from evofeed.kernels.ops.optimizer.op import FlatBuffers, FlatOptions
-from evofeed.kernels.runtime.backend import usable
-
-_CHUNK = 4096  # elements one program handles
+from evofeed.kernels.runtime.private_apis import norms
 
 
 class Span(NamedTuple):
@@ -59,48 +45,6 @@ def spans(tensors: Sequence[Tensor], align: int = 1) -> list[Span]:
     return found
 
 
-class _Tables:
-    """Chunks of all tensors, on the device."""
-
-    def __init__(self, found: Sequence[Span], param: Tensor) -> None:
-        end = max((span.start + span.size for span in found), default=0)
-        if end > param.numel() or not found:
-            raise UnsupportedShape(
-                f"the {len(found)} spans reach to element {end} of {param.numel()}: "
-                "give one span for each tensor in the buffers"
-            )
-        # Wide loads need starts that the compiler knows to be aligned.
-        self.align = math.gcd(16, *(span.start for span in found))
-        rows: list[tuple[int, int, int, int]] = []
-        first = [0]
-        for number, span in enumerate(found):
-            for offset in range(0, span.size, _CHUNK):
-                count = min(_CHUNK, span.size - offset)
-                start = (span.start + offset) // self.align
-                rows.append((start, count, number, len(rows)))
-            first.append(len(rows))
-        device = param.device
-        whole = [row for row in rows if row[1] == _CHUNK]
-        rest = [row for row in rows if row[1] < _CHUNK]
-        self._parts = [
-            (torch.tensor(part, dtype=torch.int64, device=device), part is whole)
-            for part in (whole, rest)
-            if part
-        ]
-        self.first = torch.tensor(first, dtype=torch.int64, device=device)
-        self.adapted = torch.tensor([float(span.adapted) for span in found], device=device)
-        self.ratio = torch.ones(len(found), device=device)
-        self.partial = torch.zeros((len(rows), 2), device=device)
-
-    def launch(self, kernel: Any, before: tuple[Any, ...], *after: Any, **options: bool) -> None:
-        """Runs a kernel over all chunks; the table is between its arguments."""
-        for table, full in self._parts:
-            kernel[(len(table),)](
-                *before, table, *after, **options, FULL=full, ALIGN=self.align, CHUNK=_CHUNK,
-                num_warps=8,
-            )  # fmt: skip
-
-
 class _Layerwise(FlatBuffers):
     """A flat optimizer whose steps are scaled tensor by tensor."""
 
@@ -116,28 +60,43 @@ class _Layerwise(FlatBuffers):
         **options: Unpack[FlatOptions],
     ) -> None:
         super().__init__(param, grad, state, ema, low, **options)
+        end = max((span.start + span.size for span in spans), default=0)
+        if end > param.numel() or not spans:
+            raise UnsupportedShape(
+                f"the {len(spans)} spans reach to element {end} of {param.numel()}: "
+                "give one span for each tensor in the buffers"
+            )
         self.spans, self.weight_decay = list(spans), weight_decay
-        self._tables = _Tables(self.spans, param)
+        adapted = torch.tensor([float(span.adapted) for span in spans] + [0.0])
+        number = torch.full(param.shape, len(spans), dtype=torch.int32)  # of each weight's tensor
+        for n, span in enumerate(spans):
+            number[span.start : span.start + span.size] = n
+        self._number = number.to(param.device)
+        self._adapted, self._inside = adapted.to(param.device), self._number < len(spans)
+        self._decay = weight_decay * self._adapted[self._number]
 
-    def _update(
-        self, kernel: Any, before: tuple[Tensor, ...], trust: float, constant: float
-    ) -> None:
-        """Ratios from the norms of all chunks, then the update; `constant`: eps or momentum."""
-        t, lars = self._tables, kernel is lars_update_kernel
-        decay = self.weight_decay
-        ratio_kernel[(len(self.spans),)](
-            t.partial, t.first, t.adapted, t.ratio, trust, decay if lars else 0.0, LARS=lars,
-            num_warps=1,
-        )  # fmt: skip
-        t.launch(
-            kernel, (*before, self.ema, self.low, self.rate, self._scalars),
-            t.adapted, t.ratio, constant, decay, 1 - self.ema_decay,
-            HAS_EMA=self.ema is not None, HAS_LOW=self.low is not None,
-        )  # fmt: skip
+    def _clipped(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Norm of the gradient, it clipped (0 if it is not finite), and which weights will move."""
+        norm: Tensor = torch.linalg.vector_norm(self.grad, dtype=torch.float32)
+        finite = torch.isfinite(norm)
+        self.updates.add_(finite)
+        factor = (self.max_norm / (norm + 1e-6)).clamp(max=1.0)
+        return norm, torch.where(finite, self.grad.float() * factor, 0.0), self._inside & finite
+
+    def _norms(self, x: Tensor) -> Tensor:
+        """Norm of each tensor's part, and 0 of what is in none."""
+        parts = [x[span.start : span.start + span.size] for span in self.spans]
+        return torch.stack([*norms(parts), x.new_zeros(())])
+
+    def _follow(self, moving: Tensor) -> None:
+        if self.ema is not None:
+            self.ema.lerp_(self.param, (1 - self.ema_decay) * moving)
+        if self.low is not None:
+            self.low.copy_(torch.where(moving, self.param, self.low))
 
 
 class FusedLAMB(_Layerwise):
-    """Clipped LAMB and the weights' moving average over flat buffers, seven launches a step."""
+    """Clipped LAMB and the weights' moving average over flat buffers."""
 
     def __init__(
         self,
@@ -170,20 +129,23 @@ class FusedLAMB(_Layerwise):
 
     def step(self) -> Tensor:
         """Updates all buffers; returns the norm before clipping, a scalar on the device."""
-        if not usable(self.param, self.grad):
-            return lamb_step(self)
-        norm, t = self._find_scalars(), self._tables
-        t.launch(
-            lamb_norms_kernel,
-            (self.param, self.grad, self.exp_avg, self.exp_avg_sq, self._scalars),
-            t.adapted, t.partial, 1 - self.beta1, 1 - self.beta2, self.eps, self.weight_decay,
-        )  # fmt: skip
-        self._update(lamb_update_kernel, (self.param, self.exp_avg, self.exp_avg_sq), 1.0, self.eps)
+        norm, grad, moving = self._clipped()
+        self.exp_avg.lerp_(grad, (1 - self.beta1) * moving)
+        self.exp_avg_sq.lerp_(grad.square(), (1 - self.beta2) * moving)
+        updates = self.updates.clamp(min=1)  # of none nothing moves
+        first, second = ((1 - b**updates).float() for b in (self.beta1, self.beta2))
+        move = self.exp_avg / first / ((self.exp_avg_sq / second).sqrt() + self.eps)
+        move.addcmul_(self._decay, self.param)
+        weights, steps = self._norms(self.param), self._norms(move)
+        scaled = (self._adapted > 0) & (weights > 0) & (steps > 0)
+        ratio = torch.where(scaled, weights / steps, 1.0)[self._number]
+        self.param.sub_(torch.where(moving, self.rate * ratio * move, 0.0))
+        self._follow(moving)
         return norm
 
 
 class FusedLARS(_Layerwise):
-    """Clipped LARS and the weights' moving average over flat buffers, seven launches a step."""
+    """Clipped LARS and the weights' moving average over flat buffers."""
 
     def __init__(
         self,
@@ -215,10 +177,14 @@ class FusedLARS(_Layerwise):
 
     def step(self) -> Tensor:
         """Updates all buffers; returns the norm before clipping, a scalar on the device."""
-        if not usable(self.param, self.grad):
-            return lars_step(self)
-        norm, t = self._find_scalars(), self._tables
-        t.launch(lars_norms_kernel, (self.param, self.grad, self._scalars), t.partial)
-        before = (self.param, self.grad, self.momentum_buffer)
-        self._update(lars_update_kernel, before, self.trust, self.momentum)
+        norm, grad, moving = self._clipped()
+        weights, slopes = self._norms(self.param), self._norms(grad)
+        scaled = (self._adapted > 0) & (weights > 0) & (slopes > 0)
+        ratio = self.trust * weights / (slopes + self.weight_decay * weights)
+        ratio = torch.where(scaled, ratio, 1.0)[self._number]
+        move = self.rate * ratio * (grad + self._decay * self.param)
+        after = torch.where(moving, self.momentum * self.momentum_buffer + move, 0.0)
+        self.momentum_buffer.copy_(torch.where(moving, after, self.momentum_buffer))
+        self.param.sub_(after)
+        self._follow(moving)
         return norm

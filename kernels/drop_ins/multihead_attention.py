@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from evofeed.kernels.fused_module import Fused, drop_in
+from evofeed.kernels.runtime.backend import usable
 
 
 class FusedMultiheadAttention(Fused):
@@ -37,6 +38,7 @@ class FusedMultiheadAttention(Fused):
         plain = key_padding_mask is None and attn_mask is None
         if (
             need_weights
+            or not usable(query)  # also the same strides, so the same dropout
             or (plain and _torch_has_a_kernel(self, query, key, value))
             or not _fits(self, query, key, value)
             or not (plain or _masks_agree(*masks))
@@ -52,7 +54,8 @@ class FusedMultiheadAttention(Fused):
         dropout = self.dropout if self.training else 0.0
         out = F.scaled_dot_product_attention(q, k, v, mask, dropout, causal)
         out = out.transpose(1, 2) if self.batch_first else out.permute(2, 0, 1, 3)
-        return self.out_proj(out.flatten(2)), None
+        # By its weights, as PyTorch does: hooks on this layer do not fire there either.
+        return F.linear(out.flatten(2), self.out_proj.weight, self.out_proj.bias), None
 
 
 def _fits(module: Any, query: Tensor, key: Tensor, value: Tensor) -> bool:
@@ -98,19 +101,15 @@ def _masks_agree(padding: Tensor | None, mask: Tensor | None) -> bool:
 def _project(
     module: Any, query: Tensor, key: Tensor, value: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """q, k, v as views of as few products as the inputs allow."""
-    E, weight, bias = module.embed_dim, module.in_proj_weight, module.in_proj_bias
+    """q, k, v: views of one product where the three inputs are one."""
+    weight, bias = module.in_proj_weight, module.in_proj_bias
     if query is key and key is value:
         q, k, v = F.linear(query, weight, bias).chunk(3, -1)
         return q, k, v
-    of_q, of_kv = (None, None) if bias is None else (bias[:E], bias[E:])
-    q = F.linear(query, weight[:E], of_q)
-    if key is value:
-        k, v = F.linear(key, weight[E:], of_kv).chunk(2, -1)
-        return q, k, v
-    of_k, of_v = (None, None) if of_kv is None else (of_kv[:E], of_kv[E:])
-    k = F.linear(key, weight[E : 2 * E], of_k)
-    return q, k, F.linear(value, weight[2 * E :], of_v)
+    biases = (None,) * 3 if bias is None else bias.chunk(3)
+    each = zip((query, key, value), weight.chunk(3), biases, strict=True)
+    q, k, v = (F.linear(x, own, of_x) for x, own, of_x in each)
+    return q, k, v
 
 
 def _heads(x: Tensor, module: Any) -> Tensor:

@@ -8,8 +8,6 @@ from typing import Any
 
 import torch
 
-from evofeed.kernels.graphs.fills import fill_by_kernels
-
 _streams: dict[torch.device, torch.cuda.Stream] = {}
 
 
@@ -35,17 +33,14 @@ def record_graph(
         RuntimeError: it cannot be recorded; the random generator is as if it had not been tried.
     """
     generator = torch.cuda.default_generators[device.index]
-    state, graph = generator.clone_state(), torch.cuda.CUDAGraph(keep_graph=True)
+    state, graph = generator.clone_state(), torch.cuda.CUDAGraph()
     # thread_local: a loader's thread allocates meanwhile.
     how = {
         "pool": pool, "stream": recording_stream(device), "capture_error_mode": "thread_local",
     }  # fmt: skip
     try:
-        with torch.cuda.device(device):
-            with torch.cuda.graph(graph, **how):
-                found = function()
-            fill_by_kernels(graph.raw_cuda_graph())
-            graph.instantiate()
+        with torch.cuda.device(device), torch.cuda.graph(graph, **how):
+            found = function()
     except RuntimeError:
         # A recording cut short leaves a generator in its capturing state.
         generator.graphsafe_set_state(state)

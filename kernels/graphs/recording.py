@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from evofeed.errors import KernelError
+from evofeed.base.errors import KernelError
 from evofeed.kernels.graphs.capture import record_graph, recording_stream
 from evofeed.kernels.runtime.backend import autocast_type
 from evofeed.kernels.runtime.one_pass import apart

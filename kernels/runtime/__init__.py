@@ -1,1 +1,8 @@
 """What operators share: Triton, its launches, tile sizes, checks, kernels, torch.library."""
+
+KERNELS = {
+    "communication": "peer_exchange",
+    "elementwise": "column_sums scaled",
+    "norm": "norm_rows",
+}
+"""Its kernels, without `_kernel`, by what a run's report counts them as."""

@@ -115,10 +115,13 @@ def usable(*tensors: Tensor | None) -> bool:
     """Whether a kernel may run on these tensors: all on one GPU, or interpreted on the CPU.
 
     The first, which is never None, must have numbers. Transforms of PyTorch see its own operators.
+    Weights that are still spread over ranks are gathered by the module that owns them (FSDP2).
     """
+    present = [tensor for tensor in tensors if tensor is not None]
+    if any(type(tensor).__name__ == "DTensor" for tensor in present):  # its import takes seconds
+        return False
     if _plain:
         return True
-    present = [tensor for tensor in tensors if tensor is not None]
     if not HAS_TRITON or not present[0].numel() or _is_transformed():
         return False
     if INTERPRETER:

@@ -8,7 +8,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from evofeed.errors import KernelError, UnsupportedShape
+from evofeed.base.errors import KernelError, UnsupportedShape
 
 Weights = TypeVar("Weights")
 

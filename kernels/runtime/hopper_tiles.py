@@ -199,12 +199,6 @@ def store_rows(PTR, tile, first, M, stride):
 
 
 @gluon.jit
-def slot_of(PEER, COUNT, slot):
-    """As `peer_kernel.slot_of`."""
-    return PEER + ((gl.load(COUNT) + 1) & 1).to(gl.int64) * slot
-
-
-@gluon.jit
 def store_columns(PTR, tile, first, M):
     """Stores a tile as columns `first` and on of a contiguous `[ROWS, M]`."""
     x = tile.load(lines_of(tile.shape[1], gl.num_warps()))

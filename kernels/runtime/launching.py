@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from evofeed.errors import KernelError, UnsupportedShape
+from evofeed.base.errors import KernelError, UnsupportedShape
 from evofeed.kernels.runtime.backend import INTERPRETER, TensorDescriptor, gl
 from evofeed.kernels.runtime.private_apis import repeat, repeatable, untraced
 

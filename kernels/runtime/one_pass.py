@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import handle_torch_function, has_torch_function
 
-from evofeed.kernels.runtime.many_tensors import CopyMany
 from evofeed.kernels.runtime.private_apis import copy_all
 
 Made = TypeVar("Made")
@@ -50,16 +49,15 @@ class OnePass:
 
     def __init__(self) -> None:
         self._kept: dict[tuple[Any, ...], _Kept] = {}
-        self._copies: dict[Any, CopyMany] = {}
-        self._prepared = 0  # how many were kept when the copies were made ready
         self._found: dict[tuple[Any, ...], tuple[tuple[Tensor, ...], Any]] = {}
 
     def __enter__(self) -> OnePass:
         global _current
         self._kept = {key: kept for key, kept in self._kept.items() if kept.is_in_place()}
         with torch.no_grad():
-            for copy, parts, sources in self._all():
-                copy(parts, sources)
+            for group in _alike(self._kept.values()).values():
+                parts = [part for kept in group for part in kept.parts]
+                copy_all(parts, [weight for kept in group for weight in kept.sources])
         self._outer, _current = _current, self
         return self
 
@@ -67,17 +65,6 @@ class OnePass:
         global _current
         _current = self._outer
         self._found.clear()
-        if len(self._kept) > self._prepared:  # the next pass may be recorded
-            self._prepared = len(self._kept)
-            for copy, parts, sources in self._all():
-                copy.prepare(parts, sources)
-
-    def _all(self) -> Iterator[tuple[CopyMany, list[Tensor], list[Tensor]]]:
-        """What copies the weights of one kind, where to, and they."""
-        for kind, group in _alike(self._kept.values()).items():
-            parts = [part for kept in group for part in kept.parts]
-            sources: list[Tensor] = [weight for kept in group for weight in kept.sources]
-            yield self._copies.setdefault(kind, CopyMany()), parts, sources
 
     def weights(self, sources: Sequence[Tensor], dtype: torch.dtype, rows: int) -> Tensor | None:
         """The parameters joined in `dtype`, or None if they are not all parameters."""

@@ -67,12 +67,11 @@ def peer_exchange_kernel(
     X, OUT, COUNT, D0, D1, D2, D3, D4, D5, D6, D7, F0, F1, F2, F3, F4, F5, F6, F7,
     A, W, B, D, V, E, others, SLOT,
     RANK: tl.constexpr, SIZE: tl.constexpr, HOW: tl.constexpr, OWN: tl.constexpr,
-    THERE: tl.constexpr, VEC: tl.constexpr, BLOCK: tl.constexpr, PRECISE: tl.constexpr,
+    VEC: tl.constexpr, BLOCK: tl.constexpr, PRECISE: tl.constexpr,
 ):  # fmt: skip
     """OUT from all ranks' X, in SIZE slots D and by SIZE flags F.
 
-    In an exchange, `others` is the product of all axes but W and V. If X is THERE, the kernel that
-    made it has written it into their slots.
+    In an exchange, `others` is the product of all axes but W and V.
     """
     g = tl.program_id(0)
     programs = tl.num_programs(0)
@@ -82,7 +81,7 @@ def peer_exchange_kernel(
     flags = _of(RANK, F0, F1, F2, F3, F4, F5, F6, F7)
     own, n_own = _part(W, RANK, SIZE)
     to, n_to = _part(V, RANK, SIZE)
-    for p in tl.static_range(0 if THERE else SIZE):
+    for p in tl.static_range(SIZE):
         if p != RANK:
             there = _of(p, D0, D1, D2, D3, D4, D5, D6, D7) + slot
             if HOW == "gather":
@@ -136,22 +135,3 @@ def peer_exchange_kernel(
                 _copy(mine + start * D * E, numel, numel, OUT + start * E, n * E, V * E, numel,
                       VEC, BLOCK)  # fmt: skip
     tl.store(COUNT + g, count)
-
-
-@triton.jit
-def slot_of(PEER, COUNT, slot):
-    """The one of another GPU's slots that the next exchange reads."""
-    return PEER + ((tl.load(COUNT) + 1) & 1).to(tl.int64) * slot
-
-
-@triton.jit
-def push_rows(PEER, x, rows, cols, stride, inside, behind, width, first, length, to):
-    """Stores rows of x `[rows, cols]` where another GPU reads its part of an axis.
-
-    The axis has `width` positions, `behind` rows each; the other's part are `length` from `first`
-    on. Its rows lie together, from row `to` of the slot on.
-    """
-    part = (rows // behind) % width - first
-    at = to + (rows // (behind * width) * length + part) * behind + rows % behind
-    there = inside & ((part >= 0) & (part < length))[:, None]
-    tl.store(PEER + (at.to(tl.int64)[:, None] * stride + cols[None, :]), x, mask=there)

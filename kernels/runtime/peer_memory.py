@@ -17,7 +17,6 @@ from evofeed.kernels.runtime.backend import INTERPRETER
 from evofeed.kernels.runtime.launching import launch
 from evofeed.kernels.runtime.peer_kernel import MOST_PEERS, peer_exchange_kernel
 from evofeed.kernels.runtime.private_apis import peer_buffers
-from evofeed.kernels.runtime.pushes import Push
 
 SLOT = 128 << 20  # bytes of a slot, of which there are two: 5,120 sequences of 384 residues fit
 PROGRAMS = 2 if INTERPRETER else 128  # all must run at once: fewer than any GPU of a host has SMs
@@ -45,7 +44,6 @@ class PeerMemory:
         self._slot = self._slots[0].numel() // 2
         self._count = torch.zeros(PROGRAMS, dtype=torch.int32, device=buffers[0].device)
         self._typed: dict[torch.dtype, list[Tensor | None]] = {}
-        self._written: tuple[Tensor, int, tuple[Any, ...]] | None = None
 
     @classmethod
     def of_group(cls, group: Any, device: torch.device, slot: int = SLOT) -> PeerMemory | None:
@@ -60,44 +58,6 @@ class PeerMemory:
         """Whether so many numbers can be sent at once; they are the most that any rank receives."""
         return dtype.is_floating_point and numel * dtype.itemsize <= self._slot
 
-    def push(self, shape: Sequence[int], split: int, join: int, length: int) -> Push | None:
-        """For the kernel that will write a tensor of this shape, which then goes through here.
-
-        Args:
-            shape: of what will be written.
-            split, join, length: of its exchange; split is join if it is gathered.
-
-        Returns:
-            None among more than two GPUs: there the exchange sends it.
-        """
-        return Push(self, tuple(shape), split, join, length) if self._size == 2 else None
-
-    def span(self, whole: int, peer: bool) -> tuple[int, int]:
-        """First position and length of a part of an axis: of this GPU's, or the other's of two."""
-        rank = 1 - self._rank if peer else self._rank
-        least, more = divmod(whole, self._size)
-        return rank * least + min(rank, more), least + (rank < more)
-
-    def written(self, x: Tensor, how: str, *axes: int) -> tuple[Any, ...]:
-        """x is held to be written into the other's slot, in the layout that `how` reads there.
-
-        Nothing else may go through this memory before x does, or x is sent once more.
-
-        Returns:
-            What the kernel needs for it: the slots, the count of exchanges, numbers in a slot.
-        """
-        self._written = x, x._version, (how, *axes)  # held: no other tensor is at its address
-        slots = self._of_type(x.dtype)[1 - self._rank]
-        return slots, self._count, self._slot // x.element_size()
-
-    def _is_there(self, x: Tensor, how: str, *axes: int) -> bool:
-        """Whether x was written by the kernel that made it, and is as it was then."""
-        written, self._written = self._written, None
-        if written is None:
-            return False
-        y, version, way = written
-        return y.data_ptr() == x.data_ptr() and x._version == version and way == (how, *axes)
-
     def exchange(self, x: Tensor, split: int, join: int, length: int) -> Tensor:
         """A part along `split` of what was a part along `join`, whose whole has this length."""
         axes = {split % x.dim(), join % x.dim()}
@@ -107,8 +67,7 @@ class PeerMemory:
         out = x.new_empty(shape)
         behind = math.prod(x.shape[max(axes) + 1 :])
         around = *_around(x.shape, split), *_around(shape, join)
-        there = self._is_there(x, "exchange", split, join)
-        self._run("exchange", x, out, (*around, others), behind, there=there)
+        self._run("exchange", x, out, (*around, others), behind)
         return out
 
     def gather(self, x: Tensor, dim: int, length: int, own: bool = True) -> Tensor:
@@ -117,8 +76,7 @@ class PeerMemory:
         shape[dim] = length
         out = x.new_empty(shape)
         around = _around(shape, dim)
-        there = self._is_there(x, "gather", dim)
-        self._run("gather", x, out, (1, x.numel(), 1, *around, 0), around[2], own, there)
+        self._run("gather", x, out, (1, x.numel(), 1, *around, 0), around[2], own)
         return out
 
     def reduce(self, x: Tensor, dim: int, out: Tensor | None = None) -> Tensor:
@@ -136,12 +94,9 @@ class PeerMemory:
 
     def _run(
         self, how: str, x: Tensor, out: Tensor, sizes: tuple[int, ...], behind: int,
-        own: bool = True, there: bool = False,
+        own: bool = True,
     ) -> None:  # fmt: skip
-        """`behind` whole numbers lie together, on every rank: so wide may an access be.
-
-        Where x is `there` already, nothing is sent.
-        """
+        """`behind` whole numbers lie together, on every rank: so wide may an access be."""
         vec = max(1, 16 // x.element_size())
         vec = 1 if behind % vec else vec
         slots = self._of_type(x.dtype)
@@ -150,7 +105,7 @@ class PeerMemory:
             peer_exchange_kernel, (PROGRAMS,),
             (x, out, self._count, *slots, *spare, *self._flags, *spare, *sizes,
              self._slot // x.element_size()),
-            {"RANK": self._rank, "SIZE": self._size, "HOW": how, "OWN": own, "THERE": there,
+            {"RANK": self._rank, "SIZE": self._size, "HOW": how, "OWN": own,
              "VEC": vec, "BLOCK": BLOCK, "PRECISE": x.dtype is torch.float64, "num_warps": 8,
              **({} if INTERPRETER else {"maxnreg": REGISTERS})},
         )  # fmt: skip

@@ -2,8 +2,9 @@
 
 An operator's forward or backward pass is a few launches and products, and ten times as much Python
 that decides on tiles, strides and types. All of that depends on the shapes, types and constants of
-the call alone. So the second call of a kind is traced, and from then on a function that makes the
-same calls of PyTorch and launches takes its place: same kernels, same arguments, same bits. Tensors
+the call alone. So the call of a kind behind its first `OFTEN` is traced (`tracing.py`), and from
+then on a function whose source is generated from the trace and executed (`written.py`) takes its
+place: the same calls of PyTorch, the same launches, the same arguments and bits. Tensors
 that only kernels see are parts of one piece of memory, each as long as it is needed, and in a
 launch no more than an address.
 """

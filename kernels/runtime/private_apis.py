@@ -94,9 +94,9 @@ def copy_all(to: Sequence[Tensor], source: Sequence[Tensor]) -> None:
     torch._foreach_copy_(list(to), list(source))
 
 
-def add_all(to: Sequence[Tensor], more: Sequence[Tensor]) -> None:
-    """Adds each tensor to its place, a launch for many of one type."""
-    torch._foreach_add_(list(to), list(more))
+def norms(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+    """Norm of each tensor, a scalar on its device, a launch for many."""
+    return torch._foreach_norm(list(tensors))
 
 
 def unflatten(flat: Tensor, like: Sequence[Tensor]) -> Sequence[Tensor]:

@@ -17,7 +17,6 @@ from evofeed.kernels.runtime.backend import triton
 from evofeed.kernels.runtime.launching import launch
 from evofeed.kernels.runtime.one_pass import kept
 from evofeed.kernels.runtime.private_apis import product_relu, tf32_allowed
-from evofeed.kernels.runtime.products import product
 from evofeed.kernels.runtime.projection_kernels import (
     norm_rows_kernel,
     scaled_kernel,
@@ -27,7 +26,7 @@ from evofeed.kernels.runtime.tiles import tile
 KEPT_BYTES = 1 << 26
 """Up to which size a tensor that the forward pass makes anyway is kept for the backward pass."""
 ROOMY_BYTES = 60 << 30
-"""Memory of a card that keeps them: 11 of the 46 GB of a step at initial-training shapes."""
+"""Memory of a card that keeps them: some 4 GB of a step at initial-training shapes."""
 
 
 @cache
@@ -38,12 +37,12 @@ def card_bytes() -> int | None:
     return int(torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory)
 
 
-def keeps(shape: Sequence[int], dtype: torch.dtype, most: int | None = None) -> bool:
+def keeps(shape: Sequence[int], dtype: torch.dtype) -> bool:
     """Whether such a tensor is kept, and not made again: at 256 residues all are."""
     card = card_bytes()
     if card is not None and card < ROOMY_BYTES:
         return False
-    return math.prod(shape) * dtype.itemsize <= (KEPT_BYTES if most is None else most)
+    return math.prod(shape) * dtype.itemsize <= KEPT_BYTES
 
 
 def zeros_for_none(layers: Sequence[tuple[Tensor, Tensor | None]]) -> list[Tensor]:
@@ -193,13 +192,16 @@ def weight_grad(dy: Tensor, a: Tensor, dtype: torch.dtype | None = None) -> Tens
 
     In `dtype` if given: cuBLAS adds up in float32 and need not round to 16 bits.
     """
-    return product(dy.t(), a, dtype=dtype)
+    if dtype is torch.float32 is not a.dtype and a.is_cuda:
+        return torch.mm(dy.t(), a, out_dtype=dtype)
+    made = torch.mm(dy.t(), a)
+    return made if dtype is None else made.to(dtype)
 
 
 def project(a: Tensor, weight: Tensor, bias: Tensor | None = None, relu: bool = False) -> Tensor:
     """a weight^T + bias for `[M, K]` and `[N, K]`, by cuBLAS, which also does the relu."""
     if bias is None:
-        return product(a, weight.t())
+        return torch.mm(a, weight.t())
     bias = pack([bias], a.dtype)
     if relu:
         return product_relu(bias, a, weight.t())

@@ -197,17 +197,6 @@ def _saved() -> dict[str, Any]:
 
 
 @cache
-def saved_products(card: str, version: int) -> dict[str, bytes]:
-    """Algorithms of cuBLASLt, by `products.kind`, that were fastest on a card; of one version."""
-    saved = _saved().get("products", [])
-    return {
-        entry["kind"]: bytes.fromhex(entry["algorithm"])
-        for entry in saved
-        if (entry["card"], entry["cublaslt"]) == (card, version)
-    }
-
-
-@cache
 def _saved_tile(op: str, C: int) -> Tile:
     entries = _saved().get("tiles", {}).get(op, [])
     if not entries:

@@ -21,7 +21,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from evofeed.errors import KernelError
+from evofeed.base.errors import KernelError
 from evofeed.kernels.runtime.backend import without_autocast
 from evofeed.kernels.runtime.one_pass import apart
 from evofeed.kernels.runtime.prepared import Prepared, kind_of, restored
@@ -30,12 +30,11 @@ from evofeed.kernels.runtime.private_apis import (
     no_view,
     saved_tensor_hooks_active,
 )
-from evofeed.kernels.runtime.pushes import said, writing
 from evofeed.kernels.runtime.written import Parts
 
 Results = Sequence["Tensor | None"]
 NAMESPACE = "evofeed"
-"""Of `torch.ops`. A copy of this package made by `evofeed.kernels.hub` has its own."""
+"""Of `torch.ops`."""
 
 
 class Operator:
@@ -239,7 +238,6 @@ def _eager(op: type[Operator], passes_on: bool = False) -> type[torch.autograd.F
             made, parts = (compute_hooked if hooked else compute)(kind, tensors, *options)
             assert made[0] is not None
             result = no_view(made[0])
-            ctx.push = said()
             ctx.save_for_backward(*saved(tensors, (result, *made[1:])))
             ctx.kind = None if hooked else kind  # hooks may give back something else
             ctx.call = parts, options, tuple(_kinds(tensors))
@@ -251,14 +249,11 @@ def _eager(op: type[Operator], passes_on: bool = False) -> type[torch.autograd.F
             if grad is None:
                 return None, later, *(None for _ in ctx.call[2][1:])
             tensors = grad, later, *ctx.saved_tensors
-            if ctx.push:
-                kind = None
-            elif ctx.kind is None:
+            if ctx.kind is None:
                 kind = kind_of(tensors, ctx.call)
             else:
                 kind = kind_of(tensors[:2], ctx.kind, ctx.call[0])
-            with writing(ctx.push):
-                return None, *differentiate(kind, tensors, *ctx.call)[0]
+            return None, *differentiate(kind, tensors, *ctx.call)[0]
 
     return Function
 
@@ -275,7 +270,6 @@ def _eager_shared(op: type[Operator]) -> type[torch.autograd.Function]:
         ) -> Any:  # fmt: skip
             ctx.set_materialize_grads(False)
             made = compute(tensors, *options, others=others)
-            ctx.push = said()
             ctx.save_for_backward(*saved(tensors, made))
             ctx.call = options, others, _kinds(tensors)
             return made[0], tensors[0]
@@ -287,8 +281,7 @@ def _eager_shared(op: type[Operator]) -> type[torch.autograd.Function]:
             if grad is None:  # on all of them
                 return None, None, later, *(None for _ in kinds[1:])
             passed = {} if later is None else {"later": later}
-            with writing(ctx.push):
-                found = differentiate((grad, *ctx.saved_tensors), *options, others=others, **passed)
+            found = differentiate((grad, *ctx.saved_tensors), *options, others=others, **passed)
             return None, None, *_cast(gradients(grad, found, kinds, *options), kinds)
 
     return Shared

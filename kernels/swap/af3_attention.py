@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from evofeed.kernels.fused_module import Fused, Recordable
 from evofeed.kernels.ops.attention.op import MAX_HEAD_WIDTH, biased_attention
 from evofeed.kernels.ops.conditioned_attention.op import (
-    ConditionedAttentionWeights,
     conditioned_attention,
     conditioned_attention_fits,
 )
+from evofeed.kernels.ops.conditioned_attention.reference import ConditionedAttentionWeights
 from evofeed.kernels.ops.pair_bias.op import pair_bias
 from evofeed.kernels.runtime.backend import usable
 from evofeed.kernels.swap.af3_conditioned import (

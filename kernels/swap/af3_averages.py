@@ -9,11 +9,8 @@ from torch import Tensor, nn
 
 from evofeed.kernels.fused_module import Fused, Recordable
 from evofeed.kernels.ops.pair_bias.op import pair_bias
-from evofeed.kernels.ops.weighted_average.op import (
-    AverageWeights,
-    weighted_average,
-    weighted_average_fits,
-)
+from evofeed.kernels.ops.weighted_average.op import weighted_average, weighted_average_fits
+from evofeed.kernels.ops.weighted_average.reference import AverageWeights
 from evofeed.kernels.swap.forms import (
     children_trouble,
     has,

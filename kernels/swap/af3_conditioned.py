@@ -10,16 +10,13 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from evofeed.kernels.fused_module import Fused, Recordable
-from evofeed.kernels.ops.adaptive_norm.op import (
-    AdaptiveWeights,
-    adaptive_norm,
-    adaptive_norm_fits,
-)
+from evofeed.kernels.ops.adaptive_norm.op import adaptive_norm, adaptive_norm_fits
+from evofeed.kernels.ops.adaptive_norm.reference import AdaptiveWeights
 from evofeed.kernels.ops.conditioned_transition.op import (
-    ConditionedWeights,
     conditioned_transition,
     conditioned_transition_fits,
 )
+from evofeed.kernels.ops.conditioned_transition.reference import ConditionedWeights
 from evofeed.kernels.swap.forms import (
     children,
     children_trouble,

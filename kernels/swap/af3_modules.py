@@ -12,21 +12,15 @@ import torch
 from torch import Tensor, nn
 
 from evofeed.kernels.fused_module import Fused, Recordable, tried
-from evofeed.kernels.ops.outer_product_mean.op import (
-    OuterWeights,
-    outer_product_mean,
-    outer_product_mean_fits,
-)
-from evofeed.kernels.ops.swiglu.op import (
-    SwigluWeights,
-    swiglu_transition,
-    swiglu_transition_fits,
-)
+from evofeed.kernels.ops.outer_product_mean.op import outer_product_mean, outer_product_mean_fits
+from evofeed.kernels.ops.outer_product_mean.reference import OuterWeights
+from evofeed.kernels.ops.swiglu.op import swiglu_transition, swiglu_transition_fits
+from evofeed.kernels.ops.swiglu.reference import SwigluWeights
 from evofeed.kernels.ops.triangle_multiplication.op import (
-    TriangleWeights,
     triangle_multiplication,
     triangle_multiplication_fits,
 )
+from evofeed.kernels.ops.triangle_multiplication.reference import TriangleWeights
 from evofeed.kernels.swap import modules
 from evofeed.kernels.swap.forms import (
     children_trouble,

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from evofeed.kernels.fused_module import Fused, Recordable
 from evofeed.kernels.ops.gated_attention.op import gated_attention, gated_attention_fits
 from evofeed.kernels.ops.outer_product_mean.op import (
-    OuterWeights,
     outer_product_mean_fits,
     outer_product_mean_with_input,
 )
+from evofeed.kernels.ops.outer_product_mean.reference import OuterWeights
 from evofeed.kernels.ops.transition.op import transition, transition_fits
 from evofeed.kernels.swap.forms import children, has, signature_trouble
 from evofeed.kernels.swap.modules import (

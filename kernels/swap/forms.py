@@ -109,9 +109,7 @@ def passes_turned_bias(block: nn.Module, *inputs: Tensor) -> bool | None:
         call.apply_defaults()
         said.append(call.arguments["transpose_bias"])
 
-    hook = end.register_forward_pre_hook(look, with_kwargs=True)
-    result = tried(block, lambda name, shape: torch.zeros(shape), *inputs)
-    hook.remove()
+    result = tried(block, lambda name, shape: torch.zeros(shape), *inputs, look=(end, look))
     return None if result is None else said == [True]
 
 

@@ -12,16 +12,13 @@ from typing import Any, NamedTuple
 import torch.nn.functional as F
 from torch import Tensor
 
-from evofeed.kernels.ops.gated_attention.op import (
-    AttentionWeights,
-    gated_attention,
-    gated_attention_fits,
-)
+from evofeed.kernels.ops.gated_attention.op import gated_attention, gated_attention_fits
+from evofeed.kernels.ops.gated_attention.reference import AttentionWeights
 from evofeed.kernels.ops.triangle_multiplication.op import (
-    TriangleWeights,
     triangle_multiplication,
     triangle_multiplication_fits,
 )
+from evofeed.kernels.ops.triangle_multiplication.reference import TriangleWeights
 from evofeed.kernels.runtime.one_pass import once
 from evofeed.kernels.swap.af3_modules import goes_out, packed_triangle_weights
 from evofeed.kernels.swap.forms import turns_bias

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from evofeed.kernels.ops.gated_attention.op import AttentionWeights
-from evofeed.kernels.ops.outer_product_mean.op import OuterWeights
-from evofeed.kernels.ops.transition.op import TransitionWeights
-from evofeed.kernels.ops.triangle_multiplication.op import TriangleWeights
+from evofeed.kernels.ops.gated_attention.reference import AttentionWeights
+from evofeed.kernels.ops.outer_product_mean.reference import OuterWeights
+from evofeed.kernels.ops.transition.reference import TransitionWeights
+from evofeed.kernels.ops.triangle_multiplication.reference import TriangleWeights
 from evofeed.kernels.swap.forms import has
 
 

@@ -30,6 +30,7 @@ from evofeed.kernels.swap import (
     blocks,
     modules,
     pair_stacks,
+    templates,
     trial,
 )
 from evofeed.kernels.swap.coverage import swapped_share
@@ -50,6 +51,7 @@ RULES: list[Rule] = [
     af3_stacks.rule,
     pair_stacks.rule,
     blocks.rule,
+    templates.rule,
     lstm.rule,
     multihead_attention.rule,
     layer_norm.rule,

@@ -30,6 +30,7 @@ from evofeed.kernels.swap import (
     blocks,
     modules,
     pair_stacks,
+    templates,
 )
 from evofeed.kernels.swap.forms import plain_class
 
@@ -163,6 +164,10 @@ INPUTS: dict[type[Fused], Callable[[Any], Inputs]] = {
     pair_stacks.FusedPairStack: lambda b: _pairs(_pair_width(b)),
     pair_stacks.FusedTemplateBlock: lambda b: _pairs(_pair_width(b)),
     blocks.FusedEvoformerBlock: _evoformer,
+    templates.FusedTemplateAttention: lambda m: (
+        _random(1, S, N, N, _into(m.mha.linear_k)), _random(1, N, N, _into(m.mha.linear_q)),
+        _mask(1, S),
+    ),
 }  # fmt: skip
 """What the forward of a form is tried with, by position."""
 

@@ -10,13 +10,13 @@ Letters: M rows, C channels of a, K channels of s.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from evofeed.kernels.ops.adaptive_norm import reference
+from evofeed.kernels.ops.adaptive_norm.reference import AdaptiveWeights
 from evofeed.kernels.ops.adaptive_norm.triton import (
     adaptive_norm_grad_kernel,
     adaptive_norm_kernel,
@@ -40,20 +40,6 @@ MOST = 1024  # channels of a row
 AT_ONCE = 4096  # numbers of a tile
 AT_ONCE_BACK = 2048  # of the backward pass, where a program walks over tiles
 EACH = 4  # programs a multiprocessor of the backward pass
-
-
-@dataclass(frozen=True, slots=True)
-class AdaptiveWeights:
-    """Parameters: the scale of the norm of s, its two layers and the first one's bias."""
-
-    norm_weight: Tensor
-    gate: Tensor
-    gate_bias: Tensor
-    shift: Tensor
-
-    def tensors(self) -> tuple[Tensor, ...]:
-        """In the order the operator takes them."""
-        return self.norm_weight, self.gate, self.gate_bias, self.shift
 
 
 class Conditions(NamedTuple):

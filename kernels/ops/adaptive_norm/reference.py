@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from evofeed.kernels.ops.adaptive_norm.op import AdaptiveWeights
+__all__ = ["AdaptiveWeights", "adaptive_norm"]
 
-__all__ = ["adaptive_norm"]
+
+@dataclass(frozen=True, slots=True)
+class AdaptiveWeights:
+    """Parameters: the scale of the norm of s, its two layers and the first one's bias."""
+
+    norm_weight: Tensor
+    gate: Tensor
+    gate_bias: Tensor
+    shift: Tensor
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """In the order the operator takes them."""
+        return self.norm_weight, self.gate, self.gate_bias, self.shift
 
 
 def adaptive_norm(a: Tensor, s: Tensor, weights: AdaptiveWeights, *, eps: float = 1e-5) -> Tensor:

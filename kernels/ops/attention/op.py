@@ -1,19 +1,26 @@
 """Attention with pair bias and mask: launch of the kernels, autograd, the public function.
 
-Letters as in `attention_kernels`: B batch, R rows, N positions (Q queries, K keys),
+Letters as in `triton.py`: B batch, R rows, N positions (Q queries, K keys),
 H heads, D head width.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from evofeed.kernels.ops.attention import reference
 from evofeed.kernels.ops.attention.hopper import launch as hopper_attention
+from evofeed.kernels.ops.attention.inputs import (
+    BackwardInputs,
+    MaskTerms,
+    bias_strides,
+    options,
+    term_stride,
+)
 from evofeed.kernels.ops.attention.offsets import is_wide
 from evofeed.kernels.ops.attention.triton import (
     LOG2E,
@@ -28,23 +35,11 @@ from evofeed.kernels.runtime.backend import launchable, sm_count, triton
 from evofeed.kernels.runtime.checks import check_one_device, check_shape, check_type
 from evofeed.kernels.runtime.launching import launch
 from evofeed.kernels.runtime.one_pass import once
-from evofeed.kernels.runtime.projection import padded, precision
+from evofeed.kernels.runtime.projection import padded
 from evofeed.kernels.runtime.tiles import AttentionTiles, Tile, attention_tiles
 from evofeed.kernels.runtime.torch_library import Operator
 
 MAX_HEAD_WIDTH = 64
-
-
-class MaskTerms(NamedTuple):
-    """A mask as the kernels take it.
-
-    Attributes:
-        term: `[B * R, N or more]`, added to all logits of a row; 0 beyond N.
-        factor: `[B * R]` float32, factor of a row's logits: 0 where no key is valid.
-    """
-
-    term: Tensor
-    factor: Tensor
 
 
 def prepare_mask(mask: Tensor, scale: float, dtype: torch.dtype) -> MaskTerms:
@@ -109,51 +104,10 @@ def run_forward(
     launch(
         forward_kernel, (B * R, triton.cdiv(NQ, tiles.forward.rows), H),
         (q, k, v, bias, term, factor, out, lse, *q.stride()[:4], *out.stride()[:4],
-         *_bias_strides(bias), _term_stride(mask), R, H, NQ, NK, scale * LOG2E),
-        _options(tiles.forward, q, k, bias, mask, out),
+         *bias_strides(bias), term_stride(mask), R, H, NQ, NK, scale * LOG2E),
+        options(tiles.forward, q, k, bias, mask, out),
     )  # fmt: skip
     return lse
-
-
-class BackwardInputs(NamedTuple):
-    """What all kernels of one backward pass read and write.
-
-    Attributes:
-        do: gradient of the output, `[B, R, Q, H, D]` view.
-        q, k, v, bias, mask: as in the forward pass.
-        lse: what the forward pass returned.
-        delta: sum of o * do over the head width, `[B * R, H, Q]` float32.
-        scale: factor of the dot products.
-        grads: three `[B, R, N, H, D]` views with equal strides, to fill.
-    """
-
-    do: Tensor
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    bias: Tensor | None
-    mask: MaskTerms | None
-    lse: Tensor
-    delta: Tensor
-    scale: float
-    grads: tuple[Tensor, Tensor, Tensor]
-
-    def tensors(self) -> tuple[Tensor | None, ...]:
-        """The inputs, in the order of the kernels' arguments."""
-        mask = self.mask or (None, None)
-        return self.q, self.k, self.v, self.bias, *mask, self.do, self.lse, self.delta
-
-    def scalars(self) -> tuple[float, ...]:
-        """Strides and sizes, in the order of the kernels' arguments."""
-        return (
-            *self.q.stride()[:4], *self.grads[0].stride()[:4], *self.do.stride()[:4],
-            *_bias_strides(self.bias), _term_stride(self.mask), self.q.shape[1], self.q.shape[3],
-            self.q.shape[2], self.k.shape[2], self.scale * LOG2E, float(self.scale),
-        )  # fmt: skip
-
-    def options(self, tile: Tile) -> dict[str, Any]:
-        """Compile-time arguments for one tile."""
-        return _options(tile, self.q, self.k, self.bias, self.mask, self.do, self.grads[0])
 
 
 def run_backward(inputs: BackwardInputs, tiles: AttentionTiles | None = None) -> Tensor | None:
@@ -227,28 +181,6 @@ def output_delta(o: Tensor, do: Tensor) -> Tensor:
         },
     )
     return delta
-
-
-def _options(
-    tile: Tile, q: Tensor, k: Tensor, bias: Tensor | None, mask: MaskTerms | None, *others: Tensor
-) -> dict[str, Any]:
-    return {
-        "D": q.shape[-1], "BLOCK_D": padded(q.shape[-1]), "BLOCK_Q": tile.rows,
-        "BLOCK_K": tile.columns, "HAS_BIAS": bias is not None, "HAS_MASK": mask is not None,
-        "PAD": k.shape[2] % tile.columns != 0, "PRECISION": precision(q.dtype),
-        "WIDE": is_wide(bias, q, k, *others),
-        "num_warps": tile.warps,
-        # One stage gave wrong numbers (Triton 3.6, sm_90, head width 8, 64 keys, 16 bits).
-        "num_stages": tile.stages if q.dtype is torch.float32 else max(2, tile.stages),
-    }  # fmt: skip
-
-
-def _bias_strides(bias: Tensor | None) -> tuple[int, int, int]:
-    return (0, 0, 0) if bias is None else (bias.stride(0), bias.stride(1), bias.stride(2))
-
-
-def _term_stride(mask: MaskTerms | None) -> int:
-    return 0 if mask is None else mask.term.stride(0)
 
 
 def scaled_bias(bias: Tensor | None, scale: float, dtype: torch.dtype) -> Tensor | None:

@@ -12,7 +12,6 @@ M = B * R * N rows.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,17 +19,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from evofeed.kernels.ops.adaptive_norm.op import (
-    AdaptiveWeights,
     adapted,
     adapted_grads,
     conditions,
     fake_grads,
     rows_fit,
 )
+from evofeed.kernels.ops.attention.inputs import BackwardInputs, MaskTerms
 from evofeed.kernels.ops.attention.op import (
     MAX_HEAD_WIDTH,
-    BackwardInputs,
-    MaskTerms,
     fake_mask,
     prepare_mask,
     run_backward,
@@ -38,6 +35,7 @@ from evofeed.kernels.ops.attention.op import (
     scaled_bias,
 )
 from evofeed.kernels.ops.conditioned_attention import reference
+from evofeed.kernels.ops.conditioned_attention.reference import ConditionedAttentionWeights
 from evofeed.kernels.ops.conditioned_attention.triton import (
     gated_heads_grad_kernel,
     gated_heads_kernel,
@@ -52,39 +50,6 @@ from evofeed.kernels.runtime.sums import column_sums
 from evofeed.kernels.runtime.torch_library import Operator
 
 AT_ONCE = 4096  # numbers of a tile
-
-
-@dataclass(frozen=True, slots=True)
-class ConditionedAttentionWeights:
-    """Parameters; with s `norm_weight` scales the norm of s, without it that of a."""
-
-    norm_weight: Tensor
-    q: Tensor
-    q_bias: Tensor
-    k: Tensor
-    v: Tensor
-    g: Tensor
-    o: Tensor
-    norm_bias: Tensor | None = None
-    """Without s."""
-    gate: Tensor | None = None
-    """This and what follows: with s, the adaptive norm's layers and that of the last gate."""
-    gate_bias: Tensor | None = None
-    shift: Tensor | None = None
-    last: Tensor | None = None
-    last_bias: Tensor | None = None
-
-    def adaptive(self) -> AdaptiveWeights:
-        """Those of the adaptive norm."""
-        assert self.gate is not None and self.gate_bias is not None and self.shift is not None
-        return AdaptiveWeights(self.norm_weight, self.gate, self.gate_bias, self.shift)
-
-    def tensors(self) -> tuple[Tensor | None, ...]:
-        """In the order the operator takes them."""
-        return (
-            self.norm_weight, self.norm_bias, self.gate, self.gate_bias, self.shift, self.q,
-            self.q_bias, self.k, self.v, self.g, self.o, self.last, self.last_bias,
-        )  # fmt: skip
 
 
 def _split(packed: Tensor, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:

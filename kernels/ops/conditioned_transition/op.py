@@ -10,14 +10,12 @@ Letters: M rows, C channels of a, K channels of s, N hidden channels.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from evofeed.kernels.ops.adaptive_norm.op import (
-    AdaptiveWeights,
     adapted,
     adapted_grads,
     conditions,
@@ -26,39 +24,13 @@ from evofeed.kernels.ops.adaptive_norm.op import (
 )
 from evofeed.kernels.ops.conditioned_transition import reference
 from evofeed.kernels.ops.conditioned_transition.output import gated_sum, gated_sum_grads
+from evofeed.kernels.ops.conditioned_transition.reference import ConditionedWeights
 from evofeed.kernels.ops.swiglu.hidden import hidden_of, layers_grad
 from evofeed.kernels.runtime.backend import compute_dtype, launchable, without_autocast
 from evofeed.kernels.runtime.checks import check_one_device, check_shape, check_type, in_type_of
 from evofeed.kernels.runtime.projection import pack, project, weight_grad
 from evofeed.kernels.runtime.sums import column_sums
 from evofeed.kernels.runtime.torch_library import Operator
-
-
-@dataclass(frozen=True, slots=True)
-class ConditionedWeights:
-    """Parameters: out(silu(silu x) * (value x) * (factor x)), gated by last(s); x is adapted."""
-
-    norm_weight: Tensor
-    gate: Tensor
-    gate_bias: Tensor
-    shift: Tensor
-    silu: Tensor
-    value: Tensor
-    out: Tensor
-    last: Tensor
-    last_bias: Tensor
-    factor: Tensor | None = None
-
-    def adaptive(self) -> AdaptiveWeights:
-        """Those of the adaptive norm."""
-        return AdaptiveWeights(self.norm_weight, self.gate, self.gate_bias, self.shift)
-
-    def tensors(self) -> tuple[Tensor | None, ...]:
-        """In the order the operator takes them."""
-        return (
-            *self.adaptive().tensors(), self.silu, self.value, self.out, self.last,
-            self.last_bias, self.factor,
-        )  # fmt: skip
 
 
 class _ConditionedTransition(Operator, name="conditioned_transition"):

@@ -2,18 +2,42 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from evofeed.kernels.ops.adaptive_norm.reference import adaptive_norm
+from evofeed.kernels.ops.adaptive_norm.reference import AdaptiveWeights, adaptive_norm
 
-if TYPE_CHECKING:
-    from evofeed.kernels.ops.conditioned_transition.op import ConditionedWeights
+__all__ = ["ConditionedWeights", "conditioned_transition"]
 
-__all__ = ["conditioned_transition"]
+
+@dataclass(frozen=True, slots=True)
+class ConditionedWeights:
+    """Parameters: out(silu(silu x) * (value x) * (factor x)), gated by last(s); x is adapted."""
+
+    norm_weight: Tensor
+    gate: Tensor
+    gate_bias: Tensor
+    shift: Tensor
+    silu: Tensor
+    value: Tensor
+    out: Tensor
+    last: Tensor
+    last_bias: Tensor
+    factor: Tensor | None = None
+
+    def adaptive(self) -> AdaptiveWeights:
+        """Those of the adaptive norm."""
+        return AdaptiveWeights(self.norm_weight, self.gate, self.gate_bias, self.shift)
+
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        """In the order the operator takes them."""
+        return (
+            *self.adaptive().tensors(), self.silu, self.value, self.out, self.last,
+            self.last_bias, self.factor,
+        )  # fmt: skip
 
 
 def conditioned_transition(

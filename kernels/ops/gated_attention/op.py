@@ -14,16 +14,14 @@ Letters: B batch, R and N the two position axes, C channels, H heads, D head wid
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from evofeed.kernels.ops.attention.inputs import BackwardInputs, MaskTerms
 from evofeed.kernels.ops.attention.op import (
     MAX_HEAD_WIDTH,
-    BackwardInputs,
-    MaskTerms,
     fake_mask,
     prepare_mask,
     run_backward,
@@ -40,46 +38,20 @@ from evofeed.kernels.ops.gated_attention.plan import (
     pack_projections,
     split_heads,
 )
+from evofeed.kernels.ops.gated_attention.reference import AttentionWeights
 from evofeed.kernels.ops.layer_norm.op import norm_rows_grad
 from evofeed.kernels.ops.pair_bias.op import heads_last
 from evofeed.kernels.runtime.backend import compute_dtype, launchable, usable, without_autocast
 from evofeed.kernels.runtime.checks import check_one_device, check_shape, check_type, in_type_of
-from evofeed.kernels.runtime.products import product
 from evofeed.kernels.runtime.projection import (
     keeps,
     norm_rows,
     pack,
     project,
     weight_grad,
-    zeros_for_none,
 )
 from evofeed.kernels.runtime.sums import column_sums
 from evofeed.kernels.runtime.torch_library import Operator
-
-
-@dataclass(frozen=True, slots=True)
-class AttentionWeights:
-    """Parameters of one gated attention, as OpenFold names them; g_bias and o_bias may be None."""
-
-    norm_weight: Tensor
-    norm_bias: Tensor
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    g: Tensor
-    g_bias: Tensor | None
-    o: Tensor
-    o_bias: Tensor | None
-    pair: Tensor | None = None
-    """`[H, C]`: the attention bias is a product of the same normalised input."""
-
-    def tensors(self) -> tuple[Tensor | None, ...]:
-        """In the order the autograd function takes them."""
-        g_bias, o_bias = zeros_for_none([(self.g, self.g_bias), (self.o, self.o_bias)])
-        return (
-            self.norm_weight, self.norm_bias, self.q, self.k, self.v, self.g, g_bias, self.o,
-            o_bias, self.pair,
-        )  # fmt: skip
 
 
 class _GatedAttention(Operator, name="gated_attention"):
@@ -197,7 +169,7 @@ class _GatedAttention(Operator, name="gated_attention"):
         if normed is None:
             normed = again = torch.empty_like(flat, dtype=plan.dtype)
         dx, norm_sums = norm_rows_grad(
-            product(dpacked, packed_w), flat, stats, gamma, beta,
+            torch.mm(dpacked, packed_w), flat, stats, gamma, beta,
             dout if plan.residual else None, again, residual_sum=residual_sums,
         )  # fmt: skip
         dw = weight_grad(dpacked, normed, gamma.dtype)

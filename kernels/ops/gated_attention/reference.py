@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -10,11 +10,34 @@ from torch import Tensor
 
 from evofeed.kernels.ops.attention.reference import biased_attention
 from evofeed.kernels.ops.layer_norm.reference import layer_norm
+from evofeed.kernels.runtime.projection import zeros_for_none
 
-if TYPE_CHECKING:
-    from evofeed.kernels.ops.gated_attention.op import AttentionWeights
+__all__ = ["AttentionWeights", "gated_attention"]
 
-__all__ = ["gated_attention"]
+
+@dataclass(frozen=True, slots=True)
+class AttentionWeights:
+    """Parameters of one gated attention, as OpenFold names them; g_bias and o_bias may be None."""
+
+    norm_weight: Tensor
+    norm_bias: Tensor
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    g: Tensor
+    g_bias: Tensor | None
+    o: Tensor
+    o_bias: Tensor | None
+    pair: Tensor | None = None
+    """`[H, C]`: the attention bias is a product of the same normalised input."""
+
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        """In the order the autograd function takes them."""
+        g_bias, o_bias = zeros_for_none([(self.g, self.g_bias), (self.o, self.o_bias)])
+        return (
+            self.norm_weight, self.norm_bias, self.q, self.k, self.v, self.g, g_bias, self.o,
+            o_bias, self.pair,
+        )  # fmt: skip
 
 
 def gated_attention(

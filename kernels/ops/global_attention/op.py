@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from evofeed.kernels.ops.attention.triton import LOG2E
-from evofeed.kernels.ops.gated_attention.op import AttentionWeights
+from evofeed.kernels.ops.gated_attention.reference import AttentionWeights
 from evofeed.kernels.ops.global_attention import reference
 from evofeed.kernels.ops.global_attention.triton import (
     attend_grad_kernel,

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from evofeed.kernels.ops.gated_attention.reference import AttentionWeights
 from evofeed.kernels.ops.layer_norm.reference import layer_norm
-
-if TYPE_CHECKING:
-    from evofeed.kernels.ops.gated_attention.op import AttentionWeights
 
 __all__ = ["global_column_attention"]
 

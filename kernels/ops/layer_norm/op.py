@@ -19,7 +19,6 @@ from evofeed.kernels.ops.layer_norm.triton import norm_backward_kernel, norm_for
 from evofeed.kernels.runtime.backend import launchable, sm_count, without_autocast
 from evofeed.kernels.runtime.checks import check_one_device, check_shape, check_type
 from evofeed.kernels.runtime.launching import Launch
-from evofeed.kernels.runtime.pushes import rows_of
 from evofeed.kernels.runtime.tiles import Tile, small_norm, tile
 from evofeed.kernels.runtime.torch_library import Operator
 
@@ -200,14 +199,13 @@ def layer_norm_backward(
         x.device, dy.dtype, x.dtype, weight.dtype, bias.dtype,
         None if residual is None else residual.dtype, None if normed is None else normed.dtype,
     )  # fmt: skip
-    to = rows_of(dx)
     run, sums_rows = _backward_launch(
-        _choice("norm_backward", x), sm_count(x), kinds, (M, *rows, C, eps), to[2:], plain,
-        residual_sum, sums is not None, to[0] is not None,
+        _choice("norm_backward", x), sm_count(x), kinds, (M, *rows, C, eps), plain,
+        residual_sum, sums is not None,
     )  # fmt: skip
     partial = x.new_empty((sums_rows, (3 if residual_sum else 2) * C), dtype=torch.float32)
     dw, db = (None, None) if sums is None else sums
-    run(dy, x, weight, bias, stats, residual, dx, normed, partial, dw, db, *to[:2])
+    run(dy, x, weight, bias, stats, residual, dx, normed, partial, dw, db)
     return dx, partial
 
 
@@ -233,7 +231,7 @@ def norm_rows_grad(
 @lru_cache(maxsize=SHAPES)
 def _backward_launch(
     choice: Tile, processors: int, kinds: tuple[Any, ...], numbers: tuple[Any, ...],
-    to: tuple[int, ...], plain: bool, residual_sum: bool, last_sums: bool, push: bool,
+    plain: bool, residual_sum: bool, last_sums: bool,
 ) -> tuple[Launch, int]:  # fmt: skip
     """The backward kernel on tensors of these `kinds`, and how many rows of sums it leaves."""
     M, C = numbers[0], numbers[4]
@@ -246,10 +244,10 @@ def _backward_launch(
     meta = {
         "PLAIN": plain, "HAS_STATS": not (last_sums and _found_again(row_bytes)),
         "BACKWARDS": M * row_bytes > CACHED, "HAS_RES": residual is not None,
-        "KEEP": normed is not None, "RES_SUM": residual_sum, "LAST_SUMS": last_sums, "PUSH": push,
+        "KEEP": normed is not None, "RES_SUM": residual_sum, "LAST_SUMS": last_sums,
         **meta,
     }  # fmt: skip
-    numbers = (*numbers, -(-tiles // programs), *to)
+    numbers = (*numbers, -(-tiles // programs))
     return Launch(norm_backward_kernel, programs, numbers, meta), programs + groups
 
 

@@ -5,7 +5,6 @@ Letters: M rows, C channels.
 """
 
 from evofeed.kernels.runtime.backend import tl, triton
-from evofeed.kernels.runtime.peer_kernel import push_rows, slot_of
 
 
 @triton.jit
@@ -80,19 +79,18 @@ def norm_forward_kernel(
 
 @triton.jit
 def norm_backward_kernel(
-    DY, X, W, B, STATS, RES, DX, NORMED, PARTIAL, DW, DB, PEER, PEER_COUNT,
-    M, n1, s0, s1, C, eps, tiles_each, p_slot, p_behind, p_width, p_first, p_length, p_to,
+    DY, X, W, B, STATS, RES, DX, NORMED, PARTIAL, DW, DB, M, n1, s0, s1, C, eps, tiles_each,
     BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr, PLAIN: tl.constexpr, EVEN: tl.constexpr,
     HAS_STATS: tl.constexpr, BACKWARDS: tl.constexpr, HAS_RES: tl.constexpr, KEEP: tl.constexpr,
     RES_SUM: tl.constexpr, LAST_SUMS: tl.constexpr, GROUP: tl.constexpr, CHUNK: tl.constexpr,
-    WAYS: tl.constexpr, STAGES: tl.constexpr, PUSH: tl.constexpr,
+    WAYS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """DX = gradient of X, plus RES; with KEEP also the forward result again, in NORMED.
 
     PARTIAL `[programs, 2 or 3, C]`: each program's sums for W, B and, with RES_SUM, of RES.
     With LAST_SUMS the last program to finish adds them up into DW and DB.
     Without HAS_STATS the rows' means and 1/std are found again. BACKWARDS: programs walk from
-    the last row to the first. With PUSH another GPU gets a part of DX.
+    the last row to the first.
     """
     program = tl.program_id(0)
     cols = tl.arange(0, BLOCK_C)
@@ -101,8 +99,6 @@ def norm_backward_kernel(
     w = tl.load(W + cols, mask=col_in, other=0.0).to(tl.float32)
     if KEEP:
         b = tl.load(B + cols, mask=col_in, other=0.0).to(tl.float32)
-    if PUSH:
-        PEER = slot_of(PEER, PEER_COUNT, p_slot)
     dw = tl.zeros([WAYS, BLOCK_C], tl.float32)
     db = tl.zeros([WAYS, BLOCK_C], tl.float32)
     if RES_SUM:
@@ -134,11 +130,6 @@ def norm_backward_kernel(
                 dr += _folded(res, WAYS, BLOCK_M, BLOCK_C)
         dx = dx.to(DX.dtype.element_ty)
         tl.store(DX + start + flat, dx, mask=inside)
-        if PUSH:
-            row = first + tl.arange(0, BLOCK_M)
-            push_rows(
-                PEER, dx, row, cols, width, inside, p_behind, p_width, p_first, p_length, p_to
-            )
         if KEEP:
             normed = xhat * w[None, :] + b[None, :]
             tl.store(NORMED + start + flat, normed.to(NORMED.dtype.element_ty), mask=inside)

@@ -17,7 +17,7 @@ from typing import TypedDict, Unpack
 import torch
 from torch import Tensor
 
-from evofeed.errors import KernelError, UnsupportedShape
+from evofeed.base.errors import KernelError, UnsupportedShape
 from evofeed.kernels.ops.optimizer.reference import adam_ema_step, global_norm
 from evofeed.kernels.ops.optimizer.triton import (
     adam_update_kernel,

@@ -8,13 +8,10 @@ turns a step into an exact no-op on the device itself.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 from torch import Tensor
-
-if TYPE_CHECKING:
-    from evofeed.kernels.ops.optimizer.op import FusedAdamEMA
 
 __all__ = ["adam_ema_step", "adam_update", "ema_update", "global_norm"]
 
@@ -33,7 +30,7 @@ def global_norm(grads: Sequence[Tensor]) -> Tensor:
     return norm.float()
 
 
-def adam_ema_step(optimizer: FusedAdamEMA) -> Tensor:
+def adam_ema_step(optimizer: Any) -> Tensor:
     """One step of a `FusedAdamEMA`; returns the norm before clipping."""
     o = optimizer
     norm = global_norm([o.grad])

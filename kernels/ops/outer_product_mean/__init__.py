@@ -1,1 +1,7 @@
 """Mean of outer products over the sequences: `outer_product_mean`."""
+
+KERNELS = {
+    "elementwise": "masked_halves",
+    "gemm": "outer_dproject outer_dw outer_project",
+}
+"""Its kernels, without `_kernel`, by what a run's report counts them as."""

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from evofeed.kernels.ops.outer_product_mean.hopper import launch as hopper
 from evofeed.kernels.ops.outer_product_mean.triton import (
     masked_halves_kernel,
     outer_dproject_kernel,
@@ -25,13 +24,8 @@ from evofeed.kernels.runtime.sums import column_sums
 from evofeed.kernels.runtime.tiles import tile
 
 
-def masked(
-    source: Tensor, mask: Tensor, to: Tensor, turned: Tensor | None = None, sums: bool = False
-) -> Tensor | None:
-    """`to` = `source` times the mask `[M]`, both `[2, M, E]` views; with `sums` over m too.
-
-    `turned` `[S, E, L]` is filled with a, channels first, where it is wanted.
-    """
+def masked(source: Tensor, mask: Tensor, to: Tensor, sums: bool = False) -> Tensor | None:
+    """`to` = `source` times the mask `[M]`, both `[2, M, E]` views; with `sums` over m too."""
     _, M, E = source.shape
     programs = triton.cdiv(M, 128)
     partial = None
@@ -39,9 +33,8 @@ def masked(
         partial = torch.empty((programs, 2 * E), dtype=torch.float32, device=to.device)
     launch(
         masked_halves_kernel, (programs, 2),
-        (source, mask, to, turned, partial, M, 1 if turned is None else turned.shape[-1],
-         *source.stride()[:2], *to.stride()[:2]),
-        {"E": E, "BLOCK_M": 128, "TURN": turned is not None, "SUMS": sums, "num_warps": 4},
+        (source, mask, to, partial, M, *source.stride()[:2], *to.stride()[:2]),
+        {"E": E, "BLOCK_M": 128, "SUMS": sums, "num_warps": 4},
     )  # fmt: skip
     return partial
 
@@ -71,8 +64,6 @@ def project_grad(
     dout: Tensor, out_w: Tensor, norm: Tensor, scaled: Tensor, douter: Tensor, E: int
 ) -> Tensor:
     """Fills `scaled` and `douter`; returns parts of the gradient of the output's bias."""
-    if hopper.fits(dout, E, out_w.shape[1], out_w.dtype):
-        return hopper.run_dproject(dout, out_w, norm, scaled, douter, E)
     (B, L, R), N = norm.shape, out_w.shape[1]
     options = _options("outer_dproject", E, N, out_w.dtype)
     tiles = triton.cdiv(R, options["BLOCK_J"])

@@ -11,7 +11,6 @@ E channels of a projection, N channels of the pairs.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -20,7 +19,7 @@ from torch import Tensor
 from evofeed.kernels.ops.layer_norm.op import norm_rows_grad
 from evofeed.kernels.ops.outer_product_mean import launch as kernels
 from evofeed.kernels.ops.outer_product_mean import reference
-from evofeed.kernels.ops.outer_product_mean.hopper import launch as hopper
+from evofeed.kernels.ops.outer_product_mean.reference import OuterWeights
 from evofeed.kernels.runtime.backend import (
     compute_dtype,
     launchable,
@@ -29,48 +28,18 @@ from evofeed.kernels.runtime.backend import (
 )
 from evofeed.kernels.runtime.checks import check_one_device, check_shape, check_type, in_type_of
 from evofeed.kernels.runtime.one_pass import once
-from evofeed.kernels.runtime.products import product
 from evofeed.kernels.runtime.projection import (
-    keeps,
     norm_rows,
     pack,
     project,
     weight_grad,
-    zeros_for_none,
 )
 from evofeed.kernels.runtime.sums import column_sums
 from evofeed.kernels.runtime.torch_library import Operator
 
-KEPT_FROM = 1024  # sequences from which the outer product is kept whatever its size
-OUTER_BYTES = 1 << 27  # up to which size it always is: 134 MB at 256 residues, or 55 us of GEMM
-
-
-def _keeps_outer(S: int, shape: Sequence[int], dtype: torch.dtype) -> bool:
-    """Whether an outer product of this shape, of S sequences, is kept for the backward pass."""
-    return S >= KEPT_FROM or keeps(shape, dtype, OUTER_BYTES)
-
-
-@dataclass(frozen=True, slots=True)
-class OuterWeights:
-    """Parameters of one outer product mean, as OpenFold names them; biases may be None."""
-
-    norm_weight: Tensor
-    norm_bias: Tensor
-    w1: Tensor
-    b1: Tensor | None
-    w2: Tensor
-    b2: Tensor | None
-    out: Tensor
-    out_bias: Tensor | None
-
-    def tensors(self) -> tuple[Tensor, ...]:
-        """In the order the autograd function takes them."""
-        b1, b2, out_bias = zeros_for_none(
-            [(self.w1, self.b1), (self.w2, self.b2), (self.out, self.out_bias)]
-        )
-        return (
-            self.norm_weight, self.norm_bias, self.w1, b1, self.w2, b2, self.out, out_bias,
-        )  # fmt: skip
+KEPT_FROM = 1024
+"""Sequences from which the outer product is kept: of fewer it is made again, 134 MB or 55 us at 256
+residues."""
 
 
 class Others(Protocol):
@@ -113,11 +82,8 @@ class _OuterProductMean(Operator, name="outer_product_mean"):
         ab = torch.empty((2, B * S * L, E), dtype=dtype, device=m.device)
         of_all = mask if others is None else others.mask
         R = of_all.shape[-1]
-        by_hand = hopper.forward_fits(z, S, B, E, N, dtype)
-        turned = ab.new_empty((S, E, L)) if by_hand else None
         both = project(normed, packed_w, packed_b).view(-1, 2, E).transpose(0, 1)
-        kernels.masked(both, rows, ab, turned)
-        small = normed if keeps(normed.shape, dtype) else None
+        kernels.masked(both, rows, ab)
         del normed, both
         norm = once(
             ("outer", eps, least), (mask, of_all),
@@ -127,16 +93,10 @@ class _OuterProductMean(Operator, name="outer_product_mean"):
         out_w = pack([w.out], dtype).t().contiguous()
         out = torch.empty((B, L, R, N), dtype=m.dtype if z is None else z.dtype, device=m.device)
         a, b = _a_and_b(ab, m, others)
-        kept = None
-        if turned is not None:
-            if _keeps_outer(S, (B, L * E, R * E), dtype):
-                kept = ab.new_empty((B, L * E, R * E))
-            hopper.run_forward(turned, b, out_w, w.out_bias, norm, z, out, kept)
-            return [out, packed_w, out_w, ab, norm, stats, small, kept]
-        outer = product(a.mT, b)
+        outer = torch.bmm(a.mT, b)
         kernels.project(outer, out_w, w.out_bias, norm, z, out, E)
-        kept = outer if _keeps_outer(S, outer.shape, dtype) else None
-        return [out, packed_w, out_w, ab, norm, stats, small, kept]
+        kept = outer if S >= KEPT_FROM else None
+        return [out, packed_w, out_w, ab, norm, stats, kept]
 
     @staticmethod
     def forward_fake(
@@ -145,14 +105,13 @@ class _OuterProductMean(Operator, name="outer_product_mean"):
         m, _, z, *weights = tensors
         w: Any = OuterWeights(*weights)
         (B, S, R, C), E, N = m.shape, w.w1.shape[0], w.out.shape[0]
-        rows, kept = B * S * R, _keeps_outer(S, (B, R * E, R * E), dtype)
+        rows = B * S * R
         return [
             m.new_empty((B, R, R, N), dtype=m.dtype if z is None else z.dtype),
             m.new_empty((2 * E, C), dtype=dtype), m.new_empty((E * E, N), dtype=dtype),
             m.new_empty((2, rows, E), dtype=dtype), m.new_empty((B, R, R), dtype=torch.float32),
             m.new_empty((2, rows), dtype=torch.float32),
-            m.new_empty((rows, C), dtype=dtype) if keeps((rows, C), dtype) else None,
-            m.new_empty((B, R * E, R * E), dtype=dtype) if kept else None,
+            m.new_empty((B, R * E, R * E), dtype=dtype) if S >= KEPT_FROM else None,
         ]  # fmt: skip
 
     @staticmethod
@@ -162,7 +121,7 @@ class _OuterProductMean(Operator, name="outer_product_mean"):
     ) -> list[Tensor]:  # fmt: skip
         """`later` is added to the gradient of m."""
         (
-            dout, m, mask, gamma, beta, weight, packed_w, out_w, ab, norm, stats, normed, outer,
+            dout, m, mask, gamma, beta, weight, packed_w, out_w, ab, norm, stats, outer,
         ) = tensors  # fmt: skip
         (B, S, L, C), R = m.shape, norm.shape[-1]
         E, N = packed_w.shape[0] // 2, out_w.shape[1]
@@ -173,26 +132,24 @@ class _OuterProductMean(Operator, name="outer_product_mean"):
         a, b = _a_and_b(ab, m, others)
         dab = torch.empty_like(ab)
         da, db = dab.view(2, B, S, -1)
-        product(b, douter.mT, out=da)
+        torch.bmm(b, douter.mT, out=da)
         if others is None:
-            product(a, douter, out=db)
+            torch.bmm(a, douter, out=db)
         else:
-            of_all = product(a, douter).view(B, S, R, E)
+            of_all = torch.bmm(a, douter).view(B, S, R, E)
             db.copy_(others.reduce(of_all).flatten(2))
         del douter
-        outer = product(a.mT, b) if outer is None else outer
+        outer = torch.bmm(a.mT, b) if outer is None else outer
         d_out_w = kernels.weight_grad_of_output(outer, scaled, (B * L, R), E, N, weight.dtype)
         del outer
         masked = torch.empty((B * S * L, 2, E), dtype=dab.dtype, device=dab.device)
         ab_sums = kernels.masked(dab, mask.reshape(-1), masked.transpose(0, 1), sums=True)
         assert ab_sums is not None
         flat, dab = m.view(-1, C), masked.flatten(1)
-        again = None
-        if normed is None:
-            normed = again = torch.empty_like(flat, dtype=packed_w.dtype)
+        normed = torch.empty_like(flat, dtype=packed_w.dtype)
         dm, norm_sums = norm_rows_grad(
-            product(dab, packed_w), flat, stats, gamma, beta,
-            None if later is None else later.contiguous().view(-1, C), again,
+            torch.mm(dab, packed_w), flat, stats, gamma, beta,
+            None if later is None else later.contiguous().view(-1, C), normed,
         )  # fmt: skip
         sums = column_sums([norm_sums, ab_sums, out_sums], gamma.dtype)
         dw = weight_grad(dab, normed, gamma.dtype)
@@ -202,7 +159,7 @@ class _OuterProductMean(Operator, name="outer_product_mean"):
     def backward_fake(
         tensors: Sequence[Any], eps: float, least: float, norm_eps: float, dtype: torch.dtype
     ) -> list[Tensor]:
-        _, m, _, gamma, _, weight, packed_w, out_w, _, _, _, _, _ = tensors
+        _, m, _, gamma, _, weight, packed_w, out_w, _, _, _, _ = tensors
         (E2, C), N = packed_w.shape, out_w.shape[1]
         return [
             m.new_empty(m.shape), gamma.new_empty(packed_w.shape), gamma.new_empty(2 * C),

@@ -2,18 +2,39 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from evofeed.kernels.ops.layer_norm.reference import layer_norm
+from evofeed.kernels.runtime.projection import zeros_for_none
 
-if TYPE_CHECKING:
-    from evofeed.kernels.ops.outer_product_mean.op import OuterWeights
+__all__ = ["OuterWeights", "outer_product_mean"]
 
-__all__ = ["outer_product_mean"]
+
+@dataclass(frozen=True, slots=True)
+class OuterWeights:
+    """Parameters of one outer product mean, as OpenFold names them; biases may be None."""
+
+    norm_weight: Tensor
+    norm_bias: Tensor
+    w1: Tensor
+    b1: Tensor | None
+    w2: Tensor
+    b2: Tensor | None
+    out: Tensor
+    out_bias: Tensor | None
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """In the order the autograd function takes them."""
+        b1, b2, out_bias = zeros_for_none(
+            [(self.w1, self.b1), (self.w2, self.b2), (self.out, self.out_bias)]
+        )
+        return (
+            self.norm_weight, self.norm_bias, self.w1, b1, self.w2, b2, self.out, out_bias,
+        )  # fmt: skip
 
 
 def outer_product_mean(

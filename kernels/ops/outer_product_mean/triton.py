@@ -14,13 +14,12 @@ from evofeed.kernels.runtime.backend import tl, triton
 
 @triton.jit
 def masked_halves_kernel(
-    SOURCE, MASK, TO, TURNED, PARTIAL, M, L, ss_h, ss_m, ts_h, ts_m,
-    E: tl.constexpr, BLOCK_M: tl.constexpr, TURN: tl.constexpr, SUMS: tl.constexpr,
+    SOURCE, MASK, TO, PARTIAL, M, ss_h, ss_m, ts_h, ts_m,
+    E: tl.constexpr, BLOCK_M: tl.constexpr, SUMS: tl.constexpr,
 ):  # fmt: skip
     """TO[half, m] = MASK[m] * SOURCE[half, m] for rows of E numbers, any strides of both.
 
-    With TURN also TURNED `[M / L, E, L]`: the first half, m being (s, i) with L of i. With SUMS
-    also PARTIAL `[programs, 2E]`: each program's sums over m.
+    With SUMS also PARTIAL `[programs, 2E]`: each program's sums over m.
     """
     half = tl.program_id(1)
     rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -34,9 +33,6 @@ def masked_halves_kernel(
     y = x.to(tl.float32) * mask[:, None]
     to = TO + half.to(tl.int64) * ts_h + rows64 * ts_m + e[None, :]
     tl.store(to, y.to(TO.dtype.element_ty), mask=inside)
-    if TURN and half == 0:
-        to = TURNED + ((rows64 // L * E + e[None, :]) * L + rows64 % L)
-        tl.store(tl.trans(to), tl.trans(y.to(TO.dtype.element_ty)), mask=tl.trans(inside))
     if SUMS:
         tl.store(PARTIAL + (tl.program_id(0).to(tl.int64) * 2 + half) * E + e, tl.sum(y, 0))
 

@@ -1,1 +1,7 @@
 """The attention bias made from the pairs: `pair_bias`."""
+
+KERNELS = {
+    "elementwise": "heads_last",
+    "norm": "pair_norm_backward",
+}
+"""Its kernels, without `_kernel`, by what a run's report counts them as."""

@@ -30,11 +30,12 @@ def _grid(op: str, x: Tensor) -> tuple[tuple[int, int, int], int, dict[str, Any]
     lines = triton.cdiv(Q, block_q)
     splits = max(1, min(R, block.programs * sm_count(x) // (lines * B * H)))
     rows_each = triton.cdiv(R, splits)
-    three = block_k >= 64 and 3 * block_k // 4 >= K
     options = {
-        "BLOCK_Q": block_q, "BLOCK_K": block_k // 4 if three else block_k, "THREE": three,
-        "STAGES": block.stages, "num_warps": block.warps,
-    }  # fmt: skip
+        "BLOCK_Q": block_q,
+        "BLOCK_K": block_k,
+        "STAGES": block.stages,
+        "num_warps": block.warps,
+    }
     return (lines, B * H, triton.cdiv(R, rows_each)), rows_each, options
 
 

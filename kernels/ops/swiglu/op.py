@@ -9,7 +9,6 @@ Letters: M rows, C channels, N hidden channels.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,6 +18,7 @@ from evofeed.kernels.ops.layer_norm.op import norm_rows_grad
 from evofeed.kernels.ops.swiglu import reference
 from evofeed.kernels.ops.swiglu.hidden import hidden_of, layers_grad
 from evofeed.kernels.ops.swiglu.hopper import launch as hopper
+from evofeed.kernels.ops.swiglu.reference import SwigluWeights
 from evofeed.kernels.ops.swiglu.triton import (
     swiglu_backward_kernel,
     swiglu_mlp_kernel,
@@ -52,21 +52,6 @@ from evofeed.kernels.runtime.torch_library import Operator
 
 WIDE = 256  # channels from which the products are cuBLAS's, as in `transition`
 MOST = 1024  # channels that a row of the norm's kernel holds
-
-
-@dataclass(frozen=True, slots=True)
-class SwigluWeights:
-    """Parameters of one SwiGLU transition: silu(gate x) * (value x), then out."""
-
-    norm_weight: Tensor
-    norm_bias: Tensor
-    gate: Tensor
-    value: Tensor
-    out: Tensor
-
-    def tensors(self) -> tuple[Tensor, ...]:
-        """In the order the operator takes them."""
-        return self.norm_weight, self.norm_bias, self.gate, self.value, self.out
 
 
 class _SwigluTransition(Operator, name="swiglu_transition"):

@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
 import torch.nn.functional as F
 from torch import Tensor
 
 from evofeed.kernels.ops.layer_norm.reference import layer_norm
 
-if TYPE_CHECKING:
-    from evofeed.kernels.ops.swiglu.op import SwigluWeights
+__all__ = ["SwigluWeights", "swiglu_transition"]
 
-__all__ = ["swiglu_transition"]
+
+@dataclass(frozen=True, slots=True)
+class SwigluWeights:
+    """Parameters of one SwiGLU transition: silu(gate x) * (value x), then out."""
+
+    norm_weight: Tensor
+    norm_bias: Tensor
+    gate: Tensor
+    value: Tensor
+    out: Tensor
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """In the order the operator takes them."""
+        return self.norm_weight, self.norm_bias, self.gate, self.value, self.out
 
 
 def swiglu_transition(

@@ -1,1 +1,7 @@
 """Norm and two layers with relu between: `transition`."""
+
+KERNELS = {
+    "elementwise": "relu_grad",
+    "gemm": "mlp transition transition_grad",
+}
+"""Its kernels, without `_kernel`, by what a run's report counts them as."""

@@ -9,7 +9,6 @@ Letters: M rows, C channels, N hidden channels.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,6 +17,7 @@ from torch import Tensor
 from evofeed.kernels.ops.layer_norm.op import norm_rows_grad
 from evofeed.kernels.ops.transition import reference
 from evofeed.kernels.ops.transition.hopper import launch as hopper
+from evofeed.kernels.ops.transition.reference import TransitionWeights
 from evofeed.kernels.ops.transition.triton import mlp_kernel, relu_grad_kernel
 from evofeed.kernels.runtime.backend import (
     compute_dtype,
@@ -28,7 +28,6 @@ from evofeed.kernels.runtime.backend import (
 )
 from evofeed.kernels.runtime.checks import check_one_device, check_shape, check_type, in_type_of
 from evofeed.kernels.runtime.launching import launch
-from evofeed.kernels.runtime.products import product
 from evofeed.kernels.runtime.projection import (
     keeps,
     norm_rows,
@@ -46,22 +45,6 @@ from evofeed.kernels.runtime.torch_library import Operator
 WIDE = 256  # channels from which two products and a sum beat one kernel: 430 against 600 us
 
 
-@dataclass(frozen=True, slots=True)
-class TransitionWeights:
-    """Parameters of one transition, as OpenFold names them."""
-
-    norm_weight: Tensor
-    norm_bias: Tensor
-    w1: Tensor
-    b1: Tensor
-    w2: Tensor
-    b2: Tensor
-
-    def tensors(self) -> tuple[Tensor, ...]:
-        """In the order the autograd function takes them."""
-        return self.norm_weight, self.norm_bias, self.w1, self.b1, self.w2, self.b2
-
-
 class _Transition(Operator, name="transition"):
     options = "float eps, bool residual, ScalarType dtype"
     kept = (0, 1, 2, 3, 5)  # x, mask, gamma, beta, b1
@@ -76,10 +59,6 @@ class _Transition(Operator, name="transition"):
         rows, flat = None if mask is None else mask.reshape(-1), x.view(-1, C)
         if C < WIDE:
             out, stats = mlp(flat, gamma, beta, packed1, b1, packed2, b2, eps, rows, residual)
-        elif residual and rows is None and hopper.wide_mlp_fits(flat, packed1):
-            out, stats, normed = hopper.run_wide_mlp(
-                flat, gamma, beta, packed1, b1, packed2, b2, eps, keeps(flat.shape, dtype)
-            )
         else:
             normed, stats, _ = norm_rows(flat, gamma, beta, eps, dtype)
             out = project(project(normed, packed1, b1, relu=True), packed2, b2)
@@ -124,7 +103,7 @@ class _Transition(Operator, name="transition"):
             del hidden
         del normed
         dx, norm_sums = norm_rows_grad(
-            product(dhidden, w1), flat, stats, gamma, beta, dout if residual else None,
+            torch.mm(dhidden, w1), flat, stats, gamma, beta, dout if residual else None,
             residual_sum=not own_sums,
         )  # fmt: skip
         parts = [norm_sums, hidden_sums, *out_sums]

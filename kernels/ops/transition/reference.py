@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
 import torch.nn.functional as F
 from torch import Tensor
 
 from evofeed.kernels.ops.layer_norm.reference import layer_norm
 
-if TYPE_CHECKING:
-    from evofeed.kernels.ops.transition.op import TransitionWeights
+__all__ = ["TransitionWeights", "transition"]
 
-__all__ = ["transition"]
+
+@dataclass(frozen=True, slots=True)
+class TransitionWeights:
+    """Parameters of one transition, as OpenFold names them."""
+
+    norm_weight: Tensor
+    norm_bias: Tensor
+    w1: Tensor
+    b1: Tensor
+    w2: Tensor
+    b2: Tensor
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """In the order the autograd function takes them."""
+        return self.norm_weight, self.norm_bias, self.w1, self.b1, self.w2, self.b2
 
 
 def transition(

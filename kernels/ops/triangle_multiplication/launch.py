@@ -13,7 +13,6 @@ from torch import Tensor
 from evofeed.kernels.ops.triangle_multiplication.triton import triangle_out_grad_kernel
 from evofeed.kernels.runtime.backend import triton
 from evofeed.kernels.runtime.launching import launch
-from evofeed.kernels.runtime.products import product as matmul
 from evofeed.kernels.runtime.projection import Drop, padded, precision, weight_grad
 from evofeed.kernels.runtime.sums import column_sums
 from evofeed.kernels.runtime.tiles import tile
@@ -46,7 +45,7 @@ def programs_of(op: str, sizes: tuple[int, int, int], dtype: torch.dtype) -> int
 def product(ab: Tensor, outgoing: bool) -> Tensor:
     """`[E * B, R, R]`: x_ij is the sum over k of a_ik b_jk, or of a_ki b_kj."""
     a, b = ab
-    return matmul(a, b.mT) if outgoing else matmul(a.mT, b)
+    return torch.bmm(a, b.mT) if outgoing else torch.bmm(a.mT, b)
 
 
 def product_grads(dxt: Tensor, ab: Tensor, outgoing: bool) -> Tensor:
@@ -54,11 +53,11 @@ def product_grads(dxt: Tensor, ab: Tensor, outgoing: bool) -> Tensor:
     a, b = ab
     dab = torch.empty_like(ab)
     if outgoing:  # x_ij = sum_k a_ik b_jk
-        matmul(dxt, b, out=dab[0])
-        matmul(dxt.mT, a, out=dab[1])
+        torch.bmm(dxt, b, out=dab[0])
+        torch.bmm(dxt.mT, a, out=dab[1])
     else:  # x_ij = sum_k a_ki b_kj
-        matmul(b, dxt.mT, out=dab[0])
-        matmul(a, dxt, out=dab[1])
+        torch.bmm(b, dxt.mT, out=dab[0])
+        torch.bmm(a, dxt, out=dab[1])
     return dab
 
 

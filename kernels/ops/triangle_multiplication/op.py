@@ -9,7 +9,6 @@ Letters: B batch, R residues, M = B * R * R pairs, C pair channels, E hidden cha
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -30,57 +29,22 @@ from evofeed.kernels.ops.triangle_multiplication.projections import (
     packed_weights,
     project,
 )
+from evofeed.kernels.ops.triangle_multiplication.reference import TriangleWeights
 from evofeed.kernels.ops.triangle_multiplication.triton import (
     triangle_in_grad_kernel,
     triangle_out_kernel,
 )
 from evofeed.kernels.runtime.backend import compute_dtype, launchable, usable, without_autocast
 from evofeed.kernels.runtime.checks import check_one_device, check_shape, check_type, in_type_of
-from evofeed.kernels.runtime.products import product as matmul
 from evofeed.kernels.runtime.projection import (
     Drop,
     keeps,
     norm_rows,
     pack,
     weight_grad,
-    zeros_for_none,
 )
-from evofeed.kernels.runtime.pushes import Push
 from evofeed.kernels.runtime.sums import column_sums
 from evofeed.kernels.runtime.torch_library import Operator
-
-
-@dataclass(frozen=True, slots=True)
-class TriangleWeights:
-    """Parameters of one triangle multiplication, as OpenFold names them; biases may be None."""
-
-    norm_in_weight: Tensor
-    norm_in_bias: Tensor
-    a_p: Tensor
-    a_p_bias: Tensor | None
-    a_g: Tensor
-    a_g_bias: Tensor | None
-    b_p: Tensor
-    b_p_bias: Tensor | None
-    b_g: Tensor
-    b_g_bias: Tensor | None
-    norm_out_weight: Tensor
-    norm_out_bias: Tensor
-    z: Tensor
-    z_bias: Tensor | None
-    g: Tensor
-    g_bias: Tensor | None
-
-    def tensors(self) -> tuple[Tensor, ...]:
-        """In the order the autograd function takes them, zeros for biases that are None."""
-        pairs = ((n, f"{n}_bias") for n in ("a_p", "a_g", "b_p", "b_g", "z", "g"))
-        a_p, a_g, b_p, b_g, z, g = zeros_for_none(
-            [(getattr(self, weight), getattr(self, bias)) for weight, bias in pairs]
-        )
-        return (
-            self.norm_in_weight, self.norm_in_bias, self.a_p, a_p, self.a_g, a_g, self.b_p, b_p,
-            self.b_g, b_g, self.norm_out_weight, self.norm_out_bias, self.z, z, self.g, g,
-        )  # fmt: skip
 
 
 class Product(Protocol):
@@ -88,12 +52,6 @@ class Product(Protocol):
 
     def __call__(self, ab: Tensor, outgoing: bool) -> tuple[Tensor, list[Tensor]]:
         """Its rows `[E, B, I, R]` from those of a and b `[2, E, B, I, R]`, and what to keep."""
-
-    def push(self, like: Tensor) -> Push | None:
-        """Where a kernel may write what all GPUs need all rows of, `[..., I, R]` as this tensor.
-
-        That is b of outgoing edges, and of incoming ones the gradient of the product.
-        """
 
     def gradient(self, dproduct: Tensor, kept: list[Tensor], outgoing: bool) -> Tensor:
         """The gradient of `ab` from that of the product and what was kept."""
@@ -132,8 +90,7 @@ class _TriangleMultiplication(Operator, name="triangle_multiplication"):
         norm_in = (w.norm_in_weight, w.norm_in_bias)
         norm_out = (w.norm_out_weight, w.norm_out_bias)
         sizes, on_hopper = (M, C, E), hopper.fits(z, E, plan.dtype)
-        push = others.push(ab[1]) if on_hopper and others and plan.outgoing else None
-        normed = project(z, *norm_in, packed_w, packed_b, mask, ab, stats[0], plan.eps, push)
+        normed = project(z, *norm_in, packed_w, packed_b, mask, ab, stats[0], plan.eps)
         if others is None:
             xt = product(ab, plan.outgoing)
             kept = [ab, xt if keeps(xt.shape, plan.dtype) else None]
@@ -215,7 +172,6 @@ class _TriangleMultiplication(Operator, name="triangle_multiplication"):
             dwz, of_out = hopper.run_out_grad(
                 dout, xt, gamma_out, beta_out, wz, z_bias, z, stats, gamma_in, beta_in,
                 packed_w[4 * E :], g_bias, drop, dxt, dpacked[:, 4 * E :], gamma_in.dtype,
-                others.push(dxt) if others and not plan.outgoing else None,
             )  # fmt: skip
         else:
             dwz, of_out = run_out_grad(
@@ -243,7 +199,7 @@ class _TriangleMultiplication(Operator, name="triangle_multiplication"):
                 sizes, plan.dtype, (dpacked.stride(0), plan.eps),
             )  # fmt: skip
         dz, norm_sums = norm_rows_grad(
-            matmul(dpacked, packed_w), flat, stats[0], gamma_in, beta_in,
+            torch.mm(dpacked, packed_w), flat, stats[0], gamma_in, beta_in,
             dout if plan.residual else None, None if in_parts else normed,
         )  # fmt: skip
         of_norm, of_in = column_sums([norm_sums, in_sums], gamma_in.dtype)

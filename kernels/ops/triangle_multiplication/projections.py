@@ -5,7 +5,7 @@ Letters: B batch, I x J any part of the pairs, C pair channels, E hidden channel
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,13 +13,10 @@ from torch import Tensor
 from evofeed.kernels.ops.triangle_multiplication import composed
 from evofeed.kernels.ops.triangle_multiplication.hopper import launch as hopper
 from evofeed.kernels.ops.triangle_multiplication.launch import run
+from evofeed.kernels.ops.triangle_multiplication.reference import TriangleWeights
 from evofeed.kernels.ops.triangle_multiplication.triton import triangle_in_kernel
 from evofeed.kernels.runtime.backend import compute_dtype, without_autocast
 from evofeed.kernels.runtime.projection import pack
-from evofeed.kernels.runtime.pushes import Push
-
-if TYPE_CHECKING:
-    from evofeed.kernels.ops.triangle_multiplication.op import TriangleWeights
 
 COMPOSED = 256  # channels from which cuBLAS makes the projections
 
@@ -32,12 +29,12 @@ def packed_weights(w: Any, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 
 def project(
     z: Tensor, gamma: Tensor, beta: Tensor, weight: Tensor, bias: Tensor, mask: Tensor, ab: Tensor,
-    stats: Tensor, eps: float, push: Push | None,
+    stats: Tensor, eps: float,
 ) -> Tensor | None:  # fmt: skip
     """Fills a and b and the statistics of z; returns the normalised pairs where they are made."""
     C, E = z.shape[-1], bias.numel() // 4
     if hopper.fits(z, E, ab.dtype):
-        hopper.run_in(z, gamma, beta, weight, bias, mask, ab, stats, eps, push)
+        hopper.run_in(z, gamma, beta, weight, bias, mask, ab, stats, eps)
         return None
     if by_cublas(C, E):
         normed, found = composed.run_in(z, gamma, beta, weight, bias, mask, ab, eps)
@@ -76,5 +73,5 @@ def triangle_projections(
     stats = torch.empty((2, mask.numel()), dtype=torch.float32, device=z.device)
     with without_autocast(z), torch.no_grad():
         norm = (w.norm_in_weight, w.norm_in_bias)
-        project(z, *norm, *packed_weights(w, dtype), mask, ab, stats, eps, None)
+        project(z, *norm, *packed_weights(w, dtype), mask, ab, stats, eps)
     return ab.view(2, E, B, *part)

@@ -2,18 +2,49 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from evofeed.kernels.ops.layer_norm.reference import layer_norm
+from evofeed.kernels.runtime.projection import zeros_for_none
 
-if TYPE_CHECKING:
-    from evofeed.kernels.ops.triangle_multiplication.op import TriangleWeights
+__all__ = ["TriangleWeights", "triangle_multiplication"]
 
-__all__ = ["triangle_multiplication"]
+
+@dataclass(frozen=True, slots=True)
+class TriangleWeights:
+    """Parameters of one triangle multiplication, as OpenFold names them; biases may be None."""
+
+    norm_in_weight: Tensor
+    norm_in_bias: Tensor
+    a_p: Tensor
+    a_p_bias: Tensor | None
+    a_g: Tensor
+    a_g_bias: Tensor | None
+    b_p: Tensor
+    b_p_bias: Tensor | None
+    b_g: Tensor
+    b_g_bias: Tensor | None
+    norm_out_weight: Tensor
+    norm_out_bias: Tensor
+    z: Tensor
+    z_bias: Tensor | None
+    g: Tensor
+    g_bias: Tensor | None
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """In the order the autograd function takes them, zeros for biases that are None."""
+        pairs = ((n, f"{n}_bias") for n in ("a_p", "a_g", "b_p", "b_g", "z", "g"))
+        a_p, a_g, b_p, b_g, z, g = zeros_for_none(
+            [(getattr(self, weight), getattr(self, bias)) for weight, bias in pairs]
+        )
+        return (
+            self.norm_in_weight, self.norm_in_bias, self.a_p, a_p, self.a_g, a_g, self.b_p, b_p,
+            self.b_g, b_g, self.norm_out_weight, self.norm_out_bias, self.z, z, self.g, g,
+        )  # fmt: skip
 
 
 def triangle_multiplication(

@@ -12,7 +12,6 @@ M = B * S * N rows.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,6 +21,7 @@ from evofeed.kernels.ops.gated_attention.hopper import launch as hopper
 from evofeed.kernels.ops.gated_attention.output import gated_output, output_grads
 from evofeed.kernels.ops.layer_norm.op import norm_rows_grad
 from evofeed.kernels.ops.weighted_average import reference
+from evofeed.kernels.ops.weighted_average.reference import AverageWeights
 from evofeed.kernels.ops.weighted_average.triton import average_kernel, shares_grad_kernel
 from evofeed.kernels.runtime.backend import (
     compute_dtype,
@@ -48,21 +48,6 @@ from evofeed.kernels.runtime.torch_library import Operator
 
 COLUMNS = {"average": 128, "shares_grad": 64}
 """Columns of a kernel's tile: the head's numbers of as many sequences as make that many."""
-
-
-@dataclass(frozen=True, slots=True)
-class AverageWeights:
-    """Parameters of one average: norm, values, gate, output; no biases."""
-
-    norm_weight: Tensor
-    norm_bias: Tensor
-    v: Tensor
-    g: Tensor
-    o: Tensor
-
-    def tensors(self) -> tuple[Tensor, ...]:
-        """In the order the operator takes them."""
-        return self.norm_weight, self.norm_bias, self.v, self.g, self.o
 
 
 class _WeightedAverage(Operator, name="weighted_average"):

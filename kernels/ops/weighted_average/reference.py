@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -10,10 +10,22 @@ from torch import Tensor
 
 from evofeed.kernels.ops.layer_norm.reference import layer_norm
 
-if TYPE_CHECKING:
-    from evofeed.kernels.ops.weighted_average.op import AverageWeights
+__all__ = ["AverageWeights", "weighted_average"]
 
-__all__ = ["weighted_average"]
+
+@dataclass(frozen=True, slots=True)
+class AverageWeights:
+    """Parameters of one average: norm, values, gate, output; no biases."""
+
+    norm_weight: Tensor
+    norm_bias: Tensor
+    v: Tensor
+    g: Tensor
+    o: Tensor
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """In the order the operator takes them."""
+        return self.norm_weight, self.norm_bias, self.v, self.g, self.o
 
 
 def weighted_average(

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, overload
+from typing import Any, overload
 
 import torch.nn.functional as F
 from torch import Tensor
 
+from evofeed.kernels.ops.attention.inputs import BackwardInputs
 from evofeed.kernels.runtime.projection import padded
 from evofeed.kernels.runtime.tiles import Tile
-
-if TYPE_CHECKING:
-    from evofeed.kernels.ops.attention.op import BackwardInputs
 
 
 def sizes(tile: Tile, D: int) -> dict[str, Any]:

@@ -8,10 +8,7 @@ cores have time. The bias arrives with its keys first (`BIAS[..., k, q]`), as th
 and goes straight to registers.
 
 A program starts when its first tiles are there; the others arrive while it works. It writes
-dq when the last key block has passed. Or it writes the logits' gradient from the registers in
-which it is made, and `logits_sums.py` makes dq and the bias's gradient of it: no warp then waits
-for another between two tiles. Strides, tensors, masks and letters are as in
-`forward.py`.
+dq when the last key block has passed. Strides, tensors, masks and letters are as in `forward.py`.
 """
 
 from evofeed.kernels.ops.attention.hopper.layouts import (
@@ -22,8 +19,6 @@ from evofeed.kernels.ops.attention.hopper.layouts import (
     copy_rows,
     in_pairs,
     load_pairs,
-    numbers_layout,
-    of_memory,
     pairs_layout,
     put,
     put_in_turn,
@@ -74,7 +69,7 @@ def key_extra(
 
 @gluon.jit
 def backward_kernel(
-    Q, K, V, BIAS, TERM, FACTOR, DO, LSE, DELTA, DQ, DK, DV, DS,
+    Q, K, V, BIAS, TERM, FACTOR, DO, LSE, DELTA, DQ, DK, DV,
     qs_b, qs_i, qs_n, qs_h, gs_b, gs_i, gs_n, gs_h, os_b, os_i, os_n, os_h,
     bs_b, bs_h, bs_k, ts_row, R, H, N, factor, scale,
     D: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_Q: gl.constexpr, BLOCK_K: gl.constexpr,
@@ -82,11 +77,7 @@ def backward_kernel(
     RESIDENT: gl.constexpr, PAD: gl.constexpr, WIDE: gl.constexpr,
     num_warps: gl.constexpr,
 ):  # fmt: skip
-    """dq, dk and dv of one row and head. Logits are keys first, as dk and dv are.
-
-    With DS, `[row, head, q // 64, k, q % 64]`, their gradient in place of dq; whole tiles only.
-    """
-    TO_DS: gl.constexpr = DS is not None
+    """dq, dk and dv of one row and head. Logits are keys first, as dk and dv are."""
     mma: gl.constexpr = mma_layout(BLOCK_K, BLOCK_Q, num_warps)
     k_mma: gl.constexpr = mma_layout(BLOCK_K, BLOCK_D, num_warps)
     q_mma: gl.constexpr = mma_layout(BLOCK_Q, BLOCK_D, num_warps)
@@ -113,15 +104,8 @@ def backward_kernel(
     k_tiles = tiles_of(dtype, K_SLOTS, BLOCK_K, BLOCK_D)
     v_tiles = tiles_of(dtype, K_SLOTS, BLOCK_K, BLOCK_D)
     extra_tiles = tiles_of(dtype, Q_TILES, BLOCK_Q, 16)
-    if TO_DS:
-        numbers: gl.constexpr = numbers_layout(BLOCK_K, BLOCK_Q, num_warps)
-        k_at = gl.arange(0, BLOCK_K, gl.SliceLayout(1, numbers))
-        q_at = gl.arange(0, BLOCK_Q, gl.SliceLayout(0, numbers))
-        DS += (row.to(gl.int64) * H + h) * N * (N // 8 * 8)
-        ds_at = (q_at // 64 * 64)[None, :] * N + (k_at[:, None] * 64 + (q_at % 64)[None, :])
-    else:
-        swizzled: gl.constexpr = gl.SwizzledSharedLayout(8, 1, BLOCK_D // 8, [1, 0])
-        dq_tiles = gl.allocate_shared_memory(gl.float32, [Q_TILES, BLOCK_Q, BLOCK_D], swizzled)
+    swizzled: gl.constexpr = gl.SwizzledSharedLayout(8, 1, BLOCK_D // 8, [1, 0])
+    dq_tiles = gl.allocate_shared_memory(gl.float32, [Q_TILES, BLOCK_Q, BLOCK_D], swizzled)
     terms = gl.allocate_shared_memory(dtype, [K_TILES, BLOCK_K], flat())
     lses = gl.allocate_shared_memory(gl.float32, [Q_TILES, BLOCK_Q], flat())
     deltas = gl.allocate_shared_memory(gl.float32, [Q_TILES, BLOCK_Q], flat())
@@ -156,8 +140,7 @@ def backward_kernel(
     shift = gl.where(factor == 0.0, -gl.log2(N.to(gl.float32)), 0.0)
     hopper.fence_async_shared()
     barrier()
-    if not TO_DS:
-        ds_tile = tiles_of(dtype, 1, BLOCK_K, BLOCK_Q).index(0)
+    ds_tile = tiles_of(dtype, 1, BLOCK_K, BLOCK_Q).index(0)
     for kb in range(K_TILES):
         if RESIDENT:
             k_tile, v_tile = k_tiles.index(kb), v_tiles.index(kb)
@@ -202,9 +185,8 @@ def backward_kernel(
                 next_k = gl.where(next_k < K_TILES, next_k, kb) * BLOCK_K
                 next_q = gl.where(last, 0, (qb + 1) * BLOCK_Q)
                 bias = load_pairs(BIAS, next_k, next_q, N, bs_k, BLOCK_K, PAIRS, wide, PAD)
-            if not TO_DS:
-                # all have read ds; and loads would sink to the fence below, which would wait
-                barrier()
+            # all have read ds; and loads would sink to the fence below, which would wait
+            barrier()
             s = hopper.warpgroup_mma_wait(2, [s])
             x = s * factor + shift
             if PAD:
@@ -214,29 +196,21 @@ def backward_kernel(
             dv = hopper.warpgroup_mma(p16, do_tile, dv, is_async=True)
             dp = hopper.warpgroup_mma_wait(1, [dp])
             ds = (p * dp).to(dtype)
-            if TO_DS:
-                ds16 = gl.convert_layout(ds, operand)
-                dk = hopper.warpgroup_mma(ds16, q_tile, dk, is_async=True)
-                to_ds = DS + (qb * BLOCK_Q * N + kb * BLOCK_K * 64)
-                gl.store(to_ds + ds_at, of_memory(ds, numbers))
-                dv, dk, _, _ = hopper.warpgroup_mma_wait(0, [dv, dk, p16, ds16])
-                dv, dk = hopper.warpgroup_mma_init(dv), hopper.warpgroup_mma_init(dk)
+            ds_tile.store(ds)
+            dq = gl.full([BLOCK_Q, BLOCK_D], 0.0, gl.float32, q_mma)
+            if kb > 0:
+                dq = dq_tiles.index(qb).load(q_mma)
+            hopper.fence_async_shared()
+            barrier()
+            ds16 = gl.convert_layout(ds, operand)
+            dk = hopper.warpgroup_mma(ds16, q_tile, dk, is_async=True)
+            dq = hopper.warpgroup_mma(ds_tile.permute((1, 0)), k_tile, dq, is_async=True)
+            dv, dk, dq, _, _ = hopper.warpgroup_mma_wait(0, [dv, dk, dq, p16, ds16])
+            dv, dk = hopper.warpgroup_mma_init(dv), hopper.warpgroup_mma_init(dk)
+            if kb == K_TILES - 1:
+                put_in_turn(DQ + to, dq * scale, qb * BLOCK_Q, N, gs_n, q_mma, D, WIDE)
             else:
-                ds_tile.store(ds)
-                dq = gl.full([BLOCK_Q, BLOCK_D], 0.0, gl.float32, q_mma)
-                if kb > 0:
-                    dq = dq_tiles.index(qb).load(q_mma)
-                hopper.fence_async_shared()
-                barrier()
-                ds16 = gl.convert_layout(ds, operand)
-                dk = hopper.warpgroup_mma(ds16, q_tile, dk, is_async=True)
-                dq = hopper.warpgroup_mma(ds_tile.permute((1, 0)), k_tile, dq, is_async=True)
-                dv, dk, dq, _, _ = hopper.warpgroup_mma_wait(0, [dv, dk, dq, p16, ds16])
-                dv, dk = hopper.warpgroup_mma_init(dv), hopper.warpgroup_mma_init(dk)
-                if kb == K_TILES - 1:
-                    put_in_turn(DQ + to, dq * scale, qb * BLOCK_Q, N, gs_n, q_mma, D, WIDE)
-                else:
-                    dq_tiles.index(qb).store(dq)
+                dq_tiles.index(qb).store(dq)
         dk, dv = hopper.warpgroup_mma_wait(0, [dk, dv])
         put(DK + to, dk * scale, kb * BLOCK_K, N, gs_n, k_mma, D, WIDE)
         put(DV + to, dv, kb * BLOCK_K, N, gs_n, k_mma, D, WIDE)

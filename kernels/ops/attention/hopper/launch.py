@@ -5,12 +5,9 @@ Letters as in `triton.py`: B batch, R rows, N positions, H heads, D head width.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
-from evofeed.kernels.ops.attention.hopper import by_logits
 from evofeed.kernels.ops.attention.hopper.arguments import (
     bias_strides,
     eighth,
@@ -24,15 +21,13 @@ from evofeed.kernels.ops.attention.hopper.bias_gradient import bias_gradient_ker
 from evofeed.kernels.ops.attention.hopper.forward import forward_kernel
 from evofeed.kernels.ops.attention.hopper.late import late_forward_kernel
 from evofeed.kernels.ops.attention.hopper.late_backward import late_backward_kernel
+from evofeed.kernels.ops.attention.inputs import BackwardInputs, MaskTerms
 from evofeed.kernels.ops.attention.offsets import MOST_ROWS, is_wide
 from evofeed.kernels.ops.attention.triton import LOG2E
 from evofeed.kernels.runtime.backend import on_hopper, sm_count, triton
 from evofeed.kernels.runtime.launching import launch
 from evofeed.kernels.runtime.projection import padded
 from evofeed.kernels.runtime.tiles import HopperTiles, Tile, hopper_tiles
-
-if TYPE_CHECKING:
-    from evofeed.kernels.ops.attention.op import BackwardInputs, MaskTerms
 
 SHARED_BYTES = 232448 - 1024  # of a program on sm_90, with some to spare
 MULTIPROCESSOR_BYTES = 233472  # of its programs together, each with 1024 for the system
@@ -161,8 +156,6 @@ def run_backward(inputs: BackwardInputs, tiles: HopperTiles | None = None) -> Te
         if main > tile.rows and _late_backward_bytes(main, D, tile) <= SHARED_BYTES:
             _run_late_backward(inputs, tile)
             return None
-    if tiles is None and by_logits.fits(inputs):
-        return by_logits.run_backward(inputs)
     tiles = tiles or hopper_tiles(N, D, inputs.bias is not None)
     run_backward_of_rows(inputs, tiles.backward)
     return None if inputs.bias is None else run_bias_gradient(inputs, tiles)
@@ -198,7 +191,7 @@ def run_backward_of_rows(inputs: BackwardInputs, tile: Tile) -> None:
     keys_first = None if inputs.bias is None else even(inputs.bias.transpose(2, 3)).contiguous()
     launch(
         backward_kernel, (B * R * H,),
-        (*tensors(inputs, keys_first), *inputs.grads, None, *eighths(inputs.q),
+        (*tensors(inputs, keys_first), *inputs.grads, *eighths(inputs.q),
          *eighths(inputs.grads[0]), *eighths(inputs.do), *bias_strides(keys_first),
          eighth(inputs.mask and inputs.mask.term), R, H, N, float(inputs.scale * LOG2E),
          float(inputs.scale)),

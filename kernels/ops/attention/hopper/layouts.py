@@ -23,16 +23,6 @@ def pairs_layout(ROWS, PAIRS, warps):
 
 
 @gluon.constexpr_function
-def numbers_layout(ROWS, COLS, warps):
-    """`pairs_layout` of the numbers themselves."""
-    far = (COLS // 32).bit_length() - 1
-    registers = [[0, 1], [0, 2], [0, 4], *[[0, 32 << n] for n in range(far)], [8, 0]]
-    lanes = [[0, 8], [0, 16], [1, 0], [2, 0], [4, 0]]
-    down = [[16 << n, 0] for n in range(warps.bit_length() - 1)]
-    return gl.DistributedLinearLayout(registers, lanes, down, [], [ROWS, COLS])
-
-
-@gluon.constexpr_function
 def copying(COLS, warps):
     """Layout in which a tile is copied: 16 bytes a thread."""
     per_row = min(COLS // 8, 8)

@@ -1,6 +1,6 @@
 """Launches of the gated output's kernels for Hopper cards: which inputs, on how many programs.
 
-Letters as in `gated.py`: M rows, K = H * D channels of the attention, C channels of the result.
+Letters as in `kernels.py`: M rows, K = H * D channels of the attention, C channels of the result.
 """
 
 from __future__ import annotations

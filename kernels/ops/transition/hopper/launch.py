@@ -1,6 +1,6 @@
 """Launches of the transition's kernels for Hopper cards: which inputs, how many programs.
 
-Letters as in `feed_forward.py`: M rows, C channels, N hidden channels.
+Letters as in `triton.py`: M rows, C channels, N hidden channels.
 """
 
 from __future__ import annotations
@@ -12,15 +12,14 @@ from torch import Tensor
 
 from evofeed.kernels.ops.transition.hopper.forward import transition_kernel
 from evofeed.kernels.ops.transition.hopper.kernels import transition_grad_kernel
-from evofeed.kernels.ops.transition.hopper.wide import transition_wide_kernel
 from evofeed.kernels.runtime.backend import on_hopper, sm_count, triton
 from evofeed.kernels.runtime.launching import launch, tiles_in
 from evofeed.kernels.runtime.projection import even
 
 ROWS = 64  # rows a program takes at a time
 WARPS = 8
-# Forward: rows, hidden channels of a piece, pieces at a time, and at 256 channels.
-LONG_ROWS, HIDDEN, STAGES, WIDE_STAGES = 128, 64, 4, 2
+# Forward: rows, hidden channels of a piece, pieces at a time.
+LONG_ROWS, HIDDEN, STAGES = 128, 64, 4
 
 
 def fits(x: Tensor, w1: Tensor) -> bool:
@@ -94,34 +93,3 @@ def run_mlp(
          "HAS_MASK": mask is not None, "HAS_RES": residual, "num_warps": WARPS},
     )  # fmt: skip
     return out, stats
-
-
-def wide_mlp_fits(x: Tensor, w1: Tensor) -> bool:
-    """Whether the forward kernel takes these rows `[M, C]`: Hopper, 16 bits, 256 channels.
-
-    And so many that every multiprocessor has a tile: cuBLAS cuts few rows finer.
-    """
-    N, C = w1.shape
-    there = on_hopper(x, w1.dtype) and x.dtype is w1.dtype and C == 256 and N in (512, 1024)
-    return there and x.shape[0] >= LONG_ROWS * sm_count(x)
-
-
-def run_wide_mlp(
-    x: Tensor, gamma: Tensor, beta: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor,
-    eps: float, keep: bool,
-) -> tuple[Tensor, Tensor, Tensor | None]:  # fmt: skip
-    """x `[M, C]` plus its update, mean and 1/std of rows `[2, M]`, with `keep` normed rows."""
-    (M, C), N = x.shape, w1.shape[0]
-    out, stats = torch.empty_like(x), torch.empty((2, M), dtype=torch.float32, device=x.device)
-    normed = torch.empty_like(x) if keep else out
-    rows = (
-        tiles_in(even(x), LONG_ROWS, C), tiles_in(even(w1), HIDDEN, C),
-        tiles_in(even(w2), C, HIDDEN), tiles_in(out, LONG_ROWS, C), tiles_in(normed, LONG_ROWS, C),
-    )  # fmt: skip
-    launch(
-        transition_wide_kernel, (min(triton.cdiv(M, LONG_ROWS), sm_count(x)),),
-        (gamma, beta, b1, b2, stats, *rows, M, eps),
-        {"C": C, "N": N, "BLOCK_M": LONG_ROWS, "BLOCK_N": HIDDEN, "STAGES": WIDE_STAGES,
-         "KEEP": keep, "num_warps": WARPS},
-    )  # fmt: skip
-    return out, stats, normed if keep else None

@@ -22,7 +22,6 @@ from evofeed.kernels.runtime.hopper_tiles import (
     no_sums,
     rounded,
     sigmoid_of_half,
-    slot_of,
     store_columns,
     store_rows,
     store_sums,
@@ -77,15 +76,13 @@ def _by_row(product, rstd, centre, vectors, first):
 
 @gluon.jit
 def triangle_in_kernel(
-    Z, GAMMA, BETA, W, BIAS, MASK, AB, STATS, PEER, PEER_COUNT, M, eps, p_slot, p_to,
-    C: gl.constexpr, E: gl.constexpr, BLOCK_M: gl.constexpr, PUSH: gl.constexpr,
-    num_warps: gl.constexpr,
+    Z, GAMMA, BETA, W, BIAS, MASK, AB, STATS, M, eps,
+    C: gl.constexpr, E: gl.constexpr, BLOCK_M: gl.constexpr, num_warps: gl.constexpr,
 ):  # fmt: skip
     """AB `[2, E, M]` = mask * sigmoid(gate) * projection of the normalised pairs.
 
     W holds four blocks of E rows: a's projection, a's gate, b's projection, b's gate. Even
-    programs make a, odd ones b, which with PUSH another GPU gets too. Who finds a tile's statistics
-    normalises it on the way.
+    programs make a, odd ones b. Who finds a tile's statistics normalises it on the way.
     """
     dtype: gl.constexpr = Z.dtype.element_ty
     lines: gl.constexpr = lines_of(C, num_warps)
@@ -97,8 +94,6 @@ def triangle_in_kernel(
     W += half * 2 * E * C
     BIAS += half * 2 * E
     AB += (half * E).to(gl.int64) * M
-    if PUSH:
-        PEER = slot_of(PEER, PEER_COUNT, p_slot) + p_to
     w_tiles = tiles_of(dtype, 2, E, C)
     shift_p, _ = _fold_norm(w_tiles.index(0), W, BIAS, GAMMA, BETA, 1.0)
     shift_g, _ = _fold_norm(w_tiles.index(1), W + E * C, BIAS + E, GAMMA, BETA, HALF)
@@ -136,9 +131,6 @@ def triangle_in_kernel(
         ab_tile.store((p * sigmoid_of_half(g + shift_g[:, None])).to(dtype))
         barrier()
         store_columns(AB, ab_tile, first, M)
-        if PUSH:  # noqa: SIM102 - known when it compiles
-            if half == 1:
-                store_columns(PEER, ab_tile, first, M)
         slot = 1 - slot
     cp.wait_group(0)
 
@@ -281,17 +273,16 @@ def triangle_out_kernel(
 @gluon.jit
 def triangle_out_grad_kernel(
     DOUT, XT, STATS_X, GAMMA_X, BETA_X, WZ, BZ, Z, STATS_Z, GAMMA_Z, BETA_Z, WG, BG, DROP,
-    DXT, DGATE, PARTIAL_W, PARTIAL, PEER, PEER_COUNT, M, dg_m, drop_1, drop_2, drop_rows, p_slot,
-    p_to,
+    DXT, DGATE, PARTIAL_W, PARTIAL, M, dg_m, drop_1, drop_2, drop_rows,
     C: gl.constexpr, E: gl.constexpr, BLOCK_M: gl.constexpr, HAS_DROP: gl.constexpr,
-    DROP_STEP: gl.constexpr, PUSH: gl.constexpr, num_warps: gl.constexpr,
+    DROP_STEP: gl.constexpr, num_warps: gl.constexpr,
 ):  # fmt: skip
     """Backward of `triangle_out_kernel`, both products rebuilt.
 
     Writes the gradient of X (channels first), that of the gate before its sigmoid (DGATE,
     row stride dg_m), and each program's sums: PARTIAL_W `[programs, E, C]` of x_hat^T dy, where
     dy is the gradient of the projection and x_hat X without its norm's weights, and PARTIAL
-    `[programs, 2C]` of dy and of DGATE. With PUSH another GPU gets the gradient of X too.
+    `[programs, 2C]` of dy and of DGATE.
     The norm's gradient needs two means over E; as
     d x_hat = dy W' and y = W' x_hat, both are sums over C of dy:
     sum_e d x_hat = dy (W' 1) and sum_e d x_hat x_hat = dy y.
@@ -315,8 +306,6 @@ def triangle_out_grad_kernel(
     dw = gl.full([E, C], 0.0, gl.float32, w_mma)
     sum_y, sum_gate = no_sums(BLOCK_M, C), no_sums(BLOCK_M, C)
     start = program * BLOCK_M
-    if PUSH:
-        PEER = slot_of(PEER, PEER_COUNT, p_slot) + p_to
     copy_rows(z_tiles.index(0), Z, start, M, C)
     copy_columns(x_tiles.index(0), XT, start, M)
     copy_rows(d_tiles.index(0), DOUT, start, M, C)
@@ -379,8 +368,6 @@ def triangle_out_grad_kernel(
         x_tile.store(dx.to(dtype))
         barrier()
         store_columns(DXT, x_tile, first, M)
-        if PUSH:
-            store_columns(PEER, x_tile, first, M)
         slot = 1 - slot
     cp.wait_group(0)
     e = gl.arange(0, E, gl.SliceLayout(1, w_mma))

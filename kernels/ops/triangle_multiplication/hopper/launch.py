@@ -1,6 +1,6 @@
 """Launches of the triangle kernels for Hopper cards: which inputs they take, on how many programs.
 
-Letters as in `triangle.py`: M pairs, C pair channels, E hidden channels.
+Letters as in `op.py`: M pairs, C pair channels, E hidden channels.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from evofeed.kernels.ops.triangle_multiplication.triton import projection_sums_k
 from evofeed.kernels.runtime.backend import on_hopper, sm_count, triton
 from evofeed.kernels.runtime.launching import launch, tiles_in
 from evofeed.kernels.runtime.projection import Drop, even
-from evofeed.kernels.runtime.pushes import NO_WHOLE, Push
 
 ROWS = 64  # pairs a program takes at a time
 WARPS = 8
@@ -57,11 +56,11 @@ def _sizes(z: Tensor) -> dict[str, int]:
 
 def run_in(
     z: Tensor, gamma: Tensor, beta: Tensor, weight: Tensor, bias: Tensor, mask: Tensor, ab: Tensor,
-    stats: Tensor, eps: float, push: Push | None = None,
+    stats: Tensor, eps: float,
 ) -> None:  # fmt: skip
-    """Fills a and b `[2, E * B, R, R]` and the statistics of z; b may go to another GPU."""
+    """Fills a and b `[2, E * B, R, R]` and the statistics of z."""
     M, C = mask.numel(), z.shape[-1]
-    if push is None and C == 128 and M >= MANY:
+    if C == 128 and M >= MANY:
         launch(
             triangle_projections_kernel, (min(triton.cdiv(M, 2 * ROWS), sm_count(z)),),
             (gamma, beta, bias, mask, stats, tiles_in(even(z).view(M, C), ROWS, C),
@@ -69,11 +68,10 @@ def run_in(
             {"C": C, "E": C, "BLOCK_M": ROWS, "num_warps": 4},
         )  # fmt: skip
         return
-    to = NO_WHOLE if push is None else push.whole(ab[1])
     launch(
         triangle_in_kernel, (2 * _programs(z, 2, 2),),
-        (even(z), gamma, beta, weight, bias, mask, ab, stats, *to[:2], M, eps, *to[2:]),
-        {**_sizes(z), "PUSH": push is not None, "maxnreg": HALF},
+        (even(z), gamma, beta, weight, bias, mask, ab, stats, M, eps),
+        {**_sizes(z), "maxnreg": HALF},
     )  # fmt: skip
 
 
@@ -116,23 +114,21 @@ def run_out(
 def run_out_grad(
     dout: Tensor, xt: Tensor, gamma_x: Tensor, beta_x: Tensor, wz: Tensor, bz: Tensor, z: Tensor,
     stats: Tensor, gamma_z: Tensor, beta_z: Tensor, wg: Tensor, bg: Tensor, drop: Drop,
-    dxt: Tensor, dgate: Tensor, dtype: torch.dtype, push: Push | None = None,
+    dxt: Tensor, dgate: Tensor, dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Fills dxt, which may go to another GPU, and dgate `[M, C]`.
+    """Fills dxt and dgate `[M, C]`.
 
     Returns the gradient of wz, and one after the other those of gamma_x, beta_x, bz and bg.
     """
     programs, (C, E) = _programs(z), wz.shape
     partial_w = torch.empty((programs, E, C), dtype=torch.float32, device=z.device)
     partial = torch.empty((programs, 2 * C), dtype=torch.float32, device=z.device)
-    to = NO_WHOLE if push is None else push.whole(dxt)
     launch(
         triangle_out_grad_kernel, (programs,),
         (even(dout), xt, stats[1], gamma_x, beta_x, wz, bz, even(z), stats[0], gamma_z, beta_z, wg,
-         bg, _drop(drop, z), dxt, dgate, partial_w, partial, *to[:2], stats.shape[-1],
-         dgate.stride(0), *drop.strides(), *to[2:]),
-        {**_sizes(z), "HAS_DROP": drop.mask is not None, "DROP_STEP": drop.step(ROWS),
-         "PUSH": push is not None},
+         bg, _drop(drop, z), dxt, dgate, partial_w, partial, stats.shape[-1],
+         dgate.stride(0), *drop.strides()),
+        {**_sizes(z), "HAS_DROP": drop.mask is not None, "DROP_STEP": drop.step(ROWS)},
     )  # fmt: skip
     dwz = torch.empty_like(wz, dtype=dtype)
     sums = torch.empty(2 * (E + C), dtype=dtype, device=z.device)

@@ -1,0 +1,29 @@
+"""What the layer norm is tried with."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from evofeed.kernels.ops.layer_norm import reference
+from evofeed.kernels.ops.layer_norm.op import layer_norm
+from evofeed.kernels.runtime.cases import Case, Draw, Operator
+
+
+def _case(draw: Draw, C: int, *, turned: bool = False) -> Case:
+    # 63 rows: at 69 and 384 channels the sums that are the bias gradient cancel to almost nothing
+    rows = (3, 21) if draw.residues > 3 else (draw.sequences, draw.residues)
+    weights = draw.weights(weight=(C,), bias=(C,))
+    return Case(
+        {"x": 2 * draw(*rows, C) + 0.5, **weights},
+        lambda op, x, weight, bias: op(x.transpose(0, 1) if turned else x, weight, bias),
+    )
+
+
+OPERATOR = Operator(
+    layer_norm, reference.layer_norm,
+    {
+        "plain": lambda draw: _case(draw, 16),
+        "of a view": lambda draw: _case(draw, 64, turned=True),
+    },
+    {f"{C} channels": partial(_case, C=C) for C in (7, 100, 128, 384)},
+)  # fmt: skip

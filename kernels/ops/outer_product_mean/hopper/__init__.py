@@ -1,1 +1,0 @@
-"""The outer product mean in Gluon for Hopper GPUs."""

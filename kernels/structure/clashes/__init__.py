@@ -1,1 +1,0 @@
-"""Atoms of different residues that are closer than their radii allow."""

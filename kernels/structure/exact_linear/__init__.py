@@ -1,1 +1,0 @@
-"""Linear layers of a few hundred rows, in float32."""

@@ -1,1 +1,0 @@
-"""A backbone update of all residues' frames."""

@@ -1,1 +1,0 @@
-"""From projections of a residue to what invariant point attention multiplies."""

@@ -1,1 +1,0 @@
-"""How well two namings of a structure's atoms suit a prediction."""
