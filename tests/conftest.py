@@ -1,16 +1,22 @@
-"""What every test shares: shape checking, the golden pack, determinism."""
+"""What every test shares: shape checking, tiers, the recorded pack, determinism."""
 
 from __future__ import annotations
 
 import contextlib
+import gzip
+import importlib.util
+import json
 import os
 import re
+import shutil
 import signal
+from collections.abc import Generator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
-from jaxtyping import install_import_hook
+from tests import tiers
 
 # Without a GPU the kernels run under Triton's interpreter, which reads this at import.
 if not Path("/dev/nvidiactl").exists():
@@ -18,13 +24,17 @@ if not Path("/dev/nvidiactl").exists():
 
 # Shape annotations become checks. Kernels stay out, the loader's too: Triton reads their source.
 _LOADER = Path(__file__).resolve().parent.parent / "loader"
-install_import_hook(
-    [
-        *("evofeed.features", "evofeed.featurize", "evofeed.store", "evofeed.trainer"),
-        *(f"evofeed.loader.{path.stem}" for path in _LOADER.iterdir() if path.stem != "fused"),
-    ],
-    "beartype.beartype",
-)
+SHAPES_CHECKED = all(importlib.util.find_spec(name) for name in ("jaxtyping", "beartype"))
+if SHAPES_CHECKED:
+    from jaxtyping import install_import_hook
+
+    install_import_hook(
+        [
+            *("evofeed.protein.features", "evofeed.featurize", "evofeed.store", "evofeed.trainer"),
+            *(f"evofeed.loader.{path.stem}" for path in _LOADER.iterdir() if path.stem != "fused"),
+        ],
+        "beartype.beartype",
+    )
 
 # At a desk examples are drawn again each time. Where requirements are named, as in CI, they are
 # always the same, and a failure prints them: a change is not to fail of what it did not touch.
@@ -35,7 +45,8 @@ settings.load_profile("ci" if os.environ.get("EVOFEED_REQUIRE") else "desk")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-_DEFAULT_GOLDEN = Path(__file__).resolve().parent.parent.parent / "shared" / "golden"
+SMALL_PACK = Path(__file__).resolve().parent / "golden"
+WHOLE_PACK = SMALL_PACK.parents[2] / "shared" / "golden"
 
 
 def forget_stale_loops(room: Path) -> None:
@@ -55,34 +66,81 @@ for _room in ("featurize", "src/evofeed", "store"):
     forget_stale_loops(_LOADER.parent / _room)
 
 
-def golden_root() -> Path | None:
-    """The golden pack's folder (with `data/` and `model/`), or None where there is none."""
-    root = Path(os.environ.get("EVOFEED_GOLDEN") or _DEFAULT_GOLDEN)
-    return root if (root / "data").is_dir() and (root / "model").is_dir() else None
+def golden_root() -> Path:
+    """The recorded pack: `EVOFEED_GOLDEN`, a whole one beside the checkout, the small one."""
+    root = Path(os.environ.get("EVOFEED_GOLDEN") or WHOLE_PACK).resolve()
+    if (root / "data").is_dir() and (root / "model").is_dir():
+        return root
+    if os.environ.get("EVOFEED_GOLDEN"):
+        raise pytest.UsageError(f"EVOFEED_GOLDEN is {root}, which has no data/ and model/")
+    return SMALL_PACK
+
+
+def golden_folder(name: str) -> Path:
+    """One folder of the recorded pack; of the small one, where a pack has no such folder."""
+    folder = golden_root() / name
+    return folder if folder.is_dir() else SMALL_PACK / name
 
 
 def golden_files(pattern: str) -> list[Path]:
-    """Golden files matching a pattern below the pack's root, for parametrize."""
-    root = golden_root()
-    return sorted(root.glob(pattern)) if root else []
+    """Recorded files that match `FOLDER/...`, for parametrize."""
+    name, _, rest = pattern.partition("/")
+    folder = golden_folder(name)
+    return sorted(folder.glob(rest)) if rest else [folder]
+
+
+def golden_json(path: Path) -> Any:
+    """A recorded table, plain or as `.gz`."""
+    packed = Path(f"{path}.gz")
+    return json.loads(gzip.decompress(packed.read_bytes()) if packed.exists() else path.read_text())
 
 
 _skipped: list[str] = []
 
 
+def pytest_report_header() -> list[str]:
+    """What this run does not check."""
+    missing = "beartype and jaxtyping are not both installed: shape annotations are not checked"
+    return [] if SHAPES_CHECKED else [missing]
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """With `-m TIER` only files that may have such tests are imported."""
+    folder = collection_path.is_dir()
+    files = collection_path.rglob("test_*.py") if folder else [collection_path]
+    left_out = all(tiers.is_left_out(path, config.option.markexpr) for path in files)
+    return True if left_out else None
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Every test has one tier, by what it uses."""
+    item.add_marker(tiers.tier_of(item))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """A unit test that starts a process or opens a socket fails."""
+    tiers.watch(item)
+    try:
+        return (yield)
+    finally:
+        tiers.watch(None)
+
+
 def pytest_configure(config: pytest.Config) -> None:
-    """Where the golden pack is required, its absence must not become empty parameter lists."""
+    """Where the whole pack is required, the small one does not stand in for it."""
     del config
-    if "golden" in os.environ.get("EVOFEED_REQUIRE", "") and golden_root() is None:
-        raise pytest.UsageError("the golden pack is required, but EVOFEED_GOLDEN holds none")
+    if golden_root() == SMALL_PACK and "golden" in os.environ.get("EVOFEED_REQUIRE", ""):
+        raise pytest.UsageError("the whole recorded pack is required: set EVOFEED_GOLDEN to it")
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     """Remember what was skipped for want of anything but a GPU.
 
-    A pack may hold none of some kind of case: that is an empty parameter set, and nothing lacks.
+    A whole pack may hold none of some kind of case: that is an empty parameter set, and nothing
+    lacks. The small one was chosen to leave none empty.
     """
-    empty = "got empty parameter set" in str(report.longrepr)
+    empty = "got empty parameter set" in str(report.longrepr) and golden_root() != SMALL_PACK
     if report.skipped and not (hasattr(report, "wasxfail") or "gpu" in report.keywords or empty):
         _skipped.append(report.nodeid)
 
@@ -96,8 +154,33 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 @pytest.fixture(scope="session")
 def golden() -> Path:
-    """The golden pack; without one its tests skip here and CI does not start."""
-    root = golden_root()
-    if root is None:
-        pytest.skip("no golden pack: set EVOFEED_GOLDEN to a folder with data/ and model/")
-    return root
+    """The recorded pack's folder."""
+    return golden_root()
+
+
+@pytest.fixture(scope="session")
+def chromium() -> str:
+    found = (
+        shutil.which("chromium")
+        or shutil.which("chromium-browser")
+        or shutil.which("google-chrome")
+    )
+    if found is None:
+        if "browser" in os.environ.get("EVOFEED_REQUIRE", ""):
+            pytest.fail("a browser is required but there is no chromium")
+        pytest.skip("no chromium here")
+    return found
+
+
+@pytest.fixture(scope="session")
+def browser(chromium: str) -> Iterator[Any]:
+    """Chromium with WebGL in software."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        opened = playwright.chromium.launch(
+            executable_path=chromium,
+            args=["--no-sandbox", "--disable-dev-shm-usage", "--enable-unsafe-swiftshader"],
+        )
+        yield opened
+        opened.close()

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 from tests.test_features import tiny_record
 
-from evofeed.chain_files import to_a3m, to_cif, to_fasta, to_npz
-from evofeed.chain_numbers import msa_cells, msa_coverage, runs, thinned
-from evofeed.features import RECORD
-from evofeed.residues import GAP, MSA_LETTER_TO_RESTYPE
+from evofeed.protein.chain_files import to_a3m, to_cif, to_fasta, to_npz
+from evofeed.protein.chain_numbers import msa_cells, msa_coverage, runs, thinned
+from evofeed.protein.features import RECORD
+from evofeed.protein.residues import GAP, MSA_LETTER_TO_RESTYPE
 
 
 def test_an_alignment_comes_back_with_its_deletions() -> None:
-    from evofeed.featurize.a3m import parse_a3m
+    from evofeed.featurize.formats.a3m import parse_a3m
 
     record = tiny_record()
     assert len(record.deletion_count), "the test needs some"

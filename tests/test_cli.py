@@ -6,14 +6,16 @@ import re
 import resource
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
 
 from evofeed import cli
-from evofeed.errors import StoreError
-from evofeed.options import usable_device
+from evofeed.base.errors import StoreError
+from evofeed.base.options import usable_device
 
 HEAVY = "torch ray numba triton fastapi sqlalchemy gemmi matplotlib pyarrow".split()
 
@@ -74,7 +76,7 @@ def test_every_command_explains_itself_with_an_example_and_loads_nothing_heavy()
     ("command", "absent"),
     [
         (["featurize", ".", "data", "--executor", "local"], "sqlalchemy"),
-        (["serve", "--dataset", "x=/data"], "pydantic_settings"),
+        (["serve", "--dataset", "x=."], "pydantic_settings"),
         (["train", "tiny", "--dataset", "data", "--out", "run"], "torch"),
     ],
 )
@@ -192,3 +194,21 @@ def test_ctrl_c_is_one_line(
         cli.main(["doctor"])
     assert stop.value.code == 130
     assert capsys.readouterr().err == "evofeed: interrupted\n"
+
+
+def test_every_command_has_json_for_machines() -> None:
+    """`evofeed serve` and the demo too: nothing is left out."""
+
+    def leaves(command: Any, path: str) -> Iterator[tuple[str, Any]]:
+        for name, inner in getattr(command, "commands", {}).items():
+            yield from leaves(inner, f"{path} {name}")
+        if not hasattr(command, "commands"):
+            yield path, command
+
+    without = [
+        path
+        for name, (module, attribute, _) in cli.COMMANDS.items()
+        for path, leaf in leaves(typer.main.get_command(cli._load(module, attribute, name)), name)
+        if not any("--json" in parameter.opts for parameter in leaf.params)
+    ]
+    assert not without

@@ -27,7 +27,7 @@ OURS = [name for name, service in SERVICES.items() if "build" in service]
 KEYS = {
     "image", "build", "restart", "read_only", "cap_drop", "security_opt", "networks", "environment",
     "secrets", "volumes", "shm_size", "healthcheck", "command", "tmpfs", "depends_on", "ports",
-    "stop_grace_period", "entrypoint", "profiles",
+    "stop_grace_period", "entrypoint", "profiles", "group_add",
 }  # fmt: skip
 
 
@@ -123,11 +123,11 @@ def test_settings_in_the_environment_are_real_and_valid(monkeypatch: pytest.Monk
     settings = ServiceSettings()
     assert settings.auth_on and settings.host == "0.0.0.0"
     assert settings.url == "postgresql://evofeed:p%40ss%2Fword@database:5432/evofeed"
-    assert settings.dataset_roots == ("/data", "s3://") and settings.rate_per_second == 50
+    assert settings.dataset_roots == ("/data", "s3://")
+    inside = SERVICES["nginx"]["networks"]["inside"]
+    assert settings.trusted_proxies == (inside["ipv4_address"],), "nginx and nobody else"
     assert "p@ss" not in repr(settings)
-    assert {f"evofeed_{name}" for name in ("database_password", "link_secret")} <= set(
-        COMPOSE["secrets"]
-    )
+    assert "evofeed_database_password" in COMPOSE["secrets"]
 
 
 def test_commands_are_ones_our_command_line_takes() -> None:
@@ -146,17 +146,16 @@ def test_commands_are_ones_our_command_line_takes() -> None:
 def test_ports_of_service_and_checks_agree() -> None:
     port = str(ServiceSettings.model_fields["port"].default)
     assert "ports" not in SERVICES["service"], "what it says to nginx is for nginx only"
-    assert SERVICES["nginx"]["ports"] == [f"127.0.0.1:{port}:8080"]
+    assert SERVICES["nginx"]["ports"] == [f"127.0.0.1:{port}:8443"]
     nginx = (ROOT / "deploy" / "nginx.conf").read_text()
-    assert f"server service:{port};" in nginx and "listen 8080;" in nginx
+    way_in = (ROOT / "deploy" / "nginx-tls.conf").read_text()
+    assert f"server service:{port};" in nginx and "listen 8443 ssl;" in way_in
     accel = SERVICES["service"]["environment"]["EVOFEED_ACCEL"]
     assert f"location {accel}/ {{" in nginx
-    links = SERVICES["service"]["environment"]["EVOFEED_LINKS"]
-    assert f"alias {links}/$place/shards/$sha256.arrow;" in nginx
-    assert f"disable_symlinks on from={links}/$place;" in nginx
-    for name in ("service", "nginx"):
-        assert "evofeed_link_secret" in SERVICES[name]["secrets"]
-    assert "include /run/secrets/evofeed_link_secret;" in nginx
+    mounted = dict(volume.split(":")[:2] for volume in SERVICES["nginx"]["volumes"])
+    assert mounted["./deploy/nginx-tls.conf"] in nginx
+    for secret in SERVICES["nginx"]["secrets"]:
+        assert f"/run/secrets/{secret};" in way_in
     assert dict(LINES)["EXPOSE"] == port and f":{port}/readyz" in dict(LINES)["HEALTHCHECK"]
     head = SERVICES["ray-head"]["command"]
     address = SERVICES["service"]["environment"]["EVOFEED_RAY_ADDRESS"]

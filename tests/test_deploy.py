@@ -89,28 +89,32 @@ def test_the_settings_are_settings_and_ask_for_tokens(monkeypatch: pytest.Monkey
         if "secret" in v
     ]
     fields = [item["path"].removeprefix("evofeed_") for item in secret["items"]]
-    assert fields == ["database_password", "link_secret"]
+    assert fields == ["database_password"]
     assert set(fields) <= set(ServiceSettings.model_fields)
 
 
-def test_nginx_finds_the_service_the_data_and_the_secret_where_its_configuration_says() -> None:
+def test_nginx_finds_the_service_and_its_configuration_and_nobody_goes_round_it() -> None:
     (made,) = KUSTOMIZATION["configMapGenerator"]
-    (config,) = made["files"]
-    text = (DEPLOY / config).read_text()
+    text = (DEPLOY / "nginx.conf").read_text()
     service = find("Service", "service")
     assert f"server service:{service['spec']['ports'][0]['port']};" in text
     pod = find("Deployment", "nginx")["spec"]["template"]["spec"]
     (box,) = pod["containers"]
-    assert f"listen {box['ports'][0]['containerPort']};" in text
+    way_in = (DEPLOY / "nginx-ingress.conf").read_text()
+    assert f"listen {box['ports'][0]['containerPort']};" in way_in
     volumes = {one["name"]: one for one in pod["volumes"]}
     assert volumes["config"]["configMap"]["name"] == made["name"]
-    (item,) = volumes["secrets"]["secret"]["items"]
-    mounts = {mount["name"]: mount["mountPath"] for mount in box["volumeMounts"]}
-    assert f"include {mounts['secrets']}/{item['path']};" in text
+    mounts = {mount.get("subPath"): mount["mountPath"] for mount in box["volumeMounts"]}
+    assert set(made["files"]) == set(mounts) - {None}
+    assert mounts["nginx.conf"] == "/etc/nginx/nginx.conf"
+    assert f"include {mounts['nginx-ingress.conf']};" in text
     settings = find("ConfigMap")["data"]
-    assert settings["EVOFEED_LINKS"].startswith(f"{mounts['data']}/")
-    assert f"alias {settings['EVOFEED_LINKS']}/$place/shards/$sha256.arrow;" in text
     assert f"location {settings['EVOFEED_ACCEL']}/ {{" in text
+    policy = find("NetworkPolicy", "service")["spec"]
+    (rule,) = policy["ingress"]
+    selected = [one["podSelector"]["matchLabels"] for one in rule["from"]]
+    labels = find("Deployment", "nginx")["spec"]["template"]["metadata"]["labels"]
+    assert selected == [labels], "who says who asks is nginx alone"
 
 
 def metric_labels() -> dict[str, set[str]]:

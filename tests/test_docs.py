@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from evofeed.features import BATCH, RECORD, table_markdown
+from evofeed.protein.features import BATCH, RECORD, table_markdown
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [
@@ -27,7 +27,9 @@ def test_every_relative_link_leads_somewhere(page: Path) -> None:
 def test_the_feature_page_is_the_feature_table() -> None:
     page = (ROOT / "docs" / "features.md").read_text()
     for table in (RECORD, BATCH):
-        assert table_markdown(table) in page, "run: python -m evofeed.features > docs/features.md"
+        assert table_markdown(table) in page, (
+            "run: python -m evofeed.protein.features > docs/features.md"
+        )
 
 
 def test_every_test_a_document_names_is_there() -> None:
@@ -49,4 +51,18 @@ def test_every_file_a_document_names_is_there() -> None:
         for found in re.findall(rf"`((?:{rooms})/[a-z0-9_/.-]+\.[a-z]+)\b", page.read_text())
         if not (ROOT / found).exists()
     ]
+    assert not missing
+
+
+def test_every_preset_is_in_the_help_and_in_the_guide(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from evofeed.cli import main
+    from evofeed.trainer.presets import PRESETS
+
+    monkeypatch.setenv("COLUMNS", "300")
+    with pytest.raises(SystemExit):
+        main(["train", "--help"])
+    texts = [capsys.readouterr().out, (ROOT / "docs" / "training.md").read_text()]
+    missing = [name for name in PRESETS if not all(re.search(rf"\b{name}\b", t) for t in texts)]
     assert not missing

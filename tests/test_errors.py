@@ -5,7 +5,7 @@ import pickle
 
 import pytest
 
-from evofeed import errors
+from evofeed.base import errors
 
 ALL = [
     error

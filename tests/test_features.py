@@ -3,9 +3,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from evofeed.chain_record import ChainRecord
-from evofeed.errors import FeatureError
-from evofeed.features import BATCH, RECORD
+from evofeed.base.errors import FeatureError
+from evofeed.protein.chain_record import ChainRecord
+from evofeed.protein.features import BATCH, RECORD
 
 
 def tiny_record(**changes: object) -> ChainRecord:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from evofeed.lazy import names_from
+from evofeed.base.lazy import names_from
 
 
 @pytest.fixture
@@ -18,7 +19,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     folder.mkdir()
     (folder / "__init__.py").write_text(
         "from typing import TYPE_CHECKING\n"
-        "from evofeed.lazy import names_from\n"
+        "from evofeed.base.lazy import names_from\n"
         "if TYPE_CHECKING:\n    from lazy_package.inside import one, two\n"
         "__getattr__ = names_from(__name__)\n"
     )
@@ -64,3 +65,21 @@ def test_what_breaks_in_a_module_is_said_and_not_that_its_name_is_missing(packag
     assert done.stderr.splitlines()[-1] == (
         "ImportError: lazy_package.inside cannot be imported: module 'os' has no attribute 'of_old'"
     )
+
+
+@pytest.mark.parametrize(
+    ("package", "name"),
+    [
+        ("evofeed.featurize", "featurize_chain"),
+        ("evofeed.featurize.job", "run_job"),
+        ("evofeed.kernels", "to_fused"),
+        ("evofeed.loader", "FeatureLoader"),
+        ("evofeed.service", "serving"),
+        ("evofeed.store", "Dataset"),
+        ("evofeed.synth", "write_synthetic"),
+        ("evofeed.trainer", "load_model"),
+        ("evofeed.viz", "figure_html"),
+    ],
+)
+def test_a_lazy_package_lists_its_names(package: str, name: str) -> None:
+    assert name in dir(importlib.import_module(package))

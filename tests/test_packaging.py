@@ -1,9 +1,9 @@
-"""The wheel: everything in it once, and it runs in an empty environment."""
+"""Both wheels: everything in them once, and they run in empty environments."""
 
 from __future__ import annotations
 
+import importlib.util
 import subprocess
-import sys
 import venv
 import zipfile
 from pathlib import Path
@@ -11,22 +11,43 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
+USE = """
+import evofeed_kernels as kernels, sys, torch
+assert all(getattr(kernels, name) for name in kernels.__all__)
+report = kernels.SwapReport()
+model = kernels.to_fused(torch.nn.Sequential(torch.nn.LayerNorm(64)), report)
+assert len(report.swapped) == 1 and "evofeed" not in sys.modules
+x = torch.randn(3, 64)
+assert torch.equal(model(x), torch.nn.functional.layer_norm(x, (64,)))
+"""
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("wheel")
-    source = tmp_path_factory.mktemp("source") / "evofeed"
-    # A clean copy: building in the tree would leave build/ and egg-info behind.
-    subprocess.run(["git", "clone", "-q", "--depth=1", f"file://{ROOT}", str(source)], check=True)
-    build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(out)]
-    subprocess.run([*build, str(source)], check=True, capture_output=True)
-    return next(out.glob("*.whl"))
+def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    out = tmp_path_factory.mktemp("wheels")
+    spec = importlib.util.spec_from_file_location("wheels", ROOT / "packaging" / "wheels.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    module.build_wheels(out)
+    return {path.name.split("-")[0]: path for path in out.glob("*.whl")}
+
+
+def installed(wheel: Path, folder: Path) -> Path:
+    """A new environment with a wheel and what it requires; its Python."""
+    venv.create(folder, with_pip=True)
+    python = folder / "bin" / "python"
+    pip = [python, "-m", "pip"]
+    constraints = ["-c", str(ROOT / "constraints.txt")]
+    command = [*pip, "install", "-q", "--no-compile", *constraints, wheel]
+    subprocess.run(command, check=True, capture_output=True)
+    subprocess.run([*pip, "check"], check=True, capture_output=True)
+    return python
 
 
 @pytest.mark.slow
-def test_the_wheel_holds_every_room_under_one_name(wheel: Path) -> None:
-    names = zipfile.ZipFile(wheel).namelist()
+def test_the_wheel_holds_every_room_under_one_name(wheels: dict[str, Path]) -> None:
+    names = zipfile.ZipFile(wheels["evofeed"]).namelist()
     tops = {name.split("/")[0] for name in names}
     assert {top for top in tops if not top.endswith(".dist-info")} == {"evofeed"}
     for room in ("featurize", "store", "loader", "service", "trainer", "kernels"):
@@ -36,17 +57,32 @@ def test_the_wheel_holds_every_room_under_one_name(wheel: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_wheel_runs_in_an_empty_environment(wheel: Path, tmp_path: Path) -> None:
-    venv.create(tmp_path / "venv", with_pip=True)
-    python = tmp_path / "venv" / "bin" / "python"
-    constraints = ["-c", str(ROOT / "constraints.txt")]
-    subprocess.run(
-        [python, "-m", "pip", "install", "-q", "--no-compile", *constraints, wheel],
-        check=True,
-        capture_output=True,
-    )
-    evofeed = tmp_path / "venv" / "bin" / "evofeed"
+def test_the_wheel_runs_in_an_empty_environment(wheels: dict[str, Path], tmp_path: Path) -> None:
+    python = installed(wheels["evofeed"], tmp_path / "venv")
+    evofeed = python.parent / "evofeed"
     done = subprocess.run([evofeed, "--help"], check=True, capture_output=True, text=True)
     assert "featurize" in done.stdout
-    code = "import evofeed.store, evofeed.features"
+    code = "import evofeed.store, evofeed.protein.features"
     subprocess.run([python, "-W", "error", "-c", code], check=True, cwd=tmp_path)
+
+
+@pytest.mark.slow
+def test_the_wheel_of_kernels_needs_torch_and_triton_alone(
+    wheels: dict[str, Path], tmp_path: Path
+) -> None:
+    with zipfile.ZipFile(wheels["evofeed_kernels"]) as wheel:
+        names = wheel.namelist()
+        (about,) = (name for name in names if name.endswith("METADATA"))
+        requires = [
+            line.split(":")[1].split(">")[0].strip()
+            for line in wheel.read(about).decode().splitlines()
+            if line.startswith("Requires-Dist")
+        ]
+    assert requires == ["torch", "triton"]
+    ours = {
+        f"evofeed_kernels/{p.relative_to(ROOT / 'kernels')}"
+        for p in (ROOT / "kernels").rglob("*.py")
+    }
+    assert ours <= set(names)
+    python = installed(wheels["evofeed_kernels"], tmp_path / "venv")
+    subprocess.run([python, "-c", USE], check=True, cwd=tmp_path)

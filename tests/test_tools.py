@@ -14,11 +14,12 @@ import pytest
 from tests.conftest import forget_stale_loops
 from tests.test_features import tiny_record
 
-from evofeed.chain_numbers import pseudo_beta_distances
 from evofeed.doctor import advice
-from evofeed.pictures import draw_distogram
-from evofeed.residues import ATOM_ORDER
+from evofeed.doctor.command import GPU_TESTED
+from evofeed.protein.chain_numbers import pseudo_beta_distances
+from evofeed.protein.residues import ATOM_ORDER
 from evofeed.store import DatasetWriter
+from evofeed.viz import draw_distogram
 
 PNG = b"\x89PNG"
 
@@ -58,7 +59,7 @@ def test_doctor_tells_versions_and_is_content_with_a_full_install() -> None:
 GOOD = {
     "nvidia_driver": True,
     "gpus": ["NVIDIA H200, 150 GB, compute 9.0"],
-    "packages": {"train": {"torch": "2.11", "triton": "3.6"}},
+    "packages": {"train": {"torch": "2.11.0", "triton": "3.6.0"}},
     "open_files": 65536,
     "memory_gb": 128.0,
 }
@@ -68,7 +69,11 @@ GOOD = {
     ("change", "word"),
     [
         ({"gpus": []}, "CUDA build"),
-        ({"packages": {"train": {"torch": "2.11", "triton": None}}}, "pip install triton"),
+        ({"packages": {"train": {"torch": "2.11.0", "triton": None}}}, "pip install triton"),
+        (
+            {"packages": {"train": {"torch": "2.13.0", "triton": "3.6.0"}}},
+            "torch 2.13.0: the GPU tests last passed with torch 2.11 and triton 3.6",
+        ),
         ({"gpus": ["Tesla T4, 16 GB, compute 7.5"]}, "bfloat16"),
         ({"open_files": 1024}, "ulimit"),
         ({"memory_gb": 4.0}, "--memory"),
@@ -122,3 +127,35 @@ def test_loops_older_than_a_file_they_may_call_are_compiled_again(tmp_path: Path
         os.utime(tmp_path / name, (age, age))
     forget_stale_loops(tmp_path)
     assert [path.name for path in (tmp_path / "__pycache__").iterdir()] == ["new.nbi"]
+
+
+_WITHOUT = """
+import sys
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {"fastapi", "ray", "sqlalchemy", "psycopg", "alembic", "httpx",
+                                      "boto3", "gemmi", "pydantic"}:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Absent())
+import pytest
+sys.exit(pytest.main(["-m", "gpu", "--collect-only", "-q", "-p", "no:cacheprovider", "-n", "0"]))
+"""
+
+
+@pytest.mark.slow
+def test_the_tests_of_a_gpu_are_collected_where_only_training_is_installed() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _WITHOUT],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        cwd=Path(__file__).parent.parent,
+    )
+    assert done.returncode == 0, done.stdout[-2000:]
+    assert "test_long_chains.py" in done.stdout
+
+
+def test_the_versions_that_passed_on_a_gpu_are_the_pinned_ones() -> None:
+    pins = (Path(__file__).parent.parent / "constraints-gpu.txt").read_text()
+    assert {f"{name}=={version}.0" for name, version in GPU_TESTED.items()} <= set(pins.split())
+    assert run("doctor").stdout.count("torch 2.11 triton 3.6") == 1

@@ -35,8 +35,7 @@ def run_demo(*args: str) -> dict[str, object]:
     return report
 
 
-@pytest.mark.slow
-@pytest.mark.cluster
+@pytest.mark.system
 def test_the_demo_goes_the_whole_path_and_leaves_nothing_running(tmp_path: Path) -> None:
     out = tmp_path / "demo"
     report = run_demo("--out", str(out), "--chains", "8", "--steps", "40")
@@ -57,8 +56,7 @@ def test_the_demo_goes_the_whole_path_and_leaves_nothing_running(tmp_path: Path)
     assert again["chains_per_second"] == 0
 
 
-@pytest.mark.slow
-@pytest.mark.cluster
+@pytest.mark.system
 def test_the_demo_runs_on_real_files(tmp_path: Path, golden: Path) -> None:
     inputs = golden / "data" / "inputs"
     report = run_demo("--input", str(inputs), "--out", str(tmp_path / "demo"), "--steps", "16")

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 from tests.conftest import golden_files
 
-from evofeed.chain_record import ChainRecord
 from evofeed.featurize import ChainSource, FeaturizeConfig, discover, featurize_chain
+from evofeed.protein.chain_record import ChainRecord
 
 RAW = golden_files("data/golden/*.raw.npz")
 STRUCTURE_RAW = golden_files("data/golden/mmcif/*.raw.npz")

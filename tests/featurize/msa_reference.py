@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from evofeed.featurize.species import species_of
+from evofeed.featurize.formats.species import species_of
 
 Rows = list[tuple[str, str, list[int]]]
 """Header, aligned letters and deletions left of each column, row by row."""

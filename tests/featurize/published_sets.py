@@ -19,8 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from evofeed.chain_record import ChainRecord
-from evofeed.residues import ATOM_TYPES, GAP, RESTYPE_3, RESTYPES
+from evofeed.protein.chain_record import ChainRecord
+from evofeed.protein.residues import ATOM_TYPES, GAP, RESTYPE_3, RESTYPES
 
 THREE = (*RESTYPE_3, "UNK")
 LETTERS = RESTYPES + "X-"

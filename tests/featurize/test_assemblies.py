@@ -12,10 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 from tests.conftest import golden_files
 
-from evofeed.assembly_record import AssemblyRecord
-from evofeed.chain_record import ChainRecord
+from evofeed.base.errors import InputError, LoneChain
 from evofeed.cli import main
-from evofeed.errors import InputError, LoneChain
 from evofeed.featurize import (
     ChainSource,
     FeaturizeConfig,
@@ -24,9 +22,11 @@ from evofeed.featurize import (
     featurize_assembly,
     featurize_chain,
 )
-from evofeed.featurize.pairing import pairing_record, pairing_ref
-from evofeed.featurize.species import pairing_species
-from evofeed.residues import RESTYPE_TO_HHBLITS
+from evofeed.featurize.formats.species import pairing_species
+from evofeed.featurize.records.pairing import pairing_record, pairing_ref
+from evofeed.protein.assembly_record import AssemblyRecord
+from evofeed.protein.chain_record import ChainRecord
+from evofeed.protein.residues import RESTYPE_TO_HHBLITS
 from evofeed.store import Dataset, DatasetWriter
 
 CHAINS = golden_files("multimer/data/golden/*.chain.*.npz")
@@ -38,7 +38,8 @@ OPENFOLD = FeaturizeConfig.openfold(require_release_date=False)
 @functools.cache
 def sources() -> dict[str, ChainSource]:
     templates = INPUTS[0] / "template_mmcif"
-    found = discover(INPUTS[0], template_mmcif_dir=templates, problems=[])
+    folder = templates if templates.exists() else None
+    found = discover(INPUTS[0], template_mmcif_dir=folder, problems=[])
     return {source.chain_id: source for source in found}
 
 

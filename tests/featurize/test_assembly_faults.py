@@ -11,15 +11,15 @@ import pytest
 from tests.featurize.binary_cif import as_bcif
 from tests.featurize.test_assemblies import QUERY_A, QUERY_B, fasta_folder
 
-from evofeed.assembly_record import AssemblyRecord
+from evofeed.base.errors import InputError
 from evofeed.cli import main
-from evofeed.errors import InputError
 from evofeed.featurize import assembly_sources, discover, featurize_assembly, featurize_chain
 from evofeed.featurize.job.run import run_job
-from evofeed.featurize.structure_files import parse_structure
-from evofeed.residues import RESTYPES
+from evofeed.featurize.structures.structure_files import parse_structure
+from evofeed.protein.assembly_record import AssemblyRecord
+from evofeed.protein.residues import RESTYPES
+from evofeed.protein.structure_text import Structure, to_pdb
 from evofeed.store import Dataset
-from evofeed.structure_text import Structure, to_pdb
 from evofeed.synth.mmcif import Entry, Model, mmcif
 
 DNA = """loop_
@@ -140,7 +140,7 @@ def test_copies_that_differ_where_a_file_has_no_full_sequence_are_said_to(tmp_pa
     (home / "uniref90_hits.a3m").write_text(f">q\n{QUERY_A[2:]}\n")
     made = complex_of(tmp_path)
     assert made.stoichiometry == "ABC"
-    (said,) = [note for note in made.dropped if "sequence" in note]
+    (said,) = [note for note in made.dropped if "another sequence" in note]
     assert said == (
         "chain B has 8 of the 10 residues of chain A and counts as another sequence: "
         "if they are copies, give a file with the full sequence"
@@ -231,6 +231,7 @@ def test_a_fasta_with_a_broken_record_is_no_complex_and_with_a_dna_says_so(
             featurize_assembly(source, records.__getitem__)
 
 
+@pytest.mark.system
 def test_good_complexes_are_made_beside_bad_ones_and_all_are_counted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -10,11 +10,11 @@ import pytest
 from tests.featurize.golden import INPUTS
 from tests.featurize.test_layouts import as_downloaded, flattened, small_chains, structure_of
 
-from evofeed.errors import InputError
+from evofeed.base.errors import InputError
 from evofeed.featurize import check_input
 from evofeed.featurize.check import CheckReport, Depth
-from evofeed.featurize.structure_files import parse_structure
-from evofeed.pictures import draw_check
+from evofeed.featurize.structures.structure_files import parse_structure
+from evofeed.viz import draw_check
 
 
 def chains_of(file: Path) -> list[str]:

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from tests.featurize.search.family import family, fasta, require_programs
 
-from evofeed.errors import InputError
+from evofeed.base.errors import InputError
 from evofeed.featurize import ChainSource, check_input
-from evofeed.featurize.clusters import cluster_sizes
+from evofeed.featurize.inputs.clusters import cluster_sizes
 from evofeed.featurize.job.run import run_job
 from evofeed.store import Dataset
 from evofeed.store.overlap import Clusters, overlap

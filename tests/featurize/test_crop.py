@@ -7,7 +7,7 @@ import pytest
 from tests.featurize.golden import openfold_record, sources
 
 from evofeed.featurize import CropConfig, crop_record
-from evofeed.featurize.crop import max_rows, window_start
+from evofeed.featurize.records.crop import max_rows, window_start
 
 CHAINS = list(sources())
 

@@ -4,20 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 from tests.featurize.test_mmcif import small
-from tests.featurize.test_templates import PIECE, QUERY, Shelf, hit, structure
 
-from evofeed.errors import InputError, MmcifError, MsaError
+from evofeed.base.errors import InputError, MmcifError, MsaError
 from evofeed.featurize import ChainSource, FeaturizeConfig, discover, featurize_chain
-from evofeed.featurize.mmcif import parse_mmcif
-from evofeed.featurize.pdb import parse_pdb
-from evofeed.featurize.proteinnet import parse_proteinnet
-from evofeed.featurize.sources import role_of
-from evofeed.featurize.structure import Chain, Structure
-from evofeed.featurize.templates import TemplateQuery, featurize_templates, prefilter
-from evofeed.residues import ATOM_ORDER
+from evofeed.featurize.inputs.sources import role_of
+from evofeed.featurize.structures.mmcif import parse_mmcif
+from evofeed.featurize.structures.pdb import parse_pdb
+from evofeed.protein.residues import ATOM_ORDER
 
 OURS, THEIRS = FeaturizeConfig(), FeaturizeConfig.openfold()
 
@@ -170,7 +165,10 @@ def test_one_confident_atom_keeps_a_predicted_residue() -> None:
     )
     chain = parse_pdb(data, file_id="t", is_distillation=True).chain("A")
     assert (chain.sequence, chain.mask.sum(-1).tolist()) == ("AA", [2, 0])
-    assert chain.notes == ("1 residues below confidence",)
+    assert chain.notes == (
+        "1 residues below confidence",
+        "no full sequence in the file: the sequence is what is seen",
+    )
     assert parse_pdb(data, file_id="t").chain("A").mask.sum() == 4
 
 
@@ -191,95 +189,3 @@ def test_pdb_files_that_openfold_refuses_are_read(data: bytes, why: str) -> None
     assert sequence in ("A", "AG")
     with pytest.raises(MmcifError, match=why):
         parse_pdb(data, file_id="t", config=THEIRS)
-
-
-# ProteinNet
-
-CORE = "[ID]\n1ABC\n[PRIMARY]\nAB\n[EVOLUTIONARY]\n1 1\n[TERTIARY]\n{}\n[MASK]\n+-\n"
-XYZ = "100 200 300 0 0 0\n110 210 310 0 0 0\n120 220 320 0 0 0"
-
-
-def test_proteinnet_gives_three_atoms_in_angstrom_where_they_were_seen() -> None:
-    chain = parse_proteinnet(CORE.format(XYZ).encode(), file_id="t").chain("")
-    assert chain.sequence == "AX"
-    backbone = [ATOM_ORDER[name] for name in ("N", "CA", "C")]
-    want = [[1.0, 1.1, 1.2], [2.0, 2.1, 2.2], [3.0, 3.1, 3.2]]
-    assert np.allclose(chain.positions[0, backbone], want, rtol=1e-6)
-    assert (chain.mask[0, backbone].tolist(), chain.mask.sum()) == ([1, 1, 1], 3)
-
-
-@pytest.mark.parametrize(
-    ("text", "why"),
-    [
-        (CORE.format(XYZ).replace("[MASK]", "[MUSK]"), "MASK"),
-        (CORE.format(XYZ[:20]), "does not fit"),
-        (CORE.format(XYZ).replace("+-", "+"), "1 in"),
-        (CORE.format(XYZ.replace("120", "nan")), "no position"),
-    ],
-)
-def test_a_damaged_proteinnet_record_is_one_typed_error(text: str, why: str) -> None:
-    with pytest.raises(MmcifError, match=why) as caught:
-        parse_proteinnet(text.encode(), file_id="t", path="t.core")
-    assert caught.value.path == "t.core"
-
-
-# templates
-
-
-def changed(step: float, atoms: int) -> Structure:
-    """An entry whose residues are `step` ångström apart, each with that many atoms."""
-    entry = structure({"A": PIECE})
-    chain = entry.chain("A")
-    mask = np.zeros_like(chain.mask)
-    mask[:, 1] = atoms > 1
-    mask[0, :atoms] = 1
-    positions = chain.positions * np.float32(step / 3**0.5)
-    moved = Chain("A", PIECE, positions, mask, chain.observed)
-    return Structure("1abc", "x-ray", "2001-01-01", 1.0, {"A": PIECE}, lambda _: moved)
-
-
-@pytest.mark.parametrize(
-    ("step", "atoms", "why"),
-    [(3.8, 5, ""), (149.0, 5, ""), (151.0, 5, "150 ångström"), (3.8, 0, "no atom of the chain")],
-)
-def test_entries_that_make_no_sense_are_passed_over(step: float, atoms: int, why: str) -> None:
-    shelf = Shelf({"1abc": changed(step, atoms)})
-    templates, dropped = featurize_templates([hit()], TemplateQuery(QUERY), shelf, OURS)
-    assert len(templates) == (not why)
-    assert why in "".join(dropped)
-
-
-def test_fewer_than_five_atoms_on_the_query_are_no_template() -> None:
-    shelf = Shelf({"1abc": changed(3.8, 1)})
-    templates, dropped = featurize_templates([hit()], TemplateQuery(QUERY), shelf, OURS)
-    assert not templates and "no atom faces the query" in dropped[0]
-
-
-def test_equal_hits_stay_in_the_files_order_and_a_cap_ends_the_search() -> None:
-    names = ("1aaa", "2bbb", "3ccc")
-    entries = {name: structure({"A": PIECE[:12] + letter + "K"}) for name, letter in
-               zip(names, "VIL", strict=True)}  # fmt: skip
-    hits = [hit(f"{name}_A", letters=entries[name].sequences["A"]) for name in names]
-    for cap in (2, 3):
-        config = OURS.replace(max_templates=cap)
-        templates, _ = featurize_templates(hits, TemplateQuery(QUERY), Shelf(entries), config)
-        assert [template.name for template in templates] == [f"{n}_A" for n in names[:cap]]
-
-
-def test_a_date_that_is_known_is_looked_at_before_and_one_that_is_not_after() -> None:
-    shelf = Shelf({"1abc": structure({"A": PIECE}, date="2030-01-01")})
-    assert prefilter(hit(), TemplateQuery(QUERY), shelf, "2021-10-10", OURS) == ""
-    _, dropped = featurize_templates([hit()], TemplateQuery(QUERY), shelf, OURS)
-    assert "released too late" in dropped[0]
-    shelf.release_dates["1abc"] = "2021-10-11"
-    assert prefilter(hit(), TemplateQuery(QUERY), shelf, "2021-10-10", OURS) == "released too late"
-    shelf.release_dates["1abc"] = "2021-10-10"  # the bound is inclusive
-    assert prefilter(hit(), TemplateQuery(QUERY), shelf, "2021-10-10", OURS) == ""
-
-
-def test_an_obsolete_entry_is_replaced_unless_its_date_is_known() -> None:
-    shelf = Shelf({})
-    shelf.obsolete["1abc"] = "9new"
-    assert shelf.current_id("1abc") == "9new"
-    shelf.release_dates["1abc"] = "2000-01-01"
-    assert shelf.current_id("1abc") == "1abc"

@@ -24,25 +24,23 @@ from tests.featurize.mutations import mutate
 from tests.featurize.test_hits import HHR
 from tests.featurize.test_mmcif import small
 
-from evofeed.errors import EvofeedError
+from evofeed.base.errors import EvofeedError
 from evofeed.featurize import FileRef, InputCaps
-from evofeed.featurize.a3m import parse_a3m
-from evofeed.featurize.alignment_db import read_index
 from evofeed.featurize.config import FeaturizeConfig
-from evofeed.featurize.fasta import parse_fasta
-from evofeed.featurize.hits import parse_hhr, parse_hmmsearch
-from evofeed.featurize.mmcif import parse_mmcif
-from evofeed.featurize.msa import Msa, merge
-from evofeed.featurize.pdb import parse_pdb
-from evofeed.featurize.proteinnet import parse_proteinnet
-from evofeed.featurize.reading import read_bytes
-from evofeed.featurize.stockholm import parse_stockholm
-from evofeed.featurize.structure import Structure
-from evofeed.featurize.template_match import match_hit
+from evofeed.featurize.formats.a3m import parse_a3m
+from evofeed.featurize.formats.alignment_db import read_index
+from evofeed.featurize.formats.fasta import parse_fasta
+from evofeed.featurize.formats.hits import parse_hhr, parse_hmmsearch
+from evofeed.featurize.formats.msa import Msa, merge
+from evofeed.featurize.formats.reading import read_bytes
+from evofeed.featurize.formats.stockholm import parse_stockholm
+from evofeed.featurize.records.template_match import match_hit
+from evofeed.featurize.structures.mmcif import parse_mmcif
+from evofeed.featurize.structures.pdb import parse_pdb
+from evofeed.featurize.structures.structure import Structure
 
-CORE = b"[ID]\nx\n[PRIMARY]\nAC\n[TERTIARY]\n" + b"1 2 3 4 5 6\n" * 3 + b"[MASK]\n+-\n"
 PDB = b"ATOM      1  CA  ALA A   1      11.104   6.134  -6.504  1.00 90.00           C\n"
-CASES = 2100
+CASES = 2300
 DEADLINE = 10.0
 MEMORY = 1 << 30
 KEPT = Path(__file__).with_name("fuzz_seeds.txt")
@@ -97,10 +95,6 @@ def pdb(data: bytes) -> None:
     check_structure(parse_pdb(data, file_id="x", path="x", is_distillation=True))
 
 
-def proteinnet(data: bytes) -> None:
-    check_structure(parse_proteinnet(data, file_id="x", path="x"))
-
-
 def check_structure(structure: Structure) -> None:
     for name, sequence in structure.sequences.items():
         chain = structure.chain(name)
@@ -131,8 +125,7 @@ _SCRATCH = tempfile.TemporaryDirectory(prefix="evofeed-fuzz-")  # gone when the 
 
 
 FORMATS: dict[str, Callable[[bytes], None]] = {
-    f.__name__: f
-    for f in (a3m, stockholm, hhr, hmmsearch, mmcif, pdb, proteinnet, fasta, index, packed)
+    f.__name__: f for f in (a3m, stockholm, hhr, hmmsearch, mmcif, pdb, fasta, index, packed)
 }
 
 
@@ -146,7 +139,6 @@ def files(kind: str) -> list[bytes]:
         "hmmsearch": [b"#=GS 1abc_A/3-6 DE [subseq] mol:protein length:9 X\n1abc_A/3-6  MKaL-VL\n"],
         "mmcif": [small([("A", "0.4", "1.0"), ("B", "0.6", "-2.5")]), small([(".", "1", "0.0")])],
         "pdb": [PDB],
-        "proteinnet": [CORE],
         "fasta": [b">one first\nACDEF\n>two\nacd*\n"],
         "index": [json.dumps({"a_A": {"db": "a.db", "files": [["x.a3m", 0, 5]]}}).encode()],
         "packed": [gzip.compress(b"ACD" * 99) * 2, zstandard.compress(b"ACD" * 99), b"ACD"],

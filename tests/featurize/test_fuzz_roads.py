@@ -13,9 +13,9 @@ from tests.featurize.mutations import mutate
 from tests.featurize.test_roads import COMPLEX, A, B
 from tests.featurize.test_roads_of_predictors import MSA, af3
 
-from evofeed.errors import EvofeedError, InputError
+from evofeed.base.errors import EvofeedError, InputError
 from evofeed.featurize import ChainSource, discover, featurize_chain
-from evofeed.featurize.clusters import cluster_sizes
+from evofeed.featurize.inputs.clusters import cluster_sizes
 
 CASES = 150
 BOLTZ = f"""version: 1

@@ -10,8 +10,9 @@ import pytest
 from tests.conftest import golden_files
 from tests.featurize.golden import INPUTS, openfold_record
 
-from evofeed.errors import TemplateError
-from evofeed.featurize.hits import parse_hhr, parse_hmmsearch
+from evofeed.base.errors import TemplateError
+from evofeed.featurize.formats.hits import parse_hhr, parse_hmmsearch
+from evofeed.featurize.formats.reading import file_ref, read_bytes
 
 HITS = golden_files("data/golden/*.hits.*.json.gz")
 
@@ -19,7 +20,8 @@ HITS = golden_files("data/golden/*.hits.*.json.gz")
 @pytest.mark.parametrize("path", HITS, ids=lambda path: path.name)
 def test_every_hit_equals_openfolds(path: Path, golden: Path) -> None:
     chain_id, _, file = path.name.removesuffix(".json.gz").partition(".hits.")
-    data = (INPUTS[0] / "alignments" / chain_id / file).read_bytes()
+    (packed,) = (INPUTS[0] / "alignments" / chain_id).glob(f"{file}*")
+    data = read_bytes(file_ref(packed))
     if file.endswith(".hhr"):
         hits = parse_hhr(data, old_hhr=False)
     else:

@@ -13,7 +13,7 @@ import pytest
 import zstandard
 from tests.featurize.test_mmcif import small
 
-from evofeed.errors import EvofeedError, InputError, MmcifError, MsaError, TemplateError
+from evofeed.base.errors import EvofeedError, InputError, MmcifError, MsaError, TemplateError
 from evofeed.featurize import (
     ChainSource,
     FeaturizeConfig,
@@ -22,12 +22,12 @@ from evofeed.featurize import (
     discover,
     featurize_chain,
 )
-from evofeed.featurize.a3m import parse_a3m
-from evofeed.featurize.hits import parse_hhr, parse_hmmsearch
-from evofeed.featurize.mmcif import parse_mmcif
-from evofeed.featurize.reading import read_bytes
-from evofeed.featurize.stockholm import parse_stockholm
-from evofeed.featurize.template_library import TemplateLibrary
+from evofeed.featurize.formats.a3m import parse_a3m
+from evofeed.featurize.formats.hits import parse_hhr, parse_hmmsearch
+from evofeed.featurize.formats.reading import read_bytes
+from evofeed.featurize.formats.stockholm import parse_stockholm
+from evofeed.featurize.records.template_library import TemplateLibrary
+from evofeed.featurize.structures.mmcif import parse_mmcif
 
 CAP = 256 << 20
 

@@ -18,16 +18,16 @@ from tests.conftest import golden_files
 from tests.featurize.alignment_dbs import write_alignment_db
 from tests.featurize.golden import INPUTS, openfold_record
 
-from evofeed.errors import InputError
+from evofeed.base.errors import InputError
 from evofeed.featurize import ChainSource, FeaturizeConfig, discover, featurize_chain
-from evofeed.featurize.alignment_db import read_index
-from evofeed.featurize.caches import (
+from evofeed.featurize.formats.alignment_db import read_index
+from evofeed.featurize.inputs.caches import (
     chain_data_cache,
     mmcif_cache,
     read_duplicates,
 )
-from evofeed.featurize.clusters import read_cluster_sizes
-from evofeed.featurize.template_library import read_obsolete, read_release_dates
+from evofeed.featurize.inputs.clusters import read_cluster_sizes
+from evofeed.featurize.records.template_library import read_obsolete, read_release_dates
 
 GOLDEN = golden_files("data/golden")
 OPENFOLD = FeaturizeConfig.openfold()

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from tests.featurize.golden import INPUTS
 
-from evofeed.errors import InputError
-from evofeed.featurize import listing
+from evofeed.base.errors import InputError
+from evofeed.featurize.structures import listing
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def plainly(listed: listing.Listed) -> object:
 
 def test_processes_list_what_this_one_lists_in_the_same_order(files: list[Path]) -> None:
     here = [plainly(listed) for listed in listing.list_chains(files)]
-    assert sum(isinstance(listed, list) and bool(listed) for listed in here) >= 4
+    assert sum(isinstance(listed, dict) and bool(listed) for listed in here) >= 4
     apart = listing.list_chains(files, workers=2, few=3)
     assert [plainly(listed) for listed in apart] == here
 

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from tests.conftest import golden_files
 
-from evofeed.errors import InputError, MmcifError
+from evofeed.base.errors import InputError, MmcifError
 from evofeed.featurize import ChainSource, FeaturizeConfig, featurize_chain
-from evofeed.featurize.mmcif import parse_mmcif
+from evofeed.featurize.structures.mmcif import parse_mmcif
 
 PARSED: dict[str, Any] = {
     name: entry
@@ -70,7 +70,10 @@ def test_a_file_of_atoms_alone_has_their_sequence() -> None:
     row = data[data.rindex(b"ATOM") :]
     bare = b"data_x\n" + data[data.index(b"loop_\n_atom_site") :]
     bare += row.replace(b"ALA A 1 1", b"TRP A 4 4")
-    assert parse_mmcif(bare, file_id="x").sequences == {"A": "AXXW"}
+    chain = parse_mmcif(bare, file_id="x").chain("A")
+    assert chain.sequence == "AW" and chain.residue_index is not None
+    assert chain.residue_index.tolist() == [0, 3]
+    assert "1 gaps in the numbers (2 after 1)" in " ".join(chain.notes)
     with pytest.raises(MmcifError, match="No protein"):
         config = FeaturizeConfig(sequence_from_atoms=False)
         parse_mmcif(bare, file_id="x", config=config)

@@ -13,11 +13,11 @@ from tests.featurize.golden import INPUTS
 from tests.featurize.test_mmcif import small
 from tests.featurize.test_pdb import protein
 
-from evofeed.errors import MmcifError
+from evofeed.base.errors import MmcifError
 from evofeed.featurize import FeaturizeConfig
-from evofeed.featurize.mmcif import parse_mmcif
-from evofeed.featurize.structure import Structure
-from evofeed.featurize.structure_files import parse_structure
+from evofeed.featurize.structures.mmcif import parse_mmcif
+from evofeed.featurize.structures.structure import Structure
+from evofeed.featurize.structures.structure_files import parse_structure
 
 OPENFOLD = FeaturizeConfig.openfold()
 
@@ -123,10 +123,11 @@ def test_a_sequence_whose_chain_cannot_be_known_is_what_is_seen() -> None:
     assert chain.sequence == "AG" and chain.mask.any(-1).tolist() == [True, False]
 
 
-def test_a_sequence_that_is_not_the_atoms_is_refused() -> None:
+def test_a_sequence_that_is_not_the_atoms_is_not_believed() -> None:
     data = small([(".", "1.0", "1.0")]).replace(b" ALA A 1 1 A ", b" TRP A ? 1 A ")
-    with pytest.raises(MmcifError, match="no label_seq_id, and those of chain A are not"):
-        parse_mmcif(data, file_id="t")
+    chain = parse_mmcif(data, file_id="t").chain("A")
+    assert chain.sequence == "W"
+    assert "_entity_poly_seq has other residues than the 1 seen" in " ".join(chain.notes)
 
 
 @pytest.mark.parametrize("value", ["nan", "NaN", ".", "?"])

@@ -8,14 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.featurize.msa_reference import Rows, read_a3m, read_stockholm, unique_rows
 
-from evofeed.errors import MsaError
+from evofeed.base.errors import MsaError
 from evofeed.featurize import InputCaps
-from evofeed.featurize.a3m import parse_a3m
-from evofeed.featurize.msa import Msa, merge
-from evofeed.featurize.queries import query_of
-from evofeed.featurize.species import species_of
-from evofeed.featurize.stockholm import parse_stockholm
-from evofeed.residues import MSA_LETTER_TO_RESTYPE
+from evofeed.featurize.formats.a3m import parse_a3m
+from evofeed.featurize.formats.msa import Msa, merge
+from evofeed.featurize.formats.species import species_of
+from evofeed.featurize.formats.stockholm import parse_stockholm
+from evofeed.featurize.inputs.queries import query_of
+from evofeed.protein.residues import MSA_LETTER_TO_RESTYPE
 
 LETTERS = "ACDEFGHIKLMNPQRSTVWYBZUXOJ"
 NAMES = ("q", "tr|A0A146SKV9|A0A146SKV9_FUNHE/3-9 x", "sp|P0C2L1|A3X1_LOXLA", "UniRef100_A0A")

@@ -16,8 +16,8 @@ from tests.featurize.golden import (
     sources,
 )
 
-from evofeed.chain_record import ChainRecord
 from evofeed.featurize import ChainSource, FeaturizeConfig, featurize_chain, to_openfold_raw
+from evofeed.protein.chain_record import ChainRecord
 
 CHAINS = [path for path in RAW if path.name.removesuffix(".raw.npz") in sources()]
 PDB = [path for path in RAW if path.name.endswith(".pdb.raw.npz")]
@@ -64,7 +64,7 @@ def test_a_derived_chain_equals_openfolds(path: Path, golden: Path) -> None:
     )
     cut = parent.sequence.index(sequence[:20])
     name = want["domain_name"][0].decode()
-    file = f"{name.rpartition('_')[0]}.cif"
+    file = f"{name.rpartition('_')[0]}.cif*"
     structure = next(INPUTS[0].rglob(file))
     record = featurize_chain(
         ChainSource(name, structure=str(structure)), FeaturizeConfig.openfold()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 import gemmi
@@ -13,18 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.featurize.golden import INPUTS
 
-from evofeed.errors import InputError, MmcifError
+from evofeed.base.errors import InputError, MmcifError
 from evofeed.featurize import ChainSource, FeaturizeConfig, discover, featurize_chain
-from evofeed.featurize.mmcif import parse_mmcif
-from evofeed.featurize.pdb import parse_pdb
-from evofeed.featurize.pdb_atoms import hybrid36
-from evofeed.featurize.pdb_reference import parse_pdb_as_openfold
-from evofeed.featurize.seqres import place_on_sequence
-from evofeed.featurize.structure import Structure
-from evofeed.residues import ATOM_ORDER
+from evofeed.featurize.structures.mmcif import parse_mmcif
+from evofeed.featurize.structures.pdb import parse_pdb
+from evofeed.featurize.structures.pdb_table import hybrid36
+from evofeed.featurize.structures.seqres import place_on_sequence
+from evofeed.featurize.structures.structure import Structure
+from evofeed.protein.residues import ATOM_ORDER
 
 ENTRIES = [path for root in INPUTS for path in sorted(root.rglob("*.cif"))]
-REAL = [path for root in INPUTS for path in sorted(root.rglob("*.pdb"))]
 OPENFOLD = FeaturizeConfig.openfold()
 LAX = OPENFOLD.replace(strict_pdb=False)
 
@@ -68,7 +65,7 @@ def parsed(text: str, **more: object) -> Structure:
     return parse_pdb(text.encode(), file_id="t", **more)  # type: ignore[arg-type]
 
 
-# against mmCIF, and against Biopython
+# against mmCIF
 
 
 def as_pdb(path: Path) -> bytes | None:
@@ -98,72 +95,6 @@ def test_an_entry_is_the_same_as_pdb_and_as_mmcif(path: Path, golden: Path) -> N
         assert np.array_equal(one.mask, two.mask)
         assert np.array_equal(one.positions, two.positions)
         assert one.insertion_codes == two.insertion_codes
-
-
-def disturbed(data: bytes) -> list[bytes]:
-    """The file, and what a column reader could read otherwise than Biopython does."""
-    rows = data.splitlines(keepends=True)
-    atoms = [i for i, row in enumerate(rows) if row.startswith((b"ATOM", b"HETATM"))]
-    first, last = atoms[0], atoms[-1]
-
-    def changed(at: int, change: Callable[[bytes], bytes]) -> bytes:
-        return b"".join([*rows[:at], change(rows[at]), *rows[at + 1 :]])
-
-    return [
-        data,
-        data.replace(b"\n", b"\r\n"),
-        data.rstrip(b"\n"),
-        b"".join(rows[first : last + 1]),
-        changed(first, lambda row: row[:16] + b"A" + row[17:]),
-        changed(first, lambda row: row + row.replace(b"  1.00", b"  0.50")),
-        changed(last, lambda row: row + rows[first]),
-        changed(first + 5, lambda row: row[:26] + b"B" + row[27:]),
-        changed(first, lambda row: row[:54].rstrip() + b"\n"),
-        changed(first, lambda row: row[:40] + b"\n"),
-        changed(first, lambda row: row[:30] + b"     nan" + row[38:]),
-        changed(first, lambda row: b"MODEL        7\n" + row),
-        changed(last, lambda row: b"ENDMDL\n" + row),
-        changed(last, lambda row: b"END   \n" + row),
-        changed(last, lambda row: b"CONECT    1    2\n" + row),
-        changed(last, lambda row: b"TER\n" + row + b"MODEL        2\n" + row),
-        changed(first + 1, lambda row: row[:12] + b"C  A" + row[16:]),
-        changed(first, lambda row: row[:20] + b"Z" + row[21:]),
-        changed(first, lambda row: row[:80].rstrip(b"\n") + "é\n".encode()),
-    ]
-
-
-def outcome(data: bytes, by_column: bool, config: FeaturizeConfig, prediction: bool) -> object:
-    try:
-        structure = parse_pdb_as_openfold(
-            data, file_id="t", config=config, is_distillation=prediction, by_column=by_column
-        )
-    except MmcifError:
-        return "refused"
-    return [
-        (
-            *(name, sequence, chain.positions.tobytes(), chain.mask.tobytes(), chain.notes),
-            *(chain.insertion_codes, chain.observed.tolist()),
-        )
-        for name, sequence in structure.sequences.items()
-        for chain in [structure.chain(name)]
-    ]
-
-
-@pytest.mark.parametrize("config", [OPENFOLD, LAX], ids=["strict", "lax"])
-def test_reading_by_column_is_biopythons_reading_to_the_bit(
-    config: FeaturizeConfig, golden: Path
-) -> None:
-    made = protein("A") + "TER\n" + protein("B", "MSE TRP HOH") + water("A", 9) + "END\n"
-    smallest = min(ENTRIES, key=lambda path: path.stat().st_size)
-    files = [*disturbed(made.encode()), *[path.read_bytes() for path in REAL]]
-    files += disturbed(as_pdb(smallest) or made.encode())
-    read = 0
-    for text in files:
-        for prediction in (False, True):
-            want = outcome(text, False, config, prediction)
-            assert outcome(text, True, config, prediction) == want
-            read += want != "refused"
-    assert read > 20
 
 
 # what a chain is
@@ -331,7 +262,7 @@ def test_chain_ids_of_two_letters_and_residue_names_of_four() -> None:
 def test_more_residues_than_four_digits() -> None:
     text = protein("A", "ALA GLY", 9998) + residue("SER", "A", "A000 ")
     chain = parsed(text).chain("A")
-    assert chain.sequence == "AGS" and not chain.notes
+    assert chain.sequence == "AGS" and chain.residue_index is None
     assert [hybrid36(t) for t in ("9999", "A000", "ZZZZ", "a000", "zzzz", "A0-0", "")] == [
         *(9999, 10_000, 1_223_055, 1_223_056, 2_436_111, None, None)
     ]

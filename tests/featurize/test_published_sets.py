@@ -15,14 +15,14 @@ import pytest
 from tests.featurize.published_sets import write_boltz, write_openfold3, write_protenix
 from tests.store.records import random_record
 
-from evofeed.chain_record import ChainRecord
-from evofeed.errors import InputError
+from evofeed.base.errors import InputError
 from evofeed.featurize import discover, featurize_chain
-from evofeed.featurize.chain import sequence_aatype
-from evofeed.featurize.clusters import cluster_sizes
-from evofeed.featurize.crop import cut_window
+from evofeed.featurize.inputs.clusters import cluster_sizes
 from evofeed.featurize.job.run import run_job
-from evofeed.residues import RESTYPES
+from evofeed.featurize.records.chain import sequence_aatype
+from evofeed.featurize.records.crop import cut_window
+from evofeed.protein.chain_record import ChainRecord
+from evofeed.protein.residues import RESTYPES
 from evofeed.store import Dataset, DatasetWriter
 
 Write = Callable[[Path, Sequence[ChainRecord]], Path]
@@ -79,6 +79,7 @@ def test_a_set_gives_sequence_rows_and_atoms_as_they_were(form: str, tmp_path: P
         assert (found.release_date, found.resolution) == (want.release_date, want.resolution)
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("form", sorted(WRITERS))
 def test_a_job_makes_a_dataset_of_a_set(form: str, tmp_path: Path) -> None:
     raw = WRITERS[form](tmp_path / "raw", records())
@@ -161,7 +162,7 @@ def test_unconfident_residues_of_predictions_lose_their_atoms(tmp_path: Path) ->
 
 
 def test_letters_of_boltz_are_ours() -> None:
-    from evofeed.featurize.roads.published import _BOLTZ_LETTERS
+    from evofeed.featurize.inputs.roads.published import _BOLTZ_LETTERS
 
     text = _BOLTZ_LETTERS.tobytes().decode()
     assert text[2:] == RESTYPES + "X" and text[1] == "-"

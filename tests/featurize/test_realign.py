@@ -6,14 +6,14 @@ import random
 from pathlib import Path
 
 import pytest
-from benchmarks.realign import by_kalign, chains, edited
 from tests.featurize.golden import INPUTS
+from tests.featurize.realign_by_kalign import by_kalign, chains, edited
 from tests.featurize.search.family import require_programs
 from tests.featurize.test_templates import CONFIG, hit, structure
 
-from evofeed.errors import TemplateError
-from evofeed.featurize.realign import onto
-from evofeed.featurize.template_match import match_hit
+from evofeed.base.errors import TemplateError
+from evofeed.featurize.records.realign import onto
+from evofeed.featurize.records.template_match import match_hit
 
 
 def test_every_residue_faces_what_kalign_makes_it_face(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from evofeed.errors import InputError
+from evofeed.base.errors import InputError
 from evofeed.featurize import FeaturizeConfig, check_input, discover, featurize_chain
 from evofeed.featurize.job.run import run_job
 
@@ -93,9 +93,11 @@ ODD = {
     "rna": ("GGCAUCCGAUGG", "the bases of an RNA"),
     "dna": ("GGCATCCGATGG", "the bases of a DNA"),
 }
+BASES = ("rna", "dna")
 
 
-def test_one_bad_fasta_record_is_one_broken_chain(tmp_path: Path) -> None:
+@pytest.mark.system
+def test_a_bad_fasta_record_is_one_broken_chain_and_bases_are_left_out(tmp_path: Path) -> None:
     bad = "".join(f">{name}\n{sequence}\n" for name, (sequence, _) in ODD.items())
     fasta = tmp_path / "a.fasta"
     fasta.write_text(f">good1\nACDEF*\n{bad}>good2\nMKV\n")
@@ -105,10 +107,14 @@ def test_one_bad_fasta_record_is_one_broken_chain(tmp_path: Path) -> None:
     assert [problem.item for problem in problems] == list(ODD)
     for problem, (_, why) in zip(problems, ODD.values(), strict=True):
         assert why in str(problem) and problem.line and problem.path == str(fasta)
-    assert check_input(str(fasta)).findings["bad id or unreadable file"].count == len(ODD)
+    findings = check_input(str(fasta)).findings
+    assert findings["bad id or unreadable file"].count == len(ODD) - len(BASES)
+    assert findings["no protein"].count == len(BASES)
     data = str(tmp_path / "data")
     report = run_job(str(fasta), data, executor="local", workers=1, max_broken=1.0)
-    assert (report.state, report.num_good, report.num_broken) == ("published", 2, len(ODD))
+    assert (report.state, report.num_good) == ("published", 2)
+    assert [chain["chain_id"] for chain in report.broken] == [n for n in ODD if n not in BASES]
+    assert [chain["type"] for chain in report.left_out] == ["NoProtein"] * len(BASES)
 
 
 def test_an_input_with_nothing_usable_says_why(tmp_path: Path) -> None:

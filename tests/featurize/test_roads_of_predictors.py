@@ -13,10 +13,10 @@ import pytest
 from tests.featurize.search.family import family, hh_db, require_programs
 from tests.featurize.test_roads import A, B, write
 
-from evofeed.errors import InputError
+from evofeed.base.errors import InputError
 from evofeed.featurize import ChainSource, discover, featurize_chain
+from evofeed.featurize.inputs.roads.tables import chai_name
 from evofeed.featurize.job.run import run_job
-from evofeed.featurize.roads.tables import chai_name
 from evofeed.store import Dataset
 
 MSA = f">q\n{A}\n>x\nACwwDE-\n"
@@ -58,6 +58,7 @@ def test_alphafold_3_inputs(tmp_path: Path, whole: bool) -> None:
     assert ChainSource.from_dict(json.loads(json.dumps(one.to_dict()))) == one
 
 
+@pytest.mark.system
 def test_a_job_over_an_alignment_inside_a_json_file(tmp_path: Path) -> None:
     data = str(tmp_path / "data")
     report = run_job(str(af3(tmp_path / "raw")), data, executor="local", workers=1)
@@ -119,6 +120,7 @@ def test_a_job_file_that_cannot_be_understood_is_one_fault(
         raise next(problem for problem in problems if name in str(problem.path))
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("name", ["gone.a3m", "x" * 300, "a\0b.a3m", "/"])
 def test_a_chain_whose_alignment_is_not_there_is_broken(name: str, tmp_path: Path) -> None:
     write(tmp_path / "raw", {"hits.txt": f">q\n{B}\n>x\nGHIK--\n"})
@@ -182,6 +184,7 @@ def test_hh_suite_databases(tmp_path: Path) -> None:
         discover(tmp_path)
 
 
+@pytest.mark.system
 def test_a_database_that_hh_suite_built(tmp_path: Path) -> None:
     require_programs()
     first, *others = family(7, size=4)

@@ -11,8 +11,8 @@ from tests.bucket import Bucket, local_bucket
 from tests.featurize.test_roads import A, write
 from typer.testing import CliRunner
 
+from evofeed.base.errors import InputError, StoreError
 from evofeed.cli import COMMANDS, _load
-from evofeed.errors import InputError, StoreError
 from evofeed.featurize import discover, featurize_chain, stage_input
 from evofeed.store import Dataset
 
@@ -66,7 +66,7 @@ def test_what_is_not_there_or_has_no_room_is_one_line(
         stage_input(f"{bucket.uri}/set", str(tmp_path / "mine"))
     assert (tmp_path / "mine" / "thesis.txt").exists()
     uri = bucket.fill(write(tmp_path / "raw", FILES))
-    monkeypatch.setattr("evofeed.featurize.stage._SPARE", 1 << 60)
+    monkeypatch.setattr("evofeed.featurize.inputs.stage._SPARE", 1 << 60)
     with pytest.raises(InputError, match=r"bytes are to be copied .* --stage"):
         stage_input(uri, home)
     with pytest.raises(InputError, match=r"`evofeed featurize` copies it first"):

@@ -18,10 +18,10 @@ from tests.featurize.golden import INPUTS
 from tests.featurize.test_mmcif import small
 from tests.featurize.test_pdb import SEQRES, protein
 
-from evofeed.errors import InputError, MmcifError, TemplateError
+from evofeed.base.errors import InputError, MmcifError, TemplateError
 from evofeed.featurize import ChainSource, FeaturizeConfig, discover, featurize_chain
-from evofeed.featurize.structure_files import entry_of, parse_structure
-from evofeed.featurize.template_library import TemplateLibrary
+from evofeed.featurize.records.template_library import TemplateLibrary
+from evofeed.featurize.structures.structure_files import entry_of, parse_structure
 
 ENTRIES = [path for root in INPUTS for path in sorted(root.rglob("mmcif/*.cif"))]
 LEGACY = "REVDAT   1   19-OCT-01 1ABC    0\n" + SEQRES + protein("A", "MET ALA GLY")

@@ -9,18 +9,18 @@ import numpy as np
 import pytest
 from tests.featurize.golden import INPUTS, openfold_record, sources
 
-from evofeed.errors import TemplateError
+from evofeed.base.errors import TemplateError
 from evofeed.featurize import FeaturizeConfig, featurize_chain
-from evofeed.featurize.hits import TemplateHit
-from evofeed.featurize.structure import Chain, Structure
-from evofeed.featurize.template_library import TemplateLibrary
-from evofeed.featurize.template_match import match_hit
-from evofeed.featurize.templates import (
+from evofeed.featurize.formats.hits import TemplateHit
+from evofeed.featurize.records.template_library import TemplateLibrary
+from evofeed.featurize.records.template_match import match_hit
+from evofeed.featurize.records.templates import (
     TemplateQuery,
     featurize_templates,
     prefilter,
     template_cutoff,
 )
+from evofeed.featurize.structures.structure import Chain, Structure
 from evofeed.synth import write_synthetic
 
 QUERY = "MKTAYIAKQRQISFVKSHFSRQ"
@@ -232,7 +232,7 @@ def test_broken_structures_are_passed_over(tmp_path: Path, golden: Path) -> None
     best = openfold_record(source.chain_id).template_domain_names[0]
     for path in (INPUTS[0] / "template_mmcif").iterdir():
         data = path.read_bytes()
-        broken = path.stem == best.partition("_")[0]
+        broken = path.name.partition(".")[0] == best.partition("_")[0]
         (tmp_path / path.name).write_bytes(data[: len(data) // 3] if broken else data)
     any_entry = FeaturizeConfig(exclude_same_pdb=False, released_before_days=None)
     here = dataclasses.replace(source, template_mmcif_dir=str(tmp_path))

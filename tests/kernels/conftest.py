@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 import torch
+from tests.kernels.interpreter import quick_interpreter
 from torch import Tensor
 
 from evofeed.kernels.runtime.backend import interpreted
@@ -84,7 +85,7 @@ def kernels_run() -> Iterator[None]:
     """CPU tensors go through the interpreter in these tests, and nowhere else."""
     torch.manual_seed(0)
     override("small_norm", 0)
-    with interpreted():
+    with interpreted(), quick_interpreter():
         yield
     override("small_norm", None)
 

@@ -17,12 +17,16 @@ from torch import Tensor
 
 from evofeed.kernels import layer_norm, masked_softmax, pair_bias, reference
 from evofeed.kernels.ops.attention.op import biased_attention
-from evofeed.kernels.ops.gated_attention.op import AttentionWeights, gated_attention
+from evofeed.kernels.ops.gated_attention.op import gated_attention
+from evofeed.kernels.ops.gated_attention.reference import AttentionWeights
 from evofeed.kernels.ops.global_attention.op import global_column_attention
 from evofeed.kernels.ops.optimizer.op import FusedAdamEMA
-from evofeed.kernels.ops.outer_product_mean.op import OuterWeights, outer_product_mean
-from evofeed.kernels.ops.transition.op import TransitionWeights, transition
-from evofeed.kernels.ops.triangle_multiplication.op import TriangleWeights, triangle_multiplication
+from evofeed.kernels.ops.outer_product_mean.op import outer_product_mean
+from evofeed.kernels.ops.outer_product_mean.reference import OuterWeights
+from evofeed.kernels.ops.transition.op import transition
+from evofeed.kernels.ops.transition.reference import TransitionWeights
+from evofeed.kernels.ops.triangle_multiplication.op import triangle_multiplication
+from evofeed.kernels.ops.triangle_multiplication.reference import TriangleWeights
 
 GPU = torch.cuda.is_available()
 LIMIT = 2**31 if GPU else 2**12
@@ -314,18 +318,23 @@ def test_an_op_reads_and_writes_its_own_numbers_on_either_side_of_the_limit(
     leaves = {n: t.requires_grad_("mask" not in n) for n, t in case.inputs.items()}
     taken = case.take(case.run(leaves))
     assert torch.equal(taken, alone)
-    wide = {n: t.detach().float().requires_grad_(t.requires_grad) for n, t in leaves.items()}
-    exact = case.expected(wide)
-    assert _error(taken.detach(), exact.detach()) < NEAR
-    cotangent = torch.randn_like(exact).to(taken.dtype)
+    # Ours is done and gone before the reference begins: together they fill more than 80 GB.
+    cotangent, taken_of = torch.randn_like(taken), taken.detach()
     active = [n for n, t in leaves.items() if t.requires_grad]
     ours = torch.autograd.grad(taken, [leaves[n] for n in active], cotangent)
+    changed = torch.count_nonzero(ours[0])
+    if case.part is not None:
+        ours = (case.part(ours[0]).clone(), *ours[1:])
+    del taken
+    wide = {n: t.detach().float().requires_grad_(t.requires_grad) for n, t in leaves.items()}
+    exact = case.expected(wide)
+    assert _error(taken_of, exact.detach()) < NEAR
     theirs = torch.autograd.grad(exact, [wide[n] for n in active], cotangent.float())
     largest = max(float(t.norm()) for t in theirs[1:])
     for number, (n, a, b) in enumerate(zip(active, ours, theirs, strict=True)):
         if number == 0 and case.part is not None:
-            assert torch.count_nonzero(a) <= torch.count_nonzero(b) * 1.01
-            a, b = case.part(a), case.part(b)
+            assert changed <= torch.count_nonzero(b) * 1.01
+            b = case.part(b)
         if number and float(b.norm()) < 1e-3 * largest:  # a shift of all logits changes nothing
             continue
         assert _error(a, b) < NEAR_GRADIENT, n

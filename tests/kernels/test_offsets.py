@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 import evofeed.kernels
-from evofeed.errors import UnsupportedShape
+from evofeed.base.errors import UnsupportedShape
 from evofeed.kernels import reference
 from evofeed.kernels.ops.attention import offsets
+from evofeed.kernels.ops.attention.inputs import BackwardInputs
 from evofeed.kernels.ops.attention.offsets import MOST_ROWS, is_wide
 from evofeed.kernels.ops.attention.op import (
-    BackwardInputs,
     biased_attention,
     output_delta,
     prepare_mask,

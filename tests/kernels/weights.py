@@ -27,12 +27,6 @@ def to(tensors: list[Tensor], device: str, dtype: torch.dtype) -> list[Tensor]:
     return [t.to(device, dtype) for t in tensors]
 
 
-def triangle_weights(C: int, E: int) -> list[Tensor]:
-    """In the order of `TriangleWeights`."""
-    projections = [t for _ in range(4) for t in linear(E, C)]
-    return norm(C) + projections + norm(E) + linear(C, E) + linear(C, C)
-
-
 def hopper(test: Callable[..., None]) -> Callable[..., None]:
     """Marks a test that needs a Hopper card."""
     skip = pytest.mark.skipif(not ON_HOPPER, reason="needs a Hopper card")

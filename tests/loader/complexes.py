@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 from tests.loader.records import make_record, write_dataset
 
-from evofeed.assembly_record import AssemblyRecord
-from evofeed.chain_record import ChainRecord
+from evofeed.protein.assembly_record import AssemblyRecord
+from evofeed.protein.chain_record import ChainRecord
 from evofeed.store import Dataset, add_assemblies
 
 __all__ = ["make_complex", "pairing_of", "three_complexes"]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from evofeed.residues import GAP
-from evofeed.shapes import Integer
+from evofeed.base.shapes import Integer
+from evofeed.protein.residues import GAP
 
 
 def nearest_clusters_reference(

@@ -14,7 +14,7 @@ from evofeed.loader.config import LoaderConfig
 from evofeed.loader.counter_rng import Purpose
 from evofeed.loader.features import ChainTensors
 from evofeed.loader.transforms.crop import Crop, crop_templates
-from evofeed.residues import HHBLITS_TO_RESTYPE
+from evofeed.protein.residues import HHBLITS_TO_RESTYPE
 
 
 @dataclasses.dataclass

@@ -11,14 +11,14 @@ from tests.loader.made import poisoned_memory
 from tests.loader.recorded import Case, RecordedDraws, load_case
 from torch import Tensor
 
-from evofeed.chain_record import ChainRecord
 from evofeed.loader.batch import empty_batch
 from evofeed.loader.catalog import ChainCatalog
 from evofeed.loader.config import LoaderConfig
 from evofeed.loader.fused.filling import recycle_words
 from evofeed.loader.fused.sample_kernels import SampleKernels, prepare
 from evofeed.loader.read_chain import ReadRequest, read_chain, slot_nbytes
-from evofeed.residues import HHBLITS_TO_RESTYPE, RESTYPES
+from evofeed.protein.chain_record import ChainRecord
+from evofeed.protein.residues import HHBLITS_TO_RESTYPE, RESTYPES
 from evofeed.store import Dataset, DatasetWriter
 
 

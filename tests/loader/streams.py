@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
-from evofeed.features import BATCH
 from evofeed.loader import FeatureLoader, LoaderConfig
+from evofeed.protein.features import BATCH
 from evofeed.store import Dataset
 
 CONFIG = LoaderConfig(

@@ -10,9 +10,9 @@ import torch
 from tests.conftest import golden_files
 from tests.loader.records import make_record, write_dataset
 
-from evofeed.features import BATCH
 from evofeed.loader import FeatureLoader, LoaderConfig, openfold_batch
 from evofeed.loader.batch import empty_batch, put
+from evofeed.protein.features import BATCH
 
 LOGS = golden_files("data/golden/log.json")
 CONFIG = LoaderConfig(crop_size=12, max_msa_clusters=6, max_extra_msa=7, max_templates=2)

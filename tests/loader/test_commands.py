@@ -46,6 +46,7 @@ def test_a_plan_names_the_chains_that_the_loader_reads(
     assert len(out.splitlines()) == 2
 
 
+@pytest.mark.system
 def test_the_benchmark_reports_waits_and_writes_a_trace(dataset: Dataset, tmp_path: Path) -> None:
     trace = tmp_path / "trace.json"
     words = [dataset.uri, "--crop-size", "12", "--steps", "9", "--step-ms", "1", "--device", "cpu"]

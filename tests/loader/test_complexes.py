@@ -11,8 +11,7 @@ import pytest
 import torch
 from tests.loader.complexes import three_complexes
 
-from evofeed.errors import CannotResume, LoaderError
-from evofeed.features import ASSEMBLY_BATCH
+from evofeed.base.errors import CannotResume, LoaderError
 from evofeed.loader import AssemblyConfig, FeatureLoader, LoaderConfig, assembly_batch
 from evofeed.loader.assembly.batch import with_truth
 from evofeed.loader.assembly.crop import crop_residues
@@ -22,6 +21,7 @@ from evofeed.loader.assembly.reading import CounterCrop
 from evofeed.loader.batch import empty_batch
 from evofeed.loader.draws import use_clamped_fape
 from evofeed.loader.msa_draws import RecycleDraws
+from evofeed.protein.features import ASSEMBLY_BATCH
 from evofeed.store import Dataset
 from evofeed.store.inner import COLUMN_NUMBER
 
@@ -163,6 +163,7 @@ def test_a_stream_goes_on_where_it_stood(dataset: Dataset, reference: list[str])
         chains.load_state_dict(state)
 
 
+@pytest.mark.system
 def test_a_reader_process_gives_the_same(dataset: Dataset, reference: list[str]) -> None:
     with open_loader(dataset.assemblies, reader="process") as loader:
         assert digests(loader, 6) == reference[:6]

@@ -16,7 +16,7 @@ from evofeed.loader.config import LoaderConfig
 from evofeed.loader.draws import draw_crop, recycling_iters, sample_key, use_clamped_fape
 from evofeed.loader.msa_draws import RecycleDraws
 from evofeed.loader.transforms import clusters, device_rng, msa
-from evofeed.residues import GAP, MASK
+from evofeed.protein.residues import GAP, MASK
 
 CPU = torch.device("cpu")
 CONFIG = LoaderConfig.initial_training()

@@ -15,6 +15,8 @@ from evofeed.loader import LoaderConfig, draws
 from evofeed.loader.plan import SamplePlan
 from evofeed.store import Dataset
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("triton")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 CONFIG = LoaderConfig(

@@ -13,7 +13,7 @@ import pytest
 from tests.loader.records import small_dataset
 from tests.loader.streams import CONFIG, open_loader, sample_digests
 
-from evofeed.errors import LoaderError
+from evofeed.base.errors import LoaderError
 from evofeed.store import Dataset
 from evofeed.store.storage import LocalStorage
 

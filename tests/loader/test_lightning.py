@@ -14,6 +14,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 SMALL = "LoaderConfig(crop_size=8, max_msa_clusters=4, max_extra_msa=4, epoch_len=10)"
 
 
+@pytest.mark.system
 def test_a_checkpoint_of_lightning_continues_with_the_very_next_batch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

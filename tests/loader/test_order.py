@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tests.conftest import golden_files
 from tests.loader.records import make_record, write_dataset
 
-from evofeed.errors import LoaderError
+from evofeed.base.errors import LoaderError
 from evofeed.loader import FeatureLoader, LoaderConfig
 from evofeed.loader.order import (
     accept_probability,
@@ -25,7 +25,7 @@ from evofeed.loader.order import (
     pass_order,
     window_order,
 )
-from evofeed.residues import RESTYPES
+from evofeed.protein.residues import RESTYPES
 from evofeed.store.index import INDEX_FIELDS
 
 SAMPLERS = golden_files("data/**/sampler.json")

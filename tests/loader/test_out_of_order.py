@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tests.loader.records import small_dataset
 
-from evofeed.errors import CannotResume
+from evofeed.base.errors import CannotResume
 from evofeed.loader import FeatureLoader, LoaderConfig
 from evofeed.store import Dataset
 from evofeed.store.storage import LocalStorage

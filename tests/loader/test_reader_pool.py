@@ -16,7 +16,7 @@ from tests.loader.children import reader_pid
 from tests.loader.records import small_dataset
 from tests.loader.streams import open_loader, sample_digests
 
-from evofeed.errors import WorkerDied
+from evofeed.base.errors import WorkerDied
 from evofeed.loader import LoaderConfig
 from evofeed.loader.arena import Arena, Pulse
 from evofeed.loader.catalog import ChainCatalog

@@ -19,7 +19,7 @@ from tests.loader.folder_server import Answer, FolderServer, Span, soundly
 from tests.loader.records import make_record
 from torch import Tensor
 
-from evofeed.errors import LoaderError
+from evofeed.base.errors import LoaderError
 from evofeed.loader import FeatureLoader, LoaderConfig
 from evofeed.loader.catalog import ChainCatalog
 from evofeed.store import Cache, Dataset, DatasetWriter

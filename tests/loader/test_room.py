@@ -11,7 +11,7 @@ import pytest
 from tests.loader.records import small_dataset
 from tests.loader.streams import CONFIG, open_loader, sample_digests
 
-from evofeed.errors import LoaderError, ShardCorrupt
+from evofeed.base.errors import LoaderError, ShardCorrupt
 from evofeed.loader import FeatureLoader
 from evofeed.loader.arena import HEADER_NBYTES
 from evofeed.loader.read_chain import slot_nbytes

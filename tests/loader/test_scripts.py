@@ -37,12 +37,14 @@ def run(containing: str, changes: dict[str, str], **names: Any) -> dict[str, Any
     return names
 
 
+@pytest.mark.system
 def test_the_first_loop_gives_epoch_after_epoch() -> None:
     seen = run("for epoch in range(100)", {"range(100)": "range(2)"})["seen"]
     assert len(seen) == 12
     assert seen[:6] != seen[6:]
 
 
+@pytest.mark.system
 def test_a_ddp_script_continues_from_any_of_its_checkpoints(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 from tests.loader.records import make_record, small_dataset
 
-from evofeed.errors import LoaderError, StoreError
+from evofeed.base.errors import LoaderError, StoreError
 from evofeed.loader import FeatureLoader, LoaderConfig
 from evofeed.store import Dataset, DatasetWriter
 from evofeed.store.cache import Cache, CachedStorage

@@ -14,9 +14,11 @@ from hypothesis import strategies as st
 from tests.loader.records import make_record, small_dataset, write_dataset
 from tests.loader.streams import CONFIG, open_loader, sample_digests
 
-from evofeed.errors import CannotResume, LoaderError
+from evofeed.base.errors import CannotResume, LoaderError
 from evofeed.loader import FeatureLoader, LoaderConfig
 from evofeed.store import Dataset
+
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
@@ -57,6 +59,7 @@ def test_batch_size_and_number_of_threads_change_nothing(
     assert stream(dataset, 2, 3, num_threads=7, prefetch=20) == reference
 
 
+@pytest.mark.system
 def test_a_reader_process_gives_the_same_bytes(dataset: Dataset, reference: list[str]) -> None:
     with open_loader(dataset, reader="process") as loader:
         assert sample_digests(loader) == reference
@@ -109,7 +112,6 @@ def test_a_restart_at_any_step_continues_as_if_nothing_had_happened(
     assert begun + rest == whole
 
 
-@pytest.mark.slow
 def test_worlds_of_eight_six_and_sixteen_stitched_are_the_stream_of_one(dataset: Dataset) -> None:
     config = CONFIG.replace(global_batch_size=48, epoch_len=144, crop_size=8, max_extra_msa=4)
     with open_loader(dataset, config) as loader:
@@ -201,6 +203,7 @@ def test_a_setting_that_cannot_be_is_refused_by_name(name: str, value: float) ->
         LoaderConfig(**{name: value})
 
 
+@pytest.mark.system
 def test_a_bad_chain_is_replaced_the_same_way_everywhere_and_counted(tmp_path: Path) -> None:
     dataset = small_dataset(tmp_path / "d")
     bad = int(np.argmax(dataset.index["nbytes"].to_numpy()))

@@ -10,7 +10,7 @@ import pytest
 import torch
 from tests.loader.records import make_record, write_dataset
 
-from evofeed.errors import ShardCorrupt
+from evofeed.base.errors import ShardCorrupt
 from evofeed.loader.catalog import ChainCatalog
 from evofeed.loader.config import LoaderConfig
 from evofeed.loader.features import ChainTensors

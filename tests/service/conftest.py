@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -18,14 +18,13 @@ import numpy as np
 import psycopg
 import pytest
 from pydantic import SecretStr
-from tests.service.receiver import Receiver
 
-from evofeed.chain_record import ChainRecord
-from evofeed.residues import RESTYPES, UNKNOWN
+from evofeed.protein.chain_record import ChainRecord
+from evofeed.protein.residues import RESTYPES, UNKNOWN
 from evofeed.service import ServiceSettings, serving
 from evofeed.service.access.auth import create_token
 from evofeed.service.database.database import Database
-from evofeed.service.timings import USUAL, Timings
+from evofeed.service.settings import USUAL, Timings
 from evofeed.store import DatasetWriter
 
 METHODS = ("X-RAY DIFFRACTION", "SOLUTION NMR", "ELECTRON MICROSCOPY", "")
@@ -191,17 +190,26 @@ class PostgresServer:
             shutil.chown(folder, self._user)
 
     def start(self) -> None:
-        data, log = self._folder / "data", self._folder / "log"
+        data = self._folder / "data"
         self._run("initdb", "-D", data, "-A", "trust", "-U", "evofeed", "--no-sync")
+        self.resume()
+
+    def resume(self) -> None:
+        """Start it, again after `pause`."""
+        data, log = self._folder / "data", self._folder / "log"
         options = f"-k {self._folder} -c listen_addresses= -c fsync=off -c max_connections=50"
         self._run("pg_ctl", "-D", data, "-l", log, "-w", "-t", 240, "-o", options, "start")
+
+    def pause(self) -> None:
+        """Stop it, as an operator would; what it holds stays."""
+        self._run("pg_ctl", "-D", self._folder / "data", "-m", "fast", "-w", "stop")
 
     def stop(self) -> None:
         if (self._folder / "data" / "postmaster.pid").exists():
             self._run("pg_ctl", "-D", self._folder / "data", "-m", "immediate", "stop")
 
     def create(self, name: str) -> None:
-        self._execute("postgres", f"CREATE DATABASE {name}")
+        self.execute("postgres", f"CREATE DATABASE {name}")
 
     def url(self, name: str) -> str:
         return f"postgresql://evofeed@/{name}?host={self._folder}"
@@ -209,11 +217,11 @@ class PostgresServer:
     def emptied(self, name: str) -> str:
         """The URL of a database without rows: far cheaper than a new one for each test."""
         query = "SELECT tablename FROM pg_tables WHERE schemaname = 'public'"
-        tables = {row[0] for row in self._execute(name, query)} - {"alembic_version"}
-        self._execute(name, f"TRUNCATE {', '.join(sorted(tables))} RESTART IDENTITY CASCADE")
+        tables = {row[0] for row in self.execute(name, query)} - {"alembic_version"}
+        self.execute(name, f"TRUNCATE {', '.join(sorted(tables))} RESTART IDENTITY CASCADE")
         return self.url(name)
 
-    def _execute(self, name: str, statement: str) -> list[tuple[Any, ...]]:
+    def execute(self, name: str, statement: str) -> list[tuple[Any, ...]]:
         with psycopg.connect(f"host={self._folder} user=evofeed dbname={name}") as connection:
             connection.autocommit = True
             cursor = connection.execute(statement.encode())
@@ -235,9 +243,9 @@ def open_client(url: str, token: str = "") -> Iterator[httpx.Client]:
         yield client
 
 
-def until_noticed() -> None:
-    """Wait until a running service has noticed what was written past it."""
-    time.sleep(USUAL.unwritten)
+def until_trusted() -> None:
+    """Wait until a running service asks again for what was written past it."""
+    time.sleep(USUAL.trust)
 
 
 def work_off(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -248,6 +256,8 @@ def work_off(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = start.settings[-1]
     monkeypatch.setenv("EVOFEED_DATABASE_URL", settings.url)
     monkeypatch.setenv("EVOFEED_HOME", str(settings.home))
+    monkeypatch.setenv("EVOFEED_AUTH", settings.auth)
+    monkeypatch.setenv("EVOFEED_INPUT_ROOTS", json.dumps(settings.input_roots))
     queue = JobQueue(start.database(), 100)
     while (job_id := queue.claim(1)) is not None:
         runner.main(job_id)
@@ -262,18 +272,6 @@ def wait_for_job(client: httpx.Client, job_id: str) -> dict[str, Any]:
             return job
         assert time.monotonic() < end, job
         time.sleep(0.05)
-
-
-@pytest.fixture
-def receiver() -> Iterator[Receiver]:
-    made = Receiver()
-    thread = threading.Thread(target=made.server.serve_forever, kwargs={"poll_interval": 0.02})
-    thread.start()
-    yield made
-    made.slow.set()
-    made.server.shutdown()
-    thread.join()
-    made.server.server_close()
 
 
 def token(database: Database, *scopes: str, **options: Any) -> str:

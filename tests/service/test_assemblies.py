@@ -6,20 +6,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
-import numpy as np
 import pytest
 import torch
 from tests.loader.complexes import three_complexes
 
-from evofeed.assembly_numbers import (
+from evofeed.loader import AssemblyConfig, FeatureLoader, LoaderConfig
+from evofeed.protein.assembly_numbers import (
     assembly_distances,
     chains_of,
     interfaces_of,
     paired_species,
 )
-from evofeed.drawing.structure_view import complex_view
-from evofeed.interfaces import interface_residues
-from evofeed.loader import AssemblyConfig, FeatureLoader, LoaderConfig
+from evofeed.protein.interfaces import interface_residues
 from evofeed.service import Client, serving
 from evofeed.store import Dataset
 
@@ -119,11 +117,13 @@ def test_a_dataset_behind_the_service_can_be_copied_with_them(
     assert Dataset.open(tmp_path / "copy").verify(deep=True) == []
 
 
+LISTING = "/ui/datasets/demo/assemblies"
 PAGES = "/ui/datasets/demo/snapshots/main/assemblies"
 
 
 def page(served: tuple[str, Dataset], path: str = "", status: int = 200) -> httpx.Response:
-    answer = httpx.get(f"{served[0]}{PAGES}{path}", timeout=60)
+    base = PAGES if path.startswith("/") else LISTING
+    answer = httpx.get(f"{served[0]}{base}{path}", timeout=60)
     assert answer.status_code == status, answer.text
     return answer
 
@@ -141,7 +141,7 @@ def test_the_page_of_complexes_filters_sorts_and_leads_to_each(
     dataset = httpx.get(f"{served[0]}/ui/datasets/demo", timeout=60).text
     assert ">3 complexes</a>" in dataset
     alone = served[1].manifest.parent
-    empty = httpx.get(f"{served[0]}/ui/datasets/demo/snapshots/{alone}/assemblies", timeout=60)
+    empty = httpx.get(f"{served[0]}{LISTING}?at={alone}", timeout=60)
     assert "no complex passes" in empty.text
 
 
@@ -160,19 +160,10 @@ def test_a_complexs_page_shows_chains_interfaces_partners_and_structure(
     species = paired_species(record)
     assert species.shared > 0 and all(name in text for name, _ in species.rows)
     assert "One sequence: its rows stand beside themselves" in page(served, "/2def").text
-    digest = served[1].digest
-    map_of = httpx.get(f"{served[0]}{PAGES.replace('main', digest)}/1abc/distances.png", timeout=60)
-    assert map_of.content.startswith(b"\x89PNG")
+    assert "distances between residues" in text and "&quot;H 1&quot;,&quot;H 2&quot;" in text
+    assert f"/snapshots/{served[1].digest}/assemblies/1abc/files/1abc.cif" in text
     missing = page(served, "/nothing", 404).text
     assert "no complex" in missing
-
-
-def test_each_chain_of_a_complex_is_drawn_in_its_colour_and_cut_where_it_is_broken() -> None:
-    ca = np.stack([np.arange(30) * 3.8, np.zeros(30), np.repeat([0.0, 9.0, 18.0], 10)], -1)
-    ca[14] = np.nan
-    text = complex_view(ca, np.repeat([1, 2, 3], 10), ["A", "<b>", "C"], "three")
-    assert [text.count(f'<polyline class="part{n}"') for n in (0, 6, 3, 5)] == [1, 2, 1, 0]
-    assert "29 of 30 residues" in text and "&lt;b&gt;" in text and "<b>" not in text
 
 
 def test_pairs_of_chains_that_touch_are_those_of_all_distances(

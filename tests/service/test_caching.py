@@ -13,7 +13,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from tests.service.conftest import Start, until_noticed
+from tests.service.conftest import Start, until_trusted
 
 from evofeed.service.access.auth import create_token, revoke_token
 
@@ -76,7 +76,7 @@ def test_a_shared_cache_keeps_only_what_anybody_may_read(
     manifest = f"/v1/datasets/demo/snapshots/{folder[2]}"
     mine = {"Authorization": f"Bearer {text}"}
     shard = client.get(manifest, headers=mine).json()["shards"][0]["name"]
-    paths = [manifest, f"{manifest}/index", f"{manifest}/stats", f"{manifest}/summary",
+    paths = [manifest, f"{manifest}/index", f"{manifest}/stats",
              f"{manifest}/chains",
              f"/v1/datasets/demo/shards/{shard}"]  # fmt: skip
     with caching_proxy(str(client.base_url), tmp_path / "nginx") as proxy:
@@ -84,7 +84,7 @@ def test_a_shared_cache_keeps_only_what_anybody_may_read(
             first = httpx.get(proxy + path, headers=mine)
             assert (first.status_code, first.headers["X-Cache"]) == (200, "MISS"), first.text
         revoke_token(start.database(), token_id)
-        until_noticed()
+        until_trusted()
         for path in paths:
             nobody = httpx.get(proxy + path)
             wanted = (200, "HIT") if auth == "read" else (401, "MISS")

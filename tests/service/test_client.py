@@ -9,11 +9,12 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from tests.service.conftest import Start, work_off
 
+from evofeed.base.errors import AccessDenied, RefConflict, ServiceError
 from evofeed.cli import main
-from evofeed.errors import AccessDenied, RefConflict, ServiceError
 from evofeed.service import Client
 from evofeed.service.access.auth import create_token
 from evofeed.service.jobs.scheduler import Scheduler
@@ -31,7 +32,6 @@ def client(
         auth="on",
         dataset_roots=(str(tmp_path),),
         input_roots=(str(tmp_path),),
-        webhook_hosts=("http://127.0.0.1:9",),
         datasets={"demo": str(tmp_path / "copy"), "out": str(tmp_path / "out")},
     )
     scopes = ["read", "publish", "jobs", "admin"]
@@ -66,6 +66,53 @@ def test_refs_chains_and_datasets(client: Client, folder, tmp_path: Path) -> Non
         client.refs("none")
 
 
+def test_filters_are_named_and_tables_are_arrow(client: Client, folder) -> None:
+    rows = list(client.chains("demo", min_length=40, max_length=90, method=["solution nmr"]))
+    assert rows and all(40 <= row["num_res"] <= 90 for row in rows)
+    table = client.table("demo", min_length=40, max_length=90, method=["solution nmr"])
+    assert isinstance(table, pa.Table) and table["chain_id"].to_pylist() == [
+        row["chain_id"] for row in rows
+    ]
+    where = {"column": "has_structure", "op": "==", "value": True}
+    assert client.table("demo", where=where, columns=["chain_id"]).num_rows == 0
+    with pytest.raises(ServiceError, match="min_lenght"):
+        list(client.chains("demo", min_lenght=3))  # type: ignore[call-arg]
+
+
+def test_what_is_wrong_is_said_in_the_words_of_whoever_asked(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ServiceError, match="http://HOST:PORT"):
+        Client("127.0.0.1:8461")
+    monkeypatch.delenv("EVOFEED_TOKEN", raising=False)
+    with Client(client.url) as nobody, pytest.raises(AccessDenied, match="set EVOFEED_TOKEN"):
+        nobody.datasets()
+    with pytest.raises(TypeError, match="max_brokn"):
+        client.submit("out", "/nowhere", max_brokn=0.5)  # type: ignore[call-arg]
+    with pytest.raises(ServiceError, match=r"16 digits 0-9a-f, not 'typo'"):
+        client.job("typo")
+    with pytest.raises(ServiceError, match=r"no snapshot 000000000000.*GET .../snapshots"):
+        client.move_ref("demo", "main", "0" * 64, expect=client.ref("demo").digest)
+    with pytest.raises(ServiceError, match="no databases to search"):
+        client.search("ACDEFGHIKL")
+
+
+def test_a_job_that_was_cancelled_is_no_success_and_one_key_is_one_job(
+    client: Client, tmp_path: Path
+) -> None:
+    (tmp_path / "raw").mkdir()
+    job = client.submit("out", str(tmp_path / "raw"))
+    assert client.cancel(job.id).state == "cancelled"
+    with pytest.raises(ServiceError, match=f"job {job.id} was cancelled"):
+        client.wait(job.id)
+    key = {"Idempotency-Key": "mine"}
+    new = {"dataset": "out", "input_uri": str(tmp_path / "raw")}
+    one, two = (client._send("POST", "/v1/jobs", new, key)["id"] for _ in range(2))
+    assert one == two and len(client.jobs()) == 2
+    with pytest.raises(ServiceError, match="used for another job"):
+        client._send("POST", "/v1/jobs", new | {"message": "another"}, key)
+
+
 def test_jobs_from_the_command_line(
     client: Client, start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
 ) -> None:
@@ -77,37 +124,44 @@ def test_jobs_from_the_command_line(
 
     def say(*words: str) -> list[dict[str, object]]:
         with pytest.raises(SystemExit) as ended:
-            main(["--service", client.url, *words, "--json"])
+            main([*words, "--json"])
         assert not ended.value.code, capsys.readouterr().err
         return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
-    (job,) = say("featurize", str(raw), "out", "--no-wait", "--max-broken", "1", "--workers", "1")
+    url, of_out = client.url, f"{client.url}/v1/datasets/out"
+    (job,) = say(
+        "featurize",
+        str(raw),
+        of_out,
+        "--no-wait",
+        "--max-broken",
+        "1",
+        "--workers",
+        "1",
+    )
     job_id = str(job["id"])
     assert (job["state"], job["dataset"]) == ("queued", "out")
     work_off(start, monkeypatch)
     assert client.wait(job_id).state == "succeeded"
-    assert [one["state"] for one in say("jobs", "ls")] == ["succeeded"]
-    assert [one["chain_id"] for one in say("jobs", "broken", job_id)] == [victim.parent.name]
+    assert [one["state"] for one in say("jobs", "ls", url)] == ["succeeded"]
+    assert [one["chain_id"] for one in say("jobs", "broken", url, job_id)] == [victim.parent.name]
     assert client.ref("out").digest == client.job(job_id).result["snapshot"]
-    assert say("jobs", "retry", job_id)[0]["state"] == "queued"
-    assert say("jobs", "cancel", job_id)[0]["state"] in ("cancelling", "cancelled")
-    (made,) = say("tokens", "create", "trainer", "--scope", "read", "--days", "1")
+    assert say("jobs", "retry", url, job_id)[0]["state"] == "queued"
+    assert say("jobs", "cancel", url, job_id)[0]["state"] in ("cancelling", "cancelled")
+    assert [one["previous"] for one in say("snapshots", "history", of_out)] == [None]
+    assert say("snapshots", "tag", of_out, "v1")[0]["digest"] == client.ref("out").digest
+    (made,) = say("tokens", "create", "trainer", url, "--scope", "read", "--days", "1")
     with Client(client.url, str(made["token"])) as reader:
         assert reader.ref("out").digest
         with pytest.raises(AccessDenied, match="scope"):
             reader.submit("out", str(raw))
-    assert {one["label"] for one in say("tokens", "ls")} == {"all", "trainer"}
+    assert {one["label"] for one in say("tokens", "ls", url)} == {"all", "trainer"}
     client.revoke_token(str(made["id"]))
     with Client(client.url, str(made["token"])) as gone, pytest.raises(AccessDenied):
         gone.datasets()
-    (hook,) = say("webhooks", "add", "http://127.0.0.1:9/x")
-    assert [one["id"] for one in say("webhooks", "ls")] == [hook["id"]]
-    assert client.deliveries(str(hook["id"])) == []
-    client.remove_webhook(str(hook["id"]))
-    assert client.webhooks() == []
 
 
 def test_a_wrong_address_is_one_line(capsys) -> None:
     with pytest.raises(SystemExit) as ended:
-        main(["--service", "nowhere", "jobs", "ls"])
-    assert ended.value.code == 1 and "http://HOST:PORT" in capsys.readouterr().err
+        main(["snapshots", "history", "http://127.0.0.1:9/x"])
+    assert ended.value.code == 1 and "/v1/datasets/NAME" in capsys.readouterr().err

@@ -15,8 +15,10 @@ from typing import NamedTuple
 
 import httpx
 import pytest
+from tests.service.conftest import until_trusted
 
 from evofeed.cli import main
+from evofeed.service import ServiceSettings, commands
 from evofeed.store import Dataset
 
 
@@ -82,6 +84,7 @@ main(["serve", "--port", "0", "--json", "--no-auth", "--dataset", "out=" + sys.a
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_serve_says_what_it_waits_for_and_the_second_signal_does_not_wait(tmp_path, number) -> None:
     stubborn, pid = tmp_path / "python", tmp_path / "pid"
+    (tmp_path / "out").mkdir()
     stubborn.write_text(f"#!/bin/sh\ntrap '' TERM\necho $$ > {pid}\nexec sleep 3600\n")
     stubborn.chmod(0o700)
     command = [sys.executable, "-c", _SERVE_WITH_A_JOB_THAT_DOES_NOT_STOP]
@@ -115,6 +118,7 @@ def test_serve_says_what_it_waits_for_and_the_second_signal_does_not_wait(tmp_pa
     [
         (["serve", "--dataset", "x"], 2, "NAME=URI"),
         (["serve", "--dataset", "../x=/tmp"], 1, "cannot name a dataset"),
+        (["serve", "--dataset", "x=/nowhere/x"], 1, "no folder for dataset x; mkdir -p"),
         (["serve", "--port", "99999"], 1, "65535"),
         (["serve", "--host", "203.0.113.7", "--port", "0"], 1, "cannot listen"),
         (["tokens", "create", "x", "--scope", "all"], 2, "none of read"),
@@ -136,7 +140,7 @@ def test_a_wrong_call_is_a_short_error_and_an_exit_code(run: Run, arguments, cod
         ("DATABASE_URL", "postgresql://me:hunter2@127.0.0.1:1/x", "does not answer"),
         ("DATABASE_URL", "sqlite://", "sqlite:///FILE"),
         ("DATABASE_URL", "sqlite:///{tmp}/text", "file is not a database"),
-        ("DATABASE_URL", "sqlite:///{tmp}", "unable to open database file"),
+        ("DATABASE_URL", "sqlite:///{tmp}", "Is a directory"),
         ("HOME", "{tmp}/text/below", "Not a directory); name a folder of yours in EVOFEED_HOME"),
         ("PORT", "abc", "EVOFEED_PORT"),
         ("DATASETS", "demo=/tmp", "EVOFEED_DATASETS) is not JSON"),
@@ -149,9 +153,11 @@ def test_a_wrong_setting_is_one_line_without_the_password(
     (tmp_path / "text").write_text("this is no database, and long enough to be looked at\n" * 9)
     monkeypatch.setenv(f"EVOFEED_{variable}", value.format(tmp=tmp_path))
     monkeypatch.setenv("EVOFEED_DATABASE_PASSWORD", "hunter2")
-    done = run("serve", "--port", "0")
+    tmp_path.chmod(0o755)
+    done = run("serve", *(() if variable == "PORT" else ("--port", "0")))  # a flag goes first
     assert done.code == 1 and says in done.err and done.err.count("\n") == 1, done.err
     assert "hunter2" not in done.err and not done.out
+    assert tmp_path.stat().st_mode & 0o777 == 0o755, "a folder keeps its rights"
 
 
 def test_a_taken_port_is_one_line(run: Run) -> None:
@@ -177,6 +183,7 @@ def test_a_token_made_on_the_command_line_opens_the_service(
     listed = json.loads(run("tokens", "ls", "--json").out)
     assert listed["id"] == token["id"] and "token" not in listed
     assert run("tokens", "revoke", token["id"]).code == 0
+    until_trusted()
     assert client.get("/v1/datasets/demo", headers=headers).status_code == 401
     assert "revoked" in run("tokens", "ls").out
 
@@ -187,9 +194,17 @@ def test_migrate_brings_a_database_up_to_date_and_exits(run: Run, tmp_path) -> N
     assert (tmp_path / "service.sqlite3").is_file()
 
 
+def test_a_start_for_others_says_how_they_reach_it_and_sign_in(tmp_path: Path, capsys) -> None:
+    settings = ServiceSettings(home=tmp_path, host="0.0.0.0", auth="on")
+    commands._announce(settings, "http://127.0.0.1:8461", "", as_json=False)
+    said = capsys.readouterr().out
+    assert f"http://{socket.gethostname()}:8461" in said and "TLS" in said
+    assert "/ui/login" in said and "evofeed tokens create me --scope admin" in said
+
+
 def test_a_start_loads_nothing_that_only_some_requests_need() -> None:
     heavy = ("numba", "matplotlib", "torch", "alembic", "httpx", "pandas")
-    code = "import sys, evofeed.service.processes.server as _; "
+    code = "import sys, evofeed.service.server as _; "
     code += f"print([n for n in {heavy} if n in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"

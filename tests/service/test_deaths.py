@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -16,12 +17,12 @@ import pytest
 from sqlalchemy.exc import OperationalError
 from tests.service.conftest import Start, work_off
 
-from evofeed.errors import JobError
+from evofeed.base.errors import JobError
 from evofeed.service.jobs import queue as jobs
 from evofeed.service.jobs import runner, scheduler
 from evofeed.service.jobs.queue import MAX_DEATHS, JobQueue
 from evofeed.service.jobs.scheduler import Scheduler
-from evofeed.service.refs import move as refs
+from evofeed.service.refs import history as refs
 from evofeed.synth import write_synthetic
 
 
@@ -117,7 +118,8 @@ def test_a_job_taken_up_while_its_first_process_sleeps_waits_for_it_and_ends_wel
 
     def run(attempt: int) -> subprocess.Popen[bytes]:
         environment = os.environ | {
-            "EVOFEED_DATABASE_URL": settings.url, "EVOFEED_HOME": str(settings.home)
+            "EVOFEED_DATABASE_URL": settings.url, "EVOFEED_HOME": str(settings.home),
+            "EVOFEED_INPUT_ROOTS": json.dumps(settings.input_roots), "EVOFEED_AUTH": settings.auth,
         }  # fmt: skip
         command = [sys.executable, "-m", "evofeed.service.jobs.runner", world.job, str(attempt)]
         with (tmp_path / f"{attempt}.log").open("wb") as log:
@@ -186,15 +188,15 @@ def test_a_database_that_goes_away_fails_no_job(
 def test_a_job_that_dies_once_it_has_moved_a_new_ref_ends_well_and_moved_it_once(
     world: World, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    codes, enter = [], refs.enter
+    codes, enter = [], refs._enter
 
     def away(*_: object) -> None:
-        monkeypatch.setattr(refs, "enter", enter)
+        monkeypatch.setattr(refs, "_enter", enter)
         raise OperationalError("INSERT", {}, Exception()) from psycopg.OperationalError("closed")
 
     main = runner.main
     monkeypatch.setattr(runner, "main", lambda job: codes.append(main(job)))
-    monkeypatch.setattr(refs, "enter", away)
+    monkeypatch.setattr(refs, "_enter", away)
     work_off(start, monkeypatch)
     world.scheduler._settle(world.job, 1, codes[0], False)
     work_off(start, monkeypatch)

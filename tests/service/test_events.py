@@ -6,12 +6,12 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.service.conftest import Start, open_client, until_noticed
+from tests.service.conftest import Start, open_client, until_trusted
 
 from evofeed.service.access.auth import create_token, revoke_token
 from evofeed.service.jobs.queue import CANCELLED, JobQueue
 from evofeed.service.jobs.scheduler import Scheduler
-from evofeed.service.timings import Timings
+from evofeed.service.settings import Timings
 
 
 def test_events_are_numbered_and_dated_and_end_with_the_job_or_the_token(
@@ -47,6 +47,6 @@ def test_events_are_numbered_and_dated_and_end_with_the_job_or_the_token(
             lines = stream.iter_lines()
             assert next(lines) == "id: 1"
             revoke_token(database, token_id)
-            until_noticed()
+            until_trusted()
             assert "event: end" not in list(lines), "cut off: nothing says how the job is"
         assert own.get(f"/v1/jobs/{other}").status_code == 401

@@ -11,6 +11,7 @@ import pyarrow.parquet
 import pytest
 from tests.service.conftest import make_record, publish
 
+from evofeed.protein.residues import GAP
 from evofeed.store import Dataset
 
 PAGE = "/ui/datasets/demo"
@@ -117,18 +118,24 @@ def test_a_chain_page_tells_what_the_record_holds(served) -> None:
     )
     assert re.sub(r"[^A-Z]", "", letters.split(">", 1)[-1]) == record.sequence
     assert f"{record.num_res} residue" in text and "0006_A" in text and "0008_A" in text
-    assert "no structure" in text and "distances.png" not in text
+    assert "no structure" in text and "data-structure" not in text and "Å" not in text
     missing = served.client.get(f"{CHAIN}/9999_A")
     assert missing.status_code == 404 and "no chain" in missing.text
 
 
-def test_a_chains_pictures_and_files_are_kept_by_browsers(served) -> None:
+def test_a_chains_alignment_and_files_are_kept_by_browsers(served) -> None:
     own = f"/ui/datasets/demo/snapshots/{served.second}/chains/0007_A"
-    picture = served.client.get(f"{own}/alignment.png")
-    assert picture.content[:4] == b"\x89PNG" and "immutable" in picture.headers["cache-control"]
-    again = {"If-None-Match": picture.headers["etag"]}
-    assert served.client.get(f"{own}/alignment.png", headers=again).status_code == 304
-    assert served.client.get(f"{own}/distances.png").status_code == 404
+    record = make_record(7)
+    rows = served.client.get(f"{own}/alignment")
+    assert "immutable" in rows.headers["cache-control"]
+    assert len(rows.content) == record.msa.size
+    assert rows.text.startswith(record.sequence)
+    again = {"If-None-Match": rows.headers["etag"]}
+    assert served.client.get(f"{own}/alignment", headers=again).status_code == 304
+    second = {"Range": f"bytes={record.num_res}-{2 * record.num_res - 1}"}
+    row = served.client.get(f"{own}/alignment", headers=second)
+    gaps = np.frombuffer(row.content, np.uint8) == ord("-")
+    assert row.status_code == 206 and np.array_equal(gaps, record.msa[1] == GAP)
     a3m = served.client.get(f"{own}/files/0007_A.a3m")
     assert a3m.text.startswith(">0007_A\n") and "attachment" in a3m.headers["content-disposition"]
     with np.load(io.BytesIO(served.client.get(f"{own}/files/0007_A.npz").content)) as arrays:

@@ -56,7 +56,7 @@ def operations(served) -> list[tuple[str, str, list[str], list[str]]]:
     ]
     chain = "/ui/datasets/{name}/snapshots/{digest}/chains/{chain_id}"
     found += [
-        ("GET", f"{chain}{end}", [], []) for end in ("", "/alignment.png", "/files/{chain_id}.a3m")
+        ("GET", f"{chain}{end}", [], []) for end in ("", "/alignment", "/files/{chain_id}.a3m")
     ]
     return [*found, ("GET", "/ui/jobs/{job_id}", [], []), ("POST", "/ui/login", [], [])]
 
@@ -88,9 +88,6 @@ def test_no_request_is_answered_with_a_500(fuzzed, operations, data) -> None:
         answer = client.request(method, url, **options)
     except (httpx.InvalidURL, httpx.LocalProtocolError, UnicodeEncodeError):
         return  # the client library refuses to send it
-    if answer.status_code == 503 and path.startswith("/ticket"):
-        assert answer.json()["status"] == "MAINTENANCE"  # this service has no database to search
-        return
     assert answer.status_code < 500, (method, url, options, answer.text)
     assert answer.headers.get("x-request-id") or answer.status_code == 400  # 400: no HTTP at all
 

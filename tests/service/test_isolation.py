@@ -23,7 +23,6 @@ from evofeed.service.access.auth import create_token
 from evofeed.service.database.database import Database
 from evofeed.service.snapshots.catalog import Catalog
 from evofeed.service.snapshots.snapshot import StoreView
-from evofeed.service.timings import Timings
 from evofeed.service.work import Work
 from evofeed.store import Dataset
 
@@ -32,18 +31,14 @@ from evofeed.store import Dataset
 def hanging(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """Datasets whose place ends in `hangs` do not answer until this is set."""
     go_on = threading.Event()
-    read, at_once = StoreView.ref, StoreView.resident_ref
+    read = StoreView.ref
 
     def ref(self: StoreView, name: str) -> Any:
         if self.uri.endswith("hangs"):
             go_on.wait(300)
         return read(self, name)
 
-    def resident_ref(self: StoreView, name: str) -> Any:
-        return None if self.uri.endswith("hangs") else at_once(self, name)
-
     monkeypatch.setattr(StoreView, "ref", ref)
-    monkeypatch.setattr(StoreView, "resident_ref", resident_ref)
     return go_on
 
 
@@ -88,13 +83,12 @@ def test_a_bucket_that_never_answers_is_given_up_within_its_time(
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{silent.getsockname()[1]}")
         monkeypatch.setenv("AWS_ACCESS_KEY_ID", "x")
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "x")
-        client = start(
-            datasets={"away": "s3://bucket/x", "demo": str(folder[0])},
-            timings=Timings(bucket_answer=1.0),
-        )
+        monkeypatch.setenv("EVOFEED_S3_TIMEOUT", "1")
+        client = start(datasets={"away": "s3://bucket/x", "demo": str(folder[0])})
         began = time.monotonic()
         answer = client.get("/v1/datasets/away/refs/main")
-        assert answer.status_code in (502, 503) and time.monotonic() - began < 25
+        assert answer.status_code in (502, 503) and time.monotonic() - began < 15
+        assert "no answer within" in answer.text
         assert client.get("/").status_code == 200
 
 
@@ -110,12 +104,13 @@ def test_what_is_no_file_is_refused_and_not_waited_for(
     url = "/v1/datasets/demo/refs/main"
     assert client.get(url, timeout=20).status_code in (502, 503)
     apart = {"dataset": "fine", "clusters": str(tmp_path / "clusters")}
-    body = {"digest": folder[1], "apart_from": [apart]}
     other = "/v1/datasets/fine/refs/main"
     headers = {"If-Match": f'"{folder[2]}"'}
-    assert client.put(other, json=body, headers=headers, timeout=20).status_code == 422
-    body["apart_from"] = [apart | {"clusters": "/dev/zero"}]
-    assert client.put(other, json=body, headers=headers, timeout=20).status_code == 422
+    for policy in (apart, apart | {"clusters": "/dev/zero"}):
+        made = client.put(f"{other}/policy", json={"apart_from": [policy]})
+        assert made.status_code == 200, made.text
+        body = {"digest": folder[1]}
+        assert client.put(other, json=body, headers=headers, timeout=20).status_code == 422
     with pytest.raises(Exception, match="not a regular file"):
         Dataset.open(copy)
 
@@ -136,7 +131,7 @@ def test_a_row_that_went_bad_is_503_for_itself(start: Start, folder) -> None:
         for path in ("refs", "refs/main", "snapshots", f"shards/{'0' * 64}.arrow"):
             answer = client.get(f"/v1/datasets/bad{number}/{path}")
             assert answer.status_code in (404, 502, 503), (number, path, answer.text)
-            assert "s3://" not in answer.text
+            assert "s3://" not in answer.text and "ftp://" not in answer.text
     home = client.get("/")
     assert home.status_code == 200 and "45" in home.text
 
@@ -199,22 +194,6 @@ def test_a_count_stops_when_its_time_is_up(
 def _late(function: Callable[[], Any]) -> Any:
     work._until.set(time.monotonic() - 1.0)
     return function()
-
-
-def test_refused_guesses_at_names_count_and_bytes_do_not(start: Start, folder) -> None:
-    client = start(rate_per_second=0.001, rate_burst=3, datasets={"demo": str(folder[0])})
-    digest = folder[2]
-    for _ in range(6):
-        assert client.get(f"/v1/datasets/demo/snapshots/{digest}").status_code == 200
-    shards = [f"/v1/datasets/demo/shards/{n:064d}.arrow" for n in range(5)]
-    statuses = [client.get(path).status_code for path in shards]
-    assert statuses == [404, 404, 404, 429, 429]
-
-
-def test_rate_headers_say_what_is_left(start: Start) -> None:
-    client = start(rate_per_second=0.001, rate_burst=3)
-    left = [client.get("/v1/datasets").headers["RateLimit-Remaining"] for _ in range(2)]
-    assert left == ["2", "1"]
 
 
 def test_while_the_database_is_away_known_tokens_read_bytes_and_the_rest_is_503(

@@ -49,7 +49,12 @@ def world(
 
 
 def job(client: httpx.Client, tmp_path: Path, **changes: Any) -> httpx.Response:
-    body = {"dataset": "demo", "input_uri": str(tmp_path / "raw"), "executor": "local"}
+    body = {
+        "dataset": "demo",
+        "input_uri": str(tmp_path / "raw"),
+        "executor": "local",
+        "replace": True,
+    }
     return client.post("/v1/jobs", json=body | {"workers": 1} | changes)
 
 
@@ -67,8 +72,8 @@ def test_a_token_without_publish_moves_no_ref_by_a_job(world) -> None:
         done = as_.end(jobs, job(jobs, tmp_path, ref=None))
         assert done["state"] == "succeeded", done
         digest = done["result"]["snapshot"]
-        summary = jobs.get(f"/v1/datasets/demo/snapshots/{digest}/summary").json()
-        assert summary["num_chains"] == 2
+        manifest = jobs.get(f"/v1/datasets/demo/snapshots/{digest}").json()
+        assert manifest["num_chains"] == 2
     assert Dataset.open(tmp_path / "copy").digest == before
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import socket
 import time
 from typing import Any
@@ -26,7 +25,7 @@ def test_a_refused_method_lists_all_that_are_allowed(served) -> None:
     for path, methods in (
         (f"{served.base}/refs/main", {"GET", "HEAD", "PUT", "DELETE"}),
         ("/v1/datasets", {"GET", "HEAD", "POST"}),
-        (served.base, {"GET", "HEAD", "PATCH", "DELETE"}),
+        (served.base, {"GET", "HEAD", "DELETE"}),
     ):
         answer = served.client.request("OPTIONS", path)
         assert answer.status_code == 405 and set(answer.headers["Allow"].split(", ")) == methods
@@ -34,7 +33,7 @@ def test_a_refused_method_lists_all_that_are_allowed(served) -> None:
 
 def test_a_digest_in_a_path_means_an_etag(served) -> None:
     base = f"/snapshots/{served.second}"
-    for path in ("", "/index", "/summary", "/stats", "/chains", "/chains/0001_A"):
+    for path in ("", "/index", "/stats", "/chains", "/chains/0001_A"):
         answer = served.get(base + path)
         assert "immutable" in answer.headers["cache-control"], path
         known = {"If-None-Match": answer.headers["etag"]}
@@ -63,11 +62,11 @@ def test_what_is_no_date_and_no_column_is_refused(served, query: str) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ['{"label": "x", "scopes": ["read"], "max_chains": true}',
+    ['{"label": "x", "scopes": ["read"], "seconds": true}',
      '{"label": "x", "scopes": ["read"], "seconds": NaN}',
      '{"label": "x", "scopes": ["read"], "seconds": Infinity}',
      '{"label": "x\\u0000", "scopes": ["read"]}',
-     '{"label": "x", "scopes": ["read"], "max_jobs": 1.0}'],
+     '{"label": "x", "scopes": ["read"], "datasets": [1]}'],
 )  # fmt: skip
 def test_a_body_is_json_of_the_right_kinds(served, text: str) -> None:
     headers = {"Content-Type": "application/json"}
@@ -96,17 +95,14 @@ def test_texts_that_a_database_cannot_keep_are_refused(start_any: Start, tmp_pat
     assert client.post("/v1/datasets", json=fine).status_code == 201
 
 
-def test_a_repeated_request_has_the_first_ones_location(start_any: Start, tmp_path) -> None:
+def test_a_dataset_registered_twice_is_there_once(start_any: Start, tmp_path) -> None:
     client = start_any()
     new = {"name": "x", "uri": str(tmp_path / "x"), "description": "one"}
-    key = {"Idempotency-Key": "k1"}
-    first, second = (client.post("/v1/datasets", json=new, headers=key) for _ in range(2))
-    assert first.status_code == second.status_code == 201
-    assert second.headers["Idempotency-Replayed"] == "true"
+    first, second = (client.post("/v1/datasets", json=new) for _ in range(2))
+    assert (first.status_code, second.status_code) == (201, 200)
     assert first.headers["Location"] == second.headers["Location"] == "/v1/datasets/x"
-    other = client.post("/v1/datasets", json=new | {"description": "two"})
-    assert other.status_code == 409 and "PATCH" in other.json()["next"]
-    assert client.patch("/v1/datasets/x", json={"description": "two"}).status_code == 200
+    assert client.post("/v1/datasets", json=new | {"description": "two"}).status_code == 200
+    assert client.post("/v1/datasets", json=new | {"description": ""}).status_code == 200
     assert client.get("/v1/datasets/x").json()["description"] == "two"
     gone = client.delete("/v1/datasets/x")
     assert gone.status_code == 204 and "content-type" not in gone.headers
@@ -150,17 +146,6 @@ def test_a_token_of_any_scope_may_ask_what_it_is_and_readers_see_no_places(
     assert get("/metrics", "read", datasets=["demo"]).status_code == 403
 
 
-def test_a_body_that_does_not_come_is_given_up(start: Start) -> None:
-    client = start(request_seconds=1.0)
-    host, port = client.base_url.host, client.base_url.port
-    with socket.create_connection((host, port), timeout=60) as slow:
-        slow.sendall(
-            f"POST /v1/datasets HTTP/1.1\r\nHost: {host}\r\nContent-Length: 50\r\n"
-            "Content-Type: application/json\r\n\r\n{".encode()
-        )
-        assert slow.recv(4096).split()[1] == b"408"
-
-
 def test_who_hangs_up_in_a_body_leaves_no_traceback(
     start: Start, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -175,44 +160,3 @@ def test_who_hangs_up_in_a_body_leaves_no_traceback(
         assert time.monotonic() < end
         time.sleep(0.05)
     assert not caplog.records
-
-
-def test_a_head_that_does_not_come_is_given_up(start: Start) -> None:
-    client = start(request_seconds=1.0)
-    host, port = client.base_url.host, client.base_url.port
-    began = time.monotonic()
-    with socket.create_connection((host, port), timeout=60) as slow:
-        slow.sendall(b"GET /healthz HTTP/1.1\r\nHost: ")
-        assert slow.recv(4096) == b""
-    with socket.create_connection((host, port), timeout=60) as slow:
-        slow.sendall(f"GET /healthz HTTP/1.1\r\nHost: {host}\r\n\r\nGET /heal".encode())
-        answer = b"".join(iter(lambda: slow.recv(4096), b""))
-    assert answer.startswith(b"HTTP/1.1 200") and time.monotonic() - began < 60
-
-
-def test_what_the_server_itself_refuses_is_problem_json_too(served) -> None:
-    host, port = served.client.base_url.host, served.client.base_url.port
-
-    def sent(data: bytes) -> bytes:
-        with socket.create_connection((host, port), timeout=60) as raw:
-            with contextlib.suppress(OSError):  # it may hang up before all of it went out
-                raw.sendall(data)
-            return b"".join(iter(lambda: raw.recv(65536), b""))
-
-    head = b"HTTP/1.1\r\nHost: x\r\n"
-    for data, status, code in (
-        (b"GET /" + b"a" * 70_000 + b" " + head + b"\r\n", 431, b"head_too_long"),
-        (b"GET / " + head + b"X-Long: " + b"a" * 70_000, 431, b"head_too_long"),
-        (b"GET / " + head + b"X-Odd: a" + b"\r\nX: b" * 30_000, 431, b"head_too_long"),
-        (b"no http at all\r\n\r\n", 400, b"bad_http"),
-        (b"GET / " + head + b"Content-Length: 3\r\nContent-Length: 4\r\n\r\n", 400, b"bad_http"),
-    ):
-        answer = sent(data)
-        assert answer.split()[1] == str(status).encode(), (data[:30], answer)
-        assert b"application/problem+json" in answer and code in answer
-    fine = (
-        b"GET /healthz?"
-        + b"a" * 60_000
-        + b" HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n"
-    )
-    assert sent(fine).startswith(b"HTTP/1.1 200")

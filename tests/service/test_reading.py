@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from evofeed.service import serving
-from evofeed.service.processes.server import listen
+from evofeed.service.server import listen
 from evofeed.store import Dataset
 
 
@@ -65,13 +65,12 @@ def test_the_list_of_snapshots_is_newest_first(served) -> None:
     assert served.get("/snapshots?limit=1").json()["more"] is True
 
 
-def test_a_summary_names_the_columns_a_filter_may_use(served) -> None:
-    summary = served.get(f"/snapshots/{served.second}/summary").json()
-    assert summary["columns"]["num_res"] == "integer"
-    assert summary["columns"]["method"] == "text"
-    assert summary["columns"]["release_date"] == "date"
-    assert not {"shard", "offset", "column_offsets"} & set(summary["columns"])
-    assert summary["config"] == {"made_by": "a test"}
+def test_statistics_name_the_columns_a_filter_may_use(served) -> None:
+    columns = served.get(f"/snapshots/{served.second}/stats").json()["columns"]
+    assert columns["num_res"]["kind"] == "integer"
+    assert columns["method"]["kind"] == "text"
+    assert columns["release_date"]["kind"] == "date"
+    assert not {"shard", "offset", "column_offsets"} & set(columns)
 
 
 @pytest.mark.parametrize("path", ["/refs/nope", f"/snapshots/{'0' * 64}", "/shards/nope.arrow"])

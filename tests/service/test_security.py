@@ -2,17 +2,9 @@
 
 from __future__ import annotations
 
-import sqlite3
-from pathlib import Path
-
 import httpx
 import pytest
-from pydantic import SecretStr
 from tests.service.conftest import Start, bearer, token
-
-from evofeed.service import ServiceSettings, create_app
-from evofeed.service.access.limits import RateLimiter
-from evofeed.service.problems import Problem
 
 ODD = [
     "%2e%2e", "..%2f..%2fetc%2fpasswd", "%2fetc%2fpasswd", "a%00b", "a%0ab", ".hidden",
@@ -49,16 +41,6 @@ def test_an_encoded_traversal_sent_raw_is_refused(served) -> None:
             answer = b"".join(iter(lambda s=raw: s.recv(65536), b""))
         assert answer.split()[1] in (b"404", b"422"), path
         assert b"root:" not in answer
-
-
-@pytest.mark.parametrize(
-    "uri",
-    ["relative/path", "../up", "http://127.0.0.1:1/v1/datasets/x", "ftp://x/y", "file:relative",
-     "", "\x00", "javascript:alert(1)", "x" * 3000],
-)  # fmt: skip
-def test_a_place_that_is_none_is_refused(start: Start, uri) -> None:
-    answer = start().post("/v1/datasets", json={"name": "x", "uri": uri})
-    assert answer.status_code == 422
 
 
 def test_with_tokens_only_opened_places_can_be_registered(start: Start, folder, tmp_path) -> None:
@@ -124,13 +106,13 @@ def test_an_odd_content_length_is_refused(served, length) -> None:
     assert answer.status_code in (400, 413, 422)
 
 
-@pytest.mark.parametrize("body", [b"", b"null", b"[]", b"{", b'"x"', b"\xff\xfe", b'{"name": 1}'])
-def test_a_malformed_body_is_a_4xx(start: Start, body) -> None:
+def test_a_malformed_body_is_a_4xx(start: Start) -> None:
     client = start()
-    for kind in ("application/json", "text/plain", "application/x-www-form-urlencoded"):
-        answer = client.post("/v1/datasets", content=body, headers={"Content-Type": kind})
-        assert 400 <= answer.status_code < 500
-        assert answer.headers["content-type"] == "application/problem+json"
+    for body in (b"", b"null", b"[]", b"{", b'"x"', b"\xff\xfe", b'{"name": 1}'):
+        for kind in ("application/json", "text/plain", "application/x-www-form-urlencoded"):
+            answer = client.post("/v1/datasets", content=body, headers={"Content-Type": kind})
+            assert 400 <= answer.status_code < 500, (body, kind)
+            assert answer.headers["content-type"] == "application/problem+json"
 
 
 def test_a_web_page_that_rebinds_its_name_to_loopback_is_turned_away(served) -> None:
@@ -149,50 +131,3 @@ def test_a_form_post_of_a_foreign_page_registers_nothing(start: Start, folder) -
         == 422
     )
     assert client.get("/v1/datasets").json()["datasets"] == []
-
-
-def test_too_many_requests_are_429_and_say_until_when(start: Start, folder) -> None:
-    client = start(rate_per_second=0.001, rate_burst=3, datasets={"demo": str(folder[0])})
-    answers = [client.get("/v1/datasets") for _ in range(5)]
-    assert [a.status_code for a in answers] == [200, 200, 200, 429, 429]
-    assert 1 <= int(answers[-1].headers["retry-after"]) <= 1000
-    assert answers[-1].json()["next"]
-    digest = folder[2]  # manifests, indexes and shards are not counted
-    assert client.get(f"/v1/datasets/demo/snapshots/{digest}").status_code == 200
-    assert client.get("/healthz").status_code == 200
-
-
-def test_a_bucket_fills_again_with_time() -> None:
-    now = [0.0]
-    limiter = RateLimiter(2.0, 2, clock=lambda: now[0])
-    for _ in range(2):
-        limiter.spend("a")
-    with pytest.raises(Problem):
-        limiter.spend("a")
-    limiter.spend("b")
-    now[0] = 0.5
-    limiter.spend("a")
-    with pytest.raises(Problem) as refused:
-        limiter.spend("a")
-    assert refused.value.headers["Retry-After"] == "1"
-
-
-def test_an_old_postgres_or_a_wrong_url_is_one_line_without_the_password() -> None:
-    from evofeed.errors import ServiceError
-
-    url = SecretStr("postgresql://me:hunter2@127.0.0.1:1/none")
-    with pytest.raises(ServiceError, match="does not answer") as error:
-        create_app(ServiceSettings(database_url=url))
-    assert "hunter2" not in str(error.value)
-    with pytest.raises(ServiceError, match="EVOFEED_DATABASE_URL") as error:
-        create_app(ServiceSettings(database_url=SecretStr("hunter2")))
-    assert "hunter2" not in str(error.value)
-
-
-def test_the_database_file_is_only_for_its_owner(start: Start, tmp_path: Path) -> None:
-    start(home=tmp_path / "h")
-    mode = (tmp_path / "h").stat().st_mode & 0o777
-    assert mode == 0o700
-    with sqlite3.connect(tmp_path / "h" / "service.sqlite3") as db:
-        assert db.execute("PRAGMA journal_mode").fetchone() == ("wal",)
-    db.close()

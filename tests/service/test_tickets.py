@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 import json
+import sys
 import tarfile
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -23,12 +25,14 @@ from tests.featurize.search.family import (
 )
 from tests.service.conftest import Start
 
+from evofeed.base.errors import InputError
 from evofeed.cli import main
-from evofeed.errors import InputError
 from evofeed.featurize.search.pairing import pair
 from evofeed.service import Client, ServiceSettings
 from evofeed.service.access.auth import create_token
 from evofeed.service.database.database import Database
+from evofeed.service.database.tables import TicketRow
+from evofeed.service.tickets.queue import TicketQueue
 from evofeed.service.tickets.tickets import Tickets
 
 FAMILIES = [family(seed, 6, 60) for seed in range(9)]
@@ -84,7 +88,7 @@ def test_alignments_come_as_clients_read_them_and_at_once_the_second_time(
     client = start(msa_databases=databases, msa_workers=1)
     queries = FAMILIES[0][0], FAMILIES[1][0]
     files = fetch(client, ask(client, *queries))
-    names = {"uniref.a3m", "bfd.mgnify30.metaeuk30.smag30.a3m", "pdb70.m8", "msa.sh"}
+    names = {"uniref.a3m", "bfd.mgnify30.metaeuk30.smag30.a3m", "pdb70.m8"}
     assert set(files) == names
     for name, rows in (("uniref.a3m", 6), ("bfd.mgnify30.metaeuk30.smag30.a3m", 3)):
         found = alignments(files[name])
@@ -110,7 +114,7 @@ def test_the_client_and_the_command_line_search_too(
     asked = tmp_path / "asked.fasta"
     asked.write_text(f">one\n{FAMILIES[0][0]}\n>two\n{FAMILIES[1][0]}\n")
     with pytest.raises(SystemExit) as ended:
-        main(["--service", url, "search", str(asked), str(tmp_path / "out"), "--json"])
+        main(["search", str(asked), str(tmp_path / "out"), url, "--json"])
     assert ended.value.code == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [line["name"] for line in lines] == ["one", "two"]
@@ -131,8 +135,8 @@ def test_many_clients_at_once_get_each_their_own(start: Start, databases: dict[s
         rows = alignments(files["uniref.a3m"])
         return list(rows) == [101] and rows[101][0] == query and len(rows[101]) > 3
 
-    with ThreadPoolExecutor(16) as pool:
-        assert all(pool.map(one, range(27)))
+    with ThreadPoolExecutor(50) as pool:
+        assert all(pool.map(one, range(50)))
 
 
 def test_chains_are_paired_by_organism(start: Start, databases: dict[str, str]) -> None:
@@ -193,8 +197,8 @@ def test_tickets_are_taken_in_turns_and_outlive_the_service(
     settings = ServiceSettings(home=tmp_path, msa_databases=databases, msa_workers=1)
     database = tickets_database(tmp_path)
     tickets = Tickets(settings, database)
-    busy = [tickets.submit("busy", FAMILIES[n][0], "all", None).id for n in range(3)]
-    late = tickets.submit("late", FAMILIES[3][0], "all", None).id
+    busy = [tickets.submit("busy", FAMILIES[n][0], "all").id for n in range(3)]
+    late = tickets.submit("late", FAMILIES[3][0], "all").id
     assert tickets.get(late, "busy") is None
     tickets.close()
     again = Tickets(settings, database)
@@ -209,6 +213,23 @@ def test_tickets_are_taken_in_turns_and_outlive_the_service(
     assert len(third.result(ticket)) > 100
     third.close()
     database.close()
+
+
+def test_whoever_had_a_turn_waits_for_those_who_had_none(start_any: Start) -> None:
+    start_any()
+    queue = TicketQueue(start_any.database(), "cache", 50)
+    for number, who in enumerate(["busy", "busy", "busy", "late"]):
+        sequences = ["ACDE"] * 64  # a batch of its own
+        queue.add(
+            TicketRow(
+                id=f"{number}", principal=who, names=["1"], sequences=sequences, mode="all",
+                state="PENDING", message="", taken_at=0.0,
+            )
+        )  # fmt: skip
+    taken = [[ticket.id for ticket in queue.take()] for _ in range(5)]
+    assert taken == [["0"], ["3"], ["1"], ["2"], []]
+    queue.recover()
+    assert len(queue.take()) == 1, "what a process that is gone had begun is searched again"
 
 
 def tickets_database(folder: Path) -> Database:
@@ -229,41 +250,15 @@ def test_what_cannot_be_searched_is_refused_in_the_clients_words(
     assert client.get(f"/result/download/{'0' * 43}").status_code == 404
 
 
-def test_a_quota_is_sequences_within_a_day(tmp_path: Path, databases: dict[str, str]) -> None:
-    settings = ServiceSettings(home=tmp_path, msa_databases=databases, msa_max_waiting=2)
-    database = tickets_database(tmp_path)
-    tickets = Tickets(settings, database)
-    tickets.submit("me", FAMILIES[0][0], "all", 2)
-    tickets.submit("me", FAMILIES[1][0], "all", 2)
-    with pytest.raises(Exception, match="tickets of yours wait") as caught:
-        tickets.submit("me", FAMILIES[2][0], "all", 9)
-    assert caught.value.status == 429 and int(caught.value.headers["Retry-After"]) > 0
-    tickets.queue.take()
-    with pytest.raises(Exception, match="2 sequences a day") as caught:
-        tickets.submit("me", FAMILIES[2][0], "all", 2)
-    assert int(caught.value.headers["Retry-After"]) > 80_000
-    tickets.submit("you", FAMILIES[2][0], "all", 2)
-    tickets.close()
-    database.close()
-
-
-def test_who_asks_too_often_is_told_when_to_come_back(
-    start: Start, databases: dict[str, str]
-) -> None:
-    client = start(msa_databases=databases, rate_per_second=0.01, rate_burst=1)
-    form = {"q": f">101\n{FAMILIES[0][0]}\n", "mode": "all"}
-    assert client.post("/ticket/msa", data=form).status_code == 200
-    answer = client.post("/ticket/msa", data=form)
-    assert (answer.status_code, answer.json()["status"]) == (429, "RATELIMIT")
-    assert int(answer.headers["retry-after"]) > 50
-
-
 def test_a_token_is_the_password_of_clients_that_know_no_tokens(
     start: Start, databases: dict[str, str]
 ) -> None:
     client = start(msa_databases=databases, auth="on")
     form = {"q": f">101\n{FAMILIES[0][0]}\n", "mode": "all"}
-    assert client.post("/ticket/msa", data=form).status_code == 401
+    for path in ("/ticket/msa", "/ticket/pair"):
+        none = client.post(path, data=form)  # a client reads these two fields whatever the status
+        assert (none.status_code, none.json()["status"], none.json()["id"]) == (401, "ERROR", "")
+        assert "token" in none.json()["detail"]
     _, token = create_token(start.database(), label="lab", scopes=["jobs"])
     assert client.post("/ticket/msa", data=form, auth=("me", token[:-1] + "!")).status_code == 401
     client.auth = ("me", token)
@@ -272,10 +267,80 @@ def test_a_token_is_the_password_of_clients_that_know_no_tokens(
     _, other = create_token(start.database(), label="other lab", scopes=["jobs"])
     answer = client.get(f"/ticket/{ticket['id']}", auth=("you", other))
     assert answer.json()["status"] == "ERROR"
+    client.auth = None
+    keyed = client.post("/ticket/msa", data=form, headers={"X-API-Key": token})
+    assert keyed.json() == {"id": ticket["id"], "status": "COMPLETE"}
+    wrong = client.get("/ticket/no-such-id", headers={"X-API-Key": token})
+    assert (wrong.status_code, wrong.json()["status"]) == (422, "ERROR")
+
+
+def test_forms_of_every_kind_are_read_and_what_is_none_is_called_so(
+    start: Start, databases: dict[str, str]
+) -> None:
+    client = start(msa_databases=databases)
+    form = {"q": f">101\n{FAMILIES[0][0]}\n", "mode": "all"}
+    parts = {name: (None, value) for name, value in form.items()}
+    first = client.post("/ticket/msa", data=form).json()
+    assert client.post("/ticket/msa", files=parts).json()["id"] == first["id"]
+    refused = client.post("/ticket/msa", json=form)
+    assert refused.json()["status"] == "ERROR" and "application/json" in refused.json()["detail"]
+
+
+def test_a_sequence_as_long_as_titin_is_taken(start: Start, databases: dict[str, str]) -> None:
+    titin = "MTTQAPTFTQPLQSVVVLEGSTATF" * 1374  # 34,350 letters
+    assert ask(start(msa_databases=databases), titin)["status"] in ("PENDING", "RUNNING")
+
+
+def test_templates_that_are_not_there_stop_the_service_before_it_starts(
+    tmp_path: Path, databases: dict[str, str]
+) -> None:
+    both = {**databases, "pdb": str(tmp_path / "pdb")}
+    with pytest.raises(ValueError, match="templates need three settings"):
+        ServiceSettings(home=tmp_path, msa_databases=both)
+    with pytest.raises(ValueError, match=r"gone_a3m\.ffindex is not there"):
+        ServiceSettings(
+            home=tmp_path, msa_databases=both, msa_templates=f"{tmp_path}/gone", msa_mmcif=tmp_path
+        )
+
+
+PROJECTS = Path(__file__).parents[2] / ".projects"
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("module", ["boltz.data.msa.mmseqs2", "colabfold.colabfold"])
+def test_the_clients_of_colabfold_and_boltz_themselves_get_rows_and_pairs_and_the_reason(
+    module: str,
+    start: Start,
+    databases: dict[str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """`make projects` installs them."""
+    monkeypatch.setattr(sys, "path", [*sys.path, str(PROJECTS)])
+    pytest.importorskip(module.partition(".")[0], reason="make projects")
+    run = importlib.import_module(module).run_mmseqs2
+    monkeypatch.setattr("time.sleep", lambda seconds, rest=time.sleep: rest(min(seconds, 0.1)))
+    client = start(msa_databases=databases, auth="on")
+    url = str(client.base_url).rstrip("/")
+    _, token = create_token(start.database(), label="lab", scopes=["jobs"])
+    named = url.replace("://", f"://me:{token}@")
+    queries = [FAMILIES[2][0], FAMILIES[3][0]]
+    single = run(queries, str(tmp_path / "one"), host_url=named)
+    assert [text.splitlines()[1] for text in single] == queries
+    assert all(text.count(">") > 4 for text in single)
+    paired = run(queries, str(tmp_path / "two"), use_pairing=True, host_url=named)
+    assert paired[0].count(">") == paired[1].count(">") > 3
+    with pytest.raises(Exception, match="MMseqs2 API is giving errors"):
+        run(queries, str(tmp_path / "three"), host_url=url)
+    if "boltz" in module:
+        key = {"X-API-Key": token}
+        again = run(queries, str(tmp_path / "four"), host_url=url, auth_headers=key)
+        assert again == single
 
 
 def test_a_service_without_databases_says_so(start: Start) -> None:
     client = start()
     answer = client.post("/ticket/msa", data={"q": ">101\nACDE\n", "mode": "all"})
-    assert (answer.status_code, answer.json()["status"]) == (503, "MAINTENANCE")
+    assert (answer.status_code, answer.json()["status"]) == (404, "MAINTENANCE")
     assert client.get("/template/1abc_A").status_code == 404

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from pathlib import Path
 from typing import Any
@@ -10,9 +9,9 @@ from typing import Any
 import httpx
 import pytest
 from pydantic import SecretStr
-from tests.service.conftest import Start, bearer, token, until_noticed
+from tests.service.conftest import Start, bearer, token, until_trusted
 
-from evofeed.errors import AccessDenied
+from evofeed.base.errors import AccessDenied
 from evofeed.service import ServiceSettings
 from evofeed.service.access.auth import SCOPES, make_start_token, revoke_token
 from evofeed.service.database.database import Database
@@ -26,80 +25,6 @@ def guarded(start_any: Start, folder) -> tuple[httpx.Client, Database]:
     """A service that asks for tokens, and its database."""
     client = start_any(auth="on", datasets={"demo": str(folder[0])})
     return client, start_any.database()
-
-
-def routes(client: httpx.Client) -> list[tuple[str, str]]:
-    """Every method and path there is, with something harmless in each parameter."""
-    found = []
-    for path, operations in client.get("/openapi.json").json()["paths"].items():
-        filled = re.sub(r"\{(digest|token_id|job_id|webhook_id)\}", "0" * 16, path)
-        filled = filled.replace("{name}", "demo").replace("{ref}", "main")
-        filled = re.sub(r"\{[a-z_]+\}", "x", filled)
-        found += [(method.upper(), filled) for method in operations]
-    pages = ["/", "/ui/datasets/demo", "/ui/jobs/0000000000000000"]
-    chain = f"/ui/datasets/demo/snapshots/{'0' * 64}/chains/x"
-    pages += [chain, f"{chain}/alignment.png", f"{chain}/files/x.a3m"]
-    pages += [f"/ui/datasets/demo/export.{kind}" for kind in ("csv", "parquet", "fasta")]
-    pages += sorted(PUBLIC - set(found_paths(found)))
-    return found + [("GET", path) for path in pages]
-
-
-def found_paths(found: list[tuple[str, str]]) -> list[str]:
-    return [path for _, path in found]
-
-
-PUBLIC = {"/healthz", "/readyz", "/v1/config", "/openapi.json", "/ui/api", "/ui/login"}
-PUBLIC |= {f"/static/{file}" for file in ("style.css", "drawing.css", "page.js", "structure.js")}
-NEEDS = {  # what a token must at least have; everything else only reads
-    ("POST", "/v1/datasets"): "publish",
-    ("DELETE", "/v1/datasets/demo"): "admin",
-    ("PATCH", "/v1/datasets/demo"): "publish",
-    ("PUT", "/v1/datasets/demo/refs/main"): "publish",
-    ("PUT", "/v1/datasets/demo/refs/main/policy"): "admin",
-    ("POST", "/v1/tokens"): "admin",
-    ("GET", "/v1/tokens"): "admin",
-    ("DELETE", f"/v1/tokens/{'0' * 16}"): "admin",
-    ("GET", "/v1/audit"): "admin",
-}
-WRITES = re.compile(
-    r"/v1/(runs(/\w+)?|datasets/demo/"
-    r"(refs/main|merge|missing-shards|snapshots(/\w+)?|shards/[\w.]+))"
-)
-
-
-def test_without_a_token_nothing_but_health_answers(guarded) -> None:
-    client, _ = guarded
-    there = routes(client)
-    assert len(there) > 20
-    for method, path in there:
-        answer = client.request(method, path)
-        to_login = answer.headers.get("location", "").startswith("/ui/login")
-        status = 401 if to_login else answer.status_code
-        assert (status == 401) == (path not in PUBLIC), (method, path, status)
-
-
-def test_every_route_wants_its_scope_and_no_other_will_do(guarded) -> None:
-    client, database = guarded
-    tokens = {scope: token(database, scope) for scope in SCOPES}
-    for method, path in routes(client):
-        if path in PUBLIC:
-            continue
-        jobs = "/jobs" in path and (method != "GET" or path.endswith("/log"))
-        jobs = jobs or "/webhooks" in path or path.startswith(("/ticket", "/result", "/template"))
-        needed = {NEEDS.get((method, path)) or ("jobs" if jobs else "read")}
-        if method in ("PUT", "POST", "DELETE") and WRITES.fullmatch(path):
-            needed = {"publish"}
-        if path.startswith(("/v1/jobs", "/ui/jobs")) and not jobs:
-            needed.add("jobs")  # whoever submits may look
-        if path == "/v1/me":
-            needed = set(SCOPES)
-        for scope, text in tokens.items():
-            if scope in needed and method == "DELETE":
-                continue  # it would work
-            status = client.request(method, path, headers=bearer(text)).status_code
-            assert (status == 403) == (scope not in needed), (method, path, scope, status)
-            no_search = path.startswith("/ticket") and status == 503  # it has no databases
-            assert status != 401 and (status < 500 or no_search)
 
 
 def test_a_token_for_one_dataset_sees_no_other(guarded, folder) -> None:
@@ -125,7 +50,7 @@ def test_a_dataset_opens_over_http_with_a_token_and_not_without(guarded, folder)
     with Dataset.open(url, token=given) as remote:
         assert remote.digest == folder[2] and remote[0].num_res > 0
         revoke_token(database, given.split("_")[1])
-        until_noticed()
+        until_trusted()
         with pytest.raises(AccessDenied, match=r"401 .the token was revoked.*EVOFEED_TOKEN"):
             remote[0]
     with pytest.raises(AccessDenied, match=r"401 .this needs a token"):
@@ -157,7 +82,7 @@ def test_expired_revoked_altered_and_malformed_tokens_are_refused(guarded) -> No
     assert client.get("/v1/datasets", headers=bearer(short)).status_code == 200
     with database.write() as session:  # an hour later
         session.get_one(TokenRow, short.split("_")[1]).expires_at = time.time() - 0.001
-    until_noticed()
+    until_trusted()
     altered = good[:-1] + ("A" if good[-1] != "A" else "B")
     unknown = f"evf_{'0' * 16}{good[20:]}"
     for wrong in (
@@ -199,13 +124,6 @@ def test_no_secret_is_at_rest_or_in_the_log(guarded, tmp_path: Path, caplog) -> 
         assert ours and not any(secret in line for line in ours)
 
 
-def test_a_token_answer_is_never_kept_for_an_idempotency_key(guarded) -> None:
-    client, database = guarded
-    headers = bearer(token(database, "admin", "read")) | {"Idempotency-Key": "k1"}
-    answer = client.post("/v1/tokens", json={"label": "x", "scopes": ["read"]}, headers=headers)
-    assert answer.status_code == 422
-
-
 def test_a_cookie_reads_but_never_writes(guarded) -> None:
     client, database = guarded
     text = token(database, *SCOPES)
@@ -216,6 +134,7 @@ def test_a_cookie_reads_but_never_writes(guarded) -> None:
         assert browser.delete("/v1/datasets/demo").status_code == 401
         kept = dict(browser.cookies)
         revoke_token(database, text.split("_")[1])
+        until_trusted()
         assert browser.get("/v1/datasets/demo").status_code == 401
     with httpx.Client(base_url=client.base_url, cookies=kept) as thief:
         assert thief.get("/v1/datasets/demo").status_code == 401
@@ -251,8 +170,8 @@ def test_the_printed_token_signs_a_browser_in_and_ends_with_the_next_start(start
     database = start.database()
     assert client.post("/v1/datasets", json={"name": "x", "uri": "/x"}).status_code == 401
     text = make_start_token(database)
-    there = client.get("/ui/login", params={"token": text, "then": "/ui/api?x=1"})
-    assert (there.status_code, there.headers["location"]) == (303, "/ui/api?x=1")
+    there = client.get("/ui/login", params={"token": text, "then": "/ui/datasets/x?x=1"})
+    assert (there.status_code, there.headers["location"]) == (303, "/ui/datasets/x?x=1")
     assert client.get("/").status_code == 200 and "sign out" in client.get("/").text
     assert "sign out" not in start(auth="off").get("/").text  # nobody signed in
     me = client.get("/v1/me", headers=bearer(text)).json()
@@ -262,6 +181,7 @@ def test_the_printed_token_signs_a_browser_in_and_ends_with_the_next_start(start
     away = client.get("/ui/login", params={"token": text, "then": "//evil.example/"})
     assert away.headers["location"] == "/"
     make_start_token(database)
+    until_trusted()
     assert client.get("/v1/me", headers=bearer(text)).status_code == 401
 
 
@@ -273,17 +193,3 @@ def test_a_service_for_readers_wants_a_token_for_anything_else(start: Start, fol
         assert client.request(method, path).status_code == 401
     text = token(start.database(), *SCOPES)
     assert client.get("/v1/audit", headers=bearer(text)).status_code == 200
-
-
-def test_whoever_guesses_tokens_is_slowed_down_and_in_the_audit(start: Start) -> None:
-    client = start(auth="on")
-    guess = f"evf_{'0' * 16}_{'x' * 43}"
-    statuses = [client.get("/v1/me", headers=bearer(guess)).status_code for _ in range(80)]
-    assert set(statuses[:20]) == {401} and statuses[-1] == 429
-    pages = [client.post("/ui/login", data={"token": guess}).status_code for _ in range(3)]
-    assert pages[-1] == 429
-    text = token(start.database(), "admin")
-    assert client.get("/v1/me", headers=bearer(text)).status_code == 200
-    lines = client.get("/v1/audit", headers=bearer(text)).json()["lines"]
-    failed = [line for line in lines if line["action"] == "auth.fail"]
-    assert 1 <= len(failed) <= 5 and failed[0]["subject"] == "127.0.0.1"

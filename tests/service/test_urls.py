@@ -46,7 +46,7 @@ def test_a_folder_has_urls_of_the_service_itself(served) -> None:
     entry = Dataset.open(served.folder).manifest.shards[0]
     answer = served.client.post(f"{served.base}/urls", json={"shards": [entry.name]}).json()
     assert answer["expires_at"] is None
-    assert answer["urls"][0]["url"] == f"{served.base}/shards/{entry.name}"
+    assert answer["urls"][0]["url"] == f"/v1/datasets/demo/shards/{entry.name}"
     assert len(served.client.get(answer["urls"][0]["url"]).content) == entry.nbytes
 
 

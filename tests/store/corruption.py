@@ -22,7 +22,7 @@ import pyarrow as pa
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from tests.store.records import assert_same, random_record
 
-from evofeed.errors import SchemaMismatch, ShardCorrupt, StoreError
+from evofeed.base.errors import SchemaMismatch, ShardCorrupt, StoreError
 from evofeed.store import Dataset, DatasetWriter
 from evofeed.store.shard import shard_index
 

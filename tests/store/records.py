@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from evofeed.chain_record import ChainRecord
-from evofeed.residues import GAP, RESTYPES, UNKNOWN
+from evofeed.protein.chain_record import ChainRecord
+from evofeed.protein.residues import GAP, RESTYPES, UNKNOWN
 
 
 def random_record(

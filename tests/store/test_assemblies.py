@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from tests.store.records import random_record
 
-from evofeed.assembly_record import AssemblyRecord
-from evofeed.chain_record import ChainRecord
-from evofeed.errors import ChainMissing, FeatureError, SchemaMismatch, ShardCorrupt
+from evofeed.base.errors import ChainMissing, FeatureError, SchemaMismatch, ShardCorrupt
+from evofeed.protein.assembly_record import AssemblyRecord
+from evofeed.protein.chain_record import ChainRecord
 from evofeed.store import (
     Dataset,
     DatasetWriter,
@@ -128,7 +128,7 @@ def test_a_reader_of_chains_alone_refuses_the_snapshot(uri: str) -> None:
     again = Manifest.from_bytes(data, snapshot.digest, "here")
     assert again.version == (1, 1) and again.digest == snapshot.digest
     with pytest.raises(SchemaMismatch):
-        check_version((1, 2), "here")
+        check_version((1, 3), "here")
 
 
 @pytest.mark.parametrize("name", ["assemblies.arrow", "members.arrow"])

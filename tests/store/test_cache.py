@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from tests.store.records import assert_same, random_record
 
-from evofeed.errors import ShardCorrupt, StoreError
+from evofeed.base.errors import ShardCorrupt, StoreError
 from evofeed.store import Cache, Dataset, DatasetWriter
 
 

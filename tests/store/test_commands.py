@@ -10,7 +10,7 @@ from tests.store.records import assert_same, random_record
 from typer.testing import CliRunner
 
 from evofeed import cli
-from evofeed.errors import ChainMissing, DatasetMissing, RefConflict, ShardCorrupt
+from evofeed.base.errors import ChainMissing, DatasetMissing, RefConflict, ShardCorrupt
 from evofeed.store import Dataset, DatasetWriter, gc, write_shard
 from evofeed.store.commands import snapshots
 from evofeed.store.convert import read_features

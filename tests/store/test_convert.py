@@ -12,9 +12,11 @@ import numpy as np
 import pytest
 from tests.store.records import assert_same, random_record
 
-from evofeed.errors import InputError
+from evofeed.base.errors import InputError
 from evofeed.featurize import to_openfold_raw
 from evofeed.store.convert import convert, export_npz, from_raw_features, read_features
+
+pytestmark = pytest.mark.system
 
 
 def feature_dict(seed):

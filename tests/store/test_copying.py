@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.store.records import assert_same, random_record
 
-from evofeed.errors import RefConflict, ShardCorrupt
+from evofeed.base.errors import RefConflict, ShardCorrupt
 from evofeed.store import Dataset, DatasetWriter, copy_dataset
 
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 from tests.store.records import random_record
 
-from evofeed.errors import SchemaMismatch
+from evofeed.base.errors import SchemaMismatch
 from evofeed.store import DatasetWriter
 from evofeed.store.index import index_schema, read_index
 from evofeed.store.layout import arrow_schema, check_version
@@ -44,7 +44,7 @@ def test_damage_is_detected_or_harmless_and_never_kills(kind, tmp_path):
 
 
 def test_an_unknown_major_version_is_refused_and_older_minors_are_read():
-    for version in ((2, 0), (0, 9), (1, 2), ("x",), (), None):
+    for version in ((2, 0), (0, 9), (1, 3), ("x",), (), None):
         with pytest.raises(SchemaMismatch):
             check_version(version, "here")
     for version in ((1, 0), (1, 1)):

@@ -20,7 +20,7 @@ import pytest
 from tests.store.records import assert_same, random_record
 from tests.store.test_assemblies import complexes
 
-from evofeed.errors import StoreError
+from evofeed.base.errors import StoreError
 from evofeed.store import (
     Dataset,
     DatasetWriter,

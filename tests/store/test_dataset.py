@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from tests.store.records import assert_same, random_record
 
-from evofeed.errors import DatasetMissing, RefConflict, ShardCorrupt
+from evofeed.base.errors import DatasetMissing, RefConflict, ShardCorrupt
 from evofeed.store import Dataset, DatasetWriter, ShardEntry, write_shard
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from evofeed.chain_record import ChainRecord
+from evofeed.protein.chain_record import ChainRecord
 from evofeed.store.decode import ChainDecoder, Place
 from evofeed.store.encode import encode_record
 from evofeed.store.layout import COLUMNS, HEADER_NBYTES, arrow_schema, unpack_column

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from tests.conftest import golden_files, golden_root
+from tests.conftest import golden_files, golden_folder
 from tests.store.records import assert_same
 
 from evofeed.featurize import FeaturizeConfig, discover, featurize_chain, to_openfold_raw
@@ -16,10 +16,7 @@ from evofeed.store.layout import Codec
 
 
 def sources():
-    root = golden_root()
-    if root is None:
-        return []
-    inputs = root / "data" / "inputs"
+    inputs = golden_folder("data") / "inputs"
     return discover(
         inputs / "alignments",
         structure_dir=inputs / "mmcif",

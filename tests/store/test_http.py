@@ -14,7 +14,7 @@ import pytest
 from tests.store.records import assert_same, random_record
 from typer.testing import CliRunner
 
-from evofeed.errors import AccessDenied, DatasetMissing, ShardCorrupt, ShardMissing, StoreError
+from evofeed.base.errors import AccessDenied, DatasetMissing, ShardCorrupt, ShardMissing, StoreError
 from evofeed.store import Cache, Dataset, DatasetWriter, copy_dataset, http_connection
 from evofeed.store import spans as store_spans
 from evofeed.store.commands import snapshots

@@ -9,7 +9,7 @@ import pytest
 from tests.store.records import random_record
 from typer.testing import CliRunner
 
-from evofeed.errors import InputError
+from evofeed.base.errors import InputError
 from evofeed.store import DatasetWriter
 from evofeed.store.commands import snapshots
 from evofeed.store.overlap import Clusters, overlap

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from tests.store.records import random_record
 
-from evofeed.errors import ShardCorrupt
+from evofeed.base.errors import ShardCorrupt
 from evofeed.store import Dataset, DatasetWriter
 from evofeed.store.codecs import pack_integers
-from evofeed.store.crop import crop_codes, crop_deletions
+from evofeed.store.crop import crop_codes, crop_features
 from evofeed.store.decode import ChainDecoder, Place
 from evofeed.store.layout import COLUMNS, Codec, Compression, PackedColumn
 
@@ -110,7 +110,7 @@ def test_a_deletion_outside_the_alignment_is_corrupt(dataset):
     assert set(columns) == set(COLUMNS)
     with pytest.raises(ShardCorrupt, match="outside the alignment"):
         decoder = ChainDecoder(columns, Place("chain21_A", "here"))
-        crop_deletions(decoder, np.arange(3), 0, 1)
+        crop_features(decoder, ["deletion_matrix"], slice(0, 1), np.arange(3))
 
 
 def test_a_column_that_claims_more_than_the_chain_can_hold_is_not_unzipped(dataset):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -139,6 +140,7 @@ def test_a_set_can_be_made_apart_from_another(uri: str, clusters: Path, tmp_path
     assert not overlap(part, casp, known)
 
 
+@pytest.mark.system
 def test_the_commands_make_parts_and_refuse_nonsense(uri: str, clusters: Path) -> None:
     runner = CliRunner()
     command = ["split", uri, "--clusters", str(clusters), "--share", "valid=0.2", "--json"]
@@ -154,3 +156,31 @@ def test_the_commands_make_parts_and_refuse_nonsense(uri: str, clusters: Path) -
     for share in ("valid=1.5", "valid=0", "train=0.1", "valid=x"):
         command = ["split", uri, "--clusters", str(clusters), "--share", share]
         assert runner.invoke(snapshots, command).exit_code == 2
+
+
+def test_parts_by_date_hold_what_is_younger_and_in_clusters_that_are_younger_as_a_whole(
+    tmp_path: Path,
+) -> None:
+    uri = str(tmp_path / "dated")
+    dates = ["2020-01-01", "2022-01-01", "2022-02-01", "2022-03-01", "", "2019-05-05"]
+    writer = DatasetWriter(uri)
+    for number, date in enumerate(dates):
+        record = random_record(number, chain_id=f"c{number}")
+        writer.add(dataclasses.replace(record, release_date=date))
+    writer.commit()
+    listed = tmp_path / "clusters.txt"
+    listed.write_text("c0 c1\nc2 c3\nc4\nc5\n")
+    known = Clusters(listed)
+    both = split_chains(uri, known, {}, released=("valid", "2021-09-30"))
+    held = {name: chains(uri, part) for name, part in both.items()}
+    assert held == {"valid": {"c2", "c3"}, "train": {"c0", "c5"}}
+    reasons = {d["chain_id"]: d["reason"] for d in both["valid"].manifest.dropped}
+    assert reasons["c1"] == "released from 2021-09-30 on, and like c0 in train"
+    assert reasons["c4"] == "released nobody knows when"
+    alone = split_chains(uri, None, {}, released=("valid", "2021-09-30"))
+    assert chains(uri, alone["valid"]) == {"c1", "c2", "c3"}
+    assert chains(uri, alone["train"]) == {"c0", "c5"}
+    with pytest.raises(ValueError, match="no chain of the clusters"):
+        split_chains(uri, known, {}, released=("valid", "2029-01-01"))
+    with pytest.raises(ValueError, match="shares need clusters"):
+        split_chains(uri, None, {"valid": 0.2})

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import time
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
 from tests.store.records import assert_same, random_record
+from tests.test_features import tiny_record
 
-from evofeed.errors import RefConflict
+from evofeed.base.errors import ChainMissing, RefConflict
 from evofeed.store import (
     Dataset,
     DatasetWriter,
@@ -224,3 +226,25 @@ def test_a_dataset_shows_itself_in_a_notebook(tmp_path):
     assert "3 chains" in repr(dataset) and "<td>3</td>" in dataset._repr_html_()
     frame = dataset.to_pandas()
     assert frame.chain_id.tolist() == ids(0, 1, 2) and frame.num_res.min() > 0
+
+
+def test_the_same_chains_once_more_are_the_snapshot_that_is_there(tmp_path: Path) -> None:
+    uri, found = str(tmp_path / "data"), []
+    for expect, config in ((None, {"a": 1}), (0, {"a": 1}), (0, {"a": 2})):
+        writer = DatasetWriter(uri)
+        writer.add(tiny_record())
+        before = None if expect is None else found[-1]
+        found.append(writer.commit(expect=before, config=config).digest)
+    assert found[0] == found[1] != found[2]
+    assert len(list((tmp_path / "data" / "snapshots").iterdir())) == 2
+
+
+def test_a_chain_named_by_its_entry_alone_is_suggested(tmp_path: Path) -> None:
+    writer = DatasetWriter(str(tmp_path / "data"))
+    writer.add(tiny_record(chain_id="1ujv_L"))
+    writer.commit()
+    dataset = Dataset.open(str(tmp_path / "data"))
+    with pytest.raises(ChainMissing, match=r"no chain '1ujv' .*did you mean '1ujv_L'"):
+        dataset["1ujv"]
+    with pytest.raises(ChainMissing, match=r"no chain '9abc' in this snapshot; `evofeed"):
+        dataset["9abc"]

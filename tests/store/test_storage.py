@@ -16,10 +16,11 @@ import pytest
 from tests.bucket import local_bucket
 from tests.store.records import assert_same, random_record
 
-from evofeed.errors import AccessDenied, DatasetMissing, RefConflict, ShardMissing, StoreError
+from evofeed.base.errors import AccessDenied, DatasetMissing, RefConflict, ShardMissing, StoreError
 from evofeed.store import (
     Dataset,
     DatasetWriter,
+    ShardEntry,
     add_shards,
     compact,
     copy_dataset,
@@ -123,23 +124,31 @@ def test_of_two_publishers_one_wins_and_the_other_is_refused(uri):
     assert Dataset.open(uri).digest == after.digest
 
 
-def test_of_publishers_at_the_same_moment_one_wins_and_every_other_is_refused(uri):
-    """Rounds of a race on one ref, each on top of the winner of the round before."""
-    parent, barrier = None, threading.Barrier(3)
-    entries = [write_shard(uri, [random_record(seed)]) for seed in range(3)]
+def _publish_together(
+    uri: str, shards: list[ShardEntry], parent: str | None
+) -> list[str | RefConflict]:
+    """What each of several writers, all on top of `parent` at the same moment, ends with."""
+    barrier = threading.Barrier(len(shards))
 
-    def publish(number, parent):
+    def publish(shard: ShardEntry) -> str | RefConflict:
         writer = DatasetWriter(uri)  # with a storage, and so a connection, of its own
-        writer.add_shard(entries[number])
+        writer.add_shard(shard)
         barrier.wait()
         try:
             return writer.commit(expect=parent).digest
         except RefConflict as error:
             return error
 
-    for _ in range(4):
-        with ThreadPoolExecutor(3) as pool:
-            ends = list(pool.map(publish, range(3), [parent] * 3))
+    with ThreadPoolExecutor(len(shards)) as pool:
+        return list(pool.map(publish, shards))
+
+
+def test_of_publishers_at_the_same_moment_one_wins_and_every_other_is_refused(uri):
+    """Rounds of a race on one ref, each on top of the winner of the round before."""
+    parent = None
+    for turn in range(4):
+        shards = [write_shard(uri, [random_record(10 * turn + n)]) for n in range(3)]
+        ends = _publish_together(uri, shards, parent)
         won = [end for end in ends if isinstance(end, str)]
         lost = [end for end in ends if isinstance(end, RefConflict)]
         assert (len(won), len(lost)) == (1, 2)
@@ -149,6 +158,17 @@ def test_of_publishers_at_the_same_moment_one_wins_and_every_other_is_refused(ur
         for error in lost:
             assert won[0][:12] in str(error), "says where the ref is now"
         parent = won[0]
+
+
+def test_publishers_of_the_same_chains_at_the_same_moment_are_all_accepted(uri):
+    """The second time they are there already, so no snapshot is made on top of them."""
+    shard = write_shard(uri, [random_record(1)])
+    first = _publish_together(uri, [shard] * 3, None)
+    digest = Dataset.open(uri).digest
+    assert first == [digest] * 3
+    assert _publish_together(uri, [shard] * 3, digest) == [digest] * 3
+    dataset = Dataset.open(uri)
+    assert (dataset.digest, dataset.manifest.parent) == (digest, None)
 
 
 def test_records_come_back_bit_for_bit(uri):
@@ -293,19 +313,3 @@ def test_a_local_file_that_cannot_be_read_now_is_not_called_broken(
     storage.put("shards/x.arrow", b"abcde")
     storage.read_into("shards/x.arrow", 0, out)
     assert bytes(out) == b"abcde", "opened again"
-
-
-def test_what_is_in_memory_is_read_without_waiting(tmp_path, monkeypatch):
-    storage = open_storage(tmp_path)
-    storage.put("shards/x.arrow", b"0123456789")
-    out = memoryview(bytearray(4))
-    assert not storage.read_resident("shards/x.arrow", 3, out), "to open it may take long"
-    storage.read_into("shards/x.arrow", 0, out)
-    assert storage.read_resident("shards/x.arrow", 3, out) and bytes(out) == b"3456"
-    assert not storage.read_resident("shards/x.arrow", 8, out), "the file ends"
-
-    def absent(*_):
-        raise BlockingIOError
-
-    monkeypatch.setattr(os, "preadv", absent)
-    assert not storage.read_resident("shards/x.arrow", 3, out), "a disk has it"

@@ -11,11 +11,13 @@ from tests.synth.test_synth import _covariation, tree_digest
 
 from evofeed.cli import main
 from evofeed.featurize import discover, featurize_chain
-from evofeed.residues import ATOM_ORDER
+from evofeed.protein.residues import ATOM_ORDER
 from evofeed.store import Dataset, DatasetWriter
 from evofeed.synth import evolve, write_synthetic
 from evofeed.synth import fold as folds
 from evofeed.synth.complexes import STOICHIOMETRIES, read_stoichiometry, species_names
+
+pytestmark = pytest.mark.slow
 
 
 def run(*words: str) -> None:

@@ -8,16 +8,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from evofeed.errors import EvofeedError
+from evofeed.base.errors import EvofeedError
 from evofeed.featurize import FeaturizeConfig, discover, featurize_chain
-from evofeed.featurize.a3m import parse_a3m
-from evofeed.featurize.stockholm import parse_stockholm
-from evofeed.residues import ATOM_ORDER, GAP
+from evofeed.featurize.formats.a3m import parse_a3m
+from evofeed.featurize.formats.stockholm import parse_stockholm
+from evofeed.protein.residues import ATOM_ORDER, GAP
 from evofeed.synth import evolve, write, write_synthetic
 from evofeed.synth import fold as folds
 from evofeed.synth.compact import compact
 from evofeed.synth.damage import DAMAGES
 from evofeed.synth.families import entry_id
+
+pytestmark = pytest.mark.slow
 
 SMALL: dict[str, Any] = {"mean_length": 50, "mean_depth": 24, "mean_members": 4}
 

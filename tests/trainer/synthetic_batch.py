@@ -2,7 +2,7 @@
 
 For benchmarks and tests that need the model's input but not a dataset. The chain
 is a smooth random walk with ideal residues, so every structural loss has a
-reachable zero. Letters as in `evofeed.features`: L residues, S and E MSA rows.
+reachable zero. Letters as in `evofeed.protein.features`: L residues, S and E MSA rows.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from evofeed.features import BATCH, Feature
-from evofeed.loader import pseudo_beta
-from evofeed.residues import GAP
+from evofeed.protein.features import BATCH, Feature
+from evofeed.protein.pseudo_beta import pseudo_beta
+from evofeed.protein.residues import GAP
 from evofeed.trainer.model.constants import table
 from evofeed.trainer.model.primitives import one_hot
 from evofeed.trainer.model.rigid import Rigid, quaternion_to_matrix, to_4x4
@@ -41,7 +41,7 @@ def synthetic_batch(
     seed: int = 0,
     device: torch.device | str = "cpu",
 ) -> dict[str, Tensor]:
-    """All features of `evofeed.features.BATCH` in the loader's convention, float32, on `device`."""
+    """All features of `protein.features.BATCH` in the loader's form, float32, on `device`."""
     generator = torch.Generator().manual_seed(seed)
     lead = [batch_size]
     aatype = torch.randint(0, 20, [*lead, num_res], generator=generator)

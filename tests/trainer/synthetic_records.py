@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 from tests.trainer.synthetic_batch import synthetic_batch
 
-from evofeed.chain_record import ChainRecord
-from evofeed.residues import GAP, RESTYPES
+from evofeed.protein.chain_record import ChainRecord
+from evofeed.protein.residues import GAP, RESTYPES
 from evofeed.store import DatasetWriter
 
 

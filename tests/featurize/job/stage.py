@@ -18,30 +18,49 @@ import jaxtyping
 
 from evofeed.featurize import FeaturizeConfig, discover
 from evofeed.featurize.job import JobReport, run_job, units, work
+from evofeed.featurize.job.executors import ExecutorGone, Node
 from evofeed.featurize.job.worker import Worker
 from evofeed.store import Dataset
 
 PR_SET_CHILD_SUBREAPER = 36
+RAY_CLIENT = "gcs_client_io_s"  # a thread that stays when Ray is shut down
 
 
 def on_stage(act: Callable[[], Any]) -> Any:
     """Run `act` in a forked process that adopts orphans; returns what it returns.
 
-    No process started in it, directly or not, may outlive it: that fails the test.
+    No process started in it, directly or not, may outlive it: that fails the test. What uses Ray
+    does so on a stage: a fork of a process that has used it waits for ever where it starts a
+    cluster, for the threads of Ray's client are not in it.
     """
+    assert not has_used_ray(), "this process has used Ray itself: do that on a stage"
     read, write = os.pipe()
     pid = os.fork()
     if not pid:
         _perform(act, write)
     os.close(write)
-    with os.fdopen(read, "rb") as pipe:
-        answer = pipe.read()
-    os.waitpid(pid, 0)
+    try:
+        with os.fdopen(read, "rb") as pipe:
+            answer = pipe.read()
+    except BaseException:  # it took longer than pytest allows
+        kill_tree(pid)
+        raise
+    finally:
+        os.waitpid(pid, 0)
     assert answer, "the stage died without a word"
     failed, value = pickle.loads(answer)
     if failed:
         raise AssertionError(value)
     return value
+
+
+def has_used_ray() -> bool:
+    """Whether a client of Ray's was started in this process, though it may be shut down."""
+    for name in Path("/proc/self/task").glob("*/comm"):
+        with contextlib.suppress(OSError):  # the thread has just ended
+            if name.read_text().strip() == RAY_CLIENT:
+                return True
+    return False
 
 
 def _perform(act: Callable[[], Any], write: int) -> None:
@@ -199,3 +218,32 @@ def hurry_only(chain_ids: Collection[str]) -> None:
         honest(worker, deadline if worker.chain_id in chain_ids else 3600.0)
 
     Worker.enforce = enforce  # type: ignore[method-assign]
+
+
+class Fateful:
+    """Runs units here, some in flight, unless fate has something else for them."""
+
+    def __init__(self, fate: Callable[[Any], Any], room: int = 2) -> None:
+        self.fate, self._room = fate, room
+        self.tasks: list[Any] = []
+
+    def room(self) -> int:
+        return self._room - len(self.tasks)
+
+    def nodes(self, num_cpus: int) -> list[Node]:
+        return [Node("", self._room, {})]
+
+    def submit(self, task: Any, node: str = "", num_cpus: int = 1) -> None:
+        self.tasks.append(task)
+
+    def wait(self, timeout: float) -> list[Any]:
+        if not self.tasks:
+            return []
+        task = self.tasks.pop(0)
+        outcome = self.fate(task)
+        if isinstance(outcome, ExecutorGone):
+            raise outcome
+        return [outcome or task.work(lambda item: None)]
+
+    def close(self) -> None:
+        self.tasks.clear()

@@ -169,8 +169,3 @@ def test_jobs_of_a_dataset_without_a_ledger_is_one_line_and_exit_one(tmp_path: P
 )
 def test_help_shows_an_example(command: tuple[str, ...]) -> None:
     assert "Example: evofeed" in evofeed(*command, "--help").stdout
-
-
-def test_a_service_is_not_taken_for_a_folder_of_jobs() -> None:
-    done = evofeed("jobs", "status", "http://127.0.0.1:1/v1/datasets/x")
-    assert done.returncode == 1 and "GET /v1/jobs" in done.stderr

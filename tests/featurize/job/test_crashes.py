@@ -25,7 +25,7 @@ from tests.featurize.job.stage import (
     wait_until,
 )
 
-from evofeed.errors import DatasetMissing
+from evofeed.base.errors import DatasetMissing
 from evofeed.featurize import discover
 from evofeed.featurize.job import driver, ledger, publish, work
 from evofeed.store import Dataset, writer
@@ -192,7 +192,7 @@ def test_dying_at_a_fault_point_changes_nothing(
 def test_two_drivers_do_not_run_one_job(
     raw: Path, fast_path: Path, honest: tuple[str, Any]
 ) -> None:
-    from evofeed.errors import JobError
+    from evofeed.base.errors import JobError
     from evofeed.featurize.job import lock
 
     def act() -> None:
@@ -230,7 +230,7 @@ def _interrupt(signum: int, frame: Any) -> None:
 def test_watching_a_job_tells_how_far_it_is_until_it_is_over(
     raw: Path, fast_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from evofeed.featurize.job import commands
+    from evofeed.featurize import job_commands as commands
 
     honest_line = commands._line
     last = discover(str(raw))[7].chain_id
@@ -277,7 +277,8 @@ def test_watching_a_job_tells_how_far_it_is_until_it_is_over(
 def test_status_tells_a_job_whose_driver_was_killed_from_a_running_one(
     raw: Path, fast_path: Path
 ) -> None:
-    from evofeed.featurize.job import Ledger, commands
+    from evofeed.featurize import job_commands as commands
+    from evofeed.featurize.job import Ledger
 
     def act() -> tuple[str, str]:
         mark = fast_path / "mark"

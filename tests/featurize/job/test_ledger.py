@@ -23,7 +23,7 @@ from tests.featurize.job.stage import (
     wait_until,
 )
 
-from evofeed.errors import JobError
+from evofeed.base.errors import JobError
 from evofeed.featurize import FeaturizeConfig, discover
 from evofeed.featurize.job import Ledger, lock
 from evofeed.featurize.job.inputs import Stamp

@@ -7,55 +7,27 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.featurize.job.stage import checksums, run
+from tests.featurize.job.stage import Fateful, checksums, run
 
-from evofeed.errors import JobError
+from evofeed.base.errors import JobError
 from evofeed.featurize import discover
-from evofeed.featurize.job import JobReport, Ledger, open_executor
+from evofeed.featurize.job import JobReport, Ledger, driver
 from evofeed.featurize.job.executors import ExecutorGone, Outcome
-from evofeed.featurize.job.work import UnitTask, run_unit
+from evofeed.featurize.job.work import UnitTask
 from evofeed.featurize.job.worker import UnitLost
 
 Fate = Callable[[UnitTask], Outcome | ExecutorGone | None]
 """What happens to a unit; nothing special if None."""
 
 
-class Fateful:
-    """Runs units here, two in flight, unless fate has it otherwise."""
-
-    def __init__(self, fate: Fate) -> None:
-        self.fate = fate
-        self.tasks: list[UnitTask] = []
-
-    def room(self) -> int:
-        return 2 - len(self.tasks)
-
-    def submit(self, task: UnitTask) -> None:
-        self.tasks.append(task)
-
-    def wait(self, timeout: float) -> list[Outcome]:
-        task = self.tasks.pop(0)
-        outcome = self.fate(task)
-        if isinstance(outcome, ExecutorGone):
-            raise outcome
-        return [outcome or run_unit(task, lambda chain_id: None)]
-
-    def close(self) -> None:
-        self.tasks.clear()
-
-
 def fated(raw: Path, dataset: Path, fate: Fate, **changes: Any) -> JobReport:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(open_executor, "LocalExecutor", lambda workers, deadline: Fateful(fate))
+        patch.setattr(driver, "open_executor", lambda options: Fateful(fate))
         return run(raw, dataset, **changes)
 
 
 def lost(task: UnitTask) -> UnitLost:
     return UnitLost(task.unit_id, None, "WorkerCrashedError")
-
-
-def gone(again: bool) -> ExecutorGone:
-    return ExecutorGone("Ray is gone: its raylet died", again=again)
 
 
 def nothing_is_dead(report: JobReport, dataset: Path) -> bool:
@@ -108,30 +80,16 @@ def test_workers_that_die_over_no_chain_fail_the_job_and_give_up_nothing(
     assert nothing_is_dead(again, fast_path)
 
 
-def test_a_ray_of_our_own_is_started_again_as_long_as_it_gets_something_done(
-    raw: Path, fast_path: Path, honest: tuple[str, Any]
+@pytest.mark.parametrize("done", [0, 3])
+def test_a_ray_that_is_gone_fails_the_job_and_the_same_command_repairs_it(
+    raw: Path, fast_path: Path, honest: tuple[str, Any], done: int
 ) -> None:
     turns = iter(range(1000))
-
-    def fate(task: UnitTask) -> ExecutorGone | None:
-        return gone(again=True) if next(turns) % 3 == 0 else None
-
-    report = fated(raw, fast_path, fate)
-    assert report.snapshot == honest[0]
-    assert report.restarts >= 2
-    assert nothing_is_dead(report, fast_path)
-
-
-@pytest.mark.parametrize(("again", "done"), [(True, 0), (False, 3)], ids=["ours", "a cluster"])
-def test_a_ray_that_stays_gone_fails_the_job_and_the_same_command_repairs_it(
-    raw: Path, fast_path: Path, honest: tuple[str, Any], again: bool, done: int
-) -> None:
-    turns = iter(range(1000))
+    gone = ExecutorGone("Ray is gone: its raylet died")
     report = fated(
-        raw, fast_path, lambda task: gone(again) if next(turns) >= done else None, max_broken=1.0
+        raw, fast_path, lambda task: gone if next(turns) >= done else None, max_broken=1.0
     )
     assert (report.state, report.exit_code, report.num_good) == ("failed", 1, 2 * done)
-    assert report.restarts == again
     assert report.message == "nothing was published: Ray is gone: its raylet died"
     assert nothing_is_dead(report, fast_path)
     repaired = run(raw, fast_path)

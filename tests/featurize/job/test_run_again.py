@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tests.featurize.job.stage import checksums, on_stage, run
 
-from evofeed.errors import ShardCorrupt
+from evofeed.base.errors import ShardCorrupt
 from evofeed.featurize import discover, featurize_chain
 from evofeed.featurize.job import JobProgress
 from evofeed.store import Dataset

@@ -23,7 +23,7 @@ from tests.featurize.search.family import (
     require_programs,
 )
 
-from evofeed.errors import InputError
+from evofeed.base.errors import InputError
 from evofeed.featurize import SearchConfig, SearchOptions
 from evofeed.featurize.search import Database, Search, SearchCache, pack_templates, pair
 from evofeed.featurize.search.pairing import records_of

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from tests.featurize.search.family import family, fasta
 
-from evofeed.errors import InputError
+from evofeed.base.errors import InputError
 from evofeed.featurize import search_fasta
-from evofeed.featurize.reading import read_bytes
-from evofeed.featurize.search.commands import read_databases
+from evofeed.featurize.formats.reading import read_bytes
+from evofeed.featurize.search.commands import read_recipe
 from evofeed.store import Dataset
 
 QUERY, *KIN = family(5, 5, 80)
@@ -45,7 +45,7 @@ def test_databases_may_be_named_from_the_folder_one_is_in(
     tmp_path: Path, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    (named,) = read_databases(["pool=database.fasta,max_hits=3"], "")
+    (named,), _ = read_recipe("default", ["pool=database.fasta,max_hits=3"], "")
     assert (named.name, named.path, named.max_hits) == ("pool", database, 3)
 
 
@@ -108,7 +108,8 @@ def test_two_databases_of_one_name_are_refused_before_anything_is_searched(tmp_p
         (["featurize", "a.fasta", "data", "--template-db", "pdb.fasta"], "--search-db"),
         (["search", "a.fasta"], "--db is missing"),
         (["search", "a.fasta", "--db", "x.fa,max_hits=few"], "max_hits=N"),
-        (["search", "a.fasta", "--db", "x.fa", "--preset", "af9"], "openproteinset"),
+        (["search", "a.fasta", "--db", "x.fa", "--recipe", "af9"], "openproteinset"),
+        (["search", "a.fasta", "--db", "mgy.fa", "--recipe", "af2"], "mgnify"),
     ],
 )
 def test_a_wrong_call_is_said_to_be_one(arguments: list[str], says: str) -> None:

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from tests.featurize.search.family import mmseqs_db, require_programs
 
-from evofeed.errors import InputError, SearchFailed
+from evofeed.base.errors import InputError, SearchFailed
 from evofeed.featurize import SearchConfig
+from evofeed.featurize.inputs.sources import ChainSource
 from evofeed.featurize.search import Database, mmseqs, run_search
 from evofeed.featurize.search.programs import Scratch
 from evofeed.featurize.search.work import look_at
-from evofeed.featurize.sources import ChainSource
 
 STAND_IN = """#!/usr/bin/env python3
 import json, pathlib, sys
@@ -23,6 +23,7 @@ sys.exit(3 if sys.argv[1] == "result2msa" else 0)
 """
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("server", [False, True])
 def test_a_search_on_the_gpu_is_called_as_colabfold_calls_it(
     server: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -44,6 +45,7 @@ def test_a_search_on_the_gpu_is_called_as_colabfold_calls_it(
     assert (options["--num-iterations"], options["--max-seqs"]) == ("3", "10000")
 
 
+@pytest.mark.system
 def test_a_build_without_gpus_is_told_so_before_anything_is_searched(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

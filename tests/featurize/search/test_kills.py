@@ -1,18 +1,68 @@
-"""A search that is killed again and again; `benchmarks/search_kills.py` does it for longer."""
+"""Searches killed as they run: whatever dies, the same results, and nothing is searched twice."""
 
 from __future__ import annotations
 
+import os
+import signal
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
-from benchmarks import search_kills
-from tests.featurize.search.family import require_programs
+from tests.featurize.job.stage import children, descendants, on_stage, wait_for, wait_until
+from tests.featurize.search.family import family
+from tests.featurize.search.test_search import chains, fake, hh_file
+
+from evofeed.featurize import SearchOptions, run_search
+from evofeed.featurize.search.options import SearchReport
+
+SEQUENCES = [family(4, 2)[0][n:] for n in range(10)]
 
 
-@pytest.mark.slow
-def test_killed_searches_end_alike_and_search_nothing_twice(tmp_path: Path) -> None:
-    require_programs()
-    found = search_kills.campaign(tmp_path, kills=3, seed=3)
-    assert sum(found["kills"].values()) == 3
-    assert found["same_digest"] == found["searches"] > 0
-    assert found["twice"] == 0
+def search(folder: Path, out: str) -> SearchReport:
+    database = hh_file(folder / "db")
+    options = SearchOptions(workers=2)
+    return run_search(chains(*SEQUENCES), str(folder / out), [database], options=options)
+
+
+def num_results(folder: Path) -> int:
+    path = folder / "cache" / "cache.sqlite"
+    if not path.exists():
+        return 0
+    with closing(sqlite3.connect(path, timeout=60)) as db:
+        tables = [name for (name,) in db.execute("SELECT name FROM sqlite_master")]
+        return (
+            db.execute("SELECT count(*) FROM results").fetchone()[0] if "results" in tables else 0
+        )
+
+
+def named(pid: int, name: str) -> list[int]:
+    comms = ((each, Path(f"/proc/{each}/comm")) for each in descendants(pid))
+    return [each for each, comm in comms if comm.exists() and comm.read_text().strip() == name]
+
+
+@pytest.mark.parametrize("victim", ["driver", "worker", "program"])
+def test_a_killed_search_ends_alike_and_searches_nothing_twice(
+    victim: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    fake(tmp_path / "bin", 'sleep 0.2; cp "$in" "$out"')
+
+    def act() -> tuple[str, str, int, int]:
+        pid = os.fork()
+        if not pid:
+            os._exit(search(tmp_path, "out").num_broken)
+        wait_until(lambda: num_results(tmp_path / "out") >= 2)
+        if victim == "program":
+            wait_until(lambda: named(pid, "hhblits"))
+        victims = {"driver": [pid], "worker": children(pid), "program": named(pid, "hhblits")}
+        os.kill(victims[victim][0], signal.SIGKILL)
+        assert wait_for(pid) == (-signal.SIGKILL if victim == "driver" else 0)
+        known = num_results(tmp_path / "out")
+        report = search(tmp_path, "out")
+        assert report.searched == len(SEQUENCES) - known
+        return report.digest, search(tmp_path, "undisturbed").digest, report.cache_hits, known
+
+    digest, want, hits, known = on_stage(act)
+    assert digest == want
+    assert hits == known >= 2 and (known == len(SEQUENCES)) == (victim != "driver")

@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.featurize.job.stage import Fateful
 from tests.featurize.search.family import family, fasta
 
-from evofeed.errors import JobError
+from evofeed.base.errors import JobError
 from evofeed.featurize import SearchConfig, SearchOptions
 from evofeed.featurize.job.worker import UnitLost
 from evofeed.featurize.search.cache import SearchCache
 from evofeed.featurize.search.config import Database
-from evofeed.featurize.search.plan import Node
 from evofeed.featurize.search.search import Search
 from evofeed.featurize.search.work import SearchTask
 
@@ -24,35 +24,14 @@ SEQUENCES = [QUERY[n:] for n in range(20)]
 Fate = Callable[[SearchTask], UnitLost | None]
 
 
-class Lossy:
-    """Searches here, one unit after the other, and loses those that `fate` says."""
-
-    def __init__(self, fate: Fate) -> None:
-        self.fate = fate
-        self.tasks: list[SearchTask] = []
-
-    def nodes(self) -> list[Node]:
-        return [Node("", 1, {})]
-
-    def slots(self) -> int:
-        return 1
-
-    def submit(self, task: SearchTask, node: Node) -> None:
-        self.tasks.append(task)
-
-    def wait(self, timeout: float) -> list[Any]:
-        if not self.tasks:
-            return []
-        task = self.tasks.pop(0)
-        return [self.fate(task) or task.work(lambda key: None)]
-
-
 def search(folder: Path, fate: Fate) -> tuple[set[str], dict[str, dict[str, Any]]]:
     """Sequences with a result, and why others have none."""
     database = Database.parse(fasta(folder / "db.fasta", [(f"k{n}", s) for n, s in enumerate(KIN)]))
     cache = SearchCache(folder / "cache")
-    config, options = SearchConfig(program="pyhmmer"), SearchOptions()
-    job = Search(SEQUENCES, [database], config, options, cache, executor=Lossy(fate), rest=0.0)
+    config, options = SearchConfig(), SearchOptions()
+    job = Search(
+        SEQUENCES, [database], config, options, cache, executor=Fateful(fate, room=1), rest=0.0
+    )
     try:
         found, broken = job.run()
     finally:

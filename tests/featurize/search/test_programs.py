@@ -1,4 +1,4 @@
-"""The real programs on small databases made here, and the embedded ones beside them."""
+"""The real programs on small databases made here; those of HMMER beside the engine inside."""
 
 from __future__ import annotations
 
@@ -11,16 +11,22 @@ import pytest
 from tests.featurize.golden import INPUTS
 from tests.featurize.search.family import family, fasta, hh_db, mmseqs_db, require_programs
 
-from evofeed.errors import InputError
-from evofeed.featurize import ChainSource, SearchConfig, search_fasta
-from evofeed.featurize.a3m import parse_a3m
-from evofeed.featurize.clusters import cluster_sizes
-from evofeed.featurize.hits import parse_hhr, parse_hmmsearch
-from evofeed.featurize.reading import read_bytes
-from evofeed.featurize.search import embedded, read_any
+from evofeed.base.errors import InputError
+from evofeed.featurize import (
+    ChainSource,
+    SearchConfig,
+    SearchOptions,
+    run_search,
+    search_fasta,
+)
+from evofeed.featurize.formats.a3m import parse_a3m
+from evofeed.featurize.formats.hits import parse_hhr, parse_hmmsearch
+from evofeed.featurize.formats.reading import file_ref, read_bytes
+from evofeed.featurize.formats.stockholm import parse_stockholm
+from evofeed.featurize.inputs.clusters import cluster_sizes
+from evofeed.featurize.search import hmmer, read_any
 from evofeed.featurize.search.cluster import cluster_sequences
-from evofeed.featurize.search.programs import Scratch, jackhmmer
-from evofeed.featurize.stockholm import parse_stockholm
+from evofeed.featurize.search.config import Database
 
 QUERY, *RELATIVES = family(1)
 STRANGERS = [sequence for seed in (2, 3) for sequence in family(seed, 3)]
@@ -39,37 +45,57 @@ def search(
     db: str,
     sequences: tuple[str, ...] = (QUERY,),
     template_db: str | None = None,
+    workers: int = 0,
     **settings: object,
 ) -> list[dict[str, bytes]]:
     """The results of sequences by name."""
     query = fasta(folder / "query.fasta", [(f"q{n}", s) for n, s in enumerate(sequences)])
     config = SearchConfig(**settings)  # type: ignore[arg-type]
+    options = SearchOptions(workers=workers)
     found = search_fasta(
-        query, str(folder / "out"), search_dbs=[db], template_db=template_db, config=config
-    )
+        query, str(folder / "out"), search_dbs=[db], template_db=template_db, config=config,
+        options=options,
+    )  # fmt: skip
     return [{r.plain_name: read_bytes(r) for _, r in s.alignment_files()} for s in found]
 
 
-def test_jackhmmer_of_the_machine_and_the_embedded_one_give_the_same_rows(tmp_path: Path) -> None:
+def jackhmmer(folder: Path, sequence: str, db: str, *options: str) -> bytes:
+    """HMMER's own, called as AlphaFold 2 and OpenFold call it; beside it its table of domains."""
+    flags = "--noali --F1 0.0005 --F2 5e-05 --F3 5e-07 --incE 0.0001 -E 0.0001".split()
+    files = ["-o", "/dev/null", "-A", "out.sto", "--cpu", "1", "--domtblout", "domains"]
+    query = fasta(folder / "one.fasta", [("query", sequence)])
+    command = ["jackhmmer", *files, *flags, *(options or ("-N", "1")), query, db]
+    subprocess.run(command, cwd=folder, check=True, capture_output=True)
+    return (folder / "out.sto").read_bytes()
+
+
+def test_rows_are_those_of_jackhmmer_called_as_af2_calls_it(tmp_path: Path) -> None:
     db = fasta(tmp_path / "db.fasta", RECORDS)
-    for iterations, max_hits in ((1, 1000), (3, 1000), (1, 7)):
-        settings = {"iterations": iterations, "max_hits": max_hits}
-        (theirs,) = search(tmp_path, db, **settings)
-        (ours,) = search(tmp_path, db, program="pyhmmer", **settings)
-        rows, want = (parse_stockholm(found["db_hits.sto"]) for found in (ours, theirs))
+    odd = QUERY[:40] + "UOBZJX" + QUERY[46:]
+    for sequence, iterations in ((QUERY, 1), (QUERY, 3), (odd, 1)):
+        want = parse_stockholm(jackhmmer(tmp_path, sequence, db, "-N", str(iterations)))
+        (found,) = search(tmp_path, db, (sequence,), iterations=iterations)
+        rows = parse_stockholm(found["db_hits.sto"])
         assert rows.sequences() == want.sequences() and rows.descriptions() == want.descriptions()
-        assert len(rows.sequences()) == min(1 + len(RELATIVES), max_hits)
-        assert len(theirs["db_hits.sto"].split(b"#=GS")) == min(1 + len(RELATIVES), max_hits)
+        assert rows.sequences()[0] == sequence and len(rows.sequences()) == 1 + len(RELATIVES)
+    (found,) = search(tmp_path, db, max_hits=7)
+    assert parse_stockholm(found["db_hits.sto"]).sequences() == want_first(tmp_path, db, 7)
+    assert len(found["db_hits.sto"].split(b"#=GS")) == 7
 
 
-def test_embedded_hits_have_the_names_scores_and_rows_of_the_machines_on_real_sequences(
+def want_first(folder: Path, db: str, count: int) -> list[str]:
+    return parse_stockholm(jackhmmer(folder, QUERY, db)).sequences()[:count]
+
+
+def test_hits_have_the_names_scores_and_rows_of_jackhmmers_on_real_sequences(
     tmp_path: Path, golden: Path
 ) -> None:
-    files = (("ofquery", "uniref90_hits.sto"), ("3l4q_C", "mgnify_hits.sto"))
+    files = (("ofquery", "uniref90_hits.sto"), ("P61626", "mgnify_hits.sto"))
     real: dict[str, str] = {}
     queries = []
     for name, file in files:
-        rows = read_any((Path(INPUTS[0]) / "alignments" / name / file).read_bytes())
+        (packed,) = (Path(INPUTS[0]) / "alignments" / name).glob(f"{file}*")
+        rows = read_any(read_bytes(file_ref(packed)))
         sequences = [row.letters.replace("-", "").upper() for row in rows]
         queries.append(sequences[0])
         for number, sequence in enumerate(sequences):
@@ -77,10 +103,10 @@ def test_embedded_hits_have_the_names_scores_and_rows_of_the_machines_on_real_se
     db = fasta(tmp_path / "real.fasta", [(name, sequence) for sequence, name in real.items()])
     limits: dict[str, Any] = {"num_targets": len(real), "threads": 1, "e_value": 1e-4}
     for sequence in queries:
-        text, num_hits, ours = embedded.jackhmmer_shard(sequence, db, iterations=1, **limits)
-        with Scratch(600.0) as place:
-            want = read_any(jackhmmer(place, sequence, db, iterations=1, **limits))
-            table = (place.path / "domains").read_text().splitlines()
+        text, num_hits, ours = hmmer.jackhmmer_shard(sequence, db, iterations=1, **limits)
+        sizes = ("-N", "1", "-Z", str(len(real)), "--domZ", "1")
+        want = read_any(jackhmmer(tmp_path, sequence, db, *sizes))
+        table = (tmp_path / "domains").read_text().splitlines()
         words = [line.split() for line in table if line[0] != "#"]
         theirs = {f"{w[0]}/{w[17]}-{w[18]}": (w[6], w[7], w[11]) for w in words}
         shown = {n: (f"{e:.2g}", f"{s:.1f}", f"{d:.2g}") for n, (e, s, d) in ours.items()}
@@ -99,19 +125,15 @@ def test_shards_of_a_database_give_what_the_whole_one_gives(tmp_path: Path) -> N
     for number in range(4):
         fasta(tmp_path / f"db.fasta-{number:05d}-of-00004", records[number::4])
     sequences = (QUERY, QUERY[30:], STRANGERS[0])
-    for program in ("auto", "pyhmmer"):
-        want = [
-            parse_stockholm(x["db_hits.sto"])
-            for x in search(tmp_path, whole, sequences, program=program)
-        ]
-        found = search(tmp_path, f"{whole}@4", sequences, program=program)
-        for one, other in zip(want, found, strict=True):
-            merged = parse_a3m(other["db_hits.a3m"])
-            assert merged.sequences() == one.sequences()
-            assert (merged.deletion_matrix() == one.deletion_matrix()).all()
-            names = [name.partition(" ")[0] for name in merged.descriptions()]
-            assert names[1:] == one.descriptions()[1:]
-        assert 30 < len(want[0].sequences()) < 1 + len(records)
+    want = [parse_stockholm(x["db_hits.sto"]) for x in search(tmp_path, whole, sequences)]
+    found = search(tmp_path, f"{whole}@4", sequences)
+    for one, other in zip(want, found, strict=True):
+        merged = parse_a3m(other["db_hits.a3m"])
+        assert merged.sequences() == one.sequences()
+        assert (merged.deletion_matrix() == one.deletion_matrix()).all()
+        names = [name.partition(" ")[0] for name in merged.descriptions()]
+        assert names[1:] == one.descriptions()[1:]
+    assert 30 < len(want[0].sequences()) < 1 + len(records)
     with pytest.raises(InputError, match="several rounds"):
         search(tmp_path, f"{whole}@4", iterations=2)
 
@@ -149,12 +171,11 @@ def test_templates_are_those_of_af2s_recipe(tmp_path: Path) -> None:
         for n, s in enumerate([*RELATIVES, *STRANGERS])
     ]
     pdb_seqres = fasta(tmp_path / "pdb_seqres.txt", pdb)
-    (theirs,) = search(tmp_path, db, template_db=pdb_seqres)
-    (ours,) = search(tmp_path, db, template_db=pdb_seqres, program="pyhmmer")
-    want = af2_template_hits(tmp_path, theirs["db_hits.sto"], pdb_seqres)
-    hits = [parse_hmmsearch(x["hmmsearch_output.sto"], QUERY) for x in (theirs, ours)]
-    assert hits[0] == hits[1] == parse_hmmsearch(want, QUERY)
-    assert len(hits[0]) >= len(RELATIVES)
+    (found,) = search(tmp_path, db, template_db=pdb_seqres)
+    want = af2_template_hits(tmp_path, found["db_hits.sto"], pdb_seqres)
+    hits = parse_hmmsearch(found["hmmsearch_output.sto"], QUERY)
+    assert hits == parse_hmmsearch(want, QUERY)
+    assert len(hits) >= len(RELATIVES)
 
 
 def test_hhblits_and_hhsearch_find_the_family(tmp_path: Path) -> None:
@@ -183,24 +204,62 @@ def test_mmseqs_searches_a_batch_as_it_searches_each(tmp_path: Path) -> None:
     assert any("OX=9003" in name for name in rows[0].descriptions())
 
 
-def test_clusters_are_families_and_featurize_takes_them(
+LETTERS = "UOBZJX"
+
+
+def test_a_letter_that_mmseqs_rewrites_is_no_other_sequence_and_spoils_no_batch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """One call of `mmseqs search` for all; the query row has the letters that were asked for."""
+    db = mmseqs_db(tmp_path / "mm", RECORDS)
+    odd = [QUERY[:40] + letter + QUERY[41:] for letter in LETTERS]
+    real = shutil.which("mmseqs")
+    logged = tmp_path / "bin" / "mmseqs"
+    logged.parent.mkdir()
+    logged.write_text(f'#!/bin/sh\necho "$1" >> {tmp_path}/calls\nexec {real} "$@"\n')
+    logged.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{logged.parent}:/usr/bin:/bin")
+    quick = ("--num-iterations", "1", "-a", "1", "-s", "4")
+    found = search(tmp_path, db, (QUERY, *odd), workers=1, mmseqs=quick)
+    rows = [parse_a3m(one["mm_hits.a3m"]).sequences() for one in found]
+    assert [row[0] for row in rows] == [QUERY, *odd]
+    assert {len(row) for row in rows} == {1 + len(RELATIVES)}
+    calls = (tmp_path / "calls").read_text().split()
+    assert calls.count("search") == 1
+
+
+def test_a_query_that_mmseqs_gives_another_alignment_is_blamed_alone_and_searched_once_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    db = mmseqs_db(tmp_path / "mm", RECORDS)
+    real, wrong = shutil.which("mmseqs"), STRANGERS[0]
+    fake = tmp_path / "bin" / "mmseqs"
+    fake.parent.mkdir()
+    swap = f"sed -i 's/{wrong}/{wrong[::-1]}/' \"$4\""  # the bytes of an entry stay as many
+    fake.write_text(
+        f'#!/bin/sh\necho "$1" >> {tmp_path}/calls\n{real} "$@" || exit 1\n'
+        f'[ "$1" = result2msa ] && {{ {swap.replace("$4", "$5")}; }}\nexit 0\n'
+    )
+    fake.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{fake.parent}:/usr/bin:/bin")
+    chains = [ChainSource(f"c{n}", sequence=s) for n, s in enumerate((QUERY, wrong, QUERY[9:]))]
+    config = SearchConfig(mmseqs=("--num-iterations", "1", "-a", "1", "-s", "4"))
+    one = SearchOptions(workers=1)
+    report = run_search(
+        chains, str(tmp_path / "out"), [Database.parse(db)], config=config, options=one
+    )
+    (broken,) = report.broken
+    assert broken["chain_id"] == "c1"
+    assert broken["message"] == "the result is of another sequence"
+    assert (tmp_path / "calls").read_text().split().count("search") <= 3
+
+
+def test_clusters_are_families_and_featurize_takes_them(tmp_path: Path) -> None:
     families = [family(seed, 4, 90) for seed in (7, 8, 9)]
     records = [(f"f{f}_{n}", s) for f, kin in enumerate(families) for n, s in enumerate(kin)]
     table = str(tmp_path / "clusters.tsv")
     text = fasta(tmp_path / "all.fasta", records)
     assert cluster_sequences(text, table, linear=True) == (12, 3)
-    # The cascade's seven steps take eight seconds to start, so here linclust does its work too.
-    cheaper = tmp_path / "mmseqs"
-    real = shutil.which("mmseqs")
-    cheaper.write_text(
-        f'#!/bin/sh\necho "$@" > {tmp_path}/asked\nshift\n{real} easy-linclust "$@"\n'
-    )
-    cheaper.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     assert cluster_sequences(text, table) == (12, 3)
-    asked = (tmp_path / "asked").read_text().split()
-    assert asked[0] == "easy-cluster" and asked[4:8] == ["--min-seq-id", "0.4", "-c", "0.8"]
     sources = [ChainSource(name, sequence=sequence) for name, sequence in records]
     assert cluster_sizes(table, sources) == {name: 4 for name, _ in records}

@@ -14,9 +14,9 @@ import pytest
 from tests.featurize.golden import INPUTS, openfold_record, sources
 from tests.featurize.job.stage import on_stage
 from tests.featurize.job.test_ray import a_cluster
-from tests.featurize.search.family import family, fasta, require_programs
+from tests.featurize.search.family import family, fasta
 
-from evofeed.errors import InputError, JobError
+from evofeed.base.errors import InputError, JobError
 from evofeed.featurize import (
     ChainSource,
     SearchConfig,
@@ -26,15 +26,14 @@ from evofeed.featurize import (
     run_search,
     search_fasta,
 )
-from evofeed.featurize.a3m import parse_a3m
-from evofeed.featurize.reading import read_bytes
+from evofeed.featurize.formats.a3m import parse_a3m
+from evofeed.featurize.formats.reading import read_bytes
+from evofeed.featurize.formats.stockholm import parse_stockholm
+from evofeed.featurize.job.executors import Node
 from evofeed.featurize.search.config import Database
 from evofeed.featurize.search.options import SearchReport
-from evofeed.featurize.search.plan import Node, Schedule, make_units
+from evofeed.featurize.search.plan import Schedule, make_units
 from evofeed.featurize.search.searchers import Query
-from evofeed.featurize.stockholm import parse_stockholm
-
-EMBEDDED = SearchConfig(program="pyhmmer")
 
 
 def likeness_to_templates(name: str) -> int:
@@ -82,7 +81,6 @@ def test_a_fasta_and_a_database_become_a_record_with_templates(data: tuple[Path,
         search_dbs=[str(folder / "uniref.fasta")],
         template_db=str(folder / "pdb_seqres.fasta"),
         template_mmcif_dir=templates,
-        config=EMBEDDED,
     )
     assert discover(folder / "out", template_mmcif_dir=templates) == [source]
     record = featurize_chain(source)
@@ -109,7 +107,7 @@ def test_a_sequence_is_searched_once_and_never_again(tmp_path: Path) -> None:
             chains(query, query[7:], query),
             str(tmp_path / out),
             [Database.parse(db)],
-            config=SearchConfig(program="pyhmmer", threads=threads, **settings),  # type: ignore[arg-type]
+            config=SearchConfig(threads=threads, **settings),  # type: ignore[arg-type]
             options=SearchOptions(workers=1, cache_dir=str(tmp_path / "cache")),
         )
 
@@ -129,15 +127,6 @@ def test_a_sequence_is_searched_once_and_never_again(tmp_path: Path) -> None:
     assert search("six").searched == 2
 
 
-@pytest.mark.parametrize("name", ["uniref90", "mgnify", "other"])
-def test_presets_cap_the_rows_of_each_database_as_af2_does(name: str) -> None:
-    caps = {"uniref90": (10_000, 10_000), "mgnify": (501, 5_000), "other": (1_000_000,) * 2}
-    database = Database.parse(f"{name}=/data/x.fa")
-    presets = SearchConfig.af2(), SearchConfig.openproteinset()
-    assert tuple(config.rows_of(database) for config in presets) == caps[name]
-    assert presets[0].rows_of(Database.parse(f"{name}=/data/x.fa,max_hits=7")) == 7
-
-
 def test_a_sequence_without_relatives_is_its_own_alignment(tmp_path: Path) -> None:
     (tmp_path / "q.fasta").write_text(">lone\nMKALIVLGLVLLSVTVQGKVFERCELARTLKRLG\n")
     (tmp_path / "db.fasta").write_text(">a\nGGGGGGGGGGGGGGGGGGGGPPPPPPPPPPPPPPP\n")
@@ -149,7 +138,6 @@ def test_a_sequence_without_relatives_is_its_own_alignment(tmp_path: Path) -> No
         search_dbs=[str(tmp_path / "db.fasta")],
         template_db=f"pdb={tmp_path / 'db.fasta'}",
         template_mmcif_dir=str(tmp_path / "cif"),
-        config=EMBEDDED,
     )
     record = featurize_chain(source)
     assert (record.num_alignments, record.num_templates) == (1, 0)
@@ -162,28 +150,30 @@ def test_a_missing_database_is_one_typed_error(tmp_path: Path) -> None:
 
 
 FAMILY = family(3, 4)
-WHOLE = {
-    "jackhmmer": f"# STOCKHOLM 1.0\nquery {FAMILY[0]}\n//\n",
-    "hhblits": f">query\n{FAMILY[0]}\n>x\n{FAMILY[0]}\n",
-}
+WHOLE = f">query\n{FAMILY[0]}\n>x\n{FAMILY[0]}\n"
 
 
-def fake(folder: Path, program: str, body: str) -> None:
-    """A program for the PATH; `$out` is where it is to write."""
-    flag = {"jackhmmer": "-A", "hhblits": "-oa3m"}[program]
-    tool = folder / program
+def fake(folder: Path, body: str) -> None:
+    """A hhblits for the PATH; `$out` is where it is to write, `$in` has the query."""
+    tool = folder / "hhblits"
     tool.parent.mkdir(exist_ok=True)
     tool.write_text(
         f"""#!/bin/sh
-[ "$1" = -h ] && echo "# HMMER 3.3.2 (fake)" && exit 0
-while [ $# -gt 0 ]; do [ "$1" = "{flag}" ] && out=$2; shift; done
+[ "$1" = -h ] && echo "HHblits 3.3.0 (fake)" && exit 0
+while [ $# -gt 0 ]; do
+[ "$1" = -oa3m ] && out=$2; [ "$1" = -i ] && in=$2; shift; done
 {body}
 """
     )
     tool.chmod(tool.stat().st_mode | stat.S_IXUSR)
 
 
-@pytest.mark.parametrize("program", ["jackhmmer", "hhblits"])
+def hh_file(prefix: Path) -> Database:
+    """What passes for a database of hh-suite where hhblits is a fake."""
+    prefix.with_name(f"{prefix.name}_cs219.ffdata").write_text(">x\nACD\n")
+    return Database.parse(str(prefix))
+
+
 @pytest.mark.parametrize(
     ("body", "says"),
     [
@@ -195,27 +185,26 @@ while [ $# -gt 0 ]; do [ "$1" = "{flag}" ] && out=$2; shift; done
     ],
 )
 def test_a_program_that_crashes_hangs_or_writes_half_is_blamed_and_tried_again(
-    program: str, body: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    body: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / ("db" if program == "jackhmmer" else "db_cs219.ffdata")).write_text(">x\nACD\n")
+    database = hh_file(tmp_path / "db")
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
     whole = tmp_path / "whole"
-    whole.write_text(WHOLE[program])
+    whole.write_text(WHOLE)
     half = tmp_path / "half"
-    half.write_text(WHOLE[program][: -len("L\n//\n")])
+    half.write_text(WHOLE[: -len("L\n")])
     body = body.replace("HALF", f'cp {half} "$out"')
     deadline = 2.0 if "sleep" in body else 600.0
     options = SearchOptions(workers=1, deadline=deadline)
-    database = Database.parse(str(tmp_path / "db"))
 
-    fake(tmp_path / "bin", program, f"echo call >> {tmp_path}/calls\n{body}")
+    fake(tmp_path / "bin", f"echo call >> {tmp_path}/calls\n{body}")
     report = run_search(chains(FAMILY[0]), str(tmp_path / "out"), [database], options=options)
     assert report.num_broken == 1 and says in report.broken[0]["message"]
-    assert program in report.broken[0]["message"] or "half" in says
+    assert "hhblits" in report.broken[0]["message"] or "half" in says
     assert (tmp_path / "calls").read_text().count("call") == 3
     if "half" not in says:  # once is no more than bad luck
         trouble = f"[ -e {tmp_path}/done ] || {{ touch {tmp_path}/done; {body}; }}"
-        fake(tmp_path / "bin", program, f'{trouble}\ncp {whole} "$out"')
+        fake(tmp_path / "bin", f'{trouble}\ncp {whole} "$out"')
         report = run_search(chains(FAMILY[0]), str(tmp_path / "out"), [database], options=options)
         assert report.num_broken == 0 and report.searched == 2
 
@@ -234,31 +223,34 @@ def test_a_program_that_is_not_there_is_named(
 def test_a_database_that_changes_in_the_middle_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    db = tmp_path / "db"
-    db.write_text(">x\nACD\n")
+    database = hh_file(tmp_path / "db")
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
-    (tmp_path / "whole").write_text(WHOLE["jackhmmer"])
-    fake(tmp_path / "bin", "jackhmmer", f'echo ">y" >> {db}; cp {tmp_path / "whole"} "$out"')
+    (tmp_path / "whole").write_text(WHOLE)
+    change = f'echo ">y" >> {database.path}_cs219.ffdata'
+    fake(tmp_path / "bin", f'{change}; cp {tmp_path / "whole"} "$out"')
     with pytest.raises(JobError, match="not the one the search began with"):
-        run_search(chains(FAMILY[0]), str(tmp_path / "out"), [Database.parse(str(db))])
+        run_search(chains(FAMILY[0]), str(tmp_path / "out"), [database])
 
 
-@pytest.mark.cluster
+@pytest.mark.system
 @pytest.mark.slow
 def test_searches_on_ray_give_what_searches_here_give(data: tuple[Path, str]) -> None:
     folder, chain_id = data
     sequence = openfold_record(chain_id).sequence
     sequences = [sequence[start:] for start in range(4)]
-    reports = [
-        run_search(
-            chains(*sequences),
-            str(folder / executor),
-            [Database.parse(str(folder / "uniref.fasta"))],
-            config=EMBEDDED,
-            options=SearchOptions(executor=executor, workers=2),
-        )
-        for executor in ("ray", "local")
-    ]
+
+    def act() -> list[SearchReport]:
+        return [
+            run_search(
+                chains(*sequences),
+                str(folder / executor),
+                [Database.parse(str(folder / "uniref.fasta"))],
+                options=SearchOptions(executor=executor, workers=2),
+            )
+            for executor in ("ray", "local")
+        ]
+
+    reports = on_stage(act)
     assert reports[0].digest == reports[1].digest
     assert [report.searched for report in reports] == [4, 4]
 
@@ -267,16 +259,16 @@ def test_a_full_disk_is_one_line_and_run_again_it_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     query, *kin = family(1, 3)
-    database = Database.parse(fasta(tmp_path / "db.fasta", [("k", kin[0])]))
+    database = hh_file(tmp_path / "db")
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
-    fake(tmp_path / "bin", "jackhmmer", "echo Fatal: No space left on device >&2; exit 1")
+    fake(tmp_path / "bin", "echo Fatal: No space left on device >&2; exit 1")
 
     def search() -> SearchReport:
         return run_search(chains(query, kin[1]), str(tmp_path / "out"), [database])
 
     with pytest.raises(JobError, match="no space left for the programs' files"):
         search()
-    (tmp_path / "bin" / "jackhmmer").unlink()
+    fake(tmp_path / "bin", 'cp "$in" "$out"')
     real, synced = os.fsync, []
 
     def full(descriptor: int) -> None:
@@ -293,37 +285,21 @@ def test_a_full_disk_is_one_line_and_run_again_it_goes_on(
     assert (report.searched, report.cache_hits, report.num_broken) == (1, 1, 0)
 
 
-LOGGING = """#!/bin/sh
-[ "$1" = -h ] || echo "$EVOFEED_NODE" >> {log}
-exec {real} "$@"
-"""
-
-
-@pytest.mark.cluster
+@pytest.mark.system
 @pytest.mark.slow
 def test_a_database_is_searched_on_the_node_that_holds_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    require_programs()
     query, *kin = family(1, 6)
-    here, there = (
-        fasta(tmp_path / f"{name}.fasta", [(f"{name}{n}", s) for n, s in enumerate(kin)])
-        for name in ("everywhere", "on_two")
-    )
-    tool = tmp_path / "bin" / "jackhmmer"
-    tool.parent.mkdir()
-    real = shutil.which("jackhmmer")
-    tool.write_text(LOGGING.format(log=tmp_path / "calls", real=real))
-    tool.chmod(tool.stat().st_mode | stat.S_IXUSR)
-    monkeypatch.setenv("PATH", f"{tool.parent}:{os.environ['PATH']}")
+    here, there = (hh_file(tmp_path / name) for name in ("everywhere", "on_two"))
+    fake(tmp_path / "bin", f'echo "$EVOFEED_NODE" >> {tmp_path}/calls; cp "$in" "$out"')
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
 
-    def search(database: str, cluster: Any, config: SearchConfig | None = None) -> SearchReport:
+    def search(database: Database, cluster: Any) -> SearchReport:
         options = SearchOptions(executor="ray", ray_address=cluster.address)
         sequences = chains(*(query[n:] for n in range(4)))
-        out = str(tmp_path / ("split" if config else "out"))
-        return run_search(
-            sequences, out, [Database.parse(database)], config=config, options=options
-        )
+        out = str(tmp_path / f"{database.name}_out")
+        return run_search(sequences, out, [database], options=options)
 
     def act() -> list[SearchReport]:
         with a_cluster(1) as cluster:
@@ -336,14 +312,14 @@ def test_a_database_is_searched_on_the_node_that_holds_it(
                 offers = {f"db:split@{number}": 1} | ({"db:on_two": 1} if name == "two" else {})
                 cluster.add_node(**small, resources=offers, env_vars={"EVOFEED_NODE": name})
             monkeypatch.chdir(tmp_path)
-            split_in_two = [search("split@2", cluster, EMBEDDED) for _ in range(2)]
+            split_in_two = [search(Database.parse("split@2"), cluster) for _ in range(2)]
             return [*split_in_two, search(there, cluster), search(here, cluster)]
 
     split = [(f"kin{n} of many", s) for n, s in enumerate([*kin, *family(9, 4), *kin[::-1]])]
     *joined, one, both = on_stage(act)
     whole = Database.parse(f"split={fasta(tmp_path / 'whole.fasta', split)}")
-    run_search(chains(query), str(tmp_path / "whole_out"), [whole], config=EMBEDDED)
-    (alone,), (first, *_) = discover(str(tmp_path / "whole_out")), discover(str(tmp_path / "split"))
+    run_search(chains(query), str(tmp_path / "alone"), [whole])
+    (alone,), (first, *_) = discover(str(tmp_path / "alone")), discover(str(tmp_path / "split_out"))
     rows = parse_a3m(text_of(first, "split_hits.a3m"))
     want = parse_stockholm(text_of(alone, "split_hits.sto"))
     assert sorted(rows.sequences()[1:]) == sorted(want.sequences()[1:])

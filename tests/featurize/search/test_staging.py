@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from tests.featurize.search.family import family, fasta
 
-from evofeed.errors import JobError
+from evofeed.base.errors import JobError
 from evofeed.featurize import ChainSource, SearchConfig, SearchOptions, run_search
 from evofeed.featurize.search import staging
 from evofeed.featurize.search.config import Database
@@ -28,11 +28,12 @@ def database(tmp_path: Path) -> Database:
     return Database.parse(fasta(tmp_path / "shared" / "db.fasta", rows))
 
 
+@pytest.mark.system
 def test_searches_of_a_staged_database_give_the_same_and_read_the_copy(
     database: Database, tmp_path: Path
 ) -> None:
     chains = [ChainSource(f"c{n}", sequence=kin[0]) for n, kin in enumerate(FAMILIES)]
-    config = SearchConfig(program="pyhmmer")
+    config = SearchConfig()
     reports = [
         run_search(
             chains,

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from tests.conftest import golden_root
+from tests.conftest import golden_folder
 from tests.kernels.af3 import boltz, maths, openfold3, protenix
 from torch import Tensor, nn
 
-FOLDER = (golden_root() or Path("no pack")) / "af3"
+FOLDER = golden_folder("af3")
 PROJECTS = {"boltz2": boltz, "openfold3": openfold3, "protenix": protenix}
 
 

@@ -21,7 +21,7 @@ from evofeed.kernels import SwapReport, to_fused
 from evofeed.kernels.fused_module import Fused
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # theirs
-N = 9
+N = 5
 PROJECTS = Path(__file__).parents[3] / ".projects"
 NEAR = 2e-5  # in float32: some of their classes take no float64
 

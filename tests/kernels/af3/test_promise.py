@@ -13,7 +13,7 @@ from tests.kernels.af3 import boltz, maths, openfold3, protenix
 from torch import Tensor, nn
 from torch.testing._internal.two_tensor import TwoTensor
 
-from evofeed.errors import KernelError
+from evofeed.base.errors import KernelError
 from evofeed.kernels import LayerNorm, SwapReport, to_fused, to_torch
 from evofeed.kernels.fused_module import Fused
 

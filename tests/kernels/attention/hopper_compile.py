@@ -9,9 +9,8 @@ from evofeed.kernels.ops.attention.hopper.bias_gradient import bias_gradient_ker
 from evofeed.kernels.ops.attention.hopper.forward import forward_kernel
 from evofeed.kernels.ops.attention.hopper.late import late_forward_kernel
 from evofeed.kernels.ops.attention.hopper.late_backward import late_backward_kernel
-from evofeed.kernels.ops.attention.hopper.logits_sums import logits_sums_kernel
 
-POINTERS = "Q K V BIAS TERM OUT DO DS DQ DK DV".split()
+POINTERS = "Q K V BIAS TERM OUT DO DQ DK DV".split()
 
 
 def compile_kernel(kernel, warps, maxnreg=None, **sizes):
@@ -43,22 +42,18 @@ def compile_kernel(kernel, warps, maxnreg=None, **sizes):
 
 TILE = {"BLOCK_Q": 64, "BLOCK_K": 64}
 FOUR = {**TILE, "Q_TILES": 4, "K_TILES": 4}
-LONG = {"BLOCK_Q": 128, "BLOCK_K": 64, "Q_TILES": 3, "K_TILES": 6}
 WIDE = {"BLOCK_Q": 128, "BLOCK_K": 128, "K_TILES": 3}
 TEXTS = [
     compile_kernel(forward_kernel, 4, **TILE, TILES=4),
-    compile_kernel(backward_kernel, 4, **FOUR, RESIDENT=True, DS=None),
-    compile_kernel(backward_kernel, 8, **WIDE, Q_TILES=3, RESIDENT=False, DS=None),
+    compile_kernel(backward_kernel, 4, **FOUR, RESIDENT=True),
+    compile_kernel(backward_kernel, 8, **WIDE, Q_TILES=3, RESIDENT=False),
     compile_kernel(bias_gradient_kernel, 4, **TILE, STAGES=3),
     compile_kernel(bias_gradient_kernel, 8, 128, BLOCK_Q=128, BLOCK_K=64, STAGES=2),
     compile_kernel(forward_kernel, 4, **TILE, TILES=4, WIDE=True),
-    compile_kernel(backward_kernel, 4, **FOUR, RESIDENT=True, WIDE=True, DS=None),
+    compile_kernel(backward_kernel, 4, **FOUR, RESIDENT=True, WIDE=True),
     compile_kernel(bias_gradient_kernel, 4, **TILE, STAGES=3, WIDE=True),
     compile_kernel(late_forward_kernel, 4, 168, BLOCK_Q=64, BLOCK_K=128, TILES=4, LATE=16),
     compile_kernel(late_backward_kernel, 8, **WIDE | {"K_TILES": 4}, Q_TILES=4),
     compile_kernel(late_backward_kernel, 4, **TILE, Q_TILES=2, K_TILES=2),
-    compile_kernel(backward_kernel, 4, **FOUR, RESIDENT=True, DQ=None),
-    compile_kernel(backward_kernel, 4, **LONG, RESIDENT=False, DQ=None),
-    compile_kernel(logits_sums_kernel, 8, BLOCK_Q=64, BLOCK_K=128, TILES=3, STAGES=3),
 ]
 print(*(text.count("wgmma.mma_async") for text in TEXTS))

@@ -15,6 +15,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 from evofeed import kernels
 from evofeed.kernels import to_fused, to_torch
 from evofeed.kernels.fused_module import Fused
+from evofeed.kernels.runtime import backend
 from evofeed.kernels.runtime.tiles import override
 from evofeed.kernels.swap.swap import SwapReport
 
@@ -64,6 +65,20 @@ def _pair(make: Callable[[], nn.Module], device: str) -> tuple[nn.Module, nn.Mod
     torch.manual_seed(0)
     plain = make().to(device)
     return plain, to_fused(copy.deepcopy(plain))
+
+
+def test_on_a_cpu_dropout_behind_attention_is_what_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backend, "_interpreting", False)
+    plain = nn.TransformerEncoderLayer(E, H, 2 * E, dropout=0.3, batch_first=True).train()
+    fused, x = to_fused(copy.deepcopy(plain)), torch.randn(N, S, E)
+    assert isinstance(fused.self_attn, Fused)
+    found = []
+    for module in (plain, fused):
+        torch.manual_seed(0)
+        out = module(x)
+        found.append((out, *torch.autograd.grad(out.square().sum(), [*module.parameters()])))
+    for ours, theirs in zip(*found, strict=True):
+        assert torch.equal(ours, theirs)
 
 
 @pytest.mark.parametrize("batch_first", [True, False])

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 import torch
+from tests.kernels.drop_ins.layerwise_reference import lamb_step, lars_step
 from torch import Tensor
 
-from evofeed.errors import UnsupportedShape
+from evofeed.base.errors import UnsupportedShape
 from evofeed.kernels.drop_ins.layerwise import FusedLAMB, FusedLARS, Span, spans
-from evofeed.kernels.drop_ins.layerwise_reference import lamb_step, lars_step
 
 # A weight longer than a chunk, a bias, a weight of zeros, a scalar, a gap before the last.
 SHAPES = [(70, 90), (33,), (4, 5), (), (3, 7)]

@@ -19,7 +19,8 @@ from torch import Tensor
 
 from evofeed.kernels import reference
 from evofeed.kernels.ops.gated_attention.hopper import launch
-from evofeed.kernels.ops.gated_attention.op import AttentionWeights, gated_attention
+from evofeed.kernels.ops.gated_attention.op import gated_attention
+from evofeed.kernels.ops.gated_attention.reference import AttentionWeights
 
 BF16 = torch.bfloat16
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from evofeed.errors import KernelError
+from evofeed.base.errors import KernelError
 from evofeed.kernels import to_fused, to_torch
 from evofeed.kernels.fused_module import Fused, Recordable
 from evofeed.kernels.graphs import recorded, recording

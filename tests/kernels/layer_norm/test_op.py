@@ -21,15 +21,6 @@ def _inputs(shape: tuple[int, ...], x_dtype: torch.dtype, w_dtype: torch.dtype) 
     return [x.to(x_dtype), (1 + 0.1 * torch.randn(C)).to(w_dtype), torch.randn(C).to(w_dtype)]
 
 
-@pytest.mark.parametrize("channels", [7, 64, 100, 128, 384])
-def test_layer_norm_and_its_gradients_are_as_accurate_as_torch(
-    channels: int, device: str, three_way: Check
-) -> None:
-    # 63 rows: at 69 and 384 channels the sums that are the bias gradient cancel to almost nothing
-    inputs = [x.to(device) for x in _inputs((3, 21, channels), torch.float32, torch.float32)]
-    three_way(layer_norm, reference.layer_norm, inputs, [0, 1, 2])
-
-
 @pytest.mark.parametrize("same_type", [True, False])
 def test_half_rows_with_either_weight_type(
     same_type: bool, half: torch.dtype, device: str, three_way: Check
@@ -68,13 +59,6 @@ def test_a_transposed_msa_is_read_in_place(device: str) -> None:
     weight, bias = torch.ones(16, device=device), torch.zeros(16, device=device)
     expected = reference.layer_norm(x.contiguous(), weight, bias)
     torch.testing.assert_close(layer_norm(x, weight, bias), expected)
-
-
-def test_two_runs_give_equal_bits(half: torch.dtype, device: str) -> None:
-    x, weight, bias = (t.to(device) for t in _inputs((500, 64), half, torch.float32))
-    leaves = [t.requires_grad_() for t in (x, weight, bias)]
-    runs = [torch.autograd.grad(layer_norm(*leaves).sum(), leaves) for _ in range(2)]
-    assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
 
 
 def test_without_gradients_the_result_is_the_same(half: torch.dtype, device: str) -> None:

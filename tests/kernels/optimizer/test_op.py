@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from evofeed.errors import KernelError, UnsupportedShape
+from evofeed.base.errors import KernelError, UnsupportedShape
 from evofeed.kernels.ops.optimizer.op import FusedAdamEMA
 from evofeed.kernels.ops.optimizer.reference import adam_ema_step
 

@@ -10,21 +10,19 @@ from triton.experimental.gluon._runtime import GluonASTSource
 from triton.experimental.gluon.language import NVMMASharedLayout, bfloat16
 
 from evofeed.kernels.ops.gated_attention.hopper import kernels as gated
-from evofeed.kernels.ops.outer_product_mean.hopper import kernels as outer
 from evofeed.kernels.ops.swiglu.hopper import kernels as swiglu
-from evofeed.kernels.ops.transition.hopper import forward, wide
+from evofeed.kernels.ops.transition.hopper import forward
 from evofeed.kernels.ops.transition.hopper import kernels as transition
 from evofeed.kernels.ops.triangle_multiplication.hopper import kernels as triangle
 from evofeed.kernels.ops.triangle_multiplication.hopper import projections
 
 FLOAT = "STATS STATS_X STATS_Z DELTA NORM".split()
 NUMBERS = "M gs_m dg_m dp_m ds_b ds_i ds_j ds_h I_ J_ drop_1 drop_2 drop_rows".split()
-NUMBERS += ["p_slot", "p_to", "L", "R"]
 
 
 def compile_kernel(kernel: Any, tiles: dict[str, list[int]] | None = None, **sizes: int) -> str:
     """PTX of one kernel for bfloat16; `tiles` are those that the copy engine moves."""
-    constants = {"num_warps": 8, "PUSH": True, **sizes}
+    constants = {"num_warps": 8, **sizes}
     types = {}
     for name in kernel.arg_names:
         if name in constants:
@@ -32,8 +30,6 @@ def compile_kernel(kernel: Any, tiles: dict[str, list[int]] | None = None, **siz
         elif tiles and name in tiles:
             layout = NVMMASharedLayout.get_default_for(tiles[name], bfloat16)
             types[name] = f"tensordesc<bf16{tiles[name]},{layout!r}>"
-        elif name == "PEER_COUNT":
-            types[name] = "*i32"
         elif name == "eps":
             types[name] = "fp32"
         elif name in NUMBERS:
@@ -56,7 +52,7 @@ def compile_kernel(kernel: Any, tiles: dict[str, list[int]] | None = None, **siz
 
 PAIRS = {"C": 128, "E": 128, "BLOCK_M": 64}
 DROP = {"HAS_DROP": True, "DROP_STEP": 1}
-TILE, LONG = [64, 128], [128, 256]
+TILE = [64, 128]
 ROWS = {"C": 128, "K": 128, "BLOCK_M": 64, **DROP}
 TEXTS = [
     compile_kernel(triangle.triangle_in_kernel, **PAIRS),
@@ -80,12 +76,6 @@ TEXTS = [
         C=128, N=512, BLOCK_M=128, BLOCK_N=64, STAGES=4, HAS_MASK=True, HAS_RES=True,
     ),
     compile_kernel(
-        wide.transition_wide_kernel,
-        {"x_rows": LONG, "out_rows": LONG, "normed_rows": LONG, "w1_rows": [64, 256],
-         "w2_rows": [256, 64]},
-        C=256, N=1024, BLOCK_M=128, BLOCK_N=64, STAGES=2, KEEP=True,
-    ),
-    compile_kernel(
         transition.transition_grad_kernel, {"x_rows": TILE, "dy_rows": TILE}, C=128, N=512,
         BLOCK_N=128, BLOCK_M=64, BY_ENGINE=False,
     ),
@@ -106,17 +96,8 @@ TEXTS = [
         HAS_RES=True,
     ),
     compile_kernel(
-        outer.outer_forward_kernel,
-        {"a_rows": [128, 64], "b_rows": [128, 64], "a_last": [16, 64], "b_last": [16, 64],
-         "w_rows": [32, 128], "res_rows": TILE, "out_rows": TILE, "outer_rows": [64, 64]},
-        E=32, N=128, HAS_TAIL=True, KEEP=True, STAGES=4, TOGETHER=4, num_warps=4,
-    ),
-    compile_kernel(
         projections.triangle_projections_kernel,
         {"z_rows": TILE, "w_rows": [128, 128], "ab_rows": [128, 64]}, **PAIRS, num_warps=4,
-    ),
-    compile_kernel(
-        outer.outer_dproject_kernel, {"d_rows": [128, 128]}, E=32, N=128, PARTS=4, BLOCK_M=128
     ),
 ]  # fmt: skip
 print(*(text.count("wgmma.mma_async") for text in TEXTS))

@@ -8,14 +8,17 @@ from typing import Any
 
 import pytest
 import torch
-from tests.kernels.runtime.cases import CASES, R, S
 from torch import Tensor, nn
 
 from evofeed.kernels import to_fused
+from evofeed.kernels.runtime.cases import Draw, declared
 from evofeed.kernels.runtime.torch_library import Operator
 from evofeed.trainer.model import evoformer, extra_msa
 from evofeed.trainer.model.transition import MSATransition
 
+pytestmark = pytest.mark.slow
+
+S, R = 2, 3
 C_M, C_Z = 16, 16
 BLOCK = {
     "c_m": C_M, "c_z": C_Z, "c_hidden_msa_att": 8, "c_hidden_opm": 16, "c_hidden_mul": 16,
@@ -23,6 +26,7 @@ BLOCK = {
     "msa_dropout": 0.15, "pair_dropout": 0.25,
 }  # fmt: skip
 
+CASES = [(name, case) for name, it in declared().items() for case in it.cases]
 Call = tuple[Any, tuple[Any, ...], tuple[Tensor | None, ...]]
 
 
@@ -70,24 +74,28 @@ def _check(call: Call, *tests: str) -> None:
 
 
 @pytest.mark.parametrize("precise", [True, False])
-@pytest.mark.parametrize("name", list(CASES))
+@pytest.mark.parametrize(("operator", "case"), CASES)
 def test_an_operator_keeps_its_contract(
-    name: str, precise: bool, seen: dict[str, Call], half: torch.dtype, device: str
+    operator: str, case: str, precise: bool, seen: dict[str, Call], half: torch.dtype, device: str
 ) -> None:
     """Written shapes are those of the kernels, no result shares memory with another."""
-    op, inputs = CASES[name]()
-    dtype = torch.float32 if precise else half
-    op(*(t.to(device, dtype).requires_grad_() for t in inputs))
+    it = declared()[operator]
+    made = it.cases[case](Draw(S, R, device, torch.float32 if precise else half))
+    made.call(it.op)(*(t.requires_grad_() for t in made.tensors.values()))
     assert seen
     for call in seen.values():
         _check(call, "test_schema", "test_autograd_registration", "test_faketensor")
 
 
-@pytest.mark.parametrize("name", list(CASES))
-def test_a_compiled_operator_gives_the_eager_gradients(name: str, device: str) -> None:
+@pytest.mark.parametrize(("operator", "case"), CASES)
+def test_a_compiled_operator_gives_the_eager_gradients(
+    operator: str, case: str, device: str
+) -> None:
     torch._dynamo.reset()
-    op, inputs = CASES[name]()
-    leaves = [t.to(device).requires_grad_() for t in inputs]
+    it = declared()[operator]
+    made = it.cases[case](Draw(S, R, device))
+    op = made.call(it.op)
+    leaves = [t.requires_grad_() for t in made.tensors.values()]
     compiled = torch.compile(op, fullgraph=True, backend="aot_eager")
     results = []
     for call in (op, compiled):
@@ -101,8 +109,9 @@ def test_a_compiled_operator_gives_the_eager_gradients(name: str, device: str) -
 
 
 def test_symbolic_sizes_go_through(seen: dict[str, Call], device: str) -> None:
-    op, inputs = CASES["layer norm"]()
-    op(*(t.to(device).requires_grad_() for t in inputs))
+    it = declared()["layer_norm"]
+    made = it.cases["plain"](Draw(S, R, device))
+    made.call(it.op)(*(t.requires_grad_() for t in made.tensors.values()))
     _check(seen["layer_norm"], "test_aot_dispatch_dynamic")
 
 

@@ -93,7 +93,7 @@ def test_a_compiled_kernel_runs_again_at_another_address(device: str) -> None:
     if device != "cuda":
         pytest.skip("needs a GPU")
     x, y = torch.randn(2, 1, 1, 1, 1, 16, device=device), torch.zeros(2, 16, device=device)
-    meta = {"BLOCK_Q": 1, "BLOCK_K": 16, "THREE": False, "HAS_BIAS": False, "HAS_MASK": False}
+    meta = {"BLOCK_Q": 1, "BLOCK_K": 16, "HAS_BIAS": False, "HAS_MASK": False}
     meta["STAGES"] = 1
     numbers = (0, 0, 1, 1, 1, 16, 1)
     compiled = softmax_forward_kernel[(1, 1, 1)](x[0], None, None, y[0], *numbers, **meta)

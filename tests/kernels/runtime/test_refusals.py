@@ -8,13 +8,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from evofeed.errors import KernelError, UnsupportedShape
+from evofeed.base.errors import KernelError, UnsupportedShape
 from evofeed.kernels import layer_norm, masked_softmax
 from evofeed.kernels.ops.attention.op import biased_attention
-from evofeed.kernels.ops.gated_attention.op import AttentionWeights, gated_attention
-from evofeed.kernels.ops.outer_product_mean.op import OuterWeights, outer_product_mean
-from evofeed.kernels.ops.transition.op import TransitionWeights, transition
-from evofeed.kernels.ops.triangle_multiplication.op import TriangleWeights, triangle_multiplication
+from evofeed.kernels.ops.gated_attention.op import gated_attention
+from evofeed.kernels.ops.gated_attention.reference import AttentionWeights
+from evofeed.kernels.ops.outer_product_mean.op import outer_product_mean
+from evofeed.kernels.ops.outer_product_mean.reference import OuterWeights
+from evofeed.kernels.ops.transition.op import transition
+from evofeed.kernels.ops.transition.reference import TransitionWeights
+from evofeed.kernels.ops.triangle_multiplication.op import triangle_multiplication
+from evofeed.kernels.ops.triangle_multiplication.reference import TriangleWeights
 
 C, H, R = 16, 2, 5
 

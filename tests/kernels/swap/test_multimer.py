@@ -5,12 +5,15 @@ from __future__ import annotations
 import copy
 from dataclasses import replace
 
+import pytest
 import torch
 from tests.trainer.synthetic_batch import synthetic_complex
 
 from evofeed.kernels import to_fused, to_torch
 from evofeed.kernels.swap.swap import SwapReport
 from evofeed.trainer import AlphaFold, AlphaFoldLoss, tiny_multimer
+
+pytestmark = pytest.mark.slow
 
 SIZES = {"num_res": 5, "num_seq": 3, "num_extra_seq": 3, "num_templates": 1, "num_chains": 2}
 CONFIG = replace(

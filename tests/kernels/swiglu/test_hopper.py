@@ -18,7 +18,8 @@ from torch import Tensor
 
 from evofeed.kernels import reference
 from evofeed.kernels.ops.swiglu.hopper import launch
-from evofeed.kernels.ops.swiglu.op import SwigluWeights, swiglu_transition
+from evofeed.kernels.ops.swiglu.op import swiglu_transition
+from evofeed.kernels.ops.swiglu.reference import SwigluWeights
 
 BF16 = torch.bfloat16
 

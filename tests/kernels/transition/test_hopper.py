@@ -19,7 +19,8 @@ from torch import Tensor
 
 from evofeed.kernels import reference
 from evofeed.kernels.ops.transition.hopper import launch
-from evofeed.kernels.ops.transition.op import TransitionWeights, transition
+from evofeed.kernels.ops.transition.op import transition
+from evofeed.kernels.ops.transition.reference import TransitionWeights
 
 BF16 = torch.bfloat16
 

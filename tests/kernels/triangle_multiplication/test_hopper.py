@@ -19,7 +19,8 @@ from torch import Tensor
 
 from evofeed.kernels import reference
 from evofeed.kernels.ops.triangle_multiplication.hopper import launch
-from evofeed.kernels.ops.triangle_multiplication.op import TriangleWeights, triangle_multiplication
+from evofeed.kernels.ops.triangle_multiplication.op import triangle_multiplication
+from evofeed.kernels.ops.triangle_multiplication.reference import TriangleWeights
 from evofeed.kernels.ops.triangle_multiplication.triton import projection_sums_kernel
 
 BF16 = torch.bfloat16

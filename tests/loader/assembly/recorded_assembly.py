@@ -18,7 +18,7 @@ from evofeed.loader.assembly.merge import AssemblyTensors, Entity, merge_entitie
 from evofeed.loader.assembly.pairing import EntityRows, RowPlan, plan_rows, species_keys
 from evofeed.loader.assembly_config import AssemblyConfig
 from evofeed.loader.config import LoaderConfig
-from evofeed.residues import HHBLITS_TO_RESTYPE
+from evofeed.protein.residues import HHBLITS_TO_RESTYPE
 
 CPU = torch.device("cpu")
 WHOLE = {f"draw.random_crop_to_size.randint.{i}": np.zeros(1, np.int64) for i in range(2)}

@@ -19,14 +19,14 @@ from tests.loader.assembly.recorded_assembly import (
 )
 from tests.loader.test_golden import same
 
-from evofeed.features import ASSEMBLY_BATCH
-from evofeed.interfaces import interface_residues
 from evofeed.loader.assembly.crop import crop_residues
 from evofeed.loader.assembly.features import assembly_constants, assembly_recycle, ground_truth
 from evofeed.loader.assembly.pairing import pair_rows, plan_rows, similarity
 from evofeed.loader.assembly_config import AssemblyConfig
 from evofeed.loader.batch import empty_batch, put
 from evofeed.loader.config import LoaderConfig
+from evofeed.protein.features import ASSEMBLY_BATCH
+from evofeed.protein.interfaces import interface_residues
 
 ASSEMBLIES = golden_files("multimer/data/golden/*.assembly.npz")
 SAMPLES = golden_files("multimer/data/golden/*.draws.npz")

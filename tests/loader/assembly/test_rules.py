@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evofeed.interfaces import interface_residues
 from evofeed.loader.assembly.crop import contiguous_crop, crop_residues, spatial_crop
 from evofeed.loader.assembly.pairing import (
     EntityRows,
@@ -20,7 +19,8 @@ from evofeed.loader.assembly.pairing import (
     species_keys,
 )
 from evofeed.loader.assembly_config import AssemblyConfig
-from evofeed.residues import GAP
+from evofeed.protein.interfaces import interface_residues
+from evofeed.protein.residues import GAP
 
 OURS = AssemblyConfig()
 
@@ -63,6 +63,7 @@ def test_an_interface_is_of_all_atoms_and_openfolds_of_equal_ones() -> None:
     assert interface_residues(positions, mask, chains, same_atom=True).tolist() == []
 
 
+@pytest.mark.slow
 @given(st.integers(0, 2**32 - 1))
 def test_the_interface_is_that_of_all_pairs_of_atoms(seed: int) -> None:
     random = np.random.default_rng(seed)

@@ -11,8 +11,8 @@ import torch.multiprocessing as mp
 from tests.trainer.gradients.gradient_ranks import CASES, RANKS, RUNS, one_rank
 from torch import Tensor
 
+from evofeed.base.errors import InputError, TrainerError
 from evofeed.cli import main
-from evofeed.errors import InputError, TrainerError
 from evofeed.trainer.bench.commands import table
 from evofeed.trainer.gradients.hosts import Hosts
 from evofeed.trainer.gradients.sparse import density_at

@@ -10,7 +10,7 @@ from pathlib import Path
 from tests.trainer.loop.loop_standin import TinyLoader, TinyModel, squared_error
 from torch import Tensor
 
-from evofeed.errors import TrainerError
+from evofeed.base.errors import TrainerError
 from evofeed.trainer.config import OptimConfig, TrainConfig
 from evofeed.trainer.run.distributed import World, join_world
 from evofeed.trainer.run.loop import Loop

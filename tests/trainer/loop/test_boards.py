@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tests.trainer.loop.loop_standin import TinyLoader, TinyModel, squared_error
 
-from evofeed.errors import TrainerError
+from evofeed.base.errors import TrainerError
 from evofeed.trainer.config import TrainConfig
 from evofeed.trainer.run.distributed import World
 from evofeed.trainer.run.train import run

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ import safetensors.torch
 import torch
 from torch import nn
 
-from evofeed.errors import CheckpointError
+from evofeed.base.errors import CheckpointError
 from evofeed.trainer.config import OptimConfig
 from evofeed.trainer.run import checkpoint
 from evofeed.trainer.run.checkpoint import (
@@ -65,7 +67,9 @@ def test_the_newest_is_picked_and_only_some_are_kept(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["model", "ema", "optimizer"])
 @pytest.mark.parametrize("damage", ["gone", "short", "flipped"])
-def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path, name: str, damage: str) -> None:
+def test_a_damaged_checkpoint_is_passed_over_and_one_line_says_why(
+    tmp_path: Path, name: str, damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
     save(tmp_path, 1, 2)
     file = tmp_path / "step_00000002" / f"{name}.safetensors"
     content = bytearray(file.read_bytes())
@@ -74,8 +78,11 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path, name: str, damage: 
     else:
         content[-5] ^= 1
         file.write_bytes(content if damage == "flipped" else content[:-1])
-    assert read_checkpoint(file.parent) is None
+    with pytest.raises(CheckpointError, match=f"{name}.safetensors: damaged"):
+        read_checkpoint(file.parent)
     assert newest(tmp_path).step == 1
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert f"step_00000002/{name}.safetensors" in line and line.endswith("; step 1 is used")
 
 
 @pytest.mark.parametrize("text", ["", "{", "{}", '{"step": 2}'])
@@ -157,3 +164,20 @@ def test_weights_are_plain_safetensors_under_the_models_names(tmp_path: Path) ->
     assert set(newest(tmp_path).tensors("model")) == {"weight", "bias"}
     listing = json.loads((tmp_path / "step_00000003" / "state.json").read_text())["files"]
     assert set(listing) == {"model.safetensors", "ema.safetensors", "optimizer.safetensors"}
+
+
+def test_a_limit_of_file_sizes_is_named_as_such(tmp_path: Path) -> None:
+    code = (
+        "import resource, sys; from pathlib import Path\n"
+        "from tests.trainer.loop.test_checkpoint import CheckpointWriter, optimizer\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (99, 99))\n"
+        "writer = CheckpointWriter(Path(sys.argv[1]))\n"
+        "writer.save(optimizer(seed=0), 1, {})\n"
+        "try: writer.wait()\n"
+        "except Exception as error: print(error)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True,
+        cwd=Path(__file__).parents[3],
+    )  # fmt: skip
+    assert "files may have 99 bytes here: raise the limit (`ulimit -f`)" in done.stdout

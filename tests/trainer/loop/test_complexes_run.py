@@ -13,8 +13,8 @@ from tests.trainer.forked import run_ranks
 from tests.trainer.loop.complexes_ranks import CONFIG, train_complexes
 
 from evofeed.cli import main
-from evofeed.features import SUPERVISED
 from evofeed.loader import FeatureLoader
+from evofeed.protein.features import SUPERVISED
 from evofeed.store import Dataset
 from evofeed.trainer.log.runlog import read_steps
 from evofeed.trainer.losses.chain_labels import GROUND_TRUTH
@@ -58,7 +58,10 @@ def test_a_run_trains_on_complexes_and_its_weights_predict_one(
     assert {"dockq", "iptm", "lddt_ca"} <= set(scores[-1])
     command = ["predict", dataset.uri, "1abc", "--checkpoint", str(out), "--recycles", "0"]
     cif = tmp_path / "1abc.cif"
-    assert _exit_code([*command, "--out", str(cif), "--json"]) == 0
+    assert _exit_code([*command, "--out", str(cif), "--json", "--html"]) == 0
+    page = cif.with_suffix(".html").read_text()
+    assert "known structure" in page and "predicted aligned error" in page
+    assert page.count("data-alignment=") == 2  # of its sequences
     facts = json.loads(capsys.readouterr().out)
     assert facts["residues"] == 2 * 18 + 11 and 0 <= facts["iptm"] <= 1
     rows = [row.split() for row in cif.read_text().splitlines() if row.startswith("ATOM")]

@@ -11,7 +11,7 @@ from tests.trainer.loop.loop_standin import TinyLoader, TinyModel, squared_error
 from tests.trainer.synthetic_batch import synthetic_batch
 from torch import Tensor
 
-from evofeed.run_files import NONFINITE
+from evofeed.base.run_files import NONFINITE
 from evofeed.trainer.config import OptimConfig, TrainConfig
 from evofeed.trainer.losses import AlphaFoldLoss
 from evofeed.trainer.model.alphafold import AlphaFold

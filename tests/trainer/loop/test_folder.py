@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from evofeed.base.errors import InputError, TrainerError
 from evofeed.cli import main
-from evofeed.errors import InputError, TrainerError
 from evofeed.store import Dataset, copy_dataset, remove_chains
 from evofeed.trainer.log.runlog import read_steps
 from evofeed.trainer.presets import PRESETS
 from evofeed.trainer.report.run_report import make_report
 from evofeed.trainer.run.distributed import World
-from evofeed.trainer.run.folder import as_begun, sole_writer
+from evofeed.trainer.run.folder import as_begun, sole_writer, source_of
 from evofeed.trainer.run.train import train
 
 HOLDER = """
@@ -93,6 +93,15 @@ def test_a_run_reads_the_ref_that_its_dataset_names(tiny_dataset: str, tmp_path:
     assert "metrics" in read_steps(out)[0]
     begun = as_begun(f"{data}@train", out, World())
     assert [dataset.digest for dataset in begun] == [part.digest]
+    _done("train", "--resume", "--out", str(out), "--steps", "2", "--device", "cpu")
+    first, second = read_steps(out)
+    assert "metrics" in second and second["terms"].keys() == first["terms"].keys()
+    assert json.loads((out / "run.json").read_text())["dataset"] == [part.digest]
+
+
+def test_a_resume_without_a_run_says_what_to_give(tmp_path: Path) -> None:
+    with pytest.raises(TrainerError, match="no run to go on with: give --dataset"):
+        source_of(tmp_path)
 
 
 def _done(*words: str) -> None:

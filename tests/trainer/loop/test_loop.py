@@ -11,8 +11,8 @@ import pytest
 import torch
 from tests.trainer.loop.loop_standin import TinyLoader, TinyModel, squared_error
 
-from evofeed.errors import TrainerError
-from evofeed.run_files import NONFINITE
+from evofeed.base.errors import TrainerError
+from evofeed.base.run_files import NONFINITE
 from evofeed.trainer.config import OptimConfig, TrainConfig
 from evofeed.trainer.log.runlog import RunLog, read_steps
 from evofeed.trainer.run.checkpoint import CHECKPOINTS

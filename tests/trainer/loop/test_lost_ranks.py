@@ -11,7 +11,7 @@ import pytest
 from tests.trainer.forked import fork, free_port, run_ranks
 from tests.trainer.loop.lost_ranks import die_on_one, overflow_on_one
 
-from evofeed.errors import TrainerError
+from evofeed.base.errors import TrainerError
 from evofeed.trainer.run.distributed import join_world
 
 

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from tests.loader.records import make_record, write_dataset
 
-from evofeed.assembly_record import AssemblyRecord
 from evofeed.loader import AssemblyConfig, FeatureLoader, LoaderConfig
+from evofeed.protein.assembly_record import AssemblyRecord
 from evofeed.store import Dataset, add_assemblies
 from evofeed.trainer.losses.chain_labels import GROUND_TRUTH, flat_batch, with_assigned_truth
 
@@ -42,6 +42,8 @@ def test_sixty_copies_are_cropped_and_each_has_labels_of_its_own(tmp_path: Path)
     dataset = sixty(tmp_path)
     with FeatureLoader(dataset.assemblies, CONFIG, device="cpu", reader="thread") as loader:
         batch = flat_batch(next(iter(loader)))
+        most_chains = loader.most_chains
+    assert most_chains == COPIES, "of the whole complex, not of its crop"
     batch = {name: value for name, value in batch.items() if isinstance(value, torch.Tensor)}
     real = batch["seq_mask"][0] > 0
     asym, number = batch["asym_id"][0][real], batch["residue_index"][0][real]
@@ -52,5 +54,5 @@ def test_sixty_copies_are_cropped_and_each_has_labels_of_its_own(tmp_path: Path)
     own = (asym - 1) * LENGTH + number
     predicted = torch.zeros_like(batch["all_atom_positions"])
     predicted[0, real] = truth[own]
-    labels = with_assigned_truth({"final_atom_positions": predicted}, batch, 20)
+    labels = with_assigned_truth({"final_atom_positions": predicted}, batch, most_chains)
     assert torch.equal(labels["all_atom_positions"][0, real], truth[own])

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from evofeed.errors import CheckpointError
+from evofeed.base.errors import CheckpointError
+from evofeed.base.run_files import NONFINITE
 from evofeed.loader import FeatureLoader
-from evofeed.run_files import NONFINITE
 from evofeed.store import Dataset
 from evofeed.trainer.commands import replay
 from evofeed.trainer.config import TrainConfig
@@ -62,6 +62,7 @@ def config() -> TrainConfig:
     )
 
 
+@pytest.mark.system
 def test_the_command_names_the_module_where_it_began(
     run: tuple[Path, OneBadBatch], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -73,6 +74,7 @@ def test_the_command_names_the_module_where_it_began(
     assert found["samples"]
 
 
+@pytest.mark.system
 def test_a_repeated_step_has_the_losses_of_the_first_time(
     run: tuple[Path, OneBadBatch], tmp_path: Path
 ) -> None:

@@ -12,8 +12,9 @@ import torch
 from tests.trainer.forked import run_ranks
 from tests.trainer.synthetic_batch import synthetic_batch
 
+from evofeed.base.errors import CannotResume, CheckpointError, InputError, TrainerError
 from evofeed.cli import main
-from evofeed.errors import CannotResume, CheckpointError, InputError, TrainerError
+from evofeed.protein.residues import ATOM_ORDER
 from evofeed.store import Dataset
 from evofeed.trainer.config import OptimConfig, TrainConfig, save_config
 from evofeed.trainer.formats.openfold_checkpoint import save_openfold_checkpoint
@@ -21,8 +22,7 @@ from evofeed.trainer.log.runlog import STRUCTURE, read_steps
 from evofeed.trainer.losses import AlphaFoldLoss
 from evofeed.trainer.model.alphafold import last_recycle
 from evofeed.trainer.presets import PRESETS
-from evofeed.trainer.report.plot import plot_report
-from evofeed.trainer.report.run_report import make_report, report_rows
+from evofeed.trainer.report.run_report import make_report, plot_report, report_rows
 from evofeed.trainer.run.build import build_plain
 from evofeed.trainer.run.checkpoint import CheckpointWriter, newest_checkpoint
 from evofeed.trainer.run.distributed import World
@@ -236,7 +236,10 @@ def test_fixed_batches_of_a_mixture_are_measured_without_a_validation_set(
     assert any("lddt_ca" in text for _, text in report_rows(report))
     with np.load(tmp_path / "run" / STRUCTURE) as traces:
         assert traces["pred"].shape == traces["true"].shape and len(traces["true"]) > 10
-        error = ((traces["pred"] - traces["true"]) ** 2).sum(-1).mean() ** 0.5
+        assert traces["first"].shape == traces["pred"].shape  # of the first validation
+        assert not np.array_equal(traces["first"], traces["pred"])
+        ca = ATOM_ORDER["CA"]
+        error = ((traces["pred"] - traces["true"])[:, ca] ** 2).sum(-1).mean() ** 0.5
     assert error == pytest.approx(lines[-1]["metrics"]["rmsd_ca"], rel=1e-3)
     with_structure = plot_report(tmp_path / "run", tmp_path / "run.png").read_bytes()
     (tmp_path / "run" / STRUCTURE).unlink()

@@ -13,7 +13,7 @@ import torch
 from tests.trainer.forked import run_ranks
 from tests.trainer.loop.loop_standin import TinyLoader, TinyModel, squared_error
 
-from evofeed.run_files import HANGS
+from evofeed.base.run_files import HANGS
 from evofeed.trainer.config import TrainConfig
 from evofeed.trainer.run.checkpoint import CHECKPOINTS, newest_checkpoint
 from evofeed.trainer.run.distributed import World, join_world

@@ -12,7 +12,7 @@ import torch
 from tests.trainer.synthetic_batch import synthetic_complex
 from torch import Tensor
 
-from evofeed.structure_text import chain_name
+from evofeed.protein.structure_text import chain_name
 from evofeed.trainer import AlphaFold, AlphaFoldLoss, tiny_multimer
 from evofeed.trainer.config import OptimConfig
 from evofeed.trainer.formats.openfold_checkpoint import save_openfold_checkpoint

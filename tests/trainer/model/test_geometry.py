@@ -7,8 +7,8 @@ import pytest
 import torch
 from tests.trainer.synthetic_batch import synthetic_batch
 
-from evofeed.residue_geometry import ATOM14_GROUP, ATOM14_MASK, ATOM14_POSITIONS
-from evofeed.residues import RESTYPE_3
+from evofeed.protein.residue_geometry import ATOM14_GROUP, ATOM14_MASK, ATOM14_POSITIONS
+from evofeed.protein.residues import RESTYPE_3
 from evofeed.trainer.losses.fape import compute_fape
 from evofeed.trainer.losses.stereochemistry import atom14_distance_bounds
 from evofeed.trainer.losses.violation import find_structural_violations, violation_loss

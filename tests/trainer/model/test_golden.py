@@ -41,7 +41,7 @@ def _check(case: Case) -> list[str]:
     off |= {f"gin.{k}": v for k, v in case.compare_gradients("gin", gin).items()}
     if module is not None:
         gparam = {name: grad_or_zero(p) for name, p in module.named_parameters()}
-        assert set(gparam) == set(case.group("gparam"))
+        assert set(gparam) == set(case.group("gparam" + case.suffix))
         off |= {f"gparam.{k}": v for k, v in case.compare_gradients("gparam", gparam).items()}
     return [f"{name} off by {error:.1e}" for name, error in off.items()]
 

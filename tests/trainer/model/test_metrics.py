@@ -9,7 +9,7 @@ import torch
 from tests.trainer.synthetic_batch import synthetic_batch
 from torch import Tensor
 
-from evofeed.residues import ATOM_ORDER
+from evofeed.protein.residues import ATOM_ORDER
 from evofeed.trainer.losses.metrics import structure_metrics, superpose
 from evofeed.trainer.model.rigid import quaternion_to_matrix
 

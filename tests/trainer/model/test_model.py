@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from tests.conftest import golden_json
 from tests.trainer.synthetic_batch import synthetic_batch
 from torch import Tensor
 
@@ -48,7 +48,7 @@ def _grads(model: AlphaFold, batch: dict[str, Tensor], loss: LossConfig) -> dict
 
 
 def _full_params(golden: Path) -> dict[str, list[int]]:
-    listed = json.loads((golden / "model" / "full_model_params.json").read_text())["params"]
+    listed = golden_json(golden / "model" / "full_model_params.json")["params"]
     return {entry["name"]: entry["shape"] for entry in listed}
 
 
@@ -62,7 +62,7 @@ def test_names_and_shapes_of_all_parameters_are_openfolds(golden: Path, stage) -
 
 
 def test_variants_have_openfolds_parameter_counts(golden: Path) -> None:
-    listed = json.loads((golden / "model" / "full_model_params.json").read_text())["totals"]
+    listed = golden_json(golden / "model" / "full_model_params.json")["totals"]
     config = initial_training().model
     variants = {
         "finetuning_ptm": initial_training(ptm=True).model,
@@ -75,7 +75,7 @@ def test_variants_have_openfolds_parameter_counts(golden: Path) -> None:
 
 
 def test_fresh_weights_follow_the_recorded_laws_within_sampling_error(golden: Path) -> None:
-    listed = json.loads((golden / "model" / "init_stats.json").read_text())["params"]
+    listed = golden_json(golden / "model" / "init_stats.json")["params"]
     # 48 and 4 equal blocks say no more than two of each, and take most of the time.
     small = initial_training().model
     small = replace(

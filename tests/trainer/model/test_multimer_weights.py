@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.conftest import golden_json
 
 from evofeed.trainer import AlphaFold, ModelConfig, multimer, tiny_multimer
 from evofeed.trainer.formats.alphafold_params import alphafold_params, load_alphafold_params
@@ -29,7 +29,7 @@ def _unfused(config: ModelConfig) -> ModelConfig:
 
 
 def test_names_shapes_and_count_of_all_parameters_are_openfolds(golden: Path) -> None:
-    listed = json.loads((golden / _FOLDER / "full_model_params_multimer.json").read_text())
+    listed = golden_json(golden / _FOLDER / "full_model_params_multimer.json")
     with torch.device("meta"):
         model, old = AlphaFold(multimer().model), AlphaFold(_unfused(multimer().model))
     state = {name: list(value.shape) for name, value in model.state_dict().items()}
@@ -61,7 +61,7 @@ def _to_openfold(array: np.ndarray, row: dict[str, Any]) -> np.ndarray:
 def test_every_array_of_the_published_files_goes_where_the_recorded_table_says(
     golden: Path, fused: bool
 ) -> None:
-    table = json.loads((golden / _FOLDER / "npz_mapping_multimer.json").read_text())
+    table = golden_json(golden / _FOLDER / "npz_mapping_multimer.json")
     rows = table["rows" if fused else "rows_model_1_multimer_and_v2"]
     config = tiny_multimer().model if fused else _unfused(tiny_multimer().model)
     torch.manual_seed(0)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from evofeed.errors import CheckpointError
+from evofeed.base.errors import CheckpointError
 from evofeed.trainer import AlphaFold, tiny
 from evofeed.trainer.formats.alphafold_params import alphafold_params, load_alphafold_params
 from evofeed.trainer.formats.openfold_checkpoint import (

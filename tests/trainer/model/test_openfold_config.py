@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.conftest import golden_json
 
-from evofeed.errors import InputError, TrainerError
+from evofeed.base.errors import InputError, TrainerError
 from evofeed.trainer import multimer, tiny
 from evofeed.trainer.formats.openfold_config import (
     loss_config_from_openfold,
@@ -76,7 +77,7 @@ def test_what_would_be_lost_is_refused_by_name(section: list[str], name: str, va
 
 def test_openfolds_settings_of_complexes_are_its_presets_but_for_its_faults(golden: Path) -> None:
     path = golden / "multimer" / "model" / "full_model_params_multimer.json"
-    listed = json.loads(path.read_text())
+    listed = golden_json(path)
     theirs = model_config_from_openfold(listed["config_model"])
     assert replace(theirs, activation_checkpointing=True) == multimer().model
     losses = loss_config_from_openfold(listed["config_loss"])

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from benchmarks import overfit
+from tests.trainer.model import overfit
 
 from evofeed.featurize import discover, featurize_chain
 

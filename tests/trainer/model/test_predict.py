@@ -9,24 +9,21 @@ import pytest
 import torch
 from tests.trainer.synthetic_batch import synthetic_batch
 
-from evofeed.chain_record import ChainRecord
-from evofeed.errors import TrainerError
+from evofeed.base.errors import TrainerError
 from evofeed.loader import record_batch
-from evofeed.residues import GAP, RESTYPE_3, RESTYPES, UNKNOWN
-from evofeed.structure_text import Structure, to_mmcif, to_pdb
+from evofeed.protein.chain_record import ChainRecord
+from evofeed.protein.residues import GAP, RESTYPE_3, RESTYPES, UNKNOWN
+from evofeed.protein.structure_text import Structure, to_mmcif, to_pdb
 from evofeed.trainer import AlphaFold, initial_training, tiny
 from evofeed.trainer.config import save_config
 from evofeed.trainer.formats.openfold_checkpoint import save_openfold_checkpoint
 from evofeed.trainer.parallel.memory import explained, prediction_bytes
-from evofeed.trainer.predict.plot import plot_prediction
-from evofeed.trainer.predict.prediction import (
-    load_model,
-    predict,
-    predict_structure,
-    spread,
-    trained_sizes,
-)
+from evofeed.trainer.predict.prediction import predict, predict_structure, spread
+from evofeed.trainer.predict.weights import load_model, trained_sizes
 from evofeed.trainer.presets import PRESETS, multimer
+from evofeed.viz import draw_prediction
+
+pytestmark = pytest.mark.slow
 
 L, N, T = 24, 7, 2
 CUDA = torch.device("cuda")
@@ -109,7 +106,10 @@ def test_a_picture_is_drawn(record: ChainRecord, checkpoint: Path, tmp_path: Pat
     pytest.importorskip("matplotlib")
     model = load_model(checkpoint, config=tiny().model)
     found = predict_structure(model, record_batch(record, no_recycling_iters=0), name="test_A")
-    plot_prediction(found, tmp_path / "prediction.png")
+    draw_prediction(
+        tmp_path / "prediction.png", contacts=found.contacts, distogram=found.distogram,
+        plddt=found.plddt, title="test_A", warning=found.warning,
+    )  # fmt: skip
     assert (tmp_path / "prediction.png").read_bytes()[:4] == b"\x89PNG"
 
 

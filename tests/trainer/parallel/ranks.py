@@ -15,6 +15,7 @@ from typing import Any, cast
 
 import torch
 import torch.distributed as dist
+from tests.kernels.interpreter import quick_interpreter
 from tests.trainer.parallel import train_ranks
 from tests.trainer.parallel.peers import shared_files
 from tests.trainer.synthetic_batch import synthetic_batch, synthetic_complex
@@ -119,7 +120,7 @@ def fused_block(axis: Axis) -> dict[str, float]:
     whole = copy.deepcopy(shared)
     to_fused(parallelize(shared, axis))
     found = {}
-    with interpreted():
+    with interpreted(), quick_interpreter():
         ours = _made(shared, m, z, msa_mask, pair_mask)
         for values in (ours["input"], ours["weight"]):
             for value in values.values():
@@ -161,7 +162,7 @@ def fused_rows(axis: Axis) -> dict[str, float]:
     to_fused(stack.eval())
     found, kept = {}, (rows.ON_CPU, triangle_product.MOST_WHOLE)
     triangle_product.MOST_WHOLE = 1  # a few channels at a time
-    with interpreted(), torch.no_grad():
+    with interpreted(), quick_interpreter(), torch.no_grad():
         whole_m, whole_z, _ = stack(m, z, *masks)
         for nbytes in (500, kept[0]):
             rows.ON_CPU = nbytes
@@ -296,27 +297,6 @@ def through_memory(axis: Axis, folder: Path) -> dict[str, float]:
     return found
 
 
-def pushed_block(axis: Axis, folder: Path) -> dict[str, float]:
-    """`fused_block` whose kernels write gradients into shared memory; how many were there."""
-    assert axis.group is not None
-    places = [folder / name for name in ("others", "written")]
-    if axis.rank == 0:
-        for place in places:
-            place.mkdir()
-    dist.barrier(axis.group)
-    memory, written = (shared_files(place, axis.group) for place in places)
-    there = []
-    look = written._is_there
-
-    def counted(x: Tensor, how: str, *axes: int) -> bool:
-        there.append(look(x, how, *axes))
-        return there[-1]
-
-    written._is_there = counted  # type: ignore[method-assign]
-    found = fused_block(replace(axis, memory=memory, written=written))
-    return {**found, "there": float(sum(there))}
-
-
 def main(out: Path, dataset: str) -> None:
     """Every case on 2, 3 and 4 ranks, then a run; the first rank writes what differs."""
     dist.init_process_group("gloo")
@@ -355,7 +335,6 @@ def main(out: Path, dataset: str) -> None:
         if ranks == 2:
             beside = Beside(shared_files(out, group), None)
             compare("fused 2", fused_block, replace(axis, beside=beside))
-            compare("pushed 2", pushed_block, axis, out)
             compare("fused rows 2", fused_rows, axis)
         if ranks == 3:
             compare("memory 3", through_memory, axis, out)

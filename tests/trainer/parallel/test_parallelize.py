@@ -15,7 +15,7 @@ from tests.trainer.synthetic_batch import synthetic_batch, synthetic_complex
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from evofeed.errors import TrainerError
+from evofeed.base.errors import TrainerError
 from evofeed.kernels.runtime.peer_memory import PeerMemory, nbytes
 from evofeed.trainer.model.alphafold import AlphaFold, features_of_cycle
 from evofeed.trainer.parallel import inference, rows
@@ -56,16 +56,6 @@ def test_so_they_are_in_the_other_order_with_checkpoints_and_masked_transitions(
 def test_so_they_are_on_fused_operators(found: dict[str, dict[str, float]]) -> None:
     assert len(found["fused 2"]) > 90
     assert {n: d for n, d in found["fused 2"].items() if not d < FUSED} == {}
-
-
-def test_so_they_are_where_kernels_write_gradients_to_the_other_rank(
-    found: dict[str, dict[str, float]],
-) -> None:
-    """Those of both nodes' attention, of columns' and of the pairs' transition."""
-    differences = dict(found["pushed 2"])
-    assert differences.pop("there") == 3
-    assert len(differences) > 90
-    assert {n: d for n, d in differences.items() if not d < FUSED} == {}
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
@@ -133,11 +123,12 @@ def test_logits_of_plain_attention_are_there_a_few_rows_at_a_time() -> None:
     assert alive.most < 8 * m.nbytes
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("four_rows")
 @pytest.mark.parametrize("templates", [1, 4])
 def test_of_templates_there_is_what_the_memory_model_says(templates: int) -> None:
     """Of a chain all of them, of a complex their sum and the last one."""
-    N, sizes = 96, {"num_seq": 1, "num_extra_seq": 1, "num_templates": templates}
+    N, sizes = 64, {"num_seq": 1, "num_extra_seq": 1, "num_templates": templates}
     for config, batch in (
         (tiny().model, synthetic_batch(num_res=N, **sizes)),
         (tiny_multimer().model, synthetic_complex(num_res=N, num_chains=2, **sizes)),

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.kernels.runtime.cases import CASES
 from tests.kernels.runtime.prepared.common import (
     as_written,
     same_bits,
@@ -17,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from evofeed.kernels import OnePass, to_fused
+from evofeed.kernels.runtime.cases import Draw, declared
 from evofeed.trainer.model.evoformer import EvoformerBlock
 
 pytestmark = [
@@ -26,12 +26,18 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("name", list(CASES))
-def test_repeated_calls_give_the_same_bits(name: str, half: torch.dtype, device: str) -> None:
-    op, inputs = CASES[name]()
+@pytest.mark.parametrize(
+    ("operator", "case"), [(name, case) for name, it in declared().items() for case in it.cases]
+)
+def test_repeated_calls_give_the_same_bits(
+    operator: str, case: str, half: torch.dtype, device: str
+) -> None:
+    it = declared()[operator]
+    made = it.cases[case](Draw(2, 3, device, half))
+    op = made.call(it.op)
 
     def run(call: int) -> list[Tensor | None]:
-        leaves = [(t * (1 + 0.1 * call)).to(device, half).requires_grad_() for t in inputs]
+        leaves = [(t * (1 + 0.1 * call)).detach().requires_grad_() for t in made.tensors.values()]
         out = op(*leaves)
         weight = torch.linspace(-1, 1, out.numel(), device=device, dtype=half).view_as(out)
         return [out.detach(), *torch.autograd.grad(out, leaves, weight, allow_unused=True)]

@@ -1,0 +1,69 @@
+"""A recorded structure and alignment of Boltz's, written as its prepared set has them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from tests.loader.views.packs import read
+
+TABLES = {
+    "atoms": (
+        ("name", "4i1"), ("element", "i1"), ("charge", "i1"), ("coords", "3f4"),
+        ("conformer", "3f4"), ("is_present", "?"), ("chirality", "i1"),
+    ),
+    "bonds": (("atom_1", "i4"), ("atom_2", "i4"), ("type", "i1")),
+    "residues": (
+        ("name", "<U5"), ("res_type", "i1"), ("res_idx", "i4"), ("atom_idx", "i4"),
+        ("atom_num", "i4"), ("atom_center", "i4"), ("atom_disto", "i4"), ("is_standard", "?"),
+        ("is_present", "?"),
+    ),
+    "chains": (
+        ("name", "<U5"), ("mol_type", "i1"), ("entity_id", "i4"), ("sym_id", "i4"),
+        ("asym_id", "i4"), ("atom_idx", "i4"), ("atom_num", "i4"), ("res_idx", "i4"),
+        ("res_num", "i4"), ("cyclic_period", "i4"),
+    ),
+    "connections": (
+        ("chain_1", "i4"), ("chain_2", "i4"), ("res_1", "i4"), ("res_2", "i4"),
+        ("atom_1", "i4"), ("atom_2", "i4"),
+    ),
+    "interfaces": (("chain_1", "i4"), ("chain_2", "i4")),
+}  # fmt: skip
+ROWS = {
+    "sequences": (
+        ("seq_idx", "i2"), ("taxonomy", "i4"), ("res_start", "i4"), ("res_end", "i4"),
+        ("del_start", "i4"), ("del_end", "i4"),
+    ),
+    "deletions": (("res_idx", "i2"), ("deletion", "i2")),
+    "residues": (("res_type", "i1"),),
+}  # fmt: skip
+
+
+def write_set(folder: Path, pack: Path, entries: Sequence[str]) -> Path:
+    """`manifest.json`, `structures/` and `msa/` of these entries."""
+    records = []
+    for part in ("structures", "msa"):
+        (folder / part).mkdir(parents=True, exist_ok=True)
+    for entry in entries:
+        meta, arrays = read(pack / "boltz" / "structure" / f"{entry}.npz")
+        tables = {name: _table(arrays, f"structure.{name}.", TABLES[name]) for name in TABLES}
+        np.savez(folder / "structures" / f"{entry}.npz", mask=arrays["structure.mask"], **tables)
+        records.append(meta["record"])
+        for one in {chain["msa_id"] for chain in meta["record"]["chains"]} - {""}:
+            arrays = read(pack / "boltz" / "msa" / f"{one}.npz").arrays
+            rows = {name: _table(arrays, f"{name}.", ROWS[name]) for name in ROWS}
+            np.savez_compressed(folder / "msa" / f"{one}.npz", **rows)
+    (folder / "manifest.json").write_text(json.dumps({"records": records}))
+    return folder
+
+
+def _table(
+    arrays: dict[str, np.ndarray], prefix: str, columns: Sequence[tuple[str, str]]
+) -> np.ndarray:
+    size = len(arrays[prefix + columns[0][0]])
+    table = np.zeros(size, np.dtype([(name, np.dtype(kind)) for name, kind in columns]))
+    for name, _ in columns:
+        table[name] = arrays[prefix + name]
+    return table

@@ -1,0 +1,138 @@
+"""Boltz's prepared set as an input: its own tables, exactly, to records and samples."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.featurize.entries.boltz_set import write_set
+from tests.loader.views.packs import entry_view, packs, read, recordings
+
+from evofeed.base.errors import InputError, MsaError
+from evofeed.cli import main
+from evofeed.featurize.entries.boltz_targets import read_rows, read_target, target_items
+from evofeed.loader import EntryConfig, LoaderConfig
+from evofeed.loader.entries.catalog import EntryCatalog
+from evofeed.loader.entries.reading import plan_entry
+from evofeed.loader.views.boltz.rows import CODES
+from evofeed.loader.views.boltz.tables import boltz_view
+from evofeed.protein.datapoints import alignment_names
+from evofeed.store import Dataset
+
+STRUCTURES = recordings("boltz/structure/*.npz")
+
+
+@pytest.mark.parametrize("path", STRUCTURES, ids=lambda path: path.stem)
+def test_the_view_of_a_prepared_structure_is_that_of_boltzs_own_tables(
+    path: Path, tmp_path: Path
+) -> None:
+    pack = path.parent.parent.parent
+    items = target_items(write_set(tmp_path, pack, [path.stem]), "")
+    assert items is not None
+    ((_name, *files),) = items
+    target = read_target(files[0], files[1], files[2:])
+    record, section = target.entry.record, target.entry.sections["boltz"]
+    ours = boltz_view(record, section, target.molecules, alignment_names(record, section))
+    theirs = entry_view("boltz", pack, path.stem)
+    wrong = [
+        name
+        for name in type(ours).__dataclass_fields__
+        if not name.startswith(("molecule_", "component_", "atom_reference", "alignments"))
+        and name != "chain_alignment"
+        and not _equal(getattr(ours, name), getattr(theirs, name))
+    ]
+    assert not wrong
+    assert ((ours.chain_alignment >= 0) | (theirs.chain_alignment < 0)).all()
+    there = ours.molecule_position[0][ours.atom_reference]
+    single = np.isin(ours.atom_reference, _single(ours.molecule_atom))
+    np.testing.assert_array_equal(there[~single], theirs.molecule_position[0][~single])
+
+
+def _equal(one: object, two: object) -> bool:
+    if isinstance(one, float):
+        return bool(np.array_equal(one, two, equal_nan=True))
+    return np.array_equal(one, two) if isinstance(one, np.ndarray) else one == two
+
+
+def _single(starts: np.ndarray) -> np.ndarray:
+    return starts[:-1][np.diff(starts) == 1]
+
+
+@pytest.mark.parametrize("path", recordings("boltz/msa/*.npz"), ids=lambda path: path.stem)
+def test_rows_of_a_prepared_alignment_are_boltzs(path: Path, tmp_path: Path) -> None:
+    pack = path.parent.parent.parent
+    folder = write_set(tmp_path, pack, [path.stem.split("_")[0]])
+    rows, table = read_rows(str(folder / "msa" / path.name)), read(path).arrays
+    width = rows.num_columns
+    theirs = table["residues.res_type"].reshape(-1, width)
+    np.testing.assert_array_equal(CODES[rows.letters[rows.row_letters]], theirs)
+    taxa = [int(rows.species[one]) if one >= 0 else -1 for one in rows.row_species.tolist()]
+    assert taxa == table["sequences.taxonomy"].tolist()
+    dense = np.zeros(theirs.shape, np.int32)
+    sizes = table["sequences.del_end"] - table["sequences.del_start"]
+    which = np.repeat(np.arange(len(dense)), sizes)
+    dense[which, table["deletions.res_idx"]] = table["deletions.deletion"]
+    np.testing.assert_array_equal(rows.dense_deletions(np.arange(len(dense))), dense)
+
+
+def test_a_prepared_set_is_recognised_and_gives_samples(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pack = packs()[0]
+    folder = write_set(tmp_path / "targets", pack, ["2x1f", "2q2k"])
+    damaged = (folder / "structures" / "2x1f.npz").read_bytes()[:5000]
+    (folder / "structures" / "bad.npz").write_bytes(damaged)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["records"].append({**manifest["records"][0], "id": "bad"})
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    components = ["--components", str(pack / "components" / "components.cif")]
+    where = [str(folder), str(tmp_path / "data")]
+    with pytest.raises(SystemExit):
+        main(["entries", "prepare", *where, *components, "--executor", "local", "--json"])
+    report = json.loads(capsys.readouterr().out)
+    assert report["state"] == "published"
+    assert [one["chain_id"] for one in report["broken"]] == ["bad"]
+    assert "no prepared file of Boltz 1" in report["broken"][0]["message"]
+    entries = Dataset.open(str(tmp_path / "data")).entries
+    assert list(entries) == ["2q2k", "2x1f"]
+    assert set(entries.datapoints["cluster_a"].to_pylist()) >= {"p5", "n_2q2k_0"}
+    orders = entries.molecules("boltz")
+    assert len(orders["PHE"].orders) == 2  # ours, for the set has none
+    rules = EntryConfig.boltz()
+    config = LoaderConfig(entries=rules, max_resolution=float("inf"))
+    catalog = EntryCatalog(entries, 0, config)
+    for row in catalog.rows.tolist():
+        packed, _ = plan_entry(entries.dataset.storage, catalog.place(row), row, rules)
+        assert len(packed)
+
+
+def test_other_rules_than_boltzs_are_refused(tmp_path: Path) -> None:
+    from evofeed.featurize.entries.input import EntriesInput
+    from evofeed.featurize.entries.job import prepare_entries
+
+    folder = write_set(tmp_path / "targets", packs()[0], ["2x1f"])
+    source = EntriesInput(structures=str(folder), components="x", projects=("protenix",))
+    with pytest.raises(InputError, match="rules alone"):
+        prepare_entries(source, str(tmp_path / "data"))
+
+
+@pytest.mark.parametrize("part", ["structures", "msa"])
+def test_a_damaged_prepared_file_is_a_typed_error(tmp_path: Path, part: str) -> None:
+    folder = write_set(tmp_path, packs()[0], ["2q2k"])
+    (path,) = (folder / part).glob("*.npz")
+    items = target_items(folder, "")
+    assert items is not None
+    ((_name, *files),) = items
+    whole, refused = path.read_bytes(), 0
+    for at in range(0, len(whole), max(1, len(whole) // 60)):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 0x55]) + whole[at + 1 :])
+        try:
+            read_target(files[0], files[1], files[2:])
+            if part == "msa":
+                read_rows(str(path))
+        except (InputError, MsaError) as error:
+            assert str(path) in str(error)
+            refused += 1
+    assert refused > 40

@@ -1,0 +1,230 @@
+"""A job of entries killed, poisoned, repaired and run again."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.featurize.job.stage import on_stage, wait_for, wait_for_silence
+
+from evofeed.cli import main
+from evofeed.featurize.entries import job, work
+from evofeed.featurize.entries.input import EntriesInput
+from evofeed.featurize.entries.job import prepare_entries
+from evofeed.featurize.job import JobOptions, JobReport
+from evofeed.featurize.job.ledger import Ledger
+from evofeed.store import Dataset
+from evofeed.store.storage import LocalStorage
+from evofeed.synth import write_entries
+
+
+def prepare(raw: Path, data: Path, **changes: Any) -> JobReport:
+    """The files of a folder prepared by two workers, an entry a unit."""
+    source = EntriesInput(
+        structures=str(raw / "mmcif"),
+        components=str(raw / "components.cif"),
+        alignments=str(raw / "msa"),
+        projects=("boltz",),
+    )
+    options = JobOptions(**{"executor": "local", "workers": 2, **changes})
+    before, job._OF_UNIT = job._OF_UNIT, {"entry": 1, "alignment": 1, "molecules": 8}  # type: ignore[misc]
+    try:
+        return prepare_entries(source, str(data), options=options)
+    finally:
+        job._OF_UNIT = before  # type: ignore[misc]
+
+
+@pytest.fixture(scope="module")
+def raw(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Four made-up entries."""
+    folder = tmp_path_factory.mktemp("raw")
+    write_entries(folder, 4, residues=8)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def honest(raw: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Digest of the undisturbed run."""
+    report: JobReport = on_stage(lambda: prepare(raw, tmp_path_factory.mktemp("honest")))
+    assert report.snapshot
+    return report.snapshot
+
+
+def kill_once(owner: Any, name: str, nth: int, mark: Path) -> None:
+    """Have the process that makes the nth call of a function kill itself, once in all."""
+    function: Callable[..., Any] = getattr(owner, name)
+    calls = 0
+
+    def deadly(*args: Any, **kwargs: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls >= nth and not mark.exists():
+            mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return function(*args, **kwargs)
+
+    setattr(owner, name, deadly)
+
+
+def _driver_dies(raw: Path, data: Path, mark: Path, owner: Any, name: str, nth: int) -> JobReport:
+    pid = os.fork()
+    if not pid:
+        kill_once(owner, name, nth, mark)
+        os._exit(prepare(raw, data).exit_code)
+    code = wait_for(pid)
+    assert (mark.exists(), code) == (True, -signal.SIGKILL)
+    wait_for_silence()
+    return prepare(raw, data)
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "nth"),
+    [
+        (Ledger, "lease", 2),
+        (Ledger, "finish", 3),
+        (Ledger, "finish", 9),
+        (LocalStorage, "swap", 1),
+        (job, "add_entries", 1),
+    ],
+    ids=["leased", "not entered", "while molecules are made", "ref not moved", "not published"],
+)
+def test_a_driver_killed_anywhere_and_run_again_gives_the_same_snapshot(
+    raw: Path, honest: str, tmp_path: Path, owner: Any, name: str, nth: int
+) -> None:
+    act = functools.partial(
+        _driver_dies, raw, tmp_path / "data", tmp_path / "mark", owner, name, nth
+    )
+    report = on_stage(act)
+    assert report.snapshot == honest
+    Dataset.open(str(tmp_path / "data")).verify()
+
+
+def _worker_dies(raw: Path, data: Path, mark: Path, name: str) -> JobReport:
+    kill_once(work, name, 1, mark)
+    return prepare(raw, data)
+
+
+@pytest.mark.parametrize("name", ["prepare_entry", "write_records", "component_molecule"])
+def test_a_killed_worker_costs_its_unit_alone(
+    raw: Path, honest: str, tmp_path: Path, name: str
+) -> None:
+    act = functools.partial(_worker_dies, raw, tmp_path / "data", tmp_path / "mark", name)
+    report = on_stage(act)
+    assert (report.lost_workers, report.broken) == (1, ())
+    assert report.snapshot == honest
+
+
+def _poisoned(raw: Path, data: Path) -> JobReport:
+    prepare_entry = work.prepare_entry
+
+    def deadly(*args: Any, path: str, **kwargs: Any) -> Any:
+        if path.endswith("s001.cif"):
+            os.kill(os.getpid(), signal.SIGSEGV)
+        return prepare_entry(*args, path=path, **kwargs)
+
+    work.prepare_entry = deadly  # type: ignore[assignment]
+    return prepare(raw, data)
+
+
+def test_an_entry_that_kills_every_worker_costs_one_line_and_only_itself(
+    raw: Path, tmp_path: Path
+) -> None:
+    report = on_stage(lambda: _poisoned(raw, tmp_path / "data"))
+    assert [one["chain_id"] for one in report.broken] == ["s001"]
+    assert "SIGSEGV" in report.broken[0]["message"]
+    entries = list(Dataset.open(str(tmp_path / "data")).entries)
+    assert entries == ["s000-1", "s002-1", "s003-1"]
+
+
+def test_an_entry_in_two_files_is_taken_from_the_first_and_the_other_is_listed(
+    raw: Path, honest: str, tmp_path: Path
+) -> None:
+    again = tmp_path / "raw"
+    write_entries(again, 4, residues=8)
+    text = (again / "mmcif" / "s000.cif").read_text()
+    (again / "mmcif" / "zzz.cif").write_text(text)  # another unit
+    (again / "mmcif" / "more").mkdir()
+    (again / "mmcif" / "more" / "s002.cif").write_text(text)  # another file of that name
+    report = on_stage(lambda: prepare(again, tmp_path / "data"))
+    listed = {one["chain_id"]: one["message"] for one in report.broken}
+    why = "entry s000-1 is in more/s002.cif too"
+    assert listed == {"zzz": why, "s000": why}
+    entries = list(Dataset.open(str(tmp_path / "data")).entries)
+    assert entries == ["s000-1", "s001-1", "s002-1", "s003-1"]
+
+
+def run_command(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as end:
+        main(["jobs", *arguments])
+    return int(str(end.value.code or 0))
+
+
+def test_jobs_run_and_retry_go_on_with_entries_by_the_arguments_of_the_ledger(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raw, data = tmp_path / "raw", tmp_path / "data"
+    write_entries(raw, 2, residues=8)
+    good = (raw / "mmcif" / "s001.cif").read_text()
+    (raw / "mmcif" / "s001.cif").write_text("data_bad\n_entry.id bad\n")
+    monkeypatch.chdir(tmp_path)
+    source = EntriesInput(
+        structures="raw/mmcif", components="raw/components.cif", projects=("boltz",)
+    )
+    first = prepare_entries(source, "data", options=JobOptions(executor="local", workers=1))
+    assert [one["chain_id"] for one in first.broken] == ["s001"]
+    monkeypatch.chdir("/")
+    assert run_command("status", str(data), "--json") == 0
+    assert {one["state"] for one in json.loads(capsys.readouterr().out)} == {"published"}
+    assert run_command("run", str(data), "--json") == 0
+    assert json.loads(capsys.readouterr().out)["snapshot"]
+    (raw / "mmcif" / "s001.cif").write_text(good)
+    assert run_command("retry", str(data), "--json") == 0
+    assert json.loads(capsys.readouterr().out)["broken"] == []
+    assert list(Dataset.open(str(data)).entries) == ["s000-1", "s001-1"]
+
+
+@pytest.mark.cluster
+@pytest.mark.slow
+def test_on_ray_the_snapshot_is_the_same_and_a_killed_worker_costs_time(
+    raw: Path, honest: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "evofeed_test_kill.py").write_text(KILL)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("EVOFEED_TEST_MARK", str(tmp_path / "mark"))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    act = functools.partial(prepare, raw, tmp_path / "data", executor="ray")
+    report = on_stage(lambda: _with_killer(act))
+    assert (tmp_path / "mark").exists()
+    assert report.lost_workers >= 1
+    assert report.snapshot == honest
+
+
+KILL = """
+import os, signal
+from dataclasses import dataclass
+from evofeed.featurize.entries.work import EntriesTask
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Killing(EntriesTask):
+    def work(self, in_hand):
+        mark = os.environ["EVOFEED_TEST_MARK"]
+        if not os.path.exists(mark):
+            open(mark, "w").close()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return EntriesTask.work(self, in_hand)
+"""
+
+
+def _with_killer(act: Callable[[], JobReport]) -> JobReport:
+    import importlib
+
+    job.EntriesTask = importlib.import_module("evofeed_test_kill").Killing  # type: ignore[misc]
+    assert "evofeed_test_kill" in sys.modules
+    return act()

@@ -1,0 +1,325 @@
+"""Records of a dataset as inputs of other programs, read by these programs' own code.
+
+`make projects` installs Boltz, OpenFold3 and Protenix, as CI does. AlphaFold 3 is no wheel: its
+input is held to the fields that its `folding_input.py` takes, and read back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import json
+import pickle
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import gemmi
+import numpy as np
+import pytest
+import yaml
+from tests.synthetic_entries import dataset_uri
+
+from evofeed.base.errors import InputError
+from evofeed.cli import main
+from evofeed.featurize import discover, featurize_chain
+from evofeed.featurize.export.dataset import export_dataset
+from evofeed.featurize.job.run import run_job
+from evofeed.protein.assembly_record import AssemblyRecord
+from evofeed.protein.chain_record import ChainRecord
+from evofeed.protein.residues import RESTYPES
+from evofeed.store import Dataset
+from evofeed.synth import write_synthetic
+
+pytestmark = pytest.mark.system
+PROJECTS = Path(__file__).parents[3] / ".projects"
+LETTERS = np.array(list(f"{RESTYPES}X-"))
+
+
+@functools.cache
+def complexes() -> str:
+    """An A2B2 and an AB, with alignments, rows to pair, templates and structures."""
+    root = Path(tempfile.mkdtemp(prefix="evofeed-complexes-"))
+    write_synthetic(root / "raw", 2, stoichiometries=["A2B2", "AB"], mean_length=50, mean_depth=40)
+    data = str(root / "data")
+    assert run_job(str(root / "raw"), data, executor="local", workers=1).state == "published"
+    with pytest.raises(SystemExit, match="0"):
+        main(["assemblies", str(root / "raw"), data])
+    return data
+
+
+def a_complex() -> tuple[str, AssemblyRecord]:
+    """One with a sequence that is there twice."""
+    dataset = Dataset.open(complexes())
+    records = ((name, dataset.assemblies[name]) for name in dataset.assemblies)
+    return next((name, one) for name, one in records if max(map(len, one.copies)) == 2)
+
+
+def exported(folder: Path, form: str, uri: str = "", **changes: Any) -> Path:
+    count, _ = export_dataset(Dataset.open(uri or complexes()), str(folder), form, **changes)
+    assert count >= 2
+    return folder
+
+
+@pytest.fixture
+def projects(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their packages can be found."""
+    monkeypatch.setattr(sys, "path", [*sys.path, str(PROJECTS)])
+
+
+def letters(record: ChainRecord) -> np.ndarray:
+    """Rows of a record as letters, its query as it is written."""
+    found = LETTERS[record.msa]
+    found[0] = list(record.sequence)
+    return found
+
+
+def component(name: str) -> Any:
+    """A component with names and a conformer, as Boltz has them in its cache."""
+    chem = importlib.import_module("rdkit.Chem")
+    shapes = importlib.import_module("evofeed.synth.entries")
+    editable = chem.RWMol()
+    if name in shapes.PIECES:
+        shape = shapes.shape_of(name)
+        atoms = list(zip(shape.names, shape.elements, shape.position, strict=True))
+        bonds = [(one, two) for one, two, _ in shapes.bonds_of(name)]
+    else:
+        made = chem.MolFromSequence(gemmi.find_tabulated_residue(name).one_letter_code.upper())
+        made = made or chem.MolFromSequence("G")
+        names = [one.GetPDBResidueInfo().GetName().strip() for one in made.GetAtoms()]
+        symbols = [one.GetSymbol() for one in made.GetAtoms()]
+        atoms = [(one, two, np.zeros(3)) for one, two in zip(names, symbols, strict=True)]
+        ends = [(one.GetBeginAtomIdx(), one.GetEndAtomIdx()) for one in made.GetBonds()]
+        bonds = [(names[one], names[two]) for one, two in ends]
+    for title, element, _ in atoms:
+        atom = chem.Atom(element.capitalize())
+        atom.SetNoImplicit(True)
+        atom.SetProp("name", title)
+        atom.SetProp("leaving_atom", str(int(title in ("OXT", "OP3"))))
+        editable.AddAtom(atom)
+    order = [title for title, *_ in atoms]
+    for one, two in bonds:
+        editable.AddBond(order.index(one), order.index(two), chem.BondType.SINGLE)
+    conformer = chem.Conformer(len(atoms))
+    for row, (*_, place) in enumerate(atoms):
+        conformer.SetAtomPosition(row, [float(value) for value in place])
+    editable.AddConformer(conformer)
+    molecule = editable.GetMol()
+    molecule.UpdatePropertyCache(strict=False)
+    chem.FastFindRings(molecule)
+    return molecule
+
+
+def run_boltz(inputs: Path, out: Path) -> Path:
+    """Boltz's own `check_inputs` and `process_inputs`; the folder of what they made."""
+    chem = importlib.import_module("rdkit.Chem")
+    chem.SetDefaultPickleProperties(chem.PropertyPickleOptions.AllProps)
+    boltz = importlib.import_module("boltz.main")
+    const = importlib.import_module("boltz.data.const")
+    mols = out / "mols"
+    mols.mkdir(parents=True)
+    for name in {*const.canonical_tokens, "UNK", *const.tokens[2:], "LIG", "MG", "SO4"}:
+        with contextlib.suppress(ValueError):
+            (mols / f"{name}.pkl").write_bytes(pickle.dumps(component(name)))
+    boltz.process_inputs(
+        data=boltz.check_inputs(inputs), out_dir=out, ccd_path=mols, mol_dir=mols,
+        msa_server_url="", msa_pairing_strategy="greedy", boltz2=True,
+    )  # fmt: skip
+    return out / "processed"
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_boltz_reads_the_chains_rows_and_templates_of_a_complex(
+    projects: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("boltz", reason="make projects")
+    types = importlib.import_module("boltz.data.types")
+    const = importlib.import_module("boltz.data.const")
+    inputs = exported(tmp_path / "in", "boltz") / "inputs"
+    monkeypatch.chdir(tmp_path)  # names in a job do not hang on where Boltz is started
+    made = run_boltz(inputs, tmp_path / "out")
+    name, record = a_complex()
+    about = json.loads((made / "records" / f"{name}.json").read_text())
+    assert [one["num_residues"] for one in about["chains"]] == [
+        chain.num_res for chain, ids in zip(record.chains, record.copies, strict=True) for _ in ids
+    ]
+    assert len({one["entity_id"] for one in about["chains"]}) == 2
+    templates = {one["name"] for one in about["templates"]}
+    assert len(templates) == sum(chain.num_templates for chain in record.chains) > 0
+    tokens = {const.token_ids[const.prot_letter_to_token[c]]: c for c in f"{RESTYPES}X-"}
+    firsts = {one["entity_id"]: one["msa_id"] for one in reversed(about["chains"])}
+    both: list[set[int]] = []
+    for (_, msa), chain, pairing in zip(
+        sorted(firsts.items()), record.chains, record.pairing, strict=True
+    ):
+        found = types.MSA.load(made / "msa" / f"{msa}.npz")
+        text = "".join(tokens[int(code[0])] for code in found.residues)
+        rows = [text[one["res_start"] : one["res_end"]] for one in found.sequences]
+        assert pairing is not None
+        species = np.array(pairing.msa_species)[1:]
+        pairs, own = letters(pairing)[1:][species != ""], letters(chain)
+        wanted = np.concatenate([own[:1], pairs, own[1:]])
+        assert set(rows) <= {"".join(row) for row in wanted} and len(rows) > 10
+        texts = ["".join(row).replace("-", "") for row in wanted]
+        assert {row.replace("-", "") for row in rows} == set(texts)
+        both.append({int(one["taxonomy"]) for one in found.sequences} - {-1})
+    assert both[0] & both[1]  # species that both chains have are paired
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_openfold3_reads_the_rows_of_every_chain_and_the_species_to_pair(
+    projects: None, tmp_path: Path
+) -> None:
+    pytest.importorskip("openfold3", reason="make projects")
+    form = importlib.import_module("openfold3.projects.of3_all_atom.config.inference_query_format")
+    configs = importlib.import_module("openfold3.core.config.msa_pipeline_configs")
+    reading = importlib.import_module("openfold3.core.data.io.sequence.msa")
+    settings = importlib.import_module(
+        "openfold3.projects.of3_all_atom.config.dataset_config_components"
+    ).MSASettings
+    pairs = importlib.import_module("openfold3.core.data.primitives.sequence.msa")
+    folder = exported(tmp_path / "in", "openfold3")
+    queries = form.InferenceQuerySet.from_json(folder / "query.json").queries
+    name, record = a_complex()
+    query = queries[name]
+    assert [len(one.chain_ids) for one in query.chains] == [len(ids) for ids in record.copies]
+    assert [one.sequence for one in query.chains] == [one.sequence for one in record.chains]
+    asked = configs.MsaSampleProcessorInputInference.create_from_inference_query_entry(query)
+    runner = yaml.safe_load((folder / "runner.yml").read_text())
+    config = settings(**runner["dataset_config_kwargs"]["msa"])
+    parser = reading.MsaSampleParserInference(config=config)
+    maps = parser.parse_msas(parser.create_maps(asked))
+    for one, chain, pairing in zip(query.chains, record.chains, record.pairing, strict=True):
+        tables = maps.rep_id_to_main_msa[maps.chain_id_to_rep_id[one.chain_ids[0]]]
+        names = [name for name in config.aln_order if name in tables]
+        rows = np.concatenate([tables[name].msa[1:] for name in names])
+        deleted = np.concatenate([tables[name].deletion_matrix[1:] for name in names])
+        order = np.argsort(chain.msa_source[1:], kind="stable") + 1
+        assert np.array_equal(rows, letters(chain)[order])
+        assert np.array_equal(deleted, chain.deletion_matrix()[order])
+        assert pairing is not None
+        told = pairs.process_msa_pairing_metadata(tables["uniprot_hits"].metadata)
+        assert told["species_id"].tolist() == [s for s in pairing.msa_species[1:] if s]
+        assert len(one.template_cif_paths) == chain.num_templates > 0
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_protenix_makes_features_of_the_rows_of_a_job(projects: None, tmp_path: Path) -> None:
+    pytest.importorskip("protenix", reason="make projects")
+    structure = importlib.import_module("biotite.structure")
+    reader = importlib.import_module("protenix.data.msa.msa_featurizer")
+    folder = exported(tmp_path / "in", "protenix")
+    jobs = {one["name"]: one for one in json.loads((folder / "jobs.json").read_text())}
+    name, record = a_complex()
+    sequences = jobs[name]["sequences"]
+    assert [one["proteinChain"]["count"] for one in sequences] == [len(i) for i in record.copies]
+    pairs = zip(record.chains, record.copies, strict=True)
+    lengths = [one.num_res for one, ids in pairs for _ in ids]
+    atoms = structure.AtomArray(sum(lengths))  # an atom a residue is enough of a structure
+    atoms.set_annotation("asym_id_int", np.repeat(np.arange(len(lengths)), lengths))
+    atoms.chain_id = np.array(list("ABCDEF"))[atoms.asym_id_int]
+    atoms.res_id = np.concatenate([np.arange(1, length + 1) for length in lengths])
+    atoms.set_annotation("centre_atom_mask", np.ones(len(atoms), int))
+    features = reader.InferenceMSAFeaturizer.make_msa_feature(sequences, atoms)
+    table = importlib.import_module("protenix.data.constants").STD_RESIDUES_WITH_GAP
+    three = {one: gemmi.expand_one_letter(one, gemmi.ResidueKind.AA) for one in RESTYPES}
+    codes = np.array([table[three.get(one, "UNK" if one == "X" else "-")] for one in LETTERS])
+    first = codes[record.chains[0].msa]
+    made = features["msa"][:, : lengths[0]]
+    assert set(map(tuple, first.tolist())) <= set(map(tuple, made.tolist()))
+    paired = (features["msa"] != table["-"]).reshape(len(features["msa"]), -1)
+    ends = np.cumsum(lengths)
+    there = np.stack([part.any(1) for part in np.split(paired, ends[:-1], 1)], 1)
+    assert there.all(1).sum() > 1  # rows of one species stand beside each other
+
+
+def test_alphafold_3_gets_copies_rows_and_templates_by_the_names_it_takes(tmp_path: Path) -> None:
+    folder = exported(tmp_path / "in", "af3")
+    name, record = a_complex()
+    job = json.loads((folder / f"{name}.json").read_text())
+    assert set(job) == {"name", "modelSeeds", "sequences", "bondedAtomPairs", "dialect", "version"}
+    assert (job["dialect"], job["version"]) == ("alphafold3", 2)
+    ids = [one["protein"]["id"] for one in job["sequences"]]
+    assert [len(one) for one in ids] == [len(one) for one in record.copies]
+    assert [name for names in ids for name in names] == ["A", "B", "C", "D"]
+    for entry, chain in zip(job["sequences"], record.chains, strict=True):
+        protein = entry["protein"]
+        fields = "id sequence modifications unpairedMsa pairedMsa templates".split()
+        assert set(protein) == set(fields)
+        for field in ("unpairedMsa", "pairedMsa"):  # AF3 checks that a query is its sequence
+            assert protein[field].splitlines()[1] == chain.sequence
+        assert (
+            "tr|" in protein["pairedMsa"] and len(protein["templates"]) == chain.num_templates > 0
+        )
+        for number, template in enumerate(protein["templates"]):
+            assert set(template) == {"mmcif", "queryIndices", "templateIndices"}
+            block = gemmi.cif.read_string(template["mmcif"]).sole_block()
+            assert block.find_value("_pdbx_audit_revision_history.revision_date")
+            (found,) = gemmi.make_structure_from_block(block)[0]
+            mask = chain.template_all_atom_mask[number].astype(bool)
+            assert template["queryIndices"] == np.flatnonzero(mask.any(1)).tolist()
+            residues = [found[row] for row in template["templateIndices"]]
+            places = np.array([atom.pos.tolist() for residue in residues for atom in residue])
+            assert np.allclose(places, chain.template_all_atom_positions[number][mask], atol=6e-4)
+    back = {one.sequence: featurize_chain(one) for one in discover(folder / f"{name}.json")}
+    for chain in record.chains:
+        found_rows = back[chain.sequence]
+        order = np.argsort(chain.msa_source, kind="stable")
+        assert np.array_equal(found_rows.msa, chain.msa[order])
+        assert np.array_equal(found_rows.deletion_matrix(), chain.deletion_matrix()[order])
+
+
+def test_openfold_gets_the_files_of_every_chain(tmp_path: Path) -> None:
+    folder = exported(tmp_path / "in", "openfold", kinds=["chains"])
+    dataset = Dataset.open(complexes())
+    back = {one.chain_id: featurize_chain(one) for one in discover(folder / "alignments")}
+    assert set(back) == set(dataset)
+    for name, found in back.items():
+        want = dataset[name]
+        order = np.argsort(want.msa_source, kind="stable")
+        assert {row.tobytes() for row in found.msa} == {row.tobytes() for row in want.msa[order]}
+
+
+def test_what_is_known_of_a_complex_goes_with_it_as_mmcif(tmp_path: Path) -> None:
+    name, record = a_complex()
+    folder = exported(tmp_path / "in", "boltz")
+    found = gemmi.read_structure(str(folder / "structures" / f"{name}.cif"))
+    assert [chain.name for chain in found[0]] == ["A", "B", "C", "D"]
+    places = np.array([atom.pos.tolist() for one in found[0] for r in one for atom in r])
+    assert record.all_atom_positions is not None and record.all_atom_mask is not None
+    assert np.allclose(places, record.all_atom_positions[record.all_atom_mask > 0], atol=6e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_boltz_and_openfold3_read_the_ligands_and_nucleic_acids_of_an_entry(
+    projects: None, tmp_path: Path
+) -> None:
+    pytest.importorskip("boltz", reason="make projects")
+    jobs = exported(tmp_path / "boltz", "boltz", dataset_uri())
+    made = run_boltz(jobs / "inputs", tmp_path / "out")
+    about = json.loads((made / "records" / "s000-1.json").read_text())
+    kinds = [one["mol_type"] for one in about["chains"]]
+    assert sorted(kinds) == [0, 0, 2, 3, 3, 3, 3]  # two proteins, RNA, twice LIG, MG and SO4
+    folder = exported(tmp_path / "of3", "openfold3", dataset_uri())
+    form = importlib.import_module("openfold3.projects.of3_all_atom.config.inference_query_format")
+    query = form.InferenceQuerySet.from_json(folder / "query.json").queries["s000-1"]
+    kinds = [one.molecule_type.name for one in query.chains]
+    assert kinds == ["PROTEIN", "RNA", "LIGAND", "LIGAND", "LIGAND"]
+    assert query.chains[2].ccd_codes == ["LIG"] and len(query.chains[2].chain_ids) == 2
+    assert query.chains[0].non_canonical_residues == {6: "MSE"}
+
+
+def test_an_id_that_is_not_there_and_a_wrong_format_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(InputError, match="no chains or complexes or entries 9zzz in it"):
+        exported(tmp_path / "in", "af3", ids=["9zzz"])
+    with pytest.raises(SystemExit) as ended:
+        main(["export", complexes(), str(tmp_path / "x"), "--format", "chai"])
+    assert ended.value.code == 2 and "no format 'chai'" in capsys.readouterr().err

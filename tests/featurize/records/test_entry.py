@@ -1,0 +1,136 @@
+"""mmCIF text to the record of an entry: assemblies, dates, long names, damage."""
+
+from __future__ import annotations
+
+import functools
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from evofeed.base.errors import EvofeedError, MmcifError
+from evofeed.featurize.entries.molecules import component_molecule
+from evofeed.featurize.entries.prepare import PreparedEntry, prepare_entry
+from evofeed.featurize.records.entry import entry_record, operations
+from evofeed.featurize.structures.components import read_components
+from evofeed.protein.components import ComponentTable
+from evofeed.synth.entries import components_cif, entry_cif
+
+TEXT = entry_cif("s000", 0, 6)
+GEN = "1 1 A,B,C,D,E,F,G\n"
+PROJECTS = ("openfold3", "boltz", "protenix")
+
+
+@functools.cache
+def components(text: str = "") -> ComponentTable:
+    """The made-up dictionary, or one of this text."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "components.cif")
+        path.write_text(text or components_cif())
+        return read_components(path)
+
+
+def changed(old: str, new: str, text: str = TEXT) -> str:
+    assert old in text
+    return text.replace(old, new)
+
+
+def prepared(text: str, table: ComponentTable | None = None) -> PreparedEntry:
+    return prepare_entry(text.encode(), table or components(), PROJECTS)
+
+
+def test_without_an_assembly_called_1_the_first_is_taken() -> None:
+    text = changed(GEN, "7 1 A,C\n2 1 B\n")
+    record = entry_record(text.encode())
+    assert (record.assembly, record.copies[0].asyms) == ("7", ("A", "C"))
+    assert entry_record(text.encode(), assembly="2").copies[0].asyms == ("B",)
+    with pytest.raises(MmcifError, match="no assembly '9': the file has 2, 7"):
+        entry_record(text.encode(), assembly="9")
+
+
+def test_products_of_operators_are_steps_from_right_to_left() -> None:
+    assert operations("(1-2)(X0)") == [("X0", "1"), ("X0", "2")]
+    shifts = "1 1 0 0 0 1 0 0 0 1 0 0 0\n"
+    turn = "2 0 -1 0 1 0 0 0 0 1 0 0 0\n3 1 0 0 0 1 0 0 0 1 10 0 0\n"
+    text = changed(shifts, shifts + turn, changed(GEN, "1 (2)(3) A\n"))
+    record = entry_record(text.encode())
+    moved = record.operators[0] @ np.array([0, 0, 0, 1.0])
+    np.testing.assert_allclose(moved, [0, 10, 0])  # shifted first, then turned
+
+
+def test_an_operator_that_is_not_there_and_a_missing_table_are_told_apart() -> None:
+    with pytest.raises(MmcifError, match="operator '9' is not defined"):
+        entry_record(changed(GEN, "1 9 A\n").encode())
+    bare = changed("_pdbx_struct_assembly_gen.", "_other.")
+    record = entry_record(bare.encode())
+    assert (record.assembly, record.copies) == ("", ())
+    assert prepared(bare).sections
+
+
+def test_dates_are_kept_as_listed_and_resolutions_that_say_nothing_are_none() -> None:
+    text = changed("1 2020-01-15\n", "1 2021-05-05\n2 2019-01-01\n3 2022-02-02\n")
+    record = entry_record(
+        changed("_refine.ls_d_res_high 1.80", "_refine.ls_d_res_high ?", text).encode()
+    )
+    assert record.release_dates == ("2021-05-05", "2019-01-01", "2022-02-02")
+    assert np.isnan(record.resolution())
+
+
+def test_codes_of_five_letters_and_names_of_five_characters_come_through_every_ruleset() -> None:
+    def long(text: str) -> str:
+        return text.replace("LIG", "ABCDE").replace(" C1 ", " C1XYZ ")
+
+    made = prepared(long(TEXT), components(long(components_cif())))
+    assert set(made.sections) == set(PROJECTS)
+    for project, section in made.sections.items():
+        assert "ABCDE" in section.residue_name.tolist(), project
+        assert "C1XYZ" in section.atom_name.tolist(), project
+    molecule = component_molecule(components(long(components_cif()))["ABCDE"], 1).molecule
+    assert "C1XYZ" in molecule.name.tolist()
+
+
+@pytest.mark.parametrize("count", [1, 64])
+@pytest.mark.parametrize("code", ["MG", "SO4", "LIG"])
+def test_conformers_are_finite_however_many_and_of_a_single_atom(code: str, count: int) -> None:
+    made = component_molecule(components()[code], count).molecule
+    assert np.isfinite(made.position).all()
+    assert made.position.shape[1] == len(made.mask) == len(made.name)
+    assert made.mask.all()
+
+
+def test_a_component_that_cannot_be_embedded_has_other_coordinates_or_a_mask_and_no_nan() -> None:
+    one = components()["LIG"]
+    fields = {name: getattr(one, name) for name in type(one).__dataclass_fields__}
+    carbons = np.where(one.element == "H", "H", "C")
+    crowded = {**fields, "element": carbons, "bond_order": np.full(len(one.bond), 4)}
+    for known in (one.ideal, np.full_like(one.ideal, np.nan)):
+        made = component_molecule(type(one)(**{**crowded, "ideal": known, "model": known}), 2)
+        assert made.origin in ("ideal", "none")
+        assert np.isfinite(made.molecule.position).all()
+        assert made.molecule.mask.all() == (made.origin == "ideal")
+
+
+def test_an_unknown_component_is_named_by_every_project_that_leaves_it_out_or_refuses() -> None:
+    made = prepared(TEXT, ComponentTable({k: v for k, v in components().items() if k != "LIG"}))
+    said = " ".join(made.notes())
+    for project in PROJECTS:
+        section = made.sections.get(project)
+        gone = section is None or "LIG" not in section.residue_name.tolist()
+        assert not gone or project in said
+    assert "LIG" in said
+
+
+def test_text_cut_anywhere_or_with_a_changed_character_is_a_record_or_a_typed_error() -> None:
+    dice = np.random.default_rng(0)
+    begin = TEXT.index("_atom_site.group_PDB")
+    refused = 0
+    for at in [*np.linspace(1, begin + 2500, 40).astype(int), *dice.integers(0, begin + 2000, 40)]:
+        whole = TEXT[: int(at)]
+        if dice.random() < 0.5:
+            whole = TEXT[: int(at)] + "#'_;9"[dice.integers(5)] + TEXT[int(at) + 1 :]
+        try:
+            prepared(whole)
+        except EvofeedError:
+            refused += 1
+    assert refused > 10

@@ -1,0 +1,157 @@
+"""OpenFold3's cleaning and tokens against structures that OpenFold3 prepared itself."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.featurize.records.allatom import (
+    OpenFold3Molecules,
+    components,
+    openfold3_alignments,
+    record,
+)
+from tests.loader.views.packs import entry_view, openfold3_cache, packs, read, recordings
+
+from evofeed.featurize.records.rulesets.openfold3 import OpenFold3Rules, openfold3_section
+from evofeed.loader.views.openfold3.tables import openfold3_view
+from evofeed.protein.ruleset_section import EntryRefused, RulesetSection, placed
+
+RECORDED = recordings("openfold3/structure/*.npz")
+COPY_TOLERANCE = 1e-5
+KINDS = np.array([0, 2, 1, 3])
+
+
+def section_of(path: Path) -> RulesetSection:
+    pack = path.parent.parent.parent
+    return openfold3_section(record(pack, path.stem), components(pack))
+
+
+def sorted_bonds(atoms: np.ndarray, types: np.ndarray) -> list[list[int]]:
+    table = np.column_stack([np.sort(atoms.astype(np.int64), 1), types.astype(np.int64)])
+    return sorted(table.tolist())
+
+
+@pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.stem)
+def test_cleaning_gives_the_atoms_and_bonds_that_openfold3_has(path: Path) -> None:
+    entry = record(path.parent.parent.parent, path.stem)
+    section, theirs = section_of(path), read(path, "atom.").arrays
+    chain, residue, row = section.atom_chain(), section.atom_residue(), section.atom_row
+    assert theirs["atom_name"].tolist() == section.atom_name.tolist()
+    columns = {
+        "chain_id": section.chain_name[chain],
+        "res_id": section.residue_index[residue],
+        "ins_code": section.residue_insertion[residue],
+        "res_name": section.residue_name[residue],
+        "hetero": section.residue_hetero[residue],
+        "element": section.atom_element,
+        "charge": section.atom_charge,
+        "occupancy": np.where(row >= 0, entry.atom_occupancy[row], 0),
+        "entity_id": section.chain_entity[chain],
+        "molecule_type_id": KINDS[section.chain_type[chain]],
+        "sym_id": section.chain_copy[chain],
+        "label_asym_id": np.array(entry.chain_label)[section.chain_asym[chain]],
+    }
+    for name, values in columns.items():
+        assert np.array_equal(values, theirs[name]), name
+    position = placed(
+        entry.atom_position[row], section.chain_operator[chain], entry.operators, single=True
+    )
+    position[row < 0] = np.nan
+    np.testing.assert_allclose(position, theirs["coord"], rtol=0, atol=COPY_TOLERANCE)
+    assert sorted_bonds(section.bond_atom, section.bond_type) == sorted_bonds(
+        theirs["bonds"][:, :2], theirs["bonds"][:, 2]
+    )
+
+
+@pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.stem)
+def test_metadata_and_interfaces_are_openfold3s(path: Path) -> None:
+    pack = path.parent.parent.parent
+    entry, section = record(pack, path.stem), section_of(path)
+    theirs = openfold3_cache(pack)["metadata"]["structure_data"][path.stem]
+    names = section.chain_name
+    assert [[names[a], names[b]] for a, b in section.interface] == theirs["interfaces"]
+    assert set(names.tolist()) == set(theirs["chains"])
+    for name, asym, entity in zip(names, section.chain_asym, section.chain_entity, strict=True):
+        assert theirs["chains"][name]["label_asym_id"] == entry.chain_label[asym]
+        assert theirs["chains"][name]["auth_asym_id"] == entry.chain_author[asym]
+        assert theirs["chains"][name]["entity_id"] == entity
+    assert min(entry.release_dates) == theirs["release_date"]
+    assert entry.methods[0] == theirs["experimental_method"]
+    resolution = entry.resolution()
+    assert (None if np.isnan(resolution) else resolution) == theirs["resolution"]
+
+
+@pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.stem)
+def test_the_view_of_a_record_is_the_view_of_openfold3s_own_tables(path: Path) -> None:
+    pack = path.parent.parent.parent
+    entry = record(pack, path.stem)
+    ours = openfold3_view(
+        entry, section_of(path), OpenFold3Molecules(pack), openfold3_alignments(pack, path.stem)
+    )
+    theirs = entry_view("openfold3", pack, path.stem)
+    for name in type(ours).__dataclass_fields__:
+        one, two = getattr(ours, name), getattr(theirs, name)
+        if name == "atom_position":
+            np.testing.assert_allclose(one, two, rtol=0, atol=COPY_TOLERANCE)
+        elif name in ("bond_atom", "molecule_orders"):
+            continue
+        elif name == "bond_type":
+            assert sorted_bonds(ours.bond_atom, one) == sorted_bonds(theirs.bond_atom, two)
+        elif name == "interface_chain":
+            assert sorted(one.tolist()) == sorted(two.tolist())
+        elif name == "resolution":
+            assert np.array_equal(one, two, equal_nan=True)
+        elif isinstance(one, np.ndarray):
+            assert np.array_equal(one, two), name
+            assert one.dtype.kind == two.dtype.kind, name
+        else:
+            assert one == two, name
+
+
+@pytest.mark.parametrize("pack", packs(), ids=lambda pack: pack.name)
+def test_an_entry_that_openfold3_loses_is_refused_with_a_reason(pack: Path) -> None:
+    status = openfold3_cache(pack)["metadata"]["structure_data"]
+    lost = [name for name, about in status.items() if about["status"] != "success"]
+    for name in lost:
+        with pytest.raises(EntryRefused) as refusal:
+            openfold3_section(record(pack, name), components(pack))
+        assert name in str(refusal.value)
+        right = openfold3_section(record(pack, name), components(pack), OpenFold3Rules.right())
+        assert len(right.chain_name)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"release_dates": ()}, {"methods": ()}, {"component_types": {}}, {"entities": "number"}],
+    ids=lambda one: next(iter(one)),
+)
+def test_an_entry_without_a_table_that_openfold3_reads_is_refused(change: dict[str, Any]) -> None:
+    path = RECORDED[0]
+    entry, table = record(path.parent.parent.parent, path.stem), components(path.parents[2])
+    if "entities" in change:
+        change = {"entities": tuple(dataclasses.replace(one, name="P") for one in entry.entities)}
+    wrong = dataclasses.replace(entry, **change)
+    with pytest.raises(EntryRefused, match=r"no _|no number"):
+        openfold3_section(wrong, table)
+    openfold3_section(wrong, table, OpenFold3Rules.right())
+
+
+def test_an_entry_of_which_cleaning_leaves_nothing_is_refused() -> None:
+    for path in RECORDED:
+        entry = record(path.parents[2], path.stem)
+        kinds = [entry.entities[row].polymer for row in entry.chain_entity]
+        if "polypeptide(L)" in kinds:
+            break
+    chain = kinds.index("polypeptide(L)")
+    low, high = entry.chain_residue[chain : chain + 2]
+    keep = np.isin(np.arange(entry.num_residues), np.arange(low, high))
+    alone = dataclasses.replace(entry, copies=(), links=()).taking(keep[entry.atom_residue()])
+    half = alone.atom_residue() > alone.num_residues // 2
+    torn = dataclasses.replace(alone, atom_position=alone.atom_position + 50 * half[:, None])
+    with pytest.raises(EntryRefused, match="no atoms are left"):
+        openfold3_section(torn, components(path.parents[2]))
+    assert len(openfold3_section(alone, components(path.parents[2])).chain_name) == 1

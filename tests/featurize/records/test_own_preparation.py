@@ -1,0 +1,181 @@
+"""OpenFold3's and Protenix's own preparation beside ours, of recorded entries that were edited.
+
+`make projects` installs their wheels, as CI does. Boltz's scripts are in no wheel.
+"""
+
+from __future__ import annotations
+
+import gzip
+import importlib
+import io
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gemmi
+import numpy as np
+import pytest
+from tests.featurize.records.allatom import components
+from tests.loader.views.own_openfold3 import stand_ins
+from tests.loader.views.packs import some_recordings
+
+from evofeed.featurize.records.entry import entry_record
+from evofeed.featurize.records.rulesets.openfold3 import openfold3_section
+from evofeed.featurize.records.rulesets.protenix import protenix_section
+from evofeed.protein.entry_record import EntryRecord
+from evofeed.protein.ruleset_section import RulesetSection, placed
+
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
+PROJECTS = Path(__file__).parents[3] / ".projects"
+Rows = list[dict[str, str]]
+
+
+def as_it_is(rows: Rows) -> Rows:
+    return rows
+
+
+def without_every_seventh_residue(rows: Rows) -> Rows:
+    return [row for row in rows if int(row["auth_seq_id"]) % 7]
+
+
+def with_alternates_the_other_way(rows: Rows) -> Rows:
+    """Every fifth residue stands twice, the second location the more occupied one."""
+    out: Rows = []
+    for row in rows:
+        if int(row["auth_seq_id"]) % 5 or row["label_alt_id"] != ".":
+            out.append(row)
+            continue
+        moved = f"{float(row['Cartn_x']) + 0.5:.3f}"
+        out.append({**row, "label_alt_id": "A", "occupancy": "0.30"})
+        out.append({**row, "label_alt_id": "B", "occupancy": "0.70", "Cartn_x": moved})
+    return out
+
+
+def with_atoms_reversed_and_deuterium(rows: Rows) -> Rows:
+    out: Rows = []
+    held: Rows = []
+    for row in rows:
+        if held and any(row[k] != held[0][k] for k in ("label_asym_id", "auth_seq_id")):
+            out += held[::-1]
+            held = []
+        held.append(row)
+    out += held[::-1]
+    return out + [{**row, "label_atom_id": "D9", "type_symbol": "D"} for row in out[-1:]]
+
+
+def with_insertion_codes_and_no_occupancy(rows: Rows) -> Rows:
+    return [
+        {**row, "pdbx_PDB_ins_code": "A", "occupancy": "0.00"}
+        if int(row["auth_seq_id"]) % 6 == 0
+        else row
+        for row in rows
+    ]
+
+
+EDITS = [
+    as_it_is,
+    without_every_seventh_residue,
+    with_alternates_the_other_way,
+    with_atoms_reversed_and_deuterium,
+    with_insertion_codes_and_no_occupancy,
+]
+
+
+def edited(path: Path, edit: Callable[[Rows], Rows]) -> str:
+    """An entry's mmCIF with another table of atoms."""
+    pack = path.parents[2]
+    text = gzip.decompress((pack / "inputs" / "mmcif" / f"{path.stem}.cif.gz").read_bytes())
+    document = gemmi.cif.read_string(text.decode())
+    block = document.sole_block()
+    table = block.find_mmcif_category("_atom_site.")
+    names = [tag.split(".")[1] for tag in table.tags]
+    rows = [dict(zip(names, row, strict=True)) for row in table]
+    table.erase()
+    loop = block.init_loop("_atom_site.", names)
+    for number, row in enumerate(edit(rows), 1):
+        loop.add_row([str(number) if name == "id" else row[name] for name in names])
+    return str(document.as_string())
+
+
+def dictionary_text(pack: Path) -> str:
+    """The pack's dictionary of components, which may be compressed."""
+    (file,) = (pack / "components").glob("components.cif*")
+    data = file.read_bytes()
+    return (gzip.decompress(data) if file.suffix == ".gz" else data).decode()
+
+
+@pytest.fixture
+def packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path, str(PROJECTS)])
+    stand_ins(monkeypatch)
+
+
+def assert_same(
+    section: RulesetSection, record: EntryRecord, theirs: Any, seen: np.ndarray
+) -> None:
+    """Names, numbers, coordinates and bonds of every atom are equal."""
+    residue, row = section.atom_residue(), section.atom_row
+    for name, ours in {
+        "atom_name": section.atom_name,
+        "res_name": section.residue_name[residue],
+        "res_id": section.residue_index[residue],
+        "element": section.atom_element,
+    }.items():
+        assert ours.tolist() == getattr(theirs, name).tolist(), name
+    assert np.array_equal(row >= 0, seen)
+    operator = section.chain_operator[section.atom_chain()]
+    position = placed(record.atom_position[row], operator, record.operators, single=True)
+    assert np.array_equal(position[seen], theirs.coord[seen])
+    bonds = np.sort(theirs.bonds.as_array()[:, :2].astype(int), axis=1)
+    assert sorted(np.sort(section.bond_atom, axis=1).tolist()) == sorted(bonds.tolist())
+
+
+@pytest.mark.parametrize("edit", EDITS, ids=lambda one: one.__name__)
+@pytest.mark.parametrize(
+    "path", some_recordings("openfold3/structure/*.npz", 2), ids=lambda p: p.stem
+)
+def test_openfold3_cleans_an_edited_entry_as_ours_does(
+    path: Path, edit: Callable[[Rows], Rows], packages: None, tmp_path: Path
+) -> None:
+    pytest.importorskip("openfold3", reason="make projects")
+    text, pack = edited(path, edit), path.parents[2]
+    file = tmp_path / "entry.cif"
+    file.write_text(text)
+    module = importlib.import_module("openfold3.core.data.pipelines.preprocessing.structure")
+    pdbx = importlib.import_module("biotite.structure.io.pdbx")
+    parsed = module.parse_mmcif(file, expand_bioassembly=True, renumber_chain_ids=True)
+    block = module.get_cif_block(parsed.structure_file)
+    dictionary = pdbx.CIFFile.read(io.StringIO(dictionary_text(pack)))
+    theirs = module.cleanup_structure_of3(parsed.atom_array, block, dictionary)
+    record = entry_record(text.encode())
+    section = openfold3_section(record, components(pack))
+    assert_same(section, record, theirs, np.isfinite(theirs.coord).all(axis=1))
+
+
+@pytest.mark.parametrize("edit", EDITS, ids=lambda one: one.__name__)
+@pytest.mark.parametrize(
+    "path", some_recordings("protenix/structure/*.npz", 2), ids=lambda p: p.stem
+)
+def test_protenix_prepares_an_edited_entry_as_ours_does(
+    path: Path,
+    edit: Callable[[Rows], Rows],
+    packages: None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pytest.importorskip("protenix", reason="make projects")
+    text, pack = edited(path, edit), path.parents[2]
+    file = tmp_path / "entry.cif"
+    file.write_text(text)
+    module = importlib.import_module("protenix.data.core.parser")
+    pdbx = importlib.import_module("biotite.structure.io.pdbx")
+    dictionary = pdbx.CIFFile.read(io.StringIO(dictionary_text(pack)))
+    monkeypatch.setattr(module.ccd, "biotite_load_ccd_cif", lambda: dictionary)
+    monkeypatch.setattr(module, "get_obsolete_dict", dict)
+    conformers = "add_ref_info_and_res_perm"  # another test's
+    monkeypatch.setattr(module.AddAtomArrayAnnot, conformers, staticmethod(lambda atoms: atoms))
+    theirs = module.MMCIFParser(file).get_bioassembly()["atom_array"]
+    record = entry_record(text.encode())
+    section = protenix_section(record, components(pack))
+    assert_same(section, record, theirs, theirs.is_resolved)

@@ -1,0 +1,77 @@
+"""Protenix's atoms, bonds, molecules and tokens against structures that it prepared itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.featurize.records.allatom import ProtenixMolecules, components, record
+from tests.loader.views.packs import entry_view, read, recordings
+
+from evofeed.featurize.records.rulesets.protenix import ProtenixRules, protenix_section
+from evofeed.loader.views.protenix.tables import canonical_sequences, protenix_view
+
+RECORDED = recordings("protenix/structure/*.npz")
+COPY_TOLERANCE = 1e-5
+
+
+def sorted_bonds(atoms: np.ndarray) -> list[list[int]]:
+    return sorted(np.sort(atoms, 1).astype(int).tolist())
+
+
+@pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.stem)
+def test_the_view_of_a_record_is_the_view_of_protenixs_own_tables(path: Path) -> None:
+    pack = path.parent.parent.parent
+    entry, table = record(pack, path.stem), components(pack)
+    section = protenix_section(entry, table)
+    sequences = canonical_sequences(entry, section, table)
+    theirs = entry_view("protenix", pack, path.stem)
+    names = {
+        int(theirs.chain_entity[chain]): theirs.alignments[number]
+        for chain, number in enumerate(theirs.chain_alignment.tolist())
+        if number >= 0
+    }
+    told = read(path).meta["other"]["sequences"]
+    assert {names[entity]: text for entity, text in sequences.items()} == {
+        name: told[name] for name in set(names.values())
+    }
+    ours = protenix_view(entry, section, ProtenixMolecules(pack), names, table)
+    wrong = []
+    for name in type(ours).__dataclass_fields__:
+        one, two = getattr(ours, name), getattr(theirs, name)
+        if name == "atom_position":
+            np.testing.assert_allclose(one, two, rtol=0, atol=COPY_TOLERANCE)
+        elif name.startswith(("molecule_", "component_", "atom_reference", "bond_type")):
+            continue
+        elif name == "bond_atom" or name == "interface_chain":
+            wrong += [] if sorted_bonds(one) == sorted_bonds(two) else [name]
+        elif name == "resolution":
+            wrong += [] if np.nan_to_num(one, nan=-1.0) == two else [name]
+        elif isinstance(one, np.ndarray):
+            wrong += [] if np.array_equal(one, two) else [name]
+        else:
+            wrong += [] if one == two else [name]
+    assert not wrong
+    position = theirs.molecule_position[0][theirs.atom_reference]
+    mask = theirs.molecule_mask[theirs.atom_reference]
+    mine = ours.molecule_position[0][ours.atom_reference]
+    np.testing.assert_array_equal(ours.molecule_mask[ours.atom_reference], mask)
+    np.testing.assert_allclose(mine[mask], position[mask], atol=1e-6)
+
+
+def test_the_selenium_of_a_polymer_is_found_where_the_fault_is_mended() -> None:
+    lost = kept = entries = 0
+    for path in RECORDED:
+        pack = path.parent.parent.parent
+        entry = record(pack, path.stem)
+        if not (entry.atom_element == "SE").any():
+            continue
+        entries += 1
+        for rules in (ProtenixRules(), ProtenixRules.right()):
+            section = protenix_section(entry, components(pack), rules)
+            sulfur = (section.atom_name == "SD") & (section.atom_row >= 0)
+            seen = int((entry.atom_element[section.atom_row[sulfur]] == "SE").sum())
+            lost, kept = (lost + seen, kept) if rules.selenium_lost else (lost, kept + seen)
+    assert lost == 0
+    assert kept > 0 or not entries

@@ -1,0 +1,127 @@
+"""Recipes beside the calls that the pipelines themselves make."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+from tests.featurize.search.family import family, fasta, hh_db, require_programs
+from tests.featurize.search.test_search import chains, fake, text_of
+
+from evofeed.featurize import SearchOptions, discover, run_search
+from evofeed.featurize.formats.a3m import parse_a3m
+from evofeed.featurize.search.config import Database
+from evofeed.featurize.search.recipes import RECIPES, cook
+
+HHBLITS = (
+    "-n 3 -e 0.001 -maxseq 1000000 -realign_max 100000 -maxfilt 100000 -min_prefilter_hits 1000"
+).split()
+"""Options that OpenFold's `HHBlits.query` and AlphaFold 2's call it with, files and cores apart."""
+
+CAPS = {
+    "af2": {"uniref90": 10_000, "mgnify": 501, "bfd_uniref": None, "small_bfd": None},
+    "af2-multimer": {"uniref90": 10_000, "mgnify": 501, "bfd_uniref": None, "uniprot": 50_000},
+    "openproteinset": {"uniref90": 10_000, "mgnify": 5_000, "bfd_uniref": None, "uniprot": 50_000},
+    "af3": {"uniref90": 10_000, "mgnify": 5_000, "small_bfd": 5_000, "uniprot": 50_000},
+}
+"""`uniref_max_hits`, `mgnify_max_hits`, `max_uniprot_hits` of AlphaFold 2's pipelines, the defaults
+of OpenFold's `AlignmentRunner`, and `max_sequences` of AlphaFold 3's pipeline."""
+QUERY, *KIN = family(11, 12)
+
+
+@pytest.mark.parametrize("recipe", CAPS)
+def test_each_role_has_the_rows_that_its_pipeline_takes_of_it(recipe: str) -> None:
+    roles = [role.name for role in RECIPES[recipe].roles]
+    given = [Database(name, f"/db/{name}") for name in reversed(roles)]
+    found, config = cook(recipe, given)
+    rows = {db.name: db.max_hits for db in found if not db.is_template}
+    assert CAPS[recipe].items() <= rows.items()
+    assert found[0].name == "uniref90"  # which templates start from
+    assert config.hhblits == tuple(HHBLITS)
+    assert (config.e_value, config.iterations, config.max_hits) == (1e-4, 1, 1_000_000)
+    few, _ = cook(recipe, [Database("uniref90", "/db/u", max_hits=7)])
+    assert few[0].max_hits == 7
+
+
+def test_templates_are_searched_in_the_databases_of_their_roles() -> None:
+    found, _ = cook("af2", [Database("pdb70", "/p"), Database("uniref90", "/u")])
+    assert [(db.name, db.is_template) for db in found] == [("uniref90", False), ("pdb70", True)]
+    found, _ = cook("af2-multimer", [Database("pdb_seqres", "/p"), Database("uniref90", "/u")])
+    assert found[1].is_template
+
+
+@pytest.mark.parametrize("name", ["mgy_clusters", "uniref"])
+def test_a_database_without_a_role_is_refused_with_the_roles_there_are(name: str) -> None:
+    with pytest.raises(
+        ValueError, match=rf"af2 has no database '{name}': .* uniref90, mgnify, bfd"
+    ):
+        cook("af2", [Database(name, "/data/x.fa")])
+
+
+def test_hhblits_is_called_once_for_bfd_and_uniref30_with_openfolds_arguments(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("bfd", "uniref30"):
+        (tmp_path / f"{name}_cs219.ffdata").write_text("x")
+    fake(tmp_path / "bin", 'cp "$in" "$out"')
+    logged = tmp_path / "bin" / "hhblits"
+    call = f'[ "$1" = -h ] || echo "$@" >> {tmp_path}/calls\n'
+    logged.write_text(logged.read_text().replace("#!/bin/sh\n", f"#!/bin/sh\n{call}"))
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    given = [Database(name, str(tmp_path / name)) for name in ("uniref30", "bfd")]
+    databases, config = cook("af2", given)
+    report = run_search(chains(QUERY), str(tmp_path / "out"), databases, config=config)
+    assert report.num_broken == 0
+    (line,) = (tmp_path / "calls").read_text().splitlines()
+    words = line.split()
+    pairs = list(zip(words[::2], words[1::2], strict=True))
+    where = [value for option, value in pairs if option == "-d"]
+    assert where == [str(tmp_path / "bfd"), str(tmp_path / "uniref30")]
+    files = {"-i", "-oa3m", "-o", "-cpu", "-d"}
+    assert [pair for pair in pairs if pair[0] not in files] == list(
+        zip(HHBLITS[::2], HHBLITS[1::2], strict=True)
+    )
+
+
+def test_rows_of_a_joint_search_are_those_of_openfolds_call(tmp_path: Path) -> None:
+    """Sequences with every letter; the databases have different relatives."""
+    require_programs()
+    prefixes = []
+    for number, name in enumerate(("bfd", "uniref30")):
+        entries = {f"{name}{n}": [(f"{name}{n}", s)] for n, s in enumerate(KIN[number::2])}
+        prefixes.append(hh_db(tmp_path / name, entries))
+    odd = QUERY[:30] + "UOBZJX" + QUERY[36:]
+    given = [Database(name, path) for name, path in zip(("bfd", "uniref30"), prefixes, strict=True)]
+    databases, config = cook("af2", given)
+    one = SearchOptions(workers=1)
+    report = run_search(
+        chains(QUERY, odd), str(tmp_path / "out"), databases, config=config, options=one
+    )
+    assert report.num_broken == 0
+    for source in discover(tmp_path / "out"):
+        query = fasta(tmp_path / "query.fasta", [("query", source.sequence)])
+        where = [word for prefix in prefixes for word in ("-d", prefix)]
+        command = ["hhblits", "-i", query, "-cpu", "1", "-oa3m", "by_hand.a3m", "-o", "/dev/null"]
+        subprocess.run([*command, *HHBLITS, *where], cwd=tmp_path, check=True, capture_output=True)
+        want = parse_a3m((tmp_path / "by_hand.a3m").read_bytes())
+        rows = parse_a3m(text_of(source, "bfd_uniref_hits.a3m"))
+        assert rows.sequences() == want.sequences()
+        assert rows.descriptions() == want.descriptions()
+        names = {name[:3] for name in rows.descriptions()[1:]}
+        assert names == {"bfd", "uni"}, "rows of both"
+
+
+def test_rows_for_pairing_are_in_no_alignment_of_the_chain(tmp_path: Path) -> None:
+    given = [
+        Database(
+            name, fasta(tmp_path / f"{name}.fasta", [(f"{name}{n}", s) for n, s in enumerate(KIN)])
+        )
+        for name in ("uniprot", "uniref90")
+    ]
+    databases, config = cook("af2-multimer", given)
+    run_search(chains(QUERY), str(tmp_path / "out"), databases, config=config)
+    (source,) = discover(tmp_path / "out")
+    roles = {ref.plain_name: role for role, ref in source.alignment_files()}
+    assert roles == {"uniref90_hits.sto": "stockholm", "uniprot_hits.sto": "other"}

@@ -1,0 +1,149 @@
+"""From a folder of structures to a divided set in one command."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tests.featurize.search.family import fasta, require_programs
+from tests.featurize.search.test_splits import IDENTITY, hits
+
+from evofeed.base.errors import InputError
+from evofeed.cli import main
+from evofeed.featurize.sets.make import Split, read_chains
+from evofeed.store import Dataset
+from evofeed.synth import write_entries, write_synthetic
+
+pytestmark = pytest.mark.system
+
+
+@pytest.fixture(scope="module")
+def raw(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Structures of a few families, one file that is none, and a database of their sequences."""
+    require_programs()
+    root = tmp_path_factory.mktemp("raw")
+    write_synthetic(root / "synth", 16, mean_length=60, mean_depth=20, mean_members=2)
+    (root / "synth" / "mmcif" / "9bad.cif").write_text("data_9bad\n_entry.id 9bad\n")
+    chains, _ = read_chains(str(root / "synth" / "mmcif"))
+    fasta(root / "uniref90.fasta", [(f"UniRef90_{c.chain_id}", c.sequence) for c in chains])
+    return root
+
+
+def make(raw: Path, out: Path, *more: str) -> int:
+    """Exit code of the command."""
+    database = ["--search-db", f"uniref90={raw / 'uniref90.fasta'}", "--workers", "1"]
+    with pytest.raises(SystemExit) as ended:
+        main(["make-set", str(raw / "synth" / "mmcif"), str(out), *database, *more, "--json"])
+    return int(ended.value.code or 0)
+
+
+def sequences(data: Path, part: str) -> dict[str, str]:
+    dataset = Dataset.open(str(data), part)
+    return {name: dataset[name].sequence for name in dataset}
+
+
+def test_structures_become_parts_that_share_no_family_with_a_card_each(
+    raw: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "set"
+    split = ["--split", f"identity:{IDENTITY}", "--split", "share:0.3"]
+    assert make(raw, out, *split) == 0
+    made = json.loads(capsys.readouterr().out)
+    assert (
+        set(made["parts"]) == {"train", "valid"} and sum(made["parts"].values()) == made["chains"]
+    )
+    parts = [sequences(out / "data", name) for name in ("valid", "train")]
+    assert min(map(len, parts)) >= 2 and hits(tmp_path, *parts) == []
+    assert list(made["left_out"]) == ["9bad"] and "no atoms" in made["left_out"]["9bad"][0].lower()
+    main_ = Dataset.open(str(out / "data"))
+    record = main_[next(iter(main_))]
+    assert record.all_atom_positions is not None and record.num_alignments >= 1
+    assert max(main_[name].num_alignments for name in main_) > 1
+    assert all(size >= 1 for size in main_.index["cluster_size"].to_pylist())
+    for name in ("train", "valid"):
+        text = (out / "card" / name / "README.md").read_text()
+        other = {"train": "in valid", "valid": "in train"}[name]
+        assert "card.png" in text and "alignment rows" in text and other in text
+        assert (out / "card" / name / "card.png").stat().st_size > 1000
+    digests = [Dataset.open(str(out / "data"), name).digest for name in ("main", "train", "valid")]
+    (out / "card" / "train" / "README.md").unlink()
+    assert make(raw, out, *split) == 0  # run again, it continues: nothing is searched twice
+    capsys.readouterr()
+    again = [Dataset.open(str(out / "data"), name).digest for name in ("main", "train", "valid")]
+    assert again == digests and (out / "card" / "train" / "README.md").exists()
+    report = json.loads((out / "search" / "report.json").read_text())
+    assert report["searched"] == 0 and report["cache_hits"] > 0
+
+
+def test_by_date_the_younger_relatives_of_older_chains_are_in_no_part(
+    raw: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "set"
+    assert make(raw, out) == 0
+    index = Dataset.open(str(out / "data")).index
+    dates = sorted(index["release_date"].to_pylist())
+    date = dates[len(dates) * 2 // 3]
+    split = ["--split", f"date:{date}", "--split", f"identity:{IDENTITY}"]
+    assert make(raw, out, *split) == 0
+    for part, young in (("train", False), ("valid", True)):
+        found = Dataset.open(str(out / "data"), part).index["release_date"].to_pylist()
+        assert found and all((one >= date) == young for one in found)
+    parts = [sequences(out / "data", name) for name in ("valid", "train")]
+    assert hits(tmp_path, *parts) == []
+
+
+def test_entries_are_prepared_with_the_alignments_that_were_found(tmp_path: Path) -> None:
+    require_programs()
+    write_entries(tmp_path / "raw", 4, residues=24)
+    chains, _ = read_chains(str(tmp_path / "raw" / "mmcif"))
+    rows = [(f"UniRef90_{c.chain_id}", c.sequence) for c in chains]
+    database = fasta(tmp_path / "uniref90.fasta", rows)
+    with pytest.raises(SystemExit, match="0"):
+        main(
+            ["make-set", str(tmp_path / "raw" / "mmcif"), str(tmp_path / "set"), "--workers", "1",
+             "--search-db", f"uniref90={database}", "--split", "identity:0.9", "--split",
+             "share:0.3", "--components", str(tmp_path / "raw" / "components.cif")]
+        )  # fmt: skip
+    parts = {
+        name: Dataset.open(str(tmp_path / "set" / "data"), name) for name in ("valid", "train")
+    }
+    names = {name: set(part.entries.table["entry"].to_pylist()) for name, part in parts.items()}
+    assert names["valid"] and names["train"] and not names["valid"] & names["train"]
+    for part, found in names.items():  # whole: chains, complexes and records of an entry together
+        dataset = parts[part]
+        assert {name.rpartition("_")[0] for name in dataset} == found == set(dataset.assemblies)
+        assert len(dataset) == 2 * len(found)
+        points = dataset.entries.datapoints["entry"].to_pylist()
+        assert set(points) == set(range(len(found)))
+        entry = f"{min(found)}-1"
+        assert dataset.entries[entry].entry == min(found)
+    lines = (tmp_path / "set" / "clusters.tsv").read_text().splitlines()
+    table = {member: first for first, member in (line.split("\t") for line in lines)}
+    for project in ("boltz", "openfold3", "protenix"):  # clusters are those of the entries too
+        for part in parts.values():
+            entries = part.entries.table["entry"].to_pylist()
+            rows = [r for r in part.entries.datapoints.to_pylist() if r["project"] == project]
+            for row in rows:
+                ends = [row["cluster_a"], *([row["cluster_b"]] if row["chain_b"] >= 0 else [])]
+                for kind, cluster in zip((row["kind_a"], row["kind_b"]), ends, strict=False):
+                    if kind == 0:
+                        assert cluster == table[f"{entries[row['entry']]}_A"]
+                    elif kind == 3:
+                        assert cluster in ("LIG", "MG", "SO4")
+            assert {row["kind_a"] for row in rows} >= {0, 3}
+    train = parts["train"].entries
+    (alignment, *_) = train.table["alignments"].to_pylist()[0]
+    assert train.alignment(alignment).sources == ("uniref90_hits",)
+
+
+def test_a_split_that_is_none_and_a_folder_without_structures_are_named(
+    raw: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(ValueError, match="no split 'year:2021'"):
+        Split.parse(["year:2021"])
+    assert make(raw, tmp_path / "set", "--split", "identity:high") == 2
+    assert "high" in capsys.readouterr().err
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InputError, match="no protein chain: there is no structure file"):
+        read_chains(str(tmp_path / "empty"))

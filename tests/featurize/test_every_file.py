@@ -1,0 +1,222 @@
+"""Every file of an input is used, unused for a reason, left out as no protein, or broken."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from tests.featurize.golden import INPUTS
+from tests.featurize.test_pdb import protein, residue
+
+from evofeed.base.errors import InputError, JobError, NoProtein, UnusedInput
+from evofeed.featurize import check_input, discover, featurize_chain
+from evofeed.featurize.job import run_job
+from evofeed.featurize.job.options import JobOptions
+from evofeed.featurize.job.show import summary
+from evofeed.store import Dataset
+
+A3M = ">{0}\nACDEFGHIKL\n>r\nACDEFGHIKL\n>s\nACDEFGHIKM\n"
+
+
+def found(root: Path) -> tuple[list[str], list[InputError]]:
+    problems: list[InputError] = []
+    return [source.chain_id for source in discover(root, problems=problems)], problems
+
+
+def test_sequences_and_alignments_of_a_folder_are_joined_by_name(tmp_path: Path) -> None:
+    (tmp_path / "proteins.fasta").write_text("".join(f">{n}\nACDEFGHIKL\n" for n in "xyz"))
+    (tmp_path / "x.a3m").write_text(A3M.format("x"))
+    ids, problems = found(tmp_path)
+    assert ids == ["x", "y", "z"] and not problems
+    depth = [featurize_chain(source).num_alignments for source in discover(tmp_path)]
+    assert depth == [2, 1, 1]
+
+
+def test_structures_and_alignments_of_a_folder_are_joined_by_name(tmp_path: Path) -> None:
+    (tmp_path / "102m.pdb").write_text(protein())
+    (tmp_path / "x.a3m").write_text(A3M.format("x"))
+    (tmp_path / "1abc.pdb").write_text(protein())
+    (tmp_path / "1abc_A.a3m").write_text(">q\nAGS\n>r\nAGT\n")
+    ids, problems = found(tmp_path)
+    assert ids == ["102m_A", "1abc_A", "x"] and not problems
+    record = {s.chain_id: featurize_chain(s) for s in discover(tmp_path)}["1abc_A"]
+    assert record.num_alignments == 2 and record.all_atom_mask is not None
+
+
+def test_an_alignment_that_a_header_names_is_no_chain_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "job.fasta").write_text(">A|protein|./a.a3m\nACDEFGHIKL\n")
+    (tmp_path / "a.a3m").write_text(A3M.format("a"))
+    assert found(tmp_path) == (["job_A"], [])
+
+
+def test_models_of_a_job_are_no_chains_and_are_listed(tmp_path: Path) -> None:
+    (tmp_path / "x.a3m").write_text(A3M.format("x"))
+    for rank in (1, 2):
+        (tmp_path / f"x_unrelaxed_rank_00{rank}_model_1.pdb").write_text(
+            protein("A", "ALA CYS ASP GLU PHE GLY HIS ILE LYS LEU", b=90)
+        )
+    ids, problems = found(tmp_path)
+    assert ids == ["x"]
+    (problem,) = problems
+    assert isinstance(problem, UnusedInput) and "another file of x" in problem.message
+    assert str(problem.path).endswith("rank_002_model_1.pdb")
+
+
+def test_unused_files_are_in_check_report_and_summary(tmp_path: Path) -> None:
+    raw = tmp_path / "raw"
+    raw.mkdir()
+    (raw / "x.a3m").write_text(A3M.format("x"))
+    (raw / "lone.a3m").write_text(">q\nACDEFGHIKL\n")
+    (raw / "x_old.pdb").write_text(protein())
+    report = check_input(str(raw))
+    assert report.ok and report.findings["unused file"].count == 1
+    job = run_job(str(raw), str(tmp_path / "data"), executor="local", workers=1)
+    assert [item["type"] for item in job.left_out] == ["UnusedInput"] and job.num_broken == 0
+    written = json.loads(Path(job.path).read_text())
+    assert written["left_out"] == [dict(item) for item in job.left_out]
+    text = "\n".join(summary(job))
+    assert "1 files unused, x_old.pdb" in text
+    assert "1 of 2 chains have no aligned row but the query" in text
+
+
+def test_what_is_no_protein_is_left_out_and_not_broken(tmp_path: Path) -> None:
+    raw = tmp_path / "raw"
+    raw.mkdir()
+    for name in ("1aaa", "1bbb", "1ccc"):
+        (raw / f"{name}.pdb").write_text(protein())
+    (raw / "1bna.pdb").write_text(residue("DA", "A", "1 ") + residue("DC", "A", "2 "))
+    (raw / "1bad.pdb").write_text("ATOM nonsense\n")
+    ids, problems = found(raw)
+    assert ids == ["1aaa_A", "1bbb_A", "1ccc_A"]
+    assert sorted(type(p).__name__ for p in problems) == ["MmcifError", "NoProtein"]
+    job = run_job(str(raw), str(tmp_path / "data"), executor="local", workers=1)
+    assert (job.exit_code, job.num_good, job.num_broken, job.num_chains) == (0, 3, 1, 4)
+    assert [item["type"] for item in job.left_out] == ["NoProtein"]
+    assert "1 left out, no protein" in "\n".join(summary(job))
+
+
+def test_a_share_of_broken_chains_counts_from_twenty_on() -> None:
+    options = JobOptions()
+    assert not options.too_many(4, 19) and options.too_many(2, 20) == "0.05"
+    assert not options.too_many(1, 20)
+    assert JobOptions(max_broken=0.1).too_many(1, 4) == "0.1"
+    assert JobOptions(max_broken=0.0).too_many(1, 4) == "0"
+
+
+MOLECULES = {
+    "1a4w": ("ligand", "KTH", "H"),
+    "2q2k": ("DNA", "DA", "F"),
+    "4zxb": ("glycan", "NAG", "E"),
+}
+FILES = {
+    path.stem: path
+    for root in INPUTS
+    for path in root.glob("mmcif/*.cif")
+    if path.stem in MOLECULES
+}
+
+
+@pytest.mark.parametrize("name", sorted(MOLECULES.keys() & FILES.keys()))
+def test_molecules_beside_the_proteins_are_named_by_component_and_chain(
+    name: str, tmp_path: Path
+) -> None:
+    (tmp_path / f"{name}.cif").symlink_to(FILES[name])
+    report = check_input(str(tmp_path)).to_dict()
+    (molecules,) = report["left_out"].values()
+    kind, component, chain = MOLECULES[name]
+    assert (kind, component, chain) in {(m["kind"], m["component"], m["chain"]) for m in molecules}
+    if name == "1a4w":
+        (source,) = [s for s in discover(tmp_path) if s.chain_id == "1a4w_H"]
+        assert "ligand KTH (H)" in " ".join(featurize_chain(source).dropped)
+
+
+def test_a_pipe_is_said_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "1abc.cif")
+    (tmp_path / "x.a3m").write_text(A3M.format("x"))
+    began = time.monotonic()
+    ids, problems = found(tmp_path)
+    assert ids == ["x"] and "no regular file" in problems[0].message
+    with pytest.raises(InputError, match="neither a file nor a folder"):
+        discover(tmp_path / "1abc.cif")
+    assert time.monotonic() - began < 30
+
+
+def test_suffixes_in_capitals_marks_and_bzip2_are_read(tmp_path: Path) -> None:
+    (tmp_path / "1AAA.PDB").write_text(protein())
+    (tmp_path / "1bbb.pdb.bz2").write_bytes(bz2.compress(protein().encode()))
+    (tmp_path / "1ccc.PDB.GZ").write_bytes(gzip.compress(protein().encode()))
+    (tmp_path / "x.a3m").write_bytes(b"\xef\xbb\xbf" + A3M.format("x").encode())
+    ids, problems = found(tmp_path)
+    assert ids == ["1AAA_A", "1bbb_A", "1ccc_A", "x"] and not problems
+    assert all(featurize_chain(source).sequence for source in discover(tmp_path))
+
+
+def test_what_jobs_of_predictors_give_and_is_not_read_is_noted(tmp_path: Path) -> None:
+    protenix = [{"name": "p", "sequences": [{"proteinChain": {
+        "sequence": "ACDEF", "count": 1, "templatesPath": "t.a3m"}}]}]  # fmt: skip
+    (tmp_path / "p.json").write_text(json.dumps(protenix))
+    (tmp_path / "b.yaml").write_text(
+        "version: 1\nsequences:\n  - protein:\n      id: A\n      sequence: ACDEF\n"
+        "      cyclic: true\ntemplates:\n  - cif: t.cif\nconstraints:\n  - bond: {}\n"
+    )
+    notes = {s.chain_id: " ".join(s.notes) for s in discover(tmp_path)}
+    assert "templatesPath given with the sequence, not read" in notes["p_A"]
+    for item in ("cyclic given with the sequence", "1 templates of the job", "1 constraints of"):
+        assert item in notes["b_A"]
+
+
+def test_a_ref_keeps_the_chains_of_another_input_unless_told(tmp_path: Path) -> None:
+    data = str(tmp_path / "data")
+    for folder, names in (("one", "abc"), ("two", "cd")):
+        (tmp_path / folder).mkdir()
+        for name in names:
+            (tmp_path / folder / f"{name}.a3m").write_text(A3M.format(name))
+    run = {"executor": "local", "workers": 1}
+    run_job(str(tmp_path / "one"), data, **run)  # type: ignore[arg-type]
+    with pytest.raises(JobError, match=r"has 3 chains of .*one, 2 of which .*say `replace`"):
+        run_job(str(tmp_path / "two"), data, **run)  # type: ignore[arg-type]
+    assert len(Dataset.open(data)) == 3
+    (tmp_path / "one" / "a.a3m").unlink()  # the same input may shrink
+    assert run_job(str(tmp_path / "one"), data, **run).num_good == 2  # type: ignore[arg-type]
+    assert run_job(str(tmp_path / "two"), data, replace_ref=True, **run).num_good == 2  # type: ignore[arg-type]
+
+
+def test_a_damaged_ledger_says_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "x.a3m").write_text(A3M.format("x"))
+    (tmp_path / "ledger").write_bytes(b"no database " * 999)
+    with pytest.raises(JobError, match="move it away and run again"):
+        run_job(str(tmp_path / "x.a3m"), str(tmp_path / "d"), ledger=str(tmp_path / "ledger"))
+
+
+def test_a_terminated_job_says_its_line(tmp_path: Path) -> None:
+    raw = tmp_path / "raw"
+    raw.mkdir()
+    for number in range(300):
+        (raw / f"c{number}.a3m").write_text(A3M.format("x"))
+    command = [sys.executable, "-m", "evofeed.cli", "featurize", str(raw), str(tmp_path / "d")]
+    job = subprocess.Popen(
+        [*command, "--executor", "local", "--workers", "1"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    ledger = tmp_path / "d" / "jobs" / "ledger.sqlite"
+    until = time.monotonic() + 60
+    while not ledger.exists() and time.monotonic() < until and job.poll() is None:
+        time.sleep(0.05)
+    job.send_signal(signal.SIGTERM)
+    _, errors = job.communicate(timeout=60)
+    assert job.returncode == 128 + signal.SIGTERM
+    assert "interrupted: what is done is kept" in errors
+
+
+def test_nothing_but_bases_raises_what_it_is(tmp_path: Path) -> None:
+    (tmp_path / "1bna.pdb").write_text(residue("DA", "A", "1 "))
+    with pytest.raises(NoProtein):
+        discover(tmp_path)

@@ -1,0 +1,154 @@
+"""One entry saved by six programs is one record, or a note says what differs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from gemmi import cif
+from tests.conftest import SMALL_PACK, golden_root
+from tests.featurize.golden import INPUTS
+from tests.featurize.structure_writers import WRITERS
+from tests.featurize.test_pdb import protein, residue
+
+from evofeed.base.errors import MmcifError
+from evofeed.featurize import ChainSource, featurize_chain
+from evofeed.featurize.structures.structure import Chain
+from evofeed.featurize.structures.structure_files import parse_structure
+
+CASES = {
+    "102m": "one chain, a ligand",
+    "1a4w": "insertion codes, a chain that ends in a ligand like an amino acid",
+    "1l2y": "several models",
+    "2q2k": "DNA, gaps",
+    "3jqh": "altlocs, ends unseen",
+    "4zxb": "glycans, gaps",
+}
+
+
+FILES = {path.stem: path for root in INPUTS for path in sorted(root.rglob("mmcif/*.cif"))}
+MODIFIED = ["102m", "1l2y", "3jqh"]
+
+
+def entry(name: str) -> bytes:
+    return FILES[name].read_bytes()
+
+
+def test_every_case_is_recorded_where_the_whole_pack_is_required() -> None:
+    present = CASES.keys() & FILES.keys()
+    assert len(present) >= 3 and present & set(MODIFIED)
+    assert golden_root() == SMALL_PACK or present == CASES.keys()
+
+
+def with_modified_residues(data: bytes) -> bytes:
+    """The entry with selenomethionine and phosphoserine for every fourth MET and SER."""
+    block = cif.read_string(data)[0]
+    names = {"MET": "MSE", "SER": "SEP"}
+    items = "label_comp_id label_seq_id group_PDB label_atom_id auth_comp_id".split()
+    for row in block.find("_atom_site.", items):
+        if row[0] in names and row[1] != "." and int(row[1]) % 4 == 0:
+            row[0] = row[4] = names[row[0]]
+            row[2] = "HETATM"
+            row[3] = "SE" if row[3] == "SD" else row[3]
+    for row in block.find("_entity_poly_seq.", ["num", "mon_id"]):
+        if row[1] in names and int(row[0]) % 4 == 0:
+            row[1] = names[row[1]]
+    table = block.find("_chem_comp.", ["id", "type"])
+    if "MSE" not in list(block.find_values("_chem_comp.id")):
+        width = table.loop.width()
+        at = [tag.partition(".")[2] for tag in table.loop.tags]
+        for name in names.values():
+            row = ["?"] * width
+            row[at.index("id")], row[at.index("type")] = name, "'L-peptide linking'"
+            table.loop.add_row(row)
+    return bytes(block.as_string().encode())
+
+
+def seen(chain: Chain) -> tuple[str, np.ndarray, np.ndarray]:
+    """Letters, atoms and mask of the residues with atoms."""
+    rows = chain.mask.any(-1)
+    letters = "".join(np.array(list(chain.sequence))[rows])
+    return letters, chain.positions[rows], chain.mask[rows]
+
+
+def assert_same(data: bytes, writer: str) -> None:
+    want = parse_structure(data, "t.cif")
+    got = parse_structure(WRITERS[writer](data), f"t{Path(writer).suffix}")
+    assert got.sequences.keys() == want.sequences.keys()
+    for name in want.sequences:
+        one, two = got.chain(name), want.chain(name)
+        for ours, theirs in zip(seen(one), seen(two), strict=True):
+            assert np.array_equal(ours, theirs)
+        if one.sequence != two.sequence:
+            assert "no full sequence in the file" in " ".join(one.notes)
+            inner = np.flatnonzero(two.mask.any(-1))
+            if len(inner) == inner[-1] - inner[0] + 1:  # only ends are unseen
+                assert one.residue_index is None
+            else:
+                assert one.residue_index is not None
+                assert "residue_index steps over them" in " ".join(one.notes)
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+@pytest.mark.parametrize("name", sorted(CASES.keys() & FILES.keys()))
+def test_an_entry_is_the_same_whoever_saved_it(name: str, writer: str, golden: Path) -> None:
+    assert_same(entry(name), writer)
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+@pytest.mark.parametrize("name", [name for name in MODIFIED if name in FILES])
+def test_modified_residues_end_no_chain(name: str, writer: str, golden: Path) -> None:
+    data = with_modified_residues(entry(name))
+    assert b"MSE" in data or b"SEP" in data
+    chains = parse_structure(data, "t.cif").sequences
+    assert chains == parse_structure(entry(name), "t.cif").sequences
+    assert_same(data, writer)
+
+
+def test_gaps_are_one_policy_in_both_formats(tmp_path: Path) -> None:
+    text = protein("A", "ALA GLY", 11) + protein("A", "SER TRP", 17)
+    (tmp_path / "g.pdb").write_text(text)
+    record = featurize_chain(ChainSource("g_A", structure=str(tmp_path / "g.pdb")))
+    assert record.sequence == "AGSW" and record.residue_index.tolist() == [0, 1, 6, 7]
+    gaps = "1 gaps in the numbers"
+    assert any(gaps in note and "(4 after 12)" in note for note in record.dropped)
+
+
+def test_numbers_that_skip_where_residues_are_bonded_are_no_gap() -> None:
+    first = residue("ALA", "A", "10 ")
+    bonded = residue("GLY", "A", "52 ").replace(
+        "   1.000   2.000   3.000", "   2.330   2.000   3.000"
+    )
+    chain = parse_structure((first + bonded).encode(), "t.pdb").chain("A")
+    assert chain.sequence == "AG" and chain.residue_index is None
+
+
+def test_residues_without_coordinates_stay_in_the_sequence() -> None:
+    text = protein("A", "ALA GLY") + residue("TRP", "A", "3 ", x="nan")
+    chain = parse_structure(text.encode(), "t.pdb").chain("A")
+    assert chain.sequence == "AGW"
+    assert chain.mask.any(-1).tolist() == [True, True, False]
+    assert "4 atoms without coordinates" in chain.notes
+
+
+def test_segments_are_chains_where_chain_ids_are_blank() -> None:
+    def named(segment: str) -> str:
+        lines = protein(" ").splitlines()
+        return "".join(f"{line[:72]:72}{segment:4}{line[76:]}\n" for line in lines)
+
+    structure = parse_structure((named("A") + named("B")).encode(), "t.pdb")
+    assert structure.sequences == {"A": "AGS", "B": "AGS"}
+
+
+def test_a_ligand_like_an_amino_acid_behind_a_chain_is_none_of_it() -> None:
+    text = protein("A") + residue("GLU", "A", "301 ", hetero=True)
+    structure = parse_structure(text.encode(), "t.pdb")
+    assert structure.sequences == {"A": "AGS"}
+    assert [(m.component, m.chain, m.count) for m in structure.others] == [("GLU", "A", 1)]
+
+
+def test_a_file_of_bases_alone_is_no_protein() -> None:
+    with pytest.raises(MmcifError, match="no protein in it") as caught:
+        parse_structure(residue("DA", "B", "1 ").encode(), "t.pdb")
+    assert type(caught.value).__name__ == "NoProtein"

@@ -1,0 +1,84 @@
+"""Every operator as its folder's `cases.py` declares it, against its reference in plain PyTorch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tests.kernels.weights import Check, check_passed_on
+
+from evofeed.base.errors import UnsupportedShape
+from evofeed.kernels.ops.outer_product_mean.op import outer_product_mean_with_input
+from evofeed.kernels.ops.pair_bias.op import pair_bias_with_input
+from evofeed.kernels.runtime.cases import Draw, declared
+
+pytestmark = pytest.mark.gpu
+
+ALL = [(name, case) for name, o in declared().items() for case in (*o.cases, *o.wide)]
+
+
+@pytest.mark.parametrize("precise", [True, False], ids=["float32", "16 bits"])
+@pytest.mark.parametrize(("operator", "case"), ALL)
+def test_it_is_as_exact_as_pytorch(
+    operator: str, case: str, precise: bool, half: torch.dtype, device: str, three_way: Check
+) -> None:
+    """Results, and the gradients of all inputs and weights."""
+    it = declared()[operator]
+    draw = Draw(5, 11, device, torch.float32 if precise else half)
+    made = {**it.cases, **it.wide}[case](draw)
+    inputs = [*made.tensors.values()]
+    three_way(made.call(it.op), made.call(it.reference), inputs, range(len(inputs)))
+
+
+@pytest.mark.parametrize(
+    ("operator", "case", "wrong"),
+    [
+        ("adaptive_norm", "plain", "gate_bias"),
+        ("conditioned_attention", "plain", "bias"),
+        ("conditioned_transition", "of a mask", "last"),
+        ("swiglu", "plain", "value"),
+        ("weighted_average", "plain", "shares"),
+    ],
+)
+def test_a_wrong_shape_is_named(operator: str, case: str, wrong: str, device: str) -> None:
+    it = declared()[operator]
+    made = it.cases[case](Draw(2, 3, device))
+    right = made.tensors[wrong]
+    made.tensors[wrong] = right[..., :-1]
+    shapes = r"(weights\.)?{} is \[{}\].*\[{}\]".format(
+        wrong, *(", ".join(map(str, t.shape)) for t in (made.tensors[wrong], right))
+    )
+    with pytest.raises(UnsupportedShape, match=shapes):
+        made.call(it.op)(*made.tensors.values())
+
+
+@pytest.mark.parametrize("used", [(1.0, 1.0), (1.0, 0.0), (0.0, 1.0)])
+@pytest.mark.parametrize(
+    ("operator", "case", "with_input"),
+    [
+        ("outer_product_mean", "plain", outer_product_mean_with_input),
+        ("pair_bias", "four heads", pair_bias_with_input),
+    ],
+)
+def test_what_is_passed_on_brings_its_gradient_back(
+    operator: str, case: str, with_input: Check, used: tuple[float, float], device: str
+) -> None:
+    it = declared()[operator]
+    made = it.cases[case](Draw(3, 5, device))
+    x, *weights = made.tensors.values()
+    check_passed_on(
+        x, lambda x: made.call(it.op)(x, *weights),
+        lambda x: made.call(with_input)(x, *weights), used,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("operator", ["attention", "global_attention", "layer_norm"])
+def test_two_runs_give_equal_bits(operator: str, half: torch.dtype, device: str) -> None:
+    """Of several programs that add to the same gradients."""
+    it = declared()[operator]
+    made = next(iter(it.cases.values()))(Draw(9, 40, device, half))
+    leaves = [t.requires_grad_() for t in made.tensors.values()]
+    runs = []
+    for _ in range(2):
+        out = made.call(it.op)(*leaves)
+        runs.append([out, *torch.autograd.grad(out.float().sin().sum(), leaves)])
+    assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))

@@ -1,0 +1,271 @@
+"""Batches of whole entries from the store, the same however they are loaded."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.synthetic_entries import dataset_uri
+from torch import Tensor
+
+from evofeed.base.errors import CannotResume, LoaderError
+from evofeed.loader import (
+    FeatureLoader,
+    LoaderConfig,
+    boltz_batch,
+    openfold3_batch,
+    protenix_batch,
+)
+from evofeed.loader.entries.catalog import EntryCatalog
+from evofeed.loader.entries.reading import plan_entry
+from evofeed.loader.entries_config import EntryConfig
+from evofeed.loader.views.openfold3.draws import CounterDraws
+from evofeed.loader.views.openfold3.plan import plan_sample
+from evofeed.loader.views.openfold3.tables import openfold3_view
+from evofeed.protein.datapoints import alignment_names
+from evofeed.store import Dataset
+
+pytestmark = pytest.mark.system
+
+RULES = EntryConfig.openfold3(token_budget=32, used_rows=16)
+
+
+def config(**changes: Any) -> LoaderConfig:
+    return LoaderConfig.openfold3(
+        **{"entries": RULES, "epoch_len": 8, "global_batch_size": 2, **changes}
+    )
+
+
+def loader(**changes: Any) -> FeatureLoader:
+    uri = changes.pop("uri", dataset_uri())
+    made = changes.pop("config", None) or config()
+    options = {"device": "cpu", "reader": "thread", "seed": 3, **changes}
+    return FeatureLoader(Dataset.open(uri).entries, made, **options)
+
+
+def flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict):
+        for key, one in value.items():
+            yield from flat(one, f"{name}.{key}")
+    elif isinstance(value, list | tuple):
+        for number, one in enumerate(value):
+            yield from flat(one, f"{name}[{number}]")
+    else:
+        yield name, value
+
+
+def assert_same(one: Any, two: Any) -> None:
+    first, second = dict(flat(one)), dict(flat(two))
+    assert first.keys() == second.keys()
+    for name, value in first.items():
+        if isinstance(value, Tensor):
+            assert torch.equal(value, second[name]), name
+        else:
+            assert value == second[name], name
+
+
+def samples(batches: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
+    return [
+        row
+        for batch in batches
+        for row in zip(batch["entry_id"], batch["chains"], batch["samples"], strict=True)
+    ]
+
+
+def test_a_batch_is_what_openfold3s_training_step_takes() -> None:
+    with loader() as one:
+        batch = openfold3_batch(next(iter(one)))
+    assert batch["restype"].shape == (1, 32, 32)
+    assert batch["msa"].shape[2:] == (32, 32)
+    assert batch["msa"].shape[1] == 16
+    assert int(batch["token_mask"].sum()) == 32
+    assert batch["pdb_id"][0].startswith("s00")
+    assert batch["ground_truth"]["atom_positions"].shape[0] == 1
+    assert isinstance(batch["preferred_chain_or_interface"][0], str | list)
+
+
+def test_a_batch_is_what_boltzs_training_step_takes() -> None:
+    view = EntryConfig.boltz(max_tokens=32, max_atoms=512, max_seqs=16)
+    made = LoaderConfig.boltz(entries=view, epoch_len=4, batch_size=2)
+    with loader(config=made) as one, loader(config=made, reader="process") as two:
+        batches = [boltz_batch(batch) for batch in one]
+        assert_same(batches, [boltz_batch(batch) for batch in two])
+    assert batches[0]["msa"].shape == (2, 16, 32, 33)
+    assert batches[0]["ref_pos"].shape == (2, 512, 3)
+    assert batches[0]["token_pad_mask"].sum() > 20
+
+
+def test_protenix_shows_the_sequence_of_a_polymer_without_an_alignment() -> None:
+    made = LoaderConfig.protenix(entries=EntryConfig.protenix(crop_size=64), epoch_len=12)
+    nucleic = 0
+    with loader(config=made) as one:
+        for features in (
+            sample["input_feature_dict"] for batch in one for sample in batch["samples"]
+        ):
+            first = features["atom_to_token_idx"]
+            for kind in ("is_protein", "is_rna", "is_dna"):
+                tokens = torch.unique(first[features[kind].bool()])
+                shown = features["msa"][0, tokens]
+                assert torch.equal(shown, features["restype"][tokens].argmax(1).to(shown.dtype))
+                nucleic += len(tokens) if kind != "is_protein" else 0
+    assert nucleic
+
+
+def test_a_batch_is_what_protenixs_training_step_takes() -> None:
+    made = LoaderConfig.protenix(entries=EntryConfig.protenix(crop_size=32), epoch_len=4)
+    with loader(config=made) as one, loader(config=made, reader="process") as two:
+        batches = [protenix_batch(batch) for batch in one]
+        assert_same(batches, [protenix_batch(batch) for batch in two])
+    features = batches[0]["input_feature_dict"]
+    assert 0 < len(features["token_index"]) <= 32
+    assert batches[0]["label_dict"]["coordinate"].shape[1] == 3
+
+
+def test_a_sample_is_the_plan_of_its_record_at_its_position() -> None:
+    entries = Dataset.open(dataset_uri()).entries
+    catalog = EntryCatalog(entries, 0, config())
+    for row in catalog.rows[:6].tolist():
+        place = catalog.place(row)
+        packed, _ = plan_entry(entries.dataset.storage, place, 77, RULES)
+        record = entries[place.chain_id]
+        section = entries.section(place.chain_id, "openfold3")
+        names = {
+            entity: name
+            for entity, name in alignment_names(record, section).items()
+            if name in set(entries.names("alignment"))
+        }
+        view = openfold3_view(record, section, entries.molecules("openfold3"), names)
+        found = [entries.alignment(name) for name in view.alignments]
+        again = plan_sample(view, found, place.datapoint, CounterDraws(77), RULES.view)
+        assert packed.keys() == again.keys()
+        for name, value in packed.items():
+            assert np.array_equal(value, again[name]), name
+
+
+def test_ranks_together_have_the_samples_that_one_rank_has() -> None:
+    with loader() as alone:
+        whole = samples(list(alone))
+    parts = []
+    for rank in range(2):
+        with loader(rank=rank, world_size=2) as one:
+            parts.append(samples(list(one)))
+    assert_same(whole, [row for pair in zip(*parts, strict=True) for row in pair])
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"reader": "process"}, {"num_threads": 1, "prefetch": 1}, {"ready": 1, "num_threads": 4}],
+    ids=["process", "one thread", "four threads"],
+)
+def test_threads_and_processes_give_the_same_batches(changes: dict[str, Any]) -> None:
+    with loader() as one, loader(**changes) as two:
+        assert_same(list(one), list(two))
+
+
+def test_stopped_in_the_middle_it_goes_on_exactly_there_with_other_ranks() -> None:
+    with loader() as whole:
+        expected = samples([*whole, *whole])
+    with loader() as first:
+        batches = iter(first)
+        begun = samples([next(batches) for _ in range(4)])
+        state = first.state_dict()
+    rest: list[list[Any]] = []
+    for rank in range(2):
+        with loader(rank=rank, world_size=2) as one:
+            one.load_state_dict(state)
+            rest.append(samples([*one, *one]))
+    assert_same(begun, expected[:4])
+    assert_same([row for pair in zip(*rest, strict=True) for row in pair], expected[4:])
+
+
+def test_another_view_cannot_resume() -> None:
+    with loader() as one:
+        state = one.state_dict()
+    other = config(entries=EntryConfig.openfold3(token_budget=24, used_rows=16))
+    with loader(config=other) as two, pytest.raises(CannotResume, match="config"):
+        two.load_state_dict(state)
+
+
+def test_a_sample_that_no_slot_can_hold_comes_beside_it_and_is_the_same() -> None:
+    small = EntryConfig(
+        project="openfold3", view=RULES.view, resolution_required=True, slot_nbytes=512
+    )
+    with loader() as one, loader(config=config(entries=small), reader="process") as two:
+        assert_same(list(one), list(two))
+
+
+def test_a_damaged_entry_is_named_replaced_and_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    uri = str(tmp_path / "data")
+    shutil.copytree(dataset_uri(), uri)
+    entries = Dataset.open(uri).entries
+    span = entries.span("entry", "s001-1")
+    path = tmp_path / "data" / span.key
+    data = bytearray(path.read_bytes())
+    data[span.offset + span.nbytes // 2] ^= 1
+    path.write_bytes(data)
+    with caplog.at_level(logging.WARNING), loader(uri=uri) as one:
+        found = samples(list(one))
+        stats = one.stats()
+    with loader() as sound:
+        before = samples(list(sound))
+    replaced = [number for number, row in enumerate(before) if row[0] == "s001-1"]
+    assert replaced
+    assert all(row[0] != "s001-1" for row in found)
+    for number, (one_row, two_row) in enumerate(zip(found, before, strict=True)):
+        if number not in replaced:
+            assert_same(one_row, two_row)
+    assert stats["substituted_samples"] >= len(replaced)
+    assert any("s001-1" in text and span.key in text for text in stats["bad_chains"])
+    assert any("s001-1" in one.message for one in caplog.records)
+
+
+def test_more_damage_than_allowed_ends_the_run_with_the_entrys_name(tmp_path: Path) -> None:
+    uri = str(tmp_path / "data")
+    shutil.copytree(dataset_uri(), uri)
+    for path in (tmp_path / "data" / "shards").iterdir():
+        if path.name == Path(Dataset.open(uri).entries.span("entry", "s000-1").key).name:
+            path.write_bytes(path.read_bytes()[:200])
+    with loader(uri=uri, config=config(max_bad_chains=1)) as one, pytest.raises(LoaderError) as end:
+        list(one)
+    assert "-1" in str(end.value) and "max_bad_chains" in str(end.value)
+
+
+def test_epochs_and_seeds_draw_other_samples_and_the_weights_decide() -> None:
+    long = config(epoch_len=4000)
+    entries = Dataset.open(dataset_uri()).entries
+    catalog = EntryCatalog(entries, 0, long)
+    rows = catalog.draw.rows(3, 0, 0, 4000)  # type: ignore[union-attr]
+    assert not np.array_equal(rows, catalog.draw.rows(3, 1, 0, 4000))  # type: ignore[union-attr]
+    assert not np.array_equal(rows, catalog.draw.rows(4, 0, 0, 4000))  # type: ignore[union-attr]
+    weights = catalog._weights(RULES)
+    share = np.bincount(rows, minlength=len(weights)) / 4000
+    sigma = np.sqrt(weights / weights.sum() / 4000)
+    assert (np.abs(share - weights / weights.sum()) < 5 * sigma).all()
+
+
+def test_filters_leave_out_entries_and_say_so_if_none_is_left() -> None:
+    entries = Dataset.open(dataset_uri()).entries
+    everything = EntryCatalog(entries, 0, config())
+    assert everything.chain_ids() == ["s000-1", "s001-1", "s002-1"]
+    fine = EntryCatalog(entries, 0, config(max_resolution=1.85))
+    assert fine.chain_ids() == ["s000-1"]
+    named = EntryCatalog(entries, 0, config(chains=("s002-1",)))
+    assert named.chain_ids() == ["s002-1"]
+    with pytest.raises(LoaderError, match="nothing of 3 entries"):
+        EntryCatalog(entries, 0, config(released_until="2001-01-01"))
+
+
+def test_chains_and_entries_are_not_mixed_up() -> None:
+    dataset = Dataset.open(dataset_uri())
+    with pytest.raises(ValueError, match=r"dataset\.entries"):
+        FeatureLoader(dataset, config(), device="cpu")
+    with pytest.raises(ValueError, match="openfold3"):
+        FeatureLoader(dataset.entries, LoaderConfig(), device="cpu")

@@ -1,0 +1,167 @@
+"""Weights, crops, features and transforms of a user: what they do, and that they resume."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from tests.loader.records import make_record, write_dataset
+from tests.loader.streams import CONFIG, open_loader
+
+from evofeed.base.errors import CannotResume, LoaderError
+from evofeed.loader import ChainSample, FeatureLoader, LoaderConfig, LoaderHooks
+from evofeed.store import Dataset
+
+pytestmark = pytest.mark.system  # some read in a process
+Batch = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    records = [make_record(f"c{i}_A", 20 + 4 * i, 30 + i, 2) for i in range(6)]
+    return write_dataset(tmp_path_factory.mktemp("hooks"), records)
+
+
+def short_first(index: pa.Table, epoch: int) -> np.ndarray:
+    """A curriculum: only chains below 30 residues in the first epoch."""
+    return (index["num_res"].to_numpy() < 30) | (epoch > 0)
+
+
+def last_residues(sample: ChainSample) -> int:
+    return sample.num_res - sample.crop.length - int(sample.rng.integers(2))
+
+
+def depth_and_ends(sample: ChainSample) -> dict[str, Any]:
+    ends = np.arange(1, sample.num_res + 1, dtype=np.float32)
+    return {
+        "number": ends, "depth": sample.row["num_alignments"],
+        "rows": np.float32(sample.record.num_alignments), "noise": sample.rng.normal(),
+        "both": np.stack([ends, -ends], -1),
+    }  # fmt: skip
+
+
+def with_noise(batch: Batch, generator: torch.Generator) -> Batch:
+    atoms = batch["all_atom_positions"]
+    noise = torch.randn(atoms.shape, generator=generator, device=atoms.device)
+    return batch | {"noisy_positions": atoms + noise}
+
+
+HOOKS = {
+    "weights": LoaderHooks(name="a", weights=short_first),
+    "crop": LoaderHooks(name="b", crop=last_residues),
+    "features": LoaderHooks(name="c", features=depth_and_ends),
+    "transform": LoaderHooks(name="d", transform=with_noise),
+}
+
+
+def digests(loader: FeatureLoader, batches: int) -> list[dict[str, bytes]]:
+    found = []
+    while len(found) < batches:
+        for batch in loader:
+            found.append({name: value.numpy().tobytes() for name, value in batch.items()})
+            if len(found) == batches:
+                break
+    return found
+
+
+@pytest.mark.parametrize("kind", HOOKS)
+def test_a_stream_with_hooks_goes_on_exactly_where_it_was(dataset: Dataset, kind: str) -> None:
+    whole = open_loader(dataset, hooks=HOOKS[kind])
+    with whole:
+        want = digests(whole, 30)  # into the second epoch
+    with open_loader(dataset, hooks=HOOKS[kind]) as first:
+        assert digests(first, 19) == want[:19]
+        state = first.state_dict()
+    with open_loader(dataset, hooks=HOOKS[kind], reader="process") as second:
+        second.load_state_dict(state)
+        assert digests(second, 11) == want[19:]
+
+
+@pytest.mark.parametrize("kind", HOOKS)
+def test_two_ranks_give_what_one_does(dataset: Dataset, kind: str) -> None:
+    with open_loader(dataset, hooks=HOOKS[kind]) as alone:
+        want = digests(alone, 12)
+    for rank in range(2):
+        with open_loader(dataset, hooks=HOOKS[kind], rank=rank, world_size=2) as loader:
+            assert digests(loader, 6) == want[rank::2]
+
+
+def test_a_state_of_other_hooks_is_refused(dataset: Dataset) -> None:
+    with open_loader(dataset, hooks=HOOKS["crop"]) as loader:
+        state = loader.state_dict()
+    for other in (None, LoaderHooks(name="b2", crop=last_residues)):
+        loader = open_loader(dataset, hooks=other)
+        with loader, pytest.raises(CannotResume, match="hooks"):
+            loader.load_state_dict(state)
+
+
+def lengths(loader: FeatureLoader) -> Counter[int]:
+    return Counter(int(batch["seq_length"][0]) for batch in loader)
+
+
+def test_weights_of_an_epoch_are_a_curriculum_and_shares(dataset: Dataset) -> None:
+    config = CONFIG.replace(epoch_len=600, crop_size=64)
+    with open_loader(dataset, config, hooks=HOOKS["weights"]) as loader:
+        assert set(lengths(loader)) == {20, 24, 28}
+        assert set(lengths(loader)) == {20, 24, 28, 32, 36, 40}
+    third = LoaderHooks(name="w", weights=lambda index, epoch: np.arange(index.num_rows) % 3)
+    with open_loader(dataset, config, hooks=third) as loader:
+        found = lengths(loader)
+    assert 20 not in found and 32 not in found
+    twice, once = found[28] + found[40], found[24] + found[36]
+    assert 1.6 < twice / once < 2.5
+
+
+def test_own_features_are_cropped_and_padded_like_the_others(dataset: Dataset) -> None:
+    with open_loader(dataset, hooks=HOOKS["features"]) as loader:
+        for batch, _ in zip(loader, range(6), strict=False):
+            there = batch["seq_mask"].bool()
+            assert torch.equal(batch["number"][there], batch["residue_index"][there] + 1.0)
+            assert not batch["number"][~there].any()
+            assert torch.equal(batch["both"][..., 0], batch["number"])
+            assert torch.equal(batch["depth"].float(), batch["rows"])
+
+
+def test_an_own_crop_begins_where_it_says(dataset: Dataset) -> None:
+    at_end = LoaderHooks(name="end", crop=lambda sample: sample.num_res - sample.crop.length)
+    both = LoaderHooks(name="both", crop=at_end.crop, features=lambda s: {"last": s.num_res})
+    with open_loader(dataset, hooks=both) as loader:
+        for batch, _ in zip(loader, range(6), strict=False):
+            assert int(batch["residue_index"].max()) + 1 == int(batch["last"])
+
+
+def test_a_transform_is_given_the_batch_and_numbers_of_its_own(dataset: Dataset) -> None:
+    with open_loader(dataset, hooks=HOOKS["transform"]) as loader:
+        noise = [
+            (batch["noisy_positions"] - batch["all_atom_positions"]).flatten()
+            for batch, _ in zip(loader, range(4), strict=False)
+        ]
+    assert abs(float(torch.stack(noise).std()) - 1) < 0.05
+    assert not torch.allclose(noise[0], noise[1], atol=0.1)
+
+
+@pytest.mark.parametrize(
+    ("hooks", "message"),
+    [
+        (LoaderHooks(name="x", crop=lambda s: s.num_res), "may begin at 0 to"),
+        (LoaderHooks(name="x", features=lambda s: {"a": np.zeros(3)}), "first axis is the whole"),
+        (LoaderHooks(name="x", features=lambda s: {"aatype": 1}), "there already"),
+        (LoaderHooks(name="x", weights=lambda i, e: np.zeros(i.num_rows)), "not all 0"),
+        (LoaderHooks(name="x", weights=lambda i, e: np.ones(3)), "must be 6 finite"),
+    ],
+)
+def test_hooks_that_cannot_work_say_so(dataset: Dataset, hooks: LoaderHooks, message: str) -> None:
+    with open_loader(dataset, hooks=hooks) as loader, pytest.raises(LoaderError, match=message):
+        next(iter(loader))
+
+
+def test_hooks_of_chains_are_refused_for_complexes_and_a_name_is_needed(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="of single chains"):
+        FeatureLoader([], LoaderConfig.multimer(), hooks=HOOKS["crop"])
+    with pytest.raises(ValueError, match="need a name"):
+        LoaderHooks(name="")

@@ -1,0 +1,191 @@
+"""OpenFold3's recorded draws, replayed through the plan."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import re
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tests.loader.views.packs import Recording, openfold3_cache
+
+from evofeed.loader.views.entry_view import EntryView
+from evofeed.protein.alignment import Alignment, letter_codes
+
+STRATEGIES = ("contiguous", "spatial", "spatial_interface")
+
+
+class RecordedDraws:
+    """`SampleDraws` from a file; raises when asked in another order than recorded."""
+
+    def __init__(self, view: EntryView, calls: list[tuple[str, Any]]) -> None:
+        self.view = view
+        self.calls = deque(calls)
+
+    @classmethod
+    def of_crop(cls, view: EntryView, about: dict[str, Any]) -> RecordedDraws:
+        """Of one of the further crops."""
+        one = []
+        for draw in about["draws"]:
+            result = draw["result"]
+            one.append((draw["site"].rsplit(":", 1)[1], result))
+        return cls(view, one)
+
+    @classmethod
+    def of_sample(cls, view: EntryView, sample: Recording) -> RecordedDraws:
+        """Of a training sample: the calls of all sites in their order."""
+        calls: list[tuple[int, str, Any]] = []
+        for site in sample.meta["draws"]:
+            name = site["site"][0].rsplit(":", 1)[1]
+            if "value" in site:
+                value = {"value": site["value"], "coord": site.get("coord")}
+                calls += [(number, name, value) for number in site["calls"]]
+                continue
+            results = sample.arrays[f"draw.{site['array']}"]
+            calls += [
+                (number, f"{name}.{site['fn'].rsplit('.', 1)[1]}", result)
+                for number, result in zip(site["calls"], results, strict=True)
+            ]
+        return cls(view, [(name, value) for _, name, value in sorted(calls, key=lambda c: c[0])])
+
+    def _next(self, *names: str) -> Any:
+        name, value = self.calls.popleft()
+        assert name.startswith(names), (name, names)
+        return value
+
+    def _queue(self, name: str) -> list[Any]:
+        """All results of a site, out of their order."""
+        found = [value for one, value in self.calls if one.startswith(name)]
+        self.calls = deque(call for call in self.calls if not call[0].startswith(name))
+        return found
+
+    def centre(self, tokens: np.ndarray) -> int:
+        value = self._next("crop_chainwise", "set_spatial")
+        number = value.get("value", value)["token_id"]
+        (found,) = np.flatnonzero(tokens == number)
+        return int(found)
+
+    def strategy(self, weights: Sequence[float]) -> int:
+        value = self._next("sample_crop_strategy")
+        value = value["value"] if isinstance(value, dict) else value
+        return STRATEGIES.index(value if isinstance(value, str) else value[0])
+
+    def chain_order(self, count: int) -> Sequence[int]:
+        value = self._next("set_contiguous")
+        names = value["value"] if isinstance(value, dict) else value
+        order = {name: number for number, name in enumerate(sorted(map(str, names)))}
+        assert len(order) == count
+        return [order[str(name)] for name in names]
+
+    def between(self, low: int, high: int) -> int:
+        value = int(np.reshape(self._next("set_contiguous"), -1)[0])
+        assert low <= value <= high, (low, value, high)
+        return value
+
+    def conformers(self, count: int, stored: int) -> np.ndarray:
+        self._queue("_compute_conformer")
+        assert count == stored
+        return np.arange(count)
+
+    def moves(self, moved: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        turn = np.zeros([len(moved), 4], np.float32)
+        shift = np.zeros([len(moved), 3], np.float32)
+        turn[moved] = np.stack(self._queue("sample_rotations"))
+        shift[moved] = np.stack(self._queue("centre_random_augmentation"))
+        return turn, shift
+
+    def main_rows(self, count: int) -> np.ndarray:
+        size = int(self._next("create_main.randint"))
+        rows = np.reshape(self._next("create_main.choice"), -1)
+        assert len(rows) == size
+        return rows
+
+    def used_rows(self, total: int, count: int) -> np.ndarray:
+        raise AssertionError("OpenFold3 sends every row")
+
+
+def chain_rows(view: EntryView, datapoint: str | list[str]) -> tuple[int, ...]:
+    """Rows of the chain, or the two, that a sample was drawn for."""
+    names = [datapoint] if isinstance(datapoint, str) else datapoint
+    return tuple(int(np.flatnonzero(view.chain_name == name)[0]) for name in names)
+
+
+SOURCES = {
+    "pairing": "uniref90_hits",
+    "non_pairing": "mgnify_hits",
+    "uniprot_hits": "uniprot_hits",
+    "rna": "rnacentral_hits",
+}
+
+
+def recorded_alignments(pack: Path, view: EntryView) -> list[Alignment]:
+    """The alignments of an entry, their queries replaced by the sequences of its chains."""
+    stands_for = openfold3_cache(pack)["alignment_of_representative"]
+    return [_alignment(pack, name, stands_for[name]) for name in view.alignments]
+
+
+@functools.cache
+def _alignment(pack: Path, name: str, folder: str) -> Alignment:
+    about = json.loads((pack / "inputs" / "msa" / "index.json").read_text())
+    query = about.get(name, about[folder])["sequence"]
+    rows: list[tuple[int, str, str]] = []
+    files = sorted((pack / "inputs" / "msa" / folder).glob("*.a3m"), key=lambda p: SOURCES[p.stem])
+    for number, path in enumerate(files):
+        lines = path.read_text().split(">")[1:]
+        for place, text in enumerate(lines):
+            header, *body = text.split("\n")
+            rows.append((number, header, "".join(body) if place else query))
+    return alignment_of(name, [SOURCES[path.stem] for path in files], rows)
+
+
+def alignment_of(name: str, sources: list[str], rows: list[tuple[int, str, str]]) -> Alignment:
+    """An `Alignment` of rows given as source, header and aligned text with insertions."""
+    letters, start, column, count, mnemonics = [], [0], [], [], []
+    for source, header, text in rows:
+        codes = np.frombuffer(text.encode(), np.uint8)
+        lower = (codes >= ord("a")) & (codes <= ord("z"))
+        letters.append(letter_codes(codes[~lower]))
+        before = np.bincount(np.cumsum(~lower)[lower], minlength=int((~lower).sum()) + 1)[:-1]
+        column.append(np.flatnonzero(before))
+        count.append(before[before > 0])
+        start.append(start[-1] + len(column[-1]))
+        parts = re.split(r"[|_/:-]", header)
+        mnemonics.append(parts[3] if sources[source] == "uniprot_hits" and len(parts) == 6 else "")
+    distinct, inverse = np.unique(np.array(letters), axis=0, return_inverse=True)
+    species = sorted(set(mnemonics) - {""})
+    return Alignment(
+        name=name,
+        sources=tuple(sources),
+        letters=distinct,
+        row_letters=inverse.astype(np.int32),
+        row_source=np.array([source for source, _, _ in rows], np.int32),
+        row_species=np.array([species.index(m) if m else -1 for m in mnemonics], np.int32),
+        row_gapless=np.arange(len(rows)),
+        species=tuple(species),
+        deletion_start=np.array(start, np.int64),
+        deletion_column=np.concatenate(column).astype(np.int32),
+        deletion_count=np.concatenate(count).astype(np.int32),
+    )
+
+
+def with_conformers(view: EntryView, sample: Recording) -> EntryView:
+    """The entry with one stored conformer a component of the crop, as recorded."""
+    arrays = sample.arrays
+    stop = np.cumsum(arrays["conformer.atoms"])
+    position = np.zeros([len(stop), *view.molecule_position.shape[1:]], np.float32)
+    mask = np.ones(len(view.molecule_mask), bool)
+    for number, component in enumerate(arrays["conformer.component_id"] - 1):
+        own = slice(stop[number] - arrays["conformer.atoms"][number], stop[number])
+        atoms = view.residue_atom[
+            np.searchsorted(view.residue_component, [component, component + 1])
+        ]
+        reference = view.atom_reference[slice(*atoms)]
+        # Atoms of the entry first, in its order; those it lacks are of no interest here.
+        position[number, reference] = arrays["conformer.pos"][own][: len(reference)]
+        mask[reference] &= arrays["conformer.used"][own][: len(reference)]
+    return dataclasses.replace(view, molecule_position=position, molecule_mask=mask)

@@ -1,0 +1,191 @@
+"""OpenFold3's own dataset over a recorded structure: what it makes of one training sample."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import json
+import sys
+from collections import defaultdict
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.featurize.records.allatom import (
+    OpenFold3Molecules,
+    components,
+    openfold3_alignments,
+    record,
+)
+from tests.loader.views.boltz_recorded import read_a3m
+from tests.loader.views.openfold3_recorded import SOURCES, RecordedDraws
+from tests.loader.views.packs import entry_view, openfold3_cache, read
+
+from evofeed.featurize.records.rulesets.openfold3 import openfold3_section
+from evofeed.loader.views.entry_view import EntryView
+from evofeed.loader.views.openfold3.tables import openfold3_view
+from evofeed.protein.molecules import Molecule
+
+_UNUSED = {
+    "memory_profiler": {"profile": lambda function: function},
+    "func_timeout": {"FunctionTimedOut": TimeoutError, "func_timeout": None},
+    "func_timeout.exceptions": {"FunctionTimedOut": TimeoutError},
+    "kalign": {},
+    "pdbeccdutils": {},
+    "pdbeccdutils.core": {"ccd_reader": None},
+    "pdbeccdutils.core.ccd_reader": {"Component": object},
+}
+"""What OpenFold3 imports and a sample without templates and new conformers does not call."""
+
+
+def openfold3_sample(
+    path: Path, tokens: int, point: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> dict[str, Any]:
+    """Features of a sample around a chain; its reference molecules are the recorded ones."""
+    stand_ins(monkeypatch)
+    core = "openfold3.core.data"
+    base = importlib.import_module(f"{core}.framework.single_datasets.base_of3")
+    settings = importlib.import_module(
+        "openfold3.projects.of3_all_atom.config.dataset_config_components"
+    )
+    monkeypatch.setattr(
+        importlib.import_module(f"{core}.pipelines.sample_processing.structure"),
+        "parse_target_structure",
+        lambda *_args, **_kwargs: _atoms(path),
+    )
+    molecules = OpenFold3Molecules(path.parents[2])
+    monkeypatch.setattr(
+        importlib.import_module(f"{core}.pipelines.sample_processing.conformer"),
+        "read_single_annotated_sdf",
+        lambda file: _rdkit_molecule(molecules[file.stem], path.parents[2], file.stem),
+    )
+    own = type("Own", (base.BaseOF3Dataset,), {"__getitem__": None, "datapoint_cache": None})
+    dataset = object.__new__(own)
+    crop = settings.CropSettings().model_dump()
+    crop["token_crop"] |= {"enabled": True, "token_budget": tokens}
+    msa = settings.MSASettings()
+    about = openfold3_cache(path.parents[2])["training_cache"]["structure_data"][path.stem]
+    chains = {name: SimpleNamespace(**one) for name, one in about["chains"].items()}
+    _write_alignments(path.parents[2], about["chains"], folder)
+    reference = SimpleNamespace(conformer_gen_strategy="use_fallback", set_fallback_to_nan=False)
+    vars(dataset).update(
+        target_structures_directory=None,
+        target_structure_file_format="npz",
+        use_roda_monomer_format=False,
+        reference_molecule_directory=folder,
+        template_cache_directory=None,
+        template_structures_directory=None,
+        template_structure_array_directory=None,
+        template_file_format="npz",
+        _ccd=None,
+        _ccd_file=None,
+        crop=crop,
+        loss=settings.LossConfig().model_dump(),
+        template=settings.TemplateSettings(),
+        single_moltype=None,
+        dataset_cache=SimpleNamespace(
+            structure_data={
+                path.stem: SimpleNamespace(chains=chains, resolution=about["resolution"])
+            },
+            reference_molecule_data=defaultdict(lambda: reference),
+        ),
+        msa_sample_processor_train=base.MsaSampleProcessorTrain(
+            config=msa, alignments_directory=folder
+        ),
+        msa_featurizer_of3=base.MsaFeaturizerOF3(
+            config=base.MsaFeaturizerOF3Config(
+                max_rows=msa.max_rows,
+                max_rows_paired=msa.max_rows_paired,
+                subsample_with_bands=msa.subsample_with_bands,
+            )
+        ),
+    )
+    made: dict[str, Any] = dataset.create_all_features(path.stem, point, False, False)["features"]
+    return made
+
+
+def stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Modules in place of packages that OpenFold3 imports and these tests do not use."""
+    for name, values in _UNUSED.items():
+        stub = ModuleType(name)
+        vars(stub).update(values)
+        monkeypatch.setitem(sys.modules, name, stub)
+
+
+class WatchedDraws(RecordedDraws):
+    """Draws of OpenFold3 by (function, where, result); conformers are the stored ones."""
+
+    def __init__(self, view: EntryView, calls: list[tuple[str, str, Any]]) -> None:
+        named = [
+            (f"{where}.{name}", {"token_id": int(value.token_id)} if _is_atom(value) else value)
+            for name, where, value in calls
+        ]
+        super().__init__(view, named)
+
+    def conformers(self, count: int, stored: int) -> np.ndarray:
+        assert stored == 1
+        return np.zeros(count, np.int64)
+
+
+def our_view(path: Path) -> EntryView:
+    """The entry from its mmCIF file, with the symmetries of recorded molecules."""
+    pack = path.parents[2]
+    entry = record(pack, path.stem)
+    section = openfold3_section(entry, components(pack))
+    names = openfold3_alignments(pack, path.stem)
+    view = openfold3_view(entry, section, OpenFold3Molecules(pack), names)
+    recorded = entry_view("openfold3", pack, path.stem)
+    assert view.molecule_name == recorded.molecule_name
+    return dataclasses.replace(view, molecule_orders=recorded.molecule_orders)
+
+
+def _is_atom(value: Any) -> bool:
+    return hasattr(value, "token_id")
+
+
+def _atoms(path: Path) -> Any:
+    structure = importlib.import_module("biotite.structure")
+    arrays = read(path, "atom.").arrays
+    array = structure.AtomArray(len(arrays["coord"]))
+    array.coord = arrays["coord"]
+    for name in set(arrays) - {"coord", "bonds"}:
+        array.set_annotation(name, arrays[name])
+    array.bonds = structure.BondList(len(array), arrays["bonds"].astype(np.uint32))
+    return array
+
+
+def _rdkit_molecule(molecule: Molecule, pack: Path, name: str) -> Any:
+    chem = importlib.import_module("rdkit.Chem")
+    with np.load(pack / "components" / "openfold3_reference_mols.npz") as members:
+        orders = members[f"{name}.bonds"][:, 2].tolist()
+    kinds = {2: "SINGLE", 3: "AROMATIC", 4: "DOUBLE", 6: "TRIPLE"}
+    graph = chem.RWMol()
+    conformer = chem.Conformer(len(molecule.name))
+    for row, title in enumerate(molecule.name.tolist()):
+        atom = chem.Atom(int(molecule.element[row]))
+        atom.SetFormalCharge(int(molecule.charge[row]))
+        atom.SetNoImplicit(True)
+        atom.SetProp("annot_atom_name", title)
+        atom.SetBoolProp("annot_used_atom_mask", bool(molecule.mask[row]))
+        graph.AddAtom(atom)
+        conformer.SetAtomPosition(row, molecule.position[0, row].astype(float).tolist())
+    for (one, two), order in zip(molecule.bond.tolist(), orders, strict=True):
+        graph.AddBond(one, two, getattr(chem.BondType, kinds.get(order, "SINGLE")))
+    graph.AddConformer(conformer)
+    return graph.GetMol()
+
+
+def _write_alignments(pack: Path, chains: dict[str, Any], folder: Path) -> None:
+    """The files of every representative, the query replaced by the entry's sequence."""
+    stands_for = openfold3_cache(pack)["alignment_of_representative"]
+    table = json.loads((pack / "inputs" / "msa" / "index.json").read_text())
+    for name in {one.get("alignment_representative_id") for one in chains.values()} - {None}:
+        query = table.get(name, table[stands_for[name]])["sequence"]
+        (folder / name).mkdir()
+        for file in (pack / "inputs" / "msa" / stands_for[name]).glob("*.a3m"):
+            rows = read_a3m(file)
+            rows[0] = (rows[0][0], query)
+            text = "".join(f">{head}\n{body}\n" for head, body in rows)
+            (folder / name / f"{SOURCES[file.stem]}.a3m").write_text(text)

@@ -1,0 +1,477 @@
+"""The recorded all-atom packs decoded, and a project's structure as an `EntryView`."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from tests.conftest import golden_folder, golden_json
+
+from evofeed.loader.views.entry_view import ChainType, EntryView
+from evofeed.loader.views.protenix.view import OTHER_POLYMER, ProtenixView
+
+OPENFOLD3_NAMES = (
+    "ALA ARG ASN ASP CYS GLN GLU GLY HIS ILE LEU LYS MET PHE PRO SER THR TRP TYR VAL UNK "
+    "A G C U N DA DG DC DT DN"
+).split()
+
+
+class Recording(NamedTuple):
+    """One file of a pack: what stands in its schema besides the arrays, and the arrays."""
+
+    meta: dict[str, Any]
+    arrays: dict[str, Any]
+
+
+def packs() -> list[Path]:
+    """Folders laid out as `golden/allatom`; `EVOFEED_ALLATOM` may name others, by colons."""
+    named = [Path(one) for one in os.environ.get("EVOFEED_ALLATOM", "").split(":") if one]
+    return named or [golden_folder("allatom")]
+
+
+def recordings(pattern: str) -> list[Path]:
+    """Files of all packs, as `boltz/samples/*.npz`."""
+    return [path for pack in packs() for path in sorted(pack.glob(pattern))]
+
+
+def some_recordings(pattern: str, most: int) -> list[Path]:
+    """The smallest files of all packs."""
+    return sorted(recordings(pattern), key=lambda one: one.stat().st_size)[:most]
+
+
+def read(path: Path, prefix: str = "") -> Recording:
+    """A file decoded; with a prefix, the arrays below it alone and without it."""
+    with np.load(path) as members:
+        schema = json.loads(members["__schema__"].tobytes())
+        arrays = {
+            name.removeprefix(prefix): _decode(members, name, about)
+            for name, about in schema["arrays"].items()
+            if name.startswith(prefix) and about["enc"] != "struct"
+        }
+    return Recording({k: v for k, v in schema.items() if k != "arrays"}, arrays)
+
+
+def _decode(members: Any, name: str, about: dict[str, Any]) -> Any:
+    if about["enc"] == "json":
+        return about["value"]
+    value = members[name]
+    if about["enc"] == "str":
+        return value
+    shape, dtype = tuple(about["shape"]), about["dtype"].removeprefix("torch.")
+    if about["enc"] == "const":
+        return np.full(shape, value[0]).astype(dtype)
+    if about["enc"] == "bits":
+        return np.unpackbits(value)[: int(np.prod(shape))].reshape(shape).astype(dtype)
+    if about["enc"] == "onehot":
+        index = value.reshape(shape[:-1]).astype(np.int64)[..., None]
+        return ((index == np.arange(shape[-1])) | (index == -2)).astype(dtype)
+    return value.astype(dtype).reshape(shape)
+
+
+@contextlib.contextmanager
+def watched(module: Any, name: str) -> Iterator[list[Any]]:
+    """What a function of a module returns while this lasts."""
+    function, results = getattr(module, name), []
+
+    def watch(*args: Any, **kwargs: Any) -> Any:
+        results.append(function(*args, **kwargs))
+        return results[-1]
+
+    setattr(module, name, watch)
+    try:
+        yield results
+    finally:
+        setattr(module, name, function)
+
+
+def entry_view(project: str, pack: Path, entry: str) -> EntryView:
+    """The prepared structure of an entry as a project recorded it."""
+    return _VIEWS[project](pack, entry)
+
+
+@functools.lru_cache(maxsize=4)
+def openfold3_cache(pack: Path) -> dict[str, Any]:
+    """Metadata, training cache and representatives of OpenFold3."""
+    return golden_json(pack / "openfold3" / "cache.json")
+
+
+@functools.lru_cache(maxsize=4)
+def _openfold3_molecules(pack: Path) -> dict[str, np.ndarray]:
+    with np.load(pack / "components" / "openfold3_reference_mols.npz") as members:
+        return dict(members)
+
+
+def _offsets(starts: np.ndarray, total: int) -> np.ndarray:
+    return np.append(starts, total).astype(np.int32)
+
+
+def _runs(*columns: np.ndarray) -> np.ndarray:
+    """Where a new run begins in columns read together."""
+    new = np.zeros(len(columns[0]), bool)
+    new[:1] = True
+    for column in columns:
+        new[1:] |= column[1:] != column[:-1]
+    return np.flatnonzero(new)
+
+
+def _copies(entities: np.ndarray) -> np.ndarray:
+    return np.array([np.sum(entities[:i] == e) for i, e in enumerate(entities)], np.int32)
+
+
+def name_codes(names: np.ndarray) -> np.ndarray:
+    """Characters of atom names minus 32, cut to four."""
+    text = np.char.ljust(names.astype("<U4"), 4).astype("<U4")
+    return (text.view(np.uint32).reshape(-1, 4) - 32).astype(np.uint8)
+
+
+def automorphisms(
+    elements: np.ndarray, charges: np.ndarray, bonds: np.ndarray, limit: int = 1000
+) -> np.ndarray:
+    """Atom orders that map a molecule onto itself, `[P, a]`.
+
+    Atoms are placed in the order of the smallest number next to those placed, candidates tried
+    in the order of the bonds, the search stopped at `limit`: the order in which RDKit lists them.
+    """
+    count = len(elements)
+    link = np.zeros([count, count], np.int64)
+    for a, b, order in bonds:
+        link[a, b] = link[b, a] = order
+    near: list[list[int]] = [[] for _ in range(count)]
+    for a, b, _ in bonds.tolist():
+        near[a].append(b)
+        near[b].append(a)
+    colour = elements.astype(np.int64) * 64 + charges
+    for _ in range(count):
+        keys = [
+            (int(colour[i]), tuple(sorted((int(link[i, j]), int(colour[j])) for j in near[i])))
+            for i in range(count)
+        ]
+        rank = {key: number for number, key in enumerate(sorted(set(keys)))}
+        fresh = np.array([rank[key] for key in keys])
+        if len(rank) == len(set(colour.tolist())):
+            break
+        colour = fresh
+    order = visiting_order(near)
+    found: list[np.ndarray] = []
+    image = np.full(count, -1)
+    taken = np.zeros(count, bool)
+
+    def place(step: int) -> None:
+        if len(found) >= limit:
+            return
+        if step == count:
+            found.append(image.copy())
+            return
+        atom = order[step]
+        placed = [j for j in near[atom] if image[j] >= 0]
+        options = near[image[placed[0]]] if placed else list(range(count))
+        for other in options:
+            fits = not taken[other] and colour[other] == colour[atom]
+            if fits and all(link[other, image[j]] == link[atom, j] for j in placed):
+                image[atom], taken[other] = other, True
+                place(step + 1)
+                image[atom], taken[other] = -1, False
+
+    place(0)
+    return np.array(found, np.int32)
+
+
+def visiting_order(near: list[list[int]]) -> list[int]:
+    """Atoms, each the smallest number next to those before it, else the smallest left."""
+    order: list[int] = []
+    left = set(range(len(near)))
+    edge: set[int] = set()
+    while left:
+        atom = min(edge & left or left)
+        order.append(atom)
+        left.discard(atom)
+        edge.update(near[atom])
+    return order
+
+
+@functools.cache
+def _openfold3_orders(pack: Path, name: str) -> np.ndarray:
+    molecules = _openfold3_molecules(pack)
+    parts = (molecules[f"{name}.{part}"] for part in ("element", "charge", "bonds"))
+    return automorphisms(*parts)
+
+
+def _openfold3(pack: Path, entry: str) -> EntryView:
+    atom = read(pack / "openfold3" / "structure" / f"{entry}.npz", "atom.").arrays
+    cache = openfold3_cache(pack)
+    known = cache["training_cache"]["structure_data"].get(entry)
+    about = known or cache["metadata"]["structure_data"][entry]
+    total = len(atom["chain_id"])
+    chains = _runs(atom["chain_id"])
+    residues = _runs(atom["chain_id"], atom["res_id"], atom["ins_code"], atom["res_name"])
+    names = atom["chain_id"][chains].astype(np.str_)
+    residue_chain = np.searchsorted(chains, residues, side="right") - 1
+    aligned = [about["chains"].get(name, {}).get("alignment_representative_id") for name in names]
+    alignments = tuple(sorted({one for one in aligned if one}))
+    whole = [about["chains"].get(name, {}).get("reference_mol_id") for name in names]
+    single = np.array([whole[chain] is not None for chain in residue_chain])
+    fresh = np.ones(len(residues), bool)
+    fresh[1:] = ~(single[1:] & (residue_chain[1:] == residue_chain[:-1]))
+    component = np.cumsum(fresh) - 1
+    titles = [
+        whole[chain] or name
+        for chain, name in zip(residue_chain[fresh], atom["res_name"][residues][fresh], strict=True)
+    ]
+    molecules = tuple(sorted(set(titles)))
+    tables = _openfold3_molecules(pack)
+    sizes = [len(tables[f"{name}.name"]) for name in molecules]
+    starts = np.append(0, np.cumsum(sizes)).astype(np.int32)
+    reference = np.full(total, -1, np.int32)
+    component_atoms = _offsets(residues[fresh], total)
+    rank = {name: number for number, name in enumerate(molecules)}
+    for title, first, stop in zip(titles, component_atoms, component_atoms[1:], strict=False):
+        theirs = {name: i for i, name in enumerate(_distinct(tables[f"{title}.name"]))}
+        own = _distinct(atom["atom_name"][first:stop])
+        reference[first:stop] = [starts[rank[title]] + theirs[name] for name in own]
+    joined = {
+        part: np.concatenate([tables[f"{name}.{part}"] for name in molecules])
+        for part in ("pos", "used", "element", "charge")
+    }
+    tokens = _runs(atom["token_id"])
+    centres = np.flatnonzero(atom["token_center_atom"])
+    present = atom["occupancy"] > 0
+    token_residue = np.searchsorted(residues, tokens, side="right") - 1
+    codes = {name: number for number, name in enumerate(OPENFOLD3_NAMES)}
+    types = np.array([codes.get(name, 20) for name in atom["res_name"][residues]], np.uint8)
+    kinds = np.array([ChainType.PROTEIN, ChainType.RNA, ChainType.DNA, ChainType.LIGAND])
+    entities = atom["entity_id"][chains].astype(np.int32)
+    interfaces = about["interfaces"]
+    pairs = [one.split("_") for one in interfaces] if isinstance(interfaces, dict) else interfaces
+    row = {name: number for number, name in enumerate(names)}
+    return EntryView(
+        entry=entry,
+        resolution=float("nan") if about["resolution"] is None else about["resolution"],
+        chain_name=names,
+        chain_type=kinds[atom["molecule_type_id"][chains]].astype(np.uint8),
+        chain_entity=entities,
+        chain_sym=_copies(entities),
+        chain_valid=np.ones(len(names), bool),
+        chain_residue=_offsets(np.searchsorted(residues, chains), len(residues)),
+        chain_alignment=np.array(
+            [alignments.index(one) if one else -1 for one in aligned], np.int32
+        ),
+        alignments=alignments,
+        residue_name=atom["res_name"][residues],
+        residue_index=atom["res_id"][residues].astype(np.int32),
+        residue_type=types,
+        residue_present=np.add.reduceat(present, residues) > 0,
+        residue_component=component.astype(np.int32),
+        residue_atom=_offsets(residues, total),
+        atom_name=name_codes(atom["atom_name"]),
+        atom_element=joined["element"][reference].astype(np.uint8),
+        atom_charge=joined["charge"][reference].astype(np.int8),
+        atom_position=np.nan_to_num(atom["coord"]),
+        atom_present=present,
+        atom_reference=reference,
+        token_atom=tokens.astype(np.int32),
+        token_atoms=np.diff(_offsets(tokens, total)),
+        token_residue=token_residue.astype(np.int32),
+        token_type=types[token_residue],
+        token_centre=centres.astype(np.int32),
+        token_distogram=np.full(len(tokens), -1, np.int32),
+        token_atomized=atom["is_atomized"][tokens],
+        token_resolved=present[centres],
+        bond_atom=atom["bonds"][:, :2].astype(np.int32),
+        bond_type=atom["bonds"][:, 2].astype(np.uint8),
+        interface_chain=np.array([[row[a], row[b]] for a, b in pairs], np.int32).reshape(-1, 2),
+        component_molecule=np.array([rank[title] for title in titles], np.int32),
+        molecule_name=molecules,
+        molecule_atom=starts,
+        molecule_bond=np.concatenate(
+            [
+                tables[f"{name}.bonds"][:, :2] + start
+                for name, start in zip(molecules, starts[:-1], strict=True)
+            ]
+        ).astype(np.int32),
+        molecule_position=joined["pos"].astype(np.float32)[None],
+        molecule_mask=joined["used"],
+        molecule_orders=tuple(_openfold3_orders(pack, name) for name in molecules),
+    )
+
+
+def _distinct(names: np.ndarray) -> list[tuple[str, int]]:
+    """Every name with how often it came before."""
+    seen: dict[str, int] = {}
+    out = []
+    for name in names.tolist():
+        seen[name] = seen.get(name, 0) + 1
+        out.append((name, seen[name]))
+    return out
+
+
+def _boltz(pack: Path, entry: str) -> EntryView:
+    meta, table = read(pack / "boltz" / "structure" / f"{entry}.npz")
+
+    def part(prefix: str) -> dict[str, Any]:
+        return {k.removeprefix(prefix): v for k, v in table.items() if k.startswith(prefix)}
+
+    atoms, residues = part("structure.atoms."), part("structure.residues.")
+    chains, tokens = part("structure.chains."), part("tokens.table.")
+    bonds, links = part("structure.bonds."), part("structure.connections.")
+    number = np.searchsorted(residues["atom_idx"], tokens["atom_idx"], side="right") - 1
+    aligned = [one["msa_id"] for one in meta["record"]["chains"]]
+    named = [one if isinstance(one, str) and one else "" for one in aligned]
+    alignments = tuple(sorted({one for one in named if one}))
+    between = part("structure.interfaces.")
+    count, total = len(residues["name"]), len(atoms["element"])
+    return EntryView(
+        entry=entry,
+        resolution=float(meta["record"]["structure"]["resolution"] or "nan"),
+        chain_name=chains["name"],
+        chain_type=chains["mol_type"].astype(np.uint8),
+        chain_entity=chains["entity_id"],
+        chain_sym=chains["sym_id"],
+        chain_valid=table["structure.mask"],
+        chain_residue=_offsets(chains["res_idx"], count),
+        chain_alignment=np.array([alignments.index(one) if one else -1 for one in named], np.int32),
+        alignments=alignments,
+        residue_name=residues["name"],
+        residue_index=residues["res_idx"],
+        residue_type=residues["res_type"].astype(np.uint8),
+        residue_present=residues["is_present"],
+        residue_component=np.arange(count, dtype=np.int32),
+        residue_atom=_offsets(residues["atom_idx"], total),
+        atom_name=atoms["name"].astype(np.uint8),
+        atom_element=atoms["element"].astype(np.uint8),
+        atom_charge=atoms["charge"],
+        atom_position=atoms["coords"],
+        atom_present=atoms["is_present"],
+        atom_reference=np.arange(total, dtype=np.int32),
+        token_atom=tokens["atom_idx"],
+        token_atoms=tokens["atom_num"],
+        token_residue=number.astype(np.int32),
+        token_type=tokens["res_type"].astype(np.uint8),
+        token_centre=tokens["center_idx"],
+        token_distogram=tokens["disto_idx"],
+        token_atomized=~residues["is_standard"][number],
+        token_resolved=tokens["resolved_mask"],
+        bond_atom=np.concatenate(
+            [np.stack([one["atom_1"], one["atom_2"]], 1) for one in (bonds, links)]
+        ).astype(np.int32),
+        bond_type=np.concatenate([bonds["type"], 0 * links["atom_1"]]).astype(np.uint8),
+        interface_chain=np.stack([between["chain_1"], between["chain_2"]], 1).astype(np.int32),
+        component_molecule=np.arange(count, dtype=np.int32),
+        molecule_name=tuple(residues["name"].tolist()),
+        molecule_atom=_offsets(residues["atom_idx"], total),
+        molecule_bond=np.zeros([0, 2], np.int32),
+        molecule_position=atoms["conformer"][None],
+        molecule_mask=np.ones(total, bool),
+        molecule_orders=tuple(np.arange(n)[None] for n in residues["atom_num"]),
+    )
+
+
+def _protenix(pack: Path, entry: str) -> ProtenixView:
+    meta, table = read(pack / "protenix" / "structure" / f"{entry}.npz")
+    atom = {k.removeprefix("atom."): v for k, v in table.items() if k.startswith("atom.")}
+    total = len(atom["chain_id"])
+    chains = _runs(atom["chain_id"])
+    residues = _runs(atom["chain_id"], atom["res_id"], atom["res_name"])
+    counts = table["token.atom_count"]
+    tokens = np.append(0, np.cumsum(counts))[:-1]
+    first = table["token.atom_indices"][tokens]
+    token_residue = np.searchsorted(residues, first, side="right") - 1
+    names = atom["chain_id"][chains].astype(np.str_)
+    row = {name: number for number, name in enumerate(names)}
+    pairs = [
+        (row[one["chain_1_id"]], row[one["chain_2_id"]])
+        for one in meta["indices"]
+        if one["type"] == "interface"
+    ]
+    kinds = {one.name.lower(): one for one in ChainType}
+    lookup = [kinds[name] for name in atom["chain_mol_type"][chains].tolist()]
+    sizes = np.diff(_offsets(residues, total))
+    numbers = {name: number for number, name in enumerate(ELEMENTS, 1)}
+    resolved = atom["is_resolved"]
+    distogram = np.full(len(first), -1, np.int32)
+    marked = np.flatnonzero(atom["distogram_rep_atom_mask"])
+    distogram[np.searchsorted(first, marked, side="right") - 1] = marked
+    polymers = meta["other"]["entity_poly_type"]
+    entities = atom["label_entity_id"][chains].tolist()
+    alignments = tuple(sorted(set(entities) & set(polymers)))
+    codes = {name: code for code, name in enumerate(OPENFOLD3_NAMES)}
+    types = np.array([codes[name] for name in atom["cano_seq_resname"][residues]], np.uint8)
+    return ProtenixView(
+        entry=entry,
+        resolution=float(atom["resolution"][0]),
+        chain_name=names,
+        chain_type=np.array(lookup, np.uint8),
+        chain_entity=atom["entity_id_int"][chains].astype(np.int32),
+        chain_sym=atom["sym_id_int"][chains].astype(np.int32),
+        chain_valid=np.ones(len(names), bool),
+        chain_asym=atom["asym_id_int"][chains].astype(np.int32),
+        chain_polymer=np.array([_POLYMERS[polymers.get(one, "")] for one in entities], np.uint8),
+        chain_residue=_offsets(np.searchsorted(residues, chains), len(residues)),
+        chain_alignment=np.array(
+            [alignments.index(one) if one in alignments else -1 for one in entities], np.int32
+        ),
+        alignments=alignments,
+        residue_name=atom["res_name"][residues],
+        residue_index=atom["res_id"][residues].astype(np.int32),
+        residue_type=types,
+        residue_kind=np.array([kinds[one] for one in atom["mol_type"][residues]], np.uint8),
+        residue_present=np.add.reduceat(resolved, residues) > 0,
+        residue_component=np.arange(len(residues), dtype=np.int32),
+        residue_atom=_offsets(residues, total),
+        atom_name=name_codes(atom["atom_name"]),
+        atom_element=np.array([numbers.get(one, 0) for one in atom["element"]], np.uint8),
+        atom_charge=atom["ref_charge"].astype(np.int8),
+        atom_position=atom["coord"],
+        atom_present=resolved,
+        atom_reference=np.arange(total, dtype=np.int32),
+        token_atom=first.astype(np.int32),
+        token_atoms=counts.astype(np.int32),
+        token_residue=token_residue.astype(np.int32),
+        token_type=types[token_residue],
+        token_centre=table["token.centre_atom_index"].astype(np.int32),
+        token_distogram=distogram,
+        token_atomized=(counts == 1) & (sizes[token_residue] > 1),
+        token_resolved=resolved[table["token.centre_atom_index"]],
+        bond_atom=atom["bonds"][:, :2].astype(np.int32),
+        bond_type=atom["bonds"][:, 2].astype(np.uint8),
+        interface_chain=np.array(pairs, np.int32).reshape(-1, 2),
+        component_molecule=np.arange(len(residues), dtype=np.int32),
+        molecule_name=tuple(atom["res_name"][residues].tolist()),
+        molecule_atom=_offsets(residues, total),
+        molecule_bond=np.zeros([0, 2], np.int32),
+        molecule_position=atom["ref_pos"].astype(np.float32)[None],
+        molecule_mask=atom["ref_mask"] > 0,
+        molecule_orders=tuple(_residue_orders(atom["res_perm"], residues, sizes)),
+    )
+
+
+_POLYMERS = defaultdict(lambda: OTHER_POLYMER) | {
+    "": ChainType.LIGAND,
+    "polypeptide(L)": ChainType.PROTEIN,
+    "polydeoxyribonucleotide": ChainType.DNA,
+    "polyribonucleotide": ChainType.RNA,
+}
+
+
+def _residue_orders(texts: np.ndarray, residues: np.ndarray, sizes: np.ndarray) -> list[np.ndarray]:
+    """Per residue: every atom's places, joined by underscores, as orders `[P, a]`."""
+    out = []
+    for start, size in zip(residues, sizes, strict=True):
+        columns = [[int(n) for n in text.split("_")] for text in texts[start : start + size]]
+        out.append(np.array(columns, np.int32).T)
+    return out
+
+
+ELEMENTS = (
+    "H HE LI BE B C N O F NE NA MG AL SI P S CL AR K CA SC TI V CR MN FE CO NI CU ZN GA GE AS SE "
+    "BR KR RB SR Y ZR NB MO TC RU RH PD AG CD IN SN SB TE I XE CS BA LA CE PR ND PM SM EU GD TB DY "
+    "HO ER TM YB LU HF TA W RE OS IR PT AU HG TL PB BI PO AT RN FR RA AC TH PA U NP PU AM CM BK CF"
+).split()
+
+_VIEWS = {"openfold3": _openfold3, "boltz": _boltz, "protenix": _protenix}

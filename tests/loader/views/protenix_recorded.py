@@ -1,0 +1,127 @@
+"""Protenix's recorded draws, replayed through the plan, and its alignments."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tests.loader.views.boltz_recorded import alignment_of, read_a3m
+from tests.loader.views.packs import Recording, read
+
+from evofeed.loader.views.protenix.view import ProtenixView
+from evofeed.protein.alignment import Alignment
+
+STRATEGIES = ("ContiguousCropping", "SpatialCropping", "SpatialInterfaceCropping")
+_UNIPROT = re.compile(r"(?:tr|sp)\|[A-Z0-9]{6,10}(?:_\d+)?\|[A-Z0-9]{1,10}_([A-Z0-9]{1,5})")
+_UNIREF = re.compile(r"UniRef100_[^_]+_([^_/]+)")
+
+
+class RecordedDraws:
+    """`ProtenixDraws` from a file; raises when asked in another order than recorded."""
+
+    def __init__(self, calls: list[tuple[str, Any]]) -> None:
+        self.calls = deque(calls)
+
+    @classmethod
+    def of_crop(cls, about: dict[str, Any]) -> RecordedDraws:
+        """Of one of the further crops."""
+        calls = [("random_crop_method", [about["method"]])]
+        for draw in about["draws"]:
+            calls.append((f"{draw['site'].rsplit(':', 1)[1]}.{draw['fn']}", draw["result"]))
+        return cls(calls)
+
+    @classmethod
+    def of_sample(cls, sample: Recording) -> RecordedDraws:
+        """Of a training sample: the calls of all sites in their order."""
+        calls: list[tuple[int, str, Any]] = []
+        for site in sample.meta["draws"]:
+            name = f"{site['site'][0].rsplit(':', 1)[1]}.{site['fn']}"
+            results = [site["value"]] if "value" in site else sample.arrays[f"draw.{site['array']}"]
+            for number, result in zip(site["calls"], results, strict=True):
+                calls.append((number, name, result))
+        return cls([(name, value) for _, name, value in sorted(calls, key=lambda c: c[0])])
+
+    def _next(self, start: str, end: str = "") -> Any:
+        name, value = self.calls.popleft()
+        assert name.startswith(start), (name, start)
+        assert end in name, (name, end)
+        return value
+
+    def molecules(self, count: int) -> np.ndarray:
+        order = np.ravel(self._next("_shuffle_array_based_on_mol_id"))
+        assert len(order) == count
+        return order
+
+    def copies(self, numbers: np.ndarray) -> np.ndarray:
+        order = np.ravel(self._next("_shuffle."))
+        np.testing.assert_array_equal(np.sort(order), numbers)
+        return order
+
+    def strategy(self, weights: Sequence[float]) -> int:
+        return STRATEGIES.index(self._next("random_crop_method")[0])
+
+    def chain_order(self, count: int) -> Sequence[int]:
+        order = [int(one) for one in np.ravel(self._next("get_continues", "randperm"))]
+        assert len(order) == count
+        return order
+
+    def between(self, low: int, high: int) -> int:
+        value = int(np.ravel(self._next("get_continues", "randint"))[0])
+        assert low <= value <= high, (low, value, high)
+        return value
+
+    def side(self) -> int:
+        return int(np.ravel(self._next("_determine_start_end_point"))[0])
+
+    def centre(self, count: int) -> int:
+        value = int(np.ravel(self._next("get_spatial_crop_index"))[0])
+        assert value < count
+        return value
+
+    def moves(self, count: int, most: float) -> tuple[np.ndarray, np.ndarray]:
+        both = [
+            (self._next("random_transform", "uniform"), self._next("random_transform", "Rotation"))
+            for _ in range(count)
+        ]
+        shifts, turns = zip(*both, strict=True)
+        return np.stack(shifts), np.stack(turns)
+
+
+def datapoint(view: ProtenixView, row: dict[str, str]) -> list[int]:
+    """Rows of the chain, or the two, that a sample was drawn for."""
+    names = [row["chain_1_id"], row["chain_2_id"]][: 1 + (row["type"] == "interface")]
+    return [int(np.flatnonzero(view.chain_name == name)[0]) for name in names]
+
+
+def recorded_alignments(pack: Path, view: ProtenixView, sample: Recording) -> list[Alignment]:
+    """The alignments of an entry's polymers, that of the sequence alone where none was given."""
+    table = read(pack / "protenix" / "structure" / f"{view.entry}.npz").meta["other"]["sequences"]
+    folders = {
+        one["entity"]: one["alignment"]
+        for one in sample.meta["chains"].values()
+        if one.get("alignment")
+    }
+    return [_alignment(pack, name, table[name], folders.get(name)) for name in view.alignments]
+
+
+@functools.cache
+def _alignment(pack: Path, name: str, sequence: str, folder: str | None) -> Alignment:
+    rows, sources, names = [("query", sequence)], [0], ["query"]
+    for file in ("pairing", "non_pairing", "rna"):
+        path = pack / "inputs" / "msa" / str(folder) / f"{file}.a3m"
+        if folder is None or not path.exists():
+            continue
+        read_rows = read_a3m(path)
+        names.append(file)
+        rows += [(read_rows[0][0], sequence), *read_rows[1:]]
+        sources += [len(names) - 1] * len(read_rows)
+    species = []
+    for header, _ in rows:
+        found = _UNIPROT.match(header.strip()) or _UNIREF.match(header.strip())
+        species.append(found.group(1) if found else "")
+    return alignment_of(name, [text for _, text in rows], sources, tuple(names), species)

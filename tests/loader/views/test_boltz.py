@@ -1,0 +1,199 @@
+"""Boltz's crops, rows and features, given its recorded draws, are the recorded ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.loader.views.boltz_recorded import (
+    boltz_alignment,
+    boltz_view,
+    crop_draws,
+    read,
+    sample_draws,
+)
+from tests.loader.views.packs import recordings, some_recordings, watched
+
+from evofeed.loader.views.boltz import plan
+from evofeed.loader.views.boltz.batch import boltz_batch
+from evofeed.loader.views.boltz.config import BoltzConfig
+from evofeed.loader.views.boltz.crop import crop_tokens
+from evofeed.loader.views.boltz.draws import SampleDraws, rotations
+from evofeed.loader.views.boltz.features import boltz_features
+from evofeed.loader.views.boltz.rows import CODES, distinct_rows
+from evofeed.loader.views.boltz.symmetries import symmetry_features
+from evofeed.loader.views.boltz.tokens import tokens_of
+from evofeed.loader.views.entry_view import EntryView
+
+CROPS = recordings("boltz/crops/*.npz")
+SAMPLES = recordings("boltz/samples/*.npz")
+ALIGNMENTS = recordings("boltz/msa/*.npz")
+
+
+@pytest.mark.parametrize("path", CROPS, ids=lambda path: path.stem)
+def test_crops_are_the_recorded_ones(path: Path) -> None:
+    pack = path.parent.parent.parent
+    recorded = read(path)
+    view = boltz_view(pack, path.stem)
+    tokens = tokens_of(view)
+    for number, crop in enumerate(recorded.meta["crops"]):
+        config = BoltzConfig(max_tokens=crop["max_tokens"], max_atoms=crop["max_atoms"])
+        point = datapoint(view, crop)
+        draws = crop_draws(crop)
+        if point is None:  # Boltz's validation: any interface, else any chain
+            valid = view.chain_valid[view.interface_chain].all(1)
+            named = view.interface_chain[valid] if valid.any() else view.chain_valid.nonzero()[0]
+            row = int(draws.calls.pop(1)[2])
+            point = np.atleast_1d(named[row]).tolist()
+        kept = crop_tokens(tokens, point, draws, config)
+        wanted = recorded.arrays[f"crop.{number:02}.token_idx"]
+        np.testing.assert_array_equal(kept, wanted, err_msg=f"crop {number}")
+        assert not draws.calls
+
+
+@pytest.mark.parametrize("path", ALIGNMENTS, ids=lambda path: path.stem)
+def test_alignments_are_read_as_recorded(path: Path) -> None:
+    recorded = read(path).arrays
+    alignment = boltz_alignment(path.parent.parent.parent, path.stem)
+    rows = distinct_rows(alignment, 16384)
+    np.testing.assert_array_equal(rows, recorded["source_row"])
+    codes = CODES[alignment.letters[alignment.row_letters[rows]]]
+    np.testing.assert_array_equal(codes.ravel(), recorded["residues.res_type"])
+    taxa = np.append(np.array(alignment.species, dtype="U20"), "-1")[alignment.row_species[rows]]
+    np.testing.assert_array_equal(taxa.astype(int), recorded["sequences.taxonomy"])
+    dense = alignment.dense_deletions(rows)
+    row, column = np.nonzero(dense)
+    np.testing.assert_array_equal(column, recorded["deletions.res_idx"])
+    np.testing.assert_array_equal(dense[row, column], recorded["deletions.deletion"])
+
+
+def datapoint(view: EntryView, about: dict[str, Any]) -> list[int] | None:
+    if about.get("interface_id") is not None:
+        return [int(chain) for chain in view.interface_chain[about["interface_id"]]]
+    return None if about.get("chain_id") is None else [int(about["chain_id"])]
+
+
+def planned(path: Path, **changes: Any) -> tuple[Any, ...]:
+    pack = path.parent.parent.parent
+    meta, arrays = read(path)
+    view = boltz_view(pack, meta["entry"])
+    alignments = [boltz_alignment(pack, name) for name in view.alignments]
+    config = BoltzConfig(
+        max_tokens=meta["max_tokens"], max_atoms=meta["max_atoms"], max_seqs=meta["max_seqs"],
+        **changes,
+    )  # fmt: skip
+    point = datapoint(view, meta)
+    assert point
+    draws = sample_draws(meta, arrays)
+    with watched(plan, "crop_tokens") as crops:
+        packed = plan.plan_sample(view, alignments, point, draws, config)
+    np.testing.assert_array_equal(crops[0], arrays["crop.token_idx"])
+    return view, config, draws, arrays, packed
+
+
+@pytest.mark.parametrize("path", SAMPLES, ids=lambda path: path.stem)
+def test_features_are_the_recorded_ones(path: Path) -> None:
+    view, config, draws, arrays, packed = planned(path)
+    wanted = {k.removeprefix("feature."): v for k, v in arrays.items() if k[:8] == "feature."}
+    made = boltz_features({k: torch.from_numpy(v) for k, v in packed.items()}, config)
+    crop = arrays["crop.token_idx"]
+    extra = symmetry_features(view, crop, draws, config)
+    assert not draws.calls
+    features = {k: v.numpy() for k, v in made.items()} | {
+        name: extra[name] for name in ("all_coords", "all_resolved_mask", "crop_to_all_atom_map")
+    }
+    assert features.keys() == wanted.keys()
+    for name, value in wanted.items():
+        tolerance = 1e-5 if name in ("coords", "ref_pos") else 1e-6
+        assert features[name].shape == value.shape, name
+        assert features[name].dtype == value.dtype, name
+        if value.dtype.kind != "f":
+            np.testing.assert_array_equal(features[name], value, err_msg=name)
+        else:
+            np.testing.assert_allclose(
+                features[name], value, rtol=1e-6, atol=tolerance, err_msg=name
+            )
+    for name in ("chain_symmetries", "amino_acids_symmetries", "ligand_symmetries"):
+        recorded = arrays[f"symmetry.{name}"]
+        assert as_lists(extra[name]) == as_lists(recorded), name
+    assert sum(value.nbytes for value in packed.values()) <= 2 << 20
+
+
+def as_lists(value: Any) -> Any:
+    return [as_lists(one) for one in value] if isinstance(value, (list, tuple)) else int(value)
+
+
+FAULTS = {
+    "narrowed_deletions": {"deletion_value", "has_deletion", "deletion_mean"},
+    "reused_rows": {"msa", "msa_paired", "msa_mask", "profile"},
+    "pi_half": {"deletion_value", "deletion_mean"},
+    "profile_of_kept": {"profile", "deletion_mean"},
+    "padding_of_ones": {"msa"},
+    "one_move": {"ref_pos"},
+}
+
+
+def made(pack: Path, entry: str, key: int, config: BoltzConfig) -> dict[str, torch.Tensor]:
+    view = boltz_view(pack, entry)
+    alignments = [boltz_alignment(pack, name) for name in view.alignments]
+    chain = int(np.flatnonzero(view.chain_valid)[0])
+    packed = plan.plan_sample(view, alignments, [chain], SampleDraws(key), config)
+    return boltz_features({k: torch.from_numpy(v) for k, v in packed.items()}, config)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_mended_fault_changes_its_tensors_alone(fault: str) -> None:
+    config = BoltzConfig(max_tokens=64, max_atoms=640, max_seqs=512)
+    if fault == "pi_half":  # no deletion is there to show it otherwise
+        config = config.replace(narrowed_deletions=False)
+    changed = set()
+    for path in some_recordings("boltz/structure/*.npz", 8):
+        pack = path.parent.parent.parent
+        faithful = made(pack, path.stem, 5, config)
+        mended = made(pack, path.stem, 5, config.replace(**{fault: False}))
+        changed |= {
+            name
+            for name, value in faithful.items()
+            if value.shape != mended[name].shape or not torch.equal(value, mended[name])
+        }
+    assert changed
+    assert changed <= FAULTS[fault]
+
+
+def test_a_crop_that_goes_on_after_what_does_not_fit_is_fuller() -> None:
+    config = BoltzConfig(max_tokens=64, max_atoms=640)
+    grew = False
+    for path in some_recordings("boltz/structure/*.npz", 8):
+        tokens = tokens_of(boltz_view(path.parent.parent.parent, path.stem))
+        for key in range(4):
+            point = [int(tokens.chain[0])]
+            kept = crop_tokens(tokens, point, SampleDraws(key), config)
+            right = crop_tokens(tokens, point, SampleDraws(key), config.right())
+            assert np.isin(kept, right).all()
+            assert len(right) <= 64
+            grew |= len(right) > len(kept)
+    assert grew
+
+
+def test_draws_are_uniform_and_their_rotations_proper() -> None:
+    keys = range(4000)
+    sizes = np.bincount([SampleDraws(key).neighborhood(21) for key in keys], minlength=21)
+    assert abs(sizes - 4000 / 21).max() < 5 * np.sqrt(4000 / 21)
+    number = [SampleDraws(key).pocket_size(0.3) for key in keys]
+    assert min(number) == 1
+    assert abs(np.mean(number) - 1 / 0.3) < 0.2
+    turned = rotations(SampleDraws(7).quaternions(64))
+    np.testing.assert_allclose(
+        turned @ turned.transpose(0, 2, 1), np.tile(np.eye(3), (64, 1, 1)), atol=1e-5
+    )
+    np.testing.assert_allclose(np.linalg.det(turned), 1, atol=1e-5)
+
+
+def test_a_batch_pads_the_rows_that_vary() -> None:
+    samples = [{"msa": torch.ones(2, 3), "r_set_to_rep_atom": torch.ones(n, 4)} for n in (2, 5)]
+    batch = boltz_batch(samples)
+    assert batch["msa"].shape == (2, 2, 3)
+    assert batch["r_set_to_rep_atom"].sum((1, 2)).tolist() == [8, 20]

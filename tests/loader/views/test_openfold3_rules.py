@@ -1,0 +1,273 @@
+"""Rules of OpenFold3's view that the recorded samples do not reach, and its faults one by one."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.loader.views.made_entries import MadeChain, made_alignment, made_entry
+from tests.loader.views.openfold3_recorded import recorded_alignments
+from tests.loader.views.packs import entry_view, recordings
+from tests.loader.views.test_openfold3_features import flat
+
+from evofeed.loader.views.entry_view import ChainType
+from evofeed.loader.views.openfold3.batch import openfold3_batch
+from evofeed.loader.views.openfold3.config import FAULTS, OpenFold3Config
+from evofeed.loader.views.openfold3.draws import CounterDraws
+from evofeed.loader.views.openfold3.features import openfold3_features, rotations
+from evofeed.loader.views.openfold3.molecules import molecules_of
+from evofeed.loader.views.openfold3.plan import plan_sample
+from evofeed.loader.views.openfold3.rows import pair_by_species, plan_rows
+
+PROTEIN, LIGAND, RNA = ChainType.PROTEIN, ChainType.LIGAND, ChainType.RNA
+PEPTIDE = (("ALA", 5), ("GLY", 4), ("SER", 6))
+ROW_KEYS = {"msa", "has_deletion", "deletion_value", "msa_mask", "num_paired_seqs"}
+
+
+def features_of(view: Any, alignments: Any, key: int, config: OpenFold3Config) -> dict[str, Any]:
+    point = (key % view.num_chains,)
+    packed = plan_sample(view, alignments, point, CounterDraws(key), config)
+    tensors = {name: torch.from_numpy(value) for name, value in packed.items()}
+    return openfold3_features(tensors, config)
+
+
+def changed(view: Any, alignments: Any, config: OpenFold3Config, fault: str) -> set[str]:
+    found = set()
+    for key in range(3):
+        one = flat(features_of(view, alignments, key, config))
+        two = flat(features_of(view, alignments, key, config.replace(**{fault: False})))
+        found |= {
+            name
+            for name, value in one.items()
+            if value.shape != two[name].shape or not torch.equal(value, two[name])
+        }
+    return found
+
+
+@pytest.mark.parametrize(
+    ("fault", "sizes", "keys"),
+    [
+        ("text_order", {}, {"asym_id"}),
+        ("unmasked_padding", {}, {"msa", "msa_mask"}),
+        ("query_twice", {}, ROW_KEYS),
+        ("sorted_then_cut", {"max_rows": 12}, ROW_KEYS - {"num_paired_seqs"}),
+        ("first_of_species", {"max_rows_of_species": 1}, ROW_KEYS),
+        ("ligands_cut_anywhere", {"crop_weights": (1.0, 0.0, 0.0)}, None),
+    ],
+)
+def test_a_fault_changes_the_named_features_and_no_others(
+    fault: str, sizes: dict[str, Any], keys: set[str] | None
+) -> None:
+    assert fault in FAULTS
+    found: set[str] = set()
+    shows = False
+    for path in recordings("openfold3/structure/*.npz"):
+        pack = path.parent.parent.parent
+        view = entry_view("openfold3", pack, path.stem)
+        alignments = recorded_alignments(pack, view)
+        found |= changed(view, alignments, OpenFold3Config(**{"token_budget": 64, **sizes}), fault)
+        proteins = view.chain_alignment[view.chain_type == ChainType.PROTEIN]
+        shows |= fault != "first_of_species" or len(np.unique(proteins[proteins >= 0])) > 1
+    assert bool(found) == shows
+    assert keys is None or found <= keys
+
+
+def slow_pairs(species: list[list[str]], config: OpenFold3Config) -> list[tuple[int, ...]]:
+    """Pairs of rows by plain lists: the species of most alignments first, row by row."""
+    queues: list[dict[str, list[int]]] = []
+    for rows in species:
+        queue: dict[str, list[int]] = defaultdict(list)
+        number = 0
+        for name in rows:
+            if name and len(queue[name]) < config.max_rows_of_species:
+                number += 1
+                queue[name].append(number)
+        queues.append({name: numbers for name, numbers in queue.items() if numbers})
+    names = sorted(set().union(*queues))
+    names = [name for name in names if sum(name in queue for queue in queues) > 1]
+    pairs: list[tuple[int, ...]] = []
+    for wanted in range(len(species), config.min_paired_chains - 1, -1):
+        for name in names:
+            there = [queue for queue in queues if queue.get(name)]
+            if len(there) != wanted:
+                continue
+            fewest = min(len(queue[name]) for queue in there)
+            pairs += [
+                tuple(queue[name].pop(0) if queue.get(name) else -1 for queue in queues)
+                for _ in range(fewest)
+            ]
+        if len(pairs) >= config.max_paired_rows:
+            break
+    return pairs
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_species_pair_as_by_plain_lists(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    config = OpenFold3Config(max_rows_of_species=4, max_paired_rows=int(rng.integers(5, 60)))
+    names = [f"SP{n}" for n in range(10)] + [""]
+    species = [list(rng.choice(names, rng.integers(3, 60))) for _ in range(rng.integers(2, 5))]
+    made = [made_alignment(f"a{n}", list(map(str, one)), seed=n) for n, one in enumerate(species)]
+    rows = [np.flatnonzero(one.row_species >= 0) for one in made]
+    found = pair_by_species(made, rows, config)
+    assert [tuple(row) for row in found.number.tolist()] == slow_pairs(species, config)
+
+
+def test_partly_paired_rows_are_gaps_and_gaps_leave_the_main_rows() -> None:
+    chains = [
+        MadeChain("1", 1, PROTEIN, PEPTIDE * 2, 0),
+        MadeChain("2", 2, PROTEIN, PEPTIDE * 2, 1),
+        MadeChain("3", 3, PROTEIN, PEPTIDE * 2, 2),
+        MadeChain("4", 4, RNA, PEPTIDE * 2, 3),
+    ]
+    view = made_entry(chains, alignments=("a", "b", "c", "d"))
+    species = (["X", "Y"], ["X", "Y"], ["X"], [""])
+    made = [made_alignment(name, one) for name, one in zip("abcd", species, strict=True)]
+    config = OpenFold3Config(main_sources=("uniprot_hits",), subsample_main=False)
+    plan = plan_rows(view, np.ones(4, bool), made, CounterDraws(1), config)
+    assert plan.num_paired == 3
+    assert [rows[:3].tolist() for rows in plan.rows] == [
+        [0, 1, 2],
+        [0, 1, 2],
+        [0, 1, -1],
+        [0, -1, -1],
+    ]
+    # Rows that were paired are not there again, but the query is.
+    assert [rows[3:].tolist() for rows in plan.rows] == [[0, -1], [0, -1], [0, -1], [0, 1]]
+    assert plan.depth.tolist() == [4, 4, 4, 5]
+
+
+def test_too_many_pairs_are_cut_by_products_that_may_overflow() -> None:
+    count = 3000
+    names = [f"S{n:04}" for n in range(count)]
+    chains = [MadeChain(str(n), n, PROTEIN, PEPTIDE * 2, n - 1) for n in range(1, 8)]
+    view = made_entry(chains, alignments=tuple("abcdefg"))
+    made = [made_alignment(name, names, seed=n) for n, name in enumerate("abcdefg")]
+    rows = {}
+    for wrapped in (True, False):
+        config = OpenFold3Config(
+            max_paired_rows=1000, wrapped_products=wrapped, subsample_main=False, main_sources=()
+        )
+        plan = plan_rows(view, np.ones(7, bool), made, CounterDraws(1), config)
+        rows[wrapped] = plan.rows[0][1 : plan.num_paired]
+    np.testing.assert_array_equal(rows[False], np.arange(1, 1001))
+    number = np.arange(1, count + 1, dtype=np.int64)
+    product = np.ones(count, np.int64)
+    with np.errstate(over="ignore"):
+        for _ in range(7):
+            product = product * number
+    expected = np.argsort(np.abs(product), kind="stable")[:1000] + 1
+    np.testing.assert_array_equal(rows[True], expected)
+
+
+def test_chains_of_equal_molecules_are_put_in_one_order() -> None:
+    """Two equal chains with two sugars each, these in another order on the second."""
+    one, two = (("NAG", 3),), (("MAN", 3), ("MAN", 3))
+    chains = [
+        MadeChain("1", 1, PROTEIN, PEPTIDE),
+        MadeChain("2", 1, PROTEIN, PEPTIDE),
+        MadeChain("3", 2, LIGAND, one),
+        MadeChain("4", 3, LIGAND, two),
+        MadeChain("5", 3, LIGAND, two),
+        MadeChain("6", 2, LIGAND, one),
+    ]
+    start = [0, 15, 30, 33, 39, 45]
+    bonds = [(0, start[2]), (8, start[3]), (start[1], start[5]), (start[1] + 8, start[4])]
+    view = made_entry(chains, bonds)
+    found = molecules_of(view, np.ones(6, bool))
+    assert found.chain.tolist() == [0, 1, 2, 3, 5, 4]
+    assert found.entity.tolist() == [1] * 6
+    assert found.sym.tolist() == [1, 2, 1, 1, 2, 2]
+    other = made_entry(chains, [*bonds[:3], (start[1] + 7, start[4])])
+    assert molecules_of(other, np.ones(6, bool)).entity.tolist() == [1, 2, 1, 1, 2, 2]
+    features = features_of(view, [], 3, OpenFold3Config(token_budget=64))
+    assert_copies_alike(features)
+
+
+def assert_copies_alike(features: dict[str, Any]) -> None:
+    truth = features["ground_truth"]
+    for entity in truth["mol_entity_id"].unique():
+        of = [truth["mol_sym_id"][truth["mol_entity_id"] == entity] == n for n in (1, 2)]
+        here = truth["mol_entity_id"] == entity
+        for name in ("num_atoms_per_token", "mol_sym_token_index", "mol_sym_component_id"):
+            first, second = (truth[name][here][one] for one in of)
+            if len(second):
+                torch.testing.assert_close(first, second, rtol=0, atol=0)
+
+
+def test_a_chain_that_the_chain_crop_dropped_joins_no_molecule() -> None:
+    chains = [MadeChain(str(n), 1, PROTEIN, PEPTIDE) for n in range(1, 4)]
+    view = made_entry(chains, [(0, 15), (16, 30)])
+    kept = np.array([True, False, True])
+    assert molecules_of(view, kept).sym.tolist() == [1, 2]
+    assert len(set(molecules_of(view, np.ones(3, bool)).sym.tolist())) == 1
+
+
+def test_the_numbers_of_sequence_rows_sent_may_be_fewer() -> None:
+    chains = [
+        MadeChain("1", 1, PROTEIN, PEPTIDE * 2, 0),
+        MadeChain("2", 2, PROTEIN, PEPTIDE * 2, 1),
+    ]
+    view = made_entry(chains, alignments=("a", "b"))
+    names = [f"S{n}" for n in range(300)]
+    made = [made_alignment(name, names, seed=n) for n, name in enumerate("ab")]
+    config = OpenFold3Config(main_sources=("uniprot_hits",), subsample_main=False)
+    whole = features_of(view, made, 5, config)
+    part = features_of(view, made, 5, config.replace(used_rows=64))
+    assert whole["msa"].shape[0] == 302
+    assert part["msa"].shape[0] == 64
+    rows = {tuple(row) for row in whole["msa"].argmax(-1).tolist()}
+    assert all(tuple(row) in rows for row in part["msa"].argmax(-1).tolist())
+    assert 30 < int(part["num_paired_seqs"]) <= 64
+    torch.testing.assert_close(whole["profile"], part["profile"])
+
+
+def test_quaternions_turn_without_stretching() -> None:
+    turns = rotations(torch.randn(50, 4, generator=torch.Generator().manual_seed(0)))
+    eye = torch.eye(3).expand(50, 3, 3)
+    torch.testing.assert_close(turns @ turns.mT, eye, rtol=0, atol=1e-6)
+    torch.testing.assert_close(torch.linalg.det(turns), torch.ones(50), rtol=0, atol=1e-5)
+
+
+def test_an_entry_of_ligands_alone_has_one_row_of_gaps() -> None:
+    view = made_entry(
+        [MadeChain("1", 1, LIGAND, (("HEM", 9),)), MadeChain("2", 2, LIGAND, (("CA", 1),))]
+    )
+    features = features_of(view, [], 0, OpenFold3Config(token_budget=16))
+    assert features["msa"].shape == (1, 16, 32)
+    assert (features["msa"].argmax(-1) == 31).all()
+    assert features["msa_mask"].sum() == 10
+    assert float(features["profile"].sum()) == 0
+    assert features["num_paired_seqs"].tolist() == [1]
+
+
+def test_an_entry_without_a_resolved_token_is_refused_where_a_centre_is_needed() -> None:
+    view = made_entry([MadeChain("1", 1, PROTEIN, PEPTIDE * 30)])
+    object.__setattr__(view, "token_resolved", np.zeros(view.num_tokens, bool))
+    config = OpenFold3Config(token_budget=8, crop_weights=(0.0, 1.0, 0.0))
+    with pytest.raises(ValueError, match="made: no token is resolved"):
+        plan_sample(view, [], (0,), CounterDraws(0), config)
+
+
+def test_samples_of_other_sizes_stack_with_zeros_behind() -> None:
+    config = OpenFold3Config(token_budget=16)
+    small = features_of(made_entry([MadeChain("1", 1, LIGAND, (("HEM", 9),))]), [], 0, config)
+    large = features_of(made_entry([MadeChain("1", 1, PROTEIN, PEPTIDE)]), [], 0, config)
+    batch = openfold3_batch([small, large])
+    assert batch["ref_pos"].shape == (2, 15, 3)
+    assert not batch["ref_pos"][0, 9:].any()
+    assert batch["loss_weights"]["mse"].tolist() == [4.0, 4.0]
+    assert batch["num_paired_seqs"].tolist() == [1, 1]
+    assert [len(one) for one in batch["ref_space_uid_to_perm"]] == [1, 3]
+    assert batch["ground_truth"]["atom_positions"].shape == (2, 15, 3)
+
+
+def test_a_configuration_of_nonsense_is_refused() -> None:
+    for wrong in ({"token_budget": 0}, {"crop_weights": (0.0, 0.0, 0.0)}, {"used_rows": 0}):
+        with pytest.raises(ValueError, match=next(iter(wrong))):
+            OpenFold3Config(**wrong)
+    right = OpenFold3Config().right()
+    assert not any(getattr(right, name) for name in FAULTS)

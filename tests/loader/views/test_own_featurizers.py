@@ -1,0 +1,334 @@
+"""The projects' own code beside ours, from mmCIF: the same features and losses.
+
+`make projects` installs their wheels, as CI does. Their draws are watched and handed to ours.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import random
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.featurize.records.allatom import (
+    BoltzMolecules,
+    ProtenixMolecules,
+    boltz_alignments,
+    components,
+    record,
+)
+from tests.loader.views import boltz_recorded, openfold3_recorded, protenix_recorded
+from tests.loader.views.own_openfold3 import WatchedDraws, openfold3_sample, our_view
+from tests.loader.views.packs import entry_view, packs, read
+from tests.loader.views.test_openfold3_features import flat
+from tests.loader.views.test_protenix import through_a_slot
+
+from evofeed.featurize.records.rulesets.boltz import boltz_section
+from evofeed.featurize.records.rulesets.protenix import protenix_section
+from evofeed.loader.views.boltz.batch import boltz_batch
+from evofeed.loader.views.boltz.config import BoltzConfig
+from evofeed.loader.views.boltz.features import boltz_features
+from evofeed.loader.views.boltz.plan import plan_sample as plan_boltz
+from evofeed.loader.views.boltz.tables import boltz_view
+from evofeed.loader.views.openfold3.batch import openfold3_batch
+from evofeed.loader.views.openfold3.config import OpenFold3Config
+from evofeed.loader.views.openfold3.features import openfold3_features
+from evofeed.loader.views.openfold3.plan import ON_HOST
+from evofeed.loader.views.openfold3.plan import plan_sample as plan_openfold3
+from evofeed.loader.views.packing import fill_slot, pack_sample, unpack_sample
+from evofeed.loader.views.protenix.config import ProtenixConfig
+from evofeed.loader.views.protenix.plan import plan_sample as plan_protenix
+from evofeed.loader.views.protenix.tables import protenix_view
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # theirs
+PROJECTS = Path(__file__).parents[3] / ".projects"
+ENTRIES = 3
+
+
+def smallest(project: str) -> list[Path]:
+    """The smallest structures of every pack."""
+    folders = [pack / project / "structure" for pack in packs()]
+    return [
+        path
+        for folder in folders
+        for path in sorted(folder.glob("*.npz"), key=lambda one: one.stat().st_size)[:ENTRIES]
+    ]
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[str, str, Any]]]:
+    """Their random draws as (function, where, result), while their packages can be found."""
+    monkeypatch.setattr(sys, "path", [*sys.path, str(PROJECTS)])
+    found: list[tuple[str, str, Any]] = []
+
+    def watch(module: Any, name: str) -> None:
+        function = getattr(module, name)
+
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            value = function(*args, **kwargs)
+            kept = value.numpy().copy() if isinstance(value, torch.Tensor) else value
+            found.append((name, sys._getframe(1).f_code.co_name, kept))
+            return value
+
+        monkeypatch.setattr(module, name, watched)
+
+    for name in ("choice", "randint", "geometric", "uniform", "permutation"):
+        watch(np.random, name)
+    for name in ("random", "choice", "choices"):
+        watch(random, name)
+    for name in ("randn", "randn_like", "randint", "randperm"):
+        watch(torch, name)
+    np.random.seed(11)
+    random.seed(11)
+    torch.manual_seed(11)
+    yield found
+
+
+def structured(arrays: dict[str, Any], prefix: str, dtype: Any) -> np.ndarray:
+    """Fields of a table as one structured array."""
+    kind = np.dtype(dtype)
+    fields = {name: arrays[f"{prefix}.{name}"] for name in kind.names}
+    out = np.zeros(len(next(iter(fields.values()))), kind)
+    for name, value in fields.items():
+        out[name] = value
+    return out
+
+
+def boltz_of(path: Path) -> Any:
+    """Boltz's own tokens of its own prepared structure."""
+    types = importlib.import_module("boltz.data.types")
+    meta, arrays = read(path)
+    names = {
+        "atoms": types.Atom, "bonds": types.Bond, "residues": types.Residue, "chains": types.Chain,
+        "connections": types.Connection, "interfaces": types.Interface,
+    }  # fmt: skip
+    tables = {name: structured(arrays, f"structure.{name}", kind) for name, kind in names.items()}
+    structure = types.Structure(**tables, mask=arrays["structure.mask"])
+    alignments = {}
+    for row, about in enumerate(meta["record"]["chains"]):
+        if about["msa_id"]:
+            msa = read(path.parent.parent / "msa" / f"{about['msa_id']}.npz").arrays
+            alignments[row] = types.MSA(
+                sequences=structured(msa, "sequences", types.MSASequence),
+                deletions=structured(msa, "deletions", types.MSADeletion),
+                residues=structured(msa, "residues", types.MSAResidue),
+            )
+    data = types.Input(structure=structure, msa=alignments)
+    return importlib.import_module("boltz.data.tokenize.boltz").BoltzTokenizer().tokenize(data)
+
+
+@pytest.mark.parametrize("path", smallest("boltz"), ids=lambda path: path.stem)
+@pytest.mark.slow
+def test_boltz_makes_our_features_of_its_structure(
+    path: Path, calls: list[tuple[str, str, Any]]
+) -> None:
+    pytest.importorskip("boltz", reason="make projects")
+    pack = path.parent.parent.parent
+    tokenized = boltz_of(path)
+    config = BoltzConfig(max_tokens=128, max_atoms=1280, max_seqs=128)
+    chain = int(tokenized.tokens["asym_id"][0])
+    cropper = importlib.import_module("boltz.data.crop.boltz").BoltzCropper(0, 40)
+    crop = cropper.crop(tokenized, 128, np.random, max_atoms=1280, chain_id=chain)
+    featurizer = importlib.import_module("boltz.data.feature.featurizer").BoltzFeaturizer()
+    theirs = featurizer.process(
+        crop, training=True, max_seqs=128, max_tokens=128, max_atoms=1280, pad_to_max_seqs=True,
+        binder_pocket_conditioned_prop=0.3, binder_pocket_cutoff=6.0,
+        binder_pocket_sampling_geometric_p=0.3,
+    )  # fmt: skip
+    entry = record(pack, path.stem)
+    section = boltz_section(entry, components(pack))
+    view = boltz_view(entry, section, BoltzMolecules(pack), boltz_alignments(path, section))
+    alignments = [boltz_recorded.boltz_alignment(pack, name) for name in view.alignments]
+    draws = boltz_recorded.RecordedDraws([(f"random.{n}", w, v) for n, w, v in calls])
+    packed = plan_boltz(view, alignments, [chain], draws, config)
+    ours = boltz_features({k: torch.from_numpy(v) for k, v in packed.items()}, config)
+    assert not draws.calls
+    assert_equal(ours, theirs)
+    loss = importlib.import_module("boltz.model.loss.distogram").distogram_loss
+    output = {"pdistogram": torch.randn(1, 128, 128, 64)}
+    batches = [boltz_batch([one]) for one in (ours, theirs)]
+    values = [loss(output, batch)[0] for batch in batches]
+    assert torch.isfinite(values[0])
+    torch.testing.assert_close(*values, rtol=0, atol=0)
+
+
+def assert_equal(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
+    """Every tensor of theirs is ours: whole numbers equal, others within 1e-5."""
+    tensors = {name: value for name, value in theirs.items() if isinstance(value, torch.Tensor)}
+    assert tensors
+    assert set(tensors) <= set(ours)
+    for name, value in tensors.items():
+        assert ours[name].shape == value.shape, name
+        close = 1e-5 if value.is_floating_point() else 0
+        torch.testing.assert_close(
+            ours[name].double(),
+            value.double(),
+            rtol=0,
+            atol=close,
+            msg=lambda text, n=name: n + text,
+        )
+
+
+@pytest.mark.parametrize("path", smallest("openfold3"), ids=lambda path: path.stem)
+@pytest.mark.slow
+def test_openfold3_makes_our_features_of_its_structure(
+    path: Path,
+    calls: list[tuple[str, str, Any]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pytest.importorskip("openfold3", reason="make projects")
+    view = our_view(path)
+    point = str(view.chain_name[0])
+    theirs = openfold3_sample(path, 128, point, tmp_path, monkeypatch)
+    draws = WatchedDraws(view, calls)
+    alignments = openfold3_recorded.recorded_alignments(path.parents[2], view)
+    config = OpenFold3Config(token_budget=128)
+    packed = plan_openfold3(view, alignments, (0,), draws, config)
+    where = pack_sample(packed, ON_HOST)
+    slot = np.zeros(where.nbytes, np.uint8)
+    fill_slot(where, packed, memoryview(slot))
+    ours = openfold3_features(unpack_sample(where, torch.from_numpy(slot)), config)
+    assert not draws.calls
+    assert_equal(flat(ours), flat(theirs))
+    orders = theirs["ref_space_uid_to_perm"]
+    assert list(orders) == list(ours["ref_space_uid_to_perm"])
+    for uid, order in orders.items():
+        assert torch.equal(ours["ref_space_uid_to_perm"][uid], torch.as_tensor(order))
+    loss = importlib.import_module("openfold3.core.loss.distogram").all_atom_distogram_loss
+    logits = torch.randn(1, 128, 128, 64)
+    values = [
+        loss(openfold3_batch([one]), logits, no_bins=64, bin_min=2.0, bin_max=22.0, eps=1e-9)[0]
+        for one in (ours, theirs)
+    ]
+    assert torch.isfinite(values[0])
+    torch.testing.assert_close(*values, rtol=0, atol=0)
+
+
+def protenix_of(path: Path) -> dict[str, Any]:
+    """Protenix's own prepared structure as it reads it."""
+    structure = importlib.import_module("biotite.structure")
+    meta, arrays = read(path)
+    atoms = {k.removeprefix("atom."): v for k, v in arrays.items() if k.startswith("atom.")}
+    array = structure.AtomArray(len(atoms["coord"]))
+    array.coord = atoms.pop("coord")
+    bonds = atoms.pop("bonds")
+    for name, value in atoms.items():
+        array.set_annotation(name, value)
+    array.bonds = structure.BondList(len(array), bonds.astype(np.uint32))
+    tokenizer = importlib.import_module("protenix.data.tokenizer").AtomArrayTokenizer(array)
+    return {"atom_array": array, "token_array": tokenizer.get_token_array(), **meta["other"]}
+
+
+def alignment_folders(pack: Path, entry: str, sequences: dict[str, str], root: Path) -> list[Any]:
+    """The alignments of an entry as Protenix finds them: proteins' and RNA's, by sequence."""
+    samples = sorted((pack / "protenix" / "samples").glob(f"{entry}.*.npz"))
+    folders = {
+        chain["entity"]: chain["alignment"]
+        for sample in samples
+        for chain in read(sample).meta["chains"].values()
+        if chain.get("alignment")
+    }
+    tables: list[dict[str, Any]] = [{}, {}]
+    for entity, folder in folders.items():
+        is_rna = (pack / "inputs" / "msa" / folder / "rna.a3m").exists()
+        for file in ("rna",) if is_rna else ("pairing", "non_pairing"):
+            rows = boltz_recorded.read_a3m(pack / "inputs" / "msa" / folder / f"{file}.a3m")
+            rows[0] = (rows[0][0], sequences[entity])
+            text = "".join(f">{head}\n{body}\n" for head, body in rows)
+            target = root / folder / (f"{folder}_all.a3m" if is_rna else f"{file}.a3m")
+            target.parent.mkdir(exist_ok=True)
+            target.write_text(text)
+        tables[is_rna][sequences[entity]] = [folder] if is_rna else folder
+    for name, table in zip(("protein", "rna"), tables, strict=True):
+        (root / f"{name}.json").write_text(json.dumps(table))
+    featurizer = importlib.import_module("protenix.data.msa.msa_featurizer").MSAFeaturizer
+    return featurizer(
+        prot_seq_or_filename_to_msadir_jsons=[str(root / "protein.json")],
+        prot_msadir_raw_paths=[str(root)],
+        rna_seq_or_filename_to_msadir_jsons=[str(root / "rna.json")],
+        rna_msadir_raw_paths=[str(root)],
+        prot_pairing_dbs=["pairing"],
+        prot_non_pairing_dbs=["pairing-non_pairing"],
+    )
+
+
+@pytest.mark.parametrize("path", smallest("protenix"), ids=lambda path: path.stem)
+@pytest.mark.slow
+def test_protenix_makes_our_features_of_its_structure(
+    path: Path,
+    calls: list[tuple[str, str, Any]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pytest.importorskip("protenix", reason="make projects")
+    pack = path.parent.parent.parent
+    data = protenix_of(path)
+    geometry = importlib.import_module("protenix.utils.geometry")
+    rotation = geometry.Rotation
+
+    def turned() -> Any:
+        value = rotation.random()
+        calls.append(("Rotation", "random_transform", value.as_matrix()))
+        return value
+
+    monkeypatch.setattr(geometry, "Rotation", SimpleNamespace(random=turned))
+    first = str(data["atom_array"].chain_id[0])
+    row = {"type": "chain", "chain_1_id": first, "chain_2_id": ""}
+    pipeline = importlib.import_module("protenix.data.pipeline.data_pipeline").DataPipeline
+    msa = alignment_folders(pack, path.stem, data["sequences"], tmp_path)
+    method, tokens, atoms, rows, _templates, _centre = pipeline.crop(
+        row, data, 128, msa, None, [0.2, 0.4, 0.4], True, True, True, True
+    )
+    own = importlib.import_module("protenix.data.core.featurizer").Featurizer(tokens, atoms)
+    theirs = own.get_all_input_features()
+    theirs |= {name: torch.as_tensor(np.asarray(value)) for name, value in rows.items()}
+    entry, table = record(pack, path.stem), components(pack)
+    section = protenix_section(entry, table)
+    recorded = entry_view("protenix", pack, path.stem)
+    names = {
+        int(recorded.chain_entity[chain]): recorded.alignments[number]
+        for chain, number in enumerate(recorded.chain_alignment.tolist())
+        if number >= 0
+    }
+    view = protenix_view(entry, section, ProtenixMolecules(pack), names, table)
+    sample = read(sorted((pack / "protenix" / "samples").glob(f"{path.stem}.*.npz"))[0])
+    alignments = protenix_recorded.recorded_alignments(pack, recorded, sample)
+    draws = protenix_recorded.RecordedDraws([(f"{w}.{n}", v) for n, w, v in calls])
+    config = ProtenixConfig(crop_size=128)
+    point = protenix_recorded.datapoint(view, row)
+    made = through_a_slot(plan_protenix(view, alignments, point, draws, config), config)
+    assert not draws.calls
+    assert_equal(made["input_feature_dict"], theirs)
+    labels, full = (
+        own.get_labels(),
+        own.get_gt_full_complex_features(
+            data["atom_array"], atoms, get_cropped_asym_only="spatial" in method.lower()
+        )[0],
+    )
+    assert_equal(made["label_dict"], labels)
+    assert_equal(made["label_full_dict"], full)
+    loss = importlib.import_module("protenix.model.loss").DistogramLoss()
+    count = len(theirs["token_index"])
+    logits = torch.randn(count, count, 64)
+    values = [
+        loss(
+            logits,
+            label["coordinate"].float(),
+            label["coordinate_mask"],
+            features["distogram_rep_atom_mask"].bool(),
+        )
+        for features, label in (
+            (made["input_feature_dict"], made["label_dict"]),
+            (theirs, labels),
+        )
+    ]
+    assert torch.isfinite(values[0])
+    torch.testing.assert_close(*values, rtol=0, atol=0)

@@ -1,0 +1,200 @@
+"""A name is asked about when it is given, a place again whenever it is used.
+
+On 4865567 whoever made a link after its path had been asked about got past all of these: another
+team's dataset was read and its refs written, inputs outside of every root were featurized, `retry`
+asked less than `submit`; and `s3://` was refused as a root.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from tests.bucket import local_bucket
+from tests.service.conftest import Start, open_client, publish, token, wait_for_job
+from tests.store.test_closed_folders import swapping, touched
+
+from evofeed.synth import write_synthetic
+
+
+class Teams:
+    """Two teams under one root, and the client of one of them."""
+
+    def __init__(self, start: Start, home: Path) -> None:
+        self.home, self.secret = home, home / "secret"
+        self.digest = publish(self.secret, range(3))
+        for name in ("team", "raw", "outside"):
+            (home / name).mkdir()
+        client = start(
+            auth="on",
+            datasets={"secret": str(self.secret)},
+            dataset_roots=(str(home), "s3://"),
+            input_roots=(str(home / "raw"),),
+        )
+        self.base = str(client.base_url)
+        team = (str(home / "team"), str(home / "raw"))
+        self.text = token(start.database(), "read", "publish", "jobs", datasets=["gh"], roots=team)
+        self.narrow = token(start.database(), "read", "publish", "jobs", roots=[str(home / "team")])
+        self.everybody = token(start.database(), "read", "publish", "jobs")
+        self.admin = token(start.database(), "admin")
+
+
+@pytest.fixture
+def teams(start_any: Start, tmp_path: Path) -> Teams:
+    return Teams(start_any, tmp_path.resolve())
+
+
+@contextlib.contextmanager
+def as_team(teams: Teams) -> Iterator[httpx.Client]:
+    with open_client(teams.base, teams.text) as client:
+        yield client
+
+
+def test_a_link_made_after_registration_leads_to_no_other_dataset(teams: Teams) -> None:
+    ghost = teams.home / "team" / "ghost"
+    with as_team(teams) as client:
+        made = client.post("/v1/datasets", json={"name": "gh", "uri": str(ghost)})
+        assert made.status_code == 201
+        ghost.symlink_to(teams.secret)
+        before = touched(teams.secret)
+        base = "/v1/datasets/gh"
+        shard = next((teams.secret / "shards").iterdir()).name
+        for method, path in (
+            ("GET", "refs/main"), ("GET", "refs"), ("GET", "snapshots"), ("GET", "chains?ref=main"),
+            ("GET", f"snapshots/{teams.digest}"), ("GET", f"snapshots/{teams.digest}/index"),
+            ("GET", f"shards/{shard}"), ("GET", f"snapshots/{teams.digest}/chains/0000_A"),
+            ("DELETE", "refs/main"),
+        ):  # fmt: skip
+            answer = client.request(method, f"{base}/{path}", headers=_if_match(teams.digest))
+            assert answer.status_code in (404, 502, 503), (path, answer.text)
+            assert teams.digest not in answer.text.replace(path, "")
+        planted = client.put(
+            f"{base}/refs/planted", json={"digest": teams.digest}, headers={"If-None-Match": "*"}
+        )
+        assert planted.status_code in (404, 502, 503)
+        for name in ("refs", "shards", "snapshots"):  # the folder is ours, what is in it is theirs
+            if ghost.is_symlink():
+                ghost.unlink()
+                ghost.mkdir()
+            (ghost / name).symlink_to(teams.secret / name)
+        assert client.get(f"{base}/refs/main").status_code in (404, 502, 503)
+        assert client.get(f"{base}/shards/{shard}").status_code in (404, 502, 503)
+    assert touched(teams.secret) == before
+
+
+def _if_match(digest: str) -> dict[str, str]:
+    return {"If-Match": f'"{digest}"'}
+
+
+def test_links_swapped_while_requests_run_show_nothing_of_another_dataset(teams: Teams) -> None:
+    ours, link = teams.home / "team" / "ours", teams.home / "team" / "link"
+    mine = publish(ours, range(10, 12))
+    link.symlink_to(teams.secret)
+    before, seen = touched(teams.secret), {"200": 0, "refused": 0}
+    with as_team(teams) as client:
+        assert client.post("/v1/datasets", json={"name": "gh", "uri": str(ours)}).status_code == 201
+        with swapping(link, ours):
+            for _ in range(3000):
+                answer = client.get("/v1/datasets/gh/refs/main")
+                if answer.status_code == 200:
+                    assert answer.json()["digest"] == mine
+                    seen["200"] += 1
+                else:
+                    seen["refused"] += 1
+                client.put(
+                    "/v1/datasets/gh/refs/planted",
+                    json={"digest": mine},
+                    headers={"If-None-Match": "*"},
+                )
+                if min(seen.values()) >= 30:
+                    break
+    assert min(seen.values()) >= 30, "the race was not run"
+    assert touched(teams.secret) == before
+
+
+@pytest.fixture
+def inputs(teams: Teams) -> Path:
+    """Raw files outside of every root."""
+    write_synthetic(teams.home / "outside", 3, seed=0)
+    return teams.home / "outside"
+
+
+def _submit(client: httpx.Client, path: Path, **changes: object) -> httpx.Response:
+    body = {"dataset": "gh", "input_uri": str(path), "ref": None, "executor": "local"}
+    return client.post("/v1/jobs", json=body | {"workers": 1} | changes)
+
+
+def test_an_input_is_asked_about_again_when_its_job_runs(
+    teams: Teams, inputs: Path, start_any: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The path itself, folders and files in it, and what `retry` asks is what `submit` asks."""
+    raw = teams.home / "raw"
+    with as_team(teams) as client:
+        uri = str(teams.home / "team" / "out")
+        assert client.post("/v1/datasets", json={"name": "gh", "uri": uri}).status_code == 201
+        whole = _submit(client, raw / "later")
+        assert whole.status_code == 202
+        (raw / "later").symlink_to(inputs)
+        assert _submit(client, raw / "later").status_code == 403, "a fresh one is refused"
+        retried = client.post(f"/v1/jobs/{whole.json()['id']}/retry")
+        assert retried.status_code in (403, 409)
+        (raw / "inside").mkdir()
+        for folder in inputs.iterdir():  # alignments, mmcif, ...
+            (raw / "inside" / folder.name).symlink_to(folder)
+        parts = _submit(client, raw / "inside", max_broken=1.0)
+        assert parts.status_code == 202
+        for job_id in (whole.json()["id"], parts.json()["id"]):
+            job = wait_for_job(client, job_id)
+            assert job["state"] == "failed" or not job["result"]["num_good"], job
+        uploads = {p.suffix for p in (teams.home / "team").rglob("*") if p.is_file()}
+        assert ".arrow" not in uploads, "nothing from outside was featurized"
+
+
+def test_retry_asks_what_submit_asks(teams: Teams, inputs: Path) -> None:
+    inputs.rename(teams.home / "raw" / "a")
+    with as_team(teams) as client:
+        uri = str(teams.home / "team" / "out")
+        client.post("/v1/datasets", json={"name": "gh", "uri": uri})
+        job = wait_for_job(client, _submit(client, teams.home / "raw" / "a").json()["id"])
+        assert job["state"] == "succeeded", "inputs below the roots are read as ever"
+        with open_client(teams.base, teams.narrow) as other:
+            assert _submit(other, teams.home / "raw" / "a").status_code == 403
+            assert other.post(f"/v1/jobs/{job['id']}/retry").status_code == 403
+
+
+def test_a_root_may_be_every_bucket_and_is_no_path(teams: Teams) -> None:
+    with local_bucket() as bucket, open_client(teams.base, teams.everybody) as client:
+        digest = publish(teams.home / "local", range(2))
+        uri = bucket.fill(teams.home / "local")
+        made = client.post("/v1/datasets", json={"name": "b", "uri": uri})
+        assert made.status_code == 201, made.text
+        assert client.get("/v1/datasets/b/refs/main").json()["digest"] == digest
+        for wrong, status in (("/etc", 403), ("s3://", 422), ("s3:///x", 422)):
+            answer = client.post("/v1/datasets", json={"name": "c", "uri": wrong})
+            assert answer.status_code == status, (wrong, json.dumps(answer.json()))
+
+
+def test_clusters_are_read_where_they_were_named(teams: Teams) -> None:
+    """A policy's file is read whenever a ref moves, and may be anybody's link by then."""
+    outside = teams.home / "outside" / "clusters"
+    outside.write_text("0000_A 0001_A\n")
+    named = teams.home / "raw" / "clusters"
+    named.write_text("0000_A\n0001_A\n0002_A\n")
+    with open_client(teams.base, teams.everybody) as client:
+        apart = {"dataset": "secret", "ref": "main", "clusters": str(named)}
+        ref = "/v1/datasets/secret/refs/next"
+        with open_client(teams.base, teams.admin) as admin:
+            assert admin.put(f"{ref}/policy", json={"apart_from": [apart]}).status_code == 200
+
+        def move() -> httpx.Response:
+            return client.put(ref, json={"digest": teams.digest}, headers={"If-None-Match": "*"})
+
+        assert move().json()["code"] == "not_apart"
+        named.unlink()
+        named.symlink_to(outside)
+        refused = move()
+        assert refused.status_code == 422 and "leads out" in refused.json()["detail"], refused.text

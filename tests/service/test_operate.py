@@ -1,0 +1,125 @@
+"""docs/operate.md, its commands run as they stand on this machine, in folders of the test's own."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import tomllib
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from tests.service.conftest import PostgresServer, find_postgres
+from tests.service.shipped import ROOT, free_port, nginx_program, required
+
+PAGE = ROOT / "docs" / "operate.md"
+SUDO = '#!/bin/sh\nexport PGUSER=evofeed\nexec "${@:3}"\n'
+SYSTEMCTL = """#!{python}
+import os, pathlib, re, signal, subprocess, sys, time
+unit = pathlib.Path(os.environ["UNITS"], "evofeed.service").read_text()
+pid = pathlib.Path(os.environ["UNITS"], "pid")
+def value(name):
+    return re.search(rf"^{{name}}=(.*)$", unit, re.M)[1]
+if "stop" in sys.argv:
+    os.kill(int(pid.read_text()), signal.SIGTERM)
+    stat = pathlib.Path("/proc", pid.read_text(), "stat")
+    while stat.exists() and stat.read_text().split(")")[1].split()[0] != "Z":
+        time.sleep(0.1)
+else:
+    settings = value("EnvironmentFile").replace("/etc/evofeed", os.environ["ETC"])
+    lines = [line.split("=", 1) for line in pathlib.Path(settings).read_text().splitlines()]
+    log = open(os.environ["UNITS"] + "/journal", "ab")
+    run = subprocess.Popen(value("ExecStart").split(), env=dict(os.environ) | dict(lines),
+                           stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True)
+    pid.write_text(str(run.pid))
+"""
+PIP = """#!/bin/sh
+for word; do case $word in evofeed*) echo "$word" >> $UNITS/installed;; esac; done
+"""
+
+
+def commands(page: str) -> list[str]:
+    return re.findall(r"^```sh\n(.*?)^```$", page, re.M | re.S)
+
+
+@pytest.fixture
+def programs(tmp_path: Path) -> Path:
+    """What the page takes for granted: systemd, sudo and pip in the small, all else is real."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    texts = {"sudo": SUDO.replace("/bin/sh", shutil.which("bash") or ""), "pip": PIP}
+    texts["systemctl"] = SYSTEMCTL.replace("{python}", sys.executable).replace("{{name}}", "{name}")
+    for name, text in texts.items():
+        (folder / name).write_text(text)
+        (folder / name).chmod(0o755)
+    return folder
+
+
+@pytest.mark.slow
+def test_the_page_works_from_an_empty_machine_to_a_dataset_that_moved(
+    tmp_path: Path, programs: Path
+) -> None:
+    first, *rest = commands(PAGE.read_text())
+    assert len(rest) >= 10 and first.startswith("export NAME=")
+    binaries = Path(required("postgres", find_postgres() and str(find_postgres())))
+    nginx, user = nginx_program(), "root" if os.getuid() == 0 else os.environ.get("USER", "")
+    with ExitStack() as stack:
+        short = stack.enter_context(tempfile.TemporaryDirectory(prefix="evf-pg-", dir="/tmp"))
+        server = PostgresServer(binaries, Path(short))
+        stack.callback(server.stop)
+        server.start()
+        places = {
+            "NAME": "localhost",
+            "PORT": str(free_port()),
+            "WAY_IN": str(free_port()),
+            "AS": user,
+            "SOCKET": short,
+        } | {
+            name: str(tmp_path / name.lower())
+            for name in ("ETC", "HOME_DIR", "DATA", "RAW", "BACKUP", "UNITS")
+        }
+        assert set(places) == set(re.findall(r"(\w+)=", first)), "all that the page sets"
+        Path(places["UNITS"]).mkdir()
+        path = [programs, Path(sys.executable).parent, binaries, Path(nginx).parent]
+        environment = {
+            "PATH": ":".join([*map(str, path), os.environ["PATH"]]),
+            "HOME": str(tmp_path),
+        } | places
+        stack.callback(_stop, places, nginx, environment)
+        script = tmp_path / "page.sh"
+        # `createuser` by the superuser of the test's PostgreSQL, who has that very name.
+        text = "\n".join(rest).replace("createuser --host=$SOCKET evofeed", "true")
+        script.write_text(f"set -euo pipefail\n{text}")
+        said, journal = tmp_path / "said", Path(places["UNITS"], "journal")
+        with said.open("wb") as output:  # no pipe: nginx stays behind and would hold it open
+            done = subprocess.run(
+                ["bash", "-x", str(script)],
+                cwd=ROOT,
+                env=environment,
+                stdout=output,
+                stderr=output,
+                timeout=550,
+                check=False,
+            )
+        more = journal.read_text()[-2000:] if journal.exists() else ""
+        assert done.returncode == 0, said.read_text()[-4000:] + more
+    (extra,) = set(Path(places["UNITS"], "installed").read_text().split())
+    known = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    named = set(re.findall(r"[a-z0-9]+", extra.removeprefix("evofeed")))
+    assert named <= set(known["optional-dependencies"])
+    assert Path(places["DATA"], "archive", "pdb", "refs", "main").exists()
+    assert Path(places["ETC"]).stat().st_mode & 0o077 == 0
+    assert Path(places["ETC"], "admin.token").stat().st_mode & 0o077 == 0
+
+
+def _stop(places: dict[str, str], nginx: str, environment: dict[str, str]) -> None:
+    pid = Path(places["UNITS"], "pid")
+    if pid.exists():
+        subprocess.run(["kill", pid.read_text()], check=False, capture_output=True)
+    config = Path(places["ETC"], "nginx.conf")
+    if config.exists():
+        subprocess.run([nginx, "-c", str(config), "-s", "stop"], check=False, capture_output=True)

@@ -1,0 +1,142 @@
+"""Who a client is, whatever it says of itself, and whether or not the database answers."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from sqlalchemy.exc import OperationalError
+from tests.service.conftest import Start, bearer, token, until_trusted
+
+from evofeed.service import ServiceSettings, serving
+from evofeed.service.access.auth import (
+    create_token,
+    make_start_token,
+    revoke_start_token,
+    revoke_token,
+)
+from evofeed.service.client import token_commands as commands
+from evofeed.service.database.database import Database
+
+
+@pytest.mark.parametrize(
+    ("trusted", "given", "address"),
+    [
+        ((), "203.0.113.7", "127.0.0.1"),
+        (("10.0.0.5",), "203.0.113.7", "127.0.0.1"),
+        (("127.0.0.1",), "203.0.113.7", "203.0.113.7"),
+        (("127.0.0.0/8",), "198.51.100.1, 203.0.113.7, 127.0.0.2", "203.0.113.7"),
+        (("127.0.0.1",), "198.51.100.1, 203.0.113.7", "203.0.113.7"),
+        (("127.0.0.1",), "<script>alert(1)</script>", "127.0.0.1"),
+        (("127.0.0.1",), "203.0.113.7, unknown", "127.0.0.1"),
+    ],
+)
+def test_nobody_chooses_an_address_but_a_named_proxy(
+    start: Start,
+    caplog: pytest.LogCaptureFixture,
+    trusted: tuple[str, ...],
+    given: str,
+    address: str,
+) -> None:
+    client = start(auth="on", trusted_proxies=trusted)
+    headers = bearer(f"evf_{'0' * 16}_{'x' * 43}") | {
+        "X-Forwarded-For": given,
+        "X-Forwarded-Proto": "https",
+    }
+    assert client.get("/v1/me", headers=headers).status_code == 401
+    refused = [r.getMessage() for r in caplog.records if "refused a token" in r.getMessage()]
+    assert refused == [f"refused a token from {address}: the token is not valid"]
+    text = token(start.database(), "read")
+    more = {"X-Forwarded-Proto": "https"}
+    login = client.post("/ui/login", data={"token": text}, headers=more)
+    believed = any(one.startswith("127.0.0") for one in trusted)
+    assert ("Secure" in login.headers["set-cookie"]) == believed
+
+
+def test_a_revoked_token_stays_revoked_while_the_database_is_away(
+    start_any: Start, folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = start_any(auth="on", datasets={"demo": str(folder[0])}, max_jobs=0)
+    database = start_any.database()
+    text = token(database, "read")
+    manifest = f"/v1/datasets/demo/snapshots/{folder[2]}"
+    assert client.get(manifest, headers=bearer(text)).status_code == 200
+    revoke_token(database, text.split("_")[1])
+    until_trusted()
+    assert client.get(manifest, headers=bearer(text)).status_code == 401
+
+    def away(self: Database) -> Any:
+        raise OperationalError("SELECT 1", {}, Exception("the connection was refused"))
+
+    monkeypatch.setattr(Database, "read", away)
+    monkeypatch.setattr(Database, "write", away)
+    for _ in range(3):
+        assert client.get(manifest, headers=bearer(text)).status_code == 503, "not 200"
+
+
+def test_what_holds_secrets_is_its_owners_alone_whatever_folder_and_umask_say(
+    tmp_path: Path,
+) -> None:
+    tmp_path.chmod(0o755)
+    (tmp_path / "service.sqlite3").touch(mode=0o644)
+    before = os.umask(0)
+    try:
+        with serving(ServiceSettings(home=tmp_path, port=0, auth="off")) as url:
+            httpx.get(f"{url}/v1/datasets")
+            modes = {
+                path.name: stat.S_IMODE(path.stat().st_mode)
+                for path in tmp_path.iterdir()
+                if path.is_file()
+            }
+    finally:
+        os.umask(before)
+    assert len(modes) >= 3 and set(modes.values()) == {0o600}, modes
+
+
+def test_tokens_are_made_after_a_start_on_loopback_and_another_that_prints_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    monkeypatch.setenv("EVOFEED_HOME", str(tmp_path))
+    database = Database(ServiceSettings(home=tmp_path).url)
+    database.upgrade()
+    make_start_token(database)
+    revoke_start_token(database)
+    database.close()
+    commands.create("t2", scope=["read"], days=1, as_json=True)
+    assert json.loads(capsys.readouterr().out)["token"].startswith("evf_")
+
+
+def test_who_administers_the_service_may_look_at_it(start: Start, folder) -> None:
+    client = start(auth="on", datasets={"demo": str(folder[0])})
+    _, text = create_token(start.database(), label="boss", scopes=["admin"])
+    for path in ("/v1/datasets/demo", "/v1/tokens", "/v1/audit", "/metrics", "/"):
+        assert client.get(path, headers=bearer(text)).status_code == 200, path
+    new = {"name": "x", "uri": "/x"}
+    assert client.post("/v1/datasets", json=new, headers=bearer(text)).status_code == 403
+
+
+def test_a_password_that_a_browser_sends_by_itself_does_nothing_for_a_foreign_page(
+    start: Start, folder
+) -> None:
+    client = start(auth="on", datasets={"demo": str(folder[0])})
+    text = token(start.database(), "jobs")
+    job = f"/v1/jobs/{'0' * 16}/cancel"
+    with httpx.Client(base_url=client.base_url, auth=("x", text)) as browser:
+        assert browser.post(job).status_code == 404, "a program"
+        assert browser.post(job, headers={"Origin": "https://evil.example"}).status_code == 401
+
+
+def test_a_url_of_a_shard_names_no_host_that_a_client_made_up(start: Start, folder) -> None:
+    client = start(auth="on", datasets={"demo": str(folder[0])})
+    mine = bearer(token(start.database(), "read"))
+    manifest = client.get(f"/v1/datasets/demo/snapshots/{folder[2]}", headers=mine).json()
+    body = {"shards": [manifest["shards"][0]["name"]]}
+    headers = mine | {"Host": "evil.example"}
+    said = client.post("/v1/datasets/demo/urls", json=body, headers=headers)
+    assert said.status_code == 200 and "evil.example" not in said.text
+    assert client.get(said.json()["urls"][0]["url"], headers=mine).status_code == 200

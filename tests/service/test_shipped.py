@@ -1,0 +1,206 @@
+"""docker-compose.yml and deploy/kubernetes, started: what they promise holds.
+
+On 4865567: `s3://` was refused as a root, cookies had no Secure behind TLS, whoever reached the
+port chose its address, a scrape by annotations was answered with 401, and a revoked token worked
+again while the database was away.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import httpx
+import pytest
+import yaml
+from tests.bucket import local_bucket
+from tests.service.conftest import publish, until_trusted
+from tests.service.shipped import DEPLOY, ROOT, Shipped
+
+BASE = "/v1/datasets"
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module", params=["compose", "kubernetes"])
+def shipped(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Shipped]:
+    folder = tmp_path_factory.mktemp(request.param).resolve()
+    with ExitStack() as stack:
+        bucket = stack.enter_context(local_bucket())
+        publish(folder / "remote", range(3))
+        there = Shipped(request.param, folder, stack, bucket.port)
+        there.bucket = bucket.fill(folder / "remote")  # type: ignore[attr-defined]
+        yield there
+
+
+@pytest.fixture(scope="module")
+def admin(shipped: Shipped) -> str:
+    """The first token, by the command that the head of the file gives."""
+    head = "docker-compose.yml" if shipped.kind == "compose" else "deploy/kustomization.yaml"
+    text = (ROOT / head).read_text().replace("\\\n# ", " ")
+    (line,) = [line for line in text.splitlines() if "evofeed tokens create me" in line]
+    command = line.split("evofeed tokens ")[1].split(" # ")[0].split()
+    return shipped.run("tokens", *command).strip()
+
+
+@pytest.fixture(scope="module")
+def digest(shipped: Shipped, admin: str) -> str:
+    """Of a dataset below /data, registered as `local`."""
+    made = publish(shipped.data / "local", range(5))
+    with shipped.client(admin) as client:
+        answer = client.post(BASE, json={"name": "local", "uri": str(shipped.data / "local")})
+    assert answer.status_code == 201, answer.text
+    return made
+
+
+def test_the_first_token_does_it_all(shipped: Shipped, admin: str) -> None:
+    with shipped.client(admin) as client:
+        assert set(client.get("/v1/me").json()["scopes"]) == {"admin", "read", "publish", "jobs"}
+    with shipped.client() as client:
+        assert client.get(BASE).status_code == 401
+
+
+def test_buckets_are_registered_and_read_and_other_places_are_not(
+    shipped: Shipped, admin: str
+) -> None:
+    with shipped.client(admin) as client:
+        uri = shipped.bucket  # type: ignore[attr-defined]
+        made = client.post(BASE, json={"name": "remote", "uri": uri})
+        assert made.status_code == 201, made.text
+        ref = client.get(f"{BASE}/remote/refs/main").json()
+        page = client.get(f"{BASE}/remote/snapshots/{ref['digest']}/chains").json()
+        assert len(page["chains"]) == 3
+        for wrong in ("/etc", str(shipped.folder / "home")):
+            answer = client.post(BASE, json={"name": "x", "uri": wrong})
+            assert (answer.status_code, answer.json()["code"]) == (403, "place_not_allowed")
+
+
+def test_a_session_behind_tls_has_a_secure_cookie(shipped: Shipped, admin: str) -> None:
+    with shipped.client() as client:
+        answer = client.post("/ui/login", data={"token": admin}, headers={"Origin": shipped.url})
+    assert answer.status_code == 303, answer.text
+    cookie = answer.headers["set-cookie"].lower()
+    assert "; secure" in cookie and "httponly" in cookie and "samesite=strict" in cookie
+
+
+def test_nobody_chooses_an_address_or_a_scheme(shipped: Shipped, admin: str) -> None:
+    """Neither through nginx nor past it; what is no address stands nowhere."""
+    lies = {"X-Forwarded-For": "203.0.113.7, <script>", "X-Forwarded-Proto": "https"}
+    direct = f"http://127.0.0.1:{shipped.port}"
+    answer = httpx.post(f"{direct}/ui/login", data={"token": admin}, headers=lies)
+    assert "secure" not in answer.headers["set-cookie"].lower(), "not one of the named proxies"
+    with shipped.client("evf_" + "0" * 16 + "_wrong") as client:
+        client.headers.update(lies if shipped.kind == "compose" else {})
+        assert client.get(BASE).status_code == 401
+    wrong = httpx.get(f"{direct}{BASE}", headers=lies | {"Authorization": "Bearer evf_1"})
+    assert wrong.status_code == 401
+    with shipped.client(admin) as client:
+        text = client.get("/v1/audit").text
+    assert "203.0.113" not in text and "script" not in text
+
+
+def test_prometheus_scrapes_with_the_token_its_configuration_names(shipped: Shipped) -> None:
+    (job,) = yaml.safe_load((DEPLOY / "prometheus.yml").read_text())["scrape_configs"]
+    credentials = shipped.folder / "secrets" / Path(job["authorization"]["credentials_file"]).name
+    credentials.write_text(shipped.token("prometheus", "read"))
+    with shipped.client() as client:
+        bearer = {"Authorization": f"Bearer {credentials.read_text().strip()}"}
+        scraped = client.get(job["metrics_path"], headers=bearer)
+        assert scraped.status_code == 200 and "evofeed_requests_total" in scraped.text
+        assert client.get(job["metrics_path"]).status_code == 401
+
+
+def test_nginx_sends_the_shards_that_the_service_allows(
+    shipped: Shipped, admin: str, digest: str
+) -> None:
+    with shipped.client(admin) as own:
+        manifest = own.get(f"{BASE}/local/snapshots/{digest}")
+        assert hashlib.sha256(manifest.content).hexdigest() == digest
+        shard = manifest.json()["shards"][0]
+        path = f"{BASE}/local/shards/{shard['name']}"
+        whole = own.get(path)
+        assert whole.status_code == 200
+        assert hashlib.sha256(whole.content).hexdigest() == shard["sha256"]
+        assert whole.headers["etag"] == f'"{shard["sha256"]}"'
+        assert whole.headers["cache-control"].startswith("private")
+        assert "x-accel-redirect" not in whole.headers
+        part = own.get(path, headers={"Range": "bytes=10-19"})
+        assert part.status_code == 206 and part.content == whole.content[10:20]
+        for known_as, status in ((whole.headers["etag"], 206), ('"another"', 200)):
+            more = own.get(path, headers={"Range": "bytes=10-19", "If-Range": known_as})
+            wanted = whole.content[10:20] if status == 206 else whole.content
+            assert (more.status_code, more.content) == (status, wanted), "a download is resumed"
+        known = own.get(path, headers={"If-None-Match": whole.headers["etag"]})
+        assert known.status_code == 304 and not known.content
+        assert own.head(path).headers["content-length"] == str(shard["nbytes"])
+        there = shipped.data / "local" / "shards" / shard["name"]
+        assert own.get(f"/_shards{there}").status_code == 404, "internal is internal"
+        assert own.get(f"{BASE}/local/shards/{'0' * 64}.arrow").status_code == 404
+        there.rename(shipped.folder / "away")
+        there.symlink_to(shipped.folder / "away")
+        assert own.get(path).status_code in (403, 404, 502), "a link is somebody's who swaps"
+        there.unlink()
+        (shipped.folder / "away").rename(there)
+    with shipped.client() as client:
+        assert client.get(path).status_code == 401
+
+
+def test_what_anybody_may_send_is_limited_at_the_door(shipped: Shipped) -> None:
+    with shipped.client() as client:
+        assert client.post("/v1/jobs", content=bytes(2 << 20)).status_code == 413
+        assert client.get("/", headers={"X-Large": "x" * 70_000}).status_code == 400
+        said = [client.get("/healthz").status_code for _ in range(400)]
+        assert 429 in said and said[:50] == [200] * 50
+        forms = [client.post("/ui/login", data={"token": "x"}).status_code for _ in range(20)]
+        assert 429 in forms
+
+
+def test_a_revoked_token_stays_revoked_while_the_database_is_away(
+    shipped: Shipped, admin: str, digest: str
+) -> None:
+    with shipped.client(admin) as client:
+        shard = client.get(f"{BASE}/local/snapshots/{digest}").json()["shards"][0]["name"]
+    path = f"{BASE}/local/shards/{shard}"
+    good, bad = shipped.token("good", "read"), shipped.token("bad", "read")
+    with shipped.client(good) as known, shipped.client(bad) as revoked:
+        assert known.get(path).status_code == revoked.get(path).status_code == 200
+        shipped.run("tokens", "revoke", bad.split("_")[1])
+        until_trusted()
+        assert revoked.get(path).status_code == 401
+        shipped.database.pause()
+        try:
+            until_trusted()
+            said = {revoked.get(path).status_code for _ in range(12)}
+            assert said <= {401, 503}, "it is refused, or nobody can say"
+            assert known.get(path).status_code == 200, "bytes go on for tokens that are known"
+            assert known.get("/readyz").status_code == 503
+        finally:
+            shipped.database.resume()
+        assert revoked.get(path).status_code == 401
+
+
+def test_the_database_of_the_release_before_is_brought_up_to_date(
+    shipped: Shipped, tmp_path: Path
+) -> None:
+    """By the migrating container's command; tokens, datasets and history go on."""
+    shipped.database.create("older")
+    text = (Path(__file__).parent / "data" / "database_0005.sql").read_text()
+    real = tmp_path.resolve() / "real"
+    digest = publish(real, range(3))
+    shipped.database.execute("older", text.replace("/srv/evofeed/data/real", str(real)))
+    before = shipped.environment
+    shipped.environment = before | {"EVOFEED_DATABASE_URL": shipped.database.url("older")}
+    try:
+        assert "up to date" in shipped.run("serve", "--migrate")
+        rows = [json.loads(line) for line in shipped.run("tokens", "ls", "--json").splitlines()]
+        assert [row["label"] for row in rows] == ["old"]
+    finally:
+        shipped.environment = before
+    moved = shipped.database.execute(
+        "older", "SELECT message, digest FROM ref_moves WHERE message <> ''"
+    )
+    assert moved[0][0] == "May release" and moved[0][1] == digest

@@ -1,0 +1,276 @@
+"""Entries in the store: bytes back as they were, damage named, older snapshots as before."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.store.entries import made_alignment, made_molecule, made_record, made_section
+from tests.store.records import random_record
+
+from evofeed.base.errors import ChainMissing, ShardCorrupt
+from evofeed.protein.alignment import Alignment
+from evofeed.protein.assembly_record import AssemblyRecord
+from evofeed.protein.entry_record import EntryRecord
+from evofeed.store import (
+    Dataset,
+    DatasetWriter,
+    Snapshot,
+    add_assemblies,
+    add_entries,
+    copy_dataset,
+    gc,
+    remove_chains,
+    write_records,
+)
+from evofeed.store.decode import Place
+from evofeed.store.entries import read_record, read_value, span_of
+from evofeed.store.entry_codecs import (
+    decode_section,
+    encode_alignment,
+    encode_entry,
+    encode_molecules,
+)
+from evofeed.store.entry_shards import decoded
+from evofeed.store.layout import KINDS
+from evofeed.store.opening import open_storage
+
+NAME = "a" * 64
+
+
+def assert_same(one: Any, two: Any) -> None:
+    for field in dataclasses.fields(one):
+        a, b = getattr(one, field.name), getattr(two, field.name)
+        if isinstance(a, np.ndarray):
+            assert a.dtype == b.dtype, field.name
+            assert np.array_equal(a, b, equal_nan=a.dtype.kind == "f"), field.name
+        else:
+            assert a == b, field.name
+
+
+def made_dataset(uri: str, record: EntryRecord | None = None) -> Snapshot:
+    record = record or made_record(0)
+    section = made_section(record)
+    shards = [
+        write_records(uri, "entry", {"made-1": encode_entry(record, {"openfold3": section})}),
+        write_records(uri, "alignment", {NAME: encode_alignment(made_alignment(NAME))}),
+        write_records(
+            uri, "molecules", {"openfold3": encode_molecules({"ALA": made_molecule(5, 3)})}
+        ),
+    ]
+    return add_entries(uri, shards)
+
+
+def test_an_entry_its_section_alignments_and_molecules_come_back_as_they_were(
+    tmp_path: Path,
+) -> None:
+    record = made_record(0)
+    made_dataset(str(tmp_path), record)
+    entries = Dataset.open(str(tmp_path)).entries
+    assert list(entries) == ["made-1"]
+    assert "made-1" in entries
+    assert_same(entries["made-1"], record)
+    assert_same(entries.section("made-1", "openfold3"), made_section(record))
+    assert_same(entries.alignment(NAME), made_alignment(NAME))
+    assert_same(entries.molecules("openfold3")["ALA"], made_molecule(5, 3))
+    with pytest.raises(ChainMissing, match="boltz does not take"):
+        entries.section("made-1", "boltz")
+    with pytest.raises(ChainMissing, match="no entry 'other'"):
+        entries["other"]
+
+
+def test_coordinates_with_more_decimals_are_as_exact(tmp_path: Path) -> None:
+    record = made_record(1)
+    odd = dataclasses.replace(record, atom_position=record.atom_position + 0.00004321)
+    made_dataset(str(tmp_path), odd)
+    assert_same(Dataset.open(str(tmp_path)).entries["made-1"], odd)
+
+
+def test_the_same_records_give_the_same_snapshot(tmp_path: Path) -> None:
+    one, two = (made_dataset(str(tmp_path / name)) for name in "ab")
+    assert one.digest == two.digest
+
+
+def test_a_record_of_5000_atoms_takes_80_kilobytes_at_most() -> None:
+    record = made_record(2, residues=620, atoms=8)
+    section = made_section(record)
+    columns = encode_entry(record, dict.fromkeys(KINDS["entry"][2:], section))
+    assert record.num_atoms >= 4960
+    assert sum(len(column.payload) for column in columns.values()) <= 80_000
+
+
+def test_chains_stay_when_entries_come_and_entries_when_chains_go(tmp_path: Path) -> None:
+    uri = str(tmp_path)
+    writer = DatasetWriter(uri)
+    for seed in range(3):
+        writer.add(random_record(seed))
+    before = writer.commit()
+    record = made_record(0)
+    columns = encode_entry(record, {"openfold3": made_section(record)})
+    shard = write_records(uri, "entry", {"made-1": columns})
+    add_entries(uri, [shard], expect=before.digest)
+    assert len(Dataset.open(uri)) == 3
+    first = next(iter(Dataset.open(uri)))
+    remove_chains(uri, [first])
+    dataset = Dataset.open(uri)
+    assert len(dataset) == 2
+    assert_same(dataset.entries["made-1"], record)
+    again = DatasetWriter(uri)
+    again.add(random_record(7))
+    again.commit(expect=dataset.digest)
+    dataset = Dataset.open(uri)
+    assert (len(dataset), list(dataset.entries)) == (1, ["made-1"])
+    assert not dataset.verify(deep=True)
+    gc(uri, dry_run=False, grace=0.0)
+    assert not dataset.verify(deep=True)
+    copy_dataset(uri, str(tmp_path / "copy"))
+    assert_same(Dataset.open(str(tmp_path / "copy")).entries["made-1"], record)
+
+
+def test_complexes_and_entries_stay_when_the_others_come(tmp_path: Path) -> None:
+    writer = DatasetWriter(str(tmp_path))
+    chain = random_record(0)
+    writer.add(chain)
+    record = made_record(0)
+    columns = encode_entry(record, {"openfold3": made_section(record)})
+    shard = write_records(str(tmp_path), "entry", {"made-1": columns})
+    add_entries(str(tmp_path), [shard], expect=writer.commit().digest)
+    pair = AssemblyRecord(
+        assembly_id="2xyz", chains=(chain,), pairing=(None,), copies=(("A", "B"),)
+    )
+    add_assemblies(Dataset.open(tmp_path), [pair])
+    assert list(Dataset.open(tmp_path).entries) == ["made-1"]
+    again = add_entries(str(tmp_path), [shard], expect=Dataset.open(tmp_path).digest)
+    dataset = Dataset.open(tmp_path)
+    assert dataset.digest == again.digest and list(dataset.assemblies) == ["2xyz"]
+    assert_same(dataset.entries["made-1"], record)
+    assert not dataset.verify(deep=True)
+
+
+def test_a_snapshot_of_chains_alone_says_version_1_0(tmp_path: Path) -> None:
+    writer = DatasetWriter(str(tmp_path))
+    writer.add(random_record(0))
+    assert b'"version":[1,0]' in writer.commit().manifest.to_bytes()
+    assert b'"version":[1,2]' in made_dataset(str(tmp_path / "e")).manifest.to_bytes()
+
+
+def test_a_missing_part_is_made_again_from_the_shard(tmp_path: Path) -> None:
+    record = made_record(0)
+    columns = encode_entry(record, {"openfold3": made_section(record)})
+    shard = write_records(str(tmp_path), "entry", {"made-1": columns})
+    for part in (tmp_path / "parts").iterdir():
+        part.unlink()
+    assert add_entries(str(tmp_path), [shard]).digest
+    assert_same(Dataset.open(str(tmp_path)).entries["made-1"], record)
+
+
+@pytest.mark.parametrize("column", KINDS["entry"][:3])
+def test_a_damaged_entry_names_its_shard_and_itself(tmp_path: Path, column: str) -> None:
+    made_dataset(str(tmp_path))
+    entries = Dataset.open(str(tmp_path)).entries
+    span = entries.span("entry", "made-1")
+    path = tmp_path / span.key
+    data = bytearray(path.read_bytes())
+    data[span.offset + span.starts[KINDS["entry"].index(column)] + 30] ^= 4
+    path.write_bytes(data)
+    with pytest.raises(ShardCorrupt) as fault:
+        entries["made-1"]
+    assert fault.value.item == "made-1"
+    assert span.key in str(fault.value.path)
+    assert [type(one) for one in entries.verify()] == [ShardCorrupt]
+
+
+def test_a_shard_that_ends_too_early_is_an_error_not_a_crash(tmp_path: Path) -> None:
+    made_dataset(str(tmp_path))
+    entries = Dataset.open(str(tmp_path)).entries
+    path = tmp_path / entries.span("entry", "made-1").key
+    path.write_bytes(path.read_bytes()[:600])
+    with pytest.raises(ShardCorrupt, match="made-1"):
+        entries["made-1"]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("atom_row", 10**6),
+        ("bond_atom", 10**6),
+        ("interface", 9),
+        ("chain_asym", -2),
+        ("residue_atom", -1),
+    ],
+)
+def test_rows_that_do_not_exist_are_refused_when_the_shard_is_written(
+    tmp_path: Path, field: str, value: int
+) -> None:
+    record = made_record(0)
+    section = made_section(record)
+    wrong = getattr(section, field).copy()
+    wrong.reshape(-1)[0] = value
+    columns = encode_entry(record, {"openfold3": dataclasses.replace(section, **{field: wrong})})
+    with pytest.raises(ShardCorrupt, match="made-1"):
+        write_records(str(tmp_path), "entry", {"made-1": columns})
+
+
+def test_an_alignment_of_another_shape_is_refused(tmp_path: Path) -> None:
+    alignment = made_alignment(NAME)
+    wrong = alignment.row_letters.copy()
+    wrong[0] = 999
+    columns = encode_alignment(dataclasses.replace(alignment, row_letters=wrong))
+    with pytest.raises(ShardCorrupt, match="row_letters"):
+        write_records(str(tmp_path), "alignment", {NAME: columns})
+
+
+def test_letters_of_27_kinds_and_deletions_come_back(tmp_path: Path) -> None:
+    alignment: Alignment = made_alignment(NAME)
+    assert alignment.letters.max() == 26
+    assert len(alignment.deletion_column)
+    made_dataset(str(tmp_path))
+    again = Dataset.open(str(tmp_path)).entries.alignment(NAME)
+    rows = np.arange(len(alignment.row_letters))
+    assert np.array_equal(again.dense_deletions(rows), alignment.dense_deletions(rows))
+
+
+@pytest.mark.parametrize("kind", ["entry", "alignment", "molecules"])
+def test_a_flipped_byte_anywhere_in_a_record_is_a_typed_error(tmp_path: Path, kind: str) -> None:
+    made_dataset(str(tmp_path))
+    entries = Dataset.open(str(tmp_path)).entries
+    storage = open_storage(str(tmp_path))
+    row = next(one for one in entries.records.to_pylist() if one["kind"] == kind)
+    span = span_of(row)
+    path = tmp_path / span.key
+    whole = path.read_bytes()
+    for low, high in itertools.pairwise(span.starts):
+        for at in np.linspace(low, high - 1, 25).astype(int).tolist():
+            data = bytearray(whole)
+            data[span.offset + at] ^= 0x10
+            path.write_bytes(data)
+            with pytest.raises(ShardCorrupt) as fault:
+                read_value(storage, span)
+            assert fault.value.item == span.record_id
+
+
+@pytest.mark.parametrize("kind", ["entry", "alignment", "molecules"])
+def test_bytes_that_are_wrong_under_a_right_checksum_are_a_typed_error_or_a_whole_value(
+    tmp_path: Path, kind: str
+) -> None:
+    made_dataset(str(tmp_path))
+    entries = Dataset.open(str(tmp_path)).entries
+    row = next(one for one in entries.records.to_pylist() if one["kind"] == kind)
+    columns = read_record(open_storage(str(tmp_path)), span_of(row))
+    dice, refused = np.random.default_rng(0), 0
+    for name, column in columns.items():
+        for _ in range(120 if column.payload else 0):
+            data = bytearray(column.payload)
+            data[dice.integers(len(data))] ^= 1 << int(dice.integers(8))
+            bad = {**columns, name: dataclasses.replace(column, payload=memoryview(data))}
+            try:
+                value = decoded(kind, bad, Place(row["record_id"], "shard"))
+                if kind == "entry":
+                    decode_section(bad, "openfold3", value)
+            except (ShardCorrupt, ValueError, IndexError, KeyError, TypeError, OverflowError):
+                refused += 1
+    assert refused > 0

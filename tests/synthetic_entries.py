@@ -1,0 +1,43 @@
+"""A small dataset of made-up entries, prepared once a test run."""
+
+from __future__ import annotations
+
+import functools
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from evofeed.featurize.entries.input import EntriesInput
+from evofeed.featurize.entries.job import prepare_entries
+from evofeed.featurize.job import JobOptions
+from evofeed.featurize.job.report import JobReport
+from evofeed.synth import write_entries
+
+
+def prepared(raw: Path, out: Path, *, count: int = 3, **changes: object) -> JobReport:
+    """Made-up entries written and prepared."""
+    write_entries(raw, count, residues=10)
+    return prepare_again(raw, out, **changes)
+
+
+def prepare_again(
+    raw: Path, out: Path, options: dict[str, Any] | None = None, **changes: object
+) -> JobReport:
+    """The files of a folder prepared."""
+    fields = {"alignments": str(raw / "msa"), "conformers": 2, **changes}
+    source = EntriesInput(
+        structures=str(raw / "mmcif"),
+        components=str(raw / "components.cif"),
+        **fields,  # type: ignore[arg-type]
+    )
+    return prepare_entries(
+        source, str(out), options=JobOptions(executor="local", workers=1, **options or {})
+    )
+
+
+@functools.cache
+def dataset_uri() -> str:
+    """Three entries, prepared; nobody may change it."""
+    root = Path(tempfile.mkdtemp(prefix="evofeed-entries-"))
+    assert prepared(root / "raw", root / "data").exit_code == 0
+    return str(root / "data")

@@ -1,0 +1,58 @@
+"""Structure module and losses plain, compiled, and compiled but told to be eager; run by a test.
+
+In a process of its own: the shape checks of a test run cannot be traced. Graphs run as they were
+traced: the code generator's compiler is not what is tested.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from typing import Any
+
+import torch
+from tests.trainer.synthetic_batch import synthetic_batch
+from torch import Tensor
+
+from evofeed.trainer import AlphaFold, AlphaFoldLoss, tiny
+from evofeed.trainer.model.compiled import compile_structure
+
+
+def main() -> None:
+    torch.compile = partial(torch.compile, backend="aot_eager")
+    torch.manual_seed(0)
+    config = tiny()
+    model, loss = AlphaFold(config.model).eval(), AlphaFoldLoss(config.loss)
+    batch = synthetic_batch(
+        num_res=12, num_seq=4, num_extra_seq=4, num_templates=0, no_recycling_iters=0
+    )
+    with torch.no_grad():
+        for parameter in model.structure_module.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+
+    def found() -> list[Tensor]:
+        total, _ = loss(model(batch), batch)
+        parameters = list(model.structure_module.parameters())
+        grads = torch.autograd.grad(total, parameters, allow_unused=True)
+        return [total.detach(), *(g for g in grads if g is not None)]
+
+    plain = found()
+    compile_structure(model.structure_module)
+    counted: Any = torch._dynamo.utils.counters
+    counted.clear()
+    compiled = found()
+    graphs = counted["stats"]["unique_graphs"]
+    with torch.compiler.set_stance("force_eager"):
+        eager = found()
+    worst = max(
+        float((a - b).norm() / b.norm().clamp(min=1e-6))
+        for a, b in zip(compiled, plain, strict=True)
+    )
+    print(json.dumps({
+        "numbers": len(plain), "worst": worst, "graphs": graphs,
+        "eager": all(torch.equal(a, b) for a, b in zip(eager, plain, strict=True)),
+    }))  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,339 @@
+"""Several predictions: files, ranking, going on, comparison with the truth, relaxation."""
+
+from __future__ import annotations
+
+import dataclasses
+import html
+import json
+import re
+import shutil
+from pathlib import Path
+
+import gemmi
+import numpy as np
+import pytest
+import torch
+from tests.trainer.synthetic_batch import synthetic_complex
+from tests.trainer.synthetic_records import synthetic_record
+
+from evofeed.base.errors import CheckpointError, InputError
+from evofeed.cli import main
+from evofeed.featurize.structures.mmcif import _local_plddt
+from evofeed.loader import record_batch
+from evofeed.protein.residues import ATOM_ORDER, RESTYPE_3, UNKNOWN
+from evofeed.protein.structure_text import Structure, ca_of_mmcif
+from evofeed.store import Dataset, DatasetWriter
+from evofeed.trainer import AlphaFold, initial_training, tiny, tiny_multimer
+from evofeed.trainer.config import TrainConfig
+from evofeed.trainer.formats.openfold_checkpoint import save_openfold_checkpoint
+from evofeed.trainer.predict.compare import compared
+from evofeed.trainer.predict.files import write_prediction
+from evofeed.trainer.predict.many import tasks, write_ranking
+from evofeed.trainer.predict.prediction import (
+    Prediction,
+    predict_structure,
+    prediction_batch,
+)
+from evofeed.trainer.predict.relax import relaxed
+from evofeed.trainer.predict.weights import kind_of, load_model
+from evofeed.trainer.presets import PRESETS, multimer
+from evofeed.trainer.run.train import train
+
+NAMES = ["syn0000_A", "syn0001_A"]
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> str:
+    uri = str(tmp_path_factory.mktemp("data") / "set")
+    writer = DatasetWriter(uri)
+    for number, num_res in enumerate((14, 17)):
+        writer.add(synthetic_record(number, num_res=num_res, num_rows=12, num_templates=1))
+    writer.commit()
+    return uri
+
+
+@pytest.fixture(scope="module")
+def runs(dataset: str, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """A run of one step, and a copy of it."""
+    folder = tmp_path_factory.mktemp("runs")
+    crop = {"crop_size": 12, "max_msa_clusters": 4, "max_extra_msa": 4, "max_templates": 1}
+    small = {"evoformer": {"no_blocks": 1}, "structure_module": {"no_blocks": 1}}
+    base: TrainConfig = PRESETS["tiny"]().train.replace(
+        steps=1, model=small, loader=crop, profile_steps=0
+    )
+    train(base, dataset, out=folder / "first")
+    shutil.copytree(folder / "first", folder / "second")
+    return [folder / "first", folder / "second"]
+
+
+def _predict(*arguments: object) -> int:
+    with pytest.raises(SystemExit) as end:
+        main(["predict", *map(str, arguments), "--recycles", "0", "--device", "cpu"])
+    return int(end.value.code or 0)
+
+
+def test_names_by_weights_by_seeds_are_ranked_and_a_second_run_makes_what_is_missing(
+    dataset: str, runs: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    weights = [word for run in runs for word in ("--weights", run)]
+    rest = (*weights, "--seed", 3, "--seed", 4, "--out", tmp_path / "out")
+    assert _predict(dataset, "--all", *rest, "--json") == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert sorted({row["name"] for row in rows}) == NAMES
+    assert len(rows) == 8
+    for name in NAMES:
+        ranking = json.loads((tmp_path / "out" / name / "ranking.json").read_text())
+        assert [row["rank"] for row in ranking] == [1, 2, 3, 4]
+        confidences = [row["ranking_confidence"] for row in ranking]
+        assert confidences == sorted(confidences, reverse=True)
+        assert {(Path(row["weights"]).name, row["seed"]) for row in ranking} == {
+            (run, seed) for run in ("first", "second") for seed in (3, 4)
+        }
+    gone = tmp_path / "out" / NAMES[0] / "first_seed3_scores.json"
+    before = gone.read_text()
+    gone.unlink()
+    times = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*.cif")}
+    assert _predict(dataset, *NAMES, *rest) == 0
+    said = capsys.readouterr().out
+    assert said.count("(was there)") == 7
+    assert json.loads(gone.read_text()) == json.loads(before)
+    anew = [path.name for path, time in times.items() if path.stat().st_mtime_ns != time]
+    assert anew == ["first_seed3.cif"]
+
+
+def test_a_page_shows_two_weights_on_the_known_structure(
+    dataset: str, runs: list[Path], tmp_path: Path
+) -> None:
+    weights = [word for run in runs for word in ("--weights", run)]
+    rest = (*weights, "--out", tmp_path / "out", "--distogram", "--html")
+    assert _predict(dataset, NAMES[0], *rest) == 0
+    page = (tmp_path / "out" / NAMES[0] / "predictions.html").read_text()
+    body = page.partition("<script")[0]
+    (found,) = re.findall(r'data-structure="(.*?)"', body)
+    models = json.loads(html.unescape(found))["models"]
+    assert [model["name"] for model in models] == ["first_seed0", "second_seed0", "known structure"]
+    assert [model["plddt"] for model in models] == [True, True, False]
+    assert len({model["colour"] for model in models}) == 3
+    record = Dataset.open(dataset)[NAMES[0]]
+    assert record.all_atom_positions is not None and record.all_atom_mask is not None
+    there = record.all_atom_mask[:, 1] > 0
+    turn, shift = (np.array(part) for part in models[0]["placed"])
+    moved = ca_of_mmcif(models[0]["cif"])[1] @ turn.reshape(3, 3) + shift
+    error = ((moved - record.all_atom_positions[:, 1])[there] ** 2).sum(-1).mean() ** 0.5
+    scores = json.loads((tmp_path / "out" / NAMES[0] / "first_seed0_scores.json").read_text())
+    assert error == pytest.approx(scores["known_structure"]["rmsd_ca"], abs=0.02)
+    titles = re.findall(r"<figcaption>([^<]*?) ?<", body)
+    assert [title for title in titles if title.startswith("distances")] == [
+        "distances of CA atoms, first_seed0", "distances of CA atoms, second_seed0",
+        "distances of CA atoms, known",
+    ]  # fmt: skip
+    assert {"mean of the distogram, first_seed0", f"alignment of {NAMES[0]}"} <= set(titles)
+    assert "pLDDT by residue" in titles
+
+
+def test_a_page_is_of_cif_files(dataset: str, runs: list[Path], tmp_path: Path) -> None:
+    rest = ("--weights", runs[0], "--out", tmp_path / "a.pdb", "--html")
+    assert _predict(dataset, NAMES[0], *rest) == 2
+
+
+def test_the_most_confident_prediction_comes_first(tmp_path: Path) -> None:
+    wanted = tasks(["a"], [Path("w1.npz"), Path("w2.npz")], [0, 1], tmp_path, "cif")
+    assert [task.structure.name for task in wanted] == [
+        "w1_seed0.cif", "w1_seed1.cif", "w2_seed0.cif", "w2_seed1.cif",
+    ]  # fmt: skip
+    for task, value in zip(wanted[:3], (0.5, 0.9, 0.7), strict=True):
+        task.structure.parent.mkdir(exist_ok=True)
+        task.structure.write_text("data_a")
+        scores = {
+            "ranking_confidence": value,
+            "mean_plddt": 80.0,
+            "files": {"structure": task.structure.name},
+        }
+        task.scores.write_text(json.dumps(scores))
+    rows = write_ranking(tmp_path / "a", wanted)
+    assert [row["structure"] for row in rows] == ["w1_seed1.cif", "w2_seed0.cif", "w1_seed0.cif"]
+    assert json.loads((tmp_path / "a" / "ranking.json").read_text()) == rows
+    with pytest.raises(InputError, match="two of the weights are called w1"):
+        tasks(["a"], [Path("x/w1.npz"), Path("y/w1.npz")], [0], tmp_path, "cif")
+
+
+def test_a_fasta_names_the_chains_and_another_sequence_is_refused(
+    dataset: str, runs: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    records = [synthetic_record(n, num_res=r, num_rows=1, num_templates=1) for n, r in ((0, 14),)]
+    fasta = tmp_path / "two.fasta"
+    fasta.write_text(f">{NAMES[0]} first\n{records[0].sequence}\n>{NAMES[1]}\nACDE\n")
+    assert _predict(dataset, "--fasta", fasta, "--weights", runs[0], "--out", tmp_path / "out") == 1
+    said = capsys.readouterr().out
+    assert "syn0000_A, 14 residues, mean pLDDT" in said
+    assert "syn0001_A has 4 residues here, and another sequence of 17 in the dataset" in said
+    assert (tmp_path / "out" / NAMES[0] / "first_seed0.cif").is_file()
+    assert not (tmp_path / "out" / NAMES[1] / "first_seed0.cif").exists()
+
+
+def test_what_cannot_be_meant_is_said_before_the_model_is_read(
+    dataset: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for arguments, message in (
+        ((dataset, NAMES[0], "--out", tmp_path), "--weights"),
+        ((dataset, "--weights", "x", "--out", tmp_path), "--all"),
+        ((dataset, *NAMES, "--weights", "x", "--out", tmp_path / "a.pdb"), "give a folder"),
+        ((dataset, NAMES[0], "--weights", "x", "--out", "nowhere/a.pdb"), "there is no folder"),
+    ):
+        assert _predict(*arguments) == 2
+        assert message in " ".join(capsys.readouterr().err.replace("│", " ").split())
+
+
+def test_a_file_that_is_no_weights_is_named_with_the_reason(tmp_path: Path) -> None:
+    broken = tmp_path / "params_model_1.npz"
+    broken.write_bytes(b"PK\x03\x04 not really")
+    for path, reason in (
+        (broken, "cannot read it as AlphaFold's"),
+        (tmp_path / "x.npz", "no such"),
+    ):
+        with pytest.raises(CheckpointError, match=reason) as raised:
+            load_model(path)
+        assert path.name in str(raised.value)
+
+
+def _complex() -> Prediction:
+    torch.manual_seed(0)
+    batch = synthetic_complex(num_chains=2, num_res=24, num_seq=5, num_extra_seq=6, num_templates=2)
+    return predict_structure(AlphaFold(tiny_multimer().model), batch, name="two")
+
+
+def test_aligned_errors_and_scores_are_in_the_forms_of_alphafold_db_and_colabfold(
+    tmp_path: Path,
+) -> None:
+    made = _complex()
+    found = write_prediction(made, tmp_path / "two.cif", facts={"seed": 1}, distogram=True)
+    assert found["ranking_confidence"] == pytest.approx(made.scores["ranking"], abs=1e-4)
+    assert made.pae is not None
+    (afdb,) = json.loads((tmp_path / "two_predicted_aligned_error.json").read_text())
+    assert np.array_equal(afdb["predicted_aligned_error"], made.pae.round())
+    assert afdb["max_predicted_aligned_error"] == 31.75
+    scores = json.loads((tmp_path / "two_scores.json").read_text())
+    assert np.allclose(scores["pae"], made.pae, atol=0.006)
+    assert np.allclose(scores["plddt"], made.plddt, atol=0.006)
+    assert scores["max_pae"] == pytest.approx(made.pae.max(), abs=0.006)
+    assert {"ptm", "iptm", "seed"} <= set(scores)
+    with np.load(tmp_path / "two_distogram.npz") as arrays:
+        assert arrays["bin_edges"].shape == (63,)
+        assert np.allclose(arrays["probs"], made.distogram, atol=1e-3)
+
+
+def test_model_cif_has_sequences_and_the_plddt_that_our_own_reader_asks_for() -> None:
+    made = _complex()
+    block = gemmi.cif.read_string(made.text("cif")).sole_block()
+    local = _local_plddt(block)
+    structure = made.structure
+    assert structure.chain is not None
+    assert len(local) == len(made.plddt)
+    for row, value in enumerate(made.plddt):
+        key = structure.place(row, "A")[0], int(structure.residue_index[row]) + 1
+        assert local[key] == pytest.approx(value, abs=0.006)
+    (whole,) = block.find_values("_ma_qa_metric_global.metric_value")
+    assert float(whole) == pytest.approx(made.plddt.mean(), abs=0.006)
+    entities = set(block.find_values("_entity_poly_seq.entity_id"))
+    assert entities == set(block.find_values("_entity.id"))
+    read = gemmi.make_structure_from_block(block)
+    assert sum(1 for _ in read[0].all()) == int(structure.mask.sum())
+
+
+def test_the_truth_itself_scores_one_and_a_mirror_image_does_not() -> None:
+    record = synthetic_record(5, num_res=30, num_rows=4, num_templates=1)
+    assert record.all_atom_positions is not None and record.all_atom_mask is not None
+    flat = np.zeros(30)
+    truth = Structure(
+        name="x", aatype=record.aatype, residue_index=record.residue_index,
+        positions=record.all_atom_positions, mask=record.all_atom_mask, confidence=flat,
+    )  # fmt: skip
+    made = Prediction(
+        structure=truth, plddt=flat, distogram=np.ones((30, 30, 64)), contacts=np.ones((30, 30))
+    )
+    same = compared(made, record)
+    assert same == {"lddt_ca": 1.0, "tm_score": 1.0, "rmsd_ca": 0.0}
+    mirrored = dataclasses.replace(truth, positions=truth.positions * [-1, 1, 1])
+    other = compared(dataclasses.replace(made, structure=mirrored), record)
+    assert other["lddt_ca"] == 1.0  # blind to hands
+    assert other["tm_score"] < 0.9
+    assert other["rmsd_ca"] > 1
+    unknown = dataclasses.replace(record, all_atom_positions=None, all_atom_mask=None)
+    assert compared(made, unknown) == {}
+
+
+def _crystal(num_res: int = 20) -> Prediction:
+    """The first residues of a crystal structure, as if they had been predicted."""
+    path = Path(__file__).parents[2] / "golden" / "data" / "inputs" / "pdb" / "7pzb.pdb"
+    codes = {name: code for code, name in enumerate(RESTYPE_3[:20])}
+    residues = [r for r in gemmi.read_pdb(str(path))[0][0] if r.name in codes][:num_res]
+    positions, mask = np.zeros((num_res, 37, 3)), np.zeros((num_res, 37))
+    for row, residue in enumerate(residues):
+        for atom in residue:
+            if atom.name in ATOM_ORDER and atom.name != "OXT":
+                positions[row, ATOM_ORDER[atom.name]] = atom.pos.tolist()
+                mask[row, ATOM_ORDER[atom.name]] = 1
+    structure = Structure(
+        name="real",
+        aatype=np.array([codes[residue.name] for residue in residues], np.uint8),
+        residue_index=np.arange(num_res),
+        positions=positions,
+        mask=mask,
+        confidence=np.full(num_res, 90.0),
+    )
+    pairs = np.ones((num_res, num_res))
+    return Prediction(
+        structure=structure, plddt=structure.confidence, distogram=pairs[..., None], contacts=pairs
+    )
+
+
+def test_relaxation_lowers_the_energy_and_keeps_heavy_atoms_near() -> None:
+    made = _crystal()
+    noise = np.random.default_rng(0).normal(size=made.structure.positions.shape) * 0.1
+    moved = dataclasses.replace(made.structure, positions=made.structure.positions + noise)
+    shaken = dataclasses.replace(made, structure=moved)
+    after, facts = relaxed(shaken)
+    assert facts["energy_after"] < facts["energy_before"]
+    assert 0 < facts["moved"] < 0.5
+    there = made.structure.mask > 0
+    assert np.abs(after.structure.positions - shaken.structure.positions)[there].max() < 2
+    unknown = dataclasses.replace(made.structure, aatype=np.full(20, UNKNOWN))
+    with pytest.raises(InputError, match="residue 1 is unknown"):
+        relaxed(dataclasses.replace(made, structure=unknown))
+
+
+def test_weights_that_are_loaded_are_not_drawn_first_and_their_kind_is_named(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "tiny.safetensors"
+    torch.manual_seed(0)
+    model = AlphaFold(tiny().model)
+    save_openfold_checkpoint(model, path)
+    state = torch.get_rng_state()
+    loaded = load_model(path, config=tiny().model)
+    assert torch.equal(torch.get_rng_state(), state)
+    for name, value in model.state_dict().items():
+        assert torch.equal(loaded.state_dict()[name], value)
+    drawn = AlphaFold(tiny().model).evoformer.blocks[0].state_dict()
+    assert all(value.isfinite().all() for value in drawn.values())
+    assert kind_of(initial_training(ptm=True).model) == "AlphaFold2 with templates and pTM"
+    assert kind_of(multimer().model) == "AlphaFold-Multimer v3"
+    assert kind_of(tiny().model).endswith("not of AF2's size")
+
+
+def test_rows_that_an_alignment_does_not_have_are_no_work_on_a_cpu_and_change_nothing() -> None:
+    torch.manual_seed(0)
+    model = AlphaFold(tiny().model).double()
+    record = synthetic_record(3, num_res=20, num_rows=9, num_templates=1)
+    found = []
+    for clusters, extra in ((6, 8), (12, 7)):  # with extra rows, and with none
+        sizes = {"max_msa_clusters": clusters, "max_extra_msa": extra, "max_templates": 1}
+        short = prediction_batch(record, model, no_recycling_iters=1, **sizes)
+        whole = record_batch(record, no_recycling_iters=1, **sizes)
+        assert short["msa_feat"].shape[2] == min(clusters, 9)
+        assert short["extra_msa"].shape[2] == max(1, 9 - clusters)
+        with torch.no_grad():
+            for batch in (short, whole):
+                doubled = {k: v.double() if v.is_floating_point() else v for k, v in batch.items()}
+                found.append(model.eval()(doubled)["pair"])
+        torch.testing.assert_close(found[-2], found[-1], rtol=1e-9, atol=1e-9)
