@@ -37,7 +37,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from evofeed.files import write_atomic
+from evofeed.base.files import write_atomic
 from evofeed.kernels import to_fused
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))

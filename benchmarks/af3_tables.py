@@ -1,4 +1,4 @@
-"""The tables of AF3-class models in docs/kernels.md and its notebook, printed from the results.
+"""The tables of AF3-class models in docs/kernels.md and kernels/notes, printed from the results.
 
 python benchmarks/af3_tables.py
 """

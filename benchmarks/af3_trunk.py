@@ -45,7 +45,7 @@ from af3_pair_block import environment
 from af3_trunk_models import BLOCKS, KERNELS, Inputs, Trunk, build, make_inputs
 from torch import Tensor, nn
 
-from evofeed.files import write_atomic
+from evofeed.base.files import write_atomic
 from evofeed.kernels import SwapReport, to_fused
 
 TRAIN = ("eager", "fused", "control", "fused control", "fused checkpointed", "graph",

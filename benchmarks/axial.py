@@ -265,7 +265,7 @@ def timed(
 def without_exchanges() -> Any:
     """Exchanges that send nothing: buffers of the right size, of whatever values."""
     kept = collectives._all_gather, collectives._reduce_scatter, dist.all_to_all_single
-    through_memory, push = PeerMemory._run, PeerMemory.push
+    through_memory = PeerMemory._run
 
     def nothing(received: Tensor, sent: Tensor, *args: Any, **kwargs: Any) -> None:
         n = min(received.numel(), sent.numel())
@@ -274,14 +274,13 @@ def without_exchanges() -> Any:
     collectives._all_gather = collectives._reduce_scatter = nothing
     dist.all_to_all_single = nothing
     PeerMemory._run = lambda *args, **options: None  # type: ignore[method-assign]
-    PeerMemory.push = lambda *args: None  # type: ignore[method-assign]
     look = parallel.checked
     parallel.checked = lambda axis, device: axis
     try:
         yield
     finally:
         collectives._all_gather, collectives._reduce_scatter, dist.all_to_all_single = kept
-        PeerMemory._run, PeerMemory.push = through_memory, push  # type: ignore[method-assign]
+        PeerMemory._run = through_memory  # type: ignore[method-assign]
         parallel.checked = look
 
 
@@ -290,9 +289,7 @@ def times(options: argparse.Namespace, ranks: Ranks) -> Iterator[dict[str, Any]]
     cpu = options.device == "cpu"
     presets = [options.preset] if cpu else options.presets
     how = "torch:fp32:eager:0" if cpu else "fused:bf16:graph:0"
-    axis = (
-        replace(ranks.axis, memory=None, beside=None, written=None) if options.nccl else ranks.axis
-    )
+    axis = replace(ranks.axis, memory=None, beside=None) if options.nccl else ranks.axis
     found: dict[tuple[str, str], dict[str, Any]] = {}
     for preset in presets:
         for name, way in (("one", None), ("shared", axis)):
@@ -321,7 +318,7 @@ def times(options: argparse.Namespace, ranks: Ranks) -> Iterator[dict[str, Any]]
                 ranks,
                 preset,
                 how,
-                replace(axis, memory=None, beside=None, written=None),
+                replace(axis, memory=None, beside=None),
                 beside="NCCL alone",
             )
         yield timed(options, ranks, presets[0], "fused:bf16:eager:0", axis)
@@ -352,7 +349,7 @@ EXCHANGES = {  # of a block at crop 256: shape of a rank's part of two, what is 
 
 def exchanges(options: argparse.Namespace, ranks: Ranks) -> Iterator[dict[str, Any]]:
     """Every exchange of a block by itself, by NCCL and through memory: equal, and how fast."""
-    ways = {"nccl": replace(ranks.axis, memory=None, written=None), "memory": ranks.axis}
+    ways = {"nccl": replace(ranks.axis, memory=None), "memory": ranks.axis}
     for name, (shape, what, dims) in EXCHANGES.items():
         torch.manual_seed(ranks.rank)
         x = torch.randn(shape, device=ranks.device).bfloat16()

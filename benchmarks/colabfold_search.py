@@ -124,7 +124,7 @@ def _theirs(
 
 def _ours(folder: Path, queries: list[str], mode: Any) -> list[tuple[list[str], list[str]]]:
     from evofeed.featurize import ChainSource, discover
-    from evofeed.featurize.reading import read_bytes
+    from evofeed.featurize.formats.reading import read_bytes
     from evofeed.featurize.search import Database, SearchConfig, run_search
 
     databases = [Database(name, str(folder / name)) for name in ("uniref", "env")]

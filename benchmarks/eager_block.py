@@ -33,7 +33,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from evofeed.files import write_atomic
+from evofeed.base.files import write_atomic
 from evofeed.kernels import OnePass, to_fused
 from evofeed.kernels.runtime import prepared, torch_library
 from evofeed.trainer.model.evoformer import EvoformerBlock

@@ -40,13 +40,13 @@ from evofeed.featurize import (
     featurize_chain,
     to_openfold_raw,
 )
-from evofeed.featurize.a3m import parse_a3m
-from evofeed.featurize.mmcif import parse_mmcif
-from evofeed.featurize.msa import merge
-from evofeed.featurize.reading import read_bytes
-from evofeed.featurize.stockholm import parse_stockholm
-from evofeed.featurize.template_library import TemplateLibrary
-from evofeed.residues import MSA_LETTER_TO_RESTYPE
+from evofeed.featurize.formats.a3m import parse_a3m
+from evofeed.featurize.formats.msa import merge
+from evofeed.featurize.formats.reading import read_bytes
+from evofeed.featurize.formats.stockholm import parse_stockholm
+from evofeed.featurize.records.template_library import TemplateLibrary
+from evofeed.featurize.structures.mmcif import parse_mmcif
+from evofeed.protein.residues import MSA_LETTER_TO_RESTYPE
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from tests.featurize.msa_reference import read_a3m, read_stockholm, unique_rows

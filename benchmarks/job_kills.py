@@ -31,16 +31,14 @@ from evofeed.synth import write_synthetic
 
 PATTERNS = {
     "driver": "evofeed.cli featurize",
-    "host": "ray_host.main",
-    "guardian": "guardian.py",
     "GCS": "gcs/gcs_server",
     "raylet": "raylet/raylet --",
     "second raylet": "raylet/raylet --",
     "Ray worker": "ray::unit_on_ray",
     "worker": "worker.main",
 }
-PRIVATE = ("raylet", "GCS", "driver", "worker", "Ray worker", "host", "guardian")
-CLUSTER = ("raylet", "second raylet", "GCS", "driver", "worker", "Ray worker", "host")
+PRIVATE = ("raylet", "GCS", "driver", "worker", "Ray worker")
+CLUSTER = ("raylet", "second raylet", "GCS", "driver", "worker", "Ray worker")
 LIMIT = 300.0  # seconds a run may take before it counts as hanging
 ROUNDS = 5  # runs of the same command
 PR_SET_CHILD_SUBREAPER = 36
@@ -84,7 +82,7 @@ def campaign(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
             # Two of five on a cluster, where starting again what was damaged takes long.
             targets = CLUSTER if len(trials) % 5 >= 3 else PRIVATE
             trial = {
-                "where": "cluster" if targets is CLUSTER else "private",
+                "where": "cluster" if targets is CLUSTER else "here",
                 "target": targets[len(trials) // 5 % len(targets)],
                 "by": dice.choice(("time", "units")),
                 "moment": round(dice.random(), 3),
@@ -130,7 +128,6 @@ class Trial:
     ) -> None:
         self.raw, self.data, self.trial = raw, data, trial
         self.cluster, self.on_cluster = cluster, bool(address)
-        self.folders: set[str] = set()
 
     def options(self) -> list[str]:
         place = ["--ray-address", self.cluster.address()] if self.on_cluster else ["--workers", "2"]
@@ -151,7 +148,6 @@ class Trial:
             "first_code": first["code"],
             "first_seconds_after_kill": round(time.monotonic() - hit, 2),
             "message": first["message"],
-            "restarts": (first["report"] or {}).get("restarts", 0),
         }
         damaged = self.on_cluster and self.trial["target"] in ("raylet", "second raylet", "GCS")
         runs = [first]
@@ -174,8 +170,6 @@ class Trial:
     def kill(self, process: subprocess.Popen[bytes], began: float, span: float, units: int) -> bool:
         due = self.trial["moment"] * (span if self.trial["by"] == "time" else units)
         while process.poll() is None:
-            if not self.folders and not self.on_cluster:
-                self.folders = folders_of(process.pid)
             shards = len(list(self.data.glob("shards/*.arrow")))
             reached = time.monotonic() - began if self.trial["by"] == "time" else shards
             if reached >= due and (victims := self.victims(process.pid)):
@@ -207,15 +201,14 @@ class Trial:
         while time.monotonic() < end:
             reap()
             alive = set(below(os.getpid())) - {self.cluster.pid, *below(self.cluster.pid)}
-            there = [folder for folder in self.folders if Path(folder).exists()]
-            if not alive and not there:
+            if not alive:
                 return []
             time.sleep(0.1)
         lines = dict(command_lines(os.getpid()))
         for pid in alive:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        return there + [lines.get(pid, "?")[:80] for pid in alive]
+        return [lines.get(pid, "?")[:80] for pid in alive]
 
 
 class Cluster:
@@ -259,15 +252,12 @@ def be_a_cluster() -> None:
     os.environ |= {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
     from ray import cluster_utils
 
-    from evofeed.featurize.job import ray_start
-
     Path("/tmp/ray").mkdir(exist_ok=True)  # Ray's own helper writes there
     small = {"num_cpus": 1, "object_store_memory": 128 << 20}
     folder = tempfile.mkdtemp(prefix="evofeed-kc-", dir="/tmp")
-    with ray_start.starting(minimal=True):
-        head = {**small, "include_dashboard": False, "temp_dir": folder}
-        cluster = cluster_utils.Cluster(initialize_head=True, head_node_args=head)
-        cluster.add_node(**small)
+    head = {**small, "include_dashboard": False, "temp_dir": folder}
+    cluster = cluster_utils.Cluster(initialize_head=True, head_node_args=head)
+    cluster.add_node(**small)
     print("address", cluster.address, flush=True)
     sys.stdin.read()
 
@@ -319,12 +309,6 @@ def command_lines(pid: int) -> Iterator[tuple[int, str]]:
     for each in below(pid):
         with contextlib.suppress(OSError):
             yield each, Path(f"/proc/{each}/cmdline").read_text().replace("\0", " ")
-
-
-def folders_of(pid: int) -> set[str]:
-    """Temporary folders of private Rays: the guardian's argument."""
-    guardians = (line.split() for _, line in command_lines(pid) if PATTERNS["guardian"] in line)
-    return {words[-2] for words in guardians}
 
 
 def reap() -> None:

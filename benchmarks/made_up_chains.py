@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
-from evofeed.chain_record import ChainRecord
-from evofeed.residue_geometry import ATOM37_MASK
-from evofeed.residues import GAP, RESTYPES
+from evofeed.protein.chain_record import ChainRecord
+from evofeed.protein.residue_geometry import ATOM37_MASK
+from evofeed.protein.residues import GAP, RESTYPES
 from evofeed.store import Dataset, DatasetWriter
 from evofeed.store.storage import LocalStorage
 

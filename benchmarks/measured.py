@@ -12,10 +12,10 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from benchmarks.claims.data import featurize, loader, store
+from benchmarks.claims.data import featurize, loader, service, store
 from benchmarks.claims.kernels import drop_ins, kernels
 from benchmarks.claims.other_models import other_models
-from benchmarks.claims.results import Row
+from benchmarks.claims.results import Row, versions
 from benchmarks.claims.shortfalls import falls_short
 from benchmarks.claims.training import training
 
@@ -26,6 +26,7 @@ def rows() -> list[Row]:
         *featurize(),
         *store(),
         *loader(),
+        *service(),
         *kernels(),
         *drop_ins(),
         *other_models(),
@@ -46,7 +47,8 @@ def page() -> str:
             f"[{i + 1 if ' ' in files else 'json'}](../benchmarks/results/{name}.json)"
             for i, name in enumerate(files.split())
         )
-        body.append(f"{line} {links} |")
+        ran = "; ".join(dict.fromkeys(filter(None, map(versions, files.split()))))
+        body.append(f"{line} {links} | {ran or 'not recorded'} |")
     return "\n".join(
         [
             "# Measured",
@@ -60,8 +62,8 @@ def page() -> str:
             "bf16, initial-training shapes (256 residues, 128 + 1024 sequences, 4 templates) "
             "unless said otherwise. CPU times hold for their machine; read them as ratios.",
             "",
-            "| what | evofeed | beside it | from |",
-            "| --- | --- | --- | --- |",
+            "| what | evofeed | beside it | from | versions |",
+            "| --- | --- | --- | --- | --- |",
             *body,
             "",
             "## What falls short",

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from evofeed.featurize.openfold_raw import to_openfold_raw
+from evofeed.featurize.records.openfold_raw import to_openfold_raw
 from evofeed.store import Dataset
 
 Batch = dict[str, torch.Tensor]

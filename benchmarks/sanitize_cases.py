@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from evofeed.kernels.runtime.cases import Draw, Maker, Op
+
 KINDS = ("bfloat16", "float32")
 GROUPS = (
     *(f"bfloat16 {part}" for part in ("wide blocks", "wide attentions", "wide modules")),
@@ -50,29 +52,23 @@ class Inputs:
 
 
 def ops(given: Inputs) -> Iterator[Case]:
-    """Ops that stand for themselves."""
-    from evofeed.kernels import layer_norm, masked_softmax, template_attention
-    from evofeed.kernels.ops.attention.op import biased_attention
+    """Each operator as its `cases.py` declares it, and attention over many tiles."""
+    from evofeed.kernels.runtime.cases import declared
 
-    rand, mask = given.rand, given.mask
-    for C in (20, 128, 1000):
-        yield f"layer norm C={C}", lambda C=C: both(layer_norm(rand(S, R, C), rand(C), rand(C)))
-    for K in (R, 50):  # three tiles, one tile
-        yield (
-            f"softmax K={K}",
-            lambda K=K: both(masked_softmax(rand(1, S, 2, R, K), mask(1, S, K), rand(1, 2, R, K))),
-        )
-    q, keys = rand(1, S, R, 32), [rand(1, 3, S, R, 32) for _ in range(2)]
-    yield "templates", lambda: both(template_attention(q, *keys, 2, mask(1, 3)))
-    # 20 wide: the kernels for every card; 130 and 512 long: many tiles, which fit at once or not
-    sizes = [(R, 8), (R, 20), (R, 32), (R, 64), (130, 32), (512, 32)]
-    for (N, D), biased in (*((size, True) for size in sizes), ((R, 32), False)):
+    draw = Draw(S, R, given.device, given.dtype)
+    # 130 and 512 long: many tiles, which fit at once or not
+    longer = [Draw(S, N, given.device, given.dtype) for N in (130, 512)]
+    for name, it in declared().items():
+        wanted = [(case, maker, draw) for case, maker in {**it.cases, **it.wide}.items()]
+        if name == "attention":
+            wanted += [("heads 32 wide", it.wide["heads 32 wide"], sizes) for sizes in longer]
+        for case, maker, sizes in wanted:
 
-        def attention(N: int = N, D: int = D, biased: bool = biased) -> None:
-            bias = rand(1, 2, N, N) if biased else None
-            both(biased_attention(*(rand(1, S, N, 2, D) for _ in "qkv"), bias, mask(1, S, N)))
+            def run(maker: Maker = maker, sizes: Draw = sizes, op: Op = it.op) -> None:
+                made = maker(sizes)
+                both(made.call(op)(*(t.requires_grad_() for t in made.tensors.values())))
 
-        yield f"attention N={N} D={D} bias={biased}", attention
+            yield f"{name}, {case}, R={sizes.residues}", run
 
 
 Makers = list[partial[Tensor]]
@@ -189,16 +185,12 @@ def wide_blocks(given: Inputs) -> Iterator[Case]:
 
 
 def optimizers(device: str) -> Iterator[Case]:
-    from evofeed.kernels import FusedAdamEMA, FusedLAMB, FusedLARS
-    from evofeed.kernels.drop_ins.layerwise import Span
+    from evofeed.kernels import FusedAdamEMA
 
     for size in (5, 16, 5000):
         a, b, c, d, e = (torch.rand(size, device=device) for _ in range(5))
         low = torch.zeros(size, device=device, dtype=torch.bfloat16)
         yield f"Adam {size}", FusedAdamEMA(a, b, c, d, e, low, max_norm=0.1).step
-        spans = [Span(0, 3, False), Span(3, size - 3, True)]
-        yield f"LAMB {size}", FusedLAMB(a, b, c, d, e, low, spans=spans).step
-        yield f"LARS {size}", FusedLARS(a, b, c, d, low, spans=spans).step
 
 
 def loader(device: str) -> Iterator[Case]:

@@ -27,10 +27,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from evofeed.featurize.inputs.sources import ChainSource
 from evofeed.featurize.search import Database, SearchConfig, SearchOptions, run_search
 from evofeed.featurize.search.programs import Scratch, version
 from evofeed.featurize.search.searchers import Query, search
-from evofeed.featurize.sources import ChainSource
 
 _LETTERS = "ARNDCQEGHILKMFPSTWYV"
 _CORES = len(os.sched_getaffinity(0))
@@ -79,7 +79,7 @@ def measure(folder: Path, count: int, num_records: int, every: int) -> dict[str,
     ]
     databases = _databases(folder, first, num_records, draw)
     chains = [ChainSource(f"c{n}", sequence=s) for n, s in enumerate(sequences)]
-    config, options = SearchConfig.af2(), SearchOptions(workers=_CORES)
+    config, options = SearchConfig(max_hits=10_000), SearchOptions(workers=_CORES)
 
     def timed(out: str) -> tuple[float, Any]:
         began = time.perf_counter()
@@ -123,7 +123,7 @@ def _cost_of(
     rows = (_changed(draw.choice(kin), 0.1 + 0.3 * draw.random(), draw) for _ in range(num_records))
     fasta = folder / "uniref90.fasta"
     fasta.write_text("".join(f">r{number}\n{row}\n" for number, row in enumerate(rows)))
-    return Database("uniref90", str(fasta)), kin, SearchConfig.af2()
+    return Database("uniref90", str(fasta)), kin, SearchConfig(max_hits=10_000)
 
 
 def _cost(

@@ -1,48 +1,61 @@
-"""What the service costs: requests over loopback, and questions to a PDB-and-more-sized index.
+"""What an answer of the service costs beside one of a plain FastAPI route, in CPU of the server.
 
     python benchmarks/service.py --out benchmarks/results/service.json
 
-The service runs in a child process (one worker, SQLite), the client in this one, so
-both share the machine's cores: requests a second are floors. CPU is the child's own,
-user and system. The index has 634,434 rows, as many as OpenProteinSet's training set.
+Both run beside each other, each in a process of its own (uvicorn, uvloop, httptools; the service
+with one worker and SQLite; both are sent its token), and are asked in turns over one kept-alive
+connection each, so that whatever else the machine does falls on both. CPU is user and
+system time of the server's process; `ratio` is the plain route's over ours of the same turn, so
+more is better. The index has a million rows.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import datetime
 import http.client
 import json
 import os
 import platform
+import random
 import signal
 import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import quote
 
 import numpy as np
 import pyarrow as pa
 
-from evofeed.chain_record import ChainRecord
-from evofeed.loader import LoaderConfig, plan_samples
-from evofeed.service.filters.columns import Columns
-from evofeed.service.snapshots import chains
-from evofeed.store import Dataset, DatasetWriter
-from evofeed.store.history import diff_indexes
-from evofeed.store.index import index_schema
-from evofeed.store.inner import column_statistics
+from evofeed.protein.chain_record import ChainRecord
+from evofeed.service.access.auth import create_token
+from evofeed.service.database.database import Database
+from evofeed.store import Dataset, DatasetWriter, ShardEntry
+from evofeed.store.index import canonical, index_schema
 from evofeed.store.layout import COLUMNS
+from evofeed.store.refs import move_ref
+from evofeed.store.storage import LocalStorage
+from evofeed.store.writer import write_snapshot
 
-ROWS = 634_434
+ROWS = 1_000_000
 PER_SHARD = 600
+PLAIN = """
+import sys, uvicorn
+from fastapi import FastAPI
+app = FastAPI()
+@app.get("/")
+def hello():
+    return {"hello": "world"}
+uvicorn.run(app, port=int(sys.argv[1]), log_level="error", access_log=False, loop="uvloop",
+            http="httptools", timeout_keep_alive=30)
+"""
 Figures = dict[str, Any]
 
 
@@ -120,52 +133,34 @@ def large_index(seed: int, rows: int = ROWS) -> pa.Table:
     return pa.table({field.name: (empty | columns)[field.name] for field in schema})
 
 
-def timed(function: Callable[[], object], repeats: int) -> Figures:
-    function()
-    times = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        function()
-        times.append((time.perf_counter() - start) * 1e3)
-    times.sort()
-    return {
-        "best_ms": round(times[0], 3),
-        "median_ms": round(statistics.median(times), 3),
-        "worst_ms": round(times[-1], 3),
-        "repeats": repeats,
-    }
+def publish(folder: Path) -> tuple[str, str]:
+    """A small dataset, and an index of `ROWS` rows without its shards; their digests."""
+    writer = DatasetWriter(str(folder / "data"))
+    for number in range(8):
+        writer.add(record(number))
+    digest = writer.commit("main").digest
+    names = [f"{number:064x}" for number in range(-(-ROWS // PER_SHARD))]
+    entries = [ShardEntry(f"{name}.arrow", name, 1 << 34, PER_SHARD) for name in names]
+    storage = LocalStorage(folder / "large")
+    large = write_snapshot(storage, canonical([large_index(0)]), entries, parent=None, config={})
+    move_ref(storage, "main", large.digest, None)
+    return digest, large.digest
 
 
-def index_figures(repeats: int) -> Figures:
-    """Questions to one large index, in this process."""
-    index = large_index(0)
-    columns, config = chains.columns_of(index, None), LoaderConfig.initial_training()
-    common = {
-        "all": [
-            {"column": "num_res", "op": "<=", "value": 384},
-            {"column": "resolution", "op": "<=", "value": 2.5},
-            {"column": "release_date", "op": ">=", "value": "2018-01-01"},
-            {"column": "method", "op": "in", "value": ["X-RAY DIFFRACTION"]},
-        ]
-    }
-    rare = {"column": "num_alignments", "op": "==", "value": 19_999}
-    other = large_index(1)
-    return {
-        "rows": ROWS,
-        "page_of_100_first": timed(lambda: chains.page(index, common, columns, 0, 100), repeats),
-        "page_of_1000_middle": timed(
-            lambda: chains.page(index, common, columns, ROWS // 2, 1000), repeats
-        ),
-        "page_of_a_rare_value": timed(lambda: chains.page(index, rare, columns, 0, 100), repeats),
-        "exact_count": timed(lambda: chains.count(Columns(index), common), repeats),
-        "one_chain": timed(lambda: chains.row_of(index, "600000_A"), repeats),
-        "statistics_of_every_column": timed(lambda: column_statistics(index), 3),
-        "difference_of_two": timed(lambda: diff_indexes(index, other), 3),
-        "plan_of_a_rank_of_8": timed(lambda: plan_samples(index, config, world_size=8, rank=3), 5),
-        "plan_of_a_rank_of_1024": timed(
-            lambda: plan_samples(index, config, world_size=1024, rank=3), 5
-        ),
-    }
+@contextlib.contextmanager
+def running(command: list[str], port: int, **options: Any) -> Iterator[int]:
+    """A server; its process id."""
+    with subprocess.Popen(command, **options) as child:
+        for _ in range(600):
+            with contextlib.suppress(OSError):
+                http.client.HTTPConnection("127.0.0.1", port).connect()
+                break
+            time.sleep(0.1)
+        try:
+            yield child.pid
+        finally:
+            child.send_signal(signal.SIGTERM)
+            child.wait(60)
 
 
 def cpu_seconds(pid: int) -> float:
@@ -173,110 +168,140 @@ def cpu_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def load(
-    url: str, pid: int, path: str, headers: dict[str, str], count: int, clients: int
-) -> Figures:
-    """Requests of some clients, each on one kept-alive connection."""
-    parts = urlsplit(url)
-    times: list[float] = []
-    total = [0]
+def resident(pid: int) -> int:
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
 
-    def client() -> None:
-        connection = http.client.HTTPConnection(parts.hostname or "", parts.port)
-        for _ in range(count // clients):
-            start = time.perf_counter()
-            connection.request("GET", path, headers=headers)
-            response = connection.getresponse()
-            body = response.read()
-            times.append(time.perf_counter() - start)
-            total[0] += len(body)
-            assert response.status < 400, (response.status, body[:200])
-        connection.close()
 
-    client_threads = [threading.Thread(target=client) for _ in range(clients)]
-    before, start = cpu_seconds(pid), time.perf_counter()
-    for thread in client_threads:
-        thread.start()
-    for thread in client_threads:
-        thread.join()
-    seconds = time.perf_counter() - start
-    times.sort()
+class Asker:
+    """One kept-alive connection."""
+
+    def __init__(self, port: int, pid: int, token: str = "") -> None:
+        self.pid = pid
+        self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
+        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
+
+    def get(self, path: str, status: int = 200, **headers: str) -> None:
+        """Ask, and read the whole answer."""
+        self._connection.request("GET", path, headers=self._headers | headers)
+        answer = self._connection.getresponse()
+        answer.read()
+        assert answer.status == status, (path, answer.status)
+
+    def cost(self, path: Callable[[], str], count: int, status: int, **headers: str) -> float:
+        """CPU of the server for one request, in microseconds."""
+        begun = cpu_seconds(self.pid)
+        for _ in range(count):
+            self.get(path(), status, **headers)
+        return 1e6 * (cpu_seconds(self.pid) - begun) / count
+
+
+def four_terms() -> str:
+    """A filter that was not asked before."""
+    terms = [
+        {"column": "num_res", "op": "<=", "value": random.randint(200, 600)},
+        {"column": "resolution", "op": "<=", "value": round(random.uniform(1.5, 3.5), 4)},
+        {"column": "release_date", "op": ">=", "value": f"{random.randint(1995, 2020)}-05-03"},
+        {"column": "method", "op": "in", "value": ["X-RAY DIFFRACTION", "SOLUTION NMR"]},
+    ]
+    return quote(json.dumps({"all": terms}))
+
+
+def measure(folder: Path, turns: int, count: int) -> Figures:
+    digest, large = publish(folder)
+    ports = (18571, 18572)
+    datasets = {"data": str(folder / "data"), "large": str(folder / "large")}
+    home = folder / "home"
+    environment = os.environ | {"EVOFEED_HOME": str(home), "EVOFEED_AUTH": "on"}
+    command = [sys.executable, "-m", "evofeed.cli", "serve", "--port", str(ports[1])]
+    command += [word for pair in datasets.items() for word in ("--dataset", "=".join(pair))]
+    database = Database(f"sqlite:///{home / 'service.sqlite3'}")
+    database.upgrade()
+    token = create_token(database, label="benchmark", scopes=["read"])[1]
+    database.close()
+    data, big = "/v1/datasets/data", f"/v1/datasets/large/snapshots/{large}"
+    page = f"{big}/chains?limit=100&where="
+    shard = Dataset.open(folder / "data").manifest.shards[0].name
+    tag = {"If-None-Match": f'"{digest}"'}
+    questions: dict[str, tuple[Callable[[], str], int, int, dict[str, str]]] = {
+        "ref": (lambda: f"{data}/refs/main", count, 200, {}),
+        "manifest": (lambda: f"{data}/snapshots/{digest}", count, 200, {}),
+        "manifest 304": (lambda: f"{data}/snapshots/{digest}", count, 304, tag),
+        "one chain": (lambda: f"{big}/chains/{random.randrange(ROWS):06d}_A", count, 200, {}),
+        "shard, 64 KiB of it": (
+            lambda: f"{data}/shards/{shard}", count, 206, {"Range": "bytes=0-65535"}
+        ),
+        "filtered page, new": (lambda: page + four_terms(), 100, 200, {}),
+        "its exact count, new": (lambda: f"{page}{four_terms()}&count=true", 30, 200, {}),
+        "page of the browser, new": (
+            lambda: f"/ui/datasets/large?where={four_terms()}", 10, 200, {}
+        ),
+    }  # fmt: skip
+    plain_costs: list[float] = []
+    costs: dict[str, list[float]] = {}
+    ratios: dict[str, list[float]] = {}
+    with (
+        running([sys.executable, "-c", PLAIN, str(ports[0])], ports[0]) as plain,
+        running(command, ports[1], env=environment, stdout=subprocess.DEVNULL) as ours,
+    ):
+        hello, service = Asker(ports[0], plain, token), Asker(ports[1], ours, token)
+        hello.cost(lambda: "/", count, 200)
+        for path, _, status, headers in questions.values():
+            service.cost(path, 3, status, **headers)  # opens what it needs
+        before = resident(ours)
+        for _ in range(turns):
+            for name, (path, times, status, headers) in questions.items():
+                beside = hello.cost(lambda: "/", count, 200)
+                cost = service.cost(path, times, status, **headers)
+                plain_costs.append(beside)
+                costs.setdefault(name, []).append(cost)
+                ratios.setdefault(name, []).append(beside / cost)
+        memory = {"before": before, "after": resident(ours)}
     return {
-        "clients": clients,
-        "requests": len(times),
-        "per_second": round(len(times) / seconds, 1),
-        "p50_ms": round(times[len(times) // 2] * 1e3, 3),
-        "p99_ms": round(times[int(len(times) * 0.99)] * 1e3, 3),
-        "mib_per_second": round(total[0] / seconds / 2**20, 1),
-        "service_cpu_ms_a_request": round((cpu_seconds(pid) - before) / len(times) * 1e3, 3),
+        "plain_us": round(statistics.median(plain_costs), 1),
+        "resident_bytes": memory,
+        "answers": {
+            name: {
+                "cpu_us": round(statistics.median(found), 1),
+                "least_us": round(min(found), 1),
+                "most_us": round(max(found), 1),
+                "ratio": round(statistics.median(ratios[name]), 3),
+                "ratio_least": round(min(ratios[name]), 3),
+                "ratio_most": round(max(ratios[name]), 3),
+            }
+            for name, found in costs.items()
+        },
     }
 
 
-def http_figures(folder: Path, requests: int) -> Figures:
-    """Requests to a service in a child process."""
-    writer = DatasetWriter(str(folder / "data"))
-    for number in range(48):
-        writer.add(record(number))
-    digest = writer.commit("main").digest
-    shard = Dataset.open(folder / "data").manifest.shards[0]
-    environment = os.environ | {"EVOFEED_HOME": str(folder / "home")}
-    command = [sys.executable, "-m", "evofeed.cli", "serve", "--port", "0", "--json",
-               "--dataset", f"bench={folder / 'data'}"]  # fmt: skip
-    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as child:
-        assert child.stdout is not None
-        try:
-            url = json.loads(child.stdout.readline())["url"]
-            base = "/v1/datasets/bench"
-            known = {"If-None-Match": f'"{digest}"'}
-            snapshot, bytes_of = f"{base}/snapshots/{digest}", f"{base}/shards/{shard.name}"
-            small = {"Range": f"bytes=0-{(350 << 10) - 1}"}
-            large = {"Range": f"bytes=0-{(4 << 20) - 1}"}
-            cases: dict[str, tuple[str, dict[str, str], int]] = {
-                "healthz": ("/healthz", {}, requests),
-                "ref": (f"{base}/refs/main", {}, requests),
-                "ref_unchanged_304": (f"{base}/refs/main", known, requests),
-                "manifest_unchanged_304": (snapshot, known, requests),
-                "chains_page_of_48": (f"{snapshot}/chains?max_length=999", {}, requests),
-                "shard_range_of_350_KiB": (bytes_of, small, requests),
-                "shard_range_of_4_MiB": (bytes_of, large, requests // 4),
-                "whole_shard": (bytes_of, {}, max(requests // 40, 4)),
-            }
-            figures: Figures = {"shard_bytes": shard.nbytes}
-            for name, (path, headers, count) in cases.items():
-                load(url, child.pid, path, headers, 20, 1)
-                figures[name] = [
-                    load(url, child.pid, path, headers, count, clients) for clients in (1, 4)
-                ]
-            figures["open_dataset"] = timed(lambda: Dataset.open(f"{url}{base}"), 10)
-            return figures
-        finally:
-            child.send_signal(signal.SIGTERM)
-            child.wait(30)
+def write_report(command: str, figures: Figures, out: Path | None) -> None:
+    """Print the figures with machine and versions, and write them where they are wanted."""
+    names = ("fastapi", "starlette", "uvicorn", "pyarrow", "sqlalchemy")
+    report = {
+        "command": command,
+        "date": datetime.date.today().isoformat(),
+        "machine": f"{len(os.sched_getaffinity(0))} cores, {platform.machine()}, Linux",
+        "load_average": round(os.getloadavg()[0], 1),
+        "python": platform.python_version(),
+        "versions": {name: version(name) for name in names},
+        "rows": ROWS,
+    } | figures
+    text = json.dumps(report, indent=1)
+    print(text)
+    if out:
+        out.write_text(text + "\n")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--count", type=int, default=1000)
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--requests", type=int, default=1000)
-    parser.add_argument("--repeats", type=int, default=9)
-    options = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="evofeed-bench-") as folder:
-        over_http = http_figures(Path(folder), options.requests)
-    names = ("fastapi", "starlette", "uvicorn", "sqlalchemy", "pyarrow")
-    result = {
-        "command": "python benchmarks/service.py",
-        "machine": {"cpu": platform.processor() or platform.machine(), "cores": os.cpu_count()},
-        "load_before": os.getloadavg()[0],
-        "versions": {"python": platform.python_version()} | {n: version(n) for n in names},
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "http": over_http,
-        "index": index_figures(options.repeats),
-    }
-    text = json.dumps(result, indent=1)
-    print(text)
-    if options.out:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(text + "\n")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        figures = measure(Path(folder), args.turns, args.count)
+    command = f"python benchmarks/service.py --turns {args.turns} --count {args.count}"
+    write_report(command, {"turns": args.turns} | figures, args.out)
 
 
 if __name__ == "__main__":

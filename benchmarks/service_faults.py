@@ -37,7 +37,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from evofeed.files import write_atomic
+from evofeed.base.files import write_atomic
 from evofeed.store import Dataset, DatasetWriter
 from evofeed.synth import write_synthetic
 
@@ -60,7 +60,7 @@ from benchmarks.faults.load import (
 )
 from benchmarks.faults.processes import Postgres, Service
 
-KINDS = ("service", "leader", "worker", "driver", "job_worker", "search", "database",
+KINDS = ("service", "worker", "driver", "job_worker", "search", "database",
          "database_restart")  # fmt: skip
 _SHOWN = ("between", "chains", "jobs", "batches", "seed")
 

@@ -226,7 +226,7 @@ def first_of(ranks: int, device: torch.device) -> Axis:
         buffers = [torch.zeros(nbytes(SLOT), dtype=torch.uint8, device=device)] * ranks
         return PeerMemory(buffers, 0)
 
-    return Axis(group=None, rank=0, size=ranks, memory=memory(), written=memory())
+    return Axis(group=None, rank=0, size=ranks, memory=memory())
 
 
 def measure(options: argparse.Namespace, world: World) -> None:

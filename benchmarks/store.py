@@ -35,8 +35,8 @@ import numpy as np
 from store_peers import NOTES, PEERS, crop_plainly, raw_arrays
 from store_workload import workload_chain
 
-from evofeed.chain_record import ChainRecord
-from evofeed.features import RECORD
+from evofeed.protein.chain_record import ChainRecord
+from evofeed.protein.features import RECORD
 from evofeed.store import Dataset, DatasetWriter
 
 WIDTH, ROWS = 256, 1152

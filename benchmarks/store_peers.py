@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from evofeed.chain_record import ChainRecord
+from evofeed.protein.chain_record import ChainRecord
 
 Arrays = Mapping[str, np.ndarray]
 Reader = Callable[[int], Arrays]

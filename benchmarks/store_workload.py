@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from evofeed.chain_record import ChainRecord
-from evofeed.residue_geometry import ATOM37_MASK
-from evofeed.residues import GAP, RESTYPES
+from evofeed.protein.chain_record import ChainRecord
+from evofeed.protein.residue_geometry import ATOM37_MASK
+from evofeed.protein.residues import GAP, RESTYPES
 from evofeed.store.convert import profile_counts
 
 TEMPLATES = 4

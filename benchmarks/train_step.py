@@ -45,6 +45,7 @@ from evofeed.trainer import (
     tiny_multimer,
 )
 from evofeed.trainer.config import OptimConfig
+from evofeed.trainer.model.compiled import compile_structure
 from evofeed.trainer.parallel.axis import Axis
 from evofeed.trainer.parallel.losses import share_losses
 from evofeed.trainer.parallel.parallelize import parallelize
@@ -154,6 +155,8 @@ class Step:
             from evofeed.kernels import to_fused
 
             to_fused(self.model)
+            if case.how == "graph" and on_gpu and axis is None:
+                compile_structure(self.model.structure_module)
         if axis is not None:
             parallelize(self.model, axis)
         if case.how == "compiled":

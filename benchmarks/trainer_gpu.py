@@ -105,7 +105,7 @@ def done(options: argparse.Namespace, cell: str) -> bool:
     """Runs a cell; one that does not fit or add up must not lose the others."""
     import torch
 
-    from evofeed.errors import TrainerError
+    from evofeed.base.errors import TrainerError
 
     gc.collect()
     if torch.cuda.is_available():
@@ -322,7 +322,7 @@ def _step_seconds(folder: Path) -> list[dict[str, Any]]:
 
 def _picture(folder: Path, path: Path) -> None:
     try:
-        from evofeed.trainer.report.plot import plot_report
+        from evofeed.trainer.report.run_report import plot_report
 
         plot_report(folder, path)
     except ImportError:

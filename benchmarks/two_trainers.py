@@ -4,8 +4,6 @@
         --precision bf16 --steps 200 --dropout 1 --out a.json
     python benchmarks/two_trainers.py openfold --openfold OPENFOLD ... --dropout 1 --out b.json
 
-How far runs lie apart says `two_trainers_apart.py`.
-
 Both start from the weights that seed 0 draws and take the batches of one loader (recycles drawn
 for each batch; OpenFold's through `openfold_batch`). `evofeed` is `evofeed train`'s own loop.
 `openfold` is its model, `AlphaFoldLoss`, `torch.optim.Adam`, `AlphaFoldLRScheduler`,
@@ -41,7 +39,7 @@ from typing import Any
 
 import torch
 
-from evofeed.files import write_atomic
+from evofeed.base.files import write_atomic
 from evofeed.store import Dataset
 from evofeed.trainer.config import TrainConfig
 from evofeed.trainer.log.runlog import read_steps

@@ -62,10 +62,7 @@ def loader() -> list[Row]:
     """A sample on its way to the GPU."""
     here = result("loader_h200")["presets"]["initial_training"]
     tuning = result("loader_h200")["presets"]["finetuning"]
-    complexes = result("complexes_loader_h200")
-    waits, work = complexes["waits"]["large"], complexes["work"]
     cpu = result("complexes_cpu")["rows"]
-    kernels, plain = work["large, kernels"], work["large, plain torch"]
     ours, peer = here["step_50_ms"], here["step_50_ms_openfold_dataloader"]
     wait, peer_wait = ours["data_wait_ms"], peer["data_wait_ms"]
     tensors = tuning["step_50_ms_openfold_dataloader"]["mb_per_sample"]
@@ -93,26 +90,44 @@ def loader() -> list[Row]:
             "loader_h200",
         ),
         (
-            "wait for a complex (crop 640, 508 + 2,048 rows) at a "
-            f"{1e3 * waits['step_seconds']:.0f} ms step",
-            f"{waits['data_wait_ms']['p50']:.2f} ms p50, {waits['data_wait_ms']['p99']:.2f} ms p99",
-            "",
-            "complexes_loader_h200",
-        ),
-        (
-            "... its CPU in the reader, two real entries",
+            "a sample of a complex, CPU in the reader, two real entries",
             ", ".join(f"{row['evofeed_read_ms']['median']:.1f}" for row in cpu) + " ms",
             "OpenFold's multimer data path "
             + ", ".join(f"{row['openfold_cpu_ms']['median'] / 1e3:.1f}" for row in cpu)
             + " s, parsing included, same run",
             "complexes_cpu",
         ),
+    ]
+
+
+def service() -> list[Row]:
+    """CPU of the service's answers, beside a plain FastAPI route."""
+    found, load = result("service"), result("service_load")
+    answers = found["answers"]
+    ratios = ", ".join(
+        f"{name} {answers[name]['ratio']:.2f}"
+        for name in ("ref", "manifest", "manifest 304", "one chain")
+    )
+    page, count = (
+        answers[name]["cpu_us"] / 1000 for name in ("filtered page, new", "its exact count, new")
+    )
+    dearest, memory = load["dearest"]["cpu_seconds"], load["memory"]
+    return [
         (
-            "... its features",
-            f"{kernels['device_busy_ms_a_sample']:.1f} ms of the GPU, "
-            f"{kernels['kernels_a_sample']:.0f} kernels",
-            f"the same in plain torch {plain['device_busy_ms_a_sample']:.1f} ms, "
-            f"{plain['kernels_a_sample']:.0f} kernels, same run",
-            "complexes_loader_h200",
+            "answers of the service, CPU of its process",
+            f"rates beside a plain FastAPI route: {ratios}; of {found['rows']:,} rows a filtered "
+            f"page {page:.1f} ms, its exact count {count:.0f}",
+            f"a plain `def` route {found['plain_us']:.0f} µs, same run, "
+            f"load {found['load_average']:.0f}",
+            "service",
+        ),
+        (
+            f"{load['dearest']['questions']} dearest questions of {load['rows']:,} rows; memory",
+            f"CPU p99 {dearest['p99']:.2f} s, median {dearest['median']:.2f}; resident after "
+            f"{memory['requests']:,} requests {memory['each_tenth'][-1] / 1e6:.0f} MB, "
+            f"{memory['each_tenth'][0] / 1e6:.0f} after a tenth of them",
+            f"bytes by X-Accel-Redirect {load['nginx']['ratio']:.2f} of nginx alone, "
+            f"load {load['load_average']:.0f}",
+            "service_load",
         ),
     ]

@@ -24,3 +24,25 @@ def age(date: str) -> str:
     """The day of a run with older kernels than the newest recorded step has."""
     newest = result("train_step_h200_recorded")["machine"]["date"]
     return f", kernels of {date[:10]}" if date[:10] < newest else ""
+
+
+PACKAGES = ("torch", "triton", "numpy", "pyarrow")
+"""Packages whose versions docs/measured.md prints beside a figure."""
+
+
+def versions(name: str) -> str:
+    """`torch 2.11.0+cu130` and the like: each package of `PACKAGES` that a result names."""
+    found: dict[str, set[str]] = {package: set() for package in PACKAGES}
+
+    def walk(value: Any) -> None:
+        if isinstance(value, dict):
+            for key, entry in value.items():
+                if key in found and isinstance(entry, str) and entry[:1].isdigit():
+                    found[key].add(entry)
+                walk(entry)
+        elif isinstance(value, list):
+            for entry in value:
+                walk(entry)
+
+    walk(result(name))
+    return ", ".join(f"{key} {'/'.join(sorted(seen))}" for key, seen in found.items() if seen)

@@ -114,11 +114,10 @@ class Service:
     def victims(self) -> dict[str, list[int]]:
         """Processes that may be killed, by what they are."""
         found: dict[str, list[int]] = {"service": [self.process.pid]}
-        lock = str(self.home / "leader.lock")
         for pid in descendants(self.process.pid):
             words = cmdline(pid)
             if b"spawn_main" in words and parent(pid) == self.process.pid:
-                found.setdefault("leader" if lock in files(pid) else "worker", []).append(pid)
+                found.setdefault("worker", []).append(pid)
             elif runner.__name__.encode() in words:
                 found.setdefault("driver", []).append(pid)
                 found.setdefault("job_worker", []).extend(descendants(pid))
@@ -133,12 +132,6 @@ def cmdline(pid: int) -> bytes:
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/cmdline").read_bytes()
     return b""
-
-
-def files(pid: int) -> set[str]:
-    with contextlib.suppress(OSError):
-        return {os.readlink(file) for file in Path(f"/proc/{pid}/fd").iterdir()}  # noqa: PTH115
-    return set()
 
 
 def parent(pid: int) -> int:

@@ -11,7 +11,8 @@ from benchmarks.kernels.common import BF16, DEVICE, both_ways, rand
 from torch import Tensor
 
 from evofeed.kernels import reference
-from evofeed.kernels.ops.triangle_multiplication.op import TriangleWeights, triangle_multiplication
+from evofeed.kernels.ops.triangle_multiplication.op import triangle_multiplication
+from evofeed.kernels.ops.triangle_multiplication.reference import TriangleWeights
 from evofeed.kernels.swap.parameters import triangle_weights
 from evofeed.trainer.model.triangle import (
     TriangleMultiplicationIncoming,

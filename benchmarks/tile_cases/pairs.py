@@ -10,10 +10,13 @@ import torch
 from benchmarks.tile_cases.common import DEVICE, Case, norm, rand, weights
 from torch import Tensor
 
-from evofeed.kernels.ops.gated_attention.op import AttentionWeights, gated_attention
-from evofeed.kernels.ops.outer_product_mean.op import OuterWeights, outer_product_mean
+from evofeed.kernels.ops.gated_attention.op import gated_attention
+from evofeed.kernels.ops.gated_attention.reference import AttentionWeights
+from evofeed.kernels.ops.outer_product_mean.op import outer_product_mean
+from evofeed.kernels.ops.outer_product_mean.reference import OuterWeights
 from evofeed.kernels.ops.pair_bias.op import pair_bias_with_input
-from evofeed.kernels.ops.triangle_multiplication.op import TriangleWeights, triangle_multiplication
+from evofeed.kernels.ops.triangle_multiplication.op import triangle_multiplication
+from evofeed.kernels.ops.triangle_multiplication.reference import TriangleWeights
 from evofeed.kernels.runtime.tiles import Tile
 
 

@@ -12,8 +12,10 @@ from benchmarks.tile_cases.common import BF16, DEVICE, KINDS, Case, norm, rand, 
 from evofeed.kernels.ops.layer_norm.op import TICKETS, layer_norm, layer_norm_backward
 from evofeed.kernels.ops.softmax.op import masked_softmax
 from evofeed.kernels.ops.swiglu.hopper import launch as swiglu_hopper
-from evofeed.kernels.ops.swiglu.op import SwigluWeights, swiglu_transition
-from evofeed.kernels.ops.transition.op import TransitionWeights, mlp, relu_grad
+from evofeed.kernels.ops.swiglu.op import swiglu_transition
+from evofeed.kernels.ops.swiglu.reference import SwigluWeights
+from evofeed.kernels.ops.transition.op import mlp, relu_grad
+from evofeed.kernels.ops.transition.reference import TransitionWeights
 from evofeed.kernels.runtime import projection as proj
 from evofeed.kernels.runtime.tiles import Tile
 
