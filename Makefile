@@ -9,7 +9,8 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(PROCESSES) --dist works
 # Where this is set, every process that starts compiles all of torch again: two seconds each.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo projects test test-fast test-gpu check fix setup bench clean
+.PHONY: help demo projects test test-fast test-contract test-system test-gpu check fix setup bench docs \
+	wheels clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## */  make \1\t/p' $(firstword $(MAKEFILE_LIST)) | expand -t 18
@@ -36,12 +37,18 @@ demo: setup ## files -> shards -> service -> training, with a report
 	@echo 'before that:  . $(BIN)/activate'
 
 test: setup ## every test
-	$(PYTEST)
+	$(PYTEST) $(TESTS)
 
-test-fast: setup ## what finishes while you wait
-	$(PYTEST) -m "not slow and not cluster"
+test-fast: setup ## unit tests: what finishes while you wait
+	$(PYTEST) -m unit
 
-test-gpu: setup ## every test that needs an NVIDIA GPU, on this machine's
+test-contract: setup ## against recorded packs and exact bytes
+	$(PYTEST) -m contract
+
+test-system: setup ## with Ray, PostgreSQL, a browser, programs, processes
+	$(PYTEST) -m system
+
+test-gpu: setup ## every operator: on this machine's NVIDIA GPU, else interpreted
 	OMP_NUM_THREADS=4 $(BIN)/python -m pytest -m gpu
 
 check: setup ## style, types, and who imports whom
@@ -59,5 +66,11 @@ bench: setup ## what a CPU can measure; benchmarks/README.md has the rest
 	$(BIN)/python benchmarks/job.py
 	$(BIN)/python benchmarks/service.py
 
+docs: setup ## site/: the guides, and an API reference from the docstrings
+	$(BIN)/python -m mkdocs build --strict
+
+wheels: setup ## dist/: evofeed, and evofeed-kernels, which needs torch and triton alone
+	$(BIN)/python packaging/wheels.py dist
+
 clean: ## remove .venv and builds
-	rm -rf $(VENV) .projects build dist *.egg-info
+	rm -rf $(VENV) .projects build dist site *.egg-info
