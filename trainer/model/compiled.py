@@ -7,6 +7,7 @@ those losses that make a number for each pair of atoms. All else runs them as th
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
@@ -28,6 +29,8 @@ def compile_structure(structure_module: nn.Module) -> None:
     """
     global _on
     _on = True
+    # These layers are float32 on purpose.
+    warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores")
     for name in _PARTS:
         structure_module.get_submodule(name).compile(dynamic=False)
 

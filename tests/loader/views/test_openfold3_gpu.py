@@ -15,6 +15,7 @@ from evofeed.loader.views.openfold3.plan import ON_HOST, plan_sample
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_features_on_a_gpu_are_those_of_the_cpu_and_nothing_waits() -> None:
     residues = (("ALA", 5), ("GLY", 4), ("TRP", 14)) * 60
@@ -33,8 +34,8 @@ def test_features_on_a_gpu_are_those_of_the_cpu_and_nothing_waits() -> None:
     expected = flat(openfold3_features(host, config))
     openfold3_features(there, config)
     torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
     try:
+        torch.cuda.set_sync_debug_mode("error")
         features = openfold3_features(there, config)
     finally:
         torch.cuda.set_sync_debug_mode("default")
