@@ -9,7 +9,9 @@ diffusion transformer on 48 noise copies that share their pairs, 16 heads of 48,
 `tokens_attention` and `tokens_transition`; `single`, attention of the single track, 16 heads of 24.
 Ways: eager; `compiled` by torch.compile, static shapes; `cuequivariance`, whose two triangle
 operators stand where the projects' own switch puts them (norms, projections and gates of the
-attention are PyTorch's); `fused` by `to_fused`; `graph` by `to_fused(cuda_graphs=True)`.
+attention are PyTorch's); `fused` by `to_fused`; `graph` by `to_fused(cuda_graphs=True)`. Named by
+`--ways` alone: `cuequivariance_bf16` and `fused_bf16`, the same with parameters in bfloat16 and no
+autocast, where cuEquivariance has newer kernels.
 
 `both_ms` and `forward_ms`: median, first and third quartile of CUDA events around single calls that
 were queued ahead of the GPU; `wall_ms`: a loop of calls, launches included; `kept_mb`: what a call
@@ -47,6 +49,7 @@ HEADS, WIDTH = 4, 32
 PAIRS, CONDITIONS, COPIES = 128, 384, 48  # of modules that are not of the pairs
 WITH_TRIANGLES = ("block", "multiplication", "attention")
 WAYS = ("fused", "eager", "cuequivariance", "graph", "compiled")
+IN_BF16 = ("cuequivariance_bf16", "fused_bf16")
 QUEUED = 60_000_000  # cycles, about 30 ms: launches of a step are queued meanwhile
 
 
@@ -165,13 +168,13 @@ class Step:
 
     def __init__(self, case: Case, how: str, device: str) -> None:
         torch.manual_seed(0)
-        self.device, self.precise = device, how == "float32"
-        module = module_of(case).to(device)
-        if how in ("fused", "graph"):
+        self.device, self.autocast = device, how != "float32" and how not in IN_BF16
+        module = module_of(case).to(device, torch.bfloat16 if how in IN_BF16 else None)
+        if how in ("fused", "graph", "fused_bf16"):
             to_fused(module, cuda_graphs=how == "graph")
-        if how == "cuequivariance":
+        if how.startswith("cuequivariance"):
             use_cuequivariance(module)
-        kind = torch.float32 if self.precise else torch.bfloat16
+        kind = torch.float32 if how == "float32" else torch.bfloat16
         shapes, of_mask = inputs_of(case)
         self.inputs = [
             torch.randn(shape, device=device).to(kind).requires_grad_() for shape in shapes
@@ -182,7 +185,7 @@ class Step:
         self.call: Any = torch.compile(module, dynamic=False) if how == "compiled" else module
 
     def forward(self) -> Tensor:
-        with torch.autocast(self.device, torch.bfloat16, enabled=not self.precise):
+        with torch.autocast(self.device, torch.bfloat16, enabled=self.autocast):
             return self.call(*self.inputs, self.mask)  # type: ignore[no-any-return]
 
     def both(self) -> tuple[Tensor, ...]:
@@ -287,7 +290,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--sizes", type=int, nargs="+", default=[256, 384, 640, 768])
     parser.add_argument("--cases", nargs="+", type=named_case, help="part:channels:size")
-    parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=WAYS)
+    parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=WAYS + IN_BF16)
     parser.add_argument("--repeats", type=int, default=10)
     parser.add_argument("--seconds", type=float, default=float("inf"), help="start none after")
     parser.add_argument("--out", type=Path)
@@ -304,7 +307,7 @@ def main() -> None:
         if case.size <= 384 and time.perf_counter() - began < options.seconds:
             exact = Step(case, "float32", options.device).results()
         for how in options.ways:
-            if how == "cuequivariance" and case.part not in WITH_TRIANGLES:
+            if how.startswith("cuequivariance") and case.part not in WITH_TRIANGLES:
                 continue  # it has none
             if time.perf_counter() - began > options.seconds:
                 result["not_run"].append({**case._asdict(), "how": how})

@@ -1,137 +1,187 @@
-"""Samples of whole entries on one core: the host's part of OpenFold3's view, sample by sample.
+"""Whole entries from files to samples: preparation, bytes at rest, the reader's CPU; a GPU's waits.
 
-    python benchmarks/allatom.py ../shared/golden/allatom --out benchmarks/results/allatom.json
+    python benchmarks/allatom.py PACK --out benchmarks/results/allatom_store.json
+    PYTHONPATH=src python benchmarks/allatom.py --data FOLDER --gpu --out allatom_gpu.json
 
-Reads the recorded entries of a pack, plans samples at a crop of 384 with 1,024 rows sent, and
-prints CPU time (of the thread, median of the samples of an entry) and bytes that go to the device.
-Beside it stand the costs that the pack recorded of OpenFold3's own featurizer, one thread, on
-another day: read them as an order of magnitude, they are no race.
+Prepares the pack's entries with all rulesets that there are and one conformer a component, then
+reads, decodes, decides and packs samples at a crop of 384 (Boltz: 512) as the reader process does,
+1,024 rows of an alignment for OpenFold3. Times are CPU time of the thread. The pack's alignments
+are small (tens to hundreds of rows): deep ones cost more. `--data` takes entries that are prepared.
+
+`--gpu`: `FeatureLoader` of each project feeds a step of matrix products that fill the GPU for
+`--step-ms`. `wait_ms`: what a step waits for its batch, `until_made_ms`: until the GPU has made its
+features too; `device_ms`: the GPU's time for the features of a sample. `cores`: CPU time of this
+process and the reader, without the step's own, by wall time.
 """
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
-import datetime
-import json
+import contextlib
 import os
-import pickle
-import platform
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-import numpy as np
+from recording import about, quartiles, save
 
-ROOT = Path(__file__).resolve().parent.parent
-CROP, ROWS, SAMPLES = 384, 1024, 12
+from evofeed.loader import EntryConfig, FeatureLoader, LoaderConfig, batch_maker
+from evofeed.loader.entries.catalog import EntryCatalog
+from evofeed.loader.entries.projects import on_host
+from evofeed.loader.entries.reading import plan_entry
+from evofeed.loader.views.packing import pack_sample
+from evofeed.store import Dataset
 
-
-def columns(pack: Path) -> dict[str, Any]:
-    """Columns of every recorded entry and of its alignments; tests read them, checks and all."""
-    sys.path.insert(0, str(ROOT))
-    from tests.loader.views.openfold3_recorded import recorded_alignments
-    from tests.loader.views.packs import entry_view
-
-    def plain(one: Any) -> dict[str, Any]:
-        return {field.name: getattr(one, field.name) for field in dataclasses.fields(one)}
-
-    found = {}
-    for path in sorted((pack / "openfold3" / "structure").glob("*.npz")):
-        view = entry_view("openfold3", pack, path.stem)
-        found[path.stem] = plain(view), [plain(one) for one in recorded_alignments(pack, view)]
-    return found
+SAMPLES = 3
+PROJECTS = ("boltz", "openfold3", "protenix")
 
 
-def measure(path: Path) -> list[dict[str, Any]]:
-    """CPU time and bytes of each entry's samples, in a process without checks of types."""
-    from evofeed.loader.views.entry_view import EntryView
-    from evofeed.loader.views.openfold3.config import OpenFold3Config
-    from evofeed.loader.views.openfold3.draws import CounterDraws
-    from evofeed.loader.views.openfold3.plan import plan_sample
-    from evofeed.protein.alignment import Alignment
+def prepared(pack: Path, folder: str) -> dict[str, Any]:
+    """Prepares the pack; CPU seconds of every entry: parsed, every ruleset applied, encoded."""
+    from evofeed.featurize.entries.input import EntriesInput, structure_files
+    from evofeed.featurize.entries.job import prepare_entries
+    from evofeed.featurize.entries.prepare import known_projects, prepare_entry
+    from evofeed.featurize.formats.reading import file_ref, read_bytes
+    from evofeed.featurize.job import JobOptions
+    from evofeed.featurize.structures.components import read_components
+    from evofeed.store.inner import encode_entry
 
-    config = OpenFold3Config(token_budget=CROP, used_rows=ROWS)
-    rows = []
-    for entry, (view_columns, others) in pickle.loads(path.read_bytes()).items():
-        view = EntryView(**view_columns)
-        alignments = [Alignment(**one) for one in others]
-        times, sizes = [], []
-        for key in range(-1, SAMPLES):  # the first loads what is compiled
-            point = (key % view.num_chains,)
-            begun = time.thread_time()
-            packed = plan_sample(view, alignments, point, CounterDraws(key + 1), config)
-            times.append(1000 * (time.thread_time() - begun))
-            sizes.append(sum(value.nbytes for value in packed.values()))
-        rows.append(
-            {
-                "entry": entry,
-                "tokens": view.num_tokens,
-                "atoms": view.num_atoms,
-                "cpu_ms": round(statistics.median(times[1:]), 2),
-                "cpu_ms_most": round(max(times[1:]), 2),
-                "nbytes": max(sizes),
-            }
-        )
-    return rows
-
-
-def recorded(pack: Path) -> dict[str, float]:
-    """What the pack recorded of OpenFold3's own samples of that crop, medians."""
-    costs = []
-    for path in sorted((pack / "openfold3" / "samples").glob("*.npz")):
-        with np.load(path) as members:
-            about = json.loads(members["__schema__"].tobytes())
-        if about["token_budget"] == CROP:
-            costs.append(about["cost"])
+    source = EntriesInput(
+        structures=str(pack / "inputs" / "mmcif"),
+        components=str(pack / "components" / "components.cif"),
+        alignments=str(pack / "inputs" / "msa"),
+        conformers=1,
+    )
+    options = JobOptions(executor="local", workers=1, max_broken=1.0)
+    report = prepare_entries(source, folder, options=options)
+    components = read_components(source.components)
+    costs, sizes = {}, {}
+    for path in structure_files(source.structures):
+        begun = time.thread_time()
+        try:
+            made = prepare_entry(read_bytes(file_ref(path)), components, known_projects())
+        except Exception as error:
+            print(f"{path}: {error}", file=sys.stderr)
+            continue
+        columns = encode_entry(made.record, made.sections)
+        costs[made.record_id] = round(time.thread_time() - begun, 3)
+        sizes[made.record_id] = {
+            "atoms": made.record.num_atoms,
+            "nbytes": sum(len(column.payload) for column in columns.values()),
+        }
     return {
-        "samples": len(costs),
-        "cpu_s": statistics.median(one["cpu_s"] for one in costs),
-        "nbytes": statistics.median(one["bytes"] for one in costs),
+        "entries": report.num_good,
+        "preparation": {
+            "cpu_s_median": statistics.median(costs.values()),
+            "cpu_s_most": max(costs.values()),
+            "cpu_s": costs,
+            "records": sizes,
+        },
+    }
+
+
+def samples(uri: str, project: str) -> dict[str, Any]:
+    """CPU milliseconds and bytes of samples of every entry that the project takes."""
+    rules = getattr(EntryConfig, project)()
+    config = LoaderConfig(entries=rules, max_resolution=float("inf"))
+    entries = Dataset.open(uri).entries
+    catalog = EntryCatalog(entries, 0, config)
+    rows: dict[str, list[float]] = {}
+    most = 0
+    for row in catalog.rows.tolist():
+        place = catalog.place(row)
+        own = rows.setdefault(place.chain_id, [])
+        if len(own) > SAMPLES:
+            continue
+        begun = time.thread_time()
+        try:
+            packed, _ = plan_entry(entries.dataset.storage, place, row, rules)
+        except Exception as error:
+            print(f"{project} {place.chain_id} {place.datapoint}: {error}", file=sys.stderr)
+            continue
+        where = pack_sample(packed, on_host(project))
+        own.append(1000 * (time.thread_time() - begun))
+        most = max(most, where.nbytes)
+    medians = {
+        name: round(statistics.median(own[1:] or own), 2) for name, own in rows.items() if own
+    }
+    return {
+        "cpu_ms_median": round(statistics.median(medians.values()), 2),
+        "cpu_ms_most": max(medians.values()),
+        "nbytes_most": most,
+        "cpu_ms": medians,
+    }
+
+
+def fed(uri: str, project: str, options: argparse.Namespace) -> dict[str, Any]:
+    """What steps wait for their batches on a GPU, and what those cost."""
+    import torch
+    from loader_waits import Consumer, cpu_seconds, percentiles
+
+    rules = getattr(EntryConfig, project)()
+    config = LoaderConfig(entries=rules, max_resolution=float("inf"), epoch_len=10**6)
+    consumer = Consumer(options.device, options.step_ms / 1000)
+    read = {"msa_feat": torch.zeros(1, device=options.device)}
+    waits, until_made = [], []
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(mock.patch.object(batch_maker, "_TIMED", 1))  # every batch's time
+        entries = Dataset.open(uri).entries
+        loader = stack.enter_context(FeatureLoader(entries, config, device=options.device, seed=1))
+        stream = iter(loader)
+        for number in range(options.warmup + options.steps):
+            if number == options.warmup:
+                begun, used = time.perf_counter(), cpu_seconds(loader)
+            called = time.perf_counter()
+            next(stream)
+            waits.append(time.perf_counter() - called)
+            if options.device == "cuda":
+                consumer.wait()
+            until_made.append(time.perf_counter() - called)
+            consumer.step(read)
+        wall, used = time.perf_counter() - begun, cpu_seconds(loader) - used
+        stats = loader.stats()
+        device = list(loader._stats.device._latest)[options.warmup :]
+    alone = consumer.alone(read, 10)
+    return {
+        "steps": options.steps,
+        "wait_ms": percentiles(waits[options.warmup :]),
+        "until_made_ms": percentiles(until_made[options.warmup :]),
+        "device_ms": quartiles([1e3 * seconds for seconds in device], 2),
+        "mb_per_sample": round(stats["bytes_per_sample"] / 1e6, 3),
+        "cores": round(used / wall - alone["cores"], 3),
+        "cores_of_the_step": round(alone["cores"], 3),
+        "step_ms": round(1e3 * wall / options.steps, 1),
     }
 
 
 def main() -> None:
     """Measure and print; with --out also write."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("pack", type=Path)
+    parser.add_argument("pack", type=Path, nargs="?")
+    parser.add_argument("--data", help="prepared entries, instead of a pack")
+    parser.add_argument("--gpu", action="store_true", help="feed steps; without, the reader's CPU")
+    parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
+    parser.add_argument("--step-ms", type=float, default=380.0)
+    parser.add_argument("--steps", type=int, default=150)
+    parser.add_argument("--warmup", type=int, default=10)
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--columns", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--measure", action="store_true", help=argparse.SUPPRESS)
     asked = parser.parse_args()
-    if asked.columns:
-        sys.stdout.buffer.write(pickle.dumps(columns(asked.pack)))
-        return
-    if asked.measure:
-        print(json.dumps(measure(asked.pack)))
-        return
-    again = [sys.executable, __file__]
-    with tempfile.NamedTemporaryFile(suffix=".pickle") as file:
-        file.write(subprocess.check_output([*again, str(asked.pack), "--columns"]))
-        file.flush()
-        rows = json.loads(subprocess.check_output([*again, file.name, "--measure"]))
-    result = {
-        "command": "python benchmarks/allatom.py PACK",
-        "date": datetime.date.today().isoformat(),
-        "machine": platform.machine(),
-        "crop": CROP,
-        "rows_sent": ROWS,
-        "samples_of_an_entry": SAMPLES,
-        "cpu_ms_median": round(statistics.median(row["cpu_ms"] for row in rows), 2),
-        "cpu_ms_most": max(row["cpu_ms_most"] for row in rows),
-        "nbytes_most": max(row["nbytes"] for row in rows),
-        "openfold3_as_recorded": recorded(asked.pack),
-        "entries": rows,
-    }
-    print(json.dumps(result, indent=1))
-    if asked.out:
-        asked.out.write_text(json.dumps(result, indent=1) + "\n")
+    packages = ("numpy", "numba", "pyarrow", *(("torch",) if asked.gpu else ("gemmi", "rdkit")))
+    result = about(*packages, device=asked.device if asked.gpu else "cpu")
+    with tempfile.TemporaryDirectory() as folder:
+        if asked.data is None:
+            result |= prepared(asked.pack, folder)
+        for project in PROJECTS:
+            uri = asked.data or folder
+            result[project] = fed(uri, project, asked) if asked.gpu else samples(uri, project)
+            print(project, result[project], flush=True)
+    save(asked.out, result)
 
 
 if __name__ == "__main__":
