@@ -6,6 +6,7 @@ unit of their input. Source: AF2 SI 1.1, algorithms 21 to 23.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 import torch
@@ -81,10 +82,7 @@ _TERMS: Final = {
 }
 
 
-# No `lru_cache`, into which torch.compile does not look.
-_SIGNS: dict[tuple[str, torch.device, torch.dtype], Tensor] = {}
-
-
+@lru_cache(maxsize=32)
 def _signs(name: str, device: torch.device, dtype: torch.dtype) -> Tensor:
     """`[results, products]` of 0 and +-1: which product of two quaternion parts goes where."""
     second = "wxyz" if name == "matrix" else "xyz"
@@ -98,10 +96,7 @@ def _signs(name: str, device: torch.device, dtype: torch.dtype) -> Tensor:
 
 def _combined(products: Tensor, name: str) -> Tensor:
     """Signed sums of products, all at once: a few kernels instead of one for every sign."""
-    key = (name, products.device, products.dtype)
-    if key not in _SIGNS:
-        _SIGNS[key] = _signs(*key)
-    return torch.sum(products[..., None, :] * _SIGNS[key], dim=-1)
+    return torch.sum(products[..., None, :] * _signs(name, products.device, products.dtype), dim=-1)
 
 
 def from_tensor_7(tensor: Float[Tensor, "*B 7"]) -> Rigid:
