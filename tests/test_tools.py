@@ -8,13 +8,15 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from tests.conftest import forget_stale_loops
 from tests.test_features import tiny_record
 
-from evofeed.doctor import advice
+from evofeed import cli
+from evofeed.doctor import advice, command
 from evofeed.doctor.command import GPU_TESTED
 from evofeed.protein.chain_numbers import pseudo_beta_distances
 from evofeed.protein.residues import ATOM_ORDER
@@ -22,11 +24,6 @@ from evofeed.store import DatasetWriter
 from evofeed.viz import draw_distogram
 
 PNG = b"\x89PNG"
-
-
-def run(*args: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "evofeed.cli", *args]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
 @pytest.fixture
@@ -42,18 +39,21 @@ def dataset(tmp_path: Path) -> Path:
     return tmp_path / "data"
 
 
-def test_doctor_tells_versions_and_is_content_with_a_full_install() -> None:
-    done = run("doctor", "--json")
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+def test_doctor_tells_versions_and_is_content_with_a_full_install(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    command.doctor(as_json=True)
+    found = json.loads(capsys.readouterr().out)
     assert found["packages"]["base"]["pyarrow"]
     assert found["cores"] >= 1
-    for name, version in found["programs"].items():
-        assert (version is None) == (shutil.which(name) is None)
-        assert version is None or version[0].isdigit()
-    said = run("doctor").stdout
+    assert found["programs"] == {name: shutil.which(name) for name in found["programs"]}
+    command.doctor(as_json=False)
+    said = capsys.readouterr().out
     assert "pyarrow" in said and f"{found['memory_gb']} GB" in said
     assert "_gb" not in said and "gpu_trouble" not in said
+    assert said.count("torch 2.11 triton 3.6") == 1
+    pins = (Path(__file__).parent.parent / "constraints-gpu.txt").read_text()
+    assert {f"{name}=={version}.0" for name, version in GPU_TESTED.items()} <= set(pins.split())
 
 
 GOOD = {
@@ -85,22 +85,29 @@ def test_doctor_says_what_will_be_in_the_way(change: dict[str, object], word: st
     assert word in line
 
 
+def plot(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[Any, str, str]:
+    with pytest.raises(SystemExit) as end:
+        cli.main(["plot", *words])
+    return end.value.code, *capsys.readouterr()
+
+
 @pytest.mark.parametrize("what", ["msa", "contacts"])
-def test_plot_draws_a_chain(dataset: Path, tmp_path: Path, what: str) -> None:
+def test_plot_draws_a_chain(
+    dataset: Path, tmp_path: Path, what: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     picture = tmp_path / "picture.png"
-    done = run("plot", what, str(dataset), "1abc_A", "--out", str(picture), "--json")
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == {"picture": str(picture)}
+    code, said, _ = plot(capsys, what, str(dataset), "1abc_A", "--out", str(picture), "--json")
+    assert (code, json.loads(said)) == (0, {"picture": str(picture)})
     assert picture.read_bytes().startswith(PNG)
 
 
 def test_plotting_contacts_of_a_chain_without_structure_says_so(
-    dataset: Path, tmp_path: Path
+    dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    done = run("plot", "contacts", str(dataset), "2abc_A", "--out", str(tmp_path / "x.png"))
-    assert done.returncode == 1
-    assert "2abc_A" in done.stderr and "structure" in done.stderr
-    assert not (tmp_path / "x.png").exists()
+    out = tmp_path / "x.png"
+    code, _, said = plot(capsys, "contacts", str(dataset), "2abc_A", "--out", str(out))
+    assert code == 1 and "2abc_A" in said and "structure" in said
+    assert not out.exists()
 
 
 def test_distances_are_between_resolved_betas(dataset: Path, tmp_path: Path) -> None:
@@ -153,9 +160,3 @@ def test_the_tests_of_a_gpu_are_collected_where_only_training_is_installed() -> 
     )
     assert done.returncode == 0, done.stdout[-2000:]
     assert "test_long_chains.py" in done.stdout
-
-
-def test_the_versions_that_passed_on_a_gpu_are_the_pinned_ones() -> None:
-    pins = (Path(__file__).parent.parent / "constraints-gpu.txt").read_text()
-    assert {f"{name}=={version}.0" for name, version in GPU_TESTED.items()} <= set(pins.split())
-    assert run("doctor").stdout.count("torch 2.11 triton 3.6") == 1

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from evofeed.doctor import Check, command, gpu_checks, host_checks, machine_texts
+from evofeed.doctor import Check, check_list, command, machine_texts
 
 MACHINES = Path(__file__).parent / "machines"
 
@@ -17,7 +17,7 @@ MACHINES = Path(__file__).parent / "machines"
 def checks_of(name: str) -> dict[str, Check]:
     _, *sections = (MACHINES / f"{name}.txt").read_text().split("=== ")
     texts = dict(section.rstrip("\n").split("\n", 1) for section in sections)
-    found = [*host_checks(texts), *gpu_checks(texts)]
+    found = check_list(texts)
     assert len({check.name for check in found}) == len(found)
     return {check.name: check for check in found}
 
@@ -96,8 +96,8 @@ def test_pairs_of_cards_without_nvlink_are_named() -> None:
 def test_this_machine_has_a_limit_of_locked_memory_and_texts_for_it() -> None:
     texts = machine_texts()
     assert "Max locked memory" in texts["limits"]
-    assert any(check.name == "locked memory" for check in host_checks(texts))
-    assert [*gpu_checks({}), *host_checks({})] == []
+    assert any(check.name == "locked memory" for check in check_list(texts))
+    assert check_list({}) == []
 
 
 def test_what_is_missing_is_named_with_the_extra_that_has_it(

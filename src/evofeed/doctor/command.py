@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import importlib.metadata
-import importlib.util
 import json
 import os
 import platform
-import re
 import resource
 import shutil
 import subprocess
@@ -20,10 +18,7 @@ from typing import Any
 import typer
 
 from evofeed.base.options import Json
-from evofeed.doctor.checks import Check
-from evofeed.doctor.gpu_checks import gpu_checks
-from evofeed.doctor.host_checks import host_checks
-from evofeed.doctor.machine_texts import machine_texts
+from evofeed.doctor.checks import Check, check_list
 
 _EXTRAS = {
     "base": "numpy numba pyarrow xxhash typer rich",
@@ -34,17 +29,18 @@ _EXTRAS = {
 }
 GPU_TESTED = {"torch": "2.11", "triton": "3.6"}
 """Versions with which the GPU tests last passed, as `constraints-gpu.txt` pins them."""
-_PROGRAMS = {
-    "hhblits": "-h",
-    "hhsearch": "-h",
-    "mmseqs": "version",
+_PROGRAMS = ("hhblits", "hhsearch", "mmseqs")
+_FILES = {
+    "limits": "/proc/self/limits",
+    "status": "/proc/self/status",
+    "modules": "/proc/modules",
+    "driver": "/proc/driver/nvidia/version",
 }
-"""Programs of the searches, and the argument that makes each say its version."""
+_REASONS = ("clocks_event_reasons.active", "clocks_throttle_reasons.active")  # before driver 535
+_FIELDS = "index,name,driver_version,mig.mode.current,ecc.errors.uncorrected.volatile.total"
 
 
-def doctor(
-    as_json: Json = False,
-) -> None:
+def doctor(as_json: Json = False) -> None:
     """What is installed, what this machine can do, and what would go wrong on it.
 
     Paste it into a bug report. Exit code 1 if the base install is incomplete.
@@ -59,8 +55,13 @@ def doctor(
         from rich.table import Table
 
         table = Table(show_header=False, title=f"evofeed {found['evofeed']}")
-        for name, value in _machine(found):
-            table.add_row(name, value)
+        for name in ("python", "system", "cores"):
+            table.add_row(name, str(found[name]))
+        table.add_row("memory", f"{found['memory_gb']} GB")
+        table.add_row("free disk", f"{found['disk_free_gb']} GB")
+        table.add_row("open files", str(found["open_files"]))
+        table.add_row("NVIDIA driver", "yes" if found["nvidia_driver"] else "none")
+        table.add_row("GPUs", ", ".join(found["gpus"]) or found["gpu_trouble"] or "none")
         for check in found["checks"]:
             table.add_row(check["name"], check["found"])
         for extra, versions in found["packages"].items():
@@ -70,8 +71,8 @@ def doctor(
             table.add_row(extra, have + (hint if absent else ""))
         last = " ".join(f"{name} {version}" for name, version in GPU_TESTED.items())
         table.add_row("GPU tests passed with", last)
-        for name, version in found["programs"].items():
-            table.add_row(name, version or "not on the PATH")
+        for name, path in found["programs"].items():
+            table.add_row(name, path or "not on the PATH")
         Console(markup=False).print(table)
         for line in found["advice"]:
             print(f"- {line}")
@@ -83,10 +84,8 @@ def examine() -> dict[str, Any]:
     """Versions, cores, memory, disk, GPUs, the check-list, advice: JSON-ready."""
     from evofeed import __version__
 
-    texts = machine_texts()
-    checks = [*host_checks(texts), *gpu_checks(texts)]
+    checks = check_list(machine_texts())
     gpus, trouble = _gpus()
-
     found: dict[str, Any] = {
         "evofeed": __version__,
         "python": sys.version.split()[0],
@@ -99,28 +98,14 @@ def examine() -> dict[str, Any]:
         "nvidia_driver": Path("/dev/nvidiactl").exists(),
         "gpus": gpus,
         "gpu_trouble": trouble,
-        "programs": {name: program_version(name) for name in _PROGRAMS},
+        "programs": {name: shutil.which(name) for name in _PROGRAMS},
         "packages": {
             extra: {name: _version(name) for name in names.split()}
             for extra, names in _EXTRAS.items()
         },
+        "checks": [asdict(check) for check in checks],
     }
-    found["checks"] = [asdict(check) for check in checks]
     return found | {"advice": advice(found, checks)}
-
-
-def _machine(found: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """What the machine is, in words."""
-    return [
-        ("python", found["python"]),
-        ("system", found["system"]),
-        ("cores", str(found["cores"])),
-        ("memory", f"{found['memory_gb']} GB"),
-        ("free disk", f"{found['disk_free_gb']} GB"),
-        ("open files", str(found["open_files"])),
-        ("NVIDIA driver", "yes" if found["nvidia_driver"] else "none"),
-        ("GPUs", ", ".join(found["gpus"]) or found["gpu_trouble"] or "none"),
-    ]
 
 
 def advice(found: Mapping[str, Any], checks: Sequence[Check] = ()) -> list[str]:
@@ -139,16 +124,15 @@ def advice(found: Mapping[str, Any], checks: Sequence[Check] = ()) -> list[str]:
             + ": install a CUDA build of torch that this driver knows (pytorch.org), look at "
             "CUDA_VISIBLE_DEVICES, and on machines with NVSwitch start nvidia-fabricmanager"
         )
-    others = {
-        name: version
-        for name, version in train.items()
-        if version and name in GPU_TESTED and not version.startswith(f"{GPU_TESTED[name]}.")
-    }
+    others = [
+        f"{name} {train[name]}"
+        for name, tested in GPU_TESTED.items()
+        if train[name] and not train[name].startswith(f"{tested}.")
+    ]
     if gpus and others:
-        have = " and ".join(f"{name} {version}" for name, version in others.items())
         last = " and ".join(f"{name} {version}" for name, version in GPU_TESTED.items())
         said.append(
-            f"{have}: the GPU tests last passed with {last}; "
+            f"{' and '.join(others)}: the GPU tests last passed with {last}; "
             f"pip install {' '.join(f'{name}=={v}.0' for name, v in GPU_TESTED.items())}"
         )
     if gpus and not train["triton"]:
@@ -162,13 +146,62 @@ def advice(found: Mapping[str, Any], checks: Sequence[Check] = ()) -> list[str]:
     return said + [f"{c.name}, {c.found}: {c.to_do}" for c in checks if c.to_do]
 
 
+def machine_texts() -> dict[str, str]:
+    """What this machine says of itself, unread, by name; without what it lacks.
+
+    `infiniband` is a line per file of `/sys/class/infiniband/*/ports/*`, `mlx5_0/1/state: 4:
+    ACTIVE` for one; `shm` is size and free bytes of /dev/shm; `nccl`, `cuda` and `torch_gpus` are
+    what torch says; `environment` has NCCL's variables; the rest is of /proc and nvidia-smi.
+    """
+    found = {name: _read(Path(path)) for name, path in _FILES.items()}
+    queries = [("--format=csv,nounits", f"--query-gpu={_FIELDS},{name}") for name in _REASONS]
+    found["gpus"] = next(filter(None, (_nvidia_smi(*words) for words in queries)), "")
+    found["topology"] = _nvidia_smi("topo", "-m")
+    found["infiniband"] = "\n".join(
+        f"{port.parts[-3]}/{port.name}/{name}: {_read(port / name).strip()}"
+        for port in sorted(Path("/sys/class/infiniband").glob("*/ports/*"))
+        for name in ("state", "phys_state", "rate", "link_layer")
+    )
+    if Path("/dev/shm").is_dir():
+        use = shutil.disk_usage("/dev/shm")
+        found["shm"] = f"{use.total} {use.free}"
+    found["environment"] = "\n".join(
+        f"{name}={value}"
+        for name, value in sorted(os.environ.items())
+        if name.startswith(("NCCL_", "TORCH_NCCL_", "CUDA_LAUNCH", "CUDA_VISIBLE"))
+    )
+    if _version("torch"):
+        import torch
+
+        found |= {"cuda": torch.version.cuda or "", "torch_gpus": str(torch.cuda.device_count())}
+        if torch.cuda.is_available():
+            version = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]
+            found["nccl"] = ".".join(map(str, version))
+    return {name: text for name, text in found.items() if text.strip()}
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""
+
+
+def _nvidia_smi(*words: str) -> str:
+    """What it says; nothing if it is not there or does not know the words."""
+    try:
+        done = subprocess.run(
+            ["nvidia-smi", *words], capture_output=True, text=True, errors="replace", timeout=60
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout if done.returncode == 0 else ""
+
+
 def _memory() -> int:
     """Bytes this process may use: the machine's, or less if its container is limited."""
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    try:
-        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
-    except OSError:
-        return machine
+    limit = _read(Path("/sys/fs/cgroup/memory.max")).strip()
     return min(machine, int(limit)) if limit.isdigit() else machine
 
 
@@ -179,24 +212,9 @@ def _version(name: str) -> str | None:
         return None
 
 
-def program_version(name: str) -> str | None:
-    """What a search program calls its version; None if it is not on the PATH or does not run."""
-    path = shutil.which(name)
-    if path is None:
-        return None
-    try:
-        done = subprocess.run(
-            [path, _PROGRAMS[name]], capture_output=True, text=True, errors="replace", timeout=60
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    found = re.search(r"\d[\w.+-]*\.\d[\w.+-]*|\d+-\w[\w.+-]*", done.stdout + done.stderr)
-    return found[0] if found else "version unknown"
-
-
 def _gpus() -> tuple[list[str], str]:
     """The cards that torch sees, and why it sees none, if it says so."""
-    if importlib.util.find_spec("torch") is None:
+    if not _version("torch"):
         return [], ""
     import torch
 
