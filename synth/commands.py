@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from evofeed.base.options import Json
+from evofeed.base.options import Json, share_bar
 
 
 def synth(
@@ -28,9 +28,6 @@ def synth(
     mean_members: Annotated[
         int, typer.Option(min=1, help="Chains with a structure in a typical family.")
     ] = 6,
-    workers: Annotated[
-        int, typer.Option(min=0, help="Processes, the same bytes; 0: one per core.")
-    ] = 0,
     as_json: Json = False,
 ) -> None:
     """Write a synthetic raw dataset in the OpenProteinSet layout.
@@ -39,9 +36,6 @@ def synth(
 
     Complexes: evofeed synth raw/ --complexes 40 --stoichiometry A2B2 --stoichiometry AB
     """
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
-
     from evofeed.synth.complexes import STOICHIOMETRIES
     from evofeed.synth.write import write_synthetic
 
@@ -49,26 +43,20 @@ def synth(
         raise typer.BadParameter("a stoichiometry is of complexes: give --complexes N")
     if (out / "alignments").exists():
         raise typer.BadParameter(f"{out} already holds alignments; choose an empty folder")
-    columns = ("simulating", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    console = Console(stderr=True)
-    quiet = as_json or not console.is_terminal
-    count = complexes or chains
-    with Progress(*columns, console=console, disable=quiet, transient=True) as bar:
-        task = bar.add_task("complexes" if complexes else "chains", total=count)
+    with share_bar("simulating", quiet=as_json) as show:
         report = write_synthetic(
             out,
-            count,
+            complexes or chains,
             seed,
             broken=broken,
             mean_length=mean_length,
             mean_depth=mean_depth,
             mean_members=mean_members,
             stoichiometries=(stoichiometry or STOICHIOMETRIES) if complexes else (),
-            workers=workers or len(os.sched_getaffinity(0)),
-            progress=lambda done: bar.advance(task, done),
+            progress=lambda share: show(share, f"{share * (complexes or chains):.0f}"),
         )
     if as_json:
-        print(json.dumps(report.to_dict()))
+        print(json.dumps(asdict(report)))
         return
     first = f"{report.num_complexes} complexes, " if complexes else ""
     print(

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass
-from multiprocessing import get_context
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -36,10 +34,6 @@ class SynthReport:
     num_complexes: int = 0
     broken: tuple[dict[str, str], ...] = ()
 
-    def to_dict(self) -> dict[str, object]:
-        """JSON-ready values."""
-        return asdict(self)
-
 
 def write_synthetic(
     out_dir: str | Path,
@@ -51,8 +45,7 @@ def write_synthetic(
     mean_depth: int = 120,
     mean_members: int = 6,
     stoichiometries: Sequence[str] = (),
-    workers: int = 1,
-    progress: Callable[[int], None] | None = None,
+    progress: Callable[[float], None] | None = None,
 ) -> SynthReport:
     """Write `num_chains` simulated chains; the same arguments give the same bytes.
 
@@ -72,8 +65,7 @@ def write_synthetic(
         mean_depth: homologs of a typical family.
         mean_members: chains with a structure in a typical family.
         stoichiometries: such as `A2`, `AB`, `A2B2`; each family gets one, in turn.
-        workers: processes, where there are families enough for them.
-        progress: called as families are written, with the number of their chains, or complexes.
+        progress: called as families are written, with the share that is done.
     """
     if num_chains < 1 or not 0 <= broken <= 1 or mean_length < 30 or mean_depth < 16:
         raise ValueError(
@@ -87,13 +79,27 @@ def write_synthetic(
         raise ValueError(f"{root} already holds alignments; choose an empty folder")
     (root / "mmcif").mkdir(parents=True)
     sizes = tuple(family_sizes(seed, num_chains, mean_members))
-    plan = _Plan(root, seed, mean_length, mean_depth, tuple(stoichiometries), sizes)
-    num_bytes, clusters = 0, []
-    for size, written, lines in _families(plan, min(workers, len(sizes) // _SPAN)):
-        num_bytes += written
-        clusters += lines
+    num_bytes, done, clusters = 0, 0, []
+    previous: FamilySet | None = None
+    for number, size in enumerate(sizes):
+        about = (size, done, mean_length, mean_depth)
+        entities: tuple[FamilySet, ...]
+        if stoichiometries:
+            kind = stoichiometries[number % len(stoichiometries)]
+            entities = simulate_complexes(seed, number, kind, *about)
+        else:
+            entities = (simulate_family(seed, number, *about),)
+        for entity, family in enumerate(entities):
+            stream = [seed, number, 1, *([entity] if stoichiometries else [])]
+            num_bytes += _write_family(root, stream, family, previous, len(entities) > 1)
+            names = (m.chain_id[:4].upper() + m.chain_id[4:] for m in family.members)
+            clusters.append(" ".join(names))
+        for member in entities[0].members:
+            path = root / "mmcif" / f"{member.entry.entry_id}.cif"
+            num_bytes += path.write_bytes(mmcif(member.entry).encode())
+        previous, done = entities[0], done + size
         if progress:
-            progress(size)
+            progress(done / num_chains)
     (root / "clusters.txt").write_text("\n".join(clusters) + "\n")
     damaged: list[dict[str, str]] = []
     if broken:
@@ -109,67 +115,6 @@ def write_synthetic(
         num_bytes=num_bytes,
         broken=tuple(damaged),
     )
-
-
-_Written = tuple[int, int, list[str]]
-"""Of a family: its chains or complexes, bytes, and lines of `clusters.txt`."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Plan:
-    """What every family is made from; each is drawn from the seed and its number alone."""
-
-    root: Path
-    seed: int
-    mean_length: int
-    mean_depth: int
-    stoichiometries: tuple[str, ...]
-    sizes: tuple[int, ...]
-
-    def entities(self, number: int) -> tuple[FamilySet, ...]:
-        """A family, or those of the chains of a complex."""
-        kinds, size, before = self.stoichiometries, self.sizes[number], sum(self.sizes[:number])
-        shape = (self.mean_length, self.mean_depth)
-        if kinds:
-            kind = kinds[number % len(kinds)]
-            return tuple(simulate_complexes(self.seed, number, kind, size, before, *shape))
-        return (simulate_family(self.seed, number, size, before, *shape),)
-
-    def write(self, first: int, end: int) -> Iterator[_Written]:
-        """Write families `first` to `end`."""
-        previous = self.entities(first - 1)[0] if first else None
-        for number in range(first, end):
-            entities = self.entities(number)
-            num_bytes, lines = 0, []
-            for entity, family in enumerate(entities):
-                stream = [self.seed, number, 1, *([entity] if self.stoichiometries else [])]
-                num_bytes += _write_family(self.root, stream, family, previous, len(entities) > 1)
-                names = (m.chain_id[:4].upper() + m.chain_id[4:] for m in family.members)
-                lines.append(" ".join(names))
-            for member in entities[0].members:
-                path = self.root / "mmcif" / f"{member.entry.entry_id}.cif"
-                num_bytes += path.write_bytes(mmcif(member.entry).encode())
-            previous = entities[0]
-            yield self.sizes[number], num_bytes, lines
-
-    def write_all(self, first: int, end: int) -> list[_Written]:
-        """`write`, for another process."""
-        return list(self.write(first, end))
-
-
-_SPAN = 32  # families a process writes at a time: it starts in the time of ten
-
-
-def _families(plan: _Plan, workers: int) -> Iterator[_Written]:
-    """All of them, in order."""
-    if workers < 2:
-        yield from plan.write(0, len(plan.sizes))
-        return
-    starts = range(0, len(plan.sizes), _SPAN)
-    ends = [min(start + _SPAN, len(plan.sizes)) for start in starts]
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        for span in pool.map(plan.write_all, starts, ends):
-            yield from span
 
 
 def _write_family(

@@ -13,11 +13,10 @@ from evofeed.featurize import FeaturizeConfig, discover, featurize_chain
 from evofeed.featurize.formats.a3m import parse_a3m
 from evofeed.featurize.formats.stockholm import parse_stockholm
 from evofeed.protein.residues import ATOM_ORDER, GAP
-from evofeed.synth import evolve, write, write_synthetic
+from evofeed.synth import evolve, write_synthetic
 from evofeed.synth import fold as folds
 from evofeed.synth.compact import compact
 from evofeed.synth.damage import DAMAGES
-from evofeed.synth.families import entry_id
 
 pytestmark = pytest.mark.slow
 
@@ -35,25 +34,25 @@ def tree_digest(root: Path) -> str:
 @pytest.fixture(scope="module")
 def raw(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("synth") / "raw"
-    write_synthetic(folder, 40, seed=1, **SMALL)
+    write_synthetic(folder, 20, seed=1, **SMALL)
     return folder
 
 
 def test_the_same_seed_writes_the_same_bytes_and_another_does_not(
-    raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    raw: Path, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(write, "_SPAN", 4)
-    write_synthetic(tmp_path / "same", 40, seed=1, workers=2, **SMALL)
-    write_synthetic(tmp_path / "other", 40, seed=2, **SMALL)
+    write_synthetic(tmp_path / "same", 20, seed=1, **SMALL)
+    write_synthetic(tmp_path / "other", 4, seed=2, **SMALL)
     assert tree_digest(tmp_path / "same") == tree_digest(raw)
     assert tree_digest(tmp_path / "other") != tree_digest(raw)
 
 
 def test_every_chain_becomes_a_record_with_structure_msa_and_mostly_templates(raw: Path) -> None:
-    records = [featurize_chain(source) for source in discover(str(raw))]
-    assert len(records) == 40
+    records, unresolved = [featurize_chain(source) for source in discover(str(raw))], 0
+    assert len(records) == 20
     for record in records:
         assert record.all_atom_mask is not None
+        unresolved += int((record.all_atom_mask[:, ATOM_ORDER["CA"]] == 0).sum())
         assert record.num_alignments > 5
         assert record.msa_sources == (
             "bfd_uniclust_hits.a3m",
@@ -61,12 +60,13 @@ def test_every_chain_becomes_a_record_with_structure_msa_and_mostly_templates(ra
             "uniref90_hits.sto",
         )
         assert record.release_date < "2021-10-10"
+    assert unresolved > 10
     assert np.mean([record.num_templates > 0 for record in records]) > 0.3
     assert any("released too late" in note for record in records for note in record.dropped)
 
 
 def test_openfold_rules_accept_the_files_too(raw: Path) -> None:
-    for source in discover(str(raw))[:10]:
+    for source in discover(str(raw))[:3]:
         assert featurize_chain(source, FeaturizeConfig.openfold()).num_templates > 0
 
 
@@ -79,19 +79,8 @@ def test_a3m_and_stockholm_of_a_chain_are_of_one_family(raw: Path) -> None:
     assert len(both) > 3  # databases overlap, as they do outside
 
 
-def test_structures_have_unresolved_residues_and_modified_ones(raw: Path) -> None:
-    text = "".join(path.read_text() for path in sorted((raw / "mmcif").iterdir()))
-    assert "HETATM" in text
-    unresolved = 0
-    for source in discover(str(raw)):
-        mask = featurize_chain(source).all_atom_mask
-        assert mask is not None
-        unresolved += int((mask[:, ATOM_ORDER["CA"]] == 0).sum())
-    assert unresolved > 20
-
-
 def test_backbones_are_ideal_compact_and_do_not_cross_themselves() -> None:
-    for seed in range(4):
+    for seed in range(2):
         rng = np.random.default_rng(seed)
         fold = folds.random_fold(rng, 90)
         atoms = folds.all_atoms(rng, rng.integers(0, 20, 90), fold)
@@ -160,12 +149,6 @@ def test_sites_are_conserved_unequally_and_letters_are_as_common_as_in_nature() 
     assert 0.01 < (rows == GAP).mean() < 0.4
 
 
-def test_entry_ids_are_unique_and_look_like_pdb_ids() -> None:
-    ids = {entry_id(number) for number in range(5000)}
-    assert len(ids) == 5000
-    assert all(len(name) == 4 and name[0] in "123456789" for name in ids)
-
-
 def test_every_kind_of_damage_is_listed_and_noticed(tmp_path: Path) -> None:
     count = len(DAMAGES)
     report = write_synthetic(tmp_path / "raw", 2 * count, seed=3, broken=0.5, **SMALL)
@@ -184,13 +167,10 @@ def test_every_kind_of_damage_is_listed_and_noticed(tmp_path: Path) -> None:
                 featurize_chain(source)
 
 
-def test_wrong_arguments_are_refused_before_anything_is_written(tmp_path: Path) -> None:
+def test_wrong_arguments_are_refused_before_anything_is_written(raw: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="already holds"):
+        write_synthetic(raw, 4)
     for wrong in ({"num_chains": 0}, {"broken": 1.5}, {"mean_length": 5}):
         with pytest.raises(ValueError, match="want"):
             write_synthetic(tmp_path / "raw", **{"num_chains": 4, **wrong})
     assert not (tmp_path / "raw").exists()
-
-
-def test_a_folder_with_alignments_is_not_written_into(raw: Path) -> None:
-    with pytest.raises(ValueError, match="already holds"):
-        write_synthetic(raw, 4)
