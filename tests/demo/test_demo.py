@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import subprocess
@@ -11,7 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from evofeed.cli import main
 from evofeed.demo import path
+from evofeed.featurize import job
+from evofeed.featurize.job import run_job
 
 
 def processes_mentioning(text: str) -> list[str]:
@@ -57,17 +61,22 @@ def test_the_demo_goes_the_whole_path_and_leaves_nothing_running(tmp_path: Path)
 
 
 @pytest.mark.system
-def test_the_demo_runs_on_real_files(tmp_path: Path, golden: Path) -> None:
+def test_the_demo_runs_on_real_files(
+    tmp_path: Path, golden: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    local = functools.partial(run_job, workers=1)
+    monkeypatch.setattr(job, "run_job", lambda *a, **k: local(*a, **k | {"executor": "local"}))
     inputs = golden / "data" / "inputs"
-    report = run_demo("--input", str(inputs), "--out", str(tmp_path / "demo"), "--steps", "16")
+    report = path.run_demo(tmp_path / "demo", raw=inputs, steps=16)
     alignments = [folder for folder in (inputs / "alignments").iterdir() if folder.is_dir()]
-    assert report["chains"] == len(alignments)
-    assert report["quarantined"] == 0
-    assert report["loss_last"] < report["loss_first"]  # type: ignore[operator]
+    assert (report.chains, report.quarantined) == (len(alignments), 0)
+    assert report.loss_last < report.loss_first
 
 
-def test_an_input_that_is_no_folder_is_a_wrong_call(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "evofeed.cli", "demo", "--input", str(tmp_path / "none")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert "none" in "".join(done.stderr.replace("│", "").split())  # a long path is wrapped
+def test_an_input_that_is_no_folder_is_a_wrong_call(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["demo", "--input", str(tmp_path / "none")])
+    assert end.value.code == 2
+    assert "none" in "".join(capsys.readouterr().err.replace("│", "").split())  # may be wrapped

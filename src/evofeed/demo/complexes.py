@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -150,21 +150,17 @@ def _by_heart(record: AssemblyRecord) -> dict[str, Any]:
     }
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Shown:
-    """A prediction beside the truth, whose equal chains are in the order that fits it best.
-
-    Attributes:
-        traces: CA atoms as predicted, superposed, and as they are, `[n, 3]`.
-        chain: of each of them.
-        distances: predicted and true between CB atoms, `[L, L]`, NaN where unknown.
-        scores: `interface_lddt`, `dockq`, `iptm`.
-    """
+class Shown(NamedTuple):
+    """A prediction beside the truth, whose equal chains are in the order that fits it best."""
 
     traces: tuple[np.ndarray, np.ndarray]
+    """CA atoms as predicted, superposed, and as they are, `[n, 3]`."""
     chain: np.ndarray
+    """Of each of them."""
     distances: tuple[np.ndarray, np.ndarray]
+    """Predicted and true between CB atoms, `[L, L]`, NaN where unknown."""
     scores: dict[str, float]
+    """`interface_lddt`, `dockq`, `iptm`."""
 
 
 def predicted(record: AssemblyRecord, run: Path, *, trained: bool) -> Shown:

@@ -67,10 +67,12 @@ class DemoReport(Report):
 
     def rows(self) -> list[tuple[str, str]]:
         """Label and text, in the order of the path."""
+        speed = f"{self.chains_per_second:.1f} chains/s, the start of Ray included"
+        speed = speed if self.chains_per_second else "done by an earlier demo here"
         return [
             ("raw files", f"{self.input}, {self.raw_bytes / 1e6:.1f} MB"),
             ("chains", f"{self.chains} good, {self.quarantined} quarantined"),
-            ("featurize", self._featurize()),
+            ("featurize", speed),
             ("shards", f"{self.dataset_bytes / 1e6:.1f} MB in {self.dataset}"),
             ("snapshot", self.snapshot[:16]),
             ("device", self.device),
@@ -83,11 +85,6 @@ class DemoReport(Report):
             *(("picture", picture) for picture in self.pictures),
             ("all in all", f"{self.seconds:.0f} s"),
         ]
-
-    def _featurize(self) -> str:
-        if not self.chains_per_second:
-            return "done by an earlier demo here"
-        return f"{self.chains_per_second:.1f} chains/s, the start of Ray included"
 
 
 def run_demo(
@@ -110,18 +107,39 @@ def run_demo(
     Raises:
         EvofeedError: a stage failed, or the loss did not fall.
     """
+    from evofeed.service import serving
+    from evofeed.store import Dataset
+    from evofeed.viz import draw_distogram, draw_msa_coverage
+
     began = time.perf_counter()
     out.mkdir(parents=True, exist_ok=True)
     if raw is None:
         raw = simulate(out / "raw", chains, say)
     job = featurize(raw, out / "dataset", say)
-    served, training, pictures = serve_and_train(out, steps, say)
+    with serving({"demo": str(out / "dataset")}) as url:
+        address = f"{url}/v1/datasets/demo"
+        tell(say, f"serve: {address}")
+        dataset = Dataset.open(address)
+        record = deepest_chain(dataset)
+        coverage = draw_msa_coverage(record, out / "msa_coverage.png")
+        tell(say, f"draw: the alignment of {record.chain_id}, {coverage}")
+        tell(say, f"train: {steps} steps of the tiny AlphaFold2")
+        training = train_preset(
+            dataset, out / "training", steps, say is not None, "tiny",
+            loss={"distogram": 2.0},  # what the picture shows; AF2's weights need far more steps
+            # Deleting blocks may leave fewer rows than clusters. Then the extra MSA is empty, and
+            # AF2's outer product mean divides its bias by 1e-3: a short run never recovers from it.
+            loader={"num_blocks": 0},
+        )  # fmt: skip
+        logits = distogram_logits(record, out / "training")
+        distances = draw_distogram(record, logits, out / "distogram.png")
+        tell(say, f"draw: its distances, predicted and true, {distances}")
     report = DemoReport(
         input=str(raw),
         **job,
-        **served,
+        served_from=address,
         **training,
-        pictures=tuple(str(picture) for picture in pictures),
+        pictures=(str(coverage), str(distances)),
         raw_bytes=sum(p.stat().st_size for p in raw.rglob("*") if p.is_file()),
         seconds=time.perf_counter() - began,
     )
@@ -168,41 +186,6 @@ def featurize(raw: Path, dataset: Path, say: Say | None) -> dict[str, Any]:
         "chains_per_second": report.chains_per_second,
         "dataset_bytes": sum(p.stat().st_size for p in dataset.rglob("*.arrow")),
     }
-
-
-def serve_and_train(
-    out: Path, steps: int, say: Say | None
-) -> tuple[dict[str, Any], dict[str, Any], list[Path]]:
-    """Serve the snapshot, train over HTTP, and draw what the model learned."""
-    from evofeed.service import serving
-    from evofeed.store import Dataset
-    from evofeed.viz import draw_distogram, draw_msa_coverage
-
-    with serving({"demo": str(out / "dataset")}) as url:
-        address = f"{url}/v1/datasets/demo"
-        tell(say, f"serve: {address}")
-        dataset = Dataset.open(address)
-        record = deepest_chain(dataset)
-        coverage = draw_msa_coverage(record, out / "msa_coverage.png")
-        tell(say, f"draw: the alignment of {record.chain_id}, {coverage}")
-        training = train_tiny(dataset, out / "training", steps, say)
-        logits = distogram_logits(record, out / "training")
-        distances = draw_distogram(record, logits, out / "distogram.png")
-        tell(say, f"draw: its distances, predicted and true, {distances}")
-        pictures = [coverage, distances]
-    return {"served_from": address}, training, pictures
-
-
-def train_tiny(dataset: Any, out: Path, steps: int, say: Say | None) -> dict[str, Any]:
-    """Some steps of the tiny preset, from scratch."""
-    tell(say, f"train: {steps} steps of the tiny AlphaFold2")
-    return train_preset(
-        dataset, out, steps, say is not None, "tiny",
-        loss={"distogram": 2.0},  # what the picture shows; AF2's weights need far more steps
-        # Deleting blocks may leave fewer rows than clusters. Then the extra MSA is empty, and AF2's
-        # outer product mean divides its bias by 1e-3: a jump from which a short run never recovers.
-        loader={"num_blocks": 0},
-    )  # fmt: skip
 
 
 def train_preset(

@@ -131,15 +131,6 @@ def paired_species(record: AssemblyRecord, most: int = 20) -> PairedSpecies:
     return PairedSpecies(tuple(map(len, counts)), len(shared), everywhere, tuple(rows[:most]))
 
 
-def assembly_ca(record: AssemblyRecord) -> np.ndarray:
-    """`f64[L, 3]` CA atoms of all chains in ångström, NaN where there is none."""
-    if record.all_atom_positions is None or record.all_atom_mask is None:
-        return np.full([record.num_res, 3], np.nan)
-    ca = ATOM_ORDER["CA"]
-    known = record.all_atom_mask[:, ca, None] > 0
-    return np.where(known, record.all_atom_positions[:, ca].astype(float), np.nan)
-
-
 def assembly_distances(record: AssemblyRecord, residues: int) -> tuple[np.ndarray, np.ndarray]:
     """`f64[n, n]` pseudo-beta distances over all chains, NaN where unknown, and each one's chain.
 

@@ -228,28 +228,6 @@ SUPERVISED: Final = tuple(
 )
 """Features of `BATCH` that need a true structure, in the table's order."""
 
-_BY_NAME: Final = {feature.name: feature for feature in (*BATCH, *ASSEMBLY_BATCH)}
-GT_FEATURES: Final = (
-    *(
-        _BY_NAME[name]
-        for name in (
-            *"aatype residue_index asym_id entity_id sym_id".split(),
-            *"atom14_atom_exists atom37_atom_exists".split(),
-            *"residx_atom14_to_atom37 residx_atom37_to_atom14".split(),
-            *SUPERVISED,
-        )
-    ),
-    *_rows(
-        "batch",
-        """
-        torsion_angles_sin_cos     | L torsion7 sincos | float32 | 1      | AF2 SI 1.2.9
-        alt_torsion_angles_sin_cos | L torsion7 sincos | float32 | 1      | AF2 SI 1.2.9
-        torsion_angles_mask        | L torsion7        | float32 | 0 or 1 | AF2 SI 1.2.9
-        """,
-    ),
-)
-"""What `gt_features` of a complex holds: its whole, uncropped truth."""
-
 
 def table_markdown(features: tuple[Feature, ...]) -> str:
     """The table as Markdown, as it is in docs/features.md."""
