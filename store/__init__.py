@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from evofeed.store.dataset import Dataset
     from evofeed.store.entries import Entries
     from evofeed.store.entry_shards import write_records
-    from evofeed.store.entry_writer import add_entries
     from evofeed.store.garbage import GcReport, gc
     from evofeed.store.history import Diff, Snapshot
     from evofeed.store.manifest import Manifest, ShardEntry
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
     from evofeed.store.selection import Selection, select_chains, split_chains
     from evofeed.store.shard import write_shard
     from evofeed.store.snapshots import (
+        add_entries,
         add_shards,
         compact,
         merge,

@@ -13,11 +13,9 @@ from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 import numpy as np
-import pyarrow as pa
 
-from evofeed.store.codecs import packed
-from evofeed.store.encode import ZSTD_LEVEL
-from evofeed.store.layout import Codec, Compression, PackedColumn, most_unpacked
+from evofeed.store.codecs import compressed, decompressed, packed
+from evofeed.store.layout import Codec, PackedColumn
 from evofeed.store.manifest import canonical_json
 
 _PLAIN, _DIFFERENCES, _TEXTS, _BITS = range(4)
@@ -32,15 +30,10 @@ class ArrayValues(NamedTuple):
 
 
 def pack_arrays(
-    arrays: Mapping[str, np.ndarray], more: Mapping[str, Any] | None = None, *, zstd: bool = True
+    arrays: Mapping[str, np.ndarray], more: Mapping[str, Any] | None = None
 ) -> PackedColumn:
-    """ARRAYS: u32 bytes of a JSON header, the header, then the arrays in its order.
-
-    Args:
-        arrays: booleans, whole numbers, floats or texts of any shape.
-        more: values that JSON has.
-        zstd: compress, where that makes it smaller.
-    """
+    """ARRAYS: u32 bytes of a JSON header, the header, then the arrays in its order; under zstd,
+    where that makes it smaller."""
     table, parts = [], []
     for name, array in arrays.items():
         how, part, extra = _pack(np.ascontiguousarray(array))
@@ -48,12 +41,7 @@ def pack_arrays(
         parts.append(part)
     header = canonical_json({"arrays": table, "more": dict(more or {})})
     payload = np.uint32(len(header)).tobytes() + header + b"".join(parts)
-    if zstd:
-        codec = pa.Codec("zstd", compression_level=ZSTD_LEVEL)
-        small = codec.compress(pa.py_buffer(payload), asbytes=True)
-        if len(small) < len(payload) <= most_unpacked(len(small)):
-            return PackedColumn(Codec.ARRAYS, memoryview(small), Compression.ZSTD, len(payload))
-    return packed(Codec.ARRAYS, payload)
+    return compressed(packed(Codec.ARRAYS, payload))
 
 
 def unpack_arrays(column: PackedColumn) -> ArrayValues:
@@ -64,7 +52,7 @@ def unpack_arrays(column: PackedColumn) -> ArrayValues:
     """
     if column.codec != Codec.ARRAYS:
         raise ValueError(f"codec {column.codec.name} holds no arrays")
-    payload = _plain(column)
+    payload = decompressed(column).payload
     if len(payload) < 4:
         raise ValueError(f"{len(payload)} bytes are no arrays")
     start = 4 + int(np.frombuffer(payload, "<u4", 1)[0])
@@ -81,22 +69,6 @@ def unpack_arrays(column: PackedColumn) -> ArrayValues:
         return ArrayValues(arrays, dict(header["more"]))
     except (KeyError, TypeError, OverflowError, IndexError) as error:
         raise ValueError(f"no header of arrays: {error!r}") from None
-
-
-def _plain(column: PackedColumn) -> memoryview:
-    if column.compression == Compression.NONE:
-        return column.payload
-    limit = most_unpacked(len(column.payload))
-    if column.raw_nbytes > limit:
-        raise ValueError(f"{column.raw_nbytes} bytes claimed, {limit} possible")
-    try:
-        codec = pa.Codec("zstd")
-        plain = codec.decompress(pa.py_buffer(column.payload), column.raw_nbytes, asbytes=True)
-    except (OSError, pa.ArrowException, MemoryError) as error:
-        raise ValueError(f"it does not decompress: {error}") from None
-    if len(plain) != column.raw_nbytes:
-        raise ValueError(f"it is {len(plain)} bytes, not as claimed")
-    return memoryview(plain)
 
 
 def _pack(array: np.ndarray) -> tuple[int, bytes, list[Any]]:

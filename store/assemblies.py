@@ -62,14 +62,8 @@ def assembly_schema() -> pa.Schema:
 
 
 def kept_assemblies(base: Dataset, table: pa.Table) -> tuple[Part, list[dict[str, Any]]]:
-    """The complexes whose chains are all among those of `table`, with the same sequences.
-
-    Those that are not are given too, each with the reason.
-
-    Args:
-        base: the snapshot that has them.
-        table: index of the chains that come next, whose shards are in the same storage.
-    """
+    """The complexes of a snapshot whose chains are all in the index that comes next, with the same
+    sequences; and those that are not kept, each with the reason."""
     rows, spans = base.assemblies.table.to_pylist(), Spans(base.storage, table)
     there = {name: row for row, name in enumerate(table["chain_id"].to_pylist())}
     sums = [t["checksum"].to_pylist() for t in (base.index, table)]

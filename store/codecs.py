@@ -8,15 +8,45 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import pyarrow as pa
 
-from evofeed.store.layout import Codec, PackedColumn
+from evofeed.store.layout import Codec, Compression, PackedColumn, most_unpacked
 
+ZSTD_LEVEL = 9
+"""Decodes faster than level 3 on MSAs and is a tenth smaller."""
 NARROW: dict[Codec, np.dtype] = {Codec.UINT8: np.dtype("u1"), Codec.UINT16: np.dtype("<u2")}
 
 
 def packed(codec: Codec, payload: bytes) -> PackedColumn:
     """An uncompressed column."""
     return PackedColumn(codec, memoryview(payload), raw_nbytes=len(payload))
+
+
+def compressed(column: PackedColumn) -> PackedColumn:
+    """The column under zstd, if that makes it smaller and readers accept it."""
+    codec = pa.Codec("zstd", compression_level=ZSTD_LEVEL)
+    small = codec.compress(pa.py_buffer(column.payload), asbytes=True)
+    if not len(small) < len(column.payload) <= most_unpacked(len(small)):
+        return column
+    return PackedColumn(column.codec, memoryview(small), Compression.ZSTD, column.raw_nbytes)
+
+
+def decompressed(column: PackedColumn, limit: int | None = None) -> PackedColumn:
+    """The column without compression; nothing is unpacked that claims more bytes than `limit`."""
+    if column.compression == Compression.NONE:
+        return column
+    most = most_unpacked(len(column.payload))
+    most = most if limit is None else min(limit, most)
+    if column.raw_nbytes > most:
+        raise ValueError(f"{column.raw_nbytes} bytes claimed, {most} possible")
+    try:
+        codec = pa.Codec("zstd")
+        plain = codec.decompress(pa.py_buffer(column.payload), column.raw_nbytes, asbytes=True)
+    except (OSError, pa.ArrowException, MemoryError) as error:
+        raise ValueError(str(error)) from None
+    if len(plain) != column.raw_nbytes:
+        raise ValueError(f"it is {len(plain)} bytes, not as claimed")
+    return PackedColumn(column.codec, memoryview(plain), raw_nbytes=len(plain))
 
 
 def pack_raw(array: np.ndarray) -> PackedColumn:

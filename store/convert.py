@@ -1,4 +1,4 @@
-"""Other people's feature files -> chain records, and records back to plain arrays.
+"""Other people's feature files -> chain records.
 
 Reads OpenFold/AlphaFold raw feature dicts (`feature_dict`: msa in HHblits codes,
 deletion_matrix_int, template_*, all_atom_*) from `.npz` and, if the caller says
@@ -8,7 +8,6 @@ opened by a child process that builds nothing but numpy arrays and plain values.
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 import tempfile
@@ -21,11 +20,8 @@ import numpy as np
 
 from evofeed.base.errors import FeatureError, InputError
 from evofeed.protein.chain_record import ChainRecord
-from evofeed.protein.features import RECORD
 from evofeed.protein.residues import GAP, HHBLITS_TO_RESTYPE, RESTYPES
-from evofeed.store.encode import meta_of
 from evofeed.store.history import Snapshot
-from evofeed.store.manifest import canonical_json
 from evofeed.store.writer import DatasetWriter
 
 PICKLES: Final = (".pkl", ".pickle", ".pkl.gz", ".pkl.xz", ".pickle.gz", ".pickle.xz")
@@ -65,7 +61,7 @@ def convert(
 
 
 def read_features(path: str | Path, *, trusted_pickle: bool = False) -> ChainRecord:
-    """The chain of one feature file: ours (`export_npz`) or a raw feature dict.
+    """The chain of one feature file: a raw feature dict.
 
     Raises:
         InputError: it is no such file; names what is missing.
@@ -79,8 +75,6 @@ def read_features(path: str | Path, *, trusted_pickle: bool = False) -> ChainRec
             arrays = _load_npz(plain)
     else:
         arrays = _load_npz(path)
-    if "evofeed" in arrays:
-        return _ours(arrays, path)
     return from_raw_features(arrays, _chain_id(path), str(path))
 
 
@@ -207,28 +201,3 @@ def profile_counts(msa: np.ndarray) -> np.ndarray:
 def _texts(values: Any) -> tuple[str, ...]:
     flat = np.asarray(values, dtype=object).reshape(-1).tolist()
     return tuple(v.decode(errors="replace") if isinstance(v, bytes) else str(v) for v in flat)
-
-
-def export_npz(record: ChainRecord, path: str | Path) -> None:
-    """Every field of a record as an npz without pickled objects; `read_features` reads it back."""
-    arrays: dict[str, Any] = {"evofeed": np.array(1)}
-    for feature in RECORD:
-        value = getattr(record, feature.name)
-        if value is not None and feature.dtype != "str":
-            arrays[feature.name] = value
-    meta = meta_of(record) | {"msa_species": record.msa_species, "chain_id": record.chain_id}
-    arrays["meta"] = np.frombuffer(canonical_json(meta), np.uint8)
-    with Path(path).open("wb") as file:
-        np.savez_compressed(file, **arrays)
-
-
-def _ours(arrays: dict[str, np.ndarray], path: Path) -> ChainRecord:
-    try:
-        meta = json.loads(arrays.pop("meta").tobytes())
-        arrays.pop("evofeed")
-        fields: dict[str, Any] = {
-            k: tuple(v) if isinstance(v, list) else v for k, v in meta.items()
-        }
-        return ChainRecord(**(fields | arrays)).validate()
-    except (KeyError, TypeError, ValueError, AttributeError, FeatureError) as error:
-        raise InputError(f"no exported record: {error!r}", path=str(path)) from None

@@ -1,7 +1,6 @@
 """Chosen features of a chain within a window of residues and a set of MSA rows.
 
-Alignments are unpacked within the window alone, compiled (`store/msa_kernels.py`); all other
-columns are decoded whole (`store/decode.py`) and cut.
+Of alignments the rows wanted are unpacked; all other columns are decoded whole, and cut.
 """
 
 from __future__ import annotations
@@ -10,13 +9,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from evofeed.base.shapes import UInt8
 from evofeed.store.decode import FEATURES, ChainDecoder
-from evofeed.store.layout import Codec
-from evofeed.store.msa_codec import row_nbytes
 
 _SPARSE = frozenset({"deletion_row", "deletion_column", "deletion_count"})
-_MSA5 = frozenset({"msa", "template_aatype"})
 
 
 def crop_features(
@@ -55,50 +50,18 @@ def _crop(decoder: ChainDecoder, name: str, taken: np.ndarray, start: int, stop:
     """One feature of the table."""
     feature = FEATURES[name]
     if feature.dtype == "str":
-        texts = _texts(decoder, name)
-        return texts[taken] if feature.dims[0] == "N" else texts
-    if name in _MSA5 and decoder.columns[name].codec == Codec.MSA5:
-        return crop_codes(decoder, name, taken, start, stop)
-    value = decoder.array(name)
+        texts = decoder.species() if name == "msa_species" else decoder.meta()[name]
+        value = np.array(texts, dtype=np.str_)
+    elif name == "msa":
+        return decoder.msa_rows(taken)[:, start:stop]
+    else:
+        value = decoder.array(name)
     for axis, dim in enumerate(feature.dims):
         if dim == "L":
             value = value[(slice(None),) * axis + (slice(start, stop),)]
         elif dim == "N":
             value = value[(slice(None),) * axis + (taken,)]
     return value
-
-
-def crop_codes(
-    decoder: ChainDecoder, name: str, taken: np.ndarray, start: int, stop: int
-) -> UInt8[np.ndarray, "R W"]:
-    """The alignment's rows `taken`, or all templates' codes, within the window."""
-    from evofeed.store import msa_kernels  # numba takes half a second
-
-    total = decoder.dims["N" if name == "msa" else "T"]
-    payload = decoder.raw(name).payload
-    words = row_nbytes(decoder.dims["L"]) // 8
-    if len(payload) != 8 * words * total:
-        raise decoder.place.corrupt(f"column {name}: {len(payload)} bytes are not {total} rows")
-    stored = decoder.inverse()[taken] if name == "msa" else np.arange(total)
-    out = np.empty([len(stored), stop - start], np.uint8)
-    msa_kernels.crop_codes(np.frombuffer(payload, "<u8").reshape(total, words), stored, start, out)
-    return out
-
-
-def unpack_rows_compiled(
-    packed: UInt8[np.ndarray, "R B"], num_res: int
-) -> UInt8[np.ndarray, "R {num_res}"]:
-    """As `unpack_rows` of `store/msa_codec.py`, in a hundredth of the time."""
-    from evofeed.store import msa_kernels
-
-    out = np.empty([len(packed), num_res], np.uint8)
-    msa_kernels.crop_codes(packed.view("<u8"), np.arange(len(packed)), 0, out)
-    return out
-
-
-def _texts(decoder: ChainDecoder, name: str) -> np.ndarray:
-    texts = decoder.species() if name == "msa_species" else decoder.meta()[name]
-    return np.array(texts, dtype=np.str_)
 
 
 def _renumbered(dense: np.ndarray) -> dict[str, np.ndarray]:

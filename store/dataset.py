@@ -32,7 +32,6 @@ from evofeed.store.history import (
     list_snapshots,
     read_manifest,
 )
-from evofeed.store.html import describe_html
 from evofeed.store.http import HttpStorage
 from evofeed.store.index import check_spans, read_index
 from evofeed.store.layout import CHAIN
@@ -232,9 +231,6 @@ class Dataset:
     def to_pandas(self) -> Any:
         """The index as a pandas DataFrame, one row per chain."""
         return self.index.drop_columns(["column_offsets"]).to_pandas()
-
-    def _repr_html_(self) -> str:
-        return describe_html(self)
 
     def __repr__(self) -> str:
         return f"Dataset({self.uri!r}, {self.digest[:12]}, {len(self):,} chains)"

@@ -12,15 +12,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
 from evofeed.base.errors import FeatureError, ShardCorrupt
 from evofeed.protein.chain_record import ChainRecord
 from evofeed.protein.features import RECORD, Feature
 from evofeed.store.atoms import unpack_mask, unpack_positions
-from evofeed.store.codecs import unpack_integers, unpack_runs, unpack_strings
+from evofeed.store.codecs import decompressed, unpack_integers, unpack_runs, unpack_strings
 from evofeed.store.encode import META_FIELDS, OPTIONAL_META
-from evofeed.store.layout import Codec, Compression, PackedColumn, most_unpacked
+from evofeed.store.layout import Codec, Compression, PackedColumn
 from evofeed.store.msa_codec import reorder_runs, row_nbytes, row_starts, unpack_rows
 
 FEATURES = {feature.name: feature for feature in RECORD}
@@ -47,11 +46,7 @@ class ChainDecoder:
             table says; names the column.
     """
 
-    def __init__(
-        self,
-        columns: Mapping[str, PackedColumn],
-        place: Place,
-    ) -> None:
+    def __init__(self, columns: Mapping[str, PackedColumn], place: Place) -> None:
         self.columns, self.place = columns, place
         self.dims = self._dims()
         self._cache: dict[str, Any] = {}
@@ -72,16 +67,9 @@ class ChainDecoder:
         if column.compression == Compression.NONE:
             return column
         try:
-            limit = min(self._limit(name), most_unpacked(len(column.payload)))
-            if column.raw_nbytes > limit:
-                raise ValueError(f"{column.raw_nbytes} bytes claimed, {limit} possible")
-            codec = pa.Codec("zstd")
-            plain = codec.decompress(pa.py_buffer(column.payload), column.raw_nbytes, asbytes=True)
-        except (ValueError, OSError, pa.ArrowException, MemoryError) as error:
+            return decompressed(column, self._limit(name))
+        except ValueError as error:
             raise self.place.corrupt(f"column {name} does not decompress: {error}") from None
-        if len(plain) != column.raw_nbytes:
-            raise self.place.corrupt(f"column {name} is {len(plain)} bytes, not as claimed")
-        return PackedColumn(column.codec, memoryview(plain), raw_nbytes=len(plain))
 
     def _limit(self, name: str) -> int:
         """No column of sound data is larger than this once decompressed."""
@@ -154,6 +142,13 @@ class ChainDecoder:
 
     def _msa(self) -> np.ndarray:
         return self._rows("msa", self.dims["N"], self.inverse())
+
+    def msa_rows(self, taken: np.ndarray) -> np.ndarray:
+        """Some rows of the alignment, u8[R, L], by their numbers in the record."""
+        try:
+            return self._rows("msa", self.dims["N"], self.inverse()[taken])
+        except ValueError as error:
+            raise self.place.corrupt(f"column msa: {error}") from None
 
     def _template_aatype(self) -> np.ndarray:
         if self.columns["template_aatype"].codec == Codec.RAW:

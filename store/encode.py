@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
 from evofeed.protein.chain_record import ChainRecord
 from evofeed.store.atoms import pack_mask, pack_positions
 from evofeed.store.codecs import (
+    compressed,
     pack_integers,
     pack_range,
     pack_raw,
@@ -17,7 +17,7 @@ from evofeed.store.codecs import (
     pack_strings,
     packed,
 )
-from evofeed.store.layout import COLUMNS, Codec, Compression, PackedColumn, most_unpacked
+from evofeed.store.layout import COLUMNS, Codec, PackedColumn
 from evofeed.store.manifest import canonical_json
 from evofeed.store.msa_codec import pack_rows, reorder_runs, row_starts, stored_order
 
@@ -39,8 +39,6 @@ META_FIELDS = (
 """Record fields kept as one JSON object: small, and never needed by a training step."""
 OPTIONAL_META = ("confidence",)
 """Fields of that object that only records have in which they are not empty."""
-ZSTD_LEVEL = 9
-"""Decodes faster than level 3 on MSAs and is a tenth smaller."""
 
 
 def encode_record(record: ChainRecord, *, zstd: bool = False) -> dict[str, PackedColumn]:
@@ -78,14 +76,8 @@ def meta_of(record: ChainRecord) -> dict[str, Any]:
 
 
 def compress(name: str, column: PackedColumn) -> PackedColumn:
-    """The column under zstd, if that makes it smaller and readers accept it; `dims` as it is."""
-    if name == "dims":
-        return column
-    codec = pa.Codec("zstd", compression_level=ZSTD_LEVEL)
-    small = codec.compress(pa.py_buffer(column.payload), asbytes=True)
-    if not len(small) < len(column.payload) <= most_unpacked(len(small)):
-        return column
-    return PackedColumn(column.codec, memoryview(small), Compression.ZSTD, column.raw_nbytes)
+    """The column under zstd, where that makes it smaller; `dims` as it is."""
+    return column if name == "dims" else compressed(column)
 
 
 def _deletions(record: ChainRecord, order: np.ndarray) -> dict[str, PackedColumn]:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import xxhash
 
 from evofeed.base.errors import ChainMissing, ShardCorrupt, StoreError
 from evofeed.protein.alignment import Alignment
@@ -27,7 +26,8 @@ from evofeed.store.index import TEXT, index_bytes, read_table, table_schema
 from evofeed.store.layout import ENTRIES_VERSION, KINDS, PackedColumn, unpack_column
 from evofeed.store.manifest import NO_PART, Part, ShardEntry
 from evofeed.store.shard import shard_key
-from evofeed.store.storage import Keeping, Storage
+from evofeed.store.spans import read_checked
+from evofeed.store.storage import Storage
 
 if TYPE_CHECKING:
     from evofeed.store.dataset import Dataset
@@ -88,24 +88,9 @@ def read_record(storage: Storage, span: RecordSpan) -> dict[str, PackedColumn]:
         ShardCorrupt: the bytes are not those of the table; names shard and record.
         ShardMissing: the shard is not there.
     """
-    place = place_of(storage, span)
-    data = np.empty(span.nbytes, np.uint8)
-    for last in (False, True):
-        try:
-            storage.read_into(span.key, span.offset, data.data)
-            if xxhash.xxh3_64_intdigest(data.data) == span.checksum:
-                break
-            fault = place.corrupt("checksum does not match: fetch the shard again")
-        except StoreError as error:
-            if type(error) is StoreError and "truncated" not in error.message:
-                raise
-            kind = type(error) if type(error) is not StoreError else ShardCorrupt
-            fault = kind(error.message, path=place.path, item=span.record_id)  # type: ignore[assignment]
-        if last:
-            raise fault
-        if isinstance(storage, Keeping):  # a flip on the way or in a cache heals itself
-            storage.forget(span.key)
-    starts = (*span.starts,)
+    place, data = place_of(storage, span), np.empty(span.nbytes, np.uint8)
+    read_checked(storage, span.key, span.offset, data, span.checksum, place)
+    starts = span.starts
     return {
         name: unpack_column(data.data[start:stop], span.record_id, name, place.path, verify=False)
         for name, start, stop in zip(KINDS[span.kind], starts[:-1], starts[1:], strict=True)
@@ -175,12 +160,7 @@ def datapoint_schema() -> pa.Schema:
 
 
 def entry_files(rows: list[dict[str, Any]], clusters: Mapping[str, str]) -> dict[str, bytes]:
-    """The files that tell of a snapshot's entries, by name.
-
-    Args:
-        rows: of the table of records, sorted.
-        clusters: cluster by `ENTRY_entity` or sequence; others are clusters of their own.
-    """
+    """The files that tell of a snapshot's entries, by name, from rows of the table of records."""
     entries = [(row, facts_of(row)) for row in rows if row["kind"] == "entry"]
     table = [_entry_row(row["record_id"], facts) for row, facts in entries]
     points = [

@@ -28,9 +28,8 @@ from evofeed.protein.ruleset_section import RulesetSection
 from evofeed.store.arrays import pack_arrays, unpack_arrays
 from evofeed.store.atoms import pack_flat, unpack_flat
 from evofeed.store.codecs import pack_raw, packed
-from evofeed.store.crop import unpack_rows_compiled
 from evofeed.store.layout import KINDS, Codec, PackedColumn
-from evofeed.store.msa_codec import pack_rows, row_nbytes
+from evofeed.store.msa_codec import pack_rows, row_nbytes, unpack_rows_compiled
 
 Columns = Mapping[str, PackedColumn]
 

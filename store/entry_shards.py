@@ -6,7 +6,6 @@ what kind a record is. FORMAT.md says the bytes.
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import json
 from collections.abc import Mapping, Sequence
@@ -14,33 +13,22 @@ from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
-import xxhash
 
-from evofeed.base.errors import ShardCorrupt, ShardMissing
+from evofeed.base.errors import ShardCorrupt
 from evofeed.protein.datapoints import alignment_names, describe_section
 from evofeed.store.decode import Place
 from evofeed.store.entry_codecs import DECODERS, PROJECTS, decode_section
-from evofeed.store.index import TEXT, index_bytes, read_table, table_schema
-from evofeed.store.layout import (
-    ENTRIES_VERSION,
-    HEADER_NBYTES,
-    KINDS,
-    PackedColumn,
-    arrow_schema,
-    pack_column,
-    unpack_column,
-)
-from evofeed.store.manifest import NAME, ShardEntry, canonical_json, check_name
+from evofeed.store.index import TEXT, table_schema
+from evofeed.store.layout import ENTRIES_VERSION, PackedColumn
+from evofeed.store.manifest import ShardEntry, canonical_json, check_name
 from evofeed.store.opening import open_storage
 from evofeed.store.shard import (
-    END_OF_STREAM,
-    MESSAGE,
-    cell_of,
-    part_key,
-    read_batches,
-    schema_end,
-    shard_key,
+    part_of,
+    read_records,
+    shard_bytes,
     shard_kind,
+    shard_name,
+    store_indexed,
 )
 from evofeed.store.storage import Storage
 
@@ -73,21 +61,10 @@ def write_records(
     """
     if not encoded:
         raise ValueError("a shard needs at least one record")
-    schema, sink = arrow_schema(kind), pa.BufferOutputStream()
-    with pa.ipc.new_file(sink, schema) as writer:
-        for record_id in sorted(encoded):
-            check_name(record_id, "record id")
-            cells = [pack_column(record_id, name, encoded[record_id][name]) for name in KINDS[kind]]
-            arrays = [pa.array([record_id], pa.large_utf8())]
-            arrays += [pa.array([cell], pa.large_binary()) for cell in cells]
-            writer.write_batch(pa.record_batch(arrays, schema=schema))
-    data, storage = sink.getvalue(), open_storage(uri)
-    digest = hashlib.sha256(memoryview(data)).hexdigest()
-    table = record_rows(data, f"{digest}.arrow", storage.uri)
-    part = index_bytes(table)
-    storage.put(part_key(f"{digest}.arrow"), hashlib.sha256(part).digest() + part)
-    storage.put(shard_key(f"{digest}.arrow"), memoryview(data).cast("B"))
-    return ShardEntry(f"{digest}.arrow", digest, data.size, table.num_rows)
+    for record_id in encoded:
+        check_name(record_id, "record id")
+    data, storage = shard_bytes(encoded, kind), open_storage(uri)
+    return store_indexed(storage, data, record_rows(data, shard_name(data), storage.uri))
 
 
 def record_rows(data: pa.Buffer, name: str, path: str) -> pa.Table:
@@ -99,48 +76,17 @@ def record_rows(data: pa.Buffer, name: str, path: str) -> pa.Table:
     kind = shard_kind(data, path)
     if kind not in DECODERS:
         raise ShardCorrupt(f"a shard of {kind}s among the records", path=path)
-    rows: list[dict[str, Any]] = []
-    end = schema_end(memoryview(data))
-    for batch in read_batches(data, path, kind):
-        row = _row(data, batch, kind, end, path)
-        end = row["offset"] + row["nbytes"]
-        rows.append(row | {"shard": name})
-    if not rows or bytes(memoryview(data)[end : end + 8]) != END_OF_STREAM:
-        raise ShardCorrupt("records are missing at its end", path=path)
+    rows = [
+        {
+            "kind": kind,
+            "record_id": place.chain_id,
+            "shard": name,
+            **where,
+            "facts": canonical_json(_facts(kind, columns, place)).decode(),
+        }
+        for place, columns, where in read_records(data, path, kind)
+    ]
     return records_table(rows)
-
-
-def _row(
-    data: pa.Buffer, batch: pa.RecordBatch, kind: str, offset: int, path: str
-) -> dict[str, Any]:
-    record_id = str(batch.column(0)[0].as_py())
-    place = Place(record_id, path)
-    if bytes(memoryview(data)[offset : offset + 4]) != MESSAGE:
-        raise place.corrupt(f"no Arrow message begins at byte {offset}")
-    if not NAME.fullmatch(record_id):
-        raise place.corrupt("this is no record id")
-    starts, columns, stop = [], {}, offset
-    for name in KINDS[kind]:
-        cell = cell_of(batch.column(name))
-        column = unpack_column(memoryview(cell), record_id, name, path)
-        start = cell.address - data.address
-        if start < stop:
-            raise place.corrupt(f"column {name} does not lie behind the one before")
-        starts.append(start)
-        columns[name] = column
-        stop = start + HEADER_NBYTES + len(column.payload)
-    stop += -stop % 8
-    if stop > data.size:
-        raise place.corrupt("the file ends within it")
-    return {
-        "kind": kind,
-        "record_id": record_id,
-        "offset": offset,
-        "nbytes": stop - offset,
-        "checksum": xxhash.xxh3_64_intdigest(memoryview(data)[offset:stop]),
-        "column_offsets": [start - offset for start in (*starts, stop)],
-        "facts": canonical_json(_facts(kind, columns, place)).decode(),
-    }
 
 
 def _facts(kind: str, columns: Mapping[str, PackedColumn], place: Place) -> dict[str, Any]:
@@ -208,19 +154,8 @@ def records_table(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
 
 def read_record_rows(storage: Storage, entry: ShardEntry) -> list[dict[str, Any]]:
     """Rows of a shard: from its part, or from the shard itself if that is missing."""
-    key, path = part_key(entry.name), f"{storage.uri}/{shard_key(entry.name)}"
-    try:
-        data = storage.read(key)
-        if hashlib.sha256(data[32:]).digest() == data[:32]:
-            table = read_table(data[32:], key, "records", records_schema())
-            if table["shard"].unique().to_pylist() == [entry.name]:
-                return list(table.to_pylist())
-    except (ShardMissing, ShardCorrupt):
-        pass  # a part is only a shortcut; the shard is the truth
-    whole = pa.py_buffer(storage.read(shard_key(entry.name)))
-    if hashlib.sha256(memoryview(whole)).hexdigest() != entry.sha256:
-        raise ShardCorrupt("sha256 does not match", path=path)
-    return list(record_rows(whole, entry.name, path).to_pylist())
+    table = part_of(storage, entry, "records", records_schema(), record_rows)
+    return list(table.to_pylist())
 
 
 def facts_of(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -160,12 +160,7 @@ def read_index(data: bytes | pa.Buffer, path: str) -> pa.Table:
 
 
 def check_spans(table: pa.Table, shards: Mapping[str, int], path: str) -> None:
-    """Refuse rows that promise more than there is: readers allocate by them.
-
-    Args:
-        table: an index.
-        shards: bytes of each shard of its manifest.
-        path: for errors.
+    """Refuse rows of an index that promise more than `shards` have bytes: readers allocate by them.
 
     Raises:
         ShardCorrupt: a span leaves its shard, or cannot hold the sizes its row claims.
@@ -191,13 +186,7 @@ def check_spans(table: pa.Table, shards: Mapping[str, int], path: str) -> None:
 
 
 def read_table(data: bytes | pa.Buffer, path: str, kind: str, schema: pa.Schema) -> pa.Table:
-    """A table of a snapshot from its bytes, checked whole.
-
-    Args:
-        data: of an Arrow file.
-        path: for errors.
-        kind: `index` or `assemblies`: its format is `evofeed-KIND`.
-        schema: the columns it must have.
+    """A table of a snapshot, of format `evofeed-KIND`, from its bytes, checked whole.
 
     Raises:
         SchemaMismatch: another kind or format version.

@@ -12,18 +12,9 @@ from evofeed.base.lazy import names_from
 
 if TYPE_CHECKING:
     from evofeed.store.cache import answers
-    from evofeed.store.clusters import parse_clusters
-    from evofeed.store.crop import unpack_rows_compiled
     from evofeed.store.dataset import checked_index
     from evofeed.store.decode import FEATURES, ChainDecoder, Place
-    from evofeed.store.entries import (
-        RecordSpan,
-        place_of,
-        read_entry,
-        read_record,
-        read_value,
-        record_spans,
-    )
+    from evofeed.store.entries import RecordSpan, read_entry, read_value, record_spans
     from evofeed.store.entry_codecs import (
         PROJECTS,
         encode_alignment,
@@ -32,9 +23,8 @@ if TYPE_CHECKING:
         encode_molecules,
     )
     from evofeed.store.garbage import sweep
-    from evofeed.store.history import diff_indexes
     from evofeed.store.http_connection import Answer, HttpConnection
-    from evofeed.store.index import canonical, index_schema, read_index
+    from evofeed.store.index import canonical, index_schema
     from evofeed.store.join import groups_of, join_chains
     from evofeed.store.layout import (
         COLUMN_NUMBER,
@@ -48,12 +38,12 @@ if TYPE_CHECKING:
     from evofeed.store.leases import Lease, hold, wait_for_none
     from evofeed.store.likeness import similar_pairs
     from evofeed.store.manifest import DIGEST, check_name
-    from evofeed.store.msa_codec import row_nbytes
+    from evofeed.store.msa_codec import row_nbytes, unpack_rows_compiled
     from evofeed.store.opening import open_storage
-    from evofeed.store.overlap import Clusters, overlap
+    from evofeed.store.overlap import Clusters, overlap, parse_clusters
     from evofeed.store.refs import Ref, delete_ref, list_refs, move_ref, read_ref
     from evofeed.store.s3 import S3Storage
-    from evofeed.store.shard import part_key, read_part, shard_key, store_shard
+    from evofeed.store.shard import part_key, read_part, shard_key
     from evofeed.store.statistics import (
         column_kinds,
         column_statistics,
@@ -61,7 +51,7 @@ if TYPE_CHECKING:
         known_values,
         plain_values,
     )
-    from evofeed.store.storage import Keeping, LocalStorage, Storage, StoredObject, open_regular
+    from evofeed.store.storage import Keeping, LocalStorage, Storage, StoredObject
     from evofeed.store.unpickle import ArrayUnpickler
     from evofeed.store.writer import MoveRef
 

@@ -47,12 +47,6 @@ class Links:
     They are followed to the service's own host, and to the origins that the variable
     `EVOFEED_LINK_ORIGINS` names, such as `https://bucket.s3.eu-west-1.amazonaws.com,...`; no token
     goes along.
-
-    Args:
-        service: the connection to the service.
-        url: the dataset's address there, as users write it.
-        path: where the service gives links.
-        clock: seconds that only grow.
     """
 
     def __init__(

@@ -50,13 +50,13 @@ def _packed(codes: UInt8[np.ndarray, "R L"]) -> UInt8[np.ndarray, "R B"]:
 
 
 def unpack_rows(
-    packed: UInt8[np.ndarray, "R B"], num_res: int, order: Int[np.ndarray, " R"] | None = None
-) -> UInt8[np.ndarray, "R L"]:
-    """The codes of packed rows, in another order if one is given.
+    packed: UInt8[np.ndarray, "R B"], num_res: int, order: Int[np.ndarray, " N"] | None = None
+) -> UInt8[np.ndarray, "_ L"]:
+    """The codes of packed rows; of some of them, in another order, if that is given.
 
     The plain reference of the device's decoders.
     """
-    rows = len(packed)
+    rows = len(packed if order is None else order)
     codes = np.empty([rows, num_res], np.uint8)
     block = max(_BLOCK_CELLS // max(num_res, 1), 1)
     for start in range(0, rows, block):
@@ -76,6 +76,17 @@ def _unpacked(packed: UInt8[np.ndarray, "R B"], num_res: int) -> UInt8[np.ndarra
     shifts = np.arange(8, dtype=np.uint64) * np.uint64(5)
     codes = (words.view("<u8") >> shifts) & np.uint64(31)
     return np.asarray(codes.reshape(rows, groups * 8)[:, :num_res].astype(np.uint8))
+
+
+def unpack_rows_compiled(
+    packed: UInt8[np.ndarray, "R B"], num_res: int
+) -> UInt8[np.ndarray, "R {num_res}"]:
+    """As `unpack_rows`, compiled."""
+    from evofeed.store import msa_kernels  # numba takes half a second
+
+    out = np.empty([len(packed), num_res], np.uint8)
+    msa_kernels.unpack_rows(packed.view("<u8"), out)
+    return out
 
 
 def stored_order(chain_id: str, rows: int) -> Int[np.ndarray, " N"]:

@@ -55,11 +55,7 @@ class Selection:
     """Only chains with a structure."""
 
     def why_not(self, row: Mapping[str, Any]) -> str:
-        """Why a chain does not pass, '' if it does.
-
-        Args:
-            row: of the index.
-        """
+        """Why the chain of a row of the index does not pass, '' if it does."""
         date, resolution = row["release_date"], row["resolution"]
         tests = (
             (self.released_from, date < self.released_from, f"released {date or 'nobody knows'}"),

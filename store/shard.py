@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import count
 from typing import Any, Final
 
@@ -15,12 +15,12 @@ from evofeed.base.errors import ShardCorrupt, ShardMissing
 from evofeed.protein.chain_record import ChainRecord
 from evofeed.store.decode import Place, decode_record
 from evofeed.store.encode import encode_record
-from evofeed.store.index import describe, index_bytes, index_table, read_index
+from evofeed.store.index import describe, index_bytes, index_schema, index_table, read_table
 from evofeed.store.ipc import open_plain
 from evofeed.store.layout import (
     CHAIN,
-    COLUMNS,
     HEADER_NBYTES,
+    KINDS,
     PackedColumn,
     arrow_schema,
     check_schema,
@@ -61,39 +61,46 @@ def write_shard(uri: str, records: Iterable[ChainRecord], *, zstd: bool = False)
     return store_shard(open_storage(uri), data)
 
 
-def shard_bytes(encoded: Mapping[str, Mapping[str, PackedColumn]]) -> pa.Buffer:
-    """The file of these chains, in order of chain id."""
+def shard_bytes(encoded: Mapping[str, Mapping[str, PackedColumn]], kind: str = CHAIN) -> pa.Buffer:
+    """The file of these chains, or records of another kind, in order of their ids."""
     size = pa.MockOutputStream()
-    _write(size, encoded)
+    _write(size, encoded, kind)
     buffer = pa.allocate_buffer(size.size())  # one that grows would be copied, and be twice as long
-    _write(pa.FixedSizeBufferWriter(buffer), encoded)
+    _write(pa.FixedSizeBufferWriter(buffer), encoded, kind)
     return buffer
 
 
-def _write(sink: pa.NativeFile, encoded: Mapping[str, Mapping[str, PackedColumn]]) -> None:
-    schema = arrow_schema()
+def _write(
+    sink: pa.NativeFile, encoded: Mapping[str, Mapping[str, PackedColumn]], kind: str
+) -> None:
+    schema = arrow_schema(kind)
     with pa.ipc.new_file(sink, schema) as writer:
-        for chain_id in sorted(encoded):
-            arrays = [pa.array([chain_id], pa.large_utf8())]
-            for name in COLUMNS:
-                cell = pack_column(chain_id, name, encoded[chain_id][name])
+        for record_id in sorted(encoded):
+            arrays = [pa.array([record_id], pa.large_utf8())]
+            for name in KINDS[kind]:
+                cell = pack_column(record_id, name, encoded[record_id][name])
                 ends = pa.py_buffer(np.array([0, len(cell)], np.int64))
-                kind = pa.large_binary()  # from its buffer: pa.array would copy the cell
-                arrays.append(pa.Array.from_buffers(kind, 1, [None, ends, pa.py_buffer(cell)]))
+                cells = [None, ends, pa.py_buffer(cell)]  # pa.array would copy the cell
+                arrays.append(pa.Array.from_buffers(pa.large_binary(), 1, cells))
             writer.write_batch(pa.record_batch(arrays, schema=schema))
+
+
+def shard_name(data: pa.Buffer) -> str:
+    """The name of a shard's file."""
+    return f"{hashlib.sha256(memoryview(data)).hexdigest()}.arrow"
 
 
 def store_shard(storage: Storage, data: pa.Buffer) -> ShardEntry:
     """Put a shard's bytes, and the index of its chains, where they belong."""
-    name = f"{hashlib.sha256(memoryview(data)).hexdigest()}.arrow"
-    return store_indexed(storage, data, shard_index(data, name, storage.uri))
+    return store_indexed(storage, data, shard_index(data, shard_name(data), storage.uri))
 
 
 def store_indexed(storage: Storage, data: pa.Buffer, table: pa.Table) -> ShardEntry:
     """The same, for a shard whose index rows are known."""
     view, name = memoryview(data).cast("B"), str(table["shard"][0])
+    part = index_bytes(table)
     # The index part goes first: whoever sees the shard finds its part.
-    storage.put(part_key(name), _part_bytes(table))
+    storage.put(part_key(name), hashlib.sha256(part).digest() + part)
     storage.put(shard_key(name), view)
     digest = name.removesuffix(".arrow")
     return ShardEntry(name=name, sha256=digest, nbytes=len(view), chains=table.num_rows)
@@ -118,7 +125,7 @@ def shard_kind(data: pa.Buffer, path: str) -> str:
     return check_schema(open_plain(data, path).schema, path)
 
 
-def read_batches(data: pa.Buffer, path: str, kind: str = CHAIN) -> Iterator[pa.RecordBatch]:
+def read_batches(data: pa.Buffer, path: str, kind: str) -> Iterator[pa.RecordBatch]:
     """The record batch of each record, validated in full; schema and version first.
 
     Raises:
@@ -146,18 +153,32 @@ def shard_index(data: pa.Buffer, name: str, path: str) -> pa.Table:
     Raises:
         ShardCorrupt, SchemaMismatch: the file is not a sound shard.
     """
-    rows: list[dict[str, Any]] = []
-    end = schema_end(memoryview(data))
-    for batch in read_batches(data, path):
-        row = _index_row(data, batch, end, path)
-        end = row["offset"] + row["nbytes"]
-        rows.append(row | {"shard": name})
-    if not rows or bytes(memoryview(data)[end : end + 8]) != END_OF_STREAM:
-        raise ShardCorrupt("chains are missing at its end", path=path)
+    rows = []
+    for place, columns, where in read_records(data, path, CHAIN):
+        saved = sum(column.raw_nbytes - len(column.payload) for column in columns.values())
+        row = {"shard": name, "raw_nbytes": where["nbytes"] + saved}
+        rows.append(describe(decode_record(columns, place)) | where | row)
     try:
         return index_table(rows)
     except ValueError as error:
         raise ShardCorrupt(str(error), path=path) from None
+
+
+def read_records(
+    data: pa.Buffer, path: str, kind: str
+) -> Iterator[tuple[Place, dict[str, PackedColumn], dict[str, Any]]]:
+    """Each record of a shard: its name, its columns, and what a table says of where it is.
+
+    Raises:
+        ShardCorrupt, SchemaMismatch: the file is not a sound shard of that kind.
+    """
+    end = first = schema_end(memoryview(data))
+    for batch in read_batches(data, path, kind):
+        place, columns, where = _record(data, batch, kind, end, path)
+        end = where["offset"] + where["nbytes"]
+        yield place, columns, where
+    if end == first or bytes(memoryview(data)[end : end + 8]) != END_OF_STREAM:
+        raise ShardCorrupt("records are missing at its end", path=path)
 
 
 def schema_end(view: memoryview) -> int:
@@ -165,43 +186,38 @@ def schema_end(view: memoryview) -> int:
     return 16 + int.from_bytes(view[12:16], "little")
 
 
-def _index_row(data: pa.Buffer, batch: pa.RecordBatch, offset: int, path: str) -> dict[str, Any]:
-    chain_id = str(batch.column(0)[0].as_py())
-    place = Place(chain_id, path)
+def _record(
+    data: pa.Buffer, batch: pa.RecordBatch, kind: str, offset: int, path: str
+) -> tuple[Place, dict[str, PackedColumn], dict[str, Any]]:
+    record_id = str(batch.column(0)[0].as_py())
+    place = Place(record_id, path)
     if bytes(memoryview(data)[offset : offset + 4]) != MESSAGE:
         raise place.corrupt(f"no Arrow message begins at byte {offset}")
-    if not NAME.fullmatch(chain_id):
-        raise place.corrupt("this is no chain id")
-    starts, columns, saved, stop = [], {}, 0, offset
-    for name in COLUMNS:
-        cell = cell_of(batch.column(name))
-        column = unpack_column(memoryview(cell), chain_id, name, path)
+    if not NAME.fullmatch(record_id):
+        raise place.corrupt("this is no id")
+    starts, columns, stop = [], {}, offset
+    for name in KINDS[kind]:
+        cell = _cell(batch.column(name))
+        column = unpack_column(memoryview(cell), record_id, name, path)
         start = cell.address - data.address
         if start < stop:
             raise place.corrupt(f"column {name} does not lie behind the one before")
         starts.append(start)
         columns[name] = column
-        saved += column.raw_nbytes - len(column.payload)
         stop = start + HEADER_NBYTES + len(column.payload)
     stop += -stop % 8
     if stop > data.size:
         raise place.corrupt("the file ends within it")
-    return describe(decode_record(columns, place)) | {
+    where = {
         "offset": offset,
         "nbytes": stop - offset,
-        "raw_nbytes": stop - offset + saved,
         "checksum": xxhash.xxh3_64_intdigest(memoryview(data)[offset:stop]),
         "column_offsets": [start - offset for start in (*starts, stop)],
     }
+    return place, columns, where
 
 
-def _part_bytes(table: pa.Table) -> bytes:
-    """sha256 of the index bytes, then the index bytes."""
-    data = index_bytes(table)
-    return hashlib.sha256(data).digest() + data
-
-
-def cell_of(column: pa.LargeBinaryArray) -> pa.Buffer:
+def _cell(column: pa.LargeBinaryArray) -> pa.Buffer:
     """The value of a one-row column, where it is."""
     _, ends, values = column.buffers()
     start, stop = np.frombuffer(ends, np.int64, 2, 8 * column.offset).tolist()
@@ -210,15 +226,27 @@ def cell_of(column: pa.LargeBinaryArray) -> pa.Buffer:
 
 def read_part(storage: Storage, entry: ShardEntry) -> pa.Table:
     """Index rows of a shard: from its part, or from the shard itself if that is missing."""
+    return part_of(storage, entry, "index", index_schema(), shard_index)
+
+
+def part_of(
+    storage: Storage,
+    entry: ShardEntry,
+    table: str,
+    schema: pa.Schema,
+    rows: Callable[[pa.Buffer, str, str], pa.Table],
+) -> pa.Table:
+    """As `read_part`, for rows of a table that a shard's bytes give by `rows`."""
     try:
         data = storage.read(part_key(entry.name))
         if hashlib.sha256(data[32:]).digest() == data[:32]:
-            table = read_index(data[32:], part_key(entry.name))
-            if table["shard"].unique().to_pylist() == [entry.name]:
-                return table
+            found = read_table(data[32:], part_key(entry.name), table, schema)
+            if found["shard"].unique().to_pylist() == [entry.name]:
+                return found
     except (ShardMissing, ShardCorrupt):
         pass  # a part is only a shortcut; the shard is the truth
-    data = pa.py_buffer(storage.read(shard_key(entry.name)))
-    if hashlib.sha256(memoryview(data)).hexdigest() != entry.sha256:
-        raise ShardCorrupt("sha256 does not match", path=f"{storage.uri}/{shard_key(entry.name)}")
-    return shard_index(data, entry.name, f"{storage.uri}/{shard_key(entry.name)}")
+    path = f"{storage.uri}/{shard_key(entry.name)}"
+    whole = pa.py_buffer(storage.read(shard_key(entry.name)))
+    if shard_name(whole) != entry.name:
+        raise ShardCorrupt("sha256 does not match", path=path)
+    return rows(whole, entry.name, path)

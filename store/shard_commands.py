@@ -69,15 +69,17 @@ def cat(
 
     Example: evofeed shards cat data/ 1abc_A --out 1abc_A.npz
     """
+    from pathlib import Path
+
+    from evofeed.protein.chain_files import to_npz
     from evofeed.protein.features import RECORD
     from evofeed.store import Dataset
-    from evofeed.store.convert import export_npz
     from evofeed.store.encode import meta_of
 
     with wrong_call():
         record = Dataset.open(uri, snapshot)[chain]
     if out:
-        export_npz(record, out)
+        Path(out).write_bytes(to_npz(record))
     values: dict[str, Any] = {"chain_id": chain, **meta_of(record)}
     for feature in RECORD:
         array = getattr(record, feature.name)

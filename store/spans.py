@@ -12,17 +12,12 @@ import xxhash
 
 from evofeed.base.errors import ChainMissing, ShardCorrupt, ShardMissing, StoreError
 from evofeed.store.decode import ChainDecoder, Place
-from evofeed.store.layout import (
-    COLUMNS,
-    unpack_column,
-)
+from evofeed.store.layout import COLUMNS, unpack_column
 from evofeed.store.shard import shard_key
 from evofeed.store.storage import Keeping, Storage
 
 READS = 2
 """Attempts at a chain whose bytes come out wrong, the second from the source itself."""
-
-
 GAP: Final = 256 << 10
 """Bytes nobody asked for that one remote read fetches rather than become two."""
 RUN: Final = 16 << 20
@@ -81,23 +76,6 @@ class Spans:
         """Names of chain and shard, for errors."""
         return Place(self.chain_id(row), f"{self.storage.uri}/{self.key(row)}")
 
-    def read_range(self, row: int, start: int, out: memoryview) -> None:
-        """Fill `out` with a chain's bytes from `start` of its span, unchecked.
-
-        Raises:
-            ShardMissing, ShardCorrupt: the shard is not there or too short.
-        """
-        try:
-            self.storage.read_into(self.key(row), int(self.offset[row]) + start, out)
-        except ShardMissing as error:
-            raise ShardMissing(
-                error.message, path=self.place(row).path, item=self.chain_id(row)
-            ) from None
-        except StoreError as error:
-            if type(error) in (StoreError, ShardCorrupt) and "truncated" in error.message:
-                raise self.place(row).corrupt(error.message) from None
-            raise
-
     def read_span(self, row: int, out: np.ndarray | None = None) -> np.ndarray:
         """All bytes of a chain, u8, by one ranged read; checked against the index.
 
@@ -111,17 +89,8 @@ class Spans:
         nbytes = int(self.nbytes[row])
         if out is None or len(out) < nbytes:
             out = np.empty(nbytes, np.uint8)
-        span = out[:nbytes]
-        short: ShardCorrupt | None = None
-        for _ in range(READS):
-            try:
-                self.read_range(row, 0, span.data)
-                if xxhash.xxh3_64_intdigest(span.data) == self.checksum[row]:
-                    return span
-            except ShardCorrupt as error:
-                short = error
-            self._forget(row)  # a flip or a cut on the way or in a cache heals itself
-        raise short or self.place(row).corrupt("checksum does not match: fetch the shard again")
+        where, place = (self.key(row), int(self.offset[row])), self.place(row)
+        return read_checked(self.storage, *where, out[:nbytes], int(self.checksum[row]), place)
 
     def runs(self, rows: Sequence[int]) -> list[list[int]]:
         """Rows grouped so that the chains of a group are close together in one shard."""
@@ -150,7 +119,7 @@ class Spans:
         base = int(self.offset[first])
         data = np.empty(int(self.offset[last] + self.nbytes[last]) - base, np.uint8)
         try:
-            self.read_range(first, 0, data.data)
+            _read_range(self.storage, self.key(first), base, data, self.place(first))
         except ShardCorrupt:  # too short: whose chains are whole, and whose are not?
             return {row: self.read_span(row) for row in run}
         spans = {}
@@ -160,10 +129,6 @@ class Spans:
             fine = xxhash.xxh3_64_intdigest(span.data) == self.checksum[row]
             spans[row] = span if fine else self.read_span(row)
         return spans
-
-    def _forget(self, row: int) -> None:
-        if isinstance(self.storage, Keeping):
-            self.storage.forget(self.key(row))
 
     def decoder(self, row: int, span: np.ndarray, starts: np.ndarray | None = None) -> ChainDecoder:
         """Decoder of a whole span; the sizes it finds must be those of the index."""
@@ -177,6 +142,38 @@ class Spans:
         if [decoder.dims[name] for name in "LNKT"] != self.dims[row].tolist():
             raise place.corrupt(f"it has {decoder.dims}, the index says {self.dims[row].tolist()}")
         return decoder
+
+
+def read_checked(
+    storage: Storage, key: str, offset: int, out: np.ndarray, checksum: int, place: Place
+) -> np.ndarray:
+    """`out` filled by one ranged read, twice if the bytes come out wrong.
+
+    Raises:
+        ShardCorrupt: they do not match; `ShardMissing`: the shard is not there.
+    """
+    short: ShardCorrupt | None = None
+    for _ in range(READS):
+        try:
+            _read_range(storage, key, offset, out, place)
+            if xxhash.xxh3_64_intdigest(out.data) == checksum:
+                return out
+        except ShardCorrupt as error:
+            short = error
+        if isinstance(storage, Keeping):  # a flip or a cut on the way or in a cache heals itself
+            storage.forget(key)
+    raise short or place.corrupt("checksum does not match: fetch the shard again")
+
+
+def _read_range(storage: Storage, key: str, offset: int, out: np.ndarray, place: Place) -> None:
+    try:
+        storage.read_into(key, offset, out.data)
+    except ShardMissing as error:
+        raise ShardMissing(error.message, path=place.path, item=place.chain_id) from None
+    except StoreError as error:
+        if type(error) in (StoreError, ShardCorrupt) and "truncated" in error.message:
+            raise place.corrupt(error.message) from None
+        raise
 
 
 def _numbers(table: pa.Table, name: str) -> np.ndarray:

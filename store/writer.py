@@ -210,18 +210,7 @@ def write_snapshot(
     assemblies: Part = NO_PART,
     whole_entries: Part = NO_PART,
 ) -> Snapshot:
-    """Store index and manifest of a snapshot; no ref moves.
-
-    Args:
-        storage: of the dataset.
-        table: the index of its chains.
-        entries: every shard that holds some of them, or of what belongs to assemblies.
-        parent: digest of the snapshot it was made from.
-        config: how the chains were made.
-        dropped: inputs that gave no chain.
-        assemblies: its complexes.
-        whole_entries: its entries.
-    """
+    """Store index and manifest of a snapshot; `entries` are all its shards. No ref moves."""
     index = index_bytes(table)
     manifest = Manifest(
         shards=tuple(sorted(entries)),
