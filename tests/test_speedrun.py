@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 
 import pytest
-from benchmarks.speedrun.speedrun import where_time_went
 
 from evofeed.synth.families import family_sizes
 
@@ -22,19 +21,6 @@ def test_a_record_reached_its_targets_when_it_says(path: Path) -> None:
         assert seconds == (above[0] if above else None)
     assert {"cards", "commit", "command", "config", "versions", "dataset"} <= set(record)
     assert (path.parent / "curve.png").is_file()
-
-
-def test_a_record_says_where_its_seconds_went(tmp_path: Path) -> None:
-    usual = {"forward": 0.01, "backward": 0.02}
-    times = [{"forward": 30.0}, {"forward": 4.0}, *[usual] * 20, usual | {"validation": 5.0}, usual]
-    lines = [json.dumps({"step": i, "seconds": t}) for i, t in enumerate(times)]
-    (tmp_path / "steps.jsonl").write_text("\n".join([*lines, json.dumps({"step": 24})]) + "\n")
-    found = where_time_went(tmp_path, {"seconds_before_first_wait": 6.04})
-    assert found["before_first_step"] == 6.0
-    assert found["first_steps"] == [30.0, 4.0, 0.03, 0.03]
-    assert found["first_validation"] == 5.0
-    assert found["usual_step_ms"] == 30.0
-    assert found["usual_parts_ms"] == {"forward": 10.0, "backward": 20.0}
 
 
 def test_the_recipe_has_thousands_of_families_in_the_number_the_page_says() -> None:

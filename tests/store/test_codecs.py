@@ -23,27 +23,27 @@ from evofeed.store.codecs import (
 from evofeed.store.decode import ChainDecoder, Place
 from evofeed.store.encode import encode_record
 from evofeed.store.layout import Codec, Compression
-from evofeed.store.msa_codec import pack_rows, row_nbytes, stored_order, unpack_rows
+from evofeed.store.msa_codec import (
+    pack_rows,
+    row_nbytes,
+    stored_order,
+    unpack_rows,
+    unpack_rows_compiled,
+)
 
 HERE = Place("chain_A", "here")
 sizes = st.integers(0, 40)
 
 
 @given(st.integers(0, 9), st.integers(1, 300), st.integers(0, 2**32 - 1))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_rows_of_any_length_survive_five_bits(rows, num_res, seed):
     codes = np.random.default_rng(seed).integers(0, 32, [rows, num_res]).astype(np.uint8)
     payload = pack_rows(codes)
     assert len(payload) == rows * row_nbytes(num_res) and row_nbytes(num_res) % 8 == 0
-    assert np.array_equal(
-        unpack_rows(np.frombuffer(payload, np.uint8).reshape(rows, row_nbytes(num_res)), num_res),
-        codes,
-    )
-
-
-def test_five_bit_rows_are_little_endian_bit_streams():
-    (row,) = [pack_rows(np.array([[1, 2, 3, 21]], np.uint8))]
-    assert int.from_bytes(row, "little") == 1 | 2 << 5 | 3 << 10 | 21 << 15
+    packed = np.frombuffer(payload, np.uint8).reshape(rows, row_nbytes(num_res))
+    for unpack in (unpack_rows, unpack_rows_compiled):
+        assert np.array_equal(unpack(packed, num_res), codes)
 
 
 def test_stored_order_is_a_fixed_permutation_behind_the_query():
@@ -54,7 +54,7 @@ def test_stored_order_is_a_fixed_permutation_behind_the_query():
 
 
 @given(st.lists(st.integers(-(2**31), 2**31 - 1) | st.integers(0, 300)))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_integers_survive_whatever_width_they_need(values):
     array = np.array(values, np.int32)
     for pack in (pack_integers, pack_range):
@@ -67,14 +67,14 @@ def test_consecutive_integers_cost_four_bytes():
 
 
 @given(st.lists(st.integers(0, 3)))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_runs_survive(values):
     array = np.array(values, np.uint8)
     assert np.array_equal(unpack_runs(pack_runs(array), len(array)), array)
 
 
 @given(st.lists(st.text(max_size=4) | st.sampled_from(["", "HUMAN", "\ud800"])))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_texts_survive(texts):
     assert unpack_strings(pack_strings(texts), len(texts)) == tuple(texts)
 
@@ -111,7 +111,7 @@ def test_masks_survive():
     assert np.array_equal(unpack_mask(pack_mask(mask), len(mask)), mask)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(4))
 def test_three_decimals_come_back_bit_for_bit_and_small(seed):
     positions, mask = atoms(seed)
     payload = pack_positions(positions, mask, None)
@@ -119,7 +119,7 @@ def test_three_decimals_come_back_bit_for_bit_and_small(seed):
     assert unpack_positions(payload, mask, None).tobytes() == positions.tobytes()
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(4))
 def test_centred_coordinates_come_back_bit_for_bit(seed):
     positions, mask = atoms(seed)
     center = np.random.default_rng(seed).normal(0, 100, [len(mask), 3]).astype(np.float32)
@@ -175,7 +175,7 @@ def test_huge_and_negative_numbers_survive():
     )
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_zstd_columns_come_back_the_same(seed):
     record = random_record(seed, num_res=60, num_alignments=200)
     columns = encode_record(record, zstd=True)

@@ -6,7 +6,6 @@ import gzip
 import lzma
 import os
 import pickle
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,7 +13,7 @@ from tests.store.records import assert_same, random_record
 
 from evofeed.base.errors import InputError
 from evofeed.featurize import to_openfold_raw
-from evofeed.store.convert import convert, export_npz, from_raw_features, read_features
+from evofeed.store.convert import convert, from_raw_features, read_features
 
 pytestmark = pytest.mark.system
 
@@ -40,7 +39,7 @@ def expected(seed, chain_id):
     )
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_a_raw_feature_dict_becomes_the_record_it_came_from(seed):
     assert_same(from_raw_features(feature_dict(seed), "x_A"), expected(seed, "x_A"))
 
@@ -86,7 +85,7 @@ def test_pickles_that_hold_no_features_are_refused(tmp_path, content):
 
 def test_what_is_missing_is_named_and_other_files_still_count(tmp_path):
     good, bad, junk = (tmp_path / name for name in ("good_A.npz", "bad_A.npz", "junk_A.npz"))
-    export_npz(random_record(1, chain_id="good_A"), good)
+    np.savez(good, **feature_dict(1))
     np.savez(bad, aatype=np.eye(21))
     junk.write_bytes(b"PK but no zip")
     snapshot = convert([good, bad, junk], str(tmp_path / "data"))
@@ -95,11 +94,3 @@ def test_what_is_missing_is_named_and_other_files_still_count(tmp_path):
     assert "no 'msa'" in reasons["bad_A"] and "npz" in reasons["junk_A"]
     with pytest.raises(InputError, match="none of 1"):
         convert([bad], str(tmp_path / "other"))
-
-
-def test_an_export_keeps_every_field(tmp_path):
-    for seed in range(3):
-        record = random_record(seed, has_structure=seed > 0)
-        path = Path(tmp_path) / "x.npz"
-        export_npz(record, path)
-        assert_same(read_features(path), record)

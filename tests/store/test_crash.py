@@ -31,7 +31,7 @@ from evofeed.store import (
 )
 
 FORK = multiprocessing.get_context("fork")
-RANDOM_KILLS = 60
+RANDOM_KILLS = 20
 SHARD_NBYTES = 5000  # two shards
 NONE = {"files": {}}
 
@@ -184,7 +184,7 @@ def test_writers_of_complexes_killed_on_the_way_are_repeated_with_the_same_diges
         finally:
             faults.hook = None
         assert set(points) >= {"index made, not written", "ref moved"}
-        for number, point in list(enumerate(points))[number_of_first(points) :: 2]:
+        for number, point in list(enumerate(points))[points.index("file in place") :: 3]:
             data = fast_path / "killed"
             shutil.copytree(folder, data)
             assert exit_code(publisher(data, before, number, write)) == -signal.SIGKILL, point
@@ -197,11 +197,6 @@ def test_writers_of_complexes_killed_on_the_way_are_repeated_with_the_same_diges
         shutil.rmtree(folder)
         shutil.move(fast_path / name, folder)
         before = after
-
-
-def number_of_first(points):
-    """The first shard's points are like the second's: begin there."""
-    return points.index("file in place")
 
 
 def look(folder, before, after, pipe):

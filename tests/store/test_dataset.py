@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import pickle
 from pathlib import Path
 
 import numpy as np
 import pytest
 from tests.store.records import assert_same, random_record
 
-from evofeed.base.errors import DatasetMissing, RefConflict, ShardCorrupt
+from evofeed.base.errors import DatasetMissing, RefConflict
 from evofeed.store import Dataset, DatasetWriter, ShardEntry, write_shard
 
 
@@ -20,7 +19,7 @@ def write(folder: Path, records, **commit):
     return writer.commit(**commit)
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(3))
 def test_every_field_of_a_record_comes_back_bit_for_bit(tmp_path, seed):
     record = random_record(seed, has_structure=seed % 3 > 0)
     write(tmp_path, [record])
@@ -79,43 +78,10 @@ def test_the_index_says_where_and_what_each_chain_is(tmp_path):
     assert (tmp_path / "shards" / row["shard"]).stat().st_size >= row["offset"] + row["nbytes"]
 
 
-def test_a_crop_takes_a_window_and_rows_of_every_feature(tmp_path):
-    record = random_record(7, num_res=40, num_alignments=30, num_templates=2)
-    write(tmp_path, [record])
-    rows = [0, 7, 3]
-    (crop,) = Dataset.open(tmp_path).read([record.chain_id], residues=slice(10, 25), rows=rows)
-    assert np.array_equal(crop["msa"], record.msa[rows, 10:25])
-    assert np.array_equal(crop["template_aatype"], record.template_aatype[:, 10:25])
-    assert crop["msa_species"].tolist() == [record.msa_species[row] for row in rows]
-    dense = np.zeros([3, 15], np.int32)
-    dense[crop["deletion_row"], crop["deletion_column"]] = crop["deletion_count"]
-    assert np.array_equal(dense, record.deletion_matrix()[rows, 10:25])
-
-
 def test_one_id_is_not_taken_for_a_sequence_of_them(tmp_path):
     write(tmp_path, [random_record(1)])
     with pytest.raises(TypeError, match=r"read\(\['chain1_A'\]\)"):
         Dataset.open(tmp_path).read("chain1_A")
-
-
-def test_a_flipped_bit_is_named_with_shard_and_chain(tmp_path):
-    records = [random_record(seed) for seed in range(3)]
-    write(tmp_path, records)
-    assert Dataset.open(tmp_path).verify(deep=True) == []
-    (shard,) = (tmp_path / "shards").iterdir()
-    damaged = bytearray(shard.read_bytes())
-    damaged[len(damaged) // 2] ^= 4
-    shard.write_bytes(damaged)
-    dataset = Dataset.open(tmp_path)
-    faults = dataset.verify()
-    assert [type(fault) for fault in faults] == [ShardCorrupt]
-    assert shard.name in str(faults[0]) and faults[0].item in {r.chain_id for r in records}
-
-
-def test_a_dataset_survives_pickling(tmp_path):
-    write(tmp_path, [random_record(3)])
-    dataset = pickle.loads(pickle.dumps(Dataset.open(tmp_path)))
-    assert_same(dataset[0], random_record(3))
 
 
 def test_a_missing_dataset_says_so(tmp_path):

@@ -13,7 +13,6 @@ from tests.store.entries import made_alignment, made_molecule, made_record, made
 from tests.store.records import random_record
 
 from evofeed.base.errors import ChainMissing, ShardCorrupt
-from evofeed.protein.alignment import Alignment
 from evofeed.protein.assembly_record import AssemblyRecord
 from evofeed.protein.entry_record import EntryRecord
 from evofeed.store import (
@@ -151,13 +150,6 @@ def test_complexes_and_entries_stay_when_the_others_come(tmp_path: Path) -> None
     assert not dataset.verify(deep=True)
 
 
-def test_a_snapshot_of_chains_alone_says_version_1_0(tmp_path: Path) -> None:
-    writer = DatasetWriter(str(tmp_path))
-    writer.add(random_record(0))
-    assert b'"version":[1,0]' in writer.commit().manifest.to_bytes()
-    assert b'"version":[1,2]' in made_dataset(str(tmp_path / "e")).manifest.to_bytes()
-
-
 def test_a_missing_part_is_made_again_from_the_shard(tmp_path: Path) -> None:
     record = made_record(0)
     columns = encode_entry(record, {"openfold3": made_section(record)})
@@ -182,15 +174,6 @@ def test_a_damaged_entry_names_its_shard_and_itself(tmp_path: Path, column: str)
     assert fault.value.item == "made-1"
     assert span.key in str(fault.value.path)
     assert [type(one) for one in entries.verify()] == [ShardCorrupt]
-
-
-def test_a_shard_that_ends_too_early_is_an_error_not_a_crash(tmp_path: Path) -> None:
-    made_dataset(str(tmp_path))
-    entries = Dataset.open(str(tmp_path)).entries
-    path = tmp_path / entries.span("entry", "made-1").key
-    path.write_bytes(path.read_bytes()[:600])
-    with pytest.raises(ShardCorrupt, match="made-1"):
-        entries["made-1"]
 
 
 @pytest.mark.parametrize(
@@ -224,16 +207,6 @@ def test_an_alignment_of_another_shape_is_refused(tmp_path: Path) -> None:
         write_records(str(tmp_path), "alignment", {NAME: columns})
 
 
-def test_letters_of_27_kinds_and_deletions_come_back(tmp_path: Path) -> None:
-    alignment: Alignment = made_alignment(NAME)
-    assert alignment.letters.max() == 26
-    assert len(alignment.deletion_column)
-    made_dataset(str(tmp_path))
-    again = Dataset.open(str(tmp_path)).entries.alignment(NAME)
-    rows = np.arange(len(alignment.row_letters))
-    assert np.array_equal(again.dense_deletions(rows), alignment.dense_deletions(rows))
-
-
 @pytest.mark.parametrize("kind", ["entry", "alignment", "molecules"])
 def test_a_flipped_byte_anywhere_in_a_record_is_a_typed_error(tmp_path: Path, kind: str) -> None:
     made_dataset(str(tmp_path))
@@ -244,7 +217,7 @@ def test_a_flipped_byte_anywhere_in_a_record_is_a_typed_error(tmp_path: Path, ki
     path = tmp_path / span.key
     whole = path.read_bytes()
     for low, high in itertools.pairwise(span.starts):
-        for at in np.linspace(low, high - 1, 25).astype(int).tolist():
+        for at in np.linspace(low, high - 1, 8).astype(int).tolist():
             data = bytearray(whole)
             data[span.offset + at] ^= 0x10
             path.write_bytes(data)
@@ -263,7 +236,7 @@ def test_bytes_that_are_wrong_under_a_right_checksum_are_a_typed_error_or_a_whol
     columns = read_record(open_storage(str(tmp_path)), span_of(row))
     dice, refused = np.random.default_rng(0), 0
     for name, column in columns.items():
-        for _ in range(120 if column.payload else 0):
+        for _ in range(40 if column.payload else 0):
             data = bytearray(column.payload)
             data[dice.integers(len(data))] ^= 1 << int(dice.integers(8))
             bad = {**columns, name: dataclasses.replace(column, payload=memoryview(data))}

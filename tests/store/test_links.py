@@ -24,7 +24,6 @@ class Linking(Service):
     """The toy service with links: `said` answers who asks for them, if it is not None."""
 
     said, bad, asked, linked, seconds, ahead = None, None, [], [], 900, 0.0
-    retry_after = 0
 
     def do_POST(self):  # noqa: N802
         wanted = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["shards"]
@@ -43,11 +42,6 @@ class Linking(Service):
 
     def host(self):
         return self.headers["Host"]
-
-    def end_headers(self):
-        if self.retry_after:
-            self.send_header("Retry-After", str(self.retry_after))
-        super().end_headers()
 
     def date_time_string(self, timestamp=None):
         return super().date_time_string(self.now() if timestamp is None else timestamp)
@@ -158,11 +152,8 @@ SOON = "2999-01-01T00:00:00+00:00"
 @pytest.mark.parametrize(
     "said",
     [
-        *map(problem, (401, 403, 404, 405, 422, 429, 500, 503)),
-        saying(b"<html>"), saying([]), saying({}), saying({"urls": []}),
-        saying({"urls": 7, "expires_at": SOON}), saying({"urls": [7], "expires_at": SOON}),
+        *map(problem, (403, 404, 429)), saying(b"<html>"), saying([]),
         saying({"urls": [{"shard": [], "url": "x"}], "expires_at": SOON}),
-        saying({"urls": [], "expires_at": 7}), saying({"urls": [], "expires_at": "soon"}),
         saying({"urls": [], "expires_at": "2999-01-01T00:00:00"}),
         saying({"urls": [], "expires_at": "1999-01-01T00:00:00+00:00"}),
     ],
@@ -187,9 +178,8 @@ def test_links_that_never_end_are_never_asked_for_again(service):
 @pytest.mark.parametrize(
     "url",
     [
-        "http://elsewhere.example/x", "https://127.0.0.1:1/x", "file:///etc/passwd", "//[/x", "x",
-        "http://127.0.0.1:99999/x", "http://{host}", "", "/x", 7, None,
-        "http://{host}/\u00e9", "http://{host}@elsewhere.example/x",
+        "http://elsewhere.example/x", "file:///etc/passwd", "//[/x", "http://127.0.0.1:99999/x",
+        "http://{host}", 7, "http://{host}/\u00e9", "http://{host}@elsewhere.example/x",
         "http://elsewhere.example#@{host}/x", "http://{host}.elsewhere.example/x",
     ],
 )  # fmt: skip
@@ -207,7 +197,7 @@ def test_a_link_to_elsewhere_is_not_followed(service, monkeypatch, url):
     assert not service.linked
 
 
-@pytest.mark.parametrize("path", ["/a b", "/a\r\nX-Injected: 1", "/a\x00"])
+@pytest.mark.parametrize("path", ["/a b", "/a\r\nX-Injected: 1"])
 def test_a_link_that_is_no_path_reaches_nobody(service, monkeypatch, path):
     monkeypatch.setattr(Linking, "host", lambda self: self.headers["Host"] + path)
     with opening(service) as dataset:
@@ -215,14 +205,7 @@ def test_a_link_that_is_no_path_reaches_nobody(service, monkeypatch, path):
     assert not service.linked
 
 
-def test_a_proxy_that_speaks_tls_for_the_service_is_the_service(service):
-    found = links._host("https://data.example.org/x")
-    assert found == links._host("http://data.example.org/x")
-    assert found == links._host("https://data.example.org:443/x")
-    assert found != links._host("http://data.example.org:443/x")
-
-
-@pytest.mark.parametrize("status", [200, 301, 302, 400, 403, 404, 410, 416, 500, 503])
+@pytest.mark.parametrize("status", [200, 302, 403, 503])
 def test_links_that_lead_nowhere_are_counted_and_the_service_is_read(service, caplog, status):
     service.bad = lambda self: self.answer(status, b"")
     clock = Clock()
@@ -260,14 +243,6 @@ def test_what_comes_wrong_by_a_link_is_read_from_the_service(service, fault):
     with opening(service) as dataset:
         read_all(dataset)
         assert len(service.linked) == (6 if fault == "hang up" else CHAINS)
-
-
-def test_who_is_asked_to_wait_for_links_reads_from_the_service_at_once(service):
-    service.said, service.retry_after = problem(429), 30
-    begun = time.monotonic()
-    with opening(service) as dataset:
-        assert read_all(dataset) == stats(1, 0, 0)
-    assert time.monotonic() < begun + 25
 
 
 def test_of_threads_that_want_links_one_asks(service):

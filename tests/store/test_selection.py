@@ -89,7 +89,7 @@ def test_reasons_stand_in_the_card_of_the_part(uri: str) -> None:
 
 def test_parts_are_apart_by_cluster_and_hold_their_shares(uri: str, clusters: Path) -> None:
     known = Clusters(clusters)
-    for seed in range(5):
+    for seed in range(2):
         parts = split_chains(uri, known, {"valid": 0.2, "test": 0.1}, seed=seed)
         held = {name: chains(uri, part) for name, part in parts.items()}
         assert sum(map(len, held.values())) == COUNT - 3 == len(set().union(*held.values()))
@@ -99,7 +99,7 @@ def test_parts_are_apart_by_cluster_and_hold_their_shares(uri: str, clusters: Pa
         assert 11 <= len(held["valid"]) <= 18 and 5 <= len(held["test"]) <= 13
         whole = next(part for part in held.values() if "c000_A" in part)
         assert {"c000_A", "c003_A", "c004_A", "c007_A"} <= whole  # joined by c005_A
-    assert split_chains(uri, known, {"valid": 0.2, "test": 0.1}, seed=4)["valid"].digest == (
+    assert split_chains(uri, known, {"valid": 0.2, "test": 0.1}, seed=1)["valid"].digest == (
         parts["valid"].digest
     )
     first = Dataset.open(uri, "valid").index.to_pylist()[0]
@@ -118,7 +118,7 @@ def test_a_large_cluster_does_not_swallow_a_small_share(uri: str, tmp_path: Path
     listed = tmp_path / "families.txt"
     listed.write_text("\n".join([" ".join(names[20:]), *names[:20]]) + "\n")
     known = Clusters(listed)
-    for seed in range(5):
+    for seed in range(2):
         valid = split_chains(uri, known, {"valid": 0.1}, seed=seed)["valid"]
         assert 0.1 * len(names) <= len(chains(uri, valid)) <= 0.2 * len(names)
     listed.write_text(" ".join(names) + "\n")

@@ -11,7 +11,7 @@ import pytest
 from tests.store.records import assert_same, random_record
 from tests.test_features import tiny_record
 
-from evofeed.base.errors import ChainMissing, RefConflict
+from evofeed.base.errors import ChainMissing
 from evofeed.store import (
     Dataset,
     DatasetWriter,
@@ -22,7 +22,6 @@ from evofeed.store import (
     merge,
     remove_chains,
     replace_chains,
-    tag,
     write_shard,
 )
 from evofeed.store.garbage import sweep
@@ -55,6 +54,7 @@ def test_chains_are_added_removed_and_replaced_as_new_snapshots(tmp_path):
     ]
     dataset = Dataset.open(uri)
     assert list(dataset) == ids(1, 2, 7) and dataset.manifest.config == {"a": 1}
+    assert "3 chains" in repr(dataset) and dataset.to_pandas().chain_id.tolist() == ids(1, 2, 7)
     assert_same(dataset["chain1_A"], other)
     assert dataset.verify(deep=True) == []
     assert [s.digest for s in dataset.snapshots()] == [
@@ -105,16 +105,6 @@ def test_compaction_joins_small_shards_and_keeps_every_bit(tmp_path):
         assert_same(after[f"chain{seed}_A"], random_record(seed))
     assert after.index["cluster_size"].to_pylist() == [-1, -1, -1, -1, 9]
     assert compact(uri).digest == after.digest
-
-
-def test_a_tag_stays_where_it_was_put(tmp_path):
-    uri = str(tmp_path)
-    first = make(uri, [1])
-    assert tag(uri, "v1").digest == first.digest
-    remove_chains(uri, ["chain1_A"])
-    assert list(Dataset.open(uri)) == [] and list(Dataset.open(uri, "v1")) == ids(1)
-    with pytest.raises(RefConflict):
-        tag(uri, "v1")
 
 
 def age(folder, seconds):
@@ -208,24 +198,6 @@ def test_history_is_kept_unless_it_is_given_up(tmp_path):
     assert not (tmp_path / "snapshots" / first.digest).exists()
     dataset = Dataset.open(uri)
     assert dataset.verify(deep=True) == [] and len(dataset.snapshots()) == 1
-
-
-def test_index_bytes_do_not_depend_on_how_rows_came_together(tmp_path):
-    one = make(tmp_path / "a", [3, 1, 2])
-    two = make(tmp_path / "b", [1])
-    add_shards(str(tmp_path / "b"), [write_shard(str(tmp_path / "b"), [random_record(3)])])
-    writer = DatasetWriter(str(tmp_path / "b"), shard_nbytes=1)
-    last = add_shards(str(tmp_path / "b"), [write_shard(writer.storage.uri, [random_record(2)])])
-    assert two.digest != last.digest
-    assert one.manifest.index_sha256 == last.manifest.index_sha256
-
-
-def test_a_dataset_shows_itself_in_a_notebook(tmp_path):
-    make(tmp_path, range(3))
-    dataset = Dataset.open(tmp_path)
-    assert "3 chains" in repr(dataset) and "<td>3</td>" in dataset._repr_html_()
-    frame = dataset.to_pandas()
-    assert frame.chain_id.tolist() == ids(0, 1, 2) and frame.num_res.min() > 0
 
 
 def test_the_same_chains_once_more_are_the_snapshot_that_is_there(tmp_path: Path) -> None:

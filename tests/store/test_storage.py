@@ -113,17 +113,6 @@ def test_of_many_swaps_at_once_exactly_one_wins(uri):
     assert open_storage(uri).read("refs/main") == str(won.index(True)).encode()
 
 
-def test_of_two_publishers_one_wins_and_the_other_is_refused(uri):
-    first, second = DatasetWriter(uri), DatasetWriter(uri)
-    first.add_shard(write_shard(uri, [random_record(1)]))
-    second.add_shard(write_shard(uri, [random_record(2)]))
-    base = first.commit(expect=None)
-    with pytest.raises(RefConflict, match=base.digest[:12]):
-        second.commit(expect=None)
-    after = second.commit(expect=base.digest)
-    assert Dataset.open(uri).digest == after.digest
-
-
 def _publish_together(
     uri: str, shards: list[ShardEntry], parent: str | None
 ) -> list[str | RefConflict]:
@@ -146,7 +135,7 @@ def _publish_together(
 def test_of_publishers_at_the_same_moment_one_wins_and_every_other_is_refused(uri):
     """Rounds of a race on one ref, each on top of the winner of the round before."""
     parent = None
-    for turn in range(4):
+    for turn in range(2):
         shards = [write_shard(uri, [random_record(10 * turn + n)]) for n in range(3)]
         ends = _publish_together(uri, shards, parent)
         won = [end for end in ends if isinstance(end, str)]
