@@ -44,24 +44,6 @@ def test_a_whole_pack_goes_first_and_lends_what_it_lacks(
     assert golden_folder("af3") == SMALL_PACK / "af3"
 
 
-def test_a_pack_that_is_not_there_is_an_error(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("EVOFEED_GOLDEN", str(tmp_path))
-    with pytest.raises(pytest.UsageError, match="no data/ and model/"):
-        golden_root()
-
-
-def test_the_small_pack_does_not_stand_in_where_the_whole_one_is_required(
-    stranger: None, monkeypatch: pytest.MonkeyPatch, pytestconfig: pytest.Config
-) -> None:
-    monkeypatch.setenv("EVOFEED_REQUIRE", "golden,ray")
-    with pytest.raises(pytest.UsageError, match="whole recorded pack is required"):
-        conftest.pytest_configure(pytestconfig)
-    monkeypatch.setenv("EVOFEED_REQUIRE", "ray")
-    conftest.pytest_configure(pytestconfig)
-
-
 def test_it_is_data_alone_and_small() -> None:
     odd = {path.name for path in FILES if path.suffix not in DATA} - {"README.md"}
     assert not odd and FILES

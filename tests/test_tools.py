@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from tests.conftest import forget_stale_loops
 from tests.test_features import tiny_record
 
 from evofeed import cli
@@ -119,44 +115,3 @@ def test_distances_are_between_resolved_betas(dataset: Path, tmp_path: Path) -> 
     assert known.tolist() == [[True, True, False], [True, True, False], [False] * 3]
     drawn = draw_distogram(record, np.zeros([3, 3, 64], np.float32), tmp_path / "d.png")
     assert drawn.read_bytes().startswith(PNG)
-
-
-def test_loops_older_than_a_file_they_may_call_are_compiled_again(tmp_path: Path) -> None:
-    (tmp_path / "__pycache__").mkdir()
-    files = {
-        "words.py": 200,
-        "other.py": 900,
-        "__pycache__/old.nbi": 199,
-        "__pycache__/new.nbi": 201,
-    }
-    for name, age in files.items():
-        (tmp_path / name).write_text("from numba import njit" if name == "words.py" else "")
-        os.utime(tmp_path / name, (age, age))
-    forget_stale_loops(tmp_path)
-    assert [path.name for path in (tmp_path / "__pycache__").iterdir()] == ["new.nbi"]
-
-
-_WITHOUT = """
-import sys
-class Absent:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in {"fastapi", "ray", "sqlalchemy", "psycopg", "alembic", "httpx",
-                                      "boto3", "gemmi", "pydantic"}:
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-sys.meta_path.insert(0, Absent())
-import pytest
-sys.exit(pytest.main(["-m", "gpu", "--collect-only", "-q", "-p", "no:cacheprovider", "-n", "0"]))
-"""
-
-
-@pytest.mark.slow
-def test_the_tests_of_a_gpu_are_collected_where_only_training_is_installed() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", _WITHOUT],
-        capture_output=True,
-        text=True,
-        timeout=600,
-        cwd=Path(__file__).parent.parent,
-    )
-    assert done.returncode == 0, done.stdout[-2000:]
-    assert "test_long_chains.py" in done.stdout

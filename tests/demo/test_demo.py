@@ -42,8 +42,8 @@ def run_demo(*args: str) -> dict[str, object]:
 @pytest.mark.system
 def test_the_demo_goes_the_whole_path_and_leaves_nothing_running(tmp_path: Path) -> None:
     out = tmp_path / "demo"
-    report = run_demo("--out", str(out), "--chains", "8", "--steps", "40")
-    assert report["chains"] == 8
+    report = run_demo("--out", str(out), "--chains", "4", "--steps", "24")
+    assert report["chains"] == 4
     assert report["quarantined"] == 0
     assert report["loss_last"] < report["loss_first"]  # type: ignore[operator]
     assert json.loads((out / "report.json").read_text()) == report
@@ -55,7 +55,7 @@ def test_the_demo_goes_the_whole_path_and_leaves_nothing_running(tmp_path: Path)
     while left := processes_mentioning(str(tmp_path)):  # killed, if not yet gone
         assert time.monotonic() < end, left
         time.sleep(0.1)
-    again = path.featurize(path.simulate(out / "raw", 8, None), out / "dataset", None)
+    again = path.featurize(path.simulate(out / "raw", 4, None), out / "dataset", None)
     assert again["snapshot"] == report["snapshot"], "an earlier demo is continued, not redone"
     assert again["chains_per_second"] == 0
 

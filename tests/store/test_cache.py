@@ -149,16 +149,6 @@ def test_a_full_disk_is_found_before_a_shard_is_fetched(remote, tmp_path, monkey
     assert not list((tmp_path / "cache" / "shards").glob(".tmp-*"))
 
 
-def test_a_file_system_that_reserves_nothing_is_good_enough(remote, tmp_path, monkeypatch):
-    def unsupported(*_):
-        raise OSError(errno.EOPNOTSUPP, "Operation not supported")
-
-    monkeypatch.setattr(os, "posix_fallocate", unsupported)
-    dataset = cached(remote, tmp_path)
-    assert_same(dataset["chain2_A"], record(2))
-    assert len(held(tmp_path)) == 1
-
-
 def test_a_cache_stays_where_it_was_when_a_script_goes_elsewhere(remote, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     dataset = Dataset.open("remote", cache=Cache(folder="cache"))

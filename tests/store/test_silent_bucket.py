@@ -60,12 +60,6 @@ def test_commands_end_with_one_line(tmp_path, capsys) -> None:
         assert time.monotonic() - began < 60 * SILENCE
 
 
-def test_the_wait_is_said_while_it_lasts(caplog: pytest.LogCaptureFixture) -> None:
-    with pytest.raises(StoreError):
-        open_storage(URI).read("refs/main")
-    assert "s3://bucket/x has not answered for 0.1 s; giving up after 0.8 s" in caplog.text
-
-
 @pytest.mark.parametrize("text", ["soon", "0", "nan"])
 def test_a_timeout_that_is_none_is_refused(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EVOFEED_S3_TIMEOUT", text)

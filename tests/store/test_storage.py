@@ -11,10 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-import numpy as np
 import pytest
 from tests.bucket import local_bucket
-from tests.store.records import assert_same, random_record
+from tests.store.records import random_record
 
 from evofeed.base.errors import AccessDenied, DatasetMissing, RefConflict, ShardMissing, StoreError
 from evofeed.store import (
@@ -158,22 +157,6 @@ def test_publishers_of_the_same_chains_at_the_same_moment_are_all_accepted(uri):
     assert _publish_together(uri, [shard] * 3, digest) == [digest] * 3
     dataset = Dataset.open(uri)
     assert (dataset.digest, dataset.manifest.parent) == (digest, None)
-
-
-def test_records_come_back_bit_for_bit(uri):
-    records = [random_record(seed) for seed in range(5)]
-    writer = DatasetWriter(uri, shard_nbytes=1 << 15)
-    for record in records:
-        writer.add(record)
-    writer.commit()
-    dataset = pickle.loads(pickle.dumps(Dataset.open(uri)))
-    assert len(dataset.manifest.shards) > 1
-    for record in records:
-        assert_same(dataset[record.chain_id], record)
-    assert dataset.verify(deep=True) == []
-    together = dataset.read([record.chain_id for record in records], ["msa"])
-    for record, arrays in zip(records, together, strict=True):
-        assert np.array_equal(arrays["msa"], record.msa)
 
 
 def test_a_dataset_lives_the_same_life_wherever_it_lies(uri, tmp_path):
