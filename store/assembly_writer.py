@@ -74,23 +74,20 @@ def add_assemblies(
     storage, manifest = dataset.storage, dataset.manifest
     members = canonical([read_part(storage, entry) for entry in entries])
     table = pa.Table.from_pylist([rows[name] for name in sorted(rows)], schema=assembly_schema())
-    known = set(dataset.index["shard"].unique().to_pylist())
     config = {name: value for name, value in manifest.config.items() if name != "assemblies"}
     left_out = sorted((dict(one) for one in dropped), key=canonical_json)
     if left_out:
         config["assemblies"] = {"dropped": left_out}
-    whole = entries_of(dataset)
-    chains = [entry for entry in manifest.shards if entry.name in known]
     files = {TABLE: index_bytes(table), MEMBERS: index_bytes(members)} if rows else {}
     snapshot = write_snapshot(
         storage,
         dataset.index,
-        {entry.name: entry for entry in (*chains, *entries, *whole.shards)}.values(),
+        manifest.shards,
         parent=dataset.digest,
         config=config,
         dropped=manifest.dropped,
-        assemblies=Part(files, len(rows)),
-        whole_entries=whole,
+        assemblies=Part(files, len(rows), tuple(entries)),
+        whole_entries=entries_of(dataset),
     )
     move_ref(storage, ref, snapshot.digest, dataset.digest)
     return snapshot

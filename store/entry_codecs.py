@@ -212,26 +212,30 @@ def decode_alignment(columns: Columns) -> Alignment:
     return alignment
 
 
+_MOLECULE: Final[tuple[tuple[str, str, str, Any], ...]] = (
+    ("name", "name", "U1", lambda a, b, k, p: a),
+    ("element", "element", "i8", lambda a, b, k, p: a),
+    ("charge", "charge", "i8", lambda a, b, k, p: a),
+    ("mask", "mask", "?", lambda a, b, k, p: a),
+    ("bond", "bond", "i8", lambda a, b, k, p: 2 * b),
+    ("order", "orders", "i8", lambda a, b, k, p: a * p),
+    ("position", "position", "f4", lambda a, b, k, p: 3 * a * k),
+)
+"""Column, field of `Molecule`, dtype of none, and values of a molecule of a atoms, b bonds,
+k conformers and p orders."""
+
+
 def encode_molecules(molecules: Mapping[str, Molecule]) -> dict[str, PackedColumn]:
-    """Columns of reference molecules, those with the same number of conformers side by side."""
-    names = sorted(molecules)
-    values = [molecules[name] for name in names]
-    arrays = {
-        "atoms": np.array([len(one.name) for one in values], np.int64),
-        "bonds": np.array([len(one.bond) for one in values], np.int64),
-        "conformers": np.array([len(one.position) for one in values], np.int64),
-        "orders": np.array([len(one.orders) for one in values], np.int64),
-        "name": _joined([one.name for one in values], np.dtype("U1")),
-        "element": _joined([one.element for one in values], np.dtype(np.int64)),
-        "charge": _joined([one.charge for one in values], np.dtype(np.int64)),
-        "mask": _joined([one.mask for one in values], np.dtype(bool)),
-        "bond": _joined([one.bond.reshape(-1) for one in values], np.dtype(np.int64)),
-        "order": _joined([one.orders.reshape(-1) for one in values], np.dtype(np.int64)),
-        "position": _joined(
-            [one.position.astype(np.float32).reshape(-1) for one in values], np.dtype(np.float32)
-        ),
-    }
-    return {"molecules": pack_arrays(arrays, {"names": names})}
+    """Columns of reference molecules, one after the other."""
+    values = [molecules[name] for name in sorted(molecules)]
+    sizes = [(len(m.name), len(m.bond), len(m.position), len(m.orders)) for m in values]
+    counts = np.array(sizes, np.int64).reshape(-1, 4).T
+    arrays = dict(zip(("atoms", "bonds", "conformers", "orders"), counts, strict=True))
+    for column, field, dtype, _ in _MOLECULE:
+        parts = [getattr(one, field).reshape(-1) for one in values]
+        joined = np.concatenate(parts) if parts else np.zeros(0, dtype)
+        arrays[column] = joined.astype(np.float32) if dtype == "f4" else joined
+    return {"molecules": pack_arrays(arrays, {"names": sorted(molecules)})}
 
 
 def decode_molecules(columns: Columns) -> dict[str, Molecule]:
@@ -241,36 +245,21 @@ def decode_molecules(columns: Columns) -> dict[str, Molecule]:
         ValueError: the bytes are not those of molecules.
     """
     arrays, more = unpack_arrays(columns["molecules"])
-    atoms = arrays["atoms"]
-    starts = {
-        "atom": offsets(atoms),
-        "bond": offsets(2 * arrays["bonds"]),
-        "order": offsets(atoms * arrays["orders"]),
-        "position": offsets(3 * atoms * arrays["conformers"]),
-    }
-    for name, column in (
-        ("atom", "name"), ("atom", "element"), ("atom", "charge"), ("atom", "mask"),
-        ("bond", "bond"), ("order", "order"), ("position", "position"),
-    ):  # fmt: skip
-        if starts[name][-1] != len(arrays[column]) or len(atoms) != len(more["names"]):
+    counts = [arrays[name] for name in ("atoms", "bonds", "conformers", "orders")]
+    parts: dict[str, list[np.ndarray]] = {}
+    for column, field, _, size in _MOLECULE:
+        starts = offsets(size(*counts))
+        if starts[-1] != len(arrays[column]) or len(counts[0]) != len(more["names"]):
             raise ValueError(f"molecules: {column} has {len(arrays[column])} values")
-
-    def part(column: str, kind: str, row: int) -> np.ndarray:
-        values: np.ndarray = arrays[column][starts[kind][row] : starts[kind][row + 1]]
-        return values
-
-    return {
-        name: Molecule(
-            name=part("name", "atom", row),
-            element=part("element", "atom", row),
-            charge=part("charge", "atom", row),
-            mask=part("mask", "atom", row),
-            bond=part("bond", "bond", row).reshape(-1, 2),
-            orders=part("order", "order", row).reshape(-1, int(atoms[row])),
-            position=part("position", "position", row).reshape(-1, int(atoms[row]), 3),
-        )
-        for row, name in enumerate(more["names"])
-    }
+        parts[field] = np.split(arrays[column], starts[1:-1])
+    found = {}
+    for row, name in enumerate(more["names"]):
+        fields = {field: values[row] for field, values in parts.items()}
+        atoms = len(fields["name"])
+        shapes = {"bond": (-1, 2), "orders": (-1, atoms), "position": (-1, atoms, 3)}
+        fields |= {field: fields[field].reshape(shape) for field, shape in shapes.items()}
+        found[str(name)] = Molecule(**fields)
+    return found
 
 
 _TEXT_FIELDS: Final = ("code", "type", "one_letter", "parent", "model_entry")
@@ -308,10 +297,6 @@ def decode_components(columns: Columns) -> ComponentTable:
             fields |= {name: arrays[name][own] for name in names}
         found[str(code)] = Component(**fields)
     return ComponentTable(found)
-
-
-def _joined(parts: list[np.ndarray], empty: np.dtype) -> np.ndarray:
-    return np.concatenate(parts) if parts else np.zeros(0, empty)
 
 
 def _plain(value: Any) -> Any:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import logging
 import os
 import threading
 import time
@@ -20,9 +19,7 @@ from typing import Any, Final
 from evofeed.base.errors import AccessDenied, ShardMissing, StoreError
 from evofeed.store.storage import Bytes, StoredObject
 
-_log = logging.getLogger(__name__)
 _TIMEOUT: Final = "EVOFEED_S3_TIMEOUT"
-_SAID_AFTER: Final = 5.0
 _WHOLE: Final = 20  # times the timeout: an answer that comes slowly may take so long
 
 
@@ -50,7 +47,7 @@ class S3Storage:
         self._lock = threading.Lock()
         self._pid = -1
         self._store: Any = None
-        self._probed, self._answered = False, False
+        self._probed = False
 
     @property
     def uri(self) -> str:
@@ -99,11 +96,8 @@ class S3Storage:
 
         began = time.monotonic()
         try:
-            with contextlib.nullcontext() if self._answered else self._said():
-                yield
-            self._answered = True
+            yield
         except (FileNotFoundError, s3.NotFoundError) as error:
-            self._answered = True
             self._refuse_no_bucket(error)
             raise ShardMissing("no such object", path=self._path(key)) from None
         except (s3.AlreadyExistsError, s3.PreconditionError):
@@ -126,20 +120,6 @@ class S3Storage:
                 first += ": renew the AWS_ variables or the rights of these credentials"
                 raise AccessDenied(f"S3: {first}", path=self._path(key)) from None
             raise StoreError(f"S3: {first}", path=self._path(key)) from None
-
-    @contextlib.contextmanager
-    def _said(self) -> Iterator[None]:
-        """Say that a bucket lets us wait which has never answered yet."""
-        what = "%s has not answered for %g s; giving up after %g s (%s)"
-        after = min(_SAID_AFTER, silence() / 4)
-        values = (self._uri, after, 2 * silence(), _TIMEOUT)
-        timer = threading.Timer(after, _log.warning, (what, *values))
-        timer.daemon = True
-        timer.start()
-        try:
-            yield
-        finally:
-            timer.cancel()
 
     def _refuse_no_bucket(self, error: Exception) -> None:
         if "<Code>NoSuchBucket</Code>" in str(error):

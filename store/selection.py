@@ -342,17 +342,15 @@ def _part(
         groups = _groups(table["chain_id"].to_pylist(), clusters)
         sizes = {name: len(group) for group in groups for name in group}
         table = with_cluster_sizes(table, sizes)
-    live = set(table["shard"].unique().to_pylist())
     complexes, _ = kept_assemblies(base, table)
     kept = set(table["chain_id"].to_pylist())
     torn = {name.rpartition("_")[0].lower() for name in set(names) - kept}
     entries = base.entries.part({name.rpartition("_")[0].lower() for name in kept} - torn)
-    live |= {entry.name for entry in (*complexes.shards, *entries.shards)}
     out = [{"chain_id": n, "reason": why} for n, why in zip(names, reasons, strict=True) if why]
     snapshot = write_snapshot(
         base.storage,
         table,
-        [entry for entry in base.manifest.shards if entry.name in live],
+        base.manifest.shards,
         parent=base.digest,
         config={**base.manifest.config, "selection": settings},
         dropped=tuple(sorted([*base.manifest.dropped, *out], key=canonical_json)),

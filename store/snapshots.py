@@ -162,19 +162,18 @@ def add_entries(
     settings = {k: v for k, v in (manifest.config if manifest else {}).items() if k != "entries"}
     left_out = sorted((dict(one) for one in dropped), key=canonical_json)
     settings["entries"] = {**dict(config or {}), **({"dropped": left_out} if left_out else {})}
-    complexes, chains = assemblies_of(base), base.index if base else canonical([])
-    live = set(chains["shard"].unique().to_pylist())
-    before = [entry for entry in manifest.shards if entry.name in live] if manifest else []
     files = entry_files(table.to_pylist(), clusters or {}) if rows else {}
     snapshot = write_snapshot(
         storage,
-        chains,
-        {one.name: one for one in (*before, *complexes.shards, *entries.values())}.values(),
+        base.index if base else canonical([]),
+        manifest.shards if manifest else (),
         parent=expect,
         config=settings,
         dropped=manifest.dropped if manifest else (),
-        assemblies=complexes,
-        whole_entries=Part(files, sum(row["kind"] == "entry" for row in rows)),
+        assemblies=assemblies_of(base),
+        whole_entries=Part(
+            files, sum(row["kind"] == "entry" for row in rows), tuple(entries.values())
+        ),
     )
     move(storage, ref, snapshot.digest, expect)
     return snapshot
@@ -200,22 +199,18 @@ def _amend(
     table, entries = change(base)
     if not indexed:
         table = canonical([table, *(read_part(base.storage, entry) for entry in entries)])
-    live = set(table["shard"].unique().to_pylist())
     _keep_chains_of_assemblies(base, table)
-    complexes, whole = assemblies_of(base), entries_of(base)
-    live |= {entry.name for entry in (*complexes.shards, *whole.shards)}
-    known = {entry.name: entry for entry in (*base.manifest.shards, *entries)}
     if table.equals(base.index):
         return Snapshot(base.digest, base.manifest)
     snapshot = write_snapshot(
         base.storage,
         table,
-        [known[name] for name in sorted(live)],
+        (*base.manifest.shards, *entries),
         parent=base.digest,
         config=base.manifest.config,
         dropped=base.manifest.dropped,
-        assemblies=complexes,
-        whole_entries=whole,
+        assemblies=assemblies_of(base),
+        whole_entries=entries_of(base),
     )
     move(base.storage, ref, snapshot.digest, base.digest)
     return snapshot

@@ -10,13 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 _UNKNOWN: Final[dict[str, Any]] = {"resolution": 0.0, "cluster_size": -1}
-_PHYSICAL: Final = (
-    "shard",
-    "offset",
-    "nbytes",
-    "raw_nbytes",
-    "checksum",
-)  # where bytes lie, not what they mean
+_PHYSICAL: Final = ("shard", "offset", "nbytes", "raw_nbytes", "checksum")  # where bytes lie
 _BINS: Final = 24
 _QUANTILES: Final = (0.05, 0.25, 0.5, 0.75, 0.95)
 _MAX_GROUPS: Final = 50

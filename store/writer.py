@@ -131,11 +131,10 @@ class DatasetWriter:
         complexes, whole = _kept_assemblies(parent, table, settings), entries_of(parent)
         if whole.files and parent:
             settings["entries"] = parent.manifest.config.get("entries", {})
-        every = (*entries, *complexes.shards, *whole.shards)
         snapshot = write_snapshot(
             self.storage,
             table,
-            {entry.name: entry for entry in every}.values(),
+            entries,
             parent=expect,
             config=settings,
             dropped=tuple(sorted((dict(item) for item in dropped), key=canonical_json)),
@@ -210,10 +209,12 @@ def write_snapshot(
     assemblies: Part = NO_PART,
     whole_entries: Part = NO_PART,
 ) -> Snapshot:
-    """Store index and manifest of a snapshot; `entries` are all its shards. No ref moves."""
-    index = index_bytes(table)
+    """Store index and manifest of a snapshot, with those of `entries` that the index names and the
+    shards of its complexes and entries. No ref moves."""
+    index, live = index_bytes(table), set(table["shard"].unique().to_pylist())
+    chains = (entry for entry in entries if entry.name in live)
     manifest = Manifest(
-        shards=tuple(sorted(entries)),
+        shards=tuple(sorted({*chains, *assemblies.shards, *whole_entries.shards})),
         index_sha256=hashlib.sha256(index).hexdigest(),
         index_nbytes=len(index),
         num_chains=table.num_rows,
