@@ -19,14 +19,6 @@ Texts = Mapping[str, str]
 _IPC_LOCK = 14  # the bit of CAP_IPC_LOCK
 _DRIVERS = {11: 450, 12: 525, 13: 580}
 """The oldest driver of each CUDA, by major number."""
-_SLOWED = {
-    0x04: "power cap",
-    0x08: "hardware slowdown",
-    0x20: "temperature",
-    0x40: "temperature (hardware)",
-    0x80: "power brake",
-}
-"""Bits of the reasons why a clock is down that are somebody's business."""
 _NEAR = ("NV", "PIX", "PXB")  # what does not pass through the CPU
 _HARMFUL = {
     "NCCL_P2P_DISABLE": ("1", "cards exchange through host memory"),
@@ -69,7 +61,6 @@ def check_list(texts: Texts) -> list[Check]:
         *_variables(texts),
         *_cards(cards),
         *_links(texts),
-        *_slowed(cards),
     ]
 
 
@@ -152,7 +143,7 @@ def _variables(texts: Texts) -> Iterator[Check]:
 
 
 def _cards(cards: list[dict[str, str]]) -> Iterator[Check]:
-    """Different models, MIG, memory errors."""
+    """Different models, and cards in parts."""
     if cards:
         models = dict.fromkeys(card["name"] for card in cards)
         to_do = "the slowest sets the pace of all: CUDA_VISIBLE_DEVICES with one model"
@@ -160,11 +151,6 @@ def _cards(cards: list[dict[str, str]]) -> Iterator[Check]:
     if mig := [card["index"] for card in cards if card.get("mig.mode.current") == "Enabled"]:
         to_do = "parts of cards cannot exchange by NVLink: `nvidia-smi -mig 0` to train on several"
         yield Check("MIG", f"on: GPU {', '.join(mig)}", to_do)
-    for card in cards:
-        errors = card.get("ecc.errors.uncorrected.volatile.total", "")
-        if errors.isdigit() and int(errors):
-            to_do = "drain the card and reset it; exchange it if they come back"
-            yield Check(f"memory of GPU {card['index']}", f"{errors} uncorrected errors", to_do)
 
 
 def _links(texts: Texts) -> Iterator[Check]:
@@ -191,13 +177,3 @@ def _links(texts: Texts) -> Iterator[Check]:
     more = f" and {len(far) - _SHOWN} more" if len(far) > _SHOWN else ""
     shown = f" ({', '.join(far[:_SHOWN])}{more})" if far else ""
     yield Check("links between cards", ", ".join(sorted(set(pairs.values()))) + shown, to_do)
-
-
-def _slowed(cards: list[dict[str, str]]) -> Iterator[Check]:
-    """Clocks that are held down now."""
-    for card in cards:
-        reasons = next((v for k, v in card.items() if k.endswith("_reasons.active")), "")
-        bits = int(reasons, 16) if re.fullmatch(r"0x[0-9a-fA-F]+", reasons) else 0
-        if why := [said for bit, said in _SLOWED.items() if bits & bit]:
-            to_do = "look at cooling, power supply and power limits before you measure anything"
-            yield Check(f"GPU {card['index']} is slowed down", ", ".join(why), to_do)

@@ -36,8 +36,6 @@ _FILES = {
     "modules": "/proc/modules",
     "driver": "/proc/driver/nvidia/version",
 }
-_REASONS = ("clocks_event_reasons.active", "clocks_throttle_reasons.active")  # before driver 535
-_FIELDS = "index,name,driver_version,mig.mode.current,ecc.errors.uncorrected.volatile.total"
 
 
 def doctor(as_json: Json = False) -> None:
@@ -154,8 +152,8 @@ def machine_texts() -> dict[str, str]:
     what torch says; `environment` has NCCL's variables; the rest is of /proc and nvidia-smi.
     """
     found = {name: _read(Path(path)) for name, path in _FILES.items()}
-    queries = [("--format=csv,nounits", f"--query-gpu={_FIELDS},{name}") for name in _REASONS]
-    found["gpus"] = next(filter(None, (_nvidia_smi(*words) for words in queries)), "")
+    fields = "index,name,driver_version,mig.mode.current"
+    found["gpus"] = _nvidia_smi("--format=csv,nounits", f"--query-gpu={fields}")
     found["topology"] = _nvidia_smi("topo", "-m")
     found["infiniband"] = "\n".join(
         f"{port.parts[-3]}/{port.name}/{name}: {_read(port / name).strip()}"
