@@ -73,6 +73,7 @@ class FlatOptimizer:
             parameter.grad = view
         # PyTorch takes 64 tensors a launch: beside large ones, small ones leave the card idle.
         self._by_size = sorted(range(len(self._grads)), key=lambda n: -self._grads[n].numel())
+        self._flat_grads = [view.view(-1) for view in self._grads]
         self.ema = self.param.clone()
         self._sample_sum = torch.zeros_like(self.grad) if config.clip == "per_example" else None
         self._adam = self._adam_of_buffers(plain=not fused)
@@ -96,8 +97,11 @@ class FlatOptimizer:
         `loss.backward()` would add them one by one to `.grad`, a kernel or two for each parameter.
         """
         found = torch.autograd.grad(self.scaled(loss), self._parameters, allow_unused=True)
-        there = [(self._grads[n], g) for n in self._by_size if (g := found[n]) is not None]
-        torch._foreach_add_([place for place, _ in there], [grad for _, grad in there])
+        there = [(self._flat_grads[n], g) for n in self._by_size if (g := found[n]) is not None]
+        # Of other strides than its place a single gradient would have all added one by one.
+        torch._foreach_add_(
+            [place for place, _ in there], [g.contiguous().view(-1) for _, g in there]
+        )
 
     def scaled(self, loss: Tensor) -> Tensor:
         """The loss that a backward pass is to start from."""
