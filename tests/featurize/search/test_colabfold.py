@@ -1,6 +1,6 @@
 """ColabFold's search: clusters expanded to their members; later databases start from a profile.
 
-`benchmarks/colabfold_search.py` holds its rows beside those of ColabFold's own function.
+`benchmarks/results/colabfold_search.json` has its rows beside those of ColabFold's own function.
 """
 
 from __future__ import annotations
