@@ -24,12 +24,8 @@ left are listed as `not_run`. `--cases part:channels:size` runs these alone. Pro
 from __future__ import annotations
 
 import argparse
-import datetime
-import importlib.metadata
 import itertools
 import json
-import platform
-import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -37,9 +33,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from recording import about, quartiles, save
 from torch import Tensor, nn
 
-from evofeed.base.files import write_atomic
 from evofeed.kernels import to_fused
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -48,6 +44,7 @@ from tests.kernels.af3 import openfold3
 HEADS, WIDTH = 4, 32
 PAIRS, CONDITIONS, COPIES = 128, 384, 48  # of modules that are not of the pairs
 WITH_TRIANGLES = ("block", "multiplication", "attention")
+PACKAGES = ("torch", "triton", "cuequivariance-torch", "cuequivariance-ops-torch-cu13")
 WAYS = ("fused", "eager", "cuequivariance", "graph", "compiled")
 IN_BF16 = ("cuequivariance_bf16", "fused_bf16")
 QUEUED = 60_000_000  # cycles, about 30 ms: launches of a step are queued meanwhile
@@ -224,8 +221,7 @@ def gpu_ms(step: Callable[[], Any], repeats: int, device: str) -> list[float]:
             found.append(marks[0].elapsed_time(marks[1]))
         else:
             found.append(wall_ms(step, 1, device))
-    q1, median, q3 = statistics.quantiles(found, n=4)
-    return [round(ms, 3) for ms in (median, q1, q3)]
+    return quartiles(found, 3)
 
 
 def wall_ms(step: Callable[[], Any], repeats: int, device: str) -> float:
@@ -268,23 +264,6 @@ def row(
     return found
 
 
-def environment(options: argparse.Namespace) -> dict[str, Any]:
-    versions = {}
-    for name in ("torch", "triton", "cuequivariance-torch", "cuequivariance-ops-torch-cu13"):
-        try:
-            versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            versions[name] = "not installed"
-    shown = ["PATH" if Path(argument).is_absolute() else argument for argument in sys.argv[1:]]
-    return {
-        "command": " ".join(["python", "benchmarks/af3_pair_block.py", *shown]),
-        "card": torch.cuda.get_device_name() if options.device == "cuda" else "cpu",
-        **versions, "python": platform.python_version(),
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "repeats": f"{options.repeats} calls: median, first and third quartile",
-    }  # fmt: skip
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="cuda")
@@ -296,12 +275,10 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     began = time.perf_counter()
-    result: dict[str, Any] = {**environment(options), "rows": [], "not_run": []}
-
-    def save() -> None:
-        if options.out:
-            write_atomic(options.out, json.dumps(result, indent=1) + "\n")
-
+    result: dict[str, Any] = {
+        **about(*PACKAGES, device=options.device), "repeats": options.repeats,
+        "rows": [], "not_run": [],
+    }  # fmt: skip
     for case in options.cases or cases(options.sizes):
         exact = None
         if case.size <= 384 and time.perf_counter() - began < options.seconds:
@@ -315,10 +292,10 @@ def main() -> None:
             torch.compiler.reset()
             result["rows"].append(row(case, how, exact, options))
             print(json.dumps(result["rows"][-1]), flush=True)
-            save()
+            if options.out:
+                save(options.out, result)
             if options.device == "cuda":
                 torch.cuda.empty_cache()
-    save()
 
 
 if __name__ == "__main__":

@@ -34,18 +34,16 @@ import functools
 import importlib.metadata
 import importlib.util
 import json
-import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from af3_pair_block import environment
 from af3_trunk_models import BLOCKS, KERNELS, Inputs, Trunk, build, make_inputs
+from recording import about, quartiles, save
 from torch import Tensor, nn
 
-from evofeed.base.files import write_atomic
 from evofeed.kernels import SwapReport, to_fused
 
 TRAIN = ("eager", "fused", "control", "fused control", "fused checkpointed", "graph",
@@ -148,10 +146,7 @@ def timed(
         if on_gpu:
             torch.cuda.synchronize()
         taken.append(1e3 * (time.perf_counter() - began))
-    quartiles = statistics.quantiles(taken, n=4) if len(taken) > 1 else 3 * taken
-    found: dict[str, Any] = {
-        "step_ms": [round(quartiles[k], 1) for k in (1, 0, 2)], "calls": len(taken), "made": made,
-    }  # fmt: skip
+    found: dict[str, Any] = {"step_ms": quartiles(taken), "calls": len(taken), "made": made}
     if on_gpu:
         found["peak_mb"] = round(torch.cuda.max_memory_allocated() / 1e6)
     return found
@@ -230,13 +225,11 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     began = time.perf_counter()
-    about = environment(options) | {
-        "repeats": f"{options.steps} steps, {options.repeats} forward passes: median and quartiles",
-        "projects": {p: importlib.metadata.version(p.rstrip("2")) for p in options.projects},
-    }
-    about["command"] = about["command"].replace("af3_pair_block", "af3_trunk")
+    packages = ("torch", "triton", "cuequivariance-ops-torch-cu13", *BLOCKS)
     result: dict[str, Any] = {
-        **about, "residues": options.size, "sequences": options.sequences,
+        **about(*(p.rstrip("2") for p in packages), device=options.device),
+        "steps": options.steps, "repeats": options.repeats,
+        "residues": options.size, "sequences": options.sequences,
         "blocks": options.blocks or BLOCKS, "dropout": options.dropout, "rows": [], "not_run": [],
     }  # fmt: skip
     rows = [(project, *row) for project in options.projects for row in rows_of(project, options)]
@@ -264,7 +257,7 @@ def main() -> None:
         result["rows"].append(found)
         print(json.dumps(found), flush=True)
         if options.out:
-            write_atomic(options.out, json.dumps(result, indent=1) + "\n")
+            save(options.out, result)
         if options.device == "cuda":
             torch.cuda.empty_cache()
 

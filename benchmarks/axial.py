@@ -3,16 +3,12 @@
     PYTHONPATH=src torchrun --nproc-per-node 2 benchmarks/axial.py --out axial.json
     PYTHONPATH=src torchrun --nproc-per-node 2 benchmarks/axial.py --out proof.json \
         --preset tiny --device cpu --repeats 1 --parts equal time
-    PYTHONPATH=src torchrun --nproc-per-node 2 benchmarks/axial.py --out one.json --one-gpu \
-        --parts equal                                      # gloo: correctness alone
 
 `equal`: loss, what each stack gives and gets back, and all gradients of a few blocks at the
 preset's shapes: how far one GPU and the ranks of the axis are from one GPU in float64.
-`exchange`: the exchanges of a block by themselves.
-`ways`: a shared step with and without exchanges beside other work.
 `time`: a whole step, forward, backward, mean of the gradient and update, on one GPU and shared;
-then with the exchanges left out (what they cost beyond what is hidden), with `--more` also by
-NCCL instead of the GPUs' own memory, and eagerly. Every time is the slowest rank's.
+then with the exchanges left out: what they cost beyond what is hidden. Every time is the slowest
+rank's.
 """
 
 from __future__ import annotations
@@ -52,19 +48,14 @@ class Ranks:
     """This process among the ranks, on its device."""
 
     def __init__(self, options: argparse.Namespace) -> None:
-        local = 0 if options.one_gpu else int(os.environ.get("LOCAL_RANK", "0"))
+        local = int(os.environ.get("LOCAL_RANK", "0"))
         cuda = options.device == "cuda"
         self.device = torch.device("cuda", local) if cuda else torch.device("cpu")
         if cuda:
             torch.cuda.set_device(self.device)
-        nccl = cuda and not options.one_gpu
-        dist.init_process_group("nccl" if nccl else "gloo", device_id=self.device if nccl else None)
+        dist.init_process_group("nccl" if cuda else "gloo", device_id=self.device if cuda else None)
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
-        if options.one_gpu:
-            self.axis = Axis(group=dist.group.WORLD, rank=self.rank, size=self.size)
-            _through_the_cpu()
-        else:
-            self.axis = axial_group(self.size, self.size, self.device)
+        self.axis = axial_group(self.size, self.size, self.device)
 
     def slowest(self, values: list[float]) -> list[float]:
         """Element by element the largest of all ranks."""
@@ -76,23 +67,6 @@ class Ranks:
         if self.rank == 0:
             print(json.dumps(found), flush=True)
         return found
-
-
-def _through_the_cpu() -> None:
-    """Gloo's exchanges by way of the CPU, for ranks that share a GPU."""
-
-    def wrapped(call: Callable[..., Any]) -> Callable[..., Any]:
-        def run(*args: Any, **kwargs: Any) -> None:
-            moved = [a.cpu() if isinstance(a, Tensor) else a for a in args]
-            call(*moved, **kwargs)
-            args[0].copy_(moved[0])
-
-        return run
-
-    collectives._all_gather = wrapped(collectives._all_gather)
-    collectives._reduce_scatter = wrapped(collectives._reduce_scatter)
-    dist.all_to_all_single = wrapped(dist.all_to_all_single)
-    dist.all_reduce = wrapped(dist.all_reduce)
 
 
 STAGES = ("template_embedder", "extra_msa_stack", "evoformer")
@@ -285,11 +259,11 @@ def without_exchanges() -> Any:
 
 
 def times(options: argparse.Namespace, ranks: Ranks) -> Iterator[dict[str, Any]]:
-    """One GPU and shared, of every preset; then shared without exchanges, and by NCCL alone."""
+    """One GPU and shared, of every preset; then shared without exchanges."""
     cpu = options.device == "cpu"
     presets = [options.preset] if cpu else options.presets
     how = "torch:fp32:eager:0" if cpu else "fused:bf16:graph:0"
-    axis = replace(ranks.axis, memory=None, beside=None) if options.nccl else ranks.axis
+    axis = ranks.axis
     found: dict[tuple[str, str], dict[str, Any]] = {}
     for preset in presets:
         for name, way in (("one", None), ("shared", axis)):
@@ -311,85 +285,6 @@ def times(options: argparse.Namespace, ranks: Ranks) -> Iterator[dict[str, Any]]
         with without_exchanges():
             case = found[preset, "shared"]["case"]
             yield timed(options, ranks, preset, case, axis, beside="without exchanges")
-    if not cpu and options.more:
-        for preset in presets:
-            yield timed(
-                options,
-                ranks,
-                preset,
-                how,
-                replace(axis, memory=None, beside=None),
-                beside="NCCL alone",
-            )
-        yield timed(options, ranks, presets[0], "fused:bf16:eager:0", axis)
-
-
-WAYS = {"in line": False, "all beside": True}  # exchanges beside other work
-
-
-def ways(options: argparse.Namespace, ranks: Ranks) -> Iterator[dict[str, Any]]:
-    """A shared step with exchanges beside other work or not: losses and norms are equal."""
-    cpu = options.device == "cpu"
-    how = "torch:fp32:eager:0" if cpu else "fused:bf16:graph:0"
-    for preset in [options.preset] if cpu else options.presets:
-        for name in options.ways:
-            axis = ranks.axis if WAYS[name] else replace(ranks.axis, beside=None)
-            yield timed(options, ranks, preset, how, axis, beside=name)
-
-
-EXCHANGES = {  # of a block at crop 256: shape of a rank's part of two, what is done, axes
-    "MSA to columns": ((1, 64, 256, 256), "exchange", (-2, -3)),
-    "MSA to rows": ((1, 128, 128, 256), "exchange", (-3, -2)),
-    "pairs to columns": ((1, 128, 256, 128), "exchange", (-2, -3)),
-    "triangle b": ((128, 1, 128, 256), "gather", (-2,)),
-    "triangle product": ((128, 1, 256, 256), "reduce", (-2,)),
-    "bias": ((1, 4, 128, 256), "gather", (-2,)),
-}
-
-
-def exchanges(options: argparse.Namespace, ranks: Ranks) -> Iterator[dict[str, Any]]:
-    """Every exchange of a block by itself, by NCCL and through memory: equal, and how fast."""
-    ways = {"nccl": replace(ranks.axis, memory=None), "memory": ranks.axis}
-    for name, (shape, what, dims) in EXCHANGES.items():
-        torch.manual_seed(ranks.rank)
-        x = torch.randn(shape, device=ranks.device).bfloat16()
-        found: dict[str, Any] = {"part": "exchange", "name": name, "mb": x.numel() * 2e-6}
-        made = {}
-        for way, axis in ways.items():
-
-            def call(axis: Axis = axis, what: str = what, dims: Any = dims, x: Any = x) -> Tensor:
-                if what == "exchange":
-                    return collectives.exchanged(x, axis, *dims, axis.size * x.shape[dims[1]])
-                if what == "gather":
-                    return collectives.gathered(x, axis, *dims, axis.size * x.shape[dims[0]])
-                return collectives.reduced(x, axis, *dims)
-
-            made[way] = call()
-            found[f"{way}_us"] = ranks.slowest([_microseconds(call, ranks)])[0]
-        found["largest_difference"] = _difference(made["memory"], made["nccl"], 0.0)
-        yield ranks.say(found)
-
-
-def _microseconds(call: Callable[[], Tensor], ranks: Ranks) -> float:
-    """Of one of many in a recording (on a CPU of one call)."""
-    many = 20
-    if ranks.device.type == "cpu":
-        began = time.perf_counter()
-        call()
-        return 1e6 * (time.perf_counter() - began)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-        for _ in range(many):
-            call()
-    graph.replay()
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    start.record()
-    for _ in range(5):
-        graph.replay()
-    end.record()
-    torch.cuda.synchronize()
-    return 1e3 * start.elapsed_time(end) / (5 * many)
 
 
 def main() -> None:
@@ -400,13 +295,9 @@ def main() -> None:
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--preset", choices=list(PRESETS), default="initial_training")
     parser.add_argument("--presets", nargs="+", default=["initial_training", "finetuning"])
-    parser.add_argument("--parts", nargs="+", default=["equal", "time"])
+    parser.add_argument("--parts", nargs="+", default=["equal", "time"], choices=["equal", "time"])
     parser.add_argument("--repeats", type=int, default=10)
     parser.add_argument("--how", nargs="+", default=list(EQUAL), choices=EQUAL, help="of `equal`")
-    parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=list(WAYS))
-    parser.add_argument("--nccl", action="store_true", help="not through the GPUs' own memory")
-    parser.add_argument("--one-gpu", action="store_true", help="all ranks on one GPU, by gloo")
-    parser.add_argument("--more", action="store_true", help="NCCL alone, eager steps")
     options = parser.parse_args()
     torch.set_float32_matmul_precision("highest")
     ranks = Ranks(options)
@@ -417,9 +308,7 @@ def main() -> None:
         "shapes": PRESETS[options.preset][1],
         "nccl": {k: v for k, v in os.environ.items() if k.startswith("NCCL_")}, "found": [],
     }  # fmt: skip
-    parts: dict[str, Callable[..., Any]] = {
-        "equal": equal, "time": times, "exchange": exchanges, "ways": ways,
-    }  # fmt: skip
+    parts: dict[str, Callable[..., Any]] = {"equal": equal, "time": times}
     for found in (row for part in options.parts for row in parts[part](options, ranks)):
         result["found"].append(found)
         if ranks.rank == 0:  # a later case that dies loses nothing

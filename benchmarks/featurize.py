@@ -12,12 +12,9 @@ Biopython's mmCIF parser; with --openfold its own alignment parsers too.
 from __future__ import annotations
 
 import argparse
-import datetime
 import importlib.util
 import io
-import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -25,13 +22,13 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
+from recording import about, save
 
 from evofeed.featurize import (
     ChainSource,
@@ -236,18 +233,6 @@ def load_parsers(checkout: str | None) -> Any:
     return module
 
 
-def machine() -> Figures:
-    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return {
-        "cpu": names[0] if names else platform.processor(),
-        "cores": os.cpu_count(),
-        "load": list(os.getloadavg()),
-        "python": platform.python_version(),
-        **{name: version(name) for name in ("numpy", "numba", "gemmi", "biopython")},
-    }
-
-
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("inputs", type=Path)
@@ -257,21 +242,14 @@ def main() -> None:
     given = options.parse_args()
     sources = discover(given.inputs)
     results = {
-        "command": "python benchmarks/featurize.py INPUTS"
-        + (" --openfold CHECKOUT" if given.openfold else ""),
-        "date": datetime.date.today().isoformat(),
-        "machine": machine(),
+        **about("numpy", "numba", "gemmi", "biopython"),
         "repeats": given.repeats,
         "alignments": measure_alignments(sources, given.repeats, load_parsers(given.openfold)),
         "structures": measure_structures(sorted(given.inputs.glob("*mmcif/*.cif")), given.repeats),
         "builds": measure_builds(sources, given.repeats),
         "memory": measure_memory(sources),
     }
-    text = json.dumps(results, indent=2)
-    if given.out:
-        given.out.parent.mkdir(parents=True, exist_ok=True)
-        given.out.write_text(text + "\n")
-    print(text)
+    save(given.out, results)
 
 
 if __name__ == "__main__":

@@ -13,10 +13,8 @@ from __future__ import annotations
 import argparse
 import contextlib
 import ctypes
-import datetime
 import json
 import os
-import platform
 import resource
 import shutil
 import statistics
@@ -25,13 +23,13 @@ import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+from recording import about, save
 from store_workload import workload_chain
 
 from evofeed.featurize import FeaturizeConfig, discover, featurize_chain
@@ -57,8 +55,8 @@ def main() -> None:
     finally:
         shutil.rmtree(folder)
     results: dict[str, Any] = {"ways": summary(runs), "join": joined, "runs": runs}
-    results |= circumstances(args.repeats)
-    args.out.write_text(json.dumps(results, indent=1) + "\n")
+    results |= about("numpy", "pyarrow", "numba", "ray") | {"repeats": args.repeats}
+    save(args.out, results)
     print(table(results["ways"]))
 
 
@@ -198,18 +196,6 @@ def table(ways: dict[str, Any]) -> str:
         cells += [figures["seconds_before_the_first"]]
         lines.append(f"| {way} | " + " | ".join(map(str, cells)) + " |")
     return "\n".join(lines)
-
-
-def circumstances(repeats: int) -> dict[str, Any]:
-    return {
-        "command": " ".join(["python", *sys.argv]),
-        "machine": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores",
-        "load": list(os.getloadavg()),
-        "repeats": repeats,
-        "versions": {name: version(name) for name in ("numpy", "pyarrow", "numba", "ray")}
-        | {"python": platform.python_version()},
-        "date": datetime.date.today().isoformat(),
-    }
 
 
 if __name__ == "__main__":

@@ -10,10 +10,8 @@ All times are CPU time (`process_time`) of one thread, the best of several repea
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import os
-import platform
 import subprocess
 import sys
 import tempfile
@@ -29,6 +27,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 from openfold_peer import import_openfold
+from recording import about, save
 
 from evofeed.featurize import discover, featurize_chain
 from evofeed.featurize.config import FeaturizeConfig
@@ -222,40 +221,6 @@ print(json.dumps({"mapped_and_read_mb": peak[1] - shared, "own_mb": memory()[0] 
 """
 
 
-def cpu_name() -> str:
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    return next((line.split(":")[1].strip() for line in lines if "model name" in line), "unknown")
-
-
-def table(result: dict[str, Any]) -> str:
-    """The chains' stages as Markdown, best CPU milliseconds."""
-    lines = [
-        f"Best CPU milliseconds a sample, one thread of {result['machine']['cpu']}: "
-        f"`{result['command']}`, {result['date'][:10]}.",
-        "",
-        "| chain | residues x rows | preset | plan | read, check | ours | OpenFold: parse "
-        "| transforms | times less |",
-        "|" + " --- |" * 9,
-    ]
-    for chain_id, presets in result["chains"].items():
-        for preset, here in presets.items():
-            ours = [here["evofeed"][stage]["best_ms"] for stage in ("plan", "read_and_check")]
-            theirs = [stage["best_ms"] for stage in here.get("openfold", {}).values()]
-            cells = [
-                *(chain_id, f"{here['residues']} x {here['rows']}", preset.replace("_", " ")),
-                *(f"{ms:.3f}" for ms in (*ours, here["evofeed_cpu_ms"])),
-                *(f"{ms:.0f}" for ms in theirs or (float("nan"),) * 2),
-                f"{here.get('times_less', float('nan')):,.0f}",
-            ]
-            lines.append(f"| {' | '.join(cells)} |")
-    lines += [
-        "",
-        "What a GPU machine pays besides, for queueing the features and for waking up, is in "
-        "[loader_h200.json](loader_h200.json).",
-    ]
-    return "\n".join(lines) + "\n"
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--golden", type=Path, required=True)
@@ -271,10 +236,7 @@ def main() -> None:
     openfold = OpenFold(args.openfold) if args.openfold else None
     sources = {s.chain_id: s for s in discover(str(args.golden / "data" / "inputs"))}
     result: dict[str, Any] = {
-        "command": "python benchmarks/loader.py --golden GOLDEN --openfold OPENFOLD",
-        "machine": {"cpu": cpu_name(), "cores": os.cpu_count(), "shared": True},
-        "versions": {"python": platform.python_version(), "torch": torch.__version__},
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        **about("torch"),
         "sampling": sampling(args.repeats),
         "chains": {},
     }
@@ -298,8 +260,7 @@ def main() -> None:
                     here["openfold_cpu_ms"] = sum(stage["best_ms"] for stage in theirs.values())
                     here["times_less"] = here["openfold_cpu_ms"] / spent
                 print(chain_id, name, json.dumps({k: v for k, v in here.items() if k[-2:] != "ld"}))
-    args.out.write_text(json.dumps(result, indent=1))
-    args.out.with_suffix(".md").write_text(table(result))
+    save(args.out, result)
 
 
 if __name__ == "__main__":

@@ -7,11 +7,8 @@ PYTHONPATH=src python benchmarks/loader_gpu.py --device cpu --small --out /tmp/l
 from __future__ import annotations
 
 import argparse
-import datetime
 import gc
-import json
 import os
-import platform
 import sys
 import tempfile
 import time
@@ -25,7 +22,6 @@ sys.path.insert(0, str(HERE))
 os.environ["PYTHONPATH"] = f"{HERE}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
 
 import numpy as np  # noqa: E402
-import torch  # noqa: E402
 from loader_checks import compare_devices, hidden_syncs  # noqa: E402
 from loader_sample import (  # noqa: E402
     cold_start,
@@ -37,6 +33,7 @@ from loader_sample import (  # noqa: E402
 from loader_waits import Consumer, baseline, feed  # noqa: E402
 from made_up_chains import SlowStorage, write_chains  # noqa: E402
 from openfold_peer import StoredChains  # noqa: E402
+from recording import about, save  # noqa: E402
 
 from evofeed.loader import LoaderConfig  # noqa: E402
 from evofeed.store import Dataset  # noqa: E402
@@ -52,25 +49,12 @@ def presets(small: bool) -> dict[str, LoaderConfig]:
     }
 
 
-def machine(device: str) -> dict[str, Any]:
-    return {
-        "gpu": torch.cuda.get_device_name() if device == "cuda" else None,
-        "cpu_count": os.cpu_count(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "numpy": np.__version__,
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "command": "python benchmarks/loader_gpu.py "
-        + " ".join(a for a in sys.argv[1:] if "/" not in a),
-    }
-
-
 def run_stages(
     args: argparse.Namespace,
     dataset: Dataset,
     folder: str,
     result: dict[str, Any],
-    save: Callable[[str], None],
+    done: Callable[[str], None],
 ) -> None:
     """The asked-for parts, in order; the figures so far are saved after each."""
     stages, device, small = set(args.stages.split()), args.device, args.small
@@ -80,12 +64,12 @@ def run_stages(
             name: compare_devices(dataset, config, device, 2 if small else 6)
             for name, config in sizes.items()
         }
-        save("devices agree")
+        done("devices agree")
     if "copy" in stages and device == "cuda":
         result["hidden_syncs"] = hidden_syncs(dataset, sizes["initial_training"], 12)
-        save(f"hidden syncs: {result['hidden_syncs']}")
+        done(f"hidden syncs: {result['hidden_syncs']}")
         result["copy"] = {f"{mb}_mb": copy_bandwidth(mb << 20) for mb in (1, 4, 16)}
-        save(f"copies: {result['copy']['4_mb']}")
+        done(f"copies: {result['copy']['4_mb']}")
     slow = Dataset(SlowStorage(folder, 0.05), dataset.digest, dataset.manifest, dataset.index)
     for name, config in sizes.items():
         if args.preset not in (None, name):
@@ -96,32 +80,32 @@ def run_stages(
                 kind: host_cost(dataset, config, device, fused=fused)
                 for kind, fused in (("kernels", True), ("plain_torch", False))
             }
-            save(f"{name} host: {here['host']}")
+            done(f"{name} host: {here['host']}")
         if "featurize" in stages:
             for kind, fused in (("featurize", True), ("featurize_in_plain_torch", False)):
                 count = 8 if small else 24
                 here[kind] = featurize_times(dataset, config, device, count, fused=fused)
                 if device == "cuda":
                     here[kind]["queued"] = queued_work(dataset, config, fused=fused)
-                save(f"{name} {kind}: {here[kind]}")
+                done(f"{name} {kind}: {here[kind]}")
         if "cold" in stages:
             here["cold_start_seconds"] = cold_start(folder, config, device, 2 if small else 5)
-            save(f"{name}: cold start {here['cold_start_seconds']}")
+            done(f"{name}: cold start {here['cold_start_seconds']}")
         for seconds, steps in _lengths(args, stages):
             gc.collect()
             consumer = Consumer(device, seconds, sleeps=args.sleep)
             key = f"step_{int(seconds * 1e3)}_ms"
             if "feed" in stages:
                 here[key] = feed(slow, config, consumer, steps)
-                save(f"{name} at {seconds} s: {here[key]}")
+                done(f"{name} at {seconds} s: {here[key]}")
             if "plain" in stages:
                 here[f"{key}_in_plain_torch"] = feed(slow, config, consumer, steps, fused=False)
-                save(f"{name} in plain torch: {here[f'{key}_in_plain_torch']}")
+                done(f"{name} in plain torch: {here[f'{key}_in_plain_torch']}")
             if args.openfold is not None and "peer" in stages:
                 steps = min(steps, args.peer_steps)
                 chains = StoredChains(slow, args.openfold, name, steps + args.workers)
                 here[f"{key}_openfold_dataloader"] = baseline(chains, consumer, steps, args.workers)
-                save(f"{name}, torch DataLoader: {here[f'{key}_openfold_dataloader']}")
+                done(f"{name}, torch DataLoader: {here[f'{key}_openfold_dataloader']}")
 
 
 def _lengths(args: argparse.Namespace, stages: set[str]) -> list[tuple[float, int]]:
@@ -152,10 +136,10 @@ def main() -> None:
     if args.small:
         args.chains, args.steps, args.slow_steps = 12, min(12, args.steps), min(4, args.slow_steps)
         args.workers, args.peer_steps = 2, 6
-    result: dict[str, Any] = {"machine": machine(device), "presets": {}}
+    result: dict[str, Any] = {**about("torch", "numpy", device=device), "presets": {}}
 
-    def save(note: str) -> None:
-        Path(args.out).write_text(json.dumps(result, indent=1))
+    def done(note: str) -> None:
+        save(args.out, result)
         print(f"[{time.perf_counter() - begun:6.1f} s] {note}", flush=True)
 
     begun = time.perf_counter()
@@ -171,9 +155,9 @@ def main() -> None:
             "mean_residues": float(np.mean(dataset.index["num_res"].to_numpy())),
             "mean_mb": float(np.mean(dataset.index["nbytes"].to_numpy()) / 1e6),
         }
-        save(f"made {len(dataset)} chains")
-        run_stages(args, dataset, folder, result, save)
-    save("done")
+        done(f"made {len(dataset)} chains")
+        run_stages(args, dataset, folder, result, done)
+    done("done")
 
 
 if __name__ == "__main__":

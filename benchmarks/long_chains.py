@@ -2,37 +2,26 @@
 
     PYTHONPATH=src python benchmarks/long_chains.py --sizes 1024 2048 4096 --out one.json
     PYTHONPATH=src python benchmarks/long_chains.py --sizes 2048 4096 --cards 2 --out two.json
-    PYTHONPATH=src python benchmarks/long_chains.py --sizes 11264 --least --once --out most.json
-    python benchmarks/long_chains.py --sizes 1024 --openfold OPENFOLD --out theirs.json
     PYTHONPATH=src python benchmarks/long_chains.py --equal 1024 --cards 2 --out equal.json
 
 One pass, 512 + 1,024 rows, 4 templates, bfloat16 under `no_grad`. The model is `evofeed
 predict`'s: fused, in parts above 1,024 residues, with `--cards` shared by as many. Sizes go one
 after the other in one process; where it dies the next size gets a new one. The peak of memory
-does not depend on the number of blocks: `--blocks 3`, or `--least` with one in every stack,
-finds the longest chain in little time.
+does not depend on the number of blocks: `--blocks 3` finds the longest chain in little time.
 Where the chain is in parts, `stages` are the parts of the model, each with its own peak of memory,
 and `block_seconds` those of the Evoformer's blocks, one by one;
 `whole_seconds` is what all 48 would take: the pass and the last block's seconds for each left out.
 
-`--openfold`: OpenFold's model in its settings for long chains (`long_sequence_inference`: small
-chunks, low-memory attention, offloading to the CPU), in float32 with TF32 as its script has it, or
-with `--autocast` in bfloat16; low-memory attention stands where it would take DeepSpeed's kernel.
-Its structure module keeps the pairs on the GPU, since it fails where they are offloaded
-(`o_pt` is a tuple there, commit ce0029e). `--chunked`: default settings, chunks tuned by itself.
-
 `--equal`: the chain in parts (and shared) beside the same at once on one card: by how much pairs,
 single representation and distances differ, and by how much bfloat16 differs from float32.
-Weights are AF2's first ones and noise, for those would leave pairs as they are. `--noise` too.
+Weights are AF2's first ones and noise, for those would leave pairs as they are.
 Proof on a laptop: `--device cpu --model tiny --sizes 16 24`.
 """
 
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
-import platform
 import subprocess
 import sys
 import threading
@@ -53,11 +42,10 @@ from evofeed.trainer.run.distributed import World, join_world
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks.long_chain_times import Blocks, Stages
-from benchmarks.train_step import command
+from benchmarks.recording import about, save
 from tests.trainer.synthetic_batch import synthetic_batch
 
 WARM = 1104  # residues: what long chains run, in little time; a multiple of 16, as they are
-OPENFOLD_WARM = 128  # it compiles nothing
 ALL_BLOCKS = 48  # of AF2's Evoformer
 SHORT = 6.0  # seconds: a pass as short is repeated
 ROWS = {"initial_training": (512, 1024, 4), "tiny": (8, 16, 2)}
@@ -68,11 +56,6 @@ def config_of(options: argparse.Namespace) -> Any:
     config = {"initial_training": initial_training, "tiny": tiny}[options.model]().model
     if options.blocks:
         config = replace(config, evoformer=replace(config.evoformer, no_blocks=options.blocks))
-    if options.least:
-        stacks = ("evoformer", "extra_msa", "template")
-        config = replace(
-            config, **{name: replace(getattr(config, name), no_blocks=1) for name in stacks}
-        )
     return config
 
 
@@ -88,7 +71,7 @@ def plain_model(options: argparse.Namespace, device: torch.device) -> AlphaFold:
     torch.manual_seed(0)
     with device, torch.no_grad():
         model = AlphaFold(config_of(options)).eval()
-        if options.equal or options.noise:
+        if options.equal:
             for parameter in model.parameters():
                 parameter.add_(0.02 * torch.randn_like(parameter))
     return model
@@ -119,53 +102,6 @@ def ours(options: argparse.Namespace, world: World) -> Callable[[int], Callable[
     return prepare
 
 
-def theirs(options: argparse.Namespace, world: World) -> Callable[[int], Callable[[], Any]]:
-    """The same of OpenFold."""
-    from benchmarks.openfold_peer import import_openfold, without_extras
-
-    from evofeed.loader import openfold_batch
-
-    import_openfold(options.openfold)
-    without_extras()
-    from openfold.config import model_config
-    from openfold.model.model import AlphaFold as OpenFold
-
-    torch.set_float32_matmul_precision("high")  # as its script for predictions
-    config = model_config("model_1")
-    if not options.chunked:
-        config.globals.update({"offload_inference": True, "use_lma": True})
-        config.model.template.offload_inference = True
-        for stack in (
-            config.model.template.template_pair_stack, config.model.evoformer_stack,
-            config.model.extra_msa.extra_msa_stack,
-        ):  # fmt: skip
-            stack.tune_chunk_size = False
-    config.model.heads.tm.enabled = False
-    config.model.evoformer_stack.no_blocks = config_of(options).evoformer.no_blocks
-    torch.manual_seed(0)
-    with world.device:
-        model = OpenFold(config).eval()
-    structure = model.structure_module.forward
-
-    def kept(*given: Any, _offload_inference: bool = False, **named: Any) -> Any:
-        return structure(*given, **named)
-
-    model.structure_module.forward = kept
-    if options.noise:
-        model.load_state_dict(plain_model(options, world.device).state_dict())
-
-    def prepare(size: int) -> Callable[[], Any]:
-        batch = openfold_batch(batch_of(options, size, world.device))
-
-        def run() -> Any:
-            with torch.no_grad(), half(world.device) if options.autocast else nullcontext():
-                return model(dict(batch))
-
-        return run
-
-    return prepare
-
-
 def timed(run: Callable[[], Any], device: torch.device) -> tuple[float, Any]:
     if device.type == "cuda":
         torch.cuda.synchronize()
@@ -177,7 +113,7 @@ def timed(run: Callable[[], Any], device: torch.device) -> tuple[float, Any]:
 
 
 def once(
-    size: int, prepare: Callable[[int], Callable[[], Any]], device: torch.device, only_once: bool,
+    size: int, prepare: Callable[[int], Callable[[], Any]], device: torch.device,
     stages: Stages | None,
 ) -> Any:  # fmt: skip
     """A pass at one size, and its row; short ones three times more."""
@@ -197,7 +133,7 @@ def once(
     del outputs
     if stages and stages.found:
         found["stages"] = stages.found
-    if seconds < SHORT and not only_once:
+    if seconds < SHORT:
         again = sorted(round(timed(run, device)[0], 3) for _ in range(3))
         found |= {"seconds": again[1], "fastest": again[0], "slowest": again[2]}
     return found
@@ -221,17 +157,16 @@ def child(options: argparse.Namespace) -> None:
             for found in equal(options, world):
                 say(found)
             return
-        prepare = (theirs if options.openfold else ours)(options, world)
-        timed_blocks = world.device.type == "cuda" and not options.openfold
-        blocks = Blocks(config_of(options).evoformer.no_blocks) if timed_blocks else None
-        stages = Stages() if timed_blocks else None
-        least = OPENFOLD_WARM if options.openfold else WARM
-        first, _ = timed(prepare(min(options.one[0], least)), world.device)  # compiles
+        prepare = ours(options, world)
+        on_gpu = world.device.type == "cuda"
+        blocks = Blocks(config_of(options).evoformer.no_blocks) if on_gpu else None
+        stages = Stages() if on_gpu else None
+        first, _ = timed(prepare(min(options.one[0], WARM)), world.device)  # compiles
         for size in options.one:
             try:
                 if blocks:
                     blocks.seconds()  # of what came before
-                found = once(size, prepare, world.device, options.once, stages)
+                found = once(size, prepare, world.device, stages)
             except torch.OutOfMemoryError as error:
                 say({"residues": size, "error": str(error).splitlines()[0]})
                 if world.size > 1:
@@ -240,9 +175,7 @@ def child(options: argparse.Namespace) -> None:
             found |= {"first_seconds": round(first, 2)} if size == options.one[0] else {}
             if blocks and (each := blocks.seconds()):
                 found["block_seconds"] = each
-            if options.least:
-                found["blocks_of_each_stack"] = 1
-            elif options.blocks:
+            if options.blocks:
                 found["evoformer_blocks"] = options.blocks
                 if "block_seconds" in found:
                     left = ALL_BLOCKS - options.blocks
@@ -312,13 +245,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--limit", type=float, default=300.0, help="seconds for everything")
     parser.add_argument("--blocks", type=int, help="of the Evoformer: memory needs but two")
-    parser.add_argument("--least", action="store_true", help="one block in every stack")
     parser.add_argument("--cards", type=int, default=1, help="GPUs that share the chain")
-    parser.add_argument("--openfold", type=Path, help="a checkout: its model instead")
-    parser.add_argument("--chunked", action="store_true", help="OpenFold's default settings")
-    parser.add_argument("--autocast", action="store_true", help="OpenFold in bfloat16")
-    parser.add_argument("--once", action="store_true", help="no repeats of short passes")
-    parser.add_argument("--noise", action="store_true", help="on the weights")
     parser.add_argument("--equal", type=int, default=0, help="compare at this size")
     parser.add_argument("--smaller", type=float, default=16, help="parts of --equal, times so much")
     parser.add_argument("--out", type=Path)
@@ -327,19 +254,14 @@ def main() -> None:
     if options.one:
         child(options)
         return
-    card = torch.cuda.get_device_name() if options.device == "cuda" else platform.processor()
     found: list[dict[str, Any]] = []
-    result = {
-        "command": command(__file__), "card": card, "cards": options.cards,
-        "torch": torch.__version__, "python": platform.python_version(),
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(), "rows": found,
-    }  # fmt: skip
+    result = about("torch", device=options.device) | {"cards": options.cards, "rows": found}
 
     def keep(row: dict[str, Any]) -> None:
         found.append(row)
         print(json.dumps(row), flush=True)
         if options.out:  # a later size that dies loses nothing
-            options.out.write_text(json.dumps(result, indent=1) + "\n")
+            save(options.out, result)
 
     left, until = options.sizes or [options.equal], time.monotonic() + options.limit
     while left:

@@ -1,4 +1,4 @@
-"""OpenFold out of a checkout: its data path, and its models without the extensions they import."""
+"""OpenFold's data path out of a checkout."""
 
 from __future__ import annotations
 
@@ -29,29 +29,6 @@ def import_openfold(checkout: Path) -> None:
         for name in ("scipy", "scipy.linalg"):
             sys.modules.setdefault(name, types.ModuleType(name))
         sys.modules["scipy"].linalg = sys.modules["scipy.linalg"]  # type: ignore[attr-defined]
-
-
-def without_extras() -> None:
-    """Stand-ins for what its model imports: its softmax in torch, and writers that no run calls."""
-    core: Any = types.ModuleType("attn_core_inplace_cuda")
-    core.forward_, core.backward_ = _softmax_in_place, _softmax_gradient_in_place
-    sys.modules.setdefault("attn_core_inplace_cuda", core)
-    for name in (
-        "modelcif", "modelcif.model", "modelcif.dumper", "modelcif.reference",
-        "modelcif.protocol", "modelcif.alignment", "modelcif.qa_metric",
-    ):  # fmt: skip
-        sys.modules.setdefault(name, types.ModuleType(name))
-
-
-def _softmax_in_place(logits: torch.Tensor, *_: int) -> None:
-    logits.copy_(logits.softmax(-1))
-
-
-def _softmax_gradient_in_place(
-    weights: torch.Tensor, grad_out: torch.Tensor, v: torch.Tensor, *_: int
-) -> None:
-    grad = grad_out @ v.transpose(-1, -2)
-    weights.mul_(grad - (grad * weights).sum(-1, keepdim=True))
 
 
 class Transforms:

@@ -12,20 +12,19 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import datetime
 import json
 import os
-import platform
 import random
 import shutil
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from recording import about, command, save
 
 from evofeed.featurize.inputs.sources import ChainSource
 from evofeed.featurize.search import Database, SearchConfig, SearchOptions, run_search
@@ -49,24 +48,17 @@ def main() -> None:
     if args.cost:
         found = json.loads(args.out.read_text()) | {
             "cost_of_the_job": _cost(folder, *_cost_of(folder, args.sequences, args.records)),
-            "cost_command": "python " + " ".join(sys.argv),
+            "cost_command": command(),
         }
         shutil.rmtree(folder)
-        args.out.write_text(json.dumps(found, indent=1) + "\n")
+        save(args.out, found)
         return
     try:
         found = measure(folder, args.sequences, args.records, args.loop_every)
     finally:
         shutil.rmtree(folder)
-    found |= {
-        "command": "python " + " ".join(sys.argv),
-        "cpu": platform.processor() or platform.machine(),
-        "cores": _CORES,
-        "programs": [version(name) for name in ("jackhmmer", "hhblits", "mmseqs")],
-        "date": datetime.date.today().isoformat(),
-    }
-    args.out.write_text(json.dumps(found, indent=1) + "\n")
-    print(json.dumps(found, indent=1))
+    programs = [version(name) for name in ("jackhmmer", "hhblits", "mmseqs")]
+    save(args.out, found | about() | {"programs": programs})
 
 
 def measure(folder: Path, count: int, num_records: int, every: int) -> dict[str, Any]:

@@ -1,16 +1,13 @@
 """Where the device time of one recorded training step goes, by part of the model.
 
     PYTHONPATH=src python benchmarks/step_parts.py --out parts.json
-    PYTHONPATH=src python benchmarks/step_parts.py --axial 2 --out shard.json    # one of two shards
-    PYTHONPATH=src torchrun --nproc-per-node 2 benchmarks/step_parts.py --axial 2 --out two.json
     PYTHONPATH=src python benchmarks/step_parts.py --preset tiny --device cpu    # names only
 
 The step of `train_step.py` (fused, bf16) is recorded as CUDA graphs with a marker kernel
 wherever the forward or the backward pass enters or leaves a part of the model; the
 profiler's time stamps of one replay then say for each part how long it took, how long
 kernels ran in it, how many, and which took longest. The step itself is timed without the
-profiler. With `--axial` on one GPU the step is that of the first of so many ranks, whose exchanges
-send nothing: what does not shrink with the rows is seen by itself.
+profiler.
 """
 
 from __future__ import annotations
@@ -20,7 +17,6 @@ import json
 import statistics
 import sys
 from collections.abc import Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -30,13 +26,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
-from axial import without_exchanges  # noqa: E402
 from train_step import PRESETS, Case, Step, batch_of, result_of, times_of, usual_step  # noqa: E402
-
-from evofeed.kernels import PeerMemory  # noqa: E402
-from evofeed.kernels.runtime.peer_memory import SLOT, nbytes  # noqa: E402
-from evofeed.trainer.parallel.axis import Axis  # noqa: E402
-from evofeed.trainer.run.distributed import World, join_world  # noqa: E402
 
 PARTS = (
     "input_embedder", "recycling_embedder", "template_embedder.template_pair_embedder",
@@ -123,8 +113,8 @@ def mark_parts(model: nn.Module, marks: Marks) -> None:
 class MarkedStep(Step):
     """A step that marks its parts while it is recorded."""
 
-    def __init__(self, case: Case, preset: str, device: torch.device, axis: Axis | None) -> None:
-        super().__init__(case, preset, device, axis)
+    def __init__(self, case: Case, preset: str, device: torch.device) -> None:
+        super().__init__(case, preset, device)
         self.marks = Marks()
         mark_parts(self.model, self.marks)
         for name in ("_fape", "_violation"):
@@ -208,33 +198,10 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--top", type=int, default=6, help="kernels to print of each part")
     parser.add_argument("--keep", type=int, default=12, help="kernels to write of each part")
-    parser.add_argument("--axial", type=int, default=1, help="ranks of a sample")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    with join_world(options.device if options.device == "cpu" else None, None) as world:
-        alone = world.axis is None and options.axial > 1
-        with without_exchanges() if alone else nullcontext():
-            measure(options, world)
-
-
-def first_of(ranks: int, device: torch.device) -> Axis:
-    """The first of so many ranks, alone; on a GPU the memory they exchange through is all there."""
-
-    def memory() -> PeerMemory | None:
-        if device.type != "cuda":
-            return None
-        buffers = [torch.zeros(nbytes(SLOT), dtype=torch.uint8, device=device)] * ranks
-        return PeerMemory(buffers, 0)
-
-    return Axis(group=None, rank=0, size=ranks, memory=memory())
-
-
-def measure(options: argparse.Namespace, world: World) -> None:
-    """One step, alone or as one of its ranks; the first one writes."""
-    device, axis = world.device, world.axis
-    if axis is None and options.axial > 1:
-        axis = first_of(options.axial, device)
-    step = MarkedStep(usual_step(device), options.preset, device, axis)
+    device = torch.device(options.device)
+    step = MarkedStep(usual_step(device), options.preset, device)
     batch = batch_of(options.preset, 0, device)
     times = times_of(step, batch, options.repeats)
     if not times:
@@ -244,11 +211,7 @@ def measure(options: argparse.Namespace, world: World) -> None:
     last = len(names) - 1 - names[::-1].index(START)
     kernels = kernels_of(step, batch)
     rows = by_part(kernels, ["forward rest", *names[last + 1 :], "optimizer"], options.keep)
-    if not world.is_first:
-        return
     result = result_of(__file__, options) | {
-        "axial": options.axial,
-        "ranks": world.size,
         "step_ms": round(statistics.median(times), 2),
         "profiled_ms": round(sum(row["ms"] for row in rows), 2),
         "parts": rows,

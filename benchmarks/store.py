@@ -14,17 +14,12 @@ A chain's time is the best of its repeats. CPU is that of the process, helper th
 from __future__ import annotations
 
 import argparse
-import datetime
-import json
 import os
-import platform
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +27,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import numpy as np
-from store_peers import NOTES, PEERS, crop_plainly, raw_arrays
+from recording import about, save
+from store_peers import PEERS, crop_plainly, raw_arrays
 from store_workload import workload_chain
 
 from evofeed.protein.chain_record import ChainRecord
@@ -40,6 +36,7 @@ from evofeed.protein.features import RECORD
 from evofeed.store import Dataset, DatasetWriter
 
 WIDTH, ROWS = 256, 1152
+PACKAGES = ("numpy", "pyarrow", "safetensors", "pylance", "mosaicml-streaming", "xxhash")
 Plan = tuple[int, dict[str, np.ndarray], int, int, np.ndarray]
 COLUMNS = (
     *("msa", "deletion_matrix", "template_all_atom_positions", "template_all_atom_mask"),
@@ -48,7 +45,7 @@ COLUMNS = (
 
 
 def main() -> None:
-    """Write, read in turns, print the table, keep the figures."""
+    """Write, read in turns, print and keep the figures."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--chains", type=int, default=300)
     parser.add_argument("--repeats", type=int, default=5)
@@ -60,10 +57,9 @@ def main() -> None:
         report = measure(folder, arguments.chains, arguments.repeats)
     finally:
         shutil.rmtree(folder)
-    Path(arguments.out).write_text(json.dumps(report, indent=1) + "\n")
-    table = markdown(report)
-    Path(arguments.out).with_suffix(".md").write_text(table)
-    print(table)
+    save(arguments.out, report)
+    for name, t in sorted(report["crop_us"].items(), key=lambda item: item[1]["cpu_mean"]):
+        print(f"{name}: {report['ratio'][name]:.3f} of raw, {t['cpu_mean']:.0f} us of CPU a crop")
 
 
 def measure(folder: Path, chains: int, repeats: int) -> dict[str, Any]:
@@ -96,18 +92,8 @@ def measure(folder: Path, chains: int, repeats: int) -> dict[str, Any]:
         print(f"{name}: {found[name]['cpu_mean']:.0f} us", file=sys.stderr, flush=True)
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     return {
-        "command": " ".join(["python", *sys.argv]),
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "machine": machine(),
-        "load": {"before": load, "after": os.getloadavg()},
-        "versions": versions(
-            "numpy",
-            "pyarrow",
-            "safetensors",
-            "pylance",
-            "mosaicml-streaming",
-            "xxhash",
-        ),
+        **about(*PACKAGES),
+        "load_before": load,
         "workload": {
             "chains": chains,
             "mean_num_res": float(dims[:, 0].mean()),
@@ -265,72 +251,6 @@ def size_of(path: Path) -> int:
     """Bytes of a file or of all files below a folder."""
     files = [path] if path.is_file() else [p for p in path.rglob("*") if p.is_file()]
     return sum(file.stat().st_size for file in files)
-
-
-def machine() -> dict[str, Any]:
-    """What it ran on."""
-    model = next(
-        (
-            line.split(":")[1].strip()
-            for line in Path("/proc/cpuinfo").read_text().splitlines()
-            if line.startswith("model name")
-        ),
-        platform.processor(),
-    )
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
-    ).stdout.strip()
-    return {
-        "cpu": model,
-        "cores": os.cpu_count(),
-        "python": sys.version.split()[0],
-        "commit": commit,
-    }
-
-
-def versions(*names: str) -> dict[str, str]:
-    """Installed versions, those that there are."""
-    found = {}
-    for name in names:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            found[name] = "absent"
-    return found
-
-
-def markdown(report: Mapping[str, Any]) -> str:
-    """The report as a table."""
-    work = report["workload"]
-    ours = report["ratio"]["evofeed"] * work["raw_nbytes"] / work["record_nbytes"]
-    before, after = report["load"]["before"][0], report["load"]["after"][0]
-    lines = [
-        f"`{report['command']}` · {report['date']} · {report['machine']['cpu']}, "
-        f"{report['machine']['cores']} cores, one thread, load {before:.1f} to {after:.1f}",
-        "",
-        f"{work['chains']} chains, mean {work['mean_num_alignments']:.0f} rows x "
-        f"{work['mean_num_res']:.0f} residues, {work['raw_nbytes'] / 1e6:.0f} MB raw; "
-        f"crop {ROWS} x {WIDTH}; best of {work['repeats']}. Raw: the six arrays of a crop; peers "
-        f"hold just those, evofeed whole records ({ours:.3f} of all their arrays). The last column "
-        "is evofeed's checked crop in turns with that peer.",
-        "",
-        "| format | bytes / raw | CPU µs a crop: mean | p50 | p99 | wall mean | wall p99 "
-        "| evofeed beside it |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    beside = report["evofeed_in_the_same_turns_us"]
-    for name, t in sorted(report["crop_us"].items(), key=lambda item: item[1]["cpu_mean"]):
-        turn = f"{beside[name]['cpu_mean']:.0f}" if name in beside else ""
-        lines.append(
-            f"| {name} | {report['ratio'][name]:.3f} | {t['cpu_mean']:.0f} | {t['cpu_p50']:.0f} "
-            f"| {t['cpu_p99']:.0f} | {t['wall_mean']:.0f} | {t['wall_p99']:.0f} | {turn} |"
-        )
-    lines += ["", f"Versions: {', '.join(f'{n} {v}' for n, v in report['versions'].items())}."]
-    notes = [f"{name}: {note}" for name, note in NOTES.items() if name in report["crop_us"]]
-    lines += ["", *notes] if notes else []
-    if report["missing"]:
-        lines += ["", f"Not installed, not measured: {', '.join(report['missing'])}."]
-    return "\n".join(lines) + "\n"
 
 
 if __name__ == "__main__":

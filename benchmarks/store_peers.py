@@ -213,10 +213,6 @@ PEERS: dict[str, Callable[[], tuple[Callable[..., None], Callable[[Path], Reader
     "pickle": lambda: one_file_each(_dump_pickle, _load_pickle),
     "npz": lambda: one_file_each(_dump_npz, _load_npz),
     "safetensors": safetensors,
-    "MosaicML MDS": mosaic,
+    "MosaicML MDS": mosaic,  # by `dataset[i]`, as a shuffled trainer reads it; in order is faster
     "Lance": lance,
-}
-NOTES = {
-    "MosaicML MDS": "by `dataset[i]`, as a shuffled trainer reads it; iterating in file order is "
-    "faster. Its import wants torchvision for image sets; a stand-in of two names takes its place.",
 }

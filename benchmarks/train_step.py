@@ -4,7 +4,6 @@
         --cases torch:bf16:eager:0 fused:bf16:graph:0 fused:bf16:graph:3 torch:fp32:eager+ckpt:0
     PYTHONPATH=src python benchmarks/train_step.py --preset finetuning --out tuning.json \
         --cases fused:bf16:eager+ckpt:0
-    python benchmarks/train_step.py --table benchmarks/results/train_step_h200*.json > step.md
 
 A case is kernels (`torch` or `fused`), precision (`bf16`, `tf32`, `fp32`), how it
 runs (`eager`, `graph`, `compiled`: every block by torch.compile; `+ckpt` recomputes
@@ -25,7 +24,7 @@ import platform
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -311,51 +310,6 @@ def result_of(script: str, options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def table(paths: Sequence[Path]) -> str:
-    """The results as one Markdown table per preset, fastest first among equal work."""
-    lines: list[str] = []
-    results = [json.loads(path.read_text()) for path in paths]
-    for preset in dict.fromkeys(result["preset"] for result in results):
-        own = [result for result in results if result["preset"] == preset]
-        shapes = own[0]["shapes"]
-        rows = [(case, result) for result in own for case in result["cases"]]
-        rows.sort(key=lambda row: (row[0]["recycles"], row[0].get("step_ms", {}).get("median", 0)))
-        lines += [
-            f"## {preset}: {shapes['num_res']} residues, {shapes['num_seq']} + "
-            f"{shapes['num_extra_seq']} sequences, {shapes['num_templates']} templates, batch 1",
-            "",
-            "| what | recycles | activations | step ms (min to max) | forward | backward | "
-            "optimizer | peak GB | TFLOP/s | MFU |",
-            "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
-            *(_row(case, result) for case, result in rows),
-            "",
-        ]
-        lines += [
-            f"- {result['machine']['device']}, torch {result['machine']['torch']}, "
-            f"{result['machine']['date']}: `{result['command']}`"
-            for result in own
-        ]
-        lines.append("")
-    return "\n".join(lines)
-
-
-def _row(case: dict[str, Any], result: dict[str, Any]) -> str:
-    who = result.get("model", "evofeed")
-    what = f"{who}, {case['kernels']}, {case['precision']}, {case['how']}"
-    kept = "recomputed" if case["checkpointing"] else "kept"
-    if "step_ms" not in case:
-        return f"| {what} | {case['recycles']} | {kept} | {case['error']} | | | | | | |"
-    step = case["step_ms"]
-    spread = f" ({step['min']:.0f} to {step['max']:.0f})" if "min" in step else ""
-    parts = [f"{case[f'{part}_ms']['median']:.1f}" for part in PARTS]
-    rate, mfu = case.get("model_flops_per_second"), case.get("mfu")
-    return (
-        f"| {what} | {case['recycles']} | {kept} | {step['median']:.0f}{spread} | "
-        f"{' | '.join(parts)} | {case.get('peak_memory_mb', 0) / 1024:.1f} | "
-        f"{rate / 1e12 if rate else 0:.0f} | {mfu or 0:.1%} |"
-    )
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
@@ -367,11 +321,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--profile", type=int, default=0, help="operators to list, of the last")
     parser.add_argument("--out", type=Path, help="JSON file for the result")
-    parser.add_argument("--table", type=Path, nargs="+", help="results to print as Markdown")
     options = parser.parse_args()
-    if options.table:
-        print(table(options.table))
-        return
     cases = [Case.parse(text) for text in options.cases]
     result: dict[str, Any] = {
         "benchmark": "train_step",

@@ -65,7 +65,7 @@ BUDGET = {
     "kernels": 18_750,  # each operator's `cases.py`, for more lines of tests
     "synth": 2_300,
     "tests": 50_700,  # browser tests of panels, hooks, examples
-    "benchmarks": 13_350,
+    "benchmarks": 10_850,
 }
 
 
