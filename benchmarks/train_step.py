@@ -48,7 +48,7 @@ from evofeed.trainer.model.compiled import compile_structure
 from evofeed.trainer.parallel.axis import Axis
 from evofeed.trainer.parallel.losses import share_losses
 from evofeed.trainer.parallel.parallelize import parallelize
-from evofeed.trainer.report.cards import peak_flops
+from evofeed.trainer.report.run_report import peak_flops
 from evofeed.trainer.run.flat import FlatOptimizer
 from evofeed.trainer.run.graphs import Replay
 

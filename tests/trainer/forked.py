@@ -14,6 +14,9 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
+import typer
+from typer.testing import CliRunner
+
 _SERVER = multiprocessing.get_context("forkserver")
 _SERVER.set_forkserver_preload(
     ["evofeed.trainer.run.train", "evofeed.loader", "torch._dynamo", "pandas"]
@@ -70,3 +73,12 @@ def _begin(
         target(*arguments)
     finally:
         sys.stdout.flush()
+
+
+def command(function: Callable[..., Any], *words: str, catch: bool = True) -> Any:
+    """A command's result in this process; it must succeed where its errors are caught."""
+    app = typer.Typer()
+    app.command()(function)
+    done = CliRunner().invoke(app, list(words), catch_exceptions=catch)
+    assert done.exit_code == 0, done.output
+    return done

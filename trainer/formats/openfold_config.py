@@ -64,7 +64,7 @@ def model_config_from_openfold(config: Mapping[str, Any]) -> ModelConfig:
         **_only(ModelConfig, embedder),
         c_s=config["evoformer_stack"]["c_s"],
         recycling=RecyclingConfig(**_only(RecyclingConfig, config["recycling_embedder"])),
-        template=_template_from_openfold(template) if template["enabled"] else None,
+        template=template_config_from_openfold(template) if template["enabled"] else None,
         extra_msa=ExtraMSAConfig(
             c_e=config["extra_msa"]["extra_msa_embedder"]["c_out"],
             **_only(ExtraMSAConfig, config["extra_msa"]["extra_msa_stack"]),
@@ -95,7 +95,8 @@ def _multimer_from_openfold(
     return MultimerConfig(**_only(MultimerConfig, {**embedder, **tm}))
 
 
-def _template_from_openfold(template: Mapping[str, Any]) -> TemplateConfig:
+def template_config_from_openfold(template: Mapping[str, Any]) -> TemplateConfig:
+    """Our configuration from the `template` section of an OpenFold model's."""
     pointwise = template.get("template_pointwise_attention", {})
     names = {"c_hidden": "c_hidden_pointwise", "no_heads": "no_heads_pointwise"}
     return TemplateConfig(

@@ -13,51 +13,47 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from evofeed.trainer.gradients.hosts import Group, Hosts
+from evofeed.trainer.config import GradientConfig
+from evofeed.trainer.gradients.hosts import Group
 
 Span = tuple[int, int, torch.Size]
 """Start, length and shape of a parameter in the flat buffer."""
 
 
 class Exchange:
-    """Averages a flat gradient over all ranks.
+    """Averages a flat gradient over all ranks, here exactly: `none` and `hierarchical`.
+
+    Args:
+        config: of the mode.
+        hosts: the ranks of this host, and the same ranks of all hosts.
+        spans: the parameters in the buffer, in order.
+        size: elements of the buffer.
+        device: of the buffer.
 
     Attributes:
         inside: the ranks of this host, and the bytes sent among them.
         between: the same ranks of all hosts, likewise.
         cuts: where the host's parts of the buffer begin, and its end.
+        part: this rank's part of the buffer.
         kept: what is remembered from step to step, by role: `residual` and `momentum` as long as
             this rank's part, in units of the host's mean gradient; `factors` of any length.
         left: what a run before this one had kept and this mode does not keep: added to the
             gradient of the next step. On one rank alone, times the number of ranks.
     """
 
-    def __init__(self, hosts: Hosts, spans: Iterable[Span], size: int) -> None:
-        """Binds it to a buffer.
-
-        Args:
-            hosts: who takes part.
-            spans: the parameters in the buffer, in order.
-            size: elements of the buffer.
-        """
-        self.inside, self.between = hosts.inside, hosts.between
-        self.spans = list(spans)
+    def __init__(
+        self, config: GradientConfig, hosts: tuple[Group, Group], spans: Iterable[Span], size: int,
+        device: torch.device,
+    ) -> None:  # fmt: skip
+        self.config, self.spans = config, list(spans)
+        self.inside, self.between = hosts
         self.cuts = _cuts([start for start, _, _ in self.spans], size, self.inside.size)
-        self.kept: dict[str, Tensor] = {}
+        self.part = slice(*self.cuts[self.inside.rank : self.inside.rank + 2])
+        self.kept = self._empty(device)
         self.left: Tensor | None = None
 
-    @property
-    def part(self) -> slice:
-        """This rank's part of the buffer."""
-        return slice(*self.cuts[self.inside.rank : self.inside.rank + 2])
-
     def mean(self, grad: Tensor, step: int) -> None:
-        """Average over all ranks, in place.
-
-        Args:
-            grad: this rank's flat gradient.
-            step: number of the update, from 0.
-        """
+        """Average this rank's flat gradient of update number `step` over all ranks, in place."""
         if self.left is not None:
             grad.add_(self.left.to(grad.device))
             self.left = None
@@ -73,29 +69,13 @@ class Exchange:
         for row, (start, end) in zip(self.inside.gather(mine), places, strict=True):
             grad[start:end].copy_(row[: end - start])
 
+    def _empty(self, device: torch.device) -> dict[str, Tensor]:
+        """`kept` before the first step."""
+        return {}
+
     def _between(self, part: Tensor, step: int) -> None:
-        """Average a part over the hosts, in place; here exactly."""
+        """Average a part over the hosts, in place."""
         self.between.mean(part)
-
-
-class Whole(Exchange):
-    """`none`: one all-reduce of everything."""
-
-    def __init__(self, rank: int, ranks: int, spans: Iterable[Span], size: int) -> None:
-        """Binds it to a buffer; needs no hosts."""
-        super().__init__(Hosts(inside=Group(), between=Group(None, rank, ranks)), spans, size)
-
-
-class Hierarchical(Exchange):
-    """`hierarchical`: each rank all-reduces its part between hosts; nothing is lost."""
-
-
-class Bfloat16(Exchange):
-    """`bf16`: half the bytes between hosts, rounded; what rounding loses is lost."""
-
-    def _between(self, part: Tensor, step: int) -> None:
-        low = self.between.sum(part.to(torch.bfloat16))
-        torch.div(low.float(), self.between.size, out=part)
 
 
 class WithResidual(Exchange):
@@ -103,11 +83,8 @@ class WithResidual(Exchange):
     over hosts is the sum of all mean gradients.
     """
 
-    def __init__(self, hosts: Hosts, spans: Iterable[Span], size: int, device: torch.device):
-        """Binds it to a buffer on a device; begins with nothing kept."""
-        super().__init__(hosts, spans, size)
-        part = self.part
-        self.kept["residual"] = torch.zeros(part.stop - part.start, device=device)
+    def _empty(self, device: torch.device) -> dict[str, Tensor]:
+        return {"residual": torch.zeros(self.part.stop - self.part.start, device=device)}
 
     def _between(self, part: Tensor, step: int) -> None:
         kept = {name: value.clone() for name, value in self.kept.items()}
@@ -126,9 +103,3 @@ def _cuts(starts: list[int], size: int, parts: int) -> list[int]:
     """Ends of `parts` neighbouring parts of about one size, each beginning with a parameter."""
     wanted = [size * number // parts for number in range(1, parts)]
     return [0, *(min(starts, key=lambda at: abs(at - want)) for want in wanted), size]
-
-
-def padded(x: Tensor, multiple: int) -> Tensor:
-    """A flat tensor with zeros behind it up to a multiple."""
-    more = -x.numel() % multiple
-    return torch.nn.functional.pad(x, (0, more)) if more else x

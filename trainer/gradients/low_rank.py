@@ -14,65 +14,47 @@ Source: Vogels et al. 2019, algorithms 1 and 2.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 
 import torch
 from torch import Tensor
 
-from evofeed.trainer.gradients.exchange import Span, WithResidual
-from evofeed.trainer.gradients.hosts import Hosts
+from evofeed.trainer.gradients.exchange import WithResidual
 
 
 class LowRank(WithResidual):
-    """Averages low-rank factors; see the module."""
+    """Averages low-rank factors, after exact first steps; see the module."""
 
-    def __init__(
-        self,
-        hosts: Hosts,
-        spans: Iterable[Span],
-        size: int,
-        device: torch.device,
-        *,
-        rank: int,
-        warmup: int,
-    ) -> None:
-        """Binds it to a buffer.
-
-        Args:
-            hosts, spans, size, device: see `WithResidual`.
-            rank: of the factors.
-            warmup: first steps, which are exact.
-        """
-        super().__init__(hosts, spans, size, device)
-        self.rank, self.warmup = rank, warmup
-        self._stacks: dict[tuple[int, int], list[int]] = {}  # places of matrices, by their shape
-        whole: list[Tensor] = []
+    def _empty(self, device: torch.device) -> dict[str, Tensor]:
+        self._stacks: dict[tuple[int, int], list[int]] = {}  # starts of matrices, by their shape
+        whole = [torch.empty(0, dtype=torch.int64)]
         own = self.part
         for start, count, shape in self.spans:
             if not own.start <= start < own.stop:
                 continue
             n, m = (shape[0], count // shape[0]) if len(shape) > 1 else (count, 1)
-            if 2 * (n + m) * min(rank, n, m) < count:
+            if 2 * (n + m) * min(self.config.rank, n, m) < count:
                 self._stacks.setdefault((n, m), []).append(start - own.start)
             else:
                 whole.append(torch.arange(start - own.start, start - own.start + count))
-        self._whole = _flat(whole, torch.empty(0, dtype=torch.int64)).to(device)
+        self._whole = torch.cat(whole).to(device)
         # Drawn on the CPU: the same on all hosts, whatever their GPUs.
         drawn = torch.Generator().manual_seed(0)
         factors = sum(math.prod(shape) for shape in self._shapes(1))
-        self.kept["factors"] = torch.randn(factors, generator=drawn).to(device)
+        return super()._empty(device) | {
+            "factors": torch.randn(factors, generator=drawn).to(device)
+        }
 
     def _shapes(self, side: int) -> list[tuple[int, int, int]]:
         """Shapes of the stacked factors on one side of the matrices: 0 for P, 1 for Q."""
         return [
-            (len(places), shape[side], min(self.rank, *shape))
+            (len(places), shape[side], min(self.config.rank, *shape))
             for shape, places in self._stacks.items()
         ]
 
     def _send(self, part: Tensor, kept: dict[str, Tensor], step: int) -> Tensor:
         hosts, owed = self.between, kept["residual"].add_(part)
-        if step < self.warmup:
-            sent = hosts.sum(owed.clone()).div_(hosts.size)
+        if step < self.config.warmup_steps:
+            sent = hosts.mean(owed.clone())
             owed.zero_()
             return sent
         stacks = [torch.stack(views) for views in self._views(owed)]

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from evofeed.protein.features import ASSEMBLY_BATCH, BATCH
 from evofeed.protein.pseudo_beta import pseudo_beta
-from evofeed.trainer.model.config import ModelConfig, TemplateConfig
+from evofeed.trainer.model.config import ModelConfig
 from evofeed.trainer.model.embedders import (
     ExtraMSAEmbedder,
     InputEmbedder,
@@ -48,28 +48,22 @@ class AlphaFold(nn.Module):
         super().__init__()
         self.config = config
         c_m, c_z, c_s = config.c_m, config.c_z, config.c_s
+        of_chains = config.multimer is None
         self.input_embedder = _input_embedder(config)
         self.recycling_embedder = RecyclingEmbedder(c_m, c_z, **asdict(config.recycling))
         if config.template is not None:
-            self.template_embedder = _template_embedder(config.template, config)
+            templates = TemplateEmbedder if of_chains else TemplateEmbedderMultimer
+            self.template_embedder = templates(config.template, c_m, c_z)
         extra = asdict(config.extra_msa)
         c_e = extra.pop("c_e")
         self.extra_msa_embedder = ExtraMSAEmbedder(25, c_e)
         self.extra_msa_stack = ExtraMSAStack(c_m=c_e, c_z=c_z, **extra)
         self.evoformer = EvoformerStack(c_m=c_m, c_z=c_z, c_s=c_s, **asdict(config.evoformer))
-        multimer = config.multimer
-        structure_module = StructureModule if multimer is None else StructureModuleMultimer
+        structure_module = StructureModule if of_chains else StructureModuleMultimer
         self.structure_module = structure_module(
             c_s=c_s, c_z=c_z, **asdict(config.structure_module)
         )
-        self.aux_heads = AuxiliaryHeads(
-            lddt={"no_bins": config.plddt_bins, "c_in": c_s, "c_hidden": config.c_hidden_plddt},
-            distogram={"c_z": c_z, "no_bins": config.distogram_bins},
-            masked_msa={"c_m": c_m, "c_out": 23 if multimer is None else 22},
-            experimentally_resolved={"c_s": c_s, "c_out": 37},
-            tm=None if config.tm_bins is None else {"c_z": c_z, "no_bins": config.tm_bins},
-            score=None if multimer is None else (multimer.ptm_weight, multimer.iptm_weight),
-        )
+        self.aux_heads = AuxiliaryHeads(config)
         self.set_activation_checkpointing(config.activation_checkpointing)
 
     def set_activation_checkpointing(self, enabled: bool) -> None:
@@ -189,54 +183,6 @@ def _input_embedder(config: ModelConfig) -> InputEmbedder:
         return InputEmbedder(*sizes)
     chains = config.multimer
     return InputEmbedderMultimer(*sizes, chains.use_chain_relative, chains.max_relative_chain)
-
-
-def _template_embedder(template: TemplateConfig, config: ModelConfig) -> nn.Module:
-    stack = {
-        "c_t": template.c_t,
-        "c_hidden_tri_att": template.c_hidden_tri_att,
-        "c_hidden_tri_mul": template.c_hidden_tri_mul,
-        "no_blocks": template.no_blocks,
-        "no_heads": template.no_heads,
-        "pair_transition_n": template.pair_transition_n,
-        "dropout_rate": template.dropout_rate,
-        "tri_mul_first": template.tri_mul_first,
-        "fuse_projection_weights": template.fuse_projection_weights,
-    }
-    distogram = {
-        "min_bin": template.min_bin,
-        "max_bin": template.max_bin,
-        "no_bins": template.no_bins,
-    }
-    if config.multimer is not None:
-        return TemplateEmbedderMultimer(
-            template_single_embedder={"c_in": 34, "c_out": config.c_m},
-            template_pair_embedder={
-                "c_in": config.c_z,
-                "c_out": template.c_t,
-                "c_dgram": template.no_bins,
-                "c_aatype": 22,
-            },
-            template_pair_stack=stack,
-            c_t=template.c_t,
-            c_z=config.c_z,
-            distogram=distogram,
-            inf=template.inf,
-        )
-    return TemplateEmbedder(
-        template_single_embedder={"c_in": 57, "c_out": config.c_m},
-        template_pair_embedder={"c_in": template.no_bins + 49, "c_out": template.c_t},
-        template_pair_stack=stack,
-        template_pointwise_attention={
-            "c_t": template.c_t,
-            "c_z": config.c_z,
-            "c_hidden": template.c_hidden_pointwise,
-            "no_heads": template.no_heads_pointwise,
-            "inf": template.inf,
-        },
-        distogram=distogram,
-        inf=template.inf,
-    )
 
 
 def features_of_cycle(batch: Mapping[str, Tensor], cycle: int) -> dict[str, Tensor]:

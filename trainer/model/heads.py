@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from evofeed.base.shapes import Float, Int
+from evofeed.trainer.model.config import ModelConfig
 from evofeed.trainer.model.primitives import LayerNorm, Linear, at_least_float32
 
 
@@ -43,62 +44,30 @@ class DistogramHead(nn.Module):
         return logits + logits.transpose(-2, -3)
 
 
-class TMScoreHead(nn.Module):
-    """Logits of the aligned error of residue j in the frame of residue i."""
+class LogitsHead(nn.Module):
+    """One linear layer: the aligned error of residue j in the frame of residue i, what stood in
+    masked cells of the MSA (23 restypes, 22 in complexes), whether each of 37 atoms was seen."""
 
-    def __init__(self, c_z: int, no_bins: int) -> None:
+    def __init__(self, c_in: int, c_out: int) -> None:
         super().__init__()
-        self.linear = Linear(c_z, no_bins, init="final")
+        self.linear = Linear(c_in, c_out, init="final")
 
-    def forward(self, z: Float[Tensor, "*B I R c_z"]) -> Float[Tensor, "*B I R n"]:
-        """Logits over error bins."""
-        return self.linear(z)  # type: ignore[no-any-return]
-
-
-class MaskedMSAHead(nn.Module):
-    """Logits of what stood in the masked cells of the MSA."""
-
-    def __init__(self, c_m: int, c_out: int) -> None:
-        super().__init__()
-        self.linear = Linear(c_m, c_out, init="final")
-
-    def forward(self, m: Float[Tensor, "*B S R c_m"]) -> Float[Tensor, "*B S R n"]:
-        """Logits over 23 restypes, 22 in complexes: without the mask itself."""
-        return self.linear(m)  # type: ignore[no-any-return]
-
-
-class ExperimentallyResolvedHead(nn.Module):
-    """Logits of whether each atom was seen in the experiment."""
-
-    def __init__(self, c_s: int, c_out: int) -> None:
-        super().__init__()
-        self.linear = Linear(c_s, c_out, init="final")
-
-    def forward(self, s: Float[Tensor, "*B R c_s"]) -> Float[Tensor, "*B R n"]:
-        """Logits over the 37 atoms."""
-        return self.linear(s)  # type: ignore[no-any-return]
+    def forward(self, x: Float[Tensor, "*B c"]) -> Float[Tensor, "*B n"]:
+        """Logits over bins, restypes or atoms."""
+        return self.linear(x)  # type: ignore[no-any-return]
 
 
 class AuxiliaryHeads(nn.Module):
     """All heads, on the outputs of the trunk and the structure module."""
 
-    def __init__(
-        self,
-        *,
-        lddt: Mapping[str, int],
-        distogram: Mapping[str, int],
-        masked_msa: Mapping[str, int],
-        experimentally_resolved: Mapping[str, int],
-        tm: Mapping[str, int] | None = None,
-        score: tuple[float, float] | None = None,
-    ) -> None:
+    def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.score = score
-        self.plddt = PerResidueLDDTCaPredictor(**lddt)
-        self.distogram = DistogramHead(**distogram)
-        self.masked_msa = MaskedMSAHead(**masked_msa)
-        self.experimentally_resolved = ExperimentallyResolvedHead(**experimentally_resolved)
-        self.tm = TMScoreHead(**tm) if tm is not None else None
+        self.multimer = config.multimer
+        self.plddt = PerResidueLDDTCaPredictor(config.plddt_bins, config.c_s, config.c_hidden_plddt)
+        self.distogram = DistogramHead(config.c_z, config.distogram_bins)
+        self.masked_msa = LogitsHead(config.c_m, 23 if config.multimer is None else 22)
+        self.experimentally_resolved = LogitsHead(config.c_s, 37)
+        self.tm = None if config.tm_bins is None else LogitsHead(config.c_z, config.tm_bins)
 
     def forward(
         self,
@@ -139,11 +108,10 @@ class AuxiliaryHeads(nn.Module):
     ) -> dict[str, Tensor]:
         """The TM-scores of a chain or a complex, from what `expected_tm` gives."""
         ptm = best_alignment(expected)
-        if asym_id is None or self.score is None:
+        if asym_id is None or self.multimer is None:
             return {"ptm_score": ptm}
-        ptm_weight, iptm_weight = self.score
         iptm = best_alignment(expected, asym_id=asym_id)
-        score = ptm_weight * ptm + iptm_weight * iptm
+        score = self.multimer.ptm_weight * ptm + self.multimer.iptm_weight * iptm
         return {"ptm_score": ptm, "iptm_score": iptm, "weighted_ptm_score": score}
 
 

@@ -23,7 +23,7 @@ from evofeed.trainer.model.primitives import (
 from evofeed.trainer.model.rigid import (
     Rigid,
     compose_quaternion_update,
-    from_tensor_7,
+    from_frames,
     quaternion_to_matrix,
     to_4x4,
 )
@@ -153,22 +153,32 @@ class StructureModule(nn.Module):
         s_initial = self.layer_norm_s(single)
         z = self.layer_norm_z(pair)
         s = self.linear_in(s_initial)
-        trans = torch.zeros_like(s[..., :3])
-        quaternion = torch.cat([trans[..., :1] + 1, trans], dim=-1)
+        quaternion, old = self._origin(s)
         states, frames = [], []
         shared = self.ipa.share(z, mask)
-        old = Rigid(quaternion_to_matrix(quaternion), trans)
         for _ in range(self.no_blocks):
             s = s + self.ipa(s, z, old, mask, shared)
             s = self.transition(self.layer_norm_ipa(self.ipa_dropout(s)))
-            quaternion, new = update_frames(quaternion, old, self.bb_update(s))
+            quaternion, new = self._moved(quaternion, old, self.bb_update(s))
             states.append(s)
-            frames.append(torch.cat([quaternion, new.trans * self.trans_scale_factor], dim=-1))
+            frames.append(self._output(quaternion, new))
             # No gradient through the chain of rotations.
             quaternion, old = quaternion.detach(), Rigid(new.rots.detach(), new.trans)
         all_states, all_frames = torch.stack(states), torch.stack(frames)
-        atoms = self._atoms(all_states, from_tensor_7(all_frames), s_initial, aatype)
+        atoms = self._atoms(all_states, from_frames(all_frames), s_initial, aatype)
         return {"frames": all_frames, **atoms, "states": all_states, "single": states[-1]}
+
+    def _origin(self, s: Tensor) -> tuple[Tensor, Rigid]:
+        """Quaternion and frame of every residue before the first layer."""
+        trans = torch.zeros_like(s[..., :3])
+        quaternion = torch.cat([trans[..., :1] + 1, trans], dim=-1)
+        return quaternion, Rigid(quaternion_to_matrix(quaternion), trans)
+
+    def _moved(self, quaternion: Tensor, frames: Rigid, update: Tensor) -> tuple[Tensor, Rigid]:
+        return update_frames(quaternion, frames, update)
+
+    def _output(self, quaternion: Tensor, frames: Rigid) -> Tensor:
+        return torch.cat([quaternion, frames.trans * self.trans_scale_factor], dim=-1)
 
     def _atoms(
         self, states: Tensor, frames: Rigid, s_initial: Tensor, aatype: Tensor

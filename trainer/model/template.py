@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from evofeed.base.shapes import Float
 from evofeed.protein.residues import ATOM_ORDER
 from evofeed.trainer.model.activation_checkpointing import checkpointed
+from evofeed.trainer.model.config import TemplateConfig
 from evofeed.trainer.model.embedders import distance_one_hot
 from evofeed.trainer.model.primitives import (
     Attention,
@@ -138,6 +139,22 @@ class TemplatePairStack(nn.Module):
         return self.layer_norm(t)  # type: ignore[no-any-return]
 
 
+def template_pair_stack(config: TemplateConfig) -> TemplatePairStack:
+    """The stack of an embedder of that configuration."""
+    return TemplatePairStack(
+        c_t=config.c_t, c_hidden_tri_att=config.c_hidden_tri_att,
+        c_hidden_tri_mul=config.c_hidden_tri_mul, no_blocks=config.no_blocks,
+        no_heads=config.no_heads, pair_transition_n=config.pair_transition_n,
+        dropout_rate=config.dropout_rate, tri_mul_first=config.tri_mul_first,
+        fuse_projection_weights=config.fuse_projection_weights,
+    )  # fmt: skip
+
+
+def distogram_of(config: TemplateConfig) -> tuple[float, float, int, float]:
+    """First and last lower edge of the distance bins, their number, the last upper edge squared."""
+    return config.min_bin, config.max_bin, config.no_bins, config.inf
+
+
 class TemplatePointwiseAttention(nn.Module):
     """Every pair attends to the templates at that pair, ungated. Source: algorithm 17."""
 
@@ -167,23 +184,15 @@ class TemplateEmbedder(nn.Module):
     parameter still gets a gradient (zero) and torch's DDP never waits for one.
     """
 
-    def __init__(
-        self,
-        *,
-        template_single_embedder: Mapping[str, int],
-        template_pair_embedder: Mapping[str, int],
-        template_pair_stack: Mapping[str, int | float | bool],
-        template_pointwise_attention: Mapping[str, int | float],
-        distogram: Mapping[str, int | float],
-        inf: float = 1e5,
-    ) -> None:
+    def __init__(self, config: TemplateConfig, c_m: int, c_z: int) -> None:
         super().__init__()
-        self.distogram = dict(distogram)
-        self.inf = inf
-        self.template_single_embedder = TemplateSingleEmbedder(**template_single_embedder)
-        self.template_pair_embedder = TemplatePairEmbedder(**template_pair_embedder)
-        self.template_pair_stack = TemplatePairStack(**template_pair_stack)  # type: ignore[arg-type]
-        self.template_pointwise_att = TemplatePointwiseAttention(**template_pointwise_attention)  # type: ignore[arg-type]
+        self.distogram = distogram_of(config)
+        self.template_single_embedder = TemplateSingleEmbedder(57, c_m)
+        self.template_pair_embedder = TemplatePairEmbedder(config.no_bins + 49, config.c_t)
+        self.template_pair_stack = template_pair_stack(config)
+        self.template_pointwise_att = TemplatePointwiseAttention(
+            config.c_t, c_z, config.c_hidden_pointwise, config.no_heads_pointwise, config.inf
+        )
 
     def forward(
         self,
@@ -194,7 +203,7 @@ class TemplateEmbedder(nn.Module):
         _mask_trans: bool = True,
     ) -> tuple[Float[Tensor, "*B R R c_z"], Float[Tensor, "*B T R c_m"], Float[Tensor, "*B T R"]]:
         """Pair update, one MSA row per template, and those rows' mask: where psi is known."""
-        feat = build_template_pair_feat(batch, inf=self.inf, **self.distogram)  # type: ignore[arg-type]
+        feat = build_template_pair_feat(batch, *self.distogram)
         t = self.template_pair_embedder(feat)
         t = self.template_pair_stack(t, pair_mask[..., None, :, :], _mask_trans=_mask_trans)
         template_mask = batch["template_mask"]

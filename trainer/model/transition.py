@@ -27,12 +27,6 @@ class _Transition(nn.Module):
 class MSATransition(_Transition):
     """Transition of the MSA representation, `n` times as wide inside. Source: algorithm 9."""
 
-    def __init__(self, c_m: int, n: int) -> None:
-        super().__init__(c_m, n)
-
 
 class PairTransition(_Transition):
     """Transition of the pair representation, `n` times as wide inside. Source: algorithm 15."""
-
-    def __init__(self, c_z: int, n: int) -> None:
-        super().__init__(c_z, n)

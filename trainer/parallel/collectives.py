@@ -22,8 +22,8 @@ from torch import Tensor
 from evofeed.trainer.parallel.axis import Axis
 
 # Torch 2.13 has new names for these two, and warns of the old ones.
-_all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 def exchange(x: Tensor, axis: Axis, *, split: int, join: int, length: int) -> Tensor:
@@ -114,7 +114,7 @@ def gathered(x: Tensor, axis: Axis, dim: int, length: int) -> Tensor:
         return whole
     mine = _padded(x, dim, most).contiguous()
     received = x.new_empty(axis.size * mine.numel())
-    _all_gather(received, mine.view(-1), group=axis.group)
+    all_gather(received, mine.view(-1), group=axis.group)
     whole = _joined(received, [list(mine.shape)] * axis.size, dim)
     return whole if length == most * axis.size else _without_padding(whole, dim, lengths)
 
@@ -140,7 +140,7 @@ def reduced(x: Tensor, axis: Axis, dim: int, out: Tensor | None = None) -> Tenso
         parts = [_padded(part, dim, most) for part in x.split(lengths, dim)]
         sent = torch.cat([part.reshape(-1) for part in parts])
     received = x.new_empty(_with(x.shape, dim, most))
-    _reduce_scatter(received.view(-1), sent, group=axis.group)
+    reduce_scatter(received.view(-1), sent, group=axis.group)
     return received.narrow(dim, 0, lengths[axis.rank]).contiguous()
 
 

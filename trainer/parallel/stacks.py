@@ -120,13 +120,8 @@ def _update(
     pair_mask: Tensor, mask_trans: bool,
 ) -> Tensor:  # fmt: skip
     """What the templates add to rows of the pairs."""
-    N, distogram = z.shape[-2], embedder.distogram
-    feat = build_template_pair_feat(
-        batch,
-        inf=embedder.inf,
-        rows=slice(*axis.span(N)),
-        **distogram,  # type: ignore[arg-type]
-    )
+    N = z.shape[-2]
+    feat = build_template_pair_feat(batch, *embedder.distogram, slice(*axis.span(N)))
     t = embedder.template_pair_embedder(feat)
     mask = pair_mask[..., None, :, :].expand(*t.shape[:-3], N, N)
     t = _template_rows(embedder.template_pair_stack, axis, t, mask, mask_trans)
@@ -147,15 +142,9 @@ def _add_by_rows(
         one = _one_template(batch, template)
         t = z.new_empty(*z.shape[:-3], 1, last - first, N, channels)
         for some in slices(first, last, at_once):
-            feat = build_template_pair_feat(
-                one,
-                inf=embedder.inf,
-                rows=some,
-                **embedder.distogram,  # type: ignore[arg-type]
-            )
-            t[..., some.start - first : some.stop - first, :, :] = embedder.template_pair_embedder(
-                feat
-            )
+            feat = build_template_pair_feat(one, *embedder.distogram, some)
+            here = slice(some.start - first, some.stop - first)
+            t[..., here, :, :] = embedder.template_pair_embedder(feat)
             del feat
         made.append(_template_rows(embedder.template_pair_stack, axis, t, mask, mask_trans))
         del t

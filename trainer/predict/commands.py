@@ -12,18 +12,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from evofeed.base.errors import InputError
 from evofeed.base.options import Json, picture_name, share_bar, usable_device
 
 if TYPE_CHECKING:
-    from evofeed.trainer.predict.many import Settings, Task
-    from evofeed.trainer.predict.prediction import Progress
+    from evofeed.trainer.predict.many import Task
+    from evofeed.trainer.predict.prediction import Prediction, Progress
 
 Device = Annotated[
     str,
     typer.Option(help="cpu or cuda; default: a GPU if there is one.", callback=usable_device),
 ]
-
-
 _PAGE = "predictions.html"
 
 
@@ -100,12 +99,11 @@ def predict(
             raise typer.BadParameter(f"there is no folder {path.parent} for {path.name}")
     from evofeed.store import Dataset, address_and_ref
     from evofeed.trainer.predict.many import Settings, Task, run_tasks, tasks, write_ranking
-    from evofeed.trainer.predict.names import check_sequences, fasta_names
     from evofeed.trainer.predict.page import write_predictions_page
     from evofeed.trainer.run.distributed import join_world
 
     opened = Dataset.open(*address_and_ref(dataset))
-    listed = fasta_names(fasta) if fasta is not None else {}
+    listed = {} if fasta is None else _fasta_sequences(fasta)
     chosen = [*(names or ()), *listed]
     chosen += [name for name in opened if name not in chosen] if everything else []
     if not chosen:
@@ -119,9 +117,27 @@ def predict(
         wanted = tasks(chosen, weights, seed or [0], out, file_format)
 
     def read(name: str) -> Any:
-        record = opened.assemblies[name] if name in opened.assemblies else opened[name]
-        check_sequences(record, listed.get(name), fasta)
+        if name in opened.assemblies:
+            return opened.assemblies[name]
+        record, sequence = opened[name], listed.get(name)
+        if sequence and sequence != record.sequence:
+            raise InputError(
+                f"{name} has {len(sequence)} residues here, and another sequence of "
+                f"{record.num_res} in the dataset: featurize this file, or rename the record",
+                path=str(fasta), item=name,
+            )  # fmt: skip
         return record
+
+    def draw(task: Task, prediction: Prediction) -> None:
+        if picture is None:
+            return
+        from evofeed.viz import draw_prediction
+
+        draw_prediction(
+            picture if single else task.structure.with_suffix(picture.suffix),
+            contacts=prediction.contacts, distogram=prediction.distogram, plddt=prediction.plddt,
+            title=task.name, warning=prediction.warning,
+        )  # fmt: skip
 
     axial = None if len(wanted) == 1 else 1  # ranks share one chain; of several each takes its own
     with ExitStack() as stack:
@@ -130,55 +146,59 @@ def predict(
         show(0.0, "reading weights")
         settings = Settings(recycles=recycles, world=world, distogram=distogram, relax=relax)
         failed = 0
-        told = _silent if as_json else _bars(show, wanted, settings)
-        for task, found in run_tasks(wanted, read, settings, told, _drawn(picture, single)):
+        told = (lambda task: None) if as_json else _bars(show, wanted, recycles + 1)
+        for task, found in run_tasks(wanted, read, settings, told, draw):
             failed += "error" in found
             _say(task, found, as_json)
         world.barrier()
-        for name in chosen if html and world.is_first else ():
+        for name in chosen if world.is_first else ():
             of_name = [task for task in wanted if task.name == name]
-            path = out.with_suffix(".html") if single else of_name[0].structure.parent / _PAGE
-            written = write_predictions_page(path, name, of_name, read(name))
-            if written and not as_json:
-                print(f"{name}: page {written}")
-        if world.is_first and not single:
-            for name in chosen:
-                of_name = [task for task in wanted if task.name == name]
-                rows = write_ranking(of_name[0].structure.parent, of_name)
-                if len(rows) > 1 and not as_json:
-                    print(
-                        f"{name}: best {rows[0]['structure']}, "
-                        f"confidence {rows[0]['ranking_confidence']:.2f} (ranking.json)"
-                    )
+            folder = of_name[0].structure.parent
+            if html:
+                page = out.with_suffix(".html") if single else folder / _PAGE
+                written = write_predictions_page(page, name, of_name, read(name))
+                if written and not as_json:
+                    print(f"{name}: page {written}")
+            rows = [] if single else write_ranking(folder, of_name)
+            if len(rows) > 1 and not as_json:
+                print(
+                    f"{name}: best {rows[0]['structure']}, "
+                    f"confidence {rows[0]['ranking_confidence']:.2f} (ranking.json)"
+                )
     if failed:
         raise typer.Exit(1)
 
 
-def _drawn(picture: Path | None, single: bool) -> Any:
-    """Draws each prediction into the picture named, or beside its structure."""
-    if picture is None:
-        return None
-    from evofeed.viz import draw_prediction
-
-    def draw(task: Task, prediction: Any) -> None:
-        draw_prediction(
-            picture if single else task.structure.with_suffix(picture.suffix),
-            contacts=prediction.contacts, distogram=prediction.distogram, plddt=prediction.plddt,
-            title=task.name, warning=prediction.warning,
-        )  # fmt: skip
-
-    return draw
-
-
-def _silent(task: Task) -> None:
-    """No bar: JSON is printed."""
+def _fasta_sequences(path: Path) -> dict[str, str]:
+    """Sequence by name, the word behind each `>`."""
+    found: dict[str, str] = {}
+    name = ""
+    for number, line in enumerate(path.read_text(errors="replace").splitlines(), 1):
+        text = line.strip()
+        if text.startswith(">"):
+            name = (text[1:].split() or [""])[0]
+            if not name or name in found:
+                wrong = f"a name twice: {name}" if name else "a record without a name"
+                raise InputError(
+                    f"{wrong}; every record needs a name of its own", path=str(path), line=number
+                )
+            found[name] = ""
+        elif text and not name:
+            raise InputError(
+                "a FASTA file begins with a line like >name", path=str(path), line=number
+            )
+        elif text:
+            found[name] += text.upper()
+    if not found:
+        raise InputError("there is no sequence in it", path=str(path))
+    return found
 
 
 def _bars(
-    show: Callable[[float, str], None], wanted: list[Task], settings: Settings
-) -> Callable[[Task], Progress | None]:
+    show: Callable[[float, str], None], wanted: list[Task], passes: int
+) -> Callable[[Task], Progress]:
     """Shows which prediction, pass and block are done, and the time that all of them still need."""
-    began, passes = time.monotonic(), settings.recycles + 1
+    began = time.monotonic()
 
     def of_task(task: Task) -> Progress:
         before = wanted.index(task)
@@ -200,17 +220,15 @@ def _bars(
 def _say(task: Task, found: dict[str, Any], as_json: bool) -> None:
     if as_json:
         print(json.dumps({"name": task.name, "out": str(task.structure), **found}))
-    elif "error" in found:
+        return
+    if "error" in found:
         print(f"{task.name}: {found['error']}")
-    else:
-        scores = [f"{name} {found[name]:.3f}" for name in ("ptm", "iptm") if name in found]
-        known = [f"{n} {v:.3f}" for n, v in found.get("known_structure", {}).items()]
-        print(
-            f"{task.structure}: {task.name}, {found['residues']} residues, mean pLDDT "
-            f"{found['mean_plddt']:.1f}"
-            + "".join(f", {text}" for text in scores)
-            + (f"; beside the known structure {', '.join(known)}" if known else "")
-            + (" (was there)" if found.get("resumed") else "")
-        )
-        if found["warning"]:
-            print(f"warning: {found['warning']}", file=sys.stderr)
+        return
+    parts = [task.name, f"{found['residues']} residues", f"mean pLDDT {found['mean_plddt']:.1f}"]
+    parts += [f"{name} {found[name]:.3f}" for name in ("ptm", "iptm") if name in found]
+    known = [f"{name} {value:.3f}" for name, value in found.get("known_structure", {}).items()]
+    text = ", ".join(parts)
+    beside = f"; beside the known structure {', '.join(known)}" if known else ""
+    print(f"{task.structure}: {text}{beside}{' (was there)' if found.get('resumed') else ''}")
+    if found["warning"]:
+        print(f"warning: {found['warning']}", file=sys.stderr)

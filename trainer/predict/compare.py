@@ -67,13 +67,9 @@ def known_atoms(ca: np.ndarray, record: ChainRecord | AssemblyRecord) -> Structu
     )  # fmt: skip
     if isinstance(record, ChainRecord):
         return replace(structure, aatype=record.aatype)
-    ids: dict[str, Any] = {
-        name: truth[key][0].numpy()
-        for name, key in (
-            ("aatype", "aatype"), ("residue_index", "residue_index"),
-            ("chain", "asym_id"), ("entity", "entity_id"),
-        )
-    }  # fmt: skip
+    names = {"aatype": "aatype", "residue_index": "residue_index"}
+    names |= {"chain": "asym_id", "entity": "entity_id"}
+    ids: dict[str, Any] = {name: truth[key][0].numpy() for name, key in names.items()}
     return replace(structure, **ids, chain_names=named(record)[1])
 
 

@@ -13,7 +13,6 @@ from evofeed.base.files import write_atomic
 from evofeed.protein.assembly_record import AssemblyRecord
 from evofeed.protein.chain_record import ChainRecord
 from evofeed.trainer.model.alphafold import AlphaFold
-from evofeed.trainer.parallel.axis import Axis
 from evofeed.trainer.parallel.memory import explained
 from evofeed.trainer.predict.compare import compared
 from evofeed.trainer.predict.files import read_summary, write_prediction
@@ -88,7 +87,7 @@ def run_tasks(
     read: Callable[[str], Record],
     settings: Settings,
     progress: Callable[[Task], Progress | None] = lambda task: None,
-    drawn: Callable[[Task, Prediction], None] | None = None,
+    drawn: Callable[[Task, Prediction], None] = lambda task, prediction: None,
 ) -> Iterator[tuple[Task, dict[str, Any]]]:
     """Make the predictions that are not there yet; yields each with its scores, in order.
 
@@ -104,18 +103,17 @@ def run_tasks(
     """
     world = settings.world
     shared = world.axis is not None and world.axis.size > 1
-    mine = wanted if shared else wanted[world.rank :: world.size]
-    loaded: _Loaded | None = None
-    for task in mine:
+    model, loaded = None, None
+    for task in wanted if shared else wanted[world.rank :: world.size]:
         if (done := read_summary(task.scores)) is not None and not shared:
             yield task, done | {"resumed": True}
             continue
         told = progress(task)
-        if loaded is None or loaded.weights != task.weights:
-            loaded = None  # the memory of one model is free before the next
-            loaded = _Loaded(task.weights, load_model(task.weights).to(world.device))
+        if model is None or loaded != task.weights:
+            model = None  # the memory of one model is free before the next
+            model, loaded = load_model(task.weights).to(world.device), task.weights
         try:
-            made = _predicted(task, loaded, read(task.name), settings, told)
+            made = _predicted(task, model, read(task.name), settings, told)
         except (InputError, TrainerError) as error:
             if shared or len(wanted) == 1:
                 raise
@@ -128,58 +126,39 @@ def run_tasks(
         found = write_prediction(
             prediction, task.structure, facts=facts, distogram=settings.distogram
         )
-        if drawn is not None:
-            drawn(task, prediction)
+        drawn(task, prediction)
         yield task, found
 
 
-class _Loaded:
-    """A model on its device, which works in parts from its first long chain on."""
-
-    def __init__(self, weights: Path, model: AlphaFold) -> None:
-        self.weights, self.model, self._in_parts = weights, model, False
-
-    def for_residues(self, num_res: int, axis: Axis | None) -> AlphaFold:
-        """The model as it predicts so many residues."""
-        if not self._in_parts:
-            self.model = spread(self.model, num_res, axis)
-            self._in_parts = "forward" in vars(self.model)
-        return self.model
-
-
 def _predicted(
-    task: Task, loaded: _Loaded, record: Record, settings: Settings, progress: Progress | None
+    task: Task, model: AlphaFold, record: Record, settings: Settings, progress: Progress | None
 ) -> tuple[Prediction, dict[str, Any]] | None:
     """The prediction and facts about it; None on a rank that only helps the first."""
-    world, model = settings.world, loaded.model
+    world = settings.world
     name, names = named(record)
     batch = prediction_batch(
         record, model, no_recycling_iters=settings.recycles, seed=task.seed,
         **trained_sizes(task.weights),
     )  # fmt: skip
     num_res, templates = batch["aatype"].shape[-1], batch["template_aatype"].shape[-2]
-    axis: Axis | None = world.axis
     with explained(name, model.config, num_res, world.size, world.device, templates):
         batch = {key: value.to(world.device) for key, value in batch.items()}
-        model = loaded.for_residues(num_res, axis)
-        if axis is not None and axis.size > 1 and not world.is_first:
+        if "forward" not in vars(model):  # from its first long chain on it works in parts
+            spread(model, num_res, world.axis)
+        if world.axis is not None and not world.is_first:
             evaluate(model, batch)
             return None
         made = predict_structure(model, batch, name=name, chain_names=names, progress=progress)
+    known = compared(made, record)
     facts: dict[str, Any] = {
         "weights": str(task.weights), "model": kind_of(model.config), "seed": task.seed,
-        "recycles": settings.recycles, **_versus(made, record),
+        "recycles": settings.recycles, **({"known_structure": known} if known else {}),
     }  # fmt: skip
     if settings.relax:
         from evofeed.trainer.predict.relax import relaxed
 
         made, facts["relaxed"] = relaxed(made)
     return made, facts
-
-
-def _versus(made: Prediction, record: Record) -> dict[str, Any]:
-    found = compared(made, record)
-    return {"known_structure": found} if found else {}
 
 
 def ranked(wanted: Sequence[Task]) -> list[tuple[Task, dict[str, Any]]]:
@@ -190,20 +169,15 @@ def ranked(wanted: Sequence[Task]) -> list[tuple[Task, dict[str, Any]]]:
 
 
 def write_ranking(folder: Path, wanted: Sequence[Task]) -> list[dict[str, Any]]:
-    """Write `ranking.json` of a name's predictions, the most confident first.
-
-    Args:
-        folder: of the predictions.
-        wanted: the tasks of one name; those without scores are left out.
+    """Write `ranking.json` of one name's predictions, those with scores, the most confident first.
 
     Returns:
         What it holds: a row a prediction.
     """
+    scores = ("ranking_confidence", "mean_plddt", "ptm", "iptm")
     rows = [
-        {"rank": rank, "structure": task.structure.name,
-         "weights": str(task.weights), "seed": task.seed,
-         **{key: found[key] for key in ("ranking_confidence", "mean_plddt", "ptm", "iptm")
-            if key in found}}
+        {"rank": rank, "structure": task.structure.name, "weights": str(task.weights),
+         "seed": task.seed, **{key: found[key] for key in scores if key in found}}
         for rank, (task, found) in enumerate(ranked(wanted), 1)
     ]  # fmt: skip
     if rows:

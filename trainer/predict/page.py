@@ -64,7 +64,7 @@ def write_predictions_page(
         return None
     shown = every[: len(COLOURS)]
     known = known_atoms(shown[0].ca, record)
-    best, parts = shown[0], [f"<h1>{escape(name)}</h1>", _table(every)]
+    best = shown[0]
     panels = [
         _structures(shown, known, name),
         plddt_html("pLDDT by residue", {each.name: each.plddt for each in shown}),
@@ -94,7 +94,8 @@ def write_predictions_page(
         )
     chains = record.chains if isinstance(record, AssemblyRecord) else (record,)
     panels += [alignment_html(chain, f"alignment of {chain.chain_id}") for chain in chains]
-    body = f'<main>{"".join(parts)}<div class="panels">{"".join(panels)}</div></main>'
+    head = f"<h1>{escape(name)}</h1>{_table(every)}"
+    body = f'<main>{head}<div class="panels">{"".join(panels)}</div></main>'
     write_atomic(path, page_html(f"{name}: predictions", body))
     return path
 

@@ -6,8 +6,7 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,12 +19,10 @@ from evofeed.protein.chain_record import ChainRecord
 from evofeed.protein.residues import ATOM_ORDER
 from evofeed.protein.structure_text import Structure, to_model_cif, to_pdb
 from evofeed.trainer.model.alphafold import AlphaFold
-from evofeed.trainer.model.config import ModelConfig
 from evofeed.trainer.model.evoformer import MSAStack
 from evofeed.trainer.parallel.axis import Axis
 from evofeed.trainer.parallel.parallelize import parallelize
 from evofeed.trainer.predict.plausible import implausible
-from evofeed.trainer.predict.weights import load_model, trained_sizes
 
 SHORT = 1024
 """Residues up to which one GPU makes everything at once: 2 GiB of outer products."""
@@ -70,41 +67,6 @@ class Prediction:
             return to_model_cif(self.structure)
         short = all(len(name) == 1 for name in self.structure.chain_names)
         return to_pdb(self.structure if short else replace(self.structure, chain_names=()))
-
-
-def predict(
-    source: ChainRecord | AssemblyRecord | Mapping[str, Tensor],
-    checkpoint: str | Path,
-    *,
-    file_format: str = "pdb",
-    config: ModelConfig | None = None,
-    no_recycling_iters: int = 3,
-    device: str = "cpu",
-) -> str:
-    """The predicted structure as text, pLDDT in the B column.
-
-    Args:
-        source: a chain's or a complex's record, or a batch of one sample in the loader's
-            convention.
-        checkpoint: whatever `load_model` takes.
-        file_format: `pdb` or `cif`.
-        config: of the model, if the checkpoint does not say.
-        no_recycling_iters: recycles (a batch has its own).
-        device: `cpu` or `cuda`.
-
-    Raises:
-        CheckpointError: the checkpoint cannot be read or is of another model.
-    """
-    model = load_model(checkpoint, config=config).to(device)
-    if isinstance(source, ChainRecord | AssemblyRecord):
-        name, names = named(source)
-        sizes = trained_sizes(checkpoint)
-        batch = prediction_batch(source, model, no_recycling_iters=no_recycling_iters, **sizes)
-    else:
-        name, names, batch = "prediction", (), dict(source)
-    batch = {key: value.to(device) for key, value in batch.items()}
-    model = spread(model, batch["aatype"].shape[-1])
-    return predict_structure(model, batch, name=name, chain_names=names).text(file_format)
 
 
 def named(record: ChainRecord | AssemblyRecord) -> tuple[str, tuple[str, ...]]:
@@ -161,13 +123,6 @@ def _rows_there_are(record: ChainRecord, sizes: dict[str, Any]) -> dict[str, Any
     clusters = min(config.max_msa_clusters, record.num_alignments)
     extra = max(1, min(config.max_extra_msa, record.num_alignments - clusters))
     return sizes | {"max_msa_clusters": clusters, "max_extra_msa": extra}
-
-
-_SCORES: Final = {
-    "ptm": "ptm_score",
-    "iptm": "iptm_score",
-    "ranking": "weighted_ptm_score",
-}
 
 
 def spread(model: AlphaFold, num_res: int, axis: Axis | None = None) -> AlphaFold:
@@ -260,7 +215,8 @@ def predict_structure(
     distogram = _probabilities(outputs.pop("distogram_logits"), keep)
     edges = np.linspace(2.3125, 21.6875, distogram.shape[-1] - 1)
     plddt = _numpy(outputs["plddt"])[keep]
-    scores = {name: float(outputs[key]) for name, key in _SCORES.items() if key in outputs}
+    heads = {"ptm": "ptm_score", "iptm": "iptm_score", "ranking": "weighted_ptm_score"}
+    scores = {name: float(outputs[key]) for name, key in heads.items() if key in outputs}
     ids = {
         name: batch[key][0].cpu().numpy()[keep]
         for name, key in (("chain", "asym_id"), ("entity", "entity_id"))

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from torch import Tensor
 
 from evofeed.base.errors import CheckpointError
 from evofeed.trainer.formats.openfold_checkpoint import (
@@ -36,15 +35,13 @@ def load_model(checkpoint: str | Path, *, config: ModelConfig | None = None) -> 
     path = Path(checkpoint)
     if path.is_dir():
         return _from_run(path, config)
-    if path.suffix == ".npz":
-        with empty_weights():
-            model = AlphaFold(config or _npz_config(path))
-        load_openfold_checkpoint(model, path)
-        return model
-    state = read_weights(path)
+    state = {} if path.suffix == ".npz" else read_weights(path)
     with empty_weights():
-        model = AlphaFold(config or _published_config(state))
-    load_weights(model, state, str(path))
+        model = AlphaFold(config or _published_config(state or _keys(path)))
+    if state:
+        load_weights(model, state, str(path))
+    else:
+        load_openfold_checkpoint(model, path)
     return model
 
 
@@ -89,40 +86,35 @@ def _from_run(path: Path, config: ModelConfig | None) -> AlphaFold:
     return model
 
 
-def _published_config(state: Mapping[str, Tensor]) -> ModelConfig:
-    """The variant of AF2's model that a state dict belongs to."""
-    if "structure_module.ipa.linear_k.weight" in state:
-        return _multimer_config(any("linear_ab_p" in name for name in state))
-    config = initial_training(ptm="aux_heads.tm.linear.weight" in state).model
-    has_templates = any(name.startswith("template_embedder.") for name in state)
-    return config if has_templates else replace(config, template=None)
-
-
-def _npz_config(path: Path) -> ModelConfig:
-    """The variant of AF2's model that a file of AlphaFold belongs to."""
+def _keys(path: Path) -> list[str]:
+    """Names of the arrays in a file of AlphaFold."""
     try:
         with path.open("rb") as file, np.load(file) as arrays:
-            keys = list(arrays)
+            return list(arrays)
     except FileNotFoundError:
         raise CheckpointError("no such run, checkpoint or file", path=str(path)) from None
     except (OSError, ValueError, zipfile.BadZipFile) as error:
         raise CheckpointError(
             f"cannot read it as AlphaFold's .npz ({error})", path=str(path)
         ) from error
-    if any("_relative_encoding" in key for key in keys):
-        return _multimer_config(any(key.endswith("/left_norm_input//scale") for key in keys))
-    ptm = any("predicted_aligned_error_head" in key for key in keys)
-    config = initial_training(ptm=ptm).model
-    has_templates = any("template_embedding" in key for key in keys)
-    return config if has_templates else replace(config, template=None)
 
 
-def _multimer_config(fused: bool) -> ModelConfig:
-    """Version 3, or 1 and 2, whose triangle multiplications have a matrix for each projection.
+def _published_config(names: Iterable[str]) -> ModelConfig:
+    """The variant of AF2's model whose parameters are called so by OpenFold or AlphaFold.
 
-    The published versions 1 and 2 do not differ in anything else that has parameters.
+    Versions 1 and 2 of the model of complexes differ from version 3 in parameters only in this:
+    their triangle multiplications have a matrix for each projection.
     """
-    config = multimer().model
+
+    def has(*parts: str) -> bool:
+        return any(part in name for name in names for part in parts)
+
+    if not has("structure_module.ipa.linear_k.weight", "_relative_encoding"):
+        ptm = has("aux_heads.tm.linear.weight", "predicted_aligned_error_head")
+        config = initial_training(ptm=ptm).model
+        with_templates = has("template_embedder.", "template_embedding")
+        return config if with_templates else replace(config, template=None)
+    config, fused = multimer().model, has("linear_ab_p", "/left_norm_input//scale")
     assert config.template is not None
     return replace(
         config,

@@ -17,7 +17,6 @@ import numpy as np
 from evofeed.base.errors import InputError
 from evofeed.trainer.log.runlog import RUN, STRUCTURE, read_steps
 from evofeed.trainer.log.step_times import PARTS
-from evofeed.trainer.report.cards import peak_flops
 
 REPORT = "report.json"
 _NOT_TRAINING = ("validation", "checkpoint", "profiling")  # a step's time is given without these
@@ -47,17 +46,24 @@ def make_report(folder: Path) -> dict[str, Any]:
         raise InputError("the run has done no step yet", path=str(folder))
     facts = _unfinished(steps) | facts
     operators = facts.get("operators") or {}
-    sampled = _sampled(operators)
+    first = operators.get("first_step", 0)
+    # One more: the profiler is summed up at the end of its last step.
+    sampled = range(first, first + operators["steps"] + 1) if operators else range(0)
     plain = [line for line in steps if line["step"] not in sampled]
+    timed = plain[min(3, len(plain) // 2) :]  # kernels are compiled and buffers grown before
     breakdown = _breakdown(steps, facts["seconds"])
-    times = np.array([training_seconds(line) for line in plain[_warm_up(plain) :]])
+    waits = np.array([line["seconds"]["data_wait"] for line in timed])
     return {
         "run": {name: facts[name] for name in _FACTS if name in facts},
-        "figures": _figures(facts, steps, times, operators),
+        "figures": _figures(facts, steps, np.array([training_seconds(line) for line in timed])),
         "breakdown": breakdown,
-        "data_wait": _data_wait(plain[_warm_up(plain) :], breakdown),
+        "data_wait": {
+            "share": breakdown["share"]["data_wait"],
+            "p50_seconds": float(np.percentile(waits, 50)),
+            "p99_seconds": float(np.percentile(waits, 99)),
+        },
         "operators": operators,
-        "speed": _speed(facts, plain[_warm_up(plain) :]),
+        "speed": _speed(facts, timed),
         "loader": facts.get("loader", {}),
         "parts_by_rank": facts.get("parts_by_rank", []),
         "peak_memory_by_rank": facts.get("peak_memory_by_rank", []),
@@ -76,25 +82,26 @@ _FACTS = (
 
 def _unfinished(steps: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """What a run that continues, or was killed, has not written yet; its wall time is unknown."""
-    seconds = sum(sum(line["seconds"].values()) for line in steps)
-    skipped = [line["step"] for line in steps if not line.get("finite", True)]
     return {
-        "seconds": seconds,
+        "seconds": sum(sum(line["seconds"].values()) for line in steps),
         "steps": steps[-1]["step"] + 1,
-        "skipped": skipped,
+        "skipped": [line["step"] for line in steps if not line.get("finite", True)],
         "stopped_by": "not finished",
     }
 
 
-def _warm_up(steps: Sequence[Any]) -> int:
-    """Steps left out of step times: kernels are compiled and buffers grown in them."""
-    return min(3, len(steps) // 2)
+PEAK_FLOPS: dict[str, dict[str, float]] = {
+    "H200": {"bf16": 989e12, "fp16": 989e12, "tf32": 494.7e12, "fp32": 67e12},
+    "H100": {"bf16": 989e12, "fp16": 989e12, "tf32": 494.7e12, "fp32": 67e12},
+    "A100": {"bf16": 312e12, "fp16": 312e12, "tf32": 156e12, "fp32": 19.5e12},
+}
+"""Dense peak by GPU name and precision, from NVIDIA's data sheets."""
 
 
-def _sampled(operators: Mapping[str, Any]) -> range:
-    first = operators.get("first_step", 0)
-    # One more: the profiler is summed up at the end of its last step.
-    return range(first, first + operators["steps"] + 1) if operators else range(0)
+def peak_flops(device_name: str, precision: str) -> float | None:
+    """Peak of a GPU by its name, or None if the table does not know it."""
+    found = [peaks.get(precision) for name, peaks in PEAK_FLOPS.items() if name in device_name]
+    return found[0] if found else None
 
 
 def training_seconds(line: Mapping[str, Any]) -> float:
@@ -103,16 +110,13 @@ def training_seconds(line: Mapping[str, Any]) -> float:
 
 
 def _figures(
-    facts: Mapping[str, Any],
-    steps: Sequence[Mapping[str, Any]],
-    times: np.ndarray,
-    operators: Mapping[str, Any],
+    facts: Mapping[str, Any], steps: Sequence[Mapping[str, Any]], times: np.ndarray
 ) -> dict[str, Any]:
     starts = [line["seconds"]["data_wait"] for line in steps if line.get("first")]
     mean = float(times.mean())
     per_epoch = facts.get("samples_per_epoch")
     return {
-        "gpu_busy_share": operators.get("gpu_busy_share"),
+        "gpu_busy_share": (facts.get("operators") or {}).get("gpu_busy_share"),
         "epoch_seconds": mean * per_epoch / facts["samples_per_step"] if per_epoch else None,
         "step_seconds": {
             "mean": mean,
@@ -148,18 +152,6 @@ def _breakdown(steps: Sequence[Mapping[str, Any]], wall: float) -> dict[str, Any
         "sum_seconds": seconds,
         "wall_seconds": wall,
         "unaccounted_share": 1 - seconds / wall,
-    }
-
-
-def _data_wait(
-    steps: Sequence[Mapping[str, Any]], breakdown: Mapping[str, Any]
-) -> dict[str, float]:
-    """The share of wall time that is also in the breakdown; percentiles are of the timed steps."""
-    waits = np.array([line["seconds"]["data_wait"] for line in steps])
-    return {
-        "share": breakdown["share"]["data_wait"],
-        "p50_seconds": float(np.percentile(waits, 50)),
-        "p99_seconds": float(np.percentile(waits, 99)),
     }
 
 
@@ -208,9 +200,8 @@ def plot_report(folder: Path, path: Path) -> Path:
     """Draw the run in `folder` into a picture file; returns its path."""
     from evofeed.viz import draw_run
 
-    traces = folder / STRUCTURE
-    traces_or_none = traces if traces.is_file() else None
-    return draw_run(make_report(folder), read_steps(folder), traces_or_none, path)
+    atoms = folder / STRUCTURE if (folder / STRUCTURE).is_file() else None
+    return draw_run(make_report(folder), read_steps(folder), atoms, path)
 
 
 def report_rows(report: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -229,7 +220,7 @@ def report_rows(report: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("time to the first batch", _seconds(figures["first_batch_seconds"])),
         ("wait at an epoch start", _seconds(max(starts)) + " at most" if starts else "one epoch"),
         ("iterations", _iterations(figures)),
-        *_early_end(report["run"]),
+        *([("stopped by", early)] if (early := _early_end(report["run"])) else []),
         ("total", _seconds(figures["total_seconds"])),
         ("samples per second", f"{speed['samples_per_second']:.3g}"),
         ("model FLOP/s", f"{speed['flops_per_second']:.3g}" if "mfu" in speed else "not counted"),
@@ -270,12 +261,10 @@ def _iterations(figures: Mapping[str, Any]) -> str:
     return f"{text}, {overflows} overflowed in float16" if overflows else text
 
 
-def _early_end(run: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _early_end(run: Mapping[str, Any]) -> str:
     """Why there are fewer iterations than asked for, if so."""
-    if not run["stopped_by"]:
-        return []
-    wanted = run["config"]["steps"]
-    return [("stopped by", f"{run['stopped_by']}, of {wanted} steps; --resume continues")]
+    why = run["stopped_by"]
+    return f"{why}, of {run['config']['steps']} steps; --resume continues" if why else ""
 
 
 def _seconds(value: float | None) -> str:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import statistics
 import sys
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from evofeed.base.options import Json, usable_device
+
+if TYPE_CHECKING:
+    from evofeed.trainer.config import TrainConfig
+    from evofeed.trainer.tune.search import Settings, Trial
 
 
 def tune(
@@ -43,10 +47,12 @@ def tune(
 
     Example: evofeed tune run.yaml --dataset data/ --out tuned.yaml
     """
+    import torch
+
     from evofeed.trainer.run.build import build_loader
     from evofeed.trainer.run.distributed import World
     from evofeed.trainer.run.settings import load_config
-    from evofeed.trainer.tune.search import Settings, Trial, alternatives, applied, search
+    from evofeed.trainer.tune.search import alternatives, applied, search
     from evofeed.trainer.tune.trial import launch
 
     if not dataset:
@@ -54,7 +60,7 @@ def tune(
     if "RANK" in os.environ:
         raise typer.BadParameter("not under torchrun: it starts the ranks itself, see --ranks")
     run = load_config(config)
-    cards = _cards() if device != "cpu" else 0
+    cards = torch.cuda.device_count() if device != "cpu" else 0
     place = device or ("cuda" if cards else "cpu")
     ranks = ranks or max(cards, 1)
     if place == "cuda" and ranks > cards:
@@ -78,21 +84,38 @@ def tune(
         print(_line(settings, trial, values), file=sys.stderr if as_json else sys.stdout)
 
     found = search(run, measure, values, ranks=ranks, rounds=rounds, report=report)
-    if all(trial.error for _, trial in found.trials):
-        print(json.dumps(_result(found, target)) if as_json else found.trials[0][1].error)
+    failed = all(trial.error for _, trial in found.trials)
+    ratio = statistics.median(found.ratios) if found.ratios else None
+    if found.chosen == found.default:
+        ratio, said = 1.0, "the default stays"
+    else:
+        said = f"{ratio:.3f} of the default's time" if ratio else "the default did not run"
+    headline = f"evofeed tune, {datetime.now(UTC).date()}, {ranks} x {_name(place)}: {said}"
+    if not failed:
+        _write(target, run, applied(run, found.chosen, ranks), headline)
+    if as_json:
+        content = {
+            "out": str(target),
+            "default": found.default._asdict(),
+            "chosen": found.chosen._asdict(),
+            "ratio_to_default": ratio,
+            "ratios": found.ratios,
+            "trials": [{"settings": s._asdict(), **trial._asdict()} for s, trial in found.trials],
+        }
+        print(json.dumps(content))
+    else:
+        print(found.trials[0][1].error if failed else f"{target}: {headline}")
+    if failed:
         raise typer.Exit(1)
-    headline = _headline(found, place, ranks)
-    _write(target, run, applied(run, found.chosen, ranks), headline)
-    print(json.dumps(_result(found, target)) if as_json else f"{target}: {headline[2:].strip()}")
 
 
-def _cards() -> int:
+def _name(place: str) -> str:
     import torch
 
-    return torch.cuda.device_count()
+    return torch.cuda.get_device_name() if place == "cuda" else "CPU"
 
 
-def _line(settings: Any, trial: Any, names: Any) -> str:
+def _line(settings: Settings, trial: Trial, names: Iterable[str]) -> str:
     """One trial in words."""
     named = ", ".join(f"{name} {getattr(settings, name)}" for name in names)
     if trial.error:
@@ -102,17 +125,7 @@ def _line(settings: Any, trial: Any, names: Any) -> str:
     return f"{named}: {step:.1f} ms a step, {memory:.1f} GiB, {trial.wait_share:.1%} waiting"
 
 
-def _headline(found: Any, place: str, ranks: int) -> str:
-    import torch
-
-    name = torch.cuda.get_device_name() if place == "cuda" else "CPU"
-    gain = f"{statistics.median(found.ratios):.3f} of the default's time" if found.ratios else ""
-    kept = found.chosen == found.default
-    said = "the default stays" if kept else gain or "the default did not run"
-    return f"# evofeed tune, {datetime.now(UTC).date()}, {ranks} x {name}: {said}\n"
-
-
-def _write(path: Path, run: Any, tuned: Any, headline: str) -> None:
+def _write(path: Path, run: TrainConfig, tuned: TrainConfig, headline: str) -> None:
     """What differs from the preset, as YAML that `evofeed train` reads."""
     import yaml
 
@@ -120,28 +133,6 @@ def _write(path: Path, run: Any, tuned: Any, headline: str) -> None:
     from evofeed.trainer.presets import PRESETS
 
     usual = PRESETS[run.preset]().train.to_dict()
-    values = tuned.to_dict()
-    changed = {name: value for name, value in values.items() if value != usual[name]}
+    changed = {name: value for name, value in tuned.to_dict().items() if value != usual[name]}
     plain = json.loads(json.dumps({"preset": run.preset, **changed}))  # tuples are YAML's lists
-    write_atomic(path, headline + yaml.safe_dump(plain, sort_keys=False))
-
-
-def _result(found: Any, target: Path) -> dict[str, Any]:
-    return {
-        "out": str(target),
-        "default": dataclasses.asdict(found.default),
-        "chosen": dataclasses.asdict(found.chosen),
-        "ratio_to_default": _ratio(found),
-        "ratios": found.ratios,
-        "trials": [
-            {"settings": dataclasses.asdict(settings), **dataclasses.asdict(trial)}
-            for settings, trial in found.trials
-        ],
-    }
-
-
-def _ratio(found: Any) -> float | None:
-    """Time of what was chosen over the default's; None if the default did not run."""
-    if found.chosen == found.default:
-        return 1.0
-    return statistics.median(found.ratios) if found.ratios else None
+    write_atomic(path, f"# {headline}\n{yaml.safe_dump(plain, sort_keys=False)}")

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from evofeed.base.errors import InputError
 from evofeed.trainer.config import TrainConfig
@@ -22,8 +21,7 @@ _CLOSE = 0.05  # such gains are measured again, beside what they are compared wi
 _SWEEPS = 2  # over all settings; the second only where the first changed something
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
+class Settings(NamedTuple):
     """What is tuned. Samples of a step are the same in all: `accumulate` makes up for the rest."""
 
     axial: int
@@ -37,17 +35,12 @@ class Settings:
     def of(cls, config: TrainConfig) -> Settings:
         """Those of a run."""
         return cls(
-            config.axial,
-            config.cuda_graphs,
-            model_config(config).activation_checkpointing,
-            loader_config(config, World()).batch_size,
-            config.overlap,
-            config.prefetch,
-        )
+            config.axial, config.cuda_graphs, model_config(config).activation_checkpointing,
+            loader_config(config, World()).batch_size, config.overlap, config.prefetch,
+        )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trial:
+class Trial(NamedTuple):
     """A short run.
 
     Attributes:
@@ -63,23 +56,14 @@ class Trial:
     error: str = ""
 
 
-@dataclass(slots=True)
-class TuneResult:
-    """What the search did.
-
-    Attributes:
-        chosen: the settings.
-        ratios: time of the winner over the default's, one a round of the two in turn.
-        trials: every trial, in order.
-    """
+class TuneResult(NamedTuple):
+    """What the search did: `ratios` are the winner's time over the default's, one a round of the
+    two in turn; `trials` are all, in order."""
 
     default: Settings
     chosen: Settings
-    ratios: list[float] = field(default_factory=list)
-    trials: list[tuple[Settings, Trial]] = field(default_factory=list)
-
-
-Measure = Callable[[Settings], Trial]
+    ratios: list[float]
+    trials: list[tuple[Settings, Trial]]
 
 
 def applied(config: TrainConfig, settings: Settings, ranks: int) -> TrainConfig:
@@ -105,21 +89,22 @@ def applied(config: TrainConfig, settings: Settings, ranks: int) -> TrainConfig:
     return changed
 
 
-def alternatives(ranks: int, on_gpu: bool) -> Mapping[str, Sequence[Any]]:
+def alternatives(ranks: int, on_gpu: bool) -> dict[str, Sequence[Any]]:
     """Values of each setting that this machine can tell apart."""
-    found: dict[str, Sequence[Any]] = {"checkpointing": (False, True), "batch_size": (1, 2, 4, 8)}
-    found["prefetch"] = (4, 16, 64)
-    if on_gpu:
-        found = {"cuda_graphs": (True, False), **found}
-    if ranks > 1:
-        found = {"axial": [n for n in range(1, ranks + 1) if ranks % n == 0], **found}
-        found["overlap"] = (True, False)
-    return found
+    several = ranks > 1
+    return {
+        **({"axial": [n for n in range(1, ranks + 1) if ranks % n == 0]} if several else {}),
+        **({"cuda_graphs": (True, False)} if on_gpu else {}),
+        "checkpointing": (False, True),
+        "batch_size": (1, 2, 4, 8),
+        "prefetch": (4, 16, 64),
+        **({"overlap": (True, False)} if several else {}),
+    }
 
 
 def search(
     config: TrainConfig,
-    measure: Measure,
+    measure: Callable[[Settings], Trial],
     values: Mapping[str, Sequence[Any]],
     *,
     ranks: int = 1,
@@ -136,9 +121,8 @@ def search(
         rounds: how often winner and default take turns at the end.
         report: called after every trial.
     """
-    default = Settings.of(config)
-    found = TuneResult(default, default)
-    known: dict[Settings, Trial] = {}
+    default = best = Settings.of(config)
+    trials: list[tuple[Settings, Trial]] = []
 
     def take(settings: Settings) -> Trial:
         try:
@@ -147,35 +131,35 @@ def search(
             trial = Trial(error=error.message)
         else:
             trial = measure(settings)
-        found.trials.append((settings, trial))
-        known[settings] = trial
+        trials.append((settings, trial))
         report(settings, trial)
         return trial
 
-    best = default
-    take(default)
+    known = {default: take(default)}
     for _ in range(_SWEEPS):
         before = best
         for name, value in ((name, value) for name, some in values.items() for value in some):
-            candidate = replace(best, **{name: value})
+            candidate = best._replace(**{name: value})
             if candidate == best:
                 continue
-            trial = known[candidate] if candidate in known else take(candidate)
-            gain = 1 - ratio(trial, known[best])
+            if candidate not in known:
+                known[candidate] = take(candidate)
+            gain = 1 - ratio(known[candidate], known[best])
             if _GAIN < gain < _CLOSE:  # not far from noise, and the machine may have changed
-                gain = 1 - ratio(take(candidate), take(best))
+                known[candidate], known[best] = take(candidate), take(best)
+                gain = 1 - ratio(known[candidate], known[best])
             if gain > _GAIN:
                 best = candidate
         if best == before:
             break
+    ratios = []
     if best != default and not known[default].error:
         for number in range(rounds):
             pair = (default, best) if number % 2 else (best, default)
-            trials = {settings: take(settings) for settings in pair}
-            found.ratios.append(ratio(trials[best], trials[default]))
-        best = best if statistics.median(found.ratios) < 1 else default
-    found.chosen = best
-    return found
+            turn = {settings: take(settings) for settings in pair}
+            ratios.append(ratio(turn[best], turn[default]))
+        best = best if statistics.median(ratios) < 1 else default
+    return TuneResult(default, best, ratios, trials)
 
 
 def ratio(one: Trial, other: Trial) -> float:

@@ -160,9 +160,9 @@ def train(out: Path, name: str, steps: int, locals_: int = 2, resume: bool = Fal
 
 def runs(out: Path, name: str) -> dict[str, Any]:
     """A run, the same in two pieces, and what it keeps on other hosts."""
-    whole = train(out / name / "whole", name, 40)
-    train(out / name / "parts", name, 15)
-    parts = train(out / name / "parts", name, 40, resume=True)
+    whole = train(out / name / "whole", name, 30)
+    train(out / name / "parts", name, 10)
+    parts = train(out / name / "parts", name, 30, resume=True)
     layout = described(whole.exchange)
     saved = collected(whole.exchange, layout)
     moved: dict[str, Tensor] = {}
@@ -203,61 +203,14 @@ def bench() -> dict[str, Any]:
     )  # fmt: skip
 
 
-class LikeNCCL:
-    """Gloo that has a mean of its own, as NCCL, and counts who asks for what.
-
-    Args:
-        off: what its mean is wrong by on the last rank.
-    """
-
-    def __init__(self, off: float = 0.0) -> None:
-        self.off, self.asked = off, []  # type: ignore[var-annotated]
-        self._all_reduce, self._backend = dist.all_reduce, dist.get_backend
-
-    def __enter__(self) -> LikeNCCL:
-        dist.all_reduce, dist.get_backend = self.all_reduce, lambda group=None: "nccl"
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        dist.all_reduce, dist.get_backend = self._all_reduce, self._backend
-
-    def all_reduce(self, x: Tensor, op: Any = dist.ReduceOp.SUM, group: Any = None) -> None:
-        self.asked.append(str(op).rpartition(".")[2])
-        if op != dist.ReduceOp.AVG:
-            self._all_reduce(x, op, group=group)
-            return
-        self._all_reduce(x.mul_(1 / dist.get_world_size(group)), group=group)
-        x[:1] += self.off * (dist.get_rank() == RANKS - 1)
-
-
-def means(flat: FlatOptimizer) -> dict[str, Any]:
-    """What `none` asks of NCCL in four steps, the first not finite, and whether bits are gloo's."""
-    found: dict[str, Any] = {}
-    for name, off in (("right", 0.0), ("wrong", 1e-3)):
-        ours, plain = (new(CASES["none"], flat, 1) for _ in "ab")
-        alike = []
-        with LikeNCCL(off) as like:
-            for step in range(4):
-                mine = gradient(flat, step, dist.get_rank())
-                mine[7] = float("inf") if step == 0 else mine[7]
-                expected = mine.clone()
-                ours.mean(mine, step)
-                like._all_reduce(expected)
-                alike.append(torch.equal(mine, expected.div_(RANKS)))
-        found[name] = {"asked": like.asked, "alike": alike, "sent": ours.between.sent}
-        plain.mean(gradient(flat, 1, dist.get_rank()), 1)
-        found[name]["gloo"] = plain.between.averages
-    return found
-
-
-def one_rank(rank: int, out: Path) -> None:
-    dist.init_process_group("gloo", init_method=f"file://{out}/store", rank=rank, world_size=RANKS)
+def one_rank(out: Path) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
     flat = FlatOptimizer(model(), OptimConfig())
     found: dict[str, Any] = {"hosts": {1: {}, 2: {}}, "runs": {}}
     for locals_ in (1, 2):
         for name, config in CASES.items():
             found["hosts"][locals_][name] = averaged(config, flat, locals_)
-    found["means"] = means(flat)
     found["torch"] = torchs(flat, CASES["powersgd"])
     for name in RUNS:
         found["runs"][name] = runs(out, name)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+import resource
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
+from tests.trainer.forked import fork
 from torch import nn
 
 from evofeed.base.errors import CheckpointError
@@ -65,8 +65,9 @@ def test_the_newest_is_picked_and_only_some_are_kept(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step_00000004", "step_00000005"]
 
 
-@pytest.mark.parametrize("name", ["model", "ema", "optimizer"])
-@pytest.mark.parametrize("damage", ["gone", "short", "flipped"])
+@pytest.mark.parametrize(
+    ("name", "damage"), [("model", "gone"), ("ema", "short"), ("optimizer", "flipped")]
+)
 def test_a_damaged_checkpoint_is_passed_over_and_one_line_says_why(
     tmp_path: Path, name: str, damage: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -166,18 +167,13 @@ def test_weights_are_plain_safetensors_under_the_models_names(tmp_path: Path) ->
     assert set(listing) == {"model.safetensors", "ema.safetensors", "optimizer.safetensors"}
 
 
+def write_with_a_limit(folder: Path) -> None:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (99, 99))
+    with pytest.raises(CheckpointError, match="files may have 99 bytes here: raise the limit"):
+        save(folder, 1)
+
+
 def test_a_limit_of_file_sizes_is_named_as_such(tmp_path: Path) -> None:
-    code = (
-        "import resource, sys; from pathlib import Path\n"
-        "from tests.trainer.loop.test_checkpoint import CheckpointWriter, optimizer\n"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (99, 99))\n"
-        "writer = CheckpointWriter(Path(sys.argv[1]))\n"
-        "writer.save(optimizer(seed=0), 1, {})\n"
-        "try: writer.wait()\n"
-        "except Exception as error: print(error)\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True,
-        cwd=Path(__file__).parents[3],
-    )  # fmt: skip
-    assert "files may have 99 bytes here: raise the limit (`ulimit -f`)" in done.stdout
+    process = fork(write_with_a_limit, tmp_path / "run", log=tmp_path / "log")
+    process.join(120)
+    assert process.exitcode == 0

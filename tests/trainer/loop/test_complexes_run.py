@@ -10,12 +10,13 @@ import torch
 from tests.loader.complexes import three_complexes
 from tests.loader.records import make_record, write_dataset
 from tests.trainer.forked import run_ranks
-from tests.trainer.loop.complexes_ranks import CONFIG, train_complexes
 
 from evofeed.cli import main
 from evofeed.loader import FeatureLoader
 from evofeed.protein.features import SUPERVISED
 from evofeed.store import Dataset
+from evofeed.trainer import tiny_multimer
+from evofeed.trainer.config import TrainConfig
 from evofeed.trainer.log.runlog import read_steps
 from evofeed.trainer.losses.chain_labels import GROUND_TRUTH
 from evofeed.trainer.run.build import build_loader
@@ -24,6 +25,9 @@ from evofeed.trainer.run.distributed import World
 from evofeed.trainer.run.stream import BatchStream
 from evofeed.trainer.run.train import train
 
+CONFIG: TrainConfig = tiny_multimer().train.replace(
+    steps=2, validate_every=2, validate_batches=1, profile_steps=0, loader={"crop_size": 32}
+)
 CPU = World(device=torch.device("cpu"))
 
 
@@ -69,6 +73,11 @@ def test_a_run_trains_on_complexes_and_its_weights_predict_one(
     command[2] = "1abc_A"
     assert _exit_code([*command, "--out", str(cif)]) == 1
     assert "model of complexes" in capsys.readouterr().err
+
+
+def train_complexes(dataset: str, out: Path, samples: int) -> None:
+    """Two steps of so many samples of each rank."""
+    train(CONFIG.replace(accumulate=samples, validate_every=0), dataset, out=out, device="cpu")
 
 
 def test_two_ranks_train_on_complexes_as_one_does(dataset: Dataset, tmp_path: Path) -> None:

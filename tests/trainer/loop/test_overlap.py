@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
+from tests.trainer.forked import run_ranks
 from torch import nn
 
 from evofeed.trainer.config import OptimConfig
@@ -31,9 +31,10 @@ class Branches(nn.Module):
         return x.square().sum()
 
 
-def one_rank(rank: int, folder: str) -> None:
+def one_rank(folder: Path) -> None:
     """Three backward passes; the second leaves a layer out on rank 1, the third on both."""
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
     found: list[list[torch.Tensor]] = []
     sent: list[int] = []
     for nbytes in (1, 7000, 1 << 30):  # a piece a parameter, a piece a layer, one piece
@@ -49,7 +50,7 @@ def one_rank(rank: int, folder: str) -> None:
             mean.finish()
             grads.append(optimizer.grad.clone())
         found.append(grads)
-    torch.save({"grads": found, "sent": sent}, f"{folder}/{rank}.pt")
+    torch.save({"grads": found, "sent": sent}, folder / f"{rank}.pt")
     dist.destroy_process_group()
 
 
@@ -70,7 +71,7 @@ def expected() -> list[torch.Tensor]:
 
 
 def test_pieces_add_up_to_the_mean_and_leave_during_the_backward_pass(tmp_path: Path) -> None:
-    mp.spawn(one_rank, (str(tmp_path),), nprocs=RANKS)
+    run_ranks(RANKS, one_rank, tmp_path, folder=tmp_path)
     both = [torch.load(tmp_path / f"{rank}.pt") for rank in range(RANKS)]
     for grads in (run for rank in both for run in rank["grads"]):
         for grad, mean in zip(grads, expected(), strict=True):

@@ -17,8 +17,7 @@ from evofeed.cli import main
 from evofeed.trainer.config import TrainConfig
 from evofeed.trainer.log.runlog import RUN, STEPS, STRUCTURE
 from evofeed.trainer.presets import PRESETS
-from evofeed.trainer.report.page import write_page
-from evofeed.trainer.report.settings_table import differences, preset_settings, run_settings
+from evofeed.trainer.report.page import differences, preset_settings, run_settings, write_page
 from evofeed.viz import Curve, curves_html, map_html
 
 _SECONDS = {"data_wait": 0.01, "forward": 0.3, "backward": 0.6, "optimizer": 0.05, "other": 0.001}

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from evofeed.trainer.formats.openfold_config import (
     loss_config_from_openfold,
     model_config_from_openfold,
+    template_config_from_openfold,
 )
 from evofeed.trainer.losses import AlphaFoldLoss, chi, cross_entropy, fape, renaming, violation
 from evofeed.trainer.losses import lddt as lddt_losses
@@ -99,7 +100,8 @@ def _module(
 
     def run(case: Case, inputs: Inputs) -> tuple[nn.Module, Outputs]:
         module = _load(case, cls(**_hparams(case, *drop)))
-        got = module(**{name: inputs[name] for name in names if name in inputs}, **options)
+        given = {name: inputs[name] for name in names if name in inputs}
+        got = module(**given, **options) if given else module(*inputs.values())
         return module, dict(zip(outs, got if len(outs) > 1 else (got,), strict=True))
 
     return run
@@ -141,7 +143,7 @@ def _stack(
 
 def _transition(cls: Callable[..., nn.Module], name: str) -> Runner:
     def run(case: Case, x: Inputs) -> tuple[nn.Module, Outputs]:
-        module = _load(case, cls(**_hparams(case)))
+        module = _load(case, cls(*_hparams(case).values()))
         return module, {"out": module(x[name], x.get("mask"))}
 
     return run
@@ -156,7 +158,10 @@ def _template_angle_feat(case: Case, x: Inputs) -> tuple[None, Outputs]:
 
 
 def _template_embedder(case: Case, x: Inputs) -> tuple[nn.Module, Outputs]:
-    module = _load(case, template.TemplateEmbedder(**_hparams(case, "eps")))
+    h = _hparams(case)
+    config, c_m = template_config_from_openfold(h), h["template_single_embedder"]["c_out"]
+    c_z = h["template_pointwise_attention"]["c_z"]
+    module = _load(case, template.TemplateEmbedder(config, c_m, c_z))
     pair, single, _ = module(x, x["z"], x["pair_mask"], _mask_trans=False)
     return module, {"template_pair_embedding": pair, "template_single_embedding": single}
 
@@ -299,6 +304,11 @@ def nest(flat: dict[str, Tensor]) -> dict[str, Any]:
     return nested
 
 
+def logits_head(**sizes: int) -> nn.Module:
+    """OpenFold's three heads of one layer, whose sizes have a name each."""
+    return heads.LogitsHead(*sizes.values())
+
+
 _tri_mul = ("z", "mask")
 RUNNERS: dict[str, Runner] = {
     "LayerNorm": _layer_norm,
@@ -349,9 +359,9 @@ RUNNERS: dict[str, Runner] = {
     "torsion_angles_to_frames_and_atom14": _torsion,
     "StructureModule": _structure_module,
     "DistogramHead": _module(heads.DistogramHead, "z"),
-    "TMScoreHead": _module(heads.TMScoreHead, "z"),
-    "MaskedMSAHead": _module(heads.MaskedMSAHead, "m"),
-    "ExperimentallyResolvedHead": _module(heads.ExperimentallyResolvedHead, "s"),
+    "TMScoreHead": _module(logits_head),
+    "MaskedMSAHead": _module(logits_head),
+    "ExperimentallyResolvedHead": _module(logits_head),
     "PerResidueLDDTCaPredictor": _lddt_head,
     "compute_tm_pae": _tm_pae,
     "loss.fape.backbone": _backbone_loss,

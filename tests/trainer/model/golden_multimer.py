@@ -13,6 +13,7 @@ from tests.trainer.model.golden_kinds import (
     _load,
     _module,
     flatten,
+    logits_head,
     nest,
 )
 from torch import Tensor, nn
@@ -20,6 +21,7 @@ from torch import Tensor, nn
 from evofeed.trainer.formats.openfold_config import (
     loss_config_from_openfold,
     model_config_from_openfold,
+    template_config_from_openfold,
 )
 from evofeed.trainer.losses import AlphaFoldLoss, cross_entropy, fape, violation
 from evofeed.trainer.losses.center_of_mass import chain_center_of_mass_loss
@@ -58,7 +60,9 @@ def _single_embedder(case: Case, x: Inputs) -> tuple[nn.Module, Outputs]:
 
 
 def _template_embedder(case: Case, x: Inputs) -> tuple[nn.Module, Outputs]:
-    module = _load(case, template.TemplateEmbedderMultimer(**_hparams(case, "eps")))
+    h = _hparams(case)
+    config, c_m = template_config_from_openfold(h), h["template_single_embedder"]["c_out"]
+    module = _load(case, template.TemplateEmbedderMultimer(config, c_m, h["c_z"]))
     pair, rows, mask = module(x, x["z"], x["padding_mask_2d"], _mask_trans=False)
     return module, {
         "template_pair_embedding": pair,
@@ -198,7 +202,7 @@ MULTIMER_RUNNERS: dict[str, Runner] = RUNNERS | {
     "QuatRigid(full_quat=False)": _quat_rigid,
     "StructureModule(is_multimer)": _structure_module,
     "compute_tm(ptm, iptm)": _tm,
-    "MaskedMSAHead": _module(heads.MaskedMSAHead, "m", out="logits"),
+    "MaskedMSAHead": _module(logits_head, out="logits"),
     "loss.fape.backbone multimer (intra + interface)": _fape,
     "loss.chain_center_of_mass": _center_of_mass,
     "loss.violation multimer": _violation,

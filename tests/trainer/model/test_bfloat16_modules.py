@@ -1,7 +1,7 @@
 """Each module in bfloat16 against itself in float64: is any part of it off by a tenth?
 
-Rounding hides a small error of one projection from any limit on the size of the difference
-(`test_bfloat16.py` sees only large ones), but it does not look like one. So each part is scaled
+Rounding hides a small error of one projection from any limit on the size of the difference, but it
+does not look like one. So each part is scaled
 by 1.1 in float64, and of the change this makes to outputs and gradients the bfloat16 run must
 not show half: sound code shows next to nothing of it, a part that is off by 1.1 nearly all.
 """

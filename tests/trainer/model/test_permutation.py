@@ -1,4 +1,4 @@
-"""Chains are assigned as brute force does it: recorded cases, and a thousand random ones."""
+"""Chains are assigned as brute force does it: recorded cases, and random ones."""
 
 from __future__ import annotations
 
@@ -171,12 +171,12 @@ def _together(poses: list[dict[str, np.ndarray]]) -> dict[str, Any]:
 SIZES = {
     "C2": [2], "C3": [3], "C4": [4], "C5": [5], "C6": [6], "A2B2": [2, 2], "A3B3": [3, 3],
 }  # fmt: skip
-COUNTS = {"C5": 60, "C6": 12}  # brute force takes its time: the others make up the thousand
+COUNTS = {"C5": 12, "C6": 4}  # brute force takes its time
 
 
 @pytest.mark.parametrize("name", SIZES)
 def test_random_poses_are_assigned_as_brute_force_does(name: str) -> None:
-    sizes, count = SIZES[name], COUNTS.get(name, 186)
+    sizes, count = SIZES[name], COUNTS.get(name, 40)
     rng = np.random.default_rng(sum(map(ord, name)))
     poses = [_pose(rng, sizes) for _ in range(count)]
     found = align_chains(**_together(poses), no_chains=sum(sizes))
@@ -292,12 +292,11 @@ def test_copies_of_large_complexes_and_crops_of_them_are_assigned(
 ) -> None:
     turns = SYMMETRIES[name]
     assert len(turns) == {"C24": 24, "O": 24, "I": 60}[name]
-    for seed in range(3):
-        pose, noise = _many_copies(turns, seed, shown or len(turns))
-        found = align_chains(**pose, no_chains=len(turns))
-        chains = found.chain[0, : shown or len(turns)].tolist()
-        assert len(set(chains)) == len(chains), seed
-        assert float(found.rmsd) < noise + 0.05, seed
+    pose, noise = _many_copies(turns, 0, shown or len(turns))
+    found = align_chains(**pose, no_chains=len(turns))
+    chains = found.chain[0, : shown or len(turns)].tolist()
+    assert len(set(chains)) == len(chains)
+    assert float(found.rmsd) < noise + 0.05
 
 
 def test_labels_of_a_complex_of_24_chains_are_those_of_the_copies_that_fit() -> None:

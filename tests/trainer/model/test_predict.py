@@ -18,7 +18,7 @@ from evofeed.trainer import AlphaFold, initial_training, tiny
 from evofeed.trainer.config import save_config
 from evofeed.trainer.formats.openfold_checkpoint import save_openfold_checkpoint
 from evofeed.trainer.parallel.memory import explained, prediction_bytes
-from evofeed.trainer.predict.prediction import predict, predict_structure, spread
+from evofeed.trainer.predict.prediction import Prediction, predict_structure, spread
 from evofeed.trainer.predict.weights import load_model, trained_sizes
 from evofeed.trainer.presets import PRESETS, multimer
 from evofeed.viz import draw_prediction
@@ -72,14 +72,17 @@ def _atoms_of_pdb(text: str) -> list[str]:
     return [line for line in text.splitlines() if line.startswith("ATOM")]
 
 
-def test_a_record_becomes_a_pdb_with_plddt_in_the_b_column(
-    record: ChainRecord, checkpoint: Path
-) -> None:
-    text = predict(record, checkpoint, config=tiny().model, no_recycling_iters=1)
-    atoms = _atoms_of_pdb(text)
+@pytest.fixture(scope="module")
+def found(record: ChainRecord, checkpoint: Path) -> Prediction:
     model = load_model(checkpoint, config=tiny().model)
-    found = predict_structure(model, record_batch(record, no_recycling_iters=1), name="test_A")
-    assert found.text() == text
+    return predict_structure(model, record_batch(record, no_recycling_iters=1), name="test_A")
+
+
+def test_a_record_becomes_a_pdb_with_plddt_in_the_b_column(
+    record: ChainRecord, found: Prediction
+) -> None:
+    text = found.text()
+    atoms = _atoms_of_pdb(text)
     assert all(len(line) == 80 for line in text.splitlines())
     assert len(atoms) == int(found.structure.mask.sum())
     assert {int(line[22:26]) for line in atoms} == set(range(1, L + 1)) - {4}  # X has no atoms
@@ -90,11 +93,7 @@ def test_a_record_becomes_a_pdb_with_plddt_in_the_b_column(
         assert line[76:78].strip() == line[12:16].strip()[0]
 
 
-def test_contacts_and_distogram_are_probabilities_and_symmetric(
-    record: ChainRecord, checkpoint: Path
-) -> None:
-    model = load_model(checkpoint, config=tiny().model)
-    found = predict_structure(model, record_batch(record, no_recycling_iters=0))
+def test_contacts_and_distogram_are_probabilities_and_symmetric(found: Prediction) -> None:
     assert found.distogram.shape == (L, L, 64)
     assert np.allclose(found.distogram.sum(-1), 1, atol=1e-5)
     assert np.allclose(found.contacts, found.contacts.T, atol=1e-6)
@@ -102,10 +101,7 @@ def test_contacts_and_distogram_are_probabilities_and_symmetric(
     assert ((found.plddt >= 0) & (found.plddt <= 100)).all()
 
 
-def test_a_picture_is_drawn(record: ChainRecord, checkpoint: Path, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    model = load_model(checkpoint, config=tiny().model)
-    found = predict_structure(model, record_batch(record, no_recycling_iters=0), name="test_A")
+def test_a_picture_is_drawn(found: Prediction, tmp_path: Path) -> None:
     draw_prediction(
         tmp_path / "prediction.png", contacts=found.contacts, distogram=found.distogram,
         plddt=found.plddt, title="test_A", warning=found.warning,
@@ -116,16 +112,12 @@ def test_a_picture_is_drawn(record: ChainRecord, checkpoint: Path, tmp_path: Pat
 def test_padding_of_a_batch_is_left_out(checkpoint: Path) -> None:
     batch = synthetic_batch(num_res=12, num_seq=3, num_extra_seq=3, num_templates=1)
     batch["seq_mask"][:, -4:] = 0
-    text = predict(batch, checkpoint, config=tiny().model)
+    text = predict_structure(load_model(checkpoint, config=tiny().model), batch).text()
     assert {int(line[22:26]) for line in _atoms_of_pdb(text)} == set(range(1, 9))
 
 
-def test_mmcif_holds_the_same_atoms_and_is_read_by_gemmi(
-    record: ChainRecord, checkpoint: Path
-) -> None:
+def test_mmcif_holds_the_same_atoms_and_is_read_by_gemmi(found: Prediction) -> None:
     gemmi = pytest.importorskip("gemmi")
-    model = load_model(checkpoint, config=tiny().model)
-    found = predict_structure(model, record_batch(record, no_recycling_iters=0), name="test_A")
     read = [
         gemmi.make_structure_from_block(gemmi.cif.read_string(found.text("cif")).sole_block()),
         gemmi.read_pdb_string(found.text("pdb")),
@@ -164,12 +156,6 @@ def test_a_run_is_asked_with_the_sizes_it_was_trained_with(tmp_path: Path) -> No
     assert trained_sizes(tmp_path / "weights.npz") == {}
 
 
-def test_sizes_given_are_sizes_of_the_batch(record: ChainRecord) -> None:
-    batch = record_batch(record, no_recycling_iters=0, max_msa_clusters=2, max_extra_msa=3)
-    assert batch["msa_feat"].shape[2] == 2
-    assert batch["extra_msa"].shape[2] == 3
-
-
 def test_a_chain_that_does_not_fit_says_what_it_takes_and_what_to_do() -> None:
     config = initial_training().model
     assert prediction_bytes(config, 8_000) == 8_000**2 * 512
@@ -194,6 +180,6 @@ def test_every_block_of_every_pass_is_told(record: ChainRecord, num_res: int) ->
     assert len(told) == total
 
 
-def test_an_unknown_format_is_refused(record: ChainRecord, checkpoint: Path) -> None:
+def test_an_unknown_format_is_refused(found: Prediction) -> None:
     with pytest.raises(ValueError, match="use 'pdb' or 'cif'"):
-        predict(record, checkpoint, config=tiny().model, no_recycling_iters=0, file_format="xyz")
+        found.text("xyz")

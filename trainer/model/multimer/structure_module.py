@@ -27,29 +27,18 @@ def update_to_rigid(update: Float[Tensor, "*B 6"]) -> Rigid:
 
 
 class StructureModuleMultimer(StructureModule):
-    """As `StructureModule`, but `frames` are `[L, *, R, 4, 4]` and there are no `states`."""
+    """As `StructureModule`, but `frames` are `[L, *, R, 4, 4]`: no quaternion is kept."""
 
     ipa_class = InvariantPointAttentionMultimer
 
-    def _run(self, single: Tensor, pair: Tensor, aatype: Tensor, mask: Tensor) -> dict[str, Tensor]:
-        s_initial = self.layer_norm_s(single)
-        z = self.layer_norm_z(pair)
-        s = self.linear_in(s_initial)
+    def _origin(self, s: Tensor) -> tuple[Tensor, Rigid]:
         trans = torch.zeros_like(s[..., :3])
         identity = torch.eye(3, dtype=s.dtype, device=s.device)
-        now = Rigid(identity.expand(*trans.shape, 3), trans)
-        states, frames = [], []
-        shared = self.ipa.share(z, mask)
-        for _ in range(self.no_blocks):
-            s = s + self.ipa(s, z, now, mask, shared)
-            s = self.transition(self.layer_norm_ipa(self.ipa_dropout(s)))
-            with exact_products():
-                now = compose(now, update_to_rigid(self.bb_update(s)))
-            states.append(s)
-            frames.append(Rigid(now.rots, now.trans * self.trans_scale_factor))
-            now = Rigid(now.rots.detach(), now.trans)  # no gradient through the chain of rotations
-        all_frames = Rigid(
-            torch.stack([f.rots for f in frames]), torch.stack([f.trans for f in frames])
-        )
-        atoms = self._atoms(torch.stack(states), all_frames, s_initial, aatype)
-        return {"frames": to_4x4(all_frames), **atoms, "single": s}
+        return trans, Rigid(identity.expand(*trans.shape, 3), trans)
+
+    def _moved(self, quaternion: Tensor, frames: Rigid, update: Tensor) -> tuple[Tensor, Rigid]:
+        with exact_products():
+            return quaternion, compose(frames, update_to_rigid(update))
+
+    def _output(self, quaternion: Tensor, frames: Rigid) -> Tensor:
+        return to_4x4(Rigid(frames.rots, frames.trans * self.trans_scale_factor))

@@ -16,11 +16,12 @@ from torch.nn import functional as F
 from evofeed.base.shapes import Bool, Float, Int
 from evofeed.protein.pseudo_beta import pseudo_beta, pseudo_beta_mask
 from evofeed.protein.residues import ATOM_ORDER
+from evofeed.trainer.model.config import TemplateConfig
 from evofeed.trainer.model.constants import table
 from evofeed.trainer.model.embedders import distance_one_hot
 from evofeed.trainer.model.primitives import LayerNorm, Linear, one_hot
 from evofeed.trainer.model.rigid import Rigid, invert_apply
-from evofeed.trainer.model.template import TemplatePairStack
+from evofeed.trainer.model.template import distogram_of, template_pair_stack
 
 _N, _CA, _C = (ATOM_ORDER[name] for name in ("N", "CA", "C"))
 _LEAST_NORM = 1e-6
@@ -102,24 +103,15 @@ class TemplateEmbedderMultimer(nn.Module):
     An empty slot is not left out: it goes through the stack and counts in the mean, as in AF2.
     """
 
-    def __init__(
-        self,
-        *,
-        template_single_embedder: Mapping[str, int],
-        template_pair_embedder: Mapping[str, int],
-        template_pair_stack: Mapping[str, int | float | bool],
-        c_t: int,
-        c_z: int,
-        distogram: Mapping[str, int | float],
-        inf: float = 1e5,
-    ) -> None:
+    def __init__(self, config: TemplateConfig, c_m: int, c_z: int) -> None:
         super().__init__()
-        self.distogram = dict(distogram)
-        self.inf = inf
-        self.template_pair_embedder = TemplatePairEmbedderMultimer(**template_pair_embedder)
-        self.template_single_embedder = TemplateSingleEmbedderMultimer(**template_single_embedder)
-        self.template_pair_stack = TemplatePairStack(**template_pair_stack)  # type: ignore[arg-type]
-        self.linear_t = Linear(c_t, c_z)
+        self.distogram = distogram_of(config)
+        self.template_pair_embedder = TemplatePairEmbedderMultimer(
+            c_z, config.c_t, config.no_bins, 22
+        )
+        self.template_single_embedder = TemplateSingleEmbedderMultimer(34, c_m)
+        self.template_pair_stack = template_pair_stack(config)
+        self.linear_t = Linear(config.c_t, c_z)
 
     def forward(
         self,
@@ -145,7 +137,7 @@ class TemplateEmbedderMultimer(nn.Module):
         atom_mask = batch["template_all_atom_mask"]
         frames, backbone_mask = backbone_frames(positions, atom_mask)
         beta = pseudo_beta(aatype, positions)
-        dgram = distance_one_hot(beta, inf=self.inf, rows=rows, **self.distogram)  # type: ignore[arg-type]
+        dgram = distance_one_hot(beta, *self.distogram, rows)
         asym_id = batch["asym_id"]
         same_chain = asym_id[..., rows, None] == asym_id[..., None, :]
         found: Tensor = self.template_pair_embedder(
