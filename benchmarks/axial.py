@@ -238,14 +238,14 @@ def timed(
 @contextmanager
 def without_exchanges() -> Any:
     """Exchanges that send nothing: buffers of the right size, of whatever values."""
-    kept = collectives._all_gather, collectives._reduce_scatter, dist.all_to_all_single
+    kept = collectives.all_gather, collectives.reduce_scatter, dist.all_to_all_single
     through_memory = PeerMemory._run
 
     def nothing(received: Tensor, sent: Tensor, *args: Any, **kwargs: Any) -> None:
         n = min(received.numel(), sent.numel())
         received.view(-1)[:n].copy_(sent.view(-1)[:n])
 
-    collectives._all_gather = collectives._reduce_scatter = nothing
+    collectives.all_gather = collectives.reduce_scatter = nothing
     dist.all_to_all_single = nothing
     PeerMemory._run = lambda *args, **options: None  # type: ignore[method-assign]
     look = parallel.checked
@@ -253,7 +253,7 @@ def without_exchanges() -> Any:
     try:
         yield
     finally:
-        collectives._all_gather, collectives._reduce_scatter, dist.all_to_all_single = kept
+        collectives.all_gather, collectives.reduce_scatter, dist.all_to_all_single = kept
         PeerMemory._run = through_memory  # type: ignore[method-assign]
         parallel.checked = look
 

@@ -62,21 +62,9 @@ def multimer() -> Preset:
     Source: AlphaFold-Multimer, Evans et al. 2021, and OpenFold's `model_1_multimer_v3`.
     """
     first = initial_training(ptm=True)
-    assert first.model.template is not None
-    fused = {"opm_first": True, "fuse_projection_weights": True}
     return Preset(
-        model=replace(
-            first.model,
-            tf_dim=21,
-            activation_checkpointing=True,  # kept, they are more than 139 GiB
-            multimer=MultimerConfig(),
-            template=replace(
-                first.model.template, tri_mul_first=True, fuse_projection_weights=True
-            ),
-            extra_msa=replace(first.model.extra_msa, **fused),
-            evoformer=replace(first.model.evoformer, **fused),
-            structure_module=replace(first.model.structure_module, trans_scale_factor=20.0),
-        ),
+        # Kept, the activations are more than 139 GiB.
+        model=replace(_of_complexes(first.model), activation_checkpointing=True),
         loss=replace(first.loss, violation=0.03, average_clashes=True),
         loader=LoaderConfig.multimer(),
         train=TrainConfig(preset="multimer"),
@@ -85,27 +73,29 @@ def multimer() -> Preset:
 
 def tiny_multimer() -> Preset:
     """The model of complexes as small as `tiny`."""
-    small, whole = tiny(), multimer().model
-    assert small.model.template is not None
-    fused = {"opm_first": True, "fuse_projection_weights": True}
+    small = tiny()
+    rows = AssemblyConfig(msa_rows=64, paired_rows=32, min_rows=24)
     return Preset(
-        model=replace(
-            small.model,
-            tf_dim=whole.tf_dim,
-            tm_bins=whole.tm_bins,
-            multimer=whole.multimer,
-            template=replace(
-                small.model.template, tri_mul_first=True, fuse_projection_weights=True
-            ),
-            extra_msa=replace(small.model.extra_msa, **fused),
-            evoformer=replace(small.model.evoformer, **fused),
-            structure_module=replace(small.model.structure_module, trans_scale_factor=20.0),
-        ),
+        model=_of_complexes(small.model),
         loss=multimer().loss,
-        loader=small.loader.replace(
-            assemblies=AssemblyConfig(msa_rows=64, paired_rows=32, min_rows=24)
-        ),
+        loader=small.loader.replace(assemblies=rows),
         train=replace(small.train, preset="tiny_multimer"),
+    )
+
+
+def _of_complexes(model: ModelConfig) -> ModelConfig:
+    """AF2-multimer's model in the sizes of one of chains."""
+    fused = {"opm_first": True, "fuse_projection_weights": True}
+    assert model.template is not None
+    return replace(
+        model,
+        tf_dim=21,
+        tm_bins=64,
+        multimer=MultimerConfig(),
+        template=replace(model.template, tri_mul_first=True, fuse_projection_weights=True),
+        extra_msa=replace(model.extra_msa, **fused),
+        evoformer=replace(model.evoformer, **fused),
+        structure_module=replace(model.structure_module, trans_scale_factor=20.0),
     )
 
 

@@ -36,25 +36,15 @@ from evofeed.trainer.run.loop import Loop
 
 
 def measure(
-    config: TrainConfig,
-    dataset: Any,
-    world: World,
-    *,
-    modes: Sequence[str] = ("none",),
-    steps: int = 200,
-    batches: int = 8,
-    hosts: int = 0,
-    gbit: float = 0.0,
-    gbit_steps: int = 0,
-    slow: float = 0.0,
+    config: TrainConfig, dataset: Any, world: World, *, modes: Sequence[str] = ("none",),
+    steps: int = 200, batches: int = 8, hosts: int = 0, gbit: float = 0.0,
     tell: Callable[[dict[str, Any]], None] = lambda found: None,
-) -> dict[str, Any]:
+) -> dict[str, Any]:  # fmt: skip
     """Times of a step in milliseconds and bytes sent, JSON-ready; every rank must call it.
 
     Args:
         config: of the run; its `gradients` beside the mode.
         dataset: or its URI: what the batches are made of.
-        world: who takes part.
         modes: of `gradients`, each a case of its own.
         steps: of each case, after some to warm up; rounded up to whole rounds.
         batches: in a round; each brings its own number of recycles.
@@ -62,9 +52,6 @@ def measure(
         gbit: pretend that a host's link to the others takes so many gigabits a second: after a
             collective between hosts everything waits for as long as its bytes would take.
             0: no such thing. `unthrottled` is then the machine's own link, in mode `none`.
-        gbit_steps: of a case over such a link, which takes long; 0: `steps`.
-        slow: a last case, `slowed`: mode `none`, the last rank's step longer by this share;
-            `lost` is what everybody's step takes longer, over that.
         tell: given what is known after every case, on the first rank.
 
     Raises:
@@ -79,7 +66,6 @@ def measure(
     still = replace(config.optim, learning_rate=1e-12, warmup_steps=0, decay_after=1 << 60)
     config = config.replace(optim=still, fixed_batches=batches, steps=1 << 60, overlap=False)
     rounds = max(2, math.ceil(steps / batches))
-    fewer = max(2, math.ceil(gbit_steps / batches)) if gbit_steps else rounds
     bench = _Bench(config, dataset, world, warm)
     found: dict[str, Any] = {
         "device": torch.cuda.get_device_name() if world.device.type == "cuda" else "CPU",
@@ -107,25 +93,16 @@ def measure(
     def add(mode: str, case: dict[str, Any], where: dict[str, Any]) -> None:
         exposed = case["step_ms"] - together["step_ms"]
         case |= {"exposed_ms": exposed, "exposed_share": exposed / case["step_ms"]}
-        if world.is_first:
-            case["linear_scaling"] = found["alone"]["step_ms"] / case["step_ms"]
         where[mode] = case
         if world.is_first:
+            case["linear_scaling"] = found["alone"]["step_ms"] / case["step_ms"]
             tell(found)
 
     for mode, case in zip(["unthrottled"] if gbit else modes, others, strict=True):
         add(mode, case, found if gbit else found["modes"])
     for mode in modes if gbit else []:
-        (case,) = bench.cases([bench.case(mode, world, gbit)], world, fewer)
+        (case,) = bench.cases([bench.case(mode, world, gbit)], world, rounds)
         add(mode, case, found["modes"])
-    if slow:
-        longer = slow * together["step_ms"]
-        both = [bench.case("none", world), bench.case("none", world, pause=longer / 1e3)]
-        usual, case = bench.cases(both, world, fewer)
-        lost = (case["step_ms"] - usual["step_ms"]) / longer
-        found["slowed"] = case | {"by": slow, "usual_ms": usual["step_ms"], "lost": lost}
-        if world.is_first:
-            tell(found)
     return found
 
 
@@ -162,8 +139,8 @@ class _Bench:
                 world=World(device=world.device),
             )  # fmt: skip
 
-    def case(self, mode: str | None, world: World, gbit: float = 0.0, pause: float = 0.0) -> _Case:
-        """Every rank for itself (None), or in a mode; the last pauses so many seconds a step."""
+    def case(self, mode: str | None, world: World, gbit: float = 0.0) -> _Case:
+        """Every rank for itself (None), or in a mode."""
         device = self.world.device
         talking = world if mode is not None else World(device=device)
         optimizer = self.loop.optimizer
@@ -176,9 +153,6 @@ class _Bench:
             share = 1 if mode == "none" else exchange.inside.size
             wait, rate = _wait(device), gbit / share
             exchange.between.after = lambda nbytes: wait(nbytes * 8e-9 / rate)
-        if pause and world.rank == world.size - 1:
-            wait = _wait(device)
-            exchange.between.after = lambda _: wait(pause)
         return _Case(talking, exchange)
 
     def warm_up(self) -> None:

@@ -36,12 +36,6 @@ def bench_comm(
     gbit: Annotated[
         float, typer.Option(min=0, help="Pretend a host's link is so slow, by waiting; 0: no.")
     ] = 0.0,
-    gbit_steps: Annotated[
-        int, typer.Option(min=0, help="Of a case over that link; 0: as many as of the others.")
-    ] = 0,
-    slow: Annotated[
-        float, typer.Option(min=0, help="At last make the last rank slower by this share; 0: no.")
-    ] = 0.0,
     device: Annotated[
         str, typer.Option(help="cpu or cuda; default: a GPU if any.", callback=usable_device)
     ] = "",
@@ -68,7 +62,7 @@ def bench_comm(
     with join_world(device or None, settings.axial) as world:
         found = measure(
             settings, dataset, world, modes=mode, steps=steps, batches=batches, hosts=hosts,
-            gbit=gbit, gbit_steps=gbit_steps, slow=slow, tell=save,
+            gbit=gbit, tell=save,
         )  # fmt: skip
         if world.is_first:
             typer.echo(json.dumps(found) if as_json else "\n".join(table(found)))
@@ -90,11 +84,5 @@ def table(found: dict[str, Any]) -> list[str]:
             f"{name:<15}{one['step_ms']:>10.1f}{one['exposed_ms']:>10.1f}"
             f"{one['exposed_share']:>8.1%}{one['linear_scaling']:>9.3f}"
             f"{one['bytes_between'] / 1e6:>12.2f}{one['bytes_inside'] / 1e6:>11.2f}"
-        )
-    if "slowed" in found:
-        one = found["slowed"]
-        lines.append(
-            f"none, last rank slower by {one['by']:.0%}: {one['step_ms']:.1f} ms, "
-            f"{one['lost']:.2f} of what it loses"
         )
     return lines

@@ -37,8 +37,6 @@ def load_openfold_checkpoint(model: nn.Module, path: str | Path, *, ema: bool = 
     for AF2's files, whose other arrays a warning counts, none besides.
 
     Args:
-        model: a model of the same configuration.
-        path: the file.
         ema: from a Lightning checkpoint take the averaged weights, if it has them.
 
     Raises:

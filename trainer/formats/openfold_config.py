@@ -26,7 +26,6 @@ def with_openfold_config(run: TrainConfig, path: Path) -> TrainConfig:
     """A run whose model and losses are those of an OpenFold configuration.
 
     Args:
-        run: everything else.
         path: JSON of `openfold.config.model_config(...)` (its `to_dict()`).
 
     Raises:

@@ -24,11 +24,9 @@ class Exchange:
     """Averages a flat gradient over all ranks, here exactly: `none` and `hierarchical`.
 
     Args:
-        config: of the mode.
         hosts: the ranks of this host, and the same ranks of all hosts.
         spans: the parameters in the buffer, in order.
         size: elements of the buffer.
-        device: of the buffer.
 
     Attributes:
         inside: the ranks of this host, and the bytes sent among them.

@@ -26,8 +26,6 @@ class Group:
 
     Attributes:
         handle: their process group; None: that of all ranks.
-        rank: this one's number among them.
-        size: how many they are.
         sent: bytes this rank has sent to the others, as a ring or pairwise exchange sends them.
         after: called with the bytes of every collective at its end; a benchmark slows a link so.
     """

@@ -50,7 +50,6 @@ def hand_out(exchange: Exchange, before: Mapping[str, Any], saved: Mapping[str, 
     """Give every rank its own again, or its share; every rank must call it.
 
     Args:
-        exchange: of this run.
         before: what `described` said when it was saved; empty if nothing was kept.
         saved: what `collected` gave, on the first rank; anything elsewhere.
     """

@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 import torch
 
-from evofeed.trainer.log.step_times import PARTS, StepTimes
+from evofeed.trainer.log.runlog import PARTS, StepTimes
 
 
 class StepClock:

@@ -10,6 +10,7 @@ import math
 from collections import deque
 from collections.abc import Sequence
 from contextlib import nullcontext, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TextIO
@@ -18,9 +19,25 @@ from evofeed.base.errors import TrainerError
 from evofeed.base.files import advice, write_atomic
 from evofeed.base.run_files import RUN, STEPS, STRUCTURE, parse_steps
 from evofeed.trainer.log.boards import Board
-from evofeed.trainer.log.step_times import StepTimes
 
-__all__ = ["RUN", "STEPS", "STRUCTURE", "RunLog", "forget_steps", "read_steps", "without_nan"]
+__all__ = [
+    "PARTS", "RUN", "STEPS", "STRUCTURE", "RunLog", "StepTimes", "forget_steps", "read_steps",
+    "without_nan",
+]  # fmt: skip
+
+PARTS = (
+    "data_wait", "forward", "backward", "communication", "optimizer", "validation", "checkpoint",
+    "profiling", "other",
+)  # fmt: skip
+"""The parts of a step, in the order in which a report lists them."""
+
+
+@dataclass(slots=True, kw_only=True)
+class StepTimes:
+    """Seconds of one step by part."""
+
+    step: int
+    seconds: dict[str, float] = field(default_factory=dict)
 
 
 class RunLog:
@@ -30,7 +47,6 @@ class RunLog:
     still, because nobody waits for the device.
 
     Args:
-        folder: the run's folder.
         steps: steps in all, for the progress bar.
         show: draw a progress bar on the terminal.
         boards: get the numbers too; closed with the log.
@@ -49,7 +65,7 @@ class RunLog:
         self._folder = folder
         self._file: TextIO | None = None
         self._known: dict[int, dict[str, Any]] = {}
-        self._bar = bar() if show else None
+        self._bar = _bar() if show else None
         self._task = self._bar.add_task("training", total=steps, text="") if self._bar else None
         self._boards, self._samples = boards, samples
         self._losses: deque[float] = deque(maxlen=max(1, steps // 10))
@@ -141,21 +157,12 @@ def _scalars(line: dict[str, Any], samples: int) -> dict[str, float]:
     return found
 
 
-def bar(**options: Any) -> Any:
-    """A progress bar with a text behind it; options are rich's."""
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-    )
+def _bar() -> Any:
+    """A progress bar with a text behind it."""
+    from rich import progress
 
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[text]}"),
-        **options,
-    )
+    return progress.Progress(
+        progress.TextColumn("{task.description}"), progress.BarColumn(),
+        progress.MofNCompleteColumn(), progress.TimeRemainingColumn(),
+        progress.TextColumn("{task.fields[text]}"),
+    )  # fmt: skip

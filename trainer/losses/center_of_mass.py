@@ -32,9 +32,7 @@ def chain_center_of_mass_loss(
 
     Args:
         all_atom_pred_pos: predicted atoms, ångström; the CA count.
-        all_atom_positions: true atoms.
         all_atom_mask: 1 where known.
-        asym_id: chain of each residue.
         clamp_distance: minus the ångström that chains may be too close.
         scale: multiplies a shortfall before it is squared, per ångström.
         eps: in the centres' denominators and, squared, below a square distance.

@@ -31,7 +31,6 @@ def dockq(
 
     Args:
         pred: predicted atoms, chains in the truth's order, ångström.
-        true: true atoms.
         mask: 1 where known.
         asym_id: chain of each residue, 0 for padding.
     """

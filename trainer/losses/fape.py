@@ -127,10 +127,7 @@ def chain_fape(
     A complex of one chain has an interface loss of 0. Source: AlphaFold-Multimer, section 2.3.
 
     Args:
-        frames: the structure module's.
-        backbone_rigid_tensor: true frames.
         backbone_rigid_mask: 1 where known.
-        asym_id: chain of each residue.
         use_clamped_fape: 1 to clamp, 0 not to, per sample; None clamps.
         clamp_distance: within chains and between them, ångström.
         length_scale: likewise.

@@ -68,7 +68,6 @@ def align_chains(
         true: `asym_id`, `entity_id` and `residue_index`, `[B, M]`; a chain's rows follow
             each other, one for every residue.
         no_chains: at least the highest number of a chain; 0: every chain keeps its own truth.
-        most_assignments: see `MOST_ASSIGNMENTS`.
     """
     if no_chains == 0:
         own_rows, own_known = _own_rows(pred, true)

@@ -144,7 +144,6 @@ def distance_one_hot(
         x: points, ångström.
         min_bin: first lower edge, ångström.
         max_bin: last lower edge, ångström.
-        no_bins: bins.
         inf: upper edge of the last bin, squared.
         rows: which points come first in a pair.
     """

@@ -168,8 +168,6 @@ def gated_attention(
 
     Args:
         q: queries, already scaled by 1/sqrt(C).
-        k: keys.
-        v: values.
         biases: terms that broadcast against the logits `[*B, Q, K]`, added in order.
         gate: gate before its sigmoid, or None for ungated attention.
 
@@ -204,7 +202,6 @@ class Attention(nn.Module):
         c_k: channels of the keys' input.
         c_v: channels of the values' input.
         c_hidden: channels of one head.
-        no_heads: heads.
         gating: whether a sigmoid gate of the queries' input multiplies the result.
     """
 

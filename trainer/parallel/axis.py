@@ -23,7 +23,6 @@ class Beside:
     """Exchanges that go on while this GPU computes, on a stream and through memory of their own.
 
     Args:
-        memory: what they go through.
         stream: which one; None: at once, in line.
     """
 
@@ -48,7 +47,6 @@ class Beside:
         Its programs hold registers that kernels of a program a multiprocessor wait for.
 
         Args:
-            x: what is to be sent.
             most: numbers that any rank receives.
         """
         recorded = x.is_cuda and torch.cuda.is_current_stream_capturing()
@@ -67,8 +65,6 @@ class Axis:
 
     Attributes:
         group: their process group.
-        rank: number of this one among them.
-        size: how many they are.
         memory: what they exchange through if they are GPUs of one host.
         beside: and what for exchanges that other work goes on beside.
         in_place: whether parts of the pairs are written over: nobody else reads them, and there

@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -30,8 +29,6 @@ def checked(
     All ranks of the axis must call it, and agree.
 
     Args:
-        axis: who takes part.
-        device: of this rank.
         shape: what is exchanged, `[B, I, J, C]`.
         times: how often each kind of exchange is tried.
     """
@@ -61,20 +58,9 @@ def _calls(
     numbers = torch.randint(-8, 9, shape, generator=draws).to(device)
     for dtype in (torch.bfloat16, torch.float32):
         x = numbers.to(dtype)
-        for split, join in ((-2, -3), (-3, -2)):
-            yield partial(_exchange, x, split, join)
-        for dim in (-3, -2):
-            yield partial(_gather, x, dim)
-            yield partial(_reduce, x * (1 + rank), dim)
-
-
-def _exchange(x: Tensor, split: int, join: int, axis: Axis) -> Tensor:
-    return exchanged(axis.part(x, join), axis, split, join, x.shape[join])
-
-
-def _gather(x: Tensor, dim: int, axis: Axis) -> Tensor:
-    return gathered(axis.part(x, dim), axis, dim, x.shape[dim])
-
-
-def _reduce(x: Tensor, dim: int, axis: Axis) -> Tensor:
-    return reduced(x, axis, dim)
+        y = x * (1 + rank)
+        for dim, n in ((-3, shape[-3]), (-2, shape[-2])):
+            other = -5 - dim
+            yield lambda axis: exchanged(axis.part(x, dim), axis, other, dim, n)  # noqa: B023
+            yield lambda axis: gathered(axis.part(x, dim), axis, dim, n)  # noqa: B023
+            yield lambda axis: reduced(y, axis, dim)  # noqa: B023

@@ -31,7 +31,6 @@ def exchange(x: Tensor, axis: Axis, *, split: int, join: int, length: int) -> Te
 
     Args:
         x: whole along axis `split`, this rank's part along `join`.
-        axis: who takes part.
         split: axis to cut, counted from the end.
         join: axis to put together, counted from the end.
         length: of the whole along `join`.
@@ -39,25 +38,14 @@ def exchange(x: Tensor, axis: Axis, *, split: int, join: int, length: int) -> Te
     return _Exchange.apply(x, axis, split, join, length)  # type: ignore[no-any-return]
 
 
-def send(x: Tensor, axis: Axis, *, split: int, join: int, length: int) -> Sent:
-    """As `exchange`, but what is done until the result's `arrive` goes on beside it."""
-    return Sent(x, axis, split, join, length)
-
-
-def goes_beside(x: Tensor, axis: Axis, split: int, join: int, length: int) -> bool:
-    """Whether such a tensor, sent, goes beside what is done until it arrives."""
-    beside, most = axis.beside, axis.most(x.shape, split, join, length)
-    return axis.size > 1 and beside is not None and beside.takes(x, most)
-
-
 class Sent:
-    """An exchange under way.
+    """An exchange under way: as `exchange`, but what is done until `arrive` goes on beside it.
 
     In the backward pass the two ends change places: the gradient is sent where `arrive` was called,
     goes beside the backward pass of what was done in between, and is waited for where `send` was.
     """
 
-    def __init__(self, x: Tensor, axis: Axis, split: int, join: int, length: int) -> None:
+    def __init__(self, x: Tensor, axis: Axis, *, split: int, join: int, length: int) -> None:
         self.axis = axis
         self.there = split, join, length
         self.back = join, split, x.shape[split]
@@ -144,11 +132,32 @@ def reduced(x: Tensor, axis: Axis, dim: int, out: Tensor | None = None) -> Tenso
     return received.narrow(dim, 0, lengths[axis.rank]).contiguous()
 
 
+class Others:
+    """What the other ranks have along axis -2, for a fused operator on this one's part.
+
+    Args:
+        length: of the whole.
+        mask: of the whole, where the operator asks for it.
+    """
+
+    def __init__(self, axis: Axis, length: int, mask: Tensor | None = None) -> None:
+        self._axis, self._length, self.mask = axis, length, mask
+
+    def gather(self, x: Tensor) -> Tensor:
+        """The whole from everybody's part."""
+        return gathered(x, self._axis, -2, self._length)
+
+    def reduce(self, d: Tensor, out: Tensor | None = None) -> Tensor:
+        """The adjoint: this rank's part of the sum of everybody's whole, into `out` if given."""
+        return reduced(d, self._axis, -2, out)
+
+
 def _sent(x: Tensor, axis: Axis, split: int, join: int, length: int) -> Tensor:
     """`exchanged`, beside what follows where that can be."""
-    if axis.beside is None or not goes_beside(x, axis, split, join, length):
+    beside, most = axis.beside, axis.most(x.shape, split, join, length)
+    if axis.size == 1 or beside is None or not beside.takes(x, most):
         return exchanged(x, axis, split, join, length)
-    return axis.beside.exchange(x.contiguous(), split, join, length)
+    return beside.exchange(x.contiguous(), split, join, length)
 
 
 class _Send(torch.autograd.Function):

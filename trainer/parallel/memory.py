@@ -24,10 +24,7 @@ def prediction_bytes(config: ModelConfig, num_res: int, ranks: int = 1, template
     """What the pairs of a chain take on each GPU at the peak of its prediction, in bfloat16.
 
     Args:
-        config: of the model.
-        num_res: residues.
         ranks: GPUs that share the chain.
-        templates: of the chain.
     """
     sides = (
         1 if ranks == 1 else 2

@@ -19,11 +19,11 @@ from evofeed.kernels.parts import (
 from evofeed.trainer.model.primitives import full_precision
 from evofeed.trainer.parallel.axis import Axis
 from evofeed.trainer.parallel.collectives import (
+    Others,
+    Sent,
     exchange,
     gather,
     gathered,
-    reduced,
-    send,
 )
 from evofeed.trainer.parallel.pairs import (
     added,
@@ -67,7 +67,7 @@ def msa_block(
         new, m = _outer_product_mean(block.outer_product_mean, m, z, msa_mask, axis)
         z = kept(z, new, axis)
         del new
-    sent = send(m, axis, split=-3, join=-2, length=N)  # nothing of the pairs reads it
+    sent = Sent(m, axis, split=-3, join=-2, length=N)  # nothing of the pairs reads it
     z = pair_stack(block.pair_stack, z, pair_mask, mask_trans, axis)
     return sent.arrive(), z
 
@@ -136,7 +136,7 @@ def _outer_product_mean(
         return _outer_by_rows(module, m, z, mask, axis, at_once), m
     found: tuple[Tensor, Tensor] | None = None
     if axis.all_have(N):
-        found = outer_product_mean_of(module, m, own, z, OtherColumns(axis, mask))
+        found = outer_product_mean_of(module, m, own, z, Others(axis, N, mask))
     if found is not None:
         return found
     b = gather(_second(module, m, own), axis, dim=-2, length=N)
@@ -197,27 +197,3 @@ class KnownColumns:
     def reduce(self, db: Tensor) -> Tensor:
         """Never asked for: nothing learns from what is known already."""
         raise NotImplementedError("columns that are known have no gradient")
-
-
-class OtherColumns:
-    """All ranks' columns, for a fused outer product mean of some columns with all.
-
-    Args:
-        axis: who takes part.
-        mask: of the whole MSA, `[*, S, N]`.
-
-    Attributes:
-        mask: likewise.
-    """
-
-    def __init__(self, axis: Axis, mask: Tensor) -> None:
-        self._axis = axis
-        self.mask = mask
-
-    def gather(self, b: Tensor) -> Tensor:
-        """`[B, S, N, E]` from everybody's `[B, S, n, E]`."""
-        return gathered(b, self._axis, -2, self.mask.shape[-1])
-
-    def reduce(self, db: Tensor) -> Tensor:
-        """The adjoint: this rank's `[B, S, n, E]` of the sum of everybody's `[B, S, N, E]`."""
-        return reduced(db, self._axis, -2)

@@ -22,7 +22,7 @@ from evofeed.kernels.parts import (
 )
 from evofeed.trainer.model.primitives import mask_bias
 from evofeed.trainer.parallel.axis import Axis
-from evofeed.trainer.parallel.collectives import exchange, gather, gathered, reduced
+from evofeed.trainer.parallel.collectives import Others, exchange, gather
 from evofeed.trainer.parallel.rows import rows_at_once, slices
 from evofeed.trainer.parallel.triangle_product import (
     ChannelProduct,
@@ -111,34 +111,12 @@ def transition_over(module: Any, z: Tensor, mask: Tensor | None, axis: Axis) -> 
     return z
 
 
-class OtherRows:
-    """The attention bias of all pairs, for a fused attention of some rows or columns.
-
-    Args:
-        axis: who has the others.
-        length: N.
-    """
-
-    def __init__(self, axis: Axis, length: int) -> None:
-        self._axis, self._length = axis, length
-
-    def gather(self, bias: Tensor) -> Tensor:
-        """`[B, H, N, N]` from everybody's `[B, H, n, N]`."""
-        return gathered(bias, self._axis, -2, self._length)
-
-    def reduce(self, dbias: Tensor) -> Tensor:
-        """This rank's `[B, H, n, N]` of the sum of everybody's `[B, H, N, N]`."""
-        return reduced(dbias, self._axis, -2)
-
-
 def plain_attention(
     module: Any, x: Tensor, bias: Tensor, mask: Tensor, drop: Tensor | None
 ) -> Tensor:  # fmt: skip
     """Update, dropped out, of rows x `[*, n, N, C]`, normalised, by attention along N.
 
     Args:
-        module: the attention.
-        x: the rows.
         bias: `[*, H, N, N]`.
         mask: `[*, n, N]`.
         drop: `[*, N, C]`, or None.
@@ -157,7 +135,7 @@ def _attend_start(
         return _attend_in_parts(module, z, own, axis)
     if axis.all_have(N):
         found: Tensor | None = triangle_attention_of(
-            module, z, own, OtherRows(axis, N), drop_mask=drop
+            module, z, own, Others(axis, N), drop_mask=drop
         )
         if found is not None:
             return found
@@ -177,9 +155,7 @@ def _attend_end(
         turned = _attend_in_parts(module, z.transpose(-2, -3), own.transpose(-1, -2), axis)
         found = turned.transpose(-2, -3)
     elif axis.all_have(N):
-        found = triangle_attention_of(
-            module, z, own, OtherRows(axis, N), columns=True, drop_mask=drop
-        )
+        found = triangle_attention_of(module, z, own, Others(axis, N), columns=True, drop_mask=drop)
     if found is None:
         x = module.layer_norm(z).transpose(-2, -3)
         bias = gather(module.linear(x).movedim(-1, -3), axis, dim=-2, length=N)

@@ -30,12 +30,7 @@ ON_CPU = 2 << 30
 
 
 def rows_at_once(nbytes: int, device: torch.device) -> int | None:
-    """How many rows may be made at once; None: all of them, for there is a gradient.
-
-    Args:
-        nbytes: of one row.
-        device: where.
-    """
+    """How many rows may be made at once; None: all of them, for there is a gradient."""
     if torch.is_grad_enabled():
         return None
     return max(1, _budget(device) // max(1, nbytes))
@@ -68,11 +63,7 @@ def embedded_rows(
     """The whole MSA, and rows of the pairs from those rows of the pass before.
 
     Args:
-        model: whose embedders.
-        feats: of one pass.
         previous: what the pass before gave, with those rows of the pairs alone; or None.
-        first: row.
-        last: behind the last row.
         in_place: whether the pairs are written over those of the pass before.
     """
     target, embedder, recycling = (

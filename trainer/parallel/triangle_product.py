@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from evofeed.trainer.parallel.axis import Axis
-from evofeed.trainer.parallel.collectives import exchanged, gathered, reduced
+from evofeed.trainer.parallel.collectives import Others, exchanged
 
 MOST_WHOLE = 1024  # residues up to which a whole matrix of all channels is small: 268 MB
 MOST_RANKS = 4  # beyond, parts of three matrices are less than one
@@ -24,19 +24,12 @@ def product_of(axis: Axis, length: int) -> ChannelProduct | RowProduct:
     return RowProduct(axis, length) if small else ChannelProduct(axis, length)
 
 
-class RowProduct:
+class RowProduct(Others):
     """Rows of the product from rows of a and b.
 
     Outgoing edges need all rows of b: a gather. Incoming ones are a sum over the rows that
     the ranks have: a reduce-scatter. Each is the other's backward pass.
-
-    Args:
-        axis: who takes part.
-        length: N.
     """
-
-    def __init__(self, axis: Axis, length: int) -> None:
-        self._axis, self._length = axis, length
 
     def __call__(self, ab: Tensor, outgoing: bool) -> tuple[Tensor, list[Tensor]]:
         """The product's rows `[E, B, n, N]` of those of a and b `[2, E, B, n, N]`.
@@ -45,9 +38,9 @@ class RowProduct:
         """
         a, b = ab
         if outgoing:  # x_ij = sum_k a_ik b_jk
-            whole = self._gather(b)
+            whole = self.gather(b)
             return torch.matmul(a, whole.mT), [a, whole]
-        return self._reduce(torch.matmul(a.mT, b)), [a, b]  # x_ij = sum_k a_ki b_kj
+        return self.reduce(torch.matmul(a.mT, b)), [a, b]  # x_ij = sum_k a_ki b_kj
 
     def gradient(self, dproduct: Tensor, kept: list[Tensor], outgoing: bool) -> Tensor:
         """The gradient of `ab` from that of the product."""
@@ -55,28 +48,18 @@ class RowProduct:
         grads = a.new_empty(2, *a.shape)
         if outgoing:
             torch.matmul(dproduct, b, out=grads[0])
-            self._reduce(torch.matmul(dproduct.mT, a), grads[1])
+            self.reduce(torch.matmul(dproduct.mT, a), grads[1])
         else:
-            d = self._gather(dproduct)
+            d = self.gather(dproduct)
             torch.matmul(b, d.mT, out=grads[0])
             torch.matmul(a, d, out=grads[1])
         return grads
-
-    def _gather(self, x: Tensor) -> Tensor:
-        return gathered(x, self._axis, -2, self._length)
-
-    def _reduce(self, x: Tensor, out: Tensor | None = None) -> Tensor:
-        return reduced(x, self._axis, -2, out)
 
 
 class ChannelProduct:
     """Whole matrices of a few channels for every rank: one all-to-all there, one back.
 
     Both directions of the triangle are alike.
-
-    Args:
-        axis: who takes part.
-        length: N.
     """
 
     def __init__(self, axis: Axis, length: int) -> None:

@@ -46,7 +46,6 @@ def known_atoms(ca: np.ndarray, record: ChainRecord | AssemblyRecord) -> Structu
 
     Args:
         ca: predicted CA atoms of all residues `[L, 3]`, ångström.
-        record: of the same chain or complex.
 
     Returns:
         None where it has no structure, or fewer than three residues of it.

@@ -29,10 +29,8 @@ def write_prediction(
     DB's form), and on demand `x_distogram.npz` (`bin_edges` in ångström, `probs [L, L, 64]`).
 
     Args:
-        prediction: what the model said.
         structure: file for the atoms, .cif or .pdb; the others take its stem.
         facts: more for the scores, such as the weights' name and a comparison with the truth.
-        distogram: whether it is written.
 
     Returns:
         What `summary` gives, with `facts` and the files' names.

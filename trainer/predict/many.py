@@ -97,7 +97,6 @@ def run_tasks(
     Args:
         wanted: in the order of `tasks`.
         read: gives the record of a name.
-        settings: how.
         progress: gives what is told of every block of a task.
         drawn: takes every prediction that was made.
     """

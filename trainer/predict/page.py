@@ -54,8 +54,6 @@ def write_predictions_page(
     """Write the page of a name's predictions, the most confident first; None if there is none.
 
     Args:
-        path: the HTML file.
-        name: of the chain or complex.
         wanted: its tasks; those without scores are left out.
         record: with the alignment that the model saw and, where it has one, the structure.
     """

@@ -88,7 +88,6 @@ def prediction_batch(
 
     Args:
         record: of a dataset, or of its `assemblies`.
-        model: which will predict it.
         no_recycling_iters: passes before the last.
         seed: of the rows drawn from the MSA.
         sizes: rows and templates, as `trained_sizes` has them.
@@ -132,7 +131,6 @@ def spread(model: AlphaFold, num_res: int, axis: Axis | None = None) -> AlphaFol
     into a 64th of the GPU's memory (`trainer/parallel/rows.py`).
 
     Args:
-        model: on its device.
         num_res: residues of the chain.
         axis: the ranks that share it; None: this one alone.
     """
@@ -204,9 +202,7 @@ def predict_structure(
     """What `evaluate` gives for a batch of one sample, as a structure with its confidences.
 
     Args:
-        model: of chains or of complexes.
         batch: one sample, in the loader's convention.
-        name: of the structure.
         chain_names: of a complex; empty: A, B and so on.
         progress: told of every block.
     """

@@ -51,9 +51,6 @@ def trained_sizes(checkpoint: str | Path) -> dict[str, int]:
     Empty for files of weights: those are AF2's, and OpenFold's sizes for prediction hold.
     A model of a run has only met its own. One that always had extra sequences is lost
     without, and there are none where the clusters take every row of an alignment.
-
-    Args:
-        checkpoint: whatever `load_model` takes.
     """
     path = Path(checkpoint)
     settings = _settings(path)

@@ -30,7 +30,6 @@ def count_step_flops(
 
     Args:
         build: makes the plain model, of fake tensors here.
-        batch: any batch of the shapes to count for.
     """
     with torch.device("meta"):  # drawing initial weights would need values
         model = build()

@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 
 from evofeed.base.errors import InputError
-from evofeed.trainer.log.runlog import RUN, STRUCTURE, read_steps
-from evofeed.trainer.log.step_times import PARTS
+from evofeed.trainer.log.runlog import PARTS, RUN, STRUCTURE, read_steps
 
 REPORT = "report.json"
 _NOT_TRAINING = ("validation", "checkpoint", "profiling")  # a step's time is given without these

@@ -22,10 +22,9 @@ from evofeed.trainer.parallel.losses import share_losses
 from evofeed.trainer.parallel.parallelize import parallelize
 from evofeed.trainer.run.checkpoint import checkpoint_in
 from evofeed.trainer.run.distributed import World
-from evofeed.trainer.run.fixed import FixedBatches
 from evofeed.trainer.run.loop import LossFunction
 from evofeed.trainer.run.settings import loader_config, loss_config, model_config
-from evofeed.trainer.run.stream import Loader
+from evofeed.trainer.run.stream import FixedBatches, Loader
 
 
 def set_precision(config: TrainConfig) -> None:
@@ -49,7 +48,6 @@ def build_model(
     """Model and loss of a run; the same weights for the same seed on every rank.
 
     Args:
-        config: sizes, seed, kernels.
         device: where the model shall be.
         weights: what to start from instead of random weights: a run's or a checkpoint's folder
             (its averaged weights), or a file that `load_openfold_checkpoint` takes.
@@ -58,10 +56,15 @@ def build_model(
     Raises:
         CheckpointError: `weights` cannot be read or are of another model.
     """
-    _seed_everything(config.seed)
+    random.seed(config.seed)
+    np.random.seed(config.seed % 2**32)
+    torch.manual_seed(config.seed)
     model = build_plain(config)
-    if weights is not None:
-        _start_from(model, weights)
+    if weights is not None and weights.is_dir():
+        found = checkpoint_in(weights)
+        load_weights(model, found.tensors("ema"), str(found.path))
+    elif weights is not None:
+        load_openfold_checkpoint(model, weights)
     model = model.to(device)
     if config.kernels == "fused" and device.type == "cuda":
         from evofeed.kernels import to_fused
@@ -74,14 +77,6 @@ def build_model(
     return model, loss
 
 
-def _start_from(model: AlphaFold, weights: Path) -> None:
-    if weights.is_dir():
-        found = checkpoint_in(weights)
-        load_weights(model, found.tensors("ema"), str(found.path))
-    else:
-        load_openfold_checkpoint(model, weights)
-
-
 def build_loader(config: TrainConfig, dataset: Any, world: World) -> Loader:
     """This rank's loader of a dataset, of a mixture of several, or of URIs.
 
@@ -90,13 +85,10 @@ def build_loader(config: TrainConfig, dataset: Any, world: World) -> Loader:
     Raises:
         InputError: there are not as many shares as datasets.
     """
-    loader = dataset if isinstance(dataset, Loader) else _feature_loader(config, dataset, world)
-    return FixedBatches(loader, config.fixed_batches) if config.fixed_batches else loader
-
-
-def _feature_loader(config: TrainConfig, dataset: Any, world: World) -> Loader:
     from evofeed.loader import FeatureLoader
 
+    if isinstance(dataset, Loader):
+        return FixedBatches(dataset, config.fixed_batches) if config.fixed_batches else dataset
     several = dataset if isinstance(dataset, list | tuple) else [dataset]
     shares = config.shares or (1.0,) * len(several)
     if len(shares) != len(several):
@@ -113,7 +105,7 @@ def _feature_loader(config: TrainConfig, dataset: Any, world: World) -> Loader:
         device=world.device,
         prefetch=config.prefetch,
     )
-    return loader
+    return FixedBatches(loader, config.fixed_batches) if config.fixed_batches else loader
 
 
 def build_validation(
@@ -148,9 +140,3 @@ def _samples_of(dataset: Any, settings: LoaderConfig) -> Any:
     if settings.assemblies is None or not isinstance(opened, Dataset) or not opened.assemblies:
         return opened
     return opened.assemblies
-
-
-def _seed_everything(seed: int) -> None:
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
-    torch.manual_seed(seed)

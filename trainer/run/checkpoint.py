@@ -45,7 +45,6 @@ class Checkpoint:
     """A complete checkpoint on disk.
 
     Attributes:
-        path: its folder.
         step: number of steps done when it was written.
         state: what was saved beside the tensors: loader state, counters, provenance.
     """
@@ -82,8 +81,6 @@ class CheckpointWriter:
         """Copy everything now, write it in the background; returns the folder to be.
 
         Args:
-            optimizer: its buffers are copied.
-            step: steps done.
             state: what else there is to keep, JSON-ready.
             residuals: of gradients, on the CPU; not copied.
 

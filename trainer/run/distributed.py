@@ -34,9 +34,6 @@ class World:
     """Who takes part, and which of them this process is.
 
     Attributes:
-        rank: number of this process.
-        size: how many they are.
-        device: where this one computes.
         axis: the ranks that share this one's samples; None: it has its own.
     """
 
@@ -119,7 +116,7 @@ def join_world(device: str | None = None, axial: int | None = 1) -> Iterator[Wor
     size = int(os.environ.get("WORLD_SIZE", "1"))
     axial = size if axial is None else axial
     check_divides(size, axial)
-    place = torch.device(device) if device else _default_device()
+    place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     if place == torch.device("cuda"):  # this rank's own, not everybody's first
         place = _own_gpu()
     if size == 1 or dist.is_initialized():
@@ -171,10 +168,6 @@ def _world(device: torch.device, axial: int) -> World:
     rank, size = dist.get_rank(), dist.get_world_size()
     axis = axial_group(size, axial, device) if axial > 1 else None
     return World(rank=rank, size=size, device=device, axis=axis)
-
-
-def _default_device() -> torch.device:
-    return _own_gpu() if torch.cuda.is_available() else torch.device("cpu")
 
 
 def _own_gpu() -> torch.device:

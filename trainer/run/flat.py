@@ -47,7 +47,6 @@ class FlatOptimizer:
 
         Args:
             module: its trainable parameters must be float32, on one device.
-            config: how weights move.
             fused: clip, update and average in one kernel, not one operator after the other.
             scale: of the loss, for gradients in float16.
         """
@@ -76,7 +75,12 @@ class FlatOptimizer:
         self._flat_grads = [view.view(-1) for view in self._grads]
         self.ema = self.param.clone()
         self._sample_sum = torch.zeros_like(self.grad) if config.clip == "per_example" else None
-        self._adam = self._adam_of_buffers(plain=not fused)
+        self._adam = FusedAdamEMA(
+            self.param, self.grad, self.exp_avg, self.exp_avg_sq, self.ema, updates=self.updates,
+            beta1=config.beta1, beta2=config.beta2, eps=config.eps,
+            max_norm=config.max_norm if config.clip == "global" else math.inf,
+            ema_decay=config.ema_decay, plain=not fused,
+        )  # fmt: skip
 
     def views(self, buffer: Tensor) -> Iterator[tuple[str, Tensor]]:
         """Name and view of every parameter's part of a flat buffer."""
@@ -141,23 +145,6 @@ class FlatOptimizer:
             self.scale.update(norm)
         return norm
 
-    def _adam_of_buffers(self, plain: bool) -> FusedAdamEMA:
-        config = self.config
-        return FusedAdamEMA(
-            self.param,
-            self.grad,
-            self.exp_avg,
-            self.exp_avg_sq,
-            self.ema,
-            updates=self.updates,
-            beta1=config.beta1,
-            beta2=config.beta2,
-            eps=config.eps,
-            max_norm=config.max_norm if config.clip == "global" else math.inf,
-            ema_decay=config.ema_decay,
-            plain=plain,
-        )
-
     def swap_ema(self) -> None:
         """Exchange weights and their average in place; call twice to come back."""
         kept = self.param.clone()
@@ -166,12 +153,8 @@ class FlatOptimizer:
 
     def state(self) -> dict[str, Tensor]:
         """The buffers a checkpoint must hold, by role."""
-        return {
-            "param": self.param,
-            "ema": self.ema,
-            "exp_avg": self.exp_avg,
-            "exp_avg_sq": self.exp_avg_sq,
-        }
+        names = ("param", "ema", "exp_avg", "exp_avg_sq")
+        return {name: getattr(self, name) for name in names}
 
 
 def _trainable(module: nn.Module) -> dict[str, nn.Parameter]:

@@ -57,12 +57,14 @@ def as_begun(dataset: Any, out: Path, world: World) -> Any:
     A ref may have moved on since the run began. A run continues with what it has read so far,
     or its order of chains would be another one.
     """
+    from evofeed.store import Dataset, address_and_ref
+
     several = list(dataset) if isinstance(dataset, list | tuple) else [dataset]
-    digests = world.share(_snapshots(out) if world.is_first else None)
+    digests = world.share((_facts(out) or {}).get("dataset") if world.is_first else None)
     if not digests or len(digests) != len(several):
         return dataset
     return [
-        _at(one, digest) if isinstance(one, str) else one
+        Dataset.open(address_and_ref(one)[0], digest) if isinstance(one, str) else one
         for one, digest in zip(several, digests, strict=True)
     ]
 
@@ -79,18 +81,6 @@ def source_of(out: Path) -> dict[str, list[str]]:
         why = "no run to go on with" if facts is None else "it does not say what it was trained on"
         raise TrainerError(f"{why}: give --dataset", path=str(out / RUN))
     return dict(source)
-
-
-def _at(uri: str, digest: str) -> Any:
-    from evofeed.store import Dataset, address_and_ref
-
-    return Dataset.open(address_and_ref(uri)[0], digest)
-
-
-def _snapshots(out: Path) -> list[str] | None:
-    """Digests of the datasets of the run in a folder, None if there is no run."""
-    facts = _facts(out)
-    return facts.get("dataset") if facts else None
 
 
 def _facts(out: Path) -> dict[str, Any] | None:

@@ -10,22 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Untouched:
-    """A parameter without a gradient.
-
-    Attributes:
-        name: its name in the model.
-        terms: loss terms whose graph does lead to it, so that a weight above 0 would train it;
-            empty if no term does.
-    """
+class Untouched(NamedTuple):
+    """A parameter without a gradient, and the loss terms whose graph does lead to it, so that a
+    weight above 0 would train it."""
 
     name: str
     terms: tuple[str, ...] = ()
@@ -42,21 +35,18 @@ def watch_gradients(model: nn.Module) -> Iterator[set[str]]:
 
     A gradient of exactly zero counts as one: the path is there.
     """
-    waiting = {name for name, p in model.named_parameters() if p.requires_grad}
-    hooks = [
-        parameter.register_hook(_remover(waiting, name))  # type: ignore[no-untyped-call]
-        for name, parameter in model.named_parameters()
-        if parameter.requires_grad
-    ]
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    waiting = set(trained)
+
+    def note(name: str) -> Callable[[Tensor | None], None]:
+        return lambda grad: None if grad is None else waiting.discard(name)
+
+    hooks = [p.register_hook(note(name)) for name, p in trained.items()]  # type: ignore[no-untyped-call]
     try:
         yield waiting
     finally:
         for hook in hooks:
             hook.remove()
-
-
-def _remover(waiting: set[str], name: str) -> Callable[[Tensor | None], None]:
-    return lambda grad: None if grad is None else waiting.discard(name)
 
 
 def find_untouched(
@@ -69,25 +59,22 @@ def find_untouched(
 
     Args:
         model: any model; its gradients are left alone.
-        batch: one batch.
         terms: live (undetached) loss terms from outputs and batch.
         counted: weight of each term in the loss; 0 or absent does not count.
     """
     parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
     reached: dict[str, set[str]] = {}
     for term, value in terms(model(batch), batch).items():
-        if not value.requires_grad:
-            reached[term] = set()
-            continue
-        grads = torch.autograd.grad(
-            value.sum(), list(parameters.values()), retain_graph=True, allow_unused=True
-        )
-        reached[term] = {
-            name for name, grad in zip(parameters, grads, strict=True) if grad is not None
-        }
+        grads = (None,) * len(parameters)
+        if value.requires_grad:
+            grads = torch.autograd.grad(
+                value.sum(), list(parameters.values()), retain_graph=True, allow_unused=True
+            )
+        pairs = zip(parameters, grads, strict=True)
+        reached[term] = {name for name, grad in pairs if grad is not None}
     trained = set().union(*(names for term, names in reached.items() if counted.get(term, 0.0)))
     return [
-        Untouched(name=name, terms=tuple(t for t, names in reached.items() if name in names))
+        Untouched(name, tuple(term for term, names in reached.items() if name in names))
         for name in parameters
         if name not in trained
     ]

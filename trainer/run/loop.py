@@ -38,7 +38,13 @@ from evofeed.trainer.run.overlap import OverlappedMean
 from evofeed.trainer.run.precision import LossScale, autocast
 from evofeed.trainer.run.result import TrainResult
 from evofeed.trainer.run.saving import Saving
-from evofeed.trainer.run.stream import BatchStream, Loader, num_recycles, sample_names
+from evofeed.trainer.run.stream import (
+    BatchStream,
+    Loader,
+    loader_stats,
+    num_recycles,
+    sample_names,
+)
 from evofeed.trainer.run.telemetry import (
     Names,
     StepNumbers,
@@ -57,12 +63,9 @@ class Loop:
     """One rank's training loop over given parts.
 
     Args:
-        config: what to compute.
         model: maps a batch to outputs; moved nowhere, must be on the world's device.
         loss: maps outputs and batch to a scalar and named terms.
         loader: gives batches on the world's device, this rank's share.
-        out: folder for logs and checkpoints.
-        world: who else takes part.
         log: where step lines go, on the first rank.
         validate: called every `validate_every` steps and after the last, under averaged weights.
         watch: called before every step with its number, for the profiler.
@@ -121,7 +124,7 @@ class Loop:
             world.rank,
             factor=config.hang_factor,
             least=config.hang_seconds,
-            facts=lambda: {"loader": _state_of(loader)},
+            facts=lambda: {"loader": {"state": loader.state_dict(), "stats": loader_stats(loader)}},
         )
         self._unsynced = False  # this rank's gradient is there, and its alone
         self._skipped_in_a_row = 0
@@ -141,7 +144,7 @@ class Loop:
             self.world.broadcast(buffer)
         self.model.train()
         began, first = time.perf_counter(), self.result.step
-        with note_signals(self._ask_to_stop), self._watchdog:
+        with note_signals(lambda name: setattr(self, "_asked", name)), self._watchdog:
             for step in range(self.result.step, self.config.steps):
                 if step == first:
                     with watch_gradients(self.model) as untouched:
@@ -154,9 +157,6 @@ class Loop:
         self._finish()
         self.result.seconds = time.perf_counter() - began
         return self.result
-
-    def _ask_to_stop(self, name: str) -> None:
-        self._asked = name
 
     def _tell_untouched(self, names: set[str]) -> None:
         if names:
@@ -305,35 +305,28 @@ class Loop:
             self._skip(found)
         self.result.losses.append(found.loss)
         if self.log:
+            rate = learning_rate(found.step, self.config.optim)
             self.log.values(
-                found.step,
-                loss=found.loss,
-                terms=found.terms,
-                norm=found.norm,
-                rate=learning_rate(found.step, self.config.optim),
-                recycles=found.recycles,
-                finite=found.finite,
-            )
+                found.step, loss=found.loss, terms=found.terms, norm=found.norm, rate=rate,
+                recycles=found.recycles, finite=found.finite,
+            )  # fmt: skip
 
     def _skip(self, found: StepNumbers) -> None:
         """Count a step without a finite gradient and keep what was in it."""
         self.result.skipped.append(found.step)
         self._skipped_in_a_row += 1
         folder = self.out / NONFINITE
-        names = [name for ask in found.samples for name in ask()]
         entry = {
             "step": found.step,
-            "samples": names,
+            "samples": [name for ask in found.samples for name in ask()],
             "mean_terms": found.terms,
             "config": self.config.to_dict(),
         }
         self._held.wait()
         keep_step(
-            folder / f"step_{found.step:08d}.rank{self.world.rank}",
-            without_nan(entry),
-            self._passes,
-            dict(self.optimizer.views(self.optimizer.param)),
-        )
+            folder / f"step_{found.step:08d}.rank{self.world.rank}", without_nan(entry),
+            self._passes, dict(self.optimizer.views(self.optimizer.param)),
+        )  # fmt: skip
         if self._skipped_in_a_row >= self.config.max_skipped:
             raise TrainerError(
                 f"{self._skipped_in_a_row} steps in a row without a finite gradient; "
@@ -386,9 +379,3 @@ class Loop:
         """Seed of one sample's dropout; the same however a batch is spread over ranks."""
         number = (step * self.config.accumulate + micro) * self.world.readers + self.world.reader
         return (self.config.seed * 1_000_003 + number) % 2**63
-
-
-def _state_of(loader: Any) -> dict[str, Any]:
-    """Where a loader is and what it waited for, as far as it says."""
-    stats = loader.stats() if hasattr(loader, "stats") else {}
-    return {"state": loader.state_dict(), "stats": stats}

@@ -10,9 +10,8 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,13 +23,11 @@ ENTRY = "entry.json"
 _KEPT = 8  # whole steps of a run; later ones keep their entry alone
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pass:
-    """One forward and backward: what went in."""
+class Pass(NamedTuple):
+    """One forward and backward: what went in, and the seed of its dropout masks."""
 
     batch: dict[str, Tensor]
     seed: int
-    """Of its dropout masks."""
 
 
 class HeldBatches:
@@ -39,16 +36,11 @@ class HeldBatches:
     A GPU's are copied to page-locked memory by a stream of their own, beside the work: those of
     many passes would fill it. One pass' batch stays where it is; two steps' worth are alive at
     once.
-
-    Args:
-        device: of the batches.
-        num_passes: of a step.
     """
 
     def __init__(self, device: torch.device, num_passes: int) -> None:
-        copied = device.type == "cuda" and num_passes > 1
         self._stream: torch.cuda.Stream | None = None
-        if copied:
+        if device.type == "cuda" and num_passes > 1:
             self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def hold(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -69,8 +61,7 @@ class HeldBatches:
             self._stream.synchronize()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KeptStep:
+class KeptStep(NamedTuple):
     """A step read back from its folder."""
 
     passes: tuple[Pass, ...]
@@ -115,11 +106,6 @@ def read_step(folder: Path) -> KeptStep:
     if kept:
         raise CheckpointError(
             f"this is a run; its kept steps are {', '.join(map(str, kept))}: give one of them",
-            path=str(folder),
-        )
-    if not (folder / ENTRY).is_file():
-        raise CheckpointError(
-            f"no kept step: there is no {ENTRY} in it; a run keeps them below {NONFINITE}/",
             path=str(folder),
         )
     try:

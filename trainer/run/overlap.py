@@ -25,8 +25,6 @@ class OverlappedMean:
 
     Args:
         model: whose parameters are views of the optimizer's buffer.
-        optimizer: holds the gradient.
-        world_size: ranks.
         nbytes: least size of a piece.
     """
 

@@ -29,7 +29,6 @@ class LossScale:
     """The factor of the loss, a power of two that lives on the device; nothing waits for it.
 
     Args:
-        device: of the model.
         patience: finite steps after which it is doubled.
 
     Attributes:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from evofeed.trainer.run.build import build_model, set_precision
 from evofeed.trainer.run.nonfinite import read_step
@@ -27,7 +28,6 @@ def replay_step(
 
     Args:
         folder: `nonfinite/step_<number>.rank<rank>` of a run.
-        device: where to repeat it.
         precision: instead of the run's: `bf16`, `fp16`, `tf32` or `fp32`.
         kernels: instead of the run's: `fused` or `torch`.
 
@@ -55,16 +55,17 @@ def replay_step(
                 outputs = model(batch)
             value, terms = loss(outputs, batch)
         torch.autograd.backward(value)
+        bad = [
+            name
+            for name, parameter in model.named_parameters()
+            if parameter.grad is not None and not bool(parameter.grad.isfinite().all())
+        ]
         passes.append(
             {
                 "loss": _number(value),
                 "terms": {name: _number(term) for name, term in sorted(terms.items())},
                 "first_module": found[0] if found else None,
-                "gradients": [
-                    name
-                    for name, parameter in model.named_parameters()
-                    if parameter.grad is not None and not bool(parameter.grad.isfinite().all())
-                ],
+                "gradients": bad,
             }
         )
     return {
@@ -88,7 +89,8 @@ def first_nonfinite(model: nn.Module) -> Iterator[list[str]]:
 
     def look(name: str) -> Any:
         def hook(module: nn.Module, args: Any, output: Any) -> None:
-            if not all(bool(x.isfinite().all()) for x in _tensors(output)):
+            floats = (x for x in tree_leaves(output) if isinstance(x, Tensor))
+            if not all(bool(x.isfinite().all()) for x in floats):
                 found.append(name)
 
         return hook
@@ -99,18 +101,6 @@ def first_nonfinite(model: nn.Module) -> Iterator[list[str]]:
     finally:
         for one in hooks:
             one.remove()
-
-
-def _tensors(output: Any) -> Iterator[Tensor]:
-    if isinstance(output, Tensor):
-        if output.is_floating_point():
-            yield output
-    elif isinstance(output, dict):
-        for value in output.values():
-            yield from _tensors(value)
-    elif isinstance(output, list | tuple):
-        for value in output:
-            yield from _tensors(value)
 
 
 def _number(value: Tensor) -> float | str:

@@ -11,16 +11,13 @@ class TrainResult:
     """What a run did.
 
     Attributes:
-        out: the run's folder.
         first_step: step it began at: 0, or where it resumed.
-        step: steps done in all.
         losses: mean loss of every step done now.
         skipped: steps without a finite gradient, which changed nothing.
         overflows: of `precision: fp16`, steps that changed nothing because the loss was scaled
             too much.
         seconds: wall time from the first wait for data to the end.
         stopped_by: name of the signal that ended it early, or empty.
-        checkpoint: the last checkpoint written.
         untouched: parameters that no gradient reached in the first step.
         parts: seconds of every part of a step, summed over all steps, on this rank.
     """

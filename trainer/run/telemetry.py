@@ -31,11 +31,8 @@ class StepNumbers:
     """What became of a step, averaged over all ranks and passes.
 
     Attributes:
-        step: its number.
         stop: whether any rank was asked to stop before it.
         recycles: passes through the model.
-        loss: the total loss.
-        terms: the loss terms by name.
         norm: gradient norm before clipping.
         least: whether the scale of the loss, if it has one, is as small as it gets.
         samples: names of this rank's samples, one question per pass.

@@ -40,7 +40,7 @@ from evofeed.trainer.run.distributed import World, join_world
 from evofeed.trainer.run.folder import as_begun, sole_writer
 from evofeed.trainer.run.loop import Loop, LossFunction
 from evofeed.trainer.run.result import TrainResult
-from evofeed.trainer.run.stream import Loader
+from evofeed.trainer.run.stream import Loader, loader_stats
 
 __all__ = ["build_model", "build_plain", "run", "train"]
 
@@ -68,17 +68,12 @@ def train(
     and at the end `report.json`.
 
     Args:
-        config: what to compute.
         dataset: a dataset, its URI, a list of them (see `shares`), or a ready loader of this
             rank's batches. A run that continues reads a URI at the snapshot it began with.
-        out: folder of the run.
         resume: go on from the newest complete checkpoint below `out`, if any.
         weights: what a new run starts from, random weights if not given (see `build_model`).
         validation: a dataset or URI of held-out chains.
         device: `cpu` or `cuda`; the GPU of this rank if there is one.
-        show: a progress bar on the terminal.
-        tensorboard: also write TensorBoard event files.
-        wandb: also log to this project of Weights & Biases.
         flops: of one pass, if known (see `flops.count_step_flops`); counted at the end if not.
 
     Raises:
@@ -86,7 +81,11 @@ def train(
         CheckpointError: a checkpoint does not fit, or cannot be written.
     """
     began = time.perf_counter()
-    source = {"dataset": _uris(dataset), "validation": _uris(validation)}
+    source = {  # what `--resume` opens again
+        name: [one for one in (given if isinstance(given, list | tuple) else [given])
+               if isinstance(one, str)]
+        for name, given in (("dataset", dataset), ("validation", validation))
+    }  # fmt: skip
     with join_world(device, config.axial) as world, ExitStack() as cleanup:
         set_precision(config)
         model, loss = build_model(config, world.device, weights, world.axis)
@@ -177,9 +176,23 @@ def _accounted(
     count = config.profile_steps if config.steps - first > _WARM_UP + config.profile_steps else 0
     sampler = OperatorSampler(loop.clock, first=first + _WARM_UP, steps=count)
     loop.watch = sampler.watch
-    _write_facts(facts, loop.out, world)
+
+    def write_facts() -> None:
+        if world.is_first:
+            write_atomic(loop.out / RUN, json.dumps(facts, indent=1, default=str))
+
+    write_facts()
     with log or nullcontext():
-        result = _run_explained(loop)
+        try:
+            result = loop.run()
+        except RuntimeError as error:
+            if not (why := refused(error)):
+                raise
+            raise TrainerError(
+                f"out of memory ({why}); recompute activations with "
+                "`model: {activation_checkpointing: true}`, share each sample among more ranks "
+                "with a larger `axial`, or lower loader.crop_size or batch_size"
+            ) from error
     sampler.close()
     facts |= {
         "seconds": result.seconds,
@@ -189,13 +202,13 @@ def _accounted(
         "stopped_by": result.stopped_by,
         "untouched": result.untouched,
         "operators": sampler.result,
-        "loader": _stats(loop.loader),
+        "loader": loader_stats(loop.loader),
         "parts_by_rank": world.collect(result.parts),
         "peak_memory_by_rank": world.collect(peak_memory(world.device)),
     }
     if world.is_first:
         facts["flops"] = _flops(count_flops, loop.batch_like) if sampler.result else {}
-    _write_facts(facts, loop.out, world)
+    write_facts()
     if world.is_first:
         write_report(loop.out)
     return result
@@ -208,27 +221,9 @@ def peak_memory(device: torch.device) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def _write_facts(facts: Mapping[str, Any], out: Path, world: World) -> None:
-    if world.is_first:
-        write_atomic(out / RUN, json.dumps(facts, indent=1, default=str))
-
-
-def _run_explained(loop: Loop) -> TrainResult:
-    """Run, and say what to do about a machine that is too small."""
-    try:
-        return loop.run()
-    except RuntimeError as error:
-        if not (why := refused(error)):
-            raise
-        raise TrainerError(
-            f"out of memory ({why}); recompute activations with "
-            "`model: {activation_checkpointing: true}`, share each sample among more ranks with a "
-            "larger `axial`, or lower loader.crop_size or batch_size"
-        ) from error
-
-
 def _facts(config: TrainConfig, model: nn.Module, loader: Loader, world: World) -> dict[str, Any]:
     gpu = world.device.type == "cuda"
+    batch_size = int(getattr(getattr(loader, "config", None), "batch_size", 1))
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": " ".join(sys.argv),
@@ -238,24 +233,9 @@ def _facts(config: TrainConfig, model: nn.Module, loader: Loader, world: World) 
         "parameters": sum(p.numel() for p in model.parameters() if p.requires_grad),
         "dataset": loader.state_dict().get("snapshots"),
         "versions": {"python": platform.python_version(), "torch": torch.__version__},
-        "samples_per_step": config.accumulate * world.readers * _batch_size(loader),
+        "samples_per_step": config.accumulate * world.readers * batch_size,
         "samples_per_epoch": getattr(getattr(loader, "planner", None), "epoch_len", None),
     }  # fmt: skip
-
-
-def _uris(dataset: Any) -> list[str]:
-    """Where datasets are, if they were given so: what `--resume` opens again."""
-    several = dataset if isinstance(dataset, list | tuple) else [dataset]
-    return [one for one in several if isinstance(one, str)]
-
-
-def _batch_size(loader: Loader) -> int:
-    return int(getattr(getattr(loader, "config", None), "batch_size", 1))
-
-
-def _stats(loader: Loader) -> dict[str, Any]:
-    stats = getattr(loader, "stats", None)
-    return dict(stats()) if stats else {}
 
 
 def _flops(

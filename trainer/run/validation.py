@@ -34,7 +34,6 @@ class Validator:
         config: of the run; gives the precision.
         model: measured as it is, in evaluation mode.
         batches: gives this rank's batches again.
-        world: who shares the work.
         picture: file for those atoms; None keeps none.
     """
 
@@ -107,8 +106,6 @@ def save_structure(outputs: Mapping[str, Any], batch: Mapping[str, Tensor], path
     """The first sample of a batch beside its prediction, superposed, where its CA is known.
 
     Args:
-        outputs: of the model.
-        batch: with the truth.
         path: `.npz` file for `pred`, `true` and, of the first call, `first`: atoms
             `[n, 37, 3]` in ångström; `pred_mask` and `true_mask` `[n, 37]`, `aatype`, `chain`
             (from 1), `plddt` (0 to 100) and `residue` (from 0) `[n]`.

@@ -35,13 +35,10 @@ class Watchdog:
     seconds later, ends the process: a thread that is stuck in the driver can be asked nothing.
 
     Args:
-        out: the run's folder.
-        rank: of this process.
         factor: times the median step; 0 turns the watchdog off.
         least: seconds that no step is too long for: compilation, validation, a slow storage.
         grace: seconds between the request to stop and the end of the process.
         facts: what else to write down, JSON-ready; called from the watchdog's thread.
-        end: ends the process with an exit code.
     """
 
     def __init__(

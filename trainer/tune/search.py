@@ -114,12 +114,8 @@ def search(
     """The fastest settings that coordinate descent finds, confirmed beside the default.
 
     Args:
-        config: the run.
-        measure: runs settings for a few steps.
         values: what each setting may be, from `alternatives`.
-        ranks: of the run.
         rounds: how often winner and default take turns at the end.
-        report: called after every trial.
     """
     default = best = Settings.of(config)
     trials: list[tuple[Settings, Trial]] = []

@@ -33,10 +33,8 @@ def launch(
 
     Args:
         config: the run with the settings to try.
-        dataset: URIs.
         steps: that count, after `WARM_UP` others.
         ranks: processes, each with a GPU of this machine where `device` is cuda.
-        device: cpu or cuda.
         limit: seconds until it is given up.
     """
     few = config.replace(

@@ -198,8 +198,8 @@ def bench() -> dict[str, Any]:
     )
     loader = TinyLoader(rank=rank, world_size=RANKS, per_epoch=24)
     return comm.measure(
-        config, loader, World(rank=rank, size=RANKS), modes=("none", "int8"), steps=6, batches=2,
-        hosts=2, gbit=1e-3, gbit_steps=2, slow=5.0,
+        config, loader, World(rank=rank, size=RANKS), modes=("none", "int8"), steps=4, batches=2,
+        hosts=2, gbit=1e-3,
     )  # fmt: skip
 
 

@@ -6,8 +6,7 @@ import torch
 from tests.trainer.loop.loop_standin import TinyLoader
 from torch import Tensor
 
-from evofeed.trainer.run.fixed import FixedBatches
-from evofeed.trainer.run.stream import BatchStream
+from evofeed.trainer.run.stream import BatchStream, FixedBatches
 
 
 def numbers(stream: BatchStream, count: int) -> list[float]:

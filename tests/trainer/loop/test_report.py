@@ -19,8 +19,7 @@ import evofeed.kernels
 from evofeed.base.errors import CheckpointError, InputError, TrainerError
 from evofeed.cli import main
 from evofeed.trainer.config import TrainConfig, save_config
-from evofeed.trainer.log.runlog import STEPS, RunLog, forget_steps, read_steps
-from evofeed.trainer.log.step_times import StepTimes
+from evofeed.trainer.log.runlog import STEPS, RunLog, StepTimes, forget_steps, read_steps
 from evofeed.trainer.presets import PRESETS
 from evofeed.trainer.report.flops import count_step_flops
 from evofeed.trainer.report.operators import Kernel, busy_share, group_kernels, group_of

@@ -20,7 +20,7 @@ from evofeed.kernels.runtime.peer_memory import PeerMemory, nbytes
 from evofeed.trainer.model.alphafold import AlphaFold, features_of_cycle
 from evofeed.trainer.parallel import inference, rows
 from evofeed.trainer.parallel.axis import Axis, Beside, axial_group
-from evofeed.trainer.parallel.collectives import send
+from evofeed.trainer.parallel.collectives import Sent
 from evofeed.trainer.parallel.memory import prediction_bytes
 from evofeed.trainer.parallel.stacks import msa_rows
 from evofeed.trainer.presets import tiny, tiny_multimer
@@ -36,35 +36,28 @@ def found(four_ranks: Path) -> dict[str, dict[str, float]]:
     return cases
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 4])
-@pytest.mark.parametrize("case", ["odd", "few"])
+@pytest.mark.parametrize("case", ["other", "odd", "few"])
 def test_outputs_and_every_gradient_are_those_of_one_rank(
-    found: dict[str, dict[str, float]], case: str, ranks: int
+    found: dict[str, dict[str, float]], case: str
 ) -> None:
-    """Odd numbers of residues, rows and templates with recycling; fewer rows than ranks."""
-    differences = found[f"{case} {ranks}"]
-    assert len(differences) > 400
-    assert {n: d for n, d in differences.items() if not d < EXACT} == {}
-
-
-def test_so_they_are_in_the_other_order_with_checkpoints_and_masked_transitions(
-    found: dict[str, dict[str, float]],
-) -> None:
-    assert {n: d for n, d in found["other 2"].items() if not d < EXACT} == {}
+    """On two ranks in the other order, with checkpoints and masked transitions; on three odd
+    numbers of residues, rows and templates with recycling; on four fewer rows than ranks."""
+    assert len(found[case]) > 300
+    assert {n: d for n, d in found[case].items() if not d < EXACT} == {}
 
 
 def test_so_they_are_on_fused_operators(found: dict[str, dict[str, float]]) -> None:
-    assert len(found["fused 2"]) > 90
-    assert {n: d for n, d in found["fused 2"].items() if not d < FUSED} == {}
+    assert len(found["fused"]) > 90
+    assert {n: d for n, d in found["fused"].items() if not d < FUSED} == {}
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize("ranks", [1, 3])
 def test_predicting_by_rows_and_in_parts_is_predicting_at_once(
     found: dict[str, dict[str, float]], ranks: int
 ) -> None:
     """Each rank has its rows of the pairs alone; those it finds are compared."""
     alone = Axis(group=None, rank=0, size=1)
-    differences = in_parts(alone) if ranks == 1 else found[f"parts {ranks}"]
+    differences = in_parts(alone) if ranks == 1 else found["parts"]
     assert len(differences) == 2 * (8 + 9) and max(differences.values()) < EXACT
 
 
@@ -73,7 +66,7 @@ def test_so_it_is_on_fused_operators_with_the_pairs_written_over(
     found: dict[str, dict[str, float]], ranks: int
 ) -> None:
     alone = Axis(group=None, rank=0, size=1)
-    differences = fused_rows(alone) if ranks == 1 else found["fused rows 2"]
+    differences = fused_rows(alone) if ranks == 1 else found["fused rows"]
     assert len(differences) == 4 and max(differences.values()) < FUSED
 
 
@@ -143,11 +136,10 @@ def test_of_templates_there_is_what_the_memory_model_says(templates: int) -> Non
         assert alive.most <= 1.25 * expected + given, config
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_both_ways_to_multiply_triangles_are_the_whole_product(
-    found: dict[str, dict[str, float]], ranks: int
+    found: dict[str, dict[str, float]],
 ) -> None:
-    differences = found[f"products {ranks}"]
+    differences = found["products"]
     assert len(differences) == 8 and max(differences.values()) < EXACT
 
 
@@ -158,7 +150,7 @@ def test_exchanges_through_memory_are_those_through_messages(
 
     A run looks before it relies on it, and does not where a sum is wrong.
     """
-    differences = found["memory 3"]
+    differences = found["memory"]
     assert len(differences) == 22
     assert {n: d for n, d in differences.items() if not d < (1e-2 if "bf" in n else 1e-6)} == {}
     assert all(d == 0 for n, d in differences.items() if n.startswith(("exchange", "gather")))
@@ -183,7 +175,7 @@ def test_what_is_sent_goes_beside_the_work_until_it_arrives_both_ways() -> None:
     diary = Diary()
     axis = Axis(group=None, rank=0, size=2, beside=diary)
     x, z = torch.ones(2, 4, requires_grad=True), torch.ones(3, requires_grad=True)
-    sent = send(x * 1, axis, split=-1, join=-2, length=4)
+    sent = Sent(x * 1, axis, split=-1, join=-2, length=4)
     worked = z.sin()
     worked.register_hook(lambda _: diary.events.append("work"))
     diary.events.append("work")
