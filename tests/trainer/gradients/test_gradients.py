@@ -11,12 +11,11 @@ from tests.trainer.forked import run_ranks
 from tests.trainer.gradients.gradient_ranks import CASES, RANKS, RUNS, one_rank
 from torch import Tensor
 
-from evofeed.base.errors import InputError, TrainerError
+from evofeed.base.errors import TrainerError
 from evofeed.cli import main
 from evofeed.trainer.bench.commands import table
 from evofeed.trainer.gradients.hosts import host_groups
 from evofeed.trainer.gradients.modes import density_at
-from evofeed.trainer.run.settings import from_dict
 
 KEEPING = [name for name in CASES if name not in ("none", "bf16", "hierarchical")]
 
@@ -155,19 +154,6 @@ def test_density_falls_as_deep_gradient_compression_has_it() -> None:
     found = [density_at(step, 0.001, 100) for step in (0, 24, 25, 50, 75, 99, 100)]
     assert found == [1 / 4, 1 / 4, 1 / 16, 1 / 64, 1 / 256, 1 / 256, 0.001]
     assert density_at(0, 0.5, 10) == 0.5 and density_at(0, 0.001, 0) == 0.001
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"mode": "zip"}, "mode is 'zip', but must be one of none, bf16, hierarchical, powersgd"),
-        ({"mode": "topk", "density": 0}, "density is 0.0, but must be above 0"),
-        ({"ranks": 3}, "no setting gradients.ranks; did you mean rank?"),
-    ],
-)
-def test_a_wrong_value_is_refused_by_name(values: dict[str, Any], message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        from_dict({"preset": "tiny", "gradients": values})
 
 
 def test_hosts_of_different_sizes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,21 +3,76 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import time
 from pathlib import Path
 
 import pytest
 from tests.trainer.forked import fork, free_port, run_ranks
-from tests.trainer.loop.lost_ranks import die_on_one, overflow_on_one
+from tests.trainer.loop.loop_standin import TinyLoader, TinyModel, squared_error
+from torch import Tensor
 
 from evofeed.base.errors import TrainerError
-from evofeed.trainer.run.distributed import join_world
+from evofeed.trainer.config import OptimConfig, TrainConfig
+from evofeed.trainer.run.distributed import World, join_world
+from evofeed.trainer.run.loop import Loop
 
 
-@pytest.mark.parametrize(
-    ("clip", "overlap"), [("global", False), ("global", True), ("per_example", False)]
-)
+def _loop(world: World, out: Path, clip: str = "global", **changes: object) -> Loop:
+    config = TrainConfig(
+        steps=8, checkpoint_every=0,
+        optim=OptimConfig(warmup_steps=2, learning_rate=1e-2, clip=clip),
+        **changes,  # type: ignore[arg-type]
+    )  # fmt: skip
+
+    def loss(
+        outputs: dict[str, Tensor], batch: dict[str, Tensor]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        error, terms = squared_error(outputs, batch)
+        return error * 2.0 ** (7 * (world.rank == 1)), terms  # too large for the first scales
+
+    loader = TinyLoader(rank=world.rank, world_size=world.size, per_epoch=24)
+    return Loop(config, TinyModel(), loss, loader, out=out, world=world)
+
+
+def overflow_on_one(out: Path, clip: str, overlap: bool) -> None:
+    """Prints of every rank: overflows, scale, updates made, and its weights' sum."""
+    with join_world("cpu") as world:
+        loop = _loop(world, out, clip, precision="fp16", overlap=overlap)
+        result = loop.run()
+        scale = loop.optimizer.scale
+        assert scale is not None
+        found = world.collect(
+            {
+                "overflows": result.overflows, "skipped": result.skipped,
+                "scale": scale.state.tolist(), "updates": loop.optimizer.updates.item(),
+                "weights": loop.optimizer.param.double().sum().item(),
+            }
+        )  # fmt: skip
+    if world.is_first:
+        print(json.dumps(found))
+
+
+def die_on_one(out: Path) -> None:
+    """The second rank is killed in its third step; the first prints what it is told."""
+    try:
+        with join_world("cpu") as world:
+            loop = _loop(world, out, precision="fp32")
+            step = loop.step
+
+            def fatal(number: int) -> None:
+                if number == 2 and world.rank == 1:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                step(number)
+
+            loop.step = fatal  # type: ignore[method-assign]
+            loop.run()
+    except TrainerError as error:
+        print(error)
+
+
+@pytest.mark.parametrize(("clip", "overlap"), [("global", True), ("per_example", False)])
 def test_an_overflow_on_one_rank_halves_the_scale_of_all(
     tmp_path: Path, clip: str, overlap: bool
 ) -> None:
@@ -47,9 +102,10 @@ def test_a_rank_that_dies_ends_the_others_in_seconds_with_what_to_do(tmp_path: P
     assert "gloo" not in said and "pytorch" not in said  # no line of somebody's sources
 
 
-@pytest.mark.parametrize("name", ["WORLD_SIZE", "RANK", "LOCAL_RANK", "MASTER_PORT"])
-def test_a_broken_variable_of_torchrun_is_named(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    monkeypatch.setenv(name, "two")
-    refused = pytest.raises(TrainerError, match=f"{name} is 'two' and must be a whole number")
-    with refused, join_world("cpu"):
-        pass
+def test_a_broken_variable_of_torchrun_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("MASTER_PORT", "LOCAL_RANK", "RANK", "WORLD_SIZE"):  # the last is asked first
+        monkeypatch.setenv(name, "two")
+        refused = pytest.raises(TrainerError, match=f"{name} is 'two' and must be a whole number")
+        with refused, join_world("cpu"):
+            pass
+        monkeypatch.delenv(name)

@@ -138,3 +138,18 @@ def backward(case: Case, outputs: Mapping[str, Tensor]) -> None:
 
 def grad_or_zero(tensor: Tensor) -> Tensor:
     return torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
+
+
+def wrong_parts(case: Case, run: Callable[[Case, dict[str, Tensor]], Any]) -> list[str]:
+    """Outputs and gradients of a case that are off, with their errors."""
+    inputs = case.inputs()
+    module, outputs = run(case, inputs)
+    off = {f"out.{k}": v for k, v in case.compare_outputs(outputs).items()}
+    backward(case, outputs)
+    gin = {name: grad_or_zero(inputs[name]) for name in case.meta["diff_inputs"]}
+    off |= {f"gin.{k}": v for k, v in case.compare_gradients("gin", gin).items()}
+    if module is not None:
+        gparam = {name: grad_or_zero(p) for name, p in module.named_parameters()}
+        assert set(gparam) == set(case.group("gparam" + case.suffix))
+        off |= {f"gparam.{k}": v for k, v in case.compare_gradients("gparam", gparam).items()}
+    return [f"{name} off by {error:.1e}" for name, error in off.items()]

@@ -35,12 +35,6 @@ def rigid() -> Rigid:
     return from_tensor_7(tensor)
 
 
-def test_rotations_are_rotations(rigid: Rigid) -> None:
-    product = rigid.rots @ rigid.rots.transpose(-1, -2)
-    assert torch.allclose(product, torch.eye(3).double().expand(5, 3, 3))
-    assert torch.allclose(torch.linalg.det(rigid.rots), torch.ones(5).double())
-
-
 def test_to_the_local_frame_and_back(rigid: Rigid) -> None:
     points = torch.randn(5, 3, generator=torch.Generator().manual_seed(1)).double()
     assert torch.allclose(apply(rigid, invert_apply(rigid, points)), points)
@@ -62,13 +56,6 @@ def test_a_small_quaternion_update_turns_in_the_local_frame() -> None:
         [[1, 0, 0], [0, np.cos(angle), -np.sin(angle)], [0, np.sin(angle), np.cos(angle)]]
     )
     assert torch.allclose(quaternion_to_matrix(new), quaternion_to_matrix(quaternion) @ turn)
-
-
-def test_a_new_axis_is_counted_from_the_end(rigid: Rigid) -> None:
-    assert rigid.unsqueeze(-1).rots.shape == (5, 1, 3, 3)
-    assert rigid.unsqueeze(-1).trans.shape == (5, 1, 3)
-    with pytest.raises(ValueError, match="negative"):
-        rigid.unsqueeze(0)
 
 
 def test_fape_is_the_mean_error_seen_from_every_frame_wherever_the_protein_is() -> None:

@@ -60,13 +60,6 @@ def test_noise_of_known_size_gives_its_rmsd_and_masked_atoms_do_not_count(
     assert ((metrics["lddt_ca"] > 0.5) & (metrics["lddt_ca"] < 1)).all()
 
 
-def test_half_a_chain_displaced_still_matches_by_half(chain: tuple[Tensor, Tensor]) -> None:
-    positions, mask = chain
-    broken = positions.clone()
-    broken[:, 30:] += 200
-    assert (structure_metrics(broken, positions, mask)["tm_score"] > 0.45).all()
-
-
 def test_superposing_weighs_points(chain: tuple[Tensor, Tensor]) -> None:
     ca = chain[0][..., ATOM_ORDER["CA"], :].double()
     broken = ca.clone()
@@ -85,9 +78,3 @@ def test_a_prediction_that_is_not_finite_has_no_score_and_spares_the_others(
     for name, value in structure_metrics(broken, positions, mask).items():
         assert value[0].isnan(), name
         assert value[1] == structure_metrics(positions, positions, mask)[name][1]
-
-
-def test_a_chain_without_known_atoms_gives_finite_numbers(chain: tuple[Tensor, Tensor]) -> None:
-    positions, mask = chain
-    metrics = structure_metrics(positions, positions, torch.zeros_like(mask))
-    assert all(torch.isfinite(value).all() for value in metrics.values())

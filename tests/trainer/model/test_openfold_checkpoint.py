@@ -82,13 +82,6 @@ def test_every_layout_openfold_has_written_is_understood(
     assert _same(trained, model)
 
 
-def test_old_names_really_are_old(trained: AlphaFold) -> None:
-    old = _names_before_multimer(dict(trained.state_dict()))
-    assert {name for name in old if "core." in name and "evoformer" in name}
-    assert "template_angle_embedder.linear_1.weight" in old
-    assert "structure_module.ipa.linear_q_points.weight" in old
-
-
 def test_af2_arrays_have_af2s_shapes_and_meaning(trained: AlphaFold) -> None:
     arrays = alphafold_params(trained)
     scope = "alphafold/alphafold_iteration/evoformer/evoformer_iteration/"

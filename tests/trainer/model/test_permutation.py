@@ -13,7 +13,6 @@ import torch
 from tests.conftest import golden_files
 from torch import Tensor
 
-from evofeed.trainer.losses.chain_labels import GROUND_TRUTH, with_assigned_truth
 from evofeed.trainer.losses.permutation import ChainAlignment, align_chains, gather_labels
 from evofeed.trainer.losses.rigid_fit import fit_rmsd, fit_sums
 
@@ -212,15 +211,6 @@ def test_padding_and_slots_without_a_chain_are_left_alone() -> None:
     assert not found.known[pose["pred"]["asym_id"] == 0].any()
 
 
-def test_without_an_assignment_every_chain_keeps_its_own_truth() -> None:
-    pose = _together([_pose(np.random.default_rng(2), [3])])
-    found = align_chains(**pose, no_chains=0)
-    assert found.known.any()
-    for name in ("asym_id", "residue_index"):
-        rows = torch.gather(pose["true"][name], 1, found.rows)
-        assert torch.equal(rows[found.known], pose["pred"][name][found.known])
-
-
 def _ring(copies: int) -> np.ndarray:
     angle = 2 * np.pi * np.arange(copies) / copies
     turns = np.zeros((copies, 3, 3))
@@ -297,21 +287,3 @@ def test_copies_of_large_complexes_and_crops_of_them_are_assigned(
     chains = found.chain[0, : shown or len(turns)].tolist()
     assert len(set(chains)) == len(chains)
     assert float(found.rmsd) < noise + 0.05
-
-
-def test_labels_of_a_complex_of_24_chains_are_those_of_the_copies_that_fit() -> None:
-    """What losses and validations are given when nobody says how many chains there are."""
-    pose, noise = _many_copies(SYMMETRIES["O"], 0, 24)
-    atoms = torch.zeros(1, 480, 37, 3, dtype=torch.float64)
-    predicted, true = atoms.clone(), atoms.clone()
-    predicted[..., 1, :], true[..., 1, :] = pose["pred_ca"], pose["true_ca"]
-    mask = torch.ones(1, 480, 37)
-    batch = {**pose["pred"], "seq_mask": torch.ones(1, 480)} | {
-        GROUND_TRUTH + name: value
-        for name, value in (
-            {**pose["true"], "all_atom_positions": true, "all_atom_mask": mask}.items()
-        )
-    }
-    labels = with_assigned_truth({"final_atom_positions": predicted}, batch)
-    given = labels["all_atom_positions"][0, :, 1].numpy()
-    assert _kabsch(predicted[0, :, 1].numpy(), given) < noise + 0.05

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from tests.trainer.synthetic_batch import synthetic_batch
+from tests.trainer.synthetic_records import synthetic_record
 
 from evofeed.base.errors import TrainerError
 from evofeed.loader import record_batch
 from evofeed.protein.chain_record import ChainRecord
-from evofeed.protein.residues import GAP, RESTYPE_3, RESTYPES, UNKNOWN
+from evofeed.protein.residues import RESTYPE_3, UNKNOWN
 from evofeed.protein.structure_text import Structure, to_mmcif, to_pdb
 from evofeed.trainer import AlphaFold, initial_training, tiny
 from evofeed.trainer.config import save_config
@@ -25,39 +27,17 @@ from evofeed.viz import draw_prediction
 
 pytestmark = pytest.mark.slow
 
-L, N, T = 24, 7, 2
+L = 24
 CUDA = torch.device("cuda")
 
 
 @pytest.fixture(scope="module")
 def record() -> ChainRecord:
-    rng = np.random.default_rng(0)
-    aatype = rng.integers(0, 20, L).astype(np.uint8)
-    aatype[3] = UNKNOWN
-    msa = rng.integers(0, GAP + 1, (N, L)).astype(np.uint8)
-    msa[0] = aatype
-    return ChainRecord(
-        chain_id="test_A",
-        sequence="".join((RESTYPES + "X")[code] for code in aatype),
-        aatype=aatype,
-        residue_index=np.arange(L, dtype=np.int32),
-        msa=msa,
-        deletion_row=np.array([1], np.int32),
-        deletion_column=np.array([2], np.int32),
-        deletion_count=np.array([3], np.int32),
-        msa_source=np.zeros(N, np.uint8),
-        msa_sources=("test",),
-        msa_species=("",) * N,
-        hhblits_profile_counts=np.stack([(msa == c).sum(0) for c in range(22)], 1).astype(np.int32),
-        template_aatype=rng.integers(0, 20, (T, L)).astype(np.uint8),
-        template_all_atom_positions=rng.normal(size=(T, L, 37, 3)).astype(np.float32),
-        template_all_atom_mask=np.ones((T, L, 37), np.uint8),
-        template_center=np.zeros((T, 3), np.float32),
-        template_sum_probs=np.ones(T, np.float32),
-        template_domain_names=("a", "b"),
-        template_sequence=("A", "A"),
-        template_release_date=("", ""),
-    ).validate()
+    made = synthetic_record(0, num_res=L, num_rows=7, num_templates=2)
+    aatype, msa = made.aatype.copy(), made.msa.copy()
+    aatype[3] = msa[0, 3] = UNKNOWN
+    sequence = f"{made.sequence[:3]}X{made.sequence[4:]}"
+    return replace(made, aatype=aatype, msa=msa, sequence=sequence).validate()
 
 
 @pytest.fixture(scope="module")

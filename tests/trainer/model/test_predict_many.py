@@ -131,11 +131,6 @@ def test_a_page_shows_two_weights_on_the_known_structure(
     assert "pLDDT by residue" in titles
 
 
-def test_a_page_is_of_cif_files(dataset: str, runs: list[Path], tmp_path: Path) -> None:
-    rest = ("--weights", runs[0], "--out", tmp_path / "a.pdb", "--html")
-    assert _predict(dataset, NAMES[0], *rest) == 2
-
-
 def test_the_most_confident_prediction_comes_first(tmp_path: Path) -> None:
     wanted = tasks(["a"], [Path("w1.npz"), Path("w2.npz")], [0, 1], tmp_path, "cif")
     assert [task.structure.name for task in wanted] == [
@@ -179,6 +174,7 @@ def test_what_cannot_be_meant_is_said_before_the_model_is_read(
         ((dataset, "--weights", "x", "--out", tmp_path), "--all"),
         ((dataset, *NAMES, "--weights", "x", "--out", tmp_path / "a.pdb"), "give a folder"),
         ((dataset, NAMES[0], "--weights", "x", "--out", "nowhere/a.pdb"), "there is no folder"),
+        ((dataset, NAMES[0], "--weights", "x", "--out", "a.pdb", "--html"), "--html shows .cif"),
     ):
         assert _predict(*arguments) == 2
         assert message in " ".join(capsys.readouterr().err.replace("│", " ").split())

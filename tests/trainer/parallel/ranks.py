@@ -1,6 +1,6 @@
 """The model on the ranks of one axis, and whole on the first of them: says what differs.
 
-Then it trains on the dataset, in pairs of ranks and all together (see `train_ranks.py`).
+Then it trains on the dataset, in pairs of ranks and all together.
 """
 
 from __future__ import annotations
@@ -16,15 +16,14 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 from tests.kernels.interpreter import quick_interpreter
-from tests.trainer.parallel import train_ranks
-from tests.trainer.parallel.peers import shared_files
 from tests.trainer.synthetic_batch import synthetic_batch, synthetic_complex
 from torch import Tensor, nn
 
 from evofeed.cli import main as main_of_evofeed
 from evofeed.kernels import PeerMemory
+from evofeed.kernels.runtime import peer_memory
 from evofeed.store import Dataset
-from evofeed.trainer.config import save_config
+from evofeed.trainer.config import OptimConfig, TrainConfig, save_config
 from evofeed.trainer.losses import AlphaFoldLoss
 from evofeed.trainer.model.alphafold import AlphaFold
 from evofeed.trainer.model.config import ModelConfig
@@ -38,6 +37,7 @@ from evofeed.trainer.parallel.parallelize import parallelize
 from evofeed.trainer.parallel.stacks import msa_rows
 from evofeed.trainer.parallel.triangle_product import ChannelProduct, RowProduct
 from evofeed.trainer.presets import tiny, tiny_multimer
+from evofeed.trainer.run.train import train
 
 
 def small_model(**changes: Any) -> AlphaFold:
@@ -297,6 +297,43 @@ def through_memory(axis: Axis, folder: Path) -> dict[str, float]:
     return found
 
 
+SLOT = 1 << 16
+STEPS = 4
+
+
+def shared_files(folder: Path, group: dist.ProcessGroup) -> PeerMemory:
+    """Memory as GPUs of one host have, in files that all ranks of the group map."""
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    paths = [folder / f"peers.{size}.{n}" for n in range(size)]
+    paths[rank].write_bytes(bytes(peer_memory.nbytes(SLOT)))
+    dist.barrier(group)
+    mapped = [
+        torch.from_file(str(p), shared=True, size=peer_memory.nbytes(SLOT), dtype=torch.uint8)
+        for p in paths
+    ]
+    return PeerMemory(mapped, rank)
+
+
+def config(validate_every: int = 0, **changes: Any) -> TrainConfig:
+    """The tiny preset, smaller; each sample's gradient is clipped before it counts."""
+    model = {"evoformer": {"no_blocks": 1}, "structure_module": {"no_blocks": 2}}
+    loader = {"crop_size": 23, "max_msa_clusters": 7, "max_extra_msa": 11, "max_templates": 1}
+    return tiny().train.replace(
+        model=model, loader=loader, profile_steps=0, checkpoint_every=0,
+        validate_every=validate_every,
+        optim=OptimConfig(warmup_steps=2, learning_rate=2e-3, clip="per_example"), **changes,
+    )  # fmt: skip
+
+
+def train_shared(dataset: str, out: Path) -> None:
+    """Two samples a step: one for each pair of ranks, then one after the other for all four."""
+    train(config(axial=2, steps=STEPS // 2), dataset, out=out, device="cpu")
+    train(
+        config(axial=4, accumulate=2, steps=STEPS, validate_every=STEPS), dataset, out=out,
+        resume=True, validation=dataset, device="cpu",
+    )  # fmt: skip
+
+
 def main(out: Path, dataset: str) -> None:
     """Cases on 2, 3 or 4 ranks, then a run; the first rank writes what differs."""
     dist.init_process_group("gloo")
@@ -342,10 +379,10 @@ def main(out: Path, dataset: str) -> None:
             compare("few", differences, _exact(), few, axis)
     if rank == 0:
         (out / "found.json").write_text(json.dumps(found))
-    train_ranks.train_shared(dataset, out / "run")
+    train_shared(dataset, out / "run")
     chain = Dataset.open(dataset).index["chain_id"][0].as_py()
     if rank == 0:
-        save_config(train_ranks.config(axial=2), out / "run.yaml")
+        save_config(config(axial=2), out / "run.yaml")
     dist.barrier()
     for words in (
         ["predict", dataset, chain, "--checkpoint", out / "run", "--out", out / f"{chain}.pdb"],

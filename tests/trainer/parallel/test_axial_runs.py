@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.trainer.parallel.train_ranks import STEPS, config
+from tests.trainer.parallel.ranks import STEPS, config
 
 from evofeed.cli import main
 from evofeed.trainer.bench.commands import table

@@ -15,11 +15,10 @@ from tests.trainer.synthetic_batch import synthetic_batch, synthetic_complex
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from evofeed.base.errors import TrainerError
 from evofeed.kernels.runtime.peer_memory import PeerMemory, nbytes
 from evofeed.trainer.model.alphafold import AlphaFold, features_of_cycle
 from evofeed.trainer.parallel import inference, rows
-from evofeed.trainer.parallel.axis import Axis, Beside, axial_group
+from evofeed.trainer.parallel.axis import Axis, Beside
 from evofeed.trainer.parallel.collectives import Sent
 from evofeed.trainer.parallel.memory import prediction_bytes
 from evofeed.trainer.parallel.stacks import msa_rows
@@ -193,8 +192,3 @@ def test_parts_differ_by_one_at_most_and_may_be_empty() -> None:
     axis = Axis(group=None, rank=1, size=3)
     assert axis.lengths(11) == [4, 4, 3] and axis.lengths(2) == [1, 1, 0]
     assert axis.part(torch.arange(11)[:, None], -2).flatten().tolist() == [4, 5, 6, 7]
-
-
-def test_an_axis_that_does_not_divide_the_ranks_is_refused() -> None:
-    with pytest.raises(TrainerError, match=r"axial is 4, which does not divide 6 ranks.*1, 2, 3"):
-        axial_group(6, 4, torch.device("cpu"))
