@@ -43,26 +43,6 @@ def lddt(
     return (eps + torch.sum(scored * kept * 0.25, dim=dims)) / (eps + torch.sum(scored, dim=dims))
 
 
-def lddt_ca(
-    all_atom_pred_pos: Float[Tensor, "*B R 37 3"],
-    all_atom_positions: Float[Tensor, "*B R 37 3"],
-    all_atom_mask: Float[Tensor, "*B R 37"],
-    *,
-    cutoff: float = 15.0,
-    eps: float = 1e-10,
-    per_residue: bool = True,
-) -> Tensor:
-    """lDDT of the CA atoms, 0 to 1."""
-    return lddt(
-        all_atom_pred_pos[..., _CA, :],
-        all_atom_positions[..., _CA, :],
-        all_atom_mask[..., _CA],
-        cutoff=cutoff,
-        eps=eps,
-        per_residue=per_residue,
-    )
-
-
 def lddt_loss(
     logits: Float[Tensor, "*B R n"],
     all_atom_pred_pos: Float[Tensor, "*B R 37 3"],
@@ -78,9 +58,8 @@ def lddt_loss(
     """How well the head knows the lDDT-Ca of the (detached) prediction."""
     no_bins = logits.shape[-1]
     with torch.no_grad():
-        score = lddt_ca(
-            all_atom_pred_pos, all_atom_positions, all_atom_mask, cutoff=cutoff, eps=eps
-        )
+        pred, true = all_atom_pred_pos[..., _CA, :], all_atom_positions[..., _CA, :]
+        score = lddt(pred, true, all_atom_mask[..., _CA], cutoff=cutoff, eps=eps)
         true_bin = torch.floor(score * no_bins).long().clamp(max=no_bins - 1)
     mask = all_atom_mask[..., _CA]
     errors = softmax_cross_entropy(logits, true_bin) * mask

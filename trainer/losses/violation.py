@@ -175,9 +175,11 @@ def between_residue_clashes(
     Bonded C-N of neighbours in a chain and slot 5 against slot 5 (disulfides) are spared.
     """
     slot = torch.arange(14, device=atom14.device)
-    atoms, distance = _all_distances(atom14)
+    points = atom14.flatten(-3, -2)
+    square = torch.sum((points[..., :, None, :] - points[..., None, :, :]) ** 2, dim=-1)
+    distance = torch.sqrt(_CLASH_EPS + square)
     index = residue_index[..., None].expand(*residue_index.shape, 14).flatten(-2)
-    slots = slot.repeat(atoms // 14)
+    slots = slot.repeat(atom14.shape[-3])
     one, other = index[..., :, None], index[..., None, :]
     bonded = (one + 1 == other) & (slots[:, None] == _C) & (slots[None, :] == _N)
     before = one < other
@@ -208,12 +210,6 @@ def between_residue_clashes(
         "clashes_per_atom_clash_mask": worst,
         "clashes_per_atom_num_clash": count,
     }
-
-
-def _all_distances(atom14: Tensor) -> tuple[int, Tensor]:
-    points = atom14.flatten(-3, -2)
-    square = torch.sum((points[..., :, None, :] - points[..., None, :, :]) ** 2, dim=-1)
-    return points.shape[-2], torch.sqrt(_CLASH_EPS + square)
 
 
 def within_residue_violations(

@@ -16,7 +16,6 @@ from evofeed.protein.features import ASSEMBLY_BATCH, BATCH
 from evofeed.protein.pseudo_beta import pseudo_beta
 from evofeed.trainer.model.config import ModelConfig
 from evofeed.trainer.model.embedders import (
-    ExtraMSAEmbedder,
     InputEmbedder,
     RecyclingEmbedder,
     build_extra_msa_feat,
@@ -28,6 +27,7 @@ from evofeed.trainer.model.heads import AuxiliaryHeads
 from evofeed.trainer.model.multimer.embedders import InputEmbedderMultimer
 from evofeed.trainer.model.multimer.structure_module import StructureModuleMultimer
 from evofeed.trainer.model.multimer.template import TemplateEmbedderMultimer
+from evofeed.trainer.model.primitives import OneLinear
 from evofeed.trainer.model.structure_module import StructureModule
 from evofeed.trainer.model.template import TemplateEmbedder, TemplatePairStack
 from evofeed.trainer.model.torsion import atom14_to_atom37
@@ -56,7 +56,7 @@ class AlphaFold(nn.Module):
             self.template_embedder = templates(config.template, c_m, c_z)
         extra = asdict(config.extra_msa)
         c_e = extra.pop("c_e")
-        self.extra_msa_embedder = ExtraMSAEmbedder(25, c_e)
+        self.extra_msa_embedder = OneLinear(25, c_e)
         self.extra_msa_stack = ExtraMSAStack(c_m=c_e, c_z=c_z, **extra)
         self.evoformer = EvoformerStack(c_m=c_m, c_z=c_z, c_s=c_s, **asdict(config.evoformer))
         structure_module = StructureModule if of_chains else StructureModuleMultimer

@@ -100,18 +100,6 @@ class RecyclingEmbedder(nn.Module):
         return self.layer_norm_m(m), self.linear(bins) + self.layer_norm_z(z)
 
 
-class ExtraMSAEmbedder(nn.Module):
-    """The extra MSA's features to its narrow channels. Source: algorithm 2, line 14."""
-
-    def __init__(self, c_in: int, c_out: int) -> None:
-        super().__init__()
-        self.linear = Linear(c_in, c_out)
-
-    def forward(self, x: Float[Tensor, "*B f"]) -> Float[Tensor, "*B c_e"]:
-        """Embedded features."""
-        return self.linear(x)  # type: ignore[no-any-return]
-
-
 def build_extra_msa_feat(
     extra_msa: Int[Tensor, "*B S R"],
     extra_has_deletion: Float[Tensor, "*B S R"],

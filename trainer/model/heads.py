@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from evofeed.base.shapes import Float, Int
 from evofeed.trainer.model.config import ModelConfig
-from evofeed.trainer.model.primitives import LayerNorm, Linear, at_least_float32
+from evofeed.trainer.model.primitives import LayerNorm, Linear, OneLinear, at_least_float32
 
 
 class PerResidueLDDTCaPredictor(nn.Module):
@@ -44,19 +44,6 @@ class DistogramHead(nn.Module):
         return logits + logits.transpose(-2, -3)
 
 
-class LogitsHead(nn.Module):
-    """One linear layer: the aligned error of residue j in the frame of residue i, what stood in
-    masked cells of the MSA (23 restypes, 22 in complexes), whether each of 37 atoms was seen."""
-
-    def __init__(self, c_in: int, c_out: int) -> None:
-        super().__init__()
-        self.linear = Linear(c_in, c_out, init="final")
-
-    def forward(self, x: Float[Tensor, "*B c"]) -> Float[Tensor, "*B n"]:
-        """Logits over bins, restypes or atoms."""
-        return self.linear(x)  # type: ignore[no-any-return]
-
-
 class AuxiliaryHeads(nn.Module):
     """All heads, on the outputs of the trunk and the structure module."""
 
@@ -65,9 +52,12 @@ class AuxiliaryHeads(nn.Module):
         self.multimer = config.multimer
         self.plddt = PerResidueLDDTCaPredictor(config.plddt_bins, config.c_s, config.c_hidden_plddt)
         self.distogram = DistogramHead(config.c_z, config.distogram_bins)
-        self.masked_msa = LogitsHead(config.c_m, 23 if config.multimer is None else 22)
-        self.experimentally_resolved = LogitsHead(config.c_s, 37)
-        self.tm = None if config.tm_bins is None else LogitsHead(config.c_z, config.tm_bins)
+        # Restypes without the mask itself in complexes; atoms seen in the experiment; bins of the
+        # aligned error of residue j in the frame of residue i.
+        self.masked_msa = OneLinear(config.c_m, 23 if config.multimer is None else 22, "final")
+        self.experimentally_resolved = OneLinear(config.c_s, 37, "final")
+        bins = config.tm_bins
+        self.tm = None if bins is None else OneLinear(config.c_z, bins, "final")
 
     def forward(
         self,

@@ -37,6 +37,18 @@ class Linear(nn.Linear):
         init_linear(self.weight, self.bias, self._init)
 
 
+class OneLinear(nn.Module):
+    """A `Linear` under the name `linear`, as OpenFold has its embedders and heads of one layer."""
+
+    def __init__(self, c_in: int, c_out: int, init: str = "default") -> None:
+        super().__init__()
+        self.linear = Linear(c_in, c_out, init=init)
+
+    def forward(self, x: Float[Tensor, "*B c_in"]) -> Float[Tensor, "*B c_out"]:
+        """The layer."""
+        return self.linear(x)  # type: ignore[no-any-return]
+
+
 class ExactLinear(Linear):
     """A `Linear` of few rows in float32, as the structure module has."""
 

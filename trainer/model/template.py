@@ -19,6 +19,7 @@ from evofeed.trainer.model.primitives import (
     Attention,
     LayerNorm,
     Linear,
+    OneLinear,
     SharedDropout,
     mask_bias,
     one_hot,
@@ -47,18 +48,6 @@ class TemplateSingleEmbedder(nn.Module):
     def forward(self, x: Float[Tensor, "*B f"]) -> Float[Tensor, "*B c_m"]:
         """Embedded features."""
         return self.linear_2(torch.relu(self.linear_1(x)))  # type: ignore[no-any-return]
-
-
-class TemplatePairEmbedder(nn.Module):
-    """Pair features of a template to its channels. Source: algorithm 2, line 9."""
-
-    def __init__(self, c_in: int, c_out: int) -> None:
-        super().__init__()
-        self.linear = Linear(c_in, c_out, init="relu")
-
-    def forward(self, x: Float[Tensor, "*B f"]) -> Float[Tensor, "*B c_t"]:
-        """Embedded features."""
-        return self.linear(x)  # type: ignore[no-any-return]
 
 
 class TemplatePairStackBlock(nn.Module):
@@ -188,7 +177,7 @@ class TemplateEmbedder(nn.Module):
         super().__init__()
         self.distogram = distogram_of(config)
         self.template_single_embedder = TemplateSingleEmbedder(57, c_m)
-        self.template_pair_embedder = TemplatePairEmbedder(config.no_bins + 49, config.c_t)
+        self.template_pair_embedder = OneLinear(config.no_bins + 49, config.c_t, init="relu")
         self.template_pair_stack = template_pair_stack(config)
         self.template_pointwise_att = TemplatePointwiseAttention(
             config.c_t, c_z, config.c_hidden_pointwise, config.no_heads_pointwise, config.inf

@@ -58,7 +58,7 @@ def _trunk(
     seq_mask, msa_mask = feats["seq_mask"], feats["msa_mask"]
     pair_mask = seq_mask[..., :, None] * seq_mask[..., None, :]
     N, mask_trans = seq_mask.shape[-1], model.config.mask_trans
-    m, z = embedded_rows(model, feats, previous, *axis.span(N), in_place=True)
+    m, z = embedded_rows(model, feats, previous, *axis.span(N))
     if model.config.template is not None:
         rows, row_mask = _add_templates(model, axis, feats, z, pair_mask)
         m, msa_mask = torch.cat([m, rows], dim=-3), torch.cat([msa_mask, row_mask], dim=-2)
@@ -84,20 +84,9 @@ def _add_templates(
 
 def _distogram(heads: AuxiliaryHeads, axis: Axis, z: Tensor) -> Tensor:
     """Its logits, of all pairs on every rank."""
-    n, N = z.shape[-3:-1]
-    linear, at_once = heads.distogram.linear, rows_at_once(N * z.shape[-1] * 16, z.device)
-    if axis.size > 1 or at_once is None or at_once >= N:
-        logits = linear(z)
-        turned = exchanged(logits, axis, -2, -3, N).transpose(-2, -3)
-        return gathered(logits + turned, axis, -3, N)
-    found: Tensor | None = None
-    for some in slices(0, n, at_once):
-        rows, columns = linear(z[..., some, :, :]), linear(z[..., :, some, :])
-        if found is None:
-            found = rows.new_empty(*z.shape[:-1], rows.shape[-1])
-        found[..., some, :, :] = rows + columns.transpose(-2, -3)
-    assert found is not None
-    return found
+    logits = heads.distogram.linear(z)
+    turned = exchanged(logits, axis, -2, -3, z.shape[-2]).transpose(-2, -3)
+    return gathered(logits + turned, axis, -3, z.shape[-2])
 
 
 def _heads(

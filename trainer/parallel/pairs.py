@@ -6,6 +6,8 @@ Letters: N residues, n of them here, C channels, H heads, E hidden channels.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -36,13 +38,11 @@ def pair_stack(
     stack: Any, z: Tensor, pair_mask: Tensor, mask_trans: bool, axis: Axis
 ) -> Tensor:  # fmt: skip
     """`PairStack` on rows `[*, n, N, C]`; the mask is whole."""
-    drop = stack.ps_dropout_row_layer
-    for module in (stack.tri_mul_out, stack.tri_mul_in):
-        z = kept(z, _multiply(module, z, pair_mask, whole_drop_mask(drop, z), axis), axis)
-    z = kept(
-        z, _attend_start(stack.tri_att_start, z, pair_mask, whole_drop_mask(drop, z), axis), axis
-    )
-    z = kept(z, _attend_end(stack.tri_att_end, z, pair_mask, whole_drop_mask(drop, z), axis), axis)
+    drop, step = stack.ps_dropout_row_layer, partial(_step, pair_mask, axis)
+    z = step(_multiply, stack.tri_mul_out, z, drop)
+    z = step(_multiply, stack.tri_mul_in, z, drop)
+    z = step(_attend_start, stack.tri_att_start, z, drop)
+    z = step(_attend_end, stack.tri_att_end, z, drop)
     mask = axis.part(pair_mask, -2) if mask_trans else None
     return transition_over(stack.pair_transition, z, mask, axis)
 
@@ -51,23 +51,26 @@ def template_block(
     block: Any, t: Tensor, mask: Tensor, mask_trans: bool, axis: Axis
 ) -> Tensor:  # fmt: skip
     """`TemplatePairStackBlock` on rows `[*, T, n, N, C]`; the mask is whole, for all templates."""
-
-    def attend(t: Tensor) -> Tensor:
-        drop = whole_drop_mask(block.dropout_row, t)
-        t = kept(t, _attend_start(block.tri_att_start, t, mask, drop, axis), axis)
-        drop = whole_drop_mask(block.dropout_col, t)
-        return kept(t, _attend_end(block.tri_att_end, t, mask, drop, axis), axis)
-
-    def multiply(t: Tensor) -> Tensor:
-        for module in (block.tri_mul_out, block.tri_mul_in):
-            t = kept(
-                t, _multiply(module, t, mask, whole_drop_mask(block.dropout_row, t), axis), axis
-            )
-        return t
-
-    t = attend(multiply(t)) if block.tri_mul_first else multiply(attend(t))
+    step = partial(_step, mask, axis)
+    attend = [
+        (_attend_start, block.tri_att_start, block.dropout_row),
+        (_attend_end, block.tri_att_end, block.dropout_col),
+    ]
+    multiply = [
+        (_multiply, one, block.dropout_row) for one in (block.tri_mul_out, block.tri_mul_in)
+    ]
+    both = multiply + attend if block.tri_mul_first else attend + multiply
+    for update, module, drop in both:
+        t = step(update, module, t, drop)
     own = axis.part(mask, -2) if mask_trans else None
     return transition_over(block.pair_transition, t, own, axis)
+
+
+def _step(
+    mask: Tensor, axis: Axis, update: Callable[..., Tensor], module: Any, x: Tensor, drop: Any
+) -> Tensor:  # fmt: skip
+    """x and its update by a module, dropped out by the layer `drop`."""
+    return kept(x, update(module, x, mask, whole_drop_mask(drop, x), axis), axis)
 
 
 def kept(z: Tensor, new: Tensor, axis: Axis) -> Tensor:

@@ -19,7 +19,7 @@ from evofeed.trainer.model.template import TemplateEmbedder, TemplatePairStack
 from evofeed.trainer.parallel.axis import Axis
 from evofeed.trainer.parallel.checked import checked
 from evofeed.trainer.parallel.inference import predict_by_rows
-from evofeed.trainer.parallel.rows import embed_by_rows, structure_by_rows
+from evofeed.trainer.parallel.rows import structure_by_rows
 from evofeed.trainer.parallel.stacks import msa_stack, template_embedder, template_stack
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -44,7 +44,6 @@ def parallelize(model: Model, axis: Axis) -> Model:
         elif isinstance(module, TemplatePairStack):
             module.forward = partial(template_stack, module, axis)  # type: ignore[method-assign]
         elif isinstance(module, AlphaFold):
-            module._embed = partial(embed_by_rows, module)  # type: ignore[method-assign]
             module.forward = partial(predict_by_rows, module, axis)  # type: ignore[method-assign]
         elif isinstance(module, StructureModule):
             structure_by_rows(module, axis)

@@ -48,29 +48,15 @@ def slices(first: int, last: int, at_once: int) -> Iterator[slice]:
     return (slice(n, min(n + at_once, last)) for n in range(first, last, at_once))
 
 
-def embed_by_rows(model: AlphaFold, feats: dict[str, Tensor], previous: Any) -> Any:
-    """`AlphaFold._embed`: MSA and pairs of the features and of the pass before."""
-    N = feats["target_feat"].shape[-2]
-    if _embedded_at_once(model, feats) >= N:
-        return AlphaFold._embed(model, feats, previous)
-    return embedded_rows(model, feats, previous, 0, N)
-
-
 def embedded_rows(
-    model: AlphaFold, feats: dict[str, Tensor], previous: Any, first: int, last: int,
-    in_place: bool = False,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """The whole MSA, and rows of the pairs from those rows of the pass before.
+    model: AlphaFold, feats: dict[str, Tensor], previous: Any, first: int, last: int
+) -> tuple[Tensor, Tensor]:
+    """The whole MSA, and rows of the pairs, written over those rows of the pass before.
 
-    Args:
-        previous: what the pass before gave, with those rows of the pairs alone; or None.
-        in_place: whether the pairs are written over those of the pass before.
+    `previous` is what that gave, with those rows of the pairs alone, or None.
     """
-    target, embedder, recycling = (
-        feats["target_feat"],
-        model.input_embedder,
-        model.recycling_embedder,
-    )
+    target, embedder = feats["target_feat"], model.input_embedder
+    recycling = model.recycling_embedder
     N, c_z = target.shape[-2], model.config.c_z
     m = embedder.msa(target, feats["msa_feat"])
     z: Tensor | None = None
@@ -79,7 +65,7 @@ def embedded_rows(
     else:
         m_prev, z_prev, atoms = previous
         x_prev = pseudo_beta(feats["aatype"], atoms)
-        z = z_prev if in_place else None
+        z = z_prev
     m_update = recycling.layer_norm_m(m_prev)
     for rows in slices(first, last, min(_embedded_at_once(model, feats), max(1, last - first))):
         here = slice(rows.start - first, rows.stop - first)

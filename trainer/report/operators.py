@@ -172,7 +172,6 @@ class OperatorSampler:
                 }
                 for name, entry in sorted(groups.items(), key=lambda item: -item[1]["seconds"])
             },
-            "top": _top(found, steps) if self._cuda else [],
         }
 
 
@@ -213,20 +212,3 @@ def _self_times(events: Sequence[Kernel]) -> dict[str, dict[str, float]]:
             entry["seconds"] += nanoseconds / 1e9
             entry["launches"] += 1
     return groups
-
-
-def _top(kernels: Sequence[Kernel], steps: int, count: int = 15) -> list[dict[str, Any]]:
-    sums: dict[str, list[int]] = {}
-    for kernel in kernels:
-        if _MARKER not in kernel.name:
-            sums.setdefault(kernel.name, []).append(kernel.duration)
-    ranked = sorted(sums.items(), key=lambda item: -sum(item[1]))[:count]
-    return [
-        {
-            "name": name[:120],
-            "group": group_of(name),
-            "seconds_per_step": sum(times) / 1e9 / steps,
-            "launches_per_step": len(times) / steps,
-        }
-        for name, times in ranked
-    ]

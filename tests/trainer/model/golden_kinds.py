@@ -254,11 +254,11 @@ def _violation(case: Case, x: Inputs) -> tuple[None, Outputs]:
 
 
 def _lddt_ca(case: Case, x: Inputs) -> tuple[None, Outputs]:
-    arguments = (x["all_atom_pred_pos"], x["all_atom_positions"], x["all_atom_mask"])
-    per_residue = lddt_losses.lddt_ca(*arguments)
+    ca = [x[f"all_atom_{name}"][..., 1, :] for name in ("pred_pos", "positions")]
+    ca.append(x["all_atom_mask"][..., 1])
     return None, {
-        "per_residue": per_residue,
-        "global": lddt_losses.lddt_ca(*arguments, per_residue=False),
+        "per_residue": lddt_losses.lddt(*ca),
+        "global": lddt_losses.lddt(*ca, per_residue=False),
     }
 
 
@@ -304,9 +304,9 @@ def nest(flat: dict[str, Tensor]) -> dict[str, Any]:
     return nested
 
 
-def logits_head(**sizes: int) -> nn.Module:
-    """OpenFold's three heads of one layer, whose sizes have a name each."""
-    return heads.LogitsHead(*sizes.values())
+def one_linear(**sizes: int) -> nn.Module:
+    """OpenFold's embedders and heads of one layer, whose sizes have a name each."""
+    return primitives.OneLinear(*sizes.values())
 
 
 _tri_mul = ("z", "mask")
@@ -342,8 +342,8 @@ RUNNERS: dict[str, Runner] = {
     ),
     "RecyclingEmbedder": _module(embedders.RecyclingEmbedder, "m", "z", "x", out="m z"),
     "TemplateSingleEmbedder": _module(template.TemplateSingleEmbedder, "x"),
-    "TemplatePairEmbedder": _module(template.TemplatePairEmbedder, "x"),
-    "ExtraMSAEmbedder": _module(embedders.ExtraMSAEmbedder, "x"),
+    "TemplatePairEmbedder": _module(one_linear),
+    "ExtraMSAEmbedder": _module(one_linear),
     "TemplatePairStack": _module(template.TemplatePairStack, "t", "mask", _mask_trans=False),
     "TemplatePointwiseAttention": _module(
         template.TemplatePointwiseAttention, "t", "z", "template_mask"
@@ -359,9 +359,9 @@ RUNNERS: dict[str, Runner] = {
     "torsion_angles_to_frames_and_atom14": _torsion,
     "StructureModule": _structure_module,
     "DistogramHead": _module(heads.DistogramHead, "z"),
-    "TMScoreHead": _module(logits_head),
-    "MaskedMSAHead": _module(logits_head),
-    "ExperimentallyResolvedHead": _module(logits_head),
+    "TMScoreHead": _module(one_linear),
+    "MaskedMSAHead": _module(one_linear),
+    "ExperimentallyResolvedHead": _module(one_linear),
     "PerResidueLDDTCaPredictor": _lddt_head,
     "compute_tm_pae": _tm_pae,
     "loss.fape.backbone": _backbone_loss,

@@ -13,8 +13,8 @@ from tests.trainer.model.golden_kinds import (
     _load,
     _module,
     flatten,
-    logits_head,
     nest,
+    one_linear,
 )
 from torch import Tensor, nn
 
@@ -202,7 +202,7 @@ MULTIMER_RUNNERS: dict[str, Runner] = RUNNERS | {
     "QuatRigid(full_quat=False)": _quat_rigid,
     "StructureModule(is_multimer)": _structure_module,
     "compute_tm(ptm, iptm)": _tm,
-    "MaskedMSAHead": _module(logits_head, out="logits"),
+    "MaskedMSAHead": _module(one_linear, out="logits"),
     "loss.fape.backbone multimer (intra + interface)": _fape,
     "loss.chain_center_of_mass": _center_of_mass,
     "loss.violation multimer": _violation,
