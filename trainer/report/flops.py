@@ -9,16 +9,18 @@ counted, as usual for model FLOP utilisation (MFU).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functional_call
+from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from evofeed.protein.features import BATCH
 from evofeed.trainer.model.constants import table
+
+_PER_RECYCLE = {feature.name for feature in BATCH if feature.stage == "recycle"}
 
 
 def count_step_flops(
@@ -35,31 +37,16 @@ def count_step_flops(
         model = build()
     with FakeTensorMode(allow_non_fake_inputs=True):  # the model's constant tables are real
         weights = {n: torch.empty(p.shape, requires_grad=True) for n, p in model.named_parameters()}
-        inputs = {
-            name: _one_recycle(name, torch.empty(value.shape, dtype=value.dtype), batch)
-            for name, value in batch.items()
-        }
+        inputs = {n: torch.empty(value.shape, dtype=value.dtype) for n, value in batch.items()}
+        if "msa_feat" in batch:  # one pass is enough: the recycles before are the same again
+            inputs |= {name: inputs[name][:1] for name in _PER_RECYCLE & inputs.keys()}
         with FlopCounterMode(display=False) as counter:
             outputs = functional_call(model, weights, (inputs,))
             forward = float(counter.get_total_flops())
-            torch.autograd.backward(_sum_of_outputs(outputs))
+            leaves = [x for x in tree_leaves(outputs) if isinstance(x, Tensor) and x.requires_grad]
+            torch.autograd.backward(torch.stack([x.sum().float() for x in leaves]).sum())
     table.cache_clear()  # what it made meanwhile is fake
     return {
         "forward": forward,
         "forward_backward": float(counter.get_total_flops()),
     }
-
-
-def _one_recycle(name: str, value: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
-    """One pass is enough: the recycles before are the same forward again."""
-    per_recycle = {feature.name for feature in BATCH if feature.stage == "recycle"}
-    return value[:1] if name in per_recycle and "msa_feat" in batch else value
-
-
-def _sum_of_outputs(outputs: Any) -> Tensor:
-    """Something to differentiate that reaches every output which has a gradient."""
-    if isinstance(outputs, Tensor):
-        return outputs.sum() if outputs.requires_grad else torch.zeros(())
-    entries = outputs.values() if isinstance(outputs, Mapping) else outputs
-    parts = [_sum_of_outputs(entry) for entry in entries]
-    return torch.stack([part.float() for part in parts]).sum()

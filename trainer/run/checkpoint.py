@@ -8,6 +8,7 @@ torn or damaged one is never picked.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import os
@@ -273,11 +274,8 @@ def _folders(folder: Path) -> Iterator[Path]:
 
 
 def _digest(path: Path) -> str:
-    digest = xxhash.xxh3_128()
     with path.open("rb") as file:
-        while block := file.read(1 << 24):
-            digest.update(block)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()  # type: ignore[arg-type]
 
 
 def _sync(path: Path) -> None:

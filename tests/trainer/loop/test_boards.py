@@ -60,14 +60,14 @@ def test_weights_and_biases_gets_every_step_and_a_resumed_run_continues_in_it(
     assert wandb.finished == 2
 
 
-@pytest.mark.parametrize(
-    ("package", "options"),
-    [("wandb", {"wandb": "folding"}), ("torch.utils.tensorboard", {"tensorboard": True})],
-)
 def test_a_board_that_is_not_installed_is_one_clear_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: str, options: dict[str, Any]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(TrainerError, match="pip install"):
-        start(tmp_path, **options)
+    missing: dict[str, dict[str, Any]] = {
+        "wandb": {"wandb": "folding"}, "torch.utils.tensorboard": {"tensorboard": True},
+    }  # fmt: skip
+    for package, options in missing.items():
+        monkeypatch.setitem(sys.modules, package, None)
+        with pytest.raises(TrainerError, match="pip install"):
+            start(tmp_path, **options)
     start(tmp_path / "without")

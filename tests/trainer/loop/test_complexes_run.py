@@ -9,7 +9,6 @@ import pytest
 import torch
 from tests.loader.complexes import three_complexes
 from tests.loader.records import make_record, write_dataset
-from tests.trainer.forked import run_ranks
 
 from evofeed.cli import main
 from evofeed.loader import FeatureLoader
@@ -20,7 +19,6 @@ from evofeed.trainer.config import TrainConfig
 from evofeed.trainer.log.runlog import read_steps
 from evofeed.trainer.losses.chain_labels import GROUND_TRUTH
 from evofeed.trainer.run.build import build_loader
-from evofeed.trainer.run.checkpoint import CHECKPOINTS, newest_checkpoint
 from evofeed.trainer.run.distributed import World
 from evofeed.trainer.run.stream import BatchStream
 from evofeed.trainer.run.train import train
@@ -73,25 +71,6 @@ def test_a_run_trains_on_complexes_and_its_weights_predict_one(
     command[2] = "1abc_A"
     assert _exit_code([*command, "--out", str(cif)]) == 1
     assert "model of complexes" in capsys.readouterr().err
-
-
-def train_complexes(dataset: str, out: Path, samples: int) -> None:
-    """Two steps of so many samples of each rank."""
-    train(CONFIG.replace(accumulate=samples, validate_every=0), dataset, out=out, device="cpu")
-
-
-def test_two_ranks_train_on_complexes_as_one_does(dataset: Dataset, tmp_path: Path) -> None:
-    alone, shared = tmp_path / "alone", tmp_path / "shared"
-    train_complexes(dataset.uri, alone, 2)
-    run_ranks(2, train_complexes, dataset.uri, shared, 1, folder=tmp_path)
-    ours, theirs = read_steps(shared), read_steps(alone)
-    for name in ("loss", "norm"):
-        assert [s[name] for s in ours] == pytest.approx([s[name] for s in theirs], rel=1e-4)
-    one, other = (newest_checkpoint(folder / CHECKPOINTS) for folder in (alone, shared))
-    assert one is not None and other is not None
-    assert one.state["loader"] == other.state["loader"]
-    for name, weight in one.tensors("model").items():
-        torch.testing.assert_close(other.tensors("model")[name], weight, rtol=1e-4, atol=1e-5)
 
 
 def _exit_code(command: list[str]) -> int:

@@ -118,15 +118,15 @@ def _function(function: Callable[..., Any]) -> Runner:
     return run
 
 
+def _plain(function: Callable[[Inputs], Tensor]) -> Runner:
+    """Runner of a function of the inputs alone."""
+    return lambda case, inputs: (None, {"out": function(inputs)})
+
+
 def _attention(case: Case, x: Inputs) -> tuple[nn.Module, Outputs]:
     module = _load(case, primitives.Attention(**_hparams(case)))
     biases = [x[name] for name in ("bias1", "bias2") if name in x]
     return module, {"out": module(x["q_x"], x["kv_x"], biases)}
-
-
-def _layer_norm(case: Case, x: Inputs) -> tuple[nn.Module, Outputs]:
-    module = _load(case, primitives.LayerNorm(**_hparams(case)))
-    return module, {"out": module(x["x"])}
 
 
 def _stack(
@@ -149,14 +149,6 @@ def _transition(cls: Callable[..., nn.Module], name: str) -> Runner:
     return run
 
 
-def _template_pair_feat(case: Case, x: Inputs) -> tuple[None, Outputs]:
-    return None, {"out": template.build_template_pair_feat(x, 3.25, 50.75, 39, 1e5)}
-
-
-def _template_angle_feat(case: Case, x: Inputs) -> tuple[None, Outputs]:
-    return None, {"out": template.build_template_angle_feat(x)}
-
-
 def _template_embedder(case: Case, x: Inputs) -> tuple[nn.Module, Outputs]:
     h = _hparams(case)
     config, c_m = template_config_from_openfold(h), h["template_single_embedder"]["c_out"]
@@ -164,10 +156,6 @@ def _template_embedder(case: Case, x: Inputs) -> tuple[nn.Module, Outputs]:
     module = _load(case, template.TemplateEmbedder(config, c_m, c_z))
     pair, single, _ = module(x, x["z"], x["pair_mask"], _mask_trans=False)
     return module, {"template_pair_embedding": pair, "template_single_embedding": single}
-
-
-def _extra_msa_feat(case: Case, x: Inputs) -> tuple[None, Outputs]:
-    return None, {"out": embedders.build_extra_msa_feat(**x)}
 
 
 def _ipa(case: Case, x: Inputs) -> tuple[nn.Module, Outputs]:
@@ -311,7 +299,7 @@ def one_linear(**sizes: int) -> nn.Module:
 
 _tri_mul = ("z", "mask")
 RUNNERS: dict[str, Runner] = {
-    "LayerNorm": _layer_norm,
+    "LayerNorm": _module(primitives.LayerNorm, "x"),
     "Attention": _attention,
     "MSARowAttentionWithPairBias": _module(
         msa_attention.MSARowAttentionWithPairBias, "m", "z", "mask"
@@ -348,9 +336,11 @@ RUNNERS: dict[str, Runner] = {
     "TemplatePointwiseAttention": _module(
         template.TemplatePointwiseAttention, "t", "z", "template_mask"
     ),
-    "build_template_pair_feat": _template_pair_feat,
-    "build_template_angle_feat": _template_angle_feat,
-    "build_extra_msa_feat": _extra_msa_feat,
+    "build_template_pair_feat": _plain(
+        lambda x: template.build_template_pair_feat(x, 3.25, 50.75, 39, 1e5)
+    ),
+    "build_template_angle_feat": _plain(template.build_template_angle_feat),
+    "build_extra_msa_feat": _plain(lambda x: embedders.build_extra_msa_feat(**x)),
     "TemplateEmbedder": _template_embedder,
     "InvariantPointAttention": _ipa,
     "BackboneUpdate": _backbone_update,

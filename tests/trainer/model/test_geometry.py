@@ -17,45 +17,10 @@ from evofeed.trainer.model.ipa import InvariantPointAttention
 from evofeed.trainer.model.primitives import exact_products
 from evofeed.trainer.model.rigid import (
     Rigid,
-    apply,
     compose,
-    compose_quaternion_update,
-    from_4x4,
     from_tensor_7,
     invert_apply,
-    quaternion_to_matrix,
-    to_4x4,
 )
-
-
-@pytest.fixture
-def rigid() -> Rigid:
-    tensor = torch.randn(5, 7, generator=torch.Generator().manual_seed(0)).double()
-    tensor[:, :4] /= tensor[:, :4].norm(dim=-1, keepdim=True)
-    return from_tensor_7(tensor)
-
-
-def test_to_the_local_frame_and_back(rigid: Rigid) -> None:
-    points = torch.randn(5, 3, generator=torch.Generator().manual_seed(1)).double()
-    assert torch.allclose(apply(rigid, invert_apply(rigid, points)), points)
-    assert torch.allclose(invert_apply(rigid, apply(rigid, points)), points)
-
-
-def test_composing_is_the_matrix_product(rigid: Rigid) -> None:
-    other = Rigid(rigid.rots.flip(0), rigid.trans.flip(0))
-    assert torch.allclose(to_4x4(compose(rigid, other)), to_4x4(rigid) @ to_4x4(other))
-    assert torch.equal(from_4x4(to_4x4(rigid)).rots, rigid.rots)
-
-
-def test_a_small_quaternion_update_turns_in_the_local_frame() -> None:
-    quaternion = torch.tensor([0.5, 0.5, -0.5, 0.5]).double()
-    half_angle = 0.05
-    new = compose_quaternion_update(quaternion, torch.tensor([half_angle, 0, 0]).double())
-    angle = 2 * np.arctan(half_angle)
-    turn = torch.tensor(
-        [[1, 0, 0], [0, np.cos(angle), -np.sin(angle)], [0, np.sin(angle), np.cos(angle)]]
-    )
-    assert torch.allclose(quaternion_to_matrix(new), quaternion_to_matrix(quaternion) @ turn)
 
 
 def test_fape_is_the_mean_error_seen_from_every_frame_wherever_the_protein_is() -> None:

@@ -269,14 +269,11 @@ def _crystal(num_res: int = 20) -> Prediction:
             if atom.name in ATOM_ORDER and atom.name != "OXT":
                 positions[row, ATOM_ORDER[atom.name]] = atom.pos.tolist()
                 mask[row, ATOM_ORDER[atom.name]] = 1
+    aatype = np.array([codes[residue.name] for residue in residues], np.uint8)
     structure = Structure(
-        name="real",
-        aatype=np.array([codes[residue.name] for residue in residues], np.uint8),
-        residue_index=np.arange(num_res),
-        positions=positions,
-        mask=mask,
-        confidence=np.full(num_res, 90.0),
-    )
+        name="real", aatype=aatype, residue_index=np.arange(num_res), positions=positions,
+        mask=mask, confidence=np.full(num_res, 90.0),
+    )  # fmt: skip
     pairs = np.ones((num_res, num_res))
     return Prediction(
         structure=structure, plddt=structure.confidence, distogram=pairs[..., None], contacts=pairs

@@ -71,6 +71,7 @@ def test_what_fails_is_kept_with_its_reason_and_never_chosen() -> None:
     assert found.chosen.checkpointing  # the default itself does not fit
     assert found.trials[0][1].error == "out of memory"
     assert not found.ratios
+    assert ratio(Trial(seconds=(1.0, 4.0, 9.0)), Trial(seconds=(2.0, 8.0, 1.0))) == 0.5
     nothing = search(RUN, lambda settings: Trial(error="no"), VALUES, ranks=4)
     assert nothing.chosen == nothing.default
 
@@ -111,12 +112,6 @@ def test_a_batch_that_does_not_divide_the_step_is_not_run() -> None:
     assert asked == [1, 2]
     (refused,) = [trial.error for settings, trial in found.trials if settings.batch_size == 4]
     assert refused == "samples a step: 2, which passes of 4 do not divide"
-
-
-def test_equal_steps_are_compared_and_one_outlier_does_not_count() -> None:
-    one, other = Trial(seconds=(1.0, 4.0, 9.0)), Trial(seconds=(2.0, 8.0, 1.0))
-    assert ratio(one, other) == 0.5
-    assert ratio(Trial(error="x"), other) == float("inf")
 
 
 def test_what_a_rank_died_of_is_said_and_not_that_the_others_miss_it(tmp_path: Path) -> None:
