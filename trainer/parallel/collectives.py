@@ -141,7 +141,8 @@ class Others:
     """
 
     def __init__(self, axis: Axis, length: int, mask: Tensor | None = None) -> None:
-        self._axis, self._length, self.mask = axis, length, mask
+        self._axis, self._length = axis, length
+        self.mask: Any = mask
 
     def gather(self, x: Tensor) -> Tensor:
         """The whole from everybody's part."""

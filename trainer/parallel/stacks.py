@@ -86,12 +86,12 @@ def template_embedder(
     T, N = batch["template_aatype"].shape[-2:]
     if not T or not axis.all_have(N):
         return TemplateEmbedder.forward(embedder, batch, z, pair_mask, _mask_trans=_mask_trans)
-    at_once, own = _rows_at_once(batch, z), axis.part(z, -3)
-    if at_once is not None:
-        update = torch.zeros_like(own)
-        _add_by_rows(embedder, axis, batch, own, update, pair_mask, _mask_trans, at_once)
-    else:
-        update = _update(embedder, axis, batch, own, pair_mask, _mask_trans)
+    feat = build_template_pair_feat(batch, *embedder.distogram, slice(*axis.span(N)))
+    t = embedder.template_pair_embedder(feat)
+    mask = pair_mask[..., None, :, :].expand(*t.shape[:-3], N, N)
+    t = _template_rows(embedder.template_pair_stack, axis, t, mask, _mask_trans)
+    update = embedder.template_pointwise_att(t, axis.part(z, -3), batch["template_mask"])
+    update = update * _any(batch, update)
     return (gather(update, axis, dim=-3, length=N), *_rows(embedder, batch))
 
 
@@ -99,60 +99,30 @@ def add_templates(
     embedder: TemplateEmbedder, axis: Axis, batch: Mapping[str, Tensor], z: Tensor,
     pair_mask: Tensor, mask_trans: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Adds to this rank's rows of the pairs, in place; rows of the MSA and their mask."""
-    at_once = _rows_at_once(batch, z)
-    if at_once is not None:
-        _add_by_rows(embedder, axis, batch, z, z, pair_mask, mask_trans, at_once)
-    elif batch["template_aatype"].shape[-2]:
-        z += _update(embedder, axis, batch, z, pair_mask, mask_trans)
-    return _rows(embedder, batch)
+    """Adds to this rank's rows of the pairs, in place; rows of the MSA and their mask.
 
-
-def _rows_at_once(batch: Mapping[str, Tensor], z: Tensor) -> int | None:
-    """How many rows of one template at once; None: all rows of all templates."""
-    T, N = batch["template_aatype"].shape[-2:]
-    at_once = rows_at_once(N * 88 * 12, z.device)
-    return None if at_once is None or at_once >= T * N else at_once
-
-
-def _update(
-    embedder: TemplateEmbedder, axis: Axis, batch: Mapping[str, Tensor], z: Tensor,
-    pair_mask: Tensor, mask_trans: bool,
-) -> Tensor:  # fmt: skip
-    """What the templates add to rows of the pairs."""
-    N = z.shape[-2]
-    feat = build_template_pair_feat(batch, *embedder.distogram, slice(*axis.span(N)))
-    t = embedder.template_pair_embedder(feat)
-    mask = pair_mask[..., None, :, :].expand(*t.shape[:-3], N, N)
-    t = _template_rows(embedder.template_pair_stack, axis, t, mask, mask_trans)
-    update: Tensor = embedder.template_pointwise_att(t, z, batch["template_mask"])
-    return update * _any(batch, update)
-
-
-def _add_by_rows(
-    embedder: TemplateEmbedder, axis: Axis, batch: Mapping[str, Tensor], z: Tensor, to: Tensor,
-    pair_mask: Tensor, mask_trans: bool, at_once: int,
-) -> None:  # fmt: skip
-    """Adds what the templates add to rows z of the pairs: one template after the other."""
+    One template after the other, of which all are kept: attention is over them.
+    """
     T, N = batch["template_aatype"].shape[-2:]
     first, last = axis.span(N)
-    mask, made = pair_mask[..., None, :, :], []
-    channels = embedder.template_pair_stack.layer_norm.c_in[0]
+    at_once = rows_at_once(N * 88 * 12, z.device) or max(1, N)
+    mask, stack, made = pair_mask[..., None, :, :], embedder.template_pair_stack, []
     for template in range(T):
         one = _one_template(batch, template)
-        t = z.new_empty(*z.shape[:-3], 1, last - first, N, channels)
+        t = z.new_empty(*z.shape[:-3], 1, last - first, N, stack.layer_norm.c_in[0])
         for some in slices(first, last, at_once):
             feat = build_template_pair_feat(one, *embedder.distogram, some)
             here = slice(some.start - first, some.stop - first)
             t[..., here, :, :] = embedder.template_pair_embedder(feat)
             del feat
-        made.append(_template_rows(embedder.template_pair_stack, axis, t, mask, mask_trans))
+        made.append(_template_rows(stack, axis, t, mask, mask_trans))
         del t
-    for some in slices(0, last - first, at_once):
+    for some in slices(0, last - first, at_once) if made else ():
         part = torch.cat([t[..., some, :, :] for t in made], dim=-4)
         update = embedder.template_pointwise_att(part, z[..., some, :, :], batch["template_mask"])
-        to[..., some, :, :] += update * _any(batch, update)
+        z[..., some, :, :] += update * _any(batch, update)
         del part, update
+    return _rows(embedder, batch)
 
 
 def add_templates_of_complex(

@@ -275,7 +275,7 @@ def _folders(folder: Path) -> Iterator[Path]:
 
 def _digest(path: Path) -> str:
     with path.open("rb") as file:
-        return hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()  # type: ignore[arg-type]
+        return hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()
 
 
 def _sync(path: Path) -> None:

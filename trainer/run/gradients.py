@@ -8,7 +8,7 @@ say so when a parameter never gets a gradient.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -65,7 +65,7 @@ def find_untouched(
     parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
     reached: dict[str, set[str]] = {}
     for term, value in terms(model(batch), batch).items():
-        grads = (None,) * len(parameters)
+        grads: Sequence[Tensor | None] = (None,) * len(parameters)
         if value.requires_grad:
             grads = torch.autograd.grad(
                 value.sum(), list(parameters.values()), retain_graph=True, allow_unused=True
