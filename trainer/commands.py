@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -105,24 +106,13 @@ def train(
         tensorboard=tensorboard,
         wandb=wandb,
     )
-    if (out / "report.json").is_file() and _first_rank():
+    if (out / "report.json").is_file() and os.environ.get("RANK", "0") == "0":
         from evofeed.trainer.report.commands import show_report
 
-        show_report(
-            json.loads((out / "report.json").read_text()) | {"result": _plain(result)}, as_json
-        )
-
-
-def _plain(result: Any) -> dict[str, Any]:
-    values = dataclasses.asdict(result)
-    del values["losses"]  # steps.jsonl has them
-    return values
-
-
-def _first_rank() -> bool:
-    import os
-
-    return os.environ.get("RANK", "0") == "0"
+        values = dataclasses.asdict(result)
+        del values["losses"]  # steps.jsonl has them
+        report = json.loads((out / "report.json").read_text())
+        show_report(report | {"result": values}, as_json)
 
 
 def replay(

@@ -120,7 +120,8 @@ def loss_config_from_openfold(config: Mapping[str, Any]) -> LossConfig:
     fape, chi, violation = config["fape"], config["supervised_chi"], config["violation"]
     backbone = "intra_chain_backbone" if "intra_chain_backbone" in fape else "backbone"
     weights = ("distogram", "masked_msa", "plddt_loss", "experimentally_resolved", "tm")
-    confident = ("plddt_loss", "experimentally_resolved", *_enabled_tm(config))
+    tm = ("tm",) if config["tm"].get("enabled") else ()
+    confident = ("plddt_loss", "experimentally_resolved", *tm)
     return LossConfig(
         fape=fape["weight"],
         fape_backbone=fape[backbone]["weight"],
@@ -170,10 +171,6 @@ def _multimer_losses(config: Mapping[str, Any]) -> dict[str, Any]:
         "bonds_across_chains": True,
         "same_number_never_clashes": True,
     }
-
-
-def _enabled_tm(config: Mapping[str, Any]) -> tuple[str, ...]:
-    return ("tm",) if config["tm"].get("enabled") else ()
 
 
 def _one(config: Mapping[str, Any], *paths: str) -> float:

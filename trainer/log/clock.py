@@ -41,12 +41,6 @@ class StepClock:
         if self.marker:
             self.marker(name)
 
-    def move(self, step: int, source: str, target: str, seconds: float) -> None:
-        """Say that `seconds` of a step's `source` were really `target`."""
-        times = self._open[step].seconds
-        times[target] = times.get(target, 0.0) + seconds
-        times[source] = times.get(source, 0.0) - seconds
-
     def end(self) -> None:
         """The last step ends here; waits for the device."""
         self._marks.append((self._step + 1, "other", self._now()))

@@ -46,13 +46,15 @@ def find_structural_violations(
         None if config.bonds_across_chains else asym_id,
     )  # fmt: skip
     device, dtype = atom14.device, atom14.dtype
-    radius = _radius(device, dtype)[batch["residx_atom14_to_atom37"]] * exists
+    radius, lower, upper = _tables(
+        config.clash_overlap_tolerance, config.violation_tolerance_factor, device, dtype
+    )
+    radius = radius[batch["residx_atom14_to_atom37"]] * exists
     tolerance = config.clash_overlap_tolerance
     close = between_residue_clashes(
         atom14, exists, radius, batch["residue_index"], tolerance, asym_id,
         same_number_never_clashes=config.same_number_never_clashes,
     )  # fmt: skip
-    lower, upper = _bounds(tolerance, config.violation_tolerance_factor, device, dtype)
     within = within_residue_violations(
         atom14, exists, lower[batch["aatype"]], upper[batch["aatype"]]
     )
@@ -265,15 +267,9 @@ def _mean(value: Tensor, mask: Tensor) -> Tensor:
 
 
 @lru_cache(maxsize=8)
-def _radius(device: torch.device, dtype: torch.dtype) -> Tensor:
-    return torch.as_tensor(ATOM37_RADIUS, dtype=dtype).to(device)
-
-
-@lru_cache(maxsize=8)
-def _bounds(
+def _tables(
     overlap_tolerance: float, tolerance_factor: float, device: torch.device, dtype: torch.dtype
-) -> tuple[Tensor, Tensor]:
-    lower, upper = atom14_distance_bounds(overlap_tolerance, tolerance_factor)
-    return torch.as_tensor(lower, dtype=dtype).to(device), torch.as_tensor(upper, dtype=dtype).to(
-        device
-    )
+) -> list[Tensor]:
+    """Radius of each of 37 atoms; least and largest distance of two atoms of a residue."""
+    arrays = (ATOM37_RADIUS, *atom14_distance_bounds(overlap_tolerance, tolerance_factor))
+    return [torch.as_tensor(array, dtype=dtype).to(device) for array in arrays]

@@ -49,7 +49,11 @@ class AlphaFold(nn.Module):
         self.config = config
         c_m, c_z, c_s = config.c_m, config.c_z, config.c_s
         of_chains = config.multimer is None
-        self.input_embedder = _input_embedder(config)
+        sizes, chains = (config.tf_dim, config.msa_dim, c_z, c_m, config.relpos_k), config.multimer
+        self.input_embedder = (
+            InputEmbedder(*sizes) if chains is None
+            else InputEmbedderMultimer(*sizes, chains.use_chain_relative, chains.max_relative_chain)
+        )  # fmt: skip
         self.recycling_embedder = RecyclingEmbedder(c_m, c_z, **asdict(config.recycling))
         if config.template is not None:
             templates = TemplateEmbedder if of_chains else TemplateEmbedderMultimer
@@ -175,14 +179,6 @@ class AlphaFold(nn.Module):
             deletions = feats["extra_has_deletion"], feats["extra_deletion_value"]
         feat = build_extra_msa_feat(feats["extra_msa"], *deletions)
         return self.extra_msa_embedder(feat)  # type: ignore[no-any-return]
-
-
-def _input_embedder(config: ModelConfig) -> InputEmbedder:
-    sizes = (config.tf_dim, config.msa_dim, config.c_z, config.c_m, config.relpos_k)
-    if config.multimer is None:
-        return InputEmbedder(*sizes)
-    chains = config.multimer
-    return InputEmbedderMultimer(*sizes, chains.use_chain_relative, chains.max_relative_chain)
 
 
 def features_of_cycle(batch: Mapping[str, Tensor], cycle: int) -> dict[str, Tensor]:

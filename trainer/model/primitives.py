@@ -9,7 +9,7 @@ Letters: S sequences, R residues, Q queries, K keys, H heads, C channels of a he
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -185,25 +185,19 @@ def gated_attention(
 
     Source: AF2 SI algorithm 7, lines 2 to 6.
     """
-    single = q.shape[-2] == 1
-    logits = _logits_of_one(q, k) if single else torch.matmul(q, k.transpose(-1, -2))
+    single = q.shape[-2] == 1  # a matrix product for each query would be all overhead
+    with full_precision(q) if single else nullcontext():
+        logits = (q * k).sum(-1)[..., None, :] if single else torch.matmul(q, k.transpose(-1, -2))
     for bias in biases:
         logits = logits + bias
     with full_precision(logits):  # autocast would keep the weights in float32
         weights = torch.softmax(logits, dim=-1)
-    out = _mean_for_one(weights, v) if single else torch.matmul(weights, v)
+    if single:
+        with full_precision(v):
+            out = torch.sum(weights.transpose(-1, -2) * v, dim=-2, keepdim=True)
+    else:
+        out = torch.matmul(weights, v)
     return out if gate is None else out * torch.sigmoid(gate)
-
-
-def _logits_of_one(q: Tensor, k: Tensor) -> Tensor:
-    """q k^T of a single query: a matrix product for each would be all overhead."""
-    with full_precision(q):
-        return torch.sum(q * k, dim=-1)[..., None, :]
-
-
-def _mean_for_one(weights: Tensor, v: Tensor) -> Tensor:
-    with full_precision(v):
-        return torch.sum(weights.transpose(-1, -2) * v, dim=-2, keepdim=True)
 
 
 class Attention(nn.Module):

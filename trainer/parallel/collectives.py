@@ -104,7 +104,10 @@ def gathered(x: Tensor, axis: Axis, dim: int, length: int) -> Tensor:
     received = x.new_empty(axis.size * mine.numel())
     all_gather(received, mine.view(-1), group=axis.group)
     whole = _joined(received, [list(mine.shape)] * axis.size, dim)
-    return whole if length == most * axis.size else _without_padding(whole, dim, lengths)
+    if length == most * axis.size:
+        return whole
+    parts = zip(whole.split(most, dim), lengths, strict=True)
+    return torch.cat([part.narrow(dim, 0, n) for part, n in parts], dim)
 
 
 def reduced(x: Tensor, axis: Axis, dim: int, out: Tensor | None = None) -> Tensor:
@@ -237,8 +240,3 @@ def _padded(x: Tensor, dim: int, length: int) -> Tensor:
         return x
     padding = x.new_zeros(_with(x.shape, dim, length - x.shape[dim]))
     return torch.cat([x, padding], dim)
-
-
-def _without_padding(whole: Tensor, dim: int, lengths: Sequence[int]) -> Tensor:
-    parts = whole.split(lengths[0], dim)
-    return torch.cat([p.narrow(dim, 0, n) for p, n in zip(parts, lengths, strict=True)], dim)

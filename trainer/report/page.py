@@ -275,18 +275,16 @@ def _figures(runs: Sequence[_Run]) -> dict[str, list[str]]:
     columns = []
     for run in runs:
         facts = run.report["run"]
-        rows = {_label(label): text.strip() for label, text in report_rows(run.report)}
+        rows = {  # parts stand indented below the others in a terminal, and one has a score's name
+            f"share: {label.strip()}" if label.startswith(" ") else label: text.strip()
+            for label, text in report_rows(run.report)
+        }
         for name in ("date", "command", "parameters", "dataset", "versions"):
             if facts.get(name) is not None:
                 rows[name] = _words(facts[name])
         columns.append(rows)
     names = dict.fromkeys(name for column in columns for name in column)
     return {name: [column.get(name, "") for column in columns] for name in names}
-
-
-def _label(label: str) -> str:
-    """Parts stand indented below the others in a terminal, and one has the scores' name."""
-    return f"share: {label.strip()}" if label.startswith(" ") else label
 
 
 def _words(value: Any) -> str:

@@ -90,7 +90,8 @@ def tune(
         ratio, said = 1.0, "the default stays"
     else:
         said = f"{ratio:.3f} of the default's time" if ratio else "the default did not run"
-    headline = f"evofeed tune, {datetime.now(UTC).date()}, {ranks} x {_name(place)}: {said}"
+    name = torch.cuda.get_device_name() if place == "cuda" else "CPU"
+    headline = f"evofeed tune, {datetime.now(UTC).date()}, {ranks} x {name}: {said}"
     if not failed:
         _write(target, run, applied(run, found.chosen, ranks), headline)
     if as_json:
@@ -107,12 +108,6 @@ def tune(
         print(found.trials[0][1].error if failed else f"{target}: {headline}")
     if failed:
         raise typer.Exit(1)
-
-
-def _name(place: str) -> str:
-    import torch
-
-    return torch.cuda.get_device_name() if place == "cuda" else "CPU"
 
 
 def _line(settings: Settings, trial: Trial, names: Iterable[str]) -> str:

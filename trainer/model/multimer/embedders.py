@@ -54,7 +54,10 @@ class InputEmbedderMultimer(InputEmbedder):
         if not self.use_chain_relative:
             return super().relpos_of(batch, rows)
         dtype = batch["target_feat"].dtype
-        same_chain, same_entity = (_same(batch[name], rows) for name in ("asym_id", "entity_id"))
+        same_chain, same_entity = (
+            batch[name][..., rows, None] == batch[name][..., None, :]
+            for name in ("asym_id", "entity_id")
+        )
         position = _clipped(batch["residue_index"], self.relpos_k, same_chain, rows)
         copy = _clipped(batch["sym_id"], self.max_relative_chain, same_entity, rows)
         features = [
@@ -63,10 +66,6 @@ class InputEmbedderMultimer(InputEmbedder):
             one_hot(copy, 2 * self.max_relative_chain + 2, dtype),
         ]
         return self.linear_relpos(torch.cat(features, dim=-1))  # type: ignore[no-any-return]
-
-
-def _same(ids: Tensor, rows: slice) -> Tensor:
-    return ids[..., rows, None] == ids[..., None, :]
 
 
 def _clipped(numbers: Tensor, most: int, same: Tensor, rows: slice) -> Tensor:
