@@ -61,7 +61,7 @@ BUDGET = {
     "store": 8_700,
     "loader": 14_150,  # hooks
     "service": 10_150,
-    "trainer": 15_950,  # the page of predictions
+    "trainer": 14_900,
     "kernels": 18_750,  # each operator's `cases.py`, for more lines of tests
     "synth": 2_300,
     "tests": 50_700,  # browser tests of panels, hooks, examples
