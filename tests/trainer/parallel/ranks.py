@@ -271,11 +271,11 @@ class Spoilt:
 
 
 def through_memory(axis: Axis, folder: Path) -> dict[str, float]:
-    """Every exchange through shared memory, and the triangles' products: odd sizes, many types."""
+    """Every exchange through shared memory: odd sizes, two types."""
     assert axis.group is not None
     axis = replace(axis, memory=shared_files(folder, axis.group))
     assert axis.memory is not None
-    found = products(axis)
+    found: dict[str, float] = {}
     for dtype, C in ((torch.bfloat16, 8), (torch.float32, 3)):
         torch.manual_seed(4)
         whole = torch.randn(2, 2, 7, C).to(dtype)
@@ -290,7 +290,7 @@ def through_memory(axis: Axis, folder: Path) -> dict[str, float]:
             expected = axis.part(whole, dim) * (axis.size * (axis.size + 1) // 2)
             found[f"reduce {name}"] = _difference(reduced(added, axis, dim), expected)
     small = (1, 4, 3, 8)
-    found["checked"] = float(checked(axis, whole.device, small, 2) is not axis)
+    found["checked"] = float(checked(axis, whole.device, small, 1) is not axis)
     spoilt = replace(axis, memory=cast(PeerMemory, Spoilt(axis.memory)))
     found["spoilt"] = float(checked(spoilt, whole.device, small, 1).memory is not None)
     assert not axis.memory.fits(torch.float32, 1 << 20) and not axis.memory.fits(torch.int32, 1)

@@ -150,7 +150,7 @@ def test_exchanges_through_memory_are_those_through_messages(
     A run looks before it relies on it, and does not where a sum is wrong.
     """
     differences = found["memory"]
-    assert len(differences) == 22
+    assert len(differences) == 14
     assert {n: d for n, d in differences.items() if not d < (1e-2 if "bf" in n else 1e-6)} == {}
     assert all(d == 0 for n, d in differences.items() if n.startswith(("exchange", "gather")))
 
