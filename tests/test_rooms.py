@@ -64,7 +64,7 @@ BUDGET = {
     "trainer": 14_900,
     "kernels": 18_750,  # each operator's `cases.py`, for more lines of tests
     "synth": 2_300,
-    "tests": 50_700,  # browser tests of panels, hooks, examples
+    "tests": 49_150,
     "benchmarks": 10_850,
 }
 
