@@ -42,7 +42,6 @@ from evofeed.featurize.job.options import JobOptions
 from evofeed.featurize.job.places import absolute, ledger_url
 from evofeed.featurize.job.publish import parent_of
 from evofeed.featurize.job.report import JobReport
-from evofeed.featurize.job.tables import JobRow
 from evofeed.featurize.job.units import Plan, Unit
 from evofeed.featurize.job.work import UnitResult
 from evofeed.featurize.job.worker import UnitFailed, UnitLost
@@ -80,7 +79,6 @@ def prepare_entries(
     the same. Entries that are broken, or that no project takes, are listed with the reason.
 
     Args:
-        source: the files.
         dataset_uri: where shards and snapshot go; chains that it has stay.
         options: workers, limits, ledger, ref; `max_broken` counts what no project takes, too, and
             is no limit where it is None.
@@ -138,7 +136,7 @@ def prepare_entries(
             "options": {**options.to_dict(), "ledger": ""},  # its URL may hold a password
         }
         run = _Run(ledger, arguments, dataset_uri, options, lease, progress)
-        first = run.phase(settings, groups, task, stack, twice)
+        first = _Phase(run, settings, groups, task, stack, twice)
         while True:
             if not first.done():
                 return first.end(None)
@@ -150,7 +148,7 @@ def prepare_entries(
         second = None
         if wanted:
             codes = [("molecules", [(f"component-{code}", code) for code in wanted])]
-            second = run.phase(f"{settings} {' '.join(pools)}", codes, task, stack)
+            second = _Phase(run, f"{settings} {' '.join(pools)}", codes, task, stack)
             if not second.done():
                 return second.end(None)
         if not first.num_entries():
@@ -158,7 +156,7 @@ def prepare_entries(
         if changed := first.changed():
             return first.end(None, f"{changed} changed while the job ran: run it again")
         shards = [components, *first.shards(), *_molecules(dataset_uri, first, second, known)]
-        broken = first.broken() + (second.broken() if second else [])
+        broken = first.account.broken() + (second.account.broken() if second else [])
         if options.max_broken is not None and options.too_many(len(broken), len(files)):
             what = f"{len(broken)} of {len(files)} entries are left out"
             return first.end(
@@ -197,30 +195,63 @@ def prepare_again(
     return prepare_entries(source, dataset_uri, options=options, progress=progress)
 
 
+@dataclass(frozen=True, slots=True)
+class _Run:
+    ledger: Ledger
+    arguments: dict[str, Any]
+    dataset_uri: str
+    options: JobOptions
+    lease: Lease
+    progress: Progress | None
+
+
 class _Phase:
-    """Units of one kind of work, in the ledger as a job of their own."""
+    """Units of one kind of work, in the ledger as a job of their own; some were done before."""
 
     def __init__(
         self,
         run: _Run,
-        job: JobRow,
-        plan: Plan,
-        tasks: Mapping[str, EntriesTask],
-        unusable: list[dict[str, Any]],
+        settings: str,
+        groups: Iterable[tuple[str, Sequence[tuple[str, ...]]]],
+        task: Callable[[str, Sequence[tuple[str, ...]], str], EntriesTask],
+        stack: contextlib.ExitStack,
+        unusable: Iterable[dict[str, Any]] = (),
     ) -> None:
-        self.run, self.job, self.plan, self.tasks = run, job, plan, tasks
-        self.ledger = run.ledger
-        self.blame = Blame(self.ledger, job.job_id, run.options.deadline)
-        self.account = Account(self.ledger, job, len(plan.sources), unusable)
-        self._give_back_missing()
-
-    def _give_back_missing(self) -> None:
-        there = {item.key for item in open_storage(self.run.dataset_uri).files("shards/")}
-        for unit in self.ledger.units(self.job.job_id, states.DONE):
+        self.run, self.settings, self.ledger = run, settings, run.ledger
+        self.tasks: dict[str, EntriesTask] = {}
+        units: list[Unit] = []
+        sources: dict[str, ChainSource] = {}
+        for kind, items in groups:
+            for start in range(0, len(items), _OF_UNIT[kind]):
+                part = items[start : start + _OF_UNIT[kind]]
+                names = tuple(name for name, *_ in part)
+                unit_id = self._unit_id(kind, part)
+                self.tasks[unit_id] = task(kind, part, unit_id)
+                units.append(Unit(unit_id, names, len(part), 1))
+                sources |= {name: ChainSource(name) for name in names}
+        plan = Plan(_sha(*self.tasks), tuple(units), sources, {})
+        job_id = _sha(plan.digest, run.dataset_uri, run.options.ref)
+        stack.enter_context(driving(self.ledger, job_id))
+        where = {
+            "input_uri": run.arguments["entries"]["structures"],
+            "dataset_uri": run.dataset_uri,
+            "arguments": run.arguments,
+        }
+        parent = parent_of(run.dataset_uri, run.options.ref)
+        self.job = self.ledger.begin(job_id, plan, where, parent)
+        self.blame = Blame(self.ledger, job_id, run.options.deadline)
+        self.account = Account(self.ledger, self.job, len(sources), list(unusable))
+        there = {item.key for item in open_storage(run.dataset_uri).files("shards/")}
+        for unit in self.ledger.units(job_id, states.DONE):
             shard = unit["shard"]
-            names = [one["name"] for one in (shard, shard and shard["molecules"]) if one]
-            if any(shard_key(name) not in there for name in names):
-                self.ledger.give_back(self.job.job_id, unit["unit_id"])
+            made = [one["name"] for one in (shard, shard and shard["molecules"]) if one]
+            if any(shard_key(name) not in there for name in made):
+                self.ledger.give_back(job_id, unit["unit_id"])
+
+    def _unit_id(self, kind: str, items: Iterable[tuple[str, ...]]) -> str:
+        """Name of a unit: of its files as they are now, and of what is made of them."""
+        stamps = (_stamp(path) for name, *paths in items for path in (name, *paths))
+        return _sha(self.settings, kind, *stamps)
 
     def done(self) -> bool:
         """Do what is left; False if the job was cancelled meanwhile."""
@@ -291,7 +322,7 @@ class _Phase:
         """A file that is not as it was when the job began; its unit is to be done again."""
         found = ""
         for unit_id, task in self.tasks.items():
-            if self.run.unit_id(task.kind, task.items) != unit_id:
+            if self._unit_id(task.kind, task.items) != unit_id:
                 self.ledger.give_back(self.job.job_id, unit_id)
                 found = found or f"a file of {task.items[0][0]} to {task.items[-1][0]}"
         return found
@@ -322,10 +353,6 @@ class _Phase:
             if code not in known.get(project, {})
         }
 
-    def broken(self) -> list[dict[str, Any]]:
-        """What is left out, and why."""
-        return self.account.broken()
-
     def end(
         self, snapshot: Snapshot | None, message: str = "", further: JobReport | None = None
     ) -> JobReport:
@@ -347,55 +374,6 @@ class _Phase:
             )
         report.write()
         return report
-
-
-@dataclass(slots=True)
-class _Run:
-    ledger: Ledger
-    arguments: dict[str, Any]
-    dataset_uri: str
-    options: JobOptions
-    lease: Lease
-    progress: Progress | None
-    settings: str = ""
-
-    def unit_id(self, kind: str, items: Iterable[tuple[str, ...]]) -> str:
-        """Name of a unit: of its files as they are now, and of what is made of them."""
-        stamps = (_stamp(path) for name, *paths in items for path in (name, *paths))
-        return _sha(self.settings, kind, *stamps)
-
-    def phase(
-        self,
-        settings: str,
-        groups: Iterable[tuple[str, Sequence[tuple[str, ...]]]],
-        task: Callable[[str, Sequence[tuple[str, ...]], str], EntriesTask],
-        stack: contextlib.ExitStack,
-        unusable: Iterable[dict[str, Any]] = (),
-    ) -> _Phase:
-        """Units entered in the ledger, some of them done before."""
-        self = dataclasses.replace(self, settings=settings)
-        tasks: dict[str, EntriesTask] = {}
-        units: list[Unit] = []
-        sources: dict[str, ChainSource] = {}
-        for kind, items in groups:
-            for start in range(0, len(items), _OF_UNIT[kind]):
-                part = items[start : start + _OF_UNIT[kind]]
-                names = tuple(name for name, *_ in part)
-                unit_id = self.unit_id(kind, part)
-                tasks[unit_id] = task(kind, part, unit_id)
-                units.append(Unit(unit_id, names, len(part), 1))
-                sources |= {name: ChainSource(name) for name in names}
-        plan = Plan(_sha(*tasks), tuple(units), sources, {})
-        job_id = _sha(plan.digest, self.dataset_uri, self.options.ref)
-        stack.enter_context(driving(self.ledger, job_id))
-        where = {
-            "input_uri": self.arguments["entries"]["structures"],
-            "dataset_uri": self.dataset_uri,
-            "arguments": self.arguments,
-        }
-        parent = parent_of(self.dataset_uri, self.options.ref)
-        job = self.ledger.begin(job_id, plan, where, parent)
-        return _Phase(self, job, plan, tasks, list(unusable))
 
 
 def _components(path: str, dataset_uri: str) -> tuple[ShardEntry, RecordSpan]:

@@ -81,10 +81,6 @@ def prepare_entry(
     """The record of an mmCIF file and what every project makes of it.
 
     Args:
-        data: mmCIF text.
-        components: definitions of every component of the file.
-        projects: whose rules to apply.
-        path: named in errors.
         options: rules by project, its own defaults where absent.
 
     Raises:
@@ -102,7 +98,7 @@ def prepare_entry(
             refused[project] = error.message
     if not sections:
         why = "; ".join(f"{project}: {reason}" for project, reason in refused.items())
-        raise EntryRefused(f"no project takes it: {why}", item=record.entry, path=path or None)
+        raise EntryRefused(f"no project takes it: {why}", item=record.entry, path=path)
     return PreparedEntry(**_stored(record, sections), refused=refused)
 
 

@@ -65,9 +65,7 @@ def rows_of(data: bytes, argument: str, path: str) -> bytes:
     Letters inserted between two chains count to the second, as ColabFold reads them.
 
     Args:
-        data: the a3m of the complex.
         argument: which chain, from 0, in the order of the first line.
-        path: for errors.
 
     Raises:
         MsaError: the first line says no such chain, or a row has not its columns.
@@ -87,9 +85,7 @@ def paired_rows_of(data: bytes, argument: str, path: str) -> bytes:
     Headers are replaced by the row's number in the file, which is that of its partners, too.
 
     Args:
-        data: the a3m of the complex.
         argument: which chain, from 0, in the order of the first line.
-        path: for errors.
 
     Raises:
         MsaError: as `rows_of`.

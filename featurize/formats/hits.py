@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -69,10 +68,7 @@ def parse_hhr(
     """The hits of an hhr file, in its order; none is no error.
 
     Args:
-        data: content of the file.
-        path: its name, for errors.
         old_hhr: take files without `Template_Neff` (hh-suite before 3) too.
-        caps: sizes beyond which the file is refused.
 
     Raises:
         TemplateError: a hit without summary, or a block that does not add up.
@@ -80,19 +76,15 @@ def parse_hhr(
     caps = caps or InputCaps()
     lines = data.decode("utf-8", "replace").splitlines()
     starts = [i for i, line in enumerate(lines) if line.startswith("No ")]
-    if len(starts) > caps.max_hits:
-        raise TemplateError(
-            f"{len(starts)} hits, more than the cap of {caps.max_hits}", path=path or None
-        )
+    if why := caps.excess("max_hits", len(starts), f"{len(starts)} hits"):
+        raise TemplateError(why, path=path)
     ends = [*starts, len(lines)][1:]
     hits = []
     for start, end in zip(starts, ends, strict=True):
         try:
             hits.append(_hhr_hit(lines[start:end], old_hhr))
         except _BadLineError as error:
-            raise TemplateError(
-                str(error), path=path or None, line=start + error.offset + 1
-            ) from None
+            raise TemplateError(str(error), path=path, line=start + error.offset + 1) from None
     return hits
 
 
@@ -186,10 +178,8 @@ def parse_hmmsearch(
     """
     caps = caps or InputCaps()
     sequences, descriptions = _stockholm_rows(data, path)
-    if len(sequences) > caps.max_hits:
-        raise TemplateError(
-            f"{len(sequences)} hits, more than the cap of {caps.max_hits}", path=path or None
-        )
+    if why := caps.excess("max_hits", len(sequences), f"{len(sequences)} hits"):
+        raise TemplateError(why, path=path)
     hits = []
     for index, (name, row) in enumerate(sequences.items(), 1):
         description = f"{name} {descriptions.get(name, '')}"
@@ -198,7 +188,7 @@ def parse_hmmsearch(
         match = _SUBSEQUENCE.match(description.strip())
         if match is None:
             raise TemplateError(
-                f"not '<pdb id>_<chain>/<start>-<end>': {description[:80]!r}", path=path or None
+                f"not '<pdb id>_<chain>/<start>-<end>': {description[:80]!r}", path=path
             )
         letters = row.replace(".", "")
         hits.append(
@@ -218,28 +208,19 @@ def parse_hmmsearch(
 
 def _stockholm_rows(data: bytes, path: str) -> tuple[dict[str, str], dict[str, str]]:
     """Rows joined over blocks, and the description of each name."""
-    parts: dict[str, list[str]] = {}
+    rows: dict[str, str] = {}
     descriptions: dict[str, str] = {}
-    lines = data.decode("utf-8", "replace").splitlines()
-    for name, rest in _alignment_lines(lines, path):
-        parts.setdefault(name, []).append(rest)
-    for line in lines:
-        if line.startswith("#=GS"):
-            words = line.split(maxsplit=3)
-            if len(words) >= 3 and words[2] == "DE":
-                descriptions[words[1]] = words[3] if len(words) == 4 else ""
-    return {name: "".join(rows) for name, rows in parts.items()}, descriptions
-
-
-def _alignment_lines(lines: Iterable[str], path: str) -> Iterator[tuple[str, str]]:
-    for number, line in enumerate(lines, 1):
-        if not line.strip() or line.startswith(("#", "//")):
+    for number, line in enumerate(data.decode("utf-8", "replace").splitlines(), 1):
+        words = line.split(maxsplit=3)
+        if line.startswith("#=GS") and words[2:3] == ["DE"]:
+            descriptions[words[1]] = words[3] if len(words) == 4 else ""
+        if not words or line.startswith(("#", "//")):
             continue
-        words = line.split()
         if len(words) != 2:
             raise TemplateError(
                 f"expected a name and residues, with no space in either, not {line.strip()[:60]!r}",
-                path=path or None,
+                path=path,
                 line=number,
             )
-        yield words[0], words[1]
+        rows[words[0]] = rows.get(words[0], "") + words[1]
+    return rows, descriptions

@@ -53,8 +53,6 @@ def place_chain(
     nearer to CD (OpenFold).
 
     Args:
-        table: the entry's atoms.
-        placed: those of the chain.
         confidence_threshold: residues none of whose B factors exceeds it lose their atoms.
     """
     num_res = len(placed.sequence)

@@ -8,7 +8,7 @@ from typing import Any
 
 from evofeed.base.errors import MmcifError
 from evofeed.featurize.config import FeaturizeConfig
-from evofeed.featurize.structures.atom_table import UNSET
+from evofeed.featurize.structures.cif import UNSET, pairs_of, values_of
 from evofeed.featurize.structures.residue_names import is_amino_acid, one_letter
 
 
@@ -29,13 +29,6 @@ class Polymer:
     names: tuple[str, ...] = ()
 
 
-def values_of(block: Any, tag: str) -> list[str]:
-    """All values of an item, unquoted; empty if it is not there."""
-    from gemmi import cif
-
-    return [cif.as_string(v) if v[:1] in "'\";" else v for v in block.find_values(tag)]
-
-
 def _table(block: Any, category: str, items: tuple[str, ...], path: str) -> list[tuple[str, ...]]:
     columns = [values_of(block, f"{category}.{item}") for item in items]
     for item, column in zip(items, columns, strict=True):
@@ -43,7 +36,7 @@ def _table(block: Any, category: str, items: tuple[str, ...], path: str) -> list
             raise MmcifError(
                 f"{category}.{item} has {len(column)} values, {category}.{items[0]} has "
                 f"{len(columns[0])}",
-                path=path or None,
+                path=path,
             )
     return list(zip(*columns, strict=True))
 
@@ -54,9 +47,6 @@ def protein_polymers(
     """Polymer of every internal chain id, protein chains only.
 
     Args:
-        block: of the file.
-        path: for errors.
-        config: strictness and caps.
         by_strand: give the author's chain ids of `_entity_poly` instead.
     """
     entities: dict[str, list[tuple[int, str]]] = {}
@@ -67,12 +57,9 @@ def protein_polymers(
     members = _strands(block) if by_strand else _members(block, path, config)
     chains = {}
     for entity, monomers in entities.items():
-        if len(monomers) > config.caps.max_columns:
-            raise MmcifError(
-                f"entity {entity} has {len(monomers)} residues, more than the cap of "
-                f"{config.caps.max_columns}; raise InputCaps.max_columns if meant",
-                path=path or None,
-            )
+        size = len(monomers)
+        if why := config.caps.excess("max_columns", size, f"entity {entity} has {size} residues"):
+            raise MmcifError(why, path=path)
         # DNA and RNA have no peptide-like component.
         names = dict.fromkeys(name for _, name in monomers)
         if any(proteins.has(name, entity) for name in names):
@@ -94,8 +81,8 @@ class _Proteins:
         if config.strict_component_types:
             rows = _table(block, "_chem_comp", ("id", "type"), path)
             return cls({row[0]: row[1] for row in rows}, {}, True)
-        types = _pairs(block, "_chem_comp.id", "_chem_comp.type")
-        kinds = _pairs(block, "_entity_poly.entity_id", "_entity_poly.type")
+        types = pairs_of(block, "_chem_comp.id", "_chem_comp.type")
+        kinds = pairs_of(block, "_entity_poly.entity_id", "_entity_poly.type")
         return cls(
             {name: kind.lower() for name, kind in types if kind not in UNSET},
             {entity: kind.lower() for entity, kind in kinds if kind not in UNSET},
@@ -135,7 +122,7 @@ def _members(block: Any, path: str, config: FeaturizeConfig) -> dict[str, list[s
     if config.require_labels or block.find_values("_struct_asym.entity_id"):
         rows = _table(block, "_struct_asym", ("id", "entity_id"), path)
     else:  # missing, or without entities as cctbx writes it: atoms tell
-        rows = _pairs(block, "_atom_site.label_asym_id", "_atom_site.label_entity_id")
+        rows = pairs_of(block, "_atom_site.label_asym_id", "_atom_site.label_entity_id")
     members: dict[str, list[str]] = {}
     for chain, entity in dict.fromkeys(rows):
         members.setdefault(entity, []).append(chain)
@@ -144,13 +131,8 @@ def _members(block: Any, path: str, config: FeaturizeConfig) -> dict[str, list[s
 
 def _strands(block: Any) -> dict[str, list[str]]:
     """Author's chain ids of each entity."""
-    rows = _pairs(block, "_entity_poly.entity_id", "_entity_poly.pdbx_strand_id")
+    rows = pairs_of(block, "_entity_poly.entity_id", "_entity_poly.pdbx_strand_id")
     return {entity: [chain.strip() for chain in text.split(",")] for entity, text in rows}
-
-
-def _pairs(block: Any, one: str, other: str) -> list[tuple[str, str]]:
-    """Two items row by row; none if one of them is missing."""
-    return list(zip(values_of(block, one), values_of(block, other), strict=False))
 
 
 def _polymer(monomers: list[tuple[int, str]], collapse: bool) -> Polymer:

@@ -16,7 +16,7 @@ from evofeed.base.errors import InputError, MmcifError
 from evofeed.featurize import ChainSource, FeaturizeConfig, discover, featurize_chain
 from evofeed.featurize.structures.mmcif import parse_mmcif
 from evofeed.featurize.structures.pdb import parse_pdb
-from evofeed.featurize.structures.pdb_table import hybrid36
+from evofeed.featurize.structures.pdb_text import hybrid36
 from evofeed.featurize.structures.seqres import place_on_sequence
 from evofeed.featurize.structures.structure import Structure
 from evofeed.protein.residues import ATOM_ORDER

@@ -202,9 +202,3 @@ def test_files_packed_with_xz(tmp_path: Path) -> None:
     (tmp_path / "1abc_A.a3m.xz").write_bytes(lzma.compress(MSA.encode())[:-9])
     with pytest.raises(InputError, match="damaged compressed stream"):
         featurize_chain(source)
-
-
-def test_a_file_that_is_no_input_says_what_to_do(tmp_path: Path) -> None:
-    write(tmp_path, {"features.pkl": ""})
-    with pytest.raises(InputError, match="snapshots convert --trusted-pickle"):
-        discover(tmp_path / "features.pkl")

@@ -120,13 +120,6 @@ def test_entries_of_alphafolds_database_are_found_by_accession(tmp_path: Path) -
     assert names(discover(tmp_path / "afdb")) == ["AF-P01112-F1-model_v4_A"]
 
 
-@pytest.mark.parametrize("packed", ["", ".gz", ".zst", ".xz"])
-def test_every_packing_is_unpacked(packed: str, tmp_path: Path) -> None:
-    put(tmp_path / f"1abc.pdb{packed}", LEGACY)
-    (source,) = discover(tmp_path)
-    assert featurize_chain(source).sequence == "MAGSAGS"
-
-
 def test_one_unreadable_structure_hides_no_other_and_says_why(tmp_path: Path) -> None:
     put(tmp_path / "1abc.cif", TEXT)
     put(tmp_path / "2abc.cif", "no mmCIF")

@@ -25,7 +25,6 @@ def aligned_residues(
     """Residue of the record for every monomer; -1 where the alignment has a gap.
 
     Args:
-        record: the entry.
         rows: residues of the chain, in the order of the file.
         monomers: the sequence (n).
         polymer: gemmi's name of the kind of polymer: `PeptideL`, `Dna`, `Rna`.

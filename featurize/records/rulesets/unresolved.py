@@ -11,6 +11,7 @@ from evofeed.featurize.records.rulesets.atom_rows import (
     COORDINATION,
     AtomRows,
     chain_bonds,
+    joined_rows,
     merged_bonds,
     residue_bonds,
 )
@@ -27,9 +28,6 @@ def with_unresolved_atoms(
     Args:
         atoms: in the components' order.
         record: whose entities have the sequences.
-        components: the definitions.
-        protein: `kind` of a protein.
-        ligand: `kind` of a ligand.
     """
     atoms = _with_absent_atoms(atoms, components, protein, ligand)
     atoms = _with_absent_residues(atoms, record, components, protein, ligand)
@@ -91,12 +89,14 @@ def _with_absent_atoms(
     if not added:
         return atoms
     moved = np.cumsum(shift)
-    new = _unseen(atoms, np.array([low for low, *_rest in added]))
-    new.name = np.array([str(part.name[row]) for _l, _o, part, row in added])
-    new.element = np.array([str(part.element[row]) for _l, _o, part, row in added])
-    new.charge = np.array([int(part.charge[row]) for _l, _o, part, row in added])
+    new = atoms.unseen(
+        np.array([low for low, *_rest in added]),
+        np.array([part.name[row] for _l, _o, part, row in added]),
+        np.array([part.element[row] for _l, _o, part, row in added]),
+        np.array([part.charge[row] for _l, _o, part, row in added]),
+    )
     places = np.array([place + moved[low] for low, place, _c, _r in added])
-    joined = atoms.joined(new)
+    joined = joined_rows([atoms, new])
     number = np.concatenate([order + moved[:-1][: len(atoms)], places])
     return joined.take(np.argsort(number, kind="stable"))
 
@@ -173,13 +173,15 @@ def _with_absent_residues(
     if not parts:
         return atoms
     counts = [len(part.atoms) for part in parts]
-    new = _unseen(atoms, np.repeat([part.gap.like for part in parts], counts))
+    new = atoms.unseen(
+        np.repeat([part.gap.like for part in parts], counts),
+        np.concatenate([part.component.name[part.atoms] for part in parts]),
+        np.concatenate([part.component.element[part.atoms] for part in parts]),
+        np.concatenate([part.component.charge[part.atoms] for part in parts]),
+    )
     new.insertion[:] = ""
     new.res_id = np.repeat([part.number for part in parts], counts)
     new.res_name = np.repeat([part.component.code for part in parts], counts)
-    new.name = np.concatenate([part.component.name[part.atoms] for part in parts])
-    new.element = np.concatenate([part.component.element[part.atoms] for part in parts])
-    new.charge = np.concatenate([part.component.charge[part.atoms] for part in parts])
     standard = np.where(
         new.kind == protein,
         np.isin(new.res_name, STANDARD_PROTEIN),
@@ -188,7 +190,7 @@ def _with_absent_residues(
     new.hetero = ~standard
     keys = np.repeat([part.key() for part in parts], counts)
     there = (np.arange(len(atoms)) * 2 + 2) * _STEP - 1
-    return atoms.joined(new).take(np.argsort(np.concatenate([there, keys]), kind="stable"))
+    return joined_rows([atoms, new]).take(np.argsort(np.concatenate([there, keys]), kind="stable"))
 
 
 _STEP: Final = 1 << 24
@@ -228,15 +230,3 @@ def _gaps(ids: Integer[np.ndarray, " n"], low: int, length: int) -> list[_Gap]:
         stop = low + len(ids)
         gaps.append(_Gap(stop, int(ids[-1]) + 1, length, stop - 1, False, True))
     return gaps
-
-
-def _unseen(atoms: AtomRows, like: Integer[np.ndarray, " n"]) -> AtomRows:
-    """Atoms like those, without coordinates."""
-    new = atoms.take(np.zeros(0, np.int64))
-    for name in ("asym copy operator chain entity kind res_id insertion res_name hetero").split():
-        setattr(new, name, getattr(atoms, name)[like])
-    size = len(like)
-    new.row = np.full(size, -1)
-    new.occupancy = np.zeros(size)
-    new.position = np.full((size, 3), np.nan, np.float32)
-    return new

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.featurize.entries.boltz_set import write_set
+from tests.featurize.records.allatom import differing
 from tests.loader.views.packs import entry_view, packs, read, recordings
 
 from evofeed.base.errors import InputError, MsaError
@@ -36,28 +37,13 @@ def test_the_view_of_a_prepared_structure_is_that_of_boltzs_own_tables(
     record, section = target.entry.record, target.entry.sections["boltz"]
     ours = boltz_view(record, section, target.molecules, alignment_names(record, section))
     theirs = entry_view("boltz", pack, path.stem)
-    wrong = [
-        name
-        for name in type(ours).__dataclass_fields__
-        if not name.startswith(("molecule_", "component_", "atom_reference", "alignments"))
-        and name != "chain_alignment"
-        and not _equal(getattr(ours, name), getattr(theirs, name))
-    ]
-    assert not wrong
+    skipped = ("molecule_", "component_", "atom_reference", "alignments", "chain_alignment")
+    assert differing(ours, theirs, skipped=skipped) == []
     assert ((ours.chain_alignment >= 0) | (theirs.chain_alignment < 0)).all()
     there = ours.molecule_position[0][ours.atom_reference]
-    single = np.isin(ours.atom_reference, _single(ours.molecule_atom))
+    starts = ours.molecule_atom
+    single = np.isin(ours.atom_reference, starts[:-1][np.diff(starts) == 1])
     np.testing.assert_array_equal(there[~single], theirs.molecule_position[0][~single])
-
-
-def _equal(one: object, two: object) -> bool:
-    if isinstance(one, float):
-        return bool(np.array_equal(one, two, equal_nan=True))
-    return np.array_equal(one, two) if isinstance(one, np.ndarray) else one == two
-
-
-def _single(starts: np.ndarray) -> np.ndarray:
-    return starts[:-1][np.diff(starts) == 1]
 
 
 @pytest.mark.parametrize("path", recordings("boltz/msa/*.npz"), ids=lambda path: path.stem)

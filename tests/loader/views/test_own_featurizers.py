@@ -18,10 +18,10 @@ import numpy as np
 import pytest
 import torch
 from tests.featurize.records.allatom import (
-    BoltzMolecules,
-    ProtenixMolecules,
     boltz_alignments,
+    boltz_molecules,
     components,
+    protenix_molecules,
     record,
 )
 from tests.loader.views import boltz_recorded, openfold3_recorded, protenix_recorded
@@ -144,7 +144,7 @@ def test_boltz_makes_our_features_of_its_structure(
     )  # fmt: skip
     entry = record(pack, path.stem)
     section = boltz_section(entry, components(pack))
-    view = boltz_view(entry, section, BoltzMolecules(pack), boltz_alignments(path, section))
+    view = boltz_view(entry, section, boltz_molecules(pack), boltz_alignments(path, section))
     alignments = [boltz_recorded.boltz_alignment(pack, name) for name in view.alignments]
     draws = boltz_recorded.RecordedDraws([(f"random.{n}", w, v) for n, w, v in calls])
     packed = plan_boltz(view, alignments, [chain], draws, config)
@@ -298,7 +298,7 @@ def test_protenix_makes_our_features_of_its_structure(
         for chain, number in enumerate(recorded.chain_alignment.tolist())
         if number >= 0
     }
-    view = protenix_view(entry, section, ProtenixMolecules(pack), names, table)
+    view = protenix_view(entry, section, protenix_molecules(pack), names, table)
     sample = read(sorted((pack / "protenix" / "samples").glob(f"{path.stem}.*.npz"))[0])
     alignments = protenix_recorded.recorded_alignments(pack, recorded, sample)
     draws = protenix_recorded.RecordedDraws([(f"{w}.{n}", v) for n, w, v in calls])
