@@ -83,15 +83,10 @@ def parse_hhr(
     for start, end in zip(starts, ends, strict=True):
         try:
             hits.append(_hhr_hit(lines[start:end], old_hhr))
-        except _BadLineError as error:
-            raise TemplateError(str(error), path=path, line=start + error.offset + 1) from None
+        except TemplateError as error:
+            error.path, error.line = path or None, start + (error.line or 0) + 1
+            raise
     return hits
-
-
-class _BadLineError(Exception):
-    def __init__(self, offset: int, message: str) -> None:
-        super().__init__(message)
-        self.offset = offset
 
 
 def _hhr_hit(lines: list[str], old_hhr: bool) -> TemplateHit:
@@ -105,21 +100,20 @@ def _hhr_hit(lines: list[str], old_hhr: bool) -> TemplateHit:
             continue
         row = _ROW.match(line[_NAME_WIDTH:])
         if row is None:
-            raise _BadLineError(offset, f"no aligned residues in {line[:60]!r}")
+            raise TemplateError(f"no aligned residues in {line[:60]!r}", line=offset)
         start, letters, end = int(row[1]) - 1, row[2], int(row[3])
         if kind == "Q ":
             length = len(letters)
             if end - start + letters.count("-") != length:
-                raise _BadLineError(offset, f"{length} columns do not span {start + 1}-{end}")
+                raise TemplateError(f"{length} columns do not span {start + 1}-{end}", line=offset)
             query.append((letters, start))
         else:
             if length != len(letters):
-                raise _BadLineError(
-                    offset, f"{len(letters)} columns of the hit beside {length} of the query"
-                )
+                what = f"{len(letters)} columns of the hit beside {length} of the query"
+                raise TemplateError(what, line=offset)
             hit.append((letters, start))
     if len(query) != len(hit):
-        raise _BadLineError(0, f"{len(query)} blocks of the query, {len(hit)} of the hit")
+        raise TemplateError(f"{len(query)} blocks of the query, {len(hit)} of the hit", line=0)
     return TemplateHit(
         index=index,
         name=name,
@@ -134,19 +128,21 @@ def _hhr_hit(lines: list[str], old_hhr: bool) -> TemplateHit:
 
 def _hhr_head(lines: list[str], old_hhr: bool) -> tuple[int, str, dict[str, float]]:
     if len(lines) < 3 or not lines[1].startswith(">"):
-        raise _BadLineError(0, "a hit needs its number, its name and a summary line")
+        raise TemplateError("a hit needs its number, its name and a summary line", line=0)
     found = dict(_SUMMARY.findall(lines[2]))
     needed = _NEEDED if old_hhr else (*_NEEDED, "Template_Neff")
     lacking = [name for name in needed if name not in found]
     if lacking:
-        raise _BadLineError(2, f"the summary line lacks {', '.join(lacking)}: {lines[2][:80]!r}")
+        raise TemplateError(
+            f"the summary line lacks {', '.join(lacking)}: {lines[2][:80]!r}", line=2
+        )
     try:
         summary = {name: float(found[name]) for name in needed}
         index = int(lines[0].split()[-1])
     except ValueError as error:
-        raise _BadLineError(2, f"not a number in the summary: {error}") from None
+        raise TemplateError(f"not a number in the summary: {error}", line=2) from None
     if not all(0 <= value < 1e9 for value in summary.values()):
-        raise _BadLineError(2, f"nonsense in the summary: {lines[2][:80]!r}")
+        raise TemplateError(f"nonsense in the summary: {lines[2][:80]!r}", line=2)
     return index, lines[1][1:], summary
 
 

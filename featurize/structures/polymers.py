@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,7 +53,7 @@ def protein_polymers(
     columns = ("entity_id", "num", "mon_id")
     for entity, number, name in _table(block, "_entity_poly_seq", columns, path):
         entities.setdefault(entity, []).append((int(number), name))
-    proteins = _Proteins.of(block, path, config)
+    is_protein = _protein_test(block, path, config)
     members = _strands(block) if by_strand else _members(block, path, config)
     chains = {}
     for entity, monomers in entities.items():
@@ -62,42 +62,39 @@ def protein_polymers(
             raise MmcifError(why, path=path)
         # DNA and RNA have no peptide-like component.
         names = dict.fromkeys(name for _, name in monomers)
-        if any(proteins.has(name, entity) for name in names):
+        if any(is_protein(name, entity) for name in names):
             polymer = _polymer(monomers, config.collapse_heterogeneity)
             chains.update(dict.fromkeys(members.get(entity, []), polymer))
     return chains
 
 
-@dataclass(frozen=True, slots=True)
-class _Proteins:
-    """Which residues are of a protein."""
+def _protein_test(block: Any, path: str, config: FeaturizeConfig) -> Callable[[str, str], bool]:
+    """Whether a residue of a name makes its entity a protein."""
+    if config.strict_component_types:
+        strict = {row[0]: row[1] for row in _table(block, "_chem_comp", ("id", "type"), path)}
 
-    types: Mapping[str, str]
-    entities: Mapping[str, str]
-    strict: bool
+        def named(name: str, _: str) -> bool:
+            if name not in strict:
+                raise MmcifError(f"residue {name!r} is not in _chem_comp")
+            return "peptide" in strict[name]
 
-    @classmethod
-    def of(cls, block: Any, path: str, config: FeaturizeConfig) -> _Proteins:
-        if config.strict_component_types:
-            rows = _table(block, "_chem_comp", ("id", "type"), path)
-            return cls({row[0]: row[1] for row in rows}, {}, True)
-        types = pairs_of(block, "_chem_comp.id", "_chem_comp.type")
-        kinds = pairs_of(block, "_entity_poly.entity_id", "_entity_poly.type")
-        return cls(
-            {name: kind.lower() for name, kind in types if kind not in UNSET},
-            {entity: kind.lower() for entity, kind in kinds if kind not in UNSET},
-            False,
+        return named
+    types, entities = (
+        {name: kind.lower() for name, kind in pairs_of(block, *items) if kind not in UNSET}
+        for items in (
+            ("_chem_comp.id", "_chem_comp.type"),
+            ("_entity_poly.entity_id", "_entity_poly.type"),
         )
+    )
 
-    def has(self, name: str, entity: str) -> bool:
-        """Whether a residue of that name makes its entity a protein."""
-        if name in self.types:
-            return "peptide" in self.types[name]
-        if self.strict:
-            raise MmcifError(f"residue {name!r} is not in _chem_comp")
-        if entity in self.entities:
-            return "polypeptide" in self.entities[entity]
+    def known(name: str, entity: str) -> bool:
+        if name in types:
+            return "peptide" in types[name]
+        if entity in entities:
+            return "polypeptide" in entities[entity]
         return is_amino_acid(name)
+
+    return known
 
 
 def other_polymers(block: Any, known: Collection[str]) -> tuple[str, ...]:

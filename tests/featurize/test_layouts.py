@@ -119,20 +119,6 @@ def test_the_recorded_alignment_db_gives_the_recorded_rows(golden: Path) -> None
         assert np.array_equal(record.msa, openfold_record(source.chain_id).msa)
 
 
-def test_a_written_alignment_db_is_openfolds_byte_for_byte(tmp_path: Path, golden: Path) -> None:
-    recorded = GOLDEN[0] / "alignment_db"
-    index = next(recorded.glob("*.index"))
-    shards = len(list(recorded.glob("*.db")))
-    lines = (GOLDEN[0] / "caches" / "dup.txt").read_text().splitlines()
-    groups = [line.split() for line in lines]
-    twins = {chain for group in groups for chain in group[1:]}
-    chains = sorted(INPUTS[0] / "alignments" / c for c in read_index(str(index)) if c not in twins)
-    written = write_alignment_db(chains, tmp_path, shards=shards, duplicates=groups)
-    assert json.loads(Path(written).read_text()) == json.loads(index.read_text())
-    for db in recorded.glob("*.db"):
-        assert (tmp_path / db.name).read_bytes() == db.read_bytes()
-
-
 @pytest.mark.parametrize("path", CACHES, ids=lambda path: path.name)
 def test_release_dates_are_read_from_openfolds_cache(path: Path, golden: Path) -> None:
     dates = read_release_dates(str(path))
@@ -162,13 +148,6 @@ def test_a_fasta_with_alignments_beside_it(tmp_path: Path) -> None:
     one, two = map(featurize_chain, discover(tmp_path / "set.fasta"))
     assert (one.sequence, one.num_alignments, one.description) == ("ACDEF", 2, "one first protein")
     assert (two.sequence, two.num_alignments) == ("ACDEFG", 2)
-
-
-def test_uniprot_headers_are_named_by_accession(tmp_path: Path) -> None:
-    (tmp_path / "u.fasta").write_text(">sp|P61626|LYSC_HUMAN Lysozyme C OS=Homo sapiens\nACDEF\n")
-    (source,) = discover(tmp_path / "u.fasta")
-    assert source.chain_id == "P61626"
-    assert featurize_chain(source).description.startswith("sp|P61626|LYSC_HUMAN")
 
 
 def predicted_model(folder: Path) -> Path:

@@ -78,9 +78,8 @@ def test_a_set_gives_sequence_rows_and_atoms_as_they_were(form: str, tmp_path: P
 
 
 @pytest.mark.system
-@pytest.mark.parametrize("form", sorted(WRITERS))
-def test_a_job_makes_a_dataset_of_a_set(form: str, tmp_path: Path) -> None:
-    raw = WRITERS[form](tmp_path / "raw", records())
+def test_a_job_makes_a_dataset_of_a_set(tmp_path: Path) -> None:
+    raw = write_protenix(tmp_path / "raw", records())
     report = run_job(str(raw), str(tmp_path / "data"), executor="local", workers=1)
     assert (report.state, report.num_good) == ("published", 3)
     index = Dataset.open(str(tmp_path / "data")).index

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import lzma
 from pathlib import Path
@@ -69,32 +68,6 @@ def test_a_job_over_an_alignment_inside_a_json_file(tmp_path: Path) -> None:
     assert run_job(str(tmp_path / "raw"), data, executor="local", workers=1).num_good == 2
     (chain,) = Dataset.open(data).read(["My_job_A"])
     assert len(chain["msa"]) == 1  # what changed inside was noticed
-
-
-def test_protenix_jobs_count_copies_and_name_a_folder(tmp_path: Path) -> None:
-    chain = {"sequence": A, "count": 2, "msa": {"precomputed_msa_dir": "msa/1"}}
-    job = [{"name": "p", "sequences": [{"proteinChain": chain}, {"ligand": {"count": 1}}]}]
-    files = {"p.json": json.dumps(job), "msa/1/non_pairing.a3m": MSA}
-    (source,) = discover(write(tmp_path, files))
-    assert (source.chain_id, depth(source)) == ("p_A", WANT)
-
-
-def test_boltz_yaml_with_its_tables(tmp_path: Path) -> None:
-    text = f"""version: 1
-sequences:
-  - protein: {{id: [A, B], sequence: {A}, msa: ./msa/s.csv}}
-  - protein: {{id: C, sequence: {B}, msa: empty}}
-  - ligand: {{id: D, smiles: 'CC(=O)N'}}
-"""
-    table = [["0", A], ["1", "ACwwDE-"], ["-1", "-----"]]
-    write(tmp_path, {"examples/x.yaml": text, "examples/msa/s.csv": ""})
-    with (tmp_path / "examples/msa/s.csv").open("w", newline="") as file:
-        csv.writer(file).writerows([["key", "sequence"], *table])
-    one, two = discover(tmp_path / "examples")
-    assert (one.chain_id, two.chain_id) == ("x_A", "x_C")
-    assert depth(one) == WANT and featurize_chain(two).num_alignments == 1
-    (alone,) = discover(tmp_path / "examples/msa/s.csv")
-    assert (alone.chain_id, depth(alone)) == ("s", WANT)
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from evofeed.featurize import ChainSource, FeaturizeConfig, discover, featurize_
 from evofeed.featurize.records.template_library import TemplateLibrary
 from evofeed.featurize.structures.structure_files import entry_of, parse_structure
 
-ENTRIES = [path for root in INPUTS for path in sorted(root.rglob("mmcif/*.cif"))]
+ENTRIES = [path for root in INPUTS for path in sorted(root.rglob("mmcif/*.cif"))][:8]
 LEGACY = "REVDAT   1   19-OCT-01 1ABC    0\n" + SEQRES + protein("A", "MET ALA GLY")
 TEXT = small([(".", "1.0", "1.0")]).decode()
 

@@ -139,7 +139,7 @@ class _Cleaning:
         if not len(atoms):
             raise EntryRefused("no atoms are left after cleaning", item=record.entry)
         atoms.bonds = atoms.bonds[self._kept_bonds(atoms)]
-        atoms = with_unresolved_atoms(atoms, record, self.components, PROTEIN, LIGAND)
+        atoms = with_unresolved_atoms(atoms, record, self.components)
         atoms = atoms.take(~_terminal_atoms(atoms))
         if not len(atoms):
             raise EntryRefused("no atoms are left after cleaning", item=record.entry)

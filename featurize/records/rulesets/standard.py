@@ -6,6 +6,8 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
+PROTEIN, LIGAND = 0, 3
+"""Kinds of chains and residues that every project numbers alike."""
 STANDARD_PROTEIN: Final = (
     "ALA ARG ASN ASP CYS GLN GLU GLY HIS ILE LEU LYS MET PHE PRO SER THR TRP TYR VAL UNK"
 ).split()

@@ -15,13 +15,18 @@ from evofeed.featurize.records.rulesets.atom_rows import (
     merged_bonds,
     residue_bonds,
 )
-from evofeed.featurize.records.rulesets.standard import STANDARD_NUCLEIC, STANDARD_PROTEIN
+from evofeed.featurize.records.rulesets.standard import (
+    LIGAND,
+    PROTEIN,
+    STANDARD_NUCLEIC,
+    STANDARD_PROTEIN,
+)
 from evofeed.protein.components import Component, ComponentTable
 from evofeed.protein.entry_record import EntryRecord
 
 
 def with_unresolved_atoms(
-    atoms: AtomRows, record: EntryRecord, components: ComponentTable, protein: int, ligand: int
+    atoms: AtomRows, record: EntryRecord, components: ComponentTable
 ) -> AtomRows:
     """Absent atoms of residues that were seen, then residues that were not, then their bonds.
 
@@ -29,8 +34,8 @@ def with_unresolved_atoms(
         atoms: in the components' order.
         record: whose entities have the sequences.
     """
-    atoms = _with_absent_atoms(atoms, components, protein, ligand)
-    atoms = _with_absent_residues(atoms, record, components, protein, ligand)
+    atoms = _with_absent_atoms(atoms, components)
+    atoms = _with_absent_residues(atoms, record, components)
     starts = atoms.residue_starts()
     atoms.bonds = merged_bonds(
         atoms.bonds,
@@ -40,12 +45,10 @@ def with_unresolved_atoms(
     return atoms
 
 
-def _with_absent_atoms(
-    atoms: AtomRows, components: ComponentTable, protein: int, ligand: int
-) -> AtomRows:
+def _with_absent_atoms(atoms: AtomRows, components: ComponentTable) -> AtomRows:
     starts = atoms.residue_starts()
     stops = np.append(starts[1:], len(atoms))
-    sparse = covalent_ligands(atoms, ligand)
+    sparse = covalent_ligands(atoms)
     order = np.arange(len(atoms), dtype=np.int64)
     shift = np.zeros(len(atoms) + 1, np.int64)
     added: list[tuple[int, int, Component, int]] = []
@@ -58,17 +61,17 @@ def _with_absent_atoms(
             continue
         component, wanted, sizes = required[str(atoms.res_name[low])]
         kind = int(atoms.kind[low])
-        if kind != ligand and high - low == sizes[int(kind != protein)]:
+        if kind != LIGAND and high - low == sizes[int(kind != PROTEIN)]:
             # As many atoms as a residue within a chain has: nothing is absent, if none leaves.
             if not leaves[low:high].any():
                 continue
-        elif kind == ligand and high - low == len(wanted):
+        elif kind == LIGAND and high - low == len(wanted):
             continue
         seen = set(atoms.name[low:high].tolist())
         names = list(wanted)
-        if kind == protein:
+        if kind == PROTEIN:
             leaving = "OXT" if "OXT" in names else None
-        elif kind != ligand:
+        elif kind != LIGAND:
             leaving = _leaving_oxygen(component, seen, names)
         else:
             leaving = None
@@ -127,9 +130,9 @@ def _leaving_oxygen(component: Component, seen: set[str], required: list[str]) -
     return free[0][1] if free else None
 
 
-def covalent_ligands(atoms: AtomRows, ligand: int) -> set[int]:
+def covalent_ligands(atoms: AtomRows) -> set[int]:
     """Chains of ligands that have several residues or a bond to another chain, metals aside."""
-    mask = atoms.kind == ligand
+    mask = atoms.kind == LIGAND
     chains = np.unique(atoms.chain[mask])
     starts = atoms.residue_starts()
     names, counts = np.unique(atoms.chain[starts], return_counts=True)
@@ -149,21 +152,21 @@ def entity_numbers(record: EntryRecord) -> list[int]:
 
 
 def _with_absent_residues(
-    atoms: AtomRows, record: EntryRecord, components: ComponentTable, protein: int, ligand: int
+    atoms: AtomRows, record: EntryRecord, components: ComponentTable
 ) -> AtomRows:
     numbers = dict(zip(entity_numbers(record), record.entities, strict=True))
     starts = atoms.chain_starts()
     parts: list[_Residue] = []
     for low, stop in zip(starts.tolist(), np.append(starts[1:], len(atoms)).tolist(), strict=True):
         kind = int(atoms.kind[low])
-        if kind == ligand:
+        if kind == LIGAND:
             continue
         monomers = numbers[int(atoms.entity[low])].monomers
         for gap in _gaps(atoms.res_id[low:stop], low, len(monomers)):
             for number in range(gap.first, gap.last + 1):
                 terminal = gap.is_end and number == gap.last
                 leaving: tuple[str, ...] = ("OXT",)
-                if kind != protein:
+                if kind != PROTEIN:
                     terminal, leaving = gap.is_start and number == gap.first, ("OP3", "O3P")
                 component = components[monomers[number - 1]]
                 mask = component.element != "H"
@@ -183,7 +186,7 @@ def _with_absent_residues(
     new.res_id = np.repeat([part.number for part in parts], counts)
     new.res_name = np.repeat([part.component.code for part in parts], counts)
     standard = np.where(
-        new.kind == protein,
+        new.kind == PROTEIN,
         np.isin(new.res_name, STANDARD_PROTEIN),
         np.isin(new.res_name, STANDARD_NUCLEIC),
     )

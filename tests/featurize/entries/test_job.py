@@ -88,7 +88,7 @@ def test_the_command_line_gives_the_same_snapshot_elsewhere_and_lists_its_entrie
     with pytest.raises(SystemExit) as end:
         main(["entries", "prepare", *where, *arguments])
     assert end.value.code == 0
-    assert "2 of 2 files" in capsys.readouterr().out
+    assert "4 of 4 files" in capsys.readouterr().out
     assert Dataset.open(str(tmp_path / "data")).digest == made.report.snapshot
     with pytest.raises(SystemExit):
         main(["entries", "ls", str(tmp_path / "data"), "--json"])
