@@ -12,14 +12,12 @@ import numpy as np
 
 from evofeed.base.errors import InputError, LoneChain, MsaError
 from evofeed.featurize.config import FeaturizeConfig
-from evofeed.featurize.formats.a3m import parse_a3m
 from evofeed.featurize.formats.colabfold_a3m import chain_letter
 from evofeed.featurize.formats.msa import Msa, merge
 from evofeed.featurize.formats.reading import FileRef, read_bytes
 from evofeed.featurize.formats.species import pairing_species, species_of
-from evofeed.featurize.formats.stockholm import parse_stockholm
 from evofeed.featurize.inputs.assembly_inputs import AssemblySource
-from evofeed.featurize.inputs.roads.parts import read_part
+from evofeed.featurize.inputs.roads.parts import parse_msa, read_part
 from evofeed.featurize.inputs.sources import ChainSource
 from evofeed.featurize.structures.left_out import in_words
 from evofeed.featurize.structures.structure import Structure
@@ -99,8 +97,10 @@ def _assembly(
     if total > MAX_RESIDUES:
         raise InputError(f"{total} residues, more than {MAX_RESIDUES}: left out")
     pairing = [
-        _pairing(records[sequence], sources[sequence], config) if len(names) > 1 else None
-        for sequence in names
+        pairing_record(records[one], pairing_ref(sources[one], config), config)
+        if len(names) > 1
+        else None
+        for one in names
     ]
     copies = tuple(tuple(found) for found in names.values())
     positions, mask = _coordinates(structure, copies, dropped) if structure else (None, None)
@@ -241,16 +241,6 @@ def _named_chains(source: AssemblySource) -> list[_Member]:
     ]
 
 
-def _pairing(record: ChainRecord, source: ChainSource, config: FeaturizeConfig) -> ChainRecord:
-    ref = pairing_ref(source, config)
-    if ref is None:  # nothing to pair by: the query alone
-        return ChainRecord.of_query(
-            record.chain_id, record.sequence, record.aatype, record.residue_index,
-            dropped=("no alignment to pair (uniprot_hits.sto): only the query is paired",),
-        )  # fmt: skip
-    return pairing_record(record, ref, config)
-
-
 def _coordinates(
     structure: Structure, copies: Sequence[Sequence[str]], dropped: list[str]
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -285,22 +275,20 @@ def pairing_ref(source: ChainSource, config: FeaturizeConfig) -> FileRef | None:
     return next((refs[name] for name in names if name in refs), None)
 
 
-def pairing_record(chain: ChainRecord, ref: FileRef, config: FeaturizeConfig) -> ChainRecord:
+def pairing_record(chain: ChainRecord, ref: FileRef | None, config: FeaturizeConfig) -> ChainRecord:
     """The rows to pair of a chain, the query first, with the species of each.
 
-    Args:
-        config: strictness; `hit_names` "openfold" knows UniProt's species names only.
+    Without an alignment there is the query alone; `hit_names` "openfold" knows UniProt's species
+    names only.
 
     Raises:
         MsaError: it is no alignment of this chain.
     """
-    parse = parse_stockholm if ref.plain_name.endswith(".sto") else parse_a3m
-    msa = parse(
-        read_part(ref, config.caps),
-        path=str(ref.path),
-        strict_letters=config.strict_letters,
-        caps=config.caps,
-    )
+    query = ChainRecord.of_query(chain.chain_id, chain.sequence, chain.aatype, chain.residue_index)
+    if ref is None:
+        note = "no alignment to pair (uniprot_hits.sto): only the query is paired"
+        return query.replace(dropped=(note,))
+    msa = parse_msa(read_part(ref, config.caps), ref, config)
     if msa.letters.shape[1] != chain.num_res:
         raise MsaError(
             f"the alignment to pair has {msa.letters.shape[1]} columns, the chain has "
@@ -310,11 +298,7 @@ def pairing_record(chain: ChainRecord, ref: FileRef, config: FeaturizeConfig) ->
         )
     named = ref.part.startswith("paired ") or ref.part.endswith(" paired")
     merged = merge([msa], species=_species(msa, config, named), unique=not named)
-    return ChainRecord.of_query(
-        chain.chain_id,
-        chain.sequence,
-        chain.aatype,
-        chain.residue_index,
+    return query.replace(
         **merged.fields(),
         msa_sources=(ref.plain_name,),
         dropped=msa.dropped,

@@ -10,13 +10,11 @@ import numpy as np
 from evofeed.base.errors import EvofeedError, InputError, MsaError, NoProtein
 from evofeed.base.shapes import Float, Int, UInt8
 from evofeed.featurize.config import FeaturizeConfig
-from evofeed.featurize.formats.a3m import parse_a3m
 from evofeed.featurize.formats.fasta import nucleic_acid, parse_fasta
 from evofeed.featurize.formats.hits import TemplateHit, parse_hhr, parse_hmmsearch
 from evofeed.featurize.formats.msa import Msa, merge, single_row
 from evofeed.featurize.formats.reading import FileRef, file_ref, sha256
-from evofeed.featurize.formats.stockholm import parse_stockholm
-from evofeed.featurize.inputs.roads.parts import read_part
+from evofeed.featurize.inputs.roads.parts import parse_msa, read_part
 from evofeed.featurize.inputs.sources import ChainSource, Role, why_unread
 from evofeed.featurize.records.template_library import TemplateLibrary, template_library
 from evofeed.featurize.records.templates import (
@@ -104,15 +102,7 @@ def _alignments(
             inputs.dropped.append(f"{ref.plain_name}: {why}")
         if role not in ("a3m", "stockholm"):
             continue
-        parse = parse_a3m if role == "a3m" else parse_stockholm
-        msas.append(
-            parse(
-                inputs.read(ref),
-                path=str(ref.path),
-                strict_letters=inputs.config.strict_letters,
-                caps=inputs.config.caps,
-            )
-        )
+        msas.append(parse_msa(inputs.read(ref), ref, inputs.config))
         refs.append(ref)
         inputs.dropped += [f"{ref.plain_name}: {note}" for note in msas[-1].dropped]
     return msas, refs

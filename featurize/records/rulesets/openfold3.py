@@ -5,7 +5,7 @@ The steps stand in the order of its `cleanup_structure_of3`; AlphaFold 3 SI 2.5.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
@@ -101,14 +101,12 @@ def openfold3_section(
     return _Cleaning(record, components, rules or OpenFold3Rules()).section()
 
 
+@dataclass(slots=True)
 class _Cleaning:
-    def __init__(
-        self, record: EntryRecord, components: ComponentTable, rules: OpenFold3Rules
-    ) -> None:
-        self.record = record
-        self.components = components
-        self.rules = rules
-        self.dropped: list[Dropped] = []
+    record: EntryRecord
+    components: ComponentTable
+    rules: OpenFold3Rules
+    dropped: list[Dropped] = field(default_factory=list)
 
     def section(self) -> RulesetSection:
         record, rules = self.record, self.rules
@@ -213,18 +211,17 @@ class _Cleaning:
         self, atoms: AtomRows, out: Bool[np.ndarray, " A"], reason: str, *, report: bool = True
     ) -> AtomRows:
         if report:
-            first = np.flatnonzero(out & np.isin(np.arange(len(atoms)), atoms.residue_starts()))
-            self._report(atoms, first, "residue", reason)
+            starts = atoms.residue_starts()
+            self._report(atoms, starts[out[starts]], "residue", reason)
         return atoms.take(~out) if out.any() else atoms
 
     def _report(
         self, atoms: AtomRows, rows: Integer[np.ndarray, " n"], what: str, reason: str
     ) -> None:
-        for chain, name in zip(
-            atoms.chain[rows].tolist(), atoms.res_name[rows].tolist(), strict=True
-        ):
-            part = Dropped(what=what, chain=str(chain), component=name, reason=reason)
-            self.dropped.append(part)
+        self.dropped += [
+            Dropped(what=what, chain=str(chain), component=str(name), reason=reason)
+            for chain, name in zip(atoms.chain[rows], atoms.res_name[rows], strict=True)
+        ]
 
     def _without_chain(self, atoms: AtomRows, chain: int, reason: str) -> AtomRows:
         """Without a chain and what hangs on it: heteroatoms joined to its first atom."""

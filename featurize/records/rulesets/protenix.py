@@ -6,7 +6,7 @@ assembly.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
@@ -106,18 +106,19 @@ def protenix_section(
     return _Preparation(record, components, rules or ProtenixRules()).section()
 
 
+@dataclass(slots=True)
 class _Preparation:
-    def __init__(
-        self, record: EntryRecord, components: ComponentTable, rules: ProtenixRules
-    ) -> None:
-        self.record = record
-        self.components = components
-        self.rules = rules
-        self.dropped: list[Dropped] = []
-        self.assembled: set[str] = set()
+    record: EntryRecord
+    components: ComponentTable
+    rules: ProtenixRules
+    dropped: list[Dropped] = field(default_factory=list)
+    assembled: set[str] = field(default_factory=set)
+    polymers: dict[int, str] = field(init=False)
+
+    def __post_init__(self) -> None:
         self.polymers = {
             number: entity.polymer or "missing"
-            for number, entity in enumerate(record.entities)
+            for number, entity in enumerate(self.record.entities)
             if entity.polymer or entity.monomers
         }
 
@@ -206,8 +207,8 @@ class _Preparation:
         return found
 
     def _without(self, atoms: AtomRows, out: Bool[np.ndarray, " A"], reason: str) -> AtomRows:
-        first = np.flatnonzero(out & np.isin(np.arange(len(atoms)), atoms.residue_starts()))
-        for row in first.tolist():
+        starts = atoms.residue_starts()
+        for row in starts[out[starts]].tolist():
             label = self.record.chain_label[atoms.asym[row]]
             name = str(atoms.res_name[row])
             part = Dropped(what="residue", chain=label, component=name, reason=reason)
