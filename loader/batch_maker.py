@@ -24,11 +24,10 @@ from evofeed.loader.batch import blocks_of, empty_batch, fill_sample
 from evofeed.loader.catalog import ChainCatalog
 from evofeed.loader.config import LoaderConfig
 from evofeed.loader.counter_rng import Purpose, stream_key
-from evofeed.loader.draws import draw_crop, use_clamped_fape
+from evofeed.loader.draws import Crop, draw_crop, use_clamped_fape
 from evofeed.loader.hooks import ChainSample, LoaderHooks
 from evofeed.loader.msa_draws import RecycleDraws
 from evofeed.loader.plan import BatchPlan, SamplePlan
-from evofeed.loader.transforms.crop import Crop
 from evofeed.loader.unpack import unpack_chain
 from evofeed.protein.features import ASSEMBLY_BATCH
 from evofeed.store import Dataset
@@ -89,14 +88,7 @@ def _tensors_on(device: torch.device, value: Any) -> Iterator[Tensor]:
 class BatchMaker:
     """Makes batches out of filled slots.
 
-    Args:
-        catalogs: where the chains' sizes stand.
-        config: what to make.
-        arena: where the slots are.
-        device: where batches go.
-        fused: with Triton's kernels; else, and complexes always, in plain torch, the definition.
-        hooks: a user's rules.
-        datasets: that the catalogs are of.
+    With Triton's kernels if `fused`; else, and complexes always, in plain torch, the definition.
     """
 
     def __init__(
@@ -209,7 +201,7 @@ class BatchMaker:
     def _complexes(
         self, plan: BatchPlan, slots: Sequence[FilledSlot]
     ) -> tuple[dict[str, Any], list[Tensor]]:
-        from evofeed.loader.assembly.batch import with_truth
+        from evofeed.loader.assembly.make import with_truth
 
         config = self._config
         batch = empty_batch(

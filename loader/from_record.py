@@ -9,10 +9,9 @@ from torch import Tensor
 
 from evofeed.loader.batch import empty_batch, fill_sample
 from evofeed.loader.config import LoaderConfig
-from evofeed.loader.draws import draw_crop, sample_key
+from evofeed.loader.draws import Crop, draw_crop, sample_key
 from evofeed.loader.features import ChainTensors
 from evofeed.loader.msa_draws import MsaDraws, RecycleDraws
-from evofeed.loader.transforms.crop import Crop
 from evofeed.protein.chain_record import ChainRecord
 
 _CPU = torch.device("cpu")

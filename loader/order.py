@@ -61,11 +61,7 @@ def let_through(
 ) -> np.ndarray:
     """Rows that neither `filters` nor what chains and complexes have in common take, ascending.
 
-    Args:
-        table: an index of chains or a table of assemblies.
-        kind: `chain` or `assembly`, of which the table has an id.
-        filters: what each takes, by what to call it.
-        config: dates, names, and whether there must be a structure.
+    The table has an id of the kind, `chain` or `assembly`; filters are named by what they take.
 
     Raises:
         LoaderError: none is left; says which filter took how many.
@@ -235,12 +231,7 @@ def drawn_order(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Dataset and datapoint at each position of an epoch, drawn with replacement, `i64[length]`.
 
-    Args:
-        draws: of each dataset.
-        weights: share of each dataset in the mixture, drawn per position.
-        seed: of the run.
-        epoch: of the run.
-        length: positions.
+    `weights` are the shares of the datasets in the mixture.
     """
     share = np.cumsum(weights) / np.sum(weights)
     key = counter_rng.stream_key(seed, epoch, Purpose.MIXTURE)
@@ -260,11 +251,6 @@ def window_order(costs: np.ndarray, step_size: int, key: int) -> np.ndarray:
     within each batch of all ranks is small. Which step takes which is shuffled, so
     that the dearest do not all come first. Ranks do not count: a step holds the
     same samples for any number of them.
-
-    Args:
-        costs: of the samples, `step_size` a step.
-        step_size: samples of an optimiser step.
-        key: of the shuffle.
     """
     order = np.argsort(-costs, kind="stable").reshape(-1, step_size)
     return order[counter_rng.few_in_order(key, len(order))].reshape(-1)

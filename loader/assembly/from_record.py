@@ -6,13 +6,11 @@ from typing import Any
 
 import torch
 
-from evofeed.loader.assembly.batch import with_truth
-from evofeed.loader.assembly.make import fill_assembly
+from evofeed.loader.assembly.make import fill_assembly, with_truth
 from evofeed.loader.assembly.merge import AssemblyTensors, Entity, merge_entities
 from evofeed.loader.assembly.pairing import EntityRows, plan_rows
-from evofeed.loader.assembly_config import AssemblyConfig
 from evofeed.loader.batch import empty_batch
-from evofeed.loader.config import LoaderConfig
+from evofeed.loader.config import AssemblyConfig, LoaderConfig
 from evofeed.loader.draws import sample_key
 from evofeed.loader.from_record import chain_tensors
 from evofeed.loader.msa_draws import RecycleDraws

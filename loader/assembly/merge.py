@@ -15,7 +15,7 @@ from torch import Tensor
 
 from evofeed.base.shapes import Bool, Float, Integer, Shaped
 from evofeed.loader.assembly.pairing import RowPlan
-from evofeed.loader.assembly_config import AssemblyConfig
+from evofeed.loader.config import AssemblyConfig
 from evofeed.loader.features import ChainTensors
 from evofeed.protein.assembly_record import chain_numbers
 from evofeed.protein.residues import GAP
@@ -90,12 +90,7 @@ def merge_entities(
 ) -> AssemblyTensors:
     """The complex of these chains.
 
-    Args:
-        entities: in the order of their ids.
-        plan: the rows of its MSA.
-        positions: of all chains in the order of the result, ångström; None without structure.
-        mask: which atoms are known.
-        config: rows and templates.
+    Entities come in the order of their ids; `positions` are of all chains in that order.
     """
     chains = [entity.chain for entity in entities for _ in range(entity.copies)]
     if isinstance(plan, RowPlan):

@@ -10,12 +10,11 @@ import numpy as np
 
 from evofeed.loader.config import LoaderConfig
 from evofeed.loader.counter_rng import Purpose
-from evofeed.loader.draws import use_clamped_fape
+from evofeed.loader.draws import Crop, use_clamped_fape
 from evofeed.loader.fused.sample_words import INT32, RANGE, UINT8, UINT16, Recycle, RowSpans, Sample
 from evofeed.loader.msa_draws import RecycleDraws
 from evofeed.loader.read_chain import Part, Slab
 from evofeed.loader.transforms import msa as msa_transforms
-from evofeed.loader.transforms.crop import Crop
 from evofeed.store.inner import Codec, row_nbytes
 
 _KINDS: Final[dict[int, int]] = {

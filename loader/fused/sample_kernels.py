@@ -10,14 +10,13 @@ from torch import Tensor
 
 from evofeed.kernels.runtime.launching import launch
 from evofeed.loader.config import LoaderConfig
-from evofeed.loader.draws import draw_crop
+from evofeed.loader.draws import Crop, draw_crop
 from evofeed.loader.fused import clusters, coordinates, emit, rows, stages
 from evofeed.loader.fused.filling import pack_words, recycle_words, sample_words
 from evofeed.loader.fused.sample_words import Recycle, RowSpans, Sample
 from evofeed.loader.fused.tables import residue_tables
 from evofeed.loader.msa_draws import RecycleDraws
 from evofeed.loader.read_chain import Slab
-from evofeed.loader.transforms.crop import Crop
 from evofeed.protein.features import SUPERVISED
 from evofeed.protein.residues import MASK
 

@@ -42,12 +42,8 @@ def structure_columns(
 ) -> dict[str, Any]:
     """The columns of chains, residues and atoms that all projects have alike.
 
-    Args:
-        record: the entry.
-        section: what the project takes of it.
-        present: atoms that it takes as seen.
-        alignments: name of the alignment by entity.
-        single: coordinates of copies in float32, as biotite makes them.
+    `present` are atoms that the project takes as seen; coordinates of copies are `single`
+    precision where biotite makes them.
     """
     operator = section.chain_operator[section.atom_chain()]
     position = placed(
@@ -124,11 +120,7 @@ def references(
 ) -> References:
     """Distinct reference molecules by name, sorted.
 
-    Args:
-        section: what the project takes of an entry.
-        component: component of every residue, ascending from 0.
-        titles: name of every component's molecule.
-        molecules: by name.
+    Components are numbered by residue, ascending from 0; `titles` name the molecule of each.
 
     Raises:
         MoleculeMissing: a molecule is absent, or an atom of it.

@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.loader.plain_clusters import nearest_clusters_reference
 
-from evofeed.loader import counter_rng
+from evofeed.loader import counter_rng, msa_draws
 from evofeed.loader.config import LoaderConfig
 from evofeed.loader.draws import draw_crop, recycling_iters, sample_key, use_clamped_fape
 from evofeed.loader.msa_draws import RecycleDraws
-from evofeed.loader.transforms import clusters, device_rng, msa
+from evofeed.loader.transforms import clusters, msa
 from evofeed.protein.residues import GAP, MASK
 
 CPU = torch.device("cpu")
@@ -32,11 +32,11 @@ def draws_of(sample: int, recycle: int = 0, config: LoaderConfig = CONFIG) -> Re
 def test_numpy_and_torch_draw_the_same_bits(word: int, count: int) -> None:
     key = counter_rng.stream_key(word)
     want = counter_rng.draws64(key, count)
-    got = device_rng.draws64(key, count, CPU)
+    got = msa_draws.draws64(key, count, CPU)
     assert np.array_equal(got.numpy().view(np.uint64), want)
-    low = device_rng.bits32(key, count, CPU).numpy()
+    low = msa_draws.bits32(key, count, CPU).numpy()
     assert np.array_equal(low, counter_rng.bits32(key, count))
-    order = device_rng.permutation(key, count, CPU).tolist()
+    order = msa_draws.permutation(key, count, CPU).tolist()
     assert sorted(order) == list(range(count))
     assert order == np.argsort(want >> np.uint64(1), kind="stable").tolist()
 

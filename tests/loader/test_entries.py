@@ -22,10 +22,10 @@ from evofeed.loader import (
     openfold3_batch,
     protenix_batch,
 )
+from evofeed.loader.config import EntryConfig
 from evofeed.loader.entries.catalog import EntryCatalog
 from evofeed.loader.entries.reading import plan_entry
-from evofeed.loader.entries_config import EntryConfig
-from evofeed.loader.views.openfold3.draws import CounterDraws
+from evofeed.loader.views.draws import CounterDraws
 from evofeed.loader.views.openfold3.plan import plan_sample
 from evofeed.loader.views.openfold3.tables import openfold3_view
 from evofeed.protein.datapoints import alignment_names

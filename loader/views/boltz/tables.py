@@ -37,12 +37,6 @@ def boltz_view(
 ) -> EntryView:
     """The whole entry as Boltz sees it.
 
-    Args:
-        record: the entry.
-        section: Boltz's of it.
-        molecules: by component code.
-        alignments: name of the alignment by entity.
-
     Raises:
         MoleculeMissing: a reference molecule is absent, or an atom of it.
     """

@@ -33,12 +33,7 @@ def openfold3_view(
 ) -> EntryView:
     """The whole entry as OpenFold3 sees it.
 
-    Args:
-        record: the entry.
-        section: OpenFold3's of it.
-        molecules: reference molecules by component code, ligands of several components by
-            `<entry>_<entity>`.
-        alignments: name of the alignment by entity.
+    Molecules go by component code, ligands of several components by `<entry>_<entity>`.
 
     Raises:
         MoleculeMissing: a reference molecule is absent, or an atom of it.

@@ -6,15 +6,15 @@ Every shape is known to the host. Names and values are those of Protenix's featu
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 
 from evofeed.loader.transforms.msa import one_hot
+from evofeed.loader.views.config import ProtenixConfig
 from evofeed.loader.views.entry_view import ChainType
-from evofeed.loader.views.protenix.config import ProtenixConfig
 from evofeed.loader.views.protenix.vocabulary import GAP_TYPE, NUM_RESTYPES
 from evofeed.loader.views.tensors import symmetric
 
@@ -46,9 +46,7 @@ def protenix_features(
 ) -> dict[str, dict[str, Any]]:
     """One sample: `input_feature_dict`, `label_dict`, `label_full_dict` and `basic`.
 
-    Args:
-        packed: what `plan_sample` gave, as tensors of one device, but for `plan.ON_HOST`.
-        config: sizes and faults, the plan's.
+    What the host reads, `plan.ON_HOST`, is on the host.
     """
     features = {
         **_tokens(packed),
@@ -169,3 +167,14 @@ def _basic(packed: Mapping[str, Tensor]) -> dict[str, Tensor]:
         "N_msa_rna_pair": rna,
         "N_msa_rna_unpair": deep,
     }
+
+
+def protenix_batch(samples: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The sample itself: Protenix trains on one sample a GPU, without an axis for more.
+
+    Raises:
+        ValueError: there are several samples, or none.
+    """
+    if len(samples) != 1:
+        raise ValueError(f"Protenix takes 1 sample a batch, not {len(samples)}: set batch_size=1")
+    return samples[0]

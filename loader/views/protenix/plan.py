@@ -11,15 +11,14 @@ from evofeed.base.shapes import Integer
 from evofeed.loader.crop_draws import Strategy
 from evofeed.loader.views.cells import row_codes, row_deletions, row_profile
 from evofeed.loader.views.columns import UNKNOWN, name_codes
-from evofeed.loader.views.entry_view import ChainType
-from evofeed.loader.views.protenix.config import ProtenixConfig
+from evofeed.loader.views.config import ProtenixConfig
+from evofeed.loader.views.draws import ProtenixDraws
+from evofeed.loader.views.entry_view import ChainType, ProtenixView
 from evofeed.loader.views.protenix.crop import Tokens, crop_tokens, tokens_of
-from evofeed.loader.views.protenix.draws import ProtenixDraws
 from evofeed.loader.views.protenix.frames import token_frames, uid_starts
 from evofeed.loader.views.protenix.labels import Crop, atom_orders, exchangeable
 from evofeed.loader.views.protenix.molecules import Molecules, molecules_of
 from evofeed.loader.views.protenix.rows import letter_codes_of, plan_rows
-from evofeed.loader.views.protenix.view import ProtenixView
 from evofeed.loader.views.protenix.vocabulary import (
     GAP_TYPE,
     NUM_RESTYPES,
@@ -43,13 +42,6 @@ def plan_sample(
     config: ProtenixConfig,
 ) -> dict[str, np.ndarray]:
     """Crop, rows, conformers and labels of one sample.
-
-    Args:
-        view: the whole entry.
-        alignments: in the order of `view.alignments`.
-        datapoint: a chain, or the two chains of an interface.
-        draws: the random decisions.
-        config: sizes and faults.
 
     Raises:
         ValueError: no crop can be made around the datapoint.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 import numpy as np
@@ -18,9 +18,9 @@ from evofeed.loader.views.columns import (
     split_tokens,
     structure_columns,
 )
-from evofeed.loader.views.entry_view import ChainType
-from evofeed.loader.views.protenix.view import OTHER_POLYMER, ProtenixView
+from evofeed.loader.views.entry_view import OTHER_POLYMER, ChainType, ProtenixView
 from evofeed.loader.views.protenix.vocabulary import standard_codes
+from evofeed.protein.alignment import Alignment, letter_codes
 from evofeed.protein.components import Component, ComponentTable
 from evofeed.protein.entry_record import EntryRecord
 from evofeed.protein.molecules import Molecule
@@ -43,12 +43,7 @@ def protenix_view(
 ) -> ProtenixView:
     """The whole entry as Protenix sees it.
 
-    Args:
-        record: the entry.
-        section: Protenix's of it.
-        molecules: by component code.
-        alignments: name of the alignment by entity, of every polymer.
-        components: whose types and letters say what a residue is.
+    Types and letters of the components say what a residue is.
 
     Raises:
         MoleculeMissing: a reference molecule is absent, or an atom of it.
@@ -150,3 +145,39 @@ def _tokens(
         "token_atomized": (tokens.atoms == 1) & (sizes[owner] > 1),
         "token_resolved": present[centre],
     }
+
+
+def query_alignments(
+    record: EntryRecord,
+    section: RulesetSection,
+    components: ComponentTable,
+    aligned: Collection[int],
+) -> dict[int, Alignment]:
+    """The sequence alone of every polymer that is not among the aligned ones, by entity.
+
+    Protenix shows a polymer without an alignment its own sequence, DNA always.
+    """
+    sequences = canonical_sequences(record, section, components)
+    return {
+        entity: _alone(f"sequence of entity {entity}", sequence)
+        for entity, sequence in sequences.items()
+        if entity not in aligned
+    }
+
+
+def _alone(name: str, sequence: str) -> Alignment:
+    one = np.zeros(1, np.int32)
+    none = np.zeros(0, np.int32)
+    return Alignment(
+        name=name,
+        sources=("query",),
+        letters=letter_codes(np.frombuffer(sequence.encode(), np.uint8))[None],
+        row_letters=one,
+        row_source=one,
+        row_species=one - 1,
+        row_gapless=one.astype(np.int64),
+        species=(),
+        deletion_start=np.zeros(2, np.int64),
+        deletion_column=none,
+        deletion_count=none,
+    )

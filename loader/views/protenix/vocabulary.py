@@ -28,7 +28,7 @@ def _letters(first: int, letters: str, unknown: int, alike: str = "") -> np.ndar
 
 PROTEIN_LETTERS: Final = _letters(0, "ARNDCQEGHILKMFPSTWYV", UNKNOWN, "BDUCZE")
 """Codes of letters in proteins, and in polymers without an alignment: B is D, U is C, Z is E."""
-LETTERS: Final = {
+LETTERS: Final[dict[int, np.ndarray]] = {
     ChainType.PROTEIN: PROTEIN_LETTERS,
     ChainType.DNA: _letters(26, "AGCT", RESTYPES.index("DN")),
     ChainType.RNA: _letters(21, "AGCU", RESTYPES.index("N")),
@@ -107,12 +107,7 @@ def standard_codes(names: Shaped[np.ndarray, " n"]) -> Integer[np.ndarray, " n"]
 def standard_places(
     residue: Integer[np.ndarray, " A"], names: Integer[np.ndarray, "A 4"]
 ) -> Integer[np.ndarray, " A"]:
-    """Place of atoms among the atoms of their residue; 0 in residues that are not standard.
-
-    Args:
-        residue: `standard_codes` of every atom's residue.
-        names: `EntryView.atom_name`.
-    """
+    """Place of atoms among the atoms of their residue; 0 in residues that are not standard."""
     keys = (residue << 32) + _packed(names)
     found = np.minimum(np.searchsorted(_KEYS, keys), len(_KEYS) - 1)
     return np.where(_KEYS[found] == keys, _PLACES[found], 0)

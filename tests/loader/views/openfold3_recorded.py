@@ -14,14 +14,15 @@ from typing import Any
 import numpy as np
 from tests.loader.views.packs import Recording, openfold3_cache
 
+from evofeed.loader.views.draws import OpenFold3Draws
 from evofeed.loader.views.entry_view import EntryView
 from evofeed.protein.alignment import Alignment, letter_codes
 
 STRATEGIES = ("contiguous", "spatial", "spatial_interface")
 
 
-class RecordedDraws:
-    """`SampleDraws` from a file; raises when asked in another order than recorded."""
+class RecordedDraws(OpenFold3Draws):
+    """Draws from a file; raises when asked in another order than recorded."""
 
     def __init__(self, view: EntryView, calls: list[tuple[str, Any]]) -> None:
         self.view = view

@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from tests.conftest import golden_folder, golden_json
 
-from evofeed.loader.views.entry_view import ChainType, EntryView
-from evofeed.loader.views.protenix.view import OTHER_POLYMER, ProtenixView
+from evofeed.loader.views.entry_view import OTHER_POLYMER, ChainType, EntryView, ProtenixView
 
 OPENFOLD3_NAMES = (
     "ALA ARG ASN ASP CYS GLN GLU GLY HIS ILE LEU LYS MET PHE PRO SER THR TRP TYR VAL UNK "

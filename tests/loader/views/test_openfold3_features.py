@@ -16,7 +16,7 @@ from tests.loader.views.openfold3_recorded import (
 )
 from tests.loader.views.packs import entry_view, read, recordings
 
-from evofeed.loader.views.openfold3.config import OpenFold3Config
+from evofeed.loader.views.config import OpenFold3Config
 from evofeed.loader.views.openfold3.features import openfold3_features
 from evofeed.loader.views.openfold3.plan import ON_HOST, plan_sample
 from evofeed.loader.views.packing import fill_slot, pack_sample, unpack_sample

@@ -32,18 +32,14 @@ from tests.loader.views.test_protenix import through_a_slot
 
 from evofeed.featurize.records.rulesets.boltz import boltz_section
 from evofeed.featurize.records.rulesets.protenix import protenix_section
-from evofeed.loader.views.boltz.batch import boltz_batch
-from evofeed.loader.views.boltz.config import BoltzConfig
-from evofeed.loader.views.boltz.features import boltz_features
+from evofeed.loader.views.boltz.features import boltz_batch, boltz_features
 from evofeed.loader.views.boltz.plan import plan_sample as plan_boltz
 from evofeed.loader.views.boltz.tables import boltz_view
-from evofeed.loader.views.openfold3.batch import openfold3_batch
-from evofeed.loader.views.openfold3.config import OpenFold3Config
-from evofeed.loader.views.openfold3.features import openfold3_features
+from evofeed.loader.views.config import BoltzConfig, OpenFold3Config, ProtenixConfig
+from evofeed.loader.views.openfold3.features import openfold3_batch, openfold3_features
 from evofeed.loader.views.openfold3.plan import ON_HOST
 from evofeed.loader.views.openfold3.plan import plan_sample as plan_openfold3
 from evofeed.loader.views.packing import fill_slot, pack_sample, unpack_sample
-from evofeed.loader.views.protenix.config import ProtenixConfig
 from evofeed.loader.views.protenix.plan import plan_sample as plan_protenix
 from evofeed.loader.views.protenix.tables import protenix_view
 
