@@ -283,22 +283,22 @@ class BatchMaker:
     def _fill_fused(
         self, tensors: dict[str, Tensor], number: int, recycles: int, slot: FilledSlot, crop: Crop
     ) -> None:
-        from evofeed.loader.fused.sample_kernels import plan_sample
+        from evofeed.loader.fused.filling import recycle_words
+        from evofeed.loader.fused.sample_kernels import prepare
 
-        sample, catalog = slot.sample, self._catalogs[slot.sample.dataset]
-        kernels, words = plan_sample(
-            slot.slab,
-            catalog.sizes(sample.row),
-            self._config,
-            key=sample.key,
-            number=number,
-            batch=tensors["aatype"].shape[0],
-            recycles=recycles,
-            resolution=float(catalog.resolution[sample.row]),
-            is_distillation=bool(catalog.is_distillation[sample.row]),
-            device=self._device,
-            crop=crop,
-        )
+        config, sample, catalog = self._config, slot.sample, self._catalogs[slot.sample.dataset]
+        sizes = catalog.sizes(sample.row)
+        predicted = bool(catalog.is_distillation[sample.row])
+        draws = (RecycleDraws(config, sample.key, r, self._device) for r in range(recycles))
+        each = [
+            recycle_words(sizes[1], is_distillation=predicted, draws=drawn, config=config)
+            for drawn in draws
+        ]
+        kernels, words = prepare(
+            slot.slab, sizes, crop, config, each, self._device,
+            key=sample.key, number=number, batch=tensors["aatype"].shape[0],
+            resolution=float(catalog.resolution[sample.row]), is_distillation=predicted,
+        )  # fmt: skip
         data, on_device = self._copy_with(slot, words)
         kernels.run(on_device, data, tensors)
 

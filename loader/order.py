@@ -109,15 +109,9 @@ def pass_order(
 ) -> np.ndarray:
     """One pass over `count` chains: the accepted ones in random order, `i64`.
 
-    Args:
-        count: chains.
-        probability: of acceptance, for each; None accepts all.
-        seed: of the run.
-        epoch: of the run.
-        dataset: which dataset of a mixture.
-        number: of the pass within the epoch.
-        window: of neighbours that stay together, in random order, while the windows come in
-            random order too; 0: no random order at all; None: all are one window.
+    Without a probability of acceptance all are accepted. Neighbours of a `window` stay together in
+    random order, and the windows come in random order too; 0: no random order at all; None: all
+    are one window.
     """
     words = (seed, epoch, dataset, number)
     chains = _accepted(count, probability, counter_rng.stream_key(*words, Purpose.ACCEPT))
@@ -192,26 +186,13 @@ def epoch_order(
 
     A pass is made as a whole: of a single dataset, what it has beyond `length` is there too, up to
     `most` positions.
-
-    Args:
-        counts: eligible chains of each dataset.
-        probabilities: of acceptance, per dataset and chain, or None.
-        weights: share of each dataset in the mixture, drawn per position.
-        seed: of the run.
-        epoch: of the run.
-        length: positions.
-        most: of them, as above; None: `length`.
-        window: of neighbours, see `pass_order`.
+    Chances of acceptance are of each dataset's chains, or None; for `window` see `pass_order`.
     """
     most = length if most is None else most
     if len(counts) == 1:
         chain = _dataset_order(counts[0], probabilities[0], seed, epoch, 0, length, most, window)
         return np.zeros(len(chain), np.int64), chain
-    share = np.cumsum(weights) / np.sum(weights)
-    draw = (
-        counter_rng.bits32(counter_rng.stream_key(seed, epoch, Purpose.MIXTURE), length) * 2.0**-32
-    )
-    which = np.searchsorted(share[:-1], draw, side="right")
+    which = _mixture(weights, seed, epoch, length)
     chain = np.empty(length, np.int64)
     for dataset, count in enumerate(counts):
         here = np.flatnonzero(which == dataset)
@@ -219,6 +200,13 @@ def epoch_order(
         found = _dataset_order(count, chance, seed, epoch, dataset, len(here), len(here), window)
         chain[here] = found
     return which, chain
+
+
+def _mixture(weights: Sequence[float], seed: int, epoch: int, length: int) -> np.ndarray:
+    """Dataset at each position, drawn by its share of the mixture, `i64`."""
+    share = np.cumsum(weights) / np.sum(weights)
+    draw = counter_rng.bits32(counter_rng.stream_key(seed, epoch, Purpose.MIXTURE), length)
+    return np.searchsorted(share[:-1], draw * 2.0**-32, side="right").astype(np.int64)
 
 
 def drawn_order(
@@ -233,10 +221,7 @@ def drawn_order(
 
     `weights` are the shares of the datasets in the mixture.
     """
-    share = np.cumsum(weights) / np.sum(weights)
-    key = counter_rng.stream_key(seed, epoch, Purpose.MIXTURE)
-    draw = counter_rng.bits32(key, length) * 2.0**-32
-    which = np.searchsorted(share[:-1], draw, side="right").astype(np.int64)
+    which = _mixture(weights, seed, epoch, length)
     rows = np.empty(length, np.int64)
     for dataset, one in enumerate(draws):
         here = which == dataset

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from evofeed.loader.assembly.make import fill_assembly, with_truth
-from evofeed.loader.assembly.merge import AssemblyTensors, Entity, merge_entities
+from evofeed.loader.assembly.merge import AssemblyTensors, Entity, merge_entities, rows_on
 from evofeed.loader.assembly.pairing import EntityRows, plan_rows
 from evofeed.loader.batch import empty_batch
 from evofeed.loader.config import AssemblyConfig, LoaderConfig
@@ -80,4 +80,5 @@ def merged_record(record: AssemblyRecord, rules: AssemblyConfig) -> AssemblyTens
     if record.all_atom_positions is not None and record.all_atom_mask is not None:
         positions = torch.from_numpy(record.all_atom_positions)
         mask = torch.from_numpy(record.all_atom_mask).to(torch.float32)
-    return merge_entities(entities, plan_rows(rows, rules), positions, mask, rules)
+    plan = rows_on(plan_rows(rows, rules), entities)
+    return merge_entities(entities, plan, positions, mask, rules)

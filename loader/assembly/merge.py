@@ -83,7 +83,7 @@ class AssemblyTensors:
 
 def merge_entities(
     entities: Sequence[Entity],
-    plan: RowPlan | DeviceRows,
+    plan: DeviceRows,
     positions: Float[Tensor, "L 37 3"] | None,
     mask: Float[Tensor, "L 37"] | None,
     config: AssemblyConfig,
@@ -93,8 +93,6 @@ def merge_entities(
     Entities come in the order of their ids; `positions` are of all chains in that order.
     """
     chains = [entity.chain for entity in entities for _ in range(entity.copies)]
-    if isinstance(plan, RowPlan):
-        plan = rows_on(plan, entities)
     if config.shared_coordinates and positions is not None and mask is not None:
         positions, mask = (_first_copies(entities, value) for value in (positions, mask))
     msa, deletions, block = _merged_rows(entities, plan, config.min_rows)

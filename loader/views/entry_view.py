@@ -8,7 +8,7 @@ the structure. Plain numpy columns, whole entry, never changed after they were m
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -145,11 +145,6 @@ class EntryView:
     def num_tokens(self) -> int:
         """Tokens of the whole entry (N)."""
         return len(self.token_atom)
-
-    def nbytes(self) -> int:
-        """Bytes of all columns."""
-        values = (getattr(self, field.name) for field in fields(self))
-        return sum(value.nbytes for value in values if isinstance(value, np.ndarray))
 
     def residue_chain(self) -> Integer[np.ndarray, " R"]:
         """Chain of every residue."""

@@ -89,8 +89,8 @@ def replay_fused(
     draws = RecordedDraws(case.draws, config)
     rows = recycle_words(place.sizes[1], is_distillation=False, draws=draws, config=config)
     kernels, words = prepare(
-        slab, place.sizes, case.crop, config, [rows], key=0, number=0, batch=1,
-        resolution=case.chain.resolution, is_distillation=False, device=torch.device(device),
+        slab, place.sizes, case.crop, config, [rows], torch.device(device),
+        key=0, number=0, batch=1, resolution=case.chain.resolution, is_distillation=False,
     )  # fmt: skip
     data = torch.frombuffer(slot, dtype=torch.uint8)[slab.start : slab.stop].to(device)
     on_device = torch.from_numpy(words).to(device)

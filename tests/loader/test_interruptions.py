@@ -157,32 +157,23 @@ def test_two_loaders_at_once_do_not_disturb_each_other(
     assert mine == yours == reference
 
 
-FAILING = """
+INTERRUPTED = """
 import signal, sys
 from evofeed.loader import FeatureLoader, LoaderConfig
 from evofeed.store import Dataset
 loader = FeatureLoader(Dataset.open(sys.argv[1]), LoaderConfig(crop_size=8), device="cpu")
 for batch in loader:
-    {what}
+    signal.raise_signal(signal.SIGINT)
 """
 
 
-@pytest.mark.parametrize(
-    ("what", "said"),
-    [
-        ("raise ZeroDivisionError", "ZeroDivisionError"),
-        ("signal.raise_signal(signal.SIGINT)", "KeyboardInterrupt"),
-    ],
-)
-def test_a_script_that_fails_ends_with_its_own_error(
-    dataset: Dataset, what: str, said: str
-) -> None:
+def test_a_script_that_is_interrupted_ends_with_that_alone(dataset: Dataset) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", FAILING.format(what=what), dataset.uri],
+        [sys.executable, "-c", INTERRUPTED, dataset.uri],
         capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     assert done.returncode != 0
-    assert done.stderr.splitlines()[-1] == said
+    assert done.stderr.splitlines()[-1] == "KeyboardInterrupt"
     assert done.stderr.count("Traceback") == 1
 
 

@@ -94,15 +94,7 @@ def serving(dataset: Dataset, request: pytest.FixtureRequest) -> Iterator[Servin
     assert not one.thread.is_alive()
 
 
-def test_messages_are_answered_one_after_another(serving: Serving) -> None:
-    serving.ask(3, 1, 2)
-    assert sorted(serving.answers(3)) == [1, 2, 3]
-    time.sleep(0.05)  # all threads idle
-    serving.ask(5)
-    assert serving.answers(1) == [5]
-
-
-@pytest.mark.parametrize("serving", [(0,), (0, 1, 2)], indirect=True)
+@pytest.mark.parametrize("serving", [(0, 1, 2)], indirect=True)
 def test_who_waits_behind_slow_reads_gets_threads_of_its_own(serving: Serving) -> None:
     slow = len(serving.storage.stuck)
     serving.ask(*range(8))

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import errno
 import itertools
-import random
 import time
-from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from tests.loader.records import make_record, small_dataset
 
-from evofeed.base.errors import LoaderError, StoreError
+from evofeed.base.errors import StoreError
 from evofeed.loader import FeatureLoader, LoaderConfig
 from evofeed.store import Dataset, DatasetWriter
 from evofeed.store.cache import Cache, CachedStorage
@@ -155,11 +152,6 @@ def test_a_chain_whose_reading_fails_is_replaced(
     assert reported in why
 
 
-def test_a_storage_that_never_comes_back_is_given_up_with_its_own_words(dataset: Dataset) -> None:
-    with pytest.raises(LoaderError, match="is the service up"):
-        ids_read(far(dataset, 10**9), replace(CONFIG, outage_seconds=1.0))
-
-
 class Suspended(FarStorage):
     """During one read everything stops for an hour, and then it fails."""
 
@@ -181,32 +173,3 @@ def test_a_suspended_job_is_no_outage(dataset: Dataset, monkeypatch: pytest.Monk
     *got, retried, bad = ids_read(far, prefetch=1)
     assert (retried, bad) == (1, 0)
     assert got == want
-
-
-def test_a_dataset_behind_a_service_is_read_like_a_local_one(
-    dataset: Dataset, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from evofeed.store.http import HttpStorage
-
-    local = LocalStorage(dataset.uri)
-    failures: Counter[str] = Counter()  # of a chain: none, one or two, whoever reads it when
-
-    def get(self: HttpStorage, key: str, headers: dict[str, str]) -> bytes:
-        if "Range" not in headers:
-            return local.read(key)
-        if failures[headers["Range"]] < random.Random(headers["Range"]).randrange(3):
-            failures[headers["Range"]] += 1
-            raise StoreError("gave up after 6 attempts: is the service up?")
-        first, last = (int(at) for at in headers["Range"].removeprefix("bytes=").split("-"))
-        out = bytearray(last + 1 - first)
-        local.read_into(key, first, memoryview(out))
-        return bytes(out)
-
-    monkeypatch.setattr(HttpStorage, "_get", get)
-    storage = HttpStorage("http://127.0.0.1:1/v1/datasets/d")
-    there = Dataset(storage, dataset.digest, dataset.manifest, dataset.index)
-    *want, _, _ = ids_read(dataset)
-    *got, retried, bad = ids_read(there)
-    assert got == want
-    assert bad == 0
-    assert retried > 0

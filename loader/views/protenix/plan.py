@@ -10,7 +10,7 @@ import numpy as np
 from evofeed.base.shapes import Integer
 from evofeed.loader.crop_draws import Strategy
 from evofeed.loader.views.cells import row_codes, row_deletions, row_profile
-from evofeed.loader.views.columns import UNKNOWN, name_codes
+from evofeed.loader.views.columns import UNKNOWN, name_codes, residue_codes
 from evofeed.loader.views.config import ProtenixConfig
 from evofeed.loader.views.draws import ProtenixDraws
 from evofeed.loader.views.entry_view import ChainType, ProtenixView
@@ -23,7 +23,6 @@ from evofeed.loader.views.protenix.vocabulary import (
     GAP_TYPE,
     NUM_RESTYPES,
     is_named,
-    standard_codes,
     standard_places,
 )
 from evofeed.protein.alignment import Alignment
@@ -111,7 +110,7 @@ def _atoms(
     owner = crop.owner
     chain, residue = crop.chain[owner], crop.residue[owner]
     kind = view.residue_kind[residue]
-    code = standard_codes(view.residue_name[crop.residue])[owner]
+    code = residue_codes(view.residue_name[crop.residue])[owner]
     names = view.atom_name[crop.atom].astype(np.uint8)
     standard = (code >= 0) & (kind != ChainType.LIGAND)
     flags = np.zeros((4, len(owner)), np.uint8)
@@ -162,7 +161,7 @@ def _bonds(view: ProtenixView, crop: Crop) -> dict[str, np.ndarray]:
     ends = ends[(ends >= 0).all(1)]
     residue = crop.residue[crop.owner]
     polymer = view.residue_kind[residue] != ChainType.LIGAND
-    standard = (standard_codes(view.residue_name[crop.residue]) >= 0)[crop.owner] & polymer
+    standard = (residue_codes(view.residue_name[crop.residue]) >= 0)[crop.owner] & polymer
     one, two = ends.T
     both = polymer[one] & polymer[two]
     along = both & (standard[one] | standard[two] | (residue[one] != residue[two]))
@@ -203,7 +202,7 @@ def _conformers(
 
 def _frames(view: ProtenixView, crop: Crop, packed: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     kind = view.residue_kind[crop.residue]
-    standard = standard_codes(view.residue_name[crop.residue]) >= 0
+    standard = residue_codes(view.residue_name[crop.residue]) >= 0
     whole = standard & (kind != ChainType.LIGAND) & (np.diff(crop.start) > 1)
     frames = token_frames(
         crop.start,

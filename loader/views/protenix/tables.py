@@ -15,11 +15,12 @@ from evofeed.loader.views.columns import (
     distogram_atoms,
     element_numbers,
     references,
+    residue_codes,
     split_tokens,
     structure_columns,
+    token_columns,
 )
 from evofeed.loader.views.entry_view import OTHER_POLYMER, ChainType, ProtenixView
-from evofeed.loader.views.protenix.vocabulary import standard_codes
 from evofeed.protein.alignment import Alignment, letter_codes
 from evofeed.protein.components import Component, ComponentTable
 from evofeed.protein.entry_record import EntryRecord
@@ -50,7 +51,8 @@ def protenix_view(
     """
     present = section.atom_row >= 0
     titles = section.residue_name.tolist()
-    reference = references(section, np.arange(len(titles)), titles, molecules)
+    columns = references(section, np.arange(len(titles)), titles, molecules)
+    columns["atom_element"] = element_numbers(section.atom_element)
     chain = np.repeat(np.arange(len(section.chain_name)), np.diff(section.chain_residue))
     polymer = _polymers(record, section)
     kinds = {name: _kind(components.get(name)) for name in set(titles)}
@@ -61,15 +63,13 @@ def protenix_view(
     types = np.array([canonical[pair] for pair in pairs], np.uint8)
     return ProtenixView(
         **structure_columns(record, section, present, alignments, single=True),
-        **reference.columns,
+        **columns,
         **_tokens(section, kind, types, present),
         chain_sym=section.chain_copy.astype(np.int32),
         chain_asym=section.chain_number.astype(np.int32),
         chain_polymer=polymer,
         residue_kind=kind,
         residue_type=types,
-        atom_element=element_numbers(section.atom_element),
-        atom_charge=reference.charge.astype(np.int8),
     )
 
 
@@ -131,20 +131,13 @@ def _tokens(
     present: Bool[np.ndarray, " A"],
 ) -> dict[str, Any]:
     """A token for every standard residue, and for every atom of others."""
-    standard = (standard_codes(section.residue_name) >= 0) & (kind != ChainType.LIGAND)
+    standard = (residue_codes(section.residue_name) >= 0) & (kind != ChainType.LIGAND)
     tokens, names = split_tokens(section, standard), section.residue_name.tolist()
     centre, owner = tokens.atom(section, standard, centre_atoms(names)), tokens.residue
     sizes = np.diff(section.residue_atom)
-    return {
-        "token_atom": tokens.first.astype(np.int32),
-        "token_atoms": tokens.atoms.astype(np.int32),
-        "token_residue": owner.astype(np.int32),
-        "token_type": types[owner],
-        "token_centre": centre.astype(np.int32),
-        "token_distogram": tokens.atom(section, standard, distogram_atoms(names)).astype(np.int32),
-        "token_atomized": (tokens.atoms == 1) & (sizes[owner] > 1),
-        "token_resolved": present[centre],
-    }
+    apart = tokens.atom(section, standard, distogram_atoms(names))
+    split = (tokens.atoms == 1) & (sizes[owner] > 1)
+    return token_columns(tokens, types, centre, apart, split, present[centre])
 
 
 def query_alignments(

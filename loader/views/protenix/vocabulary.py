@@ -6,7 +6,7 @@ from typing import Final
 
 import numpy as np
 
-from evofeed.base.shapes import Integer, Shaped
+from evofeed.base.shapes import Integer
 from evofeed.loader.views.columns import RESTYPES, UNKNOWN, name_codes
 from evofeed.loader.views.entry_view import ChainType
 from evofeed.protein.alignment import GAP, NUM_LETTERS
@@ -96,12 +96,6 @@ def _atom_table() -> tuple[np.ndarray, np.ndarray]:
 
 
 _KEYS, _PLACES = _atom_table()
-
-
-def standard_codes(names: Shaped[np.ndarray, " n"]) -> Integer[np.ndarray, " n"]:
-    """Row of `RESTYPES` of component codes, -1 for others."""
-    codes = {name: code for code, name in enumerate(RESTYPES)}
-    return np.array([codes.get(name, -1) for name in names.tolist()], np.int64)
 
 
 def standard_places(

@@ -15,7 +15,7 @@ import torch
 from tests.loader.recorded import RecordedDraws, chain_from_raw
 
 from evofeed.loader.assembly.crop import ComplexDraws
-from evofeed.loader.assembly.merge import AssemblyTensors, Entity, merge_entities
+from evofeed.loader.assembly.merge import AssemblyTensors, Entity, merge_entities, rows_on
 from evofeed.loader.assembly.pairing import EntityRows, RowPlan, plan_rows, species_keys
 from evofeed.loader.config import AssemblyConfig, LoaderConfig
 from evofeed.protein.residues import HHBLITS_TO_RESTYPE
@@ -58,7 +58,7 @@ class Recorded:
         if f"{coordinates}.all_atom_positions" in self.example:
             positions = torch.from_numpy(self.example[f"{coordinates}.all_atom_positions"])
             mask = torch.from_numpy(self.example[f"{coordinates}.all_atom_mask"]).float()
-        return merge_entities(self.entities, plan, positions, mask, config)
+        return merge_entities(self.entities, rows_on(plan, self.entities), positions, mask, config)
 
 
 def own_rows(recorded: Recorded, rows: np.ndarray) -> np.ndarray:

@@ -147,7 +147,7 @@ def test_a_mended_fault_changes_its_tensors_alone(fault: str) -> None:
     if fault == "pi_half":  # no deletion is there to show it otherwise
         config = config.replace(narrowed_deletions=False)
     changed = set()
-    for path in some_recordings("boltz/structure/*.npz", 8):
+    for path in some_recordings("boltz/structure/*.npz", 3):
         pack = path.parent.parent.parent
         faithful = made(pack, path.stem, 5, config)
         mended = made(pack, path.stem, 5, config.replace(**{fault: False}))
@@ -163,7 +163,7 @@ def test_a_mended_fault_changes_its_tensors_alone(fault: str) -> None:
 def test_a_crop_that_goes_on_after_what_does_not_fit_is_fuller() -> None:
     config = BoltzConfig(max_tokens=64, max_atoms=640)
     grew = False
-    for path in some_recordings("boltz/structure/*.npz", 8):
+    for path in some_recordings("boltz/structure/*.npz", 3):
         view = boltz_view(path.parent.parent.parent, path.stem)
         for key in range(4):
             point = [int(view.token_chain()[0])]
@@ -176,12 +176,12 @@ def test_a_crop_that_goes_on_after_what_does_not_fit_is_fuller() -> None:
 
 
 def test_draws_are_uniform_and_their_rotations_proper() -> None:
-    keys = range(4000)
+    keys = range(1000)
     sizes = np.bincount([BoltzDraws(key).neighborhood(21) for key in keys], minlength=21)
-    assert abs(sizes - 4000 / 21).max() < 5 * np.sqrt(4000 / 21)
+    assert abs(sizes - 1000 / 21).max() < 5 * np.sqrt(1000 / 21)
     number = [BoltzDraws(key).pocket_size(0.3) for key in keys]
     assert min(number) == 1
-    assert abs(np.mean(number) - 1 / 0.3) < 0.2
+    assert abs(np.mean(number) - 1 / 0.3) < 0.45
     turned = rotations(BoltzDraws(7).quaternions(64))
     np.testing.assert_allclose(
         turned @ turned.transpose(0, 2, 1), np.tile(np.eye(3), (64, 1, 1)), atol=1e-5
