@@ -7,14 +7,16 @@ import functools
 import json
 import os
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from tests.conftest import golden_folder, golden_json
 
 from evofeed.loader.views.entry_view import OTHER_POLYMER, ChainType, EntryView, ProtenixView
+from evofeed.loader.views.packing import fill_slot, pack_sample, unpack_sample
 from evofeed.protein.molecules import ELEMENTS
 
 OPENFOLD3_NAMES = (
@@ -89,6 +91,40 @@ def watched(module: Any, name: str) -> Iterator[list[Any]]:
         yield results
     finally:
         setattr(module, name, function)
+
+
+def slotted(packed: dict[str, np.ndarray], on_host: frozenset[str]) -> dict[str, torch.Tensor]:
+    """A plan's arrays as tensors of the bytes of a slot."""
+    where = pack_sample(packed, on_host)
+    slot = np.zeros(where.nbytes, np.uint8)
+    fill_slot(where, packed, memoryview(slot))
+    return unpack_sample(where, torch.from_numpy(slot))
+
+
+def assert_recorded(
+    ours: Mapping[str, Any], theirs: Mapping[str, Any], close: Mapping[str, float], rtol: float
+) -> None:
+    """Every tensor has the recorded shape, dtype and values; floats within `close`, else 1e-6."""
+    wrong = []
+    for name, value in ours.items():
+        wanted = theirs[name]
+        assert value.shape == wanted.shape, name
+        assert str(value.dtype).removeprefix("torch.") == str(wanted.dtype), name
+        exact = np.asarray(wanted).dtype.kind != "f"
+        atol = 0.0 if exact else close.get(name, 1e-6)
+        if not np.allclose(np.asarray(value), wanted, rtol=0.0 if exact else rtol, atol=atol):
+            wrong.append(name)
+    assert not wrong
+
+
+def differing(one: Mapping[str, Any], two: Mapping[str, Any]) -> set[str]:
+    """Names of tensors that are not the same in both."""
+    return {
+        name
+        for name, value in one.items()
+        if isinstance(value, torch.Tensor)
+        and (value.shape != two[name].shape or not torch.equal(value, two[name]))
+    }
 
 
 def entry_view(project: str, pack: Path, entry: str) -> EntryView:

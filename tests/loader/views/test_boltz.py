@@ -15,7 +15,13 @@ from tests.loader.views.boltz_recorded import (
     read,
     sample_draws,
 )
-from tests.loader.views.packs import recordings, some_recordings, watched
+from tests.loader.views.packs import (
+    assert_recorded,
+    differing,
+    recordings,
+    some_recordings,
+    watched,
+)
 
 from evofeed.loader.views.boltz import plan
 from evofeed.loader.views.boltz.crop import crop_tokens
@@ -103,16 +109,7 @@ def test_features_are_the_recorded_ones(path: Path) -> None:
         name: extra[name] for name in ("all_coords", "all_resolved_mask", "crop_to_all_atom_map")
     }
     assert features.keys() == wanted.keys()
-    for name, value in wanted.items():
-        tolerance = 1e-5 if name in ("coords", "ref_pos") else 1e-6
-        assert features[name].shape == value.shape, name
-        assert features[name].dtype == value.dtype, name
-        if value.dtype.kind != "f":
-            np.testing.assert_array_equal(features[name], value, err_msg=name)
-        else:
-            np.testing.assert_allclose(
-                features[name], value, rtol=1e-6, atol=tolerance, err_msg=name
-            )
+    assert_recorded(features, wanted, {"coords": 1e-5, "ref_pos": 1e-5}, 1e-6)
     for name in ("chain_symmetries", "amino_acids_symmetries", "ligand_symmetries"):
         recorded = arrays[f"symmetry.{name}"]
         assert as_lists(extra[name]) == as_lists(recorded), name
@@ -151,11 +148,7 @@ def test_a_mended_fault_changes_its_tensors_alone(fault: str) -> None:
         pack = path.parent.parent.parent
         faithful = made(pack, path.stem, 5, config)
         mended = made(pack, path.stem, 5, config.replace(**{fault: False}))
-        changed |= {
-            name
-            for name, value in faithful.items()
-            if value.shape != mended[name].shape or not torch.equal(value, mended[name])
-        }
+        changed |= differing(faithful, mended)
     assert changed
     assert changed <= FAULTS[fault]
 

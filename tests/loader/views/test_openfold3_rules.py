@@ -10,7 +10,7 @@ import pytest
 import torch
 from tests.loader.views.made_entries import MadeChain, made_alignment, made_entry
 from tests.loader.views.openfold3_recorded import recorded_alignments
-from tests.loader.views.packs import entry_view, recordings
+from tests.loader.views.packs import differing, entry_view, recordings
 from tests.loader.views.test_openfold3_features import flat
 
 from evofeed.loader.views.config import OpenFold3Config
@@ -38,11 +38,7 @@ def changed(view: Any, alignments: Any, config: OpenFold3Config, fault: str) -> 
     for key in range(3):
         one = flat(features_of(view, alignments, key, config))
         two = flat(features_of(view, alignments, key, config.replace(**{fault: False})))
-        found |= {
-            name
-            for name, value in one.items()
-            if value.shape != two[name].shape or not torch.equal(value, two[name])
-        }
+        found |= differing(one, two)
     return found
 
 

@@ -26,7 +26,7 @@ from tests.featurize.records.allatom import (
 )
 from tests.loader.views import boltz_recorded, openfold3_recorded, protenix_recorded
 from tests.loader.views.own_openfold3 import WatchedDraws, openfold3_sample, our_view
-from tests.loader.views.packs import entry_view, packs, read
+from tests.loader.views.packs import entry_view, packs, read, slotted
 from tests.loader.views.test_openfold3_features import flat
 from tests.loader.views.test_protenix import through_a_slot
 
@@ -39,7 +39,6 @@ from evofeed.loader.views.config import BoltzConfig, OpenFold3Config, ProtenixCo
 from evofeed.loader.views.openfold3.features import openfold3_batch, openfold3_features
 from evofeed.loader.views.openfold3.plan import ON_HOST
 from evofeed.loader.views.openfold3.plan import plan_sample as plan_openfold3
-from evofeed.loader.views.packing import fill_slot, pack_sample, unpack_sample
 from evofeed.loader.views.protenix.plan import plan_sample as plan_protenix
 from evofeed.loader.views.protenix.tables import protenix_view
 
@@ -188,10 +187,7 @@ def test_openfold3_makes_our_features_of_its_structure(
     alignments = openfold3_recorded.recorded_alignments(path.parents[2], view)
     config = OpenFold3Config(token_budget=128)
     packed = plan_openfold3(view, alignments, (0,), draws, config)
-    where = pack_sample(packed, ON_HOST)
-    slot = np.zeros(where.nbytes, np.uint8)
-    fill_slot(where, packed, memoryview(slot))
-    ours = openfold3_features(unpack_sample(where, torch.from_numpy(slot)), config)
+    ours = openfold3_features(slotted(packed, ON_HOST), config)
     assert not draws.calls
     assert_equal(flat(ours), flat(theirs))
     orders = theirs["ref_space_uid_to_perm"]

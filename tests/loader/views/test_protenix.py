@@ -7,8 +7,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from tests.loader.views.packs import Recording, entry_view, read, recordings, watched
+from tests.loader.views.packs import (
+    Recording,
+    assert_recorded,
+    entry_view,
+    read,
+    recordings,
+    slotted,
+    watched,
+)
 from tests.loader.views.protenix_recorded import (
     STRATEGIES,
     RecordedDraws,
@@ -18,7 +25,6 @@ from tests.loader.views.protenix_recorded import (
 
 from evofeed.loader.views.config import ProtenixConfig
 from evofeed.loader.views.entry_view import ProtenixView
-from evofeed.loader.views.packing import fill_slot, pack_sample, unpack_sample
 from evofeed.loader.views.protenix import plan
 from evofeed.loader.views.protenix.crop import crop_tokens, tokens_of
 from evofeed.loader.views.protenix.features import protenix_features
@@ -77,10 +83,7 @@ def planned(path: Path) -> tuple[Recording, dict[str, Any], ProtenixConfig]:
 
 
 def through_a_slot(packed: dict[str, np.ndarray], config: ProtenixConfig) -> dict[str, Any]:
-    where = pack_sample(packed, ON_HOST)
-    slot = np.zeros(where.nbytes, np.uint8)
-    fill_slot(where, packed, memoryview(slot))
-    return protenix_features(unpack_sample(where, torch.from_numpy(slot)), config)
+    return protenix_features(slotted(packed, ON_HOST), config)
 
 
 @pytest.mark.parametrize("path", SAMPLES, ids=lambda path: path.stem)
@@ -96,12 +99,4 @@ def test_every_feature_and_label_equals_the_recorded_one(path: Path) -> None:
     }
     theirs = {name: v for name, v in sample.arrays.items() if name.split(".")[0] in PARTS}
     assert set(ours) == set(theirs) - {"basic.pdb_id", "basic.chain_id"}
-    wrong = []
-    for name, value in ours.items():
-        wanted = theirs[name]
-        assert value.shape == wanted.shape, name
-        assert str(value.dtype).removeprefix("torch.") == str(wanted.dtype), name
-        close = 1e-6 if value.is_floating_point() else 0
-        if not np.allclose(value.numpy(), wanted, rtol=close, atol=close):
-            wrong.append(name)
-    assert not wrong
+    assert_recorded(ours, theirs, {}, 1e-6)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.loader.views.packs import read, some_recordings
+from tests.loader.views.packs import differing, read, some_recordings
 from tests.loader.views.protenix_recorded import datapoint, recorded_alignments
 from tests.loader.views.test_protenix import through_a_slot, view_of
 
@@ -37,12 +37,7 @@ def made(path: Path, key: int, config: ProtenixConfig) -> dict[str, Any]:
 def changed_by(fault: str, path: Path, config: ProtenixConfig) -> set[str]:
     one = made(path, 3, config)["input_feature_dict"]
     two = made(path, 3, config.replace(**{fault: False}))["input_feature_dict"]
-    return {
-        name
-        for name, value in one.items()
-        if isinstance(value, torch.Tensor)
-        and (value.shape != two[name].shape or not torch.equal(value, two[name]))
-    }
+    return differing(one, two)
 
 
 @pytest.mark.parametrize("fault", ["query_twice", "fill_with_query"])
