@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
 from typing import Annotated, Any
@@ -128,25 +129,19 @@ def measure(loader: Any, steps: int, step_seconds: float) -> dict[str, Any]:
     """
     import torch
 
+    stream = itertools.chain.from_iterable(itertools.repeat(loader))  # through the ends of epochs
     waits: list[float] = []
-    begun = cpu = first = 0.0
-    start = time.perf_counter()
-    while len(waits) < steps - 1:
-        stream = iter(loader)
-        while len(waits) < steps - 1:
-            called = time.perf_counter()
-            batch = next(stream, None)
-            if batch is None:
-                break
-            if loader.device.type == "cuda":
-                torch.cuda.current_stream(loader.device).synchronize()
-            waited = time.perf_counter() - called
-            if not begun:
-                first = time.perf_counter() - start
-                begun, cpu = time.perf_counter(), _cpu_seconds(loader)
-            else:
-                waits.append(waited)
-            time.sleep(step_seconds)
+    begun = cpu = 0.0
+    for number in range(steps):
+        called = time.perf_counter()
+        next(stream)
+        if loader.device.type == "cuda":
+            torch.cuda.current_stream(loader.device).synchronize()
+        waits.append(time.perf_counter() - called)
+        if not number:
+            begun, cpu = time.perf_counter(), _cpu_seconds(loader)
+        time.sleep(step_seconds)
+    first = waits.pop(0)
     wall, used = time.perf_counter() - begun, _cpu_seconds(loader) - cpu
     stats = loader.stats()
     array = np.array(waits) * 1e3

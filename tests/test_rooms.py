@@ -59,7 +59,7 @@ BUDGET = {
     "src": 5_350,
     "featurize": 22_100,
     "store": 8_700,
-    "loader": 14_150,  # hooks
+    "loader": 13_200,  # hooks
     "service": 10_150,
     "trainer": 14_900,
     "kernels": 18_750,  # each operator's `cases.py`, for more lines of tests

@@ -14,10 +14,10 @@ from tests.loader.complexes import three_complexes
 from evofeed.base.errors import CannotResume, LoaderError
 from evofeed.loader import AssemblyConfig, FeatureLoader, LoaderConfig, assembly_batch
 from evofeed.loader.assembly.crop import ComplexDraws, crop_residues
-from evofeed.loader.assembly.from_record import merged_record
 from evofeed.loader.assembly.make import draw_templates, fill_assembly, with_truth
 from evofeed.loader.batch import empty_batch
 from evofeed.loader.draws import use_clamped_fape
+from evofeed.loader.from_record import merged_record
 from evofeed.loader.msa_draws import RecycleDraws
 from evofeed.protein.features import ASSEMBLY_BATCH
 from evofeed.store import Dataset

@@ -33,6 +33,7 @@ _FLAGS: Final = (
     "distogram_rep_atom_mask",
     "modified_res_mask",
 )
+_MOLECULES: Final = ("entity_mol_id", "mol_id", "mol_atom_index")
 _ROWS: Final = (
     "rna_pair_num_alignments",
     "prot_pair_num_alignments",
@@ -64,9 +65,7 @@ def protenix_features(
         "label_full_dict": {
             "coordinate": packed["full_position"],
             "coordinate_mask": packed["full_present"].long(),
-            "entity_mol_id": packed["full_entity_mol_id"].long(),
-            "mol_id": packed["full_mol_id"].long(),
-            "mol_atom_index": packed["full_mol_atom_index"].long(),
+            **{name: packed[f"full_{name}"].long() for name in _MOLECULES},
             "pae_rep_atom_mask": packed["full_centre"].long(),
         },
         "basic": _basic(packed),
@@ -105,9 +104,7 @@ def _atoms(packed: Mapping[str, Tensor]) -> dict[str, Tensor]:
         "atom_to_tokatom_idx": packed["tokatom"].long(),
         **{name: (kind == number).long() for name, number in _CHAINS},
         "resolution": packed["resolution"],
-        "mol_id": packed["mol_id"].long(),
-        "mol_atom_index": packed["mol_atom_index"].long(),
-        "entity_mol_id": packed["entity_mol_id"].long(),
+        **{name: packed[name].long() for name in _MOLECULES},
         **dict(zip(_FLAGS, packed["flags"].long().unbind(0), strict=True)),
         "bond_mask": symmetric(packed["bond_mask"], count, torch.int64),
         "is_distillation": torch.zeros(1, dtype=torch.bool, device=atoms.device),
