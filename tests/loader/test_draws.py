@@ -9,7 +9,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.loader.plain_clusters import nearest_clusters_reference
 
 from evofeed.loader import counter_rng, msa_draws
 from evofeed.loader.config import LoaderConfig
@@ -176,6 +175,18 @@ def test_recycling_and_clamping_have_their_frequencies() -> None:
     clamped = np.mean([use_clamped_fape(CONFIG, sample_key(0, 0, i)) for i in range(2000)])
     assert abs(clamped - 0.9) < 5 * math.sqrt(0.09 / 2000)
     assert recycling_iters(LoaderConfig.prediction(), 0, 0, 0) == 3
+
+
+def nearest_clusters_reference(centres: torch.Tensor, extra: torch.Tensor) -> torch.Tensor:
+    """The definition, one centre at a time: the oracle of `nearest_clusters`."""
+    best = torch.full((extra.shape[0],), -1, device=extra.device)
+    cluster = torch.zeros_like(best)
+    for m, centre in enumerate(centres):
+        agreement = ((extra == centre) & (centre < GAP)).sum(-1)
+        better = agreement > best
+        best = torch.where(better, agreement, best)
+        cluster = torch.where(better, m, cluster)
+    return cluster
 
 
 @settings(deadline=None)
