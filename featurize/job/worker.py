@@ -76,10 +76,8 @@ def serve(connection: Connection, watcher: int) -> None:
 
 
 def _outcome(task: Task, connection: Connection) -> UnitOutput | UnitFailed:
-    from evofeed.featurize.job.work import run_unit
-
     try:
-        return run_unit(task, connection.send)
+        return task.work(connection.send)
     except (BrokenPipeError, ConnectionResetError):
         raise
     except EvofeedError as error:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from tests.featurize.job.stage import checksums, on_stage, run, warm_up
 
+from evofeed.store import Dataset
 from evofeed.synth import write_synthetic
 
 
@@ -24,11 +25,23 @@ def raw(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def honest(raw: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, int]]:
-    """Digest and checksums of the undisturbed run."""
+def honest_data(raw: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the undisturbed run publishes, with its ledger."""
     dataset = tmp_path_factory.mktemp("honest")
-    report = on_stage(lambda: run(raw, dataset))
-    return report.snapshot, checksums(dataset)
+    assert on_stage(lambda: run(raw, dataset)).state == "published"
+    return dataset
+
+
+@pytest.fixture(scope="session")
+def honest(honest_data: Path) -> tuple[str, dict[str, int]]:
+    """Digest and checksums of the undisturbed run."""
+    return Dataset.open(str(honest_data)).digest, checksums(honest_data)
+
+
+@pytest.fixture
+def done(honest_data: Path, tmp_path: Path) -> Path:
+    """A dataset that a job has published, to be spoilt."""
+    return shutil.copytree(honest_data, tmp_path / "done")
 
 
 @pytest.fixture

@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import faulthandler
+import io
 import os
 import pickle
 import signal
+import subprocess
 import time
 import traceback
 from collections.abc import Callable, Collection, Iterator
@@ -16,6 +18,7 @@ from typing import Any
 
 import jaxtyping
 
+from evofeed import cli
 from evofeed.featurize import FeaturizeConfig, discover
 from evofeed.featurize.job import JobReport, run_job, units, work
 from evofeed.featurize.job.executors import ExecutorGone, Node
@@ -120,6 +123,24 @@ def kill_tree(pid: int) -> None:
             os.kill(each, signal.SIGKILL)
 
 
+def evofeed(*args: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """The command line on a stage, where what it needs is loaded already."""
+
+    def act() -> subprocess.CompletedProcess[str]:
+        os.environ |= {"COLUMNS": "200", "OMP_NUM_THREADS": "1"}
+        os.chdir(cwd or os.curdir)
+        out, err, code = io.StringIO(), io.StringIO(), 0
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            try:
+                cli.main(list(map(str, args)))
+            except SystemExit as end:
+                code = int(end.code or 0)
+        return subprocess.CompletedProcess(args, code, out.getvalue(), err.getvalue())
+
+    done: subprocess.CompletedProcess[str] = on_stage(act)
+    return done
+
+
 @contextlib.contextmanager
 def small_units(size: int = 2) -> Iterator[None]:
     """Units of a few chains, so that small inputs make many."""
@@ -140,17 +161,15 @@ def run(raw: Path, dataset: Path, **changes: Any) -> JobReport:
 def warm_up(raw: Path, dataset: Path) -> None:
     """Load in this process what every worker needs, so that forks find it there."""
     sources = tuple(discover(str(raw))[:2])
-    work.run_unit(
-        work.UnitTask(
-            unit_id="warm",
-            dataset_uri=str(dataset),
-            sources=sources,
-            config=FeaturizeConfig(),
-            crop=None,
-            memory=8 << 30,
-        ),
-        lambda chain_id: None,
+    task = work.UnitTask(
+        unit_id="warm",
+        dataset_uri=str(dataset),
+        sources=sources,
+        config=FeaturizeConfig(),
+        crop=None,
+        memory=8 << 30,
     )
+    task.work(lambda chain_id: None)
 
 
 def start_driver(raw: Path, dataset: Path, prepare: Callable[[], None], **changes: Any) -> int:

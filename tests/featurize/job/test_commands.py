@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from contextlib import redirect_stderr
@@ -9,20 +8,12 @@ from io import StringIO
 from pathlib import Path
 
 import pytest
+from tests.featurize.job.stage import evofeed
 
 from evofeed.featurize import FeaturizeConfig
 from evofeed.featurize.job import show
 from evofeed.featurize.job.options import JobOptions
 from evofeed.synth import write_synthetic
-
-
-def evofeed(*args: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    """The command line in a process of its own."""
-    environ = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
-    command = [sys.executable, "-m", "evofeed.cli", *map(str, args)]
-    return subprocess.run(
-        command, capture_output=True, text=True, env=environ, timeout=300, cwd=cwd
-    )
 
 
 @pytest.fixture(scope="module")
@@ -57,9 +48,9 @@ def test_featurize_says_what_it_made_what_is_broken_and_where_the_report_is(
 def test_featurize_prints_json_and_nothing_else_when_asked(
     broken_raw: Path, published: Path
 ) -> None:
-    done = evofeed(
-        "featurize", broken_raw, published, "--executor", "local", "--max-broken", "0.2", "--json"
-    )
+    words = ("--executor", "local", "--max-broken", "0.2", "--json")
+    command = [sys.executable, "-m", "evofeed.cli", "featurize", broken_raw, published, *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     report = json.loads(done.stdout)
     assert (report["state"], report["num_good"], report["num_broken"]) == ("published", 18, 2)
     assert done.stderr == ""
@@ -162,10 +153,3 @@ def test_jobs_of_a_dataset_without_a_ledger_is_one_line_and_exit_one(tmp_path: P
     done = evofeed("jobs", "status", tmp_path)
     assert done.returncode == 1
     assert len(done.stderr.strip().splitlines()) == 1
-
-
-@pytest.mark.parametrize(
-    "command", [("featurize",), ("synth",), ("jobs", "status"), ("jobs", "retry"), ("jobs", "run")]
-)
-def test_help_shows_an_example(command: tuple[str, ...]) -> None:
-    assert "Example: evofeed" in evofeed(*command, "--help").stdout

@@ -31,8 +31,8 @@ from evofeed.featurize.job import driver, ledger, publish, work
 from evofeed.store import Dataset, writer
 from evofeed.store.storage import LocalStorage
 
-RANDOM_KILLS = 60
-"""Besides as many in the store's own tests, and those at named points here and there."""
+RANDOM_KILLS = 12
+"""Besides those in the store's own tests, and those at named points here and there."""
 KILLS_PER_JOB = 6
 
 
@@ -97,14 +97,7 @@ def _kill_at_random(raw: Path, fast_path: Path, digest: str, times: int) -> None
         assert rounds < 4 * times, "jobs end before they can be killed"
 
 
-def test_killed_at_a_few_random_moments_the_digest_is_the_same(
-    raw: Path, fast_path: Path, honest: tuple[str, Any]
-) -> None:
-    on_stage(lambda: _kill_at_random(raw, fast_path, honest[0], 6))
-
-
-@pytest.mark.slow
-def test_killed_at_many_random_moments_the_digest_is_the_same(
+def test_killed_at_random_moments_the_digest_is_the_same(
     raw: Path, fast_path: Path, honest: tuple[str, Any]
 ) -> None:
     on_stage(lambda: _kill_at_random(raw, fast_path, honest[0], RANDOM_KILLS))

@@ -12,7 +12,7 @@ from tests.featurize.alignment_dbs import write_alignment_db
 from tests.featurize.job.stage import checksums, on_stage, run, small_units
 
 from evofeed.featurize import FeaturizeConfig, discover
-from evofeed.featurize.job import JobProgress, Ledger, inputs, run_job, template_use
+from evofeed.featurize.job import Ledger, inputs, run_job, template_use
 from evofeed.featurize.job.inputs import KnownInputs
 from evofeed.featurize.job.units import make_plan
 from evofeed.store import Dataset
@@ -25,7 +25,7 @@ def as_db(folder: Path) -> None:
     shutil.rmtree(folder / "alignments")
 
 
-@pytest.mark.parametrize("layout", ["folder", "alignments", "db"])
+@pytest.mark.parametrize("layout", ["alignments", "db"])
 def test_a_moved_input_is_not_done_again_and_read_once_only(
     raw: Path, tmp_path: Path, layout: str
 ) -> None:
@@ -44,26 +44,6 @@ def test_a_moved_input_is_not_done_again_and_read_once_only(
         return run(there / inside, data)
 
     assert on_stage(without_reading).resumed == first.units
-
-
-def test_a_job_whose_input_is_moved_half_way_goes_on(
-    raw: Path, tmp_path: Path, honest: tuple[str, Any]
-) -> None:
-    here, there, data = tmp_path / "here", tmp_path / "there", tmp_path / "data"
-    shutil.copytree(raw, here)
-
-    def stop(progress: JobProgress) -> None:
-        if progress.good:
-            ledger = Ledger(str(data / "jobs" / "ledger.sqlite"))
-            ledger.request_cancel(ledger.jobs()[0].job_id)
-            ledger.close()
-
-    stopped = on_stage(lambda: run(here, data, workers=1, progress=stop))
-    here.rename(there)
-    moved = on_stage(lambda: run(there, data))
-    assert 0 < stopped.num_good < 12
-    assert moved.resumed > 0
-    assert moved.snapshot == honest[0]
 
 
 def swap_letters(file: Path) -> None:
@@ -157,14 +137,6 @@ def test_a_dataset_beside_its_input_is_not_taken_for_structures(
     first = on_stage(lambda: run(tmp_path, tmp_path / "data", **where))
     again = on_stage(lambda: run(tmp_path, tmp_path / "data", **where))
     assert (again.snapshot, again.resumed) == (first.snapshot, first.units)
-
-
-def test_a_moved_dataset_keeps_what_is_done(raw: Path, tmp_path: Path) -> None:
-    first = on_stage(lambda: run(raw, tmp_path / "data"))
-    (tmp_path / "data").rename(tmp_path / "moved")
-    again = on_stage(lambda: run(raw, tmp_path / "moved"))
-    assert (again.state, again.resumed) == ("published", first.units)
-    assert not (tmp_path / "data").exists()
 
 
 def test_two_datasets_in_one_ledger_each_get_all_chains(

@@ -17,38 +17,21 @@ from evofeed.store import Dataset
 from evofeed.synth import write_synthetic
 
 
-def test_running_a_finished_job_again_does_nothing_and_reports_the_same(
-    raw: Path, tmp_path: Path
-) -> None:
-    first = on_stage(lambda: run(raw, tmp_path))
-    again = on_stage(lambda: run(raw, tmp_path))
-    assert again.snapshot == first.snapshot
-    assert again.resumed == again.units == 6
-    assert Dataset.open(str(tmp_path)).digest == first.snapshot
-
-
-def test_a_shard_that_vanished_is_made_again(raw: Path, tmp_path: Path) -> None:
-    first = on_stage(lambda: run(raw, tmp_path, shard_nbytes=0))
-    shard = sorted((tmp_path / "shards").iterdir())[0]
-    data = shard.read_bytes()
-    shard.unlink()
-    again = on_stage(lambda: run(raw, tmp_path, shard_nbytes=0))
-    assert again.snapshot == first.snapshot
-    assert (again.units, again.resumed) == (6, 5)
-    assert shard.read_bytes() == data
-
-
 @pytest.mark.parametrize("shard_nbytes", [0, 128 << 20])
-def test_a_shard_that_was_cut_short_is_made_again(
-    raw: Path, tmp_path: Path, shard_nbytes: int
+@pytest.mark.parametrize("spoil", [lambda path: os.truncate(path, 500), Path.unlink])
+def test_a_shard_that_vanished_or_was_cut_short_is_made_again(
+    raw: Path, done: Path, shard_nbytes: int, spoil: Any
 ) -> None:
-    first = on_stage(lambda: run(raw, tmp_path, shard_nbytes=shard_nbytes))
-    shard = sorted((tmp_path / "shards").iterdir())[0]
-    os.truncate(shard, shard.stat().st_size // 2)
-    again = on_stage(lambda: run(raw, tmp_path, shard_nbytes=shard_nbytes))
+    first = on_stage(lambda: run(raw, done, shard_nbytes=shard_nbytes))
+    assert first.resumed == first.units == 6
+    shard = sorted((done / "shards").iterdir())[0]
+    data = shard.read_bytes()
+    spoil(shard)
+    again = on_stage(lambda: run(raw, done, shard_nbytes=shard_nbytes))
     assert again.snapshot == first.snapshot
-    assert again.resumed < again.units
-    assert Dataset.open(str(tmp_path)).verify(deep=True) == []
+    assert again.resumed == (0 if shard_nbytes else 5)
+    assert shard.read_bytes() == data
+    assert Dataset.open(str(done)).verify(deep=True) == []
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "index.arrow"])

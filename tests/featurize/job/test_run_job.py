@@ -12,17 +12,22 @@ from tests.featurize.job.stage import checksums, on_stage, run, small_units
 
 from evofeed.base.errors import InputError, RefConflict
 from evofeed.featurize import CropConfig, FeaturizeConfig, discover, featurize_chain
-from evofeed.featurize.job import JobProgress, Ledger, run_job, units
+from evofeed.featurize.job import JobProgress, Ledger, run_job
 from evofeed.featurize.job.units import make_plan
 from evofeed.featurize.job.work import expected_memory
 from evofeed.store import Dataset, gc
 from evofeed.synth import write_synthetic
 
 
-def test_every_chain_is_in_the_snapshot_as_featurize_chain_makes_it(
+def test_every_chain_is_in_the_snapshot_as_featurize_chain_makes_it_with_its_clusters_size(
     raw: Path, tmp_path: Path
 ) -> None:
-    report = on_stage(lambda: run(raw, tmp_path))
+    def act() -> tuple[Any, list[JobProgress]]:
+        seen: list[JobProgress] = []
+        clusters = str(raw / "clusters.txt")
+        return run(raw, tmp_path, clusters=clusters, progress=seen.append), seen
+
+    report, seen = on_stage(act)
     dataset = Dataset.open(str(tmp_path))
     sources = discover(str(raw))
     assert report.exit_code == 0
@@ -34,6 +39,13 @@ def test_every_chain_is_in_the_snapshot_as_featurize_chain_makes_it(
     assert (stored.msa == expected.msa).all()
     assert (stored.all_atom_positions == expected.all_atom_positions).all()
     assert stored.inputs == expected.inputs
+    index = dataset.index
+    sizes = dict(zip(index["chain_id"].to_pylist(), index["cluster_size"].to_pylist(), strict=True))
+    for line in (raw / "clusters.txt").read_text().splitlines():
+        for name in line.split():
+            assert sizes[name[:4].lower() + name[4:]] == len(line.split())
+    assert [p.good for p in seen] == sorted(p.good for p in seen)
+    assert (seen[-1].good, seen[-1].share, seen[-1].seconds_left) == (12, 1.0, 0.0)
 
 
 def test_the_snapshot_does_not_depend_on_the_number_of_workers(
@@ -52,22 +64,6 @@ def test_a_plan_depends_on_the_chains_and_not_on_their_order(raw: Path) -> None:
         assert make_plan(sources, FeaturizeConfig(max_templates=3), None).digest != plan.digest
     planned = [chain_id for unit in plan.units for chain_id in unit.chain_ids]
     assert sorted(planned) == [source.chain_id for source in sources]
-
-
-def test_chains_that_come_or_go_change_the_units_beside_them_alone() -> None:
-    for count in (100, 1000, 10_000):
-        names = [f"{number * 7919 % 46656:04x}_{'ABC'[number % 3]}" for number in range(count)]
-        plan, changed = set(units._cut(names)), []
-        fewest, most = units.unit_sizes(count)
-        sizes = sorted(map(len, plan))
-        assert sum(sizes) == count
-        assert sizes[-1] <= most
-        assert sizes[1] >= fewest  # the last unit has what is left
-        for name in names[:: count // 50]:
-            without = [other for other in names if other != name]
-            changed += [len(set(units._cut(without)) - plan)]
-            changed += [len(set(units._cut([*names, f"{name}x"])) - plan)]
-        assert sum(changed) / len(changed) < 2.5
 
 
 def test_a_chain_more_costs_a_unit_or_two(tmp_path: Path) -> None:
@@ -143,12 +139,17 @@ def test_a_job_does_not_begin_while_garbage_is_collected(raw: Path, tmp_path: Pa
     assert not list(tmp_path.glob("shards/*"))
 
 
-def test_broken_chains_are_listed_with_file_line_and_reason(tmp_path: Path) -> None:
-    synth = write_synthetic(
-        tmp_path / "raw", 39, seed=2, broken=0.34, mean_length=40, mean_depth=16
-    )
+def test_broken_chains_are_listed_with_file_line_and_reason_and_too_many_publish_nothing(
+    tmp_path: Path,
+) -> None:
+    raw, data = tmp_path / "raw", tmp_path / "data"
+    synth = write_synthetic(raw, 39, seed=2, broken=0.34, mean_length=40, mean_depth=16)
     fatal = {item["chain_id"]: item for item in synth.broken if item["outcome"] == "error"}
-    report = on_stage(lambda: run(tmp_path / "raw", tmp_path / "data", max_broken=0.5))
+    refused = on_stage(lambda: run(raw, data, max_broken=0.05))
+    assert refused.exit_code == 1 and "max_broken" in refused.message
+    assert not (data / "refs").exists()
+    report = on_stage(lambda: run(raw, data, max_broken=0.5))
+    assert report.exit_code == 0 and report.resumed == report.units
     assert [item["chain_id"] for item in report.broken] == sorted(fatal)
     assert len(fatal) == 12
     for item in report.broken:
@@ -156,33 +157,11 @@ def test_broken_chains_are_listed_with_file_line_and_reason(tmp_path: Path) -> N
         if fatal[item["chain_id"]]["kind"] not in ("a3m_query", "cif_sequence"):
             assert item["path"] == fatal[item["chain_id"]]["file"]
     assert sum(item["line"] is not None for item in report.broken) >= 7
-    assert report.num_good == 39 - 12 == len(Dataset.open(str(tmp_path / "data")))
+    assert report.num_good == 39 - 12 == len(Dataset.open(str(data)))
     written = json.loads(Path(report.path).read_text())
     assert written["broken"] == list(report.broken)
-    dropped = Dataset.open(str(tmp_path / "data")).manifest.dropped
+    dropped = Dataset.open(str(data)).manifest.dropped
     assert {item["chain_id"] for item in dropped} == set(fatal)
-
-
-def test_too_many_broken_chains_publish_nothing_until_allowed(tmp_path: Path) -> None:
-    write_synthetic(tmp_path / "raw", 12, seed=2, broken=0.25, mean_length=40, mean_depth=16)
-    refused = on_stage(lambda: run(tmp_path / "raw", tmp_path / "data", max_broken=0.05))
-    assert refused.exit_code == 1
-    assert "max_broken" in refused.message
-    assert not (tmp_path / "data" / "refs").exists()
-    allowed = on_stage(lambda: run(tmp_path / "raw", tmp_path / "data", max_broken=0.3))
-    assert allowed.exit_code == 0
-    assert allowed.resumed == allowed.units
-
-
-def test_progress_ends_with_every_chain_and_never_goes_back(raw: Path, tmp_path: Path) -> None:
-    def act() -> list[JobProgress]:
-        seen: list[JobProgress] = []
-        run(raw, tmp_path, progress=seen.append)
-        return seen
-
-    seen = on_stage(act)
-    assert [p.good for p in seen] == sorted(p.good for p in seen)
-    assert (seen[-1].good, seen[-1].share, seen[-1].seconds_left) == (12, 1.0, 0.0)
 
 
 def test_windows_and_crops_are_published_under_their_own_names(raw: Path, tmp_path: Path) -> None:
@@ -192,15 +171,6 @@ def test_windows_and_crops_are_published_under_their_own_names(raw: Path, tmp_pa
     assert report.num_good == 12 < len(dataset)
     assert max(dataset.index["num_res"].to_pylist()) <= 32
     assert max(dataset.index["num_alignments"].to_pylist()) <= 8
-
-
-def test_cluster_sizes_reach_the_index(raw: Path, tmp_path: Path) -> None:
-    on_stage(lambda: run(raw, tmp_path, clusters=str(raw / "clusters.txt")))
-    index = Dataset.open(str(tmp_path)).index
-    sizes = dict(zip(index["chain_id"].to_pylist(), index["cluster_size"].to_pylist(), strict=True))
-    for line in (raw / "clusters.txt").read_text().splitlines():
-        for name in line.split():
-            assert sizes[name[:4].lower() + name[4:]] == len(line.split())
 
 
 def test_a_wrong_cluster_file_is_reported_before_the_work(raw: Path, tmp_path: Path) -> None:

@@ -5,15 +5,14 @@ from __future__ import annotations
 import gzip
 import os
 import shutil
-import sqlite3
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.featurize.job.stage import checksums, on_stage, run
 
-from evofeed.featurize import FeaturizeConfig, discover, featurize_chain
-from evofeed.featurize.job import JobProgress, Ledger, work
+from evofeed.featurize import discover, featurize_chain
+from evofeed.featurize.job import JobProgress, Ledger
 from evofeed.synth import write_synthetic
 
 
@@ -90,20 +89,6 @@ def test_a_template_file_that_changes_while_the_job_runs_is_not_published(tmp_pa
     assert on_stage(lambda: run(copy, data, **where)).state == "published"
 
 
-def test_units_from_before_template_files_were_kept_account_of_stay_done(tmp_path: Path) -> None:
-    copy, templates, where = with_templates(tmp_path)
-    data = tmp_path / "data"
-    first = on_stage(lambda: run(copy, data, **where))
-    database = sqlite3.connect(data / "jobs" / "ledger.sqlite")
-    database.execute("update featurize_units set shard = json_remove(shard, '$.templates')")
-    database.commit()
-    database.close()
-    for file in templates.iterdir():
-        file.write_text(file.read_text() + "# seen\n")
-    again = on_stage(lambda: run(copy, data, **where))
-    assert (again.snapshot, again.resumed) == (first.snapshot, first.units)
-
-
 @pytest.mark.parametrize("nested", [False, True])
 def test_a_template_file_that_comes_later_redoes_the_units_that_missed_it_and_no_other(
     tmp_path: Path, nested: bool
@@ -149,26 +134,3 @@ def test_a_program_that_read_a_template_before_does_not_use_it_as_it_was(tmp_pat
     assert 0 < report.resumed < report.units
     on_stage(lambda: run(copy, fresh, **where))
     assert checksums(data) == checksums(fresh)
-
-
-def test_a_worker_forgets_template_files_between_runs_of_jobs(tmp_path: Path) -> None:
-    copy, templates, where = with_templates(tmp_path)
-    source = discover(str(copy), **where["discover_args"])[-1]
-
-    def used(run: str) -> set[str]:
-        task = work.UnitTask(
-            unit_id="one",
-            dataset_uri=str(tmp_path / "data"),
-            sources=(source,),
-            config=FeaturizeConfig(),
-            crop=None,
-            memory=8 << 30,
-            run=run,
-        )
-        return set(work.run_unit(task, lambda chain_id: None).templates[str(templates)].files)
-
-    names = used("first")
-    for file in list(templates.iterdir()):
-        file.unlink()
-    assert used("first") == names != set()
-    assert used("second") == set()

@@ -43,7 +43,7 @@ def sequences(data: Path, part: str) -> dict[str, str]:
     return {name: dataset[name].sequence for name in dataset}
 
 
-def test_structures_become_parts_that_share_no_family_with_a_card_each(
+def test_structures_become_parts_that_share_no_family_with_a_card_each_and_run_again_it_continues(
     raw: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "set"
@@ -66,31 +66,27 @@ def test_structures_become_parts_that_share_no_family_with_a_card_each(
         other = {"train": "in valid", "valid": "in train"}[name]
         assert "card.png" in text and "alignment rows" in text and other in text
         assert (out / "card" / name / "card.png").stat().st_size > 1000
-    digests = [Dataset.open(str(out / "data"), name).digest for name in ("main", "train", "valid")]
+    digests = digests_of(out)
     (out / "card" / "train" / "README.md").unlink()
-    assert make(raw, out, *split) == 0  # run again, it continues: nothing is searched twice
-    capsys.readouterr()
-    again = [Dataset.open(str(out / "data"), name).digest for name in ("main", "train", "valid")]
-    assert again == digests and (out / "card" / "train" / "README.md").exists()
-    report = json.loads((out / "search" / "report.json").read_text())
-    assert report["searched"] == 0 and report["cache_hits"] > 0
 
-
-def test_by_date_the_younger_relatives_of_older_chains_are_in_no_part(
-    raw: Path, tmp_path: Path
-) -> None:
-    out = tmp_path / "set"
-    assert make(raw, out) == 0
-    index = Dataset.open(str(out / "data")).index
-    dates = sorted(index["release_date"].to_pylist())
+    # Run again with another division, it continues: nothing is searched twice. By date, the
+    # younger relatives of older chains are in no part.
+    dates = sorted(main_.index["release_date"].to_pylist())
     date = dates[len(dates) * 2 // 3]
-    split = ["--split", f"date:{date}", "--split", f"identity:{IDENTITY}"]
-    assert make(raw, out, *split) == 0
+    by_date = ["--split", f"date:{date}", "--split", f"identity:{IDENTITY}"]
+    assert make(raw, out, *by_date) == 0
     for part, young in (("train", False), ("valid", True)):
         found = Dataset.open(str(out / "data"), part).index["release_date"].to_pylist()
         assert found and all((one >= date) == young for one in found)
-    parts = [sequences(out / "data", name) for name in ("valid", "train")]
-    assert hits(tmp_path, *parts) == []
+    assert hits(tmp_path, *(sequences(out / "data", name) for name in ("valid", "train"))) == []
+    report = json.loads((out / "search" / "report.json").read_text())
+    assert report["searched"] == 0 and report["cache_hits"] > 0
+    assert make(raw, out, *split) == 0
+    assert digests_of(out) == digests and (out / "card" / "train" / "README.md").exists()
+
+
+def digests_of(out: Path) -> list[str]:
+    return [Dataset.open(str(out / "data"), name).digest for name in ("main", "train", "valid")]
 
 
 def test_entries_are_prepared_with_the_alignments_that_were_found(tmp_path: Path) -> None:
