@@ -27,14 +27,11 @@ from evofeed.featurize.formats.reading import FileRef, read_bytes
 _PACK: Final = 256 << 20
 _KEYS_AT_ONCE: Final = 500
 """Keys a query asks for at once; SQLite takes some 30,000 at most."""
-_TABLES: Final = """
+_TABLE: Final = """
 CREATE TABLE IF NOT EXISTS results (
     key TEXT PRIMARY KEY, pack TEXT NOT NULL, offset INTEGER NOT NULL, nbytes INTEGER NOT NULL,
     suffix TEXT NOT NULL, sha256 TEXT NOT NULL, seconds REAL NOT NULL, made_at REAL NOT NULL,
-    provenance TEXT NOT NULL);
-CREATE TABLE IF NOT EXISTS failures (
-    key TEXT PRIMARY KEY, database TEXT NOT NULL, attempts INTEGER NOT NULL, type TEXT NOT NULL,
-    message TEXT NOT NULL, failed_at REAL NOT NULL);
+    provenance TEXT NOT NULL)
 """
 
 
@@ -78,7 +75,7 @@ class SearchCache:
             (self.folder / "packs").mkdir(parents=True, exist_ok=True)
             self._db = sqlite3.connect(self.folder / "cache.sqlite", check_same_thread=False)
             self._db.execute("PRAGMA busy_timeout = 60000")
-            self._db.executescript(_TABLES)
+            self._db.execute(_TABLE)
 
     def close(self) -> None:
         """Close its files."""
@@ -129,22 +126,6 @@ class SearchCache:
             marks = ",".join("?" * len(rows[0]))
             with self._db:
                 self._db.executemany(f"INSERT OR IGNORE INTO results VALUES ({marks})", rows)
-                self._db.executemany(
-                    "DELETE FROM failures WHERE key = ?", [row[:1] for row in rows]
-                )
-
-    def fail(self, key: str, database: str, attempts: int, error: Mapping[str, Any]) -> None:
-        """Enter why a sequence has no result yet."""
-        row = (key, database, attempts, error["type"], error["message"], time.time())
-        with self._one_line(), self._db:
-            self._db.execute("INSERT OR REPLACE INTO failures VALUES (?,?,?,?,?,?)", row)
-
-    def failure(self, key: str) -> dict[str, str]:
-        """Why a key has no result: type and message."""
-        with self._one_line():
-            query = "SELECT type, message FROM failures WHERE key = ?"
-            row = self._db.execute(query, (key,)).fetchone() or ("SearchFailed", "not searched")
-        return dict(zip(("type", "message"), row, strict=True))
 
     def _append(self, data: bytes) -> tuple[str, int]:
         if self._pack is None or self._pack.tell() > _PACK:

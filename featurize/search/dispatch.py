@@ -45,13 +45,13 @@ class Ended:
     Attributes:
         unit: which.
         result: what came of it; None if its worker was lost.
-        failed: why sequences of it failed, and how often each has, by key.
+        failed: why sequences of it failed, by key.
         done: work that needs not be done again, in residues.
     """
 
     unit: SearchUnit
     result: SearchResult | None
-    failed: dict[str, tuple[int, Why]]
+    failed: dict[str, Why]
     done: int
 
 
@@ -113,7 +113,6 @@ class Dispatch:
                 why = {"type": "WorkerKilled", "message": f"killed its worker ({outcome.cause})"}
                 reasons = dict.fromkeys(self._blamed(unit, outcome), why)
             strikes.update(reasons.keys())
-            failed = {key: (strikes[key], why) for key, why in reasons.items()}
             left = [q for q in again if strikes[q.key] < _STRIKES]
             if left == list(unit.queries):
                 is_cut = not reasons and self._losses.counts[unit.unit_id] == LOST_TOGETHER
@@ -123,7 +122,7 @@ class Dispatch:
                 units = make_units(unit.database, unit.kind, left, self.slots(), node_id)
             for one in units:
                 schedule.put(one)
-            yield Ended(unit, result, failed, unit.cost - sum(map(cost_of, left)))
+            yield Ended(unit, result, reasons, unit.cost - sum(map(cost_of, left)))
 
     def _blamed(self, unit: SearchUnit, lost: UnitLost) -> list[str]:
         """Keys of the sequences that a lost worker counts against: one or none.

@@ -74,18 +74,12 @@ class Search:
             InputError: a database is not here.
         """
         self.infos = [look_at(database, self.config) for database in self.databases]
-        later = self._later()
         found: dict[tuple[str, int], CachedResult] = {}
-        for number in [n for n in range(len(self.databases)) if n not in later] + later:
-            starts = self._starts_of(number, found) if number in later else {}
-            if number in later and len(starts) < len(self.sequences):
-                return None
-            keys = {s: self.key(number, s, starts.get(s)) for s in self.sequences}
+        for numbers in self._stages():
+            keys = self._keys(numbers, found)
             there = self.cache.find(keys.values())
-            if len(there) < len(set(keys.values())):
-                return None
-            found |= {(s, number): there[key] for s, key in keys.items()}
-        return found
+            found |= {where: there[key] for where, key in keys.items() if key in there}
+        return found if len(found) == len(self.sequences) * len(self.databases) else None
 
     def run(self) -> tuple[dict[tuple[str, int], CachedResult], dict[str, dict[str, Any]]]:
         """Results by sequence and database, and the sequences that have not all of them."""
@@ -96,31 +90,24 @@ class Search:
         ]
         found: dict[tuple[str, int], CachedResult] = {}
         broken: dict[str, dict[str, Any]] = {}
-        later = self._later()
-        plain = [number for number in range(len(self.databases)) if number not in later]
-        self._stage({(s, i): self.key(i, s) for i in plain for s in self.sequences}, found, broken)
-        self._starts = {number: self._starts_of(number, found) for number in later}
-        keys = {
-            (s, number): self.key(number, s, start)
-            for number, starts in self._starts.items()
-            for s, start in starts.items()
-        }
-        self._stage(keys, found, broken)
+        for numbers in self._stages():
+            self._search_stage(self._keys(numbers, found), found, broken)
         return found, broken
 
     @property
     def _first(self) -> int:
         return next(i for i, db in enumerate(self.databases) if not db.is_template)
 
-    def _later(self) -> list[int]:
-        """Databases whose searches start from what the first one found.
+    def _stages(self) -> tuple[list[int], list[int]]:
+        """Databases that are searched at once, and those whose searches start from what the
+        first one found.
 
         Raises:
             InputError: one of templates could only start from a profile, and there is none.
         """
         first = self.infos[self._first].kind
         expands = self.config.expansion in ("filter", "nofilter") and first == "mmseqs"
-        later = []
+        stages: tuple[list[int], list[int]] = [], []
         for number, (database, info) in enumerate(zip(self.databases, self.infos, strict=True)):
             if database.is_template and info.kind == "mmseqs" and not expands:
                 raise InputError(
@@ -129,8 +116,22 @@ class Search:
                     path=database.path,
                 )
             is_next = expands and info.kind == "mmseqs" and number != self._first
-            later += [number] if database.is_template or is_next else []
-        return later
+            stages[database.is_template or is_next].append(number)
+        self._starts = {number: {} for number in stages[1]}
+        return stages
+
+    def _keys(
+        self, numbers: Sequence[int], found: dict[tuple[str, int], CachedResult]
+    ) -> dict[tuple[str, int], str]:
+        """The names of results of some databases, as far as their searches can start."""
+        keys: dict[tuple[str, int], str] = {}
+        for number in numbers:
+            if number in self._starts:
+                starts = self._starts[number] = self._starts_of(number, found)
+                keys |= {(s, number): self.key(number, s, start) for s, start in starts.items()}
+            else:
+                keys |= {(s, number): self.key(number, s) for s in self.sequences}
+        return keys
 
     def _starts_of(
         self, number: int, found: dict[tuple[str, int], CachedResult]
@@ -188,7 +189,7 @@ class Search:
             raise getattr(outcome, "error", JobError(f"cannot be looked at: {outcome}"))
         raise AssertionError("unreachable")
 
-    def _stage(
+    def _search_stage(
         self,
         keys: dict[tuple[str, int], str],
         found: dict[tuple[str, int], CachedResult],
@@ -209,7 +210,7 @@ class Search:
             else:
                 wanted[self._places_of(number)[0]][key] = sequence
         reasons = self._search(wanted) if wanted else {}
-        reasons |= self._join({where: key for where, key in keys.items() if key not in there})
+        self._join({where: key for where, key in keys.items() if key not in there}, reasons)
         there = self.cache.find(keys.values())
         for (sequence, number), key in keys.items():
             if key in there:
@@ -232,15 +233,12 @@ class Search:
                 continue
             if ended.result is not None:
                 self._keep(ended.unit, ended.result)
-            for key, (strikes, why) in ended.failed.items():
-                reasons[key] = why
-                self.cache.fail(key, self._places[ended.unit.database].name, strikes, why)
+            reasons |= ended.failed
             self._tell(ended.done)
         return reasons
 
-    def _join(self, keys: dict[tuple[str, int], str]) -> dict[str, Why]:
-        """Results of sharded databases from those of their shards; why some have none."""
-        reasons: dict[str, Why] = {}
+    def _join(self, keys: dict[tuple[str, int], str], reasons: dict[str, Why]) -> None:
+        """Results of sharded databases from those of their shards; `reasons` why some have none."""
         for (sequence, number), key in keys.items():
             if not self.databases[number].num_shards:
                 continue
@@ -248,13 +246,12 @@ class Search:
             there = self.cache.find(shard_keys)
             self.searched[number] += 1
             if missing := next((one for one in shard_keys if one not in there), ""):
-                reasons[key] = self.cache.failure(missing)
+                reasons[key] = reasons[missing]
                 continue
             texts = [self.cache.read(there[one]) for one in shard_keys]
             data = join_shards(sequence, texts, self.config.rows_of(self.databases[number]))
             seconds = sum(there[one].seconds for one in shard_keys)
             self.cache.put([packed(key, data, seconds)], ".a3m", self._provenance(number))
-        return reasons
 
     def _task(self, unit: SearchUnit) -> SearchTask:
         """What a worker needs to know of a unit."""

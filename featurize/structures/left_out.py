@@ -10,16 +10,11 @@ import numpy as np
 
 from evofeed.featurize.structures.atom_sites import PlacedRows
 from evofeed.featurize.structures.atom_table import AtomTable
-from evofeed.featurize.structures.author_chains import residue_counts, residues_of
+from evofeed.featurize.structures.author_chains import residue_counts
 from evofeed.featurize.structures.residue_names import is_water
 from evofeed.featurize.structures.structure import OtherMolecule
 
 _SHOWN: Final = 12
-_KINDS: Final = {
-    **{"DNA": "DNA", "RNA": "RNA", "PYR": "glycan", "KET": "glycan"},
-    **dict.fromkeys(("AA", "AAD", "PAA", "MAA"), "amino acid"),
-}
-"""gemmi's kinds of residues, all others are ligands."""
 
 
 def other_molecules(table: AtomTable, placed: Iterable[PlacedRows]) -> tuple[OtherMolecule, ...]:
@@ -27,8 +22,9 @@ def other_molecules(table: AtomTable, placed: Iterable[PlacedRows]) -> tuple[Oth
     taken = np.zeros(len(table.number), bool)
     for chain in placed:
         taken[chain.rows] = True
-    every = np.arange(len(table.number))
-    residue, _ = residues_of(every, table, table.chain.codes, table.component.codes)
+    columns = (table.chain.codes, table.author_number, table.insertion.codes, table.component.codes)
+    keys = np.stack(columns, -1)
+    _, residue = np.unique(keys, axis=0, return_inverse=True)
     used = np.bincount(residue, taken) > 0
     rest = np.flatnonzero(~used[residue] & ~table.absent)
     found = [
@@ -65,4 +61,15 @@ def _kind(component: str) -> str:
 
     if is_water(component):
         return "water"
-    return _KINDS.get(gemmi.find_tabulated_residue(component).kind.name, "ligand")
+    kind = gemmi.find_tabulated_residue(component).kind
+    names: dict[object, str] = {
+        gemmi.ResidueKind.DNA: "DNA",
+        gemmi.ResidueKind.RNA: "RNA",
+        gemmi.ResidueKind.PYR: "glycan",
+        gemmi.ResidueKind.KET: "glycan",
+        **dict.fromkeys(
+            (gemmi.ResidueKind.AA, gemmi.ResidueKind.AAD, gemmi.ResidueKind.PAA,
+             gemmi.ResidueKind.MAA), "amino acid"
+        ),
+    }  # fmt: skip
+    return names.get(kind, "ligand")

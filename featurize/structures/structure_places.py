@@ -24,6 +24,7 @@ def structure_files(root: Path, *, deep: bool = False, divided: bool = True) -> 
     """The structure files of a folder, of each entry those of the first kind it has.
 
     Args:
+        root: a folder.
         deep: look into all folders below, not only those of a divided mirror.
         divided: look into those.
     """
@@ -78,6 +79,7 @@ def names_of_entry(pdb_id: str, *, legacy: bool) -> Iterator[str]:
     """File names an entry may have.
 
     Args:
+        pdb_id: of the entry.
         legacy: other formats than mmCIF text, too.
     """
     stems = [f"{pdb_id}{suffix}" for suffix in (SUFFIXES if legacy else SUFFIXES[:1])]

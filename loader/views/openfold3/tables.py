@@ -9,13 +9,12 @@ import numpy as np
 
 from evofeed.base.shapes import Bool, Integer
 from evofeed.loader.views.columns import (
+    RESTYPES,
     UNKNOWN,
     copies,
     references,
-    residue_codes,
     split_tokens,
     structure_columns,
-    token_columns,
 )
 from evofeed.loader.views.entry_view import EntryView
 from evofeed.protein.datapoints import atomized_residues, molecule_names
@@ -34,7 +33,12 @@ def openfold3_view(
 ) -> EntryView:
     """The whole entry as OpenFold3 sees it.
 
-    Molecules go by component code, ligands of several components by `<entry>_<entity>`.
+    Args:
+        record: the entry.
+        section: OpenFold3's of it.
+        molecules: reference molecules by component code, ligands of several components by
+            `<entry>_<entity>`.
+        alignments: name of the alignment by entity.
 
     Raises:
         MoleculeMissing: a reference molecule is absent, or an atom of it.
@@ -42,13 +46,17 @@ def openfold3_view(
     occupied = record.atom_occupancy[section.atom_row] > 0
     present = (section.atom_row >= 0) & occupied
     component, titles = molecule_names(record.entry, section)
-    types = residue_codes(section.residue_name, UNKNOWN).astype(np.uint8)
+    reference = references(section, component, titles, molecules)
+    codes = {name: code for code, name in enumerate(RESTYPES)}
+    types = np.array([codes.get(name, UNKNOWN) for name in section.residue_name.tolist()], np.uint8)
     return EntryView(
         **structure_columns(record, section, present, alignments, single=True),
-        **references(section, component, titles, molecules),
+        **reference.columns,
         **_tokens(section, types, present),
         chain_sym=copies(section.chain_entity),
         residue_type=types,
+        atom_element=reference.element.astype(np.uint8),
+        atom_charge=reference.charge.astype(np.int8),
     )
 
 
@@ -61,5 +69,13 @@ def _tokens(
     tokens = split_tokens(section, ~atomized)
     named = np.isin(section.atom_name, _CENTRES)
     centres = np.flatnonzero(atomized[section.atom_residue()] | named)
-    split = atomized[tokens.residue]
-    return token_columns(tokens, types, centres, None, split, present[centres])
+    return {
+        "token_atom": tokens.first.astype(np.int32),
+        "token_atoms": tokens.atoms.astype(np.int32),
+        "token_residue": tokens.residue.astype(np.int32),
+        "token_type": types[tokens.residue],
+        "token_centre": centres.astype(np.int32),
+        "token_distogram": np.full(len(tokens.first), -1, np.int32),
+        "token_atomized": atomized[tokens.residue],
+        "token_resolved": present[centres],
+    }

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from tests.featurize.job.stage import evofeed
 from tests.featurize.search.family import family, fasta
 
 from evofeed.base.errors import InputError
@@ -19,11 +18,6 @@ from evofeed.store import Dataset
 QUERY, *KIN = family(5, 5, 80)
 
 
-def run(command: str, *args: str) -> subprocess.CompletedProcess[str]:
-    line = [sys.executable, "-m", "evofeed.cli", command, *args]
-    return subprocess.run(line, capture_output=True, text=True, check=False)
-
-
 @pytest.fixture
 def database(tmp_path: Path) -> str:
     return fasta(tmp_path / "database.fasta", [(f"s{n}", s) for n, s in enumerate(KIN)])
@@ -33,7 +27,7 @@ def test_a_fasta_and_a_database_become_a_dataset(tmp_path: Path, database: str) 
     query = fasta(tmp_path / "query.fasta", [("mine words", QUERY), ("bad:1", QUERY)])
     data = tmp_path / "data"
     options = ["--search-db", database, "--max-broken", "0.5", "--json"]
-    done = run("featurize", query, str(data), *options)
+    done = evofeed("featurize", query, str(data), *options)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["num_good"] == 1
     record = Dataset.open(str(data))["mine"]
@@ -56,7 +50,7 @@ def test_a_folder_of_fasta_is_searched_and_the_result_featurized(
     folder.mkdir()
     fasta(folder / "a.fasta", [("one", QUERY), ("two", QUERY)])
     fasta(folder / "b.fa", [("three", QUERY[5:]), ("bad:id", QUERY)])
-    done = run("search", str(folder), "--db", database, "--max-broken", "0.3", "--json")
+    done = evofeed("search", str(folder), "--db", database, "--max-broken", "0.3", "--json")
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     assert (report["num_chains"], report["num_sequences"], report["searched"]) == (4, 2, 2)
@@ -66,9 +60,9 @@ def test_a_folder_of_fasta_is_searched_and_the_result_featurized(
     assert entry["program"].startswith("jackhmmer (") and entry["worker_hours_per_1000"] > 0
     out = f"{folder}.search"
     assert json.loads(Path(out, "report.json").read_text()) == report
-    done = run("search", str(folder), "--db", database)
+    done = evofeed("search", str(folder), "--db", database)
     assert done.returncode == 1 and "bad:id" in done.stdout and "2 results known" in done.stdout
-    done = run("featurize", out, str(tmp_path / "data"), "--executor", "local", "--json")
+    done = evofeed("featurize", out, str(tmp_path / "data"), "--executor", "local", "--json")
     assert done.returncode == 0 and json.loads(done.stdout)["num_good"] == 3, done.stderr
     # Few files, however many sequences: the index, the report and a link, all else in the cache.
     assert len([path for path in Path(out).iterdir() if path.name[0] != "."]) == 4
@@ -113,7 +107,7 @@ def test_two_databases_of_one_name_are_refused_before_anything_is_searched(tmp_p
     ],
 )
 def test_a_wrong_call_is_said_to_be_one(arguments: list[str], says: str) -> None:
-    done = run(*arguments)
+    done = evofeed(*arguments)
     assert done.returncode == 2 and says in done.stderr
 
 
