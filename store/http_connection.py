@@ -113,14 +113,9 @@ class HttpConnection:
     ) -> Answer:
         """The answer to a request, tried again while what is wrong may pass.
 
-        Args:
-            method: of HTTP. What is not safe to send twice needs an Idempotency-Key.
-            path: with its query.
-            headers: beside the token.
-            body: to send.
-            attempts: in all.
-            max_wait: seconds; a service that wants to be left alone for longer is not asked again.
-            with_token: False for a path that is a permission by itself.
+        What is not safe to send twice needs an Idempotency-Key. A service that wants to be left
+        alone for more than `max_wait` seconds is not asked again; a path that is a permission by
+        itself goes without the token.
 
         Raises:
             StoreError: it never answered, or only with what should have passed.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import itertools
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -57,37 +58,25 @@ class Selection:
     def why_not(self, row: Mapping[str, Any]) -> str:
         """Why the chain of a row of the index does not pass, '' if it does."""
         date, resolution = row["release_date"], row["resolution"]
+        residues, rows = row["num_res"], row["num_alignments"]
+        most_residues = math.inf if self.max_residues is None else self.max_residues
+        most_fraction = math.inf if self.max_aa_fraction is None else self.max_aa_fraction
+        late = bool(self.released_before) and (not date or date >= self.released_before)
+        coarse = self.max_resolution is not None and not 0 < resolution <= self.max_resolution
+        known = f"resolution {resolution:.4g} Å" if resolution else "resolution unknown"
         tests = (
-            (self.released_from, date < self.released_from, f"released {date or 'nobody knows'}"),
+            (date < self.released_from, f"released {date or 'nobody knows'}"),
+            (late, f"released {date or 'nobody knows when'}"),
+            (coarse, known),
+            (not self.min_residues <= residues <= most_residues, f"{residues} residues"),
+            (rows < self.min_alignments, f"{rows} alignment rows"),
             (
-                self.released_before,
-                not date or date >= self.released_before,
-                f"released {date or 'nobody knows when'}",
-            ),
-            (
-                self.max_resolution is not None,
-                not 0 < resolution <= (self.max_resolution or 0),
-                f"resolution {resolution:.4g} Å" if resolution else "resolution unknown",
-            ),
-            (True, row["num_res"] < self.min_residues, f"{row['num_res']} residues"),
-            (
-                self.max_residues is not None,
-                row["num_res"] > (self.max_residues or 0),
-                f"{row['num_res']} residues",
-            ),
-            (
-                True,
-                row["num_alignments"] < self.min_alignments,
-                f"{row['num_alignments']} alignment rows",
-            ),
-            (
-                self.max_aa_fraction is not None,
-                row["max_aa_fraction"] > (self.max_aa_fraction or 0),
+                row["max_aa_fraction"] > most_fraction,
                 f"{row['max_aa_fraction']:.3g} of it one residue",
             ),
-            (self.with_structure, not row["has_structure"], "no structure"),
+            (self.with_structure and not row["has_structure"], "no structure"),
         )
-        return next((why for asked, fails, why in tests if asked and fails), "")
+        return next((why for fails, why in tests if fails), "")
 
 
 def select_chains(
