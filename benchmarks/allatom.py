@@ -33,8 +33,7 @@ from recording import about, quartiles, save
 
 from evofeed.loader import EntryConfig, FeatureLoader, LoaderConfig, batch_maker
 from evofeed.loader.entries.catalog import EntryCatalog
-from evofeed.loader.entries.projects import on_host
-from evofeed.loader.entries.reading import plan_entry
+from evofeed.loader.entries.reading import plan_entry, project_module
 from evofeed.loader.views.packing import pack_sample
 from evofeed.store import Dataset
 
@@ -105,7 +104,7 @@ def samples(uri: str, project: str) -> dict[str, Any]:
         except Exception as error:
             print(f"{project} {place.chain_id} {place.datapoint}: {error}", file=sys.stderr)
             continue
-        where = pack_sample(packed, on_host(project))
+        where = pack_sample(packed, project_module(project, "plan").ON_HOST)
         own.append(1000 * (time.thread_time() - begun))
         most = max(most, where.nbytes)
     medians = {

@@ -70,6 +70,9 @@ def add_complexes(
     Raises:
         InputError: none can be used.
     """
+    from rich.console import Console
+    from rich.progress import track
+
     from evofeed.base.errors import ChainMissing, InputError, LoneChain, NoProtein, UnusedInput
     from evofeed.featurize.inputs.assembly_inputs import assembly_sources
     from evofeed.featurize.inputs.discovery import discover
@@ -94,7 +97,8 @@ def add_complexes(
 
     def records() -> Any:
         nonlocal made, alone
-        for source in _shown(sources, quiet=quiet):
+        console = Console(stderr=True)
+        for source in track(sources, "complexes", console=console, disable=quiet):
             try:
                 yield featurize_assembly(source, record_of, config)
                 made += 1
@@ -115,11 +119,3 @@ def add_complexes(
         "faults": [str(p) for p in problems if not isinstance(p, NoProtein | UnusedInput)],
         "left_out": [str(p) for p in problems if isinstance(p, NoProtein | UnusedInput)],
     }
-
-
-def _shown(sources: list[Any], *, quiet: bool) -> Any:
-    """The complexes, with a progress bar on stderr."""
-    from rich.console import Console
-    from rich.progress import track
-
-    return track(sources, "complexes", console=Console(stderr=True), disable=quiet)

@@ -14,13 +14,13 @@ from evofeed.featurize.config import FeaturizeConfig
 from evofeed.featurize.formats.reading import FileRef, file_ref, read_bytes
 from evofeed.featurize.inputs.clusters import NO_CLUSTER, cluster_sizes
 from evofeed.featurize.inputs.discovery import discover
-from evofeed.featurize.inputs.layouts import first_file
 from evofeed.featurize.inputs.queries import query_of
 from evofeed.featurize.inputs.roads.parts import read_part
-from evofeed.featurize.inputs.sources import SUBFOLDERS, ChainSource, why_unread
+from evofeed.featurize.inputs.side_files import first_file
+from evofeed.featurize.inputs.sources import SUBFOLDERS, ChainSource, Role, why_unread
 from evofeed.featurize.records.chain import chain_in, featurize_chain
 from evofeed.featurize.structures.left_out import in_words
-from evofeed.featurize.structures.structure import OtherMolecule, Structure
+from evofeed.featurize.structures.structure import Structure
 from evofeed.featurize.structures.structure_files import parse_structure
 from evofeed.featurize.structures.wwpdb import DEVIATIONS, deviations
 from evofeed.protein.residues import RESTYPES
@@ -125,8 +125,6 @@ def check_input(
     """Look an input over without making anything.
 
     Args:
-        uri: as for `discover`.
-        config: strictness.
         depth: `names` lists files only; `queries` also parses structures and the
             query of each alignment; `full` featurizes every chain and forgets it.
         clusters: file of sequence clusters, to be compared with the chains.
@@ -136,7 +134,6 @@ def check_input(
     Raises:
         InputError: there is no such input at all, or the clusters are of other chains.
     """
-    config = config or FeaturizeConfig()
     problems: list[InputError] = []
     sources = discover(uri, problems=problems, **places)
     report = CheckReport(uri, depth, chains=len(sources))
@@ -148,10 +145,10 @@ def check_input(
         for chain_id, size in cluster_sizes(clusters, sources).items():
             if size == NO_CLUSTER:
                 report.add("in no cluster", chain_id)
-    last: dict[str, Structure | InputError] = {}
+    check = _Check(config or FeaturizeConfig(), depth, report)
     for done, source in enumerate(sources, 1):
         try:
-            _check_chain(source, config, depth, last, report)
+            check.chain(source)
         except NoProtein as error:
             report.add("no protein", f"{source.chain_id}: {error}")
         except EvofeedError as error:
@@ -193,116 +190,102 @@ def _check_cache(uri: str, sources: list[ChainSource], report: CheckReport) -> N
         report.add("in chain_data_cache.json only", name)
 
 
-def _check_chain(
-    source: ChainSource,
-    config: FeaturizeConfig,
-    depth: Depth,
-    last: dict[str, Structure | InputError],
-    report: CheckReport,
-) -> None:
-    files = source.alignment_files(config)
-    alignments = [(role, ref) for role, ref in files if role in ("a3m", "stockholm")]
-    report.with_structure += source.structure is not None
-    report.with_alignments += bool(alignments)
-    report.input_bytes += source.nbytes()
-    if source.alignment_dir and any(Path(ref.path).parent.name in SUBFOLDERS for _, ref in files):
-        report.add("not flattened", source.chain_id)
-    unread = [f"{ref.name}: {why}" for _, ref in files if (why := why_unread(ref.plain_name))]
-    for note in (*source.notes, *unread):
-        report.add("something left out", f"{source.chain_id}: {note}")
-    if not (source.structure or source.sequence or source.fasta):
-        report.add("no structure", source.chain_id)
+@dataclass(slots=True)
+class _Check:
+    """Looks at chains one after the other; those of an entry follow each other, so one is kept."""
+
+    config: FeaturizeConfig
+    depth: Depth
+    report: CheckReport
+    last: dict[str, Structure | InputError] = field(default_factory=dict)
+
+    def chain(self, source: ChainSource) -> None:
+        report, chain_id = self.report, source.chain_id
+        files = source.alignment_files(self.config)
+        alignments = [(role, ref) for role, ref in files if role in ("a3m", "stockholm")]
+        report.with_structure += source.structure is not None
+        report.with_alignments += bool(alignments)
+        report.input_bytes += source.nbytes()
+        below = (Path(ref.path).parent.name for _, ref in files)
+        if source.alignment_dir and any(name in SUBFOLDERS for name in below):
+            report.add("not flattened", chain_id)
+        unread = [f"{ref.name}: {why}" for _, ref in files if (why := why_unread(ref.plain_name))]
+        for note in (*source.notes, *unread):
+            report.add("something left out", f"{chain_id}: {note}")
+        if source.structure is None:
+            report.add("no structure", chain_id)
+            if not (alignments or source.sequence or source.fasta):
+                report.add("no structure, sequence or alignment", chain_id)
+                return
         if not alignments:
-            report.add("no structure, sequence or alignment", source.chain_id)
-            return
-    elif source.structure is None:
-        report.add("no structure", source.chain_id)
-    if not alignments:
-        report.add("no alignment", source.chain_id)
-    if source.template_mmcif_dir is None and any(role in ("hhr", "hmmsearch") for role, _ in files):
-        report.add("template hits, but no template structures", source.chain_id)
-    if depth == "full":
-        record = featurize_chain(source, config)
-        _check_sequence(source.chain_id, record.sequence, report)
-    elif depth == "queries":
-        _check_queries(source, alignments, config, last, report)
+            report.add("no alignment", chain_id)
+        has_hits = any(role in ("hhr", "hmmsearch") for role, _ in files)
+        if source.template_mmcif_dir is None and has_hits:
+            report.add("template hits, but no template structures", chain_id)
+        if self.depth == "full":
+            self._sequence(chain_id, featurize_chain(source, self.config).sequence)
+        elif self.depth == "queries":
+            self._queries(source, alignments)
 
+    def _queries(self, source: ChainSource, alignments: Sequence[tuple[Role, FileRef]]) -> None:
+        report, chain_id, sequence = self.report, source.chain_id, source.sequence
+        ref = source.structure_ref()
+        if ref is not None:
+            structure = self._structure(ref)
+            if structure.lacks_date:
+                report.add("no release date", chain_id)
+            chains = structure.sequences
+            name = chain_in(source, structure)
+            if name is None:
+                text = f"{chain_id}: {ref.path} has {', '.join(chains)}"
+                report.add("chain is not in its structure", text)
+                return
+            sequence = chains[name]
+            if structure.resolution:
+                report.spreads.setdefault("resolution, Å", []).append(structure.resolution)
+            if structure.release_date:
+                year = float(structure.release_date[:4])
+                report.spreads.setdefault("year of release", []).append(year)
+        for role, file in alignments:
+            query = query_of(read_part(file, self.config.caps), role, path=file.path)
+            sequence = sequence or query
+            where = f"{chain_id}: {file.name}"
+            if len(query) != len(sequence):
+                text = f"{where} has {len(query)} residues, the chain {len(sequence)}"
+                report.add("query and structure differ in length", text)
+            elif query != sequence:
+                report.add("query and structure differ in letters", where)
+        self._sequence(chain_id, sequence)
 
-def _check_queries(
-    source: ChainSource,
-    alignments: list[Any],
-    config: FeaturizeConfig,
-    last: dict[str, Structure | InputError],
-    report: CheckReport,
-) -> None:
-    sequence = source.sequence
-    ref = source.structure_ref()
-    if ref is not None:
-        structure = _structure(ref, config, last, report)
-        if structure.lacks_date:
-            report.add("no release date", source.chain_id)
-        chains = structure.sequences
-        name = chain_in(source, structure)
-        if name is None:
-            report.add(
-                "chain is not in its structure",
-                f"{source.chain_id}: {ref.path} has {', '.join(chains)}",
-            )
-            return
-        sequence = chains[name]
-        if structure.resolution:
-            report.spreads.setdefault("resolution, Å", []).append(structure.resolution)
-        if structure.release_date:
-            year = float(structure.release_date[:4])
-            report.spreads.setdefault("year of release", []).append(year)
-    for role, file in alignments:
-        query = query_of(read_part(file, config.caps), role, path=file.path)
-        sequence = sequence or query
-        where = f"{source.chain_id}: {file.name}"
-        if len(query) != len(sequence):
-            text = f"{where} has {len(query)} residues, the chain {len(sequence)}"
-            report.add("query and structure differ in length", text)
-        elif query != sequence:
-            report.add("query and structure differ in letters", where)
-    _check_sequence(source.chain_id, sequence, report)
+    def _sequence(self, chain_id: str, sequence: str) -> None:
+        self.report.residues += len(sequence)
+        self.report.spreads.setdefault("residues", []).append(len(sequence))
+        if odd := "".join(sorted(set(sequence) - set(RESTYPES))):
+            self.report.add("odd letters", f"{chain_id}: {odd}")
 
+    def _structure(self, ref: FileRef) -> Structure:
+        key = f"{ref.path}:{ref.offset}"
+        if key not in self.last:
+            self.last.clear()
+            try:
+                self.last[key] = self._parsed(ref)
+            except InputError as error:
+                self.last[key] = error
+        known = self.last[key]
+        if isinstance(known, InputError):
+            raise type(known)(known.message, path=known.path, line=known.line)
+        return known
 
-def _note_molecules(path: str, molecules: Sequence[OtherMolecule], report: CheckReport) -> None:
-    if molecules:
-        report.left_out[path] = [dataclasses.asdict(molecule) for molecule in molecules]
-    if any(molecule.kind != "water" for molecule in molecules):
-        report.add("molecules beside the proteins", f"{path}: {in_words(molecules)}")
-
-
-def _check_sequence(chain_id: str, sequence: str, report: CheckReport) -> None:
-    report.residues += len(sequence)
-    report.spreads.setdefault("residues", []).append(len(sequence))
-    odd = "".join(sorted(set(sequence) - set(RESTYPES)))
-    if odd:
-        report.add("odd letters", f"{chain_id}: {odd}")
-
-
-def _structure(
-    ref: FileRef,
-    config: FeaturizeConfig,
-    last: dict[str, Structure | InputError],
-    report: CheckReport,
-) -> Structure:
-    """The structure of a file; the chains of an entry follow each other, so one is kept."""
-    key = f"{ref.path}:{ref.offset}"
-    if key not in last:
-        last.clear()
-        try:
-            data = read_part(ref, config.caps)
-            if ref.plain_name.endswith((".cif", ".mmcif")):
-                for kind, case in deviations(data, ref.path):
-                    report.add(kind, f"{ref.path}: {case}")
-            structure = parse_structure(data, ref.plain_name, path=ref.path, config=config)
-            _note_molecules(ref.path, structure.others, report)
-            last[key] = structure
-        except InputError as error:
-            last[key] = error
-    known = last[key]
-    if isinstance(known, InputError):
-        raise type(known)(known.message, path=known.path, line=known.line)
-    return known
+    def _parsed(self, ref: FileRef) -> Structure:
+        data = read_part(ref, self.config.caps)
+        if ref.plain_name.endswith((".cif", ".mmcif")):
+            for kind, case in deviations(data, ref.path):
+                self.report.add(kind, f"{ref.path}: {case}")
+        structure = parse_structure(data, ref.plain_name, path=ref.path, config=self.config)
+        others = structure.others
+        if others:
+            self.report.left_out[ref.path] = [dataclasses.asdict(one) for one in others]
+        if any(molecule.kind != "water" for molecule in others):
+            text = f"{ref.path}: {in_words(others)}"
+            self.report.add("molecules beside the proteins", text)
+        return structure

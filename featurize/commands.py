@@ -10,6 +10,14 @@ import typer
 
 from evofeed.base.options import Json, picture_name
 
+_Clusters = Annotated[str, typer.Option(help="A sequence cluster a line, or mmseqs' _cluster.tsv.")]
+_Structures = Annotated[str, typer.Option(help="Folder of mmCIF, BinaryCIF or PDB files.")]
+_Templates = Annotated[str, typer.Option(help="Folder of template mmCIF files.")]
+_Distillation = Annotated[bool, typer.Option("--distillation", help="Structures are predictions.")]
+_Stage = Annotated[
+    str, typer.Option(help="Where an INPUT in a bucket is copied; else ~/.cache/evofeed.")
+]
+
 
 def featurize(
     input_uri: Annotated[
@@ -36,23 +44,17 @@ def featurize(
         str, typer.Option(help="host:port of this machine's Ray cluster; else $RAY_ADDRESS.")
     ] = "",
     ledger: Annotated[str, typer.Option(help="Path or SQLAlchemy URL of the job ledger.")] = "",
-    stage: Annotated[
-        str, typer.Option(help="Where an INPUT in a bucket is copied; else ~/.cache/evofeed.")
-    ] = "",
-    clusters: Annotated[
-        str, typer.Option(help="A sequence cluster a line, or mmseqs' _cluster.tsv.")
-    ] = "",
-    structures: Annotated[str, typer.Option(help="Folder of mmCIF, BinaryCIF or PDB files.")] = "",
-    templates: Annotated[str, typer.Option(help="Folder of template mmCIF files.")] = "",
+    stage: _Stage = "",
+    clusters: _Clusters = "",
+    structures: _Structures = "",
+    templates: _Templates = "",
     search_db: Annotated[
         list[str] | None,
         typer.Option(help="Database to search, [NAME=]PATH; INPUT is then FASTA. Repeatable."),
     ] = None,
     template_db: Annotated[str, typer.Option(help="pdb_seqres FASTA or PDB70 prefix.")] = "",
     recipe: Annotated[str, typer.Option(help="Of the search, as in `evofeed search`.")] = "default",
-    distillation: Annotated[
-        bool, typer.Option("--distillation", help="Structures are predictions.")
-    ] = False,
+    distillation: _Distillation = False,
     max_template_date: Annotated[str, typer.Option(help="ISO date.")] = "2021-10-10",
     max_msa_rows: Annotated[int, typer.Option(min=0, help="Per chain; 0 keeps all.")] = 0,
     msa_budget: Annotated[
@@ -175,17 +177,11 @@ def check(
     input_uri: Annotated[
         str, typer.Argument(metavar="INPUT", help="What `evofeed featurize` takes.")
     ],
-    clusters: Annotated[
-        str, typer.Option(help="A sequence cluster a line, or mmseqs' _cluster.tsv.")
-    ] = "",
-    structures: Annotated[str, typer.Option(help="Folder of mmCIF or PDB files.")] = "",
-    templates: Annotated[str, typer.Option(help="Folder of template mmCIF files.")] = "",
-    distillation: Annotated[
-        bool, typer.Option("--distillation", help="Structures are predictions.")
-    ] = False,
-    stage: Annotated[
-        str, typer.Option(help="Where an INPUT in a bucket is copied; else ~/.cache/evofeed.")
-    ] = "",
+    clusters: _Clusters = "",
+    structures: _Structures = "",
+    templates: _Templates = "",
+    distillation: _Distillation = False,
+    stage: _Stage = "",
     plot: Annotated[
         Path | None,
         typer.Option(callback=picture_name, help="Picture of what is there and what is amiss."),

@@ -37,6 +37,13 @@ class InputCaps:
     def __post_init__(self) -> None:
         check_numbers(self, *(each.name for each in fields(self)), least=1, below=2**63)
 
+    def excess(self, cap: str, got: int, what: str) -> str:
+        """What an error says of more than a cap allows; empty if it is not more."""
+        most = getattr(self, cap)
+        if got <= most:
+            return ""
+        return f"{what}, more than the cap of {most}; raise InputCaps.{cap} if meant"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeaturizeConfig(Config):

@@ -7,16 +7,13 @@ from typing import TYPE_CHECKING
 from evofeed.base.lazy import names_from
 
 if TYPE_CHECKING:
-    from evofeed.loader.assembly.from_record import assembly_batch
-    from evofeed.loader.assembly_config import AssemblyConfig
     from evofeed.loader.batch import openfold_batch
     from evofeed.loader.catalog import ChainCatalog
     from evofeed.loader.commands import bench_commands
-    from evofeed.loader.config import LoaderConfig
+    from evofeed.loader.config import AssemblyConfig, EntryConfig, LoaderConfig
     from evofeed.loader.entries.batch import boltz_batch, openfold3_batch, protenix_batch
-    from evofeed.loader.entries_config import EntryConfig
     from evofeed.loader.feature_loader import FeatureLoader
-    from evofeed.loader.from_record import record_batch, sample_batch
+    from evofeed.loader.from_record import assembly_batch, record_batch, sample_batch
     from evofeed.loader.hooks import ChainSample, LoaderHooks
     from evofeed.loader.plan import RunPlan, plan_samples
 

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from evofeed.loader.config import LoaderConfig
+from evofeed.loader.draws import Crop
 from evofeed.loader.features import ChainTensors, constant_features, recycle_features
 from evofeed.loader.msa_draws import MsaDraws
-from evofeed.loader.transforms.crop import Crop
 from evofeed.protein.features import BATCH, SUPERVISED, Feature
 
 _ALIGN: Final = 512
@@ -115,14 +115,7 @@ def fill_sample(
 ) -> None:
     """Make a sample's features and write them into its place of a zeroed batch.
 
-    Args:
-        batch: what `empty_batch` made.
-        number: of the sample in the batch.
-        chain: the whole chain.
-        crop: residues and templates to keep.
-        draws: the decisions about the MSA, one for each recycle (R).
-        config: sizes; whether the true structure is wanted.
-        use_clamped_fape: 1 or 0.
+    `draws` has the decisions about the MSA, one for each recycle.
     """
     put(batch, constant_features(chain, crop, config), number)
     scalars = {

@@ -24,11 +24,10 @@ from evofeed.loader.batch import blocks_of, empty_batch, fill_sample
 from evofeed.loader.catalog import ChainCatalog
 from evofeed.loader.config import LoaderConfig
 from evofeed.loader.counter_rng import Purpose, stream_key
-from evofeed.loader.draws import draw_crop, use_clamped_fape
+from evofeed.loader.draws import Crop, draw_crop, use_clamped_fape
 from evofeed.loader.hooks import ChainSample, LoaderHooks
 from evofeed.loader.msa_draws import RecycleDraws
 from evofeed.loader.plan import BatchPlan, SamplePlan
-from evofeed.loader.transforms.crop import Crop
 from evofeed.loader.unpack import unpack_chain
 from evofeed.protein.features import ASSEMBLY_BATCH
 from evofeed.store import Dataset
@@ -89,14 +88,7 @@ def _tensors_on(device: torch.device, value: Any) -> Iterator[Tensor]:
 class BatchMaker:
     """Makes batches out of filled slots.
 
-    Args:
-        catalogs: where the chains' sizes stand.
-        config: what to make.
-        arena: where the slots are.
-        device: where batches go.
-        fused: with Triton's kernels; else, and complexes always, in plain torch, the definition.
-        hooks: a user's rules.
-        datasets: that the catalogs are of.
+    With Triton's kernels if `fused`; else, and complexes always, in plain torch, the definition.
     """
 
     def __init__(
@@ -209,7 +201,7 @@ class BatchMaker:
     def _complexes(
         self, plan: BatchPlan, slots: Sequence[FilledSlot]
     ) -> tuple[dict[str, Any], list[Tensor]]:
-        from evofeed.loader.assembly.batch import with_truth
+        from evofeed.loader.assembly.make import with_truth
 
         config = self._config
         batch = empty_batch(
@@ -291,22 +283,22 @@ class BatchMaker:
     def _fill_fused(
         self, tensors: dict[str, Tensor], number: int, recycles: int, slot: FilledSlot, crop: Crop
     ) -> None:
-        from evofeed.loader.fused.sample_kernels import plan_sample
+        from evofeed.loader.fused.filling import recycle_words
+        from evofeed.loader.fused.sample_kernels import prepare
 
-        sample, catalog = slot.sample, self._catalogs[slot.sample.dataset]
-        kernels, words = plan_sample(
-            slot.slab,
-            catalog.sizes(sample.row),
-            self._config,
-            key=sample.key,
-            number=number,
-            batch=tensors["aatype"].shape[0],
-            recycles=recycles,
-            resolution=float(catalog.resolution[sample.row]),
-            is_distillation=bool(catalog.is_distillation[sample.row]),
-            device=self._device,
-            crop=crop,
-        )
+        config, sample, catalog = self._config, slot.sample, self._catalogs[slot.sample.dataset]
+        sizes = catalog.sizes(sample.row)
+        predicted = bool(catalog.is_distillation[sample.row])
+        draws = (RecycleDraws(config, sample.key, r, self._device) for r in range(recycles))
+        each = [
+            recycle_words(sizes[1], is_distillation=predicted, draws=drawn, config=config)
+            for drawn in draws
+        ]
+        kernels, words = prepare(
+            slot.slab, sizes, crop, config, each, self._device,
+            key=sample.key, number=number, batch=tensors["aatype"].shape[0],
+            resolution=float(catalog.resolution[sample.row]), is_distillation=predicted,
+        )  # fmt: skip
         data, on_device = self._copy_with(slot, words)
         kernels.run(on_device, data, tensors)
 

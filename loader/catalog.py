@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -13,10 +11,7 @@ from evofeed.loader.config import LoaderConfig
 from evofeed.loader.counter_rng import below
 from evofeed.loader.order import accept_probability, column, eligible_rows, whole_column
 from evofeed.loader.views.weights import DatapointDraw
-from evofeed.store import Dataset
 from evofeed.store.inner import COLUMNS, shard_key
-
-_LOG: Final = logging.getLogger(__name__)
 
 
 class ChainPlace(NamedTuple):
@@ -109,21 +104,3 @@ class ChainCatalog(Places):
         length, rows, _, templates = (size[self.rows].astype(np.int64) for size in self._sizes)
         unpacked = length * (rows + 485 * (1 + templates))  # what `slot_nbytes` counts, nearly
         return int(self.rows[np.argmax(column(self.index, "nbytes")[self.rows] + unpacked)])
-
-
-def open_catalogs(
-    datasets: Sequence[tuple[Dataset, float]], config: LoaderConfig
-) -> list[ChainCatalog]:
-    """A catalog for each dataset of a mixture; logs chosen chains that are in none of them."""
-    catalogs = [
-        ChainCatalog(dataset.index, number, config, dataset.uri)
-        for number, (dataset, _) in enumerate(datasets)
-    ]
-    if config.chains is not None:
-        there = {chain for catalog in catalogs for chain in catalog.chain_ids()}
-        if missing := [chain for chain in config.chains if chain not in there]:
-            _LOG.warning(
-                "%d of %d chosen chains are left out, because they are not there or a filter takes "
-                "them, such as %s", len(missing), len(config.chains), missing[0],
-            )  # fmt: skip
-    return catalogs

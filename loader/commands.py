@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import time
 from typing import Annotated, Any
 
+import numpy as np
 import typer
 
 from evofeed.base.options import Json, group, usable_device
@@ -57,7 +60,6 @@ def bench_loader(
 
     Example: evofeed bench loader data/ --steps 100 --step-ms 50
     """
-    from evofeed.loader.bench import measure
     from evofeed.loader.feature_loader import FeatureLoader
     from evofeed.store import Dataset as Opened
 
@@ -116,3 +118,51 @@ def plan(
             f"{row['epoch']:>5} {row['batch']:>5} {row['step']:>5} {row['rank']:>5} "
             f"{row['position']:>9} {row['recycling_iters']:>9}  {row['chain_id']}"
         )
+
+
+def measure(loader: Any, steps: int, step_seconds: float) -> dict[str, Any]:
+    """Take `steps` batches, sleeping `step_seconds` on each; times in milliseconds.
+
+    The first batch is reported by itself: it pays for starting. `cores` is CPU time
+    of this process and its reader over wall time, the pretended step's sleep
+    being free.
+    """
+    import torch
+
+    stream = itertools.chain.from_iterable(itertools.repeat(loader))  # through the ends of epochs
+    waits: list[float] = []
+    begun = cpu = 0.0
+    for number in range(steps):
+        called = time.perf_counter()
+        next(stream)
+        if loader.device.type == "cuda":
+            torch.cuda.current_stream(loader.device).synchronize()
+        waits.append(time.perf_counter() - called)
+        if not number:
+            begun, cpu = time.perf_counter(), _cpu_seconds(loader)
+        time.sleep(step_seconds)
+    first = waits.pop(0)
+    wall, used = time.perf_counter() - begun, _cpu_seconds(loader) - cpu
+    stats = loader.stats()
+    array = np.array(waits) * 1e3
+    return {
+        "device": str(loader.device),
+        "steps": steps,
+        "step_ms": step_seconds * 1e3,
+        "first_batch_ms": first * 1e3,
+        "wait_p50_ms": float(np.percentile(array, 50)),
+        "wait_p99_ms": float(np.percentile(array, 99)),
+        "wait_share": float(array.sum() / 1e3 / wall),
+        "samples_per_second": steps * loader.config.batch_size / wall,
+        "cores": used / wall,
+        "cpu_ms_per_sample": used * 1e3 / ((steps - 1) * loader.config.batch_size),
+        "mb_per_sample": stats["bytes_per_sample"] / 1e6,
+        "make_host_p50_ms": stats["make_host"]["p50_ms"],
+        "make_device_p50_ms": stats["make_device"]["p50_ms"],
+        "read_p50_ms": stats["read"]["p50_ms"],
+        "bad_chains": len(stats["bad_chains"]),
+    }
+
+
+def _cpu_seconds(loader: Any) -> float:
+    return time.process_time() + float(loader.stats()["reader_cpu_seconds"])

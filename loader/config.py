@@ -1,29 +1,127 @@
-"""What the loader makes of a chain, and how chains are chosen: `LoaderConfig`."""
+"""What the loader makes of chains, complexes and entries, and how it draws: `LoaderConfig`."""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
 import json
+import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from evofeed.base.configs import Config, check_numbers
-from evofeed.loader.assembly_config import AssemblyConfig
-from evofeed.loader.entries_config import EntryConfig
+from evofeed.loader.views.config import BoltzConfig, OpenFold3Config, ProtenixConfig
+from evofeed.loader.views.weights import WeightConfig
 from evofeed.protein.features import MODEL_TEMPLATES
 
-PRESETS = (
-    "initial_training",
-    "finetuning",
-    "prediction",
-    "multimer",
-    "openfold3",
-    "boltz",
-    "protenix",
-)
+PRESETS = "initial_training finetuning prediction multimer openfold3 boltz protenix".split()
 """Class methods of `LoaderConfig` that make a model's configuration."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AssemblyConfig(Config):
+    """Pairing, merging and cropping of the chains of a complex.
+
+    The defaults are AlphaFold-Multimer's rules. Where OpenFold's code departs from what it means
+    to do, a field says how, and `openfold()` sets them all; what cannot be reproduced (its unstable
+    sorts of paired rows, its arbitrary choice among residues without coordinates) is not a field.
+    """
+
+    msa_rows: int = 2048
+    """MSA rows a chain brings, paired and unpaired together."""
+    paired_rows: int = 1024
+    """Of these, rows that are paired across chains, at most."""
+    min_rows: int = 512
+    """The merged MSA is padded to so many rows, so that there is always an extra MSA."""
+    max_species_rows: int = 600
+    """A species with more rows than this in any chain is not paired."""
+    max_templates: int = MODEL_TEMPLATES
+    """Templates of each chain, the best ones first."""
+    spatial_crop_prob: float = 0.5
+    """Of crops around a residue of an interface; the others are runs of residues of each chain."""
+    interface_threshold: float = 10.0
+    """A residue with an atom nearer than this to another chain's is of an interface; ångström."""
+
+    shared_coordinates: bool = False
+    """OpenFold gives every copy of a sequence the coordinates of the first (its issue 525).
+    Ours: each its own."""
+    lose_templates: bool = False
+    """OpenFold's training crop finds no `template_mask`, counts no templates and cuts them all
+    away. Ours: they are drawn as in the monomer."""
+    mask_block_gaps: bool = False
+    """OpenFold drops `bert_mask`, so that masked-MSA also asks for the gaps beside each chain's
+    unpaired rows. Ours: it does not."""
+    same_atom_interface: bool = False
+    """OpenFold measures distances between chains only from N to N, CA to CA and so on.
+    Ours: between all atoms."""
+    skip_first_interface: bool = False
+    """OpenFold takes a complex whose only interface residue is the first for one without any,
+    and crops runs. Ours: it is cropped around."""
+    biased_distances: bool = False
+    """OpenFold adds 1e-3 ångström a residue index to the distances of a spatial crop, which also
+    reorders near-equal ones. Ours: exact distances, and the index only among equal ones."""
+    missing_ca_at_origin: bool = False
+    """OpenFold measures a spatial crop around a residue without CA from the origin. Ours: from
+    the middle of its atoms."""
+    wrapped_products: bool = False
+    """OpenFold orders paired rows by a product of row numbers in 64 bits, which wraps round from
+    seven chains on. Ours: by the exact product."""
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot work, with the value in the message."""
+        check_numbers(self, "msa_rows", "min_rows", least=1)
+        check_numbers(self, "paired_rows", "max_species_rows", "max_templates", least=0)
+        check_numbers(self, "spatial_crop_prob", least=0, most=1)
+        check_numbers(self, "interface_threshold", above=0, below=math.inf)
+
+    @classmethod
+    def openfold(cls, **changes: Any) -> AssemblyConfig:
+        """OpenFold's behaviour (commit ce0029e), as far as it can be reproduced."""
+        faults = (field.name for field in dataclasses.fields(cls) if field.default is False)
+        return cls(**{**dict.fromkeys(faults, True), **changes})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EntryConfig(Config):
+    """A project, its view's sizes and faults, and what of a dataset may be drawn."""
+
+    project: str = "openfold3"
+    """`openfold3`, `boltz` or `protenix`: whose section of an entry is read."""
+    view: Any = field(default_factory=OpenFold3Config)
+    """The project's own configuration."""
+    weights: WeightConfig = field(default_factory=WeightConfig)
+    """Factors of chains and interfaces."""
+    max_chains: int = 300
+    """Entries of more valid chains are left out."""
+    max_tokens: int | None = None
+    """Entries of more tokens are left out; None: no bound."""
+    resolution_required: bool = False
+    """Leave out entries without a resolution that are not by NMR, as OpenFold3 does."""
+    slot_nbytes: int = 4 << 20
+    """Shared memory of a sample under way; a larger one comes another way, and costs a copy."""
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot work, with the value in the message."""
+        check_numbers(self, "max_chains", "max_tokens", "slot_nbytes", least=1)
+        if self.project not in ("openfold3", "boltz", "protenix"):
+            raise ValueError(f"no project {self.project!r}: openfold3, boltz or protenix")
+
+    @classmethod
+    def openfold3(cls, **view: Any) -> EntryConfig:
+        """OpenFold3's first stage of training; 1,024 rows of an alignment, those its model uses."""
+        made = OpenFold3Config(**{"used_rows": 1024, **view})
+        return cls(project="openfold3", view=made, resolution_required=True)
+
+    @classmethod
+    def protenix(cls, **view: Any) -> EntryConfig:
+        """Protenix's training."""
+        return cls(project="protenix", view=ProtenixConfig(**view))
+
+    @classmethod
+    def boltz(cls, **view: Any) -> EntryConfig:
+        """Boltz 1's training."""
+        return cls(project="boltz", view=BoltzConfig(**view))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -31,26 +30,50 @@ class Strategy(enum.IntEnum):
         return self in (Strategy.SPATIAL, Strategy.SPATIAL_INTERFACE)
 
 
-@runtime_checkable
-class RunDraws(Protocol):
-    """The random decisions of a crop into runs, in the order they are made."""
+@dataclass(slots=True)
+class CounterStream:
+    """Decisions as a pure function of a sample's key; a subclass may replay others."""
+
+    key: int
+    _cuts: int = 0
+
+    def stream(self, purpose: Purpose, *numbers: int) -> int:
+        """Key of the draws for a purpose."""
+        return stream_key(self.key, purpose, *numbers)
+
+    def even(self, purpose: Purpose, count: int) -> int:
+        """0 to `count - 1`, each as likely."""
+        return below(self.stream(purpose), count)
+
+    def strategy(self, weights: Sequence[float]) -> int:
+        """Which way to crop, in proportion to the weights, in steps of 2**-31."""
+        share = self.even(Purpose.CROP_STRATEGY, 1 << 31) / 2**31
+        sums = np.cumsum(weights)
+        return int(np.searchsorted(sums, share * sums[-1], side="right"))
 
     def chain_order(self, count: int) -> Sequence[int]:
-        """A permutation of the chains."""
+        """A uniform permutation of the chains."""
+        return few_in_order(self.stream(Purpose.CHAIN_ORDER), count)
 
     def between(self, low: int, high: int) -> int:
-        """A whole number from `low` to `high`, both included."""
+        """A whole number from `low` to `high`, both included; each call its own."""
+        self._cuts += 1
+        return low + below(self.stream(Purpose.CHAIN_CROP), high - low + 1, self._cuts)
+
+    def permutation(
+        self, purpose: Purpose, count: int, *numbers: int
+    ) -> Integer[np.ndarray, " count"]:
+        """`i64[count]`: 0 to `count - 1` in a uniform order."""
+        order = draws64(self.stream(purpose, *numbers), count)
+        return np.argsort(order, kind="stable")
 
 
 def contiguous_runs(
-    lengths: Sequence[int], budget: int, draws: RunDraws
+    lengths: Sequence[int], budget: int, draws: CounterStream
 ) -> Iterator[tuple[int, int, int]]:
     """Chain, first place in it and length of a run of each chain, `budget` in all.
 
-    Args:
-        lengths: of the chains, more than `budget` together.
-        budget: places to keep.
-        draws: the random decisions.
+    The chains have more than `budget` places together.
     """
     left, remaining = budget, int(sum(lengths))
     for chain in draws.chain_order(len(lengths)):
@@ -59,39 +82,6 @@ def contiguous_runs(
         size = draws.between(min(length, max(0, left - remaining)), min(left, length))
         left -= size
         yield chain, draws.between(0, length - size), size
-
-
-@dataclass(slots=True)
-class CounterStream:
-    """Decisions as a pure function of a sample's key."""
-
-    key: int
-    _cuts: int = 0
-
-    def _stream(self, purpose: Purpose, *numbers: int) -> int:
-        return stream_key(self.key, purpose, *numbers)
-
-    def strategy(self, weights: Sequence[float]) -> int:
-        """In proportion to the weights, in steps of 2**-31."""
-        share = below(self._stream(Purpose.CROP_STRATEGY), 1 << 31) / 2**31
-        sums = np.cumsum(weights)
-        return int(np.searchsorted(sums, share * sums[-1], side="right"))
-
-    def chain_order(self, count: int) -> Sequence[int]:
-        """A uniform permutation."""
-        return few_in_order(self._stream(Purpose.CHAIN_ORDER), count)
-
-    def between(self, low: int, high: int) -> int:
-        """Evenly, each call its own."""
-        self._cuts += 1
-        return low + below(self._stream(Purpose.CHAIN_CROP), high - low + 1, self._cuts)
-
-    def permutation(
-        self, purpose: Purpose, count: int, *numbers: int
-    ) -> Integer[np.ndarray, " count"]:
-        """`i64[count]`: 0 to `count - 1` in a uniform order."""
-        order = draws64(self._stream(purpose, *numbers), count)
-        return np.argsort(order, kind="stable")
 
 
 def normals(key: int, count: int) -> Float[np.ndarray, " count"]:

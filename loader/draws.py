@@ -1,13 +1,45 @@
 """The random decisions about one sample that the host makes, from `(seed, epoch, position)`.
 
-Those about its MSA are in `evofeed.loader.msa_draws`. Nothing here needs torch.
+Those about its MSA are in `evofeed.loader.msa_draws`. Nothing here needs torch. The crop is AF2's
+(SI 1.2.8) as OpenFold has it, whose odd sides are part of what published models were trained on:
+its start leans to the N-terminus, and a chain with T templates gets none at all with probability
+1/(T + 1).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
 from evofeed.loader.config import LoaderConfig
 from evofeed.loader.counter_rng import Purpose, below, few_in_order, stream_key
-from evofeed.loader.transforms.crop import Crop, crop_templates
+
+
+@dataclass(frozen=True, slots=True)
+class Crop:
+    """What one sample keeps; the same in all its recycles."""
+
+    start: int
+    """First residue."""
+    length: int
+    """Residues."""
+    templates: tuple[int, ...]
+    """Templates of the chain, in the order they are used."""
+
+    @property
+    def stop(self) -> int:
+        """First residue after the crop."""
+        return self.start + self.length
+
+
+def crop_templates(
+    num_templates: int, max_templates: int, start: int, order: Sequence[int] | np.ndarray
+) -> tuple[int, ...]:
+    """Templates `start, start + 1, ...` of a permutation; `start` may be `num_templates`."""
+    stop = start + min(num_templates - start, max_templates)
+    return tuple(int(i) for i in order[start:stop])
 
 
 def sample_key(seed: int, epoch: int, position: int) -> int:

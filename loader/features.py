@@ -15,10 +15,10 @@ from torch import Tensor
 
 from evofeed.base.shapes import Float, Integer, Shaped
 from evofeed.loader.config import LoaderConfig
+from evofeed.loader.draws import Crop
 from evofeed.loader.msa_draws import MsaDraws
 from evofeed.loader.transforms import clusters, structure
 from evofeed.loader.transforms import msa as msa_transforms
-from evofeed.loader.transforms.crop import Crop
 
 
 @dataclass(frozen=True, slots=True)

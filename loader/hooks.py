@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from evofeed.loader.transforms.crop import Crop
+    from evofeed.loader.draws import Crop
 
 
 @dataclass(frozen=True)

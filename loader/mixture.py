@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
+from typing import Final
 
-from evofeed.loader.catalog import ChainCatalog, open_catalogs
+from evofeed.loader.catalog import ChainCatalog
 from evofeed.loader.config import LoaderConfig
 from evofeed.store import Assemblies, Dataset, Entries
 
+_LOG: Final = logging.getLogger(__name__)
 Source = Dataset | Assemblies | Entries
 
 
@@ -45,7 +48,7 @@ def open_mixture(
     if config.assemblies is None:
         if len(chains) != len(sources):
             raise ValueError("complexes need LoaderConfig(assemblies=...), as `multimer()` has it")
-        return open_catalogs(chains, config)
+        return _chains(chains, config)
     from evofeed.loader.assembly.catalog import AssemblyCatalog, LoneChains
 
     return [
@@ -55,3 +58,19 @@ def open_mixture(
         for number, (one, _) in enumerate(sources)
         if not isinstance(one, Entries)
     ]
+
+
+def _chains(datasets: Sequence[tuple[Dataset, float]], config: LoaderConfig) -> list[ChainCatalog]:
+    """A catalog for each dataset of a mixture; logs chosen chains that are in none of them."""
+    catalogs = [
+        ChainCatalog(dataset.index, number, config, dataset.uri)
+        for number, (dataset, _) in enumerate(datasets)
+    ]
+    if config.chains is not None:
+        there = {chain for catalog in catalogs for chain in catalog.chain_ids()}
+        if missing := [chain for chain in config.chains if chain not in there]:
+            _LOG.warning(
+                "%d of %d chosen chains are left out, because they are not there or a filter takes "
+                "them, such as %s", len(missing), len(config.chains), missing[0],
+            )  # fmt: skip
+    return catalogs

@@ -61,11 +61,7 @@ def let_through(
 ) -> np.ndarray:
     """Rows that neither `filters` nor what chains and complexes have in common take, ascending.
 
-    Args:
-        table: an index of chains or a table of assemblies.
-        kind: `chain` or `assembly`, of which the table has an id.
-        filters: what each takes, by what to call it.
-        config: dates, names, and whether there must be a structure.
+    The table has an id of the kind, `chain` or `assembly`; filters are named by what they take.
 
     Raises:
         LoaderError: none is left; says which filter took how many.
@@ -113,15 +109,9 @@ def pass_order(
 ) -> np.ndarray:
     """One pass over `count` chains: the accepted ones in random order, `i64`.
 
-    Args:
-        count: chains.
-        probability: of acceptance, for each; None accepts all.
-        seed: of the run.
-        epoch: of the run.
-        dataset: which dataset of a mixture.
-        number: of the pass within the epoch.
-        window: of neighbours that stay together, in random order, while the windows come in
-            random order too; 0: no random order at all; None: all are one window.
+    Without a probability of acceptance all are accepted. Neighbours of a `window` stay together in
+    random order, and the windows come in random order too; 0: no random order at all; None: all
+    are one window.
     """
     words = (seed, epoch, dataset, number)
     chains = _accepted(count, probability, counter_rng.stream_key(*words, Purpose.ACCEPT))
@@ -196,26 +186,13 @@ def epoch_order(
 
     A pass is made as a whole: of a single dataset, what it has beyond `length` is there too, up to
     `most` positions.
-
-    Args:
-        counts: eligible chains of each dataset.
-        probabilities: of acceptance, per dataset and chain, or None.
-        weights: share of each dataset in the mixture, drawn per position.
-        seed: of the run.
-        epoch: of the run.
-        length: positions.
-        most: of them, as above; None: `length`.
-        window: of neighbours, see `pass_order`.
+    Chances of acceptance are of each dataset's chains, or None; for `window` see `pass_order`.
     """
     most = length if most is None else most
     if len(counts) == 1:
         chain = _dataset_order(counts[0], probabilities[0], seed, epoch, 0, length, most, window)
         return np.zeros(len(chain), np.int64), chain
-    share = np.cumsum(weights) / np.sum(weights)
-    draw = (
-        counter_rng.bits32(counter_rng.stream_key(seed, epoch, Purpose.MIXTURE), length) * 2.0**-32
-    )
-    which = np.searchsorted(share[:-1], draw, side="right")
+    which = _mixture(weights, seed, epoch, length)
     chain = np.empty(length, np.int64)
     for dataset, count in enumerate(counts):
         here = np.flatnonzero(which == dataset)
@@ -223,6 +200,13 @@ def epoch_order(
         found = _dataset_order(count, chance, seed, epoch, dataset, len(here), len(here), window)
         chain[here] = found
     return which, chain
+
+
+def _mixture(weights: Sequence[float], seed: int, epoch: int, length: int) -> np.ndarray:
+    """Dataset at each position, drawn by its share of the mixture, `i64`."""
+    share = np.cumsum(weights) / np.sum(weights)
+    draw = counter_rng.bits32(counter_rng.stream_key(seed, epoch, Purpose.MIXTURE), length)
+    return np.searchsorted(share[:-1], draw * 2.0**-32, side="right").astype(np.int64)
 
 
 def drawn_order(
@@ -235,17 +219,9 @@ def drawn_order(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Dataset and datapoint at each position of an epoch, drawn with replacement, `i64[length]`.
 
-    Args:
-        draws: of each dataset.
-        weights: share of each dataset in the mixture, drawn per position.
-        seed: of the run.
-        epoch: of the run.
-        length: positions.
+    `weights` are the shares of the datasets in the mixture.
     """
-    share = np.cumsum(weights) / np.sum(weights)
-    key = counter_rng.stream_key(seed, epoch, Purpose.MIXTURE)
-    draw = counter_rng.bits32(key, length) * 2.0**-32
-    which = np.searchsorted(share[:-1], draw, side="right").astype(np.int64)
+    which = _mixture(weights, seed, epoch, length)
     rows = np.empty(length, np.int64)
     for dataset, one in enumerate(draws):
         here = which == dataset
@@ -260,11 +236,6 @@ def window_order(costs: np.ndarray, step_size: int, key: int) -> np.ndarray:
     within each batch of all ranks is small. Which step takes which is shuffled, so
     that the dearest do not all come first. Ranks do not count: a step holds the
     same samples for any number of them.
-
-    Args:
-        costs: of the samples, `step_size` a step.
-        step_size: samples of an optimiser step.
-        key: of the shuffle.
     """
     order = np.argsort(-costs, kind="stable").reshape(-1, step_size)
     return order[counter_rng.few_in_order(key, len(order))].reshape(-1)

@@ -152,10 +152,7 @@ class Planner:
     def batches(self, epoch: int, consumed: int, *, rank: int | None = None) -> Iterator[BatchPlan]:
         """Batches from a point on, through the ends of epochs, without end.
 
-        Args:
-            epoch: to begin with.
-            consumed: positions of it that all ranks have had.
-            rank: whose; None: this planner's.
+        `consumed` positions of the first epoch have been had by all ranks.
         """
         rank = self.rank if rank is None else rank
         while True:

@@ -53,10 +53,7 @@ def read_request(storages: Sequence[Storage], memory: memoryview, request: ReadR
 def main(pipe: int, arena: int, nbytes: int) -> None:
     """Serve requests until the trainer closes the pipe or dies.
 
-    Args:
-        pipe: descriptor of our end of the pipe.
-        arena: descriptor of the shared memory.
-        nbytes: its size.
+    Takes the descriptors of our end of the pipe and of the shared memory, and its size.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the trainer's to answer
     parent = os.getppid()

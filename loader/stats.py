@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections import deque
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
 from evofeed.loader.batch_maker import ReadyBatch
 from evofeed.loader.reader_pool import Readers
-from evofeed.loader.trace import Trace
 
 _KEEP: Final = 4096
 """Latest durations kept of each kind."""
+_EVENTS: Final = 100_000
+"""Latest events kept of a trace: about 10 MB, some hours of training."""
 
 
 class Timer:
@@ -43,6 +46,35 @@ class Timer:
             "p99_ms": float(np.percentile(latest, 99)),
             "max_ms": float(latest.max()),
         }
+
+
+class Trace:
+    """What happened when, as a Chrome trace: chrome://tracing or Perfetto open it."""
+
+    def __init__(self) -> None:
+        self._events: deque[tuple[str, str, float, float, dict[str, Any]]] = deque(maxlen=_EVENTS)
+
+    def add(self, row: str, name: str, begun: float, ended: float, **details: Any) -> None:
+        """One span; times are `time.perf_counter()`.
+
+        The row is `consumer`, `feeder` or `reader`; details are shown when the span is clicked.
+        """
+        self._events.append((row, name, begun, ended, details))
+
+    def write(self, path: str | os.PathLike[str]) -> None:
+        """Write everything kept as one JSON file."""
+        rows = {"consumer": 0, "feeder": 1, "reader": 2}
+        pid = os.getpid()
+        events: list[dict[str, Any]] = [
+            {"ph": "M", "pid": pid, "tid": tid, "name": "thread_name", "args": {"name": row}}
+            for row, tid in rows.items()
+        ]
+        for row, name, begun, ended, details in list(self._events):
+            when = {"ts": begun * 1e6, "dur": (ended - begun) * 1e6}
+            events.append(
+                {"ph": "X", "pid": pid, "tid": rows[row], "name": name, **when, "args": details}
+            )
+        Path(path).write_text(json.dumps({"traceEvents": events}))
 
 
 class Stats:

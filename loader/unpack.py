@@ -210,13 +210,7 @@ def unpack_chain(
 ) -> ChainTensors:
     """The chain of a slot, with only the chosen templates.
 
-    Args:
-        slab: where the columns are, offsets from the slot's start.
-        data: `u8[slab.stop - slab.start]`, the copied range.
-        sizes: L, N, K, T of the chain.
-        templates: numbers of the chosen ones, in order.
-        resolution: ångström.
-        is_distillation: a predicted structure.
+    `data` is the copied range; offsets are from the start of the slot.
     """
     named = dict(zip("LNKT", sizes, strict=True))
     parts = {part.name: part for part in slab.parts}

@@ -22,7 +22,7 @@ def result(name: str) -> Any:
 
 def age(date: str) -> str:
     """The day of a run with older kernels than the newest recorded step has."""
-    newest = result("train_step_h200_recorded")["machine"]["date"]
+    newest = result("train_step_h200_now")["machine"]["date"]
     return f", kernels of {date[:10]}" if date[:10] < newest else ""
 
 

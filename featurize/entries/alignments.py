@@ -9,13 +9,13 @@ from typing import Final
 import numpy as np
 
 from evofeed.base.errors import MsaError
-from evofeed.featurize.config import InputCaps
 from evofeed.featurize.entries.boltz_targets import query_of_rows
 from evofeed.featurize.formats.a3m import parse_a3m
 from evofeed.featurize.formats.msa import Msa
 from evofeed.featurize.formats.reading import file_ref, plain, read_bytes, read_head, xxh3
 from evofeed.featurize.formats.species import pairing_species
 from evofeed.featurize.formats.stockholm import parse_stockholm
+from evofeed.featurize.inputs.queries import query_of as query_in
 from evofeed.protein.alignment import Alignment, letter_codes
 from evofeed.protein.datapoints import alignment_name
 
@@ -50,25 +50,21 @@ def query_of(path: str) -> str:
     Raises:
         MsaError: the file is no alignment.
     """
-    ref = file_ref(path)
     if path.endswith(".npz"):
         return query_of_rows(path)
-    if plain(path).endswith(".sto"):
-        return parse_stockholm(read_bytes(ref, InputCaps()), path=path).query
-    head = read_head(ref, _HEAD)
-    start = head.find(b">")
-    stop = head.find(b"\n>", start + 1)
-    whole = head[start : stop + 1] if stop >= 0 else read_bytes(ref, InputCaps())
-    return parse_a3m(whole, path=path).query
+    ref, is_stockholm = file_ref(path), plain(path).endswith(".sto")
+    head = b"" if is_stockholm else read_head(ref, _HEAD)
+    data = head if b"\n>" in head[1:] else read_bytes(ref)
+    return query_in(data, "stockholm" if is_stockholm else "a3m", path=path)
 
 
-def read_alignment(files: Sequence[str], caps: InputCaps | None = None) -> Alignment:
+def read_alignment(files: Sequence[str]) -> Alignment:
     """All rows of the files of one query, named by its sequence.
 
     Raises:
         MsaError: a file is none, or its first row is another query; names file and line.
     """
-    parts = [(path, *_parsed(path, caps or InputCaps())) for path in files]
+    parts = [(path, *_parsed(path)) for path in files]
     query = parts[0][1].query
     sources = tuple(Path(plain(path)).stem for path, *_ in parts)
     is_rna = sources[0] in RNA_SOURCES and set(query) <= set("ACGUTN")
@@ -105,13 +101,13 @@ def read_alignment(files: Sequence[str], caps: InputCaps | None = None) -> Align
     )
 
 
-def _parsed(path: str, caps: InputCaps) -> tuple[Msa, list[str]]:
+def _parsed(path: str) -> tuple[Msa, list[str]]:
     """A file's rows, and a key of each that gaps do not change."""
-    data = read_bytes(file_ref(path), caps)
+    data = read_bytes(file_ref(path))
     if plain(path).endswith(".sto"):
-        msa = parse_stockholm(data, path=path, caps=caps)
+        msa = parse_stockholm(data, path=path)
         return msa, [xxh3(_upper(row.tobytes())) for row in msa.letters]
-    msa = parse_a3m(data, path=path, caps=caps)
+    msa = parse_a3m(data, path=path)
     stops = [*(int(start) - 1 for start, _ in msa.names[1:]), len(msa.text)]
     bodies = (msa.text[int(n[1]) : stop] for n, stop in zip(msa.names, stops, strict=True))
     return msa, [xxh3(_upper(body)) for body in bodies]

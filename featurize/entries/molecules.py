@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import zlib
-from collections.abc import Iterable
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -35,16 +34,11 @@ def component_molecule(component: Component, conformers: int) -> MadeMolecule:
     """The reference molecule of a component: its heavy atoms.
 
     Args:
-        component: as the dictionary defines it.
         conformers: how many to make (K).
     """
     heavy = np.flatnonzero(component.heavy)
-    graph = _graph(
-        component.element.tolist(),
-        component.charge.tolist(),
-        component.bond.tolist(),
-        component.bond_order.tolist(),
-    )
+    columns = (component.element, component.charge, component.bond)
+    graph = _graph(*columns, component.bond_order)
     position = _embedded(graph, heavy, component.code, conformers)
     mask, origin = np.ones(len(heavy), bool), "computed"
     if position is None:
@@ -54,32 +48,7 @@ def component_molecule(component: Component, conformers: int) -> MadeMolecule:
             if there.any():
                 origin, mask = name, there
                 position = np.where(there[:, None], known[heavy], 0)[None]
-    return _made(component, heavy, np.asarray(position), mask, graph, origin)
-
-
-def _made(
-    component: Component,
-    heavy: np.ndarray,
-    position: np.ndarray,
-    mask: np.ndarray,
-    graph: Any,
-    origin: str,
-) -> MadeMolecule:
-    place = np.full(len(component.name), -1)
-    place[heavy] = np.arange(len(heavy))
-    bonds = place[component.bond]
-    return MadeMolecule(
-        Molecule(
-            name=component.name[heavy],
-            element=_numbers(component.element[heavy].tolist()),
-            charge=component.charge[heavy].astype(np.int64),
-            position=position.astype(np.float32),
-            mask=mask,
-            bond=bonds[(bonds >= 0).all(1)].astype(np.int64),
-            orders=_orders(graph, heavy),
-        ),
-        origin,
-    )
+    return MadeMolecule(_molecule(graph, heavy, component.name, *columns, position, mask), origin)
 
 
 def ligand_molecules(
@@ -93,28 +62,46 @@ def ligand_molecules(
             continue
         low, high = section.residue_atom[section.chain_residue[[chain, chain + 1]]]
         inside = ((section.bond_atom >= low) & (section.bond_atom < high)).all(1)
-        bonds = section.bond_atom[inside] - low
-        elements, charges = section.atom_element[low:high], section.atom_charge[low:high]
-        types = section.bond_type[inside]
-        graph = _graph(elements.tolist(), charges.tolist(), bonds.tolist(), types.tolist())
+        columns = (
+            section.atom_element[low:high],
+            section.atom_charge[low:high],
+            section.bond_atom[inside] - low,
+        )
+        graph = _graph(*columns, section.bond_type[inside])
         heavy = np.arange(high - low)
         position = _embedded(graph, heavy, name, conformers, add_hydrogens=True)
-        known = position is not None
-        made[name] = MadeMolecule(
-            Molecule(
-                name=section.atom_name[low:high],
-                element=_numbers(elements.tolist()),
-                charge=charges.astype(np.int64),
-                position=np.zeros([1, len(heavy), 3], np.float32)
-                if position is None
-                else position.astype(np.float32),
-                mask=np.full(len(heavy), known),
-                bond=bonds.astype(np.int64).reshape(-1, 2),
-                orders=_orders(graph, heavy),
-            ),
-            "computed" if known else "none",
-        )
+        mask = np.full(len(heavy), position is not None)
+        if position is None:
+            position = np.zeros([1, len(heavy), 3])
+        names = section.atom_name[low:high]
+        molecule = _molecule(graph, heavy, names, *columns, position, mask)
+        made[name] = MadeMolecule(molecule, "computed" if mask.any() else "none")
     return made
+
+
+def _molecule(
+    graph: Any,
+    heavy: np.ndarray,
+    names: np.ndarray,
+    elements: np.ndarray,
+    charges: np.ndarray,
+    bonds: np.ndarray,
+    position: np.ndarray,
+    mask: np.ndarray,
+) -> Molecule:
+    """The heavy atoms of a graph, and the bonds among them."""
+    place = np.full(len(names), -1)
+    place[heavy] = np.arange(len(heavy))
+    pairs = place[bonds].reshape(-1, 2)
+    return Molecule(
+        name=names[heavy],
+        element=_numbers(elements[heavy].tolist()),
+        charge=charges[heavy].astype(np.int64),
+        position=position.astype(np.float32),
+        mask=mask,
+        bond=pairs[(pairs >= 0).all(1)].astype(np.int64),
+        orders=_orders(graph, heavy),
+    )
 
 
 def conformer_version() -> str:
@@ -137,19 +124,17 @@ def _rdkit() -> Any:
     return Chem
 
 
-def _graph(
-    elements: list[str], charges: list[int], bonds: list[list[int]], orders: Iterable[int]
-) -> Any:
+def _graph(elements: np.ndarray, charges: np.ndarray, bonds: np.ndarray, orders: np.ndarray) -> Any:
     """RDKit's molecule, sanitized as far as it can be."""
     chem = _rdkit()
     graph = chem.RWMol()
-    for element, charge in zip(elements, charges, strict=True):
+    for element, charge in zip(elements.tolist(), charges.tolist(), strict=True):
         atom = chem.Atom(_symbol(element))
-        atom.SetFormalCharge(int(charge))
+        atom.SetFormalCharge(charge)
         graph.AddAtom(atom)
-    for (one, two), order in zip(bonds, orders, strict=True):
+    for (one, two), order in zip(bonds.tolist(), orders.tolist(), strict=True):
         if graph.GetBondBetweenAtoms(one, two) is None:
-            kind = getattr(chem.BondType, _ORDERS.get(int(order), "SINGLE"))
+            kind = getattr(chem.BondType, _ORDERS.get(order, "SINGLE"))
             graph.AddBond(one, two, kind)
     for atom in graph.GetAtoms():
         atom.SetNoImplicit(False)

@@ -81,10 +81,6 @@ def prepare_entry(
     """The record of an mmCIF file and what every project makes of it.
 
     Args:
-        data: mmCIF text.
-        components: definitions of every component of the file.
-        projects: whose rules to apply.
-        path: named in errors.
         options: rules by project, its own defaults where absent.
 
     Raises:
@@ -97,18 +93,14 @@ def prepare_entry(
     for project in projects:
         rules = (options or {}).get(project)
         try:
-            sections[project] = _rules_of(project)(record, components, rules)
+            module = importlib.import_module(f"evofeed.featurize.records.rulesets.{project}")
+            sections[project] = getattr(module, f"{project}_section")(record, components, rules)
         except (EntryRefused, ComponentMissing) as error:
             refused[project] = error.message
     if not sections:
         why = "; ".join(f"{project}: {reason}" for project, reason in refused.items())
-        raise EntryRefused(f"no project takes it: {why}", item=record.entry, path=path or None)
+        raise EntryRefused(f"no project takes it: {why}", item=record.entry, path=path)
     return PreparedEntry(**_stored(record, sections), refused=refused)
-
-
-def _rules_of(project: str) -> Any:
-    module = importlib.import_module(f"evofeed.featurize.records.rulesets.{project}")
-    return getattr(module, f"{project}_section")
 
 
 def _stored(record: EntryRecord, sections: dict[str, RulesetSection]) -> dict[str, Any]:

@@ -125,15 +125,15 @@ class _Unit:
                 self.notes[name] = (f"no conformer could be computed: {made.origin} coordinates",)
 
     def result(self) -> UnitResult:
-        task, shard = self.task, None
-        parts = {p: encode_molecules(one) for p, one in self.molecules.items() if one}
-        made = write_records(task.dataset_uri, "molecules", parts).to_dict() if parts else None
-        if self.encoded or made:
-            entry = (
-                write_records(task.dataset_uri, task.kind, self.encoded) if self.encoded else None
-            )
+        task, shard, made = self.task, None, None
+        if parts := {p: encode_molecules(one) for p, one in self.molecules.items() if one}:
+            made = write_records(task.dataset_uri, "molecules", parts).to_dict()
+        entry = made
+        if self.encoded:
+            entry = write_records(task.dataset_uri, task.kind, self.encoded).to_dict()
+        if entry:
             shard = {
-                **(entry.to_dict() if entry else made or {}),
+                **entry,
                 "kind": task.kind,
                 "records": self.names,
                 "clusters": self.clusters,

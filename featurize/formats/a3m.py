@@ -30,10 +30,7 @@ def parse_a3m(
     hh-suite's rows of secondary structure, which are counted.
 
     Args:
-        data: content of the file.
-        path: its name, for errors.
         strict_letters: refuse '.', which else is padding in insertion columns.
-        caps: sizes beyond which the file is refused.
 
     Raises:
         MsaError: no record, residues before the first header, a byte that is no
@@ -60,7 +57,7 @@ def parse_a3m(
     if status != kernels.OK:
         raise MsaError(
             _complaint(data, status, byte, row, width, columns),
-            path=path or None,
+            path=path,
             line=line_of(data, byte),
         )
     return Msa(letters, at_row[:found], at_column[:found], counts[:found], data, names, dropped)
@@ -83,7 +80,7 @@ def _refuse_complex(data: bytes, path: str) -> None:
         raise MsaError(
             f"ColabFold's alignment of a complex ({assembly}), no one chain's: put it beside the "
             "other <name>.a3m of its folder, or give it itself, and its chains are taken apart",
-            path=path or None,
+            path=path,
             line=1,
         )
 
@@ -91,17 +88,10 @@ def _refuse_complex(data: bytes, path: str) -> None:
 def check_size(rows: int, columns: int, caps: InputCaps, path: str) -> None:
     """Refuse empty and oversized alignments before anything is allocated."""
     if rows == 0 or columns == 0:
-        raise MsaError("no aligned sequence in it: write it again or remove it", path=path or None)
-    for name, got, cap in (
-        ("rows", rows, caps.max_rows),
-        ("columns", columns, caps.max_columns),
-        ("cells", rows * columns, caps.max_cells),
-    ):
-        if got > cap:
-            raise MsaError(
-                f"{got} {name}, more than the cap of {cap}; raise InputCaps.max_{name} if meant",
-                path=path or None,
-            )
+        raise MsaError("no aligned sequence in it: write it again or remove it", path=path)
+    for name, got in (("rows", rows), ("columns", columns), ("cells", rows * columns)):
+        if why := caps.excess(f"max_{name}", got, f"{got} {name}"):
+            raise MsaError(why, path=path)
 
 
 def _table(strict_letters: bool) -> UInt8[np.ndarray, "256"]:

@@ -59,46 +59,28 @@ def assembly_in(path: Path) -> Assembly | None:
     return assembly_of(read_head(file_ref(path), _HEAD_BYTES))
 
 
-def rows_of(data: bytes, argument: str, path: str) -> bytes:
+def rows_of(data: bytes, argument: str, path: str, *, paired: bool = False) -> bytes:
     """The rows of one chain: its columns of every row that has a residue in them.
 
     Letters inserted between two chains count to the second, as ColabFold reads them.
 
     Args:
-        data: the a3m of the complex.
         argument: which chain, from 0, in the order of the first line.
-        path: for errors.
+        paired: only the query and rows in which another chain has residues, too, with the row's
+            number in the file for a header: that of its partners.
 
     Raises:
         MsaError: the first line says no such chain, or a row has not its columns.
     """
     wanted = int(argument)
     kept: list[bytes] = []
-    for _, header, pieces, present in _split_rows(data, wanted, path):
-        if present[wanted]:
-            name = _own_header(header, wanted, len(present)) if sum(present) > 1 else header
-            kept.append(b">%s\n%s\n" % (name.rstrip(b"\r"), pieces[wanted]))
-    return b"".join(kept)
-
-
-def paired_rows_of(data: bytes, argument: str, path: str) -> bytes:
-    """A chain's rows that are paired: it and another chain have residues in them.
-
-    Headers are replaced by the row's number in the file, which is that of its partners, too.
-
-    Args:
-        data: the a3m of the complex.
-        argument: which chain, from 0, in the order of the first line.
-        path: for errors.
-
-    Raises:
-        MsaError: as `rows_of`.
-    """
-    wanted = int(argument)
-    kept: list[bytes] = []
-    for number, _, pieces, present in _split_rows(data, wanted, path):
-        if present[wanted] and (sum(present) > 1 or not kept):
-            kept.append(b">%d\n%s\n" % (number, pieces[wanted]))
+    for number, header, pieces, present in _split_rows(data, wanted, path):
+        is_pair = sum(present) > 1
+        if not present[wanted] or (paired and kept and not is_pair):
+            continue
+        name = _own_header(header, wanted, len(present)) if is_pair else header
+        name = b"%d" % number if paired else name.rstrip(b"\r")
+        kept.append(b">%s\n%s\n" % (name, pieces[wanted]))
     return b"".join(kept)
 
 

@@ -38,9 +38,6 @@ def parse_fasta(
     """The records of a FASTA file, letters upper-cased, a final `*` dropped.
 
     Args:
-        data: content of the file.
-        path: its name, for errors.
-        caps: sizes beyond which a record is refused.
         faults: where what is wrong with a record goes, and the others are returned;
             without it the first raises.
 
@@ -84,11 +81,8 @@ def _complaint(sequence: str, caps: InputCaps) -> str:
     """What is wrong with a protein's sequence; empty if nothing is."""
     if not sequence:
         return "a header without residues"
-    if len(sequence) > caps.max_columns:
-        return (
-            f"{len(sequence)} residues, more than the cap of {caps.max_columns}; "
-            "raise InputCaps.max_columns if meant"
-        )
+    if why := caps.excess("max_columns", len(sequence), f"{len(sequence)} residues"):
+        return why
     if sequence.isascii() and sequence.isalpha():
         bases = nucleic_acid(sequence)
         return f"{BASES} {bases}: only proteins are featurized" if bases else ""

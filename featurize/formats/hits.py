@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -69,10 +68,7 @@ def parse_hhr(
     """The hits of an hhr file, in its order; none is no error.
 
     Args:
-        data: content of the file.
-        path: its name, for errors.
         old_hhr: take files without `Template_Neff` (hh-suite before 3) too.
-        caps: sizes beyond which the file is refused.
 
     Raises:
         TemplateError: a hit without summary, or a block that does not add up.
@@ -80,26 +76,17 @@ def parse_hhr(
     caps = caps or InputCaps()
     lines = data.decode("utf-8", "replace").splitlines()
     starts = [i for i, line in enumerate(lines) if line.startswith("No ")]
-    if len(starts) > caps.max_hits:
-        raise TemplateError(
-            f"{len(starts)} hits, more than the cap of {caps.max_hits}", path=path or None
-        )
+    if why := caps.excess("max_hits", len(starts), f"{len(starts)} hits"):
+        raise TemplateError(why, path=path)
     ends = [*starts, len(lines)][1:]
     hits = []
     for start, end in zip(starts, ends, strict=True):
         try:
             hits.append(_hhr_hit(lines[start:end], old_hhr))
-        except _BadLineError as error:
-            raise TemplateError(
-                str(error), path=path or None, line=start + error.offset + 1
-            ) from None
+        except TemplateError as error:
+            error.path, error.line = path or None, start + (error.line or 0) + 1
+            raise
     return hits
-
-
-class _BadLineError(Exception):
-    def __init__(self, offset: int, message: str) -> None:
-        super().__init__(message)
-        self.offset = offset
 
 
 def _hhr_hit(lines: list[str], old_hhr: bool) -> TemplateHit:
@@ -113,21 +100,20 @@ def _hhr_hit(lines: list[str], old_hhr: bool) -> TemplateHit:
             continue
         row = _ROW.match(line[_NAME_WIDTH:])
         if row is None:
-            raise _BadLineError(offset, f"no aligned residues in {line[:60]!r}")
+            raise TemplateError(f"no aligned residues in {line[:60]!r}", line=offset)
         start, letters, end = int(row[1]) - 1, row[2], int(row[3])
         if kind == "Q ":
             length = len(letters)
             if end - start + letters.count("-") != length:
-                raise _BadLineError(offset, f"{length} columns do not span {start + 1}-{end}")
+                raise TemplateError(f"{length} columns do not span {start + 1}-{end}", line=offset)
             query.append((letters, start))
         else:
             if length != len(letters):
-                raise _BadLineError(
-                    offset, f"{len(letters)} columns of the hit beside {length} of the query"
-                )
+                what = f"{len(letters)} columns of the hit beside {length} of the query"
+                raise TemplateError(what, line=offset)
             hit.append((letters, start))
     if len(query) != len(hit):
-        raise _BadLineError(0, f"{len(query)} blocks of the query, {len(hit)} of the hit")
+        raise TemplateError(f"{len(query)} blocks of the query, {len(hit)} of the hit", line=0)
     return TemplateHit(
         index=index,
         name=name,
@@ -142,19 +128,21 @@ def _hhr_hit(lines: list[str], old_hhr: bool) -> TemplateHit:
 
 def _hhr_head(lines: list[str], old_hhr: bool) -> tuple[int, str, dict[str, float]]:
     if len(lines) < 3 or not lines[1].startswith(">"):
-        raise _BadLineError(0, "a hit needs its number, its name and a summary line")
+        raise TemplateError("a hit needs its number, its name and a summary line", line=0)
     found = dict(_SUMMARY.findall(lines[2]))
     needed = _NEEDED if old_hhr else (*_NEEDED, "Template_Neff")
     lacking = [name for name in needed if name not in found]
     if lacking:
-        raise _BadLineError(2, f"the summary line lacks {', '.join(lacking)}: {lines[2][:80]!r}")
+        raise TemplateError(
+            f"the summary line lacks {', '.join(lacking)}: {lines[2][:80]!r}", line=2
+        )
     try:
         summary = {name: float(found[name]) for name in needed}
         index = int(lines[0].split()[-1])
     except ValueError as error:
-        raise _BadLineError(2, f"not a number in the summary: {error}") from None
+        raise TemplateError(f"not a number in the summary: {error}", line=2) from None
     if not all(0 <= value < 1e9 for value in summary.values()):
-        raise _BadLineError(2, f"nonsense in the summary: {lines[2][:80]!r}")
+        raise TemplateError(f"nonsense in the summary: {lines[2][:80]!r}", line=2)
     return index, lines[1][1:], summary
 
 
@@ -186,10 +174,8 @@ def parse_hmmsearch(
     """
     caps = caps or InputCaps()
     sequences, descriptions = _stockholm_rows(data, path)
-    if len(sequences) > caps.max_hits:
-        raise TemplateError(
-            f"{len(sequences)} hits, more than the cap of {caps.max_hits}", path=path or None
-        )
+    if why := caps.excess("max_hits", len(sequences), f"{len(sequences)} hits"):
+        raise TemplateError(why, path=path)
     hits = []
     for index, (name, row) in enumerate(sequences.items(), 1):
         description = f"{name} {descriptions.get(name, '')}"
@@ -198,7 +184,7 @@ def parse_hmmsearch(
         match = _SUBSEQUENCE.match(description.strip())
         if match is None:
             raise TemplateError(
-                f"not '<pdb id>_<chain>/<start>-<end>': {description[:80]!r}", path=path or None
+                f"not '<pdb id>_<chain>/<start>-<end>': {description[:80]!r}", path=path
             )
         letters = row.replace(".", "")
         hits.append(
@@ -218,28 +204,19 @@ def parse_hmmsearch(
 
 def _stockholm_rows(data: bytes, path: str) -> tuple[dict[str, str], dict[str, str]]:
     """Rows joined over blocks, and the description of each name."""
-    parts: dict[str, list[str]] = {}
+    rows: dict[str, str] = {}
     descriptions: dict[str, str] = {}
-    lines = data.decode("utf-8", "replace").splitlines()
-    for name, rest in _alignment_lines(lines, path):
-        parts.setdefault(name, []).append(rest)
-    for line in lines:
-        if line.startswith("#=GS"):
-            words = line.split(maxsplit=3)
-            if len(words) >= 3 and words[2] == "DE":
-                descriptions[words[1]] = words[3] if len(words) == 4 else ""
-    return {name: "".join(rows) for name, rows in parts.items()}, descriptions
-
-
-def _alignment_lines(lines: Iterable[str], path: str) -> Iterator[tuple[str, str]]:
-    for number, line in enumerate(lines, 1):
-        if not line.strip() or line.startswith(("#", "//")):
+    for number, line in enumerate(data.decode("utf-8", "replace").splitlines(), 1):
+        words = line.split(maxsplit=3)
+        if line.startswith("#=GS") and words[2:3] == ["DE"]:
+            descriptions[words[1]] = words[3] if len(words) == 4 else ""
+        if not words or line.startswith(("#", "//")):
             continue
-        words = line.split()
         if len(words) != 2:
             raise TemplateError(
                 f"expected a name and residues, with no space in either, not {line.strip()[:60]!r}",
-                path=path or None,
+                path=path,
                 line=number,
             )
-        yield words[0], words[1]
+        rows[words[0]] = rows.get(words[0], "") + words[1]
+    return rows, descriptions

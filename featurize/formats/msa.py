@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
+from xxhash import xxh3_128_digest
 
 from evofeed.base.errors import MsaError
 from evofeed.base.shapes import Int, UInt8
@@ -91,6 +92,18 @@ class MergedMsa:
     species: tuple[str, ...]
     counts: Int[np.ndarray, "L 22"]
 
+    def fields(self) -> dict[str, Any]:
+        """As fields of a chain record."""
+        return {
+            "msa": self.msa,
+            "deletion_row": self.deletion_row,
+            "deletion_column": self.deletion_column,
+            "deletion_count": self.deletion_count,
+            "msa_source": self.source,
+            "msa_species": self.species,
+            "hhblits_profile_counts": self.counts,
+        }
+
 
 def single_row(sequence: str) -> Msa:
     """The alignment of a chain without alignments: itself, letters A-Z."""
@@ -109,7 +122,6 @@ def merge(
     `D` share a code yet stay two rows, as in AF2.
 
     Args:
-        msas: the alignments.
         species: of every row, if not by its header.
         unique: False keeps rows with the same letters.
 
@@ -125,7 +137,12 @@ def merge(
                 f"alignment {index} has {msa.letters.shape[1]} columns, the first has {columns}"
             )
     letters = msas[0].letters if len(msas) == 1 else np.concatenate([m.letters for m in msas])
-    kept = kernels.first_occurrences(letters) if unique else np.arange(len(letters))
+    kept = np.arange(len(letters))
+    if unique:
+        first: dict[bytes, int] = {}
+        for number, row in enumerate(letters):
+            first.setdefault(xxh3_128_digest(row), number)
+        kept = np.array(list(first.values()))
     msa, counts = kernels.encode(letters, kept, MSA_LETTER_TO_RESTYPE)
     rows = [len(m.letters) for m in msas]
     offsets = np.cumsum([0, *rows])

@@ -122,24 +122,9 @@ def fill_a3m(
 
 @njit(cache=True, nogil=True)
 @no_type_check
-def count_lines(data: Any) -> Any:
-    """Alignment lines of a Stockholm file: neither blank, markup nor `//`."""
-    lines = 0
-    at = 0
-    while at < data.size:
-        start, end, at = _line(data, at)
-        if start == end or data[start] == 35:
-            continue
-        if end - start >= 2 and data[start] == 47 and data[start + 1] == 47:
-            continue
-        lines += 1
-    return lines
-
-
-@njit(cache=True, nogil=True)
-@no_type_check
 def split_lines(data: Any, spans: Any) -> Any:
-    """Name and residue spans `[start, end, start, end]` of each line; `(status, byte)`."""
+    """Name and residue spans `[start, end, start, end]` of each line that is neither blank, markup
+    nor `//`; `(status, byte, lines)`."""
     line = 0
     at = 0
     while at < data.size:
@@ -156,15 +141,15 @@ def split_lines(data: Any, spans: Any) -> Any:
             word += 1
         for i in range(word, end):
             if data[i] in _SPACES:
-                return BAD_LETTER, i
+                return BAD_LETTER, i, line
         if word == end:
-            return NO_HEADER, start
+            return NO_HEADER, start, line
         spans[line, 0] = start
         spans[line, 1] = middle
         spans[line, 2] = word
         spans[line, 3] = end
         line += 1
-    return OK, 0
+    return OK, 0, line
 
 
 @njit(cache=True, nogil=True)
@@ -236,52 +221,6 @@ def fill_stockholm(
         if width[row] != column_of.size:
             return ROW_LENGTH, -1, found, row, width[row]
     return OK, 0, found, 0, 0
-
-
-@njit(cache=True, nogil=True)
-@no_type_check
-def first_occurrences(letters: Any) -> Any:
-    """Indices, ascending, of the rows that are not equal to an earlier one."""
-    rows, columns = letters.shape
-    slots = 16
-    while slots < 2 * rows:
-        slots *= 2
-    table = np.full(slots, -1, np.int64)
-    hashes = np.empty(rows, np.uint64)
-    kept = np.empty(rows, np.int64)
-    found = 0
-    weights = np.empty(columns, np.uint64)
-    state = np.uint64(0)
-    for column in range(columns):  # splitmix64
-        state += np.uint64(0x9E3779B97F4A7C15)
-        mixed = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        weights[column] = (mixed ^ (mixed >> np.uint64(31))) | np.uint64(1)
-    for row in range(rows):
-        value = np.uint64(0)
-        for column in range(columns):  # no step waits for the one before
-            value += np.uint64(letters[row, column]) * weights[column]
-        value ^= value >> np.uint64(29)
-        hashes[row] = value
-        slot = np.int64(value & np.uint64(slots - 1))
-        fresh = True
-        while table[slot] >= 0:
-            other = table[slot]
-            if hashes[other] == value:
-                same = True
-                for column in range(columns):
-                    if letters[other, column] != letters[row, column]:
-                        same = False
-                        break
-                if same:
-                    fresh = False
-                    break
-            slot = (slot + 1) & (slots - 1)
-        if fresh:
-            table[slot] = row
-            kept[found] = row
-            found += 1
-    return kept[:found]
 
 
 @njit(cache=True, nogil=True)

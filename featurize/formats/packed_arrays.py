@@ -52,7 +52,7 @@ def unpickle(data: bytes, path: str) -> Any:
     try:
         return _Unpickler(io.BytesIO(data)).load()
     except Exception as error:  # a damaged pickle can raise anything
-        raise InputError(f"no pickle of arrays: {error!r}"[:300], path=path or None) from None
+        raise InputError(f"no pickle of arrays: {error!r}"[:300], path=path) from None
 
 
 class Npz(Mapping[str, Any]):
@@ -71,10 +71,10 @@ class Npz(Mapping[str, Any]):
                 item.filename.removesuffix(".npy"): item for item in self._archive.infolist()
             }
         except (zipfile.BadZipFile, ValueError, OSError) as error:
-            raise InputError(f"no readable npz: {error}", path=path or None) from None
+            raise InputError(f"no readable npz: {error}", path=path) from None
         total = sum(item.file_size for item in self._members.values())
         if total > self._most:
-            raise InputError(f"{total} bytes unpacked, {self._most} allowed", path=path or None)
+            raise InputError(f"{total} bytes unpacked, {self._most} allowed", path=path)
 
     def __iter__(self) -> Any:
         return iter(self._members)
@@ -94,13 +94,13 @@ class Npz(Mapping[str, Any]):
         if name not in self._members:
             raise InputError(
                 f"no array {name!r}, only {', '.join(self._members) or 'none'}",
-                path=self.path or None,
+                path=self.path,
             )
         try:
             with self._archive.open(self._members[name]) as file:
                 data = file.read(self._most)
         except Exception as error:  # zlib and zipfile each have errors of their own
-            raise InputError(f"{name} cannot be read: {error}", path=self.path or None) from None
+            raise InputError(f"{name} cannot be read: {error}", path=self.path) from None
         return _array(data, f"{self.path}: {name}" if self.path else name)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bz2
+import functools
 import gzip
 import hashlib
 import io
@@ -12,7 +13,7 @@ import stat
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import BinaryIO, Final, NamedTuple
+from typing import Any, BinaryIO, Final, NamedTuple
 
 import xxhash
 
@@ -27,6 +28,11 @@ _FREE_BYTES = 64 << 20
 _CHUNK = 1 << 20
 _BOM = b"\xef\xbb\xbf"
 """What editors on Windows put before UTF-8 text."""
+_UNPACKERS: Final[dict[str, Callable[[], Any]]] = {
+    ".gz": lambda: zlib.decompressobj(wbits=31),
+    ".xz": lzma.LZMADecompressor,
+    ".bz2": bz2.BZ2Decompressor,
+}
 _BITE = 2048
 """Packed zst bytes at a time: 4 of them can unfold to 128 KiB."""
 
@@ -100,14 +106,10 @@ def read_head(ref: FileRef, nbytes: int) -> bytes:
             handle.seek(ref.offset)
             raw = handle.read(nbytes if ref.size is None else min(nbytes, ref.size))
         kind = Path(ref.name).suffix.lower()
-        if kind == ".gz":
-            raw = zlib.decompressobj(wbits=31).decompress(raw, nbytes)
-        elif kind == ".zst":
+        if kind == ".zst":
             raw = b"".join(_zst_pieces(raw, whole=False))[:nbytes]
-        elif kind == ".xz":
-            raw = lzma.LZMADecompressor().decompress(raw, nbytes)
-        elif kind == ".bz2":
-            raw = bz2.BZ2Decompressor().decompress(raw, nbytes)
+        elif kind in _UNPACKERS:
+            raw = _UNPACKERS[kind]().decompress(raw, nbytes)
     except Exception:  # zlib, lzma and zstandard each have errors of their own
         return b""
     return raw.removeprefix(_BOM)
@@ -139,12 +141,9 @@ def line_of(data: bytes, offset: int) -> int:
 
 def _read_span(ref: FileRef, caps: InputCaps) -> bytes:
     try:
-        if ref.size is None and ref.nbytes() > caps.max_file_bytes:
-            raise InputError(
-                f"{ref.nbytes()} bytes, more than the cap of {caps.max_file_bytes}; "
-                "raise InputCaps.max_file_bytes if this is meant",
-                path=ref.path,
-            )
+        nbytes = ref.nbytes() if ref.size is None else 0
+        if why := caps.excess("max_file_bytes", nbytes, f"{nbytes} bytes"):
+            raise InputError(why, path=ref.path)
         with open_input(ref.path) as handle:
             _check_regular(handle, ref.path)
             handle.seek(ref.offset)
@@ -152,8 +151,8 @@ def _read_span(ref: FileRef, caps: InputCaps) -> bytes:
     except FileNotFoundError:
         raise InputError("no such file", path=ref.path) from None
     except (OSError, OverflowError, ValueError) as error:
-        why = getattr(error, "strerror", None) or error  # an OSError would tell the path again
-        raise InputError(f"cannot be read: {why}", path=ref.path) from None
+        what = getattr(error, "strerror", None) or error  # an OSError would tell the path again
+        raise InputError(f"cannot be read: {what}", path=ref.path) from None
     if ref.size is not None and len(data) != ref.size:
         raise InputError(
             f"{ref.name} should span bytes {ref.offset}-{ref.offset + ref.size}, but the file "
@@ -191,20 +190,8 @@ def _gather(ref: FileRef, pieces: Iterator[bytes], packed: int, caps: InputCaps)
     return b"".join(kept)
 
 
-def _gzip_pieces(raw: bytes) -> Iterator[bytes]:
-    stream = gzip.GzipFile(fileobj=io.BytesIO(raw))
-    while piece := stream.read(_CHUNK):
-        yield piece
-
-
-def _xz_pieces(raw: bytes) -> Iterator[bytes]:
-    with lzma.open(io.BytesIO(raw)) as stream:
-        while piece := stream.read(_CHUNK):
-            yield piece
-
-
-def _bz2_pieces(raw: bytes) -> Iterator[bytes]:
-    with bz2.open(io.BytesIO(raw)) as stream:
+def _pieces(open_stream: Callable[[BinaryIO], Any], raw: bytes) -> Iterator[bytes]:
+    with open_stream(io.BytesIO(raw)) as stream:
         while piece := stream.read(_CHUNK):
             yield piece
 
@@ -226,8 +213,8 @@ def _zst_pieces(raw: bytes, *, whole: bool = True) -> Iterator[bytes]:
 
 
 _UNPACK: Final[dict[str, Callable[[bytes], Iterator[bytes]]]] = {
-    ".gz": _gzip_pieces,
+    ".gz": functools.partial(_pieces, gzip.open),
     ".zst": _zst_pieces,
-    ".xz": _xz_pieces,
-    ".bz2": _bz2_pieces,
+    ".xz": functools.partial(_pieces, lzma.open),
+    ".bz2": functools.partial(_pieces, bz2.open),
 }

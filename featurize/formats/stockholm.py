@@ -30,11 +30,8 @@ def parse_stockholm(
     lines are skipped.
 
     Args:
-        data: content of the file.
-        path: its name, for errors.
         strict_letters: refuse '.' and lower-case residues, and cut rows that are too
             long, as OpenFold does; else '.' is a gap and case does not matter.
-        caps: sizes beyond which the file is refused.
 
     Raises:
         MsaError: no sequence, a line that is not `name residues`, a byte that is no
@@ -45,7 +42,7 @@ def parse_stockholm(
         raise MsaError(
             f"{several} alignments in one file, each ends with `//`: one chain has one query, so "
             "give each alignment a file in its own chain's folder",
-            path=path or None,
+            path=path,
         )
     text = np.frombuffer(data, np.uint8)
     spans, row_of, rows = _layout(data, text, path, strict_letters)
@@ -70,7 +67,7 @@ def parse_stockholm(
         byte = byte if byte >= 0 else int(spans[np.flatnonzero(row_of == row)[-1], 0])
         raise MsaError(
             _complaint(data, status, byte, row, width, len(column_of)),
-            path=path or None,
+            path=path,
             line=line_of(data, byte),
         )
     # Blocks deliver them block by block; the record has them row by row.
@@ -83,18 +80,19 @@ def _layout(
     data: bytes, text: UInt8[np.ndarray, " B"], path: str, strict_letters: bool
 ) -> tuple[Int[np.ndarray, "M 4"], Int[np.ndarray, " M"], int]:
     """Spans of every line, the row it belongs to, and how many rows there are."""
-    spans = np.empty([kernels.count_lines(text), 4], np.int64)
-    status, byte = kernels.split_lines(text, spans)
+    spans = np.empty([data.count(b"\n") + data.count(b"\r") + 1, 4], np.int64)
+    status, byte, lines = kernels.split_lines(text, spans)
+    spans = spans[:lines]
     if status != kernels.OK:
         line = data[data.rfind(b"\n", 0, byte) + 1 :].split(b"\n", 1)[0]
         raise MsaError(
             "expected a name and residues, with no space in either, not "
             f"{line.strip()[:60].decode('utf-8', 'replace')!r}",
-            path=path or None,
+            path=path,
             line=line_of(data, byte),
         )
     if not len(spans):
-        raise MsaError("no aligned sequence in it: write it again or remove it", path=path or None)
+        raise MsaError("no aligned sequence in it: write it again or remove it", path=path)
     rows, unique = _first_block(data, spans)
     # A name twice in every block is two sequences; OpenFold, and the format, join them.
     whole = unique or (rows < len(spans) and not strict_letters)

@@ -1,10 +1,12 @@
-"""Every file of an input is used, unused for a reason, or broken: roads joined, and the rest."""
+"""Every file and place of an input is used, unused for a reason, or broken."""
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import os
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,6 +21,26 @@ _PROTEIN: Final = (".a3m", ".sto", ".hhr", *SUFFIXES, *FASTA, ".aligned.pqt", ".
 """Files that look like a protein's."""
 _JOINTS: Final = "_-."
 """What stands between the name of a job and what its files are."""
+_MOST_FILES: Final = 20_000
+_DEEPEST: Final = 4
+_SHOWN: Final = 5
+_ADVICE: Final = {
+    ".pkl": "features.pkl: evofeed snapshots convert --trusted-pickle makes a dataset of them",
+    ".npz": "arrays: give the alignments and structures they were made of",
+    ".tar": "unpack the .tar first",
+    ".tgz": "unpack the .tgz first",
+    ".zip": "unpack the .zip first",
+    ".mmtf": "MMTF: download the entries as mmCIF",
+    ".arrow": "shards: this is a dataset already",
+    ".dbtype": "an mmseqs database: it is searched with --search-db, or `mmseqs result2msa` it",
+    ".hmm": "profiles: give the alignments they were made of",
+    ".m8": "hits without alignments: give the .a3m of that search",
+}
+_READ: Final = (".a3m", ".sto", ".hhr", *SUFFIXES, ".fasta", ".fa", ".faa", ".pqt", ".ffindex")
+_EXPECTED: Final = (
+    "expected alignments/<chain>/ folders, an alignment_db with its .index, or .a3m, .fasta or "
+    "structure files (INPUTS.md lists all layouts)"
+)
 
 
 def join(sources: list[ChainSource], more: Iterable[ChainSource]) -> list[ChainSource]:
@@ -142,3 +164,79 @@ def _files_of(source: ChainSource) -> list[str]:
     refs = [ref.path for ref in source.alignments]
     own = [source.structure, source.fasta, source.assembly, source.alignment_dir]
     return [path for path in (*refs, *own) if path]
+
+
+def refuse_unfit(sources: Sequence[ChainSource], given: Mapping[str, str | None]) -> None:
+    """Raise for the first place that a user named and that no chain has anything from.
+
+    Args:
+        sources: the chains, at least one.
+        given: places by their names in `discover`.
+
+    Raises:
+        InputError: says what the place holds and what was looked for.
+    """
+    chain_id, entry = sources[0].chain_id, sources[0].entry_id
+    structures, fastas = given["structure_dir"], given["fasta_dir"]
+    if structures and not any(_below(structures, source.structure) for source in sources):
+        _refuse(structures, "structure", f"{entry}.cif or {entry}.pdb for chain {chain_id}")
+    if fastas and not any(_below(fastas, source.fasta) for source in sources):
+        _refuse(fastas, "sequence", f"{chain_id}.fasta")
+    index = given["structure_index"]
+    if index and not any(source.structure_span for source in sources):
+        raise InputError(f"no chain here is in it, such as {chain_id}", path=index)
+    templates = given["template_mmcif_dir"]
+    names = (plain(path.name).lower() for path in _files_below(Path(templates or ".")))
+    if templates and not any(name.endswith(SUFFIXES) for name in names):
+        _refuse(templates, "template structure", "<pdb id>.cif files")
+
+
+def _refuse(folder: str, what: str, expected: str) -> None:
+    files = itertools.islice(_files_below(Path(folder)), 4)
+    here = [str(path.relative_to(folder)) for path in files]
+    holds = ", ".join([*here[:3], "…"] if len(here) > 3 else here) or "no file"
+    raise InputError(
+        f"no {what} here is a chain's of the input: expected {expected}, found {holds}",
+        path=folder,
+    )
+
+
+def _below(folder: str, path: str | None) -> bool:
+    return path is not None and Path(folder) in Path(path).parents
+
+
+def nothing_here(root: Path) -> str:
+    """Why a folder is no input: what it holds by kind, and what to do about it."""
+    seen: Counter[str] = Counter()
+    homes: dict[str, str] = {}
+    for path in itertools.islice(_files_below(root, _DEEPEST), _MOST_FILES):
+        kind = Path(plain(path.name)).suffix.lower() or path.name
+        seen[kind] += 1
+        homes.setdefault(kind, str(path.parent))
+    if not seen:
+        return f"nothing here looks like chains, it has no file: {_EXPECTED}"
+    kinds = [f"{count} {kind}" for kind, count in seen.most_common(_SHOWN)]
+    more = f" and {len(seen) - _SHOWN} other kinds" if len(seen) > _SHOWN else ""
+    advice = [text for kind, text in _ADVICE.items() if kind in seen]
+    below = next((homes[kind] for kind in _READ if homes.get(kind, str(root)) != str(root)), None)
+    if below is not None:
+        advice.insert(0, f"files that could be read are further down: give {below} or its parent")
+    return f"nothing here looks like chains, it has {', '.join(kinds)}{more}: " + "; ".join(
+        [*advice, _EXPECTED]
+    )
+
+
+def no_input(path: Path) -> str:
+    """Why a file is no input, and what to do about it."""
+    kind = Path(plain(path.name)).suffix.lower()
+    advice = _ADVICE.get(kind, "")
+    return "; ".join(filter(None, [f"no file of chains: {_EXPECTED}", advice]))
+
+
+def _files_below(root: Path, deepest: int | None = None) -> Iterator[Path]:
+    """Files of a folder and those in it, down to some depth."""
+    for folder, below, names in os.walk(root):
+        if deepest is not None and len(Path(folder).parts) - len(root.parts) >= deepest:
+            below.clear()
+        below.sort()
+        yield from (Path(folder) / name for name in sorted(names))

@@ -11,20 +11,12 @@ from evofeed.base.errors import InputError
 from evofeed.featurize.formats.reading import file_ref, read_bytes
 from evofeed.featurize.inputs.roads.published import boltz_clusters
 from evofeed.featurize.inputs.sources import ChainSource
+from evofeed.featurize.structures.cif import pairs_of, read_block
 from evofeed.store.inner import parse_clusters
 
 NO_CLUSTER: Final = -1
 _ENTITY: Final = re.compile(r"\w+_\d+")
 _SHOWN: Final = 3
-
-
-def read_cluster_sizes(path: str) -> dict[str, int]:
-    """Size of the cluster of each id in a file, by the id as it is and in upper case.
-
-    Raises:
-        InputError: no such file, no cluster in it, or an id in two clusters.
-    """
-    return _sizes(_read(path), path)
 
 
 def cluster_sizes(path: str, sources: Sequence[ChainSource]) -> dict[str, int]:
@@ -34,7 +26,6 @@ def cluster_sizes(path: str, sources: Sequence[ChainSource]) -> dict[str, int]:
         path: a cluster a line, mmseqs' `_cluster.tsv`, or a `manifest.json` of Boltz. The ids
             are chains whatever their case (`4HHB_A`), or RCSB's polymer entities (`4HHB_1`):
             then each chain's mmCIF file says which entity it is of.
-        sources: the chains.
 
     Raises:
         InputError: no such file, or no chain is in it: says what it holds and what was expected.
@@ -127,18 +118,12 @@ def _entities(sources: Iterable[ChainSource]) -> dict[str, str]:
 
 def _entity_of_chain(data: bytes) -> dict[str, str]:
     """Entity by author's chain id, from the polymer table; empty if the file has none."""
-    from gemmi import cif
-
     try:
-        block = cif.read_string(data)[0]
-    except (ValueError, RuntimeError, IndexError, InputError):
+        block = read_block(data)
+    except InputError:
         return {}  # a job lists the chain as broken, with the reason
-    table = block.find("_entity_poly.", ["entity_id", "pdbx_strand_id"])
-    return {
-        chain.strip(): row.str(0)
-        for row in table
-        for chain in row.str(1).replace("\n", "").split(",")
-    }
+    table = pairs_of(block, "_entity_poly.entity_id", "_entity_poly.pdbx_strand_id")
+    return {chain.strip(): entity for entity, strands in table for chain in strands.split(",")}
 
 
 def _few(names: Iterable[str]) -> str:

@@ -23,30 +23,31 @@ from typing import Final
 from evofeed.base.errors import InputError, NoProtein
 from evofeed.featurize.collector import paused_gc
 from evofeed.featurize.formats.alignment_db import read_index
-from evofeed.featurize.formats.reading import plain
+from evofeed.featurize.formats.reading import file_ref, plain, read_bytes
 from evofeed.featurize.inputs import layouts, side_files
 from evofeed.featurize.inputs.accounting import (
     FASTA,
     explicit_files,
     join,
     names_a_chain,
+    no_input,
+    nothing_here,
+    refuse_unfit,
     structures_of_no_chain,
     unused_files,
 )
-from evofeed.featurize.inputs.caches import read_duplicates
-from evofeed.featurize.inputs.explicit_places import refuse_unfit
-from evofeed.featurize.inputs.layouts import first_file
-from evofeed.featurize.inputs.roads.af2_multimer import chain_folders, from_target
+from evofeed.featurize.inputs.roads.alignments import (
+    chain_folders,
+    from_ffindex,
+    from_target,
+    index_files,
+)
 from evofeed.featurize.inputs.roads.complexes import SUFFIXES as JOB_FILES
 from evofeed.featurize.inputs.roads.complexes import from_job, is_job
-from evofeed.featurize.inputs.roads.ffindex import from_ffindex, index_files
-from evofeed.featurize.inputs.roads.protenix import FOLDERS as PROTENIX_FOLDERS
-from evofeed.featurize.inputs.roads.protenix import with_sequences
-from evofeed.featurize.inputs.roads.published import published_set
-from evofeed.featurize.inputs.roads.survey import no_input, nothing_here
+from evofeed.featurize.inputs.roads.published import NUMBERED, published_set, with_sequences
 from evofeed.featurize.inputs.roads.tables import SUFFIXES as TABLES
 from evofeed.featurize.inputs.roads.tables import alignment_file
-from evofeed.featurize.inputs.side_files import SideFiles, folders
+from evofeed.featurize.inputs.side_files import SideFiles, first_dir, first_file, folders
 from evofeed.featurize.inputs.sources import ChainSource
 from evofeed.featurize.inputs.stage import is_remote
 from evofeed.featurize.structures.structure_files import SUFFIXES
@@ -104,23 +105,22 @@ def discover(
         raise InputError("neither a file nor a folder: copy it into a file first", path=str(root))
     faults: list[InputError] = []
     home = home_of(root)
-    alignments = layouts.first_dir(root if root.is_dir() else root.parent, _ALIGNMENT_DIRS)
-    beside = SideFiles.find(
-        home,
-        structure_dir=_given(structure_dir),
-        template_mmcif_dir=_given(template_mmcif_dir),
-        fasta_dir=_given(fasta_dir),
-        structure_index=_given(structure_index),
-        release_dates=_given(release_dates) or first_file(home, ("mmcif_cache.json",)),
-        obsolete_pdbs=_given(obsolete_pdbs) or first_file(home, ("obsolete.dat",)),
-        is_distillation=is_distillation,
-        faults=faults,
-    )
+    alignments = first_dir(root if root.is_dir() else root.parent, _ALIGNMENT_DIRS)
+    places = {
+        "structure_dir": structure_dir,
+        "template_mmcif_dir": template_mmcif_dir,
+        "fasta_dir": fasta_dir,
+        "structure_index": structure_index,
+        "release_dates": release_dates,
+        "obsolete_pdbs": obsolete_pdbs,
+    }
+    given = {name: None if place is None else _path(place) for name, place in places.items()}
+    beside = SideFiles.find(home, given, faults, is_distillation=is_distillation)
     with paused_gc():
         sources = _sources(root, alignments, beside)
-    twins = _given(duplicate_chains) or first_file(home, ("duplicate_pdb_chains.txt",))
-    if twins:
-        sources += _duplicates(sources, twins, beside, chosen=duplicate_chains is not None)
+    chosen = None if duplicate_chains is None else _path(duplicate_chains)
+    if twins := chosen or first_file(home, ("duplicate_pdb_chains.txt",)):
+        sources += _duplicates(sources, twins, beside, chosen=chosen is not None)
     sources = once(sources, faults, str(root))
     if problems is not None:
         problems += faults
@@ -133,13 +133,7 @@ def discover(
         why = nothing_here(root) if root.is_dir() else "no chain in it: is it empty?"
         raise InputError(why, path=str(root))
     if sources:
-        refuse_unfit(
-            sources,
-            structure_dir=_given(structure_dir),
-            template_mmcif_dir=_given(template_mmcif_dir),
-            fasta_dir=_given(fasta_dir),
-            structure_index=_given(structure_index),
-        )
+        refuse_unfit(sources, given)
     return sorted(sources, key=lambda source: source.chain_id)
 
 
@@ -156,8 +150,8 @@ def nothing_usable(problems: Sequence[InputError], uri: str) -> InputError:
 def home_of(root: Path) -> Path:
     """The folder that holds an input and what is beside it."""
     home = root if root.is_dir() else root.parent
-    inside = layouts.first_dir(home, _ALIGNMENT_DIRS)
-    if inside is None and layouts.first_dir(home.parent, ("alignments",)) == home:
+    inside = first_dir(home, _ALIGNMENT_DIRS)
+    if inside is None and first_dir(home.parent, ("alignments",)) == home:
         return home.parent
     return home
 
@@ -178,7 +172,9 @@ def _of_folder(root: Path, alignments: Path | None, beside: SideFiles) -> list[C
     jobs = jobs or _each(sorted(root.glob("*/*_data.json*")), from_job, beside)
     fasta = {p: _each([p], layouts.from_fasta, beside) for p in _files(root, FASTA)}
     named = explicit_files([*jobs, *itertools.chain(*fasta.values())])
-    sources = _from_named_folder(alignments, beside)
+    # What is in `alignments/` is a chain even if it is empty; `pdb/` may hold structures.
+    every = alignments is not None and alignments.name == "alignments"
+    sources = layouts.from_chain_folders(alignments, beside, every=every) if alignments else []
     sources = join(sources, jobs)
     sources = join(sources, _chains_here(root, beside, named))
     sources = sources or _numbered_chains(root, beside)
@@ -213,15 +209,9 @@ def _each(
 
 def _numbered_chains(root: Path, beside: SideFiles) -> list[ChainSource]:
     """Protenix's alignments, a folder for each number, with the sequences of its index."""
-    here = layouts.first_dir(root, PROTENIX_FOLDERS)
+    here = first_dir(root, NUMBERED)
     sources = layouts.from_chain_folders(here, beside) if here else []
     return with_sequences(root, sources, beside) if sources else []
-
-
-def _from_named_folder(folder: Path | None, beside: SideFiles) -> list[ChainSource]:
-    # What is in `alignments/` is a chain even if it is empty; `pdb/` may hold structures.
-    every = folder is not None and folder.name == "alignments"
-    return layouts.from_chain_folders(folder, beside, every=every) if folder else []
 
 
 def _chains_here(root: Path, beside: SideFiles, named: set[str]) -> list[ChainSource]:
@@ -257,7 +247,8 @@ def _duplicates(
 ) -> list[ChainSource]:
     known = {source.chain_id: source for source in sources}
     copies = []
-    groups = read_duplicates(path)
+    text = read_bytes(file_ref(path)).decode("utf-8", "replace")
+    groups = [line.split() for line in text.splitlines()]  # chains with one sequence
     if chosen and known and not any(name in known for group in groups for name in group):
         raise InputError(
             f"none of its chains is one of the {len(known)} here, such as {next(iter(known))}",
@@ -309,7 +300,3 @@ def _structures(root: Path) -> list[Path]:
 
 def _path(uri: Path_) -> str:
     return os.fspath(uri).removeprefix("file://")
-
-
-def _given(uri: Path_ | None) -> str | None:
-    return None if uri is None else _path(uri)

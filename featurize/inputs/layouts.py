@@ -16,17 +16,15 @@ from evofeed.featurize.formats.colabfold_a3m import assembly_in
 from evofeed.featurize.formats.fasta import parse_fasta
 from evofeed.featurize.formats.reading import PACKED, file_ref, plain, read_bytes, read_head
 from evofeed.featurize.inputs.queries import query_of
-from evofeed.featurize.inputs.roads.af2_multimer import chain_folders, from_target
-from evofeed.featurize.inputs.roads.colabfold import from_complex
-from evofeed.featurize.inputs.roads.molecules import Molecule, is_other, molecule_of, no_protein
+from evofeed.featurize.inputs.roads.alignments import chain_folders, from_complex, from_target
+from evofeed.featurize.inputs.roads.complexes import Molecule, is_other, molecule_of, no_protein
 from evofeed.featurize.inputs.roads.tables import alignment_file, alignment_named, chai_name, stem
-from evofeed.featurize.inputs.side_files import SideFiles
+from evofeed.featurize.inputs.side_files import SideFiles, first_dir, first_file
 from evofeed.featurize.inputs.sources import SUBFOLDERS, ChainSource, is_alignment
 from evofeed.featurize.structures.listing import list_chains
 from evofeed.featurize.structures.structure_files import entry_of
 from evofeed.featurize.structures.structure_places import structures_by_entry
 
-_PACKED: Final = ("", *PACKED)
 _COLABFOLD_SEARCH: Final = re.compile(r"(.+)_(?:env|all|nofilter|env-nofilter|pair[\w-]*)$")
 """ColabFold's own working folder of `<name>.a3m`, with that alignment's parts."""
 _COMMON_NAMES: Final = ("a3m", "a3ms", "alignments", "msa", "msas")
@@ -65,8 +63,6 @@ def from_chain_folders(root: Path, beside: SideFiles, *, every: bool = False) ->
     """Chain folders, flattened or as OpenProteinSet ships them.
 
     Args:
-        root: the folder they are in.
-        beside: structures and the like.
         every: take folders without alignments too; else they are something else.
     """
     sources = []
@@ -223,7 +219,7 @@ def _alignments_of(
     folder = first_dir(fasta.parent, (chain_id, f"alignments/{chain_id}"))
     if folder:
         return {"alignment_dir": str(folder)}
-    names = [f"{chain_id}.a3m{packed}" for packed in _PACKED]
+    names = [f"{chain_id}.a3m{packed}" for packed in ("", *PACKED)]
     names += [f"{home}{chai_name(sequence)}" for home in ("", "msas/", "msa/")]
     beside_it = first_file(fasta.parent, names)
     ref = alignment_file(Path(beside_it)) if beside_it else None
@@ -246,13 +242,3 @@ def from_structures(paths: Iterable[Path], beside: SideFiles) -> list[ChainSourc
                     dataclasses.replace(source, structure=str(path), structure_chain=chain)
                 )
     return sources
-
-
-def first_dir(root: Path, names: Iterable[str]) -> Path | None:
-    """The first of the folders that is there."""
-    return next((root / name for name in names if (root / name).is_dir()), None)
-
-
-def first_file(root: Path, names: Iterable[str]) -> str | None:
-    """The first of the files that is there."""
-    return next((str(root / name) for name in names if (root / name).is_file()), None)

@@ -16,7 +16,7 @@ def query_of(data: bytes, role: Role, *, path: str = "") -> str:
     letters = _of_a3m(without_annotation(data)[0]) if role == "a3m" else _of_stockholm(data)
     query = letters.decode("utf-8", "replace").replace("-", "").replace(".", "")
     if not query:
-        raise MsaError("no aligned sequence in it: write it again or remove it", path=path or None)
+        raise MsaError("no aligned sequence in it: write it again or remove it", path=path)
     return query.upper()
 
 

@@ -17,7 +17,6 @@ from evofeed.featurize.inputs.sources import ChainSource
 from evofeed.featurize.structures.structure_files import entry_of
 from evofeed.featurize.structures.structure_places import structure_files, structures_by_entry
 
-_PACKED: Final = ("", *PACKED)
 STRUCTURE_DIRS: Final = (
     *("mmcif", "mmcifs", "pdb_mmcif/mmcif_files", "mmcif_files", "data", "structures", "pdb"),
 )
@@ -56,27 +55,28 @@ class SideFiles:
     def find(
         cls,
         root: Path,
-        *,
-        structure_dir: str | None,
-        template_mmcif_dir: str | None,
-        fasta_dir: str | None,
-        structure_index: str | None,
-        release_dates: str | None,
-        obsolete_pdbs: str | None,
-        is_distillation: bool,
+        given: Mapping[str, str | None],
         faults: list[InputError],
+        *,
+        is_distillation: bool = False,
     ) -> SideFiles:
-        """Look into the folders given, or into those of usual names."""
-        structures = folders(structure_dir, root, STRUCTURE_DIRS)
-        templates = folders(template_mmcif_dir, root, _TEMPLATE_DIRS) or structures
-        by_entry = structures_by_entry(structures, deep=structure_dir is not None)
+        """Look into the places given, by their names in `discover`, or into those of usual names.
+
+        Raises:
+            InputError: a folder given is not there.
+        """
+        structures = folders(given["structure_dir"], root, STRUCTURE_DIRS)
+        templates = folders(given["template_mmcif_dir"], root, _TEMPLATE_DIRS) or structures
+        by_entry = structures_by_entry(structures, deep=given["structure_dir"] is not None)
+        index = given["structure_index"]
+        fastas = folders(given["fasta_dir"], root, FASTA_DIRS)
         return cls(
             structures={**top_structures(root), **by_entry},
-            structure_db=read_index(structure_index) if structure_index else {},
-            fastas=_index(folders(fasta_dir, root, FASTA_DIRS), (".fasta", ".fa", ".faa")),
+            structure_db=read_index(index) if index else {},
+            fastas=_index(fastas, (".fasta", ".fa", ".faa")),
             template_mmcif_dir=str(templates[0]) if templates else None,
-            release_dates=release_dates,
-            obsolete_pdbs=obsolete_pdbs,
+            release_dates=given["release_dates"] or first_file(root, ("mmcif_cache.json",)),
+            obsolete_pdbs=given["obsolete_pdbs"] or first_file(root, ("obsolete.dat",)),
             is_distillation=is_distillation,
             faults=faults,
         )
@@ -136,18 +136,25 @@ def folders(given: str | None, root: Path, names: Iterable[str]) -> list[Path]:
         if not Path(given).is_dir():
             raise InputError("no such folder", path=given)
         return [Path(given)]
-    return [root / name for name in names if (root / name).is_dir() and not _made(root / name)]
+    places = [root / name for name in names if (root / name).is_dir()]
+    # `data/` may be a dataset of ours, and hold structures.
+    return [place for place in places if not first_dir(place, _OURS)]
 
 
-def _made(folder: Path) -> bool:
-    """Whether it is a dataset of ours: `data/` may lie beside its input, and hold structures."""
-    return any((folder / name).is_dir() for name in _OURS)
+def first_dir(root: Path, names: Iterable[str]) -> Path | None:
+    """The first of the folders that is there."""
+    return next((root / name for name in names if (root / name).is_dir()), None)
+
+
+def first_file(root: Path, names: Iterable[str]) -> str | None:
+    """The first of the files that is there."""
+    return next((str(root / name) for name in names if (root / name).is_file()), None)
 
 
 def _index(places: Iterable[Path], suffixes: Iterable[str]) -> dict[str, str]:
     """Stem -> file with one of the suffixes, the first kind winning, then the first folder."""
     found: dict[str, tuple[int, str]] = {}
-    kinds = [suffix + packed for suffix in suffixes for packed in _PACKED]
+    kinds = [suffix + packed for suffix in suffixes for packed in ("", *PACKED)]
     for folder in places:
         for entry in os.scandir(folder):
             for rank, kind in enumerate(kinds):

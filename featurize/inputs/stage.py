@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
@@ -87,7 +87,11 @@ def _copy(
     for item in found:
         if not (home / item.key).resolve().is_relative_to(home.resolve()):
             raise InputError(f"{item.key!r} is no path below the prefix", path=storage.uri)
-    wanted = [item for item in found if not _is_here(home / item.key, item)]
+    wanted = []
+    for item in found:
+        stat = (home / item.key).stat() if (home / item.key).is_file() else None
+        state = stat and (stat.st_size, round(stat.st_mtime))
+        wanted += [item] if state != (item.nbytes, round(item.modified)) else []
     need, total = sum(item.nbytes for item in wanted), sum(item.nbytes for item in found)
     home.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(home).free
@@ -100,7 +104,9 @@ def _copy(
     done = total - need
 
     def fetch(item: StoredObject) -> int:
-        _write(home / item.key, _pieces(storage, item))
+        # A few bytes at a time: an alignment_db takes gigabytes.
+        sizes = ((at, min(_CHUNK, item.nbytes - at)) for at in range(0, item.nbytes, _CHUNK))
+        _write(home / item.key, (_piece(storage, item.key, *one) for one in sizes))
         os.utime(home / item.key, (item.modified, item.modified))
         return item.nbytes
 
@@ -111,20 +117,10 @@ def _copy(
                 progress(done, total)
 
 
-def _pieces(storage: Storage, item: StoredObject) -> Iterator[bytes]:
-    """Its bytes, a few at a time: an alignment_db takes gigabytes."""
-    for offset in range(0, item.nbytes, _CHUNK):
-        piece = bytearray(min(_CHUNK, item.nbytes - offset))
-        storage.read_into(item.key, offset, memoryview(piece))
-        yield bytes(piece)
-
-
-def _is_here(path: Path, item: StoredObject) -> bool:
-    try:
-        known = path.stat()
-    except OSError:
-        return False
-    return (known.st_size, round(known.st_mtime)) == (item.nbytes, round(item.modified))
+def _piece(storage: Storage, key: str, offset: int, nbytes: int) -> bytes:
+    piece = bytearray(nbytes)
+    storage.read_into(key, offset, memoryview(piece))
+    return bytes(piece)
 
 
 def _write(path: Path, pieces: Iterable[bytes]) -> None:

@@ -10,13 +10,15 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from evofeed.base.errors import InputError, LoneChain
+from evofeed.base.errors import InputError, LoneChain, MsaError
 from evofeed.featurize.config import FeaturizeConfig
 from evofeed.featurize.formats.colabfold_a3m import chain_letter
-from evofeed.featurize.formats.reading import read_bytes
+from evofeed.featurize.formats.msa import Msa, merge
+from evofeed.featurize.formats.reading import FileRef, read_bytes
+from evofeed.featurize.formats.species import pairing_species, species_of
 from evofeed.featurize.inputs.assembly_inputs import AssemblySource
+from evofeed.featurize.inputs.roads.parts import parse_msa, read_part
 from evofeed.featurize.inputs.sources import ChainSource
-from evofeed.featurize.records.pairing import pairing_record, pairing_ref
 from evofeed.featurize.structures.left_out import in_words
 from evofeed.featurize.structures.structure import Structure
 from evofeed.featurize.structures.structure_files import parse_structure
@@ -29,6 +31,14 @@ MAX_CHAINS: Final = 512
 MAX_RESIDUES: Final = 50_000
 """Residues of all chains, likewise."""
 
+_PAIRING: Final = (
+    "uniprot_hits.sto",
+    "uniprot_hits.a3m",
+    "uniprot.sto",
+    "uniprot.a3m",
+    "pairing.a3m",
+)
+"""What an alignment to pair is called, the preferred names first: OpenFold, AlphaFold, Protenix."""
 _LEAST_ALIKE: Final = 0.8
 _DEFAULT: Final = FeaturizeConfig()
 
@@ -49,7 +59,6 @@ def featurize_assembly(
     """The record of a complex.
 
     Args:
-        source: its chains.
         record_of: the chain record of an id, such as `dataset.__getitem__`; KeyError where
             there is none.
         config: as the chains were made with.
@@ -88,8 +97,10 @@ def _assembly(
     if total > MAX_RESIDUES:
         raise InputError(f"{total} residues, more than {MAX_RESIDUES}: left out")
     pairing = [
-        _pairing(records[sequence], sources[sequence], config) if len(names) > 1 else None
-        for sequence in names
+        pairing_record(records[one], pairing_ref(sources[one], config), config)
+        if len(names) > 1
+        else None
+        for one in names
     ]
     copies = tuple(tuple(found) for found in names.values())
     positions, mask = _coordinates(structure, copies, dropped) if structure else (None, None)
@@ -230,16 +241,6 @@ def _named_chains(source: AssemblySource) -> list[_Member]:
     ]
 
 
-def _pairing(record: ChainRecord, source: ChainSource, config: FeaturizeConfig) -> ChainRecord:
-    ref = pairing_ref(source, config)
-    if ref is None:  # nothing to pair by: the query alone
-        return ChainRecord.of_query(
-            record.chain_id, record.sequence, record.aatype, record.residue_index,
-            dropped=("no alignment to pair (uniprot_hits.sto): only the query is paired",),
-        )  # fmt: skip
-    return pairing_record(record, ref, config)
-
-
 def _coordinates(
     structure: Structure, copies: Sequence[Sequence[str]], dropped: list[str]
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -256,3 +257,58 @@ def _coordinates(
             dropped.append(f"chain {chain.chain_id}: no atom is known")
     positions = np.concatenate([chain.positions for chain in chains]).astype(np.float32)
     return positions, np.concatenate([chain.mask for chain in chains])
+
+
+def pairing_ref(source: ChainSource, config: FeaturizeConfig) -> FileRef | None:
+    """A chain's alignment to pair; None if it has none.
+
+    The rows of ColabFold's a3m of a complex are paired already, row by row of that file, and
+    those of Boltz's and Chai's tables by their keys.
+    """
+    refs = {ref.plain_name: ref for _, ref in source.alignment_files(config)}
+    for ref in refs.values():
+        if ref.part.startswith("complex "):
+            return ref._replace(part=ref.part.replace("complex ", "paired "))
+        if ref.part in ("table csv", "table pqt"):
+            return ref._replace(part=f"{ref.part} paired")
+    names = _PAIRING[:1] if config.hit_names == "openfold" else _PAIRING
+    return next((refs[name] for name in names if name in refs), None)
+
+
+def pairing_record(chain: ChainRecord, ref: FileRef | None, config: FeaturizeConfig) -> ChainRecord:
+    """The rows to pair of a chain, the query first, with the species of each.
+
+    Without an alignment there is the query alone; `hit_names` "openfold" knows UniProt's species
+    names only.
+
+    Raises:
+        MsaError: it is no alignment of this chain.
+    """
+    query = ChainRecord.of_query(chain.chain_id, chain.sequence, chain.aatype, chain.residue_index)
+    if ref is None:
+        note = "no alignment to pair (uniprot_hits.sto): only the query is paired"
+        return query.replace(dropped=(note,))
+    msa = parse_msa(read_part(ref, config.caps), ref, config)
+    if msa.letters.shape[1] != chain.num_res:
+        raise MsaError(
+            f"the alignment to pair has {msa.letters.shape[1]} columns, the chain has "
+            f"{chain.num_res} residues",
+            path=ref.path,
+            item=chain.chain_id,
+        )
+    named = ref.part.startswith("paired ") or ref.part.endswith(" paired")
+    merged = merge([msa], species=_species(msa, config, named), unique=not named)
+    return query.replace(
+        **merged.fields(),
+        msa_sources=(ref.plain_name,),
+        dropped=msa.dropped,
+    ).validate()
+
+
+def _species(msa: Msa, config: FeaturizeConfig, named: bool) -> list[str]:
+    headers = msa.descriptions()
+    if named:  # the first is the query; others are named by their partners' row or key
+        return ["", *(header.split("\t")[0] for header in headers[1:])]
+    if config.hit_names == "openfold":
+        return [species_of(header) for header in headers]
+    return [pairing_species(header) for header in headers]

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
 from evofeed.base.errors import EvofeedError, InputError, MsaError, NoProtein
 from evofeed.base.shapes import Float, Int, UInt8
 from evofeed.featurize.config import FeaturizeConfig
-from evofeed.featurize.formats.a3m import parse_a3m
 from evofeed.featurize.formats.fasta import nucleic_acid, parse_fasta
 from evofeed.featurize.formats.hits import TemplateHit, parse_hhr, parse_hmmsearch
-from evofeed.featurize.formats.msa import MergedMsa, Msa, merge, single_row
+from evofeed.featurize.formats.msa import Msa, merge, single_row
 from evofeed.featurize.formats.reading import FileRef, file_ref, sha256
-from evofeed.featurize.formats.stockholm import parse_stockholm
-from evofeed.featurize.inputs.roads.parts import read_part
+from evofeed.featurize.inputs.roads.parts import parse_msa, read_part
 from evofeed.featurize.inputs.sources import ChainSource, Role, why_unread
 from evofeed.featurize.records.template_library import TemplateLibrary, template_library
 from evofeed.featurize.records.templates import (
@@ -105,15 +102,7 @@ def _alignments(
             inputs.dropped.append(f"{ref.plain_name}: {why}")
         if role not in ("a3m", "stockholm"):
             continue
-        parse = parse_a3m if role == "a3m" else parse_stockholm
-        msas.append(
-            parse(
-                inputs.read(ref),
-                path=str(ref.path),
-                strict_letters=inputs.config.strict_letters,
-                caps=inputs.config.caps,
-            )
-        )
+        msas.append(parse_msa(inputs.read(ref), ref, inputs.config))
         refs.append(ref)
         inputs.dropped += [f"{ref.plain_name}: {note}" for note in msas[-1].dropped]
     return msas, refs
@@ -174,16 +163,13 @@ def _from_structure(source: ChainSource, ref: FileRef, inputs: _Inputs) -> _Targ
 def chain_in(source: ChainSource, structure: Structure) -> str | None:
     """Author's id of a source's chain in its structure; None if it is not there."""
     name = source.author_chain
-    if name not in structure.sequences and _names_no_chain(source, structure):
-        return next(iter(structure.sequences))
-    return name if name in structure.sequences else None
-
-
-def _names_no_chain(source: ChainSource, structure: Structure) -> bool:
-    """A file of one chain, and an id that does not say which: a model."""
+    if name in structure.sequences:
+        return name
     if source.structure_chain or len(structure.sequences) != 1:
-        return False
-    return structure.kind != "mmcif" or source.entry_id == source.chain_id
+        return None
+    # A file of one chain, and an id that does not say which: a model.
+    is_model = structure.kind != "mmcif" or source.entry_id == source.chain_id
+    return next(iter(structure.sequences)) if is_model else None
 
 
 def _from_fasta(source: ChainSource, inputs: _Inputs) -> _Target:
@@ -209,7 +195,6 @@ def _record(
     library: TemplateLibrary | None,
 ) -> ChainRecord:
     config = inputs.config
-    num_res = len(target.sequence)
     _check_queries(target.sequence, msas, refs, inputs)
     if not msas:
         inputs.dropped.append("no alignment: the MSA is the query alone")
@@ -217,17 +202,18 @@ def _record(
     if msas and len(merged.msa) == 1:
         inputs.dropped.append("no row in its alignments: the MSA is the query alone")
     templates = _templates(source, target, files, inputs, library)
-    return ChainRecord(
-        chain_id=source.chain_id,
-        sequence=target.sequence,
+    index = target.residue_index
+    return ChainRecord.of_query(
+        source.chain_id,
+        target.sequence,
+        sequence_aatype(target.sequence),
+        np.arange(len(target.sequence), dtype=np.int32) if index is None else index,
+        **merged.fields(),
+        **template_fields(templates),
         description=target.description,
-        aatype=sequence_aatype(target.sequence),
-        residue_index=_index(target),
-        **_msa_fields(merged),
         msa_sources=tuple(ref.plain_name for ref in refs) or ("query",),
         all_atom_positions=target.positions,
         all_atom_mask=target.mask,
-        **template_fields(templates, num_res),
         resolution=target.resolution,
         release_date=target.release_date,
         method=target.method,
@@ -237,13 +223,6 @@ def _record(
         config_digest=config.digest,
         dropped=tuple(inputs.dropped),
     )
-
-
-def _index(target: _Target) -> Int[np.ndarray, " L"]:
-    """Numbers of the residues from 0, with steps where the structure's numbers have a gap."""
-    if target.residue_index is not None:
-        return target.residue_index
-    return np.arange(len(target.sequence), dtype=np.int32)
 
 
 def _templates(
@@ -294,18 +273,6 @@ def _check_queries(
             inputs.dropped.append(
                 f"{ref.plain_name}: the query differs from the chain in {other} letters"
             )
-
-
-def _msa_fields(merged: MergedMsa) -> dict[str, Any]:
-    return {
-        "msa": merged.msa,
-        "deletion_row": merged.deletion_row,
-        "deletion_column": merged.deletion_column,
-        "deletion_count": merged.deletion_count,
-        "msa_source": merged.source,
-        "msa_species": merged.species,
-        "hhblits_profile_counts": merged.counts,
-    }
 
 
 def sequence_aatype(sequence: str) -> UInt8[np.ndarray, " L"]:

@@ -7,12 +7,14 @@ cut is written into the record's `dropped`.
 from __future__ import annotations
 
 import hashlib
+from typing import Any
 
 import numpy as np
 
 from evofeed.base.shapes import Int
 from evofeed.featurize.config import CropConfig
 from evofeed.protein.chain_record import ChainRecord
+from evofeed.protein.features import RECORD
 
 _CLAMP_PROBABILITY = 0.9
 """Share of training samples with clamped FAPE (AF2 SI 1.11.5)."""
@@ -53,28 +55,32 @@ def window_start(num_res: int, size: int, seed: int, chain_id: str, view: int) -
 def cut_window(record: ChainRecord, start: int, end: int) -> ChainRecord:
     """Residues `start` to `end` of a record; `residue_index` keeps their numbers."""
     inside = (record.deletion_column >= start) & (record.deletion_column < end)
-    positions, mask = record.all_atom_positions, record.all_atom_mask
+    kept = slice(start, end)
+    fields = _taken(record, "L", kept) | _taken(record, "K", inside)
+    fields["deletion_column"] = (fields["deletion_column"] - start).astype(np.int32)
     note = f"residues {start}-{end} of {record.num_res} kept"
     return record.replace(
-        sequence=record.sequence[start:end],
-        aatype=record.aatype[start:end],
-        residue_index=record.residue_index[start:end],
-        msa=np.ascontiguousarray(record.msa[:, start:end]),
-        deletion_row=record.deletion_row[inside],
-        deletion_column=(record.deletion_column[inside] - start).astype(np.int32),
-        deletion_count=record.deletion_count[inside],
-        hhblits_profile_counts=record.hhblits_profile_counts[start:end],
-        all_atom_positions=None if positions is None else positions[start:end],
-        all_atom_mask=None if mask is None else mask[start:end],
-        template_aatype=np.ascontiguousarray(record.template_aatype[:, start:end]),
-        template_all_atom_positions=np.ascontiguousarray(
-            record.template_all_atom_positions[:, start:end]
-        ),
-        template_all_atom_mask=np.ascontiguousarray(record.template_all_atom_mask[:, start:end]),
-        template_sequence=tuple(s[start:end] for s in record.template_sequence),
-        confidence=record.confidence[start:end],
+        **fields,
+        sequence=record.sequence[kept],
+        template_sequence=tuple(s[kept] for s in record.template_sequence),
+        confidence=record.confidence[kept],
         dropped=(*record.dropped, note),
     )
+
+
+def _taken(record: ChainRecord, dim: str, index: slice | np.ndarray) -> dict[str, Any]:
+    """The fields that the feature table gives a dimension, with a part of it."""
+    fields: dict[str, Any] = {}
+    for feature in RECORD:
+        value = getattr(record, feature.name)
+        if dim not in feature.dims or value is None:
+            continue
+        if feature.dtype == "str":
+            fields[feature.name] = tuple(value[i] for i in np.arange(len(value))[index].tolist())
+        else:
+            before = (slice(None),) * feature.dims.index(dim)
+            fields[feature.name] = np.ascontiguousarray(value[(*before, index)])
+    return fields
 
 
 def max_rows(num_res: int, crop: CropConfig) -> int | None:
@@ -90,7 +96,9 @@ def _within(record: ChainRecord, crop: CropConfig) -> ChainRecord:
     if rows is not None and rows < record.num_alignments:
         record = _keep_rows(record, _choose_rows(record, rows, crop))
     if crop.max_templates is not None and crop.max_templates < record.num_templates:
-        record = _keep_templates(record, crop.max_templates)
+        note = f"{crop.max_templates} of {record.num_templates} templates kept"
+        fields = _taken(record, "T", slice(crop.max_templates))
+        record = record.replace(**fields, dropped=(*record.dropped, note))
     return record
 
 
@@ -108,32 +116,14 @@ def _keep_rows(record: ChainRecord, rows: Int[np.ndarray, " R"]) -> ChainRecord:
     place = np.full(record.num_alignments, -1, np.int32)
     place[rows] = np.arange(len(rows), dtype=np.int32)
     new_row = place[record.deletion_row]
-    here = new_row >= 0
-    msa = record.msa[rows]
-    counts = [(msa == code).sum(0, dtype=np.int32) for code in range(_CODES)]
+    fields = _taken(record, "N", rows) | _taken(record, "K", new_row >= 0)
+    fields["deletion_row"] = new_row[new_row >= 0]
+    counts = [(fields["msa"] == code).sum(0, dtype=np.int32) for code in range(_CODES)]
+    note = f"{len(rows)} of {record.num_alignments} MSA rows kept"
     return record.replace(
-        msa=msa,
-        deletion_row=new_row[here],
-        deletion_column=record.deletion_column[here],
-        deletion_count=record.deletion_count[here],
-        msa_source=record.msa_source[rows],
-        msa_species=tuple(record.msa_species[row] for row in rows.tolist()),
+        **fields,
         hhblits_profile_counts=np.stack(counts, axis=-1),
-        dropped=(*record.dropped, f"{len(rows)} of {record.num_alignments} MSA rows kept"),
-    )
-
-
-def _keep_templates(record: ChainRecord, count: int) -> ChainRecord:
-    return record.replace(
-        template_aatype=record.template_aatype[:count],
-        template_all_atom_positions=record.template_all_atom_positions[:count],
-        template_all_atom_mask=record.template_all_atom_mask[:count],
-        template_center=record.template_center[:count],
-        template_sum_probs=record.template_sum_probs[:count],
-        template_domain_names=record.template_domain_names[:count],
-        template_sequence=record.template_sequence[:count],
-        template_release_date=record.template_release_date[:count],
-        dropped=(*record.dropped, f"{count} of {record.num_templates} templates kept"),
+        dropped=(*record.dropped, note),
     )
 
 

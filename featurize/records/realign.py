@@ -109,22 +109,10 @@ def _align(a: Any, b: Any, scores: Any) -> Any:
             pairs[mid] = meet
         if after == _PAIR:
             pairs[mid + 1] = meet + 1
-        bounds[num] = (
-            a0,
-            mid - (before != _B_ALONE),
-            b0,
-            meet - (before != _A_ALONE),
-            first,
-            before,
-        )
-        bounds[num + 1] = (
-            mid + (after != _B_ALONE),
-            a1,
-            meet + (after != _A_ALONE),
-            b1,
-            after,
-            last,
-        )
+        left = mid - (before != _B_ALONE), meet - (before != _A_ALONE)
+        right = mid + (after != _B_ALONE), meet + (after != _A_ALONE)
+        bounds[num] = a0, left[0], b0, left[1], first, before
+        bounds[num + 1] = right[0], a1, right[1], b1, after, last
         num += 2
     return pairs[1:-1] - 1
 

@@ -104,11 +104,8 @@ def _query_start(
 
 
 def _find(sequence: str, chain_id: str, chains: dict[str, str]) -> tuple[str, int] | None:
-    named = chains.get(chain_id, "").find(sequence)
-    if named >= 0:
-        return chain_id, named
-    for name, letters in chains.items():
-        offset = letters.find(sequence)
+    for name in (chain_id, *chains):
+        offset = chains.get(name, "").find(sequence)
         if offset >= 0:
             return name, offset
     pattern = re.compile("".join("." if c == "X" else f"[{re.escape(c)}X]" for c in sequence))

@@ -16,7 +16,7 @@ from evofeed.base.shapes import Float, UInt8
 from evofeed.featurize.config import FeaturizeConfig
 from evofeed.featurize.formats.hits import TemplateHit
 from evofeed.featurize.records.template_library import TemplateLibrary
-from evofeed.featurize.records.template_match import Match, match_hit
+from evofeed.featurize.records.template_match import match_hit
 from evofeed.featurize.structures.structure import Chain
 from evofeed.protein.residues import ATOM37_NUM, ATOM_ORDER, GAP, MSA_LETTER_TO_RESTYPE
 
@@ -176,14 +176,34 @@ def _template(
     if released > cutoff:
         raise TemplateError("released too late")
     match = match_hit(hit, name[2], query.sequence, structure, config)
-    positions, mask, center = _centred(structure.chain(match.chain_id))
-    return _on_query(match, positions, mask, center, hit, pdb_id, released, len(query.sequence))
+    chain = structure.chain(match.chain_id)
+    positions, center = _centred(chain)
+    num_res = len(query.sequence)
+    placed = np.zeros([num_res, ATOM37_NUM, 3], np.float32)
+    mask = np.zeros([num_res, ATOM37_NUM], np.uint8)
+    placed[match.query] = positions[match.template]
+    mask[match.query] = chain.mask[match.template]
+    if mask.sum() < _MIN_ATOMS:
+        raise TemplateError("no atom faces the query")
+    row = np.full(num_res, ord("-"), np.uint8)
+    row[match.query] = np.frombuffer(match.letters.encode("ascii"), np.uint8)
+    aatype = MSA_LETTER_TO_RESTYPE[row]
+    if (aatype > GAP).any():
+        raise TemplateError("a letter that is no residue")
+    return Template(
+        aatype=aatype,
+        positions=placed,
+        mask=mask,
+        center=center,
+        sum_probs=hit.sum_probs or 0.0,
+        name=f"{pdb_id}_{match.chain_id}",
+        sequence=row.tobytes().decode("ascii"),
+        release_date=released,
+    )
 
 
-def _centred(
-    chain: Chain,
-) -> tuple[Float[np.ndarray, "P 37 3"], UInt8[np.ndarray, "P 37"], Float[np.ndarray, "3"]]:
-    """Atoms moved so that their mean is zero, as in AF2 and OpenFold."""
+def _centred(chain: Chain) -> tuple[Float[np.ndarray, "P 37 3"], Float[np.ndarray, "3"]]:
+    """Atoms moved so that their mean is zero, as in AF2 and OpenFold; and that mean."""
     alpha = ATOM_ORDER["CA"]
     seen = chain.mask[:, alpha] > 0
     steps = np.linalg.norm(np.diff(chain.positions[:, alpha], axis=0), axis=-1)
@@ -195,52 +215,13 @@ def _centred(
     positions = chain.positions.copy()
     center = positions[there].mean(axis=0)
     positions[there] -= center
-    return positions, chain.mask, center
+    return positions, center
 
 
-def _on_query(
-    match: Match,
-    positions: Float[np.ndarray, "P 37 3"],
-    mask: UInt8[np.ndarray, "P 37"],
-    center: Float[np.ndarray, "3"],
-    hit: TemplateHit,
-    pdb_id: str,
-    release_date: str,
-    num_res: int,
-) -> Template:
-    placed = np.zeros([num_res, ATOM37_NUM, 3], np.float32)
-    placed_mask = np.zeros([num_res, ATOM37_NUM], np.uint8)
-    placed[match.query] = positions[match.template]
-    placed_mask[match.query] = mask[match.template]
-    if placed_mask.sum() < _MIN_ATOMS:
-        raise TemplateError("no atom faces the query")
-    row = np.full(num_res, ord("-"), np.uint8)
-    row[match.query] = np.frombuffer(match.letters.encode("ascii"), np.uint8)
-    aatype = MSA_LETTER_TO_RESTYPE[row]
-    if (aatype > GAP).any():
-        raise TemplateError("a letter that is no residue")
-    return Template(
-        aatype=aatype,
-        positions=placed,
-        mask=placed_mask,
-        center=center,
-        sum_probs=hit.sum_probs or 0.0,
-        name=f"{pdb_id}_{match.chain_id}",
-        sequence=row.tobytes().decode("ascii"),
-        release_date=release_date,
-    )
-
-
-def template_fields(templates: Sequence[Template], num_res: int) -> dict[str, Any]:
-    """Templates as fields of a chain record."""
+def template_fields(templates: Sequence[Template]) -> dict[str, Any]:
+    """Templates as fields of a chain record; none for no template."""
     if not templates:
-        return {
-            "template_aatype": np.zeros([0, num_res], np.uint8),
-            "template_all_atom_positions": np.zeros([0, num_res, 37, 3], np.float32),
-            "template_all_atom_mask": np.zeros([0, num_res, 37], np.uint8),
-            "template_center": np.zeros([0, 3], np.float32),
-            "template_sum_probs": np.zeros([0], np.float32),
-        }
+        return {}
     return {
         "template_aatype": np.stack([t.aatype for t in templates]),
         "template_all_atom_positions": np.stack([t.positions for t in templates]),

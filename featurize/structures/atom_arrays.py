@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -61,17 +61,15 @@ def parse_atom_arrays(
             tables = Npz(data, path, config.caps)
             chains = _of_boltz(tables) if "chains" in tables else _of_openfold3(tables)
     except InputError as error:
-        raise MmcifError(error.message, path=path or None) from None
+        raise MmcifError(error.message, path=path) from None
     except (KeyError, IndexError, ValueError, TypeError, AttributeError) as error:
         why = f"not an entry of Boltz, OpenFold3 or Protenix: {error!r}"[:300]
-        raise MmcifError(why, path=path or None) from None
+        raise MmcifError(why, path=path) from None
     if not chains:
-        raise MmcifError("no protein chain in it", path=path or None)
+        raise MmcifError("no protein chain in it", path=path)
     longest = max(len(atoms.sequence) for atoms in chains.values())
-    if longest > config.caps.max_columns:
-        raise MmcifError(
-            f"{longest} residues, more than the cap of {config.caps.max_columns}", path=path or None
-        )
+    if why := config.caps.excess("max_columns", longest, f"{longest} residues"):
+        raise MmcifError(why, path=path)
     threshold = config.confidence_threshold if is_distillation else None
     resolution = float(contents.get("resolution") or 0.0)
     return Structure(
@@ -109,52 +107,46 @@ def _placed(chain_id: str, atoms: _Atoms, threshold: float | None) -> Chain:
 
 
 def _of_boltz(tables: Mapping[str, Any]) -> dict[str, _Atoms]:
-    atoms, residues, valid = tables["atoms"], tables["residues"], tables["mask"]
+    residues, valid = tables["residues"], tables["mask"]
     chains = {}
     for row, chain in enumerate(tables["chains"]):
         if chain["mol_type"] != _PROTEIN or not valid[row]:
             continue
         own = residues[chain["res_idx"] : chain["res_idx"] + chain["res_num"]]
-        start, count = int(chain["atom_idx"]), int(chain["atom_num"])
-        here = atoms[start : start + count]
-        names = here["name"]
-        if names.dtype.kind == "U":
-            texts = names.tolist()
-        else:  # four codes a name, 32 below ASCII, 0 for none
+        start = int(chain["atom_idx"])
+        atoms = tables["atoms"][start : start + int(chain["atom_num"])]
+        names = atoms["name"]
+        if names.dtype.kind != "U":  # four codes a name, 32 below ASCII, 0 for none
             codes = np.where(names != 0, names.astype(np.uint8) + 32, 0).astype(np.uint8)
-            texts = [bytes(row).rstrip(b"\0").decode("ascii", "replace") for row in codes]
-        plddt = "plddt" if "plddt" in (here.dtype.names or ()) else None
+            names = np.char.decode(codes.view("S4").reshape(-1), "ascii", "replace")
+        has_confidence = "plddt" in (atoms.dtype.names or ())
         chains[str(chain["name"])] = _Atoms(
             sequence="".join(one_letter(str(name)) for name in own["name"].tolist()),
             residue=np.repeat(np.arange(len(own)), own["atom_num"]),
-            names=texts,
-            positions=here["coords"],
-            seen=here["is_present"].astype(bool),
-            confidence=here[plddt] if plddt else None,
+            names=names.tolist(),
+            positions=atoms["coords"],
+            seen=atoms["is_present"].astype(bool),
+            confidence=atoms["plddt"] if has_confidence else None,
         )
     return chains
 
 
 def _of_openfold3(tables: Mapping[str, Any]) -> dict[str, _Atoms]:
     """All residues are there, the unresolved ones with NaN for positions."""
-    protein = tables["molecule_type_id"] == _PROTEIN
-    chain_id, number, name = tables["chain_id"], tables["res_id"], tables["res_name"]
-    coord = tables["coord"]
-    confidence = tables.get("b_factor", None)
-    atom_name = tables["atom_name"]
+    names, confidence = tables["res_name"], tables.get("b_factor", None)
     chains = {}
-    for chain in dict.fromkeys(chain_id[protein].tolist()):
-        rows = np.flatnonzero(protein & (chain_id == chain))
-        first = int(number[rows].min())
-        letters = ["X"] * (int(number[rows].max()) - first + 1)
-        for position, residue in zip((number[rows] - first).tolist(), name[rows], strict=True):
-            letters[position] = one_letter(str(residue))
-        chains[str(chain)] = _Atoms(
+    for chain, rows in _chains(tables["chain_id"], tables["molecule_type_id"] == _PROTEIN):
+        number, coord = tables["res_id"][rows], tables["coord"][rows]
+        position = number - int(number.min())
+        letters = ["X"] * (int(position.max()) + 1)
+        for place, name in zip(position.tolist(), names[rows], strict=True):
+            letters[place] = one_letter(str(name))
+        chains[chain] = _Atoms(
             sequence="".join(letters),
-            residue=number[rows] - first,
-            names=atom_name[rows].tolist(),
-            positions=np.nan_to_num(coord[rows]),
-            seen=np.isfinite(coord[rows]).all(-1),
+            residue=position,
+            names=tables["atom_name"][rows].tolist(),
+            positions=np.nan_to_num(coord),
+            seen=np.isfinite(coord).all(-1),
             confidence=confidence[rows] if confidence is not None else None,
         )
     return chains
@@ -165,18 +157,13 @@ def _of_protenix(entry: Mapping[str, Any]) -> dict[str, _Atoms]:
     array = entry["atom_array"]
     if not isinstance(array, Inert):
         raise ValueError("its atom_array is none of biotite's")
-    values = vars(array)
-    notes, coord = values["_annot"], values["_coord"]
-    chain_id, entity = notes["chain_id"], notes["label_entity_id"]
-    protein = np.isin(
-        entity, [key for key, kind in entry["entity_poly_type"].items() if "polypeptide" in kind]
-    )
+    notes, coord = vars(array)["_annot"], vars(array)["_coord"]
+    entity, kinds = notes["label_entity_id"], entry["entity_poly_type"]
+    protein = np.isin(entity, [key for key, kind in kinds.items() if "polypeptide" in kind])
     seen = notes["is_resolved"].astype(bool) if "is_resolved" in notes else np.isfinite(coord[:, 0])
-    chains = {}
-    for chain in dict.fromkeys(chain_id[protein].tolist()):
-        rows = np.flatnonzero(protein & (chain_id == chain))
-        b_factor = notes.get("b_factor")
-        chains[str(chain)] = _Atoms(
+    b_factor = notes.get("b_factor")
+    return {
+        chain: _Atoms(
             sequence=str(entry["sequences"][str(entity[rows[0]])]),
             residue=notes["res_id"][rows].astype(np.int64) - 1,
             names=notes["atom_name"][rows].tolist(),
@@ -184,4 +171,11 @@ def _of_protenix(entry: Mapping[str, Any]) -> dict[str, _Atoms]:
             seen=seen[rows],
             confidence=b_factor[rows] if b_factor is not None else None,
         )
-    return chains
+        for chain, rows in _chains(notes["chain_id"], protein)
+    }
+
+
+def _chains(chain_id: np.ndarray, protein: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
+    """Name and rows of each protein chain."""
+    for chain in dict.fromkeys(chain_id[protein].tolist()):
+        yield str(chain), np.flatnonzero(protein & (chain_id == chain))

@@ -53,8 +53,6 @@ def place_chain(
     nearer to CD (OpenFold).
 
     Args:
-        table: the entry's atoms.
-        placed: those of the chain.
         confidence_threshold: residues none of whose B factors exceeds it lose their atoms.
     """
     num_res = len(placed.sequence)
@@ -76,7 +74,12 @@ def place_chain(
     found = best >= 0
     positions[found] = table.xyz[rows[best[found]]].astype(np.float32)
     mask = found.astype(np.uint8)
-    notes = _notes(int((~inside).sum()), int((~same).sum()), placed.absent)
+    odd = {
+        "atoms without coordinates": placed.absent,
+        "atoms outside the sequence": int((~inside).sum()),
+        "atoms of a second residue type at the same position": int((~same).sum()),
+    }
+    notes = tuple(f"{count} {what}" for what, count in odd.items() if count)
     confidences: tuple[float, ...] = ()
     if confidence_threshold is not None and table.b_factor is not None:
         confidence = np.where(found, table.b_factor[rows[best]], -np.inf).max(-1)
@@ -137,17 +140,6 @@ def _of_preferred(
         if wanted.any():
             keep &= ~at | wanted
     return keep
-
-
-def _notes(outside: int, other: int, absent: int) -> tuple[str, ...]:
-    notes = []
-    if absent:
-        notes.append(f"{absent} atoms without coordinates")
-    if outside:
-        notes.append(f"{outside} atoms outside the sequence")
-    if other:
-        notes.append(f"{other} atoms of a second residue type at the same position")
-    return tuple(notes)
 
 
 @njit(cache=True, nogil=True)

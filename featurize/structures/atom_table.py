@@ -9,16 +9,15 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from evofeed.base.errors import MmcifError
-from evofeed.base.shapes import Bool, Float, Int
+from evofeed.base.shapes import Bool, Float, Int, Shaped
 from evofeed.featurize.config import FeaturizeConfig
+from evofeed.featurize.structures.cif import UNSET, unquoted
 from evofeed.protein.residues import ATOM_ORDER
 
-UNSET: Final = (".", "?")
-"""How mmCIF writes that a value does not apply, or is not known."""
 NO_NUMBER: Final = -(1 << 40)
 """`label_seq_id` of what is no residue of a polymer."""
-_ABSENT: Final = (*UNSET, "nan", "+nan", "-nan")
-_MAX_COORDINATE: Final = 1e7
+MAX_COORDINATE: Final = 1e7
+"""Ångström: whatever is further away is no coordinate."""
 _INSTEAD: Final = {
     "label_asym_id": "auth_asym_id",
     "label_seq_id": "auth_seq_id",
@@ -112,15 +111,13 @@ def read_atom_table(
     """The atom table of an mmCIF block.
 
     Args:
-        block: gemmi's, of the file.
-        path: for errors.
         config: what may be missing, and caps.
         b_factor: read it too, if it is there.
 
     Raises:
         MmcifError: no atoms, too many, a needed item is missing, or a number is none.
     """
-    items = _Items(block, path, config)
+    items = AtomItems(block, path, config)
     strict = config.require_labels
     label, number = items.coded("label_asym_id"), items.integers("label_seq_id")
     chain, author_number = items.coded("auth_asym_id"), items.integers("auth_seq_id")
@@ -128,7 +125,9 @@ def read_atom_table(
     if not strict:
         author_number = np.where(author_number == NO_NUMBER, number, author_number)
         if any(text in UNSET for text in chain.names):
-            chain = _filled(chain, label)
+            pairs = zip(chain.codes.tolist(), label.codes.tolist(), strict=True)
+            texts = ((chain.names[one], label.names[other]) for one, other in pairs)
+            chain = Coded.of([other if one in UNSET else one for one, other in texts])
     elif (author_number[number != NO_NUMBER] == NO_NUMBER).any():
         raise items.error("_atom_site.auth_seq_id is not set everywhere")
     xyz = np.stack([items.floats(f"Cartn_{axis}") for axis in "xyz"], axis=-1)
@@ -152,39 +151,27 @@ def read_atom_table(
     )
 
 
-def _filled(texts: Coded, others: Coded) -> Coded:
-    """Texts in which others replace what is unset."""
-    return Coded.of(
-        [
-            others.names[other] if texts.names[code] in UNSET else texts.names[code]
-            for code, other in zip(texts.codes.tolist(), others.codes.tolist(), strict=True)
-        ]
-    )
-
-
-class _Items:
+class AtomItems:
     """Columns of `_atom_site` by item, unquoted; rows of the first model."""
 
     def __init__(self, block: Any, path: str, config: FeaturizeConfig) -> None:
         self._block, self._path, self._strict = block, path, config.require_labels
         items = ("label_asym_id", "auth_asym_id", "label_atom_id", "Cartn_x")
-        self._size = size = max(len(block.find_values(f"_atom_site.{item}")) for item in items)
+        self.size = size = max(len(block.find_values(f"_atom_site.{item}")) for item in items)
         if size == 0:
             raise self.error(
                 "no atoms (_atom_site is missing or empty): to be left out, or replaced by the "
                 "file that has the coordinates"
             )
-        if size > config.caps.max_atoms:
-            raise self.error(
-                f"{size} atoms, more than the cap of {config.caps.max_atoms}; raise "
-                "InputCaps.max_atoms if meant"
-            )
-        self._rows = size
+        if why := config.caps.excess("max_atoms", size, f"{size} atoms"):
+            raise self.error(why)
+        self.rows = size
         models = self.coded("pdbx_PDB_model_num", "1").codes
-        self._rows = int(np.argmax(models > 0)) or size  # codes count by first appearance
+        self.rows = int(np.argmax(models > 0)) or size  # codes count by first appearance
 
     def error(self, what: str) -> MmcifError:
-        return MmcifError(what, path=self._path or None)
+        """What is wrong with the table, and in which file."""
+        return MmcifError(what, path=self._path)
 
     def has(self, item: str) -> bool:
         """Whether the file has the item."""
@@ -196,21 +183,24 @@ class _Items:
         if not values and item in _INSTEAD and not (self._strict and item.startswith("label")):
             values = list(self._block.find_values(f"_atom_site.{_INSTEAD[item]}"))
         if not values and default:
-            return [default] * self._rows
-        if len(values) != self._size:
-            raise self.error(f"_atom_site.{item} has {len(values)} values for {self._size} atoms")
-        return values[: self._rows]
+            return [default] * self.rows
+        if len(values) != self.size:
+            raise self.error(f"_atom_site.{item} has {len(values)} values for {self.size} atoms")
+        return values[: self.rows]
 
     def coded(self, item: str, default: str = "", blank: Iterable[str] = ()) -> Coded:
         """A column of texts."""
-        from gemmi import cif
-
         found = Coded.of(self.texts(item, default))
-        if not any(name[:1] in "'\";" for name in found.names) and not blank:
-            return found
-        names = [cif.as_string(n) if n[:1] in "'\";" else n for n in found.names]
-        again = Coded.of(names, blank)
+        again = Coded.of([unquoted(name) for name in found.names], blank)
         return Coded(again.codes[found.codes], again.names)
+
+    def names(
+        self, item: str, default: str = "", blank: Iterable[str] = ()
+    ) -> Shaped[np.ndarray, " A"]:
+        """A column of texts as an array."""
+        column = self.coded(item, default, blank)
+        texts: np.ndarray = np.array(column.names, np.str_)[column.codes]
+        return texts
 
     def integers(self, item: str) -> Int[np.ndarray, " A"]:
         """A column of whole numbers, `NO_NUMBER` where it is unset."""
@@ -227,16 +217,13 @@ class _Items:
         try:
             values: Any = pc.cast(pa.array(texts, pa.utf8()), pa.float64()).to_numpy()
         except pa.ArrowInvalid:
-            unset = self._unset(item, default)
-            values = np.array([unset if t.lower() in _ABSENT else float(t) for t in texts])
+            numbers = ["nan" if t in UNSET else t.partition("(")[0] for t in texts]
+            values = np.array([float(text) for text in numbers])
+            if default is not None and self._strict and np.isnan(values).any():
+                raise self.error(f"_atom_site.{item} is not set everywhere") from None
         if default is not None:
             values = np.where(np.isnan(values), default, values)
-        beyond = np.abs(values) >= _MAX_COORDINATE
+        beyond = np.abs(values) >= MAX_COORDINATE
         if beyond.any():
             raise self.error(f"_atom_site.{item} holds {texts[int(beyond.argmax())]!r}")
         return np.asarray(values)
-
-    def _unset(self, item: str, default: float | None) -> float:
-        if default is not None and self._strict:
-            raise self.error(f"_atom_site.{item} is not set everywhere")
-        return float("nan") if default is None else default

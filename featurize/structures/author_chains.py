@@ -16,6 +16,7 @@ import numpy as np
 
 from evofeed.base.errors import MmcifError
 from evofeed.base.shapes import Bool, Int
+from evofeed.featurize.config import InputCaps
 from evofeed.featurize.structures.atom_sites import PlacedRows
 from evofeed.featurize.structures.atom_table import AtomTable
 from evofeed.featurize.structures.residue_names import (
@@ -65,15 +66,14 @@ class AuthorChains:
 def author_chains(
     table: AtomTable,
     sequences: Mapping[str, FullSequence],
-    max_residues: int,
+    caps: InputCaps,
     modified: frozenset[str] = frozenset(),
 ) -> AuthorChains:
     """The protein chains of an atom table by the author's ids.
 
     Args:
-        table: all atoms.
         sequences: by chain id, where the file gives them.
-        max_residues: of a chain.
+        caps: how long a chain may be.
         modified: residue names that the file says are amino acids.
 
     Raises:
@@ -86,11 +86,9 @@ def author_chains(
         if not len(rows):
             continue
         placed, left_out = _chain(name, rows, table, sequences.get(name), kinds)
-        if len(placed.sequence) > max_residues:
-            raise MmcifError(
-                f"chain {name} has {len(placed.sequence)} residues, more than the cap of "
-                f"{max_residues}; raise InputCaps.max_columns if meant"
-            )
+        size = len(placed.sequence)
+        if why := caps.excess("max_columns", size, f"chain {name} has {size} residues"):
+            raise MmcifError(why)
         if placed.sequence:
             proteins[name] = placed
         else:
@@ -135,7 +133,7 @@ def _chain(
     ters = table.ters[np.isin(table.ters - 1, rows)]
     rows = rows[member]
     notes = [f"{left_out}: no residues of the chain"] if left_out else []
-    residue, first = _residues(rows, table)
+    residue, first = residues_of(rows, table)
     absent = table.absent[rows]
     index, numbers, names = None, None, []
     if full is not None and len(rows):
@@ -154,7 +152,8 @@ def _chain(
     prefer = _several_names(rows, where, table, names)
     present = (where >= 0) & ~absent
     rows, where = rows[present], where[present]
-    twice = len(rows) - len(np.unique(_atom_keys(rows, where, table)))
+    columns = (where, *(c[rows] for c in (table.component.codes, table.atom.codes, table.altloc)))
+    twice = len(rows) - len(np.unique(np.stack(columns, -1), axis=0))
     if twice:
         notes.append(f"{twice} atoms there twice")
     sequence = "".join(map(model_letter, names)) if len(rows) else ""
@@ -202,7 +201,7 @@ def _loose_ligands(
     behind = member & kinds.free[rows] & (rows > last)
     if last < 0 or not behind.any():
         return loose
-    residue, first = _residues(rows[member], table)
+    residue, first = residues_of(rows[member], table)
     bonded = _bonded(residue, rows[member], table)
     for number in np.flatnonzero(np.isin(first, rows[behind])).tolist():
         if number == 0 or not bonded[number - 1]:
@@ -227,27 +226,28 @@ def _bonded(
 def _has_backbone(
     rows: Int[np.ndarray, " A"], table: AtomTable, strange: Bool[np.ndarray, " A"]
 ) -> Bool[np.ndarray, " A"]:
-    """Records of residues that have N, CA and C."""
-    residue = np.full(len(rows), -1, np.int64)
-    residue[strange], first = _residues(rows[strange], table)
-    whole = np.ones(len(first) + 1, bool)
-    whole[-1] = False
+    """Records of strange residues that have N, CA and C."""
+    residue, first = residues_of(rows[strange], table)
+    atoms = table.atom.codes[rows[strange]]
+    whole = np.ones(len(first), bool)
     for name in _BACKBONE:
-        here = np.unique(residue[strange & (table.atom.codes[rows] == table.atom.code(name))])
-        whole[:-1] &= np.isin(np.arange(len(first)), here)
-    return np.asarray(whole[residue])
+        whole &= np.bincount(residue, atoms == table.atom.code(name), minlength=len(first)) > 0
+    out = np.zeros(len(rows), bool)
+    out[strange] = whole[residue]
+    return out
 
 
-def _residues(
-    rows: Int[np.ndarray, " A"], table: AtomTable
+def residues_of(
+    rows: Int[np.ndarray, " A"], table: AtomTable, *more: Int[np.ndarray, " T"]
 ) -> tuple[Int[np.ndarray, " A"], Int[np.ndarray, " R"]]:
-    """Residue of each record by number and insertion code, and the first record of each."""
-    keys = table.author_number[rows] * 4096 + table.insertion.codes[rows]
-    _, first, residue = np.unique(keys, return_index=True, return_inverse=True)
+    """Residue of each record by number, insertion code and `more`, and the first record of each."""
+    columns = (table.author_number, table.insertion.codes, *more)
+    keys = np.stack([column[rows] for column in columns], -1)
+    _, first, residue = np.unique(keys, axis=0, return_index=True, return_inverse=True)
     order = np.argsort(first, kind="stable")
     rank = np.empty_like(order)
     rank[order] = np.arange(len(order))
-    return rank[residue], rows[first[order]]
+    return rank[residue.reshape(-1)], rows[first[order]]
 
 
 def listed(rows: Int[np.ndarray, " A"], table: AtomTable) -> str:
@@ -260,10 +260,8 @@ def listed(rows: Int[np.ndarray, " A"], table: AtomTable) -> str:
 
 def residue_counts(rows: Int[np.ndarray, " A"], table: AtomTable) -> Counter[str]:
     """How many residues of each name some records are of."""
-    columns = (table.author_number, table.insertion.codes, table.component.codes)
-    keys = np.stack([column[rows] for column in columns], -1)
-    names = np.unique(keys, axis=0)[:, 2].tolist() if len(rows) else []
-    return Counter(table.component.names[code] for code in names)
+    _, first = residues_of(rows, table, table.component.codes)
+    return Counter(table.component.names[code] for code in table.component.codes[first].tolist())
 
 
 def _on_sequence(
@@ -308,9 +306,10 @@ def _steps(
         return None
     written = table.author_number[first]
     steps = np.maximum(np.diff(written), 1)
-    here = np.isin(rows, _records_of(first, rows, table))
-    residue, _ = _residues(rows[here], table)
-    steps = np.where(_bonded(residue, rows[here], table), 1, steps)
+    residue, firsts = residues_of(rows, table)
+    rows = rows[np.isin(firsts, first)[residue]]
+    residue, _ = residues_of(rows, table)
+    steps = np.where(_bonded(residue, rows, table), 1, steps)
     gaps = np.flatnonzero(steps > 1).tolist()
     if not gaps:
         notes.append(f"{_SEEN_ONLY}: the sequence is what is seen")
@@ -325,14 +324,6 @@ def _steps(
     if numbers[-1] > np.iinfo(np.int32).max:
         raise MmcifError(f"residue numbers span {numbers[-1]}: no numbers of one chain")
     return numbers.astype(np.int32)
-
-
-def _records_of(
-    first: Int[np.ndarray, " R"], rows: Int[np.ndarray, " A"], table: AtomTable
-) -> Int[np.ndarray, " K"]:
-    """The records of the residues whose first records are given."""
-    residue, firsts = _residues(rows, table)
-    return np.asarray(rows[np.isin(firsts, first)[residue]])
 
 
 def _several_names(
@@ -353,12 +344,3 @@ def _several_names(
         here = [table.component.names[c] for c in code[where == position]]
         prefer[position] = names[position] if names[position] in here else here[0]
     return prefer
-
-
-def _atom_keys(
-    rows: Int[np.ndarray, " A"], where: Int[np.ndarray, " A"], table: AtomTable
-) -> Int[np.ndarray, " A"]:
-    """A number for each atom of a residue and location: position, residue, atom, altloc."""
-    keys = where.astype(np.int64) * len(table.component.names) + table.component.codes[rows]
-    keys = keys * len(table.atom.names) + table.atom.codes[rows]
-    return np.asarray(keys * 256 + table.altloc[rows])

@@ -15,18 +15,18 @@ import numpy as np
 
 from evofeed.base.errors import MmcifError
 from evofeed.featurize.config import InputCaps
+from evofeed.featurize.structures.cif import UNSET
 
 _DTYPES: Final = {
     **{1: "<i1", 2: "<i2", 3: "<i4", 4: "<u1", 5: "<u2", 6: "<u4"},
     **{32: "<f4", 33: "<f8"},
 }
-_READ: Final = frozenset(
-    "_entry _entity_poly _entity_poly_seq _chem_comp _struct_asym _refine _em_3d_reconstruction "
-    "_reflns _exptl _pdbx_audit_revision_history _ma_qa_metric _ma_qa_metric_local".split()
-)
-"""Categories that `mmcif` looks at, the atoms apart."""
-_ATOMS: Final = "_atom_site"
-_UNSET: Final = (".", "?")
+_READ: Final = (
+    "_atom_site _entry _entity_poly _entity_poly_seq _chem_comp _struct_asym _refine "
+    "_em_3d_reconstruction _reflns _exptl _pdbx_audit_revision_history _ma_qa_metric "
+    "_ma_qa_metric_local"
+).split()
+"""Categories that `mmcif` looks at."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,88 +40,60 @@ class _Column:
     def strings(self) -> list[str]:
         """As mmCIF text has them, unquoted."""
         if self.texts is None:
-            found = [_number(value) for value in self.values.tolist()]
+            # The shortest text; single precision's own, for that is what was stored.
+            values = self.values.tolist()
+            found = [repr(v) if isinstance(v, int) else f"{v:.9g}" for v in values]
         else:
             found = [self.texts[code] if code >= 0 else "" for code in self.values.tolist()]
         if self.mask is None:
             return found
         return [
-            text if not unset else _UNSET[unset - 1]
+            text if not unset else UNSET[unset - 1]
             for text, unset in zip(found, self.mask.tolist(), strict=True)
         ]
 
 
-def _number(value: int | float) -> str:
-    """The shortest text of it; single precision's own, for that is what was stored."""
-    return repr(value) if isinstance(value, int) else f"{value:.9g}"
+def read_bcif(data: bytes, path: str, caps: InputCaps) -> Any:
+    """The tables of a BinaryCIF file that `mmcif` looks at, as gemmi's block.
 
-
-@dataclass(frozen=True, slots=True)
-class BinaryCif:
-    """A file's first block that has atoms.
-
-    Attributes:
-        header: its name.
-        categories: columns by category and item.
-    """
-
-    header: str
-    categories: dict[str, dict[str, _Column]]
-
-    def block(self) -> Any:
-        """As gemmi's block."""
-        from gemmi import cif
-
-        block = cif.Block(self.header)
-        for name, columns in self.categories.items():
-            if columns:
-                loop = block.init_loop(f"{name}.", list(columns))
-                rows = [column.strings() for column in columns.values()]
-                loop.set_all_values([[_quoted(text) for text in texts] for texts in rows])
-        return block
-
-
-def _quoted(text: str) -> str:
-    from gemmi import cif
-
-    return text if text in _UNSET else str(cif.quote(text))
-
-
-def read_bcif(data: bytes, path: str, caps: InputCaps) -> BinaryCif:
-    """The tables of a BinaryCIF file that `mmcif` looks at.
+    Of several blocks it is the first that has atoms.
 
     Raises:
         MmcifError: not BinaryCIF, or larger than the caps.
     """
     import msgpack
+    from gemmi import cif
 
     try:
         blocks = msgpack.unpackb(data, raw=False)["dataBlocks"]
         tables = [{c["name"]: c for c in block["categories"]} for block in blocks]
-        first = next((i for i, table in enumerate(tables) if _ATOMS in table), 0)
-        kept = {n: c for n, c in tables[first].items() if n == _ATOMS or n in _READ}
-        limit = caps.max_atoms
-        return BinaryCif(
-            str(blocks[first]["header"]).replace(" ", "_"),
-            {name: _columns(category, limit) for name, category in kept.items()},
-        )
+        first = next((i for i, table in enumerate(tables) if "_atom_site" in table), 0)
+        block = cif.Block(str(blocks[first]["header"]).replace(" ", "_"))
+        for name, category in tables[first].items():
+            if name in _READ and (columns := _columns(category, caps)):
+                loop = block.init_loop(f"{name}.", list(columns))
+                loop.set_all_values([[_quoted(t) for t in c.strings()] for c in columns.values()])
+        return block
     except MmcifError as error:
         error.path = path or None
         raise
     except KeyError as error:
-        raise MmcifError(f"not BinaryCIF: {error} is missing", path=path or None) from None
+        raise MmcifError(f"not BinaryCIF: {error} is missing", path=path) from None
     except Exception as error:  # msgpack, and whatever a wrong type or size leads to
         what = f"not BinaryCIF: {type(error).__name__}: {error}"
-        raise MmcifError(what, path=path or None) from None
+        raise MmcifError(what, path=path) from None
 
 
-def _columns(category: dict[str, Any], limit: int) -> dict[str, _Column]:
-    count = int(category["rowCount"])
-    if count > limit:
-        raise MmcifError(
-            f"{count} rows of {category['name']}, more than the cap of {limit}; raise "
-            "InputCaps.max_atoms if meant"
-        )
+def _quoted(text: str) -> str:
+    from gemmi import cif
+
+    return text if text in UNSET else str(cif.quote(text))
+
+
+def _columns(category: dict[str, Any], caps: InputCaps) -> dict[str, _Column]:
+    count, limit = int(category["rowCount"]), caps.max_atoms
+    if why := caps.excess("max_atoms", count, f"{count} rows of {category['name']}"):
+        raise MmcifError(why)
     return {column["name"]: _column(column, count, limit) for column in category["columns"]}
 
 

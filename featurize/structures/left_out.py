@@ -10,11 +10,16 @@ import numpy as np
 
 from evofeed.featurize.structures.atom_sites import PlacedRows
 from evofeed.featurize.structures.atom_table import AtomTable
-from evofeed.featurize.structures.author_chains import residue_counts
+from evofeed.featurize.structures.author_chains import residue_counts, residues_of
 from evofeed.featurize.structures.residue_names import is_water
 from evofeed.featurize.structures.structure import OtherMolecule
 
 _SHOWN: Final = 12
+_KINDS: Final = {
+    **{"DNA": "DNA", "RNA": "RNA", "PYR": "glycan", "KET": "glycan"},
+    **dict.fromkeys(("AA", "AAD", "PAA", "MAA"), "amino acid"),
+}
+"""gemmi's kinds of residues, all others are ligands."""
 
 
 def other_molecules(table: AtomTable, placed: Iterable[PlacedRows]) -> tuple[OtherMolecule, ...]:
@@ -22,9 +27,8 @@ def other_molecules(table: AtomTable, placed: Iterable[PlacedRows]) -> tuple[Oth
     taken = np.zeros(len(table.number), bool)
     for chain in placed:
         taken[chain.rows] = True
-    columns = (table.chain.codes, table.author_number, table.insertion.codes, table.component.codes)
-    keys = np.stack(columns, -1)
-    _, residue = np.unique(keys, axis=0, return_inverse=True)
+    every = np.arange(len(table.number))
+    residue, _ = residues_of(every, table, table.chain.codes, table.component.codes)
     used = np.bincount(residue, taken) > 0
     rest = np.flatnonzero(~used[residue] & ~table.absent)
     found = [
@@ -61,15 +65,4 @@ def _kind(component: str) -> str:
 
     if is_water(component):
         return "water"
-    kind = gemmi.find_tabulated_residue(component).kind
-    names: dict[object, str] = {
-        gemmi.ResidueKind.DNA: "DNA",
-        gemmi.ResidueKind.RNA: "RNA",
-        gemmi.ResidueKind.PYR: "glycan",
-        gemmi.ResidueKind.KET: "glycan",
-        **dict.fromkeys(
-            (gemmi.ResidueKind.AA, gemmi.ResidueKind.AAD, gemmi.ResidueKind.PAA,
-             gemmi.ResidueKind.MAA), "amino acid"
-        ),
-    }  # fmt: skip
-    return names.get(kind, "ligand")
+    return _KINDS.get(gemmi.find_tabulated_residue(component).kind.name, "ligand")

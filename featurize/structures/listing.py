@@ -8,7 +8,6 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import chain
 from pathlib import Path
 from typing import Final
 
@@ -32,16 +31,22 @@ def list_chains(
     """The protein chains of each file, in the order of the files.
 
     Args:
-        paths: structure files.
         workers: processes at once; None for one a core.
         few: up to so many files are read in this process.
     """
     workers = workers or len(os.sched_getaffinity(0))
     if workers == 1 or len(paths) <= few:
-        return map(chains_in, paths)
+        yield from map(chains_in, paths)
+        return
     each = min(_PART, -(-len(paths) // workers))
-    parts = [paths[n : n + each] for n in range(0, len(paths), each)]
-    return chain.from_iterable(_listed(parts, workers))
+    pool = ThreadPoolExecutor(workers)  # each waits for a process
+    try:
+        for listed in pool.map(
+            _by_a_process, (paths[n : n + each] for n in range(0, len(paths), each))
+        ):
+            yield from listed
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def chains_in(path: Path) -> Listed:
@@ -51,14 +56,6 @@ def chains_in(path: Path) -> Listed:
         return dict(parse_structure(read_bytes(ref), ref.plain_name, path=str(path)).sequences)
     except InputError as error:
         return error
-
-
-def _listed(parts: Sequence[Sequence[Path]], workers: int) -> Iterator[list[Listed]]:
-    pool = ThreadPoolExecutor(workers)  # each waits for a process
-    try:
-        yield from pool.map(_by_a_process, parts)
-    finally:
-        pool.shutdown(cancel_futures=True)
 
 
 def _by_a_process(part: Sequence[Path]) -> list[Listed]:

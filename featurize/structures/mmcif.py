@@ -20,20 +20,11 @@ from evofeed.featurize.structures.atom_sites import PlacedRows, place_chain
 from evofeed.featurize.structures.atom_table import NO_NUMBER, AtomTable, read_atom_table
 from evofeed.featurize.structures.author_chains import FullSequence, author_chains
 from evofeed.featurize.structures.bcif import read_bcif
+from evofeed.featurize.structures.cif import RESOLUTIONS, UNSET, read_block, values_of
 from evofeed.featurize.structures.left_out import other_molecules
-from evofeed.featurize.structures.polymers import (
-    Polymer,
-    other_polymers,
-    protein_polymers,
-    values_of,
-)
+from evofeed.featurize.structures.polymers import Polymer, other_polymers, protein_polymers
 from evofeed.featurize.structures.structure import Chain, Structure
 
-_RESOLUTIONS: Final = (
-    "_refine.ls_d_res_high",
-    "_em_3d_reconstruction.resolution",
-    "_reflns.d_resolution_high",
-)
 _BIOPYTHON_ITEMS: Final = (
     "id label_atom_id label_comp_id auth_asym_id Cartn_x Cartn_y Cartn_z label_alt_id "
     "pdbx_PDB_ins_code B_iso_or_equiv occupancy group_PDB"
@@ -50,35 +41,21 @@ def parse_mmcif(
     path: str = "",
     config: FeaturizeConfig | None = None,
     is_distillation: bool = False,
+    binary: bool = False,
 ) -> Structure:
-    """The protein chains of an mmCIF file of the entry `file_id`, as `parse_structure` says."""
-    if b"\0" in data:
-        raise MmcifError("holds NUL bytes: not an mmCIF text file", path=path or None)
-    return _structure(_block(data, path), file_id, path, config, is_distillation)
+    """The protein chains of an mmCIF file of the entry `file_id`, as `parse_structure` says.
 
-
-def parse_bcif(
-    data: bytes,
-    *,
-    file_id: str,
-    path: str = "",
-    config: FeaturizeConfig | None = None,
-    is_distillation: bool = False,
-) -> Structure:
-    """The protein chains of a BinaryCIF file of the entry `file_id`, as `parse_structure` says."""
-    caps = (config or FeaturizeConfig()).caps
-    return _structure(read_bcif(data, path, caps).block(), file_id, path, config, is_distillation)
-
-
-def _structure(
-    block: Any, file_id: str, path: str, config: FeaturizeConfig | None, is_distillation: bool
-) -> Structure:
+    `binary`: it is a BinaryCIF file.
+    """
     config = config or FeaturizeConfig()
+    block = read_bcif(data, path, config.caps) if binary else read_block(data, path)
     masked = is_distillation and config.mask_mmcif
     try:
-        if config.require_atom_items:
-            _check_atom_items(block)
-        release_date = _release_date(block)
+        for item in _BIOPYTHON_ITEMS if config.require_atom_items else ():
+            if not len(block.find_values(f"_atom_site.{item}")):
+                raise MmcifError(f"_atom_site.{item} is missing")
+        dates = values_of(block, "_pdbx_audit_revision_history.revision_date")
+        release_date = min((d for d in dates if _DATE.match(d)), default="")
         if config.require_entry_id and not (release_date or values_of(block, "_entry.id")):
             raise MmcifError("neither revision history nor _entry.id")
         polymers = protein_polymers(block, path, config)
@@ -99,7 +76,7 @@ def _structure(
         raise
     except (ValueError, KeyError, IndexError, OverflowError) as error:
         raise MmcifError(
-            f"an item has no sensible value: {type(error).__name__}: {error}", path=path or None
+            f"an item has no sensible value: {type(error).__name__}: {error}", path=path
         ) from None
     notes = (_NO_CONFIDENCE,) if masked and table.b_factor is None else ()
     threshold = config.confidence_threshold if masked else None
@@ -164,7 +141,7 @@ def _by_author(
 ) -> dict[str, PlacedRows]:
     """Chains of a file without the labels or the sequences that tie atoms to polymers."""
     notes = ["residue labels are missing: the author's ids count"] if table.unlabelled else []
-    if any(name in (".", "?") for name in table.label.names):
+    if any(name in UNSET for name in table.label.names):
         notes = ["chain and residue labels are missing: the author's ids count"]
         polymers = protein_polymers(block, path, config, by_strand=True)
         by_author = dict(polymers)
@@ -178,7 +155,7 @@ def _by_author(
         author: FullSequence(polymer.names, source="_entity_poly_seq")
         for author, polymer in by_author.items()
     }
-    chains = author_chains(table, sequences, config.caps.max_columns).proteins
+    chains = author_chains(table, sequences, config.caps).proteins
     return {
         author: dataclasses.replace(placed, notes=(*placed.notes, *notes))
         for author, placed in chains.items()
@@ -231,37 +208,8 @@ def _no_protein(block: Any) -> str:
     return f"No protein chains found in this file. To be left out: {seen}"
 
 
-def _check_atom_items(block: Any) -> None:
-    for item in _BIOPYTHON_ITEMS:
-        if not len(block.find_values(f"_atom_site.{item}")):
-            raise MmcifError(f"_atom_site.{item} is missing")
-
-
-def _block(data: bytes, path: str) -> Any:
-    from gemmi import cif
-
-    if not data.strip():
-        raise MmcifError("Empty file.", path=path or None)
-    try:
-        document = cif.read_string(data)
-    except (ValueError, RuntimeError) as error:
-        text = str(error)
-        line = re.match(r"\w*:(\d+)", text)
-        raise MmcifError(
-            f"not mmCIF: {text}", path=path or None, line=int(line[1]) if line else None
-        ) from None
-    if len(document) == 0:
-        raise MmcifError("no data block in it", path=path or None)
-    return document[0]
-
-
-def _release_date(block: Any) -> str:
-    dates = values_of(block, "_pdbx_audit_revision_history.revision_date")
-    return min((d for d in dates if _DATE.match(d)), default="")
-
-
 def _resolution(block: Any) -> float:
-    for tag in _RESOLUTIONS:
+    for tag in RESOLUTIONS:
         for value in values_of(block, tag)[:1]:
             try:
                 resolution = float(value)

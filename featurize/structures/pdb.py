@@ -1,8 +1,4 @@
-"""Legacy PDB text -> `Structure`.
-
-By default a chain is its amino acids, as `author_chains` says. What OpenFold makes of such a file
-is in `pdb_reference`.
-"""
+"""Legacy PDB text -> `Structure`: the amino acids of each chain, or what OpenFold makes of it."""
 
 from __future__ import annotations
 
@@ -13,18 +9,12 @@ import numpy as np
 
 from evofeed.base.errors import MmcifError, NoProtein
 from evofeed.featurize.config import FeaturizeConfig
-from evofeed.featurize.structures.atom_sites import place_chain
+from evofeed.featurize.structures.atom_sites import PlacedRows, place_chain
 from evofeed.featurize.structures.atom_table import AtomTable, Coded
-from evofeed.featurize.structures.author_chains import FullSequence, author_chains
+from evofeed.featurize.structures.author_chains import FullSequence, author_chains, residues_of
 from evofeed.featurize.structures.left_out import other_molecules
-from evofeed.featurize.structures.pdb_header import read_pdb_header
-from evofeed.featurize.structures.pdb_reference import (
-    count_models,
-    parse_pdb_as_openfold,
-    refuse_chain_id,
-)
-from evofeed.featurize.structures.pdb_table import read_pdb_table
-from evofeed.featurize.structures.residue_names import is_amino_acid
+from evofeed.featurize.structures.pdb_text import read_pdb_header, read_pdb_table
+from evofeed.featurize.structures.residue_names import is_amino_acid, standard_letter
 from evofeed.featurize.structures.structure import Chain, Structure
 
 _FREE_IDS: Final = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
@@ -41,15 +31,14 @@ def parse_pdb(
     """The protein chains of a legacy PDB file's first model, as `parse_structure` says."""
     config = config or FeaturizeConfig()
     if b"\0" in data:
-        raise MmcifError("holds NUL bytes: not a PDB text file", path=path or None)
-    if config.all_pdb_residues:
-        return parse_pdb_as_openfold(
-            data, file_id=file_id, path=path, config=config, is_distillation=is_distillation
-        )
+        raise MmcifError("holds NUL bytes: not a PDB text file", path=path)
     table = read_pdb_table(data, path, config.caps)
-    header = read_pdb_header(data)
+    threshold = config.confidence_threshold if is_distillation else None
     if config.strict_pdb:
-        _refuse(table, count_models(data), path)
+        _refuse(table, max(1, (b"\n" + data).count(b"\nMODEL ")), path)
+    if config.all_pdb_residues:
+        return _as_openfold(table, file_id, path, threshold)
+    header = read_pdb_header(data)
     table, blank = _with_usable_ids(table, header.modified)
     sequences = {
         name: FullSequence(names, header.unseen.get(name, ()))
@@ -60,14 +49,13 @@ def parse_pdb(
     if blank and "" in sequences:
         sequences[blank] = sequences.pop("")
     try:
-        chains = author_chains(table, sequences, config.caps.max_columns, header.modified)
+        chains = author_chains(table, sequences, config.caps, header.modified)
     except MmcifError as error:
         error.path = path or None
         raise
     others = [f"{name} ({residues})" for name, residues in chains.others.items()]
     if not chains.proteins:
-        raise NoProtein(f"no protein in it, only chain {', '.join(others)}", path=path or None)
-    threshold = config.confidence_threshold if is_distillation else None
+        raise NoProtein(f"no protein in it, only chain {', '.join(others)}", path=path)
 
     def place(name: str) -> Chain:
         chain = place_chain(table, chains.proteins[name], threshold)
@@ -91,6 +79,42 @@ def parse_pdb(
     )
 
 
+def _as_openfold(table: AtomTable, file_id: str, path: str, threshold: float | None) -> Structure:
+    """As OpenFold's `from_pdb_string` by Biopython: what is seen is the sequence.
+
+    Meant for predictions. Every residue with one of the 37 atoms is one of the chain.
+    """
+    components = table.component
+    # Names under which MSE's selenium and arginine's nitrogens are left as they are.
+    table = dataclasses.replace(
+        table, component=components._replace(names=[f"{name}'" for name in components.names])
+    )
+    known = np.flatnonzero(table.atom37 >= 0)
+    if not len(known):
+        raise MmcifError("no residue with a known atom in it", path=path)
+    if table.absent[known].any():
+        raise MmcifError("a coordinate is no number", path=path)
+    chains: dict[str, PlacedRows] = {}
+    hetero = np.where(table.hetero, components.codes + 1, 0)
+    for code in dict.fromkeys(table.chain.codes[known].tolist()):
+        rows = known[table.chain.codes[known] == code]
+        residue, first = residues_of(rows, table, hetero)
+        last = np.zeros(len(first), np.int64)
+        last[residue] = rows  # of equal indices numpy keeps the last
+        letters = [standard_letter(components.names[c]) for c in components.codes[last]]
+        name = table.chain.names[code]
+        chains[name] = PlacedRows(name, "".join(letters), rows, residue)
+    return Structure(
+        file_id=file_id,
+        method="",
+        release_date="",
+        resolution=0.0,
+        sequences={name: chain.sequence for name, chain in chains.items()},
+        place=lambda name: place_chain(table, chains[name], threshold),
+        kind="pdb",
+    )
+
+
 def _with_usable_ids(table: AtomTable, modified: frozenset[str]) -> tuple[AtomTable, str]:
     """Chain ids of one character or two, and the letter that a blank one became.
 
@@ -98,12 +122,8 @@ def _with_usable_ids(table: AtomTable, modified: frozenset[str]) -> tuple[AtomTa
     fourth of a residue's name in simulations (`TIP3`): only amino acids tell which.
     """
     amino = table.component.where(lambda name: is_amino_acid(name) or name in modified)
-    both = {
-        table.chain.names[code]
-        for code in np.unique(table.chain.codes[amino]).tolist()
-        if len(table.chain.names[code]) == 2
-    }
-    names = [n if len(n) != 2 or n in both else n[1] for n in table.chain.names]
+    of_proteins = {table.chain.names[code] for code in np.unique(table.chain.codes[amino]).tolist()}
+    names = [n if len(n) != 2 or n in of_proteins else n[1] for n in table.chain.names]
     free = ""
     if "" in names:
         free = next((letter for letter in _FREE_IDS if letter not in names), "")
@@ -114,11 +134,17 @@ def _with_usable_ids(table: AtomTable, modified: frozenset[str]) -> tuple[AtomTa
 
 
 def _refuse(table: AtomTable, models: int, path: str) -> None:
+    """Raise for what OpenFold does not take.
+
+    Raises:
+        MmcifError: several models, an insertion code, or a chain id other than A to Z.
+    """
     if models > 1:
-        raise MmcifError(f"{models} models, OpenFold takes one", path=path or None)
+        raise MmcifError(f"{models} models, OpenFold takes one", path=path)
     odd = np.flatnonzero(table.insertion.codes)
     if len(odd):
         number = table.author_number[odd[0]]
         raise MmcifError(f"insertion code at residue {number}, OpenFold takes none", path=path)
     for name in table.chain.names:
-        refuse_chain_id(name, path)
+        if not (len(name) == 1 and "A" <= name <= "Z"):
+            raise MmcifError(f"chain id {name!r}, OpenFold takes A-Z only", path=path)

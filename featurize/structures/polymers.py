@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from evofeed.base.errors import MmcifError
 from evofeed.featurize.config import FeaturizeConfig
-from evofeed.featurize.structures.atom_table import UNSET
+from evofeed.featurize.structures.cif import UNSET, pairs_of, values_of
 from evofeed.featurize.structures.residue_names import is_amino_acid, one_letter
 
 
@@ -29,13 +29,6 @@ class Polymer:
     names: tuple[str, ...] = ()
 
 
-def values_of(block: Any, tag: str) -> list[str]:
-    """All values of an item, unquoted; empty if it is not there."""
-    from gemmi import cif
-
-    return [cif.as_string(v) if v[:1] in "'\";" else v for v in block.find_values(tag)]
-
-
 def _table(block: Any, category: str, items: tuple[str, ...], path: str) -> list[tuple[str, ...]]:
     columns = [values_of(block, f"{category}.{item}") for item in items]
     for item, column in zip(items, columns, strict=True):
@@ -43,7 +36,7 @@ def _table(block: Any, category: str, items: tuple[str, ...], path: str) -> list
             raise MmcifError(
                 f"{category}.{item} has {len(column)} values, {category}.{items[0]} has "
                 f"{len(columns[0])}",
-                path=path or None,
+                path=path,
             )
     return list(zip(*columns, strict=True))
 
@@ -54,63 +47,54 @@ def protein_polymers(
     """Polymer of every internal chain id, protein chains only.
 
     Args:
-        block: of the file.
-        path: for errors.
-        config: strictness and caps.
         by_strand: give the author's chain ids of `_entity_poly` instead.
     """
     entities: dict[str, list[tuple[int, str]]] = {}
     columns = ("entity_id", "num", "mon_id")
     for entity, number, name in _table(block, "_entity_poly_seq", columns, path):
         entities.setdefault(entity, []).append((int(number), name))
-    proteins = _Proteins.of(block, path, config)
+    is_protein = _protein_test(block, path, config)
     members = _strands(block) if by_strand else _members(block, path, config)
     chains = {}
     for entity, monomers in entities.items():
-        if len(monomers) > config.caps.max_columns:
-            raise MmcifError(
-                f"entity {entity} has {len(monomers)} residues, more than the cap of "
-                f"{config.caps.max_columns}; raise InputCaps.max_columns if meant",
-                path=path or None,
-            )
+        size = len(monomers)
+        if why := config.caps.excess("max_columns", size, f"entity {entity} has {size} residues"):
+            raise MmcifError(why, path=path)
         # DNA and RNA have no peptide-like component.
         names = dict.fromkeys(name for _, name in monomers)
-        if any(proteins.has(name, entity) for name in names):
+        if any(is_protein(name, entity) for name in names):
             polymer = _polymer(monomers, config.collapse_heterogeneity)
             chains.update(dict.fromkeys(members.get(entity, []), polymer))
     return chains
 
 
-@dataclass(frozen=True, slots=True)
-class _Proteins:
-    """Which residues are of a protein."""
+def _protein_test(block: Any, path: str, config: FeaturizeConfig) -> Callable[[str, str], bool]:
+    """Whether a residue of a name makes its entity a protein."""
+    if config.strict_component_types:
+        strict = {row[0]: row[1] for row in _table(block, "_chem_comp", ("id", "type"), path)}
 
-    types: Mapping[str, str]
-    entities: Mapping[str, str]
-    strict: bool
+        def named(name: str, _: str) -> bool:
+            if name not in strict:
+                raise MmcifError(f"residue {name!r} is not in _chem_comp")
+            return "peptide" in strict[name]
 
-    @classmethod
-    def of(cls, block: Any, path: str, config: FeaturizeConfig) -> _Proteins:
-        if config.strict_component_types:
-            rows = _table(block, "_chem_comp", ("id", "type"), path)
-            return cls({row[0]: row[1] for row in rows}, {}, True)
-        types = _pairs(block, "_chem_comp.id", "_chem_comp.type")
-        kinds = _pairs(block, "_entity_poly.entity_id", "_entity_poly.type")
-        return cls(
-            {name: kind.lower() for name, kind in types if kind not in UNSET},
-            {entity: kind.lower() for entity, kind in kinds if kind not in UNSET},
-            False,
+        return named
+    types, entities = (
+        {name: kind.lower() for name, kind in pairs_of(block, *items) if kind not in UNSET}
+        for items in (
+            ("_chem_comp.id", "_chem_comp.type"),
+            ("_entity_poly.entity_id", "_entity_poly.type"),
         )
+    )
 
-    def has(self, name: str, entity: str) -> bool:
-        """Whether a residue of that name makes its entity a protein."""
-        if name in self.types:
-            return "peptide" in self.types[name]
-        if self.strict:
-            raise MmcifError(f"residue {name!r} is not in _chem_comp")
-        if entity in self.entities:
-            return "polypeptide" in self.entities[entity]
+    def known(name: str, entity: str) -> bool:
+        if name in types:
+            return "peptide" in types[name]
+        if entity in entities:
+            return "polypeptide" in entities[entity]
         return is_amino_acid(name)
+
+    return known
 
 
 def other_polymers(block: Any, known: Collection[str]) -> tuple[str, ...]:
@@ -135,7 +119,7 @@ def _members(block: Any, path: str, config: FeaturizeConfig) -> dict[str, list[s
     if config.require_labels or block.find_values("_struct_asym.entity_id"):
         rows = _table(block, "_struct_asym", ("id", "entity_id"), path)
     else:  # missing, or without entities as cctbx writes it: atoms tell
-        rows = _pairs(block, "_atom_site.label_asym_id", "_atom_site.label_entity_id")
+        rows = pairs_of(block, "_atom_site.label_asym_id", "_atom_site.label_entity_id")
     members: dict[str, list[str]] = {}
     for chain, entity in dict.fromkeys(rows):
         members.setdefault(entity, []).append(chain)
@@ -144,13 +128,8 @@ def _members(block: Any, path: str, config: FeaturizeConfig) -> dict[str, list[s
 
 def _strands(block: Any) -> dict[str, list[str]]:
     """Author's chain ids of each entity."""
-    rows = _pairs(block, "_entity_poly.entity_id", "_entity_poly.pdbx_strand_id")
+    rows = pairs_of(block, "_entity_poly.entity_id", "_entity_poly.pdbx_strand_id")
     return {entity: [chain.strip() for chain in text.split(",")] for entity, text in rows}
-
-
-def _pairs(block: Any, one: str, other: str) -> list[tuple[str, str]]:
-    """Two items row by row; none if one of them is missing."""
-    return list(zip(values_of(block, one), values_of(block, other), strict=False))
 
 
 def _polymer(monomers: list[tuple[int, str]], collapse: bool) -> Polymer:

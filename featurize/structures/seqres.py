@@ -40,8 +40,6 @@ def place_on_sequence(
     """Position in the sequence of each residue seen, -1 for none; None if it is too long.
 
     Args:
-        seen: the R residues, in order.
-        sequence: names along the whole chain.
         unseen: residues that the file lists as missing; together with those seen they are
             the sequence, if they fit it in order of their numbers.
 

@@ -33,10 +33,7 @@ def parse_structure(
     """The chains of a structure file.
 
     Args:
-        data: content, decompressed.
         name: file name without compression suffix; gives format and entry.
-        path: for errors.
-        config: strictness and caps.
         is_distillation: B factors are confidences; residues below
             `confidence_threshold` lose their atoms.
 
@@ -48,10 +45,9 @@ def parse_structure(
     stem, suffix = entry_of(name), name.rpartition(".")[2].lower()
     about: dict[str, Any] = {"path": path, "config": config, "is_distillation": is_distillation}
     if suffix in ("bcif", "cif", "mmcif"):
-        from evofeed.featurize.structures.mmcif import parse_bcif, parse_mmcif
+        from evofeed.featurize.structures.mmcif import parse_mmcif
 
-        parse = parse_bcif if suffix == "bcif" else parse_mmcif
-        return parse(data, file_id=stem, **about)
+        return parse_mmcif(data, file_id=stem, binary=suffix == "bcif", **about)
     if suffix in ("pdb", "ent"):
         from evofeed.featurize.structures.pdb import parse_pdb
 
@@ -61,5 +57,5 @@ def parse_structure(
 
         return parse_atom_arrays(data, name, **about)
     raise MmcifError(
-        f"{name!r} is no structure file: expected one of {', '.join(SUFFIXES)}", path=path or None
+        f"{name!r} is no structure file: expected one of {', '.join(SUFFIXES)}", path=path
     )

@@ -24,7 +24,6 @@ def structure_files(root: Path, *, deep: bool = False, divided: bool = True) -> 
     """The structure files of a folder, of each entry those of the first kind it has.
 
     Args:
-        root: a folder.
         deep: look into all folders below, not only those of a divided mirror.
         divided: look into those.
     """
@@ -79,7 +78,6 @@ def names_of_entry(pdb_id: str, *, legacy: bool) -> Iterator[str]:
     """File names an entry may have.
 
     Args:
-        pdb_id: of the entry.
         legacy: other formats than mmCIF text, too.
     """
     stems = [f"{pdb_id}{suffix}" for suffix in (SUFFIXES if legacy else SUFFIXES[:1])]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from evofeed.base.errors import MmcifError
+from evofeed.featurize.structures.cif import RESOLUTIONS, UNSET, pairs_of, read_block, values_of
 from evofeed.protein.residues import RESTYPE_3
 
 DEVIATIONS: Final[dict[str, str]] = {
@@ -35,19 +35,8 @@ _ANY_OF: Final = {
     "no table of chains": ("_struct_asym.id",),
     "no assembly": ("_pdbx_struct_assembly_gen.assembly_id",),
 }
-_RESOLUTION: Final = (
-    "_refine.ls_d_res_high",
-    "_em_3d_reconstruction.resolution",
-    "_reflns.d_resolution_high",
-)
-_UNKNOWN: Final = ("", ".", "?")
-_ITEMS: Final = (
-    "label_comp_id",
-    "label_asym_id",
-    "label_seq_id",
-    "group_PDB",
-    "pdbx_PDB_model_num",
-)
+_UNKNOWN: Final = ("", *UNSET)
+_ITEMS: Final = "label_comp_id label_asym_id label_seq_id group_PDB pdbx_PDB_model_num".split()
 
 
 def deviations(data: bytes, path: str = "") -> list[tuple[str, str]]:
@@ -56,22 +45,19 @@ def deviations(data: bytes, path: str = "") -> list[tuple[str, str]]:
     Raises:
         MmcifError: it is no mmCIF.
     """
-    import gemmi
+    block = read_block(data, path)
 
-    try:
-        block = gemmi.cif.read_string(data.decode("utf-8", "replace"))[0]
-    except (ValueError, RuntimeError, IndexError) as error:
-        raise MmcifError(f"not an mmCIF file: {error}", path=path or None) from None
+    def has_any(items: tuple[str, ...]) -> bool:
+        return any(v not in _UNKNOWN for item in items for v in block.find_values(item))
+
     found = [
         (kind, f"neither {' nor '.join(items)}" if len(items) > 1 else f"no {items[0]}")
         for kind, items in _ANY_OF.items()
-        if not any(_values(block, item) for item in items)
+        if not has_any(items)
     ]
-    methods = {gemmi.cif.as_string(value).upper() for value in _values(block, "_exptl.method")}
-    if not any("NMR" in method for method in methods) and not any(
-        _values(block, item) for item in _RESOLUTION
-    ):
-        found.append(("no resolution", f"none of {', '.join(_RESOLUTION)}"))
+    is_nmr = any("NMR" in method.upper() for method in values_of(block, "_exptl.method"))
+    if not is_nmr and not has_any(RESOLUTIONS):
+        found.append(("no resolution", f"none of {', '.join(RESOLUTIONS)}"))
     return found + _of_atoms(block)
 
 
@@ -80,10 +66,8 @@ def _of_atoms(block: Any) -> list[tuple[str, str]]:
     columns = [list(block.find_values(f"_atom_site.{item}")) for item in _ITEMS]
     size = max(map(len, columns))
     comps, chains, places, groups, models = (c if len(c) == size else ["."] * size for c in columns)
-    types = dict(zip(_all(block, "_chem_comp.id"), _all(block, "_chem_comp.type"), strict=False))
-    undefined = sorted(
-        {c for c in comps if types.get(c, "?") in _UNKNOWN and c not in RESTYPE_3} - {"HOH", "."}
-    )
+    types = dict(pairs_of(block, "_chem_comp.id", "_chem_comp.type"))
+    undefined = {c for c in comps if types.get(c, "?") in _UNKNOWN and c not in RESTYPE_3}
     polymers = {c for c, group in zip(chains, groups, strict=True) if group == "ATOM"}
     ligands, unplaced = set(), set()
     for comp, chain, place, group in zip(comps, chains, places, groups, strict=True):
@@ -92,17 +76,9 @@ def _of_atoms(block: Any) -> list[tuple[str, str]]:
         elif place in _UNKNOWN and group == "HETATM" and chain in polymers and comp != "HOH":
             ligands.add(f"{comp} in {chain}")
     cases = {
-        "components that are not defined": ", ".join(undefined[:5]),
+        "components that are not defined": ", ".join(sorted(undefined - {"HOH", "."})[:5]),
         "polymer atoms without a place in the sequence": ", ".join(sorted(unplaced)[:5]),
         "ligand under the name of a polymer": ", ".join(sorted(ligands)[:5]),
         "several models": f"{len(set(models))} models" if len(set(models)) > 1 else "",
     }
     return [(kind, case) for kind, case in cases.items() if case]
-
-
-def _values(block: Any, item: str) -> list[str]:
-    return [value for value in _all(block, item) if value not in _UNKNOWN]
-
-
-def _all(block: Any, item: str) -> list[str]:
-    return list(block.find_values(item))

@@ -7,28 +7,29 @@ residues. Source: AlphaFold-Multimer, section 7.1 and algorithms 1 and 2.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
 
 import numpy as np
 
 from evofeed.base.shapes import Float, Int
-from evofeed.loader.assembly_config import AssemblyConfig
-from evofeed.loader.crop_draws import RunDraws, contiguous_runs
+from evofeed.loader.config import AssemblyConfig
+from evofeed.loader.counter_rng import Purpose
+from evofeed.loader.crop_draws import CounterStream, contiguous_runs
 from evofeed.protein.interfaces import UNIT, interface_residues
 from evofeed.protein.residues import ATOM_ORDER
 
 _CA = ATOM_ORDER["CA"]
 
 
-@runtime_checkable
-class CropDraws(RunDraws, Protocol):
-    """The random decisions of a crop, in the order they are made."""
+class ComplexDraws(CounterStream):
+    """The random decisions of a complex's crop, in the order they are made."""
 
     def spatial(self, probability: float) -> bool:
         """Whether to crop around an interface residue."""
+        return self.even(Purpose.SPATIAL_CROP, 1 << 31) < probability * 2**31
 
     def interface(self, count: int) -> int:
         """Which of the interface residues, 0 to `count - 1`."""
+        return self.even(Purpose.INTERFACE, count)
 
 
 def crop_residues(
@@ -36,19 +37,10 @@ def crop_residues(
     mask: np.ndarray | None,
     lengths: Sequence[int],
     crop_size: int | None,
-    draws: CropDraws,
+    draws: ComplexDraws,
     config: AssemblyConfig,
 ) -> Int[np.ndarray, " C"]:
-    """Residues to keep, ascending; all of them if they are no more than `crop_size`.
-
-    Args:
-        positions: of all chains; None without a structure.
-        mask: which atoms are known.
-        lengths: residues of each chain, in order.
-        crop_size: residues to keep; None keeps all.
-        draws: the random decisions.
-        config: thresholds and faults.
-    """
+    """Residues to keep, ascending; all of them if they are no more than `crop_size`."""
     total = sum(lengths)
     spatial = draws.spatial(config.spatial_crop_prob)
     if crop_size is None or total <= crop_size:
@@ -92,7 +84,7 @@ def spatial_crop(
 
 
 def contiguous_crop(
-    lengths: Sequence[int], crop_size: int, draws: RunDraws
+    lengths: Sequence[int], crop_size: int, draws: ComplexDraws
 ) -> Int[np.ndarray, " C"]:
     """A run of residues of each chain, `crop_size` in all, chains in random order."""
     starts = np.cumsum([0, *lengths])

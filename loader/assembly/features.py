@@ -29,14 +29,7 @@ def assembly_constants(
     templates: tuple[int, ...],
     config: LoaderConfig,
 ) -> dict[str, Tensor]:
-    """Features that are the same in every recycle, of the residues that are kept.
-
-    Args:
-        assembly: the whole complex.
-        crop: residues to keep.
-        templates: slots to keep, in order.
-        config: whether the true structure is wanted.
-    """
+    """Features that are the same in every recycle, of the residues that are kept."""
     aatype = assembly.aatype[crop]
     of_templates = {
         "template_aatype": assembly.template_aatype,
@@ -116,12 +109,7 @@ def assembly_recycle(
 ) -> dict[str, Tensor]:
     """Features of one recycle, of the residues that are kept.
 
-    Args:
-        assembly: the whole complex: rows are chosen, masked and clustered at full length.
-        crop: residues to keep.
-        draws: the decisions about this recycle's MSA.
-        config: numbers of clusters and extra rows.
-        mask_block_gaps: let masked-MSA ask for gaps beside unpaired rows, too.
+    Rows are chosen, masked and clustered at full length.
     """
     device, count = assembly.msa.device, assembly.num_rows
     first = torch.zeros(1, dtype=torch.int64, device=device)

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from evofeed.base.shapes import Integer
 from evofeed.loader.assembly.features import assembly_constants, assembly_recycle, ground_truth
 from evofeed.loader.assembly.merge import AssemblyTensors, DeviceRows, Entity, merge_entities
 from evofeed.loader.assembly.reading import AssemblySlab, Member
-from evofeed.loader.assembly_config import AssemblyConfig
 from evofeed.loader.batch import put
-from evofeed.loader.config import LoaderConfig
+from evofeed.loader.config import AssemblyConfig, LoaderConfig
 from evofeed.loader.draws import draw_crop
 from evofeed.loader.features import ChainTensors
 from evofeed.loader.msa_draws import MsaDraws
@@ -28,15 +29,7 @@ def unpack_assembly(
     resolution: float,
     is_distillation: bool,
 ) -> tuple[AssemblyTensors, Integer[Tensor, " C"]]:
-    """The merged complex of a slot, and the residues to keep.
-
-    Args:
-        slab: where things are in the slot.
-        data: the slot's bytes, copied.
-        config: rows and templates.
-        resolution: ångström.
-        is_distillation: a predicted structure.
-    """
+    """The merged complex of a slot, and the residues to keep."""
 
     def unpack(member: Member, templates: int = 0) -> ChainTensors:
         was_read = any(part.name == "template_aatype" for part in member.slab.parts)
@@ -84,17 +77,6 @@ def fill_assembly(
 ) -> dict[str, Tensor]:
     """Make a sample's features and write them into its place of a zeroed batch.
 
-    Args:
-        batch: what `empty_batch` made of `ASSEMBLY_BATCH`.
-        number: of the sample in the batch.
-        assembly: the whole complex.
-        kept: residues to keep.
-        templates: slots of templates to keep.
-        draws: the decisions about the MSA, one for each recycle (R).
-        config: sizes; whether the true structure is wanted.
-        rules: of complexes.
-        use_clamped_fape: 1 or 0.
-
     Returns:
         The whole truth (`gt_features`) of this sample; empty without supervision.
     """
@@ -114,3 +96,16 @@ def fill_assembly(
         features = assembly_recycle(assembly, kept, drawn, config, mask_block_gaps=gaps)
         put(batch, features, recycle, number)
     return ground_truth(assembly) if config.supervised else {}
+
+
+def with_truth(batch: dict[str, Tensor], truths: Sequence[dict[str, Tensor]]) -> dict[str, Any]:
+    """The batch and, in `gt_features`, each sample's whole truth, padded to the longest."""
+    if not all(truths):
+        return dict(batch)
+    if len(truths) == 1:  # thirty copies less
+        return {**batch, "gt_features": {name: value[None] for name, value in truths[0].items()}}
+    padded = {
+        name: pad_sequence([truth[name] for truth in truths], batch_first=True)
+        for name in truths[0]
+    }
+    return {**batch, "gt_features": padded}

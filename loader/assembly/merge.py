@@ -15,7 +15,7 @@ from torch import Tensor
 
 from evofeed.base.shapes import Bool, Float, Integer, Shaped
 from evofeed.loader.assembly.pairing import RowPlan
-from evofeed.loader.assembly_config import AssemblyConfig
+from evofeed.loader.config import AssemblyConfig
 from evofeed.loader.features import ChainTensors
 from evofeed.protein.assembly_record import chain_numbers
 from evofeed.protein.residues import GAP
@@ -83,23 +83,16 @@ class AssemblyTensors:
 
 def merge_entities(
     entities: Sequence[Entity],
-    plan: RowPlan | DeviceRows,
+    plan: DeviceRows,
     positions: Float[Tensor, "L 37 3"] | None,
     mask: Float[Tensor, "L 37"] | None,
     config: AssemblyConfig,
 ) -> AssemblyTensors:
     """The complex of these chains.
 
-    Args:
-        entities: in the order of their ids.
-        plan: the rows of its MSA.
-        positions: of all chains in the order of the result, ångström; None without structure.
-        mask: which atoms are known.
-        config: rows and templates.
+    Entities come in the order of their ids; `positions` are of all chains in that order.
     """
     chains = [entity.chain for entity in entities for _ in range(entity.copies)]
-    if isinstance(plan, RowPlan):
-        plan = rows_on(plan, entities)
     if config.shared_coordinates and positions is not None and mask is not None:
         positions, mask = (_first_copies(entities, value) for value in (positions, mask))
     msa, deletions, block = _merged_rows(entities, plan, config.min_rows)

@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 
 from evofeed.base.shapes import Bool, Int, UInt8
-from evofeed.loader.assembly_config import AssemblyConfig
+from evofeed.loader.config import AssemblyConfig
 from evofeed.protein.residues import GAP
 
 _KEY_BYTES: Final = 8

@@ -12,12 +12,10 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from evofeed.loader.assembly.catalog import AssemblyPlace
-from evofeed.loader.assembly.crop import crop_residues
+from evofeed.loader.assembly.crop import ComplexDraws, crop_residues
 from evofeed.loader.assembly.pairing import EntityRows, RowPlan, plan_rows
-from evofeed.loader.assembly_config import AssemblyConfig
 from evofeed.loader.catalog import ChainPlace
-from evofeed.loader.counter_rng import Purpose, below
-from evofeed.loader.crop_draws import CounterStream
+from evofeed.loader.config import AssemblyConfig
 from evofeed.loader.read_chain import ReadRequest, Slab, read_columns, slot_nbytes
 from evofeed.protein.assembly_record import chain_numbers
 from evofeed.store.inner import ChainDecoder, Storage
@@ -33,8 +31,26 @@ class AssemblyTask(NamedTuple):
     rules: AssemblyConfig
 
     def read(self, storage: Storage, request: ReadRequest, slot: memoryview) -> AssemblySlab:
-        """As `read_assembly`."""
-        return read_assembly(storage, request, slot)
+        """Fill a slot with what a sample needs of a complex and say where things are.
+
+        Raises:
+            StoreError: as `read_chain`; names the chain at fault.
+            ShardCorrupt: the parts do not fit each other.
+        """
+        place: AssemblyPlace = request.place
+        at, read = 0, []
+        for member, templates, species in _members(place, request.templates):
+            structure = request.structure and member is (place.whole or place.chains[0])
+            one = request._replace(
+                place=member, templates=templates, structure=structure, species=species, task=None
+            )
+            nbytes = slot_nbytes(member, templates, species)
+            slab, decoder = read_columns(storage, one, slot[at : at + nbytes])
+            parts = tuple(part._replace(offset=part.offset + at) for part in slab.parts)
+            slab = Slab(parts, slab.start + at, slab.stop + at)
+            read.append((Member(slab, member.sizes), decoder))
+            at += nbytes + -nbytes % _ALIGN
+        return _decided(place, self, read, at, slot)
 
 
 class Member(NamedTuple):
@@ -65,18 +81,6 @@ class AssemblySlab(NamedTuple):
     seconds: float = 0.0
 
 
-class CounterCrop(CounterStream):
-    """`CropDraws` by position: a pure function of the sample's key."""
-
-    def spatial(self, probability: float) -> bool:
-        """Whether to crop around an interface residue."""
-        return below(self._stream(Purpose.SPATIAL_CROP), 1 << 31) < probability * 2**31
-
-    def interface(self, count: int) -> int:
-        """Which of the interface residues."""
-        return below(self._stream(Purpose.INTERFACE), count)
-
-
 def assembly_nbytes(place: AssemblyPlace, templates: bool, rules: AssemblyConfig) -> int:
     """Bytes a slot for the complex must have."""
     total = 0
@@ -91,31 +95,6 @@ def _members(place: AssemblyPlace, templates: bool) -> list[tuple[ChainPlace, bo
     found = [(chain, templates, False) for chain in place.chains]
     found += [(rows, False, True) for rows in place.pairing if rows is not None]
     return found + ([(place.whole, False, False)] if place.whole else [])
-
-
-def read_assembly(storage: Storage, request: ReadRequest, slot: memoryview) -> AssemblySlab:
-    """Fill a slot with what a sample needs of a complex and say where things are.
-
-    Raises:
-        StoreError: as `read_chain`; names the chain at fault.
-        ShardCorrupt: the parts do not fit each other.
-    """
-    place, task = request.place, request.task
-    assert isinstance(place, AssemblyPlace)
-    assert isinstance(task, AssemblyTask)
-    at, read = 0, []
-    for member, templates, species in _members(place, request.templates):
-        structure = request.structure and member is (place.whole or place.chains[0])
-        one = request._replace(
-            place=member, templates=templates, structure=structure, species=species, task=None
-        )
-        nbytes = slot_nbytes(member, templates, species)
-        slab, decoder = read_columns(storage, one, slot[at : at + nbytes])
-        parts = tuple(part._replace(offset=part.offset + at) for part in slab.parts)
-        slab = Slab(parts, slab.start + at, slab.stop + at)
-        read.append((Member(slab, member.sizes), decoder))
-        at += nbytes + -nbytes % _ALIGN
-    return _decided(place, task, read, at, slot)
 
 
 def _decided(
@@ -180,5 +159,5 @@ def _crop(lengths: list[int], task: AssemblyTask, atoms: _Read) -> np.ndarray:
     if known and several:
         positions, mask = (atoms[1].array(f"all_atom_{name}") for name in ("positions", "mask"))
     return crop_residues(
-        positions, mask, lengths, task.crop_size, CounterCrop(task.key), task.rules
+        positions, mask, lengths, task.crop_size, ComplexDraws(task.key), task.rules
     )

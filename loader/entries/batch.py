@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, Final
 
 import torch
 from torch import Tensor
 
-from evofeed.loader.entries.projects import batch_of, features_of
+from evofeed.loader.config import EntryConfig
 from evofeed.loader.entries.reading import EntrySlab
-from evofeed.loader.entries_config import EntryConfig
+from evofeed.loader.views.boltz import features as boltz
+from evofeed.loader.views.openfold3 import features as openfold3
 from evofeed.loader.views.packing import unpack_sample
+from evofeed.loader.views.protenix import features as protenix
+
+_FEATURES: Final[dict[str, Callable[..., dict[str, Any]]]] = {
+    "openfold3": openfold3.openfold3_features,
+    "boltz": boltz.boltz_features,
+    "protenix": protenix.protenix_features,
+}
 
 
 def entry_batch(slabs: Iterable[tuple[EntrySlab, Tensor]], config: EntryConfig) -> dict[str, Any]:
-    """Features of the samples, and which entries and chains they are of.
-
-    Args:
-        slabs: what slots hold, and their bytes on the device.
-        config: project, sizes and faults.
-    """
-    make = features_of(config.project)
+    """Features of the samples of slots, from their bytes on the device, and of what they are."""
+    make = _FEATURES[config.project]
     batch: dict[str, Any] = {"samples": [], "entry_id": [], "chains": []}
     for slab, data in slabs:
         batch["samples"].append(make(unpack_sample(slab.where, data), config.view))
@@ -39,7 +42,7 @@ def openfold3_batch(batch: dict[str, Any]) -> dict[str, Any]:
     """The dict that OpenFold3's training step takes, of a batch of `LoaderConfig.openfold3()`."""
     chains = [list(names) for names in batch["chains"]]
     return {
-        **batch_of("openfold3")(batch["samples"]),
+        **openfold3.openfold3_batch(batch["samples"]),
         "pdb_id": [name.rpartition("-")[0] or name for name in batch["entry_id"]],
         "preferred_chain_or_interface": [one[0] if len(one) == 1 else one for one in chains],
     }
@@ -47,9 +50,9 @@ def openfold3_batch(batch: dict[str, Any]) -> dict[str, Any]:
 
 def boltz_batch(batch: dict[str, Any]) -> dict[str, Any]:
     """The dict that Boltz 1's training step takes, of a batch of `LoaderConfig.boltz()`."""
-    return batch_of("boltz")(batch["samples"])
+    return boltz.boltz_batch(batch["samples"])
 
 
 def protenix_batch(batch: dict[str, Any]) -> dict[str, Any]:
     """The dict that Protenix's training step takes, of a batch of `LoaderConfig.protenix()`."""
-    return batch_of("protenix")(batch["samples"])
+    return protenix.protenix_batch(batch["samples"])

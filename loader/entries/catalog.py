@@ -8,9 +8,8 @@ import numpy as np
 
 from evofeed.base.errors import LoaderError
 from evofeed.loader.catalog import ChainCatalog
-from evofeed.loader.config import LoaderConfig
+from evofeed.loader.config import EntryConfig, LoaderConfig
 from evofeed.loader.counter_rng import below
-from evofeed.loader.entries_config import EntryConfig
 from evofeed.loader.order import column
 from evofeed.loader.views.weights import (
     DatapointDraw,

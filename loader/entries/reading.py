@@ -5,35 +5,27 @@ Runs in reader threads and processes and imports no torch.
 
 from __future__ import annotations
 
-import functools
+import importlib
 import threading
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from evofeed.base.errors import LoaderError
+from evofeed.loader.config import EntryConfig
 from evofeed.loader.entries.catalog import EntryPlace
-from evofeed.loader.entries.projects import on_host, project_of
-from evofeed.loader.entries_config import EntryConfig
 from evofeed.loader.read_chain import ReadRequest, refusals
+from evofeed.loader.views.draws import BoltzDraws, OpenFold3Draws, ProtenixDraws
 from evofeed.loader.views.packing import PackedSample, fill_slot, pack_sample
-from evofeed.loader.views.protenix.queries import query_alignments
+from evofeed.loader.views.protenix.tables import query_alignments
 from evofeed.protein.alignment import Alignment
 from evofeed.protein.datapoints import alignment_names
 from evofeed.store.inner import RecordSpan, Storage, read_entry, read_value
 
 _LOCK: Final = threading.Lock()
-
-
-class EntryTask(NamedTuple):
-    """What a reader must know to decide about a sample."""
-
-    key: int
-    config: EntryConfig
-
-    def read(self, storage: Storage, request: ReadRequest, slot: memoryview) -> EntrySlab:
-        """As `read_entry_sample`."""
-        return read_entry_sample(storage, request, slot)
+_SHARED: Final[dict[tuple[str, RecordSpan], Any]] = {}
+_MOST_SHARED: Final = 8
+_DRAWS: Final = {"openfold3": OpenFold3Draws, "boltz": BoltzDraws, "protenix": ProtenixDraws}
 
 
 class EntrySlab(NamedTuple):
@@ -48,32 +40,34 @@ class EntrySlab(NamedTuple):
     beside: bytes = b""
 
 
-def read_entry_sample(storage: Storage, request: ReadRequest, slot: memoryview) -> EntrySlab:
-    """Fill a slot with a planned sample and say where things are.
+class EntryTask(NamedTuple):
+    """What a reader must know to decide about a sample."""
 
-    Raises:
-        ShardMissing, ShardCorrupt: a record cannot be read; names shard and record.
-        ChainRefused: the storage does not answer, and does for the request's probe.
-        LoaderError: the project has no sample of that chain.
-    """
-    with refusals(storage, request.probe):
-        return _planned(storage, request, slot)
+    key: int
+    config: EntryConfig
+
+    def read(self, storage: Storage, request: ReadRequest, slot: memoryview) -> EntrySlab:
+        """Fill a slot with a planned sample and say where things are.
+
+        Raises:
+            ShardMissing, ShardCorrupt: a record cannot be read; names shard and record.
+            ChainRefused: the storage does not answer, and does for the request's probe.
+            LoaderError: the project has no sample of that chain.
+        """
+        place: EntryPlace = request.place
+        with refusals(storage, request.probe):
+            packed, names = plan_entry(storage, place, self.key, self.config)
+        where = pack_sample(packed, project_module(self.config.project, "plan").ON_HOST)
+        beside = where.nbytes > len(slot)
+        data = memoryview(bytearray(where.nbytes)) if beside else slot
+        fill_slot(where, packed, data)
+        rest = bytes(data) if beside else b""
+        return EntrySlab(where, place.chain_id, names, where.nbytes, beside=rest)
 
 
-def _planned(storage: Storage, request: ReadRequest, slot: memoryview) -> EntrySlab:
-    place: EntryPlace = request.place
-    task: EntryTask = request.task
-    rules = task.config
-    packed, names = plan_entry(storage, place, task.key, rules)
-    where = pack_sample(packed, on_host(rules.project))
-    beside = b""
-    if where.nbytes > len(slot):
-        data = bytearray(where.nbytes)
-        fill_slot(where, packed, memoryview(data))
-        beside = bytes(data)
-    else:
-        fill_slot(where, packed, slot)
-    return EntrySlab(where, place.chain_id, names, where.nbytes, beside=beside)
+def project_module(project: str, name: str) -> Any:
+    """A module of a project's view, imported with the project's first sample."""
+    return importlib.import_module(f"evofeed.loader.views.{project}.{name}")
 
 
 def plan_entry(
@@ -85,7 +79,6 @@ def plan_entry(
         StoreError: a record cannot be read.
         LoaderError: the project has no sample of that chain, or molecules are missing.
     """
-    project = project_of(rules.project)
     record, section = read_entry(storage, place.span, rules.project)
     alignments = {span.record_id: span for span in place.alignments}
     names = {
@@ -100,13 +93,15 @@ def plan_entry(
         queries = query_alignments(record, section, tables[1], names)
         alone = {one.name: one for one in queries.values()}
         names |= {entity: one.name for entity, one in queries.items()}
-    view = project.view(record, section, tables[0], names, *tables[1:])
+    make = getattr(project_module(rules.project, "tables"), f"{rules.project}_view")
+    view = make(record, section, tables[0], names, *tables[1:])
     found = [
-        alone[name] if name in alone else _alignment(storage, alignments[name])
+        alone[name] if name in alone else read_value(storage, alignments[name])
         for name in view.alignments
     ]
     try:
-        packed = project.plan(view, found, place.datapoint, project.draws(key), rules.view)
+        plan = project_module(rules.project, "plan").plan_sample
+        packed = plan(view, found, place.datapoint, _DRAWS[rules.project](key), rules.view)
     except ValueError as error:
         raise LoaderError(
             f"{rules.project} has no sample of chains {place.datapoint}: {error}",
@@ -115,30 +110,12 @@ def plan_entry(
     return packed, tuple(str(view.chain_name[row]) for row in place.datapoint)
 
 
-def _alignment(storage: Storage, span: RecordSpan) -> Alignment:
-    alignment: Alignment = read_value(storage, span)
-    return alignment
-
-
 def shared_at(storage: Storage, span: RecordSpan) -> Any:
     """Reference molecules or components of a snapshot, read once a process."""
+    key = storage.uri, span
     with _LOCK:
-        return _shared(_Storage(storage), span)
-
-
-class _Storage:
-    """A storage that is equal to others of the same address."""
-
-    def __init__(self, storage: Storage) -> None:
-        self.storage = storage
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Storage) and other.storage.uri == self.storage.uri
-
-    def __hash__(self) -> int:
-        return hash(self.storage.uri)
-
-
-@functools.lru_cache(maxsize=8)
-def _shared(where: _Storage, span: RecordSpan) -> Any:
-    return read_value(where.storage, span)
+        if key not in _SHARED:
+            if len(_SHARED) == _MOST_SHARED:
+                del _SHARED[next(iter(_SHARED))]
+            _SHARED[key] = read_value(storage, span)
+        return _SHARED[key]

@@ -10,12 +10,11 @@ import numpy as np
 
 from evofeed.loader.config import LoaderConfig
 from evofeed.loader.counter_rng import Purpose
-from evofeed.loader.draws import use_clamped_fape
+from evofeed.loader.draws import Crop, use_clamped_fape
 from evofeed.loader.fused.sample_words import INT32, RANGE, UINT8, UINT16, Recycle, RowSpans, Sample
 from evofeed.loader.msa_draws import RecycleDraws
 from evofeed.loader.read_chain import Part, Slab
 from evofeed.loader.transforms import msa as msa_transforms
-from evofeed.loader.transforms.crop import Crop
 from evofeed.store.inner import Codec, row_nbytes
 
 _KINDS: Final[dict[int, int]] = {
@@ -26,6 +25,13 @@ _KINDS: Final[dict[int, int]] = {
     Codec.ROW_COUNTS16: UINT16,
 }
 _BY_ROW: Final = (Codec.ROW_COUNTS8, Codec.ROW_COUNTS16, Codec.ROW_COUNTS32)
+_INTEGERS: Final = {
+    **{name: name for name in ("aatype", "residue_index", "deletion_row")},
+    **{name: name for name in ("deletion_column", "deletion_count")},
+    "profile": "hhblits_profile_counts",
+    "order": "msa_order",
+}
+"""Columns of integers, by the names of their words."""
 _STORED_BYTES: Final = ("aatype", "template_aatype", "msa")
 """Columns whose RAW codec is one byte a value; that of the other integers is four."""
 
@@ -123,21 +129,9 @@ def sample_words(
         same_below=int(edges[2] * 2**32),
         recycles_at=len(Sample._fields) + config.max_templates,
         recycle_words=_recycle_stride(config),
-        aatype_at=at("aatype"),
-        aatype_kind=kind("aatype"),
-        residue_index_at=at("residue_index"),
-        residue_index_kind=kind("residue_index"),
-        profile_at=at("hhblits_profile_counts"),
-        profile_kind=kind("hhblits_profile_counts"),
-        order_at=at("msa_order"),
-        order_kind=kind("msa_order"),
-        deletion_row_at=at("deletion_row"),
-        deletion_row_kind=kind("deletion_row"),
+        **{f"{ours}_at": at(stored) for ours, stored in _INTEGERS.items()},
+        **{f"{ours}_kind": kind(stored) for ours, stored in _INTEGERS.items()},
         deletion_by_row=int(parts["deletion_row"].codec in _BY_ROW),
-        deletion_column_at=at("deletion_column"),
-        deletion_column_kind=kind("deletion_column"),
-        deletion_count_at=at("deletion_count"),
-        deletion_count_kind=kind("deletion_count"),
         msa_at=at("msa"),
         msa_pitch=_packed_pitch(parts["msa"], length),
         **_coordinates("truth", parts, "all_atom", slab, length),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,14 +11,12 @@ from torch import Tensor
 
 from evofeed.kernels.runtime.launching import launch
 from evofeed.loader.config import LoaderConfig
-from evofeed.loader.draws import draw_crop
+from evofeed.loader.draws import Crop
 from evofeed.loader.fused import clusters, coordinates, emit, rows, stages
-from evofeed.loader.fused.filling import pack_words, recycle_words, sample_words
+from evofeed.loader.fused.filling import pack_words, sample_words
 from evofeed.loader.fused.sample_words import Recycle, RowSpans, Sample
 from evofeed.loader.fused.tables import residue_tables
-from evofeed.loader.msa_draws import RecycleDraws
 from evofeed.loader.read_chain import Slab
-from evofeed.loader.transforms.crop import Crop
 from evofeed.protein.features import SUPERVISED
 from evofeed.protein.residues import MASK
 
@@ -26,68 +25,23 @@ _ALIGNED = 4
 """Words of 32 bits: Triton wants memory that begins at 16 bytes."""
 
 
-def plan_sample(
-    slab: Slab,
-    sizes: tuple[int, int, int, int],
-    config: LoaderConfig,
-    *,
-    key: int,
-    number: int,
-    batch: int,
-    recycles: int,
-    resolution: float,
-    is_distillation: bool,
-    device: torch.device,
-    crop: Crop | None = None,
-) -> tuple[SampleKernels, np.ndarray]:
-    """What to launch for a sample, and the words to put behind its bytes."""
-    crop = crop or draw_crop(config, key, sizes[0], sizes[3])
-    each = [
-        recycle_words(
-            sizes[1],
-            is_distillation=is_distillation,
-            draws=RecycleDraws(config, key, recycle, device),
-            config=config,
-        )
-        for recycle in range(recycles)
-    ]
-    return prepare(
-        slab, sizes, crop, config, each, key=key, number=number, batch=batch,
-        resolution=resolution, is_distillation=is_distillation, device=device,
-    )  # fmt: skip
-
-
 def prepare(
     slab: Slab,
     sizes: tuple[int, int, int, int],
     crop: Crop,
     config: LoaderConfig,
     each: Sequence[tuple[Recycle, RowSpans]],
-    *,
-    key: int,
-    number: int,
-    batch: int,
-    resolution: float,
-    is_distillation: bool,
     device: torch.device,
+    **about: Any,
 ) -> tuple[SampleKernels, np.ndarray]:
-    """`plan_sample` with the crop and the recycles' sizes and keys decided."""
-    sample = sample_words(
-        slab,
-        sizes,
-        crop,
-        config,
-        key=key,
-        number=number,
-        batch=batch,
-        recycles=len(each),
-        max_rows=max(spans.kept for _, spans in each),
-        resolution=resolution,
-        is_distillation=is_distillation,
-    )
+    """What to launch for a sample, and the words to put behind its bytes.
+
+    `each` are the sizes and keys of its recycles, `about` what else `sample_words` takes.
+    """
+    most = max(spans.kept for _, spans in each)
+    sample = sample_words(slab, sizes, crop, config, recycles=len(each), max_rows=most, **about)
     words = pack_words(sample, crop.templates, list(each))
-    kernels = SampleKernels(sample, [recycle for recycle, _ in each], config, device)
-    return kernels, words
+    return SampleKernels(sample, [recycle for recycle, _ in each], config, device), words
 
 
 class SampleKernels:
@@ -144,15 +98,8 @@ class SampleKernels:
             stages.unpack_and_shuffle,
             (blocks + structures * cdiv(sample.out_residues + 1, 16), 1, 1),
             (
-                words,
-                data,
-                self.stored,
-                self.place,
-                self.deletion_row,
-                self.order,
-                self.rank,
-                self.xyz,
-                self.known,
+                *(words, data, self.stored, self.place, self.deletion_row),
+                *(self.order, self.rank, self.xyz, self.known),
             ),
             {"PLACED": 64, "SHUFFLED": 32, "UNPACKED": 16},
         )
@@ -182,12 +129,7 @@ class SampleKernels:
             stages.mask_and_emit_extra,
             (rows, cdiv(max(sample.pitch, sample.out_residues), 128), self.recycles),
             (
-                words,
-                data,
-                self.codes,
-                self.masked,
-                self.masked_at,
-                self.order,
+                *(words, data, self.codes, self.masked, self.masked_at, self.order),
                 *(batch[name] for name in _OF_EXTRA),
             ),
             {"MASKED": 128, "EMITTED": 8},
@@ -210,16 +152,9 @@ class SampleKernels:
                 clusters.add_deletions,
                 (cdiv(sample.deletions, 256), self.recycles, 1),
                 (
-                    words,
-                    data,
-                    self.deletion_row,
-                    self.place,
-                    self.rank,
-                    self.cluster,
-                    self.deleted,
-                    self.own,
-                    batch["extra_has_deletion"],
-                    batch["extra_deletion_value"],
+                    *(words, data, self.deletion_row, self.place, self.rank, self.cluster),
+                    *(self.deleted, self.own),
+                    *(batch["extra_has_deletion"], batch["extra_deletion_value"]),
                 ),
                 {"BLOCK": 256},
             )
@@ -227,14 +162,8 @@ class SampleKernels:
             emit.emit_msa,
             (sample.out_centres, cdiv(sample.out_residues, 128), self.recycles),
             (
-                words,
-                self.codes,
-                self.masked,
-                self.masked_at,
-                self.size,
-                self.counts,
-                self.deleted,
-                self.own,
+                *(words, self.codes, self.masked, self.masked_at),
+                *(self.size, self.counts, self.deleted, self.own),
                 *(batch[name] for name in _OF_MSA),
             ),
             {"COLUMNS": 128, "TILE": 32, "CHANNELS": 32},
@@ -249,13 +178,8 @@ class SampleKernels:
             stages.constant_features,
             (cdiv(sample.out_residues, 8), 2 + sample.out_templates, 1),
             (
-                words,
-                data,
-                *residue_tables(self.device),
-                self.xyz,
-                self.known,
-                *(batch[name] for name in _OF_RESIDUES),
-                *(batch[name] for name in _OF_TEMPLATES),
+                *(words, data, *residue_tables(self.device), self.xyz, self.known),
+                *(batch[name] for name in _OF_RESIDUES + _OF_TEMPLATES),
                 *(batch.get(name, absent) for name in SUPERVISED),
             ),
             # Frames of nearly straight lines amplify rounding: not contracted, as in plain torch.

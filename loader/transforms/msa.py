@@ -61,13 +61,7 @@ def draw_replacement(
     A mixture drawn in two steps, in integers only, so that every device agrees:
     `kind` (32 random bits) chooses uniform amino acid, draw from the column's
     profile, the cell itself, or [MASK]; `which` (32 random bits) chooses within.
-
-    Args:
-        msa: codes before masking.
-        profile_counts: occurrences of each code in each column.
-        kind: 0 to 2**32 - 1.
-        which: 0 to 2**32 - 1.
-        probs: of uniform, profile and same.
+    `profile_counts` are occurrences of each code; `probs` those of uniform, profile and same.
     """
     edges = [int(p * 2**32) for p in np.cumsum(probs)]
     uniform = (which * RESTYPE_NUM) >> 32

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from evofeed.base.shapes import Float, Integer, UInt8
-from evofeed.loader.views.runs import joined_runs
+from evofeed.loader.views.entry_view import joined_runs
 from evofeed.protein.alignment import GAP, NUM_LETTERS, Alignment
 
 

@@ -24,14 +24,6 @@ _DISTOGRAM: Final = {
 }
 
 
-class References(NamedTuple):
-    """Reference molecules of an entry laid end to end, and which atom is which of theirs."""
-
-    columns: dict[str, Any]
-    element: Integer[np.ndarray, " A"]
-    charge: Integer[np.ndarray, " A"]
-
-
 def structure_columns(
     record: EntryRecord,
     section: RulesetSection,
@@ -42,12 +34,8 @@ def structure_columns(
 ) -> dict[str, Any]:
     """The columns of chains, residues and atoms that all projects have alike.
 
-    Args:
-        record: the entry.
-        section: what the project takes of it.
-        present: atoms that it takes as seen.
-        alignments: name of the alignment by entity.
-        single: coordinates of copies in float32, as biotite makes them.
+    `present` are atoms that the project takes as seen; coordinates of copies are `single`
+    precision where biotite makes them.
     """
     operator = section.chain_operator[section.atom_chain()]
     position = placed(
@@ -106,6 +94,34 @@ def split_tokens(section: RulesetSection, whole: Bool[np.ndarray, " R"]) -> Toke
     return Tokens(first, np.diff(np.append(first, len(residue))), residue[first])
 
 
+def token_columns(
+    tokens: Tokens,
+    types: Integer[np.ndarray, " R"],
+    centre: Integer[np.ndarray, " N"],
+    distogram: Integer[np.ndarray, " N"] | None,
+    atomized: Bool[np.ndarray, " N"],
+    resolved: Bool[np.ndarray, " N"],
+) -> dict[str, Any]:
+    """The columns of tokens; `types` are of residues, `distogram` None where the model finds it."""
+    apart = np.full(len(tokens.first), -1) if distogram is None else distogram
+    return {
+        "token_atom": tokens.first.astype(np.int32),
+        "token_atoms": tokens.atoms.astype(np.int32),
+        "token_residue": tokens.residue.astype(np.int32),
+        "token_type": types[tokens.residue].astype(np.uint8),
+        "token_centre": centre.astype(np.int32),
+        "token_distogram": apart.astype(np.int32),
+        "token_atomized": atomized,
+        "token_resolved": resolved,
+    }
+
+
+def residue_codes(names: Shaped[np.ndarray, " n"], other: int = -1) -> Integer[np.ndarray, " n"]:
+    """Row of `RESTYPES` of component codes, `other` for those that are none."""
+    codes = {name: code for code, name in enumerate(RESTYPES)}
+    return np.array([codes.get(name, other) for name in names.tolist()], np.int64)
+
+
 def centre_atoms(names: Sequence[str]) -> list[str]:
     """Names of the atoms that stand for standard residues in crops."""
     return ["CA" if len(name) == 3 else "C1'" for name in names]
@@ -121,14 +137,10 @@ def references(
     component: Integer[np.ndarray, " R"],
     titles: Sequence[str],
     molecules: Mapping[str, Molecule],
-) -> References:
-    """Distinct reference molecules by name, sorted.
+) -> dict[str, Any]:
+    """Columns of the distinct reference molecules, sorted by name, and of whose atom is which.
 
-    Args:
-        section: what the project takes of an entry.
-        component: component of every residue, ascending from 0.
-        titles: name of every component's molecule.
-        molecules: by name.
+    Components are numbered by residue, ascending from 0; `titles` name the molecule of each.
 
     Raises:
         MoleculeMissing: a molecule is absent, or an atom of it.
@@ -153,25 +165,23 @@ def references(
     pools = min(len(one.position) for one in used)
     element = np.concatenate([one.element for one in used])
     charge = np.concatenate([one.charge for one in used])
-    return References(
-        {
-            "residue_component": component.astype(np.int32),
-            "atom_reference": reference,
-            "component_molecule": np.array([rank[title] for title in titles], np.int32),
-            "molecule_name": names,
-            "molecule_atom": starts,
-            "molecule_position": np.concatenate(
-                [one.position[:pools] for one in used], axis=1
-            ).astype(np.float32),
-            "molecule_mask": np.concatenate([one.mask for one in used]),
-            "molecule_bond": np.concatenate(
-                [one.bond + start for one, start in zip(used, starts[:-1], strict=True)]
-            ).astype(np.int32),
-            "molecule_orders": tuple(one.orders for one in used),
-        },
-        element[reference],
-        charge[reference],
-    )
+    return {
+        "residue_component": component.astype(np.int32),
+        "atom_reference": reference,
+        "component_molecule": np.array([rank[title] for title in titles], np.int32),
+        "molecule_name": names,
+        "molecule_atom": starts,
+        "molecule_position": np.concatenate([one.position[:pools] for one in used], axis=1).astype(
+            np.float32
+        ),
+        "molecule_mask": np.concatenate([one.mask for one in used]),
+        "molecule_bond": np.concatenate(
+            [one.bond + start for one, start in zip(used, starts[:-1], strict=True)]
+        ).astype(np.int32),
+        "molecule_orders": tuple(one.orders for one in used),
+        "atom_element": element[reference].astype(np.uint8),
+        "atom_charge": charge[reference].astype(np.int8),
+    }
 
 
 def name_codes(names: Shaped[np.ndarray, " A"]) -> UInt8[np.ndarray, "A 4"]:

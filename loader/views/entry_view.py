@@ -8,12 +8,12 @@ the structure. Plain numpy columns, whole entry, never changed after they were m
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
-from evofeed.base.shapes import Bool, Float, Integer, Shaped
+from evofeed.base.shapes import Bool, Float, Int, Integer, Shaped
 
 NAME_CHARS: Final = 4
 """Characters of an atom's name that a model is fed."""
@@ -146,11 +146,6 @@ class EntryView:
         """Tokens of the whole entry (N)."""
         return len(self.token_atom)
 
-    def nbytes(self) -> int:
-        """Bytes of all columns."""
-        values = (getattr(self, field.name) for field in fields(self))
-        return sum(value.nbytes for value in values if isinstance(value, np.ndarray))
-
     def residue_chain(self) -> Integer[np.ndarray, " R"]:
         """Chain of every residue."""
         return np.repeat(np.arange(self.num_chains, dtype=np.int32), np.diff(self.chain_residue))
@@ -164,7 +159,40 @@ class EntryView:
         chain: np.ndarray = self.residue_chain()[self.token_residue]
         return chain
 
+    def atoms_of(self, tokens: Integer[np.ndarray, " n"]) -> Int[np.ndarray, " A"]:
+        """Atoms of these tokens, one token after the other."""
+        return joined_runs(self.token_atom[tokens], self.token_atoms[tokens])
+
     def token_position(self) -> Float[np.ndarray, "N 3"]:
         """Centre atoms, ångström."""
         position: np.ndarray = self.atom_position[self.token_centre]
         return position
+
+
+OTHER_POLYMER: Final = len(ChainType)
+"""`chain_polymer` of hybrids, D-peptides and other polymers without an alignment."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProtenixView(EntryView):
+    """A whole entry in Protenix's eyes.
+
+    `residue_type` and `token_type` are those of the canonical sequence, unknown for ligands; every
+    polymer has an alignment, of its sequence alone where there is no other.
+    """
+
+    chain_asym: Integer[np.ndarray, " C"]
+    """Number of the chain, ascending; chains left out leave holes."""
+    chain_polymer: Integer[np.ndarray, " C"]
+    """`ChainType` that the entity's polymer type names, LIGAND for no polymer, else
+    `OTHER_POLYMER`."""
+    residue_kind: Integer[np.ndarray, " R"]
+    """`ChainType` of the residue's own component, LIGAND for all of what is no polymer."""
+
+
+def joined_runs(starts: Integer[np.ndarray, " n"], counts: Integer[np.ndarray, " n"]) -> np.ndarray:
+    """`i64`: `start, start + 1, ...` of every run in turn."""
+    ends = np.cumsum(counts)
+    total = int(ends[-1]) if len(ends) else 0
+    numbers: np.ndarray = np.arange(total) + np.repeat(starts - ends + counts, counts)
+    return numbers

@@ -15,13 +15,11 @@ def write_alignment_db(
     *,
     name: str = "alignment_db",
     shards: int = 1,
-    duplicates: Iterable[list[str]] = (),
 ) -> str:
     """Glue chain folders into an alignment_db, byte for byte as OpenFold's script does.
 
     Folders are taken in the order given, each `shards`-th into the same db, their
-    files in order of name. Chains of a duplicate group repeat the entry of the
-    one that is there.
+    files in order of name.
 
     Returns:
         Path of the index.
@@ -43,10 +41,6 @@ def write_alignment_db(
                     files.append([file.name, offset, len(data)])
                     offset += len(data)
                 index[f"{entry.lower()}_{chain}"] = {"db": db, "files": files}
-    for group in duplicates:
-        original = next((chain for chain in group if chain in index), None)
-        if original is not None:
-            index.update({chain: index[original] for chain in group if chain not in index})
     path = out / f"{name}.index"
     path.write_text(json.dumps(index, indent=4), encoding="utf-8")
     return str(path)

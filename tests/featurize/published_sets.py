@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from tests.featurize.entries.boltz_set import ROWS, TABLES
 
 from evofeed.protein.chain_record import ChainRecord
 from evofeed.protein.residues import ATOM_TYPES, GAP, RESTYPE_3, RESTYPES
@@ -86,69 +87,39 @@ def _boltz_structure(record: ChainRecord) -> dict[str, np.ndarray]:
         name = ATOM_TYPES[number]
         names[row, : len(name)] = [ord(letter) - 32 for letter in name]
     assert record.all_atom_positions is not None
-    atoms = np.zeros(
-        len(slot),
-        [
-            *(("name", "4i1"), ("element", "i1"), ("charge", "i1"), ("coords", "3f4")),
-            *(("conformer", "3f4"), ("is_present", "?"), ("chirality", "i1")),
-        ],
-    )
+    atoms = np.zeros(len(slot), list(TABLES["atoms"]))
     atoms["name"], atoms["coords"] = names, record.all_atom_positions[residue, slot]
     atoms["is_present"] = True
     counts = np.bincount(residue, minlength=record.num_res)
-    residues = np.zeros(
-        record.num_res,
-        [
-            *(("name", "<U5"), ("res_type", "i1"), ("res_idx", "i4"), ("atom_idx", "i4")),
-            *(("atom_num", "i4"), ("atom_center", "i4"), ("atom_disto", "i4")),
-            *(("is_standard", "?"), ("is_present", "?")),
-        ],
-    )
+    residues = np.zeros(record.num_res, list(TABLES["residues"]))
     residues["name"] = [THREE[code] for code in record.aatype]
     residues["res_type"] = record.aatype + 2
     residues["res_idx"] = np.arange(record.num_res)
     residues["atom_num"] = counts
     residues["atom_idx"] = np.cumsum(counts) - counts
     residues["is_standard"], residues["is_present"] = True, counts > 0
-    chains = np.array(
-        [("A", 0, 0, 0, 0, 0, len(slot), 0, record.num_res, 0)],
-        [
-            *(("name", "<U5"), ("mol_type", "i1"), ("entity_id", "i4"), ("sym_id", "i4")),
-            *(("asym_id", "i4"), ("atom_idx", "i4"), ("atom_num", "i4"), ("res_idx", "i4")),
-            *(("res_num", "i4"), ("cyclic_period", "i4")),
-        ],
-    )
-    pair = [("chain_1", "i4"), ("chain_2", "i4")]
-    six = [*pair, ("res_1", "i4"), ("res_2", "i4"), ("atom_1", "i4"), ("atom_2", "i4")]
+    chain = ("A", 0, 0, 0, 0, 0, len(slot), 0, record.num_res, 0)
     return {
         "atoms": atoms,
-        "bonds": np.zeros(0, [("atom_1", "i4"), ("atom_2", "i4"), ("type", "i1")]),
         "residues": residues,
-        "chains": chains,
-        "connections": np.zeros(0, six),
-        "interfaces": np.zeros(0, pair),
+        "chains": np.array([chain], list(TABLES["chains"])),
         "mask": np.ones(1, bool),
+        **{n: np.zeros(0, list(TABLES[n])) for n in ("bonds", "connections", "interfaces")},
     }
 
 
 def _boltz_msa(record: ChainRecord) -> dict[str, np.ndarray]:
     N, L = record.msa.shape
     starts = np.searchsorted(record.deletion_row, np.arange(N + 1))
-    sequences = np.zeros(
-        N,
-        [
-            *(("seq_idx", "i2"), ("taxonomy", "i4"), ("res_start", "i4"), ("res_end", "i4")),
-            *(("del_start", "i4"), ("del_end", "i4")),
-        ],
-    )
+    sequences = np.zeros(N, list(ROWS["sequences"]))
     sequences["seq_idx"] = np.arange(N)
     sequences["taxonomy"] = np.where(np.arange(N) % 3 == 1, 9606, -1)
     sequences["res_start"], sequences["res_end"] = np.arange(N) * L, np.arange(1, N + 1) * L
     sequences["del_start"], sequences["del_end"] = starts[:-1], starts[1:]
-    deletions = np.zeros(len(record.deletion_count), [("res_idx", "i2"), ("deletion", "i2")])
+    deletions = np.zeros(len(record.deletion_count), list(ROWS["deletions"]))
     deletions["res_idx"] = record.deletion_column
     deletions["deletion"] = record.deletion_count
-    residues = np.zeros(N * L, [("res_type", "i1")])
+    residues = np.zeros(N * L, list(ROWS["residues"]))
     residues["res_type"] = _BOLTZ_CODE[record.msa].reshape(-1)
     return {"sequences": sequences, "deletions": deletions, "residues": residues}
 

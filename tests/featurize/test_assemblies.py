@@ -13,7 +13,6 @@ import pytest
 from tests.conftest import golden_files
 
 from evofeed.base.errors import InputError, LoneChain
-from evofeed.cli import main
 from evofeed.featurize import (
     ChainSource,
     FeaturizeConfig,
@@ -23,11 +22,10 @@ from evofeed.featurize import (
     featurize_chain,
 )
 from evofeed.featurize.formats.species import pairing_species
-from evofeed.featurize.records.pairing import pairing_record, pairing_ref
+from evofeed.featurize.records.assemblies import pairing_record, pairing_ref
 from evofeed.protein.assembly_record import AssemblyRecord
 from evofeed.protein.chain_record import ChainRecord
 from evofeed.protein.residues import RESTYPE_TO_HHBLITS
-from evofeed.store import Dataset, DatasetWriter
 
 CHAINS = golden_files("multimer/data/golden/*.chain.*.npz")
 ASSEMBLIES = golden_files("multimer/data/golden/*.assembly.npz")
@@ -178,60 +176,11 @@ def test_species_are_read_from_what_headers_say(header: str, species: str) -> No
     assert pairing_species(header) == species
 
 
-def test_a_chain_without_alignment_leaves_its_complex_out(golden: Path) -> None:
-    source = next(a for a in assembly_sources(sources().values()) if len(a.chains) > 1)
-    lone = type(source)(source.assembly_id, source.chains[:1])
-    try:
-        got = featurize_assembly(lone, record, OPENFOLD)
-    except InputError as error:
-        assert "no alignment of chain" in str(error) and source.assembly_id in str(error)
-    else:  # its other chains have the same sequence
-        assert len(got.chains) == 1
-
-
 def test_one_chain_is_no_complex(tmp_path: Path) -> None:
     path = tmp_path / "lone.fasta"
     path.write_text(f">one\n{QUERY_A}\n")
     with pytest.raises(LoneChain, match=r"lone: .*sample of its own"):
         featurized(path, str(path))
-
-
-def test_an_alignment_of_another_protein_is_refused(tmp_path: Path) -> None:
-    path = fasta_folder(tmp_path, one=QUERY_A, two=QUERY_B)
-    (tmp_path / "one" / "uniprot_hits.a3m").write_text(">q\nMKV\n")
-    with pytest.raises(InputError, match=r"3 columns, the chain has 10") as caught:
-        featurized(path, str(path))
-    assert str(caught.value.path).endswith("uniprot_hits.a3m")
-
-
-def test_a_capsid_is_left_out(tmp_path: Path) -> None:
-    path = tmp_path / "capsid.a3m"
-    path.write_text(f"#10\t6000\n>q\n{QUERY_A}\n")
-    with pytest.raises(InputError, match="6000 chains, more than 512"):
-        featurized(path)
-
-
-def test_the_command_adds_complexes_and_lists_what_is_left_out(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    data = tmp_path / "raw"
-    data.mkdir()
-    for name, first in (("dimer", "1,1"), ("capsid", "600,1")):
-        rows = f">q\n{QUERY_A}{QUERY_B}\n>a\tb\n{QUERY_B}{QUERY_A}\n"
-        (data / f"{name}.a3m").write_text(f"#10,10\t{first}\n{rows}")
-    writer = DatasetWriter(str(tmp_path / "data"))
-    for source in discover(data):
-        writer.add(featurize_chain(source))
-    writer.commit()
-    with pytest.raises(SystemExit) as ended:
-        main(["assemblies", str(data), str(tmp_path / "data"), "--json"])
-    assert not ended.value.code
-    report = json.loads(capsys.readouterr().out)
-    assert report["assemblies"] == 1
-    assert "601 chains" in report["dropped"][0]["reason"]
-    dataset = Dataset.open(tmp_path / "data")
-    assert dataset.digest == report["snapshot"] and list(dataset.assemblies) == ["dimer"]
-    assert dataset.manifest.config["assemblies"]["dropped"] == report["dropped"]
 
 
 def job_folder(folder: Path, job: object) -> AssemblyRecord:

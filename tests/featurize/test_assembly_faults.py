@@ -164,17 +164,6 @@ def test_copies_with_different_missing_residues_are_one_entity_each_with_its_own
     assert made.all_atom_positions[10, 1] == pytest.approx(copies[1].atoms[0, 1], abs=1e-3)
 
 
-def test_an_entry_of_sixty_chains_is_one_complex(tmp_path: Path) -> None:
-    names = [f"{a}{b}" for a in "ABCDEF" for b in "0123456789"]
-    entry(tmp_path, "1big", [chain(name, QUERY_A, shift=n) for n, name in enumerate(names)], "A0")
-    made = complex_of(tmp_path)
-    assert made.stoichiometry == "A60" and made.copies == (tuple(names),)
-    assert made.all_atom_positions is not None
-    first = made.all_atom_positions[::10, 1, 0]
-    assert np.diff(first) == pytest.approx(np.ones(59), abs=2e-3)
-    assert made.num_interface == 600
-
-
 def test_an_entry_of_more_chains_than_a_capsid_may_have_is_refused(tmp_path: Path) -> None:
     entry(tmp_path, "1cap", [chain(f"A{n}", "MK") for n in range(513)], "A0")
     with pytest.raises(InputError, match=r"^1cap: 513 chains, more than 512: left out"):

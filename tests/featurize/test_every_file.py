@@ -16,7 +16,7 @@ import pytest
 from tests.featurize.golden import INPUTS
 from tests.featurize.test_pdb import protein, residue
 
-from evofeed.base.errors import InputError, JobError, NoProtein, UnusedInput
+from evofeed.base.errors import InputError, JobError, UnusedInput
 from evofeed.featurize import check_input, discover, featurize_chain
 from evofeed.featurize.job import run_job
 from evofeed.featurize.job.options import JobOptions
@@ -214,9 +214,3 @@ def test_a_terminated_job_says_its_line(tmp_path: Path) -> None:
     _, errors = job.communicate(timeout=60)
     assert job.returncode == 128 + signal.SIGTERM
     assert "interrupted: what is done is kept" in errors
-
-
-def test_nothing_but_bases_raises_what_it_is(tmp_path: Path) -> None:
-    (tmp_path / "1bna.pdb").write_text(residue("DA", "A", "1 "))
-    with pytest.raises(NoProtein):
-        discover(tmp_path)

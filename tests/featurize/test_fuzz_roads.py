@@ -17,7 +17,7 @@ from evofeed.base.errors import EvofeedError, InputError
 from evofeed.featurize import ChainSource, discover, featurize_chain
 from evofeed.featurize.inputs.clusters import cluster_sizes
 
-CASES = 150
+CASES = 50
 BOLTZ = f"""version: 1
 sequences:
   - protein: {{id: [A, B], sequence: {A}, msa: empty}}

@@ -132,14 +132,6 @@ def test_names_that_differ_in_case_are_two_chains(tmp_path: Path) -> None:
     assert [s.chain_id for s in discover(tmp_path)] == ["1ABC_a", "1abc_A"]
 
 
-def test_odd_folder_names_are_listed_and_the_rest_is_found(tmp_path: Path) -> None:
-    for name in ("good_A", "bad id", "ünicode", "-dash"):
-        (tmp_path / "alignments" / name).mkdir(parents=True)
-    problems: list[InputError] = []
-    assert [s.chain_id for s in discover(tmp_path, problems=problems)] == ["good_A"]
-    assert len(problems) == 3
-
-
 def test_nothing_to_featurize_is_said_so(tmp_path: Path) -> None:
     for source in (
         ChainSource("x"),

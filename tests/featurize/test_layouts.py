@@ -21,17 +21,11 @@ from tests.featurize.golden import INPUTS, openfold_record
 from evofeed.base.errors import InputError
 from evofeed.featurize import ChainSource, FeaturizeConfig, discover, featurize_chain
 from evofeed.featurize.formats.alignment_db import read_index
-from evofeed.featurize.inputs.caches import (
-    chain_data_cache,
-    mmcif_cache,
-    read_duplicates,
-)
-from evofeed.featurize.inputs.clusters import read_cluster_sizes
 from evofeed.featurize.records.template_library import read_obsolete, read_release_dates
 
 GOLDEN = golden_files("data/golden")
 OPENFOLD = FeaturizeConfig.openfold()
-CACHES = golden_files("data/golden/caches/*_cache.json")
+CACHES = golden_files("data/golden/caches/mmcif_cache.json")
 
 
 def small_chains(count: int = 2) -> list[Path]:
@@ -125,44 +119,15 @@ def test_the_recorded_alignment_db_gives_the_recorded_rows(golden: Path) -> None
         assert np.array_equal(record.msa, openfold_record(source.chain_id).msa)
 
 
-def test_a_written_alignment_db_is_openfolds_byte_for_byte(tmp_path: Path, golden: Path) -> None:
-    recorded = GOLDEN[0] / "alignment_db"
-    index = next(recorded.glob("*.index"))
-    shards = len(list(recorded.glob("*.db")))
-    groups = read_duplicates(str(GOLDEN[0] / "caches" / "dup.txt"))
-    twins = {chain for group in groups for chain in group[1:]}
-    chains = sorted(INPUTS[0] / "alignments" / c for c in read_index(str(index)) if c not in twins)
-    written = write_alignment_db(chains, tmp_path, shards=shards, duplicates=groups)
-    assert json.loads(Path(written).read_text()) == json.loads(index.read_text())
-    for db in recorded.glob("*.db"):
-        assert (tmp_path / db.name).read_bytes() == db.read_bytes()
-
-
 @pytest.mark.parametrize("path", CACHES, ids=lambda path: path.name)
-def test_caches_equal_openfolds(path: Path, golden: Path) -> None:
-    want = json.loads(path.read_text())
-    entries = {name.rpartition("_")[0] or name for name in want}
-    files = [str(INPUTS[0] / "mmcif" / f"{entry}.cif") for entry in entries]
-    clusters = read_cluster_sizes(str(path.parent / "clusters.txt"))
-    if "chain" in path.name:
-        assert chain_data_cache(files, clusters, OPENFOLD) == want
-    else:
-        assert mmcif_cache(files, None, OPENFOLD) == want
-        dates = read_release_dates(str(path))
-        assert all(dates[name] == entry["release_date"] for name, entry in want.items())
+def test_release_dates_are_read_from_openfolds_cache(path: Path, golden: Path) -> None:
+    dates = read_release_dates(str(path))
+    assert dates == {n.lower(): e["release_date"] for n, e in json.loads(path.read_text()).items()}
 
 
 def no_structure(folder: Path) -> list[str]:
     (folder / "broken.cif").write_text("data_broken\n_entry.id broken\n")
     return [str(folder / "broken.cif")]
-
-
-def test_cache_writers_list_what_they_cannot_read(tmp_path: Path, golden: Path) -> None:
-    failures: list[InputError] = []
-    files = [str(p) for p in sorted((INPUTS[0] / "mmcif").iterdir())]
-    cache = mmcif_cache([*files, *no_structure(tmp_path)], None, OPENFOLD, failures)
-    assert len(cache) + len(failures) == len(files) + 1 and "broken" not in cache
-    assert all(failure.path for failure in failures)
 
 
 def test_chains_of_a_duplicate_group_share_alignments(tmp_path: Path, golden: Path) -> None:
@@ -183,13 +148,6 @@ def test_a_fasta_with_alignments_beside_it(tmp_path: Path) -> None:
     one, two = map(featurize_chain, discover(tmp_path / "set.fasta"))
     assert (one.sequence, one.num_alignments, one.description) == ("ACDEF", 2, "one first protein")
     assert (two.sequence, two.num_alignments) == ("ACDEFG", 2)
-
-
-def test_uniprot_headers_are_named_by_accession(tmp_path: Path) -> None:
-    (tmp_path / "u.fasta").write_text(">sp|P61626|LYSC_HUMAN Lysozyme C OS=Homo sapiens\nACDEF\n")
-    (source,) = discover(tmp_path / "u.fasta")
-    assert source.chain_id == "P61626"
-    assert featurize_chain(source).description.startswith("sp|P61626|LYSC_HUMAN")
 
 
 def predicted_model(folder: Path) -> Path:
@@ -281,13 +239,6 @@ def test_an_index_of_another_db_is_noticed(tmp_path: Path) -> None:
     (source,) = discover(tmp_path)
     with pytest.raises(InputError, match="do not belong together"):
         featurize_chain(source)
-
-
-def test_nothing_and_nowhere_are_told_apart(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="looks like chains"):
-        discover(tmp_path)
-    with pytest.raises(InputError, match="no such"):
-        discover(tmp_path / "nowhere")
 
 
 def test_obsolete_entries_are_followed_to_the_end(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -44,9 +43,3 @@ def test_what_a_lost_process_had_in_hand_is_listed_here(
     listed = list(listing.list_chains(files, workers=2, few=3))
     here = [plainly(one) for one in listing.list_chains(files)]
     assert [plainly(one) for one in listed] == here
-
-
-def test_one_core_starts_no_process(files: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
-    monkeypatch.setattr(subprocess, "run", None)
-    assert len(list(listing.list_chains(files, few=3))) == len(files)

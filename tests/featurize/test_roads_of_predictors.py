@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import lzma
 from pathlib import Path
@@ -71,32 +70,6 @@ def test_a_job_over_an_alignment_inside_a_json_file(tmp_path: Path) -> None:
     assert len(chain["msa"]) == 1  # what changed inside was noticed
 
 
-def test_protenix_jobs_count_copies_and_name_a_folder(tmp_path: Path) -> None:
-    chain = {"sequence": A, "count": 2, "msa": {"precomputed_msa_dir": "msa/1"}}
-    job = [{"name": "p", "sequences": [{"proteinChain": chain}, {"ligand": {"count": 1}}]}]
-    files = {"p.json": json.dumps(job), "msa/1/non_pairing.a3m": MSA}
-    (source,) = discover(write(tmp_path, files))
-    assert (source.chain_id, depth(source)) == ("p_A", WANT)
-
-
-def test_boltz_yaml_with_its_tables(tmp_path: Path) -> None:
-    text = f"""version: 1
-sequences:
-  - protein: {{id: [A, B], sequence: {A}, msa: ./msa/s.csv}}
-  - protein: {{id: C, sequence: {B}, msa: empty}}
-  - ligand: {{id: D, smiles: 'CC(=O)N'}}
-"""
-    table = [["0", A], ["1", "ACwwDE-"], ["-1", "-----"]]
-    write(tmp_path, {"examples/x.yaml": text, "examples/msa/s.csv": ""})
-    with (tmp_path / "examples/msa/s.csv").open("w", newline="") as file:
-        csv.writer(file).writerows([["key", "sequence"], *table])
-    one, two = discover(tmp_path / "examples")
-    assert (one.chain_id, two.chain_id) == ("x_A", "x_C")
-    assert depth(one) == WANT and featurize_chain(two).num_alignments == 1
-    (alone,) = discover(tmp_path / "examples/msa/s.csv")
-    assert (alone.chain_id, depth(alone)) == ("s", WANT)
-
-
 @pytest.mark.parametrize(
     ("name", "text", "match"),
     [
@@ -132,9 +105,10 @@ def test_a_chain_whose_alignment_is_not_there_is_broken(name: str, tmp_path: Pat
     assert featurize_chain(good).num_alignments == 2
     with pytest.raises(InputError, match=r"^j_A: .*(no such file|cannot be read)"):
         featurize_chain(bad)
-    data = str(tmp_path / "data")
-    report = run_job(str(raw), data, executor="local", workers=1, max_broken=1.0)
-    assert [broken["chain_id"] for broken in report.broken] == ["j_A"]
+    if name == "gone.a3m":  # a job lists it
+        data = str(tmp_path / "data")
+        report = run_job(str(raw), data, executor="local", workers=1, max_broken=1.0)
+        assert [broken["chain_id"] for broken in report.broken] == ["j_A"]
 
 
 def test_protenix_numbers_get_the_sequences_of_its_index(tmp_path: Path) -> None:
@@ -202,9 +176,3 @@ def test_files_packed_with_xz(tmp_path: Path) -> None:
     (tmp_path / "1abc_A.a3m.xz").write_bytes(lzma.compress(MSA.encode())[:-9])
     with pytest.raises(InputError, match="damaged compressed stream"):
         featurize_chain(source)
-
-
-def test_a_file_that_is_no_input_says_what_to_do(tmp_path: Path) -> None:
-    write(tmp_path, {"features.pkl": ""})
-    with pytest.raises(InputError, match="snapshots convert --trusted-pickle"):
-        discover(tmp_path / "features.pkl")

@@ -107,16 +107,6 @@ def test_a_changed_sequence_is_realigned_if_it_is_nearly_the_same() -> None:
         match_hit(hit(), "Z", QUERY, alone, FeaturizeConfig.openfold())
 
 
-def test_gaps_of_a_realigned_hit_lie_where_a_substitution_matrix_puts_them() -> None:
-    letters = "GDSTVKWFHEYNLKAILRQD"
-    # Tags, and a conservative exchange beside a residue left out.
-    chain = "MSHHHHHHAD" + "GDSTVKWFHEYNIAILRQD" + "LEHHH"
-    aligned = hit(query=QUERY[:20], letters=letters, start=0)
-    match = match_hit(aligned, "A", QUERY, structure({"A": chain}), CONFIG)
-    facing = dict(zip(match.query.tolist(), match.letters, strict=True))
-    assert "".join(facing.get(i, "-") for i in range(20)) == "GDSTVKWFHEYNI-AILRQD"
-
-
 def test_repeats_are_placed_by_the_files_numbers_where_openfold_takes_the_first() -> None:
     query = "ACDEFGHIKLMN" * 2
     second = hit(query="ACDEFGHIKLMN", letters="ACDEFGHIKLMN", start=12)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,8 +13,7 @@ from evofeed.loader.batch_maker import BatchMaker, FilledSlot
 from evofeed.loader.catalog import ChainCatalog
 from evofeed.loader.config import LoaderConfig
 from evofeed.loader.plan import BatchPlan, SamplePlan
-from evofeed.loader.read_chain import ReadRequest
-from evofeed.loader.sample_reading import read_sample, sample_nbytes, task_of
+from evofeed.loader.read_chain import ReadRequest, read_chain, slot_nbytes
 from evofeed.store import Dataset
 
 KNOWN = {
@@ -51,7 +49,25 @@ def make_batch(
     device: str = "cpu",
 ) -> dict[str, Tensor]:
     catalog = ChainCatalog(dataset.index, 0, config)
-    return make_samples(dataset, catalog, config, samples, recycles, fused=fused, device=device)
+    arena = Arena(32 << 20)
+    maker = BatchMaker([catalog], config, arena, torch.device(device), fused=fused)
+    slots = []
+    for sample in samples:
+        place = catalog.place(sample.row)
+        nbytes = slot_nbytes(place, config.max_templates > 0) + maker.words_nbytes(place)
+        offset = arena.allocate(nbytes)
+        assert offset is not None
+        request = ReadRequest(0, place, config.supervised, config.max_templates > 0, offset, nbytes)
+        memory = memoryview(arena.memory)[offset : offset + nbytes]
+        slots.append(FilledSlot(sample, read_chain(dataset.storage, request, memory), offset))
+        memory.release()
+    plan = BatchPlan(0, 0, 0, recycles, samples)
+    if not fused:
+        return maker.make(plan, slots).tensors
+    with poisoned_memory():
+        batch = maker.make(plan, slots).hand_over()
+    maker.close()
+    return batch
 
 
 def assert_same(got: dict[str, Tensor], want: dict[str, Tensor], limit: float = 2e-5) -> None:
@@ -69,38 +85,3 @@ def assert_same(got: dict[str, Tensor], want: dict[str, Tensor], limit: float = 
         torch.testing.assert_close(
             there, here, rtol=1e-5, atol=limit, msg=lambda text, name=name: f"{name}: {text}"
         )
-
-
-def make_samples(
-    dataset: Dataset,
-    catalog: ChainCatalog,
-    config: LoaderConfig,
-    samples: tuple[SamplePlan, ...],
-    recycles: int,
-    *,
-    fused: bool,
-    device: str = "cpu",
-) -> dict[str, Any]:
-    """A batch of chains, or of complexes where the settings say so."""
-    arena = Arena(32 << 20)
-    maker = BatchMaker([catalog], config, arena, torch.device(device), fused=fused)
-    slots = []
-    for sample in samples:
-        place = catalog.place(sample.row)
-        nbytes = sample_nbytes(place, config) + maker.words_nbytes(place)
-        offset = arena.allocate(nbytes)
-        assert offset is not None
-        request = ReadRequest(
-            *(0, place, config.supervised, config.max_templates > 0, offset, nbytes),
-            task=task_of(config, sample.key),
-        )
-        memory = memoryview(arena.memory)[offset : offset + nbytes]
-        slots.append(FilledSlot(sample, read_sample(dataset.storage, request, memory), offset))
-        memory.release()
-    plan = BatchPlan(0, 0, 0, recycles, samples)
-    if not fused:
-        return maker.make(plan, slots).tensors
-    with poisoned_memory():
-        batch = maker.make(plan, slots).hand_over()
-    maker.close()
-    return batch

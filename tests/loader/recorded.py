@@ -12,8 +12,8 @@ from torch import Tensor
 
 from evofeed.loader.config import LoaderConfig
 from evofeed.loader.counter_rng import Purpose
+from evofeed.loader.draws import Crop, crop_templates
 from evofeed.loader.features import ChainTensors
-from evofeed.loader.transforms.crop import Crop, crop_templates
 from evofeed.protein.residues import HHBLITS_TO_RESTYPE
 
 

@@ -18,56 +18,15 @@ from evofeed.loader.fused.filling import recycle_words
 from evofeed.loader.fused.sample_kernels import SampleKernels, prepare
 from evofeed.loader.read_chain import ReadRequest, read_chain, slot_nbytes
 from evofeed.protein.chain_record import ChainRecord
-from evofeed.protein.residues import HHBLITS_TO_RESTYPE, RESTYPES
 from evofeed.store import Dataset, DatasetWriter
+from evofeed.store.convert import from_raw_features
 
 
 def record_of(path: Path) -> ChainRecord:
     """The recorded chain as a record, as featurize would have stored it."""
     name = re.sub(r"(\.crop\d+)?\.seed\d+$", "", path.name.removesuffix(".draws.npz"))
     raw = dict(np.load(path.with_name(f"{name}.raw.npz")))
-    rows, length = raw["msa"].shape
-    templates = raw["template_aatype"].shape[0]
-    msa = HHBLITS_TO_RESTYPE[raw["msa"]].astype(np.uint8)
-    deletions = raw["deletion_matrix_int"]
-    at = np.nonzero(deletions)
-    aatype = raw["aatype"].argmax(-1).astype(np.uint8)
-    sequence = "".join(RESTYPES[code] if code < len(RESTYPES) else "X" for code in aatype)
-    structure = "all_atom_positions" in raw
-    template_aatype = HHBLITS_TO_RESTYPE[raw["template_aatype"].argmax(-1)]
-    return ChainRecord(
-        chain_id="recorded_A",
-        sequence=sequence,
-        aatype=aatype,
-        residue_index=raw["residue_index"].astype(np.int32),
-        msa=msa,
-        deletion_row=at[0].astype(np.int32),
-        deletion_column=at[1].astype(np.int32),
-        deletion_count=deletions[at].astype(np.int32),
-        msa_source=np.zeros(rows, np.uint8),
-        msa_sources=("recorded",),
-        msa_species=("",) * rows,
-        hhblits_profile_counts=np.stack([(msa == code).sum(0) for code in range(22)], -1).astype(
-            np.int32
-        ),
-        all_atom_positions=raw["all_atom_positions"] if structure else None,
-        all_atom_mask=raw["all_atom_mask"].astype(np.uint8) if structure else None,
-        template_aatype=template_aatype.astype(np.uint8).reshape(templates, length),
-        template_all_atom_positions=raw["template_all_atom_positions"]
-        .astype(np.float32)
-        .reshape(templates, length, 37, 3),
-        template_all_atom_mask=raw["template_all_atom_mask"]
-        .astype(np.uint8)
-        .reshape(templates, length, 37),
-        template_center=np.zeros([templates, 3], np.float32),
-        template_sum_probs=raw["template_sum_probs"].astype(np.float32).reshape(-1),
-        template_domain_names=tuple(f"t{i}_A" for i in range(templates)),
-        template_sequence=(sequence,) * templates,
-        template_release_date=("2000-01-01",) * templates,
-        resolution=float(raw["resolution"][0]) if "resolution" in raw else 0.0,
-        release_date="2001-02-03",
-        method="recorded",
-    )
+    return from_raw_features(raw, "recorded_A")
 
 
 def replay_fused(
@@ -89,8 +48,8 @@ def replay_fused(
     draws = RecordedDraws(case.draws, config)
     rows = recycle_words(place.sizes[1], is_distillation=False, draws=draws, config=config)
     kernels, words = prepare(
-        slab, place.sizes, case.crop, config, [rows], key=0, number=0, batch=1,
-        resolution=case.chain.resolution, is_distillation=False, device=torch.device(device),
+        slab, place.sizes, case.crop, config, [rows], torch.device(device),
+        key=0, number=0, batch=1, resolution=case.chain.resolution, is_distillation=False,
     )  # fmt: skip
     data = torch.frombuffer(slot, dtype=torch.uint8)[slab.start : slab.stop].to(device)
     on_device = torch.from_numpy(words).to(device)

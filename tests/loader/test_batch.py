@@ -98,16 +98,16 @@ def test_without_ground_truth_a_batch_has_none() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong",
+    ("wrong", "says"),
     [
-        {"crop_size": 0},
-        {"batch_size": 0},
-        {"block_fraction": 1.5},
-        {"uniform_prob": 0.9, "same_prob": 0.2},
-        {"crop_size": None, "batch_size": 2},
-        {"max_extra_msa": -1},
+        ({"epoch_len": 0}, "epoch_len is 0, but must be at least 1"),
+        ({"global_batch_size": -12}, "global_batch_size is -12, but must be at least 1"),
+        ({"max_bad_chains": -1}, "max_bad_chains is -1, but must be at least 0"),
+        ({"block_fraction": 1.5}, "block_fraction is 1.5, but must be"),
+        ({"uniform_prob": 0.9, "same_prob": 0.2}, "is more than 1"),
+        ({"crop_size": None, "batch_size": 2}, "need batch_size=1"),
     ],
 )
-def test_settings_that_cannot_work_are_refused(wrong: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match=r"must|more than|need"):
+def test_settings_that_cannot_work_are_refused(wrong: dict[str, float], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
         LoaderConfig(**wrong)

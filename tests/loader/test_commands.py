@@ -84,10 +84,3 @@ def test_wrong_calls_say_what_is_wrong_in_one_line(
     assert got == code
     assert says in err.replace("\n", " ")
     assert "Traceback" not in err
-
-
-@pytest.mark.parametrize("command", [["plan"], ["bench"], ["bench", "loader"]])
-def test_help_explains_itself(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = run(capsys, *command, "--help")
-    assert code == 0
-    assert "Usage" in out

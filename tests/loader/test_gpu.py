@@ -9,13 +9,11 @@ import torch
 from tests.conftest import golden_files
 from tests.loader.complexes import three_complexes
 from tests.loader.made import KNOWN, assert_same
-from tests.loader.recorded import RecordedDraws, load_case
 from tests.loader.records import small_dataset
 from tests.loader.replayed import replay_fused
 
 from evofeed.loader import AssemblyConfig, FeatureLoader, LoaderConfig
 from evofeed.loader.arena import Arena
-from evofeed.loader.features import recycle_features, sample_msa
 from evofeed.loader.read_chain import slot_nbytes
 
 pytestmark = [
@@ -98,20 +96,6 @@ def test_a_slot_that_is_freed_is_not_read_any_more(
     assert len(poisoned) >= len(want)
     for here, there in zip(want, got, strict=True):
         assert_same(there, here, limit=1e-4)
-
-
-@pytest.mark.parametrize("path", golden_files("data/golden/*.draws.npz"), ids=lambda p: p.name)
-def test_recordings_replay_through_plain_torch(path: Path) -> None:
-    case = load_case(path, "cuda")
-    sample = sample_msa(case.chain, RecordedDraws(case.draws, case.config, "cuda"), case.config)
-    assert torch.equal(
-        sample.cluster.cpu(), torch.from_numpy(case.draws["mid.extra_cluster_assignment"]).long()
-    )
-    draws = RecordedDraws(case.draws, case.config, "cuda")
-    features = recycle_features(case.chain, case.crop, draws, case.config)
-    rows, residues = features["msa_feat"].shape[:2]
-    want = torch.from_numpy(case.final["msa_feat"][:rows, :residues])
-    torch.testing.assert_close(features["msa_feat"].cpu(), want, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("path", golden_files("data/golden/*.draws.npz"), ids=lambda p: p.name)

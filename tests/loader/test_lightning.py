@@ -53,13 +53,13 @@ def test_a_checkpoint_of_lightning_continues_with_the_very_next_batch(
     keep = pl.callbacks.ModelCheckpoint(
         dirpath=tmp_path, every_n_train_steps=7, save_top_k=-1, filename="{step}"
     )
-    fit(max_steps=14, callbacks=[keep])
+    fit(max_steps=7, callbacks=[keep])
     every = pl.callbacks.ModelCheckpoint(
         dirpath=tmp_path, every_n_epochs=1, save_top_k=-1, filename="{step}"
     )
     again = fit(max_epochs=2, callbacks=[every], reload_dataloaders_every_n_epochs=1)
     assert again == want[:20]
-    for step in (7, 10, 14, 20):
+    for step in (7, 10):
         saved = tmp_path / f"step={step}.ckpt"
         for options in ({}, {"reload_dataloaders_every_n_epochs": 1}):
             rest = fit(saved, max_epochs=3, enable_checkpointing=False, **options)

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 from tests.loader.records import small_dataset
+from tests.loader.storages import Watched, read_of
 
 from evofeed.base.errors import CannotResume
 from evofeed.loader import FeatureLoader, LoaderConfig
 from evofeed.store import Dataset
-from evofeed.store.storage import LocalStorage
 
 CONFIG = LoaderConfig(
     crop_size=8, max_msa_clusters=4, max_extra_msa=4, max_recycling_iters=1,
@@ -20,17 +20,15 @@ CONFIG = LoaderConfig(
 )  # fmt: skip
 
 
-class LateStorage(LocalStorage):
+class LateStorage(Watched):
     """One chain comes only when it is let."""
 
-    def __init__(self, root: str, late: int) -> None:
-        super().__init__(root)
+    def __init__(self, root: str, late: tuple[str, int]) -> None:
+        super().__init__(root, self.wait)
         self.late, self.let = late, threading.Event()
 
-    def read_into(self, key: str, offset: int, out: memoryview) -> None:
-        if offset == self.late:
-            assert self.let.wait(300)
-        super().read_into(key, offset, out)
+    def wait(self, key: str, offset: int, number: int) -> None:
+        assert (key, offset) != self.late or self.let.wait(300)
 
 
 @pytest.fixture
@@ -41,9 +39,8 @@ def dataset(tmp_path: Path) -> Dataset:
 @pytest.fixture
 def late(dataset: Dataset) -> Dataset:
     """The same data; the first chain of the first step comes late."""
-    planner = open_loader(dataset).planner
-    place = planner.catalogs[0].place(planner.sample(0, 0).row)
-    storage = LateStorage(dataset.uri, place.offset + place.starts[0])
+    first = open_loader(dataset).planner.sample(0, 0).row
+    storage = LateStorage(dataset.uri, read_of(dataset, first))
     return Dataset(storage, dataset.digest, dataset.manifest, dataset.index)
 
 
@@ -56,9 +53,9 @@ def open_loader(dataset: Dataset, *, in_order: bool = True, world: int = 1) -> F
 def take(loader: FeatureLoader, count: int) -> list[int]:
     """What tells batches apart, as they come; the late one may come after five of them."""
     out = []
-    storage = loader._datasets[0].storage
     for batch in loader:
         out.append(int(batch["true_msa"].sum() * 1000 + batch["aatype"].sum()))
+        storage = loader._datasets[0].storage
         if isinstance(storage, LateStorage) and len(out) == min(count, 5):
             storage.let.set()
         if len(out) == count:

@@ -72,16 +72,10 @@ def test_the_reader_goes_when_its_trainer_is_killed(dataset: Dataset) -> None:
         time.sleep(0.05)
 
 
-@pytest.mark.parametrize("reader", ["process", "thread"])
-def test_a_script_that_closes_nothing_ends_by_itself(
-    dataset: Dataset, tmp_path: Path, reader: str
-) -> None:
+def test_a_script_that_closes_nothing_ends_by_itself(dataset: Dataset, tmp_path: Path) -> None:
     (tmp_path / "queue.py").write_text("raise SystemExit('shadowed')")  # a file of the user's
     (tmp_path / "script.py").write_text(
-        "import sys\nsys.path.pop(0)\n"
-        + TRAINER.replace('device="cpu"', f"device='cpu', reader={reader!r}").replace(
-            "time.sleep(600)", ""
-        )
+        "import sys\nsys.path.pop(0)\n" + TRAINER.replace("time.sleep(600)", "")
     )
     done = subprocess.run(
         [sys.executable, "script.py", dataset.uri],
@@ -124,16 +118,6 @@ def test_a_fork_may_go_on_with_the_loader_and_so_may_its_parent(dataset: Dataset
     assert one == two
 
 
-NOTEBOOK = """
-import asyncio, sys
-from evofeed.loader import FeatureLoader, LoaderConfig
-from evofeed.store import Dataset
-config = LoaderConfig(crop_size=8, max_recycling_iters=0)
-async def cell():  # as in a notebook: no script, and an event loop that runs
-    with FeatureLoader(Dataset.open(sys.argv[1]), config, device="cpu") as loader:
-        print(len([batch for batch in loader]), flush=True)
-asyncio.run(cell())
-"""
 SPAWNED = """
 import sys
 import torch.multiprocessing as mp
@@ -148,14 +132,6 @@ def train(rank, uri):
 if __name__ == "__main__":
     mp.spawn(train, (sys.argv[1],), nprocs=2)
 """
-
-
-def test_a_notebook_without_a_script_reads_through_a_process(dataset: Dataset) -> None:
-    done = subprocess.run(
-        [sys.executable, "-", dataset.uri],
-        input=NOTEBOOK, capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
-    assert (done.stdout, done.stderr) == (f"{len(dataset)}\n", "")
 
 
 def test_ranks_may_be_spawned(dataset: Dataset, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from tests.loader.children import reader_pid
 from tests.loader.records import small_dataset
+from tests.loader.storages import read_of
 from tests.loader.streams import open_loader, sample_digests
 
 from evofeed.base.errors import WorkerDied
@@ -79,7 +80,7 @@ def test_a_chain_that_kills_its_reader_is_found_and_replaced(
         "class DeadlyStorage(LocalStorage):\n"
         "    def read_into(self, key, offset, out):\n"
         "        super().read_into(key, offset, out)\n"
-        f"        if (key, offset) == {where(dataset, 5)!r}:\n"
+        f"        if (key, offset) == {read_of(dataset, 5)!r}:\n"
         "            os.abort()\n"
         "    def __reduce__(self):\n"
         "        return DeadlyStorage, (str(self.root),)\n"
@@ -96,12 +97,6 @@ def test_a_chain_that_kills_its_reader_is_found_and_replaced(
     assert len(stats["bad_chains"]) == 1
     assert deadly in stats["bad_chains"][0]
     assert "killed a reader" in stats["bad_chains"][0]
-
-
-def where(dataset: Dataset, row: int) -> tuple[str, int]:
-    """Key and offset of the loader's read of a chain."""
-    place = open_loader(dataset)._catalogs[0].place(row)
-    return place.key, place.offset + place.starts[0]
 
 
 def test_readers_that_cannot_start_are_reported_with_what_they_said(

@@ -65,40 +65,6 @@ def test_the_feeder_sleeps_until_one_is_left_and_the_consumer_has_what_it_took()
     assert not feeding.is_alive()
 
 
-def test_a_consumer_that_never_says_that_it_has_a_batch_is_not_left_waiting() -> None:
-    queue = ReadyQueue(2)
-    feeding = Feeding(queue)
-    feeding.start()
-    assert [step_of(queue.take(240.0)) for _ in range(7)] == list(range(7))
-    queue.close()
-    feeding.join(240)
-
-
-@pytest.mark.parametrize("most", [1, 2, 5])
-def test_every_batch_comes_once_and_in_order_for_a_consumer_in_a_hurry(most: int) -> None:
-    queue = ReadyQueue(most)
-    feeding = Feeding(queue)
-    feeding.start()
-    taken = []
-    for _ in range(500):
-        taken.append(step_of(queue.take(240.0)))
-        queue.refill()
-        assert len(queue) <= most
-    assert taken == list(range(500))
-    queue.close()
-    feeding.join(240)
-    assert not feeding.is_alive()
-
-
-def test_a_consumer_waits_no_longer_than_it_wants_and_gets_errors_too() -> None:
-    queue = ReadyQueue(2)
-    begun = time.monotonic()
-    assert queue.take(0.05) is None
-    assert time.monotonic() - begun > 0.04
-    queue.put(KeyError("why"))
-    assert isinstance(queue.take(240.0), KeyError)
-
-
 def test_nothing_is_made_while_a_batch_is_handed_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import logging
-import os
 import shutil
 import threading
 from collections.abc import Callable
@@ -58,20 +57,6 @@ class EverySeventhBreaks:
         return soundly(key, span, data)
 
 
-class FirstAnswersCutShort:
-    """Whoever asks for a range the first time gets half of it, as if that were all."""
-
-    def __init__(self) -> None:
-        self.had: set[tuple[str, Span]] = set()
-
-    def __call__(self, key: str, span: Span | None, data: bytes) -> Answer:
-        if span is None or (key, span) in self.had:
-            return soundly(key, span, data)
-        self.had.add((key, span))
-        half = data[: len(data) // 2]
-        return 206, half, len(half)
-
-
 def batches(
     dataset: Dataset, config: LoaderConfig = CONFIG, **options: Any
 ) -> list[dict[str, Tensor]]:
@@ -116,21 +101,9 @@ def test_over_http_with_broken_connections_batches_are_the_local_ones(dataset: D
     assert breaking.broken >= 2
 
 
-def test_answers_that_are_cut_short_are_asked_for_again(dataset: Dataset) -> None:
-    short = FirstAnswersCutShort()
-    with FolderServer(dataset.uri, short) as server:
-        there = Dataset.open(server.uri)
-        assert_equal(batches(there, reader="thread"), batches(dataset))
-        assert short.had
-
-
-@pytest.mark.parametrize("kept", [False, True])
-def test_a_server_that_is_restarted_costs_no_sample(
-    dataset: Dataset, tmp_path: Path, kept: bool
-) -> None:
-    cache = Cache(folder=str(tmp_path / "cache")) if kept else None
+def test_a_server_that_is_restarted_costs_no_sample(dataset: Dataset) -> None:
     with FolderServer(dataset.uri) as server:
-        there = Dataset.open(server.uri, cache=cache)
+        there = Dataset.open(server.uri)
         got = batches_with_an_outage(there, 3, server.stop, server.start)
     assert_equal(got, batches(dataset))
 
@@ -166,16 +139,14 @@ def test_a_storage_that_never_answers_is_given_up_with_what_was_wrong(
     assert "unexpected HTTP 418" in warning[0].getMessage()
 
 
-@pytest.mark.parametrize(("reader", "kept"), [("process", False), ("thread", True)])
 def test_a_token_that_expires_is_reported_at_once_and_a_new_one_continues_with_the_next_batch(
-    dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reader: str, kept: bool
+    dataset: Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("EVOFEED_TOKEN", "first")
-    cache = Cache(folder=str(tmp_path / "cache")) if kept else None
-    want, options = batches(dataset), {"prefetch": 2, "ready": 1, "reader": reader}
+    want, options = batches(dataset), {"prefetch": 2, "ready": 1}
     with FolderServer(dataset.uri) as server:
         server.token = "first"
-        there = Dataset.open(server.uri, cache=cache)
+        there = Dataset.open(server.uri)
         with FeatureLoader(there, CONFIG, device="cpu", seed=4, **options) as loader:
             got = list(itertools.islice(loader, 3))
             server.token = "second"
@@ -201,20 +172,6 @@ def test_a_shard_that_alone_is_forbidden_costs_its_chains_and_not_the_run(datase
     assert why.startswith(dataset.index["chain_id"][3].as_py())
 
 
-def test_a_cache_smaller_than_the_dataset_keeps_its_cap(dataset: Dataset, tmp_path: Path) -> None:
-    sizes = [shard.nbytes for shard in dataset.manifest.shards]
-    assert len(sizes) >= 3
-    cap = max(sizes) * 2
-    cache = Cache(folder=str(tmp_path / "cache"), max_nbytes=cap)
-    want = batches(dataset)
-    with FolderServer(dataset.uri, EverySeventhBreaks()) as server:
-        for _ in range(2):  # the second time with what the first one left
-            assert_equal(batches(Dataset.open(server.uri, cache=cache)), want)
-            kept = [path.stat().st_size for path in (tmp_path / "cache").rglob("*.arrow")]
-            assert kept
-            assert sum(kept) <= cap
-
-
 def test_damage_in_a_cache_is_mended_from_the_remote(dataset: Dataset, tmp_path: Path) -> None:
     cache = Cache(folder=str(tmp_path / "cache"))
     want = batches(dataset)
@@ -231,46 +188,6 @@ def test_damage_in_a_cache_is_mended_from_the_remote(dataset: Dataset, tmp_path:
         assert_equal(batches(there), want)
         for path in (tmp_path / "cache").rglob("*.arrow"):
             assert path.read_bytes() == (Path(dataset.uri) / "shards" / path.name).read_bytes()
-
-
-@pytest.mark.parametrize("how", ["cut short", "unreadable"])
-def test_a_cached_copy_that_is_no_good_is_gone_around(
-    dataset: Dataset, tmp_path: Path, how: str
-) -> None:
-    cache = Cache(folder=str(tmp_path / "cache"))
-    want = batches(dataset)
-    with FolderServer(dataset.uri) as server:
-        there = Dataset.open(server.uri, cache=cache)
-        assert_equal(batches(there, reader="thread"), want)
-        kept = list((tmp_path / "cache").rglob("*.arrow"))
-        assert kept
-        for path in kept:
-            if how == "cut short":
-                os.truncate(path, 100)
-            else:  # to root, too
-                path.unlink()
-                path.mkdir()
-        there = Dataset.open(server.uri, cache=cache)
-        assert_equal(batches(there, reader="thread"), want)
-        if how == "cut short":
-            left = [path for path in kept if path.exists()]  # two threads may drop one twice
-            assert len(left) > len(kept) / 2
-            for path in left:
-                assert path.read_bytes() == (Path(dataset.uri) / "shards" / path.name).read_bytes()
-
-
-@pytest.mark.parametrize("max_nbytes", [10, 1 << 30], ids=["full", "unusable"])
-def test_a_cache_that_takes_nothing_is_gone_around(
-    dataset: Dataset, tmp_path: Path, max_nbytes: int
-) -> None:
-    cache = Cache(folder=str(tmp_path / "cache"), max_nbytes=max_nbytes)
-    with FolderServer(dataset.uri) as server:
-        there = Dataset.open(server.uri, cache=cache)
-        if max_nbytes > 10:  # a folder that can no longer be written, even for root
-            shutil.rmtree(tmp_path / "cache")
-            (tmp_path / "cache").write_text("")
-        assert_equal(batches(there, reader="thread"), batches(dataset))
-        assert not list(tmp_path.glob("cache/**/*.arrow"))
 
 
 def test_a_bucket_that_goes_and_comes_back_costs_no_sample(dataset: Dataset) -> None:

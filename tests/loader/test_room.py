@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 import pytest
 from tests.loader.records import small_dataset
+from tests.loader.storages import read_of, watched
 from tests.loader.streams import CONFIG, open_loader, sample_digests
 
 from evofeed.base.errors import LoaderError, ShardCorrupt
@@ -16,7 +17,6 @@ from evofeed.loader import FeatureLoader
 from evofeed.loader.arena import HEADER_NBYTES
 from evofeed.loader.read_chain import slot_nbytes
 from evofeed.store import Dataset
-from evofeed.store.storage import LocalStorage
 
 SMALL = CONFIG.replace(
     crop_size=4,
@@ -74,27 +74,16 @@ def test_unasked_there_is_room_for_any_batch(
         assert sample_digests(loader) == want
 
 
-class BadStorage(LocalStorage):
-    """Some of its chains cannot be read."""
-
-    bad: frozenset[tuple[str, int]] = frozenset()
-
-    def read_into(self, key: str, offset: int, out: memoryview) -> None:
-        if (key, offset) in self.bad:
-            raise ShardCorrupt("of all things")
-        super().read_into(key, offset, out)
-
-
 def test_many_bad_chains_in_little_room_lock_up_nothing(dataset: Dataset) -> None:
     """Their substitutes come out of turn and leave gaps in the memory that nobody fits into."""
-    draw = random.Random(3)
-    catalog = open_loader(dataset)._catalogs[0]
-    places = [catalog.place(int(row)) for row in catalog.rows]
-    storage = BadStorage(dataset.uri)
-    storage.bad = frozenset(
-        (place.key, place.offset + place.starts[0]) for place in draw.sample(places, 14)
-    )
-    damaged = Dataset(storage, dataset.digest, dataset.manifest, dataset.index)
+    rows = open_loader(dataset)._catalogs[0].rows.tolist()
+    bad = {read_of(dataset, row) for row in random.Random(3).sample(rows, 14)}
+
+    def before(key: str, offset: int, number: int) -> None:
+        if (key, offset) in bad:
+            raise ShardCorrupt("of all things")
+
+    damaged = watched(dataset, before)
     config = SMALL.replace(epoch_len=48)
     with open_loader(damaged, config) as loader:
         want = sample_digests(loader)

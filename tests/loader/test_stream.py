@@ -11,11 +11,12 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.loader.records import make_record, small_dataset, write_dataset
+from tests.loader.records import small_dataset
 from tests.loader.streams import CONFIG, open_loader, sample_digests
 
 from evofeed.base.errors import CannotResume, LoaderError
 from evofeed.loader import FeatureLoader, LoaderConfig
+from evofeed.loader.read_chain import slot_nbytes
 from evofeed.store import Dataset
 
 pytestmark = pytest.mark.slow
@@ -45,7 +46,7 @@ def reference(dataset: Dataset) -> list[str]:
     return stream(dataset, 1)
 
 
-@pytest.mark.parametrize("world", [2, 3, 4, 6])
+@pytest.mark.parametrize("world", [2, 6])
 def test_all_ranks_together_give_the_stream_of_one(
     dataset: Dataset, reference: list[str], world: int
 ) -> None:
@@ -130,23 +131,6 @@ def test_worlds_of_eight_six_and_sixteen_stitched_are_the_stream_of_one(dataset:
     assert stitched == whole
 
 
-def test_the_world_may_change_size_between_optimiser_steps(
-    dataset: Dataset, reference: list[str]
-) -> None:
-    state, parts = None, []
-    for world, batches in ((2, 6), (3, 4)):
-        ranks = []
-        for rank in range(world):
-            with open_loader(dataset, rank=rank, world_size=world) as loader:
-                if state is not None:
-                    loader.load_state_dict(state)
-                ranks.append(sample_digests(loader, batches))
-                last = loader.state_dict()
-        state = last
-        parts += [sample for step in zip(*ranks, strict=True) for sample in step]
-    assert parts == reference
-
-
 def test_a_state_of_other_data_or_settings_is_refused(dataset: Dataset) -> None:
     state = open_loader(dataset).state_dict()
     for name, other in (
@@ -190,29 +174,21 @@ def test_chosen_chains_that_are_left_out_are_reported(
     assert "nobody_A" in warning.getMessage()
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        *(("epoch_len", 0), ("epoch_len", -5), ("global_batch_size", 0), ("batch_size", 0)),
-        *(("global_batch_size", -12), ("max_bad_chains", -1), ("uniform_prob", -0.1)),
-        *(("max_distillation_msa_clusters", 0), ("crop_size", 0)),
-    ],
-)
-def test_a_setting_that_cannot_be_is_refused_by_name(name: str, value: float) -> None:
-    with pytest.raises(ValueError, match=rf"{name} is {value}, but must be at least"):
-        LoaderConfig(**{name: value})
+def damaged(dataset: Dataset, row: int, start: int, count: int) -> Dataset:
+    """The dataset with zeros over some bytes of a chain."""
+    shard = Path(dataset.uri) / "shards" / dataset.index["shard"][row].as_py()
+    data = bytearray(shard.read_bytes())
+    start += dataset.index["offset"][row].as_py()
+    data[start : start + count] = bytes(count)
+    shard.write_bytes(data)
+    return Dataset.open(dataset.uri)
 
 
 @pytest.mark.system
 def test_a_bad_chain_is_replaced_the_same_way_everywhere_and_counted(tmp_path: Path) -> None:
     dataset = small_dataset(tmp_path / "d")
     bad = int(np.argmax(dataset.index["nbytes"].to_numpy()))
-    shard = tmp_path / "d" / "shards" / dataset.index["shard"][bad].as_py()
-    data = bytearray(shard.read_bytes())
-    middle = dataset.index["offset"][bad].as_py() + dataset.index["nbytes"][bad].as_py() // 2
-    data[middle : middle + 64] = bytes(64)
-    shard.write_bytes(data)
-    dataset = Dataset.open(str(tmp_path / "d"))
+    dataset = damaged(dataset, bad, dataset.index["nbytes"][bad].as_py() // 2, 64)
     with open_loader(dataset) as loader:
         one = sample_digests(loader)
         stats = loader.stats()
@@ -233,27 +209,13 @@ def test_a_bad_chain_is_replaced_the_same_way_everywhere_and_counted(tmp_path: P
 def test_a_full_arena_with_a_bad_chain_does_not_lock_up(tmp_path: Path) -> None:
     dataset = small_dataset(tmp_path / "d")
     first = open_loader(dataset).planner.sample(0, 0).row
-    shard = tmp_path / "d" / "shards" / dataset.index["shard"][first].as_py()
-    data = bytearray(shard.read_bytes())
-    start = dataset.index["offset"][first].as_py()
-    data[start : start + dataset.index["nbytes"][first].as_py()] = bytes(
-        dataset.index["nbytes"][first].as_py()
-    )
-    shard.write_bytes(data)
-    with open_loader(Dataset.open(str(tmp_path / "d"))) as loader:
+    bad = damaged(dataset, first, 0, dataset.index["nbytes"][first].as_py())
+    with open_loader(bad) as loader:
         want = sample_digests(loader)
     catalog = open_loader(dataset)._catalogs[0]
-    from evofeed.loader.read_chain import slot_nbytes
-
     tight = 2 * slot_nbytes(catalog.place(catalog.largest()), True) + 8192
-    with open_loader(Dataset.open(str(tmp_path / "d")), arena_nbytes=tight, prefetch=24) as loader:
+    with open_loader(bad, arena_nbytes=tight, prefetch=24) as loader:
         assert sample_digests(loader) == want
-
-
-def test_a_dataset_of_which_nothing_passes_the_filters_says_why(tmp_path: Path) -> None:
-    dataset = write_dataset(tmp_path / "d", [make_record("a_A", structure=False)])
-    with pytest.raises(LoaderError, match="no structure: 1"):
-        open_loader(dataset)
 
 
 def test_ranks_that_do_not_divide_the_step_are_refused(dataset: Dataset) -> None:
@@ -291,7 +253,7 @@ def _recycles(dataset: Dataset, world: int, batch_size: int, skip: int = 0) -> l
     return ranks
 
 
-@pytest.mark.parametrize(("world", "batch_size"), [(1, 2), (2, 3), (4, 1)])
+@pytest.mark.parametrize(("world", "batch_size"), [(1, 2), (2, 3)])
 def test_all_ranks_and_passes_of_a_step_run_the_same_recycles(
     dataset: Dataset, world: int, batch_size: int
 ) -> None:

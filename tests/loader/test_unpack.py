@@ -88,7 +88,7 @@ def test_every_field_of_every_chain_is_what_the_store_decodes(dataset: Dataset) 
 
 
 @pytest.mark.parametrize("unpack", [unpack_codes, codes_in_torch])
-@pytest.mark.parametrize("length", [1, 7, 8, 12, 13, 63, 64, 65, 129])
+@pytest.mark.parametrize("length", [1, 8, 13, 64, 129])
 def test_five_bit_rows_of_any_length_come_back(length: int, unpack: Any) -> None:
     codes = np.random.default_rng(length).integers(0, 32, [5, length]).astype(np.uint8)
     packed = torch.frombuffer(bytearray(pack_rows(codes)), dtype=torch.uint8).view(5, -1)

@@ -1,4 +1,4 @@
-"""Job files of structure predictors: AlphaFold 3 and Protenix JSON, Boltz YAML.
+"""Job files of structure predictors: AlphaFold 3 and Protenix JSON, Boltz YAML; and FASTA headers.
 
 All of them list the molecules of a complex under `sequences`. Each protein in them is a
 chain, `<name>_<id>`, with the alignments that are written in the file or named by it; what
@@ -12,16 +12,19 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from evofeed.base.errors import InputError, NoProtein
 from evofeed.featurize.formats.colabfold_a3m import chain_letter
 from evofeed.featurize.formats.reading import FileRef, file_ref, plain, read_bytes, read_head
-from evofeed.featurize.inputs.roads.molecules import Molecule, no_protein
 from evofeed.featurize.inputs.roads.tables import alignment_named
 from evofeed.featurize.inputs.side_files import SideFiles
 from evofeed.featurize.inputs.sources import ChainSource
 
+LEFT_OUT: Final = "no protein, left out"
+"""How the note on what is beside the proteins begins."""
+_BOLTZ: Final = ("protein", "rna", "dna", "ccd", "smiles")
+_CHAI: Final = ("protein", "rna", "dna", "ligand", "glycan")
 SUFFIXES: Final = (".json", ".yaml", ".yml")
 _HEAD_BYTES: Final = 1 << 16
 _MOST_COPIES: Final = 100_000
@@ -36,6 +39,41 @@ _OF_JOB: Final = ("templates", "constraints", "bondedAtomPairs", "covalent_bonds
 """Items of a job that are not read."""
 _PROTEINS: Final = ("protein", "proteinChain")
 _IS_JOB: Final = re.compile(rb"""(?m)^sequences:|["']sequences["']\s*:""")
+
+
+class Molecule(NamedTuple):
+    """What a header or a job file says: a name, a kind of molecule, and the file of its alignment.
+
+    `chain` marks a name that is only a chain's, as in Boltz: its file is the entry.
+    """
+
+    name: str
+    kind: str
+    msa: str = ""
+    chain: bool = False
+
+
+def molecule_of(header: str) -> Molecule | None:
+    """A molecule as Boltz (`A|protein|x.a3m`) or Chai (`protein|name=x`) write it; else None."""
+    first, *rest = (part.strip() for part in header.split("|"))
+    if rest and rest[0].lower() in _BOLTZ:
+        msa = rest[1] if len(rest) > 1 else ""
+        return Molecule(first, rest[0].lower(), "" if msa == "empty" else msa, chain=True)
+    if rest and first.lower() in _CHAI:
+        name, _, _ = rest[0].removeprefix("name=").strip().partition(" ")
+        return Molecule(name, first.lower())
+    return None
+
+
+def is_other(molecule: Molecule | None) -> bool:
+    """Whether it says that it is no protein."""
+    return molecule is not None and molecule.kind != "protein"
+
+
+def no_protein(others: Iterable[Molecule]) -> str:
+    """A note on what is beside the proteins of an entry."""
+    listed = ", ".join(f"{molecule.name} ({molecule.kind})" for molecule in others)
+    return f"{LEFT_OUT}: {listed}"
 
 
 def is_job(path: Path) -> bool:
@@ -68,9 +106,7 @@ def rows_of(data: bytes, argument: str, path: str) -> bytes:
     """The alignment written into a JSON file: `unpairedMsa` of one protein, or `pairedMsa`.
 
     Args:
-        data: the JSON.
         argument: number of the job and of the molecule in it, from 0, and the field.
-        path: for errors.
 
     Raises:
         InputError: it is not there.

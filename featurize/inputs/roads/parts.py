@@ -6,17 +6,21 @@ chain of a complex in ColabFold's a3m.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Final
 
-from evofeed.featurize.config import InputCaps
+from evofeed.featurize.config import FeaturizeConfig, InputCaps
 from evofeed.featurize.formats import colabfold_a3m
+from evofeed.featurize.formats.a3m import parse_a3m
+from evofeed.featurize.formats.msa import Msa
 from evofeed.featurize.formats.reading import FileRef, file_ref, read_bytes
+from evofeed.featurize.formats.stockholm import parse_stockholm
 from evofeed.featurize.inputs.roads import complexes, published, tables
 
 _ROWS_OF: Final[dict[str, Callable[[bytes, str, str], bytes]]] = {
     "complex": colabfold_a3m.rows_of,
-    "paired": colabfold_a3m.paired_rows_of,
+    "paired": functools.partial(colabfold_a3m.rows_of, paired=True),
     "job": complexes.rows_of,
     "published": published.rows_of,
     "table": tables.rows_of,
@@ -33,3 +37,13 @@ def read_part(ref: FileRef, caps: InputCaps | None = None) -> bytes:
         return read_bytes(ref, caps)
     road, _, argument = ref.part.partition(" ")
     return _ROWS_OF[road](read_bytes(file_ref(ref.path), caps), argument, ref.path)
+
+
+def parse_msa(data: bytes, ref: FileRef, config: FeaturizeConfig) -> Msa:
+    """The alignment of an input, by its name a3m or Stockholm.
+
+    Raises:
+        MsaError: it is none; names file and line.
+    """
+    parse = parse_stockholm if ref.plain_name.endswith(".sto") else parse_a3m
+    return parse(data, path=ref.path, strict_letters=config.strict_letters, caps=config.caps)

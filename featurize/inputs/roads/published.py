@@ -11,10 +11,12 @@ methods are in the list, not in the files, so they come from there.
 from __future__ import annotations
 
 import csv
+import dataclasses
 import io
+import itertools
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,10 +25,12 @@ import numpy as np
 from evofeed.base.errors import InputError, MsaError
 from evofeed.featurize.formats.packed_arrays import Npz, npz_names, unpickle
 from evofeed.featurize.formats.reading import FileRef, file_ref, plain, read_bytes, read_head
-from evofeed.featurize.inputs.side_files import SideFiles
+from evofeed.featurize.inputs.side_files import SideFiles, first_dir
 from evofeed.featurize.inputs.sources import ChainSource
 from evofeed.protein.chain_files import with_insertions
 
+NUMBERED: Final = ("mmcif_msa_template", "mmcif_msa", "msa", "msas")
+"""Folders of Protenix's alignments, a folder in them for each number."""
 _HEAD: Final = 1 << 16
 _BOLTZ_LETTERS: Final = np.frombuffer(b"X-ARNDCQEGHILKMFPSTWYVX", np.uint8)
 """Letter of each of Boltz's tokens: padding, gap, the twenty, unknown; others are no protein."""
@@ -50,9 +54,7 @@ def rows_of(data: bytes, argument: str, path: str) -> bytes:
     """An alignment of arrays as a3m.
 
     Args:
-        data: the `.npz`.
         argument: `boltz`, or `openfold3` and which of the alignments in it.
-        path: for errors.
 
     Raises:
         MsaError: the arrays are not what they should be.
@@ -68,21 +70,16 @@ def rows_of(data: bytes, argument: str, path: str) -> bytes:
 
 
 def _boltz_rows(tables: Mapping[str, Any]) -> bytes:
-    rows, codes, deletions = tables["sequences"], tables["residues"], tables["deletions"]
+    codes, deletions = tables["residues"], tables["deletions"]
     letters = _BOLTZ_LETTERS[np.minimum(codes["res_type"].astype(np.int64), 22)]
-    parts = []
-    for number, row in enumerate(rows):
-        own = letters[row["res_start"] : row["res_end"]].tobytes()
+    lines = []
+    for number, row in enumerate(tables["sequences"]):
         gone = deletions[row["del_start"] : row["del_end"]]
         taxon = int(row["taxonomy"])
-        name = b">row%d" % number + (b" TaxID=%d" % taxon if taxon >= 0 else b"")
-        parts += [
-            name,
-            with_insertions(
-                own, zip(gone["res_idx"].tolist(), gone["deletion"].tolist(), strict=True)
-            ),
-        ]
-    return b"\n".join([*parts, b""])
+        name = f"row{number} TaxID={taxon}" if taxon >= 0 else f"row{number}"
+        own = letters[row["res_start"] : row["res_end"]]
+        lines.append(_a3m_row(name, own, gone["res_idx"], gone["deletion"]))
+    return b"".join(lines)
 
 
 def _openfold3_rows(table: Mapping[str, Any]) -> bytes:
@@ -90,19 +87,21 @@ def _openfold3_rows(table: Mapping[str, Any]) -> bytes:
     if msa.dtype.kind != "U" or msa.ndim != 2 or deletions.shape != msa.shape:
         raise ValueError(f"msa {msa.dtype}{list(msa.shape)}, deletions {list(deletions.shape)}")
     codes = np.ascontiguousarray(msa.astype("<U1")).view(np.uint32).reshape(msa.shape)
-    letters = codes.astype(np.uint8)
     names = [str(name) for name in np.asarray(table["metadata"]).reshape(-1).tolist()]
     if len(names) != len(msa):
         names = [f"row{number}" for number in range(len(msa))]
-    parts = []
-    for name, row, gone in zip(names, letters, deletions, strict=True):
+    lines = []
+    for name, row, gone in zip(names, codes.astype(np.uint8), deletions, strict=True):
         at = np.flatnonzero(gone)
-        text = " ".join(name.split()).encode("utf-8", "replace")
-        parts += [
-            b">" + text,
-            with_insertions(row.tobytes(), zip(at.tolist(), gone[at].tolist(), strict=True)),
-        ]
-    return b"\n".join([*parts, b""])
+        lines.append(_a3m_row(" ".join(name.split()), row, at, gone[at]))
+    return b"".join(lines)
+
+
+def _a3m_row(name: str, letters: np.ndarray, at: np.ndarray, counts: np.ndarray) -> bytes:
+    """A row of a3m with residues inserted before some columns."""
+    inserted = zip(at.tolist(), counts.tolist(), strict=True)
+    text = with_insertions(letters.tobytes(), inserted)
+    return b">%s\n%s\n" % (name.encode("utf-8", "replace"), text)
 
 
 # Boltz
@@ -141,16 +140,15 @@ def _boltz(root: Path, beside: SideFiles) -> Iterator[ChainSource | None]:
 
 def _boltz_targets(root: Path) -> Path | None:
     homes = [root, *sorted(path for path in root.iterdir() if path.name.endswith("targets"))]
-    return next(
-        (h for h in homes if (h / "manifest.json").is_file() and (h / "structures").is_dir()), None
-    )
+    is_set = ((h / "manifest.json").is_file() and first_dir(h, ("structures",)) for h in homes)
+    return next((home for home, found in zip(homes, is_set, strict=True) if found), None)
 
 
 def _boltz_alignments(root: Path, targets: Path) -> Path | None:
-    beside_it = targets.absolute().parent / targets.absolute().name.replace("targets", "msa")
-    places = [targets / "msa", targets / "msas", root / "msa", root / "msas"]
-    places += [beside_it] if beside_it != targets.absolute() else []
-    return next((place for place in places if place.is_dir()), None)
+    name = targets.absolute().name
+    beside = [name.replace("targets", "msa")] if "targets" in name else []
+    inside = first_dir(targets, ("msa", "msas")) or first_dir(root, ("msa", "msas"))
+    return inside or first_dir(targets.absolute().parent, beside)
 
 
 def boltz_clusters(found: Any) -> list[list[str]] | None:
@@ -221,23 +219,17 @@ def _openfold3_queries(root: Path, beside: SideFiles) -> Iterator[ChainSource | 
     for name, query in _read_json(path)["queries"].items():
         proteins = [c for c in query["chains"] if c["molecule_type"] == "protein"]
         for chain in proteins:
-            given = chain.get("main_msa_file_paths") or []
-            files = [given] if isinstance(given, str) else given
-            ids = chain["chain_ids"]
-            own = (
-                name if len(proteins) == 1 else f"{name}_{ids if isinstance(ids, str) else ids[0]}"
-            )
-            refs = [
-                ref
-                for file in files
-                for ref in _openfold3_alignments(_there(root, Path(file)), beside)
-            ]
+            given, ids = chain.get("main_msa_file_paths") or [], chain["chain_ids"]
+            files = [Path(file) for file in ([given] if isinstance(given, str) else given)]
+            first = ids if isinstance(ids, str) else ids[0]
+            own = name if len(proteins) == 1 else f"{name}_{first}"
+            there = [_openfold3_alignments(_there(root, file), beside) for file in files]
             yield beside.source(
                 own,
                 str(path),
                 sequence=chain["sequence"],
                 description=own,
-                alignments=tuple(refs),
+                alignments=tuple(itertools.chain(*there)),
             )
 
 
@@ -286,9 +278,8 @@ def _protenix(root: Path, beside: SideFiles) -> Iterator[ChainSource | None]:
     for table in lists:
         for row in csv.DictReader(io.StringIO(read_bytes(file_ref(table)).decode())):
             name = f"{row['pdb_id']}_{row['chain_1_id']}"
-            if row["type"] != "chain" or row["mol_1_type"] not in ("protein", "prot"):
-                continue
-            if name in seen:
+            is_protein = row["type"] == "chain" and row["mol_1_type"] in ("protein", "prot")
+            if not is_protein or name in seen:
                 continue
             seen.add(name)
             file = entries / f"{row['pdb_id']}.pkl.gz"
@@ -306,11 +297,7 @@ def _protenix(root: Path, beside: SideFiles) -> Iterator[ChainSource | None]:
 
 def _numbers(root: Path) -> Mapping[tuple[str, str], str] | Mapping[str, str]:
     """Number of the alignments of each `(entry, entity)`, or of each sequence."""
-    homes = (root / "common", root, root / "pdb_seqs")
-    index = next(
-        (h / "seq_to_pdb_index.json" for h in homes if (h / "seq_to_pdb_index.json").is_file()),
-        None,
-    )
+    index = _index(root / "common", root, root / "pdb_seqs")
     if index is None:
         return {}
     by_sequence = {seq: str(number) for seq, number in _read_json(index).items()}
@@ -323,6 +310,37 @@ def _numbers(root: Path) -> Mapping[tuple[str, str], str] | Mapping[str, str]:
         for entry, entity in members
         if sequence in by_sequence
     }
+
+
+def _index(*homes: Path) -> Path | None:
+    paths = (home / "seq_to_pdb_index.json" for home in homes)
+    return next((path for path in paths if path.is_file()), None)
+
+
+def with_sequences(
+    root: Path, sources: Sequence[ChainSource], beside: SideFiles
+) -> list[ChainSource]:
+    """Chains named by Protenix's numbers with the sequences that its index gives them.
+
+    Args:
+        root: the folder above the alignments; without an index there, chains stay as they are.
+    """
+    index = _index(root, root / "common", root.parent, root.parent / "common")
+    if index is None:
+        return [*sources]
+    try:
+        sequence_of = {str(number): sequence for sequence, number in _read_json(index).items()}
+    except AttributeError as error:
+        raise InputError(f"not Protenix's index of sequences: {error!r}", path=str(index)) from None
+    found = []
+    for source in sources:
+        sequence = sequence_of.get(source.chain_id)
+        if sequence is None:
+            why = f"no sequence of this number in {index.name}"
+            beside.faults.append(InputError(why, path=str(index), item=source.chain_id))
+        else:
+            found.append(dataclasses.replace(source, sequence=sequence))
+    return found
 
 
 def _protenix_alignments(

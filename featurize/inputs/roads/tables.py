@@ -68,10 +68,8 @@ def rows_of(data: bytes, argument: str, path: str) -> bytes:
     """The `sequence` column of a table as a3m, rows without a residue left out.
 
     Args:
-        data: the table.
         argument: `csv` or `pqt`; with ` paired` only the query and the rows that name their
             partners, by Boltz's `key` (a taxon; none is empty or -1) or Chai's `pairing_key`.
-        path: for errors.
 
     Raises:
         MsaError: no such table, or no such column.

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from evofeed.base.shapes import Bool, Float, Integer, Shaped
 from evofeed.protein.components import Component, ComponentTable
-from evofeed.protein.entry_record import ALTLOC_NONE, Dropped, EntryRecord, LinkEnd, offsets
+from evofeed.protein.entry_record import ALTLOC_NONE, Dropped, EntryRecord, offsets, run_starts
+from evofeed.protein.ruleset_section import EntryRefused, placed
 
 SINGLE, COORDINATION = 1, 8
 _AROMATIC = {1: 5, 2: 6, 3: 7, 5: 9}
@@ -44,6 +45,64 @@ class AtomRows:
     bonds: Integer[np.ndarray, "B 3"]
     """Two atoms and the type of their bond."""
 
+    @classmethod
+    def of_record(
+        cls,
+        record: EntryRecord,
+        rows: Integer[np.ndarray, " A"],
+        entity: Integer[np.ndarray, " C"],
+        number: Integer[np.ndarray, " R"],
+    ) -> AtomRows:
+        """Atoms of the asymmetric unit, without bonds.
+
+        Args:
+            rows: its atoms that are taken.
+            entity: of every chain, as the project counts.
+            number: of every residue, likewise.
+        """
+        residue = record.atom_residue()[rows]
+        chain = record.residue_chain()[residue]
+        size = len(rows)
+        return cls(
+            row=rows,
+            asym=chain,
+            copy=np.zeros(size, np.int64),
+            operator=np.full(size, -1),
+            chain=chain.copy(),
+            entity=entity[chain].astype(np.int64),
+            kind=np.zeros(size, np.int64),
+            res_id=number[residue].astype(np.int64),
+            insertion=record.residue_insertion[residue],
+            res_name=record.residue_name[residue].astype("U8"),
+            hetero=record.residue_hetero[residue],
+            name=record.atom_name[rows].astype("U8"),
+            element=record.atom_element[rows].astype("U4"),
+            charge=record.atom_charge[rows].astype(np.int64),
+            occupancy=record.atom_occupancy[rows],
+            position=record.atom_position[rows].astype(np.float32),
+            bonds=np.zeros((0, 3), np.int64),
+        )
+
+    def unseen(
+        self,
+        like: Integer[np.ndarray, " n"],
+        name: Shaped[np.ndarray, " n"],
+        element: Shaped[np.ndarray, " n"],
+        charge: Integer[np.ndarray, " n"],
+    ) -> AtomRows:
+        """Atoms that nobody saw, each of the residue of the atom that it is `like`."""
+        columns = "asym copy operator chain entity kind res_id insertion res_name hetero".split()
+        return AtomRows(
+            **{column: getattr(self, column)[like] for column in columns},
+            row=np.full(len(like), -1),
+            name=name.astype("U8"),
+            element=element.astype("U4"),
+            charge=charge.astype(np.int64),
+            occupancy=np.zeros(len(like)),
+            position=np.full((len(like), 3), np.nan, np.float32),
+            bonds=np.zeros((0, 3), np.int64),
+        )
+
     def __len__(self) -> int:
         return len(self.row)
 
@@ -62,17 +121,6 @@ class AtomRows:
         }
         return AtomRows(**changes, bonds=bonds[(bonds[:, :2] >= 0).all(axis=1)])
 
-    def joined(self, other: AtomRows) -> AtomRows:
-        """These atoms and then those of the other, bonds of both."""
-        bonds = other.bonds.copy()
-        bonds[:, :2] += len(self)
-        values = {
-            field.name: np.concatenate([getattr(self, field.name), getattr(other, field.name)])
-            for field in dataclasses.fields(self)
-            if field.name != "bonds"
-        }
-        return AtomRows(**values, bonds=np.concatenate([self.bonds, bonds]))
-
     def chain_starts(self) -> Integer[np.ndarray, " c"]:
         """Where a chain begins: another chain or copy, or a residue number that falls."""
         return run_starts(self.chain, self.copy, falling=self.res_id)
@@ -81,13 +129,14 @@ class AtomRows:
         self, starts: Integer[np.ndarray, " c"], residues: Integer[np.ndarray, " r"]
     ) -> dict[str, np.ndarray]:
         """What a `RulesetSection` takes over as it is, of chains and residues that begin there."""
-        number = spread(starts, len(self))
         return {
             "chain_asym": self.asym[starts],
             "chain_operator": self.operator[starts],
             "chain_copy": self.copy[starts],
             "chain_valid": np.ones(len(starts), bool),
-            "chain_residue": offsets(np.bincount(number[residues], minlength=len(starts))),
+            "chain_residue": offsets(
+                np.bincount(spread(starts, len(self))[residues], minlength=len(starts))
+            ),
             "residue_name": self.res_name[residues],
             "residue_index": self.res_id[residues],
             "residue_insertion": self.insertion[residues],
@@ -104,6 +153,11 @@ class AtomRows:
     def residue_starts(self) -> Integer[np.ndarray, " r"]:
         """Where a residue begins: another chain, copy, number or insertion code."""
         return run_starts(self.chain, self.copy, self.res_id, self.insertion)
+
+    def residue_counts(self, starts: Integer[np.ndarray, " c"]) -> Integer[np.ndarray, " c"]:
+        """Residues of every chain that begins there."""
+        number = spread(starts, len(self))[self.residue_starts()]
+        return np.bincount(number, minlength=len(starts))
 
     def residue_number(self) -> Integer[np.ndarray, " A"]:
         """Running number of every atom's residue."""
@@ -160,8 +214,6 @@ def chain_bonds(
     """Bonds between residues that follow each other: C to N, O3' to P.
 
     Args:
-        atoms: the atoms.
-        components: whose types say what links.
         starts: where residues begin.
         chain: names of chains in place of `atoms.chain`.
         res_id: numbers in place of `atoms.res_id`; a step of more than 1 is a gap.
@@ -227,19 +279,6 @@ def _first_of(
     return found
 
 
-def run_starts(
-    *columns: Shaped[np.ndarray, " n"], falling: Shaped[np.ndarray, " n"] | None = None
-) -> Integer[np.ndarray, " s"]:
-    """Where any column changes, or `falling` falls; the first row is a start."""
-    change = np.zeros(len(columns[0]), bool)
-    change[:1] = True
-    for column in columns:
-        change[1:] |= column[1:] != column[:-1]
-    if falling is not None:
-        change[1:] |= np.diff(falling) < 0
-    return np.flatnonzero(change)
-
-
 def connected(size: int, bonds: Integer[np.ndarray, "B w"]) -> Integer[np.ndarray, " size"]:
     """Lowest atom that every atom is joined to by bonds."""
     label = np.arange(size)
@@ -272,6 +311,38 @@ def joined_rows(pieces: list[AtomRows]) -> AtomRows:
     return AtomRows(**values, bonds=np.concatenate(bonds))
 
 
+def copied(unit: AtomRows, record: EntryRecord) -> Iterator[tuple[np.ndarray, AtomRows]]:
+    """Chains and moved atoms of every copy in assembly 1, in the order of the file's table.
+
+    Raises:
+        EntryRefused: the file has no such assembly.
+    """
+    if record.assembly != "1":
+        raise EntryRefused("no assembly named 1", item=record.entry)
+    labels = np.array(record.chain_label)
+    for one in record.copies:
+        chains = np.flatnonzero(np.isin(labels, one.asyms))
+        base = unit.take(np.isin(unit.asym, chains))
+        for operator in one.operators:
+            which = np.full(len(base), operator)
+            position = placed(record.atom_position[base.row], which, record.operators, single=True)
+            position[base.row < 0] = np.nan
+            yield chains, dataclasses.replace(base, operator=which, position=position)
+
+
+def exchanged_arginines(atoms: AtomRows) -> tuple[np.ndarray, np.ndarray]:
+    """NH1 and NH2 of the arginines whose NH2 is the one nearer to CD."""
+    number = atoms.residue_number()
+    rows = [
+        _first_of((atoms.res_name == "ARG") & (atoms.name == name), number, len(atoms))
+        for name in ("NH1", "NH2", "CD")
+    ]
+    one, two, base = np.stack(rows)[:, (np.stack(rows) >= 0).all(axis=0)]
+    near = np.linalg.norm(atoms.position[two] - atoms.position[base], axis=1)
+    swapped = near < np.linalg.norm(atoms.position[one] - atoms.position[base], axis=1)
+    return one[swapped], two[swapped]
+
+
 def linked_bonds(
     record: EntryRecord,
     rows: Integer[np.ndarray, " A"],
@@ -281,8 +352,6 @@ def linked_bonds(
     """Links of the file whose ends are among these atoms, within one copy.
 
     Args:
-        record: the entry.
-        rows: atoms of the record.
         kinds: type of the bond by `Link.kind`; other links are passed over.
         dropped: gets the links whose ends are not there.
     """
@@ -306,15 +375,7 @@ def linked_bonds(
         if len(atoms) == 2 and min(atoms) >= 0:
             bonds.append((*atoms, kind))
         else:
-            dropped.append(_link_dropped(link.ends, "an end is not in the structure"))
+            ends = "-".join(f"{end.component}.{end.atom}" for end in link.ends)
+            reason, chain = "an end is not in the structure", link.ends[0].asym
+            dropped.append(Dropped(what="link", chain=chain, component=ends, reason=reason))
     return np.array(bonds, np.int64).reshape(-1, 3)
-
-
-def _link_dropped(ends: tuple[LinkEnd, LinkEnd], reason: str) -> Dropped:
-    texts = [f"{end.component}.{end.atom}" for end in ends]
-    return Dropped(
-        what="link",
-        chain=ends[0].asym,
-        component="-".join(texts),
-        reason=reason,
-    )

@@ -77,7 +77,7 @@ class _Preparation:
             raise EntryRefused("no chain is left", item=self.record.entry)
         chains = [unit[chain] for chain, _operator, _number in placed_chains]
         residues = [residue for chain in chains for residue in chain.residues]
-        counts = offsets(np.array([len(one.names) for one in residues]))
+        counts = offsets(np.array([len(one.rows) for one in residues]))
         sizes = offsets(np.array([len(chain.residues) for chain in chains]))
         rows = np.array([row for one in residues for row in one.rows], np.int64)
         bonds = [
@@ -119,9 +119,9 @@ class _Preparation:
             residue_insertion=insertion,
             residue_hetero=(sources >= 0) & self.record.residue_hetero[sources],
             residue_atom=counts,
-            atom_name=np.array([name for one in residues for name in one.names]),
-            atom_element=np.array([element for one in residues for element in one.elements]),
-            atom_charge=np.array([charge for one in residues for charge in one.charges]),
+            atom_name=np.concatenate([one.component.name[one.keep] for one in residues]),
+            atom_element=np.concatenate([one.component.element[one.keep] for one in residues]),
+            atom_charge=np.concatenate([one.component.charge[one.keep] for one in residues]),
             atom_row=rows,
             bond_atom=np.array([bond[:2] for bond in [*bonds, *links]], np.int64).reshape(-1, 2),
             bond_type=np.array([bond[2] for bond in bonds] + [0] * len(links), np.int64),
@@ -276,16 +276,7 @@ class _Preparation:
                 ]
                 if near[0] > near[1]:
                     rows[one], rows[two] = rows[two], rows[one]
-        return Residue(
-            component.code,
-            index,
-            source,
-            names,
-            component.element[keep].tolist(),
-            component.charge[keep].tolist(),
-            rows,
-            [],
-        )
+        return Residue(index, source, component, keep, rows)
 
     def _covalent_residues(self) -> set[int]:
         numbered = self._numbered()
@@ -402,9 +393,9 @@ def _by_component(
     names = component.name.tolist()
     if keep.sum() == 1:
         (only,) = np.flatnonzero(keep).tolist()
-        rows = {names[only]: next(iter(atoms.values()))} if atoms else {}
+        where = {names[only]: next(iter(atoms.values()))} if atoms else {}
     else:
-        rows = atoms
+        where = atoms
         if covalent:
             keep &= ~component.leaving | np.isin(component.name, list(atoms))
     place = np.cumsum(keep) - 1
@@ -412,16 +403,9 @@ def _by_component(
     bonds = np.sort(place[component.bond[both]], axis=1).tolist()
     order = component.bond_order[both]
     kinds = np.where(order <= _TRIPLE, order, 0).tolist()
-    return Residue(
-        component.code,
-        index,
-        source,
-        component.name[keep].tolist(),
-        component.element[keep].tolist(),
-        component.charge[keep].tolist(),
-        [rows.get(name, -1) for name in component.name[keep].tolist()],
-        [(one, two, kind) for (one, two), kind in zip(bonds, kinds, strict=True)],
-    )
+    rows = [where.get(name, -1) for name in component.name[keep].tolist()]
+    pairs = [(one, two, kind) for (one, two), kind in zip(bonds, kinds, strict=True)]
+    return Residue(index, source, component, keep, rows, pairs)
 
 
 def _atom_place(chain: Chain | None, residue: int, name: str) -> int | None:
@@ -430,7 +414,7 @@ def _atom_place(chain: Chain | None, residue: int, name: str) -> int | None:
     for one in chain.residues if chain else ():
         if one.source == residue:
             return start + one.names.index(name) if name in one.names else None
-        start += len(one.names)
+        start += len(one.rows)
     return None
 
 

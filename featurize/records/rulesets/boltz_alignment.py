@@ -25,7 +25,6 @@ def aligned_residues(
     """Residue of the record for every monomer; -1 where the alignment has a gap.
 
     Args:
-        record: the entry.
         rows: residues of the chain, in the order of the file.
         monomers: the sequence (n).
         polymer: gemmi's name of the kind of polymer: `PeptideL`, `Dna`, `Rna`.
@@ -37,28 +36,6 @@ def aligned_residues(
     names = record.residue_name[list(rows)].tolist()
     if names == list(monomers):  # without a gap or mismatch there is no better alignment
         return np.array(rows, np.int64)
-    found = np.full(len(monomers), -1, np.int64)
-    taken = 0
-    for index, match in enumerate(_matches(record, rows, monomers, polymer, atoms_of)):
-        if index >= len(monomers):
-            raise EntryRefused("a chain has more residues than its sequence", item=record.entry)
-        if match == "|":
-            if names[taken] != monomers[index]:
-                reason = f"residue {names[taken]} is aligned to {monomers[index]} of the sequence"
-                raise EntryRefused(reason, item=record.entry)
-            found[index] = rows[taken]
-            taken += 1
-    return found
-
-
-def _matches(
-    record: EntryRecord,
-    rows: Sequence[int],
-    monomers: Sequence[str],
-    polymer: str,
-    atoms_of: Callable[[int], Mapping[str, int]],
-) -> str:
-    """gemmi's line between sequence and chain: `|` equal, `.` other, blank a gap."""
     import gemmi
 
     chain: Any = gemmi.Chain("A")
@@ -76,4 +53,16 @@ def _matches(
     kind = getattr(gemmi.PolymerType, polymer)
     scoring = gemmi.AlignmentScoring()
     result = gemmi.align_sequence_to_polymer(list(monomers), chain.whole(), kind, scoring)
-    return str(result.match_string)
+    found = np.full(len(monomers), -1, np.int64)
+    taken = 0
+    # gemmi's line between sequence and chain: `|` equal, `.` other, blank a gap.
+    for index, match in enumerate(str(result.match_string)):
+        if index >= len(monomers):
+            raise EntryRefused("a chain has more residues than its sequence", item=record.entry)
+        if match == "|":
+            if names[taken] != monomers[index]:
+                reason = f"residue {names[taken]} is aligned to {monomers[index]} of the sequence"
+                raise EntryRefused(reason, item=record.entry)
+            found[index] = rows[taken]
+            taken += 1
+    return found

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
 
-from evofeed.base.shapes import Float, Integer
-from evofeed.featurize.records.rulesets.contacts import contacts
+from evofeed.base.shapes import Bool, Float, Integer
+from evofeed.featurize.records.rulesets.contacts import contacts, touching
 from evofeed.featurize.records.rulesets.standard import (
     EXCLUDED_LIGANDS,
     STANDARD_NUCLEIC,
     STANDARD_PROTEIN,
+    Rules,
 )
+from evofeed.protein.components import Component
 
 PROTEIN, DNA, RNA, LIGAND = range(4)
 STANDARD: Final = frozenset((*STANDARD_PROTEIN, *STANDARD_NUCLEIC))
@@ -23,7 +24,7 @@ _UNKNOWN: Final = {PROTEIN: "UNK", DNA: "DN", RNA: "N"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BoltzRules:
+class BoltzRules(Rules):
     """Limits of Boltz's filters, and its faults by name: True does as Boltz does."""
 
     min_residues: int = 4
@@ -54,33 +55,31 @@ class BoltzRules:
     bonded_atoms_clash: bool = True
     """Atoms joined by a link count as a clash."""
 
-    @classmethod
-    def right(cls) -> BoltzRules:
-        """Every fault mended."""
-        return cls(
-            links_required=False,
-            links_by_number=False,
-            residues_by_alignment=False,
-            components_required=False,
-            max_len_of_resolved=False,
-            modified_are_unknown=False,
-            bonded_atoms_clash=False,
-        )
-
 
 @dataclass(slots=True)
 class Residue:
     """One residue in the component's order of atoms."""
 
-    name: str
     index: int
     source: int
     """Residue of the record; -1 if nobody saw it."""
-    names: list[str]
-    elements: list[str]
-    charges: list[int]
+    component: Component
+    keep: Bool[np.ndarray, " a"]
+    """Atoms of the component that it has."""
     rows: list[int]
-    bonds: list[tuple[int, int, int]]
+    """Atoms of the record; -1 for one that nobody saw."""
+    bonds: list[tuple[int, int, int]] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        """Its component."""
+        return self.component.code
+
+    @property
+    def names(self) -> list[str]:
+        """Of its atoms."""
+        names: list[str] = self.component.name[self.keep].tolist()
+        return names
 
 
 @dataclass(slots=True)
@@ -151,14 +150,9 @@ class Assembly:
         seen = np.bincount(
             self.chain_of[np.isfinite(self.position).all(1)], minlength=len(self.chains)
         )
-        atoms: dict[tuple[int, int], set[int]] = defaultdict(set)
-        for one, two in pairs.tolist():
-            a, b = int(self.chain_of[one]), int(self.chain_of[two])
-            atoms[a, b].add(one)
-            atoms[b, a].add(two)
         share = {
             pair: len(found) / seen[pair[0]]
-            for pair, found in atoms.items()
+            for pair, found in touching(pairs, self.chain_of).items()
             if len(found) / seen[pair[0]] > rules.clash_fraction
         }
         removed: set[int] = set()

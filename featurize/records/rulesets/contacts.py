@@ -32,11 +32,23 @@ def contacts(
     first = np.flatnonzero(np.diff(key, prepend=-1))
     steps = np.array([0, *((x * size[1] + y) * size[2] + z for x, y, z in _HALF)], np.int64)
     cells = xyz, group[rows].astype(np.int64), key[first], np.append(first, len(key)), steps
-    pairs = np.zeros((0, 2), np.int64)
-    pairs = np.empty((_near(*cells, float(radius) * radius, pairs), 2), np.int64)
+    count = _near(*cells, float(radius) * radius, np.zeros((0, 2), np.int64))
+    pairs = np.empty((count, 2), np.int64)
     _near(*cells, float(radius) * radius, pairs)
     pairs = np.sort(rows[pairs], axis=1)
     return pairs[np.lexsort((pairs[:, 1], pairs[:, 0]))]
+
+
+def touching(
+    pairs: Integer[np.ndarray, "P 2"], group: Integer[np.ndarray, " A"]
+) -> dict[tuple[int, int], set[int]]:
+    """Of every two groups with a pair, either one first: the first one's rows that are near."""
+    near: dict[tuple[int, int], set[int]] = {}
+    for one, two in pairs.tolist():
+        a, b = int(group[one]), int(group[two])
+        near.setdefault((a, b), set()).add(one)
+        near.setdefault((b, a), set()).add(two)
+    return near
 
 
 @njit(cache=True, nogil=True)

@@ -5,8 +5,7 @@ The steps stand in the order of its `cleanup_structure_of3`; AlphaFold 3 SI 2.5.
 
 from __future__ import annotations
 
-import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
@@ -19,19 +18,25 @@ from evofeed.featurize.records.rulesets.atom_rows import (
     chain_bonds,
     component_rows,
     connected,
+    copied,
+    exchanged_arginines,
     joined_rows,
     linked_bonds,
     merged_bonds,
     residue_bonds,
-    run_starts,
     spread,
 )
-from evofeed.featurize.records.rulesets.contacts import contacts
-from evofeed.featurize.records.rulesets.standard import AIDS, STANDARD_NUCLEIC, STANDARD_PROTEIN
+from evofeed.featurize.records.rulesets.contacts import contacts, touching
+from evofeed.featurize.records.rulesets.standard import (
+    AIDS,
+    STANDARD_NUCLEIC,
+    STANDARD_PROTEIN,
+    Rules,
+)
 from evofeed.featurize.records.rulesets.unresolved import entity_numbers, with_unresolved_atoms
 from evofeed.protein.components import ComponentTable
-from evofeed.protein.entry_record import ALTLOC_NONE, Dropped, EntryRecord
-from evofeed.protein.ruleset_section import EntryRefused, RulesetSection, placed
+from evofeed.protein.entry_record import ALTLOC_NONE, Dropped, EntryRecord, run_starts
+from evofeed.protein.ruleset_section import EntryRefused, RulesetSection
 
 PROTEIN, RNA, DNA, LIGAND = range(4)
 _CHAIN_TYPE: Final = np.array([0, 2, 1, 3])
@@ -54,7 +59,7 @@ _KINDS: Final = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OpenFold3Rules:
+class OpenFold3Rules(Rules):
     """Limits of the cleaning, and its faults by name: True does as OpenFold3 does."""
 
     max_short: int = 3
@@ -83,18 +88,6 @@ class OpenFold3Rules:
     equal_copies_required: bool = True
     """Copies of a ligand of several residues that differ in atoms fail the entry."""
 
-    @classmethod
-    def right(cls) -> OpenFold3Rules:
-        """Every fault mended."""
-        return cls(
-            tables_required=False,
-            letters_only=False,
-            single_is_ligand=False,
-            aids_in_polymers=False,
-            first_method_only=False,
-            equal_copies_required=False,
-        )
-
 
 def openfold3_section(
     record: EntryRecord, components: ComponentTable, rules: OpenFold3Rules | None = None
@@ -108,14 +101,12 @@ def openfold3_section(
     return _Cleaning(record, components, rules or OpenFold3Rules()).section()
 
 
+@dataclass(slots=True)
 class _Cleaning:
-    def __init__(
-        self, record: EntryRecord, components: ComponentTable, rules: OpenFold3Rules
-    ) -> None:
-        self.record = record
-        self.components = components
-        self.rules = rules
-        self.dropped: list[Dropped] = []
+    record: EntryRecord
+    components: ComponentTable
+    rules: OpenFold3Rules
+    dropped: list[Dropped] = field(default_factory=list)
 
     def section(self) -> RulesetSection:
         record, rules = self.record, self.rules
@@ -128,7 +119,8 @@ class _Cleaning:
         atoms.hetero[atoms.res_name == "MSE"] = False
         atoms.res_name[atoms.res_name == "MSE"] = "MET"
         atoms.element[selenium], atoms.name[selenium] = "S", "SD"
-        _fix_arginines(atoms)
+        one, two = exchanged_arginines(atoms)
+        atoms.name[one], atoms.name[two] = "NH2", "NH1"
         atoms = self._without(atoms, np.isin(atoms.res_name, ("HOH", "DOD")), "water", report=False)
         methods = record.methods[:1] if rules.first_method_only else record.methods
         if "X-RAY DIFFRACTION" in methods:
@@ -145,7 +137,7 @@ class _Cleaning:
         if not len(atoms):
             raise EntryRefused("no atoms are left after cleaning", item=record.entry)
         atoms.bonds = atoms.bonds[self._kept_bonds(atoms)]
-        atoms = with_unresolved_atoms(atoms, record, self.components, PROTEIN, LIGAND)
+        atoms = with_unresolved_atoms(atoms, record, self.components)
         atoms = atoms.take(~_terminal_atoms(atoms))
         if not len(atoms):
             raise EntryRefused("no atoms are left after cleaning", item=record.entry)
@@ -156,43 +148,19 @@ class _Cleaning:
         """Atoms of the file with one location each, bonds by the author's names as biotite does."""
         record = self.record
         rows = np.flatnonzero(_altloc_mask(record, letters_only=self.rules.letters_only))
-        residue = record.atom_residue()[rows]
-        chain = record.residue_chain()[residue]
-        entities = entity_numbers(record)
-        size = len(rows)
-        atoms = AtomRows(
-            row=rows,
-            asym=chain,
-            copy=np.zeros(size, np.int64),
-            operator=np.full(size, -1),
-            chain=chain.copy(),
-            entity=np.array([*entities, -1])[record.chain_entity[chain]],
-            kind=np.zeros(size, np.int64),
-            res_id=np.where(
-                record.residue_seq[residue] == 0,
-                record.residue_author[residue],
-                record.residue_seq[residue],
-            ).astype(np.int64),
-            insertion=record.residue_insertion[residue],
-            res_name=record.residue_name[residue].astype("U8"),
-            hetero=record.residue_hetero[residue],
-            name=record.atom_name[rows].astype("U8"),
-            element=record.atom_element[rows].astype("U4"),
-            charge=record.atom_charge[rows].astype(np.int64),
-            occupancy=record.atom_occupancy[rows],
-            position=record.atom_position[rows].astype(np.float32),
-            bonds=np.zeros((0, 3), np.int64),
-        )
+        entity = np.array([*entity_numbers(record), -1])[record.chain_entity]
+        bare = record.residue_seq == 0
+        number = np.where(bare, record.residue_author, record.residue_seq)
+        atoms = AtomRows.of_record(record, rows, entity, number)
         starts = atoms.residue_starts()
-        author = np.array(record.chain_author)[chain]
         atoms.bonds = merged_bonds(
             residue_bonds(atoms, self.components, starts),
             chain_bonds(
                 atoms,
                 self.components,
                 starts,
-                chain=author,
-                res_id=record.residue_author[residue],
+                chain=np.array(record.chain_author)[atoms.asym],
+                res_id=record.residue_author[record.atom_residue()[rows]],
                 exact_case=True,
             ),
             linked_bonds(record, rows, _LINKS, self.dropped),
@@ -202,38 +170,18 @@ class _Cleaning:
     def _assembly(self, unit: AtomRows) -> AtomRows:
         """Copies in the order of their numbers, chains numbered from 1, molecule types."""
         record = self.record
+        atoms = unit
         if record.copies:
-            if record.assembly != "1":
-                raise EntryRefused("no assembly named 1", item=record.entry)
-            labels = np.array(record.chain_label)
             parts: dict[int, list[AtomRows]] = {}
-            counter: dict[int, int] = {}
-            for gen in record.copies:
-                chains = np.flatnonzero(np.isin(labels, gen.asyms))
-                base = unit.take(np.isin(unit.asym, chains))
-                for step, operator in enumerate(gen.operators):
-                    copies = np.array([counter.get(c, 0) + step for c in range(len(labels))])
-                    moved = dataclasses.replace(
-                        base,
-                        copy=copies[base.asym],
-                        operator=np.full(len(base), operator),
-                        position=placed(
-                            record.atom_position[base.row],
-                            np.full(len(base), operator),
-                            record.operators,
-                            single=True,
-                        ),
-                    )
-                    for copy in np.unique(moved.copy).tolist():
-                        parts.setdefault(copy, []).append(moved.take(moved.copy == copy))
-                for chain in chains.tolist():
-                    counter[chain] = counter.get(chain, 0) + len(gen.operators)
-            pieces = [part for copy in sorted(parts) for part in parts[copy]]
-            if not pieces:
+            count = np.zeros(len(record.chain_label), np.int64)
+            for chains, moved in copied(unit, record):
+                moved.copy = count[moved.asym]
+                for copy in np.unique(moved.copy).tolist():
+                    parts.setdefault(copy, []).append(moved.take(moved.copy == copy))
+                count[chains] += 1
+            if not parts:
                 raise EntryRefused("the assembly has no atoms", item=record.entry)
-            atoms = joined_rows(pieces)
-        else:
-            atoms = unit.take(np.arange(len(unit)))
+            atoms = joined_rows([part for copy in sorted(parts) for part in parts[copy]])
         starts = atoms.chain_starts()
         atoms.chain = spread(starts, len(atoms)) + 1
         atoms.kind = self._kinds(atoms, starts)
@@ -249,7 +197,7 @@ class _Cleaning:
         counts = np.zeros((len(starts), 4), np.int64)
         np.add.at(counts, (number, kind), 1)
         chain: np.ndarray = counts.argmax(axis=1)
-        residues = np.bincount(number[atoms.residue_starts()], minlength=len(starts))
+        residues = atoms.residue_counts(starts)
         if self.rules.single_is_ligand:
             chain[residues == 1] = LIGAND
         else:
@@ -263,18 +211,17 @@ class _Cleaning:
         self, atoms: AtomRows, out: Bool[np.ndarray, " A"], reason: str, *, report: bool = True
     ) -> AtomRows:
         if report:
-            first = np.flatnonzero(out & np.isin(np.arange(len(atoms)), atoms.residue_starts()))
-            self._report(atoms, first, "residue", reason)
+            starts = atoms.residue_starts()
+            self._report(atoms, starts[out[starts]], "residue", reason)
         return atoms.take(~out) if out.any() else atoms
 
     def _report(
         self, atoms: AtomRows, rows: Integer[np.ndarray, " n"], what: str, reason: str
     ) -> None:
-        for chain, name in zip(
-            atoms.chain[rows].tolist(), atoms.res_name[rows].tolist(), strict=True
-        ):
-            part = Dropped(what=what, chain=str(chain), component=name, reason=reason)
-            self.dropped.append(part)
+        self.dropped += [
+            Dropped(what=what, chain=str(chain), component=str(name), reason=reason)
+            for chain, name in zip(atoms.chain[rows], atoms.res_name[rows], strict=True)
+        ]
 
     def _without_chain(self, atoms: AtomRows, chain: int, reason: str) -> AtomRows:
         """Without a chain and what hangs on it: heteroatoms joined to its first atom."""
@@ -295,10 +242,8 @@ class _Cleaning:
     def _without_short(self, atoms: AtomRows) -> AtomRows:
         seen = atoms.take((atoms.kind != LIGAND) & (atoms.occupancy > 0))
         starts = seen.chain_starts()
-        counts = np.bincount(
-            spread(starts, len(seen))[seen.residue_starts()], minlength=len(starts)
-        )
-        for chain in seen.chain[starts[counts <= self.rules.max_short]].tolist():
+        short = seen.residue_counts(starts) <= self.rules.max_short
+        for chain in seen.chain[starts[short]].tolist():
             atoms = self._without_chain(atoms, chain, "a short polymer")
         return atoms
 
@@ -315,23 +260,18 @@ class _Cleaning:
         pairs = pairs[~bonded]
         if not len(pairs):
             return atoms
-        names, sizes = np.unique(atoms.chain, return_counts=True)
-        size = dict(zip(names.tolist(), sizes.tolist(), strict=True))
-        touched: dict[tuple[int, int], tuple[set[int], set[int]]] = {}
-        for one, two in pairs.tolist():
-            # Chains are compared as texts, as OpenFold3 does: "10" comes before "2".
-            if str(atoms.chain[one]) > str(atoms.chain[two]):
-                one, two = two, one
-            key = (int(atoms.chain[one]), int(atoms.chain[two]))
-            sets = touched.setdefault(key, (set(), set()))
-            sets[0].add(one)
-            sets[1].add(two)
-        out = []
-        for (first, second), (ones, twos) in touched.items():
-            a, b = len(ones) / size[first], len(twos) / size[second]
-            if max(a, b) > self.rules.clash_fraction:
-                out.append((first, second) if a > b else (second, first))
-        for chain, other in dict(out).items():
+        sizes = np.bincount(atoms.chain)
+        touched = touching(pairs, atoms.chain)
+        out = {}
+        for pair in touched:
+            if str(pair[0]) > str(pair[1]):
+                continue  # compared as texts, as OpenFold3 does: "10" comes before "2"
+            back = pair[::-1]
+            share = [len(touched[both]) / sizes[both[0]] for both in (pair, back)]
+            if max(share) > self.rules.clash_fraction:
+                chain, other = pair if share[0] > share[1] else back
+                out[chain] = other
+        for chain, other in out.items():
             atoms = self._without_chain(atoms, chain, f"clashes with chain {other}")
         return atoms
 
@@ -391,10 +331,8 @@ class _Cleaning:
             return
         ligand = atoms.take(atoms.kind == LIGAND)
         starts = ligand.chain_starts()
-        counts = np.bincount(
-            spread(starts, len(ligand))[ligand.residue_starts()], minlength=len(starts)
-        )
-        for entity in np.unique(ligand.entity[starts[counts > 1]]).tolist():
+        several = ligand.residue_counts(starts) > 1
+        for entity in np.unique(ligand.entity[starts[several]]).tolist():
             part = atoms.take(atoms.entity == entity)
             pieces = np.split(part.name, part.chain_starts()[1:])
             if len({tuple(piece.tolist()) for piece in pieces}) > 1:
@@ -462,25 +400,6 @@ def _altloc_mask(record: EntryRecord, *, letters_only: bool) -> Bool[np.ndarray,
         if chosen is not None:
             mask[low:high] |= record.atom_altloc[low:high] == chosen
     return mask
-
-
-def _fix_arginines(atoms: AtomRows) -> None:
-    """NH1 is the one nearer to CD: exchange the names where it is not."""
-    arginine = atoms.res_name == "ARG"
-    if not arginine.any():
-        return
-    number = atoms.residue_number()
-    count = int(number[-1]) + 1
-    rows = []
-    for name in ("NH1", "NH2", "CD"):
-        found = np.full(count, -1, np.int64)
-        held = np.flatnonzero(arginine & (atoms.name == name))
-        found[number[held]] = held
-        rows.append(found)
-    one, two, base = np.stack(rows)[:, (np.stack(rows) >= 0).all(axis=0)]
-    near = np.linalg.norm(atoms.position[two] - atoms.position[base], axis=1)
-    swapped = near < np.linalg.norm(atoms.position[one] - atoms.position[base], axis=1)
-    atoms.name[one[swapped]], atoms.name[two[swapped]] = "NH2", "NH1"
 
 
 def _terminal_atoms(atoms: AtomRows) -> Bool[np.ndarray, " A"]:

@@ -6,8 +6,7 @@ assembly.
 
 from __future__ import annotations
 
-import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
@@ -17,11 +16,12 @@ from evofeed.featurize.records.rulesets.atom_rows import (
     SINGLE,
     AtomRows,
     connected,
+    copied,
+    exchanged_arginines,
     joined_rows,
     linked_bonds,
     merged_bonds,
     residue_bonds,
-    run_starts,
     spread,
 )
 from evofeed.featurize.records.rulesets.contacts import contacts
@@ -37,7 +37,7 @@ from evofeed.featurize.records.rulesets.protenix_chains import (
     lopsided_links,
     near_molecules,
 )
-from evofeed.featurize.records.rulesets.standard import AIDS
+from evofeed.featurize.records.rulesets.standard import AIDS, Rules
 from evofeed.protein.components import Component, ComponentTable
 from evofeed.protein.entry_record import (
     ALTLOC_NONE,
@@ -45,8 +45,9 @@ from evofeed.protein.entry_record import (
     WATERS,
     Dropped,
     EntryRecord,
+    run_starts,
 )
-from evofeed.protein.ruleset_section import EntryRefused, RulesetSection, placed
+from evofeed.protein.ruleset_section import EntryRefused, RulesetSection
 
 PROTEIN, DNA, RNA, LIGAND = range(4)
 _LINKS: Final = dict.fromkeys(
@@ -67,7 +68,7 @@ _UNKNOWN: Final = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProtenixRules:
+class ProtenixRules(Rules):
     """Limits of the preparation, and its faults by name: True does as Protenix does."""
 
     max_bond: float = 2.4
@@ -92,11 +93,6 @@ class ProtenixRules:
     selenium_lost: bool = True
     """MSE becomes MET in the sequence alone, so that its selenium is absent."""
 
-    @classmethod
-    def right(cls) -> ProtenixRules:
-        """Every fault mended."""
-        return cls(one_letter_per_file=False, selenium_lost=False)
-
 
 def protenix_section(
     record: EntryRecord, components: ComponentTable, rules: ProtenixRules | None = None
@@ -110,18 +106,19 @@ def protenix_section(
     return _Preparation(record, components, rules or ProtenixRules()).section()
 
 
+@dataclass(slots=True)
 class _Preparation:
-    def __init__(
-        self, record: EntryRecord, components: ComponentTable, rules: ProtenixRules
-    ) -> None:
-        self.record = record
-        self.components = components
-        self.rules = rules
-        self.dropped: list[Dropped] = []
-        self.assembled: set[str] = set()
+    record: EntryRecord
+    components: ComponentTable
+    rules: ProtenixRules
+    dropped: list[Dropped] = field(default_factory=list)
+    assembled: set[str] = field(default_factory=set)
+    polymers: dict[int, str] = field(init=False)
+
+    def __post_init__(self) -> None:
         self.polymers = {
             number: entity.polymer or "missing"
-            for number, entity in enumerate(record.entities)
+            for number, entity in enumerate(self.record.entities)
             if entity.polymer or entity.monomers
         }
 
@@ -134,7 +131,9 @@ class _Preparation:
             atoms = self._without_chains(atoms, name)
         if not len(atoms):
             raise EntryRefused("no atoms are left", item=self.record.entry)
-        _fix_arginines(atoms)
+        one, two = exchanged_arginines(atoms)
+        swapped, back = np.append(one, two), np.append(two, one)
+        atoms.row[swapped], atoms.position[swapped] = atoms.row[back], atoms.position[back]
         if not self.rules.selenium_lost:
             _to_methionine(atoms)
         present = set(atoms.entity.tolist())
@@ -161,29 +160,8 @@ class _Preparation:
         else:
             keep |= _lowest_of_residue(record)
         rows = np.flatnonzero(keep)
-        residue = record.atom_residue()[rows]
-        chain = record.residue_chain()[residue]
-        size = len(rows)
+        atoms = AtomRows.of_record(record, rows, record.chain_entity, self._numbers())
         _, author = np.unique(np.array(record.chain_author), return_inverse=True)
-        atoms = AtomRows(
-            row=rows,
-            asym=chain,
-            copy=np.zeros(size, np.int64),
-            operator=np.full(size, -1),
-            chain=chain.copy(),
-            entity=record.chain_entity[chain].astype(np.int64),
-            kind=np.zeros(size, np.int64),
-            res_id=self._numbers()[residue],
-            insertion=record.residue_insertion[residue],
-            res_name=record.residue_name[residue].astype("U8"),
-            hetero=record.residue_hetero[residue],
-            name=record.atom_name[rows].astype("U8"),
-            element=record.atom_element[rows].astype("U4"),
-            charge=record.atom_charge[rows].astype(np.int64),
-            occupancy=record.atom_occupancy[rows],
-            position=record.atom_position[rows].astype(np.float32),
-            bonds=np.zeros((0, 3), np.int64),
-        )
         links = linked_bonds(record, rows, _LINKS, self.dropped)
         length = np.linalg.norm(atoms.position[links[:, 0]] - atoms.position[links[:, 1]], axis=1)
         inner = residue_bonds(atoms, self.components, atoms.residue_starts())
@@ -191,8 +169,8 @@ class _Preparation:
         with_polymer_bonds(
             atoms,
             self.components,
-            chain=author[chain],
-            res_id=record.residue_author[residue].astype(np.int64),
+            chain=author[atoms.asym],
+            res_id=record.residue_author[record.atom_residue()[rows]].astype(np.int64),
             limit=2.5,
         )
         with_polymer_bonds(atoms, self.components)
@@ -229,8 +207,8 @@ class _Preparation:
         return found
 
     def _without(self, atoms: AtomRows, out: Bool[np.ndarray, " A"], reason: str) -> AtomRows:
-        first = np.flatnonzero(out & np.isin(np.arange(len(atoms)), atoms.residue_starts()))
-        for row in first.tolist():
+        starts = atoms.residue_starts()
+        for row in starts[out[starts]].tolist():
             label = self.record.chain_label[atoms.asym[row]]
             name = str(atoms.res_name[row])
             part = Dropped(what="residue", chain=label, component=name, reason=reason)
@@ -281,25 +259,10 @@ class _Preparation:
         count = record.oligomeric_count
         if not count.isdecimal() or not 0 < int(count) <= self.rules.max_chains:
             raise EntryRefused(f"oligomeric_count of the assembly is {count!r}", item=record.entry)
-        pieces = [unit]
-        if record.copies:
-            if record.assembly != "1":
-                raise EntryRefused("no assembly named 1", item=record.entry)
-            pieces = []
-            labels = np.array(record.chain_label)
-            for gen in record.copies:
-                chains = np.flatnonzero(np.isin(labels, gen.asyms))
-                base = unit.take(np.isin(unit.asym, chains))
-                for operator in gen.operators:
-                    which = np.full(len(base), operator)
-                    position = placed(
-                        record.atom_position[base.row], which, record.operators, single=True
-                    )
-                    position[base.row < 0] = np.nan
-                    pieces.append(dataclasses.replace(base, operator=which, position=position))
-        atoms = joined_rows(pieces) if sum(map(len, pieces)) else unit.take(unit.row < -1)
-        if not len(atoms):
+        pieces = [moved for _, moved in copied(unit, record)] if record.copies else [unit]
+        if not sum(map(len, pieces)):
             raise EntryRefused("the assembly has no atoms", item=record.entry)
+        atoms = joined_rows(pieces)
         self.assembled = {record.entities[row].name for row in np.unique(atoms.entity).tolist()}
         starts = run_starts(atoms.asym, falling=atoms.res_id)
         seen: dict[int, int] = {}
@@ -388,20 +351,3 @@ def _to_methionine(atoms: AtomRows) -> None:
     atoms.name[selenium], atoms.element[selenium] = "SD", "S"
     atoms.res_name[held] = "MET"
     atoms.hetero[held] = False
-
-
-def _fix_arginines(atoms: AtomRows) -> None:
-    """NH1 is the one nearer to CD: exchange the coordinates where it is not."""
-    starts = atoms.residue_starts()
-    for low, high in zip(starts, np.append(starts[1:], len(atoms)), strict=True):
-        if atoms.res_name[low] != "ARG":
-            continue
-        rows = {str(name): row for row, name in enumerate(atoms.name[low:high].tolist(), low)}
-        if not {"CD", "NH1", "NH2"} <= rows.keys():
-            continue
-        one, two, base = rows["NH1"], rows["NH2"], rows["CD"]
-        near = [((atoms.position[row] - atoms.position[base]) ** 2).sum() for row in (one, two)]
-        if near[1] < near[0]:
-            for name in ("row", "position"):
-                column = getattr(atoms, name)
-                column[[one, two]] = column[[two, one]]

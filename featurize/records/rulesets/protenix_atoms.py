@@ -39,8 +39,6 @@ def with_polymer_bonds(
     """Join residues that follow each other, in place, but where one has another bond instead.
 
     Args:
-        atoms: changed.
-        components: whose types say what links.
         chain: names of chains in place of `atoms.chain`.
         res_id: numbers in place of `atoms.res_id`.
         limit: ångström between atoms of different chains of the file.
@@ -110,7 +108,6 @@ class Completion:
     ) -> None:
         """Args:
         atoms: what was seen.
-        components: the definitions.
         monomers: components of every polymer, by `AtomRows.entity`.
         """
         self.atoms = atoms
@@ -310,22 +307,10 @@ class Completion:
 def _unseen(
     atoms: AtomRows, like: int, component: Component, rows: Integer[np.ndarray, " n"]
 ) -> AtomRows:
-    size = len(rows)
-    alike = {
-        name: np.repeat(getattr(atoms, name)[like : like + 1], size)
-        for name in "asym copy operator chain entity kind res_id insertion hetero".split()
-    }
-    return AtomRows(
-        **alike,
-        row=np.full(size, -1),
-        res_name=np.full(size, component.code).astype("U8"),
-        name=component.name[rows].astype("U8"),
-        element=component.element[rows].astype("U4"),
-        charge=component.charge[rows].astype(np.int64),
-        occupancy=np.zeros(size),
-        position=np.full((size, 3), np.nan, np.float32),
-        bonds=np.zeros((0, 3), np.int64),
-    )
+    columns = (component.name[rows], component.element[rows], component.charge[rows])
+    piece = atoms.unseen(np.full(len(rows), like), *columns)
+    piece.res_name[:] = component.code
+    return piece
 
 
 def resolved(atoms: AtomRows) -> Bool[np.ndarray, " A"]:

@@ -9,7 +9,7 @@ import numpy as np
 
 from evofeed.base.shapes import Bool, Integer
 from evofeed.featurize.records.rulesets.atom_rows import AtomRows, connected
-from evofeed.featurize.records.rulesets.contacts import contacts
+from evofeed.featurize.records.rulesets.contacts import contacts, touching
 from evofeed.featurize.records.rulesets.standard import STANDARD_NUCLEIC, STANDARD_PROTEIN
 
 _NEAR = 15.0
@@ -63,19 +63,16 @@ def clashing_chains(
     rows = np.flatnonzero(centre_atoms(atoms) & (atoms.row >= 0))
     chain = atoms.chain[rows]
     pairs = contacts(atoms.position[rows], chain, distance)
-    touching: dict[tuple[int, int], set[int]] = defaultdict(set)
-    for one, two in pairs.tolist():
-        touching[int(chain[one]), int(chain[two])].add(one)
-        touching[int(chain[two]), int(chain[one])].add(two)
+    near = touching(pairs, chain)
     counts = np.bincount(chain, minlength=len(names))
     removed: set[int] = set()
-    order = sorted({one for pair in touching for one in pair}, key=lambda row: names[row])
+    order = sorted({one for pair in near for one in pair}, key=lambda row: names[row])
     for place, one in enumerate(order):
         for two in order[place + 1 :] if one not in removed else ():
-            if two in removed or (one, two) not in touching or _is_molecule(atoms, one, two):
+            if two in removed or (one, two) not in near or _is_molecule(atoms, one, two):
                 continue
-            first = len(touching[one, two]) / counts[one]
-            second = len(touching[two, one]) / counts[two]
+            first = len(near[one, two]) / counts[one]
+            second = len(near[two, one]) / counts[two]
             if max(first, second) <= fraction:
                 continue
             # The one that clashes more goes, then the smaller, then the later by name.

@@ -1,7 +1,13 @@
 """Residues that are one token in AlphaFold 3, and what else its cleaning names (SI 2.5.4)."""
 
-from typing import Final
+from __future__ import annotations
 
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+PROTEIN, LIGAND = 0, 3
+"""Kinds of chains and residues that every project numbers alike."""
 STANDARD_PROTEIN: Final = (
     "ALA ARG ASN ASP CYS GLN GLU GLY HIS ILE LEU LYS MET PHE PRO SER THR TRP TYR VAL UNK"
 ).split()
@@ -17,3 +23,17 @@ EXCLUDED_LIGANDS: Final = (
     "STE STO STU TAR TBU TME TPO TRS UNK UNL UNX UPL URE"
 ).split()
 """Ligands left out of evaluation, tables 9 to 12; Boltz leaves them out of training."""
+
+
+_Rules = TypeVar("_Rules", bound="Rules")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """Limits of a project's cleaning, and its faults by name: True does as the project does."""
+
+    @classmethod
+    def right(cls: type[_Rules]) -> _Rules:
+        """Every fault mended."""
+        faults: Any = {one.name: False for one in dataclasses.fields(cls) if one.type == "bool"}
+        return dataclasses.replace(cls(), **faults)

@@ -11,28 +11,31 @@ from evofeed.featurize.records.rulesets.atom_rows import (
     COORDINATION,
     AtomRows,
     chain_bonds,
+    joined_rows,
     merged_bonds,
     residue_bonds,
 )
-from evofeed.featurize.records.rulesets.standard import STANDARD_NUCLEIC, STANDARD_PROTEIN
+from evofeed.featurize.records.rulesets.standard import (
+    LIGAND,
+    PROTEIN,
+    STANDARD_NUCLEIC,
+    STANDARD_PROTEIN,
+)
 from evofeed.protein.components import Component, ComponentTable
 from evofeed.protein.entry_record import EntryRecord
 
 
 def with_unresolved_atoms(
-    atoms: AtomRows, record: EntryRecord, components: ComponentTable, protein: int, ligand: int
+    atoms: AtomRows, record: EntryRecord, components: ComponentTable
 ) -> AtomRows:
     """Absent atoms of residues that were seen, then residues that were not, then their bonds.
 
     Args:
         atoms: in the components' order.
         record: whose entities have the sequences.
-        components: the definitions.
-        protein: `kind` of a protein.
-        ligand: `kind` of a ligand.
     """
-    atoms = _with_absent_atoms(atoms, components, protein, ligand)
-    atoms = _with_absent_residues(atoms, record, components, protein, ligand)
+    atoms = _with_absent_atoms(atoms, components)
+    atoms = _with_absent_residues(atoms, record, components)
     starts = atoms.residue_starts()
     atoms.bonds = merged_bonds(
         atoms.bonds,
@@ -42,12 +45,10 @@ def with_unresolved_atoms(
     return atoms
 
 
-def _with_absent_atoms(
-    atoms: AtomRows, components: ComponentTable, protein: int, ligand: int
-) -> AtomRows:
+def _with_absent_atoms(atoms: AtomRows, components: ComponentTable) -> AtomRows:
     starts = atoms.residue_starts()
     stops = np.append(starts[1:], len(atoms))
-    sparse = covalent_ligands(atoms, ligand)
+    sparse = covalent_ligands(atoms)
     order = np.arange(len(atoms), dtype=np.int64)
     shift = np.zeros(len(atoms) + 1, np.int64)
     added: list[tuple[int, int, Component, int]] = []
@@ -60,17 +61,17 @@ def _with_absent_atoms(
             continue
         component, wanted, sizes = required[str(atoms.res_name[low])]
         kind = int(atoms.kind[low])
-        if kind != ligand and high - low == sizes[int(kind != protein)]:
+        if kind != LIGAND and high - low == sizes[int(kind != PROTEIN)]:
             # As many atoms as a residue within a chain has: nothing is absent, if none leaves.
             if not leaves[low:high].any():
                 continue
-        elif kind == ligand and high - low == len(wanted):
+        elif kind == LIGAND and high - low == len(wanted):
             continue
         seen = set(atoms.name[low:high].tolist())
         names = list(wanted)
-        if kind == protein:
+        if kind == PROTEIN:
             leaving = "OXT" if "OXT" in names else None
-        elif kind != ligand:
+        elif kind != LIGAND:
             leaving = _leaving_oxygen(component, seen, names)
         else:
             leaving = None
@@ -91,12 +92,14 @@ def _with_absent_atoms(
     if not added:
         return atoms
     moved = np.cumsum(shift)
-    new = _unseen(atoms, np.array([low for low, *_rest in added]))
-    new.name = np.array([str(part.name[row]) for _l, _o, part, row in added])
-    new.element = np.array([str(part.element[row]) for _l, _o, part, row in added])
-    new.charge = np.array([int(part.charge[row]) for _l, _o, part, row in added])
+    new = atoms.unseen(
+        np.array([low for low, *_rest in added]),
+        np.array([part.name[row] for _l, _o, part, row in added]),
+        np.array([part.element[row] for _l, _o, part, row in added]),
+        np.array([part.charge[row] for _l, _o, part, row in added]),
+    )
     places = np.array([place + moved[low] for low, place, _c, _r in added])
-    joined = atoms.joined(new)
+    joined = joined_rows([atoms, new])
     number = np.concatenate([order + moved[:-1][: len(atoms)], places])
     return joined.take(np.argsort(number, kind="stable"))
 
@@ -127,9 +130,9 @@ def _leaving_oxygen(component: Component, seen: set[str], required: list[str]) -
     return free[0][1] if free else None
 
 
-def covalent_ligands(atoms: AtomRows, ligand: int) -> set[int]:
+def covalent_ligands(atoms: AtomRows) -> set[int]:
     """Chains of ligands that have several residues or a bond to another chain, metals aside."""
-    mask = atoms.kind == ligand
+    mask = atoms.kind == LIGAND
     chains = np.unique(atoms.chain[mask])
     starts = atoms.residue_starts()
     names, counts = np.unique(atoms.chain[starts], return_counts=True)
@@ -149,21 +152,21 @@ def entity_numbers(record: EntryRecord) -> list[int]:
 
 
 def _with_absent_residues(
-    atoms: AtomRows, record: EntryRecord, components: ComponentTable, protein: int, ligand: int
+    atoms: AtomRows, record: EntryRecord, components: ComponentTable
 ) -> AtomRows:
     numbers = dict(zip(entity_numbers(record), record.entities, strict=True))
     starts = atoms.chain_starts()
     parts: list[_Residue] = []
     for low, stop in zip(starts.tolist(), np.append(starts[1:], len(atoms)).tolist(), strict=True):
         kind = int(atoms.kind[low])
-        if kind == ligand:
+        if kind == LIGAND:
             continue
         monomers = numbers[int(atoms.entity[low])].monomers
         for gap in _gaps(atoms.res_id[low:stop], low, len(monomers)):
             for number in range(gap.first, gap.last + 1):
                 terminal = gap.is_end and number == gap.last
                 leaving: tuple[str, ...] = ("OXT",)
-                if kind != protein:
+                if kind != PROTEIN:
                     terminal, leaving = gap.is_start and number == gap.first, ("OP3", "O3P")
                 component = components[monomers[number - 1]]
                 mask = component.element != "H"
@@ -173,22 +176,24 @@ def _with_absent_residues(
     if not parts:
         return atoms
     counts = [len(part.atoms) for part in parts]
-    new = _unseen(atoms, np.repeat([part.gap.like for part in parts], counts))
+    new = atoms.unseen(
+        np.repeat([part.gap.like for part in parts], counts),
+        np.concatenate([part.component.name[part.atoms] for part in parts]),
+        np.concatenate([part.component.element[part.atoms] for part in parts]),
+        np.concatenate([part.component.charge[part.atoms] for part in parts]),
+    )
     new.insertion[:] = ""
     new.res_id = np.repeat([part.number for part in parts], counts)
     new.res_name = np.repeat([part.component.code for part in parts], counts)
-    new.name = np.concatenate([part.component.name[part.atoms] for part in parts])
-    new.element = np.concatenate([part.component.element[part.atoms] for part in parts])
-    new.charge = np.concatenate([part.component.charge[part.atoms] for part in parts])
     standard = np.where(
-        new.kind == protein,
+        new.kind == PROTEIN,
         np.isin(new.res_name, STANDARD_PROTEIN),
         np.isin(new.res_name, STANDARD_NUCLEIC),
     )
     new.hetero = ~standard
     keys = np.repeat([part.key() for part in parts], counts)
     there = (np.arange(len(atoms)) * 2 + 2) * _STEP - 1
-    return atoms.joined(new).take(np.argsort(np.concatenate([there, keys]), kind="stable"))
+    return joined_rows([atoms, new]).take(np.argsort(np.concatenate([there, keys]), kind="stable"))
 
 
 _STEP: Final = 1 << 24
@@ -228,15 +233,3 @@ def _gaps(ids: Integer[np.ndarray, " n"], low: int, length: int) -> list[_Gap]:
         stop = low + len(ids)
         gaps.append(_Gap(stop, int(ids[-1]) + 1, length, stop - 1, False, True))
     return gaps
-
-
-def _unseen(atoms: AtomRows, like: Integer[np.ndarray, " n"]) -> AtomRows:
-    """Atoms like those, without coordinates."""
-    new = atoms.take(np.zeros(0, np.int64))
-    for name in ("asym copy operator chain entity kind res_id insertion res_name hetero").split():
-        setattr(new, name, getattr(atoms, name)[like])
-    size = len(like)
-    new.row = np.full(size, -1)
-    new.occupancy = np.zeros(size)
-    new.position = np.full((size, 3), np.nan, np.float32)
-    return new

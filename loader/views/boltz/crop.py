@@ -3,64 +3,59 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final, no_type_check
 
 import numpy as np
+from numba import njit
 
-from evofeed.base.shapes import Int
-from evofeed.loader.views.boltz.config import BoltzConfig
-from evofeed.loader.views.boltz.draws import BoltzDraws
-from evofeed.loader.views.boltz.growth import grow
-from evofeed.loader.views.boltz.tokens import Tokens
+from evofeed.base.shapes import Float, Int
+from evofeed.loader.views.config import BoltzConfig
+from evofeed.loader.views.draws import BoltzDraws
+from evofeed.loader.views.entry_view import EntryView
 
 _INTERFACE: Final = (15.0, 20.0)
 """Distance of the tokens of an interface, ångström; the second if none is nearer."""
 
 
 def crop_tokens(
-    tokens: Tokens,
-    datapoint: Sequence[int],
-    draws: BoltzDraws,
-    config: BoltzConfig,
+    view: EntryView, datapoint: Sequence[int], draws: BoltzDraws, config: BoltzConfig
 ) -> Int[np.ndarray, " C"]:
-    """Tokens to keep, ascending.
-
-    Args:
-        tokens: of the whole entry's valid chains.
-        datapoint: a chain whose token is the first, or two whose facing tokens are.
-        draws: the random decisions.
-        config: sizes and faults.
+    """Tokens to keep, ascending; the first is of the datapoint's chain, or faces its other chain.
 
     Raises:
         ValueError: no token is resolved, or no pair of an interface is within 20 Å.
     """
     half = draws.neighborhood(config.max_neighborhood // 2 + 1)
-    resolved = np.flatnonzero(tokens.resolved)
+    chain = view.token_chain()
+    center = view.token_position().astype(np.float32, copy=False)
+    resolved = np.flatnonzero(view.token_resolved)
     if not len(resolved):
         raise ValueError("no token of the entry is resolved: leave the entry out")
-    candidates = _candidates(tokens, resolved, datapoint)
+    candidates = _candidates(chain, center, resolved, datapoint)
     query = candidates[draws.query(len(candidates))]
-    center = tokens.center_coords
     step = center[resolved] - center[query]
     distance = np.sqrt((step * step).sum(1, dtype=np.float32))
     order = resolved[np.argsort(distance, kind="stable")]
     taken = grow(
-        order, tokens.chain, tokens.residue, tokens.atom_num, tokens.chain_start,
-        tokens.chain_stop, 2 * half, config.max_tokens, config.max_atoms,
-        config.stop_at_first_overflow,
+        order, chain, view.residue_index[view.token_residue], view.token_atoms,
+        np.searchsorted(chain, chain, "left"), np.searchsorted(chain, chain, "right"),
+        2 * half, config.max_tokens, config.max_atoms, config.stop_at_first_overflow,
     )  # fmt: skip
     return np.flatnonzero(taken)
 
 
 def _candidates(
-    tokens: Tokens, resolved: Int[np.ndarray, " R"], datapoint: Sequence[int]
+    chains: Int[np.ndarray, " N"],
+    center: Float[np.ndarray, "N 3"],
+    resolved: Int[np.ndarray, " R"],
+    datapoint: Sequence[int],
 ) -> Int[np.ndarray, " Q"]:
-    of = tokens.chain[resolved]
+    of = chains[resolved]
     sides = [resolved[of == chain] for chain in datapoint]
     if len(sides) == 1 or not all(len(side) for side in sides):
         both = np.concatenate(sides)
         return both if len(both) else resolved
-    first, second = (tokens.center_coords[side].astype(np.float64) for side in sides)
+    first, second = (center[side].astype(np.float64) for side in sides)
     square = ((first[:, None] - second[None]) ** 2).sum(-1)
     for limit in _INTERFACE:
         near = np.sqrt(square) < limit
@@ -69,3 +64,54 @@ def _candidates(
     raise ValueError(
         f"chains {datapoint[0]} and {datapoint[1]} have no tokens within {_INTERFACE[1]:.0f} Å"
     )
+
+
+@njit(cache=True, nogil=True)
+@no_type_check
+def grow(
+    order: Any, chain: Any, residue: Any, atoms: Any, chain_start: Any, chain_stop: Any,
+    neighborhood: Any, max_tokens: Any, max_atoms: Any, stop: Any,
+) -> Any:  # fmt: skip
+    """Which tokens are taken, `bool[n]`. `no_type_check` keeps shape checks from wrapping it.
+
+    Neighbourhoods of `order`'s tokens are added while they fit: the whole chain if it has no more
+    tokens than `neighborhood`, else residues to both sides until there are so many. A chain's
+    tokens are `chain_start` to `chain_stop`, its residues ascend.
+    """
+    taken = np.zeros(len(chain), np.bool_)
+    tokens = 0
+    total = 0
+    for token in order:
+        first = chain_start[token]
+        last = chain_stop[token]
+        lo = first
+        hi = last
+        if last - first > neighborhood:
+            lo = token
+            while lo > first and residue[lo - 1] == residue[token]:
+                lo -= 1
+            hi = token + 1
+            while hi < last and residue[hi] == residue[token]:
+                hi += 1
+            step = 0
+            while hi - lo < neighborhood:
+                step += 1
+                while lo > first and residue[lo - 1] >= residue[token] - step:
+                    lo -= 1
+                while hi < last and residue[hi] <= residue[token] + step:
+                    hi += 1
+        new = 0
+        new_atoms = 0
+        for row in range(lo, hi):
+            if not taken[row]:
+                new += 1
+                new_atoms += atoms[row]
+        if new > max_tokens - tokens or total + new_atoms > max_atoms:
+            if stop:
+                break
+            continue
+        for row in range(lo, hi):
+            taken[row] = True
+        tokens += new
+        total += new_atoms
+    return taken

@@ -6,16 +6,16 @@ Every shape is known to the host. Names and values are those of Boltz 1's featur
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from evofeed.loader.views.boltz.config import BoltzConfig
 from evofeed.loader.views.boltz.plan import OWN_CODE
 from evofeed.loader.views.boltz.rows import CODES, GAP_CODE
+from evofeed.loader.views.config import BoltzConfig
 from evofeed.loader.views.tensors import longer, symmetric
 from evofeed.protein.alignment import NUM_LETTERS
 
@@ -27,12 +27,7 @@ _POCKET: Final = 4
 
 
 def boltz_features(packed: Mapping[str, Tensor], config: BoltzConfig) -> dict[str, Tensor]:
-    """The features of one sample, padded to the config's tokens, atoms and rows.
-
-    Args:
-        packed: what `plan_sample` gave, as tensors of one device.
-        config: sizes and faults, the plan's.
-    """
+    """The features of one sample, padded to the config's tokens, atoms and rows."""
     return _tokens(packed, config) | _atoms(packed, config) | _rows(packed, config)
 
 
@@ -149,3 +144,25 @@ def one_hot(index: Tensor, classes: int) -> Tensor:
     """`i64[..., classes]`; nothing is asked of the device, unlike torch's own."""
     hot = torch.zeros(*index.shape, classes, dtype=torch.int64, device=index.device)
     return hot.scatter_(-1, index.long()[..., None], 1)
+
+
+LISTED: Final = frozenset(
+    "all_coords all_resolved_mask crop_to_all_atom_map chain_symmetries amino_acids_symmetries "
+    "ligand_symmetries".split()
+)  # fmt: skip
+"""Features that stay a list, one a sample."""
+
+
+def boltz_batch(samples: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Samples stacked; `r_set_to_rep_atom`, whose rows vary, padded with zeros to the longest."""
+    batch: dict[str, Any] = {}
+    for name in samples[0]:
+        values = [sample[name] for sample in samples]
+        batch[name] = values if name in LISTED else _stacked(values)
+    return batch
+
+
+def _stacked(values: Sequence[Tensor]) -> Tensor:
+    longest = max(len(value) for value in values)
+    sizes = ((0, 0) * (value.dim() - 1) + (0, longest - len(value)) for value in values)
+    return torch.stack([pad(value, size) for value, size in zip(values, sizes, strict=True)])

@@ -8,20 +8,20 @@ from typing import Final
 import numpy as np
 
 from evofeed.base.shapes import Int
-from evofeed.loader.views.boltz.config import BoltzConfig
 from evofeed.loader.views.boltz.crop import crop_tokens
-from evofeed.loader.views.boltz.draws import BoltzDraws, rotations
 from evofeed.loader.views.boltz.frames import frames
 from evofeed.loader.views.boltz.pocket import pocket
 from evofeed.loader.views.boltz.rows import chain_rows, plan_rows
-from evofeed.loader.views.boltz.tokens import tokens_of
 from evofeed.loader.views.cells import row_codes, row_deletions
-from evofeed.loader.views.entry_view import ChainType, EntryView
-from evofeed.loader.views.runs import joined_runs
+from evofeed.loader.views.config import BoltzConfig
+from evofeed.loader.views.draws import BoltzDraws, rotations
+from evofeed.loader.views.entry_view import ChainType, EntryView, joined_runs
 from evofeed.protein.alignment import GAP, Alignment
 
 OWN_CODE: Final = 32
 """Added to a code of Boltz's vocabulary where letters stand beside codes."""
+ON_HOST: Final[frozenset[str]] = frozenset()
+"""Arrays of a plan that the host reads."""
 
 
 def plan_sample(
@@ -33,22 +33,14 @@ def plan_sample(
 ) -> dict[str, np.ndarray]:
     """Crop, rows and decisions of one sample.
 
-    Args:
-        view: the whole entry.
-        alignments: in the order of `view.alignments`.
-        datapoint: a chain, or the two chains of an interface.
-        draws: the random decisions.
-        config: sizes and faults.
-
     Raises:
         ValueError: no crop can be made around the datapoint.
     """
-    crop = crop_tokens(tokens_of(view), datapoint, draws, config)
+    crop = crop_tokens(view, datapoint, draws, config)
     drawn = draws.rows(config.max_seqs)
     packed = _tokens(view, crop)
     packed["pocket"] = pocket(view, crop, draws, config)
-    atoms = joined_runs(view.token_atom[crop], view.token_atoms[crop])
-    packed |= _atoms(view, crop, atoms)
+    packed |= _atoms(view, crop)
     packed["frames"], packed["frame_mask"] = frames(view, crop, packed)
     packed |= _moves(packed, draws, config)
     return packed | _rows(view, alignments, crop, drawn, config)
@@ -84,9 +76,8 @@ def _tokens(view: EntryView, crop: Int[np.ndarray, " N"]) -> dict[str, np.ndarra
     }
 
 
-def _atoms(
-    view: EntryView, crop: Int[np.ndarray, " N"], atoms: Int[np.ndarray, " A"]
-) -> dict[str, np.ndarray]:
+def _atoms(view: EntryView, crop: Int[np.ndarray, " N"]) -> dict[str, np.ndarray]:
+    atoms = view.atoms_of(crop)
     residue = view.token_residue[crop]
     uid = np.cumsum(np.diff(residue, prepend=residue[:1]) != 0)
     reference = view.atom_reference[atoms]

@@ -7,10 +7,9 @@ from typing import Final
 import numpy as np
 
 from evofeed.base.shapes import Int, UInt8
-from evofeed.loader.views.boltz.config import BoltzConfig
-from evofeed.loader.views.boltz.draws import BoltzDraws
+from evofeed.loader.views.config import BoltzConfig
+from evofeed.loader.views.draws import BoltzDraws
 from evofeed.loader.views.entry_view import ChainType, EntryView
-from evofeed.loader.views.runs import joined_runs
 
 UNSELECTED: Final = 1
 POCKET: Final = 2
@@ -49,10 +48,10 @@ def _nearest(
     view: EntryView, tokens: Int[np.ndarray, " n"], binder: Int[np.ndarray, " b"], cutoff: float
 ) -> np.ndarray:
     """Whether a token has an atom nearer than `cutoff` to one of the binder's."""
-    target = view.atom_position[joined_runs(view.token_atom[binder], view.token_atoms[binder])]
+    target = view.atom_position[view.atoms_of(binder)]
     target = target.astype(np.float32)
     counts = view.token_atoms[tokens]
-    atoms = view.atom_position[joined_runs(view.token_atom[tokens], counts)].astype(np.float32)
+    atoms = view.atom_position[view.atoms_of(tokens)].astype(np.float32)
     owner = np.repeat(np.arange(len(tokens)), counts)
     low, high = target.min(0) - cutoff - 1, target.max(0) + cutoff + 1
     inside = np.flatnonzero(((atoms > low) & (atoms < high)).all(1))

@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 
 from evofeed.base.shapes import Bool, Int, UInt8
-from evofeed.loader.views.boltz.config import BoltzConfig
+from evofeed.loader.views.config import BoltzConfig
 from evofeed.protein.alignment import GAP, NUM_LETTERS, Alignment
 
 GAP_CODE: Final = 1
@@ -63,12 +63,7 @@ def distinct_rows(alignment: Alignment, most: int) -> Int[np.ndarray, " S"]:
 
 
 def chain_rows(alignments: Sequence[Alignment | None], most: int) -> list[ChainRows]:
-    """The rows of every chain, with species numbered over all of them.
-
-    Args:
-        alignments: of every chain; None for one that has none.
-        most: rows of one chain.
-    """
+    """The rows of every chain, with species numbered over all of them."""
     once = {id(alignment): alignment for alignment in alignments if alignment is not None}
     names = [np.array(alignment.species, np.str_) for alignment in once.values()]
     _, numbers = np.unique(np.concatenate([np.zeros(0, "U1"), *names]), return_inverse=True)
@@ -88,11 +83,7 @@ def plan_rows(chains: Sequence[ChainRows], rows: int | None, config: BoltzConfig
     Species of most chains come first, then those that come first in the chains; of each, as many
     rows as its richest chain has, the others' repeated from the first. Chains without the species
     give their next free row. Then free rows stand side by side, those of shorter alignments gaps.
-
-    Args:
-        chains: of the crop, in their order.
-        rows: rows to plan; None plans all.
-        config: limits and faults.
+    `rows` is how many to plan; None plans all.
     """
     limit = config.max_rows if rows is None else min(rows, config.max_rows)
     counts, starts, members = _species_table(chains)

@@ -8,10 +8,9 @@ from typing import Any, Final
 import numpy as np
 
 from evofeed.base.shapes import Int
-from evofeed.loader.views.boltz.config import BoltzConfig
-from evofeed.loader.views.boltz.draws import BoltzDraws
+from evofeed.loader.views.config import BoltzConfig
+from evofeed.loader.views.draws import BoltzDraws
 from evofeed.loader.views.entry_view import EntryView
-from evofeed.loader.views.runs import joined_runs
 
 _MOST: Final = 100
 """Assignments of chains that a sample lists."""
@@ -34,7 +33,7 @@ def symmetry_features(
     view: EntryView, crop: Int[np.ndarray, " N"], draws: BoltzDraws, config: BoltzConfig
 ) -> dict[str, Any]:
     """`all_coords`, `all_resolved_mask`, `crop_to_all_atom_map` and three lists of swaps."""
-    atoms = joined_runs(view.token_atom[crop], view.token_atoms[crop])
+    atoms = view.atoms_of(crop)
     return {
         "all_coords": view.atom_position.astype(np.float32),
         "all_resolved_mask": view.atom_present.astype(np.float32),

@@ -17,8 +17,10 @@ from evofeed.loader.views.columns import (
     distogram_atoms,
     present_residues,
     references,
+    residue_codes,
     split_tokens,
     structure_columns,
+    token_columns,
 )
 from evofeed.loader.views.entry_view import ChainType, EntryView
 from evofeed.protein.entry_record import EntryRecord
@@ -37,26 +39,18 @@ def boltz_view(
 ) -> EntryView:
     """The whole entry as Boltz sees it.
 
-    Args:
-        record: the entry.
-        section: Boltz's of it.
-        molecules: by component code.
-        alignments: name of the alignment by entity.
-
     Raises:
         MoleculeMissing: a reference molecule is absent, or an atom of it.
     """
     present = section.atom_row >= 0
     rows = np.arange(len(section.residue_name))
     titles = section.residue_name.tolist()
-    reference = references(section, rows, titles, molecules)
-    codes = {name: code for code, name in enumerate(RESTYPES)}
-    types = FIRST_CODE + np.array([codes.get(name, UNKNOWN) for name in titles])
+    columns = references(section, rows, titles, molecules)
+    types = FIRST_CODE + residue_codes(section.residue_name, UNKNOWN)
     chain = np.repeat(np.arange(len(section.chain_name)), np.diff(section.chain_residue))
     ligand = section.chain_type[chain] == ChainType.LIGAND
     types[ligand] = FIRST_CODE + UNKNOWN
     standard = ~ligand & np.isin(section.residue_name, RESTYPES)
-    columns = reference.columns
     sizes = np.diff(columns["molecule_atom"])
     columns["molecule_position"][:, columns["molecule_atom"][:-1][sizes == 1]] = 0
     return EntryView(
@@ -65,8 +59,6 @@ def boltz_view(
         **_tokens(section, types, standard, present, chain),
         chain_sym=copies(section.chain_entity),
         residue_type=types.astype(np.uint8),
-        atom_element=reference.element.astype(np.uint8),
-        atom_charge=reference.charge.astype(np.int8),
     )
 
 
@@ -84,13 +76,6 @@ def _tokens(
     names, owner = section.residue_name.tolist(), tokens.residue
     centre = tokens.atom(section, standard, centre_atoms(names))
     seen = present_residues(present, section.residue_atom)
-    return {
-        "token_atom": tokens.first.astype(np.int32),
-        "token_atoms": tokens.atoms.astype(np.int32),
-        "token_residue": owner.astype(np.int32),
-        "token_type": types[owner].astype(np.uint8),
-        "token_centre": centre.astype(np.int32),
-        "token_distogram": tokens.atom(section, standard, distogram_atoms(names)).astype(np.int32),
-        "token_atomized": ~standard[owner],
-        "token_resolved": seen[owner] & present[centre],
-    }
+    apart = tokens.atom(section, standard, distogram_atoms(names))
+    resolved = seen[owner] & present[centre]
+    return token_columns(tokens, types, centre, apart, ~standard[owner], resolved)

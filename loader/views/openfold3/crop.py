@@ -12,9 +12,9 @@ import numpy as np
 
 from evofeed.base.shapes import Bool, Float, Integer
 from evofeed.loader.crop_draws import Strategy, contiguous_runs
+from evofeed.loader.views.config import OpenFold3Config
+from evofeed.loader.views.draws import OpenFold3Draws
 from evofeed.loader.views.entry_view import ChainType, EntryView
-from evofeed.loader.views.openfold3.config import OpenFold3Config
-from evofeed.loader.views.openfold3.draws import CropDraws
 from evofeed.protein.interfaces import near_other_chains
 
 
@@ -63,22 +63,17 @@ class _Tokens:
 
 
 def crop_entry(
-    view: EntryView, datapoint: tuple[int, ...], draws: CropDraws, config: OpenFold3Config
+    view: EntryView, datapoint: tuple[int, ...], draws: OpenFold3Draws, config: OpenFold3Config
 ) -> Crop:
     """The tokens of a sample.
-
-    Args:
-        view: the entry.
-        datapoint: the chain, or the two chains, that the sample was drawn for.
-        draws: the random decisions.
-        config: sizes and faults.
 
     Raises:
         ValueError: no token of the entry is resolved, and a centre is asked for.
     """
     chain = view.token_chain()
     position = view.token_position().astype(np.float64)
-    chains = _crop_chains(view, _Tokens(chain, position, _resolved(view)), datapoint, draws, config)
+    seen = np.flatnonzero(view.token_resolved)
+    chains = _crop_chains(view, _Tokens(chain, position, seen), datapoint, draws, config)
     there = chains[chain]
     left = np.flatnonzero(there)
     if len(left) <= config.token_budget:
@@ -100,16 +95,11 @@ def crop_entry(
     return Crop(np.sort(resolved[order[: config.token_budget]]), chains, strategy)
 
 
-def _resolved(view: EntryView) -> Integer[np.ndarray, " r"]:
-    rows: np.ndarray = np.flatnonzero(view.token_resolved)
-    return rows
-
-
 def _crop_chains(
     view: EntryView,
     tokens: _Tokens,
     datapoint: tuple[int, ...],
-    draws: CropDraws,
+    draws: OpenFold3Draws,
     config: OpenFold3Config,
 ) -> Bool[np.ndarray, " C"]:
     """The polymers nearest to a token of the datapoint, ligands beside them, the datapoint."""
@@ -156,7 +146,7 @@ def _contiguous(
     view: EntryView,
     chain: np.ndarray,
     left: np.ndarray,
-    draws: CropDraws,
+    draws: OpenFold3Draws,
     config: OpenFold3Config,
 ) -> Integer[np.ndarray, " T"]:
     """A run of tokens of each chain, chains in random order; some get none."""

@@ -6,16 +6,17 @@ Every shape is known to the host. Names and values are those of OpenFold3's feat
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
+from torch.nn.utils.rnn import pad_sequence
 
 from evofeed.loader.transforms.msa import one_hot
+from evofeed.loader.views.config import OpenFold3Config
 from evofeed.loader.views.entry_view import ChainType
-from evofeed.loader.views.openfold3.config import OpenFold3Config
 from evofeed.loader.views.openfold3.plan import GAP_TYPE, NUM_RESTYPES
 from evofeed.loader.views.tensors import longer, symmetric
 
@@ -41,9 +42,7 @@ _NUMBERS: Final = (
 def openfold3_features(packed: Mapping[str, Tensor], config: OpenFold3Config) -> dict[str, Any]:
     """The features of one sample, padded to the config's tokens; atoms and rows as they are.
 
-    Args:
-        packed: what `plan_sample` gave, as tensors of one device, but for `plan.ON_HOST`.
-        config: sizes and faults, the plan's.
+    What the host reads, `plan.ON_HOST`, is on the host.
     """
     size = config.token_budget
     return {
@@ -202,3 +201,20 @@ def no_templates(config: OpenFold3Config, device: torch.device) -> dict[str, Ten
         "template_distogram": torch.zeros(slots, size, size, _BINS, device=device),
         "template_unit_vector": torch.zeros(slots, size, size, 3, device=device),
     }
+
+
+def openfold3_batch(samples: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Samples padded with zeros to the longest along their first axis, and stacked.
+
+    A last axis of one element goes, as in OpenFold3; texts and atom orders stay lists.
+    """
+    batch: dict[str, Any] = {}
+    for name, first in samples[0].items():
+        values = [sample[name] for sample in samples]
+        if isinstance(first, Tensor):
+            batch[name] = pad_sequence(values, batch_first=True).squeeze(-1)
+        elif isinstance(first, dict) and name != "ref_space_uid_to_perm":
+            batch[name] = openfold3_batch(values)
+        else:
+            batch[name] = values
+    return batch

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from evofeed.base.shapes import Bool, Int, Integer
-from evofeed.loader.views.entry_view import EntryView
+from evofeed.loader.views.entry_view import EntryView, joined_runs
 from evofeed.loader.views.openfold3.crop import Crop
 from evofeed.loader.views.openfold3.molecules import Molecules
-from evofeed.loader.views.runs import joined_runs
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,12 +87,7 @@ def exchange(
 ) -> Exchange:
     """Atoms and orders of the labels.
 
-    Args:
-        view: the entry.
-        layout: its tokens and components.
-        molecules: its molecules.
-        crop: of a spatial one only molecules with a token in it may change places.
-        in_crop: which tokens of the layout are in the crop.
+    Of a spatial crop only molecules with a token in it may change places.
     """
     component_atom, atoms = component_atoms(view)
     atom_token = np.repeat(np.arange(view.num_tokens), view.token_atoms)

@@ -9,14 +9,13 @@ import numpy as np
 
 from evofeed.base.shapes import Integer
 from evofeed.loader.views.cells import row_codes, row_deletions, row_profile
+from evofeed.loader.views.config import CONFIDENCE_LOSSES, OpenFold3Config
+from evofeed.loader.views.draws import OpenFold3Draws
 from evofeed.loader.views.entry_view import ChainType, EntryView
-from evofeed.loader.views.openfold3.config import CONFIDENCE_LOSSES, OpenFold3Config
 from evofeed.loader.views.openfold3.crop import crop_entry
-from evofeed.loader.views.openfold3.draws import SampleDraws
 from evofeed.loader.views.openfold3.labels import Exchange, Layout, exchange, lay_out
 from evofeed.loader.views.openfold3.molecules import Molecules, molecules_of
 from evofeed.loader.views.openfold3.rows import plan_rows
-from evofeed.loader.views.runs import joined_runs
 from evofeed.protein.alignment import GAP, NUM_LETTERS, Alignment
 
 NUM_RESTYPES: Final = 32
@@ -45,17 +44,10 @@ def plan_sample(
     view: EntryView,
     alignments: Sequence[Alignment],
     datapoint: Sequence[int],
-    draws: SampleDraws,
+    draws: OpenFold3Draws,
     config: OpenFold3Config,
 ) -> dict[str, np.ndarray]:
     """Crop, labels, conformers and rows of one sample.
-
-    Args:
-        view: the whole entry.
-        alignments: in the order of `view.alignments`.
-        datapoint: a chain, or the two chains of an interface.
-        draws: the random decisions.
-        config: sizes and faults.
 
     Raises:
         ValueError: no token of the entry is resolved, so that no crop can be made.
@@ -152,10 +144,10 @@ def _labels(
 
 
 def _atoms(
-    view: EntryView, tokens: Integer[np.ndarray, " T"], draws: SampleDraws
+    view: EntryView, tokens: Integer[np.ndarray, " T"], draws: OpenFold3Draws
 ) -> dict[str, np.ndarray]:
     """Conformers of the crop's components, and how each is turned and moved."""
-    atom = joined_runs(view.token_atom[tokens], view.token_atoms[tokens])
+    atom = view.atoms_of(tokens)
     component = np.repeat(
         view.residue_component[view.token_residue[tokens]], view.token_atoms[tokens]
     )
@@ -181,7 +173,7 @@ def _rows(
     view: EntryView,
     alignments: Sequence[Alignment],
     tokens: Integer[np.ndarray, " T"],
-    draws: SampleDraws,
+    draws: OpenFold3Draws,
     config: OpenFold3Config,
 ) -> dict[str, np.ndarray]:
     """Residue types and deletions of the rows at the tokens' columns, and profiles."""

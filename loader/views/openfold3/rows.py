@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from evofeed.base.shapes import Bool, Integer
+from evofeed.loader.views.config import OpenFold3Config
+from evofeed.loader.views.draws import OpenFold3Draws
 from evofeed.loader.views.entry_view import ChainType, EntryView
-from evofeed.loader.views.openfold3.config import OpenFold3Config
-from evofeed.loader.views.openfold3.draws import SampleDraws
 from evofeed.protein.alignment import GAP, Alignment
 
 
@@ -51,18 +51,10 @@ def plan_rows(
     view: EntryView,
     in_crop: Bool[np.ndarray, " C"],
     alignments: Sequence[Alignment],
-    draws: SampleDraws,
+    draws: OpenFold3Draws,
     config: OpenFold3Config,
 ) -> RowPlan:
-    """The rows of a sample.
-
-    Args:
-        view: the entry.
-        in_crop: chains with a token in the crop.
-        alignments: in the order of `view.alignments`.
-        draws: the random decisions.
-        config: sizes and faults.
-    """
+    """The rows of a sample."""
     polymer = np.isin(view.chain_type, (ChainType.PROTEIN, ChainType.RNA))
     chains = np.flatnonzero(in_crop & polymer & (view.chain_alignment >= 0))
     chains = chains[np.argsort(view.chain_name[chains], kind="stable")]
@@ -92,7 +84,9 @@ def plan_rows(
     return _used(RowPlan(chains, full, depth, count + 1, of_chains), draws, config)
 
 
-def _drawn(rows: np.ndarray, limit: int, draws: SampleDraws, config: OpenFold3Config) -> np.ndarray:
+def _drawn(
+    rows: np.ndarray, limit: int, draws: OpenFold3Draws, config: OpenFold3Config
+) -> np.ndarray:
     if not len(rows) or not limit:
         return rows[:0]
     order = draws.main_rows(len(rows))
@@ -101,7 +95,7 @@ def _drawn(rows: np.ndarray, limit: int, draws: SampleDraws, config: OpenFold3Co
     return drawn
 
 
-def _used(plan: RowPlan, draws: SampleDraws, config: OpenFold3Config) -> RowPlan:
+def _used(plan: RowPlan, draws: OpenFold3Draws, config: OpenFold3Config) -> RowPlan:
     """The rows that are sent, if not all are."""
     total = len(plan.rows[0])
     if config.used_rows is None or total <= config.used_rows:

@@ -9,12 +9,13 @@ import numpy as np
 
 from evofeed.base.shapes import Bool, Integer
 from evofeed.loader.views.columns import (
-    RESTYPES,
     UNKNOWN,
     copies,
     references,
+    residue_codes,
     split_tokens,
     structure_columns,
+    token_columns,
 )
 from evofeed.loader.views.entry_view import EntryView
 from evofeed.protein.datapoints import atomized_residues, molecule_names
@@ -33,12 +34,7 @@ def openfold3_view(
 ) -> EntryView:
     """The whole entry as OpenFold3 sees it.
 
-    Args:
-        record: the entry.
-        section: OpenFold3's of it.
-        molecules: reference molecules by component code, ligands of several components by
-            `<entry>_<entity>`.
-        alignments: name of the alignment by entity.
+    Molecules go by component code, ligands of several components by `<entry>_<entity>`.
 
     Raises:
         MoleculeMissing: a reference molecule is absent, or an atom of it.
@@ -46,17 +42,13 @@ def openfold3_view(
     occupied = record.atom_occupancy[section.atom_row] > 0
     present = (section.atom_row >= 0) & occupied
     component, titles = molecule_names(record.entry, section)
-    reference = references(section, component, titles, molecules)
-    codes = {name: code for code, name in enumerate(RESTYPES)}
-    types = np.array([codes.get(name, UNKNOWN) for name in section.residue_name.tolist()], np.uint8)
+    types = residue_codes(section.residue_name, UNKNOWN).astype(np.uint8)
     return EntryView(
         **structure_columns(record, section, present, alignments, single=True),
-        **reference.columns,
+        **references(section, component, titles, molecules),
         **_tokens(section, types, present),
         chain_sym=copies(section.chain_entity),
         residue_type=types,
-        atom_element=reference.element.astype(np.uint8),
-        atom_charge=reference.charge.astype(np.int8),
     )
 
 
@@ -69,13 +61,5 @@ def _tokens(
     tokens = split_tokens(section, ~atomized)
     named = np.isin(section.atom_name, _CENTRES)
     centres = np.flatnonzero(atomized[section.atom_residue()] | named)
-    return {
-        "token_atom": tokens.first.astype(np.int32),
-        "token_atoms": tokens.atoms.astype(np.int32),
-        "token_residue": tokens.residue.astype(np.int32),
-        "token_type": types[tokens.residue],
-        "token_centre": centres.astype(np.int32),
-        "token_distogram": np.full(len(tokens.first), -1, np.int32),
-        "token_atomized": atomized[tokens.residue],
-        "token_resolved": present[centres],
-    }
+    split = atomized[tokens.residue]
+    return token_columns(tokens, types, centres, None, split, present[centres])

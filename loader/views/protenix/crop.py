@@ -10,9 +10,9 @@ import torch
 
 from evofeed.base.shapes import Bool, Float, Integer
 from evofeed.loader.crop_draws import Strategy
-from evofeed.loader.views.protenix.config import ProtenixConfig
-from evofeed.loader.views.protenix.draws import ProtenixDraws
-from evofeed.loader.views.protenix.view import ProtenixView
+from evofeed.loader.views.config import ProtenixConfig
+from evofeed.loader.views.draws import ProtenixDraws
+from evofeed.loader.views.entry_view import ProtenixView
 from evofeed.protein.interfaces import near_other_chains
 
 
@@ -50,12 +50,6 @@ def crop_tokens(
     tokens: Tokens, datapoint: Sequence[int], draws: ProtenixDraws, config: ProtenixConfig
 ) -> tuple[Integer[np.ndarray, " T"], Strategy]:
     """Places of the kept tokens in their order, ascending, and how they were chosen.
-
-    Args:
-        tokens: of the whole entry.
-        datapoint: the chain, or the two chains, that the sample was drawn for.
-        draws: the random decisions.
-        config: sizes and faults.
 
     Raises:
         ValueError: no token can be a centre, or too few atoms of the crop were seen.

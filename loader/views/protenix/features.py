@@ -6,15 +6,15 @@ Every shape is known to the host. Names and values are those of Protenix's featu
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 
 from evofeed.loader.transforms.msa import one_hot
+from evofeed.loader.views.config import ProtenixConfig
 from evofeed.loader.views.entry_view import ChainType
-from evofeed.loader.views.protenix.config import ProtenixConfig
 from evofeed.loader.views.protenix.vocabulary import GAP_TYPE, NUM_RESTYPES
 from evofeed.loader.views.tensors import symmetric
 
@@ -33,6 +33,7 @@ _FLAGS: Final = (
     "distogram_rep_atom_mask",
     "modified_res_mask",
 )
+_MOLECULES: Final = ("entity_mol_id", "mol_id", "mol_atom_index")
 _ROWS: Final = (
     "rna_pair_num_alignments",
     "prot_pair_num_alignments",
@@ -46,9 +47,7 @@ def protenix_features(
 ) -> dict[str, dict[str, Any]]:
     """One sample: `input_feature_dict`, `label_dict`, `label_full_dict` and `basic`.
 
-    Args:
-        packed: what `plan_sample` gave, as tensors of one device, but for `plan.ON_HOST`.
-        config: sizes and faults, the plan's.
+    What the host reads, `plan.ON_HOST`, is on the host.
     """
     features = {
         **_tokens(packed),
@@ -66,9 +65,7 @@ def protenix_features(
         "label_full_dict": {
             "coordinate": packed["full_position"],
             "coordinate_mask": packed["full_present"].long(),
-            "entity_mol_id": packed["full_entity_mol_id"].long(),
-            "mol_id": packed["full_mol_id"].long(),
-            "mol_atom_index": packed["full_mol_atom_index"].long(),
+            **{name: packed[f"full_{name}"].long() for name in _MOLECULES},
             "pae_rep_atom_mask": packed["full_centre"].long(),
         },
         "basic": _basic(packed),
@@ -107,9 +104,7 @@ def _atoms(packed: Mapping[str, Tensor]) -> dict[str, Tensor]:
         "atom_to_tokatom_idx": packed["tokatom"].long(),
         **{name: (kind == number).long() for name, number in _CHAINS},
         "resolution": packed["resolution"],
-        "mol_id": packed["mol_id"].long(),
-        "mol_atom_index": packed["mol_atom_index"].long(),
-        "entity_mol_id": packed["entity_mol_id"].long(),
+        **{name: packed[name].long() for name in _MOLECULES},
         **dict(zip(_FLAGS, packed["flags"].long().unbind(0), strict=True)),
         "bond_mask": symmetric(packed["bond_mask"], count, torch.int64),
         "is_distillation": torch.zeros(1, dtype=torch.bool, device=atoms.device),
@@ -169,3 +164,14 @@ def _basic(packed: Mapping[str, Tensor]) -> dict[str, Tensor]:
         "N_msa_rna_pair": rna,
         "N_msa_rna_unpair": deep,
     }
+
+
+def protenix_batch(samples: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The sample itself: Protenix trains on one sample a GPU, without an axis for more.
+
+    Raises:
+        ValueError: there are several samples, or none.
+    """
+    if len(samples) != 1:
+        raise ValueError(f"Protenix takes 1 sample a batch, not {len(samples)}: set batch_size=1")
+    return samples[0]

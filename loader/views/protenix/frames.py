@@ -7,8 +7,8 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from evofeed.base.shapes import Bool, Float, Integer
+from evofeed.loader.views.entry_view import joined_runs
 from evofeed.loader.views.protenix.vocabulary import is_named
-from evofeed.loader.views.runs import joined_runs
 
 _LEAST_ANGLE: Final = 25.0
 """Degrees between three atoms and a line."""

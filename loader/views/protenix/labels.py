@@ -7,11 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from evofeed.base.shapes import Integer
+from evofeed.loader.views.entry_view import ProtenixView
 from evofeed.loader.views.protenix.crop import Tokens
 from evofeed.loader.views.protenix.frames import uid_starts
 from evofeed.loader.views.protenix.molecules import Molecules
-from evofeed.loader.views.protenix.view import ProtenixView
-from evofeed.loader.views.runs import joined_runs
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +44,7 @@ class Crop:
             view.residue_chain()[residue],
             start,
             start[:-1] + view.token_centre[token] - view.token_atom[token],
-            joined_runs(view.token_atom[token].astype(np.int64), counts),
+            view.atoms_of(token),
             owner,
             np.cumsum(fresh)[owner],
         )
@@ -115,12 +114,7 @@ def exchangeable(
 ) -> dict[str, np.ndarray]:
     """Atoms of the entry that are the same atom of the same kind of molecule as one of the crop.
 
-    Args:
-        view: the entry.
-        crop: the crop.
-        tokens: of the whole entry, in the order of its labels.
-        molecules: of the whole entry.
-        spatial: only molecules of the crop.
+    Of a spatial crop only those of its molecules. Tokens stand in the order of the labels.
     """
     bounds = view.residue_atom[view.chain_residue].astype(np.int64)
     chain = np.repeat(np.arange(view.num_chains), np.diff(bounds))
@@ -131,9 +125,7 @@ def exchangeable(
         mine = np.zeros(int(molecules.molecule.max()) + 1, bool)
         mine[molecules.molecule[crop.chain]] = True
         wanted &= mine[molecules.molecule[chain]]
-    atom = joined_runs(
-        view.token_atom[tokens.row].astype(np.int64), view.token_atoms[tokens.row].astype(np.int64)
-    )
+    atom = view.atoms_of(tokens.row)
     atom = atom[wanted[atom]]
     centre = np.zeros(view.num_atoms, bool)
     centre[view.token_centre] = True

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from evofeed.base.shapes import Integer
-from evofeed.loader.views.entry_view import ChainType
-from evofeed.loader.views.protenix.view import ProtenixView
+from evofeed.loader.views.entry_view import ChainType, ProtenixView
 
 
 @dataclass(frozen=True, slots=True)

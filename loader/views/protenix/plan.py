@@ -10,21 +10,19 @@ import numpy as np
 from evofeed.base.shapes import Integer
 from evofeed.loader.crop_draws import Strategy
 from evofeed.loader.views.cells import row_codes, row_deletions, row_profile
-from evofeed.loader.views.columns import UNKNOWN, name_codes
-from evofeed.loader.views.entry_view import ChainType
-from evofeed.loader.views.protenix.config import ProtenixConfig
+from evofeed.loader.views.columns import UNKNOWN, name_codes, residue_codes
+from evofeed.loader.views.config import ProtenixConfig
+from evofeed.loader.views.draws import ProtenixDraws
+from evofeed.loader.views.entry_view import ChainType, ProtenixView
 from evofeed.loader.views.protenix.crop import Tokens, crop_tokens, tokens_of
-from evofeed.loader.views.protenix.draws import ProtenixDraws
 from evofeed.loader.views.protenix.frames import token_frames, uid_starts
 from evofeed.loader.views.protenix.labels import Crop, atom_orders, exchangeable
 from evofeed.loader.views.protenix.molecules import Molecules, molecules_of
 from evofeed.loader.views.protenix.rows import letter_codes_of, plan_rows
-from evofeed.loader.views.protenix.view import ProtenixView
 from evofeed.loader.views.protenix.vocabulary import (
     GAP_TYPE,
     NUM_RESTYPES,
     is_named,
-    standard_codes,
     standard_places,
 )
 from evofeed.protein.alignment import Alignment
@@ -43,13 +41,6 @@ def plan_sample(
     config: ProtenixConfig,
 ) -> dict[str, np.ndarray]:
     """Crop, rows, conformers and labels of one sample.
-
-    Args:
-        view: the whole entry.
-        alignments: in the order of `view.alignments`.
-        datapoint: a chain, or the two chains of an interface.
-        draws: the random decisions.
-        config: sizes and faults.
 
     Raises:
         ValueError: no crop can be made around the datapoint.
@@ -119,7 +110,7 @@ def _atoms(
     owner = crop.owner
     chain, residue = crop.chain[owner], crop.residue[owner]
     kind = view.residue_kind[residue]
-    code = standard_codes(view.residue_name[crop.residue])[owner]
+    code = residue_codes(view.residue_name[crop.residue])[owner]
     names = view.atom_name[crop.atom].astype(np.uint8)
     standard = (code >= 0) & (kind != ChainType.LIGAND)
     flags = np.zeros((4, len(owner)), np.uint8)
@@ -170,7 +161,7 @@ def _bonds(view: ProtenixView, crop: Crop) -> dict[str, np.ndarray]:
     ends = ends[(ends >= 0).all(1)]
     residue = crop.residue[crop.owner]
     polymer = view.residue_kind[residue] != ChainType.LIGAND
-    standard = (standard_codes(view.residue_name[crop.residue]) >= 0)[crop.owner] & polymer
+    standard = (residue_codes(view.residue_name[crop.residue]) >= 0)[crop.owner] & polymer
     one, two = ends.T
     both = polymer[one] & polymer[two]
     along = both & (standard[one] | standard[two] | (residue[one] != residue[two]))
@@ -211,7 +202,7 @@ def _conformers(
 
 def _frames(view: ProtenixView, crop: Crop, packed: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     kind = view.residue_kind[crop.residue]
-    standard = standard_codes(view.residue_name[crop.residue]) >= 0
+    standard = residue_codes(view.residue_name[crop.residue]) >= 0
     whole = standard & (kind != ChainType.LIGAND) & (np.diff(crop.start) > 1)
     frames = token_frames(
         crop.start,

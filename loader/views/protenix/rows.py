@@ -8,9 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from evofeed.base.shapes import Bool, Integer
-from evofeed.loader.views.entry_view import ChainType
-from evofeed.loader.views.protenix.config import ProtenixConfig
-from evofeed.loader.views.protenix.view import ProtenixView
+from evofeed.loader.views.config import ProtenixConfig
+from evofeed.loader.views.entry_view import ChainType, ProtenixView
 from evofeed.loader.views.protenix.vocabulary import LETTERS, PROTEIN_LETTERS
 from evofeed.protein.alignment import GAP, Alignment
 
@@ -60,12 +59,7 @@ def plan_rows(
 ) -> RowPlan:
     """The rows of a sample.
 
-    Args:
-        view: the entry.
-        in_crop: chains with a token in the crop.
-        alignments: in the order of `view.alignments`.
-        entities: chains of every entity, both in Protenix's order.
-        config: sizes and faults.
+    Entities and their chains stand in Protenix's order.
     """
     ordered = [chain for own in entities.values() for chain in own if in_crop[chain]]
     chains = np.array(ordered, np.int64)
@@ -90,18 +84,16 @@ def plan_rows(
 
 def letter_codes_of(kind: int) -> np.ndarray:
     """Protenix's codes of letters in a polymer of that kind."""
-    return (
-        LETTERS.get(ChainType(kind), PROTEIN_LETTERS)
-        if kind < len(ChainType)
-        else (PROTEIN_LETTERS)
-    )
+    return LETTERS.get(kind, PROTEIN_LETTERS)
 
 
 def _chain_rows(alignment: Alignment, kind: int, pairs: bool, config: ProtenixConfig) -> _ChainRows:
     query = np.zeros(1, np.int64)
-    sources = {ChainType.PROTEIN: config.main_sources, ChainType.RNA: config.rna_sources}.get(
-        ChainType(kind) if kind < len(ChainType) else ChainType.LIGAND, ()
-    )
+    files: dict[int, tuple[str, ...]] = {
+        ChainType.PROTEIN: config.main_sources,
+        ChainType.RNA: config.rna_sources,
+    }
+    sources = files.get(kind, ())
     if alignment.num_columns < config.min_columns:
         sources, pairs = (), False
     main = alignment.rows_of(*sources)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 import numpy as np
@@ -15,12 +15,13 @@ from evofeed.loader.views.columns import (
     distogram_atoms,
     element_numbers,
     references,
+    residue_codes,
     split_tokens,
     structure_columns,
+    token_columns,
 )
-from evofeed.loader.views.entry_view import ChainType
-from evofeed.loader.views.protenix.view import OTHER_POLYMER, ProtenixView
-from evofeed.loader.views.protenix.vocabulary import standard_codes
+from evofeed.loader.views.entry_view import OTHER_POLYMER, ChainType, ProtenixView
+from evofeed.protein.alignment import Alignment, letter_codes
 from evofeed.protein.components import Component, ComponentTable
 from evofeed.protein.entry_record import EntryRecord
 from evofeed.protein.molecules import Molecule
@@ -43,19 +44,15 @@ def protenix_view(
 ) -> ProtenixView:
     """The whole entry as Protenix sees it.
 
-    Args:
-        record: the entry.
-        section: Protenix's of it.
-        molecules: by component code.
-        alignments: name of the alignment by entity, of every polymer.
-        components: whose types and letters say what a residue is.
+    Types and letters of the components say what a residue is.
 
     Raises:
         MoleculeMissing: a reference molecule is absent, or an atom of it.
     """
     present = section.atom_row >= 0
     titles = section.residue_name.tolist()
-    reference = references(section, np.arange(len(titles)), titles, molecules)
+    columns = references(section, np.arange(len(titles)), titles, molecules)
+    columns["atom_element"] = element_numbers(section.atom_element)
     chain = np.repeat(np.arange(len(section.chain_name)), np.diff(section.chain_residue))
     polymer = _polymers(record, section)
     kinds = {name: _kind(components.get(name)) for name in set(titles)}
@@ -66,15 +63,13 @@ def protenix_view(
     types = np.array([canonical[pair] for pair in pairs], np.uint8)
     return ProtenixView(
         **structure_columns(record, section, present, alignments, single=True),
-        **reference.columns,
+        **columns,
         **_tokens(section, kind, types, present),
         chain_sym=section.chain_copy.astype(np.int32),
         chain_asym=section.chain_number.astype(np.int32),
         chain_polymer=polymer,
         residue_kind=kind,
         residue_type=types,
-        atom_element=element_numbers(section.atom_element),
-        atom_charge=reference.charge.astype(np.int8),
     )
 
 
@@ -136,17 +131,46 @@ def _tokens(
     present: Bool[np.ndarray, " A"],
 ) -> dict[str, Any]:
     """A token for every standard residue, and for every atom of others."""
-    standard = (standard_codes(section.residue_name) >= 0) & (kind != ChainType.LIGAND)
+    standard = (residue_codes(section.residue_name) >= 0) & (kind != ChainType.LIGAND)
     tokens, names = split_tokens(section, standard), section.residue_name.tolist()
     centre, owner = tokens.atom(section, standard, centre_atoms(names)), tokens.residue
     sizes = np.diff(section.residue_atom)
+    apart = tokens.atom(section, standard, distogram_atoms(names))
+    split = (tokens.atoms == 1) & (sizes[owner] > 1)
+    return token_columns(tokens, types, centre, apart, split, present[centre])
+
+
+def query_alignments(
+    record: EntryRecord,
+    section: RulesetSection,
+    components: ComponentTable,
+    aligned: Collection[int],
+) -> dict[int, Alignment]:
+    """The sequence alone of every polymer that is not among the aligned ones, by entity.
+
+    Protenix shows a polymer without an alignment its own sequence, DNA always.
+    """
+    sequences = canonical_sequences(record, section, components)
     return {
-        "token_atom": tokens.first.astype(np.int32),
-        "token_atoms": tokens.atoms.astype(np.int32),
-        "token_residue": owner.astype(np.int32),
-        "token_type": types[owner],
-        "token_centre": centre.astype(np.int32),
-        "token_distogram": tokens.atom(section, standard, distogram_atoms(names)).astype(np.int32),
-        "token_atomized": (tokens.atoms == 1) & (sizes[owner] > 1),
-        "token_resolved": present[centre],
+        entity: _alone(f"sequence of entity {entity}", sequence)
+        for entity, sequence in sequences.items()
+        if entity not in aligned
     }
+
+
+def _alone(name: str, sequence: str) -> Alignment:
+    one = np.zeros(1, np.int32)
+    none = np.zeros(0, np.int32)
+    return Alignment(
+        name=name,
+        sources=("query",),
+        letters=letter_codes(np.frombuffer(sequence.encode(), np.uint8))[None],
+        row_letters=one,
+        row_source=one,
+        row_species=one - 1,
+        row_gapless=one.astype(np.int64),
+        species=(),
+        deletion_start=np.zeros(2, np.int64),
+        deletion_column=none,
+        deletion_count=none,
+    )

@@ -6,7 +6,7 @@ from typing import Final
 
 import numpy as np
 
-from evofeed.base.shapes import Integer, Shaped
+from evofeed.base.shapes import Integer
 from evofeed.loader.views.columns import RESTYPES, UNKNOWN, name_codes
 from evofeed.loader.views.entry_view import ChainType
 from evofeed.protein.alignment import GAP, NUM_LETTERS
@@ -28,7 +28,7 @@ def _letters(first: int, letters: str, unknown: int, alike: str = "") -> np.ndar
 
 PROTEIN_LETTERS: Final = _letters(0, "ARNDCQEGHILKMFPSTWYV", UNKNOWN, "BDUCZE")
 """Codes of letters in proteins, and in polymers without an alignment: B is D, U is C, Z is E."""
-LETTERS: Final = {
+LETTERS: Final[dict[int, np.ndarray]] = {
     ChainType.PROTEIN: PROTEIN_LETTERS,
     ChainType.DNA: _letters(26, "AGCT", RESTYPES.index("DN")),
     ChainType.RNA: _letters(21, "AGCU", RESTYPES.index("N")),
@@ -98,21 +98,10 @@ def _atom_table() -> tuple[np.ndarray, np.ndarray]:
 _KEYS, _PLACES = _atom_table()
 
 
-def standard_codes(names: Shaped[np.ndarray, " n"]) -> Integer[np.ndarray, " n"]:
-    """Row of `RESTYPES` of component codes, -1 for others."""
-    codes = {name: code for code, name in enumerate(RESTYPES)}
-    return np.array([codes.get(name, -1) for name in names.tolist()], np.int64)
-
-
 def standard_places(
     residue: Integer[np.ndarray, " A"], names: Integer[np.ndarray, "A 4"]
 ) -> Integer[np.ndarray, " A"]:
-    """Place of atoms among the atoms of their residue; 0 in residues that are not standard.
-
-    Args:
-        residue: `standard_codes` of every atom's residue.
-        names: `EntryView.atom_name`.
-    """
+    """Place of atoms among the atoms of their residue; 0 in residues that are not standard."""
     keys = (residue << 32) + _packed(names)
     found = np.minimum(np.searchsorted(_KEYS, keys), len(_KEYS) - 1)
     return np.where(_KEYS[found] == keys, _PLACES[found], 0)

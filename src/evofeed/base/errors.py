@@ -30,7 +30,7 @@ class EvofeedError(Exception):
     ) -> None:
         super().__init__(message)
         self.message = message
-        self.path = path
+        self.path = path or None
         self.line = line
         self.item = item
 

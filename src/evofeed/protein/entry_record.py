@@ -235,6 +235,19 @@ def offsets(counts: Integer[np.ndarray, " n"]) -> Integer[np.ndarray, " n+1"]:
     return starts
 
 
+def run_starts(
+    *columns: Shaped[np.ndarray, " n"], falling: Shaped[np.ndarray, " n"] | None = None
+) -> Integer[np.ndarray, " s"]:
+    """Where any column changes, or `falling` falls; the first row is a start."""
+    change = np.zeros(len(columns[0]), bool)
+    change[:1] = True
+    for column in columns:
+        change[1:] |= column[1:] != column[:-1]
+    if falling is not None:
+        change[1:] |= np.diff(falling) < 0
+    return np.flatnonzero(change)
+
+
 def _moved(
     ends: tuple[LinkEnd, LinkEnd], moved: Integer[np.ndarray, " R"]
 ) -> tuple[LinkEnd, LinkEnd]:

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.featurize.entries.boltz_set import write_set
+from tests.featurize.records.allatom import differing
 from tests.loader.views.packs import entry_view, packs, read, recordings
 
 from evofeed.base.errors import InputError, MsaError
@@ -36,28 +37,13 @@ def test_the_view_of_a_prepared_structure_is_that_of_boltzs_own_tables(
     record, section = target.entry.record, target.entry.sections["boltz"]
     ours = boltz_view(record, section, target.molecules, alignment_names(record, section))
     theirs = entry_view("boltz", pack, path.stem)
-    wrong = [
-        name
-        for name in type(ours).__dataclass_fields__
-        if not name.startswith(("molecule_", "component_", "atom_reference", "alignments"))
-        and name != "chain_alignment"
-        and not _equal(getattr(ours, name), getattr(theirs, name))
-    ]
-    assert not wrong
+    skipped = ("molecule_", "component_", "atom_reference", "alignments", "chain_alignment")
+    assert differing(ours, theirs, skipped=skipped) == []
     assert ((ours.chain_alignment >= 0) | (theirs.chain_alignment < 0)).all()
     there = ours.molecule_position[0][ours.atom_reference]
-    single = np.isin(ours.atom_reference, _single(ours.molecule_atom))
+    starts = ours.molecule_atom
+    single = np.isin(ours.atom_reference, starts[:-1][np.diff(starts) == 1])
     np.testing.assert_array_equal(there[~single], theirs.molecule_position[0][~single])
-
-
-def _equal(one: object, two: object) -> bool:
-    if isinstance(one, float):
-        return bool(np.array_equal(one, two, equal_nan=True))
-    return np.array_equal(one, two) if isinstance(one, np.ndarray) else one == two
-
-
-def _single(starts: np.ndarray) -> np.ndarray:
-    return starts[:-1][np.diff(starts) == 1]
 
 
 @pytest.mark.parametrize("path", recordings("boltz/msa/*.npz"), ids=lambda path: path.stem)
@@ -81,13 +67,14 @@ def test_a_prepared_set_is_recognised_and_gives_samples(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pack = packs()[0]
-    folder = write_set(tmp_path / "targets", pack, ["2x1f", "2q2k"])
+    folder = write_set(tmp_path / "targets", pack, ["2x1f", "1pfe"])
     damaged = (folder / "structures" / "2x1f.npz").read_bytes()[:5000]
     (folder / "structures" / "bad.npz").write_bytes(damaged)
     manifest = json.loads((folder / "manifest.json").read_text())
     manifest["records"].append({**manifest["records"][0], "id": "bad"})
     (folder / "manifest.json").write_text(json.dumps(manifest))
-    components = ["--components", str(pack / "components" / "components.cif")]
+    (dictionary,) = (pack / "components").glob("components.cif*")
+    components = ["--components", str(dictionary)]
     where = [str(folder), str(tmp_path / "data")]
     with pytest.raises(SystemExit):
         main(["entries", "prepare", *where, *components, "--executor", "local", "--json"])
@@ -96,8 +83,8 @@ def test_a_prepared_set_is_recognised_and_gives_samples(
     assert [one["chain_id"] for one in report["broken"]] == ["bad"]
     assert "no prepared file of Boltz 1" in report["broken"][0]["message"]
     entries = Dataset.open(str(tmp_path / "data")).entries
-    assert list(entries) == ["2q2k", "2x1f"]
-    assert set(entries.datapoints["cluster_a"].to_pylist()) >= {"p5", "n_2q2k_0"}
+    assert list(entries) == ["1pfe", "2x1f"]
+    assert set(entries.datapoints["cluster_a"].to_pylist()) >= {"p6"}
     orders = entries.molecules("boltz")
     assert len(orders["PHE"].orders) == 2  # ours, for the set has none
     rules = EntryConfig.boltz()
@@ -120,7 +107,7 @@ def test_other_rules_than_boltzs_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("part", ["structures", "msa"])
 def test_a_damaged_prepared_file_is_a_typed_error(tmp_path: Path, part: str) -> None:
-    folder = write_set(tmp_path, packs()[0], ["2q2k"])
+    folder = write_set(tmp_path, packs()[0], ["2x1f"])
     (path,) = (folder / part).glob("*.npz")
     items = target_items(folder, "")
     assert items is not None

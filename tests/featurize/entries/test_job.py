@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -12,24 +14,40 @@ from tests.synthetic_entries import dataset_uri, prepare_again, prepared
 from evofeed.base.errors import InputError, MsaError
 from evofeed.cli import main
 from evofeed.featurize.entries.alignments import read_alignment
+from evofeed.featurize.entries.input import EntriesInput, structure_files
+from evofeed.featurize.entries.job import prepare_entries
 from evofeed.featurize.entries.molecules import component_molecule
+from evofeed.featurize.job import JobOptions, JobReport
 from evofeed.featurize.structures.components import read_components
 from evofeed.store import Dataset
+from evofeed.synth import write_entries
 from evofeed.synth.entries import components_cif
 
 pytestmark = pytest.mark.system
 
 
+class Made(NamedTuple):
+    raw: Path
+    data: Path
+    report: JobReport
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    """Two entries prepared for all projects; a test that changes them works on a copy."""
+    home = tmp_path_factory.mktemp("made")
+    return Made(home / "raw", home / "data", prepared(home / "raw", home / "data", count=2))
+
+
 def test_ligands_nucleic_acids_and_links_are_carried_and_what_is_left_out_is_named(
-    tmp_path: Path,
+    made: Made,
 ) -> None:
-    report = prepared(tmp_path / "raw", tmp_path / "data", count=2)
-    assert report.state == "published"
+    assert made.report.state == "published"
     why = "openfold3: residue SO4 of chain 7 left out: crystallisation aid"
-    assert why in report.notes["s000"]
-    assert any(note.startswith("boltz: chain SO4") for note in report.notes["s000"])
-    assert any(note.startswith("protenix: ") for note in report.notes["s000"])
-    entries = Dataset.open(str(tmp_path / "data")).entries
+    assert why in made.report.notes["s000"]
+    assert any(note.startswith("boltz: chain SO4") for note in made.report.notes["s000"])
+    assert any(note.startswith("protenix: ") for note in made.report.notes["s000"])
+    entries = Dataset.open(str(made.data)).entries
     assert list(entries) == ["s000-1", "s001-1"]
     record, section = entries["s000-1"], entries.section("s000-1", "openfold3")
     assert {"LIG", "MG", "MSE", "A", "U"} <= set(record.residue_name.tolist())
@@ -44,57 +62,66 @@ def test_ligands_nucleic_acids_and_links_are_carried_and_what_is_left_out_is_nam
     assert len(entries.components()) > 15
 
 
-def test_run_again_it_gives_the_same_snapshot_and_does_nothing_twice(tmp_path: Path) -> None:
-    first = prepared(tmp_path / "raw", tmp_path / "data", count=2)
-    again = prepare_again(tmp_path / "raw", tmp_path / "data")
-    assert again.resumed == again.units
-    entries = [
-        Dataset.open(str(tmp_path / "data"), one).entries
-        for one in (first.snapshot, again.snapshot)
-    ]  # type: ignore[arg-type]
-    assert entries[0].records.equals(entries[1].records)
-    elsewhere = prepare_again(tmp_path / "raw", tmp_path / "other")
-    assert elsewhere.snapshot == first.snapshot
-
-
-def test_another_rdkit_makes_everything_again_and_another_snapshot(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_run_again_it_does_nothing_twice_and_another_rdkit_makes_everything_again(
+    made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = prepared(tmp_path / "raw", tmp_path / "data", count=1, projects=("boltz",))
+    raw, data = tmp_path / "raw", tmp_path / "data"
+    shutil.copytree(made.raw, raw, copy_function=shutil.copy2)
+    first = prepare_again(raw, data, projects=("boltz",), conformers=1)
+    again = prepare_again(raw, data, projects=("boltz",), conformers=1)
+    assert again.resumed == again.units and first.resumed == 0
+    entries = [Dataset.open(str(data), str(one.snapshot)).entries for one in (first, again)]
+    assert entries[0].records.equals(entries[1].records)
     monkeypatch.setattr("evofeed.featurize.entries.job.conformer_version", lambda: "0.0")
-    again = prepare_again(tmp_path / "raw", tmp_path / "data", projects=("boltz",))
-    assert again.resumed == 0
-    assert again.snapshot != first.snapshot
-    assert Dataset.open(str(tmp_path / "data")).manifest.config["entries"]["rdkit"] == "0.0"
+    other = prepare_again(raw, data, projects=("boltz",), conformers=1)
+    assert other.resumed == 0
+    assert other.snapshot != first.snapshot
+    assert Dataset.open(str(data)).manifest.config["entries"]["rdkit"] == "0.0"
+
+
+def test_the_command_line_gives_the_same_snapshot_elsewhere_and_lists_its_entries(
+    made: Made, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    where = [str(made.raw / "mmcif"), str(tmp_path / "data")]
+    arguments = ["--components", str(made.raw / "components.cif"), "--conformers", "2"]
+    arguments += ["--alignments", str(made.raw / "msa"), "--executor", "local", "--workers", "1"]
+    with pytest.raises(SystemExit) as end:
+        main(["entries", "prepare", *where, *arguments])
+    assert end.value.code == 0
+    assert "4 of 4 files" in capsys.readouterr().out
+    assert Dataset.open(str(tmp_path / "data")).digest == made.report.snapshot
+    with pytest.raises(SystemExit):
+        main(["entries", "ls", str(tmp_path / "data"), "--json"])
+    assert json.loads(capsys.readouterr().out)[0]["entry_id"] == "s000-1"
 
 
 def test_a_broken_file_is_listed_with_its_reason_and_the_others_are_published(
     tmp_path: Path,
 ) -> None:
-    raw = tmp_path / "raw"
-    prepared(raw, tmp_path / "first", count=2)
+    raw, data = tmp_path / "raw", tmp_path / "data"
+    write_entries(raw, 2, residues=10)
     (raw / "mmcif" / "bad.cif").write_text("data_bad\n_entry.id bad\n")
     text = (raw / "mmcif" / "s001.cif").read_text()
     undated = text.replace("_pdbx_audit_revision_history", "_pdbx_other")
     (raw / "mmcif" / "s001.cif").write_text(undated)
-    report = prepare_again(raw, tmp_path / "data")
-    assert report.state == "published"
+    strict = prepare_again(raw, data, conformers=1, options={"max_broken": 0.2})
+    assert (strict.exit_code, strict.snapshot) == (1, None)
+    assert "1 of 3 entries are left out, more than max_broken 0.2 allows" in strict.message
+    report = prepare_again(raw, data, conformers=1)  # of what is done already
+    assert (report.state, report.resumed) == ("published", report.units)
     assert {one["chain_id"]: "no atoms" in one["message"] for one in report.broken} == {"bad": True}
     assert "openfold3 does not take it: no _pdbx_audit_revision_history" in report.notes["s001"]
-    dataset = Dataset.open(str(tmp_path / "data"))
+    dataset = Dataset.open(str(data))
     assert list(dataset.entries) == ["s000-1", "s001-1"]
     assert dataset.entries.table["tokens_openfold3"].to_pylist()[1] == -1
     assert dataset.entries.table["tokens_boltz"].to_pylist()[1] > 0
     dropped = [one["entry"] for one in dataset.manifest.config["entries"]["dropped"]]
     assert dropped == ["bad"]
-    strict = prepare_again(raw, tmp_path / "strict", options={"max_broken": 0.2})
-    assert (strict.exit_code, strict.snapshot) == (1, None)
-    assert "1 of 3 entries are left out, more than max_broken 0.2 allows" in strict.message
 
 
 def test_nothing_is_published_if_no_entry_is_good(tmp_path: Path) -> None:
     raw = tmp_path / "raw"
-    prepared(raw, tmp_path / "first", count=1)
+    write_entries(raw, 1, residues=10)
     (raw / "mmcif" / "s000.cif").write_text("data_s000\n_entry.id s000\n")
     report = prepare_again(raw, tmp_path / "data")
     assert (report.exit_code, report.snapshot) == (1, None)
@@ -140,15 +167,13 @@ def test_conformers_are_the_same_each_time_and_differ_from_each_other(tmp_path: 
     assert all(sorted(order) == list(range(len(phe.name))) for order in phe.orders.tolist())
 
 
-def test_recorded_conformers_are_taken_as_they_are(tmp_path: Path) -> None:
-    from evofeed.featurize.entries.input import EntriesInput
-    from evofeed.featurize.entries.job import prepare_entries
-    from evofeed.featurize.job import JobOptions
-
-    raw = tmp_path / "raw"
-    prepared(raw, tmp_path / "first", count=1)
-    recorded = Dataset.open(str(tmp_path / "first")).entries.molecules("openfold3")
-    source = EntriesInput(structures=str(raw / "mmcif"), components=str(raw / "components.cif"))
+def test_recorded_conformers_are_taken_as_they_are(made: Made, tmp_path: Path) -> None:
+    recorded = Dataset.open(str(made.data)).entries.molecules("openfold3")
+    source = EntriesInput(
+        structures=str(made.raw / "mmcif"),
+        components=str(made.raw / "components.cif"),
+        projects=("openfold3",),
+    )
     options = JobOptions(executor="local", workers=1)
     prepare_entries(
         source, str(tmp_path / "data"), options=options, molecules={"openfold3": recorded}
@@ -157,24 +182,6 @@ def test_recorded_conformers_are_taken_as_they_are(tmp_path: Path) -> None:
     assert np.array_equal(again["LIG"].position, recorded["LIG"].position)
 
 
-def test_the_command_line_prepares_and_lists(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    raw, out = tmp_path / "raw", tmp_path / "data"
-    prepared(raw, tmp_path / "first", count=1)
-    arguments = ["--components", str(raw / "components.cif"), "--conformers", "1"]
-    arguments += ["--executor", "local", "--workers", "1"]
-    with pytest.raises(SystemExit) as end:
-        main(["entries", "prepare", str(raw / "mmcif"), str(out), *arguments])
-    assert end.value.code == 0
-    assert "1 of 1 files" in capsys.readouterr().out
-    with pytest.raises(SystemExit):
-        main(["entries", "ls", str(out), "--json"])
-    assert json.loads(capsys.readouterr().out)[0]["entry_id"] == "s000-1"
-
-
 def test_a_folder_without_mmcif_says_so(tmp_path: Path) -> None:
-    from evofeed.featurize.entries.input import structure_files
-
     with pytest.raises(InputError, match="no mmCIF file here"):
         structure_files(str(tmp_path))

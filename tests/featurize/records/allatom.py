@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import gzip
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from tests.loader.views.packs import _openfold3_molecules, openfold3_cache, read
@@ -30,25 +31,76 @@ def record(pack: Path, entry: str) -> EntryRecord:
     return entry_record(gzip.decompress(path.read_bytes()), path=str(path))
 
 
-class OpenFold3Molecules(dict[str, Molecule]):
-    """OpenFold3's recorded reference molecules by name, read when they are asked for."""
+def differing(
+    ours: Any, theirs: Any, *, skipped: tuple[str, ...], unordered: tuple[str, ...] = ()
+) -> list[str]:
+    """Fields of two views that differ, coordinates by more than 1e-5 Å, but those that begin so."""
+    wrong = []
+    for name in type(ours).__dataclass_fields__:
+        one, two = getattr(ours, name), getattr(theirs, name)
+        if name.startswith(skipped):
+            continue
+        if name == "atom_position":
+            same = np.allclose(one, two, rtol=0, atol=1e-5, equal_nan=True)
+        elif name in unordered:
+            same = sorted(one.tolist()) == sorted(two.tolist())
+        elif name == "resolution":
+            same = np.array_equal(np.nan_to_num([one], nan=-1.0), np.nan_to_num([two], nan=-1.0))
+        else:
+            same = np.array_equal(one, two) if isinstance(one, np.ndarray) else one == two
+        wrong += [] if same else [name]
+    return wrong
 
-    def __init__(self, pack: Path) -> None:
-        tables = _openfold3_molecules(pack)
-        super().__init__()
-        for key in tables:
-            name, _dot, part = key.rpartition(".")
-            if part != "name":
-                continue
-            self[name] = Molecule(
-                name=tables[key],
-                element=tables[f"{name}.element"],
-                charge=tables[f"{name}.charge"],
-                position=tables[f"{name}.pos"][None].astype(np.float32),
-                mask=tables[f"{name}.used"],
-                bond=tables[f"{name}.bonds"][:, :2],
-                orders=np.arange(len(tables[key]))[None],
-            )
+
+def sorted_bonds(atoms: np.ndarray, types: np.ndarray | None = None) -> list[list[int]]:
+    """Bonds in one order, with their types where given."""
+    columns = [np.sort(atoms.astype(np.int64), 1)]
+    columns += [] if types is None else [types.astype(np.int64)[:, None]]
+    return sorted(np.concatenate(columns, axis=1).tolist())
+
+
+def _molecule(tables: Any, name: str, position: np.ndarray, mask: np.ndarray) -> Molecule:
+    count = len(tables[f"{name}.name"])
+    return Molecule(
+        name=tables[f"{name}.name"],
+        element=tables[f"{name}.element"],
+        charge=tables[f"{name}.charge"],
+        position=position[None].astype(np.float32),
+        mask=mask,
+        bond=tables[f"{name}.bonds"][:, :2],
+        orders=np.arange(count)[None],
+    )
+
+
+def openfold3_molecules(pack: Path) -> dict[str, Molecule]:
+    """OpenFold3's recorded reference molecules by name."""
+    tables = _openfold3_molecules(pack)
+    names = [key.removesuffix(".name") for key in tables if key.endswith(".name")]
+    return {n: _molecule(tables, n, tables[f"{n}.pos"], tables[f"{n}.used"]) for n in names}
+
+
+def boltz_molecules(pack: Path) -> dict[str, Molecule]:
+    """The components' conformers that Boltz used, hydrogens left out already."""
+    found = {}
+    with np.load(pack / "components" / "conformers.npz") as tables:
+        for name in {key.split(".")[0] for key in tables.files}:
+            kinds = [f"{name}.conf.boltz.{kind}" for kind in ("Computed", "Ideal", "Model")]
+            none = np.zeros((len(tables[f"{name}.name"]), 3))
+            position = next((tables[kind] for kind in kinds if kind in tables.files), none)
+            found[name] = _molecule(tables, name, position, np.ones(len(position), bool))
+    return found
+
+
+def protenix_molecules(pack: Path) -> dict[str, Molecule]:
+    """The components' conformers that Protenix used."""
+    found = {}
+    with np.load(pack / "components" / "conformers.npz") as tables:
+        for name in {key.split(".")[0] for key in tables.files}:
+            count = len(tables[f"{name}.name"])
+            position = tables.get(f"{name}.conf.protenix", np.zeros((count, 3)))
+            mask = tables.get(f"{name}.protenix_ref_mask", np.zeros(count)) > 0
+            found[name] = _molecule(tables, name, position, mask)
+    return found
 
 
 def openfold3_alignments(pack: Path, entry: str) -> dict[int, str]:
@@ -60,54 +112,8 @@ def openfold3_alignments(pack: Path, entry: str) -> dict[int, str]:
     return {entity: name for entity, name in named if name}
 
 
-class BoltzMolecules(dict[str, Molecule]):
-    """The components' conformers that Boltz used, hydrogens left out already."""
-
-    def __init__(self, pack: Path) -> None:
-        super().__init__()
-        with np.load(pack / "components" / "conformers.npz") as tables:
-            for name in {key.split(".")[0] for key in tables.files}:
-                kinds = [f"{name}.conf.boltz.{kind}" for kind in ("Computed", "Ideal", "Model")]
-                position = next(
-                    (tables[kind] for kind in kinds if kind in tables.files),
-                    np.zeros((len(tables[f"{name}.name"]), 3)),
-                )
-                self[name] = Molecule(
-                    name=tables[f"{name}.name"],
-                    element=tables[f"{name}.element"],
-                    charge=tables[f"{name}.charge"],
-                    position=position[None].astype(np.float32),
-                    mask=np.ones(len(position), bool),
-                    bond=tables[f"{name}.bonds"][:, :2],
-                    orders=np.arange(len(position))[None],
-                )
-
-
 def boltz_alignments(path: Path, section: RulesetSection) -> dict[int, str]:
     """Name of the alignment by entity, of a structure that Boltz prepared."""
     chains = read(path).meta["record"]["chains"]
     named = zip(section.chain_entity.tolist(), chains, strict=True)
     return {entity: one["msa_id"] for entity, one in named if one["msa_id"]}
-
-
-class ProtenixMolecules(dict[str, Molecule]):
-    """The components' conformers that Protenix used."""
-
-    def __init__(self, pack: Path) -> None:
-        super().__init__()
-        with np.load(pack / "components" / "conformers.npz") as tables:
-            for name in {key.split(".")[0] for key in tables.files}:
-                position = tables.get(f"{name}.conf.protenix")
-                count = len(tables[f"{name}.name"])
-                mask = tables.get(f"{name}.protenix_ref_mask")
-                self[name] = Molecule(
-                    name=tables[f"{name}.name"],
-                    element=tables[f"{name}.element"],
-                    charge=tables[f"{name}.charge"],
-                    position=np.zeros((1, count, 3), np.float32)
-                    if position is None
-                    else position[None].astype(np.float32),
-                    mask=np.zeros(count, bool) if mask is None else mask > 0,
-                    bond=tables[f"{name}.bonds"][:, :2],
-                    orders=np.arange(count)[None],
-                )

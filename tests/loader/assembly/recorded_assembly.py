@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from tests.loader.recorded import RecordedDraws, chain_from_raw
 
-from evofeed.loader.assembly.merge import AssemblyTensors, Entity, merge_entities
+from evofeed.loader.assembly.crop import ComplexDraws
+from evofeed.loader.assembly.merge import AssemblyTensors, Entity, merge_entities, rows_on
 from evofeed.loader.assembly.pairing import EntityRows, RowPlan, plan_rows, species_keys
-from evofeed.loader.assembly_config import AssemblyConfig
-from evofeed.loader.config import LoaderConfig
+from evofeed.loader.config import AssemblyConfig, LoaderConfig
 from evofeed.protein.residues import HHBLITS_TO_RESTYPE
 
 CPU = torch.device("cpu")
@@ -58,7 +58,7 @@ class Recorded:
         if f"{coordinates}.all_atom_positions" in self.example:
             positions = torch.from_numpy(self.example[f"{coordinates}.all_atom_positions"])
             mask = torch.from_numpy(self.example[f"{coordinates}.all_atom_mask"]).float()
-        return merge_entities(self.entities, plan, positions, mask, config)
+        return merge_entities(self.entities, rows_on(plan, self.entities), positions, mask, config)
 
 
 def own_rows(recorded: Recorded, rows: np.ndarray) -> np.ndarray:
@@ -113,8 +113,8 @@ def _rows(entity: Entity, raw: dict[str, np.ndarray]) -> EntityRows:
     return EntityRows(msa, pair_msa, species_keys(species), entity.copies)
 
 
-class RecordedCrop:
-    """`CropDraws` of a recording."""
+class RecordedCrop(ComplexDraws):
+    """The draws of a recording."""
 
     def __init__(self, draws: dict[str, np.ndarray], spatial_crop_prob: float) -> None:
         # The generator is seeded again in each recycle: the first one's draws are all there is.

@@ -22,9 +22,8 @@ from tests.loader.test_golden import same
 from evofeed.loader.assembly.crop import crop_residues
 from evofeed.loader.assembly.features import assembly_constants, assembly_recycle, ground_truth
 from evofeed.loader.assembly.pairing import pair_rows, plan_rows, similarity
-from evofeed.loader.assembly_config import AssemblyConfig
 from evofeed.loader.batch import empty_batch, put
-from evofeed.loader.config import LoaderConfig
+from evofeed.loader.config import AssemblyConfig, LoaderConfig
 from evofeed.protein.features import ASSEMBLY_BATCH
 from evofeed.protein.interfaces import interface_residues
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evofeed.loader.assembly.crop import contiguous_crop, crop_residues, spatial_crop
+from evofeed.loader.assembly.crop import ComplexDraws, contiguous_crop, crop_residues, spatial_crop
 from evofeed.loader.assembly.pairing import (
     EntityRows,
     pair_rows,
@@ -18,15 +18,15 @@ from evofeed.loader.assembly.pairing import (
     similarity,
     species_keys,
 )
-from evofeed.loader.assembly_config import AssemblyConfig
+from evofeed.loader.config import AssemblyConfig
 from evofeed.protein.interfaces import interface_residues
 from evofeed.protein.residues import GAP
 
 OURS = AssemblyConfig()
 
 
-class Chosen:
-    """`CropDraws` that says what it is told to, and keeps what it was asked."""
+class Chosen(ComplexDraws):
+    """Says what it is told to, and keeps what it was asked."""
 
     def __init__(self, seed: int = 0, *, spatial: bool = True) -> None:
         self.random, self.is_spatial = np.random.default_rng(seed), spatial

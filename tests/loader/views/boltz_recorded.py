@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 from tests.loader.views.packs import entry_view, name_codes, read
 
+from evofeed.loader.views.draws import BoltzDraws
 from evofeed.loader.views.entry_view import EntryView
 from evofeed.protein.alignment import Alignment, letter_codes
 
 
-class RecordedDraws:
-    """`BoltzDraws` that replays the recorded calls in order."""
+class RecordedDraws(BoltzDraws):
+    """Replays the recorded calls in order."""
 
     def __init__(self, calls: list[tuple[str, str, Any]]) -> None:
         self.calls = calls

@@ -12,16 +12,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from tests.loader.views.boltz_recorded import alignment_of
 from tests.loader.views.packs import Recording, openfold3_cache
 
+from evofeed.loader.views.draws import OpenFold3Draws
 from evofeed.loader.views.entry_view import EntryView
-from evofeed.protein.alignment import Alignment, letter_codes
+from evofeed.protein.alignment import Alignment
 
 STRATEGIES = ("contiguous", "spatial", "spatial_interface")
 
 
-class RecordedDraws:
-    """`SampleDraws` from a file; raises when asked in another order than recorded."""
+class RecordedDraws(OpenFold3Draws):
+    """Draws from a file; raises when asked in another order than recorded."""
 
     def __init__(self, view: EntryView, calls: list[tuple[str, Any]]) -> None:
         self.view = view
@@ -140,37 +142,14 @@ def _alignment(pack: Path, name: str, folder: str) -> Alignment:
         for place, text in enumerate(lines):
             header, *body = text.split("\n")
             rows.append((number, header, "".join(body) if place else query))
-    return alignment_of(name, [SOURCES[path.stem] for path in files], rows)
-
-
-def alignment_of(name: str, sources: list[str], rows: list[tuple[int, str, str]]) -> Alignment:
-    """An `Alignment` of rows given as source, header and aligned text with insertions."""
-    letters, start, column, count, mnemonics = [], [0], [], [], []
-    for source, header, text in rows:
-        codes = np.frombuffer(text.encode(), np.uint8)
-        lower = (codes >= ord("a")) & (codes <= ord("z"))
-        letters.append(letter_codes(codes[~lower]))
-        before = np.bincount(np.cumsum(~lower)[lower], minlength=int((~lower).sum()) + 1)[:-1]
-        column.append(np.flatnonzero(before))
-        count.append(before[before > 0])
-        start.append(start[-1] + len(column[-1]))
+    names = tuple(SOURCES[path.stem] for path in files)
+    species = []
+    for source, header, _ in rows:
         parts = re.split(r"[|_/:-]", header)
-        mnemonics.append(parts[3] if sources[source] == "uniprot_hits" and len(parts) == 6 else "")
-    distinct, inverse = np.unique(np.array(letters), axis=0, return_inverse=True)
-    species = sorted(set(mnemonics) - {""})
-    return Alignment(
-        name=name,
-        sources=tuple(sources),
-        letters=distinct,
-        row_letters=inverse.astype(np.int32),
-        row_source=np.array([source for source, _, _ in rows], np.int32),
-        row_species=np.array([species.index(m) if m else -1 for m in mnemonics], np.int32),
-        row_gapless=np.arange(len(rows)),
-        species=tuple(species),
-        deletion_start=np.array(start, np.int64),
-        deletion_column=np.concatenate(column).astype(np.int32),
-        deletion_count=np.concatenate(count).astype(np.int32),
-    )
+        named = names[source] == "uniprot_hits" and len(parts) == 6
+        species.append(parts[3] if named else "")
+    texts, sources = [text for *_, text in rows], [source for source, *_ in rows]
+    return alignment_of(name, texts, sources, names, species)
 
 
 def with_conformers(view: EntryView, sample: Recording) -> EntryView:

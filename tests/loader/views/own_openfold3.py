@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.featurize.records.allatom import (
-    OpenFold3Molecules,
     components,
     openfold3_alignments,
+    openfold3_molecules,
     record,
 )
 from tests.loader.views.boltz_recorded import read_a3m
@@ -55,7 +55,7 @@ def openfold3_sample(
         "parse_target_structure",
         lambda *_args, **_kwargs: _atoms(path),
     )
-    molecules = OpenFold3Molecules(path.parents[2])
+    molecules = openfold3_molecules(path.parents[2])
     monkeypatch.setattr(
         importlib.import_module(f"{core}.pipelines.sample_processing.conformer"),
         "read_single_annotated_sdf",
@@ -135,7 +135,7 @@ def our_view(path: Path) -> EntryView:
     entry = record(pack, path.stem)
     section = openfold3_section(entry, components(pack))
     names = openfold3_alignments(pack, path.stem)
-    view = openfold3_view(entry, section, OpenFold3Molecules(pack), names)
+    view = openfold3_view(entry, section, openfold3_molecules(pack), names)
     recorded = entry_view("openfold3", pack, path.stem)
     assert view.molecule_name == recorded.molecule_name
     return dataclasses.replace(view, molecule_orders=recorded.molecule_orders)

@@ -7,15 +7,17 @@ import functools
 import json
 import os
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from tests.conftest import golden_folder, golden_json
 
-from evofeed.loader.views.entry_view import ChainType, EntryView
-from evofeed.loader.views.protenix.view import OTHER_POLYMER, ProtenixView
+from evofeed.loader.views.entry_view import OTHER_POLYMER, ChainType, EntryView, ProtenixView
+from evofeed.loader.views.packing import fill_slot, pack_sample, unpack_sample
+from evofeed.protein.molecules import ELEMENTS
 
 OPENFOLD3_NAMES = (
     "ALA ARG ASN ASP CYS GLN GLU GLY HIS ILE LEU LYS MET PHE PRO SER THR TRP TYR VAL UNK "
@@ -91,6 +93,40 @@ def watched(module: Any, name: str) -> Iterator[list[Any]]:
         setattr(module, name, function)
 
 
+def slotted(packed: dict[str, np.ndarray], on_host: frozenset[str]) -> dict[str, torch.Tensor]:
+    """A plan's arrays as tensors of the bytes of a slot."""
+    where = pack_sample(packed, on_host)
+    slot = np.zeros(where.nbytes, np.uint8)
+    fill_slot(where, packed, memoryview(slot))
+    return unpack_sample(where, torch.from_numpy(slot))
+
+
+def assert_recorded(
+    ours: Mapping[str, Any], theirs: Mapping[str, Any], close: Mapping[str, float], rtol: float
+) -> None:
+    """Every tensor has the recorded shape, dtype and values; floats within `close`, else 1e-6."""
+    wrong = []
+    for name, value in ours.items():
+        wanted = theirs[name]
+        assert value.shape == wanted.shape, name
+        assert str(value.dtype).removeprefix("torch.") == str(wanted.dtype), name
+        exact = np.asarray(wanted).dtype.kind != "f"
+        atol = 0.0 if exact else close.get(name, 1e-6)
+        if not np.allclose(np.asarray(value), wanted, rtol=0.0 if exact else rtol, atol=atol):
+            wrong.append(name)
+    assert not wrong
+
+
+def differing(one: Mapping[str, Any], two: Mapping[str, Any]) -> set[str]:
+    """Names of tensors that are not the same in both."""
+    return {
+        name
+        for name, value in one.items()
+        if isinstance(value, torch.Tensor)
+        and (value.shape != two[name].shape or not torch.equal(value, two[name]))
+    }
+
+
 def entry_view(project: str, pack: Path, entry: str) -> EntryView:
     """The prepared structure of an entry as a project recorded it."""
     return _VIEWS[project](pack, entry)
@@ -131,76 +167,23 @@ def name_codes(names: np.ndarray) -> np.ndarray:
     return (text.view(np.uint32).reshape(-1, 4) - 32).astype(np.uint8)
 
 
-def automorphisms(
-    elements: np.ndarray, charges: np.ndarray, bonds: np.ndarray, limit: int = 1000
-) -> np.ndarray:
-    """Atom orders that map a molecule onto itself, `[P, a]`.
-
-    Atoms are placed in the order of the smallest number next to those placed, candidates tried
-    in the order of the bonds, the search stopped at `limit`: the order in which RDKit lists them.
-    """
-    count = len(elements)
-    link = np.zeros([count, count], np.int64)
-    for a, b, order in bonds:
-        link[a, b] = link[b, a] = order
-    near: list[list[int]] = [[] for _ in range(count)]
-    for a, b, _ in bonds.tolist():
-        near[a].append(b)
-        near[b].append(a)
-    colour = elements.astype(np.int64) * 64 + charges
-    for _ in range(count):
-        keys = [
-            (int(colour[i]), tuple(sorted((int(link[i, j]), int(colour[j])) for j in near[i])))
-            for i in range(count)
-        ]
-        rank = {key: number for number, key in enumerate(sorted(set(keys)))}
-        fresh = np.array([rank[key] for key in keys])
-        if len(rank) == len(set(colour.tolist())):
-            break
-        colour = fresh
-    order = visiting_order(near)
-    found: list[np.ndarray] = []
-    image = np.full(count, -1)
-    taken = np.zeros(count, bool)
-
-    def place(step: int) -> None:
-        if len(found) >= limit:
-            return
-        if step == count:
-            found.append(image.copy())
-            return
-        atom = order[step]
-        placed = [j for j in near[atom] if image[j] >= 0]
-        options = near[image[placed[0]]] if placed else list(range(count))
-        for other in options:
-            fits = not taken[other] and colour[other] == colour[atom]
-            if fits and all(link[other, image[j]] == link[atom, j] for j in placed):
-                image[atom], taken[other] = other, True
-                place(step + 1)
-                image[atom], taken[other] = -1, False
-
-    place(0)
-    return np.array(found, np.int32)
-
-
-def visiting_order(near: list[list[int]]) -> list[int]:
-    """Atoms, each the smallest number next to those before it, else the smallest left."""
-    order: list[int] = []
-    left = set(range(len(near)))
-    edge: set[int] = set()
-    while left:
-        atom = min(edge & left or left)
-        order.append(atom)
-        left.discard(atom)
-        edge.update(near[atom])
-    return order
-
-
 @functools.cache
 def _openfold3_orders(pack: Path, name: str) -> np.ndarray:
+    """Atom orders that map a molecule onto itself, `[P, a]`, as RDKit lists them."""
+    from rdkit import Chem
+
     molecules = _openfold3_molecules(pack)
-    parts = (molecules[f"{name}.{part}"] for part in ("element", "charge", "bonds"))
-    return automorphisms(*parts)
+    element, charge = molecules[f"{name}.element"], molecules[f"{name}.charge"]
+    types = {3: "AROMATIC", 4: "DOUBLE", 6: "TRIPLE"}
+    graph = Chem.RWMol()
+    for number, formal in zip(element.tolist(), charge.tolist(), strict=True):
+        atom = Chem.Atom(number)
+        atom.SetFormalCharge(formal)
+        atom.SetNoImplicit(True)
+        graph.AddAtom(atom)
+    for one, two, kind in molecules[f"{name}.bonds"].tolist():
+        graph.AddBond(one, two, getattr(Chem.BondType, types.get(kind, "SINGLE")))
+    return np.array(graph.GetSubstructMatches(graph, uniquify=False, maxMatches=1000), np.int32)
 
 
 def _openfold3(pack: Path, entry: str) -> EntryView:
@@ -467,11 +450,5 @@ def _residue_orders(texts: np.ndarray, residues: np.ndarray, sizes: np.ndarray) 
         out.append(np.array(columns, np.int32).T)
     return out
 
-
-ELEMENTS = (
-    "H HE LI BE B C N O F NE NA MG AL SI P S CL AR K CA SC TI V CR MN FE CO NI CU ZN GA GE AS SE "
-    "BR KR RB SR Y ZR NB MO TC RU RH PD AG CD IN SN SB TE I XE CS BA LA CE PR ND PM SM EU GD TB DY "
-    "HO ER TM YB LU HF TA W RE OS IR PT AU HG TL PB BI PO AT RN FR RA AC TH PA U NP PU AM CM BK CF"
-).split()
 
 _VIEWS = {"openfold3": _openfold3, "boltz": _boltz, "protenix": _protenix}

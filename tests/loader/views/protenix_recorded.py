@@ -13,7 +13,8 @@ import numpy as np
 from tests.loader.views.boltz_recorded import alignment_of, read_a3m
 from tests.loader.views.packs import Recording, read
 
-from evofeed.loader.views.protenix.view import ProtenixView
+from evofeed.loader.views.draws import ProtenixDraws
+from evofeed.loader.views.entry_view import ProtenixView
 from evofeed.protein.alignment import Alignment
 
 STRATEGIES = ("ContiguousCropping", "SpatialCropping", "SpatialInterfaceCropping")
@@ -21,8 +22,8 @@ _UNIPROT = re.compile(r"(?:tr|sp)\|[A-Z0-9]{6,10}(?:_\d+)?\|[A-Z0-9]{1,10}_([A-Z
 _UNIREF = re.compile(r"UniRef100_[^_]+_([^_/]+)")
 
 
-class RecordedDraws:
-    """`ProtenixDraws` from a file; raises when asked in another order than recorded."""
+class RecordedDraws(ProtenixDraws):
+    """Draws from a file; raises when asked in another order than recorded."""
 
     def __init__(self, calls: list[tuple[str, Any]]) -> None:
         self.calls = deque(calls)

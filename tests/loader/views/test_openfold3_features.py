@@ -14,12 +14,11 @@ from tests.loader.views.openfold3_recorded import (
     recorded_alignments,
     with_conformers,
 )
-from tests.loader.views.packs import entry_view, read, recordings
+from tests.loader.views.packs import assert_recorded, entry_view, read, recordings, slotted
 
-from evofeed.loader.views.openfold3.config import OpenFold3Config
+from evofeed.loader.views.config import OpenFold3Config
 from evofeed.loader.views.openfold3.features import openfold3_features
 from evofeed.loader.views.openfold3.plan import ON_HOST, plan_sample
-from evofeed.loader.views.packing import fill_slot, pack_sample, unpack_sample
 
 SAMPLES = recordings("openfold3/samples/*.npz")
 TEXTS = {"pdb_id", "preferred_chain_or_interface"}
@@ -50,10 +49,7 @@ def test_every_feature_equals_the_recorded_one(path: Path) -> None:
     packed = plan_sample(view, alignments, point, draws, config)
     assert not draws.calls
     np.testing.assert_array_equal(packed["token_index"], sample.arrays["crop.token_id"])
-    where = pack_sample(packed, ON_HOST)
-    slot = np.zeros(where.nbytes, np.uint8)
-    fill_slot(where, packed, memoryview(slot))
-    features = openfold3_features(unpack_sample(where, torch.from_numpy(slot)), config)
+    features = openfold3_features(slotted(packed, ON_HOST), config)
     expected = {
         name.removeprefix("feature."): value
         for name, value in sample.arrays.items()
@@ -64,15 +60,7 @@ def test_every_feature_equals_the_recorded_one(path: Path) -> None:
     named = expected["preferred_chain_or_interface"]
     assert expected["pdb_id"] == view.entry
     assert str(named) == str(sample.meta["datapoint"])
-    wrong = []
-    for name, value in ours.items():
-        theirs = expected[name]
-        assert value.shape == theirs.shape, name
-        assert str(value.dtype).removeprefix("torch.") == str(theirs.dtype), name
-        close = 1e-5 if name == "ref_pos" else 1e-6 if value.is_floating_point() else 0
-        if not np.allclose(value.numpy(), theirs, rtol=0, atol=close):
-            wrong.append(name)
-    assert not wrong
+    assert_recorded(ours, expected, {"ref_pos": 1e-5}, 0.0)
     assert_orders(features["ref_space_uid_to_perm"], sample.arrays)
 
 

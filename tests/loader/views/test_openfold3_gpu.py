@@ -7,9 +7,9 @@ import torch
 from tests.loader.views.made_entries import MadeChain, made_alignment, made_entry
 from tests.loader.views.test_openfold3_features import flat
 
+from evofeed.loader.views.config import OpenFold3Config
+from evofeed.loader.views.draws import OpenFold3Draws
 from evofeed.loader.views.entry_view import ChainType
-from evofeed.loader.views.openfold3.config import OpenFold3Config
-from evofeed.loader.views.openfold3.draws import CounterDraws
 from evofeed.loader.views.openfold3.features import openfold3_features
 from evofeed.loader.views.openfold3.plan import ON_HOST, plan_sample
 
@@ -28,7 +28,7 @@ def test_features_on_a_gpu_are_those_of_the_cpu_and_nothing_waits() -> None:
     names = [f"S{n}" for n in range(900)]
     made = [made_alignment(name, names, columns=180, seed=n) for n, name in enumerate("ab")]
     config = OpenFold3Config(main_sources=("uniprot_hits",), used_rows=1024)
-    packed = plan_sample(view, made, (0,), CounterDraws(1), config)
+    packed = plan_sample(view, made, (0,), OpenFold3Draws(1), config)
     host = {name: torch.from_numpy(value) for name, value in packed.items()}
     there = {name: value if name in ON_HOST else value.cuda() for name, value in host.items()}
     expected = flat(openfold3_features(host, config))

@@ -18,32 +18,27 @@ import numpy as np
 import pytest
 import torch
 from tests.featurize.records.allatom import (
-    BoltzMolecules,
-    ProtenixMolecules,
     boltz_alignments,
+    boltz_molecules,
     components,
+    protenix_molecules,
     record,
 )
 from tests.loader.views import boltz_recorded, openfold3_recorded, protenix_recorded
 from tests.loader.views.own_openfold3 import WatchedDraws, openfold3_sample, our_view
-from tests.loader.views.packs import entry_view, packs, read
+from tests.loader.views.packs import entry_view, packs, read, slotted
 from tests.loader.views.test_openfold3_features import flat
 from tests.loader.views.test_protenix import through_a_slot
 
 from evofeed.featurize.records.rulesets.boltz import boltz_section
 from evofeed.featurize.records.rulesets.protenix import protenix_section
-from evofeed.loader.views.boltz.batch import boltz_batch
-from evofeed.loader.views.boltz.config import BoltzConfig
-from evofeed.loader.views.boltz.features import boltz_features
+from evofeed.loader.views.boltz.features import boltz_batch, boltz_features
 from evofeed.loader.views.boltz.plan import plan_sample as plan_boltz
 from evofeed.loader.views.boltz.tables import boltz_view
-from evofeed.loader.views.openfold3.batch import openfold3_batch
-from evofeed.loader.views.openfold3.config import OpenFold3Config
-from evofeed.loader.views.openfold3.features import openfold3_features
+from evofeed.loader.views.config import BoltzConfig, OpenFold3Config, ProtenixConfig
+from evofeed.loader.views.openfold3.features import openfold3_batch, openfold3_features
 from evofeed.loader.views.openfold3.plan import ON_HOST
 from evofeed.loader.views.openfold3.plan import plan_sample as plan_openfold3
-from evofeed.loader.views.packing import fill_slot, pack_sample, unpack_sample
-from evofeed.loader.views.protenix.config import ProtenixConfig
 from evofeed.loader.views.protenix.plan import plan_sample as plan_protenix
 from evofeed.loader.views.protenix.tables import protenix_view
 
@@ -144,7 +139,7 @@ def test_boltz_makes_our_features_of_its_structure(
     )  # fmt: skip
     entry = record(pack, path.stem)
     section = boltz_section(entry, components(pack))
-    view = boltz_view(entry, section, BoltzMolecules(pack), boltz_alignments(path, section))
+    view = boltz_view(entry, section, boltz_molecules(pack), boltz_alignments(path, section))
     alignments = [boltz_recorded.boltz_alignment(pack, name) for name in view.alignments]
     draws = boltz_recorded.RecordedDraws([(f"random.{n}", w, v) for n, w, v in calls])
     packed = plan_boltz(view, alignments, [chain], draws, config)
@@ -192,10 +187,7 @@ def test_openfold3_makes_our_features_of_its_structure(
     alignments = openfold3_recorded.recorded_alignments(path.parents[2], view)
     config = OpenFold3Config(token_budget=128)
     packed = plan_openfold3(view, alignments, (0,), draws, config)
-    where = pack_sample(packed, ON_HOST)
-    slot = np.zeros(where.nbytes, np.uint8)
-    fill_slot(where, packed, memoryview(slot))
-    ours = openfold3_features(unpack_sample(where, torch.from_numpy(slot)), config)
+    ours = openfold3_features(slotted(packed, ON_HOST), config)
     assert not draws.calls
     assert_equal(flat(ours), flat(theirs))
     orders = theirs["ref_space_uid_to_perm"]
@@ -298,7 +290,7 @@ def test_protenix_makes_our_features_of_its_structure(
         for chain, number in enumerate(recorded.chain_alignment.tolist())
         if number >= 0
     }
-    view = protenix_view(entry, section, ProtenixMolecules(pack), names, table)
+    view = protenix_view(entry, section, protenix_molecules(pack), names, table)
     sample = read(sorted((pack / "protenix" / "samples").glob(f"{path.stem}.*.npz"))[0])
     alignments = protenix_recorded.recorded_alignments(pack, recorded, sample)
     draws = protenix_recorded.RecordedDraws([(f"{w}.{n}", v) for n, w, v in calls])

@@ -7,8 +7,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from tests.loader.views.packs import Recording, entry_view, read, recordings, watched
+from tests.loader.views.packs import (
+    Recording,
+    assert_recorded,
+    entry_view,
+    read,
+    recordings,
+    slotted,
+    watched,
+)
 from tests.loader.views.protenix_recorded import (
     STRATEGIES,
     RecordedDraws,
@@ -16,14 +23,12 @@ from tests.loader.views.protenix_recorded import (
     recorded_alignments,
 )
 
-from evofeed.loader.views.packing import fill_slot, pack_sample, unpack_sample
+from evofeed.loader.views.config import ProtenixConfig
+from evofeed.loader.views.entry_view import ProtenixView
 from evofeed.loader.views.protenix import plan
-from evofeed.loader.views.protenix.batch import sample_texts
-from evofeed.loader.views.protenix.config import ProtenixConfig
 from evofeed.loader.views.protenix.crop import crop_tokens, tokens_of
 from evofeed.loader.views.protenix.features import protenix_features
 from evofeed.loader.views.protenix.plan import ON_HOST
-from evofeed.loader.views.protenix.view import ProtenixView
 
 SAMPLES = recordings("protenix/samples/*.npz")
 CROPS = recordings("protenix/crops/*.npz")
@@ -56,7 +61,7 @@ def test_crops_are_the_recorded_ones(path: Path) -> None:
         assert not draws.calls
 
 
-def planned(path: Path) -> tuple[Recording, ProtenixView, dict[str, Any], ProtenixConfig]:
+def planned(path: Path) -> tuple[Recording, dict[str, Any], ProtenixConfig]:
     pack = path.parent.parent.parent
     sample = read(path)
     meta = sample.meta
@@ -74,19 +79,16 @@ def planned(path: Path) -> tuple[Recording, ProtenixView, dict[str, Any], Proten
         packed = plan.plan_sample(view, alignments, point, draws, config)
     assert not draws.calls
     np.testing.assert_array_equal(crops[0][0], sample.arrays["crop.selected"])
-    return sample, view, packed, config
+    return sample, packed, config
 
 
 def through_a_slot(packed: dict[str, np.ndarray], config: ProtenixConfig) -> dict[str, Any]:
-    where = pack_sample(packed, ON_HOST)
-    slot = np.zeros(where.nbytes, np.uint8)
-    fill_slot(where, packed, memoryview(slot))
-    return protenix_features(unpack_sample(where, torch.from_numpy(slot)), config)
+    return protenix_features(slotted(packed, ON_HOST), config)
 
 
 @pytest.mark.parametrize("path", SAMPLES, ids=lambda path: path.stem)
 def test_every_feature_and_label_equals_the_recorded_one(path: Path) -> None:
-    sample, view, packed, config = planned(path)
+    sample, packed, config = planned(path)
     made = through_a_slot(packed, config)
     orders = made["input_feature_dict"].pop("atom_perm_list")
     assert orders == sample.arrays["permutation.atom_perm_list"]
@@ -96,15 +98,5 @@ def test_every_feature_and_label_equals_the_recorded_one(path: Path) -> None:
         for name, value in made[part].items()
     }
     theirs = {name: v for name, v in sample.arrays.items() if name.split(".")[0] in PARTS}
-    texts = {f"basic.{name}": text for name, text in sample_texts(view, packed).items()}
-    assert set(ours) | set(texts) == set(theirs)
-    assert texts == {name: theirs[name] for name in texts}
-    wrong = []
-    for name, value in ours.items():
-        wanted = theirs[name]
-        assert value.shape == wanted.shape, name
-        assert str(value.dtype).removeprefix("torch.") == str(wanted.dtype), name
-        close = 1e-6 if value.is_floating_point() else 0
-        if not np.allclose(value.numpy(), wanted, rtol=close, atol=close):
-            wrong.append(name)
-    assert not wrong
+    assert set(ours) == set(theirs) - {"basic.pdb_id", "basic.chain_id"}
+    assert_recorded(ours, theirs, {}, 1e-6)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.loader.views.packs import entry_view, openfold3_cache, packs, read
+from tests.loader.views.packs import openfold3_cache, packs, read
 
 from evofeed.loader.views.entry_view import ChainType
 from evofeed.loader.views.weights import (
@@ -111,12 +111,3 @@ def test_weights_that_say_nothing_are_refused() -> None:
     for weights in ([], [0.0], [1.0, -1.0], [np.nan]):
         with pytest.raises(ValueError, match="weights"):
             DatapointDraw(np.array(weights, np.float64))
-
-
-def test_every_project_names_the_chains_of_its_interfaces() -> None:
-    for pack in packs():
-        for project in ("openfold3", "boltz", "protenix"):
-            for path in sorted((pack / project / "structure").glob("*.npz")):
-                view = entry_view(project, pack, path.stem)
-                pairs = view.interface_chain
-                assert (pairs[:, 0] != pairs[:, 1]).all()

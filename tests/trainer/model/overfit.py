@@ -24,7 +24,7 @@ from torch import Tensor
 
 from evofeed.featurize import discover, featurize_chain
 from evofeed.loader import LoaderConfig, sample_batch
-from evofeed.loader.transforms.crop import Crop
+from evofeed.loader.draws import Crop
 from evofeed.protein.chain_record import ChainRecord
 from evofeed.protein.residues import MASK
 from evofeed.trainer import AlphaFold, AlphaFoldLoss, LossConfig, structure_metrics, tiny

@@ -1,0 +1,38 @@
+"""One harness for faults of a storage: reads that are slow, wait, or fail."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+from evofeed.loader import FeatureLoader, LoaderConfig
+from evofeed.store import Dataset
+from evofeed.store.storage import LocalStorage
+
+Before = Callable[[str, int, int], None]
+
+
+class Watched(LocalStorage):
+    """A local folder; `before` is told of every read, by key, offset and number: it may raise."""
+
+    def __init__(self, root: str, before: Before) -> None:
+        super().__init__(root)
+        self.before = before
+        self._numbers = itertools.count(1)  # threads that count together must not lose one
+
+    def read_into(self, key: str, offset: int, out: memoryview) -> None:
+        self.before(key, offset, next(self._numbers))
+        super().read_into(key, offset, out)
+
+
+def watched(dataset: Dataset, before: Before) -> Dataset:
+    """The same data behind such a storage."""
+    storage = Watched(dataset.uri, before)
+    return Dataset(storage, dataset.digest, dataset.manifest, dataset.index)
+
+
+def read_of(dataset: Dataset, row: int) -> tuple[str, int]:
+    """Key and offset of the loader's read of a chain."""
+    loader = FeatureLoader(dataset, LoaderConfig(), device="cpu", reader="thread")
+    place = loader.planner.catalogs[0].place(row)
+    return place.key, place.offset + place.starts[0]
