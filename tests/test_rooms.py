@@ -56,7 +56,7 @@ def test_a_training_machine_needs_only_the_base_install_and_torch() -> None:
 # Lines of Python a room may have. Raising one needs a reason in the commit: something new needs
 # something out, or lives in experiments/.
 BUDGET = {
-    "src": 5_300,
+    "src": 5_350,
     "featurize": 22_100,
     "store": 8_650,
     "loader": 13_200,  # hooks

@@ -103,7 +103,7 @@ def test_a_start_that_is_interrupted_leaves_nothing_and_can_be_repeated(
             patch.setattr(where, fail)
             next(iter(loader))
         assert arenas() == before
-        assert sample_digests(loader) == reference
+        assert sample_digests(loader, 3) == reference[:3]
     assert arenas() == before
 
 
