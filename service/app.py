@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
+from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from evofeed import __version__
 from evofeed.service.pages import ROUTERS as PAGES
@@ -14,7 +15,7 @@ from evofeed.service.problems import install_problems
 from evofeed.service.requests.edge import Edge
 from evofeed.service.requests.openapi import describe_api
 from evofeed.service.routes import ROUTERS
-from evofeed.service.settings import USUAL, ServiceSettings, Timings
+from evofeed.service.settings import ServiceSettings
 from evofeed.service.state import Service
 
 _ABOUT = (
@@ -23,13 +24,13 @@ _ABOUT = (
 )
 
 
-def create_app(settings: ServiceSettings | None = None, timings: Timings = USUAL) -> FastAPI:
+def create_app(settings: ServiceSettings | None = None) -> FastAPI:
     """The service as an ASGI application.
 
     Raises:
         ServiceError: the database does not answer or needs migrating.
     """
-    service = Service.start(settings or ServiceSettings(), timings)
+    service = Service(settings or ServiceSettings())
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[dict[str, Service]]:
@@ -53,5 +54,8 @@ def create_app(settings: ServiceSettings | None = None, timings: Timings = USUAL
     app.state.service = service
     install_problems(app, problem_page)
     describe_api(app)
-    app.add_middleware(Edge, settings=service.settings, metrics=service.metrics)  # outermost
+    app.add_middleware(Edge, settings=service.settings, metrics=service.metrics)
+    if proxies := service.settings.trusted_proxies:
+        # nginx writes X-Forwarded-For; of nobody who is not named here is anything believed.
+        app.add_middleware(ProxyHeadersMiddleware, trusted_hosts=list(proxies))
     return app

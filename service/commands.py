@@ -10,7 +10,6 @@ import os
 import signal
 import socket
 import sys
-import tempfile
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -45,9 +44,6 @@ def serve(
     migrate: Annotated[
         bool, typer.Option("--migrate", help="Bring the database up to date, then exit.")
     ] = False,
-    openapi: Annotated[
-        bool, typer.Option("--openapi", help="Print the HTTP interface as OpenAPI 3.1, then exit.")
-    ] = False,
     as_json: Json = False,
 ) -> None:
     """Serve datasets over HTTP: manifests, chains, plans, jobs and a dashboard.
@@ -60,9 +56,6 @@ def serve(
     """
     gc.disable()  # what a start imports stays: to look through it again and again takes a fifth
     try:
-        if openapi:
-            _print_openapi()
-            return
         given: dict[str, Any] = {
             "host": host,
             "workers": workers,
@@ -77,25 +70,13 @@ def serve(
         gc.enable()
 
 
-def _print_openapi() -> None:
-    from pydantic import SecretStr
-
-    from evofeed.service.app import create_app
-    from evofeed.service.settings import ServiceSettings
-
-    with tempfile.TemporaryDirectory() as home:
-        app = create_app(ServiceSettings(home=Path(home), database_url=SecretStr(""), datasets={}))
-        app.state.service.close()
-    typer.echo(json.dumps(app.openapi(), indent=1, sort_keys=True, ensure_ascii=False))
-
-
 def _settings(given: dict[str, Any], port: int | None, auth: bool) -> ServiceSettings:
     from evofeed.service.settings import load_settings
 
     given = {name: value for name, value in given.items() if value}
     given |= {} if port is None else {"port": port}
     settings = load_settings(**given)
-    return settings if auth else settings.with_changes(auth="off")
+    return settings if auth else settings.model_copy(update={"auth": "off"})
 
 
 def _migrate(settings: ServiceSettings, as_json: bool) -> None:

@@ -18,12 +18,9 @@ class CursorSigner:
         self._words = Signer(key, salt="word", digest_method=hashlib.sha256)
 
     def write(self, row: int, digest: str, query: str) -> str:
-        """A cursor that continues at `row` of exactly this listing.
+        """A cursor that continues at `row` of exactly this listing of a snapshot.
 
-        Args:
-            row: next row of the index to look at.
-            digest: the snapshot; it stays this one even if a ref moves on meanwhile.
-            query: everything else the listing depends on, as canonical text.
+        It stays that snapshot if a ref moves on meanwhile; `query` is all else it depends on.
         """
         text = self._cursors.dumps([row, digest, _hash(query)])
         return text if isinstance(text, str) else text.decode()

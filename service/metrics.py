@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
-
-METRICS: Final = "metrics"
-"""Folder in which workers count, below the one they share; PROMETHEUS_MULTIPROC_DIR names it to
-the library, which reads that as it is imported."""
-CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class Metrics:
@@ -26,28 +21,16 @@ class Metrics:
         self._folder = folder
         self.registry = CollectorRegistry()
         self._found: dict[tuple[str, str, int], tuple[Any, Any, Any]] = {}
+        registry, per = self.registry, ["endpoint"]
         self.requests = Counter(
-            "evofeed_requests_total",
-            "Requests answered.",
-            ["endpoint", "method", "status"],
-            registry=self.registry,
-        )
+            "evofeed_requests_total", "Requests answered.", [*per, "method", "status"],
+            registry=registry,
+        )  # fmt: skip
         self.seconds = Histogram(
-            "evofeed_request_seconds",
-            "Time from the request's head to the response's last byte.",
-            ["endpoint"],
-            buckets=(0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10),
-            registry=self.registry,
-        )
-        self.sent = Counter(
-            "evofeed_sent_bytes_total", "Body bytes sent.", ["endpoint"], registry=self.registry
-        )
-        self.refused = Counter(
-            "evofeed_refused_total",
-            "Requests refused before an endpoint: 401, 403, 413, 421, 429.",
-            ["status"],
-            registry=self.registry,
-        )
+            "evofeed_request_seconds", "Time from the request's head to the response's last byte.",
+            per, buckets=(0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10), registry=registry,
+        )  # fmt: skip
+        self.sent = Counter("evofeed_sent_bytes_total", "Body bytes sent.", per, registry=registry)
         newest: Any = {"registry": self.registry, "multiprocess_mode": "mostrecent"}
         self.datasets = Gauge("evofeed_datasets", "Datasets registered.", **newest)
         self.jobs = Gauge("evofeed_jobs", "Jobs by state.", ["state"], **newest)
@@ -58,8 +41,6 @@ class Metrics:
         requests.inc()
         spent.observe(seconds)
         nbytes.inc(sent)
-        if status in (401, 403, 413, 421, 429):
-            self.refused.labels(str(status)).inc()
 
     def _counters(self, endpoint: str, method: str, status: int) -> tuple[Any, Any, Any]:
         key = (endpoint, method, status)

@@ -1,13 +1,14 @@
-"""Names that may appear in a URL, and times as clients read them."""
+"""Names that may appear in a URL, and what JSON bodies have in common."""
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import re
-from typing import Annotated, Final
+from typing import Annotated, Any, Final, TypeVar
 
 from fastapi import Path
-from pydantic import StringConstraints
+from pydantic import BaseModel, ConfigDict, StringConstraints
 
 NAME_PATTERN: Final = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
 """Datasets and refs: no slash, no dot first, no space, ASCII only."""
@@ -39,3 +40,25 @@ def is_name(text: str) -> bool:
 def iso(seconds: float) -> str:
     """Unix seconds as ISO 8601 UTC."""
     return datetime.datetime.fromtimestamp(seconds, datetime.UTC).isoformat(timespec="seconds")
+
+
+_V = TypeVar("_V")
+
+
+class Body(BaseModel):
+    """A request's body: the fields there are and no others, each of its own kind.
+
+    `true` is no number, `1.0` no integer and `"1"` neither.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+def view_of(kind: type[_V], row: object, **more: Any) -> _V:
+    """An answer (a dataclass) of a row's columns of the same names, and of `more` in their place.
+
+    Unix seconds become ISO 8601 UTC.
+    """
+    names = [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]
+    values = {name: getattr(row, name) for name in names if name not in more} | more
+    return kind(**{n: iso(v) if isinstance(v, float) else v for n, v in values.items()})

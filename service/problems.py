@@ -96,12 +96,7 @@ class Problem(ServiceError):
 
 # First match wins, so the narrow classes come first.
 _STATUS: tuple[tuple[type[EvofeedError], int, str, str], ...] = (
-    (
-        DatasetMissing,
-        404,
-        "not_found",
-        "list: GET /v1/datasets, GET .../snapshots",
-    ),
+    (DatasetMissing, 404, "not_found", "list: GET /v1/datasets, GET .../snapshots"),
     (ShardMissing, 404, "shard_missing", "read the manifest again; run `evofeed snapshots verify`"),
     (RefConflict, 412, "ref_moved", "read the ref again and retry with its new ETag"),
     (ShardCorrupt, 502, "shard_corrupt", "run `evofeed snapshots verify` on the dataset"),
@@ -111,14 +106,21 @@ _STATUS: tuple[tuple[type[EvofeedError], int, str, str], ...] = (
 )
 
 
-def as_problem(error: EvofeedError) -> Problem:
-    """One of our errors as the problem to answer with."""
-    if isinstance(error, Problem):
-        return error
-    for kind, status, code, next_step in _STATUS:
-        if isinstance(error, kind):
-            return Problem(status, code, error.message, next=next_step)
-    raise AssertionError(f"{type(error).__name__} is an EvofeedError and has a row")
+def as_problem(error: Exception) -> Problem | None:
+    """The problem to answer with where an error was raised; None: it is our own bug."""
+    match error:
+        case Problem():
+            return error
+        case EvofeedError():
+            _, status, code, hint = next(row for row in _STATUS if isinstance(error, row[0]))
+            return Problem(status, code, error.message, next=hint)
+        case OperationalError() | InterfaceError() | PoolTimeout():
+            # Its address stays in the log.
+            _log.warning("the database does not answer: %s", str(error).splitlines()[0][:300])
+            hint = "retry shortly; shards, indexes and manifests go on for known tokens"
+            what = "the service's database does not answer"
+            return Problem(503, "database_away", what, next=hint, wait=2)
+    return None
 
 
 def _invalid(error: RequestValidationError) -> Problem:
@@ -130,43 +132,21 @@ def _invalid(error: RequestValidationError) -> Problem:
         for item in error.errors()
     ]
     first = f"{errors[0]['where']}: {errors[0]['what']}" if errors else "the request is malformed"
-    return Problem(
-        422, "bad_request", first, next="see /openapi.json for this route", errors=errors
-    )
+    hint = "see /openapi.json for this route"
+    return Problem(422, "bad_request", first, next=hint, errors=errors)
 
 
 def _from_http(request: Request, error: HTTPException) -> Problem:
     code = HTTPStatus(error.status_code).phrase.lower().replace(" ", "_").replace("-", "_")
-    what = str(error.detail)
+    what, headers = str(error.detail), dict(error.headers or {})
     if error.status_code in (404, 405):  # nobody here raises those: the router found nothing
         what = f"no route {request.method[:16]} {request.url.path[:100]!r}"
-    headers = dict(error.headers or {})
-    if error.status_code == 405:
-        headers["Allow"] = _allowed(request)
-    return Problem(
-        error.status_code,
-        code,
-        what,
-        next="see /openapi.json for the routes there are",
-        headers=headers,
-    )
-
-
-def database_away(error: Exception) -> Problem:
-    """The answer while the database does not answer; its address stays in the log."""
-    _log.warning("the database does not answer: %s", str(error).splitlines()[0][:300])
-    what = "the service's database does not answer"
-    hint = "retry shortly; shards, indexes and manifests go on for known tokens"
-    return Problem(503, "database_away", what, next=hint, wait=2)
-
-
-def _allowed(request: Request) -> str:
-    """Every method of a path: the router only knows those of the first route it found."""
-    methods: set[str] = set()
-    for route in request.app.routes:
-        if route.path_regex.match(request.url.path):
-            methods |= route.methods
-    return ", ".join(sorted(methods | ({"HEAD"} if "GET" in methods else set())))
+    if error.status_code == 405:  # the router only knows the methods of the first route it found
+        there = [r for r in request.app.routes if r.path_regex.match(request.url.path)]
+        methods = {method for route in there for method in route.methods}
+        headers["Allow"] = ", ".join(sorted(methods | ({"HEAD"} if "GET" in methods else set())))
+    hint = "see /openapi.json for the routes there are"
+    return Problem(error.status_code, code, what, next=hint, headers=headers)
 
 
 def unexpected(error: Exception, request_id: str) -> Problem:
@@ -179,30 +159,18 @@ def unexpected(error: Exception, request_id: str) -> Problem:
 def install_problems(app: FastAPI, page: Callable[[Request, Problem], Response | None]) -> None:
     """Make every refusal of `app` answer as a problem; `Edge` answers for the rest."""
 
-    def answer(request: Request, problem: Problem) -> Response:
+    def answer(request: Request, error: Exception) -> Response:
+        match error:
+            case ClientDisconnect():
+                return Response(status_code=_GONE)  # nobody reads it; it is counted
+            case RequestValidationError():
+                problem = _invalid(error)
+            case HTTPException():
+                problem = _from_http(request, error)
+            case _:
+                problem = as_problem(error) or unexpected(error, "")
         return page(request, problem) or problem.response(request.url.path)
 
-    def on_evofeed(request: Request, error: Exception) -> Response:
-        assert isinstance(error, EvofeedError)
-        return answer(request, as_problem(error))
-
-    def on_invalid(request: Request, error: Exception) -> Response:
-        assert isinstance(error, RequestValidationError)
-        return answer(request, _invalid(error))
-
-    def on_http(request: Request, error: Exception) -> Response:
-        assert isinstance(error, HTTPException)
-        return answer(request, _from_http(request, error))
-
-    def on_database(request: Request, error: Exception) -> Response:
-        return answer(request, database_away(error))
-
-    def on_gone(request: Request, error: Exception) -> Response:
-        return Response(status_code=_GONE)  # nobody reads it; it is counted
-
-    app.add_exception_handler(ClientDisconnect, on_gone)
-    for kind in (OperationalError, InterfaceError, PoolTimeout):
-        app.add_exception_handler(kind, on_database)
-    app.add_exception_handler(EvofeedError, on_evofeed)
-    app.add_exception_handler(RequestValidationError, on_invalid)
-    app.add_exception_handler(HTTPException, on_http)
+    for kind in (ClientDisconnect, OperationalError, InterfaceError, PoolTimeout, EvofeedError,
+                 RequestValidationError, HTTPException):  # fmt: skip
+        app.add_exception_handler(kind, answer)

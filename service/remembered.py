@@ -1,11 +1,9 @@
-"""What is remembered: answers of the database for a moment, or while it is away, and the last
-things that were made of what never changes."""
+"""Answers of the database, remembered for a moment or while it is away."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from typing import Final, Generic, TypeVar
 
@@ -18,6 +16,8 @@ _K = TypeVar("_K", bound=Hashable)
 _V = TypeVar("_V")
 AWAY: Final = (DBAPIError, PoolTimeout)
 """What SQLAlchemy raises while the database does not answer."""
+TRUST: Final = 1.0
+"""Seconds for which an answer is not asked for again: what others change is seen after that."""
 _MOST: Final = 10_000
 _PAUSE: Final = 1.0  # a database that did not answer is not waited for again for so long
 
@@ -26,12 +26,11 @@ class Remembered(Generic[_K, _V]):
     """The last answers by what was asked; safe to use from many threads.
 
     Args:
-        trust: seconds for which an answer is not asked for again.
-        grace: seconds for which it counts while the database is away.
+        grace: seconds for which an answer counts while the database is away.
     """
 
-    def __init__(self, trust: float, grace: float) -> None:
-        self._trust, self._grace = trust, grace
+    def __init__(self, grace: float) -> None:
+        self._grace = grace
         self._answers: dict[_K, tuple[_V, float]] = {}
         self._changes = 0
         self._away_until = 0.0
@@ -40,7 +39,7 @@ class Remembered(Generic[_K, _V]):
     def known(self, key: _K) -> _V | None:
         """The answer, if it need not be asked for again."""
         found = self._answers.get(key)
-        return found[0] if found and time.monotonic() < found[1] + self._trust else None
+        return found[0] if found and time.monotonic() < found[1] + TRUST else None
 
     def get(self, key: _K, ask: Callable[[], _V], *, without_database: bool = True) -> _V:
         """The answer of `ask`, or the last one where that is new enough or the database is away.
@@ -82,30 +81,3 @@ class Remembered(Generic[_K, _V]):
                 self._answers.clear()
             else:
                 self._answers.pop(key, None)
-
-
-class Kept(Generic[_K, _V]):
-    """As many of them as `limit`, the last that were asked for; safe to use from many threads."""
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._kept: OrderedDict[_K, _V] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def get(self, key: _K, make: Callable[[], _V]) -> _V:
-        """What is kept, or what `make` returns, which is kept from now on."""
-        with self._lock:
-            if key in self._kept:
-                self._kept.move_to_end(key)
-                return self._kept[key]
-        value = make()  # outside the lock: a slow store holds up nobody else
-        with self._lock:
-            value = self._kept.setdefault(key, value)
-            while len(self._kept) > self._limit:
-                self._kept.popitem(last=False)
-        return value
-
-    def clear(self) -> None:
-        """Let go of all."""
-        with self._lock:
-            self._kept.clear()

@@ -25,7 +25,7 @@ from uvicorn.supervisors import Multiprocess
 
 from evofeed.base.errors import EvofeedError, ServiceError
 from evofeed.service.app import create_app
-from evofeed.service.settings import USUAL, ServiceSettings, Timings, load_settings
+from evofeed.service.settings import ServiceSettings, load_settings
 from evofeed.service.state import Service
 
 _log = logging.getLogger("evofeed.service")
@@ -72,9 +72,7 @@ def base_url(listener: socket.socket) -> str:
 
 
 @contextmanager
-def serving(
-    what: ServiceSettings | Mapping[str, str | Path], timings: Timings = USUAL
-) -> Iterator[str]:
+def serving(what: ServiceSettings | Mapping[str, str | Path]) -> Iterator[str]:
     """A running service, as long as the block lasts.
 
     It runs in a thread of this process, on a free loopback port unless the
@@ -86,7 +84,6 @@ def serving(
 
     Args:
         what: settings, or datasets to serve, name to URI.
-        timings: how long its parts wait.
 
     Yields:
         The base URL, such as `http://127.0.0.1:40123`.
@@ -106,7 +103,7 @@ def serving(
                 auth="read",  # it is open to every user of this machine
             )
         listener = stack.enter_context(closing(listen(what.host, what.port)))
-        app = create_app(what, timings)
+        app = create_app(what)
         server = uvicorn.Server(_config(app))
         thread = _start(server, listener)
         try:
@@ -125,7 +122,7 @@ def serve_workers(settings: ServiceSettings, announce: Callable[[str], None]) ->
     Raises:
         ServiceError: the port is taken, or the service cannot start.
     """
-    Service.start(settings).close()  # what is wrong is said once, here
+    Service(settings).close()  # what is wrong is said once, here
     with (
         tempfile.TemporaryDirectory(prefix="evofeed-metrics-") as counts,
         closing(listen(settings.host, settings.port)) as listener,

@@ -6,7 +6,6 @@ import difflib
 import ipaddress
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -192,28 +191,6 @@ class ServiceSettings(BaseSettings):
         if self.allowed_hosts or not self.reading_is_free:
             return self.allowed_hosts
         return ("127.0.0.1", "localhost", "[::1]", self.host)
-
-    def with_changes(self, **changes: Any) -> ServiceSettings:
-        """A copy with some fields changed, checked again."""
-        return type(self)(**(self.model_dump() | changes))
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Timings:
-    """How long the parts of a service wait, in seconds; a test that cannot wait hands in others.
-
-    Attributes:
-        trust: a token or a dataset's place is not asked of the database again.
-        job_silence: after which a running job's process counts as dead; it speaks every second.
-        job_events: between two looks at a job whose events are streamed.
-    """
-
-    trust: float = 1.0
-    job_silence: float = 60.0
-    job_events: float = 0.5
-
-
-USUAL = Timings()
 
 
 def load_settings(**changes: Any) -> ServiceSettings:

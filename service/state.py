@@ -6,7 +6,6 @@ import contextlib
 import os
 import secrets
 import threading
-from dataclasses import dataclass
 from pathlib import Path
 
 from sqlalchemy.exc import IntegrityError
@@ -20,75 +19,50 @@ from evofeed.service.jobs.queue import JobQueue
 from evofeed.service.jobs.scheduler import Scheduler
 from evofeed.service.metrics import Metrics
 from evofeed.service.refs.history import Notes
-from evofeed.service.settings import USUAL, ServiceSettings, Timings
+from evofeed.service.settings import ServiceSettings
 from evofeed.service.snapshots.catalog import Catalog
-from evofeed.service.snapshots.find import Finder
+from evofeed.service.snapshots.rows import Finder
 from evofeed.service.tickets.tickets import Tickets
 from evofeed.service.work import Work
 
 
-@dataclass(frozen=True, slots=True)
 class Service:
-    """The parts behind the routes."""
+    """The parts behind the routes: the database opened, embedded ones brought up to date.
 
-    settings: ServiceSettings
-    timings: Timings
-    database: Database
-    catalog: Catalog
-    finder: Finder
-    notes: Notes
-    authority: Authority
-    work: Work
-    signer: CursorSigner
-    metrics: Metrics
-    jobs: JobQueue
-    scheduler: Scheduler
-    tickets: Tickets
-    leader: Leader
-    stopping: threading.Event
+    Raises:
+        ServiceError: the database does not answer, or its tables are old
+            (PostgreSQL is only migrated by `evofeed serve --migrate`).
+    """
 
-    @classmethod
-    def start(cls, settings: ServiceSettings, timings: Timings = USUAL) -> Service:
-        """Open the database, bring an embedded one up to date, register the datasets.
-
-        Raises:
-            ServiceError: the database does not answer, or its tables are old
-                (PostgreSQL is only migrated by `evofeed serve --migrate`).
-        """
-        database = Database(settings.url, settings.workers)
+    def __init__(self, settings: ServiceSettings) -> None:
+        self.settings = settings
+        self.stopping = threading.Event()
+        self.database = Database(settings.url, settings.workers)
         try:
-            database.make_current()
-            return cls._on(database, settings, timings)
+            self.database.make_current()
+            self._make_parts()
         except BaseException:
-            database.close()
+            self.database.close()
             raise
 
-    @classmethod
-    def _on(cls, database: Database, settings: ServiceSettings, timings: Timings) -> Service:
-        catalog = Catalog(database, settings.grace_seconds, timings)
+    def _make_parts(self) -> None:
+        settings, database = self.settings, self.database
+        self.catalog = Catalog(database, settings.grace_seconds)
         for name, uri in settings.datasets.items():
-            catalog.register(name, uri, replace=True)
-        jobs = JobQueue(database, settings.max_queued_jobs, timings.job_silence)
-        scheduler = Scheduler(jobs, settings)
-        tickets = Tickets(settings, database)
+            self.catalog.register(name, uri, replace=True)
+        key = _signing_key(database)
         counts = os.environ.get("PROMETHEUS_MULTIPROC_DIR")
-        return cls(
-            settings=settings,
-            timings=timings,
-            database=database,
-            catalog=catalog,
-            finder=Finder(catalog),
-            notes=Notes(database),
-            authority=Authority(database, timings.trust, settings.grace_seconds),
-            work=Work(settings.request_seconds, settings.heavy_requests),
-            signer=CursorSigner(_cursor_key(database)),
-            metrics=Metrics(Path(counts) if counts else None),
-            jobs=jobs,
-            scheduler=scheduler,
-            tickets=tickets,
-            leader=Leader(database, f"duties of {settings.home}", (scheduler, tickets)),
-            stopping=threading.Event(),
-        )
+        self.finder = Finder(self.catalog)
+        self.notes = Notes(database)
+        self.authority = Authority(database, key, settings.grace_seconds)
+        self.work = Work(settings.request_seconds, settings.heavy_requests)
+        self.signer = CursorSigner(key)
+        self.metrics = Metrics(Path(counts) if counts else None)
+        self.jobs = JobQueue(database, settings.max_queued_jobs)
+        self.scheduler = Scheduler(self.jobs, settings)
+        self.tickets = Tickets(settings, database)
+        duties = (self.scheduler, self.tickets)
+        self.leader = Leader(database, f"duties of {settings.home}", duties)
 
     def close(self) -> None:
         """Interrupt the jobs, let go of files and connections."""
@@ -99,8 +73,8 @@ class Service:
         self.database.close()
 
 
-def _cursor_key(database: Database) -> bytes:
-    """The key that signs cursors: kept, so that they outlive a restart."""
+def _signing_key(database: Database) -> bytes:
+    """The key that signs cursors and cookies: kept, so that they outlive a restart."""
     with database.read() as session:
         row = session.get(SecretRow, "cursor")
     if row is not None:

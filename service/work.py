@@ -15,7 +15,7 @@ import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 from evofeed.service.problems import Problem
 
@@ -53,42 +53,29 @@ class Work:
         """What `function` returns, from a thread of the dataset's (or of those without one).
 
         Raises:
-            Problem: 429, the caller has too much heavy work waiting; 503, too much waits,
-                or it took too long.
+            Problem: 503, it took too long; as `require_room`.
         """
         seconds = self.seconds if seconds is None else seconds
         self.require_room(dataset, caller, heavy=heavy)
         keys: list[object] = [(dataset, heavy), *([("heavy", caller)] if heavy else [])]
         loop = asyncio.get_running_loop()
-        answer: asyncio.Future[_T] = loop.create_future()
-        late = loop.call_later(seconds, _give_up, answer, seconds)
-        until = time.monotonic() + seconds
+        context = contextvars.copy_context()
+        context.run(_until.set, time.monotonic() + seconds)
 
-        def finish(value: _T | None, error: BaseException | None) -> None:
-            self._waiting.subtract(keys)  # also when nobody waits for it any more
-            late.cancel()
-            if answer.done():
-                return
-            if error is not None:
-                answer.set_exception(error)
-            else:
-                answer.set_result(value)  # type: ignore[arg-type]
-
-        def work() -> None:
-            value, error = None, None
-            token = _until.set(until)
-            try:
-                value = function()
-            except BaseException as raised:
-                error = raised
-            finally:
-                _until.reset(token)
+        def finished(_: object) -> None:
             with contextlib.suppress(RuntimeError):  # the service has stopped meanwhile
-                loop.call_soon_threadsafe(finish, value, error)
+                loop.call_soon_threadsafe(self._waiting.subtract, keys)
 
-        self._pool(dataset, heavy).submit(work)
+        work = self._pool(dataset, heavy).submit(context.run, function)
         self._waiting.update(keys)
-        return await answer
+        work.add_done_callback(finished)  # also when nobody waits for it any more
+        try:
+            async with asyncio.timeout(seconds) as clock:
+                return await asyncio.wrap_future(work)
+        except TimeoutError:
+            if not clock.expired():  # it is the store's
+                raise
+            raise too_slow(seconds) from None
 
     def require_room(self, dataset: str, caller: str, *, heavy: bool) -> None:
         """Refuse what `run` would refuse, before a body is read and parsed.
@@ -115,11 +102,6 @@ class Work:
                 self._pools.popitem(last=False)[1].shutdown(wait=False)
         self._pools.move_to_end(key)
         return self._pools[key]
-
-
-def _give_up(answer: asyncio.Future[Any], seconds: float) -> None:
-    if not answer.done():
-        answer.set_exception(too_slow(seconds))
 
 
 def require_time() -> None:

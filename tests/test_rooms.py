@@ -60,7 +60,7 @@ BUDGET = {
     "featurize": 22_100,
     "store": 8_650,
     "loader": 13_200,  # hooks
-    "service": 10_150,
+    "service": 8_950,
     "trainer": 14_900,
     "kernels": 18_750,  # each operator's `cases.py`, for more lines of tests
     "synth": 2_300,

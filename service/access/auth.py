@@ -2,8 +2,8 @@
 
 A token reads `evf_<id>_<secret>`; the secret has 256 random bits, so a plain
 sha256 is the right hash. It is shown once, may expire, and can be revoked. A browser
-hands it in once and gets a session, whose cookie reads; it writes through the forms of job
-pages only (`evofeed.service.requests.forms`).
+hands it in once and gets a cookie that names it, signed; the token is looked up at each request.
+The cookie reads; it writes through the forms of job pages only (`evofeed.service.requests.forms`).
 """
 
 from __future__ import annotations
@@ -20,13 +20,15 @@ from dataclasses import dataclass
 from typing import Final
 
 from fastapi import Request
-from sqlalchemy import delete, select
-from sqlalchemy.orm import Session
+from itsdangerous import BadSignature, TimestampSigner
+from sqlalchemy import select
 
 from evofeed.service.database.database import Database
-from evofeed.service.database.tables import SessionRow, TokenRow, record
+from evofeed.service.database.tables import TokenRow, record
+from evofeed.service.names import view_of
 from evofeed.service.problems import Problem
 from evofeed.service.remembered import Remembered
+from evofeed.service.views import Token
 
 SCOPES: Final = ("read", "publish", "jobs", "admin")
 """What a token may: look; move refs and register; run jobs; tokens, audit and removal."""
@@ -34,8 +36,9 @@ SCOPES: Final = ("read", "publish", "jobs", "admin")
 PUBLIC: Final = "public"
 """What a route needs that anybody may call."""
 COOKIE: Final = "evofeed_session"
-SESSION_SECONDS: Final = 7 * 86_400.0
+SESSION_SECONDS: Final = 7 * 86_400
 _TOKEN = re.compile(r"evf_(local|[0-9a-f]{16})_([A-Za-z0-9_-]{43})")
+_SESSION = re.compile(r"(local|[0-9a-f]{16})\.[A-Za-z0-9_-]{1,20}\.[A-Za-z0-9_-]{43}")
 _USED_EVERY = 60.0  # seconds between writes of last_used_at: reads must not become writes
 
 
@@ -67,21 +70,13 @@ class Principal:
             raise _forbidden(f"this token is not for dataset {name!r}")
 
     def require(self, *scopes: str) -> None:
-        """Refuse a token that has none of these scopes.
-
-        Raises:
-            Problem: 403.
-        """
+        """Refuse a token that has none of these scopes (raises Problem: 403)."""
         if not self.scopes & set(scopes):
             names = " or ".join(map(repr, scopes))
             raise _forbidden(f"this token lacks the scope {names}")
 
     def require_all_datasets(self) -> None:
-        """Refuse a token that is for some datasets only.
-
-        Raises:
-            Problem: 403.
-        """
+        """Refuse a token that is for some datasets only (raises Problem: 403)."""
         if self.datasets is not None:
             raise _forbidden("this needs a token for all datasets")
 
@@ -163,32 +158,32 @@ def revoke_token(database: Database, token_id: str, principal: str = "local") ->
     """
     with database.write() as session:
         if session.get(TokenRow, token_id, with_for_update=True) is None:
-            raise Problem(
-                404, "not_found", f"no token {token_id!r}", next="list them: GET /v1/tokens"
-            )
-        for one in _family(session, token_id):
+            hint = "list them: GET /v1/tokens"
+            raise Problem(404, "not_found", f"no token {token_id!r}", next=hint)
+        # And all that were made with it, and with those.
+        tree = select(TokenRow.id).where(TokenRow.id == token_id).cte("family", recursive=True)
+        tree = tree.union(select(TokenRow.id).where(TokenRow.parent == tree.c.id))
+        for one in session.scalars(select(tree.c.id)).all():
             row = session.get_one(TokenRow, one, with_for_update=True)
             if row.revoked_at is None:
                 row.revoked_at = time.time()
                 record(session, principal, "token.revoke", one)
 
 
-def _family(session: Session, token_id: str) -> list[str]:
-    """A token and all that were made with it, and with those."""
-    tree = select(TokenRow.id).where(TokenRow.id == token_id).cte("family", recursive=True)
-    tree = tree.union(select(TokenRow.id).where(TokenRow.parent == tree.c.id))
-    return list(session.scalars(select(tree.c.id)))
+def tokens_after(database: Database, after: str = "", limit: int | None = None) -> list[Token]:
+    """Tokens in order of their ids, from behind one on."""
+    query = select(TokenRow).where(TokenRow.id > after).order_by(TokenRow.id).limit(limit)
+    with database.read() as session:
+        return [view_of(Token, row) for row in session.scalars(query)]
 
 
-def authenticate_text(database: Database, token: str, session: str = "") -> Principal:
-    """The principal of a token, or a browser's session where there is no token.
+def _authenticated(database: Database, token: str) -> TokenRow:
+    """The row of a token.
 
     Raises:
         Problem: 401, there is none, or it is unknown, expired or revoked. Which
             of these it is stays unsaid until the secret has been proved.
     """
-    if not token and session:
-        return _of_session(database, session)
     match = _TOKEN.fullmatch(token)
     if match is None:
         raise unauthorized("this needs a token")
@@ -201,8 +196,9 @@ def authenticate_text(database: Database, token: str, session: str = "") -> Prin
     _require_alive(row)
     now = time.time()
     if now - (row.last_used_at or 0.0) > _USED_EVERY:
-        _touch(database, token_id, now)
-    return principal_of(row)
+        with database.write() as session:
+            session.get_one(TokenRow, token_id).last_used_at = now
+    return row
 
 
 def principal_of(row: TokenRow) -> Principal:
@@ -215,38 +211,6 @@ def principal_of(row: TokenRow) -> Principal:
         tuple(row.roots) if row.roots is not None else None,
         row.expires_at,
     )
-
-
-def sign_in(database: Database, token: str) -> str:
-    """A session for whoever has this token, as the text of its cookie.
-
-    Raises:
-        Problem: 401.
-    """
-    principal = authenticate_text(database, token)
-    secret, now = secrets.token_urlsafe(32), time.time()
-    with database.write() as session:
-        session.execute(delete(SessionRow).where(SessionRow.expires_at <= now))
-        row = SessionRow(secret_sha256=_hash(secret), token_id=principal.id)
-        row.expires_at = now + SESSION_SECONDS
-        session.add(row)
-    return secret
-
-
-def sign_out(database: Database, session_text: str) -> None:
-    """End a session."""
-    with database.write() as session:
-        session.execute(delete(SessionRow).where(SessionRow.secret_sha256 == _hash(session_text)))
-
-
-def _of_session(database: Database, text: str) -> Principal:
-    with database.read() as read:
-        row = read.get(SessionRow, _hash(text))
-        token = read.get(TokenRow, row.token_id) if row is not None else None
-    if row is None or token is None or row.expires_at <= time.time():
-        raise unauthorized("the session has ended")
-    _require_alive(token)
-    return principal_of(token)
 
 
 def holder_of(database: Database, principal: str) -> Principal:
@@ -289,12 +253,7 @@ def _require_alive(row: TokenRow) -> None:
 
 
 def presented(request: Request, *, form: bool = False) -> tuple[str, str]:
-    """The token and the session that a request carries, each empty if it does not.
-
-    Args:
-        request: the request.
-        form: it is a form of our own pages, whose word is checked.
-    """
+    """The token and the session that a request, or one of our forms, carries; empty if not."""
     kind, _, token = request.headers.get("authorization", "").partition(" ")
     if kind.lower() == "bearer":
         return token.strip(), ""
@@ -308,12 +267,6 @@ def presented(request: Request, *, form: bool = False) -> tuple[str, str]:
             return base64.b64decode(token, validate=True).decode("ascii").partition(":")[2], ""
     # Elsewhere a cookie only reads: a foreign page that makes a browser POST gains nothing.
     return "", request.cookies.get(COOKIE, "") if reads or form else ""
-
-
-def _touch(database: Database, token_id: str, now: float) -> None:
-    with database.write() as session:
-        if row := session.get(TokenRow, token_id):
-            row.last_used_at = now
 
 
 def _hash(secret: str) -> bytes:
@@ -333,41 +286,64 @@ def _forbidden(what: str) -> Problem:
 
 
 class Authority:
-    """Who was let in lately; tokens are known by their hashes alone.
+    """Who is let in; tokens are remembered by their hashes alone.
 
     Args:
         database: of tokens.
-        trust: seconds after which a revocation in another process is noticed at the latest.
+        key: what cookies are signed with.
         grace: seconds for which tokens read bytes while the database is away.
     """
 
-    def __init__(self, database: Database, trust: float, grace: float) -> None:
-        self._database = database
-        self._known = Remembered[bytes, Principal](trust, grace)
+    def __init__(self, database: Database, key: bytes, grace: float) -> None:
+        self._database, self._key = database, key
+        self._known = Remembered[bytes, Principal](grace)
 
     def known(self, token: str, session: str) -> Principal | None:
         """The principal of a token, if the database need not be asked."""
-        found = self._known.known(_key(token, session))
+        found = self._known.known(_named(token, session))
         return found if found is not None and not _expired(found) else None
 
     def principal(self, token: str, session: str, *, reads_bytes: bool) -> Principal:
-        """The principal of a token or a browser's session.
+        """The principal of a token, or a browser's session where there is no token.
 
         Raises:
             Problem: 401.
             DBAPIError: the database is away, and nothing is known of them.
         """
         found = self._known.get(
-            _key(token, session),
-            lambda: authenticate_text(self._database, token, session),
-            without_database=reads_bytes,
+            _named(token, session), lambda: self._ask(token, session), without_database=reads_bytes
         )
         if _expired(found):
             raise unauthorized("the token has expired")
         return found
 
+    def _ask(self, token: str, session: str) -> Principal:
+        if token or not session:
+            return principal_of(_authenticated(self._database, token))
+        match = _SESSION.fullmatch(session)
+        with self._database.read() as read:
+            row = read.get(TokenRow, match[1]) if match else None
+        try:
+            if row is None:
+                raise BadSignature("no such token")
+            self._signer(row).unsign(session, max_age=SESSION_SECONDS)
+        except BadSignature:
+            raise unauthorized("the session has ended") from None
+        _require_alive(row)
+        return principal_of(row)
+
+    def sign_in(self, token: str) -> str:
+        """A session for whoever has this token, as the text of its cookie (raises Problem: 401)."""
+        row = _authenticated(self._database, token)
+        return self._signer(row).sign(row.id).decode()
+
+    def _signer(self, row: TokenRow) -> TimestampSigner:
+        """For one token, and no more for it once it has another secret."""
+        salt = b"session" + row.secret_sha256
+        return TimestampSigner(self._key, salt=salt, digest_method=hashlib.sha256)
+
     def forget(self) -> None:
-        """A token was revoked here, or a session ended."""
+        """A token was revoked here."""
         self._known.forget()
 
 
@@ -375,5 +351,5 @@ def _expired(principal: Principal) -> bool:
     return principal.expires_at is not None and principal.expires_at <= time.time()
 
 
-def _key(token: str, session: str) -> bytes:
+def _named(token: str, session: str) -> bytes:
     return hashlib.sha256(f"{token}\n{session}".encode("utf-8", "surrogatepass")).digest()

@@ -47,10 +47,9 @@ def canonical_place(uri: str) -> str:
 
 
 def open_place(place: str) -> Storage:
-    """The storage of a registered place, which `canonical_place` made.
+    """The storage of a dataset's place, which `canonical_place` made.
 
-    Args:
-        place: of a dataset; should a link stand for a part of it now, nothing in it is opened.
+    Should a link stand for a part of it now, nothing in it is opened.
 
     Raises:
         StoreError: `canonical_place` makes no such place, its row was changed.
@@ -83,11 +82,7 @@ def require_root(
 ) -> str:
     """The canonical place that a URI leads to now, if it is open.
 
-    Args:
-        settings: of the service; with neither tokens nor roots, any place will do.
-        principal: who names it; a token may have narrower roots of its own.
-        uri: the place named.
-        variable: the setting that opens places of this kind.
+    With neither tokens nor roots, any place will do; a token may have narrower roots of its own.
 
     Raises:
         Problem: 422, it is no place of ours; 403.

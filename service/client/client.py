@@ -24,13 +24,12 @@ import pyarrow as pa
 
 from evofeed.base.errors import InputError, ServiceError
 from evofeed.service.client.requests import Requests, made, part
-from evofeed.service.client.views import (
-    AssemblyFilters,
+from evofeed.service.views import (
     BrokenChain,
-    ChainFilters,
     Job,
     Move,
     RefState,
+    RowFilters,
     Token,
 )
 from evofeed.store import Dataset
@@ -71,16 +70,15 @@ class Client(Requests):
         self._send("POST", "/v1/datasets", new)
 
     def chains(
-        self, dataset: str, ref: str = "main", *, page: int = 1000, **filters: Unpack[ChainFilters]
+        self, dataset: str, ref: str = "main", *, page: int = 1000, **filters: Unpack[RowFilters]
     ) -> Iterator[dict[str, Any]]:
         """Chains that pass every filter, in index order, all from the snapshot the ref has now."""
         path = f"{self._snapshot(dataset, ref)}/chains"
         yield from self._paged(path, "chains", "cursor", **_query(filters), limit=page)
 
-    def table(self, dataset: str, ref: str = "main", **filters: Unpack[ChainFilters]) -> pa.Table:
+    def table(self, dataset: str, ref: str = "main", **filters: Unpack[RowFilters]) -> pa.Table:
         """The same as a table of Arrow's; `.to_pandas()` makes a data frame of it."""
-        path = f"{self._snapshot(dataset, ref)}/chains.arrow"
-        return pa.ipc.open_stream(self._bytes(path, **_query(filters))).read_all()
+        return pa.Table.from_pylist(list(self.chains(dataset, ref, **filters)))
 
     def assemblies(
         self,
@@ -88,7 +86,7 @@ class Client(Requests):
         ref: str = "main",
         *,
         page: int = 1000,
-        **filters: Unpack[AssemblyFilters],
+        **filters: Unpack[RowFilters],
     ) -> Iterator[dict[str, Any]]:
         """Complexes that pass every filter, all from the snapshot that the ref has now."""
         path = f"{self._snapshot(dataset, ref)}/assemblies"

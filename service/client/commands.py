@@ -15,7 +15,7 @@ from evofeed.base.errors import InputError, ServiceError
 from evofeed.base.files import write_atomic
 from evofeed.base.options import Json, group
 from evofeed.service.client.client import Client
-from evofeed.service.client.views import Job
+from evofeed.service.views import Job
 
 _TICKETS: Final = 16  # that wait at once: a service takes some 50 of one caller
 Url = Annotated[str, typer.Argument(metavar="URL", help="Of the service: http://HOST:PORT.")]
@@ -88,9 +88,7 @@ def search(
 
 @jobs.command("ls")
 def list_jobs(
-    url: Url,
-    limit: Annotated[int, typer.Option(min=1, max=1000)] = 20,
-    as_json: Json = False,
+    url: Url, limit: Annotated[int, typer.Option(min=1, max=1000)] = 20, as_json: Json = False
 ) -> None:
     """The newest jobs.
 
@@ -199,9 +197,7 @@ def tag(
 
 @snapshots.command("rm-ref")
 def remove_ref(
-    url: DatasetUrl,
-    name: Annotated[str, typer.Argument(help="The ref.")],
-    message: Message = "",
+    url: DatasetUrl, name: Annotated[str, typer.Argument(help="The ref.")], message: Message = ""
 ) -> None:
     """Delete a ref; its history stays, and its snapshot for 7 days.
 

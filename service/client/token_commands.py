@@ -6,7 +6,8 @@ import dataclasses
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,7 +15,6 @@ from evofeed.base.options import Json, group
 
 if TYPE_CHECKING:
     from evofeed.service.client.client import Client
-    from evofeed.service.client.views import Token
     from evofeed.service.database.database import Database
 
 tokens = group("API tokens of the service. Example: evofeed tokens create trainer --scope read")
@@ -32,8 +32,7 @@ def create(
         list[str] | None, typer.Option(help="For this dataset only; repeatable.")
     ] = None,
     root: Annotated[
-        list[str] | None,
-        typer.Option(help="It may name places below this one only; repeatable."),
+        list[str] | None, typer.Option(help="It may name places below this one only; repeatable.")
     ] = None,
     days: Annotated[float, typer.Option(min=0, help="Days until it expires; 0: never.")] = 90,
     as_json: Json = False,
@@ -89,49 +88,19 @@ class _Here:
     """What `Client` does with tokens, on this machine's database."""
 
     def __init__(self, database: Database) -> None:
-        self._database = database
+        from evofeed.service.access import auth
 
-    def tokens(self) -> list[Token]:
-        from sqlalchemy import select
-
-        from evofeed.service.client.views import Token
-        from evofeed.service.database.tables import TokenRow
-        from evofeed.service.names import iso
-
-        def time_of(at: float | None) -> str | None:
-            return None if at is None else iso(at)
-
-        with self._database.read() as session:
-            rows = list(session.scalars(select(TokenRow).order_by(TokenRow.created_at)))
-        return [
-            Token(
-                id=row.id, label=row.label, scopes=row.scopes, datasets=row.datasets,
-                expires_at=time_of(row.expires_at), revoked_at=time_of(row.revoked_at),
-            )
-            for row in rows
-        ]  # fmt: skip
+        self.tokens = partial(auth.tokens_after, database)
+        self.revoke_token = partial(auth.revoke_token, database)
+        self._create = partial(auth.create_token, database)
 
     def create_token(
-        self,
-        label: str,
-        scopes: Sequence[str],
-        *,
-        datasets: Sequence[str] | None,
-        roots: Sequence[str] | None,
-        seconds: float | None,
+        self, label: str, scopes: Sequence[str], *, roots: Sequence[str] | None, **options: Any
     ) -> tuple[str, str]:
-        from evofeed.service.access.auth import create_token
         from evofeed.service.access.places import canonical_root
 
-        return create_token(
-            self._database, label=label, scopes=scopes, datasets=datasets, seconds=seconds,
-            roots=None if roots is None else [canonical_root(root) for root in roots],
-        )  # fmt: skip
-
-    def revoke_token(self, token_id: str) -> None:
-        from evofeed.service.access.auth import revoke_token
-
-        revoke_token(self._database, token_id)
+        places = None if roots is None else [canonical_root(root) for root in roots]
+        return self._create(label=label, scopes=scopes, roots=places, **options)
 
 
 @contextmanager

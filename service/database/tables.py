@@ -9,17 +9,7 @@ from __future__ import annotations
 import time
 from typing import Any, ClassVar
 
-from sqlalchemy import (
-    JSON,
-    Double,
-    ForeignKey,
-    Index,
-    LargeBinary,
-    String,
-    Text,
-    UniqueConstraint,
-    text,
-)
+from sqlalchemy import JSON, Double, ForeignKey, Index, LargeBinary, String, Text, text
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 
@@ -118,10 +108,13 @@ class JobRow(Base):
     dataset_id: Mapped[int] = mapped_column(ForeignKey("datasets.id", ondelete="CASCADE"))
     spec: Mapped[dict[str, Any]] = mapped_column(JSON)
     state: Mapped[str] = mapped_column(String(16))
-    attempts: Mapped[int] = mapped_column(default=0)
+    attempts: Mapped[int] = mapped_column(default=0)  # runs of its process so far
+    deaths: Mapped[int] = mapped_column(default=0)  # in a row, none getting any further
+    furthest: Mapped[int] = mapped_column(default=0)  # chains that were done by the last of these
     progress: Mapped[dict[str, Any]] = mapped_column(JSON, default=dict)
     result: Mapped[dict[str, Any]] = mapped_column(JSON, default=dict)
     error: Mapped[str] = mapped_column(Text, default="")
+    log: Mapped[str] = mapped_column(Text, default="")
     message: Mapped[str] = mapped_column(Text, default="")
     retry: Mapped[bool] = mapped_column(default=False)  # broken chains get another chance
     created_at: Mapped[float]
@@ -130,37 +123,14 @@ class JobRow(Base):
     charged_to: Mapped[str] = mapped_column(String(128))  # in whose name it moves its ref
 
 
-class JobAttempt(Base):
-    """One run of a job, kept when the job is tried again."""
-
-    __tablename__ = "job_attempts"
-    __table_args__ = (
-        UniqueConstraint("job_id", "number", name="uq_job_attempts_number"),
-        Index("ix_job_attempts_principal", "principal"),
-    )
-
-    id: Mapped[int] = mapped_column(primary_key=True)
-    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"))
-    number: Mapped[int]
-    principal: Mapped[str] = mapped_column(String(128))
-    state: Mapped[str] = mapped_column(String(16))
-    started_at: Mapped[float]
-    ended_at: Mapped[float | None]
-    progress: Mapped[dict[str, Any]] = mapped_column(JSON, default=dict)
-    result: Mapped[dict[str, Any]] = mapped_column(JSON, default=dict)
-    error: Mapped[str] = mapped_column(Text, default="")
-    log: Mapped[str] = mapped_column(Text, default="")
-
-
 class JobChain(Base):
-    """What an attempt has to say of a chain: `broken`, or a `note` on what was left out."""
+    """What a job has to say of a chain: `broken`, or a `note` on what was left out."""
 
     __tablename__ = "job_chains"
-    __table_args__ = (Index("ix_job_chains_attempt", "job_id", "attempt", "kind", "id"),)
+    __table_args__ = (Index("ix_job_chains_job", "job_id", "kind", "id"),)
 
     id: Mapped[int] = mapped_column(primary_key=True)
     job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"))
-    attempt: Mapped[int]
     kind: Mapped[str] = mapped_column(String(8))
     chain_id: Mapped[str] = mapped_column(Text)
     type: Mapped[str] = mapped_column(Text, default="")
@@ -199,16 +169,6 @@ class TokenRow(Base):
     last_used_at: Mapped[float | None]
 
 
-class SessionRow(Base):
-    """Somebody who signed in with a browser; only the hash of the cookie is kept."""
-
-    __tablename__ = "sessions"
-
-    secret_sha256: Mapped[bytes] = mapped_column(LargeBinary(32), primary_key=True)
-    token_id: Mapped[str] = mapped_column(String(16))
-    expires_at: Mapped[float]
-
-
 class AuditRow(Base):
     """Who did what; append-only."""
 
@@ -224,14 +184,9 @@ class AuditRow(Base):
 
 
 def record(session: Session, principal: str, action: str, subject: str, **detail: Any) -> None:
-    """Add a line to the audit; it is committed with the session's transaction.
+    """Add a line to the audit (`noun.verb` on a subject); it is committed with the session.
 
-    Args:
-        session: an open write session.
-        principal: token id, or `local`.
-        action: `noun.verb`.
-        subject: what was acted on: a dataset, `dataset/ref`, a job, a token.
-        detail: JSON-ready values worth keeping; never a secret.
+    `detail` is JSON-ready, and never a secret.
     """
     line = {"principal": principal, "action": action, "subject": subject[:256], "detail": detail}
     session.add(AuditRow(at=time.time(), **line))
@@ -256,7 +211,7 @@ class TicketRow(Base):
 
 
 class SecretRow(Base):
-    """Secrets the service makes for itself, such as the cursor key."""
+    """Secrets the service makes for itself, such as the key of cursors and cookies."""
 
     __tablename__ = "secrets"
 

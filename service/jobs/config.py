@@ -42,11 +42,7 @@ def checked_config(
 
 
 def require_within(where: str, value: float, limit: float) -> None:
-    """Refuse what goes beyond what the operator allows.
-
-    Raises:
-        Problem: 422.
-    """
+    """Refuse what goes beyond what the operator allows (raises Problem: 422)."""
     if value > limit:
         raise Problem(
             422,
@@ -58,11 +54,7 @@ def require_within(where: str, value: float, limit: float) -> None:
 
 
 def checked_crop(values: dict[str, Any] | None) -> dict[str, Any] | None:
-    """Every field of a `CropConfig`, or None for no crop.
-
-    Raises:
-        Problem: 422.
-    """
+    """Every field of a `CropConfig`, or None for no crop (raises Problem: 422)."""
     from evofeed.featurize.job import CropConfig
 
     return None if values is None else dataclasses.asdict(_checked(CropConfig(), values, "crop"))

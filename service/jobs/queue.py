@@ -5,8 +5,8 @@
 
 A job that is interrupted (its service stops or dies) is queued again; running it
 again keeps every unit that is done, so nothing is lost but seconds. So is a job whose
-process dies, however often, as long as it gets further in between. Each run is an
-attempt, and what it said, made and could not do is kept beside those before it.
+process dies, however often, as long as it gets further in between. Runs are numbered, so
+that a process which was taken for dead writes nothing once the next one runs.
 """
 
 from __future__ import annotations
@@ -22,16 +22,8 @@ from sqlalchemy import delete, func, select, update
 from sqlalchemy.orm import Session
 
 from evofeed.service.database.database import Database
-from evofeed.service.database.tables import (
-    AuditRow,
-    DatasetRow,
-    JobAttempt,
-    JobChain,
-    JobRow,
-    record,
-)
+from evofeed.service.database.tables import AuditRow, DatasetRow, JobChain, JobRow, record
 from evofeed.service.problems import Problem
-from evofeed.service.settings import USUAL
 
 QUEUED: Final = "queued"
 RUNNING: Final = "running"
@@ -41,12 +33,10 @@ SUCCEEDED: Final = "succeeded"
 FAILED: Final = "failed"
 STATES: Final = (QUEUED, RUNNING, CANCELLING, CANCELLED, SUCCEEDED, FAILED)
 ENDED: Final = frozenset({CANCELLED, SUCCEEDED, FAILED})
-INTERRUPTED: Final = "interrupted"
-DIED: Final = "died"
-"""How an attempt ends that is not the last: told to stop, or without a word."""
-
+SILENCE: Final = 60.0
+"""Seconds after which a running job's process counts as dead; it speaks every second."""
 MAX_DEATHS: Final = 5
-"""Attempts of a job that die in a row, none getting further than those before, until it is left."""
+"""Runs of a job that die in a row, none getting further than those before, until it is left."""
 
 AWAY: Final = 75
 """Exit code of a job's process whose database is away: no fault of the job."""
@@ -57,9 +47,7 @@ _JOBS: Final = select(JobRow, DatasetRow).join(DatasetRow, JobRow.dataset_id == 
 class JobQueue:
     """The jobs of one service; a process that is silent for so long counts as dead."""
 
-    def __init__(
-        self, database: Database, max_queued: int, silence: float = USUAL.job_silence
-    ) -> None:
+    def __init__(self, database: Database, max_queued: int, silence: float = SILENCE) -> None:
         self._database, self._max_queued, self._silence = database, max_queued, silence
 
     def submit(
@@ -79,8 +67,9 @@ class JobQueue:
         named = hashlib.sha256(f"{principal}\n{key}".encode()).hexdigest()[:16]
         row = JobRow(
             id=secrets.token_hex(8) if key is None else named, dataset_id=dataset.id, spec=spec,
-            state=QUEUED, attempts=0, progress={}, result={}, error="", message=message,
-            retry=False, created_at=now, updated_at=now, principal=principal, charged_to=principal,
+            state=QUEUED, attempts=0, deaths=0, furthest=0, log="", progress={}, result={},
+            error="", message=message, retry=False, created_at=now, updated_at=now,
+            principal=principal, charged_to=principal,
         )  # fmt: skip
         with self._database.write() as session:
             self._database.alone(session, "jobs")  # so that what is counted is all there is
@@ -103,11 +92,7 @@ class JobQueue:
             raise Problem(429, "queue_full", what, next=hint, wait=60)
 
     def get(self, job_id: str) -> tuple[JobRow, DatasetRow]:
-        """A job and its dataset.
-
-        Raises:
-            Problem: 404.
-        """
+        """A job and its dataset (raises Problem: 404)."""
         with self._database.read() as session:
             found = session.execute(_JOBS.where(JobRow.id == job_id)).one_or_none()
         if found is None:
@@ -163,6 +148,7 @@ class JobQueue:
             self._database.alone(session, "jobs")
             self._require_room(session)
             values = {"state": QUEUED, "error": "", "progress": {}, "result": {}, "retry": True}
+            values |= {"deaths": 0, "furthest": 0}
             moved = session.execute(
                 update(JobRow)
                 .where(JobRow.id == job_id, JobRow.state.in_(ENDED))
@@ -174,24 +160,16 @@ class JobQueue:
                 )
             record(session, principal, "job.retry", job_id)
 
-    def attempts(self, job_id: str) -> list[JobAttempt]:
-        """The runs of a job, newest first."""
-        query = select(JobAttempt).where(JobAttempt.job_id == job_id)
-        with self._database.read() as session:
-            return list(session.scalars(query.order_by(JobAttempt.number.desc())))
-
-    def chains(
-        self, job_id: str, attempt: int, kind: str, offset: int, limit: int
-    ) -> tuple[int, list[JobChain]]:
-        """How many chains an attempt has something of this kind to say of, and a page of them."""
-        of_it = (JobChain.job_id == job_id, JobChain.attempt == attempt, JobChain.kind == kind)
+    def chains(self, job_id: str, kind: str, offset: int, limit: int) -> tuple[int, list[JobChain]]:
+        """How many chains a job has something of this kind to say of, and a page of them."""
+        of_it = (JobChain.job_id == job_id, JobChain.kind == kind)
         page = select(JobChain).where(*of_it).order_by(JobChain.id).offset(offset).limit(limit)
         with self._database.read() as session:
             total = session.scalar(select(func.count()).select_from(JobChain).where(*of_it)) or 0
             return total, list(session.scalars(page))
 
     def prune(self, before: float) -> list[str]:
-        """Forget jobs that ended before a time, with their attempts; their ids."""
+        """Forget jobs that ended before a time; their ids."""
         old = (JobRow.state.in_(ENDED), JobRow.updated_at < before)
         with self._database.write() as session:
             ids = list(session.scalars(select(JobRow.id).where(*old).limit(1000)))
@@ -235,8 +213,7 @@ class JobQueue:
                 return None
             chosen.state, chosen.attempts, chosen.updated_at = RUNNING, chosen.attempts + 1, now
             chosen.error = ""
-            run = {"number": chosen.attempts, "principal": chosen.charged_to, "started_at": now}
-            session.add(JobAttempt(job_id=chosen.id, state=RUNNING, **run))
+            session.execute(delete(JobChain).where(JobChain.job_id == chosen.id))
             return chosen.id
 
     def heartbeat(
@@ -258,7 +235,6 @@ class JobQueue:
             job.updated_at = time.time()
             if progress is not None:
                 job.progress = progress
-                _attempt(session, job).progress = progress
             _add_chains(session, job, chains)
             return job.state != RUNNING
 
@@ -272,22 +248,15 @@ class JobQueue:
         chains: Sequence[Mapping[str, Any]] | None = None,
         attempt: int | None = None,
     ) -> None:
-        """Write how an attempt ended; only if it still runs, so that the first word counts.
+        """Write how a run ended; only if it still runs, so that the first word counts.
 
-        Args:
-            job_id: the job.
-            state: its state from now on.
-            error: why, if it went wrong.
-            result: what it made.
-            chains: all there is to say of chains, in place of what heartbeats said.
-            attempt: its number, if another one may have begun.
+        `chains` is all there is to say of chains, in place of what heartbeats said.
         """
         with self._of_attempt(job_id, attempt) as (session, job):
             if job is None or job.state not in (RUNNING, CANCELLING):
                 return
             if chains is not None:
-                of_it = (JobChain.job_id == job_id, JobChain.attempt == job.attempts)
-                session.execute(delete(JobChain).where(*of_it))
+                session.execute(delete(JobChain).where(JobChain.job_id == job_id))
                 _add_chains(session, job, chains)
             if (job.state, state) == (CANCELLING, QUEUED):
                 state = CANCELLED  # stopped before it heard of that
@@ -300,10 +269,10 @@ class JobQueue:
                 _die(session, job, why)
 
     def keep_log(self, job_id: str, text: str) -> None:
-        """Keep the end of what the last attempt's process wrote."""
-        with self._of_attempt(job_id) as (session, job):
+        """Keep the end of what a job's processes wrote."""
+        with self._of_attempt(job_id) as (_, job):
             if job is not None:
-                _attempt(session, job).log = text.replace("\x00", "")
+                job.log = text.replace("\x00", "")
 
     @contextmanager
     def _of_attempt(
@@ -317,12 +286,7 @@ class JobQueue:
 
 
 def _end(session: Session, job: JobRow, state: str, error: str, result: dict[str, Any]) -> None:
-    now = time.time()
-    attempt = _attempt(session, job)
-    attempt.state = state if state in ENDED else INTERRUPTED
-    attempt.ended_at, attempt.error = now, error
-    attempt.progress, attempt.result = job.progress, result
-    job.state, job.error, job.updated_at, job.result = state, error, now, result
+    job.state, job.error, job.updated_at, job.result = state, error, time.time(), result
     if state in ENDED:
         snapshot = result.get("snapshot")
         record(session, job.charged_to, "job.end", job.id, state=state, snapshot=snapshot)
@@ -332,42 +296,21 @@ def _die(session: Session, job: JobRow, why: str) -> None:
     """Nobody can tell who killed a process; one that does its work dies of others."""
     if job.state == CANCELLING:
         return _end(session, job, CANCELLED, why, {})
-    attempt = _attempt(session, job)
-    attempt.state, attempt.progress = DIED, job.progress
-    session.flush()
-    if (deaths := _deaths_in_a_row(session, job)) >= MAX_DEATHS:
-        gone = f"{why}, {deaths} times in a row without getting any further; see its log"
+    done = job.progress.get("good", 0) + job.progress.get("broken", 0)
+    if done > job.furthest:
+        job.deaths, job.furthest = 0, done
+    job.deaths += 1
+    if job.deaths >= MAX_DEATHS:
+        gone = f"{why}, {job.deaths} times in a row without getting any further; see its log"
         return _end(session, job, FAILED, gone, {})
-    _end(session, job, QUEUED, f"{why}; queued again", {})
-    attempt.state = DIED
-    return None
-
-
-def _deaths_in_a_row(session: Session, job: JobRow) -> int:
-    """Attempts that died since the job last got further, or was retried by its owner."""
-    query = select(JobAttempt).where(JobAttempt.job_id == job.id).order_by(JobAttempt.number)
-    deaths, furthest = 0, 0
-    for attempt in session.scalars(query):
-        done = attempt.progress.get("good", 0) + attempt.progress.get("broken", 0)
-        if attempt.state in ENDED:
-            deaths, furthest = 0, 0
-            continue
-        if done > furthest:
-            deaths, furthest = 0, done
-        deaths += attempt.state == DIED
-    return deaths
-
-
-def _attempt(session: Session, job: JobRow) -> JobAttempt:
-    query = select(JobAttempt).where(JobAttempt.job_id == job.id, JobAttempt.number == job.attempts)
-    return session.scalars(query).one()
+    return _end(session, job, QUEUED, f"{why}; queued again", {})
 
 
 def _add_chains(session: Session, job: JobRow, chains: Sequence[Mapping[str, Any]]) -> None:
     """Enter chains, without the bytes that PostgreSQL cannot keep."""
     for chain in chains:
         clean = {name: _text(chain.get(name)) for name in _CHAIN}
-        session.add(JobChain(job_id=job.id, attempt=job.attempts, **clean))
+        session.add(JobChain(job_id=job.id, **clean))
 
 
 def _text(value: Any) -> Any:

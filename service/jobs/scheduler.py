@@ -16,6 +16,7 @@ from pathlib import Path
 
 from sqlalchemy.exc import DBAPIError
 
+from evofeed.service.database.tables import JobRow
 from evofeed.service.jobs import queue as jobs
 from evofeed.service.jobs.queue import JobQueue
 from evofeed.service.problems import Problem
@@ -26,7 +27,7 @@ _TICK = 0.5
 _STOP_SECONDS = 20.0
 _LOG_BYTES = 65_536
 _PRUNE_SECONDS = 3600.0
-_Attempt = tuple[str, int]  # a job and the number of its run
+_Run = tuple[str, int]  # a job and the number of its run
 _TOLD_TO_STOP = {-signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP}  # before it could listen
 
 
@@ -36,8 +37,8 @@ class Scheduler:
     def __init__(self, queue: JobQueue, settings: ServiceSettings) -> None:
         self._queue, self._settings = queue, settings
         self._pruned = -_PRUNE_SECONDS
-        self._children: dict[_Attempt, _Child] = {}
-        self._ended: dict[_Attempt, tuple[int, bool]] = {}  # what is not yet written down of them
+        self._children: dict[_Run, _Child] = {}
+        self._ended: dict[_Run, tuple[int, bool]] = {}  # what is not yet written down of them
         self._stop = threading.Event()
         self._wake = threading.Event()
         self._thread = threading.Thread(target=self._run, name="evofeed-jobs", daemon=True)
@@ -77,17 +78,17 @@ class Scheduler:
         except DBAPIError as error:  # the next start finds them silent
             _log.error("how jobs ended cannot be written, the database is away: %s", error.orig)
 
-    def log(self, job_id: str, attempt: int) -> str | None:
-        """The last 64 KiB that an attempt's process wrote; None if it ran elsewhere."""
+    def log(self, job: JobRow) -> str:
+        """The last 64 KiB that a job's processes wrote, as far as they ran here."""
         try:
-            with self._log_path(job_id, attempt).open("rb") as file:
+            with self._log_path(job.id).open("rb") as file:
                 file.seek(max(0, file.seek(0, 2) - _LOG_BYTES))
                 return file.read().decode(errors="replace")
         except FileNotFoundError:
-            return None
+            return job.log
 
-    def _log_path(self, job_id: str, attempt: int) -> Path:
-        return self._settings.home / "jobs" / f"{job_id}.{attempt}.log"
+    def _log_path(self, job_id: str) -> Path:
+        return self._settings.home / "jobs" / f"{job_id}.log"
 
     def _run(self) -> None:
         away = False
@@ -98,8 +99,8 @@ class Scheduler:
                     job_id = self._queue.claim(self._settings.max_jobs)
                     if job_id is None:
                         break
-                    attempt = (job_id, self._queue.get(job_id)[0].attempts)
-                    self._children[attempt] = self._spawn(*attempt)
+                    run = (job_id, self._queue.get(job_id)[0].attempts)
+                    self._children[run] = self._spawn(*run)
                 self._prune()
                 away = False
             except DBAPIError as error:
@@ -129,7 +130,7 @@ class Scheduler:
                     path.unlink()
 
     def _spawn(self, job_id: str, attempt: int) -> _Child:
-        log = self._log_path(job_id, attempt)
+        log = self._log_path(job_id)
         log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         environment = os.environ | {  # the URL may hold a password: not on the command line
             "EVOFEED_DATABASE_URL": self._settings.url,
@@ -168,8 +169,7 @@ class Scheduler:
             return
         if job.attempts != attempt:  # found silent, and taken up again, while the database was away
             return
-        if log := self.log(job_id, attempt):
-            self._queue.keep_log(job_id, log)
+        self._queue.keep_log(job_id, self.log(job))
         if self._stop.is_set():
             self._queue.end(job_id, jobs.QUEUED)
         elif by_others:

@@ -1,5 +1,5 @@
 """The pages: made on the server, whole without a script, which only enlivens them."""
 
-from evofeed.service.pages import dataset, entry, home, job, session
+from evofeed.service.pages import dataset, entry, home
 
-ROUTERS = tuple(each.router for each in (home, session, dataset, entry, job))
+ROUTERS = tuple(each.router for each in (home, dataset, entry))

@@ -2,28 +2,94 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Annotated, Any, Final, Literal
 
 import pyarrow as pa
-from fastapi import Query, Request
+from fastapi import Query
 from pydantic import Field
-from starlette.responses import HTMLResponse, Response
+from starlette.responses import HTMLResponse
 
-from evofeed.service.access.auth import Principal
 from evofeed.service.names import DIGEST_PATTERN, DatasetName, NewName
-from evofeed.service.pages.charts import Chart, Link, histogram, years
 from evofeed.service.pages.page import FormQuery, address, render
 from evofeed.service.refs.history import note_ref, ref_history
 from evofeed.service.refs.policies import policy_of
+from evofeed.service.requests.forms import bad_field
 from evofeed.service.requests.routing import Context, make_router, scope
-from evofeed.service.routes.rows import AssemblyQuery, ChainQuery, Kind, digest_of, exported
-from evofeed.service.snapshots import export
-from evofeed.service.snapshots.find import Question
-from evofeed.service.snapshots.rows import rows_of
-from evofeed.service.snapshots.seen import snapshots_of
+from evofeed.service.routes.rows import RowQuery
+from evofeed.service.snapshots.catalog import snapshots_of
+from evofeed.service.snapshots.rows import Question, rows_of
 from evofeed.service.state import Service
-from evofeed.store.inner import column_statistics
+
+Link = Callable[..., str]
+"""The page's own question with changed parameters."""
+_MOST: Final = 40  # bars of named values
+_TICKS: Final = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """One bar: its range or name, how many there are, how many are asked for, where it leads."""
+
+    label: str
+    total: int
+    found: int
+    link: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chart:
+    """Bars as a template draws them: all pale, those asked for before them; ticks by bar."""
+
+    title: str
+    unit: str = ""
+    bars: Sequence[Bar]
+    ticks: Mapping[float, str]
+
+
+def histogram(
+    statistics: Mapping[str, Any],
+    title: str,
+    unit: str,
+    found: Sequence[int],
+    link: Link,
+    low: str = "",
+    high: str = "",
+) -> Chart | None:
+    """A histogram of one numeric column; None if nothing is known."""
+    edges, counts = statistics.get("edges"), statistics.get("counts")
+    if not edges or not counts:
+        return None
+    whole = statistics.get("kind") == "integer"  # a range ends below its last edge
+    bars = []
+    for (a, b), total, some in zip(pairwise(edges), counts, found, strict=True):
+        asked = {name: value for name, value in ((low, a), (high, b - whole)) if name}
+        label = f"{_short(a)} to {_short(b)}"
+        bars.append(Bar(label, total, some, link(**asked) if total else ""))
+    step = max(1, round(len(counts) / _TICKS))
+    ticks = {float(i): _short(edges[i]) for i in range(0, len(edges), step)}
+    return Chart(title=title, unit=unit, bars=bars, ticks=ticks)
+
+
+def years(values: Mapping[str, int], found: Mapping[str, int], link: Link) -> Chart | None:
+    """A bar for each year, the last of them; None if none is known."""
+    bars = []
+    for year, total in list(values.items())[-_MOST:]:
+        known = year.isdecimal() and total
+        asked = (f"{year}-01-01", f"{int(year) + 1:04d}-01-01") if known else ()
+        leads = link(released_from=asked[0], released_before=asked[1]) if asked else ""
+        bars.append(Bar(year, total, found.get(year, 0), leads))
+    step = max(1, round(len(bars) / 6))
+    ticks = {i + 0.5: bar.label for i, bar in enumerate(bars) if i % step == 0}
+    return Chart(title="Released in", bars=bars, ticks=ticks) if bars else None
+
+
+def _short(value: float) -> str:
+    return f"{value:,}" if isinstance(value, int) else f"{value:.3g}"
+
 
 router = make_router("/ui/datasets/{name}", tag="pages")
 _ROWS: Final = 50  # of a page
@@ -36,7 +102,6 @@ class _Listing:
     """How a table is shown.
 
     Attributes:
-        path: of its page, below the dataset's.
         nouns: what one row is, and several.
         columns: that are shown, the id first.
         sorts: columns it may be in the order of.
@@ -45,7 +110,6 @@ class _Listing:
         facets: column and title; the column is the parameter too.
     """
 
-    path: str
     nouns: tuple[str, str]
     columns: tuple[str, ...]
     sorts: tuple[str, ...]
@@ -58,22 +122,20 @@ _COMMON: Final = (
     ("resolution, at most (Å)", "number", ("max_resolution",)),
     ("released", "date", ("released_from", "released_before")),
 )
-_CHAIN_SORTS: Final = (
-    "chain_id", "num_res", "num_alignments", "num_templates", "resolution", "release_date",
-    "method", "cluster_size",
-)  # fmt: skip
-_ASSEMBLY_SORTS: Final = (
+_OF_COMPLEXES: Final = (
     "assembly_id", "stoichiometry", "num_chains", "num_entities", "num_res", "num_interface",
     "resolution", "release_date", "method",
 )  # fmt: skip
 _CHAINS: Final = _Listing(
-    path="",
     nouns=("chain", "chains"),
     columns=(
         "chain_id", "num_res", "num_alignments", "num_templates", "resolution", "release_date",
         "method", "has_structure",
     ),
-    sorts=_CHAIN_SORTS,
+    sorts=(
+        "chain_id", "num_res", "num_alignments", "num_templates", "resolution", "release_date",
+        "method", "cluster_size",
+    ),
     fields=(
         ("length", "number", ("min_length", "max_length")),
         ("depth", "number", ("min_depth", "max_depth")),
@@ -90,10 +152,9 @@ _CHAINS: Final = _Listing(
             ("is_distillation", "distillation")),
 )  # fmt: skip
 _ASSEMBLIES: Final = _Listing(
-    path="/assemblies",
     nouns=("complex", "complexes"),
-    columns=_ASSEMBLY_SORTS,
-    sorts=_ASSEMBLY_SORTS,
+    columns=_OF_COMPLEXES,
+    sorts=_OF_COMPLEXES,
     fields=(
         ("chains, copies included", "number", ("min_chains", "max_chains")),
         ("different sequences", "number", ("min_entities", "max_entities")),
@@ -108,120 +169,73 @@ _ASSEMBLIES: Final = _Listing(
     ),
     facets=(("stoichiometry", "stoichiometry"),),
 )  # fmt: skip
+_LISTINGS: Final = {"chains": _CHAINS, "assemblies": _ASSEMBLIES}
 
 
-class PageQuery(FormQuery):
-    """What every listing takes beside its filters."""
+class PageQuery(FormQuery, RowQuery):
+    """As RowQuery, from a form."""
 
+    table: Literal["chains", "assemblies"] = "chains"
     ref: NewName = Field("main", description="whose snapshot")
     at: str | None = Field(None, pattern=DIGEST_PATTERN, description="snapshot, before `ref`")
     q: str = Field("", max_length=128, description="part of the id, in any case")
-
-
-class ChainsQuery(PageQuery, ChainQuery):
-    """As ChainQuery, from a form."""
-
-    sort: Literal[_CHAIN_SORTS] = "chain_id"  # type: ignore[valid-type]
-
-
-class AssembliesQuery(PageQuery, AssemblyQuery):
-    """As AssemblyQuery, from a form."""
-
-    sort: Literal[_ASSEMBLY_SORTS] = "assembly_id"  # type: ignore[valid-type]
-
-
-Asked = ChainsQuery | AssembliesQuery
+    sort: str = Field("", max_length=64, description="column; none: the id")
 
 
 @router.get("", response_class=HTMLResponse, include_in_schema=False)
 @scope("read", heavy=True)
 def dataset_page(
-    ctx: Context, name: DatasetName, query: Annotated[ChainsQuery, Query()]
+    ctx: Context, name: DatasetName, query: Annotated[PageQuery, Query()]
 ) -> HTMLResponse:
-    """One dataset: what its snapshot holds, and the chains that are asked for."""
-    return _page(ctx.request, ctx.service, ctx.principal, name, query, _CHAINS)
-
-
-@router.get("/assemblies", response_class=HTMLResponse, include_in_schema=False)
-@scope("read", heavy=True)
-def assemblies_page(
-    ctx: Context, name: DatasetName, query: Annotated[AssembliesQuery, Query()]
-) -> HTMLResponse:
-    """The complexes of a dataset that are asked for."""
-    return _page(ctx.request, ctx.service, ctx.principal, name, query, _ASSEMBLIES)
-
-
-@router.get("/export.{kind}", include_in_schema=False)
-@scope("read", heavy=True)
-def export_page(
-    ctx: Context, name: DatasetName, kind: Kind, query: Annotated[ChainsQuery, Query()]
-) -> Response:
-    """The chains that the page lists, in its order, as a file."""
-    digest = query.at or digest_of(ctx.service, name, query.ref)
-    found = ctx.service.finder.ordered(_question(query, name, digest), query.sort, query.desc)
-    index = ctx.service.catalog.snapshot(name, digest).index
-    return exported(ctx.service, name, digest, kind, index, found)
-
-
-def _page(
-    request: Request, service: Service, principal: Principal, name: str, query: Asked,
-    listing: _Listing,
-) -> HTMLResponse:  # fmt: skip
+    """One dataset: what its snapshot holds, and the chains or complexes that are asked for."""
+    service = ctx.service
     row, view = service.catalog.dataset(name), service.catalog.view(name)
     refs = view.refs()
     if not refs:
-        return render("dataset.html", request, principal, dataset=row, refs=refs)
+        return render("dataset.html", ctx.request, ctx.principal, dataset=row, refs=refs)
+    listing = _LISTINGS[query.table]
+    if (sort := query.sort or listing.sorts[0]) not in listing.sorts:
+        raise bad_field("sort", f"{sort!r} is none of {', '.join(listing.sorts)}")
     ref = note_ref(service.database, row.id, view, query.ref)
     digest = query.at or ref.digest
     question = _question(query, name, digest)
-    every = _table(service, question)
-    rows = service.finder.ordered(question, query.sort, query.desc)
+    every = service.catalog.table(name, digest, query.table)
+    rows = service.finder.ordered(question, sort, query.desc)
     pages = max(1, -(-len(rows) // _ROWS))
     page = min(query.page, pages)
     shown = every.select(list(listing.columns)).take(pa.array(rows[(page - 1) * _ROWS :][:_ROWS]))
     seen = snapshots_of(service.database, row.id, view)[:20]
 
     def link(**changes: Any) -> str:
-        return address(f"/ui/datasets/{name}{listing.path}", **query.kept(**changes))
+        return address(f"/ui/datasets/{name}", **query.kept(**changes))
 
     return render(
-        "dataset.html", request, principal, dataset=row, ref=ref, refs=refs, digest=digest,
-        manifest=view.manifest(digest), query=query, listing=listing, link=link,
-        export=lambda kind: address(f"/ui/datasets/{name}/export.{kind}", **query.kept(at=digest)),
+        "dataset.html", ctx.request, ctx.principal, dataset=row, ref=ref, refs=refs, digest=digest,
+        manifest=view.manifest(digest), query=query, listing=listing, link=link, sort=sort,
         total=every.num_rows, matched=len(rows), rows=rows_of(shown), page=page, pages=pages,
         charts=_charts(service, question, listing, link),
         facets=[(title, column, _facet(service, query, question, column))
                 for column, title in listing.facets],
-        fasta_most=export.FASTA_MOST,
         snapshots=[(digest, when, view.manifest(digest)) for digest, when in seen],
         moves=ref_history(service.database, row.id, query.ref, 10),
         policy=policy_of(service.database, row.id, query.ref),
     )  # fmt: skip
 
 
-def _question(query: Asked, name: str, digest: str, without: str = "") -> Question:
+def _question(query: PageQuery, name: str, digest: str, without: str = "") -> Question:
     """What is asked, `without` one of the filters."""
     search = query.model_copy(update={without: None} if without else {}).search()
-    complexes = isinstance(query, AssembliesQuery)
-    return Question(name, digest, text=query.q, complexes=complexes).asking(search.where)
-
-
-def _table(service: Service, question: Question) -> pa.Table:
-    if question.complexes:
-        return service.catalog.assemblies(question.dataset, question.digest)
-    return service.catalog.snapshot(question.dataset, question.digest).index
+    where = json.dumps(search.where, sort_keys=True)
+    return Question(name, digest, query.table, where, query.q)
 
 
 def _charts(service: Service, question: Question, listing: _Listing, link: Link) -> list[Chart]:
     """A chart a column: all pale, those asked for before them; each bar is a filter."""
-    if question.complexes:
-        every = column_statistics(_table(service, question))
-    else:
-        every = service.catalog.statistics(question.dataset, question.digest)
+    every = service.catalog.statistics(question.dataset, question.digest, question.table)
     charts = []
     for column, title, unit, low, high in listing.charts:
         if edges := every[column].get("edges"):
-            found = service.finder.counts(question, column, edges)
+            found = service.finder.counts(question, column, tuple(edges))
             charts.append(histogram(every[column], title, unit, found, link, low, high))
     if values := every["release_date"].get("years"):
         found_years = service.finder.groups(question, "release_date", years=True)
@@ -230,7 +244,7 @@ def _charts(service: Service, question: Question, listing: _Listing, link: Link)
 
 
 def _facet(
-    service: Service, query: Asked, question: Question, column: str
+    service: Service, query: PageQuery, question: Question, column: str
 ) -> list[tuple[str, int, bool, Any]]:
     """Values of a column to choose from: name, count where all other filters hold, whether it is
     chosen, and what choosing it asks for."""

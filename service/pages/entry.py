@@ -2,30 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Annotated, Any, Final, Literal
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Annotated, Any, Final
 from urllib.parse import quote
 
+import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 from fastapi import Path
+from markupsafe import Markup
 from starlette.responses import HTMLResponse, Response
 
 from evofeed.protein import assembly_numbers as numbers
+from evofeed.protein.assembly_numbers import assembly_distances
+from evofeed.protein.assembly_record import AssemblyRecord
 from evofeed.protein.chain_files import to_a3m, to_cif, to_fasta, to_npz
+from evofeed.protein.chain_numbers import (
+    ca_trace,
+    msa_coverage,
+    pseudo_beta_distances,
+    runs,
+    thinned,
+)
+from evofeed.protein.chain_record import ChainRecord
+from evofeed.protein.residues import ATOM_ORDER
 from evofeed.service.names import NAME_PATTERN, DatasetName, Digest
-from evofeed.service.pages import pictures
 from evofeed.service.pages.page import render
 from evofeed.service.problems import Problem
 from evofeed.service.requests.edge import POLICY
 from evofeed.service.requests.ranges import immutable_bytes
 from evofeed.service.requests.routing import Context, make_router, scope
-from evofeed.service.routes.rows import Either, digest_of
+from evofeed.service.routes.rows import Either, Table, digest_of
 from evofeed.service.snapshots import rows
 from evofeed.service.state import Service
-from evofeed.viz import SCRIPTS, Model, Panel, alignment_bytes, alignment_html, structure_html
+from evofeed.viz import (
+    FARTHEST,
+    MOST_RESIDUES,
+    SCRIPTS,
+    Curve,
+    Model,
+    Panel,
+    alignment_bytes,
+    alignment_html,
+    curves_html,
+    histogram_html,
+    map_html,
+    structure_html,
+)
 
 router = make_router("/ui/datasets/{name}/snapshots", tag="pages")
-Table = Literal["chains", "assemblies"]
 EntryId = Annotated[str, Path(pattern=NAME_PATTERN, description="id; case matters")]
 _MAX_CELLS: Final = 256 << 20  # of what is unpacked for a page
 _MOST: Final = 100  # rows of a table
@@ -114,12 +140,12 @@ def entry_file(
 def _of_chain(record: Any, address: str) -> dict[str, Any]:
     there = record.all_atom_positions is not None
     return {
-        "blocks": pictures.sequence_blocks(record),
+        "blocks": sequence_blocks(record),
         "alignment": alignment_html(record, url=f"{address}/alignment"),
-        "identity": pictures.identity_histogram(record),
+        "identity": identity_histogram(record),
         "structure": _structure(record.chain_id, address) if there else "",
-        "distances": pictures.chain_distances(record) if there else "",
-        "templates": pictures.template_rows(record),
+        "distances": chain_distances(record) if there else "",
+        "templates": template_rows(record),
     }
 
 
@@ -133,12 +159,12 @@ def _of_complex(record: Any, address: str) -> dict[str, Any]:
         "interfaces": interfaces[:_MOST],
         "more": (len(chains) - _MOST, len(interfaces) - _MOST),
         "entities": [
-            (entity, chain, pictures.coverage_chart(chain), record.pairing[entity - 1])
+            (entity, chain, coverage_chart(chain), record.pairing[entity - 1])
             for entity, chain in enumerate(record.chains, 1)
         ],
         "species": numbers.paired_species(record),
         "structure": _structure(record.assembly_id, address) if there else "",
-        "distances": pictures.complex_distances(record) if there else "",
+        "distances": complex_distances(record) if there else "",
     }
 
 
@@ -151,36 +177,122 @@ def _row(
     service: Service, name: str, digest: str, table: Table, entry_id: str
 ) -> tuple[dict[str, Any], tuple[str | None, str | None]]:
     """A row of the index or of the table of complexes, and the ids before and after it."""
-    if table == "chains":
-        snapshot = service.catalog.snapshot(name, digest)
-        every, at = snapshot.index, rows.row_of(snapshot, entry_id)
-    else:
-        every = service.catalog.assemblies(name, digest)
-        at = pc.index(every["assembly_id"], entry_id).as_py()
+    every = service.catalog.table(name, digest, table)
+    ids = every.column(0)
+    at = pc.index(ids, pa.scalar(entry_id, ids.type)).as_py()
     if at < 0:
-        raise Problem(
-            404,
-            "not_found",
-            f"no complex {entry_id[:80]!r} in this snapshot",
-            next="ids are case-sensitive; look for it among the dataset's complexes",
-        )
+        noun = "chain" if table == "chains" else "complex"
+        what = f"no {noun} {entry_id[:80]!r} in this snapshot"
+        hint = "ids are case-sensitive; look for it on the dataset's page"
+        raise Problem(404, "not_found", what, next=hint)
     found = every.slice(at, 1)
-    described = found.select(rows.columns_of(found, None))
-    return rows.rows_of(described)[0], rows.neighbours(every.column(0), at)
+    near = [ids[i].as_py() if 0 <= i < len(ids) else None for i in (at - 1, at + 1)]
+    return rows.rows_of(found.select(rows.columns_of(found, None)))[0], (near[0], near[1])
 
 
 def _record(service: Service, name: str, digest: str, table: Table, row: dict[str, Any]) -> Any:
-    read: Callable[[str, str, str], Any]
+    dataset: Any = service.catalog.dataset_at(name, digest)
     if table == "chains":
-        cells = row["num_res"] * (row["num_alignments"] + 37 * 13 * row["num_templates"])
-        read, entry_id = service.catalog.record, row["chain_id"]
+        rows_and_atoms = row["num_alignments"] + 37 * 13 * row["num_templates"]
+        cells, entry_id = row["num_res"] * rows_and_atoms, row["chain_id"]
     else:
-        cells, read, entry_id = row["cost"], service.catalog.assembly, row["assembly_id"]
+        cells, entry_id, dataset = row["cost"], row["assembly_id"], dataset.assemblies
     if cells > _MAX_CELLS:
-        raise Problem(
-            413,
-            "entry_too_large",
-            f"{entry_id} has {cells:,} cells, and a page takes {_MAX_CELLS:,}",
-            next="read it with evofeed.store.Dataset.open",
+        what = f"{entry_id} has {cells:,} cells, and a page takes {_MAX_CELLS:,}"
+        hint = "read it with evofeed.store.Dataset.open"
+        raise Problem(413, "entry_too_large", what, next=hint)
+    return dataset[entry_id]
+
+
+_LINE, _BLOCK = 60, 10  # residues of a line, and of a group in it
+_BINS = 20
+
+
+def sequence_blocks(record: ChainRecord) -> list[dict[str, Any]]:
+    """The sequence in lines: number of the first residue, and groups of `(letters, resolved)`."""
+    known = np.isfinite(ca_trace(record)[:, 0])
+    if record.all_atom_positions is None:
+        known[:] = True  # nothing to tell apart
+    lines = []
+    for start in range(0, record.num_res, _LINE):
+        groups = []
+        for first in range(start, min(start + _LINE, record.num_res), _BLOCK):
+            last = min(first + _BLOCK, record.num_res)
+            cuts = [first, *(i for i in range(first + 1, last) if known[i] != known[i - 1]), last]
+            groups.append([(record.sequence[a:b], bool(known[a])) for a, b in pairwise(cuts)])
+        lines.append({"first": start + 1, "groups": groups})
+    return lines
+
+
+def coverage_chart(record: ChainRecord) -> Markup:
+    """How many rows of the alignment cover each residue."""
+    covered, _ = msa_coverage(record)
+    curve = Curve(name="sequences", steps=range(1, record.num_res + 1), values=covered.tolist())
+    return Markup(
+        curves_html("sequences that cover each residue", [curve], low=0.0, across="residue")
+    )
+
+
+def identity_histogram(record: ChainRecord) -> Markup:
+    """How alike the rows are to the query."""
+    _, identity = msa_coverage(record)
+    edges = [round(i / _BINS, 2) for i in range(_BINS + 1)]
+    counts, _ = np.histogram(identity[1:], edges)
+    return Markup(
+        histogram_html("identity to the query", edges, counts.tolist(), "of covered residues")
+    )
+
+
+def template_rows(record: ChainRecord) -> list[dict[str, Any]]:
+    """Each template: name, date, score, share of residues it covers, and which."""
+    rows = []
+    for i in range(record.num_templates):
+        covered = record.template_all_atom_mask[i, :, ATOM_ORDER["CA"]] > 0
+        rows.append(
+            {
+                "name": _nth(record.template_domain_names, i),
+                "released": _nth(record.template_release_date, i),
+                "sum_probs": float(record.template_sum_probs[i]),
+                "share": float(covered.mean()),
+                "runs": runs(covered),
+            }
         )
-    return read(name, digest, entry_id)
+    return rows
+
+
+def chain_distances(record: ChainRecord) -> Markup:
+    """Distances between the residues of a chain."""
+    distance, known = pseudo_beta_distances(record, MOST_RESIDUES)
+    residues = thinned(np.arange(1, record.num_res + 1), MOST_RESIDUES).tolist()
+    return _distances(np.where(known, distance, np.nan), residues, record.num_res)
+
+
+def complex_distances(record: AssemblyRecord) -> Markup:
+    """Distances between the residues of all chains, each named by its chain and number."""
+    distance, _ = assembly_distances(record, MOST_RESIDUES)
+    names = [
+        f"{name} {i}"
+        for name, chain in zip(record.chain_names, _lengths(record), strict=True)
+        for i in range(1, chain + 1)
+    ]
+    at = thinned(np.arange(len(names)), MOST_RESIDUES)
+    return _distances(distance, [names[i] for i in at], len(names))
+
+
+def _lengths(record: AssemblyRecord) -> list[int]:
+    return [
+        chain.num_res
+        for chain, names in zip(record.chains, record.copies, strict=True)
+        for _ in names
+    ]
+
+
+def _distances(values: np.ndarray, residues: Sequence[int | str], total: int) -> Markup:
+    title = "distances between residues (CB, of glycine CA)"
+    if len(residues) < total:
+        title += f", {len(residues)} of {total:,}"
+    return Markup(map_html(title, values, low=2.0, high=FARTHEST, unit="Å", residues=residues))
+
+
+def _nth(values: tuple[str, ...], i: int) -> str:
+    return values[i] if i < len(values) else ""

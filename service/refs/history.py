@@ -206,17 +206,9 @@ def _catch_up(session: Session, dataset: DatasetRow, ref: str, digest: str | Non
     for intent in path:
         _add(session, dataset, intent, at)
     if not path:
-        session.add(
-            RefMove(
-                dataset_id=dataset.id,
-                ref=ref,
-                digest=digest or "",
-                previous=where,
-                moved_at=_unix(at),
-                principal="store",
-                message="",
-            )
-        )
+        past_us = RefMove(dataset_id=dataset.id, ref=ref, digest=digest or "", previous=where)
+        past_us.moved_at, past_us.principal, past_us.message = _unix(at), "store", ""
+        session.add(past_us)
         session.flush()
 
 
@@ -237,18 +229,8 @@ def _path(intents: list[RefIntent], start: str | None, end: str | None) -> list[
 
 def _add(session: Session, dataset: DatasetRow, intent: RefIntent, at: str) -> None:
     """The move of an intent, its line in the audit, and the intent gone: all or nothing."""
-    session.add(
-        RefMove(
-            dataset_id=dataset.id,
-            ref=intent.ref,
-            digest=intent.digest,
-            previous=intent.previous,
-            moved_at=_unix(at),
-            principal=intent.principal,
-            job_id=intent.job_id,
-            message=intent.message,
-        )
-    )
+    same = ("dataset_id", "ref", "digest", "previous", "principal", "job_id", "message")
+    session.add(RefMove(moved_at=_unix(at), **{name: getattr(intent, name) for name in same}))
     detail = {"digest": intent.digest, "previous": intent.previous}
     detail |= {"job": intent.job_id} if intent.job_id else {}
     subject = f"{dataset.name}/{intent.ref}"

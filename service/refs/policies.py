@@ -4,41 +4,56 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, Final, Literal
 
 import pyarrow as pa
+from pydantic import Field
 
 from evofeed.service.access.auth import Principal
+from evofeed.service.access.places import Uri
 from evofeed.service.database.database import Database
 from evofeed.service.database.tables import DatasetRow, RefPolicy, record
-from evofeed.service.filters import evaluator as filters
+from evofeed.service.names import Body, NewName
 from evofeed.service.problems import Problem
-from evofeed.service.snapshots import rows
+from evofeed.service.snapshots import filters, rows
 from evofeed.service.snapshots.catalog import Catalog
 from evofeed.store.inner import Clusters, index_schema, overlap
 
+_LATE: Final = {"column": "release_date", "op": ">=", "value": "2021-10-01"}
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Policy:
-    """The conditions of one ref."""
 
-    protected: bool = False
-    """It does not move at all until this is taken away."""
-    reviewer: str = "publish"
-    """Scope that whoever moves it needs."""
-    forbid: Sequence[dict[str, Any]] = field(default_factory=list)
-    """Filters that no chain of its snapshot may pass."""
-    apart_from: Sequence[dict[str, Any]] = field(default_factory=list)
-    """Datasets its snapshot must share no sequence with: `dataset`, `ref`, `clusters`."""
+class Apart(Body):
+    """A dataset that must share no sequence with what a ref points at."""
+
+    dataset: NewName
+    ref: NewName = "main"
+    clusters: Uri | None = Field(
+        None, description="file with a sequence cluster per line; null: only the same chain counts"
+    )
+
+
+class Policy(Body, json_schema_extra={"examples": [{"reviewer": "admin", "forbid": [_LATE]}]}):
+    """What must hold whenever a ref moves, by whatever request or job."""
+
+    protected: bool = Field(False, description="it does not move at all")
+    reviewer: Literal["publish", "admin"] = Field(
+        "publish", description="scope that whoever moves it needs"
+    )
+    forbid: list[dict[str, Any]] = Field(
+        [], max_length=16, description="filters that no chain of its snapshot may pass"
+    )
+    apart_from: list[Apart] = Field(
+        [], max_length=4, description="test sets that its snapshot must share no sequence with"
+    )
 
 
 def policy_of(database: Database, dataset_id: int, ref: str) -> Policy:
     """The policy of a ref; without one, only `publish` is asked for."""
     with database.read() as session:
         row = session.get(RefPolicy, (dataset_id, ref))
-    names = [field.name for field in fields(Policy)]
-    return Policy() if row is None else Policy(**{name: getattr(row, name) for name in names})
+    if row is None:
+        return Policy.model_validate({})
+    return Policy.model_validate({name: getattr(row, name) for name in Policy.model_fields})
 
 
 def set_policy(
@@ -47,14 +62,12 @@ def set_policy(
     """Replace the policy of a ref, which need not exist yet."""
     with database.write() as session:
         database.alone(session, "policies")
-        row = session.get(RefPolicy, (dataset.id, ref))
-        if row is None:
-            row = RefPolicy(dataset_id=dataset.id, ref=ref)
-            session.add(row)
-        row.protected, row.reviewer = policy.protected, policy.reviewer
-        row.forbid, row.apart_from = list(policy.forbid), list(policy.apart_from)
+        row = session.get(RefPolicy, (dataset.id, ref)) or RefPolicy(dataset_id=dataset.id, ref=ref)
+        for name, value in policy.model_dump().items():
+            setattr(row, name, value)
         row.updated_at, row.principal = time.time(), principal
-        detail = {"protected": policy.protected, "reviewer": policy.reviewer}
+        session.add(row)
+        detail: dict[str, Any] = policy.model_dump(include={"protected", "reviewer"})
         detail |= {"forbid": len(policy.forbid), "apart_from": len(policy.apart_from)}
         record(session, principal, "ref.policy", f"{dataset.name}/{ref}", **detail)
 
@@ -85,29 +98,20 @@ def require_snapshot(catalog: Catalog, dataset: str, digest: str, policy: Policy
     """
     index = catalog.snapshot(dataset, digest).index
     for number, where in enumerate(policy.forbid):
-        _require_none(index, where, number)
+        if found := len(forbidden := rows.matching(index, where)):
+            names = ", ".join(index["chain_id"].take(pa.array(forbidden[:5])).to_pylist())
+            more = ", ..." if found > 5 else ""
+            what = f"{found} chains pass forbid[{number}]: {names}{more}"
+            raise Problem(409, "forbidden_chains", what, next="leave them out and commit again")
     for apart in policy.apart_from:
-        other = catalog.view(apart["dataset"]).ref(apart["ref"]).digest
-        _require_apart(catalog, (dataset, digest), (apart["dataset"], other), apart["clusters"])
+        other = catalog.view(apart.dataset).ref(apart.ref).digest
+        _require_apart(catalog, (dataset, digest), (apart.dataset, other), apart.clusters)
 
 
 def require_filters(forbid: Sequence[dict[str, Any]]) -> None:
-    """Refuse filters that are malformed, whatever columns a snapshot has.
-
-    Raises:
-        Problem: 422.
-    """
+    """Refuse filters that are malformed, whatever columns a snapshot has (raises Problem: 422)."""
     for where in forbid:
         filters.check(index_schema(), where)
-
-
-def _require_none(index: pa.Table, where: dict[str, Any], number: int) -> None:
-    found = len(forbidden := rows.matching(index, where))
-    if found:
-        names = ", ".join(index["chain_id"].take(pa.array(forbidden[:5])).to_pylist())
-        what = f"{found} chains pass forbid[{number}]: {names}{', ...' if found > 5 else ''}"
-        hint = "leave them out and commit again"
-        raise Problem(409, "forbidden_chains", what, next=hint)
 
 
 def _require_apart(

@@ -1,12 +1,11 @@
 """What every request passes first and every response last.
 
-Request ids, the client's address, the body cap, the Host check, security headers, counters
-and one log line; plain ASGI, so that streaming bodies stay streams.
+Request ids, the body cap, the Host check, security headers, counters and one log line; plain
+ASGI, so that streaming bodies stay streams.
 """
 
 from __future__ import annotations
 
-import ipaddress
 import json
 import logging
 import re
@@ -14,10 +13,11 @@ import secrets
 import time
 from typing import Final
 
+from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from evofeed.service.metrics import Metrics
-from evofeed.service.problems import Problem, unexpected
+from evofeed.service.problems import Problem, as_problem, unexpected
 from evofeed.service.settings import ServiceSettings
 
 _log = logging.getLogger("evofeed.service.access")
@@ -29,25 +29,20 @@ POLICY: Final = (
     "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
 )
 """What pages may load and do."""
-_HEADERS: Final = {
-    "X-Content-Type-Options": "nosniff",
-    "X-Frame-Options": "DENY",
-    "Referrer-Policy": "no-referrer",
-    "Content-Security-Policy": POLICY,
-}
-_READ: Final = (
-    b"host", b"content-length", b"x-request-id", b"x-forwarded-for", b"x-forwarded-proto",
-)  # fmt: skip
-_RAW_HEADERS: Final = [(name.lower().encode(), value.encode()) for name, value in _HEADERS.items()]
+_HEADERS: Final = (
+    (b"x-content-type-options", b"nosniff"),
+    (b"x-frame-options", b"DENY"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"content-security-policy", POLICY.encode()),
+)
 
 
 class Edge:
-    """The outermost layer of the application."""
+    """The outermost layer of the application, but for uvicorn's, which reads proxies' headers."""
 
     def __init__(self, app: ASGIApp, settings: ServiceSettings, metrics: Metrics) -> None:
         self._app, self._settings, self._metrics = app, settings, metrics
         self._hosts = frozenset(settings.hosts)
-        self._proxies = [ipaddress.ip_network(proxy) for proxy in settings.trusted_proxies]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -56,61 +51,51 @@ class Edge:
             return
         if scope["path"].startswith("/datasets/"):  # a dataset's URI may leave out /v1
             scope["path"] = f"/v1{scope['path']}"
-        said = _said(scope)
-        if self._proxies:
-            self._believe(scope, said)
-        exchange = _Exchange(scope, send, said[b"x-request-id"])
+        headers = Headers(scope=scope)
+        given = headers.get("x-request-id", "")
+        exchange = _Exchange(send, given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(8))
         if scope["method"] == "HEAD":  # whatever answers GET answers HEAD
-            scope = {**scope, "method": "GET", "evofeed.head": True}  # the server's own says HEAD
+            # The server's own scope says HEAD, so it sends no body.
+            scope = {**scope, "method": "GET", "evofeed.head": True}
         try:
-            if problem := self._refusal(scope, said):
-                await problem.response(scope["path"])(scope, receive, exchange.send)
-            else:
-                await self._app(scope, _capped(receive, self._settings.max_body), exchange.send)
+            self._admit(headers)
+            await self._app(scope, self._capped(receive), exchange.send)
         except Exception as error:
-            problem = (
-                error if isinstance(error, Problem) else unexpected(error, exchange.request_id)
-            )
             if exchange.status:  # the head is out: only a broken stream can tell now
                 raise
+            problem = as_problem(error) or unexpected(error, exchange.request_id)
             await problem.response(scope["path"])(scope, receive, exchange.send)
         finally:
             self._account(scope, exchange)
 
-    def _refusal(self, scope: Scope, said: dict[bytes, str]) -> Problem | None:
-        host = _PORT.sub("", said[b"host"])
+    def _admit(self, headers: Headers) -> None:
+        host = _PORT.sub("", headers.get("host", ""))
         if self._hosts and host not in self._hosts:
             what = f"this service does not answer for host {host[:80]!r}"
             hint = "use its own address, or add the name to EVOFEED_ALLOWED_HOSTS"
-            return Problem(421, "wrong_host", what, next=hint)
-        most = self._settings.max_body
-        if (length := said[b"content-length"]) and (
-            not length.isdecimal() or int(length[:19]) > most
-        ):
-            return _too_large(most)
-        return None
+            raise Problem(421, "wrong_host", what, next=hint)
+        length = headers.get("content-length", "0")
+        if not length.isdecimal() or int(length[:19]) > self._settings.max_body:
+            raise self._too_large()
 
-    def _believe(self, scope: Scope, said: dict[bytes, str]) -> None:
-        """Take the client's address and scheme from a proxy that the operator named."""
-        if not self._is_proxy(scope["client"][0] if scope.get("client") else ""):
-            return
-        for text in reversed(said[b"x-forwarded-for"].split(",")):
-            try:
-                address = str(ipaddress.ip_address(text.strip()))
-            except ValueError:
-                break
-            scope["client"] = (address, 0)
-            if not self._is_proxy(address):
-                break
-        if said[b"x-forwarded-proto"] in ("http", "https"):
-            scope["scheme"] = said[b"x-forwarded-proto"]
+    def _capped(self, receive: Receive) -> Receive:
+        """`receive` that refuses a body growing past the cap: it may come without a length."""
+        seen = 0
 
-    def _is_proxy(self, text: str) -> bool:
-        try:
-            address = ipaddress.ip_address(text)
-        except ValueError:
-            return False
-        return any(address in network for network in self._proxies)
+        async def counted() -> Message:
+            nonlocal seen
+            message = await receive()
+            seen += len(message.get("body", b""))
+            if seen > self._settings.max_body:
+                raise self._too_large()
+            return message
+
+        return counted
+
+    def _too_large(self) -> Problem:
+        what = f"a body may have {self._settings.max_body} bytes"
+        hint, close = "send less, or raise EVOFEED_MAX_BODY", {"Connection": "close"}
+        return Problem(413, "body_too_large", what, next=hint, headers=close)
 
     def _account(self, scope: Scope, exchange: _Exchange) -> None:
         seconds = time.monotonic() - exchange.began
@@ -120,33 +105,19 @@ class Edge:
         if _log.isEnabledFor(logging.INFO):
             # Path only: a query string may hold a cursor or a signature.
             line = {
-                "request_id": exchange.request_id,
-                "method": method,
-                "path": scope["path"],
-                "status": exchange.status,
-                "seconds": round(seconds, 6),
-                "bytes": exchange.sent,
-            }
+                "request_id": exchange.request_id, "method": method, "path": scope["path"],
+                "status": exchange.status, "seconds": round(seconds, 6), "bytes": exchange.sent,
+            }  # fmt: skip
             _log.info("%s", json.dumps(line))
-
-
-def _said(scope: Scope) -> dict[bytes, str]:
-    """What a request's headers say of what is looked at here, each the first time."""
-    said = dict.fromkeys(_READ, "")
-    for name, value in reversed(scope["headers"]):
-        if name in said:
-            said[name] = value.decode("latin-1")
-    return said
 
 
 class _Exchange:
     """What went out for one request."""
 
-    def __init__(self, scope: Scope, send: Send, given: str) -> None:
-        self.request_id = given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(8)
+    def __init__(self, send: Send, request_id: str) -> None:
+        self.request_id, self._send = request_id, send
         self.began = time.monotonic()
         self.status, self.sent = 0, 0
-        self._send, self._head = send, scope["method"] == "HEAD"
 
     async def send(self, message: Message) -> None:
         """Pass a message on, with our headers on its head."""
@@ -155,33 +126,8 @@ class _Exchange:
             headers = list(message["headers"])
             there = {name for name, _ in headers}
             headers.append((b"x-request-id", self.request_id.encode()))
-            headers += [header for header in _RAW_HEADERS if header[0] not in there]
+            headers += [header for header in _HEADERS if header[0] not in there]
             message["headers"] = headers
         else:
-            if self._head:
-                message = {
-                    "type": "http.response.body",
-                    "more_body": message.get("more_body", False),
-                }
             self.sent += len(message.get("body", b""))
         await self._send(message)
-
-
-def _capped(receive: Receive, most: int) -> Receive:
-    """`receive` that refuses a body growing past the cap: it may come without a length."""
-    seen = 0
-
-    async def counted() -> Message:
-        nonlocal seen
-        message = await receive()
-        seen += len(message.get("body", b""))
-        if seen > most:
-            raise _too_large(most)
-        return message
-
-    return counted
-
-
-def _too_large(limit: int) -> Problem:
-    what, hint = f"a body may have {limit} bytes", "send less, or raise EVOFEED_MAX_BODY"
-    return Problem(413, "body_too_large", what, next=hint, headers={"Connection": "close"})

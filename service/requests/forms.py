@@ -28,11 +28,7 @@ def make_word(service: Service, request: Request) -> str:
 
 
 async def require_own_form(service: Service, request: Request) -> None:
-    """Refuse a form that no page of ours has made for this session.
-
-    Raises:
-        Problem: 403.
-    """
+    """Refuse a form that no page of ours has made for this session (raises Problem: 403)."""
     # "null" is what a browser says of our own pages too, for they tell nobody where they are.
     origin = request.headers.get("origin", "null")
     elsewhere = origin != "null" and urlsplit(origin).netloc != request.headers.get("host", "")

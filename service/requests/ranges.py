@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from typing import Any, Final
 
 import orjson
@@ -57,12 +57,12 @@ def immutable_json(request: Request, value: Any) -> Response:
 
 def immutable_bytes(request: Request, tag: str, data: bytes, media_type: str) -> Response:
     """Bytes that never change, of this tag."""
+
+    def read(offset: int, length: int) -> bytes:
+        return data[offset : offset + length]
+
     return immutable_response(
-        request,
-        etag=f'"{tag}"',
-        size=len(data),
-        read=lambda offset, length: data[offset : offset + length],
-        media_type=media_type,
+        request, etag=f'"{tag}"', size=len(data), read=read, media_type=media_type
     )
 
 
@@ -83,12 +83,10 @@ def parse_range(header: str, size: int) -> tuple[int, int] | None:
     else:
         start, stop = int(first), min(int(last) + 1, size) if last else size
     if start >= size or start >= stop:
+        what, there = f"the range begins behind the end, at {size} bytes", f"bytes */{size}"
+        hint = "read the size from the manifest or with HEAD"
         raise Problem(
-            416,
-            "range_not_satisfiable",
-            f"the range begins behind the end, at {size} bytes",
-            next="read the size from the manifest or with HEAD",
-            headers={"Content-Range": f"bytes */{size}"},
+            416, "range_not_satisfiable", what, next=hint, headers={"Content-Range": there}
         )
     return start, stop
 
@@ -102,23 +100,14 @@ def matches(header: str, etag: str) -> bool:
 def immutable_response(
     request: Request, *, etag: str, size: int, read: ReadAt, media_type: str
 ) -> Response:
-    """The object, a range of it, or 304.
-
-    Args:
-        request: whose headers say what is wanted.
-        etag: strong tag, quoted.
-        size: bytes of the whole object.
-        read: reads a span of it.
-        media_type: Content-Type.
-
-    Raises:
-        Problem: 416.
-    """
+    """The object of this quoted strong tag, a range of it, or 304 (raises Problem: 416)."""
     headers = {"ETag": etag, "Cache-Control": cache_control(request), "Accept-Ranges": "bytes"}
     known = request.headers.get("if-none-match")
     if known and matches(known, etag):
         return Response(status_code=304, headers=headers)
-    span = _wanted(request.headers, etag, size)
+    asked, span = request.headers.get("range"), None
+    if asked and request.headers.get("if-range", etag).strip() == etag:
+        span = parse_range(asked, size)
     start, stop = span or (0, size)
     status = 206 if span else 200
     if span:
@@ -129,13 +118,6 @@ def immutable_response(
     if stop - start <= WHOLE:
         return Response(memoryview(read(start, stop - start)), status, headers, media_type)
     return StreamingResponse(_chunks(request, read, start, stop), status, headers, media_type)
-
-
-def _wanted(headers: Mapping[str, str], etag: str, size: int) -> tuple[int, int] | None:
-    header = headers.get("range")
-    if not header or headers.get("if-range", etag).strip() != etag:
-        return None
-    return parse_range(header, size)
 
 
 async def _chunks(request: Request, read: ReadAt, start: int, stop: int) -> AsyncIterator[bytes]:

@@ -9,24 +9,80 @@ from __future__ import annotations
 import contextvars
 import functools
 import inspect
+import ipaddress
+import json
+import logging
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar, get_type_hints
 
+import orjson
 from fastapi import APIRouter, Depends, Query, Request
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, ValidationError, create_model
+from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
-from evofeed.service.access.auth import PUBLIC, SCOPES, Principal
-from evofeed.service.requests.admission import admit, caller_of
-from evofeed.service.requests.body import strict_json
+from evofeed.service.access.auth import (
+    ANONYMOUS,
+    LOCAL,
+    PUBLIC,
+    SCOPES,
+    Principal,
+    presented,
+    unauthorized,
+)
+from evofeed.service.problems import Problem
 from evofeed.service.requests.forms import require_own_form
+from evofeed.service.requests.openapi import refusals
 from evofeed.service.snapshots.catalog import away
 from evofeed.service.state import Service
 
+_log = logging.getLogger("evofeed.service.access")
+
+
+async def _admitted(service: Service, request: Request, mark: Mark) -> Principal:
+    """Who sends a request, once it is clear that it may (raises Problem: 401 and 403)."""
+    if PUBLIC in mark.scopes:
+        return ANONYMOUS
+    principal = await _identified(service, request, mark)
+    if principal is ANONYMOUS and not principal.scopes & set(mark.scopes):
+        raise unauthorized("this needs a token")
+    principal.require(*mark.scopes)
+    if (name := request.path_params.get("name")) is not None:
+        principal.require_dataset(str(name))
+    return principal
+
+
+async def _identified(service: Service, request: Request, mark: Mark) -> Principal:
+    if service.settings.auth == "off":
+        return LOCAL
+    shown = presented(request, form=mark.form)
+    if not any(shown) and service.settings.auth == "read":
+        return ANONYMOUS
+    if (known := service.authority.known(*shown)) is not None:
+        return known
+    ask = functools.partial(service.authority.principal, *shown, reads_bytes=mark.reads_bytes)
+    try:
+        return await run_in_threadpool(ask)
+    except Problem as problem:
+        if any(shown):  # else nobody guessed anything
+            _log.warning("refused a token from %s: %s", address_of(request), problem.message)
+        raise
+
+
+def address_of(request: Request) -> str:
+    """Where a request comes from; a proxy passes on whatever it was told."""
+    host = request.client.host if request.client else ""
+    try:
+        return str(ipaddress.ip_address(host))
+    except ValueError:
+        return "unknown"
+
+
+Refused = dict[int | str, dict[str, Any]]
 _F = TypeVar("_F", bound=Callable[..., Any])
-_caller: contextvars.ContextVar[_Caller] = contextvars.ContextVar("evofeed_caller")
+_here: contextvars.ContextVar[_Context] = contextvars.ContextVar("evofeed_here")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,15 +93,6 @@ class Mark:
     reads_bytes: bool
     heavy: bool
     form: bool
-
-
-@dataclass(frozen=True, slots=True)
-class _Caller:
-    """For whom an endpoint runs, and on which dataset."""
-
-    service: Service
-    name: str
-    dataset: str
 
 
 def scope(
@@ -74,14 +121,16 @@ class _StrictRequest(Request):
     """A request whose JSON is what RFC 8259 calls so, in text that every database can keep."""
 
     async def json(self) -> Any:
-        """The body as parsed JSON.
+        """The body as parsed JSON: without NaN, Infinity, a NUL or half a surrogate pair.
 
         Raises:
-            json.JSONDecodeError: NaN, Infinity, a NUL or half a surrogate pair in a text, or
-                no JSON at all.
+            json.JSONDecodeError: it is not.
         """
         if not hasattr(self, "_json"):
-            self._json = strict_json(await self.body())
+            body = await self.body()
+            self._json = orjson.loads(body)
+            if b"\\u0000" in body and b"\\u0000" in orjson.dumps(self._json):
+                raise json.JSONDecodeError("a text holds NUL", "", 0)
         return self._json
 
 
@@ -122,22 +171,17 @@ class ScopedRoute(APIRoute):
         async def handle(request: Request) -> Response:
             service: Service = request.app.state.service
             request = _StrictRequest(request.scope, request.receive)
-            principal = await admit(
-                service, request, mark.scopes, reads_bytes=mark.reads_bytes, form=mark.form
-            )
-            request.state.principal = principal
-            dataset = str(request.path_params.get("name", ""))
-            caller = caller_of(request, principal)
-            _caller.set(_Caller(service, caller, dataset))
+            principal = await _admitted(service, request, mark)
+            ctx = _Context(request, service, principal)
+            _here.set(ctx)
             if mark.heavy:
-                service.work.require_room(dataset, caller, heavy=True)
+                service.work.require_room(ctx.dataset, ctx.caller, heavy=True)
             if request.method not in ("GET", "HEAD"):
                 await request.body()  # too large is said before anything is parsed
             if mark.form:
                 await require_own_form(service, request)
             if self._path is None or (values := _checked(self._path, request)) is None:
                 return await answer(request)
-            ctx = _Context(request, service, principal)
             response: Response = await self.endpoint(ctx=ctx, **values)
             return response
 
@@ -155,28 +199,26 @@ def _checked(kind: type[BaseModel], request: Request) -> dict[str, Any] | None:
 def _in_thread(endpoint: Callable[..., Any], mark: Mark) -> Callable[..., Any]:
     @functools.wraps(endpoint)
     async def run(**values: Any) -> Any:
-        caller = _caller.get()
+        ctx, work = _here.get(), functools.partial(endpoint, **values)
         try:
-            return await caller.service.work.run(
-                functools.partial(endpoint, **values),
-                dataset=caller.dataset,
-                caller=caller.name,
-                heavy=mark.heavy,
+            return await ctx.service.work.run(
+                work, dataset=ctx.dataset, caller=ctx.caller, heavy=mark.heavy
             )
         except OSError as error:
-            if not caller.dataset:
+            if not ctx.dataset:
                 raise
-            raise away(caller.dataset, error) from None
+            raise away(ctx.dataset, error) from None
 
     return run
 
 
-def make_router(prefix: str = "", tag: str = "") -> APIRouter:
-    """A router whose routes must carry `@scope`."""
+def make_router(prefix: str = "", tag: str = "", refused: Refused | None = None) -> APIRouter:
+    """A router whose routes must carry `@scope`, and refuse with problems if not otherwise."""
     return APIRouter(
         prefix=prefix,
         route_class=ScopedRoute,
         tags=[tag] if tag else None,
+        responses=refused or refusals("application/problem+json", "Problem"),
         generate_unique_id_function=lambda route: route.name,
     )
 
@@ -189,9 +231,20 @@ class _Context:
     service: Service
     principal: Principal
 
+    @property
+    def dataset(self) -> str:
+        """The dataset that the path names, or nothing."""
+        return str(self.request.path_params.get("name", ""))
 
-async def _context(request: Request) -> _Context:  # async: it is not worth a thread
-    return _Context(request, request.app.state.service, request.state.principal)
+    @property
+    def caller(self) -> str:
+        """For whom a request's work is counted, and whose its tickets are."""
+        nobody = self.principal in (LOCAL, ANONYMOUS)
+        return address_of(self.request) if nobody else self.principal.id
+
+
+async def _context() -> _Context:  # async: it is not worth a thread
+    return _here.get()
 
 
 Context = Annotated[_Context, Depends(_context)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated
 
 from fastapi import Query
@@ -11,8 +12,7 @@ from starlette.responses import Response
 from evofeed.service.access.auth import Principal
 from evofeed.service.access.places import Uri, require_root
 from evofeed.service.database.tables import DatasetRow
-from evofeed.service.names import NAME_PATTERN, DatasetName, Message, NewName
-from evofeed.service.requests.body import Body, Instant, view_of
+from evofeed.service.names import NAME_PATTERN, Body, DatasetName, Message, NewName, view_of
 from evofeed.service.requests.routing import Context, Limit, make_router, scope
 
 router = make_router("/v1/datasets", "datasets")
@@ -29,13 +29,14 @@ class NewDataset(Body, json_schema_extra={"examples": [{"name": "pdb", "uri": "s
     description: Message = ""
 
 
-class DatasetView(BaseModel):
-    """A dataset."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DatasetView:
+    """A dataset; `uri` is null for tokens that only read."""
 
     name: str
-    uri: str | None = Field(description="null for tokens that only read")
+    uri: str | None
     description: str
-    created_at: Instant
+    created_at: str
 
 
 class DatasetPage(BaseModel):

@@ -5,16 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from fastapi import Request
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from starlette.responses import PlainTextResponse, Response
 
 from evofeed import __version__
 from evofeed.base.errors import ServiceError
 from evofeed.service.access.auth import PUBLIC, SCOPES
-from evofeed.service.filters import evaluator as filters
 from evofeed.service.jobs.config import cores
-from evofeed.service.metrics import CONTENT_TYPE
 from evofeed.service.problems import Problem
 from evofeed.service.requests.routing import Context, make_router, scope
+from evofeed.service.snapshots import filters
 
 router = make_router(tag="health")
 
@@ -47,7 +47,7 @@ def metrics(ctx: Context) -> Response:
     ctx.service.metrics.datasets.set(ctx.service.catalog.count())
     for state, count in ctx.service.jobs.counts().items():
         ctx.service.metrics.jobs.labels(state).set(count)
-    return Response(ctx.service.metrics.text(), media_type=CONTENT_TYPE)
+    return Response(ctx.service.metrics.text(), media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
 
 @router.get("/v1/config")

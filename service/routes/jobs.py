@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import re
 from collections.abc import AsyncIterator
@@ -17,36 +18,20 @@ from evofeed.service.access.auth import Principal, is_alive
 from evofeed.service.access.places import Uri, require_root
 from evofeed.service.database.tables import DatasetRow, JobRow
 from evofeed.service.jobs import queue
-from evofeed.service.jobs.config import (
-    Preset,
-    checked_config,
-    checked_crop,
-    cores,
-    require_within,
-)
-from evofeed.service.names import Message, NewName
+from evofeed.service.jobs.config import Preset, checked_config, checked_crop, cores, require_within
+from evofeed.service.names import Body, Message, NewName, view_of
 from evofeed.service.problems import Problem
 from evofeed.service.refs.policies import policy_of, require_movable
-from evofeed.service.requests.body import Body, Instant, view_of
 from evofeed.service.requests.routing import Context, Limit, make_router, scope
-from evofeed.service.state import Service
+from evofeed.service.views import BrokenChain, Job, State
 
 router = make_router("/v1/jobs", "jobs")
 _QUIET_SECONDS = 10.0
-_EVENT = {
-    "type": "object",
-    "description": "one event of the stream, whose `data` is JSON",
-    "required": ["id", "event", "data"],
-    "properties": {
-        "id": {"type": "string", "description": "its number, from 1"},
-        "event": {"type": "string", "enum": ["progress", "end"]},
-        "data": {"type": "string", "contentMediaType": "application/json"},
-    },
-}
+_LOOK_SECONDS = 0.5  # between two looks at a job whose events are streamed
 _EVENTS: dict[int | str, dict[str, Any]] = {
     200: {
         "description": "`progress` events with the job, then one `end` event with its state",
-        "content": {"text/event-stream": {"schema": _EVENT}},
+        "content": {"text/event-stream": {}},
     }
 }
 
@@ -66,13 +51,9 @@ JobKey = Annotated[
         description="submitted twice with the same key, there is one job",
     ),
 ]
-State = Literal["queued", "running", "cancelling", "cancelled", "succeeded", "failed"]
-Attempt = Annotated[
-    int | None, Query(ge=1, lt=2**31, description="of this attempt; the last, if not given")
-]
+Offset = Annotated[int, Query(ge=0, le=10**9, description="entries to pass over")]
 Before = Annotated[
-    float | None,
-    Query(gt=0, lt=1e12, allow_inf_nan=False, description="`next` of the page before"),
+    float | None, Query(gt=0, lt=1e12, allow_inf_nan=False, description="`next` of the page before")
 ]
 
 
@@ -112,81 +93,23 @@ class NewJob(
         return {name: getattr(self, name) for name in names} | {"replace_ref": self.replace}
 
 
-class JobView(BaseModel):
-    """A job as it is now."""
+class ChainMessages(BaseModel):
+    """What a job says of chains: while it runs, so far."""
 
-    id: str
-    dataset: str
-    input_uri: str | None = Field(description="null for tokens that only read")
-    ref: str | None
-    message: str
-    state: State
-    attempts: int
-    progress: dict[str, Any] = Field(
-        description="num_chains, good, broken, share, seconds_left, ..."
-    )
-    result: dict[str, Any] = Field(description="snapshot, counts and seconds, once it has ended")
-    error: str
-    created_at: Instant
-    updated_at: Instant
-    principal: str
+    total: int
+    chains: list[BrokenChain]
 
 
 class JobPage(BaseModel):
     """Jobs, newest first."""
 
-    jobs: list[JobView]
+    jobs: list[Job]
     next: float | None = Field(description="`before` of the next page; null at the end")
-
-
-class AttemptView(BaseModel):
-    """One run of a job."""
-
-    number: int
-    state: Literal["running", "interrupted", "died", "cancelled", "succeeded", "failed"]
-    started_at: Instant
-    ended_at: Instant | None
-    progress: dict[str, Any]
-    result: dict[str, Any]
-    error: str
-    principal: str = Field(description="who submitted or retried it")
-
-
-class AttemptList(BaseModel):
-    """The runs of a job, newest first."""
-
-    attempts: list[AttemptView]
-
-
-class ChainsQuery(BaseModel, extra="forbid"):
-    """Which chains of a job."""
-
-    attempt: int | None = Field(None, ge=1, lt=2**31, description="the last, if not given")
-    offset: int = Field(0, ge=0, le=10**9, description="entries to pass over")
-    limit: int = Field(100, ge=1, le=1000, description="rows of a page, at most")
-
-
-class ChainMessage(BaseModel):
-    """What an attempt says of a chain."""
-
-    chain_id: str
-    type: str
-    message: str
-    path: str | None
-    line: int | None
-
-
-class ChainMessages(BaseModel):
-    """What an attempt says of chains: while it runs, so far."""
-
-    attempt: int
-    total: int
-    chains: list[ChainMessage]
 
 
 @router.post("", status_code=202)
 @scope("jobs")
-def submit_job(ctx: Context, new: NewJob, response: Response, key: JobKey = None) -> JobView:
+def submit_job(ctx: Context, new: NewJob, response: Response, key: JobKey = None) -> Job:
     """Queue a job; it starts as soon as a place is free."""
     ctx.principal.require_dataset(new.dataset)
     settings = ctx.service.settings
@@ -227,14 +150,14 @@ def list_jobs(
 
 @router.get("/{job_id}")
 @scope("read", "jobs")
-def get_job(ctx: Context, job_id: JobId) -> JobView:
+def get_job(ctx: Context, job_id: JobId) -> Job:
     """One job."""
     return job_view(*owned_job(ctx, job_id), ctx.principal)
 
 
 @router.post("/{job_id}/cancel", status_code=202)
 @scope("jobs")
-def cancel_job(ctx: Context, job_id: JobId) -> JobView:
+def cancel_job(ctx: Context, job_id: JobId) -> Job:
     """Ask a job to stop; units that are done stay done."""
     owned_job(ctx, job_id)
     ctx.service.jobs.cancel(job_id, ctx.principal.id)
@@ -243,7 +166,7 @@ def cancel_job(ctx: Context, job_id: JobId) -> JobView:
 
 @router.post("/{job_id}/retry", status_code=202)
 @scope("jobs")
-def retry_job(ctx: Context, job_id: JobId) -> JobView:
+def retry_job(ctx: Context, job_id: JobId) -> Job:
     """Queue an ended job again; chains that failed get another chance, the rest is kept."""
     row, dataset = owned_job(ctx, job_id)
     _require_rights(ctx, dataset, row.spec["input_uri"], row.spec["ref"])
@@ -252,37 +175,27 @@ def retry_job(ctx: Context, job_id: JobId) -> JobView:
     return get_job(ctx, job_id)
 
 
-@router.get("/{job_id}/attempts")
-@scope("read", "jobs")
-def list_attempts(ctx: Context, job_id: JobId) -> AttemptList:
-    """The runs of a job: what each made, how it ended and how long it took."""
-    owned_job(ctx, job_id)
-    rows = ctx.service.jobs.attempts(job_id)
-    return AttemptList(attempts=[view_of(AttemptView, row) for row in rows])
-
-
 @router.get("/{job_id}/dead-letters")
 @scope("read", "jobs")
 def get_dead_letters(
-    ctx: Context, job_id: JobId, query: Annotated[ChainsQuery, Query()]
+    ctx: Context, job_id: JobId, offset: Offset = 0, limit: Limit = 100
 ) -> ChainMessages:
     """Chains the job could not do, each with its reason; inputs that are no chain too."""
-    return _chains(ctx, job_id, "broken", query)
+    return _chains(ctx, job_id, "broken", offset, limit)
 
 
 @router.get("/{job_id}/notes")
 @scope("read", "jobs")
-def get_notes(ctx: Context, job_id: JobId, query: Annotated[ChainsQuery, Query()]) -> ChainMessages:
+def get_notes(ctx: Context, job_id: JobId, offset: Offset = 0, limit: Limit = 100) -> ChainMessages:
     """What was left out of good chains, such as templates released too late."""
-    return _chains(ctx, job_id, "note", query)
+    return _chains(ctx, job_id, "note", offset, limit)
 
 
 @router.get("/{job_id}/log", response_class=PlainTextResponse)
 @scope("jobs")
-def get_log(ctx: Context, job_id: JobId, attempt: Attempt = None) -> PlainTextResponse:
-    """The last 64 KiB the process of an attempt wrote."""
-    row, _ = owned_job(ctx, job_id)
-    return PlainTextResponse(job_log(ctx.service, job_id, attempt or row.attempts))
+def get_log(ctx: Context, job_id: JobId) -> PlainTextResponse:
+    """The last 64 KiB the job's processes wrote."""
+    return PlainTextResponse(ctx.service.scheduler.log(owned_job(ctx, job_id)[0]))
 
 
 @router.get("/{job_id}/events", response_class=StreamingResponse, responses=_EVENTS)
@@ -302,7 +215,7 @@ async def _events(ctx: Context, job_id: str) -> AsyncIterator[str]:
         except Problem:  # removed with its dataset
             yield f'id: {number + 1}\nevent: end\ndata: {{"state": "removed"}}\n\n'
             return
-        view = job_view(row, dataset, ctx.principal).model_dump()
+        view = dataclasses.asdict(job_view(row, dataset, ctx.principal))
         text = json.dumps(view | {"updated_at": ""})  # it lives: no news
         if text != last:
             number += 1
@@ -314,8 +227,8 @@ async def _events(ctx: Context, job_id: str) -> AsyncIterator[str]:
         if quiet >= _QUIET_SECONDS:
             yield ": still here\n\n"
             quiet = 0.0
-        await asyncio.sleep(service.timings.job_events)
-        quiet += service.timings.job_events
+        await asyncio.sleep(_LOOK_SECONDS)
+        quiet += _LOOK_SECONDS
         if await ctx.request.is_disconnected():
             return
         if not await run_in_threadpool(is_alive, service.database, ctx.principal):
@@ -329,21 +242,10 @@ def _require_rights(ctx: Context, dataset: DatasetRow, input_uri: str, ref: str 
         require_movable(policy_of(ctx.service.database, dataset.id, ref), ref, ctx.principal)
 
 
-def _chains(ctx: Context, job_id: str, kind: str, query: ChainsQuery) -> ChainMessages:
-    row, _ = owned_job(ctx, job_id)
-    number = query.attempt or row.attempts
-    total, chains = ctx.service.jobs.chains(job_id, number, kind, query.offset, query.limit)
-    messages = [view_of(ChainMessage, chain) for chain in chains]
-    return ChainMessages(attempt=number, total=total, chains=messages)
-
-
-def job_log(service: Service, job_id: str, attempt: int) -> str:
-    """The end of what the process of an attempt wrote."""
-    text = service.scheduler.log(job_id, attempt)
-    if text is None:
-        kept = {one.number: one.log for one in service.jobs.attempts(job_id)}
-        text = kept.get(attempt, "")
-    return text
+def _chains(ctx: Context, job_id: str, kind: str, offset: int, limit: int) -> ChainMessages:
+    owned_job(ctx, job_id)
+    total, chains = ctx.service.jobs.chains(job_id, kind, offset, limit)
+    return ChainMessages(total=total, chains=[view_of(BrokenChain, chain) for chain in chains])
 
 
 def owned_job(ctx: Context, job_id: str) -> tuple[JobRow, DatasetRow]:
@@ -357,7 +259,7 @@ def owned_job(ctx: Context, job_id: str) -> tuple[JobRow, DatasetRow]:
     return row, dataset
 
 
-def job_view(row: JobRow, dataset: DatasetRow, principal: Principal) -> JobView:
+def job_view(row: JobRow, dataset: DatasetRow, principal: Principal) -> Job:
     """A job as this principal may see it."""
     input_uri = row.spec["input_uri"] if principal.sees_places else None
-    return view_of(JobView, row, dataset=dataset.name, input_uri=input_uri, ref=row.spec["ref"])
+    return view_of(Job, row, dataset=dataset.name, input_uri=input_uri, ref=row.spec["ref"])

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Final
 
 import orjson
 from fastapi import Header, Query
@@ -12,21 +11,18 @@ from pydantic import BaseModel, Field
 from starlette.responses import Response
 
 from evofeed.base.errors import DatasetMissing, RefConflict
-from evofeed.service.access.places import Uri, require_root
-from evofeed.service.names import DatasetName, DigestValue, Message, NewName, RefName
+from evofeed.service.access.places import require_root
+from evofeed.service.names import Body, DatasetName, DigestValue, Message, RefName, view_of
 from evofeed.service.problems import Problem
 from evofeed.service.refs.history import known_ref, move_ref, note_ref, ref_history
 from evofeed.service.refs.policies import Policy, policy_of, require_filters, set_policy
-from evofeed.service.requests.body import Body, Instant, view_of
 from evofeed.service.requests.ranges import matches
 from evofeed.service.requests.routing import BeforeRow, Context, Limit, make_router, scope
 from evofeed.service.snapshots.snapshot import StoreView
+from evofeed.service.views import Move, RefState
 from evofeed.store.inner import Ref
 
 router = make_router("/v1/datasets/{name}/refs", "refs")
-APART_MOST: Final = 4
-"""Test sets that a policy names at most."""
-_FORBID: Final = {"column": "release_date", "op": ">=", "value": "2021-10-01"}
 _NO_DIGEST: Final = "-"  # no ref is ever there
 IfMatch = Annotated[
     str | None, Header(max_length=200, description="the digest it points at, in quotes")
@@ -36,28 +32,10 @@ IfNoneMatch = Annotated[
 ]
 
 
-class RefView(BaseModel):
-    """Where a ref points."""
-
-    name: str
-    digest: str
-    updated_at: str
-
-
 class RefList(BaseModel):
     """All refs of a dataset, by name."""
 
-    refs: list[RefView]
-
-
-class Apart(Body):
-    """A dataset that must share no sequence with what a ref points at."""
-
-    dataset: NewName
-    ref: NewName = "main"
-    clusters: Uri | None = Field(
-        None, description="file with a sequence cluster per line; null: only the same chain counts"
-    )
+    refs: list[RefState]
 
 
 class RefTarget(Body, json_schema_extra={"examples": [{"digest": "0" * 64, "message": "May"}]}):
@@ -65,36 +43,6 @@ class RefTarget(Body, json_schema_extra={"examples": [{"digest": "0" * 64, "mess
 
     digest: DigestValue
     message: Message = Field("", description="why, for the history")
-
-
-class PolicyBody(
-    Body, json_schema_extra={"examples": [{"reviewer": "admin", "forbid": [_FORBID]}]}
-):
-    """What must hold whenever a ref moves, by whatever request or job."""
-
-    protected: bool = Field(False, description="it does not move at all")
-    reviewer: Literal["publish", "admin"] = Field(
-        "publish", description="scope that whoever moves it needs"
-    )
-    forbid: list[dict[str, Any]] = Field(
-        [], max_length=16, description="filters that no chain of its snapshot may pass"
-    )
-    apart_from: list[Apart] = Field(
-        [],
-        max_length=APART_MOST,
-        description="test sets that its snapshot must share no sequence with",
-    )
-
-
-class Move(BaseModel):
-    """One move of a ref."""
-
-    digest: str = Field(description="empty: it was deleted")
-    previous: str | None
-    moved_at: Instant
-    principal: str = Field(description="who moved it; `store`: moved outside the service")
-    job: str | None = Field(description="the job that moved it, if one did")
-    message: str
 
 
 class History(BaseModel):
@@ -109,10 +57,10 @@ class History(BaseModel):
 def list_refs(ctx: Context, name: DatasetName) -> RefList:
     """All refs."""
     refs = ctx.service.catalog.view(name).refs()
-    return RefList(refs=[view_of(RefView, ref) for ref in refs])
+    return RefList(refs=[view_of(RefState, ref) for ref in refs])
 
 
-@router.get("/{ref}", response_model=RefView)
+@router.get("/{ref}", response_model=RefState)
 @scope("read")
 def get_ref(ctx: Context, name: DatasetName, ref: RefName) -> Response:
     """Where a ref points now; send its ETag back in If-None-Match to poll cheaply."""
@@ -135,7 +83,7 @@ def put_ref(
     response: Response,
     if_match: IfMatch = None,
     if_none_match: IfNoneMatch = None,
-) -> RefView:
+) -> RefState:
     """Point a ref at a snapshot, if nobody else moved it meanwhile.
 
     `If-Match: "DIGEST"` moves a ref that points there; `If-None-Match: *` makes a
@@ -144,7 +92,7 @@ def put_ref(
     expect = (if_match, if_none_match)
     moved = _moved(ctx, name, ref, target.digest, expect, target.message)
     response.headers["ETag"] = f'"{moved.digest}"'
-    return RefView(name=ref, digest=moved.digest, updated_at=moved.updated_at)
+    return RefState(name=ref, digest=moved.digest, updated_at=moved.updated_at)
 
 
 @router.delete("/{ref}", status_code=204, response_class=Response)
@@ -165,19 +113,18 @@ def delete_ref(
 
 @router.get("/{ref}/policy")
 @scope("read")
-def get_policy(ctx: Context, name: DatasetName, ref: RefName) -> PolicyBody:
+def get_policy(ctx: Context, name: DatasetName, ref: RefName) -> Policy:
     """What must hold when the ref moves; of files, tokens that only read see the name."""
     policy = policy_of(ctx.service.database, ctx.service.catalog.dataset(name).id, ref)
-    found = PolicyBody.model_validate(dataclasses.asdict(policy))
-    for apart in found.apart_from:
+    for apart in policy.apart_from:
         if apart.clusters is not None and not ctx.principal.sees_places:
             apart.clusters = apart.clusters.rpartition("/")[2]
-    return found
+    return policy
 
 
 @router.put("/{ref}/policy")
 @scope("admin")
-def put_policy(ctx: Context, name: DatasetName, ref: RefName, new: PolicyBody) -> PolicyBody:
+def put_policy(ctx: Context, name: DatasetName, ref: RefName, new: Policy) -> Policy:
     """Replace what must hold when the ref moves; the ref need not exist yet."""
     for apart in new.apart_from:
         ctx.principal.require_dataset(apart.dataset)
@@ -186,9 +133,8 @@ def put_policy(ctx: Context, name: DatasetName, ref: RefName, new: PolicyBody) -
                 ctx.service.settings, ctx.principal, apart.clusters, "EVOFEED_INPUT_ROOTS"
             )
     dataset = ctx.service.catalog.dataset(name)
-    policy = Policy(**new.model_dump())
-    require_filters(policy.forbid)
-    set_policy(ctx.service.database, dataset, ref, policy, ctx.principal.id)
+    require_filters(new.forbid)
+    set_policy(ctx.service.database, dataset, ref, new, ctx.principal.id)
     return new
 
 

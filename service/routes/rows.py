@@ -1,21 +1,21 @@
-"""Chains and complexes of a snapshot: pages with typed filters, statistics, and files of them."""
+"""Chains and complexes of a snapshot: filtered pages, statistics, and which rank reads what."""
 
 from __future__ import annotations
 
 import datetime
 import json
 import re
-from typing import Annotated, Any, ClassVar, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
-import pyarrow as pa
 from fastapi import Path, Query
 from pydantic import AfterValidator, BaseModel, Field, StringConstraints, WithJsonSchema
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, Response
 
+from evofeed import loader  # its names load when they are used: no start waits for them
+from evofeed.base.errors import LoaderError
 from evofeed.service.cursor import bad_cursor
-from evofeed.service.names import DIGEST_PATTERN, NAME_PATTERN, DatasetName, Digest, NewName
+from evofeed.service.names import DIGEST_PATTERN, NAME_PATTERN, Body, DatasetName, Digest, NewName
 from evofeed.service.problems import Problem
-from evofeed.service.requests.body import Body
 from evofeed.service.requests.ranges import (
     ARROW,
     NOT_MODIFIED,
@@ -24,13 +24,13 @@ from evofeed.service.requests.ranges import (
     immutable_response,
 )
 from evofeed.service.requests.routing import Context, make_router, scope
-from evofeed.service.snapshots import export, rows
+from evofeed.service.snapshots import rows
 from evofeed.service.state import Service
 
 router = make_router("/v1/datasets/{name}", "chains")
 Either = Annotated[str, StringConstraints(pattern=NAME_PATTERN), Path(description="ref or digest")]
-Kind = Literal["csv", "parquet", "arrow", "fasta"]
-_LISTS: Final = ("chain_ids", "copies", "author_chains", "dropped")
+Table = Annotated[Literal["chains", "assemblies"], Path(description="assemblies are complexes")]
+_LISTS: Final = ("chain_ids", "copies", "author_chains", "dropped")  # of complexes
 _ENCODE: Final = json.JSONEncoder(sort_keys=True).encode
 
 
@@ -64,11 +64,28 @@ class ChainSearch(
 
 
 class RowQuery(BaseModel, extra="forbid"):
-    """A page of rows, as query parameters; all that are given must hold."""
+    """A page of chains or complexes, as query parameters; all that are given must hold."""
 
-    TERMS: ClassVar[tuple[tuple[str, str, str], ...]]
-    """Column, comparison, and the parameter that it is with."""
-
+    min_length: Count = Field(None, description="residues, of a complex those of all chains")
+    max_length: Count = Field(None, description="residues, of a complex those of all chains")
+    min_depth: Count = Field(None, description="MSA rows of a chain")
+    max_depth: Count = Field(None, description="MSA rows of a chain")
+    min_templates: Count = Field(None, description="templates kept of a chain")
+    method: list[str] | None = Field(
+        None, max_length=32, description="any of these, in upper or lower case"
+    )
+    is_distillation: bool | None = Field(None, description="a chain's structure is a prediction")
+    has_structure: bool | None = Field(None, description="it has coordinates")
+    stoichiometry: list[str] | None = Field(
+        None, max_length=64, description="of a complex, any of these, such as A2B2"
+    )
+    min_chains: Count = Field(None, description="chains of a complex, copies included")
+    max_chains: Count = Field(None, description="chains of a complex, copies included")
+    min_entities: Count = Field(None, description="distinct sequences of a complex")
+    max_entities: Count = Field(None, description="distinct sequences of a complex")
+    min_interface: Count = Field(
+        None, description="residues of a complex within 10 ångström of another chain"
+    )
     max_resolution: float | None = Field(
         None, gt=0, le=1e6, description="ångström; known ones only"
     )
@@ -85,11 +102,9 @@ class RowQuery(BaseModel, extra="forbid"):
     def search(self) -> ChainSearch:
         """The same question as JSON."""
         given: dict[str, Any] = self.model_dump(exclude_none=True)
-        common = (("resolution", "<=", "max_resolution"), ("release_date", ">=", "released_from"),
-                  ("release_date", "<", "released_before"))  # fmt: skip
         terms = [
             {"column": column, "op": op, "value": given[name]}
-            for column, op, name in (*self.TERMS, *common)
+            for column, op, name in _TERMS
             if name in given
         ]
         if "where" in given:
@@ -103,76 +118,32 @@ class RowQuery(BaseModel, extra="forbid"):
         )
 
 
-class ChainQuery(RowQuery):
-    """A page of chains, as query parameters; all that are given must hold."""
-
-    TERMS: ClassVar = (
-        ("num_res", ">=", "min_length"),
-        ("num_res", "<=", "max_length"),
-        ("num_alignments", ">=", "min_depth"),
-        ("num_alignments", "<=", "max_depth"),
-        ("num_templates", ">=", "min_templates"),
-        ("method", "in", "method"),
-        ("is_distillation", "==", "is_distillation"),
-        ("has_structure", "==", "has_structure"),
-    )
-
-    min_length: Count = Field(None, description="residues")
-    max_length: Count = Field(None, description="residues")
-    min_depth: Count = Field(None, description="MSA rows")
-    max_depth: Count = Field(None, description="MSA rows")
-    min_templates: Count = Field(None, description="templates kept")
-    method: list[str] | None = Field(
-        None, max_length=32, description="any of these, in upper or lower case"
-    )
-    is_distillation: bool | None = Field(None, description="its structure is a prediction")
-    has_structure: bool | None = Field(None, description="it has coordinates")
+_TERMS: Final = (
+    ("num_res", ">=", "min_length"), ("num_res", "<=", "max_length"),
+    ("num_alignments", ">=", "min_depth"), ("num_alignments", "<=", "max_depth"),
+    ("num_templates", ">=", "min_templates"), ("method", "in", "method"),
+    ("is_distillation", "==", "is_distillation"), ("has_structure", "==", "has_structure"),
+    ("stoichiometry", "in", "stoichiometry"),
+    ("num_chains", ">=", "min_chains"), ("num_chains", "<=", "max_chains"),
+    ("num_entities", ">=", "min_entities"), ("num_entities", "<=", "max_entities"),
+    ("num_interface", ">=", "min_interface"), ("resolution", "<=", "max_resolution"),
+    ("release_date", ">=", "released_from"), ("release_date", "<", "released_before"),
+)  # fmt: skip
+"""Column, comparison, and the parameter that it is with."""
 
 
-class RefChainQuery(ChainQuery):
-    """As ChainQuery, on the snapshot a ref points at."""
+class RefRowQuery(RowQuery):
+    """As RowQuery, on the snapshot a ref points at."""
 
     ref: NewName = Field("main", description="whose snapshot, without a cursor")
 
 
-class AssemblyQuery(RowQuery):
-    """A page of complexes; all that are given must hold."""
-
-    TERMS: ClassVar = (
-        ("stoichiometry", "in", "stoichiometry"),
-        ("num_chains", ">=", "min_chains"),
-        ("num_chains", "<=", "max_chains"),
-        ("num_entities", ">=", "min_entities"),
-        ("num_entities", "<=", "max_entities"),
-        ("num_interface", ">=", "min_interface"),
-        ("num_res", "<=", "max_length"),
-    )
-
-    stoichiometry: list[str] | None = Field(
-        None, max_length=64, description="any of these, such as A2B2"
-    )
-    min_chains: Count = Field(None, description="chains, copies included")
-    max_chains: Count = Field(None, description="chains, copies included")
-    min_entities: Count = Field(None, description="distinct sequences")
-    max_entities: Count = Field(None, description="distinct sequences")
-    min_interface: Count = Field(None, description="residues within 10 ångström of another chain")
-    max_length: Count = Field(None, description="residues of all chains")
-
-
-class ChainPage(BaseModel):
-    """Chains in index order."""
+class RowPage(BaseModel):
+    """Chains or complexes by id."""
 
     snapshot: str = Field(description="digest the page was read from")
-    chains: list[dict[str, Any]]
-    next: str | None = Field(description="cursor of the next page; null at the end")
-    matched: int | None = Field(description="all that match, if counted")
-
-
-class AssemblyPage(BaseModel):
-    """Complexes by name."""
-
-    snapshot: str = Field(description="digest the page was read from")
-    assemblies: list[dict[str, Any]]
+    chains: list[dict[str, Any]] = Field([], description="where chains were asked for")
+    assemblies: list[dict[str, Any]] = Field([], description="where complexes were asked for")
     next: str | None = Field(description="cursor of the next page; null at the end")
     matched: int | None = Field(description="all that match, if counted")
 
@@ -185,26 +156,17 @@ class Statistics(BaseModel):
     columns: dict[str, dict[str, Any]]
 
 
-@router.get("/snapshots/{digest}/chains", response_model=ChainPage, responses=NOT_MODIFIED)
-@scope("read", heavy=True)
-def list_chains(
-    ctx: Context, name: DatasetName, digest: Digest, query: Annotated[ChainQuery, Query()]
-) -> Response:
-    """Chains of a snapshot that pass every filter given."""
-    return immutable_json(ctx.request, _page(ctx.service, name, digest, query.search()))
-
-
-@router.post("/snapshots/{digest}/chains/search", response_model=ChainPage)
+@router.post("/snapshots/{digest}/chains/search", response_model=RowPage)
 @scope("read", heavy=True)
 def search_chains(ctx: Context, name: DatasetName, digest: Digest, search: ChainSearch) -> Response:
-    """The same with the filter as a JSON body, for long ones."""
-    return _answer(_page(ctx.service, name, digest, search))
+    """Chains of a snapshot with the filter as a JSON body, for long ones."""
+    return _answer(_page(ctx.service, name, digest, "chains", search))
 
 
-@router.get("/chains", response_model=ChainPage)
+@router.get("/chains", response_model=RowPage)
 @scope("read", heavy=True)
 def list_ref_chains(
-    ctx: Context, name: DatasetName, query: Annotated[RefChainQuery, Query()]
+    ctx: Context, name: DatasetName, query: Annotated[RefRowQuery, Query()]
 ) -> Response:
     """Chains of the snapshot a ref points at; later pages stay on that snapshot."""
     search = query.search()
@@ -212,27 +174,7 @@ def list_ref_chains(
         _, digest = ctx.service.signer.read(search.cursor, _query("chains", name, search))
     else:
         digest = ctx.service.catalog.view(name).ref(query.ref).digest
-    return _answer(_page(ctx.service, name, digest, search))
-
-
-@router.get(
-    "/snapshots/{digest}/chains.{kind}",
-    response_class=Response,
-    responses={200: {"content": {media: {} for media in export.MEDIA.values()}}},
-)
-@scope("read", heavy=True)
-def export_chains(
-    ctx: Context,
-    name: DatasetName,
-    digest: Digest,
-    kind: Annotated[Kind, Path(description="what of file")],
-    query: Annotated[ChainQuery, Query()],
-) -> Response:
-    """All chains that pass every filter, as one file; streamed, so that it may be long."""
-    search = query.search()
-    index = ctx.service.catalog.snapshot(name, digest).index
-    found = rows.matching(index, search.where)
-    return exported(ctx.service, name, digest, kind, index, found, search.columns)
+    return _answer(_page(ctx.service, name, digest, "chains", search))
 
 
 @router.get(
@@ -248,20 +190,6 @@ def get_chain(
     """One chain's row of the index."""
     snapshot = ctx.service.catalog.snapshot(name, digest)
     found = rows.row_at(snapshot.described, rows.row_of(snapshot, chain_id))
-    return immutable_json(ctx.request, found)
-
-
-@router.get("/snapshots/{digest}/assemblies", response_model=AssemblyPage, responses=NOT_MODIFIED)
-@scope("read", heavy=True)
-def list_assemblies(
-    ctx: Context, name: DatasetName, digest: Digest, query: Annotated[AssemblyQuery, Query()]
-) -> Response:
-    """Complexes of a snapshot that pass every filter given; none in a snapshot of chains."""
-    table, search = ctx.service.catalog.assemblies(name, digest), query.search()
-    columns = rows.columns_of(table, search.columns)
-    if search.columns is None:
-        columns += [column for column in _LISTS if column in table.column_names]
-    found = _page_of(ctx.service, ("assemblies", name, digest), search, table, columns)
     return immutable_json(ctx.request, found)
 
 
@@ -305,69 +233,28 @@ def get_statistics(ctx: Context, name: DatasetName, digest: Digest) -> Response:
 
 
 def digest_of(service: Service, name: str, either: str) -> str:
-    """The digest that a ref or a digest names.
-
-    Raises:
-        DatasetMissing: there is no such ref.
-    """
+    """The digest that a ref or a digest names (raises DatasetMissing: there is no such ref)."""
     is_digest = re.fullmatch(DIGEST_PATTERN, either)
     return either if is_digest else service.catalog.view(name).ref(either).digest
 
 
-def exported(
-    service: Service,
-    name: str,
-    digest: str,
-    kind: Kind,
-    index: pa.Table,
-    found: Any,
-    columns: list[str] | None = None,
-) -> Response:
-    """Rows of an index as a file of a kind.
-
-    Raises:
-        Problem: 413, too many for a FASTA file.
-    """
-    if kind == "fasta":
-        if len(found) > export.FASTA_MOST:
-            what = f"{len(found):,} chains; a FASTA file may have {export.FASTA_MOST:,}"
-            raise Problem(413, "too_many_chains", what, next="narrow the filters")
-        ids = index["chain_id"].take(pa.array(found)).to_pylist()
-        body = export.fasta(lambda chain: service.catalog.record(name, digest, chain), ids)
-    else:
-        body = export.table(kind, index.select(rows.columns_of(index, columns)), found)
-    headers = {
-        "Cache-Control": "no-store",
-        "Content-Disposition": f'attachment; filename="{name}-{digest[:12]}.{kind}"',
-    }
-    return StreamingResponse(body, headers=headers, media_type=export.MEDIA[kind])
-
-
-def _page(service: Service, name: str, digest: str, search: ChainSearch) -> dict[str, Any]:
-    index = service.catalog.snapshot(name, digest).index
-    columns = rows.columns_of(index, search.columns)
-    return _page_of(service, ("chains", name, digest), search, index, columns)
-
-
-def _page_of(
-    service: Service,
-    about: tuple[str, str, str],
-    search: ChainSearch,
-    table: pa.Table,
-    columns: list[str],
+def _page(
+    service: Service, name: str, digest: str, table: Table, search: ChainSearch
 ) -> dict[str, Any]:
-    """A page of rows; `about` is what they are, the dataset's name and the snapshot's digest."""
-    what, name, digest = about
-    query, start = _query(what, name, search), 0
+    every = service.catalog.table(name, digest, table)
+    columns = rows.columns_of(every, search.columns)
+    if search.columns is None:
+        columns += [column for column in _LISTS if column in every.column_names]
+    query, start = _query(table, name, search), 0
     if search.cursor:
         start, pinned = service.signer.read(search.cursor, query)
         if pinned != digest:
             raise bad_cursor("the cursor belongs to another snapshot")
-    found = rows.page(table, search.where, columns, start, search.limit, counted=search.count)
+    found = rows.page(every, search.where, columns, start, search.limit, counted=search.count)
     more = found.next_row
     return {
         "snapshot": digest,
-        what: found.rows,
+        table: found.rows,
         "next": None if more is None else service.signer.write(more, digest, query),
         "matched": found.matched,
     }
@@ -377,9 +264,9 @@ def _answer(page: dict[str, Any]) -> Response:
     return JSONResponse(page, headers={"Cache-Control": "private"})
 
 
-def _query(what: str, name: str, search: ChainSearch) -> str:
+def _query(table: Table, name: str, search: ChainSearch) -> str:
     """All that a listing depends on beside the snapshot; the page size may change midway."""
-    return _ENCODE([what, name, search.where, search.columns])
+    return _ENCODE([table, name, search.where, search.columns])
 
 
 def _parse_filter(text: str) -> Any:
@@ -388,3 +275,71 @@ def _parse_filter(text: str) -> Any:
     except (ValueError, RecursionError):
         hint = 'write a filter such as {"column": "num_res", "op": "<=", "value": 384}'
         raise Problem(422, "bad_filter", "`where` is not JSON", next=hint) from None
+
+
+MAX_WORLD_SIZE: Final = 65_536
+MAX_SAMPLES: Final = 10_000
+"""Samples in one answer."""
+
+
+class PlanQuery(BaseModel, extra="forbid"):
+    """Whose batches to list: the arguments of a `FeatureLoader`, and how many."""
+
+    world_size: int = Field(ge=1, le=MAX_WORLD_SIZE, description="ranks that load together")
+    rank: int | None = Field(None, ge=0, description="this rank only")
+    seed: int = Field(0, ge=0, lt=2**63, description="of the run")
+    epoch: int = Field(0, ge=0, lt=2**63, description="from 0; each has its own order")
+    start: int = Field(0, ge=0, lt=2**63, description="batch of the epoch to begin with")
+    batches: int = Field(1, ge=1, le=MAX_SAMPLES, description="of each rank")
+    preset: str = Field("initial_training", max_length=64, description="of `LoaderConfig`")
+    batch_size: int = Field(1, ge=1, le=MAX_SAMPLES, description="samples in a batch of a rank")
+    global_batch_size: int | None = Field(
+        None, ge=1, lt=2**31, description="samples of an optimiser step; null: one batch a rank"
+    )
+
+
+class PlanView(BaseModel):
+    """What `evofeed plan --json` lists, for one snapshot."""
+
+    snapshot: str
+    samples: list[dict[str, Any]] = Field(
+        description="by epoch, batch, rank and position: step, chain_id, recycling_iters, and the "
+        "shard, offset and nbytes of the chain"
+    )
+
+
+@router.get("/snapshots/{digest}/plan", response_model=PlanView, responses=NOT_MODIFIED)
+@scope("read", heavy=True)
+def get_plan(
+    ctx: Context, name: DatasetName, digest: Digest, query: Annotated[PlanQuery, Query()]
+) -> Response:
+    """The batches that a `FeatureLoader` of these arguments takes: which rank reads what."""
+    ranks = query.world_size if query.rank is None else 1
+    if (num := ranks * query.batches * query.batch_size) > MAX_SAMPLES:
+        what = f"{num} samples in one answer; at most {MAX_SAMPLES}"
+        hint = "ask for one rank, or for fewer batches at a time (start, batches)"
+        raise Problem(422, "bad_request", what, next=hint)
+    try:
+        config = loader.LoaderConfig.preset(
+            query.preset, batch_size=query.batch_size, global_batch_size=query.global_batch_size
+        )
+        run = ctx.service.catalog.run_plan(
+            name, digest, config, world_size=query.world_size, seed=query.seed
+        )
+        samples = run.samples(
+            query.rank, epoch=query.epoch, start=query.start, batches=query.batches
+        )
+    except (ValueError, LoaderError) as error:
+        raise Problem(422, "bad_request", str(error), next="see `evofeed plan --help`") from None
+    return immutable_json(ctx.request, {"snapshot": digest, "samples": samples})
+
+
+# The last of these paths: `{table}` would be any of the others.
+@router.get("/snapshots/{digest}/{table}", response_model=RowPage, responses=NOT_MODIFIED)
+@scope("read", heavy=True)
+def list_rows(
+    ctx: Context, name: DatasetName, digest: Digest, table: Table,
+    query: Annotated[RowQuery, Query()],
+) -> Response:  # fmt: skip
+    """Chains or complexes of a snapshot that pass every filter given."""
+    return immutable_json(ctx.request, _page(ctx.service, name, digest, table, query.search()))

@@ -1,33 +1,43 @@
-"""Snapshots: which there are, the manifest's own bytes, the index's own bytes."""
+"""Snapshots: which there are, and the bytes of manifests, indexes and shards."""
 
 from __future__ import annotations
 
-from pydantic import BaseModel, Field
+import time
+from dataclasses import dataclass
+from typing import Annotated
+from urllib.parse import quote
+
+from fastapi import Request
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 from starlette.responses import Response
 
-from evofeed.service.names import DatasetName, Digest
-from evofeed.service.requests.body import Instant, view_of
+from evofeed.service.database.tables import record
+from evofeed.service.names import SHARD_PATTERN, Body, DatasetName, Digest, ShardName, iso, view_of
 from evofeed.service.requests.ranges import (
     ARROW,
+    cache_control,
     described,
     immutable_bytes,
     immutable_response,
+    matches,
 )
 from evofeed.service.requests.routing import Context, Limit, make_router, scope
-from evofeed.service.snapshots.seen import snapshots_of
+from evofeed.service.snapshots.catalog import snapshots_of
+from evofeed.store.inner import shard_key
 
-router = make_router("/v1/datasets/{name}/snapshots", "snapshots")
+router = make_router("/v1/datasets/{name}", "snapshots")
 
 
-class SnapshotView(BaseModel):
-    """A snapshot in short."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotView:
+    """A snapshot in short; `written_at` is when the service saw it first."""
 
     digest: str
-    written_at: Instant = Field(description="when the service saw it first")
+    written_at: str
     parent: str | None
     num_chains: int
     num_shards: int
-    nbytes: int = Field(description="bytes of all shards")
+    nbytes: int
     num_dropped: int
 
 
@@ -38,7 +48,7 @@ class SnapshotList(BaseModel):
     more: bool = Field(description="true if older ones were left out by `limit`")
 
 
-@router.get("")
+@router.get("/snapshots")
 @scope("read")
 def list_snapshots(ctx: Context, name: DatasetName, limit: Limit = 100) -> SnapshotList:
     """Snapshots there are, newest first."""
@@ -54,8 +64,8 @@ def list_snapshots(ctx: Context, name: DatasetName, limit: Limit = 100) -> Snaps
                 digest=digest,
                 written_at=at,
                 num_shards=len(manifest.shards),
-                nbytes=sum(shard.nbytes for shard in manifest.shards),
                 num_dropped=len(manifest.dropped),
+                nbytes=sum(shard.nbytes for shard in manifest.shards),
             )
             for digest, at, manifest in found
         ],
@@ -63,7 +73,7 @@ def list_snapshots(ctx: Context, name: DatasetName, limit: Limit = 100) -> Snaps
     )
 
 
-@router.get("/{digest}", response_class=Response, responses=described("application/json"))
+@router.get("/snapshots/{digest}", response_class=Response, responses=described("application/json"))
 @scope("read", reads_bytes=True)
 def get_manifest(ctx: Context, name: DatasetName, digest: Digest) -> Response:
     """The canonical manifest: its sha256 is the digest."""
@@ -71,7 +81,7 @@ def get_manifest(ctx: Context, name: DatasetName, digest: Digest) -> Response:
     return immutable_bytes(ctx.request, digest, data, "application/json")
 
 
-@router.get("/{digest}/index", response_class=Response, responses=described(ARROW))
+@router.get("/snapshots/{digest}/index", response_class=Response, responses=described(ARROW))
 @scope("read", reads_bytes=True)
 def get_index(ctx: Context, name: DatasetName, digest: Digest) -> Response:
     """The index: an Arrow IPC file, one row per chain."""
@@ -83,3 +93,84 @@ def get_index(ctx: Context, name: DatasetName, digest: Digest) -> Response:
         read=snapshot.read_index,
         media_type=ARROW,
     )
+
+
+class Wanted(Body):
+    """Shards to fetch."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"shards": ["0" * 64 + ".arrow"]}]})
+
+    shards: list[Annotated[str, StringConstraints(pattern=SHARD_PATTERN)]] = Field(
+        min_length=1, max_length=1000
+    )
+
+
+class ShardUrl(BaseModel):
+    """Where a shard's bytes are; check them against `sha256`."""
+
+    shard: str
+    url: str = Field(description="a path is one of this service")
+    nbytes: int
+    sha256: str
+
+
+class ShardUrls(BaseModel):
+    """Where shards' bytes are, and until when."""
+
+    urls: list[ShardUrl]
+    expires_at: str | None = Field(description="null: these URLs do not expire")
+
+
+@router.post("/urls")
+@scope("read")
+def sign_urls(ctx: Context, response: Response, name: DatasetName, wanted: Wanted) -> ShardUrls:
+    """URLs that lead to the bytes: presigned by the bucket, or paths of this service."""
+    view = ctx.service.catalog.view(name)
+    files = [view.find_shard(shard) for shard in wanted.shards]
+    now, seconds = time.time(), ctx.service.settings.url_seconds
+    if ctx.principal.expires_at is not None:
+        seconds = max(1, min(seconds, int(ctx.principal.expires_at - now)))
+    signed = view.sign(wanted.shards, seconds)
+    urls = signed or [f"/v1/datasets/{name}/shards/{file.name}" for file in files]
+    if signed:
+        with ctx.service.database.write() as session:
+            record(
+                session, ctx.principal.id, "shards.sign", name, count=len(files), seconds=seconds
+            )
+    response.headers["Cache-Control"] = "no-store"
+    return ShardUrls(
+        urls=[
+            ShardUrl(shard=file.name, url=url, nbytes=file.nbytes, sha256=file.sha256)
+            for file, url in zip(files, urls, strict=True)
+        ],
+        expires_at=iso(now + seconds) if signed else None,
+    )
+
+
+@router.get("/shards/{shard}", response_class=Response, responses=described(ARROW))
+@scope("read", reads_bytes=True)
+def get_shard(ctx: Context, name: DatasetName, shard: ShardName) -> Response:
+    """A shard's bytes; Range, If-Range and If-None-Match as RFC 9110 has them."""
+    view = ctx.service.catalog.view(name)
+    file = view.find_shard(shard)
+    # nginx compares If-Range with a tag of its own, and would send a resumed download whole.
+    resumed = {"range", "if-range"} <= set(ctx.request.headers)
+    if (accel := ctx.service.settings.accel) and (path := view.path_of(shard)) and not resumed:
+        return _by_nginx(ctx.request, f"{accel.rstrip('/')}{path}", f'"{file.sha256}"')
+    return immutable_response(
+        ctx.request, etag=f'"{file.sha256}"', size=file.nbytes,
+        read=view.reader(shard_key(shard)), media_type=ARROW,
+    )  # fmt: skip
+
+
+def _by_nginx(request: Request, location: str, etag: str) -> Response:
+    """What makes the nginx in front send the file; it answers Range, which it knows better."""
+    headers = {
+        "ETag": etag,
+        "Cache-Control": cache_control(request),
+        "X-Accel-Redirect": quote(location),
+    }
+    if (known := request.headers.get("if-none-match")) and matches(known, headers["ETag"]):
+        del headers["X-Accel-Redirect"]
+        return Response(status_code=304, headers=headers)
+    return Response(status_code=200, headers=headers, media_type=ARROW)

@@ -11,17 +11,16 @@ from starlette.responses import JSONResponse, Response
 
 from evofeed.service.database.tables import TicketRow
 from evofeed.service.problems import Problem
-from evofeed.service.requests.admission import caller_of
+from evofeed.service.requests.openapi import refusals
 from evofeed.service.requests.routing import Context, make_router, scope
 from evofeed.service.tickets.queue import COMPLETE
-from evofeed.service.tickets.text import form_of
+from evofeed.service.tickets.tickets import form_of
 
-router = make_router("", "tickets")
+router = make_router("", "tickets", refusals("application/json", "TicketView"))
 
 TicketId = Annotated[str, Path(pattern=r"^[0-9a-f]{43}$", description="of a ticket")]
 TemplateNames = Annotated[
-    str,
-    Path(pattern=r"^[0-9A-Za-z_.,-]{1,2000}$", description="such as 1abc_A, commas between"),
+    str, Path(pattern=r"^[0-9A-Za-z_.,-]{1,2000}$", description="such as 1abc_A, commas between")
 ]
 _FIELDS = {
     "q": {"type": "string", "description": "sequences as FASTA"},
@@ -73,7 +72,7 @@ async def post_pair(ctx: Context) -> Response:
 @scope("jobs")
 def get_ticket(ctx: Context, ticket_id: TicketId) -> Response:
     """State of a ticket."""
-    ticket = ctx.service.tickets.get(ticket_id, caller_of(ctx.request, ctx.principal))
+    ticket = ctx.service.tickets.get(ticket_id, ctx.caller)
     if ticket is None:  # `UNKNOWN` would have clients ask forever
         return _answer({"id": ticket_id, "status": "ERROR", "detail": "no such ticket"}, 404)
     return _ticket(ticket)
@@ -83,7 +82,7 @@ def get_ticket(ctx: Context, ticket_id: TicketId) -> Response:
 @scope("jobs")
 def download(ctx: Context, ticket_id: TicketId) -> Response:
     """What a complete ticket asked for, as tar.gz."""
-    ticket = ctx.service.tickets.get(ticket_id, caller_of(ctx.request, ctx.principal))
+    ticket = ctx.service.tickets.get(ticket_id, ctx.caller)
     if ticket is None or ticket.state != COMPLETE:
         what, hint = "no complete ticket of that id", "ask GET /ticket/{id} first"
         raise Problem(404, "not_found", what, next=hint)
@@ -101,7 +100,7 @@ def get_templates(ctx: Context, names: TemplateNames) -> Response:
 async def _submit(ctx: Context, mode: str) -> Response:
     request = ctx.request
     form = form_of(request.headers.get("content-type", ""), await request.body())
-    asked = (caller_of(request, ctx.principal), form.get("q", ""), form.get("mode", mode))
+    asked = (ctx.caller, form.get("q", ""), form.get("mode", mode))
     return _ticket(await run_in_threadpool(ctx.service.tickets.submit, *asked))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from fastapi import Path, Query
@@ -10,13 +11,13 @@ from sqlalchemy import select
 from starlette.responses import Response
 
 from evofeed.base.within import below
-from evofeed.service.access.auth import SCOPES, create_token, revoke_token
+from evofeed.service.access.auth import SCOPES, create_token, revoke_token, tokens_after
 from evofeed.service.access.places import Uri, canonical_root
-from evofeed.service.database.tables import AuditRow, TokenRow
-from evofeed.service.names import NewName
+from evofeed.service.database.tables import AuditRow
+from evofeed.service.names import Body, NewName, view_of
 from evofeed.service.problems import Problem
-from evofeed.service.requests.body import Body, Instant, view_of
 from evofeed.service.requests.routing import BeforeRow, Context, Limit, make_router, scope
+from evofeed.service.views import Token
 
 router = make_router("/v1", "tokens")
 Scope = Literal["read", "publish", "jobs", "admin"]
@@ -53,25 +54,10 @@ class MadeToken(BaseModel):
     token: str
 
 
-class TokenView(BaseModel):
-    """A token without its secret."""
-
-    id: str
-    label: str
-    scopes: list[str]
-    datasets: list[str] | None
-    roots: list[str] | None
-    parent: str | None = Field(description="the token it was made with, and ends with")
-    created_at: Instant
-    expires_at: Instant | None
-    revoked_at: Instant | None
-    last_used_at: Instant | None = Field(description="to the minute")
-
-
 class TokenList(BaseModel):
     """Tokens, oldest first."""
 
-    tokens: list[TokenView]
+    tokens: list[Token]
     next: str | None = Field(description="`after` of the next page; null at the end")
 
 
@@ -86,11 +72,12 @@ class Me(BaseModel):
     )
 
 
-class AuditLine(BaseModel):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditLine:
     """Who did what."""
 
     id: int
-    at: Instant
+    at: str
     principal: str
     action: str
     subject: str
@@ -133,11 +120,8 @@ def make_token(ctx: Context, new: NewToken, response: Response) -> MadeToken:
 def list_tokens(ctx: Context, after: After = "", limit: Limit = 100) -> TokenList:
     """Every token there has been, by id."""
     ctx.principal.require_all_datasets()
-    query = select(TokenRow).where(TokenRow.id > after).order_by(TokenRow.id).limit(limit + 1)
-    with ctx.service.database.read() as session:
-        rows = list(session.scalars(query))
-    views = [view_of(TokenView, row) for row in rows[:limit]]
-    return TokenList(tokens=views, next=rows[limit - 1].id if len(rows) > limit else None)
+    found = tokens_after(ctx.service.database, after, limit + 1)
+    return TokenList(tokens=found[:limit], next=found[limit - 1].id if found[limit:] else None)
 
 
 @router.get("/me")

@@ -7,6 +7,7 @@ a reader of the service agree. The database adds names and the refs' history.
 from __future__ import annotations
 
 import time
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -16,20 +17,17 @@ from sqlalchemy.orm import Session
 from evofeed import loader  # its names load when they are used: no start waits for them
 from evofeed.base.errors import StoreError
 from evofeed.base.within import below
-from evofeed.protein.assembly_record import AssemblyRecord
-from evofeed.protein.chain_record import ChainRecord
 from evofeed.service.access.places import canonical_place, open_place
 from evofeed.service.database.database import Database
-from evofeed.service.database.tables import DatasetRow, JobRow, record
+from evofeed.service.database.tables import DatasetRow, JobRow, RefMove, SnapshotRow, record
 from evofeed.service.problems import Problem
-from evofeed.service.remembered import Kept, Remembered
-from evofeed.service.settings import USUAL, Timings
-from evofeed.service.snapshots.snapshot import OpenSnapshot, ShardFile, StoreView
+from evofeed.service.remembered import Remembered
+from evofeed.service.snapshots.snapshot import OpenSnapshot, StoreView
 from evofeed.store import Dataset
 from evofeed.store.inner import column_statistics
 
 if TYPE_CHECKING:
-    from evofeed.loader import ChainCatalog, LoaderConfig, RunPlan
+    from evofeed.loader import LoaderConfig, RunPlan
 
 
 class Catalog:
@@ -38,20 +36,21 @@ class Catalog:
     Args:
         database: where names are kept.
         grace: seconds for which a dataset's place is known while the database is away.
-        timings: how long a place is trusted.
     """
 
-    def __init__(self, database: Database, grace: float = 0.0, timings: Timings = USUAL) -> None:
+    def __init__(self, database: Database, grace: float = 0.0) -> None:
         self._database = database
-        self._places = Remembered[str, DatasetRow](timings.trust, grace)
-        self._views = Kept[str, StoreView](256)
-        self._snapshots = Kept[tuple[str, str], OpenSnapshot](32)
-        self._datasets = Kept[tuple[str, str], Dataset](4)  # places of a million chains: 100 MB
-        self._shards = Kept[tuple[str, str], ShardFile](100_000)
-        # A digest says all about a snapshot, so these need no dataset in their key.
-        self._statistics = Kept[str, dict[str, dict[str, Any]]](64)
-        self._drawn: Kept[tuple[str, LoaderConfig], ChainCatalog] = Kept(4)
-        self._plans: Kept[tuple[str, LoaderConfig, int, int], RunPlan] = Kept(4)  # 24 bytes a chain
+        self._places = Remembered[str, DatasetRow](grace)
+        # What a place holds under a digest never changes, so the last that were asked for are kept.
+        self._view = lru_cache(256)(lambda place: StoreView(open_place(place)))
+        self._snapshot = lru_cache(32)(lambda view, digest: view.open_snapshot(digest))
+        self._dataset = lru_cache(4)(  # places of a million chains: 100 MB
+            lambda view, snapshot: view.dataset(snapshot)
+        )
+        self._statistics = lru_cache(64)(lambda *which: column_statistics(self.table(*which)))
+        # What may be drawn does not depend on the run, of which another rank asks next.
+        self._drawn = lru_cache(4)(lambda at, config: loader.ChainCatalog(at.index, 0, config))
+        self._plan = lru_cache(4)(self._planned)  # 24 bytes a chain
 
     def register(
         self,
@@ -65,14 +64,11 @@ class Catalog:
     ) -> DatasetRow:
         """Make a dataset known by name.
 
-        Registering the same name and place again changes its description at most. `replace` lets
-        a name move to another place (only the command line may do that). `place` is what
-        `require_root` made of the URI.
+        The same name and place again change its description at most; `replace` lets a name move
+        to another place (of the command line). `place` is what `require_root` made of the URI.
 
         Raises:
-            Problem: 409, the name (or one that differs in case only) is taken, or the
-                place is in, around or the same as that of another dataset; 422, the
-                URI is no place of ours.
+            Problem: 409, the name or the place is taken; 422, the URI is no place of ours.
         """
         place = place or canonical_place(uri)
         with self._database.write() as session:
@@ -115,11 +111,7 @@ class Catalog:
         self._places.forget(name)
 
     def dataset(self, name: str) -> DatasetRow:
-        """A dataset's row.
-
-        Raises:
-            Problem: 404.
-        """
+        """A dataset's row (raises Problem: 404)."""
         with self._database.read() as session:
             row = _find(session, name)
         if row is None:
@@ -153,63 +145,38 @@ class Catalog:
         """
         place = self.known(name).place
         try:
-            return self._views.get(place, lambda: StoreView(open_place(place)))
+            return self._view(place)
         except (StoreError, OSError, ValueError) as error:
             raise away(name, error) from None
 
+    # All of these raise Problem 404: there is no such dataset or snapshot.
+
     def snapshot(self, name: str, digest: str) -> OpenSnapshot:
-        """A snapshot, opened once and kept.
+        """A snapshot, opened once and kept."""
+        opened: OpenSnapshot = self._snapshot(self.view(name), digest)
+        return opened
+
+    def dataset_at(self, name: str, digest: str) -> Dataset:
+        """A snapshot's chains and complexes, for reading whole records."""
+        opened: Dataset = self._dataset(self.view(name), self.snapshot(name, digest))
+        return opened
+
+    def table(self, name: str, digest: str, table: str) -> pa.Table:
+        """The index of a snapshot's `chains`, or the table of its `assemblies`, which may be empty.
 
         Raises:
-            Problem: 404, no such dataset or snapshot.
-        """
-        view = self.view(name)
-        return self._snapshots.get((view.uri, digest), lambda: view.open_snapshot(digest))
-
-    def record(self, name: str, digest: str, chain_id: str) -> ChainRecord:
-        """A chain with all that is stored of it.
-
-        Raises:
-            Problem: 404, no such dataset or snapshot.
-            ChainMissing: no such chain.
-            StoreError: its bytes cannot be had, or are not what they were.
-        """
-        return self._dataset(name, digest)[chain_id]
-
-    def assemblies(self, name: str, digest: str) -> pa.Table:
-        """The table of a snapshot's complexes, empty where it has none.
-
-        Raises:
-            Problem: 404, no such dataset or snapshot.
             ShardCorrupt: the table is damaged.
         """
-        return self._dataset(name, digest).assemblies.table
+        if table == "chains":
+            return self.snapshot(name, digest).index
+        return self.dataset_at(name, digest).assemblies.table
 
-    def assembly(self, name: str, digest: str, assembly_id: str) -> AssemblyRecord:
-        """A complex with its chains, rows to pair and coordinates; errors as `record`'s."""
-        return self._dataset(name, digest).assemblies[assembly_id]
-
-    def _dataset(self, name: str, digest: str) -> Dataset:
-        view, snapshot = self.view(name), self.snapshot(name, digest)
-        return self._datasets.get((view.uri, digest), lambda: view.dataset(snapshot))
-
-    def shard(self, name: str, shard: str) -> ShardFile:
-        """A shard that some snapshot of the dataset lists.
-
-        Raises:
-            Problem: 404, no snapshot lists it.
-        """
-        view = self.view(name)
-        return self._shards.get((view.uri, shard), lambda: view.find_shard(shard))
-
-    def statistics(self, name: str, digest: str) -> dict[str, dict[str, Any]]:
-        """Exact statistics of every column of a snapshot.
-
-        Raises:
-            Problem: 404, no such dataset or snapshot.
-        """
-        snapshot = self.snapshot(name, digest)
-        return self._statistics.get(digest, lambda: column_statistics(snapshot.index))
+    def statistics(
+        self, name: str, digest: str, table: str = "chains"
+    ) -> dict[str, dict[str, Any]]:
+        """Exact statistics of every column of a table."""
+        self.known(name)
+        return self._statistics(name, digest, table)
 
     def run_plan(
         self, name: str, digest: str, config: LoaderConfig, *, world_size: int, seed: int
@@ -217,25 +184,23 @@ class Catalog:
         """The plan of one run, kept for its next rank.
 
         Raises:
-            Problem: 404, no such dataset or snapshot.
             LoaderError: no chain passes the filters.
             ValueError: world size and batch sizes do not fit each other.
         """
-        index = self.snapshot(name, digest).index
+        return self._plan(self.snapshot(name, digest), config, world_size, seed)
 
-        def make() -> RunPlan:
-            # What may be drawn does not depend on the run.
-            chains = self._drawn.get(
-                (digest, config), lambda: loader.ChainCatalog(index, 0, config)
-            )
-            return loader.RunPlan(index, config, world_size=world_size, seed=seed, catalog=chains)
-
-        return self._plans.get((digest, config, world_size, seed), make)
+    def _planned(
+        self, snapshot: OpenSnapshot, config: LoaderConfig, world_size: int, seed: int
+    ) -> RunPlan:
+        index = snapshot.index
+        chains = self._drawn(snapshot, config)
+        return loader.RunPlan(index, config, world_size=world_size, seed=seed, catalog=chains)
 
     def close(self) -> None:
         """Let go of everything held open."""
-        for kept in (self._snapshots, self._datasets, self._shards, self._views):
-            kept.clear()
+        for kept in (self._plan, self._drawn, self._statistics, self._dataset,
+                     self._snapshot, self._view):  # fmt: skip
+            kept.cache_clear()
 
 
 def _find(session: Session, name: str) -> DatasetRow | None:
@@ -270,3 +235,36 @@ def away(name: str, error: Exception) -> Problem:
     what = f"the store of dataset {name!r} cannot be reached: {why}"
     hint = "check the disk or bucket, then retry"
     return Problem(503, "store_unreachable", what, next=hint, headers={"Retry-After": "5"})
+
+
+def snapshots_of(database: Database, dataset_id: int, view: StoreView) -> list[tuple[str, float]]:
+    """Digests of a dataset's snapshots and when each was written (Unix time), newest first.
+
+    That is when the service saw it first: the time of its manifest's file or of a ref's move
+    to it, whichever was earlier. A copy, a restore or a job that writes it again changes
+    nothing of it.
+    """
+    there = dict(view.digests())
+    known = select(SnapshotRow.digest, SnapshotRow.written_at)
+    known = known.where(SnapshotRow.dataset_id == dataset_id)
+    with database.read() as session:
+        times = {row[0]: float(row[1]) for row in session.execute(known)}
+    if new := there.keys() - times.keys():
+        times |= _entered(database, dataset_id, {digest: there[digest] for digest in new})
+    return sorted(((d, times[d]) for d in there), key=lambda pair: (-pair[1], pair[0]))
+
+
+def _entered(database: Database, dataset_id: int, new: dict[str, float]) -> dict[str, float]:
+    moves = select(RefMove.digest, func.min(RefMove.moved_at))
+    moves = moves.where(RefMove.dataset_id == dataset_id, RefMove.digest.in_(new))
+    with database.write() as session:
+        database.alone(session, "snapshots")  # two readers may see the same for the first time
+        moved = {row[0]: float(row[1]) for row in session.execute(moves.group_by(RefMove.digest))}
+        times = {digest: min(at, moved.get(digest, at)) for digest, at in new.items()}
+        for digest, at in times.items():
+            row = session.get(SnapshotRow, (dataset_id, digest))
+            if row is None:
+                session.add(SnapshotRow(dataset_id=dataset_id, digest=digest, written_at=at))
+            else:
+                times[digest] = row.written_at
+    return times

@@ -1,23 +1,26 @@
-"""Rows of a snapshot's index, or of its table of complexes, that pass a filter."""
+"""Rows of a snapshot's index, or of its table of complexes: which pass, in what order, how many."""
 
 from __future__ import annotations
 
 import bisect
 import datetime
 import functools
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Final
+from functools import lru_cache
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from evofeed.service.filters import evaluator as filters
 from evofeed.service.problems import Problem
+from evofeed.service.snapshots import filters
+from evofeed.service.snapshots.catalog import Catalog
 from evofeed.service.snapshots.snapshot import OpenSnapshot
 from evofeed.service.work import require_time
-from evofeed.store.inner import column_kinds
+from evofeed.store.inner import column_kinds, is_known, known_values, plain_values
 
 MAX_PAGE: Final = 1000
 _STEP: Final = 65_536  # rows of the first piece, after which the clock is looked at
@@ -48,12 +51,7 @@ def columns_of(index: pa.Table, wanted: list[str] | None) -> list[str]:
 
 
 def matching(table: pa.Table, where: Any, text: str = "") -> np.ndarray:
-    """Numbers of the rows that pass a filter, `i32[n]`.
-
-    Args:
-        table: an index.
-        where: filter (see `evofeed.service.filters.evaluator`), or None.
-        text: part of the chain's id, in any case.
+    """Numbers of the rows that pass a filter and have `text` in their ids in any case, `i32[n]`.
 
     Raises:
         Problem: 422, the filter is malformed; 503, out of time.
@@ -73,13 +71,7 @@ def page(
 ) -> Page:
     """Up to `limit` rows from row `start` on that pass a filter, in the table's order.
 
-    Args:
-        table: an index.
-        where: filter, or None.
-        columns: of each row.
-        start: first row to look at.
-        limit: rows at most.
-        counted: also count all that pass, before `start` too.
+    `counted` also counts all that pass, before `start` too.
     """
     found, matched = np.zeros(0, np.int32), 0
     for at, mask in _masks(table, where, 0 if counted else start):
@@ -117,36 +109,22 @@ def _numbers(at: int, mask: pa.ChunkedArray | pa.Array) -> np.ndarray:
 
 
 def row_of(snapshot: OpenSnapshot, chain_id: str) -> int:
-    """Where a chain is in a snapshot's index.
-
-    Raises:
-        Problem: 404.
-    """
+    """Where a chain is in a snapshot's index (raises Problem: 404)."""
     ids = snapshot.index["chain_id"]
-    if snapshot.ordered:
-        row = bisect.bisect_left(range(len(ids)), chain_id, key=lambda i: ids[i].as_py())
-        there = row < len(ids) and ids[row].as_py() == chain_id
-    else:
-        row = pc.index(ids, pa.scalar(chain_id, ids.type)).as_py()
-        there = row >= 0
-    if not there:
+    row = bisect.bisect_left(range(len(ids)), chain_id, key=lambda i: ids[i].as_py())  # sorted
+    if row == len(ids) or ids[row].as_py() != chain_id:
         hint = "ids are case-sensitive; look for it among the dataset's chains"
         raise Problem(404, "not_found", f"no chain {chain_id[:80]!r} in this snapshot", next=hint)
-    return int(row)
-
-
-def neighbours(ids: pa.ChunkedArray, row: int) -> tuple[str | None, str | None]:
-    """The ids before and after that of a row."""
-    before = ids[row - 1].as_py() if row > 0 else None
-    return before, ids[row + 1].as_py() if row + 1 < len(ids) else None
+    return row
 
 
 def row_at(columns: dict[str, pa.ChunkedArray], number: int) -> dict[str, Any]:
     """One row of these columns as JSON has it."""
-    return {
-        name: _PLAIN.get(column.type.id, _same)(column[number].as_py())
-        for name, column in columns.items()
-    }
+    row = {name: column[number].as_py() for name, column in columns.items()}
+    for name, column in columns.items():
+        if column.type.id in _PLAIN:
+            row[name] = _PLAIN[column.type.id](row[name])
+    return row
 
 
 def rows_of(table: pa.Table) -> list[dict[str, Any]]:
@@ -163,10 +141,6 @@ def _number(value: float | None, shown: Callable[[float], object] = float) -> fl
     return None if value is None or value != value else float(str(shown(value)))
 
 
-def _same(value: Any) -> Any:
-    return value
-
-
 def _date(value: datetime.date | None) -> str | None:
     return None if value is None else value.isoformat()
 
@@ -177,3 +151,73 @@ _PLAIN: Final[dict[int, Callable[[Any], Any]]] = {
     pa.date32().id: _date,
     pa.date64().id: _date,
 }
+
+
+_ANSWERS: Final = 16  # of each kind: 4 MB where all of a million chains pass
+
+
+class Question(NamedTuple):
+    """Chains or complexes of a dataset's snapshot, of which filter and with which part of an id."""
+
+    dataset: str
+    digest: str
+    table: str  # `chains` or `assemblies`, which are complexes
+    where: str  # canonical JSON, see `evofeed.service.snapshots.filters`
+    text: str
+
+
+class Finder:
+    """Answers questions, and keeps the last answers.
+
+    All of it raises Problem: 404, no such snapshot; 422, the filter is malformed; 503, out of time.
+    """
+
+    def __init__(self, catalog: Catalog) -> None:
+        self._catalog = catalog
+        self.rows = lru_cache(_ANSWERS)(self._rows)
+        self.ordered = lru_cache(_ANSWERS)(self._ordered)
+        self.counts = lru_cache(_ANSWERS)(self._counts)
+        self.groups = lru_cache(_ANSWERS)(self._groups)
+
+    def _rows(self, question: Question) -> np.ndarray:
+        """Rows of the table that the question is about, in its order, `i32[n]`."""
+        return matching(self._table(question), json.loads(question.where), text=question.text)
+
+    def _ordered(self, question: Question, sort: str, descending: bool) -> np.ndarray:
+        """The same in the order of a column; what is not known comes last."""
+        table, rows = self._table(question), self.rows(question)
+        if sort == table.column_names[0] and not descending:
+            return rows  # a table is sorted by id
+        return _in_order(table, rows, sort, descending)
+
+    def _counts(self, question: Question, column: str, edges: tuple[float, ...]) -> list[int]:
+        """How many of the rows are in each bin of a numeric column."""
+        values = self._known(question, column)
+        return [int(n) for n in np.histogram(values.to_numpy(), np.asarray(edges, np.float64))[0]]
+
+    def _groups(self, question: Question, column: str, years: bool = False) -> dict[str, int]:
+        """How many of the rows have each value of a column (each year of a date)."""
+        values = self._known(question, column)
+        if years:
+            values = pc.utf8_slice_codeunits(pc.cast(values, pa.utf8()), 0, 4)
+        counted = pc.value_counts(values).to_pylist()
+        return {str(item["values"]): int(item["counts"]) for item in counted}
+
+    def _known(self, question: Question, column: str) -> pa.ChunkedArray:
+        table = self._table(question)
+        values = table[column].take(pa.array(self.rows(question)))
+        return known_values(values, column, column_kinds(table.schema)[column])
+
+    def _table(self, question: Question) -> pa.Table:
+        return self._catalog.table(question.dataset, question.digest, question.table)
+
+
+def _in_order(index: pa.Table, rows: np.ndarray, sort: str, descending: bool) -> np.ndarray:
+    require_time()
+    values = plain_values(index[sort].take(pa.array(rows))).combine_chunks()
+    known = is_known(values, sort, column_kinds(index.schema)[sort])
+    way = "descending" if descending else "ascending"
+    order = pc.array_sort_indices(values.filter(known), order=way)  # stable
+    require_time()
+    mask = known.to_numpy(zero_copy_only=False)
+    return np.concatenate([rows[mask][order.to_numpy()], rows[~mask]])

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from evofeed.base.errors import DatasetMissing, ShardMissing, StoreError
 from evofeed.service.problems import Problem
@@ -34,37 +33,11 @@ ReadAt = Callable[[int, int], bytes | memoryview]
 """`read(offset, length)`: exactly those bytes."""
 
 
-@dataclass(frozen=True, slots=True)
-class ShardFile:
-    """A shard some snapshot lists.
-
-    Attributes:
-        name: file name below `shards/`.
-        sha256: of its bytes.
-        nbytes: its size.
-        read: reads a span of it.
-        path: where it is, if that is on a local disk.
-    """
-
-    name: str
-    sha256: str
-    nbytes: int
-    read: ReadAt
-    path: Path | None
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class OpenSnapshot:
     """A snapshot whose index is in memory (or mapped, where it is on a local disk).
 
-    Attributes:
-        digest: its name.
-        manifest_bytes: the canonical bytes.
-        manifest: the same, parsed.
-        index: one row per chain.
-        described: its columns that say what a chain is.
-        ordered: its rows are sorted by id, as they should be.
-        read_index: reads a span of the index file.
+    `described` are the columns of its index that say what a chain is.
     """
 
     digest: str
@@ -72,14 +45,7 @@ class OpenSnapshot:
     manifest: Manifest
     index: pa.Table
     described: dict[str, pa.ChunkedArray]
-    ordered: bool
     read_index: ReadAt
-
-
-def is_ordered(index: pa.Table) -> bool:
-    """True if the rows are sorted by id, none twice."""
-    ids = index["chain_id"]
-    return bool(pc.all(pc.less(ids.slice(0, len(ids) - 1), ids.slice(1))).as_py()) or len(ids) < 2
 
 
 class StoreView:
@@ -97,11 +63,7 @@ class StoreView:
         self._lock = threading.Lock()
 
     def ref(self, name: str) -> Ref:
-        """Where a ref points.
-
-        Raises:
-            DatasetMissing: there is no such ref.
-        """
+        """Where a ref points (raises DatasetMissing: there is no such ref)."""
         return read_ref(self._storage, name)
 
     def refs(self) -> list[Ref]:
@@ -129,11 +91,7 @@ class StoreView:
         return sorted(whole, key=lambda pair: (-pair[1], pair[0]))
 
     def manifest(self, digest: str) -> Manifest:
-        """A snapshot's manifest.
-
-        Raises:
-            DatasetMissing: there is no such snapshot.
-        """
+        """A snapshot's manifest (raises DatasetMissing: there is no such snapshot)."""
         with self._lock:
             if digest in self._manifests:
                 return self._manifests[digest]
@@ -161,7 +119,6 @@ class StoreView:
             manifest=manifest,
             index=index,
             described={name: index[name] for name in column_kinds(index.schema)},
-            ordered=is_ordered(index),
             read_index=self.reader(f"snapshots/{digest}/index.arrow"),
         )
 
@@ -169,24 +126,22 @@ class StoreView:
         """A snapshot's chains, for reading whole records."""
         return Dataset(self._storage, snapshot.digest, snapshot.manifest, snapshot.index)
 
-    def find_shard(self, name: str) -> ShardFile:
-        """A shard by name, if some snapshot lists it.
-
-        Raises:
-            Problem: 404.
-        """
+    def find_shard(self, name: str) -> ShardEntry:
+        """A shard by name, if some snapshot lists it (raises Problem: 404)."""
         if name not in self._shards:
             for digest, _ in self.digests():
                 if digest not in self._seen:
                     self._shards |= {entry.name: entry for entry in self.manifest(digest).shards}
                     self._seen.add(digest)
         if (entry := self._shards.get(name)) is not None:
-            read = self.reader(shard_key(name))
-            key, local = shard_key(name), self._storage
-            path = local.path(key) if isinstance(local, LocalStorage) else None
-            return ShardFile(name, entry.sha256, entry.nbytes, read, path)
+            return entry
         what = f"no snapshot of this dataset lists shard {name[:80]!r}"
         raise Problem(404, "shard_missing", what, next="read the manifest again")
+
+    def path_of(self, shard: str) -> Path | None:
+        """Where a shard is, if that is on a local disk."""
+        local = self._storage
+        return local.path(shard_key(shard)) if isinstance(local, LocalStorage) else None
 
     def sign(self, names: list[str], seconds: int) -> list[str] | None:
         """Presigned GET URLs of shards, good for so long; None where nobody would serve such.

@@ -24,7 +24,7 @@ from evofeed.protein.residues import RESTYPES, UNKNOWN
 from evofeed.service import ServiceSettings, serving
 from evofeed.service.access.auth import create_token
 from evofeed.service.database.database import Database
-from evofeed.service.settings import USUAL, Timings
+from evofeed.service.remembered import TRUST
 from evofeed.store import DatasetWriter
 
 METHODS = ("X-RAY DIFFRACTION", "SOLUTION NMR", "ELECTRON MICROSCOPY", "")
@@ -115,7 +115,7 @@ class Start:
         self._tmp_path, self._stack, self._new_url = tmp_path, stack, new_url
         self.settings: list[ServiceSettings] = []
 
-    def __call__(self, *, timings: Timings = USUAL, **changes: Any) -> httpx.Client:
+    def __call__(self, **changes: Any) -> httpx.Client:
         defaults: dict[str, Any] = {
             "home": self._tmp_path / f"home{len(self.settings)}",
             "host": "127.0.0.1",
@@ -126,7 +126,7 @@ class Start:
         if "home" not in changes:
             defaults["database_url"] = SecretStr(self._new_url())
         self.settings.append(ServiceSettings(**(defaults | changes)))
-        url = self._stack.enter_context(serving(self.settings[-1], timings))
+        url = self._stack.enter_context(serving(self.settings[-1]))
         return self._stack.enter_context(httpx.Client(base_url=url, timeout=300))
 
     def database(self) -> Database:
@@ -245,7 +245,7 @@ def open_client(url: str, token: str = "") -> Iterator[httpx.Client]:
 
 def until_trusted() -> None:
     """Wait until a running service asks again for what was written past it."""
-    time.sleep(USUAL.trust)
+    time.sleep(TRUST)
 
 
 def work_off(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:

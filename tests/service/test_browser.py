@@ -1,9 +1,10 @@
-"""The dashboard in a real browser: styled, drawn, and nothing refused by its own policy."""
+"""The pages in a real browser: drawn, and nothing refused by their own policy."""
 
 from __future__ import annotations
 
-import subprocess
+import io
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -12,40 +13,19 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from matplotlib.image import imread
 from playwright.sync_api import Browser, Page, expect
-from tests.service.conftest import Start
+from tests.service.conftest import Start, make_record
 
 from evofeed.featurize import assembly_sources, discover, featurize_assembly
 from evofeed.featurize.job.run import run_job
+from evofeed.protein.chain_record import ChainRecord
+from evofeed.protein.residues import ATOM_ORDER, RESTYPES
 from evofeed.service import serving
 from evofeed.service.access.auth import make_start_token
-from evofeed.store import Dataset, add_assemblies
+from evofeed.store import Dataset, DatasetWriter, add_assemblies
 from evofeed.synth import write_synthetic
 
-ACCENT = (0x17, 0x69, 0xAA)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("path", ["/ui/datasets/demo"])
-def test_a_page_looks_as_it_should(served, chromium: str, tmp_path: Path, path: str) -> None:
-    picture = tmp_path / "page.png"
-    done = subprocess.run(
-        [chromium, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
-         f"--user-data-dir={tmp_path / 'profile'}", "--force-prefers-reduced-motion",
-         "--enable-logging=stderr", "--window-size=1200,900", f"--screenshot={picture}",
-         f"{served.url}{path}"],
-        capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert "Refused to" not in done.stderr and "Content Security Policy" not in done.stderr
-    pixels = (imread(picture)[..., :3] * 255).round().astype(np.uint8)
-    bars = (pixels == ACCENT).all(-1)
-    # Charts in three columns: bars in each third of the upper half, none in the margins.
-    upper = bars[150:600]
-    for third in range(3):
-        assert upper[:, 50 + third * 370 : 400 + third * 370].sum() > 1000
-    assert upper[:, :25].sum() == 0 and (pixels == 255).all(-1).mean() > 0.2
-
-
+pytestmark = pytest.mark.slow
+RESIDUES, ROWS = 700, 1_000
 VIEWS = {
     "desktop": {"viewport": {"width": 1280, "height": 900}},
     "phone": {"viewport": {"width": 390, "height": 844}},
@@ -59,6 +39,20 @@ PAGES = [
 ]
 
 
+def watched(page: Page) -> list[str]:
+    """What goes wrong on a page: errors, what its policy refuses, and requests to elsewhere."""
+    said: list[str] = []
+
+    def asked(url: str) -> None:
+        if "127.0.0.1" not in url and not url.startswith(("data:", "blob:")):
+            said.append(url)
+
+    page.on("console", lambda one: said.append(one.text) if one.type == "error" else None)
+    page.on("pageerror", lambda error: said.append(str(error)))
+    page.on("request", lambda one: asked(one.url))
+    return said
+
+
 @pytest.fixture(scope="module")
 def complexes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A service with a simulated complex; gives the address of the page of complexes."""
@@ -69,21 +63,18 @@ def complexes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     dataset = Dataset.open(data)
     add_assemblies(dataset, [featurize_assembly(source, dataset.__getitem__)])
     with serving({"complexes": str(data)}) as url:
-        yield f"{url}/ui/datasets/complexes/assemblies"
+        yield f"{url}/ui/datasets/complexes?table=assemblies"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("view", VIEWS)
 def test_no_page_has_a_serious_fault_for_those_who_hear_or_tab(
     served, complexes: str, browser: Browser, view: str
 ) -> None:
     context = browser.new_context(**VIEWS[view])  # type: ignore[arg-type]
-    page = context.new_page()
-    faults, said = [], []
-    page.on("console", lambda one: said.append(one.text) if one.type == "error" else None)
-    page.on("pageerror", lambda error: said.append(str(error)))
+    page, faults = context.new_page(), []
+    said = watched(page)
     entry = httpx.get(complexes).text.rpartition("/assemblies/")[2][:4]
-    of_one = f"{complexes.replace('/assemblies', '/snapshots/main/assemblies')}/{entry}"
+    of_one = f"{complexes.replace('?table=assemblies', '/snapshots/main/assemblies')}/{entry}"
     for path in [*(f"{served.url}{path}" for path in PAGES), complexes, of_one]:
         answer = page.goto(path)
         assert answer is not None and answer.status == 200, path
@@ -122,7 +113,6 @@ def _submit(page: Page, raw: Path, message: str) -> str:
     return page.url
 
 
-@pytest.mark.slow
 def test_a_scientist_submits_watches_looks_and_cancels(
     start: Start, browser: Browser, raw: Path, tmp_path: Path
 ) -> None:
@@ -138,8 +128,7 @@ def test_a_scientist_submits_watches_looks_and_cancels(
     context = browser.new_context(**VIEWS["desktop"])  # type: ignore[arg-type]
     page = context.new_page()
     page.set_default_timeout(120_000)
-    said: list[str] = []
-    page.on("console", lambda one: said.append(one.text) if one.type == "error" else None)
+    said = watched(page)
     page.goto(f"{client.base_url}")
     page.get_by_label("token").fill(token)
     page.get_by_role("button", name="sign in").click()
@@ -170,3 +159,103 @@ def test_a_scientist_submits_watches_looks_and_cancels(
     expect(page).to_have_url(f"{client.base_url}/ui/login".replace("//ui", "/ui"))
     context.close()
     assert not said
+
+
+def helix(chain_id: str, residues: int, rows: int) -> ChainRecord:
+    """A helix, its backbone and CB atoms alone; residue 100 of the query is W."""
+    rng = np.random.default_rng(0)
+    msa = rng.integers(0, 20, [rows, residues]).astype(np.uint8)
+    msa[rng.random(msa.shape) < 0.3] = 21
+    msa[0] = rng.integers(0, 20, residues)
+    msa[0, 99:100] = RESTYPES.index("W")
+    positions, mask = np.zeros([residues, 37, 3], np.float32), np.zeros([residues, 37], np.uint8)
+    turn = np.radians(100.0) * np.arange(residues)
+    for atom, radius, ahead, rise in (
+        ("N", 1.55, -0.46, -0.9), ("CA", 2.3, 0.0, 0.0), ("C", 1.65, 0.46, 1.1),
+        ("O", 2.0, 0.5, 2.3), ("CB", 3.3, -0.3, -0.4),
+    ):  # fmt: skip
+        at = ATOM_ORDER[atom]
+        angle = turn + ahead
+        height = 1.5 * np.arange(residues) + rise
+        positions[:, at] = np.stack([height, radius * np.cos(angle), radius * np.sin(angle)], -1)
+        mask[:, at] = 1
+    return replace(
+        make_record(0), chain_id=chain_id, sequence="".join(RESTYPES[code] for code in msa[0]),
+        aatype=msa[0], residue_index=np.arange(residues, dtype=np.int32), msa=msa,
+        msa_source=np.zeros(rows, np.uint8), msa_species=("",) * rows,
+        hhblits_profile_counts=np.zeros([residues, 22], np.int32),
+        template_aatype=np.zeros([0, residues], np.uint8),
+        template_all_atom_positions=np.zeros([0, residues, 37, 3], np.float32),
+        template_all_atom_mask=np.zeros([0, residues, 37], np.uint8),
+        all_atom_positions=positions, all_atom_mask=mask,
+    ).validate()  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory):
+    folder = str(tmp_path_factory.mktemp("long"))
+    writer = DatasetWriter(folder)
+    writer.add(helix("long_A", RESIDUES, ROWS))
+    writer.add(helix("short_A", 50, 3))
+    writer.commit("main")
+    with serving({"demo": folder}) as url:
+        yield f"{url}/ui/datasets/demo/snapshots/main/chains/long_A"
+
+
+@pytest.fixture
+def page(browser: Browser):
+    opened = browser.new_page(viewport={"width": 1280, "height": 900})
+    said = watched(opened)
+    yield opened
+    opened.close()
+    assert not said
+
+
+def colours_of(page: Page, selector: str) -> set[tuple[int, ...]]:
+    """The colours on a part of a page, in steps of 32, that more than 1 pixel in 500 has."""
+    pixels = imread(io.BytesIO(page.locator(selector).screenshot()))[..., :3]
+    found, count = np.unique((pixels * 7.99).astype(int).reshape(-1, 3), axis=0, return_counts=True)
+    return {tuple(row) for row in found[count > pixels[..., 0].size / 500].tolist()}
+
+
+def test_letters_and_values_are_under_the_pointer_and_residues_count_from_one(
+    address: str, page: Page
+) -> None:
+    page.goto(address)
+    canvas = page.locator("[data-alignment] canvas")
+    page.locator("[data-alignment] .scroller").evaluate("e => { e.scrollLeft = 14 * 95; }")
+    page.wait_for_function("document.querySelector('[data-alignment] .scroller').scrollLeft > 1000")
+    canvas.hover(position={"x": 52 + 14 * 4 + 7, "y": 64 + 7})  # its left column is residue 96
+    expect(page.locator("[data-alignment] output")).to_have_text("row 1, residue 100: W (query W)")
+    assert len(colours_of(page, "[data-alignment] canvas")) > 8
+    page.locator("[data-alignment] .scroller").evaluate("e => { e.scrollTop = 14 * 990; }")
+    canvas.hover(position={"x": 300, "y": 200})
+    expect(page.locator("[data-alignment] output")).to_contain_text("row 9")
+    chart = page.locator("figure", has_text="distances between residues")
+    first = "(e) => e.querySelector('[data-figure]').data[0].x"
+    across = chart.evaluate(first)
+    assert across[0] == 1 and across[-1] == RESIDUES and len(across) == 512
+
+
+def test_a_structure_is_drawn_in_every_style(address: str, page: Page) -> None:
+    page.goto(address.replace("long_A", "short_A"))
+    page.locator("[data-structure]").scroll_into_view_if_needed()
+    expect(page.locator("[data-structure] canvas")).to_be_visible(timeout=120_000)
+    for style in ("cartoon", "sticks", "surface"):
+        page.locator("[data-structure] select").first.select_option(style)
+        page.locator("[data-structure] select").last.select_option("along the chain")
+        assert coloured(page) > 0.002, style
+    found = Axe().run(page).response["violations"]
+    assert not [one["id"] for one in found if one["impact"] in ("serious", "critical")]
+
+
+def coloured(page: Page) -> float:
+    """The share of the viewer's pixels that are no grey, once some are; software draws slowly."""
+    for _ in range(60):
+        page.wait_for_timeout(1000)
+        shot = page.locator("[data-structure] .view").screenshot()
+        pixels = imread(io.BytesIO(shot))[60:-100, 100:-60, :3]  # without buttons and axes
+        share = float(((pixels.max(-1) - pixels.min(-1)) > 0.25).mean())
+        if share > 0.002:
+            break
+    return share

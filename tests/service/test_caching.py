@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
-import socket
-import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 from tests.service.conftest import Start, until_trusted
+from tests.service.shipped import free_port, nginx_program, running, until_answers
 
 from evofeed.service.access.auth import create_token, revoke_token
 
@@ -39,32 +36,15 @@ http {{
 @contextmanager
 def caching_proxy(behind: str, folder: Path) -> Iterator[str]:
     """The address of an nginx that keeps what it may."""
-    program = shutil.which("nginx", path=f"{os.environ['PATH']}:/usr/sbin")
-    if program is None:
-        if "proxy" in os.environ.get("EVOFEED_REQUIRE", ""):
-            pytest.fail("nginx is required but not installed")
-        pytest.skip("no nginx here")
+    program, url = nginx_program(), f"http://127.0.0.1:{(port := free_port())}"
     folder.mkdir()
-    folder.chmod(0o755)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    config = folder / "nginx.conf"
-    config.write_text(_NGINX.format(folder=folder, port=port, behind=behind))
-    command = [program, "-c", str(config), "-e", str(folder / "error.log"), "-g", "user root;"]
-    command = command if os.getuid() == 0 else command[:-2]
-    with subprocess.Popen(command, stderr=subprocess.PIPE) as process:
-        try:
-            end = time.monotonic() + 60
-            while True:
-                try:
-                    httpx.get(f"http://127.0.0.1:{port}/healthz")
-                    break
-                except httpx.TransportError:
-                    assert process.poll() is None and time.monotonic() < end, process.stderr
-                    time.sleep(0.05)
-            yield f"http://127.0.0.1:{port}"
-        finally:
-            process.terminate()
+    (folder / "nginx.conf").write_text(_NGINX.format(folder=folder, port=port, behind=behind))
+    log = folder / "error.log"
+    command = [program, "-c", str(folder / "nginx.conf"), "-e", str(log)]
+    command += ["-g", "user root;"] if os.getuid() == 0 else []
+    with running(command, log) as process:
+        until_answers(f"{url}/healthz", process, log)
+        yield url
 
 
 @pytest.mark.parametrize("auth", ["on", "read"])

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import operator
 from typing import Any
 
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.service.conftest import publish
 
 from evofeed.service.cursor import CursorSigner
-from evofeed.service.filters import evaluator as filters
 from evofeed.service.problems import Problem
+from evofeed.service.snapshots import filters
 from evofeed.service.snapshots import rows as of_index
 from evofeed.store import Dataset
 
@@ -63,8 +65,6 @@ def test_pages_follow_each_other_without_gap_or_repeat(served, rows) -> None:
 
 
 def test_pages_of_a_ref_stay_on_the_snapshot_they_began_with(start, tmp_path) -> None:
-    from tests.service.conftest import publish  # the helper of this folder
-
     first = publish(tmp_path / "d", range(10))
     client = start(datasets={"demo": str(tmp_path / "d")})
     page = client.get("/v1/datasets/demo/chains?limit=6").json()
@@ -148,7 +148,8 @@ def test_a_malformed_filter_is_422_and_says_where(served, where) -> None:
 @pytest.mark.parametrize(
     "query",
     ["limit=0", "limit=1001", "limit=9999999999999999999999", "min_length=-1", "min_length=x",
-     "colour=red", "max_resolution=nan", "released_from=2020-13-01", "columns=nope",
+     "colour=red", "max_resolution=nan", "released_from=2020-13-01", "released_from=0",
+     "columns=nope",
      "columns=shard", "split=train", "is_distillation=perhaps"],
 )  # fmt: skip
 def test_a_malformed_query_is_422(served, query) -> None:
@@ -172,39 +173,27 @@ CODED = TABLE.set_column(  # as indexes keep words: codes of a dictionary, one a
                       (TABLE["method"].chunk(0)[:25], TABLE["method"].chunk(0)[25:])]),
 )  # fmt: skip
 OPS = ["==", "!=", "<", "<=", ">", ">="]
+
+
+def comparisons(columns: list[str], values: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    parts = {"column": st.sampled_from(columns), "op": st.sampled_from(OPS), "value": values}
+    return st.fixed_dictionaries(parts)
+
+
+def members(column: str, values: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    return st.lists(values, max_size=12).map(lambda v: {"column": column, "op": "in", "value": v})
+
+
+DAYS = ["2020-02-29", "2020-01-01", "1999-12-31", "2021-01-01"]
 COMPARE = st.one_of(
-    st.builds(
-        lambda c, o, v: {"column": c, "op": o, "value": v},
-        st.sampled_from(["num_res", "resolution"]),
-        st.sampled_from(OPS),
-        st.integers(-3, 60) | st.sampled_from([0.7, 1.4, 2.1]),
-    ),
-    st.builds(
-        lambda c, o, v: {"column": c, "op": o, "value": v},
-        st.sampled_from(["method", "chain_id"]),
-        st.sampled_from(OPS),
-        st.sampled_from(["", "x", "xx", "a", "9_A", "z"]),
-    ),
-    st.builds(
-        lambda o, v: {"column": "release_date", "op": o, "value": v},
-        st.sampled_from(OPS),
-        st.sampled_from(["2020-02-29", "2020-01-01", "1999-12-31", "2021-01-01"]),
-    ),
-    st.builds(
-        lambda o, v: {"column": "is_distillation", "op": o, "value": v},
-        st.sampled_from(["==", "!="]),
-        st.booleans(),
-    ),
-    st.builds(
-        lambda v: {"column": "method", "op": "in", "value": v}, st.lists(st.sampled_from("xyz"))
-    ),
-    st.builds(
-        lambda v: {"column": "num_res", "op": "in", "value": v},
-        st.lists(st.integers(0, 60), max_size=12),
-    ),
-    st.builds(
-        lambda c: {"column": c, "op": "known"},
-        st.sampled_from(["resolution", "method", "release_date", "num_res", "chain_id"]),
+    comparisons(["num_res", "resolution"], st.integers(-3, 60) | st.sampled_from([0.7, 1.4, 2.1])),
+    comparisons(["method", "chain_id"], st.sampled_from(["", "x", "xx", "a", "9_A", "z"])),
+    comparisons(["release_date"], st.sampled_from(DAYS)),
+    comparisons(["is_distillation"], st.booleans()).filter(lambda node: node["op"] in OPS[:2]),
+    members("method", st.sampled_from("xyz")),
+    members("num_res", st.integers(0, 60)),
+    st.sampled_from(["resolution", "method", "release_date", "num_res", "chain_id"]).map(
+        lambda column: {"column": column, "op": "known"}
     ),
 )
 FILTERS = st.recursive(
@@ -236,15 +225,8 @@ def oracle(node: dict[str, Any], row: dict[str, Any]) -> bool:
         wanted = pa.scalar(float(wanted), pa.float32()).as_py()
     if not isinstance(wanted, str):
         value, wanted = float(value), float(wanted)
-    compare = {
-        "==": "__eq__",
-        "!=": "__ne__",
-        "<": "__lt__",
-        "<=": "__le__",
-        ">": "__gt__",
-        ">=": "__ge__",
-    }
-    return known and bool(getattr(value, compare[node["op"]])(wanted))
+    compare = dict(zip(OPS, ("eq", "ne", "lt", "le", "gt", "ge"), strict=True))[node["op"]]
+    return known and bool(getattr(operator, compare)(value, wanted))
 
 
 @settings(deadline=None)

@@ -129,16 +129,7 @@ def test_jobs_from_the_command_line(
         return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
     url, of_out = client.url, f"{client.url}/v1/datasets/out"
-    (job,) = say(
-        "featurize",
-        str(raw),
-        of_out,
-        "--no-wait",
-        "--max-broken",
-        "1",
-        "--workers",
-        "1",
-    )
+    (job,) = say("featurize", str(raw), of_out, "--no-wait", "--max-broken", "1", "--workers", "1")
     job_id = str(job["id"])
     assert (job["state"], job["dataset"]) == ("queued", "out")
     work_off(start, monkeypatch)

@@ -2,50 +2,25 @@
 
 from __future__ import annotations
 
+import html
+import io
 import re
 import shutil
-from html.parser import HTMLParser
 from pathlib import Path
 
 import httpx
+import numpy as np
 import pytest
-from tests.service.conftest import Start, publish
+from tests.service.conftest import Start, make_record, publish
 
-from evofeed.service.access.auth import create_token
-from evofeed.service.pages import charts
+from evofeed.protein.residues import GAP
 
 EVIL = "<script>alert(1)</script>"
 
 
-class Page(HTMLParser):
-    """Tags, attributes and text of a page; unbalanced tags are an error."""
-
-    VOID = ("meta", "link", "input", "br", "img")
-
-    def __init__(self, answer: httpx.Response) -> None:
-        super().__init__()
-        self.tags: list[str] = []
-        self.attributes: list[tuple[str, str]] = []
-        self.text = ""
-        self._open: list[str] = []
-        self.feed(answer.text)
-        assert not self._open, self._open
-
-    def handle_starttag(self, tag, attrs) -> None:
-        self.tags.append(tag)
-        self.attributes += [(name, value or "") for name, value in attrs]
-        if tag not in self.VOID:
-            self._open.append(tag)
-
-    def handle_startendtag(self, tag, attrs) -> None:
-        self.tags.append(tag)
-
-    def handle_endtag(self, tag) -> None:
-        if tag != "p" or self._open[-1] == "p":
-            assert self._open.pop() == tag
-
-    def handle_data(self, data) -> None:
-        self.text += data
+def text_of(answer: httpx.Response) -> str:
+    """What a page says, without its tags."""
+    return html.unescape(re.sub(r"<[^>]+>", "", answer.text))
 
 
 PAGES = [
@@ -61,11 +36,10 @@ PAGES = [
 def test_a_page_is_whole_and_loads_nothing_from_elsewhere(served, path) -> None:
     answer = served.client.get(path)
     assert answer.status_code == 200 and answer.headers["content-type"].startswith("text/html")
-    page = Page(answer)
     scripts = re.findall(r"<script([^>]*)>(.*?)</script>", answer.text, re.DOTALL)
     assert scripts and all(re.fullmatch(r' src="/static/[\w.]+\.js" defer', a) for a, _ in scripts)
-    assert not any(body for _, body in scripts) and "style" not in page.tags
-    for name, value in page.attributes:
+    assert not any(body for _, body in scripts) and "<style" not in answer.text
+    for name, value in re.findall(r'\s([\w-]+)="([^"]*)"', answer.text):
         assert name != "style" and not name.startswith("on"), name
         if name in ("href", "src", "action"):
             assert value.startswith(("/", "#")), value
@@ -73,23 +47,14 @@ def test_a_page_is_whole_and_loads_nothing_from_elsewhere(served, path) -> None:
 
 
 def test_the_first_page_lists_datasets_and_their_troubles(served, start: Start, tmp_path) -> None:
-    text = Page(served.client.get("/")).text
+    text = text_of(served.client.get("/"))
     assert "demo" in text and served.second[:12] in text and "45" in text
     torn = Path(shutil.copytree(served.folder, tmp_path / "torn"))
     (torn / "snapshots" / served.second / "manifest.json").write_text("{")
     client = start(datasets={"new": str(tmp_path / "nowhere"), "torn": str(torn)})
-    text = Page(client.get("/")).text
+    text = text_of(client.get("/"))
     assert "nothing is published yet" in text
     assert "manifest" in text, "and says what is wrong with the other"
-
-
-def test_a_dataset_without_a_snapshot_has_a_page_that_says_how_to_get_one(
-    start: Start, tmp_path
-) -> None:
-    client = start(datasets={"new": str(tmp_path / "nowhere")})
-    answer = client.get("/ui/datasets/new")
-    assert answer.status_code == 200
-    assert "POST /v1/jobs" in Page(answer).text
 
 
 def test_an_emptied_field_is_not_asked_for_and_other_filters_stay(served) -> None:
@@ -105,11 +70,11 @@ def test_an_emptied_field_is_not_asked_for_and_other_filters_stay(served) -> Non
 
 def test_a_dataset_page_shows_histograms_chains_and_history(served) -> None:
     answer = served.client.get("/ui/datasets/demo?min_length=40")
-    page = Page(answer)
-    assert answer.text.count('class="chart"') == 5 and page.tags.count("rect") > 20
-    assert served.second[:12] in page.text and served.first[:12] in page.text
-    assert "0000_A" in page.text or "0001_A" in page.text
-    assert "None" not in page.text and '<td class="n">0.0</td>' not in answer.text, "unknown"
+    text = text_of(answer)
+    assert answer.text.count('class="chart"') == 5 and answer.text.count("<rect") > 20
+    assert served.second[:12] in text and served.first[:12] in text
+    assert "0000_A" in text or "0001_A" in text
+    assert "None" not in text and '<td class="n">0.0</td>' not in answer.text, "unknown"
     rows = served.get("/chains?min_length=40&count=true").json()
     assert f'data-count="{rows["matched"]}"' in answer.text
 
@@ -119,7 +84,7 @@ def test_what_others_wrote_is_shown_and_not_executed(start: Start, folder, tmp_p
     new = {"name": "x", "uri": str(folder[0]), "description": EVIL}
     assert client.post("/v1/datasets", json=new).status_code == 201
     assert EVIL not in client.get("/ui/datasets/x").text
-    assert EVIL in Page(client.get("/ui/datasets/x")).text
+    assert EVIL in text_of(client.get("/ui/datasets/x"))
     missing = client.get(f"/ui/datasets/{EVIL}")
     assert missing.status_code in (404, 422) and EVIL not in missing.text
     publish(tmp_path / "d", range(3))
@@ -127,7 +92,7 @@ def test_what_others_wrote_is_shown_and_not_executed(start: Start, folder, tmp_p
 
 def test_errors_are_pages_for_pages_and_json_for_the_rest(served) -> None:
     page = served.client.get("/ui/datasets/nowhere")
-    assert page.status_code == 404 and "no dataset" in Page(page).text
+    assert page.status_code == 404 and "no dataset" in text_of(page)
     assert (
         served.client.get("/ui/datasets/demo?limit=x")
         .headers["content-type"]
@@ -135,21 +100,6 @@ def test_errors_are_pages_for_pages_and_json_for_the_rest(served) -> None:
     )
     json = served.client.get("/v1/datasets/nowhere", headers={"Accept": "text/html"})
     assert json.headers["content-type"] == "application/problem+json"
-
-
-def test_a_browser_hands_in_a_token_and_keeps_a_cookie_that_reads(start: Start, folder) -> None:
-    client = start(auth="on", datasets={"demo": str(folder[0])})
-    _, token = create_token(start.database(), label="b", scopes=["read"])
-    turned_away = client.get("/")
-    assert (turned_away.status_code, turned_away.headers["location"]) == (303, "/ui/login?then=%2F")
-    wrong = client.post("/ui/login", data={"token": "evf_nope"})
-    assert wrong.status_code == 401 and "set-cookie" not in wrong.headers
-    right = client.post("/ui/login", data={"token": token})
-    assert right.status_code == 303
-    cookie = right.headers["set-cookie"].lower()
-    assert "httponly" in cookie and "samesite=strict" in cookie
-    assert client.get("/").status_code == 200  # the client kept the cookie
-    assert client.get("/ui/datasets/demo").status_code == 200
 
 
 def test_what_pages_load_is_ours_and_all_there_is_to_fetch(served) -> None:
@@ -161,7 +111,114 @@ def test_what_pages_load_is_ours_and_all_there_is_to_fetch(served) -> None:
         assert served.client.get(f"/static/{other}").status_code == 404
 
 
-def test_an_empty_column_has_no_chart() -> None:
-    assert charts.histogram({"kind": "integer", "known": 0}, "x", "y", [], str) is None
-    assert charts.years({}, {}, str) is None
-    assert charts.histogram({"edges": [1, 2], "counts": [0]}, "x", "y", [0], str) is not None
+PAGE = "/ui/datasets/demo"
+
+
+def shown(text: str) -> list[str]:
+    return re.findall(r'/chains/(\w+)">\1</a>', text)
+
+
+def matched(text: str) -> int:
+    found = re.search(r'data-count="(\d+)"', text)
+    assert found is not None
+    return int(found[1])
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        "min_length=40&max_length=90",
+        "min_depth=5&max_depth=30",
+        "max_resolution=3",
+        "released_from=2012-01-01&released_before=2019-01-01",
+        "method=solution+nmr&method=x-ray+diffraction",
+        "is_distillation=true",
+        "has_structure=false",
+        'where={"column":"num_res","op":">","value":60}',
+    ],
+)
+def test_every_filter_finds_what_the_api_finds(served, asked: str) -> None:
+    text = served.client.get(f"{PAGE}?{asked}").text
+    rows = served.get(f"/chains?{asked}&count=true&limit=1000").json()
+    assert shown(text) == [row["chain_id"] for row in rows["chains"]][:50]
+    assert matched(text) == rows["matched"]
+
+
+def test_part_of_an_id_finds_chains_in_any_case(served) -> None:
+    assert shown(served.client.get(f"{PAGE}?q=003_a").text) == ["0003_A"]
+    assert matched(served.client.get(f"{PAGE}?q=nothing").text) == 0
+
+
+@pytest.mark.parametrize("sort", ["resolution", "release_date", "chain_id"])
+@pytest.mark.parametrize("desc", ["true", "false"])
+def test_an_order_puts_what_is_unknown_last(served, sort: str, desc: str) -> None:
+    ids = shown(served.client.get(f"{PAGE}?sort={sort}&desc={desc}").text)
+    rows = {row["chain_id"]: row[sort] for row in served.get("/chains?limit=1000").json()["chains"]}
+    values = [rows[chain] for chain in ids]
+    known = [value for value in values if value]
+    assert len(ids) == 45 and values[: len(known)] == known
+    assert known == sorted(known, reverse=desc == "true")
+
+
+def test_bars_and_facets_count_what_passes_and_lead_to_it(served) -> None:
+    text = served.client.get(f"{PAGE}?is_distillation=false").text
+    bars = re.findall(r'<a href="([^"]+)" aria-label="[^"]*?: (\d+)(?: of (\d+))?"', text)
+    assert len(bars) > 20
+    for link, some, _ in bars[::7]:
+        found = served.client.get(link.replace("&amp;", "&")).text
+        low = "max_resolution" if "max_resolution" in link else ""
+        assert matched(found) == int(some) or (low and matched(found) >= int(some)), link
+    facets = re.findall(r'<a href="([^"]+)" class="facet">[^<]+<span>(\d+)<', text)
+    assert len(facets) > 4
+    for link, count in facets:  # those that are not set: the others lead away
+        assert matched(served.client.get(link.replace("&amp;", "&")).text) == int(count), link
+
+
+def test_pages_go_forward_and_back_and_stay_on_their_snapshot(start, tmp_path) -> None:
+    first = publish(tmp_path / "d", range(120), per_shard=200)
+    client = start(datasets={"demo": str(tmp_path / "d")})
+    text = client.get(PAGE).text
+    following = re.search(r'rel="next" href="([^"#]+)', text)
+    assert following is not None and first in following[1]
+    publish(tmp_path / "d", range(3), expect=first)
+    second = client.get(following[1].replace("&amp;", "&")).text
+    assert shown(second) == [f"{i:04d}_A" for i in range(50, 100)]
+    assert 'rel="prev"' in second
+    assert shown(client.get(f"{PAGE}?page=99999").text) == ["0000_A", "0001_A", "0002_A"]
+
+
+CHAIN = "/ui/datasets/demo/snapshots/main/chains"
+
+
+def test_a_chain_page_tells_what_the_record_holds(served) -> None:
+    record = make_record(7)
+    text = served.client.get(f"{CHAIN}/0007_A").text
+    letters = re.sub(
+        r"<[^>]*>|\s", "", text.split('class="sequence"')[1].split("</div>\n</div>")[0]
+    )
+    assert re.sub(r"[^A-Z]", "", letters.split(">", 1)[-1]) == record.sequence
+    assert f"{record.num_res} residue" in text and "0006_A" in text and "0008_A" in text
+    assert "no structure" in text and "data-structure" not in text and "Å" not in text
+    missing = served.client.get(f"{CHAIN}/9999_A")
+    assert missing.status_code == 404 and "no chain" in missing.text
+
+
+def test_a_chains_alignment_and_files_are_kept_by_browsers(served) -> None:
+    own = f"/ui/datasets/demo/snapshots/{served.second}/chains/0007_A"
+    record = make_record(7)
+    rows = served.client.get(f"{own}/alignment")
+    assert "immutable" in rows.headers["cache-control"]
+    assert len(rows.content) == record.msa.size
+    assert rows.text.startswith(record.sequence)
+    again = {"If-None-Match": rows.headers["etag"]}
+    assert served.client.get(f"{own}/alignment", headers=again).status_code == 304
+    second = {"Range": f"bytes={record.num_res}-{2 * record.num_res - 1}"}
+    row = served.client.get(f"{own}/alignment", headers=second)
+    gaps = np.frombuffer(row.content, np.uint8) == ord("-")
+    assert row.status_code == 206 and np.array_equal(gaps, record.msa[1] == GAP)
+    a3m = served.client.get(f"{own}/files/0007_A.a3m")
+    assert a3m.text.startswith(">0007_A\n") and "attachment" in a3m.headers["content-disposition"]
+    with np.load(io.BytesIO(served.client.get(f"{own}/files/0007_A.npz").content)) as arrays:
+        assert np.array_equal(arrays["msa"], make_record(7).msa)
+    for other in ("0007_A.cif", "0008_A.a3m", "0007_A.exe", "0007_A"):
+        assert served.client.get(f"{own}/files/{other}").status_code == 404

@@ -11,20 +11,20 @@ from tests.service.conftest import Start, open_client, until_trusted
 from evofeed.service.access.auth import create_token, revoke_token
 from evofeed.service.jobs.queue import CANCELLED, JobQueue
 from evofeed.service.jobs.scheduler import Scheduler
-from evofeed.service.settings import Timings
+from evofeed.service.routes import jobs
 
 
 def test_events_are_numbered_and_dated_and_end_with_the_job_or_the_token(
-    start_any: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Scheduler, "start", lambda self: None)
-    client = start_any(
-        timings=Timings(job_events=0.02),
+    monkeypatch.setattr(jobs, "_LOOK_SECONDS", 0.02)
+    client = start(
         auth="on",
         datasets={"out": str(tmp_path / "out")},
         input_roots=(str(tmp_path),),
     )
-    database = start_any.database()
+    database = start.database()
     token_id, text = create_token(database, label="x", scopes=["read", "jobs", "publish"])
     queue = JobQueue(database, 100)
     new = {"dataset": "out", "input_uri": str(tmp_path)}

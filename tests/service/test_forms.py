@@ -7,10 +7,10 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.service.conftest import Start, work_off
+from tests.service.conftest import Start
 
 from evofeed.service.access.auth import SCOPES, create_token
-from evofeed.synth import write_synthetic
+from evofeed.service.jobs.scheduler import Scheduler
 
 DEMO = "/ui/datasets/demo"
 FORMS = [  # path, fields
@@ -40,12 +40,6 @@ class Browser:
         return self.client.post(path, data={"word": self.word(), **fields})
 
 
-@pytest.fixture
-def open_service(start: Start, folder) -> Browser:
-    """A service that asks nobody for a token."""
-    return Browser(start(datasets={"demo": str(folder[0])}))
-
-
 def test_no_form_works_without_the_word_of_its_session(start: Start, folder) -> None:
     client = start(auth="on", datasets={"demo": str(folder[0])})
     database = start.database()
@@ -68,18 +62,6 @@ def test_no_form_works_without_the_word_of_its_session(start: Start, folder) -> 
         assert client.post(path, data=fields).headers["location"].startswith("/ui/login")
 
 
-def test_a_form_wants_the_scope_of_what_it_does(start: Start, folder) -> None:
-    client = start(auth="on", datasets={"demo": str(folder[0])})
-    database = start.database()
-    for scope in SCOPES:
-        text = create_token(database, label="x", scopes=[scope])[1]
-        for path, fields in FORMS:
-            answer = client.post(path, data=fields, headers={"Authorization": f"Bearer {text}"})
-            lacks = answer.status_code == 403 and "lacks the scope" in answer.text
-            assert lacks == (scope != "jobs"), (path, scope, answer.status_code)
-            assert answer.status_code < 500
-
-
 def test_pages_of_a_reader_offer_nothing_a_reader_may_not_do(start: Start, folder) -> None:
     client = start(auth="on", datasets={"demo": str(folder[0]), "other": "/nowhere/x"})
     database = start.database()
@@ -91,46 +73,28 @@ def test_pages_of_a_reader_offer_nothing_a_reader_may_not_do(start: Start, folde
         assert "other" not in re.sub(r"<[^>]+>", "", found) and str(folder[0]) not in found
     other = "/ui/datasets/other"
     for path in (
-        other, f"{other}/assemblies", f"{other}/snapshots/main/chains/x", f"{other}/export.csv",
+        other, f"{other}?table=assemblies", f"{other}/snapshots/main/chains/x",
     ):  # fmt: skip
         assert browser.get(path).status_code == 403, path
 
 
-def test_a_dataset_is_registered_filled_by_a_job_and_its_job_can_be_tried_again(
-    start: Start, tmp_path, monkeypatch
+def test_a_job_is_submitted_cancelled_and_tried_again_by_forms(
+    start: Start, tmp_path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    browser = Browser(start(max_jobs=1))
-    write_synthetic(tmp_path / "raw", 3, seed=0)
-    (tmp_path / "raw" / "alignments" / "1bad_A").mkdir(parents=True, exist_ok=True)
+    monkeypatch.setattr(Scheduler, "start", lambda self: None)
+    browser = Browser(start())
     place = str(tmp_path / "d")
     browser.client.post("/v1/datasets", json={"name": "demo", "uri": place})
     assert "Submit a job" in browser.get(DEMO).text
     fields = {"dataset": "demo", "input_uri": str(tmp_path / "raw"), "ref": "main"}
     more = {"preset": "safe", "workers": "1", "max_broken": "1", "message": "first", "deadline": ""}
     job = browser.send("/ui/jobs", **fields, **more).headers["location"]
-    cancelled = browser.send(f"{job}/cancel")
-    assert cancelled.status_code == 303
+    assert f"{job}/cancel" in browser.get(job).text
+    assert browser.send(f"{job}/cancel").status_code == 303
     page = browser.get(job)
     assert page.status_code == 200 and "first" in page.text and place not in page.text
-    wrong = browser.send("/ui/jobs", **fields | {"input_uri": "relative"})
-    assert wrong.status_code == 422
-    for bad in ({"workers": "many"}, {"max_broken": "7"}, {"preset": "none"}, {"ref": "a b"}):
+    assert f"{job}/retry" in page.text and f"{job}/cancel" not in page.text
+    assert browser.send(f"{job}/retry").status_code == 303
+    wrong = {"input_uri": "relative"}, {"workers": "many"}, {"max_broken": "7"}
+    for bad in (*wrong, {"preset": "none"}, {"ref": "a b"}):
         assert browser.send("/ui/jobs", **fields | bad).status_code == 422, bad
-
-
-def test_a_job_page_tells_of_each_attempt(start: Start, tmp_path, monkeypatch) -> None:
-    browser = Browser(start(max_jobs=1))
-    write_synthetic(tmp_path / "raw", 2, seed=0)
-    browser.client.post("/v1/datasets", json={"name": "demo", "uri": str(tmp_path / "d")})
-    settings = start.settings[-1]
-    assert settings.max_jobs == 1
-    new = {"dataset": "demo", "input_uri": str(tmp_path / "nowhere")}
-    job = browser.client.post("/v1/jobs", json=new).json()["id"]
-    browser.client.post(f"/v1/jobs/{job}/cancel")
-    work_off(start, monkeypatch)
-    from tests.service.conftest import wait_for_job
-
-    wait_for_job(browser.client, job)
-    text = browser.get(f"/ui/jobs/{job}").text
-    assert f"/ui/jobs/{job}/retry" in text and "/cancel" not in text
-    assert browser.send(f"/ui/jobs/{job}/retry").status_code == 303

@@ -13,7 +13,6 @@ import pytest
 from tests.service.conftest import Start, open_client, publish
 
 from evofeed.service.access.auth import create_token
-from evofeed.service.refs import history
 from evofeed.store import Dataset
 
 URL = "/v1/datasets/demo/refs/main"
@@ -115,13 +114,3 @@ def test_moves_past_the_service_are_in_the_chain_with_their_own_time(moving) -> 
         page = mine.get(f"{URL}/history?limit=1").json()
         rest = mine.get(f"{URL}/history", params={"before": page["next"]}).json()
         assert page["moves"] + rest["moves"] == moves and rest["next"] is None
-
-
-def test_intents_of_several_movers_close_a_gap_in_order() -> None:
-    def intent(previous: str | None, digest: str) -> history.RefIntent:
-        return history.RefIntent(previous=previous, digest=digest)
-
-    lost, one, two, back = intent("a", "z"), intent("a", "b"), intent("b", "c"), intent("c", "a")
-    assert history._path([lost, two, back, one], "a", "c") == [one, two]
-    assert history._path([lost, two, back, one], "b", "a") == [two, back]
-    assert history._path([lost, two], "a", "c") == []

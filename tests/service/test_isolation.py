@@ -62,7 +62,7 @@ def test_a_store_that_hangs_answers_for_itself_only(
             statuses.append(mine.get("/v1/datasets/stuck/refs/main").status_code)
 
     try:
-        threads = _many(60, ask)
+        threads = _many(40, ask)
         for _ in range(5):
             assert client.get("/healthz", timeout=5).status_code == 200
             assert client.get("/v1/datasets/demo/refs/main", timeout=5).status_code == 200
@@ -70,7 +70,7 @@ def test_a_store_that_hangs_answers_for_itself_only(
         assert home.status_code == 200 and "no answer within" in home.text and "45" in home.text
         for thread in threads:
             thread.join()
-        assert statuses == [503] * 60
+        assert statuses == [503] * 40
     finally:
         hanging.set()
     assert client.get("/v1/datasets/stuck/refs/main").status_code == 200
@@ -140,16 +140,12 @@ def test_one_caller_cannot_pile_up_heavy_work(
     start: Start, folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = start(datasets={"demo": str(folder[0])}, heavy_requests=4)
-    statistics, running, most = Catalog.statistics, [0], [0]
-    lock, go_on = threading.Lock(), threading.Event()
+    statistics, go_on = Catalog.statistics, threading.Event()
+    running: list[str] = []
 
     def slow(self: Catalog, name: str, digest: str) -> Any:
-        with lock:
-            running[0] += 1
-            most[0] = max(most[0], running[0])
+        running.append(name)
         go_on.wait(60)
-        with lock:
-            running[0] -= 1
         return statistics(self, name, digest)
 
     monkeypatch.setattr(Catalog, "statistics", slow)
@@ -167,11 +163,12 @@ def test_one_caller_cannot_pile_up_heavy_work(
     assert search.status_code == 429, "said before its body is parsed"
     manifest = client.get(f"/v1/datasets/demo/snapshots/{folder[2]}", timeout=10)
     assert manifest.status_code == 200 and client.get("/healthz", timeout=5).status_code == 200
+    assert len(running) <= 2, "the others wait"
     go_on.set()
     for thread in threads:
         thread.join()
     statuses = sorted(answer.status_code for answer in answers)
-    assert statuses == [200] * 4 + [429] * 16 and most[0] <= 2
+    assert statuses == [200] * 4 + [429] * 16
     assert {a.headers["Retry-After"] for a in answers if a.status_code == 429} == {"1"}
 
 
@@ -197,11 +194,11 @@ def _late(function: Callable[[], Any]) -> Any:
 
 
 def test_while_the_database_is_away_known_tokens_read_bytes_and_the_rest_is_503(
-    start_any: Start, folder, monkeypatch: pytest.MonkeyPatch, caplog
+    start: Start, folder, monkeypatch: pytest.MonkeyPatch, caplog
 ) -> None:
-    client = start_any(auth="on", datasets={"demo": str(folder[0])}, max_jobs=0)
-    made = create_token(start_any.database(), label="x", scopes=["read"])[1]
-    unknown = create_token(start_any.database(), label="y", scopes=["read"])[1]
+    client = start(auth="on", datasets={"demo": str(folder[0])}, max_jobs=0)
+    made = create_token(start.database(), label="x", scopes=["read"])[1]
+    unknown = create_token(start.database(), label="y", scopes=["read"])[1]
     manifest = f"/v1/datasets/demo/snapshots/{folder[2]}"
     with open_client(str(client.base_url), made) as known:
         shard = known.get(manifest).json()["shards"][0]["name"]

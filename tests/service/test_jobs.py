@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import json
 import os
+import re
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,18 +20,22 @@ from typing import Any
 import httpx
 import pytest
 from pydantic import SecretStr
+from sqlalchemy import select
 from sqlalchemy.exc import OperationalError
-from tests.service.conftest import Start
+from tests.service.conftest import Start, work_off
 
-from evofeed.featurize.job import JobProgress
-from evofeed.service import ServiceSettings, serving
+from evofeed.featurize.job import JobHost, JobProgress, run, run_job
+from evofeed.service import ServiceSettings, serving, state
 from evofeed.service.database.database import Database
-from evofeed.service.database.tables import JobRow
+from evofeed.service.database.tables import AuditRow, JobRow
 from evofeed.service.jobs import queue as jobs
 from evofeed.service.jobs import scheduler
+from evofeed.service.jobs.config import checked_config
 from evofeed.service.jobs.queue import JobQueue
 from evofeed.service.jobs.runner import _Pulse
-from evofeed.service.settings import Timings
+from evofeed.service.jobs.scheduler import Scheduler
+from evofeed.service.problems import Problem
+from evofeed.service.snapshots.catalog import Catalog
 from evofeed.store import Dataset
 from evofeed.synth import write_synthetic
 
@@ -58,20 +66,9 @@ def descendants() -> set[int]:
 
 
 def all_end(pids: set[int]) -> bool:
-    """True once none of these runs any more; False after four minutes."""
-    end = time.monotonic() + 240
-    while any(running(pid) for pid in pids):
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.1)
+    """True once none of these runs any more."""
+    wait_until(lambda: not pids & descendants())
     return True
-
-
-def running(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 def submit(client: httpx.Client, raw: Path, **changes: Any) -> str:
@@ -89,16 +86,13 @@ def wait_until(claim: Callable[[], Any]) -> None:
 
 
 def wait(client: httpx.Client, job_id: str, states: set[str] = ENDED) -> dict[str, Any]:
-    end = time.monotonic() + 240
-    while (job := client.get(f"/v1/jobs/{job_id}").json())["state"] not in states:
-        assert time.monotonic() < end, job
-        time.sleep(0.1)
-    return dict(job)
+    wait_until(lambda: client.get(f"/v1/jobs/{job_id}").json()["state"] in states)
+    return dict(client.get(f"/v1/jobs/{job_id}").json())
 
 
 @pytest.mark.slow
-def test_a_job_publishes_a_snapshot_and_tells_its_progress(start_any: Start, raw, tmp_path) -> None:
-    client = start_any(datasets={"out": str(tmp_path / "out")})
+def test_a_job_publishes_a_snapshot_and_tells_its_progress(start: Start, raw, tmp_path) -> None:
+    client = start(datasets={"out": str(tmp_path / "out")})
     job_id = submit(client, raw, preset="openfold", crop={"max_msa_rows": 16})
     events: list[tuple[str, dict[str, Any]]] = []
     with client.stream("GET", f"/v1/jobs/{job_id}/events", timeout=300) as stream:
@@ -147,6 +141,7 @@ def held_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     python.write_text(f"#!/bin/sh\n{wait_first}\n")
     python.chmod(0o700)
     monkeypatch.setattr(scheduler, "sys", SimpleNamespace(executable=str(python)))
+    monkeypatch.setattr(state, "JobQueue", partial(JobQueue, silence=1e9))
     return mark
 
 
@@ -155,10 +150,7 @@ def test_a_job_that_waits_or_runs_can_be_cancelled_and_leaves_no_process(
     start: Start, raw, tmp_path, held_back: Path
 ) -> None:
     before = descendants()
-    client = start(
-        datasets={"out": str(tmp_path / "out"), "other": str(tmp_path / "other")},
-        timings=Timings(job_silence=1e9),
-    )
+    client = start(datasets={"out": str(tmp_path / "out"), "other": str(tmp_path / "other")})
     running = submit(client, raw)
     waiting = submit(client, raw, dataset="other")
     assert client.post(f"/v1/jobs/{waiting}/cancel").json()["state"] == "cancelled"
@@ -200,13 +192,6 @@ def test_a_job_outlives_its_service_and_continues_where_it_was(raw, tmp_path) ->
     assert len(Dataset.open(tmp_path / "out")) == 6
 
 
-def test_an_input_without_a_chain_fails_the_job_with_its_reason(start: Start, tmp_path) -> None:
-    (tmp_path / "empty").mkdir()
-    client = start(datasets={"out": str(tmp_path / "out")})
-    job = wait(client, submit(client, tmp_path / "empty"))
-    assert job["state"] == "failed" and job["error"]
-
-
 MALFORMED: list[dict[str, Any]] = [
     {"executor": "shell"}, {"entrypoint": "rm -rf /"}, {"workers": -1}, {"input_uri": ""},
     {"input_uri": "x\x00y"}, {"max_broken": 2}, {"preset": "fast"},
@@ -219,23 +204,24 @@ MALFORMED: list[dict[str, Any]] = [
 
 
 def test_a_malformed_job_is_refused(start: Start, tmp_path) -> None:
-    client = start(datasets={"out": str(tmp_path)}, max_jobs=1)
     body = {"dataset": "out", "input_uri": "/raw", "executor": "local"}
+    none = start(datasets={"out": str(tmp_path)}, max_jobs=0)
+    assert none.post("/v1/jobs", json=body).json()["code"] == "no_jobs"
+    client = start(datasets={"out": str(tmp_path)}, max_jobs=1)
     for change in MALFORMED:
         assert client.post("/v1/jobs", json=body | change).status_code == 422, change
     assert client.post("/v1/jobs", json=body | {"dataset": "nowhere"}).status_code == 404
     assert client.get("/v1/jobs").json()["jobs"] == []
 
 
-def test_a_full_queue_and_a_service_without_jobs_say_so(start: Start, tmp_path) -> None:
-    assert start(datasets={"out": str(tmp_path)}, max_jobs=0).post(
-        "/v1/jobs", json={"dataset": "out", "input_uri": "/x"}
-    ).json()["code"] == "no_jobs"  # fmt: skip
-    database = Database(f"sqlite:///{tmp_path / 'q.sqlite3'}")
-    database.upgrade()
-    from evofeed.service.problems import Problem
-    from evofeed.service.snapshots.catalog import Catalog
+@pytest.fixture
+def database(tmp_path: Path) -> Iterator[Database]:
+    with Database(f"sqlite:///{tmp_path / 'q.sqlite3'}") as made:
+        made.upgrade()
+        yield made
 
+
+def test_a_full_queue_says_so_and_a_dataset_has_one_job_at_a_time(database: Database) -> None:
     dataset = Catalog(database).register("d", "/d")
     queue = JobQueue(database, max_queued=2)
     first, _ = (queue.submit(dataset, {}, "me") for _ in range(2))
@@ -243,27 +229,169 @@ def test_a_full_queue_and_a_service_without_jobs_say_so(start: Start, tmp_path) 
         queue.submit(dataset, {}, "me")
     assert refused.value.status == 429
     assert queue.claim(1) == first.id
-    assert queue.claim(1) is None and queue.claim(9) is None  # one at a time for a dataset
+    assert queue.claim(1) is None and queue.claim(9) is None
     with pytest.raises(Problem, match="not ended"):
         queue.requeue(first.id, "me")
-    database.close()
-
-
-def test_a_job_whose_process_fell_silent_is_queued_again(tmp_path) -> None:
-    from evofeed.service.snapshots.catalog import Catalog
-
-    database = Database(f"sqlite:///{tmp_path / 'q.sqlite3'}")
-    database.upgrade()
-    queue = JobQueue(database, max_queued=2)
-    job = queue.submit(Catalog(database).register("d", "/d"), {}, "me")
-    assert queue.claim(1) == job.id
     with database.write() as session:
-        row = session.get(JobRow, job.id)
-        assert row is not None
-        row.updated_at -= 61
-    assert queue.claim(1) == job.id
-    assert queue.get(job.id)[0].attempts == 2
-    database.close()
+        session.get_one(JobRow, first.id).updated_at -= 61
+    assert queue.claim(1) == first.id, "its process fell silent"
+    assert queue.get(first.id)[0].attempts == 2
+
+
+@pytest.fixture
+def idle(start_any: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> httpx.Client:
+    """A service whose jobs wait for `work_off`."""
+    monkeypatch.setattr(Scheduler, "start", lambda self: None)
+    return start_any(datasets={"out": str(tmp_path / "out")})
+
+
+def test_a_job_tells_what_it_could_not_do_until_a_retry_has_done_it(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog
+) -> None:
+    monkeypatch.setattr(Scheduler, "start", lambda self: None)
+    idle = start(datasets={"out": str(tmp_path / "out")})
+    write_synthetic(tmp_path / "raw", 3, seed=1)
+    victim = sorted((tmp_path / "raw").rglob("*.a3m"))[0]
+    whole = victim.read_bytes()
+    victim.write_bytes(b">only\nAC\n>ragged\nACDEFGHIKL\n")
+    odd = victim.parent.parent / "<img src=x onerror=alert(1)>_A"
+    odd.mkdir()
+    (odd / victim.name).write_bytes(b">q\nACDE\n")
+    first = submit(idle, tmp_path / "raw", max_broken=0.1)
+    second = submit(idle, tmp_path / "raw", max_broken=0.9)
+    work_off(start, monkeypatch)
+
+    def letters(job: str) -> list[str]:
+        page = idle.get(f"/v1/jobs/{job}/dead-letters").json()
+        assert page["total"] == len(page["chains"])
+        return sorted(chain["chain_id"] for chain in page["chains"])
+
+    def view(job: str) -> dict[str, Any]:
+        return dict(idle.get(f"/v1/jobs/{job}").json())
+
+    assert (view(first)["state"], view(second)["state"]) == ("failed", "succeeded")
+    broken = letters(first)
+    assert len(broken) == 2 and any("img" in name for name in broken), "refused inputs too"
+    assert letters(second) == broken and view(second)["result"]["snapshot"]
+    assert "max_broken" in view(first)["error"] and "--" not in view(first)["error"]
+    for expected in ("cancelled", "succeeded"):
+        assert idle.post(f"/v1/jobs/{second}/retry").status_code == 202
+        if expected == "cancelled":
+            assert idle.post(f"/v1/jobs/{second}/cancel").json()["state"] == "cancelled"
+            assert letters(first) == letters(second) == broken
+    victim.write_bytes(whole)
+    work_off(start, monkeypatch)
+    assert view(second)["result"]["num_good"] == 3 and view(second)["attempts"] == 2
+    assert len(letters(second)) == 1 and letters(first) == broken
+    lines = [r.getMessage() for r in caplog.records if r.name == "evofeed.service.runner"]
+    assert any(line.startswith("broken") and broken[1] in line for line in lines)
+
+
+def test_what_breaks_is_reported_before_the_job_is_over(tmp_path: Path) -> None:
+    write_synthetic(tmp_path / "raw", 2, seed=1)
+    sorted((tmp_path / "raw").rglob("*.a3m"))[0].write_bytes(b">only\nAC\n>ragged\nACDEFGHIKL\n")
+    reported: list[str] = []
+    before_the_end: list[str] = []
+    host = JobHost(
+        found=lambda entries: reported.extend(e["chain_id"] for e in entries),
+        move=lambda *_: before_the_end.extend(reported),
+    )
+    options = {"executor": "local", "workers": 1, "max_broken": 0.9}
+    report = run_job(str(tmp_path / "raw"), str(tmp_path / "out"), host=host, **options)
+    assert set(before_the_end) >= {chain["chain_id"] for chain in report.broken} != set()
+
+
+def test_what_a_job_says_of_chains_is_there_while_it_runs(
+    idle: httpx.Client, start_any: Start
+) -> None:
+    queue = JobQueue(start_any.database(), 9)
+    job = submit(idle, Path("/raw"))
+    assert queue.claim(1) == job
+    note = {"kind": "note", "chain_id": "1abc_A", "type": "", "message": "3 passed over\x00"}
+    broken = note | {"kind": "broken", "message": "ragged", "path": "x\ud800.a3m", "line": 3}
+    queue.heartbeat(job, {"broken": 1}, [note, broken])
+    seen = idle.get(f"/v1/jobs/{job}/dead-letters").json()
+    assert (seen["total"], seen["chains"][0]["line"]) == (1, 3)
+    notes = idle.get(f"/v1/jobs/{job}/notes").json()
+    assert notes["chains"][0]["message"].startswith("3 passed over")
+
+
+def test_old_jobs_and_lines_of_the_audit_are_forgotten_and_young_ones_are_not(
+    idle: httpx.Client, start_any: Start
+) -> None:
+    database = start_any.database()
+    queue = JobQueue(database, 9)
+    old, young = submit(idle, Path("/a")), submit(idle, Path("/b"))
+    while job := queue.claim(1):
+        queue.end(job, "failed", error="x")
+    with database.write() as session:
+        session.get_one(JobRow, old).updated_at -= 100
+        lines = list(session.scalars(select(AuditRow).order_by(AuditRow.id)))
+        lines[0].at -= 1000
+    assert queue.prune(time.time() - 50) == [old]
+    assert idle.get(f"/v1/jobs/{old}").status_code == 404
+    assert idle.get(f"/v1/jobs/{young}").json()["error"] == "x"
+    queue.prune_audit(time.time() - 500)
+    with database.read() as session:
+        left = list(session.scalars(select(AuditRow).order_by(AuditRow.id)))
+    assert left[0].id == lines[1].id and (left[-1].action, left[-1].subject) == ("audit.prune", "1")
+
+
+def test_two_services_never_run_two_jobs_of_one_dataset(
+    idle: httpx.Client, start_any: Start
+) -> None:
+    database = start_any.database()
+    for n in range(6):
+        submit(idle, Path(f"/{n}"))
+
+    def work(_: int) -> list[int]:
+        queue, seen = JobQueue(database, 9), []
+        for _ in range(4):
+            if job := queue.claim(2):
+                seen.append(len(idle.get("/v1/jobs?state=running").json()["jobs"]))
+                queue.end(job, "succeeded")
+        return seen
+
+    with ThreadPoolExecutor(4) as pool:
+        seen = [count for counts in pool.map(work, range(4)) for count in counts]
+    assert seen and set(seen) <= {0, 1}
+
+
+BEYOND: list[tuple[dict[str, Any], str]] = [
+    ({"workers": 4096}, "beyond_limit"),
+    ({"memory": 1 << 42}, "beyond_limit"),
+    ({"deadline": 86_400}, "beyond_limit"),
+    ({"config": {"caps": {"max_rows": 10**9}}}, "beyond_limit"),
+    ({"config": {"caps": {"max_rows": "1000000000"}}}, "bad_request"),
+    ({"config": {"caps": {"max_ratio": -1}}}, "bad_request"),
+    ({"config": {"caps": {"bogus": 3}}}, "bad_request"),
+    ({"config": {"max_templates": 10**22}}, "bad_request"),
+    ({"config": {"max_template_date": "2021-99-99"}}, "bad_request"),
+]
+
+
+def test_a_job_asks_for_no_more_than_the_operator_allows(idle: httpx.Client) -> None:
+    body = {"dataset": "out", "input_uri": "/raw", "executor": "local"}
+    for change, code in BEYOND:
+        refused = idle.post("/v1/jobs", json=body | change)
+        assert (refused.status_code, refused.json()["code"]) == (422, code), (change, refused.text)
+    more = {"max_rows": 9_000_000}
+    assert checked_config("safe", {"caps": more}, more)
+    with pytest.raises(Problem, match="allows"):
+        checked_config("safe", {"caps": {"max_rows": 9_000_001}}, more)
+
+
+def test_what_a_job_says_names_no_flag() -> None:
+    """Who sent it over HTTP has no command line; what `evofeed featurize` shows is elsewhere."""
+    shown = {"show.py", "commands.py", "ray_executor.py"}
+    for path in sorted(Path(run.__file__).parent.glob("*.py")):
+        constants = [
+            node.value
+            for node in ast.walk(ast.parse(path.read_text()))
+            if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        ]
+        texts = [text for text in constants if re.search(r"(^|\s)--[a-z]|same command", text)]
+        assert path.name in shown or all("`ray start" in text for text in texts), (path.name, texts)
 
 
 def test_a_heart_beats_on_after_the_database_was_busy() -> None:
@@ -281,18 +409,12 @@ def test_a_heart_beats_on_after_the_database_was_busy() -> None:
         wait_until(lambda: pulse.stop_state == jobs.CANCELLED)
 
 
-def test_a_job_hears_that_its_service_stops(tmp_path) -> None:
-    database = Database(f"sqlite:///{tmp_path / 'q.sqlite3'}")
+def test_a_job_hears_that_its_service_stops(database: Database) -> None:
     pulse = _Pulse(JobQueue(database, 1), "0" * 16)
     here = JobProgress(
-        num_chains=2,
-        good=1,
-        broken=0,
-        suspects=0,
-        share=0.5,
-        chains_per_second=1.0,
+        num_chains=2, good=1, broken=0, suspects=0, share=0.5, chains_per_second=1.0,
         seconds_left=1.0,
-    )
+    )  # fmt: skip
     before = signal.signal(signal.SIGTERM, pulse.on_sigterm)
     try:
         pulse.progress(here)
@@ -301,5 +423,4 @@ def test_a_job_hears_that_its_service_stops(tmp_path) -> None:
             pulse.progress(here)
     finally:
         signal.signal(signal.SIGTERM, before)
-        database.close()
     assert pulse.stop_state == jobs.QUEUED

@@ -20,18 +20,16 @@ REF = "/v1/datasets/demo/refs/main"
 
 @pytest.fixture
 def world(
-    start_any: Start, folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    start: Start, folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[Any, Path]:
     """Clients by their scopes, for a service with a published dataset and raw input."""
     monkeypatch.setattr(Scheduler, "start", lambda self: None)
     shutil.copytree(folder[0], tmp_path / "copy")
     write_synthetic(tmp_path / "raw", 2, seed=0)
-    client = start_any(
-        auth="on",
-        datasets={"demo": str(tmp_path / "copy")},
-        input_roots=(str(tmp_path),),
+    client = start(
+        auth="on", datasets={"demo": str(tmp_path / "copy")}, input_roots=(str(tmp_path),)
     )
-    database = start_any.database()
+    database = start.database()
 
     def as_(*scopes: str) -> Any:
         made = create_token(database, label="x", scopes=list(scopes))
@@ -40,7 +38,7 @@ def world(
     def end(client: httpx.Client, answer: httpx.Response) -> dict[str, Any]:
         """The job of an answer, once it has ended."""
         assert answer.status_code == 202, answer.text
-        work_off(start_any, monkeypatch)
+        work_off(start, monkeypatch)
         ended: dict[str, Any] = client.get(f"/v1/jobs/{answer.json()['id']}").json()
         return ended
 
@@ -84,7 +82,8 @@ def test_a_policy_holds_for_requests_and_for_jobs(world, folder) -> None:
         assert publisher.put(f"{REF}/policy", json={"protected": True}).status_code == 403
         assert admin.put(f"{REF}/policy", json={"forbid": [late]}).status_code == 200
         assert admin.get(f"{REF}/policy").json()["forbid"] == [late]
-        assert put(publisher, folder[1]).json()["code"] == "forbidden_chains"
+        refused = put(publisher, folder[1]).json()
+        assert refused["code"] == "forbidden_chains" and "0002_A" in refused["detail"]
         done = as_.end(publisher, job(publisher, tmp_path))
         assert done["state"] == "failed" and "forbid[0]" in done["error"]
         assert len(done["result"]["snapshot"]) == 64, "what was made can still be looked at"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
 
 import httpx
 import pytest
@@ -11,35 +10,41 @@ from tests.bucket import local_bucket
 from tests.service.conftest import Start
 
 from evofeed.store import Dataset
+from evofeed.store.http import HttpStorage
 
-
-@pytest.fixture
-def bucket(folder) -> Iterator[str]:
-    """The dataset in a bucket of a local S3."""
-    with local_bucket() as made:
-        yield made.fill(folder[0])
+BASE = "/v1/datasets/demo"
 
 
 @pytest.mark.slow
-def test_a_bucket_is_served_and_its_shards_have_presigned_urls(
-    start: Start, bucket, folder
+def test_a_bucket_is_served_and_its_presigned_urls_are_followed_where_the_reader_allows_it(
+    start: Start, folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    client = start(datasets={"demo": bucket}, url_seconds=120)
-    assert client.get("/v1/datasets/demo/refs/main").json()["digest"] == folder[2]
-    entry = Dataset.open(folder[0]).manifest.shards[0]
-    direct = client.get(f"/v1/datasets/demo/shards/{entry.name}", headers={"Range": "bytes=8-99"})
-    answer = client.post("/v1/datasets/demo/urls", json={"shards": [entry.name]})
-    assert answer.status_code == 200, answer.text
-    assert answer.headers["cache-control"] == "no-store" and answer.json()["expires_at"]
-    (item,) = answer.json()["urls"]
-    assert "Signature" in item["url"] and "X-Amz-Expires=120" in item["url"]
-    data = httpx.get(item["url"]).content
-    assert hashlib.sha256(data).hexdigest() == item["sha256"] == entry.sha256
-    assert direct.content == data[8:100]
-    line = client.get("/v1/audit").json()["lines"][0]
-    assert (line["action"], line["detail"]) == ("shards.sign", {"count": 1, "seconds": 120})
-    listed = client.get("/v1/datasets/demo/snapshots").json()["snapshots"]
-    assert {item["digest"] for item in listed} == {folder[1], folder[2]}
+    local = Dataset.open(folder[0])
+    with local_bucket() as bucket:
+        client = start(datasets={"demo": bucket.fill(folder[0])}, url_seconds=120)
+        assert client.get(f"{BASE}/refs/main").json()["digest"] == folder[2]
+        entry = local.manifest.shards[0]
+        direct = client.get(f"{BASE}/shards/{entry.name}", headers={"Range": "bytes=8-99"})
+        answer = client.post(f"{BASE}/urls", json={"shards": [entry.name]})
+        assert answer.headers["cache-control"] == "no-store" and answer.json()["expires_at"]
+        (item,) = answer.json()["urls"]
+        assert "Signature" in item["url"] and "X-Amz-Expires=120" in item["url"]
+        data = httpx.get(item["url"]).content
+        assert hashlib.sha256(data).hexdigest() == item["sha256"] == entry.sha256
+        assert direct.content == data[8:100]
+        line = client.get("/v1/audit").json()["lines"][0]
+        assert (line["action"], line["detail"]) == ("shards.sign", {"count": 1, "seconds": 120})
+        listed = client.get(f"{BASE}/snapshots").json()["snapshots"]
+        assert {item["digest"] for item in listed} == {folder[1], folder[2]}
+        for origins, followed in (("", 0), (f"http://x,http://127.0.0.1:{bucket.port}", 4)):
+            monkeypatch.setenv("EVOFEED_LINK_ORIGINS", origins)
+            monkeypatch.setenv("EVOFEED_TOKEN", "evf_not_for_buckets")
+            remote = Dataset.open(f"{client.base_url}{BASE}")
+            for chain in list(local)[::12]:
+                assert remote[chain].msa.tobytes() == local[chain].msa.tobytes()
+            assert isinstance(remote.storage, HttpStorage)
+            assert remote.storage.links.stats["followed"] == followed
+            remote.close()
 
 
 def test_a_folder_has_urls_of_the_service_itself(served) -> None:
@@ -56,3 +61,12 @@ def test_a_folder_has_urls_of_the_service_itself(served) -> None:
 def test_no_url_for_what_is_no_shard(served, shards) -> None:
     answer = served.client.post(f"{served.base}/urls", json={"shards": shards})
     assert answer.status_code in (404, 422)
+
+
+def test_a_service_without_nginx_is_asked_for_links_once(served) -> None:
+    remote = Dataset.open(served.base)
+    for chain in list(remote)[::9]:
+        assert remote[chain].chain_id == chain
+    assert isinstance(remote.storage, HttpStorage)
+    assert remote.storage.links.stats == {"asked": 1, "followed": 0, "failed": 0}
+    remote.close()

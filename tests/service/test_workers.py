@@ -20,6 +20,7 @@ import pytest
 from evofeed.service.database.database import Database
 from evofeed.service.database.leader import Leader
 from evofeed.service.jobs import runner
+from evofeed.service.jobs.queue import ENDED
 from evofeed.synth import write_synthetic
 
 
@@ -36,13 +37,8 @@ class Running:
 
     def ended(self, job: str) -> dict[str, Any]:
         """A job that has ended."""
-        end = time.monotonic() + 240
-        while time.monotonic() < end:
-            found: dict[str, Any] = self.ask(f"/v1/jobs/{job}").json()
-            if found["state"] in ("cancelled", "succeeded", "failed"):
-                return found
-            time.sleep(0.2)
-        raise AssertionError(found)
+        until(lambda: self.ask(f"/v1/jobs/{job}").json()["state"] in ENDED)
+        return dict(self.ask(f"/v1/jobs/{job}").json())
 
     def workers(self) -> set[int]:
         return {pid for pid in children(self.process.pid) if b"spawn_main" in cmdline(pid)}
@@ -67,20 +63,6 @@ def cmdline(pid: int) -> bytes:
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/cmdline").read_bytes()
     return b""
-
-
-@contextmanager
-def two_workers(home: Path, **settings: str) -> Iterator[Running]:
-    with serving_process(home, "--no-auth", "--workers", "2", **settings) as service:
-        yield service
-        process, url, workers = service.process, service.url, service.workers()
-        process.send_signal(signal.SIGTERM)
-        said = process.stderr.read() if process.stderr else ""
-        assert process.wait(300) == 0, said
-        assert "Traceback" not in said
-    assert len(workers) == 2 and not any(cmdline(pid) for pid in workers)
-    with pytest.raises(httpx.ConnectError):
-        httpx.get(f"{url}/healthz")
 
 
 @contextmanager
@@ -116,14 +98,13 @@ def _refs_counted(metrics: str) -> set[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
 def test_two_workers_are_one_service_whichever_of_them_is_killed(
-    kind: str, folder: tuple[Path, str, str], tmp_path: Path, request: pytest.FixtureRequest
+    folder: tuple[Path, str, str], tmp_path: Path, postgres: Callable[[], str]
 ) -> None:
     write_synthetic(tmp_path / "raw", 6, seed=0)
     datasets = json.dumps({"demo": str(folder[0]), "out": str(tmp_path / "out")})
-    url = request.getfixturevalue("postgres")() if kind == "postgres" else ""
-    with two_workers(tmp_path / "home", datasets=datasets, database_url=url) as service:
+    own = {"datasets": datasets, "database_url": postgres()}
+    with serving_process(tmp_path / "home", "--no-auth", "--workers", "2", **own) as service:
         until(lambda: len(service.workers()) == 2)
         answers = [service.ask("/v1/datasets/demo/refs").status_code for _ in range(20)]
         assert answers == [200] * 20
@@ -146,6 +127,11 @@ def test_two_workers_are_one_service_whichever_of_them_is_killed(
         history = service.ask("/v1/datasets/out/refs/main/history").json()["moves"]
         assert [move["previous"] for move in history] == [None]
         until(lambda: len(service.workers()) == 2)
+        workers = service.workers()
+        service.process.terminate()
+        said = service.process.stderr.read() if service.process.stderr else ""
+        assert service.process.wait(300) == 0 and "Traceback" not in said, said
+    assert not any(cmdline(pid) for pid in workers)
 
 
 @pytest.mark.slow

@@ -39,12 +39,9 @@ OPERATORS: Final = [*_COMPARE, "in", "known", "all", "any", "not"]
 def match(
     table: pa.Table | pa.RecordBatch, node: Any, kinds: dict[str, str] | None = None
 ) -> pa.ChunkedArray | pa.Array:
-    """A boolean for each row of the index: does the chain pass?
+    """A boolean for each row of the index: does the chain pass? None passes every row.
 
-    Args:
-        table: index rows.
-        node: the filter, as parsed JSON; None passes every row.
-        kinds: `column_kinds` of it, from whoever knows it already.
+    `kinds` are its `column_kinds`, from whoever knows them already.
 
     Raises:
         Problem: the filter is malformed, too large, or names an unknown column; says where.
@@ -55,21 +52,12 @@ def match(
 
 
 def check(schema: pa.Schema, node: Any) -> None:
-    """Refuse a malformed filter, without rows.
-
-    Raises:
-        Problem: as `match`.
-    """
+    """Refuse a malformed filter, without rows (raises Problem: as `match`)."""
     match(schema.empty_table(), node)
 
 
 class _Evaluator:
-    """One walk over a filter; counts nodes so that no filter is endless.
-
-    Args:
-        table: index rows.
-        kinds: `column_kinds` of it; None: to be found.
-    """
+    """One walk over a filter; counts nodes so that no filter is endless."""
 
     def __init__(self, table: pa.Table | pa.RecordBatch, kinds: dict[str, str] | None) -> None:
         self._table = table

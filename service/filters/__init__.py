@@ -1,1 +1,0 @@
-"""Which chains of a snapshot: typed filters on the columns of its index."""

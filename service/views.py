@@ -1,0 +1,147 @@
+"""What the service and its client answer with, and the filters they take."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal, TypedDict
+
+ENDED: Final = frozenset({"succeeded", "failed", "cancelled"})
+"""States that a job does not leave by itself."""
+
+
+class RowFilters(TypedDict, total=False):
+    """What chains and complexes are filtered by; all that are given must hold."""
+
+    where: Mapping[str, Any] | None
+    columns: Sequence[str] | None
+    min_length: int
+    max_length: int
+    max_resolution: float
+    released_from: str
+    released_before: str
+    method: list[str]
+    is_distillation: bool
+    has_structure: bool
+    # of chains
+    min_depth: int
+    max_depth: int
+    min_templates: int
+    # of complexes
+    stoichiometry: list[str]
+    min_chains: int
+    max_chains: int
+    min_entities: int
+    max_entities: int
+    min_interface: int
+
+
+State = Literal["queued", "running", "cancelling", "cancelled", "succeeded", "failed"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """A featurize job as it was when it was asked for; times are ISO 8601 UTC.
+
+    Attributes:
+        id: its name.
+        dataset: what it adds to.
+        input_uri: its raw files; None for tokens that only read.
+        ref: what it moves; None: nothing.
+        message: why, for the ref's history.
+        state: queued, running, cancelling, cancelled, succeeded or failed.
+        attempts: runs of its process so far.
+        progress: `num_chains`, `good`, `broken`, `share`, `seconds_left`, ...
+        result: `snapshot`, counts and seconds, once it has ended.
+        error: why it failed.
+        principal: token it was submitted with.
+    """
+
+    id: str
+    dataset: str
+    input_uri: str | None = None
+    ref: str | None
+    message: str
+    state: State
+    attempts: int
+    progress: dict[str, Any]
+    result: dict[str, Any]
+    error: str
+    created_at: str
+    updated_at: str
+    principal: str
+
+    @property
+    def has_ended(self) -> bool:
+        """True if it does not go on by itself."""
+        return self.state in ENDED
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokenChain:
+    """A chain that is in no snapshot, or that something was left out of, and why."""
+
+    chain_id: str
+    type: str
+    message: str
+    path: str | None = None
+    line: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RefState:
+    """Where a ref points, and since when."""
+
+    name: str
+    digest: str
+    updated_at: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Move:
+    """One move of a ref.
+
+    Attributes:
+        digest: where it points since; empty: it was deleted.
+        previous: where it pointed; None: it was new.
+        moved_at: when, ISO 8601 UTC.
+        principal: who moved it; `store`: somebody past the service.
+        job: the job that moved it, if one did.
+        message: why.
+    """
+
+    digest: str
+    previous: str | None
+    moved_at: str
+    principal: str
+    job: str | None = None
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Token:
+    """A token without its secret; times are ISO 8601 UTC.
+
+    Attributes:
+        id: its name, and the middle of its text.
+        label: what it is for.
+        scopes: what it may do.
+        datasets: it is for these only; None: for all.
+        roots: places it may name; None: all that are open.
+        parent: the token it was made with, and ends with.
+        created_at: when it was made.
+        expires_at: when it ends; None: never.
+        revoked_at: when it was made worthless, if it was.
+        last_used_at: to the minute.
+    """
+
+    id: str
+    label: str
+    scopes: list[str]
+    datasets: list[str] | None = None
+    roots: list[str] | None = None
+    parent: str | None = None
+    created_at: str = ""
+    expires_at: str | None = None
+    revoked_at: str | None = None
+    last_used_at: str | None = None
