@@ -32,7 +32,8 @@ class _Triton:
     """The package, and its two functions of sizes in plain Python.
 
     Triton's own can be called by kernels too, and unwrap what they are given: 4 us a
-    call, and a block calls them 250 times a step.
+    call, and a block calls them 250 times a step. A compiler's symbols have no powers of 2:
+    with them nothing is launched.
     """
 
     def __init__(self, package: Any) -> None:
@@ -47,7 +48,7 @@ class _Triton:
 
     @staticmethod
     def next_power_of_2(n: int) -> int:
-        return 1 << (n - 1).bit_length()
+        return 1 << (n - 1).bit_length() if isinstance(n, int) else n
 
 
 try:
@@ -104,6 +105,11 @@ def plain_versions() -> Iterator[None]:
         yield
     finally:
         _plain = before
+
+
+def is_fake(x: Tensor) -> bool:
+    """Whether x has no numbers: a compiler asks for the shapes of results."""
+    return type(x).__name__ == "FakeTensor"
 
 
 def launchable(*tensors: Tensor | None) -> bool:

@@ -72,7 +72,7 @@ def precision(dtype: torch.dtype) -> str:
 
 def padded(size: int) -> int:
     """The tile that holds an axis: a power of two, and at least what a product takes."""
-    return max(16, int(triton.next_power_of_2(size)))
+    return max(16, triton.next_power_of_2(size))
 
 
 def pack(tensors: list[Tensor], dtype: torch.dtype, rows: int = 0) -> Tensor:

@@ -58,7 +58,7 @@ def _block(part: Tensor) -> tuple[int, int]:
     programs, with more rows at once. Rows of 16,384 numbers would make 32 programs of 512.
     """
     G, N = part.shape
-    rows = 8 if N >= LONG else int(max(8, min(triton.next_power_of_2(G), 128)))
+    rows = 8 if N >= LONG else max(8, min(triton.next_power_of_2(G), 128))
     return rows, 128 if LONG <= N < MANY * BLOCK // rows else BLOCK // rows
 
 

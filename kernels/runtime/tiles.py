@@ -221,7 +221,7 @@ def tile(op: str, C: int, dtype: torch.dtype) -> Tile:
     op = f"{op}_float32" if dtype is torch.float32 else op
     if op in SMALLER and op not in _overrides and shared_bytes() < ROOMY:
         return SMALLER[op]
-    return _overrides.get(op) or _saved_tile(op, C)
+    return _overrides.get(op) or _saved_tile(op, C if isinstance(C, int) else 128)
 
 
 @cache
@@ -257,4 +257,6 @@ def attention_tiles(N: int, dtype: torch.dtype) -> AttentionTiles:
 
 def hopper_tiles(N: int, D: int, has_bias: bool) -> HopperTiles:
     """Tiles for rows of N positions and heads of width D, in 16 bits on a Hopper card."""
+    if not isinstance(N, int):  # a compiler's symbol, for which nothing is launched
+        return HopperTiles()
     return _overrides.get("hopper_attention") or _saved_attention(N, D, has_bias)

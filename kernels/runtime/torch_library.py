@@ -2,14 +2,15 @@
 """Operators with a gradient: eagerly a `torch.autograd.Function`, compiled a `torch.library` op.
 
 Each operator is a subclass of `Operator` that writes its forward and backward pass as
-functions from tensors to new tensors, and beside each the shapes of its results. Eager
-code calls `torch.autograd.Function` directly, which costs a third of a custom operator's
-dispatch. While PyTorch compiles, `evofeed::NAME` and `evofeed::NAME_backward` go into the
-graph instead:
+functions from tensors to new tensors. Eager code calls `torch.autograd.Function` directly,
+which costs a third of a custom operator's dispatch. While PyTorch compiles, `evofeed::NAME` and
+`evofeed::NAME_backward` go into the graph instead:
 
     (Tensor[] tensors, <options>) -> Tensor[]
 
-A tensor that is None is an empty one there: lists of optional tensors have no gradients.
+The shapes of their results are what the same functions give for tensors without numbers, for
+which nothing is launched. A tensor that is None is an empty one there: lists of optional
+tensors have no gradients.
 """
 
 from __future__ import annotations
@@ -65,11 +66,6 @@ class Operator:
         raise NotImplementedError
 
     @staticmethod
-    def forward_fake(tensors: Sequence[Any], *options: Any) -> Results:
-        """As `forward`, shapes, strides and types only."""
-        raise NotImplementedError
-
-    @staticmethod
     def backward(tensors: Sequence[Any], *options: Any) -> Results:
         """What `gradients` takes apart; new, and no two share memory.
 
@@ -78,11 +74,6 @@ class Operator:
                 kept, and what else `forward` gave.
             options: those of `forward`.
         """
-        raise NotImplementedError
-
-    @staticmethod
-    def backward_fake(tensors: Sequence[Any], *options: Any) -> Results:
-        """As `backward`, shapes, strides and types only."""
         raise NotImplementedError
 
     @staticmethod
@@ -292,8 +283,8 @@ def _eager_shared(op: type[Operator]) -> type[torch.autograd.Function]:
 
 def _register(op: type[Operator], name: str) -> None:
     """Defines `evofeed::name`, its backward operator, and its gradient."""
-    _define(name, op, op.forward, op.forward_fake)
-    _define(f"{name}_backward", op, op.backward, op.backward_fake)
+    _define(name, op, op.forward)
+    _define(f"{name}_backward", op, op.backward)
     op.compiled = getattr(getattr(torch.ops, NAMESPACE), name).default
     compiled_backward = getattr(getattr(torch.ops, NAMESPACE), f"{name}_backward").default
     saved = _saver(op)
@@ -312,21 +303,16 @@ def _register(op: type[Operator], name: str) -> None:
     torch.library.register_autograd(f"{NAMESPACE}::{name}", differentiate, setup_context=setup)
 
 
-def _define(
-    name: str, op: type[Operator], compute: Callable[..., Results], fake: Callable[..., Results]
-) -> None:
+def _define(name: str, op: type[Operator], compute: Callable[..., Results]) -> None:
     def run(tensors: list[Tensor], *options: Any) -> list[Tensor]:
         with without_autocast(tensors[0]), apart():  # a compiler may reuse what it gets
             made = compute(_with_none(tensors), *options)
         inputs = {id(t) for t in tensors}  # a custom operator may not return one as it is
         return [t.clone() if id(t) in inputs else t for t in _without_none(made, tensors)]
 
-    def shapes(tensors: list[Tensor], *options: Any) -> list[Tensor]:
-        return _without_none(fake(_with_none(tensors), *options), tensors)
-
     schema = f"(Tensor[] tensors{', ' if op.options else ''}{op.options}) -> Tensor[]"
     torch.library.custom_op(f"{NAMESPACE}::{name}", run, mutates_args=(), schema=schema)
-    torch.library.register_fake(f"{NAMESPACE}::{name}", shapes)
+    torch.library.register_fake(f"{NAMESPACE}::{name}", run)
 
 
 def _with_none(tensors: Sequence[Tensor]) -> list[Tensor | None]:

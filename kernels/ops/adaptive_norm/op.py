@@ -101,16 +101,6 @@ def adapted_grads(
     return [da, ds, of_norm, weight_grad(dlayers, of_s.normed), dbias]
 
 
-def fake_grads(
-    a: Tensor, s: Tensor, gamma: Tensor, gate_bias: Tensor, packed: Tensor
-) -> list[Tensor]:
-    """The shapes of what `adapted_grads` gives, a and s in their own."""
-    return [
-        a.new_empty(a.shape), s.new_empty(s.shape), gamma.new_empty(2 * s.shape[-1]),
-        packed.new_empty(packed.shape), gate_bias.new_empty(gate_bias.shape),
-    ]  # fmt: skip
-
-
 class _AdaptiveNorm(Operator, name="adaptive_norm"):
     options = "float eps, ScalarType dtype"
     kept = (0, 1, 2, 4)  # a, s, gamma, the gate's bias
@@ -124,22 +114,12 @@ class _AdaptiveNorm(Operator, name="adaptive_norm"):
         return [out.view(a.shape), packed]
 
     @staticmethod
-    def forward_fake(tensors: Sequence[Any], eps: float, dtype: torch.dtype) -> list[Tensor]:
-        a, _, _, gate, _, _ = tensors
-        C, K = gate.shape
-        return [a.new_empty(a.shape), a.new_empty((2 * C, K), dtype=dtype)]
-
-    @staticmethod
     def backward(tensors: Sequence[Any], eps: float, dtype: torch.dtype) -> list[Tensor]:
         dout, a, s, gamma, bias, packed = tensors
         rows, flat = (t.view(-1, t.shape[-1]) for t in (a, s))
         of_s, dout = conditions(flat, gamma, packed, eps, dtype), dout.contiguous()
         da, ds, *rest = adapted_grads(dout, rows, flat, of_s, gamma, bias, packed, eps)
         return [da.view(a.shape), ds.view(s.shape), *rest]
-
-    @staticmethod
-    def backward_fake(tensors: Sequence[Any], eps: float, dtype: torch.dtype) -> list[Tensor]:
-        return fake_grads(*tensors[1:])
 
     @staticmethod
     def gradients(

@@ -61,16 +61,6 @@ def _prepared(mask: Tensor, scale: float, dtype: torch.dtype) -> MaskTerms:
     return MaskTerms(term, factor)
 
 
-def fake_mask(mask: Tensor, dtype: torch.dtype) -> MaskTerms:
-    """The shapes of what `prepare_mask` makes."""
-    B, R, N = mask.shape
-    width = triton.cdiv(N, 64) * 64
-    return MaskTerms(
-        mask.new_empty((B * R, width), dtype=dtype),
-        mask.new_empty(B * R, dtype=torch.float32),
-    )
-
-
 def run_forward(
     q: Tensor,
     k: Tensor,
@@ -205,16 +195,6 @@ class _BiasedAttention(Operator, name="biased_attention"):
         return [out, lse, ready, *(masked or (None, None))]
 
     @staticmethod
-    def forward_fake(tensors: Sequence[Any], scale: float) -> list[Tensor | None]:
-        q, _, _, bias, mask = tensors
-        B, R, N, H, _ = q.shape
-        return [
-            q.new_empty(q.shape), q.new_empty((B * R, H, N), dtype=torch.float32),
-            None if bias is None else q.new_empty(bias.shape),
-            *((None, None) if mask is None else fake_mask(mask, q.dtype)),
-        ]  # fmt: skip
-
-    @staticmethod
     def backward(tensors: Sequence[Any], scale: float) -> list[Tensor | None]:
         do, q, k, v, out, lse, bias, term, factor = tensors
         masked = None if term is None else MaskTerms(term, factor)
@@ -224,12 +204,6 @@ class _BiasedAttention(Operator, name="biased_attention"):
         delta = output_delta(out, do)
         inputs = BackwardInputs(do, q, k, v, bias, masked, lse, delta, scale, (dq, dk, dv))
         return [grads, run_backward(inputs)]
-
-    @staticmethod
-    def backward_fake(tensors: Sequence[Any], scale: float) -> list[Tensor | None]:
-        _, q, _, _, _, _, bias, _, _ = tensors
-        db = None if bias is None else bias.new_empty(bias.shape, dtype=torch.float32)
-        return [q.new_empty((3, *q.shape)), db]
 
     @staticmethod
     def gradients(

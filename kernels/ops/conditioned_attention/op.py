@@ -22,13 +22,11 @@ from evofeed.kernels.ops.adaptive_norm.op import (
     adapted,
     adapted_grads,
     conditions,
-    fake_grads,
     rows_fit,
 )
 from evofeed.kernels.ops.attention.inputs import BackwardInputs, MaskTerms
 from evofeed.kernels.ops.attention.op import (
     MAX_HEAD_WIDTH,
-    fake_mask,
     prepare_mask,
     run_backward,
     run_forward,
@@ -99,34 +97,6 @@ class _ConditionedAttention(Operator, name="conditioned_attention"):
         ]  # fmt: skip
 
     @staticmethod
-    def forward_fake(
-        tensors: Sequence[Any], heads: int, eps: float, residual: bool, dtype: torch.dtype
-    ) -> list[Tensor | None]:
-        a, s, bias, mask, _, _, _, _, _, q, _, _, _, _, o, last, _ = tensors
-        (B, R, N, C), width = a.shape, q.shape[0]
-        M = B * R * N
-        made = {
-            "ready": None if bias is None else tuple(bias.shape),
-            "packed": None if s is None else (2 * C, s.shape[-1]), "weights": (4 * width, C),
-            "wo": tuple(o.shape), "wl": None if s is None else tuple(last.shape),
-            "stats": (2, M) if s is None else None,
-            "of_x": None if s is None else (M, 2 * C), "x": (M, C), "qkvg": (M, 4 * width),
-            "attended": (B, R, N, heads, width // heads), "lse": (B * R, heads, N),
-            "y": None if s is None else (M, C),
-        }  # fmt: skip
-        exact = {"stats", "lse"}
-        masked = None if mask is None else fake_mask(mask, dtype)
-        return [
-            a.new_empty(a.shape),
-            *(
-                None if shape is None
-                else a.new_empty(shape, dtype=torch.float32 if name in exact else dtype)
-                for name, shape in made.items()
-            ),
-            *(masked or (None, None)),
-        ]  # fmt: skip
-
-    @staticmethod
     def backward(
         tensors: Sequence[Any], heads: int, eps: float, residual: bool, dtype: torch.dtype
     ) -> list[Tensor | None]:
@@ -162,23 +132,6 @@ class _ConditionedAttention(Operator, name="conditioned_attention"):
             rest = [ds.view(s.shape), *others]
         dq_bias = torch.sum(drows[:, :width], 0, dtype=torch.float32)
         return [da.view(a.shape), *rest, dbias, weight_grad(drows, x), dq_bias, dwo, *of_last]
-
-    @staticmethod
-    def backward_fake(
-        tensors: Sequence[Any], heads: int, eps: float, residual: bool, dtype: torch.dtype
-    ) -> list[Tensor | None]:
-        _, a, s, gamma, _, gate_bias, last_bias, ready, packed, packed_w, wo, wl, *_ = tensors
-        of_norm: list[Tensor | None] = [
-            a.new_empty(a.shape), None, gamma.new_empty(2 * a.shape[-1]), None, None,
-        ]  # fmt: skip
-        if s is not None:
-            of_norm = [*fake_grads(a, s, gamma, gate_bias, packed)]
-        return [
-            *of_norm, None if ready is None else ready.new_empty(ready.shape, dtype=torch.float32),
-            packed_w.new_empty(packed_w.shape), wo.new_empty(wo.shape[1], dtype=torch.float32),
-            wo.new_empty(wo.shape),
-            *(None if t is None else t.new_empty(t.shape) for t in (wl, last_bias)),
-        ]  # fmt: skip
 
     @staticmethod
     def gradients(

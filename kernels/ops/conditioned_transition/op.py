@@ -19,7 +19,6 @@ from evofeed.kernels.ops.adaptive_norm.op import (
     adapted,
     adapted_grads,
     conditions,
-    fake_grads,
     rows_fit,
 )
 from evofeed.kernels.ops.conditioned_transition import reference
@@ -54,17 +53,6 @@ class _ConditionedTransition(Operator, name="conditioned_transition"):
         return [found.view(a.shape), packed, hidden_w, wo, wl, of_s.layers, x, layers, y]
 
     @staticmethod
-    def forward_fake(
-        tensors: Sequence[Any], eps: float, residual: bool, dtype: torch.dtype
-    ) -> list[Tensor]:
-        a, _, _, _, gate, _, _, silu, _, out, last, _, factor = tensors
-        (C, K), N = gate.shape, silu.shape[0]
-        parts, M = 2 if factor is None else 3, a.numel() // C
-        shapes = [(2 * C, K), (parts * N, C), out.shape, last.shape]
-        shapes += [(M, 2 * C), (M, C), (M, parts * N), (M, C)]
-        return [a.new_empty(a.shape), *(a.new_empty(shape, dtype=dtype) for shape in shapes)]
-
-    @staticmethod
     def backward(
         tensors: Sequence[Any], eps: float, residual: bool, dtype: torch.dtype
     ) -> list[Tensor]:
@@ -86,14 +74,6 @@ class _ConditionedTransition(Operator, name="conditioned_transition"):
             weight_grad(dy, hidden), weight_grad(dgate, narrow),
             *column_sums([last_sums], last_bias.dtype),
         ]  # fmt: skip
-
-    @staticmethod
-    def backward_fake(
-        tensors: Sequence[Any], eps: float, residual: bool, dtype: torch.dtype
-    ) -> list[Tensor]:
-        _, a, s, _, gamma, bias, last_bias, packed, hidden_w, wo, wl, *_ = tensors
-        made = [t.new_empty(t.shape) for t in (hidden_w, wo, wl, last_bias)]
-        return [*fake_grads(a, s, gamma, bias, packed), *made]
 
     @staticmethod
     def gradients(

@@ -22,7 +22,6 @@ from torch import Tensor
 from evofeed.kernels.ops.attention.inputs import BackwardInputs, MaskTerms
 from evofeed.kernels.ops.attention.op import (
     MAX_HEAD_WIDTH,
-    fake_mask,
     prepare_mask,
     run_backward,
     run_forward,
@@ -104,28 +103,6 @@ class _GatedAttention(Operator, name="gated_attention"):
         ]  # fmt: skip
 
     @staticmethod
-    def forward_fake(tensors: Sequence[Any], *options: Any) -> list[Tensor | None]:
-        plan = Plan(*options)
-        x, bias, mask, _, _, q, _, _, _, _, o, _, pair, _ = tensors
-        B, R, N, C = x.shape
-        width, H, M = q.shape[0], plan.heads, B * R * N
-        rows, length = (N, R) if plan.columns else (R, N)
-        ready = None
-        if bias is not None or pair is not None:
-            ready = x.new_empty((B, H, length, length), dtype=plan.dtype)
-        packed_rows = 4 * width + (0 if pair is None else H + -H % 16)
-        masked = None if mask is None else fake_mask(attending_last(mask, plan), plan.dtype)
-        return [
-            x.new_empty(x.shape), ready, q.new_empty((packed_rows, C), dtype=plan.dtype),
-            x.new_empty((2, M), dtype=torch.float32),
-            x.new_empty((M, C), dtype=plan.dtype) if keeps((M, C), plan.dtype) else None,
-            x.new_empty((M, 4 * width), dtype=plan.dtype),
-            x.new_empty((B, R, N, H, width // H), dtype=plan.dtype),
-            x.new_empty((B * rows, H, length), dtype=torch.float32),
-            o.new_empty(o.shape, dtype=plan.dtype), *(masked or (None, None)),
-        ]  # fmt: skip
-
-    @staticmethod
     def backward(
         tensors: Sequence[Any], *options: Any, others: OtherPairs | None = None
     ) -> list[Tensor | None]:
@@ -179,24 +156,6 @@ class _GatedAttention(Operator, name="gated_attention"):
             dwo = rest[1].view(out_weight.shape)
         dbo = None if residual_sums else rest[0]
         return [dx.view(x.shape), dbias, dw, of_norm, dg_bias, dwo, dbo]
-
-    @staticmethod
-    def backward_fake(tensors: Sequence[Any], *options: Any) -> list[Tensor | None]:
-        plan = Plan(*options)
-        (
-            dout, x, gamma, _, _, drop_mask, ready, packed_w, _, _, _, _, _, out_weight, _, _,
-        ) = tensors  # fmt: skip
-        C, width = out_weight.shape
-        given_bias = ready is not None and packed_w.shape[0] == 4 * width
-        residual_sums = _norm_sums_residual(x, dout, drop_mask, width, plan)
-        return [
-            x.new_empty(x.shape),
-            ready.new_empty(ready.shape, dtype=torch.float32) if given_bias else None,
-            packed_w.new_empty(packed_w.shape, dtype=gamma.dtype),
-            gamma.new_empty((3 if residual_sums else 2) * C), gamma.new_empty(width),
-            out_weight.new_empty(out_weight.shape, dtype=gamma.dtype),
-            None if residual_sums else gamma.new_empty(C),
-        ]  # fmt: skip
 
     @staticmethod
     def gradients(

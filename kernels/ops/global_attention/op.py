@@ -94,22 +94,6 @@ class _GlobalColumnAttention(Operator, name="global_column_attention"):
         return [out, packed, gkv, count, share, mean, wq, query, attended, lse, wo]
 
     @staticmethod
-    def forward_fake(tensors: Sequence[Any], *options: Any) -> list[Tensor]:
-        plan = _Plan(*options)
-        xn, x, _, q, _, _, _, _, o, _ = tensors
-        (B, S, R, C), (K, H), dtype = xn.shape, (q.shape[0], plan.heads), plan.dtype
-        query = (B, R, H, K // H)
-        return [
-            x.new_empty(x.shape), q.new_empty((K + 2 * (K // H), C), dtype=dtype),
-            xn.new_empty((B * S * R, K + 2 * (K // H)), dtype=dtype),
-            xn.new_empty((B, R), dtype=torch.float32),
-            xn.new_empty((B, R, 1), dtype=torch.float32), xn.new_empty((B, R, C), dtype=dtype),
-            q.new_empty(q.shape, dtype=dtype), xn.new_empty(query, dtype=dtype),
-            xn.new_empty(query, dtype=dtype), xn.new_empty((B, R, H), dtype=torch.float32),
-            o.new_empty(o.shape, dtype=dtype),
-        ]  # fmt: skip
-
-    @staticmethod
     def backward(tensors: Sequence[Any], *options: Any) -> list[Tensor]:
         plan = _Plan(*options)
         (
@@ -152,14 +136,6 @@ class _GlobalColumnAttention(Operator, name="global_column_attention"):
         flat = dout.view(-1, C).to(plan.dtype)
         dq, dwo = torch.mm(dquery.t(), mean.view(-1, C)), torch.mm(flat.t(), gated)
         return [dxn, dq, dpacked, dwo, *column_sums([sums], torch.float32)]
-
-    @staticmethod
-    def backward_fake(tensors: Sequence[Any], *options: Any) -> list[Tensor]:
-        _, xn, _, _, packed, gkv, _, _, _, wq, _, _, _, wo = tensors
-        return [
-            gkv.new_empty(xn.shape), wq.new_empty(wq.shape), packed.new_empty(packed.shape),
-            wo.new_empty(wo.shape), gkv.new_empty(sum(wo.shape), dtype=torch.float32),
-        ]  # fmt: skip
 
     @staticmethod
     def gradients(

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from evofeed.kernels.ops.layer_norm.triton import norm_backward_kernel, norm_forward_kernel
-from evofeed.kernels.runtime.backend import launchable, sm_count, without_autocast
+from evofeed.kernels.runtime.backend import is_fake, launchable, sm_count, without_autocast
 from evofeed.kernels.runtime.checks import check_one_device, check_shape, check_type
 from evofeed.kernels.runtime.launching import Launch
 from evofeed.kernels.runtime.tiles import Tile, small_norm, tile
@@ -101,6 +101,8 @@ def _normalised(
     keep, stats = for_backward and not _found_again(C * x.itemsize), None
     if for_backward:
         stats = x.new_empty((2 * M if keep else 0) + TICKETS, dtype=torch.float32)
+    if is_fake(x):
+        return y, stats
     run = _forward_launch(
         _choice("norm_forward", x), (x.device, x.dtype, weight.dtype, bias.dtype),
         (M, n1, s0, s1, C, eps), plain, keep, TICKETS if for_backward else 0,
@@ -133,13 +135,6 @@ class _LayerNorm(Operator, name="layer_norm"):
         return [*_normalised(x, weight, bias, eps, True)]
 
     @staticmethod
-    def forward_fake(tensors: Sequence[Any], eps: float) -> list[Tensor]:
-        x = tensors[0]
-        row_bytes = x.shape[-1] * x.itemsize
-        stats = (0 if _found_again(row_bytes) else 2 * (x.numel() // x.shape[-1])) + TICKETS
-        return [x.new_empty(x.shape), x.new_empty(stats, dtype=torch.float32)]
-
-    @staticmethod
     def backward(tensors: Sequence[Any], eps: float) -> list[Tensor]:
         dy, x, weight, bias, stats = tensors
         sums = torch.empty_like(weight), torch.empty_like(bias)
@@ -148,11 +143,6 @@ class _LayerNorm(Operator, name="layer_norm"):
             dy.contiguous(), x, weight, bias, stats, (n1, s0, s1), sums=sums, eps=eps
         )
         return [dx, *sums]
-
-    @staticmethod
-    def backward_fake(tensors: Sequence[Any], eps: float) -> list[Tensor]:
-        _, x, weight, bias, _ = tensors
-        return [x.new_empty(x.shape), torch.empty_like(weight), torch.empty_like(bias)]
 
     @staticmethod
     def gradients(
@@ -195,6 +185,9 @@ def layer_norm_backward(
     C = x.shape[-1]
     M, plain = x.numel() // C, x.is_contiguous()
     dx = torch.empty_like(x) if plain else x.new_empty(x.shape)
+    width = (3 if residual_sum else 2) * C
+    if is_fake(x):
+        return dx, x.new_empty((1, width), dtype=torch.float32)
     kinds = (
         x.device, dy.dtype, x.dtype, weight.dtype, bias.dtype,
         None if residual is None else residual.dtype, None if normed is None else normed.dtype,
@@ -203,7 +196,7 @@ def layer_norm_backward(
         _choice("norm_backward", x), sm_count(x), kinds, (M, *rows, C, eps), plain,
         residual_sum, sums is not None,
     )  # fmt: skip
-    partial = x.new_empty((sums_rows, (3 if residual_sum else 2) * C), dtype=torch.float32)
+    partial = x.new_empty((sums_rows, width), dtype=torch.float32)
     dw, db = (None, None) if sums is None else sums
     run(dy, x, weight, bias, stats, residual, dx, normed, partial, dw, db)
     return dx, partial

@@ -99,22 +99,6 @@ class _OuterProductMean(Operator, name="outer_product_mean"):
         return [out, packed_w, out_w, ab, norm, stats, kept]
 
     @staticmethod
-    def forward_fake(
-        tensors: Sequence[Any], eps: float, least: float, norm_eps: float, dtype: torch.dtype
-    ) -> list[Tensor | None]:
-        m, _, z, *weights = tensors
-        w: Any = OuterWeights(*weights)
-        (B, S, R, C), E, N = m.shape, w.w1.shape[0], w.out.shape[0]
-        rows = B * S * R
-        return [
-            m.new_empty((B, R, R, N), dtype=m.dtype if z is None else z.dtype),
-            m.new_empty((2 * E, C), dtype=dtype), m.new_empty((E * E, N), dtype=dtype),
-            m.new_empty((2, rows, E), dtype=dtype), m.new_empty((B, R, R), dtype=torch.float32),
-            m.new_empty((2, rows), dtype=torch.float32),
-            m.new_empty((B, R * E, R * E), dtype=dtype) if S >= KEPT_FROM else None,
-        ]  # fmt: skip
-
-    @staticmethod
     def backward(
         tensors: Sequence[Any], eps: float, least: float, norm_eps: float, dtype: torch.dtype,
         later: Tensor | None = None, others: Others | None = None,
@@ -154,17 +138,6 @@ class _OuterProductMean(Operator, name="outer_product_mean"):
         sums = column_sums([norm_sums, ab_sums, out_sums], gamma.dtype)
         dw = weight_grad(dab, normed, gamma.dtype)
         return [dm.view(m.shape), dw, *sums, d_out_w]
-
-    @staticmethod
-    def backward_fake(
-        tensors: Sequence[Any], eps: float, least: float, norm_eps: float, dtype: torch.dtype
-    ) -> list[Tensor]:
-        _, m, _, gamma, _, weight, packed_w, out_w, _, _, _, _ = tensors
-        (E2, C), N = packed_w.shape, out_w.shape[1]
-        return [
-            m.new_empty(m.shape), gamma.new_empty(packed_w.shape), gamma.new_empty(2 * C),
-            gamma.new_empty(E2), gamma.new_empty(N), weight.new_empty(out_w.shape),
-        ]  # fmt: skip
 
     @staticmethod
     def gradients(

@@ -62,17 +62,6 @@ class _PairBias(Operator, name="pair_bias"):
         return [bias, packed, stats]
 
     @staticmethod
-    def forward_fake(
-        tensors: Sequence[Any], eps: float, scale: float, dtype: torch.dtype
-    ) -> list[Tensor]:
-        z, _, _, weight = tensors
-        (B, rows, J, _), H = z.shape, weight.shape[0]
-        return [
-            z.new_empty((B, H, rows, J), dtype=dtype), weight.new_empty(weight.shape, dtype=dtype),
-            z.new_empty((2, B * rows * J), dtype=torch.float32),
-        ]  # fmt: skip
-
-    @staticmethod
     def backward(
         tensors: Sequence[Any], eps: float, scale: float, dtype: torch.dtype,
         later: Tensor | None = None,
@@ -96,14 +85,6 @@ class _PairBias(Operator, name="pair_bias"):
              "STAGES": block.stages, "num_warps": block.warps, "num_stages": block.stages},
         )  # fmt: skip
         return [out, *column_sums([partial], gamma.dtype)]
-
-    @staticmethod
-    def backward_fake(
-        tensors: Sequence[Any], eps: float, scale: float, dtype: torch.dtype
-    ) -> list[Tensor]:
-        _, z, gamma, _, packed, _ = tensors
-        H, C = packed.shape
-        return [z.new_empty(z.shape), gamma.new_empty((2 + H) * C)]
 
     @staticmethod
     def gradients(

@@ -59,10 +59,6 @@ class _MaskedSoftmax(Operator, name="masked_softmax"):
         return [y]
 
     @staticmethod
-    def forward_fake(tensors: Sequence[Any], has_bias: bool) -> list[Tensor]:
-        return [torch.empty_like(tensors[0])]
-
-    @staticmethod
     def backward(tensors: Sequence[Any], has_bias: bool) -> list[Tensor | None]:
         dy, y = tensors
         dx = torch.empty_like(y)
@@ -77,13 +73,6 @@ class _MaskedSoftmax(Operator, name="masked_softmax"):
             {"HAS_BIAS": has_bias, **options},
         )  # fmt: skip
         return [dx, None if partial is None else partial.sum(1)]
-
-    @staticmethod
-    def backward_fake(tensors: Sequence[Any], has_bias: bool) -> list[Tensor | None]:
-        y = tensors[1]
-        B, _, H, Q, K = y.shape
-        db = y.new_empty((B, H, Q, K), dtype=torch.float32) if has_bias else None
-        return [torch.empty_like(y), db]
 
     @staticmethod
     def gradients(

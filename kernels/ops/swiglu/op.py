@@ -80,18 +80,6 @@ class _SwigluTransition(Operator, name="swiglu_transition"):
         return [out.view(x.shape), packed, wo, stats]
 
     @staticmethod
-    def forward_fake(
-        tensors: Sequence[Any], eps: float, residual: bool, dtype: torch.dtype
-    ) -> list[Tensor]:
-        x, _, _, _, gate, _, wo = tensors
-        N, C = gate.shape
-        return [
-            x.new_empty(x.shape), x.new_empty((2 * N, C), dtype=dtype),
-            x.new_empty(wo.shape, dtype=dtype),
-            x.new_empty((2, x.numel() // C), dtype=torch.float32),
-        ]  # fmt: skip
-
-    @staticmethod
     def backward(
         tensors: Sequence[Any], eps: float, residual: bool, dtype: torch.dtype
     ) -> list[Tensor]:
@@ -123,16 +111,6 @@ class _SwigluTransition(Operator, name="swiglu_transition"):
                 torch.mm(dab, packed), flat, stats, gamma, beta, dout if residual else None
             )
         return [dx.view(x.shape), column_sums([norm_sums], gamma.dtype)[0], dpacked, dwo]
-
-    @staticmethod
-    def backward_fake(
-        tensors: Sequence[Any], eps: float, residual: bool, dtype: torch.dtype
-    ) -> list[Tensor]:
-        _, x, _, gamma, _, packed, wo, _ = tensors
-        return [
-            x.new_empty(x.shape), gamma.new_empty(2 * x.shape[-1]), packed.new_empty(packed.shape),
-            wo.new_empty(wo.shape),
-        ]  # fmt: skip
 
     @staticmethod
     def gradients(

@@ -53,12 +53,6 @@ class _TemplateAttention(Operator, name="template_attention"):
         return [out, lse]
 
     @staticmethod
-    def forward_fake(tensors: Sequence[Any], heads: int) -> list[Tensor]:
-        q = tensors[0]
-        lse = q.new_empty((*q.shape[:2], heads), dtype=torch.float32)
-        return [torch.empty_like(q), lse]
-
-    @staticmethod
     def backward(tensors: Sequence[Any], heads: int) -> list[Tensor]:
         dout, q, k, v, bias, out, lse = tensors
         found = [torch.empty_like(t) for t in (q, k, v)]
@@ -69,10 +63,6 @@ class _TemplateAttention(Operator, name="template_attention"):
             {"HAS_BIAS": bias is not None, **meta},
         )  # fmt: skip
         return found
-
-    @staticmethod
-    def backward_fake(tensors: Sequence[Any], heads: int) -> list[Tensor]:
-        return [torch.empty_like(t) for t in tensors[1:4]]
 
     @staticmethod
     def gradients(

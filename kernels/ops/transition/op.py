@@ -69,19 +69,6 @@ class _Transition(Operator, name="transition"):
         return [out.view(x.shape), packed1, packed2, stats, normed]
 
     @staticmethod
-    def forward_fake(
-        tensors: Sequence[Any], eps: float, residual: bool, dtype: torch.dtype
-    ) -> list[Tensor | None]:
-        x, _, _, _, w1, _, w2, _ = tensors
-        rows = x.numel() // x.shape[-1]
-        kept = x.shape[-1] >= WIDE and keeps(x.shape, dtype)
-        return [
-            x.new_empty(x.shape), w1.new_empty(w1.shape, dtype=dtype),
-            w2.new_empty(w2.shape, dtype=dtype), x.new_empty((2, rows), dtype=torch.float32),
-            x.new_empty((rows, x.shape[-1]), dtype=dtype) if kept else None,
-        ]  # fmt: skip
-
-    @staticmethod
     def backward(
         tensors: Sequence[Any], eps: float, residual: bool, dtype: torch.dtype
     ) -> list[Tensor | None]:
@@ -111,19 +98,6 @@ class _Transition(Operator, name="transition"):
         if of_weights:
             *rest, dw1, dw2 = *rest[:-2], rest[-2].view(w1.shape), rest[-1].view(w2.shape)
         return [dx.view(x.shape), of_norm, dw1, db1, dw2, rest[0] if own_sums else None]
-
-    @staticmethod
-    def backward_fake(
-        tensors: Sequence[Any], eps: float, residual: bool, dtype: torch.dtype
-    ) -> list[Tensor | None]:
-        dout, x, mask, gamma, _, _, w1, w2, _, _ = tensors
-        own_sums = _sums_of_its_own(dout, mask, residual, dtype)
-        N, C = w1.shape
-        return [
-            x.new_empty(x.shape), gamma.new_empty((2 if own_sums else 3) * C),
-            gamma.new_empty(w1.shape), gamma.new_empty(N), gamma.new_empty(w2.shape),
-            gamma.new_empty(C) if own_sums else None,
-        ]  # fmt: skip
 
     @staticmethod
     def gradients(

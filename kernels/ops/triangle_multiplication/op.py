@@ -120,21 +120,6 @@ class _TriangleMultiplication(Operator, name="triangle_multiplication"):
         return [out, packed_w, packed_b, wz, stats, *kept]
 
     @staticmethod
-    def forward_fake(tensors: Sequence[Any], *options: Any) -> list[Tensor | None]:
-        dtype = _Plan(*options).dtype
-        z, _, _, *weights = tensors
-        w: Any = TriangleWeights(*weights)
-        (B, R, _, C), E = z.shape, w.a_p.shape[0]
-        product_shape = (E * B, R, R)
-        return [
-            z.new_empty(z.shape), z.new_empty((4 * E + C, C), dtype=dtype),
-            w.a_p_bias.new_empty(4 * E), z.new_empty((C, E), dtype=dtype),
-            z.new_empty((2, 2, B * R * R), dtype=torch.float32),
-            z.new_empty((2, *product_shape), dtype=dtype),
-            z.new_empty(product_shape, dtype=dtype) if keeps(product_shape, dtype) else None,
-        ]  # fmt: skip
-
-    @staticmethod
     def backward(
         tensors: Sequence[Any], *options: Any, others: Product | None = None
     ) -> list[Tensor]:
@@ -205,15 +190,6 @@ class _TriangleMultiplication(Operator, name="triangle_multiplication"):
         of_norm, of_in = column_sums([norm_sums, in_sums], gamma_in.dtype)
         dw = weight_grad(dpacked, normed, gamma_in.dtype)
         return [dz.view(z.shape), dw, of_norm, of_in, dwz, of_out]
-
-    @staticmethod
-    def backward_fake(tensors: Sequence[Any], *options: Any) -> list[Tensor]:
-        _, z, _, _, gamma, _, _, _, _, _, packed_w, _, wz, _, _, _ = tensors
-        C, E = wz.shape
-        return [
-            z.new_empty(z.shape), gamma.new_empty(packed_w.shape), gamma.new_empty(2 * C),
-            gamma.new_empty(4 * E), gamma.new_empty(wz.shape), gamma.new_empty(2 * (C + E)),
-        ]  # fmt: skip
 
     @staticmethod
     def gradients(

@@ -72,17 +72,6 @@ class _WeightedAverage(Operator, name="weighted_average"):
         return [out, packed, wo, stats, averaged]
 
     @staticmethod
-    def forward_fake(tensors: Sequence[Any], eps: float, dtype: torch.dtype) -> list[Tensor]:
-        m, shares, _, _, v, _, o = tensors
-        (K, C), H = v.shape, shares.shape[1]
-        return [
-            m.new_empty(m.shape), v.new_empty((2 * K, C), dtype=dtype),
-            o.new_empty((C, K), dtype=dtype),
-            m.new_empty((2, m.numel() // C), dtype=torch.float32),
-            m.new_empty((*m.shape[:3], H, K // H), dtype=dtype),
-        ]  # fmt: skip
-
-    @staticmethod
     def backward(tensors: Sequence[Any], eps: float, dtype: torch.dtype) -> list[Tensor]:
         dout, m, shares, gamma, beta, packed, wo, stats, averaged = tensors
         (C, K), H = wo.shape, shares.shape[1]
@@ -107,15 +96,6 @@ class _WeightedAverage(Operator, name="weighted_average"):
         return [
             dm.view(m.shape), dshares, weight_grad(drows, normed),
             column_sums([norm_sums], gamma.dtype)[0], dwo,
-        ]  # fmt: skip
-
-    @staticmethod
-    def backward_fake(tensors: Sequence[Any], eps: float, dtype: torch.dtype) -> list[Tensor]:
-        _, m, shares, gamma, _, packed, wo, _, _ = tensors
-        return [
-            m.new_empty(m.shape), shares.new_empty(shares.shape, dtype=torch.float32),
-            packed.new_empty(packed.shape), gamma.new_empty(2 * wo.shape[0]),
-            wo.new_empty(wo.shape),
         ]  # fmt: skip
 
     @staticmethod
