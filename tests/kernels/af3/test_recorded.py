@@ -39,7 +39,7 @@ OURS = re.compile(
 
 
 def _smallest() -> set[Path]:
-    """A case of each class: the others take minutes under the interpreter."""
+    """A case of each class: the others are of the same kernels, and for GPUs."""
     least: dict[str, Path] = {}
     for path in PATHS:
         kind = f"{path.parent.name} {path.stem.split('.')[0]}"
@@ -50,10 +50,9 @@ def _smallest() -> set[Path]:
 
 FEW = _smallest()
 SOME = [
-    pytest.param(path, id=name, marks=() if path in FEW and quick(path) else pytest.mark.slow)
+    pytest.param(path, id=name, marks=() if quick(path) else pytest.mark.slow)
     for path, name in zip(PATHS, NAMES, strict=True)
-    # Edge cases of whole blocks are those of their parts, in ten times as long: on GPUs only.
-    if torch.cuda.is_available() or not path.stem.endswith("_block.e")
+    if torch.cuda.is_available() or path in FEW
 ]
 
 

@@ -26,7 +26,8 @@ BLOCK = {
     "msa_dropout": 0.15, "pair_dropout": 0.25,
 }  # fmt: skip
 
-CASES = [(name, case) for name, it in declared().items() for case in it.cases]
+CASES = [(name, [*it.cases][-1]) for name, it in declared().items()]
+"""Of each operator the case that is declared last, which has most of what it may be given."""
 Call = tuple[Any, tuple[Any, ...], tuple[Tensor | None, ...]]
 
 
@@ -73,14 +74,13 @@ def _check(call: Call, *tests: str) -> None:
     )
 
 
-@pytest.mark.parametrize("precise", [True, False])
 @pytest.mark.parametrize(("operator", "case"), CASES)
 def test_an_operator_keeps_its_contract(
-    operator: str, case: str, precise: bool, seen: dict[str, Call], half: torch.dtype, device: str
+    operator: str, case: str, seen: dict[str, Call], half: torch.dtype, device: str
 ) -> None:
-    """Written shapes are those of the kernels, no result shares memory with another."""
+    """Shapes without numbers are those of the kernels, no result shares memory with another."""
     it = declared()[operator]
-    made = it.cases[case](Draw(S, R, device, torch.float32 if precise else half))
+    made = it.cases[case](Draw(S, R, device, half))
     made.call(it.op)(*(t.requires_grad_() for t in made.tensors.values()))
     assert seen
     for call in seen.values():

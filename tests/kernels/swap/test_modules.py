@@ -22,7 +22,7 @@ from evofeed.trainer.model import outer_product_mean as opm
 
 pytestmark = pytest.mark.slow
 
-S, R, C_M, C_Z = 5, 9, 32, 16
+S, R, C_M, C_Z = 3, 5, 32, 16
 BLOCK = {
     "c_m": C_M, "c_z": C_Z, "c_hidden_msa_att": 8, "c_hidden_opm": 16, "c_hidden_mul": 16,
     "c_hidden_pair_att": 8, "no_heads_msa": 4, "no_heads_pair": 2, "transition_n": 2,

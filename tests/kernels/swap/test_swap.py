@@ -120,11 +120,10 @@ def test_the_share_of_swapped_modules_is_measured(device: str) -> None:
     assert SwapReport().measure(norm, lambda: norm(x)) > 0.3
 
 
-@pytest.mark.parametrize("hidden", ["triton", ""])
-def test_the_package_imports_without_triton_and_without_a_gpu(hidden: str) -> None:
-    script = f"""
+def test_the_package_imports_without_triton_and_without_a_gpu() -> None:
+    script = """
 import sys
-if {hidden!r}: sys.modules[{hidden!r}] = None
+sys.modules["triton"] = None
 import evofeed.kernels
 assert "torch" not in sys.modules
 import torch

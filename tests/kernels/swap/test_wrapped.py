@@ -158,12 +158,10 @@ WRAPPERS = {
 }  # fmt: skip
 
 ORDERS = "wrapped", "swapped"
-PAIRWISE = [  # both orders of the first model; the others have each with half of the wrappers
-    (model, wrapper, first)
-    for row, model in enumerate(MODELS)
+PAIRWISE = [  # each wrapper in both orders, the models in turn
+    ([*MODELS][(2 * column + number) % len(MODELS)], wrapper, first)
     for column, wrapper in enumerate(WRAPPERS)
     for number, first in enumerate(ORDERS)
-    if not row or (row + column + number) % 2
 ]
 
 
