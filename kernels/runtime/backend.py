@@ -107,11 +107,6 @@ def plain_versions() -> Iterator[None]:
         _plain = before
 
 
-def is_fake(x: Tensor) -> bool:
-    """Whether x has no numbers: a compiler asks for the shapes of results."""
-    return type(x).__name__ == "FakeTensor"
-
-
 def launchable(*tensors: Tensor | None) -> bool:
     """Whether a kernel runs on these tensors now: `usable`, and no plain versions wanted."""
     return not _plain and usable(*tensors)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields
-from typing import TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
@@ -13,6 +13,28 @@ from evofeed.base.errors import KernelError, UnsupportedShape
 Weights = TypeVar("Weights")
 
 _TYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
+
+class Parameters:
+    """Parameters of an operator: a frozen dataclass with slots, in the order that it takes them.
+
+    Attributes:
+        biases: of layers that may have none, each with its layer's weight.
+    """
+
+    __slots__ = ()
+    biases: ClassVar[dict[str, str]] = {}
+
+    def tensors(self) -> tuple[Any, ...]:
+        """All of them; for biases that are None zeros, of one memory."""
+        missing = [bias for bias in self.biases if getattr(self, bias) is None]
+        if not missing:
+            return tuple([getattr(self, name) for name in self.__slots__])
+        layers = [getattr(self, self.biases[bias]) for bias in missing]
+        sizes = [layer.shape[0] for layer in layers]
+        zeros = torch.split(layers[0].new_zeros(sum(sizes)), sizes)
+        made = dict(zip(missing, zeros, strict=True))
+        return tuple(made.get(name, getattr(self, name)) for name in self.__slots__)
 
 
 def check_type(op: str, x: Tensor) -> None:

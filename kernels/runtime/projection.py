@@ -45,16 +45,6 @@ def keeps(shape: Sequence[int], dtype: torch.dtype) -> bool:
     return math.prod(shape) * dtype.itemsize <= KEPT_BYTES
 
 
-def zeros_for_none(layers: Sequence[tuple[Tensor, Tensor | None]]) -> list[Tensor]:
-    """The biases of layers, given as weight and bias; zeros of one memory for those without."""
-    missing = [weight for weight, bias in layers if bias is None]
-    if not missing:
-        return [bias for _, bias in layers if bias is not None]
-    sizes = [weight.shape[0] for weight in missing]
-    zeros = iter(torch.split(missing[0].new_zeros(sum(sizes)), sizes))
-    return [next(zeros) if bias is None else bias for _, bias in layers]
-
-
 TALL = 16
 """Rows of pairs that a program takes at once where a bias is transposed: a line of memory."""
 EXACT = "ieee" if torch.version.hip else "tf32x3"
@@ -72,7 +62,8 @@ def precision(dtype: torch.dtype) -> str:
 
 def padded(size: int) -> int:
     """The tile that holds an axis: a power of two, and at least what a product takes."""
-    return max(16, triton.next_power_of_2(size))
+    least: int = max(16, triton.next_power_of_2(size))
+    return least
 
 
 def pack(tensors: list[Tensor], dtype: torch.dtype, rows: int = 0) -> Tensor:

@@ -255,7 +255,7 @@ def attention_tiles(N: int, dtype: torch.dtype) -> AttentionTiles:
     )
 
 
-def hopper_tiles(N: int, D: int, has_bias: bool) -> HopperTiles:
+def hopper_tiles(N: int | torch.SymInt, D: int, has_bias: bool) -> HopperTiles:
     """Tiles for rows of N positions and heads of width D, in 16 bits on a Hopper card."""
     if not isinstance(N, int):  # a compiler's symbol, for which nothing is launched
         return HopperTiles()

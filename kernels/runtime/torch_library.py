@@ -25,13 +25,12 @@ from torch import Tensor
 from evofeed.base.errors import KernelError
 from evofeed.kernels.runtime.backend import without_autocast
 from evofeed.kernels.runtime.one_pass import apart
-from evofeed.kernels.runtime.prepared import Prepared, kind_of, restored
+from evofeed.kernels.runtime.prepared import Prepared, kind_of
 from evofeed.kernels.runtime.private_apis import (
     function_apply,
     no_view,
     saved_tensor_hooks_active,
 )
-from evofeed.kernels.runtime.written import Parts
 
 Results = Sequence["Tensor | None"]
 NAMESPACE = "evofeed"
@@ -120,7 +119,7 @@ class Operator:
     @classmethod
     def _result(cls, options: tuple[Any, ...], tensors: tuple[Tensor | None, ...]) -> Tensor:
         """Where no gradient will be asked for: nothing is kept."""
-        (result,), _ = cls._alone(kind_of(tensors, options), tensors, *options)
+        (result,) = cls._alone(kind_of(tensors, options), tensors, *options)
         assert result is not None
         return result
 
@@ -203,12 +202,10 @@ def _backward(op: type[Operator]) -> Callable[..., Results]:
     """All of a backward pass: from gradients and what was saved to the gradients of all inputs."""
     differentiate: Any = op.backward
 
-    def backward(
-        tensors: Results, parts: Parts, options: tuple[Any, ...], kinds: tuple[Any, ...]
-    ) -> Results:
+    def backward(tensors: Results, options: tuple[Any, ...], kinds: tuple[Any, ...]) -> Results:
         grad, later, *saved = tensors
         passed = {} if later is None else {"later": later}
-        found = differentiate((grad, *restored(saved, parts)), *options, **passed)
+        found = differentiate((grad, *saved), *options, **passed)
         assert grad is not None
         return _cast(op.gradients(grad, found, kinds, *options), kinds)
 
@@ -217,34 +214,34 @@ def _backward(op: type[Operator]) -> Callable[..., Results]:
 
 def _eager(op: type[Operator], passes_on: bool = False) -> type[torch.autograd.Function]:
     """The operator for autograd; one that passes its first tensor on gives that one too."""
-    compute, differentiate = Prepared(op.forward, joins=True), Prepared(_backward(op))
-    compute_hooked, saved = Prepared(op.forward), _saver(op)
+    compute, differentiate = Prepared(op.forward), Prepared(_backward(op))
+    saved = _saver(op)
 
     class Function(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, options: tuple[Any, ...], *tensors: Tensor | None) -> Any:
             ctx.set_materialize_grads(False)
-            kind, hooked = kind_of(tensors, options), saved_tensor_hooks_active()
-            # a checkpoint counts what is saved, which must be the same at every call
-            made, parts = (compute_hooked if hooked else compute)(kind, tensors, *options)
+            kind = kind_of(tensors, options)
+            made = compute(kind, tensors, *options)
             assert made[0] is not None
             result = no_view(made[0])
             ctx.save_for_backward(*saved(tensors, (result, *made[1:])))
-            ctx.kind = None if hooked else kind  # hooks may give back something else
-            ctx.call = parts, options, tuple(_kinds(tensors))
+            # hooks may give back something else
+            ctx.kind = None if saved_tensor_hooks_active() else kind
+            ctx.call = options, tuple(_kinds(tensors))
             return (result, tensors[0]) if passes_on else result
 
         @staticmethod
         def backward(ctx: Any, grad: Tensor | None, later: Tensor | None = None) -> Any:
             _first_order()
             if grad is None:
-                return None, later, *(None for _ in ctx.call[2][1:])
+                return None, later, *(None for _ in ctx.call[1][1:])
             tensors = grad, later, *ctx.saved_tensors
             if ctx.kind is None:
                 kind = kind_of(tensors, ctx.call)
             else:
-                kind = kind_of(tensors[:2], ctx.kind, ctx.call[0])
-            return None, *differentiate(kind, tensors, *ctx.call)[0]
+                kind = kind_of(tensors[:2], ctx.kind)
+            return None, *differentiate(kind, tensors, *ctx.call)
 
     return Function
 

@@ -133,13 +133,16 @@ def parts_of(module: Any) -> Parts:
 def token_weights(norm: Any, layers: Sequence[Any], last: Any) -> ConditionedAttentionWeights:
     """Parameters of an attention of tokens whose `layers` are q, k, v, g and o."""
     q, k, v, g, o = layers
-    parts = (q.weight, q.bias, k.weight, v.weight, g.weight, o.weight)
+    parts = {"q": q.weight, "q_bias": q.bias, "k": k.weight, "v": v.weight, "g": g.weight}
+    parts["o"] = o.weight
     if last is None:
-        return ConditionedAttentionWeights(norm.weight, *parts, norm.bias)
+        weight, bias = norm.weight, norm.bias
+        return ConditionedAttentionWeights(norm_weight=weight, norm_bias=bias, **parts)
     w = adaptive_weights(norm)
     return ConditionedAttentionWeights(
-        w.norm_weight, *parts, None, w.gate, w.gate_bias, w.shift, last.weight, last.bias
-    )
+        norm_weight=w.norm_weight, gate=w.gate, gate_bias=w.gate_bias, shift=w.shift, **parts,
+        last=last.weight, last_bias=last.bias,
+    )  # fmt: skip
 
 
 def token_attention(

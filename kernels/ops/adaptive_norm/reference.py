@@ -8,21 +8,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from evofeed.kernels.runtime.checks import Parameters
+
 __all__ = ["AdaptiveWeights", "adaptive_norm"]
 
 
 @dataclass(frozen=True, slots=True)
-class AdaptiveWeights:
+class AdaptiveWeights(Parameters):
     """Parameters: the scale of the norm of s, its two layers and the first one's bias."""
 
     norm_weight: Tensor
     gate: Tensor
     gate_bias: Tensor
     shift: Tensor
-
-    def tensors(self) -> tuple[Tensor, ...]:
-        """In the order the operator takes them."""
-        return self.norm_weight, self.gate, self.gate_bias, self.shift
 
 
 def adaptive_norm(a: Tensor, s: Tensor, weights: AdaptiveWeights, *, eps: float = 1e-5) -> Tensor:

@@ -10,41 +10,36 @@ from torch import Tensor
 
 from evofeed.kernels.ops.adaptive_norm.reference import AdaptiveWeights, adaptive_norm
 from evofeed.kernels.ops.attention.reference import biased_attention
+from evofeed.kernels.runtime.checks import Parameters
 
 __all__ = ["ConditionedAttentionWeights", "conditioned_attention"]
 
 
-@dataclass(frozen=True, slots=True)
-class ConditionedAttentionWeights:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConditionedAttentionWeights(Parameters):
     """Parameters; with s `norm_weight` scales the norm of s, without it that of a."""
 
     norm_weight: Tensor
+    norm_bias: Tensor | None = None
+    """Without s."""
+    gate: Tensor | None = None
+    """This and the next two: with s, the adaptive norm's layers."""
+    gate_bias: Tensor | None = None
+    shift: Tensor | None = None
     q: Tensor
     q_bias: Tensor
     k: Tensor
     v: Tensor
     g: Tensor
     o: Tensor
-    norm_bias: Tensor | None = None
-    """Without s."""
-    gate: Tensor | None = None
-    """This and what follows: with s, the adaptive norm's layers and that of the last gate."""
-    gate_bias: Tensor | None = None
-    shift: Tensor | None = None
     last: Tensor | None = None
+    """With s, of the last gate, as is its bias."""
     last_bias: Tensor | None = None
 
     def adaptive(self) -> AdaptiveWeights:
         """Those of the adaptive norm."""
         assert self.gate is not None and self.gate_bias is not None and self.shift is not None
         return AdaptiveWeights(self.norm_weight, self.gate, self.gate_bias, self.shift)
-
-    def tensors(self) -> tuple[Tensor | None, ...]:
-        """In the order the operator takes them."""
-        return (
-            self.norm_weight, self.norm_bias, self.gate, self.gate_bias, self.shift, self.q,
-            self.q_bias, self.k, self.v, self.g, self.o, self.last, self.last_bias,
-        )  # fmt: skip
 
 
 def conditioned_attention(

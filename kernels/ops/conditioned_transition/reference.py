@@ -9,12 +9,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from evofeed.kernels.ops.adaptive_norm.reference import AdaptiveWeights, adaptive_norm
+from evofeed.kernels.runtime.checks import Parameters
 
 __all__ = ["ConditionedWeights", "conditioned_transition"]
 
 
 @dataclass(frozen=True, slots=True)
-class ConditionedWeights:
+class ConditionedWeights(Parameters):
     """Parameters: out(silu(silu x) * (value x) * (factor x)), gated by last(s); x is adapted."""
 
     norm_weight: Tensor
@@ -31,13 +32,6 @@ class ConditionedWeights:
     def adaptive(self) -> AdaptiveWeights:
         """Those of the adaptive norm."""
         return AdaptiveWeights(self.norm_weight, self.gate, self.gate_bias, self.shift)
-
-    def tensors(self) -> tuple[Tensor | None, ...]:
-        """In the order the operator takes them."""
-        return (
-            *self.adaptive().tensors(), self.silu, self.value, self.out, self.last,
-            self.last_bias, self.factor,
-        )  # fmt: skip
 
 
 def conditioned_transition(

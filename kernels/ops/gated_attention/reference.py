@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -10,15 +11,16 @@ from torch import Tensor
 
 from evofeed.kernels.ops.attention.reference import biased_attention
 from evofeed.kernels.ops.layer_norm.reference import layer_norm
-from evofeed.kernels.runtime.projection import zeros_for_none
+from evofeed.kernels.runtime.checks import Parameters
 
 __all__ = ["AttentionWeights", "gated_attention"]
 
 
 @dataclass(frozen=True, slots=True)
-class AttentionWeights:
+class AttentionWeights(Parameters):
     """Parameters of one gated attention, as OpenFold names them; g_bias and o_bias may be None."""
 
+    biases: ClassVar[dict[str, str]] = {"g_bias": "g", "o_bias": "o"}
     norm_weight: Tensor
     norm_bias: Tensor
     q: Tensor
@@ -30,14 +32,6 @@ class AttentionWeights:
     o_bias: Tensor | None
     pair: Tensor | None = None
     """`[H, C]`: the attention bias is a product of the same normalised input."""
-
-    def tensors(self) -> tuple[Tensor | None, ...]:
-        """In the order the autograd function takes them."""
-        g_bias, o_bias = zeros_for_none([(self.g, self.g_bias), (self.o, self.o_bias)])
-        return (
-            self.norm_weight, self.norm_bias, self.q, self.k, self.v, self.g, g_bias, self.o,
-            o_bias, self.pair,
-        )  # fmt: skip
 
 
 def gated_attention(

@@ -8,7 +8,6 @@ Letters: M rows, C channels.
 """
 
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -16,9 +15,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from evofeed.kernels.ops.layer_norm.triton import norm_backward_kernel, norm_forward_kernel
-from evofeed.kernels.runtime.backend import is_fake, launchable, sm_count, without_autocast
+from evofeed.kernels.runtime.backend import launchable, sm_count, without_autocast
 from evofeed.kernels.runtime.checks import check_one_device, check_shape, check_type
-from evofeed.kernels.runtime.launching import Launch
+from evofeed.kernels.runtime.launching import launch
+from evofeed.kernels.runtime.projection import padded
 from evofeed.kernels.runtime.tiles import Tile, small_norm, tile
 from evofeed.kernels.runtime.torch_library import Operator
 
@@ -53,7 +53,6 @@ TICKETS = 64  # one for all, one per group of programs
 # Bytes up to which what the forward pass read first is still cached when backward begins;
 # of more, what was read or written last is.
 CACHED = 3 << 23
-SHAPES = 4096  # launches kept
 
 
 def _found_again(row_bytes: int) -> bool:
@@ -68,7 +67,7 @@ def _choice(op: str, x: Tensor) -> Tile:
 
 def _sizes(choice: Tile, C: int) -> dict[str, Any]:
     """What both kernels are compiled for. A tile's rows are those of 128 channels."""
-    block_c = max(16, 1 << (C - 1).bit_length())
+    block_c = padded(C)
     rows = max(1, choice.rows * 128 // block_c)
     return {
         "BLOCK_M": rows, "BLOCK_C": block_c, "EVEN": block_c == C, "num_warps": choice.warps,
@@ -101,28 +100,16 @@ def _normalised(
     keep, stats = for_backward and not _found_again(C * x.itemsize), None
     if for_backward:
         stats = x.new_empty((2 * M if keep else 0) + TICKETS, dtype=torch.float32)
-    if is_fake(x):
-        return y, stats
-    run = _forward_launch(
-        _choice("norm_forward", x), (x.device, x.dtype, weight.dtype, bias.dtype),
-        (M, n1, s0, s1, C, eps), plain, keep, TICKETS if for_backward else 0,
+    sizes = _sizes(_choice("norm_forward", x), C)
+    launch(
+        norm_forward_kernel, (-(-M // sizes["BLOCK_M"]),),
+        (x, weight, bias, y, stats, M, n1, s0, s1, C, eps),
+        # Threads that share a row sum its squares in pairs: a product contracted into one of the
+        # two orders would give them different last bits.
+        {"PLAIN": plain, "KEEP": keep, "TICKETS": TICKETS if for_backward else 0,
+         "enable_fp_fusion": False, **sizes},
     )  # fmt: skip
-    run(x, weight, bias, y, stats)
     return y, stats
-
-
-@lru_cache(maxsize=SHAPES)
-def _forward_launch(
-    choice: Tile, kinds: tuple[Any, ...], numbers: tuple[Any, ...], plain: bool, keep: bool,
-    tickets: int,
-) -> Launch:  # fmt: skip
-    """The forward kernel on tensors of these `kinds` (device and types)."""
-    del kinds
-    sizes = _sizes(choice, numbers[4])
-    # Threads that share a row sum its squares in pairs: a product contracted into one of the
-    # two orders would give them different last bits.
-    meta = {"PLAIN": plain, "KEEP": keep, "TICKETS": tickets, "enable_fp_fusion": False, **sizes}
-    return Launch(norm_forward_kernel, -(-numbers[0] // sizes["BLOCK_M"]), numbers, meta)
 
 
 class _LayerNorm(Operator, name="layer_norm"):
@@ -185,20 +172,21 @@ def layer_norm_backward(
     C = x.shape[-1]
     M, plain = x.numel() // C, x.is_contiguous()
     dx = torch.empty_like(x) if plain else x.new_empty(x.shape)
+    choice, row_bytes, last_sums = _choice("norm_backward", x), C * x.itemsize, sums is not None
+    meta = _walk(choice, C, x.itemsize)
+    tiles = -(-M // meta["BLOCK_M"])
+    programs = min(tiles, choice.programs * sm_count(x), meta["GROUP"] * (TICKETS - 1))
+    groups = -(-programs // meta["GROUP"]) if last_sums else 0
     width = (3 if residual_sum else 2) * C
-    if is_fake(x):
-        return dx, x.new_empty((1, width), dtype=torch.float32)
-    kinds = (
-        x.device, dy.dtype, x.dtype, weight.dtype, bias.dtype,
-        None if residual is None else residual.dtype, None if normed is None else normed.dtype,
+    partial = x.new_empty((programs + groups, width), dtype=torch.float32)
+    launch(
+        norm_backward_kernel, (programs,),
+        (dy, x, weight, bias, stats, residual, dx, normed, partial, *(sums or (None, None)),
+         M, *rows, C, eps, -(-tiles // programs)),
+        {"PLAIN": plain, "HAS_STATS": not (last_sums and _found_again(row_bytes)),
+         "BACKWARDS": M * row_bytes > CACHED, "HAS_RES": residual is not None,
+         "KEEP": normed is not None, "RES_SUM": residual_sum, "LAST_SUMS": last_sums, **meta},
     )  # fmt: skip
-    run, sums_rows = _backward_launch(
-        _choice("norm_backward", x), sm_count(x), kinds, (M, *rows, C, eps), plain,
-        residual_sum, sums is not None,
-    )  # fmt: skip
-    partial = x.new_empty((sums_rows, width), dtype=torch.float32)
-    dw, db = (None, None) if sums is None else sums
-    run(dy, x, weight, bias, stats, residual, dx, normed, partial, dw, db)
     return dx, partial
 
 
@@ -219,29 +207,6 @@ def norm_rows_grad(
     """
     rows = (x.shape[0], 0, x.shape[1])
     return layer_norm_backward(dy, x, gamma, beta, stats, rows, residual, normed, residual_sum)
-
-
-@lru_cache(maxsize=SHAPES)
-def _backward_launch(
-    choice: Tile, processors: int, kinds: tuple[Any, ...], numbers: tuple[Any, ...],
-    plain: bool, residual_sum: bool, last_sums: bool,
-) -> tuple[Launch, int]:  # fmt: skip
-    """The backward kernel on tensors of these `kinds`, and how many rows of sums it leaves."""
-    M, C = numbers[0], numbers[4]
-    _, _, kind, _, _, residual, normed = kinds
-    meta = _walk(choice, C, kind.itemsize)
-    tiles = -(-M // meta["BLOCK_M"])
-    programs = min(tiles, choice.programs * processors, meta["GROUP"] * (TICKETS - 1))
-    groups = -(-programs // meta["GROUP"]) if last_sums else 0
-    row_bytes = C * kind.itemsize
-    meta = {
-        "PLAIN": plain, "HAS_STATS": not (last_sums and _found_again(row_bytes)),
-        "BACKWARDS": M * row_bytes > CACHED, "HAS_RES": residual is not None,
-        "KEEP": normed is not None, "RES_SUM": residual_sum, "LAST_SUMS": last_sums,
-        **meta,
-    }  # fmt: skip
-    numbers = (*numbers, -(-tiles // programs))
-    return Launch(norm_backward_kernel, programs, numbers, meta), programs + groups
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-5) -> Tensor:

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from evofeed.kernels.ops.layer_norm.reference import layer_norm
-from evofeed.kernels.runtime.projection import zeros_for_none
+from evofeed.kernels.runtime.checks import Parameters
 
 __all__ = ["OuterWeights", "outer_product_mean"]
 
 
 @dataclass(frozen=True, slots=True)
-class OuterWeights:
+class OuterWeights(Parameters):
     """Parameters of one outer product mean, as OpenFold names them; biases may be None."""
 
+    biases: ClassVar[dict[str, str]] = {"b1": "w1", "b2": "w2", "out_bias": "out"}
     norm_weight: Tensor
     norm_bias: Tensor
     w1: Tensor
@@ -26,15 +28,6 @@ class OuterWeights:
     b2: Tensor | None
     out: Tensor
     out_bias: Tensor | None
-
-    def tensors(self) -> tuple[Tensor, ...]:
-        """In the order the autograd function takes them."""
-        b1, b2, out_bias = zeros_for_none(
-            [(self.w1, self.b1), (self.w2, self.b2), (self.out, self.out_bias)]
-        )
-        return (
-            self.norm_weight, self.norm_bias, self.w1, b1, self.w2, b2, self.out, out_bias,
-        )  # fmt: skip
 
 
 def outer_product_mean(

@@ -8,12 +8,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from evofeed.kernels.ops.layer_norm.reference import layer_norm
+from evofeed.kernels.runtime.checks import Parameters
 
 __all__ = ["SwigluWeights", "swiglu_transition"]
 
 
 @dataclass(frozen=True, slots=True)
-class SwigluWeights:
+class SwigluWeights(Parameters):
     """Parameters of one SwiGLU transition: silu(gate x) * (value x), then out."""
 
     norm_weight: Tensor
@@ -21,10 +22,6 @@ class SwigluWeights:
     gate: Tensor
     value: Tensor
     out: Tensor
-
-    def tensors(self) -> tuple[Tensor, ...]:
-        """In the order the operator takes them."""
-        return self.norm_weight, self.norm_bias, self.gate, self.value, self.out
 
 
 def swiglu_transition(

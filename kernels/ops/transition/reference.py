@@ -8,12 +8,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from evofeed.kernels.ops.layer_norm.reference import layer_norm
+from evofeed.kernels.runtime.checks import Parameters
 
 __all__ = ["TransitionWeights", "transition"]
 
 
 @dataclass(frozen=True, slots=True)
-class TransitionWeights:
+class TransitionWeights(Parameters):
     """Parameters of one transition, as OpenFold names them."""
 
     norm_weight: Tensor
@@ -22,10 +23,6 @@ class TransitionWeights:
     b1: Tensor
     w2: Tensor
     b2: Tensor
-
-    def tensors(self) -> tuple[Tensor, ...]:
-        """In the order the autograd function takes them."""
-        return self.norm_weight, self.norm_bias, self.w1, self.b1, self.w2, self.b2
 
 
 def transition(

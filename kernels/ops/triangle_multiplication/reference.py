@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from evofeed.kernels.ops.layer_norm.reference import layer_norm
-from evofeed.kernels.runtime.projection import zeros_for_none
+from evofeed.kernels.runtime.checks import Parameters
 
 __all__ = ["TriangleWeights", "triangle_multiplication"]
 
 
 @dataclass(frozen=True, slots=True)
-class TriangleWeights:
+class TriangleWeights(Parameters):
     """Parameters of one triangle multiplication, as OpenFold names them; biases may be None."""
 
+    biases: ClassVar[dict[str, str]] = {
+        f"{layer}_bias": layer for layer in ("a_p", "a_g", "b_p", "b_g", "z", "g")
+    }
     norm_in_weight: Tensor
     norm_in_bias: Tensor
     a_p: Tensor
@@ -34,17 +38,6 @@ class TriangleWeights:
     z_bias: Tensor | None
     g: Tensor
     g_bias: Tensor | None
-
-    def tensors(self) -> tuple[Tensor, ...]:
-        """In the order the autograd function takes them, zeros for biases that are None."""
-        pairs = ((n, f"{n}_bias") for n in ("a_p", "a_g", "b_p", "b_g", "z", "g"))
-        a_p, a_g, b_p, b_g, z, g = zeros_for_none(
-            [(getattr(self, weight), getattr(self, bias)) for weight, bias in pairs]
-        )
-        return (
-            self.norm_in_weight, self.norm_in_bias, self.a_p, a_p, self.a_g, a_g, self.b_p, b_p,
-            self.b_g, b_g, self.norm_out_weight, self.norm_out_bias, self.z, z, self.g, g,
-        )  # fmt: skip
 
 
 def triangle_multiplication(

@@ -9,12 +9,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from evofeed.kernels.ops.layer_norm.reference import layer_norm
+from evofeed.kernels.runtime.checks import Parameters
 
 __all__ = ["AverageWeights", "weighted_average"]
 
 
 @dataclass(frozen=True, slots=True)
-class AverageWeights:
+class AverageWeights(Parameters):
     """Parameters of one average: norm, values, gate, output; no biases."""
 
     norm_weight: Tensor
@@ -22,10 +23,6 @@ class AverageWeights:
     v: Tensor
     g: Tensor
     o: Tensor
-
-    def tensors(self) -> tuple[Tensor, ...]:
-        """In the order the operator takes them."""
-        return self.norm_weight, self.norm_bias, self.v, self.g, self.o
 
 
 def weighted_average(

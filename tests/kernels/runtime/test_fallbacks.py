@@ -77,7 +77,7 @@ def _arguments(function: Any, op: str) -> dict[str, Any]:
                 "conditioned_attention": "ConditionedAttentionWeights",
             }[op]  # fmt: skip
             cls: Any = getattr(importlib.import_module(f"evofeed.kernels.ops.{op}.op"), kind)
-            values["weights"] = cls(*(torch.ones(2, 2) for _ in cls.__slots__))
+            values["weights"] = cls(**{name: torch.ones(2, 2) for name in cls.__slots__})
         elif parameter.name in ranks:
             values[parameter.name] = torch.ones((2,) * ranks[parameter.name])
         elif isinstance(parameter.default, bool):

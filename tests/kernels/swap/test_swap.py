@@ -6,7 +6,6 @@ import pickle
 import subprocess
 import sys
 
-import pytest
 import torch
 from torch import Tensor, nn
 

@@ -10,42 +10,17 @@ import pytest
 import torch
 from tests.kernels.runtime.prepared.common import (
     AddOne,
-    as_written,
-    one_more,
     run,
     same_bits,
     written_calls,
 )
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from evofeed.kernels.runtime import launching
 from evofeed.kernels.runtime.backend import HAS_GLUON
-from evofeed.kernels.runtime.prepared import Prepared, kind_of, restored
-from evofeed.kernels.runtime.torch_library import Operator
-from evofeed.kernels.runtime.written import places
+from evofeed.kernels.runtime.prepared import Prepared, places
 
 pytestmark = pytest.mark.gpu
-
-
-class _AddTwo(Operator, name="test_add_two"):
-    """x + 2, with a gradient that reads what the forward pass made."""
-
-    @staticmethod
-    def forward(tensors: Sequence[Any], *options: Any) -> list[Tensor | None]:
-        y = one_more(tensors[0])
-        return [one_more(y), y]
-
-    @staticmethod
-    def backward(tensors: Sequence[Any], *options: Any) -> list[Tensor | None]:
-        grad, y = tensors
-        return [one_more(grad.contiguous()) + one_more(y)]
-
-    @staticmethod
-    def gradients(
-        grad: Tensor, found: Sequence[Any], kinds: Sequence[Any], *options: Any
-    ) -> Sequence[Tensor | None]:
-        return found
 
 
 class _AddOneToTiles(AddOne):
@@ -98,61 +73,10 @@ def test_what_only_kernels_see_is_an_address_in_shared_memory(by_address: AddOne
         made = run(call, [x], 5)
         same_bits(made, [2 * (x + 5).view(2, 4), None, x])
         assert made[2] is x
-    ((function, _),) = call._found.values()
+    (function,) = call._found.values()
     assert function.__code__.co_names.count("empty") == 1
     assert 512 in function.__code__.co_consts  # two tensors at a time, of the five
     assert 3 * 512 not in function.__code__.co_consts
-
-
-def test_results_that_only_kernels_see_are_parts_of_one(by_address: AddOne) -> None:
-    def compute(tensors: Sequence[Any]) -> list[Tensor | None]:
-        (x,) = tensors
-        made = [torch.empty_like(x), torch.empty(2, 4), torch.empty(1, 8), torch.empty(0)]
-        for y in made[:3]:
-            launching.launch(by_address, (1,), (x, y, 8), {})
-        made[2] += 1  # not by a kernel
-        return [*made, x]
-
-    call, x = Prepared(compute, joins=True), torch.arange(8.0)
-    for _ in range(3):
-        with torch.no_grad():
-            results, parts = call(kind_of([x]), [x])
-    assert [part.place for part in parts] == [-4] and results[1] is None
-    y = x + 1
-    whole = restored(results, parts)
-    same_bits(whole, [y, y.view(2, 4), y.view(1, 8) + 1, torch.empty(0), x])
-    late, other = torch.arange(9.0)[1:], torch.arange(8.0)
-    for given in (late, other):  # the first does not begin at a multiple of 16 bytes
-        with torch.no_grad():
-            results, parts = call(kind_of([given]), [given])
-        assert bool(parts) == (given is other)
-        same_bits(restored(results, parts)[:1], [given + 1])
-
-
-@pytest.mark.usefixtures("by_address")
-@pytest.mark.parametrize("checkpointed", [False, True])
-def test_what_is_saved_is_joined_but_not_where_it_is_counted(checkpointed: bool) -> None:
-    """A checkpoint wants the same tensors of a repeated call as of the one before it was traced."""
-    saved: list[int] = []
-
-    def run() -> list[Tensor | None]:
-        x = y = torch.arange(8.0).requires_grad_()
-        for _ in range(4):
-            if checkpointed:
-                y = checkpoint(lambda t: _AddTwo.apply((), t), y, use_reentrant=False)
-            else:
-                y = _AddTwo.apply((), y)
-                assert y.grad_fn is not None
-                saved.append(y.grad_fn.saved_tensors[-1].dtype.itemsize)
-        (grad,) = torch.autograd.grad(y.sum(), x)
-        return [y.detach(), grad]
-
-    ours = [run() for _ in range(2)]
-    assert saved == ([] if checkpointed else [4, 4, 1, 1, 1, 1, 1, 1])  # 1: bytes, with all in them
-    with as_written():
-        plain = run()
-    for each in ours:
-        same_bits(each, plain)
 
 
 def test_parts_in_use_at_the_same_time_do_not_overlap() -> None:
