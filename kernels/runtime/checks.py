@@ -22,7 +22,7 @@ class Parameters:
         biases: of layers that may have none, each with its layer's weight.
     """
 
-    __slots__ = ()
+    __slots__: tuple[str, ...] = ()
     biases: ClassVar[dict[str, str]] = {}
 
     def tensors(self) -> tuple[Any, ...]:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.kernels.weights import Check, hopper
 from torch import Tensor
 
 from evofeed.kernels import reference
@@ -18,15 +19,6 @@ from evofeed.kernels.ops.attention.hopper import launch as hopper_attention
 from evofeed.kernels.ops.attention.op import biased_attention
 from evofeed.kernels.runtime.backend import HAS_GLUON
 from evofeed.kernels.runtime.tiles import AttentionTiles, HopperTiles, Tile, override
-
-Check = Callable[..., None]
-ON_HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
-
-
-def hopper(test: Callable[..., None]) -> Callable[..., None]:
-    """Marks a test that needs a Hopper card."""
-    skip = pytest.mark.skipif(not ON_HOPPER, reason="needs a Hopper card")
-    return pytest.mark.gpu(skip(test))  # type: ignore[no-any-return]
 
 
 def _inputs(
