@@ -13,7 +13,7 @@ from evofeed.kernels import ops, runtime
 def kernel_groups() -> dict[str, str]:
     """Of each kernel's name `norm`, `attention`, `gemm`, `elementwise`, ...: each package says it.
 
-    A package's `KERNELS` has its names without `_kernel`, by group.
+    A package's `KERNELS` has its kernels' names without `_kernel`, by group.
     """
     names = [each.name for each in pkgutil.iter_modules(ops.__path__)]
     folders = [runtime, *(importlib.import_module(f"{ops.__name__}.{name}") for name in names)]

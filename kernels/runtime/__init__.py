@@ -5,4 +5,3 @@ KERNELS = {
     "elementwise": "column_sums scaled",
     "norm": "norm_rows",
 }
-"""Its kernels, without `_kernel`, by what a run's report counts them as."""

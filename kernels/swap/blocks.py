@@ -24,7 +24,7 @@ from evofeed.kernels.swap.modules import (
     FusedOuterProductMean,
     FusedTransition,
     global_attention,
-    row_attention_with_pairs,
+    row_attention,
 )
 from evofeed.kernels.swap.pair_ops import drop_mask, dropout_trouble
 from evofeed.kernels.swap.pair_stacks import form_of
@@ -67,10 +67,12 @@ class FusedEvoformerBlock(Recordable):
         if self.opm_first:
             m, z = self._outer(m, z, msa_mask, outer)
             flat = four_axes(m)
-        update, z = row_attention_with_pairs(
+        made = row_attention(
             self.msa_att_row, flat, z, three_axes(msa_mask), residual=True,
             drop_mask=drop_mask(self.msa_dropout_layer, flat, flat.shape[2]),
         )  # fmt: skip
+        assert made is not None
+        update, z = made
         m = shaped(update, m)
         m = self._column_attention(m, msa_mask)
         masked = options.get("_mask_trans", True)

@@ -26,7 +26,7 @@ from evofeed.kernels.ops.outer_product_mean.op import (
     outer_product_mean,
     outer_product_mean_fits,
 )
-from evofeed.kernels.ops.pair_bias.op import pair_bias, pair_bias_with_input
+from evofeed.kernels.ops.pair_bias.op import pair_bias_fits, pair_bias_with_input
 from evofeed.kernels.ops.transition.op import transition, transition_fits
 from evofeed.kernels.ops.triangle_multiplication.op import (
     triangle_multiplication,
@@ -89,65 +89,34 @@ class FusedTriangleAttention(Recordable):
 
 def row_attention(
     module: Any, m: Tensor, z: Tensor | None, mask: Tensor | None, **options: Any
-) -> Tensor | None:
-    """Fused attention along the last position axis of m, or None where it does not fit."""
-    bias = None
-    if z is not None and row_attention_fits(module, m):
-        bias = pair_bias(four_axes(z), *_bias_arguments(module))
-    return biased_row_attention(module, m, bias, mask, **options)
+) -> tuple[Tensor, Tensor | None] | None:
+    """Fused attention along the last position axis of m, and z for later ops.
 
-
-def row_attention_with_pairs(
-    module: Any, m: Tensor, z: Tensor, mask: Tensor | None, **options: Any
-) -> tuple[Tensor, Tensor]:
-    """As `row_attention`, where it fits, and z for later ops (see `pair_bias_with_input`)."""
-    bias, pairs = pair_bias_with_input(four_axes(z), *_bias_arguments(module))
-    update = biased_row_attention(module, m, bias, mask, **options)
-    assert update is not None
-    return update, shaped(pairs, z)
-
-
-def _bias_scale(module: Any) -> float:
-    width: int = module.mha.linear_q.weight.shape[0]
-    return float((width // module.mha.no_heads) ** 0.5)
-
-
-def _bias_arguments(module: Any) -> tuple[Tensor, Tensor, Tensor, float, float]:
-    norm = module.layer_norm_z
-    return norm.weight, norm.bias, module.linear_z.weight, norm.eps, _bias_scale(module)
-
-
-def row_attention_fits(module: Any, m: Tensor) -> bool:
-    """Whether the fused attention takes this m, transposed or not."""
-    weights = attention_weights(module.layer_norm_m, module.mha)
-    flat = four_axes(m.transpose(-2, -3) if _is_transposed(m) else m)
-    return gated_attention_fits(flat, weights, module.mha.no_heads)
-
-
-def biased_row_attention(
-    module: Any, m: Tensor, bias: Tensor | None, mask: Tensor | None, **options: Any
-) -> Tensor | None:
-    """Fused attention with this bias, or None where it does not fit.
-
-    Options (residual, drop_mask) go to `gated_attention`.
+    None where it does not fit. Options (residual, drop_mask) go to `gated_attention`; of z see
+    `pair_bias_with_input`.
     """
-    weights = attention_weights(module.layer_norm_m, module.mha)
-    heads = module.mha.no_heads
+    norm, mha = module.layer_norm_m, module.mha
+    weights, heads, bias = attention_weights(norm, mha), mha.no_heads, None
     swap = _is_transposed(m)
     natural = m.transpose(-2, -3) if swap else m
     flat = four_axes(natural)
-    if not (within(mask, m) and gated_attention_fits(flat, weights, heads)):
+    fits = within(mask, m) and gated_attention_fits(flat, weights, heads)
+    if not fits or not (z is None or pair_bias_fits(four_axes(z), module.linear_z.weight)):
         return None
-    if bias is not None:
-        options = {**options, "bias_scale": _bias_scale(module)}
+    if z is not None:
+        scale, of_z = float((weights.q.shape[0] // heads) ** 0.5), module.layer_norm_z
+        bias, pairs = pair_bias_with_input(
+            four_axes(z), of_z.weight, of_z.bias, module.linear_z.weight, of_z.eps, scale
+        )
+        z, options = shaped(pairs, z), {**options, "bias_scale": scale}
     if mask is not None and swap:
         mask = mask.transpose(-1, -2)
     update = gated_attention(
         flat, weights, heads, bias=bias, mask=three_axes(mask, natural), columns=swap,
-        eps=module.layer_norm_m.eps, **options,
+        eps=norm.eps, **options,
     )  # fmt: skip
     update = shaped(update, natural)
-    return update.transpose(-2, -3) if swap else update
+    return update.transpose(-2, -3) if swap else update, z
 
 
 class FusedMSAAttention(Recordable):
@@ -158,9 +127,9 @@ class FusedMSAAttention(Recordable):
         *positional: Any, **options: Any,
     ) -> Tensor:  # fmt: skip
         """As the original's."""
-        update = row_attention(self, m, z, mask)
-        if update is not None:
-            return update
+        made = row_attention(self, m, z, mask)
+        if made is not None:
+            return made[0]
         return super().forward(m, z, mask, *positional, **options)  # type: ignore[misc,no-any-return]
 
 

@@ -1,6 +1,3 @@
 """A norm whose scale and shift another tensor gives: `adaptive_norm`."""
 
-KERNELS = {
-    "norm": "adaptive_norm adaptive_norm_grad",
-}
-"""Its kernels, without `_kernel`, by what a run's report counts them as."""
+KERNELS = {"norm": "adaptive_norm adaptive_norm_grad"}

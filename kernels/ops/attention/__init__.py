@@ -4,4 +4,3 @@ KERNELS = {
     "attention": "backward backward_db backward_dkv backward_dq bias_gradient delta forward "
     "late_backward late_forward mask",
 }
-"""Its kernels, without `_kernel`, by what a run's report counts them as."""

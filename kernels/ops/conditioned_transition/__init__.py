@@ -1,6 +1,3 @@
 """A SwiGLU transition that another tensor conditions: `conditioned_transition`."""
 
-KERNELS = {
-    "elementwise": "gated_sum gated_sum_grad",
-}
-"""Its kernels, without `_kernel`, by what a run's report counts them as."""
+KERNELS = {"elementwise": "gated_sum gated_sum_grad"}

@@ -51,41 +51,6 @@ def scalars_kernel(
 
 
 @triton.jit
-def clipped(GRAD, SCALARS, at, inside):
-    """The gradient times the clip factor, in float32; zeros where the whole is not finite."""
-    grad = tl.load(GRAD + at, mask=inside, other=0.0).to(tl.float32)
-    return tl.where(tl.load(SCALARS + 4) > 0, grad, 0.0) * tl.load(SCALARS + 1)
-
-
-@triton.jit
-def move_moments(EXP_AVG, EXP_AVG_SQ, SCALARS, at, inside, grad, step1, step2):
-    """Adam's moments after a gradient, stored and returned."""
-    finite = tl.load(SCALARS + 4)
-    exp_avg = tl.load(EXP_AVG + at, mask=inside, other=0.0)
-    exp_avg_sq = tl.load(EXP_AVG_SQ + at, mask=inside, other=0.0)
-    exp_avg += (grad - exp_avg) * (step1 * finite)
-    exp_avg_sq += (grad * grad - exp_avg_sq) * (step2 * finite)
-    tl.store(EXP_AVG + at, exp_avg, mask=inside)
-    tl.store(EXP_AVG_SQ + at, exp_avg_sq, mask=inside)
-    return exp_avg, exp_avg_sq
-
-
-@triton.jit
-def store_weights(
-    PARAM, EMA, LOW, SCALARS, at, inside, param, ema_step, HAS_EMA: tl.constexpr,
-    HAS_LOW: tl.constexpr,
-):  # fmt: skip
-    """Stores new weights, their moving average and 16-bit copy."""
-    tl.store(PARAM + at, param, mask=inside)
-    if HAS_EMA:
-        ema = tl.load(EMA + at, mask=inside, other=0.0)
-        ema += (param - ema) * (ema_step * tl.load(SCALARS + 4))
-        tl.store(EMA + at, ema, mask=inside)
-    if HAS_LOW:
-        tl.store(LOW + at, param.to(LOW.dtype.element_ty), mask=inside)
-
-
-@triton.jit
 def adam_update_kernel(
     PARAM, GRAD, EXP_AVG, EXP_AVG_SQ, EMA, LOW, SCALARS, N, step1, step2, eps, ema_step,
     HAS_EMA: tl.constexpr, HAS_LOW: tl.constexpr, BLOCK: tl.constexpr,
@@ -93,9 +58,23 @@ def adam_update_kernel(
     """Adam's update of one block, with the moving average and the 16-bit copy."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = at < N
-    grad = clipped(GRAD, SCALARS, at, inside)
+    # the gradient times the clip factor; zeros where the whole is not finite
+    finite = tl.load(SCALARS + 4)
+    grad = tl.load(GRAD + at, mask=inside, other=0.0).to(tl.float32)
+    grad = tl.where(finite > 0, grad, 0.0) * tl.load(SCALARS + 1)
     param = tl.load(PARAM + at, mask=inside, other=0.0)
-    exp_avg, exp_avg_sq = move_moments(EXP_AVG, EXP_AVG_SQ, SCALARS, at, inside, grad, step1, step2)
+    exp_avg = tl.load(EXP_AVG + at, mask=inside, other=0.0)
+    exp_avg_sq = tl.load(EXP_AVG_SQ + at, mask=inside, other=0.0)
+    exp_avg += (grad - exp_avg) * (step1 * finite)
+    exp_avg_sq += (grad * grad - exp_avg_sq) * (step2 * finite)
+    tl.store(EXP_AVG + at, exp_avg, mask=inside)
+    tl.store(EXP_AVG_SQ + at, exp_avg_sq, mask=inside)
     below = tl.sqrt(exp_avg_sq) * tl.load(SCALARS + 3) + eps
     param -= tl.load(SCALARS + 2) * exp_avg / below
-    store_weights(PARAM, EMA, LOW, SCALARS, at, inside, param, ema_step, HAS_EMA, HAS_LOW)
+    tl.store(PARAM + at, param, mask=inside)
+    if HAS_EMA:
+        ema = tl.load(EMA + at, mask=inside, other=0.0)
+        ema += (param - ema) * (ema_step * finite)
+        tl.store(EMA + at, ema, mask=inside)
+    if HAS_LOW:
+        tl.store(LOW + at, param.to(LOW.dtype.element_ty), mask=inside)

@@ -4,4 +4,3 @@ KERNELS = {
     "elementwise": "masked_halves",
     "gemm": "outer_dproject outer_dw outer_project",
 }
-"""Its kernels, without `_kernel`, by what a run's report counts them as."""

@@ -4,4 +4,3 @@ KERNELS = {
     "elementwise": "heads_last",
     "norm": "pair_norm_backward",
 }
-"""Its kernels, without `_kernel`, by what a run's report counts them as."""

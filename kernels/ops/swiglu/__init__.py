@@ -4,4 +4,3 @@ KERNELS = {
     "elementwise": "swiglu swiglu_grad",
     "gemm": "swiglu_backward swiglu_mlp swiglu_rows swiglu_weights",
 }
-"""Its kernels, without `_kernel`, by what a run's report counts them as."""

@@ -4,4 +4,3 @@ KERNELS = {
     "elementwise": "relu_grad",
     "gemm": "mlp transition transition_grad",
 }
-"""Its kernels, without `_kernel`, by what a run's report counts them as."""

@@ -6,4 +6,3 @@ KERNELS = {
     "triangle_projections",
     "norm": "norm_columns norm_columns_grad",
 }
-"""Its kernels, without `_kernel`, by what a run's report counts them as."""
