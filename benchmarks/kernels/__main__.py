@@ -18,51 +18,30 @@ import json
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import torch
 from benchmarks.gpu_times import Row, environment
 from benchmarks.kernel_table import load, merge, save, table
 from benchmarks.kernels import (
-    adaptive_norm,
     attention,
     blocks,
     ceilings,
-    conditioned_attention,
-    conditioned_transition,
-    gated_attention,
-    global_attention,
     layer_norm,
     numerics,
+    operators,
     optimizer,
-    outer_product_mean,
-    pair_bias,
     softmax,
-    swiglu,
-    template_attention,
-    transition,
-    triangle_multiplication,
-    weighted_average,
 )
 
-SECTIONS = {
+SECTIONS: dict[str, Callable[[bool], Iterator[Row]]] = {
+    **{name: partial(operators.section, name) for name in operators.TIMED},
     "ceilings": ceilings.section,
     "numerics": numerics.section,
     "layer_norm": layer_norm.section,
     "attention": attention.section,
     "softmax": softmax.section,
-    "triangle": triangle_multiplication.section,
-    "gated_attention": gated_attention.section,
-    "global_attention": global_attention.section,
-    "transition": transition.section,
-    "swiglu": swiglu.section,
-    "adaptive_norm": adaptive_norm.section,
-    "conditioned_transition": conditioned_transition.section,
-    "conditioned_attention": conditioned_attention.section,
-    "weighted_average": weighted_average.section,
-    "outer_product_mean": outer_product_mean.section,
-    "pair_bias": pair_bias.section,
-    "template_attention": template_attention.section,
     "blocks": blocks.section,
     "optimizer": optimizer.section,
 }

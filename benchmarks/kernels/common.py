@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import torch
 from benchmarks.gpu_times import Call, Row, gpu_times, peak_mb, wall_us
 from torch import Tensor, nn
-
-from evofeed.kernels import to_fused
 
 BF16, DEVICE = torch.bfloat16, "cuda"
 
@@ -83,34 +81,3 @@ def randomise(module: nn.Module) -> nn.Module:
             elif name.endswith("bias"):
                 parameter.normal_(std=0.1)
     return module
-
-
-def module_rows(
-    case: str, module: nn.Module, inputs: Callable[[], list[Tensor]], peers: bool
-) -> Iterator[Row]:
-    """A module of the trainer in bfloat16: fused, and with `peers` eager and compiled.
-
-    Args:
-        case: what the rows are called.
-        module: as the trainer makes it.
-        inputs: makes a set of its arguments; masks among them have no gradient.
-        peers: whether PyTorch's own are timed too.
-    """
-    module = randomise(module).to(DEVICE, BF16)
-    sets = [inputs() for _ in range(3)]
-    grads = [n for n, t in enumerate(sets[0]) if not _is_mask(t)]
-    if peers:
-        torch.compiler.reset()
-        compiled = torch.compile(module, dynamic=False)
-        for who, op in (("torch eager", module), ("torch.compile", compiled)):
-            yield {"case": case, "who": who, **both_ways(op, sets, grads)}
-    yield {"case": case, "who": "evofeed", **both_ways(to_fused(module), sets, grads)}
-
-
-def mask(*shape: int) -> Tensor:
-    """One key in ten is left out."""
-    return (torch.rand(shape, device=DEVICE) > 0.1).to(BF16)
-
-
-def _is_mask(t: Tensor) -> bool:
-    return bool(((t == 0) | (t == 1)).all())

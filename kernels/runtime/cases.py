@@ -1,7 +1,7 @@
 """What an operator is tried with, declared once in its folder's `cases.py`.
 
-Read by the operators' tests, by those of `torch.compile` and of repeated calls, and by the
-sanitizer: each takes the sizes it needs.
+Read by the operators' tests, by those of `torch.compile` and of repeated calls, by the sanitizer,
+each of which takes the sizes it needs, and by the benchmarks.
 """
 
 from __future__ import annotations
@@ -80,12 +80,14 @@ class Operator:
         reference: the same in plain PyTorch, for any type.
         cases: with every optional input and without, narrow.
         wide: as wide as models have it; for numbers alone.
+        timed: sizes and widths of models, which the benchmarks time.
     """
 
     op: Op
     reference: Op
     cases: Mapping[str, Maker]
     wide: Mapping[str, Maker] = field(default_factory=dict)
+    timed: Mapping[str, tuple[int, int, Maker]] = field(default_factory=dict)
 
 
 OPERATORS = (

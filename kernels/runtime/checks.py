@@ -66,5 +66,5 @@ def in_type_of(x: Tensor, weights: Weights) -> Weights:
     """Weights for the plain version, which does not cast: in x's type, unless autocast is on."""
     if torch.is_autocast_enabled(x.device.type):
         return weights
-    parts = (getattr(weights, field.name) for field in fields(weights))  # type: ignore[arg-type]
-    return type(weights)(*(None if part is None else part.to(x.dtype) for part in parts))
+    parts = {field.name: getattr(weights, field.name) for field in fields(weights)}  # type: ignore[arg-type]
+    return type(weights)(**{n: None if t is None else t.to(x.dtype) for n, t in parts.items()})

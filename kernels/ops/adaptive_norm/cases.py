@@ -21,4 +21,5 @@ OPERATOR = Operator(
     adaptive_norm, reference.adaptive_norm,
     {"plain": lambda draw: _case(draw, 16, 24), "of a narrow s": lambda draw: _case(draw, 48, 16)},
     {"of tokens": lambda draw: _case(draw, 768, 384)},
+    timed={"48 x 384": (48, 384, lambda draw: _case(draw, 768, 384))},
 )  # fmt: skip

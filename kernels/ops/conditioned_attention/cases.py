@@ -39,4 +39,8 @@ OPERATOR = Operator(
         "conditioned": lambda draw: _case(draw, 32, 24, 48, 2, True),
         "conditioned, eight heads": lambda draw: _case(draw, 48, 40, 8, 8, False),
     },
+    timed={
+        f"{copies} x {tokens}": (copies, tokens, lambda draw: _case(draw, 768, 384, 48, 16, True))
+        for copies, tokens in ((48, 384), (16, 768))
+    },
 )  # fmt: skip

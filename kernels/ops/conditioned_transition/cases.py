@@ -28,4 +28,5 @@ OPERATOR = Operator(
         "of three layers": lambda draw: _case(draw, 48, 16, 72, True, False),
     },
     {"of tokens": lambda draw: _case(draw, 768, 384, 1536, False, True)},
+    timed={"48 x 384": (48, 384, lambda draw: _case(draw, 768, 384, 1536, False, True))},
 )  # fmt: skip

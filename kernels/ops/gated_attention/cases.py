@@ -58,4 +58,10 @@ OPERATOR = Operator(
         ),
     },
     {"heads of 32": lambda draw: _case(draw, 32, 32, 2, pairs=True, residual=True)},
+    timed={
+        **{f"row {S}x{R}": (S, R, lambda draw: _case(draw, 256, 32, 8, bias=True, masked=True))
+           for S, R in ((128, 256), (512, 384))},
+        **{f"triangle {R}": (R, R, lambda draw: _case(draw, 128, 32, 4, pairs=True, masked=True))
+           for R in (256, 384)},
+    },
 )  # fmt: skip

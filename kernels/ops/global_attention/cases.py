@@ -36,4 +36,8 @@ OPERATOR = Operator(
         "three heads": lambda draw: _case(draw, 64, 3, 16, True),
         "more sequences than a tile": lambda draw: _case(draw, 16, 4, 8, False, sequences=150),
     },
+    timed={
+        f"{S}x{R}": (S, R, lambda draw: _case(draw, 64, 8, 8, False))
+        for S, R in ((1024, 256), (5120, 384))
+    },
 )  # fmt: skip

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from torch import Tensor
 
 from evofeed.kernels.ops.outer_product_mean import reference
@@ -30,5 +32,9 @@ OPERATOR = Operator(
     {
         "plain": lambda draw: _case(draw, 32, 16, 16, False),
         "residual": lambda draw: _case(draw, 32, 16, 32, True),
+    },
+    timed={
+        f"{S}x{R}x{C}": (S, R, partial(_case, C=C, E=32, Z=128, residual=False))
+        for S, R, C in ((128, 256, 256), (512, 384, 256), (1024, 256, 64))
     },
 )  # fmt: skip

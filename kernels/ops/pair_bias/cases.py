@@ -21,4 +21,5 @@ OPERATOR = Operator(
         "four heads": lambda draw: _case(draw, 32, 4, 2.0),
         "eight heads": lambda draw: _case(draw, 32, 8, 1.0),
     },
+    timed={f"{R} residues": (1, R, lambda draw: _case(draw, 128, 8, 1.0)) for R in (256, 384)},
 )  # fmt: skip

@@ -28,4 +28,5 @@ OPERATOR = Operator(
         "256 channels": lambda draw: _case(draw, 256, 2, masked=True, residual=True),
     },
     {"128 channels": lambda draw: _case(draw, 128, 4, masked=True, residual=True)},
+    timed={f"pairs {R}": (R, R, lambda draw: _case(draw, 128, 4, masked=True)) for R in (256, 384)},
 )  # fmt: skip

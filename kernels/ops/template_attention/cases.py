@@ -28,4 +28,8 @@ OPERATOR = Operator(
         "of one": lambda draw: _case(draw, 64, 4, True, 1),
         "of four": lambda draw: _case(draw, 64, 4, True, 4),
     },
+    timed={
+        f"{R} residues, 4 templates": (4, R, lambda draw: _case(draw, 64, 4, False))
+        for R in (256, 384)
+    },
 )  # fmt: skip

@@ -26,4 +26,8 @@ OPERATOR = Operator(
         "residual": lambda draw: _case(draw, 64, 2, residual=True),
         "256 channels": lambda draw: _case(draw, 256, 2, masked=True),
     },
+    timed={
+        "MSA 128x256": (128, 256, lambda draw: _case(draw, 256, 4, masked=True)),
+        "pairs 256": (256, 256, lambda draw: _case(draw, 128, 4, masked=True)),
+    },
 )  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 from torch import Tensor
 
@@ -46,5 +47,9 @@ OPERATOR = Operator(
         "256 channels": lambda draw: _case(
             replace(draw, residues=5), 256, 256, masked=True, outgoing=False
         ),
+    },
+    timed={
+        f"{name} {R}": (R, R, partial(_case, C=128, E=128, outgoing=outgoing, masked=True))
+        for R in (256, 384) for name, outgoing in (("outgoing", True), ("incoming", False))
     },
 )  # fmt: skip

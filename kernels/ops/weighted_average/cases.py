@@ -24,4 +24,8 @@ OPERATOR = Operator(
     weighted_average, reference.weighted_average,
     {"plain": lambda draw: _case(draw, 16, 2, 8)},
     {"more sequences than a tile": lambda draw: _case(draw, 32, 4, 16, sequences=67)},
+    timed={
+        f"{S} x {R}": (S, R, lambda draw: _case(draw, 64, 8, 32))
+        for S, R in ((512, 256), (1024, 384))
+    },
 )  # fmt: skip
