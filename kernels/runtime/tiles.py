@@ -2,7 +2,7 @@
 
 `choices.json` holds the winners of `benchmarks/tune_kernels.py`, with the card
 they were measured on. A shape that was never measured takes the entry of the
-nearest size, and without any entry a default that fits every Hopper card.
+nearest size, and a kernel without any entry one of `UNMEASURED`.
 """
 
 from __future__ import annotations
@@ -69,24 +69,7 @@ class HopperTiles(NamedTuple):
     waves: int = 3
 
 
-DEFAULTS: dict[str, Tile] = {
-    # of a norm: rows of 128 channels (as many elements in all)
-    "norm_forward": Tile(32, 1, 4, 1),
-    "norm_forward_float32": Tile(16, 1, 4, 1),
-    "norm_backward": Tile(16, 1, 4, 3, 4),
-    "norm_backward_float32": Tile(16, 1, 4, 3, 4),
-    "norm_rows": Tile(32, 128, 4, 1),
-    "relu_grad": Tile(64, 128, 4, 2),
-    "mlp": Tile(64, 64, 4, 2),
-    "swiglu": Tile(64, 32, 4, 2),
-    "swiglu_backward": Tile(64, 32, 4, 2),
-    "gated_output": Tile(64, 128, 4, 1),
-    "gated_output_grad": Tile(32, 128, 8, 1),
-    "pair_bias_grad": Tile(16, 1, 2, 1, 4),
-    "triangle_in": Tile(64, 64, 4, 2),
-    "triangle_in_grad": Tile(64, 64, 4, 2),
-    "triangle_out": Tile(64, 128, 4, 1),
-    "triangle_out_grad": Tile(32, 128, 4, 1),
+UNMEASURED = {
     # around products that are cuBLAS's: between rows and channels first
     "triangle_columns": Tile(64, 64, 4, 1),
     "triangle_columns_grad": Tile(64, 32, 4, 1),
@@ -95,28 +78,10 @@ DEFAULTS: dict[str, Tile] = {
     # of an average over positions: positions of its result, positions that it takes at a time
     "average": Tile(128, 64, 8, 3),
     "shares_grad": Tile(128, 128, 8, 3, 4),
-    "outer_project": Tile(64, 32, 4, 3),
-    "outer_dproject": Tile(64, 32, 4, 2),
-    "outer_dw": Tile(64, 128, 4, 3),
-    # of a softmax: lines of 256 keys (as many elements in all)
-    "softmax": Tile(8, 1, 4, 3, 8),
-    "softmax_grad": Tile(8, 1, 4, 3, 8),
 }
+"""Of kernels that `choices.json` has no entry of. In it, a norm's rows are those of 128 channels,
+a softmax's lines those of 256 keys, as many elements in all."""
 _FLOAT32 = Tile(32, 32, 4, 1)  # where nobody looked
-# Each factor of a float32 product is two numbers in registers: tiles that hold without spilling.
-DEFAULTS |= {
-    f"{op}_float32": Tile(*sizes)
-    for op, sizes in {
-        "attention_forward": (64, 32, 4, 1), "attention_dq": (64, 32, 4, 1),
-        "attention_dkv": (16, 64, 4, 1), "attention_db": (64, 32, 4, 1),
-        "norm_rows": (32, 32, 8, 1), "relu_grad": (64, 64, 8, 1), "mlp": (16, 32, 4, 1),
-        "gated_output": (16, 32, 4, 1), "gated_output_grad": (32, 32, 4, 1),
-        "pair_bias_grad": (32, 1, 8, 1), "triangle_in": (64, 32, 4, 1),
-        "triangle_in_grad": (64, 32, 4, 1), "triangle_out": (16, 32, 4, 1),
-        "triangle_out_grad": (16, 32, 4, 1), "outer_project": (64, 32, 8, 1),
-        "outer_dproject": (64, 32, 8, 1), "outer_dw": (32, 32, 4, 1),
-    }.items()
-}  # fmt: skip
 
 SMALLER = {"mlp": Tile(64, 32, 4, 1)}
 """Of cards where the tiles above do not fit a program's shared memory: Ada, MI300."""
@@ -178,7 +143,7 @@ def override(op: str, choice: Any) -> None:
     """Makes `choice` what is chosen for an op in this process; None undoes it.
 
     Args:
-        op: a name in `DEFAULTS` (a `Tile`), "attention" (`AttentionTiles`), "hopper_attention"
+        op: what `tile` is asked for (a `Tile`), "attention" (`AttentionTiles`), "hopper_attention"
             (`HopperTiles`), "lstm" (`LstmPadding`), or "small_norm" (elements below which
             PyTorch's norm is called, 0 for never).
         choice: as the op takes it.
@@ -192,15 +157,15 @@ def override(op: str, choice: Any) -> None:
 
 @cache
 def _saved() -> dict[str, Any]:
-    path = Path(__file__).with_name("choices.json")
-    return json.loads(path.read_text()) if path.exists() else {}
+    found: dict[str, Any] = json.loads(Path(__file__).with_name("choices.json").read_text())
+    return found
 
 
 @cache
 def _saved_tile(op: str, C: int) -> Tile:
-    entries = _saved().get("tiles", {}).get(op, [])
+    entries = _saved()["tiles"].get(op)
     if not entries:
-        return DEFAULTS.get(op, _FLOAT32) if op.endswith("_float32") else DEFAULTS[op]
+        return _FLOAT32 if op.endswith("_float32") else UNMEASURED[op]
     # A tile measured at fewer channels may not fit at more: look upwards first.
     wider = [entry for entry in entries if entry["C"] >= C]
     nearest = min(wider or entries, key=lambda entry: abs(entry["C"] - C))
@@ -229,7 +194,7 @@ def _saved_attention(N: int, D: int, has_bias: bool) -> HopperTiles:
     width = max(16, 1 << (D - 1).bit_length())
     entries = [
         entry
-        for entry in _saved().get("attention", [])
+        for entry in _saved()["attention"]
         if entry["has_bias"] == has_bias and max(16, entry["D"]) == width
     ]
     if not entries:

@@ -17,6 +17,7 @@ from evofeed.kernels.ops.outer_product_mean.op import (
     outer_product_mean_with_input,
 )
 from evofeed.kernels.ops.outer_product_mean.reference import OuterWeights
+from evofeed.kernels.ops.pair_bias.op import pair_bias_fits
 from evofeed.kernels.ops.transition.op import transition, transition_fits
 from evofeed.kernels.swap.forms import children, has, signature_trouble
 from evofeed.kernels.swap.modules import (
@@ -57,6 +58,7 @@ class FusedEvoformerBlock(Recordable):
             and not positional
             and covers(msa_mask, m)
             and gated_attention_fits(flat, rows, self.msa_att_row.mha.no_heads)
+            and pair_bias_fits(four_axes(z), self.msa_att_row.linear_z.weight)
             and transition_fits(m, last)
             and outer_product_mean_fits(flat, outer)
             and m.dtype == z.dtype
@@ -71,9 +73,8 @@ class FusedEvoformerBlock(Recordable):
             self.msa_att_row, flat, z, three_axes(msa_mask), residual=True,
             drop_mask=drop_mask(self.msa_dropout_layer, flat, flat.shape[2]),
         )  # fmt: skip
-        assert made is not None
-        update, z = made
-        m = shaped(update, m)
+        assert made is not None and made[1] is not None
+        z, m = made[1], shaped(made[0], m)
         m = self._column_attention(m, msa_mask)
         masked = options.get("_mask_trans", True)
         if hasattr(self, "_masks_msa"):

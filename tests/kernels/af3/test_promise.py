@@ -90,6 +90,13 @@ class Adapted(nn.Module):
         return out
 
 
+class Gated(protenix.TriangleMultiplicationOutgoing):
+    """Its forward takes one argument more."""
+
+    def forward(self, z: Tensor, mask: Tensor | None = None, temperature: float = 1.0) -> Tensor:  # type: ignore[override]
+        return super().forward(z, mask) * temperature
+
+
 def _attention(inf: float = 1e9) -> Any:
     return boltz.TriangleAttention(C, 8, 2, inf=inf)
 
@@ -141,10 +148,11 @@ def _quantised() -> nn.Module:
     return module  # type: ignore[no-any-return]
 
 
-def _with(module: Any, **attributes: Any) -> nn.Module:
-    for name, value in attributes.items():
-        setattr(module, name, value)
-    return module  # type: ignore[no-any-return]
+def _put(module: nn.Module, name: str, value: Any) -> nn.Module:
+    """The module with one attribute, maybe of a module inside, put in or replaced."""
+    above, _, last = name.rpartition(".")
+    setattr(module.get_submodule(above), last, value)
+    return module
 
 
 def _another_eps() -> nn.Module:
@@ -154,7 +162,7 @@ def _another_eps() -> nn.Module:
 
 
 def _dropout(axis: int) -> nn.Module:
-    return _with(maths.DropoutRowwise(0.25), batch_dim=axis)
+    return _put(maths.DropoutRowwise(0.25), "batch_dim", axis)
 
 
 def _block() -> Any:
@@ -176,7 +184,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "a patched forward inside": (lambda: _patched("mha.linear_v"), "mha.linear_v has hooks or"),
     "an adapter that wants a GPU": (_adapted_on_a_gpu, "linear_q is more than one layer"),
     "inside a block": (
-        lambda: _with(_block(), tri_mul_in=_another_eps()), "computes something else|node",
+        lambda: _put(_block(), "tri_mul_in", _another_eps()), "computes something else|node",
     ),
     "a layer with an adapter": (_adapted, "computes something else"),
     "a hook inside": (_hooked, "mha.linear_v has hooks"),
@@ -185,18 +193,84 @@ CASES: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "masks that let through": (lambda: _attention(2.0), "computes something else"),
     "norms with two eps": (_another_eps, "computes something else"),
     "another activation": (
-        lambda: _with(boltz.Transition(C, 32), silu=nn.GELU()), "computes something else",
+        lambda: _put(boltz.Transition(C, 32), "silu", nn.GELU()), "computes something else",
     ),
     "dropout of single numbers": (
-        lambda: _with(_block(), ps_dropout_row_layer=nn.Dropout(0.25)), "drops out in a way",
+        lambda: _put(_block(), "ps_dropout_row_layer", nn.Dropout(0.25)), "drops out in a way",
     ),
     "dropout of columns": (
-        lambda: _with(_block(), ps_dropout_row_layer=_dropout(-2)),
+        lambda: _put(_block(), "ps_dropout_row_layer", _dropout(-2)),
         "drops out in a way",
     ),
     "no layer at all": (
-        lambda: _with(_tokens(), linear_nobias_z=nn.ReLU()),
+        lambda: _put(_tokens(), "linear_nobias_z", nn.ReLU()),
         "part that no fused op knows",
+    ),
+    "a bias of q": (
+        lambda: _put(boltz.TriangleAttention(C, 8, 2), "mha.linear_q", nn.Linear(C, 16)),
+        "linear_q has a bias",
+    ),
+    "a layer more": (
+        lambda: _put(openfold3.TriangleAttention(C, 8, 2), "linear_more", nn.Linear(C, C)),
+        "has linear_more",
+    ),
+    "a layer fewer": (lambda: _put(boltz.TriangleMultiplicationIncoming(C), "g_out", None), "^$"),
+    "another width": (
+        lambda: _put(
+            protenix.Transition(C, 4), "linear_no_bias_b", nn.Linear(C, 48, bias=False)
+        ),
+        r"value's layer's weight is \[48, 16\]",
+    ),
+    "a norm without offset": (
+        lambda: _put(boltz.Transition(C, 32), "norm", nn.LayerNorm(C, bias=False)),
+        "norm has no weight or bias",
+    ),
+    "an argument more": (lambda: Gated(C, C), "temperature"),
+    "an order of its own": (
+        lambda: _put(_block(), "tri_mul_first", False), "in which order",
+    ),
+    "another ending node": (
+        lambda: _put(_block(), "tri_att_end", openfold3.TriangleAttentionEndingNode(C, 8, 2)),
+        "around the nodes",
+    ),
+    "biases of a half": (
+        lambda: _put(
+            openfold3.FusedTriangleMultiplicationOutgoing(C, C), "linear_ab_g",
+            nn.Linear(C, 2 * C, bias=False),
+        ),
+        "linear_ab_g has no bias",
+    ),
+    "a last gate without bias": (
+        lambda: _put(
+            openfold3.ConditionedTransitionBlock(C, C, 2), "linear_g", nn.Linear(C, C, bias=False)
+        ),
+        "last gate's layer has no bias",
+    ),
+    "a narrower factor": (
+        lambda: _put(
+            boltz.ConditionedTransitionBlock(C, C), "a_to_b", nn.Linear(C, C, bias=False)
+        ),
+        "not all",
+    ),
+    "an adaptive norm with a bias": (
+        lambda: _put(
+            protenix.AttentionPairBias(True, False, 2, C, C, C), "layernorm_a.layernorm_s",
+            nn.LayerNorm(C),
+        ),
+        "its norm has norms with other parameters",
+    ),
+    "dropped paths": (
+        lambda: _put(
+            protenix.DiffusionTransformerBlock(C, C, C, 2), "drop_path", nn.Dropout(0.1)
+        ),
+        "drops paths",
+    ),
+    "a gate of its own": (
+        lambda: _put(
+            boltz.DiffusionTransformerLayer(2, C, C), "output_projection",
+            nn.Sequential(nn.Linear(C, C), nn.Sigmoid()),
+        ),
+        "gates its attention",
     ),
 }  # fmt: skip
 
@@ -209,7 +283,7 @@ def test_a_module_that_computes_something_else_stays_as_it_is(name: str) -> None
     own = set(vars(module))
     to_fused(module, report)
     assert not isinstance(module, Fused)
-    assert re.search(reason, report.kept[""]), report.kept
+    assert re.search(reason, report.kept.get("", "")), report.kept
     assert set(vars(module)) == own
     assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
 
@@ -349,3 +423,72 @@ def test_second_derivatives_are_refused_not_left_out(device: str) -> None:
     out = to_fused(openfold3.SwiGLUTransition(C, 2)).to(device)(z)
     with pytest.raises(KernelError, match="second derivatives"):
         torch.autograd.grad(out.sum(), z, create_graph=True)
+
+
+def test_a_module_beside_an_unknown_one_is_fused() -> None:
+    block = to_fused(_put(_block(), "tri_mul_first", False))
+    inside = {n for n, m in block.named_children() if isinstance(m, Fused)}
+    wanted = {"tri_mul_out", "tri_mul_in", "tri_att_start", "tri_att_end", "pair_transition"}
+    assert inside == wanted
+    z = torch.randn(1, 5, 5, C)
+    assert block(z, torch.ones(1, 5, 5)).shape == z.shape
+
+
+class Turned(boltz.TriangleMultiplicationOutgoing):
+    """Comes in, whatever its name says."""
+
+    def forward(self, x: Tensor, mask: Tensor, use_kernels: bool = False) -> Tensor:
+        return self._run(x, mask, False)
+
+
+class Both(boltz.TriangleMultiplicationOutgoing):
+    """Goes out and comes in."""
+
+    def forward(self, x: Tensor, mask: Tensor, use_kernels: bool = False) -> Tensor:
+        return self._run(x, mask, True) + self._run(x, mask, False)
+
+
+class Still(boltz.TriangleMultiplicationIncoming):
+    """Does neither."""
+
+    def forward(self, x: Tensor, mask: Tensor, use_kernels: bool = False) -> Tensor:
+        return x
+
+
+class Broken(boltz.TriangleMultiplicationIncoming):
+    """Wants more than a forward gives."""
+
+    def forward(self, x: Tensor, mask: Tensor, use_kernels: bool = False) -> Tensor:
+        raise RuntimeError("no GPU")
+
+
+@pytest.mark.parametrize(
+    "kind, outgoing",
+    [
+        (boltz.TriangleMultiplicationOutgoing, True),
+        (boltz.TriangleMultiplicationIncoming, False),
+        (Turned, False),
+        (Both, None),
+        (Still, None),
+        (Broken, None),
+    ],
+)
+def test_boltz_direction_is_what_its_forward_does_not_its_name(
+    kind: type[nn.Module], outgoing: bool | None
+) -> None:
+    module, report, state = kind(C), SwapReport(), torch.get_rng_state()
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    fused: Any = to_fused(module, report)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
+    if outgoing is None:
+        assert not isinstance(fused, Fused) and "direction" in report.kept[""]
+    else:
+        assert fused.outgoing is outgoing and "" in report.swapped
+
+
+def test_a_conditioned_transition_is_known_by_its_modules_not_its_name() -> None:
+    renamed = type("Transition", (openfold3.ConditionedTransitionBlock,), {})
+    expected: Any = to_fused(openfold3.ConditionedTransitionBlock(C, C, 2))
+    module: Any = to_fused(renamed(C, C, 2))
+    assert module.mixin is expected.mixin

@@ -20,7 +20,7 @@ def test_every_saved_choice_is_raced_again() -> None:
     assert {entry["name"] for entry in CHOICES["attention"]} <= set(ATTENTION)
     cases = [*tune_kernels.every_case(float32=False), *tune_kernels.every_case(float32=True)]
     raced = {case.key["op"] for case in cases if case.key["kind"] == "tile"}
-    assert set(CHOICES["tiles"]) <= raced <= set(room.DEFAULTS)
+    assert set(CHOICES["tiles"]) <= raced
     assert all(case.candidates for case in cases)
 
 
