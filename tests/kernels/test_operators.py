@@ -23,7 +23,7 @@ def test_it_is_as_exact_as_pytorch(
 ) -> None:
     """Results, and the gradients of all inputs and weights."""
     it = declared()[operator]
-    draw = Draw(3, 11, device, torch.float32 if precise else half)
+    draw = Draw(5, 11, device, torch.float32 if precise else half)
     made = {**it.cases, **it.wide}[case](draw)
     inputs = [*made.tensors.values()]
     three_way(made.call(it.op), made.call(it.reference), inputs, range(len(inputs)))
