@@ -26,12 +26,7 @@ from evofeed.featurize.job.places import relative
 from evofeed.featurize.job.publish import drop_joined, missing_shards, publish
 from evofeed.featurize.job.report import JobProgress, JobReport
 from evofeed.featurize.job.tables import JobRow
-from evofeed.featurize.job.template_use import (
-    outdated,
-    remembered,
-    stamps,
-    template_key,
-)
+from evofeed.featurize.job.template_use import outdated, remembered, stamps, template_key
 from evofeed.featurize.job.units import Plan, Unit, make_plan
 from evofeed.featurize.job.work import UnitResult, UnitTask, expected_memory
 from evofeed.featurize.job.worker import UnitFailed, UnitLost

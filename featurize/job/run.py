@@ -33,9 +33,7 @@ from evofeed.featurize.job.options import JobOptions
 from evofeed.featurize.job.places import absolute, ledger_url, relative
 from evofeed.featurize.job.publish import parent_of
 from evofeed.featurize.job.report import JobReport
-from evofeed.featurize.job.template_use import (
-    look_again,
-)
+from evofeed.featurize.job.template_use import look_again
 from evofeed.featurize.job.units import make_plan
 from evofeed.featurize.job.work import describe
 from evofeed.store import Dataset

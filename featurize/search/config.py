@@ -123,14 +123,7 @@ class SearchConfig:
     )
     """Options of hhblits (AF2 SI 1.2.2 and its code)."""
     mmseqs: tuple[str, ...] = (
-        "--num-iterations",
-        "3",
-        "-a",
-        "1",
-        "-e",
-        "0.1",
-        "--max-seqs",
-        "10000",
+        *("--num-iterations", "3", "-a", "1", "-e", "0.1", "--max-seqs", "10000"),
     )
     """Options of `mmseqs search`."""
     expansion: Literal["", "filter", "nofilter", "pair"] = ""

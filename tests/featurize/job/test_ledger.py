@@ -25,7 +25,7 @@ from tests.featurize.job.stage import (
 
 from evofeed.base.errors import JobError
 from evofeed.featurize import FeaturizeConfig, discover
-from evofeed.featurize.job import Ledger, lock
+from evofeed.featurize.job import JobHost, Ledger, lock
 from evofeed.featurize.job.inputs import Stamp
 from evofeed.featurize.job.units import Plan, make_plan
 from evofeed.featurize.job.work import UnitResult
@@ -251,8 +251,9 @@ def test_a_job_with_its_ledger_in_postgresql_survives_its_driver(
             ledger=postgres_url,
         )
         assert wait_for(pid) == -signal.SIGKILL
-        lock._PATIENCE = 240.0  # until PostgreSQL has seen that its client is gone
-        return run(raw, tmp_path / "data", ledger=postgres_url)
+        # until PostgreSQL has seen that its client is gone
+        patient = JobHost(waits=lambda seconds: seconds < 240)
+        return run(raw, tmp_path / "data", ledger=postgres_url, host=patient)
 
     report = on_stage(act)
     assert report.snapshot == honest[0]
