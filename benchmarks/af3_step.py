@@ -12,15 +12,15 @@ so, TF32 allowed. Its metrics are left out. Weights are the project's first ones
 stack copied), zeros replaced by small numbers.
 
 Ways: `project` with the training preset, which recomputes every block; `cuequivariance` the same
-with its switch for that library; `fused` keeps everything for the backward pass; `fused-blocks`
-recomputes as the preset does; `fused-trunk` and `fused-diffusion` recompute the blocks of that part
-alone. `--optimizer project` is its per-sample clipping, Adam and moving average, `flat` evofeed's
-`FlatOptimizer`.
+with its switch for that library; `fused-blocks` recomputes as the preset does; `fused` keeps
+everything for the backward pass. `--optimizer project` is its per-sample clipping, Adam and moving
+average, `flat` evofeed's `FlatOptimizer`.
 
-`step_ms` and the parts: median, first and third quartile of steps behind the warm-up, by the wall
-clock with the GPU waited for at the end of each part; `wait_ms`: for the loader. `kept_gb`: what
-each part of the model keeps for the backward pass; `peak_gb`: the most of a step, weights and
-optimizer included. Proof on a laptop: `TRITON_INTERPRET=1 ... --tiny`.
+`step_ms` and its parts: median, first and third quartile of steps behind the warm-up, wall clock,
+the GPU waited for at the end of each part; `wait_ms`: for the loader. `kept_gb`: what
+each part of the model keeps for the backward pass; `parts_ms`: their forward passes in one step
+more, each waited for, with all recycles and denoising steps; `peak_gb`: the most of a step, weights
+and optimizer included. Proof on a laptop: `TRITON_INTERPRET=1 ... --tiny`.
 """
 
 from __future__ import annotations
@@ -50,19 +50,12 @@ from evofeed.trainer.config import OptimConfig
 from evofeed.trainer.run.flat import FlatOptimizer
 
 ROOT = Path(__file__).resolve().parent.parent
-RECOMPUTED = {
-    "project": ("trunk", "diffusion"),
-    "cuequivariance": ("trunk", "diffusion"),
-    "fused": (),
-    "fused-blocks": ("trunk", "diffusion"),
-    "fused-trunk": ("trunk",),
-    "fused-diffusion": ("diffusion",),
-}
-"""Whose blocks each way runs again in the backward pass."""
+WAYS = ("fused-blocks", "project", "cuequivariance", "fused")
 First = tuple[Any, nn.Module]  # the model and its loss
 TIMED = ("wait", "forward", "backward", "optimizer")
 PARTS = (
     "input_embedder", "template_embedder", "msa_module", "pairformer_stack", "aux_heads",
+    "sample_diffusion",
     "diffusion_module.diffusion_conditioning", "diffusion_module.atom_attn_enc",
     "diffusion_module.diffusion_transformer", "diffusion_module.atom_attn_dec",
 )  # fmt: skip
@@ -94,11 +87,9 @@ def model_config(options: argparse.Namespace) -> Any:
         config.architecture.template.template_pair_stack.no_blocks = 1
     config = config.copy_and_resolve_references()
     made = config.architecture
-    heads, transformer = (
-        made.heads.pairformer_embedding,
-        made.diffusion_module.diffusion_transformer,
-    )
-    made.pairformer.no_blocks = transformer.no_blocks = heads.pairformer.no_blocks = 1
+    heads, diffusion = made.heads.pairformer_embedding, made.diffusion_module
+    for stack in (made.pairformer, diffusion.diffusion_transformer, heads.pairformer):
+        stack.no_blocks = 1
     return config  # `first_model` copies these blocks
 
 
@@ -118,8 +109,7 @@ def first_model(options: argparse.Namespace) -> First:
         for parameter in model.parameters():
             if parameter.dim() > 1 and not parameter.any():
                 parameter.normal_(std=0.02)
-    always = types.SimpleNamespace(integers=lambda **_: options.recycles)
-    model.synced_generator = always  # else it draws the passes of each step
+    model.synced_generator = types.SimpleNamespace(integers=lambda **_: options.recycles)
     return model.train(), OpenFold3Loss(config.architecture.loss_module)
 
 
@@ -127,17 +117,15 @@ def prepared(model: Any, way: str, options: argparse.Namespace) -> Any:
     """A copy on the device, as the way has it."""
     model = copy.deepcopy(model).to(options.device)
     model.settings.memory.train.use_cueq_triangle_kernels = way == "cuequivariance"
-    for name, module in model.named_modules():
-        part = "diffusion" if name.startswith("diffusion_module") else "trunk"
-        again = part in RECOMPUTED[way]
+    for module in model.modules() if way == "fused" else ():
         if hasattr(module, "blocks_per_ckpt"):
-            module.blocks_per_ckpt = 1 if again else None
+            module.blocks_per_ckpt = None
         if hasattr(module, "ckpt_intermediate_steps"):
-            module.ckpt_intermediate_steps = again
+            module.ckpt_intermediate_steps = False
     if way.startswith("fused"):
         report = SwapReport()
         to_fused(model, report)
-        print(way, f"{len(report.swapped)} modules swapped, kept: {report.kept}", flush=True)
+        print(way, report, flush=True)
     return model
 
 
@@ -228,21 +216,28 @@ class Step:
         self.model = prepared(first[0], way, options)
         self.optimizer: Any = OPTIMIZERS[options.optimizer](self.model)
         self.kept: dict[str, float] = {}
-        if options.device == "cuda":
-            for name in PARTS:
-                self._watch(name)
+        self.spent: dict[str, float] = {}
+        self.apart = False
+        for name in PARTS:
+            self._watch(name)
 
     def _watch(self, name: str) -> None:
-        """Note what a part keeps, at its last call with gradients."""
+        """Note what a part keeps, at its last call with gradients, and its time, waited for."""
         before = []
 
+        def now() -> tuple[int, float]:
+            if self.apart and self.options.device == "cuda":
+                torch.cuda.synchronize()
+            return torch.cuda.memory_allocated(), time.perf_counter()
+
         def enters(*_: Any) -> None:
-            before.append(torch.cuda.memory_allocated())
+            before.append(now())
 
         def leaves(*_: Any) -> None:
-            grown = torch.cuda.memory_allocated() - before.pop()
+            (memory, ended), (then, began) = now(), before.pop()
             if torch.is_grad_enabled():
-                self.kept[name] = round(grown / 1e9, 3)
+                self.kept[name] = round((memory - then) / 1e9, 3)
+            self.spent[name] = self.spent.get(name, 0.0) + 1e3 * (ended - began)
 
         module = self.model.get_submodule(name)
         module.register_forward_pre_hook(enters)
@@ -282,6 +277,8 @@ def row(first: First, way: str, tokens: int, options: argparse.Namespace) -> dic
         if options.device == "cuda":
             torch.cuda.reset_peak_memory_stats()
         made = [step.run(options.warmup + number) for number in range(options.steps)]
+        step.apart, step.spent = True, {}
+        step.run(options.warmup + options.steps)
     found: dict[str, Any] = {
         f"{name}_ms": quartiles([one[name] for one in made]) for name in ("step", *TIMED)
     }
@@ -291,6 +288,7 @@ def row(first: First, way: str, tokens: int, options: argparse.Namespace) -> dic
     if options.device == "cuda":
         found["peak_gb"] = round(torch.cuda.max_memory_allocated() / 1e9, 2)
         found["kept_gb"] = step.kept
+    found["parts_ms"] = {name: round(ms, 1) for name, ms in step.spent.items()}
     return found | {"losses": [round(one["loss"], 4) for one in made],
                     "atoms": [one["atoms"] for one in made]}  # fmt: skip
 
@@ -301,7 +299,7 @@ def main() -> None:
     parser.add_argument("--projects", type=Path, default=ROOT / ".projects")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--tokens", type=int, nargs="+", default=[384])
-    parser.add_argument("--ways", nargs="+", default=list(RECOMPUTED)[:4], choices=RECOMPUTED)
+    parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=WAYS)
     parser.add_argument("--optimizer", default="project", choices=OPTIMIZERS)
     parser.add_argument("--sequences", type=int, default=1024)
     parser.add_argument("--recycles", type=int, default=1, help="passes without gradients before")
@@ -328,6 +326,7 @@ def main() -> None:
         if time.perf_counter() - began > options.seconds:
             result["not_run"].append({"tokens": tokens, "how": way})
             continue
+        started = time.perf_counter()
         found = {"tokens": tokens, "how": way, "optimizer": options.optimizer}
         try:
             found |= row(first, way, tokens, options)
@@ -336,6 +335,7 @@ def main() -> None:
         except Exception as error:  # the rows after it are to be measured
             traceback.print_exc()
             found["failed"] = f"{type(error).__name__}: {error}"[:300]
+        found["seconds"] = round(time.perf_counter() - started, 1)
         result["rows"].append(found)
         print(found, flush=True)
         if options.out:
