@@ -10,8 +10,9 @@ are small (tens to hundreds of rows): deep ones cost more. `--data` takes entrie
 
 `--gpu`: `FeatureLoader` of each project feeds a step of matrix products that fill the GPU for
 `--step-ms`. `wait_ms`: what a step waits for its batch, `until_made_ms`: until the GPU has made its
-features too; `device_ms`: the GPU's time for the features of a sample. `cores`: CPU time of this
-process and the reader, without the step's own, by wall time.
+features too; `idle_device_ms`, `device_ms`: from the first to the last kernel of a sample's
+features, alone and beside the step. `cores`: CPU time of this process and the reader, without the
+step's own, by wall time.
 """
 
 from __future__ import annotations
@@ -142,16 +143,18 @@ def fed(uri: str, project: str, options: argparse.Namespace) -> dict[str, Any]:
             if options.device == "cuda":
                 consumer.wait()
             until_made.append(time.perf_counter() - called)
-            consumer.step(read)
+            if number >= options.warmup:
+                consumer.step(read)
         wall, used = time.perf_counter() - begun, cpu_seconds(loader) - used
         stats = loader.stats()
-        device = list(loader._stats.device._latest)[options.warmup :]
+        device = [1e3 * seconds for seconds in loader._stats.device._latest]
     alone = consumer.alone(read, 10)
     return {
         "steps": options.steps,
         "wait_ms": percentiles(waits[options.warmup :]),
         "until_made_ms": percentiles(until_made[options.warmup :]),
-        "device_ms": quartiles([1e3 * seconds for seconds in device], 2),
+        "idle_device_ms": quartiles(device[2 : options.warmup - 4], 2),
+        "device_ms": quartiles(device[options.warmup :], 2),
         "mb_per_sample": round(stats["bytes_per_sample"] / 1e6, 3),
         "cores": round(used / wall - alone["cores"], 3),
         "cores_of_the_step": round(alone["cores"], 3),
@@ -168,7 +171,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
     parser.add_argument("--step-ms", type=float, default=380.0)
     parser.add_argument("--steps", type=int, default=150)
-    parser.add_argument("--warmup", type=int, default=10)
+    parser.add_argument("--warmup", type=int, default=24)
     parser.add_argument("--out", type=Path)
     asked = parser.parse_args()
     packages = ("numpy", "numba", "pyarrow", *(("torch",) if asked.gpu else ("gemmi", "rdkit")))

@@ -75,6 +75,11 @@ class ReadyBatch:
         return self.tensors
 
 
+def _blocks_on(device: torch.device, value: Any) -> list[Tensor]:
+    """A tensor of every allocation there: a step would wait a microsecond for each of hundreds."""
+    return list({t.untyped_storage().data_ptr(): t for t in _tensors_on(device, value)}.values())
+
+
 def _tensors_on(device: torch.device, value: Any) -> Iterator[Tensor]:
     """Every tensor on such a device in nested dicts and lists."""
     if isinstance(value, Tensor):
@@ -132,7 +137,7 @@ class BatchMaker:
             if self._hooks is not None:
                 if self._hooks.transform is not None:
                     tensors = self._hooks.transform(tensors, self._generator(plan))
-                blocks = list(_tensors_on(self._device, tensors))
+                blocks = _blocks_on(self._device, tensors)
             event = self._mark(timing=timed)
         if event is None:
             for slot in slots:
@@ -196,7 +201,7 @@ class BatchMaker:
         ]
         slabs = [slot.slab for slot in slots]
         batch = entry_batch(zip(slabs, copies, strict=True), self._config.entries)
-        return batch, list(_tensors_on(self._device, batch))
+        return batch, _blocks_on(self._device, batch)
 
     def _complexes(
         self, plan: BatchPlan, slots: Sequence[FilledSlot]
