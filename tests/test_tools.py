@@ -35,6 +35,7 @@ def dataset(tmp_path: Path) -> Path:
     return tmp_path / "data"
 
 
+@pytest.mark.system  # it asks nvidia-smi
 def test_doctor_tells_versions_and_is_content_with_a_full_install(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -23,6 +23,8 @@ from evofeed.trainer.run.distributed import World
 from evofeed.trainer.run.stream import BatchStream
 from evofeed.trainer.run.train import train
 
+pytestmark = pytest.mark.system  # its loaders read in a process
+
 CONFIG: TrainConfig = tiny_multimer().train.replace(
     steps=2, validate_every=2, validate_batches=1, profile_steps=0, loader={"crop_size": 32}
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 from tests.loader.records import make_record, write_dataset
 
@@ -12,6 +13,8 @@ from evofeed.loader import AssemblyConfig, FeatureLoader, LoaderConfig
 from evofeed.protein.assembly_record import AssemblyRecord
 from evofeed.store import Dataset, add_assemblies
 from evofeed.trainer.losses.chain_labels import GROUND_TRUTH, flat_batch, with_assigned_truth
+
+pytestmark = pytest.mark.system  # its loader reads in a process
 
 COPIES, LENGTH = 60, 8
 CONFIG = LoaderConfig(
