@@ -175,7 +175,7 @@ def measure(folder: Path, questions: int, turns: int, requests: int) -> Figures:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--questions", type=int, default=60)
-    parser.add_argument("--turns", type=int, default=20)
+    parser.add_argument("--turns", type=int, default=200)
     parser.add_argument("--requests", type=int, default=60_000)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
