@@ -112,7 +112,8 @@ def conformer_version() -> str:
         return ""
 
 
-def _rdkit() -> Any:
+def rdkit() -> Any:
+    """RDKit's `Chem`; an `InputError` where it is not installed."""
     try:
         from rdkit import Chem, RDLogger
         from rdkit.Chem import AllChem  # noqa: F401 (Chem.AllChem is there once it was imported)
@@ -126,7 +127,7 @@ def _rdkit() -> Any:
 
 def _graph(elements: np.ndarray, charges: np.ndarray, bonds: np.ndarray, orders: np.ndarray) -> Any:
     """RDKit's molecule, sanitized as far as it can be."""
-    chem = _rdkit()
+    chem = rdkit()
     graph = chem.RWMol()
     for element, charge in zip(elements.tolist(), charges.tolist(), strict=True):
         atom = chem.Atom(_symbol(element))
@@ -150,7 +151,7 @@ def _embedded(
     graph: Any, heavy: np.ndarray, seed_text: str, count: int, *, add_hydrogens: bool = False
 ) -> np.ndarray | None:
     """Conformers `[K, a, 3]`, each of its own seed; None if none can be made."""
-    chem = _rdkit()
+    chem = rdkit()
     found: list[np.ndarray] = []
     try:
         whole = chem.AddHs(graph) if add_hydrogens else chem.Mol(graph)
@@ -172,7 +173,7 @@ def _embedded(
 def _orders(graph: Any, heavy: np.ndarray) -> np.ndarray:
     """Orders of the heavy atoms that map the molecule onto itself, the identity first."""
     identity = np.arange(len(heavy))
-    chem = _rdkit()
+    chem = rdkit()
     pattern = chem.RWMol(graph)
     for atom in sorted(set(range(pattern.GetNumAtoms())) - set(heavy.tolist()), reverse=True):
         pattern.RemoveAtom(atom)
@@ -187,7 +188,7 @@ def _orders(graph: Any, heavy: np.ndarray) -> np.ndarray:
 
 def _numbers(elements: list[str]) -> np.ndarray:
     """Atomic numbers, 0 if unknown."""
-    table = _rdkit().GetPeriodicTable()
+    table = rdkit().GetPeriodicTable()
     numbers = {
         name: 0 if name in ("", "X") else table.GetAtomicNumber(_symbol(name))
         for name in set(elements)

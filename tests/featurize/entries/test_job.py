@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import pytest
+from tests.featurize.job.stage import LOADED
 from tests.synthetic_entries import dataset_uri, prepare_again, prepared
 
 from evofeed.base.errors import InputError, MsaError
@@ -93,6 +96,30 @@ def test_the_command_line_gives_the_same_snapshot_elsewhere_and_lists_its_entrie
     with pytest.raises(SystemExit):
         main(["entries", "ls", str(tmp_path / "data"), "--json"])
     assert json.loads(capsys.readouterr().out)[0]["entry_id"] == "s000-1"
+
+
+LOADS = """
+from evofeed.featurize.entries import work
+from evofeed.store import Dataset
+
+span = Dataset.open(sys.argv[1]).entries.span("components", "components")
+for kind, file in zip(("alignment", "entry", "molecules"), sys.argv[2:]):
+    seen = []
+    work.EntriesTask(
+        unit_id="one", kind=kind, dataset_uri=sys.argv[1], items=((kind, file),), components=span,
+        projects=("boltz", "openfold3"),
+    ).work(lambda name: seen.append((*loaded(), work.components_at.cache_info().currsize)))
+    assert seen[0] == seen[1], seen[1][0] - seen[0][0]
+"""
+
+
+def test_a_worker_loads_and_compiles_what_it_needs_before_an_item_is_in_hand(
+    made: Made, tmp_path: Path
+) -> None:
+    """Seconds, on a slow machine a minute, that count against no entry's deadline."""
+    data = shutil.copytree(made.data, tmp_path / "data")
+    files = (made.raw / "msa/s000_1/uniref90_hits.a3m", made.raw / "mmcif/s000.cif", "LIG")
+    subprocess.run([sys.executable, "-c", LOADED + LOADS, data, *files], check=True)
 
 
 def test_a_broken_file_is_listed_with_its_reason_and_the_others_are_published(

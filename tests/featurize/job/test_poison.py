@@ -11,7 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.featurize.job.stage import checksums, children, hurry_only, on_stage, poison, run
+from tests.featurize.job.stage import (
+    LOADED,
+    checksums,
+    children,
+    hurry_only,
+    on_stage,
+    poison,
+    run,
+)
 
 from evofeed.featurize import discover
 from evofeed.featurize.job import JobReport
@@ -155,15 +163,9 @@ def test_who_has_gone_on_to_another_chain_is_not_late_however_long_nobody_listen
     theirs.close()
 
 
-LOADED = """
-import sys
+LOADS = """
 from evofeed.featurize import FeaturizeConfig, discover
 from evofeed.featurize.job import work
-
-def loaded():
-    ours = [vars(m) for name, m in sys.modules.items() if name.startswith("evofeed")]
-    loops = [v for names in list(map(dict, ours)) for v in names.values() if hasattr(v, "py_func")]
-    return set(sys.modules), {(loop.py_func, str(s)) for loop in loops for s in loop.signatures}
 
 task = work.UnitTask(
     unit_id="one", dataset_uri=sys.argv[2], sources=tuple(discover(sys.argv[1])[:2]),
@@ -179,4 +181,4 @@ def test_a_worker_loads_and_compiles_what_it_needs_before_a_chain_is_in_hand(
     raw: Path, tmp_path: Path
 ) -> None:
     """Seconds, on a slow machine a minute, that count against no chain's deadline."""
-    subprocess.run([sys.executable, "-c", LOADED, str(raw), str(tmp_path)], check=True)
+    subprocess.run([sys.executable, "-c", LOADED + LOADS, str(raw), str(tmp_path)], check=True)
