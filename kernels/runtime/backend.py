@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from evofeed.kernels.runtime.private_apis import transformed
+from evofeed.kernels.runtime.private_apis import is_of_several, transformed
 
 
 class _Absent:
@@ -116,10 +116,11 @@ def usable(*tensors: Tensor | None) -> bool:
     """Whether a kernel may run on these tensors: all on one GPU, or interpreted on the CPU.
 
     The first, which is never None, must have numbers. Transforms of PyTorch see its own operators.
-    Weights that are still spread over ranks are gathered by the module that owns them (FSDP2).
+    Weights that are still spread over ranks are gathered by the module that owns them (FSDP2), and
+    what is quantised is read by PyTorch's operators.
     """
     present = [tensor for tensor in tensors if tensor is not None]
-    if any(type(tensor).__name__ == "DTensor" for tensor in present):  # its import takes seconds
+    if any(is_of_several(tensor) for tensor in present):
         return False
     if _plain:
         return True

@@ -6,9 +6,10 @@ from dataclasses import fields
 from typing import Any, ClassVar, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from evofeed.base.errors import KernelError, UnsupportedShape
+from evofeed.kernels.runtime.private_apis import is_of_several
 
 Weights = TypeVar("Weights")
 
@@ -24,6 +25,12 @@ class Parameters:
 
     __slots__: tuple[str, ...] = ()
     biases: ClassVar[dict[str, str]] = {}
+
+    def readable(self) -> bool:
+        """Whether kernels can read all of them: none is quantised, or spread over ranks."""
+        parts = [getattr(self, name) for name in self.__slots__]
+        odd = [part for part in parts if type(part) is not nn.Parameter and is_of_several(part)]
+        return not odd
 
     def tensors(self) -> tuple[Any, ...]:
         """All of them; for biases that are None zeros, of one memory."""

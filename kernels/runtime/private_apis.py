@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch._utils import _unflatten_dense_tensors
 from torch.autograd import forward_ad
-from torch.utils._python_dispatch import _disable_current_modes, is_traceable_wrapper_subclass
+from torch.utils._python_dispatch import _disable_current_modes
 
 VERSIONS = {"torch": ("2.8", "2.13"), "triton": ("3.4", "3.7")}
 """From and up to which versions these names hold."""
@@ -29,8 +29,9 @@ def function_apply(function: type[torch.autograd.Function]) -> Any:
 
 
 def is_of_several(tensor: Tensor) -> bool:
-    """Whether its numbers are in other tensors: quantised, split."""
-    return bool(is_traceable_wrapper_subclass(tensor))
+    """Whether its numbers are in other tensors: quantised, split (FSDP2)."""
+    # `is_traceable_wrapper_subclass`, which is False of those where the compiler traces it
+    return hasattr(type(tensor), "__tensor_flatten__")
 
 
 def functorch_active() -> bool:

@@ -24,7 +24,7 @@ from evofeed.kernels.swap.forms import (
     linear_trouble,
     signature_trouble,
 )
-from evofeed.kernels.swap.parameters import alike, spreads, within
+from evofeed.kernels.swap.parameters import alike, halves, spreads, within
 
 # norm of a, norm of s, the gate's layer, the shift's: Boltz, OpenFold3, Protenix
 NORMS = (
@@ -109,7 +109,7 @@ TRANSITIONS = (
 def _transition_parts(module: Any) -> _Parts:
     m = module
     if hasattr(m, "swish_gate"):
-        value, silu = m.swish_gate[0].weight.chunk(2)
+        value, silu = halves(m.swish_gate[0].weight)
         return _Parts(m.adaln, (silu, value, m.a_to_b.weight), m.b_to_a, m.output_projection[0])
     if hasattr(m, "swiglu"):
         inner = (m.swiglu.linear_a.weight, m.swiglu.linear_b.weight, None)

@@ -30,7 +30,7 @@ from evofeed.kernels.swap.forms import (
     plain_class,
     signature_trouble,
 )
-from evofeed.kernels.swap.parameters import covers, four_axes, shaped, three_axes, within
+from evofeed.kernels.swap.parameters import covers, four_axes, halves, shaped, three_axes, within
 
 PACKED = ("norm_in", "p_in", "g_in", "norm_out", "p_out", "g_out")
 NAMED = {"TriangleMultiplicationOutgoing": True, "TriangleMultiplicationIncoming": False}
@@ -38,7 +38,7 @@ NAMED = {"TriangleMultiplicationOutgoing": True, "TriangleMultiplicationIncoming
 
 def packed_triangle_weights(module: Any) -> TriangleWeights:
     """Parameters of Boltz's triangle multiplication: a and b share a matrix, no biases."""
-    (a_p, b_p), (a_g, b_g) = module.p_in.weight.chunk(2), module.g_in.weight.chunk(2)
+    (a_p, b_p), (a_g, b_g) = halves(module.p_in.weight), halves(module.g_in.weight)
     into, out = module.norm_in, module.norm_out
     return TriangleWeights(
         into.weight, into.bias, a_p, None, a_g, None, b_p, None, b_g, None, out.weight, out.bias,

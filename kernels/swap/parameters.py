@@ -11,6 +11,7 @@ from evofeed.kernels.ops.gated_attention.reference import AttentionWeights
 from evofeed.kernels.ops.outer_product_mean.reference import OuterWeights
 from evofeed.kernels.ops.transition.reference import TransitionWeights
 from evofeed.kernels.ops.triangle_multiplication.reference import TriangleWeights
+from evofeed.kernels.runtime.private_apis import is_of_several
 from evofeed.kernels.swap.forms import has
 
 
@@ -22,15 +23,19 @@ def attention_weights(norm: Any, mha: Any, pair: Tensor | None = None) -> Attent
     )  # fmt: skip
 
 
+def halves(weight: Any) -> Any:
+    """Both halves of a parameter; it twice if it is None, or quantised: no op will take it then."""
+    if weight is None or is_of_several(weight):
+        return weight, weight
+    return weight.chunk(2)
+
+
 def triangle_weights(module: Any) -> TriangleWeights:
     """Parameters of a triangle multiplication, also of one whose a and b share a matrix."""
     if has(module, "linear_ab_p"):
-        E = module.linear_ab_p.weight.shape[0] // 2
         p, g = module.linear_ab_p, module.linear_ab_g
-        parts: list[Any] = [
-            t for half in (slice(0, E), slice(E, None)) for layer in (p, g)
-            for t in (layer.weight[half], None if layer.bias is None else layer.bias[half])
-        ]  # fmt: skip
+        both = map(halves, (p.weight, p.bias, g.weight, g.bias))
+        parts: list[Any] = [t for half in zip(*both, strict=True) for t in half]
     else:
         layers = (module.linear_a_p, module.linear_a_g, module.linear_b_p, module.linear_b_g)
         parts = [t for layer in layers for t in (layer.weight, layer.bias)]

@@ -142,7 +142,7 @@ def rows_fit(a: Tensor, s: Tensor, *others: Tensor | None) -> bool:
 
 def adaptive_norm_fits(a: Tensor, s: Tensor, weights: AdaptiveWeights) -> bool:
     """Whether the fused op takes these."""
-    return rows_fit(a, s, weights.gate)
+    return rows_fit(a, s, weights.gate) and weights.readable()
 
 
 def adaptive_norm(a: Tensor, s: Tensor, weights: AdaptiveWeights, *, eps: float = 1e-5) -> Tensor:

@@ -188,7 +188,7 @@ def conditioned_attention_fits(
     return (
         a.dim() == 4 and 8 <= width // heads <= MAX_HEAD_WIDTH and width <= 1024
         and (s is None) == (weights.last is None)
-        and rows_fit(a, a if s is None else s, weights.q)
+        and rows_fit(a, a if s is None else s, weights.q) and weights.readable()
     )  # fmt: skip
 
 

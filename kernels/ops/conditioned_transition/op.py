@@ -90,7 +90,7 @@ class _ConditionedTransition(Operator, name="conditioned_transition"):
 
 def conditioned_transition_fits(a: Tensor, s: Tensor, weights: ConditionedWeights) -> bool:
     """Whether the fused op takes these: as many rows each, multiples of 8 up to 1024 channels."""
-    return rows_fit(a, s, weights.out) and weights.out.shape[1] % 8 == 0
+    return rows_fit(a, s, weights.out) and weights.out.shape[1] % 8 == 0 and weights.readable()
 
 
 def conditioned_transition(

@@ -193,6 +193,7 @@ def gated_attention_fits(x: Tensor, weights: AttentionWeights, heads: int) -> bo
         and max(width, C) <= 512
         and x.dtype is not torch.float64
         and usable(x, weights.q)
+        and weights.readable()
     )
 
 

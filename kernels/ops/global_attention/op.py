@@ -189,6 +189,7 @@ def global_attention_fits(x: Tensor, weights: AttentionWeights, heads: int) -> b
         and K // heads <= 64
         and x.dtype is not torch.float64
         and usable(x, weights.q)
+        and weights.readable()
     )
 
 

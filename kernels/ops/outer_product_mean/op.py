@@ -156,7 +156,8 @@ def outer_product_mean_fits(m: Tensor, weights: OuterWeights) -> bool:
     C, E, N = m.shape[-1], weights.w1.shape[0], weights.out.shape[0]
     powers = all(n & (n - 1) == 0 for n in (C, E, N))
     sizes = E in (16, 32) and 16 <= C <= 512 and 16 <= N <= 128
-    return m.dim() == 4 and powers and sizes and m.dtype is not torch.float64 and usable(m)
+    reads = usable(m) and weights.readable()
+    return m.dim() == 4 and powers and sizes and m.dtype is not torch.float64 and reads
 
 
 def outer_product_mean_with_input(

@@ -168,9 +168,8 @@ def _mlp_grad(
 def swiglu_transition_fits(x: Tensor, weights: SwigluWeights) -> bool:
     """Whether the fused op takes this input: a multiple of 8 channels, 16 to 1024."""
     C = x.shape[-1]
-    return (
-        C % 8 == 0 and 16 <= C <= MOST and x.dtype is not torch.float64 and usable(x, weights.gate)
-    )
+    reads = usable(x, weights.gate) and weights.readable()
+    return C % 8 == 0 and 16 <= C <= MOST and x.dtype is not torch.float64 and reads
 
 
 def swiglu_transition(

@@ -172,6 +172,7 @@ def transition_fits(x: Tensor, weights: TransitionWeights) -> bool:
         and 16 <= C <= 256
         and x.dtype is not torch.float64
         and usable(x, weights.w1)
+        and weights.readable()
     )
 
 

@@ -216,7 +216,8 @@ def triangle_multiplication_fits(
     C, E = z.shape[-1], weights.a_p.shape[0]
     powers = all(n & (n - 1) == 0 and 16 <= n <= 256 for n in (C, E))
     square = z.dim() == 4 and (z.numel() > 0 if rows else z.shape[1] == z.shape[2])
-    return square and powers and z.dtype is not torch.float64 and usable(z, weights.a_p)
+    reads = usable(z, weights.a_p) and weights.readable()
+    return square and powers and z.dtype is not torch.float64 and reads
 
 
 def triangle_multiplication(

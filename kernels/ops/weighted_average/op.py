@@ -158,6 +158,7 @@ def weighted_average_fits(m: Tensor, shares: Tensor, weights: AverageWeights) ->
         and K // H <= 64
         and m.dtype is not torch.float64
         and usable(m, shares, weights.v)
+        and weights.readable()
     )
 
 

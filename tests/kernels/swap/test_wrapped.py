@@ -152,17 +152,27 @@ def _adapted(model: Stack) -> Callable[..., Tensor]:
     return model
 
 
+def _quantised(model: nn.Module) -> Callable[..., Tensor]:
+    """Weights of linear layers in 8 bits, which PyTorch reads and no kernel does."""
+    from torchao.quantization import Int8WeightOnlyConfig, quantize_
+
+    quantize_(model, Int8WeightOnlyConfig())
+    return model
+
+
 WRAPPERS = {
     "FSDP2": _fsdp, "FSDP2 of parts": _fsdp_inside, "DDP": _ddp, "compile": _compiled,
     "export": _exported, "checkpointing": _checkpointed, "hooks": _hooked, "LoRA": _adapted,
+    "torchao": _quantised,
 }  # fmt: skip
 
 ORDERS = "wrapped", "swapped"
 PAIRWISE = [  # each wrapper in both orders, the models in turn
     ([*MODELS][(2 * column + number) % len(MODELS)], wrapper, first)
     for column, wrapper in enumerate(WRAPPERS)
-    for number, first in enumerate(ORDERS)
-]
+    for number, first in enumerate(ORDERS) if wrapper != "torchao"
+]  # fmt: skip
+PAIRWISE += [(model, "torchao", first) for model in MODELS for first in ORDERS]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -207,6 +217,7 @@ def _results(call: Callable[..., Tensor], parameters: list[nn.Parameter]) -> lis
     return [out.detach(), z.grad, torch.stack([g.norm() for g in full]).sort().values]
 
 
+@pytest.mark.filterwarnings("ignore:.*invalid escape sequence")  # torchao's own
 @pytest.mark.filterwarnings("ignore:FSDP2-wrapped module:UserWarning")
 # torch.compile hides this one of its own by `showwarning`, which what is an error never reaches
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
@@ -230,6 +241,10 @@ def test_a_model_computes_the_same_swapped_before_or_after_it_is_wrapped(
     call = wrap(swapped)
     if first == "wrapped" or wrapper in ("LoRA", "hooks"):  # swapping again looks again
         to_fused(swapped, report)
+    if wrapper == "torchao":
+        reasons = {reason.split(" is a ")[-1] for reason in report.kept.values()}
+        kept = first == "wrapped" and model != "plain torch"  # whose drop-ins read no linear layer
+        assert reasons == ({"Int8Tensor, which kernels cannot read"} if kept else set())
     if wrapper == "export":
         call = wrap(swapped)
     with plain_versions():
@@ -237,6 +252,19 @@ def test_a_model_computes_the_same_swapped_before_or_after_it_is_wrapped(
     for ours, theirs in zip(found, wanted, strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-4)
     assert not any(isinstance(m, Fused) for m in to_torch(swapped).modules())
+
+
+@pytest.mark.filterwarnings("ignore:.*invalid escape sequence")  # torchao's own
+def test_a_kernel_reads_no_weight_that_was_quantised_after_the_swap() -> None:
+    torch.manual_seed(0)
+    plain = _boltz()
+    swapped = to_fused(copy.deepcopy(plain))
+    for name in ("tri_att_end.mha.linear_o", "tri_mul_in.p_out", "transition_z.fc3"):
+        for model in (plain, swapped):
+            _quantised(model.block.get_submodule(name))  # alone in its op
+    with torch.no_grad(), backend.interpreted():
+        found, wanted = swapped(*_inputs()), plain(*_inputs())
+    torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-4)
 
 
 def test_every_form_has_inputs_to_be_tried_with() -> None:
