@@ -154,7 +154,7 @@ class BoltzConfig(ViewConfig):
     num_bins: int = 64
     """Bins of the distogram."""
     symmetries: bool = False
-    """Add the inputs of label permutation, as Boltz's validation has them."""
+    """Add the inputs of label permutation, `return_train_symmetries` of Boltz."""
 
     narrowed_deletions: bool = _fault()
     """Only the query's deletions are counted."""

@@ -47,7 +47,8 @@ def pack_sample(
             continue
         arrays.append(PackedArray(name, value.dtype.str, value.shape, at))
         at += value.nbytes + -value.nbytes % _ALIGN
-    return PackedSample(tuple(arrays), {name: packed[name] for name in sorted(on_host)}, at)
+    host = {name: packed[name] for name in sorted(on_host & packed.keys())}
+    return PackedSample(tuple(arrays), host, at)
 
 
 def fill_slot(

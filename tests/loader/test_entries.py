@@ -91,11 +91,28 @@ def test_a_batch_is_what_openfold3s_training_step_takes() -> None:
 
 
 def test_a_batch_is_what_boltzs_training_step_takes() -> None:
-    view = EntryConfig.boltz(max_tokens=32, max_atoms=512, max_seqs=16)
-    made = LoaderConfig.boltz(entries=view, epoch_len=4, batch_size=2)
-    with loader(config=made) as one, loader(config=made, reader="process") as two:
+    def made(**changes: Any) -> LoaderConfig:
+        view = EntryConfig.boltz(max_tokens=32, max_atoms=512, max_seqs=16, **changes)
+        return LoaderConfig.boltz(entries=view, epoch_len=4, batch_size=2)
+
+    with loader(config=made()) as one, loader(config=made(), reader="process") as two:
         batches = [boltz_batch(batch) for batch in one]
         assert_same(batches, [boltz_batch(batch) for batch in two])
+    permuted = made(symmetries=True)
+    with loader(config=permuted) as one, loader(config=permuted, reader="process") as two:
+        more = [boltz_batch(batch) for batch in one]
+        assert_same(more, [boltz_batch(batch) for batch in two])
+    assert_same(batches, [{name: batch[name] for name in batches[0]} for batch in more])
+    lists = {"chain_symmetries", "amino_acids_symmetries", "ligand_symmetries"}
+    atoms = {"all_coords", "all_resolved_mask", "crop_to_all_atom_map"}
+    assert more[0].keys() - batches[0].keys() == lists | atoms
+    assert all(any(sample for batch in more for sample in batch[name]) for name in lists)
+    place = more[0]["crop_to_all_atom_map"][0].long()
+    coords, present = more[0]["coords"][0, 0, : len(place)], more[0]["atom_resolved_mask"][0]
+    assert present[: len(place)].equal(more[0]["all_resolved_mask"][0][place].bool())
+    centered = more[0]["all_coords"][0][place]
+    centered = centered - centered[present[: len(place)]].mean(0)
+    torch.testing.assert_close(coords, centered, rtol=0, atol=1e-4)
     assert batches[0]["msa"].shape == (2, 16, 32, 33)
     assert batches[0]["ref_pos"].shape == (2, 512, 3)
     assert batches[0]["token_pad_mask"].sum() > 20

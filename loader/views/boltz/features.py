@@ -5,6 +5,7 @@ Every shape is known to the host. Names and values are those of Boltz 1's featur
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -26,9 +27,17 @@ _CHARACTERS: Final = 64
 _POCKET: Final = 4
 
 
-def boltz_features(packed: Mapping[str, Tensor], config: BoltzConfig) -> dict[str, Tensor]:
+def boltz_features(packed: Mapping[str, Tensor], config: BoltzConfig) -> dict[str, Any]:
     """The features of one sample, padded to the config's tokens, atoms and rows."""
-    return _tokens(packed, config) | _atoms(packed, config) | _rows(packed, config)
+    features = _tokens(packed, config) | _atoms(packed, config) | _rows(packed, config)
+    if not config.symmetries:
+        return features
+    return features | {
+        "all_coords": packed["all_coords"].clone(),
+        "all_resolved_mask": packed["all_present"].float(),
+        "crop_to_all_atom_map": packed["crop_atoms"].float(),
+        **json.loads(packed["symmetries"].numpy().tobytes()),
+    }
 
 
 def _tokens(packed: Mapping[str, Tensor], config: BoltzConfig) -> dict[str, Tensor]:

@@ -12,6 +12,7 @@ from evofeed.loader.views.boltz.crop import crop_tokens
 from evofeed.loader.views.boltz.frames import frames
 from evofeed.loader.views.boltz.pocket import pocket
 from evofeed.loader.views.boltz.rows import chain_rows, plan_rows
+from evofeed.loader.views.boltz.symmetries import symmetry_features
 from evofeed.loader.views.cells import row_codes, row_deletions
 from evofeed.loader.views.config import BoltzConfig
 from evofeed.loader.views.draws import BoltzDraws, rotations
@@ -20,7 +21,7 @@ from evofeed.protein.alignment import GAP, Alignment
 
 OWN_CODE: Final = 32
 """Added to a code of Boltz's vocabulary where letters stand beside codes."""
-ON_HOST: Final[frozenset[str]] = frozenset()
+ON_HOST: Final = frozenset({"symmetries"})
 """Arrays of a plan that the host reads."""
 
 
@@ -43,6 +44,8 @@ def plan_sample(
     packed |= _atoms(view, crop)
     packed["frames"], packed["frame_mask"] = frames(view, crop, packed)
     packed |= _moves(packed, draws, config)
+    if config.symmetries:
+        packed |= symmetry_features(view, crop, draws, config)
     return packed | _rows(view, alignments, crop, drawn, config)
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import json
 from typing import Any, Final
 
 import numpy as np
 
 from evofeed.base.shapes import Int
+from evofeed.loader.views.columns import RESTYPES
 from evofeed.loader.views.config import BoltzConfig
 from evofeed.loader.views.draws import BoltzDraws
 from evofeed.loader.views.entry_view import EntryView
@@ -15,52 +17,50 @@ from evofeed.loader.views.entry_view import EntryView
 _MOST: Final = 100
 """Assignments of chains that a sample lists."""
 _LOOKED_AT: Final = 1000
-
 _SWAPS: Final = {
     **{code: [(6, 7), (7, 6), (8, 9), (9, 8)] for code in (15, 20)},  # PHE, TYR
     5: [(6, 7), (7, 6)],  # ASP
     8: [(7, 8), (8, 7)],  # GLU
     **{code: [(1, 2), (2, 1)] for code in (23, 24, 25, 26, 28, 29, 30, 31)},  # OP1, OP2
 }
-_LISTED: Final = frozenset(
-    "ALA ARG ASN ASP CYS GLN GLU GLY HIS ILE LEU LYS MET PHE PRO SER THR TRP TYR VAL "
-    "A G C U DA DG DC DT".split()
-)  # fmt: skip
+_LISTED: Final = frozenset(RESTYPES) - {"UNK", "N", "DN"}
 """Residues whose swaps are those above; all others are looked up by their component."""
 
 
 def symmetry_features(
     view: EntryView, crop: Int[np.ndarray, " N"], draws: BoltzDraws, config: BoltzConfig
-) -> dict[str, Any]:
-    """`all_coords`, `all_resolved_mask`, `crop_to_all_atom_map` and three lists of swaps."""
-    atoms = view.atoms_of(crop)
+) -> dict[str, np.ndarray]:
+    """The whole entry's atoms, the crop's among them, and `symmetries`: three lists, as JSON."""
+    counts = view.token_atoms[crop]
+    start = np.cumsum(counts) - counts
+    lists = {
+        "chain_symmetries": _chains(view, crop, draws, config),
+        "amino_acids_symmetries": [
+            [[(i + at, j + at) for i, j in _SWAPS[code]]]
+            for at, code in zip(start.tolist(), view.token_type[crop].tolist(), strict=True)
+            if code in _SWAPS
+        ],
+        "ligand_symmetries": _components(view, crop, start),
+    }
     return {
         "all_coords": view.atom_position.astype(np.float32),
-        "all_resolved_mask": view.atom_present.astype(np.float32),
-        "crop_to_all_atom_map": atoms.astype(np.float32),
-        "chain_symmetries": _chains(view, crop, draws, config),
-        "amino_acids_symmetries": _residues(view, crop),
-        "ligand_symmetries": _components(view, crop),
+        "all_present": view.atom_present,
+        "crop_atoms": view.atoms_of(crop).astype(np.int32),
+        "symmetries": np.frombuffer(bytearray(json.dumps(lists).encode()), np.uint8),
     }
 
 
 def _chains(
     view: EntryView, crop: Int[np.ndarray, " N"], draws: BoltzDraws, config: BoltzConfig
-) -> list[tuple[tuple[int, ...], ...]]:
+) -> list[Any]:
     """Assignments of the crop's chains to chains of their entity with as many atoms."""
     bounds = view.residue_atom[view.chain_residue]
-    sizes = np.diff(bounds)
-    swaps: list[list[tuple[int, ...]]] = []
-    for chain in np.unique(view.token_chain()[crop]):
+    spans, sizes = list(itertools.pairwise(bounds.tolist())), np.diff(bounds)
+    swaps = []
+    for chain in np.unique(view.token_chain()[crop]).tolist():
         alike = (view.chain_entity == view.chain_entity[chain]) & (sizes == sizes[chain])
-        mine = (int(bounds[chain]), int(bounds[chain + 1]))
-        swaps.append(
-            [
-                (*mine, int(bounds[other]), int(bounds[other + 1]), int(chain), int(other))
-                for other in np.flatnonzero(alike)
-            ]
-        )
-    found: list[tuple[tuple[int, ...], ...]]
+        others = np.flatnonzero(alike).tolist()
+        swaps.append([(*spans[chain], *spans[other], chain, other) for other in others])
     if config.first_combinations:
         looked_at = itertools.islice(itertools.product(*swaps), _LOOKED_AT)
         found = [c for c in looked_at if len({swap[-1] for swap in c}) == len(c)]
@@ -80,22 +80,11 @@ def _assignments(swaps: list[Any], chosen: tuple[Any, ...], taken: frozenset[int
             yield from _assignments(swaps, (*chosen, swap), taken | {swap[-1]})
 
 
-def _residues(view: EntryView, crop: Int[np.ndarray, " N"]) -> list[list[list[tuple[int, int]]]]:
-    counts = view.token_atoms[crop]
-    start = np.cumsum(counts) - counts
-    codes = view.token_type[crop]
-    return [
-        [[(i + int(at), j + int(at)) for i, j in _SWAPS[int(code)]]]
-        for at, code in zip(start, codes, strict=True)
-        if int(code) in _SWAPS
-    ]
-
-
-def _components(view: EntryView, crop: Int[np.ndarray, " N"]) -> list[list[list[tuple[int, int]]]]:
+def _components(
+    view: EntryView, crop: Int[np.ndarray, " N"], start: Int[np.ndarray, " N"]
+) -> list[list[list[tuple[int, int]]]]:
     """Atom orders of ligands and modified residues, as swaps of the crop's atoms."""
     residue = view.token_residue[crop]
-    counts = view.token_atoms[crop]
-    start = np.cumsum(counts) - counts
     _, first = np.unique(residue, return_index=True)
     found = []
     for token in np.sort(first):
@@ -111,9 +100,10 @@ def _components(view: EntryView, crop: Int[np.ndarray, " N"]) -> list[list[list[
         place = np.full(orders.shape[1], -1)
         place[own] = np.arange(len(own))
         moved = place[orders[:, own]]
+        at = int(start[token])
         swaps = [
-            [(int(i + start[token]), int(j + start[token])) for i, j in enumerate(order) if i != j]
-            for order in moved[(moved >= 0).all(1)]
+            [(i + at, j + at) for i, j in enumerate(order) if i != j]
+            for order in moved[(moved >= 0).all(1)].tolist()
         ]
         if swaps := [swap for swap in swaps if swap]:
             found.append(swaps)

@@ -27,7 +27,6 @@ from evofeed.loader.views.boltz import plan
 from evofeed.loader.views.boltz.crop import crop_tokens
 from evofeed.loader.views.boltz.features import boltz_batch, boltz_features
 from evofeed.loader.views.boltz.rows import CODES, distinct_rows
-from evofeed.loader.views.boltz.symmetries import symmetry_features
 from evofeed.loader.views.config import BoltzConfig
 from evofeed.loader.views.draws import BoltzDraws, rotations
 from evofeed.loader.views.entry_view import EntryView
@@ -94,25 +93,21 @@ def planned(path: Path, **changes: Any) -> tuple[Any, ...]:
     with watched(plan, "crop_tokens") as crops:
         packed = plan.plan_sample(view, alignments, point, draws, config)
     np.testing.assert_array_equal(crops[0], arrays["crop.token_idx"])
-    return view, config, draws, arrays, packed
+    return draws, arrays, packed, config
 
 
 @pytest.mark.parametrize("path", SAMPLES, ids=lambda path: path.stem)
 def test_features_are_the_recorded_ones(path: Path) -> None:
-    view, config, draws, arrays, packed = planned(path)
+    draws, arrays, packed, config = planned(path, symmetries=True)
     wanted = {k.removeprefix("feature."): v for k, v in arrays.items() if k[:8] == "feature."}
     made = boltz_features({k: torch.from_numpy(v) for k, v in packed.items()}, config)
-    crop = arrays["crop.token_idx"]
-    extra = symmetry_features(view, crop, draws, config)
     assert not draws.calls
-    features = {k: v.numpy() for k, v in made.items()} | {
-        name: extra[name] for name in ("all_coords", "all_resolved_mask", "crop_to_all_atom_map")
-    }
+    features = {k: v.numpy() for k, v in made.items() if isinstance(v, torch.Tensor)}
     assert features.keys() == wanted.keys()
     assert_recorded(features, wanted, {"coords": 1e-5, "ref_pos": 1e-5}, 1e-6)
     for name in ("chain_symmetries", "amino_acids_symmetries", "ligand_symmetries"):
         recorded = arrays[f"symmetry.{name}"]
-        assert as_lists(extra[name]) == as_lists(recorded), name
+        assert made[name] == as_lists(recorded), name
     assert sum(value.nbytes for value in packed.values()) <= 2 << 20
 
 

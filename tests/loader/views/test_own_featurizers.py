@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import json
 import random
@@ -26,10 +27,11 @@ from tests.featurize.records.allatom import (
 )
 from tests.loader.views import boltz_recorded, openfold3_recorded, protenix_recorded
 from tests.loader.views.own_openfold3 import WatchedDraws, openfold3_sample, our_view
-from tests.loader.views.packs import entry_view, packs, read, slotted
+from tests.loader.views.packs import entry_view, name_codes, packs, read, slotted
 from tests.loader.views.test_openfold3_features import flat
 from tests.loader.views.test_protenix import through_a_slot
 
+from evofeed.featurize.entries.molecules import component_molecule
 from evofeed.featurize.records.rulesets.boltz import boltz_section
 from evofeed.featurize.records.rulesets.protenix import protenix_section
 from evofeed.loader.views.boltz.features import boltz_batch, boltz_features
@@ -119,6 +121,19 @@ def boltz_of(path: Path) -> Any:
     return importlib.import_module("boltz.data.tokenize.boltz").BoltzTokenizer().tokenize(data)
 
 
+def molecules_with_orders(pack: Path, codes: set[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Boltz's molecules with the orders of atoms that we prepare, and these as Boltz reads them."""
+    molecules, listed = boltz_molecules(pack), {}
+    for code in codes:
+        heavy = component_molecule(components(pack)[code], 1).molecule
+        at = np.array([molecules[code].name.tolist().index(name) for name in heavy.name])
+        orders = np.tile(np.arange(len(molecules[code].name)), (len(heavy.orders), 1))
+        orders[:, at] = at[heavy.orders]
+        molecules[code] = dataclasses.replace(molecules[code], orders=orders)
+        listed[code] = heavy.orders.tolist(), [*map(tuple, name_codes(heavy.name).tolist())]
+    return molecules, listed
+
+
 @pytest.mark.parametrize("path", smallest("boltz"), ids=lambda path: path.stem)
 @pytest.mark.slow
 def test_boltz_makes_our_features_of_its_structure(
@@ -127,19 +142,21 @@ def test_boltz_makes_our_features_of_its_structure(
     pytest.importorskip("boltz", reason="make projects")
     pack = path.parent.parent.parent
     tokenized = boltz_of(path)
-    config = BoltzConfig(max_tokens=128, max_atoms=1280, max_seqs=128)
+    config = BoltzConfig(max_tokens=128, max_atoms=1280, max_seqs=128, symmetries=True)
     chain = int(tokenized.tokens["asym_id"][0])
     cropper = importlib.import_module("boltz.data.crop.boltz").BoltzCropper(0, 40)
     crop = cropper.crop(tokenized, 128, np.random, max_atoms=1280, chain_id=chain)
     featurizer = importlib.import_module("boltz.data.feature.featurizer").BoltzFeaturizer()
+    molecules, listed = molecules_with_orders(pack, set(tokenized.structure.residues["name"]))
     theirs = featurizer.process(
         crop, training=True, max_seqs=128, max_tokens=128, max_atoms=1280, pad_to_max_seqs=True,
         binder_pocket_conditioned_prop=0.3, binder_pocket_cutoff=6.0,
-        binder_pocket_sampling_geometric_p=0.3,
+        binder_pocket_sampling_geometric_p=0.3, compute_symmetries=True,
+        symmetries=listed,
     )  # fmt: skip
     entry = record(pack, path.stem)
     section = boltz_section(entry, components(pack))
-    view = boltz_view(entry, section, boltz_molecules(pack), boltz_alignments(path, section))
+    view = boltz_view(entry, section, molecules, boltz_alignments(path, section))
     alignments = [boltz_recorded.boltz_alignment(pack, name) for name in view.alignments]
     draws = boltz_recorded.RecordedDraws([(f"random.{n}", w, v) for n, w, v in calls])
     packed = plan_boltz(view, alignments, [chain], draws, config)
@@ -149,9 +166,17 @@ def test_boltz_makes_our_features_of_its_structure(
     loss = importlib.import_module("boltz.model.loss.distogram").distogram_loss
     output = {"pdistogram": torch.randn(1, 128, 128, 64)}
     batches = [boltz_batch([one]) for one in (ours, theirs)]
+    for name in ("chain_symmetries", "amino_acids_symmetries", "ligand_symmetries"):
+        assert ours[name] == json.loads(json.dumps(theirs[name], default=int)), name
     values = [loss(output, batch)[0] for batch in batches]
     assert torch.isfinite(values[0])
     torch.testing.assert_close(*values, rtol=0, atol=0)
+    permuted = importlib.import_module("boltz.data.feature.symmetry").minimum_symmetry_coords
+    guess = torch.randn(1, 1280, 3)
+    weights = {"nucleotide_weight": 5.0, "ligand_weight": 10.0}
+    labels = [permuted(guess, batch, 0, **weights) for batch in batches]
+    for mine, other in zip(*labels, strict=True):
+        torch.testing.assert_close(mine, other, rtol=0, atol=1e-4)
 
 
 def assert_equal(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
