@@ -11,31 +11,27 @@ What may pass by itself is tried again; a job is submitted with a key, so that t
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import tarfile
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal, Unpack
-from urllib.parse import urlencode
+from typing import Any, Literal, TypeVar, Unpack
+from urllib.parse import quote, urlencode, urlsplit
 
 import pyarrow as pa
 
-from evofeed.base.errors import InputError, ServiceError
-from evofeed.service.client.requests import Requests, made, part
-from evofeed.service.views import (
-    BrokenChain,
-    Job,
-    Move,
-    RefState,
-    RowFilters,
-    Token,
-)
+from evofeed.base.errors import AccessDenied, InputError, RefConflict, ServiceError
+from evofeed.service.views import BrokenChain, Job, Move, RefState, RowFilters, Token
 from evofeed.store import Dataset
+from evofeed.store.inner import Answer, HttpConnection
+
+_T = TypeVar("_T")
 
 
-class Client(Requests):
+class Client:
     """The service at `url`; safe to use from many threads.
 
     Args:
@@ -44,14 +40,26 @@ class Client(Requests):
 
     Raises:
         AccessDenied: of every method: there is no good token, or it may not do this.
-        ServiceError: of every method: the service refused or does not answer.
+        ServiceError: of every method: the service refused or does not answer; the URL is none.
     """
+
+    def __init__(self, url: str, token: str | None = None) -> None:
+        self.url, self._token = url.rstrip("/"), token
+        parts = urlsplit(self.url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ServiceError(f"{url!r} is not a service's address: write http://HOST:PORT")
+        self._base = parts.path.removesuffix("/v1")
+        self._http = HttpConnection(self.url, token)
 
     def __enter__(self) -> Client:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def close(self) -> None:
+        """Close the connections; a request opens them again."""
+        self._http.close()
 
     # datasets
 
@@ -73,39 +81,40 @@ class Client(Requests):
         self, dataset: str, ref: str = "main", *, page: int = 1000, **filters: Unpack[RowFilters]
     ) -> Iterator[dict[str, Any]]:
         """Chains that pass every filter, in index order, all from the snapshot the ref has now."""
-        path = f"{self._snapshot(dataset, ref)}/chains"
-        yield from self._paged(path, "chains", "cursor", **_query(filters), limit=page)
+        return self._rows(dataset, ref, "chains", page, filters)
 
     def table(self, dataset: str, ref: str = "main", **filters: Unpack[RowFilters]) -> pa.Table:
         """The same as a table of Arrow's; `.to_pandas()` makes a data frame of it."""
         return pa.Table.from_pylist(list(self.chains(dataset, ref, **filters)))
 
     def assemblies(
-        self,
-        dataset: str,
-        ref: str = "main",
-        *,
-        page: int = 1000,
-        **filters: Unpack[RowFilters],
+        self, dataset: str, ref: str = "main", *, page: int = 1000, **filters: Unpack[RowFilters]
     ) -> Iterator[dict[str, Any]]:
         """Complexes that pass every filter, all from the snapshot that the ref has now."""
-        path = f"{self._snapshot(dataset, ref)}/assemblies"
-        yield from self._paged(path, "assemblies", "cursor", **_query(filters), limit=page)
+        return self._rows(dataset, ref, "assemblies", page, filters)
 
-    def _snapshot(self, dataset: str, ref: str) -> str:
+    def _rows(
+        self, dataset: str, ref: str, table: str, page: int, filters: Mapping[str, Any]
+    ) -> Iterator[dict[str, Any]]:
+        query = dict(filters)
+        if query.get("where") is not None:
+            query["where"] = json.dumps(query["where"], separators=(",", ":"))
+        if query.get("columns") is not None:
+            query["columns"] = ",".join(query["columns"])
         digest = self.ref(dataset, ref).digest
-        return f"/v1/datasets/{part(dataset)}/snapshots/{digest}"
+        path = f"/v1/datasets/{_part(dataset)}/snapshots/{digest}/{table}"
+        yield from self._paged(path, table, "cursor", **query, limit=page)
 
     # refs
 
     def refs(self, dataset: str) -> list[RefState]:
         """All refs of a dataset."""
-        said = self._get(f"/v1/datasets/{part(dataset)}/refs")
-        return [made(RefState, one) for one in said["refs"]]
+        said = self._get(f"/v1/datasets/{_part(dataset)}/refs")
+        return [_made(RefState, one) for one in said["refs"]]
 
     def ref(self, dataset: str, ref: str = "main") -> RefState:
         """Where a ref points."""
-        return made(RefState, self._get(_ref(dataset, ref)))
+        return _made(RefState, self._get(_ref(dataset, ref)))
 
     def move_ref(
         self, dataset: str, ref: str, digest: str, *, expect: str | None, message: str = ""
@@ -117,7 +126,7 @@ class Client(Requests):
         """
         headers = {"If-Match": f'"{expect}"'} if expect else {"If-None-Match": "*"}
         body = {"digest": digest, "message": message}
-        return made(RefState, self._send("PUT", _ref(dataset, ref), body, headers))
+        return _made(RefState, self._send("PUT", _ref(dataset, ref), body, headers))
 
     def delete_ref(self, dataset: str, ref: str, *, expect: str, message: str = "") -> None:
         """Delete a ref that still points at `expect`; its history stays.
@@ -131,7 +140,7 @@ class Client(Requests):
     def history(self, dataset: str, ref: str = "main") -> Iterator[Move]:
         """Where a ref has been, newest first."""
         for move in self._paged(f"{_ref(dataset, ref)}/history", "moves", "before"):
-            yield made(Move, move)
+            yield _made(Move, move)
 
     def policy(self, dataset: str, ref: str = "main") -> dict[str, Any]:
         """What must hold when a ref moves: `protected`, `reviewer`, `forbid`, `apart_from`."""
@@ -159,11 +168,9 @@ class Client(Requests):
             apart_from: datasets that its snapshot must share no sequence with.
         """
         policy = {
-            "protected": protected,
-            "reviewer": reviewer,
-            "forbid": list(forbid),
+            "protected": protected, "reviewer": reviewer, "forbid": list(forbid),
             "apart_from": list(apart_from),
-        }
+        }  # fmt: skip
         self._send("PUT", f"{_ref(dataset, ref)}/policy", policy)
 
     # jobs
@@ -210,23 +217,23 @@ class Client(Requests):
             "max_broken": float(max_broken), "replace": replace,
         }  # fmt: skip
         key = {"Idempotency-Key": uuid.uuid4().hex}
-        return made(Job, self._send("POST", "/v1/jobs", new, key))
+        return _made(Job, self._send("POST", "/v1/jobs", new, key))
 
     def jobs(self, limit: int = 100) -> list[Job]:
         """The newest jobs."""
-        return [made(Job, one) for one in self._get("/v1/jobs", limit=limit)["jobs"]]
+        return [_made(Job, one) for one in self._get("/v1/jobs", limit=limit)["jobs"]]
 
     def job(self, job_id: str) -> Job:
         """A job as it is now."""
-        return made(Job, self._get(f"/v1/jobs/{part(job_id)}"))
+        return _made(Job, self._get(f"/v1/jobs/{_part(job_id)}"))
 
     def cancel(self, job_id: str) -> Job:
         """Ask a job to stop."""
-        return made(Job, self._send("POST", f"/v1/jobs/{part(job_id)}/cancel"))
+        return _made(Job, self._send("POST", f"/v1/jobs/{_part(job_id)}/cancel"))
 
     def retry(self, job_id: str) -> Job:
         """Run a job that has ended again."""
-        return made(Job, self._send("POST", f"/v1/jobs/{part(job_id)}/retry", once=True))
+        return _made(Job, self._send("POST", f"/v1/jobs/{_part(job_id)}/retry", once=True))
 
     def wait(
         self, job_id: str, *, seconds: float = 1.0, seen: Callable[[Job], None] | None = None
@@ -251,17 +258,17 @@ class Client(Requests):
 
     def broken(self, job_id: str) -> list[BrokenChain]:
         """Chains of a job's last run that are in no snapshot, also while it runs."""
-        path = f"/v1/jobs/{part(job_id)}/dead-letters"
+        path = f"/v1/jobs/{_part(job_id)}/dead-letters"
         found: list[BrokenChain] = []
         while True:
             said = self._get(path, offset=len(found), limit=1000)
-            found += [made(BrokenChain, one) for one in said["chains"]]
+            found += [_made(BrokenChain, one) for one in said["chains"]]
             if not said["chains"] or len(found) >= said["total"]:
                 return found
 
     def log(self, job_id: str) -> str:
         """What a job's last run wrote."""
-        return self._bytes(f"/v1/jobs/{part(job_id)}/log").decode(errors="replace")
+        return self._bytes(f"/v1/jobs/{_part(job_id)}/log").decode(errors="replace")
 
     # alignments
 
@@ -302,7 +309,7 @@ class Client(Requests):
 
     def tokens(self) -> list[Token]:
         """All tokens, without their secrets."""
-        return [made(Token, one) for one in self._paged("/v1/tokens", "tokens", "after")]
+        return [_made(Token, one) for one in self._paged("/v1/tokens", "tokens", "after")]
 
     def create_token(
         self,
@@ -323,31 +330,84 @@ class Client(Requests):
             seconds: until it expires; None: never.
         """
         new = {
-            "label": label,
-            "scopes": list(scopes),
+            "label": label, "scopes": list(scopes), "seconds": seconds,
             "datasets": None if datasets is None else list(datasets),
             "roots": None if roots is None else list(roots),
-            "seconds": seconds,
-        }
+        }  # fmt: skip
         said = self._send("POST", "/v1/tokens", new, once=True)
         return said["id"], said["token"]
 
     def revoke_token(self, token_id: str) -> None:
         """Make a token worthless."""
-        self._send("DELETE", f"/v1/tokens/{part(token_id)}")
+        self._send("DELETE", f"/v1/tokens/{_part(token_id)}")
+
+    # requests
+
+    def _get(self, path: str, **query: Any) -> Any:
+        return json.loads(self._bytes(path, **query))
+
+    def _bytes(self, path: str, **query: Any) -> bytes:
+        given = {name: _as_text(value) for name, value in query.items() if value is not None}
+        text = urlencode(given, doseq=True)
+        where = f"{self._base}{path}" + (f"?{text}" if text else "")
+        return self._checked(self._http.request("GET", where)).body
+
+    def _paged(self, path: str, name: str, after: str, **query: Any) -> Iterator[dict[str, Any]]:
+        while True:
+            said = self._get(path, **query)
+            yield from said[name]
+            if said.get("next") is None:
+                return
+            query[after] = said["next"]
+
+    def _send(
+        self,
+        method: str,
+        path: str,
+        body: object = None,
+        headers: Mapping[str, str] | None = None,
+        *,
+        once: bool = False,
+    ) -> Any:
+        """What the service answers; a request that is to be sent `once` is not tried again."""
+        sent = dict(headers or {}) | ({"Content-Type": "application/json"} if body else {})
+        data = json.dumps(body).encode() if body is not None else None
+        more: Any = {"attempts": 1} if once else {}
+        answer = self._http.request(method, f"{self._base}{path}", sent, data, **more)
+        text = self._checked(answer).body
+        return json.loads(text) if text else None
+
+    def _checked(self, answer: Answer) -> Answer:
+        if 200 <= answer.status < 300:
+            return answer
+        said = answer.problem
+        what = f"{said.get('detail', f'HTTP {answer.status}')}"
+        if said.get("next"):
+            what += f"; {said['next']}"
+        if answer.status in (401, 403):
+            raise AccessDenied(what, path=self.url)
+        if answer.status == 412:
+            raise RefConflict(what, path=self.url)
+        raise ServiceError(what, path=self.url)
 
 
 _ENDS = {"failed": "failed", "cancelled": "was cancelled"}
 
 
-def _query(filters: Mapping[str, Any]) -> dict[str, Any]:
-    query = dict(filters)
-    if query.get("where") is not None:
-        query["where"] = json.dumps(query["where"], separators=(",", ":"))
-    if query.get("columns") is not None:
-        query["columns"] = ",".join(query["columns"])
-    return query
-
-
 def _ref(dataset: str, ref: str) -> str:
-    return f"/v1/datasets/{part(dataset)}/refs/{part(ref)}"
+    return f"/v1/datasets/{_part(dataset)}/refs/{_part(ref)}"
+
+
+def _made(kind: type[_T], values: Mapping[str, Any]) -> _T:
+    """What the service said, without what this client does not know yet."""
+    names = {one.name for one in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    return kind(**{name: value for name, value in values.items() if name in names})
+
+
+def _part(text: str) -> str:
+    """Text as one part of a path."""
+    return quote(text, safe="")
+
+
+def _as_text(value: Any) -> Any:
+    return str(value).lower() if isinstance(value, bool) else value

@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -48,8 +50,7 @@ def featurize(
     """
     if preset not in ("safe", "openfold"):
         raise typer.BadParameter(f"{preset!r} is neither `safe` nor `openfold`")
-    service, dataset = _dataset(url)
-    with Client(service) as client:
+    with _dataset(url) as (client, dataset):
         job = client.submit(
             dataset, source, ref=ref or None, message=message, workers=workers,
             preset=preset, max_broken=max_broken,  # type: ignore[arg-type]
@@ -166,8 +167,7 @@ def history(
 
     Example: evofeed snapshots history http://host:8461/v1/datasets/pdb main
     """
-    service, dataset = _dataset(url)
-    with Client(service) as client:
+    with _dataset(url) as (client, dataset):
         for move in client.history(dataset, ref):
             to = move.digest[:12] or "(deleted)"
             by = f"{move.principal} {move.job or ''}".strip()
@@ -187,8 +187,7 @@ def tag(
 
     Example: evofeed snapshots tag http://host:8461/v1/datasets/pdb v1 main
     """
-    service, dataset = _dataset(url)
-    with Client(service) as client:
+    with _dataset(url) as (client, dataset):
         there = {one.name: one.digest for one in client.refs(dataset)}
         digest, expect = there.get(snapshot, snapshot), there.get(name) if move else None
         ref = client.move_ref(dataset, name, digest, expect=expect, message=message)
@@ -203,8 +202,7 @@ def remove_ref(
 
     Example: evofeed snapshots rm-ref http://host:8461/v1/datasets/pdb v1
     """
-    service, dataset = _dataset(url)
-    with Client(service) as client:
+    with _dataset(url) as (client, dataset):
         client.delete_ref(dataset, name, expect=client.ref(dataset, name).digest, message=message)
     typer.echo(f"deleted {name}")
 
@@ -221,8 +219,7 @@ def policy(
 
     Example: evofeed snapshots policy http://host:8461/v1/datasets/pdb main --set '{"protected": 1}'
     """
-    service, dataset = _dataset(url)
-    with Client(service) as client:
+    with _dataset(url) as (client, dataset):
         if replace:
             try:
                 client.set_policy(dataset, ref, **json.loads(replace))
@@ -231,12 +228,14 @@ def policy(
         typer.echo(json.dumps(client.policy(dataset, ref)))
 
 
-def _dataset(url: str) -> tuple[str, str]:
-    """A service's URL and the name of a dataset of it."""
+@contextmanager
+def _dataset(url: str) -> Iterator[tuple[Client, str]]:
+    """A client of the service, and the name of its dataset, that a URL names."""
     service, _, name = url.rstrip("/").rpartition("/datasets/")
     if not service or "/" in name or not name:
         raise InputError(f"{url!r} is not a dataset's URL: write http://HOST:PORT/v1/datasets/NAME")
-    return service, name
+    with Client(service) as client:
+        yield client, name
 
 
 def _read_fasta(path: Path) -> dict[str, str]:

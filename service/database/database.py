@@ -72,11 +72,9 @@ class Database:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    @contextmanager
-    def read(self) -> Iterator[Session]:
+    def read(self) -> Session:
         """A session for reading; nothing is committed."""
-        with Session(self.engine) as session:
-            yield session
+        return Session(self.engine)
 
     @contextmanager
     def write(self) -> Iterator[Session]:
@@ -155,16 +153,14 @@ class Database:
         """Make the tables of a new database, or apply the migrations that are missing."""
         if self.is_current():
             return
-        try:
-            with self.engine.execution_options(immediate=True).begin() as connection:
-                if not self.is_sqlite:  # two services may start at once
-                    connection.execute(text("SELECT pg_advisory_xact_lock(4046203)"))
-                if inspect(connection).has_table("alembic_version"):
-                    _migrate(connection)
-                else:
-                    _make_tables(connection)
-        except DatabaseError as error:
-            raise self._unusable(str(error.orig or "no answer")) from None
+        engine = self.engine.execution_options(immediate=True)
+        with self._answering(), engine.begin() as connection:
+            if not self.is_sqlite:  # two services may start at once
+                connection.execute(text("SELECT pg_advisory_xact_lock(4046203)"))
+            if inspect(connection).has_table("alembic_version"):
+                _migrate(connection)
+            else:
+                _make_tables(connection)
 
     def is_current(self) -> bool:
         """True if the database answers and holds the newest tables.
@@ -172,20 +168,24 @@ class Database:
         Raises:
             ServiceError: the database does not answer.
         """
-        try:
-            with self.engine.connect() as connection:
-                if not inspect(connection).has_table("alembic_version"):
-                    return False
-                found = connection.scalar(text("SELECT version_num FROM alembic_version"))
-        except DatabaseError as error:
-            raise self._unusable(str(error.orig or "no answer")) from None
-        return bool(found == newest_tables())
+        with self._answering(), self.engine.connect() as connection:
+            if not inspect(connection).has_table("alembic_version"):
+                return False
+            found = connection.scalar(text("SELECT version_num FROM alembic_version"))
+            return bool(found == newest_tables())
 
     def close(self) -> None:
         """Close every connection."""
         for what in list(self._locks):
             self.unlock(what)
         self.engine.dispose()
+
+    @contextmanager
+    def _answering(self) -> Iterator[None]:
+        try:
+            yield
+        except DatabaseError as error:
+            raise self._unusable(str(error.orig or "no answer")) from None
 
     def _make_file(self) -> None:
         """The file for its owner alone, whatever the umask is and whoever made the folder.
@@ -209,10 +209,9 @@ class Database:
             what, hint = "cannot be used", "name a folder of yours in EVOFEED_HOME"
         else:
             what, hint = "does not answer", "start it, or unset EVOFEED_DATABASE_URL"
+        first = why.strip().splitlines()[0]
         shown = self._url.render_as_string(hide_password=True)
-        return ServiceError(
-            f"the database {what} ({why.strip().splitlines()[0]}); {hint}", path=shown
-        )
+        return ServiceError(f"the database {what} ({first}); {hint}", path=shown)
 
 
 def parse_url(text: str) -> URL:

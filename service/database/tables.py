@@ -7,18 +7,20 @@ seconds since 1970 (UTC), so SQLite and PostgreSQL agree to the bit.
 from __future__ import annotations
 
 import time
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from sqlalchemy import JSON, Double, ForeignKey, Index, LargeBinary, String, Text, text
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
+
+_OfDataset = Annotated[int, mapped_column(ForeignKey("datasets.id", ondelete="CASCADE"))]
+_AT_WORK = text("state IN ('running', 'cancelling')")
 
 
 class Base(DeclarativeBase):
     """Root of the tables."""
 
-    type_annotation_map: ClassVar[dict[Any, Any]] = {
-        float: Double()
-    }  # 2.0 and 2.1 differ by themselves
+    # SQLAlchemy 2.0 and 2.1 differ by themselves.
+    type_annotation_map: ClassVar[dict[Any, Any]] = {float: Double()}
 
 
 class DatasetRow(Base):
@@ -43,9 +45,7 @@ class RefPolicy(Base):
 
     __tablename__ = "ref_policies"
 
-    dataset_id: Mapped[int] = mapped_column(
-        ForeignKey("datasets.id", ondelete="CASCADE"), primary_key=True
-    )
+    dataset_id: Mapped[_OfDataset] = mapped_column(primary_key=True)
     ref: Mapped[str] = mapped_column(String(128), primary_key=True)
     protected: Mapped[bool] = mapped_column(default=False)
     reviewer: Mapped[str] = mapped_column(String(16), default="publish")
@@ -61,7 +61,7 @@ class RefIntent(Base):
     __tablename__ = "ref_intents"
 
     id: Mapped[int] = mapped_column(primary_key=True)
-    dataset_id: Mapped[int] = mapped_column(ForeignKey("datasets.id", ondelete="CASCADE"))
+    dataset_id: Mapped[_OfDataset]
     ref: Mapped[str] = mapped_column(String(128))
     digest: Mapped[str] = mapped_column(String(64))
     previous: Mapped[str | None] = mapped_column(String(64))
@@ -78,7 +78,7 @@ class RefMove(Base):
     __table_args__ = (Index("ix_ref_moves_ref", "dataset_id", "ref", "id"),)
 
     id: Mapped[int] = mapped_column(primary_key=True)
-    dataset_id: Mapped[int] = mapped_column(ForeignKey("datasets.id", ondelete="CASCADE"))
+    dataset_id: Mapped[_OfDataset]
     ref: Mapped[str] = mapped_column(String(128))
     digest: Mapped[str] = mapped_column(String(64))
     previous: Mapped[str | None] = mapped_column(String(64))
@@ -95,17 +95,12 @@ class JobRow(Base):
     __table_args__ = (
         Index("ix_jobs_state", "state"),
         # One at a time for each dataset, however many services share the database.
-        Index(
-            "uq_jobs_at_work",
-            "dataset_id",
-            unique=True,
-            sqlite_where=text("state IN ('running', 'cancelling')"),
-            postgresql_where=text("state IN ('running', 'cancelling')"),
-        ),
-    )
+        Index("uq_jobs_at_work", "dataset_id", unique=True, sqlite_where=_AT_WORK,
+              postgresql_where=_AT_WORK),
+    )  # fmt: skip
 
     id: Mapped[str] = mapped_column(String(32), primary_key=True)
-    dataset_id: Mapped[int] = mapped_column(ForeignKey("datasets.id", ondelete="CASCADE"))
+    dataset_id: Mapped[_OfDataset]
     spec: Mapped[dict[str, Any]] = mapped_column(JSON)
     state: Mapped[str] = mapped_column(String(16))
     attempts: Mapped[int] = mapped_column(default=0)  # runs of its process so far
@@ -137,18 +132,6 @@ class JobChain(Base):
     message: Mapped[str] = mapped_column(Text)
     path: Mapped[str | None] = mapped_column(Text)
     line: Mapped[int | None]
-
-
-class SnapshotRow(Base):
-    """When a snapshot was first seen: its files' times change when they are copied."""
-
-    __tablename__ = "snapshots"
-
-    dataset_id: Mapped[int] = mapped_column(
-        ForeignKey("datasets.id", ondelete="CASCADE"), primary_key=True
-    )
-    digest: Mapped[str] = mapped_column(String(64), primary_key=True)
-    written_at: Mapped[float]
 
 
 class TokenRow(Base):

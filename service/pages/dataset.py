@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, NamedTuple
 
 import pyarrow as pa
 from fastapi import Query
@@ -30,8 +30,7 @@ _MOST: Final = 40  # bars of named values
 _TICKS: Final = 5
 
 
-@dataclass(frozen=True, slots=True)
-class Bar:
+class Bar(NamedTuple):
     """One bar: its range or name, how many there are, how many are asked for, where it leads."""
 
     label: str
@@ -40,55 +39,13 @@ class Bar:
     link: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Chart:
+class Chart(NamedTuple):
     """Bars as a template draws them: all pale, those asked for before them; ticks by bar."""
 
     title: str
-    unit: str = ""
+    unit: str
     bars: Sequence[Bar]
     ticks: Mapping[float, str]
-
-
-def histogram(
-    statistics: Mapping[str, Any],
-    title: str,
-    unit: str,
-    found: Sequence[int],
-    link: Link,
-    low: str = "",
-    high: str = "",
-) -> Chart | None:
-    """A histogram of one numeric column; None if nothing is known."""
-    edges, counts = statistics.get("edges"), statistics.get("counts")
-    if not edges or not counts:
-        return None
-    whole = statistics.get("kind") == "integer"  # a range ends below its last edge
-    bars = []
-    for (a, b), total, some in zip(pairwise(edges), counts, found, strict=True):
-        asked = {name: value for name, value in ((low, a), (high, b - whole)) if name}
-        label = f"{_short(a)} to {_short(b)}"
-        bars.append(Bar(label, total, some, link(**asked) if total else ""))
-    step = max(1, round(len(counts) / _TICKS))
-    ticks = {float(i): _short(edges[i]) for i in range(0, len(edges), step)}
-    return Chart(title=title, unit=unit, bars=bars, ticks=ticks)
-
-
-def years(values: Mapping[str, int], found: Mapping[str, int], link: Link) -> Chart | None:
-    """A bar for each year, the last of them; None if none is known."""
-    bars = []
-    for year, total in list(values.items())[-_MOST:]:
-        known = year.isdecimal() and total
-        asked = (f"{year}-01-01", f"{int(year) + 1:04d}-01-01") if known else ()
-        leads = link(released_from=asked[0], released_before=asked[1]) if asked else ""
-        bars.append(Bar(year, total, found.get(year, 0), leads))
-    step = max(1, round(len(bars) / 6))
-    ticks = {i + 0.5: bar.label for i, bar in enumerate(bars) if i % step == 0}
-    return Chart(title="Released in", bars=bars, ticks=ticks) if bars else None
-
-
-def _short(value: float) -> str:
-    return f"{value:,}" if isinstance(value, int) else f"{value:.3g}"
 
 
 router = make_router("/ui/datasets/{name}", tag="pages")
@@ -99,23 +56,14 @@ _FLAGS: Final = ("has_structure", "is_distillation")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Listing:
-    """How a table is shown.
+    """How a table is shown."""
 
-    Attributes:
-        nouns: what one row is, and several.
-        columns: that are shown, the id first.
-        sorts: columns it may be in the order of.
-        fields: title, kind and parameters of each input of its form.
-        charts: column, title, unit and the parameters that a bar sets.
-        facets: column and title; the column is the parameter too.
-    """
-
-    nouns: tuple[str, str]
-    columns: tuple[str, ...]
-    sorts: tuple[str, ...]
-    fields: tuple[tuple[str, str, tuple[str, ...]], ...]
-    charts: tuple[tuple[str, str, str, str, str], ...]
-    facets: tuple[tuple[str, str], ...]
+    nouns: tuple[str, str]  # what one row is, and several
+    columns: tuple[str, ...]  # that are shown, the id first
+    sorts: tuple[str, ...]  # columns it may be in the order of
+    fields: tuple[tuple[str, str, tuple[str, ...]], ...]  # title, kind, parameters of an input
+    charts: tuple[tuple[str, str, str, str, str], ...]  # column, title, unit, what a bar sets
+    facets: tuple[tuple[str, str], ...]  # column, which is the parameter too, and title
 
 
 _COMMON: Final = (
@@ -236,11 +184,47 @@ def _charts(service: Service, question: Question, listing: _Listing, link: Link)
     for column, title, unit, low, high in listing.charts:
         if edges := every[column].get("edges"):
             found = service.finder.counts(question, column, tuple(edges))
-            charts.append(histogram(every[column], title, unit, found, link, low, high))
+            bars = _bins(every[column], found, link, low, high)
+            step = max(1, round(len(bars) / _TICKS))
+            ticks = {float(i): _short(edges[i]) for i in range(0, len(edges), step)}
+            charts.append(Chart(title, unit, bars, ticks))
     if values := every["release_date"].get("years"):
         found_years = service.finder.groups(question, "release_date", years=True)
-        charts.append(years(values, found_years, link))
-    return [chart for chart in charts if chart is not None]
+        bars = _years(values, found_years, link)
+        step = max(1, round(len(bars) / 6))
+        ticks = {i + 0.5: bar.label for i, bar in enumerate(bars) if i % step == 0}
+        charts.append(Chart("Released in", "", bars, ticks))
+    return charts
+
+
+def _bins(
+    statistics: Mapping[str, Any], found: Sequence[int], link: Link, low: str, high: str
+) -> list[Bar]:
+    """A bar for each bin of a numeric column; `low` and `high` are the parameters it sets."""
+    whole = statistics["kind"] == "integer"  # a range ends below its last edge
+    bars = []
+    ranges = pairwise(statistics["edges"])
+    for (a, b), total, some in zip(ranges, statistics["counts"], found, strict=True):
+        asked = {name: value for name, value in ((low, a), (high, b - whole)) if name}
+        label = f"{_short(a)} to {_short(b)}"
+        bars.append(Bar(label, total, some, link(**asked) if total else ""))
+    return bars
+
+
+def _years(values: Mapping[str, int], found: Mapping[str, int], link: Link) -> list[Bar]:
+    """A bar for each year, the last of them."""
+    bars = []
+    for year, total in list(values.items())[-_MOST:]:
+        leads = ""
+        if year.isdecimal() and total:
+            after = f"{int(year) + 1:04d}-01-01"
+            leads = link(released_from=f"{year}-01-01", released_before=after)
+        bars.append(Bar(year, total, found.get(year, 0), leads))
+    return bars
+
+
+def _short(value: float) -> str:
+    return f"{value:,}" if isinstance(value, int) else f"{value:.3g}"
 
 
 def _facet(

@@ -8,8 +8,6 @@ from typing import Annotated, Any, Final
 from urllib.parse import quote
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 from fastapi import Path
 from markupsafe import Markup
 from starlette.responses import HTMLResponse, Response
@@ -80,22 +78,12 @@ def entry_page(
     record = _record(ctx.service, name, digest, table, row)
     address = f"/ui/datasets/{name}/snapshots/{digest}/{table}/{quote(entry_id, safe='')}"
     page = render(
-        "entry.html",
-        ctx.request,
-        ctx.principal,
-        dataset=name,
-        digest=digest,
-        table=table,
-        entry=entry_id,
-        row=row,
-        record=record,
-        before=before,
-        after=after,
-        scripts=SCRIPTS,
+        "entry.html", ctx.request, ctx.principal, dataset=name, digest=digest, table=table,
+        entry=entry_id, row=row, record=record, before=before, after=after, scripts=SCRIPTS,
         files=[kind for kind in _FILES[table] if kind != "cif" or row["has_structure"]],
         config=ctx.service.catalog.snapshot(name, digest).manifest.config,
         **(_of_chain if table == "chains" else _of_complex)(record, address),
-    )
+    )  # fmt: skip
     page.headers["Content-Security-Policy"] = _SHOWN
     return page
 
@@ -139,12 +127,15 @@ def entry_file(
 
 def _of_chain(record: Any, address: str) -> dict[str, Any]:
     there = record.all_atom_positions is not None
+    edges = [round(i / _BINS, 2) for i in range(_BINS + 1)]
+    counts = np.histogram(msa_coverage(record)[1][1:], edges)[0].tolist()
+    title = "identity to the query"
     return {
         "blocks": sequence_blocks(record),
         "alignment": alignment_html(record, url=f"{address}/alignment"),
-        "identity": identity_histogram(record),
+        "identity": Markup(histogram_html(title, edges, counts, "of covered residues")),
         "structure": _structure(record.chain_id, address) if there else "",
-        "distances": chain_distances(record) if there else "",
+        "distances": _chain_distances(record) if there else "",
         "templates": template_rows(record),
     }
 
@@ -159,13 +150,20 @@ def _of_complex(record: Any, address: str) -> dict[str, Any]:
         "interfaces": interfaces[:_MOST],
         "more": (len(chains) - _MOST, len(interfaces) - _MOST),
         "entities": [
-            (entity, chain, coverage_chart(chain), record.pairing[entity - 1])
+            (entity, chain, _coverage_chart(chain), record.pairing[entity - 1])
             for entity, chain in enumerate(record.chains, 1)
         ],
         "species": numbers.paired_species(record),
         "structure": _structure(record.assembly_id, address) if there else "",
-        "distances": complex_distances(record) if there else "",
+        "distances": _complex_distances(record) if there else "",
     }
+
+
+def _coverage_chart(record: ChainRecord) -> Markup:
+    values = msa_coverage(record)[0].tolist()
+    curve = Curve(name="sequences", steps=range(1, record.num_res + 1), values=values)
+    title = "sequences that cover each residue"
+    return Markup(curves_html(title, [curve], low=0.0, across="residue"))
 
 
 def _structure(entry_id: str, address: str) -> Panel:
@@ -178,16 +176,10 @@ def _row(
 ) -> tuple[dict[str, Any], tuple[str | None, str | None]]:
     """A row of the index or of the table of complexes, and the ids before and after it."""
     every = service.catalog.table(name, digest, table)
-    ids = every.column(0)
-    at = pc.index(ids, pa.scalar(entry_id, ids.type)).as_py()
-    if at < 0:
-        noun = "chain" if table == "chains" else "complex"
-        what = f"no {noun} {entry_id[:80]!r} in this snapshot"
-        hint = "ids are case-sensitive; look for it on the dataset's page"
-        raise Problem(404, "not_found", what, next=hint)
-    found = every.slice(at, 1)
+    ids, at = every.column(0), rows.row_of(every, entry_id)
     near = [ids[i].as_py() if 0 <= i < len(ids) else None for i in (at - 1, at + 1)]
-    return rows.rows_of(found.select(rows.columns_of(found, None)))[0], (near[0], near[1])
+    found = every.slice(at, 1).select(rows.columns_of(every, None))
+    return rows.rows_of(found)[0], (near[0], near[1])
 
 
 def _record(service: Service, name: str, digest: str, table: Table, row: dict[str, Any]) -> Any:
@@ -224,25 +216,6 @@ def sequence_blocks(record: ChainRecord) -> list[dict[str, Any]]:
     return lines
 
 
-def coverage_chart(record: ChainRecord) -> Markup:
-    """How many rows of the alignment cover each residue."""
-    covered, _ = msa_coverage(record)
-    curve = Curve(name="sequences", steps=range(1, record.num_res + 1), values=covered.tolist())
-    return Markup(
-        curves_html("sequences that cover each residue", [curve], low=0.0, across="residue")
-    )
-
-
-def identity_histogram(record: ChainRecord) -> Markup:
-    """How alike the rows are to the query."""
-    _, identity = msa_coverage(record)
-    edges = [round(i / _BINS, 2) for i in range(_BINS + 1)]
-    counts, _ = np.histogram(identity[1:], edges)
-    return Markup(
-        histogram_html("identity to the query", edges, counts.tolist(), "of covered residues")
-    )
-
-
 def template_rows(record: ChainRecord) -> list[dict[str, Any]]:
     """Each template: name, date, score, share of residues it covers, and which."""
     rows = []
@@ -260,31 +233,21 @@ def template_rows(record: ChainRecord) -> list[dict[str, Any]]:
     return rows
 
 
-def chain_distances(record: ChainRecord) -> Markup:
-    """Distances between the residues of a chain."""
+def _chain_distances(record: ChainRecord) -> Markup:
     distance, known = pseudo_beta_distances(record, MOST_RESIDUES)
     residues = thinned(np.arange(1, record.num_res + 1), MOST_RESIDUES).tolist()
     return _distances(np.where(known, distance, np.nan), residues, record.num_res)
 
 
-def complex_distances(record: AssemblyRecord) -> Markup:
+def _complex_distances(record: AssemblyRecord) -> Markup:
     """Distances between the residues of all chains, each named by its chain and number."""
     distance, _ = assembly_distances(record, MOST_RESIDUES)
-    names = [
-        f"{name} {i}"
-        for name, chain in zip(record.chain_names, _lengths(record), strict=True)
-        for i in range(1, chain + 1)
-    ]
+    copies = zip(record.chains, record.copies, strict=True)
+    lengths = [chain.num_res for chain, names in copies for _ in names]
+    named = zip(record.chain_names, lengths, strict=True)
+    names = [f"{name} {i}" for name, length in named for i in range(1, length + 1)]
     at = thinned(np.arange(len(names)), MOST_RESIDUES)
     return _distances(distance, [names[i] for i in at], len(names))
-
-
-def _lengths(record: AssemblyRecord) -> list[int]:
-    return [
-        chain.num_res
-        for chain, names in zip(record.chains, record.copies, strict=True)
-        for _ in names
-    ]
 
 
 def _distances(values: np.ndarray, residues: Sequence[int | str], total: int) -> Markup:

@@ -189,7 +189,7 @@ def get_chain(
 ) -> Response:
     """One chain's row of the index."""
     snapshot = ctx.service.catalog.snapshot(name, digest)
-    found = rows.row_at(snapshot.described, rows.row_of(snapshot, chain_id))
+    found = rows.row_at(snapshot.described, rows.row_of(snapshot.index, chain_id))
     return immutable_json(ctx.request, found)
 
 
@@ -250,13 +250,14 @@ def _page(
         start, pinned = service.signer.read(search.cursor, query)
         if pinned != digest:
             raise bad_cursor("the cursor belongs to another snapshot")
-    found = rows.page(every, search.where, columns, start, search.limit, counted=search.count)
-    more = found.next_row
+    found, more, matched = rows.page(
+        every, search.where, columns, start, search.limit, counted=search.count
+    )
     return {
         "snapshot": digest,
-        table: found.rows,
+        table: found,
         "next": None if more is None else service.signer.write(more, digest, query),
-        "matched": found.matched,
+        "matched": matched,
     }
 
 

@@ -30,7 +30,7 @@ router = make_router("/v1/datasets/{name}", "snapshots")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotView:
-    """A snapshot in short; `written_at` is when the service saw it first."""
+    """A snapshot in short; `written_at` is when it was written or a ref first pointed at it."""
 
     digest: str
     written_at: str

@@ -7,7 +7,6 @@ import datetime
 import functools
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
@@ -18,23 +17,12 @@ import pyarrow.compute as pc
 from evofeed.service.problems import Problem
 from evofeed.service.snapshots import filters
 from evofeed.service.snapshots.catalog import Catalog
-from evofeed.service.snapshots.snapshot import OpenSnapshot
 from evofeed.service.work import require_time
 from evofeed.store.inner import column_kinds, is_known, known_values, plain_values
 
 MAX_PAGE: Final = 1000
 _STEP: Final = 65_536  # rows of the first piece, after which the clock is looked at
 _LONGEST: Final = 1 << 18
-
-
-@dataclass(frozen=True, slots=True)
-class Page:
-    """Some rows, and the row to go on at (None at the end)."""
-
-    rows: list[dict[str, Any]]
-    next_row: int | None
-    matched: int | None = None
-    """All that pass, if they were counted."""
 
 
 def columns_of(index: pa.Table, wanted: list[str] | None) -> list[str]:
@@ -68,10 +56,11 @@ def page(
     limit: int,
     *,
     counted: bool = False,
-) -> Page:
+) -> tuple[list[dict[str, Any]], int | None, int | None]:
     """Up to `limit` rows from row `start` on that pass a filter, in the table's order.
 
-    `counted` also counts all that pass, before `start` too.
+    Beside them the row to go on at (None at the end) and, if `counted`, how many pass in all,
+    before `start` too.
     """
     found, matched = np.zeros(0, np.int32), 0
     for at, mask in _masks(table, where, 0 if counted else start):
@@ -83,7 +72,7 @@ def page(
         matched += pc.sum(mask).as_py() or 0
     rest = int(found[limit]) if len(found) > limit else None
     rows = rows_of(table.select(columns).take(pa.array(found[:limit])))
-    return Page(rows, rest, matched if counted else None)
+    return rows, rest, matched if counted else None
 
 
 def _masks(
@@ -108,13 +97,14 @@ def _numbers(at: int, mask: pa.ChunkedArray | pa.Array) -> np.ndarray:
     return (np.flatnonzero(mask.to_numpy(zero_copy_only=False)) + at).astype(np.int32)
 
 
-def row_of(snapshot: OpenSnapshot, chain_id: str) -> int:
-    """Where a chain is in a snapshot's index (raises Problem: 404)."""
-    ids = snapshot.index["chain_id"]
-    row = bisect.bisect_left(range(len(ids)), chain_id, key=lambda i: ids[i].as_py())  # sorted
-    if row == len(ids) or ids[row].as_py() != chain_id:
-        hint = "ids are case-sensitive; look for it among the dataset's chains"
-        raise Problem(404, "not_found", f"no chain {chain_id[:80]!r} in this snapshot", next=hint)
+def row_of(table: pa.Table, entry_id: str) -> int:
+    """Where a chain or complex is in a table, which is sorted by id (raises Problem: 404)."""
+    ids = table.column(0)
+    row = bisect.bisect_left(range(len(ids)), entry_id, key=lambda i: ids[i].as_py())
+    if row == len(ids) or ids[row].as_py() != entry_id:
+        noun = "chain" if table.column_names[0] == "chain_id" else "complex"
+        hint = "ids are case-sensitive; look for it on the dataset's page"
+        raise Problem(404, "not_found", f"no {noun} {entry_id[:80]!r} in this snapshot", next=hint)
     return row
 
 

@@ -81,14 +81,13 @@ class StoreView:
         return move_ref(self._storage, name, digest, expect, again=False)
 
     def digests(self) -> list[tuple[str, float]]:
-        """Snapshots there are and when each was completed (Unix time), newest first."""
-        found = [
-            (item.key.split("/")[1], item.modified)
+        """Snapshots there are and when each was completed (Unix time)."""
+        return [
+            (digest, item.modified)
             for item in self._storage.files("snapshots/")
-            if item.key.endswith("/manifest.json")
+            for _, digest, file in [item.key.split("/", 2)]
+            if file == "manifest.json" and DIGEST.fullmatch(digest)
         ]
-        whole = [(digest, at) for digest, at in found if DIGEST.fullmatch(digest)]
-        return sorted(whole, key=lambda pair: (-pair[1], pair[0]))
 
     def manifest(self, digest: str) -> Manifest:
         """A snapshot's manifest (raises DatasetMissing: there is no such snapshot)."""

@@ -6,13 +6,7 @@ on it.
 
 revision = "0005"
 down_revision = None
-branch_labels = None
-depends_on = None
 
 
 def upgrade() -> None:
     """Nothing: a database without tables is not upgraded but made."""
-
-
-def downgrade() -> None:
-    """Nothing is older."""

@@ -1,13 +1,15 @@
-"""A job has no history of attempts, and a browser's cookie names its token: no sessions."""
+"""Without what the service does no more, such as quotas, uploads and webhooks; a job has no history
+of attempts, and a browser's cookie names its token: no sessions."""
 
 import sqlalchemy as sa
 from alembic import op
 
 revision = "0007"
-down_revision = "0006"
-branch_labels = None
-depends_on = None
+down_revision = "0005"
 
+_TABLES = ("deliveries", "webhooks", "uploads", "runs", "idempotency", "snapshots", "job_attempts",
+           "sessions")  # fmt: skip
+_COLUMNS = {"tokens": ("max_jobs", "max_chains", "max_bytes"), "tickets": ("charged",)}
 _OF_THE_LAST = """UPDATE jobs SET log = coalesce((SELECT log FROM job_attempts
     WHERE job_attempts.job_id = jobs.id AND job_attempts.number = jobs.attempts), '')"""
 _OF_EARLIER = """DELETE FROM job_chains
@@ -15,7 +17,7 @@ _OF_EARLIER = """DELETE FROM job_chains
 
 
 def upgrade() -> None:
-    """Keep the log and the chains of each job's last run."""
+    """Keep the log and the chains of each job's last run; drop the rest, whatever is there."""
     for name, kind, at_first in (
         ("deaths", sa.Integer(), "0"),
         ("furthest", sa.Integer(), "0"),
@@ -28,8 +30,15 @@ def upgrade() -> None:
         batch.drop_index("ix_job_chains_attempt")
         batch.drop_column("attempt")
     op.create_index("ix_job_chains_job", "job_chains", ["job_id", "kind", "id"])
-    op.drop_table("job_attempts")
-    op.drop_table("sessions")
+    there = sa.inspect(op.get_bind())
+    for table in _TABLES:
+        if there.has_table(table):
+            op.drop_table(table)
+    for table, names in _COLUMNS.items():
+        columns = {column["name"] for column in there.get_columns(table)}
+        with op.batch_alter_table(table) as batch:
+            for name in columns.intersection(names):
+                batch.drop_column(name)
 
 
 def downgrade() -> None:
