@@ -44,21 +44,13 @@ _USED_EVERY = 60.0  # seconds between writes of last_used_at: reads must not bec
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Who a request comes from.
+    """Who a request comes from."""
 
-    Attributes:
-        id: token id, or `local` when no token is asked for.
-        scopes: subset of `SCOPES`.
-        datasets: datasets it may touch; None for all.
-        roots: places it may name; None for all that the service opens.
-        expires_at: when its token ends; None for never.
-    """
-
-    id: str
-    scopes: frozenset[str]
-    datasets: frozenset[str] | None
-    roots: tuple[str, ...] | None = None
-    expires_at: float | None = None
+    id: str  # of its token, or `local` when no token is asked for
+    scopes: frozenset[str]  # subset of `SCOPES`
+    datasets: frozenset[str] | None  # that it may touch; None for all
+    roots: tuple[str, ...] | None = None  # it names places below; None: all that are open
+    expires_at: float | None = None  # when its token ends; None for never
 
     def require_dataset(self, name: str) -> None:
         """Refuse a dataset outside this token's list, whether or not it exists.

@@ -144,8 +144,7 @@ class Client:
 
     def policy(self, dataset: str, ref: str = "main") -> dict[str, Any]:
         """What must hold when a ref moves: `protected`, `reviewer`, `forbid`, `apart_from`."""
-        found: dict[str, Any] = self._get(f"{_ref(dataset, ref)}/policy")
-        return found
+        return dict(self._get(f"{_ref(dataset, ref)}/policy"))
 
     def set_policy(
         self,
@@ -251,9 +250,10 @@ class Client:
                 break
             time.sleep(seconds)
         if job.state != "succeeded":
+            end = "was cancelled" if job.state == "cancelled" else "failed"
             why = f": {job.error}" if job.error else ""
             hint = "its chains are in broken(), its words in log()"
-            raise ServiceError(f"job {job_id} {_ENDS[job.state]}{why}; {hint}", path=self.url)
+            raise ServiceError(f"job {job_id} {end}{why}; {hint}", path=self.url)
         return job
 
     def broken(self, job_id: str) -> list[BrokenChain]:
@@ -391,9 +391,6 @@ class Client:
         raise ServiceError(what, path=self.url)
 
 
-_ENDS = {"failed": "failed", "cancelled": "was cancelled"}
-
-
 def _ref(dataset: str, ref: str) -> str:
     return f"/v1/datasets/{_part(dataset)}/refs/{_part(ref)}"
 
@@ -405,7 +402,6 @@ def _made(kind: type[_T], values: Mapping[str, Any]) -> _T:
 
 
 def _part(text: str) -> str:
-    """Text as one part of a path."""
     return quote(text, safe="")
 
 

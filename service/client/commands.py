@@ -5,24 +5,30 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from evofeed.base.errors import InputError, ServiceError
 from evofeed.base.files import write_atomic
 from evofeed.base.options import Json, group
-from evofeed.service.client.client import Client
 from evofeed.service.views import Job
+
+if TYPE_CHECKING:
+    from evofeed.service.client.client import Client
+    from evofeed.service.database.database import Database
 
 _TICKETS: Final = 16  # that wait at once: a service takes some 50 of one caller
 Url = Annotated[str, typer.Argument(metavar="URL", help="Of the service: http://HOST:PORT.")]
 DatasetUrl = Annotated[
     str, typer.Argument(metavar="URL", help="http://HOST:PORT/v1/datasets/NAME.")
+]
+MaybeUrl = Annotated[
+    str, typer.Argument(metavar="[URL]", help="http://HOST:PORT; without: this machine's database.")
 ]
 JobId = Annotated[str, typer.Argument(metavar="JOB", help="Id of the job, 16 digits.")]
 Message = Annotated[str, typer.Option(help="Why, for the ref's history.")]
@@ -31,6 +37,7 @@ jobs = group("Jobs of a service. Example: evofeed jobs ls http://host:8461")
 snapshots = group(
     "Refs of a service's dataset. Example: evofeed snapshots history http://host:8461/v1/datasets/x"
 )
+tokens = group("API tokens of the service. Example: evofeed tokens create trainer --scope read")
 
 
 def featurize(
@@ -76,7 +83,7 @@ def search(
     Example: evofeed search proteins.fasta msas/ http://host:8461
     """
     queries = _read_fasta(source)
-    with Client(url) as client, ThreadPoolExecutor(_TICKETS) as pool:
+    with _client(url) as client, ThreadPoolExecutor(_TICKETS) as pool:
         ask = functools.partial(client.search, mode=mode)
         for name, files in zip(queries, pool.map(ask, queries.values()), strict=True):
             (out / name).mkdir(parents=True, exist_ok=True)
@@ -95,7 +102,7 @@ def list_jobs(
 
     Example: evofeed jobs ls http://host:8461
     """
-    with Client(url) as client:
+    with _client(url) as client:
         for job in client.jobs(limit):
             _show(job, as_json)
 
@@ -111,7 +118,7 @@ def status(
 
     Example: evofeed jobs status http://host:8461 0123456789abcdef --watch
     """
-    with Client(url) as client:
+    with _client(url) as client:
         job = client.job(job_id)
         _show(_waited(client, job, as_json) if watch else job, as_json)
 
@@ -122,7 +129,7 @@ def cancel(url: Url, job_id: JobId, as_json: Json = False) -> None:
 
     Example: evofeed jobs cancel http://host:8461 0123456789abcdef
     """
-    with Client(url) as client:
+    with _client(url) as client:
         _show(client.cancel(job_id), as_json)
 
 
@@ -132,7 +139,7 @@ def retry(url: Url, job_id: JobId, as_json: Json = False) -> None:
 
     Example: evofeed jobs retry http://host:8461 0123456789abcdef
     """
-    with Client(url) as client:
+    with _client(url) as client:
         _show(client.retry(job_id), as_json)
 
 
@@ -142,7 +149,7 @@ def log(url: Url, job_id: JobId) -> None:
 
     Example: evofeed jobs log http://host:8461 0123456789abcdef
     """
-    with Client(url) as client:
+    with _client(url) as client:
         typer.echo(client.log(job_id), nl=False)
 
 
@@ -152,7 +159,7 @@ def broken(url: Url, job_id: JobId, as_json: Json = False) -> None:
 
     Example: evofeed jobs broken http://host:8461 0123456789abcdef
     """
-    with Client(url) as client:
+    with _client(url) as client:
         for chain in client.broken(job_id):
             _print(chain, f"{chain.chain_id}  {chain.type}  {chain.message}", as_json)
 
@@ -228,13 +235,113 @@ def policy(
         typer.echo(json.dumps(client.policy(dataset, ref)))
 
 
+@tokens.command()
+def create(
+    label: Annotated[str, typer.Argument(help="What it is for.")],
+    scope: Annotated[list[str], typer.Option(help="read, publish, jobs or admin; repeatable.")],
+    url: MaybeUrl = "",
+    dataset: Annotated[
+        list[str] | None, typer.Option(help="For this dataset only; repeatable.")
+    ] = None,
+    root: Annotated[
+        list[str] | None, typer.Option(help="It may name places below this one only; repeatable.")
+    ] = None,
+    days: Annotated[float, typer.Option(min=0, help="Days until it expires; 0: never.")] = 90,
+    as_json: Json = False,
+) -> None:
+    """Make a token and print it, this once.
+
+    Example: evofeed tokens create trainer --scope read --dataset pdb --days 30
+    """
+    from evofeed.service.access.auth import SCOPES  # which takes more than a client's install
+
+    if wrong := [name for name in scope if name not in SCOPES]:
+        what = f"{wrong[0]!r} is none of {', '.join(SCOPES)}"
+        raise typer.BadParameter(what, param_hint="--scope")
+    seconds = days * 86_400 if days else None
+    with _service(url) as service:
+        token_id, text = service.create_token(
+            label, scope, datasets=dataset, roots=root, seconds=seconds
+        )
+    typer.echo(json.dumps({"id": token_id, "token": text}) if as_json else text)
+
+
+@tokens.command("ls")
+def list_tokens(url: MaybeUrl = "", as_json: Json = False) -> None:
+    """List tokens, without their secrets.
+
+    Example: evofeed tokens ls
+    """
+    with _service(url) as service:
+        for token in service.tokens():
+            until = "revoked" if token.revoked_at else f"until {token.expires_at or 'revoked'}"
+            scopes, datasets = ",".join(token.scopes), ",".join(token.datasets or ["all"])
+            line = f"{token.id}  {scopes:<24} {datasets:<20} {until:<32} {token.label}"
+            _print(token, line, as_json)
+
+
+@tokens.command()
+def revoke(
+    token_id: Annotated[str, typer.Argument(help="Its id, the 16 digits behind evf_.")],
+    url: MaybeUrl = "",
+    as_json: Json = False,
+) -> None:
+    """Make a token worthless from now on.
+
+    Example: evofeed tokens revoke 0123456789abcdef
+    """
+    with _service(url) as service:
+        service.revoke_token(token_id)
+    typer.echo(json.dumps({"revoked": token_id}) if as_json else f"revoked {token_id}")
+
+
+class _Here:
+    """What `Client` does with tokens, on this machine's database."""
+
+    def __init__(self, database: Database) -> None:
+        from evofeed.service.access import auth
+
+        self.tokens = functools.partial(auth.tokens_after, database)
+        self.revoke_token = functools.partial(auth.revoke_token, database)
+        self._create = functools.partial(auth.create_token, database)
+
+    def create_token(
+        self, label: str, scopes: Sequence[str], *, roots: Sequence[str] | None, **options: Any
+    ) -> tuple[str, str]:
+        from evofeed.service.access.places import canonical_root
+
+        places = None if roots is None else [canonical_root(root) for root in roots]
+        return self._create(label=label, scopes=scopes, roots=places, **options)
+
+
+@contextmanager
+def _service(url: str) -> Iterator[Client | _Here]:
+    """What makes tokens: a service, or this machine's database, so that there is a first one."""
+    if url:
+        with _client(url) as client:
+            yield client
+        return
+    from evofeed.service.database.database import Database
+    from evofeed.service.settings import load_settings
+
+    with Database(load_settings().url) as database:
+        database.make_current()
+        yield _Here(database)
+
+
+def _client(url: str) -> Client:
+    from evofeed.service.client.client import Client  # and with it Arrow, which no --help waits for
+
+    return Client(url)
+
+
 @contextmanager
 def _dataset(url: str) -> Iterator[tuple[Client, str]]:
     """A client of the service, and the name of its dataset, that a URL names."""
     service, _, name = url.rstrip("/").rpartition("/datasets/")
     if not service or "/" in name or not name:
         raise InputError(f"{url!r} is not a dataset's URL: write http://HOST:PORT/v1/datasets/NAME")
-    with Client(service) as client:
+    with _client(service) as client:
         yield client, name
 
 

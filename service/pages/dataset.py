@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Annotated, Any, Final, Literal, NamedTuple
+from urllib.parse import urlencode
 
 import pyarrow as pa
 from fastapi import Query
@@ -14,7 +15,7 @@ from pydantic import Field
 from starlette.responses import HTMLResponse
 
 from evofeed.service.names import DIGEST_PATTERN, DatasetName, NewName
-from evofeed.service.pages.page import FormQuery, address, render
+from evofeed.service.pages.page import FormQuery, render
 from evofeed.service.refs.history import note_ref, ref_history
 from evofeed.service.refs.policies import policy_of
 from evofeed.service.requests.forms import bad_field
@@ -155,7 +156,8 @@ def dataset_page(
     seen = snapshots_of(service.database, row.id, view)[:20]
 
     def link(**changes: Any) -> str:
-        return address(f"/ui/datasets/{name}", **query.kept(**changes))
+        asked = urlencode(query.kept(**changes), doseq=True)
+        return f"/ui/datasets/{name}" + (f"?{asked}" if asked else "")
 
     return render(
         "dataset.html", ctx.request, ctx.principal, dataset=row, ref=ref, refs=refs, digest=digest,

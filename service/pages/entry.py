@@ -218,19 +218,16 @@ def sequence_blocks(record: ChainRecord) -> list[dict[str, Any]]:
 
 def template_rows(record: ChainRecord) -> list[dict[str, Any]]:
     """Each template: name, date, score, share of residues it covers, and which."""
-    rows = []
-    for i in range(record.num_templates):
-        covered = record.template_all_atom_mask[i, :, ATOM_ORDER["CA"]] > 0
-        rows.append(
-            {
-                "name": _nth(record.template_domain_names, i),
-                "released": _nth(record.template_release_date, i),
-                "sum_probs": float(record.template_sum_probs[i]),
-                "share": float(covered.mean()),
-                "runs": runs(covered),
-            }
-        )
-    return rows
+    return [
+        {
+            "name": _nth(record.template_domain_names, i),
+            "released": _nth(record.template_release_date, i),
+            "sum_probs": float(record.template_sum_probs[i]),
+            "share": float(covered.mean()),
+            "runs": runs(covered),
+        }
+        for i, covered in enumerate(record.template_all_atom_mask[:, :, ATOM_ORDER["CA"]] > 0)
+    ]
 
 
 def _chain_distances(record: ChainRecord) -> Markup:

@@ -17,7 +17,7 @@ from evofeed.base.errors import DatasetMissing, EvofeedError
 from evofeed.service.access.auth import COOKIE, PUBLIC, SESSION_SECONDS
 from evofeed.service.database.tables import DatasetRow
 from evofeed.service.jobs import queue as jobs
-from evofeed.service.pages.page import render, see_other
+from evofeed.service.pages.page import render
 from evofeed.service.problems import Problem
 from evofeed.service.requests.forms import WORD, FormDep, bad_field
 from evofeed.service.requests.routing import Context, address_of, make_router, scope
@@ -172,7 +172,7 @@ def submit(ctx: Context, fields: FormDep) -> Response:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         raise bad_field(".".join(map(str, first["loc"])), str(first["msg"])) from None
-    return see_other(f"/ui/jobs/{routes.submit_job(ctx, new, Response()).id}")
+    return RedirectResponse(f"/ui/jobs/{routes.submit_job(ctx, new, Response()).id}", 303)
 
 
 @router.post("/ui/jobs/{job_id}/{deed}", include_in_schema=False)
@@ -180,4 +180,4 @@ def submit(ctx: Context, fields: FormDep) -> Response:
 def cancel_or_retry(ctx: Context, job_id: JobId, deed: Literal["cancel", "retry"]) -> Response:
     """Ask a job to stop, or queue an ended one again."""
     (routes.cancel_job if deed == "cancel" else routes.retry_job)(ctx, job_id)
-    return see_other(f"/ui/jobs/{job_id}")
+    return RedirectResponse(f"/ui/jobs/{job_id}", 303)

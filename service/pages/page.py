@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import quote, urlencode
+from urllib.parse import quote
 
 import jinja2
 from fastapi import Request
@@ -50,11 +50,6 @@ class FormQuery(BaseModel):
         }
 
 
-def _when(time: str) -> str:
-    """An ISO time (UTC) as a person reads it, to the minute."""
-    return f"{time[:16].replace('T', ' ')} UTC"
-
-
 def _count(number: int, noun: str, many: str = "") -> str:
     return f"{number:,} {noun if number == 1 else many or f'{noun}s'}"
 
@@ -75,7 +70,7 @@ def _span(seconds: float) -> str:
 _PAGES.filters |= {
     "short": lambda digest: digest[:12],
     "iso": iso,
-    "when": _when,
+    "when": lambda time: f"{time[:16].replace('T', ' ')} UTC",  # of an ISO time, to the minute
     "count": _count,
     "span": _span,
     "part": lambda text: quote(str(text), safe=""),
@@ -100,17 +95,6 @@ def render(
     }
     text = _PAGES.get_template(template).render(frame | values)
     return HTMLResponse(text, status, {"Cache-Control": "no-store"})
-
-
-def see_other(path: str) -> Response:
-    """Where a form leads once it is done."""
-    return RedirectResponse(path, 303)
-
-
-def address(path: str, **query: Any) -> str:
-    """A path with a query; what is None is left out."""
-    there = {name: value for name, value in query.items() if value is not None}
-    return f"{path}?{urlencode(there, doseq=True)}" if there else path
 
 
 def problem_page(request: Request, problem: Problem) -> Response | None:

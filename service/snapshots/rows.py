@@ -178,7 +178,14 @@ class Finder:
         table, rows = self._table(question), self.rows(question)
         if sort == table.column_names[0] and not descending:
             return rows  # a table is sorted by id
-        return _in_order(table, rows, sort, descending)
+        require_time()
+        values = plain_values(table[sort].take(pa.array(rows))).combine_chunks()
+        known = is_known(values, sort, column_kinds(table.schema)[sort])
+        way = "descending" if descending else "ascending"
+        order = pc.array_sort_indices(values.filter(known), order=way)  # stable
+        require_time()
+        mask = known.to_numpy(zero_copy_only=False)
+        return np.concatenate([rows[mask][order.to_numpy()], rows[~mask]])
 
     def _counts(self, question: Question, column: str, edges: tuple[float, ...]) -> list[int]:
         """How many of the rows are in each bin of a numeric column."""
@@ -200,14 +207,3 @@ class Finder:
 
     def _table(self, question: Question) -> pa.Table:
         return self._catalog.table(question.dataset, question.digest, question.table)
-
-
-def _in_order(index: pa.Table, rows: np.ndarray, sort: str, descending: bool) -> np.ndarray:
-    require_time()
-    values = plain_values(index[sort].take(pa.array(rows))).combine_chunks()
-    known = is_known(values, sort, column_kinds(index.schema)[sort])
-    way = "descending" if descending else "ascending"
-    order = pc.array_sort_indices(values.filter(known), order=way)  # stable
-    require_time()
-    mask = known.to_numpy(zero_copy_only=False)
-    return np.concatenate([rows[mask][order.to_numpy()], rows[~mask]])

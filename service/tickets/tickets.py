@@ -118,7 +118,7 @@ class Tickets:
     def get(self, ticket_id: str, principal: str) -> TicketRow | None:
         """A principal's ticket, None if there is none of that id."""
         ticket = self.queue.find(ticket_id)
-        return ticket if ticket is not None and ticket.principal == principal else None
+        return ticket if ticket and ticket.principal == principal else None
 
     def result(self, ticket: TicketRow) -> bytes:
         """What a complete ticket asked for, as tar.gz.
@@ -154,10 +154,8 @@ class Tickets:
         mode = tickets[0].mode
         config = search.SearchConfig.colabfold(expansion=expansion(mode))
         options = search.SearchOptions(workers=self.settings.msa_workers)
-        databases = self._databases(mode)
-        return search.Search(
-            list(sequences), databases, config, options, self._cache, executor=executor
-        )
+        what = (list(sequences), self._databases(mode), config, options, self._cache)
+        return search.Search(*what, executor=executor)
 
     def _found(self, ticket: TicketRow) -> dict[tuple[str, str], bytes] | None:
         """Its results by sequence and database, if the cache has all."""
@@ -255,9 +253,8 @@ def form_of(kind: str, body: bytes) -> dict[str, str]:
         if kind.lower().startswith("multipart/form-data"):
             head = f"Content-Type: {kind}\n\n".encode()
             form = {}
-            for part in email.message_from_bytes(
-                head + body, policy=email.policy.HTTP
-            ).iter_parts():
+            whole = email.message_from_bytes(head + body, policy=email.policy.HTTP)
+            for part in whole.iter_parts():
                 data = part.get_payload(decode=True)
                 name = part.get_param("name", "", "content-disposition")
                 form[str(name)] = data.decode("ascii") if isinstance(data, bytes) else ""

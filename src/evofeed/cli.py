@@ -37,7 +37,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "snapshots": ("evofeed.store.commands", "snapshots", "List, compare, tag, verify, collect."),
     "shards": ("evofeed.store.shard_commands", "shards", "Look inside shards."),
     "serve": ("evofeed.service.commands", "serve", "The manifest service and dashboard."),
-    "tokens": ("evofeed.service.client.token_commands", "tokens", "API tokens of the service."),
+    "tokens": ("evofeed.service.client.commands", "tokens", "API tokens of the service."),
     "entries": (
         "evofeed.featurize.entries.commands",
         "entries",

@@ -15,7 +15,7 @@ from tests.service.conftest import Start, bearer, token, until_trusted
 
 from evofeed.service import ServiceSettings, serving
 from evofeed.service.access.auth import make_start_token, revoke_start_token, revoke_token
-from evofeed.service.client import token_commands as commands
+from evofeed.service.client import commands
 from evofeed.service.database.database import Database
 
 
