@@ -56,35 +56,26 @@ def serve(
     """
     gc.disable()  # what a start imports stays: to look through it again and again takes a fifth
     try:
+        from evofeed.service.database.database import Database
+        from evofeed.service.settings import load_settings
+
         given: dict[str, Any] = {
             "host": host,
+            "port": port,
             "workers": workers,
             "datasets": _pairs(dataset or []),
         }
-        settings = _settings(given, port, auth)
+        settings = load_settings(**{n: v for n, v in given.items() if v not in (None, "", {})})
+        if not auth:
+            settings = settings.model_copy(update={"auth": "off"})
         if migrate:
-            _migrate(settings, as_json)
+            with Database(settings.url) as database:
+                database.upgrade()
+            typer.echo(json.dumps({"migrated": True}) if as_json else "the database is up to date")
         else:
             _run(settings, as_json)
     finally:
         gc.enable()
-
-
-def _settings(given: dict[str, Any], port: int | None, auth: bool) -> ServiceSettings:
-    from evofeed.service.settings import load_settings
-
-    given = {name: value for name, value in given.items() if value}
-    given |= {} if port is None else {"port": port}
-    settings = load_settings(**given)
-    return settings if auth else settings.model_copy(update={"auth": "off"})
-
-
-def _migrate(settings: ServiceSettings, as_json: bool) -> None:
-    from evofeed.service.database.database import Database
-
-    with Database(settings.url) as database:
-        database.upgrade()
-    typer.echo(json.dumps({"migrated": True}) if as_json else "the database is up to date")
 
 
 def _run(settings: ServiceSettings, as_json: bool) -> None:

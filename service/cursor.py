@@ -26,11 +26,7 @@ class CursorSigner:
         return text if isinstance(text, str) else text.decode()
 
     def read(self, cursor: str, query: str) -> tuple[int, str]:
-        """The row and the snapshot a cursor continues at.
-
-        Raises:
-            Problem: 422, the cursor was altered, or belongs to another query.
-        """
+        """The row and the snapshot a cursor continues at."""
         try:
             row, digest, asked = self._cursors.loads(cursor)
         except (BadData, UnicodeError):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -17,7 +16,7 @@ class Metrics:
             them is asked tells the sums.
     """
 
-    def __init__(self, folder: Path | None = None) -> None:
+    def __init__(self, folder: str | None = None) -> None:
         self._folder = folder
         self.registry = CollectorRegistry()
         self._found: dict[tuple[str, str, int], tuple[Any, Any, Any]] = {}
@@ -37,12 +36,6 @@ class Metrics:
 
     def request(self, endpoint: str, method: str, status: int, seconds: float, sent: int) -> None:
         """Count one answered request."""
-        requests, spent, nbytes = self._counters(endpoint, method, status)
-        requests.inc()
-        spent.observe(seconds)
-        nbytes.inc(sent)
-
-    def _counters(self, endpoint: str, method: str, status: int) -> tuple[Any, Any, Any]:
         key = (endpoint, method, status)
         if key not in self._found:  # to look three up costs as much as half of a request
             self._found[key] = (
@@ -50,12 +43,15 @@ class Metrics:
                 self.seconds.labels(endpoint),
                 self.sent.labels(endpoint),
             )
-        return self._found[key]
+        requests, spent, nbytes = self._found[key]
+        requests.inc()
+        spent.observe(seconds)
+        nbytes.inc(sent)
 
     def text(self) -> bytes:
         """Everything in Prometheus' text format."""
         if self._folder is None:
             return generate_latest(self.registry)
         everybody = CollectorRegistry()
-        MultiProcessCollector(everybody, path=str(self._folder))  # type: ignore[no-untyped-call]
+        MultiProcessCollector(everybody, path=self._folder)  # type: ignore[no-untyped-call]
         return generate_latest(everybody)

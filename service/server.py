@@ -37,11 +37,7 @@ _WORKER_SECONDS: Final = 30  # a worker that says nothing for so long is replace
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A listening socket; port 0 picks a free one.
-
-    Raises:
-        ServiceError: the port is taken, or the address is not ours.
-    """
+    """A listening socket; port 0 picks a free one."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # With its protocol named: asyncio turns Nagle's algorithm off only then, and with it on
     # each small answer waits 40 ms for the client's delayed acknowledgement (measured).

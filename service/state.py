@@ -6,7 +6,6 @@ import contextlib
 import os
 import secrets
 import threading
-from pathlib import Path
 
 from sqlalchemy.exc import IntegrityError
 
@@ -51,18 +50,17 @@ class Service:
         for name, uri in settings.datasets.items():
             self.catalog.register(name, uri, replace=True)
         key = _signing_key(database)
-        counts = os.environ.get("PROMETHEUS_MULTIPROC_DIR")
         self.finder = Finder(self.catalog)
         self.notes = Notes(database)
         self.authority = Authority(database, key, settings.grace_seconds)
         self.work = Work(settings.request_seconds, settings.heavy_requests)
         self.signer = CursorSigner(key)
-        self.metrics = Metrics(Path(counts) if counts else None)
+        self.metrics = Metrics(os.environ.get("PROMETHEUS_MULTIPROC_DIR"))
         self.jobs = JobQueue(database, settings.max_queued_jobs)
         self.scheduler = Scheduler(self.jobs, settings)
         self.tickets = Tickets(settings, database)
-        duties = (self.scheduler, self.tickets)
-        self.leader = Leader(database, f"duties of {settings.home}", duties)
+        duties = f"duties of {settings.home}"
+        self.leader = Leader(database, duties, (self.scheduler, self.tickets))
 
     def close(self) -> None:
         """Interrupt the jobs, let go of files and connections."""

@@ -44,12 +44,9 @@ class Job:
     """A featurize job as it was when it was asked for; times are ISO 8601 UTC.
 
     Attributes:
-        id: its name.
-        dataset: what it adds to.
         input_uri: its raw files; None for tokens that only read.
         ref: what it moves; None: nothing.
         message: why, for the ref's history.
-        state: queued, running, cancelling, cancelled, succeeded or failed.
         attempts: runs of its process so far.
         progress: `num_chains`, `good`, `broken`, `share`, `seconds_left`, ...
         result: `snapshot`, counts and seconds, once it has ended.
@@ -129,7 +126,6 @@ class Token:
         datasets: it is for these only; None: for all.
         roots: places it may name; None: all that are open.
         parent: the token it was made with, and ends with.
-        created_at: when it was made.
         expires_at: when it ends; None: never.
         revoked_at: when it was made worthless, if it was.
         last_used_at: to the minute.

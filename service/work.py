@@ -78,11 +78,7 @@ class Work:
             raise too_slow(seconds) from None
 
     def require_room(self, dataset: str, caller: str, *, heavy: bool) -> None:
-        """Refuse what `run` would refuse, before a body is read and parsed.
-
-        Raises:
-            Problem: 429, the caller has too much heavy work waiting; 503, too much waits.
-        """
+        """Refuse what `run` would refuse, before a body is read and parsed."""
         if heavy and self._waiting[("heavy", caller)] >= self._heavy:
             raise _too_many(429, f"{self._heavy} such requests of yours wait or run already")
         if self._waiting[(dataset, heavy)] >= _MAX_WAITING:
@@ -105,11 +101,7 @@ class Work:
 
 
 def require_time() -> None:
-    """Stop here if the request's time is up: nobody waits for the answer any more.
-
-    Raises:
-        Problem: 503.
-    """
+    """Stop here if the request's time is up: nobody waits for the answer any more."""
     if time.monotonic() > _until.get(_NEVER):
         raise too_slow(None)
 

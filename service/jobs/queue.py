@@ -16,7 +16,7 @@ import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 from sqlalchemy import delete, func, select, update
 from sqlalchemy.orm import Session
@@ -24,6 +24,8 @@ from sqlalchemy.orm import Session
 from evofeed.service.database.database import Database
 from evofeed.service.database.tables import AuditRow, DatasetRow, JobChain, JobRow, record
 from evofeed.service.problems import Problem
+from evofeed.service.views import ENDED as ENDED
+from evofeed.service.views import State
 
 QUEUED: Final = "queued"
 RUNNING: Final = "running"
@@ -31,8 +33,6 @@ CANCELLING: Final = "cancelling"
 CANCELLED: Final = "cancelled"
 SUCCEEDED: Final = "succeeded"
 FAILED: Final = "failed"
-STATES: Final = (QUEUED, RUNNING, CANCELLING, CANCELLED, SUCCEEDED, FAILED)
-ENDED: Final = frozenset({CANCELLED, SUCCEEDED, FAILED})
 SILENCE: Final = 60.0
 """Seconds after which a running job's process counts as dead; it speaks every second."""
 MAX_DEATHS: Final = 5
@@ -58,11 +58,7 @@ class JobQueue:
         message: str = "",
         key: str | None = None,
     ) -> JobRow:
-        """Queue a job; with the `key` of one that was submitted before, it is that one.
-
-        Raises:
-            Problem: 429, too many wait already; 422, the key is that of another job.
-        """
+        """Queue a job; with the `key` of one that was submitted before, it is that one."""
         now = time.time()
         named = hashlib.sha256(f"{principal}\n{key}".encode()).hexdigest()[:16]
         row = JobRow(
@@ -123,7 +119,7 @@ class JobQueue:
         query = select(JobRow.state, func.count()).group_by(JobRow.state)
         with self._database.read() as session:
             found = {state: int(count) for state, count in session.execute(query)}
-        return {state: found.get(state, 0) for state in STATES}
+        return {state: found.get(state, 0) for state in get_args(State)}
 
     def cancel(self, job_id: str, principal: str) -> None:
         """Ask a job to stop; one that waits is cancelled at once, one that ended stays as it is."""
@@ -139,11 +135,7 @@ class JobQueue:
                     return
 
     def requeue(self, job_id: str, principal: str) -> None:
-        """Queue a job that has ended once more, in the name of whoever asks for it.
-
-        Raises:
-            Problem: 409, it has not ended; 429, too many wait already.
-        """
+        """Queue a job that has ended once more, in the name of whoever asks for it."""
         with self._database.write() as session:
             self._database.alone(session, "jobs")
             self._require_room(session)

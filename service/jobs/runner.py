@@ -25,7 +25,6 @@ from evofeed.featurize.job import (
     Entries,
     JobHost,
     JobProgress,
-    JobReport,
     broken_entries,
     note_entries,
     run_job,
@@ -133,10 +132,6 @@ def _run(
             **options,
         )  # fmt: skip
     _log.info("%s: %d good, %d broken", report.state, report.num_good, report.num_broken)
-    _end(pulse, report)
-
-
-def _end(pulse: _Pulse, report: JobReport) -> None:
     states = {"published": jobs.SUCCEEDED, "cancelled": jobs.CANCELLED}
     result = {name: getattr(report, name) for name in _RESULT} | {"resumed_units": report.resumed}
     state = states.get(report.state, jobs.FAILED)

@@ -120,14 +120,11 @@ class Scheduler:
         if self._settings.audit_days:
             self._queue.prune_audit(time.time() - self._settings.audit_days * 86_400)
         if self._settings.keep_days:
-            self._prune_jobs(time.time() - self._settings.keep_days * 86_400)
-
-    def _prune_jobs(self, before: float) -> None:
-        self._queue.prune(before)
-        for path in (self._settings.home / "jobs").glob("*.log"):
-            with contextlib.suppress(FileNotFoundError):
+            before = time.time() - self._settings.keep_days * 86_400
+            self._queue.prune(before)
+            for path in (self._settings.home / "jobs").glob("*.log"):
                 if path.stat().st_mtime < before:
-                    path.unlink()
+                    path.unlink(missing_ok=True)
 
     def _spawn(self, job_id: str, attempt: int) -> _Child:
         log = self._log_path(job_id)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from typing import Any, Final, Literal
 
 import pyarrow as pa
@@ -59,7 +58,9 @@ def policy_of(database: Database, dataset_id: int, ref: str) -> Policy:
 def set_policy(
     database: Database, dataset: DatasetRow, ref: str, policy: Policy, principal: str
 ) -> None:
-    """Replace the policy of a ref, which need not exist yet."""
+    """Replace the policy of a ref, which need not exist yet; a malformed filter is refused."""
+    for where in policy.forbid:
+        filters.check(index_schema(), where)
     with database.write() as session:
         database.alone(session, "policies")
         row = session.get(RefPolicy, (dataset.id, ref)) or RefPolicy(dataset_id=dataset.id, ref=ref)
@@ -73,11 +74,7 @@ def set_policy(
 
 
 def require_movable(policy: Policy, ref: str, principal: Principal) -> None:
-    """Refuse whoever may not move a ref, before anything is read.
-
-    Raises:
-        Problem: 403, it lacks the scope; 409, the ref is protected.
-    """
+    """Refuse whoever may not move a ref, before anything is read."""
     for needed in ("publish", policy.reviewer):
         if needed not in principal.scopes:
             hint = "have a token with that scope move it: PUT /v1/datasets/{name}/refs/{ref}"
@@ -105,25 +102,16 @@ def require_snapshot(catalog: Catalog, dataset: str, digest: str, policy: Policy
             raise Problem(409, "forbidden_chains", what, next="leave them out and commit again")
     for apart in policy.apart_from:
         other = catalog.view(apart.dataset).ref(apart.ref).digest
-        _require_apart(catalog, (dataset, digest), (apart.dataset, other), apart.clusters)
+        theirs = catalog.snapshot(apart.dataset, other).index["chain_id"].to_pylist()
+        _require_apart(index["chain_id"].to_pylist(), theirs, apart)
 
 
-def require_filters(forbid: Sequence[dict[str, Any]]) -> None:
-    """Refuse filters that are malformed, whatever columns a snapshot has (raises Problem: 422)."""
-    for where in forbid:
-        filters.check(index_schema(), where)
-
-
-def _require_apart(
-    catalog: Catalog, one: tuple[str, str], other: tuple[str, str], clusters: str | None
-) -> None:
-    mine, theirs = (
-        catalog.snapshot(*which).index["chain_id"].to_pylist() for which in (one, other)
-    )
-    found = overlap(mine, theirs, Clusters(clusters, closed=True) if clusters is not None else None)
+def _require_apart(mine: list[str], theirs: list[str], apart: Apart) -> None:
+    clusters = None if apart.clusters is None else Clusters(apart.clusters, closed=True)
+    found = overlap(mine, theirs, clusters)
     if found.shared:
         pairs = ", ".join(f"{chain} ({its})" for chain, its in found.shared[:5])
-        what = f"{len(found.shared)} chains share a sequence with {other[0]!r}: {pairs}"
+        what = f"{len(found.shared)} chains share a sequence with {apart.dataset!r}: {pairs}"
     elif found.unclustered:
         names = ", ".join(found.unclustered[:5])
         what = f"{len(found.unclustered)} chains are in no cluster, so nobody can tell: {names}"

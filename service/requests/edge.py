@@ -49,8 +49,6 @@ class Edge:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        if scope["path"].startswith("/datasets/"):  # a dataset's URI may leave out /v1
-            scope["path"] = f"/v1{scope['path']}"
         headers = Headers(scope=scope)
         given = headers.get("x-request-id", "")
         exchange = _Exchange(send, given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(8))

@@ -43,11 +43,7 @@ async def require_own_form(service: Service, request: Request) -> None:
 
 
 async def form_fields(request: Request) -> dict[str, str]:
-    """What a form's fields hold, without space around it; those left empty are not there.
-
-    Raises:
-        Problem: 422, it is no form.
-    """
+    """What a form's fields hold, without space around it; those left empty are not there."""
     body = (await request.body()).decode(errors="replace")
     try:
         values = parse_qs(body, max_num_fields=_MOST)

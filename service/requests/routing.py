@@ -80,7 +80,6 @@ def address_of(request: Request) -> str:
         return "unknown"
 
 
-Refused = dict[int | str, dict[str, Any]]
 _F = TypeVar("_F", bound=Callable[..., Any])
 _here: contextvars.ContextVar[_Context] = contextvars.ContextVar("evofeed_here")
 
@@ -121,11 +120,7 @@ class _StrictRequest(Request):
     """A request whose JSON is what RFC 8259 calls so, in text that every database can keep."""
 
     async def json(self) -> Any:
-        """The body as parsed JSON: without NaN, Infinity, a NUL or half a surrogate pair.
-
-        Raises:
-            json.JSONDecodeError: it is not.
-        """
+        """The body as parsed JSON: without NaN, Infinity, a NUL or half a surrogate pair."""
         if not hasattr(self, "_json"):
             body = await self.body()
             self._json = orjson.loads(body)
@@ -212,7 +207,9 @@ def _in_thread(endpoint: Callable[..., Any], mark: Mark) -> Callable[..., Any]:
     return run
 
 
-def make_router(prefix: str = "", tag: str = "", refused: Refused | None = None) -> APIRouter:
+def make_router(
+    prefix: str = "", tag: str = "", refused: dict[int | str, dict[str, Any]] | None = None
+) -> APIRouter:
     """A router whose routes must carry `@scope`, and refuse with problems if not otherwise."""
     return APIRouter(
         prefix=prefix,

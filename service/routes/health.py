@@ -30,13 +30,13 @@ async def healthz() -> dict[str, str]:
 @scope(PUBLIC)
 def readyz(ctx: Context) -> dict[str, str]:
     """The database answers and holds the newest tables."""
+    why = "the database lacks the newest tables: run `evofeed serve --migrate`"
     try:
-        current = ctx.service.database.is_current()
+        if ctx.service.database.is_current():
+            return {"status": "ready"}
     except ServiceError as error:
-        raise _not_ready(error.message) from None
-    if not current:
-        raise _not_ready("the database lacks the newest tables: run `evofeed serve --migrate`")
-    return {"status": "ready"}
+        why = error.message
+    raise Problem(503, "not_ready", why, next="retry shortly", wait=2)
 
 
 @router.get("/metrics", response_class=PlainTextResponse)
@@ -82,7 +82,3 @@ def openapi(request: Request) -> dict[str, Any]:
     """Every route, as OpenAPI 3.1."""
     schema: dict[str, Any] = request.app.openapi()
     return schema
-
-
-def _not_ready(why: str) -> Problem:
-    return Problem(503, "not_ready", why, next="retry shortly", wait=2)

@@ -87,11 +87,6 @@ class NewJob(
         False, description="chains that the ref has and the input has not may go with the move"
     )
 
-    def options(self) -> dict[str, Any]:
-        """What of it the job's driver takes."""
-        names = ("executor", "workers", "deadline", "memory", "max_broken")
-        return {name: getattr(self, name) for name in names} | {"replace_ref": self.replace}
-
 
 class ChainMessages(BaseModel):
     """What a job says of chains: while it runs, so far."""
@@ -125,7 +120,11 @@ def submit_job(ctx: Context, new: NewJob, response: Response, key: JobKey = None
         "ref": new.ref,
         "config": checked_config(new.preset, new.config, settings.job_caps),
         "crop": checked_crop(new.crop),
-        "options": new.options() | {"workers": new.workers or settings.job_workers},
+        "options": {
+            **new.model_dump(include={"executor", "deadline", "memory", "max_broken"}),
+            "workers": new.workers or settings.job_workers,
+            "replace_ref": new.replace,
+        },
     }
     row = ctx.service.jobs.submit(dataset, spec, ctx.principal.id, new.message, key)
     ctx.service.scheduler.wake()
@@ -249,11 +248,7 @@ def _chains(ctx: Context, job_id: str, kind: str, offset: int, limit: int) -> Ch
 
 
 def owned_job(ctx: Context, job_id: str) -> tuple[JobRow, DatasetRow]:
-    """A job this principal may see, and its dataset.
-
-    Raises:
-        Problem: 404; 403, it is for a dataset outside the token's list.
-    """
+    """A job this principal may see, and its dataset."""
     row, dataset = ctx.service.jobs.get(job_id)
     ctx.principal.require_dataset(dataset.name)
     return row, dataset

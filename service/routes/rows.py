@@ -108,7 +108,11 @@ class RowQuery(BaseModel, extra="forbid"):
             if name in given
         ]
         if "where" in given:
-            terms.append(_parse_filter(given["where"]))
+            try:
+                terms.append(json.loads(given["where"]))
+            except (ValueError, RecursionError):
+                hint = 'write a filter such as {"column": "num_res", "op": "<=", "value": 384}'
+                raise Problem(422, "bad_filter", "`where` is not JSON", next=hint) from None
         return ChainSearch(
             where={"all": terms} if terms else None,
             columns=given["columns"].split(",") if given.get("columns") else None,
@@ -160,7 +164,8 @@ class Statistics(BaseModel):
 @scope("read", heavy=True)
 def search_chains(ctx: Context, name: DatasetName, digest: Digest, search: ChainSearch) -> Response:
     """Chains of a snapshot with the filter as a JSON body, for long ones."""
-    return _answer(_page(ctx.service, name, digest, "chains", search))
+    page = _page(ctx.service, name, digest, "chains", search)
+    return JSONResponse(page, headers={"Cache-Control": "private"})
 
 
 @router.get("/chains", response_model=RowPage)
@@ -174,7 +179,7 @@ def list_ref_chains(
         _, digest = ctx.service.signer.read(search.cursor, _query("chains", name, search))
     else:
         digest = ctx.service.catalog.view(name).ref(query.ref).digest
-    return _answer(_page(ctx.service, name, digest, "chains", search))
+    return search_chains(ctx, name, digest, search)
 
 
 @router.get(
@@ -261,32 +266,18 @@ def _page(
     }
 
 
-def _answer(page: dict[str, Any]) -> Response:
-    return JSONResponse(page, headers={"Cache-Control": "private"})
-
-
 def _query(table: Table, name: str, search: ChainSearch) -> str:
     """All that a listing depends on beside the snapshot; the page size may change midway."""
     return _ENCODE([table, name, search.where, search.columns])
 
 
-def _parse_filter(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        hint = 'write a filter such as {"column": "num_res", "op": "<=", "value": 384}'
-        raise Problem(422, "bad_filter", "`where` is not JSON", next=hint) from None
-
-
-MAX_WORLD_SIZE: Final = 65_536
-MAX_SAMPLES: Final = 10_000
-"""Samples in one answer."""
+MAX_SAMPLES: Final = 10_000  # in one answer
 
 
 class PlanQuery(BaseModel, extra="forbid"):
     """Whose batches to list: the arguments of a `FeatureLoader`, and how many."""
 
-    world_size: int = Field(ge=1, le=MAX_WORLD_SIZE, description="ranks that load together")
+    world_size: int = Field(ge=1, le=65_536, description="ranks that load together")
     rank: int | None = Field(None, ge=0, description="this rank only")
     seed: int = Field(0, ge=0, lt=2**63, description="of the run")
     epoch: int = Field(0, ge=0, lt=2**63, description="from 0; each has its own order")
@@ -320,16 +311,12 @@ def get_plan(
         what = f"{num} samples in one answer; at most {MAX_SAMPLES}"
         hint = "ask for one rank, or for fewer batches at a time (start, batches)"
         raise Problem(422, "bad_request", what, next=hint)
+    sizes = query.model_dump(include={"batch_size", "global_batch_size"})
+    run_of = query.model_dump(include={"world_size", "seed"})
+    part = query.model_dump(include={"rank", "epoch", "start", "batches"})
     try:
-        config = loader.LoaderConfig.preset(
-            query.preset, batch_size=query.batch_size, global_batch_size=query.global_batch_size
-        )
-        run = ctx.service.catalog.run_plan(
-            name, digest, config, world_size=query.world_size, seed=query.seed
-        )
-        samples = run.samples(
-            query.rank, epoch=query.epoch, start=query.start, batches=query.batches
-        )
+        config = loader.LoaderConfig.preset(query.preset, **sizes)
+        samples = ctx.service.catalog.run_plan(name, digest, config, **run_of).samples(**part)
     except (ValueError, LoaderError) as error:
         raise Problem(422, "bad_request", str(error), next="see `evofeed plan --help`") from None
     return immutable_json(ctx.request, {"snapshot": digest, "samples": samples})

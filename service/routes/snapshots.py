@@ -5,21 +5,17 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 from typing import Annotated
-from urllib.parse import quote
 
-from fastapi import Request
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import BaseModel, Field, StringConstraints
 from starlette.responses import Response
 
 from evofeed.service.database.tables import record
 from evofeed.service.names import SHARD_PATTERN, Body, DatasetName, Digest, ShardName, iso, view_of
 from evofeed.service.requests.ranges import (
     ARROW,
-    cache_control,
     described,
     immutable_bytes,
     immutable_response,
-    matches,
 )
 from evofeed.service.requests.routing import Context, Limit, make_router, scope
 from evofeed.service.snapshots.catalog import snapshots_of
@@ -95,10 +91,8 @@ def get_index(ctx: Context, name: DatasetName, digest: Digest) -> Response:
     )
 
 
-class Wanted(Body):
+class Wanted(Body, json_schema_extra={"examples": [{"shards": ["0" * 64 + ".arrow"]}]}):
     """Shards to fetch."""
-
-    model_config = ConfigDict(json_schema_extra={"examples": [{"shards": ["0" * 64 + ".arrow"]}]})
 
     shards: list[Annotated[str, StringConstraints(pattern=SHARD_PATTERN)]] = Field(
         min_length=1, max_length=1000
@@ -155,22 +149,10 @@ def get_shard(ctx: Context, name: DatasetName, shard: ShardName) -> Response:
     file = view.find_shard(shard)
     # nginx compares If-Range with a tag of its own, and would send a resumed download whole.
     resumed = {"range", "if-range"} <= set(ctx.request.headers)
-    if (accel := ctx.service.settings.accel) and (path := view.path_of(shard)) and not resumed:
-        return _by_nginx(ctx.request, f"{accel.rstrip('/')}{path}", f'"{file.sha256}"')
+    accel = "" if resumed else ctx.service.settings.accel
+    path = view.path_of(shard) if accel else None
     return immutable_response(
         ctx.request, etag=f'"{file.sha256}"', size=file.nbytes,
         read=view.reader(shard_key(shard)), media_type=ARROW,
+        location=f"{accel.rstrip('/')}{path}" if path else None,
     )  # fmt: skip
-
-
-def _by_nginx(request: Request, location: str, etag: str) -> Response:
-    """What makes the nginx in front send the file; it answers Range, which it knows better."""
-    headers = {
-        "ETag": etag,
-        "Cache-Control": cache_control(request),
-        "X-Accel-Redirect": quote(location),
-    }
-    if (known := request.headers.get("if-none-match")) and matches(known, headers["ETag"]):
-        del headers["X-Accel-Redirect"]
-        return Response(status_code=304, headers=headers)
-    return Response(status_code=200, headers=headers, media_type=ARROW)
