@@ -11,9 +11,7 @@ from prometheus_client.multiprocess import MultiProcessCollector
 class Metrics:
     """The service's own registry: nothing global, so that two services can share a process.
 
-    Args:
-        folder: where all workers of the service count, those that died included; whichever of
-            them is asked tells the sums.
+    All workers of a service, those that died included, count in `folder`: any tells the sums.
     """
 
     def __init__(self, folder: str | None = None) -> None:

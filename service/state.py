@@ -36,31 +36,27 @@ class Service:
     def __init__(self, settings: ServiceSettings) -> None:
         self.settings = settings
         self.stopping = threading.Event()
-        self.database = Database(settings.url, settings.workers)
+        self.database = database = Database(settings.url, settings.workers)
         try:
-            self.database.make_current()
-            self._make_parts()
+            database.make_current()
+            self.catalog = Catalog(database, settings.grace_seconds)
+            for name, uri in settings.datasets.items():
+                self.catalog.register(name, uri, replace=True)
+            key = _signing_key(database)
+            self.finder = Finder(self.catalog)
+            self.notes = Notes(database)
+            self.authority = Authority(database, key, settings.grace_seconds)
+            self.work = Work(settings.request_seconds, settings.heavy_requests)
+            self.signer = CursorSigner(key)
+            self.metrics = Metrics(os.environ.get("PROMETHEUS_MULTIPROC_DIR"))
+            self.jobs = JobQueue(database, settings.max_queued_jobs)
+            self.scheduler = Scheduler(self.jobs, settings)
+            self.tickets = Tickets(settings, database)
+            duties = f"duties of {settings.home}"
+            self.leader = Leader(database, duties, (self.scheduler, self.tickets))
         except BaseException:
-            self.database.close()
+            database.close()
             raise
-
-    def _make_parts(self) -> None:
-        settings, database = self.settings, self.database
-        self.catalog = Catalog(database, settings.grace_seconds)
-        for name, uri in settings.datasets.items():
-            self.catalog.register(name, uri, replace=True)
-        key = _signing_key(database)
-        self.finder = Finder(self.catalog)
-        self.notes = Notes(database)
-        self.authority = Authority(database, key, settings.grace_seconds)
-        self.work = Work(settings.request_seconds, settings.heavy_requests)
-        self.signer = CursorSigner(key)
-        self.metrics = Metrics(os.environ.get("PROMETHEUS_MULTIPROC_DIR"))
-        self.jobs = JobQueue(database, settings.max_queued_jobs)
-        self.scheduler = Scheduler(self.jobs, settings)
-        self.tickets = Tickets(settings, database)
-        duties = f"duties of {settings.home}"
-        self.leader = Leader(database, duties, (self.scheduler, self.tickets))
 
     def close(self) -> None:
         """Interrupt the jobs, let go of files and connections."""

@@ -174,8 +174,7 @@ class JobQueue:
         """Forget lines of the audit from before a time, and say so in it."""
         with self._database.write() as session:
             gone = session.execute(delete(AuditRow).where(AuditRow.at < before))
-            if gone.rowcount:  # type: ignore[attr-defined]
-                lines = gone.rowcount  # type: ignore[attr-defined]
+            if lines := gone.rowcount:  # type: ignore[attr-defined]
                 record(session, "local", "audit.prune", str(lines))
 
     # what the scheduler and the child write

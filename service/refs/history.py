@@ -63,7 +63,10 @@ def move_ref(
         dataset_id=row.id, ref=ref, digest=digest or "", previous=expect, principal=principal.id,
         job_id=job_id, message=message, at=time.time(),
     )  # fmt: skip
-    after = _intend(database, intent)
+    with database.write() as session:
+        last = _last(session, row.id, ref)
+        session.add(intent)
+        after = last.id if last else 0
     try:
         moved = view.move_ref(ref, digest, expect)
     except RefConflict:
@@ -81,14 +84,6 @@ def move_ref(
         raise
     _enter(database, intent, moved, after)
     return moved
-
-
-def _intend(database: Database, intent: RefIntent) -> int:
-    """Write down a move that is about to be made; the number of the ref's last one so far."""
-    with database.write() as session:
-        last = _last(session, intent.dataset_id, intent.ref)
-        session.add(intent)
-        return last.id if last else 0
 
 
 def _enter(database: Database, intent: RefIntent, moved: Ref, after: int) -> None:
@@ -151,11 +146,7 @@ class Notes:
         self._last: dict[tuple[int, str], str] = {}
 
     def ref(self, dataset_id: int, view: StoreView, ref: str) -> Ref:
-        """As `note_ref`, without the database where the ref is what it was.
-
-        Raises:
-            DatasetMissing: there is no such ref.
-        """
+        """As `note_ref`, without the database where the ref is what it was."""
         found, key = view.ref(ref), (dataset_id, ref)
         if self._last.get(key) != found.digest:
             found = note_ref(self._database, dataset_id, view, ref)

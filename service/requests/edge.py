@@ -97,7 +97,7 @@ class Edge:
 
     def _account(self, scope: Scope, exchange: _Exchange) -> None:
         seconds = time.monotonic() - exchange.began
-        endpoint = getattr(scope.get("endpoint"), "__name__", "none")
+        endpoint = getattr(scope.get("route"), "name", "none")
         method = scope["method"] if scope["method"] in _METHODS else "other"
         self._metrics.request(endpoint, method, exchange.status, seconds, exchange.sent)
         if _log.isEnabledFor(logging.INFO):

@@ -174,20 +174,20 @@ def retry_job(ctx: Context, job_id: JobId) -> Job:
     return get_job(ctx, job_id)
 
 
-@router.get("/{job_id}/dead-letters")
+@router.get("/{job_id}/dead-letters", name="get_dead_letters")
+@router.get("/{job_id}/notes", name="get_notes")
 @scope("read", "jobs")
-def get_dead_letters(
+def get_messages(
     ctx: Context, job_id: JobId, offset: Offset = 0, limit: Limit = 100
 ) -> ChainMessages:
-    """Chains the job could not do, each with its reason; inputs that are no chain too."""
-    return _chains(ctx, job_id, "broken", offset, limit)
+    """Chains the job could not do, each with its reason; inputs that are no chain too.
 
-
-@router.get("/{job_id}/notes")
-@scope("read", "jobs")
-def get_notes(ctx: Context, job_id: JobId, offset: Offset = 0, limit: Limit = 100) -> ChainMessages:
-    """What was left out of good chains, such as templates released too late."""
-    return _chains(ctx, job_id, "note", offset, limit)
+    `notes`: what was left out of good chains, such as templates released too late.
+    """
+    owned_job(ctx, job_id)
+    kind = "note" if ctx.request.url.path.endswith("/notes") else "broken"
+    total, chains = ctx.service.jobs.chains(job_id, kind, offset, limit)
+    return ChainMessages(total=total, chains=[view_of(BrokenChain, chain) for chain in chains])
 
 
 @router.get("/{job_id}/log", response_class=PlainTextResponse)
@@ -239,12 +239,6 @@ def _require_rights(ctx: Context, dataset: DatasetRow, input_uri: str, ref: str 
     require_root(ctx.service.settings, ctx.principal, input_uri, "EVOFEED_INPUT_ROOTS")
     if ref is not None:
         require_movable(policy_of(ctx.service.database, dataset.id, ref), ref, ctx.principal)
-
-
-def _chains(ctx: Context, job_id: str, kind: str, offset: int, limit: int) -> ChainMessages:
-    owned_job(ctx, job_id)
-    total, chains = ctx.service.jobs.chains(job_id, kind, offset, limit)
-    return ChainMessages(total=total, chains=[view_of(BrokenChain, chain) for chain in chains])
 
 
 def owned_job(ctx: Context, job_id: str) -> tuple[JobRow, DatasetRow]:

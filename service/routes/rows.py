@@ -116,9 +116,7 @@ class RowQuery(BaseModel, extra="forbid"):
         return ChainSearch(
             where={"all": terms} if terms else None,
             columns=given["columns"].split(",") if given.get("columns") else None,
-            limit=given["limit"],
-            cursor=given.get("cursor"),
-            count=given["count"],
+            **self.model_dump(include={"limit", "cursor", "count"}),
         )
 
 

@@ -54,18 +54,19 @@ _TAR: dict[int | str, dict[str, Any]] = {
 }
 
 
-@router.post("/ticket/msa", **_SUBMIT)
+@router.post("/ticket/msa", name="post_msa", **_SUBMIT)
+@router.post("/ticket/pair", name="post_pair", **_SUBMIT)
 @scope("jobs")
-async def post_msa(ctx: Context) -> Response:
-    """Hand in sequences; COMPLETE at once if their alignments are known."""
-    return await _submit(ctx, "env")
+async def post_ticket(ctx: Context) -> Response:
+    """Hand in sequences; COMPLETE at once if their alignments are known.
 
-
-@router.post("/ticket/pair", **_SUBMIT)
-@scope("jobs")
-async def post_pair(ctx: Context) -> Response:
-    """Hand in the chains of a complex, for rows that are paired by organism."""
-    return await _submit(ctx, "pairgreedy")
+    `pair`: the chains of a complex, for rows that are paired by organism.
+    """
+    request = ctx.request
+    form = form_of(request.headers.get("content-type", ""), await request.body())
+    mode = form.get("mode", "pairgreedy" if request.url.path == "/ticket/pair" else "env")
+    submit = ctx.service.tickets.submit
+    return _ticket(await run_in_threadpool(submit, ctx.caller, form.get("q", ""), mode))
 
 
 @router.get("/ticket/{ticket_id}", response_model=TicketView)
@@ -95,13 +96,6 @@ def get_templates(ctx: Context, names: TemplateNames) -> Response:
     """Alignments and structures of the templates that a result names, as tar.gz."""
     found = ctx.service.tickets.templates(names.split(","))
     return Response(found, media_type="application/gzip")
-
-
-async def _submit(ctx: Context, mode: str) -> Response:
-    request = ctx.request
-    form = form_of(request.headers.get("content-type", ""), await request.body())
-    asked = (ctx.caller, form.get("q", ""), form.get("mode", mode))
-    return _ticket(await run_in_threadpool(ctx.service.tickets.submit, *asked))
 
 
 def _ticket(ticket: TicketRow) -> Response:
