@@ -29,7 +29,8 @@ class Parameters:
     def readable(self) -> bool:
         """Whether kernels can read all of them: none is quantised, or spread over ranks."""
         parts = [getattr(self, name) for name in self.__slots__]
-        odd = [part for part in parts if type(part) is not nn.Parameter and is_of_several(part)]
+        given = [part for part in parts if part is not None and type(part) is not nn.Parameter]
+        odd = [part for part in given if is_of_several(part)]
         return not odd
 
     def tensors(self) -> tuple[Any, ...]:
