@@ -2,14 +2,15 @@
 
     python benchmarks/speedrun/speedrun.py DATA --out OUT              # 0.5, then 0.7
     ... --ranks 4 --recipe mine.yaml                                   # more cards, another recipe
+    ... --seed 2 --compiled /tmp/compiled                              # another seed, kernels kept
     ... --chains 40 --held-out 16 --target 0.01 --seconds 600          # proof on a laptop
 
 DATA gets two simulated datasets, made once from fixed seeds: `train` (families to learn from) and
 `held_out` (other families; folds are drawn at random, so none is shared). The clock starts with
-the command `evofeed train` and counts everything: imports, compilation (Triton's cache is empty),
-the first read, every validation. It stops when lDDT-Ca over all held-out chains reaches the last
-target, or at `--seconds`. OUT gets `record.json` (times, curve, configuration, card, versions,
-commit) and `curve.png`.
+the command `evofeed train` and counts everything: imports, compilation (Triton's cache is empty
+unless `--compiled` names that of another seed's run), the first read, every validation. It stops
+when lDDT-Ca over all held-out chains reaches the last target, or at `--seconds`. OUT gets
+`record.json` (times, curve, configuration, card, versions, commit) and `curve.png`.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 HERE = Path(__file__).parent
 _TRAIN_SEED, _HELD_OUT_SEED = 1, 12345
 _POLL = 0.2  # seconds between two looks at the log
@@ -40,6 +43,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, required=True, help="folder of the record")
     parser.add_argument("--recipe", type=Path, default=HERE / "recipe.yaml")
     parser.add_argument("--ranks", type=int, default=1, help="cards")
+    parser.add_argument("--seed", type=int, help="default: the recipe's")
+    parser.add_argument("--compiled", type=Path, help="Triton's cache, kept for the next seed")
     parser.add_argument("--target", type=float, action="append", help="default: 0.5 and 0.7")
     parser.add_argument("--seconds", type=float, default=600, help="give up after so long")
     parser.add_argument("--chains", type=int, default=6000, help="to train on")
@@ -74,12 +79,18 @@ def race(options: argparse.Namespace, targets: list[float], run: Path) -> dict[s
     launch = ["-m", "evofeed.cli"]
     if options.ranks > 1:
         launch = ["-m", "torch.distributed.run", f"--nproc-per-node={options.ranks}", *launch]
-    command = [sys.executable, *launch, "train", str(options.recipe)]
+    recipe = run.parent / options.recipe.name
+    settings = yaml.safe_load(options.recipe.read_text())
+    seed = settings["seed"] if options.seed is None else options.seed
+    recipe.write_text(yaml.safe_dump(settings | {"seed": seed}))
+    command = [sys.executable, *launch, "train", str(recipe)]
     command += ["--dataset", str(options.data / "train")]
     command += ["--validation", str(options.data / "held_out"), "--out", str(run)]
     if options.device:
         command += ["--device", options.device]
-    environment = os.environ | {"TRITON_CACHE_DIR": str(run.parent / "compiled")}
+    compiled = options.compiled or run.parent / "compiled"
+    compiled_before = compiled.exists()
+    environment = os.environ | {"TRITON_CACHE_DIR": str(compiled)}
     start = time.monotonic()
     process = subprocess.Popen(command, stdout=sys.stderr, env=environment)
     curve: list[dict[str, float]] = []
@@ -102,8 +113,11 @@ def race(options: argparse.Namespace, targets: list[float], run: Path) -> dict[s
         process.wait()
     elif process.returncode:
         raise SystemExit(f"the training ended with {process.returncode}; see what it printed")
-    command = [word.replace(str(run), "OUT") for word in command[1:]]
+    command = [word.replace(str(run), "OUT").replace(str(recipe), str(options.recipe))
+               for word in command[1:]]  # fmt: skip
     return {
+        "seed": seed,
+        "compiled_before": compiled_before,
         "seconds_to": reached,
         "stopped_by": stopped_by,
         "command": "python " + " ".join(command),
