@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-import re
 from typing import Annotated, Any, Final, TypeVar
 
 from fastapi import Path
@@ -30,11 +29,6 @@ Message = Annotated[
 """Words of a person: lines and tabs, no other control characters."""
 
 DigestValue = Annotated[str, StringConstraints(pattern=DIGEST_PATTERN)]
-
-
-def is_name(text: str) -> bool:
-    """True if `text` may name a dataset or a ref."""
-    return re.fullmatch(NAME_PATTERN, text) is not None and not text.endswith("\n")
 
 
 def iso(seconds: float) -> str:

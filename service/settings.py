@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import ipaddress
 import os
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
@@ -14,7 +15,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
 from evofeed.base.errors import ServiceError
 from evofeed.service.database.database import parse_url
-from evofeed.service.names import is_name
+from evofeed.service.names import NAME_PATTERN
 
 _SECRETS = Path("/run/secrets")  # where Docker and Podman mount secrets
 _MISSPELT = 0.85  # likeness: a letter or two are wrong
@@ -119,7 +120,7 @@ class ServiceSettings(BaseSettings):
     @classmethod
     def _names_are_names(cls, datasets: dict[str, str]) -> dict[str, str]:
         for name in datasets:
-            if not is_name(name):
+            if not re.fullmatch(NAME_PATTERN, name):
                 raise ValueError(
                     f"{name!r} cannot name a dataset: letters, digits, dot, dash and underscore"
                 )

@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import secrets
 import threading
 
+from itsdangerous import BadData, Signer, URLSafeSerializer
 from sqlalchemy.exc import IntegrityError
 
 from evofeed.service.access.auth import Authority
-from evofeed.service.cursor import CursorSigner
 from evofeed.service.database.database import Database
 from evofeed.service.database.leader import Leader
 from evofeed.service.database.tables import SecretRow
 from evofeed.service.jobs.queue import JobQueue
 from evofeed.service.jobs.scheduler import Scheduler
 from evofeed.service.metrics import Metrics
-from evofeed.service.refs.history import Notes
+from evofeed.service.problems import Problem
+from evofeed.service.refs import Notes
 from evofeed.service.settings import ServiceSettings
 from evofeed.service.snapshots.catalog import Catalog
 from evofeed.service.snapshots.rows import Finder
-from evofeed.service.tickets.tickets import Tickets
+from evofeed.service.tickets import Tickets
 from evofeed.service.work import Work
 
 
@@ -77,3 +79,44 @@ def _signing_key(database: Database) -> bytes:
         session.add(SecretRow(name="cursor", value=secrets.token_bytes(32)))
     with database.read() as session:  # ours, or that of a service that started with us
         return session.get_one(SecretRow, "cursor").value
+
+
+class CursorSigner:
+    """Writes and reads cursors of pages, row numbers in a file that never changes, with one secret
+    key; and makes the words of forms."""
+
+    def __init__(self, key: bytes) -> None:
+        options = {"digest_method": hashlib.sha256}
+        self._cursors = URLSafeSerializer(key, salt="cursor", signer_kwargs=options)
+        self._words = Signer(key, salt="word", digest_method=hashlib.sha256)
+
+    def write(self, row: int, digest: str, query: str) -> str:
+        """A cursor that continues at `row` of exactly this listing of a snapshot.
+
+        It stays that snapshot if a ref moves on meanwhile; `query` is all else it depends on.
+        """
+        text = self._cursors.dumps([row, digest, _hash(query)])
+        return text if isinstance(text, str) else text.decode()
+
+    def read(self, cursor: str, query: str) -> tuple[int, str]:
+        """The row and the snapshot a cursor continues at."""
+        try:
+            row, digest, asked = self._cursors.loads(cursor)
+        except (BadData, UnicodeError):
+            raise bad_cursor("the cursor was not made by this service") from None
+        if asked != _hash(query):
+            raise bad_cursor("the cursor belongs to another filter, dataset or set of columns")
+        return int(row), str(digest)
+
+    def word(self, text: str) -> str:
+        """A word that nobody without the key can make from `text`."""
+        return self._words.get_signature(text.encode("utf-8", "surrogatepass")).decode()
+
+
+def _hash(query: str) -> str:
+    return hashlib.sha256(query.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+
+
+def bad_cursor(what: str) -> Problem:
+    """The problem of a cursor that cannot go on."""
+    return Problem(422, "bad_cursor", what, next="send `next` back unchanged, with the same query")

@@ -60,7 +60,7 @@ BUDGET = {
     "featurize": 22_100,
     "store": 8_650,
     "loader": 13_200,  # hooks
-    "service": 8_600,
+    "service": 8_500,
     "trainer": 14_900,
     "kernels": 18_000,
     "synth": 2_300,

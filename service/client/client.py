@@ -18,7 +18,7 @@ import tarfile
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal, TypeVar, Unpack
+from typing import Any, Final, Literal, TypeVar, Unpack
 from urllib.parse import quote, urlencode, urlsplit
 
 import pyarrow as pa
@@ -29,6 +29,7 @@ from evofeed.store import Dataset
 from evofeed.store.inner import Answer, HttpConnection
 
 _T = TypeVar("_T")
+_ERRORS: Final = {401: AccessDenied, 403: AccessDenied, 412: RefConflict}
 
 
 class Client:
@@ -384,11 +385,7 @@ class Client:
         what = f"{said.get('detail', f'HTTP {answer.status}')}"
         if said.get("next"):
             what += f"; {said['next']}"
-        if answer.status in (401, 403):
-            raise AccessDenied(what, path=self.url)
-        if answer.status == 412:
-            raise RefConflict(what, path=self.url)
-        raise ServiceError(what, path=self.url)
+        raise _ERRORS.get(answer.status, ServiceError)(what, path=self.url)
 
 
 def _ref(dataset: str, ref: str) -> str:

@@ -53,11 +53,11 @@ def require_within(where: str, value: float, limit: float) -> None:
         )
 
 
-def checked_crop(values: dict[str, Any] | None) -> dict[str, Any] | None:
-    """Every field of a `CropConfig`, or None for no crop (raises Problem: 422)."""
+def checked_crop(values: dict[str, Any] | None) -> CropConfig | None:
+    """The crop of these fields, or None for no crop (raises Problem: 422)."""
     from evofeed.featurize.job import CropConfig
 
-    return None if values is None else dataclasses.asdict(_checked(CropConfig(), values, "crop"))
+    return None if values is None else _checked(CropConfig(), values, "crop")
 
 
 def cores() -> int:
@@ -67,13 +67,9 @@ def cores() -> int:
 
 def build(spec: dict[str, Any]) -> tuple[FeaturizeConfig, CropConfig | None]:
     """The configs of a job's row, as the driver takes them."""
-    from evofeed.featurize.job import CropConfig, FeaturizeConfig
+    from evofeed.featurize.job import FeaturizeConfig
 
-    crop = spec["crop"]
-    return (
-        _checked(FeaturizeConfig(), spec["config"], "config"),
-        None if crop is None else _checked(CropConfig(), crop, "crop"),
-    )
+    return _checked(FeaturizeConfig(), spec["config"], "config"), checked_crop(spec["crop"])
 
 
 def _checked(base: _C, values: dict[str, Any], where: str) -> _C:

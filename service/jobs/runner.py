@@ -35,7 +35,7 @@ from evofeed.service.database.database import Database
 from evofeed.service.jobs import queue as jobs
 from evofeed.service.jobs.config import build
 from evofeed.service.jobs.queue import JobQueue
-from evofeed.service.refs.history import move_ref
+from evofeed.service.refs import move_ref
 from evofeed.service.settings import ServiceSettings, load_settings
 from evofeed.service.snapshots.catalog import Catalog
 from evofeed.store.inner import Storage

@@ -16,8 +16,7 @@ from starlette.responses import HTMLResponse
 
 from evofeed.service.names import DIGEST_PATTERN, DatasetName, NewName
 from evofeed.service.pages.page import FormQuery, render
-from evofeed.service.refs.history import note_ref, ref_history
-from evofeed.service.refs.policies import policy_of
+from evofeed.service.refs import note_ref, policy_of, ref_history
 from evofeed.service.requests.forms import bad_field
 from evofeed.service.requests.routing import Context, make_router, scope
 from evofeed.service.routes.rows import RowQuery

@@ -53,9 +53,7 @@ def immutable_bytes(request: Request, tag: str, data: bytes, media_type: str) ->
     def read(offset: int, length: int) -> bytes:
         return data[offset : offset + length]
 
-    return immutable_response(
-        request, etag=f'"{tag}"', size=len(data), read=read, media_type=media_type
-    )
+    return immutable_response(request, tag, len(data), read, media_type=media_type)
 
 
 def parse_range(header: str, size: int) -> tuple[int, int] | None:
@@ -86,16 +84,16 @@ def matches(header: str, etag: str) -> bool:
 
 
 def immutable_response(
-    request: Request, *, etag: str, size: int, read: ReadAt, media_type: str,
+    request: Request, tag: str, size: int, read: ReadAt, *, media_type: str = ARROW,
     location: str | None = None,
 ) -> Response:  # fmt: skip
-    """The object of this quoted strong tag, a range of it, or 304.
+    """The object of this tag, a range of it, or 304.
 
     With a `location`, what makes the nginx in front send it; that answers Range by itself.
     """
     # `public` would let a shared cache give away what a token was asked for (RFC 9111, 3.5).
     service: Service = request.app.state.service
-    whose = "public" if service.settings.reading_is_free else "private"
+    whose, etag = "public" if service.settings.reading_is_free else "private", f'"{tag}"'
     headers = {"ETag": etag, "Cache-Control": f"{whose}, {_FOREVER}"}
     known = request.headers.get("if-none-match")
     if known and matches(known, etag):

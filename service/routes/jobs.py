@@ -21,7 +21,7 @@ from evofeed.service.jobs import queue
 from evofeed.service.jobs.config import Preset, checked_config, checked_crop, cores, require_within
 from evofeed.service.names import Body, Message, NewName, view_of
 from evofeed.service.problems import Problem
-from evofeed.service.refs.policies import policy_of, require_movable
+from evofeed.service.refs import policy_of, require_movable
 from evofeed.service.requests.routing import Context, Limit, make_router, scope
 from evofeed.service.views import BrokenChain, Job, State
 
@@ -115,11 +115,12 @@ def submit_job(ctx: Context, new: NewJob, response: Response, key: JobKey = None
     require_within("workers", new.workers, settings.job_workers or cores())
     require_within("memory", new.memory, settings.job_memory)
     require_within("deadline", new.deadline, settings.job_deadline)
+    crop = checked_crop(new.crop)
     spec = {
         "input_uri": new.input_uri,
         "ref": new.ref,
         "config": checked_config(new.preset, new.config, settings.job_caps),
-        "crop": checked_crop(new.crop),
+        "crop": None if crop is None else dataclasses.asdict(crop),
         "options": {
             **new.model_dump(include={"executor", "deadline", "memory", "max_broken"}),
             "workers": new.workers or settings.job_workers,

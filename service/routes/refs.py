@@ -14,8 +14,15 @@ from evofeed.base.errors import DatasetMissing, RefConflict
 from evofeed.service.access.places import require_root
 from evofeed.service.names import Body, DatasetName, DigestValue, Message, RefName, view_of
 from evofeed.service.problems import Problem
-from evofeed.service.refs.history import known_ref, move_ref, note_ref, ref_history
-from evofeed.service.refs.policies import Policy, policy_of, set_policy
+from evofeed.service.refs import (
+    Policy,
+    known_ref,
+    move_ref,
+    note_ref,
+    policy_of,
+    ref_history,
+    set_policy,
+)
 from evofeed.service.requests.ranges import matches
 from evofeed.service.requests.routing import BeforeRow, Context, Limit, make_router, scope
 from evofeed.service.snapshots.snapshot import StoreView

@@ -13,7 +13,6 @@ from starlette.responses import JSONResponse, Response
 
 from evofeed import loader  # its names load when they are used: no start waits for them
 from evofeed.base.errors import LoaderError
-from evofeed.service.cursor import bad_cursor
 from evofeed.service.names import DIGEST_PATTERN, NAME_PATTERN, Body, DatasetName, Digest, NewName
 from evofeed.service.problems import Problem
 from evofeed.service.requests.ranges import (
@@ -25,7 +24,7 @@ from evofeed.service.requests.ranges import (
 )
 from evofeed.service.requests.routing import Context, make_router, scope
 from evofeed.service.snapshots import rows
-from evofeed.service.state import Service
+from evofeed.service.state import Service, bad_cursor
 
 router = make_router("/v1/datasets/{name}", "chains")
 Either = Annotated[str, StringConstraints(pattern=NAME_PATTERN), Path(description="ref or digest")]
@@ -216,13 +215,8 @@ def get_assembly_file(
     if known is None:
         what, hint = "this snapshot has no complexes", "add some with `evofeed assemblies`"
         raise Problem(404, "not_found", what, next=hint)
-    return immutable_response(
-        ctx.request,
-        etag=f'"{known["sha256"]}"',
-        size=known["nbytes"],
-        read=ctx.service.catalog.view(name).reader(f"snapshots/{digest}/{file}"),
-        media_type=ARROW,
-    )
+    read = ctx.service.catalog.view(name).reader(f"snapshots/{digest}/{file}")
+    return immutable_response(ctx.request, known["sha256"], known["nbytes"], read)
 
 
 @router.get("/snapshots/{digest}/stats", response_model=Statistics, responses=NOT_MODIFIED)

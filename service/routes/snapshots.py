@@ -11,12 +11,7 @@ from starlette.responses import Response
 
 from evofeed.service.database.tables import record
 from evofeed.service.names import SHARD_PATTERN, Body, DatasetName, Digest, ShardName, iso, view_of
-from evofeed.service.requests.ranges import (
-    ARROW,
-    described,
-    immutable_bytes,
-    immutable_response,
-)
+from evofeed.service.requests.ranges import ARROW, described, immutable_bytes, immutable_response
 from evofeed.service.requests.routing import Context, Limit, make_router, scope
 from evofeed.service.snapshots.catalog import snapshots_of
 from evofeed.store.inner import shard_key
@@ -81,14 +76,9 @@ def get_manifest(ctx: Context, name: DatasetName, digest: Digest) -> Response:
 @scope("read", reads_bytes=True)
 def get_index(ctx: Context, name: DatasetName, digest: Digest) -> Response:
     """The index: an Arrow IPC file, one row per chain."""
-    snapshot = ctx.service.catalog.snapshot(name, digest)
-    return immutable_response(
-        ctx.request,
-        etag=f'"{snapshot.manifest.index_sha256}"',
-        size=snapshot.manifest.index_nbytes,
-        read=snapshot.read_index,
-        media_type=ARROW,
-    )
+    manifest = ctx.service.catalog.snapshot(name, digest).manifest
+    read = ctx.service.catalog.view(name).reader(f"snapshots/{digest}/index.arrow")
+    return immutable_response(ctx.request, manifest.index_sha256, manifest.index_nbytes, read)
 
 
 class Wanted(Body, json_schema_extra={"examples": [{"shards": ["0" * 64 + ".arrow"]}]}):
@@ -151,8 +141,6 @@ def get_shard(ctx: Context, name: DatasetName, shard: ShardName) -> Response:
     resumed = {"range", "if-range"} <= set(ctx.request.headers)
     accel = "" if resumed else ctx.service.settings.accel
     path = view.path_of(shard) if accel else None
-    return immutable_response(
-        ctx.request, etag=f'"{file.sha256}"', size=file.nbytes,
-        read=view.reader(shard_key(shard)), media_type=ARROW,
-        location=f"{accel.rstrip('/')}{path}" if path else None,
-    )  # fmt: skip
+    location = f"{accel.rstrip('/')}{path}" if path else None
+    read = view.reader(shard_key(shard))
+    return immutable_response(ctx.request, file.sha256, file.nbytes, read, location=location)

@@ -13,8 +13,7 @@ from evofeed.service.database.tables import TicketRow
 from evofeed.service.problems import Problem
 from evofeed.service.requests.openapi import refusals
 from evofeed.service.requests.routing import Context, make_router, scope
-from evofeed.service.tickets.queue import COMPLETE
-from evofeed.service.tickets.tickets import form_of
+from evofeed.service.tickets import COMPLETE, form_of
 
 router = make_router("", "tickets", refusals("application/json", "TicketView"))
 

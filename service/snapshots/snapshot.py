@@ -45,7 +45,6 @@ class OpenSnapshot:
     manifest: Manifest
     index: pa.Table
     described: dict[str, pa.ChunkedArray]
-    read_index: ReadAt
 
 
 class StoreView:
@@ -118,7 +117,6 @@ class StoreView:
             manifest=manifest,
             index=index,
             described={name: index[name] for name in column_kinds(index.schema)},
-            read_index=self.reader(f"snapshots/{digest}/index.arrow"),
         )
 
     def dataset(self, snapshot: OpenSnapshot) -> Dataset:

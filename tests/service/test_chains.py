@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.service.conftest import publish
 
-from evofeed.service.cursor import CursorSigner
 from evofeed.service.problems import Problem
 from evofeed.service.snapshots import filters
 from evofeed.service.snapshots import rows as of_index
+from evofeed.service.state import CursorSigner
 from evofeed.store import Dataset
 
 

@@ -18,11 +18,11 @@ from sqlalchemy.exc import OperationalError
 from tests.service.conftest import Start, work_off
 
 from evofeed.base.errors import JobError
+from evofeed.service import refs
 from evofeed.service.jobs import queue as jobs
 from evofeed.service.jobs import runner, scheduler
 from evofeed.service.jobs.queue import MAX_DEATHS, JobQueue
 from evofeed.service.jobs.scheduler import Scheduler
-from evofeed.service.refs import history as refs
 from evofeed.synth import write_synthetic
 
 

@@ -88,7 +88,7 @@ def test_a_mover_that_dies_after_the_swap_is_still_named(moving, monkeypatch) ->
         raise SystemError("killed between the swap and the history")
 
     with open_client(str(client.base_url), text) as mine, monkeypatch.context() as patch:
-        patch.setattr("evofeed.service.refs.history._enter", die)
+        patch.setattr("evofeed.service.refs._enter", die)
         body = {"digest": first, "message": "the last word"}
         assert mine.put(URL, json=body, headers={"If-Match": f'"{second}"'}).status_code == 500
         assert Dataset.open(path).digest == first

@@ -31,8 +31,7 @@ from evofeed.service import Client, ServiceSettings
 from evofeed.service.access.auth import create_token
 from evofeed.service.database.database import Database
 from evofeed.service.database.tables import TicketRow
-from evofeed.service.tickets.queue import TicketQueue
-from evofeed.service.tickets.tickets import Tickets
+from evofeed.service.tickets import TicketQueue, Tickets
 
 FAMILIES = [family(seed, 6, 60) for seed in range(9)]
 

@@ -1,32 +1,137 @@
-"""Refs: how they move, and where they have been: a chain without gaps, whoever moves them.
+"""Refs: what must hold when they move, how they move, and where they have been.
 
-The store's compare-and-swap moves a ref; the database remembers. A mover first writes
-down what it intends, then swaps, then enters the move and takes the intent away, in one
-transaction. Whoever finds a ref ahead of its history meanwhile (a reader, another mover,
-the next service after a crash) closes the gap with the intents that lead there; what no
-intent explains was moved past the service, and is entered as moved by `store`.
+A policy is checked by the service, for a PUT and for a job alike. The history is a chain without
+gaps, whoever moves a ref: the store's compare-and-swap moves it; the database remembers. A mover
+first writes down what it intends, then swaps, then enters the move and takes the intent away, in
+one transaction. Whoever finds a ref ahead of its history meanwhile (a reader, another mover, the
+next service after a crash) closes the gap with the intents that lead there; what no intent
+explains was moved past the service, and is entered as moved by `store`.
 """
 
 from __future__ import annotations
 
 import datetime
 import time
-from typing import Final
+from typing import Any, Final, Literal
 
+import pyarrow as pa
+from pydantic import Field
 from sqlalchemy import delete, select
 from sqlalchemy.orm import Session
 
 from evofeed.base.errors import DatasetMissing, RefConflict
 from evofeed.service.access.auth import Principal
+from evofeed.service.access.places import Uri
 from evofeed.service.database.database import Database
-from evofeed.service.database.tables import DatasetRow, RefIntent, RefMove, record
-from evofeed.service.refs.policies import policy_of, require_movable, require_snapshot
+from evofeed.service.database.tables import DatasetRow, RefIntent, RefMove, RefPolicy, record
+from evofeed.service.names import Body, NewName
+from evofeed.service.problems import Problem
+from evofeed.service.snapshots import filters, rows
 from evofeed.service.snapshots.catalog import Catalog
 from evofeed.service.snapshots.snapshot import StoreView
-from evofeed.store.inner import Ref
+from evofeed.store.inner import Clusters, Ref, index_schema, overlap
 
+_LATE: Final = {"column": "release_date", "op": ">=", "value": "2021-10-01"}
 _MOST: Final = 10_000
 _STALE: Final = 3600.0  # seconds after which an intent whose mover died explains nothing
+
+
+class Apart(Body):
+    """A dataset that must share no sequence with what a ref points at."""
+
+    dataset: NewName
+    ref: NewName = "main"
+    clusters: Uri | None = Field(
+        None, description="file with a sequence cluster per line; null: only the same chain counts"
+    )
+
+
+class Policy(Body, json_schema_extra={"examples": [{"reviewer": "admin", "forbid": [_LATE]}]}):
+    """What must hold whenever a ref moves, by whatever request or job."""
+
+    protected: bool = Field(False, description="it does not move at all")
+    reviewer: Literal["publish", "admin"] = Field(
+        "publish", description="scope that whoever moves it needs"
+    )
+    forbid: list[dict[str, Any]] = Field(
+        [], max_length=16, description="filters that no chain of its snapshot may pass"
+    )
+    apart_from: list[Apart] = Field(
+        [], max_length=4, description="test sets that its snapshot must share no sequence with"
+    )
+
+
+def policy_of(database: Database, dataset_id: int, ref: str) -> Policy:
+    """The policy of a ref; without one, only `publish` is asked for."""
+    with database.read() as session:
+        row = session.get(RefPolicy, (dataset_id, ref))
+    return Policy.model_validate(row or {}, from_attributes=True)
+
+
+def set_policy(
+    database: Database, dataset: DatasetRow, ref: str, policy: Policy, principal: str
+) -> None:
+    """Replace the policy of a ref, which need not exist yet; a malformed filter is refused."""
+    for where in policy.forbid:
+        filters.check(index_schema(), where)
+    with database.write() as session:
+        database.alone(session, "policies")
+        row = session.get(RefPolicy, (dataset.id, ref)) or RefPolicy(dataset_id=dataset.id, ref=ref)
+        for name, value in policy.model_dump().items():
+            setattr(row, name, value)
+        row.updated_at, row.principal = time.time(), principal
+        session.add(row)
+        detail: dict[str, Any] = policy.model_dump(include={"protected", "reviewer"})
+        detail |= {"forbid": len(policy.forbid), "apart_from": len(policy.apart_from)}
+        record(session, principal, "ref.policy", f"{dataset.name}/{ref}", **detail)
+
+
+def require_movable(policy: Policy, ref: str, principal: Principal) -> None:
+    """Refuse whoever may not move a ref, before anything is read."""
+    for needed in ("publish", policy.reviewer):
+        if needed not in principal.scopes:
+            hint = "have a token with that scope move it: PUT /v1/datasets/{name}/refs/{ref}"
+            what = f"moving ref {ref!r} needs the scope {needed!r}"
+            raise Problem(403, "forbidden", what, next=hint)
+    if policy.protected:
+        hint = "move another ref, or have an admin change its policy"
+        what = f"ref {ref!r} is protected: it does not move"
+        raise Problem(409, "ref_protected", what, next=hint)
+
+
+def require_snapshot(catalog: Catalog, dataset: str, digest: str, policy: Policy) -> None:
+    """Refuse a snapshot with forbidden chains, or with sequences of a test set.
+
+    Raises:
+        Problem: 404, no such dataset or snapshot; 409, a condition does not hold.
+        InputError: a file of clusters cannot be read.
+    """
+    index = catalog.snapshot(dataset, digest).index
+    for number, where in enumerate(policy.forbid):
+        if found := len(forbidden := rows.matching(index, where)):
+            names = ", ".join(index["chain_id"].take(pa.array(forbidden[:5])).to_pylist())
+            more = ", ..." if found > 5 else ""
+            what = f"{found} chains pass forbid[{number}]: {names}{more}"
+            raise Problem(409, "forbidden_chains", what, next="leave them out and commit again")
+    for apart in policy.apart_from:
+        other = catalog.view(apart.dataset).ref(apart.ref).digest
+        theirs = catalog.snapshot(apart.dataset, other).index["chain_id"].to_pylist()
+        _require_apart(index["chain_id"].to_pylist(), theirs, apart)
+
+
+def _require_apart(mine: list[str], theirs: list[str], apart: Apart) -> None:
+    clusters = None if apart.clusters is None else Clusters(apart.clusters, closed=True)
+    found = overlap(mine, theirs, clusters)
+    if found.shared:
+        pairs = ", ".join(f"{chain} ({its})" for chain, its in found.shared[:5])
+        what = f"{len(found.shared)} chains share a sequence with {apart.dataset!r}: {pairs}"
+    elif found.unclustered:
+        names = ", ".join(found.unclustered[:5])
+        what = f"{len(found.unclustered)} chains are in no cluster, so nobody can tell: {names}"
+    else:
+        return
+    hint = "`evofeed snapshots overlap` lists them all; leave them out and commit again"
+    raise Problem(409, "not_apart", what, next=hint)
 
 
 def move_ref(

@@ -1,1 +1,0 @@
-"""Refs: how they move, what must hold for it, and where they have been."""
