@@ -24,7 +24,7 @@ from itsdangerous import BadSignature, TimestampSigner
 from sqlalchemy import select
 
 from evofeed.service.database.database import Database
-from evofeed.service.database.tables import TokenRow, record
+from evofeed.service.database.tables import SecretRow, TokenRow, record
 from evofeed.service.names import view_of
 from evofeed.service.problems import Problem
 from evofeed.service.remembered import Remembered
@@ -329,13 +329,27 @@ class Authority:
         row = _authenticated(self._database, token)
         return self._signer(row).sign(row.id).decode()
 
+    def sign_out(self, session: str) -> None:
+        """End the sessions of the token that a session names; one that has ended ends nothing."""
+        try:
+            token_id = self._ask("", session).id
+        except Problem:
+            return
+        with self._database.write() as writing:
+            secret = SecretRow(name=f"sessions {token_id}", value=secrets.token_bytes(32))
+            writing.merge(secret)
+            record(writing, token_id, "session.end", token_id)
+        self.forget()
+
     def _signer(self, row: TokenRow) -> TimestampSigner:
-        """For one token, and no more for it once it has another secret."""
-        salt = b"session" + row.secret_sha256
+        """For one token, and no more for it once it has another secret or has signed out."""
+        with self._database.read() as session:
+            kept = session.get(SecretRow, f"sessions {row.id}")
+        salt = b"session" + row.secret_sha256 + (kept.value if kept else b"")
         return TimestampSigner(self._key, salt=salt, digest_method=hashlib.sha256)
 
     def forget(self) -> None:
-        """A token was revoked here."""
+        """A token was revoked here, or signed out."""
         self._known.forget()
 
 

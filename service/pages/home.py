@@ -102,7 +102,8 @@ async def login(ctx: Context, fields: FormDep) -> Response:
 @router.post("/ui/logout", response_class=HTMLResponse, include_in_schema=False)
 @scope(PUBLIC)
 async def logout(ctx: Context) -> Response:
-    """Take the cookie back."""
+    """End the sessions of whoever signs out, and take the cookie back."""
+    await run_in_threadpool(ctx.service.authority.sign_out, ctx.request.cookies.get(COOKIE, ""))
     answer = RedirectResponse("/ui/login", 303)
     answer.delete_cookie(COOKIE)
     return answer

@@ -15,7 +15,7 @@ from evofeed.base.errors import AccessDenied
 from evofeed.service import ServiceSettings
 from evofeed.service.access.auth import COOKIE, SCOPES, make_start_token, revoke_token
 from evofeed.service.database.database import Database
-from evofeed.service.database.tables import Base, TokenRow
+from evofeed.service.database.tables import AuditRow, Base, TokenRow
 from evofeed.service.requests.routing import make_router
 from evofeed.store import Dataset
 
@@ -148,6 +148,25 @@ def test_a_cookie_reads_but_never_writes(guarded) -> None:
         assert browser.get("/v1/datasets/demo").status_code == 401
     with httpx.Client(base_url=client.base_url, cookies=kept) as thief:
         assert thief.get("/v1/datasets/demo").status_code == 401
+
+
+def test_who_signs_out_ends_every_copy_of_the_cookie_and_nobody_elses(guarded) -> None:
+    client, database = guarded
+    texts = [token(database, "read") for _ in range(2)]
+    mine, theirs, copy = (httpx.Client(base_url=client.base_url) for _ in range(3))
+    with mine, theirs, copy:
+        for browser, text in zip((mine, theirs), texts, strict=True):
+            assert browser.post("/ui/login", data={"token": text}).status_code == 303
+        copy.cookies.update(mine.cookies)
+        assert [one.get("/v1/me").status_code for one in (mine, theirs, copy)] == [200] * 3
+        assert mine.post("/ui/logout").status_code == 303 and not mine.cookies
+        assert [one.get("/v1/me").status_code for one in (mine, theirs, copy)] == [401, 200, 401]
+        assert copy.post("/ui/logout").status_code == 303, "and once more harms nothing"
+        again = mine.post("/ui/login", data={"token": texts[0]})
+        assert again.status_code == 303 and mine.get("/v1/me").status_code == 200
+    with database.read() as session:
+        ended = session.query(AuditRow).filter_by(action="session.end").all()
+    assert len(ended) == 1
 
 
 def test_the_audit_tells_who_did_what(guarded) -> None:
