@@ -58,12 +58,11 @@ _FILES: Final[dict[Table, dict[str, Callable[[Any], str | bytes]]]] = {
     "assemblies": {"fasta": numbers.assembly_fasta, "cif": numbers.assembly_cif},
 }
 _STYLES: Final = "style-src 'self' 'unsafe-inline'"  # plotly.js and Mol* style what they draw
-_SHOWN: Final = (
-    POLICY.replace("style-src 'self'", _STYLES)
-    # Mol* reads a table of its own that way, and compiles the help on its mouse bindings.
-    .replace("connect-src 'self'", "connect-src 'self' data:")
-    .replace("script-src 'self'", "script-src 'self' 'unsafe-eval'")
-    .replace("img-src 'self'", "img-src 'self' data: blob:")
+_IMAGES: Final = "img-src 'self' data: blob:"
+_PLOTS: Final = POLICY.replace("style-src 'self'", _STYLES).replace("img-src 'self'", _IMAGES)
+# Mol* reads a table of its own that way, and compiles the help on its mouse bindings.
+_STRUCTURE: Final = _PLOTS.replace("connect-src 'self'", "connect-src 'self' data:").replace(
+    "script-src 'self'", "script-src 'self' 'unsafe-eval'"
 )
 
 
@@ -84,7 +83,7 @@ def entry_page(
         config=ctx.service.catalog.snapshot(name, digest).manifest.config,
         **(_of_chain if table == "chains" else _of_complex)(record, address),
     )  # fmt: skip
-    page.headers["Content-Security-Policy"] = _SHOWN
+    page.headers["Content-Security-Policy"] = _STRUCTURE if row["has_structure"] else _PLOTS
     return page
 
 
