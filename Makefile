@@ -26,10 +26,12 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --no-compile -c constraints.txt -e '.[all,dev]'
 	@touch $@
 
-projects: .projects ## Boltz, OpenFold3 and Protenix, whose own classes a test swaps
+projects: .projects ## Boltz, OpenFold3, Protenix and AlphaFold 3, whose own code tests run
 
 .projects: tests/kernels/af3/projects.txt | setup
 	$(BIN)/python -m pip install --quiet --no-compile --no-deps --upgrade --target $@ -r $<
+	$(BIN)/python -m pip install --quiet --no-compile --no-deps --upgrade --target $@ \
+	    --python-version 3.12 --only-binary=:all: alphafold3-colabfold==3.1.18
 	@touch $@
 
 demo: setup ## files -> shards -> service -> training, with a report

@@ -1,7 +1,6 @@
 """Records of a dataset as inputs of other programs, read by these programs' own code.
 
-`make projects` installs Boltz, OpenFold3 and Protenix, as CI does. AlphaFold 3 is no wheel: its
-input is held to the fields that its `folding_input.py` takes, and read back.
+`make projects` installs Boltz, OpenFold3, Protenix and AlphaFold 3, as CI does.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ import sys
 import tempfile
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import gemmi
 import numpy as np
@@ -25,7 +25,10 @@ from tests.synthetic_entries import dataset_uri
 from evofeed.base.errors import InputError
 from evofeed.cli import main
 from evofeed.featurize import discover, featurize_chain
+from evofeed.featurize.entries.alignments import read_alignment
 from evofeed.featurize.export.dataset import export_dataset
+from evofeed.featurize.export.entries import job_of_entry
+from evofeed.featurize.export.formats import Folder, write_af3
 from evofeed.featurize.job.run import run_job
 from evofeed.protein.assembly_record import AssemblyRecord
 from evofeed.protein.chain_record import ChainRecord
@@ -238,40 +241,77 @@ def test_protenix_makes_features_of_the_rows_of_a_job(projects: None, tmp_path: 
     assert there.all(1).sum() > 1  # rows of one species stand beside each other
 
 
-def test_alphafold_3_gets_copies_rows_and_templates_by_the_names_it_takes(tmp_path: Path) -> None:
+@pytest.fixture
+def folding_input(projects: None, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """AlphaFold 3's own reader of jobs. What it compiles, for structures, is stood in for."""
+    compiled = mock.MagicMock(__path__=[])
+    paths = mock.MagicMock(Path=Path, PathLike=str)
+    for name, module in {"alphafold3.cpp": compiled, "etils": mock.Mock(epath=paths)}.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    for name in ("fasta_iterator", "msa_conversion", "mmcif_atom_site", "mmcif_layout"):
+        monkeypatch.setitem(sys.modules, f"alphafold3.cpp.{name}", getattr(compiled, name))
+    pytest.importorskip("alphafold3", reason="make projects")
+    return importlib.import_module("alphafold3.common.folding_input")
+
+
+def rows_of_af3(text: str, kind: str) -> tuple[np.ndarray, np.ndarray]:
+    """Letters and deletions as AlphaFold 3 counts them."""
+    features = importlib.import_module("alphafold3.data.msa_features")
+    return features.extract_msa_features(text.splitlines()[1::2], kind)  # type: ignore[no-any-return]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_alphafold_3_takes_copies_rows_and_templates(folding_input: Any, tmp_path: Path) -> None:
     folder = exported(tmp_path / "in", "af3")
     name, record = a_complex()
-    job = json.loads((folder / f"{name}.json").read_text())
-    assert set(job) == {"name", "modelSeeds", "sequences", "bondedAtomPairs", "dialect", "version"}
-    assert (job["dialect"], job["version"]) == ("alphafold3", 2)
-    ids = [one["protein"]["id"] for one in job["sequences"]]
-    assert [len(one) for one in ids] == [len(one) for one in record.copies]
-    assert [name for names in ids for name in names] == ["A", "B", "C", "D"]
-    for entry, chain in zip(job["sequences"], record.chains, strict=True):
-        protein = entry["protein"]
-        fields = "id sequence modifications unpairedMsa pairedMsa templates".split()
-        assert set(protein) == set(fields)
-        for field in ("unpairedMsa", "pairedMsa"):  # AF3 checks that a query is its sequence
-            assert protein[field].splitlines()[1] == chain.sequence
-        assert (
-            "tr|" in protein["pairedMsa"] and len(protein["templates"]) == chain.num_templates > 0
-        )
-        for number, template in enumerate(protein["templates"]):
-            assert set(template) == {"mmcif", "queryIndices", "templateIndices"}
-            block = gemmi.cif.read_string(template["mmcif"]).sole_block()
+    job = folding_input.Input.from_json((folder / f"{name}.json").read_text())
+    assert [one.id for one in job.chains] == ["A", "B", "C", "D"]
+    species = importlib.import_module("alphafold3.data.msa_features").extract_species_ids
+    ids = [i for i, copies in enumerate(record.copies) for _ in copies]
+    for one, row in zip(job.protein_chains, ids, strict=True):
+        chain, pairing = record.chains[row], record.pairing[row]
+        assert one.sequence == chain.sequence and pairing is not None
+        order = np.argsort(chain.msa_source, kind="stable")
+        msa, deletions = rows_of_af3(one.unpaired_msa, "polypeptide(L)")
+        codes = np.array([*range(20), 20, 21])  # of AF2's letters in AF3's order: the same
+        assert np.array_equal(msa, codes[chain.msa[order]])
+        assert np.array_equal(deletions, chain.deletion_matrix()[order])
+        heads = [line[1:] for line in one.paired_msa.splitlines()[::2]]
+        assert species(heads)[1:] == [s for s in pairing.msa_species[1:] if s]
+        assert len(one.templates) == chain.num_templates > 0
+        for number, template in enumerate(one.templates):
+            block = gemmi.cif.read_string(template.mmcif).sole_block()
             assert block.find_value("_pdbx_audit_revision_history.revision_date")
             (found,) = gemmi.make_structure_from_block(block)[0]
             mask = chain.template_all_atom_mask[number].astype(bool)
-            assert template["queryIndices"] == np.flatnonzero(mask.any(1)).tolist()
-            residues = [found[row] for row in template["templateIndices"]]
+            assert [*template.query_to_template_map] == np.flatnonzero(mask.any(1)).tolist()
+            residues = [found[row] for row in template.query_to_template_map.values()]
             places = np.array([atom.pos.tolist() for residue in residues for atom in residue])
             assert np.allclose(places, chain.template_all_atom_positions[number][mask], atol=6e-4)
-    back = {one.sequence: featurize_chain(one) for one in discover(folder / f"{name}.json")}
-    for chain in record.chains:
-        found_rows = back[chain.sequence]
-        order = np.argsort(chain.msa_source, kind="stable")
-        assert np.array_equal(found_rows.msa, chain.msa[order])
-        assert np.array_equal(found_rows.deletion_matrix(), chain.deletion_matrix()[order])
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_alphafold_3_takes_rna_with_its_alignment_and_ligands(
+    folding_input: Any, tmp_path: Path
+) -> None:
+    rows = ["ACGUGCAU", "AC-UGgaCAU", "uNCGU--RU"]
+    path = tmp_path / "rfam_hits.a3m"
+    path.write_text("".join(f">r{number}\n{row}\n" for number, row in enumerate(rows)))
+    entries, rna = Dataset.open(dataset_uri()).entries, read_alignment([str(path)])
+    found = job_of_entry(
+        "x", entries["s000-1"], lambda one: rna if one == rna.name else entries.alignment(one)
+    )
+    write_af3(found, Folder(tmp_path))
+    job = folding_input.Input.from_json((tmp_path / "x.json").read_text())
+    msa, deletions = rows_of_af3(job.rna_chains[0].unpaired_msa, "polyribonucleotide")
+    codes = {"A": 22, "G": 23, "C": 24, "U": 25, "-": 21, "N": 30, "R": 30}
+    kept = [[codes[one] for one in row if one in codes] for row in rows]
+    assert msa.tolist() == kept
+    assert deletions.tolist() == [[0] * 8, [0, 0, 0, 0, 0, 2, 0, 0], [1] + [0] * 7]
+    assert job.protein_chains[0].ptms == (("MSE", 6),)
+    assert {one.ccd_ids for one in job.ligands} == {("LIG",), ("MG",), ("SO4",)}
 
 
 def test_openfold_gets_the_files_of_every_chain(tmp_path: Path) -> None:
