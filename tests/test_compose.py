@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from ipaddress import ip_address, ip_network
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from evofeed.service.commands import serve
 ROOT = Path(__file__).resolve().parent.parent
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
+NGINX = (ROOT / "deploy" / "nginx.conf").read_text()
 DOCKERFILE = re.sub(r"\\\n\s*", "", (ROOT / "Dockerfile").read_text())
 LINES = [line.split(maxsplit=1) for line in DOCKERFILE.splitlines() if re.match("[A-Z]", line)]
 OURS = [name for name, service in SERVICES.items() if "build" in service]
@@ -112,17 +114,26 @@ def test_commands_are_ones_our_command_line_takes() -> None:
     assert dict(LINES)["ENTRYPOINT"] == '["evofeed"]' and dict(LINES)["CMD"] == '["serve"]'
 
 
+def test_a_service_that_is_made_anew_is_where_nginx_looks_for_it() -> None:
+    """nginx looks a name up once, when it starts."""
+    (behind,) = re.findall(r"^\s*server (\w+):8461;$", NGINX, re.M)
+    (addresses,) = COMPOSE["networks"]["inside"]["ipam"]["config"]
+    for name in (behind, "nginx"):
+        own = ip_address(SERVICES[name]["networks"]["inside"]["ipv4_address"])
+        assert own in ip_network(addresses["subnet"]), "and no other container is given it"
+        assert own not in ip_network(addresses["ip_range"])
+
+
 def test_ports_of_service_and_checks_agree() -> None:
     port = str(ServiceSettings.model_fields["port"].default)
     assert "ports" not in SERVICES["service"], "what it says to nginx is for nginx only"
     assert SERVICES["nginx"]["ports"] == [f"127.0.0.1:{port}:8443"]
-    nginx = (ROOT / "deploy" / "nginx.conf").read_text()
     way_in = (ROOT / "deploy" / "nginx-tls.conf").read_text()
-    assert f"server service:{port};" in nginx and "listen 8443 ssl;" in way_in
+    assert f"server service:{port};" in NGINX and "listen 8443 ssl;" in way_in
     accel = SERVICES["service"]["environment"]["EVOFEED_ACCEL"]
-    assert f"location {accel}/ {{" in nginx
+    assert f"location {accel}/ {{" in NGINX
     mounted = dict(volume.split(":")[:2] for volume in SERVICES["nginx"]["volumes"])
-    assert mounted["./deploy/nginx-tls.conf"] in nginx
+    assert mounted["./deploy/nginx-tls.conf"] in NGINX
     for secret in SERVICES["nginx"]["secrets"]:
         assert f"/run/secrets/{secret};" in way_in
     assert dict(LINES)["EXPOSE"] == port and f":{port}/readyz" in dict(LINES)["HEALTHCHECK"]
