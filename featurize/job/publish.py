@@ -100,7 +100,7 @@ def publish(
         if now is not None and now == job.snapshot:  # our own earlier result, now bettered
             return commit(now)
         raise RefConflict(
-            f"{error.message}; nothing was published and nothing is lost: "
+            f"{error.message.partition(':')[0]}; nothing was published and nothing is lost: "
             "run it again to publish on top of what is there now",
             path=error.path,
         ) from error

@@ -11,6 +11,7 @@ import pytest
 from tests.service.conftest import Start, open_client, publish, work_off
 
 from evofeed.service.access.auth import create_token, revoke_token
+from evofeed.service.jobs import runner
 from evofeed.service.jobs.scheduler import Scheduler
 from evofeed.store import Dataset
 from evofeed.synth import write_synthetic
@@ -122,6 +123,30 @@ def test_a_job_says_who_moved_the_ref_and_why_and_not_after_its_token_has_ended(
         lines = admin.get("/v1/audit").json()["lines"]
         actions = {(line["action"], line["principal"]) for line in lines}
         assert {("ref.move", token_id), ("job.end", token_id)} <= actions
+
+
+def test_a_job_that_came_too_late_says_what_to_do_and_where_its_work_is(
+    world, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another service on the same folder, with a database of its own, was faster."""
+    as_, tmp_path = world
+    moved = runner.move_ref
+
+    def late(*args: Any, **options: Any) -> Any:
+        monkeypatch.setattr(runner, "move_ref", moved)
+        publish(tmp_path / "copy", range(60), expect=options["expect"])
+        return moved(*args, **options)
+
+    with as_("publish", "jobs", "read") as client:
+        monkeypatch.setattr(runner, "move_ref", late)
+        failed = as_.end(client, job(client, tmp_path))
+        assert failed["state"] == "failed" and "run it again" in failed["error"], failed
+        assert "open the dataset" not in failed["error"], "words for who writes Python"
+        made = client.get(f"/v1/datasets/demo/snapshots/{failed['result']['snapshot']}")
+        assert made.status_code == 200
+        again = as_.end(client, client.post(f"/v1/jobs/{failed['id']}/retry"))
+        assert again["state"] == "succeeded", again
+        assert client.get(REF).json()["digest"] == again["result"]["snapshot"]
 
 
 def test_an_old_input_submitted_again_is_published_at_once(world) -> None:
