@@ -224,7 +224,7 @@ def policy(
 ) -> None:
     """What must hold whenever a ref moves, as JSON.
 
-    Example: evofeed snapshots policy http://host:8461/v1/datasets/pdb main --set '{"protected": 1}'
+    Example: evofeed snapshots policy http://host:8461/v1/datasets/pdb --set '{"protected": true}'
     """
     with _dataset(url) as (client, dataset):
         if replace:

@@ -6,6 +6,7 @@ import io
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from urllib.parse import quote, unquote
 
 import httpx
 import numpy as np
@@ -21,6 +22,8 @@ from evofeed.protein.chain_record import ChainRecord
 from evofeed.protein.residues import ATOM_ORDER, RESTYPES
 from evofeed.service import serving
 from evofeed.service.access.auth import make_start_token
+from evofeed.service.jobs.queue import FAILED, JobQueue
+from evofeed.service.jobs.scheduler import Scheduler
 from evofeed.store import Dataset, DatasetWriter, add_assemblies
 from evofeed.synth import write_synthetic
 
@@ -90,6 +93,71 @@ def test_no_page_has_a_serious_fault_for_those_who_hear_or_tab(
     context.close()
     assert not faults
     assert not said
+
+
+EVIL = "<img src=x class=evil onerror=\"document.title='run'\">'}}</script>"
+
+
+def _hostile(start: Start, folder: Path) -> str:
+    """The address of a service with somebody else's words wherever it shows some."""
+    writer = DatasetWriter(str(folder / "data"))
+    record = make_record(3)
+    hostile = {"msa_sources": (EVIL,), "description": EVIL, "method": EVIL}
+    hostile |= {"dropped": (EVIL,), "inputs": {EVIL: "0" * 64}, "config_digest": EVIL}
+    xyz = np.random.default_rng(0).normal(size=[record.num_res, 37, 3]).astype(np.float32)
+    mask = np.ones([record.num_res, 37], np.uint8)
+    drawn = {"all_atom_positions": xyz, "all_atom_mask": mask}
+    words = {"msa_species": (EVIL,) * record.num_alignments}
+    writer.add(replace(record, **hostile, **drawn, **words))
+    writer.add(replace(make_record(4), **hostile))
+    dropped = [{"chain_id": EVIL, "reason": EVIL, "path": EVIL}]
+    digest = writer.commit("main", config={EVIL: EVIL}, dropped=dropped).digest
+    client = start(datasets={"gone": str(folder / EVIL.replace("/", ""))}, max_jobs=1)
+    new = {"name": "x", "uri": str(folder / "data"), "description": EVIL}
+    assert client.post("/v1/datasets", json=new).status_code == 201
+    move = {"digest": digest, "message": EVIL}
+    tag = {"If-None-Match": "*"}
+    assert client.put("/v1/datasets/x/refs/v1", json=move, headers=tag).status_code == 200
+    queue = JobQueue(start.database(), 100)
+    new = {"dataset": "x", "input_uri": f"/{EVIL.replace('/', '')}", "message": EVIL}
+    job = client.post("/v1/jobs", json=new).json()["id"]
+    assert queue.claim(1) == job
+    kinds = [{"kind": kind, "chain_id": EVIL, "type": EVIL, "message": EVIL, "path": EVIL}
+             for kind in ("broken", "note")]  # fmt: skip
+    queue.keep_log(job, EVIL)
+    queue.end(job, FAILED, error=EVIL, result={EVIL: EVIL}, chains=kinds)
+    return str(client.base_url).rstrip("/")
+
+
+def test_what_others_wrote_runs_on_no_page(
+    start: Start, browser: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every page that links lead to is opened; what others wrote is text on it."""
+    monkeypatch.setattr(Scheduler, "start", lambda self: None)
+    url = _hostile(start, tmp_path)
+    page = browser.new_page()
+    said = watched(page)
+    page.on("dialog", lambda dialog: said.append(f"dialog: {dialog.message}"))
+    shown: dict[str, int] = {}
+    wait = ["/", "/ui/datasets/x?ref=v1", f"/ui/datasets/x?q={quote(EVIL)}"]
+    while wait:
+        path = wait.pop()
+        bare = path if EVIL in unquote(path) else path.partition("?")[0]
+        if bare in shown:
+            continue
+        answer = page.goto(f"{url}{path}")
+        assert answer is not None and answer.status == 200, path
+        page.evaluate("document.querySelectorAll('details').forEach((d) => (d.open = true))")
+        page.wait_for_load_state("networkidle")
+        assert page.locator(".evil").count() == 0 and page.title() != "run", path
+        shown[bare] = page.locator("body").inner_text().count(EVIL)
+        links = page.eval_on_selector_all("a[href]", "all => all.map(a => a.getAttribute('href'))")
+        links = [link for link in links if link.startswith("/ui/") and "/files/" not in link]
+        wait += [link for link in links if EVIL not in unquote(link)]
+    page.close()
+    assert not said
+    assert sum(count > 0 for count in shown.values()) >= 4, shown
+    assert len(shown) >= 5, "home, a dataset, two chains, a job"
 
 
 @pytest.fixture

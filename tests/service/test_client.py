@@ -122,11 +122,14 @@ def test_jobs_from_the_command_line(
     victim.write_bytes(b">only\nAC\n>ragged\nACDEFGHIKL\n")
     monkeypatch.setenv("EVOFEED_TOKEN", str(client._token))
 
-    def say(*words: str) -> list[dict[str, object]]:
+    def run(*words: str) -> list[str]:
         with pytest.raises(SystemExit) as ended:
-            main([*words, "--json"])
+            main([*words])
         assert not ended.value.code, capsys.readouterr().err
-        return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+        return capsys.readouterr().out.splitlines()
+
+    def say(*words: str) -> list[dict[str, object]]:
+        return [json.loads(line) for line in run(*words, "--json")]
 
     url, of_out = client.url, f"{client.url}/v1/datasets/out"
     (job,) = say("featurize", str(raw), of_out, "--no-wait", "--max-broken", "1", "--workers", "1")
@@ -141,6 +144,12 @@ def test_jobs_from_the_command_line(
     assert say("jobs", "cancel", url, job_id)[0]["state"] in ("cancelling", "cancelled")
     assert [one["previous"] for one in say("snapshots", "history", of_out)] == [None]
     assert say("snapshots", "tag", of_out, "v1")[0]["digest"] == client.ref("out").digest
+    for rules in ('{"protected": true}', '{"reviewer": "admin"}'):
+        (kept,) = run("snapshots", "policy", of_out, "v1", "--set", rules)
+        assert json.loads(kept) == client.policy("out", "v1")
+        assert json.loads(rules).items() <= client.policy("out", "v1").items()
+    assert run("snapshots", "rm-ref", of_out, "v1") == ["deleted v1"]
+    assert [one.name for one in client.refs("out")] == ["main"]
     (made,) = say("tokens", "create", "trainer", url, "--scope", "read", "--days", "1")
     with Client(client.url, str(made["token"])) as reader:
         assert reader.ref("out").digest

@@ -7,6 +7,7 @@ asked less than `submit`; and `s3://` was refused as a root.
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import json
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from tests.bucket import local_bucket
 from tests.service.conftest import Start, open_client, publish, token, wait_for_job
 from tests.store.test_closed_folders import swapping, touched
 
+import evofeed.service
 from evofeed.service.access.auth import create_token
 from evofeed.service.access.places import canonical_place
 from evofeed.service.problems import Problem
@@ -155,6 +157,31 @@ def test_an_input_is_asked_about_again_when_its_job_runs(
             assert job["state"] == "failed" or not job["result"]["num_good"], job
         uploads = {p.suffix for p in (teams.home / "team").rglob("*") if p.is_file()}
         assert ".arrow" not in uploads, "nothing from outside was featurized"
+
+
+def test_no_other_module_opens_what_a_client_names() -> None:
+    """Of files of its own a service opens its database, jobs' logs and what pages load."""
+    opening = {
+        "open", "open_storage", "open_input", "LocalStorage", "Dataset", "DatasetWriter",
+        "read_bytes", "read_text", "write_bytes", "write_text", "glob", "iterdir", "scandir",
+    }  # fmt: skip
+    room, found = Path(evofeed.service.__file__).parent, dict[str, set[str]]()
+    for path in room.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.Call):
+                continue
+            name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+            if name == "Clusters":
+                assert "closed" in {word.arg for word in node.keywords}, path
+            elif name in opening:
+                found.setdefault(str(path.relative_to(room)), set()).add(name)
+    assert {name for name in found if not name.startswith("client/")} == {
+        "access/places.py",
+        "database/database.py",
+        "jobs/scheduler.py",
+        "pages/home.py",
+        "snapshots/snapshot.py",  # `Dataset` of a storage that `open_place` opened
+    }
 
 
 def test_retry_asks_what_submit_asks(teams: Teams, inputs: Path) -> None:
