@@ -74,6 +74,7 @@ def test_no_password_stands_in_the_file_and_every_secret_is_a_file() -> None:
         for secret in service.get("secrets", []):
             assert COMPOSE["secrets"][secret]["file"].startswith("./secrets/")
     text = (ROOT / "docker-compose.yml").read_text()
+    assert "install -d -m 700 secrets &&" in text, "no other user of the host reads them"
     assert not re.search(r"://[^/\s]+:[^/\s@]+@", text), "a URL with a password"
     assert "rustfsadmin" not in text and "minioadmin" not in text
 

@@ -247,15 +247,14 @@ class Client:
             job = self.job(job_id)
             if seen is not None:
                 seen(job)
+            if job.state == "succeeded":
+                return job
             if job.has_ended:
-                break
+                end = "was cancelled" if job.state == "cancelled" else "failed"
+                why = f": {job.error}" if job.error else ""
+                hint = "its chains are in broken(), its words in log()"
+                raise ServiceError(f"job {job_id} {end}{why}; {hint}", path=self.url)
             time.sleep(seconds)
-        if job.state != "succeeded":
-            end = "was cancelled" if job.state == "cancelled" else "failed"
-            why = f": {job.error}" if job.error else ""
-            hint = "its chains are in broken(), its words in log()"
-            raise ServiceError(f"job {job_id} {end}{why}; {hint}", path=self.url)
-        return job
 
     def broken(self, job_id: str) -> list[BrokenChain]:
         """Chains of a job's last run that are in no snapshot, also while it runs."""
@@ -289,8 +288,7 @@ class Client:
         kind = {"Content-Type": "application/x-www-form-urlencoded"}
         answer = self._http.request("POST", f"{self._base}/ticket/msa", kind, form)
         while True:
-            ticket = json.loads(answer.body) if answer.status == 422 else None
-            ticket = ticket or json.loads(self._checked(answer).body)
+            ticket = json.loads((answer if answer.status == 422 else self._checked(answer)).body)
             if ticket["status"] == "COMPLETE":
                 break
             if ticket["status"] == "ERROR":
@@ -349,8 +347,7 @@ class Client:
 
     def _bytes(self, path: str, **query: Any) -> bytes:
         given = {name: _as_text(value) for name, value in query.items() if value is not None}
-        text = urlencode(given, doseq=True)
-        where = f"{self._base}{path}" + (f"?{text}" if text else "")
+        where = f"{self._base}{path}?{urlencode(given, doseq=True)}".removesuffix("?")
         return self._checked(self._http.request("GET", where)).body
 
     def _paged(self, path: str, name: str, after: str, **query: Any) -> Iterator[dict[str, Any]]:
@@ -382,9 +379,8 @@ class Client:
         if 200 <= answer.status < 300:
             return answer
         said = answer.problem
-        what = f"{said.get('detail', f'HTTP {answer.status}')}"
-        if said.get("next"):
-            what += f"; {said['next']}"
+        words = [said.get("detail", f"HTTP {answer.status}"), said.get("next")]
+        what = "; ".join(str(word) for word in words if word)
         raise _ERRORS.get(answer.status, ServiceError)(what, path=self.url)
 
 

@@ -108,24 +108,17 @@ def submit_job(ctx: Context, new: NewJob, response: Response, key: JobKey = None
     """Queue a job; it starts as soon as a place is free."""
     ctx.principal.require_dataset(new.dataset)
     settings = ctx.service.settings
-    if not settings.max_jobs:
-        raise Problem(403, "no_jobs", "this service runs no jobs", next="set EVOFEED_MAX_JOBS")
     dataset = ctx.service.catalog.dataset(new.dataset)
-    _require_rights(ctx, dataset, new.input_uri, new.ref)
-    require_within("workers", new.workers, settings.job_workers or cores())
-    require_within("memory", new.memory, settings.job_memory)
-    require_within("deadline", new.deadline, settings.job_deadline)
+    options = new.model_dump(include={"executor", "workers", "deadline", "memory", "max_broken"})
+    _require_allowed(ctx, dataset, new.input_uri, new.ref, options)
+    options |= {"workers": new.workers or settings.job_workers, "replace_ref": new.replace}
     crop = checked_crop(new.crop)
     spec = {
         "input_uri": new.input_uri,
         "ref": new.ref,
         "config": checked_config(new.preset, new.config, settings.job_caps),
         "crop": None if crop is None else dataclasses.asdict(crop),
-        "options": {
-            **new.model_dump(include={"executor", "deadline", "memory", "max_broken"}),
-            "workers": new.workers or settings.job_workers,
-            "replace_ref": new.replace,
-        },
+        "options": options,
     }
     row = ctx.service.jobs.submit(dataset, spec, ctx.principal.id, new.message, key)
     ctx.service.scheduler.wake()
@@ -169,7 +162,7 @@ def cancel_job(ctx: Context, job_id: JobId) -> Job:
 def retry_job(ctx: Context, job_id: JobId) -> Job:
     """Queue an ended job again; chains that failed get another chance, the rest is kept."""
     row, dataset = owned_job(ctx, job_id)
-    _require_rights(ctx, dataset, row.spec["input_uri"], row.spec["ref"])
+    _require_allowed(ctx, dataset, row.spec["input_uri"], row.spec["ref"], row.spec["options"])
     ctx.service.jobs.requeue(job_id, ctx.principal.id)
     ctx.service.scheduler.wake()
     return get_job(ctx, job_id)
@@ -235,11 +228,19 @@ async def _events(ctx: Context, job_id: str) -> AsyncIterator[str]:
             return  # its token was revoked or has expired: cut off
 
 
-def _require_rights(ctx: Context, dataset: DatasetRow, input_uri: str, ref: str | None) -> None:
-    """What `submit` and `retry` ask of whoever sends them."""
-    require_root(ctx.service.settings, ctx.principal, input_uri, "EVOFEED_INPUT_ROOTS")
+def _require_allowed(
+    ctx: Context, dataset: DatasetRow, input_uri: str, ref: str | None, options: dict[str, Any]
+) -> None:
+    """What `submit` and `retry` ask of whoever sends them, and of what is to run now."""
+    settings = ctx.service.settings
+    if not settings.max_jobs:
+        raise Problem(403, "no_jobs", "this service runs no jobs", next="set EVOFEED_MAX_JOBS")
+    require_root(settings, ctx.principal, input_uri, "EVOFEED_INPUT_ROOTS")
     if ref is not None:
         require_movable(policy_of(ctx.service.database, dataset.id, ref), ref, ctx.principal)
+    require_within("workers", options["workers"], settings.job_workers or cores())
+    require_within("memory", options["memory"], settings.job_memory)
+    require_within("deadline", options["deadline"], settings.job_deadline)
 
 
 def owned_job(ctx: Context, job_id: str) -> tuple[JobRow, DatasetRow]:

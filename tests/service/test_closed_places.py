@@ -20,6 +20,7 @@ from tests.service.conftest import Start, open_client, publish, token, wait_for_
 from tests.store.test_closed_folders import swapping, touched
 
 import evofeed.service
+from evofeed.service import serving
 from evofeed.service.access.auth import create_token
 from evofeed.service.access.places import canonical_place
 from evofeed.service.problems import Problem
@@ -184,7 +185,7 @@ def test_no_other_module_opens_what_a_client_names() -> None:
     }
 
 
-def test_retry_asks_what_submit_asks(teams: Teams, inputs: Path) -> None:
+def test_retry_asks_what_submit_asks(teams: Teams, inputs: Path, start: Start) -> None:
     inputs.rename(teams.home / "raw" / "a")
     with as_team(teams) as client:
         uri = str(teams.home / "team" / "out")
@@ -194,6 +195,12 @@ def test_retry_asks_what_submit_asks(teams: Teams, inputs: Path) -> None:
         with open_client(teams.base, teams.narrow) as other:
             assert _submit(other, teams.home / "raw" / "a").status_code == 403
             assert other.post(f"/v1/jobs/{job['id']}/retry").status_code == 403
+        again = f"/v1/jobs/{job['id']}/retry"
+        narrower = (({"job_memory": 1 << 30}, "beyond_limit"), ({"max_jobs": 0}, "no_jobs"))
+        for limits, code in narrower:  # what the operator allows since
+            changed = start.settings[-1].model_copy(update=limits | {"datasets": {}})
+            with serving(changed) as url, open_client(url, teams.text) as later:
+                assert later.post(again).json()["code"] == code
 
 
 def test_a_root_may_be_every_bucket_and_is_no_path(teams: Teams) -> None:

@@ -33,6 +33,12 @@ def test_a_token_for_one_dataset_sees_no_other(guarded, folder) -> None:
     every = bearer(token(database, *SCOPES))
     assert client.get("/v1/datasets/demo", headers=mine).status_code == 403
     assert client.get("/v1/datasets/nowhere", headers=mine).status_code == 403
+    manifest, tag = f"/v1/datasets/demo/snapshots/{folder[2]}", f'"{folder[2]}"'
+    some = {"Range": "bytes=0-9"}
+    asked = ("GET", {"If-None-Match": tag}, 304), ("HEAD", {}, 200), ("GET", some, 206)
+    for method, more, status in asked:
+        assert client.request(method, manifest, headers=every | more).status_code == status
+        assert client.request(method, manifest, headers=mine | more).status_code == 403
     assert client.get("/v1/datasets", headers=mine).json()["datasets"] == []
     assert [d["name"] for d in client.get("/v1/datasets", headers=every).json()["datasets"]] == [
         "demo"
