@@ -111,10 +111,12 @@ def test_a_password_that_a_browser_sends_by_itself_does_nothing_for_a_foreign_pa
 ) -> None:
     client = start(auth="on", datasets={"demo": str(folder[0])})
     text = token(start.database(), "jobs")
-    job = f"/v1/jobs/{'0' * 16}/cancel"
+    job, form = f"/v1/jobs/{'0' * 16}", {"q": ">a\nACDEF\n"}
     with httpx.Client(base_url=client.base_url, auth=("x", text)) as browser:
-        assert browser.post(job).status_code == 404, "a program"
-        assert browser.post(job, headers={"Origin": "https://evil.example"}).status_code == 401
+        for path, data in ((f"{job}/cancel", {}), (f"{job}/retry", {}), ("/ticket/msa", form)):
+            assert browser.post(path, data=data).status_code == 404, "a program"
+            foreign = browser.post(path, data=data, headers={"Origin": "https://evil.example"})
+            assert foreign.status_code == 401, path
 
 
 def test_a_url_of_a_shard_names_no_host_that_a_client_made_up(start: Start, folder) -> None:

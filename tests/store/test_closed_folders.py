@@ -162,3 +162,25 @@ def test_inputs_are_opened_within_every_group_of_folders(home):
     with limited_to([[]]), pytest.raises(OSError, match="leads out of"):
         content(home / "inner" / "a")
     assert content(home / "inner" / "link") == b"outer/b"
+
+
+@pytest.mark.parametrize("name", ["raw/a", "raw"])
+def test_inputs_swapped_in_a_loop_are_those_within_or_refused(home, name):
+    """A file, or the folder it is in; by a check of the path, as on 4865567, both are read."""
+    for there in ("inner/raw/a", "outer/raw/a"):
+        (home / there).parent.mkdir(parents=True)
+        (home / there).write_text(there)
+    (home / "inner" / "link").symlink_to(home / "outer" / name)
+    counts = {"read": 0, "refused": 0}
+    names = home / "inner" / "link", home / "inner" / name
+    with limited_to([[str(home / "inner")]]), swapping(*names):
+        for _ in range(100_000):
+            try:
+                assert content(home / "inner" / "raw" / "a") == b"inner/raw/a"
+                counts["read"] += 1
+            except OSError as error:
+                assert "leads out of" in str(error)
+                counts["refused"] += 1
+            if min(counts.values()) >= 100:
+                break
+    assert min(counts.values()) >= 100, "the race was not run"
