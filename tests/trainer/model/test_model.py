@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ from evofeed.trainer import (
     initial_training,
     tiny,
 )
-from evofeed.trainer.model.primitives import LayerNorm
+from evofeed.trainer.model.primitives import LayerNorm, gated_attention, mask_bias
 
 SIZES = {"num_res": 14, "num_seq": 5, "num_extra_seq": 6, "num_templates": 2}
 
@@ -219,3 +220,23 @@ def test_openfold_batches_become_the_loaders_convention() -> None:
     }
     back = from_openfold_batch(openfold)
     assert all(torch.equal(back[name], value) for name, value in batch.items())
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("lead", [(2, 3), (1, 4), (5,)])
+def test_attention_without_gradients_is_that_with_them(lead: tuple[int, ...], masked: bool) -> None:
+    draw = partial(torch.randn, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    q, k, v, gate = (draw(*lead, 2, size, 4) for size in (6, 7, 7, 6))
+    if len(lead) == 1:  # as global attention has it: one key and value for all heads
+        q, k, v, gate = (x[:, 0] for x in (q, k, v, gate))
+    mask = torch.ones(*lead, 7, dtype=torch.float64)
+    mask[..., 2:4] = 1.0 - masked
+    mask[0] = 1.0 - masked  # all keys of one are masked
+    middle = (None,) * (q.dim() - mask.dim())
+    biases = [mask_bias(mask[(..., *middle, slice(None))], 1e9)]
+    if len(lead) == 2:
+        biases.append(draw(lead[0], 1, 2, 6, 7))
+    with torch.enable_grad():
+        expected = gated_attention(q, k, v, biases, gate)
+    with torch.no_grad():
+        torch.testing.assert_close(gated_attention(q, k, v, biases, gate), expected)
