@@ -46,7 +46,7 @@ def prepared(pack: Path, folder: str) -> dict[str, Any]:
     """Prepares the pack; CPU seconds of every entry: parsed, every ruleset applied, encoded."""
     from evofeed.featurize.entries.input import EntriesInput, structure_files
     from evofeed.featurize.entries.job import prepare_entries
-    from evofeed.featurize.entries.prepare import known_projects, prepare_entry
+    from evofeed.featurize.entries.prepare import prepare_entry
     from evofeed.featurize.formats.reading import file_ref, read_bytes
     from evofeed.featurize.job import JobOptions
     from evofeed.featurize.structures.components import read_components
@@ -65,7 +65,7 @@ def prepared(pack: Path, folder: str) -> dict[str, Any]:
     for path in structure_files(source.structures):
         begun = time.thread_time()
         try:
-            made = prepare_entry(read_bytes(file_ref(path)), components, known_projects())
+            made = prepare_entry(read_bytes(file_ref(path)), components, PROJECTS)
         except Exception as error:
             print(f"{path}: {error}", file=sys.stderr)
             continue

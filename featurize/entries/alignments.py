@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 
 from evofeed.base.errors import MsaError
-from evofeed.featurize.entries.boltz_targets import query_of_rows
 from evofeed.featurize.formats.a3m import parse_a3m
 from evofeed.featurize.formats.msa import Msa
+from evofeed.featurize.formats.packed_arrays import npz_names
 from evofeed.featurize.formats.reading import file_ref, plain, read_bytes, read_head, xxh3
 from evofeed.featurize.formats.species import pairing_species
 from evofeed.featurize.formats.stockholm import parse_stockholm
 from evofeed.featurize.inputs.queries import query_of as query_in
+from evofeed.featurize.inputs.roads.published import rows_of
 from evofeed.protein.alignment import Alignment, letter_codes
 from evofeed.protein.datapoints import alignment_name
 
@@ -34,9 +35,11 @@ RNA_SOURCES: Final = (
 
 def alignment_folders(root: str | Path) -> list[tuple[str, ...]]:
     """Files of alignments below a folder, those of one query together, sorted: one folder's, or
-    one that Boltz prepared."""
+    one that Boltz or OpenFold3 prepared."""
     groups: dict[Path, list[str]] = {}
     for path in sorted(Path(root).rglob("*")):
+        if "hmmsearch" in path.name:  # hits of templates
+            continue
         if path.is_file() and plain(path.name).endswith(SUFFIXES):
             groups.setdefault(path.parent, []).append(str(path))
         elif path.suffix == ".npz":
@@ -48,10 +51,11 @@ def query_of(path: str) -> str:
     """The query of an alignment file, from its beginning where that is enough.
 
     Raises:
-        MsaError: the file is no alignment.
+        InputError: the file is no alignment.
     """
     if path.endswith(".npz"):
-        return query_of_rows(path)
+        _name, data, _is = next(_parts(path, most=1))
+        return query_in(data, "a3m", path=path)
     ref, is_stockholm = file_ref(path), plain(path).endswith(".sto")
     head = b"" if is_stockholm else read_head(ref, _HEAD)
     data = head if b"\n>" in head[1:] else read_bytes(ref)
@@ -62,19 +66,22 @@ def read_alignment(files: Sequence[str]) -> Alignment:
     """All rows of the files of one query, named by its sequence.
 
     Raises:
-        MsaError: a file is none, or its first row is another query; names file and line.
+        InputError: a file is none, or its first row is another query; names file and line.
     """
-    parts = [(path, *_parsed(path)) for path in files]
+    texts = [(path, *part) for path in files for part in _parts(path)]
+    parts = [(path, *_parsed(data, path, is_sto)) for path, _, data, is_sto in texts]
     query = parts[0][1].query
-    sources = tuple(Path(plain(path)).stem for path, *_ in parts)
+    sources = tuple(name for _, name, *_ in texts)
     is_rna = sources[0] in RNA_SOURCES and set(query) <= set("ACGUTN")
     distinct: dict[bytes, int] = {}
     keys: dict[str, int] = {}
     rows: list[int] = []
     gapless: list[int] = []
+    known = sources != ("boltz",)  # whose rows have no letters that were inserted, and differ
     for path, msa, spelled in parts:
-        if msa.query != query:
-            raise MsaError(f"its query is not that of {files[0]}", path=path, line=1)
+        if msa.query != query or msa.letters.shape[1] != len(query):
+            why = f"its query has gaps, or is not that of {files[0]}"
+            raise MsaError(why, path=path, line=1)
         codes = letter_codes(msa.letters)
         rows += [distinct.setdefault(row.tobytes(), len(distinct)) for row in codes]
         gapless += [keys.setdefault(text, len(keys)) for text in spelled]
@@ -93,7 +100,7 @@ def read_alignment(files: Sequence[str]) -> Alignment:
         row_letters=np.array(rows, np.int32),
         row_source=np.repeat(np.arange(len(parts)), sizes).astype(np.int32),
         row_species=np.array([rank[one] for one in species], np.int32),
-        row_gapless=np.array(gapless, np.int64),
+        row_gapless=np.array(gapless, np.int64) if known else np.arange(len(rows)),
         species=tuple(names),
         deletion_start=np.append(0, np.cumsum(counts)).astype(np.int64),
         deletion_column=np.concatenate([msa.deletion_column for _, msa, _ in parts]),
@@ -101,10 +108,25 @@ def read_alignment(files: Sequence[str]) -> Alignment:
     )
 
 
-def _parsed(path: str) -> tuple[Msa, list[str]]:
-    """A file's rows, and a key of each that gaps do not change."""
+def _parts(path: str, most: int | None = None) -> Iterator[tuple[str, bytes, bool]]:
+    """Source, text and whether it is Stockholm's of every alignment in a file; of arrays `most`
+    rows."""
     data = read_bytes(file_ref(path))
-    if plain(path).endswith(".sto"):
+    if path.endswith(".npz"):
+        names = sorted(npz_names(Path(path)))
+        is_boltz = "sequences" in names
+        for name in ["boltz"] if is_boltz else names:
+            argument = name if is_boltz else f"openfold3 {name}"
+            yield name, rows_of(data, argument, path, most), False
+        return
+    name = Path(plain(path)).stem
+    is_rna = name == f"{Path(path).parent.name}_all"  # of Protenix
+    yield "rna" if is_rna else name, data, plain(path).endswith(".sto")
+
+
+def _parsed(data: bytes, path: str, is_stockholm: bool) -> tuple[Msa, list[str]]:
+    """Rows, and a key of each that gaps do not change."""
+    if is_stockholm:
         msa = parse_stockholm(data, path=path)
         return msa, [xxh3(_upper(row.tobytes())) for row in msa.letters]
     msa = parse_a3m(data, path=path)

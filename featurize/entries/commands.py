@@ -20,7 +20,7 @@ def prepare(
     structures: Annotated[
         str,
         typer.Argument(
-            metavar="MMCIF", help="Folder of mmCIF files, or of Boltz's prepared targets."
+            metavar="MMCIF", help="Folder of mmCIF files, or a set that a project prepared."
         ),
     ],
     dataset_uri: Annotated[
@@ -49,7 +49,8 @@ def prepare(
 
     Run it again after anything went wrong: finished work is kept, the result is the same. Entries
     that are broken, or that no project takes, are listed with the reason. Alignments are found by
-    their first row: the canonical sequence of an entity.
+    their first row: the canonical sequence of an entity. A set that OpenFold3, Boltz or Protenix
+    prepared is an input as it is.
 
     Example: evofeed entries prepare mmcif/ data/ --components components.cif --alignments msa/
     """

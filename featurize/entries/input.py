@@ -23,12 +23,11 @@ class EntriesInput:
     """Where the files of a job of entries are."""
 
     structures: str
-    """Folder of mmCIF files, or one; or the folder of Boltz's prepared targets."""
+    """Folder of mmCIF files, or one; or a project's prepared set."""
     components: str
     """`components.cif`."""
     alignments: str = ""
-    """Folder of a3m or Stockholm files, one folder below it a query; of Boltz's prepared ones,
-    which are else looked for in `msa/` of its targets."""
+    """Folder of a3m or Stockholm files, one folder below it a query; of a prepared set its own."""
     clusters: str = ""
     """A cluster a line, of `ENTRY_entity` or of sequences."""
     projects: tuple[str, ...] = ()
@@ -84,9 +83,8 @@ def alignment_items(root: str) -> tuple[Items, list[dict[str, Any]]]:
     for files in alignment_folders(root):
         folder = Path(files[0]).parent
         parts = folder.relative_to(root).parts
-        name = "-".join(
-            ["alignment", *parts, *(p.stem for p in map(Path, files) if p.suffix == ".npz")]
-        )
+        stems = [one.stem for one in map(Path, files) if one.suffix == ".npz"]
+        name = "-".join(["alignment", *parts, *stems])
         try:
             earlier = first.setdefault(query_of(files[0]), name)
         except InputError as error:

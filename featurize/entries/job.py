@@ -17,7 +17,6 @@ from typing import Any, Final
 
 from evofeed import __version__
 from evofeed.base.errors import InputError, JobError
-from evofeed.featurize.entries.boltz_targets import target_items
 from evofeed.featurize.entries.input import (
     EntriesInput,
     alignment_items,
@@ -28,7 +27,7 @@ from evofeed.featurize.entries.input import (
     structure_files,
 )
 from evofeed.featurize.entries.molecules import conformer_version
-from evofeed.featurize.entries.prepare import known_projects
+from evofeed.featurize.entries.prepared import prepared_set
 from evofeed.featurize.entries.work import CONFORMERS, EntriesTask
 from evofeed.featurize.inputs.sources import ChainSource
 from evofeed.featurize.job import tables as states
@@ -49,6 +48,7 @@ from evofeed.featurize.structures.components import read_components
 from evofeed.protein.molecules import Molecule
 from evofeed.store import ShardEntry, Snapshot, add_entries, write_records
 from evofeed.store.inner import (
+    PROJECTS,
     Lease,
     RecordSpan,
     encode_components,
@@ -92,16 +92,20 @@ def prepare_entries(
     """
     options, dataset_uri = options or JobOptions(), absolute(dataset_uri)
     source = from_anywhere(source)
-    files = target_items(source.structures, source.alignments)
-    is_target = files is not None
-    projects = source.projects or (("boltz",) if is_target else known_projects())
-    if unknown := [one for one in projects if one not in known_projects()]:
-        raise InputError(f"no rules of {unknown[0]!r}: there are {', '.join(known_projects())}")
-    if is_target and projects != ("boltz",):
-        raise InputError("targets that Boltz prepared have its rules alone", path=source.structures)
-    if files is None:
+    prepared = prepared_set(source.structures, source.alignments)
+    projects = source.projects or ((prepared.project,) if prepared else PROJECTS)
+    if unknown := [one for one in projects if one not in PROJECTS]:
+        raise InputError(f"no rules of {unknown[0]!r}: there are {', '.join(PROJECTS)}")
+    if prepared and projects != (prepared.project,):
+        why = f"a set that {prepared.project} prepared has its rules alone"
+        raise InputError(why, path=source.structures)
+    files, rows, left_out, recorded = [], source.alignments, [], dict(molecules or {})
+    if prepared:
+        files, rows = prepared.items, prepared.alignments
+        left_out = [failure(*one) for one in prepared.left_out]
+        recorded.setdefault(prepared.project, prepared.molecules)
+    else:
         files = entry_items(structure_files(source.structures), source.structures)
-    twice: list[dict[str, Any]] = []
     clusters = cluster_table(source.clusters)
     with contextlib.ExitStack() as stack:
         ledger = stack.enter_context(
@@ -124,9 +128,9 @@ def prepare_entries(
             )
 
         groups = [("entry", files)]
-        beside = Path(source.structures, "msa")  # of a prepared set
-        if rows := source.alignments or (str(beside) if is_target and beside.is_dir() else ""):
+        if rows:
             found, twice = alignment_items(rows)
+            left_out += twice
             groups.append(("alignment", found))
         lease = stack.enter_context(
             hold(open_storage(dataset_uri), "job", lease_name(_sha(dataset_uri)))
@@ -136,13 +140,13 @@ def prepare_entries(
             "options": {**options.to_dict(), "ledger": ""},  # its URL may hold a password
         }
         run = _Run(ledger, arguments, dataset_uri, options, lease, progress)
-        first = _Phase(run, settings, groups, task, stack, twice)
+        first = _Phase(run, settings, groups, task, stack, left_out)
         while True:
             if not first.done():
                 return first.end(None)
             if not first.strike_repeated():
                 break
-        known = {project: dict((molecules or {}).get(project, {})) for project in projects}
+        known = {project: dict(recorded.get(project, {})) for project in projects}
         pools = [f"{p}:{source.conformers or CONFORMERS[p]}" for p in projects]
         wanted = sorted(first.needs(known))
         second = None
@@ -364,14 +368,9 @@ class _Phase:
         self.ledger.set_job(self.job.job_id, state=state, snapshot=digest, message=message)
         report = self.account.report(state, message, self.run.options.ref, snapshot)
         if further:
-            report = dataclasses.replace(
-                report,
-                broken=report.broken + further.broken,
-                notes=report.notes | further.notes,
-                units=report.units + further.units,
-                resumed=report.resumed + further.resumed,
-                lost_workers=report.lost_workers + further.lost_workers,
-            )
+            added = ("broken", "units", "resumed", "lost_workers")
+            sums: dict[str, Any] = {n: getattr(report, n) + getattr(further, n) for n in added}
+            report = dataclasses.replace(report, notes=report.notes | further.notes, **sums)
         report.write()
         return report
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from evofeed.base.errors import InputError
 from evofeed.protein.components import Component
-from evofeed.protein.molecules import Molecule
+from evofeed.protein.molecules import Molecule, element_numbers
 from evofeed.protein.ruleset_section import RulesetSection
 
 MAX_ORDERS: Final = 1000
@@ -49,6 +49,38 @@ def component_molecule(component: Component, conformers: int) -> MadeMolecule:
                 origin, mask = name, there
                 position = np.where(there[:, None], known[heavy], 0)[None]
     return MadeMolecule(_molecule(graph, heavy, component.name, *columns, position, mask), origin)
+
+
+def annotated_molecule(path: str, *, hidden: bool) -> Molecule:
+    """The molecule of an SDF file of OpenFold3's, with the conformer in it.
+
+    Args:
+        hidden: whether it is shown without coordinates, as one that would leak.
+
+    Raises:
+        InputError: the file is no such one.
+    """
+    chem = rdkit()
+    try:
+        graph = next(chem.SDMolSupplier(path, sanitize=False, removeHs=False))
+        chem.SanitizeMol(graph, catchErrors=True)
+        position = np.array(graph.GetConformer().GetPositions())
+        names = np.array(graph.GetProp("atom_annot_atom_name").split())
+        used = np.array(graph.GetProp("atom_annot_used_atom_mask").split()) == "True"
+        atoms = list(graph.GetAtoms())
+        if not len(position) == len(names) == len(used):
+            raise ValueError("annotations of other atoms")
+    except (OSError, StopIteration, AttributeError, KeyError, ValueError, RuntimeError) as error:
+        raise InputError(f"no molecule of OpenFold3's: {error!r}", path=path) from None
+    mask = used & (not hidden)
+    pairs = [[bond.GetBeginAtomIdx(), bond.GetEndAtomIdx()] for bond in graph.GetBonds()]
+    columns = (
+        np.array([one.GetSymbol() for one in atoms]),
+        np.array([one.GetFormalCharge() for one in atoms]),
+        np.array(pairs, np.int64).reshape(-1, 2),
+    )
+    position = np.where(mask[:, None], position, 0)[None]
+    return _molecule(graph, np.arange(len(atoms)), names, *columns, position, mask)
 
 
 def ligand_molecules(
@@ -95,7 +127,7 @@ def _molecule(
     pairs = place[bonds].reshape(-1, 2)
     return Molecule(
         name=names[heavy],
-        element=_numbers(elements[heavy].tolist()),
+        element=element_numbers(elements[heavy]).astype(np.int64),
         charge=charges[heavy].astype(np.int64),
         position=position.astype(np.float32),
         mask=mask,
@@ -184,13 +216,3 @@ def _orders(graph: Any, heavy: np.ndarray) -> np.ndarray:
     orders = np.array(matches, np.int64).reshape(-1, len(heavy))
     there = (orders == identity).all(1)
     return np.concatenate([identity[None], orders[~there]])[:MAX_ORDERS]
-
-
-def _numbers(elements: list[str]) -> np.ndarray:
-    """Atomic numbers, 0 if unknown."""
-    table = rdkit().GetPeriodicTable()
-    numbers = {
-        name: 0 if name in ("", "X") else table.GetAtomicNumber(_symbol(name))
-        for name in set(elements)
-    }
-    return np.array([numbers[name] for name in elements], np.int64)

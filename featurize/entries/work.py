@@ -14,7 +14,6 @@ import pyarrow as pa
 from evofeed.base.errors import InputError, StoreError
 from evofeed.featurize.config import InputCaps
 from evofeed.featurize.entries.alignments import read_alignment
-from evofeed.featurize.entries.boltz_targets import read_rows, read_target
 from evofeed.featurize.entries.molecules import (
     component_molecule,
     conformer_version,
@@ -22,6 +21,7 @@ from evofeed.featurize.entries.molecules import (
     rdkit,
 )
 from evofeed.featurize.entries.prepare import prepare_entry
+from evofeed.featurize.entries.prepared import read_target
 from evofeed.featurize.formats.a3m import parse_a3m
 from evofeed.featurize.formats.reading import file_ref, read_bytes
 from evofeed.featurize.formats.stockholm import parse_stockholm
@@ -48,7 +48,7 @@ CONFORMERS = {"openfold3": 32, "boltz": 1, "protenix": 1}
 class EntriesTask:
     """What a worker needs to know: small, picklable.
 
-    An item is its name in reports and, by `kind`, an mmCIF file or what `target_items` gives
+    An item is its name in reports and, by `kind`, an mmCIF file or what `PreparedSet.items` has
     (`entry`), the files of one query (`alignment`) or the code of a component (`molecules`).
     """
 
@@ -101,15 +101,18 @@ class _Unit:
             self.failures.append({**describe(error), "chain_id": name})
 
     def _entry(self, name: str, files: Sequence[str]) -> None:
-        if files[0].endswith(".npz"):
-            made, molecules, clusters = read_target(files[0], files[1], files[2:])
+        components = components_at(self.task.dataset_uri, self.task.components)
+        if len(files) > 1:  # of a prepared set, which is one project's
+            (project,) = self.task.projects
+            made, molecules, clusters = read_target(project, *files)
+            if lost := sorted(made.components(project) - set(components) - set(molecules)):
+                raise InputError(f"component {lost[0]} is not in the dictionary", path=files[0])
             for code, one in molecules.items():
-                known = self.molecules["boltz"].get(code)
-                self.molecules["boltz"][code] = known.overlaid(one) if known else one
+                known = self.molecules[project].get(code)
+                self.molecules[project][code] = known.overlaid(one) if known else one
             self.clusters |= clusters
         else:
             data = read_bytes(file_ref(files[0]), InputCaps())
-            components = components_at(self.task.dataset_uri, self.task.components)
             made = prepare_entry(data, components, self.task.projects, path=files[0])
         if earlier := self.names.get(made.record_id):
             raise InputError(f"entry {made.record_id} is in {earlier} too", path=files[0])
@@ -125,8 +128,7 @@ class _Unit:
             self.notes[name] = notes
 
     def _alignment(self, name: str, files: Sequence[str]) -> None:
-        is_target = files[0].endswith(".npz")
-        alignment = read_rows(files[0]) if is_target else read_alignment(files)
+        alignment = read_alignment(files)
         self.encoded[alignment.name] = encode_alignment(alignment)
 
     def _molecules(self, name: str, codes: Sequence[str]) -> None:
@@ -170,8 +172,9 @@ def _load(task: EntriesTask) -> None:
     if task.kind == "alignment":
         parse_a3m(b">query\nMA\n>row\nM-\n")
         parse_stockholm(b"# STOCKHOLM 1.0\nquery MA\nrow M-\n//\n")
-    elif task.items and not task.items[0][-1].endswith(".npz"):
+    elif task.items:
         components_at(task.dataset_uri, task.components)
+    if task.kind != "alignment" and task.items and len(task.items[0]) == 2:  # no prepared set's
         read_block(b"data_1abc\n")
         for project in task.projects:
             importlib.import_module(f"evofeed.featurize.records.rulesets.{project}")

@@ -115,13 +115,8 @@ class _Tables:
         copies, operators, name = self._assembly(assembly)
         altloc = atoms["label_alt_id"]
         types = pairs_of(self.block, "_chem_comp.id", "_chem_comp.type")
-        counts = dict(
-            pairs_of(
-                self.block,
-                "_pdbx_struct_assembly.id",
-                "_pdbx_struct_assembly.oligomeric_count",
-            )
-        )
+        ids = "_pdbx_struct_assembly."
+        counts = dict(pairs_of(self.block, f"{ids}id", f"{ids}oligomeric_count"))
         return EntryRecord(
             entry=(self.column("_entry.id") or [self.block.name])[0].lower(),
             assembly=name,
@@ -217,7 +212,7 @@ class _Tables:
         ):
             if name != wanted:
                 continue
-            rows = []
+            start = len(operators)
             for steps in operations(expression):
                 try:
                     product = np.eye(4)
@@ -225,10 +220,10 @@ class _Tables:
                         product = matrices[step] @ product
                 except KeyError as error:
                     raise self.error(f"assembly {name}: operator {error} is not defined") from None
-                rows.append(len(operators))
                 operators.append(product[:3])
             parts = tuple(part.strip() for part in asyms.split(","))
-            copies.append(AssemblyCopies(asyms=parts, operators=tuple(rows)))
+            rows = tuple(range(start, len(operators)))
+            copies.append(AssemblyCopies(asyms=parts, operators=rows))
         return tuple(copies), np.array(operators).reshape(-1, 3, 4), wanted
 
     def _matrices(self) -> dict[str, np.ndarray]:

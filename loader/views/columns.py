@@ -11,7 +11,7 @@ from evofeed.base.shapes import Bool, Integer, Shaped, UInt8
 from evofeed.loader.views.entry_view import NAME_CHARS
 from evofeed.protein.datapoints import RESTYPES as RESTYPES
 from evofeed.protein.entry_record import EntryRecord
-from evofeed.protein.molecules import ELEMENTS, Molecule, molecule
+from evofeed.protein.molecules import Molecule, molecule
 from evofeed.protein.ruleset_section import RulesetSection, placed
 
 UNKNOWN: Final = RESTYPES.index("UNK")
@@ -190,25 +190,8 @@ def name_codes(names: Shaped[np.ndarray, " A"]) -> UInt8[np.ndarray, "A 4"]:
     return (np.maximum(codes, 32) - 32).astype(np.uint8)
 
 
-def element_numbers(elements: Shaped[np.ndarray, " A"]) -> UInt8[np.ndarray, " A"]:
-    """Atomic numbers, 0 if unknown."""
-    numbers = {name: number for number, name in enumerate(ELEMENTS, 1)}
-    names, inverse = np.unique(elements, return_inverse=True)
-    return np.array([numbers.get(name, 0) for name in names.tolist()], np.uint8)[inverse]
-
-
 def present_residues(
     present: Bool[np.ndarray, " A"], offsets: Integer[np.ndarray, " bounds"]
 ) -> Bool[np.ndarray, " R"]:
     """Whether any atom of a residue is present; every residue has atoms."""
     return np.add.reduceat(present, offsets[:-1]) > 0
-
-
-def copies(entities: Integer[np.ndarray, " C"]) -> Integer[np.ndarray, " C"]:
-    """How many chains of the same entity stand before each."""
-    seen: dict[int, int] = {}
-    out = []
-    for entity in entities.tolist():
-        out.append(seen.get(entity, 0))
-        seen[entity] = out[-1] + 1
-    return np.array(out, np.int32)

@@ -203,23 +203,25 @@ def _openfold3_table(record: ChainRecord, rows: Any) -> Any:
 
 
 @contextmanager
-def borrowed_names() -> Iterator[tuple[type, type]]:
+def borrowed_names() -> Iterator[tuple[type, type, type]]:
     """Classes by the names of biotite's and Protenix's, for as long as pickles are written."""
     names = ("biotite", "biotite.structure", "biotite.structure.atoms", "protenix")
-    names += ("protenix.data", "protenix.data.tokenizer")
+    names += ("biotite.structure.bonds", "protenix.data", "protenix.data.tokenizer")
     before = {name: sys.modules.get(name) for name in names}
     made = []
     for module, name in (
         ("biotite.structure.atoms", "AtomArray"),
         ("protenix.data.tokenizer", "TokenArray"),
+        ("biotite.structure.bonds", "BondList"),
     ):
         made.append(type(name, (), {"__module__": module}))
     for name in names:
         sys.modules[name] = types.ModuleType(name)
     sys.modules["biotite.structure.atoms"].AtomArray = made[0]  # type: ignore[attr-defined]
     sys.modules["protenix.data.tokenizer"].TokenArray = made[1]  # type: ignore[attr-defined]
+    sys.modules["biotite.structure.bonds"].BondList = made[2]  # type: ignore[attr-defined]
     try:
-        yield made[0], made[1]
+        yield made[0], made[1], made[2]
     finally:
         for name, module_before in before.items():
             if module_before is None:
@@ -258,7 +260,7 @@ def bioassembly(record: ChainRecord, entry: str) -> bytes:
     coord = notes.pop("coord")
     notes["is_resolved"] = np.isfinite(coord).all(-1)
     notes["label_entity_id"] = np.full(len(coord), "1")
-    with borrowed_names() as (array_class, token_class):
+    with borrowed_names() as (array_class, token_class, _bonds):
         array, tokens = array_class(), token_class()
         array.__dict__.update(_coord=np.nan_to_num(coord), _annot=notes, _bonds=None)
         tokens.__dict__["tokens"] = list(range(record.num_res))

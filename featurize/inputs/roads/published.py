@@ -50,11 +50,12 @@ def published_set(root: Path, beside: SideFiles) -> list[ChainSource]:
     return []
 
 
-def rows_of(data: bytes, argument: str, path: str) -> bytes:
+def rows_of(data: bytes, argument: str, path: str, most: int | None = None) -> bytes:
     """An alignment of arrays as a3m.
 
     Args:
         argument: `boltz`, or `openfold3` and which of the alignments in it.
+        most: rows that are read, all if None.
 
     Raises:
         MsaError: the arrays are not what they should be.
@@ -62,18 +63,19 @@ def rows_of(data: bytes, argument: str, path: str) -> bytes:
     kind, _, name = argument.partition(" ")
     try:
         tables = Npz(data, path)
-        return _boltz_rows(tables) if kind == "boltz" else _openfold3_rows(tables[name])
+        return _boltz_rows(tables, most) if kind == "boltz" else _openfold3_rows(tables[name], most)
     except InputError as error:
         raise MsaError(error.message, path=path) from None
     except (KeyError, IndexError, ValueError, TypeError, AttributeError, OverflowError) as error:
         raise MsaError(f"no alignment as {kind} keeps it: {error!r}"[:300], path=path) from None
 
 
-def _boltz_rows(tables: Mapping[str, Any]) -> bytes:
-    codes, deletions = tables["residues"], tables["deletions"]
-    letters = _BOLTZ_LETTERS[np.minimum(codes["res_type"].astype(np.int64), 22)]
+def _boltz_rows(tables: Mapping[str, Any], most: int | None) -> bytes:
+    codes, deletions, rows = tables["residues"], tables["deletions"], tables["sequences"][:most]
+    codes = codes["res_type"][: rows["res_end"].max(initial=0)]
+    letters = _BOLTZ_LETTERS[np.minimum(codes.astype(np.int64), 22)]
     lines = []
-    for number, row in enumerate(tables["sequences"]):
+    for number, row in enumerate(rows):
         gone = deletions[row["del_start"] : row["del_end"]]
         taxon = int(row["taxonomy"])
         name = f"row{number} TaxID={taxon}" if taxon >= 0 else f"row{number}"
@@ -82,16 +84,17 @@ def _boltz_rows(tables: Mapping[str, Any]) -> bytes:
     return b"".join(lines)
 
 
-def _openfold3_rows(table: Mapping[str, Any]) -> bytes:
+def _openfold3_rows(table: Mapping[str, Any], most: int | None) -> bytes:
     msa, deletions = np.asarray(table["msa"]), np.asarray(table["deletion_matrix"])
     if msa.dtype.kind != "U" or msa.ndim != 2 or deletions.shape != msa.shape:
         raise ValueError(f"msa {msa.dtype}{list(msa.shape)}, deletions {list(deletions.shape)}")
     codes = np.ascontiguousarray(msa.astype("<U1")).view(np.uint32).reshape(msa.shape)
+    codes = np.where((codes >= ord("a")) & (codes <= ord("z")), codes - 32, codes)[:most]
     names = [str(name) for name in np.asarray(table["metadata"]).reshape(-1).tolist()]
     if len(names) != len(msa):
         names = [f"row{number}" for number in range(len(msa))]
     lines = []
-    for name, row, gone in zip(names, codes.astype(np.uint8), deletions, strict=True):
+    for name, row, gone in zip(names, codes.astype(np.uint8), deletions, strict=False):
         at = np.flatnonzero(gone)
         lines.append(_a3m_row(" ".join(name.split()), row, at, gone[at]))
     return b"".join(lines)
@@ -140,8 +143,8 @@ def _boltz(root: Path, beside: SideFiles) -> Iterator[ChainSource | None]:
 
 def _boltz_targets(root: Path) -> Path | None:
     homes = [root, *sorted(path for path in root.iterdir() if path.name.endswith("targets"))]
-    is_set = ((h / "manifest.json").is_file() and first_dir(h, ("structures",)) for h in homes)
-    return next((home for home, found in zip(homes, is_set, strict=True) if found), None)
+    named = (home for home in homes if (home / "manifest.json").is_file())
+    return next((home for home in named if first_dir(home, ("structures",))), None)
 
 
 def _boltz_alignments(root: Path, targets: Path) -> Path | None:
@@ -178,12 +181,12 @@ def boltz_clusters(found: Any) -> list[list[str]] | None:
 
 
 def _openfold3(root: Path, beside: SideFiles) -> Iterator[ChainSource | None]:
-    caches = (p for p in sorted(root.glob("*.json")) if b'"structure_data"' in _head(p))
-    cache = next(caches, None)
-    if cache is None:
+    caches = openfold3_caches(root)
+    if not caches:
         return
-    structures = _entry_files(root)
-    arrays = _array_files(root, set(structures.values()))
+    cache = caches[0]
+    structures = entry_files(root)
+    arrays = array_files(root, set(structures.values()))
     for entry, known in _read_json(cache)["structure_data"].items():
         chains = {
             name: chain
@@ -209,6 +212,12 @@ def _openfold3(root: Path, beside: SideFiles) -> Iterator[ChainSource | None]:
                     known.get("experimental_method"),
                 ),
             )
+
+
+def openfold3_caches(root: Path) -> list[Path]:
+    """Lists of entries that OpenFold3 wrote, those with clusters first."""
+    found = [p for p in sorted(root.glob("*.json")) if b'"structure_data"' in _head(p)]
+    return sorted(found, key=lambda path: b'"cluster_id"' not in _head(path))
 
 
 def _openfold3_queries(root: Path, beside: SideFiles) -> Iterator[ChainSource | None]:
@@ -238,7 +247,7 @@ def _there(root: Path, file: Path) -> Path:
     return file if file.is_file() else root / file.parent.name / file.name
 
 
-def _entry_files(root: Path) -> dict[str, Path]:
+def entry_files(root: Path) -> dict[str, Path]:
     """`<folder>/<entry>/<entry>.npz` or `<entry>/structure.npz`, by entry."""
     files = [*root.glob("*/*/*.npz"), *root.glob("*/*.npz")]
     return {
@@ -246,7 +255,7 @@ def _entry_files(root: Path) -> dict[str, Path]:
     }
 
 
-def _array_files(root: Path, taken: set[Path]) -> dict[str, Path]:
+def array_files(root: Path, taken: set[Path]) -> dict[str, Path]:
     """`<folder>/<chain>.npz` or `<folder>/<chain>/alignment.npz`, by chain."""
     found = {p.stem: p for p in root.glob("*/*.npz") if p not in taken}
     return found | {p.parent.name: p for p in root.glob("*/*/alignment.npz")}
@@ -268,8 +277,7 @@ def _openfold3_alignments(file: Path, beside: SideFiles) -> tuple[FileRef, ...]:
 
 
 def _protenix(root: Path, beside: SideFiles) -> Iterator[ChainSource | None]:
-    entries = next((p for p in sorted(root.glob("*bioassembly*")) if p.is_dir()), None)
-    lists = sorted([*root.glob("indices/*.csv*"), *root.glob("*indices*.csv*")])
+    entries, lists = protenix_lists(root)
     if entries is None or not lists:
         return
     numbers = _numbers(root)
@@ -293,6 +301,12 @@ def _protenix(root: Path, beside: SideFiles) -> Iterator[ChainSource | None]:
                 notes=notes,
                 **_facts(row.get("release_date"), row.get("resolution"), None),
             )
+
+
+def protenix_lists(root: Path) -> tuple[Path | None, list[Path]]:
+    """Folder of Protenix's entries, and the lists of their chains."""
+    entries = next((p for p in sorted(root.glob("*bioassembly*")) if p.is_dir()), None)
+    return entries, sorted([*root.glob("indices/*.csv*"), *root.glob("*indices*.csv*")])
 
 
 def _numbers(root: Path) -> Mapping[tuple[str, str], str] | Mapping[str, str]:

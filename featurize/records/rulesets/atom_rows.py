@@ -164,6 +164,11 @@ class AtomRows:
         return spread(self.residue_starts(), len(self))
 
 
+def runs(starts: Integer[np.ndarray, " s"], size: int) -> Iterator[tuple[int, int]]:
+    """First row of every segment, and the one behind its last, from where segments begin."""
+    return zip(starts.tolist(), [*starts[1:].tolist(), size], strict=True)
+
+
 def spread(starts: Integer[np.ndarray, " s"], size: int) -> Integer[np.ndarray, " size"]:
     """Running number of the segment of every row, from where segments begin."""
     return np.repeat(np.arange(len(starts)), np.diff(np.append(starts, size)))

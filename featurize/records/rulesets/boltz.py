@@ -97,14 +97,11 @@ class _Preparation:
         near = contacts(position, chain_of, self.rules.interface_distance)
         sources = np.array([one.source for one in residues])
         insertion = np.where(sources >= 0, self.record.residue_insertion[sources], "")
-        names = [self.record.chain_label[chain] for chain, _o, _n in placed_chains]
+        label = self.record.chain_label
         return RulesetSection(
             project="boltz",
             chain_name=np.array(
-                [
-                    f"{name}{number}" if number else name
-                    for name, (_c, _o, number) in zip(names, placed_chains, strict=True)
-                ]
+                [f"{label[row]}{number or ''}" for row, _o, number in placed_chains]
             ),
             chain_asym=np.array([chain.asym for chain in chains]),
             chain_operator=operator,
@@ -131,12 +128,8 @@ class _Preparation:
 
     def _ordered(self) -> list[int]:
         """Chains as gemmi lists them: those of one author's chain together."""
-        first: dict[str, int] = {}
-        for name in self.record.chain_author:
-            first.setdefault(name, len(first))
-        return sorted(
-            range(self.record.num_chains), key=lambda row: first[self.record.chain_author[row]]
-        )
+        authors = self.record.chain_author
+        return sorted(range(len(authors)), key=lambda row: authors.index(authors[row]))
 
     def _copies(self, unit: dict[int, Chain]) -> Iterator[tuple[int, int, int]]:
         """Chain, operator and number of every chain of the assembly, in gemmi's order."""

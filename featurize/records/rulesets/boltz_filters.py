@@ -129,15 +129,10 @@ class Assembly:
 
     def _has_jump(self, row: int, limit: float) -> bool:
         low, high = self.sizes[row : row + 2]
-        first = self.counts[low:high]
-        centre = np.array(
-            [
-                one.names.index("CA") if one.name in STANDARD else 0
-                for one in self.residues[low:high]
-            ]
-        )
-        position = self.position[first + centre]
-        position[[one.source < 0 for one in self.residues[low:high]]] = np.nan
+        own, first = self.residues[low:high], self.counts[low:high]
+        centre = [one.names.index("CA") if one.name in STANDARD else 0 for one in own]
+        position = self.position[first + np.array(centre)]
+        position[[one.source < 0 for one in own]] = np.nan
         step = np.linalg.norm(position[1:] - position[:-1], axis=1)
         return bool((step > limit).any())
 
@@ -147,9 +142,8 @@ class Assembly:
         if not rules.bonded_atoms_clash and self.links:
             linked = {tuple(sorted(link[:2])) for link in self.links}
             pairs = pairs[[tuple(pair) not in linked for pair in pairs.tolist()]]
-        seen = np.bincount(
-            self.chain_of[np.isfinite(self.position).all(1)], minlength=len(self.chains)
-        )
+        there = np.isfinite(self.position).all(1)
+        seen = np.bincount(self.chain_of[there], minlength=len(self.chains))
         share = {
             pair: len(found) / seen[pair[0]]
             for pair, found in touching(pairs, self.chain_of).items()
@@ -164,7 +158,6 @@ class Assembly:
                 removed.add(chain)
                 continue
             # Of two chains the one that clashes more goes, then the smaller, then the later.
-            order = [(share[chain, other], -int(seen[chain]), chain)]
-            order.append((back, -int(seen[other]), other))
-            removed.add(max(order)[2])
+            one = (share[chain, other], -int(seen[chain]), chain)
+            removed.add(max(one, (back, -int(seen[other]), other))[2])
         return removed

@@ -24,6 +24,7 @@ from evofeed.featurize.records.rulesets.atom_rows import (
     linked_bonds,
     merged_bonds,
     residue_bonds,
+    runs,
     spread,
 )
 from evofeed.featurize.records.rulesets.contacts import contacts, touching
@@ -44,15 +45,12 @@ _LINKS: Final = dict.fromkeys(
     "covale covale_base covale_phosphate covale_sugar disulf modres modres_link".split(), SINGLE
 ) | {"metalc": COORDINATION}
 _PROTEIN_TYPES: Final = (
-    "PEPTIDE LINKING|PEPTIDE-LIKE|D-PEPTIDE LINKING|L-PEPTIDE LINKING|"
-    "D-BETA-PEPTIDE, C-GAMMA LINKING|D-GAMMA-PEPTIDE, C-DELTA LINKING|"
-    "L-BETA-PEPTIDE, C-GAMMA LINKING|L-GAMMA-PEPTIDE, C-DELTA LINKING|"
-    "D-PEPTIDE NH3 AMINO TERMINUS|D-PEPTIDE COOH CARBOXY TERMINUS|"
-    "L-PEPTIDE NH3 AMINO TERMINUS|L-PEPTIDE COOH CARBOXY TERMINUS"
-).split("|")
+    "{0}-PEPTIDE LINKING|{0}-BETA-PEPTIDE, C-GAMMA LINKING|{0}-GAMMA-PEPTIDE, C-DELTA LINKING|"
+    "{0}-PEPTIDE NH3 AMINO TERMINUS|{0}-PEPTIDE COOH CARBOXY TERMINUS|PEPTIDE LINKING|PEPTIDE-LIKE"
+)
 _NUCLEIC_TYPES: Final = "{0} LINKING|L-{0} LINKING|{0} OH 5 PRIME TERMINUS|{0} OH 3 PRIME TERMINUS"
 _KINDS: Final = (
-    dict.fromkeys(_PROTEIN_TYPES, PROTEIN)
+    {name: PROTEIN for hand in "DL" for name in _PROTEIN_TYPES.format(hand).split("|")}
     | dict.fromkeys(_NUCLEIC_TYPES.format("RNA").split("|"), RNA)
     | dict.fromkeys(_NUCLEIC_TYPES.format("DNA").split("|"), DNA)
 )
@@ -313,16 +311,10 @@ class _Cleaning:
         out |= long > self.rules.max_bond
         number = atoms.residue_number()
         for row in np.flatnonzero(out & (number[one] != number[two])).tolist():
-            a, b = one[row], two[row]
-            self.dropped.append(
-                Dropped(
-                    what="link",
-                    chain=str(atoms.chain[a]),
-                    component=f"{atoms.res_name[a]}.{atoms.name[a]}-"
-                    f"{atoms.res_name[b]}.{atoms.name[b]}",
-                    reason="not a bond that is trained on",
-                )
-            )
+            ends = [f"{atoms.res_name[a]}.{atoms.name[a]}" for a in (one[row], two[row])]
+            chain, reason = str(atoms.chain[one[row]]), "not a bond that is trained on"
+            name = "-".join(ends)
+            self.dropped.append(Dropped(what="link", chain=chain, component=name, reason=reason))
         kept: np.ndarray = ~out
         return kept
 
@@ -405,8 +397,7 @@ def _altloc_mask(record: EntryRecord, *, letters_only: bool) -> Bool[np.ndarray,
 def _terminal_atoms(atoms: AtomRows) -> Bool[np.ndarray, " A"]:
     """OXT of a standard last residue, OP3 of a standard first one."""
     out = np.zeros(len(atoms), bool)
-    starts = atoms.chain_starts()
-    for low, high in zip(starts, np.append(starts[1:], len(atoms)), strict=True):
+    for low, high in runs(atoms.chain_starts(), len(atoms)):
         if atoms.kind[low] == PROTEIN and atoms.res_name[high - 1] in STANDARD_PROTEIN:
             last, name = atoms.res_id[high - 1], "OXT"
         elif atoms.kind[low] in (RNA, DNA) and atoms.res_name[low] in STANDARD_NUCLEIC:

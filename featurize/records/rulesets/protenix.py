@@ -22,13 +22,13 @@ from evofeed.featurize.records.rulesets.atom_rows import (
     linked_bonds,
     merged_bonds,
     residue_bonds,
+    runs,
     spread,
 )
 from evofeed.featurize.records.rulesets.contacts import contacts
 from evofeed.featurize.records.rulesets.protenix_atoms import (
     Completion,
     link_kind,
-    resolved,
     with_polymer_bonds,
 )
 from evofeed.featurize.records.rulesets.protenix_chains import (
@@ -47,7 +47,7 @@ from evofeed.protein.entry_record import (
     EntryRecord,
     run_starts,
 )
-from evofeed.protein.ruleset_section import EntryRefused, RulesetSection
+from evofeed.protein.ruleset_section import EntryRefused, RulesetSection, copies_of
 
 PROTEIN, DNA, RNA, LIGAND = range(4)
 _LINKS: Final = dict.fromkeys(
@@ -216,9 +216,8 @@ class _Preparation:
         return atoms.take(~out) if out.any() else atoms
 
     def _without_chains(self, atoms: AtomRows, rule: str) -> AtomRows:
-        starts = atoms.chain_starts()
         out = np.zeros(len(atoms), bool)
-        for low, high in zip(starts, np.append(starts[1:], len(atoms)), strict=True):
+        for low, high in runs(atoms.chain_starts(), len(atoms)):
             polymer = self.polymers.get(int(atoms.entity[low]), "")
             if rule == "unknown":
                 name = _UNKNOWN.get(polymer)
@@ -278,7 +277,7 @@ class _Preparation:
     def _cleaned(self, atoms: AtomRows, names: list[str]) -> tuple[AtomRows, list[str]]:
         label = connected(len(atoms), atoms.bonds)
         seen = np.zeros(len(atoms), bool)
-        seen[label[resolved(atoms)]] = True
+        seen[label[atoms.row >= 0]] = True
         atoms = self._without(atoms, ~seen[label], "no atom was seen")
         if not len(atoms):
             raise EntryRefused("no atom was seen", item=self.record.entry)
@@ -301,7 +300,7 @@ class _Preparation:
         most = counts.max(axis=1)
         kinds = np.where(counts[np.arange(len(starts)), first] == most, first, counts.argmax(1))
         pairs = contacts(atoms.position, number, self.rules.interface_distance)
-        seen = np.unique(number[centre_atoms(atoms) & resolved(atoms)])
+        seen = np.unique(number[centre_atoms(atoms) & (atoms.row >= 0)])
         near = np.unique(np.sort(number[pairs], axis=1), axis=0).reshape(-1, 2)
         texts = [entity.name for entity in self.record.entities]
         rank = {name: place for place, name in enumerate(sorted(self.assembled))}
@@ -310,20 +309,11 @@ class _Preparation:
             chain_name=np.array([names[chain] for chain in atoms.chain[starts].tolist()]),
             chain_number=atoms.chain[starts],
             chain_type=kinds,
-            chain_entity=np.array(
-                [rank[texts[entity]] for entity in atoms.entity[starts].tolist()]
-            ),
+            chain_entity=np.array([rank[texts[one]] for one in atoms.entity[starts].tolist()]),
             interface=near[np.isin(near, seen).all(1)],
             **atoms.columns(starts, residues),
             dropped=tuple(self.dropped),
         )
-
-
-def copies_of(entities: Integer[np.ndarray, " C"]) -> Integer[np.ndarray, " C"]:
-    """How many chains of the same entity stand before each."""
-    earlier = np.tril(entities[:, None] == entities[None], -1)
-    counts: np.ndarray = earlier.sum(1)
-    return counts
 
 
 def component_kind(component: Component | None) -> int:

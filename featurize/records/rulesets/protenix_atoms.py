@@ -8,13 +8,14 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from evofeed.base.shapes import Bool, Integer
+from evofeed.base.shapes import Integer
 from evofeed.featurize.records.rulesets.atom_rows import (
     AtomRows,
     chain_bonds,
     joined_rows,
     merged_bonds,
     residue_bonds,
+    runs,
     spread,
 )
 from evofeed.protein.components import Component, ComponentTable
@@ -234,9 +235,7 @@ class Completion:
         moved = np.full(len(atoms), -1, np.int64)
         pieces: list[AtomRows] = []
         size = 0
-        for low, high in zip(
-            starts.tolist(), np.append(starts[1:], len(atoms)).tolist(), strict=True
-        ):
+        for low, high in runs(starts, len(atoms)):
             entity = int(atoms.entity[low])
             codes = self.monomers.get(entity)
             before = 0
@@ -311,9 +310,3 @@ def _unseen(
     piece = atoms.unseen(np.full(len(rows), like), *columns)
     piece.res_name[:] = component.code
     return piece
-
-
-def resolved(atoms: AtomRows) -> Bool[np.ndarray, " A"]:
-    """Atoms that were seen."""
-    mask: np.ndarray = atoms.row >= 0
-    return mask

@@ -14,6 +14,7 @@ from evofeed.featurize.records.rulesets.atom_rows import (
     joined_rows,
     merged_bonds,
     residue_bonds,
+    runs,
 )
 from evofeed.featurize.records.rulesets.standard import (
     LIGAND,
@@ -47,7 +48,6 @@ def with_unresolved_atoms(
 
 def _with_absent_atoms(atoms: AtomRows, components: ComponentTable) -> AtomRows:
     starts = atoms.residue_starts()
-    stops = np.append(starts[1:], len(atoms))
     sparse = covalent_ligands(atoms)
     order = np.arange(len(atoms), dtype=np.int64)
     shift = np.zeros(len(atoms) + 1, np.int64)
@@ -56,25 +56,20 @@ def _with_absent_atoms(atoms: AtomRows, components: ComponentTable) -> AtomRows:
         code: _required(components[code]) for code in np.unique(atoms.res_name[starts]).tolist()
     }
     leaves = np.isin(atoms.name, ("OXT", "OP3", "O3P"))
-    for low, high in zip(starts.tolist(), stops.tolist(), strict=True):
+    for low, high in runs(starts, len(atoms)):
         if int(atoms.chain[low]) in sparse:
             continue
         component, wanted, sizes = required[str(atoms.res_name[low])]
         kind = int(atoms.kind[low])
-        if kind != LIGAND and high - low == sizes[int(kind != PROTEIN)]:
-            # As many atoms as a residue within a chain has: nothing is absent, if none leaves.
-            if not leaves[low:high].any():
-                continue
-        elif kind == LIGAND and high - low == len(wanted):
+        # As many atoms as a residue within a chain has: nothing is absent, if none leaves.
+        size = len(wanted) if kind == LIGAND else sizes[int(kind != PROTEIN)]
+        if high - low == size and not (kind != LIGAND and leaves[low:high].any()):
             continue
         seen = set(atoms.name[low:high].tolist())
         names = list(wanted)
-        if kind == PROTEIN:
-            leaving = "OXT" if "OXT" in names else None
-        elif kind != LIGAND:
+        leaving = "OXT" if kind == PROTEIN else None
+        if kind not in (PROTEIN, LIGAND):
             leaving = _leaving_oxygen(component, seen, names)
-        else:
-            leaving = None
         if leaving in names:
             names.remove(leaving)
         missing = [name for name in names if name not in seen]
@@ -92,12 +87,10 @@ def _with_absent_atoms(atoms: AtomRows, components: ComponentTable) -> AtomRows:
     if not added:
         return atoms
     moved = np.cumsum(shift)
-    new = atoms.unseen(
-        np.array([low for low, *_rest in added]),
-        np.array([part.name[row] for _l, _o, part, row in added]),
-        np.array([part.element[row] for _l, _o, part, row in added]),
-        np.array([part.charge[row] for _l, _o, part, row in added]),
-    )
+    lows = np.array([low for low, *_rest in added])
+    columns = ("name", "element", "charge")
+    values = ([getattr(part, one)[row] for _l, _o, part, row in added] for one in columns)
+    new = atoms.unseen(lows, *map(np.array, values))
     places = np.array([place + moved[low] for low, place, _c, _r in added])
     joined = joined_rows([atoms, new])
     number = np.concatenate([order + moved[:-1][: len(atoms)], places])
@@ -155,9 +148,8 @@ def _with_absent_residues(
     atoms: AtomRows, record: EntryRecord, components: ComponentTable
 ) -> AtomRows:
     numbers = dict(zip(entity_numbers(record), record.entities, strict=True))
-    starts = atoms.chain_starts()
     parts: list[_Residue] = []
-    for low, stop in zip(starts.tolist(), np.append(starts[1:], len(atoms)).tolist(), strict=True):
+    for low, stop in runs(atoms.chain_starts(), len(atoms)):
         kind = int(atoms.kind[low])
         if kind == LIGAND:
             continue
@@ -176,12 +168,11 @@ def _with_absent_residues(
     if not parts:
         return atoms
     counts = [len(part.atoms) for part in parts]
-    new = atoms.unseen(
-        np.repeat([part.gap.like for part in parts], counts),
-        np.concatenate([part.component.name[part.atoms] for part in parts]),
-        np.concatenate([part.component.element[part.atoms] for part in parts]),
-        np.concatenate([part.component.charge[part.atoms] for part in parts]),
+    values = (
+        np.concatenate([getattr(part.component, column)[part.atoms] for part in parts])
+        for column in ("name", "element", "charge")
     )
+    new = atoms.unseen(np.repeat([part.gap.like for part in parts], counts), *values)
     new.insertion[:] = ""
     new.res_id = np.repeat([part.number for part in parts], counts)
     new.res_name = np.repeat([part.component.code for part in parts], counts)

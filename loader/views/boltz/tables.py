@@ -13,7 +13,6 @@ from evofeed.loader.views.columns import (
     UNKNOWN,
     Tokens,
     centre_atoms,
-    copies,
     distogram_atoms,
     present_residues,
     references,
@@ -25,7 +24,7 @@ from evofeed.loader.views.columns import (
 from evofeed.loader.views.entry_view import ChainType, EntryView
 from evofeed.protein.entry_record import EntryRecord
 from evofeed.protein.molecules import Molecule
-from evofeed.protein.ruleset_section import RulesetSection
+from evofeed.protein.ruleset_section import RulesetSection, copies_of
 
 FIRST_CODE: Final = 2
 """Boltz's code of the first residue of `RESTYPES`; padding and the gap stand before."""
@@ -57,7 +56,7 @@ def boltz_view(
         **structure_columns(record, section, present, alignments, single=False),
         **columns,
         **_tokens(section, types, standard, present, chain),
-        chain_sym=copies(section.chain_entity),
+        chain_sym=copies_of(section.chain_entity),
         residue_type=types.astype(np.uint8),
     )
 

@@ -10,7 +10,6 @@ import numpy as np
 from evofeed.base.shapes import Bool, Integer
 from evofeed.loader.views.columns import (
     UNKNOWN,
-    copies,
     references,
     residue_codes,
     split_tokens,
@@ -21,7 +20,7 @@ from evofeed.loader.views.entry_view import EntryView
 from evofeed.protein.datapoints import atomized_residues, molecule_names
 from evofeed.protein.entry_record import EntryRecord
 from evofeed.protein.molecules import Molecule
-from evofeed.protein.ruleset_section import RulesetSection
+from evofeed.protein.ruleset_section import RulesetSection, copies_of
 
 _CENTRES: Final = ("CA", "C1'")
 
@@ -47,7 +46,7 @@ def openfold3_view(
         **structure_columns(record, section, present, alignments, single=True),
         **references(section, component, titles, molecules),
         **_tokens(section, types, present),
-        chain_sym=copies(section.chain_entity),
+        chain_sym=copies_of(section.chain_entity),
         residue_type=types,
     )
 

@@ -13,7 +13,6 @@ from evofeed.loader.views.columns import (
     UNKNOWN,
     centre_atoms,
     distogram_atoms,
-    element_numbers,
     references,
     residue_codes,
     split_tokens,
@@ -24,7 +23,7 @@ from evofeed.loader.views.entry_view import OTHER_POLYMER, ChainType, ProtenixVi
 from evofeed.protein.alignment import Alignment, letter_codes
 from evofeed.protein.components import Component, ComponentTable
 from evofeed.protein.entry_record import EntryRecord
-from evofeed.protein.molecules import Molecule
+from evofeed.protein.molecules import Molecule, element_numbers
 from evofeed.protein.ruleset_section import RulesetSection
 
 _POLYMERS: Final = {

@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 
 from evofeed.base.errors import InputError
-from evofeed.base.shapes import Bool, Float, Integer, Shaped
+from evofeed.base.shapes import Bool, Float, Integer, Shaped, UInt8
 
 ELEMENTS: Final = (
     "H HE LI BE B C N O F NE NA MG AL SI P S CL AR K CA SC TI V CR MN FE CO NI CU ZN GA GE AS SE "
@@ -18,6 +18,13 @@ ELEMENTS: Final = (
     "ES FM MD NO LR RF DB SG BH HS MT DS RG CN NH FL MC LV TS OG"
 ).split()
 """By atomic number, from 1, in upper case."""
+
+
+def element_numbers(elements: Shaped[np.ndarray, " A"]) -> UInt8[np.ndarray, " A"]:
+    """Atomic numbers of symbols in any case, 0 if unknown."""
+    numbers = {name: number for number, name in enumerate(ELEMENTS, 1)}
+    names, inverse = np.unique(elements, return_inverse=True)
+    return np.array([numbers.get(name.upper(), 0) for name in names.tolist()], np.uint8)[inverse]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

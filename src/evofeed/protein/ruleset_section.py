@@ -76,6 +76,13 @@ class RulesetSection:
         return np.repeat(np.arange(len(self.residue_name)), np.diff(self.residue_atom))
 
 
+def copies_of(entities: Integer[np.ndarray, " C"]) -> Integer[np.ndarray, " C"]:
+    """How many chains of the same entity stand before each, `i32`."""
+    earlier = np.tril(entities[:, None] == entities[None], -1)
+    counts: np.ndarray = earlier.sum(axis=1, dtype=np.int32)
+    return counts
+
+
 def placed(
     position: Float[np.ndarray, "A 3"],
     operator: Integer[np.ndarray, " A"],

@@ -13,7 +13,9 @@ from tests.loader.views.packs import entry_view, packs, read, recordings
 
 from evofeed.base.errors import InputError, MsaError
 from evofeed.cli import main
-from evofeed.featurize.entries.boltz_targets import read_rows, read_target, target_items
+from evofeed.featurize.entries.alignments import read_alignment
+from evofeed.featurize.entries.boltz_targets import boltz_set
+from evofeed.featurize.entries.prepared import read_target
 from evofeed.loader import EntryConfig, LoaderConfig
 from evofeed.loader.entries.catalog import EntryCatalog
 from evofeed.loader.entries.reading import plan_entry
@@ -30,10 +32,10 @@ def test_the_view_of_a_prepared_structure_is_that_of_boltzs_own_tables(
     path: Path, tmp_path: Path
 ) -> None:
     pack = path.parent.parent.parent
-    items = target_items(write_set(tmp_path, pack, [path.stem]), "")
-    assert items is not None
-    ((_name, *files),) = items
-    target = read_target(files[0], files[1], files[2:])
+    found = boltz_set(write_set(tmp_path, pack, [path.stem]), "")
+    assert found is not None
+    ((_name, *files),) = found.items
+    target = read_target("boltz", *files)
     record, section = target.entry.record, target.entry.sections["boltz"]
     ours = boltz_view(record, section, target.molecules, alignment_names(record, section))
     theirs = entry_view("boltz", pack, path.stem)
@@ -50,7 +52,7 @@ def test_the_view_of_a_prepared_structure_is_that_of_boltzs_own_tables(
 def test_rows_of_a_prepared_alignment_are_boltzs(path: Path, tmp_path: Path) -> None:
     pack = path.parent.parent.parent
     folder = write_set(tmp_path, pack, [path.stem.split("_")[0]])
-    rows, table = read_rows(str(folder / "msa" / path.name)), read(path).arrays
+    rows, table = read_alignment([str(folder / "msa" / path.name)]), read(path).arrays
     width = rows.num_columns
     theirs = table["residues.res_type"].reshape(-1, width)
     np.testing.assert_array_equal(CODES[rows.letters[rows.row_letters]], theirs)
@@ -109,16 +111,16 @@ def test_other_rules_than_boltzs_are_refused(tmp_path: Path) -> None:
 def test_a_damaged_prepared_file_is_a_typed_error(tmp_path: Path, part: str) -> None:
     folder = write_set(tmp_path, packs()[0], ["2x1f"])
     (path,) = (folder / part).glob("*.npz")
-    items = target_items(folder, "")
-    assert items is not None
-    ((_name, *files),) = items
+    found = boltz_set(folder, "")
+    assert found is not None
+    ((_name, *files),) = found.items
     whole, refused = path.read_bytes(), 0
     for at in range(0, len(whole), max(1, len(whole) // 60)):
         path.write_bytes(whole[:at] + bytes([whole[at] ^ 0x55]) + whole[at + 1 :])
         try:
-            read_target(files[0], files[1], files[2:])
+            read_target("boltz", *files)
             if part == "msa":
-                read_rows(str(path))
+                read_alignment([str(path)])
         except (InputError, MsaError) as error:
             assert str(path) in str(error)
             refused += 1

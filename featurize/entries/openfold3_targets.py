@@ -1,0 +1,101 @@
+"""OpenFold3's prepared set -> records: its cache, `<entry>/<entry>.npz`, reference molecules, rows.
+
+The cache is the one of its preprocessing or one cut for training, which has clusters and the
+representatives whose alignments stand for a chain's. A chain with one has its query as sequence.
+Layout: OpenFold3 0.5.0, `preprocessing/structure.py` and `primitives/caches/format.py`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from evofeed.base.errors import InputError
+from evofeed.featurize.entries.alignments import alignment_folders
+from evofeed.featurize.entries.molecules import annotated_molecule
+from evofeed.featurize.entries.targets import (
+    UNFIT,
+    PreparedSet,
+    Target,
+    array_section,
+    representative,
+    target_of,
+)
+from evofeed.featurize.formats.reading import file_ref, read_bytes
+from evofeed.featurize.inputs.roads.published import array_files, entry_files, openfold3_caches
+
+_TYPES: Final = np.array([0, 2, 1, 3])
+"""`RulesetSection.chain_type` of OpenFold3's protein, RNA, DNA and ligand."""
+
+
+def openfold3_set(place: str, alignments: str) -> PreparedSet | None:
+    """The set in a folder, or of one of its caches; None if there is none.
+
+    Raises:
+        InputError: the cache is none.
+    """
+    root = Path(place)
+    caches = [root] if root.suffix == ".json" else openfold3_caches(root)
+    if not caches:
+        return None
+    root = caches[0].parent
+    structures = entry_files(root)
+    rows = array_files(root, set(structures.values())).values()
+    homes = {file.parent.parent if file.stem == "alignment" else file.parent for file in rows}
+    where = alignments or str(min(homes, key=lambda one: ("template" in one.name, one), default=""))
+    named = (
+        {representative(files[0]): files[0] for files in alignment_folders(where)} if where else {}
+    )
+    items, left_out, molecules = [], [], {}
+    try:
+        read = json.loads(read_bytes(file_ref(caches[0])))
+        for entry, about in read["structure_data"].items():
+            if about.get("status", "success") != "success" or not about["chains"]:
+                left_out.append((entry, f"OpenFold3 has not prepared it: {about.get('status')}"))
+                continue
+            names = {one.get("alignment_representative_id") for one in about["chains"].values()}
+            path = str(structures.get(entry, root / "structure_files" / entry / f"{entry}.npz"))
+            files = [named[name] for name in sorted(names & named.keys(), key=str)]
+            items.append((entry, path, json.dumps({**about, "id": entry}), *files))
+        for name, about in read.get("reference_molecule_data", {}).items():
+            file = root / "reference_mols" / f"{name}.sdf"
+            if about["conformer_gen_strategy"] == "use_fallback" and file.is_file():
+                hidden = bool(about.get("set_fallback_to_nan"))
+                molecules[name] = annotated_molecule(str(file), hidden=hidden)
+    except UNFIT as error:
+        raise InputError(f"no cache of OpenFold3: {error!r}", path=str(caches[0])) from None
+    return PreparedSet("openfold3", items, where, left_out, molecules)
+
+
+def openfold3_target(
+    about: dict[str, Any], arrays: Mapping[str, Any], queries: Mapping[Any, str]
+) -> Target:
+    """A structure, what the cache says of it, and queries of its representatives."""
+    position = arrays["coord"]
+    section = array_section(
+        "openfold3",
+        arrays,
+        arrays["bonds"],
+        ~np.isnan(position).all(1),
+        [pair.split("_") if isinstance(pair, str) else pair for pair in about["interfaces"]],
+        chain_type=_TYPES[arrays["molecule_type_id"]],
+        chain_entity=arrays["entity_id"],
+    )
+    own = [about["chains"][name] for name in section.chain_name.tolist()]
+    if "experimental_method" not in about and not about["resolution"]:
+        about["method"] = "SOLUTION NMR"  # a cache for training has no others without a resolution
+    return target_of(
+        section,
+        about["id"],
+        position,
+        about,
+        [
+            (queries.get(one.get("alignment_representative_id")), one.get("cluster_id"))
+            for one in own
+        ],
+        occupancy=arrays["occupancy"],
+    )

@@ -1,0 +1,103 @@
+"""Recorded structures and alignments written as OpenFold3's and Protenix's prepared sets."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+import pickle
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tests.featurize.published_sets import borrowed_names
+from tests.loader.views.boltz_recorded import read_a3m
+from tests.loader.views.openfold3_recorded import SOURCES
+from tests.loader.views.packs import openfold3_cache, read
+
+_LATER = ("is_atomized", "token_id", "token_center_atom", "token_position", "component_id",
+          "crop_mask", "atom_name_unique")  # fmt: skip
+"""Annotations that a sample of OpenFold3 adds."""
+
+
+def write_openfold3_set(folder: Path, pack: Path, entries: Sequence[str]) -> Path:
+    """A cache for training, structures and arrays of alignments."""
+    caches = openfold3_cache(pack)
+    cache, others = caches["training_cache"], caches["metadata"]["structure_data"]
+    known = {entry: cache["structure_data"].get(entry, others[entry]) for entry in entries}
+    (folder / "alignment_arrays").mkdir(parents=True)
+    for entry, about in known.items():
+        arrays = read(pack / "openfold3" / "structure" / f"{entry}.npz", "atom.").arrays
+        kept = {k: v for k, v in arrays.items() if k not in _LATER and not k.startswith("mol_")}
+        home = folder / "structure_files" / entry
+        home.mkdir(parents=True)
+        np.savez_compressed(home / f"{entry}.npz", **kept)
+        names = {one.get("alignment_representative_id") for one in about["chains"].values()}
+        for name in sorted(names - {None}):
+            tables = {
+                source: np.array(_rows(text), object)
+                for source, text in openfold3_texts(pack, name).items()
+            }
+            file = folder / "alignment_arrays" / f"{name}.npz"
+            np.savez_compressed(file, allow_pickle=True, **tables)
+    whole = {**cache, "structure_data": known}
+    (folder / "training_cache.json").write_text(json.dumps(whole))
+    return folder
+
+
+def openfold3_texts(pack: Path, representative: str) -> dict[str, str]:
+    """a3m of a representative by source, the query replaced by the entry's own sequence."""
+    stands_for = openfold3_cache(pack)["alignment_of_representative"][representative]
+    table = json.loads((pack / "inputs" / "msa" / "index.json").read_text())
+    query = table.get(representative, table[stands_for])["sequence"]
+    texts = {}
+    for file in sorted((pack / "inputs" / "msa" / stands_for).glob("*.a3m*")):
+        rows = read_a3m(file)
+        rows[0] = (rows[0][0], query)
+        name = SOURCES[file.name.partition(".")[0]]
+        texts[name] = "".join(f">{head}\n{body}\n" for head, body in rows)
+    return texts
+
+
+def _rows(text: str) -> dict[str, Any]:
+    heads, letters, deletions = [], [], []
+    for part in text.split(">")[1:]:
+        head, _, body = part.partition("\n")
+        heads.append(head)
+        row, gone, count = [], [], 0
+        for letter in body.replace("\n", ""):
+            if letter.islower():
+                count += 1
+            else:
+                row.append(letter)
+                gone.append(count)
+                count = 0
+        letters.append(row)
+        deletions.append(gone)
+    return {"msa": np.array(letters), "deletion_matrix": np.array(deletions), "metadata": heads}
+
+
+def write_protenix_set(folder: Path, pack: Path, entries: Sequence[str]) -> Path:
+    """Entries, and the list of their chains and interfaces."""
+    (folder / "mmcif_bioassembly").mkdir(parents=True)
+    (folder / "indices").mkdir()
+    rows = []
+    for entry in entries:
+        meta, arrays = read(pack / "protenix" / "structure" / f"{entry}.npz")
+        notes = {k.removeprefix("atom."): v for k, v in arrays.items() if k.startswith("atom.")}
+        position, bonds = notes.pop("coord"), notes.pop("bonds")
+        with borrowed_names() as (array_class, token_class, bond_class):
+            array, tokens, table = array_class(), token_class(), bond_class()
+            vars(table).update(_atom_count=len(position), _bonds=bonds, _max_bonds_per_atom=4)
+            vars(array).update(_annot=notes, _coord=position, _bonds=table, _box=None)
+            vars(tokens)["tokens"] = arrays["token.value"].tolist()
+            data = {**meta["other"], "atom_array": array, "token_array": tokens}
+            file = folder / "mmcif_bioassembly" / f"{entry}.pkl.gz"
+            file.write_bytes(gzip.compress(pickle.dumps(data), 1))
+        rows += meta["indices"]
+    with (folder / "indices" / "weightedPDB_indices.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    return folder
