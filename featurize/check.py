@@ -79,6 +79,8 @@ class CheckReport:
     findings: dict[str, Finding] = field(default_factory=dict)
     left_out: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     """Ligands, glycans, nucleic acids, waters by structure file: `kind component chain count`."""
+    rulesets: dict[str, dict[str, int]] = field(default_factory=dict)
+    """By all-atom project, if asked for: how often it takes an entry, leaves out what, why."""
     spreads: dict[str, list[float]] = field(default_factory=dict)
     """For plots: residues, resolution and year of release of the chains that say them."""
 
@@ -107,6 +109,7 @@ class CheckReport:
         return {
             **{name: getattr(self, name) for name in (*names, "input_bytes", "ok")},
             "left_out": self.left_out,
+            "rulesets": self.rulesets,
             "findings": [
                 {name: getattr(f, name) for name in f.__slots__} for f in self.sorted_findings()
             ],

@@ -182,6 +182,9 @@ def check(
     templates: _Templates = "",
     distillation: _Distillation = False,
     stage: _Stage = "",
+    components: Annotated[
+        str, typer.Option(help="components.cif: counts what all-atom rules leave out, too.")
+    ] = "",
     plot: Annotated[
         Path | None,
         typer.Option(callback=picture_name, help="Picture of what is there and what is amiss."),
@@ -195,12 +198,16 @@ def check(
     Example: evofeed check raw/ --plot raw.png
     """
     from evofeed.featurize.check import check_input
+    from evofeed.featurize.entries.input import structure_files
+    from evofeed.featurize.entries.prepare import count_left_out
     from evofeed.featurize.inputs.stage import is_remote
 
     if is_remote(input_uri):
         input_uri = _stage(input_uri, stage, as_json)
     finder = _finder(structures, templates, distillation)
     found = check_input(input_uri, clusters=clusters, **finder)
+    if components:
+        found.rulesets = count_left_out(structure_files(structures or input_uri), components)
     if plot:
         from evofeed.viz import draw_check
 

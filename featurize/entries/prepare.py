@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-import importlib.util
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -13,7 +12,10 @@ from typing import Any, Final
 import numpy as np
 
 from evofeed.base.errors import InputError
+from evofeed.featurize.config import InputCaps
+from evofeed.featurize.formats.reading import file_ref, read_bytes
 from evofeed.featurize.records.entry import entry_record
+from evofeed.featurize.structures.components import read_components
 from evofeed.protein.components import ComponentMissing, ComponentTable
 from evofeed.protein.datapoints import molecule_names
 from evofeed.protein.entry_record import Dropped, EntryRecord, solvent_rows
@@ -57,17 +59,33 @@ class PreparedEntry:
         return tuple(found[:_SHOWN])
 
 
+def count_left_out(files: Iterable[str], components: str) -> dict[str, dict[str, int]]:
+    """How often the rules of each project leave something out of mmCIF files, in words; nothing is
+    made of them. `entry` counts those that it takes.
+
+    Raises:
+        InputError: there is no dictionary of components.
+    """
+    table = read_components(components)
+    found = {project: Counter({"entry": 0}) for project in PROJECTS}
+    for path in files:
+        for project, counts in found.items():
+            try:
+                data = read_bytes(file_ref(path), InputCaps())
+                section = prepare_entry(data, table, [project], path=path).sections[project]
+            except InputError as error:
+                counts[f"entry left out: {error.message.rpartition(f'{project}: ')[2]}"] += 1
+                continue
+            counts["entry"] += 1
+            counts.update(_words(dataclasses.replace(one, chain="")) for one in section.dropped)
+    return {project: dict(counts) for project, counts in found.items()}
+
+
 def _words(one: Dropped) -> str:
     where = " ".join(
         part for part in (one.component, one.chain and f"of chain {one.chain}") if part
     )
     return f"{one.what} {where} left out: {one.reason}".replace("  ", " ")
-
-
-def known_projects() -> tuple[str, ...]:
-    """Projects whose rules this evofeed has."""
-    place = "evofeed.featurize.records.rulesets"
-    return tuple(one for one in PROJECTS if importlib.util.find_spec(f"{place}.{one}"))
 
 
 def prepare_entry(

@@ -95,6 +95,11 @@ def show_check(found: CheckReport) -> None:
         console.print(f"{head}: {escape(finding.advice)}", highlight=False, soft_wrap=True)
         for example in finding.examples:
             console.print(f"    {escape(example)}", highlight=False, soft_wrap=True)
+    for project, counts in found.rulesets.items():
+        console.print(f"{project} takes {counts['entry']} entries", highlight=False)
+        for what, count in sorted(counts.items(), key=lambda one: -one[1]):
+            if what != "entry":
+                console.print(f"    {count} x {escape(what)}", highlight=False, soft_wrap=True)
     if found.ok:
         console.print("nothing is in the way", style="green")
 

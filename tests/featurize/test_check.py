@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import shutil
 from pathlib import Path
@@ -9,8 +10,10 @@ from pathlib import Path
 import pytest
 from tests.featurize.golden import INPUTS
 from tests.featurize.test_layouts import as_downloaded, flattened, small_chains, structure_of
+from tests.loader.views.packs import packs
 
 from evofeed.base.errors import InputError
+from evofeed.cli import main
 from evofeed.featurize import check_input
 from evofeed.featurize.check import CheckReport, Depth
 from evofeed.featurize.structures.structure_files import parse_structure
@@ -84,3 +87,27 @@ def test_unflattened_trees_and_caches_are_noticed(tmp_path: Path, golden: Path) 
     assert findings["not in chain_data_cache.json"].examples == names[1:]
     assert findings["in chain_data_cache.json only"].examples == ["0abc_A"]
     assert structure_of(small_chains()[0]).exists()
+
+
+def test_what_each_all_atom_project_leaves_out_is_counted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pack = packs()[0]
+    path = pack / "inputs" / "mmcif" / "2x1f.cif.gz"
+    (tmp_path / "one.cif.gz").write_bytes(path.read_bytes())
+    text = gzip.decompress(path.read_bytes()).replace(b"_revision_history.", b"_other_history.")
+    (tmp_path / "two.cif").write_bytes(text)
+    (dictionary,) = (pack / "components").glob("components.cif*")
+    for last in ([], ["--json"]):
+        with pytest.raises(SystemExit):
+            main(["check", str(tmp_path), "--components", str(dictionary), *last])
+    shown, found = capsys.readouterr().out.rsplit("\n{", 1)
+    counts = json.loads("{" + found)["rulesets"]
+    assert {project: one["entry"] for project, one in counts.items()} == {
+        "openfold3": 1,
+        "boltz": 2,
+        "protenix": 2,
+    }
+    assert counts["openfold3"]["entry left out: no _pdbx_audit_revision_history"] == 1
+    assert [one.get("chain G left out: a short polymer") for one in counts.values()] == [1, 2, None]
+    assert "boltz takes 2 entries" in shown and "2 x chain G left out: a short polymer" in shown
