@@ -7,14 +7,18 @@ import importlib.util
 import json
 import math
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tests.trainer.forked import run_ranks
 from tests.trainer.synthetic_records import write_dataset
 
+from evofeed.loader import LoaderConfig
+from evofeed.trainer import AlphaFold, AlphaFoldLoss, from_openfold_batch, tiny
 from evofeed.viz import Panel
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -45,11 +49,21 @@ def resumes(name: str, uri: str, folder: Path) -> None:
 
 
 def ddp(name: str, uri: str, folder: Path) -> None:
-    os.environ |= {
-        "RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29517",
-    }  # fmt: skip
-    losses = example(name).main(uri)
-    assert len(losses) == 2 and all(map(math.isfinite, losses))
+    """On two ranks two halves give the losses of the whole; so does a second half on one rank."""
+
+    def losses(ranks: int, checkpoint: str, steps: int) -> list[float]:
+        made = run_ranks(ranks, one_rank, uri, str(folder / checkpoint), steps, folder=folder)
+        return list(json.loads(made.splitlines()[-1]))
+
+    whole, first = losses(2, "whole", 4), losses(2, "half", 2)
+    shutil.copy(folder / "half", folder / "alone")
+    assert first + losses(2, "half", 2) == pytest.approx(whole, rel=1e-6)
+    assert losses(1, "alone", 2) == pytest.approx(whole[2:], rel=1e-4)
+    assert all(map(math.isfinite, whole)) and len(set(whole)) == 4
+
+
+def one_rank(uri: str, checkpoint: str, steps: int) -> None:
+    print(json.dumps(example("plain_ddp").main(uri, checkpoint, steps)))
 
 
 def lightning(name: str, uri: str, folder: Path) -> None:
@@ -58,9 +72,45 @@ def lightning(name: str, uri: str, folder: Path) -> None:
 
 
 def openfold(name: str, uri: str, folder: Path) -> None:
-    shapes = example(name).main(uri)
-    assert shapes["aatype"][:2] == (1, 32) and shapes["aatype"][-1] == shapes["msa_feat"][-1]
-    assert "no_recycling_iters" in shapes
+    """The calls of `train_openfold.py`, of commit ce0029e, on its data module and training step."""
+    import pytorch_lightning as pl
+
+    class OpenFoldWrapper(pl.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.model, self.loss = AlphaFold(tiny().model).eval(), AlphaFoldLoss(tiny().loss)
+            self.losses: list[float] = []
+
+        def training_step(self, batch: dict[str, torch.Tensor], batch_idx: int) -> torch.Tensor:
+            assert batch.pop("gt_features", None) is None
+            assert {value.shape[-1] for value in batch.values()} == {batch["aatype"].shape[-1]}
+            ours = from_openfold_batch(batch)  # for our model in place of OpenFold's
+            loss, _ = self.loss(self.model.eval()(ours), ours)  # dropout's numbers differ
+            self.losses.append(float(loss))
+            return loss
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.Adam(self.model.parameters(), lr=1e-3, eps=1e-5)
+
+    def fit(checkpoint: Path | None, max_steps: int) -> list[float]:
+        model, data_module = OpenFoldWrapper(), example(name).Features(uri, config)
+        data_module.prepare_data()
+        data_module.setup()
+        keep = pl.callbacks.ModelCheckpoint(dirpath=folder, every_n_train_steps=2, save_top_k=-1)
+        trainer = pl.Trainer(
+            max_steps=max_steps, reload_dataloaders_every_n_epochs=1, callbacks=[keep],
+            default_root_dir=folder, logger=[], enable_progress_bar=False,
+        )  # fmt: skip
+        trainer.fit(model, datamodule=data_module, ckpt_path=checkpoint)
+        data_module.loader.close()
+        return model.losses
+
+    config = LoaderConfig(crop_size=32, max_msa_clusters=8, max_extra_msa=16, epoch_len=3)
+    whole = fit(None, 5)  # into the second epoch
+    (half,) = folder.glob("*step=2.ckpt")
+    assert fit(half, 5) == pytest.approx(whole[2:], rel=1e-5)
+    assert len(set(whole)) == 5 and all(map(math.isfinite, whole))
 
 
 def features(name: str, uri: str, folder: Path) -> None:
