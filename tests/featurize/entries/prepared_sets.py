@@ -16,6 +16,8 @@ from tests.loader.views.boltz_recorded import read_a3m
 from tests.loader.views.openfold3_recorded import SOURCES
 from tests.loader.views.packs import openfold3_cache, read
 
+from evofeed.featurize.formats.a3m import parse_a3m
+
 _LATER = ("is_atomized", "token_id", "token_center_atom", "token_position", "component_id",
           "crop_mask", "atom_name_unique")  # fmt: skip
 """Annotations that a sample of OpenFold3 adds."""
@@ -61,21 +63,11 @@ def openfold3_texts(pack: Path, representative: str) -> dict[str, str]:
 
 
 def _rows(text: str) -> dict[str, Any]:
-    heads, letters, deletions = [], [], []
-    for part in text.split(">")[1:]:
-        head, _, body = part.partition("\n")
-        heads.append(head)
-        row, gone, count = [], [], 0
-        for letter in body.replace("\n", ""):
-            if letter.islower():
-                count += 1
-            else:
-                row.append(letter)
-                gone.append(count)
-                count = 0
-        letters.append(row)
-        deletions.append(gone)
-    return {"msa": np.array(letters), "deletion_matrix": np.array(deletions), "metadata": heads}
+    msa = parse_a3m(text.encode())
+    deletions = np.zeros(msa.letters.shape, int)
+    deletions[msa.deletion_row, msa.deletion_column] = msa.deletion_count
+    letters = np.char.decode(msa.letters.view("S1"))
+    return {"msa": letters, "deletion_matrix": deletions, "metadata": msa.descriptions()}
 
 
 def write_protenix_set(folder: Path, pack: Path, entries: Sequence[str]) -> Path:

@@ -1,25 +1,35 @@
-"""OpenFold3's and Protenix's prepared sets as inputs: their own tables, exactly, and samples."""
+"""OpenFold3's and Protenix's prepared sets as inputs: their own tables, exactly, and samples.
+
+Damage is also done to Boltz's.
+"""
 
 from __future__ import annotations
 
 import gzip
+import importlib
+import json
 import pickle
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from tests.featurize.entries.boltz_set import write_set
 from tests.featurize.entries.prepared_sets import (
     openfold3_texts,
     write_openfold3_set,
     write_protenix_set,
 )
+from tests.featurize.job.stage import Fateful
 from tests.featurize.records.allatom import (
     components,
     differing,
     openfold3_molecules,
     protenix_molecules,
 )
+from tests.loader.views.own_openfold3 import rdkit_molecule, stand_ins
 from tests.loader.views.packs import entry_view, openfold3_cache, packs, some_recordings
 
 from evofeed.base.errors import InputError, MsaError
@@ -41,14 +51,9 @@ from evofeed.protein.datapoints import alignment_name, alignment_names
 from evofeed.protein.molecules import Molecule
 from evofeed.store import Dataset, Entries
 
-PROTENIX_NAMES = {
-    "uniref90_hits": "pairing",
-    "mgnify_hits": "non_pairing",
-    "uniprot_hits": "hmmsearch",
-    "rnacentral_hits": "{}_all",
-}
+NAMES = {"uniref90_hits": "pairing", "mgnify_hits": "non_pairing"}
 """Files of Protenix's with the rows of OpenFold3's."""
-WRITERS = {"openfold3": write_openfold3_set, "protenix": write_protenix_set}
+WRITERS = {"openfold3": write_openfold3_set, "protenix": write_protenix_set, "boltz": write_set}
 
 
 def made(project: str, folder: Path, pack: Path, *entries: str) -> PreparedSet:
@@ -59,74 +64,45 @@ def made(project: str, folder: Path, pack: Path, *entries: str) -> PreparedSet:
     return found
 
 
-@pytest.mark.parametrize(
-    "path", some_recordings("openfold3/structure/*.npz", 8), ids=lambda p: p.stem
-)
-def test_the_view_of_a_prepared_structure_is_that_of_openfold3s_own_tables(
-    path: Path, tmp_path: Path
-) -> None:
-    pack = path.parents[2]
-    ((_name, *files),) = made("openfold3", tmp_path / "set", pack, path.stem).items
-    target = read_target("openfold3", *files)
-    record, section = target.entry.record, target.entry.sections["openfold3"]
-    theirs = entry_view("openfold3", pack, path.stem)
-    names = alignment_names(record, section)
-    ours = openfold3_view(record, section, openfold3_molecules(pack), names)
-    skipped = ("molecule_orders", "alignments", "chain_alignment")
-    assert differing(ours, theirs, skipped=skipped) == []
-    aligned = {names.get(int(one)) for one in section.chain_entity[theirs.chain_alignment >= 0]}
-    assert aligned == {read_alignment([file]).name for file in files[2:]}
+BOTH = [*some_recordings("openfold3/structure/*.npz", 8)]
+BOTH += some_recordings("protenix/structure/*.npz", 8)
 
 
-@pytest.mark.parametrize(
-    "path", some_recordings("protenix/structure/*.npz", 8), ids=lambda p: p.stem
-)
-def test_the_view_of_a_prepared_structure_is_that_of_protenixs_own_tables(
+@pytest.mark.parametrize("path", BOTH, ids=lambda one: f"{one.parts[-3]}-{one.stem}")
+def test_the_view_of_a_prepared_structure_is_that_of_the_projects_own_tables(
     path: Path, tmp_path: Path
 ) -> None:
-    pack = path.parents[2]
-    ((_name, *files),) = made("protenix", tmp_path, pack, path.stem).items
-    target = read_target("protenix", *files)
-    record, section = target.entry.record, target.entry.sections["protenix"]
-    theirs = entry_view("protenix", pack, path.stem)
+    pack, project = path.parents[2], path.parts[-3]
+    ((_name, *files),) = made(project, tmp_path / "set", pack, path.stem).items
+    target = read_target(project, *files)
+    record, section = target.entry.record, target.entry.sections[project]
+    theirs = entry_view(project, pack, path.stem)
+    rows = theirs.chain_alignment
     names = {
-        int(theirs.chain_entity[chain]): theirs.alignments[number]
-        for chain, number in enumerate(theirs.chain_alignment.tolist())
-        if number >= 0
+        int(theirs.chain_entity[chain]): theirs.alignments[rows[chain]]
+        for chain in np.flatnonzero(rows >= 0)
     }
-    ours = protenix_view(record, section, target.molecules, names, components(pack))
-    skipped = ("molecule_", "component_molecule", "atom_reference")
+    skipped: tuple[str, ...] = ("molecule_orders",)
+    if project == "openfold3":
+        ours: Any = openfold3_view(record, section, openfold3_molecules(pack), names)
+        known = alignment_names(record, section)
+        aligned = {known.get(int(one)) for one in section.chain_entity[rows >= 0]}
+        assert aligned == {read_alignment([file]).name for file in files[2:]}
+    else:
+        ours = protenix_view(record, section, target.molecules, names, components(pack))
+        skipped = ("molecule_", "component_molecule", "atom_reference")
+        mine, own = ours.atom_reference, theirs.atom_reference
+        position = theirs.molecule_position[0][own].astype(np.float32)
+        np.testing.assert_array_equal(ours.molecule_mask[mine], theirs.molecule_mask[own])
+        np.testing.assert_array_equal(ours.molecule_position[0][mine], position)
     assert differing(ours, theirs, skipped=skipped) == []
-    mine, own = ours.atom_reference, theirs.atom_reference
-    np.testing.assert_array_equal(ours.molecule_mask[mine], theirs.molecule_mask[own])
-    np.testing.assert_array_equal(
-        ours.molecule_position[0][mine], theirs.molecule_position[0][own].astype(np.float32)
-    )
-
-
-class Here:
-    """Units one after the other in this process."""
-
-    def __init__(self, _options: Any) -> None:
-        self.outcomes: list[Any] = []
-
-    def room(self) -> int:
-        return 1
-
-    def submit(self, task: Any) -> None:
-        self.outcomes.append(task.work(lambda _name: None))
-
-    def wait(self, _timeout: float) -> list[Any]:
-        done, self.outcomes = self.outcomes, []
-        return done
-
-    def close(self) -> None:
-        pass
 
 
 @pytest.fixture
 def here(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("evofeed.featurize.entries.job.open_executor", Here)
+    """Jobs run in this process."""
+    executor = "evofeed.featurize.entries.job.open_executor"
+    monkeypatch.setattr(executor, lambda _options: Fateful(lambda _task: None))
 
 
 def prepared(source: EntriesInput, data: Path, **given: Any) -> tuple[JobReport, Entries]:
@@ -173,8 +149,8 @@ def test_samples_of_a_prepared_set_are_those_of_its_mmcif(
             if name := chain["alignment_representative_id"]:
                 (rows / name).mkdir(parents=True, exist_ok=True)
                 for source, text in openfold3_texts(pack, name).items():
-                    theirs = source if project == "openfold3" else PROTENIX_NAMES[source]
-                    (rows / name / f"{theirs.format(name)}.a3m").write_text(text)
+                    theirs = source if project == "openfold3" else NAMES.get(source, "hmmsearch")
+                    (rows / name / f"{theirs}.a3m").write_text(text)
     rules: dict[str, Any] = {"projects": (project,), "conformers": 2}
     rules["components"] = str(dictionary)
     given = found.alignments or str(rows)
@@ -192,7 +168,7 @@ def test_samples_of_a_prepared_set_are_those_of_its_mmcif(
         assert not wrong, key
 
 
-@pytest.mark.parametrize("project", ["openfold3", "protenix"])
+@pytest.mark.parametrize("project", WRITERS)
 def test_a_damaged_prepared_file_is_a_typed_error(project: str, tmp_path: Path) -> None:
     ((_name, *files),) = made(project, tmp_path, packs()[0], "2x1f").items
     refused = 0
@@ -211,44 +187,26 @@ def test_a_damaged_prepared_file_is_a_typed_error(project: str, tmp_path: Path) 
     assert refused > 38
 
 
-def _short(table: dict[str, Any]) -> None:
-    table["res_name"] = table["res_name"][:-1]
+HARMS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+    "a short column": lambda t: t | {"res_name": t["res_name"][:-1]},
+    "bonds of no atom": lambda t: t | {"bonds": t["bonds"] + 5000},
+    "infinite": lambda t: t | {"coord": np.where(np.isnan(t["coord"]), np.nan, np.inf)},
+    "chains of no cache": lambda t: t | {"chain_id": np.char.add(t["chain_id"], "9")},
+    "a chain in two places": lambda t: (
+        t | {"chain_id": np.roll(np.unique(t["chain_id"]), 1)[t["res_id"] % 2]}
+    ),
+    "no such type": lambda t: t | {"molecule_type_id": t["molecule_type_id"] + 7},
+    "a column missing": lambda t: {k: v for k, v in t.items() if k != "charge"},
+}
 
 
-def _far_bond(table: dict[str, Any]) -> None:
-    table["bonds"] = table["bonds"] + 5000
-
-
-def _infinite(table: dict[str, Any]) -> None:
-    table["coord"] = np.where(np.isfinite(table["coord"]), np.inf, np.nan)
-
-
-def _other_chain(table: dict[str, Any]) -> None:
-    table["chain_id"] = np.char.add(table["chain_id"], "9")
-
-
-def _two_runs(table: dict[str, Any]) -> None:
-    table["chain_id"][3] = "2"
-
-
-def _odd_type(table: dict[str, Any]) -> None:
-    table["molecule_type_id"] = table["molecule_type_id"] + 7
-
-
-def _no_charge(table: dict[str, Any]) -> None:
-    del table["charge"]
-
-
-@pytest.mark.parametrize(
-    "harm", [_short, _far_bond, _infinite, _other_chain, _two_runs, _odd_type, _no_charge]
-)
+@pytest.mark.parametrize("harm", HARMS.values(), ids=HARMS)
 def test_tables_that_contradict_each_other_are_a_typed_error(harm: Any, tmp_path: Path) -> None:
-    ((_name, *files),) = made("openfold3", tmp_path, packs()[0], "2x1f").items
+    ((_name, *files),) = made("openfold3", tmp_path, packs()[0], "1pfe").items
     with np.load(files[0]) as members:
         table = dict(members)
-    harm(table)
-    np.savez(files[0], **table)
-    with pytest.raises(InputError, match=r"2x1f\.npz"):
+    np.savez(files[0], **harm(table))
+    with pytest.raises(InputError, match=r"1pfe\.npz"):
         read_target("openfold3", *files)
 
 
@@ -296,3 +254,55 @@ def test_rows_of_an_rna_are_found_by_protenixs_name(tmp_path: Path) -> None:
     ((file,),) = alignment_folders(tmp_path)
     assert read_alignment([file]).sources == ("rna",)
     assert read_alignment([file]).name == alignment_name("GUUGU", is_rna=True)
+
+
+@pytest.fixture
+def openfold3(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path, str(Path(__file__).parents[3] / ".projects")])
+    stand_ins(monkeypatch)
+    pytest.importorskip("openfold3", reason="make projects")
+
+
+@pytest.mark.slow
+def test_a_molecule_that_stands_for_a_conformer_is_read_with_it(
+    openfold3: None, tmp_path: Path
+) -> None:
+    module = importlib.import_module("openfold3.core.data.io.structure.mol")
+    (tmp_path / "reference_mols").mkdir()
+    for code in ("PRO", "GLY"):
+        wanted = openfold3_molecules(packs()[0])[code]
+        file = tmp_path / "reference_mols" / f"{code}.sdf"
+        module.write_annotated_sdf(rdkit_molecule(wanted, packs()[0], code), file)
+    about = {"conformer_gen_strategy": "use_fallback", "set_fallback_to_nan": False}
+    reference = {"PRO": about | {"set_fallback_to_nan": True}, "GLY": about}
+    cache = {"structure_data": {"1xyz": {"status": "failed"}}, "reference_molecule_data": reference}
+    (tmp_path / "metadata.json").write_text(json.dumps(cache))
+    found = prepared_set(str(tmp_path / "metadata.json"), "")
+    assert found is not None
+    assert found.left_out == [("1xyz", "OpenFold3 has not prepared it: failed")]
+    made = found.molecules["GLY"]
+    for name in ("name", "element", "charge", "mask"):
+        assert np.array_equal(getattr(made, name), getattr(wanted, name)), name
+    np.testing.assert_allclose(made.position, wanted.position, atol=5.1e-5)
+    hidden = found.molecules["PRO"]
+    assert not hidden.mask.any() and not hidden.position.any()
+
+
+@pytest.mark.slow
+def test_arrays_that_openfold3_reads_are_read_as_its_text(openfold3: None, tmp_path: Path) -> None:
+    module = importlib.import_module("openfold3.core.data.io.sequence.msa")
+    files, parsed = [], {}
+    for source, text in sorted(openfold3_texts(packs()[0], "2x1f_1").items()):
+        files.append(str(tmp_path / f"{source}.a3m"))
+        Path(files[-1]).write_text(text)
+        parsed[source] = np.array(vars(module.parse_a3m(text)), object)
+    arrays = tmp_path / "2x1f_1.npz"
+    np.savez_compressed(arrays, **parsed)
+    theirs = module.parse_msas_preparsed([arrays])
+    ours, text_rows = read_alignment([str(arrays)]), read_alignment(files)
+    assert ours.sources == tuple(sorted(theirs))
+    for name in type(ours).__dataclass_fields__:
+        if name != "row_gapless":  # the arrays have no letters that were inserted
+            assert np.array_equal(getattr(ours, name), getattr(text_rows, name)), name
+    letters = np.array([*"ABCDEFGHIJKLMNOPQRSTUVWXYZ-"])[ours.letters[ours.row_letters]]
+    assert np.array_equal(letters, np.concatenate([theirs[name].msa for name in ours.sources]))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import gzip
 import importlib
 import io
+import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +21,7 @@ from tests.featurize.records.allatom import components
 from tests.loader.views.own_openfold3 import stand_ins
 from tests.loader.views.packs import some_recordings
 
+from evofeed.featurize.entries.prepared import prepared_set, read_target
 from evofeed.featurize.records.entry import entry_record
 from evofeed.featurize.records.rulesets.openfold3 import openfold3_section
 from evofeed.featurize.records.rulesets.protenix import protenix_section
@@ -131,6 +133,28 @@ def assert_same(
     assert sorted(np.sort(section.bond_atom, axis=1).tolist()) == sorted(bonds.tolist())
 
 
+def assert_read_as_ours(folder: Path, ours: RulesetSection) -> None:
+    """The set that a project wrote there has one entry, whose section is ours."""
+    found = prepared_set(str(folder), "")
+    assert found is not None
+    ((_name, *files),) = found.items
+    theirs = read_target(ours.project, *files).entry.sections[ours.project]
+    for name in type(ours).__dataclass_fields__:
+        one, two = getattr(ours, name), getattr(theirs, name)
+        if name == "atom_row":
+            one, two = one >= 0, two >= 0
+        if name == "interface":
+            one, two = (np.unique(np.sort(pairs, axis=1), axis=0) for pairs in (one, two))
+        if name not in OF_THE_RECORD + (UNREAD if ours.project == "protenix" else ()):
+            assert np.array_equal(one, two), name
+
+
+OF_THE_RECORD = ("chain_asym", "chain_operator", "chain_copy", "bond_atom", "bond_type", "dropped")
+"""Columns that point into another record, in no order, or that a set does not have."""
+UNREAD = ("atom_charge", "residue_insertion")
+"""What a sample of Protenix does not read."""
+
+
 @pytest.mark.parametrize("edit", EDITS, ids=lambda one: one.__name__)
 @pytest.mark.parametrize(
     "path", some_recordings("openfold3/structure/*.npz", 2), ids=lambda p: p.stem
@@ -151,6 +175,13 @@ def test_openfold3_cleans_an_edited_entry_as_ours_does(
     record = entry_record(text.encode())
     section = openfold3_section(record, components(pack))
     assert_same(section, record, theirs, np.isfinite(theirs.coord).all(axis=1))
+    about = module.extract_chain_and_interface_metadata_of3(theirs, block)
+    home = tmp_path / "structure_files" / "entry"
+    home.mkdir(parents=True)
+    module.write_structure(theirs, home / "entry.npz", data_block="entry")
+    text = json.dumps({"structure_data": {"entry": about}}, default=module.encode_numpy_types)
+    (tmp_path / "metadata.json").write_text(text)
+    assert_read_as_ours(tmp_path, section)
 
 
 @pytest.mark.parametrize("edit", EDITS, ids=lambda one: one.__name__)
@@ -173,9 +204,24 @@ def test_protenix_prepares_an_edited_entry_as_ours_does(
     dictionary = pdbx.CIFFile.read(io.StringIO(dictionary_text(pack)))
     monkeypatch.setattr(module.ccd, "biotite_load_ccd_cif", lambda: dictionary)
     monkeypatch.setattr(module, "get_obsolete_dict", dict)
-    conformers = "add_ref_info_and_res_perm"  # another test's
-    monkeypatch.setattr(module.AddAtomArrayAnnot, conformers, staticmethod(lambda atoms: atoms))
-    theirs = module.MMCIFParser(file).get_bioassembly()["atom_array"]
+
+    def conformers(atoms: Any) -> Any:  # another test's
+        for name in ("ref_pos", "ref_mask", "ref_charge"):
+            atoms.set_annotation(name, np.zeros((len(atoms), 3)[: 1 + (name == "ref_pos")]))
+        return atoms
+
+    name = "add_ref_info_and_res_perm"
+    monkeypatch.setattr(module.AddAtomArrayAnnot, name, staticmethod(conformers))
+    parser = module.MMCIFParser(file)
+    whole = parser.get_bioassembly()
+    theirs = whole["atom_array"]
     record = entry_record(text.encode())
     section = protenix_section(record, components(pack))
     assert_same(section, record, theirs, theirs.is_resolved)
+    for home in ("mmcif_bioassembly", "indices"):
+        (tmp_path / home).mkdir()
+    rows = parser.make_indices(whole)
+    importlib.import_module("pandas").DataFrame(rows).to_csv(tmp_path / "indices" / "one.csv")
+    target = tmp_path / "mmcif_bioassembly" / f"{rows[0]['pdb_id']}.pkl.gz"
+    importlib.import_module("protenix.utils.file_io").dump_gzip_pickle(whole, target)
+    assert_read_as_ours(tmp_path, section)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-import json
 import sys
 from collections import defaultdict
 from pathlib import Path
@@ -13,15 +12,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.featurize.entries.prepared_sets import openfold3_texts
 from tests.featurize.records.allatom import (
     components,
     openfold3_alignments,
     openfold3_molecules,
     record,
 )
-from tests.loader.views.boltz_recorded import read_a3m
-from tests.loader.views.openfold3_recorded import SOURCES, RecordedDraws
-from tests.loader.views.packs import entry_view, openfold3_cache, read
+from tests.loader.views.openfold3_recorded import RecordedDraws
+from tests.loader.views.packs import entry_view, openfold3_cache, rdkit_graph, read
 
 from evofeed.featurize.records.rulesets.openfold3 import openfold3_section
 from evofeed.loader.views.entry_view import EntryView
@@ -59,7 +58,7 @@ def openfold3_sample(
     monkeypatch.setattr(
         importlib.import_module(f"{core}.pipelines.sample_processing.conformer"),
         "read_single_annotated_sdf",
-        lambda file: _rdkit_molecule(molecules[file.stem], path.parents[2], file.stem),
+        lambda file: rdkit_molecule(molecules[file.stem], path.parents[2], file.stem),
     )
     own = type("Own", (base.BaseOF3Dataset,), {"__getitem__": None, "datapoint_cache": None})
     dataset = object.__new__(own)
@@ -156,36 +155,23 @@ def _atoms(path: Path) -> Any:
     return array
 
 
-def _rdkit_molecule(molecule: Molecule, pack: Path, name: str) -> Any:
+def rdkit_molecule(molecule: Molecule, pack: Path, name: str) -> Any:
+    """A recorded molecule as OpenFold3 reads it, with its conformer."""
     chem = importlib.import_module("rdkit.Chem")
-    with np.load(pack / "components" / "openfold3_reference_mols.npz") as members:
-        orders = members[f"{name}.bonds"][:, 2].tolist()
-    kinds = {2: "SINGLE", 3: "AROMATIC", 4: "DOUBLE", 6: "TRIPLE"}
-    graph = chem.RWMol()
+    graph = rdkit_graph(pack, name)
     conformer = chem.Conformer(len(molecule.name))
     for row, title in enumerate(molecule.name.tolist()):
-        atom = chem.Atom(int(molecule.element[row]))
-        atom.SetFormalCharge(int(molecule.charge[row]))
-        atom.SetNoImplicit(True)
+        atom = graph.GetAtomWithIdx(row)
         atom.SetProp("annot_atom_name", title)
         atom.SetBoolProp("annot_used_atom_mask", bool(molecule.mask[row]))
-        graph.AddAtom(atom)
         conformer.SetAtomPosition(row, molecule.position[0, row].astype(float).tolist())
-    for (one, two), order in zip(molecule.bond.tolist(), orders, strict=True):
-        graph.AddBond(one, two, getattr(chem.BondType, kinds.get(order, "SINGLE")))
     graph.AddConformer(conformer)
     return graph.GetMol()
 
 
 def _write_alignments(pack: Path, chains: dict[str, Any], folder: Path) -> None:
     """The files of every representative, the query replaced by the entry's sequence."""
-    stands_for = openfold3_cache(pack)["alignment_of_representative"]
-    table = json.loads((pack / "inputs" / "msa" / "index.json").read_text())
     for name in {one.get("alignment_representative_id") for one in chains.values()} - {None}:
-        query = table.get(name, table[stands_for[name]])["sequence"]
         (folder / name).mkdir()
-        for file in (pack / "inputs" / "msa" / stands_for[name]).glob("*.a3m"):
-            rows = read_a3m(file)
-            rows[0] = (rows[0][0], query)
-            text = "".join(f">{head}\n{body}\n" for head, body in rows)
-            (folder / name / f"{SOURCES[file.stem]}.a3m").write_text(text)
+        for source, text in openfold3_texts(pack, name).items():
+            (folder / name / f"{source}.a3m").write_text(text)

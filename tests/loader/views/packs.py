@@ -17,7 +17,8 @@ from tests.conftest import golden_folder, golden_json
 
 from evofeed.loader.views.entry_view import OTHER_POLYMER, ChainType, EntryView, ProtenixView
 from evofeed.loader.views.packing import fill_slot, pack_sample, unpack_sample
-from evofeed.protein.molecules import ELEMENTS
+from evofeed.protein.molecules import ELEMENTS, numbered
+from evofeed.protein.ruleset_section import copies_of
 
 OPENFOLD3_NAMES = (
     "ALA ARG ASN ASP CYS GLN GLU GLY HIS ILE LEU LYS MET PHE PRO SER THR TRP TYR VAL UNK "
@@ -157,19 +158,14 @@ def _runs(*columns: np.ndarray) -> np.ndarray:
     return np.flatnonzero(new)
 
 
-def _copies(entities: np.ndarray) -> np.ndarray:
-    return np.array([np.sum(entities[:i] == e) for i, e in enumerate(entities)], np.int32)
-
-
 def name_codes(names: np.ndarray) -> np.ndarray:
     """Characters of atom names minus 32, cut to four."""
     text = np.char.ljust(names.astype("<U4"), 4).astype("<U4")
     return (text.view(np.uint32).reshape(-1, 4) - 32).astype(np.uint8)
 
 
-@functools.cache
-def _openfold3_orders(pack: Path, name: str) -> np.ndarray:
-    """Atom orders that map a molecule onto itself, `[P, a]`, as RDKit lists them."""
+def rdkit_graph(pack: Path, name: str) -> Any:
+    """A recorded reference molecule of OpenFold3's."""
     from rdkit import Chem
 
     molecules = _openfold3_molecules(pack)
@@ -183,6 +179,13 @@ def _openfold3_orders(pack: Path, name: str) -> np.ndarray:
         graph.AddAtom(atom)
     for one, two, kind in molecules[f"{name}.bonds"].tolist():
         graph.AddBond(one, two, getattr(Chem.BondType, types.get(kind, "SINGLE")))
+    return graph
+
+
+@functools.cache
+def _openfold3_orders(pack: Path, name: str) -> np.ndarray:
+    """Atom orders that map a molecule onto itself, `[P, a]`, as RDKit lists them."""
+    graph = rdkit_graph(pack, name)
     return np.array(graph.GetSubstructMatches(graph, uniquify=False, maxMatches=1000), np.int32)
 
 
@@ -215,8 +218,8 @@ def _openfold3(pack: Path, entry: str) -> EntryView:
     component_atoms = _offsets(residues[fresh], total)
     rank = {name: number for number, name in enumerate(molecules)}
     for title, first, stop in zip(titles, component_atoms, component_atoms[1:], strict=False):
-        theirs = {name: i for i, name in enumerate(_distinct(tables[f"{title}.name"]))}
-        own = _distinct(atom["atom_name"][first:stop])
+        theirs = {name: i for i, name in enumerate(numbered(tables[f"{title}.name"]))}
+        own = numbered(atom["atom_name"][first:stop])
         reference[first:stop] = [starts[rank[title]] + theirs[name] for name in own]
     joined = {
         part: np.concatenate([tables[f"{name}.{part}"] for name in molecules])
@@ -239,7 +242,7 @@ def _openfold3(pack: Path, entry: str) -> EntryView:
         chain_name=names,
         chain_type=kinds[atom["molecule_type_id"][chains]].astype(np.uint8),
         chain_entity=entities,
-        chain_sym=_copies(entities),
+        chain_sym=copies_of(entities),
         chain_valid=np.ones(len(names), bool),
         chain_residue=_offsets(np.searchsorted(residues, chains), len(residues)),
         chain_alignment=np.array(
@@ -282,16 +285,6 @@ def _openfold3(pack: Path, entry: str) -> EntryView:
         molecule_mask=joined["used"],
         molecule_orders=tuple(_openfold3_orders(pack, name) for name in molecules),
     )
-
-
-def _distinct(names: np.ndarray) -> list[tuple[str, int]]:
-    """Every name with how often it came before."""
-    seen: dict[str, int] = {}
-    out = []
-    for name in names.tolist():
-        seen[name] = seen.get(name, 0) + 1
-        out.append((name, seen[name]))
-    return out
 
 
 def _boltz(pack: Path, entry: str) -> EntryView:

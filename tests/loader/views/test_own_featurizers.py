@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.featurize.entries.boltz_set import ROWS, TABLES, table
 from tests.featurize.records.allatom import (
     boltz_alignments,
     boltz_molecules,
@@ -88,35 +89,18 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[str, str, Any]
     yield found
 
 
-def structured(arrays: dict[str, Any], prefix: str, dtype: Any) -> np.ndarray:
-    """Fields of a table as one structured array."""
-    kind = np.dtype(dtype)
-    fields = {name: arrays[f"{prefix}.{name}"] for name in kind.names}
-    out = np.zeros(len(next(iter(fields.values()))), kind)
-    for name, value in fields.items():
-        out[name] = value
-    return out
-
-
 def boltz_of(path: Path) -> Any:
     """Boltz's own tokens of its own prepared structure."""
     types = importlib.import_module("boltz.data.types")
     meta, arrays = read(path)
-    names = {
-        "atoms": types.Atom, "bonds": types.Bond, "residues": types.Residue, "chains": types.Chain,
-        "connections": types.Connection, "interfaces": types.Interface,
-    }  # fmt: skip
-    tables = {name: structured(arrays, f"structure.{name}", kind) for name, kind in names.items()}
+    tables = {name: table(arrays, f"structure.{name}.", TABLES[name]) for name in TABLES}
     structure = types.Structure(**tables, mask=arrays["structure.mask"])
     alignments = {}
     for row, about in enumerate(meta["record"]["chains"]):
         if about["msa_id"]:
             msa = read(path.parent.parent / "msa" / f"{about['msa_id']}.npz").arrays
-            alignments[row] = types.MSA(
-                sequences=structured(msa, "sequences", types.MSASequence),
-                deletions=structured(msa, "deletions", types.MSADeletion),
-                residues=structured(msa, "residues", types.MSAResidue),
-            )
+            rows = {name: table(msa, f"{name}.", ROWS[name]) for name in ROWS}
+            alignments[row] = types.MSA(**rows)
     data = types.Input(structure=structure, msa=alignments)
     return importlib.import_module("boltz.data.tokenize.boltz").BoltzTokenizer().tokenize(data)
 
@@ -264,8 +248,8 @@ def alignment_folders(pack: Path, entry: str, sequences: dict[str, str], root: P
             target.parent.mkdir(exist_ok=True)
             target.write_text(text)
         tables[is_rna][sequences[entity]] = [folder] if is_rna else folder
-    for name, table in zip(("protein", "rna"), tables, strict=True):
-        (root / f"{name}.json").write_text(json.dumps(table))
+    for name, one in zip(("protein", "rna"), tables, strict=True):
+        (root / f"{name}.json").write_text(json.dumps(one))
     featurizer = importlib.import_module("protenix.data.msa.msa_featurizer").MSAFeaturizer
     return featurizer(
         prot_seq_or_filename_to_msadir_jsons=[str(root / "protein.json")],
