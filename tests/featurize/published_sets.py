@@ -87,11 +87,11 @@ def _boltz_structure(record: ChainRecord) -> dict[str, np.ndarray]:
         name = ATOM_TYPES[number]
         names[row, : len(name)] = [ord(letter) - 32 for letter in name]
     assert record.all_atom_positions is not None
-    atoms = np.zeros(len(slot), list(TABLES["atoms"]))
+    atoms = np.zeros(len(slot), TABLES["atoms"])
     atoms["name"], atoms["coords"] = names, record.all_atom_positions[residue, slot]
     atoms["is_present"] = True
     counts = np.bincount(residue, minlength=record.num_res)
-    residues = np.zeros(record.num_res, list(TABLES["residues"]))
+    residues = np.zeros(record.num_res, TABLES["residues"])
     residues["name"] = [THREE[code] for code in record.aatype]
     residues["res_type"] = record.aatype + 2
     residues["res_idx"] = np.arange(record.num_res)
@@ -102,24 +102,24 @@ def _boltz_structure(record: ChainRecord) -> dict[str, np.ndarray]:
     return {
         "atoms": atoms,
         "residues": residues,
-        "chains": np.array([chain], list(TABLES["chains"])),
+        "chains": np.array([chain], TABLES["chains"]),
         "mask": np.ones(1, bool),
-        **{n: np.zeros(0, list(TABLES[n])) for n in ("bonds", "connections", "interfaces")},
+        **{n: np.zeros(0, TABLES[n]) for n in ("bonds", "connections", "interfaces")},
     }
 
 
 def _boltz_msa(record: ChainRecord) -> dict[str, np.ndarray]:
     N, L = record.msa.shape
     starts = np.searchsorted(record.deletion_row, np.arange(N + 1))
-    sequences = np.zeros(N, list(ROWS["sequences"]))
+    sequences = np.zeros(N, ROWS["sequences"])
     sequences["seq_idx"] = np.arange(N)
     sequences["taxonomy"] = np.where(np.arange(N) % 3 == 1, 9606, -1)
     sequences["res_start"], sequences["res_end"] = np.arange(N) * L, np.arange(1, N + 1) * L
     sequences["del_start"], sequences["del_end"] = starts[:-1], starts[1:]
-    deletions = np.zeros(len(record.deletion_count), list(ROWS["deletions"]))
+    deletions = np.zeros(len(record.deletion_count), ROWS["deletions"])
     deletions["res_idx"] = record.deletion_column
     deletions["deletion"] = record.deletion_count
-    residues = np.zeros(N * L, list(ROWS["residues"]))
+    residues = np.zeros(N * L, ROWS["residues"])
     residues["res_type"] = _BOLTZ_CODE[record.msa].reshape(-1)
     return {"sequences": sequences, "deletions": deletions, "residues": residues}
 

@@ -9,36 +9,32 @@ from pathlib import Path
 import numpy as np
 from tests.loader.views.packs import read
 
+
+def _columns(text: str) -> list[tuple[str, str]]:
+    return [(name, kind) for name, _, kind in (one.partition(":") for one in text.split())]
+
+
 TABLES = {
-    "atoms": (
-        ("name", "4i1"), ("element", "i1"), ("charge", "i1"), ("coords", "3f4"),
-        ("conformer", "3f4"), ("is_present", "?"), ("chirality", "i1"),
+    "atoms": _columns(
+        "name:4i1 element:i1 charge:i1 coords:3f4 conformer:3f4 is_present:? chirality:i1"
     ),
-    "bonds": (("atom_1", "i4"), ("atom_2", "i4"), ("type", "i1")),
-    "residues": (
-        ("name", "<U5"), ("res_type", "i1"), ("res_idx", "i4"), ("atom_idx", "i4"),
-        ("atom_num", "i4"), ("atom_center", "i4"), ("atom_disto", "i4"), ("is_standard", "?"),
-        ("is_present", "?"),
+    "bonds": _columns("atom_1:i4 atom_2:i4 type:i1"),
+    "residues": _columns(
+        "name:U5 res_type:i1 res_idx:i4 atom_idx:i4 atom_num:i4 atom_center:i4 atom_disto:i4 "
+        "is_standard:? is_present:?"
     ),
-    "chains": (
-        ("name", "<U5"), ("mol_type", "i1"), ("entity_id", "i4"), ("sym_id", "i4"),
-        ("asym_id", "i4"), ("atom_idx", "i4"), ("atom_num", "i4"), ("res_idx", "i4"),
-        ("res_num", "i4"), ("cyclic_period", "i4"),
+    "chains": _columns(
+        "name:U5 mol_type:i1 entity_id:i4 sym_id:i4 asym_id:i4 atom_idx:i4 atom_num:i4 res_idx:i4 "
+        "res_num:i4 cyclic_period:i4"
     ),
-    "connections": (
-        ("chain_1", "i4"), ("chain_2", "i4"), ("res_1", "i4"), ("res_2", "i4"),
-        ("atom_1", "i4"), ("atom_2", "i4"),
-    ),
-    "interfaces": (("chain_1", "i4"), ("chain_2", "i4")),
-}  # fmt: skip
+    "connections": _columns("chain_1:i4 chain_2:i4 res_1:i4 res_2:i4 atom_1:i4 atom_2:i4"),
+    "interfaces": _columns("chain_1:i4 chain_2:i4"),
+}
 ROWS = {
-    "sequences": (
-        ("seq_idx", "i2"), ("taxonomy", "i4"), ("res_start", "i4"), ("res_end", "i4"),
-        ("del_start", "i4"), ("del_end", "i4"),
-    ),
-    "deletions": (("res_idx", "i2"), ("deletion", "i2")),
-    "residues": (("res_type", "i1"),),
-}  # fmt: skip
+    "sequences": _columns("seq_idx:i2 taxonomy:i4 res_start:i4 res_end:i4 del_start:i4 del_end:i4"),
+    "deletions": _columns("res_idx:i2 deletion:i2"),
+    "residues": _columns("res_type:i1"),
+}
 
 
 def write_set(folder: Path, pack: Path, entries: Sequence[str]) -> Path:
