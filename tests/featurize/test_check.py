@@ -103,11 +103,7 @@ def test_what_each_all_atom_project_leaves_out_is_counted(
             main(["check", str(tmp_path), "--components", str(dictionary), *last])
     shown, found = capsys.readouterr().out.rsplit("\n{", 1)
     counts = json.loads("{" + found)["rulesets"]
-    assert {project: one["entry"] for project, one in counts.items()} == {
-        "openfold3": 1,
-        "boltz": 2,
-        "protenix": 2,
-    }
+    assert [one["entry"] for one in counts.values()] == [1, 2, 2]
     assert counts["openfold3"]["entry left out: no _pdbx_audit_revision_history"] == 1
     assert [one.get("chain G left out: a short polymer") for one in counts.values()] == [1, 2, None]
     assert "boltz takes 2 entries" in shown and "2 x chain G left out: a short polymer" in shown

@@ -44,22 +44,22 @@ def write_set(folder: Path, pack: Path, entries: Sequence[str]) -> Path:
         (folder / part).mkdir(parents=True, exist_ok=True)
     for entry in entries:
         meta, arrays = read(pack / "boltz" / "structure" / f"{entry}.npz")
-        tables = {name: table(arrays, f"structure.{name}.", TABLES[name]) for name in TABLES}
+        tables = {name: _table(arrays, f"structure.{name}.", TABLES[name]) for name in TABLES}
         np.savez(folder / "structures" / f"{entry}.npz", mask=arrays["structure.mask"], **tables)
         records.append(meta["record"])
         for one in {chain["msa_id"] for chain in meta["record"]["chains"]} - {""}:
             arrays = read(pack / "boltz" / "msa" / f"{one}.npz").arrays
-            rows = {name: table(arrays, f"{name}.", ROWS[name]) for name in ROWS}
+            rows = {name: _table(arrays, f"{name}.", ROWS[name]) for name in ROWS}
             np.savez_compressed(folder / "msa" / f"{one}.npz", **rows)
     (folder / "manifest.json").write_text(json.dumps({"records": records}))
     return folder
 
 
-def table(
+def _table(
     arrays: dict[str, np.ndarray], prefix: str, columns: Sequence[tuple[str, str]]
 ) -> np.ndarray:
     size = len(arrays[prefix + columns[0][0]])
-    found = np.zeros(size, np.dtype([(name, np.dtype(kind)) for name, kind in columns]))
+    table = np.zeros(size, np.dtype([(name, np.dtype(kind)) for name, kind in columns]))
     for name, _ in columns:
-        found[name] = arrays[prefix + name]
-    return found
+        table[name] = arrays[prefix + name]
+    return table

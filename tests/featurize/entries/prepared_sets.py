@@ -53,13 +53,15 @@ def openfold3_texts(pack: Path, representative: str) -> dict[str, str]:
     stands_for = openfold3_cache(pack)["alignment_of_representative"][representative]
     table = json.loads((pack / "inputs" / "msa" / "index.json").read_text())
     query = table.get(representative, table[stands_for])["sequence"]
-    texts = {}
-    for file in sorted((pack / "inputs" / "msa" / stands_for).glob("*.a3m*")):
-        rows = read_a3m(file)
-        rows[0] = (rows[0][0], query)
-        name = SOURCES[file.name.partition(".")[0]]
-        texts[name] = "".join(f">{head}\n{body}\n" for head, body in rows)
-    return texts
+    files = sorted((pack / "inputs" / "msa" / stands_for).glob("*.a3m"))
+    return {SOURCES[file.stem]: with_query(file, query) for file in files}
+
+
+def with_query(file: Path, query: str) -> str:
+    """An a3m file with another first row."""
+    rows = read_a3m(file)
+    rows[0] = (rows[0][0], query)
+    return "".join(f">{head}\n{body}\n" for head, body in rows)
 
 
 def _rows(text: str) -> dict[str, Any]:
@@ -83,6 +85,7 @@ def write_protenix_set(folder: Path, pack: Path, entries: Sequence[str]) -> Path
             array, tokens, table = array_class(), token_class(), bond_class()
             vars(table).update(_atom_count=len(position), _bonds=bonds, _max_bonds_per_atom=4)
             vars(array).update(_annot=notes, _coord=position, _bonds=table, _box=None)
+            vars(array)["_array_length"] = len(position)
             vars(tokens)["tokens"] = arrays["token.value"].tolist()
             data = {**meta["other"], "atom_array": array, "token_array": tokens}
             file = folder / "mmcif_bioassembly" / f"{entry}.pkl.gz"

@@ -30,7 +30,13 @@ from tests.featurize.records.allatom import (
     protenix_molecules,
 )
 from tests.loader.views.own_openfold3 import rdkit_molecule, stand_ins
-from tests.loader.views.packs import entry_view, openfold3_cache, packs, some_recordings
+from tests.loader.views.packs import (
+    alignments_of,
+    entry_view,
+    openfold3_cache,
+    packs,
+    some_recordings,
+)
 
 from evofeed.base.errors import InputError, MsaError
 from evofeed.featurize.entries.alignments import alignment_folders, read_alignment
@@ -77,17 +83,14 @@ def test_the_view_of_a_prepared_structure_is_that_of_the_projects_own_tables(
     target = read_target(project, *files)
     record, section = target.entry.record, target.entry.sections[project]
     theirs = entry_view(project, pack, path.stem)
-    rows = theirs.chain_alignment
-    names = {
-        int(theirs.chain_entity[chain]): theirs.alignments[rows[chain]]
-        for chain in np.flatnonzero(rows >= 0)
-    }
+    names = alignments_of(theirs)
     skipped: tuple[str, ...] = ("molecule_orders",)
     if project == "openfold3":
         ours: Any = openfold3_view(record, section, openfold3_molecules(pack), names)
         known = alignment_names(record, section)
-        aligned = {known.get(int(one)) for one in section.chain_entity[rows >= 0]}
-        assert aligned == {read_alignment([file]).name for file in files[2:]}
+        assert {known[entity] for entity in names} == {
+            read_alignment([file]).name for file in files[2:]
+        }
     else:
         ours = protenix_view(record, section, target.molecules, names, components(pack))
         skipped = ("molecule_", "component_molecule", "atom_reference")
@@ -286,23 +289,3 @@ def test_a_molecule_that_stands_for_a_conformer_is_read_with_it(
     np.testing.assert_allclose(made.position, wanted.position, atol=5.1e-5)
     hidden = found.molecules["PRO"]
     assert not hidden.mask.any() and not hidden.position.any()
-
-
-@pytest.mark.slow
-def test_arrays_that_openfold3_reads_are_read_as_its_text(openfold3: None, tmp_path: Path) -> None:
-    module = importlib.import_module("openfold3.core.data.io.sequence.msa")
-    files, parsed = [], {}
-    for source, text in sorted(openfold3_texts(packs()[0], "2x1f_1").items()):
-        files.append(str(tmp_path / f"{source}.a3m"))
-        Path(files[-1]).write_text(text)
-        parsed[source] = np.array(vars(module.parse_a3m(text)), object)
-    arrays = tmp_path / "2x1f_1.npz"
-    np.savez_compressed(arrays, **parsed)
-    theirs = module.parse_msas_preparsed([arrays])
-    ours, text_rows = read_alignment([str(arrays)]), read_alignment(files)
-    assert ours.sources == tuple(sorted(theirs))
-    for name in type(ours).__dataclass_fields__:
-        if name != "row_gapless":  # the arrays have no letters that were inserted
-            assert np.array_equal(getattr(ours, name), getattr(text_rows, name)), name
-    letters = np.array([*"ABCDEFGHIJKLMNOPQRSTUVWXYZ-"])[ours.letters[ours.row_letters]]
-    assert np.array_equal(letters, np.concatenate([theirs[name].msa for name in ours.sources]))

@@ -22,9 +22,11 @@ from tests.loader.views.own_openfold3 import stand_ins
 from tests.loader.views.packs import some_recordings
 
 from evofeed.featurize.entries.prepared import prepared_set, read_target
+from evofeed.featurize.formats.reading import file_ref, read_bytes
 from evofeed.featurize.records.entry import entry_record
 from evofeed.featurize.records.rulesets.openfold3 import openfold3_section
 from evofeed.featurize.records.rulesets.protenix import protenix_section
+from evofeed.protein.components import ComponentTable
 from evofeed.protein.entry_record import EntryRecord
 from evofeed.protein.ruleset_section import RulesetSection, placed
 
@@ -100,11 +102,16 @@ def edited(path: Path, edit: Callable[[Rows], Rows]) -> str:
     return str(document.as_string())
 
 
-def dictionary_text(pack: Path) -> str:
-    """The pack's dictionary of components, which may be compressed."""
-    (file,) = (pack / "components").glob("components.cif*")
-    data = file.read_bytes()
-    return (gzip.decompress(data) if file.suffix == ".gz" else data).decode()
+def given(
+    path: Path, edit: Callable[[Rows], Rows], folder: Path
+) -> tuple[Path, EntryRecord, ComponentTable, Any]:
+    """An edited file, its record, the dictionary, and this as biotite reads it."""
+    text, pack, file = edited(path, edit), path.parents[2], folder / "entry.cif"
+    file.write_text(text)
+    pdbx = importlib.import_module("biotite.structure.io.pdbx")
+    (source,) = (pack / "components").glob("components.cif*")
+    theirs = pdbx.CIFFile.read(io.StringIO(read_bytes(file_ref(source)).decode()))
+    return file, entry_record(text.encode()), components(pack), theirs
 
 
 @pytest.fixture
@@ -163,17 +170,12 @@ def test_openfold3_cleans_an_edited_entry_as_ours_does(
     path: Path, edit: Callable[[Rows], Rows], packages: None, tmp_path: Path
 ) -> None:
     pytest.importorskip("openfold3", reason="make projects")
-    text, pack = edited(path, edit), path.parents[2]
-    file = tmp_path / "entry.cif"
-    file.write_text(text)
+    file, record, table, dictionary = given(path, edit, tmp_path)
     module = importlib.import_module("openfold3.core.data.pipelines.preprocessing.structure")
-    pdbx = importlib.import_module("biotite.structure.io.pdbx")
     parsed = module.parse_mmcif(file, expand_bioassembly=True, renumber_chain_ids=True)
     block = module.get_cif_block(parsed.structure_file)
-    dictionary = pdbx.CIFFile.read(io.StringIO(dictionary_text(pack)))
     theirs = module.cleanup_structure_of3(parsed.atom_array, block, dictionary)
-    record = entry_record(text.encode())
-    section = openfold3_section(record, components(pack))
+    section = openfold3_section(record, table)
     assert_same(section, record, theirs, np.isfinite(theirs.coord).all(axis=1))
     about = module.extract_chain_and_interface_metadata_of3(theirs, block)
     home = tmp_path / "structure_files" / "entry"
@@ -196,12 +198,8 @@ def test_protenix_prepares_an_edited_entry_as_ours_does(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pytest.importorskip("protenix", reason="make projects")
-    text, pack = edited(path, edit), path.parents[2]
-    file = tmp_path / "entry.cif"
-    file.write_text(text)
+    file, record, table, dictionary = given(path, edit, tmp_path)
     module = importlib.import_module("protenix.data.core.parser")
-    pdbx = importlib.import_module("biotite.structure.io.pdbx")
-    dictionary = pdbx.CIFFile.read(io.StringIO(dictionary_text(pack)))
     monkeypatch.setattr(module.ccd, "biotite_load_ccd_cif", lambda: dictionary)
     monkeypatch.setattr(module, "get_obsolete_dict", dict)
 
@@ -215,8 +213,7 @@ def test_protenix_prepares_an_edited_entry_as_ours_does(
     parser = module.MMCIFParser(file)
     whole = parser.get_bioassembly()
     theirs = whole["atom_array"]
-    record = entry_record(text.encode())
-    section = protenix_section(record, components(pack))
+    section = protenix_section(record, table)
     assert_same(section, record, theirs, theirs.is_resolved)
     for home in ("mmcif_bioassembly", "indices"):
         (tmp_path / home).mkdir()

@@ -13,7 +13,7 @@ from tests.featurize.records.allatom import (
     record,
     sorted_bonds,
 )
-from tests.loader.views.packs import entry_view, read, recordings
+from tests.loader.views.packs import alignments_of, entry_view, read, recordings
 
 from evofeed.featurize.records.rulesets.protenix import ProtenixRules, protenix_section
 from evofeed.loader.views.protenix.tables import canonical_sequences, protenix_view
@@ -28,11 +28,7 @@ def test_the_view_of_a_record_is_the_view_of_protenixs_own_tables(path: Path) ->
     section = protenix_section(entry, table)
     sequences = canonical_sequences(entry, section, table)
     theirs = entry_view("protenix", pack, path.stem)
-    names = {
-        int(theirs.chain_entity[chain]): theirs.alignments[number]
-        for chain, number in enumerate(theirs.chain_alignment.tolist())
-        if number >= 0
-    }
+    names = alignments_of(theirs)
     told = read(path).meta["other"]["sequences"]
     assert {names[entity]: text for entity, text in sequences.items()} == {
         name: told[name] for name in set(names.values())

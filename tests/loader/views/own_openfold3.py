@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.featurize.entries.prepared_sets import openfold3_texts
+from tests.featurize.entries.prepared_sets import write_openfold3_set
 from tests.featurize.records.allatom import (
     components,
     openfold3_alignments,
@@ -20,7 +20,7 @@ from tests.featurize.records.allatom import (
     record,
 )
 from tests.loader.views.openfold3_recorded import RecordedDraws
-from tests.loader.views.packs import entry_view, openfold3_cache, rdkit_graph, read
+from tests.loader.views.packs import entry_view, openfold3_cache, rdkit_graph
 
 from evofeed.featurize.records.rulesets.openfold3 import openfold3_section
 from evofeed.loader.views.entry_view import EntryView
@@ -49,11 +49,6 @@ def openfold3_sample(
     settings = importlib.import_module(
         "openfold3.projects.of3_all_atom.config.dataset_config_components"
     )
-    monkeypatch.setattr(
-        importlib.import_module(f"{core}.pipelines.sample_processing.structure"),
-        "parse_target_structure",
-        lambda *_args, **_kwargs: _atoms(path),
-    )
     molecules = openfold3_molecules(path.parents[2])
     monkeypatch.setattr(
         importlib.import_module(f"{core}.pipelines.sample_processing.conformer"),
@@ -67,10 +62,10 @@ def openfold3_sample(
     msa = settings.MSASettings()
     about = openfold3_cache(path.parents[2])["training_cache"]["structure_data"][path.stem]
     chains = {name: SimpleNamespace(**one) for name, one in about["chains"].items()}
-    _write_alignments(path.parents[2], about["chains"], folder)
+    prepared = write_openfold3_set(folder / "set", path.parents[2], [path.stem])
     reference = SimpleNamespace(conformer_gen_strategy="use_fallback", set_fallback_to_nan=False)
     vars(dataset).update(
-        target_structures_directory=None,
+        target_structures_directory=prepared / "structure_files",
         target_structure_file_format="npz",
         use_roda_monomer_format=False,
         reference_molecule_directory=folder,
@@ -91,7 +86,7 @@ def openfold3_sample(
             reference_molecule_data=defaultdict(lambda: reference),
         ),
         msa_sample_processor_train=base.MsaSampleProcessorTrain(
-            config=msa, alignments_directory=folder
+            config=msa, alignment_array_directory=prepared / "alignment_arrays"
         ),
         msa_featurizer_of3=base.MsaFeaturizerOF3(
             config=base.MsaFeaturizerOF3Config(
@@ -118,7 +113,10 @@ class WatchedDraws(RecordedDraws):
 
     def __init__(self, view: EntryView, calls: list[tuple[str, str, Any]]) -> None:
         named = [
-            (f"{where}.{name}", {"token_id": int(value.token_id)} if _is_atom(value) else value)
+            (
+                f"{where}.{name}",
+                {"token_id": int(value.token_id)} if hasattr(value, "token_id") else value,
+            )
             for name, where, value in calls
         ]
         super().__init__(view, named)
@@ -140,21 +138,6 @@ def our_view(path: Path) -> EntryView:
     return dataclasses.replace(view, molecule_orders=recorded.molecule_orders)
 
 
-def _is_atom(value: Any) -> bool:
-    return hasattr(value, "token_id")
-
-
-def _atoms(path: Path) -> Any:
-    structure = importlib.import_module("biotite.structure")
-    arrays = read(path, "atom.").arrays
-    array = structure.AtomArray(len(arrays["coord"]))
-    array.coord = arrays["coord"]
-    for name in set(arrays) - {"coord", "bonds"}:
-        array.set_annotation(name, arrays[name])
-    array.bonds = structure.BondList(len(array), arrays["bonds"].astype(np.uint32))
-    return array
-
-
 def rdkit_molecule(molecule: Molecule, pack: Path, name: str) -> Any:
     """A recorded molecule as OpenFold3 reads it, with its conformer."""
     chem = importlib.import_module("rdkit.Chem")
@@ -167,11 +150,3 @@ def rdkit_molecule(molecule: Molecule, pack: Path, name: str) -> Any:
         conformer.SetAtomPosition(row, molecule.position[0, row].astype(float).tolist())
     graph.AddConformer(conformer)
     return graph.GetMol()
-
-
-def _write_alignments(pack: Path, chains: dict[str, Any], folder: Path) -> None:
-    """The files of every representative, the query replaced by the entry's sequence."""
-    for name in {one.get("alignment_representative_id") for one in chains.values()} - {None}:
-        (folder / name).mkdir()
-        for source, text in openfold3_texts(pack, name).items():
-            (folder / name / f"{source}.a3m").write_text(text)

@@ -164,6 +164,13 @@ def name_codes(names: np.ndarray) -> np.ndarray:
     return (text.view(np.uint32).reshape(-1, 4) - 32).astype(np.uint8)
 
 
+def alignments_of(view: EntryView) -> dict[int, str]:
+    """Name of the alignment of every entity that has one."""
+    rows = np.flatnonzero(view.chain_alignment >= 0)
+    names = [view.alignments[row] for row in view.chain_alignment[rows].tolist()]
+    return dict(zip(view.chain_entity[rows].tolist(), names, strict=True))
+
+
 def rdkit_graph(pack: Path, name: str) -> Any:
     """A recorded reference molecule of OpenFold3's."""
     from rdkit import Chem

@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.featurize.entries.boltz_set import ROWS, TABLES, table
+from tests.featurize.entries.boltz_set import write_set
+from tests.featurize.entries.prepared_sets import with_query, write_protenix_set
 from tests.featurize.records.allatom import (
     boltz_alignments,
     boltz_molecules,
@@ -28,7 +29,14 @@ from tests.featurize.records.allatom import (
 )
 from tests.loader.views import boltz_recorded, openfold3_recorded, protenix_recorded
 from tests.loader.views.own_openfold3 import WatchedDraws, openfold3_sample, our_view
-from tests.loader.views.packs import entry_view, name_codes, packs, read, slotted
+from tests.loader.views.packs import (
+    alignments_of,
+    entry_view,
+    name_codes,
+    read,
+    slotted,
+    some_recordings,
+)
 from tests.loader.views.test_openfold3_features import flat
 from tests.loader.views.test_protenix import through_a_slot
 
@@ -51,13 +59,7 @@ ENTRIES = 3
 
 
 def smallest(project: str) -> list[Path]:
-    """The smallest structures of every pack."""
-    folders = [pack / project / "structure" for pack in packs()]
-    return [
-        path
-        for folder in folders
-        for path in sorted(folder.glob("*.npz"), key=lambda one: one.stat().st_size)[:ENTRIES]
-    ]
+    return some_recordings(f"{project}/structure/*.npz", ENTRIES)
 
 
 @pytest.fixture
@@ -89,18 +91,14 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[str, str, Any]
     yield found
 
 
-def boltz_of(path: Path) -> Any:
-    """Boltz's own tokens of its own prepared structure."""
+def boltz_of(path: Path, folder: Path) -> Any:
+    """Boltz's own tokens of its own prepared structure, read by its own code."""
     types = importlib.import_module("boltz.data.types")
-    meta, arrays = read(path)
-    tables = {name: table(arrays, f"structure.{name}.", TABLES[name]) for name in TABLES}
-    structure = types.Structure(**tables, mask=arrays["structure.mask"])
-    alignments = {}
-    for row, about in enumerate(meta["record"]["chains"]):
-        if about["msa_id"]:
-            msa = read(path.parent.parent / "msa" / f"{about['msa_id']}.npz").arrays
-            rows = {name: table(msa, f"{name}.", ROWS[name]) for name in ROWS}
-            alignments[row] = types.MSA(**rows)
+    write_set(folder, path.parents[2], [path.stem])
+    (about,) = json.loads((folder / "manifest.json").read_text())["records"]
+    structure = types.Structure.load(folder / "structures" / path.name)
+    named = enumerate(chain["msa_id"] for chain in about["chains"])
+    alignments = {r: types.MSA.load(folder / "msa" / f"{one}.npz") for r, one in named if one}
     data = types.Input(structure=structure, msa=alignments)
     return importlib.import_module("boltz.data.tokenize.boltz").BoltzTokenizer().tokenize(data)
 
@@ -121,11 +119,11 @@ def molecules_with_orders(pack: Path, codes: set[str]) -> tuple[dict[str, Any], 
 @pytest.mark.parametrize("path", smallest("boltz"), ids=lambda path: path.stem)
 @pytest.mark.slow
 def test_boltz_makes_our_features_of_its_structure(
-    path: Path, calls: list[tuple[str, str, Any]]
+    path: Path, calls: list[tuple[str, str, Any]], tmp_path: Path
 ) -> None:
     pytest.importorskip("boltz", reason="make projects")
     pack = path.parent.parent.parent
-    tokenized = boltz_of(path)
+    tokenized = boltz_of(path, tmp_path)
     config = BoltzConfig(max_tokens=128, max_atoms=1280, max_seqs=128, symmetries=True)
     chain = int(tokenized.tokens["asym_id"][0])
     cropper = importlib.import_module("boltz.data.crop.boltz").BoltzCropper(0, 40)
@@ -213,19 +211,14 @@ def test_openfold3_makes_our_features_of_its_structure(
     torch.testing.assert_close(*values, rtol=0, atol=0)
 
 
-def protenix_of(path: Path) -> dict[str, Any]:
-    """Protenix's own prepared structure as it reads it."""
-    structure = importlib.import_module("biotite.structure")
-    meta, arrays = read(path)
-    atoms = {k.removeprefix("atom."): v for k, v in arrays.items() if k.startswith("atom.")}
-    array = structure.AtomArray(len(atoms["coord"]))
-    array.coord = atoms.pop("coord")
-    bonds = atoms.pop("bonds")
-    for name, value in atoms.items():
-        array.set_annotation(name, value)
-    array.bonds = structure.BondList(len(array), bonds.astype(np.uint32))
-    tokenizer = importlib.import_module("protenix.data.tokenizer").AtomArrayTokenizer(array)
-    return {"atom_array": array, "token_array": tokenizer.get_token_array(), **meta["other"]}
+def protenix_of(path: Path, folder: Path) -> dict[str, Any]:
+    """Protenix's own prepared structure, read and tokenized by its own code."""
+    pipeline = importlib.import_module("protenix.data.pipeline.data_pipeline").DataPipeline
+    write_protenix_set(folder / "set", path.parents[2], [path.stem])
+    file = folder / "set" / "mmcif_bioassembly" / f"{path.stem}.pkl.gz"
+    data: dict[str, Any] = pipeline.get_data_bioassembly(file)
+    tokenizer = importlib.import_module("protenix.data.tokenizer").AtomArrayTokenizer
+    return data | {"token_array": tokenizer(data["atom_array"]).get_token_array()}
 
 
 def alignment_folders(pack: Path, entry: str, sequences: dict[str, str], root: Path) -> list[Any]:
@@ -241,12 +234,10 @@ def alignment_folders(pack: Path, entry: str, sequences: dict[str, str], root: P
     for entity, folder in folders.items():
         is_rna = (pack / "inputs" / "msa" / folder / "rna.a3m").exists()
         for file in ("rna",) if is_rna else ("pairing", "non_pairing"):
-            rows = boltz_recorded.read_a3m(pack / "inputs" / "msa" / folder / f"{file}.a3m")
-            rows[0] = (rows[0][0], sequences[entity])
-            text = "".join(f">{head}\n{body}\n" for head, body in rows)
+            source = pack / "inputs" / "msa" / folder / f"{file}.a3m"
             target = root / folder / (f"{folder}_all.a3m" if is_rna else f"{file}.a3m")
             target.parent.mkdir(exist_ok=True)
-            target.write_text(text)
+            target.write_text(with_query(source, sequences[entity]))
         tables[is_rna][sequences[entity]] = [folder] if is_rna else folder
     for name, one in zip(("protein", "rna"), tables, strict=True):
         (root / f"{name}.json").write_text(json.dumps(one))
@@ -271,7 +262,7 @@ def test_protenix_makes_our_features_of_its_structure(
 ) -> None:
     pytest.importorskip("protenix", reason="make projects")
     pack = path.parent.parent.parent
-    data = protenix_of(path)
+    data = protenix_of(path, tmp_path)
     geometry = importlib.import_module("protenix.utils.geometry")
     rotation = geometry.Rotation
 
@@ -294,11 +285,7 @@ def test_protenix_makes_our_features_of_its_structure(
     entry, table = record(pack, path.stem), components(pack)
     section = protenix_section(entry, table)
     recorded = entry_view("protenix", pack, path.stem)
-    names = {
-        int(recorded.chain_entity[chain]): recorded.alignments[number]
-        for chain, number in enumerate(recorded.chain_alignment.tolist())
-        if number >= 0
-    }
+    names = alignments_of(recorded)
     view = protenix_view(entry, section, protenix_molecules(pack), names, table)
     sample = read(sorted((pack / "protenix" / "samples").glob(f"{path.stem}.*.npz"))[0])
     alignments = protenix_recorded.recorded_alignments(pack, recorded, sample)
@@ -308,12 +295,8 @@ def test_protenix_makes_our_features_of_its_structure(
     made = through_a_slot(plan_protenix(view, alignments, point, draws, config), config)
     assert not draws.calls
     assert_equal(made["input_feature_dict"], theirs)
-    labels, full = (
-        own.get_labels(),
-        own.get_gt_full_complex_features(
-            data["atom_array"], atoms, get_cropped_asym_only="spatial" in method.lower()
-        )[0],
-    )
+    labels, spatial = own.get_labels(), "spatial" in method.lower()
+    full, *_ = own.get_gt_full_complex_features(data["atom_array"], atoms, spatial)
     assert_equal(made["label_dict"], labels)
     assert_equal(made["label_full_dict"], full)
     loss = importlib.import_module("protenix.model.loss").DistogramLoss()
