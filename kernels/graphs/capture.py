@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -34,6 +35,9 @@ def record_graph(
     """
     generator = torch.cuda.default_generators[device.index]
     state, graph = generator.clone_state(), torch.cuda.CUDAGraph()
+    # `torch.compile` leaves cycles that hold the pass it compiled in: its parameters' nodes belong
+    # to the stream of that pass, which a recording may not wait for.
+    gc.collect()
     # thread_local: a loader's thread allocates meanwhile.
     how = {
         "pool": pool, "stream": recording_stream(device), "capture_error_mode": "thread_local",
