@@ -1,4 +1,4 @@
-"""Boltz's prepared set as an input: its own tables, exactly, to records and samples."""
+"""Boltz's prepared set as an input: its own rows, exactly, and samples."""
 
 from __future__ import annotations
 
@@ -8,46 +8,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.featurize.entries.boltz_set import write_set
-from tests.featurize.records.allatom import differing
-from tests.loader.views.packs import entry_view, packs, read, recordings
+from tests.loader.views.packs import packs, read, recordings
 
 from evofeed.base.errors import InputError
 from evofeed.cli import main
 from evofeed.featurize.entries.alignments import read_alignment
-from evofeed.featurize.entries.boltz_targets import boltz_set
 from evofeed.featurize.entries.input import EntriesInput
 from evofeed.featurize.entries.job import prepare_entries
-from evofeed.featurize.entries.prepared import read_target
 from evofeed.loader import EntryConfig, LoaderConfig
 from evofeed.loader.entries.catalog import EntryCatalog
 from evofeed.loader.entries.reading import plan_entry
 from evofeed.loader.views.boltz.rows import CODES
-from evofeed.loader.views.boltz.tables import boltz_view
-from evofeed.protein.datapoints import alignment_names
 from evofeed.store import Dataset
-
-STRUCTURES = recordings("boltz/structure/*.npz")
-
-
-@pytest.mark.parametrize("path", STRUCTURES, ids=lambda path: path.stem)
-def test_the_view_of_a_prepared_structure_is_that_of_boltzs_own_tables(
-    path: Path, tmp_path: Path
-) -> None:
-    pack = path.parent.parent.parent
-    found = boltz_set(write_set(tmp_path, pack, [path.stem]), "")
-    assert found is not None
-    ((_name, *files),) = found.items
-    target = read_target("boltz", *files)
-    record, section = target.entry.record, target.entry.sections["boltz"]
-    ours = boltz_view(record, section, target.molecules, alignment_names(record, section))
-    theirs = entry_view("boltz", pack, path.stem)
-    skipped = ("molecule_", "component_", "atom_reference", "alignments", "chain_alignment")
-    assert differing(ours, theirs, skipped=skipped) == []
-    assert ((ours.chain_alignment >= 0) | (theirs.chain_alignment < 0)).all()
-    there = ours.molecule_position[0][ours.atom_reference]
-    starts = ours.molecule_atom
-    single = np.isin(ours.atom_reference, starts[:-1][np.diff(starts) == 1])
-    np.testing.assert_array_equal(there[~single], theirs.molecule_position[0][~single])
 
 
 @pytest.mark.parametrize("path", recordings("boltz/msa/*.npz"), ids=lambda path: path.stem)

@@ -64,21 +64,17 @@ def openfold3_sample(
     chains = {name: SimpleNamespace(**one) for name, one in about["chains"].items()}
     prepared = write_openfold3_set(folder / "set", path.parents[2], [path.stem])
     reference = SimpleNamespace(conformer_gen_strategy="use_fallback", set_fallback_to_nan=False)
+    unused = "template_cache_directory template_structures_directory _ccd _ccd_file single_moltype"
     vars(dataset).update(
+        **dict.fromkeys([*unused.split(), "template_structure_array_directory"]),
         target_structures_directory=prepared / "structure_files",
         target_structure_file_format="npz",
         use_roda_monomer_format=False,
         reference_molecule_directory=folder,
-        template_cache_directory=None,
-        template_structures_directory=None,
-        template_structure_array_directory=None,
         template_file_format="npz",
-        _ccd=None,
-        _ccd_file=None,
         crop=crop,
         loss=settings.LossConfig().model_dump(),
         template=settings.TemplateSettings(),
-        single_moltype=None,
         dataset_cache=SimpleNamespace(
             structure_data={
                 path.stem: SimpleNamespace(chains=chains, resolution=about["resolution"])
