@@ -35,8 +35,7 @@ def export_dataset(
         InputError: the dataset has nothing of the kinds, or none of an id.
     """
     write, to = FORMATS[form], Folder(Path(to_dir))
-    count = 0
-    missing = set(ids)
+    count, missing = 0, set(ids)
     for job in _jobs(dataset, kinds or _default(dataset), ids):
         write(job, to)
         to.leave_out(job, *job.left_out)

@@ -11,7 +11,7 @@ from evofeed.featurize.export.jobs import Bond, Job, Kind, Molecule, chain_ids
 from evofeed.featurize.export.rows import Rows, rows_of_alignment
 from evofeed.protein.alignment import Alignment
 from evofeed.protein.datapoints import alignment_name
-from evofeed.protein.entry_record import Entity, EntryRecord, Link
+from evofeed.protein.entry_record import Entity, EntryRecord
 
 POLYMERS: Final[dict[str, Kind]] = {
     "polypeptide(L)": "protein",
@@ -135,7 +135,8 @@ def _bonds(record: EntryRecord, names: dict[tuple[int, int], str]) -> list[Bond]
     found = []
     for link in record.links:
         rows = [end.residue for end in link.ends]
-        if link.kind != "covale" or min(rows) < 0 or not _within(link):
+        apart = link.ends[0].symmetry != link.ends[1].symmetry  # of two copies
+        if link.kind != "covale" or min(rows) < 0 or apart:
             continue
         one, other = (int(chains[row]) for row in rows)
         if one == other and record.entities[record.chain_entity[one]].polymer:
@@ -148,11 +149,6 @@ def _bonds(record: EntryRecord, names: dict[tuple[int, int], str]) -> list[Bond]
                 ]
                 found.append((ends[0], ends[1]))
     return found
-
-
-def _within(link: Link) -> bool:
-    """Whether both ends are of the same copy."""
-    return link.ends[0].symmetry == link.ends[1].symmetry
 
 
 def _number(record: EntryRecord, chain: int, row: int) -> int:

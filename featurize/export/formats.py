@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
+
 from evofeed.base.files import write_atomic
 from evofeed.featurize.export.jobs import Job, Molecule
 from evofeed.featurize.export.rows import Rows, joined, species_codes, species_numbers
@@ -25,6 +27,8 @@ class Folder:
     root: Path
     written: dict[str, Any] = field(default_factory=dict)
     """Of formats with one file for all jobs: what it says of each."""
+    dates: dict[str, dict[str, str]] = field(default_factory=dict)
+    """Release dates of templates by the names that they are given."""
     sources: dict[str, None] = field(default_factory=dict)
     """Names of the alignments of all jobs."""
     at_end: Callable[[Folder], None] | None = None
@@ -96,10 +100,9 @@ def write_boltz(job: Job, to: Folder) -> None:
             table = _boltz_table(one, numbers)
             about["msa"] = to.write(f"msa/{job.name}_{one.ids[0]}.csv", table)
         sequences.append({one.kind: about})
-        for number, template in enumerate(one.templates):
-            name = f"templates/{job.name}_{one.ids[0]}_{number}.cif"
-            path = to.write(name, template.mmcif)
-            templates.append({"cif": path, "chain_id": list(one.ids)})
+        templates += [
+            {"cif": path, "chain_id": list(one.ids)} for path in _structures(job, one, to)
+        ]
     text: dict[str, Any] = {"version": 1, "sequences": sequences}
     if templates:
         text["templates"] = templates
@@ -144,7 +147,7 @@ def write_protenix(job: Job, to: Folder) -> None:
             path = to.write(f"{folder}/pairing.a3m", one.pairing.a3m(codes))
             about["pairedMsaPath"] = path
         if one.templates:
-            to.leave_out(job, f"{len(one.templates)} templates: Protenix reads its own mmCIF files")
+            about["templatesPath"] = to.write(f"{folder}/hmmsearch.a3m", _protenix_hits(one, to))
         sequences.append({names.get(one.kind, "ligand"): about})
     where = _entities(job)
     bonds = [
@@ -161,8 +164,22 @@ def write_protenix(job: Job, to: Folder) -> None:
     to.at_end = _protenix_jobs
 
 
+def _protenix_hits(molecule: Molecule, to: Folder) -> str:
+    """Templates as hits of hmmsearch, under names of four letters, which Protenix asks for."""
+    hits = []
+    for template in molecule.templates:
+        name = np.base_repr(len(to.dates), 36).lower().zfill(4)
+        to.dates[name] = {"release_date": template.date}
+        to.write(f"templates/{name}.cif", template.mmcif)
+        there, size = dict(zip(template.query, template.letters, strict=True)), len(template.query)
+        row = "".join(there.get(place, "-") for place in range(len(molecule.sequence)))
+        hits.append(f">{name}_A/1-{size} mol:protein protein length:{size}\n{row}\n")
+    return "".join(hits)
+
+
 def _protenix_jobs(to: Folder) -> None:
     to.write("jobs.json", json.dumps([*to.written.values()], indent=1))
+    to.write("release_dates.json", json.dumps(to.dates))
 
 
 def write_openfold3(job: Job, to: Folder) -> None:
@@ -184,12 +201,8 @@ def write_openfold3(job: Job, to: Folder) -> None:
         if files:
             about["main_msa_file_paths"] = files
         if one.templates:
-            paths = [
-                to.write(f"templates/{job.name}_{one.ids[0]}_{number}.cif", template.mmcif)
-                for number, template in enumerate(one.templates)
-            ]
-            about["template_cif_paths"] = paths
-            about["template_cif_chain_ids"] = ["A"] * len(paths)
+            about["template_cif_paths"] = _structures(job, one, to)
+            about["template_cif_chain_ids"] = ["A"] * len(one.templates)
         chains.append(about)
     if job.bonds:
         to.leave_out(job, f"{len(job.bonds)} covalent bonds: OpenFold3's queries take none")
@@ -226,6 +239,12 @@ def write_openfold(job: Job, to: Folder) -> None:
         text += "".join(f">{name}\n{one.sequence}\n" for _ in one.ids)
     if text:
         to.write(f"fasta/{job.name}.fasta", text)
+
+
+def _structures(job: Job, molecule: Molecule, to: Folder) -> list[str]:
+    """Its templates as files."""
+    name = f"templates/{job.name}_{molecule.ids[0]}"
+    return [to.write(f"{name}_{n}.cif", one.mmcif) for n, one in enumerate(molecule.templates)]
 
 
 def _modifications(molecule: Molecule, prefix: str = "") -> list[dict[str, Any]]:

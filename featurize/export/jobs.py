@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -13,12 +13,8 @@ import numpy as np
 from evofeed.featurize.export.rows import Rows, rows_of_record
 from evofeed.protein.assembly_record import AssemblyRecord
 from evofeed.protein.chain_record import ChainRecord
-from evofeed.protein.structure_text import (
-    Structure,
-    chain_name,
-    polymer_head,
-    to_mmcif,
-)
+from evofeed.protein.residues import RESTYPES
+from evofeed.protein.structure_text import Structure, chain_name, polymer_head, to_mmcif
 
 Kind = Literal["protein", "rna", "dna", "ligand"]
 Bond = tuple[tuple[str, int, str], tuple[str, int, str]]
@@ -29,10 +25,12 @@ Bond = tuple[tuple[str, int, str], tuple[str, int, str]]
 class Template:
     """A template: its structure, one chain A, and the residues that stand over the query's."""
 
-    name: str
     mmcif: str
     query: tuple[int, ...]
     """Residues of the query from 0; the template's are those of `mmcif`, one after the other."""
+    letters: str
+    date: str
+    """Of its release, ISO."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,7 +137,7 @@ def _taking(whole: Rows, rows: np.ndarray, name: str) -> Rows:
 def _pairing(chain: ChainRecord, pairing: ChainRecord | None) -> Rows | None:
     """The alignment to pair; without one, the chain's own rows, if species are known."""
     rows = rows_of_record(pairing or chain, "uniprot_hits")
-    return rows if rows.with_species() else None
+    return rows if any(rows.species[1:]) else None
 
 
 def templates_of(chain: ChainRecord) -> Iterator[Template]:
@@ -149,20 +147,13 @@ def templates_of(chain: ChainRecord) -> Iterator[Template]:
         query = np.flatnonzero(mask.any(1))
         if not len(query):
             continue
-        structure = _of_arrays(
-            name, chain.template_aatype[number], chain.template_all_atom_positions[number], mask
-        )
-        structure = dataclasses.replace(
-            structure,
-            **{
-                field: getattr(structure, field)[query] for field in ("aatype", "positions", "mask")
-            },
-            residue_index=np.arange(len(query)),
-            confidence=structure.confidence[query],
-        )
+        places = chain.template_all_atom_positions[number][query]
+        aatype = chain.template_aatype[number][query]
+        structure = _of_arrays(name, aatype, places, mask[query])
         date = chain.template_release_date[number]
         text = to_mmcif(structure, head=polymer_head(structure, "A", date))
-        yield Template(name=name, mmcif=text, query=tuple(query.tolist()))
+        letters = "".join(f"{RESTYPES}X"[code] for code in aatype.tolist())
+        yield Template(mmcif=text, query=tuple(query.tolist()), letters=letters, date=date)
 
 
 def _of_arrays(name: str, aatype: np.ndarray, positions: np.ndarray, mask: np.ndarray) -> Structure:
@@ -180,9 +171,8 @@ def _of_arrays(name: str, aatype: np.ndarray, positions: np.ndarray, mask: np.nd
 def _structure(record: AssemblyRecord, names: tuple[str, ...]) -> str:
     if record.all_atom_positions is None or record.all_atom_mask is None:
         return ""
-    pairs: Sequence[tuple[ChainRecord, tuple[str, ...]]]
-    pairs = list(zip(record.chains, record.copies, strict=True))
-    each = [(chain, number + 1) for number, (chain, ids) in enumerate(pairs) for _ in ids]
+    pairs = enumerate(zip(record.chains, record.copies, strict=True), 1)
+    each = [(chain, number) for number, (chain, ids) in pairs for _ in ids]
     structure = dataclasses.replace(
         _of_arrays(
             record.assembly_id,

@@ -68,10 +68,6 @@ class Rows:
                 parts.append(f">{name if number else 'query'}\n{text}\n")
         return "".join(parts)
 
-    def with_species(self) -> bool:
-        """Whether a row can be paired."""
-        return any(self.species[1:])
-
 
 def rows_of_record(record: ChainRecord, name: str = "msa") -> Rows:
     """All rows of a chain's record."""

@@ -194,7 +194,7 @@ def polymer_head(structure: Structure, chain: str = "A", date: str = "") -> list
     chains = {name: entity for name, entity, *_ in residues}
     first = {entity: name for name, entity in reversed(chains.items())}
     monomers = [(e, number, code) for name, e, code, number, _ in residues if name == first[e]]
-    entities = sorted(first)
+    entities, codes = sorted(first), sorted({code for *_, code in monomers})
     history = "ordinal data_content_type major_revision minor_revision revision_date"
     dated = [(1, "'Structure model'", 1, 0, date)] if date else []
     return [
@@ -202,6 +202,7 @@ def polymer_head(structure: Structure, chain: str = "A", date: str = "") -> list
         *_loop("_entity_poly", "entity_id type", [(row, "polypeptide(L)") for row in entities]),
         *_loop("_entity_poly_seq", "entity_id num mon_id", monomers),
         *_loop("_struct_asym", "id entity_id", list(chains.items())),
+        *_loop("_chem_comp", "id type", [(code, "'L-peptide linking'") for code in codes]),
         *(_loop("_pdbx_audit_revision_history", history, dated) if dated else ()),
     ]
 

@@ -10,6 +10,7 @@ import functools
 import importlib
 import json
 import pickle
+import shutil
 import sys
 import tempfile
 from pathlib import Path
@@ -239,6 +240,25 @@ def test_protenix_makes_features_of_the_rows_of_a_job(projects: None, tmp_path: 
     ends = np.cumsum(lengths)
     there = np.stack([part.any(1) for part in np.split(paired, ends[:-1], 1)], 1)
     assert there.all(1).sum() > 1  # rows of one species stand beside each other
+    templates = importlib.import_module("protenix.data.template.template_utils")
+    featurizer = templates.TemplateHitFeaturizer(
+        str(folder / "templates"), max_hits=4, kalign_binary_path=shutil.which("kalign"),
+        max_template_date="2100-01-01", release_dates_path=str(folder / "release_dates.json"),
+        _zero_center_positions=False,
+    )  # fmt: skip
+    parser = importlib.import_module("protenix.data.template.template_parser").HmmsearchA3MParser
+    for one, chain in zip(sequences, record.chains, strict=True):
+        hits = parser.parse(
+            chain.sequence, Path(one["proteinChain"]["templatesPath"]).read_text(), False
+        )
+        found, _ = featurizer.get_templates("", chain.sequence, hits)
+        assert len(found.features) == chain.num_templates > 0, found
+        for number, got in enumerate(found.features):  # it aligns them to the query once more
+            ours = chain.template_all_atom_positions[number]
+            ours = ours[chain.template_all_atom_mask[number] > 0]
+            places = got["template_all_atom_positions"][got["template_all_atom_masks"] > 0]
+            apart = np.linalg.norm(places[:, None] - ours[None], axis=-1).min(1)
+            assert apart.max() < 2e-3 and len(places) > 0.9 * len(ours)
 
 
 @pytest.fixture
