@@ -31,7 +31,7 @@ pytestmark = pytest.mark.slow
 RESIDUES, ROWS = 700, 1_000
 VIEWS = {
     "desktop": {"viewport": {"width": 1280, "height": 900}},
-    "phone": {"viewport": {"width": 390, "height": 844}},
+    "phone": {"viewport": {"width": 375, "height": 812}},
     "dark": {"viewport": {"width": 1280, "height": 900}, "color_scheme": "dark"},
 }
 PAGES = [
@@ -47,7 +47,7 @@ def watched(page: Page) -> list[str]:
     said: list[str] = []
 
     def asked(url: str) -> None:
-        if "127.0.0.1" not in url and not url.startswith(("data:", "blob:")):
+        if "127.0.0.1" not in url and not url.startswith(("data:", "blob:", "file:")):
             said.append(url)
 
     page.on("console", lambda one: said.append(one.text) if one.type == "error" else None)

@@ -143,13 +143,13 @@ def _table(every: Sequence[_Shown]) -> str:
     names = [key for key in _SCORES if any(key in each.scores for each in every)]
     heads = ("prediction", "weights", "seed", *names, *known)
     head = "".join(f"<th>{escape(text)}</th>" for text in heads)
-    rows = []
+    rows, said = [], []
     for each, found in zip(every, compared, strict=True):
         numbers = [*(each.scores.get(key) for key in names), *(found.get(key) for key in known)]
         cells = [each.name, str(each.scores["weights"]), str(each.scores["seed"])]
         cells += ["" if number is None else f"{number:.3f}" for number in numbers]
         rows.append("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>")
         if warning := each.scores["warning"]:
-            text = f"<b>warning</b>: {escape(warning)}"
-            rows.append(f'<tr><td colspan="{len(cells)}">{text}</td></tr>')
-    return f'<div class="wide" tabindex="0"><table><tr>{head}</tr>{"".join(rows)}</table></div>'
+            said.append(f"<p><b>{escape(each.name)}</b>: {escape(warning)}</p>")
+    table = f"<table><tr>{head}</tr>{''.join(rows)}</table>"
+    return f'<div class="wide" tabindex="0">{table}</div>{"".join(said)}'

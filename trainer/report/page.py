@@ -78,7 +78,7 @@ def _page(runs: Sequence[_Run]) -> str:
     curves = {run.name: _curves(run) for run in runs}
     return page_html(
         f"{title}: training report",
-        f"<h1>{escape(title)}</h1><p>{names}</p>\n"
+        f"<main><h1>{escape(title)}</h1><p>{names}</p>\n"
         f"{_section('What went wrong', _troubles(runs), panels=False)}"
         f"{_section('Loss', _losses(curves))}"
         f"{_section('Validation', _validations(curves))}"
@@ -86,7 +86,7 @@ def _page(runs: Sequence[_Run]) -> str:
         f"{_section('Where the time went', _times(runs, curves))}"
         f"{_section('Ranks', _ranks(runs))}"
         f"{_section('In figures', [table(heads, _figures(runs))], panels=False)}"
-        f"{_section('Configuration', _settings(runs, heads), panels=False)}",
+        f"{_section('Configuration', _settings(runs, heads), panels=False)}</main>",
     )
 
 
@@ -353,7 +353,7 @@ def table(heads: Sequence[str], rows: Mapping[str, Sequence[str]]) -> str:
     """An HTML table: `heads` are HTML, everything else is escaped; empty without rows."""
     if not rows:
         return ""
-    top = f"<tr><th></th>{''.join(heads)}</tr>" if heads else ""
+    top = f"<tr><td></td>{''.join(heads)}</tr>" if heads else ""
     body = "".join(
         f"<tr><th>{escape(name)}</th>{''.join(f'<td>{escape(text)}</td>' for text in row)}</tr>"
         for name, row in rows.items()

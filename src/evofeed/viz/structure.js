@@ -100,6 +100,10 @@
         disabledExtensions: ["volseg", "zenodo-import", "g3d", "pdbe-structure-quality-report", "rcsb-validation-report"],
       },
     };
+    if (!document.createElement("canvas").getContext("webgl2")) {
+      view.textContent = "this browser draws no WebGL: nothing in three dimensions here";
+      return;
+    }
     try {
       await molstar();
     } catch (error) {

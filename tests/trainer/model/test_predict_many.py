@@ -13,6 +13,9 @@ import gemmi
 import numpy as np
 import pytest
 import torch
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Browser, expect
+from tests.service.test_browser import VIEWS, watched
 from tests.trainer.synthetic_batch import synthetic_complex
 from tests.trainer.synthetic_records import synthetic_record
 
@@ -37,6 +40,7 @@ from evofeed.trainer.predict.prediction import (
 from evofeed.trainer.predict.relax import relaxed
 from evofeed.trainer.predict.weights import kind_of, load_model
 from evofeed.trainer.presets import PRESETS, multimer
+from evofeed.trainer.report.page import write_page
 from evofeed.trainer.run.train import train
 
 NAMES = ["syn0000_A", "syn0001_A"]
@@ -129,6 +133,27 @@ def test_a_page_shows_two_weights_on_the_known_structure(
     ]  # fmt: skip
     assert {"mean of the distogram, first_seed0", f"alignment of {NAMES[0]}"} <= set(titles)
     assert "pLDDT by residue" in titles
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("view", VIEWS)
+def test_its_page_and_that_of_a_run_are_without_fault_in_a_browser(
+    dataset: str, runs: list[Path], tmp_path: Path, browser: Browser, view: str
+) -> None:
+    rest = ("--weights", runs[0], "--out", tmp_path / "a.cif", "--distogram", "--html")
+    assert _predict(dataset, NAMES[0], *rest) == 0
+    write_page([runs[0]], tmp_path / "run.html")
+    context = browser.new_context(**VIEWS[view])  # type: ignore[arg-type]
+    page = context.new_page()
+    said = watched(page)
+    for name in ("a.html", "run.html"):
+        page.goto(f"file://{tmp_path / name}")
+        if name == "a.html":
+            expect(page.locator("figure.structure canvas").first).to_be_visible()
+        assert not Axe().run(page).response["violations"], name
+        assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0, name
+    context.close()
+    assert not said
 
 
 def test_the_most_confident_prediction_comes_first(tmp_path: Path) -> None:
