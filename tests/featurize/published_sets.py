@@ -14,8 +14,10 @@ import sys
 import types
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 from tests.featurize.entries.boltz_set import ROWS, TABLES
@@ -203,31 +205,20 @@ def _openfold3_table(record: ChainRecord, rows: Any) -> Any:
 
 
 @contextmanager
-def borrowed_names() -> Iterator[tuple[type, type, type]]:
+def borrowed_names() -> Iterator[tuple[type, ...]]:
     """Classes by the names of biotite's and Protenix's, for as long as pickles are written."""
-    names = ("biotite", "biotite.structure", "biotite.structure.atoms", "protenix")
-    names += ("biotite.structure.bonds", "protenix.data", "protenix.data.tokenizer")
-    before = {name: sys.modules.get(name) for name in names}
-    made = []
-    for module, name in (
-        ("biotite.structure.atoms", "AtomArray"),
-        ("protenix.data.tokenizer", "TokenArray"),
-        ("biotite.structure.bonds", "BondList"),
-    ):
-        made.append(type(name, (), {"__module__": module}))
-    for name in names:
-        sys.modules[name] = types.ModuleType(name)
-    sys.modules["biotite.structure.atoms"].AtomArray = made[0]  # type: ignore[attr-defined]
-    sys.modules["protenix.data.tokenizer"].TokenArray = made[1]  # type: ignore[attr-defined]
-    sys.modules["biotite.structure.bonds"].BondList = made[2]  # type: ignore[attr-defined]
-    try:
-        yield made[0], made[1], made[2]
-    finally:
-        for name, module_before in before.items():
-            if module_before is None:
-                del sys.modules[name]
-            else:
-                sys.modules[name] = module_before
+    places = {
+        "biotite.structure.atoms": "AtomArray",
+        "protenix.data.tokenizer": "TokenArray",
+        "biotite.structure.bonds": "BondList",
+    }
+    made = tuple(type(name, (), {"__module__": module}) for module, name in places.items())
+    parts = (accumulate(module.split("."), "{}.{}".format) for module in places)
+    modules = {part: types.ModuleType(part) for part in chain.from_iterable(parts)}
+    for (module, name), one in zip(places.items(), made, strict=True):
+        setattr(modules[module], name, one)
+    with patch.dict(sys.modules, modules):
+        yield made
 
 
 def write_protenix(root: Path, records: Sequence[ChainRecord]) -> Path:
