@@ -12,8 +12,16 @@ from pathlib import Path
 
 import pytest
 
+from tests.room_map import draw, layers
+
 ROOT = Path(__file__).resolve().parent.parent
 ROOMS = ("featurize", "store", "loader", "service", "trainer", "kernels", "synth")
+
+
+def test_the_drawing_of_rooms_is_that_of_their_imports() -> None:
+    assert (ROOT / "docs" / "rooms.md").read_text() == draw()
+    with pytest.raises(ValueError, match="a circle among a, b"):
+        layers({"a": {"b"}, "b": {"a"}, "c": set()})
 
 
 @pytest.mark.parametrize("room", ROOMS)
