@@ -7,12 +7,16 @@ from __future__ import annotations
 
 import grimp
 
-ROOMS = ("featurize", "store", "loader", "trainer", "kernels", "service", "synth", "viz", "protein", "base")  # fmt: skip
+ROOMS = (
+    "featurize", "store", "loader", "trainer", "kernels", "service", "synth", "viz", "protein",
+    "base",
+)  # fmt: skip
 _HEAD = """# Rooms, drawn from their imports
 
-Each line of a room imports from lines below it, never from one above or beside it. Folders end in `/`. In brackets: folders and
-files at the room's first level, and how many pairs of them import one another. Imports of types
-alone are left out. `python -m tests.room_map > docs/rooms.md` writes this page; a test compares the two.
+Each line of a room imports from lines below it, never from one above or beside it. Folders end in
+`/`. In brackets: folders and files at the room's first level, and how many pairs of them import
+one another. Imports of types alone are left out. `python -m tests.room_map > docs/rooms.md` writes
+this page; a test compares the two.
 """
 
 

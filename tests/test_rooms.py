@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
 from tests.room_map import draw, layers
 
 ROOT = Path(__file__).resolve().parent.parent
