@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
+import runpy
 import sys
 from pathlib import Path
 from typing import Any
@@ -20,17 +21,8 @@ from evofeed.featurize.job import JobOptions
 from evofeed.featurize.records.rulesets.boltz import boltz_section
 
 ROOT = Path(__file__).parents[3]
+WRITE_SET = runpy.run_path(str(ROOT / "experiments/boltz_training_set/write_set.py"))
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
-
-
-def written_by() -> Any:
-    """The script of experiments/boltz_training_set."""
-    path = ROOT / "experiments" / "boltz_training_set" / "write_set.py"
-    spec = importlib.util.spec_from_file_location("write_set", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.mark.parametrize("path", some_recordings("boltz/structure/*.npz", 4), ids=lambda p: p.stem)
@@ -38,7 +30,7 @@ def test_the_tables_of_a_record_are_those_that_boltz_prepared(path: Path) -> Non
     pack = path.parents[2]
     entry, theirs = record(pack, path.stem), read(path, "structure.").arrays
     section = boltz_section(entry, components(pack))
-    tables = written_by().structure_tables(entry, section, boltz_molecules(pack))
+    tables = WRITE_SET["structure_tables"](entry, section, boltz_molecules(pack))
     for name, table in tables.items():
         wanted = {column: theirs[f"{name}.{column}"] for column in table.dtype.names}
         if name in ("bonds", "connections", "interfaces"):  # in another order
@@ -88,7 +80,7 @@ def test_boltzs_training_dataset_draws_of_it_what_it_draws_of_its_own_set(
     source = EntriesInput(structures=str(theirs), components=str(dictionary))
     options = JobOptions(executor="local", workers=1)
     assert prepare_entries(source, str(tmp_path / "data"), options=options).exit_code == 0
-    names = written_by().main(str(tmp_path / "data"), str(tmp_path / "ours"))
+    names = WRITE_SET["main"](str(tmp_path / "data"), str(tmp_path / "ours"))
     assert names == ["1pfe", "2x1f"]
     for one, two in zip(batches(theirs, 6), batches(tmp_path / "ours", 6), strict=True):
         assert one.keys() == two.keys()

@@ -24,12 +24,15 @@ def database(tmp_path: Path) -> str:
 
 
 def test_a_fasta_and_a_database_become_a_dataset(tmp_path: Path, database: str) -> None:
-    query = fasta(tmp_path / "query.fasta", [("mine words", QUERY), ("bad:1", QUERY)])
+    titin = (family(6, 1, 34_350 - 80)[0] + QUERY)[-34_350:]  # as long as titin
+    records = [("mine words", QUERY), ("bad:1", QUERY), ("titin", titin)]
+    query = fasta(tmp_path / "query.fasta", records)
     data = tmp_path / "data"
     options = ["--search-db", database, "--max-broken", "0.5", "--json"]
     done = evofeed("featurize", query, str(data), *options)
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["num_good"] == 1
+    assert json.loads(done.stdout)["num_good"] == 2
+    assert Dataset.open(str(data))["titin"].msa.shape == (5, 34_350)
     record = Dataset.open(str(data))["mine"]
     assert record.sequence == QUERY and record.description == "mine words"
     assert record.num_alignments == 5  # the query and its four relatives
