@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +31,7 @@ from evofeed.featurize.entries.work import CONFORMERS, EntriesTask
 from evofeed.featurize.inputs.sources import ChainSource
 from evofeed.featurize.job import tables as states
 from evofeed.featurize.job.account import Account
-from evofeed.featurize.job.blame import Blame
+from evofeed.featurize.job.dispatch import Dispatch, Queue
 from evofeed.featurize.job.driver import Progress, lease_name
 from evofeed.featurize.job.ledger import Ledger
 from evofeed.featurize.job.lock import driving
@@ -40,10 +39,9 @@ from evofeed.featurize.job.opening import open_executor
 from evofeed.featurize.job.options import JobOptions
 from evofeed.featurize.job.places import absolute, ledger_url
 from evofeed.featurize.job.publish import parent_of
-from evofeed.featurize.job.report import JobReport
+from evofeed.featurize.job.report import JobProgress, JobReport
 from evofeed.featurize.job.units import Plan, Unit
 from evofeed.featurize.job.work import UnitResult
-from evofeed.featurize.job.worker import UnitFailed, UnitLost
 from evofeed.featurize.structures.components import read_components
 from evofeed.protein.molecules import Molecule
 from evofeed.store import ShardEntry, Snapshot, add_entries, write_records
@@ -61,7 +59,6 @@ from evofeed.store.inner import (
 )
 
 _OF_UNIT: Final = {"entry": 16, "alignment": 8, "molecules": 32}
-_TICK: Final = 0.5
 _MEMORY: Final = 1 << 30
 
 
@@ -209,7 +206,7 @@ class _Run:
     progress: Progress | None
 
 
-class _Phase:
+class _Phase(Dispatch):
     """Units of one kind of work, in the ledger as a job of their own; some were done before."""
 
     def __init__(
@@ -221,7 +218,8 @@ class _Phase:
         stack: contextlib.ExitStack,
         unusable: Iterable[dict[str, Any]] = (),
     ) -> None:
-        self.run, self.settings, self.ledger = run, settings, run.ledger
+        self.run, self.settings = run, settings
+        self.lease, self.progress = run.lease, run.progress
         self.tasks: dict[str, EntriesTask] = {}
         units: list[Unit] = []
         sources: dict[str, ChainSource] = {}
@@ -235,15 +233,15 @@ class _Phase:
                 sources |= {name: ChainSource(name) for name in names}
         plan = Plan(_sha(*self.tasks), tuple(units), sources, {})
         job_id = _sha(plan.digest, run.dataset_uri, run.options.ref)
-        stack.enter_context(driving(self.ledger, job_id))
+        stack.enter_context(driving(run.ledger, job_id))
         where = {
             "input_uri": run.arguments["entries"]["structures"],
             "dataset_uri": run.dataset_uri,
             "arguments": run.arguments,
         }
         parent = parent_of(run.dataset_uri, run.options.ref)
-        self.job = self.ledger.begin(job_id, plan, where, parent)
-        self.blame = Blame(self.ledger, job_id, run.options.deadline)
+        self.job = run.ledger.begin(job_id, plan, where, parent)
+        self.take_up(run.ledger, job_id, units, run.options)
         self.account = Account(self.ledger, self.job, len(sources), list(unusable))
         there = {item.key for item in open_storage(run.dataset_uri).files("shards/")}
         for unit in self.ledger.units(job_id, states.DONE):
@@ -259,53 +257,30 @@ class _Phase:
 
     def done(self) -> bool:
         """Do what is left; False if the job was cancelled meanwhile."""
-        waiting = deque(u["unit_id"] for u in self.ledger.units(self.job.job_id, states.TODO))
-        options, flying = self.run.options, 0
+        waiting = Queue(u["unit_id"] for u in self.ledger.units(self.job_id, states.TODO))
         if not waiting:
             return True
-        with contextlib.closing(open_executor(options)) as executor:
-            while waiting or flying:
-                if self.ledger.job(self.job.job_id).cancel_requested:
-                    return False
-                self.run.lease.renew()
-                while waiting and executor.room() > 0:
-                    unit_id = waiting.popleft()
-                    self.ledger.lease(self.job.job_id, unit_id)
-                    executor.submit(self._task(unit_id))
-                    flying += 1
-                for outcome in executor.wait(_TICK):
-                    flying -= 1
-                    waiting.extend(self._settle(outcome))
-                if self.run.progress is not None:
-                    self.run.progress(self.account.progress())
-        return True
+        with contextlib.closing(open_executor(self.run.options)) as executor:
+            return self.work(executor, waiting)
 
-    def _task(self, unit_id: str) -> EntriesTask:
-        """What is left of a unit: without what killed a worker."""
+    def task(self, unit_id: str, item_ids: tuple[str, ...]) -> EntriesTask:
+        """These items of a unit, to prepare."""
         task = self.tasks[unit_id]
-        dead = {one["chain_id"] for one in self.ledger.chains(self.job.job_id)}
-        items = [one for one in task.items if one[0] not in dead]
-        if suspect := self.blame.suspect(unit_id):
-            items = [one for one in items if one[0] == suspect]
-        return dataclasses.replace(task, items=tuple(items))
+        items = tuple(item for item in task.items if item[0] in item_ids)
+        return dataclasses.replace(task, items=items)
 
-    def _settle(self, outcome: Any) -> list[str]:
-        if isinstance(outcome, UnitFailed):
-            self.ledger.give_back(self.job.job_id, outcome.unit_id)
-            raise outcome.error
-        if isinstance(outcome, UnitResult):
-            if self.blame.was_trial(outcome.unit_id):
-                return [outcome.unit_id]
-            self.ledger.finish(self.job.job_id, outcome)
-            return []
-        assert isinstance(outcome, UnitLost)
-        self.account.lost_workers += 1
-        task = self.tasks[outcome.unit_id]
-        self.blame.lost(outcome, tuple(one[0] for one in task.items))
-        return [outcome.unit_id]
+    def settle(self, output: UnitResult, item_ids: tuple[str, ...], is_trial: bool) -> bool:
+        """Enter a shard into the ledger; a trial's has not the whole unit."""
+        if not is_trial:
+            self.ledger.finish(self.job_id, output)
+        return is_trial
+
+    def how_far(self) -> JobProgress:
+        """State and progress of the phase."""
+        return self.account.progress()
 
     def _made(self) -> Iterator[dict[str, Any]]:
-        for unit in self.ledger.units(self.job.job_id, states.DONE):
+        for unit in self.ledger.units(self.job_id, states.DONE):
             if unit["shard"]:
                 yield unit["shard"]
 
@@ -313,13 +288,13 @@ class _Phase:
         """Leave out files with an entry that an earlier one has; True if there were any."""
         first: dict[str, str] = {}
         repeated = []
-        for unit in self.ledger.units(self.job.job_id, states.DONE):
+        for unit in self.ledger.units(self.job_id, states.DONE):
             for record_id, name in (unit["shard"] or {}).get("records", {}).items():
                 if first.setdefault(record_id, name) != name:
                     why = f"entry {record_id} is in {first[record_id]} too"
                     repeated.append((unit["unit_id"], failure(name, why)))
         for unit_id, one in repeated:
-            self.ledger.strike(self.job.job_id, unit_id, one, 1)
+            self.ledger.strike(self.job_id, unit_id, one, 1)
         return bool(repeated)
 
     def changed(self) -> str:
@@ -327,7 +302,7 @@ class _Phase:
         found = ""
         for unit_id, task in self.tasks.items():
             if self._unit_id(task.kind, task.items) != unit_id:
-                self.ledger.give_back(self.job.job_id, unit_id)
+                self.ledger.give_back(self.job_id, unit_id)
                 found = found or f"a file of {task.items[0][0]} to {task.items[-1][0]}"
         return found
 
@@ -365,8 +340,10 @@ class _Phase:
         if state == states.CANCELLED:
             message = "cancelled; run it again to go on"
         digest = snapshot.digest if snapshot else None
-        self.ledger.set_job(self.job.job_id, state=state, snapshot=digest, message=message)
-        report = self.account.report(state, message, self.run.options.ref, snapshot)
+        self.ledger.set_job(self.job_id, state=state, snapshot=digest, message=message)
+        report = self.account.report(
+            state, message, self.run.options.ref, snapshot, self.lost_workers
+        )
         if further:
             added = ("broken", "units", "resumed", "lost_workers")
             sums: dict[str, Any] = {n: getattr(report, n) + getattr(further, n) for n in added}

@@ -24,9 +24,6 @@ class Account:
         job: a row of it.
         num_chains: in the job's plan.
         unusable: inputs that no chain could be made of, as entries of the report.
-
-    Attributes:
-        lost_workers: how many died or were killed; for the driver to count.
     """
 
     def __init__(
@@ -38,7 +35,6 @@ class Account:
         self._unread = [item for item in unusable if item["type"] in _LEFT_OUT]
         self._began = time.monotonic()
         self._first = ledger.counts(job.job_id)
-        self.lost_workers = 0
 
     @property
     def total(self) -> int:
@@ -82,7 +78,9 @@ class Account:
             seconds_left=seconds * left / cost_here if cost_here > 0 else None,
         )
 
-    def report(self, state: str, message: str, ref: str, snapshot: Snapshot | None) -> JobReport:
+    def report(
+        self, state: str, message: str, ref: str, snapshot: Snapshot | None, lost_workers: int
+    ) -> JobReport:
         """The end of this run, as values; nothing is written."""
         job_id = self._job.job_id
         counts, units = self._ledger.counts(job_id), self._ledger.units(job_id)
@@ -105,7 +103,7 @@ class Account:
             num_bytes=sum(shard.nbytes for shard in shards),
             units=len(units),
             resumed=self._first["units_done"],
-            lost_workers=self.lost_workers,
+            lost_workers=lost_workers,
             seconds=round(seconds, 3),
             chains_per_second=round(self._done_here(counts) / max(seconds, 1e-9), 2),
             path=report_path(self._ledger.url, self._job.dataset_uri, job_id),

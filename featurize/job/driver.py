@@ -1,12 +1,10 @@
-"""A job's units on their way: leased, sent to workers, settled, blamed, published once."""
+"""A job of chains from its units to the snapshot that is published once."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import secrets
-import time
-from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -15,8 +13,8 @@ from evofeed.featurize.formats.reading import FileRef
 from evofeed.featurize.inputs.clusters import NO_CLUSTER
 from evofeed.featurize.job import tables as states
 from evofeed.featurize.job.account import Account
-from evofeed.featurize.job.blame import Blame
-from evofeed.featurize.job.executors import Executor, ExecutorGone, Outcome
+from evofeed.featurize.job.dispatch import Dispatch, Queue
+from evofeed.featurize.job.executors import ExecutorGone
 from evofeed.featurize.job.host import JobHost, broken_entries, note_entries
 from evofeed.featurize.job.inputs import KnownInputs, Stamp, path_of
 from evofeed.featurize.job.ledger import Ledger
@@ -27,13 +25,10 @@ from evofeed.featurize.job.publish import drop_joined, missing_shards, publish
 from evofeed.featurize.job.report import JobProgress, JobReport
 from evofeed.featurize.job.tables import JobRow
 from evofeed.featurize.job.template_use import outdated, remembered, stamps, template_key
-from evofeed.featurize.job.units import Plan, Unit, make_plan
+from evofeed.featurize.job.units import Plan, make_plan
 from evofeed.featurize.job.work import UnitResult, UnitTask, expected_memory
-from evofeed.featurize.job.worker import UnitFailed, UnitLost
 from evofeed.store import Snapshot
 from evofeed.store.inner import Lease
-
-_TICK = 0.5  # seconds between looks at cancellation
 
 Progress = Callable[[JobProgress], None]
 
@@ -44,7 +39,7 @@ def lease_name(job_id: str) -> str:
 
 
 @dataclasses.dataclass(eq=False)
-class Driver:
+class Driver(Dispatch):
     """A job on its way from its present state to its end."""
 
     ledger: Ledger
@@ -63,11 +58,8 @@ class Driver:
     host: JobHost
 
     def __post_init__(self) -> None:
-        self.units = {unit.unit_id: unit for unit in self.plan.units}
+        self.take_up(self.ledger, self.job.job_id, self.plan.units, self.options)
         self.run_id = secrets.token_hex(8)
-        self.flying: set[str] = set()
-        self.blame = Blame(self.ledger, self.job.job_id, self.options.deadline)
-        self._last_report = 0.0
         for unit_id in missing_shards(self.ledger, self.job):
             self.ledger.give_back(self.job.job_id, unit_id)
         self.account = Account(self.ledger, self.job, len(self.plan.sources), self.unusable)
@@ -76,10 +68,12 @@ class Driver:
     def run(self) -> JobReport:
         """From its present state to its end."""
         job_id = self.job.job_id
-        waiting = deque(row["unit_id"] for row in self.ledger.units(job_id, states.TODO))
+        waiting = Queue(row["unit_id"] for row in self.ledger.units(job_id, states.TODO))
         try:
-            if waiting and self._work(waiting):
-                return self._end(states.CANCELLED, "cancelled; run it again to go on")
+            if waiting:
+                with contextlib.closing(open_executor(self.options)) as executor:
+                    if not self.work(executor, waiting):
+                        return self._end(states.CANCELLED, "cancelled; run it again to go on")
             return self._publish()
         except ExecutorGone as gone:
             return self._end(states.FAILED, f"nothing was published: {gone.message}")
@@ -90,43 +84,13 @@ class Driver:
             self.ledger.set_job(job_id, state=states.FAILED, message=str(error))
             raise
 
-    def _work(self, waiting: deque[str]) -> bool:
-        """Do all units; True if the job was cancelled meanwhile.
-
-        Raises:
-            ExecutorGone: Ray is.
-        """
-        with contextlib.closing(open_executor(self.options)) as executor:
-            return self._feed(executor, waiting)
-
-    def _feed(self, executor: Executor, waiting: deque[str]) -> bool:
-        while waiting or self.flying:
-            if self.ledger.job(self.job.job_id).cancel_requested:
-                return True
-            self.lease.renew()
-            while waiting and executor.room() > 0:
-                task = self._task(self.units[waiting.popleft()])
-                self.ledger.lease(self.job.job_id, task.unit_id)
-                executor.submit(task)
-                self.flying.add(task.unit_id)
-            outcomes = executor.wait(_TICK)
-            for outcome in outcomes:
-                self.flying.remove(outcome.unit_id)
-                waiting.extend(self._settle(outcome))
-            self._tell(force=bool(outcomes))
-        return False
-
-    def _task(self, unit: Unit) -> UnitTask:
-        """What is left of a unit; suspects first, so that poison shows before work is done."""
-        known = {c["chain_id"]: c["dead"] for c in self.ledger.chains(self.job.job_id, dead=None)}
-        chain_ids = [chain_id for chain_id in unit.chain_ids if not known.get(chain_id, False)]
-        chain_ids.sort(key=lambda chain_id: chain_id not in known)
-        if suspect := self.blame.suspect(unit.unit_id):
-            chain_ids = [suspect]
+    def task(self, unit_id: str, item_ids: tuple[str, ...]) -> UnitTask:
+        """These chains of a unit, to featurize."""
+        unit = self.units[unit_id]
         return UnitTask(
-            unit_id=unit.unit_id,
+            unit_id=unit_id,
             dataset_uri=self.job.dataset_uri,
-            sources=tuple(self.plan.sources[chain_id] for chain_id in chain_ids),
+            sources=tuple(self.plan.sources[chain_id] for chain_id in item_ids),
             config=self.config,
             crop=self.crop,
             memory=self.options.memory,
@@ -135,31 +99,22 @@ class Driver:
             limits=self.host.limits,
         )
 
-    def _settle(self, outcome: Outcome) -> list[str]:
-        """Enter an outcome into the ledger; returns the unit if it must be done again."""
-        if isinstance(outcome, UnitFailed):
-            self.ledger.give_back(self.job.job_id, outcome.unit_id)
-            raise outcome.error
-        if isinstance(outcome, UnitResult):
-            if self.blame.was_trial(outcome.unit_id):
-                return [outcome.unit_id]
-            read = {
-                key: dataclasses.replace(self.plan.inputs[key], sha256=digest)
-                for key, digest in outcome.inputs.items()
-                if key in self.plan.inputs
-            }
-            used = stamps(outcome.templates)
-            read |= {key: stamp for key, stamp in used.items() if self.templates.get(key) != stamp}
-            self.templates |= used
-            result = self._localised(outcome)
-            self.ledger.finish(self.job.job_id, result, read)
-            self.host.found(broken_entries(result.failures) + note_entries(result.notes))
-            return []
-        assert isinstance(outcome, UnitLost)  # this job sends no other tasks
-        self.account.lost_workers += 1
-        chain_ids = tuple(s.chain_id for s in self._task(self.units[outcome.unit_id]).sources)
-        self.blame.lost(outcome, chain_ids)
-        return [outcome.unit_id]
+    def settle(self, output: UnitResult, item_ids: tuple[str, ...], is_trial: bool) -> bool:
+        """Enter a shard into the ledger; a trial's has not the whole unit."""
+        if is_trial:
+            return True
+        read = {
+            key: dataclasses.replace(self.plan.inputs[key], sha256=digest)
+            for key, digest in output.inputs.items()
+            if key in self.plan.inputs
+        }
+        used = stamps(output.templates)
+        read |= {key: stamp for key, stamp in used.items() if self.templates.get(key) != stamp}
+        self.templates |= used
+        result = self._localised(output)
+        self.ledger.finish(self.job_id, result, read)
+        self.host.found(broken_entries(result.failures) + note_entries(result.notes))
+        return False
 
     def _localised(self, result: UnitResult) -> UnitResult:
         """Paths as the user knows them: relative to the input, the same on every machine."""
@@ -231,7 +186,7 @@ class Driver:
     def _end(self, state: str, message: str, snapshot: Snapshot | None = None) -> JobReport:
         if state != states.PUBLISHED:
             self.ledger.set_job(self.job.job_id, state=state, message=message)
-        report = self.account.report(state, message, self.options.ref, snapshot)
+        report = self.account.report(state, message, self.options.ref, snapshot, self.lost_workers)
         report = dataclasses.replace(report, notes=self._with_unclustered(report))
         report.write()
         return report
@@ -245,9 +200,6 @@ class Driver:
                 notes[chain_id] = [*notes.get(chain_id, ()), "in no cluster of the file given"]
         return dict(sorted(notes.items()))
 
-    def _tell(self, force: bool) -> None:
-        """Tell the progress, at most about twice a second unless something happened."""
-        now = time.monotonic()
-        if self.progress is not None and (force or now - self._last_report >= _TICK):
-            self._last_report = now
-            self.progress(self.account.progress())
+    def how_far(self) -> JobProgress:
+        """State and progress of the job."""
+        return self.account.progress()

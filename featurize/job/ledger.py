@@ -129,9 +129,13 @@ class Ledger:
         with self.engine.connect() as connection:
             return [dict(row) for row in connection.execute(query).mappings()]
 
-    def chains(self, job_id: str, dead: bool | None = True) -> list[dict[str, Any]]:
-        """Chains that made trouble, by id; `dead=False` only suspects, None both."""
+    def chains(
+        self, job_id: str, dead: bool | None = True, unit_id: str = ""
+    ) -> list[dict[str, Any]]:
+        """Chains that made trouble, of one unit or all; `dead=False` only suspects, None both."""
         query = sa.select(CHAINS).where(CHAINS.c.job_id == job_id).order_by(CHAINS.c.chain_id)
+        if unit_id:
+            query = query.where(CHAINS.c.unit_id == unit_id)
         if dead is not None:
             query = query.where(CHAINS.c.dead == dead)
         with self.engine.connect() as connection:

@@ -7,9 +7,12 @@ search has no state of its own to lose: run again, it continues.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import fcntl
+import hashlib
 import json
 import os
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -72,10 +75,48 @@ def run_search(
         stack.callback(search.close)
         found, broken = search.run()
         problem_entries = [*map(_unusable, problems), *_by_chain(chains, broken)]
-        report = search.report(found, problem_entries, len(chains) + len(problems))
+        report = _report(search, found, problem_entries, len(chains) + len(problems))
         _write_index(out / INDEX, chains, databases, search.infos, found, broken)
         write_atomic(out / REPORT, json.dumps(report.to_dict(), indent=1).encode())
         return report
+
+
+def _report(
+    search: Search,
+    found: dict[tuple[str, int], CachedResult],
+    broken: list[dict[str, Any]],
+    num_chains: int,
+) -> SearchReport:
+    """What was done, at what cost."""
+    lines = [
+        f"{hashlib.sha256(sequence.encode()).hexdigest()} {number} {result.sha256}"
+        for (sequence, number), result in found.items()
+    ]
+    databases = []
+    for number, (database, info) in enumerate(zip(search.databases, search.infos, strict=True)):
+        searched, spent = search.searched[number], search.spent[number]
+        entry = {"name": database.name, "path": database.path, **dataclasses.asdict(info)}
+        entry |= {
+            "settings": search.config.result_settings(info.kind, database.is_template),
+            "rows": search.config.rows_of(database),
+            "searched": searched,
+            "cache_hits": search.hits[number],
+            "worker_seconds": round(spent, 3),
+            "worker_hours_per_1000": round(spent / max(searched, 1) / 3.6, 4),
+        }
+        databases.append(entry)
+    return SearchReport(
+        digest=hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest(),
+        num_chains=num_chains,
+        num_sequences=len(search.sequences),
+        num_broken=len(broken),
+        searched=sum(search.searched.values()),
+        cache_hits=sum(search.hits.values()),
+        lost_workers=search.lost_workers,
+        seconds=round(time.monotonic() - search.began, 3),
+        databases=tuple(databases),
+        broken=tuple(broken),
+    )
 
 
 def check_databases(databases: Sequence[Database]) -> None:

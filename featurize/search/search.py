@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from contextlib import closing
+from typing import Any, Final
 
 from evofeed.base.errors import InputError, JobError
+from evofeed.featurize.job.dispatch import TICK, Dispatch
 from evofeed.featurize.job.executors import Executor
+from evofeed.featurize.job.ledger import Ledger
+from evofeed.featurize.job.opening import open_executor
+from evofeed.featurize.job.units import Plan
+from evofeed.featurize.job.work import UnitResult
 from evofeed.featurize.search.cache import CachedResult, SearchCache, result_key
 from evofeed.featurize.search.config import Database, SearchConfig
-from evofeed.featurize.search.dispatch import REST, TICK, Dispatch, Why
-from evofeed.featurize.search.options import SearchOptions, SearchProgress, SearchReport
-from evofeed.featurize.search.plan import Schedule, SearchUnit, make_units
+from evofeed.featurize.search.options import SearchOptions, SearchProgress
+from evofeed.featurize.search.plan import REST, Schedule, make_units
 from evofeed.featurize.search.searchers import Query, kind_of, profile_key, suffix_of
 from evofeed.featurize.search.shards import join_shards
 from evofeed.featurize.search.work import (
@@ -27,10 +33,15 @@ from evofeed.featurize.search.work import (
     packed,
 )
 
+_STRIKES: Final = 3
+"""Times a program may fail with a sequence; each time elsewhere if there is an elsewhere."""
+_GRACE: Final = 60.0
+"""Seconds beyond a program's own deadline after which its worker is killed."""
+
 Progress = Callable[[SearchProgress], None]
 
 
-class Search:
+class Search(Dispatch):
     """A search as it runs: what is known, what is missing, what it cost.
 
     A database in shards is as many places to search, on whatever nodes hold them.
@@ -55,17 +66,27 @@ class Search:
         self.searched: Counter[int] = Counter()
         self.hits: Counter[int] = Counter()
         self.began = time.monotonic()
-        self.dispatch = Dispatch(options, executor, rest)
+        self._executor, self._rest, self.lease = executor, rest, None
+        self._stack = contextlib.ExitStack()
         self._places = [part for database in databases for part in database.parts()]
         self._whole = [n for n, database in enumerate(databases) for _ in database.parts()]
         self._place_infos: list[DatabaseInfo] = []
         self._starts: dict[int, dict[str, CachedResult]] = {}
-        self._last_report = 0.0
-        self._cost = [0, 0, 0]  # of this stage: in all, done, in this run
+        self._wanted: dict[str, tuple[int, Query]] = {}  # place and query by key, of this stage
+        self._place_of: dict[str, int] = {}
+        self._cost = self._cost_done = 0
 
     def close(self) -> None:
         """Stop the workers, if it started some."""
-        self.dispatch.close()
+        self._stack.close()
+
+    @property
+    def executor(self) -> Executor:
+        """Started when there is something to search: what the cache has needs no workers."""
+        if self._executor is None:
+            self._executor = open_executor(self.options, _GRACE)
+            self._stack.callback(self._executor.close)
+        return self._executor
 
     def known(self) -> dict[tuple[str, int], CachedResult] | None:
         """All results by sequence and database, if there is nothing left to search.
@@ -179,15 +200,17 @@ class Search:
             return look_at(database, self.config)
         if not self.options.ray_address:
             kind_of(database)  # which raises
-        schedule = Schedule(self._places, [SearchUnit(f"look-{place}", place, "part", (), 0)])
-        for ended in self.dispatch.outcomes(schedule, self._task):
-            if ended is None:
-                continue
-            outcome = ended[1]
-            if isinstance(outcome, SearchResult) and outcome.info:
-                return outcome.info
-            raise getattr(outcome, "error", JobError(f"cannot be looked at: {outcome}"))
-        raise AssertionError("unreachable")
+        schedule = Schedule(self._places, {"look": place}, self.options.cores)
+        while not (placed := schedule.take(self.executor, {})):
+            self.executor.wait(TICK)
+        task = SearchTask(unit_id="look", database=database, config=self.config)
+        self.executor.submit(task, placed[1], self.options.cores)
+        while not (outcomes := self.executor.wait(TICK)):
+            pass
+        outcome = outcomes[0]
+        if isinstance(outcome, SearchResult) and outcome.info:
+            return outcome.info
+        raise getattr(outcome, "error", JobError(f"cannot be looked at: {outcome}"))
 
     def _search_stage(
         self,
@@ -197,7 +220,7 @@ class Search:
     ) -> None:
         """Have every key in the cache; what cannot be is `broken`."""
         there = self.cache.find(keys.values())
-        wanted: dict[int, dict[str, str]] = defaultdict(dict)  # keys and sequences by place
+        wanted: dict[str, tuple[int, Query]] = {}  # place and query by key
         for (sequence, number), key in keys.items():
             if key in there:
                 self.hits[number] += 1
@@ -206,10 +229,11 @@ class Search:
                 known = self.cache.find(shard_keys.values())
                 for place, shard_key in shard_keys.items():
                     if shard_key not in known:
-                        wanted[place][shard_key] = sequence
+                        wanted[shard_key] = place, Query(shard_key, sequence)
             else:
-                wanted[self._places_of(number)[0]][key] = sequence
-        reasons = self._search(wanted) if wanted else {}
+                wanted[key] = self._places_of(number)[0], Query(key, sequence)
+        job_id = hashlib.sha256("\n".join(keys.values()).encode()).hexdigest()
+        reasons = self._search(job_id, wanted) if wanted else {}
         self._join({where: key for where, key in keys.items() if key not in there}, reasons)
         there = self.cache.find(keys.values())
         for (sequence, number), key in keys.items():
@@ -218,26 +242,41 @@ class Search:
             else:
                 broken[sequence] = {**reasons[key], "database": self.databases[number].name}
 
-    def _search(self, wanted: dict[int, dict[str, str]]) -> dict[str, Why]:
-        schedule = Schedule(self._places)
-        slots = self.dispatch.slots()
-        for place, missing in wanted.items():
-            queries = [Query(key, sequence) for key, sequence in missing.items()]
-            for unit in make_units(place, self._place_infos[place].kind, queries, slots):
-                schedule.put(unit)
-        self._cost = [sum(u.cost for units in schedule.waiting for u in units), 0, 0]
-        reasons: dict[str, Why] = {}
-        for ended in self.dispatch.work(schedule, self._task):
-            if ended is None:
-                self._tell()
-                continue
-            if ended.result is not None:
-                self._keep(ended.unit, ended.result)
-            reasons |= ended.failed
-            self._tell(ended.done)
-        return reasons
+    def _search(
+        self, job_id: str, wanted: dict[str, tuple[int, Query]]
+    ) -> dict[str, dict[str, Any]]:
+        """Search what the cache has not; why some of it was searched in vain."""
+        queries: dict[int, list[Query]] = defaultdict(list)
+        for place, query in wanted.values():
+            queries[place].append(query)
+        plans = {
+            place: make_units(place, self._place_infos[place].kind, each, self._slots())
+            for place, each in queries.items()
+        }
+        units = [unit for each in plans.values() for unit in each]
+        self._wanted = wanted
+        self._place_of = {unit.unit_id: place for place, each in plans.items() for unit in each}
+        self._cost, self._cost_done = sum(unit.cost for unit in units), 0
+        with closing(Ledger("sqlite:///:memory:")) as ledger:  # the cache keeps what is done
+            job = {"input_uri": "", "dataset_uri": "", "arguments": {}}
+            ledger.begin(job_id, Plan(job_id, tuple(units), {}, {}), job, None)
+            self.take_up(ledger, job_id, units, self.options)
+            schedule = Schedule(self._places, self._place_of, self.options.cores, self._rest)
+            self.work(self.executor, schedule)
+            return {
+                chain["chain_id"]: {"type": chain["type"], "message": chain["message"]}
+                for chain in ledger.chains(job_id)
+            }
 
-    def _join(self, keys: dict[tuple[str, int], str], reasons: dict[str, Why]) -> None:
+    def remaining(self, unit_id: str) -> tuple[str, ...]:
+        """Keys of a unit to search next: of those, what the cache has not."""
+        return tuple(key for key in super().remaining(unit_id) if key in self._wanted)
+
+    def _slots(self) -> int:
+        """Units that run at once on all nodes."""
+        return sum(node.slots for node in self.executor.nodes(self.options.cores))
+
+    def _join(self, keys: dict[tuple[str, int], str], reasons: dict[str, dict[str, Any]]) -> None:
         """Results of sharded databases from those of their shards; `reasons` why some have none."""
         for (sequence, number), key in keys.items():
             if not self.databases[number].num_shards:
@@ -253,48 +292,55 @@ class Search:
             seconds = sum(there[one].seconds for one in shard_keys)
             self.cache.put([packed(key, data, seconds)], ".a3m", self._provenance(number))
 
-    def _task(self, unit: SearchUnit) -> SearchTask:
-        """What a worker needs to know of a unit."""
-        queries, database = unit.queries, self._places[unit.database]
-        if starts := self._starts.get(self._whole[unit.database]):
+    def task(self, unit_id: str, item_ids: tuple[str, ...]) -> SearchTask:
+        """These queries of a unit, to search."""
+        place = self._place_of[unit_id]
+        number = self._whole[place]
+        queries = tuple(self._wanted[key][1] for key in item_ids)
+        if starts := self._starts.get(number):
             queries = tuple(
                 dataclasses.replace(q, start=self.cache.read(starts[q.sequence])) for q in queries
             )
-        whole = self.infos[self._whole[unit.database]] if unit.queries else None
         return SearchTask(
-            unit_id=unit.unit_id,
-            database=database,
+            unit_id=unit_id,
+            database=self._places[place],
             config=self.config,
             queries=queries,
-            info=self._place_infos[unit.database] if unit.queries else None,
-            num_targets=whole.num_sequences if whole else 0,
+            info=self._place_infos[place],
+            num_targets=self.infos[number].num_sequences,
             deadline=self.options.deadline,
             scratch=self.options.scratch,
             stage=self.options.stage,
         )
 
-    def _keep(self, unit: SearchUnit, result: SearchResult) -> None:
-        """Put the results of a unit into the cache, and its cost into the account."""
-        number, info = self._whole[unit.database], self._place_infos[unit.database]
+    def settle(self, output: SearchResult, item_ids: tuple[str, ...], is_trial: bool) -> bool:
+        """Results to the cache, failures and what is done to the ledger."""
+        unit, place = self.units[output.unit_id], self._place_of[output.unit_id]
+        number, info = self._whole[place], self._place_infos[place]
         suffix = suffix_of(info.kind, self.databases[number].is_template)
-        self.cache.put(result.made, suffix, self._provenance(number))
-        self.spent[number] += result.seconds  # type: ignore[assignment]
+        self.cache.put(output.made, suffix, self._provenance(number))
+        for result in output.made:
+            self._wanted.pop(result.key, None)
+        self.spent[number] += output.seconds  # type: ignore[assignment]
         if not self.databases[number].num_shards:
-            self.searched[number] += len(unit.queries)
-        self._cost[2] += unit.cost
+            self.searched[number] += len(item_ids)
+        for key, why in output.failures.items():
+            failure = {**why, "chain_id": key, "path": None, "line": None}
+            self.ledger.strike(self.job_id, unit.unit_id, failure, _STRIKES)
+        if self.remaining(unit.unit_id):
+            return True
+        nothing: dict[str, Any] = {"shard": None, "failures": (), "notes": {}, "inputs": {}}
+        done = UnitResult(unit_id=unit.unit_id, num_chains=len(unit.chain_ids), **nothing)
+        self.ledger.finish(self.job_id, done)
+        self._cost_done += unit.cost
+        return False
 
-    def _tell(self, done: int = 0) -> None:
-        """Say how far it is, after each unit and about twice a second."""
-        self._cost[1] += done
-        now = time.monotonic()
-        if self.progress is None or not (done or now - self._last_report > TICK):
-            return
-        self._last_report = now
-        total, so_far, here = self._cost
-        pace = here / max(now - self.began, 1e-9)
-        left = (total - so_far) / pace if pace else None
-        searched = sum(self.searched.values())
-        self.progress(SearchProgress(searched, sum(self.hits.values()), total, so_far, left))
+    def how_far(self) -> SearchProgress:
+        """How far this stage is."""
+        pace = self._cost_done / max(time.monotonic() - self.began, 1e-9)
+        left = (self._cost - self._cost_done) / pace if pace else None
+        searched, hits = sum(self.searched.values()), sum(self.hits.values())
+        return SearchProgress(searched, hits, self._cost, self._cost_done, left)
 
     def _provenance(self, number: int) -> dict[str, Any]:
         database, info = self.databases[number], self.infos[number]
@@ -305,43 +351,3 @@ class Search:
             "program": info.program,
             "settings": self.config.result_settings(info.kind, database.is_template),
         }
-
-    def report(
-        self,
-        found: dict[tuple[str, int], CachedResult],
-        broken: list[dict[str, Any]],
-        num_chains: int,
-    ) -> SearchReport:
-        """What was done, at what cost."""
-        lines = [
-            f"{hashlib.sha256(sequence.encode()).hexdigest()} {number} {result.sha256}"
-            for (sequence, number), result in found.items()
-        ]
-        databases = [
-            {
-                "name": database.name,
-                "path": database.path,
-                **dataclasses.asdict(info),
-                "settings": self.config.result_settings(info.kind, database.is_template),
-                "rows": self.config.rows_of(database),
-                "searched": self.searched[number],
-                "cache_hits": self.hits[number],
-                "worker_seconds": round(self.spent[number], 3),
-                "worker_hours_per_1000": round(
-                    self.spent[number] / max(self.searched[number], 1) / 3.6, 4
-                ),
-            }
-            for number, (database, info) in enumerate(zip(self.databases, self.infos, strict=True))
-        ]
-        return SearchReport(
-            digest=hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest(),
-            num_chains=num_chains,
-            num_sequences=len(self.sequences),
-            num_broken=len(broken),
-            searched=sum(self.searched.values()),
-            cache_hits=sum(self.hits.values()),
-            lost_workers=self.dispatch.lost_workers,
-            seconds=round(time.monotonic() - self.began, 3),
-            databases=tuple(databases),
-            broken=tuple(broken),
-        )

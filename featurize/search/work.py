@@ -98,7 +98,7 @@ class SearchResult(UnitOutput):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchTask:
-    """What a worker needs to know: small, picklable. Without queries it looks at the database.
+    """What a worker needs to know: small, picklable. Without `info` it looks at the database.
 
     Attributes:
         unit_id: its name.
@@ -133,6 +133,8 @@ class SearchTask:
         """
         if self.info is None:
             return SearchResult(unit_id=self.unit_id, info=look_at(self.database, self.config))
+        if not self.queries:
+            return SearchResult(unit_id=self.unit_id)
         database, info = self.database, self.info
         database = staged(database, info.digest, self.stage) if self.stage else database
         self._check(database, info)

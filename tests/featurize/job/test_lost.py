@@ -12,7 +12,9 @@ from tests.featurize.job.stage import Fateful, checksums, run
 from evofeed.base.errors import JobError
 from evofeed.featurize import discover
 from evofeed.featurize.job import JobReport, Ledger, driver
+from evofeed.featurize.job.blame import Blame
 from evofeed.featurize.job.executors import ExecutorGone, Outcome
+from evofeed.featurize.job.units import Plan, Unit
 from evofeed.featurize.job.work import UnitTask
 from evofeed.featurize.job.worker import UnitLost
 
@@ -94,3 +96,23 @@ def test_a_ray_that_is_gone_fails_the_job_and_the_same_command_repairs_it(
     assert nothing_is_dead(report, fast_path)
     repaired = run(raw, fast_path)
     assert (repaired.snapshot, repaired.resumed) == (honest[0], done)
+
+
+def test_a_unit_of_many_is_tried_in_parts_down_to_the_one_that_kills(tmp_path: Path) -> None:
+    ledger, names = Ledger(str(tmp_path / "ledger.sqlite")), tuple(f"c{n:02d}" for n in range(40))
+    place = {"input_uri": "raw", "dataset_uri": "data", "arguments": {}}
+    ledger.begin("job", Plan("", (Unit("unit", names, 40, 1),), {}, {}), place, None)
+    blame, sent = Blame(ledger, "job", 1.0), list[tuple[str, ...]]()
+    while not sent or sent[-1] != names[:7] + names[8:]:
+        dead = {chain["chain_id"] for chain in ledger.chains("job")}
+        sent.append(blame.suspects("unit") or tuple(n for n in names if n not in dead))
+        if names[7] in sent[-1]:
+            blame.lost(UnitLost("unit", None, "node died"), sent[-1])
+        else:
+            blame.was_trial("unit")
+    assert [len(each) for each in sent[:3]] == [40, 40, 40]
+    assert sent[3:6] == [names[:3], names[3:6], names[6:9]]
+    assert [each for each in sent if each == names[7:8]] == [names[7:8]] * 3
+    assert len(sent) == 3 + 14 + 2 + 5 + 1  # whole, parts, one of them twice more, its three, rest
+    assert [chain["chain_id"] for chain in ledger.chains("job", dead=None)] == [names[7]]
+    ledger.close()

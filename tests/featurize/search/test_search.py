@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import errno
 import os
 import shutil
@@ -349,20 +348,21 @@ def test_a_node_works_through_one_database_before_it_takes_the_next() -> None:
     second = Node("second", 1, {"db:b": 1.0})
     nodes = [both, second]
     queries = [Query(f"k{n}", "ACDE" * n) for n in range(1, 7)]
-    units = [u for number in (0, 1) for u in make_units(number, "fasta", queries, 2)]
-    schedule = Schedule(databases, units)
+    units = {u: n for n in (0, 1) for u in make_units(n, "fasta", queries, 2)}
+    number_of = {unit.unit_id: number for unit, number in units.items()}
+    schedule = Schedule(databases, number_of)
     order = []
     while schedule:
         for node in (both, both, second):
-            unit = schedule.take(node, nodes)
-            order += [(node.node_id, unit.database)] if unit else []
+            unit_id = schedule.take_for(node, nodes)
+            order += [(node.node_id, number_of[unit_id])] if unit_id else []
     first = [number for node, number in order if node == "both"]
     assert first == sorted(first) and set(first) == {0, 1}
     assert {number for node, number in order if node == "second"} == {1}
-    assert sum(len(unit.queries) for unit in units) == 12
-    failed = dataclasses.replace(units[-1], avoid="second")
-    schedule.put(failed)
-    assert schedule.take(second, nodes) is None
-    assert schedule.take(both, nodes) == failed
-    schedule.put(failed)
-    assert schedule.take(second, [second]) == failed  # there is no other
+    assert sum(len(unit.chain_ids) for unit in units) == 12
+    failed = list(number_of)[-1]
+    schedule.put(failed, "second")
+    assert schedule.take_for(second, nodes) == ""
+    assert schedule.take_for(both, nodes) == failed
+    schedule.put(failed, "second")
+    assert schedule.take_for(second, [second]) == failed  # there is no other

@@ -1,0 +1,132 @@
+"""Units of a job on their way, whatever kind of job it is: leased, sent, settled, blamed."""
+
+from __future__ import annotations
+
+import abc
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final
+
+from evofeed.featurize.job.blame import Blame
+from evofeed.featurize.job.executors import Executor
+from evofeed.featurize.job.ledger import Ledger
+from evofeed.featurize.job.options import Workplace
+from evofeed.featurize.job.units import Unit
+from evofeed.featurize.job.work import Task
+from evofeed.featurize.job.worker import UnitFailed, UnitLost
+from evofeed.store.inner import Lease
+
+TICK: Final = 0.5
+"""Seconds between looks at cancellation, and between tellings of the progress."""
+
+InFlight = Mapping[str, tuple[str, tuple[str, ...]]]
+"""Node and ids of the items of each unit that an executor has."""
+
+
+class Queue:
+    """Units that wait, in their order, for whatever worker is free."""
+
+    def __init__(self, unit_ids: Iterable[str]) -> None:
+        self._waiting = deque(unit_ids)
+
+    def __bool__(self) -> bool:
+        return bool(self._waiting)
+
+    def put(self, unit_id: str, node: str, *, is_lost: bool = False) -> None:
+        """One more unit, which was at a node that may be lost with its worker."""
+        self._waiting.append(unit_id)
+
+    def take(self, executor: Executor, in_flight: InFlight) -> tuple[str, str] | None:
+        """The next unit and its node, '' for any; None if there is none to start now."""
+        return (self._waiting.popleft(), "") if self._waiting and executor.room() > 0 else None
+
+
+class Dispatch(abc.ABC):
+    """Units of a job given to an executor and taken back until all are done.
+
+    Attributes:
+        lost_workers: how many died or were killed.
+    """
+
+    lost_workers = 0
+    progress: Callable[[Any], None] | None
+    lease: Lease | None
+    """Of the dataset, renewed as long as units are at work."""
+    _told = 0.0
+
+    def take_up(
+        self, ledger: Ledger, job_id: str, units: Iterable[Unit], options: Workplace
+    ) -> None:
+        """From now on this job, whose units to do are these."""
+        self.ledger, self.job_id, self._cores = ledger, job_id, options.cores
+        self.units = {unit.unit_id: unit for unit in units}
+        self.blame = Blame(ledger, job_id, options.deadline)
+
+    @abc.abstractmethod
+    def task(self, unit_id: str, item_ids: tuple[str, ...]) -> Task:
+        """What a worker needs to do these items of a unit."""
+
+    @abc.abstractmethod
+    def settle(self, output: Any, item_ids: tuple[str, ...], is_trial: bool) -> bool:
+        """Enter what came of items of a unit; whether some of it is to be done yet.
+
+        `is_trial`: they were sent without the rest, to see whether they kill a worker.
+        """
+
+    @abc.abstractmethod
+    def how_far(self) -> Any:
+        """What `progress` is called with, about twice a second and whenever a unit has ended."""
+
+    def work(self, executor: Executor, waiting: Queue) -> bool:
+        """Do all units; False if the job was cancelled meanwhile.
+
+        Raises:
+            ExecutorGone: what runs the units is.
+            JobError: a unit failed for no item's fault, or lost its workers again and again.
+        """
+        in_flight: dict[str, tuple[str, tuple[str, ...]]] = {}
+        ended: list[Any] = []
+        while waiting or in_flight or ended:
+            is_cancelled = self.ledger.job(self.job_id).cancel_requested
+            if self.lease:
+                self.lease.renew()
+            nodes = {outcome.unit_id: in_flight.pop(outcome.unit_id) for outcome in ended}
+            while not is_cancelled and (placed := waiting.take(executor, in_flight)):
+                unit_id, node = placed
+                item_ids = self.remaining(unit_id)
+                self.ledger.lease(self.job_id, unit_id)
+                executor.submit(self.task(unit_id, item_ids), node, self._cores)
+                in_flight[unit_id] = node, item_ids
+            for outcome in ended:  # while the next units are at work
+                node, item_ids = nodes[outcome.unit_id]
+                if self._settle(outcome, item_ids):
+                    is_lost = isinstance(outcome, UnitLost) and outcome.chain_id is None
+                    waiting.put(outcome.unit_id, node, is_lost=is_lost)
+            now = time.monotonic()
+            if self.progress and (ended or now - self._told > TICK):
+                self._told = now
+                self.progress(self.how_far())
+            if is_cancelled:
+                return False
+            ended = executor.wait(TICK) if in_flight or not ended else []
+            ended.sort(key=lambda outcome: isinstance(outcome, UnitFailed))  # which ends the job
+        return True
+
+    def remaining(self, unit_id: str) -> tuple[str, ...]:
+        """Items of a unit to do next; suspects first, so that poison shows before work is done."""
+        chains = self.ledger.chains(self.job_id, dead=None, unit_id=unit_id)
+        is_dead = {chain["chain_id"]: chain["dead"] for chain in chains}
+        ids = self.blame.suspects(unit_id) or self.units[unit_id].chain_ids
+        alive = (item_id for item_id in ids if not is_dead.get(item_id))
+        return tuple(sorted(alive, key=lambda item_id: item_id not in is_dead))
+
+    def _settle(self, outcome: Any, item_ids: tuple[str, ...]) -> bool:
+        if isinstance(outcome, UnitFailed):
+            self.ledger.give_back(self.job_id, outcome.unit_id)
+            raise outcome.error
+        if isinstance(outcome, UnitLost):
+            self.lost_workers += 1
+            self.blame.lost(outcome, item_ids)
+            return True
+        return self.settle(outcome, item_ids, self.blame.was_trial(outcome.unit_id))
