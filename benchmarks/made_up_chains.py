@@ -2,70 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 import time
 import zlib
 from pathlib import Path
 
 import numpy as np
 
-from evofeed.protein.chain_record import ChainRecord
-from evofeed.protein.residue_geometry import ATOM37_MASK
-from evofeed.protein.residues import GAP, RESTYPES
 from evofeed.store import Dataset, DatasetWriter
 from evofeed.store.storage import LocalStorage
 
-
-def made_up_chain(name: str, length: int, rows: int, templates: int, seed: int) -> ChainRecord:
-    """A chain with random content: sizes, gaps and deletions are what costs time, not biology."""
-    rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
-    aatype = rng.integers(0, 20, length).astype(np.uint8)
-    msa = rng.integers(0, 20, [rows, length]).astype(np.uint8)
-    draw = rng.random([rows, length], np.float32)
-    msa = np.where(draw < 0.45, aatype[None], np.where(draw < 0.7, np.uint8(GAP), msa))
-    msa[0] = aatype
-    cells = np.unique(rng.integers(length, max(rows, 2) * length, max(rows * length // 150, 1)))
-    cells = cells[cells < rows * length]
-    counts = np.stack([(msa == code).sum(0) for code in range(22)], -1).astype(np.int32)
-    mask = ATOM37_MASK[aatype].astype(np.uint8)
-    template_mask = np.zeros([templates, length, 37], np.uint8)
-    template_mask[..., :5] = rng.random([templates, length, 1]) < 0.85
-    center = rng.normal(size=[templates, 3]).astype(np.float32)
-    template_xyz = _walk(rng, templates * length).reshape(templates, length, 37, 3)
-    template_xyz = (template_xyz - center[:, None, None]) * template_mask[..., None]
-    return ChainRecord(
-        chain_id=name,
-        sequence="".join(RESTYPES[code] for code in aatype),
-        aatype=aatype,
-        residue_index=np.arange(length, dtype=np.int32),
-        msa=msa.astype(np.uint8),
-        deletion_row=(cells // length).astype(np.int32),
-        deletion_column=(cells % length).astype(np.int32),
-        deletion_count=rng.integers(1, 30, len(cells)).astype(np.int32),
-        msa_source=np.zeros(rows, np.uint8),
-        msa_sources=("made_up.a3m",),
-        msa_species=("",) * rows,
-        hhblits_profile_counts=counts,
-        all_atom_positions=_walk(rng, length) * mask[..., None],
-        all_atom_mask=mask,
-        template_aatype=rng.integers(0, 20, [templates, length]).astype(np.uint8),
-        template_all_atom_positions=template_xyz.astype(np.float32),
-        template_all_atom_mask=template_mask,
-        template_center=center,
-        template_sum_probs=rng.random(templates).astype(np.float32),
-        template_domain_names=tuple(f"t{i}_A" for i in range(templates)),
-        template_sequence=("A" * length,) * templates,
-        template_release_date=("2000-01-01",) * templates,
-        resolution=2.0,
-        release_date="2001-02-03",
-        method="x-ray diffraction",
-    )
-
-
-def _walk(rng: np.random.Generator, length: int) -> np.ndarray:
-    """Coordinates in thousandths of an ångström, as PDB files have them."""
-    centre = rng.normal(size=[length, 1, 3]).cumsum(0) * 2 % 100
-    steps = np.rint((centre + rng.normal(size=[length, 37, 3])) * 1000)
-    return (steps.astype(np.float32) / np.float32(1000)).astype(np.float32)
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from tests.trainer.synthetic_records import synthetic_record
 
 
 def write_chains(folder: Path, count: int, seed: int = 0, scale: float = 1.0) -> Dataset:
@@ -80,7 +28,8 @@ def write_chains(folder: Path, count: int, seed: int = 0, scale: float = 1.0) ->
         length = int(np.clip(np.exp(rng.normal(5.37, 0.6)), 30, 1000) * scale) + 1
         rows = int(min(np.exp(rng.normal(7.24, 0.85)), 15_000, 5e7 / length) * scale) + 2
         templates = int(rng.integers(0, 21))
-        writer.add(made_up_chain(f"m{number:05}_A", length, rows, templates, seed))
+        sizes = {"num_res": length, "num_rows": rows, "num_templates": templates}
+        writer.add(synthetic_record(seed * count + number, **sizes))
     writer.commit()
     return Dataset.open(str(folder))
 

@@ -31,7 +31,7 @@ def synthetic_record(
     row, column = np.nonzero(rng.random(msa.shape) < 0.005)  # as rare as in real alignments
     positions = structure["template_all_atom_positions"]
     mask = structure["template_all_atom_mask"]
-    centre = positions.reshape(num_templates, -1, 3).mean(1)
+    centre = positions.reshape(num_templates, num_res * 37, 3).mean(1)
     return ChainRecord(
         chain_id=f"syn{number:04d}_A",
         sequence="".join(RESTYPES[code] for code in aatype),
