@@ -11,41 +11,12 @@ from tests.kernels.af3.maths import linear, wide
 from torch import Tensor, nn
 
 
-class LayerNorm(maths.LayerNorm):
-    pass
-
-
-class Attention(nn.Module):
-    def __init__(self, c: int, c_hidden: int, no_heads: int) -> None:
-        super().__init__()
-        self.c_hidden, self.no_heads, self.gating = c_hidden, no_heads, True
-        width = c_hidden * no_heads
-        self.linear_q, self.linear_k, self.linear_v = (linear(c, width) for _ in range(3))
-        self.linear_o, self.linear_g, self.sigmoid = (
-            linear(width, c),
-            linear(c, width),
-            nn.Sigmoid(),
-        )
-
-
-class TriangleAttention(nn.Module):
-    def __init__(
-        self, c_in: int, c_hidden: int, no_heads: int, starting: bool = True, inf: float = 1e9
-    ) -> None:
-        super().__init__()
-        self.c_in, self.c_hidden, self.no_heads = c_in, c_hidden, no_heads
-        self.starting, self.inf = starting, inf
-        self.layer_norm, self.linear = LayerNorm(c_in), linear(c_in, no_heads)
-        self.mha = Attention(c_in, c_hidden, no_heads)
-
+class TriangleAttention(maths.TriangleAttention):
     def forward(
         self, x: Tensor, mask: Tensor | None = None, chunk_size: int | None = None,
         use_kernels: bool = False,
     ) -> Tensor:  # fmt: skip
-        return maths.triangle_attention(
-            x, mask, self.layer_norm, self.linear, self.mha, self.no_heads,
-            starting=self.starting, inf=self.inf,
-        )  # fmt: skip
+        return self._attend(x, mask)
 
 
 TriangleAttentionStartingNode = TriangleAttention

@@ -96,6 +96,60 @@ def outer_product(m: Tensor, mask: Tensor | None, norm: Layer, a: Layer, b: Laye
     return outer, torch.einsum("...si,...sj->...ij", mask, mask)[..., None]
 
 
+class Attention(nn.Module):
+    """The layers of heads side by side, with a gate."""
+
+    def __init__(self, c: int, c_hidden: int, no_heads: int, q_bias: bool = False) -> None:
+        super().__init__()
+        self.c_hidden, self.no_heads, self.gating = c_hidden, no_heads, True
+        width = c_hidden * no_heads
+        self.linear_q = linear(c, width, q_bias)
+        self.linear_k, self.linear_v = linear(c, width), linear(c, width)
+        self.linear_o, self.linear_g = linear(width, c), linear(c, width)
+        self.sigmoid = nn.Sigmoid()
+
+
+class TriangleAttention(nn.Module):
+    """Its layers; a project names the one that makes the bias, and has a forward of its own."""
+
+    _pair, _norm = "linear", LayerNorm
+
+    def __init__(
+        self, c_in: int, c_hidden: int, no_heads: int, starting: bool = True, inf: float = 1e9
+    ) -> None:
+        super().__init__()
+        self.c_in, self.c_hidden, self.no_heads = c_in, c_hidden, no_heads
+        self.starting, self.inf, self.layer_norm = starting, inf, self._norm(c_in)
+        self.add_module(self._pair, linear(c_in, no_heads))
+        self.mha = Attention(c_in, c_hidden, no_heads)
+
+    def _attend(self, x: Tensor, mask: Tensor | None, turned: bool = False) -> Tensor:
+        return triangle_attention(
+            x, mask, self.layer_norm, self.get_submodule(self._pair), self.mha, self.no_heads,
+            starting=self.starting, inf=self.inf, turned=turned,
+        )  # fmt: skip
+
+
+class OuterProductMean(nn.Module):
+    """As OpenFold3 and Protenix have it."""
+
+    _norm = LayerNorm
+
+    def __init__(self, c_m: int, c_z: int, c_hidden: int, eps: float = 1e-3) -> None:
+        super().__init__()
+        self.c_m, self.c_z, self.c_hidden, self.eps = c_m, c_z, c_hidden, eps
+        self.layer_norm = self._norm(c_m)
+        self.linear_1, self.linear_2 = linear(c_m, c_hidden), linear(c_m, c_hidden)
+        self.linear_out = linear(c_hidden**2, c_z, bias=True)
+
+    def forward(
+        self, m: Tensor, mask: Tensor | None = None, chunk_size: int | None = None,
+        inplace_safe: bool = False,
+    ) -> Tensor:  # fmt: skip
+        outer, shared = outer_product(m, mask, self.layer_norm, self.linear_1, self.linear_2)
+        return self.linear_out(outer.to(m.dtype)) / (shared + self.eps)  # type: ignore[no-any-return]
+
+
 class Drawn:
     """Dropout masks that are handed out instead of drawn, one after the other."""
 

@@ -7,47 +7,25 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from tests.kernels.af3 import maths
-from tests.kernels.af3.maths import DropoutRowwise, linear
+from tests.kernels.af3.maths import (
+    Attention,
+    DropoutRowwise,
+    LayerNorm,
+    OuterProductMean,
+    linear,
+)
 from torch import Tensor, nn
 
 
-class LayerNorm(maths.LayerNorm):
-    pass
-
-
-class Attention(nn.Module):
-    def __init__(self, c: int, c_hidden: int, no_heads: int, q_bias: bool = False) -> None:
-        super().__init__()
-        self.c_hidden, self.no_heads, self.gating = c_hidden, no_heads, True
-        width = c_hidden * no_heads
-        self.linear_q = linear(c, width, q_bias)
-        self.linear_k, self.linear_v = linear(c, width), linear(c, width)
-        self.linear_o, self.linear_g, self.sigmoid = (
-            linear(width, c),
-            linear(c, width),
-            nn.Sigmoid(),
-        )
-
-
-class TriangleAttention(nn.Module):
-    def __init__(
-        self, c_in: int, c_hidden: int, no_heads: int, starting: bool = True, inf: float = 1e9
-    ) -> None:
-        super().__init__()
-        self.c_in, self.c_hidden, self.no_heads = c_in, c_hidden, no_heads
-        self.starting, self.inf = starting, inf
-        self.layer_norm, self.linear_z = LayerNorm(c_in), linear(c_in, no_heads)
-        self.mha = Attention(c_in, c_hidden, no_heads)
+class TriangleAttention(maths.TriangleAttention):
+    _pair = "linear_z"
 
     def forward(
         self, x: Tensor, mask: Tensor | None = None, chunk_size: int | None = None,
         use_deepspeed_evo_attention: bool = False, use_cueq_triangle_kernels: bool = False,
         use_lma: bool = False, inplace_safe: bool = False,
     ) -> Tensor:  # fmt: skip
-        return maths.triangle_attention(
-            x, mask, self.layer_norm, self.linear_z, self.mha, self.no_heads,
-            starting=self.starting, inf=self.inf,
-        )  # fmt: skip
+        return self._attend(x, mask)
 
 
 class TriangleAttentionEndingNode(TriangleAttention):
@@ -134,22 +112,6 @@ class SwiGLUTransition(nn.Module):
     ) -> Tensor:  # fmt: skip
         out: Tensor = self.linear_out(self.swiglu(self.layer_norm(x)))
         return out if mask is None else out * mask[..., None]
-
-
-class OuterProductMean(nn.Module):
-    def __init__(self, c_m: int, c_z: int, c_hidden: int, eps: float = 1e-3) -> None:
-        super().__init__()
-        self.c_m, self.c_z, self.c_hidden, self.eps = c_m, c_z, c_hidden, eps
-        self.layer_norm = LayerNorm(c_m)
-        self.linear_1, self.linear_2 = linear(c_m, c_hidden), linear(c_m, c_hidden)
-        self.linear_out = linear(c_hidden**2, c_z, bias=True)
-
-    def forward(
-        self, m: Tensor, mask: Tensor | None = None, chunk_size: int | None = None,
-        inplace_safe: bool = False,
-    ) -> Tensor:  # fmt: skip
-        outer, shared = maths.outer_product(m, mask, self.layer_norm, self.linear_1, self.linear_2)
-        return self.linear_out(outer.to(m.dtype)) / (shared + self.eps)  # type: ignore[no-any-return]
 
 
 class MSAPairWeightedAveraging(nn.Module):
@@ -394,10 +356,7 @@ class TurningTriangleAttention(TriangleAttention):
         use_cueq_triangle_kernels: bool = False, use_triton_triangle_kernels: bool = False,
         use_lma: bool = False, inplace_safe: bool = False,
     ) -> Tensor:  # fmt: skip
-        return maths.triangle_attention(
-            x, mask, self.layer_norm, self.linear_z, self.mha, self.no_heads,
-            starting=self.starting, inf=self.inf, turned=transpose_bias,
-        )  # fmt: skip
+        return self._attend(x, mask, transpose_bias)
 
 
 class TurningPairBlock(PairBlock):

@@ -15,39 +15,14 @@ class OpenFoldLayerNorm(maths.LayerNorm):
         self.create_scale, self.create_offset = scale, offset
 
 
-class TriangularAttention(nn.Module):
-    """`triangular.layers.Attention`."""
-
-    def __init__(self, c: int, c_hidden: int, no_heads: int) -> None:
-        super().__init__()
-        self.c_hidden, self.no_heads, self.gating = c_hidden, no_heads, True
-        width = c_hidden * no_heads
-        self.linear_q, self.linear_k, self.linear_v = (linear(c, width) for _ in range(3))
-        self.linear_o, self.linear_g, self.sigmoid = (
-            linear(width, c),
-            linear(c, width),
-            nn.Sigmoid(),
-        )
-
-
-class TriangleAttention(nn.Module):
-    def __init__(
-        self, c_in: int, c_hidden: int, no_heads: int, starting: bool = True, inf: float = 1e9
-    ) -> None:
-        super().__init__()
-        self.c_in, self.c_hidden, self.no_heads = c_in, c_hidden, no_heads
-        self.starting, self.inf = starting, inf
-        self.layer_norm, self.linear = OpenFoldLayerNorm(c_in), linear(c_in, no_heads)
-        self.mha = TriangularAttention(c_in, c_hidden, no_heads)
+class TriangleAttention(maths.TriangleAttention):
+    _norm = OpenFoldLayerNorm
 
     def forward(
         self, x: Tensor, mask: Tensor | None = None, chunk_size: int | None = None,
         triangle_attention: str = "torch", inplace_safe: bool = False,
     ) -> Tensor:  # fmt: skip
-        return maths.triangle_attention(
-            x, mask, self.layer_norm, self.linear, self.mha, self.no_heads,
-            starting=self.starting, inf=self.inf,
-        )  # fmt: skip
+        return self._attend(x, mask)
 
 
 class TriangleAttentionEndingNode(TriangleAttention):
@@ -100,20 +75,8 @@ class Transition(nn.Module):
         return self.linear_no_bias(F.silu(self.linear_no_bias_a(x)) * self.linear_no_bias_b(x))  # type: ignore[no-any-return]
 
 
-class OuterProductMean(nn.Module):
-    def __init__(self, c_m: int, c_z: int, c_hidden: int, eps: float = 1e-3) -> None:
-        super().__init__()
-        self.c_m, self.c_z, self.c_hidden, self.eps = c_m, c_z, c_hidden, eps
-        self.layer_norm = OpenFoldLayerNorm(c_m)
-        self.linear_1, self.linear_2 = linear(c_m, c_hidden), linear(c_m, c_hidden)
-        self.linear_out = linear(c_hidden**2, c_z, bias=True)
-
-    def forward(
-        self, m: Tensor, mask: Tensor | None = None, chunk_size: int | None = None,
-        inplace_safe: bool = False,
-    ) -> Tensor:  # fmt: skip
-        outer, shared = maths.outer_product(m, mask, self.layer_norm, self.linear_1, self.linear_2)
-        return self.linear_out(outer.to(m.dtype)) / (shared + self.eps)  # type: ignore[no-any-return]
+class OuterProductMean(maths.OuterProductMean):
+    _norm = OpenFoldLayerNorm
 
 
 class MSAPairWeightedAveraging(nn.Module):
