@@ -31,7 +31,9 @@ def prepare_again(
         **fields,  # type: ignore[arg-type]
     )
     return prepare_entries(
-        source, str(out), options=JobOptions(executor="local", workers=1, **options or {})
+        source,
+        str(out),
+        options=JobOptions(**{"executor": "local", "workers": 1, **(options or {})}),
     )
 
 

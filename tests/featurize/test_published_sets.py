@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.featurize.published_sets import write_boltz, write_openfold3, write_protenix
-from tests.store.records import random_record
+from tests.store.records import published, random_record
 
 from evofeed.base.errors import InputError
 from evofeed.featurize import discover, featurize_chain
@@ -21,7 +21,7 @@ from evofeed.featurize.inputs.clusters import cluster_sizes
 from evofeed.featurize.job.run import run_job
 from evofeed.featurize.records.crop import cut_window
 from evofeed.protein.chain_record import ChainRecord
-from evofeed.store import Dataset, DatasetWriter
+from evofeed.store import Dataset
 
 Write = Callable[[Path, Sequence[ChainRecord]], Path]
 WRITERS: dict[str, Write] = {
@@ -151,8 +151,6 @@ def test_unconfident_residues_of_predictions_lose_their_atoms(tmp_path: Path) ->
     # What is masked keeps its confidence, and so does what comes back from a shard.
     assert len(found.confidence) == found.num_res
     assert set(found.confidence[:10]) <= {30.0, -1.0} and set(found.confidence[10:]) <= {90.0, -1.0}
-    writer = DatasetWriter(str(tmp_path / "data"))
-    writer.add(found)
-    writer.commit()
+    published(tmp_path / "data", [found])
     assert Dataset.open(str(tmp_path / "data"))[found.chain_id].confidence == found.confidence
     assert cut_window(found, 5, 15).confidence == found.confidence[5:15]

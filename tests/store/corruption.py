@@ -20,10 +20,10 @@ import numpy as np
 import pyarrow as pa
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-from tests.store.records import assert_same, random_record
+from tests.store.records import assert_same, published, random_record
 
 from evofeed.base.errors import SchemaMismatch, ShardCorrupt, StoreError
-from evofeed.store import Dataset, DatasetWriter
+from evofeed.store import Dataset
 from evofeed.store.shard import shard_index
 
 CHAINS = 4
@@ -58,10 +58,7 @@ class Campaign:
         self.folder, self.rng = folder, random.Random(seed)
         sizes = {"num_alignments": 12, "num_templates": 2}
         self.records = [random_record(s, num_res=16 + s, **sizes) for s in range(CHAINS)]
-        writer = DatasetWriter(str(folder))
-        for record in self.records:
-            writer.add(record)
-        writer.commit()
+        published(folder, self.records)
         self.dataset = Dataset.open(folder)
         self.spans = [self.dataset.spans.read_span(row).tobytes() for row in range(CHAINS)]
         (self.shard,) = (folder / "shards").iterdir()

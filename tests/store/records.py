@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 
 from evofeed.protein.chain_record import ChainRecord
 from evofeed.protein.residues import GAP, RESTYPES, UNKNOWN
+from evofeed.store import DatasetWriter, Snapshot
+from evofeed.store.writer import SHARD_NBYTES
 
 
 def random_record(
@@ -79,9 +85,9 @@ def profile_counts(msa: np.ndarray) -> np.ndarray:
     return (msa[:, :, None] == np.arange(GAP + 1)).sum(0).astype(np.int32)
 
 
-def assert_same(got: ChainRecord, expected: ChainRecord) -> None:
-    """Every field equal: arrays bit for bit, dtype and shape included."""
-    for name in ChainRecord.__slots__:
+def assert_same(got: Any, expected: Any) -> None:
+    """Every field of two records equal: arrays bit for bit, dtype and shape included."""
+    for name in type(expected).__dataclass_fields__:
         ours, theirs = getattr(got, name), getattr(expected, name)
         assert type(ours) is type(theirs), name
         if isinstance(theirs, np.ndarray):
@@ -89,3 +95,26 @@ def assert_same(got: ChainRecord, expected: ChainRecord) -> None:
             assert ours.tobytes() == theirs.tobytes(), name
         else:
             assert ours == theirs, name
+
+
+def flip(path: Path, at: int | None = None, bit: int = 1) -> None:
+    """Damage one byte of a file where it lies, that in the middle unless told."""
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2 if at is None else at] ^= bit
+    path.chmod(0o644)
+    path.write_bytes(data)
+
+
+def published(
+    uri: Path | str,
+    records: Iterable[ChainRecord],
+    *,
+    shard_nbytes: int = SHARD_NBYTES,
+    zstd: bool = False,
+    **commit: Any,
+) -> Snapshot:
+    """A snapshot of these records, committed with these options."""
+    writer = DatasetWriter(str(uri), shard_nbytes=shard_nbytes, zstd=zstd)
+    for record in records:
+        writer.add(record)
+    return writer.commit(**commit)

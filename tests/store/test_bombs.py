@@ -11,9 +11,7 @@ import hashlib
 import json
 import subprocess
 import sys
-import threading
 import time
-from http.server import ThreadingHTTPServer
 from pathlib import Path
 
 import numpy as np
@@ -21,12 +19,12 @@ import pyarrow as pa
 import pytest
 import xxhash
 from tests.bucket import local_bucket
-from tests.store.records import random_record
-from tests.store.test_http import Service
+from tests.store.records import published, random_record
+from tests.store.test_http import Service, served
 
 from evofeed.base.errors import ShardCorrupt, StoreError
 from evofeed.protein.chain_record import ChainRecord
-from evofeed.store import Dataset, DatasetWriter
+from evofeed.store import Dataset
 from evofeed.store.decode import ChainDecoder, Place
 from evofeed.store.encode import compress, encode_record
 from evofeed.store.http import HttpStorage
@@ -93,9 +91,7 @@ def bomb(record: ChainRecord, size: int, codec: str) -> bytes:
 
 def publish(folder: Path, shard: bytes) -> pa.Table:
     """A dataset of that shard, everything around it as it should be; its index."""
-    writer = DatasetWriter(str(folder / "sound"))
-    writer.add(RECORD)
-    writer.commit()
+    published(folder / "sound", [RECORD])
     (row,) = Dataset.open(folder / "sound").index.to_pylist()
     start, digest = schema_end(memoryview(shard)), hashlib.sha256(shard).hexdigest()
     row |= {"shard": f"{digest}.arrow", "offset": start, "nbytes": len(shard) - start}
@@ -182,9 +178,7 @@ def test_what_would_become_more_is_stored_without_zstd():
     ids=str,
 )
 def test_an_index_that_promises_more_than_its_shards_hold_is_refused(lie, tmp_path):
-    writer = DatasetWriter(str(tmp_path))
-    writer.add(RECORD)
-    base = writer.commit()
+    base = published(tmp_path, [RECORD])
     dataset = Dataset.open(tmp_path)
     (row,) = dataset.index.to_pylist()
     table = pa.Table.from_pylist([row | lie], schema=dataset.index.schema)
@@ -213,17 +207,12 @@ def test_a_server_that_sends_more_than_was_asked_for_is_hung_up_on(tmp_path):
             except OSError:
                 self.seen.append("hung up")
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Generous) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        url = f"http://127.0.0.1:{server.server_port}/v1/datasets/toy"
-        storage = HttpStorage(url, first_wait=0.0)
+    with served(Generous) as url:
+        storage = HttpStorage(f"{url}/v1/datasets/toy", first_wait=0.0)
         with pytest.raises(StoreError, match="sends more than"):
             storage.read_into("shards/x.arrow", 0, memoryview(bytearray(8)))
         storage.close()
         deadline = time.monotonic() + 30  # the server writes until its buffers are full
         while len(Generous.seen) < 2 and time.monotonic() < deadline:
             time.sleep(0.01)
-        server.shutdown()
-        thread.join()
     assert Generous.seen[1:] == ["hung up"]

@@ -11,19 +11,16 @@ from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from tests.store.records import assert_same, random_record
+from tests.store.records import assert_same, flip, published, random_record
 
 from evofeed.base.errors import ShardCorrupt, StoreError
-from evofeed.store import Cache, Dataset, DatasetWriter
+from evofeed.store import Cache, Dataset
 
 
 @pytest.fixture
 def remote(tmp_path):
     """A dataset of six one-chain shards; a folder plays the remote."""
-    writer = DatasetWriter(str(tmp_path / "remote"), shard_nbytes=1)
-    for seed in range(6):
-        writer.add(random_record(seed, num_res=30, num_alignments=10, num_templates=1))
-    writer.commit()
+    published(tmp_path / "remote", map(record, range(6)), shard_nbytes=1)
     return tmp_path / "remote"
 
 
@@ -102,9 +99,7 @@ def test_the_only_copy_is_never_evicted(remote, tmp_path):
 def test_damage_on_the_way_is_found_when_filling(remote, tmp_path):
     dataset = cached(remote, tmp_path)
     name = dataset.index["shard"][0].as_py()
-    data = bytearray((remote / "shards" / name).read_bytes())
-    data[40] ^= 1
-    (remote / "shards" / name).write_bytes(data)
+    flip(remote / "shards" / name, 40)
     with pytest.raises(ShardCorrupt, match="after 2 downloads"):
         dataset[0]
     assert held(tmp_path) == []
@@ -117,9 +112,7 @@ def test_a_local_copy_that_went_bad_is_fetched_again(remote, tmp_path, fault):
     dataset["chain3_A"]
     (name,) = held(tmp_path)
     path = tmp_path / "cache" / "shards" / name
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data if fault == "flip" else data[:100])
+    flip(path) if fault == "flip" else os.truncate(path, 100)
     for _ in range(2):
         assert_same(dataset["chain3_A"], record(3))
     assert dataset.storage.stats["fills"] == 2

@@ -7,10 +7,10 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.store.records import random_record
+from tests.store.records import published, random_record
 from typer.testing import CliRunner
 
-from evofeed.store import Dataset, DatasetWriter, dataset_card
+from evofeed.store import Dataset, dataset_card
 from evofeed.store.commands import snapshots
 
 DROPPED = [
@@ -21,13 +21,13 @@ DROPPED = [
 
 @pytest.fixture
 def dataset(tmp_path: Path) -> Dataset:
-    uri = str(tmp_path / "pdb")
-    writer = DatasetWriter(uri)
-    for seed in range(12):
-        writer.add(random_record(seed, chain_id=f"c{seed:03d}_A", has_structure=seed > 1))
+    records = [
+        random_record(seed, chain_id=f"c{seed:03d}_A", has_structure=seed > 1) for seed in range(12)
+    ]
     config = {"featurize": {"max_template_date": "2018-04-30", "msa": {"rows": 7}}}
-    writer.commit(config=config, dropped=DROPPED, cluster_sizes={"c000_A": 3})
-    return Dataset.open(uri)
+    about = {"config": config, "dropped": DROPPED, "cluster_sizes": {"c000_A": 3}}
+    published(tmp_path / "pdb", records, **about)
+    return Dataset.open(str(tmp_path / "pdb"))
 
 
 def test_a_card_counts_what_is_there_and_what_is_not(dataset: Dataset) -> None:
@@ -93,7 +93,7 @@ def test_the_command_writes_card_plots_and_croissant(dataset: Dataset, tmp_path:
 
 
 def test_a_snapshot_of_no_chains_has_a_card(tmp_path: Path) -> None:
-    DatasetWriter(str(tmp_path / "none")).commit(dropped=DROPPED)
+    published(tmp_path / "none", [], dropped=DROPPED)
     card = dataset_card(Dataset.open(str(tmp_path / "none")))
     assert (card.chains, card.residues, card.num_left_out) == (0, 0, 5)
     done = CliRunner().invoke(

@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.store.records import random_record
+from tests.store.records import published, random_record
 
 from evofeed.base.errors import StoreError
 from evofeed.base.within import limited_to, open_input
-from evofeed.store import Dataset, DatasetWriter
+from evofeed.store import Dataset
 from evofeed.store.refs import list_refs, move_ref
 from evofeed.store.storage import LocalStorage
 
@@ -23,9 +23,7 @@ ABSENT = "0" * 64
 
 
 def dataset(folder: Path, seed: int) -> Path:
-    writer = DatasetWriter(str(folder))
-    writer.add(random_record(seed))
-    writer.commit()
+    published(folder, [random_record(seed)])
     return folder
 
 

@@ -6,22 +6,19 @@ import json
 
 import numpy as np
 import pytest
-from tests.store.records import random_record
+from tests.store.records import flip, published, random_record
 from typer.testing import CliRunner
 
 from evofeed import cli
 from evofeed.base.errors import ChainMissing, DatasetMissing, RefConflict, ShardCorrupt
-from evofeed.store import Dataset, DatasetWriter, gc, write_shard
+from evofeed.store import Dataset, gc, write_shard
 from evofeed.store.commands import snapshots
 from evofeed.store.shard_commands import shards
 
 
 @pytest.fixture
 def uri(tmp_path):
-    writer = DatasetWriter(str(tmp_path / "data"))
-    for seed in range(3):
-        writer.add(random_record(seed))
-    writer.commit()
+    published(tmp_path / "data", map(random_record, range(3)))
     return str(tmp_path / "data")
 
 
@@ -69,9 +66,7 @@ def test_chains_are_listed_and_one_that_is_not_there_is_a_typed_error(uri):
 def test_damage_is_listed_and_exits_with_one(uri, tmp_path):
     dataset = Dataset.open(uri)
     path = dataset.storage.path(dataset.spans.key(0))
-    data = bytearray(path.read_bytes())
-    data[int(dataset.spans.offset[1]) + 400] ^= 1
-    path.write_bytes(data)
+    flip(path, int(dataset.spans.offset[1]) + 400)
     reported = run(snapshots, "verify", uri, code=1)
     assert "chain1_A" in reported and reported.splitlines()[-1].startswith("to repair: ")
     values = json.loads(run(shards, "verify", str(path), "--json", code=1))

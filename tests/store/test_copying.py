@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 import pytest
-from tests.store.records import assert_same, random_record
+from tests.store.records import assert_same, flip, published, random_record
 
 from evofeed.base.errors import RefConflict, ShardCorrupt
-from evofeed.store import Dataset, DatasetWriter, copy_dataset
+from evofeed.store import Dataset, copy_dataset
+
+RECORDS = [random_record(seed, num_res=40, num_alignments=60) for seed in range(4)]
 
 
 @pytest.fixture
 def source(tmp_path):
-    writer = DatasetWriter(str(tmp_path / "source"), shard_nbytes=1)
-    for seed in range(4):
-        writer.add(random_record(seed, num_res=40, num_alignments=60))
-    writer.commit(cluster_sizes={"chain2_A": 5}, config={"a": 1})
+    about = {"cluster_sizes": {"chain2_A": 5}, "config": {"a": 1}}
+    published(tmp_path / "source", RECORDS, shard_nbytes=1, **about)
     return tmp_path / "source"
 
 
 def check(folder):
     dataset = Dataset.open(folder)
     assert dataset.verify(deep=True) == [] and len(dataset) == 4
-    for seed in range(4):
-        record = random_record(seed, num_res=40, num_alignments=60)
+    for record in RECORDS:
         assert_same(dataset[record.chain_id], record)
     assert dataset.index["cluster_size"].to_pylist() == [-1, -1, 5, -1]
     return dataset
@@ -51,14 +50,9 @@ def test_a_compressed_copy_is_smaller_and_unpacks_to_the_same_bytes(source, tmp_
 
 def test_damage_and_foreign_refs_stop_a_copy(source, tmp_path):
     target = str(tmp_path / "target")
-    other = DatasetWriter(target)
-    other.add(random_record(9))
-    other.commit()
+    published(target, [random_record(9)])
     with pytest.raises(RefConflict):
         copy_dataset(source, target)
-    path = sorted((source / "shards").iterdir())[0]
-    data = bytearray(path.read_bytes())
-    data[50] ^= 1
-    path.write_bytes(data)
+    flip(min((source / "shards").iterdir()), 50)
     with pytest.raises(ShardCorrupt, match="sha256"):
         copy_dataset(source, tmp_path / "fresh")

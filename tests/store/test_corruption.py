@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from tests.store.records import random_record
+from tests.store.records import published, random_record
 
 from evofeed.base.errors import SchemaMismatch
-from evofeed.store import DatasetWriter
 from evofeed.store.index import index_schema, read_index
 from evofeed.store.layout import arrow_schema, check_version
 from evofeed.store.manifest import Manifest
@@ -44,9 +43,7 @@ def test_an_unknown_major_version_is_refused_and_older_minors_are_read():
 
 
 def test_files_of_the_next_major_version_are_refused(tmp_path):
-    writer = DatasetWriter(str(tmp_path))
-    writer.add(random_record(1))
-    writer.commit()
+    published(tmp_path, [random_record(1)])
     (manifest,) = tmp_path.glob("snapshots/*/manifest.json")
     text = manifest.read_bytes().replace(b'"version":[1,0]', b'"version":[2,0]')
     with pytest.raises(SchemaMismatch, match="upgrade evofeed"):

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import jaxtyping
 import pytest
-from tests.store.records import assert_same, random_record
+from tests.store.records import assert_same, published, random_record
 
 from evofeed.base.errors import StoreError
 from evofeed.store import (
@@ -53,10 +53,7 @@ def small(seed):
 
 
 def publish(folder, seeds, expect):
-    writer = DatasetWriter(str(folder), shard_nbytes=SHARD_NBYTES)
-    for seed in seeds:
-        writer.add(small(seed))
-    return writer.commit(expect=expect)
+    return published(folder, map(small, seeds), shard_nbytes=SHARD_NBYTES, expect=expect)
 
 
 def publisher(folder, expect, die_at):

@@ -5,19 +5,18 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from tests.store.entries import made_alignment, made_molecule, made_record, made_section
-from tests.store.records import random_record
+from tests.store.records import assert_same, flip, published, random_record
 
 from evofeed.base.errors import ChainMissing, ShardCorrupt
 from evofeed.protein.assembly_record import AssemblyRecord
 from evofeed.protein.entry_record import EntryRecord
 from evofeed.store import (
     Dataset,
-    DatasetWriter,
+    ShardEntry,
     Snapshot,
     add_assemblies,
     add_entries,
@@ -41,21 +40,15 @@ from evofeed.store.opening import open_storage
 NAME = "a" * 64
 
 
-def assert_same(one: Any, two: Any) -> None:
-    for field in dataclasses.fields(one):
-        a, b = getattr(one, field.name), getattr(two, field.name)
-        if isinstance(a, np.ndarray):
-            assert a.dtype == b.dtype, field.name
-            assert np.array_equal(a, b, equal_nan=a.dtype.kind == "f"), field.name
-        else:
-            assert a == b, field.name
+def entry_shard(uri: Path | str, record: EntryRecord) -> ShardEntry:
+    columns = encode_entry(record, {"openfold3": made_section(record)})
+    return write_records(str(uri), "entry", {"made-1": columns})
 
 
 def made_dataset(uri: str, record: EntryRecord | None = None) -> Snapshot:
     record = record or made_record(0)
-    section = made_section(record)
     shards = [
-        write_records(uri, "entry", {"made-1": encode_entry(record, {"openfold3": section})}),
+        entry_shard(uri, record),
         write_records(uri, "alignment", {NAME: encode_alignment(made_alignment(NAME))}),
         write_records(
             uri, "molecules", {"openfold3": encode_molecules({"ALA": made_molecule(5, 3)})}
@@ -104,13 +97,9 @@ def test_a_record_of_5000_atoms_takes_80_kilobytes_at_most() -> None:
 
 def test_chains_stay_when_entries_come_and_entries_when_chains_go(tmp_path: Path) -> None:
     uri = str(tmp_path)
-    writer = DatasetWriter(uri)
-    for seed in range(3):
-        writer.add(random_record(seed))
-    before = writer.commit()
+    before = published(uri, map(random_record, range(3)))
     record = made_record(0)
-    columns = encode_entry(record, {"openfold3": made_section(record)})
-    shard = write_records(uri, "entry", {"made-1": columns})
+    shard = entry_shard(uri, record)
     add_entries(uri, [shard], expect=before.digest)
     assert len(Dataset.open(uri)) == 3
     first = next(iter(Dataset.open(uri)))
@@ -118,9 +107,7 @@ def test_chains_stay_when_entries_come_and_entries_when_chains_go(tmp_path: Path
     dataset = Dataset.open(uri)
     assert len(dataset) == 2
     assert_same(dataset.entries["made-1"], record)
-    again = DatasetWriter(uri)
-    again.add(random_record(7))
-    again.commit(expect=dataset.digest)
+    published(uri, [random_record(7)], expect=dataset.digest)
     dataset = Dataset.open(uri)
     assert (len(dataset), list(dataset.entries)) == (1, ["made-1"])
     assert not dataset.verify(deep=True)
@@ -131,13 +118,10 @@ def test_chains_stay_when_entries_come_and_entries_when_chains_go(tmp_path: Path
 
 
 def test_complexes_and_entries_stay_when_the_others_come(tmp_path: Path) -> None:
-    writer = DatasetWriter(str(tmp_path))
-    chain = random_record(0)
-    writer.add(chain)
-    record = made_record(0)
-    columns = encode_entry(record, {"openfold3": made_section(record)})
-    shard = write_records(str(tmp_path), "entry", {"made-1": columns})
-    add_entries(str(tmp_path), [shard], expect=writer.commit().digest)
+    chain, record = random_record(0), made_record(0)
+    before = published(tmp_path, [chain])
+    shard = entry_shard(tmp_path, record)
+    add_entries(str(tmp_path), [shard], expect=before.digest)
     pair = AssemblyRecord(
         assembly_id="2xyz", chains=(chain,), pairing=(None,), copies=(("A", "B"),)
     )
@@ -152,8 +136,7 @@ def test_complexes_and_entries_stay_when_the_others_come(tmp_path: Path) -> None
 
 def test_a_missing_part_is_made_again_from_the_shard(tmp_path: Path) -> None:
     record = made_record(0)
-    columns = encode_entry(record, {"openfold3": made_section(record)})
-    shard = write_records(str(tmp_path), "entry", {"made-1": columns})
+    shard = entry_shard(tmp_path, record)
     for part in (tmp_path / "parts").iterdir():
         part.unlink()
     assert add_entries(str(tmp_path), [shard]).digest
@@ -165,10 +148,8 @@ def test_a_damaged_entry_names_its_shard_and_itself(tmp_path: Path, column: str)
     made_dataset(str(tmp_path))
     entries = Dataset.open(str(tmp_path)).entries
     span = entries.span("entry", "made-1")
-    path = tmp_path / span.key
-    data = bytearray(path.read_bytes())
-    data[span.offset + span.starts[KINDS["entry"].index(column)] + 30] ^= 4
-    path.write_bytes(data)
+    at = span.offset + span.starts[KINDS["entry"].index(column)] + 30
+    flip(tmp_path / span.key, at, 4)
     with pytest.raises(ShardCorrupt) as fault:
         entries["made-1"]
     assert fault.value.item == "made-1"

@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from tests.conftest import golden_files, golden_folder
-from tests.store.records import assert_same
+from tests.store.records import assert_same, published
+from tests.store.test_reading import assert_cropped
 
 from evofeed.featurize import FeaturizeConfig, discover, featurize_chain, to_openfold_raw
-from evofeed.store import Dataset, DatasetWriter
+from evofeed.store import Dataset
 from evofeed.store.convert import convert
 from evofeed.store.decode import ChainDecoder, Place
 from evofeed.store.encode import encode_record
@@ -64,33 +65,14 @@ def test_openfold_feature_dicts_survive_conversion_and_storage(path, tmp_path):
 
 
 def test_all_real_chains_live_in_one_dataset(golden, tmp_path):
-    writer = DatasetWriter(str(tmp_path))
-    for source in sources():
-        writer.add(featurize_chain(source, FeaturizeConfig.openfold()))
-    writer.commit()
+    published(
+        tmp_path, (featurize_chain(source, FeaturizeConfig.openfold()) for source in sources())
+    )
     dataset = Dataset.open(tmp_path)
     assert len(dataset) == len(sources()) and dataset.verify(deep=True) == []
     rng = np.random.default_rng(0)
     for chain_id in dataset:
-        same_crop(dataset, chain_id, rng)
-
-
-def same_crop(dataset, chain_id, rng):
-    """A random crop is that of the whole record, bit for bit."""
-    record = dataset[chain_id]
-    start, stop = sorted(rng.integers(0, record.num_res + 1, 2).tolist())
-    rows = rng.permutation(record.num_alignments)[: rng.integers(0, 1152)]
-    window = slice(start, stop)
-    right = {
-        "msa": record.msa[rows, window],
-        "deletion_matrix": record.deletion_matrix()[rows, window],
-        "template_aatype": record.template_aatype[:, window],
-        "template_all_atom_positions": record.template_all_atom_positions[:, window],
-        "template_all_atom_mask": record.template_all_atom_mask[:, window],
-    }
-    if record.all_atom_positions is not None:
-        right["all_atom_positions"] = record.all_atom_positions[window]
-        right["all_atom_mask"] = record.all_atom_mask[window]
-    (out,) = dataset.read([chain_id], tuple(right), residues=window, rows=rows)
-    for name, array in right.items():
-        assert out[name].tobytes() == np.ascontiguousarray(array).tobytes(), name
+        record = dataset[chain_id]
+        start, stop = sorted(rng.integers(0, record.num_res + 1, 2).tolist())
+        rows = rng.permutation(record.num_alignments)[: rng.integers(0, 1152)]
+        assert_cropped(dataset, chain_id, rows, slice(start, stop))

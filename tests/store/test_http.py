@@ -7,11 +7,12 @@ import pickle
 import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import numpy as np
 import pytest
-from tests.store.records import assert_same, random_record
+from tests.store.records import assert_same, published, random_record
 from typer.testing import CliRunner
 
 from evofeed.base.errors import AccessDenied, DatasetMissing, ShardCorrupt, ShardMissing, StoreError
@@ -69,22 +70,27 @@ class Service(BaseHTTPRequestHandler):
         pass
 
 
+@contextmanager
+def served(handler):
+    """The address of a server that answers with this handler."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        server.daemon_threads = True
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
 @pytest.fixture
 def service(tmp_path):
-    writer = DatasetWriter(str(tmp_path))
-    for seed in range(3):
-        writer.add(random_record(seed))
-    writer.commit()
+    published(tmp_path, map(random_record, range(3)))
     handler = type("Toy", (Service,), {"root": tmp_path, "faults": [], "seen": []})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    handler.url = f"http://127.0.0.1:{server.server_port}/v1/datasets/toy"
-    yield handler
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    with served(handler) as url:
+        handler.url = f"{url}/v1/datasets/toy"
+        yield handler
 
 
 @pytest.fixture
@@ -144,18 +150,13 @@ def test_lasting_trouble_ends_with_one_clear_error(service, closing):
 
 def test_wrong_bytes_are_never_believed(service, closing):
     dataset = closing(service.url)
-    service.faults.append("flip")
-    assert_same(dataset["chain2_A"], random_record(2))  # read again, and right
-    service.faults.extend(["flip", "flip"])
-    with pytest.raises(ShardCorrupt, match="checksum") as caught:
-        dataset["chain2_A"]
-    assert caught.value.item == "chain2_A"
-    service.faults.append("cut")
-    assert_same(dataset["chain2_A"], random_record(2))
-    service.faults.extend(["cut", "cut"])
-    with pytest.raises(ShardCorrupt, match="truncated") as caught:
-        dataset["chain2_A"]
-    assert caught.value.item == "chain2_A"
+    for fault, why in (("flip", "checksum"), ("cut", "truncated")):
+        service.faults.append(fault)
+        assert_same(dataset["chain2_A"], random_record(2))  # read again, and right
+        service.faults.extend([fault, fault])
+        with pytest.raises(ShardCorrupt, match=why) as caught:
+            dataset["chain2_A"]
+        assert caught.value.item == "chain2_A"
     service.faults.extend([None, "flip"])
     with pytest.raises(ShardCorrupt, match="manifest"):
         closing(service.url)

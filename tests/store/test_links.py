@@ -7,14 +7,14 @@ import json
 import pickle
 import threading
 import time
-from http.server import ThreadingHTTPServer
+from concurrent.futures import ThreadPoolExecutor
 from urllib.parse import urlsplit
 
 import pytest
-from tests.store.records import assert_same, random_record
-from tests.store.test_http import Service
+from tests.store.records import assert_same, published, random_record
+from tests.store.test_http import Service, served
 
-from evofeed.store import Cache, Dataset, DatasetWriter, copy_dataset, links
+from evofeed.store import Cache, Dataset, copy_dataset, links
 from evofeed.store.http import HttpStorage
 
 CHAINS = 4
@@ -61,20 +61,12 @@ class Linking(Service):
 @pytest.fixture
 def service(tmp_path, monkeypatch):
     monkeypatch.setenv("EVOFEED_TOKEN", "evf_secret")
-    writer = DatasetWriter(str(tmp_path / "toy"), shard_nbytes=1)
-    for seed in range(CHAINS):
-        writer.add(random_record(seed))
-    writer.commit()
+    published(tmp_path / "toy", map(random_record, range(CHAINS)), shard_nbytes=1)
     fresh = {name: [] for name in ("faults", "seen", "asked", "linked")}
     handler = type("Toy", (Linking,), {"root": tmp_path / "toy", **fresh})
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        server.daemon_threads = True
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
-        thread.start()
-        handler.url = f"http://127.0.0.1:{server.server_port}/v1/datasets/toy"
+    with served(handler) as url:
+        handler.url = f"{url}/v1/datasets/toy"
         yield handler
-        server.shutdown()
-        thread.join()
 
 
 class Clock:
@@ -253,9 +245,6 @@ def test_of_threads_that_want_links_one_asks(service):
             together.wait(60)
             assert_same(dataset[f"chain{seed % CHAINS}_A"], random_record(seed % CHAINS))
 
-        threads = [threading.Thread(target=read, args=(seed,)) for seed in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(60)
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(read, range(8)))
         assert dataset.storage.links.stats["asked"] == 1

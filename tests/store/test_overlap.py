@@ -6,11 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.store.records import random_record
+from tests.store.records import published, random_record
 from typer.testing import CliRunner
 
 from evofeed.base.errors import InputError
-from evofeed.store import DatasetWriter
 from evofeed.store.commands import snapshots
 from evofeed.store.overlap import Clusters, overlap
 
@@ -55,10 +54,7 @@ def test_the_command_lists_what_is_shared_and_exits_with_one(
     tmp_path: Path, clusters: Path
 ) -> None:
     for name, seeds in (("train", range(3)), ("valid", range(2, 4))):
-        writer = DatasetWriter(str(tmp_path / name))
-        for seed in seeds:
-            writer.add(random_record(seed))
-        writer.commit()
+        published(tmp_path / name, map(random_record, seeds))
     both = [str(tmp_path / "train"), str(tmp_path / "valid")]
     done = CliRunner().invoke(snapshots, ["overlap", *both, "--json"])
     assert done.exit_code == 1

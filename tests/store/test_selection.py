@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from pathlib import Path
 
 import pytest
-from tests.store.records import random_record
+from tests.store.records import published, random_record
 from typer.testing import CliRunner
 
 from evofeed.store import (
@@ -127,9 +126,7 @@ def test_a_large_cluster_does_not_swallow_a_small_share(uri: str, tmp_path: Path
 
 
 def test_a_set_can_be_made_apart_from_another(uri: str, clusters: Path, tmp_path: Path) -> None:
-    writer = DatasetWriter(str(tmp_path / "casp"))
-    writer.add(random_record(99, chain_id="C001_a"))
-    writer.commit()
+    published(tmp_path / "casp", [random_record(99, chain_id="C001_a")])
     casp, known = Dataset.open(str(tmp_path / "casp")), Clusters(clusters)
     assert chains(uri, select_chains(uri, "one", apart_from=[casp])) == (
         set(Dataset.open(uri)) - {"c001_A"}
@@ -161,13 +158,10 @@ def test_the_commands_make_parts_and_refuse_nonsense(uri: str, clusters: Path) -
 def test_parts_by_date_hold_what_is_younger_and_in_clusters_that_are_younger_as_a_whole(
     tmp_path: Path,
 ) -> None:
-    uri = str(tmp_path / "dated")
     dates = ["2020-01-01", "2022-01-01", "2022-02-01", "2022-03-01", "", "2019-05-05"]
-    writer = DatasetWriter(uri)
-    for number, date in enumerate(dates):
-        record = random_record(number, chain_id=f"c{number}")
-        writer.add(dataclasses.replace(record, release_date=date))
-    writer.commit()
+    uri = str(tmp_path / "dated")
+    dated = enumerate(dates)
+    published(uri, (random_record(n, chain_id=f"c{n}").replace(release_date=d) for n, d in dated))
     listed = tmp_path / "clusters.txt"
     listed.write_text("c0 c1\nc2 c3\nc4\nc5\n")
     known = Clusters(listed)

@@ -8,13 +8,12 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from tests.store.records import assert_same, random_record
+from tests.store.records import assert_same, published, random_record
 from tests.test_features import tiny_record
 
 from evofeed.base.errors import ChainMissing
 from evofeed.store import (
     Dataset,
-    DatasetWriter,
     add_shards,
     compact,
     gc,
@@ -30,10 +29,8 @@ from evofeed.store.opening import open_storage
 
 
 def make(folder, seeds, **commit):
-    writer = DatasetWriter(str(folder), shard_nbytes=1)  # a shard for each chain
-    for seed in seeds:
-        writer.add(random_record(seed))
-    return writer.commit(**commit)
+    """A shard for each chain."""
+    return published(folder, map(random_record, seeds), shard_nbytes=1, **commit)
 
 
 def ids(*seeds):
@@ -84,9 +81,7 @@ def test_merging_copies_what_is_new_and_refuses_what_differs(tmp_path):
     dataset = Dataset.open(ours)
     assert list(dataset) == ids(1, 2, 3) and dataset.verify(deep=True) == []
     assert_same(dataset["chain3_A"], random_record(3))
-    writer = DatasetWriter(odd)
-    writer.add(random_record(50, chain_id="chain1_A"))
-    writer.commit()
+    published(odd, [random_record(50, chain_id="chain1_A")])
     with pytest.raises(ValueError, match="chain1_A"):
         merge(ours, odd)
 
@@ -176,10 +171,7 @@ def test_a_job_waits_for_a_collection_and_a_lease_is_prolonged(tmp_path, monkeyp
 def test_joined_shards_do_not_depend_on_where_their_chains_lay(tmp_path):
     one, other = tmp_path / "one", tmp_path / "other"
     make(one, range(5))
-    writer = DatasetWriter(str(other), zstd=False)
-    for seed in range(5):
-        writer.add(random_record(seed))
-    writer.commit(cluster_sizes={"chain3_A": 4})
+    published(other, map(random_record, range(5)), zstd=False, cluster_sizes={"chain3_A": 4})
     joined = [join_chains(open_storage(str(f)), Dataset.open(f).index) for f in (one, other)]
     assert joined[0] == joined[1] == Dataset.open(other).manifest.shards[0]
     with pytest.raises(ValueError, match="twice"):
@@ -203,18 +195,14 @@ def test_history_is_kept_unless_it_is_given_up(tmp_path):
 def test_the_same_chains_once_more_are_the_snapshot_that_is_there(tmp_path: Path) -> None:
     uri, found = str(tmp_path / "data"), []
     for expect, config in ((None, {"a": 1}), (0, {"a": 1}), (0, {"a": 2})):
-        writer = DatasetWriter(uri)
-        writer.add(tiny_record())
         before = None if expect is None else found[-1]
-        found.append(writer.commit(expect=before, config=config).digest)
+        found.append(published(uri, [tiny_record()], expect=before, config=config).digest)
     assert found[0] == found[1] != found[2]
     assert len(list((tmp_path / "data" / "snapshots").iterdir())) == 2
 
 
 def test_a_chain_named_by_its_entry_alone_is_suggested(tmp_path: Path) -> None:
-    writer = DatasetWriter(str(tmp_path / "data"))
-    writer.add(tiny_record(chain_id="1ujv_L"))
-    writer.commit()
+    published(tmp_path / "data", [tiny_record(chain_id="1ujv_L")])
     dataset = Dataset.open(str(tmp_path / "data"))
     with pytest.raises(ChainMissing, match=r"no chain '1ujv' .*did you mean '1ujv_L'"):
         dataset["1ujv"]

@@ -9,11 +9,11 @@ import threading
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from tests.bucket import local_bucket
-from tests.store.records import random_record
+from tests.store.records import published, random_record
+from tests.store.test_http import Service, served
 
 from evofeed.base.errors import AccessDenied, DatasetMissing, RefConflict, ShardMissing, StoreError
 from evofeed.store import (
@@ -171,9 +171,7 @@ def test_a_dataset_lives_the_same_life_wherever_it_lies(uri, tmp_path):
     add_shards(uri, [write(uri, 2)])
     remove_chains(uri, ["chain0_A"])
     replace_chains(uri, [write(uri, chain1_A=True)])
-    other = DatasetWriter(str(tmp_path / "other"))
-    other.add(random_record(3))
-    other.commit()
+    published(tmp_path / "other", [random_record(3)])
     merge(uri, str(tmp_path / "other"))
     tag(uri, "before")
     compact(uri)
@@ -193,7 +191,7 @@ def test_a_dataset_lives_the_same_life_wherever_it_lies(uri, tmp_path):
 
 
 def test_no_dataset_is_missing(uri):
-    with pytest.raises(DatasetMissing, match="main"):
+    with pytest.raises(DatasetMissing, match="no ref 'main'"):
         Dataset.open(uri)
 
 
@@ -211,21 +209,13 @@ def test_a_bucket_is_probed_before_its_first_swap_and_only_then(s3_bucket, monke
     assert not list(storage.files("probe/"))
 
 
-class Refusing(BaseHTTPRequestHandler):
+class Refusing(Service):
     """A bucket that answers every request with one status and one code."""
 
-    protocol_version = "HTTP/1.1"
     status, code = 0, ""
 
-    def do_GET(self):
-        body = f"<Error><Code>{self.code}</Code></Error>".encode()
-        self.send_response(self.status)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *args):
-        pass
+    def do_GET(self):  # noqa: N802
+        self.answer(self.status, f"<Error><Code>{self.code}</Code></Error>".encode())
 
 
 @pytest.mark.parametrize(
@@ -241,21 +231,15 @@ def test_a_bucket_that_denies_access_is_told_from_one_that_is_away(
     monkeypatch, status, code, denied
 ):
     handler = type("Bucket", (Refusing,), {"status": status, "code": code})
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.server_port}")
+    with served(handler) as url:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", url)
         monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
-        try:
-            with (
-                closing(open_storage("s3://bucket/d")) as storage,
-                pytest.raises(StoreError) as caught,
-            ):
-                storage.read_into("shards/x.arrow", 0, memoryview(bytearray(8)))
-        finally:
-            server.shutdown()
-            thread.join()
+        with (
+            closing(open_storage("s3://bucket/d")) as storage,
+            pytest.raises(StoreError) as caught,
+        ):
+            storage.read_into("shards/x.arrow", 0, memoryview(bytearray(8)))
     assert isinstance(caught.value, AccessDenied) is denied
     assert ("renew" in caught.value.message) is denied
     assert code in caught.value.message

@@ -6,12 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.store.records import published
 from tests.synth.test_synth import _covariation, tree_digest
 
 from evofeed.cli import main
 from evofeed.featurize import discover, featurize_chain
 from evofeed.protein.residues import ATOM_ORDER
-from evofeed.store import Dataset, DatasetWriter
+from evofeed.store import Dataset
 from evofeed.synth import evolve, write_synthetic
 from evofeed.synth import fold as folds
 from evofeed.synth.complexes import STOICHIOMETRIES, read_stoichiometry
@@ -32,10 +33,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     raw, out = str(home / "raw"), str(home / "data")
     sizes = ("--mean-length", "30", "--mean-depth", "40", "--mean-members", "1")
     run("synth", raw, "--complexes", "8", "--seed", "3", *sizes, "--json")
-    writer = DatasetWriter(out)
-    for source in discover(raw):
-        writer.add(featurize_chain(source))
-    writer.commit()
+    published(out, map(featurize_chain, discover(raw)))
     run("assemblies", raw, out, "--json")
     return Dataset.open(out)
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from tests.featurize.job.stage import on_stage, wait_for, wait_for_silence
+from tests.synthetic_entries import prepare_again
 
 from evofeed.cli import main
 from evofeed.featurize.entries import job, work
@@ -27,16 +28,11 @@ from evofeed.synth import write_entries
 
 def prepare(raw: Path, data: Path, **changes: Any) -> JobReport:
     """The files of a folder prepared by two workers, an entry a unit."""
-    source = EntriesInput(
-        structures=str(raw / "mmcif"),
-        components=str(raw / "components.cif"),
-        alignments=str(raw / "msa"),
-        projects=("boltz",),
-    )
-    options = JobOptions(**{"executor": "local", "workers": 2, **changes})
     before, job._OF_UNIT = job._OF_UNIT, {"entry": 1, "alignment": 1, "molecules": 8}  # type: ignore[misc]
     try:
-        return prepare_entries(source, str(data), options=options)
+        return prepare_again(
+            raw, data, {"workers": 2, **changes}, projects=("boltz",), conformers=None
+        )
     finally:
         job._OF_UNIT = before  # type: ignore[misc]
 
