@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,12 +18,14 @@ import numpy as np
 import psycopg
 import pytest
 from pydantic import SecretStr
+from sqlalchemy.exc import OperationalError
 
 from evofeed.protein.chain_record import ChainRecord
 from evofeed.protein.residues import RESTYPES, UNKNOWN
 from evofeed.service import ServiceSettings, serving
 from evofeed.service.access.auth import create_token
 from evofeed.service.database.database import Database
+from evofeed.service.jobs.queue import ENDED
 from evofeed.service.remembered import TRUST
 from evofeed.store import DatasetWriter
 
@@ -156,63 +158,71 @@ def start_any(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Start]
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[Callable[[], str]]:
     """The URL of a migrated, emptied database on a PostgreSQL of this session's own."""
-    binaries = find_postgres()
-    if binaries is None:
-        if "postgres" in os.environ.get("EVOFEED_REQUIRE", ""):
-            pytest.fail("PostgreSQL is required but neither PATH nor /usr/lib/postgresql has it")
-        pytest.skip("no PostgreSQL here: install postgresql to run these")
-    with tempfile.TemporaryDirectory(prefix="evf-pg-", dir="/tmp") as folder, ExitStack() as stack:
-        server = PostgresServer(binaries, Path(folder))
-        stack.callback(server.stop)
-        server.start()
+    with postgres_server() as server:
         server.create("service")
-        database = Database(server.url("service"))
-        database.upgrade()
-        database.close()
+        with Database(server.url("service")) as database:
+            database.upgrade()
         yield lambda: server.emptied("service")
 
 
-def find_postgres() -> Path | None:
-    """Where `initdb` is; distributions keep it off the PATH."""
-    found = [Path(path) for path in [shutil.which("initdb")] if path]
-    found += sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
-    return found[-1].parent if found else None
+def required(name: str, program: str | None) -> str:
+    """A program, or the end of the test: a failure where `EVOFEED_REQUIRE` names what it is for."""
+    if program is None:
+        if name in os.environ.get("EVOFEED_REQUIRE", ""):
+            pytest.fail(f"{name} is required but not installed")
+        pytest.skip(f"no {name} here")
+    return program
+
+
+@contextmanager
+def postgres_server() -> Iterator[PostgresServer]:
+    """One for this block, wherever `initdb` is: distributions keep it off the PATH."""
+    found = [str(path) for path in sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))]
+    initdb = Path(required("postgres", found[-1] if found else shutil.which("initdb")))
+    # Its socket has a path of 107 bytes at most.
+    with tempfile.TemporaryDirectory(prefix="evf-pg-", dir="/tmp") as folder:
+        server = PostgresServer(initdb.parent, Path(folder))
+        try:
+            server.start()
+            yield server
+        finally:
+            server.stop()
 
 
 class PostgresServer:
     """A PostgreSQL in a folder, on a Unix socket, gone with the tests."""
 
     def __init__(self, binaries: Path, folder: Path) -> None:
-        self._binaries, self._folder = binaries, folder
+        self.binaries, self.folder = binaries, folder
         # PostgreSQL refuses to run as root.
         self._user = "nobody" if os.getuid() == 0 else None
         if self._user:
             shutil.chown(folder, self._user)
 
     def start(self) -> None:
-        data = self._folder / "data"
+        data = self.folder / "data"
         self._run("initdb", "-D", data, "-A", "trust", "-U", "evofeed", "--no-sync")
         self.resume()
 
     def resume(self) -> None:
         """Start it, again after `pause`."""
-        data, log = self._folder / "data", self._folder / "log"
-        options = f"-k {self._folder} -c listen_addresses= -c fsync=off -c max_connections=50"
+        data, log = self.folder / "data", self.folder / "log"
+        options = f"-k {self.folder} -c listen_addresses= -c fsync=off -c max_connections=50"
         self._run("pg_ctl", "-D", data, "-l", log, "-w", "-t", 240, "-o", options, "start")
 
     def pause(self) -> None:
         """Stop it, as an operator would; what it holds stays."""
-        self._run("pg_ctl", "-D", self._folder / "data", "-m", "fast", "-w", "stop")
+        self._run("pg_ctl", "-D", self.folder / "data", "-m", "fast", "-w", "stop")
 
     def stop(self) -> None:
-        if (self._folder / "data" / "postmaster.pid").exists():
-            self._run("pg_ctl", "-D", self._folder / "data", "-m", "immediate", "stop")
+        if (self.folder / "data" / "postmaster.pid").exists():
+            self._run("pg_ctl", "-D", self.folder / "data", "-m", "immediate", "stop")
 
     def create(self, name: str) -> None:
         self.execute("postgres", f"CREATE DATABASE {name}")
 
     def url(self, name: str) -> str:
-        return f"postgresql://evofeed@/{name}?host={self._folder}"
+        return f"postgresql://evofeed@/{name}?host={self.folder}"
 
     def emptied(self, name: str) -> str:
         """The URL of a database without rows: far cheaper than a new one for each test."""
@@ -222,15 +232,15 @@ class PostgresServer:
         return self.url(name)
 
     def execute(self, name: str, statement: str) -> list[tuple[Any, ...]]:
-        with psycopg.connect(f"host={self._folder} user=evofeed dbname={name}") as connection:
+        with psycopg.connect(f"host={self.folder} user=evofeed dbname={name}") as connection:
             connection.autocommit = True
             cursor = connection.execute(statement.encode())
             return cursor.fetchall() if cursor.description else []
 
     def _run(self, program: str, *arguments: object) -> None:
-        command = [str(self._binaries / program), *map(str, arguments)]
+        command = [str(self.binaries / program), *map(str, arguments)]
         done = subprocess.run(
-            command, user=self._user, cwd=self._folder, capture_output=True, text=True, timeout=300
+            command, user=self._user, cwd=self.folder, capture_output=True, text=True, timeout=300
         )
         assert done.returncode == 0, done.stdout + done.stderr
 
@@ -263,15 +273,30 @@ def work_off(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
         runner.main(job_id)
 
 
-def wait_for_job(client: httpx.Client, job_id: str) -> dict[str, Any]:
-    """A job that has ended."""
+def until(claim: Callable[[], Any]) -> None:
+    """Wait until this is so."""
     end = time.monotonic() + 240
-    while True:
-        job: dict[str, Any] = client.get(f"/v1/jobs/{job_id}").json()
-        if job["state"] in ("cancelled", "succeeded", "failed"):
-            return job
-        assert time.monotonic() < end, job
-        time.sleep(0.05)
+    while not claim():
+        assert time.monotonic() < end, "it never came"
+        time.sleep(0.02)
+
+
+def wait_for_job(
+    client: httpx.Client, job_id: str, states: Collection[str] = ENDED
+) -> dict[str, Any]:
+    """A job in one of these states: one that has ended, unless told otherwise."""
+    until(lambda: client.get(f"/v1/jobs/{job_id}").json()["state"] in states)
+    return dict(client.get(f"/v1/jobs/{job_id}").json())
+
+
+def database_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From now on no database answers."""
+
+    def away(self: Database) -> Any:
+        raise OperationalError("SELECT 1", {}, Exception("the connection was refused"))
+
+    monkeypatch.setattr(Database, "read", away)
+    monkeypatch.setattr(Database, "write", away)
 
 
 def token(database: Database, *scopes: str, **options: Any) -> str:

@@ -23,9 +23,8 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import pytest
 import yaml
-from tests.service.conftest import PostgresServer, find_postgres
+from tests.service.conftest import postgres_server, required
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
@@ -38,15 +37,6 @@ NGINX_AT = "127.0.0.10"
 def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         return int(probe.getsockname()[1])
-
-
-def required(name: str, program: str | None) -> str:
-    """A program, or the end of the test: a failure where `EVOFEED_REQUIRE` names what it is for."""
-    if program is None:
-        if name in os.environ.get("EVOFEED_REQUIRE", ""):
-            pytest.fail(f"{name} is required but not installed")
-        pytest.skip(f"no {name} here")
-    return program
 
 
 def nginx_program() -> str:
@@ -93,12 +83,7 @@ class Shipped:
         for name in ("data", "home", "secrets", "nginx"):
             (folder / name).mkdir()
         certificate(folder)
-        self.database = PostgresServer(
-            Path(required("postgres", find_postgres() and str(find_postgres()))),
-            Path(stack.enter_context(_short_folder())),
-        )
-        stack.callback(self.database.stop)
-        self.database.start()
+        self.database = stack.enter_context(postgres_server())
         self.database.create("evofeed")
         self.environment = self._environment(bucket_port)
         self.run(*self._command("migrate"))
@@ -231,12 +216,3 @@ def _object(kind: str, name: str) -> dict[str, Any]:
             if (one["kind"], one["metadata"]["name"]) == (kind, name):
                 return dict(one)
     raise AssertionError(f"no {kind} {name}")
-
-
-@contextmanager
-def _short_folder() -> Iterator[str]:
-    """PostgreSQL's socket has a path of 107 bytes at most."""
-    import tempfile
-
-    with tempfile.TemporaryDirectory(prefix="evf-pg-", dir="/tmp") as folder:
-        yield folder

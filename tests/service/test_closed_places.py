@@ -8,9 +8,7 @@ asked less than `submit`; and `s3://` was refused as a root.
 from __future__ import annotations
 
 import ast
-import contextlib
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -54,15 +52,9 @@ def teams(start: Start, tmp_path: Path) -> Teams:
     return Teams(start, tmp_path.resolve())
 
 
-@contextlib.contextmanager
-def as_team(teams: Teams) -> Iterator[httpx.Client]:
-    with open_client(teams.base, teams.text) as client:
-        yield client
-
-
 def test_a_link_made_after_registration_leads_to_no_other_dataset(teams: Teams) -> None:
     ghost = teams.home / "team" / "ghost"
-    with as_team(teams) as client:
+    with open_client(teams.base, teams.text) as client:
         made = client.post("/v1/datasets", json={"name": "gh", "uri": str(ghost)})
         assert made.status_code == 201
         ghost.symlink_to(teams.secret)
@@ -101,7 +93,7 @@ def test_links_swapped_while_requests_run_show_nothing_of_another_dataset(teams:
     mine = publish(ours, range(10, 12))
     link.symlink_to(teams.secret)
     before, seen = touched(teams.secret), {"200": 0, "refused": 0}
-    with as_team(teams) as client:
+    with open_client(teams.base, teams.text) as client:
         assert client.post("/v1/datasets", json={"name": "gh", "uri": str(ours)}).status_code == 201
         with swapping(link, ours):
             for _ in range(3000):
@@ -139,7 +131,7 @@ def test_an_input_is_asked_about_again_when_its_job_runs(
 ) -> None:
     """The path itself, folders and files in it, and what `retry` asks is what `submit` asks."""
     raw = teams.home / "raw"
-    with as_team(teams) as client:
+    with open_client(teams.base, teams.text) as client:
         uri = str(teams.home / "team" / "out")
         assert client.post("/v1/datasets", json={"name": "gh", "uri": uri}).status_code == 201
         whole = _submit(client, raw / "later")
@@ -187,7 +179,7 @@ def test_no_other_module_opens_what_a_client_names() -> None:
 
 def test_retry_asks_what_submit_asks(teams: Teams, inputs: Path, start: Start) -> None:
     inputs.rename(teams.home / "raw" / "a")
-    with as_team(teams) as client:
+    with open_client(teams.base, teams.text) as client:
         uri = str(teams.home / "team" / "out")
         client.post("/v1/datasets", json={"name": "gh", "uri": uri})
         job = wait_for_job(client, _submit(client, teams.home / "raw" / "a").json()["id"])
@@ -262,14 +254,8 @@ def test_no_second_name_leads_to_a_dataset(start_any: Start, folder, tmp_path: P
             "/v1/datasets", json={"name": "secret", "uri": str(tmp_path / "link")}
         )
         assert same.status_code == 200
-    assert {one["name"] for one in _datasets(client, start_any)} == {"secret"}
-
-
-def _datasets(client, start: Start) -> list[dict[str, str]]:
-    _, text = create_token(start.database(), label="x", scopes=["read"])
-    headers = {"Authorization": f"Bearer {text}"}
-    found: list[dict[str, str]] = client.get("/v1/datasets", headers=headers).json()["datasets"]
-    return found
+        listed = any_dataset.get("/v1/datasets").json()["datasets"]
+    assert {one["name"] for one in listed} == {"secret"}
 
 
 def test_a_token_registers_only_below_its_own_roots(start: Start, tmp_path: Path) -> None:

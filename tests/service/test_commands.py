@@ -16,6 +16,7 @@ from typing import NamedTuple
 import httpx
 import pytest
 from tests.service.conftest import until_trusted
+from tests.service.test_workers import serving_process
 
 from evofeed.cli import main
 from evofeed.service import ServiceSettings, commands
@@ -49,24 +50,15 @@ def run(tmp_path: Path, monkeypatch, capsys) -> Run:
 
 
 def test_serve_prints_its_url_serves_and_stops_on_a_signal(folder, tmp_path) -> None:
-    command = [sys.executable, "-m", "evofeed.cli", "serve", "--port", "0", "--json",
-               "--dataset", f"demo={folder[0]}"]  # fmt: skip
-    environment = os.environ | {"EVOFEED_HOME": str(tmp_path)}
-    with subprocess.Popen(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout is not None and process.stderr is not None
-        try:
-            line = json.loads(process.stdout.readline())
-            assert line["datasets"] == ["demo"] and line["auth"] is True
-            assert httpx.get(f"{line['url']}/v1/datasets/demo").status_code == 401
-            remote = Dataset.open(f"{line['url']}/v1/datasets/demo", token=line["token"])
+    with serving_process(tmp_path, "--dataset", f"demo={folder[0]}") as service:
+        line, process = service.said, service.process
+        assert line["datasets"] == ["demo"] and line["auth"] is True
+        assert service.ask("/v1/datasets/demo").status_code == 401
+        with Dataset.open(f"{line['url']}/v1/datasets/demo", token=line["token"]) as remote:
             assert remote.digest == folder[2] and len(remote[0].sequence) == remote[0].num_res
-            remote.storage.close()  # type: ignore[attr-defined]
-        finally:
-            process.send_signal(signal.SIGTERM)
+        process.send_signal(signal.SIGTERM)
         assert process.wait(300) == 0
-        assert process.stderr.read() == ""
+        assert process.stderr is not None and process.stderr.read() == ""
     with pytest.raises(httpx.ConnectError):
         httpx.get(f"{line['url']}/healthz")
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -29,17 +29,15 @@ def url(request: pytest.FixtureRequest, tmp_path) -> str:
         new_url: Callable[[], str] = request.getfixturevalue("postgres")
         return new_url()
     url = f"sqlite:///{tmp_path / 'x.sqlite3'}"
-    database = Database(url)
-    database.upgrade()
-    database.close()
+    with Database(url) as database:
+        database.upgrade()
     return url
 
 
 @pytest.fixture
 def database(url):
-    made = Database(url)
-    yield made
-    made.close()
+    with Database(url) as made:
+        yield made
 
 
 def test_migrations_make_exactly_the_tables_of_the_code(database: Database) -> None:
@@ -113,23 +111,13 @@ def _value(column: Column[Any], number: int) -> Any:
 def test_upgrading_twice_or_from_two_places_at_once_changes_nothing(
     database: Database, url
 ) -> None:
-    errors: list[Exception] = []
-
-    def upgrade() -> None:
-        mine = Database(url)
-        try:
+    def upgrade(_: int) -> None:
+        with Database(url) as mine:
             mine.upgrade()
-        except Exception as error:
-            errors.append(error)
-        finally:
-            mine.close()
 
-    threads = [threading.Thread(target=upgrade) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not errors and database.is_current()
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(upgrade, range(3)))
+    assert database.is_current()
 
 
 def test_a_write_that_fails_leaves_nothing(database: Database) -> None:
@@ -150,11 +138,8 @@ def test_of_racing_registrations_one_name_comes_out(database: Database) -> None:
         except Problem as problem:
             refused.append(problem)
 
-    threads = [threading.Thread(target=register, args=[n]) for n in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(register, range(6)))
     assert [row.name for row in Catalog(database).datasets()] == ["same"]
     assert {problem.code for problem in refused} == {"name_taken"} and len(refused) >= 3
 

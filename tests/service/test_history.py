@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import shutil
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -57,17 +58,12 @@ def test_racing_publishers_and_readers_leave_one_row_for_each_move(moving) -> No
         for _ in range(ROUNDS):
             at = one.get(URL).json()["digest"]
             target = {"digest": first if at == second else second, "message": "a race"}
-            answers: list[httpx.Response | None] = [None, None]
 
-            def move(n: int, mine: httpx.Client, at=at, target=target, answers=answers) -> None:
-                answers[n] = mine.put(URL, json=target, headers={"If-Match": f'"{at}"'})
+            def move(mine: httpx.Client, at=at, target=target) -> int:
+                return mine.put(URL, json=target, headers={"If-Match": f'"{at}"'}).status_code
 
-            threads = [threading.Thread(target=move, args=pair) for pair in ((0, one), (1, two))]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
-            assert all(answer is not None and answer.status_code == 200 for answer in answers)
+            with ThreadPoolExecutor(2) as pool:
+                assert list(pool.map(move, (one, two))) == [200, 200]
             won.append(target["digest"])
         stop.set()
         for reader in readers:

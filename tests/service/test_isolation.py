@@ -15,12 +15,10 @@ from typing import Any
 import httpx
 import pytest
 from sqlalchemy import text
-from sqlalchemy.exc import OperationalError
-from tests.service.conftest import Start, open_client
+from tests.service.conftest import Start, database_away, open_client
 
 from evofeed.service import work
 from evofeed.service.access.auth import create_token
-from evofeed.service.database.database import Database
 from evofeed.service.snapshots.catalog import Catalog
 from evofeed.service.snapshots.snapshot import StoreView
 from evofeed.service.work import Work
@@ -203,12 +201,7 @@ def test_while_the_database_is_away_known_tokens_read_bytes_and_the_rest_is_503(
     with open_client(str(client.base_url), made) as known:
         shard = known.get(manifest).json()["shards"][0]["name"]
         assert known.get(f"/v1/datasets/demo/shards/{shard}").status_code == 200
-
-        def away(self: Database) -> Any:
-            raise OperationalError("SELECT 1", {}, Exception("the connection was refused"))
-
-        monkeypatch.setattr(Database, "read", away)
-        monkeypatch.setattr(Database, "write", away)
+        database_away(monkeypatch)
         for path in (manifest, f"{manifest}/index", f"/v1/datasets/demo/shards/{shard}"):
             assert known.get(path).status_code == 200
         for path in ("/v1/datasets", "/v1/datasets/demo/refs/main", "/v1/jobs", "/"):

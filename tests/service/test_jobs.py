@@ -10,7 +10,7 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -22,7 +22,7 @@ import pytest
 from pydantic import SecretStr
 from sqlalchemy import select
 from sqlalchemy.exc import OperationalError
-from tests.service.conftest import Start, work_off
+from tests.service.conftest import Start, until, wait_for_job, work_off
 
 from evofeed.featurize.job import JobHost, JobProgress, run, run_job
 from evofeed.service import ServiceSettings, serving, state
@@ -31,15 +31,13 @@ from evofeed.service.database.tables import AuditRow, JobRow
 from evofeed.service.jobs import queue as jobs
 from evofeed.service.jobs import scheduler
 from evofeed.service.jobs.config import checked_config
-from evofeed.service.jobs.queue import JobQueue
+from evofeed.service.jobs.queue import ENDED, JobQueue
 from evofeed.service.jobs.runner import _Pulse
 from evofeed.service.jobs.scheduler import Scheduler
 from evofeed.service.problems import Problem
 from evofeed.service.snapshots.catalog import Catalog
 from evofeed.store import Dataset
 from evofeed.synth import write_synthetic
-
-ENDED = {"cancelled", "succeeded", "failed"}
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +65,7 @@ def descendants() -> set[int]:
 
 def all_end(pids: set[int]) -> bool:
     """True once none of these runs any more."""
-    wait_until(lambda: not pids & descendants())
+    until(lambda: not pids & descendants())
     return True
 
 
@@ -76,18 +74,6 @@ def submit(client: httpx.Client, raw: Path, **changes: Any) -> str:
     answer = client.post("/v1/jobs", json=body | changes)
     assert answer.status_code == 202, answer.text
     return str(answer.json()["id"])
-
-
-def wait_until(claim: Callable[[], Any]) -> None:
-    end = time.monotonic() + 240
-    while not claim():
-        assert time.monotonic() < end, "it never came"
-        time.sleep(0.02)
-
-
-def wait(client: httpx.Client, job_id: str, states: set[str] = ENDED) -> dict[str, Any]:
-    wait_until(lambda: client.get(f"/v1/jobs/{job_id}").json()["state"] in states)
-    return dict(client.get(f"/v1/jobs/{job_id}").json())
 
 
 @pytest.mark.slow
@@ -106,7 +92,7 @@ def test_a_job_publishes_a_snapshot_and_tells_its_progress(start: Start, raw, tm
                 events.append((kind, json.loads(value)))
     assert events[-1] == ("end", {"state": "succeeded"})
     assert {kind for kind, _ in events[:-1]} == {"progress"}
-    job = wait(client, job_id)
+    job = wait_for_job(client, job_id)
     assert job["result"]["num_good"] == 6 and job["result"]["num_broken"] == 0
     dataset = Dataset.open(tmp_path / "out")
     assert dataset.digest == job["result"]["snapshot"] and len(dataset) == 6
@@ -128,7 +114,7 @@ def test_a_job_runs_on_ray_and_leaves_no_process(start: Start, raw, tmp_path) ->
     while client.get(f"/v1/jobs/{job_id}").json()["state"] not in ENDED:
         seen |= descendants() - before
         time.sleep(0.2)
-    job = wait(client, job_id)
+    job = wait_for_job(client, job_id)
     assert (job["state"], job["result"]["num_good"]) == ("succeeded", 6), job
     assert seen and all_end(seen)
 
@@ -154,15 +140,15 @@ def test_a_job_that_waits_or_runs_can_be_cancelled_and_leaves_no_process(
     running = submit(client, raw)
     waiting = submit(client, raw, dataset="other")
     assert client.post(f"/v1/jobs/{waiting}/cancel").json()["state"] == "cancelled"
-    wait(client, running, {"running"})
+    wait_for_job(client, running, {"running"})
     in_use = client.delete("/v1/datasets/out")
     assert (in_use.status_code, in_use.json()["code"]) == (409, "dataset_in_use")
     assert client.post(f"/v1/jobs/{running}/retry").status_code == 409
-    wait_until(lambda: descendants() - before)
+    until(lambda: descendants() - before)
     children = descendants() - before
     assert client.post(f"/v1/jobs/{running}/cancel").status_code == 202
     held_back.touch()
-    assert wait(client, running)["state"] in ("cancelled", "succeeded")
+    assert wait_for_job(client, running)["state"] in ("cancelled", "succeeded")
     assert children and all_end(children)
     listed = client.get("/v1/jobs").json()["jobs"]
     assert [job["id"] for job in listed] == [waiting, running]
@@ -183,12 +169,12 @@ def test_a_job_outlives_its_service_and_continues_where_it_was(raw, tmp_path) ->
     )
     with serving(settings) as url, httpx.Client(base_url=url, timeout=60) as client:
         job_id = submit(client, raw)
-        wait(client, job_id, {"running", *ENDED})
+        wait_for_job(client, job_id, {"running", *ENDED})
     with Database(settings.url).read() as session:
         row = session.get(JobRow, job_id)
         assert row is not None and row.state in ("queued", "succeeded")
     with serving(settings) as url, httpx.Client(base_url=url, timeout=60) as client:
-        assert wait(client, job_id)["state"] == "succeeded"
+        assert wait_for_job(client, job_id)["state"] == "succeeded"
     assert len(Dataset.open(tmp_path / "out")) == 6
 
 
@@ -406,7 +392,7 @@ def test_a_heart_beats_on_after_the_database_was_busy() -> None:
 
     pulse = _Pulse(Busy(), "job")  # type: ignore[arg-type]
     with pulse:
-        wait_until(lambda: pulse.stop_state == jobs.CANCELLED)
+        until(lambda: pulse.stop_state == jobs.CANCELLED)
 
 
 def test_a_job_hears_that_its_service_stops(database: Database) -> None:

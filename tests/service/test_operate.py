@@ -7,14 +7,13 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
 import tomllib
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from tests.service.conftest import PostgresServer, find_postgres
-from tests.service.shipped import ROOT, free_port, nginx_program, required
+from tests.service.conftest import postgres_server
+from tests.service.shipped import ROOT, free_port, nginx_program
 
 PAGE = ROOT / "docs" / "operate.md"
 SUDO = '#!/bin/sh\nexport PGUSER=evofeed\nexec "${@:3}"\n'
@@ -65,26 +64,22 @@ def test_the_page_works_from_an_empty_machine_to_a_dataset_that_moved(
 ) -> None:
     first, *rest = commands(PAGE.read_text())
     assert len(rest) >= 10 and first.startswith("export NAME=")
-    binaries = Path(required("postgres", find_postgres() and str(find_postgres())))
     nginx, user = nginx_program(), "root" if os.getuid() == 0 else os.environ.get("USER", "")
     with ExitStack() as stack:
-        short = stack.enter_context(tempfile.TemporaryDirectory(prefix="evf-pg-", dir="/tmp"))
-        server = PostgresServer(binaries, Path(short))
-        stack.callback(server.stop)
-        server.start()
+        server = stack.enter_context(postgres_server())
         places = {
             "NAME": "localhost",
             "PORT": str(free_port()),
             "WAY_IN": str(free_port()),
             "AS": user,
-            "SOCKET": short,
+            "SOCKET": str(server.folder),
         } | {
             name: str(tmp_path / name.lower())
             for name in ("ETC", "HOME_DIR", "DATA", "RAW", "BACKUP", "UNITS")
         }
         assert set(places) == set(re.findall(r"(\w+)=", first)), "all that the page sets"
         Path(places["UNITS"]).mkdir()
-        path = [programs, Path(sys.executable).parent, binaries, Path(nginx).parent]
+        path = [programs, Path(sys.executable).parent, server.binaries, Path(nginx).parent]
         environment = {
             "PATH": ":".join([*map(str, path), os.environ["PATH"]]),
             "HOME": str(tmp_path),

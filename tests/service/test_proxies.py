@@ -6,12 +6,10 @@ import json
 import os
 import stat
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
-from sqlalchemy.exc import OperationalError
-from tests.service.conftest import Start, bearer, token, until_trusted
+from tests.service.conftest import Start, bearer, database_away, token, until_trusted
 
 from evofeed.service import ServiceSettings, serving
 from evofeed.service.access.auth import make_start_token, revoke_start_token, revoke_token
@@ -64,12 +62,7 @@ def test_a_revoked_token_stays_revoked_while_the_database_is_away(
     revoke_token(database, text.split("_")[1])
     until_trusted()
     assert client.get(manifest, headers=bearer(text)).status_code == 401
-
-    def away(self: Database) -> Any:
-        raise OperationalError("SELECT 1", {}, Exception("the connection was refused"))
-
-    monkeypatch.setattr(Database, "read", away)
-    monkeypatch.setattr(Database, "write", away)
+    database_away(monkeypatch)
     for _ in range(3):
         assert client.get(manifest, headers=bearer(text)).status_code == 503, "not 200"
 

@@ -18,25 +18,20 @@ from evofeed.service.server import listen
 from evofeed.store import Dataset
 
 
-def close(dataset: Dataset) -> None:
-    dataset.storage.close()  # type: ignore[attr-defined]
-
-
 @pytest.mark.parametrize("prefix", ["/v1/datasets/demo", "/datasets/demo"])
 def test_a_dataset_opened_over_http_holds_what_the_folder_holds(served, prefix) -> None:
-    local, remote = Dataset.open(served.folder), Dataset.open(served.url + prefix)
-    assert remote.digest == local.digest == served.second
-    assert remote.index.equals(local.index)
-    for chain_id in list(local)[::7]:
-        assert remote[chain_id].msa.tobytes() == local[chain_id].msa.tobytes()
-    assert remote.verify() == []
-    close(remote)
+    local = Dataset.open(served.folder)
+    with Dataset.open(served.url + prefix) as remote:
+        assert remote.digest == local.digest == served.second
+        assert remote.index.equals(local.index)
+        for chain_id in list(local)[::7]:
+            assert remote[chain_id].msa.tobytes() == local[chain_id].msa.tobytes()
+        assert remote.verify() == []
 
 
 def test_an_older_snapshot_opens_by_its_digest(served) -> None:
-    remote = Dataset.open(served.base, served.first)
-    assert len(remote) == 40
-    close(remote)
+    with Dataset.open(served.base, served.first) as remote:
+        assert len(remote) == 40
 
 
 def test_the_manifest_is_the_canonical_bytes(served) -> None:

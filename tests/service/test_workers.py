@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 
 import httpx
 import pytest
+from tests.service.conftest import until
 
 from evofeed.service.database.database import Database
 from evofeed.service.database.leader import Leader
@@ -25,10 +25,11 @@ from evofeed.synth import write_synthetic
 
 
 class Running:
-    """A service with two workers."""
+    """A service, and the line that it said when it began."""
 
-    def __init__(self, process: subprocess.Popen[str], url: str) -> None:
-        self.process, self.url = process, url
+    def __init__(self, process: subprocess.Popen[str], said: dict[str, Any]) -> None:
+        self.process, self.said = process, said
+        self.url = str(said["url"])
 
     def ask(self, path: str, **options: Any) -> httpx.Response:
         """Over a connection of its own, so that either worker may get it."""
@@ -79,16 +80,9 @@ def serving_process(home: Path, *options: str, **settings: str) -> Iterator[Runn
         try:
             line = process.stdout.readline()
             assert line, process.stderr.read()
-            yield Running(process, json.loads(line)["url"])
+            yield Running(process, json.loads(line))
         finally:
             process.terminate()
-
-
-def until(claim: Callable[[], Any]) -> None:
-    end = time.monotonic() + 240
-    while not claim():
-        assert time.monotonic() < end, "it never came"
-        time.sleep(0.05)
 
 
 def _refs_counted(metrics: str) -> set[str]:
