@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from tests.conftest import golden_files
+from tests.featurize.test_roads import write
 
 from evofeed.base.errors import InputError, LoneChain
 from evofeed.featurize import (
@@ -111,13 +112,9 @@ QUERY_A, QUERY_B = "MKVLAAGICD", "GSTWYRRKLE"
 
 
 def fasta_folder(tmp_path: Path, **alignments: str) -> Path:
-    for name, text in alignments.items():
-        folder = tmp_path / name
-        folder.mkdir()
-        (folder / "uniref90_hits.a3m").write_text(f">q\n{text}\n")
-    path = tmp_path / "pair.fasta"
-    path.write_text(f">one\n{QUERY_A}\n>two\n{QUERY_B}\n>three\n{QUERY_A}\n")
-    return path
+    rows = {f"{name}/uniref90_hits.a3m": f">q\n{text}\n" for name, text in alignments.items()}
+    pair = f">one\n{QUERY_A}\n>two\n{QUERY_B}\n>three\n{QUERY_A}\n"
+    return write(tmp_path, rows | {"pair.fasta": pair}) / "pair.fasta"
 
 
 def featurized(path: Path, fasta: str = "") -> AssemblyRecord:
@@ -184,9 +181,7 @@ def test_one_chain_is_no_complex(tmp_path: Path) -> None:
 
 
 def job_folder(folder: Path, job: object) -> AssemblyRecord:
-    folder.mkdir(exist_ok=True)
-    (folder / "job.json").write_text(json.dumps(job))
-    return featurized(folder)
+    return featurized(write(folder, {"job.json": json.dumps(job)}))
 
 
 def test_alphafold_3s_job_is_a_complex_paired_by_species(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from tests.featurize.binary_cif import as_bcif
 from tests.featurize.test_assemblies import QUERY_A, QUERY_B, fasta_folder
+from tests.featurize.test_roads import write
 
 from evofeed.base.errors import InputError
 from evofeed.cli import main
@@ -55,13 +56,11 @@ def entry(folder: Path, name: str, chains: list[Model], *aligned: str, extra: st
             release_date="2001-01-01", num_models=1, chains=tuple(chains),
         )
     )  # fmt: skip
-    (folder / "mmcif").mkdir(parents=True, exist_ok=True)
-    (folder / "mmcif" / f"{name}.cif").write_text(text + extra)
+    write(folder, {f"mmcif/{name}.cif": text + extra})
     letters = {one.author_id: "".join(RESTYPES[code] for code in one.aatype) for one in chains}
     for author in aligned:
-        home = folder / "alignments" / f"{name}_{author}"
-        home.mkdir(parents=True)
-        (home / "uniref90_hits.a3m").write_text(f">q\n{letters[author]}\n")
+        rows = {f"{name}_{author}/uniref90_hits.a3m": f">q\n{letters[author]}\n"}
+        write(folder / "alignments", rows)
     return text
 
 
@@ -135,9 +134,7 @@ def test_copies_that_differ_where_a_file_has_no_full_sequence_are_said_to(tmp_pa
     copies = [chain("A", QUERY_A), chain("B", QUERY_A, unseen=(0, 1)), chain("C", QUERY_B)]
     entry(tmp_path, "1gap", copies, "A", "C")
     as_pdb(tmp_path, "1gap")
-    home = tmp_path / "alignments" / "1gap_B"
-    home.mkdir()
-    (home / "uniref90_hits.a3m").write_text(f">q\n{QUERY_A[2:]}\n")
+    write(tmp_path, {"alignments/1gap_B/uniref90_hits.a3m": f">q\n{QUERY_A[2:]}\n"})
     made = complex_of(tmp_path)
     assert made.stoichiometry == "ABC"
     (said,) = [note for note in made.dropped if "another sequence" in note]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,20 +32,16 @@ def test_every_deviation_from_openfold_is_documented() -> None:
 
 
 @pytest.mark.parametrize(
-    "changes",
-    [{"max_templates": -1}, {"max_template_date": "yesterday"}, {"max_template_date": "2021"}],
+    ("config", "changes"),
+    [
+        *((FeaturizeConfig, {"max_template_date": date}) for date in ("yesterday", "2021")),
+        *((kind, {"max_templates": -1}) for kind in (FeaturizeConfig, CropConfig)),
+        *((CropConfig, {name: 0}) for name in ("views", "residue_crop", "msa_budget")),
+    ],
 )
-def test_senseless_settings_are_a_wrong_call(changes: dict[str, object]) -> None:
+def test_senseless_settings_are_a_wrong_call(config: Any, changes: dict[str, object]) -> None:
     with pytest.raises(ValueError):
-        FeaturizeConfig(**changes)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    "changes", [{"views": 0}, {"residue_crop": 0}, {"msa_budget": 0}, {"max_templates": -1}]
-)
-def test_senseless_crops_are_a_wrong_call(changes: dict[str, int]) -> None:
-    with pytest.raises(ValueError):
-        CropConfig(**changes)  # type: ignore[arg-type]
+        config(**changes)
 
 
 def test_the_digest_depends_on_every_setting() -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from tests.featurize.golden import INPUTS
 from tests.featurize.test_pdb import protein, residue
+from tests.featurize.test_roads import write
 
 from evofeed.base.errors import InputError, JobError, UnusedInput
 from evofeed.featurize import check_input, discover, featurize_chain
@@ -41,10 +42,8 @@ def test_sequences_and_alignments_of_a_folder_are_joined_by_name(tmp_path: Path)
 
 
 def test_structures_and_alignments_of_a_folder_are_joined_by_name(tmp_path: Path) -> None:
-    (tmp_path / "102m.pdb").write_text(protein())
-    (tmp_path / "x.a3m").write_text(A3M.format("x"))
-    (tmp_path / "1abc.pdb").write_text(protein())
-    (tmp_path / "1abc_A.a3m").write_text(">q\nAGS\n>r\nAGT\n")
+    files = {"102m.pdb": protein(), "x.a3m": A3M.format("x"), "1abc.pdb": protein()}
+    write(tmp_path, files | {"1abc_A.a3m": ">q\nAGS\n>r\nAGT\n"})
     ids, problems = found(tmp_path)
     assert ids == ["102m_A", "1abc_A", "x"] and not problems
     record = {s.chain_id: featurize_chain(s) for s in discover(tmp_path)}["1abc_A"]
@@ -71,11 +70,8 @@ def test_models_of_a_job_are_no_chains_and_are_listed(tmp_path: Path) -> None:
 
 
 def test_unused_files_are_in_check_report_and_summary(tmp_path: Path) -> None:
-    raw = tmp_path / "raw"
-    raw.mkdir()
-    (raw / "x.a3m").write_text(A3M.format("x"))
-    (raw / "lone.a3m").write_text(">q\nACDEFGHIKL\n")
-    (raw / "x_old.pdb").write_text(protein())
+    files = {"x.a3m": A3M.format("x"), "lone.a3m": ">q\nACDEFGHIKL\n", "x_old.pdb": protein()}
+    raw = write(tmp_path / "raw", files)
     report = check_input(str(raw))
     assert report.ok and report.findings["unused file"].count == 1
     job = run_job(str(raw), str(tmp_path / "data"), executor="local", workers=1)
@@ -88,12 +84,9 @@ def test_unused_files_are_in_check_report_and_summary(tmp_path: Path) -> None:
 
 
 def test_what_is_no_protein_is_left_out_and_not_broken(tmp_path: Path) -> None:
-    raw = tmp_path / "raw"
-    raw.mkdir()
-    for name in ("1aaa", "1bbb", "1ccc"):
-        (raw / f"{name}.pdb").write_text(protein())
-    (raw / "1bna.pdb").write_text(residue("DA", "A", "1 ") + residue("DC", "A", "2 "))
-    (raw / "1bad.pdb").write_text("ATOM nonsense\n")
+    files = dict.fromkeys(("1aaa.pdb", "1bbb.pdb", "1ccc.pdb"), protein())
+    files["1bna.pdb"] = residue("DA", "A", "1 ") + residue("DC", "A", "2 ")
+    raw = write(tmp_path / "raw", files | {"1bad.pdb": "ATOM nonsense\n"})
     ids, problems = found(raw)
     assert ids == ["1aaa_A", "1bbb_A", "1ccc_A"]
     assert sorted(type(p).__name__ for p in problems) == ["MmcifError", "NoProtein"]
@@ -176,9 +169,7 @@ def test_what_jobs_of_predictors_give_and_is_not_read_is_noted(tmp_path: Path) -
 def test_a_ref_keeps_the_chains_of_another_input_unless_told(tmp_path: Path) -> None:
     data = str(tmp_path / "data")
     for folder, names in (("one", "abc"), ("two", "cd")):
-        (tmp_path / folder).mkdir()
-        for name in names:
-            (tmp_path / folder / f"{name}.a3m").write_text(A3M.format(name))
+        write(tmp_path / folder, {f"{name}.a3m": A3M.format(name) for name in names})
     run = {"executor": "local", "workers": 1}
     run_job(str(tmp_path / "one"), data, **run)  # type: ignore[arg-type]
     with pytest.raises(JobError, match=r"has 3 chains of .*one, 2 of which .*say `replace`"):
@@ -197,10 +188,7 @@ def test_a_damaged_ledger_says_what_to_do(tmp_path: Path) -> None:
 
 
 def test_a_terminated_job_says_its_line(tmp_path: Path) -> None:
-    raw = tmp_path / "raw"
-    raw.mkdir()
-    for number in range(300):
-        (raw / f"c{number}.a3m").write_text(A3M.format("x"))
+    raw = write(tmp_path / "raw", {f"c{n}.a3m": A3M.format("x") for n in range(300)})
     command = [sys.executable, "-m", "evofeed.cli", "featurize", str(raw), str(tmp_path / "d")]
     job = subprocess.Popen(
         [*command, "--executor", "local", "--workers", "1"],

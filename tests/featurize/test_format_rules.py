@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 from tests.featurize.test_mmcif import small
+from tests.featurize.test_pdb import line
+from tests.featurize.test_roads import write
 
 from evofeed.base.errors import InputError, MmcifError, MsaError
 from evofeed.featurize import ChainSource, FeaturizeConfig, discover, featurize_chain
@@ -40,10 +42,8 @@ def test_a_files_name_says_what_it_is(name: str, in_db: bool, ours: str, theirs:
 
 
 def chain_folder(root: Path, **files: str) -> ChainSource:
-    for name, text in files.items():
-        path = root / "alignments" / "1abc_A" / name.replace("__", "/").replace("_a3m", ".a3m")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
+    named = {n.replace("__", "/").replace("_a3m", ".a3m"): text for n, text in files.items()}
+    write(root / "alignments" / "1abc_A", named)
     (source,) = discover(root)
     return source
 
@@ -141,11 +141,8 @@ def test_arginines_nearer_nitrogen_is_nh1(nh1: float, nh2: float) -> None:
 
 def pdb(*atoms: tuple[str, str, str, str, float]) -> bytes:
     """Atom, residue, chain, number with insertion code, B factor."""
-    return "".join(
-        f"ATOM  {i:5} {name:^4} {residue:3} {chain}{number:>5}   "
-        f"{i:8.3f}{0:8.3f}{0:8.3f}{1:6.2f}{b:6.2f}           C\n"
-        for i, (name, residue, chain, number, b) in enumerate(atoms, 1)
-    ).encode()
+    rows = [line(*about, x=f"{i:.3f}", b=b) for i, (*about, b) in enumerate(atoms, 1)]
+    return "".join(rows).encode()
 
 
 def test_a_pdb_chain_is_what_is_seen_of_it() -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import zstandard
 from tests.featurize.test_mmcif import small
+from tests.featurize.test_roads import write
 
 from evofeed.base.errors import EvofeedError, InputError, MmcifError, MsaError, TemplateError
 from evofeed.featurize import (
@@ -127,8 +128,7 @@ def test_a_hits_name_cannot_lead_out_of_the_template_folder(tmp_path: Path) -> N
 
 def test_names_that_differ_in_case_are_two_chains(tmp_path: Path) -> None:
     for name in ("1abc_A", "1ABC_a"):
-        (tmp_path / "alignments" / name).mkdir(parents=True)
-        (tmp_path / "alignments" / name / "x.a3m").write_text(">q\nACD\n")
+        write(tmp_path, {f"alignments/{name}/x.a3m": ">q\nACD\n"})
     assert [s.chain_id for s in discover(tmp_path)] == ["1ABC_a", "1abc_A"]
 
 

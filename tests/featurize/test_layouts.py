@@ -17,6 +17,8 @@ import zstandard
 from tests.conftest import golden_files
 from tests.featurize.alignment_dbs import write_alignment_db
 from tests.featurize.golden import INPUTS, openfold_record
+from tests.featurize.test_pdb import residue
+from tests.featurize.test_roads import write
 
 from evofeed.base.errors import InputError
 from evofeed.featurize import ChainSource, FeaturizeConfig, discover, featurize_chain
@@ -152,17 +154,8 @@ def test_a_fasta_with_alignments_beside_it(tmp_path: Path) -> None:
 
 def predicted_model(folder: Path) -> Path:
     """Twelve alanines as a PDB file, every third of low confidence."""
-    atom = "ATOM  {:5d}  {:<3s} ALA A{:4d}    {:8.3f}{:8.3f}{:8.3f}  1.00{:6.2f}           {}\n"
-    rows = [
-        atom.format(
-            4 * i + k + 1, name, i + 1, 3.8 * i, 1.4 * k, 0.5, 20 + 70 * (i % 3 > 0), name[0]
-        )
-        for i in range(12)
-        for k, name in enumerate(("N", "CA", "C", "O"))
-    ]
-    path = folder / "model.pdb"
-    path.write_text("".join(rows) + "END\n")
-    return path
+    rows = [residue("ALA", "A", f"{n + 1} ", b=20 + 70 * (n % 3 > 0)) for n in range(12)]
+    return write(folder, {"model.pdb": "".join(rows)}) / "model.pdb"
 
 
 def test_colabfold_results_use_the_best_model_as_a_prediction(tmp_path: Path) -> None:
@@ -207,28 +200,26 @@ def test_a_structure_index_names_spans_of_a_db(tmp_path: Path) -> None:
     assert record.num_res > 10 and record.is_distillation
 
 
-@pytest.mark.parametrize("bad", ["../up", "a/b", "", "ü_A", "x" * 300, ".."])
-def test_ids_that_could_lead_astray_are_refused(bad: str, tmp_path: Path) -> None:
-    index = {bad: {"db": "a.db", "files": []}}
-    (tmp_path / "a.index").write_text(json.dumps(index))
-    with pytest.raises(InputError, match="no chain id"):
-        discover(tmp_path)
+ASTRAY = ["../up", "a/b", "", "ü_A", "x" * 300, ".."]
 
 
 @pytest.mark.parametrize(
-    "entry",
+    ("chain_id", "entry", "why"),
     [
-        {"db": "../a.db", "files": []},
-        {"db": "a.db"},
-        {"db": "a.db", "files": [["x", -1, 5]]},
-        {"db": "a.db", "files": [["x", 0, 1e9]]},
-        {"db": "a.db", "files": [["x", 0]]},
-        7,
+        *((bad, {"db": "a.db", "files": []}, "no chain id") for bad in ASTRAY),
+        ("1abc_A", {"db": "../a.db", "files": []}, "bad index entry"),
+        ("1abc_A", {"db": "a.db"}, "bad index entry"),
+        ("1abc_A", {"db": "a.db", "files": [["x", -1, 5]]}, "bad index entry"),
+        ("1abc_A", {"db": "a.db", "files": [["x", 0, 1e9]]}, "bad index entry"),
+        ("1abc_A", {"db": "a.db", "files": [["x", 0]]}, "bad index entry"),
+        ("1abc_A", 7, "bad index entry"),
     ],
 )
-def test_a_bad_index_entry_is_one_typed_error(entry: object, tmp_path: Path) -> None:
-    (tmp_path / "a.index").write_text(json.dumps({"1abc_A": entry}))
-    with pytest.raises(InputError, match="bad index entry"):
+def test_ids_that_could_lead_astray_and_bad_entries_of_an_index_are_refused(
+    chain_id: str, entry: object, why: str, tmp_path: Path
+) -> None:
+    (tmp_path / "a.index").write_text(json.dumps({chain_id: entry}))
+    with pytest.raises(InputError, match=why):
         discover(tmp_path)
 
 
@@ -251,8 +242,7 @@ def test_obsolete_entries_are_followed_to_the_end(tmp_path: Path) -> None:
 
 def test_one_chains_own_folder_is_refused_and_the_right_one_named(tmp_path: Path) -> None:
     for name in ("alignments/1abc_A/x.a3m", "up/1abc_A/a3m/x.a3m", "af/T1/msas/x.a3m", "q/h.hhr"):
-        (tmp_path / name).parent.mkdir(parents=True)
-        (tmp_path / name).write_text(">q\nACDEF\n")
+        write(tmp_path, {name: ">q\nACDEF\n"})
     for own in ("alignments/1abc_A", "up/1abc_A", "af/T1", "q"):
         with pytest.raises(InputError, match="one chain's own folder") as caught:
             discover(tmp_path / own)
@@ -268,15 +258,12 @@ def test_colabfolds_working_folders_are_no_chains_and_hide_none(tmp_path: Path) 
         "two_pairgreedy/pair.a3m",
         "x_B/x.a3m",
     ):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(">q\nACDEF\n")
+        write(tmp_path, {name: ">q\nACDEF\n"})
     assert [source.chain_id for source in discover(tmp_path)] == ["one", "two", "x_B"]
 
 
 def test_a_link_to_nothing_among_alignments_is_not_passed_over(tmp_path: Path) -> None:
-    folder = tmp_path / "alignments" / "1abc_A"
-    folder.mkdir(parents=True)
-    (folder / "a.a3m").write_text(">q\nACDEF\n")
+    folder = write(tmp_path / "alignments" / "1abc_A", {"a.a3m": ">q\nACDEF\n"})
     (folder / "notes.txt").symlink_to("nowhere")  # nobody's business
     (source,) = discover(tmp_path)
     assert featurize_chain(source).sequence == "ACDEF"
@@ -291,9 +278,7 @@ def test_a_link_to_nothing_among_alignments_is_not_passed_over(tmp_path: Path) -
 def test_an_alignment_whose_name_is_no_text_is_reported_and_other_files_do_not_matter(
     tmp_path: Path,
 ) -> None:
-    folder = tmp_path / "alignments" / "1abc_A"
-    folder.mkdir(parents=True)
-    (folder / "a.a3m").write_text(">q\nACDEF\n")
+    folder = write(tmp_path / "alignments" / "1abc_A", {"a.a3m": ">q\nACDEF\n"})
     (folder / os.fsdecode(b"caf\xe9.txt")).write_text("nobody's business")
     (source,) = discover(tmp_path)
     assert [ref.name for _, ref in source.alignment_files()] == ["a.a3m"]
@@ -304,11 +289,9 @@ def test_an_alignment_whose_name_is_no_text_is_reported_and_other_files_do_not_m
 
 
 def test_an_empty_hit_file_is_said_to_be_empty(tmp_path: Path) -> None:
-    folder = tmp_path / "alignments" / "1abc_A"
-    folder.mkdir(parents=True)
     (tmp_path / "mmcif").mkdir()
-    (folder / "a.a3m").write_text(">q\nACDEF\n")
-    (folder / "pdb70_hits.hhr").write_text("")
+    files = {"a.a3m": ">q\nACDEF\n", "pdb70_hits.hhr": ""}
+    write(tmp_path / "alignments" / "1abc_A", files)
     (source,) = discover(tmp_path)
     assert "pdb70_hits.hhr is empty: no template hits" in featurize_chain(source).dropped
 
@@ -318,9 +301,7 @@ def test_a_folder_that_may_not_be_listed_hides_no_other_chain(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deeper: bool
 ) -> None:
     for chain_id in ("1abc_A", "2abc_A"):
-        folder = tmp_path / "alignments" / chain_id / "a3m"
-        folder.mkdir(parents=True)
-        (folder / "hits.a3m").write_text(">q\nACDE\n")
+        write(tmp_path, {f"alignments/{chain_id}/a3m/hits.a3m": ">q\nACDE\n"})
     secret = str(tmp_path / "alignments" / "1abc_A" / ("a3m" if deeper else ""))
     listed = os.scandir
 

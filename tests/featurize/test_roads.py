@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from tests.featurize.test_pdb import protein
 
 from evofeed.base.errors import InputError
 from evofeed.featurize import FeaturizeConfig, check_input, discover, featurize_chain
@@ -31,11 +32,9 @@ def test_a_colabfold_complex_is_taken_apart(tmp_path: Path) -> None:
     assert [s.chain_id for s in (one, two, mono)] == ["cplx_A", "cplx_B", "mono"]
     first, second = featurize_chain(one), featurize_chain(two)
     assert (first.sequence, second.sequence) == (A, B)
-    alone = tmp_path / "alone"  # what the monomers' own alignments would give
-    alone.mkdir()
-    (alone / "a.a3m").write_text(f">q\n{A}\n>p\nACDwwEW\n>a1\nAaC-EF\n")
-    (alone / "b.a3m").write_text(f">q\n{B}\n>p\nGHIKLW\n>b1\nGHxxIKL-\n>b2\nGH-KL-\n")
-    for got, source in zip((first, second), discover(alone), strict=True):
+    own = {"a.a3m": f">q\n{A}\n>p\nACDwwEW\n>a1\nAaC-EF\n"}  # of the monomers
+    own["b.a3m"] = f">q\n{B}\n>p\nGHIKLW\n>b1\nGHxxIKL-\n>b2\nGH-KL-\n"
+    for got, source in zip((first, second), discover(write(tmp_path / "own", own)), strict=True):
         want = featurize_chain(source)
         assert (got.msa == want.msa).all()
         assert (got.deletion_matrix() == want.deletion_matrix()).all()
@@ -57,15 +56,9 @@ def test_copies_in_a_complex_are_counted(tmp_path: Path) -> None:
 def test_the_model_of_a_complex_gives_each_chain_its_own_atoms(
     letters: str, tmp_path: Path
 ) -> None:
-    atom = "ATOM  {:5d}  CA  {} {}{:4d}    {:8.3f}   0.000   0.000  1.00 90.00           C\n"
-    names = {"A": "ALA", "G": "GLY"}
-    model = [
-        atom.format(i + 1, names[letter], chain, i + 1, 3.8 * i)
-        for chain, sequence in zip(letters, ("AAA", "GGGG"), strict=True)
-        for i, letter in enumerate(sequence)
-    ]
-    (tmp_path / "c_unrelaxed_rank_001_x.pdb").write_text("".join(model) + "END\n")
-    (tmp_path / "c.a3m").write_text("#3,4\t1,1\n>101\t102\nAAAGGGG\n")
+    model = protein(letters[0], "ALA ALA ALA") + protein(letters[1], "GLY GLY GLY GLY")
+    files = {"c_unrelaxed_rank_001_x.pdb": model, "c.a3m": "#3,4\t1,1\n>101\t102\nAAAGGGG\n"}
+    write(tmp_path, files)
     one, two = map(featurize_chain, discover(tmp_path))
     assert (one.sequence, two.sequence) == ("AAA", "GGGG")
     assert one.is_distillation and one.all_atom_mask is not None and one.all_atom_mask.any()
@@ -76,9 +69,7 @@ def test_a_complex_that_is_not_what_it_says_is_one_broken_chain_each(tmp_path: P
     for source in discover(tmp_path):
         with pytest.raises(InputError, match=r"c\.a3m:16: a row without the 11 columns"):
             featurize_chain(source)
-    folder = tmp_path / "alignments" / "1abc_A"
-    folder.mkdir(parents=True)
-    (folder / "x.a3m").write_text(COMPLEX)
+    write(tmp_path, {"alignments/1abc_A/x.a3m": COMPLEX})
     (source,) = discover(tmp_path / "alignments")
     with pytest.raises(InputError, match="alignment of a complex"):
         featurize_chain(source)
