@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -20,41 +21,21 @@ from evofeed.kernels.fused_module import Fused
 C, N = 16, 4
 
 
-class Doubled(boltz.TriangleAttention):
+def _kind(base: type[nn.Module], forward: Callable[..., Any], name: str = "Other") -> Any:
     """A sub-class of the same arguments with a forward of its own."""
-
-    def forward(self, x: Tensor, mask: Tensor, chunk_size: int | None = None) -> Tensor:  # type: ignore[override]
-        return 2 * super().forward(x, mask)
+    return type(name, (base,), {"forward": forward})
 
 
-class Dropping(boltz.TriangleAttention):
-    """Drops out what no layer of it says."""
-
-    def forward(self, x: Tensor, mask: Tensor, chunk_size: int | None = None) -> Tensor:  # type: ignore[override]
-        return nn.functional.dropout(super().forward(x, mask), 0.2, self.training)
+_plain = boltz.TriangleAttention.forward
 
 
-class Stopping(boltz.TriangleAttention):
-    """The same result, but no gradient of its input."""
-
-    def forward(self, x: Tensor, mask: Tensor, chunk_size: int | None = None) -> Tensor:  # type: ignore[override]
-        return super().forward(x.detach(), mask)
+def _keeping(self: Any, x: Tensor, mask: Tensor) -> Tensor:
+    self.last = _plain(self, x, mask)
+    return self.last  # type: ignore[no-any-return]
 
 
-class Inferring(boltz.TriangleAttention):
-    """Has no gradients at all."""
-
-    @torch.no_grad()
-    def forward(self, x: Tensor, mask: Tensor, chunk_size: int | None = None) -> Tensor:  # type: ignore[override]
-        return super().forward(x, mask)
-
-
-class Keeping(boltz.TriangleAttention):
-    """Leaves its result behind, to be looked at."""
-
-    def forward(self, x: Tensor, mask: Tensor, chunk_size: int | None = None) -> Tensor:  # type: ignore[override]
-        self.last = super().forward(x, mask)
-        return self.last
+def _fails(self: Any, x: Tensor, mask: Tensor) -> Tensor:
+    raise RuntimeError("no GPU")
 
 
 class Counting(boltz.TriangleAttention):
@@ -124,11 +105,7 @@ def _patched(name: str) -> nn.Module:
 
 def _adapted_on_a_gpu() -> nn.Module:
     """Nothing of it can be tried."""
-
-    def fails(self: Any, x: Tensor, mask: Tensor, chunk_size: int | None = None) -> Tensor:
-        raise RuntimeError("no GPU")
-
-    module = type("TriangleAttention", (boltz.TriangleAttention,), {"forward": fails})(C, 8, 2)
+    module = _kind(boltz.TriangleAttention, _fails, "TriangleAttention")(C, 8, 2)
     module.mha.linear_q = Adapted(module.mha.linear_q)
     return module
 
@@ -173,12 +150,23 @@ def _tokens() -> nn.Module:
     return protenix.AttentionPairBias(False, True, 2, C, C, C)
 
 
+FORWARDS: dict[str, tuple[Callable[..., Any], str]] = {
+    "a forward of its own": (lambda m, x, mask: 2 * _plain(m, x, mask), "computes something else"),
+    "dropout of its own": (
+        lambda m, x, mask: nn.functional.dropout(_plain(m, x, mask), 0.2, m.training),
+        "something else in training",
+    ),
+    "a stopped gradient": (
+        lambda m, x, mask: _plain(m, x.detach(), mask), "computes something else",
+    ),
+    "no gradients": (torch.no_grad()(_plain), "computes something else"),
+    "a result left behind": (_keeping, "sets last"),
+}  # fmt: skip
 CASES: dict[str, tuple[Callable[[], nn.Module], str]] = {
-    "a forward of its own": (lambda: Doubled(C, 8, 2), "computes something else"),
-    "dropout of its own": (lambda: Dropping(C, 8, 2), "something else in training"),
-    "a stopped gradient": (lambda: Stopping(C, 8, 2), "computes something else"),
-    "no gradients": (lambda: Inferring(C, 8, 2), "computes something else"),
-    "a result left behind": (lambda: Keeping(C, 8, 2), "sets last"),
+    **{
+        name: (partial(_kind(boltz.TriangleAttention, forward), C, 8, 2), reason)
+        for name, (forward, reason) in FORWARDS.items()
+    },
     "a count of calls": (lambda: Counting(C, 8, 2), "sets calls"),
     "a patched forward": (lambda: _patched(""), "is patched"),
     "a patched forward inside": (lambda: _patched("mha.linear_v"), "mha.linear_v has hooks or"),
@@ -370,12 +358,9 @@ def test_a_trial_changes_nothing(make: Callable[[], Any]) -> None:
 
 
 def test_boltz_triangles_that_need_a_gpu_are_taken_at_their_name() -> None:
-    def fails(self: Any, x: Tensor, mask: Tensor, use_kernels: bool = False) -> Tensor:
-        raise RuntimeError("no GPU")
-
     for direction in ("Outgoing", "Incoming"):
-        base = getattr(boltz, f"TriangleMultiplication{direction}")
-        module: Any = type(base.__name__, (base,), {"forward": fails})(C)
+        name = f"TriangleMultiplication{direction}"
+        module = _kind(getattr(boltz, name), _fails, name)(C)
         assert to_fused(module).outgoing is (direction == "Outgoing")
 
 
@@ -434,44 +419,20 @@ def test_a_module_beside_an_unknown_one_is_fused() -> None:
     assert block(z, torch.ones(1, 5, 5)).shape == z.shape
 
 
-class Turned(boltz.TriangleMultiplicationOutgoing):
-    """Comes in, whatever its name says."""
-
-    def forward(self, x: Tensor, mask: Tensor, use_kernels: bool = False) -> Tensor:
-        return self._run(x, mask, False)
-
-
-class Both(boltz.TriangleMultiplicationOutgoing):
-    """Goes out and comes in."""
-
-    def forward(self, x: Tensor, mask: Tensor, use_kernels: bool = False) -> Tensor:
-        return self._run(x, mask, True) + self._run(x, mask, False)
-
-
-class Still(boltz.TriangleMultiplicationIncoming):
-    """Does neither."""
-
-    def forward(self, x: Tensor, mask: Tensor, use_kernels: bool = False) -> Tensor:
-        return x
-
-
-class Broken(boltz.TriangleMultiplicationIncoming):
-    """Wants more than a forward gives."""
-
-    def forward(self, x: Tensor, mask: Tensor, use_kernels: bool = False) -> Tensor:
-        raise RuntimeError("no GPU")
+OUT, IN = boltz.TriangleMultiplicationOutgoing, boltz.TriangleMultiplicationIncoming
 
 
 @pytest.mark.parametrize(
-    "kind, outgoing",
+    ("kind", "outgoing"),
     [
-        (boltz.TriangleMultiplicationOutgoing, True),
-        (boltz.TriangleMultiplicationIncoming, False),
-        (Turned, False),
-        (Both, None),
-        (Still, None),
-        (Broken, None),
+        (OUT, True),
+        (IN, False),
+        (_kind(OUT, lambda m, x, mask: m._run(x, mask, False)), False),
+        (_kind(OUT, lambda m, x, mask: m._run(x, mask, True) + m._run(x, mask, False)), None),
+        (_kind(IN, lambda m, x, mask: x), None),
+        (_kind(IN, _fails), None),
     ],
+    ids=["out", "in", "in, whatever its name says", "both", "neither", "it fails"],
 )
 def test_boltz_direction_is_what_its_forward_does_not_its_name(
     kind: type[nn.Module], outgoing: bool | None
