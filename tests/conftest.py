@@ -89,6 +89,15 @@ def golden_files(pattern: str) -> list[Path]:
     return sorted(folder.glob(rest)) if rest else [folder]
 
 
+def exit_code(*words: str) -> int:
+    """How a command of ours ends, in this process."""
+    from evofeed.cli import main
+
+    with pytest.raises(SystemExit) as ended:
+        main([*words])
+    return int(ended.value.code or 0)
+
+
 def golden_json(path: Path) -> Any:
     """A recorded table, plain or as `.gz`."""
     packed = Path(f"{path}.gz")

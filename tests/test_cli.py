@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import typer
+from tests.conftest import exit_code
 
 from evofeed import cli
 from evofeed.base.errors import StoreError
@@ -100,9 +101,7 @@ def test_an_input_that_is_not_there_is_said_before_the_job_is_imported() -> None
 
 
 def test_what_the_system_refuses_is_one_line_too(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as stop:
-        cli.main(["synth", "/proc/nowhere", "--chains", "1"])
-    assert stop.value.code == 1
+    assert exit_code("synth", "/proc/nowhere", "--chains", "1") == 1
     assert capsys.readouterr().err.strip() == "evofeed: /proc/nowhere: No such file or directory"
 
 
@@ -152,9 +151,7 @@ def test_a_full_disk_says_what_to_do_and_a_terminal_without_the_letters_is_borne
 def test_a_wrong_option_is_a_wrong_call(
     command: list[str], says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(SystemExit) as stop:
-        cli.main(command)
-    assert stop.value.code == 2
+    assert exit_code(*command) == 2
     assert says in " ".join(capsys.readouterr().err.replace("│", " ").split())
 
 
@@ -177,9 +174,7 @@ def test_our_errors_are_one_line_and_exit_code_one(
         raise StoreError("no dataset there; run `evofeed featurize` first", path="/data/x")
 
     monkeypatch.setattr(cli, "_load", lambda *_: lambda **_: broken())
-    with pytest.raises(SystemExit) as stop:
-        cli.main(["shards"])
-    assert stop.value.code == 1
+    assert exit_code("shards") == 1
     assert capsys.readouterr().err == (
         "evofeed: /data/x: no dataset there; run `evofeed featurize` first\n"
     )
@@ -194,9 +189,7 @@ def test_ctrl_c_is_one_line(
     app = typer.Typer()
     app.command("doctor")(interrupted)
     monkeypatch.setattr(cli, "_load", lambda *_: app)
-    with pytest.raises(SystemExit) as stop:
-        cli.main(["doctor"])
-    assert stop.value.code == 130
+    assert exit_code("doctor") == 130
     assert capsys.readouterr().err == "evofeed: interrupted\n"
 
 

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from tests.conftest import exit_code
 
 from evofeed.protein.features import BATCH, RECORD, table_markdown
 
@@ -57,12 +58,10 @@ def test_every_file_a_document_names_is_there() -> None:
 def test_every_preset_is_in_the_help_and_in_the_guide(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from evofeed.cli import main
     from evofeed.trainer.presets import PRESETS
 
     monkeypatch.setenv("COLUMNS", "300")
-    with pytest.raises(SystemExit):
-        main(["train", "--help"])
+    exit_code("train", "--help")
     texts = [capsys.readouterr().out, (ROOT / "docs" / "training.md").read_text()]
     missing = [name for name in PRESETS if not all(re.search(rf"\b{name}\b", t) for t in texts)]
     assert not missing

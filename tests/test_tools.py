@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.conftest import exit_code
 from tests.test_features import tiny_record
 
-from evofeed import cli
 from evofeed.doctor import advice, command
 from evofeed.doctor.command import GPU_TESTED
 from evofeed.protein.chain_numbers import pseudo_beta_distances
@@ -83,9 +83,7 @@ def test_doctor_says_what_will_be_in_the_way(change: dict[str, object], word: st
 
 
 def plot(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[Any, str, str]:
-    with pytest.raises(SystemExit) as end:
-        cli.main(["plot", *words])
-    return end.value.code, *capsys.readouterr()
+    return exit_code("plot", *words), *capsys.readouterr()
 
 
 @pytest.mark.parametrize("what", ["msa", "contacts"])

@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
+from tests.conftest import exit_code
 from tests.loader.records import small_dataset
 from typer.testing import CliRunner
 
-from evofeed.cli import main
 from evofeed.loader import FeatureLoader, LoaderConfig
 from evofeed.loader.commands import bench_commands as bench
 from evofeed.store import Dataset
@@ -21,10 +21,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
 
 
 def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
-    with pytest.raises(SystemExit) as exit_:
-        main(list(words))
-    out, err = capsys.readouterr()
-    return int(exit_.value.code or 0), out, err
+    return exit_code(*words), *capsys.readouterr()
 
 
 def test_a_plan_names_the_chains_that_the_loader_reads(

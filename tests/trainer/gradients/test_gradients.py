@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from tests.conftest import exit_code
 from tests.trainer.forked import run_ranks
 from tests.trainer.gradients.gradient_ranks import CASES, RANKS, RUNS, one_rank
 from torch import Tensor
 
 from evofeed.base.errors import TrainerError
-from evofeed.cli import main
 from evofeed.trainer.bench.commands import table
 from evofeed.trainer.gradients.hosts import host_groups
 from evofeed.trainer.gradients.modes import density_at
@@ -141,8 +141,7 @@ def test_the_benchmarks_command_prints_a_table_or_json(
     tiny_dataset: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["bench", "comm", "tiny", "--dataset", tiny_dataset, "--steps", "2", "--batches", "1"]
-    with pytest.raises(SystemExit, match="0"):
-        main([*words, "--device", "cpu", "--json"])
+    assert exit_code(*words, "--device", "cpu", "--json") == 0
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
     one = found["modes"]["none"]
     assert one["bytes_between"] == 0 and one["step_ms"] > 0

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.conftest import exit_code
 from tests.loader.complexes import three_complexes
 from tests.loader.records import make_record, write_dataset
 
-from evofeed.cli import main
 from evofeed.loader import FeatureLoader
 from evofeed.protein.features import SUPERVISED
 from evofeed.store import Dataset
@@ -62,7 +62,7 @@ def test_a_run_trains_on_complexes_and_its_weights_predict_one(
     assert {"dockq", "iptm", "lddt_ca"} <= set(scores[-1])
     command = ["predict", dataset.uri, "1abc", "--checkpoint", str(out), "--recycles", "0"]
     cif = tmp_path / "1abc.cif"
-    assert _exit_code([*command, "--out", str(cif), "--json", "--html"]) == 0
+    assert exit_code(*command, "--out", str(cif), "--json", "--html") == 0
     page = cif.with_suffix(".html").read_text()
     assert "known structure" in page and "predicted aligned error" in page
     assert page.count("data-alignment=") == 2  # of its sequences
@@ -71,11 +71,5 @@ def test_a_run_trains_on_complexes_and_its_weights_predict_one(
     rows = [row.split() for row in cif.read_text().splitlines() if row.startswith("ATOM")]
     assert list(dict.fromkeys(row[6] for row in rows)) == ["H", "L", "M"]  # author's
     command[2] = "1abc_A"
-    assert _exit_code([*command, "--out", str(cif)]) == 1
+    assert exit_code(*command, "--out", str(cif)) == 1
     assert "model of complexes" in capsys.readouterr().err
-
-
-def _exit_code(command: list[str]) -> int:
-    with pytest.raises(SystemExit) as ended:
-        main(command)
-    return int(ended.value.code or 0)

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.conftest import exit_code
 
 from evofeed.base.run_files import HANGS, NONFINITE
-from evofeed.cli import main
 from evofeed.trainer.config import TrainConfig
 from evofeed.trainer.log.runlog import RUN, STEPS, STRUCTURE
 from evofeed.trainer.presets import PRESETS
@@ -137,9 +137,8 @@ def test_two_runs_share_each_panel_and_their_settings_are_compared(
         tmp_path / "y" / "run", config=tiny.replace(seed=7, model={"c_m": 48}), ranks=2
     )
     out = tmp_path / "both.html"
-    with pytest.raises(SystemExit) as ended:
-        main(["report", str(first), str(second), "--html", str(out)])
-    assert ended.value.code == 0 and str(out) in capsys.readouterr().out.replace("\n", "")
+    assert exit_code("report", str(first), str(second), "--html", str(out)) == 0
+    assert str(out) in capsys.readouterr().out.replace("\n", "")
     page = out.read_text()
     _no_reference(page)
     # Two folders of one name are distinguished by their paths.
@@ -158,8 +157,7 @@ def test_several_runs_without_a_page_are_refused(
 ) -> None:
     run = str(_make_run(tmp_path / "a"))
     for more in ([], ["--html", "a.html", "--json"]):
-        with pytest.raises(SystemExit, match="2"):
-            main(["report", run, run, *more])
+        assert exit_code("report", run, run, *more) == 2
         assert "--html" in capsys.readouterr().err
 
 

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 import torch
+from tests.conftest import exit_code
 from tests.trainer.loop.loop_standin import TinyLoader, TinyModel, squared_error
 
 import evofeed.kernels
 from evofeed.base.errors import CheckpointError, TrainerError
-from evofeed.cli import main
 from evofeed.trainer.config import TrainConfig
 from evofeed.trainer.log.runlog import STEPS, RunLog, StepTimes, read_steps
 from evofeed.trainer.report.flops import count_step_flops
@@ -88,16 +88,13 @@ def test_the_report_prints_as_table_and_json_and_draws_a_picture(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     picture = tmp_path / "report.png"
-    with pytest.raises(SystemExit) as ended:
-        main(["report", str(folder), "--plot", str(picture)])
-    assert ended.value.code == 0
+    assert exit_code("report", str(folder), "--plot", str(picture)) == 0
     printed = capsys.readouterr().out
     assert "step time p50 / p99" in printed
     last = make_report(folder)["loss"]["last_tenth_mean"]
     assert f"{last:.4g} over the last" in printed
     assert picture.stat().st_size > 10_000
-    with pytest.raises(SystemExit):
-        main(["report", str(folder), "--json"])
+    exit_code("report", str(folder), "--json")
     assert json.loads(capsys.readouterr().out)["figures"]["iterations"] == 60
 
 
@@ -196,9 +193,7 @@ def test_a_run_that_was_killed_can_be_reported_on(folder: Path, tmp_path: Path) 
 def test_a_folder_without_a_run_is_one_line_and_exit_code_1(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(["report", str(tmp_path)])
-    assert ended.value.code == 1
+    assert exit_code("report", str(tmp_path)) == 1
     assert "no run here" in capsys.readouterr().err
 
 

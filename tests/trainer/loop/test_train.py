@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.conftest import exit_code
 from tests.trainer.forked import run_ranks
 from tests.trainer.synthetic_batch import synthetic_batch
 
@@ -138,19 +139,15 @@ def test_the_command_trains_reports_and_refuses_what_does_not_fit(
     path = tmp_path / "run.yaml"
     save_config(config(3), path)
     arguments = ["train", str(path), "--dataset", tiny_dataset, "--out", str(tmp_path / "run")]
-    with pytest.raises(SystemExit) as ended:
-        main([*arguments, "--json"])
-    assert ended.value.code == 0
+    assert exit_code(*arguments, "--json") == 0
     report = json.loads(capsys.readouterr().out)
     assert report["figures"]["iterations"] == 3
     assert report["run"]["dataset"][0]
     structure, picture = tmp_path / "chain.pdb", tmp_path / "chain.png"
     checkpoint = str(tmp_path / "run")
     predict = ["predict", tiny_dataset, "syn0003_A", "--checkpoint", checkpoint]
-    with pytest.raises(SystemExit) as ended:
-        main([*predict, "--out", str(structure), "--picture", str(picture), "--recycles", "0",
-              "--json"])  # fmt: skip
-    assert ended.value.code == 0
+    predict += ["--out", str(structure), "--picture", str(picture), "--recycles", "0"]
+    assert exit_code(*predict, "--json") == 0
     reported = json.loads(capsys.readouterr().out)
     assert structure.read_text().count(" CA ") == reported["residues"] > 30
     assert picture.stat().st_size > 10_000
@@ -252,8 +249,7 @@ def test_the_command_hands_on_datasets_shares_and_chains(
 
     monkeypatch.setattr("evofeed.trainer.run.train.train", note)
     mixture = ["--dataset", "pdb", "--share", "0.25", "--dataset", "distilled", "--share", "0.75"]
-    with pytest.raises(SystemExit):
-        main(["train", "overfit", *mixture, "--chain", "1abc_A", "--out", str(tmp_path)])
+    exit_code("train", "overfit", *mixture, "--chain", "1abc_A", "--out", str(tmp_path))
     settings, datasets = asked
     assert datasets == ["pdb", "distilled"] and settings.shares == (0.25, 0.75)
     assert settings.loader == {"chains": ("1abc_A",)}
@@ -261,6 +257,5 @@ def test_the_command_hands_on_datasets_shares_and_chains(
         (["train", "tiny", "--dataset", "data", "--out", "out", "--share", "-1"], "above 0"),
         (["train", "tiny"], "--dataset"),
     ):
-        with pytest.raises(SystemExit, match="2"):
-            main(words)
+        assert exit_code(*words) == 2
         assert says in capsys.readouterr().err

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.conftest import exit_code
 from tests.trainer.parallel.ranks import STEPS, config
 
-from evofeed.cli import main
 from evofeed.trainer.bench.commands import table
 from evofeed.trainer.log.runlog import RUN, read_steps
 from evofeed.trainer.run.checkpoint import newest_checkpoint
@@ -44,9 +44,8 @@ def test_ranks_predict_a_chain_together(
     (shared,) = four_ranks.glob("*.pdb")
     alone = tmp_path / shared.name
     chain, checkpoint = shared.stem, str(four_ranks / "run")
-    with pytest.raises(SystemExit, match="0"):
-        main(["predict", tiny_dataset, chain, "--checkpoint", checkpoint, "--out", str(alone),
-              "--device", "cpu"])  # fmt: skip
+    words = ["predict", tiny_dataset, chain, "--checkpoint", checkpoint, "--device", "cpu"]
+    assert exit_code(*words, "--out", str(alone)) == 0
     ours, theirs = (
         np.array([[float(line[n : n + 8]) for n in (30, 38, 46)] for line in lines])
         for lines in (_atoms(shared), _atoms(alone))
@@ -73,6 +72,6 @@ def test_an_axis_without_ranks_for_it_is_refused(
 ) -> None:
     run = tmp_path / "run.yaml"
     run.write_text("preset: tiny\naxial: 2\n")
-    with pytest.raises(SystemExit, match="1"):
-        main(["train", str(run), "--dataset", tiny_dataset, "--out", str(tmp_path / "run")])
+    words = ["train", str(run), "--dataset", tiny_dataset, "--out", str(tmp_path / "run")]
+    assert exit_code(*words) == 1
     assert "axial is 2, which does not divide 1 rank: use one of 1, or" in capsys.readouterr().err
