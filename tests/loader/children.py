@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 from evofeed.loader import FeatureLoader
+
+
+def python(*words: str, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """How a Python of its own ended."""
+    return subprocess.run(
+        [sys.executable, *words], cwd=folder, capture_output=True, text=True, timeout=300
+    )
 
 
 def reader_pid(loader: FeatureLoader) -> int | None:

@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import pytest
+from tests.loader.records import small_dataset
 from tests.loader.streams import open_loader, sample_digests
 
 from evofeed.store import Dataset
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    """Twelve small chains; a file may have others."""
+    return small_dataset(tmp_path_factory.mktemp("chains") / "d")
 
 
 @pytest.fixture(scope="module")

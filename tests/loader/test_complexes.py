@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,8 @@ from typing import Any
 import pytest
 import torch
 from tests.loader.complexes import three_complexes
+from tests.loader.streams import digest
+from tests.loader.streams import open_loader as open_small
 
 from evofeed.base.errors import CannotResume, LoaderError
 from evofeed.loader import AssemblyConfig, FeatureLoader, LoaderConfig, assembly_batch
@@ -43,23 +44,18 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
 
 
 def open_loader(source: Any, config: LoaderConfig = CONFIG, **options: Any) -> FeatureLoader:
-    return FeatureLoader(source, config, **{"device": "cpu", "reader": "thread", **options})
+    return open_small(source, config, **options)
 
 
 def digests(loader: FeatureLoader, batches: int | None = None) -> list[str]:
-    recycled = {f.name for f in ASSEMBLY_BATCH if f.stage == "recycle"}
+    recycled = frozenset(f.name for f in ASSEMBLY_BATCH if f.stage == "recycle")
     found = []
     for number, batch in enumerate(loader):
+        truth = batch.pop("gt_features")
         for i in range(len(batch["aatype"])):
-            total = hashlib.sha256()
-            for name in sorted(set(batch) - {"gt_features"}):
-                value = batch[name][:, i] if name in recycled else batch[name][i]
-                total.update(value.contiguous().numpy().tobytes())
-            asym = batch["gt_features"]["asym_id"][i]
-            for name in sorted(batch["gt_features"]):
-                value = batch["gt_features"][name][i][asym > 0]
-                total.update(value.contiguous().numpy().tobytes())
-            found.append(total.hexdigest())
+            asym = truth["asym_id"][i]
+            own = {name: value[i : i + 1, asym > 0] for name, value in truth.items()}
+            found.append(digest(batch, i, recycled) + digest(own, 0, frozenset()))
         if number + 1 == batches:
             break
     return found

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from tests.conftest import golden_files
+from tests.loader.made import KNOWN
 from tests.loader.recorded import Case, RecordedDraws, chain_from_raw, load_case
 from torch import Tensor
 
@@ -73,17 +74,11 @@ def test_every_recorded_feature_comes_out_of_the_replay(case: Case) -> None:
     batch["seq_length"][:] = case.crop.length
     batch["resolution"][:] = case.chain.resolution
     batch["is_distillation"][:] = case.chain.is_distillation
-    compared = 0
+    found = {name: batch[name][0] for name in case.final}
     for name, want in case.final.items():
-        got = batch[name][0]
-        got = got[0] if batch[name].dim() == want.ndim + 2 else got
-        if "sin_cos" in name:
-            known = case.final[_mask_of(name)] == 1
-            same(got[torch.from_numpy(known)], want[known], name, atol=1e-4)
-        else:
-            same(got, want, name)
-        compared += 1
-    assert compared == len(case.final) > 20
+        found[name] = found[name][0] if found[name].dim() == want.ndim + 1 else found[name]
+    assert len(found) > 20
+    _all_same(found, case.final, list(found))
     made_besides = set(batch) - set(case.final) - {"use_clamped_fape"}
     assert not {name for name in made_besides if case.config.supervised}
 
@@ -92,20 +87,10 @@ def _all_same(features: dict[str, Any], want: dict[str, Any], names: list[str]) 
     """Every named feature is the recorded one; angles only where they are known."""
     for name in names:
         if "sin_cos" in name:
-            known = want[_mask_of(name)] == 1
+            known = want[KNOWN[name]] == 1
             same(features[name][torch.from_numpy(known)], want[name][known], name, atol=1e-4)
         else:
             same(features[name], want[name], name)
-
-
-def _mask_of(name: str) -> str:
-    return {
-        "chi_angles_sin_cos": "chi_mask",
-        "template_torsion_angles_sin_cos": "template_torsion_angles_mask",
-        "template_alt_torsion_angles_sin_cos": "template_torsion_angles_mask",
-        "torsion_angles_sin_cos": "torsion_angles_mask",
-        "alt_torsion_angles_sin_cos": "torsion_angles_mask",
-    }[name]
 
 
 @pytest.mark.parametrize("path", STRUCTURES, ids=lambda path: str(path.name))

@@ -4,23 +4,17 @@ from __future__ import annotations
 
 import gc
 import signal
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
 import pytest
+from tests.loader.children import python
 from tests.loader.records import small_dataset
 from tests.loader.storages import watched
 from tests.loader.streams import CONFIG, open_loader, sample_digests
 
 from evofeed.base.errors import LoaderError
 from evofeed.store import Dataset
-
-
-@pytest.fixture(scope="module")
-def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
-    return small_dataset(tmp_path_factory.mktemp("interruptions") / "d")
 
 
 def test_ctrl_c_while_waiting_for_data_loses_nothing(
@@ -156,10 +150,7 @@ for batch in loader:
 
 
 def test_a_script_that_is_interrupted_ends_with_that_alone(dataset: Dataset) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", INTERRUPTED, dataset.uri],
-        capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
+    done = python("-c", INTERRUPTED, dataset.uri)
     assert done.returncode != 0
     assert done.stderr.splitlines()[-1] == "KeyboardInterrupt"
     assert done.stderr.count("Traceback") == 1

@@ -9,17 +9,10 @@ import threading
 import time
 from pathlib import Path
 
-import pytest
-from tests.loader.children import children, reader_pid
-from tests.loader.records import small_dataset
+from tests.loader.children import children, python, reader_pid
 from tests.loader.streams import open_loader, sample_digests
 
 from evofeed.store import Dataset
-
-
-@pytest.fixture(scope="module")
-def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
-    return small_dataset(tmp_path_factory.mktemp("processes") / "d")
 
 
 def test_closing_leaves_no_thread_and_no_process(dataset: Dataset) -> None:
@@ -77,14 +70,7 @@ def test_a_script_that_closes_nothing_ends_by_itself(dataset: Dataset, tmp_path:
     (tmp_path / "script.py").write_text(
         "import sys\nsys.path.pop(0)\n" + TRAINER.replace("time.sleep(600)", "")
     )
-    done = subprocess.run(
-        [sys.executable, "script.py", dataset.uri],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    done = python("script.py", dataset.uri, folder=tmp_path)
     assert (done.returncode, done.stdout, done.stderr) == (0, "ready\n", "")
 
 
@@ -110,9 +96,7 @@ print(first, second, flush=True)
 
 
 def test_a_fork_may_go_on_with_the_loader_and_so_may_its_parent(dataset: Dataset) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", FORKER, dataset.uri], capture_output=True, text=True, timeout=300
-    )
+    done = python("-c", FORKER, dataset.uri)
     assert (done.returncode, done.stderr) == (0, "")
     one, two = done.stdout.splitlines()
     assert one == two
@@ -136,10 +120,7 @@ if __name__ == "__main__":
 
 def test_ranks_may_be_spawned(dataset: Dataset, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SPAWNED)
-    done = subprocess.run(
-        [sys.executable, "train.py", dataset.uri],
-        cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
+    done = python("train.py", dataset.uri, folder=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == [str(len(dataset) // 2)] * 2
 

@@ -26,11 +26,6 @@ from evofeed.loader.reader_pool import SILENCE_SECONDS, ProcessReaders
 from evofeed.store import Dataset
 
 
-@pytest.fixture(scope="module")
-def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
-    return small_dataset(tmp_path_factory.mktemp("readers") / "d")
-
-
 @pytest.mark.slow
 def test_a_reader_killed_again_and_again_loses_and_doubles_nothing(
     dataset: Dataset, reference: list[str]

@@ -22,11 +22,6 @@ from evofeed.store import Dataset
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(scope="module")
-def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
-    return small_dataset(tmp_path_factory.mktemp("stream") / "d")
-
-
 def stream(dataset: Dataset, world: int, batch_size: int = 1, **options: Any) -> list[str]:
     """The samples of an epoch in order of position, collected from all ranks."""
     config = CONFIG.replace(batch_size=batch_size)
@@ -39,11 +34,6 @@ def stream(dataset: Dataset, world: int, batch_size: int = 1, **options: Any) ->
         for rank in ranks:
             order += rank[step * batch_size : (step + 1) * batch_size]
     return order
-
-
-@pytest.fixture(scope="module")
-def reference(dataset: Dataset) -> list[str]:
-    return stream(dataset, 1)
 
 
 @pytest.mark.parametrize("world", [2, 6])
