@@ -50,20 +50,8 @@ def test_what_falls_back_is_passed_on_whole(op: str, monkeypatch: pytest.MonkeyP
 
 def _arguments(function: Any, op: str) -> dict[str, Any]:
     """A value for every parameter that is not its default."""
-    ranks = {
-        "x": 4,
-        "z": 4,
-        "m": 4,
-        "q": 5,
-        "k": 5,
-        "v": 5,
-        "bias": 4,
-        "mask": 3,
-        "drop_mask": 3,
-        "shares": 4,
-        "a": 4,
-        "s": 4,
-    }
+    ranks = dict.fromkeys(["x", "z", "m", "a", "s", "bias", "shares"], 4)
+    ranks |= dict.fromkeys("qkv", 5) | dict.fromkeys(["mask", "drop_mask"], 3)
     ranks |= {"weight": 2, "norm_weight": 1, "norm_bias": 1} | ({"x": 5} if op == "softmax" else {})
     values: dict[str, Any] = {}
     for parameter in inspect.signature(function).parameters.values():

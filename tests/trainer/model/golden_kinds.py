@@ -129,16 +129,9 @@ def _attention(case: Case, x: Inputs) -> tuple[nn.Module, Outputs]:
     return module, {"out": module(x["q_x"], x["kv_x"], biases)}
 
 
-def _stack(
-    cls: Callable[..., nn.Module], outs: str, *drop: str, mask_trans: bool = False
-) -> Runner:
-    def run(case: Case, x: Inputs) -> tuple[nn.Module, Outputs]:
-        module = _load(case, cls(**_hparams(case, *drop)))
-        got = module(x["m"], x["z"], x["msa_mask"], x["pair_mask"], _mask_trans=mask_trans)
-        names = outs.split()
-        return module, dict(zip(names, got if len(names) > 1 else (got,), strict=True))
-
-    return run
+def _stack(cls: Callable[..., nn.Module], out: str, *drop: str, mask_trans: bool = False) -> Runner:
+    names = ("m", "z", "msa_mask", "pair_mask")
+    return _module(cls, *names, drop=drop, out=out, _mask_trans=mask_trans)
 
 
 def _transition(cls: Callable[..., nn.Module], name: str) -> Runner:
@@ -250,12 +243,13 @@ def _lddt_ca(case: Case, x: Inputs) -> tuple[None, Outputs]:
     }
 
 
-def _total_loss(case: Case, x: Inputs) -> tuple[None, Outputs]:
+def total_loss(case: Case, x: Inputs) -> tuple[None, Outputs]:
     config = loss_config_from_openfold(case.meta["hparams"])
     outputs = nest({k[5:]: v for k, v in x.items() if k.startswith("pred.")})
     batch = {k[6:]: v for k, v in x.items() if k.startswith("batch.")}
-    recycled = {k: batch[k][None] for k in ("true_msa", "bert_mask")}
-    loss, breakdown = AlphaFoldLoss(config)(outputs, batch | recycled)
+    batch |= {k: batch[k][None] for k in ("true_msa", "bert_mask")}
+    batch |= {k: v.to(case.dtype) for k, v in batch.items() if v.dtype == torch.int8}
+    loss, breakdown = AlphaFoldLoss(config)(outputs, batch)
     return None, flatten({"loss": loss, "breakdown": breakdown})
 
 
@@ -366,5 +360,5 @@ RUNNERS: dict[str, Runner] = {
     "loss.tm": _function(cross_entropy.aligned_error_loss),
     "loss.lddt_ca_score": _lddt_ca,
     "loss.violation": _violation,
-    "loss.AlphaFoldLoss": _total_loss,
+    "loss.AlphaFoldLoss": total_loss,
 }

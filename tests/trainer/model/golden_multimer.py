@@ -13,8 +13,8 @@ from tests.trainer.model.golden_kinds import (
     _load,
     _module,
     flatten,
-    nest,
     one_linear,
+    total_loss,
 )
 from torch import Tensor, nn
 
@@ -169,15 +169,6 @@ def _violation(case: Case, x: Inputs) -> tuple[None, Outputs]:
     return None, flatten({"loss": loss, "violations": found})
 
 
-def _total(case: Case, x: Inputs) -> tuple[None, Outputs]:
-    outputs = nest({k[5:]: v for k, v in x.items() if k.startswith("pred.")})
-    batch = {k[6:]: v for k, v in x.items() if k.startswith("batch.")}
-    batch |= {k: batch[k][None] for k in ("true_msa", "bert_mask")}
-    batch |= {k: v.to(case.dtype) for k, v in batch.items() if v.dtype == torch.int8}
-    loss, breakdown = AlphaFoldLoss(loss_config_from_openfold(case.meta["hparams"]))(outputs, batch)
-    return None, flatten({"loss": loss, "breakdown": breakdown})
-
-
 def whole_multimer(case: Case, x: Inputs) -> tuple[nn.Module, Outputs, Tensor, dict[str, Tensor]]:
     """Module in train mode, flat outputs, scaled loss and its terms."""
     module = _load(case, AlphaFold(model_config_from_openfold(case.meta["hparams"]["model"])))
@@ -206,7 +197,7 @@ MULTIMER_RUNNERS: dict[str, Runner] = RUNNERS | {
     "loss.fape.backbone multimer (intra + interface)": _fape,
     "loss.chain_center_of_mass": _center_of_mass,
     "loss.violation multimer": _violation,
-    "loss.AlphaFoldLoss multimer": _total,
+    "loss.AlphaFoldLoss multimer": total_loss,
     "loss.masked_msa(22)": lambda case, x: (None, {"loss": cross_entropy.masked_msa_loss(**x)}),
     "loss.tm (4x4 affine)": lambda case, x: (
         None,

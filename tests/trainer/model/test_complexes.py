@@ -9,6 +9,7 @@ import gemmi
 import numpy as np
 import pytest
 import torch
+from tests.trainer.model.test_permutation import kabsch
 from tests.trainer.synthetic_batch import synthetic_complex
 from torch import Tensor
 
@@ -156,7 +157,7 @@ def test_dockq_of_the_truth_is_one_and_falls_as_the_ligand_moves_away() -> None:
     found = float(dockq(moved, atoms, mask, asym_id))
     both = torch.cat([atoms[:, [0, 1, 2, 4]].flatten(0, 1)])
     x, y = moved[:, [0, 1, 2, 4]].flatten(0, 1), both
-    interface = _kabsch(x.numpy(), y.numpy())
+    interface = kabsch(x.numpy(), y.numpy())
     assert found == pytest.approx((0 + 1 / (1 + (interface / 1.5) ** 2) + 0.5) / 3, abs=1e-6)
     assert np.isnan(float(dockq(atoms, _two_walls(30.0)[0], mask, asym_id)))
 
@@ -171,10 +172,3 @@ def test_interface_lddt_counts_distances_between_chains_alone() -> None:
     assert float(inside) == pytest.approx(1.0) and 0.4 < float(found) < 0.9
     far = _two_walls(30.0)[0][:, 1].double()
     assert lddt(far, far, known, eps=0.0, per_residue=False, between=asym_id).isnan()
-
-
-def _kabsch(x: np.ndarray, y: np.ndarray) -> float:
-    x, y = x - x.mean(0), y - y.mean(0)
-    u, s, vt = np.linalg.svd(x.T @ y)
-    s[2] *= np.sign(np.linalg.det(u @ vt))
-    return float(np.sqrt(((x**2).sum() + (y**2).sum() - 2 * s.sum()) / len(x)))

@@ -20,6 +20,7 @@ CASES = golden_files("multimer/permutation/*.npz")
 LABELS = golden_files("multimer/permutation/labels/*.npz")
 IDS = ("asym_id", "entity_id", "residue_index")
 EXACT, GROWN = 5040, 1
+UP = np.array([0.0, 0.0, 1.0])
 
 
 def _recorded(path: Path, most: int) -> tuple[ChainAlignment, dict[str, np.ndarray]]:
@@ -85,7 +86,7 @@ def test_labels_of_a_given_assignment_are_the_recorded_ones(golden: Path, path: 
     assert compared > 5
 
 
-def _kabsch(x: np.ndarray, y: np.ndarray) -> float:
+def kabsch(x: np.ndarray, y: np.ndarray) -> float:
     x, y = x - x.mean(0), y - y.mean(0)
     u, s, vt = np.linalg.svd(x.T @ y)
     s[2] *= np.sign(np.linalg.det(u @ vt))
@@ -99,9 +100,7 @@ def _pose(rng: np.random.Generator, sizes: list[int]) -> dict[str, np.ndarray]:
     for entity, copies in enumerate(sizes):
         shape = rng.normal(size=(12 + entity, 3)) * 6
         for copy in range(copies):
-            angle = 2 * np.pi * copy / copies
-            turn = np.array([[np.cos(angle), -np.sin(angle), 0], [np.sin(angle), np.cos(angle), 0],
-                             [0, 0, 1]])  # fmt: skip
+            turn = _turn(UP, 2 * np.pi * copy / copies)
             chain += 1
             away = np.array([12.0, 3.0 * entity, 15.0 * entity])
             truth.append((shape + rng.normal(size=shape.shape) * 0.4 + away) @ turn.T)
@@ -142,7 +141,7 @@ def _brute_force(pose: dict[str, np.ndarray], sizes: list[int]) -> dict[tuple[in
         to = (0, *itertools.chain(*parts))
         rows = np.array([place[to[c], int(i)] for c, _, i in pose["pred"]])
         both = (pose["pred_mask"] * pose["true_mask"][rows]) > 0
-        found[to[1:]] = _kabsch(pose["pred_ca"][both], pose["true_ca"][rows[both]])
+        found[to[1:]] = kabsch(pose["pred_ca"][both], pose["true_ca"][rows[both]])
     return found
 
 
@@ -201,7 +200,7 @@ def test_the_fit_of_sums_is_that_of_points_also_of_mirror_images_and_planes() ->
             x[:, 2:], y[:, 2:] = 0, 0
         one = torch.ones(20, dtype=torch.float64)
         sums = fit_sums(torch.from_numpy(x), torch.from_numpy(y), one).sum(0)
-        assert abs(float(fit_rmsd(sums)) - _kabsch(x, y)) < 1e-6
+        assert abs(float(fit_rmsd(sums)) - kabsch(x, y)) < 1e-6
 
 
 def test_padding_and_slots_without_a_chain_are_left_alone() -> None:
@@ -212,11 +211,7 @@ def test_padding_and_slots_without_a_chain_are_left_alone() -> None:
 
 
 def _ring(copies: int) -> np.ndarray:
-    angle = 2 * np.pi * np.arange(copies) / copies
-    turns = np.zeros((copies, 3, 3))
-    turns[:, 0, 0] = turns[:, 1, 1] = np.cos(angle)
-    turns[:, 0, 1], turns[:, 1, 0], turns[:, 2, 2] = -np.sin(angle), np.sin(angle), 1
-    return turns
+    return np.stack([_turn(UP, 2 * np.pi * copy / copies) for copy in range(copies)])
 
 
 def _octahedral() -> np.ndarray:
@@ -269,7 +264,7 @@ def _many_copies(turns: np.ndarray, seed: int, shown: int) -> tuple[dict[str, An
         "true_mask": np.ones(copies * length),
         "true": ids,
     }
-    return _together([pose]), _kabsch(moved.reshape(-1, 3), truth[made_of].reshape(-1, 3))
+    return _together([pose]), kabsch(moved.reshape(-1, 3), truth[made_of].reshape(-1, 3))
 
 
 SYMMETRIES = {"C24": _ring(24), "O": _octahedral(), "I": _icosahedral()}
