@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.commands import evofeed
 from tests.featurize.binary_cif import as_bcif
 from tests.featurize.test_assemblies import QUERY_A, QUERY_B, fasta_folder
 from tests.featurize.test_roads import write
 
 from evofeed.base.errors import InputError
-from evofeed.cli import main
 from evofeed.featurize import assembly_sources, discover, featurize_assembly, featurize_chain
 from evofeed.featurize.job.run import run_job
 from evofeed.featurize.structures.structure_files import parse_structure
@@ -231,9 +231,7 @@ def test_good_complexes_are_made_beside_bad_ones_and_all_are_counted(
     (raw / "alignments" / "2bad_B" / "uniref90_hits.a3m").write_text(">q\nMKV\n")
     (raw / "alignments" / "4torn_A" / "uniprot_hits.sto").write_text("# STOCKHOLM 1.0\nq MK\n//\n")
     run_job(str(raw), data, executor="local", workers=1, max_broken=1.0)
-    with pytest.raises(SystemExit) as ended:
-        main(["assemblies", str(raw), data, "--json"])
-    assert not ended.value.code
+    assert evofeed("assemblies", str(raw), data, "--json") == 0
     report: dict[str, Any] = json.loads(capsys.readouterr().out)
     assert report["assemblies"] == 1 and report["alone"] == 1 and report["faults"] == []
     why = {one["assembly_id"]: one["reason"] for one in report["dropped"]}

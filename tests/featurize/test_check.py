@@ -8,12 +8,12 @@ import shutil
 from pathlib import Path
 
 import pytest
+from tests.commands import evofeed
 from tests.featurize.golden import INPUTS
 from tests.featurize.test_layouts import as_downloaded, flattened, small_chains, structure_of
 from tests.loader.views.packs import packs
 
 from evofeed.base.errors import InputError
-from evofeed.cli import main
 from evofeed.featurize import check_input
 from evofeed.featurize.check import CheckReport, Depth
 from evofeed.featurize.structures.structure_files import parse_structure
@@ -99,8 +99,7 @@ def test_what_each_all_atom_project_leaves_out_is_counted(
     (tmp_path / "two.cif").write_bytes(text)
     (dictionary,) = (pack / "components").glob("components.cif*")
     for last in ([], ["--json"]):
-        with pytest.raises(SystemExit):
-            main(["check", str(tmp_path), "--components", str(dictionary), *last])
+        evofeed("check", str(tmp_path), "--components", str(dictionary), *last)
     shown, found = capsys.readouterr().out.rsplit("\n{", 1)
     counts = json.loads("{" + found)["rulesets"]
     assert [one["entry"] for one in counts.values()] == [1, 2, 2]

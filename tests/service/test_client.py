@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from tests.commands import evofeed
 from tests.service.conftest import Start, work_off
 
 from evofeed.base.errors import AccessDenied, RefConflict, ServiceError
-from evofeed.cli import main
 from evofeed.service import Client
 from evofeed.service.access.auth import create_token
 from evofeed.service.jobs.scheduler import Scheduler
@@ -123,9 +123,7 @@ def test_jobs_from_the_command_line(
     monkeypatch.setenv("EVOFEED_TOKEN", str(client._token))
 
     def run(*words: str) -> list[str]:
-        with pytest.raises(SystemExit) as ended:
-            main([*words])
-        assert not ended.value.code, capsys.readouterr().err
+        assert evofeed(*words) == 0, capsys.readouterr().err
         return capsys.readouterr().out.splitlines()
 
     def say(*words: str) -> list[dict[str, object]]:
@@ -162,6 +160,5 @@ def test_jobs_from_the_command_line(
 
 
 def test_a_wrong_address_is_one_line(capsys) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(["snapshots", "history", "http://127.0.0.1:9/x"])
-    assert ended.value.code == 1 and "/v1/datasets/NAME" in capsys.readouterr().err
+    assert evofeed("snapshots", "history", "http://127.0.0.1:9/x") == 1
+    assert "/v1/datasets/NAME" in capsys.readouterr().err

@@ -15,10 +15,10 @@ from typing import NamedTuple
 
 import httpx
 import pytest
+from tests.commands import evofeed
 from tests.service.conftest import until_trusted
 from tests.service.test_workers import serving_process
 
-from evofeed.cli import main
 from evofeed.service import ServiceSettings, commands
 from evofeed.store import Dataset
 
@@ -41,10 +41,7 @@ def run(tmp_path: Path, monkeypatch, capsys) -> Run:
     monkeypatch.setenv("COLUMNS", "200")
 
     def call(*arguments: str) -> Done:
-        with pytest.raises(SystemExit) as end:
-            main(list(arguments))
-        out, err = capsys.readouterr()
-        return Done(int(end.value.code or 0), out, err)
+        return Done(evofeed(*arguments), *capsys.readouterr())
 
     return call
 
@@ -77,17 +74,11 @@ def test_serve_says_what_it_waits_for_and_the_second_signal_does_not_wait(tmp_pa
     (tmp_path / "out").mkdir()
     stubborn.write_text(f"#!/bin/sh\ntrap '' TERM\necho $$ > {pid}\nexec sleep 3600\n")
     stubborn.chmod(0o700)
-    command = [sys.executable, "-c", _SERVE_WITH_A_JOB_THAT_DOES_NOT_STOP]
-    with subprocess.Popen(
-        [*command, str(stubborn), str(tmp_path / "out")],
-        env=os.environ | {"EVOFEED_HOME": str(tmp_path / "home")},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
-        assert process.stdout is not None and process.stderr is not None
+    program = ["-c", _SERVE_WITH_A_JOB_THAT_DOES_NOT_STOP, str(stubborn), str(tmp_path / "out")]
+    with serving_process(tmp_path / "home", program=program) as service:
+        process, url = service.process, service.url
+        assert process.stderr is not None
         try:
-            url = json.loads(process.stdout.readline())["url"]
             (tmp_path / "raw").mkdir()
             new = {"dataset": "out", "input_uri": str(tmp_path / "raw")}
             job_id = httpx.post(f"{url}/v1/jobs", json=new, timeout=300).json()["id"]

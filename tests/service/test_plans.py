@@ -10,9 +10,9 @@ from collections.abc import Iterator
 
 import httpx
 import pytest
+from tests.commands import evofeed
 from tests.loader.records import small_dataset
 
-from evofeed.cli import main
 from evofeed.loader import FeatureLoader, LoaderConfig
 from evofeed.loader.catalog import ChainCatalog
 from evofeed.loader.plan import Planner, RunPlan
@@ -41,8 +41,7 @@ def test_service_command_and_loader_name_the_same_chains(
     assert served["snapshot"] == dataset.digest
 
     words = [f"--{name.replace('_', '-')}={value}" for name, value in asked.items()]
-    with pytest.raises(SystemExit):
-        main(["plan", dataset.uri, *words, "--json"])
+    assert evofeed("plan", dataset.uri, *words, "--json") == 0
     assert json.loads(capsys.readouterr().out) == served["samples"]
 
     for rank in range(3):

@@ -14,6 +14,7 @@ from typing import Any
 
 import httpx
 import pytest
+from tests.commands import evofeed
 from tests.featurize.golden import INPUTS
 from tests.featurize.search.family import (
     cluster_db,
@@ -26,7 +27,6 @@ from tests.featurize.search.family import (
 from tests.service.conftest import Start
 
 from evofeed.base.errors import InputError
-from evofeed.cli import main
 from evofeed.service import Client, ServiceSettings
 from evofeed.service.access.auth import create_token
 from evofeed.service.database.database import Database
@@ -113,9 +113,7 @@ def test_the_client_and_the_command_line_search_too(
     assert found["uniref.a3m"].count(b">") >= 5 and b"\0" not in found["uniref.a3m"]
     asked = tmp_path / "asked.fasta"
     asked.write_text(f">one\n{FAMILIES[0][0]}\n>two\n{FAMILIES[1][0]}\n")
-    with pytest.raises(SystemExit) as ended:
-        main(["search", str(asked), str(tmp_path / "out"), url, "--json"])
-    assert ended.value.code == 0
+    assert evofeed("search", str(asked), str(tmp_path / "out"), url, "--json") == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [line["name"] for line in lines] == ["one", "two"]
     assert (tmp_path / "out" / "one" / "uniref.a3m").read_bytes() == found["uniref.a3m"]

@@ -67,10 +67,13 @@ def cmdline(pid: int) -> bytes:
 
 
 @contextmanager
-def serving_process(home: Path, *options: str, **settings: str) -> Iterator[Running]:
-    """`evofeed serve` as a process that is gone after the block."""
+def serving_process(
+    home: Path, *options: str, program: list[str] | None = None, **settings: str
+) -> Iterator[Running]:
+    """`evofeed serve`, or another program, as a process that is gone after the block."""
     command = [sys.executable, "-m", "evofeed.cli", "serve", "--json", *options]
     command += [] if "--port" in options else ["--port", "0"]
+    command = [sys.executable, *program] if program else command
     given = {f"EVOFEED_{name.upper()}": value for name, value in settings.items()}
     environment = os.environ | {"EVOFEED_HOME": str(home)} | given
     with subprocess.Popen(

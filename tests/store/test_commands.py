@@ -6,10 +6,10 @@ import json
 
 import numpy as np
 import pytest
+from tests.commands import evofeed
 from tests.store.records import flip, published, random_record
 from typer.testing import CliRunner
 
-from evofeed import cli
 from evofeed.base.errors import ChainMissing, DatasetMissing, RefConflict, ShardCorrupt
 from evofeed.store import Dataset, gc, write_shard
 from evofeed.store.commands import snapshots
@@ -97,20 +97,16 @@ def test_wrong_calls_exit_with_two_and_one_line(uri):
 
 
 def test_a_missing_dataset_is_one_line_and_exit_code_one(tmp_path, capsys):
-    with pytest.raises(SystemExit) as caught:
-        cli.main(["snapshots", "verify", str(tmp_path / "nothing")])
-    assert caught.value.code == 1
+    assert evofeed("snapshots", "verify", str(tmp_path / "nothing")) == 1
     assert "no ref 'main': there is no such folder" in capsys.readouterr().err
 
 
 def test_what_is_there_is_named_beside_what_is_not(uri, tmp_path, capsys):
-    with pytest.raises(SystemExit):
-        cli.main(["snapshots", "chains", uri, "--snapshot", "v2"])
+    assert evofeed("snapshots", "chains", uri, "--snapshot", "v2") == 1
     assert "no ref 'v2': there are main\n" in capsys.readouterr().err
     (tmp_path / "nothing").mkdir()
-    with pytest.raises(SystemExit) as caught:
-        cli.main(["snapshots", "ls", str(tmp_path / "nothing")])
-    assert caught.value.code == 1 and "nothing is published here" in capsys.readouterr().err
+    assert evofeed("snapshots", "ls", str(tmp_path / "nothing")) == 1
+    assert "nothing is published here" in capsys.readouterr().err
 
 
 def test_the_beginning_of_a_digest_names_a_snapshot(uri):

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.commands import evofeed
 from tests.store.records import published
 from tests.synth.test_synth import _covariation, tree_digest
 
-from evofeed.cli import main
 from evofeed.featurize import discover, featurize_chain
 from evofeed.protein.residues import ATOM_ORDER
 from evofeed.store import Dataset
@@ -20,21 +20,15 @@ from evofeed.synth.complexes import STOICHIOMETRIES, read_stoichiometry
 pytestmark = pytest.mark.slow
 
 
-def run(*words: str) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(list(words))
-    assert not ended.value.code
-
-
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     """Two complexes of each kind, from raw files by the usual commands."""
     home = tmp_path_factory.mktemp("complexes")
     raw, out = str(home / "raw"), str(home / "data")
     sizes = ("--mean-length", "30", "--mean-depth", "40", "--mean-members", "1")
-    run("synth", raw, "--complexes", "8", "--seed", "3", *sizes, "--json")
+    assert evofeed("synth", raw, "--complexes", "8", "--seed", "3", *sizes, "--json") == 0
     published(out, map(featurize_chain, discover(raw)))
-    run("assemblies", raw, out, "--json")
+    assert evofeed("assemblies", raw, out, "--json") == 0
     return Dataset.open(out)
 
 
@@ -96,6 +90,5 @@ def test_stoichiometries_that_cannot_be_simulated_are_refused(text: str) -> None
 def test_a_stoichiometry_without_complexes_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(["synth", str(tmp_path / "raw"), "--stoichiometry", "A2", "--json"])
-    assert ended.value.code and "--complexes" in capsys.readouterr().err
+    assert evofeed("synth", str(tmp_path / "raw"), "--stoichiometry", "A2", "--json") != 0
+    assert "--complexes" in capsys.readouterr().err

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.commands import evofeed
 from tests.featurize.entries.boltz_set import write_set
 from tests.loader.views.packs import packs, read, recordings
 
 from evofeed.base.errors import InputError
-from evofeed.cli import main
 from evofeed.featurize.entries.alignments import read_alignment
 from evofeed.featurize.entries.input import EntriesInput
 from evofeed.featurize.entries.job import prepare_entries
@@ -52,8 +52,7 @@ def test_a_prepared_set_is_recognised_and_gives_samples(
     (dictionary,) = (pack / "components").glob("components.cif*")
     components = ["--components", str(dictionary)]
     where = [str(folder), str(tmp_path / "data")]
-    with pytest.raises(SystemExit):
-        main(["entries", "prepare", *where, *components, "--executor", "local", "--json"])
+    evofeed("entries", "prepare", *where, *components, "--executor", "local", "--json")
     report = json.loads(capsys.readouterr().out)
     assert report["state"] == "published"
     assert [one["chain_id"] for one in report["broken"]] == ["bad"]

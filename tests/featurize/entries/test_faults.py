@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.commands import evofeed
 from tests.featurize.job.stage import on_stage, wait_for, wait_for_silence
 from tests.synthetic_entries import prepare_again
 
-from evofeed.cli import main
 from evofeed.featurize.entries import job, work
 from evofeed.featurize.entries.input import EntriesInput
 from evofeed.featurize.entries.job import prepare_entries
@@ -154,12 +154,6 @@ def test_an_entry_in_two_files_is_taken_from_the_first_and_the_other_is_listed(
     assert entries == ["s000-1", "s001-1", "s002-1", "s003-1"]
 
 
-def run_command(*arguments: str) -> int:
-    with pytest.raises(SystemExit) as end:
-        main(["jobs", *arguments])
-    return int(str(end.value.code or 0))
-
-
 def test_jobs_run_and_retry_go_on_with_entries_by_the_arguments_of_the_ledger(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -174,12 +168,12 @@ def test_jobs_run_and_retry_go_on_with_entries_by_the_arguments_of_the_ledger(
     first = prepare_entries(source, "data", options=JobOptions(executor="local", workers=1))
     assert [one["chain_id"] for one in first.broken] == ["s001"]
     monkeypatch.chdir("/")
-    assert run_command("status", str(data), "--json") == 0
+    assert evofeed("jobs", "status", str(data), "--json") == 0
     assert {one["state"] for one in json.loads(capsys.readouterr().out)} == {"published"}
-    assert run_command("run", str(data), "--json") == 0
+    assert evofeed("jobs", "run", str(data), "--json") == 0
     assert json.loads(capsys.readouterr().out)["snapshot"]
     (raw / "mmcif" / "s001.cif").write_text(good)
-    assert run_command("retry", str(data), "--json") == 0
+    assert evofeed("jobs", "retry", str(data), "--json") == 0
     assert json.loads(capsys.readouterr().out)["broken"] == []
     assert list(Dataset.open(str(data)).entries) == ["s000-1", "s001-1"]
 

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from tests.commands import evofeed
 from tests.featurize.search.family import fasta, require_programs
 from tests.featurize.search.test_splits import IDENTITY, hits
 
@@ -33,9 +34,8 @@ def raw(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def make(raw: Path, out: Path, *more: str) -> int:
     """Exit code of the command."""
     database = ["--search-db", f"uniref90={raw / 'uniref90.fasta'}", "--workers", "1"]
-    with pytest.raises(SystemExit) as ended:
-        main(["make-set", str(raw / "synth" / "mmcif"), str(out), *database, *more, "--json"])
-    return int(ended.value.code or 0)
+    where = (str(raw / "synth" / "mmcif"), str(out))
+    return evofeed("make-set", *where, *database, *more, "--json")
 
 
 def sequences(data: Path, part: str) -> dict[str, str]:
