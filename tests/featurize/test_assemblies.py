@@ -117,10 +117,13 @@ def fasta_folder(tmp_path: Path, **alignments: str) -> Path:
     return write(tmp_path, rows | {"pair.fasta": pair}) / "pair.fasta"
 
 
-def featurized(path: Path, fasta: str = "") -> AssemblyRecord:
-    found = discover(path)
+def featurized(
+    path: Path, fasta: str = "", problems: list[InputError] | None = None
+) -> AssemblyRecord:
+    """The one complex of an input; faults go to `problems` if it is given."""
+    found = discover(path, problems=problems)
+    (assembly,) = assembly_sources(found, fasta, problems or ())
     records = {source.chain_id: featurize_chain(source) for source in found}
-    (assembly,) = assembly_sources(found, fasta)
     return featurize_assembly(assembly, records.__getitem__)
 
 
@@ -250,12 +253,8 @@ def test_a_job_whose_chains_are_amiss_is_no_complex(
         for own, letters in zip(ids, (QUERY_A, QUERY_B), strict=True)
     ]
     (tmp_path / "job.json").write_text(json.dumps({"name": "x", "sequences": chains}))
-    problems: list[InputError] = []
-    found = discover(tmp_path, problems=problems)
-    (source,) = assembly_sources(found, problems=problems)
-    records = {one.chain_id: featurize_chain(one) for one in found}
     with pytest.raises(InputError, match=match):
-        featurize_assembly(source, records.__getitem__)
+        featurized(tmp_path, problems=[])
 
 
 @pytest.mark.parametrize("count", [0, -3, 10**9])

@@ -10,14 +10,13 @@ import numpy as np
 import pytest
 from tests.commands import evofeed
 from tests.featurize.binary_cif import as_bcif
-from tests.featurize.test_assemblies import QUERY_A, QUERY_B, fasta_folder
+from tests.featurize.test_assemblies import QUERY_A, QUERY_B, fasta_folder, featurized
 from tests.featurize.test_roads import write
 
 from evofeed.base.errors import InputError
 from evofeed.featurize import assembly_sources, discover, featurize_assembly, featurize_chain
 from evofeed.featurize.job.run import run_job
 from evofeed.featurize.structures.structure_files import parse_structure
-from evofeed.protein.assembly_record import AssemblyRecord
 from evofeed.protein.residues import RESTYPES
 from evofeed.protein.structure_text import Structure, to_pdb
 from evofeed.store import Dataset
@@ -86,21 +85,12 @@ def as_pdb(folder: Path, name: str, extra: str = "") -> None:
     path.unlink()
 
 
-def complex_of(folder: Path) -> AssemblyRecord:
-    """The one complex of a folder."""
-    problems: list[InputError] = []
-    found = discover(folder, problems=problems)
-    (assembly,) = assembly_sources(found, problems=problems)
-    records = {source.chain_id: featurize_chain(source) for source in found}
-    return featurize_assembly(assembly, records.__getitem__)
-
-
 def test_dna_and_rna_are_listed_and_the_protein_chains_keep_names_and_numbers(
     tmp_path: Path,
 ) -> None:
     one, two = chain("A", QUERY_A), chain("C", QUERY_B, shift=4.0)
     entry(tmp_path, "1dna", [one, two], "A", "C", extra=DNA)
-    made = complex_of(tmp_path)
+    made = featurized(tmp_path, problems=[])
     assert made.copies == (("A",), ("C",)) and made.stoichiometry == "AB"
     assert "left out: chain D (polydeoxyribonucleotide)" in made.dropped
     assert "left out: chain R, S (polyribonucleotide)" in made.dropped
@@ -124,7 +114,7 @@ def test_nucleic_acids_are_listed_from_binary_cif_and_from_pdb_too(
     else:
         row = "ATOM  {0:5d}  P    DA D{0:4d}    {0:8.3f}{0:8.3f}{0:8.3f}  1.00  0.00           P\n"
         as_pdb(tmp_path, "1dna", "".join(map(row.format, range(1, 4))))
-    made = complex_of(tmp_path)
+    made = featurized(tmp_path, problems=[])
     assert made.copies == (("A",), ("C",)) and made.num_interface > 0
     (left_out,) = [note for note in made.dropped if "chain D" in note]
     assert left_out.startswith("left out: chain D (")
@@ -135,7 +125,7 @@ def test_copies_that_differ_where_a_file_has_no_full_sequence_are_said_to(tmp_pa
     entry(tmp_path, "1gap", copies, "A", "C")
     as_pdb(tmp_path, "1gap")
     write(tmp_path, {"alignments/1gap_B/uniref90_hits.a3m": f">q\n{QUERY_A[2:]}\n"})
-    made = complex_of(tmp_path)
+    made = featurized(tmp_path, problems=[])
     assert made.stoichiometry == "ABC"
     (said,) = [note for note in made.dropped if "another sequence" in note]
     assert said == (
@@ -153,7 +143,7 @@ def test_copies_with_different_missing_residues_are_one_entity_each_with_its_own
         chain("C", QUERY_A, shift=6.0, unseen=tuple(range(1, 10))),
     ]
     entry(tmp_path, "1gap", copies, "A")
-    made = complex_of(tmp_path)
+    made = featurized(tmp_path, problems=[])
     assert made.stoichiometry == "A3" and made.copies == (("A", "B", "C"),)
     assert made.all_atom_mask is not None and made.all_atom_positions is not None
     seen = made.all_atom_mask[:, 1].reshape(3, 10) > 0
@@ -164,14 +154,14 @@ def test_copies_with_different_missing_residues_are_one_entity_each_with_its_own
 def test_an_entry_of_more_chains_than_a_capsid_may_have_is_refused(tmp_path: Path) -> None:
     entry(tmp_path, "1cap", [chain(f"A{n}", "MK") for n in range(513)], "A0")
     with pytest.raises(InputError, match=r"^1cap: 513 chains, more than 512: left out"):
-        complex_of(tmp_path)
+        featurized(tmp_path, problems=[])
 
 
 @pytest.mark.parametrize("copies", [10**9, 10**30])
 def test_no_number_of_copies_takes_memory(tmp_path: Path, copies: int) -> None:
     (tmp_path / "huge.a3m").write_text(f"#10\t{copies}\n>q\n{QUERY_A}\n")
     with pytest.raises(InputError, match=f"{copies} chains, more than 512"):
-        complex_of(tmp_path)
+        featurized(tmp_path, problems=[])
 
 
 def test_another_copys_alignment_is_taken_where_one_is_broken(tmp_path: Path) -> None:
@@ -186,7 +176,7 @@ def test_another_copys_alignment_is_taken_where_one_is_broken(tmp_path: Path) ->
 
 def test_chains_without_any_alignment_are_paired_by_their_queries_alone(tmp_path: Path) -> None:
     entry(tmp_path, "1abc", [chain("A", QUERY_A), chain("B", QUERY_B)])
-    made = complex_of(tmp_path)
+    made = featurized(tmp_path, problems=[])
     assert [rows.num_alignments if rows else 0 for rows in made.pairing] == [1, 1]
     assert all("only the query is paired" in rows.dropped[0] for rows in made.pairing if rows)
     assert all("the MSA is the query alone" in " ".join(c.dropped) for c in made.chains)
@@ -205,16 +195,12 @@ def test_a_fasta_with_a_broken_record_is_no_complex_and_with_a_dna_says_so(
 ) -> None:
     path = fasta_folder(tmp_path)
     path.write_text(path.read_text() + text)
-    problems: list[InputError] = []
-    found = discover(path, problems=problems)
-    (source,) = assembly_sources(found, str(path), problems)
-    records = {one.chain_id: featurize_chain(one) for one in found}
     if "left out" in want:
-        made = featurize_assembly(source, records.__getitem__)
+        made = featurized(path, str(path), [])
         assert made.num_chains == 3 and want in made.dropped[0]
     else:
         with pytest.raises(InputError, match=f"^pair: {want}"):
-            featurize_assembly(source, records.__getitem__)
+            featurized(path, str(path), [])
 
 
 @pytest.mark.system

@@ -32,24 +32,17 @@ def test_alignments_templates_and_structures_equal_openfolds(path: Path, golden:
     assert_same(got, want)
 
 
-@pytest.mark.parametrize("path", STRUCTURE_RAW, ids=lambda path: path.name)
-def test_structures_equal_openfolds(path: Path, golden: Path) -> None:
-    chain_id = path.name.removesuffix(".raw.npz")
-    structure = INPUTS[0] / "mmcif" / f"{chain_id.rpartition('_')[0]}.cif"
-    want = recorded(path)
+@pytest.mark.parametrize("path", STRUCTURE_RAW + PDB, ids=lambda path: path.name)
+def test_structures_and_legacy_pdb_files_of_distillation_sets_equal_openfolds(
+    path: Path, golden: Path
+) -> None:
+    chain_id, want, legacy = path.name.partition(".")[0], recorded(path), path in PDB
+    folder, suffix = ("pdb", "pdb") if legacy else ("mmcif", "cif")
+    structure = INPUTS[0] / folder / f"{chain_id.rpartition('_')[0]}.{suffix}"
     # Where OpenFold's featurizer failed for want of a date, its atoms were recorded alone.
-    config = FeaturizeConfig.openfold(require_release_date="release_date" in want)
-    record = featurize_chain(ChainSource(chain_id, structure=str(structure)), config)
-    assert_same(to_openfold_raw(record), want)
-
-
-@pytest.mark.parametrize("path", PDB, ids=lambda path: path.name)
-def test_legacy_pdb_files_of_distillation_sets_equal_openfolds(path: Path, golden: Path) -> None:
-    chain_id = path.name.removesuffix(".pdb.raw.npz")
-    structure = INPUTS[0] / "pdb" / f"{chain_id.rpartition('_')[0]}.pdb"
-    source = ChainSource(chain_id, structure=str(structure), is_distillation=True)
-    record = featurize_chain(source, FeaturizeConfig.openfold())
-    assert_same(to_openfold_raw(record), recorded(path))
+    config = FeaturizeConfig.openfold(require_release_date=legacy or "release_date" in want)
+    source = ChainSource(chain_id, structure=str(structure), is_distillation=legacy)
+    assert_same(to_openfold_raw(featurize_chain(source, config)), want)
 
 
 @pytest.mark.parametrize("path", DERIVED, ids=lambda path: path.name)

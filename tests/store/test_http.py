@@ -193,10 +193,9 @@ def test_neighbours_cross_the_network_together(service, closing, monkeypatch):
 
 
 def test_what_the_service_lacks_is_missing(service, closing):
-    with pytest.raises(DatasetMissing):
-        closing(service.url, snapshot="nothing")
-    with pytest.raises(DatasetMissing):
-        closing(service.url, snapshot="0" * 64)
+    for snapshot in ("nothing", "0" * 64):
+        with pytest.raises(DatasetMissing):
+            closing(service.url, snapshot=snapshot)
     dataset = closing(service.url)
     service.faults.append(404)
     with pytest.raises(ShardMissing):
