@@ -63,7 +63,7 @@ BUDGET = {
     "trainer": 14_900,
     "kernels": 18_000,
     "synth": 2_300,
-    "tests": 47_450,
+    "tests": 47_150,
     "benchmarks": 10_550,
 }
 
