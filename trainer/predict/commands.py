@@ -70,7 +70,9 @@ def predict(
     html: Annotated[
         bool, typer.Option("--html", help="A page of each name: structures, maps, alignment.")
     ] = False,
-    recycles: Annotated[int, typer.Option(min=0, help="Passes before the last.")] = 3,
+    recycles: Annotated[
+        int | None, typer.Option(min=0, help="Passes before the last; default: the run's, else 3.")
+    ] = None,
     device: Device = "",
     as_json: Json = False,
 ) -> None:  # fmt: skip
@@ -146,7 +148,7 @@ def predict(
         show(0.0, "reading weights")
         settings = Settings(recycles=recycles, world=world, distogram=distogram, relax=relax)
         failed = 0
-        told = (lambda task: None) if as_json else _bars(show, wanted, recycles + 1)
+        told = (lambda task: None) if as_json else _bars(show, wanted)
         for task, found in run_tasks(wanted, read, settings, told, draw):
             failed += "error" in found
             _say(task, found, as_json)
@@ -194,10 +196,8 @@ def _fasta_sequences(path: Path) -> dict[str, str]:
     return found
 
 
-def _bars(
-    show: Callable[[float, str], None], wanted: list[Task], passes: int
-) -> Callable[[Task], Progress]:
-    """Shows which prediction, pass and block are done, and the time that all of them still need."""
+def _bars(show: Callable[[float, str], None], wanted: list[Task]) -> Callable[[Task], Progress]:
+    """Shows which prediction and block are done, and the time that all of them still need."""
     began = time.monotonic()
 
     def of_task(task: Task) -> Progress:
@@ -207,9 +207,7 @@ def _bars(
         def told(done: int, total: int) -> None:
             share = (before + done / total) / len(wanted)
             left = int((time.monotonic() - began) * (1 - share) / share)
-            blocks = total // passes
-            number, block = divmod(done - 1, blocks)
-            text = f"{task.name}: pass {number + 1} of {passes}, block {block + 1} of {blocks}"
+            text = f"{task.name}: block {done} of {total}, all recycles together"
             show(share, f"{text}  ETA {left // 60}:{left % 60:02d}")
 
         return told

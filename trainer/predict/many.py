@@ -74,9 +74,9 @@ def tasks(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """How predictions are made: recycles, the device with its ranks, what is written besides."""
+    """How predictions are made: recycles, if not as trained, device and ranks, what is written."""
 
-    recycles: int
+    recycles: int | None
     world: World
     distogram: bool = False
     relax: bool = False
@@ -135,10 +135,10 @@ def _predicted(
     """The prediction and facts about it; None on a rank that only helps the first."""
     world = settings.world
     name, names = named(record)
-    batch = prediction_batch(
-        record, model, no_recycling_iters=settings.recycles, seed=task.seed,
-        **trained_sizes(task.weights),
-    )  # fmt: skip
+    sizes = {"no_recycling_iters": 3} | trained_sizes(task.weights)
+    if settings.recycles is not None:
+        sizes["no_recycling_iters"] = settings.recycles
+    batch = prediction_batch(record, model, seed=task.seed, **sizes)
     num_res, templates = batch["aatype"].shape[-1], batch["template_aatype"].shape[-2]
     with explained(name, model.config, num_res, world.size, world.device, templates):
         batch = {key: value.to(world.device) for key, value in batch.items()}
@@ -151,7 +151,7 @@ def _predicted(
     known = compared(made, record)
     facts: dict[str, Any] = {
         "weights": str(task.weights), "model": kind_of(model.config), "seed": task.seed,
-        "recycles": settings.recycles, **({"known_structure": known} if known else {}),
+        "recycles": sizes["no_recycling_iters"], **({"known_structure": known} if known else {}),
     }  # fmt: skip
     if settings.relax:
         from evofeed.trainer.predict.relax import relaxed

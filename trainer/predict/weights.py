@@ -46,7 +46,7 @@ def load_model(checkpoint: str | Path, *, config: ModelConfig | None = None) -> 
 
 
 def trained_sizes(checkpoint: str | Path) -> dict[str, int]:
-    """MSA and template sizes that a run was trained with, for `record_batch`.
+    """MSA and template sizes and recycles that a run was trained with, for `record_batch`.
 
     Empty for files of weights: those are AF2's, and OpenFold's sizes for prediction hold.
     A model of a run has only met its own. One that always had extra sequences is lost
@@ -61,7 +61,8 @@ def trained_sizes(checkpoint: str | Path) -> dict[str, int]:
 
     sizes = loader_config(load_config(str(settings)), World())
     names = ("max_msa_clusters", "max_extra_msa", "max_templates")
-    return {name: getattr(sizes, name) for name in names}
+    recycles = {"no_recycling_iters": sizes.max_recycling_iters}
+    return recycles | {name: getattr(sizes, name) for name in names}
 
 
 def _settings(path: Path) -> Path:

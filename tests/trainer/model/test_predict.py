@@ -127,11 +127,16 @@ def test_what_does_not_fit_into_pdb_columns_is_refused_and_fits_mmcif() -> None:
 
 
 def test_a_run_is_asked_with_the_sizes_it_was_trained_with(tmp_path: Path) -> None:
-    changes = {"max_templates": 3}
+    changes = {"max_templates": 3, "max_recycling_iters": 1}
     save_config(PRESETS["tiny"]().train.replace(loader=changes), tmp_path / "config.yaml")
     checkpoint = tmp_path / "checkpoints" / "step_00000001"
     checkpoint.mkdir(parents=True)
-    wanted = {"max_msa_clusters": 16, "max_extra_msa": 32, "max_templates": 3}
+    wanted = {
+        "max_msa_clusters": 16,
+        "max_extra_msa": 32,
+        "max_templates": 3,
+        "no_recycling_iters": 1,
+    }
     assert trained_sizes(tmp_path) == trained_sizes(checkpoint) == wanted
     assert trained_sizes(tmp_path / "weights.npz") == {}
 
