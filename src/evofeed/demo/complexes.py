@@ -180,8 +180,8 @@ def predicted(record: AssemblyRecord, run: Path, *, trained: bool) -> Shown:
 
     untrained = build_plain(load_config(str(run / "config.yaml")))
     model = load_model(run) if trained else untrained
-    sizes = trained_sizes(run)
-    batch = predicting.prediction_batch(record, model, no_recycling_iters=0, **sizes)
+    sizes = trained_sizes(run) | {"no_recycling_iters": 0}
+    batch = predicting.prediction_batch(record, model, **sizes)
     made = predicting.predict_structure(model, batch)
     pred = torch.as_tensor(made.structure.positions)[None].float()
     labels = dict(labels_of(pred, record))

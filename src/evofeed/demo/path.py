@@ -236,6 +236,6 @@ def distogram_logits(record: Any, run: Path) -> np.ndarray:
 
     model = load_model(run).eval()
     with torch.no_grad():
-        outputs = model(record_batch(record, no_recycling_iters=0, **trained_sizes(run)))
+        outputs = model(record_batch(record, **trained_sizes(run) | {"no_recycling_iters": 0}))
     logits: np.ndarray = outputs["distogram_logits"][0].float().numpy()
     return logits
