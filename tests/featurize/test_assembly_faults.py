@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.commands import evofeed
+from tests.conftest import exit_code
 from tests.featurize.binary_cif import as_bcif
 from tests.featurize.test_assemblies import QUERY_A, QUERY_B, fasta_folder, featurized
 from tests.featurize.test_roads import write
@@ -217,7 +217,7 @@ def test_good_complexes_are_made_beside_bad_ones_and_all_are_counted(
     (raw / "alignments" / "2bad_B" / "uniref90_hits.a3m").write_text(">q\nMKV\n")
     (raw / "alignments" / "4torn_A" / "uniprot_hits.sto").write_text("# STOCKHOLM 1.0\nq MK\n//\n")
     run_job(str(raw), data, executor="local", workers=1, max_broken=1.0)
-    assert evofeed("assemblies", str(raw), data, "--json") == 0
+    assert exit_code("assemblies", str(raw), data, "--json") == 0
     report: dict[str, Any] = json.loads(capsys.readouterr().out)
     assert report["assemblies"] == 1 and report["alone"] == 1 and report["faults"] == []
     why = {one["assembly_id"]: one["reason"] for one in report["dropped"]}

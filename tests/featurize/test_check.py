@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from tests.commands import evofeed
+from tests.conftest import exit_code
 from tests.featurize.golden import INPUTS
 from tests.featurize.test_layouts import as_downloaded, flattened, small_chains, structure_of
 from tests.loader.views.packs import packs
@@ -99,7 +99,7 @@ def test_what_each_all_atom_project_leaves_out_is_counted(
     (tmp_path / "two.cif").write_bytes(text)
     (dictionary,) = (pack / "components").glob("components.cif*")
     for last in ([], ["--json"]):
-        evofeed("check", str(tmp_path), "--components", str(dictionary), *last)
+        exit_code("check", str(tmp_path), "--components", str(dictionary), *last)
     shown, found = capsys.readouterr().out.rsplit("\n{", 1)
     counts = json.loads("{" + found)["rulesets"]
     assert [one["entry"] for one in counts.values()] == [1, 2, 2]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from tests.commands import evofeed
+from tests.conftest import exit_code
 from tests.service.conftest import Start, work_off
 
 from evofeed.base.errors import AccessDenied, RefConflict, ServiceError
@@ -123,7 +123,7 @@ def test_jobs_from_the_command_line(
     monkeypatch.setenv("EVOFEED_TOKEN", str(client._token))
 
     def run(*words: str) -> list[str]:
-        assert evofeed(*words) == 0, capsys.readouterr().err
+        assert exit_code(*words) == 0, capsys.readouterr().err
         return capsys.readouterr().out.splitlines()
 
     def say(*words: str) -> list[dict[str, object]]:
@@ -160,5 +160,5 @@ def test_jobs_from_the_command_line(
 
 
 def test_a_wrong_address_is_one_line(capsys) -> None:
-    assert evofeed("snapshots", "history", "http://127.0.0.1:9/x") == 1
+    assert exit_code("snapshots", "history", "http://127.0.0.1:9/x") == 1
     assert "/v1/datasets/NAME" in capsys.readouterr().err

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import httpx
 import pytest
-from tests.commands import evofeed
+from tests.conftest import exit_code
 from tests.service.conftest import until_trusted
 from tests.service.test_workers import serving_process
 
@@ -41,7 +41,7 @@ def run(tmp_path: Path, monkeypatch, capsys) -> Run:
     monkeypatch.setenv("COLUMNS", "200")
 
     def call(*arguments: str) -> Done:
-        return Done(evofeed(*arguments), *capsys.readouterr())
+        return Done(exit_code(*arguments), *capsys.readouterr())
 
     return call
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import httpx
 import pytest
-from tests.commands import evofeed
+from tests.conftest import exit_code
 from tests.loader.records import small_dataset
 
 from evofeed.loader import FeatureLoader, LoaderConfig
@@ -41,7 +41,7 @@ def test_service_command_and_loader_name_the_same_chains(
     assert served["snapshot"] == dataset.digest
 
     words = [f"--{name.replace('_', '-')}={value}" for name, value in asked.items()]
-    assert evofeed("plan", dataset.uri, *words, "--json") == 0
+    assert exit_code("plan", dataset.uri, *words, "--json") == 0
     assert json.loads(capsys.readouterr().out) == served["samples"]
 
     for rank in range(3):

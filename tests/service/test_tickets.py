@@ -14,7 +14,7 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.commands import evofeed
+from tests.conftest import exit_code
 from tests.featurize.golden import INPUTS
 from tests.featurize.search.family import (
     cluster_db,
@@ -113,7 +113,7 @@ def test_the_client_and_the_command_line_search_too(
     assert found["uniref.a3m"].count(b">") >= 5 and b"\0" not in found["uniref.a3m"]
     asked = tmp_path / "asked.fasta"
     asked.write_text(f">one\n{FAMILIES[0][0]}\n>two\n{FAMILIES[1][0]}\n")
-    assert evofeed("search", str(asked), str(tmp_path / "out"), url, "--json") == 0
+    assert exit_code("search", str(asked), str(tmp_path / "out"), url, "--json") == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [line["name"] for line in lines] == ["one", "two"]
     assert (tmp_path / "out" / "one" / "uniref.a3m").read_bytes() == found["uniref.a3m"]

@@ -6,7 +6,7 @@ import json
 
 import numpy as np
 import pytest
-from tests.commands import evofeed
+from tests.conftest import exit_code
 from tests.store.records import flip, published, random_record
 from typer.testing import CliRunner
 
@@ -97,15 +97,15 @@ def test_wrong_calls_exit_with_two_and_one_line(uri):
 
 
 def test_a_missing_dataset_is_one_line_and_exit_code_one(tmp_path, capsys):
-    assert evofeed("snapshots", "verify", str(tmp_path / "nothing")) == 1
+    assert exit_code("snapshots", "verify", str(tmp_path / "nothing")) == 1
     assert "no ref 'main': there is no such folder" in capsys.readouterr().err
 
 
 def test_what_is_there_is_named_beside_what_is_not(uri, tmp_path, capsys):
-    assert evofeed("snapshots", "chains", uri, "--snapshot", "v2") == 1
+    assert exit_code("snapshots", "chains", uri, "--snapshot", "v2") == 1
     assert "no ref 'v2': there are main\n" in capsys.readouterr().err
     (tmp_path / "nothing").mkdir()
-    assert evofeed("snapshots", "ls", str(tmp_path / "nothing")) == 1
+    assert exit_code("snapshots", "ls", str(tmp_path / "nothing")) == 1
     assert "nothing is published here" in capsys.readouterr().err
 
 

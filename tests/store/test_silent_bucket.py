@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
-from tests.commands import evofeed
+from tests.conftest import exit_code
 
 from evofeed.base.errors import StoreError
 from evofeed.store import Dataset
@@ -53,7 +53,7 @@ def test_commands_end_with_one_line(tmp_path, capsys) -> None:
     stage = ["featurize", URI, str(tmp_path / "out"), "--stage", str(tmp_path / "stage")]
     for command in (listing, publish, stage):
         began = time.monotonic()
-        code = evofeed(*command)
+        code = exit_code(*command)
         last = capsys.readouterr().err.strip().splitlines()[-1]
         assert code == 1 and "no answer within" in last, (command, last)
         assert time.monotonic() - began < 60 * SILENCE

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.commands import evofeed
+from tests.conftest import exit_code
 from tests.store.records import published
 from tests.synth.test_synth import _covariation, tree_digest
 
@@ -26,9 +26,9 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     home = tmp_path_factory.mktemp("complexes")
     raw, out = str(home / "raw"), str(home / "data")
     sizes = ("--mean-length", "30", "--mean-depth", "40", "--mean-members", "1")
-    assert evofeed("synth", raw, "--complexes", "8", "--seed", "3", *sizes, "--json") == 0
+    assert exit_code("synth", raw, "--complexes", "8", "--seed", "3", *sizes, "--json") == 0
     published(out, map(featurize_chain, discover(raw)))
-    assert evofeed("assemblies", raw, out, "--json") == 0
+    assert exit_code("assemblies", raw, out, "--json") == 0
     return Dataset.open(out)
 
 
@@ -90,5 +90,5 @@ def test_stoichiometries_that_cannot_be_simulated_are_refused(text: str) -> None
 def test_a_stoichiometry_without_complexes_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert evofeed("synth", str(tmp_path / "raw"), "--stoichiometry", "A2", "--json") != 0
+    assert exit_code("synth", str(tmp_path / "raw"), "--stoichiometry", "A2", "--json") != 0
     assert "--complexes" in capsys.readouterr().err

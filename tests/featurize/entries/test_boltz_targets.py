@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.commands import evofeed
+from tests.conftest import exit_code
 from tests.featurize.entries.boltz_set import write_set
 from tests.loader.views.packs import packs, read, recordings
 
@@ -52,7 +52,7 @@ def test_a_prepared_set_is_recognised_and_gives_samples(
     (dictionary,) = (pack / "components").glob("components.cif*")
     components = ["--components", str(dictionary)]
     where = [str(folder), str(tmp_path / "data")]
-    evofeed("entries", "prepare", *where, *components, "--executor", "local", "--json")
+    exit_code("entries", "prepare", *where, *components, "--executor", "local", "--json")
     report = json.loads(capsys.readouterr().out)
     assert report["state"] == "published"
     assert [one["chain_id"] for one in report["broken"]] == ["bad"]

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.commands import evofeed
+from tests.conftest import exit_code
 from tests.featurize.job.stage import on_stage, wait_for, wait_for_silence
 from tests.synthetic_entries import prepare_again
 
@@ -168,12 +168,12 @@ def test_jobs_run_and_retry_go_on_with_entries_by_the_arguments_of_the_ledger(
     first = prepare_entries(source, "data", options=JobOptions(executor="local", workers=1))
     assert [one["chain_id"] for one in first.broken] == ["s001"]
     monkeypatch.chdir("/")
-    assert evofeed("jobs", "status", str(data), "--json") == 0
+    assert exit_code("jobs", "status", str(data), "--json") == 0
     assert {one["state"] for one in json.loads(capsys.readouterr().out)} == {"published"}
-    assert evofeed("jobs", "run", str(data), "--json") == 0
+    assert exit_code("jobs", "run", str(data), "--json") == 0
     assert json.loads(capsys.readouterr().out)["snapshot"]
     (raw / "mmcif" / "s001.cif").write_text(good)
-    assert evofeed("jobs", "retry", str(data), "--json") == 0
+    assert exit_code("jobs", "retry", str(data), "--json") == 0
     assert json.loads(capsys.readouterr().out)["broken"] == []
     assert list(Dataset.open(str(data)).entries) == ["s000-1", "s001-1"]
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
-from tests.commands import evofeed
+from tests.conftest import exit_code
 from tests.featurize.job.stage import LOADED
 from tests.synthetic_entries import dataset_uri, prepare_again, prepared
 
@@ -88,10 +88,10 @@ def test_the_command_line_gives_the_same_snapshot_elsewhere_and_lists_its_entrie
     where = [str(made.raw / "mmcif"), str(tmp_path / "data")]
     arguments = ["--components", str(made.raw / "components.cif"), "--conformers", "2"]
     arguments += ["--alignments", str(made.raw / "msa"), "--executor", "local", "--workers", "1"]
-    assert evofeed("entries", "prepare", *where, *arguments) == 0
+    assert exit_code("entries", "prepare", *where, *arguments) == 0
     assert "4 of 4 files" in capsys.readouterr().out
     assert Dataset.open(str(tmp_path / "data")).digest == made.report.snapshot
-    assert evofeed("entries", "ls", str(tmp_path / "data"), "--json") == 0
+    assert exit_code("entries", "ls", str(tmp_path / "data"), "--json") == 0
     assert json.loads(capsys.readouterr().out)[0]["entry_id"] == "s000-1"
 
 

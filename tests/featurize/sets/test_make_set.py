@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.commands import evofeed
+from tests.conftest import exit_code
 from tests.featurize.search.family import fasta, require_programs
 from tests.featurize.search.test_splits import IDENTITY, hits
 
@@ -35,7 +35,7 @@ def make(raw: Path, out: Path, *more: str) -> int:
     """Exit code of the command."""
     database = ["--search-db", f"uniref90={raw / 'uniref90.fasta'}", "--workers", "1"]
     where = (str(raw / "synth" / "mmcif"), str(out))
-    return evofeed("make-set", *where, *database, *more, "--json")
+    return exit_code("make-set", *where, *database, *more, "--json")
 
 
 def sequences(data: Path, part: str) -> dict[str, str]:
