@@ -37,7 +37,7 @@ def falls_short() -> list[str]:
     step, fused = (row["step_ms"][0] / 1e3 for row in result("af3_step_h200")["rows"])
     return [
         f"Behind entries' batches for Boltz, OpenFold3 and Protenix a step of 384 ms waits "
-        f"{typical} ms, {slow} in one of a hundred: 1 was wanted (allatom_gpu). OpenFold3's whole "
+        f"{typical} ms, and {slow} in one of a hundred: 1 was wanted (allatom_gpu). OpenFold3's "
         f"step, {step:.1f} s in its own code, takes {fused:.1f} after `to_fused`, both recomputing "
         f"blocks ({step / fused:.1f} times, 2 were wanted) on one busy host (af3_step_h200).",
         f"A recorded step took {was:.0f} ms before kernels and devices were taken out for their "
