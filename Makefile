@@ -65,7 +65,6 @@ fix: setup ## formatting, and what ruff can repair
 
 bench: setup ## what a CPU can measure; benchmarks/README.md has the rest
 	$(BIN)/python benchmarks/store.py
-	$(BIN)/python benchmarks/job.py
 	$(BIN)/python benchmarks/service.py
 
 docs: setup ## site/: the guides, and an API reference from the docstrings

@@ -1,14 +1,10 @@
-"""Clocks for one GPU, and what a result file says about its run."""
+"""Clocks for one GPU."""
 
 from __future__ import annotations
 
-import datetime
-import platform
 import statistics
-import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -79,26 +75,3 @@ def peak_mb(call: Call) -> float:
     call()
     torch.cuda.synchronize()
     return round((torch.cuda.max_memory_allocated() - before) / 1e6, 1)
-
-
-def environment(script: str, repeats: str) -> Row:
-    """What a result file says about its run; `script` is a file or a package of benchmarks."""
-    import triton
-
-    where = [f"benchmarks/{script}"] if script.endswith(".py") else ["-m", f"benchmarks.{script}"]
-    properties = torch.cuda.get_device_properties(0)
-    return {
-        "command": " ".join(["python", *where, *_without_paths(sys.argv[1:])]),
-        "card": properties.name, "multiprocessors": properties.multi_processor_count,
-        "torch": torch.__version__, "triton": triton.__version__, "cuda": torch.version.cuda,
-        "cudnn": torch.backends.cudnn.version(), "python": platform.python_version(),
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "repeats": repeats,
-    }  # fmt: skip
-
-
-def _without_paths(arguments: list[str]) -> list[str]:
-    """A command line that holds for any machine."""
-    shown = ["PATH" if Path(argument).is_absolute() else argument for argument in arguments]
-    at = shown.index("--out") if "--out" in shown else len(shown)
-    return shown[:at] + shown[at + 2 :]

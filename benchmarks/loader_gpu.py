@@ -1,4 +1,4 @@
-"""The loader on a GPU: right first, then fast. Makes its own data; one JSON file of figures.
+"""The loader on a GPU: how fast. Makes its own data; one JSON file of figures.
 
 PYTHONPATH=src python benchmarks/loader_gpu.py --out benchmarks/results/loader_h200.json
 PYTHONPATH=src python benchmarks/loader_gpu.py --device cpu --small --out /tmp/loader.json
@@ -22,7 +22,6 @@ sys.path.insert(0, str(HERE))
 os.environ["PYTHONPATH"] = f"{HERE}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
 
 import numpy as np  # noqa: E402
-from loader_checks import compare_devices, hidden_syncs  # noqa: E402
 from loader_sample import (  # noqa: E402
     cold_start,
     copy_bandwidth,
@@ -58,20 +57,11 @@ def run_stages(
 ) -> None:
     """The asked-for parts, in order; the figures so far are saved after each."""
     stages, device, small = set(args.stages.split()), args.device, args.small
-    sizes = presets(small)
-    if "devices" in stages:
-        result["devices_agree"] = {
-            name: compare_devices(dataset, config, device, 2 if small else 6)
-            for name, config in sizes.items()
-        }
-        done("devices agree")
     if "copy" in stages and device == "cuda":
-        result["hidden_syncs"] = hidden_syncs(dataset, sizes["initial_training"], 12)
-        done(f"hidden syncs: {result['hidden_syncs']}")
         result["copy"] = {f"{mb}_mb": copy_bandwidth(mb << 20) for mb in (1, 4, 16)}
         done(f"copies: {result['copy']['4_mb']}")
     slow = Dataset(SlowStorage(folder, 0.05), dataset.digest, dataset.manifest, dataset.index)
-    for name, config in sizes.items():
+    for name, config in presets(small).items():
         if args.preset not in (None, name):
             continue
         here = result["presets"][name] = {}
@@ -124,7 +114,7 @@ def main() -> None:
     parser.add_argument("--chains", type=int, default=128)
     parser.add_argument("--steps", type=int, default=500, help="steps at 50 ms")
     parser.add_argument("--slow-steps", type=int, default=200, help="steps at 250 ms")
-    parser.add_argument("--stages", default="devices copy host featurize cold feed plain peer")
+    parser.add_argument("--stages", default="copy host featurize cold feed plain peer")
     parser.add_argument("--data", help="keep the chains here, for several runs")
     parser.add_argument("--preset", choices=["initial_training", "finetuning"])
     parser.add_argument("--sleep", action="store_true", help="the step sleeps, see Consumer")

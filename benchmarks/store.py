@@ -36,7 +36,7 @@ from evofeed.protein.features import RECORD
 from evofeed.store import Dataset, DatasetWriter
 
 WIDTH, ROWS = 256, 1152
-PACKAGES = ("numpy", "pyarrow", "safetensors", "pylance", "mosaicml-streaming", "xxhash")
+PACKAGES = ("numpy", "pyarrow", "pylance", "mosaicml-streaming", "xxhash")
 Plan = tuple[int, dict[str, np.ndarray], int, int, np.ndarray]
 COLUMNS = (
     *("msa", "deletion_matrix", "template_all_atom_positions", "template_all_atom_mask"),

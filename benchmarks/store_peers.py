@@ -8,7 +8,6 @@ users do.
 from __future__ import annotations
 
 import importlib.machinery
-import pickle
 import sys
 import types
 from collections.abc import Callable, Iterator, Mapping
@@ -90,53 +89,6 @@ def arrow_file(codec: str | None) -> tuple[Callable[..., None], Callable[[Path],
     return write, read
 
 
-def one_file_each(
-    dump: Callable[[Path, Arrays], None], load: Callable[[Path], Arrays]
-) -> tuple[Callable[..., None], Callable[[Path], Reader]]:
-    """A folder with a file for every chain."""
-
-    def write(path: Path, chains: Any) -> None:
-        path.mkdir()
-        for number, arrays in enumerate(chains):
-            dump(path / str(number), arrays)
-
-    def read(path: Path) -> Reader:
-        return lambda number: load(path / str(number))
-
-    return write, read
-
-
-def _dump_pickle(path: Path, arrays: Arrays) -> None:
-    path.write_bytes(pickle.dumps(dict(arrays), protocol=5))
-
-
-def _load_pickle(path: Path) -> Arrays:
-    loaded: Arrays = pickle.loads(path.read_bytes())
-    return loaded
-
-
-def _dump_npz(path: Path, arrays: Arrays) -> None:
-    with path.open("wb") as file:
-        np.savez(file, **arrays)  # type: ignore[arg-type]
-
-
-def _load_npz(path: Path) -> Arrays:
-    with np.load(path) as arrays:
-        return {name: arrays[name] for name in arrays.files}
-
-
-def safetensors() -> tuple[Callable[..., None], Callable[[Path], Reader]]:
-    """safetensors, a file each; windows by `get_slice`, rows by numpy."""
-    from safetensors import safe_open
-    from safetensors.numpy import save_file
-
-    def load(path: Path) -> Arrays:
-        with safe_open(str(path), framework="numpy") as file:
-            return {name: file.get_tensor(name) for name in RAW_ARRAYS}
-
-    return one_file_each(lambda path, arrays: save_file(dict(arrays), str(path)), load)
-
-
 def mosaic() -> tuple[Callable[..., None], Callable[[Path], Reader]]:
     """MosaicML MDS, uncompressed, its own array encoding, by random access as a map."""
     stand_in_for_torchvision()
@@ -210,9 +162,6 @@ PEERS: dict[str, Callable[[], tuple[Callable[..., None], Callable[[Path], Reader
     "Arrow IPC raw": lambda: arrow_file(None),
     "Arrow IPC lz4": lambda: arrow_file("lz4"),
     "Arrow IPC zstd": lambda: arrow_file("zstd"),
-    "pickle": lambda: one_file_each(_dump_pickle, _load_pickle),
-    "npz": lambda: one_file_each(_dump_npz, _load_npz),
-    "safetensors": safetensors,
     "MosaicML MDS": mosaic,  # by `dataset[i]`, as a shuffled trainer reads it; in order is faster
     "Lance": lance,
 }

@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from benchmarks.gpu_times import Row, environment
+from benchmarks.gpu_times import Row
 from benchmarks.kernel_table import load, merge, save, table
 from benchmarks.kernels import (
     attention,
@@ -34,6 +34,7 @@ from benchmarks.kernels import (
     optimizer,
     softmax,
 )
+from benchmarks.recording import about
 
 SECTIONS: dict[str, Callable[[bool], Iterator[Row]]] = {
     **{name: partial(operators.section, name) for name in operators.TIMED},
@@ -59,7 +60,7 @@ def run(sections: list[str], peers: bool, out: Path, only: str, compiled_too: bo
     for section in sections or list(makers):
         rows: list[Row] = []
         result[section] = {
-            "environment": environment("kernels", repeats),
+            "environment": about("torch", "triton", device="cuda") | {"repeats": repeats},
             "rows": rows,
         }
         start = time.time()
