@@ -22,7 +22,6 @@ def synth(
         list[str] | None, typer.Option(help="Of complexes, in turn [A2, AB, A2B2, A3].")
     ] = None,
     seed: Annotated[int, typer.Option(help="The same seed gives the same bytes.")] = 0,
-    broken: Annotated[float, typer.Option(min=0, max=1, help="Fraction to damage.")] = 0.0,
     mean_length: Annotated[int, typer.Option(min=30, help="Residues of a typical chain.")] = 100,
     mean_depth: Annotated[int, typer.Option(min=16, help="Homologs of a typical family.")] = 120,
     mean_members: Annotated[
@@ -48,7 +47,6 @@ def synth(
             out,
             complexes or chains,
             seed,
-            broken=broken,
             mean_length=mean_length,
             mean_depth=mean_depth,
             mean_members=mean_members,
@@ -63,8 +61,6 @@ def synth(
         f"{first}{report.num_chains} chains in {report.num_families} families, "
         f"{report.num_bytes / 1e6:.1f} MB in {report.out_dir}"
     )
-    if report.broken:
-        print(f"{len(report.broken)} damaged on purpose, listed in {out / 'broken.json'}")
     print(f"next: evofeed featurize {out} DATASET")
     if complexes:
         print(f"then: evofeed assemblies {out} DATASET")

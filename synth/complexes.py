@@ -96,22 +96,22 @@ def _complex(
     )
     entry = draw_entry(rng, number, chains)
     members = []
-    for entity, (row, _, ss) in enumerate(shown):
+    for entity, (row, _) in enumerate(shown):
         first = next(k for k, i in enumerate(order) if placed[i].entity == entity)
         name = f"{entry.entry_id}_{_LETTERS[first]}"
-        members.append(Member(chain_id=name, row=row, ss=ss, entry=entry))
+        members.append(Member(chain_id=name, row=row, entry=entry))
     return members
 
 
 def _placed(
     rng: np.random.Generator,
     family: Family,
-    shown: tuple[np.ndarray, Model, str],
+    shown: tuple[np.ndarray, Model],
     place: Placement,
     letter: str,
 ) -> Model:
     """A chain's atoms laid on the family's fold where a copy of it is."""
-    row, model, _ = shown
+    row, model = shown
     core = family.core[row != GAP]
     at = (np.cumsum(family.core) - 1)[row != GAP][core]
     ca = place.move(folds.frames(family.fold)[1])[at]

@@ -9,11 +9,12 @@ Nothing in them is nature's: chains are springs of residues, shapes follow from 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Final, NamedTuple
 
 import numpy as np
+
+from evofeed.protein.structure_text import ATOM_ITEMS, chain_name, loop
 
 BACKBONE: Final = "N-CA CA-C C=O C-OXT"
 SUGAR: Final = (
@@ -57,11 +58,6 @@ PIECES: Final = {
     "MG": Piece("NON-POLYMER", "", ""),
 }
 _LEAVING: Final = ("OXT", "OP3")
-_ATOM_ITEMS: Final = (
-    "group_PDB id type_symbol label_atom_id label_alt_id label_comp_id label_asym_id "
-    "label_entity_id label_seq_id pdbx_PDB_ins_code Cartn_x Cartn_y Cartn_z occupancy "
-    "B_iso_or_equiv auth_seq_id auth_asym_id pdbx_PDB_model_num"
-).split()
 
 
 class Shape(NamedTuple):
@@ -115,26 +111,33 @@ def components_cif() -> str:
 
 def _component(code: str) -> str:
     piece, shape = PIECES[code], shape_of(code)
-    atoms = "".join(
-        f"{code} {_quoted(name)} {element} 0 {'Y' if name in _LEAVING else 'N'} "
-        + " ".join(f"{value:.3f}" for value in (*xyz, *xyz))
-        + "\n"
+    atoms = [
+        (
+            code,
+            _quoted(name),
+            element,
+            0,
+            "NY"[name in _LEAVING],
+            *(f"{v:.3f}" for v in (*xyz, *xyz)),
+        )
         for name, element, xyz in zip(*shape, strict=True)
-    )
-    bonds = "".join(
-        f"{code} {_quoted(one)} {_quoted(two)} {order} N\n" for one, two, order in bonds_of(code)
-    )
+    ]
+    bonds = [(code, _quoted(one), _quoted(two), order, "N") for one, two, order in bonds_of(code)]
     axes = ("model_Cartn_{}", "pdbx_model_Cartn_{}_ideal")
-    items = ["comp_id", "atom_id", "type_symbol", "charge", "pdbx_leaving_atom_flag"]
-    items += [item.format(axis) for item in axes for axis in "xyz"]
-    text = f"data_{code}\n_chem_comp.id {code}\n_chem_comp.type '{piece.type}'\n"
-    text += f"_chem_comp.one_letter_code {piece.letter or '?'}\n"
-    text += f"_chem_comp.mon_nstd_parent_comp_id {'MET' if code == 'MSE' else '?'}\n"
-    text += "loop_\n" + "".join(f"_chem_comp_atom.{item}\n" for item in items) + atoms
-    if bonds:
-        names = ("comp_id", "atom_id_1", "atom_id_2", "value_order", "pdbx_aromatic_flag")
-        text += "loop_\n" + "".join(f"_chem_comp_bond.{item}\n" for item in names) + bonds
-    return text + "#\n"
+    items = "comp_id atom_id type_symbol charge pdbx_leaving_atom_flag " + " ".join(
+        item.format(axis) for item in axes for axis in "xyz"
+    )
+    ends = "comp_id atom_id_1 atom_id_2 value_order pdbx_aromatic_flag"
+    lines = [
+        f"data_{code}",
+        f"_chem_comp.id {code}",
+        f"_chem_comp.type '{piece.type}'",
+        f"_chem_comp.one_letter_code {piece.letter or '?'}",
+        f"_chem_comp.mon_nstd_parent_comp_id {'MET' if code == 'MSE' else '?'}",
+        *loop("_chem_comp_atom", items, atoms),
+        *(loop("_chem_comp_bond", ends, bonds) if bonds else ()),
+    ]
+    return "\n".join(lines) + "\n"
 
 
 def _quoted(name: str) -> str:
@@ -172,41 +175,41 @@ def made_entities(seed: int, residues: int = 24) -> tuple[MadeEntity, ...]:
 def entry_cif(entry: str, seed: int, residues: int = 24) -> str:
     """An entry as mmCIF text."""
     entities = made_entities(seed, residues)
-    text = f"data_{entry}\n_entry.id {entry}\n_exptl.method 'X-RAY DIFFRACTION'\n"
-    text += f"_refine.ls_d_res_high {1.8 + seed % 5 / 10:.2f}\n"
-    text += "_pdbx_database_status.recvd_initial_deposition_date 2019-05-01\n"
-    text += _loop("_pdbx_audit_revision_history", "ordinal revision_date", ["1 2020-01-15"])
-    names = [str(number + 1) for number in range(len(entities))]
-    rows = zip(names, entities, strict=True)
-    text += _loop("_entity", "id type", [f"{name} {one.kind}" for name, one in rows])
-    polymers = [(n, one) for n, one in zip(names, entities, strict=True) if one.polymer]
-    text += _loop(
-        "_entity_poly",
-        "entity_id type pdbx_seq_one_letter_code_can",
-        [f"{n} '{one.polymer}' {sequence_of(one)}" for n, one in polymers],
-    )
-    numbered = [
-        f"{n} {number} {code}" for n, one in polymers for number, code in enumerate(one.residues, 1)
-    ]
-    text += _loop("_entity_poly_seq", "entity_id num mon_id", numbered)
+    numbered = list(enumerate(entities, 1))
+    polymers = [(number, one) for number, one in numbered if one.polymer]
     codes = sorted({code for one in entities for code in one.residues})
-    text += _loop("_chem_comp", "id type", [f"{c} '{PIECES[c].type}'" for c in codes])
-    rows_of, asyms = _atoms(entities, seed)
-    entity_of = [name for name, one in zip(names, entities, strict=True) for _ in one.copies]
-    chains = [f"{asym} {name}" for asym, name in zip(asyms, entity_of, strict=True)]
-    text += _loop("_struct_asym", "id entity_id", chains)
-    polymeric = sum(len(one.copies) for _, one in polymers)
-    text += _loop("_pdbx_struct_assembly", "id oligomeric_count", [f"1 {polymeric}"])
-    text += _loop(
-        "_pdbx_struct_assembly_gen",
-        "assembly_id oper_expression asym_id_list",
-        [f"1 1 {','.join(asyms)}"],
-    )
+    entity_of = [number for number, one in numbered for _ in one.copies]
+    asyms = [chain_name(row) for row in range(1, len(entity_of) + 1)]
     axes = [f"matrix[{i}][{j}]" for i in (1, 2, 3) for j in (1, 2, 3)]
-    identity = "1 1 0 0 0 1 0 0 0 1 0 0 0"
-    vector = " vector[1] vector[2] vector[3]"
-    text += _loop("_pdbx_struct_oper_list", "id " + " ".join(axes) + vector, [identity])
-    return text + _loop("_atom_site", " ".join(_ATOM_ITEMS), rows_of) + "#\n"
+    axes += [f"vector[{i}]" for i in (1, 2, 3)]
+    poly = [(n, f"'{one.polymer}'", sequence_of(one)) for n, one in polymers]
+    monomers = [(n, at, code) for n, one in polymers for at, code in enumerate(one.residues, 1)]
+    lines = [
+        f"data_{entry}",
+        f"_entry.id {entry}",
+        "_exptl.method 'X-RAY DIFFRACTION'",
+        f"_refine.ls_d_res_high {1.8 + seed % 5 / 10:.2f}",
+        "_pdbx_database_status.recvd_initial_deposition_date 2019-05-01",
+        *loop("_pdbx_audit_revision_history", "ordinal revision_date", ["1 2020-01-15"]),
+        *loop("_entity", "id type", [(number, one.kind) for number, one in numbered]),
+        *loop("_entity_poly", "entity_id type pdbx_seq_one_letter_code_can", poly),
+        *loop("_entity_poly_seq", "entity_id num mon_id", monomers),
+        *loop("_chem_comp", "id type", [(code, f"'{PIECES[code].type}'") for code in codes]),
+        *loop("_struct_asym", "id entity_id", list(zip(asyms, entity_of, strict=True))),
+        *loop(
+            "_pdbx_struct_assembly",
+            "id oligomeric_count",
+            [(1, sum(len(one.copies) for _, one in polymers))],
+        ),
+        *loop(
+            "_pdbx_struct_assembly_gen",
+            "assembly_id oper_expression asym_id_list",
+            [(1, 1, ",".join(asyms))],
+        ),
+        *loop("_pdbx_struct_oper_list", " ".join(["id", *axes]), ["1 1 0 0 0 1 0 0 0 1 0 0 0"]),
+        *loop("_atom_site", ATOM_ITEMS, _atoms(entities, asyms, seed)),
+    ]
+    return "\n".join(lines) + "\n"
 
 
 def sequence_of(entity: MadeEntity) -> str:
@@ -214,25 +217,29 @@ def sequence_of(entity: MadeEntity) -> str:
     return "".join(PIECES[code].letter for code in entity.residues)
 
 
-def _loop(table: str, items: str, rows: Iterable[str]) -> str:
-    return "loop_\n" + "".join(f"{table}.{i}\n" for i in items.split()) + "\n".join(rows) + "\n"
-
-
-def _atoms(entities: tuple[MadeEntity, ...], seed: int) -> tuple[list[str], list[str]]:
-    """Rows of `_atom_site`, and names of all chains."""
+def _atoms(entities: tuple[MadeEntity, ...], asyms: list[str], seed: int) -> list[str]:
+    """Rows of `_atom_site`."""
     rng = np.random.default_rng(seed + 1000)
+    names = iter(asyms)
     rows: list[str] = []
-    asyms: list[str] = []
     for number, entity in enumerate(entities, 1):
         for start in entity.copies:
-            asyms.append(chr(ord("A") + len(asyms)))
+            asym = next(names)
             for place, code in enumerate(entity.residues, 1):
                 if entity.polymer and place == 3:  # one that nobody saw
                     continue
                 shape = shape_of(code)
                 position = np.array(start) + _placed(shape, entity, place, rng)
-                rows += _residue(len(rows), number, entity, asyms[-1], place, code, position)
-    return rows, asyms
+                seq, group = (str(place), "ATOM") if entity.polymer else (".", "HETATM")
+                for name, element, xyz in zip(shape.names, shape.elements, position, strict=True):
+                    if entity.polymer and name in _LEAVING:
+                        continue
+                    x, y, z = (f"{value:.3f}" for value in xyz)
+                    rows.append(
+                        f"{group} {len(rows) + 1} {element} {_quoted(name)} . {code} {asym} "
+                        f"{number} {seq} ? {x} {y} {z} 1.00 {20 + place % 30:.2f} {place} {asym} 1"
+                    )
+    return rows
 
 
 def _placed(shape: Shape, entity: MadeEntity, place: int, rng: np.random.Generator) -> np.ndarray:
@@ -259,29 +266,6 @@ def _frame(axis: np.ndarray, other: np.ndarray) -> np.ndarray:
     two = other - one * (other @ one)
     two /= np.linalg.norm(two)
     return np.stack([one, two, np.cross(one, two)], 1)
-
-
-def _residue(
-    before: int,
-    number: int,
-    entity: MadeEntity,
-    asym: str,
-    place: int,
-    code: str,
-    position: np.ndarray,
-) -> list[str]:
-    shape = shape_of(code)
-    rows: list[str] = []
-    for name, element, xyz in zip(shape.names, shape.elements, position, strict=True):
-        if entity.polymer and name in _LEAVING:
-            continue
-        seq, group = (str(place), "ATOM") if entity.polymer else (".", "HETATM")
-        x, y, z = (f"{value:.3f}" for value in xyz)
-        rows.append(
-            f"{group} {before + len(rows) + 1} {element} {_quoted(name)} . {code} {asym} {number} "
-            f"{seq} ? {x} {y} {z} 1.00 {20 + place % 30:.2f} {place} {asym} 1"
-        )
-    return rows
 
 
 def alignment_a3m(sequence: str, seed: int, rows: int, *, uniprot: bool) -> str:

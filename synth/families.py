@@ -29,7 +29,6 @@ class Member:
 
     chain_id: str
     row: np.ndarray
-    ss: str
     entry: Entry
 
 
@@ -73,9 +72,9 @@ def draw_depth(rng: np.random.Generator, mean: int) -> int:
 
 
 def _member(rng: np.random.Generator, family: Family, leaf: int, number: int) -> Member:
-    row, model, ss = structure(rng, family, construct(rng, family, leaf))
+    row, model = structure(rng, family, construct(rng, family, leaf))
     entry = draw_entry(rng, number, (model,))
-    return Member(chain_id=f"{entry.entry_id}_{model.author_id}", row=row, ss=ss, entry=entry)
+    return Member(chain_id=f"{entry.entry_id}_{model.author_id}", row=row, entry=entry)
 
 
 def construct(rng: np.random.Generator, family: Family, leaf: int) -> np.ndarray:
@@ -110,7 +109,7 @@ _METHODS = ["X-RAY DIFFRACTION", "ELECTRON MICROSCOPY", "SOLUTION NMR"]
 
 def structure(
     rng: np.random.Generator, family: Family, row: np.ndarray
-) -> tuple[np.ndarray, Model, str]:
+) -> tuple[np.ndarray, Model]:
     """The member's atoms. Insertions and frayed ends are in the sequence, not in the density."""
     has = row != GAP
     core = family.core[has]
@@ -134,8 +133,7 @@ def structure(
         first_number=int(rng.integers(1, 40)),
         selenium=bool(rng.random() < 0.06),
     )
-    ss = "".join(fold.ss[i] if c else folds.LOOP for i, c in zip(at, core, strict=True))
-    return row, model, ss
+    return row, model
 
 
 def homologs(rng: np.random.Generator, family: Family, share: float) -> np.ndarray:
@@ -160,7 +158,6 @@ def template_hits(rng: np.random.Generator, member: Member, others: list[Member]
             description="Simulated protein; family member {synthetic construct}",
             query=member.row,
             template=other.row,
-            ss=other.ss,
             prob=round(100 - 5 * float(rng.random()) ** 3, 2),
         )
         for other in others

@@ -1,7 +1,7 @@
 """Simulated chains as the text that search tools and the PDB would have written.
 
-A3M and Stockholm as hhblits and jackhmmer lay them out, hhr as hhsearch 3 prints
-it, every column in its place: parsers must meet here what they meet outside.
+A3M and Stockholm as hhblits and jackhmmer lay them out, hhr as hhsearch 3 prints it, without
+the rows of secondary structure and confidence: parsers must meet here what they meet outside.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ class Hit:
     description: str
     query: np.ndarray
     template: np.ndarray
-    ss: str
     prob: float
 
 
@@ -85,7 +84,8 @@ def _alignment(number: int, query_name: str, query_length: int, hit: Hit) -> tup
     t_start = int((t_all[: both[0]] != GAP).sum())
     q_end, t_end = q_start + int((q != GAP).sum()), t_start + int((t != GAP).sum())
     t_length = int((t_all != GAP).sum())
-    scores, same = _similarity(q, t)
+    there = (q < 20) & (t < 20)
+    scores, same = blosum62()[q[there], t[there]], int((q[there] == t[there]).sum())
     cols = len(both)
     score = max(5.0, float(scores.sum()) * 0.35)
     e_value = 10.0 ** (-score / 8 + 6)
@@ -101,63 +101,27 @@ def _alignment(number: int, query_name: str, query_length: int, hit: Hit) -> tup
         f"Identities={100 * same / cols:.0f}%  Similarity={scores.mean() / 4:.3f}  "
         f"Sum_probs={cols * hit.prob / 100 * 0.92:.1f}  Template_Neff={5 + number % 6:.3f}\n\n"
     )
-    ss = hit.ss[t_start:t_end]
-    block += _blocks(query_name, q, q_start, query_length, hit.name, t, t_start, t_length, ss)
+    block += _blocks((query_name, q, q_start, query_length), (hit.name, t, t_start, t_length))
     return row, block + "\n"
 
 
-def _blocks(
-    q_name: str,
-    q: np.ndarray,
-    q_start: int,
-    q_length: int,
-    t_name: str,
-    t: np.ndarray,
-    t_start: int,
-    t_length: int,
-    ss: str,
-) -> str:
-    q_text, t_text = MSA_LETTERS[q].tobytes().decode(), MSA_LETTERS[t].tobytes().decode()
-    ss_text, letters_left = [], iter(ss)
-    for letter in t_text:
-        ss_text.append("-" if letter == "-" else next(letters_left))
-    marks = _marks(q, t)
+_Side = tuple[str, np.ndarray, int, int]
+"""Name, aligned row, residues before it, residues of the whole sequence."""
+
+
+def _blocks(query: _Side, template: _Side) -> str:
+    """The two rows below each other, 80 columns at a time."""
+    sides = [("Q", *query), ("T", *template)]
+    at = {letter: start for letter, _, _, start, _ in sides}
     out = []
-    q_at, t_at = q_start, t_start
-    for start in range(0, len(q_text), _HHR_WIDTH):
-        cut = slice(start, start + _HHR_WIDTH)
-        q_end = q_at + len(q_text[cut].replace("-", ""))
-        t_end = t_at + len(t_text[cut].replace("-", ""))
-        # hhsearch prints the last residue's number at both ends of an all-gap stretch
-        q_from, t_from = min(q_at + 1, q_end), min(t_at + 1, t_end)
-        q_line, t_line = f" {q_from:4d} {q_text[cut]} {q_end:4d} ({q_length})\n", t_text[cut]
-        ss_line = "".join(ss_text[cut])
-        out += [
-            f"Q {q_name:<14.14s}" + q_line,
-            f"Q {'Consensus':<14s} {q_from:4d} {q_text[cut].lower()} {q_end:4d} ({q_length})\n",
-            f"{'':22s}{marks[cut]}\n",
-            f"T {'Consensus':<14s} {t_from:4d} {t_line.lower()} {t_end:4d} ({t_length})\n",
-            f"T {t_name:<14.14s} {t_from:4d} {t_line} {t_end:4d} ({t_length})\n",
-            f"T {'ss_dssp':<20s}{ss_line}\n",
-            f"T {'ss_pred':<20s}{ss_line}\n",
-            f"{'Confidence':<22s}{''.join(' ' if m == ' ' else '8' for m in marks[cut])}\n\n",
-        ]
-        q_at, t_at = q_end, t_end
+    for begin in range(0, len(query[1]), _HHR_WIDTH):
+        for letter, name, row, _, length in sides:
+            text = MSA_LETTERS[row[begin : begin + _HHR_WIDTH]].tobytes().decode()
+            end = at[letter] + len(text.replace("-", ""))
+            # hhsearch prints the last residue's number at both ends of an all-gap stretch
+            first = min(at[letter] + 1, end)
+            for title, shown in (("Consensus", text.lower()), (name, text)):
+                out.append(f"{letter} {title:<14.14s} {first:4d} {shown} {end:4d} ({length})\n")
+            at[letter] = end
+        out.append("\n")
     return "".join(out)
-
-
-def _similarity(q: np.ndarray, t: np.ndarray) -> tuple[np.ndarray, int]:
-    """BLOSUM62 scores of the columns both have, and how many are identical."""
-    both = (q < 20) & (t < 20)
-    return blosum62()[q[both], t[both]], int((q[both] == t[both]).sum())
-
-
-def _marks(q: np.ndarray, t: np.ndarray) -> str:
-    """hhsearch's line between the two: `|` identical, `+` similar, `.` neutral, else `-` or `=`."""
-    both = (q < 20) & (t < 20)
-    score = np.full(len(q), -99)
-    score[both] = blosum62()[q[both], t[both]]
-    marks = np.select(
-        [~both, (q == t) & both, score > 0, score == 0, score > -3], list(" |+.-"), default="="
-    )
-    return "".join(marks)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,14 +24,13 @@ from evofeed.synth.mmcif import mmcif
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SynthReport:
-    """What was written, and what was damaged on purpose."""
+    """What was written."""
 
     out_dir: str
     num_chains: int
     num_families: int
     num_bytes: int
     num_complexes: int = 0
-    broken: tuple[dict[str, str], ...] = ()
 
 
 def write_synthetic(
@@ -40,7 +38,6 @@ def write_synthetic(
     num_chains: int,
     seed: int = 0,
     *,
-    broken: float = 0.0,
     mean_length: int = 100,
     mean_depth: int = 120,
     mean_members: int = 6,
@@ -53,24 +50,22 @@ def write_synthetic(
     covary, alignments of one chain of each sequence, `uniprot_hits.sto` with species to pair by.
 
     `out_dir` gets `alignments/<id>_<chain>/{bfd_uniclust_hits.a3m, uniref90_hits.sto,
-    mgnify_hits.sto, pdb70_hits.hhr}`, `mmcif/<id>.cif`, `clusters.txt` (one family a
-    line) and, where `broken` > 0, `broken.json` with what was damaged and how.
+    mgnify_hits.sto, pdb70_hits.hhr}`, `mmcif/<id>.cif` and `clusters.txt` (one family a line).
 
     Args:
         out_dir: made if missing; must hold no other dataset.
         num_chains: chains, or complexes; at least 1.
         seed: of everything random.
-        broken: fraction of chains to damage, in turn in each of the ways of `damage`.
         mean_length: residues of a typical chain.
         mean_depth: homologs of a typical family.
         mean_members: chains with a structure in a typical family.
         stoichiometries: such as `A2`, `AB`, `A2B2`; each family gets one, in turn.
         progress: called as families are written, with the share that is done.
     """
-    if num_chains < 1 or not 0 <= broken <= 1 or mean_length < 30 or mean_depth < 16:
+    if num_chains < 1 or mean_length < 30 or mean_depth < 16:
         raise ValueError(
-            f"num_chains={num_chains} broken={broken} mean_length={mean_length} "
-            f"mean_depth={mean_depth}: want >= 1, a fraction, >= 30 and >= 16"
+            f"num_chains={num_chains} mean_length={mean_length} mean_depth={mean_depth}: "
+            "want >= 1, >= 30 and >= 16"
         )
     for text in stoichiometries:
         read_stoichiometry(text)
@@ -101,19 +96,12 @@ def write_synthetic(
         if progress:
             progress(done / num_chains)
     (root / "clusters.txt").write_text("\n".join(clusters) + "\n")
-    damaged: list[dict[str, str]] = []
-    if broken:
-        from evofeed.synth.damage import damage
-
-        damaged = damage(root, broken, seed)
-        (root / "broken.json").write_text(json.dumps(damaged, indent=1) + "\n")
     return SynthReport(
         out_dir=str(root),
         num_chains=len(list((root / "alignments").iterdir())),
         num_complexes=num_chains if stoichiometries else 0,
         num_families=len(sizes),
         num_bytes=num_bytes,
-        broken=tuple(damaged),
     )
 
 
@@ -216,6 +204,5 @@ def _stranger(rng: np.random.Generator, member: Member, other: Member) -> format
         description="Simulated protein; another family {synthetic construct}",
         query=q,
         template=t,
-        ss=other.ss,
         prob=round(float(rng.uniform(1, 30)), 2),
     )

@@ -1,21 +1,18 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from evofeed.base.errors import EvofeedError
 from evofeed.featurize import FeaturizeConfig, discover, featurize_chain
 from evofeed.featurize.formats.a3m import parse_a3m
 from evofeed.featurize.formats.stockholm import parse_stockholm
 from evofeed.protein.residues import ATOM_ORDER
 from evofeed.synth import evolve, write_synthetic
 from evofeed.synth import fold as folds
-from evofeed.synth.damage import DAMAGES
 
 pytestmark = pytest.mark.slow
 
@@ -120,28 +117,10 @@ def _covariation(rows: np.ndarray) -> np.ndarray:
     return best
 
 
-def test_every_kind_of_damage_is_listed_and_noticed(tmp_path: Path) -> None:
-    count = len(DAMAGES)
-    report = write_synthetic(tmp_path / "raw", 2 * count, seed=3, broken=0.5, **SMALL)
-    listed = json.loads((tmp_path / "raw" / "broken.json").read_text())
-    assert sorted(item["kind"] for item in listed) == sorted(how.kind for how in DAMAGES)
-    assert list(report.broken) == listed
-    by_id = {item["chain_id"]: item for item in listed}
-    for source in discover(str(tmp_path / "raw")):
-        item = by_id.get(source.chain_id)
-        if item is None:
-            featurize_chain(source)
-        elif item["outcome"] == "note":
-            assert featurize_chain(source).dropped
-        else:
-            with pytest.raises(EvofeedError):
-                featurize_chain(source)
-
-
 def test_wrong_arguments_are_refused_before_anything_is_written(raw: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="already holds"):
         write_synthetic(raw, 4)
-    for wrong in ({"num_chains": 0}, {"broken": 1.5}, {"mean_length": 5}):
+    for wrong in ({"num_chains": 0}, {"mean_length": 5}):
         with pytest.raises(ValueError, match="want"):
             write_synthetic(tmp_path / "raw", **{"num_chains": 4, **wrong})
     assert not (tmp_path / "raw").exists()

@@ -118,11 +118,12 @@ def _end(serial: int, last: tuple[str, str, int]) -> str:
     return f"TER   {serial:5d}      {residue:3s} {chain}{number:4d}".ljust(80)
 
 
-_MMCIF_COLUMNS = (
+ATOM_ITEMS = (
     "group_PDB id type_symbol label_atom_id label_alt_id label_comp_id label_asym_id "
     "label_entity_id label_seq_id pdbx_PDB_ins_code Cartn_x Cartn_y Cartn_z occupancy "
     "B_iso_or_equiv auth_seq_id auth_asym_id pdbx_PDB_model_num"
-).split()
+)
+"""Items of `_atom_site` that are written."""
 
 
 def to_mmcif(structure: Structure, chain: str = "A", *, head: Sequence[str] = ()) -> str:
@@ -138,16 +139,14 @@ def to_mmcif(structure: Structure, chain: str = "A", *, head: Sequence[str] = ()
     if structure.remark:
         lines += [f"_struct.entry_id {name}", f"_struct.title '{structure.remark}'", "#"]
     lines += head
-    lines.append("loop_")
-    lines += [f"_atom_site.{column}" for column in _MMCIF_COLUMNS]
+    rows = []
     for i, serial, atom, residue, number, (x, y, z), confidence in structure.atoms():
         own, entity = structure.place(i, chain)
-        lines.append(
+        rows.append(
             f"ATOM {serial} {atom[0]} {atom} . {residue} {own} {entity} {number} ? "
             f"{x:.3f} {y:.3f} {z:.3f} 1.00 {confidence:.2f} {number} {own} 1"
         )
-    lines.append("#")
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, *loop("_atom_site", ATOM_ITEMS, rows)]) + "\n"
 
 
 def to_model_cif(structure: Structure, chain: str = "A") -> str:
@@ -165,15 +164,15 @@ def to_model_cif(structure: Structure, chain: str = "A") -> str:
             "_audit_conform.dict_version 1.4.5",
             "#",
             *polymer_head(structure, chain),
-            *_loop(
+            *loop(
                 "_ma_qa_metric", "id mode name software_group_id type",
                 [(1, "global", "pLDDT", ".", "pLDDT"), (2, "local", "pLDDT", ".", "pLDDT")],
             ),
-            *_loop(
+            *loop(
                 "_ma_qa_metric_global", "metric_id metric_value model_id ordinal_id",
                 [(1, f"{structure.confidence.mean():.2f}", 1, 1)],
             ),
-            *_loop(
+            *loop(
                 "_ma_qa_metric_local",
                 "label_asym_id label_comp_id label_seq_id metric_id metric_value model_id "
                 "ordinal_id",
@@ -198,12 +197,12 @@ def polymer_head(structure: Structure, chain: str = "A", date: str = "") -> list
     history = "ordinal data_content_type major_revision minor_revision revision_date"
     dated = [(1, "'Structure model'", 1, 0, date)] if date else []
     return [
-        *_loop("_entity", "id type", [(row, "polymer") for row in entities]),
-        *_loop("_entity_poly", "entity_id type", [(row, "polypeptide(L)") for row in entities]),
-        *_loop("_entity_poly_seq", "entity_id num mon_id", monomers),
-        *_loop("_struct_asym", "id entity_id", list(chains.items())),
-        *_loop("_chem_comp", "id type", [(code, "'L-peptide linking'") for code in codes]),
-        *(_loop("_pdbx_audit_revision_history", history, dated) if dated else ()),
+        *loop("_entity", "id type", [(row, "polymer") for row in entities]),
+        *loop("_entity_poly", "entity_id type", [(row, "polypeptide(L)") for row in entities]),
+        *loop("_entity_poly_seq", "entity_id num mon_id", monomers),
+        *loop("_struct_asym", "id entity_id", list(chains.items())),
+        *loop("_chem_comp", "id type", [(code, "'L-peptide linking'") for code in codes]),
+        *(loop("_pdbx_audit_revision_history", history, dated) if dated else ()),
     ]
 
 
@@ -218,9 +217,11 @@ def _residues(structure: Structure, chain: str) -> list[tuple[str, int, str, int
     ]  # fmt: skip
 
 
-def _loop(category: str, names: str, rows: Sequence[tuple[object, ...]]) -> list[str]:
+def loop(category: str, names: str, rows: Sequence[str | tuple[object, ...]]) -> list[str]:
+    """Lines of a category: its items, and a row a line, of text as it is or of values."""
     columns = [f"{category}.{name}" for name in names.split()]
-    return ["loop_", *columns, *(" ".join(map(str, row)) for row in rows), "#"]
+    texts = (row if isinstance(row, str) else " ".join(map(str, row)) for row in rows)
+    return ["loop_", *columns, *texts, "#"]
 
 
 def ca_of_mmcif(text: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -275,3 +275,17 @@ class Fateful:
 
     def close(self) -> None:
         self.tasks.clear()
+
+
+def break_chains(raw: Path, count: int) -> dict[str, str]:
+    """Damage one file of every one of the first chains; its path below `raw`, by chain."""
+    broken = {}
+    for number, folder in enumerate(sorted((raw / "alignments").iterdir())[:count]):
+        if number % 2:
+            file = folder / "bfd_uniclust_hits.a3m"
+            file.write_text(file.read_text().rstrip("\n") + "A\n")  # a column too many
+        else:
+            file = folder / "pdb70_hits.hhr"
+            file.write_text(file.read_text().replace("Aligned_cols=", "Aligned_cols=many", 1))
+        broken[folder.name] = str(file.relative_to(raw))
+    return broken

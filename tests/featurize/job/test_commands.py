@@ -8,7 +8,7 @@ from io import StringIO
 from pathlib import Path
 
 import pytest
-from tests.featurize.job.stage import evofeed
+from tests.featurize.job.stage import break_chains, evofeed
 
 from evofeed.featurize import FeaturizeConfig
 from evofeed.featurize.job import show
@@ -19,7 +19,8 @@ from evofeed.synth import write_synthetic
 @pytest.fixture(scope="module")
 def broken_raw(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("raw") / "set"
-    write_synthetic(folder, 20, seed=9, broken=0.1, mean_length=40, mean_depth=16)
+    write_synthetic(folder, 20, seed=9, mean_length=40, mean_depth=16)
+    break_chains(folder, 2)
     return folder
 
 
