@@ -11,7 +11,7 @@ import typer
 from evofeed.base.options import Json, picture_name
 
 _Clusters = Annotated[str, typer.Option(help="A sequence cluster a line, or mmseqs' _cluster.tsv.")]
-_Structures = Annotated[str, typer.Option(help="Folder of mmCIF, BinaryCIF or PDB files.")]
+_Structures = Annotated[str, typer.Option(help="Folder of mmCIF or PDB files.")]
 _Templates = Annotated[str, typer.Option(help="Folder of template mmCIF files.")]
 _Distillation = Annotated[bool, typer.Option("--distillation", help="Structures are predictions.")]
 _Stage = Annotated[

@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
-from evofeed.base.errors import MsaError
+from evofeed.base.errors import InputError, MsaError
 from evofeed.featurize.formats.a3m import parse_a3m
 from evofeed.featurize.formats.msa import Msa
-from evofeed.featurize.formats.packed_arrays import npz_names
+from evofeed.featurize.formats.packed_arrays import UNFIT, Npz
 from evofeed.featurize.formats.reading import file_ref, plain, read_bytes, read_head, xxh3
 from evofeed.featurize.formats.species import pairing_species
 from evofeed.featurize.formats.stockholm import parse_stockholm
 from evofeed.featurize.inputs.queries import query_of as query_in
-from evofeed.featurize.inputs.roads.published import rows_of
 from evofeed.protein.alignment import Alignment, letter_codes
+from evofeed.protein.chain_files import with_insertions
 from evofeed.protein.datapoints import alignment_name
 
 SUFFIXES: Final = (".a3m", ".sto")
 _HEAD: Final = 1 << 16
 """Bytes in which a query usually ends."""
+_BOLTZ_LETTERS: Final = np.frombuffer(b"X-ARNDCQEGHILKMFPSTWYVX", np.uint8)
+"""Letter of each of Boltz's tokens: padding, gap, the twenty, unknown; others are no protein."""
 RNA_SOURCES: Final = (
     "rna",
     "rfam_hits",
@@ -111,17 +113,64 @@ def read_alignment(files: Sequence[str]) -> Alignment:
 def _parts(path: str, most: int | None = None) -> Iterator[tuple[str, bytes, bool]]:
     """Source, text and whether it is Stockholm's of every alignment in a file; of arrays `most`
     rows."""
-    data = read_bytes(file_ref(path))
     if path.endswith(".npz"):
-        names = sorted(npz_names(Path(path)))
-        is_boltz = "sequences" in names
-        for name in ["boltz"] if is_boltz else names:
-            argument = name if is_boltz else f"openfold3 {name}"
-            yield name, rows_of(data, argument, path, most), False
+        yield from ((name, text, False) for name, text in _of_arrays(path, most))
         return
     name = Path(plain(path)).stem
     is_rna = name == f"{Path(path).parent.name}_all"  # of Protenix
-    yield "rna" if is_rna else name, data, plain(path).endswith(".sto")
+    yield "rna" if is_rna else name, read_bytes(file_ref(path)), plain(path).endswith(".sto")
+
+
+def _of_arrays(path: str, most: int | None) -> Iterator[tuple[str, bytes]]:
+    """Source and a3m text of every alignment that Boltz or OpenFold3 keeps in a file."""
+    try:
+        tables = Npz(read_bytes(file_ref(path)), path)
+        if "sequences" in tables:
+            yield "boltz", _boltz_rows(tables, most)
+            return
+        for name in sorted(tables):
+            yield name, _openfold3_rows(tables[name], most)
+    except InputError as error:
+        raise MsaError(error.message, path=path) from None
+    except UNFIT as error:
+        raise MsaError(f"no alignment of arrays: {error!r}"[:300], path=path) from None
+
+
+def _boltz_rows(tables: Mapping[str, Any], most: int | None) -> bytes:
+    codes, deletions, rows = tables["residues"], tables["deletions"], tables["sequences"][:most]
+    codes = codes["res_type"][: rows["res_end"].max(initial=0)]
+    letters = _BOLTZ_LETTERS[np.minimum(codes.astype(np.int64), 22)]
+    lines = []
+    for number, row in enumerate(rows):
+        gone = deletions[row["del_start"] : row["del_end"]]
+        taxon = int(row["taxonomy"])
+        name = f"row{number} TaxID={taxon}" if taxon >= 0 else f"row{number}"
+        own = letters[row["res_start"] : row["res_end"]]
+        lines.append(_a3m_row(name, own, gone["res_idx"], gone["deletion"]))
+    return b"".join(lines)
+
+
+def _openfold3_rows(table: Mapping[str, Any], most: int | None) -> bytes:
+    msa, deletions = np.asarray(table["msa"]), np.asarray(table["deletion_matrix"])
+    if msa.dtype.kind != "U" or msa.ndim != 2 or deletions.shape != msa.shape:
+        raise ValueError(f"msa {msa.dtype}{list(msa.shape)}, deletions {list(deletions.shape)}")
+    codes = np.ascontiguousarray(msa.astype("<U1")).view(np.uint32).reshape(msa.shape)
+    codes = np.where((codes >= ord("a")) & (codes <= ord("z")), codes - 32, codes)[:most]
+    names = [str(name) for name in np.asarray(table["metadata"]).reshape(-1).tolist()]
+    if len(names) != len(msa):
+        names = [f"row{number}" for number in range(len(msa))]
+    lines = []
+    for name, row, gone in zip(names, codes.astype(np.uint8), deletions, strict=False):
+        at = np.flatnonzero(gone)
+        lines.append(_a3m_row(" ".join(name.split()), row, at, gone[at]))
+    return b"".join(lines)
+
+
+def _a3m_row(name: str, letters: np.ndarray, at: np.ndarray, counts: np.ndarray) -> bytes:
+    """A row of a3m with residues inserted before some columns."""
+    inserted = zip(at.tolist(), counts.tolist(), strict=True)
+    text = with_insertions(letters.tobytes(), inserted)
+    return b">%s\n%s\n" % (name.encode("utf-8", "replace"), text)
 
 
 def _parsed(data: bytes, path: str, is_stockholm: bool) -> tuple[Msa, list[str]]:

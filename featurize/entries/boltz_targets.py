@@ -8,11 +8,10 @@ Layout: Boltz's `data/types.py`, version 1 (structured arrays).
 from __future__ import annotations
 
 import dataclasses
-import io
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
@@ -26,16 +25,6 @@ from evofeed.featurize.entries.targets import (
 )
 from evofeed.protein.entry_record import offsets
 from evofeed.protein.molecules import ELEMENTS
-
-_TABLES: Final = {
-    "atoms": "name element charge coords conformer is_present",
-    "bonds": "atom_1 atom_2 type",
-    "residues": "name res_idx atom_idx atom_num",
-    "chains": "name mol_type entity_id res_idx res_num",
-    "connections": "atom_1 atom_2",
-    "interfaces": "chain_1 chain_2",
-    "mask": "",
-}
 
 
 def boltz_set(place: str | Path, alignments: str) -> PreparedSet | None:
@@ -109,23 +98,6 @@ def boltz_target(
         before=-1,
         molecules=conformers_of(section, atoms["element"], atoms["charge"], atoms["conformer"]),
     )
-
-
-def boltz_tables(data: bytes, path: str) -> dict[str, np.ndarray]:
-    """Tables of a structure with the columns that are read.
-
-    Raises:
-        InputError: one is not there, or the file is damaged.
-    """
-    try:
-        with np.load(io.BytesIO(data), allow_pickle=False) as members:
-            found = {name: members[name] for name in _TABLES}
-    except Exception as error:  # zipfile, zlib and numpy each have errors of their own
-        raise InputError(f"no prepared file of Boltz 1: {error}", path=path) from None
-    for name, columns in _TABLES.items():
-        if missing := set(columns.split()) - set(found[name].dtype.names or ()):
-            raise InputError(f"its table of {name} has no {min(missing)}", path=path)
-    return found
 
 
 def _owners(rows: np.ndarray, starts: np.ndarray, counts: np.ndarray) -> np.ndarray:

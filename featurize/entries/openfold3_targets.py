@@ -18,16 +18,16 @@ from evofeed.base.errors import InputError
 from evofeed.featurize.entries.alignments import alignment_folders
 from evofeed.featurize.entries.molecules import annotated_molecule
 from evofeed.featurize.entries.targets import (
-    UNFIT,
     PreparedSet,
     Target,
     array_section,
     representative,
     target_of,
 )
-from evofeed.featurize.formats.reading import file_ref, read_bytes
-from evofeed.featurize.inputs.roads.published import array_files, entry_files, openfold3_caches
+from evofeed.featurize.formats.packed_arrays import UNFIT
+from evofeed.featurize.formats.reading import file_ref, read_bytes, read_head
 
+_HEAD: Final = 1 << 16
 _TYPES: Final = np.array([0, 2, 1, 3])
 """`RulesetSection.chain_type` of OpenFold3's protein, RNA, DNA and ligand."""
 
@@ -39,12 +39,17 @@ def openfold3_set(place: str, alignments: str) -> PreparedSet | None:
         InputError: the cache is none.
     """
     root = Path(place)
-    caches = [root] if root.suffix == ".json" else openfold3_caches(root)
+    caches = [root] if root.suffix == ".json" else _caches(root)
     if not caches:
         return None
     root = caches[0].parent
-    structures = entry_files(root)
-    rows = array_files(root, set(structures.values())).values()
+    arrays = [*root.glob("*/*/*.npz"), *root.glob("*/*.npz")]
+    structures = {one.parent.name: one for one in arrays if _is_structure(one)}
+    rows = [
+        one
+        for one in arrays
+        if not _is_structure(one) and (one.stem == "alignment" or one.parent.parent == root)
+    ]
     homes = {file.parent.parent if file.stem == "alignment" else file.parent for file in rows}
     where = alignments or str(min(homes, key=lambda one: ("template" in one.name, one), default=""))
     named = (
@@ -69,6 +74,17 @@ def openfold3_set(place: str, alignments: str) -> PreparedSet | None:
     except UNFIT as error:
         raise InputError(f"no cache of OpenFold3: {error!r}", path=str(caches[0])) from None
     return PreparedSet("openfold3", items, where, left_out, molecules)
+
+
+def _caches(root: Path) -> list[Path]:
+    """Lists of entries that OpenFold3 wrote, those with clusters first."""
+    heads = {path: read_head(file_ref(path), _HEAD) for path in sorted(root.glob("*.json"))}
+    found = [path for path, head in heads.items() if b'"structure_data"' in head]
+    return sorted(found, key=lambda path: b'"cluster_id"' not in heads[path])
+
+
+def _is_structure(path: Path) -> bool:
+    return path.stem in (path.parent.name, "structure")
 
 
 def openfold3_target(

@@ -9,15 +9,15 @@ from typing import Any, Final
 from evofeed.base.errors import InputError
 from evofeed.featurize.config import InputCaps
 from evofeed.featurize.entries.alignments import query_of
-from evofeed.featurize.entries.boltz_targets import boltz_set, boltz_tables, boltz_target
+from evofeed.featurize.entries.boltz_targets import boltz_set, boltz_target
 from evofeed.featurize.entries.openfold3_targets import openfold3_set, openfold3_target
 from evofeed.featurize.entries.protenix_targets import protenix_set, protenix_target
-from evofeed.featurize.entries.targets import UNFIT, PreparedSet, Target, representative
-from evofeed.featurize.formats.packed_arrays import Npz, unpickle
+from evofeed.featurize.entries.targets import PreparedSet, Target, representative
+from evofeed.featurize.formats.packed_arrays import UNFIT, Npz, unpickle
 from evofeed.featurize.formats.reading import file_ref, read_bytes
 
 _READERS: Final[dict[str, tuple[Callable[..., Any], Callable[..., Target]]]] = {
-    "boltz": (boltz_tables, boltz_target),
+    "boltz": (Npz, boltz_target),
     "openfold3": (Npz, openfold3_target),
     "protenix": (unpickle, protenix_target),
 }

@@ -17,16 +17,14 @@ import numpy as np
 
 from evofeed.base.errors import InputError
 from evofeed.featurize.entries.targets import (
-    UNFIT,
     PreparedSet,
     Target,
     array_section,
     conformers_of,
     target_of,
 )
-from evofeed.featurize.formats.packed_arrays import Inert
+from evofeed.featurize.formats.packed_arrays import UNFIT, Inert
 from evofeed.featurize.formats.reading import file_ref, read_bytes
-from evofeed.featurize.inputs.roads.published import protenix_lists
 from evofeed.protein.molecules import element_numbers
 
 _TYPES: Final = {"protein": 0, "dna": 1, "rna": 2, "ligand": 3}
@@ -39,7 +37,8 @@ def protenix_set(place: str, alignments: str) -> PreparedSet | None:
         InputError: its list is none.
     """
     root = Path(place)
-    folder, lists = protenix_lists(root)
+    folder = next((p for p in sorted(root.glob("*bioassembly*")) if p.is_dir()), None)
+    lists = sorted([*root.glob("indices/*.csv*"), *root.glob("*indices*.csv*")])
     if folder is None or not lists:
         return None
     found: dict[str, dict[str, Any]] = {}

@@ -20,8 +20,6 @@ from evofeed.protein.ruleset_section import RulesetSection
 
 _POLYMERS: Final = ("polypeptide(L)", "polydeoxyribonucleotide", "polyribonucleotide", "")
 """`_entity_poly.type` by `RulesetSection.chain_type`."""
-UNFIT: Final = (ValueError, IndexError, KeyError, TypeError, AttributeError, OverflowError)
-"""What reading tables that do not fit together raises."""
 _ONE_LETTER: Final = dict(zip(RESTYPES, "ARNDCQEGHILKMFPSTWYVXAGCUNAGCTN", strict=True))
 
 

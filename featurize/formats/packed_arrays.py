@@ -10,16 +10,16 @@ from __future__ import annotations
 import io
 import zipfile
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
 from evofeed.base.errors import InputError
-from evofeed.base.within import open_input
 from evofeed.featurize.config import InputCaps
 from evofeed.store.inner import ArrayUnpickler
 
+UNFIT: Final = (ValueError, IndexError, KeyError, TypeError, AttributeError, OverflowError)
+"""What reading tables that do not fit together raises."""
 _FOREIGN: Final = ("biotite", "protenix")
 """Packages whose objects are taken apart: those of Protenix's entries."""
 
@@ -62,9 +62,9 @@ class Npz(Mapping[str, Any]):
         InputError: it is no such file, or unpacks to more than the cap.
     """
 
-    def __init__(self, data: bytes, path: str, caps: InputCaps | None = None) -> None:
+    def __init__(self, data: bytes, path: str) -> None:
         self.path = path
-        self._most = (caps or InputCaps()).max_file_bytes
+        self._most = InputCaps().max_file_bytes
         try:
             self._archive = zipfile.ZipFile(io.BytesIO(data))
             self._members = {
@@ -102,19 +102,6 @@ class Npz(Mapping[str, Any]):
         except Exception as error:  # zlib and zipfile each have errors of their own
             raise InputError(f"{name} cannot be read: {error}", path=self.path) from None
         return _array(data, f"{self.path}: {name}" if self.path else name)
-
-
-def npz_names(path: Path) -> list[str]:
-    """Names of the arrays of an `.npz`, by its directory alone.
-
-    Raises:
-        InputError: it is no such file.
-    """
-    try:
-        with open_input(path) as file, zipfile.ZipFile(file) as archive:
-            return [name.removesuffix(".npy") for name in archive.namelist()]
-    except (zipfile.BadZipFile, ValueError, OSError) as error:
-        raise InputError(f"no readable npz: {error}", path=str(path)) from None
 
 
 def _array(data: bytes, path: str) -> Any:

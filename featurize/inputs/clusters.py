@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from evofeed.base.errors import InputError
 from evofeed.featurize.formats.reading import file_ref, read_bytes
-from evofeed.featurize.inputs.roads.published import boltz_clusters
 from evofeed.featurize.inputs.sources import ChainSource
 from evofeed.featurize.structures.cif import pairs_of, read_block
 from evofeed.store.inner import parse_clusters
@@ -23,9 +21,9 @@ def cluster_sizes(path: str, sources: Sequence[ChainSource]) -> dict[str, int]:
     """Size of the cluster of each chain, -1 for those in none.
 
     Args:
-        path: a cluster a line, mmseqs' `_cluster.tsv`, or a `manifest.json` of Boltz. The ids
-            are chains whatever their case (`4HHB_A`), or RCSB's polymer entities (`4HHB_1`):
-            then each chain's mmCIF file says which entity it is of.
+        path: a cluster a line, or mmseqs' `_cluster.tsv`. The ids are chains whatever their case
+            (`4HHB_A`), or RCSB's polymer entities (`4HHB_1`): then each chain's mmCIF file says
+            which entity it is of.
 
     Raises:
         InputError: no such file, or no chain is in it: says what it holds and what was expected.
@@ -58,23 +56,10 @@ def cluster_sizes(path: str, sources: Sequence[ChainSource]) -> dict[str, int]:
 
 def _read(path: str) -> list[list[str]]:
     text = read_bytes(file_ref(path)).decode("utf-8", "replace")
-    groups = _of_manifest(text, path) if text[:1] in ("{", "[") else parse_clusters(text)
+    groups = parse_clusters(text)
     if not groups:
         raise InputError("no cluster in it", path=path)
     return groups
-
-
-def _of_manifest(text: str, path: str) -> list[list[str]]:
-    """The clusters in a `manifest.json` of Boltz."""
-    try:
-        return boltz_clusters(json.loads(text)) or []
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise InputError(
-            f"neither clusters nor a manifest of Boltz: {error!r}", path=path
-        ) from None
-    except InputError as error:
-        error.path = error.path or path
-        raise
 
 
 def _sizes(groups: Sequence[Sequence[str]], path: str) -> dict[str, int]:

@@ -7,7 +7,6 @@ alignments/<chain>/*            OpenFold's flattened folders, structures beside 
 *.a3m                           ColabFold results, models beside them
 *.json, *.yaml                  jobs of AlphaFold 3, Protenix and Boltz
 *_a3m.ffindex, *_a3m.ffdata     databases of hh-suite
-manifest.json, *.npz, *.pkl.gz  published sets of Boltz, OpenFold3 and Protenix
 proteins.fasta                  sequences, alignments by name beside them
 *.cif, *.pdb                    structures alone, every protein chain
 """
@@ -37,14 +36,15 @@ from evofeed.featurize.inputs.accounting import (
     unused_files,
 )
 from evofeed.featurize.inputs.roads.alignments import (
+    NUMBERED,
     chain_folders,
     from_ffindex,
     from_target,
     index_files,
+    with_sequences,
 )
 from evofeed.featurize.inputs.roads.complexes import SUFFIXES as JOB_FILES
 from evofeed.featurize.inputs.roads.complexes import from_job, is_job
-from evofeed.featurize.inputs.roads.published import NUMBERED, published_set, with_sequences
 from evofeed.featurize.inputs.roads.tables import SUFFIXES as TABLES
 from evofeed.featurize.inputs.roads.tables import alignment_file
 from evofeed.featurize.inputs.side_files import SideFiles, first_dir, first_file, folders
@@ -163,7 +163,7 @@ def _sources(root: Path, alignments: Path | None, beside: SideFiles) -> list[Cha
     index = next((i for i in indices if not i.with_suffix(".dbtype").exists()), None)  # mmseqs'
     if index is not None:
         return layouts.from_db(read_index(str(index)), beside)
-    return published_set(root, beside) or _of_folder(root, alignments, beside)
+    return _of_folder(root, alignments, beside)
 
 
 def _of_folder(root: Path, alignments: Path | None, beside: SideFiles) -> list[ChainSource]:

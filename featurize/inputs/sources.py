@@ -46,7 +46,7 @@ class ChainSource:
     Attributes:
         chain_id: name of the record, usually `<entry>_<author's chain id>`.
         alignment_dir: folder of its alignments and template hits.
-        structure: mmCIF, BinaryCIF or PDB file.
+        structure: mmCIF or PDB file.
         fasta: file with its sequence, where there is no structure.
         template_mmcif_dir: folder of `<pdb id>.cif` for its template hits.
         release_dates: `mmcif_cache.json`: dates of template entries, known before parsing.
@@ -58,8 +58,6 @@ class ChainSource:
         sequence: the sequence itself, if it is in no file of its own.
         description: header of that sequence.
         is_distillation: the structure is a prediction; its B factors are pLDDT.
-        release_date, resolution, method: of its entry, as a list of the input tells them;
-            they count where the structure's own file does not say.
         assembly: file of the job whose complex it is a chain of.
         copies: its ids there, one a copy.
         notes: what its input holds that is left out, in words; they come into the record.
@@ -79,9 +77,6 @@ class ChainSource:
     sequence: str = ""
     description: str = ""
     is_distillation: bool = False
-    release_date: str = ""
-    resolution: float = 0.0
-    method: str = ""
     assembly: str = ""
     copies: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()

@@ -153,9 +153,9 @@ def _from_structure(source: ChainSource, ref: FileRef, inputs: _Inputs) -> _Targ
         positions=chain.positions,
         mask=chain.mask,
         confidence=chain.confidence,
-        resolution=structure.resolution or source.resolution,
-        release_date=structure.release_date or source.release_date,
-        method=structure.method or source.method,
+        resolution=structure.resolution,
+        release_date=structure.release_date,
+        method=structure.method,
         residue_index=chain.residue_index,
     )
 
@@ -168,7 +168,7 @@ def chain_in(source: ChainSource, structure: Structure) -> str | None:
     if source.structure_chain or len(structure.sequences) != 1:
         return None
     # A file of one chain, and an id that does not say which: a model.
-    is_model = structure.kind != "mmcif" or source.entry_id == source.chain_id
+    is_model = structure.kind == "pdb" or source.entry_id == source.chain_id
     return next(iter(structure.sequences)) if is_model else None
 
 

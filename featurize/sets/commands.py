@@ -12,7 +12,7 @@ from evofeed.base.options import Json
 
 def make_set(
     structures: Annotated[
-        str, typer.Argument(metavar="STRUCTURES", help="Folder of mmCIF, BinaryCIF or PDB files.")
+        str, typer.Argument(metavar="STRUCTURES", help="Folder of mmCIF or PDB files.")
     ],
     out: Annotated[str, typer.Argument(metavar="SET", help="Folder of the set; data/ in it.")],
     search_db: Annotated[

@@ -74,7 +74,7 @@ class SetInput:
     """What a set is made of."""
 
     structures: str
-    """Folder of mmCIF, BinaryCIF or PDB files."""
+    """Folder of mmCIF or PDB files."""
     databases: Sequence[Database]
     search: SearchConfig
     templates: str = ""

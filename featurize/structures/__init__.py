@@ -1,1 +1,1 @@
-"""Structure files: mmCIF, BinaryCIF and PDB to chains with sequence and atoms."""
+"""Structure files: mmCIF and PDB to chains with sequence and atoms."""

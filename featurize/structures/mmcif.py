@@ -19,7 +19,6 @@ from evofeed.featurize.config import FeaturizeConfig
 from evofeed.featurize.structures.atom_sites import PlacedRows, place_chain
 from evofeed.featurize.structures.atom_table import NO_NUMBER, AtomTable, read_atom_table
 from evofeed.featurize.structures.author_chains import FullSequence, author_chains
-from evofeed.featurize.structures.bcif import read_bcif
 from evofeed.featurize.structures.cif import RESOLUTIONS, UNSET, read_block, values_of
 from evofeed.featurize.structures.left_out import other_molecules
 from evofeed.featurize.structures.polymers import Polymer, other_polymers, protein_polymers
@@ -41,14 +40,10 @@ def parse_mmcif(
     path: str = "",
     config: FeaturizeConfig | None = None,
     is_distillation: bool = False,
-    binary: bool = False,
 ) -> Structure:
-    """The protein chains of an mmCIF file of the entry `file_id`, as `parse_structure` says.
-
-    `binary`: it is a BinaryCIF file.
-    """
+    """The protein chains of an mmCIF file of the entry `file_id`, as `parse_structure` says."""
     config = config or FeaturizeConfig()
-    block = read_bcif(data, path, config.caps) if binary else read_block(data, path)
+    block = read_block(data, path)
     masked = is_distillation and config.mask_mmcif
     try:
         for item in _BIOPYTHON_ITEMS if config.require_atom_items else ():

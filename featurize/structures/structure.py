@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Literal
 
 import numpy as np
 
 from evofeed.base.shapes import Bool, Float, Int, UInt8
-
-_NAMED: Final = ("mmcif", "arrays")
-"""Formats whose chains are called after entry and chain."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -88,7 +85,7 @@ class Structure:
     resolution: float
     sequences: dict[str, str]
     place: Callable[[str], Chain]
-    kind: Literal["mmcif", "pdb", "arrays"] = "mmcif"
+    kind: Literal["mmcif", "pdb"] = "mmcif"
     is_deposition: bool = False
     left_out: tuple[str, ...] = ()
     others: tuple[OtherMolecule, ...] = ()
@@ -96,12 +93,12 @@ class Structure:
 
     @property
     def lacks_date(self) -> bool:
-        """An mmCIF file without revision history; in other formats predictions have no date."""
+        """An mmCIF file without revision history; of PDB files predictions have no date."""
         return self.kind == "mmcif" and not self.release_date
 
     def description(self, chain_id: str) -> str:
         """OpenFold's name of a chain: entry and chain, or the name of a PDB file alone."""
-        return f"{self.file_id}_{chain_id}" if self.kind in _NAMED else self.file_id.upper()
+        return f"{self.file_id}_{chain_id}" if self.kind == "mmcif" else self.file_id.upper()
 
     def chain(self, chain_id: str) -> Chain:
         """The chain of that author id.

@@ -9,7 +9,7 @@ from evofeed.base.errors import MmcifError
 from evofeed.featurize.config import FeaturizeConfig
 from evofeed.featurize.structures.structure import Structure
 
-SUFFIXES: Final = (".cif", ".mmcif", ".bcif", ".pdb", ".ent")
+SUFFIXES: Final = (".cif", ".mmcif", ".pdb", ".ent")
 """Structure formats, in the order in which they are looked for."""
 _WWPDB: Final = re.compile(r"pdb([0-9][a-z0-9]{3}|_[a-z0-9]{8})$", re.IGNORECASE)
 """The wwPDB's own names of legacy files: `pdb4hhb.ent`."""
@@ -44,18 +44,14 @@ def parse_structure(
     # Parsers are imported with their first file: numba takes half a second.
     stem, suffix = entry_of(name), name.rpartition(".")[2].lower()
     about: dict[str, Any] = {"path": path, "config": config, "is_distillation": is_distillation}
-    if suffix in ("bcif", "cif", "mmcif"):
+    if suffix in ("cif", "mmcif"):
         from evofeed.featurize.structures.mmcif import parse_mmcif
 
-        return parse_mmcif(data, file_id=stem, binary=suffix == "bcif", **about)
+        return parse_mmcif(data, file_id=stem, **about)
     if suffix in ("pdb", "ent"):
         from evofeed.featurize.structures.pdb import parse_pdb
 
         return parse_pdb(data, file_id=stem, **about)
-    if suffix in ("npz", "pkl"):
-        from evofeed.featurize.structures.atom_arrays import parse_atom_arrays
-
-        return parse_atom_arrays(data, name, **about)
     raise MmcifError(
         f"{name!r} is no structure file: expected one of {', '.join(SUFFIXES)}", path=path
     )

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.conftest import exit_code
-from tests.featurize.binary_cif import as_bcif
 from tests.featurize.test_assemblies import QUERY_A, QUERY_B, fasta_folder, featurized
 from tests.featurize.test_roads import write
 
@@ -101,19 +100,10 @@ def test_dna_and_rna_are_listed_and_the_protein_chains_keep_names_and_numbers(
     assert ca == pytest.approx(np.concatenate([one.atoms[:, 1], two.atoms[:, 1]]), abs=1e-3)
 
 
-@pytest.mark.parametrize("binary", [False, True])
-def test_nucleic_acids_are_listed_from_binary_cif_and_from_pdb_too(
-    tmp_path: Path, binary: bool
-) -> None:
-    pair = [chain("A", QUERY_A), chain("C", QUERY_B, shift=4.0)]
-    text = entry(tmp_path, "1dna", pair, "A", "C")
-    path = tmp_path / "mmcif" / "1dna.cif"
-    if binary:
-        path.with_suffix(".bcif").write_bytes(as_bcif(text + DNA))
-        path.unlink()
-    else:
-        row = "ATOM  {0:5d}  P    DA D{0:4d}    {0:8.3f}{0:8.3f}{0:8.3f}  1.00  0.00           P\n"
-        as_pdb(tmp_path, "1dna", "".join(map(row.format, range(1, 4))))
+def test_nucleic_acids_are_listed_from_pdb_too(tmp_path: Path) -> None:
+    entry(tmp_path, "1dna", [chain("A", QUERY_A), chain("C", QUERY_B, shift=4.0)], "A", "C")
+    row = "ATOM  {0:5d}  P    DA D{0:4d}    {0:8.3f}{0:8.3f}{0:8.3f}  1.00  0.00           P\n"
+    as_pdb(tmp_path, "1dna", "".join(map(row.format, range(1, 4))))
     made = featurized(tmp_path, problems=[])
     assert made.copies == (("A",), ("C",)) and made.num_interface > 0
     (left_out,) = [note for note in made.dropped if "chain D" in note]

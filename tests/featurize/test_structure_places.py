@@ -1,29 +1,23 @@
-"""Structures as they are downloaded: mirrors, nested folders, BinaryCIF, every packing."""
+"""Structures as they are downloaded: mirrors, nested folders, every packing."""
 
 from __future__ import annotations
 
 import gzip
 import lzma
-import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-import msgpack
-import numpy as np
 import pytest
 import zstandard
-from tests.featurize.binary_cif import as_bcif
-from tests.featurize.golden import INPUTS
 from tests.featurize.test_mmcif import small
 from tests.featurize.test_pdb import SEQRES, protein
 
-from evofeed.base.errors import InputError, MmcifError, TemplateError
+from evofeed.base.errors import InputError, TemplateError
 from evofeed.featurize import ChainSource, FeaturizeConfig, discover, featurize_chain
 from evofeed.featurize.records.template_library import TemplateLibrary
-from evofeed.featurize.structures.structure_files import entry_of, parse_structure
+from evofeed.featurize.structures.structure_files import entry_of
 
-ENTRIES = [path for root in INPUTS for path in sorted(root.rglob("mmcif/*.cif"))][:8]
 LEGACY = "REVDAT   1   19-OCT-01 1ABC    0\n" + SEQRES + protein("A", "MET ALA GLY")
 TEXT = small([(".", "1.0", "1.0")]).decode()
 
@@ -57,7 +51,7 @@ def both_mirrors(root: Path) -> None:
 
 
 def nested(root: Path) -> None:
-    put(root / "batch1" / "sub" / "1abc.bcif.gz", as_bcif(TEXT))
+    put(root / "batch1" / "sub" / "1abc.cif.gz", TEXT)
     put(root / "batch2" / "deep" / "er" / "9xyz.pdb.xz", LEGACY)
 
 
@@ -133,68 +127,6 @@ def test_the_wwpdbs_file_names_name_entries() -> None:
     assert [entry_of(n) for n in ("pdb4hhb.ent", "pdb4hhb.pdb", "x.ent", "1abc.cif")] == [
         *("4hhb", "pdb4hhb", "x", "1abc")
     ]
-
-
-# BinaryCIF
-
-
-@pytest.mark.parametrize("path", ENTRIES, ids=lambda path: path.stem)
-def test_binary_cif_is_read_as_its_text(path: Path, golden: Path) -> None:
-    data = as_bcif(path.read_text())
-    for prediction in (False, True):
-        try:
-            want = parse_structure(path.read_bytes(), "x.cif", is_distillation=prediction)
-        except MmcifError as error:
-            with pytest.raises(MmcifError, match=error.message[:30]):
-                parse_structure(data, "x.bcif")
-            return
-        got = parse_structure(data, "x.bcif", is_distillation=prediction)
-        assert got.sequences == want.sequences
-        for name in ("release_date", "resolution", "method"):
-            assert getattr(got, name) == getattr(want, name)
-        for name in want.sequences:
-            one, two = got.chain(name), want.chain(name)
-            assert np.array_equal(one.positions, two.positions)
-            assert np.array_equal(one.mask, two.mask)
-            assert (one.insertion_codes, one.notes) == (two.insertion_codes, two.notes)
-
-
-def test_a_binary_table_that_is_not_regular_is_read_as_text() -> None:
-    odd = TEXT.replace("ATOM CA", "ATOM 'CA'").replace(" A ? 1.0", " . ? 1.0")
-    long = TEXT.replace(" CA ", " A_LONG_NAME ") + TEXT[TEXT.rindex("ATOM CA") :]
-    for text in (odd, long):
-        assert parse_structure(as_bcif(text), "x.bcif").chain("A").mask.sum() == 1
-
-
-def test_damaged_binary_files_give_typed_errors_only() -> None:
-    data = as_bcif(TEXT)
-    draw = random.Random(7)
-    for _ in range(300):
-        bad = bytearray(data)
-        for _ in range(draw.randint(1, 4)):
-            bad[draw.randrange(len(bad))] = draw.randrange(256)
-        try:
-            structure = parse_structure(bytes(bad[: draw.choice([len(bad), 200])]), "x.bcif")
-        except MmcifError:
-            continue
-        for name in structure.sequences:
-            assert np.isfinite(structure.chain(name).positions).all()
-
-
-@pytest.mark.parametrize("rows", [10**9, -1])
-def test_a_run_that_claims_more_than_its_table_is_refused_before_it_is_made(rows: int) -> None:
-    file = msgpack.unpackb(as_bcif(TEXT))
-    for category in file["dataBlocks"][0]["categories"]:
-        for column in category["columns"]:
-            runs = np.array([0, rows], "<i4").tobytes()
-            encoding = {"kind": "RunLength", "srcType": 4, "srcSize": rows}
-            if "mask" in column:
-                column["mask"] = {
-                    "data": runs,
-                    "encoding": [encoding, {"kind": "ByteArray", "type": 3}],
-                }
-    with pytest.raises(MmcifError, match="runs of"):
-        parse_structure(bytes(msgpack.packb(file)), "x.bcif")
 
 
 def test_a_mirror_beside_alignments_is_found_by_its_name(tmp_path: Path) -> None:

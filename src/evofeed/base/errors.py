@@ -72,7 +72,7 @@ class MsaError(InputError):
 
 
 class MmcifError(InputError):
-    """A structure file (mmCIF, BinaryCIF, PDB) cannot be used."""
+    """A structure file (mmCIF, PDB) cannot be used."""
 
 
 class TemplateError(InputError):

@@ -6,12 +6,16 @@ import csv
 import gzip
 import json
 import pickle
-from collections.abc import Sequence
+import sys
+import types
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
-from tests.featurize.published_sets import borrowed_names
 from tests.loader.views.boltz_recorded import read_a3m
 from tests.loader.views.openfold3_recorded import SOURCES
 from tests.loader.views.packs import openfold3_cache, read
@@ -96,3 +100,20 @@ def write_protenix_set(folder: Path, pack: Path, entries: Sequence[str]) -> Path
         writer.writeheader()
         writer.writerows(rows)
     return folder
+
+
+@contextmanager
+def borrowed_names() -> Iterator[tuple[type, ...]]:
+    """Classes by the names of biotite's and Protenix's, for as long as pickles are written."""
+    places = {
+        "biotite.structure.atoms": "AtomArray",
+        "protenix.data.tokenizer": "TokenArray",
+        "biotite.structure.bonds": "BondList",
+    }
+    made = tuple(type(name, (), {"__module__": module}) for module, name in places.items())
+    parts = (accumulate(module.split("."), "{}.{}".format) for module in places)
+    modules = {part: types.ModuleType(part) for part in chain.from_iterable(parts)}
+    for (module, name), one in zip(places.items(), made, strict=True):
+        setattr(modules[module], name, one)
+    with patch.dict(sys.modules, modules):
+        yield made

@@ -56,7 +56,7 @@ def test_a_prepared_set_is_recognised_and_gives_samples(
     report = json.loads(capsys.readouterr().out)
     assert report["state"] == "published"
     assert [one["chain_id"] for one in report["broken"]] == ["bad"]
-    assert "no prepared file of Boltz 1" in report["broken"][0]["message"]
+    assert "no readable npz" in report["broken"][0]["message"]
     entries = Dataset.open(str(tmp_path / "data")).entries
     assert list(entries) == ["1pfe", "2x1f"]
     assert set(entries.datapoints["cluster_a"].to_pylist()) >= {"p6"}
