@@ -7,11 +7,11 @@ position, in order, and a step of the author's numbers is a hint of how many are
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
-from typing import Any, Final, no_type_check
+from typing import Final
 
 import numpy as np
-from numba import njit
 
 from evofeed.base.shapes import Int
 
@@ -19,16 +19,15 @@ _SAME: Final = 4
 """Score of a residue on a position of its own name."""
 _OTHER: Final = -6
 """Of one on a position of another name."""
-_JUMP: Final = -5
-"""Of two residues further apart, or nearer, than their numbers say."""
-_LEFT_OUT: Final = -7
-"""Of a residue that gets no position."""
+_JUMP: Final = -3
+"""Of two residues further apart than their numbers say."""
+_LEFT_OUT: Final = -6
+"""Of one that gets no position."""
+_STEP: Final = re.compile(r"(\d+)([MID])")
 _MAX_CELLS: Final = 200_000_000
-"""Residues seen times positions: 2 bytes each. A chain of legacy PDB has up to 9,999."""
+"""Residues seen times positions, a byte each. A chain of legacy PDB has up to 9,999."""
 _FITS: Final = 0.8
 """Share of the residues seen that must be where the sequence has them, or it is not believed."""
-_NEVER: Final = -(1 << 30)
-
 
 Residue = tuple[int, str, str]
 """Author's number, insertion code, name."""
@@ -43,8 +42,8 @@ def place_on_sequence(
         unseen: residues that the file lists as missing; together with those seen they are
             the sequence, if they fit it in order of their numbers.
 
-    Else, of all placements in order, the one with the best sum: names that agree, and numbers
-    that step as positions do. The first of equals.
+    Else, in order, where names agree and numbers step as positions do; else by an alignment of the
+    names with gaps where numbers are left out.
     """
     both = sorted([*seen, *unseen], key=lambda residue: residue[:2])
     if len(both) == len(sequence) and [name for _, _, name in both] == list(sequence):
@@ -52,90 +51,47 @@ def place_on_sequence(
         found = np.array([place[residue[:2]] for residue in seen], np.int64)
         if (np.diff(found) > 0).all():
             return found
-    return _best_placement([n for _, _, n in seen], [n for n, _, _ in seen], sequence)
+    names, numbers = [name for _, _, name in seen], [number for number, _, _ in seen]
+    found = _by_numbers(names, numbers, sequence)
+    return _aligned(names, numbers, sequence) if found is None else found
 
 
-def _best_placement(
+def _by_numbers(
     names: Sequence[str], numbers: Sequence[int], sequence: Sequence[str]
 ) -> Int[np.ndarray, " R"] | None:
-    codes = {name: code for code, name in enumerate(dict.fromkeys([*sequence, *names]))}
-    seen = np.array([codes[name] for name in names], np.int32)
-    full = np.array([codes[name] for name in sequence], np.int32)
-    steps = np.diff(np.array(numbers, np.int64), prepend=numbers[0] if len(numbers) else 0)
-    steps = np.where(steps == 0, 1, np.clip(steps, -1, len(sequence) + 1)).astype(np.int32)
-    found: np.ndarray | None = _by_numbers(seen, np.asarray(numbers, np.int64), steps, full)
-    if found is None and len(seen) * len(full) <= _MAX_CELLS:
-        found = align_residues(seen, steps, full)
-    return found
-
-
-def _by_numbers(seen: Any, numbers: Any, steps: Any, full: Any) -> Any:
-    """A placement by numbers alone: the one that counts from 1, else the first."""
-    if len(seen) == 0 or (steps[1:] < 1).any() or (np.diff(numbers) == 0).any():
+    """A placement by numbers alone: the one that counts from 1, else the first; None if none."""
+    index = np.array(numbers, np.int64) - (numbers[0] if numbers else 0)
+    if not len(index) or (np.diff(index) < 1).any() or index[-1] >= len(sequence):
         return None
-    index = numbers - numbers[0]
-    room = len(full) - int(index[-1])
-    starts = sorted(range(max(room, 0)), key=lambda start: start != int(numbers[0]) - 1)
-    fits = (start for start in starts if np.array_equal(full[index + start], seen))
-    start = next(fits, None)
-    return None if start is None else index + start
+    full, seen = np.array(sequence), np.array(names)
+    starts = range(len(full) - int(index[-1]))
+    for start in sorted(starts, key=lambda start: start != numbers[0] - 1):
+        if np.array_equal(full[index + start], seen):
+            return index + start
+    return None
 
 
-@njit(cache=True, nogil=True)
-@no_type_check
-def align_residues(seen: Any, steps: Any, full: Any) -> Any:
-    """Position of each residue, -1 for none, by dynamic programming over residue and position."""
-    n, m = seen.size, full.size
-    # What led to residue i on position j: 0 the start, 1 a step as the numbers say, 2 a jump.
-    trace = np.zeros((n, m), np.int8)
-    # What led to the best with residue i on j or before: 0 on j, 1 before j, 2 i is left out.
-    choice = np.zeros((n + 1, m + 1), np.int8)
-    before = np.zeros(m + 1, np.int64)  # best of the residues before i within positions < j
-    placed = np.full(m, _NEVER, np.int64)  # best with residue i - 1 on j
-    for i in range(n):
-        now = np.full(m, _NEVER, np.int64)
-        best = np.empty(m + 1, np.int64)
-        best[0] = before[0] + _LEFT_OUT
-        choice[i + 1, 0] = 2
-        for j in range(m):
-            score = _SAME if seen[i] == full[j] else _OTHER
-            if i == 0:
-                now[j] = score
-                trace[i, j] = 0
-            else:
-                now[j] = before[j] + _JUMP + score
-                trace[i, j] = 2
-                k = j - steps[i]
-                if steps[i] > 0 and k >= 0 and placed[k] + score >= now[j]:
-                    now[j] = placed[k] + score
-                    trace[i, j] = 1
-            best[j + 1] = now[j]
-            choice[i + 1, j + 1] = 0
-            if best[j] >= best[j + 1]:
-                best[j + 1] = best[j]
-                choice[i + 1, j + 1] = 1
-            if before[j + 1] + _LEFT_OUT > best[j + 1]:
-                best[j + 1] = before[j + 1] + _LEFT_OUT
-                choice[i + 1, j + 1] = 2
-        before = best
-        placed = now
-    where = np.full(n, -1, np.int64)
-    i, j = n - 1, m
-    on = False  # whether residue i is known to be on position j
-    while i >= 0:
-        if not on:
-            while choice[i + 1, j] == 1:
-                j -= 1
-            if choice[i + 1, j] == 2:
-                i -= 1
-                continue
-            j -= 1
-        where[i] = j
-        on = trace[i, j] == 1
-        if on:
-            j -= steps[i]
-        i -= 1
-    return where
+def _aligned(
+    names: Sequence[str], numbers: Sequence[int], sequence: Sequence[str]
+) -> Int[np.ndarray, " R"] | None:
+    """gemmi's alignment of names; gaps cost nothing where a number is left out."""
+    import gemmi
+
+    if len(names) * len(sequence) > _MAX_CELLS:
+        return None
+    scoring = gemmi.AlignmentScoring()
+    scoring.match, scoring.mismatch, scoring.gapo = _SAME, _OTHER, _LEFT_OUT
+    joined = np.diff(np.array(numbers, np.int64)) <= 1
+    gaps = [0, *np.where(joined, _JUMP, 0).tolist(), 0][: len(names) + 1]
+    steps = gemmi.align_string_sequences([*sequence], [*names], gaps, scoring).cigar_str()
+    found = np.full(len(names), -1, np.int64)
+    position = residue = 0
+    for count, kind in ((int(one), kind) for one, kind in _STEP.findall(steps)):
+        if kind == "M":
+            found[residue : residue + count] = np.arange(position, position + count)
+        position += 0 if kind == "D" else count
+        residue += 0 if kind == "I" else count
+    return found
 
 
 def fits(placed: Int[np.ndarray, " R"], seen: Sequence[str], sequence: Sequence[str]) -> bool:

@@ -159,9 +159,24 @@ class AtomRows:
         number = spread(starts, len(self))[self.residue_starts()]
         return np.bincount(number, minlength=len(starts))
 
+    def kind_counts(self, starts: Integer[np.ndarray, " c"]) -> Integer[np.ndarray, "c 4"]:
+        """Atoms of each kind of every chain that begins there."""
+        counts = np.zeros((len(starts), 4), np.int64)
+        np.add.at(counts, (spread(starts, len(self)), self.kind), 1)
+        return counts
+
     def residue_number(self) -> Integer[np.ndarray, " A"]:
         """Running number of every atom's residue."""
         return spread(self.residue_starts(), len(self))
+
+
+def to_methionine(atoms: AtomRows) -> None:
+    """Make selenomethionines methionines, in place."""
+    held = atoms.res_name == "MSE"
+    selenium = held & (atoms.name == "SE")
+    atoms.name[selenium], atoms.element[selenium] = "SD", "S"
+    atoms.res_name[held] = "MET"
+    atoms.hetero[held] = False
 
 
 def runs(starts: Integer[np.ndarray, " s"], size: int) -> Iterator[tuple[int, int]]:

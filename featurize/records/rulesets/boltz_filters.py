@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 
 from evofeed.base.shapes import Bool, Float, Integer
-from evofeed.featurize.records.rulesets.contacts import contacts, touching
+from evofeed.featurize.records.rulesets.contacts import clashing, contacts, touching
 from evofeed.featurize.records.rulesets.standard import (
     EXCLUDED_LIGANDS,
     STANDARD_NUCLEIC,
@@ -144,20 +144,4 @@ class Assembly:
             pairs = pairs[[tuple(pair) not in linked for pair in pairs.tolist()]]
         there = np.isfinite(self.position).all(1)
         seen = np.bincount(self.chain_of[there], minlength=len(self.chains))
-        share = {
-            pair: len(found) / seen[pair[0]]
-            for pair, found in touching(pairs, self.chain_of).items()
-            if len(found) / seen[pair[0]] > rules.clash_fraction
-        }
-        removed: set[int] = set()
-        for chain, other in sorted(share, key=lambda pair: (sorted(pair), pair)):
-            if chain in removed or other in removed:
-                continue
-            back = share.get((other, chain))
-            if back is None:
-                removed.add(chain)
-                continue
-            # Of two chains the one that clashes more goes, then the smaller, then the later.
-            one = (share[chain, other], -int(seen[chain]), chain)
-            removed.add(max(one, (back, -int(seen[other]), other))[2])
-        return removed
+        return clashing(touching(pairs, self.chain_of), seen, rules.clash_fraction)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable, Mapping
 from typing import Any, Final, no_type_check
 
 import numpy as np
@@ -49,6 +50,31 @@ def touching(
         near.setdefault((a, b), set()).add(one)
         near.setdefault((b, a), set()).add(two)
     return near
+
+
+def clashing(
+    near: Mapping[tuple[int, int], set[int]],
+    counts: Integer[np.ndarray, " C"],
+    fraction: float,
+    rank: Callable[[int], Any] = int,
+) -> set[int]:
+    """Chains that are left out because more than a fraction of their atoms is near another chain.
+
+    Of two chains the one that clashes more goes, then the smaller, then the later.
+
+    Args:
+        near: of `touching`.
+        counts: atoms of every chain.
+        rank: what chains are ordered by.
+    """
+    removed: set[int] = set()
+    pairs = {pair for pair in near if rank(pair[0]) < rank(pair[1])}
+    for one, two in sorted(pairs, key=lambda pair: [rank(chain) for chain in pair]):
+        first, second = len(near[one, two]) / counts[one], len(near[two, one]) / counts[two]
+        if one not in removed and two not in removed and max(first, second) > fraction:
+            both = (first, -int(counts[one]), one), (second, -int(counts[two]), two)
+            removed.add(max(both, key=lambda chain: (*chain[:2], rank(chain[2])))[2])
+    return removed
 
 
 @njit(cache=True, nogil=True)

@@ -26,6 +26,7 @@ from evofeed.featurize.records.rulesets.atom_rows import (
     residue_bonds,
     runs,
     spread,
+    to_methionine,
 )
 from evofeed.featurize.records.rulesets.contacts import contacts, touching
 from evofeed.featurize.records.rulesets.standard import (
@@ -113,10 +114,7 @@ class _Cleaning:
         atoms = self._assembly(self._asymmetric_unit())
         if not len(atoms) or not atoms.occupancy.sum():
             raise EntryRefused("all atoms have zero occupancy", item=record.entry)
-        selenium = (atoms.res_name == "MSE") & (atoms.element == "SE")
-        atoms.hetero[atoms.res_name == "MSE"] = False
-        atoms.res_name[atoms.res_name == "MSE"] = "MET"
-        atoms.element[selenium], atoms.name[selenium] = "S", "SD"
+        to_methionine(atoms)
         one, two = exchanged_arginines(atoms)
         atoms.name[one], atoms.name[two] = "NH2", "NH1"
         atoms = self._without(atoms, np.isin(atoms.res_name, ("HOH", "DOD")), "water", report=False)
@@ -190,11 +188,9 @@ class _Cleaning:
     ) -> Integer[np.ndarray, " A"]:
         types = self.record.component_types
         names, inverse = np.unique(atoms.res_name, return_inverse=True)
-        kind = np.array([_KINDS.get(types.get(name, ""), LIGAND) for name in names])[inverse]
-        number = spread(starts, len(atoms))
-        counts = np.zeros((len(starts), 4), np.int64)
-        np.add.at(counts, (number, kind), 1)
-        chain: np.ndarray = counts.argmax(axis=1)
+        kinds = [_KINDS.get(types.get(name, ""), LIGAND) for name in names]
+        atoms.kind = np.array(kinds)[inverse]
+        chain: np.ndarray = atoms.kind_counts(starts).argmax(axis=1)
         residues = atoms.residue_counts(starts)
         if self.rules.single_is_ligand:
             chain[residues == 1] = LIGAND
@@ -202,8 +198,7 @@ class _Cleaning:
             polymer = np.array([bool(entity.monomers) for entity in self.record.entities] + [False])
             entity = self.record.chain_entity[atoms.asym[starts]]
             chain[(residues == 1) & ~polymer[entity]] = LIGAND
-        kinds: np.ndarray = chain[number]
-        return kinds
+        return np.asarray(chain[spread(starts, len(atoms))])
 
     def _without(
         self, atoms: AtomRows, out: Bool[np.ndarray, " A"], reason: str, *, report: bool = True

@@ -24,6 +24,7 @@ from evofeed.featurize.records.rulesets.atom_rows import (
     residue_bonds,
     runs,
     spread,
+    to_methionine,
 )
 from evofeed.featurize.records.rulesets.contacts import contacts
 from evofeed.featurize.records.rulesets.protenix_atoms import (
@@ -135,11 +136,11 @@ class _Preparation:
         swapped, back = np.append(one, two), np.append(two, one)
         atoms.row[swapped], atoms.position[swapped] = atoms.row[back], atoms.position[back]
         if not self.rules.selenium_lost:
-            _to_methionine(atoms)
+            to_methionine(atoms)
         present = set(atoms.entity.tolist())
         used = {entity: codes for entity, codes in monomers.items() if entity in present}
         atoms = Completion(atoms, self.components, used).whole()
-        _to_methionine(atoms)
+        to_methionine(atoms)
         atoms = self._without_placeholders(atoms)
         if set(self.record.methods) & set(_CRYSTALS):
             aids = np.isin(atoms.res_name, AIDS) & ~np.isin(atoms.entity, list(self.polymers))
@@ -294,8 +295,7 @@ class _Preparation:
         starts = run_starts(atoms.chain)
         residues = run_starts(atoms.chain, atoms.res_id, atoms.insertion, atoms.res_name)
         number = spread(starts, len(atoms))
-        counts = np.zeros((len(starts), 4), np.int64)
-        np.add.at(counts, (number, atoms.kind), 1)
+        counts = atoms.kind_counts(starts)
         first = atoms.kind[starts]
         most = counts.max(axis=1)
         kinds = np.where(counts[np.arange(len(starts)), first] == most, first, counts.argmax(1))
@@ -333,11 +333,3 @@ def _lowest_of_residue(record: EntryRecord) -> Bool[np.ndarray, " A"]:
     np.minimum.at(lowest, number[there], record.atom_altloc[there])
     mask: np.ndarray = there & (record.atom_altloc == lowest[number])
     return mask
-
-
-def _to_methionine(atoms: AtomRows) -> None:
-    held = atoms.res_name == "MSE"
-    selenium = held & (atoms.name == "SE")
-    atoms.name[selenium], atoms.element[selenium] = "SD", "S"
-    atoms.res_name[held] = "MET"
-    atoms.hetero[held] = False

@@ -9,17 +9,16 @@ import numpy as np
 
 from evofeed.base.shapes import Bool, Integer
 from evofeed.featurize.records.rulesets.atom_rows import AtomRows, connected
-from evofeed.featurize.records.rulesets.contacts import contacts, touching
-from evofeed.featurize.records.rulesets.standard import STANDARD_NUCLEIC, STANDARD_PROTEIN
+from evofeed.featurize.records.rulesets.contacts import clashing, contacts, touching
+from evofeed.featurize.records.rulesets.standard import LIGAND, STANDARD_NUCLEIC, STANDARD_PROTEIN
 
 _NEAR = 15.0
-_LIGAND = 3
 
 
 def centre_atoms(atoms: AtomRows) -> Bool[np.ndarray, " A"]:
     """CA or C1' of standard residues, every atom of others."""
     protein = np.isin(atoms.res_name, STANDARD_PROTEIN)
-    standard = (protein | np.isin(atoms.res_name, STANDARD_NUCLEIC)) & (atoms.kind != _LIGAND)
+    standard = (protein | np.isin(atoms.res_name, STANDARD_NUCLEIC)) & (atoms.kind != LIGAND)
     mask: np.ndarray = ~standard | (atoms.name == np.where(protein, "CA", "C1'"))
     return mask
 
@@ -63,27 +62,13 @@ def clashing_chains(
     rows = np.flatnonzero(centre_atoms(atoms) & (atoms.row >= 0))
     chain = atoms.chain[rows]
     pairs = contacts(atoms.position[rows], chain, distance)
-    near = touching(pairs, chain)
+    near = {
+        pair: found
+        for pair, found in touching(pairs, chain).items()
+        if not _is_molecule(atoms, *pair)
+    }
     counts = np.bincount(chain, minlength=len(names))
-    removed: set[int] = set()
-    order = sorted({one for pair in near for one in pair}, key=lambda row: names[row])
-    for place, one in enumerate(order):
-        for two in order[place + 1 :] if one not in removed else ():
-            if two in removed or (one, two) not in near or _is_molecule(atoms, one, two):
-                continue
-            first = len(near[one, two]) / counts[one]
-            second = len(near[two, one]) / counts[two]
-            if max(first, second) <= fraction:
-                continue
-            # The one that clashes more goes, then the smaller, then the later by name.
-            worst = max(
-                (first, -int(counts[one]), names[one], one),
-                (second, -int(counts[two]), names[two], two),
-            )[3]
-            removed.add(worst)
-            if worst == one:
-                break
-    return removed
+    return clashing(near, counts, fraction, rank=names.__getitem__)
 
 
 def _is_molecule(atoms: AtomRows, one: int, two: int) -> bool:

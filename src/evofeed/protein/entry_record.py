@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -205,21 +205,19 @@ class EntryRecord:
             chain_author=tuple(self.chain_author[chain] for chain in chains),
             chain_entity=self.chain_entity[chains],
             chain_residue=offsets(held[chains]),
-            residue_name=self.residue_name[keep],
-            residue_seq=self.residue_seq[keep],
-            residue_author=self.residue_author[keep],
-            residue_insertion=self.residue_insertion[keep],
-            residue_hetero=self.residue_hetero[keep],
-            residue_atom=offsets(counts[keep]),
-            atom_name=self.atom_name[rows],
-            atom_element=self.atom_element[rows],
-            atom_charge=self.atom_charge[rows],
-            atom_altloc=self.atom_altloc[rows],
-            atom_occupancy=self.atom_occupancy[rows],
-            atom_b_factor=self.atom_b_factor[rows],
-            atom_position=self.atom_position[rows],
+            **self._rows("residue_", keep) | {"residue_atom": offsets(counts[keep])},
+            **self._rows("atom_", rows),
             links=links,
         )
+
+    def _rows(self, table: str, rows: Bool[np.ndarray, " n"]) -> dict[str, Any]:
+        """These rows of the columns whose names begin so."""
+        columns = {one.name: getattr(self, one.name) for one in dataclasses.fields(self)}
+        return {
+            name: column[rows]
+            for name, column in columns.items()
+            if name.startswith(table) and len(column) == len(rows)
+        }
 
 
 def solvent_rows(record: EntryRecord) -> Bool[np.ndarray, " A"]:
