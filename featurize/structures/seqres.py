@@ -52,8 +52,8 @@ def place_on_sequence(
         if (np.diff(found) > 0).all():
             return found
     names, numbers = [name for _, _, name in seen], [number for number, _, _ in seen]
-    found = _by_numbers(names, numbers, sequence)
-    return _aligned(names, numbers, sequence) if found is None else found
+    by_numbers = _by_numbers(names, numbers, sequence)
+    return _aligned(names, numbers, sequence) if by_numbers is None else by_numbers
 
 
 def _by_numbers(
