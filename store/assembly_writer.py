@@ -20,7 +20,7 @@ from evofeed.store.index import canonical, index_bytes
 from evofeed.store.manifest import Part, canonical_json, check_name
 from evofeed.store.refs import move_ref
 from evofeed.store.shard import read_part
-from evofeed.store.writer import SHARD_NBYTES, ShardFiller, entries_of, write_snapshot
+from evofeed.store.writer import SHARD_NBYTES, ShardFiller, write_snapshot
 
 PAIRING: Final = ".pairing"
 """What the name of a chain's rows to pair ends with."""
@@ -83,11 +83,9 @@ def add_assemblies(
         storage,
         dataset.index,
         manifest.shards,
-        parent=dataset.digest,
+        base=dataset,
         config=config,
-        dropped=manifest.dropped,
         assemblies=Part(files, len(rows), tuple(entries)),
-        whole_entries=entries_of(dataset),
     )
     move_ref(storage, ref, snapshot.digest, dataset.digest)
     return snapshot

@@ -9,7 +9,6 @@ no room at all (everything is in use, the disk is full or read-only), reads go t
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import hashlib
 import os
@@ -169,7 +168,8 @@ class CachedStorage:
             file = (self._folder / f".tmp-{uuid.uuid4().hex}").open("wb")
             fcntl.flock(file, fcntl.LOCK_EX)  # shows that its maker lives
             try:
-                _allocate(file, nbytes)  # counts against the cap from now on
+                # Counts against the cap from now on, and finds a full disk before the fetch.
+                os.posix_fallocate(file.fileno(), 0, nbytes)
             except OSError:
                 Path(file.name).unlink()
                 file.close()
@@ -231,19 +231,6 @@ class CachedStorage:
         """The remote's connections and the local files."""
         self.remote.close()
         self._local.close()
-
-
-def _allocate(file: IO[bytes], nbytes: int) -> None:
-    """Give a file its size and, where the system can, its room on the disk.
-
-    So a full disk is found before a shard is fetched, and not once for each read.
-    """
-    try:
-        os.posix_fallocate(file.fileno(), 0, nbytes)
-    except (AttributeError, OSError) as error:
-        if getattr(error, "errno", 0) in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            raise
-        file.truncate(nbytes)
 
 
 def _abandoned(path: Path) -> bool:

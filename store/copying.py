@@ -93,7 +93,6 @@ def _recode(dataset: Dataset, storage: Storage, zstd: bool, shard_nbytes: int) -
         storage,
         with_cluster_sizes(table, sizes),
         entries,
-        parent=None,
         config=manifest.config | {"copied_from": dataset.digest},
         dropped=manifest.dropped,
     )

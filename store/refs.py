@@ -9,7 +9,6 @@ import json
 from dataclasses import dataclass
 
 from evofeed.base.errors import DatasetMissing, RefConflict, ShardCorrupt, ShardMissing
-from evofeed.store.faults import reached
 from evofeed.store.manifest import DIGEST, canonical_json, check_name
 from evofeed.store.storage import LocalStorage, ReadOnlyStorage, Storage, now
 
@@ -148,6 +147,5 @@ def _swapped(
         new = Ref(name, digest or expect or "", now())
         values = {"name": name, "digest": digest, "updated_at": new.updated_at}
         if storage.swap(key, held, canonical_json(values)):
-            reached("ref moved")
             return new  # otherwise somebody was faster: look who, and say so
     raise RefConflict(f"ref {name!r} keeps moving: try again later", path=storage.uri)

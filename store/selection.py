@@ -340,11 +340,11 @@ def _part(
         base.storage,
         table,
         base.manifest.shards,
-        parent=base.digest,
+        base=base,
         config={**base.manifest.config, "selection": settings},
         dropped=tuple(sorted([*base.manifest.dropped, *out], key=canonical_json)),
         assemblies=complexes,
-        whole_entries=entries,
+        entries=entries,
     )
     try:
         now: str | None = read_ref(base.storage, into).digest

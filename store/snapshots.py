@@ -26,8 +26,6 @@ from evofeed.store.shard import read_part, shard_key
 from evofeed.store.writer import (
     SHARD_NBYTES,
     MoveRef,
-    assemblies_of,
-    entries_of,
     parent_of,
     with_cluster_sizes,
     write_snapshot,
@@ -79,10 +77,9 @@ def merge(
         ValueError: a chain is in both and differs; names it.
     """
     theirs = Dataset.open(other, other_snapshot)
-    if len(theirs.assemblies):
-        raise ValueError("the other dataset has assemblies: merge into it, or add them here again")
-    if len(theirs.entries):
-        raise ValueError("the other dataset has entries: merge into it, or add them here again")
+    for what, part in (("assemblies", theirs.assemblies), ("entries", theirs.entries)):
+        if len(part):
+            raise ValueError(f"the other dataset has {what}: merge into it, or add them here again")
 
     def change(base: Dataset) -> tuple[pa.Table, list[ShardEntry]]:
         shared = base.diff_with(theirs)
@@ -167,13 +164,10 @@ def add_entries(
         storage,
         base.index if base else canonical([]),
         manifest.shards if manifest else (),
+        base=base,
         parent=expect,
         config=settings,
-        dropped=manifest.dropped if manifest else (),
-        assemblies=assemblies_of(base),
-        whole_entries=Part(
-            files, sum(row["kind"] == "entry" for row in rows), tuple(entries.values())
-        ),
+        entries=Part(files, sum(row["kind"] == "entry" for row in rows), tuple(entries.values())),
     )
     move(storage, ref, snapshot.digest, expect)
     return snapshot
@@ -202,16 +196,7 @@ def _amend(
     _keep_chains_of_assemblies(base, table)
     if table.equals(base.index):
         return Snapshot(base.digest, base.manifest)
-    snapshot = write_snapshot(
-        base.storage,
-        table,
-        (*base.manifest.shards, *entries),
-        parent=base.digest,
-        config=base.manifest.config,
-        dropped=base.manifest.dropped,
-        assemblies=assemblies_of(base),
-        whole_entries=entries_of(base),
-    )
+    snapshot = write_snapshot(base.storage, table, (*base.manifest.shards, *entries), base=base)
     move(base.storage, ref, snapshot.digest, base.digest)
     return snapshot
 

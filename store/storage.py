@@ -25,7 +25,6 @@ from typing import IO, Any, Protocol, runtime_checkable
 
 from evofeed.base.errors import AccessDenied, ShardCorrupt, ShardMissing, StoreError
 from evofeed.base.within import is_limited, open_within
-from evofeed.store.faults import reached
 
 Bytes = bytes | bytearray | memoryview
 MAX_OPEN = 256
@@ -177,23 +176,17 @@ class LocalStorage:
     def put(self, key: str, data: Bytes) -> None:
         """Write aside, sync, rename, sync the folder."""
         try:
-            reached("file not begun")
             with self._folder_of(key) as folder:
                 target = folder / key.rpartition("/")[2]
                 aside = folder / f".tmp-{os.getpid()}-{uuid.uuid4().hex}"
                 try:
                     with aside.open("xb", buffering=0) as file:
-                        reached("file opened aside")
                         _write(file, data)
-                        reached("file written, not synced")
                         os.fsync(file.fileno())
-                    reached("file synced, not renamed")
                     aside.replace(target)
                 finally:
                     aside.unlink(missing_ok=True)
-                reached("file renamed, folder not synced")
                 _sync_folder(folder)
-            reached("file in place")
         except OSError as error:
             raise _write_error(error, self.path(key), len(data)) from error
 
@@ -209,14 +202,12 @@ class LocalStorage:
         """Compare and replace under a file lock: atomic wherever `flock` is (NFS: version 4)."""
         with self._folder_of(key) as folder, _lock_file(folder) as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            reached("ref locked, not compared")
             try:
                 current: bytes | None = self.read(key)
             except ShardMissing:
                 current = None
             if current != old:
                 return False
-            reached("ref compared, not replaced")
             self.put(key, new)
             return True
 
@@ -308,13 +299,10 @@ def read_file(path: Path, inside: str | None = None) -> bytes:
 
 
 def _write(file: FileIO, data: Bytes) -> None:
-    """All of `data`, in two pieces: the kernel may take less than it was given."""
+    """All of `data`: the kernel may take less than it was given."""
     view = memoryview(data).cast("B")
-    done, half = 0, len(view) // 2
-    while done < len(view):
-        done += file.write(view[done : half if done < half else len(view)])
-        if done == half:
-            reached("file half written")
+    while view:
+        view = view[file.write(view) :]
 
 
 def _sync_folder(folder: Path) -> None:

@@ -12,7 +12,6 @@ import pyarrow as pa
 from evofeed.base.errors import DatasetMissing, ShardMissing
 from evofeed.protein.chain_record import ChainRecord
 from evofeed.store.encode import encode_record
-from evofeed.store.faults import reached
 from evofeed.store.history import Snapshot
 from evofeed.store.index import canonical, index_bytes
 from evofeed.store.layout import PackedColumn
@@ -121,25 +120,24 @@ class DatasetWriter:
             ValueError: a chain is in two shards.
         """
         self.flush()
-        reached("shards written, nothing names them")
         entries = sorted(self._shards.entries.values())
         table = canonical([read_part(self.storage, entry) for entry in entries])
         if cluster_sizes is not None:
             table = with_cluster_sizes(table, cluster_sizes)
         settings = dict(config or {})
-        parent = parent_of(self.storage, expect)
-        complexes, whole = _kept_assemblies(parent, table, settings), entries_of(parent)
-        if whole.files and parent:
-            settings["entries"] = parent.manifest.config.get("entries", {})
+        base = parent_of(self.storage, expect)
+        complexes = _kept_assemblies(base, table, settings)
+        if base and base.manifest.entries:
+            settings["entries"] = base.manifest.config.get("entries", {})
         snapshot = write_snapshot(
             self.storage,
             table,
             entries,
+            base=base,
             parent=expect,
             config=settings,
             dropped=tuple(sorted((dict(item) for item in dropped), key=canonical_json)),
             assemblies=complexes,
-            whole_entries=whole,
         )
         move(self.storage, ref, snapshot.digest, expect)
         return snapshot
@@ -155,21 +153,12 @@ def parent_of(storage: Storage, digest: str | None) -> Dataset | None:
         return None
 
 
-def assemblies_of(base: Dataset | None) -> Part:
-    """The complexes of a snapshot, as they are."""
-    if base is None or base.manifest.assemblies is None:
+def _part_of(base: Dataset | None, kind: str) -> Part:
+    """The complexes, or entries, of a snapshot as they are."""
+    about = getattr(base.manifest, kind) if base else None
+    if base is None or about is None:
         return NO_PART
-    return _part_of(base, base.manifest.assemblies, base.assemblies.member_index)
-
-
-def entries_of(base: Dataset | None) -> Part:
-    """The entries of a snapshot, as they are."""
-    if base is None or base.manifest.entries is None:
-        return NO_PART
-    return _part_of(base, base.manifest.entries, base.entries.records)
-
-
-def _part_of(base: Dataset, about: Mapping[str, Any], rows: pa.Table) -> Part:
+    rows = base.assemblies.member_index if kind == "assemblies" else base.entries.records
     names = set(rows["shard"].unique().to_pylist())
     return Part(
         {name: base.snapshot_file(name)[0] for name in about["files"]},
@@ -201,50 +190,56 @@ def with_cluster_sizes(table: pa.Table, sizes: Mapping[str, int]) -> pa.Table:
 def write_snapshot(
     storage: Storage,
     table: pa.Table,
-    entries: Iterable[ShardEntry],
+    shards: Iterable[ShardEntry],
     *,
-    parent: str | None,
-    config: dict[str, Any],
-    dropped: tuple[dict[str, Any], ...] = (),
-    assemblies: Part = NO_PART,
-    whole_entries: Part = NO_PART,
+    base: Dataset | None = None,
+    parent: str | None = None,
+    config: dict[str, Any] | None = None,
+    dropped: tuple[dict[str, Any], ...] | None = None,
+    assemblies: Part | None = None,
+    entries: Part | None = None,
 ) -> Snapshot:
-    """Store index and manifest of a snapshot, with those of `entries` that the index names and the
-    shards of its complexes and entries. No ref moves."""
+    """Store index and manifest of a snapshot; no ref moves.
+
+    Args:
+        storage: of the dataset.
+        table: its index.
+        shards: what its chains may lie in; those that the index names are kept.
+        base: the snapshot it is made from, whose settings, dropped inputs, complexes and entries
+            it has where others are not given.
+        parent: digest of `base`, if that is not there any more.
+        config, dropped: as in `Manifest`.
+        assemblies, entries: its complexes and entries.
+    """
+    assemblies = _part_of(base, "assemblies") if assemblies is None else assemblies
+    entries = _part_of(base, "entries") if entries is None else entries
+    before = base.manifest if base else None
+    if before:
+        config = before.config if config is None else config
+        dropped = before.dropped if dropped is None else dropped
     index, live = index_bytes(table), set(table["shard"].unique().to_pylist())
-    chains = (entry for entry in entries if entry.name in live)
+    chains = (shard for shard in shards if shard.name in live)
     manifest = Manifest(
-        shards=tuple(sorted({*chains, *assemblies.shards, *whole_entries.shards})),
+        shards=tuple(sorted({*chains, *assemblies.shards, *entries.shards})),
         index_sha256=hashlib.sha256(index).hexdigest(),
         index_nbytes=len(index),
         num_chains=table.num_rows,
-        parent=parent,
-        config=config,
-        dropped=dropped,
+        parent=base.digest if base else parent,
+        config=config or {},
+        dropped=dropped or (),
         assemblies=assemblies.described(),
-        entries=whole_entries.described(),
+        entries=entries.described(),
     )
-    if (same := _same_as_parent(storage, manifest)) is not None:
-        return same
+    if base and replace(manifest, parent=base.manifest.parent) == base.manifest:
+        return Snapshot(base.digest, base.manifest)
     folder = f"snapshots/{manifest.digest}"
     if _is_there(storage, folder, manifest):  # written again, its files would look newer
         return Snapshot(manifest.digest, manifest)
-    reached("index made, not written")
-    for name, data in (*assemblies.files.items(), *whole_entries.files.items()):
+    for name, data in (*assemblies.files.items(), *entries.files.items()):
         storage.put(f"{folder}/{name}", data)
     storage.put(f"{folder}/index.arrow", index)
-    reached("index written, no manifest")
     storage.put(f"{folder}/manifest.json", manifest.to_bytes())  # last: it marks completeness
-    reached("manifest written, ref not moved")
     return Snapshot(manifest.digest, manifest)
-
-
-def _same_as_parent(storage: Storage, manifest: Manifest) -> Snapshot | None:
-    """The parent, if the new snapshot would differ from it in nothing but its own parent."""
-    base = parent_of(storage, manifest.parent)
-    if base is None or replace(manifest, parent=base.manifest.parent) != base.manifest:
-        return None
-    return Snapshot(base.digest, base.manifest)
 
 
 def _is_there(storage: Storage, folder: str, manifest: Manifest) -> bool:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import multiprocessing
 import os
 import resource
 import shutil
 import signal
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +22,6 @@ from evofeed.base.errors import StoreError
 from evofeed.store import (
     Dataset,
     DatasetWriter,
-    faults,
     gc,
     write_shard,
 )
@@ -56,30 +57,35 @@ def publish(folder, seeds, expect):
     return published(folder, map(small, seeds), shard_nbytes=SHARD_NBYTES, expect=expect)
 
 
-def publisher(folder, expect, die_at):
-    """Publish in a forked process that kills itself at the nth point it reaches; its pid."""
+def publisher(folder, expect, die_at=-1, most_bytes=resource.RLIM_INFINITY):
+    """Publish in a forked process that kills itself before it changes the folder for the nth time,
+    or is killed within the first file of more than so many bytes; its exit code."""
     pid = os.fork()
     if pid:
-        return pid
-    left = die_at
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    left, fsync = die_at, os.fsync
 
-    def hook(_):
+    def change(*_):
         nonlocal left
         if not left:
             os.kill(os.getpid(), signal.SIGKILL)
         left -= 1
 
+    def watch(event, arguments):
+        writes = event == "open" and arguments[2] & (os.O_WRONLY | os.O_RDWR)
+        if writes or event in ("os.rename", "os.mkdir", "os.remove", "fcntl.flock"):
+            change()
+
     code = 1
     try:
-        faults.hook = hook
+        signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, most_bytes))
+        sys.addaudithook(watch)
+        os.fsync = lambda number: (change(), fsync(number))
         publish(folder, range(4), expect)
         code = 0
     finally:
         os._exit(code)
-
-
-def exit_code(pid):
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
 def everything_in_place_is_whole(folder):
@@ -104,18 +110,13 @@ def sees(folder, *digests):
 
 @pytest.fixture
 def base(fast_path):
-    """A published snapshot, what the next one will be, and every point on the way to it."""
+    """A published snapshot, and the digest of what the next one will be."""
     folder = fast_path / "base"
     first = publish(folder, range(2), None)
     shutil.copytree(folder, fast_path / "undisturbed")
-    points = []
-    faults.hook = points.append
-    try:
-        after = publish(fast_path / "undisturbed", range(4), first.digest)
-        assert len(after.manifest.shards) == 2
-    finally:
-        faults.hook = None
-    return folder, first.digest, after.digest, points
+    after = publish(fast_path / "undisturbed", range(4), first.digest)
+    assert len(after.manifest.shards) == 2
+    return folder, first.digest, after.digest
 
 
 def swept(folder):
@@ -125,22 +126,37 @@ def swept(folder):
     assert Dataset.open(folder).verify(deep=True) == []
 
 
-def test_a_publisher_killed_at_every_point_is_repeated_with_the_same_digest(base, fast_path):
-    folder, before, after, points = base
-    assert set(points) == set(faults.POINTS), "each name is reached"
-    assert points.count("file half written") >= 7  # parts and shards, index, manifest, ref
-    for number, point in enumerate(points):
-        data = fast_path / f"killed{number}"
-        shutil.copytree(folder, data)
-        assert exit_code(publisher(data, before, number)) == -signal.SIGKILL, point
-        everything_in_place_is_whole(data)
-        seen = sees(data, before, after)
-        assert seen == before or points.index("ref moved") <= number + 2, point
-        assert publish(data, range(4), before).digest == after, point
-        assert sees(data, after) == after
+def repeated(data, before, after):
+    """What a killed publisher left is invisible or whole, and publishing again completes it."""
+    everything_in_place_is_whole(data)
+    seen = sees(data, before, after)
+    assert publish(data, range(4), before).digest == after
+    assert sees(data, after) == after
+    return seen
+
+
+def test_a_publisher_killed_at_every_change_is_repeated_with_the_same_digest(base, fast_path):
+    folder, before, after = base
+    seen = []
+    for number in itertools.count():
+        data = shutil.copytree(folder, fast_path / f"killed{number}")
+        if (code := publisher(data, before, die_at=number)) == 0:
+            break
+        assert code == -signal.SIGKILL
+        seen.append(repeated(data, before, after))
         if number % 7 == 0:
             swept(data)
         shutil.rmtree(data)
+    assert len(seen) > 40  # seven files, each opened, synced and renamed, and its folder synced
+    assert seen == sorted(seen, key=(before, after).index) and seen.count(after) <= 3
+
+
+@pytest.mark.parametrize("most_bytes", [40, 400, 4000])
+def test_a_publisher_killed_within_a_file_is_repeated_with_the_same_digest(base, most_bytes):
+    folder, before, after = base
+    assert publisher(folder, before, most_bytes=most_bytes) == -signal.SIGXFSZ
+    assert repeated(folder, before, after) == before
+    swept(folder)
 
 
 def fill(folder, limit, pipe):
