@@ -15,27 +15,6 @@ _TYPES: Final = {
 }
 _ARROW: Final = "application/vnd.apache.arrow.file"
 _PRIVATE: Final = ("column_offsets",)
-_MEANING: Final = {
-    "chain_id": "name of the chain",
-    "shard": "file below shards/ that holds it",
-    "offset": "where it begins in the shard, bytes",
-    "nbytes": "how long it is there, bytes",
-    "raw_nbytes": "how long without compression, bytes",
-    "checksum": "xxh3-64 of its bytes",
-    "num_res": "residues",
-    "num_alignments": "rows of its alignment, the query included",
-    "num_deletions": "cells of the alignment with insertions before them",
-    "num_templates": "templates",
-    "resolution": "ångström, 0 if unknown",
-    "release_date": "ISO date, empty if unknown",
-    "method": "experimental method as the mmCIF file has it",
-    "is_distillation": "its structure is a prediction",
-    "has_structure": "it has one",
-    "num_unknown": "residues that are none of the twenty",
-    "max_aa_fraction": "share of its commonest residue",
-    "cluster_size": "chains in its sequence cluster, -1 if unknown",
-    "cost": "work to read it, in MSA cells",
-}
 
 
 def croissant(
@@ -99,47 +78,26 @@ def _field(column: str, kind: str) -> dict[str, Any]:
         "@type": "cr:Field",
         "@id": f"chains/{column}",
         "name": column,
-        "description": _MEANING[column],
         "dataType": next(known, "sc:Text"),
         "source": {"fileObject": {"@id": "index"}, "extract": {"column": column}},
     }
 
 
+_TERMS: Final = (
+    "citeAs column equivalentProperty extract field fileProperty fileObject fileSet format "
+    "includes isLiveDataset jsonPath key md5 parentField path recordSet references regex repeated "
+    "replace samplingRate separator source subField transform"
+)
 _CONTEXT: Final = {
     "@language": "en",
     "@vocab": "https://schema.org/",
-    "citeAs": "cr:citeAs",
-    "column": "cr:column",
-    "conformsTo": "dct:conformsTo",
     "cr": "http://mlcommons.org/croissant/",
     "rai": "http://mlcommons.org/croissant/RAI/",
+    "dct": "http://purl.org/dc/terms/",
+    "sc": "https://schema.org/",
+    "conformsTo": "dct:conformsTo",
     "data": {"@id": "cr:data", "@type": "@json"},
     "dataType": {"@id": "cr:dataType", "@type": "@vocab"},
-    "dct": "http://purl.org/dc/terms/",
-    "equivalentProperty": "cr:equivalentProperty",
     "examples": {"@id": "cr:examples", "@type": "@json"},
-    "extract": "cr:extract",
-    "field": "cr:field",
-    "fileProperty": "cr:fileProperty",
-    "fileObject": "cr:fileObject",
-    "fileSet": "cr:fileSet",
-    "format": "cr:format",
-    "includes": "cr:includes",
-    "isLiveDataset": "cr:isLiveDataset",
-    "jsonPath": "cr:jsonPath",
-    "key": "cr:key",
-    "md5": "cr:md5",
-    "parentField": "cr:parentField",
-    "path": "cr:path",
-    "recordSet": "cr:recordSet",
-    "references": "cr:references",
-    "regex": "cr:regex",
-    "repeated": "cr:repeated",
-    "replace": "cr:replace",
-    "samplingRate": "cr:samplingRate",
-    "sc": "https://schema.org/",
-    "separator": "cr:separator",
-    "source": "cr:source",
-    "subField": "cr:subField",
-    "transform": "cr:transform",
+    **{term: f"cr:{term}" for term in _TERMS.split()},
 }

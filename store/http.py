@@ -41,7 +41,7 @@ class HttpStorage:
         self._http = HttpConnection(self._uri, token, first_wait=first_wait)
         path = urlsplit(self._uri).path
         self._base = path if path.startswith("/v1/") else f"/v1{path}"
-        self.links = Links(self._http, self._uri, f"{self._base}/urls", clock)
+        self.links = Links(self._http, f"{self._base}/urls", clock)
         self.links.expect(shards)
 
     @property
@@ -69,8 +69,9 @@ class HttpStorage:
         out[:] = data
 
     def forget(self, key: str) -> None:
-        """Follow no link to a shard for a while: what came that way was wrong."""
-        self.links.forget(key.removeprefix("shards/"))
+        """Follow no link for a while: what came that way was wrong."""
+        if key.startswith("shards/"):
+            self.links.pause()
 
     def _url(self, key: str) -> str:
         return f"{self._uri}/{key}"

@@ -35,13 +35,9 @@ class Linking(Service):
     def links(self, wanted):
         now = datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=self.ahead)
         ends = now + datetime.timedelta(seconds=self.seconds)
-        urls = [
-            {"shard": shard, "url": f"http://{self.host()}/links/{shard}?s=1"} for shard in wanted
-        ]
+        base = f"http://{self.headers['Host']}/links"
+        urls = [{"shard": shard, "url": f"{base}/{shard}?s=1"} for shard in wanted]
         return {"urls": urls, "expires_at": ends.isoformat()}
-
-    def host(self):
-        return self.headers["Host"]
 
     def date_time_string(self, timestamp=None):
         return super().date_time_string(self.now() if timestamp is None else timestamp)
@@ -66,6 +62,7 @@ def service(tmp_path, monkeypatch):
     handler = type("Toy", (Linking,), {"root": tmp_path / "toy", **fresh})
     with served(handler) as url:
         handler.url = f"{url}/v1/datasets/toy"
+        monkeypatch.setenv("EVOFEED_LINK_ORIGINS", f"http://x,{url}")
         yield handler
 
 
@@ -83,39 +80,34 @@ def opening(service, clock=time.monotonic):
     return Dataset.of(HttpStorage(service.url, first_wait=0.001, clock=clock))
 
 
-def read_all(dataset):
+def read_all(dataset, service):
+    """How often links were asked for and followed until now, once all chains are read."""
     for seed in range(CHAINS):
         assert_same(dataset[f"chain{seed}_A"], random_record(seed))
-    return dataset.storage.links.stats
-
-
-def stats(asked, followed, failed):
-    return {"asked": asked, "followed": followed, "failed": failed}
+    return len(service.asked), len(service.linked)
 
 
 def test_links_are_asked_for_once_in_batches_and_followed_without_the_token(service, monkeypatch):
     monkeypatch.setattr(links, "BATCH", 3)
     with opening(service) as dataset:
         names = [entry.name for entry in dataset.manifest.shards]
-        assert read_all(dataset) == stats(2, CHAINS, 0)
-        assert read_all(dataset) == stats(2, 2 * CHAINS, 0)
+        assert read_all(dataset, service) == (2, CHAINS)
+        assert read_all(dataset, service) == (2, 2 * CHAINS)
         assert [token for *_, token in service.asked] == ["Bearer evf_secret"] * 2
         assert sorted(wanted for _, wanted, _ in service.asked) == sorted([names[:3], names[3:]])
         assert {token for _, token in service.linked} == {None}
-        assert len(service.linked) == 2 * CHAINS
         again = pickle.loads(pickle.dumps(dataset.storage))
-        assert again.links.shards == tuple(names) and not again.links._known
+        assert again.links.shards == tuple(names) and not again.links._links
 
 
 def test_a_cache_and_a_copy_fill_by_links(service, tmp_path):
     dataset = Dataset.open(service.url, cache=Cache(folder=str(tmp_path / "cache")))
     for seed in range(CHAINS):
         assert_same(dataset[f"chain{seed}_A"], random_record(seed))
-    assert dataset.storage.remote.links.stats["followed"] == CHAINS
+    assert len(service.linked) == CHAINS
     dataset.close()
-    before = len(service.linked)
     copy_dataset(service.url, tmp_path / "copy")
-    assert len(service.linked) == before + CHAINS
+    assert len(service.linked) == 2 * CHAINS
     assert Dataset.open(tmp_path / "copy").verify(deep=True) == []
 
 
@@ -123,11 +115,10 @@ def test_a_cache_and_a_copy_fill_by_links(service, tmp_path):
 def test_links_last_as_long_as_the_service_says_by_its_own_clock(service, ahead):
     service.ahead, clock = ahead, Clock()
     with opening(service, clock) as dataset:
-        assert read_all(dataset) == stats(1, CHAINS, 0)
-        clock.now += 530
-        assert read_all(dataset) == stats(1, 2 * CHAINS, 0)
-        clock.now += 200
-        assert read_all(dataset) == stats(2, 3 * CHAINS, 0)
+        for later, asked in ((0, 1), (530, 1), (200, 2)):
+            clock.now += later
+            assert read_all(dataset, service)[0] == asked
+    assert len(service.linked) == 3 * CHAINS
 
 
 def problem(status):
@@ -153,17 +144,17 @@ SOON = "2999-01-01T00:00:00+00:00"
 def test_a_service_that_gives_no_links_is_read_as_before_and_left_alone_for_a_while(service, said):
     service.said, clock = said, Clock()
     with opening(service, clock) as dataset:
-        assert read_all(dataset) == stats(1, 0, 0)
+        asked, _ = read_all(dataset, service)
+        assert read_all(dataset, service) == (asked, 0)
         clock.now += links.PAUSE
-        assert read_all(dataset) == stats(2, 0, 0)
-    assert not service.linked
+        assert read_all(dataset, service) == (2 * asked, 0)
 
 
 def test_links_that_never_end_are_never_asked_for_again(service):
     service.said, clock = saying({"urls": [], "expires_at": None}), Clock()
     with opening(service, clock) as dataset:
         for _ in range(3):
-            assert read_all(dataset) == stats(1, 0, 0)
+            assert read_all(dataset, service) == (1, 0)
             clock.now += 3600
 
 
@@ -173,6 +164,7 @@ def test_links_that_never_end_are_never_asked_for_again(service):
         "http://elsewhere.example/x", "file:///etc/passwd", "//[/x", "http://127.0.0.1:99999/x",
         "http://{host}", 7, "http://{host}/\u00e9", "http://{host}@elsewhere.example/x",
         "http://elsewhere.example#@{host}/x", "http://{host}.elsewhere.example/x",
+        "http://{host}/a b", "http://{host}/a\r\nX-Injected: 1",
     ],
 )  # fmt: skip
 def test_a_link_to_elsewhere_is_not_followed(service, monkeypatch, url):
@@ -185,47 +177,30 @@ def test_a_link_to_elsewhere_is_not_followed(service, monkeypatch, url):
         },
     )  # fmt: skip
     with opening(service) as dataset:
-        assert read_all(dataset) == stats(1, 0, 0)
-    assert not service.linked
+        assert read_all(dataset, service) == (1, 0)
 
 
-@pytest.mark.parametrize("path", ["/a b", "/a\r\nX-Injected: 1"])
-def test_a_link_that_is_no_path_reaches_nobody(service, monkeypatch, path):
-    monkeypatch.setattr(Linking, "host", lambda self: self.headers["Host"] + path)
-    with opening(service) as dataset:
-        assert read_all(dataset)["followed"] == 0
-    assert not service.linked
+@pytest.mark.parametrize("status", [200, 302, 403, 503, "hang up"])
+def test_a_link_that_leads_nowhere_is_told_and_the_service_is_read_for_a_while(
+    service, caplog, status
+):
+    def bad(self):
+        self.faults.append(status if isinstance(status, str) else (status, b""))
+        return Service.do_GET(self)
 
-
-@pytest.mark.parametrize("status", [200, 302, 403, 503])
-def test_links_that_lead_nowhere_are_counted_and_the_service_is_read(service, caplog, status):
-    service.bad = lambda self: self.answer(status, b"")
-    clock = Clock()
+    service.bad, clock = bad, Clock()
     with opening(service, clock) as dataset:
-        assert read_all(dataset) == stats(1, 0, 3)
-        assert read_all(dataset) == stats(1, 0, 3), "left alone for a while"
-        clock.now += links.PAUSE
-        assert read_all(dataset) == stats(2, 0, 6)
+        _, tried = read_all(dataset, service)
+        assert read_all(dataset, service) == (1, tried), "left alone for a while"
         service.bad = None
-        assert read_all(dataset) == stats(2, 0, 6)
         clock.now += links.PAUSE
-        assert read_all(dataset) == stats(3, CHAINS, 6)
+        assert read_all(dataset, service) == (2, tried + CHAINS)
     (line,) = [record.message for record in caplog.records if record.levelname == "WARNING"]
     assert "links to shards lead nowhere" in line and "evf_secret" not in line
-    assert f"HTTP {status}" in line
+    assert isinstance(status, str) or f"HTTP {status}" in line
 
 
-def test_one_shard_without_its_link_leaves_the_others_theirs(service):
-    with opening(service) as dataset:
-        lost = dataset.manifest.shards[1].name
-        service.bad = lambda self: (
-            self.answer(403, b"") if lost in self.path else Service.do_GET(self)
-        )
-        assert read_all(dataset) == stats(1, CHAINS - 1, 1)
-        assert read_all(dataset) == stats(1, 2 * (CHAINS - 1), 1)
-
-
-@pytest.mark.parametrize("fault", ["flip", "cut", "hang up"])
+@pytest.mark.parametrize("fault", ["flip", "cut"])
 def test_what_comes_wrong_by_a_link_is_read_from_the_service(service, fault):
     def bad(self):
         self.faults.append(fault)
@@ -233,8 +208,7 @@ def test_what_comes_wrong_by_a_link_is_read_from_the_service(service, fault):
 
     service.bad = bad
     with opening(service) as dataset:
-        read_all(dataset)
-        assert len(service.linked) == (6 if fault == "hang up" else CHAINS)
+        assert read_all(dataset, service) == (1, 1)
 
 
 def test_of_threads_that_want_links_one_asks(service):
@@ -247,4 +221,4 @@ def test_of_threads_that_want_links_one_asks(service):
 
         with ThreadPoolExecutor(8) as pool:
             list(pool.map(read, range(8)))
-        assert dataset.storage.links.stats["asked"] == 1
+    assert len(service.asked) == 1
