@@ -137,7 +137,6 @@ def test_a_full_disk_says_what_to_do_and_a_terminal_without_the_letters_is_borne
             "cuda:99",
         ),
         (["bench", "loader", "data", "--device", "warp"], "'warp' cannot be used here"),
-        (["plot", "msa", "data", "x", "--out", "x.txt"], "must end in .png"),
         (["report", "run", "--plot", "x"], "must end in .png"),
         (["featurize", ".", "data", "--ref", "a/b"], "ref 'a/b': use letters"),
         (["bench", "loader", "data", "--crop-size", "0"], "greater than or equal to 1"),

@@ -1,38 +1,20 @@
-"""`evofeed doctor` and `evofeed plot`."""
+"""`evofeed doctor`, and what pictures are drawn from."""
 
 from __future__ import annotations
 
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from tests.conftest import exit_code
 from tests.test_features import tiny_record
 
 from evofeed.doctor import advice, command
 from evofeed.doctor.command import GPU_TESTED
 from evofeed.protein.chain_numbers import pseudo_beta_distances
 from evofeed.protein.residues import ATOM_ORDER
-from evofeed.store import DatasetWriter
 from evofeed.viz import draw_distogram
-
-PNG = b"\x89PNG"
-
-
-@pytest.fixture
-def dataset(tmp_path: Path) -> Path:
-    positions = np.zeros([3, 37, 3], np.float32)
-    positions[:, ATOM_ORDER["CB"], 0] = [0, 3, 7]
-    mask = np.zeros([3, 37], np.uint8)
-    mask[:2, ATOM_ORDER["CB"]] = 1
-    writer = DatasetWriter(str(tmp_path / "data"))
-    writer.add(tiny_record(all_atom_positions=positions, all_atom_mask=mask))
-    writer.add(tiny_record(chain_id="2abc_A"))
-    writer.commit()
-    return tmp_path / "data"
 
 
 @pytest.mark.system  # it asks nvidia-smi
@@ -82,35 +64,14 @@ def test_doctor_says_what_will_be_in_the_way(change: dict[str, object], word: st
     assert word in line
 
 
-def plot(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[Any, str, str]:
-    return exit_code("plot", *words), *capsys.readouterr()
-
-
-@pytest.mark.parametrize("what", ["msa", "contacts"])
-def test_plot_draws_a_chain(
-    dataset: Path, tmp_path: Path, what: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    picture = tmp_path / "picture.png"
-    code, said, _ = plot(capsys, what, str(dataset), "1abc_A", "--out", str(picture), "--json")
-    assert (code, json.loads(said)) == (0, {"picture": str(picture)})
-    assert picture.read_bytes().startswith(PNG)
-
-
-def test_plotting_contacts_of_a_chain_without_structure_says_so(
-    dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = tmp_path / "x.png"
-    code, _, said = plot(capsys, "contacts", str(dataset), "2abc_A", "--out", str(out))
-    assert code == 1 and "2abc_A" in said and "structure" in said
-    assert not out.exists()
-
-
-def test_distances_are_between_resolved_betas(dataset: Path, tmp_path: Path) -> None:
-    from evofeed.store import Dataset
-
-    record = Dataset.open(str(dataset))["1abc_A"]
+def test_distances_are_between_resolved_betas(tmp_path: Path) -> None:
+    positions = np.zeros([3, 37, 3], np.float32)
+    positions[:, ATOM_ORDER["CB"], 0] = [0, 3, 7]
+    mask = np.zeros([3, 37], np.uint8)
+    mask[:2, ATOM_ORDER["CB"]] = 1
+    record = tiny_record(all_atom_positions=positions, all_atom_mask=mask)
     distance, known = pseudo_beta_distances(record)
     assert distance[0, 1] == 3
     assert known.tolist() == [[True, True, False], [True, True, False], [False] * 3]
     drawn = draw_distogram(record, np.zeros([3, 3, 64], np.float32), tmp_path / "d.png")
-    assert drawn.read_bytes().startswith(PNG)
+    assert drawn.read_bytes().startswith(b"\x89PNG")

@@ -50,7 +50,6 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "replay": ("evofeed.trainer.commands", "replay", "A step without a finite gradient, again."),
     "report": ("evofeed.trainer.report.commands", "report", "Where a run's time went."),
     "predict": ("evofeed.trainer.predict.commands", "predict", "Structures from weights."),
-    "plot": ("evofeed.plot_commands", "plot", "Pictures of a dataset's chains."),
     "doctor": ("evofeed.doctor.command", "doctor", "What this machine has, and what to do."),
     "bench": (
         "evofeed.trainer.bench.commands",

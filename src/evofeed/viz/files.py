@@ -212,17 +212,6 @@ def draw_complex(
     return _save(figure, path)
 
 
-def draw_distances(record: ChainRecord, path: Path) -> Path:
-    """Distances between pseudo-betas (CB, CA for glycine) of a chain with a structure."""
-    distance, known = pseudo_beta_distances(record)
-    plt = _pyplot()
-    figure, axis = plt.subplots(figsize=(5.4, 4.5), layout="constrained")
-    image = _distance_map(axis, np.where(known, distance, np.nan))
-    axis.set_title(f"{record.chain_id}: {_WHAT}")
-    figure.colorbar(image, ax=axis, label=_SCALE)
-    return _save(figure, path)
-
-
 def draw_card(card: Mapping[str, Any], path: Path) -> Path:
     """What a snapshot holds and what was left out of it.
 
