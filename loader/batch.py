@@ -13,7 +13,7 @@ from torch import Tensor
 from evofeed.loader.config import LoaderConfig
 from evofeed.loader.draws import Crop
 from evofeed.loader.features import ChainTensors, constant_features, recycle_features
-from evofeed.loader.msa_draws import MsaDraws
+from evofeed.loader.msa_draws import RecycleDraws
 from evofeed.protein.features import BATCH, SUPERVISED, Feature
 
 _ALIGN: Final = 512
@@ -108,7 +108,7 @@ def fill_sample(
     number: int,
     chain: ChainTensors,
     crop: Crop,
-    draws: Sequence[MsaDraws],
+    draws: Sequence[RecycleDraws],
     config: LoaderConfig,
     *,
     use_clamped_fape: float,

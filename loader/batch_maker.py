@@ -29,7 +29,7 @@ from evofeed.loader.hooks import ChainSample, LoaderHooks
 from evofeed.loader.msa_draws import RecycleDraws
 from evofeed.loader.plan import BatchPlan, SamplePlan
 from evofeed.loader.unpack import unpack_chain
-from evofeed.protein.features import ASSEMBLY_BATCH
+from evofeed.protein.features import ASSEMBLY_BATCH, BATCH
 from evofeed.store import Dataset
 
 _TIMED: Final = 8
@@ -129,11 +129,8 @@ class BatchMaker:
             started = self._mark(timing=True) if timed else None
             if self._config.entries is not None:
                 tensors, blocks = self._entries(slots)
-            elif self._config.assemblies is not None:
-                tensors, blocks = self._complexes(plan, slots)
             else:
-                tensors = self._chains(plan, slots)
-                blocks = blocks_of(tensors)
+                tensors, blocks = self._batch(plan, slots)
             if self._hooks is not None:
                 if self._hooks.transform is not None:
                     tensors = self._hooks.transform(tensors, self._generator(plan))
@@ -148,7 +145,11 @@ class BatchMaker:
         seconds = time.perf_counter() - begun
         return ReadyBatch(plan, tensors, event, nbytes, seconds, blocks, started)
 
-    def _chains(self, plan: BatchPlan, slots: Sequence[FilledSlot]) -> dict[str, Tensor]:
+    def _batch(
+        self, plan: BatchPlan, slots: Sequence[FilledSlot]
+    ) -> tuple[dict[str, Any], list[Tensor]]:
+        """Features of chains or complexes, and their blocks of memory."""
+        complexes = self._config.assemblies is not None
         tensors = empty_batch(
             self._config,
             num_res=self._config.crop_size or self._length(slots[0]),
@@ -156,7 +157,17 @@ class BatchMaker:
             recycles=plan.recycles,
             device=self._device,
             zeroed=not self._fused,  # the kernels write the padding too
+            table=ASSEMBLY_BATCH if complexes else BATCH,
         )
+        if complexes:
+            from evofeed.loader.assembly.make import with_truth
+
+            truths = [
+                self._fill_complex(tensors, number, plan.recycles, slot)
+                for number, slot in enumerate(slots)
+            ]
+            whole = with_truth(tensors, truths)
+            return whole, [*blocks_of(tensors), *whole.get("gt_features", {}).values()]
         fill = self._fill_fused if self._fused else self._fill
         seen = [self._seen(slot.sample) for slot in slots]
         for number, (slot, sample) in enumerate(zip(slots, seen, strict=True)):
@@ -167,7 +178,7 @@ class BatchMaker:
                 if name in tensors:
                     raise LoaderError(f"feature {name} of hooks is there already; rename it")
                 tensors[name] = value.to(self._device)
-        return tensors
+        return tensors, blocks_of(tensors)
 
     def _seen(self, sample: SamplePlan) -> ChainSample:
         """A sample as hooks see it, with the crop that they give it."""
@@ -203,48 +214,30 @@ class BatchMaker:
         batch = entry_batch(zip(slabs, copies, strict=True), self._config.entries)
         return batch, _blocks_on(self._device, batch)
 
-    def _complexes(
-        self, plan: BatchPlan, slots: Sequence[FilledSlot]
-    ) -> tuple[dict[str, Any], list[Tensor]]:
-        from evofeed.loader.assembly.make import with_truth
-
-        config = self._config
-        batch = empty_batch(
-            config,
-            num_res=config.crop_size or self._length(slots[0]),
-            batch_size=len(slots),
-            recycles=plan.recycles,
-            device=self._device,
-            table=ASSEMBLY_BATCH,
-        )
-        truths = [
-            self._fill_complex(batch, number, plan.recycles, slot)
-            for number, slot in enumerate(slots)
-        ]
-        whole = with_truth(batch, truths)
-        return whole, [*blocks_of(batch), *whole.get("gt_features", {}).values()]
-
     def _fill_complex(
         self, batch: dict[str, Tensor], number: int, recycles: int, slot: FilledSlot
     ) -> dict[str, Tensor]:
-        from evofeed.loader.assembly.make import draw_templates, fill_assembly, unpack_assembly
+        from evofeed.loader.assembly.make import fill_assembly, unpack_assembly
 
-        config, rules, sample = self._config, self._config.assemblies, slot.sample
-        assert rules is not None
-        catalog = self._catalogs[sample.dataset]
+        config, sample = self._config, slot.sample
+        assert config.assemblies is not None
         assembly, kept = unpack_assembly(
-            slot.slab,
-            self._copy(slot),
-            rules,
-            resolution=float(catalog.resolution[sample.row]),
-            is_distillation=bool(catalog.is_distillation[sample.row]),
+            *(slot.slab, self._bytes(slot), config.assemblies),
+            device=self._device,
+            **self._about(sample),
         )
-        templates = draw_templates(config, rules, sample.key, assembly.num_templates)
-        draws = [RecycleDraws(config, sample.key, r, self._device) for r in range(recycles)]
-        return fill_assembly(
-            *(batch, number, assembly, kept, templates, draws, config, rules),
-            use_clamped_fape=use_clamped_fape(config, sample.key),
-        )
+        return fill_assembly(batch, number, assembly, kept, sample.key, recycles, config)
+
+    def _about(self, sample: SamplePlan) -> dict[str, Any]:
+        """What the index alone knows of a chain or complex."""
+        catalog = self._catalogs[sample.dataset]
+        return {
+            "resolution": float(catalog.resolution[sample.row]),
+            "is_distillation": bool(catalog.is_distillation[sample.row]),
+        }
+
+    def _draws(self, sample: SamplePlan, recycles: int) -> list[RecycleDraws]:
+        return [RecycleDraws(self._config, sample.key, r, self._device) for r in range(recycles)]
 
     def _on_stream(self) -> contextlib.AbstractContextManager[object]:
         if self._stream is None:
@@ -265,23 +258,14 @@ class BatchMaker:
         self, tensors: dict[str, Tensor], number: int, recycles: int, slot: FilledSlot, crop: Crop
     ) -> None:
         config, sample = self._config, slot.sample
-        catalog = self._catalogs[sample.dataset]
-        sizes = catalog.sizes(sample.row)
+        sizes = self._catalogs[sample.dataset].sizes(sample.row)
         chain = unpack_chain(
-            slot.slab,
-            self._copy(slot),
-            sizes,
-            crop.templates,
-            resolution=float(catalog.resolution[sample.row]),
-            is_distillation=bool(catalog.is_distillation[sample.row]),
+            *(slot.slab, self._bytes(slot), sizes, crop.templates),
+            device=self._device,
+            **self._about(sample),
         )
         fill_sample(
-            tensors,
-            number,
-            chain,
-            crop,
-            [RecycleDraws(config, sample.key, r, self._device) for r in range(recycles)],
-            config,
+            *(tensors, number, chain, crop, self._draws(sample, recycles), config),
             use_clamped_fape=use_clamped_fape(config, sample.key),
         )
 
@@ -291,19 +275,22 @@ class BatchMaker:
         from evofeed.loader.fused.filling import recycle_words
         from evofeed.loader.fused.sample_kernels import prepare
 
-        config, sample, catalog = self._config, slot.sample, self._catalogs[slot.sample.dataset]
-        sizes = catalog.sizes(sample.row)
-        predicted = bool(catalog.is_distillation[sample.row])
-        draws = (RecycleDraws(config, sample.key, r, self._device) for r in range(recycles))
+        config, sample = self._config, slot.sample
+        sizes = self._catalogs[sample.dataset].sizes(sample.row)
+        about = self._about(sample)
         each = [
-            recycle_words(sizes[1], is_distillation=predicted, draws=drawn, config=config)
-            for drawn in draws
+            recycle_words(
+                sizes[1], is_distillation=about["is_distillation"], draws=drawn, config=config
+            )
+            for drawn in self._draws(sample, recycles)
         ]
         kernels, words = prepare(
-            slot.slab, sizes, crop, config, each, self._device,
-            key=sample.key, number=number, batch=tensors["aatype"].shape[0],
-            resolution=float(catalog.resolution[sample.row]), is_distillation=predicted,
-        )  # fmt: skip
+            *(slot.slab, sizes, crop, config, each, self._device),
+            key=sample.key,
+            number=number,
+            batch=tensors["aatype"].shape[0],
+            **about,
+        )
         data, on_device = self._copy_with(slot, words)
         kernels.run(on_device, data, tensors)
 
@@ -322,6 +309,11 @@ class BatchMaker:
         from evofeed.loader.fused.filling import words_nbytes
 
         return words_nbytes(self._config)
+
+    def _bytes(self, slot: FilledSlot) -> np.ndarray:
+        """A slot's bytes, from its start."""
+        array: np.ndarray = self._arena.array[slot.offset : slot.offset + slot.slab.stop]
+        return array
 
     def _copy(self, slot: FilledSlot, end: int = 0) -> Tensor:
         """The slot's bytes, up to `end` if given, on the device: one asynchronous copy."""

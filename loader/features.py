@@ -8,15 +8,17 @@ the host beforehand), so a GPU gets its work without ever stopping the caller.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from evofeed.base.shapes import Float, Integer, Shaped
 from evofeed.loader.config import LoaderConfig
 from evofeed.loader.draws import Crop
-from evofeed.loader.msa_draws import MsaDraws
+from evofeed.loader.msa_draws import RecycleDraws
 from evofeed.loader.transforms import clusters, structure
 from evofeed.loader.transforms import msa as msa_transforms
 
@@ -41,6 +43,50 @@ class ChainTensors:
     mask: Float[Tensor, "L 37"] | None
     resolution: float
     is_distillation: bool
+
+    @classmethod
+    def of(
+        cls,
+        array: Callable[[str], np.ndarray],
+        deletions: Integer[np.ndarray, "N L"],
+        templates: tuple[int, ...],
+        *,
+        with_structure: bool,
+        device: torch.device,
+        resolution: float,
+        is_distillation: bool,
+    ) -> ChainTensors:
+        """From a record's arrays by name, with these of its templates."""
+
+        def tensor(values: np.ndarray) -> Tensor:
+            return torch.from_numpy(np.ascontiguousarray(values)).to(device)
+
+        num_res = len(array("aatype"))
+        empty: dict[str, np.ndarray] = {
+            "template_aatype": np.zeros([0, num_res], np.uint8),
+            "template_all_atom_positions": np.zeros([0, num_res, 37, 3], np.float32),
+            "template_all_atom_mask": np.zeros([0, num_res, 37], np.float32),
+            "template_sum_probs": np.zeros(0, np.float32),
+        }
+        codes, xyz, there, probs = (
+            tensor(array(name)[list(templates)] if templates else none)
+            for name, none in empty.items()
+        )
+        return cls(
+            aatype=tensor(array("aatype")),
+            residue_index=tensor(array("residue_index")),
+            msa=tensor(array("msa")),
+            deletions=tensor(deletions),
+            profile_counts=tensor(array("hhblits_profile_counts")),
+            template_aatype=codes,
+            template_positions=xyz,
+            template_mask=there.float(),
+            template_sum_probs=probs,
+            positions=tensor(array("all_atom_positions")) if with_structure else None,
+            mask=tensor(array("all_atom_mask")).float() if with_structure else None,
+            resolution=resolution,
+            is_distillation=is_distillation,
+        )
 
     @property
     def num_rows(self) -> int:
@@ -103,7 +149,7 @@ def _ground_truth(
     return structure.structure_features(aatype, tables, positions, mask)
 
 
-def sample_msa(chain: ChainTensors, draws: MsaDraws, config: LoaderConfig) -> MsaSample:
+def sample_msa(chain: ChainTensors, draws: RecycleDraws, config: LoaderConfig) -> MsaSample:
     """Choose, mask and cluster the rows of one recycle (AF2 SI 1.2.6-1.2.7)."""
     rows = _chosen_rows(chain, draws, config)
     centre_rows = rows[: config.max_msa_clusters]
@@ -124,13 +170,10 @@ def sample_msa(chain: ChainTensors, draws: MsaDraws, config: LoaderConfig) -> Ms
     )
 
 
-def _chosen_rows(chain: ChainTensors, draws: MsaDraws, config: LoaderConfig) -> Tensor:
+def _chosen_rows(chain: ChainTensors, draws: RecycleDraws, config: LoaderConfig) -> Tensor:
     """Rows left by block deletion (and distillation), the query first, the rest shuffled."""
     num_rows, device = chain.num_rows, chain.msa.device
-    spans = [(0, num_rows)]
-    size = msa_transforms.block_size(num_rows, config.block_fraction)
-    if config.num_blocks and size and num_rows > 1:
-        spans = msa_transforms.kept_spans(num_rows, draws.block_starts(num_rows), size)
+    spans = row_spans(num_rows, draws, config)
     rows = torch.cat([torch.arange(start, stop, device=device) for start, stop in spans])
     if chain.is_distillation:
         order = draws.distillation_order(len(rows) - 1)
@@ -138,12 +181,20 @@ def _chosen_rows(chain: ChainTensors, draws: MsaDraws, config: LoaderConfig) -> 
     return _query_first(rows, draws.row_order(len(rows) - 1))
 
 
+def row_spans(num_rows: int, draws: RecycleDraws, config: LoaderConfig) -> list[tuple[int, int]]:
+    """Rows that block deletion leaves, as `[from, to)`."""
+    size = msa_transforms.block_size(num_rows, config.block_fraction)
+    if not config.num_blocks or not size or num_rows == 1:
+        return [(0, num_rows)]
+    return msa_transforms.kept_spans(num_rows, draws.block_starts(num_rows), size)
+
+
 def _query_first(rows: Tensor, order: Tensor) -> Tensor:
     return torch.cat([rows[:1], rows[1:][order]])
 
 
 def recycle_features(
-    chain: ChainTensors, crop: Crop, draws: MsaDraws, config: LoaderConfig
+    chain: ChainTensors, crop: Crop, draws: RecycleDraws, config: LoaderConfig
 ) -> dict[str, Tensor]:
     """Features of one recycle, cropped but not padded."""
     if config.crop_first:

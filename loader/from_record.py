@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,13 +10,13 @@ import torch
 from torch import Tensor
 
 from evofeed.loader.assembly.make import fill_assembly, with_truth
-from evofeed.loader.assembly.merge import AssemblyTensors, Entity, merge_entities, rows_on
-from evofeed.loader.assembly.pairing import EntityRows, plan_rows
+from evofeed.loader.assembly.merge import AssemblyTensors, Entity, merge_entities
+from evofeed.loader.assembly.pairing import EntityRows, plan_rows, residue_ids
 from evofeed.loader.batch import empty_batch, fill_sample
 from evofeed.loader.config import AssemblyConfig, LoaderConfig
 from evofeed.loader.draws import Crop, draw_crop, sample_key
 from evofeed.loader.features import ChainTensors
-from evofeed.loader.msa_draws import MsaDraws, RecycleDraws
+from evofeed.loader.msa_draws import RecycleDraws
 from evofeed.protein.assembly_record import AssemblyRecord
 from evofeed.protein.chain_record import ChainRecord
 from evofeed.protein.features import ASSEMBLY_BATCH
@@ -46,7 +47,7 @@ def record_batch(
 
 
 def sample_batch(
-    record: ChainRecord, config: LoaderConfig, crop: Crop, draws: Sequence[MsaDraws]
+    record: ChainRecord, config: LoaderConfig, crop: Crop, draws: Sequence[RecycleDraws]
 ) -> dict[str, Tensor]:
     """The chain's features from explicit random decisions, FAPE clamped.
 
@@ -67,21 +68,13 @@ def chain_tensors(
     record: ChainRecord, templates: tuple[int, ...], *, supervised: bool
 ) -> ChainTensors:
     """A record as tensors on the CPU, with these of its templates."""
-    chosen = list(templates)
-    positions, mask = record.all_atom_positions, record.all_atom_mask
-    known = supervised and positions is not None and mask is not None
-    return ChainTensors(
-        aatype=torch.from_numpy(record.aatype),
-        residue_index=torch.from_numpy(record.residue_index),
-        msa=torch.from_numpy(record.msa),
-        deletions=torch.from_numpy(record.deletion_matrix()),
-        profile_counts=torch.from_numpy(record.hhblits_profile_counts),
-        template_aatype=torch.from_numpy(record.template_aatype[chosen]),
-        template_positions=torch.from_numpy(record.template_all_atom_positions[chosen]),
-        template_mask=torch.from_numpy(record.template_all_atom_mask[chosen]).float(),
-        template_sum_probs=torch.from_numpy(record.template_sum_probs[chosen]),
-        positions=torch.from_numpy(positions) if known else None,
-        mask=torch.from_numpy(mask).float() if known else None,
+    known = record.all_atom_positions is not None and record.all_atom_mask is not None
+    return ChainTensors.of(
+        functools.partial(getattr, record),
+        record.deletion_matrix(),
+        templates,
+        with_structure=supervised and known,
+        device=_CPU,
         resolution=record.resolution,
         is_distillation=record.is_distillation,
     )
@@ -109,27 +102,17 @@ def assembly_batch(
     )
     rules = config.assemblies or AssemblyConfig()
     merged = merged_record(record, rules)
-    recycles = no_recycling_iters + 1
     batch = empty_batch(
         config,
         num_res=merged.num_res,
         batch_size=1,
-        recycles=recycles,
+        recycles=no_recycling_iters + 1,
         device=_CPU,
         table=ASSEMBLY_BATCH,
     )
     key = sample_key(seed, 0, 0)
-    truth = fill_assembly(
-        batch,
-        0,
-        merged,
-        torch.arange(merged.num_res),
-        tuple(range(min(merged.num_templates, config.max_templates))),
-        [RecycleDraws(config, key, recycle, _CPU) for recycle in range(recycles)],
-        config,
-        rules,
-        use_clamped_fape=0.0,
-    )
+    kept = torch.arange(merged.num_res)
+    truth = fill_assembly(batch, 0, merged, kept, key, no_recycling_iters + 1, config)
     return with_truth(batch, [truth])
 
 
@@ -147,5 +130,6 @@ def merged_record(record: AssemblyRecord, rules: AssemblyConfig) -> AssemblyTens
     if record.all_atom_positions is not None and record.all_atom_mask is not None:
         positions = torch.from_numpy(record.all_atom_positions)
         mask = torch.from_numpy(record.all_atom_mask).to(torch.float32)
-    plan = rows_on(plan_rows(rows, rules), entities)
-    return merge_entities(entities, plan, positions, mask, rules)
+    lengths = [chain.num_res for chain in record.chains]
+    ids = residue_ids([len(names) for names in record.copies], lengths)
+    return merge_entities(entities, plan_rows(rows, rules), ids, positions, mask, rules)

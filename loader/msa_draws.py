@@ -1,13 +1,12 @@
 """The random decisions about the MSA of one recycle, made on the device.
 
-`RecycleDraws` is the free-running source; a recording of somebody else's draws has the
-same methods and is replayed through the same features.
+A recording of somebody else's draws is a subclass that is replayed through the same features.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, Protocol, runtime_checkable
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -19,32 +18,9 @@ from evofeed.loader.counter_rng import MIX_1, MIX_2, STEP, Purpose
 from evofeed.loader.transforms.msa import draw_replacement
 
 
-@runtime_checkable
-class MsaDraws(Protocol):
-    """The random decisions about the MSA of one recycle, in the order they are made."""
-
-    def block_starts(self, num_rows: int) -> list[int]:
-        """First rows of the deleted blocks, 1 to `num_rows - 1`."""
-
-    def distillation_order(self, count: int) -> Tensor:
-        """A permutation of the rows after the query, `i64[count]`."""
-
-    def row_order(self, count: int) -> Tensor:
-        """A permutation of the rows after the query, `i64[count]`."""
-
-    def mask_position(self, num_rows: int, num_res: int) -> Tensor:
-        """Where masked-MSA asks, `bool[num_rows, num_res]`."""
-
-    def replacement(self, msa: Tensor, profile_counts: Tensor) -> Tensor:
-        """What each asked cell becomes, `i64` like `msa`."""
-
-    def extra_order(self, count: int) -> Tensor:
-        """A permutation of the rows that are no centre, `i64[count]`."""
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RecycleDraws:
-    """`MsaDraws` of recycle `recycle` of one sample, on `device`."""
+    """The decisions of recycle `recycle` of one sample, in the order they are made, on `device`."""
 
     config: LoaderConfig
     sample_key: int
@@ -56,27 +32,26 @@ class RecycleDraws:
         return counter_rng.stream_key(self.sample_key, self.recycle, purpose)
 
     def block_starts(self, num_rows: int) -> list[int]:
-        """`num_blocks` independent starts, uniform over the rows after the query."""
+        """First rows of the `num_blocks` deleted blocks, uniform over the rows after the query."""
         key = self.key(Purpose.BLOCKS)
         return [1 + counter_rng.below(key, num_rows - 1, i) for i in range(self.config.num_blocks)]
 
     def distillation_order(self, count: int) -> Tensor:
-        """A uniform permutation."""
-        key = self.key(Purpose.DISTILLATION_ROWS)
-        return permutation(key, count, self.device)
+        """A uniform permutation of the rows after the query, `i64[count]`."""
+        return permutation(self.key(Purpose.DISTILLATION_ROWS), count, self.device)
 
     def row_order(self, count: int) -> Tensor:
-        """A uniform permutation."""
+        """A uniform permutation of the rows after the query, `i64[count]`."""
         return permutation(self.key(Purpose.ROW_ORDER), count, self.device)
 
     def mask_position(self, num_rows: int, num_res: int) -> Tensor:
-        """Each cell on its own with probability `masked_fraction`."""
+        """Where masked-MSA asks, `bool[num_rows, num_res]`: `masked_fraction` of the cells."""
         key = self.key(Purpose.MASK)
         bits = bits32(key, num_rows * num_res, self.device)
         return (bits < int(self.config.masked_fraction * 2**32)).view(num_rows, num_res)
 
     def replacement(self, msa: Tensor, profile_counts: Tensor) -> Tensor:
-        """The mixture of AF2 SI 1.2.7: uniform, profile, same, else [MASK]."""
+        """What each cell becomes if asked: uniform, profile, same, else [MASK] (AF2 SI 1.2.7)."""
         config = self.config
         key = self.key(Purpose.REPLACEMENT)
         kind, which = halves(key, msa.numel(), self.device)
@@ -86,7 +61,7 @@ class RecycleDraws:
         )
 
     def extra_order(self, count: int) -> Tensor:
-        """A uniform permutation."""
+        """A uniform permutation of the rows that are no centre, `i64[count]`."""
         return permutation(self.key(Purpose.EXTRA_ORDER), count, self.device)
 
 

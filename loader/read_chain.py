@@ -1,10 +1,9 @@
 """One chain's bytes from a shard into a slot, checked; nothing is decoded on the way.
 
 What a sample needs is at the front of a chain's bytes, so it is one ranged
-read straight into the slot. Columns stay in the shard's own codecs and cross to
-the device as they are (`evofeed.loader.unpack` decodes them there); only what is
-compressed besides is decompressed here and put behind. Runs in reader threads and
-processes and imports no torch.
+read straight into the slot. Columns stay in the shard's own codecs, which kernels on
+the device decode; only what is compressed besides is decompressed here and put behind.
+Runs in reader threads and processes and imports no torch.
 """
 
 from __future__ import annotations

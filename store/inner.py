@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from evofeed.store.leases import Lease, hold, wait_for_none
     from evofeed.store.likeness import similar_pairs
     from evofeed.store.manifest import DIGEST, check_name
-    from evofeed.store.msa_codec import row_nbytes, unpack_rows_compiled
+    from evofeed.store.msa_codec import row_nbytes
     from evofeed.store.opening import open_storage
     from evofeed.store.overlap import Clusters, overlap, parse_clusters
     from evofeed.store.refs import Ref, delete_ref, list_refs, move_ref, read_ref

@@ -14,7 +14,7 @@ from torch import Tensor
 from evofeed.base.shapes import Float, Integer
 from evofeed.loader.assembly.merge import AssemblyTensors
 from evofeed.loader.config import LoaderConfig
-from evofeed.loader.msa_draws import MsaDraws
+from evofeed.loader.msa_draws import RecycleDraws
 from evofeed.loader.transforms import clusters, structure
 from evofeed.loader.transforms import msa as msa_transforms
 from evofeed.protein.residues import GAP
@@ -102,10 +102,8 @@ def msa_profile(assembly: AssemblyTensors, crop: Tensor) -> Float[Tensor, "C 22"
 def assembly_recycle(
     assembly: AssemblyTensors,
     crop: Integer[Tensor, " C"],
-    draws: MsaDraws,
+    draws: RecycleDraws,
     config: LoaderConfig,
-    *,
-    mask_block_gaps: bool,
 ) -> dict[str, Tensor]:
     """Features of one recycle, of the residues that are kept.
 
@@ -124,7 +122,8 @@ def assembly_recycle(
     position = position & (torch.arange(len(centres), device=device) < real)[:, None]
     replacement = draws.replacement(true_msa, profile_counts(assembly))
     masked, bert_mask = msa_transforms.mask_msa(true_msa, position, replacement)
-    if not mask_block_gaps:
+    assert config.assemblies is not None
+    if not config.assemblies.mask_block_gaps:
         bert_mask = bert_mask * assembly.block[centres]
     share = soft_clusters(masked[:real], assembly.msa[extra[:real_extra]], len(centres) - real)
     extra_msa, extra_deletions = assembly.msa[extra][:, crop], assembly.deletions[extra][:, crop]

@@ -17,7 +17,6 @@ from evofeed.base.shapes import Bool, Float, Integer, Shaped
 from evofeed.loader.assembly.pairing import RowPlan
 from evofeed.loader.config import AssemblyConfig
 from evofeed.loader.features import ChainTensors
-from evofeed.protein.assembly_record import chain_numbers
 from evofeed.protein.residues import GAP
 
 
@@ -31,20 +30,6 @@ class Entity:
     chain: ChainTensors
     pairing: ChainTensors | None
     copies: int
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceRows:
-    """A `RowPlan` on a device, and the number of chain, entity and copy of every residue."""
-
-    paired: Integer[Tensor, "R entities"]
-    unpaired: tuple[Integer[Tensor, " _"], ...]
-    ids: Integer[Tensor, "3 L"]
-
-    @property
-    def num_rows(self) -> int:
-        """Rows of the merged MSA, without padding."""
-        return len(self.paired) + sum(len(rows) for rows in self.unpaired)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,21 +68,24 @@ class AssemblyTensors:
 
 def merge_entities(
     entities: Sequence[Entity],
-    plan: DeviceRows,
+    plan: RowPlan,
+    ids: Integer[np.ndarray, "3 L"],
     positions: Float[Tensor, "L 37 3"] | None,
     mask: Float[Tensor, "L 37"] | None,
     config: AssemblyConfig,
 ) -> AssemblyTensors:
     """The complex of these chains.
 
-    Entities come in the order of their ids; `positions` are of all chains in that order.
+    Entities come in the order of their ids; `ids` are `residue_ids`, `positions` of all chains in
+    that order.
     """
+    device = entities[0].chain.aatype.device
     chains = [entity.chain for entity in entities for _ in range(entity.copies)]
     if config.shared_coordinates and positions is not None and mask is not None:
         positions, mask = (_first_copies(entities, value) for value in (positions, mask))
     msa, deletions, block = _merged_rows(entities, plan, config.min_rows)
     templates = _merged_templates(entities, config.max_templates)
-    asym, entity, sym = plan.ids.unbind(0)
+    asym, entity, sym = torch.tensor(ids, dtype=torch.int64, device=device).unbind(0)
     return AssemblyTensors(
         aatype=torch.cat([chain.aatype for chain in chains]).to(torch.int64),
         residue_index=torch.cat([chain.residue_index for chain in chains]).to(torch.int64),
@@ -121,18 +109,6 @@ def merge_entities(
     )
 
 
-def rows_on(plan: RowPlan, entities: Sequence[Entity]) -> DeviceRows:
-    """A plan where its entities are, with the ids of their residues."""
-    device = entities[0].chain.aatype.device
-    lengths = [entity.chain.num_res for entity in entities for _ in range(entity.copies)]
-    ids = np.repeat(chain_numbers([entity.copies for entity in entities]), lengths, axis=1)
-    return DeviceRows(
-        torch.from_numpy(plan.paired).to(device),
-        tuple(torch.from_numpy(rows).to(device) for rows in plan.unpaired),
-        torch.from_numpy(ids).to(device),
-    )
-
-
 def _first_copies(entities: Sequence[Entity], value: Tensor) -> Tensor:
     parts, start = [], 0
     for entity in entities:
@@ -143,7 +119,7 @@ def _first_copies(entities: Sequence[Entity], value: Tensor) -> Tensor:
 
 
 def _merged_rows(
-    entities: Sequence[Entity], plan: DeviceRows, min_rows: int
+    entities: Sequence[Entity], plan: RowPlan, min_rows: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """MSA, deletions and the cells of own rows, paired rows above blocks of unpaired ones."""
     device = entities[0].chain.msa.device
@@ -153,6 +129,7 @@ def _merged_rows(
     deletions = torch.zeros(rows, total, dtype=torch.int32, device=device)
     block = torch.zeros(rows, total, dtype=torch.bool, device=device)
     num_paired = len(plan.paired)
+    paired = torch.tensor(plan.paired, dtype=torch.int64, device=device)
     msa[num_paired : plan.num_rows] = GAP
     block[:num_paired] = True
     column, row = 0, num_paired
@@ -160,10 +137,10 @@ def _merged_rows(
         chain, wide = entity.chain, entity.chain.num_res * entity.copies
         cut = slice(column, column + wide)
         if num_paired:
-            taken = _paired_rows(entity, plan.paired[:, number])
+            taken = _paired_rows(entity, paired[:, number])
             msa[:num_paired, cut] = taken[0].repeat(1, entity.copies)
             deletions[:num_paired, cut] = taken[1].repeat(1, entity.copies)
-        own = plan.unpaired[number]
+        own = torch.tensor(plan.unpaired[number], dtype=torch.int64, device=device)
         here = slice(row, row + len(own))
         msa[here, cut] = chain.msa[own].repeat(1, entity.copies)
         deletions[here, cut] = chain.deletions[own].to(torch.int32).repeat(1, entity.copies)

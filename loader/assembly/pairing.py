@@ -15,6 +15,7 @@ import numpy as np
 
 from evofeed.base.shapes import Bool, Int, UInt8
 from evofeed.loader.config import AssemblyConfig
+from evofeed.protein.assembly_record import chain_numbers
 from evofeed.protein.residues import GAP
 
 _KEY_BYTES: Final = 8
@@ -63,6 +64,11 @@ class RowPlan:
     def num_rows(self) -> int:
         """Rows of the merged MSA, without padding."""
         return len(self.paired) + sum(len(rows) for rows in self.unpaired)
+
+
+def residue_ids(copies: Sequence[int], lengths: Sequence[int]) -> Int[np.ndarray, "3 L"]:
+    """Number of chain, entity and copy of every residue; `lengths` are of each entity."""
+    return np.repeat(chain_numbers(copies), np.repeat(lengths, copies), axis=1)
 
 
 def species_keys(species: Sequence[str]) -> Int[np.ndarray, " N"]:

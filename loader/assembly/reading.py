@@ -13,11 +13,10 @@ import numpy as np
 
 from evofeed.loader.assembly.catalog import AssemblyPlace
 from evofeed.loader.assembly.crop import ComplexDraws, crop_residues
-from evofeed.loader.assembly.pairing import EntityRows, RowPlan, plan_rows
+from evofeed.loader.assembly.pairing import EntityRows, RowPlan, plan_rows, residue_ids
 from evofeed.loader.catalog import ChainPlace
 from evofeed.loader.config import AssemblyConfig
 from evofeed.loader.read_chain import ReadRequest, Slab, read_columns, slot_nbytes
-from evofeed.protein.assembly_record import chain_numbers
 from evofeed.store.inner import ChainDecoder, Storage
 
 _ALIGN: Final = 64
@@ -112,14 +111,10 @@ def _decided(
         if rows is not None and rows[0].sizes[0] != chain[0].sizes[0]:
             raise rows[1].place.corrupt("rows to pair of another length than their chain")
     plan = _plan(chains, pairing, place.copies, task.rules)
-    lengths = [
-        chain.sizes[0]
-        for chain, number in zip(place.chains, place.copies, strict=True)
-        for _ in range(number)
-    ]
+    lengths = [chain.sizes[0] for chain in place.chains]
     parts = (
-        np.repeat(chain_numbers(place.copies), lengths, axis=1).ravel(),
-        _crop(lengths, task, whole or chains[0]),
+        residue_ids(place.copies, lengths).ravel(),
+        _crop(np.repeat(lengths, place.copies).tolist(), task, whole or chains[0]),
         plan.paired.ravel(),
         *plan.unpaired,
     )

@@ -8,13 +8,13 @@ from typing import Final
 
 import numpy as np
 
+from evofeed.loader import features
 from evofeed.loader.config import LoaderConfig
 from evofeed.loader.counter_rng import Purpose
 from evofeed.loader.draws import Crop, use_clamped_fape
 from evofeed.loader.fused.sample_words import INT32, RANGE, UINT8, UINT16, Recycle, RowSpans, Sample
 from evofeed.loader.msa_draws import RecycleDraws
 from evofeed.loader.read_chain import Part, Slab
-from evofeed.loader.transforms import msa as msa_transforms
 from evofeed.store.inner import Codec, row_nbytes
 
 _KINDS: Final[dict[int, int]] = {
@@ -38,12 +38,8 @@ _STORED_BYTES: Final = ("aatype", "template_aatype", "msa")
 
 def row_spans(num_rows: int, draws: RecycleDraws, config: LoaderConfig) -> RowSpans:
     """The spans of one recycle, as `num_blocks + 2` pairs and the end."""
-    spans = [(0, num_rows)]
-    size = msa_transforms.block_size(num_rows, config.block_fraction)
-    if config.num_blocks and size and num_rows > 1:
-        spans = msa_transforms.kept_spans(num_rows, draws.block_starts(num_rows), size)
     firsts, starts, kept = [], [], 0
-    for start, stop in spans:
+    for start, stop in features.row_spans(num_rows, draws, config):
         firsts.append(kept)
         starts.append(start)
         kept += stop - start

@@ -12,6 +12,7 @@ import triton.language as tl
 from evofeed.loader.fused import tables
 from evofeed.loader.fused.loads import begin_of, integer, of_sample, packed_code, word
 from evofeed.loader.fused.sample_words import Sample
+from evofeed.loader.transforms.structure import FLOATS, INTEGERS
 from evofeed.protein.residues import ATOM_ORDER, GAP, RESTYPES, UNKNOWN
 
 _RESIDUES, _CROP_START, _CROP_LENGTH = of_sample("residues crop_start crop_length")
@@ -25,10 +26,10 @@ _SEQ_LENGTH, _RESOLUTION, _CLAMPED = of_sample("seq_length resolution use_clampe
 _TEMPLATES = tl.constexpr(len(Sample._fields))
 _TABLE = tl.constexpr(tables.WIDTH)
 _TO_ATOM37, _TO_ATOM14, _SWAP, _GROUP_ATOMS, _TORSION_ATOMS = (
-    tl.constexpr(tables.column(name)) for name in tables.INTEGERS
+    tl.constexpr(tables.column(name)) for name in INTEGERS
 )
 _MASK14, _MASK37, _AMBIGUOUS, _GROUP_EXISTS, _GROUP_AMBIGUOUS, _TORSION_EXISTS, _MIRROR = (
-    tl.constexpr(tables.column(name)) for name in tables.FLOATS
+    tl.constexpr(tables.column(name)) for name in FLOATS
 )
 _GLYCINE = tl.constexpr(RESTYPES.index("G"))
 _CA, _CB = tl.constexpr(ATOM_ORDER["CA"]), tl.constexpr(ATOM_ORDER["CB"])

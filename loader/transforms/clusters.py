@@ -9,7 +9,6 @@ and every chunking gives the same assignment.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Final
 
 import torch
@@ -29,50 +28,37 @@ def nearest_clusters(
     centres: Integer[Tensor, "M L"], extra: Integer[Tensor, "E L"]
 ) -> Integer[Tensor, " E"]:
     """`i64[E]` the first centre with most equal residues, for each extra row."""
-    if not extra.shape[0]:
-        return torch.zeros(0, dtype=torch.int64, device=extra.device)
-    return torch.cat([_first_argmax(counts) for counts in _agreements(centres, extra)])
+    counts = agreements(centres, extra)
+    # The centre's number, counted from the end, breaks ties; no kernel's habit does.
+    last = counts.shape[1] - 1
+    number = torch.arange(last, -1, -1, device=counts.device, dtype=torch.int32)
+    best = (counts * (last + 1) + number).amax(1)
+    return (last - best % (last + 1)).to(torch.int64)
 
 
 def agreements(
     centres: Integer[Tensor, "M L"], extra: Integer[Tensor, "E L"]
 ) -> Integer[Tensor, "E M"]:
     """`i32` columns in which each extra row has the residue that each centre has."""
-    if not extra.shape[0]:
-        return torch.zeros(0, centres.shape[0], dtype=torch.int32, device=extra.device)
-    return torch.cat(list(_agreements(centres, extra)))
-
-
-def _agreements(centres: Tensor, extra: Tensor) -> Iterator[Tensor]:
-    """The same for some extra rows at a time."""
     dtype = torch.float16 if centres.is_cuda else torch.float32
     num_res = centres.shape[1]
     width = min(num_res, _EXACT_COLUMNS)
     rows = max(64, _CHUNK_BYTES // (width * GAP * (2 if centres.is_cuda else 4)))
-    for chunk in torch.split(extra, rows):
-        counts = torch.zeros(
-            chunk.shape[0], centres.shape[0], dtype=torch.int32, device=extra.device
-        )
+    shape = extra.shape[0], centres.shape[0]
+    counts = torch.zeros(shape, dtype=torch.int32, device=extra.device)
+    for first in range(0, extra.shape[0], rows):
         for start in range(0, num_res, width):
             cut = slice(start, start + width)
-            one = _residue_one_hot(chunk[:, cut], dtype)
+            one = _residue_one_hot(extra[first : first + rows, cut], dtype)
             two = _residue_one_hot(centres[:, cut], dtype)
-            counts += (one @ two.T).to(torch.int32)
-        yield counts
+            counts[first : first + rows] += (one @ two.T).to(torch.int32)
+    return counts
 
 
 def _residue_one_hot(codes: Tensor, dtype: torch.dtype) -> Tensor:
     """`[rows, columns * 21]`; gap and [MASK] are all zeros."""
     steps = torch.arange(GAP, device=codes.device, dtype=codes.dtype)
     return (codes[..., None] == steps).to(dtype).flatten(1)
-
-
-def _first_argmax(counts: Tensor) -> Tensor:
-    # The centre's number, counted from the end, breaks ties; no kernel's habit does.
-    last = counts.shape[1] - 1
-    number = torch.arange(last, -1, -1, device=counts.device, dtype=torch.int32)
-    best = (counts * (last + 1) + number).amax(1)
-    return (last - best % (last + 1)).to(torch.int64)
 
 
 def summarize_clusters(

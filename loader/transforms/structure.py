@@ -37,29 +37,45 @@ def _group_tables() -> tuple[np.ndarray, np.ndarray]:
     return atoms, exists
 
 
-GROUP_ATOMS, GROUP_EXISTS = _group_tables()
-_INTEGERS: Final = {
+def _torsion_atoms() -> np.ndarray:
+    """`i64[21, 8, 4]` atoms of the seven torsions: 37 and more are of the residue itself,
+    less than 37 of the one before it."""
+    own = 37
+    atoms = np.zeros([21, 8, 4], np.int64)
+    atoms[:, 0] = _CA, _C, own + _N, own + _CA
+    atoms[:, 1] = _C, own + _N, own + _CA, own + _C
+    atoms[:, 2] = own + _N, own + _CA, own + _C, own + _O
+    atoms[:, 3:7] = own + geometry.CHI_ATOM37
+    return atoms
+
+
+_GROUP_ATOMS, _GROUP_EXISTS = _group_tables()
+_PI_PERIODIC: Final = geometry.CHI_PI_PERIODIC
+INTEGERS: Final = {
     "to_atom37": geometry.ATOM14_TO_ATOM37,
     "to_atom14": geometry.ATOM37_TO_ATOM14,
     "swap": geometry.ATOM14_SWAP,
-    "group_atoms": GROUP_ATOMS.reshape(21, 24),
-    "chi_atoms": geometry.CHI_ATOM37.reshape(21, 16),
+    "group_atoms": _GROUP_ATOMS.reshape(21, 24),
+    "torsion_atoms": _torsion_atoms().reshape(21, 32),
 }
-_FLOATS: Final = {
+FLOATS: Final = {
     "mask14": geometry.ATOM14_MASK,
     "mask37": geometry.ATOM37_MASK,
     "ambiguous": geometry.ATOM14_AMBIGUOUS,
-    "group_exists": GROUP_EXISTS,
-    "group_ambiguous": np.pad(geometry.CHI_PI_PERIODIC, ((0, 0), (4, 0))),
-    "chi_mask": geometry.CHI_MASK,
-    "torsion_mirror": 1 - 2 * np.pad(geometry.CHI_PI_PERIODIC, ((0, 0), (3, 0))),
+    "group_exists": _GROUP_EXISTS,
+    "group_ambiguous": np.pad(_PI_PERIODIC, ((0, 0), (4, 0))),
+    "torsion_exists": np.pad(
+        np.pad(geometry.CHI_MASK, ((0, 0), (3, 0)), constant_values=1), ((0, 0), (0, 1))
+    ),
+    "torsion_mirror": np.pad(1 - 2 * _PI_PERIODIC, ((0, 0), (3, 1)), constant_values=1),
 }
+"""Tables of residues, side by side in either kind; of eight torsions the last is none."""
 
 
 @functools.lru_cache(maxsize=64)
 def _side_by_side(kind: str, device: torch.device) -> Tensor:
     """All integer, or all float, tables of residues as one `[21, width]`, on a device."""
-    tables = list((_INTEGERS if kind == "integers" else _FLOATS).values())
+    tables = list((INTEGERS if kind == "integers" else FLOATS).values())
     return torch.from_numpy(np.concatenate(tables, axis=1)).to(device)
 
 
@@ -68,7 +84,7 @@ class ResidueTables:
 
     def __init__(self, aatype: Integer[Tensor, "*L"]) -> None:
         self._found: dict[str, Tensor] = {}
-        for kind, tables in (("integers", _INTEGERS), ("floats", _FLOATS)):
+        for kind, tables in (("integers", INTEGERS), ("floats", FLOATS)):
             rows = _side_by_side(kind, aatype.device)[aatype]
             parts = torch.split(rows, [table.shape[1] for table in tables.values()], dim=-1)
             self._found.update(zip(tables, parts, strict=True))
@@ -169,28 +185,9 @@ def atom37_to_torsion_angles(
     at, lead = positions.device, positions.shape[:-2]
     before = torch.nn.functional.pad(positions[..., :-1, :, :], (0, 0, 0, 0, 1, 0))
     mask_before = torch.nn.functional.pad(mask[..., :-1, :], (0, 0, 1, 0))
-    chi = tables["chi_atoms"]
-    four = torch.cat(
-        [
-            torch.cat([before[..., 1:3, :], positions[..., :2, :]], -2)[..., None, :, :],
-            torch.cat([before[..., 2:3, :], positions[..., :3, :]], -2)[..., None, :, :],
-            torch.cat([positions[..., :3, :], positions[..., 4:5, :]], -2)[..., None, :, :],
-            positions.gather(-2, _over_xyz(chi)).view(*lead, 4, 4, 3),
-        ],
-        dim=-3,
-    )  # *L 7 4 3
-    backbone = mask[..., 0] * mask[..., 1]
-    backbone_c = backbone * mask[..., 2]
-    chi_known = mask.gather(-1, chi).view(*lead, 4, 4).prod(-1)
-    known = torch.cat(
-        [
-            (mask_before[..., 1] * mask_before[..., 2] * backbone)[..., None],
-            (mask_before[..., 2] * backbone_c)[..., None],
-            (backbone_c * mask[..., 4])[..., None],
-            tables["chi_mask"] * chi_known,
-        ],
-        dim=-1,
-    )
+    atoms = tables["torsion_atoms"][..., :28]
+    four = torch.cat([before, positions], -2).gather(-2, _over_xyz(atoms)).view(*lead, 7, 4, 3)
+    known = torch.cat([mask_before, mask], -1).gather(-1, atoms).view(*lead, 7, 4).prod(-1)
     # Slices, not lists of indices: a list would have to be copied to the device each time.
     axes = frame_axes(torch.cat([four[..., 1:3, :], four[..., :1, :]], dim=-2))
     # No matmul here: it would follow the user's TF32 setting.
@@ -200,8 +197,8 @@ def atom37_to_torsion_angles(
     sin_cos = sin_cos * _constant((1.0, 1.0, -1.0, 1.0, 1.0, 1.0, 1.0), at)[:, None]
     return {
         "torsion_angles_sin_cos": sin_cos,
-        "alt_torsion_angles_sin_cos": sin_cos * tables["torsion_mirror"][..., None],
-        "torsion_angles_mask": known,
+        "alt_torsion_angles_sin_cos": sin_cos * tables["torsion_mirror"][..., :7, None],
+        "torsion_angles_mask": known * tables["torsion_exists"][..., :7],
     }
 
 

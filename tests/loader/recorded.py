@@ -14,6 +14,7 @@ from evofeed.loader.config import LoaderConfig
 from evofeed.loader.counter_rng import Purpose
 from evofeed.loader.draws import Crop, crop_templates
 from evofeed.loader.features import ChainTensors
+from evofeed.loader.msa_draws import RecycleDraws
 from evofeed.protein.residues import HHBLITS_TO_RESTYPE
 
 
@@ -62,34 +63,30 @@ def chain_from_raw(
 ) -> tuple[ChainTensors, Crop]:
     length = raw["msa"].shape[1]
     crop = recorded_crop(draws, config, length, raw["template_aatype"].shape[0])
-    pick = list(crop.templates)
     msa = HHBLITS_TO_RESTYPE[raw["msa"]]
     counts = np.stack([(msa == code).sum(0) for code in range(22)], -1)
 
-    def on(value: np.ndarray) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(value)).to(device)
-
-    structure = "all_atom_positions" in raw
-    chain = ChainTensors(
-        aatype=on(raw["aatype"].argmax(-1)),
-        residue_index=on(raw["residue_index"]),
-        msa=on(msa),
-        deletions=on(raw["deletion_matrix_int"]),
-        profile_counts=on(counts),
-        template_aatype=on(HHBLITS_TO_RESTYPE[raw["template_aatype"].argmax(-1)][pick]),
-        template_positions=on(raw["template_all_atom_positions"][pick].reshape(-1, length, 37, 3)),
-        template_mask=on(raw["template_all_atom_mask"][pick].reshape(-1, length, 37)),
-        template_sum_probs=on(raw["template_sum_probs"][pick].reshape(-1)),
-        positions=on(raw["all_atom_positions"]) if structure else None,
-        mask=on(raw["all_atom_mask"]) if structure else None,
+    chain = ChainTensors.of(
+        {
+            **raw,
+            "aatype": raw["aatype"].argmax(-1),
+            "msa": msa,
+            "hhblits_profile_counts": counts,
+            "template_aatype": HHBLITS_TO_RESTYPE[raw["template_aatype"].argmax(-1)],
+            "template_sum_probs": raw["template_sum_probs"].reshape(-1),
+        }.__getitem__,
+        raw["deletion_matrix_int"],
+        crop.templates,
+        with_structure="all_atom_positions" in raw,
+        device=device,
         resolution=float(raw["resolution"][0]) if "resolution" in raw else 0.0,
         is_distillation=bool(raw.get("is_distillation", 0)),
     )
     return chain, crop
 
 
-class RecordedDraws:
-    """`MsaDraws` that plays back what OpenFold drew."""
+class RecordedDraws(RecycleDraws):
+    """`RecycleDraws` that plays back what OpenFold drew."""
 
     def __init__(self, draws: dict[str, np.ndarray], config: LoaderConfig, device: str = "cpu"):
         self.draws = draws

@@ -15,11 +15,9 @@ from tests.loader.streams import open_loader as open_small
 from evofeed.base.errors import CannotResume, LoaderError
 from evofeed.loader import AssemblyConfig, FeatureLoader, LoaderConfig, assembly_batch
 from evofeed.loader.assembly.crop import ComplexDraws, crop_residues
-from evofeed.loader.assembly.make import draw_templates, fill_assembly, with_truth
+from evofeed.loader.assembly.make import fill_assembly, with_truth
 from evofeed.loader.batch import empty_batch
-from evofeed.loader.draws import use_clamped_fape
 from evofeed.loader.from_record import merged_record
-from evofeed.loader.msa_draws import RecycleDraws
 from evofeed.protein.features import ASSEMBLY_BATCH
 from evofeed.store import Dataset
 from evofeed.store.inner import COLUMN_NUMBER
@@ -90,17 +88,8 @@ def from_records(dataset: Dataset, loader: FeatureLoader, epoch: int) -> list[di
                 device=CPU,
                 table=ASSEMBLY_BATCH,
             )
-            truth = fill_assembly(
-                batch,
-                0,
-                merged,
-                torch.from_numpy(kept),
-                draw_templates(config, rules, sample.key, merged.num_templates),
-                [RecycleDraws(config, sample.key, r, CPU) for r in range(plan.recycles)],
-                config,
-                rules,
-                use_clamped_fape=use_clamped_fape(config, sample.key),
-            )
+            kept, key = torch.from_numpy(kept), sample.key
+            truth = fill_assembly(batch, 0, merged, kept, key, plan.recycles, config)
             made.append(with_truth(batch, [truth]))
     return made
 

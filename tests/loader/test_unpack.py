@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,9 +14,8 @@ from evofeed.loader.catalog import ChainCatalog
 from evofeed.loader.config import LoaderConfig
 from evofeed.loader.features import ChainTensors
 from evofeed.loader.read_chain import ReadRequest, read_chain, slot_nbytes
-from evofeed.loader.unpack import codes_in_torch, unpack_chain, unpack_codes
+from evofeed.loader.unpack import unpack_chain
 from evofeed.store import Dataset
-from evofeed.store.msa_codec import pack_rows
 
 EVERYTHING = LoaderConfig(supervised=False, max_resolution=1e9, max_aa_fraction=1.0)
 
@@ -29,8 +27,12 @@ def load_chain(dataset: Dataset, row: int, templates: tuple[int, ...]) -> ChainT
     slab = read_chain(
         dataset.storage, ReadRequest(0, place, True, True, 0, nbytes), memoryview(slot)
     )
-    data = torch.frombuffer(slot, dtype=torch.uint8)[slab.start : slab.stop].clone()
-    return unpack_chain(slab, data, place.sizes, templates, resolution=0.0, is_distillation=False)
+    return unpack_chain(
+        *(slab, np.frombuffer(slot, np.uint8), place.sizes, templates),
+        device=torch.device("cpu"),
+        resolution=0.0,
+        is_distillation=False,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -85,14 +87,6 @@ def test_every_field_of_every_chain_is_what_the_store_decodes(dataset: Dataset) 
             assert chain.mask is not None
             np.testing.assert_array_equal(chain.positions.numpy(), record.all_atom_positions)
             np.testing.assert_array_equal(chain.mask.numpy(), record.all_atom_mask)
-
-
-@pytest.mark.parametrize("unpack", [unpack_codes, codes_in_torch])
-@pytest.mark.parametrize("length", [1, 8, 13, 64, 129])
-def test_five_bit_rows_of_any_length_come_back(length: int, unpack: Any) -> None:
-    codes = np.random.default_rng(length).integers(0, 32, [5, length]).astype(np.uint8)
-    packed = torch.frombuffer(bytearray(pack_rows(codes)), dtype=torch.uint8).view(5, -1)
-    assert np.array_equal(unpack(packed, length).numpy(), codes)
 
 
 def test_a_flipped_bit_anywhere_is_a_typed_error_and_never_a_chain(tmp_path: Path) -> None:

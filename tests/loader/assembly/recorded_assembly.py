@@ -15,8 +15,14 @@ import torch
 from tests.loader.recorded import RecordedDraws, chain_from_raw
 
 from evofeed.loader.assembly.crop import ComplexDraws
-from evofeed.loader.assembly.merge import AssemblyTensors, Entity, merge_entities, rows_on
-from evofeed.loader.assembly.pairing import EntityRows, RowPlan, plan_rows, species_keys
+from evofeed.loader.assembly.merge import AssemblyTensors, Entity, merge_entities
+from evofeed.loader.assembly.pairing import (
+    EntityRows,
+    RowPlan,
+    plan_rows,
+    residue_ids,
+    species_keys,
+)
 from evofeed.loader.config import AssemblyConfig, LoaderConfig
 from evofeed.protein.residues import HHBLITS_TO_RESTYPE
 
@@ -58,7 +64,9 @@ class Recorded:
         if f"{coordinates}.all_atom_positions" in self.example:
             positions = torch.from_numpy(self.example[f"{coordinates}.all_atom_positions"])
             mask = torch.from_numpy(self.example[f"{coordinates}.all_atom_mask"]).float()
-        return merge_entities(self.entities, rows_on(plan, self.entities), positions, mask, config)
+        lengths = [entity.chain.num_res for entity in self.entities]
+        ids = residue_ids([entity.copies for entity in self.entities], lengths)
+        return merge_entities(self.entities, plan, ids, positions, mask, config)
 
 
 def own_rows(recorded: Recorded, rows: np.ndarray) -> np.ndarray:
@@ -145,7 +153,7 @@ class RecordedCrop(ComplexDraws):
 
 
 class RecordedRecycle(RecordedDraws):
-    """`MsaDraws` of one recycle of a recorded complex."""
+    """`RecycleDraws` of one recycle of a recorded complex."""
 
     def __init__(self, draws: dict[str, np.ndarray], recycle: int, rows: int, fraction: float):
         self.draws, self.recycle, self.rows, self.fraction = draws, recycle, rows, fraction

@@ -137,6 +137,7 @@ def test_every_recorded_feature_comes_out_of_the_replay(path: Path, golden: Path
         max_extra_msa=int(mode["max_extra_msa"]),
         max_templates=int(mode["max_templates"]),
         supervised=bool(mode["supervised"]),
+        assemblies=OPENFOLD,
     )
     rules = OPENFOLD.replace(
         spatial_crop_prob=mode.get("spatial_crop_prob") or 0.0,
@@ -167,7 +168,7 @@ def test_every_recorded_feature_comes_out_of_the_replay(path: Path, golden: Path
     for recycle in range(recycles):
         fraction = mode["masked_msa_replace_fraction"]
         of_recycle = RecordedRecycle(draws, recycle, made.num_rows, fraction)
-        features = assembly_recycle(made, crop, of_recycle, config, mask_block_gaps=True)
+        features = assembly_recycle(made, crop, of_recycle, config)
         put(batch, features, recycle, 0)
     compared = 0
     for name, want in final.items():

@@ -25,6 +25,7 @@ from torch import Tensor
 from evofeed.featurize import discover, featurize_chain
 from evofeed.loader import LoaderConfig, sample_batch
 from evofeed.loader.draws import Crop
+from evofeed.loader.msa_draws import RecycleDraws
 from evofeed.protein.chain_record import ChainRecord
 from evofeed.protein.residues import MASK
 from evofeed.trainer import AlphaFold, AlphaFoldLoss, LossConfig, structure_metrics, tiny
@@ -41,11 +42,14 @@ LOSS = LossConfig(masked_msa=0.2)
 """Masked MSA is learnt by heart first; at its usual weight it hides the rest for long."""
 
 
-class FirstRows:
+class FirstRows(RecycleDraws):
     """Draws that leave the MSA's order alone and ask for every seventh cell, as [MASK].
 
     No random number, so the curve outlives every change of the loader's generator.
     """
+
+    def __init__(self) -> None:
+        """It takes no key."""
 
     def block_starts(self, num_rows: int) -> list[int]:
         return []
