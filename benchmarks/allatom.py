@@ -34,8 +34,7 @@ from recording import about, quartiles, save
 
 from evofeed.loader import EntryConfig, FeatureLoader, LoaderConfig, batch_maker
 from evofeed.loader.entries.catalog import EntryCatalog
-from evofeed.loader.entries.reading import plan_entry, project_module
-from evofeed.loader.views.packing import pack_sample
+from evofeed.loader.entries.reading import pack_sample, plan_entry, project_module
 from evofeed.store import Dataset
 
 SAMPLES = 3

@@ -5,20 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from evofeed.loader.config import EntryConfig
-from evofeed.loader.entries.reading import EntrySlab
-from evofeed.loader.views.boltz import features as boltz
-from evofeed.loader.views.openfold3 import features as openfold3
-from evofeed.loader.views.packing import unpack_sample
-from evofeed.loader.views.protenix import features as protenix
+from evofeed.loader.entries.reading import EntrySlab, PackedSample
+from evofeed.loader.views.boltz.features import boltz_features
+from evofeed.loader.views.openfold3.features import openfold3_features, stacked
+from evofeed.loader.views.protenix.features import protenix_features
 
 _FEATURES: Final[dict[str, Callable[..., dict[str, Any]]]] = {
-    "openfold3": openfold3.openfold3_features,
-    "boltz": boltz.boltz_features,
-    "protenix": protenix.protenix_features,
+    "openfold3": openfold3_features,
+    "boltz": boltz_features,
+    "protenix": protenix_features,
 }
 
 
@@ -33,6 +34,17 @@ def entry_batch(slabs: Iterable[tuple[EntrySlab, Tensor]], config: EntryConfig) 
     return batch
 
 
+def unpack_sample(where: PackedSample, data: Tensor) -> dict[str, Tensor]:
+    """Views of a slot's bytes on any device, `u8[nbytes]`; the host's arrays as they are."""
+    tensors = {
+        array.name: data[array.offset : array.offset + array.nbytes]
+        .view(torch.from_numpy(np.zeros(0, array.dtype)).dtype)
+        .view(array.shape)
+        for array in where.arrays
+    }
+    return tensors | {name: torch.from_numpy(value) for name, value in where.host.items()}
+
+
 def on_device(slab: EntrySlab, device: torch.device) -> Tensor:
     """Bytes of a sample that no slot could hold."""
     return torch.frombuffer(bytearray(slab.beside), dtype=torch.uint8).to(device)
@@ -42,17 +54,39 @@ def openfold3_batch(batch: dict[str, Any]) -> dict[str, Any]:
     """The dict that OpenFold3's training step takes, of a batch of `LoaderConfig.openfold3()`."""
     chains = [list(names) for names in batch["chains"]]
     return {
-        **openfold3.openfold3_batch(batch["samples"]),
+        **stacked(batch["samples"]),
         "pdb_id": [name.rpartition("-")[0] or name for name in batch["entry_id"]],
         "preferred_chain_or_interface": [one[0] if len(one) == 1 else one for one in chains],
     }
 
 
+_LISTED: Final = frozenset(
+    "all_coords all_resolved_mask crop_to_all_atom_map chain_symmetries amino_acids_symmetries "
+    "ligand_symmetries".split()
+)
+"""Boltz's features that stay a list, one a sample."""
+
+
 def boltz_batch(batch: dict[str, Any]) -> dict[str, Any]:
-    """The dict that Boltz 1's training step takes, of a batch of `LoaderConfig.boltz()`."""
-    return boltz.boltz_batch(batch["samples"])
+    """The dict that Boltz 1's training step takes, of a batch of `LoaderConfig.boltz()`.
+
+    `r_set_to_rep_atom`, whose rows vary, is padded with zeros to the longest.
+    """
+    samples = batch["samples"]
+    values = {name: [sample[name] for sample in samples] for name in samples[0]}
+    return {
+        name: those if name in _LISTED else pad_sequence(those, batch_first=True)
+        for name, those in values.items()
+    }
 
 
 def protenix_batch(batch: dict[str, Any]) -> dict[str, Any]:
-    """The dict that Protenix's training step takes, of a batch of `LoaderConfig.protenix()`."""
-    return protenix.protenix_batch(batch["samples"])
+    """The dict that Protenix's training step takes, of a batch of `LoaderConfig.protenix()`.
+
+    Raises:
+        ValueError: there are several samples, or none: Protenix trains on one a GPU.
+    """
+    samples: list[dict[str, Any]] = batch["samples"]
+    if len(samples) != 1:
+        raise ValueError(f"Protenix takes 1 sample a batch, not {len(samples)}: set batch_size=1")
+    return samples[0]

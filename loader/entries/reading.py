@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import importlib
 import threading
+from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from evofeed.base.errors import LoaderError
+from evofeed.base.shapes import Shaped
 from evofeed.loader.config import EntryConfig
 from evofeed.loader.entries.catalog import EntryPlace
 from evofeed.loader.read_chain import ReadRequest, refusals
 from evofeed.loader.views.draws import BoltzDraws, OpenFold3Draws, ProtenixDraws
-from evofeed.loader.views.packing import PackedSample, fill_slot, pack_sample
 from evofeed.loader.views.protenix.tables import query_alignments
 from evofeed.protein.alignment import Alignment
 from evofeed.protein.datapoints import alignment_names
@@ -25,7 +26,53 @@ from evofeed.store.inner import RecordSpan, Storage, read_entry, read_value
 _LOCK: Final = threading.Lock()
 _SHARED: Final[dict[tuple[str, RecordSpan], Any]] = {}
 _MOST_SHARED: Final = 8
+_ALIGN: Final = 16
 _DRAWS: Final = {"openfold3": OpenFold3Draws, "boltz": BoltzDraws, "protenix": ProtenixDraws}
+
+
+class PackedArray(NamedTuple):
+    """One array in a slot."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes it takes."""
+        return int(np.prod(self.shape, dtype=np.int64)) * np.dtype(self.dtype).itemsize
+
+
+class PackedSample(NamedTuple):
+    """Where the arrays of a sample are, and those that never leave the host."""
+
+    arrays: tuple[PackedArray, ...]
+    host: dict[str, np.ndarray]
+    nbytes: int
+
+
+def pack_sample(
+    packed: Mapping[str, Shaped[np.ndarray, "*_"]], on_host: frozenset[str] = frozenset()
+) -> PackedSample:
+    """Where the arrays of a sample go, one after the other; those named stay on the host."""
+    arrays, at = [], 0
+    for name, value in packed.items():
+        if name in on_host:
+            continue
+        arrays.append(PackedArray(name, value.dtype.str, value.shape, at))
+        at += value.nbytes + -value.nbytes % _ALIGN
+    host = {name: packed[name] for name in sorted(on_host & packed.keys())}
+    return PackedSample(tuple(arrays), host, at)
+
+
+def fill_slot(
+    where: PackedSample, packed: Mapping[str, Shaped[np.ndarray, "*_"]], slot: memoryview
+) -> None:
+    """Copy the arrays into a slot of at least `where.nbytes` bytes."""
+    for array in where.arrays:
+        out = np.frombuffer(slot, np.uint8, array.nbytes, array.offset)
+        out[:] = np.ascontiguousarray(packed[array.name]).reshape(-1).view(np.uint8)
 
 
 class EntrySlab(NamedTuple):

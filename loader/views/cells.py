@@ -2,11 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
 import numpy as np
 
-from evofeed.base.shapes import Float, Integer, UInt8
+from evofeed.base.shapes import Bool, Float, Integer, UInt8
 from evofeed.loader.views.entry_view import joined_runs
 from evofeed.protein.alignment import GAP, NUM_LETTERS, Alignment
+
+
+def species_numbers(alignments: Sequence[Alignment]) -> list[Integer[np.ndarray, " S"]]:
+    """A number for the species of each row, in the order of all names; -1 for none."""
+    named = [np.array(one.species, np.str_) for one in alignments]
+    names = np.unique(np.concatenate([np.zeros(0, "U1"), *named]))
+    return [
+        np.append(np.searchsorted(names, own), -1)[one.row_species]
+        for own, one in zip(named, alignments, strict=True)
+    ]
+
+
+class ChainRows(NamedTuple):
+    """Rows of an alignment that a chain of a sample has, -1 for a row of gaps."""
+
+    chain: int
+    alignment: Alignment
+    table: UInt8[np.ndarray, " 27"]
+    """Codes of letters."""
+    rows: Integer[np.ndarray, " S"]
+    deleted: Integer[np.ndarray, " S"]
+    """Rows whose deletions are shown."""
+    every: Integer[np.ndarray, " _"]
+    """Rows of the profile."""
 
 
 def row_codes(
@@ -43,6 +70,63 @@ def row_deletions(
     token = tokens[order[joined_runs(first, many)]]
     number = np.repeat(alignment.deletion_count[entry], many)
     return np.stack([np.repeat(row, many), token, number], 1).astype(np.int32)
+
+
+def row_features(
+    msa: UInt8[np.ndarray, "S n"],
+    profile: Float[np.ndarray, "n _"],
+    chain: Integer[np.ndarray, " n"],
+    columns: Integer[np.ndarray, " n"],
+    rows_of_chains: Iterable[ChainRows],
+) -> dict[str, np.ndarray]:
+    """Codes, deletions and profiles of chains' rows at the tokens' columns.
+
+    `msa` and `profile` hold what tokens of other chains have, and are written over.
+    """
+    mean = np.zeros(len(chain), np.float32)
+    deletions = [np.zeros([0, 3], np.int32)]
+    for one in rows_of_chains:
+        here = np.flatnonzero(chain == one.chain)
+        at = columns[here]
+        msa[:, here] = row_codes(one.alignment, one.rows, at, one.table)
+        deletions.append(row_deletions(one.alignment, one.deleted, at, here))
+        profile[here], mean[here] = row_profile(
+            one.alignment, one.every, at, one.table, profile.shape[1]
+        )
+    return {
+        "msa": msa,
+        "deletions": np.concatenate(deletions),
+        "profile": profile,
+        "deletion_mean": mean,
+    }
+
+
+def gap_rows(alignment: Alignment) -> Bool[np.ndarray, " U"]:
+    """Which distinct rows are gaps alone."""
+    gaps = np.zeros(len(alignment.letters), bool)
+    maybe = np.flatnonzero(alignment.letters[:, 0] == GAP)
+    gaps[maybe] = (alignment.letters[maybe] == GAP).all(1)
+    return gaps
+
+
+def rows_not_among(
+    alignment: Alignment,
+    rows: Integer[np.ndarray, " n"],
+    paired: Integer[np.ndarray, " p"],
+    codes: Integer[np.ndarray, " U"] | None = None,
+) -> Integer[np.ndarray, " k"]:
+    """Rows whose letters no paired row has; a paired one of -1 is all gaps.
+
+    `codes` number the distinct rows, alike where they are the same to the project.
+    """
+    letters = alignment.row_letters
+    codes = np.arange(len(alignment.letters)) if codes is None else codes
+    drop = np.zeros(len(codes), bool)
+    drop[codes[letters[paired[paired >= 0]]]] = True
+    kept: np.ndarray = rows[~drop[codes[letters[rows]]]]
+    if (paired < 0).any():
+        kept = kept[~gap_rows(alignment)[letters[kept]]]
+    return kept
 
 
 def row_profile(

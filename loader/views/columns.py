@@ -73,17 +73,6 @@ class Tokens(NamedTuple):
     atoms: Integer[np.ndarray, " N"]
     residue: Integer[np.ndarray, " N"]
 
-    def atom(
-        self, section: RulesetSection, standard: Bool[np.ndarray, " R"], names: Sequence[str]
-    ) -> Integer[np.ndarray, " N"]:
-        """Atom of the name that stands for its residue, of a standard one; else the first."""
-        residue = section.atom_residue()
-        wanted = np.array(names)[residue]
-        there = np.flatnonzero(standard[residue] & (section.atom_name == wanted))
-        place = np.full(len(section.residue_name), -1, np.int64)
-        place[residue[there]] = there
-        return np.where(place[self.residue] >= 0, place[self.residue], self.first)
-
 
 def split_tokens(section: RulesetSection, whole: Bool[np.ndarray, " R"]) -> Tokens:
     """A token for every residue that stays whole, and for every atom of the others."""
@@ -122,14 +111,25 @@ def residue_codes(names: Shaped[np.ndarray, " n"], other: int = -1) -> Integer[n
     return np.array([codes.get(name, other) for name in names.tolist()], np.int64)
 
 
-def centre_atoms(names: Sequence[str]) -> list[str]:
-    """Names of the atoms that stand for standard residues in crops."""
-    return ["CA" if len(name) == 3 else "C1'" for name in names]
+def standing_atoms(
+    section: RulesetSection, standard: Bool[np.ndarray, " R"], tokens: Tokens
+) -> tuple[Integer[np.ndarray, " N"], Integer[np.ndarray, " N"]]:
+    """Atoms that stand for the tokens in crops and in the distogram.
 
-
-def distogram_atoms(names: Sequence[str]) -> list[str]:
-    """Names of the atoms that stand for standard residues in the distogram."""
-    return [_DISTOGRAM.get(name, "CB") for name in names]
+    Of a standard residue those with the right name, else a token's first.
+    """
+    names, residue = section.residue_name.tolist(), section.atom_residue()
+    found = []
+    for wanted in (
+        ["CA" if len(name) == 3 else "C1'" for name in names],
+        [_DISTOGRAM.get(name, "CB") for name in names],
+    ):
+        named = section.atom_name == np.array(wanted)[residue]
+        there = np.flatnonzero(standard[residue] & named)
+        place = np.full(len(names), -1, np.int64)
+        place[residue[there]] = there
+        found.append(np.where(place[tokens.residue] >= 0, place[tokens.residue], tokens.first))
+    return found[0], found[1]
 
 
 def references(

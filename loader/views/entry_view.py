@@ -150,10 +150,6 @@ class EntryView:
         """Chain of every residue."""
         return np.repeat(np.arange(self.num_chains, dtype=np.int32), np.diff(self.chain_residue))
 
-    def atom_residue(self) -> Integer[np.ndarray, " A"]:
-        """Residue of every atom."""
-        return np.repeat(np.arange(self.num_residues, dtype=np.int32), np.diff(self.residue_atom))
-
     def token_chain(self) -> Integer[np.ndarray, " N"]:
         """Chain of every token."""
         chain: np.ndarray = self.residue_chain()[self.token_residue]
@@ -162,6 +158,24 @@ class EntryView:
     def atoms_of(self, tokens: Integer[np.ndarray, " n"]) -> Int[np.ndarray, " A"]:
         """Atoms of these tokens, one token after the other."""
         return joined_runs(self.token_atom[tokens], self.token_atoms[tokens])
+
+    def bonded(self, place: Integer[np.ndarray, " A"]) -> Integer[np.ndarray, "b 2"]:
+        """Places of both ends of the bonds whose atoms have one; -1 is none."""
+        ends = place[self.bond_atom]
+        both: np.ndarray = ends[(ends >= 0).all(1)]
+        return both
+
+    def orders_of(
+        self, molecule: int, reference: Integer[np.ndarray, " a"]
+    ) -> Integer[np.ndarray, "P a"]:
+        """Orders of these atoms of a molecule that ask for no others, as places among them."""
+        own = reference - self.molecule_atom[molecule]
+        orders = self.molecule_orders[molecule]
+        place = np.full(orders.shape[1], -1, np.int64)
+        place[own] = np.arange(len(own))
+        moved = place[orders[:, own]]
+        kept: np.ndarray = moved[(moved >= 0).all(1)]
+        return kept
 
     def token_position(self) -> Float[np.ndarray, "N 3"]:
         """Centre atoms, ångström."""
@@ -196,3 +210,43 @@ def joined_runs(starts: Integer[np.ndarray, " n"], counts: Integer[np.ndarray, "
     total = int(ends[-1]) if len(ends) else 0
     numbers: np.ndarray = np.arange(total) + np.repeat(starts - ends + counts, counts)
     return numbers
+
+
+def run_starts(values: Integer[np.ndarray, " n"]) -> Integer[np.ndarray, " runs"]:
+    """Where runs of equal values begin."""
+    return np.flatnonzero(np.append(True, values[1:] != values[:-1])[: len(values)])
+
+
+def counts_before(
+    keys: Integer[np.ndarray, " n"], counts: Integer[np.ndarray, " n"] | None = None
+) -> Integer[np.ndarray, " n"]:
+    """Sum of the counts, 1 each if none are given, that stand before each one of equal key."""
+    counts = np.ones(len(keys), np.int64) if counts is None else counts
+    order = np.argsort(keys, kind="stable")
+    sums = np.cumsum(counts[order]) - counts[order]
+    starts = run_starts(keys[order])
+    out = np.empty_like(counts)
+    out[order] = sums - np.repeat(sums[starts], np.diff(np.append(starts, len(keys))))
+    return out
+
+
+def only_whole(
+    group: Integer[np.ndarray, " n"], chosen: Integer[np.ndarray, " c"]
+) -> Integer[np.ndarray, " k"]:
+    """Those chosen of n whose group is chosen as a whole."""
+    total = np.bincount(group)
+    whole = total == np.bincount(group[chosen], minlength=len(total))
+    kept: np.ndarray = chosen[whole[group[chosen]]]
+    return kept
+
+
+def first_of_joined(
+    rows: Integer[np.ndarray, " n"], pairs: Integer[np.ndarray, "b 2"], size: int
+) -> Integer[np.ndarray, " n"]:
+    """Of each of these rows, all below `size`, the first one that pairs join it with."""
+    root = np.arange(size)
+    for one, two in pairs.tolist():
+        low, high = sorted((root[one], root[two]))
+        root[root == high] = low
+    found: np.ndarray = root[rows]
+    return found

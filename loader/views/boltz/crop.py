@@ -1,4 +1,7 @@
-"""Which tokens a Boltz sample has: neighbourhoods around the tokens nearest to a drawn one."""
+"""Which tokens a Boltz sample has, and which of them are given as binder and pocket.
+
+A crop is neighbourhoods around the tokens nearest to a drawn one.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +11,16 @@ from typing import Any, Final, no_type_check
 import numpy as np
 from numba import njit
 
-from evofeed.base.shapes import Float, Int
+from evofeed.base.shapes import Float, Int, UInt8
 from evofeed.loader.views.config import BoltzConfig
 from evofeed.loader.views.draws import BoltzDraws
-from evofeed.loader.views.entry_view import EntryView
+from evofeed.loader.views.entry_view import ChainType, EntryView
 
 _INTERFACE: Final = (15.0, 20.0)
 """Distance of the tokens of an interface, ångström; the second if none is nearer."""
+_UNSELECTED: Final = 1
+_POCKET: Final = 2
+_BINDER: Final = 3
 
 
 def crop_tokens(
@@ -115,3 +121,52 @@ def grow(
         tokens += new
         total += new_atoms
     return taken
+
+
+def pocket(
+    view: EntryView, crop: Int[np.ndarray, " N"], draws: BoltzDraws, config: BoltzConfig
+) -> UInt8[np.ndarray, " N"]:
+    """0 unspecified, 1 unselected, 2 pocket, 3 binder.
+
+    The binder is a ligand of the crop, a chain if there is none; a pocket's tokens are resolved
+    polymer tokens with an atom nearer to it than `config.pocket_cutoff`. Absent atoms count, at
+    the origin, as they do upstream.
+    """
+    codes = np.zeros(len(crop), np.uint8)
+    if not config.pocket_prob or not draws.pocket(config.pocket_prob):
+        return codes
+    chain = view.residue_chain()[view.token_residue[crop]]
+    ligand = view.chain_type[chain] == ChainType.LIGAND
+    binder = chain == draws.binder(np.unique(chain[ligand] if ligand.any() else chain))
+    others = np.flatnonzero(~ligand & ~binder & view.token_resolved[crop])
+    near = others[_atoms_near(view, crop[others], crop[binder], config.pocket_cutoff)]
+    if not len(near):
+        return codes
+    codes[:] = _UNSELECTED
+    codes[binder] = _BINDER
+    if config.pocket_geometric > 0:
+        size = min(draws.pocket_size(config.pocket_geometric) + 1, len(near))
+        near = draws.pocket_tokens(near, size)
+    codes[near] = _POCKET
+    return codes
+
+
+def _atoms_near(
+    view: EntryView, tokens: Int[np.ndarray, " n"], binder: Int[np.ndarray, " b"], cutoff: float
+) -> np.ndarray:
+    """Whether a token has an atom nearer than `cutoff` to one of the binder's."""
+    target = view.atom_position[view.atoms_of(binder)]
+    target = target.astype(np.float32)
+    counts = view.token_atoms[tokens]
+    atoms = view.atom_position[view.atoms_of(tokens)].astype(np.float32)
+    owner = np.repeat(np.arange(len(tokens)), counts)
+    low, high = target.min(0) - cutoff - 1, target.max(0) + cutoff + 1
+    inside = np.flatnonzero(((atoms > low) & (atoms < high)).all(1))
+    near = np.zeros(len(tokens), np.bool_)
+    for rows in np.array_split(inside, max(1, len(inside) * len(target) // 200_000)):
+        step = atoms[rows, None] - target[None]
+        step *= step
+        square = step[..., 0] + step[..., 1]
+        square += step[..., 2]
+        near[owner[rows[(np.sqrt(square) < cutoff).any(1)]]] = True
+    return near

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from evofeed.loader.transforms.msa import one_hot
 from evofeed.loader.views.boltz.plan import OWN_CODE
 from evofeed.loader.views.boltz.rows import CODES, GAP_CODE
 from evofeed.loader.views.config import BoltzConfig
@@ -40,6 +41,10 @@ def boltz_features(packed: Mapping[str, Tensor], config: BoltzConfig) -> dict[st
     }
 
 
+def _hot(codes: Tensor, classes: int) -> Tensor:
+    return one_hot(codes, classes, torch.int64)
+
+
 def _tokens(packed: Mapping[str, Tensor], config: BoltzConfig) -> dict[str, Tensor]:
     size = config.max_tokens
     count = len(packed["resolved"])
@@ -51,13 +56,13 @@ def _tokens(packed: Mapping[str, Tensor], config: BoltzConfig) -> dict[str, Tens
     return {
         "token_index": longer(torch.arange(count, device=device), size),
         **numbers,
-        "res_type": longer(one_hot(packed["res_type"], NUM_TOKENS), size),
+        "res_type": longer(_hot(packed["res_type"], NUM_TOKENS), size),
         "disto_center": longer(packed["disto_center"], size),
         "token_bonds": symmetric(packed["bonds"], size, torch.float32)[..., None],
         "token_pad_mask": longer(torch.ones(count, device=device), size),
         "token_resolved_mask": longer(packed["resolved"].float(), size),
         "token_disto_mask": longer(packed["disto_resolved"].float(), size),
-        "pocket_feature": longer(one_hot(packed["pocket"], _POCKET), size),
+        "pocket_feature": longer(_hot(packed["pocket"], _POCKET), size),
         "cyclic_period": torch.zeros(size, dtype=torch.int32, device=device),
     }
 
@@ -67,20 +72,20 @@ def _atoms(packed: Mapping[str, Tensor], config: BoltzConfig) -> dict[str, Tenso
     count, present = len(packed["present"]), packed["present"]
     coords = packed["coords"]
     center = (coords * present[:, None]).sum(0) / present.sum().clamp(min=1)
-    names = one_hot(packed["atom_name"].long() % _CHARACTERS, _CHARACTERS)
-    center_atoms = one_hot(packed["r_set"], size)
+    names = _hot(packed["atom_name"].long() % _CHARACTERS, _CHARACTERS)
+    center_atoms = _hot(packed["r_set"], size)
     padding = tokens - len(packed["resolved"])
     return {
         "ref_pos": longer(_moved(packed, config), size),
         "atom_resolved_mask": longer(present, size),
-        "ref_element": longer(one_hot(packed["element"], NUM_ELEMENTS), size),
+        "ref_element": longer(_hot(packed["element"], NUM_ELEMENTS), size),
         "ref_charge": longer(packed["charge"], size),
         "ref_atom_name_chars": longer(names, size),
         "ref_space_uid": longer(packed["space_uid"].long(), size),
         "coords": longer(coords - center, size)[None],
         "atom_pad_mask": longer(torch.ones(count, device=present.device), size),
-        "atom_to_token": longer(one_hot(packed["atom_token"], tokens), size),
-        "token_to_rep_atom": longer(one_hot(packed["rep_atom"], size), tokens),
+        "atom_to_token": longer(_hot(packed["atom_token"], tokens), size),
+        "token_to_rep_atom": longer(_hot(packed["rep_atom"], size), tokens),
         "r_set_to_rep_atom": longer(center_atoms, len(center_atoms) + padding),
         "disto_target": distogram(packed["disto_center"], config),
         "frames_idx": longer(packed["frames"].long(), tokens),
@@ -109,7 +114,7 @@ def distogram(coords: Tensor, config: BoltzConfig) -> Tensor:
     distance = torch.cdist(coords, coords)
     bins = torch.searchsorted(bounds, distance)
     rest = config.max_tokens - len(coords)
-    return pad(one_hot(bins, config.num_bins), (0, 0, 0, rest, 0, rest))
+    return pad(_hot(bins, config.num_bins), (0, 0, 0, rest, 0, rest))
 
 
 def _rows(packed: Mapping[str, Tensor], config: BoltzConfig) -> dict[str, Tensor]:
@@ -124,7 +129,7 @@ def _rows(packed: Mapping[str, Tensor], config: BoltzConfig) -> dict[str, Tensor
     factor = math.pi / 2 if config.pi_half else 2 / math.pi
     values = factor * torch.arctan(deletions / 3)
     drawn = int(packed["num_rows"]) if not config.profile_of_kept else len(letters)
-    hot = one_hot(every[:drawn], NUM_TOKENS)
+    hot = _hot(every[:drawn], NUM_TOKENS)
     if config.profile_of_kept:
         profile = hot.sum(0) / drawn
     else:
@@ -147,31 +152,3 @@ def _rows(packed: Mapping[str, Tensor], config: BoltzConfig) -> dict[str, Tensor
         "profile": longer(profile, tokens),
         "msa_mask": padded(torch.ones_like(every[:drawn])),
     }
-
-
-def one_hot(index: Tensor, classes: int) -> Tensor:
-    """`i64[..., classes]`; nothing is asked of the device, unlike torch's own."""
-    hot = torch.zeros(*index.shape, classes, dtype=torch.int64, device=index.device)
-    return hot.scatter_(-1, index.long()[..., None], 1)
-
-
-LISTED: Final = frozenset(
-    "all_coords all_resolved_mask crop_to_all_atom_map chain_symmetries amino_acids_symmetries "
-    "ligand_symmetries".split()
-)  # fmt: skip
-"""Features that stay a list, one a sample."""
-
-
-def boltz_batch(samples: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Samples stacked; `r_set_to_rep_atom`, whose rows vary, padded with zeros to the longest."""
-    batch: dict[str, Any] = {}
-    for name in samples[0]:
-        values = [sample[name] for sample in samples]
-        batch[name] = values if name in LISTED else _stacked(values)
-    return batch
-
-
-def _stacked(values: Sequence[Tensor]) -> Tensor:
-    longest = max(len(value) for value in values)
-    sizes = ((0, 0) * (value.dim() - 1) + (0, longest - len(value)) for value in values)
-    return torch.stack([pad(value, size) for value, size in zip(values, sizes, strict=True)])

@@ -8,9 +8,8 @@ from typing import Final
 import numpy as np
 
 from evofeed.base.shapes import Int
-from evofeed.loader.views.boltz.crop import crop_tokens
+from evofeed.loader.views.boltz.crop import crop_tokens, pocket
 from evofeed.loader.views.boltz.frames import frames
-from evofeed.loader.views.boltz.pocket import pocket
 from evofeed.loader.views.boltz.rows import chain_rows, plan_rows
 from evofeed.loader.views.boltz.symmetries import symmetry_features
 from evofeed.loader.views.cells import row_codes, row_deletions
@@ -61,7 +60,6 @@ def _tokens(view: EntryView, crop: Int[np.ndarray, " N"]) -> dict[str, np.ndarra
     number[crop] = np.arange(len(crop))
     of_atom = np.full(view.num_atoms, -1)
     of_atom[joined_runs(view.token_atom, view.token_atoms)] = np.repeat(number, view.token_atoms)
-    bonds = of_atom[view.bond_atom]
     return {
         "residue_index": view.residue_index[residue].astype(np.int32),
         "asym_id": chain.astype(np.int32),
@@ -72,7 +70,7 @@ def _tokens(view: EntryView, crop: Int[np.ndarray, " N"]) -> dict[str, np.ndarra
         "disto_center": view.atom_position[apart].astype(np.float32),
         "resolved": resolved,
         "disto_resolved": view.residue_present[residue] & view.atom_present[apart],
-        "bonds": bonds[(bonds >= 0).all(1)].astype(np.int32),
+        "bonds": view.bonded(of_atom).astype(np.int32),
         "atom_num": view.token_atoms[crop].astype(np.int32),
         "rep_atom": (own + apart).astype(np.int32),
         "r_set": (own + view.token_centre[crop])[polymer & resolved].astype(np.int32),

@@ -9,6 +9,7 @@ from typing import Final
 import numpy as np
 
 from evofeed.base.shapes import Bool, Int, UInt8
+from evofeed.loader.views.cells import species_numbers
 from evofeed.loader.views.config import BoltzConfig
 from evofeed.protein.alignment import GAP, NUM_LETTERS, Alignment
 
@@ -65,14 +66,10 @@ def distinct_rows(alignment: Alignment, most: int) -> Int[np.ndarray, " S"]:
 def chain_rows(alignments: Sequence[Alignment | None], most: int) -> list[ChainRows]:
     """The rows of every chain, with species numbered over all of them."""
     once = {id(alignment): alignment for alignment in alignments if alignment is not None}
-    names = [np.array(alignment.species, np.str_) for alignment in once.values()]
-    _, numbers = np.unique(np.concatenate([np.zeros(0, "U1"), *names]), return_inverse=True)
-    found, start = {}, 0
-    for key, alignment in once.items():
+    found = {}
+    for alignment, species in zip(once.values(), species_numbers([*once.values()]), strict=True):
         rows = distinct_rows(alignment, most)
-        table = np.append(numbers[start : start + len(alignment.species)], -1)
-        start += len(alignment.species)
-        found[key] = ChainRows(rows, table[alignment.row_species[rows]])
+        found[id(alignment)] = ChainRows(rows, species[rows])
     alone = ChainRows(np.zeros(1, np.int64), np.full(1, -1, np.int64))
     return [alone if alignment is None else found[id(alignment)] for alignment in alignments]
 

@@ -95,15 +95,10 @@ def _components(
         molecule = view.component_molecule[view.residue_component[number]]
         if molecule < 0 or (rows < 0).any():
             continue
-        own = rows - view.molecule_atom[molecule]
-        orders = view.molecule_orders[molecule]
-        place = np.full(orders.shape[1], -1)
-        place[own] = np.arange(len(own))
-        moved = place[orders[:, own]]
         at = int(start[token])
         swaps = [
             [(i + at, j + at) for i, j in enumerate(order) if i != j]
-            for order in moved[(moved >= 0).all(1)].tolist()
+            for order in view.orders_of(molecule, rows).tolist()
         ]
         if swaps := [swap for swap in swaps if swap]:
             found.append(swaps)

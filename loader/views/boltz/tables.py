@@ -12,12 +12,11 @@ from evofeed.loader.views.columns import (
     RESTYPES,
     UNKNOWN,
     Tokens,
-    centre_atoms,
-    distogram_atoms,
     present_residues,
     references,
     residue_codes,
     split_tokens,
+    standing_atoms,
     structure_columns,
     token_columns,
 )
@@ -72,9 +71,7 @@ def _tokens(
     tokens = split_tokens(section, standard)
     valid = section.chain_valid[chain][tokens.residue]
     tokens = Tokens(*(column[valid] for column in tokens))
-    names, owner = section.residue_name.tolist(), tokens.residue
-    centre = tokens.atom(section, standard, centre_atoms(names))
+    centre, apart = standing_atoms(section, standard, tokens)
     seen = present_residues(present, section.residue_atom)
-    apart = tokens.atom(section, standard, distogram_atoms(names))
-    resolved = seen[owner] & present[centre]
-    return token_columns(tokens, types, centre, apart, ~standard[owner], resolved)
+    resolved = seen[tokens.residue] & present[centre]
+    return token_columns(tokens, types, centre, apart, ~standard[tokens.residue], resolved)

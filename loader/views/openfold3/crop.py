@@ -14,7 +14,7 @@ from evofeed.base.shapes import Bool, Float, Integer
 from evofeed.loader.crop_draws import Strategy, contiguous_runs
 from evofeed.loader.views.config import OpenFold3Config
 from evofeed.loader.views.draws import OpenFold3Draws
-from evofeed.loader.views.entry_view import ChainType, EntryView
+from evofeed.loader.views.entry_view import ChainType, EntryView, only_whole
 from evofeed.protein.interfaces import near_other_chains
 
 
@@ -154,14 +154,8 @@ def _contiguous(
     by_name = np.argsort(view.chain_name[chains], kind="stable")
     runs = contiguous_runs(length[by_name].tolist(), config.token_budget, draws)
     places = [start[by_name[number]] + first + np.arange(size) for number, first, size in runs]
-    tokens = left[np.sort(np.concatenate(places))]
-    return tokens if config.ligands_cut_anywhere else _whole_components(view, tokens)
-
-
-def _whole_components(view: EntryView, tokens: np.ndarray) -> np.ndarray:
-    """These tokens without those of components that are not all there; all if none is."""
-    component = view.residue_component[view.token_residue]
-    total = np.bincount(component)
-    whole = total == np.bincount(component[tokens], minlength=len(total))
-    kept = tokens[whole[component[tokens]]]
+    tokens: np.ndarray = left[np.sort(np.concatenate(places))]
+    if config.ligands_cut_anywhere:
+        return tokens
+    kept = only_whole(view.residue_component[view.token_residue], tokens)
     return kept if len(kept) else tokens

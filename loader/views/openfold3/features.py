@@ -203,7 +203,7 @@ def no_templates(config: OpenFold3Config, device: torch.device) -> dict[str, Ten
     }
 
 
-def openfold3_batch(samples: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def stacked(samples: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Samples padded with zeros to the longest along their first axis, and stacked.
 
     A last axis of one element goes, as in OpenFold3; texts and atom orders stay lists.
@@ -214,7 +214,7 @@ def openfold3_batch(samples: Sequence[dict[str, Any]]) -> dict[str, Any]:
         if isinstance(first, Tensor):
             batch[name] = pad_sequence(values, batch_first=True).squeeze(-1)
         elif isinstance(first, dict) and name != "ref_space_uid_to_perm":
-            batch[name] = openfold3_batch(values)
+            batch[name] = stacked(values)
         else:
             batch[name] = values
     return batch

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from evofeed.base.shapes import Bool, Int, Integer
-from evofeed.loader.views.entry_view import EntryView, joined_runs
+from evofeed.loader.views.entry_view import EntryView, counts_before, joined_runs
 from evofeed.loader.views.openfold3.crop import Crop
 from evofeed.loader.views.openfold3.molecules import Molecules
 
@@ -35,27 +35,15 @@ def lay_out(view: EntryView, molecules: Molecules) -> Layout:
     token_start = np.searchsorted(view.token_chain(), np.arange(view.num_chains + 1))
     components = np.append(view.residue_component, view.residue_component[-1] + 1)
     component_start = components[view.chain_residue].astype(np.int64)
+    molecule = molecules.entity * (molecules.sym.max(initial=0) + 1) + molecules.sym
     parts = []
     for start in (token_start, component_start):
         count = np.diff(start)[molecules.chain]
         rows = joined_runs(start[:-1][molecules.chain], count)
         place = np.repeat(np.arange(len(count)), count)
         number = np.arange(len(rows)) - np.repeat(np.cumsum(count) - count, count)
-        parts.append((rows, place, number + np.repeat(_before(molecules, count), count)))
+        parts.append((rows, place, number + np.repeat(counts_before(molecule, count), count)))
     return Layout(*parts[0], *parts[1])
-
-
-def _before(molecules: Molecules, count: np.ndarray) -> np.ndarray:
-    """How many stand in a chain's molecule before the chain."""
-    key = molecules.entity * (molecules.sym.max(initial=0) + 1) + molecules.sym
-    order = np.argsort(key, kind="stable")
-    sums = np.cumsum(count[order]) - count[order]
-    fresh = np.ones(len(order), bool)
-    fresh[1:] = key[order][1:] != key[order][:-1]
-    first = np.maximum.accumulate(np.where(fresh, np.arange(len(order)), 0))
-    out = np.empty_like(count)
-    out[order] = sums - sums[first]
-    return out
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,9 +121,9 @@ def _may_change(
     """Chains whose molecules may change places with one of the crop."""
     seen = np.zeros(len(molecules.chain), bool)
     seen[layout.token_chain[in_crop]] = True
-    of = (molecules.entity, molecules.sym) if crop.strategy.is_spatial else (molecules.entity,)
-    wide = int(molecules.sym.max()) + 1
-    key = of[0] * wide + (of[1] if len(of) == 2 else 0)
+    key = molecules.entity * (int(molecules.sym.max()) + 1)
+    if crop.strategy.is_spatial:
+        key = key + molecules.sym
     result: np.ndarray = np.isin(key, key[seen])
     return result
 

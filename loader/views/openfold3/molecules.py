@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from evofeed.base.shapes import Bool, Integer
-from evofeed.loader.views.entry_view import EntryView
+from evofeed.loader.views.entry_view import EntryView, first_of_joined
 
 Links = frozenset[frozenset[tuple[int, int]]]
 """Bonds between chains: both ends, each a place among the molecule's chains and an atom there."""
@@ -35,7 +35,8 @@ def molecules_of(view: EntryView, chains: Bool[np.ndarray, " C"]) -> Molecules:
     """The molecules that these chains make; bonds to other chains do not count."""
     rows = np.flatnonzero(chains)
     links = _links(view, chains)
-    joined = _joined(rows, links)
+    root = first_of_joined(rows, links[:, [0, 2]], view.num_chains)
+    joined = [rows[root == one].tolist() for one in np.unique(root)]
     kind = _chain_kinds(view)
     size = np.diff(view.residue_atom[view.chain_residue])
     groups: dict[tuple[tuple[int, ...], int], list[list[int]]] = defaultdict(list)
@@ -73,24 +74,6 @@ def _links(view: EntryView, chains: np.ndarray) -> np.ndarray:
     ends, there = view.bond_atom[between], chain[between]
     atoms = ends - starts[there]
     return np.stack([there[:, 0], atoms[:, 0], there[:, 1], atoms[:, 1]], 1)
-
-
-def _joined(rows: np.ndarray, links: np.ndarray) -> list[list[int]]:
-    """Chains by molecule, ascending; molecules by their first chain."""
-    root = {int(row): int(row) for row in rows}
-
-    def top(one: int) -> int:
-        while root[one] != one:
-            one = root[one]
-        return one
-
-    for a, _, b, _ in links.tolist():
-        low, high = sorted((top(a), top(b)))
-        root[high] = low
-    found: dict[int, list[int]] = defaultdict(list)
-    for row in rows.tolist():
-        found[top(row)].append(row)
-    return list(found.values())
 
 
 def _chain_kinds(view: EntryView) -> list[bytes]:

@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 
 from evofeed.base.shapes import Integer
-from evofeed.loader.views.cells import row_codes, row_deletions, row_profile
+from evofeed.loader.views.cells import ChainRows, row_features
 from evofeed.loader.views.config import CONFIDENCE_LOSSES, OpenFold3Config
 from evofeed.loader.views.draws import OpenFold3Draws
 from evofeed.loader.views.entry_view import ChainType, EntryView
@@ -118,9 +118,7 @@ def _bonds(view: EntryView, tokens: Integer[np.ndarray, " T"]) -> Integer[np.nda
     split = np.flatnonzero(view.token_atomized[tokens])
     place = np.full(view.num_atoms, -1, np.int32)
     place[view.token_atom[tokens[split]]] = split
-    ends = place[view.bond_atom]
-    bonds: np.ndarray = ends[(ends >= 0).all(1)]
-    return bonds
+    return view.bonded(place)
 
 
 def _labels(
@@ -184,28 +182,21 @@ def _rows(
     plan = plan_rows(view, in_crop, alignments, draws, config)
     count = len(plan.rows[0]) if plan.rows else 1
     types = np.full([count, len(tokens)], GAP_TYPE, np.uint8)
-    profile = np.zeros([len(tokens), NUM_RESTYPES], np.float32)
-    mean = np.zeros(len(tokens), np.float32)
-    depth = np.ones(len(tokens), np.int32)
-    deletions = [np.zeros([0, 3], np.int32)]
     if not config.unmasked_padding:
         types[0] = view.token_type[tokens]
+    depth = np.ones(len(tokens), np.int32)
+    mine = []
     for row, rows, deep, every in zip(plan.chains, plan.rows, plan.depth, plan.main, strict=True):
-        alignment = alignments[view.chain_alignment[row]]
+        depth[chain == row] = deep
         table = LETTER_TYPES[ChainType(view.chain_type[row])]
-        here = np.flatnonzero(chain == row)
-        columns = view.residue_index[residue[here]] - 1
-        types[:, here] = row_codes(alignment, rows, columns, table)
-        others = np.append(-1, rows[1:])  # the query has none
-        deletions.append(row_deletions(alignment, others, columns, here))
-        depth[here] = deep
-        profile[here], mean[here] = row_profile(alignment, every, columns, table, NUM_RESTYPES)
+        others = np.append(-1, rows[1:])  # the query has no deletions
+        alignment = alignments[view.chain_alignment[row]]
+        mine.append(ChainRows(row, alignment, table, rows, others, every))
+    profile = np.zeros([len(tokens), NUM_RESTYPES], np.float32)
+    columns = view.residue_index[residue] - 1
     return {
-        "msa": types,
-        "deletions": np.concatenate(deletions),
+        **row_features(types, profile, chain, columns, mine),
         "depth": depth,
-        "profile": profile,
-        "deletion_mean": mean,
         "num_paired": np.array([plan.num_paired], np.int32),
     }
 

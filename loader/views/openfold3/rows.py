@@ -12,10 +12,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from evofeed.base.shapes import Bool, Integer
+from evofeed.loader.views.cells import rows_not_among, species_numbers
 from evofeed.loader.views.config import OpenFold3Config
 from evofeed.loader.views.draws import OpenFold3Draws
-from evofeed.loader.views.entry_view import ChainType, EntryView
-from evofeed.protein.alignment import GAP, Alignment
+from evofeed.loader.views.entry_view import ChainType, EntryView, counts_before
+from evofeed.protein.alignment import Alignment
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +70,13 @@ def plan_rows(
     query = np.zeros(1, np.int64)
     every = {one: main_rows(alignment, config) for one, alignment in own.items()}
     main = {
-        one: _without(alignment, every[one], paired[one], config) for one, alignment in own.items()
+        one: rows_not_among(alignment, every[one], paired[one]) for one, alignment in own.items()
     }
     rows = []
     for one in number.tolist():
-        taken = main[one]
+        taken, letters = main[one], own[one].row_letters
+        if not config.query_twice:
+            taken = taken[letters[taken] != letters[0]]
         if config.subsample_main:
             taken = _drawn(taken, limit, draws, config)
         rows.append(np.concatenate([query, paired[one], taken[:limit]]))
@@ -113,22 +116,6 @@ def _used(plan: RowPlan, draws: OpenFold3Draws, config: OpenFold3Config) -> RowP
 def main_rows(alignment: Alignment, config: OpenFold3Config) -> Integer[np.ndarray, " n"]:
     """Rows of the main MSA, of equal ones the first; their letters make the profile."""
     return alignment.first_of_equal(alignment.rows_of(*config.main_sources))
-
-
-def _without(
-    alignment: Alignment, rows: np.ndarray, paired: np.ndarray, config: OpenFold3Config
-) -> np.ndarray:
-    """Main rows that do not stand among the paired ones."""
-    letters = alignment.row_letters
-    if len(paired):
-        drop = np.zeros(len(alignment.letters), bool)
-        drop[letters[paired[paired >= 0]]] = True
-        if (paired < 0).any():
-            drop |= (alignment.letters == GAP).all(1)
-        rows = rows[~drop[letters[rows]]]
-    if not config.query_twice:
-        rows = rows[letters[rows] != letters[0]]
-    return rows
 
 
 def _paired(
@@ -183,24 +170,12 @@ def pair_by_species(
     Rows of a species pair in the order of the file; what is left of it pairs again among fewer
     alignments.
     """
-    names = np.unique(
-        np.concatenate(
-            [
-                np.array(one.species, np.str_)[np.unique(one.row_species[own])]
-                for one, own in zip(alignments, rows, strict=True)
-            ]
-        )
-    )
-    species = [
-        np.searchsorted(names, np.array(one.species, np.str_))[one.row_species[own]]
-        for one, own in zip(alignments, rows, strict=True)
-    ]
+    numbers = species_numbers(alignments)
+    species = [every[own] for every, own in zip(numbers, rows, strict=True)]
+    size = 1 + max(int(one.max(initial=0)) for one in species)
     taken = [_capped(one, config) for one in species]
     left = np.stack(
-        [
-            np.bincount(one[keep], minlength=len(names))
-            for one, keep in zip(species, taken, strict=True)
-        ]
+        [np.bincount(one[keep], minlength=size) for one, keep in zip(species, taken, strict=True)]
     )
     left[:, (left > 0).sum(0) < 2] = 0
     blocks: list[np.ndarray] = []
@@ -226,21 +201,10 @@ def pair_by_species(
     return PairedRows(kept, np.stack(columns, 1))
 
 
-def _occurrence(values: np.ndarray) -> Integer[np.ndarray, " n"]:
-    """How often each value came before."""
-    order = np.argsort(values, kind="stable")
-    fresh = np.ones(len(values), bool)
-    fresh[1:] = values[order][1:] != values[order][:-1]
-    first = np.maximum.accumulate(np.where(fresh, np.arange(len(values)), 0))
-    out = np.empty(len(values), np.int64)
-    out[order] = np.arange(len(values)) - first
-    return out
-
-
 def _capped(species: np.ndarray, config: OpenFold3Config) -> Integer[np.ndarray, " n"]:
     """Rows that may pair where a species has too many."""
     if config.first_of_species:
-        return np.flatnonzero(_occurrence(species) < config.max_rows_of_species)
+        return np.flatnonzero(counts_before(species) < config.max_rows_of_species)
     return np.flatnonzero(np.bincount(species)[species] <= config.max_rows_of_species)
 
 
@@ -250,7 +214,7 @@ def _next_rows(wanted: np.ndarray, species: np.ndarray) -> Integer[np.ndarray, "
     start = np.searchsorted(species[order], wanted)
     out = np.full(len(wanted), -1)
     asked = wanted >= 0
-    out[asked] = order[start[asked] + _occurrence(wanted[asked])] + 1
+    out[asked] = order[start[asked] + counts_before(wanted[asked])] + 1
     return out
 
 

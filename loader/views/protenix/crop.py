@@ -12,7 +12,7 @@ from evofeed.base.shapes import Bool, Float, Integer
 from evofeed.loader.crop_draws import Strategy
 from evofeed.loader.views.config import ProtenixConfig
 from evofeed.loader.views.draws import ProtenixDraws
-from evofeed.loader.views.entry_view import ProtenixView
+from evofeed.loader.views.entry_view import ProtenixView, only_whole, run_starts
 from evofeed.protein.interfaces import near_other_chains
 
 
@@ -108,12 +108,7 @@ def _nearest(tokens: Tokens, centre: int, config: ProtenixConfig) -> Integer[np.
         count = count if config.unresolved_fill else min(count, int(tokens.resolved.sum()))
         chosen = np.argsort(distance, kind="stable")[:count]
     chosen = np.sort(chosen)
-    if not config.whole_residues:
-        return chosen
-    total = np.bincount(tokens.residue)
-    whole = total == np.bincount(tokens.residue[chosen], minlength=len(total))
-    kept: np.ndarray = chosen[whole[tokens.residue[chosen]]]
-    return kept
+    return only_whole(tokens.residue, chosen) if config.whole_residues else chosen
 
 
 def _contiguous(
@@ -148,11 +143,9 @@ class _ResidueEnds:
     """First and last token of every token's residue."""
 
     def __init__(self, residue: Integer[np.ndarray, " N"]) -> None:
-        fresh = np.append(True, residue[1:] != residue[:-1])
-        starts = np.flatnonzero(fresh)
-        number = np.cumsum(fresh) - 1
-        self.first = starts[number]
-        self.stop = np.append(starts[1:], len(residue))[number]
+        starts = run_starts(residue)
+        stops = np.append(starts[1:], len(residue))
+        self.first, self.stop = (np.repeat(ends, stops - starts) for ends in (starts, stops))
 
     def whole(
         self,

@@ -6,7 +6,7 @@ Every shape is known to the host. Names and values are those of Protenix's featu
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Final
 
 import torch
@@ -164,14 +164,3 @@ def _basic(packed: Mapping[str, Tensor]) -> dict[str, Tensor]:
         "N_msa_rna_pair": rna,
         "N_msa_rna_unpair": deep,
     }
-
-
-def protenix_batch(samples: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The sample itself: Protenix trains on one sample a GPU, without an axis for more.
-
-    Raises:
-        ValueError: there are several samples, or none.
-    """
-    if len(samples) != 1:
-        raise ValueError(f"Protenix takes 1 sample a batch, not {len(samples)}: set batch_size=1")
-    return samples[0]

@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from evofeed.base.shapes import Bool, Float, Integer
-from evofeed.loader.views.entry_view import joined_runs
+from evofeed.loader.views.entry_view import joined_runs, run_starts
 from evofeed.loader.views.protenix.vocabulary import is_named
 
 _LEAST_ANGLE: Final = 25.0
@@ -64,8 +64,8 @@ def _nearest(
     centre: np.ndarray, uid: np.ndarray, position: np.ndarray, mask: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """The two atoms of the residue nearest to each of these, around it."""
-    first = np.searchsorted(uid_starts(uid), centre, side="right") - 1
-    bounds = np.append(uid_starts(uid), len(uid))
+    first = np.searchsorted(run_starts(uid), centre, side="right") - 1
+    bounds = np.append(run_starts(uid), len(uid))
     low, count = bounds[first], np.diff(bounds)[first]
     other = joined_runs(low, count)
     owner = np.repeat(np.arange(len(centre)), count)
@@ -82,11 +82,6 @@ def _nearest(
     rows = atoms[enough]
     valid[enough] = mask[rows].all(1) & ~_straight(*(position[rows[:, k]] for k in range(3)))
     return atoms, valid
-
-
-def uid_starts(uid: Integer[np.ndarray, " A"]) -> Integer[np.ndarray, " r"]:
-    """Where residues begin."""
-    return np.flatnonzero(np.append(True, uid[1:] != uid[:-1]))
 
 
 def _straight(one: np.ndarray, two: np.ndarray, three: np.ndarray) -> np.ndarray:

@@ -1,16 +1,66 @@
-"""The atoms of a crop, the orders they may stand in, and atoms whose labels may be theirs."""
+"""The atoms of a crop, the orders they may stand in, and atoms whose labels may be theirs.
+
+Molecules are chains joined by bonds, as Protenix counts them.
+"""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass
 
 import numpy as np
 
 from evofeed.base.shapes import Integer
-from evofeed.loader.views.entry_view import ProtenixView
+from evofeed.loader.views.entry_view import ChainType, ProtenixView, first_of_joined, run_starts
 from evofeed.loader.views.protenix.crop import Tokens
-from evofeed.loader.views.protenix.frames import uid_starts
-from evofeed.loader.views.protenix.molecules import Molecules
+
+
+@dataclass(frozen=True, slots=True)
+class Molecules:
+    """Which molecule a chain belongs to, and which kind of molecule that is, C chains."""
+
+    molecule: Integer[np.ndarray, " C"]
+    """From 0, in the order of the first name among a molecule's chains."""
+    kind: Integer[np.ndarray, " C"]
+    """Equal for molecules of the same entities whose atoms have the same names."""
+    first: Integer[np.ndarray, " C"]
+    """Atoms of the molecule that stand before the chain."""
+
+
+def molecules_of(view: ProtenixView) -> Molecules:
+    """The molecules of a whole entry. Bonds of atoms that nobody saw, and those between polymers,
+    join none."""
+    size = np.diff(view.residue_atom[view.chain_residue])
+    chain = np.repeat(np.arange(view.num_chains), size)
+    ends = chain[view.bond_atom]
+    polymer = view.chain_polymer != ChainType.LIGAND
+    joins = (ends[:, 0] != ends[:, 1]) & view.atom_present[view.bond_atom].all(1)
+    joins &= ~polymer[ends].all(1)
+    by_name = np.argsort(view.chain_name, kind="stable")
+    root = first_of_joined(by_name, ends[joins], view.num_chains)
+    _, first, inverse = np.unique(root, return_index=True, return_inverse=True)
+    molecule = np.empty(view.num_chains, np.int64)
+    molecule[by_name] = np.argsort(np.argsort(first, kind="stable"), kind="stable")[inverse]
+    kind, before = np.empty(len(first), np.int64), np.zeros(view.num_chains, np.int64)
+    groups: dict[tuple[int, ...], list[int]] = defaultdict(list)
+    names = [b""] * len(first)
+    bounds = view.residue_atom[view.chain_residue]
+    for number in range(len(first)):
+        own = np.flatnonzero(molecule == number)
+        before[own] = np.cumsum(size[own]) - size[own]
+        groups[tuple(sorted(view.chain_entity[own].tolist()))].append(number)
+        names[number] = b"".join(
+            view.atom_name[bounds[one] : bounds[one + 1]].tobytes() for one in own
+        )
+    count = 0
+    for members in groups.values():
+        known: dict[bytes, int] = {}
+        for place, number in enumerate(members):
+            if place and names[number] not in known:
+                count += 1
+            kind[number] = known.setdefault(names[number], count)
+        count += 1
+    return Molecules(molecule, kind[molecule], before)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +105,7 @@ def atom_orders(view: ProtenixView, crop: Crop) -> dict[str, np.ndarray]:
 
     Orders that move an atom bonded to another residue of the crop are left out.
     """
-    starts = uid_starts(crop.run)
+    starts = run_starts(crop.run)
     stops = np.append(starts[1:], len(crop.run))
     bounds = np.append(starts, len(crop.run)).tolist()
     residue = crop.residue[crop.owner[starts]]
@@ -73,7 +123,7 @@ def atom_orders(view: ProtenixView, crop: Crop) -> dict[str, np.ndarray]:
         held = fixed[mine]
         key = int(molecule[number]), reference.tobytes() + place[mine].tobytes(), held.tobytes()
         if key not in seen:
-            orders = _residue_orders(view, key[0], reference)[:, place[mine]]
+            orders = view.orders_of(key[0], reference)[:, place[mine]]
             seen[key] = orders[(orders[:, held] == orders[:1, held]).all(1)]
         counts[number] = len(seen[key])
         parts += [place[done : mine.start], seen[key].T.ravel()]
@@ -91,22 +141,7 @@ def _linked(view: ProtenixView, crop: Crop) -> np.ndarray:
     place[crop.atom] = crop.run
     ends = place[view.bond_atom]
     apart = (ends >= 0).all(1) & (ends[:, 0] != ends[:, 1])
-    linked = np.zeros(view.num_atoms, bool)
-    linked[view.bond_atom[apart]] = True
-    mask: np.ndarray = linked[crop.atom]
-    return mask
-
-
-def _residue_orders(
-    view: ProtenixView, molecule: int, reference: Integer[np.ndarray, " a"]
-) -> Integer[np.ndarray, "P a"]:
-    """Orders of a residue's atoms: those of its molecule that need no atom it lacks."""
-    first, stop = view.molecule_atom[molecule], view.molecule_atom[molecule + 1]
-    rank = np.full(stop - first, -1, np.int64)
-    rank[reference - first] = np.arange(len(reference))
-    orders = rank[view.molecule_orders[molecule][:, reference - first]]
-    kept: np.ndarray = orders[(orders >= 0).all(1)]
-    return kept
+    return np.isin(crop.atom, view.bond_atom[apart])
 
 
 def exchangeable(

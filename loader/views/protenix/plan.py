@@ -9,15 +9,20 @@ import numpy as np
 
 from evofeed.base.shapes import Integer
 from evofeed.loader.crop_draws import Strategy
-from evofeed.loader.views.cells import row_codes, row_deletions, row_profile
+from evofeed.loader.views.cells import ChainRows, row_features
 from evofeed.loader.views.columns import UNKNOWN, name_codes, residue_codes
 from evofeed.loader.views.config import ProtenixConfig
 from evofeed.loader.views.draws import ProtenixDraws
-from evofeed.loader.views.entry_view import ChainType, ProtenixView
+from evofeed.loader.views.entry_view import ChainType, ProtenixView, run_starts
 from evofeed.loader.views.protenix.crop import Tokens, crop_tokens, tokens_of
-from evofeed.loader.views.protenix.frames import token_frames, uid_starts
-from evofeed.loader.views.protenix.labels import Crop, atom_orders, exchangeable
-from evofeed.loader.views.protenix.molecules import Molecules, molecules_of
+from evofeed.loader.views.protenix.frames import token_frames
+from evofeed.loader.views.protenix.labels import (
+    Crop,
+    Molecules,
+    atom_orders,
+    exchangeable,
+    molecules_of,
+)
 from evofeed.loader.views.protenix.rows import letter_codes_of, plan_rows
 from evofeed.loader.views.protenix.vocabulary import (
     GAP_TYPE,
@@ -157,8 +162,7 @@ def _bonds(view: ProtenixView, crop: Crop) -> dict[str, np.ndarray]:
     """Bonded tokens, but for bonds along polymers; and bonded atoms of ligands and polymers."""
     place = np.full(view.num_atoms, -1, np.int64)
     place[crop.atom] = np.arange(len(crop.atom))
-    ends = place[view.bond_atom]
-    ends = ends[(ends >= 0).all(1)]
+    ends = view.bonded(place)
     residue = crop.residue[crop.owner]
     polymer = view.residue_kind[residue] != ChainType.LIGAND
     standard = (residue_codes(view.residue_name[crop.residue]) >= 0)[crop.owner] & polymer
@@ -184,7 +188,7 @@ def _conformers(
     reference = view.atom_reference[crop.atom]
     position = view.molecule_position[0][reference].astype(np.float64)
     position[reference < 0] = 0
-    starts = uid_starts(crop.run)
+    starts = run_starts(crop.run)
     counts = np.diff(np.append(starts, len(position)))
     mean = np.add.reduceat(position, starts, axis=0) / counts[:, None]
     # Protenix moves residues in the order of their numbers, wherever they stand.
@@ -234,24 +238,18 @@ def _rows(
         types[1:] = GAP_TYPE
     profile = np.zeros([size, NUM_RESTYPES], np.float32)
     profile[:, UNKNOWN] = 1
-    mean = np.zeros(size, np.float32)
-    deletions = [np.zeros([0, 3], np.int32)]
+    columns = view.residue_index[crop.residue] - 1
+    mine = []
     for row, rows, deleted, every in zip(
         plan.chains, plan.rows, plan.deletions, plan.main, strict=True
     ):
         alignment = alignments[view.chain_alignment[row]]
+        outside = (columns < 0) | (columns >= alignment.num_columns)
+        columns[outside & (crop.chain == row)] = 0
         table = letter_codes_of(int(view.chain_polymer[row]))
-        here = np.flatnonzero(crop.chain == row)
-        columns = view.residue_index[crop.residue[here]] - 1
-        columns[(columns < 0) | (columns >= alignment.num_columns)] = 0
-        types[:, here] = row_codes(alignment, rows, columns, table)
-        deletions.append(row_deletions(alignment, deleted, columns, here))
-        profile[here], mean[here] = row_profile(alignment, every, columns, table, NUM_RESTYPES)
+        mine.append(ChainRows(row, alignment, table, rows, deleted, every))
     return {
-        "msa": types,
-        "deletions": np.concatenate(deletions),
-        "profile": profile,
-        "deletion_mean": mean,
+        **row_features(types, profile, crop.chain, columns, mine),
         "num_alignments": np.array([1, plan.num_paired, plan.num_protein, plan.num_rna], np.int32),
     }
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from evofeed.base.shapes import Bool, Integer
+from evofeed.loader.views.cells import gap_rows, rows_not_among, species_numbers
 from evofeed.loader.views.config import ProtenixConfig
 from evofeed.loader.views.entry_view import ChainType, ProtenixView
 from evofeed.loader.views.protenix.vocabulary import LETTERS, PROTEIN_LETTERS
@@ -118,10 +119,7 @@ def _code_rows(alignment: Alignment, table: np.ndarray) -> tuple[np.ndarray, np.
         first: dict[bytes, int] = {}
         for row in range(len(letters)):
             numbers[row] = first.setdefault(text[row * width : (row + 1) * width], row)
-    gaps = np.zeros(len(letters), bool)
-    maybe = np.flatnonzero(letters[:, 0] == GAP)
-    gaps[maybe] = (letters[maybe] == GAP).all(1)
-    return numbers, gaps
+    return numbers, gap_rows(alignment)
 
 
 def _paired(
@@ -134,21 +132,21 @@ def _paired(
     Species of most chains come first, then those that come first in the chains.
     """
     used = {id(one): one for one in alignments if one is not None}
-    names = np.unique(np.concatenate([np.array(one.species, np.str_) for one in used.values()]))
-    counts = np.zeros([len(names), len(chains)], np.int64)
-    rows: list[np.ndarray] = []
+    numbers = dict(zip(used, species_numbers([*used.values()]), strict=True))
+    size = 1 + max(int(one.max(initial=0)) for one in numbers.values())
+    counts = np.zeros([size, len(chains)], np.int64)
+    rows = [np.zeros(0, np.int64)] * len(chains)
     memo: dict[int, np.ndarray] = {}
     for number, (alignment, chain) in enumerate(zip(alignments, chains, strict=True)):
         if alignment is None or chain is None:
-            rows.append(np.zeros(0, np.int64))
             continue
-        species = alignment.row_species[chain.paired]
-        table = np.searchsorted(names, np.array(alignment.species, np.str_))
         if id(chain) not in memo:
+            species = alignment.row_species[chain.paired]
             order = _order(species, config)
             memo[id(chain)] = order[species[order] >= 0]
-        rows.append(memo[id(chain)])
-        counts[:, number] = np.bincount(table[species[species >= 0]], minlength=len(names))
+        rows[number] = memo[id(chain)]
+        own = numbers[id(alignment)][chain.paired]
+        counts[:, number] = np.bincount(own[own >= 0], minlength=size)
     starts = np.cumsum(counts, 0) - counts
     has = counts > 0
     shared = has.sum(1)
@@ -221,7 +219,9 @@ def _joined(
         if chain is not None:
             rows = chain.main
             if pairs or not config.query_twice:
-                rows = _unpaired(alignments[of[number]], chain, paired[:, number])
+                which = paired[:, number]
+                pairs_of = np.where(which >= 0, chain.paired[which], -1)
+                rows = rows_not_among(alignments[of[number]], rows, pairs_of, chain.codes)
         elif pairs or not config.query_twice:
             rows = rows[:0]
         other.append(rows[: config.max_rows - len(paired)])
@@ -257,18 +257,3 @@ def _joined(
         deepest(ChainType.RNA),
         tuple(main),
     )
-
-
-def _unpaired(
-    alignment: Alignment, chain: _ChainRows, which: Integer[np.ndarray, " P"]
-) -> Integer[np.ndarray, " n"]:
-    """Main rows that do not stand among the paired ones."""
-    letters = alignment.row_letters
-    drop = np.zeros(len(chain.codes), bool)
-    drop[chain.codes[letters[chain.paired[which[which >= 0]]]]] = True
-    there = letters[chain.main]
-    keep = ~drop[chain.codes[there]]
-    if (which < 0).any():
-        keep &= ~chain.gaps[there]
-    kept: np.ndarray = chain.main[keep]
-    return kept

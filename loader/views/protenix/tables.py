@@ -11,11 +11,10 @@ from evofeed.base.shapes import Bool, Integer
 from evofeed.loader.views.columns import (
     RESTYPES,
     UNKNOWN,
-    centre_atoms,
-    distogram_atoms,
     references,
     residue_codes,
     split_tokens,
+    standing_atoms,
     structure_columns,
     token_columns,
 )
@@ -131,11 +130,9 @@ def _tokens(
 ) -> dict[str, Any]:
     """A token for every standard residue, and for every atom of others."""
     standard = (residue_codes(section.residue_name) >= 0) & (kind != ChainType.LIGAND)
-    tokens, names = split_tokens(section, standard), section.residue_name.tolist()
-    centre, owner = tokens.atom(section, standard, centre_atoms(names)), tokens.residue
-    sizes = np.diff(section.residue_atom)
-    apart = tokens.atom(section, standard, distogram_atoms(names))
-    split = (tokens.atoms == 1) & (sizes[owner] > 1)
+    tokens = split_tokens(section, standard)
+    centre, apart = standing_atoms(section, standard, tokens)
+    split = (tokens.atoms == 1) & (np.diff(section.residue_atom)[tokens.residue] > 1)
     return token_columns(tokens, types, centre, apart, split, present[centre])
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from tests.loader.views.packs import entry_view, name_codes, read
 
+from evofeed.featurize.formats.a3m import parse_a3m
 from evofeed.loader.views.draws import BoltzDraws
 from evofeed.loader.views.entry_view import EntryView
 from evofeed.protein.alignment import Alignment, letter_codes
@@ -139,20 +140,9 @@ def alignment_of(
     name: str, rows: list[str], sources: list[int], names: tuple[str, ...], species: list[str]
 ) -> Alignment:
     """Aligned text as an `Alignment`."""
-    letters, starts, columns, counts = [], [0], [], []
-    for text in rows:
-        letters.append("".join(c for c in text if not c.islower()))
-        at = run = 0
-        for c in text:
-            if c.islower():
-                run += 1
-                continue
-            if run:
-                columns.append(at)
-                counts.append(run)
-            at, run = at + 1, 0
-        starts.append(len(columns))
-    codes = letter_codes(np.array([list(row.encode()) for row in letters], np.uint8))
+    msa = parse_a3m("".join(f">row\n{text}\n" for text in rows).encode())
+    counts = np.bincount(msa.deletion_row, minlength=len(rows))
+    codes = letter_codes(msa.letters)
     unique, number = np.unique(codes, axis=0, return_inverse=True)
     bare = [text.replace("-", "").upper() for text in rows]
     table = tuple(sorted(set(species) - {""}))
@@ -165,9 +155,9 @@ def alignment_of(
         row_species=np.array([table.index(one) if one else -1 for one in species]),
         row_gapless=np.unique(np.array(bare), return_inverse=True)[1],
         species=table,
-        deletion_start=np.array(starts),
-        deletion_column=np.array(columns, np.int64),
-        deletion_count=np.array(counts, np.int64),
+        deletion_start=np.append(0, np.cumsum(counts)),
+        deletion_column=msa.deletion_column,
+        deletion_count=msa.deletion_count,
     )
 
 

@@ -15,8 +15,9 @@ import numpy as np
 import torch
 from tests.conftest import golden_folder, golden_json
 
+from evofeed.loader.entries.batch import unpack_sample
+from evofeed.loader.entries.reading import fill_slot, pack_sample
 from evofeed.loader.views.entry_view import OTHER_POLYMER, ChainType, EntryView, ProtenixView
-from evofeed.loader.views.packing import fill_slot, pack_sample, unpack_sample
 from evofeed.protein.molecules import ELEMENTS, numbered
 from evofeed.protein.ruleset_section import copies_of
 

@@ -14,15 +14,14 @@ from tests.featurize.records import (
 )
 from tests.loader.views import (
     test_boltz,
-    test_openfold3_crop,
-    test_openfold3_features,
+    test_openfold3,
     test_protenix,
 )
 from tests.loader.views.packs import packs, recordings
 
 SAMPLES = {
     "boltz": test_boltz.SAMPLES,
-    "openfold3": test_openfold3_features.SAMPLES,
+    "openfold3": test_openfold3.SAMPLES,
     "protenix": test_protenix.SAMPLES,
 }
 STRUCTURES = {
@@ -32,7 +31,7 @@ STRUCTURES = {
 }
 CROPS = {
     "boltz": test_boltz.CROPS,
-    "openfold3": test_openfold3_crop.CROPS,
+    "openfold3": test_openfold3.CROPS,
     "protenix": test_protenix.CROPS,
 }
 COMPARED = {"feature", "label", "label_full", "basic", "symmetry", "permutation", "crop"}

@@ -23,9 +23,10 @@ from tests.loader.views.packs import (
     watched,
 )
 
+from evofeed.loader import boltz_batch
 from evofeed.loader.views.boltz import plan
 from evofeed.loader.views.boltz.crop import crop_tokens
-from evofeed.loader.views.boltz.features import boltz_batch, boltz_features
+from evofeed.loader.views.boltz.features import boltz_features
 from evofeed.loader.views.boltz.rows import CODES, distinct_rows
 from evofeed.loader.views.config import BoltzConfig
 from evofeed.loader.views.draws import BoltzDraws, rotations
@@ -179,6 +180,6 @@ def test_draws_are_uniform_and_their_rotations_proper() -> None:
 
 def test_a_batch_pads_the_rows_that_vary() -> None:
     samples = [{"msa": torch.ones(2, 3), "r_set_to_rep_atom": torch.ones(n, 4)} for n in (2, 5)]
-    batch = boltz_batch(samples)
+    batch = boltz_batch({"samples": samples})
     assert batch["msa"].shape == (2, 2, 3)
     assert batch["r_set_to_rep_atom"].sum((1, 2)).tolist() == [8, 20]

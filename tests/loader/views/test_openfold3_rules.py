@@ -11,12 +11,12 @@ import torch
 from tests.loader.views.made_entries import MadeChain, made_alignment, made_entry
 from tests.loader.views.openfold3_recorded import recorded_alignments
 from tests.loader.views.packs import differing, entry_view, recordings
-from tests.loader.views.test_openfold3_features import flat
+from tests.loader.views.test_openfold3 import flat
 
 from evofeed.loader.views.config import OpenFold3Config
 from evofeed.loader.views.draws import OpenFold3Draws
 from evofeed.loader.views.entry_view import ChainType
-from evofeed.loader.views.openfold3.features import openfold3_batch, openfold3_features, rotations
+from evofeed.loader.views.openfold3.features import openfold3_features, stacked
 from evofeed.loader.views.openfold3.molecules import molecules_of
 from evofeed.loader.views.openfold3.plan import plan_sample
 from evofeed.loader.views.openfold3.rows import pair_by_species, plan_rows
@@ -220,13 +220,6 @@ def test_the_numbers_of_sequence_rows_sent_may_be_fewer() -> None:
     torch.testing.assert_close(whole["profile"], part["profile"])
 
 
-def test_quaternions_turn_without_stretching() -> None:
-    turns = rotations(torch.randn(50, 4, generator=torch.Generator().manual_seed(0)))
-    eye = torch.eye(3).expand(50, 3, 3)
-    torch.testing.assert_close(turns @ turns.mT, eye, rtol=0, atol=1e-6)
-    torch.testing.assert_close(torch.linalg.det(turns), torch.ones(50), rtol=0, atol=1e-5)
-
-
 def test_an_entry_of_ligands_alone_has_one_row_of_gaps() -> None:
     view = made_entry(
         [MadeChain("1", 1, LIGAND, (("HEM", 9),)), MadeChain("2", 2, LIGAND, (("CA", 1),))]
@@ -251,7 +244,7 @@ def test_samples_of_other_sizes_stack_with_zeros_behind() -> None:
     config = OpenFold3Config(token_budget=16)
     small = features_of(made_entry([MadeChain("1", 1, LIGAND, (("HEM", 9),))]), [], 0, config)
     large = features_of(made_entry([MadeChain("1", 1, PROTEIN, PEPTIDE)]), [], 0, config)
-    batch = openfold3_batch([small, large])
+    batch = stacked([small, large])
     assert batch["ref_pos"].shape == (2, 15, 3)
     assert not batch["ref_pos"][0, 9:].any()
     assert batch["loss_weights"]["mse"].tolist() == [4.0, 4.0]

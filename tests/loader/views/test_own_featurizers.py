@@ -37,17 +37,18 @@ from tests.loader.views.packs import (
     slotted,
     some_recordings,
 )
-from tests.loader.views.test_openfold3_features import flat
+from tests.loader.views.test_openfold3 import flat
 from tests.loader.views.test_protenix import through_a_slot
 
 from evofeed.featurize.entries.molecules import component_molecule
 from evofeed.featurize.records.rulesets.boltz import boltz_section
 from evofeed.featurize.records.rulesets.protenix import protenix_section
-from evofeed.loader.views.boltz.features import boltz_batch, boltz_features
+from evofeed.loader import boltz_batch
+from evofeed.loader.views.boltz.features import boltz_features
 from evofeed.loader.views.boltz.plan import plan_sample as plan_boltz
 from evofeed.loader.views.boltz.tables import boltz_view
 from evofeed.loader.views.config import BoltzConfig, OpenFold3Config, ProtenixConfig
-from evofeed.loader.views.openfold3.features import openfold3_batch, openfold3_features
+from evofeed.loader.views.openfold3.features import openfold3_features, stacked
 from evofeed.loader.views.openfold3.plan import ON_HOST
 from evofeed.loader.views.openfold3.plan import plan_sample as plan_openfold3
 from evofeed.loader.views.protenix.plan import plan_sample as plan_protenix
@@ -147,7 +148,7 @@ def test_boltz_makes_our_features_of_its_structure(
     assert_equal(ours, theirs)
     loss = importlib.import_module("boltz.model.loss.distogram").distogram_loss
     output = {"pdistogram": torch.randn(1, 128, 128, 64)}
-    batches = [boltz_batch([one]) for one in (ours, theirs)]
+    batches = [boltz_batch({"samples": [one]}) for one in (ours, theirs)]
     for name in ("chain_symmetries", "amino_acids_symmetries", "ligand_symmetries"):
         assert ours[name] == json.loads(json.dumps(theirs[name], default=int)), name
     values = [loss(output, batch)[0] for batch in batches]
@@ -204,7 +205,7 @@ def test_openfold3_makes_our_features_of_its_structure(
     loss = importlib.import_module("openfold3.core.loss.distogram").all_atom_distogram_loss
     logits = torch.randn(1, 128, 128, 64)
     values = [
-        loss(openfold3_batch([one]), logits, no_bins=64, bin_min=2.0, bin_max=22.0, eps=1e-9)[0]
+        loss(stacked([one]), logits, no_bins=64, bin_min=2.0, bin_max=22.0, eps=1e-9)[0]
         for one in (ours, theirs)
     ]
     assert torch.isfinite(values[0])
