@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from evofeed.loader.feature_loader import FeatureLoader
     from evofeed.loader.from_record import assembly_batch, record_batch, sample_batch
     from evofeed.loader.hooks import ChainSample, LoaderHooks
-    from evofeed.loader.plan import RunPlan, plan_samples
+    from evofeed.loader.plan import RunPlan
 
 __all__ = [
     "AssemblyConfig",
@@ -32,7 +32,6 @@ __all__ = [
     "openfold3_batch",
     "boltz_batch",
     "protenix_batch",
-    "plan_samples",
     "record_batch",
     "sample_batch",
 ]

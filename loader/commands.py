@@ -97,16 +97,16 @@ def plan(
 
     Example: evofeed plan data/ --world-size 8 --batches 2
     """
-    from evofeed.loader.plan import plan_samples
+    from evofeed.loader.plan import RunPlan
     from evofeed.store import Dataset as Opened
 
     config = _config(preset, batch_size=batch_size, global_batch_size=global_batch_size)
     if rank is not None and not 0 <= rank < world_size:
         raise typer.BadParameter(f"{rank} is not one of {world_size} ranks", param_hint="--rank")
     index = Opened.open(dataset, snapshot).index
-    numbers: dict[str, Any] = {"world_size": world_size, "rank": rank, "seed": seed, "epoch": epoch}
     try:
-        rows = plan_samples(index, config, **numbers, start=start, batches=batches)
+        run = RunPlan(index, config, world_size=world_size, seed=seed)
+        rows = run.samples(rank, epoch=epoch, start=start, batches=batches)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
     if as_json:

@@ -16,12 +16,11 @@ from evofeed.base.errors import CannotResume, LoaderError
 from evofeed.loader.arena import Arena, prefault
 from evofeed.loader.batch_maker import BatchMaker, ReadyBatch, can_fuse
 from evofeed.loader.config import LoaderConfig
-from evofeed.loader.feeder import Feeder
+from evofeed.loader.feeder import Feeder, sample_nbytes
 from evofeed.loader.hooks import LoaderHooks
 from evofeed.loader.mixture import Source, dataset_of, open_mixture, snapshot_of
 from evofeed.loader.plan import BatchPlan, Planner
 from evofeed.loader.reader_pool import ProcessReaders, Readers, ThreadReaders
-from evofeed.loader.sample_reading import sample_nbytes
 from evofeed.loader.stats import Stats
 from evofeed.store import Assemblies, Dataset, Entries
 

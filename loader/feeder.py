@@ -21,11 +21,11 @@ from evofeed.base.errors import AccessDenied, ChainRefused, EvofeedError, Loader
 from evofeed.loader.arena import Arena
 from evofeed.loader.batch_maker import BatchMaker, FilledSlot
 from evofeed.loader.catalog import ChainPlace
+from evofeed.loader.config import LoaderConfig
 from evofeed.loader.plan import BatchPlan, Planner, SamplePlan
-from evofeed.loader.read_chain import ReadRequest
+from evofeed.loader.read_chain import ReadRequest, slot_nbytes
 from evofeed.loader.reader_pool import Readers
 from evofeed.loader.ready_queue import ReadyQueue
-from evofeed.loader.sample_reading import sample_nbytes, task_of
 from evofeed.loader.stats import Stats
 
 _LOG: Final = logging.getLogger(__name__)
@@ -34,6 +34,34 @@ _REFUSALS: Final = 4
 """Reads of one chain that a storage may refuse: while it answers for another, or for our rights."""
 _REMIND_SECONDS: Final = 60.0
 """Reads that fail are logged at most so often."""
+
+
+# What complexes and entries need is imported with the first of them.
+
+
+def sample_nbytes(place: Any, config: LoaderConfig) -> int:
+    """Bytes a slot for the sample at a place must have."""
+    if config.entries is not None:
+        return config.entries.slot_nbytes
+    templates = config.max_templates > 0
+    if config.assemblies is None:
+        return slot_nbytes(place, templates)
+    from evofeed.loader.assembly.reading import assembly_nbytes
+
+    return assembly_nbytes(place, templates, config.assemblies)
+
+
+def task_of(config: LoaderConfig, key: int) -> Any:
+    """What a reader of complexes or entries must know to decide about a sample; None for chains."""
+    if config.entries is not None:
+        from evofeed.loader.entries.reading import EntryTask
+
+        return EntryTask(key, config.entries)
+    if config.assemblies is None:
+        return None
+    from evofeed.loader.assembly.reading import AssemblyTask
+
+    return AssemblyTask(key, config.crop_size, config.assemblies)
 
 
 @dataclass(slots=True)

@@ -205,41 +205,6 @@ class Planner:
         )
 
 
-def plan_samples(
-    index: pa.Table,
-    config: LoaderConfig,
-    *,
-    world_size: int,
-    rank: int | None = None,
-    seed: int = 0,
-    epoch: int = 0,
-    start: int = 0,
-    batches: int = 1,
-) -> list[dict[str, Any]]:
-    """Which rank reads which chains: what a `FeatureLoader` of these arguments will ask for.
-
-    Args:
-        index: of the snapshot.
-        config: of the loader; decides which chains are eligible.
-        world_size: ranks that load together.
-        rank: only this one; None: all.
-        seed: of the run.
-        epoch: the first one.
-        start: batch of that epoch to begin with.
-        batches: of each rank, into following epochs where the first one ends.
-
-    Returns:
-        One row a sample, by epoch, batch, rank and position: those, the optimiser `step`,
-        `chain_id`, `recycling_iters`, and the `shard`, `offset` and `nbytes` of its bytes.
-
-    Raises:
-        LoaderError: no chain passes the filters.
-        ValueError: rank, world size and batch sizes do not fit each other; no such batch.
-    """
-    run = RunPlan(index, config, world_size=world_size, seed=seed)
-    return run.samples(rank, epoch=epoch, start=start, batches=batches)
-
-
 class RunPlan:
     """The samples of every rank of one run; safe to use from many threads.
 
@@ -248,7 +213,7 @@ class RunPlan:
 
     Args:
         index: of the snapshot.
-        config: of the loader.
+        config: of the loader; decides which chains are eligible.
         world_size: ranks that load together.
         seed: of the run.
         catalog: the chains that may be drawn, from whoever keeps them; None: they are found.
@@ -278,7 +243,17 @@ class RunPlan:
     def samples(
         self, rank: int | None, *, epoch: int = 0, start: int = 0, batches: int = 1
     ) -> list[dict[str, Any]]:
-        """As `plan_samples`.
+        """What the ranks' loaders will ask for.
+
+        Args:
+            rank: only this one; None: all.
+            epoch: the first one.
+            start: batch of that epoch to begin with.
+            batches: of each rank, into following epochs where the first one ends.
+
+        Returns:
+            One row a sample, by epoch, batch, rank and position: those, the optimiser `step`,
+            `chain_id`, `recycling_iters`, and the `shard`, `offset` and `nbytes` of its bytes.
 
         Raises:
             ValueError: no such rank or batch.

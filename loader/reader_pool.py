@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
-from typing import IO, Final, Protocol, runtime_checkable
+from typing import IO, Final
 
 import evofeed
 from evofeed.base.errors import WorkerDied
@@ -43,27 +43,11 @@ _MAX_KILLED: Final = 100
 """Readers that may be killed in a row without having read anything."""
 
 
-@runtime_checkable
-class Readers(Protocol):
-    """Something that carries out read requests."""
-
-    respawns: int
-
-    def submit(self, requests: Sequence[ReadRequest]) -> None:
-        """Take some requests; returns at once."""
-
-    def poll(self, timeout: float) -> list[Result]:
-        """Results that have come in, after waiting for the first at most so long."""
-
-    def cpu_seconds(self) -> float:
-        """CPU time used by other processes on our behalf."""
-
-    def close(self) -> None:
-        """Stop, and leave nothing running."""
-
-
 class ThreadReaders:
-    """Reader threads in this process: for tests, notebooks and small data."""
+    """Reader threads in this process: for tests, notebooks and small data.
+
+    Methods are those of `ProcessReaders`.
+    """
 
     def __init__(self, storages: Sequence[Storage], arena: Arena, num_threads: int) -> None:
         self.respawns = 0
@@ -73,7 +57,7 @@ class ThreadReaders:
         self._results: queue.SimpleQueue[Result | Exception] = queue.SimpleQueue()
 
     def submit(self, requests: Sequence[ReadRequest]) -> None:
-        """Take some requests."""
+        """Take some requests; returns at once."""
         for request in requests:
             self._pool.submit(self._work, request)
 
@@ -84,7 +68,10 @@ class ThreadReaders:
             self._results.put(error)
 
     def poll(self, timeout: float) -> list[Result]:
-        """Results that have come in; raises what a thread raised."""
+        """Results that have come in, after waiting for the first at most so long.
+
+        Raises what a thread raised.
+        """
         with contextlib.suppress(queue.Empty):
             found = [self._results.get(timeout=timeout)]
             while not self._results.empty():
@@ -253,6 +240,9 @@ class ProcessReaders:
         if not self._connection.closed:
             self._send(None)
             self._end()
+
+
+Readers = ThreadReaders | ProcessReaders
 
 
 def _limit_sending(connection: Connection, taking: float) -> None:

@@ -23,8 +23,7 @@ from typing import Any, Final
 
 from evofeed.base.errors import EvofeedError, LoaderError
 from evofeed.loader.arena import Pulse
-from evofeed.loader.read_chain import ReadRequest
-from evofeed.loader.sample_reading import read_sample
+from evofeed.loader.read_chain import ReadRequest, read_chain
 from evofeed.store.inner import Storage
 
 BEAT_SECONDS: Final = 2.0
@@ -41,7 +40,8 @@ def read_request(storages: Sequence[Storage], memory: memoryview, request: ReadR
     slot = memory[request.offset : request.offset + request.nbytes]
     begun = time.perf_counter()
     try:
-        slab = read_sample(storages[request.place.dataset], request, slot)
+        read = read_chain if request.task is None else request.task.read
+        slab = read(storages[request.place.dataset], request, slot)
         return request.number, slab._replace(seconds=time.perf_counter() - begun)
     except EvofeedError as error:
         return request.number, error

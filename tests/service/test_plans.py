@@ -95,7 +95,7 @@ def test_the_service_plans_without_torch() -> None:
     code = (
         "import sys; sys.modules['torch'] = None\n"
         "import evofeed.service.app, evofeed.loader.plan\n"
-        "from evofeed.loader import LoaderConfig, plan_samples\n"
+        "from evofeed.loader import LoaderConfig, RunPlan\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
 
