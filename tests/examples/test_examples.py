@@ -138,7 +138,7 @@ RUNS: dict[str, Callable[[str, str, Path], None]] = {
     "own_features": features,
     "curriculum": curriculum,
 }
-ENTRIES = {"boltz_data", "openfold3_data", "protenix_data"}  # tests/loader/test_examples.py
+ENTRIES = {"boltz_data", "openfold3_data", "protenix_data"}  # tests/loader/test_scripts.py
 
 
 @pytest.mark.parametrize("name", RUNS)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 from tests.loader.records import make_record, write_dataset
+from tests.store.records import profile_counts
 
 from evofeed.protein.assembly_record import AssemblyRecord
 from evofeed.protein.chain_record import ChainRecord
@@ -27,9 +28,7 @@ def pairing_of(chain: ChainRecord, rows: int, seed: int) -> ChainRecord:
         aatype=chain.aatype,
         msa=msa,
         msa_species=tuple(species.tolist()),
-        hhblits_profile_counts=np.stack([(msa == c).sum(0) for c in range(22)], -1).astype(
-            np.int32
-        ),
+        hhblits_profile_counts=profile_counts(msa),
     )
 
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from tests.store.records import profile_counts, published
 
 from evofeed.protein.chain_record import ChainRecord
 from evofeed.protein.residue_geometry import ATOM37_MASK
 from evofeed.protein.residues import GAP, RESTYPES
-from evofeed.store import Dataset, DatasetWriter
+from evofeed.store import Dataset
 
 
 def make_record(
@@ -31,7 +32,6 @@ def make_record(
     dense = np.where(rng.random([rows, length]) < 0.02, rng.integers(1, 300, [rows, length]), 0)
     dense[0] = 0
     at = np.nonzero(dense)
-    counts = np.stack([(msa == code).sum(0) for code in range(22)], -1).astype(np.int32)
     mask = (ATOM37_MASK[aatype] * (rng.random([length, 37]) < 0.95)).astype(np.uint8)
     mask[rng.random(length) < 0.1] = 0
     template_mask = (rng.random([templates, length, 37]) < 0.2).astype(np.uint8)
@@ -49,7 +49,7 @@ def make_record(
         msa_source=np.zeros(rows, np.uint8),
         msa_sources=("made_up.a3m",),
         msa_species=("",) * rows,
-        hhblits_profile_counts=counts,
+        hhblits_profile_counts=profile_counts(msa),
         all_atom_positions=_there(_thousandths(rng, mask.shape), mask) if structure else None,
         all_atom_mask=mask if structure else None,
         template_aatype=rng.integers(0, GAP + 1, [templates, length]).astype(np.uint8),
@@ -77,12 +77,9 @@ def _thousandths(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray
 
 
 def write_dataset(
-    folder: Path, records: list[ChainRecord], clusters: Mapping[str, int] | None = None
+    folder: Path, records: list[ChainRecord], *, shard_nbytes: int = 120_000, **commit: Any
 ) -> Dataset:
-    writer = DatasetWriter(str(folder), shard_nbytes=120_000)
-    for record in records:
-        writer.add(record)
-    writer.commit(cluster_sizes=clusters)
+    published(folder, records, shard_nbytes=shard_nbytes, **commit)
     return Dataset.open(str(folder))
 
 

@@ -11,7 +11,7 @@ from tests.conftest import golden_files
 from tests.loader.records import make_record, write_dataset
 
 from evofeed.loader import FeatureLoader, LoaderConfig, openfold_batch
-from evofeed.loader.batch import empty_batch, put
+from evofeed.loader.batch import empty_batch
 from evofeed.protein.features import BATCH
 
 LOGS = golden_files("data/golden/log.json")
@@ -31,13 +31,6 @@ def test_every_feature_of_the_table_is_there_with_its_shape_and_dtype() -> None:
         assert not value.any()
         value.fill_(1)  # features share one block of memory, but no byte of it
     assert all(bool((value == 1).all()) for value in batch.values())
-
-
-def test_a_sample_lands_in_its_own_corner() -> None:
-    batch = {"x": torch.zeros(2, 4, 5)}
-    put(batch, {"x": torch.ones(3, 2)}, 1)
-    assert batch["x"].sum() == 6
-    assert bool((batch["x"][1, :3, :2] == 1).all())
 
 
 def test_batches_of_openfold_have_the_recycling_axis_last(tmp_path: Path) -> None:
@@ -83,18 +76,6 @@ def test_names_shapes_and_dtypes_are_those_openfold_reports(path: Path) -> None:
             assert str(out[name].dtype) == dtype, name
         compared += 1
     assert compared
-
-
-def test_without_ground_truth_a_batch_has_none() -> None:
-    batch = empty_batch(
-        LoaderConfig.prediction(),
-        num_res=5,
-        batch_size=1,
-        recycles=1,
-        device=torch.device("cpu"),
-    )
-    assert "all_atom_positions" not in batch
-    assert "template_all_atom_positions" in batch
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,8 @@ import pytest
 import torch
 from tests.conftest import golden_files
 from tests.loader.complexes import three_complexes
-from tests.loader.made import KNOWN, assert_same
+from tests.loader.made import KNOWN, assert_same, replay_fused
 from tests.loader.records import small_dataset
-from tests.loader.replayed import replay_fused
 
 from evofeed.loader import AssemblyConfig, FeatureLoader, LoaderConfig
 from evofeed.loader.arena import Arena

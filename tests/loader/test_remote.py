@@ -15,13 +15,13 @@ import pytest
 import torch
 from tests.bucket import local_bucket
 from tests.loader.folder_server import Answer, FolderServer, Span, soundly
-from tests.loader.records import make_record
+from tests.loader.records import make_record, write_dataset
 from torch import Tensor
 
 from evofeed.base.errors import LoaderError
 from evofeed.loader import FeatureLoader, LoaderConfig
 from evofeed.loader.catalog import ChainCatalog
-from evofeed.store import Cache, Dataset, DatasetWriter
+from evofeed.store import Cache, Dataset
 from evofeed.store.layout import COLUMN_NUMBER, HEADER_NBYTES
 
 CONFIG = LoaderConfig(
@@ -37,11 +37,9 @@ CONFIG = LoaderConfig(
 @pytest.fixture
 def dataset(tmp_path: Path) -> Dataset:
     """Twelve chains, each in a shard of its own."""
-    writer = DatasetWriter(str(tmp_path / "d"), shard_nbytes=1)
-    for number in range(12):
-        writer.add(make_record(f"c{number:03}_A", 20 + 3 * number, 30 + 9 * number, number % 5))
-    writer.commit()
-    return Dataset.open(str(tmp_path / "d"))
+    sizes = [(20 + 3 * number, 30 + 9 * number, number % 5) for number in range(12)]
+    records = [make_record(f"c{number:03}_A", *size) for number, size in enumerate(sizes)]
+    return write_dataset(tmp_path / "d", records, shard_nbytes=1)
 
 
 class EverySeventhBreaks:

@@ -8,12 +8,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from tests.loader.records import make_record, small_dataset
+from tests.loader.records import make_record, small_dataset, write_dataset
 from tests.loader.storages import Before, Watched, read_of, watched
 
 from evofeed.base.errors import StoreError
 from evofeed.loader import FeatureLoader, LoaderConfig
-from evofeed.store import Dataset, DatasetWriter
+from evofeed.store import Dataset
 from evofeed.store.cache import Cache, CachedStorage
 from evofeed.store.storage import Storage
 
@@ -68,11 +68,8 @@ def test_an_outage_that_outlasts_many_tries_is_blamed_on_no_chain(
     tmp_path: Path, cached: bool
 ) -> None:
     """Not even while a cache still answers for some."""
-    writer = DatasetWriter(str(tmp_path / "d"), shard_nbytes=1)
-    for number in range(8):
-        writer.add(make_record(f"c{number:03}_A", 20 + 3 * number, 30, 1))
-    writer.commit()
-    dataset = Dataset.open(str(tmp_path / "d"))
+    records = [make_record(f"c{number:03}_A", 20 + 3 * number, 30, 1) for number in range(8)]
+    dataset = write_dataset(tmp_path / "d", records, shard_nbytes=1)
     *want, _, _ = ids_read(dataset)
     waiting = 2 if cached else 4  # chains that are asked for again and again, with a probe
     far: Storage = Watched(dataset.uri, outage(7, 6 + 6 * 2 * waiting))

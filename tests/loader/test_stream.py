@@ -16,7 +16,6 @@ from tests.loader.streams import CONFIG, open_loader, sample_digests
 
 from evofeed.base.errors import CannotResume, LoaderError
 from evofeed.loader import FeatureLoader, LoaderConfig
-from evofeed.loader.read_chain import slot_nbytes
 from evofeed.store import Dataset
 
 pytestmark = pytest.mark.slow
@@ -194,18 +193,6 @@ def test_a_bad_chain_is_replaced_the_same_way_everywhere_and_counted(tmp_path: P
         pytest.raises(LoaderError, match="max_bad_chains=0"),
     ):
         list(loader)
-
-
-def test_a_full_arena_with_a_bad_chain_does_not_lock_up(tmp_path: Path) -> None:
-    dataset = small_dataset(tmp_path / "d")
-    first = open_loader(dataset).planner.sample(0, 0).row
-    bad = damaged(dataset, first, 0, dataset.index["nbytes"][first].as_py())
-    with open_loader(bad) as loader:
-        want = sample_digests(loader)
-    catalog = open_loader(dataset)._catalogs[0]
-    tight = 2 * slot_nbytes(catalog.place(catalog.largest()), True) + 8192
-    with open_loader(bad, arena_nbytes=tight, prefetch=24) as loader:
-        assert sample_digests(loader) == want
 
 
 def test_ranks_that_do_not_divide_the_step_are_refused(dataset: Dataset) -> None:
