@@ -12,6 +12,22 @@ from evofeed.loader.views.entry_view import joined_runs
 from evofeed.protein.alignment import GAP, NUM_LETTERS, Alignment
 
 
+def letter_table(
+    first: int, letters: str, unknown: int, gap: int, alike: str = ""
+) -> UInt8[np.ndarray, " 27"]:
+    """Codes of the letters of an alignment: these from `first` on, `unknown` of all others.
+
+    Of `alike` every other letter, from the first on, has the code of the one behind it.
+    """
+    table = np.full(NUM_LETTERS, unknown, np.uint8)
+    for number, letter in enumerate(letters, first):
+        table[ord(letter) - ord("A")] = number
+    for odd, letter in zip(alike[::2], alike[1::2], strict=True):
+        table[ord(odd) - ord("A")] = table[ord(letter) - ord("A")]
+    table[GAP] = gap
+    return table
+
+
 def species_numbers(alignments: Sequence[Alignment]) -> list[Integer[np.ndarray, " S"]]:
     """A number for the species of each row, in the order of all names; -1 for none."""
     named = [np.array(one.species, np.str_) for one in alignments]

@@ -15,6 +15,10 @@ from evofeed.protein.molecules import Molecule, molecule
 from evofeed.protein.ruleset_section import RulesetSection, placed
 
 UNKNOWN: Final = RESTYPES.index("UNK")
+GAP_TYPE: Final = len(RESTYPES)
+"""Type of a gap, to OpenFold3 and Protenix."""
+NUM_RESTYPES: Final = len(RESTYPES) + 1
+"""Types of one token and the gap, likewise."""
 
 _DISTOGRAM: Final = {
     **dict.fromkeys(("A", "G", "DA", "DG"), "C4"),

@@ -28,6 +28,10 @@ class ChainType(enum.IntEnum):
     LIGAND = 3
 
 
+IS_KIND: Final = {f"is_{kind.name.lower()}": kind for kind in ChainType}
+"""Features of OpenFold3 and Protenix that say what a chain is."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EntryView:
     """A whole entry in the eyes of one project.

@@ -161,13 +161,6 @@ def test_an_epoch_is_filled_up_or_cut_to_whole_steps(tmp_path: Path) -> None:
         config.replace(shuffle_window=-1)
 
 
-def test_a_state_saved_before_there_were_windows_still_fits() -> None:
-    config = LoaderConfig()
-    assert config.digest == config.replace(shuffle_window=None, drop_last=False).digest
-    others = {config.replace(shuffle_window=0).digest, config.replace(drop_last=True).digest}
-    assert len(others | {config.digest}) == 3
-
-
 def test_chains_are_accepted_as_often_as_their_probability_says() -> None:
     probability = np.array([1.0, 0.5, 0.1, 0.01])
     passes = 5_000

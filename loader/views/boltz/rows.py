@@ -8,10 +8,10 @@ from typing import Final
 
 import numpy as np
 
-from evofeed.base.shapes import Bool, Int, UInt8
-from evofeed.loader.views.cells import species_numbers
+from evofeed.base.shapes import Bool, Int
+from evofeed.loader.views.cells import letter_table, species_numbers
 from evofeed.loader.views.config import BoltzConfig
-from evofeed.protein.alignment import GAP, NUM_LETTERS, Alignment
+from evofeed.protein.alignment import Alignment
 
 GAP_CODE: Final = 1
 """Code of a gap in Boltz's vocabulary."""
@@ -19,15 +19,7 @@ UNKNOWN: Final = 22
 """Code of an unknown amino acid; also of B, J, O, U, X, Z and of atoms that are tokens."""
 
 
-def _codes() -> UInt8[np.ndarray, " 27"]:
-    codes = np.full(NUM_LETTERS, UNKNOWN, np.uint8)
-    for number, letter in enumerate("ARNDCQEGHILKMFPSTWYV"):
-        codes[ord(letter) - ord("A")] = 2 + number
-    codes[GAP] = GAP_CODE
-    return codes
-
-
-CODES: Final = _codes()
+CODES: Final = letter_table(2, "ARNDCQEGHILKMFPSTWYV", UNKNOWN, GAP_CODE)
 """Boltz's code of every letter of an alignment."""
 
 

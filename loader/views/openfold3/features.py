@@ -15,21 +15,15 @@ from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 
 from evofeed.loader.transforms.msa import one_hot
+from evofeed.loader.views.columns import GAP_TYPE, NUM_RESTYPES
 from evofeed.loader.views.config import OpenFold3Config
-from evofeed.loader.views.entry_view import ChainType
-from evofeed.loader.views.openfold3.plan import GAP_TYPE, NUM_RESTYPES
+from evofeed.loader.views.entry_view import IS_KIND
 from evofeed.loader.views.tensors import longer, symmetric
 
 NUM_ELEMENTS: Final = 119
 """Atomic numbers from 1, the last one for what is unknown."""
 _CHARACTERS: Final = 64
 _BINS: Final = 39
-_KINDS: Final = (
-    ("is_protein", ChainType.PROTEIN),
-    ("is_rna", ChainType.RNA),
-    ("is_dna", ChainType.DNA),
-    ("is_ligand", ChainType.LIGAND),
-)
 _NUMBERS: Final = (
     "token_index",
     "mol_entity_id",
@@ -72,7 +66,7 @@ def _structure(packed: Mapping[str, Tensor], prefix: str, size: int) -> dict[str
     atoms = packed[f"{prefix}num_atoms"]
     total = len(packed["label_position" if prefix else "conformer"])
     numbers = {name: packed[prefix + name] for name in _NUMBERS}
-    numbers |= {name: kind == number for name, number in _KINDS}
+    numbers |= {name: kind == number for name, number in IS_KIND.items()}
     numbers["is_atomized"] = packed[f"{prefix}is_atomized"]
     numbers["num_atoms_per_token"] = atoms
     numbers["start_atom_index"] = atoms.cumsum(0, dtype=torch.int32) - atoms

@@ -8,7 +8,8 @@ from typing import Final
 import numpy as np
 
 from evofeed.base.shapes import Integer
-from evofeed.loader.views.cells import ChainRows, row_features
+from evofeed.loader.views.cells import ChainRows, letter_table, row_features
+from evofeed.loader.views.columns import GAP_TYPE, NUM_RESTYPES, RESTYPES, UNKNOWN
 from evofeed.loader.views.config import CONFIDENCE_LOSSES, OpenFold3Config
 from evofeed.loader.views.draws import OpenFold3Draws
 from evofeed.loader.views.entry_view import ChainType, EntryView
@@ -16,26 +17,13 @@ from evofeed.loader.views.openfold3.crop import crop_entry
 from evofeed.loader.views.openfold3.labels import Exchange, Layout, exchange, lay_out
 from evofeed.loader.views.openfold3.molecules import Molecules, molecules_of
 from evofeed.loader.views.openfold3.rows import plan_rows
-from evofeed.protein.alignment import GAP, NUM_LETTERS, Alignment
+from evofeed.protein.alignment import Alignment
 
-NUM_RESTYPES: Final = 32
-"""20 amino acids, unknown, A G C U N, DA DG DC DT DN, gap."""
-GAP_TYPE: Final = 31
 ON_HOST: Final = frozenset({"order_counts", "order_sizes"})
 """Arrays of a plan that the host reads to know shapes."""
-
-
-def _letter_types(first: int, letters: str) -> np.ndarray:
-    """Codes of letters; those that are not listed have the last one's."""
-    table = np.full(NUM_LETTERS, first + len(letters) - 1, np.uint8)
-    table[[ord(letter) - ord("A") for letter in letters]] = np.arange(first, first + len(letters))
-    table[GAP] = GAP_TYPE
-    return table
-
-
 LETTER_TYPES: Final = {
-    ChainType.PROTEIN: _letter_types(0, "ARNDCQEGHILKMFPSTWYVX"),
-    ChainType.RNA: _letter_types(21, "AGCUN"),
+    ChainType.PROTEIN: letter_table(0, "ARNDCQEGHILKMFPSTWYV", UNKNOWN, GAP_TYPE),
+    ChainType.RNA: letter_table(21, "AGCU", RESTYPES.index("N"), GAP_TYPE),
 }
 """Residue types of the letters of an alignment."""
 

@@ -13,20 +13,14 @@ import torch
 from torch import Tensor
 
 from evofeed.loader.transforms.msa import one_hot
+from evofeed.loader.views.columns import GAP_TYPE, NUM_RESTYPES
 from evofeed.loader.views.config import ProtenixConfig
-from evofeed.loader.views.entry_view import ChainType
-from evofeed.loader.views.protenix.vocabulary import GAP_TYPE, NUM_RESTYPES
+from evofeed.loader.views.entry_view import IS_KIND
 from evofeed.loader.views.tensors import symmetric
 
 NUM_ELEMENTS: Final = 128
 _CHARACTERS: Final = 64
 _ATOM37: Final = 37
-_CHAINS: Final = (
-    ("is_protein", ChainType.PROTEIN),
-    ("is_ligand", ChainType.LIGAND),
-    ("is_dna", ChainType.DNA),
-    ("is_rna", ChainType.RNA),
-)
 _FLAGS: Final = (
     "pae_rep_atom_mask",
     "plddt_m_rep_atom_mask",
@@ -102,7 +96,7 @@ def _atoms(packed: Mapping[str, Tensor]) -> dict[str, Tensor]:
             torch.arange(len(atoms), device=atoms.device), atoms, output_size=count
         ),
         "atom_to_tokatom_idx": packed["tokatom"].long(),
-        **{name: (kind == number).long() for name, number in _CHAINS},
+        **{name: (kind == number).long() for name, number in IS_KIND.items()},
         "resolution": packed["resolution"],
         **{name: packed[name].long() for name in _MOLECULES},
         **dict(zip(_FLAGS, packed["flags"].long().unbind(0), strict=True)),

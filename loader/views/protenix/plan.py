@@ -10,7 +10,13 @@ import numpy as np
 from evofeed.base.shapes import Integer
 from evofeed.loader.crop_draws import Strategy
 from evofeed.loader.views.cells import ChainRows, row_features
-from evofeed.loader.views.columns import UNKNOWN, name_codes, residue_codes
+from evofeed.loader.views.columns import (
+    GAP_TYPE,
+    NUM_RESTYPES,
+    UNKNOWN,
+    name_codes,
+    residue_codes,
+)
 from evofeed.loader.views.config import ProtenixConfig
 from evofeed.loader.views.draws import ProtenixDraws
 from evofeed.loader.views.entry_view import ChainType, ProtenixView, run_starts
@@ -25,8 +31,6 @@ from evofeed.loader.views.protenix.labels import (
 )
 from evofeed.loader.views.protenix.rows import letter_codes_of, plan_rows
 from evofeed.loader.views.protenix.vocabulary import (
-    GAP_TYPE,
-    NUM_RESTYPES,
     is_named,
     standard_places,
 )

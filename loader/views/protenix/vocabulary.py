@@ -7,34 +7,27 @@ from typing import Final
 import numpy as np
 
 from evofeed.base.shapes import Integer
-from evofeed.loader.views.columns import RESTYPES, UNKNOWN, name_codes
+from evofeed.loader.views.cells import letter_table
+from evofeed.loader.views.columns import GAP_TYPE, RESTYPES, UNKNOWN, name_codes
 from evofeed.loader.views.entry_view import ChainType
-from evofeed.protein.alignment import GAP, NUM_LETTERS
 
-NUM_RESTYPES: Final = len(RESTYPES) + 1
-"""Residues of one token and the gap."""
-GAP_TYPE: Final = len(RESTYPES)
-
-
-def _letters(first: int, letters: str, unknown: int, alike: str = "") -> np.ndarray:
-    table = np.full(NUM_LETTERS, unknown, np.uint8)
-    for number, letter in enumerate(letters, first):
-        table[ord(letter) - ord("A")] = number
-    for odd, letter in zip(alike[::2], alike[1::2], strict=True):
-        table[ord(odd) - ord("A")] = table[ord(letter) - ord("A")]
-    table[GAP] = GAP_TYPE
-    return table
-
-
-PROTEIN_LETTERS: Final = _letters(0, "ARNDCQEGHILKMFPSTWYV", UNKNOWN, "BDUCZE")
+PROTEIN_LETTERS: Final = letter_table(0, "ARNDCQEGHILKMFPSTWYV", UNKNOWN, GAP_TYPE, "BDUCZE")
 """Codes of letters in proteins, and in polymers without an alignment: B is D, U is C, Z is E."""
 LETTERS: Final[dict[int, np.ndarray]] = {
     ChainType.PROTEIN: PROTEIN_LETTERS,
-    ChainType.DNA: _letters(26, "AGCT", RESTYPES.index("DN")),
-    ChainType.RNA: _letters(21, "AGCU", RESTYPES.index("N")),
+    ChainType.DNA: letter_table(26, "AGCT", RESTYPES.index("DN"), GAP_TYPE),
+    ChainType.RNA: letter_table(21, "AGCU", RESTYPES.index("N"), GAP_TYPE),
 }
 
 _BACKBONE: Final = "OP3 P OP1 OP2 O5' C5' C4' O4' C3' O3' C2'"
+_BASES: Final = {
+    "A": "C1' N9 C8 N7 C5 C6 N6 N1 C2 N3 C4",
+    "G": "C1' N9 C8 N7 C5 C6 O6 N1 C2 N2 N3 C4",
+    "C": "C1' N1 C2 O2 N3 C4 N4 C5 C6",
+    "U": "C1' N1 C2 O2 N3 C4 O4 C5 C6",
+    "T": "C1' N1 C2 O2 N3 C4 O4 C5 C7 C6",
+    "N": "C1'",
+}
 _ATOMS: Final = {
     **{
         name: f"N CA C O {side} OXT"
@@ -62,21 +55,8 @@ _ATOMS: Final = {
             "UNK": "CB CG",
         }.items()
     },
-    **{
-        name: f"{_BACKBONE} {base}" if name[0] == "D" else f"{_BACKBONE} O2' {base}"
-        for name, base in {
-            "A": "C1' N9 C8 N7 C5 C6 N6 N1 C2 N3 C4",
-            "G": "C1' N9 C8 N7 C5 C6 O6 N1 C2 N2 N3 C4",
-            "C": "C1' N1 C2 O2 N3 C4 N4 C5 C6",
-            "U": "C1' N1 C2 O2 N3 C4 O4 C5 C6",
-            "N": "C1'",
-            "DA": "C1' N9 C8 N7 C5 C6 N6 N1 C2 N3 C4",
-            "DG": "C1' N9 C8 N7 C5 C6 O6 N1 C2 N2 N3 C4",
-            "DC": "C1' N1 C2 O2 N3 C4 N4 C5 C6",
-            "DT": "C1' N1 C2 O2 N3 C4 O4 C5 C7 C6",
-            "DN": "C1'",
-        }.items()
-    },
+    **{name: f"{_BACKBONE} O2' {_BASES[name]}" for name in "AGCUN"},
+    **{f"D{name}": f"{_BACKBONE} {_BASES[name]}" for name in "AGCTN"},
 }
 
 
