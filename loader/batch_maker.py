@@ -31,6 +31,7 @@ from evofeed.loader.plan import BatchPlan, SamplePlan
 from evofeed.loader.unpack import unpack_chain
 from evofeed.protein.features import ASSEMBLY_BATCH, BATCH
 from evofeed.store import Dataset
+from evofeed.store.inner import Place
 
 _TIMED: Final = 8
 """One batch in so many has its time on the device taken: events cost the host time too."""
@@ -223,10 +224,16 @@ class BatchMaker:
         assert config.assemblies is not None
         assembly, kept = unpack_assembly(
             *(slot.slab, self._bytes(slot), config.assemblies),
+            place=self._place(sample),
             device=self._device,
             **self._about(sample),
         )
         return fill_assembly(batch, number, assembly, kept, sample.key, recycles, config)
+
+    def _place(self, sample: SamplePlan) -> Place:
+        """What an error names."""
+        catalog = self._catalogs[sample.dataset]
+        return Place(catalog.place(sample.row).chain_id, catalog.uri)
 
     def _about(self, sample: SamplePlan) -> dict[str, Any]:
         """What the index alone knows of a chain or complex."""
@@ -261,6 +268,7 @@ class BatchMaker:
         sizes = self._catalogs[sample.dataset].sizes(sample.row)
         chain = unpack_chain(
             *(slot.slab, self._bytes(slot), sizes, crop.templates),
+            place=self._place(sample),
             device=self._device,
             **self._about(sample),
         )

@@ -17,6 +17,7 @@ def unpack_chain(
     sizes: tuple[int, int, int, int],
     templates: tuple[int, ...],
     *,
+    place: Place,
     device: torch.device,
     resolution: float,
     is_distillation: bool,
@@ -35,7 +36,7 @@ def unpack_chain(
     known = "all_atom_mask" in columns
     dims = np.array([*sizes, known, 0, 0, 0], np.int32)
     columns["dims"] = PackedColumn(Codec.RAW, dims.view(np.uint8).data)
-    decoder = ChainDecoder(columns, Place("a chain of the batch", "shared memory"))
+    decoder = ChainDecoder(columns, place)
 
     def array(name: str) -> np.ndarray:
         values = decoder.array(name)

@@ -1,4 +1,4 @@
-"""Cells of an alignment at the columns of a sample's tokens."""
+"""Rows of alignments: their species, which are there already, their cells at a sample's tokens."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def species_numbers(alignments: Sequence[Alignment]) -> list[Integer[np.ndarray,
     ]
 
 
-class ChainRows(NamedTuple):
+class ShownRows(NamedTuple):
     """Rows of an alignment that a chain of a sample has, -1 for a row of gaps."""
 
     chain: int
@@ -93,7 +93,7 @@ def row_features(
     profile: Float[np.ndarray, "n _"],
     chain: Integer[np.ndarray, " n"],
     columns: Integer[np.ndarray, " n"],
-    rows_of_chains: Iterable[ChainRows],
+    rows_of_chains: Iterable[ShownRows],
 ) -> dict[str, np.ndarray]:
     """Codes, deletions and profiles of chains' rows at the tokens' columns.
 

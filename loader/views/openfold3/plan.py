@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 
 from evofeed.base.shapes import Integer
-from evofeed.loader.views.cells import ChainRows, letter_table, row_features
+from evofeed.loader.views.cells import ShownRows, letter_table, row_features
 from evofeed.loader.views.columns import GAP_TYPE, NUM_RESTYPES, RESTYPES, UNKNOWN
 from evofeed.loader.views.config import CONFIDENCE_LOSSES, OpenFold3Config
 from evofeed.loader.views.draws import OpenFold3Draws
@@ -179,7 +179,7 @@ def _rows(
         table = LETTER_TYPES[ChainType(view.chain_type[row])]
         others = np.append(-1, rows[1:])  # the query has no deletions
         alignment = alignments[view.chain_alignment[row]]
-        mine.append(ChainRows(row, alignment, table, rows, others, every))
+        mine.append(ShownRows(row, alignment, table, rows, others, every))
     profile = np.zeros([len(tokens), NUM_RESTYPES], np.float32)
     columns = view.residue_index[residue] - 1
     return {

@@ -9,7 +9,7 @@ import numpy as np
 
 from evofeed.base.shapes import Integer
 from evofeed.loader.crop_draws import Strategy
-from evofeed.loader.views.cells import ChainRows, row_features
+from evofeed.loader.views.cells import ShownRows, row_features
 from evofeed.loader.views.columns import (
     GAP_TYPE,
     NUM_RESTYPES,
@@ -251,7 +251,7 @@ def _rows(
         outside = (columns < 0) | (columns >= alignment.num_columns)
         columns[outside & (crop.chain == row)] = 0
         table = letter_codes_of(int(view.chain_polymer[row]))
-        mine.append(ChainRows(row, alignment, table, rows, deleted, every))
+        mine.append(ShownRows(row, alignment, table, rows, deleted, every))
     return {
         **row_features(types, profile, crop.chain, columns, mine),
         "num_alignments": np.array([1, plan.num_paired, plan.num_protein, plan.num_rna], np.int32),
