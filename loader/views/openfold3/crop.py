@@ -37,10 +37,12 @@ class _Tokens:
     position: Float[np.ndarray, "N 3"]
     resolved: Integer[np.ndarray, " r"]
 
-    def of(self, chains: tuple[int, ...]) -> Integer[np.ndarray, " p"]:
-        """Resolved tokens of these chains; all resolved ones if they have none."""
-        there = self.resolved[np.isin(self.chain[self.resolved], chains)]
-        return there if len(there) else self.resolved
+    def of(self, datapoint: tuple[int, ...], distance: float) -> Integer[np.ndarray, " p"]:
+        """Resolved tokens of a chain, or those of two that are near the other's; all resolved ones
+        if the chains have none."""
+        there = self.resolved[np.isin(self.chain[self.resolved], datapoint)]
+        there = there if len(there) else self.resolved
+        return self.near(there, there, distance) if len(datapoint) == 2 else there
 
     def near(
         self, tokens: Integer[np.ndarray, " p"], others: Integer[np.ndarray, " o"], distance: float
@@ -85,10 +87,8 @@ def crop_entry(
     if not len(resolved):
         raise ValueError(f"{view.entry}: no token is resolved, so no crop has a centre")
     tokens = _Tokens(chain, position, resolved)
-    preferred = tokens.of(datapoint)
-    if len(datapoint) == 2:
-        preferred = tokens.near(preferred, preferred, config.interface_distance)
-    elif strategy is Strategy.SPATIAL_INTERFACE:
+    preferred = tokens.of(datapoint, config.interface_distance)
+    if len(datapoint) == 1 and strategy is Strategy.SPATIAL_INTERFACE:
         preferred = tokens.near(preferred, resolved, config.interface_distance)
     centre = int(preferred[draws.centre(preferred)])
     order = np.argsort(tokens.distances(centre, resolved), kind="stable")
@@ -106,9 +106,7 @@ def _crop_chains(
     ligand = view.chain_type == ChainType.LIGAND
     if config.max_chains is None or np.sum(~ligand) <= config.max_chains:
         return np.ones(view.num_chains, bool)
-    preferred = tokens.of(datapoint)
-    if len(datapoint) == 2:
-        preferred = tokens.near(preferred, preferred, config.interface_distance)
+    preferred = tokens.of(datapoint, config.interface_distance)
     centre = int(preferred[draws.centre(preferred)])
     polymers = tokens.resolved[~ligand[tokens.chain[tokens.resolved]]]
     order = np.argsort(tokens.distances(centre, polymers), kind="stable")
