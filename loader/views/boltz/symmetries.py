@@ -92,7 +92,7 @@ def _components(
         if str(view.residue_name[number]) in _LISTED:
             continue
         rows = view.atom_reference[view.residue_atom[number] : view.residue_atom[number + 1]]
-        molecule = view.component_molecule[view.residue_component[number]]
+        molecule = int(view.component_molecule[view.residue_component[number]])
         if molecule < 0 or (rows < 0).any():
             continue
         at = int(start[token])
