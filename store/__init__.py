@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from evofeed.store.assemblies import Assemblies
     from evofeed.store.assembly_writer import add_assemblies
     from evofeed.store.cache import Cache
-    from evofeed.store.card import DataCard, card_of, dataset_card
+    from evofeed.store.card import DataCard, dataset_card
     from evofeed.store.copying import copy_dataset
     from evofeed.store.dataset import Dataset
     from evofeed.store.entries import Entries
@@ -40,7 +40,6 @@ __all__ = [
     "address_and_ref",
     "Cache",
     "DataCard",
-    "card_of",
     "dataset_card",
     "DatasetWriter",
     "write_shard",

@@ -54,11 +54,7 @@ ASSEMBLY_FIELDS: Final = (
 )
 """Rows are sorted by `assembly_id`. `chain_ids`, `pairing_ids` (empty for none) and `copies` run
 over entities, `author_chains` over all chains, entity by entity."""
-
-
-def assembly_schema() -> pa.Schema:
-    """Schema of the table of assemblies."""
-    return table_schema("assemblies", ASSEMBLY_FIELDS, CHAINS_VERSION)
+ASSEMBLY_SCHEMA: Final = table_schema("assemblies", ASSEMBLY_FIELDS, CHAINS_VERSION)
 
 
 def kept_assemblies(base: Dataset, table: pa.Table) -> tuple[Part, list[dict[str, Any]]]:
@@ -88,7 +84,7 @@ def kept_assemblies(base: Dataset, table: pa.Table) -> tuple[Part, list[dict[str
     members = index.filter(pc.is_in(index["chain_id"], pa.array(sorted(names), pa.utf8())))
     shards = set(members["shard"].unique().to_pylist())
     files = {
-        TABLE: index_bytes(pa.Table.from_pylist(kept, schema=assembly_schema())),
+        TABLE: index_bytes(pa.Table.from_pylist(kept, schema=ASSEMBLY_SCHEMA)),
         MEMBERS: index_bytes(canonical([members])),
     }
     entries = tuple(entry for entry in base.manifest.shards if entry.name in shards)
@@ -101,10 +97,10 @@ class Assemblies:
     def __init__(self, dataset: Dataset) -> None:
         self.dataset = dataset
         if dataset.manifest.assemblies is None:
-            self.table, members = assembly_schema().empty_table(), canonical([])
+            self.table, members = ASSEMBLY_SCHEMA.empty_table(), canonical([])
         else:
             table = dataset.snapshot_file(TABLE)
-            self.table = read_table(*table, "assemblies", assembly_schema())
+            self.table = read_table(*table, "assemblies", ASSEMBLY_SCHEMA)
             data, path = dataset.snapshot_file(MEMBERS)
             members = read_index(data, path)
             check_spans(members, {one.name: one.nbytes for one in dataset.manifest.shards}, path)

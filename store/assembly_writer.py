@@ -12,7 +12,7 @@ import pyarrow as pa
 from evofeed.base.errors import FeatureError
 from evofeed.protein.assembly_record import AssemblyRecord
 from evofeed.protein.chain_record import ChainRecord
-from evofeed.store.assemblies import MEMBERS, TABLE, assembly_schema
+from evofeed.store.assemblies import ASSEMBLY_SCHEMA, MEMBERS, TABLE
 from evofeed.store.dataset import Dataset
 from evofeed.store.encode import encode_record
 from evofeed.store.history import Snapshot
@@ -73,7 +73,7 @@ def add_assemblies(
     entries = list(shards.entries.values())
     storage, manifest = dataset.storage, dataset.manifest
     members = canonical([read_part(storage, entry) for entry in entries])
-    table = pa.Table.from_pylist([rows[name] for name in sorted(rows)], schema=assembly_schema())
+    table = pa.Table.from_pylist([rows[name] for name in sorted(rows)], schema=ASSEMBLY_SCHEMA)
     config = {name: value for name, value in manifest.config.items() if name != "assemblies"}
     left_out = sorted((dict(one) for one in dropped), key=canonical_json)
     if left_out:

@@ -91,9 +91,11 @@ class DataCard:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready values; of the manifest only what is above."""
-        kept = dataclasses.asdict(dataclasses.replace(self, manifest=_NOTHING))
-        del kept["manifest"]
-        return kept
+        names = (field.name for field in dataclasses.fields(self) if field.name != "manifest")
+        values = {name: getattr(self, name) for name in names}
+        for what in ("left_out", "notes"):
+            values[what] = tuple(dataclasses.asdict(kind) for kind in values[what])
+        return values
 
     def to_croissant(self) -> dict[str, Any]:
         """The card as Croissant 1.0 JSON-LD (MLCommons), which catalogues of data sets read."""
@@ -175,9 +177,6 @@ class DataCard:
         return rows
 
 
-_NOTHING: Final = Manifest(shards=(), index_sha256="", index_nbytes=0, num_chains=0)
-
-
 def dataset_card(
     dataset: Dataset,
     *,
@@ -197,30 +196,7 @@ def dataset_card(
         url: where people find it.
         notes: what was left out of chains that are in it, by chain, as a job's report has it.
     """
-    return card_of(
-        dataset.index,
-        dataset.manifest,
-        digest=dataset.digest,
-        name=name or dataset.uri.rstrip("/").rpartition("/")[2] or "dataset",
-        description=description,
-        license_name=license_name,
-        url=url,
-        notes=notes,
-    )
-
-
-def card_of(
-    index: pa.Table,
-    manifest: Manifest,
-    *,
-    digest: str,
-    name: str,
-    description: str = "",
-    license_name: str = "",
-    url: str = "",
-    notes: Mapping[str, Iterable[str]] | None = None,
-) -> DataCard:
-    """The card of a snapshot whose index and manifest are at hand; see `dataset_card`."""
+    index, manifest = dataset.index, dataset.manifest
     cells = pc.multiply(
         pc.cast(index["num_res"], pa.int64()), pc.cast(index["num_alignments"], pa.int64())
     )
@@ -230,11 +206,11 @@ def card_of(
         for item in manifest.dropped
     ]
     return DataCard(
-        name=name,
+        name=name or dataset.uri.rstrip("/").rpartition("/")[2] or "dataset",
         description=description,
         license=license_name,
         url=url,
-        digest=digest,
+        digest=dataset.digest,
         parent=manifest.parent,
         chains=manifest.num_chains,
         shards=len(manifest.shards),

@@ -219,20 +219,16 @@ def copy(
     uri: Uri,
     target: Annotated[str, typer.Argument(help="Folder or s3:// address to copy to.")],
     snapshot: RefName = "main",
-    zstd: Annotated[
-        bool | None,
-        typer.Option("--zstd/--unpack", help="Compress for cold storage, or unpack once."),
-    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Copy a snapshot to another place, as it is or compressed or unpacked.
+    """Copy a snapshot to another place.
 
     Example: evofeed snapshots copy http://host:8461/v1/datasets/pdb data/
     """
     from evofeed.store import copy_dataset
 
     with wrong_call():
-        _published(copy_dataset(uri, target, snapshot=snapshot, zstd=zstd), as_json)
+        _published(copy_dataset(uri, target, snapshot=snapshot), as_json)
 
 
 @changes.command()

@@ -5,11 +5,9 @@ from __future__ import annotations
 import hashlib
 import mmap
 import os
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from copy import deepcopy
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -54,7 +52,11 @@ class Dataset:
 
     def __init__(self, storage: Storage, digest: str, manifest: Manifest, index: pa.Table) -> None:
         self.storage, self.digest, self.manifest, self.index = storage, digest, manifest, index
-        self.spans = Spans(storage, index)
+
+    @cached_property
+    def spans(self) -> Spans:
+        """Where its chains are; made when the first is read."""
+        return Spans(self.storage, self.index)
 
     @classmethod
     def open(
@@ -189,28 +191,17 @@ class Dataset:
         if unknown:
             raise ValueError(f"no such columns: {sorted(unknown)}")
 
-        one = partial(self._read_one, wanted=wanted, residues=residues, rows=rows)
+        def one(row: int, span: np.ndarray) -> dict[str, np.ndarray]:
+            return crop_features(self.spans.decoder(row, span), wanted, residues, rows)
+
         chains = [self.spans.row(chain) for chain in ids]
         if isinstance(self.storage, LocalStorage) or len(chains) < 2:
             return [one(row, self.spans.read_span(row)) for row in chains]
-        found: dict[int, dict[str, np.ndarray]] = {}
         runs = self.spans.runs(chains)  # neighbours cross the network together
         with ThreadPoolExecutor(min(len(runs), REMOTE_READS)) as pool:  # waiting, not computing
-            for spans in pool.map(self.spans.read_run, runs):
-                found |= {row: one(row, span) for row, span in spans.items()}
-        again = {row for row, times in Counter(chains).items() if times > 1}
-        return [deepcopy(found[row]) if row in again else found[row] for row in chains]
-
-    def _read_one(
-        self,
-        row: int,
-        span: np.ndarray,
-        wanted: Sequence[str],
-        residues: slice | None,
-        rows: slice | Sequence[int] | np.ndarray | None,
-    ) -> dict[str, np.ndarray]:
-        decoder = self.spans.decoder(row, span)
-        return crop_features(decoder, wanted, residues, rows)
+            parts = pool.map(self.spans.read_run, runs)
+            spans = {row: span for part in parts for row, span in part.items()}
+        return [one(row, spans[row]) for row in chains]
 
     def snapshots(self) -> list[Snapshot]:
         """Every snapshot of this dataset, children before their parents.
@@ -227,10 +218,6 @@ class Dataset:
     def diff_with(self, other: Dataset) -> Diff:
         """Chains that changed from this snapshot to another, of any dataset."""
         return diff_indexes(self.index, other.index)
-
-    def to_pandas(self) -> Any:
-        """The index as a pandas DataFrame, one row per chain."""
-        return self.index.drop_columns(["column_offsets"]).to_pandas()
 
     def __repr__(self) -> str:
         return f"Dataset({self.uri!r}, {self.digest[:12]}, {len(self):,} chains)"

@@ -21,7 +21,7 @@ from evofeed.protein.molecules import Molecule
 from evofeed.protein.ruleset_section import RulesetSection
 from evofeed.store.decode import Place
 from evofeed.store.entry_codecs import PROJECTS, decode_section
-from evofeed.store.entry_shards import decoded, facts_of, read_record_rows, records_schema
+from evofeed.store.entry_shards import RECORDS_SCHEMA, decoded, facts_of, read_record_rows
 from evofeed.store.index import TEXT, index_bytes, read_table, table_schema
 from evofeed.store.layout import ENTRIES_VERSION, KINDS, PackedColumn, unpack_column
 from evofeed.store.manifest import NO_PART, Part, ShardEntry
@@ -67,6 +67,12 @@ DATAPOINT_FIELDS: Final = (
     ("entity_b", pa.int32()),
 )
 """`entry`: row of the table of entries; `chain_b` of a single chain is -1, `cluster_b` empty."""
+SCHEMAS: Final = {
+    RECORDS: RECORDS_SCHEMA,
+    TABLE: table_schema("entries", ENTRY_FIELDS, ENTRIES_VERSION),
+    DATAPOINTS: table_schema("datapoints", DATAPOINT_FIELDS, ENTRIES_VERSION),
+}
+"""Of the files of a snapshot that tell of its entries."""
 
 
 class RecordSpan(NamedTuple):
@@ -149,16 +155,6 @@ def read_entry(
     return record, section
 
 
-def entry_schema() -> pa.Schema:
-    """Schema of the table of entries."""
-    return table_schema("entries", ENTRY_FIELDS, ENTRIES_VERSION)
-
-
-def datapoint_schema() -> pa.Schema:
-    """Schema of the table of what may be drawn."""
-    return table_schema("datapoints", DATAPOINT_FIELDS, ENTRIES_VERSION)
-
-
 def entry_files(rows: list[dict[str, Any]], clusters: Mapping[str, str]) -> dict[str, bytes]:
     """The files that tell of a snapshot's entries, by name, from rows of the table of records."""
     entries = [(row, facts_of(row)) for row in rows if row["kind"] == "entry"]
@@ -169,10 +165,10 @@ def entry_files(rows: list[dict[str, Any]], clusters: Mapping[str, str]) -> dict
         for number, (_, facts) in enumerate(entries)
         for point in _points(project, number, facts, clusters)
     ]
+    tables = {RECORDS: rows, TABLE: table, DATAPOINTS: points}
     return {
-        RECORDS: index_bytes(pa.Table.from_pylist(rows, schema=records_schema())),
-        TABLE: index_bytes(pa.Table.from_pylist(table, schema=entry_schema())),
-        DATAPOINTS: index_bytes(pa.Table.from_pylist(points, schema=datapoint_schema())),
+        name: index_bytes(pa.Table.from_pylist(tables[name], schema=schema))
+        for name, schema in SCHEMAS.items()
     }
 
 
@@ -217,21 +213,12 @@ class Entries:
 
     def __init__(self, dataset: Dataset) -> None:
         self.dataset = dataset
-        schemas = {
-            RECORDS: records_schema(),
-            TABLE: entry_schema(),
-            DATAPOINTS: datapoint_schema(),
-        }
-        tables = {name: schema.empty_table() for name, schema in schemas.items()}
+        tables = {name: schema.empty_table() for name, schema in SCHEMAS.items()}
         if dataset.manifest.entries is not None:
-            for name, schema in schemas.items():
+            for name, schema in SCHEMAS.items():
                 data, path = dataset.snapshot_file(name)
                 tables[name] = read_table(data, path, name.removesuffix(".arrow"), schema)
-        self.table, self.datapoints, self.records = (
-            tables[TABLE],
-            tables[DATAPOINTS],
-            tables[RECORDS],
-        )
+        self.records, self.table, self.datapoints = tables.values()
         sizes = {entry.name: entry.nbytes for entry in dataset.manifest.shards}
         for shard, offset, nbytes in zip(
             *(self.records[name].to_pylist() for name in ("shard", "offset", "nbytes")), strict=True

@@ -43,11 +43,7 @@ RECORD_FIELDS: Final = (
     ("facts", pa.utf8()),
 )
 """Rows are sorted by kind and id. `facts`: what tables say of the record, JSON."""
-
-
-def records_schema() -> pa.Schema:
-    """Schema of the table of records."""
-    return table_schema("records", RECORD_FIELDS, ENTRIES_VERSION)
+RECORDS_SCHEMA: Final = table_schema("records", RECORD_FIELDS, ENTRIES_VERSION)
 
 
 def write_records(
@@ -149,12 +145,12 @@ def records_table(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
     for one, two in itertools.pairwise(order):
         if (one["kind"], one["record_id"]) == (two["kind"], two["record_id"]):
             raise ValueError(f"{one['kind']} {one['record_id']} is there twice")
-    return pa.Table.from_pylist(order, schema=records_schema()).combine_chunks()
+    return pa.Table.from_pylist(order, schema=RECORDS_SCHEMA).combine_chunks()
 
 
 def read_record_rows(storage: Storage, entry: ShardEntry) -> list[dict[str, Any]]:
     """Rows of a shard: from its part, or from the shard itself if that is missing."""
-    table = part_of(storage, entry, "records", records_schema(), record_rows)
+    table = part_of(storage, entry, "records", RECORDS_SCHEMA, record_rows)
     return list(table.to_pylist())
 
 

@@ -11,14 +11,14 @@ What arrives is checked by the caller against manifest and index.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 from urllib.parse import quote, urlsplit
 
 from evofeed.base.errors import AccessDenied, ShardMissing, StoreError
 from evofeed.store.http_connection import FIRST_WAIT, Answer, HttpConnection
 from evofeed.store.links import Links
-from evofeed.store.storage import Bytes, ReadOnlyStorage, StoredObject
+from evofeed.store.storage import ReadOnlyStorage
 
 
 class HttpStorage:
@@ -120,27 +120,13 @@ class HttpStorage:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def put(self, key: str, data: Bytes) -> None:
-        """Refused: publish to the folder or bucket behind the service."""
-        raise self._read_only()
-
-    def swap(self, key: str, old: bytes | None, new: bytes) -> bool:
-        """Refused."""
-        raise self._read_only()
-
-    def files(self, prefix: str) -> Iterator[StoredObject]:
-        """Refused: the service lists snapshots, not files."""
-        raise self._read_only()
-
-    def delete(self, key: str) -> None:
-        """Refused."""
-        raise self._read_only()
-
-    def _read_only(self) -> ReadOnlyStorage:
-        return ReadOnlyStorage(
+    def _refused(self, *_: Any, **__: Any) -> Any:
+        raise ReadOnlyStorage(
             "a dataset over HTTP is read-only: use the folder or bucket behind the service",
             path=self._uri,
         )
+
+    put = swap = files = delete = _refused  # the service lists snapshots, not files
 
 
 def _opened(url: str, token: str | None, shards: tuple[str, ...]) -> HttpStorage:

@@ -37,13 +37,12 @@ END_OF_STREAM: Final = b"\xff\xff\xff\xff\0\0\0\0"
 """Arrow's mark behind the last record batch: a footer that lost some is found by it."""
 
 
-def write_shard(uri: str, records: Iterable[ChainRecord], *, zstd: bool = False) -> ShardEntry:
+def write_shard(uri: str, records: Iterable[ChainRecord]) -> ShardEntry:
     """Write one shard of the dataset at `uri` and say what it is.
 
     The bytes are a pure function of the set of records, the name of the bytes:
     running it again, anywhere, writes the same file. Nothing points at the shard
-    until a snapshot that names it is committed. `zstd` makes it about half as large
-    for cold storage and several times as dear to read.
+    until a snapshot that names it is committed.
 
     Raises:
         ValueError: no record, a chain twice, or a chain id that is no safe name.
@@ -53,7 +52,7 @@ def write_shard(uri: str, records: Iterable[ChainRecord], *, zstd: bool = False)
     for record in records:
         if check_name(record.chain_id, "chain id") in encoded:
             raise ValueError(f"chain {record.chain_id} twice in one shard")
-        encoded[record.chain_id] = encode_record(record, zstd=zstd)
+        encoded[record.chain_id] = encode_record(record)
     if not encoded:
         raise ValueError("a shard needs at least one record")
     data = shard_bytes(encoded)

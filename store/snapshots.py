@@ -105,18 +105,21 @@ def compact(
     """
 
     def change(base: Dataset) -> tuple[pa.Table, list[ShardEntry]]:
-        rows = [row for name in _sparse(base, fill * shard_nbytes) for row in _rows_of(base, name)]
-        if len({base.spans.key(row) for row in rows}) < 2 and not _has_garbage(base, rows):
+        live = base.index.group_by("shard").aggregate([("nbytes", "sum"), ("nbytes", "count")])
+        names = live.filter(pc.less(live["nbytes_sum"], fill * shard_nbytes))
+        sparse = names["shard"].to_pylist()
+        held = sum(shard.chains for shard in base.manifest.shards if shard.name in sparse)
+        if len(sparse) < 2 and held == (pc.sum(names["nbytes_count"]).as_py() or 0):
             return base.index, []
+        rewritten = pc.is_in(base.index["shard"], value_set=pa.array(sparse, pa.utf8()))
         sizes = dict(zip(base, base.index["cluster_size"].to_pylist(), strict=True))
-        small = base.index.take(pa.array(sorted(rows), pa.int64()))
+        small = base.index.filter(rewritten)
         entries = [
             join_chains(base.storage, small.take(pa.array(group, pa.int64())))
             for group in groups_of(small["nbytes"].to_pylist(), shard_nbytes)
         ]
         parts = [with_cluster_sizes(read_part(base.storage, entry), sizes) for entry in entries]
-        kept = base.index.take(pa.array(sorted(set(range(len(base))) - set(rows)), pa.int64()))
-        return canonical([kept, *parts]), entries
+        return canonical([base.index.filter(pc.invert(rewritten)), *parts]), entries
 
     return _amend(uri, ref, change, indexed=True)
 
@@ -228,22 +231,3 @@ def _without(base: Dataset, chain_ids: Sequence[str]) -> pa.Table:
         base.row(chain_id)  # KeyError for one that is not there
     gone = pc.is_in(base.index["chain_id"], value_set=pa.array(chain_ids, pa.utf8()))
     return base.index.filter(pc.invert(gone))
-
-
-def _rows_of(base: Dataset, shard: str) -> list[int]:
-    return [row for row in range(len(base)) if base.spans.key(row) == shard_key(shard)]
-
-
-def _sparse(base: Dataset, nbytes: float) -> list[str]:
-    live = dict.fromkeys((entry.name for entry in base.manifest.shards), 0)
-    for shard, size in zip(
-        base.index["shard"].to_pylist(), base.index["nbytes"].to_pylist(), strict=True
-    ):
-        live[shard] += size
-    return [name for name, size in live.items() if size < nbytes]
-
-
-def _has_garbage(base: Dataset, rows: Sequence[int]) -> bool:
-    names = {base.spans.key(row) for row in rows}
-    held = sum(entry.chains for entry in base.manifest.shards if shard_key(entry.name) in names)
-    return held > len(rows)

@@ -89,12 +89,12 @@ class _Descriptor:
     def __init__(self, path: Path, root: str | None) -> None:
         try:
             self.number = open_regular(path, root)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             raise ShardMissing("no such file", path=str(path)) from None
         except PermissionError:
             raise AccessDenied("permission denied: let this user read it", path=str(path)) from None
         except OSError as error:
-            raise StoreError(f"cannot open: {error.strerror}", path=str(path)) from None
+            raise StoreError(f"cannot open: {error.strerror or error}", path=str(path)) from None
         weakref.finalize(self, os.close, self.number)
 
 
@@ -289,11 +289,10 @@ def _lock_file(folder: Path) -> IO[bytes]:
 
 def read_file(path: Path, inside: str | None = None) -> bytes:
     """All bytes of a local file, as `open_regular`; `ShardMissing` if it is not there."""
+    descriptor = _Descriptor(path, inside)
     try:
-        with os.fdopen(open_regular(path, inside), "rb", 0) as file:
+        with FileIO(descriptor.number, closefd=False) as file:
             return file.read()
-    except (FileNotFoundError, NotADirectoryError):
-        raise ShardMissing("no such file", path=str(path)) from None
     except OSError as error:
         raise StoreError(f"cannot read: {error.strerror or error}", path=str(path)) from None
 

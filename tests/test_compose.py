@@ -13,11 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 import yaml
 
 from evofeed.service import ServiceSettings
-from evofeed.service.commands import serve
 
 ROOT = Path(__file__).resolve().parent.parent
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
@@ -102,19 +100,6 @@ def test_settings_in_the_environment_are_real_and_valid(monkeypatch: pytest.Monk
     assert "evofeed_database_password" in COMPOSE["secrets"]
 
 
-def test_commands_are_ones_our_command_line_takes() -> None:
-    app = typer.Typer()
-    app.command()(serve)
-    command = typer.main.get_command(app)
-    for name in OURS:
-        if SERVICES[name].get("entrypoint") == ["ray"]:
-            continue
-        first, *rest = our_command(SERVICES[name])
-        assert first == "serve"
-        command.make_context("serve", list(rest))  # refuses an option that is none
-    assert dict(LINES)["ENTRYPOINT"] == '["evofeed"]' and dict(LINES)["CMD"] == '["serve"]'
-
-
 def test_a_service_that_is_made_anew_is_where_nginx_looks_for_it() -> None:
     """nginx looks a name up once, when it starts."""
     (behind,) = re.findall(r"^\s*server (\w+):8461;$", NGINX, re.M)
@@ -158,6 +143,7 @@ def test_the_image_copies_what_is_there_and_runs_as_nobody() -> None:
         if link.is_symlink():
             assert link.name in copied, f"{link.name} is part of the package"
     assert dict(LINES)["USER"] == "10001:10001"
+    assert dict(LINES)["ENTRYPOINT"] == '["evofeed"]' and dict(LINES)["CMD"] == '["serve"]'
     users = [i for i, (keyword, _) in enumerate(LINES) if keyword == "USER"]
     entry = next(i for i, (keyword, _) in enumerate(LINES) if keyword == "ENTRYPOINT")
     assert users and users[-1] < entry

@@ -182,7 +182,7 @@ def _row(
 
 
 def _record(service: Service, name: str, digest: str, table: Table, row: dict[str, Any]) -> Any:
-    dataset: Any = service.catalog.dataset_at(name, digest)
+    dataset: Any = service.catalog.snapshot(name, digest)
     if table == "chains":
         rows_and_atoms = row["num_alignments"] + 37 * 13 * row["num_templates"]
         cells, entry_id = row["num_res"] * rows_and_atoms, row["chain_id"]

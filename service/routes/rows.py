@@ -190,8 +190,8 @@ def get_chain(
     chain_id: Annotated[str, Path(description="chain id; case matters")],
 ) -> Response:
     """One chain's row of the index."""
-    snapshot = ctx.service.catalog.snapshot(name, digest)
-    found = rows.row_at(snapshot.described, rows.row_of(snapshot.index, chain_id))
+    number = rows.row_of(ctx.service.catalog.snapshot(name, digest).index, chain_id)
+    found = rows.row_at(ctx.service.catalog.described(name, digest), number)
     return immutable_json(ctx.request, found)
 
 

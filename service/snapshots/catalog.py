@@ -22,9 +22,9 @@ from evofeed.service.database.database import Database
 from evofeed.service.database.tables import DatasetRow, JobRow, RefMove, record
 from evofeed.service.problems import Problem
 from evofeed.service.remembered import Remembered
-from evofeed.service.snapshots.snapshot import OpenSnapshot, StoreView
+from evofeed.service.snapshots.snapshot import StoreView
 from evofeed.store import Dataset
-from evofeed.store.inner import column_statistics
+from evofeed.store.inner import column_kinds, column_statistics
 
 if TYPE_CHECKING:
     from evofeed.loader import LoaderConfig, RunPlan
@@ -43,9 +43,11 @@ class Catalog:
         self._places = Remembered[str, DatasetRow](grace)
         # What a place holds under a digest never changes, so the last that were asked for are kept.
         self._view = lru_cache(256)(lambda place: StoreView(open_place(place)))
-        self._snapshot = lru_cache(32)(lambda view, digest: view.open_snapshot(digest))
-        self._dataset = lru_cache(4)(  # places of a million chains: 100 MB
-            lambda view, snapshot: view.dataset(snapshot)
+        # Of a million chains of which one was read: 100 MB.
+        self._snapshot = lru_cache(16)(lambda view, digest: view.snapshot(digest))
+        self._manifest_bytes = lru_cache(16)(lambda snapshot: snapshot.manifest.to_bytes())
+        self._described = lru_cache(16)(
+            lambda snapshot: {n: snapshot.index[n] for n in column_kinds(snapshot.index.schema)}
         )
         self._statistics = lru_cache(64)(lambda *which: column_statistics(self.table(*which)))
         # What may be drawn does not depend on the run, of which another rank asks next.
@@ -151,15 +153,19 @@ class Catalog:
 
     # All of these raise Problem 404: there is no such dataset or snapshot.
 
-    def snapshot(self, name: str, digest: str) -> OpenSnapshot:
+    def snapshot(self, name: str, digest: str) -> Dataset:
         """A snapshot, opened once and kept."""
-        opened: OpenSnapshot = self._snapshot(self.view(name), digest)
+        opened: Dataset = self._snapshot(self.view(name), digest)
         return opened
 
-    def dataset_at(self, name: str, digest: str) -> Dataset:
-        """A snapshot's chains and complexes, for reading whole records."""
-        opened: Dataset = self._dataset(self.view(name), self.snapshot(name, digest))
-        return opened
+    def manifest_bytes(self, name: str, digest: str) -> bytes:
+        """Its manifest, as the digest is of it."""
+        data: bytes = self._manifest_bytes(self.snapshot(name, digest))
+        return data
+
+    def described(self, name: str, digest: str) -> dict[str, pa.ChunkedArray]:
+        """The columns of its index that say what a chain is."""
+        return self._described(self.snapshot(name, digest))
 
     def table(self, name: str, digest: str, table: str) -> pa.Table:
         """The index of a snapshot's `chains`, or the table of its `assemblies`, which may be empty.
@@ -167,9 +173,8 @@ class Catalog:
         Raises:
             ShardCorrupt: the table is damaged.
         """
-        if table == "chains":
-            return self.snapshot(name, digest).index
-        return self.dataset_at(name, digest).assemblies.table
+        snapshot = self.snapshot(name, digest)
+        return snapshot.index if table == "chains" else snapshot.assemblies.table
 
     def statistics(
         self, name: str, digest: str, table: str = "chains"
@@ -190,7 +195,7 @@ class Catalog:
         return self._plan(self.snapshot(name, digest), config, world_size, seed)
 
     def _planned(
-        self, snapshot: OpenSnapshot, config: LoaderConfig, world_size: int, seed: int
+        self, snapshot: Dataset, config: LoaderConfig, world_size: int, seed: int
     ) -> RunPlan:
         index = snapshot.index
         chains = self._drawn(snapshot, config)
@@ -198,8 +203,8 @@ class Catalog:
 
     def close(self) -> None:
         """Let go of everything held open."""
-        for kept in (self._plan, self._drawn, self._statistics, self._dataset,
-                     self._snapshot, self._view):  # fmt: skip
+        for kept in (self._plan, self._drawn, self._statistics, self._described,
+                     self._manifest_bytes, self._snapshot, self._view):  # fmt: skip
             kept.cache_clear()
 
 

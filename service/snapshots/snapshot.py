@@ -5,11 +5,9 @@ from __future__ import annotations
 import datetime
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 
 from evofeed.base.errors import DatasetMissing, ShardMissing, StoreError
 from evofeed.service.problems import Problem
@@ -21,7 +19,6 @@ from evofeed.store.inner import (
     S3Storage,
     Storage,
     checked_index,
-    column_kinds,
     delete_ref,
     list_refs,
     move_ref,
@@ -31,20 +28,6 @@ from evofeed.store.inner import (
 
 ReadAt = Callable[[int, int], bytes | memoryview]
 """`read(offset, length)`: exactly those bytes."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class OpenSnapshot:
-    """A snapshot whose index is in memory (or mapped, where it is on a local disk).
-
-    `described` are the columns of its index that say what a chain is.
-    """
-
-    digest: str
-    manifest_bytes: bytes
-    manifest: Manifest
-    index: pa.Table
-    described: dict[str, pa.ChunkedArray]
 
 
 class StoreView:
@@ -102,8 +85,8 @@ class StoreView:
         with self._lock:
             return self._manifests.setdefault(digest, manifest)
 
-    def open_snapshot(self, digest: str) -> OpenSnapshot:
-        """Map and check a snapshot's index.
+    def snapshot(self, digest: str) -> Dataset:
+        """A snapshot, its index mapped where it is on a local disk, and checked.
 
         Raises:
             DatasetMissing: there is no such snapshot.
@@ -111,17 +94,7 @@ class StoreView:
         """
         manifest = self.manifest(digest)
         index = checked_index(self._storage, digest, manifest)
-        return OpenSnapshot(
-            digest=digest,
-            manifest_bytes=manifest.to_bytes(),
-            manifest=manifest,
-            index=index,
-            described={name: index[name] for name in column_kinds(index.schema)},
-        )
-
-    def dataset(self, snapshot: OpenSnapshot) -> Dataset:
-        """A snapshot's chains, for reading whole records."""
-        return Dataset(self._storage, snapshot.digest, snapshot.manifest, snapshot.index)
+        return Dataset(self._storage, digest, manifest, index)
 
     def find_shard(self, name: str) -> ShardEntry:
         """A shard by name, if some snapshot lists it (raises Problem: 404)."""

@@ -19,9 +19,9 @@ import psycopg
 import pytest
 from pydantic import SecretStr
 from sqlalchemy.exc import OperationalError
+from tests.store.records import random_record
 
 from evofeed.protein.chain_record import ChainRecord
-from evofeed.protein.residues import RESTYPES, UNKNOWN
 from evofeed.service import ServiceSettings, serving
 from evofeed.service.access.auth import create_token
 from evofeed.service.database.database import Database
@@ -36,33 +36,14 @@ def make_record(number: int) -> ChainRecord:
     """A chain whose sampled properties all differ from its neighbours'."""
     rng = np.random.default_rng(number)
     L, N = int(rng.integers(5, 120)), int(rng.integers(1, 40))
-    aatype = rng.integers(0, UNKNOWN, L).astype(np.uint8)
-    msa = rng.integers(0, UNKNOWN, [N, L]).astype(np.uint8)
-    msa[0] = aatype
-    none = np.zeros(0, np.int32)
-    return ChainRecord(
-        chain_id=f"{number:04d}_A",
-        sequence="".join(RESTYPES[code] for code in aatype),
-        aatype=aatype,
-        residue_index=np.arange(L, dtype=np.int32),
-        msa=msa,
-        deletion_row=none,
-        deletion_column=none,
-        deletion_count=none,
-        msa_source=np.zeros(N, np.uint8),
-        msa_sources=("hits.a3m",),
-        msa_species=("",) * N,
-        hhblits_profile_counts=(msa[:, :, None] == np.arange(22)).sum(0).astype(np.int32),
-        template_aatype=np.zeros([0, L], np.uint8),
-        template_all_atom_positions=np.zeros([0, L, 37, 3], np.float32),
-        template_all_atom_mask=np.zeros([0, L, 37], np.uint8),
-        template_center=np.zeros([0, 3], np.float32),
-        template_sum_probs=np.zeros(0, np.float32),
+    sizes: Any = {"num_res": L, "num_alignments": N, "num_templates": 0}
+    record = random_record(number, chain_id=f"{number:04d}_A", has_structure=False, **sizes)
+    return record.replace(
         resolution=float(rng.choice([0.0, 1.7, 2.95, 4.1])),
         release_date=("", "2012-02-29", "2019-04-01")[number % 3],
         method=METHODS[number % 4],
         is_distillation=number % 5 == 0,
-    ).validate()
+    )
 
 
 def publish(folder: Path, numbers: range, expect: str | None = None, per_shard: int = 12) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import socket
 import threading
@@ -10,7 +9,6 @@ from pathlib import Path
 
 import httpx
 import numpy as np
-import pyarrow as pa
 import pytest
 
 from evofeed.service import serving
@@ -27,25 +25,8 @@ def test_a_dataset_opened_over_http_holds_what_the_folder_holds(served, prefix) 
         for chain_id in list(local)[::7]:
             assert remote[chain_id].msa.tobytes() == local[chain_id].msa.tobytes()
         assert remote.verify() == []
-
-
-def test_an_older_snapshot_opens_by_its_digest(served) -> None:
-    with Dataset.open(served.base, served.first) as remote:
-        assert len(remote) == 40
-
-
-def test_the_manifest_is_the_canonical_bytes(served) -> None:
-    answer = served.get(f"/snapshots/{served.second}")
-    assert hashlib.sha256(answer.content).hexdigest() == served.second
-    assert answer.headers["etag"] == f'"{served.second}"'
-
-
-def test_the_index_is_the_file_of_the_store(served) -> None:
-    answer = served.get(f"/snapshots/{served.second}/index")
-    path = served.folder / "snapshots" / served.second / "index.arrow"
-    assert answer.content == path.read_bytes()
-    with pa.ipc.open_file(answer.content) as reader:
-        assert reader.read_all().num_rows == 45
+    with Dataset.open(served.url + prefix, served.first) as older:
+        assert len(older) == 40
 
 
 def test_the_list_of_snapshots_is_newest_first(served) -> None:

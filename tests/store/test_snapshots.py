@@ -51,7 +51,7 @@ def test_chains_are_added_removed_and_replaced_as_new_snapshots(tmp_path):
     ]
     dataset = Dataset.open(uri)
     assert list(dataset) == ids(1, 2, 7) and dataset.manifest.config == {"a": 1}
-    assert "3 chains" in repr(dataset) and dataset.to_pandas().chain_id.tolist() == ids(1, 2, 7)
+    assert "3 chains" in repr(dataset)
     assert_same(dataset["chain1_A"], other)
     assert dataset.verify(deep=True) == []
     assert [s.digest for s in dataset.snapshots()] == [
