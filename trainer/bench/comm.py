@@ -14,13 +14,14 @@ Source: the method is High-Flyer's (backward on N cards minus backward on one, d
 from __future__ import annotations
 
 import gc
+import itertools
 import math
 import os
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +35,15 @@ from evofeed.trainer.run.build import build_loader, build_model, set_precision
 from evofeed.trainer.run.distributed import World
 from evofeed.trainer.run.loop import Loop
 
+BATCHES = 8
+"""In a round; each brings its own number of recycles."""
+Case = tuple[World, Exchange]
+"""Who the loop thinks takes part, this rank alone where nothing is said, and what averages."""
+
 
 def measure(
     config: TrainConfig, dataset: Any, world: World, *, modes: Sequence[str] = ("none",),
-    steps: int = 200, batches: int = 8, hosts: int = 0, gbit: float = 0.0,
+    steps: int = 200, hosts: int = 0, gbit: float = 0.0,
     tell: Callable[[dict[str, Any]], None] = lambda found: None,
 ) -> dict[str, Any]:  # fmt: skip
     """Times of a step in milliseconds and bytes sent, JSON-ready; every rank must call it.
@@ -46,8 +52,7 @@ def measure(
         config: of the run; its `gradients` beside the mode.
         dataset: or its URI: what the batches are made of.
         modes: of `gradients`, each a case of its own.
-        steps: of each case, after some to warm up; rounded up to whole rounds.
-        batches: in a round; each brings its own number of recycles.
+        steps: of each case, after a round to warm up; rounded up to whole rounds.
         hosts: pretend that the ranks are on so many; 0: as torchrun says.
         gbit: pretend that a host's link to the others takes so many gigabits a second: after a
             collective between hosts everything waits for as long as its bytes would take.
@@ -62,11 +67,10 @@ def measure(
             raise TrainerError(f"{world.size} ranks cannot be {hosts} hosts of one size")
         os.environ["LOCAL_WORLD_SIZE"] = str(world.size // hosts)
         os.environ["LOCAL_RANK"] = str(world.rank % (world.size // hosts))
-    warm = config.gradients.warmup_steps
     still = replace(config.optim, learning_rate=1e-12, warmup_steps=0, decay_after=1 << 60)
-    config = config.replace(optim=still, fixed_batches=batches, steps=1 << 60, overlap=False)
-    rounds = max(2, math.ceil(steps / batches))
-    bench = _Bench(config, dataset, world, warm)
+    config = config.replace(optim=still, fixed_batches=BATCHES, steps=1 << 60, overlap=False)
+    rounds = max(2, math.ceil(steps / BATCHES))
+    bench, alone = _Bench(config, dataset, world), World(device=world.device)
     found: dict[str, Any] = {
         "device": torch.cuda.get_device_name() if world.device.type == "cuda" else "CPU",
         "torch": torch.__version__,
@@ -76,19 +80,21 @@ def measure(
         "axial": config.axial,
         "hosts": hosts or "as torchrun says",
         "link_gbit": gbit or "the machine's own",
-        "parameters": bench.parameters,
-        "steps": rounds * batches,
-        "batches": batches,
+        "parameters": sum(p.numel() for p in bench.loop.model.parameters() if p.requires_grad),
+        "steps": rounds * BATCHES,
+        "batches": BATCHES,
         "modes": {},
     }
-    bench.warm_up()
+    bench.times([bench.case("none", alone)], alone, 0)  # compiles and records
     world.barrier()
     if world.reader == 0:  # all ranks of the first sample: they need each other
-        (found["alone"],) = bench.cases([bench.case(None, World())], World(), rounds)
+        (found["alone"],) = bench.times([bench.case("none", alone)], alone, rounds)
     world.barrier()
-    own = [bench.case(mode, world) for mode in (None, *(["none"] if gbit else modes))]
-    together, *others = bench.cases(own, world, rounds)
-    found |= {"together": together, "recycles": bench.recycles}
+    own = [bench.case(mode, world) for mode in (["none"] if gbit else modes)]
+    together, *others = bench.times([bench.case("none", alone), *own], world, rounds)
+    batches = bench.loop.loader.batches()  # type: ignore[attr-defined]
+    recycles = [int(batch["msa_feat"].shape[0]) - 1 for batch in batches]
+    found |= {"together": together, "recycles": recycles}
 
     def add(mode: str, case: dict[str, Any], where: dict[str, Any]) -> None:
         exposed = case["step_ms"] - together["step_ms"]
@@ -101,109 +107,75 @@ def measure(
     for mode, case in zip(["unthrottled"] if gbit else modes, others, strict=True):
         add(mode, case, found if gbit else found["modes"])
     for mode in modes if gbit else []:
-        (case,) = bench.cases([bench.case(mode, world, gbit)], world, rounds)
+        (case,) = bench.times([bench.case(mode, world, gbit)], world, rounds)
         add(mode, case, found["modes"])
     return found
-
-
-@dataclass(slots=True)
-class _Case:
-    """Who talks how, and what its rounds took.
-
-    Attributes:
-        world: who the loop thinks takes part: this rank alone where nothing is said.
-        exchange: of the gradient.
-        seconds: mean of a step, round by round.
-    """
-
-    world: World
-    exchange: Exchange
-    seconds: list[float] = field(default_factory=list)
 
 
 class _Bench:
     """One model and its batches, for case after case."""
 
-    def __init__(self, config: TrainConfig, dataset: Any, world: World, first: int) -> None:
-        self.config, self.world = config, world
+    def __init__(self, config: TrainConfig, dataset: Any, world: World) -> None:
         set_precision(config)
-        self.model, self.loss = build_model(config, world.device, None, world.axis)
-        self.loader = build_loader(config, dataset, world)
-        self.parameters = sum(p.numel() for p in self.model.parameters() if p.requires_grad)
-        self.recycles: list[int] = []
-        self.step = first
-        self.model.train()
-        with tempfile.TemporaryDirectory() as scratch:  # one for all: a step is recorded once
+        model, loss = build_model(config, world.device, None, world.axis)
+        model.train()
+        loader = build_loader(config, dataset, world)
+        self._config, self._device = config.gradients, world.device
+        self._steps = itertools.count(config.gradients.warmup_steps)
+        with tempfile.TemporaryDirectory() as scratch:  # one loop for all: a step is recorded once
             self.loop = Loop(
-                config, self.model, self.loss, self.loader, out=Path(scratch),
-                world=World(device=world.device),
-            )  # fmt: skip
+                config, model, loss, loader, out=Path(scratch), world=World(device=world.device)
+            )
 
-    def case(self, mode: str | None, world: World, gbit: float = 0.0) -> _Case:
-        """Every rank for itself (None), or in a mode."""
-        device = self.world.device
-        talking = world if mode is not None else World(device=device)
+    def case(self, mode: str, world: World, gbit: float = 0.0) -> Case:
+        """The ranks of a world, in a mode."""
         optimizer = self.loop.optimizer
         exchange = exchange_of(
-            replace(self.config.gradients, mode=mode or "none"), optimizer.spans.values(),
-            optimizer.grad.numel(), rank=talking.rank, ranks=talking.size, device=device,
+            replace(self._config, mode=mode), optimizer.spans.values(), optimizer.grad.numel(),
+            rank=world.rank, ranks=world.size, device=self._device,
         )  # fmt: skip
         if gbit and exchange.between.size > 1:
             # A ring of all ranks crosses a host's link once, parts of it side by side each.
             share = 1 if mode == "none" else exchange.inside.size
-            wait, rate = _wait(device), gbit / share
+            wait, rate = _wait(self._device), gbit / share
             exchange.between.after = lambda nbytes: wait(nbytes * 8e-9 / rate)
-        return _Case(talking, exchange)
+        return world, exchange
 
-    def warm_up(self) -> None:
-        """Whole rounds, so that all ranks go on with the same batch, each for itself."""
-        # A step to compile, one to record each pass and one to be sure, where that is done.
-        least = 3 if self.world.device.type == "cuda" else 1
-        batches = self.config.fixed_batches
-        alone = World(device=self.world.device)
-        self._round(self.case(None, alone), alone, batches * math.ceil(least / batches))
-
-    def cases(self, cases: Sequence[_Case], who: World, rounds: int) -> list[dict[str, Any]]:
-        """In turn; medians of what each round took the slowest of these ranks."""
+    def times(self, cases: Sequence[Case], who: World, rounds: int) -> list[dict[str, Any]]:
+        """Cases in turn, all of `who` at once; medians of what each round took the slowest."""
         gc.collect()  # what cases before kept
-        batches = self.config.fixed_batches
-        for case in cases:
-            if who.size > 1:  # the same for all ranks, so that they stay with the same batch
-                self._round(case, who, 1)
-        sent = [(case.exchange.between.sent, case.exchange.inside.sent) for case in cases]
-        for _ in range(rounds):
-            for case in cases:
-                case.seconds.append(self._round(case, who, batches))
-        self.recycles = [int(batch["msa_feat"].shape[0]) - 1 for batch in self.loader.batches()]  # type: ignore[attr-defined]
+        seconds: list[list[float]] = [[] for _ in cases]
+        for _ in range(1 + rounds):  # the first does not count
+            for case, own in zip(cases, seconds, strict=True):
+                own.append(self._round(case, who))
         found = []
-        for case, (between, inside) in zip(cases, sent, strict=True):
-            seconds = [max(ranks) for ranks in zip(*who.collect(case.seconds), strict=True)]
+        for (_, exchange), own in zip(cases, seconds, strict=True):
+            slowest = [1e3 * max(ranks) for ranks in zip(*who.collect(own), strict=True)]
+            steps = len(own) * BATCHES
             found.append(
                 {
-                    "step_ms": 1e3 * statistics.median(seconds),
-                    "fastest_ms": 1e3 * min(seconds),
-                    "slowest_ms": 1e3 * max(seconds),
-                    "steps": rounds * batches,
-                    "bytes_between": (case.exchange.between.sent - between) / (rounds * batches),
-                    "bytes_inside": (case.exchange.inside.sent - inside) / (rounds * batches),
+                    "step_ms": statistics.median(slowest[1:] or slowest),
+                    "fastest_ms": min(slowest[1:] or slowest),
+                    "slowest_ms": max(slowest[1:] or slowest),
+                    "steps": rounds * BATCHES,
+                    "bytes_between": exchange.between.sent / steps,
+                    "bytes_inside": exchange.inside.sent / steps,
                 }
             )
-            case.exchange.kept.clear()  # its memory
+            exchange.kept.clear()  # its memory
         return found
 
-    def _round(self, case: _Case, who: World, steps: int) -> float:
-        """Mean seconds of so many steps, begun by all of `who` at once."""
-        self.loop.world, self.loop.exchange = case.world, case.exchange
+    def _round(self, case: Case, who: World) -> float:
+        """Mean seconds of its steps."""
+        self.loop.world, self.loop.exchange = case
         who.barrier()
-        if self.world.device.type == "cuda":
-            torch.cuda.synchronize()
+        synchronize = torch.cuda.synchronize if self._device.type == "cuda" else lambda: None
+        synchronize()
         began = time.perf_counter()
-        for _ in range(steps):
-            self.loop.step(self.step)
-            self.step += 1
-        if self.world.device.type == "cuda":
-            torch.cuda.synchronize()
-        return (time.perf_counter() - began) / steps
+        for _ in range(BATCHES):
+            self.loop.step(next(self._steps))
+        synchronize()
+        return (time.perf_counter() - began) / BATCHES
 
 
 def _wait(device: torch.device) -> Callable[[float], None]:

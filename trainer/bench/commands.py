@@ -31,7 +31,6 @@ def bench_comm(
         list[str], typer.Option(help="Of `gradients`; several, or all.", callback=_modes)
     ] = ["none"],  # noqa: B006  typer's way
     steps: Annotated[int, typer.Option(min=2, help="Of every case.")] = 200,
-    batches: Annotated[int, typer.Option(min=1, help="Held and repeated by every rank.")] = 8,
     hosts: Annotated[int, typer.Option(min=0, help="Pretend to be so many; 0: torchrun's.")] = 0,
     gbit: Annotated[
         float, typer.Option(min=0, help="Pretend a host's link is so slow, by waiting; 0: no.")
@@ -61,8 +60,7 @@ def bench_comm(
     settings = load_config(config)
     with join_world(device or None, settings.axial) as world:
         found = measure(
-            settings, dataset, world, modes=mode, steps=steps, batches=batches, hosts=hosts,
-            gbit=gbit, tell=save,
+            settings, dataset, world, modes=mode, steps=steps, hosts=hosts, gbit=gbit, tell=save
         )  # fmt: skip
         if world.is_first:
             typer.echo(json.dumps(found) if as_json else "\n".join(table(found)))

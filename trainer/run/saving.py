@@ -9,7 +9,6 @@ from typing import Any
 from evofeed.base.errors import TrainerError
 from evofeed.trainer.config import TrainConfig
 from evofeed.trainer.gradients.exchange import Exchange
-from evofeed.trainer.gradients.keeping import collected, described, hand_out
 from evofeed.trainer.run.checkpoint import (
     CHECKPOINTS,
     RESIDUALS,
@@ -60,8 +59,9 @@ class Saving:
             restore(found, self.optimizer)
         self._take(found)
         before = found.state.get(RESIDUALS, {})
-        first = world.is_first and any(before.get("lengths", ()))
-        hand_out(self.exchange, before, found.tensors(RESIDUALS) if first else {})
+        if any(before.get("lengths", ())):
+            saved = found.tensors(RESIDUALS) if world.is_first else {}
+            self.exchange.restore(before, world.share(saved))
 
     def _take(self, checkpoint: Checkpoint) -> None:
         state, result = checkpoint.state, self.result
@@ -92,8 +92,7 @@ class Saving:
         if self._saved == result.step:
             return
         self._saved = result.step
-        layout = described(self.exchange)
-        residuals = collected(self.exchange, layout)
+        layout, residuals = self.exchange.collect()
         if not self.world.is_first:
             return
         state = {

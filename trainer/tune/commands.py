@@ -6,7 +6,6 @@ import json
 import os
 import statistics
 import sys
-from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -16,20 +15,15 @@ import typer
 from evofeed.base.options import Json, usable_device
 
 if TYPE_CHECKING:
-    from evofeed.trainer.config import TrainConfig
     from evofeed.trainer.tune.search import Settings, Trial
 
 
 def tune(
     config: Annotated[str, typer.Argument(help="A YAML file or a preset's name.")],
-    dataset: Annotated[list[str] | None, typer.Option(help="URI of the dataset; several.")] = None,
+    dataset: Annotated[list[str], typer.Option(help="URI of the dataset; several.")],
     out: Annotated[
         Path | None, typer.Option(help="YAML to write; default: CONFIG.tuned.yaml.")
     ] = None,
-    ranks: Annotated[
-        int | None, typer.Option(min=1, help="Processes of a run; default: one a GPU, else one.")
-    ] = None,
-    steps: Annotated[int, typer.Option(min=1, help="Steps of a trial that count.")] = 8,
     rounds: Annotated[int, typer.Option(min=1, help="Turns of winner and default.")] = 3,
     only: Annotated[
         list[str] | None, typer.Option(help="Tune this setting alone; several: these.")
@@ -43,28 +37,26 @@ def tune(
     """Measure which settings of a run are fastest on this machine, and write them as YAML.
 
     Axial size, CUDA graphs, recomputation, batch, batches read ahead and overlap;
-    samples of a step stay the same. Start it once, it starts the ranks.
+    samples of a step stay the same. Start it once, it starts a rank on each GPU.
 
     Example: evofeed tune run.yaml --dataset data/ --out tuned.yaml
     """
     import torch
+    import yaml
 
+    from evofeed.base.files import write_atomic
+    from evofeed.trainer.presets import PRESETS
     from evofeed.trainer.run.build import build_loader
     from evofeed.trainer.run.distributed import World
     from evofeed.trainer.run.settings import load_config
+    from evofeed.trainer.tune import trial
     from evofeed.trainer.tune.search import alternatives, applied, search
-    from evofeed.trainer.tune.trial import launch
 
-    if not dataset:
-        raise typer.BadParameter("tuning needs --dataset")
     if "RANK" in os.environ:
-        raise typer.BadParameter("not under torchrun: it starts the ranks itself, see --ranks")
+        raise typer.BadParameter("not under torchrun: it starts the ranks itself")
     run = load_config(config)
     cards = torch.cuda.device_count() if device != "cpu" else 0
-    place = device or ("cuda" if cards else "cpu")
-    ranks = ranks or max(cards, 1)
-    if place == "cuda" and ranks > cards:
-        raise typer.BadParameter(f"--ranks {ranks}, but there are {cards} GPUs")
+    ranks, place = max(cards, 1), "cuda" if cards else "cpu"
     values = alternatives(ranks, place == "cuda")
     for name in set(only or values) - set(values):
         raise typer.BadParameter(f"--only {name}: here there are {', '.join(values)}")
@@ -72,28 +64,33 @@ def tune(
     target = out or Path(f"{Path(config).stem}.tuned.yaml")
     if not target.parent.is_dir():
         raise typer.BadParameter(f"there is no folder {target.parent} for {target.name}")
-
     loader = build_loader(run, dataset, World())  # what cannot be read is said before any trial
     getattr(loader, "close", lambda: None)()
 
     def measure(settings: Settings) -> Trial:
-        changed = applied(run, settings, ranks)
-        return launch(changed, dataset, steps=steps, ranks=ranks, device=place, limit=limit)
+        made = trial.launch(run, settings, dataset, ranks=ranks, device=place, limit=limit)
+        named = ", ".join(f"{name} {getattr(settings, name)}" for name in values)
+        said = f"not timed: {named}: {made.error}"
+        if made.seconds:
+            step, memory = statistics.fmean(made.seconds) * 1e3, made.peak_memory / 2**30
+            said = f"{named}: {step:.1f} ms a step, {memory:.1f} GiB, {made.wait_share:.1%} waiting"
+        print(said, file=sys.stderr if as_json else sys.stdout)
+        return made
 
-    def report(settings: Settings, trial: Trial) -> None:
-        print(_line(settings, trial, values), file=sys.stderr if as_json else sys.stdout)
-
-    found = search(run, measure, values, ranks=ranks, rounds=rounds, report=report)
-    failed = all(trial.error for _, trial in found.trials)
+    found = search(run, measure, values, rounds)
+    failed = all(made.error for _, made in found.trials)
     ratio = statistics.median(found.ratios) if found.ratios else None
     if found.chosen == found.default:
         ratio, said = 1.0, "the default stays"
     else:
         said = f"{ratio:.3f} of the default's time" if ratio else "the default did not run"
-    name = torch.cuda.get_device_name() if place == "cuda" else "CPU"
+    name = torch.cuda.get_device_name() if cards else "CPU"
     headline = f"evofeed tune, {datetime.now(UTC).date()}, {ranks} x {name}: {said}"
-    if not failed:
-        _write(target, run, applied(run, found.chosen, ranks), headline)
+    if not failed:  # what differs from the preset, as YAML that `evofeed train` reads
+        tuned, usual = applied(run, found.chosen, ranks), PRESETS[run.preset]().train.to_dict()
+        changed = {key: value for key, value in tuned.to_dict().items() if value != usual[key]}
+        plain = json.loads(json.dumps({"preset": run.preset, **changed}))  # tuples: YAML's lists
+        write_atomic(target, f"# {headline}\n{yaml.safe_dump(plain, sort_keys=False)}")
     if as_json:
         content = {
             "out": str(target),
@@ -101,33 +98,10 @@ def tune(
             "chosen": found.chosen._asdict(),
             "ratio_to_default": ratio,
             "ratios": found.ratios,
-            "trials": [{"settings": s._asdict(), **trial._asdict()} for s, trial in found.trials],
+            "trials": [{"settings": s._asdict(), **made._asdict()} for s, made in found.trials],
         }
         print(json.dumps(content))
     else:
         print(found.trials[0][1].error if failed else f"{target}: {headline}")
     if failed:
         raise typer.Exit(1)
-
-
-def _line(settings: Settings, trial: Trial, names: Iterable[str]) -> str:
-    """One trial in words."""
-    named = ", ".join(f"{name} {getattr(settings, name)}" for name in names)
-    if trial.error:
-        return f"not timed: {named}: {trial.error}"
-    step = statistics.fmean(trial.seconds) * 1e3
-    memory = trial.peak_memory / 2**30
-    return f"{named}: {step:.1f} ms a step, {memory:.1f} GiB, {trial.wait_share:.1%} waiting"
-
-
-def _write(path: Path, run: TrainConfig, tuned: TrainConfig, headline: str) -> None:
-    """What differs from the preset, as YAML that `evofeed train` reads."""
-    import yaml
-
-    from evofeed.base.files import write_atomic
-    from evofeed.trainer.presets import PRESETS
-
-    usual = PRESETS[run.preset]().train.to_dict()
-    changed = {name: value for name, value in tuned.to_dict().items() if value != usual[name]}
-    plain = json.loads(json.dumps({"preset": run.preset, **changed}))  # tuples are YAML's lists
-    write_atomic(path, f"# {headline}\n{yaml.safe_dump(plain, sort_keys=False)}")

@@ -17,7 +17,6 @@ from evofeed.trainer.run.distributed import World
 from evofeed.trainer.run.settings import check_parts, loader_config, model_config
 
 _GAIN = 0.01  # less is noise
-_CLOSE = 0.05  # such gains are measured again, beside what they are compared with
 _SWEEPS = 2  # over all settings; the second only where the first changed something
 
 
@@ -91,29 +90,25 @@ def applied(config: TrainConfig, settings: Settings, ranks: int) -> TrainConfig:
 
 def alternatives(ranks: int, on_gpu: bool) -> dict[str, Sequence[Any]]:
     """Values of each setting that this machine can tell apart."""
-    several = ranks > 1
-    return {
-        **({"axial": [n for n in range(1, ranks + 1) if ranks % n == 0]} if several else {}),
-        **({"cuda_graphs": (True, False)} if on_gpu else {}),
+    values: dict[str, Sequence[Any]] = {
+        "axial": [n for n in range(1, ranks + 1) if ranks % n == 0],
+        "cuda_graphs": (True, False) if on_gpu else (),
         "checkpointing": (False, True),
         "batch_size": (1, 2, 4, 8),
         "prefetch": (4, 16, 64),
-        **({"overlap": (True, False)} if several else {}),
+        "overlap": (True, False) if ranks > 1 else (),
     }
+    return {name: some for name, some in values.items() if len(some) > 1}
 
 
 def search(
-    config: TrainConfig,
-    measure: Callable[[Settings], Trial],
-    values: Mapping[str, Sequence[Any]],
-    *,
-    ranks: int = 1,
-    rounds: int = 3,
-    report: Callable[[Settings, Trial], None] = lambda settings, trial: None,
-) -> TuneResult:
+    config: TrainConfig, measure: Callable[[Settings], Trial],
+    values: Mapping[str, Sequence[Any]], rounds: int = 3,
+) -> TuneResult:  # fmt: skip
     """The fastest settings that coordinate descent finds, confirmed beside the default.
 
     Args:
+        measure: makes a trial; what is wrong with the settings is its error.
         values: what each setting may be, from `alternatives`.
         rounds: how often winner and default take turns at the end.
     """
@@ -121,30 +116,17 @@ def search(
     trials: list[tuple[Settings, Trial]] = []
 
     def take(settings: Settings) -> Trial:
-        try:
-            applied(config, settings, ranks)
-        except InputError as error:
-            trial = Trial(error=error.message)
-        else:
-            trial = measure(settings)
-        trials.append((settings, trial))
-        report(settings, trial)
-        return trial
+        trials.append((settings, measure(settings)))
+        return trials[-1][1]
 
     known = {default: take(default)}
     for _ in range(_SWEEPS):
         before = best
         for name, value in ((name, value) for name, some in values.items() for value in some):
             candidate = best._replace(**{name: value})
-            if candidate == best:
-                continue
             if candidate not in known:
                 known[candidate] = take(candidate)
-            gain = 1 - ratio(known[candidate], known[best])
-            if _GAIN < gain < _CLOSE:  # not far from noise, and the machine may have changed
-                known[candidate], known[best] = take(candidate), take(best)
-                gain = 1 - ratio(known[candidate], known[best])
-            if gain > _GAIN:
+            if ratio(known[candidate], known[best]) < 1 - _GAIN:
                 best = candidate
         if best == before:
             break

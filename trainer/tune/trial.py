@@ -13,57 +13,55 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from evofeed.base.errors import InputError
 from evofeed.base.run_files import RUN
 from evofeed.trainer.config import TrainConfig, save_config
 from evofeed.trainer.log.runlog import read_steps
 from evofeed.trainer.report.run_report import training_seconds
 from evofeed.trainer.run.distributed import GONE
-from evofeed.trainer.tune.search import Trial
+from evofeed.trainer.tune.search import Settings, Trial, applied
 
 WARM_UP = 3  # steps: kernels compiled, a graph recorded, buffers grown
-_TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+STEPS = 8
+"""Of a trial that count."""
 _CAUSE = re.compile(r"^(?:evofeed|[\w.]*Error): .*", re.MULTILINE)
 
 
 def launch(
-    config: TrainConfig, dataset: Sequence[str], *, steps: int, ranks: int, device: str,
+    config: TrainConfig, settings: Settings, dataset: Sequence[str], *, ranks: int, device: str,
     limit: float,
 ) -> Trial:  # fmt: skip
     """Run a trial; every failure is the trial's error.
 
     Args:
-        config: the run with the settings to try.
-        steps: that count, after `WARM_UP` others.
+        config: the run whose settings are changed.
         ranks: processes, each with a GPU of this machine where `device` is cuda.
         limit: seconds until it is given up.
     """
-    few = config.replace(
-        steps=WARM_UP + steps, checkpoint_every=0, validate_every=0, profile_steps=0
-    )
-    environment = {name: value for name, value in os.environ.items() if name not in _TORCHRUN}
+    few = {"steps": WARM_UP + STEPS, "checkpoint_every": 0, "validate_every": 0, "profile_steps": 0}
+    try:
+        changed = applied(config, settings, ranks).replace(**few)
+    except InputError as error:
+        return Trial(error=error.message)
     with tempfile.TemporaryDirectory(prefix="evofeed-tune-") as folder:
         out = Path(folder)
-        save_config(few, out / "run.yaml")
-        start = [sys.executable, "-m"]
-        if ranks > 1:
-            start += ["torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-            start += ["--redirects=3", f"--log-dir={out / 'ranks'}", "-m"]
-        words = ["evofeed.cli", "train", str(out / "run.yaml"), "--out", str(out / "run")]
-        words += ["--device", device, *(word for uri in dataset for word in ("--dataset", uri))]
-        with (
-            (out / "stderr.log").open("w") as errors,
-            subprocess.Popen(
-                [*start, *words], env=environment, start_new_session=True,
-                stdout=subprocess.DEVNULL, stderr=errors,
-            ) as process,
-        ):  # fmt: skip
-            try:
-                failed = process.wait(timeout=limit)
-            except subprocess.TimeoutExpired:
-                return Trial(error=f"no end within {limit:.0f} s")
-            finally:  # ranks of a launcher that has ended may still be there
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
+        save_config(changed, out / "run.yaml")
+        start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--redirects=3"]
+        start += [f"--nproc-per-node={ranks}", f"--log-dir={out / 'ranks'}", "-m", "evofeed.cli"]
+        words = ["train", str(out / "run.yaml"), "--out", str(out / "run"), "--device", device]
+        words += [word for uri in dataset for word in ("--dataset", uri)]
+        process = subprocess.Popen(
+            [*start, *words], start_new_session=True, stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        try:
+            failed = process.wait(timeout=limit)
+        except subprocess.TimeoutExpired:
+            return Trial(error=f"no end within {limit:.0f} s")
+        finally:  # ranks of a launcher that has ended may still be there
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
         return Trial(error=cause_in(out)) if failed else _timed(out / "run")
 
 
@@ -80,8 +78,7 @@ def _timed(run: Path) -> Trial:
 
 def cause_in(folder: Path) -> str:
     """What the ranks of a trial say they died of, a cause before what came of it."""
-    logs = sorted(folder.glob("ranks/**/stderr.log")) or [folder / "stderr.log"]
-    texts = [path.read_text() for path in logs]
+    texts = [path.read_text() for path in sorted(folder.glob("ranks/**/stderr.log"))]
     causes = [line for text in texts for line in _CAUSE.findall(text)]
     last = [line for text in texts for line in text.strip().splitlines()[-1:]]
     said = sorted(causes, key=lambda line: GONE in line) or last or ["it ended without a word"]

@@ -19,7 +19,6 @@ from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as hook
 from evofeed.trainer.bench import comm
 from evofeed.trainer.config import GRADIENTS, GradientConfig, OptimConfig, TrainConfig
 from evofeed.trainer.gradients.exchange import Exchange
-from evofeed.trainer.gradients.keeping import collected, described, hand_out
 from evofeed.trainer.gradients.modes import exchange_of
 from evofeed.trainer.run.distributed import World
 from evofeed.trainer.run.flat import FlatOptimizer
@@ -48,13 +47,22 @@ def gradient(flat: FlatOptimizer, step: int, rank: int) -> Tensor:
     return whole
 
 
-def new(config: GradientConfig, flat: FlatOptimizer, locals_: int) -> Exchange:
+def on_hosts_of(locals_: int) -> int:
+    """This rank's number, the ranks being so many on a host."""
     rank = dist.get_rank()
     os.environ |= {"LOCAL_WORLD_SIZE": str(locals_), "LOCAL_RANK": str(rank % locals_)}
+    return rank
+
+
+def new(config: GradientConfig, flat: FlatOptimizer, locals_: int) -> Exchange:
     return exchange_of(
-        config, flat.spans.values(), flat.grad.numel(), rank=rank, ranks=RANKS,
+        config, flat.spans.values(), flat.grad.numel(), rank=on_hosts_of(locals_), ranks=RANKS,
         device=torch.device("cpu"),
     )  # fmt: skip
+
+
+def everybody(value: Any) -> list[Any]:
+    return World(rank=dist.get_rank(), size=RANKS).collect(value)
 
 
 def averaged(config: GradientConfig, flat: FlatOptimizer, locals_: int) -> dict[str, Any]:
@@ -76,25 +84,18 @@ def averaged(config: GradientConfig, flat: FlatOptimizer, locals_: int) -> dict[
             owed += part / (RANKS / locals_)
         else:
             owed += sum(hosts) / RANKS
-    everybody = [torch.empty_like(flat.grad) for _ in range(RANKS)]
-    dist.all_gather(everybody, sent[-1])
     kept = {name: value.clone() for name, value in exchange.kept.items()}
-    bytes_sent = {"inside": exchange.inside.sent, "between": exchange.between.sent}
+    bytes_between = exchange.between.sent
     flat.grad.fill_(1.0)
     if rank == RANKS - 1:
         flat.grad[200] = float("inf")
     exchange.mean(flat.grad, STEPS)
-    layout = described(exchange)
-    saved = collected(exchange, layout)
-    alike: list[Any] = [None] * RANKS
-    dist.all_gather_object(
-        alike, all(torch.equal(kept[name], exchange.kept[name]) for name in kept)
-    )
+    layout, saved = exchange.collect()
     return {
-        "sent": sent, "owed": owed, "bytes": bytes_sent, "saved": saved, "layout": layout,
-        "same_everywhere": all(torch.equal(one, sent[-1]) for one in everybody),
+        "sent": sent, "owed": owed, "bytes": bytes_between, "saved": saved, "layout": layout,
+        "same_everywhere": all(torch.equal(one, sent[-1]) for one in everybody(sent[-1])),
         "spread": not bool(flat.grad.isfinite().all()),
-        "untouched": all(alike),
+        "untouched": all(everybody(all(torch.equal(kept[n], exchange.kept[n]) for n in kept))),
     }  # fmt: skip
 
 
@@ -102,19 +103,8 @@ class Bucket:
     """What torch's hook asks of its bucket."""
 
     def __init__(self, flat: FlatOptimizer) -> None:
-        self.flat = flat
-
-    def buffer(self) -> Tensor:
-        return self.flat.grad
-
-    def gradients(self) -> list[Tensor]:
-        return [view for _, view in self.flat.views(self.flat.grad)]
-
-    def index(self) -> int:
-        return 0
-
-    def is_last(self) -> bool:
-        return True
+        self.buffer, self.index, self.is_last = lambda: flat.grad, lambda: 0, lambda: True
+        self.gradients = lambda: [view for _, view in flat.views(flat.grad)]
 
 
 def torchs(flat: FlatOptimizer, config: GradientConfig) -> list[Tensor]:
@@ -123,12 +113,13 @@ def torchs(flat: FlatOptimizer, config: GradientConfig) -> list[Tensor]:
         None, config.rank, start_powerSGD_iter=config.warmup_steps,
         batch_tensors_with_same_shape=True,
     )  # fmt: skip
-    ours, found = new(config, flat, 1).kept["factors"], []
+    ours: Any = new(config, flat, 1)
+    found = []
     for step in range(STEPS):
         if step == config.warmup_steps:  # P is made again, its length alone counts
-            p, q = (sum(a * b * c for a, b, c in lows) for lows in _factors(flat, config))
-            assert q == ours.numel()
-            state.p_memory_dict[0], state.q_memory_dict[0] = torch.empty(p), ours.clone()
+            p = sum(a * b * c for a, b, c in ours._shapes(0))
+            state.p_memory_dict[0] = torch.empty(p)
+            state.q_memory_dict[0] = ours.kept["factors"].clone()
         flat.grad.copy_(gradient(flat, step, dist.get_rank()))
         # torch's first steps are plain means, summed after division
         hook.powerSGD_hook(state, Bucket(flat)).wait()
@@ -136,24 +127,17 @@ def torchs(flat: FlatOptimizer, config: GradientConfig) -> list[Tensor]:
     return found
 
 
-def _factors(flat: FlatOptimizer, config: GradientConfig) -> Any:
-    low = new(config, flat, 1)
-    return low._shapes(0), low._shapes(1)
-
-
-def train(out: Path, name: str, steps: int, locals_: int = 2, resume: bool = False) -> Loop:
-    rank = dist.get_rank()
-    os.environ |= {"LOCAL_WORLD_SIZE": str(locals_), "LOCAL_RANK": str(rank % locals_)}
+def train(out: Path, name: str, steps: int) -> Loop:
     config = TrainConfig(
         steps=steps, precision="fp32", checkpoint_every=0, hang_factor=0.0,
         gradients=replace(CASES[name], rank=2, density=0.05, warmup_steps=5),
         optim=OptimConfig(warmup_steps=2, learning_rate=1e-2, ema_decay=0.9),
     )  # fmt: skip
-    world = World(rank=rank, size=RANKS)
+    rank = on_hosts_of(2)
     loader = TinyLoader(rank=rank, world_size=RANKS, per_epoch=24)
+    world = World(rank=rank, size=RANKS)
     loop = Loop(config, TinyModel(), squared_error, loader, out=out, world=world)
-    if resume:
-        loop.resume()
+    loop.resume()
     loop.run()
     return loop
 
@@ -162,44 +146,41 @@ def runs(out: Path, name: str) -> dict[str, Any]:
     """A run, the same in two pieces, and what it keeps on other hosts."""
     whole = train(out / name / "whole", name, 30)
     train(out / name / "parts", name, 10)
-    parts = train(out / name / "parts", name, 30, resume=True)
-    layout = described(whole.exchange)
-    saved = collected(whole.exchange, layout)
+    parts = train(out / name / "parts", name, 30)
+    layout, saved = World(rank=dist.get_rank(), size=RANKS).share(whole.exchange.collect())
     moved: dict[str, Tensor] = {}
     for other in RUNS if name != "none" else ():
         exchange = new(CASES[other], whole.optimizer, 1)
-        hand_out(exchange, layout, saved)
-        if other == "none":
-            moved["left"] = exchange.left if exchange.left is not None else torch.zeros(())
-        else:
-            moved |= {
-                f"{other}.{key}": value
-                for key, value in collected(exchange, described(exchange)).items()
-            }
+        exchange.restore(layout, saved)
+        if exchange.left is not None:
+            moved["left"] = exchange.left
+        moved |= {f"{other}.{key}": value for key, value in exchange.collect()[1].items()}
+    same = (
+        torch.equal(a, b)
+        for one, other in (
+            (whole.optimizer.state(), parts.optimizer.state()),
+            (whole.exchange.kept, parts.exchange.kept),
+        )
+        for a, b in zip(one.values(), other.values(), strict=True)
+    )
     return {
         "losses": whole.result.losses, "saved": saved, "layout": layout, "moved": moved,
-        "alike": all(
-            torch.equal(a, b)
-            for one, other in (
-                (whole.optimizer.state(), parts.optimizer.state()),
-                (whole.exchange.kept, parts.exchange.kept),
-            )
-            for a, b in zip(one.values(), other.values(), strict=True)
-        ),
+        "alike": everybody(all(same)),
     }  # fmt: skip
 
 
 def bench() -> dict[str, Any]:
     """`evofeed bench comm` of the stand-in model; two hosts, a link of a megabit a second."""
     comm.build_model = lambda *_: (TinyModel(), squared_error)  # type: ignore[assignment]
+    comm.BATCHES = 2
     rank = dist.get_rank()
     config = TrainConfig(
         precision="fp32", checkpoint_every=0, gradients=GradientConfig(warmup_steps=3)
     )
     loader = TinyLoader(rank=rank, world_size=RANKS, per_epoch=24)
     return comm.measure(
-        config, loader, World(rank=rank, size=RANKS), modes=("none", "int8"), steps=4, batches=2,
-        hosts=2, gbit=1e-3,
+        config, loader, World(rank=rank, size=RANKS), modes=("none", "int8"), steps=4, hosts=2,
+        gbit=1e-3,
     )  # fmt: skip
 
 
@@ -207,17 +188,15 @@ def one_rank(out: Path) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     flat = FlatOptimizer(model(), OptimConfig())
-    found: dict[str, Any] = {"hosts": {1: {}, 2: {}}, "runs": {}}
-    for locals_ in (1, 2):
-        for name, config in CASES.items():
-            found["hosts"][locals_][name] = averaged(config, flat, locals_)
-    found["torch"] = torchs(flat, CASES["powersgd"])
-    for name in RUNS:
-        found["runs"][name] = runs(out, name)
-    found["bench"] = bench()
-    alike = [None] * RANKS
-    dist.all_gather_object(alike, all(run["alike"] for run in found["runs"].values()))
-    found["alike"] = alike
+    found: dict[str, Any] = {
+        "hosts": {
+            locals_: {name: averaged(config, flat, locals_) for name, config in CASES.items()}
+            for locals_ in (1, 2)
+        },
+        "torch": torchs(flat, CASES["powersgd"]),
+        "runs": {name: runs(out, name) for name in RUNS},
+        "bench": bench(),
+    }
     if dist.get_rank() == 0:
         torch.save(found, out / "found.pt")
     dist.destroy_process_group()

@@ -23,6 +23,7 @@ from evofeed.cli import main as main_of_evofeed
 from evofeed.kernels import PeerMemory
 from evofeed.kernels.runtime import peer_memory
 from evofeed.store import Dataset
+from evofeed.trainer.bench import comm
 from evofeed.trainer.config import OptimConfig, TrainConfig, save_config
 from evofeed.trainer.losses import AlphaFoldLoss
 from evofeed.trainer.model.alphafold import AlphaFold
@@ -384,11 +385,11 @@ def main(out: Path, dataset: str) -> None:
     if rank == 0:
         save_config(config(axial=2), out / "run.yaml")
     dist.barrier()
+    comm.BATCHES = 1
     for words in (
         ["predict", dataset, chain, "--checkpoint", out / "run", "--out", out / f"{chain}.pdb"],
-        ["bench", "comm", out / "run.yaml", "--dataset", dataset, "--steps", "2",
-         "--batches", "1", "--out", out / "comm.json"],
-    ):  # fmt: skip
+        ["bench", "comm", out / "run.yaml", "--dataset", dataset, "--out", out / "comm.json"],
+    ):
         try:
             main_of_evofeed([*map(str, words), "--device", "cpu"])
         except SystemExit as done:
