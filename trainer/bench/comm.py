@@ -169,13 +169,16 @@ class _Bench:
         """Mean seconds of its steps."""
         self.loop.world, self.loop.exchange = case
         who.barrier()
-        synchronize = torch.cuda.synchronize if self._device.type == "cuda" else lambda: None
-        synchronize()
+        self._synchronize()
         began = time.perf_counter()
         for _ in range(BATCHES):
             self.loop.step(next(self._steps))
-        synchronize()
+        self._synchronize()
         return (time.perf_counter() - began) / BATCHES
+
+    def _synchronize(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize()
 
 
 def _wait(device: torch.device) -> Callable[[float], None]:

@@ -227,7 +227,8 @@ def orthonormal(x: Tensor) -> Tensor:
     A column that depends on those before it becomes any direction or zero, never a copy of one.
     """
     done = x[..., :0]
-    for column in x.split(1, dim=-1):
+    for number in range(x.shape[-1]):
+        column = x[..., number : number + 1]
         for _ in range(2):
             column = F.normalize(column, dim=-2, eps=1e-30)
             column = column - done @ (done.mT @ column)

@@ -8,54 +8,42 @@ from __future__ import annotations
 
 import importlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple
 
 from evofeed.base.errors import TrainerError
 
 _WANDB_ID = "wandb_id.txt"  # a resumed run continues in the same W&B run
 
 
-@runtime_checkable
-class Board(Protocol):
-    """Takes scalars by name, a step at a time."""
+class Board(NamedTuple):
+    """Takes scalars by name, a step at a time, and writes out at the end what is left."""
 
-    def log(self, values: Mapping[str, float], step: int) -> None:
-        """The numbers of a step."""
-
-    def close(self) -> None:
-        """Write out what is left."""
+    log: Callable[[Mapping[str, float], int], None]
+    close: Callable[[], None]
 
 
-class TensorBoard:
+def tensorboard(folder: Path, facts: Mapping[str, Any]) -> Board:
     """Event files below `folder/tensorboard`, with the run's facts as text.
 
     Raises:
         TrainerError: the package is not installed.
     """
+    module = _imported("torch.utils.tensorboard", "tensorboard")
+    writer = module.SummaryWriter(str(folder / "tensorboard"))
+    for name, value in facts.items():
+        text = json.dumps(value, indent=1, default=str)
+        writer.add_text(f"run/{name}", f"```\n{text}\n```", 0)
 
-    def __init__(self, folder: Path, facts: Mapping[str, Any]) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError as error:
-            raise _missing("tensorboard", error) from error
-        self._writer = SummaryWriter(str(folder / "tensorboard"))
-        for name, value in facts.items():
-            text = json.dumps(value, indent=1, default=str)
-            self._writer.add_text(f"run/{name}", f"```\n{text}\n```", 0)
-
-    def log(self, values: Mapping[str, float], step: int) -> None:
-        """The numbers of a step."""
+    def log(values: Mapping[str, float], step: int) -> None:
         for name, value in values.items():
-            self._writer.add_scalar(name, value, step)
+            writer.add_scalar(name, value, step)
 
-    def close(self) -> None:
-        """Write out what is left."""
-        self._writer.close()
+    return Board(log, writer.close)
 
 
-class WeightsAndBiases:
+def weights_and_biases(project: str, folder: Path, facts: Mapping[str, Any]) -> Board:
     """A run of a W&B project, named as the folder, with the run's facts as its config.
 
     Account and server are W&B's own settings (`wandb login`, `WANDB_MODE=offline`).
@@ -63,31 +51,20 @@ class WeightsAndBiases:
     Raises:
         TrainerError: the package is not installed.
     """
-
-    def __init__(self, project: str, folder: Path, facts: Mapping[str, Any]) -> None:
-        try:
-            wandb = importlib.import_module("wandb")
-        except ImportError as error:
-            raise _missing("wandb", error) from error
-        kept = folder / _WANDB_ID
-        known = kept.read_text().strip() if kept.is_file() else None
-        self._run = wandb.init(
-            project=project, name=folder.name, dir=str(folder), config=dict(facts), id=known,
-            resume="allow",
-        )  # fmt: skip
-        kept.write_text(f"{self._run.id}\n")
-
-    def log(self, values: Mapping[str, float], step: int) -> None:
-        """The numbers of a step."""
-        self._run.log(dict(values), step=step)
-
-    def close(self) -> None:
-        """Write out what is left."""
-        self._run.finish()
+    kept = folder / _WANDB_ID
+    run = _imported("wandb", "wandb").init(
+        project=project, name=folder.name, dir=str(folder), config=dict(facts), resume="allow",
+        id=kept.read_text().strip() if kept.is_file() else None,
+    )  # fmt: skip
+    kept.write_text(f"{run.id}\n")
+    return Board(lambda values, step: run.log(dict(values), step=step), run.finish)
 
 
-def _missing(package: str, error: ImportError) -> TrainerError:
-    return TrainerError(
-        f"{package} was asked for and cannot be imported ({error}): `pip install {package}`, "
-        "or leave the option out; steps.jsonl holds the same numbers"
-    )
+def _imported(module: str, package: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise TrainerError(
+            f"{package} was asked for and cannot be imported ({error}): `pip install {package}`, "
+            "or leave the option out; steps.jsonl holds the same numbers"
+        ) from error

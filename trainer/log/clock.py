@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 import torch
 
-from evofeed.trainer.log.runlog import PARTS, StepTimes
+from evofeed.trainer.log.runlog import PARTS
 
 
 class StepClock:
@@ -25,12 +25,12 @@ class StepClock:
         self.marker: Callable[[str], None] | None = None  # the profiler's, called at each boundary
         self._marks: deque[tuple[int, str, torch.cuda.Event | float]] = deque()
         self._step = -1
-        self._open: dict[int, StepTimes] = {}
+        self._open: dict[int, dict[str, float]] = {}  # seconds by part
 
     def begin(self, step: int, part: str = "data_wait") -> None:
         """A new step begins here, with this part."""
         self._step = step
-        self._open[step] = StepTimes(step=step)
+        self._open[step] = {}
         self.part(part)
 
     def part(self, name: str) -> None:
@@ -47,15 +47,15 @@ class StepClock:
         if self.on_gpu:
             torch.cuda.synchronize()
 
-    def finished(self) -> list[StepTimes]:
-        """Steps whose every part is known by now, oldest first, each once."""
+    def finished(self) -> list[tuple[int, dict[str, float]]]:
+        """Steps whose every part is known by now and its seconds, oldest first, each once."""
         while len(self._marks) > 1 and self._done(self._marks[1][2]):
             step, part, began = self._marks.popleft()
-            times = self._open[step].seconds
+            times = self._open[step]
             times[part] = times.get(part, 0.0) + _between(began, self._marks[0][2])
         current = self._marks[0][0] if self._marks else 0
         done = sorted(step for step in self._open if step < current)
-        return [self._open.pop(step) for step in done]
+        return [(step, self._open.pop(step)) for step in done]
 
     def _now(self) -> torch.cuda.Event | float:
         if not self.on_gpu:

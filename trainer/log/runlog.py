@@ -8,36 +8,21 @@ from __future__ import annotations
 import json
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Any, TextIO
 
 from evofeed.base.errors import TrainerError
 from evofeed.base.files import advice, write_atomic
-from evofeed.base.run_files import RUN, STEPS, STRUCTURE, parse_steps
+from evofeed.base.run_files import STEPS, parse_steps
 from evofeed.trainer.log.boards import Board
-
-__all__ = [
-    "PARTS", "RUN", "STEPS", "STRUCTURE", "RunLog", "StepTimes", "forget_steps", "read_steps",
-    "without_nan",
-]  # fmt: skip
 
 PARTS = (
     "data_wait", "forward", "backward", "communication", "optimizer", "validation", "checkpoint",
     "profiling", "other",
 )  # fmt: skip
 """The parts of a step, in the order in which a report lists them."""
-
-
-@dataclass(slots=True, kw_only=True)
-class StepTimes:
-    """Seconds of one step by part."""
-
-    step: int
-    seconds: dict[str, float] = field(default_factory=dict)
 
 
 class RunLog:
@@ -54,14 +39,9 @@ class RunLog:
     """
 
     def __init__(
-        self,
-        folder: Path,
-        *,
-        steps: int,
-        show: bool = False,
-        boards: Sequence[Board] = (),
+        self, folder: Path, *, steps: int, show: bool = False, boards: Sequence[Board] = (),
         samples: int = 1,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._folder = folder
         self._file: TextIO | None = None
         self._known: dict[int, dict[str, Any]] = {}
@@ -77,12 +57,7 @@ class RunLog:
             self._bar.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if self._bar:
             self._bar.stop()
         for board in self._boards:
@@ -100,12 +75,12 @@ class RunLog:
             text = f"loss {sum(self._losses) / len(self._losses):.4g}"  # the report's, so far
             self._bar.update(self._task, completed=step + 1, text=text)
 
-    def times(self, times: StepTimes) -> None:
-        """The times of a step, the last thing known about it: its line is written."""
+    def times(self, step: int, seconds: Mapping[str, float]) -> None:
+        """Seconds of a step by part, the last thing known about it: its line is written."""
         line = {
-            "step": times.step,
-            **self._known.pop(times.step, {}),
-            "seconds": {part: round(value, 7) for part, value in times.seconds.items()},
+            "step": step,
+            **self._known.pop(step, {}),
+            "seconds": {part: round(value, 7) for part, value in seconds.items()},
         }
         if self._file is None:
             raise ValueError("the log is not open: use it in a with statement")
@@ -117,7 +92,7 @@ class RunLog:
                 path=str(self._folder / STEPS),
             ) from error
         for board in self._boards:
-            board.log(_scalars(line, self._samples), times.step)
+            board.log(_scalars(line, self._samples), step)
 
 
 def read_steps(folder: Path) -> list[dict[str, Any]]:

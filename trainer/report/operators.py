@@ -25,25 +25,19 @@ from torch.profiler import ProfilerActivity, profile
 from evofeed.kernels import kernel_groups
 from evofeed.trainer.log.clock import StepClock
 
-GROUPS: dict[str, str] = {
-    "communication": r"nccl|all_?reduce|broadcast_coalesced|gloo",
-    # C++ names are full of `lambda` and `scalars`.
-    "optimizer": r"adam|lamb(?!da)|(?<!sca)lars|lerp|ema_|multi_tensor",
-    "norm": r"layer_?norm|rms_?norm|_ln_|norm_(fwd|bwd)|rowwise_moments|GammaBeta|moments",
-    "attention": r"attn|attention|flash|fmha|softmax|sdpa",
-    "gemm": r"gemm|cutlass|cublas|nvjet|xmma|wgmma|splitK|^sum_splits_kernel|"
-    r"aten::(mm|bmm|addmm|matmul|linear|einsum|baddbmm)",
-    "elementwise": r"elementwise|vectorized|reduce|aten::(add|sub|mul|div|sum|mean|relu|sigmoid|"
-    r"native_dropout|exp|log|sqrt|neg|where|clamp|threshold|copy|clone|cat|fill|zero|gelu|pow|eq|"
-    r"norm|index|gather|scatter|embedding|bernoulli|abs|rsub|max|min|amax|linalg)|"
-    r"dropped_kernel|copy|fill|cat|index|scatter|gather|dropout|sigmoid|triton_poi|triton_red|distribution",
+_OTHERS = {
+    "communication": r"nccl|gloo|all_?reduce",
+    "optimizer": r"adam|lamb_|lerp|multi_tensor",
+    "norm": r"layer_?norm|moments|gammabeta",
+    "attention": r"attention|flash|fmha|softmax",
+    "gemm": r"gemm|cutlass|cublas|nvjet|splitk|::(b?mm|addmm|baddbmm|matmul|linear|einsum)",
     "memory": r"memcpy|memset",
 }
-"""Group by the first pattern found in a kernel's or operator's name, in this order.
+"""By group what PyTorch, cuBLAS and NCCL call theirs; what has none of these names goes element by
+element, or sums up. Kernels of `evofeed.kernels` say their own group."""
 
-Kernels of `evofeed.kernels` say theirs: a fused product with its norm and gate counts as gemm.
-"""
-
+_Groups = dict[str, dict[str, float]]
+"""Seconds and launches by group."""
 _MARKER = "spin_kernel"  # torch.cuda._sleep's
 
 
@@ -59,14 +53,10 @@ class Kernel:
 
 @cache  # a step launches tens of thousands of kernels of a few hundred names
 def group_of(name: str) -> str:
-    """The group a kernel or operator belongs to by its name; `other` if none fits."""
+    """The group a kernel or operator belongs to by its name."""
+    theirs = (group for group, words in _OTHERS.items() if re.search(words, name, re.IGNORECASE))
     own: str | None = kernel_groups().get(name)
-    if own is not None:
-        return own
-    for group, pattern in GROUPS.items():
-        if re.search(pattern, name, re.IGNORECASE):
-            return group
-    return "other"
+    return own or next(theirs, "elementwise")
 
 
 def busy_share(kernels: Sequence[Kernel]) -> float:
@@ -81,7 +71,7 @@ def busy_share(kernels: Sequence[Kernel]) -> float:
     return busy / max(1, reached - spans[0][0])
 
 
-def group_kernels(kernels: Sequence[Kernel], parts: Sequence[str]) -> dict[str, dict[str, float]]:
+def group_kernels(kernels: Sequence[Kernel], parts: Sequence[str]) -> _Groups:
     """Seconds and launches by group; `parts` names what begins at each marker kernel.
 
     Everything of the optimizer part counts as `optimizer`. What runs on another
@@ -89,7 +79,7 @@ def group_kernels(kernels: Sequence[Kernel], parts: Sequence[str]) -> dict[str, 
     """
     ordered = sorted(kernels, key=lambda kernel: kernel.start)
     streams = {kernel.stream for kernel in ordered if _MARKER in kernel.name}
-    groups: dict[str, dict[str, float]] = {}
+    groups: _Groups = {}
     names, part = iter(parts), ""
     for kernel in ordered:
         if _MARKER in kernel.name:
@@ -100,10 +90,14 @@ def group_kernels(kernels: Sequence[Kernel], parts: Sequence[str]) -> dict[str, 
             group = "h2d" if "HtoD" in kernel.name else "featurize"
         elif part == "optimizer" and group != "communication":
             group = "optimizer"
-        entry = groups.setdefault(group, {"seconds": 0.0, "launches": 0.0})
-        entry["seconds"] += kernel.duration / 1e9
-        entry["launches"] += 1
+        _add(groups, group, kernel.duration / 1e9, 1)
     return groups
+
+
+def _add(groups: _Groups, group: str, seconds: float, launches: int) -> None:
+    entry = groups.setdefault(group, {"seconds": 0.0, "launches": 0.0})
+    entry["seconds"] += seconds
+    entry["launches"] += launches
 
 
 class OperatorSampler:
@@ -128,14 +122,26 @@ class OperatorSampler:
         """Stop and sum up, if running."""
         if self._profile is None:
             return
+        done, self._profile = self._profile, None
         if self._cuda:
             torch.cuda.synchronize()
         self._clock.marker = None
         with _quiet():
-            self._profile.stop()
-        results = self._profile.profiler.kineto_results.events()  # type: ignore[union-attr]
-        self._profile = None
-        self.result = self._summary(results)
+            done.stop()
+            if not self._cuda:
+                averages = done.key_averages()
+        if self._cuda:
+            kernels = [
+                Kernel(e.name(), e.device_resource_id(), e.start_ns(), e.duration_ns())
+                for e in done.profiler.kineto_results.events()  # type: ignore[union-attr]
+                if e.device_type() == DeviceType.CUDA
+            ]
+            self._sum_up(group_kernels(kernels, self._parts), busy_share(kernels) or None)
+        else:
+            groups: _Groups = {}
+            for one in averages:
+                _add(groups, group_of(one.key), one.self_cpu_time_total / 1e6, one.count)
+            self._sum_up(groups, None)
 
     def _begin(self) -> None:
         activity = ProfilerActivity.CUDA if self._cuda else ProfilerActivity.CPU
@@ -150,20 +156,12 @@ class OperatorSampler:
         self._parts.append(part)
         torch.cuda._sleep(1)  # type: ignore[no-untyped-call]
 
-    def _summary(self, events: Sequence[Any]) -> dict[str, Any]:
-        device = DeviceType.CUDA if self._cuda else DeviceType.CPU
-        found = [
-            Kernel(e.name(), e.device_resource_id(), e.start_ns(), e.duration_ns())
-            for e in events
-            if e.device_type() == device
-        ]
-        steps = len(self.sampled)
-        groups = group_kernels(found, self._parts) if self._cuda else _self_times(found)
-        total = sum(entry["seconds"] for entry in groups.values())
-        return {
+    def _sum_up(self, groups: _Groups, busy: float | None) -> None:
+        steps, total = len(self.sampled), sum(one["seconds"] for one in groups.values())
+        self.result = {
             "steps": steps,
             "first_step": self.sampled.start,
-            "gpu_busy_share": busy_share(found) if self._cuda and found else None,
+            "gpu_busy_share": busy,
             "groups": {
                 name: {
                     "seconds_per_step": entry["seconds"] / steps,
@@ -189,26 +187,3 @@ def _quiet() -> Iterator[None]:
         os.dup2(kept, 2)
         os.close(kept)
         os.close(nowhere)
-
-
-def _self_times(events: Sequence[Kernel]) -> dict[str, dict[str, float]]:
-    """Own time by group of nested CPU operators: each one's time less its children's."""
-    groups: dict[str, dict[str, float]] = {}
-    for thread in {event.stream for event in events}:
-        own: list[tuple[Kernel, int]] = []
-        stack: list[int] = []
-        for event in sorted(
-            (e for e in events if e.stream == thread), key=lambda e: (e.start, -e.duration)
-        ):
-            while stack and own[stack[-1]][0].start + own[stack[-1]][0].duration <= event.start:
-                stack.pop()
-            if stack:
-                parent, left = own[stack[-1]]
-                own[stack[-1]] = (parent, left - event.duration)
-            stack.append(len(own))
-            own.append((event, event.duration))
-        for event, nanoseconds in own:
-            entry = groups.setdefault(group_of(event.name), {"seconds": 0.0, "launches": 0.0})
-            entry["seconds"] += nanoseconds / 1e9
-            entry["launches"] += 1
-    return groups

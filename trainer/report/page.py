@@ -6,7 +6,7 @@ Several runs share each panel.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from html import escape
 from pathlib import Path
@@ -16,16 +16,12 @@ import numpy as np
 
 from evofeed.base.errors import InputError
 from evofeed.base.files import write_atomic
-from evofeed.base.run_files import HANGS, NONFINITE
+from evofeed.base.run_files import HANGS, NONFINITE, STRUCTURE
 from evofeed.protein.residues import ATOM_ORDER
 from evofeed.protein.structure_text import Structure
-from evofeed.trainer.log.runlog import STRUCTURE, read_steps
+from evofeed.trainer.log.runlog import read_steps
 from evofeed.trainer.presets import PRESETS
-from evofeed.trainer.report.run_report import (
-    make_report,
-    report_rows,
-    training_seconds,
-)
+from evofeed.trainer.report.run_report import make_report, report_rows, training_seconds
 from evofeed.viz import (
     COLOURS,
     TRUE_COLOUR,
@@ -38,8 +34,7 @@ from evofeed.viz import (
     usual_top,
 )
 
-_Curves = Mapping[str, tuple[list[int], list[float | None]]]
-"""Steps and values by name: `loss`, `norm`, `rate`, `terms: NAME`, `metrics: NAME`."""
+_LISTED = 10  # steps without a finite gradient, named one by one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,256 +61,193 @@ def write_page(folders: Sequence[Path], path: Path) -> Path:
         _Run(name=name, folder=folder, report=make_report(folder), steps=read_steps(folder))
         for name, folder in zip(names, folders, strict=True)
     ]
-    write_atomic(path, _page(runs))
+    title, facts = " and ".join(names), [run.report["run"] for run in runs]
+    kinds = [
+        f"{run.name}: {one['config'].get('preset')}, {one['steps']:,} steps on "
+        f"{one['world_size']} x {one['device']}"
+        for run, one in zip(runs, facts, strict=True)
+    ]
+    sections = [
+        _section("What went wrong", [part for run in runs for part in _troubles(run)]),
+        *_charts(runs),
+        _section("In figures", [table(names, _by_name(map(_figures, runs)))]),
+        _section("Configuration", _settings(names, [one["config"] for one in facts])),
+    ]
+    head = f"<h1>{escape(title)}</h1><p>{escape(', '.join(kinds))}</p>\n"
+    page = page_html(f"{title}: training report", f"<main>{head}{''.join(sections)}</main>")
+    write_atomic(path, page)
     return path
 
 
-def _page(runs: Sequence[_Run]) -> str:
-    heads = [f"<th>{escape(run.name)}</th>" for run in runs]
-    heads = heads if len(runs) > 1 else []
-    title = " and ".join(run.name for run in runs)
-    names = ", ".join(f"{escape(run.name)}: {escape(_kind(run))}" for run in runs)
-    curves = {run.name: _curves(run) for run in runs}
-    return page_html(
-        f"{title}: training report",
-        f"<main><h1>{escape(title)}</h1><p>{names}</p>\n"
-        f"{_section('What went wrong', _troubles(runs), panels=False)}"
-        f"{_section('Loss', _losses(curves))}"
-        f"{_section('Validation', _validations(curves))}"
-        f"{_section('Structure', _structures(runs))}"
-        f"{_section('Where the time went', _times(runs, curves))}"
-        f"{_section('Ranks', _ranks(runs))}"
-        f"{_section('In figures', [table(heads, _figures(runs))], panels=False)}"
-        f"{_section('Configuration', _settings(runs, heads), panels=False)}</main>",
-    )
-
-
-def _kind(run: _Run) -> str:
-    facts = run.report["run"]
-    preset, device = facts["config"].get("preset"), facts["device"]
-    return f"{preset}, {facts['steps']:,} steps on {facts['world_size']} x {device}"
-
-
-def _section(title: str, parts: Sequence[str], *, panels: bool = True) -> str:
+def _section(title: str, parts: Iterable[str], *, panels: bool = False) -> str:
     """A heading and what is below it; nothing if there is nothing below it."""
     body = "\n".join(part for part in parts if part)
-    if not body:
-        return ""
-    return f"<h2>{title}</h2>\n" + (f'<div class="panels">{body}</div>\n' if panels else body)
+    body = f'<div class="panels">{body}</div>\n' if body and panels else body
+    return f"<h2>{title}</h2>\n{body}" if body else ""
 
 
-def _troubles(runs: Sequence[_Run]) -> list[str]:
+def _troubles(run: _Run) -> list[str]:
     """Steps without a finite gradient and times without a step, with where to look."""
     parts = []
-    for run in runs:
-        who = f"{escape(run.name)}: " if len(runs) > 1 else ""
-        skipped = [line["step"] for line in run.steps if not line.get("finite", True)]
-        kept = sorted(path.name for path in (run.folder / NONFINITE).glob("step_*"))
-        if skipped:
-            first = ", ".join(map(str, skipped[:_LISTED])) + (" ..." if skipped[_LISTED:] else "")
-            again = f" <code>evofeed replay {escape(str(run.folder / NONFINITE / kept[0]))}</code>"
-            parts.append(
-                f"<p>{who}{len(skipped)} of {len(run.steps):,} steps had no finite gradient and "
-                f"changed nothing: {first}.{again + ' repeats the first.' if kept else ''}</p>"
-            )
-        hangs = sorted(path.name for path in (run.folder / HANGS).glob("*.txt"))
-        if hangs:
-            parts.append(
-                f"<p>{who}it stopped because no step came: "
-                f"<code>{escape(str(run.folder / HANGS / hangs[-1]))}</code> has the stacks of all "
-                "threads.</p>"
-            )
-    return parts
-
-
-_LISTED = 10  # steps named one by one
-
-
-def _curves(run: _Run) -> _Curves:
-    """What each step and validation of a run says, by name; nothing is said of a step left out."""
-    found: dict[str, tuple[list[int], list[float | None]]] = {}
-
-    def add(name: str, step: int, value: float | None) -> None:
-        steps, values = found.setdefault(name, ([], []))
-        steps.append(step)
-        values.append(value)
-
-    for line in run.steps:
-        for name in ("loss", "norm", "rate"):
-            add(name, line["step"], line.get(name))
-        for name, value in line.get("terms", {}).items():
-            if name != "loss" and value != 0:  # 0: of a sample that has nothing of this term
-                add(f"terms: {name}", line["step"], value)
-        add("seconds", line["step"], 1e3 * training_seconds(line))
-    for entry in run.report["validation"]:
-        for name, value in entry.items():
-            if name != "step":
-                add(f"metrics: {name}", entry["step"], value)
-    return found
-
-
-def _panel(title: str, runs: Mapping[str, _Curves], name: str, *, cut: bool = False) -> str:
-    """The curve of that name of each run; cut: a few values far above the others are cut off."""
-    curves = [
-        Curve(name=run, steps=curves[name][0], values=curves[name][1], colour=colour)
-        for (run, curves), colour in zip(runs.items(), COLOURS, strict=False)
-        if name in curves
-    ]
-    known = [v for curve in curves for v in curve.values if v is not None]
-    top = usual_top(np.array(known)) if cut and known else None
-    return curves_html(title, curves, low=None if top is None else 0.0, high=top)
-
-
-def _losses(runs: Mapping[str, _Curves]) -> list[str]:
-    return [
-        _panel("loss", runs, "loss"),
-        _panel("gradient norm", runs, "norm", cut=True),
-        _panel("learning rate", runs, "rate"),
-        *(_panel(name.removeprefix("terms: "), runs, name) for name in _named(runs, "terms: ")),
-    ]
-
-
-def _validations(runs: Mapping[str, _Curves]) -> list[str]:
-    return [
-        _panel(name.removeprefix("metrics: "), runs, name) for name in _named(runs, "metrics: ")
-    ]
-
-
-def _named(runs: Mapping[str, _Curves], kind: str) -> list[str]:
-    return list(dict.fromkeys(n for curves in runs.values() for n in curves if n.startswith(kind)))
-
-
-def _structures(runs: Sequence[_Run]) -> list[str]:
-    """The first validated chain of each run: known, predicted at first and at last."""
-    parts: list[str] = []
-    for run in runs:
-        if not (run.folder / STRUCTURE).is_file():
-            continue
-        with np.load(run.folder / STRUCTURE) as file:
-            there = dict(file)
-        names = {"true": "known", "first": "first validation", "pred": "last validation"}
-        if np.array_equal(there["first"], there["pred"]):
-            del names["first"]
-        colours = dict(zip(names, (TRUE_COLOUR, *COLOURS[: len(names) - 1]), strict=True))
-        models = [
-            model_of(
-                Structure(
-                    name=name, aatype=there["aatype"], residue_index=there["residue"],
-                    positions=there[name], chain=there["chain"], entity=there["chain"],
-                    mask=there["true_mask" if name == "true" else "pred_mask"],
-                    confidence=there["plddt"],
-                ),
-                words, plddt=name == "pred", colour=colours[name],
-            )
-            for name, words in names.items()
-        ]  # fmt: skip
-        ca = [there[name][:, ATOM_ORDER["CA"]] for name in ("pred", "true")]
-        rmsd = np.sqrt(((ca[0] - ca[1]) ** 2).sum(-1).mean())
-        title = f"first validated chain{f' of {run.name}' if len(runs) > 1 else ''}"
-        note = f"{len(ca[0])} residues, CA RMSD {rmsd:.1f} Å"
-        parts.append(structure_html(models, title, note))
-    return parts
-
-
-def _times(runs: Sequence[_Run], curves: Mapping[str, _Curves]) -> list[str]:
-    shares, groups = (
-        _by_name({run.name: select(run.report) for run in runs})
-        for select in (
-            lambda report: report["breakdown"]["share"],
-            lambda report: {
-                name: entry["share"]
-                for name, entry in report["operators"].get("groups", {}).items()
-            },
-        )
+    skipped = [line["step"] for line in run.steps if not line.get("finite", True)]
+    kept, hangs = (
+        sorted((run.folder / name).glob("step_*" + ending))
+        for name, ending in ((NONFINITE, ""), (HANGS, ".txt"))
     )
-    return [
-        _panel("milliseconds of a step, without validation and checkpoints", curves, "seconds",
-               cut=True),
-        bars_html("share of wall time", {k: v for k, v in shares.items() if any(v.values())}, "%"),
-        bars_html("operators of the profiled steps", groups, "%"),
-    ]  # fmt: skip
+    if skipped:
+        first = ", ".join(map(str, skipped[:_LISTED])) + (" ..." if skipped[_LISTED:] else "")
+        again = [f" <code>evofeed replay {escape(str(one))}</code> repeats it." for one in kept[:1]]
+        parts.append(
+            f"<p>{escape(run.name)}: {len(skipped)} of {len(run.steps):,} steps had no finite "
+            f"gradient and changed nothing: {first}.{''.join(again)}</p>"
+        )
+    if hangs:
+        parts.append(
+            f"<p>{escape(run.name)}: it stopped because no step came: "
+            f"<code>{escape(str(hangs[-1]))}</code> has the stacks of all threads.</p>"
+        )
+    return parts
 
 
-def _by_name(shares: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
-    """Percent by part and run, of shares by run and part."""
-    names = dict.fromkeys(name for row in shares.values() for name in row)
-    return {
-        name: {run: 100 * max(0.0, row[name]) for run, row in shares.items() if name in row}
-        for name in names
-    }
+def _charts(runs: Sequence[_Run]) -> list[str]:
+    """All sections of panels."""
+    curves = {run.name: _curves(run) for run in runs}
+    named = list(dict.fromkeys(name for one in curves.values() for name in one))
 
+    def panel(title: str, name: str, *, cut: bool = False) -> str:
+        """The curve of that name of each run; cut: a few far higher values are cut off."""
+        some = [
+            Curve(name=run, steps=list(own[name]), values=list(own[name].values()), colour=colour)
+            for (run, own), colour in zip(curves.items(), COLOURS, strict=False)
+            if name in own
+        ]
+        known = [v for curve in some for v in curve.values if v is not None]
+        top = usual_top(np.array(known)) if cut and known else None
+        return curves_html(title, some, low=None if top is None else 0.0, high=top)
 
-def _ranks(runs: Sequence[_Run]) -> list[str]:
-    """What each rank waited for data and for the others, and its peak of memory."""
-    if all(run.report["run"]["world_size"] == 1 for run in runs):
-        return []
-    ranks = range(max(run.report["run"]["world_size"] for run in runs))
-
-    def panel(title: str, unit: str, values: Mapping[str, Sequence[float]]) -> str:
+    def bars(title: str, unit: str, values: Iterable[Mapping[str, float]]) -> str:
         rows = {
-            f"rank {rank}": {run: row[rank] for run, row in values.items() if rank < len(row)}
-            for rank in ranks
+            part: {run: length for run, length in zip(curves, row, strict=True) if length}
+            for part, row in _by_name(values).items()
         }
         return bars_html(title, rows, unit)
 
-    parts = {run.name: run.report["parts_by_rank"] for run in runs}
-    memory = {run.name: [b / 2**30 for b in run.report["peak_memory_by_rank"]] for run in runs}
+    def panels_of(kind: str) -> list[str]:
+        return [panel(name.removeprefix(kind), name) for name in named if name.startswith(kind)]
+
+    reports = [run.report for run in runs]
+    parts = [_by_rank(report["parts_by_rank"]) for report in reports]
+    memory = [
+        {f"rank {n}": b / 2**30 for n, b in enumerate(report["peak_memory_by_rank"])}
+        for report in reports
+    ]
+    time, share = "milliseconds of a step, without validation and checkpoints", "share of wall time"
+    groups = [report["operators"].get("groups", {}) for report in reports]
     return [
-        *(
-            panel(f"{part} by rank", "seconds",
-                  {run: [p.get(part, 0.0) for p in row] for run, row in parts.items()})
-            for part in ("data_wait", "communication")
-        ),
-        panel("peak memory by rank", "GiB", memory),
+        _section(title, found, panels=True)
+        for title, found in {
+            "Loss": [
+                panel("loss", "loss"),
+                panel("gradient norm", "norm", cut=True),
+                panel("learning rate", "rate"),
+                *panels_of("terms: "),
+            ],
+            "Validation": panels_of("metrics: "),
+            "Structure": [_structure(run) for run in runs],
+            "Where the time went": [
+                panel(time, "seconds", cut=True),
+                bars(share, "%", (_percent(report["breakdown"]["share"]) for report in reports)),
+                bars(
+                    "operators of the profiled steps", "%",
+                    (_percent({k: v["share"] for k, v in one.items()}) for one in groups),
+                ),
+            ],
+            "Ranks": [
+                bars("data_wait by rank", "seconds", [one["data_wait"] for one in parts]),
+                bars("communication by rank", "seconds", [one["communication"] for one in parts]),
+                bars("peak memory by rank", "GiB", memory),
+            ] if any(report["run"]["world_size"] > 1 for report in reports) else [],
+        }.items()
     ]  # fmt: skip
 
 
-def _figures(runs: Sequence[_Run]) -> dict[str, list[str]]:
+def _curves(run: _Run) -> dict[str, dict[int, float | None]]:
+    """What each step and validation of a run says, by name and step."""
+    found: dict[str, dict[int, float | None]] = {}
+    for line in run.steps:
+        values = {name: line.get(name) for name in ("loss", "norm", "rate")}
+        values["seconds"] = 1e3 * training_seconds(line)
+        for name, value in line.get("terms", {}).items():
+            if name != "loss" and value != 0:  # 0: of a sample that has nothing of this term
+                values[f"terms: {name}"] = value
+        for name, value in values.items():
+            found.setdefault(name, {})[line["step"]] = value
+    for entry in run.report["validation"]:
+        for name in entry:
+            found.setdefault(f"metrics: {name}", {})[entry["step"]] = entry[name]
+    found.pop("metrics: step", None)
+    return found
+
+
+def _by_rank(parts: Sequence[Mapping[str, float]]) -> dict[str, dict[str, float]]:
+    return {
+        part: {f"rank {rank}": one.get(part, 0.0) for rank, one in enumerate(parts)}
+        for part in ("data_wait", "communication")
+    }
+
+
+def _percent(shares: Mapping[str, float]) -> dict[str, float]:
+    return {name: 100 * share for name, share in shares.items() if share > 0}
+
+
+def _structure(run: _Run) -> str:
+    """The first validated chain of a run: known, predicted at first and at last."""
+    if not (run.folder / STRUCTURE).is_file():
+        return ""
+    with np.load(run.folder / STRUCTURE) as file:
+        there = dict(file)
+    names = {"true": "known", "first": "first validation", "pred": "last validation"}
+    if np.array_equal(there["first"], there["pred"]):
+        del names["first"]
+    models = [
+        model_of(
+            Structure(
+                name=name, aatype=there["aatype"], residue_index=there["residue"],
+                positions=there[name], chain=there["chain"], entity=there["chain"],
+                mask=there["true_mask" if name == "true" else "pred_mask"],
+                confidence=there["plddt"],
+            ),
+            words, plddt=name == "pred", colour=colour,
+        )
+        for (name, words), colour in zip(names.items(), (TRUE_COLOUR, *COLOURS), strict=False)
+    ]  # fmt: skip
+    ca = [there[name][:, ATOM_ORDER["CA"]] for name in ("pred", "true")]
+    rmsd = np.sqrt(((ca[0] - ca[1]) ** 2).sum(-1).mean())
+    note = f"{len(ca[0])} residues, CA RMSD {rmsd:.1f} Å"
+    return structure_html(models, f"first validated chain of {run.name}", note)
+
+
+def _figures(run: _Run) -> dict[str, str]:
     """The report's rows, and what the run was made of."""
-    columns = []
-    for run in runs:
-        facts = run.report["run"]
-        rows = {  # parts stand indented below the others in a terminal, and one has a score's name
-            f"share: {label.strip()}" if label.startswith(" ") else label: text.strip()
-            for label, text in report_rows(run.report)
-        }
-        for name in ("date", "command", "parameters", "dataset", "versions"):
-            if facts.get(name) is not None:
-                rows[name] = _words(facts[name])
-        columns.append(rows)
-    names = dict.fromkeys(name for column in columns for name in column)
-    return {name: [column.get(name, "") for column in columns] for name in names}
+    rows = {  # parts stand indented below the others in a terminal, and one has a score's name
+        f"share: {label.strip()}" if label.startswith(" ") else label: text.strip()
+        for label, text in report_rows(run.report)
+    }
+    facts, names = run.report["run"], ("date", "command", "parameters", "dataset", "versions")
+    return rows | {name: str(facts[name]) for name in names if facts.get(name) is not None}
 
 
-def _words(value: Any) -> str:
-    if isinstance(value, Mapping):
-        return ", ".join(f"{name} {_words(entry)}" for name, entry in value.items())
-    if isinstance(value, list | tuple):
-        return ", ".join(map(_words, value))
-    return f"{value:,}" if isinstance(value, int) else str(value)
-
-
-def _settings(runs: Sequence[_Run], heads: Sequence[str]) -> list[str]:
-    configs = [run.report["run"]["config"] for run in runs]
-    whole = [run_settings(config) for config in configs]
-    parts = []
-    if len(runs) > 1:
-        apart = differences(whole)
-        parts.append("<p>Where the runs differ:</p>" if apart else "<p>The runs do not differ.</p>")
-        parts.append(table(heads, apart))
-    for run, config, own in zip(runs, configs, whole, strict=True):
-        name, preset = str(config.get("preset")), preset_settings(str(config.get("preset")))
-        who = escape(run.name) if len(runs) > 1 else "This run"
-        changed = differences([preset, own]) if preset else {}
-        if changed:
-            columns = [f"<th>preset {escape(name)}</th>", "<th>run</th>"]
-            parts.append(f"<p>{who} against its preset:</p>{table(columns, changed)}")
-        elif preset:
-            parts.append(f"<p>{who} has all settings from the preset {escape(name)}.</p>")
-    names = dict.fromkeys(name for column in whole for name in column)
-    every = {name: [column.get(name, "") for column in whole] for name in names}
-    parts.append(f"<details><summary>All settings</summary>{table(heads, every)}</details>")
-    return parts
+def _settings(names: Sequence[str], configs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What is not the same in all runs and their presets, and everything."""
+    presets = {str(config.get("preset")): None for config in configs}
+    columns = [*map(preset_settings, presets), *map(run_settings, configs)]
+    heads, apart = [*(f"preset {name}" for name in presets), *names], differences(columns)
+    every = table(heads, _by_name(columns))
+    return [
+        f"<p>Where runs and presets differ:</p>{table(heads, apart)}" if apart else
+        "<p>All settings are the preset's.</p>",
+        f"<details><summary>All settings</summary>{every}</details>",
+    ]  # fmt: skip
 
 
 def preset_settings(name: str) -> dict[str, str]:
@@ -323,14 +255,8 @@ def preset_settings(name: str) -> dict[str, str]:
     if name not in PRESETS:  # of another version
         return {}
     preset = PRESETS[name]()
-    return _flat(
-        {
-            **preset.train.to_dict(),
-            "model": asdict(preset.model),
-            "loss": asdict(preset.loss),
-            "loader": asdict(preset.loader),
-        }
-    )
+    parts = {key: asdict(getattr(preset, key)) for key in ("model", "loss", "loader")}
+    return _flat(preset.train.to_dict() | parts)
 
 
 def run_settings(config: Mapping[str, Any]) -> dict[str, str]:
@@ -344,21 +270,25 @@ def run_settings(config: Mapping[str, Any]) -> dict[str, str]:
 
 def differences(columns: Sequence[Mapping[str, str]]) -> dict[str, list[str]]:
     """Settings that are not the same in all columns, with their value in each."""
+    return {name: row for name, row in _by_name(columns, "(none)").items() if len(set(row)) > 1}
+
+
+def _by_name(columns: Iterable[Mapping[str, Any]], absent: Any = None) -> dict[str, list[Any]]:
+    """Rows of columns, a value a column."""
+    columns = list(columns)
     names = dict.fromkeys(name for column in columns for name in column)
-    rows = {name: [column.get(name, "(none)") for column in columns] for name in names}
-    return {name: row for name, row in rows.items() if len(set(row)) > 1}
+    return {name: [column.get(name, absent) for column in columns] for name in names}
 
 
-def table(heads: Sequence[str], rows: Mapping[str, Sequence[str]]) -> str:
-    """An HTML table: `heads` are HTML, everything else is escaped; empty without rows."""
-    if not rows:
-        return ""
-    top = f"<tr><td></td>{''.join(heads)}</tr>" if heads else ""
-    body = "".join(
-        f"<tr><th>{escape(name)}</th>{''.join(f'<td>{escape(text)}</td>' for text in row)}</tr>"
-        for name, row in rows.items()
+def table(heads: Sequence[str], rows: Mapping[str, Sequence[Any]]) -> str:
+    """An HTML table of text, everything escaped; None is an empty cell."""
+    cells = [("th", ["", *heads]), *(("td", [name, *row]) for name, row in rows.items())]
+    lines = (
+        f"<th>{escape(str(first))}</th>"
+        + "".join(f"<{tag}>{escape('' if x is None else str(x))}</{tag}>" for x in rest)
+        for tag, (first, *rest) in cells
     )
-    return f"<table>{top}{body}</table>"
+    return f"<table><tr>{'</tr><tr>'.join(lines)}</tr></table>"
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:

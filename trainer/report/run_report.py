@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from evofeed.base.errors import InputError
-from evofeed.trainer.log.runlog import PARTS, RUN, STRUCTURE, read_steps
+from evofeed.base.run_files import RUN, STRUCTURE
+from evofeed.trainer.log.runlog import PARTS, read_steps
 
 REPORT = "report.json"
 _NOT_TRAINING = ("validation", "checkpoint", "profiling")  # a step's time is given without these
@@ -51,10 +52,10 @@ def make_report(folder: Path) -> dict[str, Any]:
     plain = [line for line in steps if line["step"] not in sampled]
     timed = plain[min(3, len(plain) // 2) :]  # kernels are compiled and buffers grown before
     breakdown = _breakdown(steps, facts["seconds"])
-    waits = np.array([line["seconds"]["data_wait"] for line in timed])
+    waits = [line["seconds"]["data_wait"] for line in timed]
     return {
         "run": {name: facts[name] for name in _FACTS if name in facts},
-        "figures": _figures(facts, steps, np.array([training_seconds(line) for line in timed])),
+        "figures": _figures(facts, steps, [training_seconds(line) for line in timed]),
         "breakdown": breakdown,
         "data_wait": {
             "share": breakdown["share"]["data_wait"],
@@ -109,10 +110,10 @@ def training_seconds(line: Mapping[str, Any]) -> float:
 
 
 def _figures(
-    facts: Mapping[str, Any], steps: Sequence[Mapping[str, Any]], times: np.ndarray
+    facts: Mapping[str, Any], steps: Sequence[Mapping[str, Any]], times: Sequence[float]
 ) -> dict[str, Any]:
     starts = [line["seconds"]["data_wait"] for line in steps if line.get("first")]
-    mean = float(times.mean())
+    mean = float(np.mean(times))
     per_epoch = facts.get("samples_per_epoch")
     return {
         "gpu_busy_share": (facts.get("operators") or {}).get("gpu_busy_share"),

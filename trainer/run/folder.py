@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from evofeed.base.errors import TrainerError
-from evofeed.trainer.log.runlog import RUN
+from evofeed.base.run_files import RUN
 from evofeed.trainer.run.distributed import World
 
 _LOCK = ".lock"

@@ -369,11 +369,11 @@ class Loop:
         self.world.barrier()
 
     def _flush(self) -> None:
-        for times in self.clock.finished():
-            for part, seconds in times.seconds.items():
+        for step, times in self.clock.finished():
+            for part, seconds in times.items():
                 self.result.parts[part] = self.result.parts.get(part, 0.0) + seconds
             if self.log:
-                self.log.times(times)
+                self.log.times(step, times)
 
     def _sample_seed(self, step: int, micro: int) -> int:
         """Seed of one sample's dropout; the same however a batch is spread over ranks."""

@@ -19,9 +19,10 @@ from torch import Tensor, nn
 
 from evofeed.base.errors import TrainerError
 from evofeed.base.files import write_atomic
+from evofeed.base.run_files import RUN, STEPS, STRUCTURE
 from evofeed.trainer.config import TrainConfig, save_config
-from evofeed.trainer.log.boards import Board, TensorBoard, WeightsAndBiases
-from evofeed.trainer.log.runlog import RUN, STEPS, STRUCTURE, RunLog, forget_steps
+from evofeed.trainer.log import boards
+from evofeed.trainer.log.runlog import RunLog, forget_steps
 from evofeed.trainer.losses import AlphaFoldLoss
 from evofeed.trainer.model.alphafold import AlphaFold
 from evofeed.trainer.model.compiled import compile_structure
@@ -145,10 +146,10 @@ def run(
         facts = _facts(config, model, loader, world) | {"source": source or {}}
         log = None
         if world.is_first:
-            boards: list[Board] = [TensorBoard(out, facts)] if tensorboard else []
-            boards += [WeightsAndBiases(wandb, out, facts)] if wandb else []
+            asked = [boards.tensorboard(out, facts)] if tensorboard else []
+            asked += [boards.weights_and_biases(wandb, out, facts)] if wandb else []
             samples = facts["samples_per_step"]
-            log = RunLog(out, steps=config.steps, show=show, boards=boards, samples=samples)
+            log = RunLog(out, steps=config.steps, show=show, boards=asked, samples=samples)
         loop = Loop(
             config, model, loss, loader, out=out, world=world, log=log, validate=validate,
             provenance={"dataset": facts["dataset"], "versions": facts["versions"]},

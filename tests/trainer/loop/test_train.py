@@ -14,12 +14,13 @@ from tests.trainer.forked import run_ranks
 from tests.trainer.synthetic_batch import synthetic_batch
 
 from evofeed.base.errors import CannotResume, CheckpointError, InputError, TrainerError
+from evofeed.base.run_files import STRUCTURE
 from evofeed.cli import main
 from evofeed.protein.residues import ATOM_ORDER
 from evofeed.store import Dataset
 from evofeed.trainer.config import OptimConfig, TrainConfig, save_config
 from evofeed.trainer.formats.openfold_checkpoint import save_openfold_checkpoint
-from evofeed.trainer.log.runlog import STRUCTURE, read_steps
+from evofeed.trainer.log.runlog import read_steps
 from evofeed.trainer.losses import AlphaFoldLoss
 from evofeed.trainer.model.alphafold import last_recycle
 from evofeed.trainer.presets import PRESETS

@@ -10,8 +10,9 @@ import pytest
 from tests.conftest import exit_code
 from tests.trainer.parallel.ranks import STEPS, config
 
+from evofeed.base.run_files import RUN
 from evofeed.trainer.bench.commands import table
-from evofeed.trainer.log.runlog import RUN, read_steps
+from evofeed.trainer.log.runlog import read_steps
 from evofeed.trainer.run.checkpoint import newest_checkpoint
 from evofeed.trainer.run.train import train
 
