@@ -67,12 +67,8 @@ def align_chains(
         true_mask: 1 where resolved.
         true: `asym_id`, `entity_id` and `residue_index`, `[B, M]`; a chain's rows follow
             each other, one for every residue.
-        no_chains: at least the highest number of a chain; 0: every chain keeps its own truth.
+        no_chains: at least the highest number of a chain.
     """
-    if no_chains == 0:
-        own_rows, own_known = _own_rows(pred, true)
-        none = own_rows.new_zeros(len(own_rows), 0)
-        return ChainAlignment(none, pred_ca.new_zeros(len(none)).double(), own_rows, own_known)
     rows, known = _rows(pred, true, no_chains)
     pred_chains = F.one_hot(pred["asym_id"], no_chains + 1)[..., 1:].double()  # [B, R, C]
     entity_of = {
@@ -114,23 +110,6 @@ def gather_labels(truth: Mapping[str, Tensor], alignment: ChainAlignment) -> dic
         known = alignment.known.view(*alignment.known.shape, *trailing)
         labels[name] = torch.where(known, found, torch.zeros_like(found))
     return labels
-
-
-def _own_rows(
-    pred: Mapping[str, Tensor], true: Mapping[str, Tensor]
-) -> tuple[Int[Tensor, "B R"], Bool[Tensor, "B R"]]:
-    """Row of each predicted residue in the chain of the same number, and whether there is one."""
-    batch, length = true["asym_id"].shape
-    place = torch.arange(length, device=true["asym_id"].device).expand(batch, -1)
-    start = place.new_full((batch, length + 2), length - 1)  # no more chains than residues
-    start = start.scatter_reduce(1, true["asym_id"], place, "amin")
-    start = torch.gather(start, 1, pred["asym_id"].clamp(max=length + 1))
-    first = torch.gather(true["residue_index"], 1, start)
-    rows = start + pred["residue_index"] - first
-    inside = (rows >= 0) & (rows < length) & (pred["asym_id"] > 0)
-    rows = rows.clamp(0, length - 1)
-    same = [torch.gather(true[n], 1, rows) == pred[n] for n in ("asym_id", "residue_index")]
-    return rows, inside & same[0] & same[1]
 
 
 def _rows(

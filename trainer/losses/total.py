@@ -58,8 +58,7 @@ class AlphaFoldLoss(nn.Module):
         """
         with full_precision(batch["seq_mask"]):
             out = {k: at_least_float32(v) for k, v in outputs.items() if isinstance(v, Tensor)}
-            movable = 0 if self.config.chains_as_listed else self.no_chains
-            batch = with_assigned_truth(outputs, batch, movable)
+            batch = with_assigned_truth(outputs, batch, self.no_chains)
             terms = self.terms(out, outputs["sm"], last_recycle(batch))
             weighted = sum(getattr(self.config, name) * term for name, term in terms.items())
             assert isinstance(weighted, Tensor)

@@ -155,12 +155,7 @@ class AlphaFold(nn.Module):
         }
 
     def _embed(self, feats: dict[str, Tensor], previous: Recycled | None) -> tuple[Tensor, Tensor]:
-        if self.config.multimer is not None:
-            m, z = self.input_embedder(feats)
-        else:
-            m, z = self.input_embedder(
-                feats["target_feat"], feats["residue_index"], feats["msa_feat"]
-            )
+        m, z = self.input_embedder(feats)
         if previous is None:
             m_prev, z_prev = torch.zeros_like(m[..., 0, :, :]), torch.zeros_like(z)
             x_prev = torch.zeros_like(feats["target_feat"][..., :3])

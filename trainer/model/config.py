@@ -189,9 +189,6 @@ class LossConfig:
     """Ångström."""
     fape_interface_length_scale: float = 20.0
     """Ångström."""
-    chains_as_listed: bool = False
-    """Compare every chain with the one listed in its place, whichever copy fits. OpenFold's
-    assignment superposes uncentred points and does no better: chance."""
     chain_center_of_mass: float = 1.0
     """Complexes alone. OpenFold has 0.05 here too: its scale counts twice, squared inside."""
     chain_center_of_mass_scale: float = 0.05

@@ -28,14 +28,13 @@ class InputEmbedder(nn.Module):
         self.linear_relpos = Linear(2 * relpos_k + 1, c_z)
 
     def forward(
-        self,
-        target_feat: Float[Tensor, "*B R tf"],
-        residue_index: Int[Tensor, "*B R"],
-        msa_feat: Float[Tensor, "*B S R f"],
+        self, batch: Mapping[str, Tensor]
     ) -> tuple[Float[Tensor, "*B S R c_m"], Float[Tensor, "*B R R c_z"]]:
-        """MSA representation and pair representation, nothing masked."""
-        relpos = self.relpos(residue_index, target_feat.dtype)
-        return self.msa(target_feat, msa_feat), self.pairs(target_feat, relpos)
+        """MSA and pair representation, nothing masked, of `target_feat`, `msa_feat`,
+        `residue_index` and, of complexes, the chain ids."""
+        target_feat = batch["target_feat"]
+        pairs = self.pairs(target_feat, self.relpos_of(batch))
+        return self.msa(target_feat, batch["msa_feat"]), pairs
 
     def msa(self, target_feat: Tensor, msa_feat: Tensor) -> Float[Tensor, "*B S R c_m"]:
         """The MSA representation."""
@@ -51,15 +50,11 @@ class InputEmbedder(nn.Module):
     def relpos_of(
         self, batch: Mapping[str, Tensor], rows: slice = slice(None)
     ) -> Float[Tensor, "*B I R c_z"]:
-        """Relative positions of residues i of `rows` and all j."""
-        return self.relpos(batch["residue_index"], batch["target_feat"].dtype, rows)
-
-    def relpos(
-        self, residue_index: Int[Tensor, "*B R"], dtype: torch.dtype, rows: slice = slice(None)
-    ) -> Float[Tensor, "*B I R c_z"]:
-        """Relative positions i - j, clipped to +-relpos_k, embedded."""
-        offset = residue_index[..., rows, None] - residue_index[..., None, :]
+        """Relative positions i - j of residues i of `rows`, clipped to +-relpos_k, embedded."""
+        index = batch["residue_index"]
+        offset = index[..., rows, None] - index[..., None, :]
         bins = offset.clamp(-self.relpos_k, self.relpos_k) + self.relpos_k
+        dtype = batch["target_feat"].dtype
         return self.linear_relpos(one_hot(bins, 2 * self.relpos_k + 1, dtype))  # type: ignore[no-any-return]
 
 

@@ -11,17 +11,13 @@ from typing import Any
 from torch import Tensor, nn
 
 from evofeed.base.shapes import Float
-from evofeed.trainer.model.activation_checkpointing import checkpointed
 from evofeed.trainer.model.msa_attention import MSAColumnAttention, MSARowAttentionWithPairBias
 from evofeed.trainer.model.outer_product_mean import OuterProductMean
-from evofeed.trainer.model.primitives import Linear, SharedDropout
+from evofeed.trainer.model.primitives import Linear, SharedDropout, checkpointed
 from evofeed.trainer.model.transition import MSATransition, PairTransition
 from evofeed.trainer.model.triangle import (
-    FusedTriangleMultiplicationIncoming,
-    FusedTriangleMultiplicationOutgoing,
     TriangleAttentionStartingNode,
-    TriangleMultiplicationIncoming,
-    TriangleMultiplicationOutgoing,
+    triangle_multiplications,
 )
 
 
@@ -40,12 +36,9 @@ class PairStack(nn.Module):
         inf: float = 1e9,
     ) -> None:
         super().__init__()
-        if fuse_projection_weights:
-            self.tri_mul_out: nn.Module = FusedTriangleMultiplicationOutgoing(c_z, c_hidden_mul)
-            self.tri_mul_in: nn.Module = FusedTriangleMultiplicationIncoming(c_z, c_hidden_mul)
-        else:
-            self.tri_mul_out = TriangleMultiplicationOutgoing(c_z, c_hidden_mul)
-            self.tri_mul_in = TriangleMultiplicationIncoming(c_z, c_hidden_mul)
+        self.tri_mul_out, self.tri_mul_in = triangle_multiplications(
+            c_z, c_hidden_mul, fuse_projection_weights
+        )
         attention = (c_z, c_hidden_pair_att, no_heads_pair, inf)
         self.tri_att_start = TriangleAttentionStartingNode(*attention)
         # The ending node is a starting node on the transposed tensor, which makes
@@ -153,24 +146,13 @@ class EvoformerBlock(MSABlock):
     """One of the 48 blocks of the trunk. Source: AF2 SI algorithm 6, lines 2 to 10."""
 
     def __init__(
-        self,
-        *,
-        c_m: int,
-        c_hidden_msa_att: int,
-        no_heads_msa: int,
-        no_column_attention: bool = False,
-        inf: float = 1e9,
-        **block: int | float | bool,
-    ) -> None:
-        column = MSAColumnAttention(c_m, c_hidden_msa_att, no_heads_msa, inf)
-        super().__init__(
-            c_m=c_m,
-            c_hidden_msa_att=c_hidden_msa_att,
-            no_heads_msa=no_heads_msa,
-            inf=inf,
-            column_attention=None if no_column_attention else column,
-            **block,  # type: ignore[arg-type]
-        )
+        self, *, c_m: int, c_hidden_msa_att: int, no_heads_msa: int, inf: float = 1e9,
+        no_column_attention: bool = False, **block: Any,
+    ) -> None:  # fmt: skip
+        sizes = {"c_m": c_m, "c_hidden_msa_att": c_hidden_msa_att, "no_heads_msa": no_heads_msa}
+        column = MSAColumnAttention(*sizes.values(), inf)
+        column_attention = None if no_column_attention else column
+        super().__init__(column_attention=column_attention, inf=inf, **sizes, **block)
 
 
 class MSAStack(nn.Module):
@@ -219,8 +201,8 @@ class MSAStack(nn.Module):
 class EvoformerStack(MSAStack):
     """All Evoformer blocks; gives MSA, pair and single representation, the last `[*, R, c_s]`."""
 
-    def __init__(self, *, c_m: int, c_s: int, no_blocks: int, **block: int | float | bool) -> None:
-        super().__init__(EvoformerBlock(c_m=c_m, **block) for _ in range(no_blocks))  # type: ignore[arg-type]
+    def __init__(self, *, c_m: int, c_s: int, no_blocks: int, **block: Any) -> None:
+        super().__init__(EvoformerBlock(c_m=c_m, **block) for _ in range(no_blocks))
         self.linear = Linear(c_m, c_s)
 
     def _result(self, m: Tensor, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -5,6 +5,8 @@ Source: AF2 SI 1.7.2, algorithm 18.
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 
 from evofeed.trainer.model.evoformer import MSABlock, MSAStack
@@ -15,25 +17,12 @@ class ExtraMSABlock(MSABlock):
     """An Evoformer block with global column attention and an always masked MSA transition."""
 
     def __init__(
-        self,
-        *,
-        c_m: int,
-        c_hidden_msa_att: int,
-        no_heads_msa: int,
-        inf: float = 1e9,
-        eps: float = 1e-8,
-        **block: int | float | bool,
-    ) -> None:
-        super().__init__(
-            c_m=c_m,
-            c_hidden_msa_att=c_hidden_msa_att,
-            no_heads_msa=no_heads_msa,
-            inf=inf,
-            column_attention=MSAColumnGlobalAttention(
-                c_m, c_hidden_msa_att, no_heads_msa, inf, eps
-            ),
-            **block,  # type: ignore[arg-type]
-        )
+        self, *, c_m: int, c_hidden_msa_att: int, no_heads_msa: int, inf: float = 1e9,
+        eps: float = 1e-8, **block: Any,
+    ) -> None:  # fmt: skip
+        sizes = {"c_m": c_m, "c_hidden_msa_att": c_hidden_msa_att, "no_heads_msa": no_heads_msa}
+        column = MSAColumnGlobalAttention(*sizes.values(), inf, eps)
+        super().__init__(column_attention=column, inf=inf, **sizes, **block)
 
     def _masks_msa(self, mask_trans: bool) -> bool:
         return True
@@ -42,8 +31,8 @@ class ExtraMSABlock(MSABlock):
 class ExtraMSAStack(MSAStack):
     """All extra-MSA blocks; gives the pair representation only."""
 
-    def __init__(self, *, no_blocks: int, **block: int | float | bool) -> None:
-        super().__init__(ExtraMSABlock(**block) for _ in range(no_blocks))  # type: ignore[arg-type]
+    def __init__(self, *, no_blocks: int, **block: Any) -> None:
+        super().__init__(ExtraMSABlock(**block) for _ in range(no_blocks))
 
     def _result(self, m: Tensor, z: Tensor) -> Tensor:
         return z

@@ -135,24 +135,6 @@ def compute_predicted_aligned_error(
     }
 
 
-def compute_tm(
-    logits: Float[Tensor, "*B R R n"],
-    residue_weights: Float[Tensor, "*B R"] | None = None,
-    asym_id: Int[Tensor, "*B R"] | None = None,
-    max_bin: float = 31.0,
-    eps: float = 1e-8,
-) -> Float[Tensor, "*B"]:
-    """Predicted TM-score; with `asym_id` over pairs of different chains alone, which is ipTM.
-
-    Without `residue_weights` all residues count alike (padding too, as in OpenFold).
-    Source: AF2 SI 1.9.7, equations 38 to 40; AlphaFold-Multimer, section 2.6.
-    """
-    if residue_weights is None:
-        residue_weights = at_least_float32(logits).new_ones(*logits.shape[:-3], logits.shape[-2])
-    expected = expected_tm(logits, torch.sum(residue_weights, dim=-1), max_bin)
-    return best_alignment(expected, residue_weights, asym_id, eps)
-
-
 def expected_tm(
     logits: Float[Tensor, "*B I R n"], count: Tensor, max_bin: float = 31.0
 ) -> Float[Tensor, "*B I R"]:
@@ -177,7 +159,12 @@ def best_alignment(
     asym_id: Int[Tensor, "*B R"] | None = None,
     eps: float = 1e-8,
 ) -> Float[Tensor, "*B"]:
-    """`compute_tm` from what `expected_tm` gives."""
+    """Predicted TM-score, from what `expected_tm` gives; with `asym_id` over pairs of different
+    chains alone, which is ipTM.
+
+    Without `residue_weights` all residues count alike (padding too, as in OpenFold).
+    Source: AF2 SI 1.9.7, equations 38 to 40; AlphaFold-Multimer, section 2.6.
+    """
     if residue_weights is None:
         residue_weights = torch.ones_like(expected[..., 0])
     weights = residue_weights[..., :, None] * residue_weights[..., None, :]

@@ -11,9 +11,6 @@ Source: AF2 SI 1.11.4.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
 from typing import Final
 
 import torch
@@ -31,22 +28,6 @@ def _truncated_normal(weight: Tensor, scale: float) -> None:
     torch.nn.init.trunc_normal_(weight, std=sigma, a=-2 * sigma, b=2 * sigma)
 
 
-_LEFT_EMPTY: Final = ContextVar("weights of linear layers are left empty", default=False)
-
-
-@contextmanager
-def empty_weights() -> Iterator[None]:
-    """Linear layers made within it hold memory as it comes: for weights that are loaded next.
-
-    Drawing the 93 million of AF2 takes over half a minute on two cores.
-    """
-    token = _LEFT_EMPTY.set(True)
-    try:
-        yield
-    finally:
-        _LEFT_EMPTY.reset(token)
-
-
 @torch.no_grad()
 def init_linear(weight: Tensor, bias: Tensor | None, init: str) -> None:
     """Fill a Linear's `[out, in]` weight and `[out]` bias in place by the named law.
@@ -54,8 +35,6 @@ def init_linear(weight: Tensor, bias: Tensor | None, init: str) -> None:
     Raises:
         ValueError: `init` names no law.
     """
-    if _LEFT_EMPTY.get():
-        return
     if bias is not None:
         bias.fill_(1.0 if init == "gating" else 0.0)
     if init == "default":

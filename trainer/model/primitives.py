@@ -8,13 +8,14 @@ Letters: S sequences, R residues, Q queries, K keys, H heads, C channels of a he
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from evofeed.base.shapes import Float, Int, Shaped
 from evofeed.trainer.model.init import init_linear
@@ -108,6 +109,13 @@ class SharedDropout(nn.Module):
         if self.shared_dim is not None:
             shape[self.shared_dim] = 1
         return F.dropout(x.new_ones(shape), self.r, training=True)
+
+
+def checkpointed(block: Callable[..., Any], *args: Any, enabled: bool, **options: Any) -> Any:
+    """`block(*args, **options)`, its activations recomputed in the backward pass when `enabled`."""
+    if enabled and torch.is_grad_enabled():
+        return checkpoint(block, *args, use_reentrant=False, **options)
+    return block(*args, **options)
 
 
 def full_precision(x: Tensor) -> AbstractContextManager[None]:

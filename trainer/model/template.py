@@ -6,13 +6,13 @@ Source: AF2 SI 1.7.1, algorithms 16 and 17. Letters: T templates, R residues.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from evofeed.base.shapes import Float
 from evofeed.protein.residues import ATOM_ORDER
-from evofeed.trainer.model.activation_checkpointing import checkpointed
 from evofeed.trainer.model.config import TemplateConfig
 from evofeed.trainer.model.embedders import distance_one_hot
 from evofeed.trainer.model.primitives import (
@@ -21,17 +21,15 @@ from evofeed.trainer.model.primitives import (
     Linear,
     OneLinear,
     SharedDropout,
+    checkpointed,
     mask_bias,
     one_hot,
 )
 from evofeed.trainer.model.transition import PairTransition
 from evofeed.trainer.model.triangle import (
-    FusedTriangleMultiplicationIncoming,
-    FusedTriangleMultiplicationOutgoing,
     TriangleAttentionEndingNode,
     TriangleAttentionStartingNode,
-    TriangleMultiplicationIncoming,
-    TriangleMultiplicationOutgoing,
+    triangle_multiplications,
 )
 
 _N, _CA, _C = (ATOM_ORDER[name] for name in ("N", "CA", "C"))
@@ -71,12 +69,9 @@ class TemplatePairStackBlock(nn.Module):
         self.dropout_col = SharedDropout(dropout_rate, shared_dim=-2)
         self.tri_att_start = TriangleAttentionStartingNode(c_t, c_hidden_tri_att, no_heads, inf)
         self.tri_att_end = TriangleAttentionEndingNode(c_t, c_hidden_tri_att, no_heads, inf)
-        if fuse_projection_weights:
-            self.tri_mul_out: nn.Module = FusedTriangleMultiplicationOutgoing(c_t, c_hidden_tri_mul)
-            self.tri_mul_in: nn.Module = FusedTriangleMultiplicationIncoming(c_t, c_hidden_tri_mul)
-        else:
-            self.tri_mul_out = TriangleMultiplicationOutgoing(c_t, c_hidden_tri_mul)
-            self.tri_mul_in = TriangleMultiplicationIncoming(c_t, c_hidden_tri_mul)
+        self.tri_mul_out, self.tri_mul_in = triangle_multiplications(
+            c_t, c_hidden_tri_mul, fuse_projection_weights
+        )
         self.pair_transition = PairTransition(c_t, pair_transition_n)
 
     def forward(
@@ -106,12 +101,9 @@ class TemplatePairStackBlock(nn.Module):
 class TemplatePairStack(nn.Module):
     """The blocks over all templates at once, then a layer norm. Source: algorithm 16."""
 
-    def __init__(self, *, c_t: int, no_blocks: int, **block: int | float | bool) -> None:
+    def __init__(self, *, c_t: int, no_blocks: int, **block: Any) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList(
-            TemplatePairStackBlock(c_t, **block)  # type: ignore[arg-type]
-            for _ in range(no_blocks)
-        )
+        self.blocks = nn.ModuleList(TemplatePairStackBlock(c_t, **block) for _ in range(no_blocks))
         self.layer_norm = LayerNorm(c_t)
         self.checkpointing = False
 

@@ -94,6 +94,19 @@ class FusedTriangleMultiplicationIncoming(_FusedTriangleMultiplication):
     _outgoing = False
 
 
+def triangle_multiplications(c_z: int, c_hidden: int, fused: bool) -> tuple[nn.Module, nn.Module]:
+    """Of outgoing and of incoming edges, `fused`: with the projections of a and b in one matrix."""
+    if fused:
+        return (
+            FusedTriangleMultiplicationOutgoing(c_z, c_hidden),
+            FusedTriangleMultiplicationIncoming(c_z, c_hidden),
+        )
+    return (
+        TriangleMultiplicationOutgoing(c_z, c_hidden),
+        TriangleMultiplicationIncoming(c_z, c_hidden),
+    )
+
+
 class _TriangleAttention(nn.Module):
     starting: bool
 

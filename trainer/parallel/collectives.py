@@ -38,31 +38,6 @@ def exchange(x: Tensor, axis: Axis, *, split: int, join: int, length: int) -> Te
     return _Exchange.apply(x, axis, split, join, length)  # type: ignore[no-any-return]
 
 
-class Sent:
-    """An exchange under way: as `exchange`, but what is done until `arrive` goes on beside it.
-
-    In the backward pass the two ends change places: the gradient is sent where `arrive` was called,
-    goes beside the backward pass of what was done in between, and is waited for where `send` was.
-    """
-
-    def __init__(self, x: Tensor, axis: Axis, *, split: int, join: int, length: int) -> None:
-        self.axis = axis
-        self.there = split, join, length
-        self.back = join, split, x.shape[split]
-        self.gradient: Tensor | None = None
-        self._x: Tensor | None = _Send.apply(x, self)
-
-    def arrive(self) -> Tensor:
-        """What was sent; to be called once."""
-        x, self._x = self._x, None  # its node holds this object: a circle nobody would collect
-        return _Arrive.apply(x, self)  # type: ignore[no-any-return]
-
-    def arrived(self) -> None:
-        """Lets the stream wait for it."""
-        if self.axis.beside is not None:
-            self.axis.beside.arrived()
-
-
 def gather(x: Tensor, axis: Axis, *, dim: int, length: int) -> Tensor:
     """The whole, on every rank, from everybody's part along `dim` (counted from the end)."""
     return _Gather.apply(x, axis, dim, length)  # type: ignore[no-any-return]
@@ -73,7 +48,7 @@ def exchanged(x: Tensor, axis: Axis, split: int, join: int, length: int) -> Tens
     if axis.size == 1:
         return x
     sends, receives = axis.lengths(x.shape[split]), axis.lengths(length)
-    memory = axis.memory_for(x, axis.most(x.shape, split, join, length))
+    memory = axis.memory_for(x, split, join, length)
     if memory is not None:
         mine: Tensor = memory.exchange(x.contiguous(), split, join, length)
         return mine
@@ -96,7 +71,7 @@ def gathered(x: Tensor, axis: Axis, dim: int, length: int) -> Tensor:
         return x
     lengths = axis.lengths(length)
     most = lengths[0]
-    memory = axis.memory_for(x, axis.most(x.shape, dim, dim, length))
+    memory = axis.memory_for(x, dim, dim, length)
     if memory is not None:
         whole: Tensor = memory.gather(x.contiguous(), dim, length)
         return whole
@@ -117,7 +92,7 @@ def reduced(x: Tensor, axis: Axis, dim: int, out: Tensor | None = None) -> Tenso
     """
     lengths = axis.lengths(x.shape[dim])
     most = lengths[0]
-    memory = axis.memory_for(x, axis.most(x.shape, dim, dim, x.shape[dim]))
+    memory = axis.memory_for(x, dim, dim, x.shape[dim])
     if out is not None and (axis.size == 1 or memory is None):
         return out.copy_(reduced(x, axis, dim))
     if axis.size == 1:
@@ -154,42 +129,6 @@ class Others:
     def reduce(self, d: Tensor, out: Tensor | None = None) -> Tensor:
         """The adjoint: this rank's part of the sum of everybody's whole, into `out` if given."""
         return reduced(d, self._axis, -2, out)
-
-
-def _sent(x: Tensor, axis: Axis, split: int, join: int, length: int) -> Tensor:
-    """`exchanged`, beside what follows where that can be."""
-    beside, most = axis.beside, axis.most(x.shape, split, join, length)
-    if axis.size == 1 or beside is None or not beside.takes(x, most):
-        return exchanged(x, axis, split, join, length)
-    return beside.exchange(x.contiguous(), split, join, length)
-
-
-class _Send(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, sent: Sent) -> Tensor:
-        ctx.sent = sent
-        return _sent(x, sent.axis, *sent.there)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        sent: Sent = ctx.sent
-        sent.arrived()
-        found, sent.gradient = sent.gradient, None
-        return found, None
-
-
-class _Arrive(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, sent: Sent) -> Tensor:
-        ctx.sent = sent
-        sent.arrived()
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        sent: Sent = ctx.sent
-        sent.gradient = _sent(grad, sent.axis, *sent.back)
-        return grad, None  # of the right shape; what matters goes round autograd
 
 
 class _Exchange(torch.autograd.Function):

@@ -20,7 +20,6 @@ from evofeed.trainer.model.primitives import full_precision
 from evofeed.trainer.parallel.axis import Axis
 from evofeed.trainer.parallel.collectives import (
     Others,
-    Sent,
     exchange,
     gather,
     gathered,
@@ -67,9 +66,8 @@ def msa_block(
         new, m = _outer_product_mean(block.outer_product_mean, m, z, msa_mask, axis)
         z = kept(z, new, axis)
         del new
-    sent = Sent(m, axis, split=-3, join=-2, length=N)  # nothing of the pairs reads it
-    z = pair_stack(block.pair_stack, z, pair_mask, mask_trans, axis)
-    return sent.arrive(), z
+    m = exchange(m, axis, split=-3, join=-2, length=N)
+    return m, pair_stack(block.pair_stack, z, pair_mask, mask_trans, axis)
 
 
 def _attend_rows(

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from evofeed.trainer.model.activation_checkpointing import checkpointed
 from evofeed.trainer.model.evoformer import MSAStack
 from evofeed.trainer.model.extra_msa import ExtraMSAStack
 from evofeed.trainer.model.multimer.template import TemplateEmbedderMultimer
+from evofeed.trainer.model.primitives import checkpointed
 from evofeed.trainer.model.template import (
     TemplateEmbedder,
     TemplatePairStack,

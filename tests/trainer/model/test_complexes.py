@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import gemmi
@@ -72,19 +71,6 @@ def test_the_loss_is_that_of_the_assigned_labels() -> None:
     values = [loss(outputs, b)[0].item() for b in (batch, assigned, plain, swapped)]
     assert values[0] == values[1]
     assert values[0] in values[2:]
-
-
-def test_chains_as_listed_keep_the_labels_of_the_file_though_another_copy_fits() -> None:
-    batch = flat_batch(_dimer())
-    outputs = {"final_atom_positions": _swapped(batch["all_atom_positions"])}
-    listed = with_assigned_truth(outputs, batch, no_chains=0)
-    for name in TRUTH:
-        assert torch.equal(listed[name], batch[name]), name
-    torch.manual_seed(0)
-    outputs = AlphaFold(tiny_multimer().model)(batch)
-    loss = AlphaFoldLoss(replace(tiny_multimer().loss, chains_as_listed=True))
-    plain = {n: v for n, v in batch.items() if not n.startswith(GROUND_TRUTH)}
-    assert loss(outputs, batch)[0].item() == loss(outputs, plain)[0].item()
 
 
 def test_a_complex_is_written_with_its_chains_entities_and_scores() -> None:

@@ -30,7 +30,7 @@ from evofeed.trainer.model.alphafold import AlphaFold
 from evofeed.trainer.model.config import ModelConfig
 from evofeed.trainer.model.evoformer import EvoformerStack
 from evofeed.trainer.parallel import rows, triangle_product
-from evofeed.trainer.parallel.axis import Axis, Beside
+from evofeed.trainer.parallel.axis import Axis
 from evofeed.trainer.parallel.checked import checked
 from evofeed.trainer.parallel.collectives import exchanged, gathered, reduced
 from evofeed.trainer.parallel.losses import share_losses
@@ -367,8 +367,7 @@ def main(out: Path, dataset: str) -> None:
             continue
         axis = Axis(group=group, rank=rank, size=ranks)
         if ranks == 2:
-            beside = Beside(shared_files(out, group), None)
-            compare("fused", fused_block, replace(axis, beside=beside))
+            compare("fused", fused_block, axis)
             compare("fused rows", fused_rows, axis)
             compare("other", differences, _exact(**other), odd, axis)
         if ranks == 3:

@@ -15,11 +15,9 @@ from tests.trainer.synthetic_batch import synthetic_batch, synthetic_complex
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from evofeed.kernels.runtime.peer_memory import PeerMemory, nbytes
 from evofeed.trainer.model.alphafold import AlphaFold, features_of_cycle
 from evofeed.trainer.parallel import inference, rows
-from evofeed.trainer.parallel.axis import Axis, Beside
-from evofeed.trainer.parallel.collectives import Sent
+from evofeed.trainer.parallel.axis import Axis
 from evofeed.trainer.parallel.memory import prediction_bytes
 from evofeed.trainer.parallel.stacks import msa_rows
 from evofeed.trainer.presets import tiny, tiny_multimer
@@ -153,39 +151,6 @@ def test_exchanges_through_memory_are_those_through_messages(
     assert len(differences) == 14
     assert {n: d for n, d in differences.items() if not d < (1e-2 if "bf" in n else 1e-6)} == {}
     assert all(d == 0 for n, d in differences.items() if n.startswith(("exchange", "gather")))
-
-
-class Diary(Beside):
-    """Exchanges that only write down when they begin and when they are waited for."""
-
-    def __init__(self) -> None:
-        self.memory = PeerMemory([torch.zeros(nbytes(64), dtype=torch.uint8)] * 2, 0)
-        self.events: list[str] = []
-
-    def exchange(self, x: torch.Tensor, split: int, join: int, length: int) -> torch.Tensor:
-        self.events.append("sent")
-        return x.new_ones(4, 2) if x.shape[0] == 2 else x.new_ones(2, 4)
-
-    def arrived(self) -> None:
-        self.events.append("arrived")
-
-
-def test_what_is_sent_goes_beside_the_work_until_it_arrives_both_ways() -> None:
-    diary = Diary()
-    axis = Axis(group=None, rank=0, size=2, beside=diary)
-    x, z = torch.ones(2, 4, requires_grad=True), torch.ones(3, requires_grad=True)
-    sent = Sent(x * 1, axis, split=-1, join=-2, length=4)
-    worked = z.sin()
-    worked.register_hook(lambda _: diary.events.append("work"))
-    diary.events.append("work")
-    made = sent.arrive()
-    assert diary.events == ["sent", "work", "arrived"]
-    (made.sum() + worked.sum()).backward()
-    assert diary.events[3:] == ["sent", "work", "arrived"]
-    node = weakref.ref(sent)
-    del sent, made, worked
-    assert node() is None, "what was sent keeps its graph alive"
-    assert x.grad is not None and x.grad.tolist() == [[1.0] * 4] * 2
 
 
 def test_parts_differ_by_one_at_most_and_may_be_empty() -> None:

@@ -122,7 +122,9 @@ def test_a_trial_that_fails_or_hangs_says_why(tiny_dataset: str) -> None:
     assert failed.seconds == () and f"{tiny_dataset}-not" in failed.error
     hung = trial.launch(run, Settings.of(run), [tiny_dataset], limit=0.01, **few)
     assert hung.error == "no end within 0 s"
-    odd = trial.launch(run, Settings.of(RUN)._replace(batch_size=8), [tiny_dataset], limit=1, **few)
+    odd = trial.launch(
+        run, Settings.of(RUN)._replace(batch_size=8), [tiny_dataset], limit=1.0, **few
+    )
     assert odd.error == "samples a step: 1, which passes of 8 do not divide"
 
 

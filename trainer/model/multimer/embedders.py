@@ -39,14 +39,6 @@ class InputEmbedderMultimer(InputEmbedder):
             bins = (2 * max_relative_idx + 2) + 1 + (2 * max_relative_chain + 2)
             self.linear_relpos = Linear(bins, c_z)
 
-    def forward(  # type: ignore[override]
-        self, batch: Mapping[str, Tensor]
-    ) -> tuple[Float[Tensor, "*B S R c_m"], Float[Tensor, "*B R R c_z"]]:
-        """Both representations of `target_feat`, `msa_feat`, `residue_index` and the chain ids."""
-        target_feat = batch["target_feat"]
-        m = self.msa(target_feat, batch["msa_feat"])
-        return m, self.pairs(target_feat, self.relpos_of(batch))
-
     def relpos_of(
         self, batch: Mapping[str, Tensor], rows: slice = slice(None)
     ) -> Float[Tensor, "*B I R c_z"]:
