@@ -149,10 +149,11 @@ class EvoformerBlock(MSABlock):
         self, *, c_m: int, c_hidden_msa_att: int, no_heads_msa: int, inf: float = 1e9,
         no_column_attention: bool = False, **block: Any,
     ) -> None:  # fmt: skip
-        sizes = {"c_m": c_m, "c_hidden_msa_att": c_hidden_msa_att, "no_heads_msa": no_heads_msa}
-        column = MSAColumnAttention(*sizes.values(), inf)
-        column_attention = None if no_column_attention else column
-        super().__init__(column_attention=column_attention, inf=inf, **sizes, **block)
+        column = MSAColumnAttention(c_m, c_hidden_msa_att, no_heads_msa, inf)
+        super().__init__(
+            column_attention=None if no_column_attention else column, c_m=c_m,
+            c_hidden_msa_att=c_hidden_msa_att, no_heads_msa=no_heads_msa, inf=inf, **block,
+        )  # fmt: skip
 
 
 class MSAStack(nn.Module):

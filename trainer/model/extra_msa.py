@@ -20,9 +20,11 @@ class ExtraMSABlock(MSABlock):
         self, *, c_m: int, c_hidden_msa_att: int, no_heads_msa: int, inf: float = 1e9,
         eps: float = 1e-8, **block: Any,
     ) -> None:  # fmt: skip
-        sizes = {"c_m": c_m, "c_hidden_msa_att": c_hidden_msa_att, "no_heads_msa": no_heads_msa}
-        column = MSAColumnGlobalAttention(*sizes.values(), inf, eps)
-        super().__init__(column_attention=column, inf=inf, **sizes, **block)
+        column = MSAColumnGlobalAttention(c_m, c_hidden_msa_att, no_heads_msa, inf, eps)
+        super().__init__(
+            column_attention=column, c_m=c_m, c_hidden_msa_att=c_hidden_msa_att,
+            no_heads_msa=no_heads_msa, inf=inf, **block,
+        )  # fmt: skip
 
     def _masks_msa(self, mask_trans: bool) -> bool:
         return True

@@ -48,7 +48,7 @@ class InvariantPointAttention(nn.Module):
     All projections have a bias, unlike in the supplement (as in AF2's own code).
     """
 
-    _clamps_norm = False  # of a point: the least square is added, not what it is clamped to
+    _mask_factor = 1.0
 
     def __init__(
         self,
@@ -105,18 +105,11 @@ class InvariantPointAttention(nn.Module):
         """What rows of pairs add to the logits; `own` is the part of the mask of their residues."""
         pair_mask = own[..., :, None] * mask[..., None, :]
         bias = math.sqrt(1 / 3) * self.linear_b(z)
-        bias = bias + mask_bias(pair_mask, self._mask_value())[..., None]
+        bias = bias + mask_bias(pair_mask, self.inf * self._mask_factor)[..., None]
         return bias.movedim(-1, -3).contiguous()  # type: ignore[no-any-return]
 
-    def _mask_value(self) -> float:
-        return self.inf
-
     def _norm(self, local: Tensor) -> Tensor:
-        square, least = torch.sum(local**2, dim=-2), self._least_square()
-        return torch.sqrt(torch.clamp(square, min=least) if self._clamps_norm else square + least)
-
-    def _least_square(self) -> float:
-        return self.eps
+        return torch.sqrt(torch.sum(local**2, dim=-2) + self.eps)
 
     def forward(
         self,
@@ -138,52 +131,28 @@ class InvariantPointAttention(nn.Module):
         # All that follows is blind to where the origin is: near it the squares lose no digits.
         centre = frames.trans.detach().mean(dim=-2, keepdim=True)
         frames = Rigid(frames.rots, frames.trans - centre)
-        x = self.projected(s, shared.weight, shared.weight_bias)
-        sides, values = self.sides_of(x, frames, shared.gamma)
-        return sides, values, frames
-
-    def projected(self, s: Tensor, weight: Tensor, bias: Tensor) -> Float[Tensor, "*B R D"]:
-        """All projections of `s`."""
-        return F.linear(s, weight, bias)
-
-    def sides_of(
-        self, x: Float[Tensor, "*B R D"], frames: Rigid, gamma: Float[Tensor, " H"]
-    ) -> tuple[tuple[Tensor, Tensor], Tensor]:
-        """Both sides of the logits, and the values, of what is projected."""
         H, C, P = self.no_heads, self.c_hidden, self.no_qk_points
         q, kv, q_local, kv_local = torch.split(
-            x, [H * C, 2 * H * C, 3 * H * P, 3 * H * (P + self.no_v_points)], dim=-1
-        )
+            F.linear(s, shared.weight, shared.weight_bias),
+            [H * C, 2 * H * C, 3 * H * P, 3 * H * (P + self.no_v_points)], dim=-1,
+        )  # fmt: skip
         q = torch.unflatten(q, -1, (H, -1))
         k, v = torch.unflatten(kv, -1, (H, -1)).chunk(2, dim=-1)  # [*, R, H, C]
         q_points, k_points, v_points = self._points(q_local, kv_local, frames)
-        sides = self._sides(q, k, q_points, k_points, gamma)
-        return sides, torch.cat([v, v_points], dim=-1)
+        sides = self._sides(q, k, q_points, k_points, shared.gamma)
+        return sides, torch.cat([v, v_points], dim=-1), frames
 
     def attend(
         self, sides: tuple[Tensor, Tensor], values: Tensor, bias: Tensor, z: Tensor, frames: Rigid
     ) -> Float[Tensor, "*B I c_s"]:
         """The update of residues whose left side, bias, pairs and frames are given."""
-        weights = torch.softmax(self.logits(*sides, bias), dim=-1)
-        pair = self.attended_pairs(weights, z)
-        ends = self.ends(self.attended(weights, values), frames)
+        left, right = (side.flatten(0, -3) for side in sides)
+        with exact_products():  # never in TF32
+            logits = torch.baddbmm(bias.flatten(0, -3), left, right.transpose(-1, -2))
+        weights = torch.softmax(logits.view(bias.shape), dim=-1)
+        pair = torch.einsum("...hij,...ijc->...ihc", weights, z).flatten(-2)  # heads outermost
+        ends = self._ends(torch.matmul(weights, values.transpose(-2, -3)), frames)
         return self.linear_out(torch.cat([ends, pair], dim=-1))  # type: ignore[no-any-return]
-
-    def logits(self, left: Tensor, right: Tensor, bias: Tensor) -> Float[Tensor, "*B H I R"]:
-        """left right^T + bias, never in TF32."""
-        with exact_products():
-            product = torch.baddbmm(
-                bias.flatten(0, -3), left.flatten(0, -3), right.flatten(0, -3).transpose(-1, -2)
-            )
-        return product.view(bias.shape)
-
-    def attended(self, weights: Tensor, values: Tensor) -> Float[Tensor, "*B H I D"]:
-        """What residues attend to of the `values [*, R, H, C + 3 P]`."""
-        return torch.matmul(weights, values.transpose(-2, -3))
-
-    def attended_pairs(self, weights: Tensor, z: Tensor) -> Float[Tensor, "*B I D"]:
-        """And of the pairs, heads outermost."""
-        return torch.einsum("...hij,...ijc->...ihc", weights, z).flatten(-2)
 
     def _points(
         self, q_local: Tensor, kv_local: Tensor, frames: Rigid
@@ -212,7 +181,7 @@ class InvariantPointAttention(nn.Module):
         right = torch.cat([math.sqrt(1 / (3 * self.c_hidden)) * k, scaled, square], dim=-1)
         return left.transpose(-2, -3), right.transpose(-2, -3)
 
-    def ends(self, attended: Tensor, frames: Rigid) -> Float[Tensor, "*B I D"]:
+    def _ends(self, attended: Tensor, frames: Rigid) -> Float[Tensor, "*B I D"]:
         """Channels, points seen from each residue and their distances, heads outermost in each."""
         attended = attended.transpose(-2, -3)
         scalar, points = torch.split(attended, [self.c_hidden, 3 * self.no_v_points], dim=-1)

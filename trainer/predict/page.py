@@ -33,6 +33,7 @@ from evofeed.viz import (
     page_html,
     plddt_html,
     structure_html,
+    table_html,
 )
 
 _SCORES = ("ranking_confidence", "mean_plddt", "ptm", "iptm")
@@ -141,15 +142,12 @@ def _table(every: Sequence[_Shown]) -> str:
     compared = [each.scores.get("known_structure", {}) for each in every]
     known = list(dict.fromkeys(key for found in compared for key in found))
     names = [key for key in _SCORES if any(key in each.scores for each in every)]
-    heads = ("prediction", "weights", "seed", *names, *known)
-    head = "".join(f"<th>{escape(text)}</th>" for text in heads)
     rows, said = [], []
     for each, found in zip(every, compared, strict=True):
         numbers = [*(each.scores.get(key) for key in names), *(found.get(key) for key in known)]
-        cells = [each.name, str(each.scores["weights"]), str(each.scores["seed"])]
-        cells += ["" if number is None else f"{number:.3f}" for number in numbers]
-        rows.append("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>")
+        words = [None if number is None else f"{number:.3f}" for number in numbers]
+        rows.append([each.name, each.scores["weights"], each.scores["seed"], *words])
         if warning := each.scores["warning"]:
             said.append(f"<p><b>{escape(each.name)}</b>: {escape(warning)}</p>")
-    table = f"<table><tr>{head}</tr>{''.join(rows)}</table>"
+    table = table_html(["prediction", "weights", "seed", *names, *known], rows)
     return f'<div class="wide" tabindex="0">{table}</div>{"".join(said)}'

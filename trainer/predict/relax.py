@@ -14,7 +14,7 @@ import numpy as np
 
 from evofeed.base.errors import InputError, TrainerError
 from evofeed.protein.residues import ATOM_ORDER, UNKNOWN
-from evofeed.protein.structure_text import to_pdb
+from evofeed.protein.structure_text import Structure, to_pdb
 from evofeed.trainer.predict.prediction import Prediction
 
 STIFFNESS: Final = 10.0
@@ -47,7 +47,7 @@ def relaxed(prediction: Prediction) -> tuple[Prediction, dict[str, float]]:
             item=structure.name,
         )
     field = app.ForceField("amber14-all.xml")
-    text = _with_terminal_oxygens(to_pdb(replace(structure, chain_names=())))
+    text = to_pdb(replace(_with_terminal_oxygens(structure), chain_names=()))
     pdb = app.PDBFile(io.StringIO(text))
     modeller = app.Modeller(pdb.topology, pdb.positions)
     modeller.addHydrogens(field)
@@ -88,28 +88,16 @@ def _energy(simulation: Any, unit: Any) -> float:
     return float(state.getPotentialEnergy().value_in_unit(unit.kilojoules_per_mole))
 
 
-def _with_terminal_oxygens(text: str) -> str:
-    """PDB text whose chains end in a carboxylate: predictions have no OXT, Amber wants it."""
-    lines: list[str] = []
-    last: dict[str, tuple[str, np.ndarray]] = {}
-    for line in text.splitlines():
-        if line.startswith("ATOM"):
-            name, key = line[12:16].strip(), line[21:27]
-            if last and next(iter(last.values()))[0][21:27] != key:
-                last = {}
-            last[name] = line, np.array([float(line[i : i + 8]) for i in (30, 38, 46)])
-        elif line.startswith("TER"):
-            lines.append(_terminal_oxygen(last))
-            last = {}
-        lines.append(line)
-    return "\n".join(lines) + "\n"
-
-
-def _terminal_oxygen(atoms: dict[str, tuple[str, np.ndarray]]) -> str:
-    line, oxygen = atoms["O"]
-    carbon, alpha = atoms["C"][1], atoms["CA"][1]
-    axis = (carbon - alpha) / np.linalg.norm(carbon - alpha)
-    bond = oxygen - carbon
-    mirrored = 2 * (bond @ axis) * axis - bond  # turned by half about the axis CA-C
-    x, y, z = carbon + _CO * mirrored / np.linalg.norm(mirrored)
-    return f"{line[:12]} OXT{line[16:30]}{x:8.3f}{y:8.3f}{z:8.3f}{line[54:]}"
+def _with_terminal_oxygens(structure: Structure) -> Structure:
+    """The same with chains that end in a carboxylate: predictions have no OXT, Amber wants it."""
+    chain = np.zeros(len(structure.aatype)) if structure.chain is None else structure.chain
+    last = np.flatnonzero(np.append(np.diff(chain), 1))
+    alpha, carbon, oxygen = (structure.positions[last, ATOM_ORDER[n]] for n in ("CA", "C", "O"))
+    axis, bond = carbon - alpha, oxygen - carbon
+    axis /= np.linalg.norm(axis, axis=-1, keepdims=True)
+    mirrored = 2 * np.sum(bond * axis, -1, keepdims=True) * axis - bond  # half a turn about CA-C
+    positions, mask = structure.positions.copy(), structure.mask.copy()
+    length = np.linalg.norm(mirrored, axis=-1, keepdims=True)
+    positions[last, ATOM_ORDER["OXT"]] = carbon + _CO * mirrored / length
+    mask[last, ATOM_ORDER["OXT"]] = 1
+    return replace(structure, positions=positions, mask=mask)

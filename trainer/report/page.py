@@ -31,6 +31,7 @@ from evofeed.viz import (
     model_of,
     page_html,
     structure_html,
+    table_html,
     usual_top,
 )
 
@@ -70,7 +71,7 @@ def write_page(folders: Sequence[Path], path: Path) -> Path:
     sections = [
         _section("What went wrong", [part for run in runs for part in _troubles(run)]),
         *_charts(runs),
-        _section("In figures", [table(names, _by_name(map(_figures, runs)))]),
+        _section("In figures", [_table(names, _by_name(map(_figures, runs)))]),
         _section("Configuration", _settings(names, [one["config"] for one in facts])),
     ]
     head = f"<h1>{escape(title)}</h1><p>{escape(', '.join(kinds))}</p>\n"
@@ -242,9 +243,9 @@ def _settings(names: Sequence[str], configs: Sequence[Mapping[str, Any]]) -> lis
     presets = {str(config.get("preset")): None for config in configs}
     columns = [*map(preset_settings, presets), *map(run_settings, configs)]
     heads, apart = [*(f"preset {name}" for name in presets), *names], differences(columns)
-    every = table(heads, _by_name(columns))
+    every = _table(heads, _by_name(columns))
     return [
-        f"<p>Where runs and presets differ:</p>{table(heads, apart)}" if apart else
+        f"<p>Where runs and presets differ:</p>{_table(heads, apart)}" if apart else
         "<p>All settings are the preset's.</p>",
         f"<details><summary>All settings</summary>{every}</details>",
     ]  # fmt: skip
@@ -280,15 +281,8 @@ def _by_name(columns: Iterable[Mapping[str, Any]], absent: Any = None) -> dict[s
     return {name: [column.get(name, absent) for column in columns] for name in names}
 
 
-def table(heads: Sequence[str], rows: Mapping[str, Sequence[Any]]) -> str:
-    """An HTML table of text, everything escaped; None is an empty cell."""
-    cells = [("th", ["", *heads]), *(("td", [name, *row]) for name, row in rows.items())]
-    lines = (
-        f"<th>{escape(str(first))}</th>"
-        + "".join(f"<{tag}>{escape('' if x is None else str(x))}</{tag}>" for x in rest)
-        for tag, (first, *rest) in cells
-    )
-    return f"<table><tr>{'</tr><tr>'.join(lines)}</tr></table>"
+def _table(heads: Sequence[str], rows: Mapping[str, Sequence[Any]]) -> str:
+    return table_html(["", *heads], [(name, *row) for name, row in rows.items()])
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:

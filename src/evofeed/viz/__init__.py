@@ -10,7 +10,7 @@ from evofeed.base.lazy import names_from
 
 if TYPE_CHECKING:
     from evofeed.viz.alignments import alignment_bytes, alignment_html
-    from evofeed.viz.document import LATER, SCRIPTS, Panel, page_html, script
+    from evofeed.viz.document import LATER, SCRIPTS, Panel, page_html, script, table_html
     from evofeed.viz.files import (
         draw_card,
         draw_check,
@@ -71,6 +71,7 @@ __all__ = [
     "plddt_html",
     "script",
     "structure_html",
+    "table_html",
     "usual_top",
 ]
 

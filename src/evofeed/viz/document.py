@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from html import escape
 from importlib.util import find_spec
@@ -95,6 +95,17 @@ def page_html(title: str, body: str) -> str:
         f"<title>{escape(title)}</title><style>\n{style}</style></head>\n<body>"
         f"{body}{''.join(parts)}</body></html>\n"
     )
+
+
+def table_html(heads: Sequence[Any], rows: Iterable[Sequence[Any]]) -> str:
+    """A table of text, all of it escaped; None is an empty cell, and a row begins with its name."""
+    cells = [("th", heads), *(("td", row) for row in rows)]
+    lines = (
+        f"<th>{escape(str(first))}</th>"
+        + "".join(f"<{tag}>{'' if x is None else escape(str(x))}</{tag}>" for x in rest)
+        for tag, (first, *rest) in cells
+    )
+    return f"<table><tr>{'</tr><tr>'.join(lines)}</tr></table>"
 
 
 @cache

@@ -151,6 +151,11 @@ def _template_embedder(case: Case, x: Inputs) -> tuple[nn.Module, Outputs]:
     return module, {"template_pair_embedding": pair, "template_single_embedding": single}
 
 
+def _input_embedder(case: Case, x: Inputs) -> tuple[nn.Module, Outputs]:
+    module = _load(case, embedders.InputEmbedder(**_hparams(case)))
+    return module, dict(zip("mz", module(x), strict=True))
+
+
 def _ipa(case: Case, x: Inputs) -> tuple[nn.Module, Outputs]:
     module = _load(case, ipa.InvariantPointAttention(**_hparams(case)))
     return module, {"out": module(x["s"], x["z"], from_tensor_7(x["frames7"]), x["mask"])}
@@ -185,7 +190,9 @@ def _lddt_head(case: Case, x: Inputs) -> tuple[nn.Module, Outputs]:
 
 def _tm_pae(case: Case, x: Inputs) -> tuple[None, Outputs]:
     found = heads.compute_predicted_aligned_error(x["logits"])
-    return None, found | {"ptm": heads.compute_tm(x["logits"])}
+    count = torch.tensor(x["logits"].shape[-2])
+    ptm = heads.best_alignment(heads.expected_tm(x["logits"], count))
+    return None, found | {"ptm": ptm}
 
 
 def _backbone_loss(case: Case, x: Inputs) -> tuple[None, Outputs]:
@@ -319,9 +326,7 @@ RUNNERS: dict[str, Runner] = {
     "ExtraMSABlock": _stack(extra_msa.ExtraMSABlock, "m z"),
     "EvoformerStack": _stack(evoformer.EvoformerStack, "m z s", "eps"),
     "ExtraMSAStack": _stack(extra_msa.ExtraMSAStack, "z"),
-    "InputEmbedder": _module(
-        embedders.InputEmbedder, "target_feat", "residue_index", "msa_feat", out="m z"
-    ),
+    "InputEmbedder": _input_embedder,
     "RecyclingEmbedder": _module(embedders.RecyclingEmbedder, "m", "z", "x", out="m z"),
     "TemplateSingleEmbedder": _module(template.TemplateSingleEmbedder, "x"),
     "TemplatePairEmbedder": _module(one_linear),

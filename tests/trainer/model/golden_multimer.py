@@ -111,10 +111,11 @@ def _structure_module(case: Case, x: Inputs) -> tuple[nn.Module, Outputs]:
 
 def _tm(case: Case, x: Inputs) -> tuple[None, Outputs]:
     h = case.meta["hparams"]
-    arguments = (x["logits"], x.get("residue_weights"))
+    weights = x.get("residue_weights", torch.ones_like(x["logits"][..., 0, 0]))
+    expected = heads.expected_tm(x["logits"], weights.sum(-1))
     # The recording has the best of the whole batch; ours is of each sample.
-    ptm = heads.compute_tm(*arguments).amax()
-    iptm = heads.compute_tm(*arguments, asym_id=x["asym_id"]).amax()
+    ptm = heads.best_alignment(expected, weights).amax()
+    iptm = heads.best_alignment(expected, weights, x["asym_id"]).amax()
     found = heads.compute_predicted_aligned_error(x["logits"])
     score = h["ptm_weight"] * ptm + h["iptm_weight"] * iptm
     return None, found | {"ptm": ptm, "iptm": iptm, "weighted_ptm_score": score}

@@ -19,7 +19,7 @@ from evofeed.trainer.model.primitives import Linear
 class InvariantPointAttentionMultimer(InvariantPointAttention):
     """Update of the single representation, invariant under a global rigid motion."""
 
-    _clamps_norm = True
+    _mask_factor = math.sqrt(1 / 3)  # the mask is added before the terms are averaged
 
     def _add_projections(self, c_s: int, width: int) -> None:
         self.linear_q = Linear(c_s, width, bias=False)
@@ -49,8 +49,5 @@ class InvariantPointAttentionMultimer(InvariantPointAttention):
         )
         return q.flatten(0, 2), torch.cat([k, v], dim=2).flatten(0, 2)
 
-    def _mask_value(self) -> float:
-        return self.inf * math.sqrt(1 / 3)  # the mask is added before the terms are averaged
-
-    def _least_square(self) -> float:
-        return self.eps**2
+    def _norm(self, local: Tensor) -> Tensor:
+        return torch.sqrt(torch.clamp(torch.sum(local**2, dim=-2), min=self.eps**2))
