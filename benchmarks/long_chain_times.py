@@ -24,7 +24,7 @@ class Stages:
         self.found: dict[str, dict[str, float]] = {}
         for name, place, function in (
             ("embedders", inference, "embedded_rows"),
-            ("templates", inference, "_add_templates"),
+            ("templates", inference, "add_templates"),
             ("MSA stacks", inference, "msa_rows"),
             ("heads", inference, "_heads"),
             ("structure", StructureModule, "_run"),

@@ -10,12 +10,7 @@ from typing import Annotated
 
 import typer
 
-from evofeed.base.options import Json, usable_device
-
-Device = Annotated[
-    str,
-    typer.Option(help="cpu or cuda; default: a GPU if there is one.", callback=usable_device),
-]
+from evofeed.base.options import Device, Json
 
 
 def train(

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from evofeed.base.files import write_atomic
-from evofeed.base.options import Json, usable_device
+from evofeed.base.options import Device, Json
 from evofeed.loader import bench_commands
 from evofeed.trainer.config import GRADIENTS
 
@@ -35,9 +35,7 @@ def bench_comm(
     gbit: Annotated[
         float, typer.Option(min=0, help="Pretend a host's link is so slow, by waiting; 0: no.")
     ] = 0.0,
-    device: Annotated[
-        str, typer.Option(help="cpu or cuda; default: a GPU if any.", callback=usable_device)
-    ] = "",
+    device: Device = "",
     out: Annotated[
         Path | None, typer.Option(help="The JSON also here, written after every case.")
     ] = None,

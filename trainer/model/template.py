@@ -120,22 +120,6 @@ class TemplatePairStack(nn.Module):
         return self.layer_norm(t)  # type: ignore[no-any-return]
 
 
-def template_pair_stack(config: TemplateConfig) -> TemplatePairStack:
-    """The stack of an embedder of that configuration."""
-    return TemplatePairStack(
-        c_t=config.c_t, c_hidden_tri_att=config.c_hidden_tri_att,
-        c_hidden_tri_mul=config.c_hidden_tri_mul, no_blocks=config.no_blocks,
-        no_heads=config.no_heads, pair_transition_n=config.pair_transition_n,
-        dropout_rate=config.dropout_rate, tri_mul_first=config.tri_mul_first,
-        fuse_projection_weights=config.fuse_projection_weights,
-    )  # fmt: skip
-
-
-def distogram_of(config: TemplateConfig) -> tuple[float, float, int, float]:
-    """First and last lower edge of the distance bins, their number, the last upper edge squared."""
-    return config.min_bin, config.max_bin, config.no_bins, config.inf
-
-
 class TemplatePointwiseAttention(nn.Module):
     """Every pair attends to the templates at that pair, ungated. Source: algorithm 17."""
 
@@ -158,22 +142,32 @@ class TemplatePointwiseAttention(nn.Module):
         return self.mha(z[..., None, :], kv, biases).squeeze(-2)  # type: ignore[no-any-return]
 
 
-class TemplateEmbedder(nn.Module):
-    """All that templates add: a pair update and extra rows of the MSA.
+class BaseTemplateEmbedder(nn.Module):
+    """All that templates add: a pair update, extra rows of the MSA and their mask.
 
-    With no valid template the pair update is multiplied by zero, so every
-    parameter still gets a gradient (zero) and torch's DDP never waits for one.
+    Of single chains and of complexes; they differ in `embed`, `update` and `rows`.
     """
 
-    def __init__(self, config: TemplateConfig, c_m: int, c_z: int) -> None:
+    adds_up = False
+    """Whether the update is made of the sum of what the stack gives for each template."""
+
+    template_pair_stack: TemplatePairStack
+
+    def __init__(self, config: TemplateConfig) -> None:
         super().__init__()
-        self.distogram = distogram_of(config)
-        self.template_single_embedder = TemplateSingleEmbedder(57, c_m)
-        self.template_pair_embedder = OneLinear(config.no_bins + 49, config.c_t, init="relu")
-        self.template_pair_stack = template_pair_stack(config)
-        self.template_pointwise_att = TemplatePointwiseAttention(
-            config.c_t, c_z, config.c_hidden_pointwise, config.no_heads_pointwise, config.inf
-        )
+        self.distogram = (config.min_bin, config.max_bin, config.no_bins, config.inf)
+        """First and last lower edge of the distance bins, their number, the last upper edge
+        squared."""
+
+    @staticmethod
+    def _stack(config: TemplateConfig) -> TemplatePairStack:
+        return TemplatePairStack(
+            c_t=config.c_t, c_hidden_tri_att=config.c_hidden_tri_att,
+            c_hidden_tri_mul=config.c_hidden_tri_mul, no_blocks=config.no_blocks,
+            no_heads=config.no_heads, pair_transition_n=config.pair_transition_n,
+            dropout_rate=config.dropout_rate, tri_mul_first=config.tri_mul_first,
+            fuse_projection_weights=config.fuse_projection_weights,
+        )  # fmt: skip
 
     def forward(
         self,
@@ -183,16 +177,65 @@ class TemplateEmbedder(nn.Module):
         *,
         _mask_trans: bool = True,
     ) -> tuple[Float[Tensor, "*B R R c_z"], Float[Tensor, "*B T R c_m"], Float[Tensor, "*B T R"]]:
-        """Pair update, one MSA row per template, and those rows' mask: where psi is known."""
-        feat = build_template_pair_feat(batch, *self.distogram)
-        t = self.template_pair_embedder(feat)
+        """Pair update, one MSA row per template, and those rows' mask."""
+        t = self.embed(batch, z)
         t = self.template_pair_stack(t, pair_mask[..., None, :, :], _mask_trans=_mask_trans)
+        return (self.update(batch, z, t), *self.rows(batch))
+
+    def embed(
+        self, batch: Mapping[str, Tensor], z: Float[Tensor, "*B I R c_z"], rows: slice = slice(None)
+    ) -> Float[Tensor, "*B T I R c_t"]:
+        """Pairs of every template, of residues i of `rows`; z are those rows of the query's."""
+        raise NotImplementedError
+
+    def update(
+        self,
+        batch: Mapping[str, Tensor],
+        z: Float[Tensor, "*B I R c_z"],
+        t: Float[Tensor, "*B T I R c_t"],
+    ) -> Float[Tensor, "*B I R c_z"]:
+        """What templates add to pairs, from what the stack made of them, or from its sum."""
+        raise NotImplementedError
+
+    def rows(
+        self, batch: Mapping[str, Tensor]
+    ) -> tuple[Float[Tensor, "*B T R c_m"], Float[Tensor, "*B T R"]]:
+        """Rows of the MSA, and where the angle they go by is known."""
+        raise NotImplementedError
+
+
+class TemplateEmbedder(BaseTemplateEmbedder):
+    """Templates of a single chain, by attention.
+
+    With no valid template the pair update is multiplied by zero, so every
+    parameter still gets a gradient (zero) and torch's DDP never waits for one.
+    """
+
+    def __init__(self, config: TemplateConfig, c_m: int, c_z: int) -> None:
+        super().__init__(config)
+        self.template_single_embedder = TemplateSingleEmbedder(57, c_m)
+        self.template_pair_embedder = OneLinear(config.no_bins + 49, config.c_t, init="relu")
+        self.template_pair_stack = self._stack(config)
+        self.template_pointwise_att = TemplatePointwiseAttention(
+            config.c_t, c_z, config.c_hidden_pointwise, config.no_heads_pointwise, config.inf
+        )
+
+    def embed(self, batch: Mapping[str, Tensor], z: Tensor, rows: slice = slice(None)) -> Tensor:
+        """Pairs of every template; the query's are not read."""
+        feat = build_template_pair_feat(batch, *self.distogram, rows)
+        return self.template_pair_embedder(feat)  # type: ignore[no-any-return]
+
+    def update(self, batch: Mapping[str, Tensor], z: Tensor, t: Tensor) -> Tensor:
+        """Of every pair's attention to its templates; zero where a sample has none."""
         template_mask = batch["template_mask"]
-        update = self.template_pointwise_att(t, z, template_mask)
+        update: Tensor = self.template_pointwise_att(t, z, template_mask)
         any_template = (torch.sum(template_mask, dim=-1) > 0).to(update.dtype)
+        return update * any_template[..., None, None, None]
+
+    def rows(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Of all torsion angles; known where psi is."""
         rows = self.template_single_embedder(build_template_angle_feat(batch))
-        psi_mask = batch["template_torsion_angles_mask"][..., 2]
-        return update * any_template[..., None, None, None], rows, psi_mask
+        return rows, batch["template_torsion_angles_mask"][..., 2]
 
 
 def build_template_angle_feat(batch: Mapping[str, Tensor]) -> Float[Tensor, "*B T R 57"]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -20,12 +20,12 @@ from evofeed.trainer.model.heads import (
     compute_predicted_aligned_error,
     expected_tm,
 )
-from evofeed.trainer.model.multimer.template import TemplateEmbedderMultimer
 from evofeed.trainer.model.primitives import at_least_float32
+from evofeed.trainer.model.template import BaseTemplateEmbedder
 from evofeed.trainer.parallel.axis import Axis
 from evofeed.trainer.parallel.collectives import exchanged, gathered
 from evofeed.trainer.parallel.rows import embedded_rows, rows_at_once, slices
-from evofeed.trainer.parallel.stacks import add_templates, add_templates_of_complex, msa_rows
+from evofeed.trainer.parallel.stacks import add_templates, msa_rows
 
 
 def predict_by_rows(
@@ -60,7 +60,8 @@ def _trunk(
     N, mask_trans = seq_mask.shape[-1], model.config.mask_trans
     m, z = embedded_rows(model, feats, previous, *axis.span(N))
     if model.config.template is not None:
-        rows, row_mask = _add_templates(model, axis, feats, z, pair_mask)
+        embedder = cast(BaseTemplateEmbedder, model.template_embedder)
+        rows, row_mask = add_templates(embedder, axis, feats, z, pair_mask, mask_trans)
         m, msa_mask = torch.cat([m, rows], dim=-3), torch.cat([msa_mask, row_mask], dim=-2)
     _, z = msa_rows(
         model.extra_msa_stack, axis, model.extra_msa(feats), z, feats["extra_msa_mask"],
@@ -69,17 +70,6 @@ def _trunk(
     S = m.shape[-3]
     m, z = msa_rows(model.evoformer, axis, m, z, msa_mask, pair_mask, mask_trans)
     return model.evoformer._result(gathered(m, axis, -3, S), z)
-
-
-def _add_templates(
-    model: AlphaFold, axis: Axis, feats: dict[str, Tensor], z: Tensor, pair_mask: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Adds what templates say to rows of the pairs; rows of the MSA and their mask."""
-    embedder: Any = model.template_embedder
-    mask_trans = model.config.mask_trans
-    if isinstance(embedder, TemplateEmbedderMultimer):
-        return add_templates_of_complex(embedder, axis, feats, z, pair_mask, mask_trans)
-    return add_templates(embedder, axis, feats, z, pair_mask, mask_trans)
 
 
 def _distogram(heads: AuxiliaryHeads, axis: Axis, z: Tensor) -> Tensor:

@@ -13,13 +13,11 @@ from torch import Tensor
 
 from evofeed.trainer.model.evoformer import MSAStack
 from evofeed.trainer.model.extra_msa import ExtraMSAStack
-from evofeed.trainer.model.multimer.template import TemplateEmbedderMultimer
 from evofeed.trainer.model.primitives import checkpointed
 from evofeed.trainer.model.template import (
+    BaseTemplateEmbedder,
     TemplateEmbedder,
     TemplatePairStack,
-    build_template_angle_feat,
-    build_template_pair_feat,
 )
 from evofeed.trainer.parallel.axis import Axis
 from evofeed.trainer.parallel.collectives import gather
@@ -86,80 +84,44 @@ def template_embedder(
     T, N = batch["template_aatype"].shape[-2:]
     if not T or not axis.all_have(N):
         return TemplateEmbedder.forward(embedder, batch, z, pair_mask, _mask_trans=_mask_trans)
-    feat = build_template_pair_feat(batch, *embedder.distogram, slice(*axis.span(N)))
-    t = embedder.template_pair_embedder(feat)
+    z = axis.part(z, -3)
+    t = embedder.embed(batch, z, slice(*axis.span(N)))
     mask = pair_mask[..., None, :, :].expand(*t.shape[:-3], N, N)
     t = _template_rows(embedder.template_pair_stack, axis, t, mask, _mask_trans)
-    update = embedder.template_pointwise_att(t, axis.part(z, -3), batch["template_mask"])
-    update = update * _any(batch, update)
-    return (gather(update, axis, dim=-3, length=N), *_rows(embedder, batch))
+    update = gather(embedder.update(batch, z, t), axis, dim=-3, length=N)
+    return (update, *embedder.rows(batch))
 
 
 def add_templates(
-    embedder: TemplateEmbedder, axis: Axis, batch: Mapping[str, Tensor], z: Tensor,
+    embedder: BaseTemplateEmbedder, axis: Axis, batch: Mapping[str, Tensor], z: Tensor,
     pair_mask: Tensor, mask_trans: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Adds to this rank's rows of the pairs, in place; rows of the MSA and their mask.
 
-    One template after the other, of which all are kept: attention is over them.
+    One template after the other, of which all are kept or their sum.
     """
     T, N = batch["template_aatype"].shape[-2:]
     first, last = axis.span(N)
-    at_once = rows_at_once(N * 88 * 12, z.device) or max(1, N)
-    mask, stack, made = pair_mask[..., None, :, :], embedder.template_pair_stack, []
-    for template in range(T):
-        one = _one_template(batch, template)
-        t = z.new_empty(*z.shape[:-3], 1, last - first, N, stack.layer_norm.c_in[0])
-        for some in slices(first, last, at_once):
-            feat = build_template_pair_feat(one, *embedder.distogram, some)
-            here = slice(some.start - first, some.stop - first)
-            t[..., here, :, :] = embedder.template_pair_embedder(feat)
-            del feat
-        made.append(_template_rows(stack, axis, t, mask, mask_trans))
-        del t
-    for some in slices(0, last - first, at_once) if made else ():
-        part = torch.cat([t[..., some, :, :] for t in made], dim=-4)
-        update = embedder.template_pointwise_att(part, z[..., some, :, :], batch["template_mask"])
-        z[..., some, :, :] += update * _any(batch, update)
-        del part, update
-    return _rows(embedder, batch)
-
-
-def add_templates_of_complex(
-    embedder: TemplateEmbedderMultimer, axis: Axis, batch: Mapping[str, Tensor], z: Tensor,
-    pair_mask: Tensor, mask_trans: bool,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """As `add_templates`: one template after the other, of which only the sum is kept."""
-    T, N = batch["template_aatype"].shape[-2:]
-    first, last = axis.span(N)
     at_once = rows_at_once(N * 128 * 12, z.device) or max(1, N)
-    mask, stack = pair_mask[..., None, :, :].to(z.dtype), embedder.template_pair_stack
-    total: Tensor | None = None
+    mask, stack = pair_mask[..., None, :, :], embedder.template_pair_stack
+    made: list[Tensor] = []
     for template in range(T):
         one = {**batch, **_one_template(batch, template)}
         t = z.new_empty(*z.shape[:-3], 1, last - first, N, stack.layer_norm.c_in[0])
         for some in slices(first, last, at_once):
             here = slice(some.start - first, some.stop - first)
             t[..., here, :, :] = embedder.embed(one, z[..., here, :, :], some)
-        t = _template_rows(stack, axis, t, mask, mask_trans).squeeze(-4)
-        total = t if total is None else total.add_(t)
+        t = _template_rows(stack, axis, t, mask, mask_trans)
+        if made and embedder.adds_up:
+            made[0].add_(t)
+        else:
+            made.append(t)
         del t
-    if total is not None:
-        for some in slices(0, last - first, at_once):
-            z[..., some, :, :] += embedder.update(total[..., some, :, :], T)
+    for some in slices(0, last - first, at_once) if made else ():
+        part = torch.cat([t[..., some, :, :] for t in made], dim=-4)
+        z[..., some, :, :] += embedder.update(batch, z[..., some, :, :], part)
+        del part
     return embedder.rows(batch)
-
-
-def _any(batch: Mapping[str, Tensor], like: Tensor) -> Tensor:
-    """1 where a sample has a template, else 0."""
-    there = (torch.sum(batch["template_mask"], dim=-1) > 0).to(like.dtype)
-    return there[..., None, None, None]
-
-
-def _rows(embedder: TemplateEmbedder, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """The templates' rows of the MSA, and where psi is known."""
-    psi_mask = batch["template_torsion_angles_mask"][..., 2]
-    return embedder.template_single_embedder(build_template_angle_feat(batch)), psi_mask
 
 
 def _one_template(batch: Mapping[str, Tensor], number: int) -> dict[str, Tensor]:

@@ -13,16 +13,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from evofeed.base.errors import InputError
-from evofeed.base.options import Json, picture_name, share_bar, usable_device
+from evofeed.base.options import Device, Json, picture_name, share_bar
 
 if TYPE_CHECKING:
     from evofeed.trainer.predict.many import Task
     from evofeed.trainer.predict.prediction import Prediction, Progress
 
-Device = Annotated[
-    str,
-    typer.Option(help="cpu or cuda; default: a GPU if there is one.", callback=usable_device),
-]
 _PAGE = "predictions.html"
 
 

@@ -14,8 +14,8 @@ import logging
 import os
 import re
 import shutil
-import threading
 from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -67,18 +67,15 @@ class CheckpointWriter:
     def __init__(self, folder: Path, keep: int = 3) -> None:
         self.folder = folder
         self.keep = keep
-        self._thread: threading.Thread | None = None
-        self._error: BaseException | None = None
+        self._thread = ThreadPoolExecutor(1, "evofeed-checkpoint")
+        self._written: Future[None] | None = None
         for left in folder.glob(".step_*.partial"):  # of a run that was killed while writing
             shutil.rmtree(left, ignore_errors=True)
 
     def save(
-        self,
-        optimizer: FlatOptimizer,
-        step: int,
-        state: Mapping[str, Any],
+        self, optimizer: FlatOptimizer, step: int, state: Mapping[str, Any],
         residuals: Mapping[str, Tensor] | None = None,
-    ) -> Path:
+    ) -> Path:  # fmt: skip
         """Copy everything now, write it in the background; returns the folder to be.
 
         Args:
@@ -89,12 +86,11 @@ class CheckpointWriter:
             CheckpointError: the checkpoint before this one could not be written.
         """
         self.wait()
-        copies = {role: buffer.to("cpu", copy=True) for role, buffer in optimizer.state().items()}
-        files = {
+        files: dict[str, dict[str, Tensor]] = {
             file: {
                 (name if len(roles) == 1 else f"{role}.{name}"): view
                 for role in roles
-                for name, view in optimizer.views(copies[role])
+                for name, view in optimizer.views(optimizer.state()[role].to("cpu", copy=True))
             }
             for file, roles in _FILES.items()
         }
@@ -105,10 +101,7 @@ class CheckpointWriter:
             files[RESIDUALS] = dict(residuals)
         target = self.folder / f"step_{step:08d}"
         kept = json.loads(json.dumps(dict(state)))  # the loader keeps changing its own
-        self._thread = threading.Thread(
-            target=self._write, args=(target, files, step, kept), name="evofeed-checkpoint"
-        )
-        self._thread.start()
+        self._written = self._thread.submit(self._write, target, files, step, kept)
         return target
 
     def wait(self) -> None:
@@ -117,11 +110,11 @@ class CheckpointWriter:
         Raises:
             CheckpointError: it could not be written.
         """
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
-        if self._error is not None:
-            error, self._error = self._error, None
+        written, self._written = self._written, None
+        try:
+            if written:
+                written.result()
+        except Exception as error:
             raise CheckpointError(
                 f"cannot write it ({error}); {advice(error)} or choose another --out",
                 path=str(self.folder),
@@ -130,12 +123,9 @@ class CheckpointWriter:
     def _write(
         self, target: Path, files: dict[str, dict[str, Tensor]], step: int, state: dict[str, Any]
     ) -> None:
-        try:
-            write_checkpoint(target, files, step, state)
-            for old in sorted(_folders(self.folder))[: -self.keep]:
-                shutil.rmtree(old)
-        except BaseException as error:
-            self._error = error  # raised where somebody can act on it: the next save or wait
+        write_checkpoint(target, files, step, state)
+        for old in sorted(_folders(self.folder))[: -self.keep]:
+            shutil.rmtree(old)
 
 
 def write_checkpoint(

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from evofeed.kernels import FusedAdamEMA
 from evofeed.trainer.config import OptimConfig
-from evofeed.trainer.run.optim import clip_coefficient, learning_rate
 from evofeed.trainer.run.precision import LossScale
 
+_NORM_EPS = 1e-6  # torch's clip_grad_norm_: keeps the coefficient finite at norm 0
 _ALIGN = 128  # elements; every parameter starts on a 512-byte boundary, good for any kernel
 
 
@@ -36,13 +36,9 @@ class FlatOptimizer:
     """
 
     def __init__(
-        self,
-        module: nn.Module,
-        config: OptimConfig,
-        *,
-        fused: bool = False,
+        self, module: nn.Module, config: OptimConfig, *, fused: bool = False,
         scale: LossScale | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Move a module's weights into flat buffers.
 
         Args:
@@ -155,6 +151,26 @@ class FlatOptimizer:
         """The buffers a checkpoint must hold, by role."""
         names = ("param", "ema", "exp_avg", "exp_avg_sq")
         return {name: getattr(self, name) for name in names}
+
+
+def learning_rate(step: int, config: OptimConfig) -> float:
+    """Learning rate of the update number `step`, counted from 0.
+
+    Source: AF2 SI 1.11.3; OpenFold's schedule and constants.
+    """
+    if step <= config.warmup_steps:
+        return config.learning_rate * (step / config.warmup_steps if config.warmup_steps else 1.0)
+    if step <= config.decay_after:
+        return config.learning_rate
+    # +1: OpenFold decays already at the first step past `decay_after`.
+    decays = 1 + (step - config.decay_after) // config.decay_every
+    return config.learning_rate * math.pow(config.decay_factor, decays)
+
+
+def clip_coefficient(norm: Tensor, max_norm: float) -> Tensor:
+    """What to multiply gradients of this norm by: at most 1, 0-dim, on the same device."""
+    coefficient: Tensor = max_norm / (norm + _NORM_EPS)
+    return coefficient.clamp(max=1.0)
 
 
 def _trainable(module: nn.Module) -> dict[str, nn.Parameter]:

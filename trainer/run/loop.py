@@ -29,11 +29,10 @@ from evofeed.trainer.gradients.modes import exchange_of
 from evofeed.trainer.log.clock import StepClock
 from evofeed.trainer.log.runlog import RunLog, without_nan
 from evofeed.trainer.run.distributed import World
-from evofeed.trainer.run.flat import FlatOptimizer
+from evofeed.trainer.run.flat import FlatOptimizer, learning_rate
 from evofeed.trainer.run.gradients import watch_gradients
 from evofeed.trainer.run.graphs import Recycling, Replay, State
 from evofeed.trainer.run.nonfinite import HeldBatches, Pass, keep_step
-from evofeed.trainer.run.optim import learning_rate
 from evofeed.trainer.run.overlap import OverlappedMean
 from evofeed.trainer.run.precision import LossScale, autocast
 from evofeed.trainer.run.result import TrainResult

@@ -61,14 +61,6 @@ class HeldBatches:
             self._stream.synchronize()
 
 
-class KeptStep(NamedTuple):
-    """A step read back from its folder."""
-
-    passes: tuple[Pass, ...]
-    weights: dict[str, Tensor]
-    entry: dict[str, Any]
-
-
 def keep_step(
     folder: Path, entry: Mapping[str, Any], passes: Sequence[Pass], weights: Mapping[str, Tensor]
 ) -> None:
@@ -94,8 +86,8 @@ def keep_step(
     aside.rename(folder)
 
 
-def read_step(folder: Path) -> KeptStep:
-    """A step that `keep_step` wrote.
+def read_step(folder: Path) -> tuple[list[Pass], dict[str, Tensor], dict[str, Any]]:
+    """Passes, weights and entry of a step that `keep_step` wrote.
 
     Raises:
         CheckpointError: it is not there, or only its entry is.
@@ -119,9 +111,8 @@ def read_step(folder: Path) -> KeptStep:
             f"a run keeps its first {_KEPT} such steps whole, and of this one only {ENTRY}",
             path=str(folder),
         )
-    passes = tuple(
+    passes = [
         Pass(batch=dict(load_file(folder / f"pass_{k}.safetensors")), seed=seed)
         for k, seed in enumerate(entry["seeds"])
-    )
-    weights = dict(load_file(folder / "model.safetensors"))
-    return KeptStep(passes=passes, weights=weights, entry=entry)
+    ]
+    return passes, dict(load_file(folder / "model.safetensors")), entry

@@ -38,15 +38,15 @@ def replay_step(
     Raises:
         CheckpointError: there is no such step, or its weights are of another model.
     """
-    kept = read_step(folder)
+    kept, weights, entry = read_step(folder)
     changes = {"precision": precision, "kernels": kernels}
-    config = from_dict({**kept.entry["config"], **{k: v for k, v in changes.items() if v}})
+    config = from_dict({**entry["config"], **{k: v for k, v in changes.items() if v}})
     set_precision(config)
     model, loss = build_model(config, device)
-    model.load_state_dict(kept.weights, strict=False)  # buffers are constants
+    model.load_state_dict(weights, strict=False)  # buffers are constants
     model.train()
     passes: list[dict[str, Any]] = []
-    for one in kept.passes:
+    for one in kept:
         batch = {name: value.to(device) for name, value in one.batch.items()}
         model.zero_grad(set_to_none=True)
         torch.manual_seed(one.seed)
@@ -69,8 +69,8 @@ def replay_step(
             }
         )
     return {
-        "step": kept.entry["step"],
-        "samples": kept.entry["samples"],
+        "step": entry["step"],
+        "samples": entry["samples"],
         "device": str(device),
         "precision": config.precision,
         "kernels": config.kernels,

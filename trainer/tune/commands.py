@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from evofeed.base.options import Json, usable_device
+from evofeed.base.options import Device, Json
 
 if TYPE_CHECKING:
     from evofeed.trainer.tune.search import Settings, Trial
@@ -29,9 +29,7 @@ def tune(
         list[str] | None, typer.Option(help="Tune this setting alone; several: these.")
     ] = None,
     limit: Annotated[float, typer.Option(min=1, help="Seconds a trial may take.")] = 300.0,
-    device: Annotated[
-        str, typer.Option(help="cpu or cuda; default: GPUs if there are.", callback=usable_device)
-    ] = "",
+    device: Device = "",
     as_json: Json = False,
 ) -> None:
     """Measure which settings of a run are fastest on this machine, and write them as YAML.

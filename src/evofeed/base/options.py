@@ -54,6 +54,12 @@ def usable_device(name: str | None) -> str | None:
     return name
 
 
+Device = Annotated[
+    str,
+    typer.Option(help="cpu or cuda; default: a GPU if there is one.", callback=usable_device),
+]
+
+
 def picture_name(path: Path | None) -> Path | None:
     """A picture's file name, by whose ending matplotlib chooses the format."""
     if path is not None and path.suffix not in (".png", ".svg", ".pdf"):

@@ -14,8 +14,7 @@ from torch import nn
 
 from evofeed.kernels.ops.optimizer.reference import adam_update, ema_update, global_norm
 from evofeed.trainer.config import OptimConfig
-from evofeed.trainer.run.flat import FlatOptimizer
-from evofeed.trainer.run.optim import clip_coefficient, learning_rate
+from evofeed.trainer.run.flat import FlatOptimizer, clip_coefficient, learning_rate
 
 ONE = torch.tensor(1.0)
 

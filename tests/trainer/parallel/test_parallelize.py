@@ -16,10 +16,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from evofeed.trainer.model.alphafold import AlphaFold, features_of_cycle
-from evofeed.trainer.parallel import inference, rows
+from evofeed.trainer.parallel import rows
 from evofeed.trainer.parallel.axis import Axis
 from evofeed.trainer.parallel.memory import prediction_bytes
-from evofeed.trainer.parallel.stacks import msa_rows
+from evofeed.trainer.parallel.stacks import add_templates, msa_rows
 from evofeed.trainer.presets import tiny, tiny_multimer
 
 # Of the largest value; the models of the first are in float64, the fused block in float32.
@@ -128,7 +128,7 @@ def test_of_templates_there_is_what_the_memory_model_says(templates: int) -> Non
         z, mask = torch.randn(1, N, N, config.c_z), torch.ones(1, N, N)
         given = sum(x.nbytes for x in batch.values()) + sum(p.nbytes for p in model.parameters())
         with torch.no_grad(), Alive() as alive:
-            inference._add_templates(model, axis, feats, z, mask)
+            add_templates(model.template_embedder, axis, feats, z, mask, False)  # type: ignore[arg-type]
         expected = 2 * prediction_bytes(config, N, templates=templates)  # in float32
         assert alive.most <= 1.25 * expected + given, config
 

@@ -21,7 +21,7 @@ from evofeed.trainer.model.constants import table
 from evofeed.trainer.model.embedders import distance_one_hot
 from evofeed.trainer.model.primitives import LayerNorm, Linear, one_hot
 from evofeed.trainer.model.rigid import Rigid, invert_apply
-from evofeed.trainer.model.template import distogram_of, template_pair_stack
+from evofeed.trainer.model.template import BaseTemplateEmbedder
 
 _N, _CA, _C = (ATOM_ORDER[name] for name in ("N", "CA", "C"))
 _LEAST_NORM = 1e-6
@@ -97,41 +97,25 @@ class TemplateSingleEmbedderMultimer(nn.Module):
         return self.template_projector(torch.relu(hidden))  # type: ignore[no-any-return]
 
 
-class TemplateEmbedderMultimer(nn.Module):
-    """All that templates add: a pair update, extra rows of the MSA and their mask.
+class TemplateEmbedderMultimer(BaseTemplateEmbedder):
+    """Templates of a complex, by their mean.
 
     An empty slot is not left out: it goes through the stack and counts in the mean, as in AF2.
     """
 
+    adds_up = True
+
     def __init__(self, config: TemplateConfig, c_m: int, c_z: int) -> None:
-        super().__init__()
-        self.distogram = distogram_of(config)
+        super().__init__(config)
         self.template_pair_embedder = TemplatePairEmbedderMultimer(
             c_z, config.c_t, config.no_bins, 22
         )
         self.template_single_embedder = TemplateSingleEmbedderMultimer(34, c_m)
-        self.template_pair_stack = template_pair_stack(config)
+        self.template_pair_stack = self._stack(config)
         self.linear_t = Linear(config.c_t, c_z)
 
-    def forward(
-        self,
-        batch: Mapping[str, Tensor],
-        z: Float[Tensor, "*B R R c_z"],
-        pair_mask: Float[Tensor, "*B R R"],
-        *,
-        _mask_trans: bool = True,
-    ) -> tuple[Float[Tensor, "*B R R c_z"], Float[Tensor, "*B T R c_m"], Float[Tensor, "*B T R"]]:
-        """Pair update, one MSA row per template, and those rows' mask: where chi1 is known."""
-        t = self.embed(batch, z)
-        t = self.template_pair_stack(
-            t, pair_mask[..., None, :, :].to(t.dtype), _mask_trans=_mask_trans
-        )
-        return (self.update(torch.sum(t, dim=-4), t.shape[-4]), *self.rows(batch))
-
-    def embed(
-        self, batch: Mapping[str, Tensor], z: Float[Tensor, "*B I R c_z"], rows: slice = slice(None)
-    ) -> Float[Tensor, "*B T I R c_t"]:
-        """Pairs of every template, of residues i of `rows`, and those rows of the query's pairs."""
+    def embed(self, batch: Mapping[str, Tensor], z: Tensor, rows: slice = slice(None)) -> Tensor:
+        """Pairs of every template and of the query."""
         aatype = batch["template_aatype"]
         positions = batch["template_all_atom_positions"]
         atom_mask = batch["template_all_atom_mask"]
@@ -147,14 +131,13 @@ class TemplateEmbedderMultimer(nn.Module):
         )  # fmt: skip
         return found
 
-    def update(self, total: Float[Tensor, "*B I R c_t"], count: int) -> Float[Tensor, "*B I R c_z"]:
-        """What so many templates add to pairs, from the sum of what the stack made of them."""
-        return self.linear_t(torch.relu(total / count))  # type: ignore[no-any-return]
+    def update(self, batch: Mapping[str, Tensor], z: Tensor, t: Tensor) -> Tensor:
+        """Of the mean over all slots."""
+        mean = torch.sum(t, dim=-4) / batch["template_aatype"].shape[-2]
+        return self.linear_t(torch.relu(mean))  # type: ignore[no-any-return]
 
-    def rows(
-        self, batch: Mapping[str, Tensor]
-    ) -> tuple[Float[Tensor, "*B T R c_m"], Float[Tensor, "*B T R"]]:
-        """Rows of the MSA, and where their chi1 is known."""
+    def rows(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Of restypes and chi angles; known where chi1 is."""
         aatype = batch["template_aatype"]
         positions = batch["template_all_atom_positions"]
         angles, chi_mask = chi_angles(positions, batch["template_all_atom_mask"], aatype)
