@@ -12,7 +12,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from tests.trainer.loop.loop_standin import TinyLoader, TinyModel, squared_error
+from tests.trainer.loop.loop_standin import (
+    TinyLoader,
+    TinyModel,
+    squared_error,
+    standin_loop,
+)
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as hook
 
@@ -128,15 +133,9 @@ def torchs(flat: FlatOptimizer, config: GradientConfig) -> list[Tensor]:
 
 
 def train(out: Path, name: str, steps: int) -> Loop:
-    config = TrainConfig(
-        steps=steps, precision="fp32", checkpoint_every=0, hang_factor=0.0,
-        gradients=replace(CASES[name], rank=2, density=0.05, warmup_steps=5),
-        optim=OptimConfig(warmup_steps=2, learning_rate=1e-2, ema_decay=0.9),
-    )  # fmt: skip
-    rank = on_hosts_of(2)
-    loader = TinyLoader(rank=rank, world_size=RANKS, per_epoch=24)
-    world = World(rank=rank, size=RANKS)
-    loop = Loop(config, TinyModel(), squared_error, loader, out=out, world=world)
+    gradients = replace(CASES[name], rank=2, density=0.05, warmup_steps=5)
+    world = World(rank=on_hosts_of(2), size=RANKS)
+    loop = standin_loop(out, steps, world=world, hang_factor=0.0, gradients=gradients)
     loop.resume()
     loop.run()
     return loop

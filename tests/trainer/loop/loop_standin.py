@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from evofeed.trainer.config import OptimConfig, TrainConfig
+from evofeed.trainer.run.distributed import World
+from evofeed.trainer.run.loop import Loop
+
+FAST = OptimConfig(warmup_steps=2, learning_rate=1e-2, ema_decay=0.9)
+PARTS = ("log", "validate", "watch", "after_backward")
 
 
 class TinyModel(nn.Module):
@@ -72,3 +80,22 @@ def _batch(number: int, bad: bool) -> dict[str, Tensor]:
     recycles = 1 + number // 100 % 2
     target = x[0].roll(1, -1) * (float("nan") if bad else 1.0)
     return {"msa_feat": x.expand(recycles, -1, -1, -1), "target": target}
+
+
+def standin_loop(
+    out: Path,
+    steps: int,
+    *,
+    loader: Any = None,
+    world: World | None = None,
+    loss: Callable[..., Any] = squared_error,
+    **changes: Any,
+) -> Loop:
+    """A loop over them; `changes` are of its configuration, or parts that a loop takes."""
+    world = world or World()
+    per_epoch = 6 if world.size == 1 else 24
+    loader = loader or TinyLoader(rank=world.rank, world_size=world.size, per_epoch=per_epoch)
+    parts = {name: changes.pop(name) for name in PARTS if name in changes}
+    usual = {"precision": "fp32", "checkpoint_every": 0, "optim": FAST}
+    config = TrainConfig(steps=steps, **usual | changes)
+    return Loop(config, TinyModel(), loss, loader, out=out, world=world, **parts)

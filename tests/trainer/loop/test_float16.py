@@ -4,43 +4,32 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from tests.trainer.loop.loop_standin import TinyLoader, TinyModel, squared_error
+from tests.trainer.loop.loop_standin import FAST, squared_error, standin_loop
 from tests.trainer.synthetic_batch import synthetic_batch
 from torch import Tensor
 
 from evofeed.base.run_files import NONFINITE
-from evofeed.trainer.config import OptimConfig, TrainConfig
 from evofeed.trainer.losses import AlphaFoldLoss
 from evofeed.trainer.model.alphafold import AlphaFold
 from evofeed.trainer.model.primitives import FLOAT32_IN_FLOAT16
 from evofeed.trainer.model.triangle import TriangleMultiplicationOutgoing
 from evofeed.trainer.presets import tiny
-from evofeed.trainer.run.distributed import World
 from evofeed.trainer.run.loop import Loop
 from evofeed.trainer.run.precision import LossScale, autocast
 
-FAST = OptimConfig(warmup_steps=2, learning_rate=1e-2, ema_decay=0.9)
 
-
-def loop(
-    steps: int, out: Path, *, kind: str = "fp16", size: float = 1.0, **changes: object
-) -> Loop:
+def loop(steps: int, out: Path, *, kind: str = "fp16", size: float = 1.0, **changes: Any) -> Loop:
     """A run whose loss is `size` times as large."""
 
-    def loss(
-        outputs: dict[str, Tensor], batch: dict[str, Tensor]
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+    def loss(outputs: Any, batch: Any) -> tuple[Tensor, dict[str, Tensor]]:
         error, terms = squared_error(outputs, batch)
         return error * size, terms
 
-    loader = changes.pop("loader", None) or TinyLoader()
-    config = TrainConfig(
-        steps=steps, precision=kind, checkpoint_every=0, **{"optim": FAST, **changes}
-    )  # type: ignore[arg-type]
-    return Loop(config, TinyModel(), loss, loader, out=out, world=World())  # type: ignore[arg-type]
+    return standin_loop(out, steps, loss=loss, precision=kind, **changes)
 
 
 @pytest.mark.parametrize("clip", ["global", "per_example"])

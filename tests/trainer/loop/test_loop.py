@@ -9,36 +9,24 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.trainer.loop.loop_standin import TinyLoader, TinyModel, squared_error
+from tests.trainer.loop.loop_standin import TinyLoader, TinyModel, squared_error, standin_loop
 
 from evofeed.base.errors import TrainerError
 from evofeed.base.run_files import NONFINITE
-from evofeed.trainer.config import OptimConfig, TrainConfig
+from evofeed.trainer.config import OptimConfig
 from evofeed.trainer.log.runlog import RunLog, read_steps
 from evofeed.trainer.run.checkpoint import CHECKPOINTS
-from evofeed.trainer.run.distributed import World, join_world
+from evofeed.trainer.run.distributed import join_world
 from evofeed.trainer.run.loop import Loop
 from evofeed.trainer.run.nonfinite import read_step
 from evofeed.trainer.run.telemetry import note_signals
 
-FAST = OptimConfig(warmup_steps=2, learning_rate=1e-2, ema_decay=0.9)
-
-
-def config(steps: int, **changes: object) -> TrainConfig:
-    base = TrainConfig(steps=steps, precision="fp32", checkpoint_every=0, optim=FAST)
-    return base.replace(**changes)
-
-
-def loop(settings: TrainConfig, out: Path, **changes: object) -> Loop:
-    loader = changes.pop("loader", None) or TinyLoader()
-    return Loop(settings, TinyModel(), squared_error, loader, out=out, world=World(), **changes)
-
 
 def test_a_resumed_run_equals_one_that_never_stopped_bit_for_bit(tmp_path: Path) -> None:
-    whole = loop(config(20), tmp_path / "whole")
+    whole = standin_loop(tmp_path / "whole", 20)
     expected = whole.run()
-    first = loop(config(9), tmp_path / "parts").run()
-    second = loop(config(20), tmp_path / "parts")
+    first = standin_loop(tmp_path / "parts", 9).run()
+    second = standin_loop(tmp_path / "parts", 20)
     assert second.resume() == 9
     result = second.run()
     assert first.losses + result.losses == expected.losses
@@ -52,7 +40,7 @@ def test_a_step_of_two_passes_moves_by_the_mean_of_both_samples_gradients(
     tmp_path: Path, clip: str
 ) -> None:
     optim = OptimConfig(warmup_steps=0, clip=clip, ema_decay=0.9)
-    run = loop(config(1, accumulate=2, optim=optim), tmp_path)
+    run = standin_loop(tmp_path, 1, accumulate=2, optim=optim)
     by_hand = TinyModel()
     by_hand.load_state_dict(run.model.state_dict())
     means: dict[str, torch.Tensor] = {}
@@ -84,24 +72,25 @@ def test_steps_without_a_finite_gradient_change_nothing_and_are_written_down(
         before.append([buffer.clone() for buffer in run.optimizer.state().values()])
 
     with RunLog(tmp_path, steps=4) as log:
-        settings = config(4, accumulate=3)
-        run = loop(settings, tmp_path, loader=TinyLoader(bad=(4,)), log=log, watch=note)
+        run = standin_loop(
+            tmp_path, 4, accumulate=3, loader=TinyLoader(bad=(4,)), log=log, watch=note
+        )
         result = run.run()
     assert result.skipped == [1]
     assert run.optimizer.updates.item() == 3
     assert all(torch.equal(a, b) for a, b in zip(before[1], before[2], strict=True))
-    kept = read_step(tmp_path / NONFINITE / "step_00000001.rank0")
-    assert kept.entry["samples"] == ["chain3", "chain4", "chain5"]  # all passes of the step
-    assert kept.entry["mean_terms"] == {"error": None}
-    assert [one.seed for one in kept.passes] == [run._sample_seed(1, k) for k in range(3)]
-    bad = [any(bool(x.isnan().any()) for x in one.batch.values()) for one in kept.passes]
+    passes, weights, entry = read_step(tmp_path / NONFINITE / "step_00000001.rank0")
+    assert entry["samples"] == ["chain3", "chain4", "chain5"]  # all passes of the step
+    assert entry["mean_terms"] == {"error": None}
+    assert [one.seed for one in passes] == [run._sample_seed(1, k) for k in range(3)]
+    bad = [any(bool(x.isnan().any()) for x in one.batch.values()) for one in passes]
     assert bad == [False, True, False]
-    assert all(bool(value.isfinite().all()) for value in kept.weights.values())
+    assert all(bool(value.isfinite().all()) for value in weights.values())
     assert [entry["finite"] for entry in read_steps(tmp_path)] == [1, 0, 1, 1]
 
 
 def test_too_many_bad_steps_in_a_row_end_the_run_with_a_reason(tmp_path: Path) -> None:
-    run = loop(config(9, max_skipped=3), tmp_path, loader=TinyLoader(bad=(1, 2, 3, 4)))
+    run = standin_loop(tmp_path, 9, max_skipped=3, loader=TinyLoader(bad=(1, 2, 3, 4)))
     with pytest.raises(TrainerError, match="3 steps in a row"):
         run.run()
 
@@ -112,7 +101,7 @@ def test_sigterm_saves_and_ends_the_run_cleanly(tmp_path: Path) -> None:
             os.kill(os.getpid(), signal.SIGTERM)
             os.kill(os.getpid(), signal.SIGTERM)
 
-    result = loop(config(50), tmp_path, watch=kill_at_five).run()
+    result = standin_loop(tmp_path, 50, watch=kill_at_five).run()
     assert result.stopped_by == "SIGTERM"
     assert result.step == 6
     assert result.checkpoint is not None and result.checkpoint.name == "step_00000006"
@@ -124,7 +113,7 @@ def test_every_second_of_the_run_belongs_to_a_part_of_a_step(
 ) -> None:
     monkeypatch.setattr(time, "perf_counter", time.process_time)  # other processes do not count
     with RunLog(tmp_path, steps=150) as log:
-        result = loop(config(150, checkpoint_every=70), tmp_path, log=log).run()
+        result = standin_loop(tmp_path, 150, checkpoint_every=70, log=log).run()
     reported = sum(sum(entry["seconds"].values()) for entry in read_steps(tmp_path))
     assert reported == pytest.approx(result.seconds, rel=0.02)
 
@@ -135,7 +124,7 @@ def test_a_loader_without_batches_is_an_error_and_no_endless_loop(tmp_path: Path
             return iter(())
 
     with pytest.raises(TrainerError, match="no batch at all"):
-        loop(config(2), tmp_path, loader=Empty()).run()
+        standin_loop(tmp_path, 2, loader=Empty()).run()
 
 
 def test_validation_sees_the_averaged_weights_and_gives_the_others_back(tmp_path: Path) -> None:
@@ -150,7 +139,7 @@ def test_validation_sees_the_averaged_weights_and_gives_the_others_back(tmp_path
     def note(step: int) -> None:
         kept.append(run.optimizer.param.clone())
 
-    run = loop(config(5, validate_every=4), tmp_path, validate=validate, watch=note)
+    run = standin_loop(tmp_path, 5, validate_every=4, validate=validate, watch=note)
     run.run()
     assert seen == [False, False]  # after the fourth step and at the end
     assert run.model.training
@@ -165,8 +154,8 @@ def test_a_caller_may_average_the_gradient_himself(tmp_path: Path) -> None:
         seen.append(float(run.optimizer.grad.norm()))
         run.sync_grad()
 
-    ours = loop(config(6), tmp_path / "ours", after_backward=look_then_average).run()
-    assert ours.losses == loop(config(6), tmp_path / "theirs").run().losses
+    ours = standin_loop(tmp_path / "ours", 6, after_backward=look_then_average).run()
+    assert ours.losses == standin_loop(tmp_path / "theirs", 6).run().losses
     assert len(seen) == 6 and all(seen)
 
 
@@ -180,7 +169,7 @@ def test_a_caller_may_average_the_gradient_himself(tmp_path: Path) -> None:
 def test_forgotten_or_repeated_averages_are_errors(
     tmp_path: Path, after_backward: object, message: str
 ) -> None:
-    run = loop(config(2), tmp_path, after_backward=after_backward)
+    run = standin_loop(tmp_path, 2, after_backward=after_backward)
     with pytest.raises(TrainerError, match=message):
         run.run()
     assert run.optimizer.updates.item() == 0
@@ -199,18 +188,13 @@ def test_cuda_means_the_gpu_of_the_rank(monkeypatch: pytest.MonkeyPatch) -> None
         pass
 
 
-def test_a_second_signal_some_time_later_is_deadly() -> None:
-    noted: list[str] = []
-    with pytest.raises(KeyboardInterrupt), note_signals(noted.append, together=-1.0):
-        signal.raise_signal(signal.SIGINT)  # returns when it has been noted
-        signal.raise_signal(signal.SIGINT)
-    assert noted == ["SIGINT"]
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-
-
-def test_signals_that_come_together_ask_for_one_thing() -> None:
+def test_signals_that_come_together_ask_for_one_thing_and_a_later_one_is_deadly() -> None:
     noted: list[str] = []
     with note_signals(noted.append, together=1e9):
         signal.raise_signal(signal.SIGTERM)
         signal.raise_signal(signal.SIGTERM)
-    assert noted == ["SIGTERM", "SIGTERM"]
+    with pytest.raises(KeyboardInterrupt), note_signals(noted.append, together=-1.0):
+        signal.raise_signal(signal.SIGINT)  # returns when it has been noted
+        signal.raise_signal(signal.SIGINT)
+    assert noted == ["SIGTERM", "SIGTERM", "SIGINT"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

@@ -6,40 +6,32 @@ import json
 import os
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.trainer.forked import fork, free_port, run_ranks
-from tests.trainer.loop.loop_standin import TinyLoader, TinyModel, squared_error
+from tests.trainer.loop.loop_standin import FAST, squared_error, standin_loop
 from torch import Tensor
 
 from evofeed.base.errors import TrainerError
-from evofeed.trainer.config import OptimConfig, TrainConfig
 from evofeed.trainer.run.distributed import World, join_world
 from evofeed.trainer.run.loop import Loop
 
 
-def _loop(world: World, out: Path, clip: str = "global", **changes: object) -> Loop:
-    config = TrainConfig(
-        steps=8, checkpoint_every=0,
-        optim=OptimConfig(warmup_steps=2, learning_rate=1e-2, clip=clip),
-        **changes,  # type: ignore[arg-type]
-    )  # fmt: skip
-
-    def loss(
-        outputs: dict[str, Tensor], batch: dict[str, Tensor]
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+def _loop(world: World, out: Path, **changes: Any) -> Loop:
+    def loss(outputs: Any, batch: Any) -> tuple[Tensor, dict[str, Tensor]]:
         error, terms = squared_error(outputs, batch)
         return error * 2.0 ** (7 * (world.rank == 1)), terms  # too large for the first scales
 
-    loader = TinyLoader(rank=world.rank, world_size=world.size, per_epoch=24)
-    return Loop(config, TinyModel(), loss, loader, out=out, world=world)
+    return standin_loop(out, 8, world=world, loss=loss, **changes)
 
 
 def overflow_on_one(out: Path, clip: str, overlap: bool) -> None:
     """Prints of every rank: overflows, scale, updates made, and its weights' sum."""
     with join_world("cpu") as world:
-        loop = _loop(world, out, clip, precision="fp16", overlap=overlap)
+        loop = _loop(world, out, optim=replace(FAST, clip=clip), precision="fp16", overlap=overlap)
         result = loop.run()
         scale = loop.optimizer.scale
         assert scale is not None
@@ -58,7 +50,7 @@ def die_on_one(out: Path) -> None:
     """The second rank is killed in its third step; the first prints what it is told."""
     try:
         with join_world("cpu") as world:
-            loop = _loop(world, out, precision="fp32")
+            loop = _loop(world, out)
             step = loop.step
 
             def fatal(number: int) -> None:

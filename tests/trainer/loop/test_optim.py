@@ -186,16 +186,3 @@ def test_gradients_put_in_place_all_at_once_are_those_added_one_by_one() -> None
         at_once.backward(torch.ones(()))
     at_once.grad.fill_(2.0)
     assert all((p.grad == 2).all() for p in models[0].parameters())
-
-
-def test_gradients_are_added_as_pytorch_takes_many_a_launch(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """One gradient of other strides than its place has them all added one by one."""
-    model = nn.Linear(3, 5)
-    flat = FlatOptimizer(model, OptimConfig())
-    pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
-    monkeypatch.setattr(torch, "_foreach_add_", lambda *both: pairs.extend(zip(*both, strict=True)))
-    flat.backward((model.weight.t().contiguous() * torch.rand(3, 5)).sum() + model.bias.sum())
-    assert len(pairs) == 2
-    assert all(a.stride() == b.stride() and a.dtype is b.dtype for a, b in pairs)

@@ -11,13 +11,11 @@ from pathlib import Path
 
 import torch
 from tests.trainer.forked import run_ranks
-from tests.trainer.loop.loop_standin import TinyLoader, TinyModel, squared_error
+from tests.trainer.loop.loop_standin import TinyLoader, standin_loop
 
 from evofeed.base.run_files import HANGS
-from evofeed.trainer.config import TrainConfig
 from evofeed.trainer.run.checkpoint import CHECKPOINTS, newest_checkpoint
-from evofeed.trainer.run.distributed import World, join_world
-from evofeed.trainer.run.loop import Loop
+from evofeed.trainer.run.distributed import join_world
 from evofeed.trainer.run.watchdog import Watchdog
 
 
@@ -37,11 +35,7 @@ def test_a_run_that_hangs_says_where_and_stops_with_a_checkpoint(tmp_path: Path)
     loader = StuckLoader()
     report = tmp_path / HANGS / "step_00000003.rank0.json"
     loader.reports = [report]
-    settings = TrainConfig(
-        steps=50, precision="fp32", checkpoint_every=0, hang_factor=1.0, hang_seconds=1.0
-    )
-    run = Loop(settings, TinyModel(), squared_error, loader, out=tmp_path, world=World())
-    result = run.run()
+    result = standin_loop(tmp_path, 50, loader=loader, hang_factor=1.0, hang_seconds=1.0).run()
     assert result.stopped_by == "SIGTERM"
     assert 4 <= result.step < 50
     found = newest_checkpoint(tmp_path / CHECKPOINTS)
@@ -56,16 +50,13 @@ def test_a_run_that_hangs_says_where_and_stops_with_a_checkpoint(tmp_path: Path)
 
 def hang_on_the_second_rank(out: Path) -> None:
     """The second rank has no batch while the first waits for its gradient."""
-    settings = TrainConfig(
-        steps=50, precision="fp32", checkpoint_every=0, hang_factor=1.0, hang_seconds=3.0
-    )
     with join_world("cpu") as world:
         loader = StuckLoader(rank=world.rank, world_size=world.size, per_epoch=24)
         if world.rank == 1:
             loader.reports = [
                 out / HANGS / f"step_00000003.rank{rank}.json" for rank in range(world.size)
             ]
-        loop = Loop(settings, TinyModel(), squared_error, loader, out=out, world=world)
+        loop = standin_loop(out, 50, loader=loader, world=world, hang_factor=1.0, hang_seconds=3.0)
         print(loop.run().stopped_by, loop.result.step)
 
 

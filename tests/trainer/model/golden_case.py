@@ -11,26 +11,17 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 F64_TOLERANCE = 1e-9
-Prepare = Callable[[nn.Module], None]
-
-
-def unchanged(module: nn.Module) -> None:
-    """Leaves a module as it was recorded."""
 
 
 @dataclass
 class Case:
-    """A golden file for one precision (`""` float32, `"64"` float64), read when it is needed.
-
-    `prepare` may change the module after it got the stored parameters.
-    """
+    """A golden file for one precision (`""` float32, `"64"` float64), read when it is needed."""
 
     path: Path
     suffix: str
-    prepare: Prepare = unchanged
 
     @property
     def name(self) -> str:

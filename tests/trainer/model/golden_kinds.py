@@ -74,7 +74,6 @@ def _load(case: Case, module: nn.Module) -> Any:
         for part in module.modules():
             if isinstance(part, SharedDropout):
                 part.sample_mask = lambda x: next(replay)  # type: ignore[method-assign]
-    case.prepare(module)
     return module
 
 

@@ -12,6 +12,7 @@ from tests.trainer.model.test_permutation import kabsch
 from tests.trainer.synthetic_batch import synthetic_complex
 from torch import Tensor
 
+from evofeed.featurize.structures.mmcif import _local_plddt
 from evofeed.protein.structure_text import chain_name
 from evofeed.trainer import AlphaFold, AlphaFoldLoss, tiny_multimer
 from evofeed.trainer.losses.chain_labels import GROUND_TRUTH, flat_batch, with_assigned_truth
@@ -91,6 +92,15 @@ def test_a_complex_is_written_with_its_chains_entities_and_scores() -> None:
     assert {(row[6], row[7]) for row in rows} == {("A", "1"), ("B", "1"), ("C", "2")}
     assert all(row[16] == row[6] for row in rows)
     block = gemmi.cif.read_string(found.text("cif")).sole_block()
+    local, structure = _local_plddt(block), found.structure  # as our own reader asks for it
+    assert len(local) == len(found.plddt)
+    for row, value in enumerate(found.plddt):
+        key = structure.place(row, "A")[0], int(structure.residue_index[row]) + 1
+        assert local[key] == pytest.approx(value, abs=0.006)
+    (whole,) = block.find_values("_ma_qa_metric_global.metric_value")
+    assert float(whole) == pytest.approx(found.plddt.mean(), abs=0.006)
+    entities = set(block.find_values("_entity_poly_seq.entity_id"))
+    assert entities == set(block.find_values("_entity.id"))
     for read in (gemmi.read_pdb_string(found.text("pdb")), gemmi.make_structure_from_block(block)):
         assert [chain.name for chain in read[0]] == ["A", "B", "C"]
         assert sum(len(chain) for chain in read[0]) == 24

@@ -23,7 +23,6 @@ from evofeed.trainer.parallel.memory import explained, prediction_bytes
 from evofeed.trainer.predict.prediction import Prediction, predict_structure, spread
 from evofeed.trainer.predict.weights import load_model, trained_sizes
 from evofeed.trainer.presets import PRESETS, multimer
-from evofeed.viz import draw_prediction
 
 pytestmark = pytest.mark.slow
 
@@ -81,14 +80,6 @@ def test_contacts_and_distogram_are_probabilities_and_symmetric(found: Predictio
     assert ((found.plddt >= 0) & (found.plddt <= 100)).all()
 
 
-def test_a_picture_is_drawn(found: Prediction, tmp_path: Path) -> None:
-    draw_prediction(
-        tmp_path / "prediction.png", contacts=found.contacts, distogram=found.distogram,
-        plddt=found.plddt, title="test_A", warning=found.warning,
-    )  # fmt: skip
-    assert (tmp_path / "prediction.png").read_bytes()[:4] == b"\x89PNG"
-
-
 def test_padding_of_a_batch_is_left_out(checkpoint: Path) -> None:
     batch = synthetic_batch(num_res=12, num_seq=3, num_extra_seq=3, num_templates=1)
     batch["seq_mask"][:, -4:] = 0
@@ -109,6 +100,8 @@ def test_mmcif_holds_the_same_atoms_and_is_read_by_gemmi(found: Prediction) -> N
     ]  # fmt: skip
     assert atoms[0] == atoms[1]
     assert len(atoms[0]) == int(found.structure.mask.sum())
+    with pytest.raises(ValueError, match="use 'pdb' or 'cif'"):
+        found.text("xyz")
 
 
 def test_what_does_not_fit_into_pdb_columns_is_refused_and_fits_mmcif() -> None:
@@ -163,8 +156,3 @@ def test_every_block_of_every_pass_is_told(record: ChainRecord, num_res: int) ->
     assert told == [(done, total) for done in range(1, total + 1)]
     predict_structure(model, batch)
     assert len(told) == total
-
-
-def test_an_unknown_format_is_refused(found: Prediction) -> None:
-    with pytest.raises(ValueError, match="use 'pdb' or 'cif'"):
-        found.text("xyz")

@@ -21,7 +21,6 @@ from tests.trainer.synthetic_records import synthetic_record
 
 from evofeed.base.errors import CheckpointError, InputError
 from evofeed.cli import main
-from evofeed.featurize.structures.mmcif import _local_plddt
 from evofeed.loader import record_batch
 from evofeed.protein.residues import ATOM_ORDER, RESTYPE_3, UNKNOWN
 from evofeed.protein.structure_text import Structure, ca_of_mmcif
@@ -31,7 +30,7 @@ from evofeed.trainer.config import TrainConfig
 from evofeed.trainer.formats.openfold_checkpoint import save_openfold_checkpoint
 from evofeed.trainer.predict.compare import compared
 from evofeed.trainer.predict.files import write_prediction
-from evofeed.trainer.predict.many import tasks, write_ranking
+from evofeed.trainer.predict.many import tasks
 from evofeed.trainer.predict.prediction import (
     Prediction,
     predict_structure,
@@ -156,23 +155,7 @@ def test_its_page_and_that_of_a_run_are_without_fault_in_a_browser(
     assert not said
 
 
-def test_the_most_confident_prediction_comes_first(tmp_path: Path) -> None:
-    wanted = tasks(["a"], [Path("w1.npz"), Path("w2.npz")], [0, 1], tmp_path, "cif")
-    assert [task.structure.name for task in wanted] == [
-        "w1_seed0.cif", "w1_seed1.cif", "w2_seed0.cif", "w2_seed1.cif",
-    ]  # fmt: skip
-    for task, value in zip(wanted[:3], (0.5, 0.9, 0.7), strict=True):
-        task.structure.parent.mkdir(exist_ok=True)
-        task.structure.write_text("data_a")
-        scores = {
-            "ranking_confidence": value,
-            "mean_plddt": 80.0,
-            "files": {"structure": task.structure.name},
-        }
-        task.scores.write_text(json.dumps(scores))
-    rows = write_ranking(tmp_path / "a", wanted)
-    assert [row["structure"] for row in rows] == ["w1_seed1.cif", "w2_seed0.cif", "w1_seed0.cif"]
-    assert json.loads((tmp_path / "a" / "ranking.json").read_text()) == rows
+def test_weights_of_one_name_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="two of the weights are called w1"):
         tasks(["a"], [Path("x/w1.npz"), Path("y/w1.npz")], [0], tmp_path, "cif")
 
@@ -241,24 +224,6 @@ def test_aligned_errors_and_scores_are_in_the_forms_of_alphafold_db_and_colabfol
     with np.load(tmp_path / "two_distogram.npz") as arrays:
         assert arrays["bin_edges"].shape == (63,)
         assert np.allclose(arrays["probs"], made.distogram, atol=1e-3)
-
-
-def test_model_cif_has_sequences_and_the_plddt_that_our_own_reader_asks_for() -> None:
-    made = _complex()
-    block = gemmi.cif.read_string(made.text("cif")).sole_block()
-    local = _local_plddt(block)
-    structure = made.structure
-    assert structure.chain is not None
-    assert len(local) == len(made.plddt)
-    for row, value in enumerate(made.plddt):
-        key = structure.place(row, "A")[0], int(structure.residue_index[row]) + 1
-        assert local[key] == pytest.approx(value, abs=0.006)
-    (whole,) = block.find_values("_ma_qa_metric_global.metric_value")
-    assert float(whole) == pytest.approx(made.plddt.mean(), abs=0.006)
-    entities = set(block.find_values("_entity_poly_seq.entity_id"))
-    assert entities == set(block.find_values("_entity.id"))
-    read = gemmi.make_structure_from_block(block)
-    assert sum(1 for _ in read[0].all()) == int(structure.mask.sum())
 
 
 def test_the_truth_itself_scores_one_and_a_mirror_image_does_not() -> None:
