@@ -31,10 +31,9 @@ from evofeed.trainer.model.config import ModelConfig
 from evofeed.trainer.model.evoformer import EvoformerStack
 from evofeed.trainer.parallel import rows, triangle_product
 from evofeed.trainer.parallel.axis import Axis
-from evofeed.trainer.parallel.checked import checked
 from evofeed.trainer.parallel.collectives import exchanged, gathered, reduced
 from evofeed.trainer.parallel.losses import share_losses
-from evofeed.trainer.parallel.parallelize import parallelize
+from evofeed.trainer.parallel.parallelize import checked, parallelize
 from evofeed.trainer.parallel.stacks import msa_rows
 from evofeed.trainer.parallel.triangle_product import ChannelProduct, RowProduct
 from evofeed.trainer.presets import tiny, tiny_multimer
