@@ -7,7 +7,7 @@ The tables of `alphafold_tables` pair a scope with one of our modules and say wh
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -36,7 +36,10 @@ def alphafold_params(model: nn.Module) -> dict[str, np.ndarray]:
     state = model.state_dict()
     arrays = {}
     for entry in _entries(model):
-        parts = [_to_alphafold(state[n], entry.layout, _heads(model, n)) for n in entry.names]
+        parts = [
+            _LAYOUTS[entry.layout](state[n].cpu().float().numpy(), _heads(model, n))
+            for n in entry.names
+        ]
         arrays[entry.key] = np.stack(parts) if entry.stacked else parts[0]
     return arrays
 
@@ -102,27 +105,23 @@ def _heads(model: nn.Module, name: str) -> int:
     return int(getattr(module, "no_heads", 1))
 
 
-def _to_alphafold(value: Tensor, layout: str, heads: int) -> np.ndarray:
-    array = value.detach().cpu().float().numpy()
-    if layout == "same":
-        return array
-    if layout == "heads":
-        return array.reshape(heads, -1)
-    if layout == "vector":
-        return array[:, 0]
-    if layout.startswith("swapped"):  # halves a and b of a fused projection, the other way round
-        array = np.concatenate(np.split(array, 2)[::-1])
-    if layout == "swapped_bias":
-        return array
-    array = array.T  # [in, out]
-    if layout == "heads_in":
-        return array.reshape(array.shape[0], heads, -1)
-    if layout == "heads_out":
-        return array.reshape(heads, -1, array.shape[1])
-    if layout == "outer":
-        width = round(array.shape[0] ** 0.5)
-        return array.reshape(width, width, -1)
-    return np.ascontiguousarray(array)
+def _swapped(array: np.ndarray) -> np.ndarray:
+    """Halves a and b of a fused projection, the other way round."""
+    return np.concatenate(np.split(array, 2)[::-1])
+
+
+_LAYOUTS: Final[dict[str, Callable[[np.ndarray, int], np.ndarray]]] = {
+    "same": lambda array, heads: array,
+    "heads": lambda array, heads: array.reshape(heads, -1),
+    "vector": lambda array, heads: array[:, 0],
+    "swapped_bias": lambda array, heads: _swapped(array),
+    "swapped": lambda array, heads: np.ascontiguousarray(_swapped(array).T),
+    "matrix": lambda array, heads: np.ascontiguousarray(array.T),
+    "heads_in": lambda array, heads: array.T.reshape(array.shape[1], heads, -1),
+    "heads_out": lambda array, heads: array.T.reshape(heads, -1, array.shape[0]),
+    "outer": lambda array, heads: array.T.reshape(2 * (round(array.shape[1] ** 0.5),) + (-1,)),
+}
+"""From our `[out, in]` weight or `[out]` bias to AF2's array."""
 
 
 def _from_alphafold(array: np.ndarray, layout: str, target: Tensor) -> Tensor:

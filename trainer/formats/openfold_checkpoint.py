@@ -28,23 +28,20 @@ _RENAMED: Final = (
 )
 
 
-def load_openfold_checkpoint(model: nn.Module, path: str | Path, *, ema: bool = True) -> None:
+def load_openfold_checkpoint(model: nn.Module, path: str | Path) -> None:
     """Load a checkpoint of any of these programs into the model, in place.
 
-    Understood are OpenFold's plain state dicts (`.pt`), its Lightning and
-    DeepSpeed checkpoints, safetensors with OpenFold's names (ours), and
+    Understood are OpenFold's plain state dicts (`.pt`), its Lightning checkpoints (the averaged
+    weights, if they have them) and DeepSpeed's, safetensors with OpenFold's names (ours), and
     AlphaFold2's `.npz`. Nothing in a file is executed. Every parameter must be there and, but
     for AF2's files, whose other arrays a warning counts, none besides.
-
-    Args:
-        ema: from a Lightning checkpoint take the averaged weights, if it has them.
 
     Raises:
         CheckpointError: the file cannot be read, or its parameters are not the model's.
     """
     path = Path(path)
     if path.suffix != ".npz":
-        load_weights(model, read_weights(path, ema=ema), str(path))
+        load_weights(model, read_weights(path), str(path))
         return
     try:
         with np.load(path) as arrays:
@@ -59,7 +56,7 @@ def load_openfold_checkpoint(model: nn.Module, path: str | Path, *, ema: bool = 
         )
 
 
-def read_weights(path: str | Path, *, ema: bool = True) -> dict[str, Tensor]:
+def read_weights(path: str | Path) -> dict[str, Tensor]:
     """The parameters in a `.pt`, `.ckpt` or `.safetensors` file, under today's names.
 
     Raises:
@@ -83,7 +80,7 @@ def read_weights(path: str | Path, *, ema: bool = True) -> dict[str, Tensor]:
             f"cannot read it ({str(error).splitlines()[0]}); expected .pt, .safetensors or .npz",
             path=str(path),
         ) from error
-    return current_names(_parameters(file, ema=ema))
+    return current_names(_parameters(file))
 
 
 def load_weights(model: nn.Module, state: Mapping[str, Tensor], path: str) -> None:
@@ -152,10 +149,10 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
         raise ValueError(str(error)) from error
 
 
-def _parameters(file: Mapping[str, Any], *, ema: bool) -> Mapping[str, Tensor]:
+def _parameters(file: Mapping[str, Any]) -> Mapping[str, Tensor]:
     """The parameters in a checkpoint, whichever program wrote it."""
     averaged = file.get("ema")
-    if ema and isinstance(averaged, Mapping) and "params" in averaged:
+    if isinstance(averaged, Mapping) and "params" in averaged:
         return dict(averaged["params"])
     for key in ("state_dict", "module"):  # Lightning, DeepSpeed
         if isinstance(file.get(key), Mapping):

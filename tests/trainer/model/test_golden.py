@@ -1,30 +1,39 @@
-"""Every case of the golden model pack, found by walking its folder, in float64 and float32.
+"""Every case of the golden packs of models, found by walking their folders, in both precisions.
 
-float64 must agree to 1e-9; float32 by the pack's own rule (see `golden_case`).
+float64 must agree to 1e-9; float32 by the pack's own rule (see `golden_case`). Of complexes the
+data functions among them are the loader's.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from tests.conftest import golden_files
-from tests.trainer.model.golden_case import Case, wrong_parts
-from tests.trainer.model.golden_kinds import RUNNERS, whole_model
+from tests.trainer.model.golden_case import Case, grad_or_zero, wrong_parts
+from tests.trainer.model.golden_kinds import RUNNERS, Runner, whole_model
+from tests.trainer.model.golden_multimer import MULTIMER_RUNNERS, whole_multimer
 
-CASES = golden_files("model/*.npz")
+CASES, COMPLEXES = golden_files("model/*.npz"), golden_files("multimer/model/*.npz")
 OPTIMISER_KINDS = {"adam_ema_lr", "lr_schedule", "grad_clip"}  # replayed in loop/test_optim.py
+OF_THE_LOADER = "nearest_neighbor_clusters"
 # The pack's in float32, or ten times what the recording itself lost there.
 WHOLE_MODEL_TOLERANCE = {"out": 1e-4, "loss": 1e-5, "gparam": 1e-3}
 
 
+@cache
 def _kind(path: Path) -> str:
-    with np.load(path) as file:
-        return str(json.loads(str(file["meta"]))["kind"])
+    return str(Case(path, "").meta["kind"])
+
+
+def _runners(path: Path) -> dict[str, Runner]:
+    return MULTIMER_RUNNERS if path in COMPLEXES else RUNNERS
 
 
 def _is_target(case: Case) -> bool:
@@ -32,24 +41,35 @@ def _is_target(case: Case) -> bool:
     return "not a target" not in str(case.meta.get("note"))
 
 
-def test_every_case_of_the_pack_is_of_a_kind_that_is_tested(golden: Path) -> None:
-    manifest = json.loads((golden / "model" / "manifest.json").read_text())["cases"]
-    assert len(manifest) == len(CASES) > 0
-    kinds = {_kind(path) for path in CASES}
-    assert kinds <= set(RUNNERS) | OPTIMISER_KINDS | {"AlphaFold"}
+def _of_kind(kind: str, cases: Sequence[Path]) -> Any:
+    paths = [path for path in cases if _kind(path) == kind]
+    return pytest.mark.parametrize("path", paths, ids=lambda path: str(path.stem))
+
+
+@pytest.mark.parametrize("folder", ["model", "multimer/model"])
+def test_every_case_of_a_pack_is_of_a_kind_that_is_tested(golden: Path, folder: str) -> None:
+    manifest = json.loads((golden / folder / "manifest.json").read_text())
+    cases = CASES if folder == "model" else COMPLEXES
+    assert len(manifest.get("cases", manifest)) == len(cases) > 0
+    for path in cases:
+        whole = {"AlphaFold", "AlphaFold(multimer)"} | OPTIMISER_KINDS
+        assert _kind(path) in whole | set(_runners(path)) or _kind(path).startswith(OF_THE_LOADER)
 
 
 @pytest.mark.parametrize(
-    "path", [p for p in CASES if _kind(p) in RUNNERS], ids=lambda path: str(path.stem)
+    "path",
+    [p for p in (*CASES, *COMPLEXES) if _kind(p) in _runners(p)],
+    ids=lambda path: str(path.stem),
 )
 def test_outputs_and_gradients_equal_the_recorded_ones(path: Path) -> None:
     compared = 0
     for suffix in ("64", ""):
         case = Case(path, suffix)
-        if case.has_reference and _is_target(case):
-            assert not wrong_parts(case, RUNNERS[case.meta["kind"]]), case.dtype
+        stored = suffix or case.meta.get("f32_arrays_stored", True)
+        if case.has_reference and stored and _is_target(case):
+            assert not wrong_parts(case, _runners(path)[_kind(path)]), case.dtype
             compared += 1
-    assert compared or not _is_target(case)
+    assert compared or not _is_target(Case(path, ""))
 
 
 MIXED = [path for path in CASES if not _is_target(Case(path, "64"))]
@@ -67,9 +87,7 @@ def test_a_batch_counts_its_samples_one_by_one_where_the_recording_mixes_them(pa
         assert torch.allclose(run(case, one)[1]["out"], loss, rtol=1e-12)
 
 
-@pytest.mark.parametrize(
-    "path", [p for p in CASES if _kind(p) == "AlphaFold"], ids=lambda path: str(path.stem)
-)
+@_of_kind("AlphaFold", CASES)
 @pytest.mark.parametrize("suffix", ["64", ""])
 def test_the_whole_model_its_losses_and_all_gradients_equal_the_recorded_ones(
     path: Path, suffix: str
@@ -124,3 +142,19 @@ def _analytic_zeros() -> tuple[str, ...]:
     """Parameters of stacks whose true gradient is 0, so that a stored one is rounding."""
     names = {n for p in CASES for n in Case(p, "").meta.get("analytic_zero_grads", ())}
     return tuple(f".{name}" for name in names if name.count(".") >= 2 and "blocks" not in name)
+
+
+@_of_kind("AlphaFold(multimer)", COMPLEXES)
+def test_so_do_those_of_the_whole_model_of_complexes(path: Path) -> None:
+    case = Case(path, "64")
+    module, outputs, loss, breakdown = whole_multimer(case, case.tensors("in"))
+    found = outputs | {"loss": loss[None]} | {f"breakdown.{k}": v for k, v in breakdown.items()}
+    assert not case.compare_outputs(found)
+    loss.backward()
+    largest = max(float(abs(want).max()) for want in case.group("gparam64").values())
+    assert largest > 0
+    for name, parameter in module.named_parameters():
+        want = torch.from_numpy(case.group("gparam64")[name])
+        if name not in case.meta["analytic_zero_grads"]:
+            difference = (grad_or_zero(parameter) - want).abs().max()
+            assert difference <= 1e-9 * max(float(want.abs().max()), 1e-3 * largest), name
