@@ -34,6 +34,8 @@ from evofeed.service.settings import ServiceSettings
 PENDING, RUNNING, COMPLETE, ERROR = "PENDING", "RUNNING", "COMPLETE", "ERROR"
 _BATCH: Final = 64
 """Sequences searched together, at least one ticket's."""
+_MOST_SEQUENCES: Final = 100
+"""Of one ticket."""
 _KEEP: Final = 7 * 86_400.0
 """Seconds a ticket may be asked for."""
 MODES: Final = re.compile(
@@ -191,7 +193,7 @@ class Tickets:
             hint = "whoever runs it sets EVOFEED_MSA_DATABASES, see docs/search.md"
             what = "this service has no databases to search"
             raise Problem(404, "no_search", what, next=hint)
-        names, sequences = parse_query(text, self.settings.msa_max_sequences)
+        names, sequences = parse_query(text)
         if not MODES.match(mode):
             raise InputError(f"no mode {mode[:40]!r}: env, all, pairgreedy, ...")
         parts = "\n".join([principal, mode, *names, *sequences])
@@ -359,7 +361,7 @@ def form_of(kind: str, body: bytes) -> dict[str, str]:
         raise InputError(f"the form cannot be read: {error}") from None
 
 
-def parse_query(text: str, most: int) -> tuple[list[str], list[str]]:
+def parse_query(text: str) -> tuple[list[str], list[str]]:
     """Names and sequences of a FASTA text; a bare sequence is called 101.
 
     Raises:
@@ -374,8 +376,8 @@ def parse_query(text: str, most: int) -> tuple[list[str], list[str]]:
             raise InputError("a sequence has letters A to Z only", item=head.strip()[:40])
         names.append((head.split() or [""])[0])
         sequences.append(sequence)
-    if not names or len(names) > most or len(set(names)) < len(names):
-        raise InputError(f"want 1 to {most} sequences, each with a name of its own")
+    if not 1 <= len(names) <= _MOST_SEQUENCES or len(set(names)) < len(names):
+        raise InputError(f"want 1 to {_MOST_SEQUENCES} sequences, each with a name of its own")
     return names, sequences
 
 

@@ -40,7 +40,8 @@ def convert(
 ) -> Snapshot:
     """Publish feature files as a snapshot; a file's name up to its first dot is the chain id.
 
-    Files that cannot be read are left out and listed in the manifest's `dropped`.
+    Files that cannot be read are left out and listed in the manifest's `dropped`. A script that
+    converts pickles does so below `if __name__ == "__main__":`, for a child process opens them.
 
     Raises:
         InputError: a pickle without `trusted_pickle`, or no file could be read.

@@ -11,11 +11,11 @@ from urllib.parse import urlencode
 
 import pyarrow as pa
 from fastapi import Query
-from pydantic import Field
+from pydantic import Field, model_validator
 from starlette.responses import HTMLResponse
 
 from evofeed.service.names import DIGEST_PATTERN, DatasetName, NewName
-from evofeed.service.pages.page import FormQuery, render
+from evofeed.service.pages.page import render
 from evofeed.service.refs import note_ref, policy_of, ref_history
 from evofeed.service.requests.forms import bad_field
 from evofeed.service.requests.routing import Context, make_router, scope
@@ -120,14 +120,32 @@ _ASSEMBLIES: Final = _Listing(
 _LISTINGS: Final = {"chains": _CHAINS, "assemblies": _ASSEMBLIES}
 
 
-class PageQuery(FormQuery, RowQuery):
-    """As RowQuery, from a form."""
+class PageQuery(RowQuery):
+    """As RowQuery, from a form: a field left empty is not asked for."""
 
     table: Literal["chains", "assemblies"] = "chains"
     ref: NewName = Field("main", description="whose snapshot")
     at: str | None = Field(None, pattern=DIGEST_PATTERN, description="snapshot, before `ref`")
     q: str = Field("", max_length=128, description="part of the id, in any case")
     sort: str = Field("", max_length=64, description="column; none: the id")
+    desc: bool = False
+    page: int = Field(1, ge=1, le=10**8)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_empty(cls, values: Any) -> Any:
+        return {name: value for name, value in values.items() if value not in ("", [""])}
+
+    def kept(self, **changes: Any) -> dict[str, Any]:
+        """What a link to the same question says; `changes` to it go back to the first page."""
+        named = self.model_dump(exclude={"cursor", "columns", "limit", "count"})
+        named |= {"page": 1} | changes
+        fields = type(self).model_fields
+        return {
+            name: str(value).lower() if isinstance(value, bool) else value
+            for name, value in named.items()
+            if value not in (None, [], fields[name].default)
+        }
 
 
 @router.get("", response_class=HTMLResponse, include_in_schema=False)

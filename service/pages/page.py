@@ -8,7 +8,6 @@ from urllib.parse import quote
 
 import jinja2
 from fastapi import Request
-from pydantic import BaseModel, Field, model_validator
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from evofeed import __version__
@@ -25,29 +24,6 @@ _PAGES: Final = jinja2.Environment(
     trim_blocks=True,
     lstrip_blocks=True,
 )
-
-
-class FormQuery(BaseModel):
-    """A page of rows that a form asks for: a field left empty is not asked for."""
-
-    desc: bool = False
-    page: int = Field(1, ge=1, le=10**8)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_empty(cls, values: Any) -> Any:
-        return {name: value for name, value in values.items() if value not in ("", [""])}
-
-    def kept(self, **changes: Any) -> dict[str, Any]:
-        """What a link to the same question says; `changes` to it go back to the first page."""
-        named = self.model_dump(exclude={"cursor", "columns", "limit", "count"})
-        named |= {"page": 1} | changes
-        fields = type(self).model_fields
-        return {
-            name: str(value).lower() if isinstance(value, bool) else value
-            for name, value in named.items()
-            if value not in (None, [], fields[name].default)
-        }
 
 
 def _count(number: int, noun: str, many: str = "") -> str:

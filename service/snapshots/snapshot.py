@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import datetime
-import threading
 from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -39,10 +39,9 @@ class StoreView:
 
     def __init__(self, storage: Storage) -> None:
         self.uri, self._storage = storage.uri, storage
-        self._manifests: dict[str, Manifest] = {}
+        self.manifest = lru_cache(None)(self._manifest)
         self._shards: dict[str, ShardEntry] = {}  # of the snapshots seen
         self._seen: set[str] = set()
-        self._lock = threading.Lock()
 
     def ref(self, name: str) -> Ref:
         """Where a ref points (raises DatasetMissing: there is no such ref)."""
@@ -71,19 +70,14 @@ class StoreView:
             if file == "manifest.json" and DIGEST.fullmatch(digest)
         ]
 
-    def manifest(self, digest: str) -> Manifest:
+    def _manifest(self, digest: str) -> Manifest:
         """A snapshot's manifest (raises DatasetMissing: there is no such snapshot)."""
-        with self._lock:
-            if digest in self._manifests:
-                return self._manifests[digest]
         key = f"snapshots/{digest}/manifest.json"
         try:
             data = self._storage.read(key)
         except ShardMissing:
             raise DatasetMissing(f"no snapshot {digest[:12]}", path=self.uri) from None
-        manifest = Manifest.from_bytes(data, digest, f"{self.uri}/{key}")
-        with self._lock:
-            return self._manifests.setdefault(digest, manifest)
+        return Manifest.from_bytes(data, digest, f"{self.uri}/{key}")
 
     def snapshot(self, digest: str) -> Dataset:
         """A snapshot, its index mapped where it is on a local disk, and checked.

@@ -215,8 +215,9 @@ def test_whoever_had_a_turn_waits_for_those_who_had_none(start_any: Start) -> No
 def test_what_cannot_be_searched_is_refused_in_the_clients_words(
     start: Start, databases: dict[str, str]
 ) -> None:
-    client = start(msa_databases=databases, msa_max_sequences=2)
-    too_many = client.post("/ticket/msa", data={"q": ">1\nAC\n>2\nAC\n>3\nAC\n", "mode": "all"})
+    client = start(msa_databases=databases)
+    many = "".join(f">{n}\nAC\n" for n in range(101))
+    too_many = client.post("/ticket/msa", data={"q": many, "mode": "all"})
     assert (too_many.status_code, too_many.json()["status"]) == (422, "ERROR")
     for q, mode in (("", "all"), (">1\nAC-D\n", "all"), (">1\nACD\n", "none such")):
         assert client.post("/ticket/msa", data={"q": q, "mode": mode}).json()["status"] == "ERROR"

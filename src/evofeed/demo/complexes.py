@@ -32,14 +32,8 @@ class ComplexesReport(Report):
         """Label and text, in the order of the path."""
         return [
             ("complexes", f"{self.complexes} good, {self.left_out} left out, in {self.dataset}"),
-            ("snapshot", self.snapshot[:16]),
-            ("device", self.device),
-            ("training", f"{self.steps} steps of {self.step_seconds:.2f} s (median)"),
+            *self.trained(),
             ("learnt by heart", self.shown),
-            (
-                "loss",
-                f"{self.loss_first:.4g} over the first tenth, {self.loss_last:.4g} over the last",
-            ),
             ("interface lDDT", "{1:.3f}, {0:.3f} untrained".format(*self.interface_lddt)),
             # Untrained, all residues are in one place, so all contacts are kept: DockQ is not 0.
             ("DockQ", "{1:.3f}, {0:.3f} untrained (all in one place)".format(*self.dockq)),

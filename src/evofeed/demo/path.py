@@ -32,6 +32,16 @@ class Report:
     step_seconds: float
     seconds: float
 
+    def trained(self) -> list[tuple[str, str]]:
+        """Label and text of what was trained."""
+        first, last = f"{self.loss_first:.4g}", f"{self.loss_last:.4g}"
+        return [
+            ("snapshot", self.snapshot[:16]),
+            ("device", self.device),
+            ("training", f"{self.steps} steps of {self.step_seconds:.2f} s (median)"),
+            ("loss", f"{first} over the first tenth, {last} over the last"),
+        ]
+
     def to_json(self) -> str:
         """The report as JSON, for machines."""
         return json.dumps(dataclasses.asdict(self), indent=1)
@@ -74,14 +84,8 @@ class DemoReport(Report):
             ("chains", f"{self.chains} good, {self.quarantined} quarantined"),
             ("featurize", speed),
             ("shards", f"{self.dataset_bytes / 1e6:.1f} MB in {self.dataset}"),
-            ("snapshot", self.snapshot[:16]),
-            ("device", self.device),
-            ("training", f"{self.steps} steps of {self.step_seconds:.2f} s (median)"),
+            *self.trained(),
             ("waiting for data", f"{self.data_wait_share:.1%} of the time"),
-            (
-                "loss",
-                f"{self.loss_first:.4g} over the first tenth, {self.loss_last:.4g} over the last",
-            ),
             *(("picture", picture) for picture in self.pictures),
             ("all in all", f"{self.seconds:.0f} s"),
         ]
