@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from evofeed.loader.assembly.make import fill_assembly, with_truth
+from evofeed.loader.assembly.make import complex_batch
 from evofeed.loader.assembly.merge import AssemblyTensors, Entity, merge_entities
 from evofeed.loader.assembly.pairing import EntityRows, plan_rows, residue_ids
 from evofeed.loader.batch import empty_batch, fill_sample
@@ -19,7 +19,6 @@ from evofeed.loader.features import ChainTensors
 from evofeed.loader.msa_draws import RecycleDraws
 from evofeed.protein.assembly_record import AssemblyRecord
 from evofeed.protein.chain_record import ChainRecord
-from evofeed.protein.features import ASSEMBLY_BATCH
 
 _CPU = torch.device("cpu")
 
@@ -102,18 +101,13 @@ def assembly_batch(
     )
     rules = config.assemblies or AssemblyConfig()
     merged = merged_record(record, rules)
-    batch = empty_batch(
+    return complex_batch(
+        merged,
+        torch.arange(merged.num_res),
+        sample_key(seed, 0, 0),
+        no_recycling_iters + 1,
         config,
-        num_res=merged.num_res,
-        batch_size=1,
-        recycles=no_recycling_iters + 1,
-        device=_CPU,
-        table=ASSEMBLY_BATCH,
     )
-    key = sample_key(seed, 0, 0)
-    kept = torch.arange(merged.num_res)
-    truth = fill_assembly(batch, 0, merged, kept, key, no_recycling_iters + 1, config)
-    return with_truth(batch, [truth])
 
 
 def merged_record(record: AssemblyRecord, rules: AssemblyConfig) -> AssemblyTensors:

@@ -21,7 +21,7 @@ SYSTEM_FIXTURES = {"four_ranks", "honest", "postgres", "served", "start", "start
 _IMPORTS = re.compile(
     r"^\s*(?:from|import) (?:subprocess|multiprocessing|torch\.multiprocessing|socket|http\.server"
     r"|httpx|ray|psycopg|playwright"
-    r"|tests\.(?:bucket|loader\.(?:children|folder_server)|trainer\.forked|featurize\.job\.stage))\b",
+    r"|tests\.(?:bucket|loader\.children|trainer\.forked|featurize\.job\.stage))\b",
     re.MULTILINE,
 )
 _RECORDED = re.compile(r"\bgolden|\brecorded|\bpacks\b")

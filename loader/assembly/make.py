@@ -15,12 +15,13 @@ from evofeed.loader.assembly.features import assembly_constants, assembly_recycl
 from evofeed.loader.assembly.merge import AssemblyTensors, Entity, merge_entities
 from evofeed.loader.assembly.pairing import RowPlan
 from evofeed.loader.assembly.reading import AssemblySlab, Member
-from evofeed.loader.batch import put
+from evofeed.loader.batch import empty_batch, put
 from evofeed.loader.config import AssemblyConfig, LoaderConfig
 from evofeed.loader.draws import draw_crop, use_clamped_fape
 from evofeed.loader.features import ChainTensors
 from evofeed.loader.msa_draws import RecycleDraws
 from evofeed.loader.unpack import unpack_chain
+from evofeed.protein.features import ASSEMBLY_BATCH
 
 
 def unpack_assembly(
@@ -83,6 +84,25 @@ def fill_assembly(
         draws = RecycleDraws(config, key, recycle, device)
         put(batch, assembly_recycle(assembly, kept, draws, config), recycle, number)
     return ground_truth(assembly) if config.supervised else {}
+
+
+def complex_batch(
+    assembly: AssemblyTensors,
+    kept: Integer[Tensor, " C"],
+    key: int,
+    recycles: int,
+    config: LoaderConfig,
+) -> dict[str, Any]:
+    """A batch of one complex."""
+    batch = empty_batch(
+        config,
+        num_res=config.crop_size or assembly.num_res,
+        batch_size=1,
+        recycles=recycles,
+        device=assembly.aatype.device,
+        table=ASSEMBLY_BATCH,
+    )
+    return with_truth(batch, [fill_assembly(batch, 0, assembly, kept, key, recycles, config)])
 
 
 def with_truth(batch: dict[str, Tensor], truths: Sequence[dict[str, Tensor]]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -17,13 +18,14 @@ from evofeed.loader.batch import empty_batch
 from evofeed.loader.batch_maker import BatchMaker, FilledSlot
 from evofeed.loader.catalog import ChainCatalog
 from evofeed.loader.config import LoaderConfig
-from evofeed.loader.fused.filling import recycle_words
-from evofeed.loader.fused.sample_kernels import SampleKernels, prepare
 from evofeed.loader.plan import BatchPlan, SamplePlan
 from evofeed.loader.read_chain import ReadRequest, read_chain, slot_nbytes
 from evofeed.protein.chain_record import ChainRecord
 from evofeed.store import Dataset, DatasetWriter
 from evofeed.store.convert import from_raw_features
+
+if TYPE_CHECKING:
+    from evofeed.loader.fused.sample_kernels import SampleKernels
 
 KNOWN = {
     "chi_angles_sin_cos": "chi_mask",
@@ -107,6 +109,9 @@ def replay_fused(
     path: Path, folder: Path, device: str
 ) -> tuple[Case, SampleKernels, dict[str, Tensor]]:
     """A recording through a dataset and the kernels: its draws instead of their own."""
+    from evofeed.loader.fused.filling import recycle_words
+    from evofeed.loader.fused.sample_kernels import prepare
+
     case = load_case(path)
     writer = DatasetWriter(str(folder))
     writer.add(record_of(path))

@@ -15,8 +15,7 @@ from tests.loader.streams import open_loader as open_small
 from evofeed.base.errors import CannotResume, LoaderError
 from evofeed.loader import AssemblyConfig, FeatureLoader, LoaderConfig, assembly_batch
 from evofeed.loader.assembly.crop import ComplexDraws, crop_residues
-from evofeed.loader.assembly.make import fill_assembly, with_truth
-from evofeed.loader.batch import empty_batch
+from evofeed.loader.assembly.make import complex_batch
 from evofeed.loader.from_record import merged_record
 from evofeed.protein.features import ASSEMBLY_BATCH
 from evofeed.store import Dataset
@@ -33,7 +32,6 @@ CONFIG = LoaderConfig(
     epoch_len=16,
     assemblies=RULES,
 )
-CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module")
@@ -80,17 +78,8 @@ def from_records(dataset: Dataset, loader: FeatureLoader, epoch: int) -> list[di
                 ComplexDraws(sample.key),
                 rules,
             )
-            batch = empty_batch(
-                config,
-                num_res=config.crop_size or merged.num_res,
-                batch_size=1,
-                recycles=plan.recycles,
-                device=CPU,
-                table=ASSEMBLY_BATCH,
-            )
-            kept, key = torch.from_numpy(kept), sample.key
-            truth = fill_assembly(batch, 0, merged, kept, key, plan.recycles, config)
-            made.append(with_truth(batch, [truth]))
+            kept = torch.from_numpy(kept)
+            made.append(complex_batch(merged, kept, sample.key, plan.recycles, config))
     return made
 
 

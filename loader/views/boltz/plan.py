@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import numpy as np
 
-from evofeed.base.shapes import Int
+from evofeed.base.shapes import Bool, Int
 from evofeed.loader.views.boltz.crop import crop_tokens, pocket
-from evofeed.loader.views.boltz.frames import frames
 from evofeed.loader.views.boltz.rows import chain_rows, plan_rows
 from evofeed.loader.views.boltz.symmetries import symmetry_features
 from evofeed.loader.views.cells import row_codes, row_deletions
@@ -22,6 +21,12 @@ OWN_CODE: Final = 32
 """Added to a code of Boltz's vocabulary where letters stand beside codes."""
 ON_HOST: Final = frozenset({"symmetries"})
 """Arrays of a plan that the host reads."""
+_OFFSETS: Final = np.array([[0, 1, 2], [11, 7, 5], [10, 7, 5]])
+"""N CA C of amino acids; C1' C3' C4' of RNA and of DNA: places in Boltz's lists of atoms."""
+_RNA, _DNA, _LAST = 23, 28, 32
+_UNKNOWN: Final = 22
+_COSINE: Final = 0.9063
+"""Of 25 degrees: frames nearer to a line are none."""
 
 
 def plan_sample(
@@ -41,7 +46,7 @@ def plan_sample(
     packed = _tokens(view, crop)
     packed["pocket"] = pocket(view, crop, draws, config)
     packed |= _atoms(view, crop)
-    packed["frames"], packed["frame_mask"] = frames(view, crop, packed)
+    packed["frames"], packed["frame_mask"] = _frames(view, crop, packed)
     packed |= _moves(packed, draws, config)
     if config.symmetries:
         packed |= symmetry_features(view, crop, draws, config)
@@ -142,3 +147,52 @@ def _rows(
         "deletions": np.concatenate(deletions),
         "num_rows": np.array(min(drawn, len(letters)), np.int32),
     }
+
+
+def _frames(
+    view: EntryView, crop: Int[np.ndarray, " N"], packed: Mapping[str, np.ndarray]
+) -> tuple[Int[np.ndarray, "N 3"], Bool[np.ndarray, " N"]]:
+    """Atoms of the crop, and whether they make a frame.
+
+    Ligands' atoms have their two nearest resolved ones of the chain's crop, by the labels.
+    """
+    kind, code = packed["mol_type"], packed["res_type"]
+    counts, coords, present = packed["atom_num"], packed["coords"], packed["present"]
+    start = np.cumsum(counts) - counts
+    nucleic = (kind == ChainType.DNA) | (kind == ChainType.RNA)
+    residue = (kind == ChainType.PROTEIN) & (code > 1) & (code < _UNKNOWN)
+    residue |= nucleic & (code >= _RNA) & (code <= _LAST)
+    residue &= counts >= 3
+    which = np.where(code >= _DNA, 2, np.where(code >= _RNA, 1, 0))
+    atoms = np.where(residue[:, None], _OFFSETS[which], 0) + start[:, None]
+    valid = residue & present[np.minimum(atoms, len(present) - 1)].all(1)
+    chain = packed["asym_id"]
+    for number in np.unique(chain[kind == ChainType.LIGAND]):
+        rows = np.flatnonzero(chain == number)
+        mine = slice(start[rows[0]], start[rows[-1]] + counts[rows[-1]])
+        if mine.stop - mine.start < 3:
+            continue
+        first = _three_nearest(coords[mine], present[mine])
+        atoms[rows] = first[:, [1, 0, 2]] + mine.start
+        valid[rows] = present[atoms[rows]].all(1)
+    points = coords[atoms]
+    valid &= _apart(points[:, 1] - points[:, 0], points[:, 1] - points[:, 2])
+    return atoms.astype(np.int32), valid
+
+
+def _three_nearest(coords: np.ndarray, present: np.ndarray) -> np.ndarray:
+    step = coords[:, None] - coords[None]
+    step *= step
+    distance = np.sqrt(step[..., 0] + step[..., 1] + step[..., 2])
+    distance[~(present[:, None] & present[None])] = np.inf
+    order: np.ndarray = np.argsort(distance, axis=1, kind="stable")
+    return order[:, :3]
+
+
+def _apart(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """Whether two vectors are no line and of some length."""
+    lengths = [np.linalg.norm(vector, axis=1, keepdims=True) for vector in (first, second)]
+    ones = [v / (n + 1e-6) for v, n in zip((first, second), lengths, strict=True)]
+    bent: np.ndarray = np.abs((ones[0] * ones[1]).sum(1)) < _COSINE
+    bent &= (lengths[0][:, 0] > 1e-2) & (lengths[1][:, 0] > 1e-2)
+    return bent
