@@ -8,10 +8,7 @@ its start leans to the N-terminus, and a chain with T templates gets none at all
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-
-import numpy as np
 
 from evofeed.loader.config import LoaderConfig
 from evofeed.loader.counter_rng import Purpose, below, few_in_order, stream_key
@@ -34,14 +31,6 @@ class Crop:
         return self.start + self.length
 
 
-def crop_templates(
-    num_templates: int, max_templates: int, start: int, order: Sequence[int] | np.ndarray
-) -> tuple[int, ...]:
-    """Templates `start, start + 1, ...` of a permutation; `start` may be `num_templates`."""
-    stop = start + min(num_templates - start, max_templates)
-    return tuple(int(i) for i in order[start:stop])
-
-
 def sample_key(seed: int, epoch: int, position: int) -> int:
     """The key of everything random about the sample at a position of an epoch."""
     return stream_key(seed, epoch, position)
@@ -58,8 +47,7 @@ def draw_crop(config: LoaderConfig, key: int, num_res: int, num_templates: int) 
     if config.subsample_templates and num_templates:
         first = below(stream_key(key, Purpose.TEMPLATE_START), num_templates + 1)
         order = few_in_order(stream_key(key, Purpose.TEMPLATE_ORDER), num_templates)
-    templates = crop_templates(num_templates, config.max_templates, first, order)
-    return Crop(start, length, templates)
+    return Crop(start, length, tuple(order[first : first + config.max_templates]))
 
 
 def use_clamped_fape(config: LoaderConfig, key: int) -> float:

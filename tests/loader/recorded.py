@@ -12,7 +12,7 @@ from torch import Tensor
 
 from evofeed.loader.config import LoaderConfig
 from evofeed.loader.counter_rng import Purpose
-from evofeed.loader.draws import Crop, crop_templates
+from evofeed.loader.draws import Crop
 from evofeed.loader.features import ChainTensors
 from evofeed.loader.msa_draws import RecycleDraws
 from evofeed.protein.residues import HHBLITS_TO_RESTYPE
@@ -51,7 +51,7 @@ def recorded_crop(draws: dict[str, np.ndarray], config: LoaderConfig, length: in
     first, order = 0, np.arange(T)
     if T and config.subsample_templates:
         first, order = ints.pop(0), draws["draw.random_crop_to_size.randperm.0"]
-    templates = crop_templates(T, config.max_templates, first, order)
+    templates = tuple(int(one) for one in order[first : first + config.max_templates])
     return Crop(ints[1], min(length, config.crop_size or length), templates)
 
 
