@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from evofeed.base.options import Json, picture_name
+
+if TYPE_CHECKING:
+    from evofeed.featurize.check import CheckReport
 
 _Clusters = Annotated[str, typer.Option(help="A sequence cluster a line, or mmseqs' _cluster.tsv.")]
 _Structures = Annotated[str, typer.Option(help="Folder of mmCIF or PDB files.")]
@@ -215,7 +218,31 @@ def check(
     if as_json:
         print(json.dumps(found.to_dict()))
     else:
-        from evofeed.featurize.job.show import show_check
-
-        show_check(found)
+        _show_check(found)
     raise typer.Exit(0 if found.ok else 1)
+
+
+def _show_check(found: CheckReport) -> None:
+    """Print a check as a table, the first examples of each finding below its line."""
+    from rich.console import Console
+    from rich.markup import escape
+
+    console = Console()
+    console.print(
+        f"{found.chains} chains, {found.with_structure} with structure, {found.with_alignments} "
+        f"with alignments, {found.input_bytes / 1e6:.1f} MB",
+        highlight=False,
+    )
+    for finding in found.sorted_findings():
+        colour = {"error": "red", "warning": "yellow"}.get(finding.severity, "cyan")
+        head = f"[{colour}]{finding.severity}[/{colour}] {finding.count} x {escape(finding.kind)}"
+        console.print(f"{head}: {escape(finding.advice)}", highlight=False, soft_wrap=True)
+        for example in finding.examples:
+            console.print(f"    {escape(example)}", highlight=False, soft_wrap=True)
+    for project, counts in found.rulesets.items():
+        console.print(f"{project} takes {counts['entry']} entries", highlight=False)
+        for what, count in sorted(counts.items(), key=lambda one: -one[1]):
+            if what != "entry":
+                console.print(f"    {count} x {escape(what)}", highlight=False, soft_wrap=True)
+    if found.ok:
+        console.print("nothing is in the way", style="green")

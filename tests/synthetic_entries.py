@@ -10,7 +10,7 @@ from typing import Any
 from evofeed.featurize.entries.input import EntriesInput
 from evofeed.featurize.entries.job import prepare_entries
 from evofeed.featurize.job import JobOptions
-from evofeed.featurize.job.report import JobReport
+from evofeed.featurize.job.account import JobReport
 from evofeed.synth import write_entries
 
 

@@ -30,16 +30,14 @@ from evofeed.featurize.entries.prepared import prepared_set
 from evofeed.featurize.entries.work import CONFORMERS, EntriesTask
 from evofeed.featurize.inputs.sources import ChainSource
 from evofeed.featurize.job import tables as states
-from evofeed.featurize.job.account import Account
-from evofeed.featurize.job.dispatch import Dispatch, Queue
+from evofeed.featurize.job.account import Account, JobReport
+from evofeed.featurize.job.dispatch import Dispatch
 from evofeed.featurize.job.driver import Progress, lease_name
 from evofeed.featurize.job.ledger import Ledger
 from evofeed.featurize.job.lock import driving
-from evofeed.featurize.job.opening import open_executor
 from evofeed.featurize.job.options import JobOptions
 from evofeed.featurize.job.places import absolute, ledger_url
 from evofeed.featurize.job.publish import parent_of
-from evofeed.featurize.job.report import JobProgress, JobReport
 from evofeed.featurize.job.units import Plan, Unit
 from evofeed.featurize.job.work import UnitResult
 from evofeed.featurize.structures.components import read_components
@@ -257,11 +255,7 @@ class _Phase(Dispatch):
 
     def done(self) -> bool:
         """Do what is left; False if the job was cancelled meanwhile."""
-        waiting = Queue(u["unit_id"] for u in self.ledger.units(self.job_id, states.TODO))
-        if not waiting:
-            return True
-        with contextlib.closing(open_executor(self.run.options)) as executor:
-            return self.work(executor, waiting)
+        return self.work_off(self.run.options)
 
     def task(self, unit_id: str, item_ids: tuple[str, ...]) -> EntriesTask:
         """These items of a unit, to prepare."""
@@ -274,10 +268,6 @@ class _Phase(Dispatch):
         if not is_trial:
             self.ledger.finish(self.job_id, output)
         return is_trial
-
-    def how_far(self) -> JobProgress:
-        """State and progress of the phase."""
-        return self.account.progress()
 
     def _made(self) -> Iterator[dict[str, Any]]:
         for unit in self.ledger.units(self.job_id, states.DONE):

@@ -1,19 +1,96 @@
-"""How far a job is and how it ended, as its ledger has it."""
+"""How far a job is and how it ended, by its ledger: what it says while it runs, and its report."""
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import time
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from evofeed.base.files import write_atomic
 from evofeed.featurize.job.ledger import Ledger
 from evofeed.featurize.job.places import report_path
-from evofeed.featurize.job.report import JobProgress, JobReport
 from evofeed.featurize.job.tables import JobRow
 from evofeed.store import Snapshot
 
 _LEFT_OUT = ("NoProtein", "UnusedInput")
 """Errors of what is left out: no proteins, and files that no chain uses."""
 _BROKEN = ("chain_id", "type", "message", "path", "line")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobProgress:
+    """State and progress of a job."""
+
+    num_chains: int
+    good: int
+    broken: int
+    suspects: int
+    """Chains that took a worker down and get another chance."""
+    share: float
+    """Of the predicted work, 0 to 1."""
+    chains_per_second: float
+    """Of this run."""
+    seconds_left: float | None
+    """By the work done in this run; None before the first unit is done."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobReport:
+    """The end of a job, also written as JSON beside its ledger.
+
+    Attributes:
+        state: `published`, `failed` or `cancelled`.
+        snapshot: digest of the published snapshot, None if there is none.
+        broken: one dict per chain that is not in the snapshot: `chain_id type message
+            path line`, by chain id.
+        left_out: likewise, what is no protein (`NoProtein`) and files that look like a protein's
+            and that no chain uses (`UnusedInput`); not counted as broken.
+        notes: what was left out of good chains (templates, rows), per chain, in words.
+        resumed: units that were already done when this run began.
+        seconds: of this run.
+    """
+
+    job_id: str
+    state: str
+    message: str
+    input_uri: str
+    dataset_uri: str
+    ref: str
+    snapshot: str | None
+    num_chains: int
+    num_good: int
+    broken: tuple[dict[str, Any], ...]
+    left_out: tuple[dict[str, Any], ...]
+    notes: dict[str, list[str]]
+    num_shards: int
+    num_bytes: int
+    units: int
+    resumed: int
+    lost_workers: int
+    seconds: float
+    chains_per_second: float
+    path: str
+
+    @property
+    def num_broken(self) -> int:
+        """Chains that are not in the snapshot."""
+        return len(self.broken)
+
+    @property
+    def exit_code(self) -> int:
+        """0 if a snapshot was published, else 1."""
+        return 0 if self.state == "published" else 1
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready values."""
+        return {**dataclasses.asdict(self), "num_broken": self.num_broken}
+
+    def write(self) -> None:
+        """Write the JSON file at `path`, whole or not at all."""
+        write_atomic(Path(self.path), json.dumps(self.to_dict(), indent=1) + "\n")
 
 
 class Account:
@@ -31,30 +108,26 @@ class Account:
     ) -> None:
         self._ledger, self._job = ledger, job
         self._num_chains = num_chains
-        self._unusable = [item for item in unusable if item["type"] not in _LEFT_OUT]
-        self._unread = [item for item in unusable if item["type"] in _LEFT_OUT]
+        self._unusable = unusable
         self._began = time.monotonic()
         self._first = ledger.counts(job.job_id)
 
     @property
     def total(self) -> int:
         """Chains of the input, those included that none could be made of; no others' molecules."""
-        return self._num_chains + len(self._unusable) - len(self._dead(left_out=True))
+        return self._num_chains + len(self._unusable) - len(self.left_out())
 
     def broken(self) -> list[dict[str, Any]]:
         """What is broken, and so not in the snapshot: unusable inputs and dead chains."""
-        return self._unusable + self._dead(left_out=False)
+        return [item for item in self._missing() if item["type"] not in _LEFT_OUT]
 
     def left_out(self) -> list[dict[str, Any]]:
         """What is no protein, and files that no chain uses, each with why."""
-        return self._unread + self._dead(left_out=True)
+        return [item for item in self._missing() if item["type"] in _LEFT_OUT]
 
-    def _dead(self, *, left_out: bool) -> list[dict[str, Any]]:
-        return [
-            {name: chain[name] for name in _BROKEN}
-            for chain in self._ledger.chains(self._job.job_id)
-            if (chain["type"] in _LEFT_OUT) == left_out
-        ]
+    def _missing(self) -> list[dict[str, Any]]:
+        dead = self._ledger.chains(self._job.job_id)
+        return [*self._unusable, *({name: chain[name] for name in _BROKEN} for chain in dead)]
 
     def notes(self) -> dict[str, list[str]]:
         """What was left out of good chains, by chain id."""

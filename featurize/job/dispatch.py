@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import abc
+import contextlib
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
+from evofeed.featurize.job.account import Account
 from evofeed.featurize.job.blame import Blame
-from evofeed.featurize.job.executors import Executor
+from evofeed.featurize.job.executors import Executor, LocalExecutor
 from evofeed.featurize.job.ledger import Ledger
 from evofeed.featurize.job.options import Workplace
+from evofeed.featurize.job.tables import TODO
 from evofeed.featurize.job.units import Unit
 from evofeed.featurize.job.work import Task
 from evofeed.featurize.job.worker import UnitFailed, UnitLost
@@ -22,6 +25,24 @@ TICK: Final = 0.5
 
 InFlight = Mapping[str, tuple[str, tuple[str, ...]]]
 """Node and ids of the items of each unit that an executor has."""
+
+
+def open_executor(options: Workplace, grace: float = 0.0) -> Executor:
+    """The executor of units; closing it stops all that it started.
+
+    Args:
+        options: where units run, and how many at once.
+        grace: seconds beyond the deadline after which a worker is killed.
+
+    Raises:
+        JobError: Ray cannot be started or joined.
+    """
+    number, deadline = options.num_workers, options.deadline + grace
+    if not options.on_ray:
+        return LocalExecutor(number, deadline)
+    from evofeed.featurize.job.ray_executor import RayExecutor
+
+    return RayExecutor(options.workers if options.cluster else number, deadline, options.cluster)
 
 
 class Queue:
@@ -50,6 +71,8 @@ class Dispatch(abc.ABC):
     """
 
     lost_workers = 0
+    account: Account
+    """Of a job that the ledger keeps, which is that of chains or entries."""
     progress: Callable[[Any], None] | None
     lease: Lease | None
     """Of the dataset, renewed as long as units are at work."""
@@ -74,9 +97,17 @@ class Dispatch(abc.ABC):
         `is_trial`: they were sent without the rest, to see whether they kill a worker.
         """
 
-    @abc.abstractmethod
     def how_far(self) -> Any:
         """What `progress` is called with, about twice a second and whenever a unit has ended."""
+        return self.account.progress()
+
+    def work_off(self, options: Workplace) -> bool:
+        """Do all units that the ledger has to do; False if the job was cancelled meanwhile."""
+        waiting = Queue(unit["unit_id"] for unit in self.ledger.units(self.job_id, TODO))
+        if not waiting:
+            return True
+        with contextlib.closing(open_executor(options)) as executor:
+            return self.work(executor, waiting)
 
     def work(self, executor: Executor, waiting: Queue) -> bool:
         """Do all units; False if the job was cancelled meanwhile.

@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import secrets
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from evofeed.featurize.config import CropConfig, FeaturizeConfig
-from evofeed.featurize.formats.reading import FileRef
 from evofeed.featurize.inputs.clusters import NO_CLUSTER
 from evofeed.featurize.job import tables as states
-from evofeed.featurize.job.account import Account
-from evofeed.featurize.job.dispatch import Dispatch, Queue
+from evofeed.featurize.job.account import Account, JobProgress, JobReport
+from evofeed.featurize.job.dispatch import Dispatch
 from evofeed.featurize.job.executors import ExecutorGone
 from evofeed.featurize.job.host import JobHost, broken_entries, note_entries
 from evofeed.featurize.job.inputs import KnownInputs, Stamp, path_of
 from evofeed.featurize.job.ledger import Ledger
-from evofeed.featurize.job.opening import open_executor
 from evofeed.featurize.job.options import JobOptions
 from evofeed.featurize.job.places import relative
 from evofeed.featurize.job.publish import drop_joined, missing_shards, publish
-from evofeed.featurize.job.report import JobProgress, JobReport
 from evofeed.featurize.job.tables import JobRow
-from evofeed.featurize.job.template_use import outdated, remembered, stamps, template_key
+from evofeed.featurize.job.template_use import remembered, stamps
 from evofeed.featurize.job.units import Plan, make_plan
 from evofeed.featurize.job.work import UnitResult, UnitTask, expected_memory
 from evofeed.store import Snapshot
@@ -61,19 +57,15 @@ class Driver(Dispatch):
         self.take_up(self.ledger, self.job.job_id, self.plan.units, self.options)
         self.run_id = secrets.token_hex(8)
         for unit_id in missing_shards(self.ledger, self.job):
-            self.ledger.give_back(self.job.job_id, unit_id)
+            self.ledger.give_back(self.job_id, unit_id)
         self.account = Account(self.ledger, self.job, len(self.plan.sources), self.unusable)
         self.host.found(broken_entries(self.account.broken()) + note_entries(self.account.notes()))
 
     def run(self) -> JobReport:
         """From its present state to its end."""
-        job_id = self.job.job_id
-        waiting = Queue(row["unit_id"] for row in self.ledger.units(job_id, states.TODO))
         try:
-            if waiting:
-                with contextlib.closing(open_executor(self.options)) as executor:
-                    if not self.work(executor, waiting):
-                        return self._end(states.CANCELLED, "cancelled; run it again to go on")
+            if not self.work_off(self.options):
+                return self._end(states.CANCELLED, "cancelled; run it again to go on")
             return self._publish()
         except ExecutorGone as gone:
             return self._end(states.FAILED, f"nothing was published: {gone.message}")
@@ -81,7 +73,7 @@ class Driver(Dispatch):
             self._end(states.CANCELLED, "interrupted; run it again to go on")
             raise
         except Exception as error:
-            self.ledger.set_job(job_id, state=states.FAILED, message=str(error))
+            self.ledger.set_job(self.job_id, state=states.FAILED, message=str(error))
             raise
 
     def task(self, unit_id: str, item_ids: tuple[str, ...]) -> UnitTask:
@@ -142,9 +134,9 @@ class Driver(Dispatch):
         if changed := self._changed():
             what = f"{len(changed)} inputs changed while the job ran, {changed[0]} for one"
             return self._end(states.FAILED, f"{what}: run it again; what did not change is kept")
-        done = self.ledger.units(self.job.job_id, states.DONE)
-        if units := outdated(done, self.known, self._template_content):
-            what = f"template files of {len(units)} units changed while the job ran"
+        used = self.templates.items()
+        if changed := [path_of(key) for key, stamp in used if not stamp.still(path_of(key))]:
+            what = f"{len(changed)} template files changed while the job ran, {changed[0]} for one"
             return self._end(states.FAILED, f"{what}: run it again; the other units are kept")
         settings = {"featurize": dataclasses.asdict(self.config)}
         settings |= {"crop": dataclasses.asdict(self.crop)} if self.crop else {}
@@ -158,8 +150,8 @@ class Driver(Dispatch):
             self.host.move,
         )
         values = {"state": states.PUBLISHED, "snapshot": snapshot.digest, "message": ""}
-        self.ledger.set_job(self.job.job_id, **values)
-        drop_joined(self.ledger, self.job, lease_name(self.job.job_id))
+        self.ledger.set_job(self.job_id, **values)
+        drop_joined(self.ledger, self.job, lease_name(self.job_id))
         return self._end(states.PUBLISHED, "", snapshot)
 
     def _changed(self) -> list[str]:
@@ -171,7 +163,7 @@ class Driver(Dispatch):
         known = KnownInputs(self.known.root, before)
         plan = make_plan(sources, self.config, self.crop, known)
         for unit_id in sorted(self.units.keys() - {unit.unit_id for unit in plan.units}):
-            self.ledger.give_back(self.job.job_id, unit_id)
+            self.ledger.give_back(self.job_id, unit_id)
         missing = Stamp("", 0, 0)
         return sorted(
             relative(path_of(key), self.job.input_uri) or ""
@@ -179,13 +171,9 @@ class Driver(Dispatch):
             if before.get(key, missing).name != plan.inputs.get(key, missing).name
         )
 
-    def _template_content(self, ref: FileRef) -> str:
-        stamp = self.templates.get(template_key(ref))
-        return stamp.sha256 if stamp is not None and stamp.still(ref) else ""
-
     def _end(self, state: str, message: str, snapshot: Snapshot | None = None) -> JobReport:
         if state != states.PUBLISHED:
-            self.ledger.set_job(self.job.job_id, state=state, message=message)
+            self.ledger.set_job(self.job_id, state=state, message=message)
         report = self.account.report(state, message, self.options.ref, snapshot, self.lost_workers)
         report = dataclasses.replace(report, notes=self._with_unclustered(report))
         report.write()
@@ -199,7 +187,3 @@ class Driver(Dispatch):
             if size == NO_CLUSTER and chain_id not in broken:
                 notes[chain_id] = [*notes.get(chain_id, ()), "in no cluster of the file given"]
         return dict(sorted(notes.items()))
-
-    def how_far(self) -> JobProgress:
-        """State and progress of the job."""
-        return self.account.progress()

@@ -39,9 +39,9 @@ class Stamp:
     mtime_ns: int
     sha256: str = ""
 
-    def still(self, ref: FileRef) -> bool:
+    def still(self, path: str) -> bool:
         """Whether the file has the same size and time now."""
-        return _stat(ref) == (self.nbytes, self.mtime_ns)
+        return _stat(path) == (self.nbytes, self.mtime_ns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +106,8 @@ def input_key(ref: FileRef) -> str:
 
 
 def path_of(key: str) -> str:
-    """The file of an input, by its `input_key`."""
-    return key.split(" ", 2)[2]
+    """The file of an input, by its `input_key`, or of a template by its `template_key`."""
+    return key.removeprefix("template ").split(" ", 2)[2]
 
 
 def stamp_of(
@@ -126,7 +126,7 @@ def stamp_of(
         check_content: read it even if size and time are as they were.
         digest: what `known` was named by.
     """
-    stat = _stat(ref)
+    stat = _stat(ref.path)
     if stat is None:
         return None
     nbytes, mtime_ns = stat
@@ -145,9 +145,9 @@ def stamp_of(
     return Stamp(f"{name} {found}", nbytes, mtime_ns, found)
 
 
-def _stat(ref: FileRef) -> tuple[int, int] | None:
+def _stat(path: str) -> tuple[int, int] | None:
     try:
-        stat = Path(ref.path).stat()
+        stat = Path(path).stat()
     except OSError:
         return None
     return stat.st_size, stat.st_mtime_ns

@@ -15,6 +15,8 @@ from evofeed.featurize.job.ledger import Ledger
 
 Waits = Callable[[float], bool]
 """Whether to go on waiting for another driver to let go, by the seconds that it has taken."""
+Take = Callable[[], bool]
+"""Takes a lock, if nobody has it."""
 
 
 def a_while(seconds: float) -> bool:
@@ -34,60 +36,59 @@ def driving(ledger: Ledger, job_id: str, waits: Waits = a_while) -> Iterator[Non
     Raises:
         JobError: another driver has it.
     """
-    hold = _file_lock if ledger.engine.dialect.name == "sqlite" else _advisory_lock
-    with hold(ledger, job_id, waits):
+    is_file = ledger.engine.dialect.name == "sqlite"
+    where = f"{ledger.engine.url.database}.{job_id[:16]}.lock" if is_file else ledger.place
+    with file_lock(Path(where)) if is_file else _advisory_lock(ledger, job_id) as take:
+        began = time.monotonic()
+        while not take():
+            if not waits(time.monotonic() - began):
+                raise JobError(
+                    f"job {job_id[:12]} is being run by another process: watch it "
+                    "(`evofeed jobs status`), or cancel it",
+                    path=where,
+                )
+            time.sleep(0.1)
         yield
 
 
 def is_driven(ledger: Ledger, job_id: str) -> bool:
     """Whether a driver holds the job at this moment."""
-    hold = _file_lock if ledger.engine.dialect.name == "sqlite" else _advisory_lock
     try:
-        with hold(ledger, job_id, lambda _: False):
+        with driving(ledger, job_id, lambda _: False):
             return False
     except JobError:
         return True
 
 
 @contextmanager
-def _file_lock(ledger: Ledger, job_id: str, waits: Waits) -> Iterator[None]:
-    path = Path(f"{ledger.engine.url.database}.{job_id[:16]}.lock")
+def file_lock(path: Path) -> Iterator[Take]:
+    """A POSIX lock: unlike flock's it is not inherited by forked workers. The file stays: removing
+    it would let two drivers lock two files of one name."""
     with path.open("a") as file:
-        began = time.monotonic()
-        while True:
-            try:  # a POSIX lock: unlike flock's it is not inherited by forked workers
+
+        def take() -> bool:
+            try:
                 fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
             except OSError:
-                if not waits(time.monotonic() - began):
-                    raise _taken(job_id, str(path)) from None
-                time.sleep(0.1)
-        yield
-    # The file stays: removing it would let two drivers lock two files of one name.
+                return False
+            return True
+
+        yield take
 
 
 @contextmanager
-def _advisory_lock(ledger: Ledger, job_id: str, waits: Waits) -> Iterator[None]:
+def _advisory_lock(ledger: Ledger, job_id: str) -> Iterator[Take]:
     """PostgreSQL's session lock: it goes with the connection."""
     key = int(job_id[:15], 16)
     with ledger.engine.connect() as connection:
-        began = time.monotonic()
-        while not connection.execute(sa.select(sa.func.pg_try_advisory_lock(key))).scalar():
+
+        def take() -> bool:
+            taken = connection.execute(sa.select(sa.func.pg_try_advisory_lock(key))).scalar()
             connection.commit()
-            if not waits(time.monotonic() - began):
-                raise _taken(job_id, ledger.place)
-            time.sleep(0.1)
-        connection.commit()
+            return bool(taken)
+
         try:
-            yield
+            yield take
         finally:
             connection.execute(sa.select(sa.func.pg_advisory_unlock(key)))
             connection.commit()
-
-
-def _taken(job_id: str, where: str) -> JobError:
-    return JobError(
-        f"job {job_id[:12]} is being run by another process: watch it "
-        "(`evofeed jobs status`), or cancel it",
-        path=where,
-    )

@@ -8,7 +8,6 @@ its own calls go on waiting for a minute and more when it is not.
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import pickle
 import secrets
@@ -28,8 +27,6 @@ from evofeed.base.errors import JobError
 from evofeed.featurize.job.executors import ExecutorGone, Node, Outcome, outcome_of
 from evofeed.featurize.job.work import Task
 from evofeed.featurize.job.worker import UnitLost, environment, unit_on_ray
-
-_log = logging.getLogger("evofeed.jobs")
 
 _KNOCK = 30.0  # seconds a cluster's head may take to answer
 _TRIES = 3  # to start a Ray: it gives a node 30 seconds, which a busy machine may not have
@@ -61,7 +58,6 @@ class RayExecutor:
         deadline: seconds one chain may take.
         address: of a cluster; empty starts a Ray on this machine.
         gcs_away: seconds in which a cluster's GCS may be restarted; Ray itself waits for 60.
-        silence: seconds of waiting for Ray to start after which that is mentioned.
 
     Raises:
         JobError: Ray does not start, or nothing answers at the address.
@@ -73,7 +69,6 @@ class RayExecutor:
         deadline: float,
         address: str = "",
         gcs_away: float = 15.0,
-        silence: float = 20.0,
     ) -> None:
         self.deadline = deadline
         self.limit = num_workers
@@ -83,7 +78,7 @@ class RayExecutor:
         self._looked = 0.0
         self._stack = contextlib.ExitStack()
         try:
-            self._ray = self._stack.enter_context(_connected(address, num_workers, silence))
+            self._ray = self._stack.enter_context(_connected(address, num_workers))
             self._unit = self._ray.remote(max_retries=0)(unit_on_ray)
             self._look()
             raylet, gcs = self._places()
@@ -204,7 +199,7 @@ class RayExecutor:
 
 
 @contextlib.contextmanager
-def _connected(address: str, num_cpus: int, silence: float) -> Iterator[Any]:
+def _connected(address: str, num_cpus: int) -> Iterator[Any]:
     """Ray, joined or started; left as it was.
 
     Raises:
@@ -233,14 +228,17 @@ def _connected(address: str, num_cpus: int, silence: float) -> Iterator[Any]:
         stack.callback(ray.shutdown)
         # Standard output holds the report, and Ray would say there which workers died.
         ray._private.worker.print_to_stdstream = lambda *_, **__: None
+        handler = signal.getsignal(signal.SIGTERM)
         try:
             if address:
                 _knock(address)
-            with _said(address, silence):
-                _init(ray, {**where, **quiet}, 1 if address else _TRIES)
+            _init(ray, {**where, **quiet}, 1 if address else _TRIES)
         except Exception as error:
             reason = str(error) or type(error).__name__
             raise JobError(_refusal(address, reason)) from error
+        finally:
+            if threading.current_thread() is threading.main_thread():
+                signal.signal(signal.SIGTERM, handler)  # for which Ray has put its own
         yield ray
 
 
@@ -265,23 +263,6 @@ def _end_servers(folder: str) -> None:
                 if folder in Path(f"/proc/{pid}/cmdline").read_text():
                     os.kill(pid, signal.SIGKILL)
                     os.waitpid(pid, 0)
-
-
-@contextlib.contextmanager
-def _said(address: str, silence: float) -> Iterator[None]:
-    """A long wait for Ray is mentioned; and its handler of SIGTERM does not replace ours."""
-    what = f"joins Ray at {address}" if address else "starts Ray"
-    text = "still waiting: this process %s, which may take two minutes on a busy machine"
-    timer = threading.Timer(silence, _log.warning, (text, what))
-    timer.daemon = True
-    handler = signal.getsignal(signal.SIGTERM)
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
-        if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, handler)
 
 
 def _ask_for_a_token() -> None:

@@ -24,6 +24,7 @@ from evofeed.featurize.inputs.clusters import cluster_sizes
 from evofeed.featurize.inputs.discovery import discover, home_of, nothing_usable
 from evofeed.featurize.inputs.sources import ChainSource
 from evofeed.featurize.job import tables as states
+from evofeed.featurize.job.account import JobReport
 from evofeed.featurize.job.driver import Driver, Progress, lease_name
 from evofeed.featurize.job.host import JobHost
 from evofeed.featurize.job.inputs import KnownInputs
@@ -32,7 +33,6 @@ from evofeed.featurize.job.lock import driving
 from evofeed.featurize.job.options import JobOptions
 from evofeed.featurize.job.places import absolute, ledger_url, relative
 from evofeed.featurize.job.publish import parent_of
-from evofeed.featurize.job.report import JobReport
 from evofeed.featurize.job.template_use import look_again
 from evofeed.featurize.job.units import make_plan
 from evofeed.featurize.job.work import describe

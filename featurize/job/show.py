@@ -14,10 +14,9 @@ from rich.console import Console
 from rich.markup import escape
 
 from evofeed.base.options import share_bar
-from evofeed.featurize.check import CheckReport
 from evofeed.featurize.config import CropConfig, FeaturizeConfig
+from evofeed.featurize.job.account import JobProgress, JobReport
 from evofeed.featurize.job.options import JobOptions
-from evofeed.featurize.job.report import JobProgress, JobReport
 from evofeed.featurize.job.run import run_job
 
 _SHOWN = 5
@@ -79,29 +78,6 @@ def _terminable() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-def show_check(found: CheckReport) -> None:
-    """Print a check as a table, the first examples of each finding below its line."""
-    console = Console()
-    console.print(
-        f"{found.chains} chains, {found.with_structure} with structure, {found.with_alignments} "
-        f"with alignments, {found.input_bytes / 1e6:.1f} MB",
-        highlight=False,
-    )
-    for finding in found.sorted_findings():
-        colour = {"error": "red", "warning": "yellow"}.get(finding.severity, "cyan")
-        head = f"[{colour}]{finding.severity}[/{colour}] {finding.count} x {escape(finding.kind)}"
-        console.print(f"{head}: {escape(finding.advice)}", highlight=False, soft_wrap=True)
-        for example in finding.examples:
-            console.print(f"    {escape(example)}", highlight=False, soft_wrap=True)
-    for project, counts in found.rulesets.items():
-        console.print(f"{project} takes {counts['entry']} entries", highlight=False)
-        for what, count in sorted(counts.items(), key=lambda one: -one[1]):
-            if what != "entry":
-                console.print(f"    {count} x {escape(what)}", highlight=False, soft_wrap=True)
-    if found.ok:
-        console.print("nothing is in the way", style="green")
 
 
 def line(progress: JobProgress) -> str:

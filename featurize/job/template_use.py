@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -84,49 +84,34 @@ def look_again(
         now[key] = stamp
         return stamp.sha256
 
-    done = list(done)
-    return [*{*outdated(done, known, content), *_wanting(done, known, config)}], now
+    found: dict[tuple[str, str], str] = {}
 
+    def outdated(place: Mapping[str, str]) -> bool:
+        """Whether files are not what they were."""
+        folder, names = str(Path(known.root, place["folder"])), place["names"].split()
+        for name in names:
+            if (folder, name) not in found:
+                found[folder, name] = content(_ref(folder, name))
+        return place["sha256"] != _digest({name: found[folder, name] for name in names})
 
-def _wanting(
-    units: Iterable[Mapping[str, Any]], known: KnownInputs, config: FeaturizeConfig
-) -> Iterator[str]:
-    """Ids of units with a missing template entry that is there now."""
     libraries: dict[str, Callable[[str], Path | None]] = {}
-    for unit in units:
-        for place in (unit["shard"] or {}).get("templates", ()):
-            folder = str(Path(known.root, place["folder"]))
-            if folder not in libraries:
-                libraries[folder] = cache(TemplateLibrary(folder, config).find)
-            if any(map(libraries[folder], place.get("missing", "").split())):
-                yield unit["unit_id"]
 
+    def wanting(place: Mapping[str, str]) -> bool:
+        """Whether an entry that was missing is there now."""
+        folder = str(Path(known.root, place["folder"]))
+        if folder not in libraries:
+            libraries[folder] = cache(TemplateLibrary(folder, config).find)
+        return any(map(libraries[folder], place.get("missing", "").split()))
 
-def outdated(
-    units: Iterable[Mapping[str, Any]], known: KnownInputs, content: Callable[[FileRef], str]
-) -> list[str]:
-    """Ids of units, rows of the ledger, whose template files are not what they were.
-
-    Args:
-        units: one without an account of template files counts as up to date.
-        known: with the root that folders are seen from.
-        content: what a file holds now, '' if it is gone or cannot be read.
-    """
-    found: dict[FileRef, str] = {}
-
-    def now(folder: str, name: str) -> str:
-        ref = _ref(str(Path(known.root, folder)), name)
-        if ref not in found:
-            found[ref] = content(ref)
-        return found[ref]
-
-    return [
+    stale = [
         unit["unit_id"]
-        for unit in units
-        for place in (unit["shard"] or {}).get("templates", ())
-        if place["sha256"]
-        != _digest({name: now(place["folder"], name) for name in place["names"].split()})
+        for unit in done
+        if any(
+            outdated(place) or wanting(place)
+            for place in (unit["shard"] or {}).get("templates", ())
+        )
     ]
+    return stale, now
 
 
 def _ref(folder: str, name: str) -> FileRef:

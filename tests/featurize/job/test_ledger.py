@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import shutil
 import signal
-import subprocess
-import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -22,6 +19,7 @@ from tests.featurize.job.stage import (
     wait_for,
     wait_until,
 )
+from tests.service.conftest import postgres_server
 
 from evofeed.base.errors import JobError
 from evofeed.featurize import FeaturizeConfig, discover
@@ -34,27 +32,8 @@ from evofeed.featurize.job.work import UnitResult
 @pytest.fixture(scope="session")
 def postgres_url() -> Iterator[str]:
     """A PostgreSQL of this session's own, on a Unix socket."""
-    found = [Path(path) for path in [shutil.which("initdb")] if path]
-    found += sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
-    if not found:
-        if "postgres" in os.environ.get("EVOFEED_REQUIRE", ""):
-            pytest.fail("PostgreSQL is required but neither PATH nor /usr/lib/postgresql has it")
-        pytest.skip("no PostgreSQL here: install postgresql to run these")
-    folder = Path(tempfile.mkdtemp(prefix="evofeed-pg-", dir="/tmp"))
-    user = "nobody" if os.getuid() == 0 else None  # PostgreSQL refuses to run as root
-    if user:
-        shutil.chown(folder, user)
-
-    def call(program: str, *args: object) -> None:
-        command = [str(found[-1].parent / program), "-D", str(folder / "data"), *map(str, args)]
-        subprocess.run(command, user=user, cwd=folder, check=True, stdout=subprocess.DEVNULL)
-
-    call("initdb", "-A", "trust", "-U", "evofeed", "--no-sync")
-    options = f"-k {folder} -c listen_addresses= -c fsync=off"
-    call("pg_ctl", "-l", folder / "log", "-w", "-t", 300, "-o", options, "start")
-    yield f"postgresql://evofeed@/postgres?host={folder}"
-    call("pg_ctl", "-m", "immediate", "stop")
-    shutil.rmtree(folder)
+    with postgres_server() as server:
+        yield server.url("postgres")
 
 
 @pytest.fixture(params=["sqlite", "postgres"])

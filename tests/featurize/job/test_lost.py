@@ -11,7 +11,7 @@ from tests.featurize.job.stage import Fateful, checksums, run
 
 from evofeed.base.errors import JobError
 from evofeed.featurize import discover
-from evofeed.featurize.job import JobReport, Ledger, driver
+from evofeed.featurize.job import JobReport, Ledger, dispatch
 from evofeed.featurize.job.blame import Blame
 from evofeed.featurize.job.executors import ExecutorGone, Outcome
 from evofeed.featurize.job.units import Plan, Unit
@@ -24,7 +24,7 @@ Fate = Callable[[UnitTask], Outcome | ExecutorGone | None]
 
 def fated(raw: Path, dataset: Path, fate: Fate, **changes: Any) -> JobReport:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(driver, "open_executor", lambda options: Fateful(fate))
+        patch.setattr(dispatch, "open_executor", lambda options: Fateful(fate))
         return run(raw, dataset, **changes)
 
 

@@ -85,7 +85,7 @@ def test_a_template_file_that_changes_while_the_job_runs_is_not_published(tmp_pa
 
     report = on_stage(lambda: run(copy, data, progress=touch, **where))
     assert (report.state, report.snapshot) == ("failed", None)
-    assert "template files of" in report.message
+    assert "template files changed while the job ran" in report.message
     assert on_stage(lambda: run(copy, data, **where)).state == "published"
 
 
