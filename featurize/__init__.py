@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from evofeed.featurize.records.chain import featurize_chain
     from evofeed.featurize.records.crop import crop_record
     from evofeed.featurize.records.openfold_raw import to_openfold_raw
-    from evofeed.featurize.search import SearchConfig, SearchOptions, run_search, search_fasta
+    from evofeed.featurize.search import SearchConfig, SearchOptions, run_search
 
 __all__ = [
     "AssemblySource",
@@ -35,7 +35,6 @@ __all__ = [
     "featurize_assembly",
     "featurize_chain",
     "run_search",
-    "search_fasta",
     "stage_input",
     "to_openfold_raw",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +11,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from evofeed.base.errors import InputError
+from evofeed.base.files import write_atomic
 from evofeed.featurize.entries.alignments import alignment_folders, query_of
+from evofeed.featurize.formats.alignment_db import SEARCH_INDEX, read_index
 from evofeed.featurize.formats.reading import file_ref, plain, read_bytes
 from evofeed.featurize.job.places import absolute
 from evofeed.store.inner import parse_clusters
@@ -27,7 +30,8 @@ class EntriesInput:
     components: str
     """`components.cif`."""
     alignments: str = ""
-    """Folder of a3m or Stockholm files, one folder below it a query; of a prepared set its own."""
+    """Folder of a3m or Stockholm files, one folder below it a query, or of a search; of a prepared
+    set its own."""
     clusters: str = ""
     """A cluster a line, of `ENTRY_entity` or of sequences."""
     projects: tuple[str, ...] = ()
@@ -80,6 +84,7 @@ def alignment_items(root: str) -> tuple[Items, list[dict[str, Any]]]:
     """Files of every query, and folders left out because an earlier one has the same query."""
     first: dict[str, str] = {}
     items, left_out = [], []
+    root = _files_of_search(Path(root)) if Path(root, SEARCH_INDEX).is_file() else root
     for files in alignment_folders(root):
         folder = Path(files[0]).parent
         parts = folder.relative_to(root).parts
@@ -98,6 +103,18 @@ def alignment_items(root: str) -> tuple[Items, list[dict[str, Any]]]:
     if not first:
         raise InputError("no alignment here (.a3m, .sto)", path=root)
     return items, left_out
+
+
+def _files_of_search(root: Path) -> str:
+    """What `evofeed search` found, as files in `msa/`, a folder each sequence; that folder."""
+    for entry in read_index(str(root / SEARCH_INDEX)).values():
+        home = root / "msa" / hashlib.sha256(entry.sequence.encode()).hexdigest()[:16]
+        home.mkdir(parents=True, exist_ok=True)
+        for ref in entry.files:
+            path, data = home / ref.plain_name, read_bytes(ref)
+            if not path.exists() or path.read_bytes() != data:
+                write_atomic(path, data)
+    return str(root / "msa")
 
 
 def cluster_table(path: str) -> dict[str, str]:

@@ -3,7 +3,7 @@
 Three kinds of index: the sharded one names the db of each chain
 (`{"3lrm_A": {"db": "alignment_db_0.db", "files": [["x.a3m", offset, bytes], …]}}`),
 the old one is beside its only db and lists files alone, and that of `evofeed search` names
-the db of each file and has the sequences
+the db of each file and has the sequences, of RNA with `"is_rna": true`
 (`{"3lrm_A": {"sequence": "MKV…", "files": [["x.a3m.zst", offset, bytes, "7f.db"], …]}}`).
 """
 
@@ -12,11 +12,14 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from evofeed.base.errors import InputError
 from evofeed.featurize.collector import paused_gc
 from evofeed.featurize.formats.reading import FileRef, file_ref, read_bytes
+
+SEARCH_INDEX: Final = "search.index"
+"""Name of the index of `evofeed search`."""
 
 
 class DbEntry(NamedTuple):
@@ -26,6 +29,7 @@ class DbEntry(NamedTuple):
     files: tuple[FileRef, ...]
     sequence: str = ""
     description: str = ""
+    is_rna: bool = False
 
 
 def read_index(path: str) -> dict[str, DbEntry]:
@@ -69,7 +73,7 @@ def _entry(
             raise TypeError("sequence and description are text")
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(f"bad index entry: {error!r}", path=path, item=name) from None
-    return DbEntry(db, tuple(refs), sequence, description)
+    return DbEntry(db, tuple(refs), sequence, description, values.get("is_rna") is True)
 
 
 def _place(name: str, folder: Path, dbs: dict[str, str]) -> str:

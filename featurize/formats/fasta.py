@@ -34,12 +34,14 @@ def parse_fasta(
     path: str = "",
     caps: InputCaps | None = None,
     faults: list[InputError] | None = None,
+    rna: bool = False,
 ) -> list[FastaRecord]:
     """The records of a FASTA file, letters upper-cased, a final `*` dropped.
 
     Args:
         faults: where what is wrong with a record goes, and the others are returned;
             without it the first raises.
+        rna: take an RNA too.
 
     Raises:
         InputError: residues before a header, an empty sequence, a character that is
@@ -63,7 +65,7 @@ def parse_fasta(
     records = []
     for (head, number), part in zip(heads, parts, strict=True):
         record = FastaRecord(head, "".join(part).upper().removesuffix("*"), number)
-        wrong = _complaint(record.sequence, caps)
+        wrong = _complaint(record.sequence, caps, rna)
         if wrong:
             kind = NoProtein if wrong.startswith(BASES) else InputError
             problems.append(kind(wrong, line=number, item=record.name or None))
@@ -77,14 +79,14 @@ def parse_fasta(
     return records
 
 
-def _complaint(sequence: str, caps: InputCaps) -> str:
-    """What is wrong with a protein's sequence; empty if nothing is."""
+def _complaint(sequence: str, caps: InputCaps, rna: bool) -> str:
+    """What is wrong with a protein's sequence, or an RNA's; empty if nothing is."""
     if not sequence:
         return "a header without residues"
     if why := caps.excess("max_columns", len(sequence), f"{len(sequence)} residues"):
         return why
     if sequence.isascii() and sequence.isalpha():
-        bases = nucleic_acid(sequence)
+        bases = "" if rna and is_rna(sequence) else nucleic_acid(sequence)
         return f"{BASES} {bases}: only proteins are featurized" if bases else ""
     bad = next(c for c in sequence if not (c.isascii() and c.isalpha()))
     what = {
@@ -97,10 +99,15 @@ def _complaint(sequence: str, caps: InputCaps) -> str:
     return f"{bad!r} is no residue letter ({what.get(bad) or smiles})"
 
 
+def is_rna(sequence: str) -> bool:
+    """Whether its letters are those of an RNA, U among them."""
+    return "U" in sequence and set(sequence) <= set("ACGUN")
+
+
 def nucleic_acid(sequence: str) -> str:
     """What a sequence is if its letters are bases: an RNA or a DNA; empty for a protein's."""
     letters = set(sequence)
-    if "U" in letters and letters <= set("ACGUN"):
+    if is_rna(sequence):
         return "an RNA"
     several = len(letters - {"N"}) >= 3 and len(sequence) >= _SHORTEST_DNA
     return "a DNA" if several and letters <= set("ACGTN") else ""

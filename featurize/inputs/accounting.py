@@ -177,11 +177,9 @@ def refuse_unfit(sources: Sequence[ChainSource], given: Mapping[str, str | None]
         InputError: says what the place holds and what was looked for.
     """
     chain_id, entry = sources[0].chain_id, sources[0].entry_id
-    structures, fastas = given["structure_dir"], given["fasta_dir"]
+    structures = given["structure_dir"]
     if structures and not any(_below(structures, source.structure) for source in sources):
         _refuse(structures, "structure", f"{entry}.cif or {entry}.pdb for chain {chain_id}")
-    if fastas and not any(_below(fastas, source.fasta) for source in sources):
-        _refuse(fastas, "sequence", f"{chain_id}.fasta")
     index = given["structure_index"]
     if index and not any(source.structure_span for source in sources):
         raise InputError(f"no chain here is in it, such as {chain_id}", path=index)

@@ -36,12 +36,10 @@ from evofeed.featurize.inputs.accounting import (
     unused_files,
 )
 from evofeed.featurize.inputs.roads.alignments import (
-    NUMBERED,
     chain_folders,
     from_ffindex,
     from_target,
     index_files,
-    with_sequences,
 )
 from evofeed.featurize.inputs.roads.complexes import SUFFIXES as JOB_FILES
 from evofeed.featurize.inputs.roads.complexes import from_job, is_job
@@ -64,11 +62,7 @@ def discover(
     *,
     structure_dir: Path_ | None = None,
     template_mmcif_dir: Path_ | None = None,
-    fasta_dir: Path_ | None = None,
     structure_index: Path_ | None = None,
-    duplicate_chains: Path_ | None = None,
-    release_dates: Path_ | None = None,
-    obsolete_pdbs: Path_ | None = None,
     is_distillation: bool = False,
     problems: list[InputError] | None = None,
 ) -> list[ChainSource]:
@@ -78,12 +72,7 @@ def discover(
         uri: a folder or file of one of the layouts above (or its `file://` URI).
         structure_dir: structures, if they are not in `mmcif/`, `data/`, … beside.
         template_mmcif_dir: structures of template hits; else `structure_dir`.
-        fasta_dir: sequences of chains without structure, `<chain>.fasta`.
         structure_index: JSON index of structures in dbs (distillation sets).
-        duplicate_chains: lines of chains with one sequence; those without alignments
-            take those of the first that has them. Else `duplicate_pdb_chains.txt` beside.
-        release_dates: `mmcif_cache.json` for template dates, else the one beside.
-        obsolete_pdbs: `obsolete.dat`, else the one beside.
         is_distillation: the structures are predictions.
         problems: where bad chain ids and the like go, instead of raising the first; also what
             is no protein (`NoProtein`) and files that nothing uses (`UnusedInput`).
@@ -109,18 +98,14 @@ def discover(
     places = {
         "structure_dir": structure_dir,
         "template_mmcif_dir": template_mmcif_dir,
-        "fasta_dir": fasta_dir,
         "structure_index": structure_index,
-        "release_dates": release_dates,
-        "obsolete_pdbs": obsolete_pdbs,
     }
     given = {name: None if place is None else _path(place) for name, place in places.items()}
     beside = SideFiles.find(home, given, faults, is_distillation=is_distillation)
     with paused_gc():
         sources = _sources(root, alignments, beside)
-    chosen = None if duplicate_chains is None else _path(duplicate_chains)
-    if twins := chosen or first_file(home, ("duplicate_pdb_chains.txt",)):
-        sources += _duplicates(sources, twins, beside, chosen=chosen is not None)
+    if twins := first_file(home, ("duplicate_pdb_chains.txt",)):
+        sources += _duplicates(sources, twins, beside)
     sources = once(sources, faults, str(root))
     if problems is not None:
         problems += faults
@@ -177,7 +162,6 @@ def _of_folder(root: Path, alignments: Path | None, beside: SideFiles) -> list[C
     sources = layouts.from_chain_folders(alignments, beside, every=every) if alignments else []
     sources = join(sources, jobs)
     sources = join(sources, _chains_here(root, beside, named))
-    sources = sources or _numbered_chains(root, beside)
     sources = join(sources, _each(index_files(root), from_ffindex, beside))
     tables = [p for p in _files(root, TABLES) if str(p) not in named and alignment_file(p)]
     sources = join(sources, layouts.from_a3m_files(tables, beside))
@@ -205,13 +189,6 @@ def _each(
         except InputError as error:
             beside.faults.append(error)
     return sources
-
-
-def _numbered_chains(root: Path, beside: SideFiles) -> list[ChainSource]:
-    """Protenix's alignments, a folder for each number, with the sequences of its index."""
-    here = first_dir(root, NUMBERED)
-    sources = layouts.from_chain_folders(here, beside) if here else []
-    return with_sequences(root, sources, beside) if sources else []
 
 
 def _chains_here(root: Path, beside: SideFiles, named: set[str]) -> list[ChainSource]:
@@ -242,19 +219,12 @@ def _of_file(path: Path, beside: SideFiles) -> list[ChainSource]:
     raise InputError(no_input(path), path=str(path))
 
 
-def _duplicates(
-    sources: list[ChainSource], path: str, beside: SideFiles, *, chosen: bool
-) -> list[ChainSource]:
+def _duplicates(sources: list[ChainSource], path: str, beside: SideFiles) -> list[ChainSource]:
+    """Chains of one sequence, a line each group, by the one of them that has alignments."""
     known = {source.chain_id: source for source in sources}
     copies = []
     text = read_bytes(file_ref(path)).decode("utf-8", "replace")
-    groups = [line.split() for line in text.splitlines()]  # chains with one sequence
-    if chosen and known and not any(name in known for group in groups for name in group):
-        raise InputError(
-            f"none of its chains is one of the {len(known)} here, such as {next(iter(known))}",
-            path=path,
-        )
-    for group in groups:
+    for group in map(str.split, text.splitlines()):
         original = next((known[name] for name in group if name in known), None)
         for name in group:
             if original is not None and name not in known:

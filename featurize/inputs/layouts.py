@@ -126,6 +126,9 @@ def from_db(index: Mapping[str, DbEntry], beside: SideFiles) -> list[ChainSource
     """The chains of an alignment_db."""
     sources = []
     for chain_id, entry in index.items():
+        if entry.is_rna:
+            beside.faults.append(NoProtein("RNA", path=entry.db, item=chain_id))
+            continue
         own = {"sequence": entry.sequence, "description": entry.description}
         more = {name: value for name, value in own.items() if value}
         source = beside.source(chain_id, entry.db, alignments=entry.files, **more)
@@ -168,21 +171,21 @@ def _colabfold_model(folder: Path, name: str) -> str | None:
     return str(best[0]) if best else None
 
 
-def from_fasta(path: Path, beside: SideFiles) -> list[ChainSource]:
+def from_fasta(path: Path, beside: SideFiles, *, rna: bool = False) -> list[ChainSource]:
     """Sequences of a FASTA file; alignments are `<name>/` or `<name>.a3m` beside it.
 
     Headers may be Boltz's or Chai's, which say what kind of molecule each is and where its
-    alignment is; what is no protein is noted with the proteins.
+    alignment is; what is no protein, nor `rna` if that is wanted, is noted with the proteins.
     """
     faults: list[InputError] = []
-    records = parse_fasta(read_bytes(file_ref(path)), path=str(path), faults=faults)
+    records = parse_fasta(read_bytes(file_ref(path)), path=str(path), faults=faults, rna=rna)
     molecules = [molecule_of(fault.item or "") for fault in faults]
     beside.faults.extend(f for f, e in zip(faults, molecules, strict=True) if not is_other(e))
     others = [m for m in molecules if m is not None and is_other(m)]
     sources = []
     for record in records:
         molecule = molecule_of(record.description)
-        if molecule is not None and is_other(molecule):
+        if molecule is not None and is_other(molecule) and not (rna and molecule.kind == "rna"):
             others.append(molecule)
             continue
         source = beside.source(_fasta_id(record.name, molecule, path), str(path))

@@ -69,14 +69,14 @@ class SideFiles:
         templates = folders(given["template_mmcif_dir"], root, _TEMPLATE_DIRS) or structures
         by_entry = structures_by_entry(structures, deep=given["structure_dir"] is not None)
         index = given["structure_index"]
-        fastas = folders(given["fasta_dir"], root, FASTA_DIRS)
+        fastas = folders(None, root, FASTA_DIRS)
         return cls(
             structures={**top_structures(root), **by_entry},
             structure_db=read_index(index) if index else {},
             fastas=_index(fastas, (".fasta", ".fa", ".faa")),
             template_mmcif_dir=str(templates[0]) if templates else None,
-            release_dates=given["release_dates"] or first_file(root, ("mmcif_cache.json",)),
-            obsolete_pdbs=given["obsolete_pdbs"] or first_file(root, ("obsolete.dat",)),
+            release_dates=first_file(root, ("mmcif_cache.json",)),
+            obsolete_pdbs=first_file(root, ("obsolete.dat",)),
             is_distillation=is_distillation,
             faults=faults,
         )
@@ -153,17 +153,13 @@ def first_file(root: Path, names: Iterable[str]) -> str | None:
 
 def _index(places: Iterable[Path], suffixes: Iterable[str]) -> dict[str, str]:
     """Stem -> file with one of the suffixes, the first kind winning, then the first folder."""
-    found: dict[str, tuple[int, str]] = {}
-    kinds = [suffix + packed for suffix in suffixes for packed in ("", *PACKED)]
-    for folder in places:
-        for entry in os.scandir(folder):
-            for rank, kind in enumerate(kinds):
-                if entry.name.lower().endswith(kind):
-                    stem = entry.name[: -len(kind)]
-                    if stem not in found or rank < found[stem][0]:
-                        found[stem] = (rank, entry.path)
-                    break
-    return {stem: path for stem, (_, path) in found.items()}
+    found: dict[str, str] = {}
+    entries = [entry for folder in places for entry in os.scandir(folder)]
+    for kind in (suffix + packed for suffix in suffixes for packed in ("", *PACKED)):
+        for entry in entries:
+            if entry.name.lower().endswith(kind):
+                found.setdefault(entry.name[: -len(kind)], entry.path)
+    return found
 
 
 def _named(chain_id: str, structures: Mapping[str, str]) -> str | None:

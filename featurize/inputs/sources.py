@@ -148,20 +148,6 @@ class ChainSource:
         """As plain JSON-ready values."""
         return dataclasses.asdict(self)
 
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> ChainSource:
-        """The inverse of `to_dict`, after JSON too."""
-        span = values.get("structure_span")
-        return cls(
-            **{
-                **values,
-                "alignments": tuple(FileRef(*ref) for ref in values.get("alignments", ())),
-                "notes": tuple(values.get("notes", ())),
-                "copies": tuple(values.get("copies", ())),
-                "structure_span": (span[0], span[1]) if span else None,
-            }
-        )
-
 
 def role_of(name: str, config: FeaturizeConfig, in_db: bool = False) -> Role:
     """What a file of a chain's folder is for, by its name without compression suffix."""

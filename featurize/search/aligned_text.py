@@ -6,6 +6,7 @@ because a template search builds its profile from them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import compress
 
@@ -88,6 +89,11 @@ def _insertions(sequence: str) -> tuple[list[str], list[str]]:
 def read_any(data: bytes) -> list[Row]:
     """The rows of a Stockholm or A3M alignment."""
     return read_rows(data) if data.lstrip().startswith(b"# STOCKHOLM") else rows_of_a3m(data)
+
+
+def together(texts: Sequence[bytes]) -> bytes:
+    """Alignments of one query as one A3M; a single one as it is."""
+    return texts[0] if len(texts) == 1 else b"".join(to_a3m(read_any(text)) for text in texts)
 
 
 def template_rows(rows: list[Row]) -> list[Row]:

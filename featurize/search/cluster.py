@@ -7,8 +7,8 @@ from pathlib import Path
 
 from evofeed.base.errors import InputError
 from evofeed.base.files import write_atomic
-from evofeed.featurize.search.fasta_search import read_sequences
 from evofeed.featurize.search.programs import Scratch
+from evofeed.featurize.search.sequences import read_sequences
 from evofeed.store.inner import similar_pairs
 
 

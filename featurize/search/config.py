@@ -10,7 +10,7 @@ from typing import Any, Final, Literal
 
 from evofeed.base.configs import check_numbers
 
-Kind = Literal["fasta", "shards", "part", "hh", "mmseqs"]
+Kind = Literal["fasta", "shards", "part", "rna", "hh", "mmseqs"]
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*$")
 _NOT_ON_GPU: Final = ("-s", "--k-score", "--prefilter-mode")
@@ -33,6 +33,7 @@ class Database:
         more: prefixes of further databases of hh-suite, searched in one call with it.
         pairs: rows are for pairing the chains of a complex.
         joint: name of the search it takes part in with others.
+        is_rna: a FASTA file of nucleic acids, in which RNA is searched and no protein.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Database:
     more: tuple[str, ...] = ()
     pairs: bool = False
     joint: str = ""
+    is_rna: bool = False
 
     @classmethod
     def parse(cls, text: str, *, is_template: bool = False) -> Database:
@@ -81,6 +83,8 @@ class Database:
             return "mmseqs"
         if not all(Path(part.path).is_file() for part in self.parts()):
             return None
+        if self.is_rna:
+            return None if self.num_shards or self.whole else "rna"
         return "shards" if self.num_shards else "part" if self.whole else "fasta"
 
     @property
@@ -131,6 +135,11 @@ class SearchConfig:
     paired. Databases after the first then start from the profile that the first ended with."""
     template_e_value: float = 100.0
     """hmmsearch: template hits up to this E-value are listed; the prefilter comes later."""
+    template_profile: tuple[str, ...] = ()
+    """Databases whose rows together make the profile of a template search, each row once; empty
+    takes those of the first database."""
+    rna_e_value: float = 1e-3
+    """nhmmer: sequences up to this E-value enter the alignment."""
     hhsearch: tuple[str, ...] = ("-maxseq", "1000000")
     """Options of hhsearch."""
     gpu: bool = False
@@ -201,6 +210,8 @@ class SearchConfig:
             return {"mmseqs": self.mmseqs, "gpu": self.gpu, **how}  # a server changes no row
         if kind == "hh":
             return {"hhsearch": self.hhsearch} if is_template else {"hhblits": self.hhblits}
+        if kind == "rna":
+            return {"rna_e_value": self.rna_e_value}
         if is_template:
             return {"template_e_value": self.template_e_value}
         return {"e_value": self.e_value, "iterations": self.iterations}

@@ -1,7 +1,7 @@
-"""HMMER's jackhmmer and hmmsearch inside the process (pyhmmer), results as Stockholm.
+"""HMMER's jackhmmer, hmmsearch and nhmmer inside the process (pyhmmer).
 
-Rows and figures are those of the programs with the options that AF2's pipeline calls them with;
-`tests/featurize/search/test_programs.py` holds both beside each other.
+Rows and figures are those of the programs with the options that AF2's and AF3's pipelines call
+them with; `tests/featurize/search` holds both beside each other (`test_programs`, `test_recipes`).
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 from functools import lru_cache
 from importlib import metadata
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,6 +20,8 @@ _IN_MEMORY: Final = 2 << 30
 _MSA_FILTERS: Final[dict[str, Any]] = {"F1": 0.0005, "F2": 0.00005, "F3": 0.0000005}
 _TEMPLATE_FILTERS: Final[dict[str, Any]] = {"F1": 0.1, "F2": 0.1, "F3": 0.1}
 """AF2's settings: fewer false hits for alignments, hardly a filter for templates."""
+_RNA_F3, _RNA_SHORT, _RNA_SHORT_F3 = 1e-5, 50, 0.02
+"""AF3's settings: a weaker filter for RNA of fewer than 50 bases."""
 
 
 def version() -> str:
@@ -118,34 +121,72 @@ def hmmsearch(profile: bytes, db: str, *, threads: int, e_value: float) -> bytes
     return _stockholm(hits.to_msa(amino, all_consensus_cols=True))
 
 
+def nhmmer(sequence: str, db: str, *, threads: int, e_value: float, max_hits: int) -> bytes:
+    """A3M alignment of an RNA to its hits in a FASTA database, as AlphaFold 3 makes it.
+
+    Hits are shorter than the query as a rule, so each is aligned again, with hmmalign, to a
+    profile of the query alone.
+
+    Args:
+        sequence: the query.
+        db: the FASTA file.
+        threads: for the search.
+        e_value: hits up to it are reported, and those up to nhmmer's own 0.01 are rows.
+        max_hits: rows, the query among them.
+
+    Raises:
+        InputError: the database is no FASTA file.
+    """
+    from pyhmmer import easel, hmmer, plan7
+
+    rna = easel.Alphabet.rna()
+    text = f">query\n{sequence}\n".encode()
+    query: Any = easel.TextSequence(name=b"query", sequence=sequence).digitize(rna)
+    limit = _RNA_SHORT_F3 if len(sequence) < _RNA_SHORT else _RNA_F3
+    found: Any = hmmer.nhmmer(query, _targets(rna, db), cpus=threads, E=e_value, F3=limit)
+    hits = next(iter(found))
+    if not any(domain.included for hit in hits for domain in hit.domains):
+        return text
+    kept = hits.to_msa(rna).digitize(rna).sequences  # without gaps
+    rows = easel.DigitalSequenceBlock(rna, islice(kept, max_hits - 1))
+    alone = easel.DigitalMSA(alphabet=rna, name=b"query", sequences=[query])
+    model, _, _ = plan7.Builder(rna).build_msa(alone, plan7.Background(rna))
+    aligned: Any = hmmer.hmmalign(model, rows)
+    return text + _written(aligned, "a2m")
+
+
 def _stockholm(msa: Any) -> bytes:
+    return _written(msa, "stockholm")
+
+
+def _written(msa: Any, form: str) -> bytes:
     out = io.BytesIO()
-    msa.write(out, "stockholm")
+    msa.write(out, form)
     return out.getvalue()
 
 
-def _targets(amino: Any, db: str) -> Any:
+def _targets(alphabet: Any, db: str) -> Any:
     """The sequences of a database: in memory if it is small, else streamed."""
     try:
         stat = Path(db).stat()
         if stat.st_size <= _IN_MEMORY:
-            return _block(db, stat.st_size, stat.st_mtime_ns)
-        return _open(db, amino)
+            return _block(db, alphabet.is_rna(), stat.st_size, stat.st_mtime_ns)
+        return _open(db, alphabet)
     except (OSError, ValueError, EOFError) as error:
         raise InputError(f"not a FASTA database: {error}", path=db) from None
 
 
-def _open(db: str, amino: Any) -> Any:
+def _open(db: str, alphabet: Any) -> Any:
     from pyhmmer import easel
 
-    return easel.SequenceFile(db, format="fasta", digital=True, alphabet=amino)
+    return easel.SequenceFile(db, format="fasta", digital=True, alphabet=alphabet)
 
 
 @lru_cache(maxsize=1)
-def _block(db: str, nbytes: int, mtime_ns: int) -> Any:
+def _block(db: str, is_rna: bool, nbytes: int, mtime_ns: int) -> Any:
     """One database at a time stays in memory, for the next query."""
     from pyhmmer import easel
 
-    amino = easel.Alphabet.amino()
-    with _open(db, amino) as handle:
-        return easel.DigitalSequenceBlock(amino, handle.read_block())
+    alphabet = easel.Alphabet.rna() if is_rna else easel.Alphabet.amino()
+    with _open(db, alphabet) as handle:
+        return easel.DigitalSequenceBlock(alphabet, handle.read_block())

@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import fcntl
 import hashlib
 import json
 import os
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from evofeed.base.errors import InputError, JobError
 from evofeed.base.files import write_atomic
 from evofeed.featurize.config import FeaturizeConfig
+from evofeed.featurize.formats.alignment_db import SEARCH_INDEX
 from evofeed.featurize.inputs.sources import ChainSource, role_of
+from evofeed.featurize.job.lock import file_lock
 from evofeed.featurize.search.cache import CachedResult, SearchCache
 from evofeed.featurize.search.config import Database, SearchConfig
 from evofeed.featurize.search.options import SearchOptions, SearchReport
@@ -28,8 +29,6 @@ from evofeed.featurize.search.search import Progress, Search
 from evofeed.featurize.search.searchers import suffix_of
 from evofeed.featurize.search.work import DatabaseInfo
 
-INDEX: Final = "search.index"
-"""What `discover` reads."""
 REPORT: Final = "report.json"
 
 
@@ -76,7 +75,9 @@ def run_search(
         found, broken = search.run()
         problem_entries = [*map(_unusable, problems), *_by_chain(chains, broken)]
         report = _report(search, found, problem_entries, len(chains) + len(problems))
-        _write_index(out / INDEX, chains, databases, search.infos, found, broken)
+        _write_index(
+            out / SEARCH_INDEX, chains, databases, search.infos, found, broken, search.is_rna
+        )
         write_atomic(out / REPORT, json.dumps(report.to_dict(), indent=1).encode())
         return report
 
@@ -125,8 +126,11 @@ def check_databases(databases: Sequence[Database]) -> None:
     Raises:
         InputError: two have one name, or there is none for alignments, or several for templates.
     """
+    templates = [database for database in databases if database.is_template]
     if all(database.is_template for database in databases):
         raise InputError("there is no database to search: give one with --db")
+    if templates and all(database.is_template or database.is_rna for database in databases):
+        raise InputError("templates need a database of proteins: give one with --db")
     names: dict[str, Database] = {}
     for database in databases:
         if database.name in names:
@@ -136,7 +140,6 @@ def check_databases(databases: Sequence[Database]) -> None:
                 path=database.path,
             )
         names[database.name] = database
-    templates = [database for database in databases if database.is_template]
     if len(templates) > 1:
         raise InputError("a second template database: one is searched", path=templates[1].path)
 
@@ -176,6 +179,7 @@ def _write_index(
     infos: Sequence[DatabaseInfo],
     found: dict[tuple[str, int], CachedResult],
     broken: dict[str, dict[str, Any]],
+    is_rna: Callable[[str], bool],
 ) -> None:
     """The chains with all their results, as spans of the cache's packs."""
     index: dict[str, Any] = {}
@@ -185,6 +189,8 @@ def _write_index(
             continue
         files = []
         for number, database in enumerate(databases):
+            if (sequence, number) not in found:  # of another kind of molecule
+                continue
             ref = found[sequence, number].ref
             name = f"{result_name(database, infos[number])}.zst"
             files.append([name, ref.offset, ref.size, _beside(path, Path(ref.path).resolve())])
@@ -192,6 +198,7 @@ def _write_index(
             "sequence": sequence,
             "description": chain.description,
             "files": files,
+            **({"is_rna": True} if is_rna(sequence) else {}),
         }
     write_atomic(path, json.dumps(index).encode())
 
@@ -208,9 +215,7 @@ def _beside(index: Path, pack: Path) -> str:
 @contextlib.contextmanager
 def _alone(out: Path) -> Iterator[None]:
     """One search at a time writes a folder; the death of its process opens the lock."""
-    with (out / ".lock").open("a") as file:
-        try:
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise JobError("another search is writing here: wait for it", path=str(out)) from None
+    with file_lock(out / ".lock") as take:
+        if not take():
+            raise JobError("another search is writing here: wait for it", path=str(out))
         yield

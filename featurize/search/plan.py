@@ -19,7 +19,14 @@ _CALL_COST: Final = 60
 """Residues' worth of work that a search costs however short its sequence is."""
 _SHARES: Final = 6
 """Units per slot: few enough to cost nothing, enough that no slot waits long for the last."""
-_MOST: Final[dict[Kind, int]] = {"fasta": 16, "shards": 16, "part": 16, "hh": 4, "mmseqs": 4096}
+_MOST: Final[dict[Kind, int]] = {
+    "fasta": 16,
+    "shards": 16,
+    "part": 16,
+    "rna": 16,
+    "hh": 4,
+    "mmseqs": 4096,
+}
 """Sequences of a unit; what is killed with it is done again. mmseqs pays by the call."""
 _NOWHERE: Final = 60.0
 """Seconds to wait for a node that holds a database."""

@@ -2,8 +2,8 @@
 
 A recipe knows databases by their roles, which are their names on the command line (`--db
 uniref90=/data/uniref90.fasta`). Figures are those of AlphaFold 2's `data/pipeline.py` and
-`pipeline_multimer.py`, OpenFold's `AlignmentRunner`, AlphaFold 3's `run_alphafold.py`
-(its protein alignments; its templates and RNA are searched otherwise), and ColabFold's `search.py`.
+`pipeline_multimer.py`, OpenFold's `AlignmentRunner`, AlphaFold 3's `data/pipeline.py`, and
+ColabFold's `search.py`.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ class Role:
         is_template: hits in it are templates.
         pairs: its rows are for pairing the chains of a complex, and in no alignment of one chain.
         joint: name of the search that databases have in common, in one call of hhblits.
+        is_rna: it holds nucleic acids, in which RNA is searched.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Role:
     is_template: bool = False
     pairs: bool = False
     joint: str = ""
+    is_rna: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +80,7 @@ def _in_role(database: Database, role: Role) -> Database:
         is_template=role.is_template or database.is_template,
         pairs=role.pairs,
         joint=role.joint,
+        is_rna=role.is_rna,
     )
 
 
@@ -102,7 +105,9 @@ _UNIPROT: Final = Role("uniprot", 50_000, pairs=True)
 _AF2: Final = (_UNIREF90, Role("mgnify", 501), *_BFD, Role("small_bfd"))
 _OPENFOLD: Final = (_UNIREF90, Role("mgnify", 5_000), *_BFD)
 _PDB70, _PDB_SEQRES = Role("pdb70", is_template=True), Role("pdb_seqres", is_template=True)
+_RNA: Final = tuple(Role(name, 10_000, is_rna=True) for name in ("rfam", "rnacentral", "nt"))
 _AF3: Final = (_UNIREF90, Role("mgnify", 5_000), Role("small_bfd", 5_000), _UNIPROT)
+_AF3_PROFILE: Final = ("uniref90", "small_bfd", "mgnify")
 _HMMER: Final = SearchConfig(max_hits=_ALL)
 
 RECIPES: Final[dict[str, Recipe]] = {
@@ -110,7 +115,9 @@ RECIPES: Final[dict[str, Recipe]] = {
     "af2": Recipe((*_AF2, _PDB70), _HMMER),
     "af2-multimer": Recipe((*_AF2, _UNIPROT, _PDB_SEQRES), _HMMER),
     "openproteinset": Recipe((*_OPENFOLD, _UNIPROT, _PDB70, _PDB_SEQRES), _HMMER),
-    "af3": Recipe(_AF3, _HMMER),
+    "af3": Recipe(
+        (*_AF3, _PDB_SEQRES, *_RNA), dataclasses.replace(_HMMER, template_profile=_AF3_PROFILE)
+    ),
     "colabfold": Recipe((), SearchConfig.colabfold()),
 }
 

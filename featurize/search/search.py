@@ -12,12 +12,13 @@ from contextlib import closing
 from typing import Any, Final
 
 from evofeed.base.errors import InputError, JobError
-from evofeed.featurize.job.dispatch import TICK, Dispatch
+from evofeed.featurize.formats.fasta import is_rna
+from evofeed.featurize.job.dispatch import TICK, Dispatch, open_executor
 from evofeed.featurize.job.executors import Executor
 from evofeed.featurize.job.ledger import Ledger
-from evofeed.featurize.job.opening import open_executor
 from evofeed.featurize.job.units import Plan
 from evofeed.featurize.job.work import UnitResult
+from evofeed.featurize.search.aligned_text import together
 from evofeed.featurize.search.cache import CachedResult, SearchCache, result_key
 from evofeed.featurize.search.config import Database, SearchConfig
 from evofeed.featurize.search.options import SearchOptions, SearchProgress
@@ -37,6 +38,11 @@ _STRIKES: Final = 3
 """Times a program may fail with a sequence; each time elsewhere if there is an elsewhere."""
 _GRACE: Final = 60.0
 """Seconds beyond a program's own deadline after which its worker is killed."""
+
+_NOWHERE: Final = {
+    "type": "InputError",
+    "message": "no database of its kind of molecule is searched",
+}
 
 Progress = Callable[[SearchProgress], None]
 
@@ -71,7 +77,7 @@ class Search(Dispatch):
         self._places = [part for database in databases for part in database.parts()]
         self._whole = [n for n, database in enumerate(databases) for _ in database.parts()]
         self._place_infos: list[DatabaseInfo] = []
-        self._starts: dict[int, dict[str, CachedResult]] = {}
+        self._starts: dict[int, dict[str, tuple[CachedResult, ...]]] = {}
         self._wanted: dict[str, tuple[int, Query]] = {}  # place and query by key, of this stage
         self._place_of: dict[str, int] = {}
         self._cost = self._cost_done = 0
@@ -100,7 +106,8 @@ class Search(Dispatch):
             keys = self._keys(numbers, found)
             there = self.cache.find(keys.values())
             found |= {where: there[key] for where, key in keys.items() if key in there}
-        return found if len(found) == len(self.sequences) * len(self.databases) else None
+        wanted = sum(len(self._asked(number)) for number in range(len(self.databases)))
+        return found if len(found) == wanted else None
 
     def run(self) -> tuple[dict[tuple[str, int], CachedResult], dict[str, dict[str, Any]]]:
         """Results by sequence and database, and the sequences that have not all of them."""
@@ -110,14 +117,25 @@ class Search(Dispatch):
             for number, database in enumerate(self.databases)
         ]
         found: dict[tuple[str, int], CachedResult] = {}
-        broken: dict[str, dict[str, Any]] = {}
+        asked = {s for number in range(len(self.databases)) for s in self._asked(number)}
+        broken = {s: {**_NOWHERE} for s in self.sequences if s not in asked}
         for numbers in self._stages():
             self._search_stage(self._keys(numbers, found), found, broken)
         return found, broken
 
     @property
     def _first(self) -> int:
-        return next(i for i, db in enumerate(self.databases) if not db.is_template)
+        plain = (i for i, db in enumerate(self.databases) if not db.is_template)
+        return min(plain, key=lambda number: self.databases[number].is_rna)
+
+    def is_rna(self, sequence: str) -> bool:
+        """Whether a sequence is RNA: by its letters, where RNA is searched at all."""
+        return is_rna(sequence) and any(database.is_rna for database in self.databases)
+
+    def _asked(self, number: int) -> list[str]:
+        """The sequences that are searched in a database: RNA where RNA is."""
+        is_rna = self.databases[number].is_rna
+        return [s for s in self.sequences if self.is_rna(s) == is_rna]
 
     def _stages(self) -> tuple[list[int], list[int]]:
         """Databases that are searched at once, and those whose searches start from what the
@@ -151,21 +169,26 @@ class Search(Dispatch):
                 starts = self._starts[number] = self._starts_of(number, found)
                 keys |= {(s, number): self.key(number, s, start) for s, start in starts.items()}
             else:
-                keys |= {(s, number): self.key(number, s) for s in self.sequences}
+                keys |= {(s, number): self.key(number, s) for s in self._asked(number)}
         return keys
 
     def _starts_of(
         self, number: int, found: dict[tuple[str, int], CachedResult]
-    ) -> dict[str, CachedResult]:
+    ) -> dict[str, tuple[CachedResult, ...]]:
         """What the search of each sequence in a later database starts from."""
-        known = {s: found[s, self._first] for s in self.sequences if (s, self._first) in found}
-        if self.infos[number].kind != "mmseqs":
-            return known
-        keys = {s: profile_key(self.key(self._first, s)) for s in known}
-        there = self.cache.find(keys.values())
-        return {s: there[key] for s, key in keys.items() if key in there}
+        if self.infos[number].kind == "mmseqs":
+            keys = {s: profile_key(self.key(self._first, s)) for s in self._asked(number)}
+            there = self.cache.find(keys.values())
+            return {s: (there[key],) for s, key in keys.items() if key in there}
+        order = {database.name: i for i, database in enumerate(self.databases)}
+        named = [order[name] for name in self.config.template_profile if name in order]
+        known = {
+            s: tuple(found[s, i] for i in named or [self._first] if (s, i) in found)
+            for s in self._asked(number)
+        }
+        return {s: results for s, results in known.items() if len(results) == len(named or [0])}
 
-    def key(self, number: int, sequence: str, start: CachedResult | None = None) -> str:
+    def key(self, number: int, sequence: str, start: tuple[CachedResult, ...] = ()) -> str:
         """The name of a result in the cache."""
         database, info = self.databases[number], self.infos[number]
         parts: dict[str, Any] = {
@@ -174,7 +197,7 @@ class Search(Dispatch):
             "settings": self.config.result_settings(info.kind, database.is_template),
         }
         if database.is_template or start:
-            parts["start"] = start.sha256 if start else ""
+            parts["start"] = " ".join(result.sha256 for result in start)
         if not database.is_template:
             parts["rows"] = self.config.rows_of(database)
         return result_key("templates" if database.is_template else "msa", sequence, parts)
@@ -299,7 +322,10 @@ class Search(Dispatch):
         queries = tuple(self._wanted[key][1] for key in item_ids)
         if starts := self._starts.get(number):
             queries = tuple(
-                dataclasses.replace(q, start=self.cache.read(starts[q.sequence])) for q in queries
+                dataclasses.replace(
+                    q, start=together(list(map(self.cache.read, starts[q.sequence])))
+                )
+                for q in queries
             )
         return SearchTask(
             unit_id=unit_id,

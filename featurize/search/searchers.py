@@ -61,7 +61,8 @@ def program_of(kind: Kind, is_template: bool, config: SearchConfig) -> str:
         return programs.version("mmseqs")
     if kind == "hh":
         return programs.version("hhsearch" if is_template else "hhblits")
-    return f"{'hmmsearch' if is_template else 'jackhmmer'} ({hmmer.version()})"
+    name = "nhmmer" if kind == "rna" else "hmmsearch" if is_template else "jackhmmer"
+    return f"{name} ({hmmer.version()})"
 
 
 def suffix_of(kind: Kind, is_template: bool) -> str:
@@ -179,6 +180,9 @@ def _search_one(
         )
     if database.is_template:
         return _templates(database, kind, query, config, place)
+    if kind == "rna":
+        e_value, max_hits = config.rna_e_value, config.rows_of(database)
+        return hmmer.nhmmer(query.sequence, db, threads=threads, e_value=e_value, max_hits=max_hits)
     return hmmer.jackhmmer(
         query.sequence, db, threads=threads, e_value=config.e_value, iterations=config.iterations
     )

@@ -19,7 +19,7 @@ from evofeed.featurize.assembly_commands import add_complexes
 from evofeed.featurize.config import FeaturizeConfig
 from evofeed.featurize.entries.input import EntriesInput
 from evofeed.featurize.entries.job import prepare_entries
-from evofeed.featurize.formats.reading import plain, read_bytes
+from evofeed.featurize.formats.reading import plain
 from evofeed.featurize.inputs.discovery import discover
 from evofeed.featurize.inputs.sources import ChainSource
 from evofeed.featurize.job.options import JobOptions
@@ -193,9 +193,9 @@ def _complexes(root: Path, uri: str, structures: str) -> int:
 
 
 def _entries(root: Path, uri: str, source: SetInput, table: str, job: JobOptions) -> int:
-    """Entries with the alignments that the search found, as files that their job reads; it knows
-    polymers by their sequence, so clusters are given it by sequence too."""
-    folder, members = root / "msa", str(root / "entry_clusters.tsv")
+    """Entries with the alignments that the search found; their job knows polymers by their
+    sequence, so clusters are given it by sequence too."""
+    members = str(root / "entry_clusters.tsv")
     chains = {chain.chain_id: chain for chain in discover(str(root / "search"))}
     rows = [line.split("\t") for line in Path(table).read_text().splitlines()]
     groups: dict[str, dict[str, None]] = {}
@@ -203,19 +203,11 @@ def _entries(root: Path, uri: str, source: SetInput, table: str, job: JobOptions
         if name in chains:
             groups.setdefault(first, {first: None})[chains[name].sequence] = None
     write_atomic(Path(members), "".join(f"{' '.join(group)}\n" for group in groups.values()))
-    for chain in chains.values():
-        home = folder / hashlib.sha256(chain.sequence.encode()).hexdigest()[:16]
-        for role, ref in chain.alignment_files():
-            path = home / ref.plain_name
-            pairs = ref.plain_name.startswith("uniprot_hits")
-            if (role in ("a3m", "stockholm") or pairs) and not path.exists():
-                home.mkdir(parents=True, exist_ok=True)
-                write_atomic(path, read_bytes(ref))
     report = prepare_entries(
         EntriesInput(
             structures=source.structures,
             components=source.components,
-            alignments=str(folder),
+            alignments=str(root / "search"),
             clusters=members,
         ),
         uri,

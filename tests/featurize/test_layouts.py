@@ -102,7 +102,6 @@ def test_every_layout_gives_the_same_records(
     sources = discover(tmp_path)
     assert [source.chain_id for source in sources] == sorted(f.name for f in small_chains())
     for source in sources:
-        assert ChainSource.from_dict(json.loads(json.dumps(source.to_dict()))) == source
         assert source.nbytes() > 0
         record, want = featurize_chain(source), openfold_record(source.chain_id)
         assert np.array_equal(record.msa, want.msa)

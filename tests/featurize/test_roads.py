@@ -218,19 +218,15 @@ def test_boltz_and_chai_fasta_say_what_each_record_is(tmp_path: Path) -> None:
     ("place", "match"),
     [
         ("structure_dir", r"no structure here .*1abc\.cif .* found .*9xyz\.txt"),
-        ("fasta_dir", r"no sequence here .*1abc_A\.fasta"),
         ("template_mmcif_dir", "no template structure here"),
         ("structure_index", "no chain here is in it, such as 1abc_A"),
-        ("duplicate_chains", "none of its chains is one of the 1 here, such as 1abc_A"),
     ],
 )
 def test_a_place_that_fits_no_chain_is_an_error(place: str, match: str, tmp_path: Path) -> None:
     raw = write(tmp_path / "raw", {"1abc_A.a3m": f">q\n{A}\n"})
-    files = {"x/9xyz.txt": "", "index": "{}", "twins": "7abc_A 8abc_A\n"}
-    other = write(tmp_path / "other", files)
-    file = {"structure_index": other / "index", "duplicate_chains": other / "twins"}
+    other = write(tmp_path / "other", {"x/9xyz.txt": "", "index": "{}"})
     with pytest.raises(InputError, match=match):
-        discover(raw, **{place: file.get(place, other)})
+        discover(raw, **{place: other / "index" if place == "structure_index" else other})
 
 
 def test_an_input_without_chains_is_described(tmp_path: Path) -> None:

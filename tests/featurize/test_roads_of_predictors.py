@@ -54,7 +54,6 @@ def test_alphafold_3_inputs(tmp_path: Path, whole: bool) -> None:
         "L (ligand), R",
     ):
         assert part in notes
-    assert ChainSource.from_dict(json.loads(json.dumps(one.to_dict()))) == one
 
 
 @pytest.mark.system
@@ -109,17 +108,6 @@ def test_a_chain_whose_alignment_is_not_there_is_broken(name: str, tmp_path: Pat
         data = str(tmp_path / "data")
         report = run_job(str(raw), data, executor="local", workers=1, max_broken=1.0)
         assert [broken["chain_id"] for broken in report.broken] == ["j_A"]
-
-
-def test_protenix_numbers_get_the_sequences_of_its_index(tmp_path: Path) -> None:
-    index = {A: 0, B: 1}
-    files = {f"mmcif_msa/{n}/uniref100_hits.a3m": f">q\n{s}\n" for s, n in index.items()}
-    files["mmcif_msa/7/uniref100_hits.a3m"] = MSA
-    write(tmp_path, files | {"common/seq_to_pdb_index.json": json.dumps(index)})
-    problems: list[InputError] = []
-    sources = discover(tmp_path, problems=problems)
-    assert [(s.chain_id, s.sequence) for s in sources] == [("0", A), ("1", B)]
-    assert [problem.item for problem in problems] == ["7"]
 
 
 def test_chai_tables_by_the_hash_of_the_sequence(tmp_path: Path) -> None:

@@ -102,6 +102,21 @@ def test_alignments_come_as_clients_read_them_and_at_once_the_second_time(
     )
 
 
+def test_a_selenoprotein_gets_its_alignment_and_spoils_no_batch(
+    start: Start, tmp_path: Path, databases: dict[str, str]
+) -> None:
+    """In FASTA, which jackhmmer searches, and in clusters, whose program writes X for U."""
+    require_programs()
+    rows = [(f"k{f}_{n}", s) for f, kin in enumerate(FAMILIES[:3]) for n, s in enumerate(kin[1:])]
+    clusters = {"uniref": cluster_db(tmp_path / "clusters", rows)}
+    queries = [FAMILIES[0][0], f"{FAMILIES[1][0][:30]}U{FAMILIES[1][0][31:]}", FAMILIES[2][0]]
+    for number, given in enumerate((databases, clusters)):
+        client = start(msa_databases=given, msa_workers=1, msa_cache=tmp_path / str(number))
+        found = alignments(fetch(client, ask(client, *queries, mode="all"))["uniref.a3m"])
+        assert [found[101 + n][0] for n in range(3)] == queries
+        assert min(map(len, found.values())) > 3
+
+
 def test_the_client_and_the_command_line_search_too(
     start: Start, databases: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

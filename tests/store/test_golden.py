@@ -22,7 +22,6 @@ def sources():
         inputs / "alignments",
         structure_dir=inputs / "mmcif",
         template_mmcif_dir=inputs / "template_mmcif",
-        fasta_dir=inputs / "fasta",
     )
 
 

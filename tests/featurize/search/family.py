@@ -6,10 +6,14 @@ import os
 import random
 import shutil
 import subprocess
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from evofeed.featurize import ChainSource, discover, run_search
+from evofeed.featurize.search import Database, read_sequences
 
 PROGRAMS = ("jackhmmer", "hmmbuild", "hmmsearch", "hhblits", "hhsearch", "mmseqs", "kalign")
 _LETTERS = "ARNDCQEGHILKMFPSTWYV"
@@ -24,6 +28,22 @@ def require_programs() -> None:
         pytest.skip(f"not on the PATH: {', '.join(missing)}; install hmmer hhsuite mmseqs2 kalign")
 
 
+def search_fasta(
+    query: str,
+    out: str,
+    databases: Sequence[str],
+    template_db: str | None = None,
+    template_mmcif_dir: str | None = None,
+    **settings: Any,
+) -> list[ChainSource]:
+    """The chains of a FASTA file with what was found; nothing may be broken."""
+    parsed = [Database.parse(one) for one in databases]
+    parsed += [Database.parse(template_db, is_template=True)] if template_db else []
+    report = run_search(read_sequences(query), out, parsed, **settings)
+    assert not report.broken, report.broken
+    return discover(out, template_mmcif_dir=template_mmcif_dir)
+
+
 def family(seed: int, size: int = 20, length: int = 120) -> list[str]:
     """An ancestor and descendants of it, ever further away."""
     draw = random.Random(seed)
@@ -31,11 +51,11 @@ def family(seed: int, size: int = 20, length: int = 120) -> list[str]:
     return [first, *(changed(first, 0.05 + 0.02 * n, draw) for n in range(1, size))]
 
 
-def changed(sequence: str, share: float, draw: random.Random) -> str:
+def changed(sequence: str, share: float, draw: random.Random, alphabet: str = _LETTERS) -> str:
     """A sequence with a share of its residues changed, one deletion and one insertion."""
-    letters = [draw.choice(_LETTERS) if draw.random() < share else c for c in sequence]
+    letters = [draw.choice(alphabet) if draw.random() < share else c for c in sequence]
     del letters[len(letters) // 3]
-    letters.insert(2 * len(letters) // 3, draw.choice(_LETTERS))
+    letters.insert(2 * len(letters) // 3, draw.choice(alphabet))
     return "".join(letters)
 
 

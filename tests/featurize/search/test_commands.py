@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 from tests.featurize.job.stage import evofeed
-from tests.featurize.search.family import family, fasta
+from tests.featurize.search.family import family, fasta, search_fasta
 
 from evofeed.base.errors import InputError
-from evofeed.featurize import search_fasta
 from evofeed.featurize.formats.reading import read_bytes
 from evofeed.featurize.search.commands import read_recipe
 from evofeed.store import Dataset
@@ -76,7 +75,7 @@ def test_sequences_and_databases_of_an_earlier_call_are_not_in_the_next(tmp_path
 
     def call(records: list[tuple[str, str]], databases: list[str]) -> dict[str, list[str]]:
         query = fasta(tmp_path / "query.fasta", records)
-        found = search_fasta(query, str(tmp_path / "out"), search_dbs=databases)
+        found = search_fasta(query, str(tmp_path / "out"), databases)
         return {s.chain_id: [ref.plain_name for _, ref in s.alignment_files()] for s in found}
 
     both = ["one_hits.sto", "two_hits.sto"]
@@ -92,9 +91,9 @@ def test_two_databases_of_one_name_are_refused_before_anything_is_searched(tmp_p
         (tmp_path / name).mkdir()
         databases.append(fasta(tmp_path / name / "uniref.fasta", [("s", QUERY)]))
     with pytest.raises(InputError, match=r"new/uniref\.fasta: called 'uniref' as .*old"):
-        search_fasta(query, str(tmp_path / "out"), search_dbs=databases)
+        search_fasta(query, str(tmp_path / "out"), databases)
     databases[1] = f"newer={databases[1]}"
-    (found,) = search_fasta(query, str(tmp_path / "out"), search_dbs=databases)
+    (found,) = search_fasta(query, str(tmp_path / "out"), databases)
     (first, second) = (read_bytes(ref) for _, ref in found.alignment_files())
     assert first == second
 
@@ -128,6 +127,6 @@ def test_sequences_that_cannot_be_told_apart_or_are_none_are_refused(
     query = tmp_path / "query.fasta"
     query.write_text(text)
     with pytest.raises(InputError, match=r"query\.fasta") as caught:
-        search_fasta(str(query), str(tmp_path / "out"), search_dbs=[str(query)])
+        search_fasta(str(query), str(tmp_path / "out"), [str(query)])
     assert says in str(caught.value)
     assert not (tmp_path / "out").exists()

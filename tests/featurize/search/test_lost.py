@@ -1,17 +1,14 @@
-"""Searches whose workers are lost, and what is blamed: an executor that loses them to order."""
+"""Searches whose workers are lost; the blame is that of jobs (`tests/featurize/job`)."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
 from tests.featurize.job.stage import Fateful
 from tests.featurize.search.family import family, fasta
 
-from evofeed.base.errors import JobError
 from evofeed.featurize import SearchConfig, SearchOptions
 from evofeed.featurize.job.worker import UnitLost
 from evofeed.featurize.search.cache import SearchCache
@@ -51,21 +48,3 @@ def test_a_sequence_that_takes_the_watcher_along_is_found_and_others_are_not_bla
     found, broken = search(tmp_path, fate)
     assert found == set(SEQUENCES) - {victim}
     assert list(broken) == [victim] and broken[victim]["type"] == "WorkerKilled"
-
-
-def test_losses_that_end_blame_nobody(tmp_path: Path) -> None:
-    losses: Counter[str] = Counter()
-
-    def fate(task: SearchTask) -> UnitLost | None:
-        losses[task.unit_id] += 1
-        return UnitLost(task.unit_id, None, "node died") if losses[task.unit_id] <= 5 else None
-
-    assert search(tmp_path, fate) == (set(SEQUENCES), {})
-
-
-def test_workers_that_die_before_they_touch_a_sequence_are_the_machines_fault(
-    tmp_path: Path,
-) -> None:
-    with pytest.raises(JobError, match=r"6 workers were lost.*none of these is to blame"):
-        search(tmp_path, lambda task: UnitLost(task.unit_id, "", "exit 1"))
-    assert search(tmp_path, lambda task: None) == (set(SEQUENCES), {})

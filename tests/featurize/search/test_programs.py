@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.featurize.golden import INPUTS
-from tests.featurize.search.family import family, fasta, hh_db, mmseqs_db, require_programs
+from tests.featurize.search.family import (
+    family,
+    fasta,
+    hh_db,
+    mmseqs_db,
+    require_programs,
+    search_fasta,
+)
 
 from evofeed.base.errors import InputError
 from evofeed.featurize import (
@@ -17,7 +25,6 @@ from evofeed.featurize import (
     SearchConfig,
     SearchOptions,
     run_search,
-    search_fasta,
 )
 from evofeed.featurize.formats.a3m import parse_a3m
 from evofeed.featurize.formats.hits import parse_hhr, parse_hmmsearch
@@ -53,7 +60,7 @@ def search(
     config = SearchConfig(**settings)  # type: ignore[arg-type]
     options = SearchOptions(workers=workers)
     found = search_fasta(
-        query, str(folder / "out"), search_dbs=[db], template_db=template_db, config=config,
+        query, str(folder / "out"), [db], template_db=template_db, config=config,
         options=options,
     )  # fmt: skip
     return [{r.plain_name: read_bytes(r) for _, r in s.alignment_files()} for s in found]
@@ -138,29 +145,33 @@ def test_shards_of_a_database_give_what_the_whole_one_gives(tmp_path: Path) -> N
         search(tmp_path, f"{whole}@4", iterations=2)
 
 
-def af2_template_hits(folder: Path, sto: bytes, db: str) -> bytes:
-    """AF2's own recipe, step by step: one row of each kind, `hmmbuild --hand`, hmmsearch."""
+def template_hits(folder: Path, rows: Iterable[str], db: str) -> bytes:
+    """What AF2's and AF3's call of hmmbuild and hmmsearch finds with aligned rows, query first."""
+    query, *_ = rows = list(rows)
+    mark = "".join("." if letter == "-" else "x" for letter in query)
+    named = [f"row_{number} {letters}" for number, letters in enumerate(rows)]
+    text = "\n".join(["# STOCKHOLM 1.0", *named, f"#=GC RF {mark}", "//", ""])
+    (folder / "rows.sto").write_text(text)
+    build = "hmmbuild --informat stockholm --hand --amino rows.hmm rows.sto"
+    flags = "--F1 0.1 --F2 0.1 --F3 0.1 --incE 100 -E 100 --domE 100 --incdomE 100"
+    for command in (build, f"hmmsearch --noali --cpu 1 {flags} -A hits.sto rows.hmm {db}"):
+        subprocess.run(command.split(), cwd=folder, check=True, capture_output=True)
+    return (folder / "hits.sto").read_bytes()
+
+
+def af2_template_rows(sto: bytes) -> list[str]:
+    """One row of each kind, by its letters over the query's residues."""
     rows: dict[str, str] = {}
     for line in sto.decode().splitlines():
         if line and line[0] not in "#/":
             name, letters = line.split()
             rows[name] = rows.get(name, "") + letters
     query = next(iter(rows.values()))
-    seen: set[str] = set()
-    kept = []
-    for name, letters in rows.items():
+    first: dict[str, str] = {}
+    for letters in rows.values():
         own = "".join(a for a, b in zip(letters, query, strict=True) if b != "-")
-        if own not in seen:
-            seen.add(own)
-            kept.append(f"{name} {letters}")
-    mark = "".join("x" if letter != "-" else "." for letter in query)
-    text = ["# STOCKHOLM 1.0", *kept, f"#=GC RF {mark}", "//"]
-    (folder / "af2.sto").write_text("\n".join(text) + "\n")
-    build = ["hmmbuild", "--hand", "--amino", "af2.hmm", "af2.sto"]
-    flags = "--noali --F1 0.1 --F2 0.1 --F3 0.1 --incE 100 -E 100 --domE 100 --incdomE 100".split()
-    for command in (build, ["hmmsearch", *flags, "-A", "af2.out", "af2.hmm", db]):
-        subprocess.run(command, cwd=folder, check=True, capture_output=True)
-    return (folder / "af2.out").read_bytes()
+        first.setdefault(own, letters)
+    return list(first.values())
 
 
 def test_templates_are_those_of_af2s_recipe(tmp_path: Path) -> None:
@@ -172,7 +183,7 @@ def test_templates_are_those_of_af2s_recipe(tmp_path: Path) -> None:
     ]
     pdb_seqres = fasta(tmp_path / "pdb_seqres.txt", pdb)
     (found,) = search(tmp_path, db, template_db=pdb_seqres)
-    want = af2_template_hits(tmp_path, found["db_hits.sto"], pdb_seqres)
+    want = template_hits(tmp_path, af2_template_rows(found["db_hits.sto"]), pdb_seqres)
     hits = parse_hmmsearch(found["hmmsearch_output.sto"], QUERY)
     assert hits == parse_hmmsearch(want, QUERY)
     assert len(hits) >= len(RELATIVES)

@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import os
+import random
+import re
 import subprocess
 from pathlib import Path
 
 import pytest
-from tests.featurize.search.family import family, fasta, hh_db, require_programs
+from tests.featurize.search.family import changed, family, fasta, hh_db, require_programs
+from tests.featurize.search.test_programs import template_hits
 from tests.featurize.search.test_search import chains, fake, text_of
 
+from evofeed.base.errors import InputError, NoProtein
 from evofeed.featurize import SearchOptions, discover, run_search
+from evofeed.featurize.entries.alignments import read_alignment
+from evofeed.featurize.entries.input import alignment_items
 from evofeed.featurize.formats.a3m import parse_a3m
+from evofeed.featurize.formats.hits import parse_hmmsearch
+from evofeed.featurize.search import read_any, read_sequences, to_a3m
 from evofeed.featurize.search.config import Database
 from evofeed.featurize.search.recipes import RECIPES, cook
+from evofeed.protein.datapoints import alignment_name
 
 HHBLITS = (
     "-n 3 -e 0.001 -maxseq 1000000 -realign_max 100000 -maxfilt 100000 -min_prefilter_hits 1000"
@@ -24,7 +33,10 @@ CAPS = {
     "af2": {"uniref90": 10_000, "mgnify": 501, "bfd_uniref": None, "small_bfd": None},
     "af2-multimer": {"uniref90": 10_000, "mgnify": 501, "bfd_uniref": None, "uniprot": 50_000},
     "openproteinset": {"uniref90": 10_000, "mgnify": 5_000, "bfd_uniref": None, "uniprot": 50_000},
-    "af3": {"uniref90": 10_000, "mgnify": 5_000, "small_bfd": 5_000, "uniprot": 50_000},
+    "af3": {
+        **{"uniref90": 10_000, "mgnify": 5_000, "small_bfd": 5_000, "uniprot": 50_000},
+        **{"rfam": 10_000, "rnacentral": 10_000, "nt": 10_000},
+    },
 }
 """`uniref_max_hits`, `mgnify_max_hits`, `max_uniprot_hits` of AlphaFold 2's pipelines, the defaults
 of OpenFold's `AlignmentRunner`, and `max_sequences` of AlphaFold 3's pipeline."""
@@ -125,3 +137,110 @@ def test_rows_for_pairing_are_in_no_alignment_of_the_chain(tmp_path: Path) -> No
     (source,) = discover(tmp_path / "out")
     roles = {ref.plain_name: role for role, ref in source.alignment_files()}
     assert roles == {"uniref90_hits.sto": "stockholm", "uniprot_hits.sto": "other"}
+
+
+def by_hand(folder: Path, *commands: str) -> None:
+    for command in commands:
+        subprocess.run(command.split(), cwd=folder, check=True, capture_output=True)
+
+
+def test_templates_of_af3_are_searched_with_the_rows_of_three_databases(tmp_path: Path) -> None:
+    """AF3's own steps: rows of uniref90, small_bfd and mgnify, each once, hmmbuild, hmmsearch."""
+    require_programs()
+    parts = {"uniref90": KIN[::3], "small_bfd": KIN[1::3], "mgnify": [*KIN[2::3], KIN[0]]}
+    given = [
+        Database(name, fasta(tmp_path / name, [(f"{name}{n}", s) for n, s in enumerate(rows)]))
+        for name, rows in parts.items()
+    ]
+    pdb = [
+        (f"1a{n:02}_A mol:protein length:{len(s)}  THING", s)
+        for n, s in enumerate([*KIN, *family(12, 3)])
+    ]
+    given.append(Database("pdb_seqres", fasta(tmp_path / "pdb_seqres", pdb)))
+    databases, config = cook("af3", given)
+    run_search(chains(QUERY), str(tmp_path / "out"), databases, config=config)
+    (source,) = discover(tmp_path / "out")
+    rows: dict[str, str] = {}
+    for name in parts:  # a3m: insertions in lower case, of which equal rows may have different ones
+        text = to_a3m(read_any(text_of(source, f"{name}_hits.sto"))).decode()
+        for record in text.split(">")[1:]:
+            letters = record.splitlines()[1]
+            rows.setdefault(re.sub("[a-z]", "", letters), letters)
+    pieces = [re.split("[A-Z-]", letters) for letters in rows.values()]  # what is inserted
+    widths = [max(map(len, lane)) for lane in zip(*pieces, strict=True)]
+    aligned = []
+    for match, inserted in zip(rows, pieces, strict=True):
+        lanes = [text.upper().ljust(n, "-") for text, n in zip(inserted, widths, strict=True)]
+        aligned.append("".join(a + b for a, b in zip(lanes, [*match, ""], strict=True)))
+    want = template_hits(tmp_path, aligned, "pdb_seqres")
+    found = parse_hmmsearch(text_of(source, "hmmsearch_output.sto"), QUERY)
+    assert found == parse_hmmsearch(want, QUERY)
+    assert len(found) >= len(KIN)
+
+
+@pytest.mark.parametrize("length", [40, 120])
+def test_rna_is_searched_and_aligned_as_af3_calls_nhmmer(length: int, tmp_path: Path) -> None:
+    require_programs()
+    draw = random.Random(length)
+    query = "".join(draw.choices("ACGU", k=length))
+    kin = [changed(query, 0.02 * n, draw, "ACGU") for n in range(1, 9)]
+    around = ["".join(draw.choices("ACGU", k=2 * n)) for n in range(8)]
+    records = [(f"kin{n} some words", around[n] + s + around[7 - n]) for n, s in enumerate(kin)]
+    mirror = str.maketrans("ACGU", "UGCA")
+    records += [(f"mirrored{n}", s.translate(mirror)[::-1]) for n, s in enumerate(kin[:2])]
+    records += [("alone", "".join(draw.choices("ACGU", k=200)))]
+    given = [Database(name, fasta(tmp_path / name, records)) for name in ("nt", "rfam")]
+    given.append(Database("uniref90", fasta(tmp_path / "uniref90", [("k", KIN[0])])))
+    databases, config = cook("af3", given)
+    rna, other = f"{query[:9]}N{query[10:]}", "GGGU"
+    asked = fasta(tmp_path / "asked.fasta", [("c0", rna), ("c1", QUERY), ("c2|rna", other)])
+    with pytest.raises(NoProtein):
+        read_sequences(asked)
+    sequences = read_sequences(asked, rna=True)
+    report = run_search(sequences, str(tmp_path / "out"), databases, config=config)
+    assert report.num_broken == 0 and report.searched == 3  # rfam and nt are the same
+
+    query_file = fasta(tmp_path / "query.fasta", [("query", rna)])
+    by_hand(
+        tmp_path,
+        "nhmmer -o /dev/null --noali --cpu 1 -E 0.001 --rna -A hits.sto "
+        f"--F3 {0.02 if length < 50 else 1e-05} {query_file} rfam",
+        f"hmmbuild --informat afa --rna query.hmm {query_file}",
+    )
+    hits = read_any((tmp_path / "hits.sto").read_bytes())
+    fasta(
+        tmp_path / "hits.fa",
+        [(f"{r.name} {r.description}", r.letters.replace("-", "")) for r in hits],
+    )
+    by_hand(tmp_path, "hmmalign -o aligned.a3m --outformat A2M query.hmm hits.fa")
+    want = parse_a3m(f">query\n{rna}\n".encode() + (tmp_path / "aligned.a3m").read_bytes())
+    problems: list[InputError] = []
+    (protein,) = discover(tmp_path / "out", problems=problems)
+    assert protein.sequence == QUERY
+    assert [(type(p), p.item) for p in problems] == [(NoProtein, "c0"), (NoProtein, "asked_c2")]
+
+    # `evofeed entries prepare` takes the folder of the search, with its RNA.
+    items, _ = alignment_items(str(tmp_path / "out"))
+    found = {one.name: one for one in (read_alignment(files) for _, *files in items)}
+    alignment = found[alignment_name(rna, is_rna=True)]
+    assert set(found) == {
+        alignment.name,
+        alignment_name(other, is_rna=True),
+        alignment_name(QUERY, is_rna=False),
+    }
+    assert alignment.sources == ("nt_hits", "rfam_hits")
+    (files,) = (files for _, *files in items if read_alignment(files).name == alignment.name)
+    rows = parse_a3m(Path(files[1]).read_bytes())
+    assert rows.sequences() == want.sequences() and rows.descriptions() == want.descriptions()
+    assert len(rows.sequences()) >= 6
+    assert any(name.startswith("mirrored") for name in rows.descriptions())
+
+
+def test_a_recipe_without_a_database_of_its_molecule_says_so(tmp_path: Path) -> None:
+    databases, config = cook(
+        "af3", [Database("rfam", fasta(tmp_path / "rfam", [("r", "ACGU" * 9)]))]
+    )
+    report = run_search(chains(QUERY, "ACGU" * 9), str(tmp_path / "out"), databases, config=config)
+    assert [(one["chain_id"], one["message"]) for one in report.broken] == [
+        ("c0", "no database of its kind of molecule is searched")
+    ]

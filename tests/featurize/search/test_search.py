@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from tests.featurize.golden import INPUTS, openfold_record, sources
 from tests.featurize.job.stage import on_stage
-from tests.featurize.search.family import family, fasta
+from tests.featurize.search.family import family, fasta, search_fasta
 
 from evofeed.base.errors import InputError, JobError
 from evofeed.featurize import (
@@ -25,7 +25,6 @@ from evofeed.featurize import (
     discover,
     featurize_chain,
     run_search,
-    search_fasta,
 )
 from evofeed.featurize.formats.a3m import parse_a3m
 from evofeed.featurize.formats.reading import read_bytes
@@ -80,7 +79,7 @@ def test_a_fasta_and_a_database_become_a_record_with_templates(data: tuple[Path,
     (source,) = search_fasta(
         str(folder / "query.fasta"),
         str(folder / "out"),
-        search_dbs=[str(folder / "uniref.fasta")],
+        [str(folder / "uniref.fasta")],
         template_db=str(folder / "pdb_seqres.fasta"),
         template_mmcif_dir=templates,
     )
@@ -137,7 +136,7 @@ def test_a_sequence_without_relatives_is_its_own_alignment(tmp_path: Path) -> No
     (source,) = search_fasta(
         str(tmp_path / "q.fasta"),
         str(tmp_path / "out"),
-        search_dbs=[str(tmp_path / "db.fasta")],
+        [str(tmp_path / "db.fasta")],
         template_db=f"pdb={tmp_path / 'db.fasta'}",
         template_mmcif_dir=str(tmp_path / "cif"),
     )
@@ -148,7 +147,7 @@ def test_a_sequence_without_relatives_is_its_own_alignment(tmp_path: Path) -> No
 def test_a_missing_database_is_one_typed_error(tmp_path: Path) -> None:
     (tmp_path / "q.fasta").write_text(">lone\nACDEFGHIKL\n")
     with pytest.raises(InputError, match="no such sequence database"):
-        search_fasta(str(tmp_path / "q.fasta"), str(tmp_path), search_dbs=[str(tmp_path / "gone")])
+        search_fasta(str(tmp_path / "q.fasta"), str(tmp_path), [str(tmp_path / "gone")])
 
 
 FAMILY = family(3, 4)
