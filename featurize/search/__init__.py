@@ -8,15 +8,16 @@ if TYPE_CHECKING:
     from evofeed.featurize.search.aligned_text import read_any, to_a3m
     from evofeed.featurize.search.cache import SearchCache
     from evofeed.featurize.search.config import Database, SearchConfig
-    from evofeed.featurize.search.job import run_search
+    from evofeed.featurize.search.job import run_search, search_input
     from evofeed.featurize.search.options import SearchOptions, SearchProgress, SearchReport
     from evofeed.featurize.search.pairing import pair
-    from evofeed.featurize.search.recipes import cook
+    from evofeed.featurize.search.recipes import RECIPES, cook
     from evofeed.featurize.search.search import Search
     from evofeed.featurize.search.sequences import read_sequences
     from evofeed.featurize.search.template_files import pack_templates, packed_tar
 
 __all__ = [
+    "RECIPES",
     "Database",
     "Search",
     "SearchCache",
@@ -31,6 +32,7 @@ __all__ = [
     "read_any",
     "read_sequences",
     "run_search",
+    "search_input",
     "to_a3m",
 ]
 

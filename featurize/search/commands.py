@@ -127,14 +127,11 @@ def _searched(
     quiet: bool,
 ) -> SearchReport:
     """Search with a progress bar on stderr."""
-    from evofeed.featurize.search.job import run_search
-    from evofeed.featurize.search.sequences import read_sequences
+    from evofeed.featurize.search.job import search_input
 
-    problems: list[InputError] = []
-    chains = read_sequences(fasta, problems, rna=any(db.is_rna for db in databases))
     with share_bar("searching", quiet) as show:
-        return run_search(
-            chains, out, databases, config=config, options=options, problems=problems,
+        return search_input(
+            fasta, out, databases, config=config, options=options,
             progress=lambda now: show(now.share, _line(now)),
         )  # fmt: skip
 

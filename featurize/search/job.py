@@ -18,6 +18,7 @@ from typing import Any, Final
 
 from evofeed.base.errors import InputError, JobError
 from evofeed.base.files import write_atomic
+from evofeed.base.within import Limits, limited_to
 from evofeed.featurize.config import FeaturizeConfig
 from evofeed.featurize.formats.alignment_db import SEARCH_INDEX
 from evofeed.featurize.inputs.sources import ChainSource, role_of
@@ -27,9 +28,26 @@ from evofeed.featurize.search.config import Database, SearchConfig
 from evofeed.featurize.search.options import SearchOptions, SearchReport
 from evofeed.featurize.search.search import Progress, Search
 from evofeed.featurize.search.searchers import suffix_of
+from evofeed.featurize.search.sequences import read_sequences
 from evofeed.featurize.search.work import DatabaseInfo
 
 REPORT: Final = "report.json"
+
+
+def search_input(
+    fasta: str,
+    out_dir: str,
+    databases: Sequence[Database],
+    *,
+    limits: Limits | None = None,
+    **how: Any,
+) -> SearchReport:
+    """`run_search` of the sequences of a FASTA file or folder; `limits`: where that may be."""
+    problems: list[InputError] = []
+    with limited_to(limits):
+        rna = any(database.is_rna for database in databases)
+        chains = read_sequences(fasta, problems, rna=rna)
+    return run_search(chains, out_dir, databases, problems=problems, **how)
 
 
 def run_search(

@@ -44,14 +44,9 @@ class SearchProgress:
 
     searched: int
     cache_hits: int
-    cost: int
-    cost_done: int
+    share: float
+    """Done of the stage at hand, 0 to 1."""
     seconds_left: float | None
-
-    @property
-    def share(self) -> float:
-        """Done of the stage at hand, 0 to 1."""
-        return self.cost_done / self.cost if self.cost else 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -366,7 +366,7 @@ class Search(Dispatch):
         pace = self._cost_done / max(time.monotonic() - self.began, 1e-9)
         left = (self._cost - self._cost_done) / pace if pace else None
         searched, hits = sum(self.searched.values()), sum(self.hits.values())
-        return SearchProgress(searched, hits, self._cost, self._cost_done, left)
+        return SearchProgress(searched, hits, self._cost_done / max(self._cost, 1), left)
 
     def _provenance(self, number: int) -> dict[str, Any]:
         database, info = self.databases[number], self.infos[number]

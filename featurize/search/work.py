@@ -19,7 +19,7 @@ from evofeed.featurize.search.digests import (
     stamps_of,
 )
 from evofeed.featurize.search.programs import Scratch
-from evofeed.featurize.search.searchers import Query, kind_of, program_of, search, suffix_of
+from evofeed.featurize.search.searchers import Query, kind_of, program_of, search
 from evofeed.featurize.search.staging import staged
 
 _PACKED: Final = 3
@@ -36,11 +36,6 @@ class DatabaseInfo:
     nbytes: int
     num_sequences: int = 0
     """Of a database in shards, which E-values are for; 0 of others."""
-
-    @property
-    def suffix(self) -> str:
-        """Of the files that programs write, whatever the kind."""
-        return suffix_of(self.kind, False)
 
 
 def look_at(database: Database, config: SearchConfig) -> DatabaseInfo:
