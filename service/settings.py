@@ -94,6 +94,8 @@ class ServiceSettings(BaseSettings):
     """Searches at once; 0 is one per core."""
     msa_max_waiting: int = Field(default=50, ge=1)
     """Tickets of one principal that may wait."""
+    job_databases: dict[str, str] = {}
+    """What jobs with a recipe search (JSON), by the roles of recipes (docs/search.md): paths."""
     job_workers: int = Field(default=0, ge=0)
     """Workers a job may have; 0: one per core."""
     job_memory: int = Field(default=16 << 30, ge=1 << 20)

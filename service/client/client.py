@@ -185,6 +185,7 @@ class Client:
         preset: Literal["safe", "openfold"] = "safe",
         config: Mapping[str, Any] | None = None,
         crop: Mapping[str, Any] | None = None,
+        recipe: str = "",
         executor: Literal["auto", "ray", "local"] = "auto",
         workers: int = 0,
         deadline: float = 600.0,
@@ -202,6 +203,7 @@ class Client:
             preset: rules; `openfold` is bit for bit what OpenFold makes.
             config: fields of `FeaturizeConfig` to change.
             crop: fields of `CropConfig`; None: no crop.
+            recipe: of a search that comes first, in the service's databases: the input is FASTA.
             executor: `auto` is Ray where the service has a cluster.
             workers: processes; 0 is one per core.
             deadline: seconds for one chain.
@@ -212,7 +214,7 @@ class Client:
         new = {
             "dataset": dataset, "input_uri": input_uri, "ref": ref, "message": message,
             "preset": preset, "config": dict(config or {}),
-            "crop": None if crop is None else dict(crop), "executor": executor,
+            "crop": None if crop is None else dict(crop), "recipe": recipe, "executor": executor,
             "workers": workers, "deadline": float(deadline), "memory": memory,
             "max_broken": float(max_broken), "replace": replace,
         }  # fmt: skip

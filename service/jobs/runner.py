@@ -21,6 +21,7 @@ import psycopg
 from sqlalchemy.exc import SQLAlchemyError
 
 from evofeed.base.errors import EvofeedError
+from evofeed.featurize import search
 from evofeed.featurize.job import (
     Entries,
     JobHost,
@@ -119,23 +120,40 @@ def _run(
         _log.info("ref %s is moved", name)
         return moved
 
-    host = JobHost(
-        owner=job_id, retry=job.retry, found=pulse.found, move=move, waits=pulse.waits,
-        limits=input_limits(settings, roots_of(database, job.charged_to)),
-    )  # fmt: skip
+    limits = input_limits(settings, roots_of(database, job.charged_to))
+    ray_address = settings.ray_address if options["executor"] != "local" else ""
+    input_uri, missing = job.spec["input_uri"], list[dict[str, Any]]()
     with pulse:
+        if recipe := job.spec.get("recipe"):
+            roles = {role.name for role in search.RECIPES[recipe].roles}
+            there = (one for one in settings.job_databases.items() if one[0] in roles or not roles)
+            databases, how = search.cook(recipe, [search.Database(*one) for one in there])
+            out, cache = str(settings.home / "searches" / job_id), str(settings.msa_cache)
+            places = search.SearchOptions(
+                executor=options["executor"], workers=options["workers"],
+                ray_address=ray_address, cache_dir=cache,
+            )  # fmt: skip
+            searched = search.search_input(
+                input_uri, out, databases, limits=limits, config=how, options=places,
+                progress=lambda _: pulse.progress(),
+            )  # fmt: skip
+            missing = [{**one, "path": None, "line": None} for one in searched.broken]
+            input_uri, limits = out, limits and [[*group, out, cache] for group in limits]
+        host = JobHost(
+            owner=job_id, retry=job.retry, found=pulse.found, move=move, waits=pulse.waits,
+            limits=limits,
+        )  # fmt: skip
         report = run_job(
-            job.spec["input_uri"], dataset.place, config=config, crop=crop,
+            input_uri, dataset.place, config=config, crop=crop,
             progress=pulse.progress, ledger="" if database.is_sqlite else settings.url,
-            ref=ref or f"job-{job_id}", host=host,
-            ray_address=settings.ray_address if options["executor"] != "local" else "",
-            **options,
+            ref=ref or f"job-{job_id}", host=host, ray_address=ray_address, **options,
         )  # fmt: skip
     _log.info("%s: %d good, %d broken", report.state, report.num_good, report.num_broken)
     states = {"published": jobs.SUCCEEDED, "cancelled": jobs.CANCELLED}
     result = {name: getattr(report, name) for name in _RESULT} | {"resumed_units": report.resumed}
     state = states.get(report.state, jobs.FAILED)
-    chains = broken_entries(report.broken) + note_entries(report.notes)
+    result["num_broken"] += len(missing)
+    chains = broken_entries([*missing, *report.broken]) + note_entries(report.notes)
     pulse.end(state, error=report.message, result=result, chains=chains)
 
 
@@ -171,9 +189,9 @@ class _Pulse:
         """Our service stops; the next one continues the job."""
         self.stop_for(jobs.QUEUED)
 
-    def progress(self, progress: JobProgress) -> None:
-        """Called by the driver about twice a second."""
-        self._latest = dataclasses.asdict(progress)
+    def progress(self, progress: JobProgress | None = None) -> None:
+        """Called by the driver, or a search before it, about twice a second."""
+        self._latest = dataclasses.asdict(progress) if progress else self._latest
         if self._stop:
             raise KeyboardInterrupt
 

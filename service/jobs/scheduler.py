@@ -135,6 +135,8 @@ class Scheduler:
             "EVOFEED_RAY_ADDRESS": self._settings.ray_address,
             "EVOFEED_AUTH": self._settings.auth,
             "EVOFEED_INPUT_ROOTS": json.dumps(self._settings.input_roots),
+            "EVOFEED_JOB_DATABASES": json.dumps(self._settings.job_databases),
+            "EVOFEED_MSA_CACHE": str(self._settings.msa_cache or self._settings.home / "msa"),
         }
         with log.open("ab") as output:
             process = subprocess.Popen(

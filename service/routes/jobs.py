@@ -26,6 +26,7 @@ from evofeed.service.requests.routing import Context, Limit, make_router, scope
 from evofeed.service.views import BrokenChain, Job, State
 
 router = make_router("/v1/jobs", "jobs")
+Recipe = Literal["", "default", "af2", "af2-multimer", "openproteinset", "af3", "colabfold"]
 _QUIET_SECONDS = 10.0
 _LOOK_SECONDS = 0.5  # between two looks at a job whose events are streamed
 _EVENTS: dict[int | str, dict[str, Any]] = {
@@ -74,6 +75,7 @@ class NewJob(
     preset: Preset = Field("safe", description="`openfold`: bit for bit what OpenFold makes")
     config: dict[str, Any] = Field({}, description="fields of FeaturizeConfig to change")
     crop: dict[str, Any] | None = Field(None, description="fields of CropConfig; null: no crop")
+    recipe: Recipe = Field("", description="of a search that comes first: `input_uri` is FASTA")
     executor: Literal["auto", "ray", "local"] = Field(
         "auto", description="`auto`: Ray if the service has a cluster, else processes"
     )
@@ -118,6 +120,7 @@ def submit_job(ctx: Context, new: NewJob, response: Response, key: JobKey = None
         "ref": new.ref,
         "config": checked_config(new.preset, new.config, settings.job_caps),
         "crop": None if crop is None else dataclasses.asdict(crop),
+        "recipe": new.recipe,
         "options": options,
     }
     row = ctx.service.jobs.submit(dataset, spec, ctx.principal.id, new.message, key)

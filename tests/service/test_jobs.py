@@ -15,16 +15,18 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, get_args
 
 import httpx
 import pytest
 from pydantic import SecretStr
 from sqlalchemy import select
 from sqlalchemy.exc import OperationalError
+from tests.featurize.search.family import family, fasta
 from tests.service.conftest import Start, until, wait_for_job, work_off
 
 from evofeed.featurize.job import JobHost, JobProgress, run, run_job
+from evofeed.featurize.search import RECIPES
 from evofeed.service import ServiceSettings, serving, state
 from evofeed.service.database.database import Database
 from evofeed.service.database.tables import AuditRow, JobRow
@@ -35,6 +37,7 @@ from evofeed.service.jobs.queue import ENDED, JobQueue
 from evofeed.service.jobs.runner import _Pulse
 from evofeed.service.jobs.scheduler import Scheduler
 from evofeed.service.problems import Problem
+from evofeed.service.routes.jobs import Recipe
 from evofeed.service.snapshots.catalog import Catalog
 from evofeed.store import Dataset
 from evofeed.synth import write_synthetic
@@ -102,6 +105,26 @@ def test_a_job_publishes_a_snapshot_and_tells_its_progress(start: Start, raw, tm
     assert answer.json()["digest"] == dataset.digest
     log = client.get(f"/v1/jobs/{job_id}/log")
     assert log.status_code == 200 and "Traceback" not in log.text
+
+
+@pytest.mark.slow
+def test_a_job_with_a_recipe_searches_its_sequences_first(start: Start, tmp_path: Path) -> None:
+    query, *kin = family(1, 6, 60)
+    asked = fasta(tmp_path / "q.fasta", [("one", query), ("two", query[5:]), ("bad:id", query)])
+    rows = fasta(tmp_path / "uniref90.fasta", [(f"k{n}", s) for n, s in enumerate(kin)])
+    client = start(
+        datasets={"out": str(tmp_path / "out")}, input_roots=(str(tmp_path),),
+        job_databases={"uniref90": rows, "other": "/no/role/in/it"},
+    )  # fmt: skip
+    new = {"dataset": "out", "input_uri": asked, "recipe": "af9"}
+    assert client.post("/v1/jobs", json=new).status_code == 422
+    job = wait_for_job(client, submit(client, Path(asked), recipe="af2", max_broken=0.5))
+    assert job["state"] == "succeeded", job["error"]
+    assert (job["result"]["num_good"], job["result"]["num_broken"]) == (2, 1)
+    (broken,) = client.get(f"/v1/jobs/{job['id']}/dead-letters").json()["chains"]
+    assert "bad:id" in broken["message"]
+    assert Dataset.open(tmp_path / "out")["one"].num_alignments == 6
+    assert set(get_args(Recipe)) == {"", *RECIPES}
 
 
 @pytest.mark.slow
