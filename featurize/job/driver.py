@@ -163,7 +163,7 @@ class Driver(Dispatch):
         known = KnownInputs(self.known.root, before)
         plan = make_plan(sources, self.config, self.crop, known)
         for unit_id in sorted(self.units.keys() - {unit.unit_id for unit in plan.units}):
-            self.ledger.give_back(self.job_id, unit_id)
+            self.ledger.give_back(self.job_id, unit_id, acquit=True)
         missing = Stamp("", 0, 0)
         return sorted(
             relative(path_of(key), self.job.input_uri) or ""

@@ -197,9 +197,12 @@ class Ledger:
                 )
             )
 
-    def give_back(self, job_id: str, unit_id: str) -> None:
-        """A unit was lost and is to be done again."""
+    def give_back(self, job_id: str, unit_id: str, *, acquit: bool = False) -> None:
+        """A unit was lost and is to be done again; `acquit`: with its broken chains."""
         with self.engine.begin() as connection:
+            if acquit:
+                unit = (CHAINS.c.job_id == job_id) & (CHAINS.c.unit_id == unit_id)
+                connection.execute(sa.delete(CHAINS).where(unit))
             values = {"state": TODO, "leased_at": None, "num_chains": 0}
             connection.execute(_unit(job_id, unit_id).values(**values))
 
