@@ -88,13 +88,13 @@ def test_an_input_that_is_not_there_is_one_line_and_exit_one(tmp_path: Path) -> 
     assert "nothing" in done.stderr
 
 
-def test_check_reports_and_writes_nothing(broken_raw: Path) -> None:
-    done = evofeed("check", broken_raw, "--json")
-    found = json.loads(done.stdout)
-    assert done.returncode == 1
-    assert found["chains"] == 20
-    assert found["findings"]
+def test_check_reports_and_writes_nothing(broken_raw: Path, tmp_path: Path) -> None:
+    found = json.loads(evofeed("check", broken_raw, "--json").stdout)
+    assert found["chains"] == 20 and found["findings"]
     assert "20 chains" in evofeed("check", broken_raw).stdout
+    (tmp_path / "one.a3m").write_text("no alignment\n")
+    assert evofeed("check", tmp_path).returncode == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["one.a3m"]
 
 
 def test_jobs_status_lists_jobs_and_their_broken_chains(published: Path) -> None:
