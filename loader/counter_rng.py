@@ -54,6 +54,7 @@ class Purpose(enum.IntEnum):
     CONFORMER_SHIFT = 28
     MAIN_ROWS = 29
     USED_ROWS = 30
+    TEMPLATES = 31
     NEIGHBORHOOD = 40
     QUERY_TOKEN = 41
     NUM_ROWS = 42

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from evofeed.protein.alignment import Alignment
+from evofeed.protein.alignment import Alignment, Templates
 from evofeed.protein.components import Component, ComponentTable
 from evofeed.protein.entry_record import (
     AssemblyCopies,
@@ -43,6 +43,7 @@ _RECORD: Final = tuple(
 _SECTION: Final = tuple(
     field.name for field in dataclasses.fields(RulesetSection) if "np.ndarray" in str(field.type)
 )
+_OF_TEMPLATES: Final = ("restype", "position")
 _EMPTY: Final = pack_raw(np.zeros(0, np.uint8))
 
 
@@ -176,6 +177,9 @@ def encode_alignment(alignment: Alignment) -> dict[str, PackedColumn]:
         "species": list(alignment.species),
         "shape": list(alignment.letters.shape),
     }
+    if templates := alignment.templates:
+        arrays |= {f"template_{name}": getattr(templates, name) for name in _OF_TEMPLATES}
+        more |= {"templates": [list(templates.name), list(templates.date)]}
     return {
         "rows": pack_arrays(arrays, more),
         "letters": packed(Codec.MSA5, pack_rows(alignment.letters)),
@@ -194,11 +198,20 @@ def decode_alignment(columns: Columns) -> Alignment:
     if letters.codec != Codec.MSA5 or len(letters.payload) != distinct * row_nbytes(length):
         raise ValueError(f"{len(letters.payload)} bytes are not {distinct} rows of {length}")
     rows = np.frombuffer(letters.payload, np.uint8).reshape(distinct, row_nbytes(length))
+    templates = None
+    if "templates" in more:
+        names, dates = (tuple(map(str, texts)) for texts in more["templates"])
+        restype, position = (arrays.pop(f"template_{name}") for name in _OF_TEMPLATES)
+        shape = (len(names), length)
+        if restype.shape != shape or position.shape != (*shape, 4, 3) or len(dates) != len(names):
+            raise ValueError(f"templates of shape {restype.shape} and {position.shape}")
+        templates = Templates(name=names, date=dates, restype=restype, position=position)
     alignment = Alignment(
         name=more["name"],
         sources=tuple(more["sources"]),
         species=tuple(more["species"]),
         letters=unpack_rows_compiled(rows, length),
+        templates=templates,
         **arrays,
     )
     count = len(alignment.row_letters)

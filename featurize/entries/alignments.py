@@ -9,6 +9,7 @@ from typing import Any, Final
 import numpy as np
 
 from evofeed.base.errors import InputError, MsaError
+from evofeed.featurize.entries.templates import holds_hits
 from evofeed.featurize.formats.a3m import parse_a3m
 from evofeed.featurize.formats.msa import Msa
 from evofeed.featurize.formats.packed_arrays import UNFIT, Npz
@@ -20,7 +21,7 @@ from evofeed.protein.alignment import Alignment, letter_codes
 from evofeed.protein.chain_files import with_insertions
 from evofeed.protein.datapoints import alignment_name
 
-SUFFIXES: Final = (".a3m", ".sto")
+SUFFIXES: Final = (".a3m", ".sto", ".hhr")
 _HEAD: Final = 1 << 16
 """Bytes in which a query usually ends."""
 _BOLTZ_LETTERS: Final = np.frombuffer(b"X-ARNDCQEGHILKMFPSTWYVX", np.uint8)
@@ -36,17 +37,18 @@ RNA_SOURCES: Final = (
 
 
 def alignment_folders(root: str | Path) -> list[tuple[str, ...]]:
-    """Files of alignments below a folder, those of one query together, sorted: one folder's, or
-    one that Boltz or OpenFold3 prepared."""
+    """Files of alignments below a folder, those of one query together, sorted, hits of templates
+    last: one folder's, or one that Boltz or OpenFold3 prepared."""
     groups: dict[Path, list[str]] = {}
     for path in sorted(Path(root).rglob("*")):
-        if "hmmsearch" in path.name:  # hits of templates
+        if plain(path.name) == "hmmsearch.a3m":  # Protenix's hits, without what they are scored by
             continue
         if path.is_file() and plain(path.name).endswith(SUFFIXES):
             groups.setdefault(path.parent, []).append(str(path))
         elif path.suffix == ".npz":
             groups[path] = [str(path)]
-    return [tuple(files) for _, files in sorted(groups.items())]
+    ordered = (sorted(files, key=holds_hits) for _, files in sorted(groups.items()))
+    return [tuple(files) for files in ordered if not holds_hits(files[0])]
 
 
 def query_of(path: str) -> str:
@@ -65,12 +67,12 @@ def query_of(path: str) -> str:
 
 
 def read_alignment(files: Sequence[str]) -> Alignment:
-    """All rows of the files of one query, named by its sequence.
+    """All rows of the files of one query, named by its sequence; hits of templates are none.
 
     Raises:
         InputError: a file is none, or its first row is another query; names file and line.
     """
-    texts = [(path, *part) for path in files for part in _parts(path)]
+    texts = [(path, *part) for path in files if not holds_hits(path) for part in _parts(path)]
     parts = [(path, *_parsed(data, path, is_sto)) for path, _, data, is_sto in texts]
     query = parts[0][1].query
     sources = tuple(name for _, name, *_ in texts)

@@ -30,6 +30,9 @@ def prepare(
     alignments: Annotated[
         str, typer.Option(help="Folder of a3m or Stockholm files, a folder below it a query.")
     ] = "",
+    templates: Annotated[
+        str, typer.Option(help="Folder of mmCIF files for the template hits among the alignments.")
+    ] = "",
     clusters: Annotated[str, typer.Option(help="A cluster a line, such as 4HHB_1 2HHB_1.")] = "",
     project: Annotated[
         list[str] | None, typer.Option(help="openfold3, boltz or protenix; all. Repeatable.")
@@ -63,6 +66,7 @@ def prepare(
             structures=structures,
             components=components,
             alignments=alignments,
+            templates=templates,
             clusters=clusters,
             projects=tuple(project or ()),
             conformers=conformers or None,

@@ -32,6 +32,8 @@ class EntriesInput:
     alignments: str = ""
     """Folder of a3m or Stockholm files, one folder below it a query, or of a search; of a prepared
     set its own."""
+    templates: str = ""
+    """Folder of mmCIF files of the entries that hits among the alignments name."""
     clusters: str = ""
     """A cluster a line, of `ENTRY_entity` or of sequences."""
     projects: tuple[str, ...] = ()
@@ -46,7 +48,7 @@ Items = list[tuple[str, ...]]
 
 def from_anywhere(source: EntriesInput) -> EntriesInput:
     """The same input by whole paths: a job is run again from wherever one is."""
-    names = ("structures", "components", "alignments", "clusters")
+    names = ("structures", "components", "alignments", "templates", "clusters")
     paths: dict[str, Any] = {n: absolute(path) for n in names if (path := getattr(source, n))}
     return dataclasses.replace(source, **paths)
 

@@ -22,6 +22,7 @@ from evofeed.featurize.entries.molecules import (
 )
 from evofeed.featurize.entries.prepare import prepare_entry
 from evofeed.featurize.entries.prepared import read_target
+from evofeed.featurize.entries.templates import with_templates
 from evofeed.featurize.formats.a3m import parse_a3m
 from evofeed.featurize.formats.reading import file_ref, read_bytes
 from evofeed.featurize.formats.stockholm import parse_stockholm
@@ -59,6 +60,7 @@ class EntriesTask:
     components: RecordSpan
     projects: tuple[str, ...]
     conformers: int | None = None
+    templates: str = ""
     expected_memory: int = 0
 
     @property
@@ -129,6 +131,9 @@ class _Unit:
 
     def _alignment(self, name: str, files: Sequence[str]) -> None:
         alignment = read_alignment(files)
+        if self.task.templates:
+            alignment, passed_over = with_templates(alignment, files, self.task.templates)
+            self.notes |= {name: passed_over} if passed_over else {}
         self.encoded[alignment.name] = encode_alignment(alignment)
 
     def _molecules(self, name: str, codes: Sequence[str]) -> None:

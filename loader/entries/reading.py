@@ -5,7 +5,9 @@ Runs in reader threads and processes and imports no torch.
 
 from __future__ import annotations
 
+import datetime
 import importlib
+import re
 import threading
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
@@ -17,12 +19,15 @@ from evofeed.base.shapes import Shaped
 from evofeed.loader.config import EntryConfig
 from evofeed.loader.entries.catalog import EntryPlace
 from evofeed.loader.read_chain import ReadRequest, refusals
+from evofeed.loader.views.config import OpenFold3Config
 from evofeed.loader.views.draws import BoltzDraws, OpenFold3Draws, ProtenixDraws
 from evofeed.loader.views.protenix.tables import query_alignments
 from evofeed.protein.alignment import Alignment
 from evofeed.protein.datapoints import alignment_names
+from evofeed.protein.entry_record import EntryRecord
 from evofeed.store.inner import RecordSpan, Storage, read_entry, read_value
 
+_DATE: Final = re.compile(r"\d{4}-\d{2}-\d{2}")
 _LOCK: Final = threading.Lock()
 _SHARED: Final[dict[tuple[str, RecordSpan], Any]] = {}
 _MOST_SHARED: Final = 8
@@ -146,6 +151,8 @@ def plan_entry(
         alone[name] if name in alone else read_value(storage, alignments[name])
         for name in view.alignments
     ]
+    if isinstance(rules.view, OpenFold3Config):
+        found = [_with_earlier_templates(one, record, rules.view) for one in found]
     try:
         plan = project_module(rules.project, "plan").plan_sample
         packed = plan(view, found, place.datapoint, _DRAWS[rules.project](key), rules.view)
@@ -155,6 +162,19 @@ def plan_entry(
             item=place.chain_id,
         ) from error
     return packed, tuple(str(view.chain_name[row]) for row in place.datapoint)
+
+
+def _with_earlier_templates(
+    alignment: Alignment, record: EntryRecord, config: OpenFold3Config
+) -> Alignment:
+    """Without the templates that are not older than the entry; none where it has no date."""
+    if alignment.templates is None:
+        return alignment
+    last = ""
+    if dates := [date for date in record.release_dates if _DATE.fullmatch(date)]:
+        days = datetime.timedelta(config.templates_before_days)
+        last = (datetime.date.fromisoformat(min(dates)) - days).isoformat()
+    return alignment.with_templates(alignment.templates.until(last))
 
 
 def shared_at(storage: Storage, span: RecordSpan) -> Any:

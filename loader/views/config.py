@@ -96,7 +96,11 @@ class OpenFold3Config(ViewConfig):
     """Rows sent to the model, query and paired rows first counted in, drawn evenly from all; None
     sends every row. The model draws 1,024 anew at each pass from what it was sent."""
     max_templates: int = MODEL_TEMPLATES
-    """Slots of templates, all empty."""
+    """Slots of templates: of each chain up to so many are drawn."""
+    min_template_tokens: int = 5
+    """Tokens of a chain in the crop, without which it has no templates."""
+    templates_before_days: int = 60
+    """Days between the releases of a template and of the entry, at least."""
     loss_weights: tuple[tuple[str, float], ...] = tuple(LOSS_WEIGHTS.items())
     """Weight of every loss."""
     resolutions: tuple[float, float] = (0.1, 4.0)
@@ -122,6 +126,8 @@ class OpenFold3Config(ViewConfig):
         """Refuse what cannot work, with the value in the message."""
         check_numbers(self, "token_budget", "max_rows", "min_paired_chains", least=1)
         check_numbers(self, "max_rows_of_species", "used_rows", least=1)
+        templates = ("max_templates", "min_template_tokens", "templates_before_days")
+        check_numbers(self, *templates, least=0)
         _check_weights(self.crop_weights)
 
 

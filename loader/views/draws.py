@@ -71,6 +71,7 @@ class OpenFold3Draws(CounterStream):
 
     _centres: int = 0
     _chains: int = 0
+    _templated: int = 0
 
     def centre(self, tokens: Integer[np.ndarray, " n"]) -> int:
         """Which of these tokens a crop is around; the chain crop and the crop have a draw each."""
@@ -100,6 +101,13 @@ class OpenFold3Draws(CounterStream):
         size = 1 + below(key, count)
         order: np.ndarray = np.argsort(draws64(key, count, 1), kind="stable")[:size]
         return order
+
+    def templates(self, count: int, most: int) -> Integer[np.ndarray, " k"]:
+        """Templates of one chain, 0 to all of `count` but at most so many, each once, as drawn."""
+        self._templated += 1
+        key = self.stream(Purpose.TEMPLATES, self._templated)
+        order: np.ndarray = np.argsort(draws64(key, count, 1), kind="stable")
+        return order[: min(below(key, count + 1), most)]
 
     def used_rows(self, total: int, count: int) -> Integer[np.ndarray, " count"]:
         """Rows of the finished MSA that are sent, each once, ascending."""

@@ -19,11 +19,14 @@ from evofeed.loader.views.columns import GAP_TYPE, NUM_RESTYPES
 from evofeed.loader.views.config import OpenFold3Config
 from evofeed.loader.views.entry_view import IS_KIND
 from evofeed.loader.views.tensors import longer, symmetric
+from evofeed.protein.residues import GAP
 
 NUM_ELEMENTS: Final = 119
 """Atomic numbers from 1, the last one for what is unknown."""
 _CHARACTERS: Final = 64
 _BINS: Final = 39
+_NEAREST, _FARTHEST, _BEYOND = 3.25, 50.75, 1e8
+"""Edges of the template distogram, ångström, and the end of its last bin, squared."""
 _NUMBERS: Final = (
     "token_index",
     "mol_entity_id",
@@ -50,7 +53,7 @@ def openfold3_features(packed: Mapping[str, Tensor], config: OpenFold3Config) ->
         **_conformers(packed),
         "ref_space_uid_to_perm": _orders(packed),
         **_rows(packed, config),
-        **no_templates(config, packed["msa"].device),
+        **template_features(packed, config),
         "loss_weights": {
             name: value
             for (name, _), value in zip(
@@ -182,6 +185,48 @@ def _rows(packed: Mapping[str, Tensor], config: OpenFold3Config) -> dict[str, Te
         "num_paired_seqs": packed["num_paired"],
         "msa_mask": mask,
     }
+
+
+def template_features(packed: Mapping[str, Tensor], config: OpenFold3Config) -> dict[str, Tensor]:
+    """Residues, distances and directions within each chain of each template."""
+    features = no_templates(config, packed["asym_id"].device)
+    if "template_restype" not in packed:
+        return features
+    restype, atoms = packed["template_restype"].long(), packed["template_position"]
+    count = restype.shape[1]
+    asym = packed["asym_id"]
+    together = (asym[:, None] == asym).float()
+    known = ~atoms.isnan().any(-1)
+    beta, frame = known[..., 3].float(), known[..., :3].all(-1).float()
+    places = atoms[..., 3, :].double()
+    square = (places[:, :, None] - places[:, None]).square().sum(-1, keepdim=True)
+    edges = (
+        torch.linspace(_NEAREST, _FARTHEST, _BINS, dtype=torch.float64, device=atoms.device) ** 2
+    )
+    inside = (square > edges) & (square < torch.cat([edges[1:], edges.new_tensor([_BEYOND])]))
+    restype = torch.where(restype == GAP, GAP_TYPE, restype)
+    features["template_restype"][:, :count] = one_hot(restype, NUM_RESTYPES, torch.int32)
+    features["template_pseudo_beta_mask"][:, :count] = beta
+    features["template_backbone_frame_mask"][:, :count] = frame
+    features["template_distogram"][:, :count, :count] = inside.float() * together[..., None]
+    both = frame[:, :, None] * frame[:, None] * together
+    directions = _directions(atoms[..., :3, :].nan_to_num()) * both[..., None]
+    features["template_unit_vector"][:, :count, :count] = directions
+    return features
+
+
+def _directions(backbone: Tensor) -> Tensor:
+    """Unit vectors from each residue's CA to the others', in its frame: `[T, n, 3, 3]` of N, CA
+    and C to `[T, n, n, 3]`."""
+    n, ca, c = backbone.unbind(-2)
+    x = _unit(c - ca)
+    y = _unit((n - ca) - ((n - ca) * x).sum(-1, keepdim=True) * x)
+    axes = torch.stack([x, y, torch.linalg.cross(x, y)], -2)
+    return _unit(torch.einsum("tixc,tijc->tijx", axes, ca[:, None] - ca[:, :, None]))
+
+
+def _unit(vector: Tensor) -> Tensor:
+    return vector / vector.square().sum(-1, keepdim=True).clamp(min=1e-12).sqrt()
 
 
 def no_templates(config: OpenFold3Config, device: torch.device) -> dict[str, Tensor]:

@@ -17,6 +17,7 @@ from evofeed.loader.views.openfold3.crop import crop_entry
 from evofeed.loader.views.openfold3.labels import Exchange, Layout, exchange, lay_out
 from evofeed.loader.views.openfold3.molecules import Molecules, molecules_of
 from evofeed.loader.views.openfold3.rows import plan_rows
+from evofeed.loader.views.openfold3.templates import plan_templates
 from evofeed.protein.alignment import Alignment
 
 ON_HOST: Final = frozenset({"order_counts", "order_sizes"})
@@ -56,6 +57,7 @@ def plan_sample(
     packed |= _labels(view, layout, molecules, labels)
     packed |= _atoms(view, tokens, draws)
     packed |= _rows(view, alignments, tokens, draws, config)
+    packed |= plan_templates(view, alignments, tokens, draws, config)
     packed["loss_weights"] = loss_weights(view.resolution, config)
     return packed
 

@@ -1,20 +1,46 @@
-"""One alignment as the all-atom views read it: letters, deletions, species, sources; no row lost.
+"""One alignment as the all-atom views read it: letters, deletions, species, sources; no row lost;
+and templates of its query.
 
 Views remove duplicates by different keys, so rows stand here as their files had them.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
-from evofeed.base.shapes import Integer, Shaped, UInt8
+from evofeed.base.shapes import Float, Integer, Shaped, UInt8
 
 GAP: Final = 26
 """Code of the gap; A to Z are 0 to 25."""
 NUM_LETTERS: Final = 27
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Templates:
+    """Chains of other entries on the L columns of a query: T templates, the best first."""
+
+    name: tuple[str, ...]
+    """`<pdb id>_<chain>`."""
+    date: tuple[str, ...]
+    """When the entry was released, ISO."""
+    restype: UInt8[np.ndarray, "T L"]
+    """Residue that faces each column, as `ChainRecord.template_aatype`: 21 where there is none."""
+    position: Float[np.ndarray, "T L 4 3"]
+    """N, CA, C and CB, of glycine CA; ångström, NaN for an atom that nobody saw."""
+
+    def until(self, date: str) -> Templates:
+        """Those released by then."""
+        kept = np.flatnonzero(np.array(self.date, np.str_) <= date)
+        return Templates(
+            name=tuple(self.name[row] for row in kept),
+            date=tuple(self.date[row] for row in kept),
+            restype=self.restype[kept],
+            position=self.position[kept],
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +73,17 @@ class Alignment:
     """Column to whose left letters were deleted."""
     deletion_count: Integer[np.ndarray, " D"]
     """How many letters, 1 or more."""
+    templates: Templates | None = None
+
+    def with_templates(self, templates: Templates | None) -> Alignment:
+        """The same rows with other templates."""
+        return dataclasses.replace(self, templates=templates)
+
+    @property
+    def query(self) -> str:
+        """Letters of the first row."""
+        codes = self.letters[self.row_letters[0]].tolist()
+        return "".join(chr(ord("A") + code) for code in codes)
 
     @property
     def num_columns(self) -> int:

@@ -1,0 +1,81 @@
+"""Hits among the alignments of entries become templates, by the date of each entry."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.featurize.job.stage import Fateful
+from tests.synthetic_entries import prepare_again
+
+from evofeed.featurize.entries.alignments import alignment_folders, read_alignment
+from evofeed.loader import EntryConfig, LoaderConfig
+from evofeed.loader.entries.catalog import EntryCatalog
+from evofeed.loader.entries.reading import plan_entry
+from evofeed.protein.residues import GAP, RESTYPES
+from evofeed.store import Dataset
+from evofeed.synth import write_entries
+from evofeed.synth.entries import made_entities, sequence_of
+from evofeed.synth.formats import Hit, hhr
+
+SEQUENCE = sequence_of(made_entities(0)[0])
+PIECE = slice(1, 21)
+"""What the hit aligns: more is the query itself to AlphaFold's rules."""
+
+
+@pytest.fixture
+def raw(tmp_path: Path) -> Path:
+    """An entry, and a hit of its protein on the structure of the same entry."""
+    write_entries(tmp_path, 1)
+    query = np.array([RESTYPES.index(letter) for letter in SEQUENCE], np.uint8)
+    template = np.full_like(query, GAP)
+    template[PIECE] = query[PIECE]
+    hits = [
+        Hit(name=name, description="x", query=query, template=template, prob=90.0)
+        for name in ("s000_A", "9zzz_A")
+    ]
+    (tmp_path / "msa" / "s000_1" / "pdb70_hits.hhr").write_text(hhr("q", query, 1, hits))
+    return tmp_path
+
+
+def test_hits_become_templates_that_entries_released_later_get(
+    raw: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    executor = "evofeed.featurize.entries.job.open_executor"
+    monkeypatch.setattr(executor, lambda _options: Fateful(lambda _task: None))
+    more = {"projects": ("openfold3",), "templates": str(raw / "mmcif")}
+    report = prepare_again(raw, raw / "data", **more)
+    assert report.state == "published"
+    (note,) = report.notes["alignment-s000_1"]
+    assert note == "1 template hit passed over, e.g. 9zzz_A: no structure file"
+    entries = Dataset.open(str(raw / "data")).entries
+    (file, *_), *_ = alignment_folders(raw / "msa")
+    found = entries.alignment(read_alignment([file]).name)
+    templates = found.templates
+    assert templates is not None and found.query == SEQUENCE
+    assert (templates.name, templates.date) == (("s000_A",), ("2020-01-15",))
+    letters = "".join((RESTYPES + "X-")[code] for code in templates.restype[0])
+    assert letters == "-" + SEQUENCE[PIECE] + "-" * (len(SEQUENCE) - 21)
+    seen = np.isfinite(templates.position[0]).all(-1)
+    assert seen[:, :3].all(1).tolist() == [i in range(1, 21) and i != 2 for i in range(24)]
+    assert seen[3:21, 3].all()  # CA in place of glycine's CB
+    record = entries["s000-1"]
+    atoms = record.atom_position[record.atom_name == "CA"][:23]  # residue 3 has none
+    assert np.allclose(
+        np.linalg.norm(np.diff(templates.position[0, 3:21, 1], axis=0), axis=1),
+        np.linalg.norm(np.diff(atoms[2:20], axis=0), axis=1),
+        atol=1e-3,
+    )
+    for days, there in ((0, True), (60, False)):
+        rules = EntryConfig.openfold3(templates_before_days=days)
+        catalog = EntryCatalog(entries, 0, LoaderConfig(entries=rules))
+        place = catalog.place(int(catalog.rows[0]))
+        packed = [plan_entry(entries.dataset.storage, place, key, rules)[0] for key in range(8)]
+        assert any("template_restype" in one for one in packed) == there
+
+
+def test_hits_are_no_rows_of_an_alignment(raw: Path) -> None:
+    (files,) = alignment_folders(raw / "msa")
+    assert Path(files[-1]).name == "pdb70_hits.hhr"
+    assert read_alignment(files).sources == ("uniprot_hits", "uniref90_hits")

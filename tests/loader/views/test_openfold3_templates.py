@@ -1,0 +1,187 @@
+"""Templates on the tokens of a crop, beside OpenFold3's own functions on a recorded entry."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.loader.views.own_openfold3 import stand_ins
+from tests.loader.views.packs import entry_view, recordings
+
+from evofeed.loader.views.config import OpenFold3Config
+from evofeed.loader.views.draws import OpenFold3Draws
+from evofeed.loader.views.entry_view import ChainType, EntryView
+from evofeed.loader.views.openfold3.features import template_features
+from evofeed.loader.views.openfold3.templates import plan_templates
+from evofeed.protein.alignment import Alignment, Templates
+from evofeed.protein.datapoints import RESTYPES
+from evofeed.protein.residues import GAP
+
+CORE = "openfold3.core.data"
+CONFIG = OpenFold3Config(token_budget=128)
+_MOLECULE_TYPES = np.array([0, 2, 1, 3])
+"""OpenFold3's protein, RNA, DNA and ligand, by `ChainType`."""
+
+
+def copies_with_templates() -> tuple[EntryView, list[Alignment]]:
+    """The smallest recorded entry with copies of a protein, and made-up templates of each query."""
+    for path in sorted(recordings("openfold3/structure/*.npz"), key=lambda one: one.stat().st_size):
+        view = entry_view("openfold3", path.parents[2], path.stem)
+        numbers = view.chain_alignment[view.chain_type == ChainType.PROTEIN]
+        if len(set(numbers.tolist())) < len(numbers) and view.num_tokens > CONFIG.token_budget:
+            sizes = np.diff(view.chain_residue)[np.argsort(view.chain_alignment, kind="stable")]
+            return view, [with_templates(int(sizes.max()), row) for row in range(len(numbers))]
+    raise AssertionError("no recorded entry with copies")
+
+
+def with_templates(length: int, seed: int) -> Alignment:
+    """A query of so many columns with three templates, of which atoms and residues are missing."""
+    rng = np.random.default_rng(seed)
+    restype = rng.integers(0, 21, (3, length)).astype(np.uint8)
+    position = rng.normal(size=(3, length, 4, 3), scale=15).astype(np.float32)
+    position[rng.random(position.shape[:3]) < 0.1] = np.nan
+    glycine = restype == RESTYPES.index("GLY")
+    position[glycine, 3] = position[glycine, 1]
+    restype[rng.random(restype.shape) < 0.2] = GAP
+    restype[2, 20:] = GAP  # reaches into few crops
+    none = np.zeros(1, np.int32)
+    templates = Templates(name=("a", "b", "c"), date=("",) * 3, restype=restype, position=position)
+    return Alignment(
+        name=str(seed),
+        sources=("x",),
+        letters=np.zeros((1, length), np.uint8),
+        row_letters=none,
+        row_source=none,
+        row_species=none - 1,
+        row_gapless=none,
+        species=(),
+        deletion_start=np.zeros(2, np.int64),
+        deletion_column=none[:0],
+        deletion_count=none[:0],
+        templates=templates,
+    )
+
+
+@pytest.mark.filterwarnings("ignore")  # theirs
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [3, 4])
+def test_a_crop_has_the_template_features_that_openfold3_makes(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path, str(Path(__file__).parents[3] / ".projects")])
+    stand_ins(monkeypatch)
+    pytest.importorskip("openfold3", reason="make projects")
+    view, alignments = copies_with_templates()
+    every = np.random.default_rng(seed).permutation(view.num_tokens)
+    tokens = np.sort(every[: CONFIG.token_budget - 8])
+    packed = plan_templates(view, alignments, tokens, OpenFold3Draws(seed), CONFIG)
+    theirs = of_openfold3(view, alignments, tokens, OpenFold3Draws(seed), monkeypatch)
+    chain = view.residue_chain()[view.token_residue[tokens]]
+    packed["asym_id"] = np.unique(chain, return_inverse=True)[1].astype(np.int32) + 1
+    ours = template_features({k: torch.from_numpy(v) for k, v in packed.items()}, CONFIG)
+    assert ours.keys() == theirs.keys()
+    assert theirs["template_distogram"].sum() > 100
+    for name, value in ours.items():
+        assert value.shape == theirs[name].shape and value.dtype == theirs[name].dtype, name
+        tolerance = 2e-6 if name == "template_unit_vector" else 0
+        torch.testing.assert_close(value, theirs[name], rtol=0, atol=tolerance)
+
+
+def of_openfold3(
+    view: EntryView,
+    alignments: list[Alignment],
+    tokens: np.ndarray,
+    draws: OpenFold3Draws,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Mapping[str, torch.Tensor]:
+    """Features of the templates drawn, by OpenFold3's own mapping and featurizer."""
+    structure = importlib.import_module(f"{CORE}.primitives.structure.template")
+    query = query_atoms(view, tokens)
+    slices = {}
+    for name in np.unique(query.chain_id[query.molecule_type_id == 0]):
+        own = query[query.chain_id == name]
+        if len(own) < CONFIG.min_template_tokens:
+            continue
+        row = view.chain_name.tolist().index(name)
+        templates = alignments[view.chain_alignment[row]].templates
+        assert templates is not None
+        arrays, chosen = {}, {}
+        for one in draws.templates(len(templates.name), CONFIG.max_templates).tolist():
+            number = np.flatnonzero(templates.restype[one] != GAP) + 1
+            arrays[templates.name[one]] = template_atoms(templates, one)
+            chosen[templates.name[one]] = structure.TemplateCacheEntry(
+                index=one, release_date="", idx_map=np.stack([number, number], 1)
+            )
+        monkeypatch.setattr(
+            structure, "parse_template_structure", lambda *args, found=arrays, **_: found[args[2]]
+        )
+        slices[name] = structure.align_template_to_query(chosen, None, None, "npz", None, own)
+    made = importlib.import_module(f"{CORE}.pipelines.featurization.template")
+    collection = structure.TemplateSliceCollection(template_slices=slices)
+    slots, size = CONFIG.max_templates, CONFIG.token_budget
+    found: Mapping[str, torch.Tensor] = made.featurize_template_structures_of3(
+        query, collection, slots, size, 3.25, 50.75, 39
+    )
+    return found
+
+
+def query_atoms(view: EntryView, tokens: np.ndarray) -> Any:
+    """An atom a token, with the annotations that OpenFold3 reads."""
+    residue = view.token_residue[tokens]
+    chain = view.residue_chain()[residue]
+    return annotated(
+        chain_id=view.chain_name[chain],
+        res_id=view.residue_index[residue],
+        res_name=view.residue_name[residue],
+        molecule_type_id=_MOLECULE_TYPES[view.chain_type[chain]],
+        entity_id=view.chain_entity[chain],
+        token_id=np.arange(len(tokens)),
+        token_position=np.arange(len(tokens)),
+        atom_name=np.full(len(tokens), "CA"),
+    )
+
+
+def template_atoms(templates: Templates, one: int) -> Any:
+    """A template's chain as OpenFold3 prepares it: atoms that nobody saw have NaN."""
+    rows = [
+        (column, name, templates.position[one, column, place])
+        for column in np.flatnonzero(templates.restype[one] != GAP).tolist()
+        for place, name in enumerate(("N", "CA", "C", "CB"))
+        if name != "CB" or RESTYPES[templates.restype[one, column]] != "GLY"
+    ]
+    column = np.array([row[0] for row in rows])
+    atoms = annotated(
+        chain_id=np.full(len(rows), "A"),
+        res_id=column + 1,
+        res_name=np.array(RESTYPES)[templates.restype[one, column]],
+        molecule_type_id=np.zeros(len(rows), int),
+        occupancy=np.ones(len(rows)),
+        atom_name=np.array([row[1] for row in rows]),
+    )
+    atoms.coord = np.stack([row[2] for row in rows])
+    return atoms
+
+
+def annotated(**columns: np.ndarray) -> Any:
+    """Atoms of biotite's with these annotations."""
+    atoms = importlib.import_module("biotite.structure").AtomArray(len(columns["res_id"]))
+    for name, column in columns.items():
+        atoms.set_annotation(name, column)
+    return atoms
+
+
+def test_chains_without_templates_or_of_few_tokens_draw_nothing_and_have_none() -> None:
+    view, alignments = copies_with_templates()
+    bare = [one.with_templates(None) for one in alignments]
+    every = np.arange(view.num_tokens)
+    assert plan_templates(view, bare, every, OpenFold3Draws(1), CONFIG) == {}
+    few = OpenFold3Config(min_template_tokens=view.num_tokens)
+    assert plan_templates(view, alignments, every, OpenFold3Draws(1), few) == {}
+    sizes = {len(OpenFold3Draws(key).templates(7, 4)) for key in range(60)}
+    assert sizes == {0, 1, 2, 3, 4}
