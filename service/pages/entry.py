@@ -152,7 +152,7 @@ def _of_complex(record: Any, address: str) -> dict[str, Any]:
             (entity, chain, _coverage_chart(chain), record.pairing[entity - 1])
             for entity, chain in enumerate(record.chains, 1)
         ],
-        "species": numbers.paired_species(record),
+        "shared_species": numbers.shared_species(record),
         "structure": _structure(record.assembly_id, address) if there else "",
         "distances": _complex_distances(record) if there else "",
     }

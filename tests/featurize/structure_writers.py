@@ -89,6 +89,24 @@ def by_chimerax(data: bytes) -> bytes:
     return bytes(block.as_string().encode())
 
 
+def by_molstar(data: bytes) -> bytes:
+    """Mol*'s form, and biojava's: no components, and no chains of an entity."""
+    block = cif.read_string(data)[0]
+    for category in ("_chem_comp.", "_struct_asym."):
+        block.find_mmcif_category(category).erase()
+    return bytes(block.as_string().encode())
+
+
+def by_converters(data: bytes) -> bytes:
+    """The form of those that know author's ids only, with the polymer tables kept."""
+    block = cif.read_string(data)[0]
+    for tag, value in (("label_seq_id", "?"), ("label_asym_id", ".")):
+        column = block.find_loop(f"_atom_site.{tag}")
+        for row in range(len(column)):
+            column[row] = value
+    return bytes(block.as_string().encode())
+
+
 def by_rosetta(data: bytes) -> bytes:
     """Rosetta's form: PDB, a model alone, without header or SEQRES, TER after each chain."""
     structure = polymers(data)
@@ -104,5 +122,7 @@ WRITERS = {
     "pymol.cif": by_pymol,
     "phenix.cif": by_phenix,
     "chimerax.cif": by_chimerax,
+    "converters.cif": by_converters,
+    "molstar.cif": by_molstar,
     "rosetta.pdb": by_rosetta,
 }

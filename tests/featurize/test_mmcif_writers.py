@@ -2,92 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import gemmi
 import numpy as np
 import pytest
-from gemmi import cif
-from tests.featurize.golden import INPUTS
 from tests.featurize.test_mmcif import small
 from tests.featurize.test_pdb import protein
 
 from evofeed.base.errors import MmcifError
 from evofeed.featurize import FeaturizeConfig
 from evofeed.featurize.structures.mmcif import parse_mmcif
-from evofeed.featurize.structures.structure import Structure
 from evofeed.featurize.structures.structure_files import parse_structure
 
 OPENFOLD = FeaturizeConfig.openfold()
-
-
-def has_protein(path: Path) -> bool:
-    try:
-        return bool(parse_mmcif(path.read_bytes(), file_id="t").sequences)
-    except MmcifError:
-        return False
-
-
-def original(path: Path) -> Structure:
-    return parse_mmcif(path.read_bytes(), file_id="t")
-
-
-FILES = [p for root in INPUTS for p in sorted(root.rglob("mmcif/*.cif"))]
-ENTRIES = [p for p in FILES[:12] if has_protein(p)][:5]
-
-
-def fill(block: cif.Block, tag: str, value: str) -> None:
-    column = block.find_loop(tag)
-    for row in range(len(column)):
-        column[row] = value
-
-
-def without_types(block: cif.Block) -> None:
-    """As gemmi writes components."""
-    fill(block, "_chem_comp.type", ".")
-
-
-def without_components(block: cif.Block) -> None:
-    """As Mol* and biojava leave them out, and the chains of an entity with them."""
-    block.find_mmcif_category("_chem_comp.").erase()
-    block.find_mmcif_category("_struct_asym.").erase()
-
-
-def without_residue_labels(block: cif.Block) -> None:
-    fill(block, "_atom_site.label_seq_id", "?")
-
-
-def without_chain_labels(block: cif.Block) -> None:
-    """As converters that know author's ids only, with the polymer tables kept."""
-    without_residue_labels(block)
-    fill(block, "_atom_site.label_asym_id", ".")
-
-
-@pytest.mark.parametrize(
-    "change",
-    [without_types, without_components, without_residue_labels, without_chain_labels],
-    ids=lambda change: change.__name__,
-)
-@pytest.mark.parametrize("path", ENTRIES, ids=lambda path: path.stem)
-def test_what_a_writer_leaves_out_is_found_elsewhere(
-    path: Path, change: Callable[[cif.Block], None], golden: Path
-) -> None:
-    want = original(path)
-    document = cif.read_string(path.read_text())
-    if not document[0].find_values("_entity_poly_seq.num"):
-        return  # atoms alone: the next test's
-    change(document[0])
-    got = parse_mmcif(document.as_string().encode(), file_id="t")
-    assert got.sequences == want.sequences
-    for name in want.sequences:
-        one, two = got.chain(name), want.chain(name)
-        if change in (without_residue_labels, without_chain_labels):
-            assert "labels are missing: the author's ids count" in " ".join(one.notes)
-            if two.notes:
-                continue  # of residues at one position, labels alone tell
-        assert np.array_equal(one.mask, two.mask)
-        assert np.array_equal(one.positions, two.positions)
 
 
 def test_a_sequence_whose_chain_cannot_be_known_is_what_is_seen() -> None:

@@ -1,4 +1,4 @@
-"""One entry saved by six programs is one record, or a note says what differs."""
+"""One entry saved by eight programs is one record, or a note says what differs."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from evofeed.protein.assembly_numbers import (
     assembly_distances,
     chains_of,
     interfaces_of,
-    paired_species,
+    shared_species,
 )
 from evofeed.protein.interfaces import interface_residues
 from evofeed.service import Client, serving
@@ -152,8 +152,7 @@ def test_a_complexs_page_shows_chains_interfaces_partners_and_structure(
     ]  # fmt: skip
     found = (record.all_atom_positions, record.all_atom_mask, record.asym_id())
     assert sum(chain.interface for chain in chains) == len(interface_residues(*found)) > 0  # type: ignore[arg-type]
-    species = paired_species(record)
-    assert species.shared > 0 and all(name in text for name, _ in species.rows)
+    assert f"<b>{shared_species(record)}</b> species have rows" in text
     assert "One sequence: its rows stand beside themselves" in page(served, "/2def").text
     assert "distances between residues" in text and "&quot;H 1&quot;,&quot;H 2&quot;" in text
     assert f"/snapshots/{served[1].digest}/assemblies/1abc/files/1abc.cif" in text

@@ -6,12 +6,12 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
+from evofeed.protein.datapoints import RESTYPES
+
 PROTEIN, LIGAND = 0, 3
 """Kinds of chains and residues that every project numbers alike."""
-STANDARD_PROTEIN: Final = (
-    "ALA ARG ASN ASP CYS GLN GLU GLY HIS ILE LEU LYS MET PHE PRO SER THR TRP TYR VAL UNK"
-).split()
-STANDARD_NUCLEIC: Final = "A G C U N DA DG DC DT DN".split()
+STANDARD_PROTEIN: Final = RESTYPES[:21]
+STANDARD_NUCLEIC: Final = RESTYPES[21:]
 AIDS: Final = "SO4 GOL EDO PO4 ACT PEG DMS TRS PGE PG4 FMT EPE MPD MES CD IOD".split()
 """Crystallisation aids, table 9."""
 EXCLUDED_LIGANDS: Final = (

@@ -53,23 +53,6 @@ class Interface:
     residues: tuple[int, int]
 
 
-@dataclass(frozen=True, slots=True)
-class PairedSpecies:
-    """Which species the sequences of a complex share.
-
-    Attributes:
-        known: species of each entity's rows to pair.
-        shared: species of two or more entities.
-        everywhere: of all.
-        rows: `(species, rows of each entity)`, those of most entities and rows first.
-    """
-
-    known: tuple[int, ...]
-    shared: int
-    everywhere: int
-    rows: tuple[tuple[str, tuple[int, ...]], ...]
-
-
 def chains_of(record: AssemblyRecord) -> list[ChainOf]:
     """The chains of a complex, entity by entity, as its coordinates lie."""
     seen = np.zeros(record.num_res, bool)
@@ -117,18 +100,10 @@ def interfaces_of(record: AssemblyRecord, chains: list[ChainOf]) -> list[Interfa
     return sorted(found, key=lambda one: (-one.contacts, one.chains))
 
 
-def paired_species(record: AssemblyRecord, most: int = 20) -> PairedSpecies:
-    """The species by which rows of different chains are paired, at most `most` of them named."""
-    counts = [
-        Counter(name for name in (rows.msa_species if rows else ()) if name)
-        for rows in record.pairing
-    ]
-    times = Counter(name for count in counts for name in count)
-    shared = [name for name, number in times.items() if number > 1]
-    rows = [(name, tuple(count[name] for count in counts)) for name in shared]
-    rows.sort(key=lambda row: (-times[row[0]], -min(filter(None, row[1])), row[0]))
-    everywhere = sum(number == len(counts) for number in times.values()) if len(counts) > 1 else 0
-    return PairedSpecies(tuple(map(len, counts)), len(shared), everywhere, tuple(rows[:most]))
+def shared_species(record: AssemblyRecord) -> int:
+    """Species by which rows of different chains are paired: of two sequences or more."""
+    times = Counter(name for rows in record.pairing if rows for name in set(rows.msa_species))
+    return sum(number > 1 for name, number in times.items() if name)
 
 
 def assembly_distances(record: AssemblyRecord, residues: int) -> tuple[np.ndarray, np.ndarray]:
