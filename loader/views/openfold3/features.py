@@ -203,7 +203,7 @@ def template_features(packed: Mapping[str, Tensor], config: OpenFold3Config) -> 
     edges = (
         torch.linspace(_NEAREST, _FARTHEST, _BINS, dtype=torch.float64, device=atoms.device) ** 2
     )
-    inside = (square > edges) & (square < torch.cat([edges[1:], edges.new_tensor([_BEYOND])]))
+    inside = (square > edges) & (square < pad(edges[1:], (0, 1), value=_BEYOND))
     restype = torch.where(restype == GAP, GAP_TYPE, restype)
     features["template_restype"][:, :count] = one_hot(restype, NUM_RESTYPES, torch.int32)
     features["template_pseudo_beta_mask"][:, :count] = beta

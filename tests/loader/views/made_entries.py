@@ -7,7 +7,8 @@ from typing import NamedTuple
 import numpy as np
 
 from evofeed.loader.views.entry_view import ChainType, EntryView
-from evofeed.protein.alignment import Alignment
+from evofeed.protein.alignment import Alignment, Templates
+from evofeed.protein.residues import GAP, RESTYPES
 
 
 class MadeChain(NamedTuple):
@@ -115,3 +116,16 @@ def made_alignment(
         deletion_column=np.zeros(0, np.int32),
         deletion_count=np.zeros(0, np.int32),
     )
+
+
+def made_templates(length: int, seed: int = 0) -> Templates:
+    """Three templates of a query of so many columns; atoms and residues are missing."""
+    rng = np.random.default_rng(seed)
+    restype = rng.integers(0, 21, (3, length)).astype(np.uint8)
+    position = rng.normal(size=(3, length, 4, 3), scale=15).astype(np.float32)
+    position[rng.random(position.shape[:3]) < 0.1] = np.nan
+    glycine = restype == RESTYPES.index("G")
+    position[glycine, 3] = position[glycine, 1]
+    restype[rng.random(restype.shape) < 0.2] = GAP
+    restype[2, 20:] = GAP  # reaches into few crops
+    return Templates(name=("a", "b", "c"), date=("",) * 3, restype=restype, position=position)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.loader.views.made_entries import MadeChain, made_alignment, made_entry
+from tests.loader.views.made_entries import MadeChain, made_alignment, made_entry, made_templates
 from tests.loader.views.openfold3_recorded import (
     STRATEGIES,
     RecordedDraws,
@@ -130,8 +130,10 @@ def test_features_on_a_gpu_are_those_of_the_cpu_and_nothing_waits() -> None:
     view = made_entry(chains, [(0, 2761), (2760, 2761)], alignments=("a", "b"))
     names = [f"S{n}" for n in range(900)]
     made = [made_alignment(name, names, columns=180, seed=n) for n, name in enumerate("ab")]
+    made = [one.with_templates(made_templates(180)) for one in made]
     config = OpenFold3Config(main_sources=("uniprot_hits",), used_rows=1024)
     packed = plan_sample(view, made, (0,), OpenFold3Draws(1), config)
+    assert "template_restype" in packed
     host = {name: torch.from_numpy(value) for name, value in packed.items()}
     there = {name: value if name in ON_HOST else value.cuda() for name, value in host.items()}
     expected = flat(openfold3_features(host, config))

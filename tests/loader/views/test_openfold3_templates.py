@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.loader.views.made_entries import made_alignment, made_templates
 from tests.loader.views.own_openfold3 import stand_ins
 from tests.loader.views.packs import entry_view, recordings
 
@@ -35,37 +36,11 @@ def copies_with_templates() -> tuple[EntryView, list[Alignment]]:
         view = entry_view("openfold3", path.parents[2], path.stem)
         numbers = view.chain_alignment[view.chain_type == ChainType.PROTEIN]
         if len(set(numbers.tolist())) < len(numbers) and view.num_tokens > CONFIG.token_budget:
-            sizes = np.diff(view.chain_residue)[np.argsort(view.chain_alignment, kind="stable")]
-            return view, [with_templates(int(sizes.max()), row) for row in range(len(numbers))]
+            query = made_alignment("x", [], columns=int(np.diff(view.chain_residue).max()))
+            count = int(numbers.max()) + 1
+            parts = [made_templates(query.num_columns, seed) for seed in range(count)]
+            return view, [query.with_templates(one) for one in parts]
     raise AssertionError("no recorded entry with copies")
-
-
-def with_templates(length: int, seed: int) -> Alignment:
-    """A query of so many columns with three templates, of which atoms and residues are missing."""
-    rng = np.random.default_rng(seed)
-    restype = rng.integers(0, 21, (3, length)).astype(np.uint8)
-    position = rng.normal(size=(3, length, 4, 3), scale=15).astype(np.float32)
-    position[rng.random(position.shape[:3]) < 0.1] = np.nan
-    glycine = restype == RESTYPES.index("GLY")
-    position[glycine, 3] = position[glycine, 1]
-    restype[rng.random(restype.shape) < 0.2] = GAP
-    restype[2, 20:] = GAP  # reaches into few crops
-    none = np.zeros(1, np.int32)
-    templates = Templates(name=("a", "b", "c"), date=("",) * 3, restype=restype, position=position)
-    return Alignment(
-        name=str(seed),
-        sources=("x",),
-        letters=np.zeros((1, length), np.uint8),
-        row_letters=none,
-        row_source=none,
-        row_species=none - 1,
-        row_gapless=none,
-        species=(),
-        deletion_start=np.zeros(2, np.int64),
-        deletion_column=none[:0],
-        deletion_count=none[:0],
-        templates=templates,
-    )
 
 
 @pytest.mark.filterwarnings("ignore")  # theirs
