@@ -82,13 +82,23 @@ def _blocks_on(device: torch.device, value: Any) -> list[Tensor]:
 
 
 def _tensors_on(device: torch.device, value: Any) -> Iterator[Tensor]:
-    """Every tensor on such a device in nested dicts and lists."""
+    """Every tensor on such a device in nested dicts and lists; lists of numbers are passed over."""
     if isinstance(value, Tensor):
         if value.device.type == device.type:
             yield value
-    elif isinstance(value, dict | list | tuple):
-        for one in value.values() if isinstance(value, dict) else value:
+    elif isinstance(value, dict):
+        for one in value.values():
             yield from _tensors_on(device, one)
+    elif isinstance(value, list | tuple) and not _are_numbers(value):
+        for one in value:
+            yield from _tensors_on(device, one)
+
+
+def _are_numbers(value: Any) -> bool:
+    """Whether a nested list begins with a number: Protenix has thousands of lists of atoms."""
+    while isinstance(value, list | tuple) and value:
+        value = value[0]
+    return isinstance(value, int | float)
 
 
 class BatchMaker:

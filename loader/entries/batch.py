@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
+from itertools import groupby
 from typing import Any, Final
 
 import numpy as np
@@ -16,33 +18,42 @@ from evofeed.loader.views.boltz.features import boltz_features
 from evofeed.loader.views.openfold3.features import openfold3_features, stacked
 from evofeed.loader.views.protenix.features import protenix_features
 
-_FEATURES: Final[dict[str, Callable[..., dict[str, Any]]]] = {
-    "openfold3": openfold3_features,
-    "boltz": boltz_features,
-    "protenix": protenix_features,
+_FEATURES: Final[dict[str, tuple[Callable[..., dict[str, Any]], torch.dtype]]] = {
+    "openfold3": (openfold3_features, torch.int32),
+    "boltz": (boltz_features, torch.int64),
+    "protenix": (protenix_features, torch.int64),
 }
+"""And the dtype of whole numbers there."""
 
 
 def entry_batch(slabs: Iterable[tuple[EntrySlab, Tensor]], config: EntryConfig) -> dict[str, Any]:
     """Features of the samples of slots, from their bytes on the device, and of what they are."""
-    make = _FEATURES[config.project]
+    make, whole = _FEATURES[config.project]
     batch: dict[str, Any] = {"samples": [], "entry_id": [], "chains": []}
     for slab, data in slabs:
-        batch["samples"].append(make(unpack_sample(slab.where, data), config.view))
+        batch["samples"].append(make(unpack_sample(slab.where, data, whole), config.view))
         batch["entry_id"].append(slab.entry)
         batch["chains"].append(slab.datapoint)
     return batch
 
 
-def unpack_sample(where: PackedSample, data: Tensor) -> dict[str, Tensor]:
-    """Views of a slot's bytes on any device, `u8[nbytes]`; the host's arrays as they are."""
-    tensors = {
-        array.name: data[array.offset : array.offset + array.nbytes]
-        .view(torch.from_numpy(np.zeros(0, array.dtype)).dtype)
-        .view(array.shape)
-        for array in where.arrays
-    }
-    return tensors | {name: torch.from_numpy(value) for name, value in where.host.items()}
+def unpack_sample(where: PackedSample, data: Tensor, whole: torch.dtype) -> dict[str, Tensor]:
+    """Tensors of a slot's bytes on any device, `u8[nbytes]`; the host's arrays as they are.
+
+    Narrower whole numbers become `whole`, all of a dtype at once: a kernel for each array would
+    take the host longer than all that is made of them takes a GPU.
+    """
+    tensors = {name: torch.from_numpy(value) for name, value in where.host.items()}
+    for dtype, group in groupby(where.arrays, lambda array: array.dtype):
+        arrays = list(group)
+        empty = torch.from_numpy(np.zeros(0, dtype))
+        values = data[arrays[0].offset : arrays[-1].offset + arrays[-1].nbytes].view(empty.dtype)
+        if np.dtype(dtype).kind in "iu" and empty.itemsize < whole.itemsize:
+            values = values.to(whole)
+        parts = values.split([math.prod(array.shape) for array in arrays])
+        for array, part in zip(arrays, parts, strict=True):
+            tensors[array.name] = part if len(array.shape) == 1 else part.view(array.shape)
+    return tensors
 
 
 def on_device(slab: EntrySlab, device: torch.device) -> Tensor:

@@ -53,6 +53,7 @@ class PackedSample(NamedTuple):
     """Where the arrays of a sample are, and those that never leave the host."""
 
     arrays: tuple[PackedArray, ...]
+    """Those of a dtype end to end, so that one kernel casts them all."""
     host: dict[str, np.ndarray]
     nbytes: int
 
@@ -60,13 +61,15 @@ class PackedSample(NamedTuple):
 def pack_sample(
     packed: Mapping[str, Shaped[np.ndarray, "*_"]], on_host: frozenset[str] = frozenset()
 ) -> PackedSample:
-    """Where the arrays of a sample go, one after the other; those named stay on the host."""
+    """Where the arrays of a sample go, dtype by dtype; those named stay on the host."""
+    sent = {name: value for name, value in packed.items() if name not in on_host}
     arrays, at = [], 0
-    for name, value in packed.items():
-        if name in on_host:
-            continue
-        arrays.append(PackedArray(name, value.dtype.str, value.shape, at))
-        at += value.nbytes + -value.nbytes % _ALIGN
+    for dtype in dict.fromkeys(value.dtype.str for value in sent.values()):
+        at += -at % _ALIGN
+        for name, value in sent.items():
+            if value.dtype.str == dtype:
+                arrays.append(PackedArray(name, dtype, value.shape, at))
+                at += value.nbytes
     host = {name: packed[name] for name in sorted(on_host & packed.keys())}
     return PackedSample(tuple(arrays), host, at)
 

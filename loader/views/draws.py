@@ -152,9 +152,9 @@ class ProtenixDraws(CounterStream):
 
 
 def rotations(quaternions: np.ndarray) -> np.ndarray:
-    """Rotation matrices `f32[n, 3, 3]` of quaternions that need not be of length one."""
+    """Rotation matrices `f32[n, 3, 3]` of quaternions of any length; none turns by nothing."""
     r, i, j, k = quaternions.astype(np.float32).T
-    s = 2 / (r * r + i * i + j * j + k * k)
+    s = 2 / np.maximum(r * r + i * i + j * j + k * k, np.float32(1e-24))
     rows = [
         [1 - s * (j * j + k * k), s * (i * j - k * r), s * (i * k + j * r)],
         [s * (i * j + k * r), 1 - s * (i * i + k * k), s * (j * k - i * r)],

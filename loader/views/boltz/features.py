@@ -14,12 +14,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from evofeed.loader.transforms.msa import one_hot
-from evofeed.loader.views.boltz.plan import OWN_CODE
-from evofeed.loader.views.boltz.rows import CODES, GAP_CODE
+from evofeed.loader.views.boltz.rows import GAP_CODE
 from evofeed.loader.views.config import BoltzConfig
-from evofeed.loader.views.tensors import longer, symmetric
-from evofeed.protein.alignment import NUM_LETTERS
+from evofeed.loader.views.tensors import longer, stacked_longer, symmetric
 
 NUM_TOKENS: Final = 33
 """Residue types: padding, gap, 20 amino acids, unknown, 5 of RNA, 5 of DNA."""
@@ -41,28 +38,34 @@ def boltz_features(packed: Mapping[str, Tensor], config: BoltzConfig) -> dict[st
     }
 
 
-def _hot(codes: Tensor, classes: int) -> Tensor:
-    return one_hot(codes, classes, torch.int64)
+def _hot(codes: Tensor, classes: int, *sizes: int) -> Tensor:
+    """`i64[..., classes]`, the first axes `sizes` long, with zeros behind the codes."""
+    shape = *sizes, *codes.shape[len(sizes) :], classes
+    hot = torch.zeros(shape, dtype=torch.int64, device=codes.device)
+    hot[tuple(map(slice, codes.shape))].scatter_(-1, codes.long()[..., None], 1)
+    return hot
 
 
 def _tokens(packed: Mapping[str, Tensor], config: BoltzConfig) -> dict[str, Tensor]:
     size = config.max_tokens
     count = len(packed["resolved"])
     device = packed["resolved"].device
-    numbers = {
-        name: longer(packed[name].long(), size)
+    numbers = {"token_index": torch.arange(count, device=device)} | {
+        name: packed[name]
         for name in ("residue_index", "asym_id", "entity_id", "sym_id", "mol_type")
     }
+    masks = {
+        "token_pad_mask": torch.ones(count, device=device),
+        "token_resolved_mask": packed["resolved"],
+        "token_disto_mask": packed["disto_resolved"],
+    }
     return {
-        "token_index": longer(torch.arange(count, device=device), size),
-        **numbers,
-        "res_type": longer(_hot(packed["res_type"], NUM_TOKENS), size),
+        **stacked_longer(numbers, size, torch.int64),
+        **stacked_longer(masks, size, torch.float32),
+        "res_type": _hot(packed["res_type"], NUM_TOKENS, size),
         "disto_center": longer(packed["disto_center"], size),
         "token_bonds": symmetric(packed["bonds"], size, torch.float32)[..., None],
-        "token_pad_mask": longer(torch.ones(count, device=device), size),
-        "token_resolved_mask": longer(packed["resolved"].float(), size),
-        "token_disto_mask": longer(packed["disto_resolved"].float(), size),
-        "pocket_feature": longer(_hot(packed["pocket"], _POCKET), size),
+        "pocket_feature": _hot(packed["pocket"], _POCKET, size),
         "cyclic_period": torch.zeros(size, dtype=torch.int32, device=device),
     }
 
@@ -72,21 +75,19 @@ def _atoms(packed: Mapping[str, Tensor], config: BoltzConfig) -> dict[str, Tenso
     count, present = len(packed["present"]), packed["present"]
     coords = packed["coords"]
     center = (coords * present[:, None]).sum(0) / present.sum().clamp(min=1)
-    names = _hot(packed["atom_name"].long() % _CHARACTERS, _CHARACTERS)
-    center_atoms = _hot(packed["r_set"], size)
     padding = tokens - len(packed["resolved"])
     return {
         "ref_pos": longer(_moved(packed, config), size),
         "atom_resolved_mask": longer(present, size),
-        "ref_element": longer(_hot(packed["element"], NUM_ELEMENTS), size),
-        "ref_charge": longer(packed["charge"], size),
-        "ref_atom_name_chars": longer(names, size),
+        "ref_element": _hot(packed["element"], NUM_ELEMENTS, size),
+        "ref_charge": longer(packed["charge"].to(torch.int8), size),
+        "ref_atom_name_chars": _hot(packed["atom_name"] % _CHARACTERS, _CHARACTERS, size),
         "ref_space_uid": longer(packed["space_uid"].long(), size),
         "coords": longer(coords - center, size)[None],
         "atom_pad_mask": longer(torch.ones(count, device=present.device), size),
-        "atom_to_token": longer(_hot(packed["atom_token"], tokens), size),
-        "token_to_rep_atom": longer(_hot(packed["rep_atom"], size), tokens),
-        "r_set_to_rep_atom": longer(center_atoms, len(center_atoms) + padding),
+        "atom_to_token": _hot(packed["atom_token"], tokens, size),
+        "token_to_rep_atom": _hot(packed["rep_atom"], size, tokens),
+        "r_set_to_rep_atom": _hot(packed["r_set"], size, len(packed["r_set"]) + padding),
         "disto_target": distogram(packed["disto_center"], config),
         "frames_idx": longer(packed["frames"].long(), tokens),
         "frame_resolved_mask": longer(packed["frame_mask"], tokens),
@@ -113,30 +114,25 @@ def distogram(coords: Tensor, config: BoltzConfig) -> Tensor:
     )
     distance = torch.cdist(coords, coords)
     bins = torch.searchsorted(bounds, distance)
-    rest = config.max_tokens - len(coords)
-    return pad(_hot(bins, config.num_bins), (0, 0, 0, rest, 0, rest))
+    return _hot(bins, config.num_bins, config.max_tokens, config.max_tokens)
 
 
 def _rows(packed: Mapping[str, Tensor], config: BoltzConfig) -> dict[str, Tensor]:
-    letters = packed["letters"]
-    device = letters.device
-    codes = torch.arange(OWN_CODE + NUM_TOKENS, device=device) - OWN_CODE
-    codes[:NUM_LETTERS] = torch.from_numpy(CODES).to(device).long()
-    every = codes[letters.long()]
-    deletions = torch.zeros(letters.shape, device=device)
+    every = packed["codes"].long()
+    deletions = torch.zeros(every.shape, device=every.device)
     row, token, count = packed["deletions"].long().T
     deletions[row, token] = count.float()
     factor = math.pi / 2 if config.pi_half else 2 / math.pi
     values = factor * torch.arctan(deletions / 3)
-    drawn = int(packed["num_rows"]) if not config.profile_of_kept else len(letters)
+    drawn = int(packed["num_rows"]) if not config.profile_of_kept else len(every)
+    rows, tokens = config.max_seqs, config.max_tokens
     hot = _hot(every[:drawn], NUM_TOKENS)
     if config.profile_of_kept:
         profile = hot.sum(0) / drawn
     else:
         profile = torch.stack([(every == code).sum(0) for code in range(NUM_TOKENS)], -1)
         profile = profile / len(every)
-    rows, tokens = config.max_seqs, config.max_tokens
-    rest = (rows - drawn, tokens - letters.shape[1])
+    rest = (rows - drawn, tokens - every.shape[1])
     fill = GAP_CODE if config.padding_of_ones else 0
     paired = packed["is_paired"][:drawn].float()[:, packed["token_chain"].long()]
 

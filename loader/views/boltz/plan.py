@@ -9,17 +9,15 @@ import numpy as np
 
 from evofeed.base.shapes import Bool, Int
 from evofeed.loader.views.boltz.crop import crop_tokens, pocket
-from evofeed.loader.views.boltz.rows import chain_rows, plan_rows
+from evofeed.loader.views.boltz.rows import CODES, GAP_CODE, chain_rows, plan_rows
 from evofeed.loader.views.boltz.symmetries import symmetry_features
 from evofeed.loader.views.cells import row_codes, row_deletions
 from evofeed.loader.views.config import BoltzConfig
 from evofeed.loader.views.draws import BoltzDraws, rotations
 from evofeed.loader.views.entry_view import ChainType, EntryView, joined_runs
-from evofeed.protein.alignment import GAP, Alignment
+from evofeed.protein.alignment import Alignment
 
-OWN_CODE: Final = 32
-"""Added to a code of Boltz's vocabulary where letters stand beside codes."""
-ON_HOST: Final = frozenset({"symmetries"})
+ON_HOST: Final = frozenset({"symmetries", "num_rows"})
 """Arrays of a plan that the host reads."""
 _OFFSETS: Final = np.array([[0, 1, 2], [11, 7, 5], [10, 7, 5]])
 """N CA C of amino acids; C1' C3' C4' of RNA and of DNA: places in Boltz's lists of atoms."""
@@ -117,7 +115,7 @@ def _rows(
     drawn: int,
     config: BoltzConfig,
 ) -> dict[str, np.ndarray]:
-    """Letters, pairing and deletions of the drawn rows, at the tokens' columns."""
+    """Codes, pairing and deletions of the drawn rows, at the tokens' columns."""
     residue = view.token_residue[crop]
     chain = view.residue_chain()[residue]
     chains, starts = np.unique(chain, return_index=True)
@@ -125,27 +123,27 @@ def _rows(
     mine = [alignments[number] if number >= 0 else None for number in view.chain_alignment[chains]]
     rows = chain_rows(mine, config.max_rows)
     plan = plan_rows(rows, drawn if config.profile_of_kept else None, config)
-    letters = np.full([len(plan.rows), len(crop)], GAP, np.uint8)
+    codes = np.full([len(plan.rows), len(crop)], GAP_CODE, np.uint8)
     deletions = [np.zeros([0, 3], np.int32)]
     for number, alignment in enumerate(mine):
         run = slice(starts[number], stops[number])
         if alignment is None:
-            letters[plan.rows[:, number] == 0, run] = OWN_CODE + view.residue_type[residue[run]]
+            codes[plan.rows[:, number] == 0, run] = view.residue_type[residue[run]]
             continue
         place, columns = plan.rows[:, number], view.residue_index[residue[run]]
         which = np.where(place >= 0, rows[number].rows[place], -1)
-        letters[:, run] = row_codes(alignment, which, columns)
+        codes[:, run] = row_codes(alignment, which, columns, CODES)
         if config.narrowed_deletions:
             which = np.where(place == 0, which, -1)
         tokens = np.arange(starts[number], stops[number])
         deletions.append(row_deletions(alignment, which, columns, tokens))
     token_chain = np.repeat(np.arange(len(chains)), stops - starts)
     return {
-        "letters": letters,
+        "codes": codes,
         "is_paired": plan.is_paired,
         "token_chain": token_chain.astype(np.int32),
         "deletions": np.concatenate(deletions),
-        "num_rows": np.array(min(drawn, len(letters)), np.int32),
+        "num_rows": np.array(min(drawn, len(codes)), np.int32),
     }
 
 

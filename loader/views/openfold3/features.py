@@ -18,7 +18,7 @@ from evofeed.loader.transforms.msa import one_hot
 from evofeed.loader.views.columns import GAP_TYPE, NUM_RESTYPES
 from evofeed.loader.views.config import OpenFold3Config
 from evofeed.loader.views.entry_view import IS_KIND
-from evofeed.loader.views.tensors import longer, symmetric
+from evofeed.loader.views.tensors import longer, stacked_longer, symmetric
 from evofeed.protein.residues import GAP
 
 NUM_ELEMENTS: Final = 119
@@ -76,19 +76,11 @@ def _structure(packed: Mapping[str, Tensor], prefix: str, size: int) -> dict[str
     mask = torch.zeros(size, device=kind.device)
     mask[: len(kind)].fill_(1)
     return {
-        **_padded(numbers, size),
+        **stacked_longer(numbers, size, torch.int32),
         "restype": longer(one_hot(packed[f"{prefix}restype"], NUM_RESTYPES, torch.int32), size),
         "token_mask": mask,
         "atom_mask": torch.ones(total, device=kind.device),
     }
-
-
-def _padded(numbers: dict[str, Tensor], size: int) -> dict[str, Tensor]:
-    """Whole numbers of the tokens, `i32[size]` each; few kernels for all of them."""
-    first = next(iter(numbers.values()))
-    whole = torch.zeros(len(numbers), size, dtype=torch.int32, device=first.device)
-    whole[:, : len(first)] = torch.stack([value.to(torch.int32) for value in numbers.values()])
-    return dict(zip(numbers, whole.unbind(0), strict=True))
 
 
 def _chains(packed: Mapping[str, Tensor], size: int) -> dict[str, Tensor]:
@@ -96,7 +88,7 @@ def _chains(packed: Mapping[str, Tensor], size: int) -> dict[str, Tensor]:
     atoms = packed["num_atoms"]
     names = ("residue_index", "asym_id", "entity_id", "sym_id")
     return {
-        **_padded({name: packed[name] for name in names}, size),
+        **stacked_longer({name: packed[name] for name in names}, size, torch.int32),
         "token_bonds": symmetric(packed["bonds"], size, torch.int32),
         "atom_to_token_index": torch.repeat_interleave(
             torch.arange(len(atoms), dtype=torch.int32, device=device),
@@ -132,21 +124,8 @@ def moved_conformers(packed: Mapping[str, Tensor]) -> Tensor:
     sums = torch.zeros_like(shift).index_add_(0, uid, position * mask[:, None])
     counts = torch.zeros_like(shift[:, 0]).index_add_(0, uid, mask)
     mean = sums / counts.clamp(min=1)[:, None]
-    rotation = rotations(packed["turn"])
-    turned = torch.einsum("aij,aj->ai", rotation[uid], position - mean[uid])
+    turned = torch.einsum("aij,aj->ai", packed["rotation"][uid], position - mean[uid])
     return (turned + shift[uid]) * mask[:, None]
-
-
-def rotations(turn: Tensor) -> Tensor:
-    """Rotation matrices of quaternions of any length, `[g, 4]` to `[g, 3, 3]`."""
-    norm = torch.linalg.vector_norm(turn, dim=-1, keepdim=True)
-    w, x, y, z = (turn / norm.clamp(min=1e-12)).unbind(-1)
-    rows = (
-        (w * w + x * x - y * y - z * z, 2 * (x * y - w * z), 2 * (x * z + w * y)),
-        (2 * (x * y + w * z), w * w - x * x + y * y - z * z, 2 * (y * z - w * x)),
-        (2 * (x * z - w * y), 2 * (y * z + w * x), w * w - x * x - y * y + z * z),
-    )
-    return torch.stack([torch.stack(row, -1) for row in rows], -2)
 
 
 def _orders(packed: Mapping[str, Tensor]) -> dict[int, Tensor]:

@@ -11,7 +11,7 @@ from evofeed.base.shapes import Integer
 from evofeed.loader.views.cells import ShownRows, letter_table, row_features
 from evofeed.loader.views.columns import GAP_TYPE, NUM_RESTYPES, RESTYPES, UNKNOWN
 from evofeed.loader.views.config import CONFIDENCE_LOSSES, OpenFold3Config
-from evofeed.loader.views.draws import OpenFold3Draws
+from evofeed.loader.views.draws import OpenFold3Draws, rotations
 from evofeed.loader.views.entry_view import ChainType, EntryView
 from evofeed.loader.views.openfold3.crop import crop_entry
 from evofeed.loader.views.openfold3.labels import Exchange, Layout, exchange, lay_out
@@ -152,7 +152,7 @@ def _atoms(
         "charge": view.atom_charge[atom].astype(np.int8),
         "atom_name": view.atom_name[atom].astype(np.uint8),
         "space_uid": uid.astype(np.int32),
-        "turn": turn,
+        "rotation": rotations(turn),
         "shift": shift,
     }
 

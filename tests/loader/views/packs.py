@@ -95,12 +95,14 @@ def watched(module: Any, name: str) -> Iterator[list[Any]]:
         setattr(module, name, function)
 
 
-def slotted(packed: dict[str, np.ndarray], on_host: frozenset[str]) -> dict[str, torch.Tensor]:
+def slotted(
+    packed: dict[str, np.ndarray], on_host: frozenset[str], whole: torch.dtype = torch.int64
+) -> dict[str, torch.Tensor]:
     """A plan's arrays as tensors of the bytes of a slot."""
     where = pack_sample(packed, on_host)
     slot = np.zeros(where.nbytes, np.uint8)
     fill_slot(where, packed, memoryview(slot))
-    return unpack_sample(where, torch.from_numpy(slot))
+    return unpack_sample(where, torch.from_numpy(slot), whole)
 
 
 def assert_recorded(

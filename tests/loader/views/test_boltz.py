@@ -19,6 +19,7 @@ from tests.loader.views.packs import (
     assert_recorded,
     differing,
     recordings,
+    slotted,
     some_recordings,
     watched,
 )
@@ -101,7 +102,7 @@ def planned(path: Path, **changes: Any) -> tuple[Any, ...]:
 def test_features_are_the_recorded_ones(path: Path) -> None:
     draws, arrays, packed, config = planned(path, symmetries=True)
     wanted = {k.removeprefix("feature."): v for k, v in arrays.items() if k[:8] == "feature."}
-    made = boltz_features({k: torch.from_numpy(v) for k, v in packed.items()}, config)
+    made = boltz_features(slotted(packed, plan.ON_HOST), config)
     assert not draws.calls
     features = {k: v.numpy() for k, v in made.items() if isinstance(v, torch.Tensor)}
     assert features.keys() == wanted.keys()
@@ -131,7 +132,7 @@ def made(pack: Path, entry: str, key: int, config: BoltzConfig) -> dict[str, tor
     alignments = [boltz_alignment(pack, name) for name in view.alignments]
     chain = int(np.flatnonzero(view.chain_valid)[0])
     packed = plan.plan_sample(view, alignments, [chain], BoltzDraws(key), config)
-    return boltz_features({k: torch.from_numpy(v) for k, v in packed.items()}, config)
+    return boltz_features(slotted(packed, plan.ON_HOST), config)
 
 
 @pytest.mark.parametrize("fault", FAULTS)

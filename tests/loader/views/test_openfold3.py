@@ -92,7 +92,7 @@ def test_every_feature_equals_the_recorded_one(path: Path) -> None:
     packed = plan_sample(view, alignments, point, draws, config)
     assert not draws.calls
     np.testing.assert_array_equal(packed["token_index"], sample.arrays["crop.token_id"])
-    features = openfold3_features(slotted(packed, ON_HOST), config)
+    features = openfold3_features(slotted(packed, ON_HOST, torch.int32), config)
     expected = {
         name.removeprefix("feature."): value
         for name, value in sample.arrays.items()

@@ -45,6 +45,7 @@ from evofeed.featurize.records.rulesets.boltz import boltz_section
 from evofeed.featurize.records.rulesets.protenix import protenix_section
 from evofeed.loader import boltz_batch
 from evofeed.loader.views.boltz.features import boltz_features
+from evofeed.loader.views.boltz.plan import ON_HOST as BOLTZ_ON_HOST
 from evofeed.loader.views.boltz.plan import plan_sample as plan_boltz
 from evofeed.loader.views.boltz.tables import boltz_view
 from evofeed.loader.views.config import BoltzConfig, OpenFold3Config, ProtenixConfig
@@ -143,7 +144,7 @@ def test_boltz_makes_our_features_of_its_structure(
     alignments = [boltz_recorded.boltz_alignment(pack, name) for name in view.alignments]
     draws = boltz_recorded.RecordedDraws([(f"random.{n}", w, v) for n, w, v in calls])
     packed = plan_boltz(view, alignments, [chain], draws, config)
-    ours = boltz_features({k: torch.from_numpy(v) for k, v in packed.items()}, config)
+    ours = boltz_features(slotted(packed, BOLTZ_ON_HOST), config)
     assert not draws.calls
     assert_equal(ours, theirs)
     loss = importlib.import_module("boltz.model.loss.distogram").distogram_loss
@@ -195,7 +196,7 @@ def test_openfold3_makes_our_features_of_its_structure(
     alignments = openfold3_recorded.recorded_alignments(path.parents[2], view)
     config = OpenFold3Config(token_budget=128)
     packed = plan_openfold3(view, alignments, (0,), draws, config)
-    ours = openfold3_features(slotted(packed, ON_HOST), config)
+    ours = openfold3_features(slotted(packed, ON_HOST, torch.int32), config)
     assert not draws.calls
     assert_equal(flat(ours), flat(theirs))
     orders = theirs["ref_space_uid_to_perm"]
