@@ -80,10 +80,13 @@ def turns_bias(module: Any) -> bool:
     return bool(_takes_turned_bias(kind))
 
 
-# torch.compile would trace past the cache, and warn of it
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _takes_turned_bias(kind: Any) -> bool:
     return _takes("transpose_bias", kind)
+
+
+# torch.compile would trace past the cache, and warn of it. This is all that
+# torch.compiler.assume_constant_result does but import the compiler, which takes seconds.
+_takes_turned_bias._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 @functools.cache

@@ -50,7 +50,7 @@ def unpack_sample(where: PackedSample, data: Tensor, whole: torch.dtype) -> dict
         values = data[arrays[0].offset : arrays[-1].offset + arrays[-1].nbytes].view(empty.dtype)
         if np.dtype(dtype).kind in "iu" and empty.itemsize < whole.itemsize:
             values = values.to(whole)
-        parts = values.split([math.prod(array.shape) for array in arrays])
+        parts = values.split([math.prod(array.shape) for array in arrays])  # type: ignore[no-untyped-call]
         for array, part in zip(arrays, parts, strict=True):
             tensors[array.name] = part if len(array.shape) == 1 else part.view(array.shape)
     return tensors
