@@ -100,7 +100,7 @@ def test_the_view_of_a_prepared_structure_is_that_of_the_projects_own_tables(
 @pytest.fixture
 def here(monkeypatch: pytest.MonkeyPatch) -> None:
     """Jobs run in this process."""
-    executor = "evofeed.featurize.entries.job.open_executor"
+    executor = "evofeed.featurize.job.dispatch.open_executor"
     monkeypatch.setattr(executor, lambda _options: Fateful(lambda _task: None))
 
 

@@ -42,7 +42,7 @@ def raw(tmp_path: Path) -> Path:
 def test_hits_become_templates_that_entries_released_later_get(
     raw: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    executor = "evofeed.featurize.entries.job.open_executor"
+    executor = "evofeed.featurize.job.dispatch.open_executor"
     monkeypatch.setattr(executor, lambda _options: Fateful(lambda _task: None))
     more = {"projects": ("openfold3",), "templates": str(raw / "mmcif")}
     report = prepare_again(raw, raw / "data", **more)
