@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from evofeed.kernels.drop_ins.layerwise import FusedLAMB, FusedLARS
     from evofeed.kernels.drop_ins.lstm import LSTM
     from evofeed.kernels.drop_ins.multihead_attention import MultiheadAttention
-    from evofeed.kernels.graphs.capture import record_graph
+    from evofeed.kernels.graphs.recording import record_graph
     from evofeed.kernels.kernel_names import kernel_groups
     from evofeed.kernels.ops.adaptive_norm.op import adaptive_norm
     from evofeed.kernels.ops.attention.op import biased_attention

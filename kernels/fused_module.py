@@ -17,23 +17,37 @@ from torch.func import functional_call
 from evofeed.kernels.graphs.recorded import run
 
 Module = TypeVar("Module", bound=nn.Module)
-Look = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]
 
 
 class Fused:
-    """Marks a module whose class was swapped; `torch_class` is what it was before."""
+    """Marks a module whose class was swapped; `torch_class` is what it was before.
+
+    Attributes:
+        form: what was declared of such modules (`swap.forms.Form`); a drop-in has none.
+        recordable: whether CUDA graphs of one without a form can be recorded.
+    """
 
     torch_class: type[nn.Module]
     mixin: type[Fused]
+    form: Any = None
+    recordable: bool = False
     recorded: bool = False
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         # The swapped class is made at run time: pickle and deepcopy rebuild it.
-        return _rebuild, (self.torch_class, self.mixin, self.recorded), self.__getstate__()
+        made = (self.torch_class, self.mixin, self.form, self.recorded)
+        return _rebuild, made, self.__getstate__()
 
 
-class Recordable(Fused):
-    """A fused module whose calls are tensors and constants: CUDA graphs of it can be recorded."""
+class FusedForm(Fused):
+    """Forward of a module of a declared form."""
+
+    def forward(self: Any, *args: Any, **options: Any) -> Any:
+        """As the original's, which is called where the fused one does not take the arguments."""
+        made, form = None, self.form
+        if form.run is not None:
+            made = form.run(self, **form.options, **form.named(args, options))
+        return super().forward(*args, **options) if made is None else made  # type: ignore[misc]
 
 
 class _Recorded(Fused):
@@ -50,27 +64,28 @@ _HOOKS = (
     "_forward_pre_hooks", "_forward_pre_hooks_with_kwargs", "_forward_hooks", "_backward_pre_hooks",
     "_backward_hooks",
 )  # fmt: skip
-_classes: dict[tuple[type[nn.Module], type[Fused], bool], type[nn.Module]] = {}
+_classes: dict[tuple[type[nn.Module], type[Fused], Any, bool], type[nn.Module]] = {}
 _made: set[type[nn.Module]] = set()
 
 
 def drop_in(cls: type[Module]) -> type[Module]:
     """Class decorator: `cls` is what its `torch_class` is swapped to, and can be used as it is."""
-    _classes[cls.torch_class, cls.mixin, False] = cls  # type: ignore[attr-defined]
+    _classes[cls.torch_class, cls.mixin, None, False] = cls  # type: ignore[attr-defined]
     return cls
 
 
-def fuse(module: nn.Module, mixin: type[Fused], recorded: bool) -> None:
+def fuse(module: nn.Module, mixin: type[Fused], form: Any = None, recorded: bool = False) -> None:
     """Gives `module` the forward of `mixin`, in place.
 
     Args:
         module: as it is, or swapped already.
         mixin: has the fused forward.
+        form: of a module of a declared form.
         recorded: whether its calls are recorded as CUDA graphs.
     """
     if not isinstance(module, Fused) or module.recorded != recorded:
         cls = getattr(module, "torch_class", type(module))
-        object.__setattr__(module, "__class__", _fused_class(cls, mixin, recorded))
+        object.__setattr__(module, "__class__", _fused_class(cls, mixin, form, recorded))
 
 
 def swapped_here(module: nn.Module) -> TypeGuard[Any]:
@@ -78,45 +93,43 @@ def swapped_here(module: nn.Module) -> TypeGuard[Any]:
     return isinstance(module, Fused) and type(module) in _made
 
 
-def _fused_class(cls: type[nn.Module], mixin: type[Fused], recorded: bool) -> type[nn.Module]:
-    key = (cls, mixin, recorded)
+def _fused_class(
+    cls: type[nn.Module], mixin: type[Fused], form: Any, recorded: bool
+) -> type[nn.Module]:
+    key = (cls, mixin, form, recorded)
     if key not in _classes:
-        names = {"torch_class": cls, "mixin": mixin, "__module__": cls.__module__}
+        names = {
+            "torch_class": cls, "mixin": mixin, "form": form, "__module__": cls.__module__,
+        }  # fmt: skip
         bases = (_Recorded, mixin, cls) if recorded else (mixin, cls)
         _classes[key] = type(f"Fused{cls.__name__}", bases, names)
         _made.add(_classes[key])
     return _classes[key]
 
 
-def _rebuild(cls: type[nn.Module], mixin: type[Fused], recorded: bool) -> nn.Module:
-    fused = _fused_class(cls, mixin, recorded)
+def _rebuild(cls: type[nn.Module], mixin: type[Fused], form: Any, recorded: bool) -> nn.Module:
+    fused = _fused_class(cls, mixin, form, recorded)
     return fused.__new__(fused)
-
-
-def tried(
-    module: nn.Module, filled: Callable[[str, torch.Size], Tensor], *inputs: Tensor | None,
-    look: tuple[nn.Module, Look] | None = None,
-) -> Any | None:  # fmt: skip
-    """The module's own forward of `inputs` on the CPU, or None if it cannot be run.
-
-    It is in evaluation mode and without its hooks meanwhile, so that what wraps it (FSDP) does not
-    take this for its first call; neither the module nor the random generator changes.
-
-    Args:
-        module: as it is, wherever its weights are.
-        filled: gives what stands in for a weight of a name and shape.
-        inputs: by position.
-        look: a module inside, and what is called with it and its arguments before its forward.
-    """
-    with torch.no_grad():
-        return called(module, stand_ins(module, filled), inputs, look=look)[0]
 
 
 def called(
     module: nn.Module, weights: dict[str, Tensor], inputs: Sequence[Tensor | None],
-    training: bool = False, look: tuple[nn.Module, Look] | None = None,
+    training: bool = False,
 ) -> tuple[Any | None, list[str]]:  # fmt: skip
-    """As `tried`, with what stands in for the weights; also the names of what it set or changed."""
+    """The module's own forward of `inputs` on the CPU, or None if it cannot be run.
+
+    It is without its hooks meanwhile, so that what wraps it (FSDP) does not take this for its first
+    call; neither the module nor the random generator changes.
+
+    Args:
+        module: as it is, wherever its weights are.
+        weights: what stands in for them, see `stand_ins`.
+        inputs: by position.
+        training: the mode that it is in meanwhile.
+
+    Returns:
+        The result, and the names of what it set or changed.
+    """
     modules = dict(module.named_modules())
     before = {name: dict(vars(inner)) for name, inner in modules.items()}
     modes = {name: inner.training for name, inner in modules.items()}
@@ -125,8 +138,6 @@ def called(
         for inner in modules.values():
             inner.training = training
             inner.__dict__.update({name: OrderedDict() for name in _HOOKS})
-        if look is not None:
-            look[0].register_forward_pre_hook(look[1], with_kwargs=True)
         during = {name: dict(vars(inner)) for name, inner in modules.items()}
         versions = {name: weight._version for name, weight in weights.items()}
         with torch.random.fork_rng(devices=[]), torch.autocast("cpu", enabled=False):
@@ -147,9 +158,7 @@ def called(
     return result, changed
 
 
-def stand_ins(
-    module: nn.Module, filled: Callable[[str, torch.Size], Tensor]
-) -> dict[str, Tensor]:  # fmt: skip
+def stand_ins(module: nn.Module, filled: Callable[[str, torch.Size], Tensor]) -> dict[str, Tensor]:
     """What `filled` gives for the weights: one tensor for those that are tied, one name a module.
 
     By two names of one module `functional_call` would put back what stood in.

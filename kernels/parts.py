@@ -8,42 +8,36 @@ All of them add the input.
 
 from __future__ import annotations
 
-from typing import Any
+import functools
+from collections.abc import Callable
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from torch import Tensor
 
 from evofeed.kernels.fused_module import Fused
 from evofeed.kernels.ops.gated_attention.op import (
+    OtherPairs,
     gated_attention,
     gated_attention_fits,
     gated_attention_of_pairs,
 )
-from evofeed.kernels.ops.gated_attention.plan import OtherPairs
 from evofeed.kernels.ops.outer_product_mean.op import (
     Others,
     outer_product_mean_fits,
     outer_product_mean_of_columns,
 )
 from evofeed.kernels.ops.pair_bias.op import pair_bias_fits, pair_bias_with_input
-from evofeed.kernels.ops.transition.op import transition, transition_fits
+from evofeed.kernels.ops.triangle_multiplication.launch import triangle_projections
 from evofeed.kernels.ops.triangle_multiplication.op import (
     Product,
     triangle_multiplication_fits,
     triangle_multiplication_of_rows,
 )
-from evofeed.kernels.ops.triangle_multiplication.projections import triangle_projections
-from evofeed.kernels.swap.modules import global_attention
-from evofeed.kernels.swap.pair_ops import drop_mask
-from evofeed.kernels.swap.parameters import (
-    attention_weights,
-    four_axes,
-    outer_weights,
-    pair_layer,
-    shaped,
-    three_axes,
-    transition_weights,
-    triangle_weights,
-)
+from evofeed.kernels.swap.msa import attend_globally, outer_product_weights
+from evofeed.kernels.swap.pair_blocks import drop_mask
+from evofeed.kernels.swap.parameters import attention_weights, four_axes, shaped, three_axes
+from evofeed.kernels.swap.transitions import transit
+from evofeed.kernels.swap.triangles import pair_layer, triangle_weights
 
 __all__ = [
     "attention_of",
@@ -58,18 +52,31 @@ __all__ = [
 ]
 
 
-def _swapped(module: Any) -> bool:
-    return isinstance(module, Fused)
+More = ParamSpec("More")
+Made = TypeVar("Made")
 
 
+def _of_swapped(
+    compute: Callable[Concatenate[Any, Tensor, More], Made | None],
+) -> Callable[Concatenate[Any, Tensor, More], Made | None]:
+    """Gives None for a module that is not swapped, and for no rows at all."""
+
+    @functools.wraps(compute)
+    def run(module: Any, x: Tensor, /, *args: More.args, **options: More.kwargs) -> Made | None:
+        if not isinstance(module, Fused) or not x.numel():
+            return None
+        return compute(module, x, *args, **options)
+
+    return run
+
+
+@_of_swapped
 def pair_bias_of(module: Any, z: Tensor) -> tuple[Tensor, Tensor] | None:
     """The bias `[*, H, I, J]` of an attention from any rows of the pairs `[*, I, J, C]`.
 
     It is multiplied by the root of the head width, which saves a rounding. Also z for later
     ops (see `pair_bias_with_input`).
     """
-    if not _swapped(module):
-        return None
     triangle = hasattr(module, "starting")
     norm = module.layer_norm if triangle else module.layer_norm_z
     weight = (pair_layer(module) if triangle else module.linear_z).weight
@@ -82,6 +89,7 @@ def pair_bias_of(module: Any, z: Tensor) -> tuple[Tensor, Tensor] | None:
     return bias.view(*z.shape[:-3], *bias.shape[1:]), shaped(pairs, z)
 
 
+@_of_swapped
 def attention_of(
     module: Any, x: Tensor, bias: Tensor | None, mask: Tensor, *, columns: bool = False,
     bias_scale: float = 1.0, drop_mask: Tensor | None = None,
@@ -97,8 +105,6 @@ def attention_of(
         bias_scale: factor that `bias` already has.
         drop_mask: `[*, N, C]`, or None.
     """
-    if not _swapped(module) or not x.numel():
-        return None
     norm = module.layer_norm if hasattr(module, "starting") else module.layer_norm_m
     weights, heads, flat = attention_weights(norm, module.mha), module.mha.no_heads, four_axes(x)
     if not gated_attention_fits(flat, weights, heads):
@@ -111,6 +117,7 @@ def attention_of(
     return shaped(found, x)
 
 
+@_of_swapped
 def triangle_attention_of(
     module: Any, z: Tensor, mask: Tensor, others: OtherPairs, *, columns: bool = False,
     drop_mask: Tensor | None = None,
@@ -125,18 +132,11 @@ def triangle_attention_of(
         columns: pairs attend along the first residue axis, and dropout is shared along the second.
         drop_mask: `[*, N, C]`, or None.
     """
-    if not _swapped(module):
-        return None
-    norm, heads, flat, pairs = (
-        module.layer_norm,
-        module.mha.no_heads,
-        four_axes(z),
-        three_axes(mask),
-    )
+    norm, heads, flat = module.layer_norm, module.mha.no_heads, four_axes(z)
     weights = attention_weights(norm, module.mha, pair_layer(module).weight)
-    if not gated_attention_fits(flat, weights, heads):
+    pairs = three_axes(mask)
+    if pairs is None or not gated_attention_fits(flat, weights, heads):
         return None
-    assert pairs is not None
     found = gated_attention_of_pairs(
         flat, weights, heads, others, mask=pairs, columns=columns,
         drop_mask=three_axes(drop_mask), drop_columnwise=columns, eps=norm.eps,
@@ -144,23 +144,19 @@ def triangle_attention_of(
     return shaped(found, z)
 
 
+@_of_swapped
 def global_attention_of(module: Any, m: Tensor, mask: Tensor) -> Tensor | None:
     """m `[*, S, R, C]`, any columns of the MSA, plus their global attention; mask `[*, S, R]`."""
-    if not _swapped(module) or not m.numel():
-        return None
-    return global_attention(module, m, mask, residual=True)
+    return attend_globally(module, m, mask, residual=True)
 
 
+@_of_swapped
 def transition_of(module: Any, x: Tensor, mask: Tensor | None) -> Tensor | None:
     """x `[..., C]` plus its transition; mask `[...]` of the update."""
-    if not _swapped(module) or not x.numel():
-        return None
-    weights = transition_weights(module)
-    if not transition_fits(x, weights):
-        return None
-    return transition(x, weights, mask=mask, residual=True, eps=module.layer_norm.eps)
+    return transit(module, x, mask, residual=True)
 
 
+@_of_swapped
 def triangle_multiplication_of(
     module: Any, z: Tensor, mask: Tensor, product: Product, *, drop_mask: Tensor | None
 ) -> Tensor | None:
@@ -173,12 +169,9 @@ def triangle_multiplication_of(
         product: what knows the other rows.
         drop_mask: `[*, R, C]`, or None.
     """
-    if not _swapped(module):
-        return None
     weights, flat, pairs = triangle_weights(module), four_axes(z), three_axes(mask)
-    if not triangle_multiplication_fits(flat, weights, rows=True):
+    if pairs is None or not triangle_multiplication_fits(flat, weights, rows=True):
         return None
-    assert pairs is not None
     found = triangle_multiplication_of_rows(
         flat, weights, product, outgoing=module._outgoing, mask=pairs,
         drop_mask=three_axes(drop_mask), eps=module.layer_norm_in.eps,
@@ -186,6 +179,7 @@ def triangle_multiplication_of(
     return shaped(found, z)
 
 
+@_of_swapped
 def triangle_projections_of(module: Any, z: Tensor, mask: Tensor) -> Tensor | None:
     """Both sides `[2, E, *, I, J]` of the product of any part of the pairs; without a gradient.
 
@@ -194,16 +188,14 @@ def triangle_projections_of(module: Any, z: Tensor, mask: Tensor) -> Tensor | No
         z: `[*, I, J, C]`.
         mask: `[*, I, J]`.
     """
-    if not _swapped(module):
-        return None
     weights, flat, pairs = triangle_weights(module), four_axes(z), three_axes(mask)
-    if not triangle_multiplication_fits(flat, weights, rows=True):
+    if pairs is None or not triangle_multiplication_fits(flat, weights, rows=True):
         return None
-    assert pairs is not None
     eps = module.layer_norm_in.eps
     return triangle_projections(flat, weights, mask=pairs, eps=eps)
 
 
+@_of_swapped
 def outer_product_mean_of(
     module: Any, m: Tensor, mask: Tensor, z: Tensor, others: Others
 ) -> tuple[Tensor, Tensor] | None:
@@ -218,12 +210,9 @@ def outer_product_mean_of(
         z: the rows of the pairs.
         others: what knows the other columns.
     """
-    if not _swapped(module) or not m.numel():
+    weights, flat, rows = outer_product_weights(module), four_axes(m), three_axes(mask)
+    if rows is None or not outer_product_mean_fits(flat, weights):
         return None
-    weights, flat, rows = outer_weights(module), four_axes(m), three_axes(mask)
-    if not outer_product_mean_fits(flat, weights):
-        return None
-    assert rows is not None
     found, columns = outer_product_mean_of_columns(
         flat, weights, rows, four_axes(z), others, eps=module.eps, norm_eps=module.layer_norm.eps
     )

@@ -15,7 +15,7 @@ from evofeed.kernels import layer_norm, reference, to_fused
 from evofeed.kernels.ops.attention.op import biased_attention
 from evofeed.kernels.ops.triangle_multiplication.op import triangle_multiplication
 from evofeed.kernels.ops.triangle_multiplication.reference import TriangleWeights
-from evofeed.kernels.swap.parameters import triangle_weights
+from evofeed.kernels.swap.triangles import triangle_weights
 from evofeed.trainer.model.evoformer import EvoformerBlock
 from evofeed.trainer.model.triangle import (
     TriangleMultiplicationOutgoing,

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from evofeed.kernels.fused_module import Fused, drop_in, tried
+from evofeed.kernels.fused_module import Fused, called, drop_in, stand_ins
 from evofeed.kernels.ops.layer_norm.op import fused_layer_norm, layer_norm, supported
 
 
@@ -66,14 +66,10 @@ def rule(module: nn.Module) -> type[Fused] | str | None:
 def _is_one(module: Any) -> bool:
     """Whether its forward, run on the CPU, is one of the last axis: not of channels first, say."""
     random = torch.Generator().manual_seed(0)
-    made: dict[str, Tensor] = {}
-
-    def filled(name: str, shape: torch.Size) -> Tensor:
-        made[name] = torch.randn(shape, generator=random)
-        return made[name]
-
+    made = stand_ins(module, lambda name, shape: torch.randn(shape, generator=random))
     x = torch.randn(2, 3, *module.weight.shape, generator=random)
-    found = tried(module, filled, x)
+    with torch.no_grad():
+        found, _ = called(module, made, (x,))
     if not isinstance(found, Tensor) or not {"weight", "bias"} <= made.keys():
         return False
     want = F.layer_norm(x, module.weight.shape, made["weight"], made["bias"], module.eps)

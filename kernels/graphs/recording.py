@@ -12,6 +12,7 @@ many as the eager module draws.
 from __future__ import annotations
 
 import contextlib
+import gc
 import weakref
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
@@ -21,7 +22,6 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from evofeed.base.errors import KernelError
-from evofeed.kernels.graphs.capture import record_graph, recording_stream
 from evofeed.kernels.runtime.backend import autocast_type
 from evofeed.kernels.runtime.one_pass import apart
 from evofeed.kernels.runtime.private_apis import copy_all, function_apply, unflatten
@@ -202,7 +202,48 @@ def _stand_ins(homes: Homes) -> Iterator[list[tuple[tuple[dict[str, Any], str], 
 
 # --- the device -----------------------------------------------------------------------------------
 
+_streams: dict[torch.device, torch.cuda.Stream] = {}
 _pools: dict[Hashable, Any] = {}
+
+
+def _recording_stream(device: torch.device) -> torch.cuda.Stream:
+    """The stream of a device that graphs are recorded on."""
+    if device not in _streams:
+        _streams[device] = torch.cuda.Stream(device)
+    return _streams[device]
+
+
+def record_graph(
+    device: torch.device, pool: Any, function: Callable[[], Any]
+) -> tuple[Any, Callable[[], None]]:
+    """What `function` makes, at addresses that stay, and what makes it again there.
+
+    Args:
+        device: a GPU.
+        pool: memory that other recordings use too (`torch.cuda.graph_pool_handle()`), or None
+            for memory of its own.
+        function: must not wait for the device.
+
+    Raises:
+        RuntimeError: it cannot be recorded; the random generator is as if it had not been tried.
+    """
+    generator = torch.cuda.default_generators[device.index]
+    state, graph = generator.clone_state(), torch.cuda.CUDAGraph()
+    # `torch.compile` leaves cycles that hold the pass it compiled in: its parameters' nodes belong
+    # to the stream of that pass, which a recording may not wait for.
+    gc.collect()
+    # thread_local: a loader's thread allocates meanwhile.
+    how = {
+        "pool": pool, "stream": _recording_stream(device), "capture_error_mode": "thread_local",
+    }  # fmt: skip
+    try:
+        with torch.cuda.device(device), torch.cuda.graph(graph, **how):
+            found = function()
+    except RuntimeError:
+        # A recording cut short leaves a generator in its capturing state.
+        generator.graphsafe_set_state(state)
+        raise
+    return found, graph.replay
 
 
 @contextlib.contextmanager
@@ -221,7 +262,7 @@ def stream_number(device: torch.device) -> int:
 @contextlib.contextmanager
 def _beside(device: torch.device) -> Iterator[None]:
     """Runs on the stream that is recorded, random numbers put back."""
-    generator, stream = torch.cuda.default_generators[device.index], recording_stream(device)
+    generator, stream = torch.cuda.default_generators[device.index], _recording_stream(device)
     state = generator.get_state()
     stream.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(stream):

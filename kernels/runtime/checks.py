@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
-from typing import Any, ClassVar, TypeVar
+import functools
+import inspect
+from collections.abc import Callable, Iterable
+from typing import Any, ClassVar, ParamSpec
 
 import torch
 from torch import Tensor, nn
 
 from evofeed.base.errors import KernelError, UnsupportedShape
+from evofeed.kernels.runtime.backend import usable
 from evofeed.kernels.runtime.private_apis import is_of_several
-
-Weights = TypeVar("Weights")
 
 _TYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
@@ -26,18 +27,21 @@ class Parameters:
     __slots__: tuple[str, ...] = ()
     biases: ClassVar[dict[str, str]] = {}
 
-    def readable(self) -> bool:
-        """Whether kernels can read all of them: none is quantised, or spread over ranks."""
-        parts = [getattr(self, name) for name in self.__slots__]
-        given = [part for part in parts if part is not None and type(part) is not nn.Parameter]
+    def parts(self) -> list[Any]:
+        """All of them as they are."""
+        return [getattr(self, name) for name in self.__slots__]
+
+    def readable(self, x: Tensor) -> bool:
+        """Whether kernels run on x, and can read these: none is quantised, or spread over ranks."""
+        given = [p for p in self.parts() if p is not None and type(p) is not nn.Parameter]
         odd = [part for part in given if is_of_several(part)]
-        return not odd
+        return not odd and x.dtype is not torch.float64 and usable(x, self.parts()[0])
 
     def tensors(self) -> tuple[Any, ...]:
         """All of them; for biases that are None zeros, of one memory."""
         missing = [bias for bias in self.biases if getattr(self, bias) is None]
         if not missing:
-            return tuple([getattr(self, name) for name in self.__slots__])
+            return tuple(self.parts())
         layers = [getattr(self, self.biases[bias]) for bias in missing]
         sizes = [layer.shape[0] for layer in layers]
         zeros = torch.split(layers[0].new_zeros(sum(sizes)), sizes)
@@ -70,9 +74,52 @@ def check_one_device(op: str, *tensors: Tensor | None) -> None:
         raise KernelError(f"{op}: its inputs are on {' and '.join(places)}: move them to one")
 
 
-def in_type_of(x: Tensor, weights: Weights) -> Weights:
-    """Weights for the plain version, which does not cast: in x's type, unless autocast is on."""
-    if torch.is_autocast_enabled(x.device.type):
-        return weights
-    parts = {field.name: getattr(weights, field.name) for field in fields(weights)}  # type: ignore[arg-type]
-    return type(weights)(**{n: None if t is None else t.to(x.dtype) for n, t in parts.items()})
+Made = Tensor | None
+"""What a fused op gives: nothing where no kernel takes its inputs."""
+Given = ParamSpec("Given")
+
+
+def falls_back_to(
+    plain: Callable[..., Tensor], like: str = ""
+) -> Callable[[Callable[Given, Made]], Callable[Given, Tensor]]:
+    """Has a fused op's plain version compute what it gives nothing for, of the same arguments.
+
+    Args:
+        plain: runs in the type it is given; the result has that of the op's first input.
+        like: the input that has the result's type where it is given.
+    """
+
+    def decorate(op: Callable[Given, Made]) -> Callable[Given, Tensor]:
+        name, first = op.__name__, next(iter(inspect.signature(op).parameters))
+
+        @functools.wraps(op)
+        def run(*args: Given.args, **options: Given.kwargs) -> Tensor:
+            x: Any = args[0] if args else options[first]
+            check_type(name, x)
+            made = op(*args, **options)
+            if made is not None:
+                return made
+            check_one_device(name, *_tensors((*args, *options.values())))
+            there: Any = options.get(like)
+            given: Any = [_in_type_of(x, arg) for arg in args]
+            named: Any = {key: _in_type_of(x, value) for key, value in options.items()}
+            found = plain(*given, **named)
+            return found.to(x.dtype if there is None else there.dtype)
+
+        run.plain = plain  # type: ignore[attr-defined]
+        return run
+
+    return decorate
+
+
+def _tensors(values: Iterable[Any]) -> list[Tensor]:
+    whole = [[*v.parts()] if isinstance(v, Parameters) else [v] for v in values]
+    return [part for parts in whole for part in parts if isinstance(part, Tensor)]
+
+
+def _in_type_of(x: Tensor, value: Any) -> Any:
+    """Weights for the plain version, which does not cast, in x's type, unless autocast is on."""
+    if not isinstance(value, Parameters) or torch.is_autocast_enabled(x.device.type):
+        return value
+    parts = zip(value.__slots__, value.parts(), strict=True)
+    return type(value)(**{n: None if t is None else t.to(x.dtype) for n, t in parts})

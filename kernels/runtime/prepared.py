@@ -11,11 +11,11 @@ parts of one piece of memory, each as long as it is needed, and in a launch no m
 
 from __future__ import annotations
 
+import re
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from types import TracebackType
 from typing import Any, NamedTuple
 
 import torch
@@ -48,8 +48,10 @@ class Prepared:
         self._found: dict[Any, Any] = {}  # a written function, or how often a kind was seen
         _known.append(self._found)
 
-    def __call__(self, kind: Any, tensors: Sequence[Tensor | None], *constants: Any) -> Results:
-        """The results; `kind` is what `kind_of` says of the call."""
+    def __call__(
+        self, kind: Any, tensors: Sequence[Tensor | None], *constants: Any, **shared: Any
+    ) -> Results:
+        """The results; `kind` is what `kind_of` says of the call, None for one that is `shared`."""
         found = self._found.get(kind, 0)
         if type(found) is not int:
             made: Results | None = found(*tensors)
@@ -68,7 +70,7 @@ class Prepared:
             if kind in self._found:  # else `forget` was called meanwhile
                 self._found[kind] = _written(trace, made)
             return made
-        return self._compute(tensors, *constants)
+        return self._compute(tensors, *constants, **shared)
 
 
 def _traceable(tensors: Sequence[Tensor | None]) -> bool:
@@ -146,35 +148,22 @@ class _Seen(NamedTuple):
     offset: int
 
 
-class _SeenTiles(NamedTuple):
-    """Tiles of a tensor, as `launching.tiles_in` gives them, and they with no memory."""
-
-    base: _Seen
-    like: Any
-
-
 @dataclass(slots=True)
 class _Step:
     """One call or launch.
 
     Attributes:
-        function: what is called; of a launch what Triton's launcher takes again.
-        args, kwargs: of the call, `_Seen` in place of tensors; of a launch its values.
-        reads: the tensors among them.
+        line: its source, in which `t3` is a tensor and `<3+64>` an address behind a tensor's.
+        reads: the tensors in it.
         makes: numbers of the results; tensors known before are not among them.
-        kind: `call`; `view`, which only makes views; `new`, which only reserves memory; `launch`.
-        several: whether the results come in a tuple or list.
-        grid: of a launch.
+        kind: `call`; `view`, which only makes views; `new`, which only reserves memory; `launch`,
+            which reads addresses alone.
     """
 
-    function: Any
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
+    line: str
     reads: list[_Seen]
     makes: list[int]
     kind: str
-    several: bool = False
-    grid: tuple[int, ...] = ()
 
 
 class _Trace(TorchFunctionMode):
@@ -185,14 +174,15 @@ class _Trace(TorchFunctionMode):
 
     Attributes:
         steps: the calls and launches.
-        new: what the steps that only reserve memory reserve, without memory, by number.
+        names: what their lines name.
+        bytes: sizes of what is only reserved, by number.
         failed: why it cannot be repeated; empty if it can.
     """
 
     def __init__(self, inputs: Sequence[Tensor | None]) -> None:
         super().__init__()
         self.steps: list[_Step] = []
-        self.new: dict[int, Tensor] = {}
+        self.bytes: dict[int, int] = {}
         self.failed = ""
         self.inputs = self._count = len(inputs)
         self._tensors: dict[int, tuple[weakref.ref[Tensor], _Seen]] = {}  # still there, by `id`
@@ -201,18 +191,20 @@ class _Trace(TorchFunctionMode):
                 self.device = tensor.device
                 self._remember(tensor, _Seen(number, number, 0))
         self._autocast = autocast_type(self.device.type)
+        self._bound: dict[int, str] = {}
+        self.names: dict[str, Any] = {
+            "empty": torch.empty, "stream_of": stream_of, "tiles_at": tiles_at,
+            "uint8": torch.uint8, "device": self.device,
+        }  # fmt: skip
 
     def __enter__(self) -> _Trace:
         launching.watched.by = self._launch
         super().__enter__()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:  # fmt: skip
+    def __exit__(self, *failure: Any) -> None:
         launching.watched.by = None
-        super().__exit__(kind, error, trace)
+        super().__exit__(*failure)
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
@@ -254,27 +246,34 @@ class _Trace(TorchFunctionMode):
         if name == "split" and len(args) == 2:  # three calls of Python
             function, axis = Tensor.split_with_sizes, kwargs.get("dim", 0)
             args, kwargs = (args[0], tuple(t.shape[axis] for t in results), axis), {}
-        makes = [self._add(t, given) for t in fresh]
-        kind = "call"
+        makes, kind = [self._add(t, given) for t in fresh], "call"
         if fresh and not writes:
             if function in _ALLOCATIONS and fresh[0].device == self.device:
                 kind, (made,) = "new", fresh
-                self.new[makes[0]] = torch.empty_strided(
-                    made.shape, made.stride(), dtype=made.dtype, device="meta"
-                )
+                function, args = torch.empty_strided, (tuple(made.shape), made.stride())
+                kwargs = {"dtype": made.dtype, "device": self.device}
+                self.bytes[makes[0]] = made.untyped_storage().nbytes()
             elif all(self.seen(t).root != self.seen(t).number for t in fresh):
                 kind = "view"
-        named = {key: self._named(value) for key, value in kwargs.items()}
-        reads = [self.seen(t) for t in given]
-        put = tuple(map(self._named, args))
-        self.steps.append(_Step(function, put, named, reads, makes, kind, several))
+        put = [self._text(value) for value in args]
+        put += [f"{key}={self._text(value)}" for key, value in kwargs.items()]
+        line = f"{self._constant(function)}({', '.join(put)})"
+        if makes:
+            line = f"{', '.join(f't{n}' for n in makes)}{',' * several} = {line}"
+        reads = [] if kind == "new" else [self.seen(t) for t in given]
+        self.steps.append(_Step(line, reads, makes, kind))
 
     def _launch(self, ready: Any, grid: tuple[int, ...], values: Sequence[Any]) -> None:
-        put = tuple(map(self._named, values))
-        reads = [value.base if isinstance(value, _SeenTiles) else value for value in put]
-        reads = [value for value in reads if isinstance(value, _Seen)]
-        kind = "launch" if grid else "call"  # interpreted
-        self.steps.append(_Step(ready, put, {}, reads, [], kind, grid=grid))
+        bases = [value.base if type(value) is TensorDescriptor else value for value in values]
+        reads = [self.seen(base) for base in bases if isinstance(base, Tensor)]
+        if not grid:  # interpreted
+            line = f"{self._constant(ready)}({', '.join(map(self._text, values))})"
+            self.steps.append(_Step(line, reads, [], "call"))
+            return
+        run, function, metadata = map(self._constant, ready)
+        put = ", ".join(map(self._address, values))
+        line = launch_text(run, ", ".join(map(str, grid)), function, metadata, put)
+        self.steps.append(_Step(line, reads, [], "launch"))
 
     def _add(self, tensor: Tensor, given: list[Tensor]) -> int:
         """A new tensor, seen as a view where it is in the memory of one that was given."""
@@ -289,17 +288,31 @@ class _Trace(TorchFunctionMode):
         self._remember(tensor, found)
         return number
 
-    def _named(self, value: Any) -> Any:
-        """The value with `_Seen` in place of tensors."""
-        if isinstance(value, Tensor):
-            return self.seen(value)
+    def _address(self, value: Any) -> str:
+        """Source of a launch's value."""
         if type(value) is TensorDescriptor:
-            return _SeenTiles(self.seen(value.base), tiles_at(0, value))
+            return f"tiles_at({self._address(value.base)}, {self._constant(tiles_at(0, value))})"
+        if not isinstance(value, Tensor):
+            return self._text(value)
+        seen = self.seen(value)
+        return f"<{seen.root}+{seen.offset}>"
+
+    def _text(self, value: Any) -> str:
+        """Source of a value."""
+        if isinstance(value, Tensor):
+            return f"t{self.seen(value).number}"
         if type(value) in (list, tuple):
-            return type(value)(map(self._named, value))
+            parts = "".join(f"{self._text(part)}, " for part in value)
+            return f"[{parts}]" if type(value) is list else f"({parts})"
         if next(_tensors(value), None) is not None:
             self.failed = f"it gives a {type(value).__name__} with tensors to PyTorch"
-        return value
+        return repr(value) if type(value) in (int, bool, type(None)) else self._constant(value)
+
+    def _constant(self, value: Any) -> str:
+        """A name for a value that is no tensor."""
+        name = self._bound.setdefault(id(value), f"c{len(self._bound)}")
+        self.names[name] = value
+        return name
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
@@ -311,23 +324,6 @@ def _tensors(value: Any) -> Iterator[Tensor]:
             yield from _tensors(part)
     elif isinstance(value, dict):
         yield from _tensors(list(value.values()))
-
-
-# --- the function ---------------------------------------------------------------------------------
-
-
-def _written(trace: _Trace, results: Sequence[Tensor | None]) -> Any:
-    """A function of the trace's inputs that does what was traced; -1 if there can be none.
-
-    It gives None, before it does anything, for tensors that do not begin at multiples of 16 bytes:
-    kernels were compiled for those.
-    """
-    numbers = [None if t is None else trace.seen(t).number for t in results]
-    if trace.failed:
-        return -1
-    source = _Source(trace, numbers)
-    exec(compile(source.text(), "<prepared>", "exec"), source.names)
-    return source.names["prepared"]
 
 
 def places(parts: Mapping[int, tuple[int, int, int]]) -> tuple[dict[int, int], int]:
@@ -349,110 +345,64 @@ def places(parts: Mapping[int, tuple[int, int, int]]) -> tuple[dict[int, int], i
     return found, max((end for _, end, _, _ in placed), default=0)
 
 
-class _Source:
-    """Source of a function that does what was traced, and what it names."""
+def _written(trace: _Trace, results: Sequence[Tensor | None]) -> Any:
+    """A function of the trace's inputs that does what was traced; -1 if there can be none.
 
-    def __init__(self, trace: _Trace, results: list[int | None]) -> None:
-        self._trace, self._results, self._bound = trace, results, dict[int, str]()
-        self.names: dict[str, Any] = {
-            "empty": torch.empty, "empty_strided": torch.empty_strided, "stream_of": stream_of,
-            "tiles_at": tiles_at, "uint8": torch.uint8, "device": trace.device,
-        }  # fmt: skip
-        # which tensors are needed as such, of which only the address, and the steps for that
-        self._tensors, self._addresses = {n for n in results if n is not None}, set[int]()
-        steps: list[_Step] = []
-        for step in reversed(trace.steps):
-            if step.kind == "view" and self._tensors.isdisjoint(step.makes):
-                continue
-            if step.kind == "new":
-                if not {*step.makes} & (self._tensors | self._addresses):
-                    continue
-            elif step.kind == "launch":
-                self._addresses.update(seen.root for seen in step.reads)
-            else:
-                self._tensors.update(seen.number for seen in step.reads)
-            steps.append(step)
-        self._steps = steps[::-1]
-        first: dict[int, int] = {}
-        self._last: dict[int, int] = {}
-        for at, step in enumerate(self._steps):
-            read = [number for seen in step.reads for number in (seen.number, seen.root)]
-            for number in (*step.makes, *read):
-                first.setdefault(number, at)
-                self._last[number] = at
-        alone = [n for n in trace.new if n in self._addresses and n not in self._tensors]
-        sizes = {n: trace.new[n].untyped_storage().nbytes() for n in alone}
-        self._places, self._room = places({n: (sizes[n], first[n], self._last[n]) for n in alone})
+    It gives None, before it does anything, for tensors that do not begin at multiples of 16 bytes:
+    kernels were compiled for those.
+    """
+    numbers = [None if t is None else trace.seen(t).number for t in results]
+    if trace.failed:
+        return -1
+    exec(compile(_source(trace, numbers), "<prepared>", "exec"), trace.names)
+    return trace.names["prepared"]
 
-    def text(self) -> str:
-        """The source."""
-        inputs = range(self._trace.inputs)
-        lines = [
-            f"def prepared({', '.join(f't{n}' for n in inputs)}):",
-            f"    stream = stream_of({self._trace.device.index or 0})",
-        ]
-        if all(step.kind != "launch" for step in self._steps):
-            lines.pop()
-        given = [n for n in inputs if n in self._addresses]
-        lines += [f"    p{n} = t{n}.data_ptr()" for n in given]
-        if given:
-            lines.append(f"    if ({' | '.join(f'p{n}' for n in given)}) & 15: return None")
-        if self._places:
-            lines.append(f"    room = empty({self._room}, dtype=uint8, device=device)")
-            lines.append("    room_at = room.data_ptr()")
-        held = {*inputs, *self._results}
-        for at, step in enumerate(self._steps):
-            lines += [f"    {line}" for line in self._lines(step)]
-            last = [n for n, end in self._last.items() if end == at and n in self._tensors]
-            gone = [f"t{n}" for n in last if n not in held]
-            lines += [f"    del {', '.join(gone)}"] if gone else []
-        made = ", ".join("None" if n is None else f"t{n}" for n in self._results)
-        return "\n".join([*lines, f"    return [{made}]", ""])
 
-    def _lines(self, step: _Step) -> list[str]:
+def _source(trace: _Trace, results: list[int | None]) -> str:
+    """Source of a function that does what was traced."""
+    # which tensors are needed as such, of which only the address, and the steps for that
+    tensors, addresses = {n for n in results if n is not None}, set[int]()
+    steps: list[_Step] = []
+    for step in reversed(trace.steps):
+        wanted = {"view": tensors, "new": tensors | addresses}.get(step.kind)
+        if wanted is not None and wanted.isdisjoint(step.makes):
+            continue
         if step.kind == "launch":
-            run, function, metadata = map(self._constant, step.function)
-            values = ", ".join(map(self._address, step.args))
-            grid = ", ".join(map(str, step.grid))
-            return [launch_text(run, grid, function, metadata, values)]
-        made = ", ".join(f"t{n}" for n in step.makes)
-        if step.kind == "new":
-            (number,) = step.makes
-            if number in self._places:
-                return []
-            new = self._trace.new[number]
-            how = f"dtype={self._constant(new.dtype)}, device=device"
-            call = f"empty_strided({tuple(new.shape)}, {new.stride()}, {how})"
+            addresses.update(seen.root for seen in step.reads)
         else:
-            given = [self._value(value) for value in step.args]
-            given += [f"{name}={self._value(value)}" for name, value in step.kwargs.items()]
-            call = f"{self._constant(step.function)}({', '.join(given)})"
-        if not step.makes:
-            return [call]
-        asked = [n for n in step.makes if n in self._addresses]
-        addresses = [f"p{n} = t{n}.data_ptr()" for n in asked]
-        return [f"{made}{',' if step.several else ''} = {call}", *addresses]
+            tensors.update(seen.number for seen in step.reads)
+        steps.insert(0, step)
+    first, last = dict[int, int](), dict[int, int]()
+    for at, step in enumerate(steps):
+        read = [number for seen in step.reads for number in (seen.number, seen.root)]
+        for number in (*step.makes, *read):
+            first.setdefault(number, at)
+            last[number] = at
+    alone = [n for n in trace.bytes if n in addresses and n not in tensors]
+    rooms, size = places({n: (trace.bytes[n], first[n], last[n]) for n in alone})
 
-    def _address(self, value: Any) -> str:
-        if isinstance(value, _SeenTiles):
-            return f"tiles_at({self._address(value.base)}, {self._constant(value.like)})"
-        if not isinstance(value, _Seen):
-            return self._value(value)
-        if value.root in self._places:
-            return f"room_at + {self._places[value.root] + value.offset}"
-        return f"p{value.root} + {value.offset}" if value.offset else f"p{value.root}"
+    def put(match: re.Match[str]) -> str:
+        root, offset = map(int, match.groups())
+        at, offset = ("room_at", rooms[root] + offset) if root in rooms else (f"p{root}", offset)
+        return f"{at} + {offset}" if offset else at
 
-    def _value(self, value: Any) -> str:
-        if isinstance(value, _Seen):
-            return f"t{value.number}"
-        if type(value) in (list, tuple):
-            parts = "".join(f"{self._value(part)}, " for part in value)
-            return f"[{parts}]" if type(value) is list else f"({parts})"
-        return repr(value) if type(value) in (int, bool, type(None)) else self._constant(value)
-
-    def _constant(self, value: Any) -> str:
-        """A name for a value that is no tensor."""
-        assert not isinstance(value, Tensor)
-        name = self._bound.setdefault(id(value), f"c{len(self._bound)}")
-        self.names[name] = value
-        return name
+    inputs = range(trace.inputs)
+    lines = [f"def prepared({', '.join(f't{n}' for n in inputs)}):"]
+    if any(step.kind == "launch" for step in steps):
+        lines.append(f"stream = stream_of({trace.device.index or 0})")
+    given = [n for n in inputs if n in addresses]
+    lines += [f"p{n} = t{n}.data_ptr()" for n in given]
+    if given:
+        lines.append(f"if ({' | '.join(f'p{n}' for n in given)}) & 15: return None")
+    if rooms:
+        lines += [f"room = empty({size}, dtype=uint8, device=device)", "room_at = room.data_ptr()"]
+    for at, step in enumerate(steps):
+        if step.kind == "new" and step.makes[0] in rooms:
+            continue
+        lines.append(re.sub(r"<(\d+)\+(-?\d+)>", put, step.line))
+        lines += [f"p{n} = t{n}.data_ptr()" for n in step.makes if n in addresses]
+        gone = [n for n, end in last.items() if end == at and n in tensors]
+        gone = [n for n in gone if n not in {*inputs, *results}]
+        lines += [f"del {', '.join(f't{n}' for n in gone)}"] if gone else []
+    made = ", ".join("None" if n is None else f"t{n}" for n in results)
+    return "\n    ".join([*lines, f"return [{made}]"]) + "\n"

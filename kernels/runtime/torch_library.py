@@ -32,7 +32,9 @@ from evofeed.kernels.runtime.private_apis import (
     saved_tensor_hooks_active,
 )
 
+Given = Sequence[Any]
 Results = Sequence["Tensor | None"]
+Kinds = Sequence["torch.dtype | None"]
 NAMESPACE = "evofeed"
 """Of `torch.ops`."""
 
@@ -53,11 +55,10 @@ class Operator:
     """The overload that `torch.compile` sees."""
     _function: ClassVar[Any]
     _function_and_input: ClassVar[Any]
-    _shared: ClassVar[Any]
     _alone: ClassVar[Prepared]
 
     @staticmethod
-    def forward(tensors: Sequence[Any], *options: Any) -> Results:
+    def forward(tensors: Given, *options: Any) -> Results:
         """The result, and behind it what else the backward pass reads.
 
         All new, but for an input itself; no two may share memory.
@@ -65,7 +66,7 @@ class Operator:
         raise NotImplementedError
 
     @staticmethod
-    def backward(tensors: Sequence[Any], *options: Any) -> Results:
+    def backward(tensors: Given, *options: Any) -> Results:
         """What `gradients` takes apart; new, and no two share memory.
 
         Args:
@@ -76,9 +77,7 @@ class Operator:
         raise NotImplementedError
 
     @staticmethod
-    def gradients(
-        grad: Tensor, found: Sequence[Any], kinds: Sequence[torch.dtype | None], *options: Any
-    ) -> Results:
+    def gradients(grad: Tensor, found: Given, kinds: Kinds, *options: Any) -> Results:
         """The gradient of every tensor of `forward`, or None; they are cast to the tensors' types.
 
         Args:
@@ -94,7 +93,6 @@ class Operator:
         cls.backward = staticmethod(_of_dense(cls.backward))  # type: ignore[method-assign]
         cls._function = _eager(cls)
         cls._function_and_input = _eager(cls, passes_on=True)
-        cls._shared = _eager_shared(cls)
         forward = cls.forward
         cls._alone = Prepared(lambda tensors, *options: forward(tensors, *options)[:1])
         _register(cls, name)
@@ -107,13 +105,16 @@ class Operator:
             options: in the order of `cls.options`.
             tensors: in the order that `forward` takes them; the first is never None.
         """
-        if torch.compiler.is_compiling():
-            given = _without_none(tensors, tensors)
-            result: Tensor = cls.compiled(given, *options)[0]
-        elif not torch.is_grad_enabled():
-            result = cls._result(options, tensors)
-        else:
-            result = function_apply(cls._function)(options, *tensors)
+        first = tensors[0]
+        assert first is not None
+        with without_autocast(first):
+            if torch.compiler.is_compiling():
+                given = _without_none(tensors, tensors)
+                result: Tensor = cls.compiled(given, *options)[0]
+            elif not torch.is_grad_enabled():
+                result = cls._result(options, tensors)
+            else:
+                result = function_apply(cls._function)(options, None, *tensors)
         return result
 
     @classmethod
@@ -134,13 +135,12 @@ class Operator:
         """
         first = tensors[0]
         assert first is not None
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or not torch.is_grad_enabled():
             return cls.apply(options, *tensors), first
-        results: tuple[Tensor, Tensor]
-        if not torch.is_grad_enabled():
-            results = cls._result(options, tensors), first
-        else:
-            results = function_apply(cls._function_and_input)(options, *tensors)
+        with without_autocast(first):
+            results: tuple[Tensor, Tensor] = function_apply(cls._function_and_input)(
+                options, None, *tensors
+            )
         return results
 
     @classmethod
@@ -151,7 +151,11 @@ class Operator:
 
         `forward` and `backward` take `others`, what they say to each other in the middle.
         """
-        results: tuple[Tensor, Tensor] = cls._shared.apply(options, others, *tensors)
+        first: Any = tensors[0]
+        with without_autocast(first):
+            results: tuple[Tensor, Tensor] = cls._function_and_input.apply(
+                options, others, *tensors
+            )
         return results
 
 
@@ -180,7 +184,7 @@ def _kinds(tensors: Results) -> list[torch.dtype | None]:
     return [None if t is None else t.dtype for t in tensors]
 
 
-def _cast(gradients: Results, kinds: Sequence[torch.dtype | None]) -> list[Tensor | None]:
+def _cast(gradients: Results, kinds: Kinds) -> list[Tensor | None]:
     """The gradients of all tensors, in their types."""
     return [
         g if g is None or g.dtype is kind else None if kind is None else g.to(kind)
@@ -202,9 +206,11 @@ def _backward(op: type[Operator]) -> Callable[..., Results]:
     """All of a backward pass: from gradients and what was saved to the gradients of all inputs."""
     differentiate: Any = op.backward
 
-    def backward(tensors: Results, options: tuple[Any, ...], kinds: tuple[Any, ...]) -> Results:
+    def backward(
+        tensors: Results, options: tuple[Any, ...], kinds: tuple[Any, ...], **shared: Any
+    ) -> Results:
         grad, later, *saved = tensors
-        passed = {} if later is None else {"later": later}
+        passed = shared if later is None else {"later": later, **shared}
         found = differentiate((grad, *saved), *options, **passed)
         assert grad is not None
         return _cast(op.gradients(grad, found, kinds, *options), kinds)
@@ -213,16 +219,22 @@ def _backward(op: type[Operator]) -> Callable[..., Results]:
 
 
 def _eager(op: type[Operator], passes_on: bool = False) -> type[torch.autograd.Function]:
-    """The operator for autograd; one that passes its first tensor on gives that one too."""
+    """The operator for autograd; one that passes its first tensor on gives that one too.
+
+    What several GPUs have parts of is computed with the `others`, and never repeated.
+    """
     compute, differentiate = Prepared(op.forward), Prepared(_backward(op))
     saved = _saver(op)
 
     class Function(torch.autograd.Function):
         @staticmethod
-        def forward(ctx: Any, options: tuple[Any, ...], *tensors: Tensor | None) -> Any:
+        def forward(
+            ctx: Any, options: tuple[Any, ...], others: Any, *tensors: Tensor | None
+        ) -> Any:  # fmt: skip
             ctx.set_materialize_grads(False)
-            kind = kind_of(tensors, options)
-            made = compute(kind, tensors, *options)
+            ctx.shared = {} if others is None else {"others": others}
+            kind = None if ctx.shared else kind_of(tensors, options)
+            made = compute(kind, tensors, *options, **ctx.shared)
             assert made[0] is not None
             result = no_view(made[0])
             ctx.save_for_backward(*saved(tensors, (result, *made[1:])))
@@ -234,45 +246,18 @@ def _eager(op: type[Operator], passes_on: bool = False) -> type[torch.autograd.F
         @staticmethod
         def backward(ctx: Any, grad: Tensor | None, later: Tensor | None = None) -> Any:
             _first_order()
-            if grad is None:
-                return None, later, *(None for _ in ctx.call[1][1:])
+            if grad is None:  # of shared parts on all GPUs
+                return None, None, later, *(None for _ in ctx.call[1][1:])
             tensors = grad, later, *ctx.saved_tensors
-            if ctx.kind is None:
+            if ctx.shared:
+                kind = None
+            elif ctx.kind is None:
                 kind = kind_of(tensors, ctx.call)
             else:
                 kind = kind_of(tensors[:2], ctx.kind)
-            return None, *differentiate(kind, tensors, *ctx.call)
+            return None, None, *differentiate(kind, tensors, *ctx.call, **ctx.shared)
 
     return Function
-
-
-def _eager_shared(op: type[Operator]) -> type[torch.autograd.Function]:
-    gradients, saved = op.gradients, _saver(op)
-    compute: Any = op.forward
-    differentiate: Any = op.backward
-
-    class Shared(torch.autograd.Function):
-        @staticmethod
-        def forward(
-            ctx: Any, options: tuple[Any, ...], others: Any, *tensors: Tensor | None
-        ) -> Any:  # fmt: skip
-            ctx.set_materialize_grads(False)
-            made = compute(tensors, *options, others=others)
-            ctx.save_for_backward(*saved(tensors, made))
-            ctx.call = options, others, _kinds(tensors)
-            return made[0], tensors[0]
-
-        @staticmethod
-        def backward(ctx: Any, grad: Tensor | None, later: Tensor | None) -> Any:
-            _first_order()
-            options, others, kinds = ctx.call
-            if grad is None:  # on all of them
-                return None, None, later, *(None for _ in kinds[1:])
-            passed = {} if later is None else {"later": later}
-            found = differentiate((grad, *ctx.saved_tensors), *options, others=others, **passed)
-            return None, None, *_cast(gradients(grad, found, kinds, *options), kinds)
-
-    return Shared
 
 
 # --- compiled -------------------------------------------------------------------------------------

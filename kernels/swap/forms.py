@@ -1,4 +1,4 @@
-"""Whether a module is exactly of a form that a fused forward knows, and what is not known of it.
+"""What a fused forward is declared for: forms of modules, and how a module is recognised.
 
 A rule that took a module by some of its names would silently change what it computes, or break
 it. So whatever is not known of a module keeps it as it is, and the report says what that was.
@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 import re
-from collections.abc import Collection, Iterable
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import UnionType
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from evofeed.kernels.fused_module import Fused, tried
+from evofeed.kernels.fused_module import Fused
 
 # These pick another implementation of the same maths, or how much of it is done at once.
 IGNORED = re.compile(
@@ -23,55 +26,214 @@ IGNORED = re.compile(
     r"triangle_attention|triangle_multiplicative|_\w+"
 )
 WEIGHTLESS = frozenset({"sigmoid", "relu", "silu", "swish", "softmax_w", "softmax"})
+GLOBAL = "amstz"
+"""Channels that a block and its parts name alike: tokens, MSA, single, templates, pairs."""
+
+Run = Callable[..., Any]
 
 
-def has(module: Any, *names: str) -> bool:
-    """Whether the module has all of these, none of them None."""
-    return all(getattr(module, name, None) is not None for name in names)
+class Linear(NamedTuple):
+    """A linear layer.
+
+    Attributes:
+        outputs, inputs: products of numbers and letters, "2e", each letter one size in a form.
+        bias: whether it has one; None for either.
+    """
+
+    outputs: str
+    inputs: str
+    bias: bool | None = False
+
+
+class Norm(NamedTuple):
+    """A layer norm with an eps.
+
+    Attributes:
+        channels: a letter.
+        weight, bias: whether it has them; None for either.
+    """
+
+    channels: str
+    weight: bool = True
+    bias: bool | None = True
+
+
+class Dropout(NamedTuple):
+    """Dropout whose mask is shared along one axis."""
+
+    axis: int
+
+
+Part = Linear | Norm | Dropout | Run | type[nn.Module] | None
+
+
+@dataclass(frozen=True, eq=False)
+class Form:
+    """A form of module that has a fused forward.
+
+    Attributes:
+        run: the fused forward, of the module and its arguments by name; None where it does not
+            take them. Without it the module's own forward calls its fused parts.
+        parts: what each module inside is, by its path: a layer, a norm, a module whose form has
+            this fused forward, one of a class, or one without weights (None).
+        arguments: of its forward: alternatives joined by "|", those that may be missing end in
+            "?"; what follows may only say how it is computed.
+        inputs: what it is tried with, by position: axes, N residues, S sequences, letters of
+            channels; without channels a mask, and None where it is empty. Without inputs it is
+            not tried.
+        heads: path of their number, the letter h.
+        flags: attributes that it must have, with their types or values.
+        options: what `run` is called with besides.
+        widths: paths of layers whose inputs are so many channels, by letter.
+        untried: what speaks against a module whose forward cannot be run.
+        recordable: whether CUDA graphs of it can be recorded.
+    """
+
+    run: Run | None
+    parts: Mapping[str, Part]
+    arguments: tuple[str, ...]
+    inputs: tuple[str, ...] | None = None
+    heads: str = ""
+    flags: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
+    widths: Mapping[str, str] = field(default_factory=dict)
+    untried: Callable[[Any], str | None] = lambda module: None
+    recordable: bool = True
+
+    def __post_init__(self) -> None:
+        FORMS.append(self)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _declared, (FORMS.index(self),)  # pickled, it stays one object
+
+    @functools.cached_property
+    def inside(self) -> dict[str, set[str]]:
+        """Names of the modules inside the module itself ("") and inside its parts."""
+        found: dict[str, set[str]] = {"": set()}
+        for path in self.parts:
+            above = ""
+            for name in path.split("."):
+                found.setdefault(above, set()).add(name)
+                above = f"{above}.{name}" if above else name
+        return found
+
+    @functools.cached_property
+    def _names(self) -> list[str]:
+        return [names.rstrip("?").split("|")[0] for names in self.arguments]
+
+    @functools.cached_property
+    def _first(self) -> dict[str, str]:
+        """The first name of an argument that has several, by each."""
+        return {
+            name: names.split("|")[0]
+            for names in self.arguments if "|" in names for name in names.split("|")
+        }  # fmt: skip
+
+    def named(self, args: tuple[Any, ...], options: dict[str, Any]) -> dict[str, Any]:
+        """The arguments of a call by name; `late` are those by position beyond the known ones."""
+        found = dict(zip(self._names, args, strict=False))
+        for name, value in options.items():
+            found[self._first.get(name, name)] = value
+        found["late"] = args[len(self._names) :]
+        return found
+
+    def of(self, module: Any) -> list[Any]:
+        """The parts of a module of this form."""
+        return [part_at(module, path) for path in self.parts]
+
+    def trouble(self, module: nn.Module) -> str | None:
+        """What is unknown of a module, or None."""
+        for path, names in self.inside.items():
+            inner = part_at(module, path)
+            if missing := names - {name for name, _ in _present(inner)}:
+                return f"{path or 'it'} has no {', '.join(sorted(missing))}"
+            if extra := _children(inner) - names:
+                return f"has {_joined(path, extra)}: a form that no fused op knows"
+            if own := {name for name, _ in inner.named_parameters(recurse=False)}:
+                return f"has parameters of its own ({_joined(path, own)})"
+        for path, want in self.flags.items():
+            value = _or_none(module, path)
+            known = isinstance(value, want) if isinstance(want, type | UnionType) else value == want
+            if not known:
+                return f"its {path} is {value!r}, which no fused op knows"
+        trouble = self._argument_trouble(module)
+        if trouble:
+            return trouble
+        sizes = self.sizes(module)
+        return sizes if isinstance(sizes, str) else None
+
+    def _argument_trouble(self, module: nn.Module) -> str | None:
+        parameters = list(inspect.signature(plain_class(module).forward).parameters.values())[1:]
+        left = [p.name for p in parameters if p.kind is not inspect.Parameter.VAR_KEYWORD]
+        for names in self.arguments:
+            if left and left[0] in names.rstrip("?").split("|"):
+                left.pop(0)
+            elif not names.endswith("?"):
+                left = ["?"]
+        if all(map(IGNORED.fullmatch, left)):
+            return None
+        taken = ", ".join(p.name for p in parameters)
+        return f"its forward takes ({taken}), which no fused forward knows"
+
+    def sizes(self, module: nn.Module) -> dict[str, int] | str:
+        """What the letters of the parts are, or what is unknown of the parts."""
+        sizes: dict[str, int] = {}
+        if self.heads:
+            heads = _or_none(module, self.heads)
+            if not isinstance(heads, int) or heads < 1:
+                return "has no number of heads"
+            sizes["h"] = heads
+        for letter, path in self.widths.items():
+            sizes[letter] = part_at(module, path).weight.shape[-1]
+        for path, part in self.parts.items():
+            trouble = _part_trouble(path, part_at(module, path), part, sizes)
+            if trouble:
+                return trouble
+        return sizes
+
+
+FORMS: list[Form] = []
+"""All that are declared."""
+
+
+def _declared(number: int) -> Form:
+    return FORMS[number]
+
+
+def form_of(module: nn.Module) -> Form | None:
+    """The form of a module, swapped already or not."""
+    if isinstance(module, Fused):
+        return module.form  # type: ignore[no-any-return]
+    return next((form for form in candidates(module) if form.trouble(module) is None), None)
+
+
+def candidates(module: nn.Module) -> list[Form]:
+    """Forms all of whose parts a module has: those with most."""
+    if isinstance(module, torch.jit.ScriptModule):
+        return []
+    names = {name for name, _ in _present(module)}
+    fitting = [form for form in FORMS if form.inside[""] <= names]
+    most = max((len(form.inside[""]) for form in fitting), default=0)
+    return [form for form in fitting if len(form.inside[""]) == most]
+
+
+def parts_of(module: nn.Module) -> list[Any]:
+    """The parts of a module of some form, in the order that the form declares."""
+    form = form_of(module)
+    assert form is not None
+    return form.of(module)
+
+
+def part_at(module: Any, path: str) -> Any:
+    """An attribute by its path; the module itself for none."""
+    for name in path.split(".") if path else ():
+        module = getattr(module, name)
+    return module
 
 
 def plain_class(module: nn.Module) -> type[nn.Module]:
     """The class of the module, before a swap if it was swapped."""
     return module.torch_class if isinstance(module, Fused) else type(module)
-
-
-def children(module: nn.Module) -> set[str]:
-    """Names of the modules inside, without those that have no weights of their own."""
-    return {name for name, _ in module.named_children()} - WEIGHTLESS
-
-
-def children_trouble(module: nn.Module, *known: Collection[str]) -> str | None:
-    """What is unknown of the module's parts, each of `known` being a complete set; or None."""
-    names = children(module)
-    if any(names == set(each) for each in known):
-        own = [name for name, _ in module.named_parameters(recurse=False)]
-        return f"has parameters of its own ({', '.join(own)})" if own else None
-    closest = min(known, key=lambda each: len(names ^ set(each)))
-    extra, missing = sorted(names - set(closest)), sorted(set(closest) - names)
-    said = [f"has {', '.join(extra)}"] if extra else []
-    said += [f"has no {', '.join(missing)}"] if missing else []
-    return f"{' and '.join(said)}: a form that no fused op knows"
-
-
-def signature_trouble(module: nn.Module, *known: str) -> str | None:
-    """What is unknown of the arguments of the module's forward, or None.
-
-    Args:
-        module: the module.
-        known: its first arguments in order, alternatives joined by "|"; what follows may only
-            say how it is computed.
-    """
-    parameters = list(inspect.signature(plain_class(module).forward).parameters.values())[1:]
-    named = [p for p in parameters if p.kind is not inspect.Parameter.VAR_KEYWORD]
-    first = [p.name for p in named[: len(known)]]
-    matches = len(first) == len(known) and all(
-        name in each.split("|") for name, each in zip(first, known, strict=True)
-    )
-    others = [p.name for p in named[len(known) :] if not IGNORED.fullmatch(p.name)]
-    if matches and not others:
-        return None
-    taken = ", ".join(p.name for p in parameters)
-    return f"its forward takes ({taken}), which no fused forward knows"
 
 
 def turns_bias(module: Any) -> bool:
@@ -94,56 +256,92 @@ def _takes(argument: str, kind: Any) -> bool:
     return argument in inspect.signature(kind.forward).parameters
 
 
-def passes_turned_bias(block: nn.Module, *inputs: Tensor) -> bool | None:
-    """Whether a block has its `tri_att_end` transpose its bias; None where it cannot be run.
-
-    The block's own forward is run once, with zeros on the CPU in place of its weights, and its
-    call of the ending node is looked at. Neither the block nor the random generator changes.
-
-    Args:
-        block: as it is.
-        inputs: of its forward, by position, on the CPU.
-    """
-    end: Any = block.tri_att_end
-    signature, said = inspect.signature(plain_class(end).forward), []
-
-    def look(_: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> None:
-        call = signature.bind(end, *args, **named)
-        call.apply_defaults()
-        said.append(call.arguments["transpose_bias"])
-
-    result = tried(block, lambda name, shape: torch.zeros(shape), *inputs, look=(end, look))
-    return None if result is None else said == [True]
+def _present(module: nn.Module) -> list[tuple[str, nn.Module]]:
+    return [(name, inner) for name, inner in module._modules.items() if inner is not None]
 
 
-def linear_trouble(
-    layers: Iterable[tuple[str, Any, int | None, int | None, bool | None]],
-) -> str | None:
-    """What is unknown of linear layers, or None.
+def _children(module: nn.Module) -> set[str]:
+    """Names of the modules inside, without those that have no weights of their own."""
+    return {name for name, _ in _present(module)} - WEIGHTLESS
 
-    Args:
-        layers: name, layer, output and input width (None: any), and whether it has a bias
-            (None: either).
-    """
-    for name, layer, outputs, inputs, bias in layers:
-        weight = getattr(layer, "weight", None)
-        if not isinstance(weight, Tensor) or weight.dim() != 2:
-            return f"{name} is no linear layer"
-        shape = list(weight.shape)
-        if any(want not in (None, got) for want, got in zip((outputs, inputs), shape, strict=True)):
-            return f"{name}'s weight is {shape}, not [{outputs}, {inputs}]"
-        present = getattr(layer, "bias", None) is not None
-        if bias is not None and present != bias:
-            return f"{name} has {'a' if present else 'no'} bias"
+
+def _joined(path: str, names: set[str]) -> str:
+    return ", ".join(f"{path}.{name}" if path else name for name in sorted(names))
+
+
+def _or_none(module: Any, path: str) -> Any:
+    try:
+        return part_at(module, path)
+    except AttributeError:
+        return None
+
+
+def _part_trouble(path: str, inner: Any, part: Part, sizes: dict[str, int]) -> str | None:
+    """What is unknown of one part, or None; fills `sizes`."""
+    if isinstance(part, Linear):
+        return _linear_trouble(path, inner, part, sizes)
+    if isinstance(part, Norm):
+        return _norm_trouble(path, inner, part, sizes)
+    if isinstance(part, Dropout):
+        shared = getattr(inner, "batch_dim", getattr(inner, "shared_dim", part.axis))
+        if isinstance(getattr(inner, "r", None), float | int) and shared in (
+            part.axis, [part.axis]
+        ):  # fmt: skip
+            return None
+        return f"{path} drops out in a way that no fused op knows"
+    if part is None:
+        return f"{path} has weights that no fused op knows" if [*inner.parameters()] else None
+    if isinstance(part, type):
+        return None if isinstance(inner, part) else f"{path} is a {type(inner).__name__}"
+    form = form_of(inner)
+    if form is None or form.run is not part:
+        reasons = [each.trouble(inner) for each in candidates(inner) if each.run is part]
+        reason = next((each for each in reasons if each), "of a form that no fused op knows")
+        return f"{path} is not known: {reason}"
+    found = form.sizes(inner)
+    assert not isinstance(found, str)
+    for letter in found.keys() & set(GLOBAL):
+        if sizes.setdefault(letter, found[letter]) != found[letter]:
+            return f"{path} has {found[letter]} channels, not {sizes[letter]}"
     return None
 
 
-def norm_trouble(norms: Iterable[tuple[str, Any, int]]) -> str | None:
-    """What is unknown of layer norms with a weight and a bias of that many channels, or None."""
-    for name, norm, channels in norms:
-        parts = [getattr(norm, part, None) for part in ("weight", "bias")]
-        if any(not isinstance(part, Tensor) or part.shape != (channels,) for part in parts):
-            return f"{name} has no weight or bias of {channels} channels"
-        if not isinstance(getattr(norm, "eps", None), float):
-            return f"{name} has no eps"
+def _linear_trouble(path: str, layer: Any, part: Linear, sizes: dict[str, int]) -> str | None:
+    weight = getattr(layer, "weight", None)
+    if not isinstance(weight, Tensor) or weight.dim() != 2:
+        return f"{path} is no linear layer"
+    products = (part.outputs, part.inputs)
+    if not all(map(_settled, (sizes, sizes), products, weight.shape)):
+        wanted = ", ".join(str(_product(sizes, product)) for product in products)
+        return f"{path}'s weight is {list(weight.shape)}, not [{wanted}]"
+    present = getattr(layer, "bias", None) is not None
+    if part.bias is not None and present != part.bias:
+        return f"{path} has {'a' if present else 'no'} bias"
     return None
+
+
+def _norm_trouble(path: str, norm: Any, part: Norm, sizes: dict[str, int]) -> str | None:
+    for name, wanted in (("weight", part.weight), ("bias", part.bias)):
+        found = getattr(norm, name, None)
+        if wanted is not None and wanted != (found is not None):
+            return f"{path} has {'no' if wanted else 'a'} {name}"
+        if found is not None and not (
+            isinstance(found, Tensor) and found.dim() == 1
+            and _settled(sizes, part.channels, found.shape[0])
+        ):  # fmt: skip
+            return f"{path} has no {name} of {sizes.get(part.channels)} channels"
+    return None if isinstance(getattr(norm, "eps", None), float) else f"{path} has no eps"
+
+
+def _product(sizes: dict[str, int], product: str) -> int:
+    """A product, of letters that are known."""
+    return math.prod(int(x) if x.isdigit() else sizes.get(x, 1) for x in product)
+
+
+def _settled(sizes: dict[str, int], product: str, size: int) -> bool:
+    """Whether a size is this product; its letter that was not known yet becomes what is left."""
+    known, new = _product(sizes, product), [x for x in product if x.isalpha() and x not in sizes]
+    if new and size % known == 0:
+        sizes[new[0]] = size // known
+        return True
+    return known == size and not new

@@ -1,4 +1,4 @@
-"""Parameters of AF2's modules and the axes of their inputs, as the fused ops take them."""
+"""Parameters of modules and the axes of their inputs, as the fused ops take them."""
 
 from __future__ import annotations
 
@@ -8,11 +8,7 @@ import torch
 from torch import Tensor
 
 from evofeed.kernels.ops.gated_attention.reference import AttentionWeights
-from evofeed.kernels.ops.outer_product_mean.reference import OuterWeights
-from evofeed.kernels.ops.transition.reference import TransitionWeights
-from evofeed.kernels.ops.triangle_multiplication.reference import TriangleWeights
 from evofeed.kernels.runtime.private_apis import is_of_several
-from evofeed.kernels.swap.forms import has
 
 
 def attention_weights(norm: Any, mha: Any, pair: Tensor | None = None) -> AttentionWeights:
@@ -28,38 +24,6 @@ def halves(weight: Any) -> Any:
     if weight is None or is_of_several(weight):
         return weight, weight
     return weight.chunk(2)
-
-
-def triangle_weights(module: Any) -> TriangleWeights:
-    """Parameters of a triangle multiplication, also of one whose a and b share a matrix."""
-    if has(module, "linear_ab_p"):
-        p, g = module.linear_ab_p, module.linear_ab_g
-        both = map(halves, (p.weight, p.bias, g.weight, g.bias))
-        parts: list[Any] = [t for half in zip(*both, strict=True) for t in half]
-    else:
-        layers = (module.linear_a_p, module.linear_a_g, module.linear_b_p, module.linear_b_g)
-        parts = [t for layer in layers for t in (layer.weight, layer.bias)]
-    into, out = module.layer_norm_in, module.layer_norm_out
-    return TriangleWeights(  # type: ignore[call-arg]
-        into.weight, into.bias, *parts, out.weight, out.bias, module.linear_z.weight,
-        module.linear_z.bias, module.linear_g.weight, module.linear_g.bias,
-    )  # fmt: skip
-
-
-def transition_weights(module: Any) -> TransitionWeights:
-    """Parameters of an MSA or pair transition."""
-    norm, first, second = module.layer_norm, module.linear_1, module.linear_2
-    return TransitionWeights(
-        norm.weight, norm.bias, first.weight, first.bias, second.weight, second.bias
-    )
-
-
-def outer_weights(module: Any) -> OuterWeights:
-    """Parameters of an outer product mean."""
-    norm, a, b, out = module.layer_norm, module.linear_1, module.linear_2, module.linear_out
-    return OuterWeights(
-        norm.weight, norm.bias, a.weight, a.bias, b.weight, b.bias, out.weight, out.bias
-    )
 
 
 def four_axes(x: Tensor) -> Tensor:
@@ -105,8 +69,3 @@ def covers(mask: Tensor | None, m: Tensor) -> bool:
 def shaped(x: Tensor, like: Tensor) -> Tensor:
     """x with the leading axes of `like`."""
     return x if x.dim() == like.dim() else x.view(like.shape)
-
-
-def pair_layer(module: Any) -> Any:
-    """What makes a triangle attention's bias (OpenFold3: `linear_z`)."""
-    return module.linear if hasattr(module, "linear") else module.linear_z

@@ -17,46 +17,19 @@ import torch
 from torch import nn
 
 from evofeed.kernels.drop_ins import layer_norm, lstm, multihead_attention
-from evofeed.kernels.fused_module import Fused, Recordable, fuse, swapped_here
+from evofeed.kernels.fused_module import Fused, FusedForm, fuse, swapped_here
 from evofeed.kernels.runtime.private_apis import no_modes
-from evofeed.kernels.swap import (
-    af3_attention,
-    af3_averages,
-    af3_blocks,
-    af3_conditioned,
-    af3_diffusion,
-    af3_modules,
-    af3_stacks,
-    blocks,
-    modules,
-    pair_stacks,
-    templates,
-    trial,
-)
+from evofeed.kernels.swap import blocks, trial  # noqa: F401  # blocks: declares all forms
 from evofeed.kernels.swap.coverage import swapped_share
+from evofeed.kernels.swap.forms import Form, candidates
 
 Model = TypeVar("Model", bound=nn.Module)
 
 Rule = Callable[[nn.Module], "type[Fused] | str | None"]
 """Looks at a module and answers with its fused form, a reason to keep it, or None."""
 
-RULES: list[Rule] = [
-    modules.rule,
-    af3_modules.rule,
-    af3_averages.rule,
-    af3_attention.rule,
-    af3_conditioned.rule,
-    af3_diffusion.rule,
-    af3_blocks.rule,
-    af3_stacks.rule,
-    pair_stacks.rule,
-    blocks.rule,
-    templates.rule,
-    lstm.rule,
-    multihead_attention.rule,
-    layer_norm.rule,
-]
-"""In this order; the first answer counts."""
+RULES: list[Rule] = [lstm.rule, multihead_attention.rule, layer_norm.rule]
+"""Asked in this order about modules of no declared form; the first answer counts."""
 
 
 class SwapReport:
@@ -118,11 +91,12 @@ def to_fused(model: Model, report: SwapReport | None = None, *, cuda_graphs: boo
         if isinstance(answer, str):
             report.kept[name] = answer
         elif answer is not None:
-            record = cuda_graphs and issubclass(answer, Recordable)
+            form, mixin = (answer, FusedForm) if isinstance(answer, Form) else (None, answer)
+            record = cuda_graphs and (form or mixin).recordable
             record = record and not any(name.startswith(prefix) for prefix in outer)
             if record:
                 outer.append(f"{name}." if name else "")
-            fuse(module, answer, record)
+            fuse(module, mixin, form, record)
             report.swapped.append(name)
     return model
 
@@ -139,15 +113,23 @@ def _usual_defaults() -> Iterator[None]:
         torch.set_default_dtype(dtype)
 
 
-def _answer(module: nn.Module) -> type[Fused] | str | None:
-    try:
-        answers = (rule(module) for rule in RULES)
-        found = next((found for found in answers if found is not None), None)
-    except (AttributeError, IndexError, TypeError, ValueError) as error:
-        return f"has a part that no fused op knows: {error}"  # a form beyond what the rules expect
-    if isinstance(found, type):
-        return trial.trouble(module, found) or found
-    return found
+def _answer(module: nn.Module) -> Form | type[Fused] | str | None:
+    unknown, tried = list[str](), list[str]()
+    for form in candidates(module):
+        try:
+            trouble = form.trouble(module)
+        except (AttributeError, IndexError, TypeError, ValueError) as error:
+            trouble = f"has a part that no fused op knows: {error}"  # beyond what a form expects
+        if trouble is not None:
+            unknown.append(trouble)
+        elif (trouble := trial.trouble(module, form)) is None:
+            return form
+        else:
+            tried.append(trouble)
+    if unknown or tried:
+        return "; ".join(dict.fromkeys(tried or unknown))
+    found = next((found for rule in RULES if (found := rule(module)) is not None), None)
+    return trial.unreadable(module) or found if isinstance(found, type) else found
 
 
 def to_torch(model: Model) -> Model:

@@ -11,28 +11,16 @@ Letters: N residues, S sequences, C channels.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Hashable, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from evofeed.kernels.fused_module import Fused, called, fuse, stand_ins
+from evofeed.kernels.fused_module import FusedForm, called, fuse, stand_ins
 from evofeed.kernels.runtime.backend import plain_versions
 from evofeed.kernels.runtime.private_apis import is_of_several
-from evofeed.kernels.swap import (
-    af3_attention,
-    af3_averages,
-    af3_blocks,
-    af3_conditioned,
-    af3_diffusion,
-    af3_modules,
-    blocks,
-    modules,
-    pair_stacks,
-    templates,
-)
-from evofeed.kernels.swap.forms import plain_class
+from evofeed.kernels.swap.forms import Form, plain_class
 
 N, S = 3, 2
 NEAR = 2e-3
@@ -53,134 +41,27 @@ def _mask(*shape: int) -> Tensor:
     return mask
 
 
-def _pairs(C: int) -> Inputs:
-    return _random(1, N, N, C), _mask(1, N, N)
+def inputs_of(module: nn.Module, form: Form) -> Inputs:
+    """What the forward of a form is tried with, by position."""
+    sizes: Any = form.sizes(module)
+    sizes = {**sizes, "N": N, "S": S}
+    made: list[Tensor | None] = []
+    for axes in form.inputs or ():
+        filled = _mask if axes.isupper() else _random
+        made.append(filled(1, *(sizes[axis] for axis in axes)) if axes else None)
+    return tuple(made)
 
-
-def _into(layer: Any) -> int:
-    return int(layer.weight.shape[-1])
-
-
-def _pair_width(block: Any) -> int:
-    product = block.tri_mul_out
-    return _into(product.g_out if hasattr(product, "g_out") else product.linear_g)
-
-
-def _msa_attention(module: Any) -> Inputs:
-    m, mask = _random(1, S, N, _into(module.mha.linear_q)), _mask(1, S, N)
-    pairs = hasattr(module, "linear_z") and module.linear_z is not None
-    return m, _random(1, N, N, _into(module.linear_z)) if pairs else None, mask
-
-
-def _average(module: Any) -> Inputs:
-    names = af3_averages.names_of(module)
-    m, z = (_random(1, *size, _into(getattr(module, names[place])))
-            for place, size in ((2, (S, N)), (4, (N, N))))  # fmt: skip
-    return (m, z) if names is af3_averages.AVERAGES[2] else (m, z, _mask(1, N, N))
-
-
-def _boltz_attention(module: Any) -> Inputs:
-    s, inner = _random(1, N, _into(module.proj_q)), list(module.proj_z.children())
-    return s, _random(1, N, N, _into(inner[1]) if inner else module.num_heads), _mask(1, N), s
-
-
-def _token_attention(module: Any) -> tuple[Tensor, Tensor | None, Tensor]:
-    """a, s and z."""
-    parts = af3_attention.parts_of(module)
-    a, z = _random(1, N, _into(parts.mha.linear_q)), _random(1, N, N, _into(parts.pair))
-    return a, None if parts.last is None else _random(1, N, _into(parts.last)), z
-
-
-def _openfold3_attention(module: Any) -> Inputs:
-    a, s, z = _token_attention(module)
-    return a, z, s, _mask(1, N)
-
-
-def _conditioned(module: Any) -> Inputs:
-    C, K = af3_conditioned.adaptive_weights(module).gate.shape
-    return _random(1, N, C), _random(1, N, K)
-
-
-def _conditioned_transition(module: Any) -> Inputs:
-    masked = hasattr(module, "swiglu")
-    inputs = _conditioned(af3_conditioned.norm_of(module))
-    return (*inputs, _mask(1, N)) if masked else inputs
-
-
-def _boltz_diffusion_layer(layer: Any) -> Inputs:
-    a, s = _conditioned(layer.adaln)
-    return a, s, _random(1, N, N, layer.pair_bias_attn.num_heads), _mask(1, N)
-
-
-def _boltz_pairformer(block: Any) -> Inputs:
-    z, pair_mask = _pairs(_pair_width(block))
-    return _random(1, N, _into(block.attention.proj_q)), z, _mask(1, N), pair_mask
-
-
-def _protenix_block(block: Any) -> Inputs:
-    s = _random(1, N, block.c_s) if block.c_s > 0 else None
-    return (s, *_pairs(_pair_width(block)))
-
-
-def _evoformer(block: Any) -> Inputs:
-    m, z, mask = _msa_attention(block.msa_att_row)
-    return m, z, mask, _mask(1, N, N)
-
-
-INPUTS: dict[type[Fused], Callable[[Any], Inputs]] = {
-    modules.FusedTriangleAttention: lambda m: _pairs(_into(m.mha.linear_q)),
-    modules.FusedMSAAttention: _msa_attention,
-    modules.FusedGlobalColumnAttention: lambda m: (
-        _random(1, S, N, _into(m.global_attention.linear_q)), _mask(1, S, N)
-    ),
-    modules.FusedTriangleMultiplication: lambda m: _pairs(_into(m.linear_g)),
-    modules.FusedTransition: lambda m: _pairs(_into(m.linear_1)),
-    modules.FusedOuterProductMean: lambda m: (_random(1, S, N, _into(m.linear_1)), _mask(1, S, N)),
-    af3_modules.FusedPackedOutgoing: lambda m: _pairs(_into(m.p_in)),
-    af3_modules.FusedPackedIncoming: lambda m: _pairs(_into(m.p_in)),
-    af3_modules.FusedSwigluTransition: lambda m: _pairs(_into(af3_modules.swiglu_parts(m)[1]))[
-        : 2 if hasattr(m, "swiglu") else 1
-    ],
-    af3_modules.FusedBoltzOuterProductMean: lambda m: (
-        _random(1, S, N, _into(m.proj_a)), _mask(1, S, N)
-    ),
-    af3_averages.FusedPairWeightedAveraging: _average,
-    af3_attention.FusedBoltzPairBiasAttention: _boltz_attention,
-    af3_attention.FusedPairBiasAttention: _openfold3_attention,
-    af3_attention.FusedSingleAttention: lambda m: (*_token_attention(m)[::2], _mask(1, N)),
-    af3_attention.FusedProtenixPairBiasAttention: _token_attention,
-    af3_conditioned.FusedAdaptiveNorm: _conditioned,
-    af3_conditioned.FusedConditionedTransition: _conditioned_transition,
-    af3_diffusion.FusedDiffusionBlock: lambda b: (
-        *_token_attention(b.attention_pair_bias), _mask(1, N)
-    ),
-    af3_diffusion.FusedProtenixDiffusionBlock: lambda b: _token_attention(b.attention_pair_bias),
-    af3_diffusion.FusedBoltzDiffusionLayer: _boltz_diffusion_layer,
-    af3_blocks.FusedBoltzPairBlock: lambda b: _pairs(_pair_width(b)),
-    af3_blocks.FusedBoltzPairformerBlock: _boltz_pairformer,
-    af3_blocks.FusedBoltz1PairformerBlock: _boltz_pairformer,
-    af3_blocks.FusedPairBlock: lambda b: _pairs(_pair_width(b)),
-    af3_blocks.FusedProtenixBlock: _protenix_block,
-    pair_stacks.FusedPairStack: lambda b: _pairs(_pair_width(b)),
-    pair_stacks.FusedTemplateBlock: lambda b: _pairs(_pair_width(b)),
-    blocks.FusedEvoformerBlock: _evoformer,
-    templates.FusedTemplateAttention: lambda m: (
-        _random(1, S, N, N, _into(m.mha.linear_k)), _random(1, N, N, _into(m.mha.linear_q)),
-        _mask(1, S),
-    ),
-}  # fmt: skip
-"""What the forward of a form is tried with, by position."""
 
 _known: dict[Hashable, str | None] = {}
 
 
-def trouble(module: nn.Module, mixin: type[Fused]) -> str | None:
+def trouble(module: nn.Module, form: Form) -> str | None:
     """What speaks against the fused form of a module that has its names and shapes, or None."""
-    odd = next((n for n, p in module.named_parameters() if _wraps(p)), None)
-    if odd:
-        return f"{odd} is a {type(module.get_parameter(odd)).__name__}, which kernels cannot read"
-    if mixin not in INPUTS:
-        return None  # a drop-in looks itself, a block of fused parts has its own forward
+    if form.inputs is None:  # its own forward calls its fused parts
+        return unreadable(module)
+    wrapped = unreadable(module)
+    if wrapped:
+        return wrapped
     if "forward" in vars(module):
         return "its forward is patched on this module alone"
     hooked = [name for name, inner in module.named_modules() if name and _has_hooks(inner)]
@@ -189,10 +70,18 @@ def trouble(module: nn.Module, mixin: type[Fused]) -> str | None:
     odd = next((n for n, p in module.named_parameters() if not p.is_floating_point()), None)
     if odd:
         return f"{odd} is of type {str(module.get_parameter(odd).dtype)[6:]}"
-    key = (mixin, *_configuration(module))
+    key = (form, *_configuration(module))
     if key not in _known:
-        _known[key] = _disagreement(module, mixin)
+        _known[key] = _disagreement(module, form)
     return _known[key]
+
+
+def unreadable(module: nn.Module) -> str | None:
+    """Why no kernel could read a weight of a module, or None."""
+    odd = next((n for n, p in module.named_parameters() if _wraps(p)), None)
+    if odd is None:
+        return None
+    return f"{odd} is a {type(module.get_parameter(odd)).__name__}, which kernels cannot read"
 
 
 def _has_hooks(module: nn.Module) -> bool:
@@ -222,9 +111,9 @@ def _configuration(module: nn.Module) -> Iterable[Hashable]:
         yield name, plain_class(inner), plain, shapes
 
 
-def _disagreement(module: nn.Module, mixin: type[Fused]) -> str | None:
+def _disagreement(module: nn.Module, form: Form) -> str | None:
     """What its own forward does that the fused one does not, if that is seen on the CPU."""
-    inputs = INPUTS[mixin](module)
+    inputs = inputs_of(module, form)
     cls = type(module)
     for training in (False, True):
         try:
@@ -234,8 +123,10 @@ def _disagreement(module: nn.Module, mixin: type[Fused]) -> str | None:
                 wrapped = None if training else _wrapped(module)
                 if wrapped:
                     return f"{wrapped} is more than one layer, and its forward cannot be tried"
+                if not training and (untried := form.untried(module)):
+                    return untried
                 continue
-            fuse(module, mixin, False)
+            fuse(module, FusedForm, form)
             with plain_versions():
                 ours, _ = _results(module, inputs, training)
         finally:

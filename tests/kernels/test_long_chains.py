@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -34,8 +35,8 @@ STEP = 8 if GPU else 1  # the kernels for Hopper cards take such sizes
 NEAR = 3e-2  # of 16 bits; a wrong address gives 1 and more
 NEAR_GRADIENT = 0.1  # where a relu of few rows may fall to its other side
 
-Sizes = dict[str, int]
 Tensors = dict[str, Tensor]
+Call = Callable[[Callable[..., Tensor], Tensors], Tensor]
 
 
 @dataclass(frozen=True)
@@ -43,19 +44,38 @@ class Case:
     """One op at one size.
 
     Attributes:
+        op: it, and what computes the same in plain PyTorch.
         inputs: tensors in 16 bits; those named `mask` have no gradient.
-        run: the op on them.
-        take: the lines of its result that are compared.
-        expected: these lines from the inputs in float32, by the reference.
-        part: the lines of the first input whose gradient is compared, all others being 0,
-            or None for all of it.
+        call: either of them on these.
+        lines: of the result, which are compared.
+        axes: of the inputs, by name, and of the result (""), along which they lie.
+        part: whether only these lines of the first input have a gradient.
+        expected: the lines of the result in plain PyTorch, where other lines count too.
     """
 
+    op: tuple[Callable[..., Tensor], Callable[..., Tensor]]
     inputs: Tensors
-    run: Callable[[Tensors], Tensor]
-    take: Callable[[Tensor], Tensor]
-    expected: Callable[[Tensors], Tensor]
-    part: Callable[[Tensor], Tensor] | None = None
+    call: Call
+    lines: list[int]
+    axes: dict[str, int]
+    part: bool = False
+    expected: Callable[[Tensors], Tensor] | None = None
+
+    def run(self, t: Tensors) -> Tensor:
+        return self._taken("", self.call(self.op[0], t))
+
+    def plain(self, t: Tensors) -> Tensor:
+        if self.expected is not None:
+            return self.expected(t)
+        return self.call(self.op[1], {n: self._taken(n, x) for n, x in t.items()})
+
+    def part_of(self, gradient: Tensor) -> Tensor:
+        return self._taken(next(iter(self.inputs)), gradient)
+
+    def _taken(self, name: str, t: Tensor) -> Tensor:
+        if name not in self.axes:
+            return t
+        return t[(slice(None),) * self.axes[name] + (self.lines,)]
 
 
 def _rand(*shape: int, scale: float = 1.0) -> Tensor:
@@ -67,12 +87,29 @@ def _rand(*shape: int, scale: float = 1.0) -> Tensor:
     return out
 
 
-def _weight(n: int, k: int) -> Tensor:
-    return _rand(n, k, scale=k**-0.5)
+def _mask(*shape: int) -> Tensor:
+    return (torch.rand(shape, device=_rand(1).device) > 0.1).float()
+
+
+def _weights(**shapes: tuple[int, ...]) -> Tensors:
+    """Matrices keep the size of what they multiply."""
+    return {
+        n: _rand(*shape, scale=shape[-1] ** -0.5 if len(shape) > 1 else 1.0)
+        for n, shape in shapes.items()
+    }
+
+
+def _as(kind: type[Any], t: Tensors) -> Any:
+    """The weights among the tensors."""
+    return kind(**{n: t[n] for n in kind.__slots__ if n in t})
 
 
 def _lines(n: int) -> list[int]:
     return [0, n // 2, n - 1]
+
+
+def _last(n: int) -> list[int]:
+    return list(range(n - (64 if GPU else 4), n))
 
 
 def _square(per: int, above: bool) -> int:
@@ -88,129 +125,90 @@ def _rows(per: int, above: bool) -> int:
 
 
 C, HEADS, WIDTH = 64, 4, 16
-
-
-def _attention_weights(pair: bool) -> Tensors:
-    k = HEADS * WIDTH
-    made = {name: _weight(k, C) for name in "qkvg"}
-    made |= {"norm_weight": _rand(C), "norm_bias": _rand(C), "g_bias": _rand(k)}
-    made |= {"o": _weight(C, k), "o_bias": _rand(C)}
-    return made | ({"pair": _weight(HEADS, C)} if pair else {})
-
-
-def _attention_of(t: Tensors) -> AttentionWeights:
-    return AttentionWeights(**{n: v for n, v in t.items() if n not in ("x", "mask")})
+K = HEADS * WIDTH
+NORM = {"norm_weight": (C,), "norm_bias": (C,)}
+ATTENTION = {
+    **NORM, **dict.fromkeys("qkvg", (K, C)), "g_bias": (K,), "o": (C, K), "o_bias": (C,),
+}  # fmt: skip
 
 
 def _triangle_attention(above: bool, ending: bool) -> Case:
-    R = _square(4 * HEADS * WIDTH, above)
-    axis = 2 if ending else 1
+    R = _square(4 * K, above)
     lines = _lines(R)
 
     def expected(t: Tensors) -> Tensor:
-        w = dict(t)
-        x, pair = w.pop("x"), w.pop("pair")
-        x = x.transpose(1, 2) if ending else x
-        bias = reference.pair_bias(x, w["norm_weight"], w["norm_bias"], pair)
-        return reference.gated_attention(x[:, lines], _attention_of(w), HEADS, bias=bias)
+        w = {n: v for n, v in t.items() if n != "pair"}
+        x = t["x"].transpose(1, 2) if ending else t["x"]
+        bias = reference.pair_bias(x, w["norm_weight"], w["norm_bias"], t["pair"])
+        found = reference.gated_attention(x[:, lines], _as(AttentionWeights, w), HEADS, bias=bias)
+        return found.transpose(1, 2) if ending else found
 
     return Case(
-        {"x": _rand(1, R, R, C), **_attention_weights(pair=True)},
-        lambda t: gated_attention(t["x"], _attention_of(t), HEADS, columns=ending),
-        lambda out: out.movedim(axis, 1)[:, lines],
-        expected,
-    )
+        (gated_attention, reference.gated_attention),
+        {"x": _rand(1, R, R, C), **_weights(**ATTENTION, pair=(HEADS, C))},
+        lambda op, t: op(t["x"], _as(AttentionWeights, t), HEADS, columns=ending),
+        lines, {"": 2 if ending else 1}, expected=expected,
+    )  # fmt: skip
 
 
 def _column_attention(above: bool) -> Case:
-    R = 256 if GPU else 8
-    S = _rows(4 * HEADS * WIDTH * R, above)
-    S, R = R, S  # few sequences, long chains
-    lines = _lines(R)
-    mask = (torch.rand(1, S, R, device=_rand(1).device) > 0.1).float()
+    S = 256 if GPU else 8  # few sequences, long chains
+    R = _rows(4 * K * S, above)
     return Case(
-        {"x": _rand(1, S, R, C), "mask": mask, **_attention_weights(pair=False)},
-        lambda t: gated_attention(
-            t["x"], _attention_of(t), HEADS, mask=t["mask"], columns=True, residual=True
+        (gated_attention, reference.gated_attention),
+        {"x": _rand(1, S, R, C), "mask": _mask(1, S, R), **_weights(**ATTENTION)},
+        lambda op, t: op(
+            t["x"], _as(AttentionWeights, t), HEADS, mask=t["mask"], columns=True, residual=True
         ),
-        lambda out: out[:, :, lines],
-        lambda t: reference.gated_attention(
-            t["x"][:, :, lines], _attention_of(t), HEADS, mask=t["mask"][:, :, lines],
-            columns=True, residual=True,
-        ),
+        _lines(R), {"x": 2, "mask": 2, "": 2},
     )  # fmt: skip
 
 
 def _global_attention(above: bool) -> Case:
     R = 4096 if GPU else 8
     S = _rows(C * R, above)
-    lines = _lines(R)
-    weights = _attention_weights(pair=False)
-    weights |= {name: _weight(WIDTH, C) for name in "kv"}
-    mask = (torch.rand(1, S, R, device=_rand(1).device) > 0.1).float()
+    shapes = ATTENTION | {"k": (WIDTH, C), "v": (WIDTH, C)}
     return Case(
-        {"x": _rand(1, S, R, C), "mask": mask, **weights},
-        lambda t: global_column_attention(t["x"], _attention_of(t), HEADS, t["mask"]),
-        lambda out: out[:, :, lines],
-        lambda t: reference.global_column_attention(
-            t["x"][:, :, lines], _attention_of(t), HEADS, t["mask"][:, :, lines]
-        ),
-    )
+        (global_column_attention, reference.global_column_attention),
+        {"x": _rand(1, S, R, C), "mask": _mask(1, S, R), **_weights(**shapes)},
+        lambda op, t: op(t["x"], _as(AttentionWeights, t), HEADS, t["mask"]),
+        _lines(R), {"x": 2, "mask": 2, "": 2},
+    )  # fmt: skip
 
 
 def _triangle_multiplication(above: bool, outgoing: bool) -> Case:
     """Four templates: only the last one's numbers lie beyond the limit."""
     R, B = _square(4 * C, above), 4
-    names = TriangleWeights.__slots__
-
-    def weight(name: str) -> Tensor:
-        return _rand(C) if name.endswith("bias") or name.startswith("norm") else _weight(C, C)
-
-    def of(t: Tensors) -> TriangleWeights:
-        return TriangleWeights(**{n: t[n] for n in names})
-
+    vectors = [n for n in TriangleWeights.__slots__ if n.endswith("bias") or n.startswith("norm")]
+    shapes = {n: (C,) if n in vectors else (C, C) for n in TriangleWeights.__slots__}
     return Case(
-        {"pairs": _rand(B, R, R, C), **{n: weight(n) for n in names}},
-        lambda t: triangle_multiplication(t["pairs"], of(t), outgoing=outgoing),
-        lambda out: out[-1:, _lines(R)],
-        lambda t: reference.triangle_multiplication(t["pairs"][-1:], of(t), outgoing=outgoing)[
-            :, _lines(R)
-        ],
-        lambda pairs: pairs[-1:],
-    )
+        (triangle_multiplication, reference.triangle_multiplication),
+        {"pairs": _rand(B, R, R, C), **_weights(**shapes)},
+        lambda op, t: op(t["pairs"], _as(TriangleWeights, t), outgoing=outgoing),
+        [B - 1], {"pairs": 0, "": 0}, part=True,
+    )  # fmt: skip
 
 
 def _transition(above: bool) -> Case:
-    M, some = _rows(4 * C, above), slice(-64 if GPU else -4, None)
-    weights = {"norm_weight": _rand(C), "norm_bias": _rand(C), "w1": _weight(4 * C, C)}
-    weights |= {"b1": _rand(4 * C), "w2": _weight(C, 4 * C), "b2": _rand(C)}
-
-    def of(t: Tensors) -> TransitionWeights:
-        return TransitionWeights(**{n: v for n, v in t.items() if n != "x"})
-
+    M = _rows(4 * C, above)
+    shapes = NORM | {"w1": (4 * C, C), "b1": (4 * C,), "w2": (C, 4 * C), "b2": (C,)}
     return Case(
-        {"x": _rand(M, C), **weights},
-        lambda t: transition(t["x"], of(t), residual=True),
-        lambda out: out[some],
-        lambda t: reference.transition(t["x"][some], of(t), residual=True),
-        lambda x: x[some],
-    )
+        (transition, reference.transition), {"x": _rand(M, C), **_weights(**shapes)},
+        lambda op, t: op(t["x"], _as(TransitionWeights, t), residual=True),
+        _last(M), {"x": 0, "": 0}, part=True,
+    )  # fmt: skip
 
 
 def _outer_product_mean(above: bool) -> Case:
     E, S = 16, 8
     R = _square(E * E, above)
     lines = _lines(R)
-    weights = {"norm_weight": _rand(C), "norm_bias": _rand(C), "w1": _weight(E, C)}
-    weights |= {"b1": _rand(E), "w2": _weight(E, C), "b2": _rand(E)}
-    weights |= {"out": _weight(C, E * E), "out_bias": _rand(C)}
+    shapes = NORM | {"w1": (E, C), "b1": (E,), "w2": (E, C), "b2": (E,)}
+    shapes |= {"out": (C, E * E), "out_bias": (C,)}
     mask = torch.ones(1, S, R, device=_rand(1).device)
 
-    def of(t: Tensors) -> OuterWeights:
-        return OuterWeights(**{n: v for n, v in t.items() if n not in ("m", "mask")})
-
     def expected(t: Tensors) -> Tensor:
-        w = of(t)
+        w = _as(OuterWeights, t)
         mn = reference.layer_norm(t["m"], w.norm_weight, w.norm_bias)
         a = torch.nn.functional.linear(mn[:, :, lines], w.w1, w.b1)
         b = torch.nn.functional.linear(mn, w.w2, w.b2)
@@ -218,62 +216,47 @@ def _outer_product_mean(above: bool) -> Case:
         return torch.nn.functional.linear(outer, w.out, w.out_bias) / (S + 1e-3)
 
     return Case(
-        {"m": _rand(1, S, R, C), "mask": mask, **weights},
-        lambda t: outer_product_mean(t["m"], of(t), t["mask"]),
-        lambda out: out[:, lines],
-        expected,
-    )
+        (outer_product_mean, reference.outer_product_mean),
+        {"m": _rand(1, S, R, C), "mask": mask, **_weights(**shapes)},
+        lambda op, t: op(t["m"], _as(OuterWeights, t), t["mask"]), lines, {"": 1},
+        expected=expected,
+    )  # fmt: skip
 
 
 def _pair_bias(above: bool) -> Case:
     R = _square(C, above)
-    lines = _lines(R)
     return Case(
-        {"z": _rand(1, R, R, C), "gamma": _rand(C), "beta": _rand(C), "w": _weight(HEADS, C)},
-        lambda t: pair_bias(*t.values()),
-        lambda out: out[:, :, lines],
-        lambda t: reference.pair_bias(t["z"][:, lines], t["gamma"], t["beta"], t["w"]),
-        lambda z: z[:, lines],
-    )
+        (pair_bias, reference.pair_bias),
+        {"z": _rand(1, R, R, C), **_weights(gamma=(C,), beta=(C,), w=(HEADS, C))},
+        lambda op, t: op(*t.values()), _lines(R), {"z": 1, "": 2}, part=True,
+    )  # fmt: skip
 
 
 def _layer_norm(above: bool) -> Case:
-    M, some = _rows(C, above), slice(-64 if GPU else -4, None)
+    M = _rows(C, above)
     return Case(
-        {"x": _rand(M, C), "w": _rand(C), "b": _rand(C)},
-        lambda t: layer_norm(*t.values()),
-        lambda out: out[some],
-        lambda t: reference.layer_norm(t["x"][some], t["w"], t["b"]),
-        lambda x: x[some],
-    )
+        (layer_norm, reference.layer_norm), {"x": _rand(M, C), **_weights(w=(C,), b=(C,))},
+        lambda op, t: op(*t.values()), _last(M), {"x": 0, "": 0}, part=True,
+    )  # fmt: skip
 
 
 def _masked_softmax(above: bool) -> Case:
     N = 512 if GPU else 8
     R = _rows(HEADS * N * N, above)
-    some = [0, R - 1]
     return Case(
+        (masked_softmax, reference.masked_softmax),
         {"x": _rand(1, R, HEADS, N, N), "bias": _rand(1, HEADS, N, N)},
-        lambda t: masked_softmax(t["x"], None, t["bias"]),
-        lambda out: out[:, some],
-        lambda t: reference.masked_softmax(t["x"][:, some], None, t["bias"]),
-        lambda x: x[:, some],
-    )
+        lambda op, t: op(t["x"], None, t["bias"]), [0, R - 1], {"x": 1, "": 1}, part=True,
+    )  # fmt: skip
 
 
 def _biased_attention(above: bool) -> Case:
     N = 256 if GPU else 8
-    R = _rows(HEADS * WIDTH * N, above)
-    some = [0, R - 1]
-    shape = (1, R, N, HEADS, WIDTH)
+    R = _rows(K * N, above)
     return Case(
-        {"q": _rand(*shape), "k": _rand(*shape), "v": _rand(*shape), "b": _rand(1, HEADS, N, N)},
-        lambda t: biased_attention(*t.values()),
-        lambda out: out[:, some],
-        lambda t: reference.biased_attention(
-            *(t[n][:, some] for n in "qkv"), t["b"]
-        ),
-        lambda x: x[:, some],
+        (biased_attention, reference.biased_attention),
+        {**{n: _rand(1, R, N, HEADS, WIDTH) for n in "qkv"}, "b": _rand(1, HEADS, N, N)},
+        lambda op, t: op(*t.values()), [0, R - 1], {"q": 1, "k": 1, "v": 1, "": 1}, part=True,
     )  # fmt: skip
 
 
@@ -330,27 +313,27 @@ def test_an_op_reads_and_writes_its_own_numbers_on_either_side_of_the_limit(
 ) -> None:
     case = CASES[name](above)
     with torch.no_grad():
-        alone = case.take(case.run(case.inputs)).clone()  # as inference runs it
+        alone = case.run(case.inputs).clone()  # as inference runs it
     leaves = {n: t.requires_grad_("mask" not in n) for n, t in case.inputs.items()}
-    taken = case.take(case.run(leaves))
+    taken = case.run(leaves)
     assert torch.equal(taken, alone)
     # Ours is done and gone before the reference begins: together they fill more than 80 GB.
     cotangent, taken_of = torch.randn_like(taken), taken.detach()
     active = [n for n, t in leaves.items() if t.requires_grad]
     ours = torch.autograd.grad(taken, [leaves[n] for n in active], cotangent)
     changed = _count_nonzero(ours[0])
-    if case.part is not None:
-        ours = (case.part(ours[0]).clone(), *ours[1:])
+    if case.part:
+        ours = (case.part_of(ours[0]).clone(), *ours[1:])
     del taken
     wide = {n: t.detach().float().requires_grad_(t.requires_grad) for n, t in leaves.items()}
-    exact = case.expected(wide)
+    exact = case.plain(wide)
     assert _error(taken_of, exact.detach()) < NEAR
     theirs = torch.autograd.grad(exact, [wide[n] for n in active], cotangent.float())
     largest = max(float(t.norm()) for t in theirs[1:])
     for number, (n, a, b) in enumerate(zip(active, ours, theirs, strict=True)):
-        if number == 0 and case.part is not None:
+        if number == 0 and case.part:
             assert changed <= _count_nonzero(b) * 1.01
-            b = case.part(b)
+            b = case.part_of(b)
         if number and float(b.norm()) < 1e-3 * largest:  # a shift of all logits changes nothing
             continue
         assert _error(a, b) < NEAR_GRADIENT, n

@@ -15,9 +15,8 @@ from torch import Tensor
 import evofeed.kernels
 from evofeed.base.errors import UnsupportedShape
 from evofeed.kernels import reference
-from evofeed.kernels.ops.attention import offsets
-from evofeed.kernels.ops.attention.inputs import BackwardInputs
-from evofeed.kernels.ops.attention.offsets import MOST_ROWS, is_wide
+from evofeed.kernels.ops.attention import inputs as room
+from evofeed.kernels.ops.attention.inputs import MOST_ROWS, BackwardInputs, is_wide
 from evofeed.kernels.ops.attention.op import (
     biased_attention,
     output_delta,
@@ -240,7 +239,7 @@ def test_wide_and_narrow_offsets_give_equal_bits(
     mask = (torch.rand(1, 2, 40, device=device) > 0.3).float() if has_mask else None
     found = []
     for limit in (2**31, 0):
-        monkeypatch.setattr(offsets, "LIMIT", limit)
+        monkeypatch.setattr(room, "LIMIT", limit)
         leaves = [t.clone().requires_grad_() for t in (q, k, v, bias)]
         out = biased_attention(*leaves, mask)
         found.append([out, *torch.autograd.grad(out, leaves, do)])

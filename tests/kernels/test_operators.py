@@ -7,6 +7,9 @@ import torch
 from tests.kernels.weights import Check, check_passed_on
 
 from evofeed.base.errors import UnsupportedShape
+from evofeed.kernels.ops.adaptive_norm.op import adaptive_norm_fits
+from evofeed.kernels.ops.adaptive_norm.reference import AdaptiveWeights
+from evofeed.kernels.ops.conditioned_attention import op as attention_of_tokens
 from evofeed.kernels.ops.outer_product_mean.op import outer_product_mean_with_input
 from evofeed.kernels.ops.pair_bias.op import pair_bias_with_input
 from evofeed.kernels.runtime.cases import Draw, declared
@@ -82,3 +85,31 @@ def test_two_runs_give_equal_bits(operator: str, half: torch.dtype, device: str)
         out = made.call(it.op)(*leaves)
         runs.append([out, *torch.autograd.grad(out.float().sin().sum(), leaves)])
     assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
+
+
+def test_one_s_for_several_rows_is_computed_by_pytorch(device: str) -> None:
+    it = declared()["adaptive_norm"]
+    made = it.cases["plain"](Draw(3, 5, device))
+    a, s, *weights = made.tensors.values()
+    assert adaptive_norm_fits(a, s, AdaptiveWeights(*weights))
+    given = [a, s[:1], *weights]
+    assert not adaptive_norm_fits(a, s[:1], AdaptiveWeights(*weights))
+    assert torch.equal(made.call(it.op)(*given), made.call(it.reference)(*given))
+
+
+def test_under_autocast_it_works_in_autocasts_type(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    it, taken = declared()["conditioned_attention"], list[object]()
+    made = it.cases["plain"](Draw(3, 17, device))
+    operator = attention_of_tokens._ConditionedAttention
+    original = operator.apply
+
+    def noted(options: tuple[object, ...], *tensors: torch.Tensor | None) -> torch.Tensor:
+        taken.append(options[-1])
+        return original(options, *tensors)
+
+    monkeypatch.setattr(operator, "apply", noted)
+    with torch.autocast(device, torch.float16):
+        out = made.call(it.op)(*made.tensors.values())
+    assert taken == [torch.float16] and out.dtype is torch.float32

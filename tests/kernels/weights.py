@@ -1,21 +1,24 @@
-"""Random weights of the operators' tests, and how a result's gradient is compared."""
+"""Random weights of the kernels' tests, and results with their gradients."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 Check = Callable[..., None]
 Op = Callable[..., Tensor]
+Module = TypeVar("Module", bound=nn.Module)
+BLOCK = {
+    "c_m": 16, "c_z": 16, "c_hidden_msa_att": 8, "c_hidden_opm": 16, "c_hidden_mul": 16,
+    "c_hidden_pair_att": 8, "no_heads_msa": 2, "no_heads_pair": 2, "transition_n": 2,
+    "msa_dropout": 0.15, "pair_dropout": 0.25,
+}  # fmt: skip
+"""Of AF2's blocks around MSA and pairs."""
 ON_HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
-
-
-def linear(out: int, into: int, bias: float = 1.0) -> list[Tensor]:
-    """A matrix and its bias."""
-    return [torch.randn(out, into) * into**-0.5, bias * torch.randn(out)]
 
 
 def norm(C: int, spread: float = 0.1) -> list[Tensor]:
@@ -23,8 +26,26 @@ def norm(C: int, spread: float = 0.1) -> list[Tensor]:
     return [1 + spread * torch.randn(C), spread * torch.randn(C)]
 
 
-def to(tensors: list[Tensor], device: str, dtype: torch.dtype) -> list[Tensor]:
-    return [t.to(device, dtype) for t in tensors]
+def randomised(module: Module, spread: float = 0.3) -> Module:
+    """With other weights: AF2 starts many at 0, which would hide mistakes."""
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(spread * torch.randn_like(parameter))
+    return module
+
+
+def results(
+    call: Callable[..., Any], inputs: Sequence[Tensor], parameters: Sequence[Tensor] = (),
+    **options: Any,
+) -> list[Tensor]:  # fmt: skip
+    """What a call gives, and the gradients of the inputs that are to have one and of parameters."""
+    out = call(*inputs, **options)
+    outs = [out] if isinstance(out, Tensor) else [t for t in out if isinstance(t, Tensor)]
+    loss = sum((o * torch.linspace(-1, 1, o.numel()).view_as(o).to(o)).sum() for o in outs)
+    assert isinstance(loss, Tensor)
+    leaves = [*(t for t in inputs if t.requires_grad), *parameters]
+    grads = torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True)
+    return [*(o.detach() for o in outs), *grads]
 
 
 def hopper(test: Callable[..., None]) -> Callable[..., None]:

@@ -9,7 +9,6 @@ Letters: M rows, C channels of a, K channels of s.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -22,19 +21,12 @@ from evofeed.kernels.ops.adaptive_norm.triton import (
     adaptive_norm_kernel,
 )
 from evofeed.kernels.ops.layer_norm.op import norm_rows_grad
-from evofeed.kernels.runtime.backend import (
-    compute_dtype,
-    launchable,
-    sm_count,
-    triton,
-    usable,
-    without_autocast,
-)
-from evofeed.kernels.runtime.checks import check_one_device, check_shape, check_type, in_type_of
+from evofeed.kernels.runtime.backend import compute_dtype, launchable, sm_count, triton, usable
+from evofeed.kernels.runtime.checks import Made, check_shape, falls_back_to
 from evofeed.kernels.runtime.launching import launch
 from evofeed.kernels.runtime.projection import norm_rows, pack, padded, project, weight_grad
 from evofeed.kernels.runtime.sums import column_sums
-from evofeed.kernels.runtime.torch_library import Operator
+from evofeed.kernels.runtime.torch_library import Given, Kinds, Operator, Results
 
 MOST = 1024  # channels of a row
 AT_ONCE = 4096  # numbers of a tile
@@ -106,7 +98,7 @@ class _AdaptiveNorm(Operator, name="adaptive_norm"):
     kept = (0, 1, 2, 4)  # a, s, gamma, the gate's bias
 
     @staticmethod
-    def forward(tensors: Sequence[Any], eps: float, dtype: torch.dtype) -> list[Tensor]:
+    def forward(tensors: Given, eps: float, dtype: torch.dtype) -> Results:
         a, s, gamma, gate, bias, shift = tensors
         packed = pack([gate, shift], dtype)
         of_s = conditions(s.view(-1, s.shape[-1]), gamma, packed, eps, dtype)
@@ -114,7 +106,7 @@ class _AdaptiveNorm(Operator, name="adaptive_norm"):
         return [out.view(a.shape), packed]
 
     @staticmethod
-    def backward(tensors: Sequence[Any], eps: float, dtype: torch.dtype) -> list[Tensor]:
+    def backward(tensors: Given, eps: float, dtype: torch.dtype) -> Results:
         dout, a, s, gamma, bias, packed = tensors
         rows, flat = (t.view(-1, t.shape[-1]) for t in (a, s))
         of_s, dout = conditions(flat, gamma, packed, eps, dtype), dout.contiguous()
@@ -122,30 +114,29 @@ class _AdaptiveNorm(Operator, name="adaptive_norm"):
         return [da.view(a.shape), ds.view(s.shape), *rest]
 
     @staticmethod
-    def gradients(
-        grad: Tensor, found: Sequence[Any], kinds: Sequence[torch.dtype | None], *options: Any
-    ) -> list[Tensor | None]:
+    def gradients(grad: Tensor, found: Given, kinds: Kinds, *options: Any) -> Results:
         da, ds, of_norm, dpacked, dbias = found
         dgate, dshift = dpacked.chunk(2)
         return [da, ds, of_norm.chunk(2)[0], dgate, dbias, dshift]
 
 
-def rows_fit(a: Tensor, s: Tensor, *others: Tensor | None) -> bool:
+def rows_fit(a: Tensor, s: Tensor) -> bool:
     """Whether the kernels take these: as many rows each, multiples of 8 up to 1024 channels."""
     widths = (a.shape[-1], s.shape[-1])
     return (
         a.shape[:-1] == s.shape[:-1] and a.numel() > 0
         and all(n % 8 == 0 and 16 <= n <= MOST for n in widths)
-        and torch.float64 not in (a.dtype, s.dtype) and usable(a, s, *others)
+        and torch.float64 not in (a.dtype, s.dtype) and usable(a, s)
     )  # fmt: skip
 
 
 def adaptive_norm_fits(a: Tensor, s: Tensor, weights: AdaptiveWeights) -> bool:
     """Whether the fused op takes these."""
-    return rows_fit(a, s, weights.gate) and weights.readable()
+    return rows_fit(a, s) and weights.readable(a)
 
 
-def adaptive_norm(a: Tensor, s: Tensor, weights: AdaptiveWeights, *, eps: float = 1e-5) -> Tensor:
+@falls_back_to(reference.adaptive_norm)
+def adaptive_norm(a: Tensor, s: Tensor, weights: AdaptiveWeights, *, eps: float = 1e-5) -> Made:
     """sigmoid(gate(norm(s))) * norm(a) + shift(norm(s)), of a's shape and type.
 
     Args:
@@ -157,13 +148,10 @@ def adaptive_norm(a: Tensor, s: Tensor, weights: AdaptiveWeights, *, eps: float 
     Source: AF3 SI, algorithm 26.
     """
     C, K = a.shape[-1], s.shape[-1]
-    check_type("adaptive_norm", a)
     check_shape("adaptive_norm", "weights.gate", weights.gate, C, K)
     check_shape("adaptive_norm", "weights.shift", weights.shift, C, K)
     check_shape("adaptive_norm", "weights.gate_bias", weights.gate_bias, C)
     if not (adaptive_norm_fits(a, s, weights) and launchable(a)):
-        check_one_device("adaptive_norm", a, s, weights.gate)
-        return reference.adaptive_norm(a, s, in_type_of(a, weights), eps=eps).to(a.dtype)
-    dtype = compute_dtype(a)
-    with without_autocast(a):
-        return _AdaptiveNorm.apply((eps, dtype), a.contiguous(), s.contiguous(), *weights.tensors())
+        return None
+    options = eps, compute_dtype(a)
+    return _AdaptiveNorm.apply(options, a.contiguous(), s.contiguous(), *weights.tensors())

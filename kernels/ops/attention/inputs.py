@@ -1,4 +1,10 @@
-"""Tensors that the attention's kernels are given together."""
+"""What the attention's kernels are given together, and how wide their offsets must be.
+
+A program adds its row's and head's offset once, always in 64 bits; what it computes for every
+tile is a position times that axis's stride. In 64 bits this costs 1 to 5 % of attention's time
+(H200, benchmarks/results/attention_offsets_h200.json), and few inputs need it: the columns of
+pairs of more than 2,000 residues.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +13,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from evofeed.kernels.ops.attention.offsets import is_wide
 from evofeed.kernels.ops.attention.triton import LOG2E
 from evofeed.kernels.runtime.projection import padded, precision
 from evofeed.kernels.runtime.tiles import Tile
+
+LIMIT = 2**31
+MOST_ROWS = 128  # rows or columns of any saved tile: the last tile's are counted whole
 
 
 class MaskTerms(NamedTuple):
@@ -89,3 +97,20 @@ def options(
         # One stage gave wrong numbers (Triton 3.6, sm_90, head width 8, 64 keys, 16 bits).
         "num_stages": tile.stages if q.dtype is torch.float32 else max(2, tile.stages),
     }  # fmt: skip
+
+
+def is_wide(bias: Tensor | None, *views: Tensor) -> bool:
+    """Whether a position times a stride may pass 2^31.
+
+    Args:
+        bias: `[B, H, Q, K]`, or None; its gradient has Q rows of K numbers too.
+        views: `[B, R, N, H, D]`, anything that the kernels read or write by position.
+    """
+    longest = 0
+    for t in views:
+        _, _, N, H, _ = t.shape
+        _, _, per_position, per_head, _ = t.stride()
+        longest = max(longest, (N + MOST_ROWS) * per_position + H * per_head)
+    if bias is not None:
+        longest = max(longest, (bias.shape[2] + MOST_ROWS) * max(bias.stride(2), bias.shape[3]))
+    return longest + MOST_ROWS > LIMIT

@@ -6,7 +6,6 @@ H heads, D head width.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -18,10 +17,10 @@ from evofeed.kernels.ops.attention.inputs import (
     BackwardInputs,
     MaskTerms,
     bias_strides,
+    is_wide,
     options,
     term_stride,
 )
-from evofeed.kernels.ops.attention.offsets import is_wide
 from evofeed.kernels.ops.attention.triton import (
     LOG2E,
     backward_db_kernel,
@@ -32,12 +31,12 @@ from evofeed.kernels.ops.attention.triton import (
     mask_kernel,
 )
 from evofeed.kernels.runtime.backend import launchable, sm_count, triton
-from evofeed.kernels.runtime.checks import check_one_device, check_shape, check_type
+from evofeed.kernels.runtime.checks import Made, check_shape, falls_back_to
 from evofeed.kernels.runtime.launching import launch
 from evofeed.kernels.runtime.one_pass import once
 from evofeed.kernels.runtime.projection import padded
 from evofeed.kernels.runtime.tiles import AttentionTiles, Tile, attention_tiles
-from evofeed.kernels.runtime.torch_library import Operator
+from evofeed.kernels.runtime.torch_library import Given, Kinds, Operator, Results
 
 MAX_HEAD_WIDTH = 64
 
@@ -186,7 +185,7 @@ class _BiasedAttention(Operator, name="biased_attention"):
     kept, keeps_result = (0, 1, 2), True
 
     @staticmethod
-    def forward(tensors: Sequence[Any], scale: float) -> list[Tensor | None]:
+    def forward(tensors: Given, scale: float) -> Results:
         q, k, v, bias, mask = tensors
         ready = scaled_bias(bias, scale, q.dtype)
         masked = None if mask is None else prepare_mask(mask, scale, q.dtype)
@@ -195,7 +194,7 @@ class _BiasedAttention(Operator, name="biased_attention"):
         return [out, lse, ready, *(masked or (None, None))]
 
     @staticmethod
-    def backward(tensors: Sequence[Any], scale: float) -> list[Tensor | None]:
+    def backward(tensors: Given, scale: float) -> Results:
         do, q, k, v, out, lse, bias, term, factor = tensors
         masked = None if term is None else MaskTerms(term, factor)
         do = do.contiguous()
@@ -206,13 +205,12 @@ class _BiasedAttention(Operator, name="biased_attention"):
         return [grads, run_backward(inputs)]
 
     @staticmethod
-    def gradients(
-        grad: Tensor, found: Sequence[Any], kinds: Sequence[torch.dtype | None], *options: Any
-    ) -> list[Tensor | None]:
+    def gradients(grad: Tensor, found: Given, kinds: Kinds, *options: Any) -> Results:
         dqkv, db = found
         return [*dqkv.unbind(), db, None]
 
 
+@falls_back_to(reference.biased_attention)
 def biased_attention(
     q: Tensor,
     k: Tensor,
@@ -220,7 +218,7 @@ def biased_attention(
     bias: Tensor | None = None,
     mask: Tensor | None = None,
     scale: float | None = None,
-) -> Tensor:
+) -> Made:
     """softmax(scale * q k^T + bias, masked) v over the positions of each row.
 
     Args:
@@ -234,7 +232,6 @@ def biased_attention(
         `[B, R, N, H, D]` in q's dtype; gradients reach q, k, v and bias.
     """
     (B, R, Q, H, D), K = q.shape, k.shape[2]
-    check_type("biased_attention", q)
     check_shape("biased_attention", "k", k, B, R, K, H, D)
     check_shape("biased_attention", "v", v, B, R, K, H, D)
     check_shape("biased_attention", "bias", bias, B, H, Q, K)
@@ -242,8 +239,7 @@ def biased_attention(
     scale = D**-0.5 if scale is None else scale
     fits = q.shape[-1] <= MAX_HEAD_WIDTH and q.shape == k.shape and q.dtype is not torch.float64
     if not fits or not launchable(q, k, v, bias, mask):
-        check_one_device("biased_attention", q, k, v, bias, mask)
-        return reference.biased_attention(q, k, v, bias, mask, scale)
+        return None
     if not q.stride() == k.stride() == v.stride() or q.stride(-1) != 1:
         q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
     return _BiasedAttention.apply((scale,), q, k, v, bias, mask)

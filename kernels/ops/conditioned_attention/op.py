@@ -11,7 +11,6 @@ M = B * R * N rows.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -38,14 +37,14 @@ from evofeed.kernels.ops.conditioned_attention.triton import (
     gated_heads_grad_kernel,
     gated_heads_kernel,
 )
-from evofeed.kernels.ops.conditioned_transition.output import gated_sum, gated_sum_grads
+from evofeed.kernels.ops.conditioned_transition.op import gated_sum, gated_sum_grads
 from evofeed.kernels.ops.layer_norm.op import norm_rows_grad
-from evofeed.kernels.runtime.backend import compute_dtype, launchable, triton, without_autocast
-from evofeed.kernels.runtime.checks import check_one_device, check_shape, check_type, in_type_of
+from evofeed.kernels.runtime.backend import compute_dtype, launchable, triton
+from evofeed.kernels.runtime.checks import Made, check_shape, falls_back_to
 from evofeed.kernels.runtime.launching import launch
 from evofeed.kernels.runtime.projection import norm_rows, pack, padded, project, weight_grad
 from evofeed.kernels.runtime.sums import column_sums
-from evofeed.kernels.runtime.torch_library import Operator
+from evofeed.kernels.runtime.torch_library import Given, Kinds, Operator, Results
 
 AT_ONCE = 4096  # numbers of a tile
 
@@ -63,8 +62,8 @@ class _ConditionedAttention(Operator, name="conditioned_attention"):
 
     @staticmethod
     def forward(
-        tensors: Sequence[Any], heads: int, eps: float, residual: bool, dtype: torch.dtype
-    ) -> list[Tensor | None]:
+        tensors: Given, heads: int, eps: float, residual: bool, dtype: torch.dtype
+    ) -> Results:
         (
             a, s, bias, mask, gamma, beta, gate, gate_bias, shift, q, q_bias, k, v, g, o, last,
             last_bias,
@@ -98,8 +97,8 @@ class _ConditionedAttention(Operator, name="conditioned_attention"):
 
     @staticmethod
     def backward(
-        tensors: Sequence[Any], heads: int, eps: float, residual: bool, dtype: torch.dtype
-    ) -> list[Tensor | None]:
+        tensors: Given, heads: int, eps: float, residual: bool, dtype: torch.dtype
+    ) -> Results:
         (
             dout, a, s, gamma, beta, gate_bias, last_bias, ready, packed, packed_w, wo, wl, stats,
             of_x, x, qkvg, attended, lse, y, term, factor,
@@ -134,9 +133,7 @@ class _ConditionedAttention(Operator, name="conditioned_attention"):
         return [da.view(a.shape), *rest, dbias, weight_grad(drows, x), dq_bias, dwo, *of_last]
 
     @staticmethod
-    def gradients(
-        grad: Tensor, found: Sequence[Any], kinds: Sequence[torch.dtype | None], *options: Any
-    ) -> list[Tensor | None]:
+    def gradients(grad: Tensor, found: Given, kinds: Kinds, *options: Any) -> Results:
         da, ds, sums, dpacked, dgate_bias, dbias, dw, dq_bias, dwo, dlast, dlast_bias = found
         dgamma, dbeta = sums.chunk(2)
         dgate, dshift = (None, None) if dpacked is None else dpacked.chunk(2)
@@ -188,10 +185,11 @@ def conditioned_attention_fits(
     return (
         a.dim() == 4 and 8 <= width // heads <= MAX_HEAD_WIDTH and width <= 1024
         and (s is None) == (weights.last is None)
-        and rows_fit(a, a if s is None else s, weights.q) and weights.readable()
+        and rows_fit(a, a if s is None else s) and weights.readable(a)
     )  # fmt: skip
 
 
+@falls_back_to(reference.conditioned_attention)
 def conditioned_attention(
     a: Tensor,
     s: Tensor | None,
@@ -202,7 +200,7 @@ def conditioned_attention(
     mask: Tensor | None = None,
     residual: bool = False,
     eps: float = 1e-5,
-) -> Tensor:
+) -> Made:
     """sigmoid(last(s)) * o(sigmoid(g x) * attention(x)), plus a if `residual`.
 
     x is the adaptive norm of a conditioned on s; without s it is a's norm, and nothing gates the
@@ -221,22 +219,14 @@ def conditioned_attention(
     Source: AF3 SI, algorithm 24.
     """
     (B, R, N, C), op = a.shape, "conditioned_attention"
-    check_type(op, a)
     for name in ("q", "k", "v", "g"):
         check_shape(op, f"weights.{name}", getattr(weights, name), weights.q.shape[0], C)
     check_shape(op, "weights.o", weights.o, C, weights.q.shape[0])
     check_shape(op, "bias", bias, B, heads, N, N)
     check_shape(op, "mask", mask, B, R, N)
-    given = (a, s, weights.q, bias, mask)
-    if not (conditioned_attention_fits(a, s, weights, heads) and launchable(*given)):
-        check_one_device(op, *given)
-        plain = reference.conditioned_attention(
-            a, s, in_type_of(a, weights), heads, bias=bias, mask=mask, residual=residual, eps=eps
-        )
-        return plain.to(a.dtype)
+    fits = conditioned_attention_fits(a, s, weights, heads)
+    if not (fits and launchable(a, s, weights.q, bias, mask)):
+        return None
     s = None if s is None else s.contiguous()
     options = heads, eps, residual, compute_dtype(a)
-    with without_autocast(a):
-        return _ConditionedAttention.apply(
-            options, a.contiguous(), s, bias, mask, *weights.tensors()
-        )
+    return _ConditionedAttention.apply(options, a.contiguous(), s, bias, mask, *weights.tensors())

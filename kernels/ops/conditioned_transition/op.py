@@ -9,7 +9,6 @@ Letters: M rows, C channels of a, K channels of s, N hidden channels.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -22,14 +21,53 @@ from evofeed.kernels.ops.adaptive_norm.op import (
     rows_fit,
 )
 from evofeed.kernels.ops.conditioned_transition import reference
-from evofeed.kernels.ops.conditioned_transition.output import gated_sum, gated_sum_grads
 from evofeed.kernels.ops.conditioned_transition.reference import ConditionedWeights
-from evofeed.kernels.ops.swiglu.hidden import hidden_of, layers_grad
-from evofeed.kernels.runtime.backend import compute_dtype, launchable, without_autocast
-from evofeed.kernels.runtime.checks import check_one_device, check_shape, check_type, in_type_of
-from evofeed.kernels.runtime.projection import pack, project, weight_grad
+from evofeed.kernels.ops.conditioned_transition.triton import (
+    gated_sum_grad_kernel,
+    gated_sum_kernel,
+)
+from evofeed.kernels.ops.swiglu.op import hidden_of, layers_grad
+from evofeed.kernels.runtime.backend import compute_dtype, launchable, triton
+from evofeed.kernels.runtime.checks import Made, check_shape, falls_back_to
+from evofeed.kernels.runtime.launching import launch
+from evofeed.kernels.runtime.projection import pack, padded, project, weight_grad
 from evofeed.kernels.runtime.sums import column_sums
-from evofeed.kernels.runtime.torch_library import Operator
+from evofeed.kernels.runtime.torch_library import Given, Kinds, Operator, Results
+
+AT_ONCE = 4096  # numbers of a tile
+WALK = 4  # tiles of a program of the backward pass
+
+
+def gated_sum(
+    y: Tensor, gate: Tensor, bias: Tensor, mask: Tensor | None, a: Tensor, residual: bool
+) -> Tensor:
+    """mask * sigmoid(gate + bias) * y, plus a if `residual`, in a's type; rows `[M, C]`."""
+    M, C = a.shape
+    out, rows = torch.empty_like(a), max(1, AT_ONCE // padded(C))
+    launch(
+        gated_sum_kernel, (triton.cdiv(M, rows),), (y, gate, bias, mask, a, out, M, C),
+        {"BLOCK_M": rows, "BLOCK_C": padded(C), "HAS_MASK": mask is not None,
+         "HAS_RES": residual, "num_warps": 4},
+    )  # fmt: skip
+    return out
+
+
+def gated_sum_grads(
+    dout: Tensor, y: Tensor, gate: Tensor, bias: Tensor, mask: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """The gradient of y, while that of the gate replaces it.
+
+    Also `[programs, C]` whose column sums are the gradient of the bias.
+    """
+    M, C = y.shape
+    dy, rows = torch.empty_like(y), max(1, AT_ONCE // padded(C))
+    programs = triton.cdiv(M, rows * WALK)
+    partial = torch.empty((programs, C), dtype=torch.float32, device=y.device)
+    launch(
+        gated_sum_grad_kernel, (programs,), (dout, y, gate, bias, mask, dy, partial, M, C, WALK),
+        {"BLOCK_M": rows, "BLOCK_C": padded(C), "HAS_MASK": mask is not None, "num_warps": 4},
+    )  # fmt: skip
+    return dy, partial
 
 
 class _ConditionedTransition(Operator, name="conditioned_transition"):
@@ -37,9 +75,7 @@ class _ConditionedTransition(Operator, name="conditioned_transition"):
     kept = (0, 1, 2, 3, 5, 11)  # a, s, mask, gamma, both gates' biases
 
     @staticmethod
-    def forward(
-        tensors: Sequence[Any], eps: float, residual: bool, dtype: torch.dtype
-    ) -> list[Tensor]:
+    def forward(tensors: Given, eps: float, residual: bool, dtype: torch.dtype) -> Results:
         a, s, mask, gamma, gate, bias, shift, silu, value, out, last, last_bias, factor = tensors
         packed, wo, wl = pack([gate, shift], dtype), pack([out], dtype), pack([last], dtype)
         hidden_w = pack([silu, value, *([] if factor is None else [factor])], dtype)
@@ -53,9 +89,7 @@ class _ConditionedTransition(Operator, name="conditioned_transition"):
         return [found.view(a.shape), packed, hidden_w, wo, wl, of_s.layers, x, layers, y]
 
     @staticmethod
-    def backward(
-        tensors: Sequence[Any], eps: float, residual: bool, dtype: torch.dtype
-    ) -> list[Tensor]:
+    def backward(tensors: Given, eps: float, residual: bool, dtype: torch.dtype) -> Results:
         dout, a, s, mask, gamma, bias, last_bias, packed, hidden_w, wo, wl, *made = tensors
         of_x, x, layers, y = made
         rows, flat, dout = (t.contiguous().view(-1, t.shape[-1]) for t in (a, s, dout))
@@ -76,9 +110,7 @@ class _ConditionedTransition(Operator, name="conditioned_transition"):
         ]  # fmt: skip
 
     @staticmethod
-    def gradients(
-        grad: Tensor, found: Sequence[Any], kinds: Sequence[torch.dtype | None], *options: Any
-    ) -> list[Tensor | None]:
+    def gradients(grad: Tensor, found: Given, kinds: Kinds, *options: Any) -> Results:
         da, ds, of_norm, dpacked, dbias, dhidden, dwo, dlast, dlast_bias = found
         dgate, dshift = dpacked.chunk(2)
         dsilu, dvalue, *dfactor = torch.split(dhidden, dwo.shape[1])
@@ -90,9 +122,10 @@ class _ConditionedTransition(Operator, name="conditioned_transition"):
 
 def conditioned_transition_fits(a: Tensor, s: Tensor, weights: ConditionedWeights) -> bool:
     """Whether the fused op takes these: as many rows each, multiples of 8 up to 1024 channels."""
-    return rows_fit(a, s, weights.out) and weights.out.shape[1] % 8 == 0 and weights.readable()
+    return rows_fit(a, s) and weights.out.shape[1] % 8 == 0 and weights.readable(a)
 
 
+@falls_back_to(reference.conditioned_transition)
 def conditioned_transition(
     a: Tensor,
     s: Tensor,
@@ -101,7 +134,7 @@ def conditioned_transition(
     mask: Tensor | None = None,
     residual: bool = False,
     eps: float = 1e-5,
-) -> Tensor:
+) -> Made:
     """mask * sigmoid(last(s)) * out(silu(silu x) * value x * factor x), plus a if `residual`.
 
     x is the adaptive norm of a conditioned on s.
@@ -117,7 +150,6 @@ def conditioned_transition(
     Source: AF3 SI, algorithm 25.
     """
     (C, K), N = (a.shape[-1], s.shape[-1]), weights.silu.shape[0]
-    check_type("conditioned_transition", a)
     for name, shape in (
         ("gate", (C, K)), ("shift", (C, K)), ("silu", (N, C)), ("value", (N, C)),
         ("factor", (N, C)), ("out", (C, N)), ("last", (C, K)), ("last_bias", (C,)),
@@ -126,14 +158,8 @@ def conditioned_transition(
         check_shape("conditioned_transition", f"weights.{name}", given, *shape)
     check_shape("conditioned_transition", "mask", mask, *a.shape[:-1])
     if not (conditioned_transition_fits(a, s, weights) and launchable(a, mask)):
-        check_one_device("conditioned_transition", a, s, weights.out, mask)
-        plain = reference.conditioned_transition(
-            a, s, in_type_of(a, weights), mask=mask, residual=residual, eps=eps
-        )
-        return plain.to(a.dtype)
-    dtype = compute_dtype(a)
+        return None
+    options = eps, residual, compute_dtype(a)
     mask = None if mask is None else mask.contiguous()  # one that is broadcast has no rows
-    with without_autocast(a):
-        return _ConditionedTransition.apply(
-            (eps, residual, dtype), a.contiguous(), s.contiguous(), mask, *weights.tensors()
-        )
+    s = s.contiguous()
+    return _ConditionedTransition.apply(options, a.contiguous(), s, mask, *weights.tensors())

@@ -57,7 +57,18 @@ OPERATOR = Operator(
             draw, 32, 16, 2, pairs=True, masked=True, columns=True, turned=True, residual=True
         ),
     },
-    {"heads of 32": lambda draw: _case(draw, 32, 32, 2, pairs=True, residual=True)},
+    {
+        "heads of 32": lambda draw: _case(draw, 32, 32, 2, pairs=True, residual=True),
+        "columns of 64 channels": lambda draw: _case(
+            draw, 64, 8, 8, masked=True, dropped=True, columns=True, residual=True
+        ),
+        "rows of 256 channels": lambda draw: _case(
+            draw, 256, 32, 8, bias=True, masked=True, dropped=True, residual=True
+        ),
+        "ending node, 128 channels": lambda draw: _case(
+            draw, 128, 32, 4, pairs=True, masked=True, dropped=True, columns=True, residual=True
+        ),
+    },
     timed={
         **{f"row {S}x{R}": (S, R, lambda draw: _case(draw, 256, 32, 8, bias=True, masked=True))
            for S, R in ((128, 256), (512, 384))},

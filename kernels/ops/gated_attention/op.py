@@ -13,8 +13,7 @@ Letters: B batch, R and N the two position axes, C channels, H heads, D head wid
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -30,19 +29,13 @@ from evofeed.kernels.ops.attention.op import (
 from evofeed.kernels.ops.gated_attention import reference
 from evofeed.kernels.ops.gated_attention.hopper import launch as hopper
 from evofeed.kernels.ops.gated_attention.output import gated_output, output_grads
-from evofeed.kernels.ops.gated_attention.plan import (
-    OtherPairs,
-    Plan,
-    attending_last,
-    pack_projections,
-    split_heads,
-)
 from evofeed.kernels.ops.gated_attention.reference import AttentionWeights
 from evofeed.kernels.ops.layer_norm.op import norm_rows_grad
 from evofeed.kernels.ops.pair_bias.op import heads_last
-from evofeed.kernels.runtime.backend import compute_dtype, launchable, usable, without_autocast
-from evofeed.kernels.runtime.checks import check_one_device, check_shape, check_type, in_type_of
+from evofeed.kernels.runtime.backend import compute_dtype, launchable
+from evofeed.kernels.runtime.checks import Made, check_shape, falls_back_to
 from evofeed.kernels.runtime.projection import (
+    Drop,
     keeps,
     norm_rows,
     pack,
@@ -50,7 +43,65 @@ from evofeed.kernels.runtime.projection import (
     weight_grad,
 )
 from evofeed.kernels.runtime.sums import column_sums
-from evofeed.kernels.runtime.torch_library import Operator
+from evofeed.kernels.runtime.torch_library import Given, Kinds, Operator, Results
+
+
+class OtherPairs(Protocol):
+    """The attention bias of all pairs, of which several GPUs have some each."""
+
+    def gather(self, bias: Tensor) -> Tensor:
+        """`[B, H, N, N]` from the rows `[B, H, n, N]` made here."""
+
+    def reduce(self, dbias: Tensor) -> Tensor:
+        """The adjoint of `gather`."""
+
+
+class Plan(NamedTuple):
+    """Options of one call."""
+
+    heads: int
+    eps: float
+    columns: bool  # axis R attends, not axis N
+    turned: bool  # the bias of query q and key k is made from the pair (k, q)
+    residual: bool
+    drop_columnwise: bool
+    bias_scale: float
+    dtype: torch.dtype
+
+    @property
+    def transposes(self) -> bool:
+        """Whether the bias made here is the transpose of what x's positions give."""
+        return self.columns != self.turned
+
+    def drop(self, mask: Tensor | None, x: Tensor) -> Drop:
+        """A dropout mask and how it is spread over x."""
+        return Drop(mask, (x.shape[1], x.shape[2]), self.drop_columnwise)
+
+
+def _attending_last(t: Tensor, plan: Plan) -> Tensor:
+    """`[B, rows, N, ...]` view of a `[B, R, N, ...]` tensor: the attending axis last."""
+    return t.transpose(1, 2) if plan.columns else t
+
+
+def _split_heads(packed: Tensor, like: Tensor, plan: Plan) -> tuple[Tensor, Tensor, Tensor]:
+    """q, k, v as `[B, rows, N, H, D]` views of a packed `[M, 4 H D or more]` tensor."""
+    B, R, N, H, D = like.shape
+    s_m = packed.stride(0)
+    strides = (R * N * s_m, N * s_m, s_m, D, 1)
+    parts = [packed.as_strided((B, R, N, H, D), strides, n * H * D) for n in range(3)]
+    q, k, v = (_attending_last(part, plan) for part in parts)
+    return q, k, v
+
+
+def _pack_projections(parts: list[Tensor], pair: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """q, k, v, gate and pair weights as one matrix, 16 rows at least for the last.
+
+    Rows of the gradient are then a multiple of 16 numbers: Triton loads them 16 bytes wide.
+    """
+    if pair is None:
+        return pack(parts, dtype)
+    parts = [*parts, pair]
+    return pack(parts, dtype, sum(part.shape[0] for part in parts) + -pair.shape[0] % 16)
 
 
 class _GatedAttention(Operator, name="gated_attention"):
@@ -61,9 +112,7 @@ class _GatedAttention(Operator, name="gated_attention"):
     kept = (0, 3, 4, 9, 13)  # x, norm_weight, norm_bias, g_bias, drop_mask
 
     @staticmethod
-    def forward(
-        tensors: Sequence[Any], *options: Any, others: OtherPairs | None = None
-    ) -> list[Tensor | None]:
+    def forward(tensors: Given, *options: Any, others: OtherPairs | None = None) -> Results:
         """With `others` of some rows (or columns) of the pairs, of which all make the bias."""
         plan = Plan(*options)
         (
@@ -72,7 +121,7 @@ class _GatedAttention(Operator, name="gated_attention"):
         B, R, N, C = x.shape
         width = q.shape[0]
         D = width // plan.heads
-        packed_w = pack_projections([q, k, v, g], pair, plan.dtype)
+        packed_w = _pack_projections([q, k, v, g], pair, plan.dtype)
         normed, stats, own_bias = norm_rows(
             x.view(-1, C), norm_weight, norm_bias, plan.eps, plan.dtype,
             pair_weight=None if pair is None else packed_w[4 * width : 4 * width + plan.heads],
@@ -87,11 +136,11 @@ class _GatedAttention(Operator, name="gated_attention"):
             ready = own_bias if others is None else others.gather(own_bias)
         masked = None
         if mask is not None:
-            masked = prepare_mask(attending_last(mask, plan), D**-0.5, plan.dtype)
+            masked = prepare_mask(_attending_last(mask, plan), D**-0.5, plan.dtype)
         attended = torch.empty((B, R, N, plan.heads, D), dtype=plan.dtype, device=x.device)
         lse = run_forward(
-            *split_heads(qkvg, attended, plan), ready, masked, D**-0.5,
-            attending_last(attended, plan),
+            *_split_heads(qkvg, attended, plan), ready, masked, D**-0.5,
+            _attending_last(attended, plan),
         )  # fmt: skip
         out_weight = pack([o], plan.dtype)
         drop = plan.drop(drop_mask, x)
@@ -103,9 +152,7 @@ class _GatedAttention(Operator, name="gated_attention"):
         ]  # fmt: skip
 
     @staticmethod
-    def backward(
-        tensors: Sequence[Any], *options: Any, others: OtherPairs | None = None
-    ) -> list[Tensor | None]:
+    def backward(tensors: Given, *options: Any, others: OtherPairs | None = None) -> Results:
         plan = Plan(*options)
         (
             dout, x, gamma, beta, g_bias, drop_mask, ready, packed_w, stats, normed, qkvg,
@@ -134,8 +181,8 @@ class _GatedAttention(Operator, name="gated_attention"):
             )  # fmt: skip
         masked = None if term is None else MaskTerms(term, factor)
         dbias = run_backward(BackwardInputs(
-            attending_last(do, plan), *split_heads(qkvg, attended, plan), ready, masked, lse, delta,
-            D**-0.5, split_heads(dpacked, attended, plan),
+            _attending_last(do, plan), *_split_heads(qkvg, attended, plan), ready, masked, lse,
+            delta, D**-0.5, _split_heads(dpacked, attended, plan),
         ))  # fmt: skip
         if own_bias:  # [B, H, q, k] -> one column a head beside the other gradients
             assert dbias is not None
@@ -158,9 +205,7 @@ class _GatedAttention(Operator, name="gated_attention"):
         return [dx.view(x.shape), dbias, dw, of_norm, dg_bias, dwo, dbo]
 
     @staticmethod
-    def gradients(
-        grad: Tensor, found: Sequence[Any], kinds: Sequence[torch.dtype | None], *options: Any
-    ) -> list[Tensor | None]:
+    def gradients(grad: Tensor, found: Given, kinds: Kinds, *options: Any) -> Results:
         plan = Plan(*options)
         dx, dbias, dw, of_norm, dg_bias, dwo, dbo = found
         C, width = dwo.shape
@@ -191,12 +236,11 @@ def gated_attention_fits(x: Tensor, weights: AttentionWeights, heads: int) -> bo
         and 8 <= D <= MAX_HEAD_WIDTH
         and power_of_2
         and max(width, C) <= 512
-        and x.dtype is not torch.float64
-        and usable(x, weights.q)
-        and weights.readable()
+        and weights.readable(x)
     )
 
 
+@falls_back_to(reference.gated_attention)
 def gated_attention(
     x: Tensor,
     weights: AttentionWeights,
@@ -211,7 +255,7 @@ def gated_attention(
     drop_columnwise: bool = False,
     bias_scale: float = 1.0,
     eps: float = 1e-5,
-) -> Tensor:
+) -> Made:
     """drop * linear_o(sigmoid(gate) * attention(layer_norm(x))), plus x if `residual`.
 
     Args:
@@ -229,27 +273,17 @@ def gated_attention(
         eps: of the norm.
     """
     (B, R, N, C), attending = x.shape, x.shape[1] if columns else x.shape[2]
-    check_type("gated_attention", x)
     check_shape("gated_attention", "weights.q", weights.q, weights.q.shape[0], C)
     check_shape("gated_attention", "bias", bias, B, heads, attending, attending)
     check_shape("gated_attention", "mask", mask, B, R, N)
     dropped_along = R if drop_columnwise else N
     check_shape("gated_attention", "drop_mask", drop_mask, B, dropped_along, C)
-    given = (x, weights.q, bias, mask, drop_mask)
-    if not (gated_attention_fits(x, weights, heads) and launchable(*given)):
-        check_one_device("gated_attention", *given)
-        plain = reference.gated_attention(
-            x, in_type_of(x, weights), heads, bias=bias, mask=mask, columns=columns, turned=turned,
-            residual=residual, drop_mask=drop_mask, drop_columnwise=drop_columnwise,
-            bias_scale=bias_scale, eps=eps,
-        )  # fmt: skip
-        return plain.to(x.dtype)
+    fits = gated_attention_fits(x, weights, heads)
+    if not (fits and launchable(x, weights.q, bias, mask, drop_mask)):
+        return None
     dtype = compute_dtype(x)
     plan = Plan(heads, eps, columns, turned, residual, drop_columnwise, float(bias_scale), dtype)
-    with without_autocast(x):
-        return _GatedAttention.apply(
-            plan, x.contiguous(), bias, mask, *weights.tensors(), drop_mask
-        )
+    return _GatedAttention.apply(plan, x.contiguous(), bias, mask, *weights.tensors(), drop_mask)
 
 
 def gated_attention_of_pairs(
@@ -275,7 +309,6 @@ def gated_attention_of_pairs(
         columns, drop_mask, drop_columnwise, eps: as `gated_attention` takes them.
     """
     plan = Plan(heads, eps, columns, False, True, drop_columnwise, 1.0, compute_dtype(x))
-    with without_autocast(x):
-        return _GatedAttention.apply_shared(
-            plan, others, x.contiguous(), None, mask, *weights.tensors(), drop_mask
-        )[0]
+    return _GatedAttention.apply_shared(
+        plan, others, x.contiguous(), None, mask, *weights.tensors(), drop_mask
+    )[0]

@@ -8,7 +8,6 @@ Letters: B batch, S sequences, R residues, C channels, H heads, D head width.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -31,19 +30,13 @@ from evofeed.kernels.runtime.backend import (
     launchable,
     sm_count,
     triton,
-    usable,
     without_autocast,
 )
-from evofeed.kernels.runtime.checks import (
-    check_one_device,
-    check_shape,
-    check_type,
-    in_type_of,
-)
+from evofeed.kernels.runtime.checks import Made, check_shape, falls_back_to
 from evofeed.kernels.runtime.launching import launch
 from evofeed.kernels.runtime.projection import pack, padded, precision, project
 from evofeed.kernels.runtime.sums import column_sums
-from evofeed.kernels.runtime.torch_library import Operator
+from evofeed.kernels.runtime.torch_library import Given, Kinds, Operator, Results
 
 BLOCK_S = 128
 ROWS = 64
@@ -63,7 +56,7 @@ class _GlobalColumnAttention(Operator, name="global_column_attention"):
     kept = (0, 2, 7)  # xn, mask, g_bias
 
     @staticmethod
-    def forward(tensors: Sequence[Any], *options: Any) -> list[Tensor]:
+    def forward(tensors: Given, *options: Any) -> Results:
         plan = _Plan(*options)
         xn, x, mask, q, k, v, g, g_bias, o, o_bias = tensors
         B, S, R, C = xn.shape
@@ -94,7 +87,7 @@ class _GlobalColumnAttention(Operator, name="global_column_attention"):
         return [out, packed, gkv, count, share, mean, wq, query, attended, lse, wo]
 
     @staticmethod
-    def backward(tensors: Sequence[Any], *options: Any) -> list[Tensor]:
+    def backward(tensors: Given, *options: Any) -> Results:
         plan = _Plan(*options)
         (
             dout, xn, mask, g_bias, packed, gkv, count, share, mean, wq, query, attended, lse, wo,
@@ -138,9 +131,7 @@ class _GlobalColumnAttention(Operator, name="global_column_attention"):
         return [dxn, dq, dpacked, dwo, *column_sums([sums], torch.float32)]
 
     @staticmethod
-    def gradients(
-        grad: Tensor, found: Sequence[Any], kinds: Sequence[torch.dtype | None], *options: Any
-    ) -> list[Tensor | None]:
+    def gradients(grad: Tensor, found: Given, kinds: Kinds, *options: Any) -> Results:
         dxn, dq, dpacked, dwo, sums = found
         K, C = dq.shape
         dg, dk, dv = torch.split(dpacked, [K, (len(dpacked) - K) // 2, (len(dpacked) - K) // 2])
@@ -183,16 +174,10 @@ def _column_tile(query: Tensor) -> dict[str, Any]:
 def global_attention_fits(x: Tensor, weights: AttentionWeights, heads: int) -> bool:
     """Whether the fused op takes this input: at most 256 channels, a head width up to 64."""
     K, C = weights.q.shape
-    return (
-        x.dim() == 4
-        and max(K, C) <= 256
-        and K // heads <= 64
-        and x.dtype is not torch.float64
-        and usable(x, weights.q)
-        and weights.readable()
-    )
+    return x.dim() == 4 and max(K, C) <= 256 and K // heads <= 64 and weights.readable(x)
 
 
+@falls_back_to(reference.global_column_attention)
 def global_column_attention(
     x: Tensor,
     weights: AttentionWeights,
@@ -202,7 +187,7 @@ def global_column_attention(
     residual: bool = False,
     norm_eps: float = 1e-5,
     eps: float = 1e-8,
-) -> Tensor:
+) -> Made:
     """linear_o(sigmoid(gate) * attention of each column), plus x if `residual`.
 
     Args:
@@ -216,15 +201,10 @@ def global_column_attention(
         eps: added to the number of sequences that the query is the mean of.
     """
     (B, S, R, C), op = x.shape, "global_column_attention"
-    check_type(op, x)
     check_shape(op, "weights.q", weights.q, weights.q.shape[0], C)
     check_shape(op, "mask", mask, B, S, R)
     if not (global_attention_fits(x, weights, heads) and launchable(x, weights.q, mask)):
-        check_one_device(op, x, weights.q, mask)
-        plain = reference.global_column_attention(
-            x, in_type_of(x, weights), heads, mask, residual=residual, norm_eps=norm_eps, eps=eps
-        )
-        return plain.to(x.dtype)
+        return None
     dtype = compute_dtype(x)
     w = weights
     with without_autocast(x):

@@ -20,7 +20,7 @@ from evofeed.kernels.runtime.checks import check_one_device, check_shape, check_
 from evofeed.kernels.runtime.launching import launch
 from evofeed.kernels.runtime.projection import padded
 from evofeed.kernels.runtime.tiles import Tile, small_norm, tile
-from evofeed.kernels.runtime.torch_library import Operator
+from evofeed.kernels.runtime.torch_library import Given, Kinds, Operator, Results
 
 MAX_CHANNELS = 8192  # one row must fit one tile
 
@@ -117,12 +117,12 @@ class _LayerNorm(Operator, name="layer_norm"):
     kept = (0, 1, 2)
 
     @staticmethod
-    def forward(tensors: Sequence[Any], eps: float) -> list[Tensor | None]:
+    def forward(tensors: Given, eps: float) -> Results:
         x, weight, bias = tensors
         return [*_normalised(x, weight, bias, eps, True)]
 
     @staticmethod
-    def backward(tensors: Sequence[Any], eps: float) -> list[Tensor]:
+    def backward(tensors: Given, eps: float) -> Results:
         dy, x, weight, bias, stats = tensors
         sums = torch.empty_like(weight), torch.empty_like(bias)
         x, n1, s0, s1 = rows_and_strides(x)
@@ -132,9 +132,7 @@ class _LayerNorm(Operator, name="layer_norm"):
         return [dx, *sums]
 
     @staticmethod
-    def gradients(
-        grad: Tensor, found: Sequence[Any], kinds: Sequence[torch.dtype | None], *options: Any
-    ) -> Sequence[Tensor]:
+    def gradients(grad: Tensor, found: Given, kinds: Kinds, *options: Any) -> Sequence[Tensor]:
         return found
 
 

@@ -10,7 +10,6 @@ E channels of a projection, N channels of the pairs.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
@@ -20,22 +19,12 @@ from evofeed.kernels.ops.layer_norm.op import norm_rows_grad
 from evofeed.kernels.ops.outer_product_mean import launch as kernels
 from evofeed.kernels.ops.outer_product_mean import reference
 from evofeed.kernels.ops.outer_product_mean.reference import OuterWeights
-from evofeed.kernels.runtime.backend import (
-    compute_dtype,
-    launchable,
-    usable,
-    without_autocast,
-)
-from evofeed.kernels.runtime.checks import check_one_device, check_shape, check_type, in_type_of
+from evofeed.kernels.runtime.backend import compute_dtype, launchable
+from evofeed.kernels.runtime.checks import Made, check_shape, falls_back_to
 from evofeed.kernels.runtime.one_pass import once
-from evofeed.kernels.runtime.projection import (
-    norm_rows,
-    pack,
-    project,
-    weight_grad,
-)
+from evofeed.kernels.runtime.projection import norm_rows, pack, project, weight_grad
 from evofeed.kernels.runtime.sums import column_sums
-from evofeed.kernels.runtime.torch_library import Operator
+from evofeed.kernels.runtime.torch_library import Given, Kinds, Operator, Results
 
 KEPT_FROM = 1024
 """Sequences from which the outer product is kept: of fewer it is made again, 134 MB or 55 us at 256
@@ -68,9 +57,9 @@ class _OuterProductMean(Operator, name="outer_product_mean"):
 
     @staticmethod
     def forward(
-        tensors: Sequence[Any], eps: float, least: float, norm_eps: float, dtype: torch.dtype,
+        tensors: Given, eps: float, least: float, norm_eps: float, dtype: torch.dtype,
         others: Others | None = None,
-    ) -> list[Tensor | None]:  # fmt: skip
+    ) -> Results:  # fmt: skip
         """Of some columns of the MSA, L of R, with the `others`."""
         m, mask, z, *weights = tensors
         w: Any = OuterWeights(*weights)
@@ -100,9 +89,9 @@ class _OuterProductMean(Operator, name="outer_product_mean"):
 
     @staticmethod
     def backward(
-        tensors: Sequence[Any], eps: float, least: float, norm_eps: float, dtype: torch.dtype,
+        tensors: Given, eps: float, least: float, norm_eps: float, dtype: torch.dtype,
         later: Tensor | None = None, others: Others | None = None,
-    ) -> list[Tensor]:  # fmt: skip
+    ) -> Results:  # fmt: skip
         """`later` is added to the gradient of m."""
         (
             dout, m, mask, gamma, beta, weight, packed_w, out_w, ab, norm, stats, outer,
@@ -140,9 +129,7 @@ class _OuterProductMean(Operator, name="outer_product_mean"):
         return [dm.view(m.shape), dw, *sums, d_out_w]
 
     @staticmethod
-    def gradients(
-        grad: Tensor, found: Sequence[Any], kinds: Sequence[torch.dtype | None], *options: Any
-    ) -> list[Tensor | None]:
+    def gradients(grad: Tensor, found: Given, kinds: Kinds, *options: Any) -> Results:
         dm, dw, of_norm, of_ab, dbias_out, d_out_w = found
         E = dw.shape[0] // 2
         return [
@@ -156,8 +143,7 @@ def outer_product_mean_fits(m: Tensor, weights: OuterWeights) -> bool:
     C, E, N = m.shape[-1], weights.w1.shape[0], weights.out.shape[0]
     powers = all(n & (n - 1) == 0 for n in (C, E, N))
     sizes = E in (16, 32) and 16 <= C <= 512 and 16 <= N <= 128
-    reads = usable(m) and weights.readable()
-    return m.dim() == 4 and powers and sizes and m.dtype is not torch.float64 and reads
+    return m.dim() == 4 and powers and sizes and weights.readable(m)
 
 
 def outer_product_mean_with_input(
@@ -175,8 +161,7 @@ def outer_product_mean_with_input(
         numbers = {"eps": eps, "least": least, "norm_eps": norm_eps}
         return outer_product_mean(m, weights, mask, z=z, **numbers), m
     arguments = _arguments(m, weights, mask, z, (eps, least, norm_eps))
-    with without_autocast(m):
-        return _OuterProductMean.apply_and_pass_on(*arguments)
+    return _OuterProductMean.apply_and_pass_on(*arguments)
 
 
 def _arguments(
@@ -189,6 +174,7 @@ def _arguments(
     return options, m.contiguous(), mask, z, *weights.tensors()
 
 
+@falls_back_to(reference.outer_product_mean, like="z")
 def outer_product_mean(
     m: Tensor,
     weights: OuterWeights,
@@ -198,7 +184,7 @@ def outer_product_mean(
     eps: float = 1e-3,
     least: float = 0.0,
     norm_eps: float = 1e-5,
-) -> Tensor:
+) -> Made:
     """The pair update from m, plus z if given.
 
     (linear_out(outer) + bias) / (number of shared sequences + eps): the bias is
@@ -214,20 +200,12 @@ def outer_product_mean(
         norm_eps: of the norm.
     """
     B, S, R, C = m.shape
-    check_type("outer_product_mean", m)
     check_shape("outer_product_mean", "weights.w1", weights.w1, weights.w1.shape[0], C)
     check_shape("outer_product_mean", "mask", mask, B, S, R)
     check_shape("outer_product_mean", "z", z, B, R, R, weights.out.shape[0])
     if not (outer_product_mean_fits(m, weights) and launchable(m, weights.w1, mask, z)):
-        check_one_device("outer_product_mean", m, weights.w1, mask, z)
-        plain = reference.outer_product_mean(
-            m, in_type_of(m, weights), mask, z=z, eps=eps, least=least, norm_eps=norm_eps
-        )
-        return plain.to(m.dtype if z is None else z.dtype)
-
-    arguments = _arguments(m, weights, mask, z, (eps, least, norm_eps))
-    with without_autocast(m):
-        return _OuterProductMean.apply(*arguments)
+        return None
+    return _OuterProductMean.apply(*_arguments(m, weights, mask, z, (eps, least, norm_eps)))
 
 
 def outer_product_mean_of_columns(
@@ -254,5 +232,4 @@ def outer_product_mean_of_columns(
         norm_eps: of the norm.
     """
     options, *tensors = _arguments(m, weights, mask, z, (eps, 0.0, norm_eps))
-    with without_autocast(m):
-        return _OuterProductMean.apply_shared(options, others, *tensors)
+    return _OuterProductMean.apply_shared(options, others, *tensors)

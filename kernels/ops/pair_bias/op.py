@@ -5,7 +5,6 @@ Letters: M = B * L * L pairs, C channels, H heads, L residues.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,20 +12,13 @@ from torch import Tensor
 
 from evofeed.kernels.ops.pair_bias import reference
 from evofeed.kernels.ops.pair_bias.triton import heads_last_kernel, pair_norm_backward_kernel
-from evofeed.kernels.runtime.backend import (
-    compute_dtype,
-    launchable,
-    sm_count,
-    triton,
-    usable,
-    without_autocast,
-)
-from evofeed.kernels.runtime.checks import check_one_device, check_shape, check_type
+from evofeed.kernels.runtime.backend import compute_dtype, launchable, sm_count, triton, usable
+from evofeed.kernels.runtime.checks import Made, check_shape, falls_back_to
 from evofeed.kernels.runtime.launching import launch
 from evofeed.kernels.runtime.projection import norm_rows, pack, padded, precision
 from evofeed.kernels.runtime.sums import column_sums
 from evofeed.kernels.runtime.tiles import tile
-from evofeed.kernels.runtime.torch_library import Operator
+from evofeed.kernels.runtime.torch_library import Given, Kinds, Operator, Results
 
 
 def heads_last(x: Tensor, out: Tensor, transpose: bool) -> None:
@@ -50,9 +42,7 @@ class _PairBias(Operator, name="pair_bias"):
     kept = (0, 1, 2)  # z, gamma, beta
 
     @staticmethod
-    def forward(
-        tensors: Sequence[Any], eps: float, scale: float, dtype: torch.dtype
-    ) -> list[Tensor | None]:
+    def forward(tensors: Given, eps: float, scale: float, dtype: torch.dtype) -> Results:
         z, gamma, beta, weight = tensors
         packed = pack([weight], dtype)
         _, stats, bias = norm_rows(
@@ -63,9 +53,9 @@ class _PairBias(Operator, name="pair_bias"):
 
     @staticmethod
     def backward(
-        tensors: Sequence[Any], eps: float, scale: float, dtype: torch.dtype,
+        tensors: Given, eps: float, scale: float, dtype: torch.dtype,
         later: Tensor | None = None,
-    ) -> list[Tensor]:  # fmt: skip
+    ) -> Results:  # fmt: skip
         """`later` is added to the gradient of z."""
         dbias, z, gamma, beta, packed, stats = tensors
         H, C = packed.shape
@@ -87,9 +77,7 @@ class _PairBias(Operator, name="pair_bias"):
         return [out, *column_sums([partial], gamma.dtype)]
 
     @staticmethod
-    def gradients(
-        grad: Tensor, found: Sequence[Any], kinds: Sequence[torch.dtype | None], *options: Any
-    ) -> list[Tensor]:
+    def gradients(grad: Tensor, found: Given, kinds: Kinds, *options: Any) -> Results:
         dz, sums = found
         C = dz.shape[-1]
         return [dz, sums[:C], sums[C : 2 * C], sums[2 * C :].view(-1, C)]
@@ -111,13 +99,11 @@ def pair_bias_with_input(
     """As `pair_bias`, and z: used instead of z from here on, it saves adding two gradients."""
     if not launchable(z):
         return pair_bias(z, norm_weight, norm_bias, weight, eps, scale), z
-    dtype = compute_dtype(z)
-    with without_autocast(z):
-        return _PairBias.apply_and_pass_on(
-            (eps, scale, dtype), z.contiguous(), norm_weight, norm_bias, weight
-        )
+    options = eps, scale, compute_dtype(z)
+    return _PairBias.apply_and_pass_on(options, z.contiguous(), norm_weight, norm_bias, weight)
 
 
+@falls_back_to(reference.pair_bias)
 def pair_bias(
     z: Tensor,
     norm_weight: Tensor,
@@ -125,7 +111,7 @@ def pair_bias(
     weight: Tensor,
     eps: float = 1e-5,
     scale: float = 1.0,
-) -> Tensor:
+) -> Made:
     """Attention bias `[B, H, I, J]` of pairs z `[B, I, J, C]`: scale * linear(layer_norm(z)).
 
     Args:
@@ -135,14 +121,8 @@ def pair_bias(
         eps: of the norm.
         scale: factor of the result.
     """
-    check_type("pair_bias", z)
     check_shape("pair_bias", "weight", weight, weight.shape[0], z.shape[-1])
     if not (pair_bias_fits(z, weight) and launchable(z)):
-        check_one_device("pair_bias", z, norm_weight, weight)
-        weights = (norm_weight, norm_bias, weight)
-        if not torch.is_autocast_enabled(z.device.type):
-            weights = tuple(t.to(z.dtype) for t in weights)  # type: ignore[assignment]
-        return reference.pair_bias(z, *weights, eps, scale)
-    dtype = compute_dtype(z)
-    with without_autocast(z):
-        return _PairBias.apply((eps, scale, dtype), z.contiguous(), norm_weight, norm_bias, weight)
+        return None
+    options = eps, scale, compute_dtype(z)
+    return _PairBias.apply(options, z.contiguous(), norm_weight, norm_bias, weight)

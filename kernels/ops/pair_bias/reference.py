@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -19,4 +20,6 @@ def pair_bias(
     scale: float = 1.0,
 ) -> Tensor:
     """Attention bias of the normalised pairs, heads first."""
+    if not torch.is_autocast_enabled(z.device.type):
+        weight = weight.to(z.dtype)
     return scale * F.linear(layer_norm(z, norm_weight, norm_bias, eps), weight).movedim(-1, 1)

@@ -3,7 +3,6 @@
 Letters: B batch, R rows that attend, H heads, Q queries, K keys.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,11 +11,11 @@ from torch import Tensor
 from evofeed.kernels.ops.softmax import reference
 from evofeed.kernels.ops.softmax.triton import softmax_backward_kernel, softmax_forward_kernel
 from evofeed.kernels.runtime.backend import launchable, sm_count, triton
-from evofeed.kernels.runtime.checks import check_one_device, check_shape, check_type
+from evofeed.kernels.runtime.checks import Made, check_shape, falls_back_to
 from evofeed.kernels.runtime.launching import launch
 from evofeed.kernels.runtime.projection import padded
 from evofeed.kernels.runtime.tiles import tile
-from evofeed.kernels.runtime.torch_library import Operator
+from evofeed.kernels.runtime.torch_library import Given, Kinds, Operator, Results
 
 MAX_KEYS = 4096
 
@@ -44,7 +43,7 @@ class _MaskedSoftmax(Operator, name="masked_softmax"):
     keeps_result = True
 
     @staticmethod
-    def forward(tensors: Sequence[Any], has_bias: bool) -> list[Tensor]:
+    def forward(tensors: Given, has_bias: bool) -> Results:
         x, mask, bias = tensors
         y = torch.empty_like(x)
         grid, rows_each, options = _grid("softmax", x)
@@ -59,7 +58,7 @@ class _MaskedSoftmax(Operator, name="masked_softmax"):
         return [y]
 
     @staticmethod
-    def backward(tensors: Sequence[Any], has_bias: bool) -> list[Tensor | None]:
+    def backward(tensors: Given, has_bias: bool) -> Results:
         dy, y = tensors
         dx = torch.empty_like(y)
         grid, rows_each, options = _grid("softmax_grad", y)
@@ -75,14 +74,13 @@ class _MaskedSoftmax(Operator, name="masked_softmax"):
         return [dx, None if partial is None else partial.sum(1)]
 
     @staticmethod
-    def gradients(
-        grad: Tensor, found: Sequence[Any], kinds: Sequence[torch.dtype | None], *options: Any
-    ) -> list[Tensor | None]:
+    def gradients(grad: Tensor, found: Given, kinds: Kinds, *options: Any) -> Results:
         dx, db = found
         return [dx, None, db]
 
 
-def masked_softmax(x: Tensor, mask: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
+@falls_back_to(reference.masked_softmax)
+def masked_softmax(x: Tensor, mask: Tensor | None = None, bias: Tensor | None = None) -> Made:
     """softmax over keys of x + bias, masked keys at -1e9.
 
     Args:
@@ -94,10 +92,8 @@ def masked_softmax(x: Tensor, mask: Tensor | None = None, bias: Tensor | None = 
         Weights of x's shape and dtype; gradients reach x and bias.
     """
     B, R, H, Q, K = x.shape
-    check_type("masked_softmax", x)
     check_shape("masked_softmax", "mask", mask, B, R, K)
     check_shape("masked_softmax", "bias", bias, B, H, Q, K)
     if x.shape[-1] > MAX_KEYS or x.dtype is torch.float64 or not launchable(x, mask, bias):
-        check_one_device("masked_softmax", x, mask, bias)
-        return reference.masked_softmax(x, mask, bias)
+        return None
     return _MaskedSoftmax.apply((bias is not None,), x.contiguous(), mask, bias)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from evofeed.kernels.ops.swiglu import reference
 from evofeed.kernels.ops.swiglu.op import swiglu_transition
 from evofeed.kernels.ops.swiglu.reference import SwigluWeights
@@ -27,6 +29,6 @@ OPERATOR = Operator(
         "of both": lambda draw: _case(draw, 24, 4, masked=True, residual=True),
         "256 channels": lambda draw: _case(draw, 256, 2, masked=True, residual=True),
     },
-    {"128 channels": lambda draw: _case(draw, 128, 4, masked=True, residual=True)},
+    {f"{C} channels": partial(_case, C=C, n=4, masked=True, residual=True) for C in (64, 128)},
     timed={f"pairs {R}": (R, R, lambda draw: _case(draw, 128, 4, masked=True)) for R in (256, 384)},
 )  # fmt: skip

@@ -8,7 +8,6 @@ Letters: M rows, C channels, N hidden channels.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,26 +15,16 @@ from torch import Tensor
 
 from evofeed.kernels.ops.layer_norm.op import norm_rows_grad
 from evofeed.kernels.ops.swiglu import reference
-from evofeed.kernels.ops.swiglu.hidden import hidden_of, layers_grad
 from evofeed.kernels.ops.swiglu.hopper import launch as hopper
 from evofeed.kernels.ops.swiglu.reference import SwigluWeights
 from evofeed.kernels.ops.swiglu.triton import (
     swiglu_backward_kernel,
+    swiglu_grad_kernel,
+    swiglu_kernel,
     swiglu_mlp_kernel,
 )
-from evofeed.kernels.runtime.backend import (
-    compute_dtype,
-    launchable,
-    triton,
-    usable,
-    without_autocast,
-)
-from evofeed.kernels.runtime.checks import (
-    check_one_device,
-    check_shape,
-    check_type,
-    in_type_of,
-)
+from evofeed.kernels.runtime.backend import compute_dtype, launchable, triton
+from evofeed.kernels.runtime.checks import Made, check_shape, falls_back_to
 from evofeed.kernels.runtime.launching import launch
 from evofeed.kernels.runtime.projection import (
     norm_rows,
@@ -48,10 +37,34 @@ from evofeed.kernels.runtime.projection import (
 )
 from evofeed.kernels.runtime.sums import column_sums
 from evofeed.kernels.runtime.tiles import tile
-from evofeed.kernels.runtime.torch_library import Operator
+from evofeed.kernels.runtime.torch_library import Given, Kinds, Operator, Results
 
 WIDE = 256  # channels from which the products are cuBLAS's, as in `transition`
 MOST = 1024  # channels that a row of the norm's kernel holds
+ROWS, COLUMNS = 16, 256  # of a tile of the hidden layer
+
+
+def _launch(kernel: Any, layers: Tensor, hidden: Tensor, *more: Tensor) -> None:
+    M, N = hidden.shape
+    columns = min(COLUMNS, padded(N))
+    launch(
+        kernel, (triton.cdiv(M, ROWS), triton.cdiv(N, columns)), (layers, hidden, *more, M, N),
+        {"BLOCK_M": ROWS, "BLOCK_N": columns, "THIRD": layers.shape[1] == 3 * N, "num_warps": 4},
+    )  # fmt: skip
+
+
+def hidden_of(layers: Tensor, N: int) -> Tensor:
+    """`[M, N]`, the product of `[M, 2N or 3N]` layers, the first one's silu taken."""
+    hidden = torch.empty((layers.shape[0], N), dtype=layers.dtype, device=layers.device)
+    _launch(swiglu_kernel, layers, hidden)
+    return hidden
+
+
+def layers_grad(layers: Tensor, dhidden: Tensor) -> Tensor:
+    """The gradient of the layers, while that of the hidden one becomes the hidden layer again."""
+    dlayers = torch.empty_like(layers)
+    _launch(swiglu_grad_kernel, layers, dhidden, dlayers)
+    return dlayers
 
 
 class _SwigluTransition(Operator, name="swiglu_transition"):
@@ -59,9 +72,7 @@ class _SwigluTransition(Operator, name="swiglu_transition"):
     kept = (0, 1, 2, 3)  # x, mask, gamma, beta
 
     @staticmethod
-    def forward(
-        tensors: Sequence[Any], eps: float, residual: bool, dtype: torch.dtype
-    ) -> list[Tensor]:
+    def forward(tensors: Given, eps: float, residual: bool, dtype: torch.dtype) -> Results:
         x, mask, gamma, beta, gate, value, out_weight = tensors
         C, N = x.shape[-1], gate.shape[0]
         packed, wo = pack([gate, value], dtype), pack([out_weight], dtype)
@@ -80,9 +91,7 @@ class _SwigluTransition(Operator, name="swiglu_transition"):
         return [out.view(x.shape), packed, wo, stats]
 
     @staticmethod
-    def backward(
-        tensors: Sequence[Any], eps: float, residual: bool, dtype: torch.dtype
-    ) -> list[Tensor]:
+    def backward(tensors: Given, eps: float, residual: bool, dtype: torch.dtype) -> Results:
         dout, x, mask, gamma, beta, packed, wo, stats = tensors
         C = x.shape[-1]
         flat, dout = x.view(-1, C), dout.contiguous().view(-1, C)
@@ -113,9 +122,7 @@ class _SwigluTransition(Operator, name="swiglu_transition"):
         return [dx.view(x.shape), column_sums([norm_sums], gamma.dtype)[0], dpacked, dwo]
 
     @staticmethod
-    def gradients(
-        grad: Tensor, found: Sequence[Any], kinds: Sequence[torch.dtype | None], *options: Any
-    ) -> list[Tensor | None]:
+    def gradients(grad: Tensor, found: Given, kinds: Kinds, *options: Any) -> Results:
         dx, of_norm, dpacked, dwo = found
         dgate, dvalue = dpacked.chunk(2)
         return [dx, None, *of_norm.chunk(2), dgate, dvalue, dwo]
@@ -168,10 +175,10 @@ def _mlp_grad(
 def swiglu_transition_fits(x: Tensor, weights: SwigluWeights) -> bool:
     """Whether the fused op takes this input: a multiple of 8 channels, 16 to 1024."""
     C = x.shape[-1]
-    reads = usable(x, weights.gate) and weights.readable()
-    return C % 8 == 0 and 16 <= C <= MOST and x.dtype is not torch.float64 and reads
+    return C % 8 == 0 and 16 <= C <= MOST and weights.readable(x)
 
 
+@falls_back_to(reference.swiglu_transition)
 def swiglu_transition(
     x: Tensor,
     weights: SwigluWeights,
@@ -179,7 +186,7 @@ def swiglu_transition(
     mask: Tensor | None = None,
     residual: bool = False,
     eps: float = 1e-5,
-) -> Tensor:
+) -> Made:
     """mask * out(silu(gate(layer_norm(x))) * value(layer_norm(x))), plus x if `residual`.
 
     Args:
@@ -190,20 +197,12 @@ def swiglu_transition(
         eps: of the norm.
     """
     N, C = weights.gate.shape[0], x.shape[-1]
-    check_type("swiglu_transition", x)
     check_shape("swiglu_transition", "weights.gate", weights.gate, N, C)
     check_shape("swiglu_transition", "weights.value", weights.value, N, C)
     check_shape("swiglu_transition", "weights.out", weights.out, C, N)
     check_shape("swiglu_transition", "mask", mask, *x.shape[:-1])
     if not (swiglu_transition_fits(x, weights) and launchable(x, weights.gate, mask)):
-        check_one_device("swiglu_transition", x, weights.gate, mask)
-        plain = reference.swiglu_transition(
-            x, in_type_of(x, weights), mask=mask, residual=residual, eps=eps
-        )
-        return plain.to(x.dtype)
-    dtype = compute_dtype(x)
+        return None
+    options = eps, residual, compute_dtype(x)
     mask = None if mask is None else mask.contiguous()  # one that is broadcast has no rows
-    with without_autocast(x):
-        return _SwigluTransition.apply(
-            (eps, residual, dtype), x.contiguous(), mask, *weights.tensors()
-        )
+    return _SwigluTransition.apply(options, x.contiguous(), mask, *weights.tensors())

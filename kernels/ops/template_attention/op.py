@@ -8,7 +8,6 @@ Letters: B batch, M pairs of a sample, T templates, H heads, D head width.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -19,10 +18,10 @@ from evofeed.kernels.ops.template_attention.triton import (
     template_attention_grad_kernel,
     template_attention_kernel,
 )
-from evofeed.kernels.runtime.backend import launchable, triton, usable, without_autocast
-from evofeed.kernels.runtime.checks import check_one_device, check_shape, check_type
+from evofeed.kernels.runtime.backend import launchable, triton, usable
+from evofeed.kernels.runtime.checks import Made, check_shape, falls_back_to
 from evofeed.kernels.runtime.launching import launch
-from evofeed.kernels.runtime.torch_library import Operator
+from evofeed.kernels.runtime.torch_library import Given, Kinds, Operator, Results
 
 NUMBERS, WARPS = 2048, 4  # numbers of a query's tile: 16 of 128 threads each
 
@@ -41,7 +40,7 @@ class _TemplateAttention(Operator, name="template_attention"):
     keeps_result = True
 
     @staticmethod
-    def forward(tensors: Sequence[Any], heads: int) -> list[Tensor]:
+    def forward(tensors: Given, heads: int) -> Results:
         q, k, v, bias = tensors
         out = torch.empty_like(q)
         lse = q.new_empty((*q.shape[:2], heads), dtype=torch.float32)
@@ -53,7 +52,7 @@ class _TemplateAttention(Operator, name="template_attention"):
         return [out, lse]
 
     @staticmethod
-    def backward(tensors: Sequence[Any], heads: int) -> list[Tensor]:
+    def backward(tensors: Given, heads: int) -> Results:
         dout, q, k, v, bias, out, lse = tensors
         found = [torch.empty_like(t) for t in (q, k, v)]
         grid, sizes, meta = _sizes(q, k, heads)
@@ -65,9 +64,7 @@ class _TemplateAttention(Operator, name="template_attention"):
         return found
 
     @staticmethod
-    def gradients(
-        grad: Tensor, found: Sequence[Any], kinds: Sequence[torch.dtype | None], *options: Any
-    ) -> list[Tensor | None]:
+    def gradients(grad: Tensor, found: Given, kinds: Kinds, *options: Any) -> Results:
         return [*found, None]
 
 
@@ -78,9 +75,10 @@ def template_attention_fits(x: Tensor, templates: int, heads: int, head_width: i
     return powers and sizes and x.dtype is not torch.float64 and usable(x)
 
 
+@falls_back_to(reference.template_attention)
 def template_attention(
     q: Tensor, k: Tensor, v: Tensor, heads: int, bias: Tensor | None = None
-) -> Tensor:
+) -> Made:
     """Every pair attends, head by head, to the T templates at its place.
 
     Args:
@@ -94,17 +92,14 @@ def template_attention(
     """
     *leading, rows, R, width = q.shape
     T = k.shape[-4]
-    check_type("template_attention", q)
     check_shape("template_attention", "k", k, *leading, T, rows, R, width)
     check_shape("template_attention", "v", v, *leading, T, rows, R, width)
     check_shape("template_attention", "bias", bias, *leading, T)
     fits = template_attention_fits(q, T, heads, width // heads)
     if not (fits and k.dtype is v.dtype is q.dtype and launchable(q, k, v, bias)):
-        check_one_device("template_attention", q, k, v, bias)
-        return reference.template_attention(q, k, v, heads, bias)
+        return None
     M = rows * R
     keys, values = (t.reshape(-1, T, M, width) for t in (k, v))
     bias = None if bias is None else bias.reshape(-1, T).contiguous()
-    with without_autocast(q):
-        out = _TemplateAttention.apply((heads,), q.reshape(-1, M, width), keys, values, bias)
+    out = _TemplateAttention.apply((heads,), q.reshape(-1, M, width), keys, values, bias)
     return out.view(q.shape)

@@ -8,7 +8,6 @@ Letters: M rows, C channels, N hidden channels.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -19,14 +18,8 @@ from evofeed.kernels.ops.transition import reference
 from evofeed.kernels.ops.transition.hopper import launch as hopper
 from evofeed.kernels.ops.transition.reference import TransitionWeights
 from evofeed.kernels.ops.transition.triton import mlp_kernel, relu_grad_kernel
-from evofeed.kernels.runtime.backend import (
-    compute_dtype,
-    launchable,
-    triton,
-    usable,
-    without_autocast,
-)
-from evofeed.kernels.runtime.checks import check_one_device, check_shape, check_type, in_type_of
+from evofeed.kernels.runtime.backend import compute_dtype, launchable, triton
+from evofeed.kernels.runtime.checks import Made, check_shape, falls_back_to
 from evofeed.kernels.runtime.launching import launch
 from evofeed.kernels.runtime.projection import (
     keeps,
@@ -40,7 +33,7 @@ from evofeed.kernels.runtime.projection import (
 )
 from evofeed.kernels.runtime.sums import column_sums
 from evofeed.kernels.runtime.tiles import tile
-from evofeed.kernels.runtime.torch_library import Operator
+from evofeed.kernels.runtime.torch_library import Given, Kinds, Operator, Results
 
 WIDE = 256  # channels from which two products and a sum beat one kernel: 430 against 600 us
 
@@ -50,9 +43,7 @@ class _Transition(Operator, name="transition"):
     kept = (0, 1, 2, 3, 5)  # x, mask, gamma, beta, b1
 
     @staticmethod
-    def forward(
-        tensors: Sequence[Any], eps: float, residual: bool, dtype: torch.dtype
-    ) -> list[Tensor | None]:
+    def forward(tensors: Given, eps: float, residual: bool, dtype: torch.dtype) -> Results:
         x, mask, gamma, beta, w1, b1, w2, b2 = tensors
         C, normed = x.shape[-1], None
         packed1, packed2 = pack([w1], dtype), pack([w2], dtype)
@@ -69,9 +60,7 @@ class _Transition(Operator, name="transition"):
         return [out.view(x.shape), packed1, packed2, stats, normed]
 
     @staticmethod
-    def backward(
-        tensors: Sequence[Any], eps: float, residual: bool, dtype: torch.dtype
-    ) -> list[Tensor | None]:
+    def backward(tensors: Given, eps: float, residual: bool, dtype: torch.dtype) -> Results:
         dout, x, mask, gamma, beta, b1, w1, w2, stats, normed = tensors
         C = x.shape[-1]
         own_sums = _sums_of_its_own(dout, mask, residual, dtype)
@@ -100,9 +89,7 @@ class _Transition(Operator, name="transition"):
         return [dx.view(x.shape), of_norm, dw1, db1, dw2, rest[0] if own_sums else None]
 
     @staticmethod
-    def gradients(
-        grad: Tensor, found: Sequence[Any], kinds: Sequence[torch.dtype | None], *options: Any
-    ) -> list[Tensor | None]:
+    def gradients(grad: Tensor, found: Given, kinds: Kinds, *options: Any) -> Results:
         dx, of_norm, dw1, db1, dw2, db2 = found
         dgamma, dbeta, *last = torch.split(of_norm, dx.shape[-1])
         return [dx, None, dgamma, dbeta, dw1, db1, dw2, last[0] if db2 is None else db2]
@@ -167,15 +154,10 @@ def mlp(
 def transition_fits(x: Tensor, weights: TransitionWeights) -> bool:
     """Whether the fused op takes this input: a power of two of up to 256 channels."""
     C = x.shape[-1]
-    return (
-        C & (C - 1) == 0
-        and 16 <= C <= 256
-        and x.dtype is not torch.float64
-        and usable(x, weights.w1)
-        and weights.readable()
-    )
+    return C & (C - 1) == 0 and 16 <= C <= 256 and weights.readable(x)
 
 
+@falls_back_to(reference.transition)
 def transition(
     x: Tensor,
     weights: TransitionWeights,
@@ -183,7 +165,7 @@ def transition(
     mask: Tensor | None = None,
     residual: bool = False,
     eps: float = 1e-5,
-) -> Tensor:
+) -> Made:
     """mask * linear_2(relu(linear_1(layer_norm(x)))), plus x if `residual`.
 
     Args:
@@ -193,16 +175,10 @@ def transition(
         residual: whether x is added.
         eps: of the norm.
     """
-    check_type("transition", x)
     check_shape("transition", "weights.w1", weights.w1, weights.w1.shape[0], x.shape[-1])
     check_shape("transition", "mask", mask, *x.shape[:-1])
     if not (transition_fits(x, weights) and launchable(x, weights.w1, mask)):
-        check_one_device("transition", x, weights.w1, mask)
-        plain = reference.transition(
-            x, in_type_of(x, weights), mask=mask, residual=residual, eps=eps
-        )
-        return plain.to(x.dtype)
-    dtype = compute_dtype(x)
+        return None
+    options = eps, residual, compute_dtype(x)
     mask = None if mask is None else mask.contiguous()  # one that is broadcast has no rows
-    with without_autocast(x):
-        return _Transition.apply((eps, residual, dtype), x.contiguous(), mask, *weights.tensors())
+    return _Transition.apply(options, x.contiguous(), mask, *weights.tensors())

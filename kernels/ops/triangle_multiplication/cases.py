@@ -43,7 +43,9 @@ OPERATOR = Operator(
         "outgoing": lambda draw: _case(draw, 32, 16, masked=True),
         "incoming": lambda draw: _case(draw, 32, 16, masked=True, outgoing=False),
     },
-    {  # whose output channels are taken in parts
+    {
+        "64 channels": lambda draw: _case(draw, 64, 64, masked=True, outgoing=False, batch=2),
+        # whose output channels are taken in parts
         "256 channels": lambda draw: _case(
             replace(draw, residues=5), 256, 256, masked=True, outgoing=False
         ),

@@ -8,7 +8,6 @@ Letters: B batch, R residues, M = B * R * R pairs, C pair channels, E hidden cha
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -18,33 +17,25 @@ from evofeed.kernels.ops.layer_norm.op import norm_rows_grad
 from evofeed.kernels.ops.triangle_multiplication import composed, reference
 from evofeed.kernels.ops.triangle_multiplication.hopper import launch as hopper
 from evofeed.kernels.ops.triangle_multiplication.launch import (
+    by_cublas,
+    packed_weights,
     product,
     product_grads,
     programs_of,
+    project,
     run,
     run_out_grad,
-)
-from evofeed.kernels.ops.triangle_multiplication.projections import (
-    by_cublas,
-    packed_weights,
-    project,
 )
 from evofeed.kernels.ops.triangle_multiplication.reference import TriangleWeights
 from evofeed.kernels.ops.triangle_multiplication.triton import (
     triangle_in_grad_kernel,
     triangle_out_kernel,
 )
-from evofeed.kernels.runtime.backend import compute_dtype, launchable, usable, without_autocast
-from evofeed.kernels.runtime.checks import check_one_device, check_shape, check_type, in_type_of
-from evofeed.kernels.runtime.projection import (
-    Drop,
-    keeps,
-    norm_rows,
-    pack,
-    weight_grad,
-)
+from evofeed.kernels.runtime.backend import compute_dtype, launchable
+from evofeed.kernels.runtime.checks import Made, check_shape, falls_back_to
+from evofeed.kernels.runtime.projection import Drop, keeps, norm_rows, pack, weight_grad
 from evofeed.kernels.runtime.sums import column_sums
-from evofeed.kernels.runtime.torch_library import Operator
+from evofeed.kernels.runtime.torch_library import Given, Kinds, Operator, Results
 
 
 class Product(Protocol):
@@ -72,9 +63,7 @@ class _TriangleMultiplication(Operator, name="triangle_multiplication"):
     kept = (0, 1, 2, 3, 4, 13, 14, 16, 18)  # z, mask, drop_mask, both norms, z_bias, g_bias
 
     @staticmethod
-    def forward(
-        tensors: Sequence[Any], *options: Any, others: Product | None = None
-    ) -> list[Tensor | None]:
+    def forward(tensors: Given, *options: Any, others: Product | None = None) -> Results:
         """Of rows of pairs with `others`, whose product and what it keeps lie behind the rest."""
         plan = _Plan(*options)
         z, mask, drop_mask, *weights = tensors
@@ -120,9 +109,7 @@ class _TriangleMultiplication(Operator, name="triangle_multiplication"):
         return [out, packed_w, packed_b, wz, stats, *kept]
 
     @staticmethod
-    def backward(
-        tensors: Sequence[Any], *options: Any, others: Product | None = None
-    ) -> list[Tensor]:
+    def backward(tensors: Given, *options: Any, others: Product | None = None) -> Results:
         plan = _Plan(*options)
         (
             dout, z, mask, drop_mask, gamma_in, beta_in, gamma_out, beta_out, z_bias, g_bias,
@@ -192,9 +179,7 @@ class _TriangleMultiplication(Operator, name="triangle_multiplication"):
         return [dz.view(z.shape), dw, of_norm, of_in, dwz, of_out]
 
     @staticmethod
-    def gradients(
-        grad: Tensor, found: Sequence[Any], kinds: Sequence[torch.dtype | None], *options: Any
-    ) -> list[Tensor | None]:
+    def gradients(grad: Tensor, found: Given, kinds: Kinds, *options: Any) -> Results:
         dz, dw, of_norm, of_in, dwz, of_out = found
         C, E = dwz.shape
         dws, dbs = torch.split(dw, [E, E, E, E, C]), torch.split(of_in, E)
@@ -216,10 +201,10 @@ def triangle_multiplication_fits(
     C, E = z.shape[-1], weights.a_p.shape[0]
     powers = all(n & (n - 1) == 0 and 16 <= n <= 256 for n in (C, E))
     square = z.dim() == 4 and (z.numel() > 0 if rows else z.shape[1] == z.shape[2])
-    reads = usable(z, weights.a_p) and weights.readable()
-    return square and powers and z.dtype is not torch.float64 and reads
+    return square and powers and weights.readable(z)
 
 
+@falls_back_to(reference.triangle_multiplication)
 def triangle_multiplication(
     z: Tensor,
     weights: TriangleWeights,
@@ -230,7 +215,7 @@ def triangle_multiplication(
     drop_mask: Tensor | None = None,
     drop_columnwise: bool = False,
     eps: float = 1e-5,
-) -> Tensor:
+) -> Made:
     """The triangle multiplicative update of z, dropped out, plus z if `residual`.
 
     Args:
@@ -244,25 +229,15 @@ def triangle_multiplication(
         eps: of both norms.
     """
     B, R, _, C = z.shape
-    check_type("triangle_multiplication", z)
     check_shape("triangle_multiplication", "z", z, B, R, R, C)
     check_shape("triangle_multiplication", "mask", mask, B, R, R)
     check_shape("triangle_multiplication", "drop_mask", drop_mask, B, R, C)
-    given = (z, weights.norm_in_weight, mask, drop_mask)
-    if not (triangle_multiplication_fits(z, weights) and launchable(*given)):
-        check_one_device("triangle_multiplication", *given)
-        plain = reference.triangle_multiplication(
-            z, in_type_of(z, weights), outgoing=outgoing, mask=mask, residual=residual,
-            drop_mask=drop_mask, drop_columnwise=drop_columnwise, eps=eps,
-        )  # fmt: skip
-        return plain.to(z.dtype)
-    dtype = compute_dtype(z)
+    fits = triangle_multiplication_fits(z, weights)
+    if not (fits and launchable(z, weights.norm_in_weight, mask, drop_mask)):
+        return None
     mask = z.new_ones(z.shape[:3]) if mask is None else mask.contiguous()
-    plan = _Plan(outgoing, residual, drop_columnwise, eps, dtype)
-    with without_autocast(z):
-        return _TriangleMultiplication.apply(
-            plan, z.contiguous(), mask, drop_mask, *weights.tensors()
-        )
+    plan = _Plan(outgoing, residual, drop_columnwise, eps, compute_dtype(z))
+    return _TriangleMultiplication.apply(plan, z.contiguous(), mask, drop_mask, *weights.tensors())
 
 
 def triangle_multiplication_of_rows(
@@ -287,7 +262,6 @@ def triangle_multiplication_of_rows(
         eps: of both norms.
     """
     plan = _Plan(outgoing, True, False, eps, compute_dtype(z))
-    with without_autocast(z):
-        return _TriangleMultiplication.apply_shared(
-            plan, product, z.contiguous(), mask.contiguous(), drop_mask, *weights.tensors()
-        )[0]
+    return _TriangleMultiplication.apply_shared(
+        plan, product, z.contiguous(), mask.contiguous(), drop_mask, *weights.tensors()
+    )[0]

@@ -11,7 +11,6 @@ M = B * S * N rows.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -23,15 +22,8 @@ from evofeed.kernels.ops.layer_norm.op import norm_rows_grad
 from evofeed.kernels.ops.weighted_average import reference
 from evofeed.kernels.ops.weighted_average.reference import AverageWeights
 from evofeed.kernels.ops.weighted_average.triton import average_kernel, shares_grad_kernel
-from evofeed.kernels.runtime.backend import (
-    compute_dtype,
-    launchable,
-    sm_count,
-    triton,
-    usable,
-    without_autocast,
-)
-from evofeed.kernels.runtime.checks import check_one_device, check_shape, check_type, in_type_of
+from evofeed.kernels.runtime.backend import compute_dtype, launchable, sm_count, triton, usable
+from evofeed.kernels.runtime.checks import Made, check_shape, falls_back_to
 from evofeed.kernels.runtime.launching import launch
 from evofeed.kernels.runtime.projection import (
     Drop,
@@ -44,7 +36,7 @@ from evofeed.kernels.runtime.projection import (
 )
 from evofeed.kernels.runtime.sums import column_sums
 from evofeed.kernels.runtime.tiles import Tile, tile
-from evofeed.kernels.runtime.torch_library import Operator
+from evofeed.kernels.runtime.torch_library import Given, Kinds, Operator, Results
 
 COLUMNS = {"average": 128, "shares_grad": 64}
 """Columns of a kernel's tile: the head's numbers of as many sequences as make that many."""
@@ -55,7 +47,7 @@ class _WeightedAverage(Operator, name="weighted_average"):
     kept = (0, 1, 2, 3)  # m, shares, gamma, beta
 
     @staticmethod
-    def forward(tensors: Sequence[Any], eps: float, dtype: torch.dtype) -> list[Tensor]:
+    def forward(tensors: Given, eps: float, dtype: torch.dtype) -> Results:
         m, shares, gamma, beta, v, g, o = tensors
         C, K = o.shape
         packed, wo = pack([v, g], dtype), pack([o], dtype)
@@ -72,7 +64,7 @@ class _WeightedAverage(Operator, name="weighted_average"):
         return [out, packed, wo, stats, averaged]
 
     @staticmethod
-    def backward(tensors: Sequence[Any], eps: float, dtype: torch.dtype) -> list[Tensor]:
+    def backward(tensors: Given, eps: float, dtype: torch.dtype) -> Results:
         dout, m, shares, gamma, beta, packed, wo, stats, averaged = tensors
         (C, K), H = wo.shape, shares.shape[1]
         flat, dout = m.view(-1, C), dout.contiguous().view(-1, C).to(dtype)
@@ -99,9 +91,7 @@ class _WeightedAverage(Operator, name="weighted_average"):
         ]  # fmt: skip
 
     @staticmethod
-    def gradients(
-        grad: Tensor, found: Sequence[Any], kinds: Sequence[torch.dtype | None], *options: Any
-    ) -> list[Tensor]:
+    def gradients(grad: Tensor, found: Given, kinds: Kinds, *options: Any) -> Results:
         dm, dshares, dpacked, of_norm, dwo = found
         return [dm, dshares, *of_norm.chunk(2), *dpacked.chunk(2), dwo]
 
@@ -152,19 +142,14 @@ def weighted_average_fits(m: Tensor, shares: Tensor, weights: AverageWeights) ->
     """Whether the fused op takes this input: heads and channels powers of two, up to 512."""
     (K, C), H = weights.v.shape, shares.shape[1]
     powers = all(n & (n - 1) == 0 and 8 <= n <= 512 for n in (C, K, K // H))
-    return (
-        m.dim() == 4
-        and powers
-        and K // H <= 64
-        and m.dtype is not torch.float64
-        and usable(m, shares, weights.v)
-        and weights.readable()
-    )
+    reads = usable(m, shares) and weights.readable(m)
+    return m.dim() == 4 and powers and K // H <= 64 and reads
 
 
+@falls_back_to(reference.weighted_average)
 def weighted_average(
     m: Tensor, shares: Tensor, weights: AverageWeights, *, eps: float = 1e-5
-) -> Tensor:
+) -> Made:
     """o(sigmoid(g(mn)) * sum over j of shares[i, j] v(mn)[j]), where mn = layer_norm(m).
 
     Args:
@@ -177,14 +162,9 @@ def weighted_average(
         The update of m, in its type; gradients reach m and shares.
     """
     B, _, N, C = m.shape
-    check_type("weighted_average", m)
     check_shape("weighted_average", "shares", shares, B, shares.shape[1], N, N)
     check_shape("weighted_average", "weights.v", weights.v, weights.v.shape[0], C)
     if not (weighted_average_fits(m, shares, weights) and launchable(m)):
-        check_one_device("weighted_average", m, shares, weights.v)
-        return reference.weighted_average(m, shares, in_type_of(m, weights), eps=eps).to(m.dtype)
-    dtype = compute_dtype(m)
-    with without_autocast(m):
-        return _WeightedAverage.apply(
-            (eps, dtype), m.contiguous(), shares.contiguous(), *weights.tensors()
-        )
+        return None
+    options = eps, compute_dtype(m)
+    return _WeightedAverage.apply(options, m.contiguous(), shares.contiguous(), *weights.tensors())

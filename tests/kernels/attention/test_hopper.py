@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
@@ -17,7 +13,6 @@ from evofeed.kernels import reference
 from evofeed.kernels.ops.attention import op as attention
 from evofeed.kernels.ops.attention.hopper import launch as hopper_attention
 from evofeed.kernels.ops.attention.op import biased_attention
-from evofeed.kernels.runtime.backend import HAS_GLUON
 from evofeed.kernels.runtime.tiles import AttentionTiles, HopperTiles, Tile, override
 
 
@@ -189,28 +184,3 @@ def test_one_pipeline_stage_is_never_used_in_16_bits(tile: tuple[int, ...]) -> N
     out = _all(inputs, AttentionTiles(forward=Tile(*tile)))[0]
     assert out is not None
     assert float((out.double() - exact).norm() / exact.norm()) < 1e-2
-
-
-@pytest.mark.skipif(not HAS_GLUON, reason="needs Triton 3.6")
-def test_the_kernels_compile_for_hopper_without_one(tmp_path: Path) -> None:
-    environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path)}
-    environment.pop("TRITON_INTERPRET", None)
-    script = Path(__file__).with_name("hopper_compile.py")
-    run = subprocess.run(
-        [sys.executable, str(script)], env=environment, capture_output=True, text=True, check=False
-    )
-    assert run.returncode == 0, run.stderr[-2000:]
-    counts = [int(text) for text in run.stdout.split()]
-    assert counts == [
-        6,
-        18,
-        30,
-        4,
-        4,
-        6,
-        18,
-        4,
-        13,
-        42,
-        28,
-    ]  # products: nothing was unrolled or split

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.kernels.weights import results
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
@@ -31,24 +32,20 @@ def pad_lstms() -> Iterator[None]:
 
 def _same(plain: nn.Module, fused: nn.Module, *arguments: Any, **options: Any) -> None:
     """Outputs and all gradients of both, on the same arguments."""
-    results: list[list[Tensor]] = []
+    found = []
     for module in (plain, fused):
         leaves = [
-            a.detach().clone().requires_grad_()
-            if isinstance(a, Tensor) and a.is_floating_point()
-            else a
+            a.detach().clone().requires_grad_(a.is_floating_point()) if isinstance(a, Tensor) else a
             for a in arguments
         ]
         torch.manual_seed(1)
-        outs = list(_tensors(module(*leaves, **options)))
-        loss = sum((o * torch.linspace(-1, 1, o.numel()).view_as(o).to(o)).sum() for o in outs)
-        assert isinstance(loss, Tensor)
-        active = [a for a in leaves if isinstance(a, Tensor) and a.requires_grad]
-        grads = torch.autograd.grad(
-            loss, active + list(module.parameters()), allow_unused=True, materialize_grads=True
-        )
-        results.append([*outs, *grads])
-    for theirs, ours in zip(*results, strict=True):
+        inputs = [a for a in leaves if isinstance(a, Tensor)]
+
+        def call(*given: Tensor, module: nn.Module = module, leaves: Any = leaves) -> list[Tensor]:
+            return list(_tensors(module(*leaves, **options)))
+
+        found.append(results(call, inputs, [*module.parameters()]))
+    for theirs, ours in zip(*found, strict=True):
         assert ours.dtype == theirs.dtype
         torch.testing.assert_close(ours, theirs, atol=2e-5, rtol=1e-4)
 
@@ -120,29 +117,27 @@ def test_attention_masks_equal_torchs(
     _same(plain, fused, x, memory, memory, padding if padded else None, False, mask)
 
 
-def test_causal_attention_equals_torchs(device: str) -> None:
-    plain, fused = _pair(lambda: nn.MultiheadAttention(E, H, batch_first=True), device)
-    x = torch.randn(N, L, E, device=device)
-    mask = nn.Transformer.generate_square_subsequent_mask(L, device=device)
-    _same(plain, fused, x, x, x, None, False, mask, is_causal=True)
-
-
-def test_attention_that_returns_weights_is_torchs(device: str) -> None:
-    plain, fused = _pair(lambda: nn.MultiheadAttention(E, H, batch_first=True), device)
-    x = torch.randn(N, L, E, device=device)
-    for average in (True, False):
-        _same(plain, fused, x, x, x, average_attn_weights=average)
-
-
 @pytest.mark.parametrize(
-    "options", [{"kdim": 6, "vdim": 10}, {"add_bias_kv": True}, {"add_zero_attn": True}]
-)
-def test_unusual_attention_is_torchs(options: dict[str, Any], device: str) -> None:
+    ("options", "call"),
+    [
+        ({}, {"need_weights": False, "is_causal": True}),
+        ({}, {"average_attn_weights": True}), ({}, {"average_attn_weights": False}),
+        *(({option: True}, {"need_weights": False}) for option in ("add_bias_kv", "add_zero_attn")),
+        ({"kdim": 6, "vdim": 10}, {"need_weights": False}),
+    ],
+)  # fmt: skip
+def test_causal_and_unusual_attention_equal_torchs(
+    options: dict[str, Any], call: dict[str, Any], device: str
+) -> None:
     plain, fused = _pair(lambda: nn.MultiheadAttention(E, H, batch_first=True, **options), device)
     assert isinstance(plain, nn.MultiheadAttention)
-    key = torch.randn(N, S, plain.kdim, device=device)
-    value = torch.randn(N, S, plain.vdim, device=device)
-    _same(plain, fused, torch.randn(N, L, E, device=device), key, value, None, False)
+    sizes = (E, plain.kdim, plain.vdim)
+    given = [torch.randn(N, L, size, device=device) for size in sizes]
+    if "is_causal" in call:
+        call = call | {
+            "attn_mask": nn.Transformer.generate_square_subsequent_mask(L, device=device)
+        }
+    _same(plain, fused, *given, **call)
 
 
 def test_unbatched_attention_and_dropout_are_torchs(device: str) -> None:
@@ -282,21 +277,3 @@ def test_a_parametrised_lstm_is_swapped_and_comes_back(device: str) -> None:
     assert isinstance(fused, Fused)
     _same(plain, fused, torch.randn(L, N, 5, device=device))
     assert type(to_torch(fused)).__name__ == "ParametrizedLSTM"
-
-
-def test_modules_inside_ddp_are_swapped_and_train(device: str) -> None:
-    dist = torch.distributed
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        plain = nn.Sequential(nn.LayerNorm(E), nn.LSTM(E, 11, batch_first=True)).to(device)
-        wrapped = nn.parallel.DistributedDataParallel(copy.deepcopy(plain))
-        keys = list(wrapped.state_dict())
-        assert to_fused(wrapped) is wrapped and list(wrapped.state_dict()) == keys
-        assert sum(isinstance(m, Fused) for m in wrapped.modules()) == 2
-        x = torch.randn(N, L, E, device=device)
-        for model in (plain, wrapped):
-            model(x)[0].sum().backward()
-        for ours, theirs in zip(wrapped.parameters(), plain.parameters(), strict=True):
-            torch.testing.assert_close(ours.grad, theirs.grad, atol=1e-5, rtol=1e-4)
-    finally:
-        dist.destroy_process_group()

@@ -11,7 +11,7 @@ from unittest.mock import MagicMock
 import pytest
 import torch
 
-from evofeed.kernels.graphs import capture
+from evofeed.kernels.graphs import recording
 
 
 def test_what_a_compiler_left_in_cycles_is_gone_before_a_recording(
@@ -23,7 +23,7 @@ def test_what_a_compiler_left_in_cycles_is_gone_before_a_recording(
         monkeypatch.setattr(torch.cuda, name, MagicMock())
     monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
     monkeypatch.setattr(torch.cuda, "graph", lambda graph, **how: contextlib.nullcontext())
-    monkeypatch.setattr(capture, "recording_stream", lambda device: None)
+    monkeypatch.setattr(recording, "_recording_stream", lambda device: None)
     gc.collect()
     weight = torch.ones(2, requires_grad=True)
     cycle: dict[str, Any] = {"pass": (2 * weight).sum()}
@@ -33,7 +33,7 @@ def test_what_a_compiler_left_in_cycles_is_gone_before_a_recording(
     assert node() is not None
     gc.disable()
     try:
-        capture.record_graph(torch.device("cuda", 0), None, lambda: inside.append(node()))
+        recording.record_graph(torch.device("cuda", 0), None, lambda: inside.append(node()))
     finally:
         gc.enable()
     assert inside == [None]

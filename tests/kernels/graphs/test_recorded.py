@@ -17,21 +17,16 @@ from typing import Any
 
 import pytest
 import torch
+from tests.kernels.weights import BLOCK, randomised
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from evofeed.base.errors import KernelError
 from evofeed.kernels import to_fused, to_torch
-from evofeed.kernels.fused_module import Fused, Recordable
+from evofeed.kernels.fused_module import Fused
 from evofeed.kernels.graphs import recorded, recording
 from evofeed.kernels.swap.swap import RULES
 from evofeed.trainer.model.evoformer import EvoformerBlock
-
-BLOCK = {
-    "c_m": 16, "c_z": 16, "c_hidden_msa_att": 8, "c_hidden_opm": 16, "c_hidden_mul": 16,
-    "c_hidden_pair_att": 8, "no_heads_msa": 2, "no_heads_pair": 2, "transition_n": 2,
-    "msa_dropout": 0.0, "pair_dropout": 0.0,
-}  # fmt: skip
 
 
 class Layer(nn.Module):
@@ -49,7 +44,9 @@ class Layer(nn.Module):
         return value, value.detach() + 1
 
 
-class FusedLayer(Recordable):
+class FusedLayer(Fused):
+    recordable = True
+
     def forward(self: Any, x: Tensor, y: Tensor, power: Any = 1) -> Any:
         """As the original's."""
         return super().forward(x, y, power)  # type: ignore[misc]
@@ -342,11 +339,7 @@ def test_on_a_gpu_bits_are_those_of_the_eager_block(amp: bool, device: str) -> N
     if device != "cuda":
         pytest.skip("records real CUDA graphs")
     torch.manual_seed(0)
-    config = BLOCK | {"msa_dropout": 0.15, "pair_dropout": 0.25}
-    plain = EvoformerBlock(**config)
-    with torch.no_grad():  # many weights start at 0
-        for parameter in plain.parameters():
-            parameter.add_(0.3 * torch.randn_like(parameter))
+    plain = randomised(EvoformerBlock(**BLOCK))
     plain.to("cuda", torch.float32 if amp else torch.bfloat16)
     ours = to_fused(copy.deepcopy(plain), cuda_graphs=True)
     to_fused(plain)

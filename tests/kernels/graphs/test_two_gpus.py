@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from tests.kernels.weights import BLOCK, randomised
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -19,20 +20,10 @@ from evofeed.trainer.model.evoformer import EvoformerBlock
 pytestmark = pytest.mark.gpu
 GPUS = min(2, torch.cuda.device_count())
 
-BLOCK = {
-    "c_m": 16, "c_z": 16, "c_hidden_msa_att": 8, "c_hidden_opm": 16, "c_hidden_mul": 16,
-    "c_hidden_pair_att": 8, "no_heads_msa": 2, "no_heads_pair": 2, "transition_n": 2,
-    "msa_dropout": 0.15, "pair_dropout": 0.25,
-}  # fmt: skip
-
 
 def _block(device: str) -> nn.Module:
     torch.manual_seed(0)
-    block = EvoformerBlock(**BLOCK)
-    with torch.no_grad():  # many weights start at 0
-        for parameter in block.parameters():
-            parameter.add_(0.3 * torch.randn_like(parameter))
-    return block.to(device, torch.bfloat16)
+    return randomised(EvoformerBlock(**BLOCK)).to(device, torch.bfloat16)
 
 
 def _steps(block: nn.Module, device: str, seed: int) -> list[Tensor]:

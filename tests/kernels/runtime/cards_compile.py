@@ -1,7 +1,7 @@
-"""Compiles what blocks launch for cards that are not here; run by test_cards.
+"""Compiles what operators launch for cards that are not here; run by test_cards.
 
-Blocks of AF2 and of AF3-class models run forward and backward on a CPU, each launch noted in
-place of being made. Arguments: cards, each with the shared memory its programs may have. Prints
+Operators run forward and backward on a CPU as wide as models have them, each launch noted in place
+of being made. Arguments: cards, each with the shared memory its programs may have. Prints
 what each kernel takes of it on each card, in bytes.
 """
 
@@ -9,30 +9,19 @@ from __future__ import annotations
 
 import math
 import sys
-from pathlib import Path
 from typing import Any
 
 import torch
 import triton
-from torch import Tensor, nn
+from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 import evofeed.kernels
-from evofeed.kernels import (
-    FusedAdamEMA,
-    layer_norm,
-    masked_softmax,
-    template_attention,
-    to_fused,
-)
+from evofeed.kernels import FusedAdamEMA
 from evofeed.kernels.runtime import tiles
+from evofeed.kernels.runtime.cases import Draw, declared
 from evofeed.kernels.runtime.prepared import forget
-from evofeed.trainer.model.evoformer import EvoformerBlock
-from evofeed.trainer.model.extra_msa import ExtraMSABlock
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
-from tests.kernels.af3 import openfold3
 
 CARDS = {
     "sm_80": GPUTarget("cuda", 80, 32), "sm_89": GPUTarget("cuda", 89, 32),
@@ -78,43 +67,15 @@ def _pretend() -> None:
                     setattr(module, own, stand_in)
 
 
-def _run(module: nn.Module, *inputs: Tensor, more: tuple[Any, ...] = ()) -> None:
-    to_fused(module.train())
-    _pretend()
-    leaves = [x.detach().requires_grad_() for x in inputs]
-    with torch.autocast("cpu", torch.bfloat16):
-        out = module(*leaves, *more)
-    outs = [out] if isinstance(out, Tensor) else list(out)
-    torch.autograd.backward(outs, [torch.ones_like(o) for o in outs])
-
-
 def note_all() -> None:
     """What every operator launches."""
-    z, mask, s = torch.randn(1, N, N, 128), torch.ones(1, N, N), torch.randn(1, N, 384)
-    many, m = torch.ones(1, 16, N), torch.randn(1, 16, N, 64)
-    a, of_a = torch.randn(1, 4, N, 768), torch.randn(1, 4, N, 384)
-    _run(openfold3.PairBlock(128, 128, 32, 4, "swiglu", 4, 0.25, False, 1e9), z, more=(mask,))
-    wide = openfold3.TriangleMultiplicationOutgoing(256, 256)
-    _run(wide, torch.randn(1, N, N, 256), more=(mask,))
-    _run(openfold3.MSAPairWeightedAveraging(64, 32, 128, 8), m, z, more=(mask,))
-    _run(openfold3.OuterProductMean(64, 128, 32), m, more=(many,))
-    tokens = openfold3.DiffusionTransformerBlock(768, 384, 128, 48, 16, 2, True, None, None)
-    _run(tokens, a, of_a, z[:, None], more=(torch.ones(1, 1, N),))
-    _run(openfold3.SingleAttentionPairBias(384, 128, 24, 16), s, z, more=(torch.ones(1, N),))
-    widths: dict[str, Any] = {
-        "c_z": 128, "c_hidden_opm": 32, "c_hidden_mul": 128, "c_hidden_pair_att": 32,
-        "no_heads_msa": 8, "no_heads_pair": 4, "transition_n": 4, "msa_dropout": 0.15,
-        "pair_dropout": 0.25,
-    }  # fmt: skip
-    block = EvoformerBlock(c_m=256, c_hidden_msa_att=32, **widths)
-    _run(block, torch.randn(1, 16, N, 256), z, more=(many, mask))
-    _run(ExtraMSABlock(c_m=64, c_hidden_msa_att=8, **widths), m, z, more=(many, mask))
-    logits = torch.randn(1, N, 4, N, N, requires_grad=True)
-    masked_softmax(logits, mask, torch.randn(1, 4, N, N)).sum().backward()
-    q, k, v = (torch.randn(*n, N, N, 64, requires_grad=True) for n in ((1,), (1, 4), (1, 4)))
-    template_attention(q, k, v, 4, torch.ones(1, 4)).sum().backward()
-    x = torch.randn(1 << 15, 128, requires_grad=True)
-    layer_norm(x, torch.ones(128), torch.zeros(128)).sum().backward()
+    operators = declared().values()
+    _pretend()
+    for it in operators:
+        for make in (*it.wide.values(), *(make for _, _, make in it.timed.values())):
+            made = make(Draw(16, N, "cpu", torch.bfloat16))
+            leaves = [t.requires_grad_() for t in made.tensors.values()]
+            made.call(it.op)(*leaves).sum().backward()
     flat = [torch.zeros(4096) for _ in range(5)]
     FusedAdamEMA(*flat, torch.zeros(4096, dtype=torch.bfloat16), max_norm=0.1).step()
 

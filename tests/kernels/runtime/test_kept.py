@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from torch import Tensor, nn
+from tests.kernels.weights import randomised, results
+from torch import nn
 
 from evofeed.kernels import to_fused
 from evofeed.kernels.ops.outer_product_mean import op as outer
@@ -24,29 +25,20 @@ MAKERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 }
 
 
-def _gradients(module: nn.Module, x: Tensor, mask: Tensor) -> list[Tensor]:
-    x = x.clone().requires_grad_()
-    out = module(x, mask)
-    weights = torch.linspace(-1, 1, out.numel(), device=out.device).view_as(out)
-    return [out.detach(), *torch.autograd.grad((out * weights).sum(), [x, *module.parameters()])]
-
-
 @pytest.mark.parametrize("name", MAKERS)
 def test_made_again_it_is_what_was_kept(
     name: str, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make, shape = MAKERS[name]
     torch.manual_seed(0)
-    module = make()
-    for parameter in module.parameters():
-        parameter.data.add_(0.1 * torch.randn_like(parameter))
-    module = to_fused(module.to(device))
+    module = to_fused(randomised(make(), 0.1).to(device))
     x, mask = torch.randn(shape, device=device), torch.ones(shape[:-1], device=device)
+    given = [x.requires_grad_(), mask], [*module.parameters()]
     monkeypatch.setattr(outer, "KEPT_FROM", 0)
-    kept = _gradients(module, x, mask)
+    kept = results(module, *given)
     monkeypatch.setattr(projection, "KEPT_BYTES", 0)
     monkeypatch.setattr(outer, "KEPT_FROM", 1024)
-    for again, first in zip(_gradients(module, x, mask), kept, strict=True):
+    for again, first in zip(results(module, *given), kept, strict=True):
         # the backward pass rounds 1 / std once more
         torch.testing.assert_close(again, first, rtol=1e-5, atol=1e-5 * float(first.abs().max()))
 

@@ -1,15 +1,13 @@
-"""What PyTorch and Triton do not promise: the versions it holds for, and what it does."""
+"""What PyTorch and Triton do not promise: the versions it holds for, and where it is used."""
 
 from __future__ import annotations
 
 import importlib.metadata
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from evofeed.kernels.runtime import private_apis as private
 
@@ -40,50 +38,6 @@ def test_no_other_file_of_the_kernels_uses_a_private_name() -> None:
         if private_name.search(line)
     ]
     assert not [line for line in found if "pickle and deepcopy" not in line]
-
-
-class _Double(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return 2 * x
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
-        assert private.backward_runs()
-        return 2 * grad
-
-
-def test_apply_is_the_functions_own_and_a_backward_pass_is_seen() -> None:
-    x = torch.ones(3, requires_grad=True)
-    assert not private.backward_runs()
-    private.function_apply(_Double)(x).sum().backward()
-    assert torch.equal(x.grad, torch.full((3,), 2.0))  # type: ignore[arg-type]
-
-
-def test_transforms_and_hooks_are_seen() -> None:
-    seen = []
-
-    def look(x: Tensor) -> Tensor:
-        seen.append(private.functorch_active())
-        return x.sum()
-
-    look(torch.ones(2))
-    torch.func.grad(look)(torch.ones(2))
-    assert seen == [False, True]
-    assert not private.saved_tensor_hooks_active()
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t):
-        assert private.saved_tensor_hooks_active()
-
-
-def test_many_tensors_at_once() -> None:
-    source = [torch.randn(2, 3), torch.randn(4)]
-    to = [torch.empty_like(t) for t in source]
-    private.copy_all(to, source)
-    flat = torch.cat([t.reshape(-1) for t in source])
-    for a, b, c in zip(source, to, private.unflatten(flat, source), strict=True):
-        assert torch.equal(a, b) and torch.equal(a, c)
-    a, b, bias = torch.randn(3, 4), torch.randn(4, 5), torch.randn(5)
-    torch.testing.assert_close(private.product_relu(bias, a, b), torch.relu(a @ b + bias))
 
 
 @pytest.mark.gpu

@@ -6,10 +6,12 @@ import copy
 
 import pytest
 import torch
+from tests.kernels.weights import BLOCK, randomised, results
 from torch import Tensor, nn
 
-from evofeed.kernels import to_fused, to_torch
+from evofeed.kernels import SwapReport, to_fused, to_torch
 from evofeed.kernels.fused_module import Fused
+from evofeed.trainer import AlphaFold, tiny_multimer
 from evofeed.trainer.model import (
     evoformer,
     extra_msa,
@@ -22,12 +24,7 @@ from evofeed.trainer.model import outer_product_mean as opm
 
 pytestmark = pytest.mark.slow
 
-S, R, C_M, C_Z = 3, 5, 32, 16
-BLOCK = {
-    "c_m": C_M, "c_z": C_Z, "c_hidden_msa_att": 8, "c_hidden_opm": 16, "c_hidden_mul": 16,
-    "c_hidden_pair_att": 8, "no_heads_msa": 4, "no_heads_pair": 2, "transition_n": 2,
-    "msa_dropout": 0.15, "pair_dropout": 0.25,
-}  # fmt: skip
+S, R, C_M, C_Z = 3, 5, 16, 16
 
 
 def _inputs(device: str) -> dict[str, Tensor]:
@@ -36,41 +33,29 @@ def _inputs(device: str) -> dict[str, Tensor]:
         "pair_mask": (torch.rand(1, R, R) > 0.2).float(),
     }
     tensors = {"m": torch.randn(1, S, R, C_M), "z": torch.randn(1, R, R, C_Z), **masks}
-    tensors |= {"t": torch.randn(1, 2, R, R, C_Z), "t_mask": masks["pair_mask"][:, None]}
+    tensors["some_mask"] = torch.tensor([[1.0, 1.0, 0.0]])  # of templates
+    tensors |= {"t": torch.randn(1, 3, R, R, C_Z), "t_mask": masks["pair_mask"][:, None]}
     return {name: tensor.to(device) for name, tensor in tensors.items()}
 
 
-def _randomise(module: nn.Module) -> nn.Module:
-    """AF2 starts many weights at 0, which would hide mistakes."""
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.add_(0.3 * torch.randn_like(parameter))
-    return module
-
-
 def _assert_same(plain: nn.Module, names: list[str], device: str) -> None:
-    plain = _randomise(plain).to(device)
+    plain = randomised(plain).to(device)
     fused = to_fused(copy.deepcopy(plain))
     assert isinstance(fused, Fused)
     assert list(fused.state_dict()) == list(plain.state_dict())
     inputs = _inputs(device)
-    results = []
+    found, active = [], [n for n in names if "mask" not in n]
     for module in (plain, fused):
-        leaves = {n: inputs[n].clone() for n in names}
-        active = [t.requires_grad_() for n, t in leaves.items() if "mask" not in n]
+        leaves = [inputs[n].clone().requires_grad_(n in active) for n in names]
         torch.manual_seed(1)
-        out = module(*leaves.values())
-        outs = [out] if isinstance(out, Tensor) else list(out)
-        loss = sum((o * torch.linspace(-1, 1, o.numel()).view_as(o).to(o)).sum() for o in outs)
-        assert isinstance(loss, Tensor)
-        grads = torch.autograd.grad(loss, active + list(module.parameters()))
-        results.append([*outs, *grads])
+        found.append(results(module, leaves, [*module.parameters()]))
+    parameters = [name for name, _ in plain.named_parameters()]
+    outs = len(found[0]) - len(active) - len(parameters)
     # A shift of all logits changes nothing: the gradient of that norm's bias is rounding noise.
-    kinds = ["out"] * len(outs) + ["input"] * len(active)
-    kinds += [name for name, _ in plain.named_parameters()]
-    for kind, ours, theirs in zip(kinds, results[1], results[0], strict=True):
-        scale = 10.0 if kind.endswith("layer_norm_z.bias") else float(theirs.detach().abs().max())
-        error = float((ours - theirs).detach().abs().max()) / scale
+    kinds = ["out"] * outs + active + parameters
+    for kind, theirs, ours in zip(kinds, *found, strict=True):
+        scale = 10.0 if kind.endswith("layer_norm_z.bias") else float(theirs.abs().max())
+        error = float((ours - theirs).abs().max()) / scale
         assert error < 1e-4, f"{kind}: {error:.1e}"
 
 
@@ -89,6 +74,7 @@ def _assert_same(plain: nn.Module, names: list[str], device: str) -> None:
         (lambda: msa_attention.MSAColumnGlobalAttention(C_M, 8, 4), ["m", "msa_mask"]),
         (lambda: transition.MSATransition(C_M, 2), ["m", "msa_mask"]),
         (lambda: opm.OuterProductMean(C_M, C_Z, 16), ["m", "msa_mask"]),
+        (lambda: template.TemplatePointwiseAttention(C_Z, C_Z, 16, 2), ["t", "z", "some_mask"]),
     ],
 )
 def test_a_swapped_module_computes_the_same(make, names: list[str], device: str) -> None:  # type: ignore[no-untyped-def]
@@ -96,7 +82,7 @@ def test_a_swapped_module_computes_the_same(make, names: list[str], device: str)
 
 
 def test_swapped_column_attention_computes_the_same(device: str) -> None:
-    plain = _randomise(msa_attention.MSAColumnAttention(C_M, 8, 4)).to(device)
+    plain = randomised(msa_attention.MSAColumnAttention(C_M, 8, 4)).to(device)
     fused = to_fused(copy.deepcopy(plain))
     assert isinstance(fused._msa_att, Fused)
     inputs = _inputs(device)
@@ -133,9 +119,19 @@ def test_to_torch_gives_the_block_back(device: str) -> None:
 
 
 def test_without_a_kernel_a_swapped_block_is_the_original(device: str) -> None:
-    block = _randomise(evoformer.EvoformerBlock(**BLOCK)).to(device).double().eval()
+    block = randomised(evoformer.EvoformerBlock(**BLOCK)).to(device).double().eval()
     inputs = {name: t.double() for name, t in _inputs(device).items()}
     arguments = [inputs[name] for name in ("m", "z", "msa_mask", "pair_mask")]
     expected = block(*arguments)
     got = to_fused(block)(*arguments)
     assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
+
+
+def test_every_module_of_complexes_is_taken() -> None:
+    model, report = AlphaFold(tiny_multimer().model), SwapReport()
+    to_fused(model, report)
+    assert not report.kept
+    for part in ("tri_mul_out", "tri_mul_in"):  # one matrix for both projections
+        assert f"evoformer.blocks.0.pair_stack.{part}" in report.swapped
+        assert f"template_embedder.template_pair_stack.blocks.0.{part}" in report.swapped
+    assert any(name.endswith("query_embedding_layer_norm") for name in report.swapped)

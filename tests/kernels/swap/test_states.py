@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from tests.kernels.af3 import boltz, openfold3
+from tests.kernels.weights import results
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
@@ -93,9 +94,7 @@ def test_a_transform_gives_what_the_modules_own_forward_gives(
 
 
 def _gradients(module: nn.Module, x: Tensor, mask: Tensor) -> list[Tensor]:
-    x = x.requires_grad_()
-    out = module(x, mask)
-    return [out, *torch.autograd.grad(out.sin().sum(), [x, *module.parameters()])]
+    return results(module, [x.requires_grad_(), mask], [*module.parameters()])
 
 
 @makers

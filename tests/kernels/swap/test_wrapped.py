@@ -27,7 +27,7 @@ from evofeed.kernels import SwapReport, to_fused, to_torch
 from evofeed.kernels.fused_module import Fused
 from evofeed.kernels.runtime import backend
 from evofeed.kernels.runtime.backend import plain_versions
-from evofeed.kernels.swap import trial
+from evofeed.kernels.swap.forms import FORMS
 from evofeed.trainer import AlphaFold, tiny
 
 pytestmark = pytest.mark.slow
@@ -268,25 +268,5 @@ def test_a_kernel_reads_no_weight_that_was_quantised_after_the_swap() -> None:
 
 
 def test_every_form_has_inputs_to_be_tried_with() -> None:
-    """A form without them is taken at its names alone, and nobody would know."""
-    without = {form.__name__ for form in _forms() if form not in trial.INPUTS}
-    assert without == LOOK_THEMSELVES
-
-
-def _forms() -> set[type[Fused]]:
-    """Every fused form that a rule can answer with."""
-    found, todo = set[type[Fused]](), [Fused]
-    while todo:
-        for form in todo.pop().__subclasses__():
-            todo.append(form)
-            ours = form.__module__.startswith("evofeed.")  # other tests have forms of their own
-            if ours and form.__name__.startswith("Fused") and not issubclass(form, nn.Module):
-                found.add(form)
-    return found
-
-
-LOOK_THEMSELVES = {
-    "FusedLayerNorm", "FusedLSTM", "FusedMultiheadAttention",  # PyTorch's own classes alone
-    "FusedBlock",  # runs its parts, each of which was tried
-    "FusedPackedTriangleMultiplication",  # what two forms share
-}  # fmt: skip
+    """One without them is taken at its names alone, but for those that run their own forward."""
+    assert {form.run for form in FORMS if form.inputs is None} == {None}

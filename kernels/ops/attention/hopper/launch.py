@@ -5,24 +5,18 @@ Letters as in `triton.py`: B batch, R rows, N positions, H heads, D head width.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from evofeed.kernels.ops.attention.hopper.arguments import (
-    bias_strides,
-    eighth,
-    eighths,
-    even,
-    sizes,
-    tensors,
-)
 from evofeed.kernels.ops.attention.hopper.backward import backward_kernel
 from evofeed.kernels.ops.attention.hopper.bias_gradient import bias_gradient_kernel
 from evofeed.kernels.ops.attention.hopper.forward import forward_kernel
 from evofeed.kernels.ops.attention.hopper.late import late_forward_kernel
 from evofeed.kernels.ops.attention.hopper.late_backward import late_backward_kernel
-from evofeed.kernels.ops.attention.inputs import BackwardInputs, MaskTerms
-from evofeed.kernels.ops.attention.offsets import MOST_ROWS, is_wide
+from evofeed.kernels.ops.attention.inputs import MOST_ROWS, BackwardInputs, MaskTerms, is_wide
 from evofeed.kernels.ops.attention.triton import LOG2E
 from evofeed.kernels.runtime.backend import on_hopper, sm_count, triton
 from evofeed.kernels.runtime.launching import launch
@@ -118,13 +112,13 @@ def run_forward(
     if _forward_bytes(N, D, tile) > SHARED_BYTES:
         tile = SMALL
     lse = torch.empty((B * R, H, N), dtype=torch.float32, device=q.device)
-    bias = even(bias)
+    bias = None if bias is None else _even(bias)
     term, factor = mask or (None, None)
     launch(
         forward_kernel, (B * R * H,),
-        (q, k, v, bias, term, factor, out, lse, *eighths(q), *eighths(out),
-         *bias_strides(bias), eighth(term), R, H, N, float(scale * LOG2E)),
-        {**sizes(tile, D), "TILES": triton.cdiv(N, tile.columns), "HAS_BIAS": bias is not None,
+        (q, k, v, bias, term, factor, out, lse, *_eighths(q), *_eighths(out),
+         *_bias_strides(bias), _eighth(term), R, H, N, float(scale * LOG2E)),
+        {**_sizes(tile, D), "TILES": triton.cdiv(N, tile.columns), "HAS_BIAS": bias is not None,
          "HAS_MASK": mask is not None, "PAD": _pads(N, tile), "WIDE": is_wide(bias, q, out),
          "num_warps": tile.warps},
     )  # fmt: skip
@@ -139,9 +133,9 @@ def _run_late_forward(
     term, factor = mask or (None, None)
     launch(
         late_forward_kernel, (B * R * H,),
-        (q, k, v, term, factor, out, lse, *eighths(q), *eighths(out), eighth(term), R, H, N,
+        (q, k, v, term, factor, out, lse, *_eighths(q), *_eighths(out), _eighth(term), R, H, N,
          float(scale * LOG2E)),
-        {**sizes(tile, D), "TILES": N // tile.columns, "LATE": LATE, "HAS_MASK": mask is not None,
+        {**_sizes(tile, D), "TILES": N // tile.columns, "LATE": LATE, "HAS_MASK": mask is not None,
          "WIDE": is_wide(None, q, out), "num_warps": tile.warps,
          "maxnreg": ONE_MORE.get(tile) if D <= 32 else None},
     )  # fmt: skip
@@ -175,9 +169,9 @@ def _run_late_backward(inputs: BackwardInputs, tile: Tile) -> None:
     launch(
         late_backward_kernel, (B * R * H,),
         (inputs.q, inputs.k, inputs.v, term, factor, inputs.do, inputs.lse, inputs.delta,
-         *inputs.grads, *eighths(inputs.q), *eighths(inputs.grads[0]), *eighths(inputs.do),
-         eighth(term), R, H, N, float(inputs.scale * LOG2E), float(inputs.scale)),
-        {**sizes(tile, D), "Q_TILES": N // tile.rows, "K_TILES": N // tile.columns,
+         *inputs.grads, *_eighths(inputs.q), *_eighths(inputs.grads[0]), *_eighths(inputs.do),
+         _eighth(term), R, H, N, float(inputs.scale * LOG2E), float(inputs.scale)),
+        {**_sizes(tile, D), "Q_TILES": N // tile.rows, "K_TILES": N // tile.columns,
          "HAS_MASK": term is not None,
          "WIDE": is_wide(None, inputs.q, inputs.do, inputs.grads[0]), "num_warps": tile.warps},
     )  # fmt: skip
@@ -188,15 +182,15 @@ def run_backward_of_rows(inputs: BackwardInputs, tile: Tile) -> None:
     B, R, N, H, D = inputs.q.shape
     if _backward_bytes(N, D, tile) > SHARED_BYTES:
         tile = SMALL
-    keys_first = None if inputs.bias is None else even(inputs.bias.transpose(2, 3)).contiguous()
+    keys_first = None if inputs.bias is None else _even(inputs.bias.transpose(2, 3)).contiguous()
     launch(
         backward_kernel, (B * R * H,),
-        (*tensors(inputs, keys_first), *inputs.grads, *eighths(inputs.q),
-         *eighths(inputs.grads[0]), *eighths(inputs.do), *bias_strides(keys_first),
-         eighth(inputs.mask and inputs.mask.term), R, H, N, float(inputs.scale * LOG2E),
+        (*_tensors(inputs, keys_first), *inputs.grads, *_eighths(inputs.q),
+         *_eighths(inputs.grads[0]), *_eighths(inputs.do), *_bias_strides(keys_first),
+         _eighth(inputs.mask and inputs.mask.term), R, H, N, float(inputs.scale * LOG2E),
          float(inputs.scale)),
         # Triton 3.6 cannot compile it for a single tile each way: a second one is empty
-        {**sizes(tile, D), "Q_TILES": max(2, triton.cdiv(N, tile.rows)),
+        {**_sizes(tile, D), "Q_TILES": max(2, triton.cdiv(N, tile.rows)),
          "K_TILES": triton.cdiv(N, tile.columns), "HAS_BIAS": keys_first is not None,
          "HAS_MASK": inputs.mask is not None,
          "RESIDENT": _keeps_all_keys(N, D, tile),
@@ -210,7 +204,7 @@ def run_bias_gradient(inputs: BackwardInputs, tiles: HopperTiles | None = None) 
     """The gradient of the bias (before its division by the scale), `[B, H, N, N]` float32."""
     B, R, N, H, D = inputs.q.shape
     assert inputs.bias is not None
-    bias, tiles = even(inputs.bias), tiles or hopper_tiles(N, D, True)
+    bias, tiles = _even(inputs.bias), tiles or hopper_tiles(N, D, True)
     tile = tiles.bias_gradient
     count = triton.cdiv(N, tile.rows) * triton.cdiv(N, tile.columns)
     wanted = tiles.waves * sm_count(inputs.q) // (B * H * count)
@@ -221,10 +215,10 @@ def run_bias_gradient(inputs: BackwardInputs, tiles: HopperTiles | None = None) 
     partial = inputs.q.new_empty((B, splits, H, N, N), dtype=torch.float32)
     launch(
         bias_gradient_kernel, (count, H, B * splits),
-        (*tensors(inputs, bias), partial, *eighths(inputs.q), *eighths(inputs.do),
-         *bias_strides(bias), eighth(inputs.mask and inputs.mask.term), R, H, N,
+        (*_tensors(inputs, bias), partial, *_eighths(inputs.q), *_eighths(inputs.do),
+         *_bias_strides(bias), _eighth(inputs.mask and inputs.mask.term), R, H, N,
          float(inputs.scale * LOG2E), rows_each),
-        {**sizes(tile, D), "STAGES": tile.stages, "HAS_MASK": inputs.mask is not None,
+        {**_sizes(tile, D), "STAGES": tile.stages, "HAS_MASK": inputs.mask is not None,
          "PAD": _pads(N, tile), "WIDE": is_wide(bias, inputs.q, inputs.do),
          "num_warps": tile.warps,
          # at 8 warps and more, 128 registers a thread fit without spilling
@@ -240,3 +234,34 @@ def _main_of(N: int) -> int:
 
 def _pads(N: int, tile: Tile) -> bool:
     return N % tile.rows != 0 or N % tile.columns != 0
+
+
+def _sizes(tile: Tile, D: int) -> dict[str, Any]:
+    """Sizes of tiles that every kernel is compiled for."""
+    return {"D": D, "BLOCK_D": padded(D), "BLOCK_Q": tile.rows, "BLOCK_K": tile.columns}
+
+
+def _even(bias: Tensor) -> Tensor:
+    """The bias with rows that start at multiples of 16 bytes."""
+    return bias if bias.shape[-1] % 8 == 0 else F.pad(bias, (0, -bias.shape[-1] % 8))
+
+
+def _tensors(inputs: BackwardInputs, bias: Tensor | None) -> tuple[Tensor | None, ...]:
+    """What every kernel of a backward pass reads, in their arguments' order."""
+    term, factor = inputs.mask or (None, None)
+    return inputs.q, inputs.k, inputs.v, bias, term, factor, inputs.do, inputs.lse, inputs.delta
+
+
+def _eighths(t: Tensor) -> tuple[int, ...]:
+    """Strides of a `[B, R, N, H, D]` view as the kernels take them."""
+    return tuple(s // 8 for s in t.stride()[:4])
+
+
+def _eighth(term: Tensor | None) -> int:
+    """The stride of a mask's rows, likewise."""
+    return 0 if term is None else term.stride(0) // 8
+
+
+def _bias_strides(bias: Tensor | None) -> tuple[int, ...]:
+    """Strides of `[B, H, N, N]`, likewise; zeros without a bias."""
+    return (0, 0, 0) if bias is None else tuple(s // 8 for s in bias.stride()[:3])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,7 +17,7 @@ from torch import Tensor
 
 from evofeed.kernels.runtime import launching
 from evofeed.kernels.runtime.backend import HAS_GLUON
-from evofeed.kernels.runtime.prepared import Prepared, places
+from evofeed.kernels.runtime.prepared import Prepared
 
 pytestmark = pytest.mark.gpu
 
@@ -77,19 +76,3 @@ def test_what_only_kernels_see_is_an_address_in_shared_memory(by_address: AddOne
     assert function.__code__.co_names.count("empty") == 1
     assert 512 in function.__code__.co_consts  # two tensors at a time, of the five
     assert 3 * 512 not in function.__code__.co_consts
-
-
-def test_parts_in_use_at_the_same_time_do_not_overlap() -> None:
-    draw = random.Random(0)
-    for _ in range(200):
-        parts = {}
-        for number in range(draw.randint(0, 12)):
-            first = draw.randint(0, 10)
-            parts[number] = draw.choice([0, 1, 512, 700, 5000]), first, draw.randint(first, 10)
-        found, size = places(parts)
-        for a, (bytes_a, first_a, last_a) in parts.items():
-            assert found[a] % 512 == 0 and found[a] + bytes_a <= size
-            for b, (bytes_b, first_b, last_b) in parts.items():
-                if a < b and first_a <= last_b and first_b <= last_a and bytes_a and bytes_b:
-                    assert found[a] + bytes_a <= found[b] or found[b] + bytes_b <= found[a]
-        assert size <= sum(-(-part[0] // 512) * 512 for part in parts.values())

@@ -12,6 +12,7 @@ from tests.kernels.runtime.prepared.common import (
     same_bits,
     written_calls,
 )
+from tests.kernels.weights import BLOCK, results
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -38,11 +39,9 @@ def test_repeated_calls_give_the_same_bits(
     made = it.cases[case](Draw(2, 3, device, half))
     op = made.call(it.op)
 
-    def run(call: int) -> list[Tensor | None]:
+    def run(call: int) -> list[Tensor]:
         leaves = [(t * (1 + 0.1 * call)).detach().requires_grad_() for t in made.tensors.values()]
-        out = op(*leaves)
-        weight = torch.linspace(-1, 1, out.numel(), device=device, dtype=half).view_as(out)
-        return [out.detach(), *torch.autograd.grad(out, leaves, weight, allow_unused=True)]
+        return results(op, leaves)
 
     *_, ours = [run(call) for call in range(3)]
     assert len(written_calls()) >= 2  # the third ran no other
@@ -116,10 +115,7 @@ class Two(nn.Module):
 
 
 def _whole() -> nn.Module:
-    return EvoformerBlock(
-        c_m=16, c_z=16, c_hidden_msa_att=8, c_hidden_opm=16, c_hidden_mul=16, c_hidden_pair_att=8,
-        no_heads_msa=2, no_heads_pair=2, transition_n=2, msa_dropout=0.15, pair_dropout=0.25,
-    )  # fmt: skip
+    return EvoformerBlock(**BLOCK)
 
 
 HOW = (

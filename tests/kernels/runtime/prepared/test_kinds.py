@@ -162,16 +162,6 @@ def test_what_is_forgotten_while_it_is_traced_is_not_kept() -> None:
     assert not written_calls()
 
 
-def test_while_a_graph_is_recorded_nothing_is_traced(monkeypatch: pytest.MonkeyPatch) -> None:
-    call, x = Prepared(lambda tensors: [tensors[0] + 1]), torch.zeros(2)
-    with monkeypatch.context() as recording:
-        recording.setattr(prepared, "_traceable", lambda tensors: False)
-        _outcomes(call, *[([x],)] * 3)
-        assert not written_calls()
-    _outcomes(call, ([x],))
-    assert len(written_calls()) == 1
-
-
 def test_another_tile_is_asked_for_again(device: str) -> None:
     ran: list[int] = []
     call, x = Prepared(lambda tensors: [ran.append(1), tensors[0] + 1][1:]), torch.zeros(2)

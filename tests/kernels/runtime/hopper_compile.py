@@ -1,4 +1,4 @@
-"""Compiles the blocks' kernels for sm_90, without a GPU; run by test_hopper_compile."""
+"""Compiles the kernels for sm_90, without a GPU; run by test_hopper_compile."""
 
 from __future__ import annotations
 
@@ -9,6 +9,11 @@ from triton.backends.compiler import GPUTarget
 from triton.experimental.gluon._runtime import GluonASTSource
 from triton.experimental.gluon.language import NVMMASharedLayout, bfloat16
 
+from evofeed.kernels.ops.attention.hopper.backward import backward_kernel
+from evofeed.kernels.ops.attention.hopper.bias_gradient import bias_gradient_kernel
+from evofeed.kernels.ops.attention.hopper.forward import forward_kernel
+from evofeed.kernels.ops.attention.hopper.late import late_forward_kernel
+from evofeed.kernels.ops.attention.hopper.late_backward import late_backward_kernel
 from evofeed.kernels.ops.gated_attention.hopper import kernels as gated
 from evofeed.kernels.ops.swiglu.hopper import kernels as swiglu
 from evofeed.kernels.ops.transition.hopper import forward
@@ -16,40 +21,57 @@ from evofeed.kernels.ops.transition.hopper import kernels as transition
 from evofeed.kernels.ops.triangle_multiplication.hopper import kernels as triangle
 from evofeed.kernels.ops.triangle_multiplication.hopper import projections
 
-FLOAT = "STATS STATS_X STATS_Z DELTA NORM".split()
-NUMBERS = "M gs_m dg_m dp_m ds_b ds_i ds_j ds_h I_ J_ drop_1 drop_2 drop_rows".split()
+FLOAT = "STATS STATS_X STATS_Z DELTA NORM FACTOR LSE eps factor scale".split()
+NUMBERS = "M N R H I_ J_".split()
+EVEN = ("M", "gs_m", "dg_m", "dp_m")
 
 
-def compile_kernel(kernel: Any, tiles: dict[str, list[int]] | None = None, **sizes: int) -> str:
+def compile_kernel(
+    kernel: Any, tiles: dict[str, list[int]] | None = None, maxnreg: int | None = None,
+    **sizes: int,
+) -> str:  # fmt: skip
     """PTX of one kernel for bfloat16; `tiles` are those that the copy engine moves."""
     constants = {"num_warps": 8, **sizes}
     types = {}
     for name in kernel.arg_names:
+        kind = "fp32" if name in FLOAT or name.startswith("PARTIAL") else "bf16"
         if name in constants:
             types[name] = "constexpr"
         elif tiles and name in tiles:
             layout = NVMMASharedLayout.get_default_for(tiles[name], bfloat16)
             types[name] = f"tensordesc<bf16{tiles[name]},{layout!r}>"
-        elif name == "eps":
-            types[name] = "fp32"
-        elif name in NUMBERS:
-            types[name] = "i32"
-        elif name in FLOAT or name.startswith("PARTIAL"):
-            types[name] = "*fp32"
+        elif name.islower() or name in NUMBERS:
+            types[name] = "fp32" if name in FLOAT else "i32"
         else:
-            types[name] = "*bf16"
+            types[name] = f"*{kind}"
     at = {(kernel.arg_names.index(n),): v for n, v in constants.items() if n in kernel.arg_names}
     even = {
         (n,): [["tt.divisibility", 16]]
-        for n, name in enumerate(kernel.arg_names)
-        if types[name].startswith("*") or name in ("M", "gs_m", "dg_m", "dp_m")
-    }
+        for n, name in enumerate(kernel.arg_names) if types[name].startswith("*") or name in EVEN
+    }  # fmt: skip
     source = GluonASTSource(fn=kernel, signature=types, constexprs=at, attrs=even)
+    options = {"num_warps": constants["num_warps"]} | ({"maxnreg": maxnreg} if maxnreg else {})
     target = GPUTarget("cuda", 90, 32)
-    options = {"num_warps": constants["num_warps"]}
     return str(triton.compile(source, target=target, options=options).asm["ptx"])
 
 
+HEADS = {"D": 32, "BLOCK_D": 32, "HAS_BIAS": True, "HAS_MASK": True, "PAD": False, "WIDE": False}
+SMALL = HEADS | {"BLOCK_Q": 64, "BLOCK_K": 64, "num_warps": 4}
+FOUR = SMALL | {"Q_TILES": 4, "K_TILES": 4, "RESIDENT": True}
+LARGE = HEADS | {"BLOCK_Q": 128, "BLOCK_K": 128, "K_TILES": 3}
+ATTENTION = [
+    compile_kernel(forward_kernel, **SMALL, TILES=4),
+    compile_kernel(backward_kernel, **FOUR),
+    compile_kernel(backward_kernel, **LARGE, Q_TILES=3, RESIDENT=False),
+    compile_kernel(bias_gradient_kernel, **SMALL, STAGES=3),
+    compile_kernel(bias_gradient_kernel, maxnreg=128, **HEADS, BLOCK_Q=128, BLOCK_K=64, STAGES=2),
+    compile_kernel(forward_kernel, **SMALL | {"WIDE": True}, TILES=4),
+    compile_kernel(backward_kernel, **FOUR | {"WIDE": True}),
+    compile_kernel(bias_gradient_kernel, **SMALL | {"WIDE": True}, STAGES=3),
+    compile_kernel(late_forward_kernel, maxnreg=168, **SMALL | {"BLOCK_K": 128}, TILES=4, LATE=16),
+    compile_kernel(late_backward_kernel, **LARGE | {"K_TILES": 4}, Q_TILES=4),
+    compile_kernel(late_backward_kernel, **SMALL, Q_TILES=2, K_TILES=2),
+]
 PAIRS = {"C": 128, "E": 128, "BLOCK_M": 64}
 DROP = {"HAS_DROP": True, "DROP_STEP": 1}
 TILE = [64, 128]
@@ -100,4 +122,4 @@ TEXTS = [
         {"z_rows": TILE, "w_rows": [128, 128], "ab_rows": [128, 64]}, **PAIRS, num_warps=4,
     ),
 ]  # fmt: skip
-print(*(text.count("wgmma.mma_async") for text in TEXTS))
+print(*(text.count("wgmma.mma_async") for text in ATTENTION + TEXTS))

@@ -1,0 +1,130 @@
+"""Triangle attention and multiplication of AF2, Boltz, OpenFold3 and Protenix.
+
+Arguments that only pick another implementation of the same maths (chunk sizes, `use_...` flags)
+are accepted and ignored; what the fused op cannot take goes to the original forward.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from evofeed.kernels.ops.gated_attention.op import gated_attention, gated_attention_fits
+from evofeed.kernels.ops.triangle_multiplication.op import (
+    triangle_multiplication,
+    triangle_multiplication_fits,
+)
+from evofeed.kernels.ops.triangle_multiplication.reference import TriangleWeights
+from evofeed.kernels.swap.forms import Form, Linear, Norm, Part, parts_of, plain_class
+from evofeed.kernels.swap.parameters import (
+    attention_weights,
+    four_axes,
+    halves,
+    shaped,
+    three_axes,
+    within,
+)
+
+
+def attention_parts(channels: str) -> dict[str, Part]:
+    """The layers of an `mha` with OpenFold's names; gate and output may have biases."""
+    return {
+        **{f"mha.linear_{name}": Linear("hd", channels) for name in "qkv"},
+        "mha.linear_g": Linear("hd", channels, None), "mha.linear_o": Linear(channels, "hd", None),
+    }  # fmt: skip
+
+
+def is_transposed(x: Tensor) -> bool:
+    """Whether `x` is a view of a contiguous tensor with its two position axes exchanged."""
+    return not x.is_contiguous() and x.transpose(-2, -3).is_contiguous()
+
+
+def pair_layer(module: Any) -> Any:
+    """What makes a triangle attention's bias (OpenFold3: `linear_z`)."""
+    return module.linear if hasattr(module, "linear") else module.linear_z
+
+
+def attend(
+    module: Any, x: Tensor, mask: Tensor | None = None, transpose_bias: bool = False, **how: Any
+) -> Tensor | None:
+    """Triangle attention around either node; a transposed view is read in place as the other."""
+    weights = attention_weights(module.layer_norm, module.mha, pair_layer(module).weight)
+    swap = is_transposed(x)
+    natural = x.transpose(-2, -3) if swap else x
+    flat = four_axes(natural)
+    if not (within(mask, x) and gated_attention_fits(flat, weights, module.mha.no_heads)):
+        return None
+    if mask is not None and swap:
+        mask = mask.transpose(-1, -2)
+    update = gated_attention(
+        flat, weights, module.mha.no_heads, mask=three_axes(mask, natural),
+        columns=(not module.starting) != swap, turned=transpose_bias, eps=module.layer_norm.eps,
+    )  # fmt: skip
+    update = shaped(update, natural)
+    return update.transpose(-2, -3) if swap else update
+
+
+for _pair in ("linear", "linear_z"):
+    Form(
+        attend,
+        {"layer_norm": Norm("z"), **attention_parts("z"), _pair: Linear("h", "z")},
+        ("x", "mask", "transpose_bias?"), ("NNz", "NN"), heads="mha.no_heads",
+        flags={"starting": bool},
+    )  # fmt: skip
+
+
+def triangle_weights(module: Any) -> TriangleWeights:
+    """Parameters of a triangle multiplication, also of one whose a and b share a matrix."""
+    into, *projections, out, z, g = parts_of(module)
+    parts: list[Any] = [t for layer in projections for t in (layer.weight, layer.bias)]
+    if len(projections) == 2:
+        parts = [t for half in zip(*map(halves, parts), strict=True) for t in half]
+    return TriangleWeights(  # type: ignore[call-arg]
+        into.weight, into.bias, *parts, out.weight, out.bias, z.weight, z.bias, g.weight, g.bias,
+    )  # fmt: skip
+
+
+def multiply(
+    module: Any, z: Tensor, mask: Tensor | None = None, outgoing: bool | None = None,
+    late: tuple[Any, ...] = (), inplace_safe: bool = False, **how: Any,
+) -> Tensor | None:  # fmt: skip
+    """Triangle multiplication; in place it would change what is returned too."""
+    weights, flat = triangle_weights(module), four_axes(z)
+    fits = within(mask, z) and triangle_multiplication_fits(flat, weights)
+    if inplace_safe or any(late) or not fits:
+        return None
+    update = triangle_multiplication(
+        flat, weights, outgoing=module._outgoing if outgoing is None else outgoing,
+        mask=three_axes(mask, z), eps=parts_of(module)[0].eps,
+    )  # fmt: skip
+    return shaped(update, z)
+
+
+_APART = ("linear_a_p", "linear_a_g", "linear_b_p", "linear_b_g")
+for _layers, _width in ((_APART, "e"), (("linear_ab_p", "linear_ab_g"), "2e")):
+    Form(
+        multiply,
+        {"layer_norm_in": Norm("z"), **{name: Linear(_width, "z", None) for name in _layers},
+         "layer_norm_out": Norm("e"), "linear_z": Linear("z", "e", None),
+         "linear_g": Linear("z", "z", None)},
+        ("z", "mask"), ("NNz", "NN"), flags={"_outgoing": bool},
+    )  # fmt: skip
+
+
+def _not_named(name: str) -> Any:
+    def untried(module: nn.Module) -> str | None:
+        known = plain_class(module).__name__ == name
+        return None if known else "does not show in which direction it goes"
+
+    return untried
+
+
+for _direction in ("Outgoing", "Incoming"):  # Boltz's have no attribute of it: the trial decides
+    Form(
+        multiply,
+        {"norm_in": Norm("z"), "p_in": Linear("2e", "z"), "g_in": Linear("2e", "z"),
+         "norm_out": Norm("e"), "p_out": Linear("z", "e"), "g_out": Linear("z", "z")},
+        ("z|x", "mask"), ("NNz", "NN"), options={"outgoing": _direction == "Outgoing"},
+        untried=_not_named(f"TriangleMultiplication{_direction}"),
+    )  # fmt: skip
