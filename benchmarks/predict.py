@@ -54,6 +54,7 @@ def main() -> None:
             result[f"{n}"] = [
                 seconds("predict", data, f"r{n}_A", *rest, out / f"{i}") for i in "123"
             ]
+            save(options.out, result)
         result["one_call"] = seconds("predict", data, "--all", *rest, out / "all")
     save(options.out, result)
 
