@@ -159,6 +159,7 @@ def pieces() -> list[Row]:
         long_chains(),
         longest(),
         beside_openfold(),
+        predictions(),
         tuned(),
     ]
 
@@ -210,6 +211,22 @@ def beside_openfold() -> Row:
         f"in its settings for long chains {careful[0]['seconds']:.1f} s, "
         f"{careful[0]['peak_gib']:.1f} GiB (float32, other runs)",
         name,
+    )
+
+
+def predictions() -> Row:
+    """The whole command, weights to files."""
+    found = result("predict_h200")
+    theirs = found["openfold"]["seconds"]
+    sizes = [key for key in found if key.isdigit()]
+    ours = " / ".join(f"{statistics.median(found[size]):.0f}" for size in sizes)
+    beside = " / ".join(f"{seconds[0]:.0f}" for seconds in theirs.values())
+    return (
+        f"`evofeed predict`, weights to files, {found['rows']:,} rows, 3 recycles, "
+        f"{' / '.join(sizes)} residues",
+        f"{ours} s, 4 templates",
+        f"OpenFold's command at {' / '.join(theirs)} {beside} s, no templates, same card",
+        "predict_h200",
     )
 
 
