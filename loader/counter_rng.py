@@ -21,6 +21,7 @@ MIX_2: Final = 0x94D049BB133111EB
 _WORD: Final = (1 << 64) - 1
 
 
+@enum.unique
 class Purpose(enum.IntEnum):
     """What a stream of draws decides. Numbers are part of the stream: never renumber."""
 
@@ -47,7 +48,6 @@ class Purpose(enum.IntEnum):
     CHAIN_CROP = 22
     DATAPOINT = 23
     CROP_STRATEGY = 24
-    HOOKS = 25
     CROP_CENTRE = 25
     CONFORMER = 26
     CONFORMER_ROTATION = 27
@@ -67,6 +67,7 @@ class Purpose(enum.IntEnum):
     COMBINATIONS = 49
     MOLECULE_ORDER = 50
     COPY_ORDER = 51
+    HOOKS = 60
     RESIDUE_SIDE = 52
 
 
