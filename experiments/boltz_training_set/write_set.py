@@ -19,11 +19,11 @@ import numpy as np
 from evofeed.base.errors import ChainMissing
 from evofeed.loader.views.boltz.rows import CODES, distinct_rows
 from evofeed.loader.views.columns import (
-    centre_atoms,
-    distogram_atoms,
     name_codes,
     present_residues,
     residue_codes,
+    split_tokens,
+    standing_atoms,
 )
 from evofeed.protein.alignment import Alignment
 from evofeed.protein.datapoints import LIGAND, alignment_names
@@ -91,11 +91,8 @@ def structure_tables(
         conformer.append(known.position[0][known.rows_of(name, section.atom_name[low:high])])
     codes = residue_codes(section.residue_name)
     standard = (codes >= 0) & (section.chain_type[chain[bounds[:-1]]] != LIGAND)
-    stands = []  # the named atom of a standard residue, else the first
-    for wanted in (centre_atoms(names), distogram_atoms(names)):
-        rows = np.flatnonzero(standard[residue] & (section.atom_name == np.array(wanted)[residue]))
-        stands.append(bounds[:-1].copy())
-        stands[-1][residue[rows]] = rows
+    whole = split_tokens(section, np.ones(len(names), bool))
+    stands = standing_atoms(section, standard, whole)
     within = np.equal(*residue[section.bond_atom].T)
     one, two = section.bond_atom[~within].T
     return tables_of(
