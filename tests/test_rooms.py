@@ -61,9 +61,9 @@ BUDGET = {
     "loader": 12_920,
     "service": 8_490,
     "trainer": 14_230,
-    "kernels": 16_710,
+    "kernels": 16_720,
     "synth": 2_020,
-    "tests": 45_430,
+    "tests": 45_440,
     "benchmarks": 9_550,
 }
 

@@ -7,8 +7,8 @@ versions in `VERSIONS`; on another one a test says so, and this is the file to r
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,6 +18,9 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 VERSIONS = {"torch": ("2.8", "2.13"), "triton": ("3.4", "3.7")}
 """From and up to which versions these names hold."""
+
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 # --- autograd -------------------------------------------------------------------------------------
@@ -66,6 +69,12 @@ def saved_tensor_hooks_active() -> bool:
 def backward_runs() -> bool:
     """Whether this is called inside a backward pass."""
     return bool(torch._C._current_graph_task_id() != -1)
+
+
+def constant_when_compiled(function: F) -> F:
+    """`torch.compiler.assume_constant_result`, which first imports the compiler: seconds."""
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
 
 
 def no_modes() -> Any:

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from evofeed.kernels.fused_module import Fused
+from evofeed.kernels.runtime.private_apis import constant_when_compiled
 
 # These pick another implementation of the same maths, or how much of it is done at once.
 IGNORED = re.compile(
@@ -104,7 +105,7 @@ class Form:
         FORMS.append(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _declared, (FORMS.index(self),)  # pickled, it stays one object
+        return _declared, (FORMS.index(self),)  # it stays one object wherever it is sent
 
     @functools.cached_property
     def inside(self) -> dict[str, set[str]]:
@@ -242,13 +243,9 @@ def turns_bias(module: Any) -> bool:
     return bool(_takes_turned_bias(kind))
 
 
+@constant_when_compiled  # torch.compile would trace past the cache, and warn of it
 def _takes_turned_bias(kind: Any) -> bool:
     return _takes("transpose_bias", kind)
-
-
-# torch.compile would trace past the cache, and warn of it. This is all that
-# torch.compiler.assume_constant_result does but import the compiler, which takes seconds.
-_takes_turned_bias._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 @functools.cache
