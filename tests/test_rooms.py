@@ -48,6 +48,7 @@ def test_a_training_machine_needs_only_the_base_install_and_torch() -> None:
         "for room in ('store', 'loader', 'trainer', 'kernels'):\n"
         "    module = importlib.import_module('evofeed.' + room)\n"
         "    [getattr(module, name) for name in module.__all__]\n"
+        "assert 'torch._dynamo' not in sys.modules, 'the compiler takes seconds to import'\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
 
