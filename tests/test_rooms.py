@@ -64,7 +64,7 @@ BUDGET = {
     "trainer": 14_230,
     "kernels": 16_720,
     "synth": 2_020,
-    "tests": 45_440,
+    "tests": 45_480,
     "benchmarks": 9_550,
 }
 

@@ -8,6 +8,7 @@ import json
 import sys
 import tarfile
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -158,8 +159,9 @@ def test_chains_are_paired_by_organism(start: Start, databases: dict[str, str]) 
     assert all("UniRef100_2_" in h for h in heads[0]) and all("_3_" in h for h in heads[1])
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # the client's
 def test_templates_are_named_in_the_result_and_fetched_with_their_structures(
-    start: Start, tmp_path: Path, golden: Path
+    start: Start, tmp_path: Path, golden: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     require_programs()
     query, *kin = FAMILIES[0]
@@ -183,6 +185,11 @@ def test_templates_are_named_in_the_result_and_fetched_with_their_structures(
     with tarfile.open(fileobj=io.BytesIO(packed)) as tar:
         assert {"133l.cif", "pdb70_a3m.ffdata", "pdb70_a3m.ffindex"} <= set(tar.getnames())
         assert "1ckd.cif" not in tar.getnames()  # it has no alignment
+    run = own_client("colabfold.colabfold", monkeypatch)
+    place, url = str(tmp_path / "own"), str(client.base_url).rstrip("/")
+    rows, folders = run([query], place, use_env=False, use_templates=True, host_url=url)
+    assert rows[0].count(">") > 3
+    assert Path(folders[0], "133l.cif").is_file() and Path(folders[0], "pdb70_a3m.ffdata").is_file()
 
 
 def test_tickets_are_taken_in_turns_and_outlive_the_service(
@@ -303,6 +310,33 @@ def test_templates_that_are_not_there_stop_the_service_before_it_starts(
 PROJECTS = Path(__file__).parents[2] / ".projects"
 
 
+def own_client(module: str, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """`run_mmseqs2` of ColabFold or Boltz, which waits less; `make projects` installs them."""
+    monkeypatch.setattr(sys, "path", [*sys.path, str(PROJECTS)])
+    pytest.importorskip(module.partition(".")[0], reason="make projects")
+    monkeypatch.setattr("time.sleep", lambda seconds, rest=time.sleep: rest(min(seconds, 0.1)))
+    run: Callable[..., Any] = importlib.import_module(module).run_mmseqs2
+    return run
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_fifty_of_colabfolds_clients_at_once_get_their_own_rows(
+    start: Start, databases: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = own_client("colabfold.colabfold", monkeypatch)
+    url = str(start(msa_databases=databases).base_url).rstrip("/")
+    queries = [sequence for kin in FAMILIES for sequence in kin][:50]
+
+    def ask_for(number: int) -> str:
+        return str(run([queries[number]], str(tmp_path / f"{number}"), host_url=url)[0])
+
+    with ThreadPoolExecutor(50) as pool:
+        found = list(pool.map(ask_for, range(50)))
+    assert [text.splitlines()[1] for text in found] == queries
+    assert all(text.count(">") > 4 for text in found)
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("module", ["boltz.data.msa.mmseqs2", "colabfold.colabfold"])
@@ -313,11 +347,7 @@ def test_the_clients_of_colabfold_and_boltz_themselves_get_rows_and_pairs_and_th
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """`make projects` installs them."""
-    monkeypatch.setattr(sys, "path", [*sys.path, str(PROJECTS)])
-    pytest.importorskip(module.partition(".")[0], reason="make projects")
-    run = importlib.import_module(module).run_mmseqs2
-    monkeypatch.setattr("time.sleep", lambda seconds, rest=time.sleep: rest(min(seconds, 0.1)))
+    run = own_client(module, monkeypatch)
     client = start(msa_databases=databases, auth="on")
     url = str(client.base_url).rstrip("/")
     _, token = create_token(start.database(), label="lab", scopes=["jobs"])
