@@ -101,7 +101,7 @@ def table_html(heads: Sequence[Any], rows: Iterable[Sequence[Any]]) -> str:
     """A table of text, all of it escaped; None is an empty cell, and a row begins with its name."""
     cells = [("th", heads), *(("td", row) for row in rows)]
     lines = (
-        f"<th>{escape(str(first))}</th>"
+        (f"<th>{escape(str(first))}</th>" if first != "" else "<td></td>")  # no header without text
         + "".join(f"<{tag}>{'' if x is None else escape(str(x))}</{tag}>" for x in rest)
         for tag, (first, *rest) in cells
     )

@@ -384,9 +384,10 @@ def main(out: Path, dataset: str) -> None:
         save_config(config(axial=2), out / "run.yaml")
     dist.barrier()
     comm.BATCHES = 1
+    measured = "--steps", 2, "--out", out / "comm.json"
     for words in (
         ["predict", dataset, chain, "--checkpoint", out / "run", "--out", out / f"{chain}.pdb"],
-        ["bench", "comm", out / "run.yaml", "--dataset", dataset, "--out", out / "comm.json"],
+        ["bench", "comm", out / "run.yaml", "--dataset", dataset, *measured],
     ):
         try:
             main_of_evofeed([*map(str, words), "--device", "cpu"])
