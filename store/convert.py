@@ -8,11 +8,11 @@ opened by a child process that builds nothing but numpy arrays and plain values.
 
 from __future__ import annotations
 
-import multiprocessing
+import subprocess
+import sys
+import tempfile
 import zipfile
 from collections.abc import Iterable, Mapping
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,12 +22,12 @@ from evofeed.base.errors import FeatureError, InputError
 from evofeed.protein.chain_record import ChainRecord
 from evofeed.protein.residues import GAP, HHBLITS_TO_RESTYPE, RESTYPES
 from evofeed.store.history import Snapshot
-from evofeed.store.unpickle import limit_process, load_features
 from evofeed.store.writer import DatasetWriter
 
 PICKLES: Final = (".pkl", ".pickle", ".pkl.gz", ".pkl.xz", ".pickle.gz", ".pickle.xz")
 MAX_NBYTES: Final = 4 << 30
 """Of one feature file, unpacked."""
+CHILD_SECONDS: Final = 300
 
 
 def convert(
@@ -40,8 +40,7 @@ def convert(
 ) -> Snapshot:
     """Publish feature files as a snapshot; a file's name up to its first dot is the chain id.
 
-    Files that cannot be read are left out and listed in the manifest's `dropped`. A script that
-    converts pickles does so below `if __name__ == "__main__":`, for a child process opens them.
+    Files that cannot be read are left out and listed in the manifest's `dropped`.
 
     Raises:
         InputError: a pickle without `trusted_pickle`, or no file could be read.
@@ -69,7 +68,13 @@ def read_features(path: str | Path, *, trusted_pickle: bool = False) -> ChainRec
     """
     path = Path(path)
     refuse_untrusted(path, trusted_pickle)
-    arrays = _unpickled(path) if path.name.endswith(PICKLES) else _load_npz(path)
+    if path.name.endswith(PICKLES):
+        with tempfile.TemporaryDirectory() as folder:
+            plain = Path(folder) / "features.npz"
+            _unpickle_in_child(path, plain)
+            arrays = _load_npz(plain)
+    else:
+        arrays = _load_npz(path)
     return from_raw_features(arrays, _chain_id(path), str(path))
 
 
@@ -99,17 +104,17 @@ def _load_npz(path: Path) -> dict[str, np.ndarray]:
         raise InputError(f"no readable npz: {error}", path=str(path)) from None
 
 
-def _unpickled(path: Path) -> dict[str, np.ndarray]:
-    """The arrays of a pickle, opened by a child under limits: a bomb ends that alone."""
-    spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(1, spawn, initializer=limit_process) as child:
-        try:
-            return child.submit(load_features, path).result()
-        except BrokenProcessPool:
-            raise InputError("its reader died, of memory or time", path=str(path)) from None
-        except Exception as error:  # what junk raises, whatever it is
-            what = f"pickle refused: {type(error).__name__}: {error}"
-            raise InputError(what, path=str(path)) from None
+def _unpickle_in_child(path: Path, target: Path) -> None:
+    command = [sys.executable, "-m", "evofeed.store.unpickle", str(path), str(target)]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=CHILD_SECONDS, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise InputError(f"not read within {CHILD_SECONDS} s", path=str(path)) from None
+    if done.returncode:
+        why = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        raise InputError(f"pickle refused: {why}", path=str(path))
 
 
 def from_raw_features(features: Mapping[str, Any], chain_id: str, path: str = "") -> ChainRecord:

@@ -1,15 +1,20 @@
-"""A trusted feature pickle, building nothing but arrays and texts.
+"""Child process: one trusted feature pickle -> npz, building nothing but arrays and texts.
 
-"Trusted" is the user's word; this is the second line of defence. The unpickler knows the few names
-that numpy arrays need and refuses every other.
+    python -m evofeed.store.unpickle features.pkl out.npz
+
+"Trusted" is the user's word; this is the second line of defence. The unpickler
+knows the few names that numpy arrays need and refuses every other; memory and
+CPU time are capped, so a bomb ends this process and not its parent.
 """
 
 from __future__ import annotations
 
 import gzip
+import io
 import lzma
 import pickle
 import resource
+import sys
 from pathlib import Path
 from typing import Any, Final
 
@@ -48,21 +53,13 @@ def _latin1(text: str, encoding: str) -> bytes:
     return text.encode("latin-1")
 
 
-def limit_process() -> None:
-    """Cap memory and CPU time of this process, so that a bomb ends it and not its parent."""
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-    resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))
-
-
-def load_features(path: Path) -> dict[str, np.ndarray]:
-    """The feature dict of a pickle, packed by gzip or xz as its name says; texts as byte strings.
+def load_features(data: bytes) -> dict[str, np.ndarray]:
+    """The feature dict of a pickle, texts as byte strings.
 
     Raises:
         pickle.UnpicklingError: it holds anything but arrays and plain values.
     """
-    opener: Any = {".gz": gzip.open, ".xz": lzma.open}.get(path.suffix, open)
-    with opener(path, "rb") as file:
-        features = ArrayUnpickler(file).load()
+    features = ArrayUnpickler(io.BytesIO(data)).load()
     if not isinstance(features, dict):
         raise pickle.UnpicklingError(f"a feature file holds a dict, not {type(features).__name__}")
     arrays = {}
@@ -78,3 +75,21 @@ def _bytes(value: Any) -> bytes:
     if not isinstance(value, bytes | str):
         raise pickle.UnpicklingError(f"an object array of {type(value).__name__}")
     return value if isinstance(value, bytes) else value.encode()
+
+
+def main(source: str, target: str) -> None:
+    """Convert one file under limits."""
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))
+    opener: Any = {".gz": gzip.open, ".xz": lzma.open}.get(Path(source).suffix, open)
+    with opener(source, "rb") as file:
+        data = file.read(MEMORY // 2)
+    np.savez(target, **load_features(data))  # type: ignore[arg-type]  # names are keywords
+
+
+if __name__ == "__main__":
+    try:
+        main(sys.argv[1], sys.argv[2])
+    except BaseException as error:  # whatever it is, the parent gets one line
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        sys.exit(1)
