@@ -159,23 +159,27 @@ def test_chains_are_paired_by_organism(start: Start, databases: dict[str, str]) 
     assert all("UniRef100_2_" in h for h in heads[0]) and all("_3_" in h for h in heads[1])
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # the client's
-def test_templates_are_named_in_the_result_and_fetched_with_their_structures(
-    start: Start, tmp_path: Path, golden: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def with_templates(start: Start, tmp_path: Path) -> httpx.Client:
+    """Of a service that has templates for the first family's query."""
     require_programs()
-    query, *kin = FAMILIES[0]
+    _, *kin = FAMILIES[0]
     databases = {
         "uniref": cluster_db(tmp_path / "uniref", [(f"k{n}", s) for n, s in enumerate(kin)]),
         "pdb": mmseqs_db(tmp_path / "pdb", [("133l_A", kin[0]), ("1ckd_A", FAMILIES[1][0])]),
     }
     templates = hh_db(tmp_path / "pdb70", {"133l_A": [("133l_A", kin[0])]})
-    client = start(
+    return start(
         msa_databases=databases,
         msa_workers=1,
         msa_templates=templates,
         msa_mmcif=str(Path(INPUTS[0]) / "template_mmcif"),
     )
+
+
+def test_templates_are_named_in_the_result_and_fetched_with_their_structures(
+    start: Start, tmp_path: Path, golden: Path
+) -> None:
+    client, query = with_templates(start, tmp_path), FAMILIES[0][0]
     files = fetch(client, ask(client, query, mode="env"))
     (hit,) = files["pdb70.m8"].decode().splitlines()
     assert hit.split("\t")[:2] == ["101", "133l_A"]
@@ -185,11 +189,6 @@ def test_templates_are_named_in_the_result_and_fetched_with_their_structures(
     with tarfile.open(fileobj=io.BytesIO(packed)) as tar:
         assert {"133l.cif", "pdb70_a3m.ffdata", "pdb70_a3m.ffindex"} <= set(tar.getnames())
         assert "1ckd.cif" not in tar.getnames()  # it has no alignment
-    run = own_client("colabfold.colabfold", monkeypatch)
-    place, url = str(tmp_path / "own"), str(client.base_url).rstrip("/")
-    rows, folders = run([query], place, use_env=False, use_templates=True, host_url=url)
-    assert rows[0].count(">") > 3
-    assert Path(folders[0], "133l.cif").is_file() and Path(folders[0], "pdb70_a3m.ffdata").is_file()
 
 
 def test_tickets_are_taken_in_turns_and_outlive_the_service(
@@ -317,6 +316,19 @@ def own_client(module: str, monkeypatch: pytest.MonkeyPatch) -> Callable[..., An
     monkeypatch.setattr("time.sleep", lambda seconds, rest=time.sleep: rest(min(seconds, 0.1)))
     run: Callable[..., Any] = importlib.import_module(module).run_mmseqs2
     return run
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # the client's
+def test_colabfolds_own_client_fetches_templates(
+    start: Start, tmp_path: Path, golden: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = own_client("colabfold.colabfold", monkeypatch)
+    url = str(with_templates(start, tmp_path).base_url).rstrip("/")
+    how: dict[str, Any] = {"use_env": False, "use_templates": True, "host_url": url}
+    rows, folders = run([FAMILIES[0][0]], str(tmp_path / "own"), **how)
+    assert rows[0].count(">") > 3
+    assert Path(folders[0], "133l.cif").is_file() and Path(folders[0], "pdb70_a3m.ffdata").is_file()
 
 
 @pytest.mark.slow
