@@ -218,14 +218,16 @@ def predictions() -> Row:
     """The whole command, weights to files."""
     found = result("predict_h200")
     theirs = found["openfold"]["seconds"]
-    sizes = [key for key in found if key.isdigit()]
-    ours = " / ".join(f"{statistics.median(found[size]):.0f}" for size in sizes)
-    beside = " / ".join(f"{seconds[0]:.0f}" for seconds in theirs.values())
+    sizes = {f"{int(key):,}": found[key] for key in found if key.isdigit()}
+    ours, beside = (
+        " / ".join(f"{statistics.median(seconds):.0f}" for seconds in whose)
+        for whose in (sizes.values(), theirs.values())
+    )
     return (
         f"`evofeed predict`, weights to files, {found['rows']:,} rows, 3 recycles, "
         f"{' / '.join(sizes)} residues",
         f"{ours} s, 4 templates",
-        f"OpenFold's command at {' / '.join(theirs)} {beside} s, no templates, same card",
+        f"OpenFold's command {beside} s at {' / '.join(theirs)}, no templates, same card",
         "predict_h200",
     )
 

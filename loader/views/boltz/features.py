@@ -125,13 +125,13 @@ def _rows(packed: Mapping[str, Tensor], config: BoltzConfig) -> dict[str, Tensor
     factor = math.pi / 2 if config.pi_half else 2 / math.pi
     values = factor * torch.arctan(deletions / 3)
     drawn = int(packed["num_rows"]) if not config.profile_of_kept else len(every)
-    rows, tokens = config.max_seqs, config.max_tokens
     hot = _hot(every[:drawn], NUM_TOKENS)
     if config.profile_of_kept:
         profile = hot.sum(0) / drawn
     else:
         profile = torch.stack([(every == code).sum(0) for code in range(NUM_TOKENS)], -1)
         profile = profile / len(every)
+    rows, tokens = config.max_seqs, config.max_tokens
     rest = (rows - drawn, tokens - every.shape[1])
     fill = GAP_CODE if config.padding_of_ones else 0
     paired = packed["is_paired"][:drawn].float()[:, packed["token_chain"].long()]
