@@ -45,10 +45,6 @@ def train(
     device: Device = "",
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Event files too.")] = False,
     wandb: Annotated[str, typer.Option(help="Log to this Weights & Biases project too.")] = "",
-    openfold_config: Annotated[
-        Path | None,
-        typer.Option(help="JSON of an OpenFold configuration: its model and losses, not ours."),
-    ] = None,
     as_json: Json = False,
 ) -> None:  # fmt: skip
     """Train AlphaFold2 on a dataset; `evofeed report` says where the time went.
@@ -85,10 +81,6 @@ def train(
             raise typer.BadParameter(f"--share: {error}") from error
     if chain:
         settings = settings.replace(loader={**settings.loader, "chains": tuple(chain)})
-    if openfold_config is not None:
-        from evofeed.trainer.formats.openfold_config import with_openfold_config
-
-        settings = with_openfold_config(settings, openfold_config)
     result = run_training(
         settings,
         dataset,

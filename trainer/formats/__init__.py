@@ -1,1 +1,1 @@
-"""Other people's files: OpenFold's and AF2's weights and settings, PDB and mmCIF text."""
+"""Other people's files: OpenFold's and AF2's weights."""

@@ -12,13 +12,13 @@ from typing import Any
 
 import torch
 from tests.trainer.model.golden_case import Case
-from torch import Tensor, nn
-
-from evofeed.trainer.formats.openfold_config import (
+from tests.trainer.model.openfold_config import (
     loss_config_from_openfold,
     model_config_from_openfold,
     template_config_from_openfold,
 )
+from torch import Tensor, nn
+
 from evofeed.trainer.losses import AlphaFoldLoss, chi, cross_entropy, fape, renaming, violation
 from evofeed.trainer.losses import lddt as lddt_losses
 from evofeed.trainer.model import (

@@ -16,13 +16,13 @@ from tests.trainer.model.golden_kinds import (
     one_linear,
     total_loss,
 )
-from torch import Tensor, nn
-
-from evofeed.trainer.formats.openfold_config import (
+from tests.trainer.model.openfold_config import (
     loss_config_from_openfold,
     model_config_from_openfold,
     template_config_from_openfold,
 )
+from torch import Tensor, nn
+
 from evofeed.trainer.losses import AlphaFoldLoss, cross_entropy, fape, violation
 from evofeed.trainer.losses.center_of_mass import chain_center_of_mass_loss
 from evofeed.trainer.model import heads

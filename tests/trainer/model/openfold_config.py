@@ -1,15 +1,11 @@
-"""Our configurations from OpenFold's, whose field names they share."""
+"""Our configurations from OpenFold's, as recordings have them."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from dataclasses import asdict, fields
-from pathlib import Path
+from dataclasses import fields
 from typing import Any
 
-from evofeed.base.errors import InputError, TrainerError
-from evofeed.trainer.config import TrainConfig
 from evofeed.trainer.model.config import (
     EvoformerConfig,
     ExtraMSAConfig,
@@ -20,29 +16,6 @@ from evofeed.trainer.model.config import (
     StructureModuleConfig,
     TemplateConfig,
 )
-
-
-def with_openfold_config(run: TrainConfig, path: Path) -> TrainConfig:
-    """A run whose model and losses are those of an OpenFold configuration.
-
-    Args:
-        path: JSON of `openfold.config.model_config(...)` (its `to_dict()`).
-
-    Raises:
-        InputError: no readable JSON, or it lacks what OpenFold's configurations have.
-        TrainerError: it asks for a loss that is not computed here; names it.
-    """
-    try:
-        config = json.loads(path.read_text())
-        model = model_config_from_openfold(config["model"])
-        loss = loss_config_from_openfold(config["loss"])
-    except OSError as error:
-        raise InputError(f"cannot be read: {error.strerror}", path=str(path)) from error
-    except KeyError as error:
-        raise InputError(f"no OpenFold configuration: {error} is missing", path=str(path)) from None
-    except (ValueError, TypeError) as error:
-        raise InputError(f"no OpenFold configuration: {error}", path=str(path)) from error
-    return run.replace(model=asdict(model), loss=asdict(loss))
 
 
 def _only(cls: type, section: Mapping[str, Any]) -> dict[str, Any]:
@@ -86,11 +59,7 @@ def _multimer_from_openfold(
 ) -> MultimerConfig | None:
     if "max_relative_chain" not in embedder:
         return None
-    if embedder["relpos_k"] != embedder["max_relative_idx"]:
-        raise TrainerError(
-            f"model.input_embedder has relpos_k {embedder['relpos_k']} and max_relative_idx "
-            f"{embedder['max_relative_idx']}: one number is used for both here"
-        )
+    assert embedder["relpos_k"] == embedder["max_relative_idx"]  # one number is used for both
     return MultimerConfig(**_only(MultimerConfig, {**embedder, **tm}))
 
 
@@ -113,9 +82,6 @@ def loss_config_from_openfold(config: Mapping[str, Any]) -> LossConfig:
 
     Of complexes it takes OpenFold's own faults too: the weight of the centre of mass counts
     twice, bonds are expected across chains, equal residue numbers never clash.
-
-    Raises:
-        TrainerError: terms that share one number here have several there.
     """
     fape, chi, violation = config["fape"], config["supervised_chi"], config["violation"]
     backbone = "intra_chain_backbone" if "intra_chain_backbone" in fape else "backbone"
@@ -174,14 +140,12 @@ def _multimer_losses(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _one(config: Mapping[str, Any], *paths: str) -> float:
-    """The number that is at all of the paths, dots between their parts."""
-    found = {}
+    """The one number that is at all of the paths, dots between their parts."""
+    found = set()
     for path in paths:
         value: Any = config
         for part in path.split("."):
             value = value[part]
-        found[path] = float(value)
-    if len(set(found.values())) != 1:
-        values = ", ".join(f"loss.{path} = {value:g}" for path, value in found.items())
-        raise TrainerError(f"one number is used for all of these here: {values}")
-    return found[paths[0]]
+        found.add(float(value))
+    (number,) = found
+    return number
