@@ -9,10 +9,9 @@ PyYAML; matplotlib for the picture, if there. Several cells in one call:
 
     ... --cells bf16:fused bf16:torch fp32:torch
 
-Each cell (precision:kernels, then `:eager` for no CUDA graphs, `:whole` to average the
-gradient in one piece after the backward pass, `:deterministic`, `:b4` for four samples at
-once, `:ckpt` to recompute activations) is one run in a process of its own; under torchrun
-all cells run in turn, in one. It gives `OUT/trainer_gpu.<cell>.json` and `.png`;
+Each cell (precision:kernels, then `:eager` for no CUDA graphs, `:deterministic`, `:b4` for four
+samples at once, `:ckpt` to recompute activations) is one run in a process of its own; under
+torchrun all cells run in turn, in one. It gives `OUT/trainer_gpu.<cell>.json` and `.png`;
 `OUT/trainer_gpu.txt` holds all tables, `OUT/cells.json` a line each: time, samples a second,
 memory. A cell whose parts do not add up to the wall time within 2 % fails.
 
@@ -63,7 +62,7 @@ def arguments() -> argparse.Namespace:
         "--cells",
         nargs="+",
         default=["bf16:fused"],
-        help="precision:kernels[:eager][:whole][:b4][:ckpt]",
+        help="precision:kernels[:eager][:b4][:ckpt]",
     )
     parser.add_argument("--recycles", type=int, help="passes without gradient; default: 0 to 3")
     parser.add_argument("--accumulate", type=int, default=1, help="passes per rank and step")
@@ -148,8 +147,8 @@ def settings(options: argparse.Namespace, cell: str) -> Any:
     return PRESETS[options.preset]().train.replace(
         steps=options.steps, accumulate=options.accumulate, precision=precision, kernels=kernels,
         loader=loader,
-        cuda_graphs="eager" not in flags, overlap="whole" not in flags,
-        deterministic="deterministic" in flags, profile_steps=options.profile_steps,
+        cuda_graphs="eager" not in flags, deterministic="deterministic" in flags,
+        profile_steps=options.profile_steps,
         checkpoint_every=0, validate_every=0,
         optim=OptimConfig(warmup_steps=1),  # full rate at once: wrong gradients would show
         model={"activation_checkpointing": "ckpt" in flags},

@@ -1,4 +1,4 @@
-"""`evofeed train`, `evofeed replay` and `evofeed predict`."""
+"""`evofeed train`."""
 
 from __future__ import annotations
 
@@ -100,35 +100,3 @@ def train(
         del values["losses"]  # steps.jsonl has them
         report = json.loads((out / "report.json").read_text())
         show_report(report | {"result": values}, as_json)
-
-
-def replay(
-    step: Annotated[Path, typer.Argument(help="A folder below nonfinite/ of a run.")],
-    device: Device = "",
-    precision: Annotated[str, typer.Option(help="Instead: bf16, fp16, tf32, fp32.")] = "",
-    kernels: Annotated[str, typer.Option(help="Instead of the run's: fused, torch.")] = "",
-    as_json: Json = False,
-) -> None:
-    """Repeat a step that had no finite gradient and name the module where it began.
-
-    Example:  evofeed replay runs/a/nonfinite/step_00000412.rank0 --device cpu --precision fp32
-    """
-    import torch
-
-    from evofeed.trainer.run.replay import replay_step
-
-    place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    found = replay_step(step, place, precision or None, kernels or None)
-    if as_json:
-        print(json.dumps(found))
-        return
-    print(f"step {found['step']} of {', '.join(found['samples']) or 'unnamed samples'}")
-    for number, one in enumerate(found["passes"]):
-        terms = ", ".join(f"{name} {value}" for name, value in one["terms"].items())
-        print(f"pass {number}: loss {one['loss']} ({terms})")
-        print(f"  first module with an output that is not finite: {one['first_module'] or 'none'}")
-        bad = one["gradients"]
-        more = f", {bad[0]} first" if bad else ""
-        print(f"  gradients that are not finite: {len(bad)}{more}")
-    how = f"on {found['device']} in {found['precision']} with {found['kernels']} kernels"
-    print(f"{'finite' if found['finite'] else 'not finite'} {how}")

@@ -100,9 +100,6 @@ class TrainConfig(Config):
     """`fused`: evofeed.kernels where there is a GPU; `torch`: the plain operators everywhere."""
     cuda_graphs: bool = True
     """On a GPU record forward and backward once per shape of a sample and replay them."""
-    overlap: bool = True
-    """Average the gradient over the ranks piece by piece during the backward pass, where that
-    can be: one pass a step, no clipping of each sample, `gradients` whole, `cuda_graphs` off."""
     deterministic: bool = False
     """Only algorithms that give the same bits twice; slower on a GPU."""
     checkpoint_every: int = 500
@@ -117,11 +114,9 @@ class TrainConfig(Config):
     """Steps sampled with the profiler for the run report; 0 takes none and counts no FLOPs."""
     max_skipped: int = 20
     """So many steps in a row without a finite gradient end the run."""
-    hang_factor: float = 100.0
-    """So many times the median step without a step stop the run, with the stacks of all ranks
-    below `hangs/`; 0: never."""
     hang_seconds: float = 1_080.0
-    """But never sooner: longer than the loader waits for a storage that does not answer."""
+    """So long without a step ends a rank, with the stacks of its threads on standard error: longer
+    than the loader waits for a storage that does not answer. 0: never."""
     prefetch: int = 16
     """Batches a rank's loader reads ahead; more help where storage is sometimes slow."""
     optim: OptimConfig = field(default_factory=OptimConfig)
@@ -147,8 +142,7 @@ class TrainConfig(Config):
         check_numbers(self, "steps", "accumulate", "axial", "keep_checkpoints", least=1)
         check_numbers(self, "max_skipped", "prefetch", "validate_batches", least=1)
         check_numbers(self, "checkpoint_every", "validate_every", "profile_steps", least=0)
-        check_numbers(self, "fixed_batches", "hang_factor", least=0)
-        check_numbers(self, "hang_seconds", above=0)
+        check_numbers(self, "fixed_batches", "hang_seconds", least=0)
         if min(self.shares, default=1.0) <= 0:
             raise ValueError(f"shares are {list(self.shares)}, but each must be above 0")
 

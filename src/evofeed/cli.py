@@ -47,7 +47,6 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "plan": ("evofeed.loader.commands", "plan", "Which rank reads which chains."),
     "train": ("evofeed.trainer.commands", "train", "Train the AlphaFold2 model."),
     "tune": ("evofeed.trainer.tune.commands", "tune", "Which settings train fastest here."),
-    "replay": ("evofeed.trainer.commands", "replay", "A step without a finite gradient, again."),
     "report": ("evofeed.trainer.report.commands", "report", "Where a run's time went."),
     "predict": ("evofeed.trainer.predict.commands", "predict", "Structures from weights."),
     "doctor": ("evofeed.doctor.command", "doctor", "What this machine has, and what to do."),

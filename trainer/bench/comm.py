@@ -68,7 +68,7 @@ def measure(
         os.environ["LOCAL_WORLD_SIZE"] = str(world.size // hosts)
         os.environ["LOCAL_RANK"] = str(world.rank % (world.size // hosts))
     still = replace(config.optim, learning_rate=1e-12, warmup_steps=0, decay_after=1 << 60)
-    config = config.replace(optim=still, fixed_batches=BATCHES, steps=1 << 60, overlap=False)
+    config = config.replace(optim=still, fixed_batches=BATCHES, steps=1 << 60)
     rounds = max(2, math.ceil(steps / BATCHES))
     bench, alone = _Bench(config, dataset, world), World(device=world.device)
     found: dict[str, Any] = {

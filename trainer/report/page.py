@@ -16,7 +16,7 @@ import numpy as np
 
 from evofeed.base.errors import InputError
 from evofeed.base.files import write_atomic
-from evofeed.base.run_files import HANGS, NONFINITE, STRUCTURE
+from evofeed.base.run_files import STRUCTURE
 from evofeed.protein.residues import ATOM_ORDER
 from evofeed.protein.structure_text import Structure
 from evofeed.trainer.log.runlog import read_steps
@@ -91,21 +91,11 @@ def _troubles(run: _Run) -> list[str]:
     """Steps without a finite gradient and times without a step, with where to look."""
     parts = []
     skipped = [line["step"] for line in run.steps if not line.get("finite", True)]
-    kept, hangs = (
-        sorted((run.folder / name).glob("step_*" + ending))
-        for name, ending in ((NONFINITE, ""), (HANGS, ".txt"))
-    )
     if skipped:
         first = ", ".join(map(str, skipped[:_LISTED])) + (" ..." if skipped[_LISTED:] else "")
-        again = [f" <code>evofeed replay {escape(str(one))}</code> repeats it." for one in kept[:1]]
         parts.append(
             f"<p>{escape(run.name)}: {len(skipped)} of {len(run.steps):,} steps had no finite "
-            f"gradient and changed nothing: {first}.{''.join(again)}</p>"
-        )
-    if hangs:
-        parts.append(
-            f"<p>{escape(run.name)}: it stopped because no step came: "
-            f"<code>{escape(str(hangs[-1]))}</code> has the stacks of all threads.</p>"
+            f"gradient and changed nothing: {first}. Their samples are in steps.jsonl.</p>"
         )
     return parts
 

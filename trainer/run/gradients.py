@@ -1,4 +1,4 @@
-"""Which parameters a loss does not reach, and which of its terms would reach them.
+"""Which parameters a loss does not reach, which terms would, and where a pass stops being finite.
 
 Bucketed data parallel training hangs, or silently trains nothing, when a loss
 term is switched off and takes parameters with it (High-Flyer met exactly this).
@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 
 class Untouched(NamedTuple):
@@ -78,3 +79,24 @@ def find_untouched(
         for name in parameters
         if name not in trained
     ]
+
+
+@contextmanager
+def first_nonfinite(model: nn.Module) -> Iterator[list[str]]:
+    """Names of modules in the order in which their outputs stop being finite; innermost first."""
+    found: list[str] = []
+
+    def look(name: str) -> Any:
+        def hook(module: nn.Module, args: Any, output: Any) -> None:
+            floats = (x for x in tree_leaves(output) if isinstance(x, Tensor))
+            if not all(bool(x.isfinite().all()) for x in floats):
+                found.append(name)
+
+        return hook
+
+    hooks = [part.register_forward_hook(look(name)) for name, part in model.named_modules() if name]
+    try:
+        yield found
+    finally:
+        for one in hooks:
+            one.remove()

@@ -12,9 +12,11 @@ a step's numbers are read one step later, by all ranks alike.
 
 from __future__ import annotations
 
+import faulthandler
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,25 +24,22 @@ import torch
 from torch import Tensor, nn
 
 from evofeed.base.errors import TrainerError
-from evofeed.base.run_files import NONFINITE
+from evofeed.base.run_files import STEPS
 from evofeed.kernels import OnePass
 from evofeed.trainer.config import TrainConfig
 from evofeed.trainer.gradients.modes import exchange_of
 from evofeed.trainer.log.clock import StepClock
-from evofeed.trainer.log.runlog import RunLog, without_nan
+from evofeed.trainer.log.runlog import RunLog
 from evofeed.trainer.run.distributed import World
 from evofeed.trainer.run.flat import FlatOptimizer, learning_rate
 from evofeed.trainer.run.gradients import watch_gradients
 from evofeed.trainer.run.graphs import Recycling, Replay, State
-from evofeed.trainer.run.nonfinite import HeldBatches, Pass, keep_step
-from evofeed.trainer.run.overlap import OverlappedMean
 from evofeed.trainer.run.precision import LossScale, autocast
 from evofeed.trainer.run.result import TrainResult
 from evofeed.trainer.run.saving import Saving
 from evofeed.trainer.run.stream import (
     BatchStream,
     Loader,
-    loader_stats,
     num_recycles,
     sample_names,
 )
@@ -52,7 +51,6 @@ from evofeed.trainer.run.telemetry import (
     measured,
     note_signals,
 )
-from evofeed.trainer.run.watchdog import Watchdog
 
 LossFunction = Callable[[Mapping[str, Any], dict[str, Tensor]], tuple[Tensor, Mapping[str, Tensor]]]
 _LOG = logging.getLogger(__name__)
@@ -95,7 +93,6 @@ class Loop:
         self.batch_like: dict[str, Tensor] = {}  # the first batch without its values
         on_gpu = world.device.type == "cuda"
         recorded = config.cuda_graphs and on_gpu
-        overlaps = world.size > 1 and not recorded and self._may_overlap()
         self.optimizer = FlatOptimizer(
             model, config.optim, fused=on_gpu and config.kernels == "fused",
             scale=LossScale(world.device) if config.precision == "fp16" else None,
@@ -113,18 +110,8 @@ class Loop:
         )  # fmt: skip
         self._one_pass = OnePass()
         self._replay = self._recorder() if recorded else None
-        self._overlapped = OverlappedMean(model, self.optimizer, world.size) if overlaps else None
         self._terms: list[str] = []
         self._telemetry = Telemetry(one_pass=config.accumulate == 1)
-        self._held = HeldBatches(world.device, config.accumulate)
-        self._passes: list[Pass] = []  # of the step whose numbers are under way
-        self._watchdog = Watchdog(
-            out,
-            world.rank,
-            factor=config.hang_factor,
-            least=config.hang_seconds,
-            facts=lambda: {"loader": {"state": loader.state_dict(), "stats": loader_stats(loader)}},
-        )
         self._unsynced = False  # this rank's gradient is there, and its alone
         self._skipped_in_a_row = 0
         self._asked = ""  # a signal reached this rank
@@ -143,7 +130,7 @@ class Loop:
             self.world.broadcast(buffer)
         self.model.train()
         began, first = time.perf_counter(), self.result.step
-        with note_signals(lambda name: setattr(self, "_asked", name)), self._watchdog:
+        with note_signals(lambda name: setattr(self, "_asked", name)), _ended_at_last():
             for step in range(self.result.step, self.config.steps):
                 if step == first:
                     with watch_gradients(self.model) as untouched:
@@ -171,14 +158,14 @@ class Loop:
         """One step, number `step` from 0: batch, gradient, update; nothing waits for the device."""
         config, clock = self.config, self.clock
         clock.begin(step, "profiling")
-        self._watchdog.beat(step)
+        if config.hang_seconds:  # nothing of Python's is needed to end: a thread of C watches
+            faulthandler.dump_traceback_later(config.hang_seconds, file=2, exit=True)
         if self.watch:
             self.watch(step)
         clock.part("optimizer")
         self.optimizer.zero_grad()
         numbers: Tensor | None = None
         samples: list[Names] = []
-        passes: list[Pass] = []
         for micro in range(config.accumulate):
             clock.part("data_wait")
             batch = next(self.stream)
@@ -191,9 +178,7 @@ class Loop:
                     self.optimizer.zero_grad()
             if micro == 0 and self.log:
                 self.log.values(step, epoch=self.stream.epoch, first=self.stream.first)
-            seed = self._sample_seed(step, micro)
-            passes.append(Pass(batch=self._held.hold(batch), seed=seed))
-            torch.manual_seed(seed)
+            torch.manual_seed(self._sample_seed(step, micro))
             part = self._backward(batch)
             numbers = part if numbers is None else numbers + part
         assert numbers is not None  # accumulate >= 1
@@ -217,7 +202,6 @@ class Loop:
         least = torch.ones_like(norm) if scale is None else scale.is_least
         known = torch.stack([norm.double(), least.double()])
         self._telemetry.send(step, torch.cat([numbers, known]), samples)
-        self._passes = passes
         self.result.step = step + 1
         self._every(step + 1)
         self._flush()
@@ -234,8 +218,7 @@ class Loop:
                 "call it once in after_backward"
             )
         self._unsynced = False
-        if not self._overlapped:
-            self.exchange.mean(self.optimizer.grad, self.result.step)
+        self.exchange.mean(self.optimizer.grad, self.result.step)
 
     def _backward(self, batch: dict[str, Tensor]) -> Tensor:
         """Forward and backward of one batch; its numbers, on the device."""
@@ -245,12 +228,7 @@ class Loop:
         else:
             loss, numbers = self._forward(batch)
             self.clock.part("backward")
-            if self._overlapped:  # it needs every gradient in its place at once
-                torch.autograd.backward(self.optimizer.scaled(loss))
-                self.clock.part("communication")
-                self._overlapped.finish()
-            else:
-                self.optimizer.backward(loss)
+            self.optimizer.backward(loss)
         if self.config.optim.clip == "per_example":  # of the sample, not of a rank's part
             self.world.mean_of_sample(self.optimizer.grad)
         self.optimizer.end_sample()
@@ -278,17 +256,6 @@ class Loop:
 
         return Replay(self._forward, one_pass, model.per_recycle, self.optimizer.backward)
 
-    def _may_overlap(self) -> bool:
-        """Communication during the backward pass, where a step has one and clips its mean.
-
-        A recorded backward pass has no such moments: it is one launch.
-        """
-        config = self.config
-        alone = config.axial == 1  # two kinds of exchange at a time could wait for each other
-        once = config.accumulate == 1 and config.optim.clip != "per_example"
-        whole = config.gradients.mode == "none" and self._after_backward is None
-        return config.overlap and once and alone and whole
-
     def _read(self) -> None:
         """Take in the numbers of the step before; all ranks see the same and act alike."""
         found = self._telemetry.take(self._terms)
@@ -311,26 +278,18 @@ class Loop:
             )  # fmt: skip
 
     def _skip(self, found: StepNumbers) -> None:
-        """Count a step without a finite gradient and keep what was in it."""
+        """Count a step without a finite gradient and write down whose samples were in it."""
         self.result.skipped.append(found.step)
         self._skipped_in_a_row += 1
-        folder = self.out / NONFINITE
-        entry = {
-            "step": found.step,
-            "samples": [name for ask in found.samples for name in ask()],
-            "mean_terms": found.terms,
-            "config": self.config.to_dict(),
-        }
-        self._held.wait()
-        keep_step(
-            folder / f"step_{found.step:08d}.rank{self.world.rank}", without_nan(entry),
-            self._passes, dict(self.optimizer.views(self.optimizer.param)),
-        )  # fmt: skip
+        ranks = self.world.collect([name for ask in found.samples for name in ask()])
+        names = [name for rank in ranks for name in rank]
+        if self.log:
+            self.log.values(found.step, samples=names)
         if self._skipped_in_a_row >= self.config.max_skipped:
             raise TrainerError(
-                f"{self._skipped_in_a_row} steps in a row without a finite gradient; "
-                "their samples are listed there, lower the learning rate or use precision fp32",
-                path=str(folder),
+                f"{self._skipped_in_a_row} steps in a row without a finite gradient, the last with "
+                f"{', '.join(names)}; lower the learning rate or use precision fp32",
+                path=str(self.out / STEPS),
             )
 
     def _every(self, done: int) -> None:
@@ -378,3 +337,12 @@ class Loop:
         """Seed of one sample's dropout; the same however a batch is spread over ranks."""
         number = (step * self.config.accumulate + micro) * self.world.readers + self.world.reader
         return (self.config.seed * 1_000_003 + number) % 2**63
+
+
+@contextmanager
+def _ended_at_last() -> Iterator[None]:
+    """Within it a step may set a time at which the process is ended; not behind it."""
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from evofeed.base.configs import replaced
 from evofeed.base.errors import InputError
@@ -15,6 +15,8 @@ from evofeed.trainer.presets import PRESETS
 from evofeed.trainer.run.distributed import World
 
 _C = TypeVar("_C", bound=Any)
+_GONE: Final = frozenset({"hang_factor", "overlap"})
+"""Settings that runs of before have written down."""
 
 
 def _preset(name: str) -> TrainConfig:
@@ -29,7 +31,7 @@ def from_dict(values: Mapping[str, Any], path: str | None = None) -> TrainConfig
     Raises:
         InputError: a name is unknown or a value is refused; says which.
     """
-    values = dict(values)
+    values = {name: value for name, value in values.items() if name not in _GONE}
     try:
         return replaced(_preset(str(values.get("preset", "initial_training"))), values)
     except ValueError as error:

@@ -34,7 +34,7 @@ def tune(
 ) -> None:
     """Measure which settings of a run are fastest on this machine, and write them as YAML.
 
-    Axial size, CUDA graphs, recomputation, batch, batches read ahead and overlap;
+    Axial size, CUDA graphs, recomputation, batch and batches read ahead;
     samples of a step stay the same. Start it once, it starts a rank on each GPU.
 
     Example: evofeed tune run.yaml --dataset data/ --out tuned.yaml

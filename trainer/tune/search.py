@@ -27,7 +27,6 @@ class Settings(NamedTuple):
     cuda_graphs: bool
     checkpointing: bool
     batch_size: int
-    overlap: bool
     prefetch: int
 
     @classmethod
@@ -35,7 +34,7 @@ class Settings(NamedTuple):
         """Those of a run."""
         return cls(
             config.axial, config.cuda_graphs, model_config(config).activation_checkpointing,
-            loader_config(config, World()).batch_size, config.overlap, config.prefetch,
+            loader_config(config, World()).batch_size, config.prefetch,
         )  # fmt: skip
 
 
@@ -79,7 +78,6 @@ def applied(config: TrainConfig, settings: Settings, ranks: int) -> TrainConfig:
         axial=settings.axial,
         accumulate=samples // at_once,
         cuda_graphs=settings.cuda_graphs,
-        overlap=settings.overlap,
         prefetch=settings.prefetch,
         model={**config.model, "activation_checkpointing": settings.checkpointing},
         loader={**config.loader, "batch_size": settings.batch_size},
@@ -96,7 +94,6 @@ def alternatives(ranks: int, on_gpu: bool) -> dict[str, Sequence[Any]]:
         "checkpointing": (False, True),
         "batch_size": (1, 2, 4, 8),
         "prefetch": (4, 16, 64),
-        "overlap": (True, False) if ranks > 1 else (),
     }
     return {name: some for name, some in values.items() if len(some) > 1}
 

@@ -8,10 +8,6 @@ from typing import Any, Final
 RUN: Final = "run.json"
 STEPS: Final = "steps.jsonl"
 STRUCTURE: Final = "validated.npz"
-NONFINITE: Final = "nonfinite"
-"""Folder of its steps without a finite gradient."""
-HANGS: Final = "hangs"
-"""Folder of what its ranks were doing when nothing moved."""
 
 
 def parse_steps(text: str) -> list[dict[str, Any]]:

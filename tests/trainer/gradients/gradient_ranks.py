@@ -135,7 +135,7 @@ def torchs(flat: FlatOptimizer, config: GradientConfig) -> list[Tensor]:
 def train(out: Path, name: str, steps: int) -> Loop:
     gradients = replace(CASES[name], rank=2, density=0.05, warmup_steps=5)
     world = World(rank=on_hosts_of(2), size=RANKS)
-    loop = standin_loop(out, steps, world=world, hang_factor=0.0, gradients=gradients)
+    loop = standin_loop(out, steps, world=world, gradients=gradients)
     loop.resume()
     loop.run()
     return loop

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from evofeed.trainer.run.gradients import find_untouched, watch_gradients
+from evofeed.trainer.run.gradients import find_untouched, first_nonfinite, watch_gradients
 
 
 class TwoHeads(nn.Module):
@@ -47,3 +47,14 @@ def test_a_term_of_weight_zero_that_is_in_the_sum_still_touches() -> None:
         (outputs["left"].sum() + 0.0 * outputs["right"].sum()).backward()
     assert waiting == {"forgotten.weight", "forgotten.bias"}
     assert not model.right.weight.grad.any()
+
+
+def test_the_module_where_a_pass_stops_being_finite_is_named_first() -> None:
+    model = TwoHeads()
+    with first_nonfinite(model) as found:
+        model(BATCH)
+        assert found == []
+        with torch.no_grad():
+            model.trunk.bias[1] = float("inf")
+        model(BATCH)
+    assert found == ["trunk", "left", "right"]
