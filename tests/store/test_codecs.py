@@ -31,7 +31,6 @@ from evofeed.store.msa_codec import (
     unpack_rows_compiled,
 )
 
-HERE = Place("chain_A", "here")
 sizes = st.integers(0, 40)
 
 
@@ -99,7 +98,7 @@ def test_a_code_that_names_no_text_is_refused():
             unpack_strings(bad, 3)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_coordinates_come_back_bit_for_bit_and_small(seed):
     positions, mask = atoms(seed)
     assert np.array_equal(unpack_mask(pack_mask(mask), len(mask)), mask)
@@ -124,59 +123,35 @@ def test_a_few_odd_coordinates_are_kept_as_exceptions(odd):
     assert unpack_positions(payload, mask, None).tobytes() == positions.tobytes()
 
 
-def test_coordinates_of_full_precision_stay_plain_floats():
-    record = random_record(4)
-    rng = np.random.default_rng(0)
-    noise = rng.normal(0, 1, record.all_atom_positions.shape).astype(np.float32)
-    record = record.replace(all_atom_positions=noise)
-    columns = encode_record(record)
-    assert columns["all_atom_positions"].codec == Codec.RAW
-    assert_same(ChainDecoder(columns, Place(record.chain_id, "here")).record(), record)
+def test_a_usual_chain_is_packed_in_every_column_whatever_the_layout_of_its_arrays():
+    record = random_record(2, num_res=70, num_alignments=200)
+    columns, zipped = encode_record(record), encode_record(record, zstd=True)
+    plain = {name for name, column in columns.items() if column.codec == Codec.RAW}
+    assert plain == {"dims", "aatype", "template_center", "template_sum_probs"}
+    assert zipped["msa"].compression == Compression.ZSTD
+    sizes = [sum(len(one.payload) for one in made.values()) for made in (columns, zipped)]
+    assert sizes[1] < sizes[0]
+    odd = dataclasses.replace(record, msa=np.asfortranarray(record.msa))
+    ours = {k: bytes(v.payload) for k, v in columns.items()}
+    assert ours == {k: bytes(v.payload) for k, v in encode_record(odd).items()}
+    for made in (columns, zipped):
+        assert_same(ChainDecoder(made, Place(record.chain_id, "here")).record(), record)
 
 
-def test_unsorted_deletions_stay_as_they_are():
-    record = random_record(9, num_res=50, num_alignments=50)
-    flip = {
-        name: getattr(record, name)[::-1].copy() for name in ("deletion_row", "deletion_column")
-    }
-    record = record.replace(**flip)
-    columns = encode_record(record)
-    assert columns["deletion_row"].codec == Codec.RAW
-    assert_same(ChainDecoder(columns, Place(record.chain_id, "here")).record(), record)
-
-
-def test_huge_and_negative_numbers_survive():
+def test_odd_numbers_survive_plain_where_nothing_else_fits():
     record = random_record(9, num_res=50, num_alignments=50)
     count = record.deletion_count.copy()
     count[0], count[1] = 2**31 - 1, -5
-    profile = record.hhblits_profile_counts - 10**6
-    index = record.residue_index[::-1].copy()
+    noise = np.random.default_rng(0).normal(0, 1, record.all_atom_positions.shape)
     record = record.replace(
-        deletion_count=count, hhblits_profile_counts=profile, residue_index=index
+        all_atom_positions=noise.astype(np.float32),  # of full precision
+        deletion_row=record.deletion_row[::-1].copy(),  # not sorted
+        deletion_column=record.deletion_column[::-1].copy(),
+        deletion_count=count,
+        hhblits_profile_counts=record.hhblits_profile_counts - 10**6,
+        residue_index=record.residue_index[::-1].copy(),
     )
-    assert_same(
-        ChainDecoder(encode_record(record), HERE).record(), record.replace(chain_id="chain_A")
-    )
-
-
-@pytest.mark.parametrize("seed", range(2))
-def test_zstd_columns_come_back_the_same(seed):
-    record = random_record(seed, num_res=60, num_alignments=200)
-    columns = encode_record(record, zstd=True)
-    assert columns["msa"].compression == Compression.ZSTD
-    plain = sum(len(column.payload) for column in encode_record(record).values())
-    assert sum(len(column.payload) for column in columns.values()) < plain
+    columns = encode_record(record)
+    for name in ("all_atom_positions", "deletion_row"):
+        assert columns[name].codec == Codec.RAW
     assert_same(ChainDecoder(columns, Place(record.chain_id, "here")).record(), record)
-
-
-def test_every_column_of_a_usual_chain_is_packed():
-    columns = encode_record(random_record(2, num_res=70, num_alignments=90))
-    plain = {name for name, column in columns.items() if column.codec == Codec.RAW}
-    assert plain == {"dims", "aatype", "template_center", "template_sum_probs"}
-
-
-def test_encoding_does_not_depend_on_the_memory_layout_of_arrays():
-    record = random_record(2)
-    odd = dataclasses.replace(record, msa=np.asfortranarray(record.msa))
-    ours = {k: bytes(v.payload) for k, v in encode_record(record).items()}
-    assert ours == {k: bytes(v.payload) for k, v in encode_record(odd).items()}

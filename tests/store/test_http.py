@@ -117,11 +117,6 @@ def test_records_come_through_http_bit_for_bit(service, closing):
     again.storage.close()
 
 
-def test_the_version_prefix_may_be_left_out(service, closing):
-    dataset = closing(service.url.replace("/v1", "") + "/")
-    assert json.loads((service.root / "refs/main").read_text())["digest"] == dataset.digest
-
-
 def test_a_token_may_come_from_the_environment_and_be_renewed_there(service, closing, monkeypatch):
     monkeypatch.setenv("EVOFEED_TOKEN", "hidden")
     dataset = closing(service.url)

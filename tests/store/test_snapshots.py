@@ -20,7 +20,6 @@ from evofeed.store import (
     leases,
     merge,
     remove_chains,
-    replace_chains,
     write_shard,
 )
 from evofeed.store.garbage import sweep
@@ -35,32 +34,6 @@ def make(folder, seeds, **commit):
 
 def ids(*seeds):
     return sorted(f"chain{seed}_A" for seed in seeds)
-
-
-def test_chains_are_added_removed_and_replaced_as_new_snapshots(tmp_path):
-    uri = str(tmp_path)
-    first = make(uri, range(3), config={"a": 1})
-    second = add_shards(uri, [write_shard(uri, [random_record(7)])])
-    third = remove_chains(uri, ["chain0_A"])
-    other = random_record(40, chain_id="chain1_A")
-    fourth = replace_chains(uri, [write_shard(uri, [other])])
-    assert [s.manifest.parent for s in (second, third, fourth)] == [
-        first.digest,
-        second.digest,
-        third.digest,
-    ]
-    dataset = Dataset.open(uri)
-    assert list(dataset) == ids(1, 2, 7) and dataset.manifest.config == {"a": 1}
-    assert "3 chains" in repr(dataset)
-    assert_same(dataset["chain1_A"], other)
-    assert dataset.verify(deep=True) == []
-    assert [s.digest for s in dataset.snapshots()] == [
-        s.digest for s in (fourth, third, second, first)
-    ]
-    changes = dataset.diff(first.digest)
-    assert changes.added == ("chain7_A",)
-    assert changes.removed == ("chain0_A",) and changes.changed == ("chain1_A",)
-    assert dataset.diff(second.digest, third.digest).removed == ("chain0_A",)
 
 
 def test_what_cannot_be_is_refused_and_nothing_changes(tmp_path):

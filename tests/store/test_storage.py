@@ -166,7 +166,7 @@ def test_a_dataset_lives_the_same_life_wherever_it_lies(uri, tmp_path):
 
     writer = DatasetWriter(uri)
     writer.add_shard(write(uri, 0, 1))
-    first = writer.commit()
+    first = writer.commit(config={"a": 1})
     add_shards(uri, [write(uri, 2)])
     remove_chains(uri, ["chain0_A"])
     replace_chains(uri, [write(uri, chain1_A=True)])
@@ -176,9 +176,15 @@ def test_a_dataset_lives_the_same_life_wherever_it_lies(uri, tmp_path):
     compact(uri)
     dataset = Dataset.open(uri)
     assert list(dataset) == ["chain1_A", "chain2_A", "chain3_A"]
-    assert len(dataset.manifest.shards) == 1 and len(dataset.snapshots()) == 6
+    assert len(dataset.manifest.shards) == 1 and "3 chains" in repr(dataset)
+    made = dataset.snapshots()
+    assert len(made) == 6 and made[-1].digest == first.digest
+    assert [one.manifest.parent for one in made] == [*(one.digest for one in made[1:]), None]
+    assert dataset.manifest.config == {"a": 1}
     assert dataset.diff("before").to_dict() == {"added": [], "removed": [], "changed": []}
-    assert dataset.diff(first.digest).changed == ("chain1_A",)
+    assert dataset.diff(first.digest).to_dict() == {
+        "added": ["chain2_A", "chain3_A"], "removed": ["chain0_A"], "changed": ["chain1_A"],
+    }  # fmt: skip
     with pytest.raises(RefConflict):
         tag(uri, "before", first.digest)
     copied = copy_dataset(uri, tmp_path / "copy")
