@@ -5,16 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.featurize.test_mmcif import small
 from tests.featurize.test_pdb import line
 from tests.featurize.test_roads import write
 
 from evofeed.base.errors import InputError, MmcifError, MsaError
 from evofeed.featurize import ChainSource, FeaturizeConfig, discover, featurize_chain
 from evofeed.featurize.inputs.sources import role_of
-from evofeed.featurize.structures.mmcif import parse_mmcif
 from evofeed.featurize.structures.pdb import parse_pdb
-from evofeed.protein.residues import ATOM_ORDER
 
 OURS, THEIRS = FeaturizeConfig(), FeaturizeConfig.openfold()
 
@@ -87,55 +84,6 @@ def test_a_chain_without_alignment_is_its_own_and_says_so(tmp_path: Path) -> Non
     assert "no alignment: the MSA is the query alone" in record.dropped
 
 
-# mmCIF
-
-
-@pytest.mark.parametrize(
-    ("items", "resolution"),
-    [
-        ("_refine.ls_d_res_high 1.5\n_em_3d_reconstruction.resolution 3\n", 1.5),
-        ("_refine.ls_d_res_high ?\n_em_3d_reconstruction.resolution 3\n", 3.0),
-        ("_reflns.d_resolution_high 2.5\n_em_3d_reconstruction.resolution .\n", 2.5),
-        ("", 0.0),
-    ],
-)
-def test_the_resolution_is_the_first_that_is_a_number(items: str, resolution: float) -> None:
-    data = small([(".", "1", "0.0")]) + items.encode()
-    assert parse_mmcif(data, file_id="t").resolution == resolution
-
-
-def test_an_entry_was_released_at_its_first_revision() -> None:
-    dates = b"loop_\n_pdbx_audit_revision_history.ordinal\n"
-    dates += b"_pdbx_audit_revision_history.revision_date\n1 2011-07-13\n2 1998-04-08\n"
-    data = small([(".", "1", "0.0")]) + dates
-    assert parse_mmcif(data, file_id="t").release_date == "1998-04-08"
-
-
-def one_residue(component: str, atoms: dict[str, float]) -> bytes:
-    data = small([(".", "1", "0.0")]).replace(b"ALA", component.encode())
-    row = data[data.rindex(b"ATOM CA") :].decode()
-    rows = [
-        row.replace(" CA ", f" {name} ").replace(" 0.0 0 0 ", f" {x} 0 0 ")
-        for name, x in atoms.items()
-    ]
-    return data[: data.rindex(b"ATOM CA")] + "".join(rows).encode()
-
-
-def test_selenium_stands_where_the_sulphur_would() -> None:
-    chain = parse_mmcif(one_residue("MSE", {"CA": 0.0, "SE": 4.0}), file_id="t").chain("A")
-    assert chain.sequence[0] == "M"
-    assert chain.positions[0, ATOM_ORDER["SD"], 0] == 4.0
-    other = parse_mmcif(one_residue("SEC", {"CA": 0.0, "SE": 4.0}), file_id="t").chain("A")
-    assert (other.sequence[0], other.mask[0].sum()) == ("X", 1)
-
-
-@pytest.mark.parametrize(("nh1", "nh2"), [(5.0, 3.0), (3.0, 5.0)])
-def test_arginines_nearer_nitrogen_is_nh1(nh1: float, nh2: float) -> None:
-    data = one_residue("ARG", {"CD": 1.0, "NH1": nh1, "NH2": nh2})
-    positions = parse_mmcif(data, file_id="t").chain("A").positions[0, :, 0]
-    assert [positions[ATOM_ORDER[name]] for name in ("NH1", "NH2")] == [3.0, 5.0]
-
-
 # legacy PDB
 
 
@@ -143,16 +91,6 @@ def pdb(*atoms: tuple[str, str, str, str, float]) -> bytes:
     """Atom, residue, chain, number with insertion code, B factor."""
     rows = [line(*about, x=f"{i:.3f}", b=b) for i, (*about, b) in enumerate(atoms, 1)]
     return "".join(rows).encode()
-
-
-def test_a_pdb_chain_is_what_is_seen_of_it() -> None:
-    data = pdb(
-        ("CA", "ALA", "A", "1 ", 9), ("ZZ", "GLY", "A", "2 ", 9), ("CA", "MSE", "A", "9 ", 9)
-    )
-    for config, sequence in ((OURS, "AM"), (THEIRS, "AX")):  # none of the 37 in the second
-        chain = parse_pdb(data, file_id="t", config=config).chain("A")
-        assert chain.sequence == sequence
-        assert chain.positions[1, ATOM_ORDER["CA"], 0] == 3.0
 
 
 def test_one_confident_atom_keeps_a_predicted_residue() -> None:

@@ -18,22 +18,6 @@ from evofeed.featurize.structures.structure_files import parse_structure
 OPENFOLD = FeaturizeConfig.openfold()
 
 
-def test_a_sequence_whose_chain_cannot_be_known_is_what_is_seen() -> None:
-    data = small([(".", "1.0", "1.0")]).replace(b" ALA A 1 1 A ", b" ALA . . 1 A ")
-    chain = parse_mmcif(data, file_id="t").chain("A")
-    assert chain.sequence == "A" and "the sequence is what is seen" in " ".join(chain.notes)
-    strand = b"_entity_poly.entity_id 1\n_entity_poly.pdbx_strand_id A\nloop_\n_chem_comp.id\n"
-    chain = parse_mmcif(data.replace(b"loop_\n_chem_comp.id\n", strand), file_id="t").chain("A")
-    assert chain.sequence == "AG" and chain.mask.any(-1).tolist() == [True, False]
-
-
-def test_a_sequence_that_is_not_the_atoms_is_not_believed() -> None:
-    data = small([(".", "1.0", "1.0")]).replace(b" ALA A 1 1 A ", b" TRP A ? 1 A ")
-    chain = parse_mmcif(data, file_id="t").chain("A")
-    assert chain.sequence == "W"
-    assert "_entity_poly_seq has other residues than the 1 seen" in " ".join(chain.notes)
-
-
 @pytest.mark.parametrize("value", ["nan", "NaN", ".", "?"])
 def test_an_atom_without_coordinates_is_absent(value: str) -> None:
     data = small([(".", "1.0", "1.0"), (".", "1.0", value)])

@@ -120,55 +120,98 @@ def test_a_file_without_protein_says_what_it_has() -> None:
         parsed(water("W", 1) + water("W", 2))
 
 
-def test_modified_residues_are_part_of_the_chain_until_it_ends() -> None:
-    text = residue("ALA", "A", "1 ") + residue("MSE", "A", "2 ", hetero=True)
-    text += line("SE", "MSE", "A", "2 ", hetero=True, x="7.000")
-    text += residue("ZZZ", "A", "3 ", hetero=True) + residue("HSD", "A", "4 ") + "TER\n"
-    text += residue("GLY", "A", "9 ", hetero=True)  # a ligand
-    chain = parsed(text).chain("A")
-    assert chain.sequence == "AMXH"
-    assert chain.positions[1, ATOM_ORDER["SD"], 0] == 7.0
-
-
 SEQRES = "SEQRES   1 A    7  MET ALA GLY SER ALA GLY SER\n"
 
 
-def test_seqres_is_the_sequence_and_what_is_seen_goes_to_its_place() -> None:
-    for start, names, places in (
-        (1, "MET ALA", [0, 1]),
-        (2, "ALA GLY SER", [1, 2, 3]),
-        (5, "ALA GLY SER", [4, 5, 6]),
-        (95, "SER ALA GLY SER", [3, 4, 5, 6]),
-    ):
-        chain = parsed(SEQRES + protein("A", names, start)).chain("A")
-        assert chain.sequence == "MAGSAGS"
-        assert np.flatnonzero(chain.mask.any(-1)).tolist() == places
+WHOLE = "MAGSAGS"
+UNSEEN = "".join(
+    f"REMARK 465     {name} A {number:5}\n"
+    for name, number in (("MET", 401), ("ALA", 402), ("GLY", 403), ("SER", 404))
+)
+MODIFIED = residue("ALA", "A", "1 ") + residue("MSE", "A", "2 ", hetero=True)
+MODIFIED += residue("ZZZ", "A", "3 ", hetero=True) + residue("HSD", "A", "4 ") + "TER\n"
+BONDED = residue("GLY", "A", "52 ").replace("   1.000   2.000", "   2.330   2.000")
+LIGAND = residue("GLU", "A", "301 ", hetero=True)
+SEEN: dict[str, tuple[str, str, list[int], str]] = {
+    "modified residues until it ends": (
+        MODIFIED + residue("GLY", "A", "9 ", hetero=True), "AMXH", [0, 1, 2, 3], ""),
+    "seqres from 1": (SEQRES + protein("A", "MET ALA", 1), WHOLE, [0, 1], ""),
+    "seqres from 2": (SEQRES + protein("A", "ALA GLY SER", 2), WHOLE, [1, 2, 3], ""),
+    "seqres from 5": (SEQRES + protein("A", "ALA GLY SER", 5), WHOLE, [4, 5, 6], ""),
+    "seqres from 95": (SEQRES + protein("A", "SER ALA GLY SER", 95), WHOLE, [3, 4, 5, 6], ""),
+    "a gap says which of equals is missing": (
+        SEQRES + protein("A", "MET ALA", 11) + protein("A", "SER", 17), WHOLE, [0, 1, 6], ""),
+    "a list of missing settles repeats": (
+        UNSEEN + SEQRES + protein("A", "ALA GLY SER", 405), WHOLE, [4, 5, 6], ""),
+    "without it the first place": (
+        SEQRES + protein("A", "ALA GLY SER", 405), WHOLE, [1, 2, 3], ""),
+    "seqres of another protein": (
+        SEQRES + protein("A", "TRP TRP LYS LYS"), "WWKK", [0, 1, 2, 3],
+        "SEQRES has other residues"),
+    "a variant": (
+        SEQRES + protein("A", "MET ALA GLY SER ALA GLY TRP"), WHOLE, [*range(7)],
+        "1 residues are others than SEQRES says"),
+    "a gap": (
+        protein("A", "ALA GLY", 1) + protein("A", "SER", 9), "AGS", [0, 1, 2],
+        "1 gaps in the numbers"),
+    "a break": (
+        protein("A", "ALA GLY", 1) + "TER\n" + protein("A", "SER", 9), "AGS", [0, 1, 2],
+        "1 TER records inside"),
+    "where the gap is": (
+        protein("A", "ALA GLY", 11) + protein("A", "SER TRP", 17), "AGSW", [0, 1, 2, 3],
+        "(4 after 12)"),
+    "numbers that skip a bond": (residue("ALA", "A", "10 ") + BONDED, "AG", [0, 1], ""),
+    "five digits": (
+        protein("A", "ALA GLY", 9998) + residue("SER", "A", "A000 "), "AGS", [0, 1, 2], ""),
+    "no coordinates": (
+        protein("A", "ALA GLY") + residue("TRP", "A", "3 ", x="nan"), "AGW", [0, 1],
+        "4 atoms without coordinates"),
+    "a ligand like an amino acid": (protein() + LIGAND, "AGS", [0, 1, 2], ""),
+    "none of the 37 atoms": (
+        line("CA", "ALA", "A", "1 ") + line("ZZ", "GLY", "A", "2 ") + line("CA", "MSE", "A", "9 "),
+        "AM", [0, 1], ""),
+}  # fmt: skip
+STEPS = {"where the gap is": [0, 1, 6, 7], "numbers that skip a bond": None, "five digits": None}
+
+
+@pytest.mark.parametrize("case", SEEN)
+def test_what_is_seen_goes_to_its_place(case: str) -> None:
+    text, sequence, places, note = SEEN[case]
+    chain = parsed(text).chain("A")
+    assert chain.sequence == sequence and note in " ".join(chain.notes)
+    assert np.flatnonzero(chain.mask.any(-1)).tolist() == places
+    if SEQRES in text and sequence == WHOLE:
         assert chain.missing == [i for i in range(7) if i not in places]
+    if case in STEPS:
+        index = None if chain.residue_index is None else chain.residue_index.tolist()
+        assert index == STEPS[case]
 
 
-def test_a_gap_in_the_numbers_says_which_of_equal_residues_is_missing() -> None:
-    text = SEQRES + protein("A", "MET ALA", 11) + protein("A", "SER", 17)
-    assert np.flatnonzero(parsed(text).chain("A").mask.any(-1)).tolist() == [0, 1, 6]
+def segment(name: str) -> str:
+    return "".join(f"{one[:72]:72}{name:4}{one[76:]}\n" for one in protein(" ").splitlines())
 
 
-def test_the_list_of_missing_residues_settles_repeats() -> None:
-    unseen = "".join(
-        f"REMARK 465     {name} A {number:5}\n"
-        for name, number in (("MET", 401), ("ALA", 402), ("GLY", 403), ("SER", 404))
-    )
-    text = unseen + SEQRES + protein("A", "ALA GLY SER", 405)
-    assert np.flatnonzero(parsed(text).chain("A").mask.any(-1)).tolist() == [4, 5, 6]
-    text = SEQRES + protein("A", "ALA GLY SER", 405)  # without it, the first place
-    assert np.flatnonzero(parsed(text).chain("A").mask.any(-1)).tolist() == [1, 2, 3]
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        (protein("AA") + protein("BA") + protein("A"), ["AA", "BA", "A"]),
+        (protein("A") + line("OH2", "TIP", "3A", "99 "), ["A"]),
+        (segment("A") + segment("B"), ["A", "B"]),
+    ],
+    ids=["two letters", "names of four", "segments"],
+)
+def test_chains_are_named_as_programs_name_them(text: str, names: list[str]) -> None:
+    assert list(parsed(text).sequences.items()) == [(name, "AGS") for name in names]
 
 
-def test_seqres_of_another_protein_is_not_believed_and_a_variant_is_noted() -> None:
-    chain = parsed(SEQRES + protein("A", "TRP TRP LYS LYS", 1)).chain("A")
-    assert chain.sequence == "WWKK" and "SEQRES has other residues" in " ".join(chain.notes)
-    names = "MET ALA GLY SER ALA GLY TRP"
-    chain = parsed(SEQRES + protein("A", names, 1)).chain("A")
-    assert chain.sequence == "MAGSAGS" and chain.mask.any(-1).all()
-    assert "1 residues are others than SEQRES says" in chain.notes
+def test_a_ligand_behind_a_chain_is_listed_and_numbers_go_on_behind_9999() -> None:
+    others = parsed(protein() + LIGAND).others
+    assert [(m.component, m.chain, m.count) for m in others] == [("GLU", "A", 1)]
+    modified = residue("MSE", "A", "1 ") + line("SE", "MSE", "A", "1 ", hetero=True, x="7.000")
+    assert parsed(modified).chain("A").positions[0, ATOM_ORDER["SD"], 0] == 7.0
+    assert [hybrid36(t) for t in ("9999", "A000", "ZZZZ", "a000", "zzzz", "A0-0", "")] == [
+        *(9999, 10_000, 1_223_055, 1_223_056, 2_436_111, None, None)
+    ]
 
 
 @given(st.data())
@@ -199,14 +242,6 @@ def test_residues_with_odd_numbers_keep_their_order_and_their_names(data: st.Dat
     assert (np.diff(placed) > 0).all() and placed.max(initial=0) < len(sequence)
     same = [sequence[i] == name for i, (_, _, name) in zip(found, seen, strict=True) if i >= 0]
     assert sum(same) > len(same) / 2
-
-
-def test_without_seqres_gaps_and_breaks_are_noted() -> None:
-    text = protein("A", "ALA GLY", 1) + "TER\n" + protein("A", "SER", 9)
-    chain = parsed(text).chain("A")
-    assert chain.sequence == "AGS"
-    assert any("1 gaps in the numbers" in note for note in chain.notes)
-    assert any("1 TER records inside" in note for note in chain.notes)
 
 
 # what the header says
@@ -243,22 +278,6 @@ def test_a_blank_chain_id_becomes_the_first_free_letter(
     assert featurize_chain(
         ChainSource(f"T1026_{name}", structure=str(tmp_path / "T1026.pdb"))
     ).sequence
-
-
-def test_chain_ids_of_two_letters_and_residue_names_of_four() -> None:
-    structure = parsed(protein("AA") + protein("BA") + protein("A"))
-    assert list(structure.sequences) == ["AA", "BA", "A"]
-    tip3 = line("OH2", "TIP", "3A", "99 ")
-    assert parsed(protein("A") + tip3).sequences == {"A": "AGS"}
-
-
-def test_more_residues_than_four_digits() -> None:
-    text = protein("A", "ALA GLY", 9998) + residue("SER", "A", "A000 ")
-    chain = parsed(text).chain("A")
-    assert chain.sequence == "AGS" and chain.residue_index is None
-    assert [hybrid36(t) for t in ("9999", "A000", "ZZZZ", "a000", "zzzz", "A0-0", "")] == [
-        *(9999, 10_000, 1_223_055, 1_223_056, 2_436_111, None, None)
-    ]
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import gemmi
@@ -12,18 +13,9 @@ import pytest
 from gemmi import cif
 from tests.conftest import SMALL_PACK, golden_root
 from tests.featurize.golden import INPUTS
-from tests.featurize.test_pdb import protein, residue
 
-from evofeed.featurize import ChainSource, featurize_chain
 from evofeed.featurize.structures.structure import Chain
 from evofeed.featurize.structures.structure_files import parse_structure
-
-
-def polymers(data: bytes) -> gemmi.Structure:
-    """An entry as gemmi has it."""
-    structure = gemmi.make_structure_from_block(cif.read_string(data)[0])
-    structure.setup_entities()
-    return structure
 
 
 def by_biopython(data: bytes) -> bytes:
@@ -39,9 +31,34 @@ def by_biopython(data: bytes) -> bytes:
     return out.getvalue().encode()
 
 
+def polymers(data: bytes) -> gemmi.Structure:
+    """An entry as gemmi has it."""
+    structure = gemmi.make_structure_from_block(cif.read_string(data)[0])
+    structure.setup_entities()
+    return structure
+
+
 def by_gemmi(data: bytes) -> bytes:
     """gemmi's mmCIF, polymer tables and labels included."""
     return polymers(data).make_mmcif_document().as_string().encode()
+
+
+ERASED = {
+    "phenix": ["_struct_asym."],  # cctbx: it has ids alone
+    "chimerax": ["_chem_comp.", "_pdbx_poly_seq_scheme.", "_struct_ref_seq."],
+    "molstar": ["_chem_comp.", "_struct_asym."],  # and biojava
+}
+"""Tables that these leave out."""
+
+
+def without_tables(program: str, data: bytes) -> bytes:
+    block = cif.read_string(data)[0]
+    names = list(dict.fromkeys(block.find_values("_struct_asym.id")))
+    for category in ERASED[program]:
+        block.find_mmcif_category(category).erase()
+    if program == "phenix":
+        block.init_loop("_struct_asym.", ["id"]).set_all_values([names])
+    return bytes(block.as_string().encode())
 
 
 def _atoms(data: bytes, items: str, cell: Callable[[gemmi.CRA, int, int], list[str]]) -> str:
@@ -82,31 +99,6 @@ def by_pymol(data: bytes) -> bytes:
     return ("data_t\n_entry.id t\n" + _atoms(data, items, cell)).encode()
 
 
-def by_phenix(data: bytes) -> bytes:
-    """cctbx' form: `_struct_asym` has ids alone."""
-    block = cif.read_string(data)[0]
-    names = list(dict.fromkeys(block.find_values("_struct_asym.id")))
-    block.find_mmcif_category("_struct_asym.").erase()
-    block.init_loop("_struct_asym.", ["id"]).set_all_values([names])
-    return bytes(block.as_string().encode())
-
-
-def by_chimerax(data: bytes) -> bytes:
-    """ChimeraX' form: sequences and labels, types of components left out."""
-    block = cif.read_string(data)[0]
-    for category in ("_chem_comp.", "_pdbx_poly_seq_scheme.", "_struct_ref_seq."):
-        block.find_mmcif_category(category).erase()
-    return bytes(block.as_string().encode())
-
-
-def by_molstar(data: bytes) -> bytes:
-    """Mol*'s form, and biojava's: no components, and no chains of an entity."""
-    block = cif.read_string(data)[0]
-    for category in ("_chem_comp.", "_struct_asym."):
-        block.find_mmcif_category(category).erase()
-    return bytes(block.as_string().encode())
-
-
 def by_converters(data: bytes) -> bytes:
     """The form of those that know author's ids only, with the polymer tables kept."""
     block = cif.read_string(data)[0]
@@ -130,10 +122,10 @@ WRITERS = {
     "biopython.cif": by_biopython,
     "gemmi.cif": by_gemmi,
     "pymol.cif": by_pymol,
-    "phenix.cif": by_phenix,
-    "chimerax.cif": by_chimerax,
+    "phenix.cif": partial(without_tables, "phenix"),
+    "chimerax.cif": partial(without_tables, "chimerax"),
     "converters.cif": by_converters,
-    "molstar.cif": by_molstar,
+    "molstar.cif": partial(without_tables, "molstar"),
     "rosetta.pdb": by_rosetta,
 }
 
@@ -224,45 +216,3 @@ def test_modified_residues_end_no_chain(name: str, writer: str, golden: Path) ->
     chains = parse_structure(data, "t.cif").sequences
     assert chains == parse_structure(entry(name), "t.cif").sequences
     assert_same(data, writer)
-
-
-def test_gaps_are_one_policy_in_both_formats(tmp_path: Path) -> None:
-    text = protein("A", "ALA GLY", 11) + protein("A", "SER TRP", 17)
-    (tmp_path / "g.pdb").write_text(text)
-    record = featurize_chain(ChainSource("g_A", structure=str(tmp_path / "g.pdb")))
-    assert record.sequence == "AGSW" and record.residue_index.tolist() == [0, 1, 6, 7]
-    gaps = "1 gaps in the numbers"
-    assert any(gaps in note and "(4 after 12)" in note for note in record.dropped)
-
-
-def test_numbers_that_skip_where_residues_are_bonded_are_no_gap() -> None:
-    first = residue("ALA", "A", "10 ")
-    bonded = residue("GLY", "A", "52 ").replace(
-        "   1.000   2.000   3.000", "   2.330   2.000   3.000"
-    )
-    chain = parse_structure((first + bonded).encode(), "t.pdb").chain("A")
-    assert chain.sequence == "AG" and chain.residue_index is None
-
-
-def test_residues_without_coordinates_stay_in_the_sequence() -> None:
-    text = protein("A", "ALA GLY") + residue("TRP", "A", "3 ", x="nan")
-    chain = parse_structure(text.encode(), "t.pdb").chain("A")
-    assert chain.sequence == "AGW"
-    assert chain.mask.any(-1).tolist() == [True, True, False]
-    assert "4 atoms without coordinates" in chain.notes
-
-
-def test_segments_are_chains_where_chain_ids_are_blank() -> None:
-    def named(segment: str) -> str:
-        lines = protein(" ").splitlines()
-        return "".join(f"{line[:72]:72}{segment:4}{line[76:]}\n" for line in lines)
-
-    structure = parse_structure((named("A") + named("B")).encode(), "t.pdb")
-    assert structure.sequences == {"A": "AGS", "B": "AGS"}
-
-
-def test_a_ligand_like_an_amino_acid_behind_a_chain_is_none_of_it() -> None:
-    text = protein("A") + residue("GLU", "A", "301 ", hetero=True)
-    structure = parse_structure(text.encode(), "t.pdb")
-    assert structure.sequences == {"A": "AGS"}
-    assert [(m.component, m.chain, m.count) for m in structure.others] == [("GLU", "A", 1)]

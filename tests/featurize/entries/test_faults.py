@@ -6,14 +6,12 @@ import functools
 import json
 import os
 import signal
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.conftest import exit_code
-from tests.featurize.job.stage import on_stage, wait_for, wait_for_silence
+from tests.featurize.job.stage import arm, on_stage, wait_for, wait_for_silence
 from tests.synthetic_entries import prepare_again
 
 from evofeed.featurize.entries import job, work
@@ -53,26 +51,10 @@ def honest(raw: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
     return report.snapshot
 
 
-def kill_once(owner: Any, name: str, nth: int, mark: Path) -> None:
-    """Have the process that makes the nth call of a function kill itself, once in all."""
-    function: Callable[..., Any] = getattr(owner, name)
-    calls = 0
-
-    def deadly(*args: Any, **kwargs: Any) -> Any:
-        nonlocal calls
-        calls += 1
-        if calls >= nth and not mark.exists():
-            mark.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-        return function(*args, **kwargs)
-
-    setattr(owner, name, deadly)
-
-
 def _driver_dies(raw: Path, data: Path, mark: Path, owner: Any, name: str, nth: int) -> JobReport:
     pid = os.fork()
     if not pid:
-        kill_once(owner, name, nth, mark)
+        arm(owner, name, "before", nth, mark)
         os._exit(prepare(raw, data).exit_code)
     code = wait_for(pid)
     assert (mark.exists(), code) == (True, -signal.SIGKILL)
@@ -101,7 +83,7 @@ def test_a_driver_killed_anywhere_and_run_again_gives_the_same_snapshot(
 
 
 def _worker_dies(raw: Path, data: Path, mark: Path, name: str) -> JobReport:
-    kill_once(work, name, 1, mark)
+    arm(work, name, "before", 1, mark)
     return prepare(raw, data)
 
 
@@ -180,39 +162,6 @@ def test_jobs_run_and_retry_go_on_with_entries_by_the_arguments_of_the_ledger(
 
 @pytest.mark.cluster
 @pytest.mark.slow
-def test_on_ray_the_snapshot_is_the_same_and_a_killed_worker_costs_time(
-    raw: Path, honest: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "evofeed_test_kill.py").write_text(KILL)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setenv("EVOFEED_TEST_MARK", str(tmp_path / "mark"))
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    act = functools.partial(prepare, raw, tmp_path / "data", executor="ray", workers=1)
-    report = on_stage(lambda: _with_killer(act))
-    assert (tmp_path / "mark").exists()
-    assert report.lost_workers >= 1
+def test_on_ray_the_snapshot_is_the_same(raw: Path, honest: str, tmp_path: Path) -> None:
+    report = on_stage(lambda: prepare(raw, tmp_path / "data", executor="ray", workers=1))
     assert report.snapshot == honest
-
-
-KILL = """
-import os, signal
-from dataclasses import dataclass
-from evofeed.featurize.entries.work import EntriesTask
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Killing(EntriesTask):
-    def work(self, in_hand):
-        mark = os.environ["EVOFEED_TEST_MARK"]
-        if not os.path.exists(mark):
-            open(mark, "w").close()
-            os.kill(os.getpid(), signal.SIGKILL)
-        return EntriesTask.work(self, in_hand)
-"""
-
-
-def _with_killer(act: Callable[[], JobReport]) -> JobReport:
-    import importlib
-
-    job.EntriesTask = importlib.import_module("evofeed_test_kill").Killing  # type: ignore[misc]
-    assert "evofeed_test_kill" in sys.modules
-    return act()

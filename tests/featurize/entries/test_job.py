@@ -17,10 +17,9 @@ from tests.synthetic_entries import dataset_uri, prepare_again, prepared
 
 from evofeed.base.errors import InputError, MsaError
 from evofeed.featurize.entries.alignments import read_alignment
-from evofeed.featurize.entries.input import EntriesInput, structure_files
-from evofeed.featurize.entries.job import prepare_entries
+from evofeed.featurize.entries.input import structure_files
 from evofeed.featurize.entries.molecules import component_molecule
-from evofeed.featurize.job import JobOptions, JobReport
+from evofeed.featurize.job import JobReport
 from evofeed.featurize.structures.components import read_components
 from evofeed.store import Dataset
 from evofeed.synth import write_entries
@@ -189,21 +188,6 @@ def test_conformers_are_the_same_each_time_and_differ_from_each_other(tmp_path: 
     phe = component_molecule(table["PHE"], 1).molecule
     assert np.array_equal(phe.orders[0], np.arange(len(phe.name)))
     assert all(sorted(order) == list(range(len(phe.name))) for order in phe.orders.tolist())
-
-
-def test_recorded_conformers_are_taken_as_they_are(made: Made, tmp_path: Path) -> None:
-    recorded = Dataset.open(str(made.data)).entries.molecules("openfold3")
-    source = EntriesInput(
-        structures=str(made.raw / "mmcif"),
-        components=str(made.raw / "components.cif"),
-        projects=("openfold3",),
-    )
-    options = JobOptions(executor="local", workers=1)
-    prepare_entries(
-        source, str(tmp_path / "data"), options=options, molecules={"openfold3": recorded}
-    )
-    again = Dataset.open(str(tmp_path / "data")).entries.molecules("openfold3")
-    assert np.array_equal(again["LIG"].position, recorded["LIG"].position)
 
 
 def test_a_folder_without_mmcif_says_so(tmp_path: Path) -> None:

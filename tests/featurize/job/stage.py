@@ -220,6 +220,27 @@ def hold_still(mark: Path, owner: Any, name: str) -> None:
     setattr(owner, name, late)
 
 
+def arm(owner: Any, name: str, when: str, nth: int, mark: Path) -> None:
+    """Have the process that makes the nth call of a function kill itself, once in all."""
+    honest: Callable[..., Any] = getattr(owner, name)
+    calls = 0
+
+    def deadly(*args: Any, **kwargs: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        due = calls >= nth and not mark.exists()
+        if due and when == "before":
+            mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        result = honest(*args, **kwargs)
+        if due:
+            mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return result
+
+    setattr(owner, name, deadly)
+
+
 def checksums(dataset: Path) -> dict[str, int]:
     """Checksum of each chain in the published snapshot."""
     index = Dataset.open(str(dataset)).index

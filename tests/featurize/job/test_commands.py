@@ -3,16 +3,11 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from contextlib import redirect_stderr
-from io import StringIO
 from pathlib import Path
 
 import pytest
 from tests.featurize.job.stage import break_chains, evofeed
 
-from evofeed.featurize import FeaturizeConfig
-from evofeed.featurize.job import show
-from evofeed.featurize.job.options import JobOptions
 from evofeed.synth import write_synthetic
 
 
@@ -136,18 +131,6 @@ def test_jobs_are_run_again_from_any_folder_and_where_their_dataset_is_now(tmp_p
     assert "1 of 1 units were done before" in elsewhere.stdout
     assert not (tmp_path / "data").exists()
     assert "published" in evofeed("jobs", "status", tmp_path / "moved").stdout
-
-
-def test_an_interrupted_job_says_that_nothing_is_lost() -> None:
-    def interrupted(*args: object, **more: object) -> None:
-        raise KeyboardInterrupt
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(show, "run_job", interrupted)
-        reported = StringIO()
-        with pytest.raises(KeyboardInterrupt), redirect_stderr(reported):
-            show.run_and_show("in", "out", FeaturizeConfig(), None, JobOptions(), {}, True)
-    assert "what is done is kept" in reported.getvalue()
 
 
 def test_jobs_of_a_dataset_without_a_ledger_is_one_line_and_exit_one(tmp_path: Path) -> None:

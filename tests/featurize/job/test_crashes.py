@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import random
 import re
@@ -8,16 +9,18 @@ import shutil
 import signal
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.featurize.job.stage import (
+    arm,
     children,
     descendants,
-    hold_still,
     kill_tree,
     on_stage,
+    poison,
     run,
     start_driver,
     wait_for,
@@ -27,6 +30,7 @@ from tests.featurize.job.stage import (
 
 from evofeed.base.errors import DatasetMissing
 from evofeed.featurize import discover
+from evofeed.featurize import job_commands as commands
 from evofeed.featurize.job import driver, ledger, publish, work
 from evofeed.store import Dataset, writer
 from evofeed.store.storage import LocalStorage
@@ -109,7 +113,6 @@ FAULT_POINTS: list[tuple[str, Any, str, str, int]] = [
     ("unit leased", ledger.Ledger, "lease", "after", 3),
     ("unit done, not entered", ledger.Ledger, "finish", "before", 3),
     ("unit entered", ledger.Ledger, "finish", "after", 3),
-    ("last unit entered", ledger.Ledger, "finish", "after", 6),
     ("a worker before its shard", work, "write_shard", "before", 1),
     ("a worker after its shard", work, "write_shard", "after", 1),
     ("a file before it is written", LocalStorage, "put", "before", 5),
@@ -119,35 +122,12 @@ FAULT_POINTS: list[tuple[str, Any, str, str, int]] = [
     ("units joined, ledger does not know", publish, "join_chains", "after", 1),
     ("units joined, not published", ledger.Ledger, "set_home", "after", 1),
     ("index and manifest not written", writer, "write_snapshot", "before", 1),
-    ("index and manifest written", writer, "write_snapshot", "after", 1),
     ("ref not moved", LocalStorage, "swap", "before", 1),
     ("ref moved, ledger does not know", LocalStorage, "swap", "after", 1),
-    ("published, ledger does not know", driver, "publish", "after", 1),
     ("published, shards of units still there", publish, "sweep", "before", 1),
     ("some shards of units are gone", LocalStorage, "delete", "after", 4),
     ("all over but for the report", driver, "drop_joined", "after", 1),
 ]
-
-
-def arm(owner: Any, name: str, when: str, nth: int, mark: Path) -> None:
-    """Have the process that makes the nth call of a function kill itself, once in all."""
-    honest: Callable[..., Any] = getattr(owner, name)
-    calls = 0
-
-    def deadly(*args: Any, **kwargs: Any) -> Any:
-        nonlocal calls
-        calls += 1
-        due = calls >= nth and not mark.exists()
-        if due and when == "before":
-            mark.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-        result = honest(*args, **kwargs)
-        if due:
-            mark.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-        return result
-
-    setattr(owner, name, deadly)
 
 
 def _die_once_then_resume(
@@ -165,40 +145,11 @@ def _die_once_then_resume(
     assert not list(dataset.rglob(".tmp-*")) or code != 0
 
 
-@pytest.mark.parametrize(
-    ("owner", "name", "when", "nth"),
-    [point[1:] for point in FAULT_POINTS],
-    ids=[point[0] for point in FAULT_POINTS],
-)
+@pytest.mark.parametrize("point", FAULT_POINTS, ids=lambda point: point[0])
 def test_dying_at_a_fault_point_changes_nothing(
-    raw: Path,
-    fast_path: Path,
-    honest: tuple[str, Any],
-    owner: Any,
-    name: str,
-    when: str,
-    nth: int,
+    raw: Path, fast_path: Path, honest: tuple[str, Any], point: tuple[Any, ...]
 ) -> None:
-    on_stage(lambda: _die_once_then_resume(raw, fast_path, honest[0], owner, name, when, nth))
-
-
-def test_two_drivers_do_not_run_one_job(
-    raw: Path, fast_path: Path, honest: tuple[str, Any]
-) -> None:
-    from evofeed.base.errors import JobError
-    from evofeed.featurize.job import JobHost
-
-    def act() -> None:
-        mark = fast_path / "mark"
-        pid = start_driver(raw, fast_path, lambda: hold_still(mark, driver, "publish"))
-        wait_until(lambda: list(fast_path.glob("leases/job-*")))
-        with pytest.raises(JobError, match="another process"):
-            run(raw, fast_path, host=JobHost(waits=lambda seconds: False))
-        mark.touch()
-        assert wait_for(pid) == 0
-
-    on_stage(act)
-    assert reader_sees_all_or_nothing(fast_path, honest[0])
+    on_stage(lambda: _die_once_then_resume(raw, fast_path, honest[0], *point[1:]))
 
 
 def test_interrupting_a_job_stops_its_workers_and_keeps_what_is_done(
@@ -219,69 +170,47 @@ def _interrupt(signum: int, frame: Any) -> None:
     raise KeyboardInterrupt
 
 
-def test_watching_a_job_tells_how_far_it_is_until_it_is_over(
-    raw: Path, fast_path: Path, capsys: pytest.CaptureFixture[str]
+def test_a_running_job_is_watched_until_it_is_over_and_one_whose_driver_was_killed_is_stopped(
+    raw: Path, fast_path: Path
 ) -> None:
-    from evofeed.featurize import job_commands as commands
-
-    honest_line = commands._line
-    last = discover(str(raw))[7].chain_id
     begun, looked, seen_enough = (fast_path / name for name in ("begun", "looked", "seen_enough"))
-    reported: list[str] = []
+    names = [source.chain_id for source in discover(str(raw))]
 
-    def waits_for_the_watcher() -> None:
-        honest_featurize = work.featurize_chain
+    def wait_for_the_watcher() -> None:
+        begun.touch()
+        wait_until(looked.exists)
 
-        def featurize_chain(source: Any, config: Any) -> Any:
-            begun.touch()
-            wait_until(looked.exists)
-            if source.chain_id == last:
-                wait_until(seen_enough.exists)
-            return honest_featurize(source, config)
-
-        work.featurize_chain = featurize_chain  # type: ignore[assignment]
-
-    def line(status: dict[str, Any]) -> str:
-        reported.append(honest_line(status))
-        looked.touch()
-        if len(reported) > 3 and any("ETA" in text for text in reported):
-            seen_enough.touch()
-        return reported[-1]
-
-    def act() -> str:
-        commands._LOOK = 0.05
-        commands._line = line
-        pid = start_driver(raw, fast_path, waits_for_the_watcher)
+    def begin(data: Path) -> int:
+        acts: dict[str, Callable[[], None]] = dict.fromkeys(names, wait_for_the_watcher)
+        acts[names[7]] = lambda: (wait_for_the_watcher(), wait_until(seen_enough.exists))[1]
+        pid = start_driver(raw, data, lambda: poison(acts))
         wait_until(begun.exists)
-        commands.status(str(fast_path), watch=True)
-        assert wait_for(pid) == 0
-        return capsys.readouterr().out
+        return pid
 
-    lines = on_stage(act).splitlines()
-    assert len(lines) > 3
+    def act() -> tuple[list[str], str]:
+        commands._LOOK, shown = 0.05, io.StringIO()
+        pid = begin(fast_path / "one")
+        with contextlib.redirect_stdout(shown), ThreadPoolExecutor(1) as pool:
+            watching = pool.submit(commands.status, str(fast_path / "one"), watch=True)
+            wait_until(shown.getvalue)
+            looked.touch()
+            wait_until(lambda: "ETA" in shown.getvalue())
+            seen_enough.touch()
+            assert wait_for(pid) == 0
+            watching.result()
+        for mark in (begun, looked, seen_enough):
+            mark.unlink()
+        pid = begin(fast_path / "two")
+        kill_tree(pid)
+        wait_for(pid)
+        with contextlib.redirect_stdout(io.StringIO()) as dead:
+            commands.status(str(fast_path / "two"))
+        return shown.getvalue().splitlines(), dead.getvalue()
+
+    lines, dead = on_stage(act)
     assert all("running" in line for line in lines[:-1])
     assert "published  100%  12/12 good, 0 broken" in lines[-1]
     assert any(re.search(r"  ETA \d+:\d\d$", line) for line in lines)
     shares = [int(line.split("%")[0].split()[-1]) for line in lines]
     assert shares == sorted(shares)
-
-
-def test_status_tells_a_job_whose_driver_was_killed_from_a_running_one(
-    raw: Path, fast_path: Path
-) -> None:
-    from evofeed.featurize import job_commands as commands
-    from evofeed.featurize.job import Ledger
-
-    def act() -> tuple[str, str]:
-        mark = fast_path / "mark"
-        pid = start_driver(raw, fast_path, lambda: hold_still(mark, driver, "publish"))
-        wait_until(lambda: list(fast_path.glob("shards/*.arrow")))
-        book = Ledger(str(fast_path / "jobs" / "ledger.sqlite"))
-        alive = commands._status(book, book.jobs()[0])["state"]
-        kill_tree(pid)
-        wait_for(pid)
-        dead = commands._status(book, book.jobs()[0])["state"]
-        book.close()
-        return alive, dead
-
-    assert on_stage(act) == ("running", "stopped")
+    assert "stopped" in dead and "`evofeed jobs run` continues it" in dead

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from tests.featurize.job.stage import (
+    arm,
     on_stage,
     run,
     small_units,
@@ -53,39 +54,37 @@ def plan(raw: Path) -> Plan:
     return dataclasses.replace(plan, units=tuple(own))
 
 
-def _begin(ledger: Ledger, job_id: str, plan: Plan, dataset: str = "data") -> None:
-    where: dict[str, Any] = {"input_uri": "raw", "dataset_uri": dataset, "arguments": {}}
+@pytest.fixture
+def ledger(url: str) -> Iterator[Ledger]:
+    made = Ledger(url)
+    yield made
+    made.close()
+
+
+def _begin(ledger: Ledger, plan: Plan, dataset: str = "") -> str:
+    """The id of a new job."""
+    job_id = os.urandom(8).hex()
+    where: dict[str, Any] = {"input_uri": "raw", "dataset_uri": dataset or job_id, "arguments": {}}
     ledger.begin(job_id, plan, where, None)
+    return job_id
 
 
 def _result(unit_id: str, broken: tuple[str, ...] = (), shard: str = "") -> UnitResult:
-    failures = tuple(
-        {"chain_id": c, "type": "MsaError", "message": "bad", "path": "a", "line": 3}
-        for c in broken
-    )
+    failures = tuple(_failure(c) | {"type": "MsaError", "path": "a", "line": 3} for c in broken)
     return UnitResult(
-        unit_id=unit_id,
-        shard={"name": shard or unit_id},
-        num_chains=3,
-        failures=failures,
-        notes={},
-        inputs={},
-    )
+        unit_id=unit_id, shard={"name": shard or unit_id}, num_chains=3, failures=failures,
+        notes={}, inputs={},
+    )  # fmt: skip
 
 
 def _failure(chain_id: str) -> dict[str, Any]:
-    return {
-        "chain_id": chain_id,
-        "type": "WorkerKilled",
-        "message": "x",
-        "path": None,
-        "line": None,
-    }
+    about = {"type": "WorkerKilled", "message": "bad", "path": None, "line": None}
+    return {"chain_id": chain_id, **about}
 
 
 def test_units_go_from_todo_to_done_and_leases_of_the_dead_come_back(url: str, plan: Plan) -> None:
-    ledger, job_id = Ledger(url), os.urandom(8).hex()
-    _begin(ledger, job_id, plan, job_id)
+    ledger = Ledger(url)
+    job_id = _begin(ledger, plan)
     first, second, *_ = (unit.unit_id for unit in plan.units)
     ledger.lease(job_id, first)
     ledger.lease(job_id, second)
@@ -93,18 +92,20 @@ def test_units_go_from_todo_to_done_and_leases_of_the_dead_come_back(url: str, p
     assert [u["unit_id"] for u in ledger.units(job_id, "leased")] == [second]
     ledger.close()
     again = Ledger(url)  # its driver died; the next one begins
-    _begin(again, job_id, plan, job_id)
+    again.begin(job_id, plan, {"input_uri": "raw", "dataset_uri": job_id, "arguments": {}}, None)
     counts = again.counts(job_id)
     assert (counts["units_todo"], counts["units_leased"], counts["units_done"]) == (5, 0, 1)
     assert (counts["chains_good"], counts["chains_broken"]) == (3, 1)
     (broken,) = again.chains(job_id)
     assert (broken["message"], broken["path"], broken["line"]) == ("bad", "a", 3)
+    assert again.job(job_id[:6]).job_id == job_id, "found by the beginning of its id"
+    with pytest.raises(JobError, match="unknown job"):
+        again.job("no such")
     again.close()
 
 
-def test_strikes_add_up_and_the_last_one_is_final(url: str, plan: Plan) -> None:
-    ledger, job_id = Ledger(url), os.urandom(8).hex()
-    _begin(ledger, job_id, plan, job_id)
+def test_strikes_add_up_and_the_last_one_is_final(ledger: Ledger, plan: Plan) -> None:
+    job_id = _begin(ledger, plan)
     unit = plan.units[0]
     suspect, victim = unit.chain_ids
     assert not ledger.strike(job_id, unit.unit_id, _failure(suspect), 2)
@@ -113,29 +114,26 @@ def test_strikes_add_up_and_the_last_one_is_final(url: str, plan: Plan) -> None:
     assert [c["chain_id"] for c in ledger.chains(job_id, dead=False)] == [suspect]
     ledger.finish(job_id, _result(unit.unit_id))
     assert [c["chain_id"] for c in ledger.chains(job_id, dead=None)] == [victim], "acquitted"
-    ledger.close()
 
 
 def test_a_new_job_takes_over_finished_units_those_of_its_dataset_first(
-    url: str, plan: Plan
+    ledger: Ledger, plan: Plan
 ) -> None:
-    ledger, old, new, other = Ledger(url), *(os.urandom(8).hex() for _ in range(3))
-    for k, (job_id, dataset) in enumerate(((old, old), (other, "elsewhere" + other))):
-        _begin(ledger, job_id, plan, dataset)
+    old, other = (os.urandom(8).hex() for _ in range(2))
+    for k, dataset in enumerate((old, other)):
+        job_id = _begin(ledger, plan, dataset)
         for unit in plan.units[: 2 + k]:
             broken = unit.chain_ids[:1] if unit == plan.units[1] else ()
             ledger.finish(job_id, _result(unit.unit_id, broken, shard=f"{dataset} {k}"))
-    _begin(ledger, new, plan, old)
+    new = _begin(ledger, plan, old)
     taken = {u["unit_id"]: u["shard"]["name"] for u in ledger.units(new, "done")}
     assert taken[plan.units[0].unit_id] == f"{old} 0"
-    assert taken[plan.units[2].unit_id] == f"elsewhere{other} 1"  # the driver sees whether it is
+    assert taken[plan.units[2].unit_id] == f"{other} 1"  # the driver sees whether it is there
     assert plan.units[1].unit_id not in taken
-    ledger.close()
 
 
-def test_inputs_and_homes_of_units_are_kept(url: str, plan: Plan) -> None:
-    ledger, job_id = Ledger(url), os.urandom(8).hex()
-    _begin(ledger, job_id, plan, job_id)
+def test_inputs_and_homes_of_units_are_kept(ledger: Ledger, plan: Plan) -> None:
+    job_id = _begin(ledger, plan)
     first, second, *_ = (unit.unit_id for unit in plan.units)
     key, stamp = next(iter(plan.inputs.items()))
     read = dataclasses.replace(stamp, sha256="ab" * 32)
@@ -149,7 +147,6 @@ def test_inputs_and_homes_of_units_are_kept(url: str, plan: Plan) -> None:
     shards = {unit["unit_id"]: unit["shard"] for unit in ledger.units(job_id, "done")}
     assert shards[first] == {"name": first, "home": {"name": "both", "of": "x"}}
     assert shards[second]["home"]["name"] == "both"
-    ledger.close()
 
 
 def test_two_drivers_may_enter_the_same_inputs_at_the_same_time(url: str) -> None:
@@ -169,15 +166,6 @@ def test_two_drivers_may_enter_the_same_inputs_at_the_same_time(url: str) -> Non
     found = {key: stamp for key, stamp in ledger.inputs().items() if key.startswith(mark)}
     ledger.close()
     assert found in stamps
-
-
-def test_jobs_are_found_by_the_beginning_of_their_id(url: str, plan: Plan) -> None:
-    ledger, job_id = Ledger(url), os.urandom(8).hex()
-    _begin(ledger, job_id, plan, job_id)
-    assert ledger.job(job_id[:6]).job_id == job_id
-    with pytest.raises(JobError, match="unknown job"):
-        ledger.job("no such")
-    ledger.close()
 
 
 def test_a_ledger_that_cannot_be_opened_is_one_line_without_the_password() -> None:
@@ -217,16 +205,12 @@ def test_a_job_is_driven_by_one_process_at_a_time(url: str, tmp_path: Path) -> N
 def test_a_job_with_its_ledger_in_postgresql_survives_its_driver(
     raw: Path, tmp_path: Path, honest: tuple[str, Any], postgres_url: str
 ) -> None:
-    from tests.featurize.job.test_crashes import arm
-
-    from evofeed.featurize.job import ledger
-
     def act() -> Any:
         mark = tmp_path / "mark"
         pid = start_driver(
             raw,
             tmp_path / "data",
-            lambda: arm(ledger.Ledger, "finish", "after", 3, mark),
+            lambda: arm(Ledger, "finish", "after", 3, mark),
             ledger=postgres_url,
         )
         assert wait_for(pid) == -signal.SIGKILL

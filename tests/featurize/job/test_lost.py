@@ -82,11 +82,10 @@ def test_workers_that_die_over_no_chain_fail_the_job_and_give_up_nothing(
     assert nothing_is_dead(again, fast_path)
 
 
-@pytest.mark.parametrize("done", [0, 3])
 def test_a_ray_that_is_gone_fails_the_job_and_the_same_command_repairs_it(
-    raw: Path, fast_path: Path, honest: tuple[str, Any], done: int
+    raw: Path, fast_path: Path, honest: tuple[str, Any]
 ) -> None:
-    turns = iter(range(1000))
+    turns, done = iter(range(1000)), 3
     gone = ExecutorGone("Ray is gone: its raylet died")
     report = fated(
         raw, fast_path, lambda task: gone if next(turns) >= done else None, max_broken=1.0

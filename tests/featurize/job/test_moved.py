@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 from tests.featurize.alignment_dbs import write_alignment_db
 from tests.featurize.job.stage import checksums, on_stage, run, small_units
+from tests.featurize.job.test_templates_again import used_by_some, used_templates
 
 from evofeed.featurize import FeaturizeConfig, discover
-from evofeed.featurize.job import Ledger, inputs, run_job, template_use
+from evofeed.featurize.job import inputs, run_job, template_use
 from evofeed.featurize.job.inputs import KnownInputs
 from evofeed.featurize.job.units import make_plan
 from evofeed.store import Dataset
@@ -92,11 +93,8 @@ def test_template_files_that_changed_when_they_were_moved_are_noticed(
     shutil.copytree(raw, here)
     shutil.copytree(here / "mmcif", here / "template_mmcif")
     on_stage(lambda: run(here, data))
-    ledger = Ledger(str(data / "jobs" / "ledger.sqlite"))
-    shards = [unit["shard"] for unit in ledger.units(ledger.jobs()[0].job_id)]
-    ledger.close()
-    used = [{n for t in shard["templates"] for n in t["names"].split()} for shard in shards]
-    name = next(n for n in sorted(set().union(*used)) if not all(n in names for names in used))
+    used = used_templates(data)
+    name = used_by_some(used)
     here.rename(there)
     file = there / "template_mmcif" / name
     file.write_text("data_broken\n" + file.read_text())
@@ -128,15 +126,12 @@ def test_input_and_dataset_may_be_written_in_any_way(
     assert [report.resumed for report in reports] == [0, 6, 6]
 
 
-@pytest.mark.parametrize("ledger", ["", "ledger.sqlite"])
-def test_a_dataset_beside_its_input_is_not_taken_for_structures(
-    tmp_path: Path, ledger: str
-) -> None:
+def test_a_dataset_beside_its_input_is_not_taken_for_structures(tmp_path: Path) -> None:
     (tmp_path / "one.a3m").write_text(">q\nACDEFGHIKL\n")
-    where = {"ledger": str(tmp_path / ledger)} if ledger else {}
-    first = on_stage(lambda: run(tmp_path, tmp_path / "data", **where))
-    again = on_stage(lambda: run(tmp_path, tmp_path / "data", **where))
-    assert (again.snapshot, again.resumed) == (first.snapshot, first.units)
+    for where in ({}, {"ledger": str(tmp_path / "ledger.sqlite")}):
+        first = on_stage(lambda where=where: run(tmp_path, tmp_path / "data", **where))
+        again = on_stage(lambda where=where: run(tmp_path, tmp_path / "data", **where))
+        assert (again.snapshot, again.resumed) == (first.snapshot, first.units)
 
 
 def test_two_datasets_in_one_ledger_each_get_all_chains(

@@ -8,13 +8,11 @@ import time
 from collections.abc import Callable
 from multiprocessing import Pipe
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tests.featurize.job.stage import (
     LOADED,
     checksums,
-    children,
     hurry_only,
     on_stage,
     poison,
@@ -109,25 +107,6 @@ def test_a_chain_that_kills_once_is_acquitted(
     report = on_stage(lambda: _poisoned(raw, fast_path / "data", {victim: once}))
     assert (report.num_broken, report.lost_workers) == (0, 1)
     assert report.snapshot == honest[0]
-
-
-def test_workers_killed_from_outside_blame_nobody(
-    raw: Path, fast_path: Path, honest: tuple[str, dict[str, int]]
-) -> None:
-    def act() -> JobReport:
-        killed: list[int] = []
-
-        def kill_one(progress: Any) -> None:
-            workers = children(os.getpid())
-            if len(killed) < 4 and workers:
-                killed.append(workers[0])
-                os.kill(workers[0], signal.SIGKILL)
-
-        return run(raw, fast_path, progress=kill_one)
-
-    report = on_stage(act)
-    assert report.snapshot == honest[0]
-    assert report.lost_workers >= 1
 
 
 def test_retry_gives_quarantined_chains_another_chance(

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.featurize.job.stage import break_chains, checksums, on_stage, run, small_units
 
-from evofeed.base.errors import InputError, RefConflict
+from evofeed.base.errors import InputError, JobError, RefConflict, StoreError
 from evofeed.featurize import CropConfig, FeaturizeConfig, discover, featurize_chain
-from evofeed.featurize.job import JobProgress, Ledger, run_job
+from evofeed.featurize.job import JobProgress, Ledger, driver, run_job, work
+from evofeed.featurize.job import run as running
 from evofeed.featurize.job.units import make_plan
 from evofeed.featurize.job.work import expected_memory
-from evofeed.store import Dataset, gc
+from evofeed.store import Dataset, DatasetWriter, gc, leases
+from evofeed.store.opening import open_storage
 from evofeed.synth import write_synthetic
 
 
@@ -46,12 +49,6 @@ def test_every_chain_is_in_the_snapshot_as_featurize_chain_makes_it_with_its_clu
             assert sizes[name[:4].lower() + name[4:]] == len(line.split())
     assert [p.good for p in seen] == sorted(p.good for p in seen)
     assert (seen[-1].good, seen[-1].share, seen[-1].seconds_left) == (12, 1.0, 0.0)
-
-
-def test_the_snapshot_does_not_depend_on_the_number_of_workers(
-    raw: Path, tmp_path: Path, honest: tuple[str, Any]
-) -> None:
-    assert on_stage(lambda: run(raw, tmp_path, workers=1)).snapshot == honest[0]
 
 
 def test_a_plan_depends_on_the_chains_and_not_on_their_order(raw: Path) -> None:
@@ -122,11 +119,6 @@ def test_garbage_collection_meanwhile_takes_nothing_from_a_running_job(
 
 
 def test_a_job_does_not_begin_while_garbage_is_collected(raw: Path, tmp_path: Path) -> None:
-    from evofeed.base.errors import JobError
-    from evofeed.featurize.job import run as running
-    from evofeed.store import leases
-    from evofeed.store.opening import open_storage
-
     def act() -> None:
         running._PATIENCE = 0.3
         with (
@@ -144,6 +136,7 @@ def test_broken_chains_are_listed_with_file_line_and_reason_and_too_many_publish
 ) -> None:
     raw, data = tmp_path / "raw", tmp_path / "data"
     write_synthetic(raw, 14, seed=2, mean_length=40, mean_depth=16)
+    sound = {path: path.read_bytes() for path in raw.rglob("*.*")}
     spoilt = break_chains(raw, 5)
     refused = on_stage(lambda: run(raw, data, max_broken=0.05))
     assert refused.exit_code == 1 and "max_broken" in refused.message
@@ -157,6 +150,10 @@ def test_broken_chains_are_listed_with_file_line_and_reason_and_too_many_publish
     assert written["broken"] == list(report.broken)
     dropped = Dataset.open(str(data)).manifest.dropped
     assert {item["chain_id"] for item in dropped} == set(spoilt)
+    for file in spoilt.values():
+        (raw / file).write_bytes(sound[raw / file])
+    repaired = on_stage(lambda: run(raw, data))
+    assert (repaired.num_broken, repaired.num_good) == (0, 14)
 
 
 def test_windows_and_crops_are_published_under_their_own_names(raw: Path, tmp_path: Path) -> None:
@@ -168,18 +165,9 @@ def test_windows_and_crops_are_published_under_their_own_names(raw: Path, tmp_pa
     assert max(dataset.index["num_alignments"].to_pylist()) <= 8
 
 
-def test_a_wrong_cluster_file_is_reported_before_the_work(raw: Path, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"none\.txt"):
-        run_job(str(raw), str(tmp_path / "data"), executor="local", clusters="none.txt")
-    assert not (tmp_path / "data").exists()
-
-
 def test_a_ref_that_somebody_moved_is_not_overwritten_until_asked_again(
     raw: Path, tmp_path: Path
 ) -> None:
-    from evofeed.featurize.job import driver
-    from evofeed.store import DatasetWriter
-
     def act() -> str:
         honest = driver.publish
 
@@ -224,11 +212,6 @@ def test_a_cancelled_job_stops_and_continues_later(
 def test_a_full_disk_is_one_clear_error_and_nothing_is_lost(
     raw: Path, tmp_path: Path, honest: tuple[str, Any]
 ) -> None:
-    import resource
-
-    from evofeed.base.errors import StoreError
-    from evofeed.featurize.job import work
-
     def act() -> str:
         plain = work.write_shard
 
@@ -250,10 +233,6 @@ def test_a_full_disk_is_one_clear_error_and_nothing_is_lost(
 def test_a_ledger_without_room_is_one_clear_error_and_nothing_is_lost(
     raw: Path, tmp_path: Path, honest: tuple[str, Any]
 ) -> None:
-    import resource
-
-    from evofeed.base.errors import JobError
-
     def act() -> str:
         def fill(progress: JobProgress) -> None:  # the worker is there already: for us alone
             if progress.good:
@@ -269,21 +248,25 @@ def test_a_ledger_without_room_is_one_clear_error_and_nothing_is_lost(
     assert on_stage(lambda: run(raw, tmp_path)).snapshot == honest[0]
 
 
-def test_an_empty_input_is_an_input_error(tmp_path: Path) -> None:
-    (tmp_path / "alignments").mkdir()
-    with pytest.raises(InputError):
-        run_job(str(tmp_path), str(tmp_path / "data"), executor="local")
+CAFE = os.fsdecode(b"caf\xe9")
+NO_TEXT = r"caf\?: not UTF-8: rename it"
 
 
-def test_a_folder_whose_name_is_no_text_is_an_input_error(raw: Path, tmp_path: Path) -> None:
-    odd = os.fsdecode(bytes(tmp_path) + b"/caf\xe9")
-    for places in ((odd, str(tmp_path / "data")), (str(raw), odd)):
-        with pytest.raises(InputError, match=r"caf\?: not UTF-8: rename it"):
-            run_job(*places, executor="local")
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_wrong_option_is_a_value_error_before_anything_happens(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="executor"):
-        run_job("nowhere", str(tmp_path), executor="cloud")
+@pytest.mark.parametrize(
+    ("source", "data", "options", "says"),
+    [
+        ("raw", "data", {"clusters": "none.txt"}, r"none\.txt"),
+        ("raw/mmcif/none", "data", {}, "none"),
+        (CAFE, "data", {}, NO_TEXT),
+        ("raw", CAFE, {}, NO_TEXT),
+        ("raw", "data", {"executor": "cloud"}, "executor"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_happens(
+    raw: Path, tmp_path: Path, source: str, data: str, options: dict[str, Any], says: str
+) -> None:
+    wrong = ValueError if "executor" in options else InputError
+    with pytest.raises(wrong, match=says):
+        where = str(raw.parent / raw.name) if source == "raw" else str(tmp_path / source)
+        run_job(where, str(tmp_path / data), **{"executor": "local", **options})
     assert not list(tmp_path.iterdir())
