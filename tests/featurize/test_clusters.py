@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 import pytest
-from tests.featurize.search.family import family, fasta, require_programs
 
 from evofeed.base.errors import InputError
 from evofeed.featurize import ChainSource, check_input
@@ -45,17 +43,6 @@ def test_mmseqs_table_and_lines_are_told_apart(tmp_path: Path) -> None:
     assert set(cluster_sizes(pairs, sources[:4]).values()) == {2}
     known = Clusters(written(tmp_path, table))
     assert overlap(["2abc_A"], ["3abc_A", "4abc_A"], known).shared == (("2abc_A", "3abc_A"),)
-
-
-def test_a_table_that_mmseqs_wrote(tmp_path: Path) -> None:
-    require_programs()
-    first, second = (family(seed, size=1, length=100)[0] for seed in (1, 2))
-    records = {"1abc_A": first, "2abc_A": first[:-5], "3abc_A": first[3:], "4abc_A": second}
-    text = fasta(tmp_path / "all.fasta", records.items())
-    command = ["mmseqs", "easy-linclust", text, "out", "tmp", "--threads", "1"]
-    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
-    sizes = cluster_sizes(str(tmp_path / "out_cluster.tsv"), chains(*records))
-    assert sizes == {"1abc_A": 3, "2abc_A": 3, "3abc_A": 3, "4abc_A": 1}
 
 
 def test_chains_that_differ_in_case_have_their_own_cluster(tmp_path: Path) -> None:

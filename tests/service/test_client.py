@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -40,12 +38,6 @@ def client(
         yield made
 
 
-def test_the_client_needs_no_server_installed() -> None:
-    code = "import sys; from evofeed.service import Client; print('fastapi' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "False\n"
-
-
 def test_refs_chains_and_datasets(client: Client, folder, tmp_path: Path) -> None:
     _, first, second = folder
     assert client.datasets() == ["demo", "out"]
@@ -64,17 +56,14 @@ def test_refs_chains_and_datasets(client: Client, folder, tmp_path: Path) -> Non
     assert client.dataset("demo")[ids[0]].chain_id == ids[0]
     with pytest.raises(ServiceError, match="no dataset 'none'"):
         client.refs("none")
-
-
-def test_filters_are_named_and_tables_are_arrow(client: Client, folder) -> None:
-    rows = list(client.chains("demo", min_length=40, max_length=90, method=["solution nmr"]))
+    rows = list(client.chains("demo", "v1", min_length=40, max_length=90, method=["solution nmr"]))
     assert rows and all(40 <= row["num_res"] <= 90 for row in rows)
-    table = client.table("demo", min_length=40, max_length=90, method=["solution nmr"])
+    table = client.table("demo", "v1", min_length=40, max_length=90, method=["solution nmr"])
     assert isinstance(table, pa.Table) and table["chain_id"].to_pylist() == [
         row["chain_id"] for row in rows
     ]
     where = {"column": "has_structure", "op": "==", "value": True}
-    assert client.table("demo", where=where, columns=["chain_id"]).num_rows == 0
+    assert client.table("demo", "v1", where=where, columns=["chain_id"]).num_rows == 0
     with pytest.raises(ServiceError, match="min_lenght"):
         list(client.chains("demo", min_lenght=3))  # type: ignore[call-arg]
 

@@ -164,9 +164,15 @@ def test_a_start_for_others_says_how_they_reach_it_and_sign_in(tmp_path: Path, c
     assert "/ui/login" in said and "evofeed tokens create me --scope admin" in said
 
 
-def test_a_start_loads_nothing_that_only_some_requests_need() -> None:
-    heavy = ("numba", "matplotlib", "torch", "alembic", "httpx", "pandas")
-    code = "import sys, evofeed.service.server as _; "
-    code += f"print([n for n in {heavy} if n in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "[]\n"
+def test_client_and_start_load_nothing_that_only_some_need_and_plans_need_no_torch() -> None:
+    code = (
+        "import sys; sys.modules['torch'] = None\n"
+        "from evofeed.service import Client\n"
+        "assert 'fastapi' not in sys.modules\n"
+        "import evofeed.service.server\n"
+        "heavy = {'numba', 'matplotlib', 'alembic', 'httpx', 'pandas'}\n"
+        "assert not heavy & set(sys.modules), heavy & set(sys.modules)\n"
+        "import evofeed.service.app, evofeed.loader.plan\n"
+        "from evofeed.loader import LoaderConfig, RunPlan\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

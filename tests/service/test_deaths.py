@@ -163,7 +163,8 @@ def test_a_database_that_goes_away_fails_no_job(
 ) -> None:
     codes = []
 
-    def gone(*_: object, **__: object) -> None:
+    def gone(*_: object, **options: object) -> None:
+        assert options["executor"] == "local"
         raise JobError("ledger: closed") from psycopg.OperationalError("server closed")
 
     def full(*_: object, **__: object) -> None:

@@ -19,11 +19,7 @@ def test_events_are_numbered_and_dated_and_end_with_the_job_or_the_token(
 ) -> None:
     monkeypatch.setattr(Scheduler, "start", lambda self: None)
     monkeypatch.setattr(jobs, "_LOOK_SECONDS", 0.02)
-    client = start(
-        auth="on",
-        datasets={"out": str(tmp_path / "out")},
-        input_roots=(str(tmp_path),),
-    )
+    client = start(auth="on", datasets={"out": str(tmp_path / "out")}, input_roots=(str(tmp_path),))
     database = start.database()
     token_id, text = create_token(database, label="x", scopes=["read", "jobs", "publish"])
     queue = JobQueue(database, 100)

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import json
 import os
 import re
-import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -25,7 +23,7 @@ from sqlalchemy.exc import OperationalError
 from tests.featurize.search.family import family, fasta
 from tests.service.conftest import Start, until, wait_for_job, work_off
 
-from evofeed.featurize.job import JobHost, JobProgress, run, run_job
+from evofeed.featurize.job import JobHost, run, run_job
 from evofeed.featurize.search import RECIPES
 from evofeed.service import ServiceSettings, serving, state
 from evofeed.service.database.database import Database
@@ -80,31 +78,32 @@ def submit(client: httpx.Client, raw: Path, **changes: Any) -> str:
 
 
 @pytest.mark.slow
-def test_a_job_publishes_a_snapshot_and_tells_its_progress(start: Start, raw, tmp_path) -> None:
-    client = start(datasets={"out": str(tmp_path / "out")})
-    job_id = submit(client, raw, preset="openfold", crop={"max_msa_rows": 16})
-    events: list[tuple[str, dict[str, Any]]] = []
-    with client.stream("GET", f"/v1/jobs/{job_id}/events", timeout=300) as stream:
-        assert stream.headers["content-type"].startswith("text/event-stream")
-        kind = ""
-        for line in stream.iter_lines():
-            name, _, value = line.partition(": ")
-            if name == "event":
-                kind = value
-            elif name == "data":
-                events.append((kind, json.loads(value)))
-    assert events[-1] == ("end", {"state": "succeeded"})
-    assert {kind for kind, _ in events[:-1]} == {"progress"}
-    job = wait_for_job(client, job_id)
-    assert job["result"]["num_good"] == 6 and job["result"]["num_broken"] == 0
-    dataset = Dataset.open(tmp_path / "out")
-    assert dataset.digest == job["result"]["snapshot"] and len(dataset) == 6
-    assert max(dataset.index["num_alignments"].to_pylist()) == 16
-    assert dataset.manifest.config["featurize"]["subfolders"] is False
-    answer = client.get("/v1/datasets/out/refs/main")
-    assert answer.json()["digest"] == dataset.digest
-    log = client.get(f"/v1/jobs/{job_id}/log")
-    assert log.status_code == 200 and "Traceback" not in log.text
+def test_a_job_outlives_its_service_tells_its_progress_and_publishes(raw, tmp_path) -> None:
+    settings = ServiceSettings(
+        home=tmp_path, database_url=SecretStr(""), port=0, auth="off",
+        datasets={"out": str(tmp_path / "out")},
+    )  # fmt: skip
+    with serving(settings) as url, httpx.Client(base_url=url, timeout=60) as client:
+        job_id = submit(client, raw, preset="openfold", crop={"max_msa_rows": 16})
+        wait_for_job(client, job_id, {"running", *ENDED})
+    with Database(settings.url).read() as session:
+        row = session.get(JobRow, job_id)
+        assert row is not None and row.state in ("queued", "succeeded")
+    with serving(settings) as url, httpx.Client(base_url=url, timeout=300) as client:
+        with client.stream("GET", f"/v1/jobs/{job_id}/events") as stream:
+            assert stream.headers["content-type"].startswith("text/event-stream")
+            lines = list(stream.iter_lines())
+        assert lines[-3:-1] == ["event: end", 'data: {"state": "succeeded"}']
+        assert set(filter(str.strip, lines[:-3])) >= {"event: progress"}
+        job = wait_for_job(client, job_id)
+        assert (job["result"]["num_good"], job["result"]["num_broken"]) == (6, 0)
+        dataset = Dataset.open(tmp_path / "out")
+        assert dataset.digest == job["result"]["snapshot"] and len(dataset) == 6
+        assert max(dataset.index["num_alignments"].to_pylist()) == 16
+        assert dataset.manifest.config["featurize"]["subfolders"] is False
+        assert client.get("/v1/datasets/out/refs/main").json()["digest"] == dataset.digest
+        log = client.get(f"/v1/jobs/{job_id}/log")
+        assert log.status_code == 200 and "Traceback" not in log.text
 
 
 @pytest.mark.slow
@@ -125,21 +124,6 @@ def test_a_job_with_a_recipe_searches_its_sequences_first(start: Start, tmp_path
     assert "bad:id" in broken["message"]
     assert Dataset.open(tmp_path / "out")["one"].num_alignments == 6
     assert set(get_args(Recipe)) == {"", *RECIPES}
-
-
-@pytest.mark.slow
-@pytest.mark.system
-def test_a_job_runs_on_ray_and_leaves_no_process(start: Start, raw, tmp_path) -> None:
-    client = start(datasets={"out": str(tmp_path / "out")})
-    before = descendants()
-    job_id = submit(client, raw, executor="ray")
-    seen: set[int] = set()
-    while client.get(f"/v1/jobs/{job_id}").json()["state"] not in ENDED:
-        seen |= descendants() - before
-        time.sleep(0.2)
-    job = wait_for_job(client, job_id)
-    assert (job["state"], job["result"]["num_good"]) == ("succeeded", 6), job
-    assert seen and all_end(seen)
 
 
 @pytest.fixture
@@ -179,26 +163,6 @@ def test_a_job_that_waits_or_runs_can_be_cancelled_and_leaves_no_process(
     assert first["next"] and first["jobs"][0]["id"] == waiting
     rest = client.get("/v1/jobs", params={"before": first["next"]}).json()
     assert [job["id"] for job in rest["jobs"]] == [running]
-
-
-@pytest.mark.slow
-def test_a_job_outlives_its_service_and_continues_where_it_was(raw, tmp_path) -> None:
-    settings = ServiceSettings(
-        home=tmp_path,
-        database_url=SecretStr(""),
-        port=0,
-        auth="off",
-        datasets={"out": str(tmp_path / "out")},
-    )
-    with serving(settings) as url, httpx.Client(base_url=url, timeout=60) as client:
-        job_id = submit(client, raw)
-        wait_for_job(client, job_id, {"running", *ENDED})
-    with Database(settings.url).read() as session:
-        row = session.get(JobRow, job_id)
-        assert row is not None and row.state in ("queued", "succeeded")
-    with serving(settings) as url, httpx.Client(base_url=url, timeout=60) as client:
-        assert wait_for_job(client, job_id)["state"] == "succeeded"
-    assert len(Dataset.open(tmp_path / "out")) == 6
 
 
 MALFORMED: list[dict[str, Any]] = [
@@ -416,20 +380,3 @@ def test_a_heart_beats_on_after_the_database_was_busy() -> None:
     pulse = _Pulse(Busy(), "job")  # type: ignore[arg-type]
     with pulse:
         until(lambda: pulse.stop_state == jobs.CANCELLED)
-
-
-def test_a_job_hears_that_its_service_stops(database: Database) -> None:
-    pulse = _Pulse(JobQueue(database, 1), "0" * 16)
-    here = JobProgress(
-        num_chains=2, good=1, broken=0, suspects=0, share=0.5, chains_per_second=1.0,
-        seconds_left=1.0,
-    )  # fmt: skip
-    before = signal.signal(signal.SIGTERM, pulse.on_sigterm)
-    try:
-        pulse.progress(here)
-        signal.raise_signal(signal.SIGTERM)
-        with pytest.raises(KeyboardInterrupt):
-            pulse.progress(here)
-    finally:
-        signal.signal(signal.SIGTERM, before)
-    assert pulse.stop_state == jobs.QUEUED

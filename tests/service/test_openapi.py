@@ -47,6 +47,10 @@ def test_a_route_tells_its_scope_and_whether_it_takes_a_key(schema) -> None:
     [
         ("GET", "/v1/nothing", {}, 404),
         ("GET", "/v1/datasets/nothing", {}, 404),
+        *(
+            ("GET", f"/v1/datasets/demo/{path}", {}, 404)
+            for path in ("refs/nope", f"snapshots/{'0' * 64}", "shards/nope.arrow")
+        ),
         ("PATCH", "/v1/datasets", {}, 405),
         ("DELETE", "/healthz", {}, 405),
         ("PUT", "/v1/datasets/demo/refs/main", {"json": {"digest": "0" * 64}}, 428),
@@ -66,6 +70,8 @@ def test_every_refusal_is_a_problem_of_one_form(
     assert answer.status_code == status, answer.text
     assert answer.headers["content-type"] == "application/problem+json"
     assert answer.headers["cache-control"] == "no-store" and answer.headers["x-request-id"]
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    assert "default-src 'none'" in answer.headers["content-security-policy"]
     problem = answer.json()
     form = schema["components"]["schemas"]["Problem"]
     assert set(form["required"]) <= set(problem) <= set(form["properties"])

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 
 import httpx
@@ -89,15 +87,6 @@ def test_a_plan_that_cannot_be_is_422(planned: tuple[Dataset, str], query: str, 
     answer = httpx.get(f"{planned[1]}?{query}", timeout=300)
     assert answer.status_code == 422
     assert says in answer.text
-
-
-def test_the_service_plans_without_torch() -> None:
-    code = (
-        "import sys; sys.modules['torch'] = None\n"
-        "import evofeed.service.app, evofeed.loader.plan\n"
-        "from evofeed.loader import LoaderConfig, RunPlan\n"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 @pytest.mark.parametrize("preset", ["initial_training", "prediction"])

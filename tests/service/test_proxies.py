@@ -189,13 +189,8 @@ def test_an_odd_content_length_is_refused(served, length) -> None:
     assert answer.status_code in (400, 413, 422)
 
 
-def test_a_form_post_of_a_foreign_page_registers_nothing(start: Start, folder) -> None:
-    client = start()
-    text = '{"name": "x", "uri": "/tmp"}'
-    assert (
-        client.post(
-            "/v1/datasets", content=text, headers={"Content-Type": "text/plain"}
-        ).status_code
-        == 422
-    )
+def test_a_form_post_of_a_foreign_page_registers_nothing(start: Start) -> None:
+    client, text = start(), '{"name": "x", "uri": "/tmp"}'
+    form = client.post("/v1/datasets", content=text, headers={"Content-Type": "text/plain"})
+    assert form.status_code == 422
     assert client.get("/v1/datasets").json()["datasets"] == []

@@ -136,19 +136,6 @@ def test_the_client_and_the_command_line_search_too(
     assert lines[0]["rows"]["uniref.a3m"] == found["uniref.a3m"].count(b">")
 
 
-def test_clients_at_once_get_each_their_own(start: Start, databases: dict[str, str]) -> None:
-    client = start(msa_databases=databases, msa_workers=2)
-
-    def rows_of(number: int) -> list[str]:
-        query = FAMILIES[number % 9][0][number // 9 :]
-        rows = alignments(fetch(client, ask(client, query, mode="all"))["uniref.a3m"])
-        assert list(rows) == [101] and rows[101][0] == query
-        return rows[101]
-
-    with ThreadPoolExecutor(12) as pool:
-        assert all(len(rows) > 3 for rows in pool.map(rows_of, range(12)))
-
-
 def test_chains_are_paired_by_organism(start: Start, databases: dict[str, str]) -> None:
     client = start(msa_databases=databases, msa_workers=1)
     files = fetch(client, ask(client, FAMILIES[2][0], FAMILIES[3][0], mode="paircomplete"))

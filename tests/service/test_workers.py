@@ -145,10 +145,7 @@ def test_a_port_of_a_service_that_was_killed_is_free_for_the_next(
             until(lambda: second.ask("/v1/datasets/demo/refs").status_code == 200)
 
 
-@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
-def test_duties_go_to_one_and_then_to_the_next(
-    kind: str, tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
+def test_duties_go_to_one_and_then_to_the_next(tmp_path: Path) -> None:
     class Duty:
         def __init__(self, name: str) -> None:
             self.name = name
@@ -159,10 +156,8 @@ def test_duties_go_to_one_and_then_to_the_next(
         def close(self) -> None:
             said.append(f"{self.name} ends")
 
-    url = f"sqlite:///{tmp_path / 'x.sqlite3'}"
-    url = request.getfixturevalue("postgres")() if kind == "postgres" else url
     said: list[str] = []
-    databases = [Database(url) for _ in range(2)]
+    databases = [Database(f"sqlite:///{tmp_path / 'x.sqlite3'}") for _ in range(2)]
     first, second = (
         Leader(database, "duties", [Duty(name)])
         for database, name in zip(databases, ("one", "two"), strict=True)

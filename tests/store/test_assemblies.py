@@ -12,14 +12,7 @@ from tests.store.records import assert_same, flip, published, random_record
 from evofeed.base.errors import ChainMissing, FeatureError, ShardCorrupt
 from evofeed.protein.assembly_record import AssemblyRecord
 from evofeed.protein.chain_record import ChainRecord
-from evofeed.store import (
-    Dataset,
-    add_assemblies,
-    compact,
-    copy_dataset,
-    gc,
-    remove_chains,
-)
+from evofeed.store import Dataset, add_assemblies, compact, copy_dataset, gc, remove_chains
 from evofeed.store.refs import move_ref
 
 

@@ -19,12 +19,7 @@ import pytest
 from tests.store.records import assert_same, published, random_record
 
 from evofeed.base.errors import StoreError
-from evofeed.store import (
-    Dataset,
-    DatasetWriter,
-    gc,
-    write_shard,
-)
+from evofeed.store import Dataset, DatasetWriter, gc, write_shard
 
 FORK = multiprocessing.get_context("fork")
 SHARD_NBYTES = 5000  # two shards

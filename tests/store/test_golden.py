@@ -4,25 +4,17 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from tests.conftest import golden_files, golden_folder
+from tests.conftest import golden_files
+from tests.featurize.golden import openfold_record, sources
 from tests.store.records import assert_same, published
 from tests.store.test_reading import assert_cropped
 
-from evofeed.featurize import FeaturizeConfig, discover, featurize_chain, to_openfold_raw
+from evofeed.featurize import to_openfold_raw
 from evofeed.store import Dataset
 from evofeed.store.convert import convert
 from evofeed.store.decode import ChainDecoder, Place
 from evofeed.store.encode import encode_record
 from evofeed.store.layout import Codec
-
-
-def sources():
-    inputs = golden_folder("data") / "inputs"
-    return discover(
-        inputs / "alignments",
-        structure_dir=inputs / "mmcif",
-        template_mmcif_dir=inputs / "template_mmcif",
-    )
 
 
 def with_alignment(path):
@@ -31,22 +23,6 @@ def with_alignment(path):
 
 
 RAW = [path for path in golden_files("data/golden/*.raw.npz") if with_alignment(path)]
-
-
-def test_the_pack_was_found(golden):
-    assert RAW and sources()
-
-
-@pytest.mark.parametrize("source", sources(), ids=lambda source: source.chain_id)
-def test_real_chains_come_back_bit_for_bit_and_small(source):
-    record = featurize_chain(source, FeaturizeConfig.openfold())
-    columns = encode_record(record)
-    assert_same(ChainDecoder(columns, Place(record.chain_id, "here")).record(), record)
-    zipped = encode_record(record, zstd=True)
-    assert_same(ChainDecoder(zipped, Place(record.chain_id, "here")).record(), record)
-    plain = {name for name, column in columns.items() if column.codec == Codec.RAW}
-    empty = {name for name in plain if not len(columns[name].payload)}
-    assert plain - empty <= {"dims", "aatype", "template_center", "template_sum_probs"}
 
 
 @pytest.mark.parametrize("path", RAW, ids=lambda path: path.name)
@@ -63,15 +39,21 @@ def test_openfold_feature_dicts_survive_conversion_and_storage(path, tmp_path):
     assert compared >= 12
 
 
-def test_all_real_chains_live_in_one_dataset(golden, tmp_path):
-    published(
-        tmp_path, (featurize_chain(source, FeaturizeConfig.openfold()) for source in sources())
-    )
+def test_real_chains_come_back_bit_for_bit_and_small_and_live_in_one_dataset(golden, tmp_path):
+    assert RAW and sources()
+    records = {chain_id: openfold_record(chain_id) for chain_id in sources()}
+    for record in records.values():
+        columns, zipped = encode_record(record), encode_record(record, zstd=True)
+        for made in (columns, zipped):
+            assert_same(ChainDecoder(made, Place(record.chain_id, "here")).record(), record)
+        plain = {name for name, column in columns.items() if column.codec == Codec.RAW}
+        empty = {name for name in plain if not len(columns[name].payload)}
+        assert plain - empty <= {"dims", "aatype", "template_center", "template_sum_probs"}
+    published(tmp_path, records.values())
     dataset = Dataset.open(tmp_path)
-    assert len(dataset) == len(sources()) and dataset.verify(deep=True) == []
+    assert len(dataset) == len(records) and dataset.verify(deep=True) == []
     rng = np.random.default_rng(0)
-    for chain_id in dataset:
-        record = dataset[chain_id]
+    for chain_id, record in records.items():
         start, stop = sorted(rng.integers(0, record.num_res + 1, 2).tolist())
         rows = rng.permutation(record.num_alignments)[: rng.integers(0, 1152)]
         assert_cropped(dataset, chain_id, rows, slice(start, stop))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -24,15 +25,21 @@ from evofeed.store.overlap import Clusters, overlap
 COUNT = 60
 
 
-@pytest.fixture
-def uri(tmp_path: Path) -> str:
-    writer = DatasetWriter(str(tmp_path / "pdb"), shard_nbytes=200_000)
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("made") / "pdb"
+    writer = DatasetWriter(str(folder), shard_nbytes=200_000)
     for seed in range(COUNT):
         record = random_record(seed, chain_id=f"c{seed:03d}_A", has_structure=seed % 5 > 0)
         date = f"20{10 + seed % 12}-06-0{1 + seed % 9}" if seed % 7 else ""
         writer.add(record.replace(release_date=date, resolution=(seed % 6) * 1.5))
     writer.commit(config={"featurize": {"x": 1}}, dropped=[{"chain_id": "bad", "reason": "bad"}])
-    return str(tmp_path / "pdb")
+    return folder
+
+
+@pytest.fixture
+def uri(made: Path, tmp_path: Path) -> str:
+    return str(shutil.copytree(made, tmp_path / "pdb"))
 
 
 @pytest.fixture
@@ -54,10 +61,7 @@ def test_each_limit_leaves_out_what_it_says_and_nothing_else(uri: str) -> None:
     rows = {row["chain_id"]: row for row in Dataset.open(uri).index.to_pylist()}
     for limits, passes in (
         (Selection(released_from="2015-06-03"), lambda r: r["release_date"] >= "2015-06-03"),
-        (
-            Selection(released_before="2015-06-03"),
-            lambda r: "" < r["release_date"] < "2015-06-03",
-        ),
+        (Selection(released_before="2015-06-03"), lambda r: "" < r["release_date"] < "2015-06-03"),
         (Selection(max_resolution=3.0), lambda r: 0 < r["resolution"] <= 3.0),
         (Selection(min_residues=30), lambda r: r["num_res"] >= 30),
         (Selection(max_residues=30), lambda r: r["num_res"] <= 30),

@@ -240,10 +240,7 @@ def test_a_bucket_that_denies_access_is_told_from_one_that_is_away(
         monkeypatch.setenv("AWS_ENDPOINT_URL", url)
         monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
-        with (
-            closing(open_storage("s3://bucket/d")) as storage,
-            pytest.raises(StoreError) as caught,
-        ):
+        with closing(open_storage("s3://bucket/d")) as storage, pytest.raises(StoreError) as caught:
             storage.read_into("shards/x.arrow", 0, memoryview(bytearray(8)))
     assert isinstance(caught.value, AccessDenied) is denied
     assert ("renew" in caught.value.message) is denied

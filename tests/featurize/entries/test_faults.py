@@ -64,11 +64,7 @@ def _driver_dies(raw: Path, data: Path, mark: Path, owner: Any, name: str, nth: 
 
 @pytest.mark.parametrize(
     ("owner", "name", "nth"),
-    [
-        (Ledger, "finish", 3),
-        (Ledger, "finish", 9),
-        (LocalStorage, "swap", 1),
-    ],
+    [(Ledger, "finish", 3), (Ledger, "finish", 9), (LocalStorage, "swap", 1)],
     ids=["not entered", "while molecules are made", "ref not moved"],
 )
 def test_a_driver_killed_anywhere_and_run_again_gives_the_same_snapshot(

@@ -97,6 +97,7 @@ def test_jobs_status_lists_jobs_and_their_broken_chains(published: Path) -> None
     assert (job["state"], job["chains_good"], job["chains_broken"]) == ("published", 18, 2)
     details = evofeed("jobs", "status", published, "--job", job["job_id"][:8]).stdout
     assert details.count("broken ") == 3  # the count, and one line each
+    assert "unknown job" in evofeed("jobs", "status", published, "--job", "zz").stderr
     watched = evofeed("jobs", "status", published, "--watch")
     assert watched.stdout.count("published") == 1
 

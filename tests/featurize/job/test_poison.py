@@ -10,14 +10,7 @@ from multiprocessing import Pipe
 from pathlib import Path
 
 import pytest
-from tests.featurize.job.stage import (
-    LOADED,
-    checksums,
-    hurry_only,
-    on_stage,
-    poison,
-    run,
-)
+from tests.featurize.job.stage import LOADED, checksums, hurry_only, on_stage, poison, run
 
 from evofeed.featurize import discover
 from evofeed.featurize.job import JobReport

@@ -14,12 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.featurize.job.stage import (
-    descendants,
-    on_stage,
-    run,
-    wait_until,
-)
+from tests.featurize.job.stage import descendants, on_stage, run, wait_until
 
 from evofeed.base.errors import JobError
 from evofeed.featurize.job import JobReport, ray_executor

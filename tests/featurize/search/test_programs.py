@@ -20,12 +20,7 @@ from tests.featurize.search.family import (
 )
 
 from evofeed.base.errors import InputError
-from evofeed.featurize import (
-    ChainSource,
-    SearchConfig,
-    SearchOptions,
-    run_search,
-)
+from evofeed.featurize import ChainSource, SearchConfig, SearchOptions, run_search
 from evofeed.featurize.formats.a3m import parse_a3m
 from evofeed.featurize.formats.hits import parse_hhr, parse_hmmsearch
 from evofeed.featurize.formats.reading import file_ref, read_bytes

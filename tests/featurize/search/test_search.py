@@ -13,7 +13,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from tests.featurize.golden import INPUTS, openfold_record, sources
 from tests.featurize.job.stage import on_stage
 from tests.featurize.search.family import family, fasta, search_fasta
 
@@ -37,62 +36,10 @@ from evofeed.featurize.search.plan import Schedule, make_units
 from evofeed.featurize.search.searchers import Query
 
 
-def likeness_to_templates(name: str) -> int:
-    """Letters the chain shares with its templates: a search must find what is like it."""
-    record = openfold_record(name)
-    return sum(
-        a == b
-        for row in record.template_sequence
-        for a, b in zip(row, record.sequence, strict=True)
-    )
-
-
-@pytest.fixture
-def data(tmp_path: Path, golden: Path) -> tuple[Path, str]:
-    """A query and a database made of its recorded relatives and of strangers."""
-    chain_id = max(sources(), key=likeness_to_templates)
-    record = openfold_record(chain_id)
-    letters = "ARNDCQEGHILKMFPSTWYVX-"
-    rows = ["".join(letters[c] for c in row).replace("-", "") for row in record.msa[1:200:7]]
-    strangers = [openfold_record(name).sequence for name in sources() if name != chain_id]
-    text = "".join(f">rel{i} kin\n{row}\n" for i, row in enumerate(rows))
-    text += "".join(f">other{i}\n{row}\n" for i, row in enumerate(strangers))
-    (tmp_path / "uniref.fasta").write_text(text)
-    (tmp_path / "query.fasta").write_text(f">{chain_id} a protein\n{record.sequence}\n")
-    pdb = [
-        f">{name} mol:protein length:{len(row.strip('-'))}  LYSOZYME\n{row.replace('-', '')}\n"
-        for name, row in zip(record.template_domain_names, record.template_sequence, strict=True)
-    ]
-    (tmp_path / "pdb_seqres.fasta").write_text("".join(pdb) + ">1xxx_A mol:na length:4\nACGT\n")
-    return tmp_path, chain_id
-
-
 def text_of(source: ChainSource, name: str) -> bytes:
     """An alignment of a chain, by the name it has in the index."""
     (ref,) = [ref for _, ref in source.alignment_files() if ref.plain_name == name]
     return read_bytes(ref)
-
-
-def test_a_fasta_and_a_database_become_a_record_with_templates(data: tuple[Path, str]) -> None:
-    folder, chain_id = data
-    templates = str(INPUTS[0] / "template_mmcif")
-    (source,) = search_fasta(
-        str(folder / "query.fasta"),
-        str(folder / "out"),
-        [str(folder / "uniref.fasta")],
-        template_db=str(folder / "pdb_seqres.fasta"),
-        template_mmcif_dir=templates,
-    )
-    assert discover(folder / "out", template_mmcif_dir=templates) == [source]
-    record = featurize_chain(source)
-    want = openfold_record(chain_id)
-    assert record.sequence == want.sequence and record.description.startswith(chain_id)
-    assert 1 < record.num_alignments <= 30
-    assert set(want.template_domain_names) <= set(record.template_domain_names)
-    by_name = dict(zip(record.template_domain_names, record.template_sequence, strict=True))
-    for name, row in zip(want.template_domain_names, want.template_sequence, strict=True):
-        same = sum(a == b != "-" for a, b in zip(by_name[name], row, strict=True))
-        assert same >= 0.9 * sum(c != "-" for c in row)
 
 
 def chains(*sequences: str) -> list[ChainSource]:

@@ -7,13 +7,11 @@ from pathlib import Path
 
 import pytest
 from tests.conftest import exit_code
-from tests.featurize.job.stage import on_stage
 from tests.featurize.search.family import fasta, require_programs
 from tests.featurize.search.test_splits import IDENTITY, hits
 
 from evofeed.base.errors import InputError
 from evofeed.cli import main
-from evofeed.featurize.job import ray_executor
 from evofeed.featurize.sets.make import Split, read_chains
 from evofeed.store import Dataset
 from evofeed.synth import write_entries, write_synthetic
@@ -85,20 +83,6 @@ def test_structures_become_parts_that_share_no_family_with_a_card_each_and_run_a
     assert report["searched"] == 0 and report["cache_hits"] > 0
     assert make(raw, out, *split) == 0
     assert digests_of(out) == digests and (out / "card" / "train" / "README.md").exists()
-
-
-@pytest.mark.slow
-def test_on_ray_the_same_set_is_made(raw: Path, tmp_path: Path) -> None:
-    split = ["--split", f"identity:{IDENTITY}", "--split", "share:0.3"]
-
-    def on_ray() -> int:
-        with ray_executor._connected("", 2) as ray:  # one for all steps
-            address = ray.get_runtime_context().gcs_address
-            return make(raw, tmp_path / "ray", *split, "--ray-address", address)
-
-    assert on_stage(on_ray) == 0
-    assert make(raw, tmp_path / "local", *split) == 0
-    assert digests_of(tmp_path / "ray") == digests_of(tmp_path / "local")
 
 
 def digests_of(out: Path) -> list[str]:
