@@ -17,6 +17,8 @@ from evofeed.protein.features import MODEL_TEMPLATES
 
 PRESETS = "initial_training finetuning prediction multimer openfold3 boltz protenix".split()
 """Class methods of `LoaderConfig` that make a model's configuration."""
+_GONE = {"crop_first": False, "balance": False, "balance_steps": 1}
+"""Fields of before as they were by default: states saved then are resumed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,8 +162,6 @@ class LoaderConfig(Config):
     """Probability of the clamped FAPE loss."""
     supervised: bool = True
     """Make the ground-truth structure features."""
-    crop_first: bool = False
-    """Cluster only the cropped residues: faster, and not AF2's features."""
 
     assemblies: AssemblyConfig | None = None
     """Make AlphaFold-Multimer's features, of complexes and of single chains; None: AlphaFold2's."""
@@ -195,10 +195,6 @@ class LoaderConfig(Config):
     """Only chains released on this ISO date or before, such as 2018-04-30; empty: no bound."""
     chains: tuple[str, ...] | None = None
     """Only these chains; None: all."""
-    balance: bool = False
-    """Let samples that cost alike run at the same time on all ranks: for whole chains."""
-    balance_steps: int = 1
-    """Optimiser steps among whose samples such neighbours are looked for."""
     max_bad_chains: int = 100
     """Chains that may be replaced because they cannot be read, before giving up."""
     outage_seconds: float = 900.0
@@ -208,7 +204,7 @@ class LoaderConfig(Config):
     def __post_init__(self) -> None:
         """Refuse what cannot work, with the value in the message."""
         check_numbers(self, "max_msa_clusters", "max_distillation_msa_clusters", least=1)
-        check_numbers(self, "batch_size", "balance_steps", "global_batch_size", least=1)
+        check_numbers(self, "batch_size", "global_batch_size", least=1)
         check_numbers(self, "epoch_len", "crop_size", least=1)
         check_numbers(self, "max_extra_msa", "max_templates", "num_blocks", least=0)
         check_numbers(self, "max_recycling_iters", "shuffle_window", "max_bad_chains", least=0)
@@ -316,7 +312,7 @@ class LoaderConfig(Config):
 
         Batch sizes do not; how many samples share an optimiser step is compared by itself.
         """
-        fields = dataclasses.asdict(self)
+        fields = dataclasses.asdict(self) | _GONE
         for name in ("batch_size", "global_batch_size", "max_bad_chains", "outage_seconds"):
             del fields[name]
         if self.assemblies is None:  # of chains alone: the digest has no such field

@@ -7,7 +7,6 @@ the host beforehand), so a GPU gets its work without ever stopping the caller.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -197,8 +196,6 @@ def recycle_features(
     chain: ChainTensors, crop: Crop, draws: RecycleDraws, config: LoaderConfig
 ) -> dict[str, Tensor]:
     """Features of one recycle, cropped but not padded."""
-    if config.crop_first:
-        chain, crop = _crop_msa(chain, crop)
     sample = sample_msa(chain, draws, config)
     cut = slice(crop.start, crop.stop)
     profile, deletion_mean = clusters.summarize_clusters(
@@ -227,22 +224,3 @@ def recycle_features(
         "extra_has_deletion": msa_transforms.has_deletion(extra_deletions),
         "extra_deletion_value": msa_transforms.deletion_value(extra_deletions),
     }
-
-
-def _crop_msa(chain: ChainTensors, crop: Crop) -> tuple[ChainTensors, Crop]:
-    """The chain's MSA cut to the crop: the declared, faster variant of the features."""
-    cut = slice(crop.start, crop.stop)
-    cropped = dataclasses.replace(
-        chain,
-        aatype=chain.aatype[cut],
-        residue_index=chain.residue_index[cut],
-        msa=chain.msa[:, cut],
-        deletions=chain.deletions[:, cut],
-        profile_counts=chain.profile_counts[cut],
-        template_aatype=chain.template_aatype[:, cut],
-        template_positions=chain.template_positions[:, cut],
-        template_mask=chain.template_mask[:, cut],
-        positions=None,
-        mask=None,
-    )
-    return cropped, Crop(0, crop.length, crop.templates)

@@ -98,18 +98,16 @@ def sample_words(
         raw = UINT8 if name in _STORED_BYTES else INT32
         return _KINDS.get(parts[name].codec, raw)
 
-    window = crop.length if config.crop_first else length
-    window_start = crop.start if config.crop_first else 0
     return Sample(
         residues=length,
         rows=rows,
         deletions=deletions,
-        window_start=window_start,
-        window=window,
-        pitch=window + -window % 16,
+        window_start=0,
+        window=length,
+        pitch=length + -length % 16,
         crop_start=crop.start,
         crop_length=crop.length,
-        crop_at=crop.start - window_start,
+        crop_at=crop.start,
         out_residues=config.crop_size or length,
         out_centres=config.max_msa_clusters,
         out_extra=config.max_extra_msa,

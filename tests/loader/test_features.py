@@ -1,4 +1,4 @@
-"""The variant that crops first, and chains with too little in them."""
+"""Chains with too little in them, and with too much."""
 
 from __future__ import annotations
 
@@ -19,23 +19,6 @@ CONFIG = LoaderConfig(
 def batches(dataset: Dataset, config: LoaderConfig) -> list[dict[str, torch.Tensor]]:
     with FeatureLoader(dataset, config, device="cpu", reader="thread") as loader:
         return list(loader)
-
-
-def test_cropping_first_changes_clusters_of_long_chains_only(tmp_path: Path) -> None:
-    short = write_dataset(tmp_path / "short", [make_record(f"s{i}_A", 15, 60) for i in range(3)])
-    for plain, first in zip(
-        batches(short, CONFIG), batches(short, CONFIG.replace(crop_first=True)), strict=True
-    ):
-        assert all(torch.equal(plain[name], first[name]) for name in plain)
-    long = write_dataset(tmp_path / "long", [make_record(f"l{i}_A", 90, 60) for i in range(3)])
-    pairs = zip(batches(long, CONFIG), batches(long, CONFIG.replace(crop_first=True)), strict=True)
-    different = set()
-    for plain, first in pairs:
-        different |= {name for name in plain if not torch.equal(plain[name], first[name])}
-        # clusters and masks differ; which rows and residues are there does not
-        assert torch.equal(plain["true_msa"], first["true_msa"])
-        assert torch.equal(plain["aatype"], first["aatype"])
-    assert different == {"msa_feat", "bert_mask"}
 
 
 @pytest.mark.parametrize(

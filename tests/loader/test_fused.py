@@ -73,10 +73,6 @@ def test_a_distillation_chain_keeps_a_fair_choice_of_rows(dataset: Dataset) -> N
     compare(dataset, config, 1, "distillation")
 
 
-def test_cropping_first(dataset: Dataset) -> None:
-    compare(dataset, CONFIG.replace(crop_first=True, num_blocks=0), 1, "plain")
-
-
 def test_whole_chains_without_ground_truth(dataset: Dataset) -> None:
     config = LoaderConfig.prediction(max_msa_clusters=8, max_extra_msa=50, max_templates=1)
     compare(dataset, config, 1, "bare")
