@@ -160,3 +160,10 @@ def _attend(
     n, N = z.shape[-3:-1]
     own = torch.cat([s[..., :0, :], *found], dim=-2)
     return own if n == N else gathered(own, axis, -2, N)
+
+
+def out_of_memory(error: RuntimeError) -> str:
+    """Its first line if memory was not given, else nothing."""
+    first = str(error).partition("\n")[0]  # on a CPU the allocator's has no type of its own
+    short = isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in first
+    return first if short else ""

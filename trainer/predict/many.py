@@ -13,7 +13,7 @@ from evofeed.base.files import write_atomic
 from evofeed.protein.assembly_record import AssemblyRecord
 from evofeed.protein.chain_record import ChainRecord
 from evofeed.trainer.model.alphafold import AlphaFold
-from evofeed.trainer.parallel.memory import explained
+from evofeed.trainer.parallel.rows import out_of_memory
 from evofeed.trainer.predict.compare import compared
 from evofeed.trainer.predict.files import read_summary, write_prediction
 from evofeed.trainer.predict.prediction import (
@@ -139,8 +139,8 @@ def _predicted(
     if settings.recycles is not None:
         sizes["no_recycling_iters"] = settings.recycles
     batch = prediction_batch(record, model, seed=task.seed, **sizes)
-    num_res, templates = batch["aatype"].shape[-1], batch["template_aatype"].shape[-2]
-    with explained(name, model.config, num_res, world.size, world.device, templates):
+    num_res = batch["aatype"].shape[-1]
+    try:
         batch = {key: value.to(world.device) for key, value in batch.items()}
         if "forward" not in vars(model):  # from its first long chain on it works in parts
             spread(model, num_res, world.axis)
@@ -148,6 +148,14 @@ def _predicted(
             evaluate(model, batch)
             return None
         made = predict_structure(model, batch, name=name, chain_names=names, progress=progress)
+    except RuntimeError as error:
+        if not (why := out_of_memory(error)):
+            raise
+        raise TrainerError(
+            f"out of memory ({why}): share the {num_res} residues among more GPUs with "
+            f"torchrun --nproc-per-node {2 * world.size} -m evofeed.cli predict",
+            item=name,
+        ) from error
     known = compared(made, record)
     facts: dict[str, Any] = {
         "weights": str(task.weights), "model": kind_of(model.config), "seed": task.seed,

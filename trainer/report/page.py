@@ -5,9 +5,8 @@ Several runs share each panel.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,6 @@ from evofeed.base.run_files import STRUCTURE
 from evofeed.protein.residues import ATOM_ORDER
 from evofeed.protein.structure_text import Structure
 from evofeed.trainer.log.runlog import read_steps
-from evofeed.trainer.presets import PRESETS
 from evofeed.trainer.report.run_report import make_report, report_rows, training_seconds
 from evofeed.viz import (
     COLOURS,
@@ -72,7 +70,6 @@ def write_page(folders: Sequence[Path], path: Path) -> Path:
         _section("What went wrong", [part for run in runs for part in _troubles(run)]),
         *_charts(runs),
         _section("In figures", [_table(names, _by_name(map(_figures, runs)))]),
-        _section("Configuration", _settings(names, [one["config"] for one in facts])),
     ]
     head = f"<h1>{escape(title)}</h1><p>{escape(', '.join(kinds))}</p>\n"
     page = page_html(f"{title}: training report", f"<main>{head}{''.join(sections)}</main>")
@@ -228,42 +225,6 @@ def _figures(run: _Run) -> dict[str, str]:
     return rows | {name: str(facts[name]) for name in names if facts.get(name) is not None}
 
 
-def _settings(names: Sequence[str], configs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What is not the same in all runs and their presets, and everything."""
-    presets = {str(config.get("preset")): None for config in configs}
-    columns = [*map(preset_settings, presets), *map(run_settings, configs)]
-    heads, apart = [*(f"preset {name}" for name in presets), *names], differences(columns)
-    every = _table(heads, _by_name(columns))
-    return [
-        f"<p>Where runs and presets differ:</p>{_table(heads, apart)}" if apart else
-        "<p>All settings are the preset's.</p>",
-        f"<details><summary>All settings</summary>{every}</details>",
-    ]  # fmt: skip
-
-
-def preset_settings(name: str) -> dict[str, str]:
-    """What a preset means, its model, loss and loader with every field; empty if unknown."""
-    if name not in PRESETS:  # of another version
-        return {}
-    preset = PRESETS[name]()
-    parts = {key: asdict(getattr(preset, key)) for key in ("model", "loss", "loader")}
-    return _flat(preset.train.to_dict() | parts)
-
-
-def run_settings(config: Mapping[str, Any]) -> dict[str, str]:
-    """All settings of a run, from the configuration in its `run.json` over its preset."""
-    own = _flat(config)
-    base = preset_settings(str(config.get("preset")))
-    # `template: null` takes the place of every template.something.
-    whole = {k: v for k, v in base.items() if not any(k.startswith(f"{name}.") for name in own)}
-    return whole | own
-
-
-def differences(columns: Sequence[Mapping[str, str]]) -> dict[str, list[str]]:
-    """Settings that are not the same in all columns, with their value in each."""
-    return {name: row for name, row in _by_name(columns, "(none)").items() if len(set(row)) > 1}
-
-
 def _by_name(columns: Iterable[Mapping[str, Any]], absent: Any = None) -> dict[str, list[Any]]:
     """Rows of columns, a value a column."""
     columns = list(columns)
@@ -273,13 +234,3 @@ def _by_name(columns: Iterable[Mapping[str, Any]], absent: Any = None) -> dict[s
 
 def _table(heads: Sequence[str], rows: Mapping[str, Sequence[Any]]) -> str:
     return table_html(["", *heads], [(name, *row) for name, row in rows.items()])
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    flat: dict[str, str] = {}
-    for name, value in values.items():
-        if isinstance(value, Mapping):
-            flat |= _flat(value, f"{prefix}{name}.")
-        else:
-            flat[prefix + name] = json.dumps(value, default=str, ensure_ascii=False)
-    return flat

@@ -26,7 +26,7 @@ from evofeed.trainer.log.runlog import RunLog, forget_steps
 from evofeed.trainer.losses import AlphaFoldLoss
 from evofeed.trainer.model.alphafold import AlphaFold
 from evofeed.trainer.model.compiled import compile_structure
-from evofeed.trainer.parallel.memory import refused
+from evofeed.trainer.parallel.rows import out_of_memory
 from evofeed.trainer.report.flops import count_step_flops
 from evofeed.trainer.report.operators import OperatorSampler
 from evofeed.trainer.report.run_report import write_report
@@ -187,7 +187,7 @@ def _accounted(
         try:
             result = loop.run()
         except RuntimeError as error:
-            if not (why := refused(error)):
+            if not (why := out_of_memory(error)):
                 raise
             raise TrainerError(
                 f"out of memory ({why}); recompute activations with "

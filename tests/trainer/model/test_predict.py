@@ -11,18 +11,17 @@ import torch
 from tests.trainer.synthetic_batch import synthetic_batch
 from tests.trainer.synthetic_records import synthetic_record
 
-from evofeed.base.errors import TrainerError
 from evofeed.loader import record_batch
 from evofeed.protein.chain_record import ChainRecord
 from evofeed.protein.residues import RESTYPE_3, UNKNOWN
 from evofeed.protein.structure_text import Structure, to_mmcif, to_pdb
-from evofeed.trainer import AlphaFold, initial_training, tiny
+from evofeed.trainer import AlphaFold, tiny
 from evofeed.trainer.config import save_config
 from evofeed.trainer.formats.openfold_checkpoint import save_openfold_checkpoint
-from evofeed.trainer.parallel.memory import explained, prediction_bytes
+from evofeed.trainer.parallel.rows import out_of_memory
 from evofeed.trainer.predict.prediction import Prediction, predict_structure, spread
 from evofeed.trainer.predict.weights import load_model, trained_sizes
-from evofeed.trainer.presets import PRESETS, multimer
+from evofeed.trainer.presets import PRESETS
 
 pytestmark = pytest.mark.slow
 
@@ -134,17 +133,10 @@ def test_a_run_is_asked_with_the_sizes_it_was_trained_with(tmp_path: Path) -> No
     assert trained_sizes(tmp_path / "weights.npz") == {}
 
 
-def test_a_chain_that_does_not_fit_says_what_it_takes_and_what_to_do() -> None:
-    config = initial_training().model
-    assert prediction_bytes(config, 8_000) == 8_000**2 * 512
-    assert prediction_bytes(config, 8_000, templates=4) == 8_000**2 * 896
-    assert prediction_bytes(config, 8_000, 4, templates=4) == 8_000**2 // 4 * 1_024
-    assert prediction_bytes(multimer().model, 8_000, templates=4) == 8_000**2 * 640
-    said = r"long_A: out of memory .* 53\.4 GiB on each of 1 GPU; .* --nproc-per-node 2 "
-    with pytest.raises(TrainerError, match=said), explained("long_A", config, 8_000, 1, CUDA, 4):
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 3.81 GiB")
-    with pytest.raises(RuntimeError, match="shapes"), explained("a_A", config, 8, 1, CUDA):
-        raise RuntimeError("shapes")
+def test_memory_that_was_refused_is_told_from_other_faults() -> None:
+    error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 3.81 GiB\nmore")
+    assert out_of_memory(error) == "CUDA out of memory. Tried to allocate 3.81 GiB"
+    assert out_of_memory(RuntimeError("shapes")) == ""
 
 
 @pytest.mark.parametrize("num_res", [8, 2000], ids=["at once", "in parts"])
