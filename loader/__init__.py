@@ -9,7 +9,6 @@ from evofeed.base.lazy import names_from
 if TYPE_CHECKING:
     from evofeed.loader.batch import openfold_batch
     from evofeed.loader.catalog import ChainCatalog
-    from evofeed.loader.commands import bench_commands
     from evofeed.loader.config import AssemblyConfig, EntryConfig, LoaderConfig
     from evofeed.loader.entries.batch import boltz_batch, openfold3_batch, protenix_batch
     from evofeed.loader.feature_loader import FeatureLoader
@@ -26,7 +25,6 @@ __all__ = [
     "LoaderConfig",
     "LoaderHooks",
     "assembly_batch",
-    "bench_commands",
     "RunPlan",
     "openfold_batch",
     "openfold3_batch",

@@ -50,11 +50,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "report": ("evofeed.trainer.report.commands", "report", "Where a run's time went."),
     "predict": ("evofeed.trainer.predict.commands", "predict", "Structures from weights."),
     "doctor": ("evofeed.doctor.command", "doctor", "What this machine has, and what to do."),
-    "bench": (
-        "evofeed.trainer.bench.commands",
-        "bench_commands",
-        "Measure loader and communication on this machine.",
-    ),
+    "bench": ("evofeed.loader.commands", "bench_commands", "Measure the loader on this machine."),
 }
 
 

@@ -10,7 +10,7 @@ is not finite leaves what is kept as it was.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,14 +33,12 @@ class Group:
     Attributes:
         handle: their process group; None: that of all ranks.
         sent: bytes this rank has sent to the others, as a ring or pairwise exchange sends them.
-        after: called with the bytes of every collective at its end; a benchmark slows a link so.
     """
 
     handle: Any = None
     rank: int = 0
     size: int = 1
     sent: int = 0
-    after: Callable[[int], None] = lambda nbytes: None
 
     def mean(self, x: Tensor) -> Tensor:
         """Mean of everybody's `x`, in place."""
@@ -50,14 +48,14 @@ class Group:
         """Sum of everybody's `x`, in place."""
         if self.size > 1:
             dist.all_reduce(x, group=self.handle)
-            self._count(2 * (self.size - 1) * x.nbytes // self.size)
+            self.sent += 2 * (self.size - 1) * x.nbytes // self.size
         return x
 
     def sum_of_part(self, parts: Tensor) -> Tensor:
         """This rank's row of the sum of everybody's `[size, n]`: `[n]`."""
         mine = parts.new_empty(parts.shape[1:])
         reduce_scatter(mine, parts.view(-1), group=self.handle)
-        self._count((self.size - 1) * mine.nbytes)
+        self.sent += (self.size - 1) * mine.nbytes
         return mine
 
     def gather(self, mine: Tensor) -> Tensor:
@@ -66,19 +64,15 @@ class Group:
             return mine[None]
         parts = mine.new_empty(self.size, *mine.shape)
         all_gather(parts.view(-1), mine.contiguous(), group=self.handle)
-        self._count((self.size - 1) * mine.nbytes)
+        self.sent += (self.size - 1) * mine.nbytes
         return parts
 
     def swap(self, parts: Tensor) -> Tensor:
         """Row i of every rank for rank i, as rows by sender: `[size, n]`."""
         received = torch.empty_like(parts)
         dist.all_to_all_single(received, parts.contiguous(), group=self.handle)
-        self._count((self.size - 1) * parts[0].nbytes)
+        self.sent += (self.size - 1) * parts[0].nbytes
         return received
-
-    def _count(self, nbytes: int) -> None:
-        self.sent += nbytes
-        self.after(nbytes)
 
 
 def host_groups(rank: int, ranks: int, device: torch.device) -> tuple[Group, Group]:

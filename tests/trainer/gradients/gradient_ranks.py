@@ -13,16 +13,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from tests.trainer.loop.loop_standin import (
-    TinyLoader,
-    TinyModel,
-    squared_error,
     standin_loop,
 )
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as hook
 
-from evofeed.trainer.bench import comm
-from evofeed.trainer.config import GRADIENTS, GradientConfig, OptimConfig, TrainConfig
+from evofeed.trainer.config import GRADIENTS, GradientConfig, OptimConfig
 from evofeed.trainer.gradients.exchange import Exchange
 from evofeed.trainer.gradients.modes import exchange_of
 from evofeed.trainer.run.distributed import World
@@ -168,21 +164,6 @@ def runs(out: Path, name: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def bench() -> dict[str, Any]:
-    """`evofeed bench comm` of the stand-in model; two hosts, a link of a megabit a second."""
-    comm.build_model = lambda *_: (TinyModel(), squared_error)  # type: ignore[assignment]
-    comm.BATCHES = 2
-    rank = dist.get_rank()
-    config = TrainConfig(
-        precision="fp32", checkpoint_every=0, gradients=GradientConfig(warmup_steps=3)
-    )
-    loader = TinyLoader(rank=rank, world_size=RANKS, per_epoch=24)
-    return comm.measure(
-        config, loader, World(rank=rank, size=RANKS), modes=("none", "int8"), steps=4, hosts=2,
-        gbit=1e-3,
-    )  # fmt: skip
-
-
 def one_rank(out: Path) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
@@ -194,7 +175,6 @@ def one_rank(out: Path) -> None:
         },
         "torch": torchs(flat, CASES["powersgd"]),
         "runs": {name: runs(out, name) for name in RUNS},
-        "bench": bench(),
     }
     if dist.get_rank() == 0:
         torch.save(found, out / "found.pt")

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
 import torch
-from tests.conftest import exit_code
 from tests.trainer.forked import run_ranks
 from tests.trainer.gradients.gradient_ranks import CASES, RANKS, RUNS, one_rank
 from torch import Tensor
 
 from evofeed.base.errors import TrainerError
-from evofeed.trainer.bench import comm
-from evofeed.trainer.bench.commands import table
 from evofeed.trainer.gradients.exchange import host_groups
 from evofeed.trainer.gradients.modes import density_at
 
@@ -102,39 +98,6 @@ def test_other_hosts_and_other_modes_go_on_with_the_same_mean(
     if name == "momentum":
         was = mean_kept(run["layout"], run["saved"], "momentum")
         torch.testing.assert_close(run["moved"]["momentum.momentum.3"], was)
-
-
-def test_the_benchmark_counts_bytes_and_waits_for_the_link_it_pretends(
-    found: dict[str, Any],
-) -> None:
-    bench = found["bench"]
-    assert bench["ranks"] == RANKS and bench["recycles"] == [0, 0]
-    none, int8 = bench["modes"]["none"], bench["modes"]["int8"]
-    assert bench["unthrottled"]["steps"] == none["steps"] == int8["steps"] == 4
-    assert bench["unthrottled"]["bytes_between"] == none["bytes_between"]
-    size = 4 * 128 * 4  # four parameters of a float32 block each
-    assert none["bytes_between"] == 2 * 3 / 4 * size and none["bytes_inside"] == 0
-    part = size / 4 / 2 + 4 * 2  # bytes: a code an entry, two scales
-    assert int8["bytes_between"] == part and int8["bytes_inside"] == size + 4
-    assert none["step_ms"] >= 8e-3 * none["bytes_between"] / 1e-3 / 1e3
-    assert int8["step_ms"] >= 2 * 8e-3 * int8["bytes_between"] / 1e-3 / 1e3
-    for one in (none, int8):
-        exposed = one["step_ms"] - bench["together"]["step_ms"]
-        assert one["exposed_ms"] == exposed
-        assert one["linear_scaling"] == bench["alone"]["step_ms"] / one["step_ms"]
-
-
-def test_the_benchmarks_command_prints_a_table_or_json(
-    tiny_dataset: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(comm, "BATCHES", 1)
-    words = ["bench", "comm", "tiny", "--dataset", tiny_dataset, "--steps", "2"]
-    assert exit_code(*words, "--device", "cpu", "--json") == 0
-    found = json.loads(capsys.readouterr().out.splitlines()[-1])
-    one = found["modes"]["none"]
-    assert one["bytes_between"] == 0 and one["step_ms"] > 0
-    *_, line = table(found)
-    assert line.split()[:2] == ["none", f"{one['step_ms']:.1f}"]
 
 
 def test_density_falls_as_deep_gradient_compression_has_it() -> None:

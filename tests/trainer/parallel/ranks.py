@@ -23,8 +23,7 @@ from evofeed.cli import main as main_of_evofeed
 from evofeed.kernels import PeerMemory
 from evofeed.kernels.runtime import peer_memory
 from evofeed.store import Dataset
-from evofeed.trainer.bench import comm
-from evofeed.trainer.config import OptimConfig, TrainConfig, save_config
+from evofeed.trainer.config import OptimConfig, TrainConfig
 from evofeed.trainer.losses import AlphaFoldLoss
 from evofeed.trainer.model.alphafold import AlphaFold
 from evofeed.trainer.model.config import ModelConfig
@@ -380,18 +379,10 @@ def main(out: Path, dataset: str) -> None:
         (out / "found.json").write_text(json.dumps(found))
     train_shared(dataset, out / "run")
     chain = Dataset.open(dataset).index["chain_id"][0].as_py()
-    if rank == 0:
-        save_config(config(axial=2), out / "run.yaml")
-    dist.barrier()
-    comm.BATCHES = 1
-    measured = "--steps", 2, "--out", out / "comm.json"
-    for words in (
-        ["predict", dataset, chain, "--checkpoint", out / "run", "--out", out / f"{chain}.pdb"],
-        ["bench", "comm", out / "run.yaml", "--dataset", dataset, *measured],
-    ):
-        try:
-            main_of_evofeed([*map(str, words), "--device", "cpu"])
-        except SystemExit as done:
-            assert not done.code
+    words = ["predict", dataset, chain, "--checkpoint", out / "run", "--out", out / f"{chain}.pdb"]
+    try:
+        main_of_evofeed([*map(str, words), "--device", "cpu"])
+    except SystemExit as done:
+        assert not done.code
     dist.barrier()
     dist.destroy_process_group()

@@ -11,7 +11,6 @@ from tests.conftest import exit_code
 from tests.trainer.parallel.ranks import STEPS, config
 
 from evofeed.base.run_files import RUN
-from evofeed.trainer.bench.commands import table
 from evofeed.trainer.log.runlog import read_steps
 from evofeed.trainer.run.checkpoint import newest_checkpoint
 from evofeed.trainer.run.train import train
@@ -52,16 +51,6 @@ def test_ranks_predict_a_chain_together(
         for lines in (_atoms(shared), _atoms(alone))
     )
     assert len(ours) > 50 and np.abs(ours - theirs).max() < 0.01
-
-
-def test_ranks_that_share_samples_are_measured_pair_by_pair(four_ranks: Path) -> None:
-    """`bench comm`: one pair alone, two without a word, and with the gradient's average."""
-    found = json.loads((four_ranks / "comm.json").read_text())
-    assert (found["ranks"], found["axial"]) == (4, 2)
-    assert min(found["alone"]["step_ms"], found["together"]["step_ms"]) > 0
-    assert found["alone"]["bytes_between"] == found["together"]["bytes_between"] == 0
-    assert found["modes"]["none"]["bytes_between"] > 0
-    assert "one sample alone" in table(found)[1]
 
 
 def _atoms(path: Path) -> list[str]:

@@ -1,1 +1,0 @@
-"""Measurements of the trainer on the machine at hand."""
