@@ -15,8 +15,7 @@ from evofeed.loader.fused.loads import bits, integer, of_recycle, of_sample, rec
 from evofeed.protein.residues import GAP, MASK, RESTYPE_NUM
 
 _RESIDUES, _ROWS, _DELETIONS, _MAX_ROWS = of_sample("residues rows deletions max_rows")
-_WINDOW_START, _WINDOW, _PITCH = of_sample("window_start window pitch")
-_CROP_START, _CROP_LENGTH, _CROP_AT = of_sample("crop_start crop_length crop_at")
+_PITCH, _CROP_START, _CROP_LENGTH = of_sample("pitch crop_start crop_length")
 _OUT_RESIDUES, _OUT_CENTRES, _OUT_EXTRA = of_sample("out_residues out_centres out_extra")
 _SAMPLE, _BATCH, _PROFILE = of_sample("sample batch profile_at")
 _MASKED, _UNIFORM, _COLUMN, _SAME = of_sample("masked_below uniform_below profile_below same_below")
@@ -36,12 +35,12 @@ def mask_centres(words, data, codes, masked, masked_at, row, block, r, BLOCK: tl
     mine = recycle(words, r)
     if row < word(mine, _CENTRES):
         column = block * BLOCK + tl.arange(0, BLOCK)
-        window = word(words, _WINDOW)
+        residues = word(words, _RESIDUES)
         pitch = word(words, _PITCH)
-        live = column < window
+        live = column < residues
         from_row = codes + (r.to(tl.int64) * word(words, _MAX_ROWS) + row) * pitch
         code = tl.load(from_row + column, mask=column < pitch, other=_GAP).to(tl.int32)
-        index = row * window + column
+        index = row * residues + column
         mask_key = tl.load(mine + _MASK_KEY).to(tl.uint64, bitcast=True)
         key = tl.load(mine + _REPLACEMENT_KEY).to(tl.uint64, bitcast=True)
         # 2**32 - 1 is the most a threshold can be compared with: they are i64, not i32.
@@ -49,7 +48,7 @@ def mask_centres(words, data, codes, masked, masked_at, row, block, r, BLOCK: tl
         drawn = bits(key, index)
         kind = (drawn >> 32).to(tl.int64)
         which = (drawn & 0xFFFFFFFF).to(tl.int64)
-        at = (word(words, _WINDOW_START) + column) * 22
+        at = column * 22
         total = tl.zeros([BLOCK], tl.int32)
         for c in range(0, 22):
             total += integer(data, words, _PROFILE, at + c, live)
@@ -131,7 +130,7 @@ def cluster_rows(
         tl.atomic_add(size + r * out_centres + mine_of, 1, mask=live, sem="relaxed")
         out_residues = word(words, _OUT_RESIDUES)
         length = word(words, _CROP_LENGTH)
-        line = codes + row * pitch + word(words, _CROP_AT)
+        line = codes + row * pitch + word(words, _CROP_START)
         to = (r.to(tl.int64) * out_centres + mine_of) * out_residues
         for chunk in range(0, length, COLUMNS):
             column = chunk + tl.arange(0, COLUMNS)

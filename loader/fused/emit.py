@@ -12,7 +12,7 @@ import triton.language as tl
 from evofeed.loader.fused.loads import of_recycle, of_sample, recycle, word
 from evofeed.protein.residues import MASK
 
-_MAX_ROWS, _PITCH, _CROP_LENGTH, _CROP_AT = of_sample("max_rows pitch crop_length crop_at")
+_MAX_ROWS, _PITCH, _CROP_LENGTH, _CROP_START = of_sample("max_rows pitch crop_length crop_start")
 _OUT_RESIDUES, _OUT_CENTRES, _OUT_EXTRA = of_sample("out_residues out_centres out_extra")
 _SAMPLE, _BATCH = of_sample("sample batch")
 _CENTRES, _KEPT_EXTRA = of_recycle("centres kept_extra")
@@ -55,7 +55,7 @@ def emit_extra(
     row = tl.load(order + (r * 3 + 2) * most + number, mask=kept, other=0)
     row = (r.to(tl.int64) * most + word(mine, _CENTRES) + row) * word(words, _PITCH)
     live = kept[:, None] & (column < word(words, _CROP_LENGTH))[None, :]
-    at = row[:, None] + word(words, _CROP_AT) + column[None, :]
+    at = row[:, None] + word(words, _CROP_START) + column[None, :]
     code = tl.load(codes + at, mask=live, other=0).to(tl.int64)
     out_extra = word(words, _OUT_EXTRA)
     out_residues = word(words, _OUT_RESIDUES)
@@ -88,7 +88,7 @@ def emit_msa(
     out_centres = word(words, _OUT_CENTRES)
     pitch = word(words, _PITCH)
     scratch = r.to(tl.int64) * out_centres + row
-    line = scratch * pitch + word(words, _CROP_AT)
+    line = scratch * pitch + word(words, _CROP_START)
     lead = r.to(tl.int64) * word(words, _BATCH) + word(words, _SAMPLE)
     out_row = lead * out_centres + row
     cells = scratch * out_residues
@@ -102,7 +102,7 @@ def emit_msa(
     tl.store(mask + out, live.to(tl.float32), mask=inside)
     is_asked = tl.load(masked_at + line + column, mask=live, other=0).to(tl.float32)
     tl.store(bert_mask + out, is_asked, mask=inside)
-    unmasked = (r.to(tl.int64) * word(words, _MAX_ROWS) + row) * pitch + word(words, _CROP_AT)
+    unmasked = (r.to(tl.int64) * word(words, _MAX_ROWS) + row) * pitch + word(words, _CROP_START)
     true = tl.load(codes + unmasked + column, mask=live, other=0)
     tl.store(true_msa + out, true.to(tl.int64), mask=inside)
     deletions = tl.load(own + cells + column, mask=live, other=0)

@@ -26,7 +26,7 @@ from evofeed.protein.residues import GAP
 _ROWS, _DELETIONS, _RECYCLES, _MAX_ROWS = of_sample("rows deletions recycles max_rows")
 _ORDER, _DELETION_ROW, _BY_ROW = of_sample("order_at deletion_row_at deletion_by_row")
 _IS_DISTILLATION, _MSA_AT, _MSA_PITCH = of_sample("is_distillation msa_at msa_pitch")
-_WINDOW_START, _WINDOW, _PITCH = of_sample("window_start window pitch")
+_RESIDUES, _PITCH = of_sample("residues pitch")
 _KEPT_ROWS, _DISTILLATION_KEY = of_recycle("rows distillation_key")
 _SPANS = tl.constexpr(len(Recycle._fields))
 _GAP = tl.constexpr(GAP)
@@ -122,17 +122,17 @@ def gather_rows(
             row = tl.where(kept >= first, kept - first + start, row)
         tl.store(place + r * rows + row, number, mask=live)
         packed_pitch = word(words, _MSA_PITCH)
-        pitch_in = tl.where(packed_pitch > 0, packed_pitch, word(words, _WINDOW))
+        pitch_in = tl.where(packed_pitch > 0, packed_pitch, word(words, _RESIDUES))
         at = tl.load(stored + row, mask=live, other=0).to(tl.int64) * pitch_in
         pitch = word(words, _PITCH)
-        window = word(words, _WINDOW)
+        residues = word(words, _RESIDUES)
         line = data + begin_of(words, _MSA_AT) + at
         out = codes + (r.to(tl.int64) * most + number) * pitch
         for chunk in range(0, pitch, COLUMNS):
             column = chunk + tl.arange(0, COLUMNS)
-            here = live[:, None] & (column < window)[None, :]
-            place_in = (word(words, _WINDOW_START) + column)[None, :]
+            here = live[:, None] & (column < residues)[None, :]
+            place_in = column[None, :]
             code = packed_code(line[:, None], place_in, packed_pitch, here)
-            code = tl.where((column < window)[None, :], tl.minimum(code, _GAP), _GAP)
+            code = tl.where((column < residues)[None, :], tl.minimum(code, _GAP), _GAP)
             keep = live[:, None] & (column < pitch)[None, :]
             tl.store(out[:, None] + column[None, :], code.to(tl.uint8), mask=keep)

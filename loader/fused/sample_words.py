@@ -20,15 +20,10 @@ class Sample(NamedTuple):
     residues: int
     rows: int
     deletions: int
-    window_start: int
-    """First column that is clustered; `window` columns from there are."""
-    window: int
     pitch: int
     """Bytes of a row of codes in scratch memory."""
     crop_start: int
     crop_length: int
-    crop_at: int
-    """The crop's first column, counted from the window's."""
     out_residues: int
     out_centres: int
     out_extra: int
