@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.kernels.weights import Check, gradients, hopper, norm
+from tests.kernels.weights import Check, gradients, hopper
 
 from evofeed.kernels.ops.gated_attention.hopper import launch as gated_launch
 from evofeed.kernels.ops.swiglu.hopper import launch as swiglu_launch
 from evofeed.kernels.ops.transition.hopper import launch as transition_launch
 from evofeed.kernels.ops.triangle_multiplication.hopper import launch as triangle_launch
-from evofeed.kernels.ops.triangle_multiplication.triton import projection_sums_kernel
 from evofeed.kernels.runtime.cases import Case, Draw, declared
 
 LAUNCHES = {
@@ -75,23 +74,3 @@ def test_runs_have_equal_bits_and_those_for_any_card_agree(
     for a, b in zip(ours, gradients(made.call(op), inputs), strict=True):
         assert asked and torch.isfinite(a).all()
         assert (a.double() - b.double()).norm() < 2e-2 * b.double().norm()
-
-
-def test_the_sums_of_all_programs_give_the_gradients_of_the_projection(device: str) -> None:
-    programs, C, E = 5, 32, 16
-    x, dy, w = (
-        torch.randn(n, m, device=device) for n, m in ((programs * 7, E), (programs * 7, C), (C, E))
-    )
-    gamma, beta = (t.to(device) for t in norm(E, 0.3))
-    parts = torch.stack([a.t() @ b for a, b in zip(x.split(7), dy.split(7), strict=True)])
-    sums = torch.stack([t.sum(0) for t in dy.split(7)])
-    partial = torch.cat([sums, 2 * sums], 1)
-    dw, others = torch.empty_like(w), torch.empty(2 * (C + E), device=device)
-    projection_sums_kernel[(E,)](
-        parts, partial, w, gamma, beta, dw, others, programs, C=C, E=E, GROUP=4
-    )
-    normed, total = x * gamma + beta, dy.sum(0)
-    dx = dy @ w
-    torch.testing.assert_close(dw, dy.t() @ normed, rtol=1e-4, atol=1e-4)
-    expected = torch.cat([(dx * x).sum(0), dx.sum(0), total, 2 * total])
-    torch.testing.assert_close(others, expected, rtol=1e-4, atol=1e-4)

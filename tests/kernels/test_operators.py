@@ -7,6 +7,7 @@ import torch
 from tests.kernels.weights import Check, check_passed_on
 
 from evofeed.base.errors import UnsupportedShape
+from evofeed.kernels import layer_norm, reference
 from evofeed.kernels.ops.adaptive_norm.op import adaptive_norm_fits
 from evofeed.kernels.ops.adaptive_norm.reference import AdaptiveWeights
 from evofeed.kernels.ops.conditioned_attention import op as attention_of_tokens
@@ -85,6 +86,19 @@ def test_two_runs_give_equal_bits(operator: str, half: torch.dtype, device: str)
         out = made.call(it.op)(*leaves)
         runs.append([out, *torch.autograd.grad(out.float().sin().sum(), leaves)])
     assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
+
+
+def test_sizes_and_addresses_that_triton_compiles_apart_are_not_mixed_up(device: str) -> None:
+    """Of launches that are repeated as they were: one row, odd addresses, other types."""
+    memory, weight = torch.randn(20 * 16 + 1, device=device), torch.ones(16, device=device)
+    for _ in range(3):
+        for rows, first, dtype in (
+            (16, 0, torch.float32), (17, 1, torch.float32), (1, 0, torch.float32),
+            (16, 1, torch.float16), (16, 0, torch.float16), (1, 1, torch.float32),
+        ):  # fmt: skip
+            x = memory.to(dtype)[first:][: rows * 16].view(rows, 16)
+            found = layer_norm(x, weight, weight)
+            torch.testing.assert_close(found, reference.layer_norm(x, weight, weight))
 
 
 def test_one_s_for_several_rows_is_computed_by_pytorch(device: str) -> None:

@@ -187,10 +187,3 @@ def test_a_record_alone_is_a_batch_for_prediction(dataset: Dataset) -> None:
     assert batch["entity_id"][0].tolist() == [1] * 36 + [2] * 11
     assert batch["sym_id"][0].tolist() == [1] * 18 + [2] * 18 + [1] * 11
     assert batch["template_mask"].sum() == 3 and "gt_features" not in batch
-
-
-def test_the_preset_has_alphafold_multimers_sizes() -> None:
-    config = LoaderConfig.multimer()
-    assert (config.crop_size, config.max_msa_clusters, config.max_extra_msa) == (640, 508, 2048)
-    assert config.digest != config.replace(assemblies=AssemblyConfig.openfold()).digest
-    assert LoaderConfig.preset("multimer") == config

@@ -101,22 +101,6 @@ def test_a_start_that_is_interrupted_leaves_nothing_and_can_be_repeated(
     assert arenas() == before
 
 
-def test_a_second_ctrl_c_while_stopping_loses_nothing(
-    dataset: Dataset, reference: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with open_loader(dataset, ready=3) as loader:
-        got = sample_digests(loader, 2)
-        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            patch.setattr("evofeed.loader.feeder.Feeder.join", _interrupted)
-            loader.close()
-        got += sample_digests(loader)
-    assert got == reference
-
-
-def _interrupted(*_: object) -> None:
-    raise KeyboardInterrupt
-
-
 def test_a_script_may_go_to_another_folder(
     dataset: Dataset, reference: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -8,14 +8,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from tests.loader.records import make_record, small_dataset, write_dataset
-from tests.loader.storages import Before, Watched, read_of, watched
+from tests.loader.records import small_dataset
+from tests.loader.storages import Before, read_of, watched
 
 from evofeed.base.errors import StoreError
 from evofeed.loader import FeatureLoader, LoaderConfig
 from evofeed.store import Dataset
-from evofeed.store.cache import Cache, CachedStorage
-from evofeed.store.storage import Storage
 
 CONFIG = LoaderConfig(
     crop_size=8, max_msa_clusters=4, max_extra_msa=4, max_recycling_iters=0, outage_seconds=36.0
@@ -35,16 +33,6 @@ def ids_read(dataset: Dataset, config: LoaderConfig = CONFIG, **options: object)
     return lengths
 
 
-def outage(first: int, last: int) -> Before:
-    """Reads `first` to `last` are not answered."""
-
-    def before(key: str, offset: int, number: int) -> None:
-        if first <= number <= last:
-            raise StoreError("gave up after 6 attempts: is the service up?", path=key)
-
-    return before
-
-
 def failing(where: tuple[str, int], error: Exception) -> Before:
     """Reads of one chain raise an error."""
 
@@ -53,34 +41,6 @@ def failing(where: tuple[str, int], error: Exception) -> Before:
             raise error
 
     return before
-
-
-def test_an_outage_is_waited_out_and_costs_no_chain(dataset: Dataset) -> None:
-    *want, none, _ = ids_read(dataset)
-    *got, retried, bad = ids_read(watched(dataset, outage(1, 9)), prefetch=4)
-    assert none == bad == 0
-    assert retried == 9
-    assert got == want
-
-
-@pytest.mark.parametrize("cached", [False, True])
-def test_an_outage_that_outlasts_many_tries_is_blamed_on_no_chain(
-    tmp_path: Path, cached: bool
-) -> None:
-    """Not even while a cache still answers for some."""
-    records = [make_record(f"c{number:03}_A", 20 + 3 * number, 30, 1) for number in range(8)]
-    dataset = write_dataset(tmp_path / "d", records, shard_nbytes=1)
-    *want, _, _ = ids_read(dataset)
-    waiting = 2 if cached else 4  # chains that are asked for again and again, with a probe
-    far: Storage = Watched(dataset.uri, outage(7, 6 + 6 * 2 * waiting))
-    if cached:
-        sizes = {shard.name: shard.nbytes for shard in dataset.manifest.shards}
-        far = CachedStorage(far, Cache(folder=str(tmp_path / "cache")), sizes)
-    away = Dataset(far, dataset.digest, dataset.manifest, dataset.index)
-    *got, retried, bad = ids_read(away, prefetch=4)
-    assert bad == 0
-    assert retried > 4 * waiting
-    assert got == want
 
 
 @pytest.mark.parametrize(

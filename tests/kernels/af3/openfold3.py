@@ -393,28 +393,3 @@ class SingleAttentionPairBias(AttentionPairBias):
         use_high_precision_attention: bool = False,
     ) -> Tensor:  # fmt: skip
         return attend_with_pairs(self, self.layer_norm_a(a), z, mask)
-
-
-class DiffusionAttentionPairBias(AttentionPairBias):
-    """Since 0.5: of the diffusion transformer, which has normalised z once for all blocks."""
-
-    def __init__(self, c_a: int, c_s: int, c_z: int, c_hidden: int, no_heads: int) -> None:
-        super().__init__(c_a, c_a, c_a, c_s, c_z, c_hidden, no_heads, True)
-        del self.use_ada_layer_norm, self.layer_norm_z
-
-    def forward(  # type: ignore[override]
-        self, a: Tensor, z: Tensor, s: Tensor, mask: Tensor | None = None,
-        use_deepspeed_evo_attention: bool = False, use_cueq_triangle_kernels: bool = False,
-        use_triton_triangle_kernels: bool = False, use_lma: bool = False,
-        use_high_precision_attention: bool = False,
-    ) -> Tensor:  # fmt: skip
-        out = attend_with_pairs(self, self.layer_norm_a(a, s), z, mask)
-        return torch.sigmoid(self.linear_ada_out(s)) * out
-
-
-class LaterDiffusionTransformerBlock(DiffusionTransformerBlock):
-    """Since 0.5."""
-
-    def __init__(self, c_a: int, c_s: int, c_z: int, c_hidden: int, no_heads: int) -> None:
-        super().__init__(c_a, c_s, c_z, c_hidden, no_heads, 2, True, None, None)
-        self.attention_pair_bias = DiffusionAttentionPairBias(c_a, c_s, c_z, c_hidden, no_heads)

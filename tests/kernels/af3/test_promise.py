@@ -390,10 +390,3 @@ def test_boltz_direction_is_what_its_forward_does_not_its_name(
         assert re.search("direction|something else", report.kept[""])
     else:
         assert fused.form.options == {"outgoing": outgoing} and "" in report.swapped
-
-
-def test_a_conditioned_transition_is_known_by_its_modules_not_its_name() -> None:
-    renamed = type("Transition", (openfold3.ConditionedTransitionBlock,), {})
-    expected: Any = to_fused(openfold3.ConditionedTransitionBlock(C, C, 2))
-    module: Any = to_fused(renamed(C, C, 2))
-    assert module.form is expected.form

@@ -54,13 +54,6 @@ def test_a_single_position_takes_the_plain_kernels(three_way: Check) -> None:
         assert x.grad is not None and float(x.grad.float().abs().max()) < 1e-3
 
 
-def test_a_single_position_is_left_to_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Triton makes a constant of it, and such a kernel does not compile."""
-    monkeypatch.setattr(hopper_attention, "on_hopper", lambda *_: True)
-    q, k = (torch.zeros(1, 2, n, 2, 32) for n in (1, 2))
-    assert not hopper_attention.forward_fits(q, q, q) and hopper_attention.forward_fits(k, k, k)
-
-
 @hopper
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("present", ["bias", "mask", "neither"])

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from contextlib import nullcontext
-from typing import Any
 
 import pytest
 import torch
 from tests.kernels.weights import randomised, results
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from evofeed.kernels import OnePass, to_fused
 from evofeed.kernels.runtime.one_pass import apart, kept, once
@@ -20,20 +17,6 @@ from evofeed.trainer.model.transition import MSATransition
 from evofeed.trainer.model.triangle import TriangleAttentionStartingNode
 
 S, R, C = 4, 6, 16
-
-
-class Calls(TorchDispatchMode):
-    """How often each operator of PyTorch is called."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.counts: Counter[str] = Counter()
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        self.counts[func.__name__.split(".")[0]] += 1
-        return func(*args, **(kwargs or {}))
 
 
 class Parts(nn.Module):
@@ -82,23 +65,6 @@ def test_a_pass_gives_the_same_bits_before_and_after_the_weights_change(
         alone, shared = _results(parts, inputs, None), _results(parts, inputs, one_pass)
         assert all(torch.equal(a, b) for a, b in zip(alone, shared, strict=True))
         randomised(parts, 0.02)
-
-
-def test_a_second_pass_joins_no_weights_and_casts_none(
-    parts: nn.Module, inputs: list[Tensor]
-) -> None:
-    def counted(one_pass: OnePass | None) -> Counter[str]:
-        context = torch.autocast(inputs[0].device.type, torch.float16)
-        with Calls() as calls, torch.no_grad(), context, one_pass or nullcontext():
-            parts(*inputs)
-        return calls.counts
-
-    one_pass = OnePass()
-    counted(one_pass)
-    alone, shared = counted(None), counted(one_pass)
-    assert alone["cat"] == 3 and shared["cat"] == 0
-    assert shared["_to_copy"] <= alone["_to_copy"] - 6
-    assert shared["bmm"] == alone["bmm"]
 
 
 def test_weights_are_refreshed_when_a_pass_begins() -> None:

@@ -121,39 +121,6 @@ def _linear_pair() -> nn.Module:
     return nn.Sequential(nn.Linear(5, 7), nn.Linear(7, 3))
 
 
-def test_flat_buffers_step_as_torchs_adam_with_clipping_does() -> None:
-    ours, theirs = _linear_pair(), _linear_pair()
-    flat = FlatOptimizer(ours, OptimConfig(warmup_steps=0, max_norm=0.5))
-    adam = torch.optim.Adam(theirs.parameters(), lr=1e-3, eps=1e-5)
-    for step in range(5):
-        x = torch.randn(4, 5, generator=torch.Generator().manual_seed(step))
-        flat.zero_grad()
-        adam.zero_grad()
-        ours(x).pow(2).sum().backward()
-        theirs(x).pow(2).sum().backward()
-        norm = torch.nn.utils.clip_grad_norm_(theirs.parameters(), 0.5)
-        assert flat.step(step).item() == pytest.approx(norm.item(), rel=1e-5)
-        adam.step()
-        for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
-            torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-7)
-
-
-@pytest.mark.parametrize("clip", ["global", "none"])
-def test_the_fused_update_follows_the_plain_one_through_a_bad_step(clip: str) -> None:
-    config = OptimConfig(warmup_steps=2, max_norm=0.5, clip=clip, ema_decay=0.9)
-    plain = FlatOptimizer(_linear_pair(), config)
-    fused = FlatOptimizer(_linear_pair(), config, fused=True)
-    for step in range(6):
-        grad = torch.randn(plain.grad.shape, generator=torch.Generator().manual_seed(step))
-        grad[3] = float("nan") if step == 3 else 0.0
-        plain.grad.copy_(grad)
-        fused.grad.copy_(grad)
-        torch.testing.assert_close(fused.step(step), plain.step(step), equal_nan=True)
-        assert fused.updates.item() == plain.updates.item()
-        for role, buffer in plain.state().items():
-            torch.testing.assert_close(fused.state()[role], buffer, rtol=1e-5, atol=1e-7, msg=role)
-
-
 def test_parameters_stay_views_and_per_example_clipping_weighs_samples_alike() -> None:
     model = _linear_pair()
     flat = FlatOptimizer(model, OptimConfig(clip="per_example", max_norm=0.1))

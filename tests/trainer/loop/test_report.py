@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import shutil
 import time
 from pathlib import Path
@@ -15,10 +14,8 @@ import torch
 from tests.conftest import exit_code
 from tests.trainer.loop.loop_standin import TinyLoader, TinyModel, squared_error
 
-import evofeed.kernels
 from evofeed.base.errors import CheckpointError, TrainerError
 from evofeed.base.run_files import STEPS
-from evofeed.kernels import kernel_groups
 from evofeed.trainer.config import TrainConfig
 from evofeed.trainer.log.runlog import RunLog, read_steps
 from evofeed.trainer.report.flops import count_step_flops
@@ -195,7 +192,7 @@ def test_a_folder_without_a_run_is_one_line_and_exit_code_1(
     assert "no run here" in capsys.readouterr().err
 
 
-def test_kernels_find_their_group_by_name_and_each_of_ours_has_one() -> None:
+def test_kernels_find_their_group_by_name() -> None:
     for name, group in {
         "void cutlass::Kernel2<cutlass_80_tensorop_bf16_s16816gemm>": "gemm",
         "void at::native::vectorized_layer_norm_kernel<float>": "norm",
@@ -208,10 +205,6 @@ def test_kernels_find_their_group_by_name_and_each_of_ours_has_one() -> None:
         "something_new": "elementwise",
     }.items():
         assert group_of(name) == group, name
-    folder = Path(str(evofeed.kernels.__file__)).parent
-    text = "\n".join(path.read_text() for path in folder.rglob("*.py"))
-    names = re.findall(r"@(?:triton|gluon)\.jit.*?\ndef (\w+_kernel)\(", text)
-    assert len(names) > 20 and set(names) <= set(kernel_groups())
 
 
 def test_overlapping_kernels_count_once_in_the_busy_share() -> None:

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 from tests.trainer.synthetic_batch import synthetic_batch
 
-from evofeed.protein.residue_geometry import ATOM14_GROUP, ATOM14_MASK, ATOM14_POSITIONS
-from evofeed.protein.residues import RESTYPE_3
 from evofeed.trainer.losses.fape import compute_fape
-from evofeed.trainer.losses.stereochemistry import atom14_distance_bounds
 from evofeed.trainer.losses.violation import find_structural_violations, violation_loss
 from evofeed.trainer.model.config import LossConfig
-from evofeed.trainer.model.ipa import InvariantPointAttention
 from evofeed.trainer.model.primitives import exact_products
 from evofeed.trainer.model.rigid import (
     Rigid,
-    compose,
     from_tensor_7,
     invert_apply,
 )
@@ -56,20 +50,6 @@ def test_fape_is_the_mean_error_seen_from_every_frame_wherever_the_protein_is() 
     assert torch.allclose(fape(500.0, torch.float32).double(), wanted, rtol=1e-4)
 
 
-def test_invariant_point_attention_is_blind_to_a_common_motion() -> None:
-    torch.manual_seed(0)
-    ipa = InvariantPointAttention(16, 8, 4, 3, 2, 2).double()
-    torch.nn.init.normal_(ipa.linear_out.weight)
-    s, z = torch.randn(1, 7, 16).double(), torch.randn(1, 7, 7, 8).double()
-    tensor = torch.randn(8, 7).double()
-    tensor[:, :4] /= tensor[:, :4].norm(dim=-1, keepdim=True)
-    frames = from_tensor_7(tensor[None, :7])
-    motion = from_tensor_7(tensor[7:])
-    moved = compose(Rigid(motion.rots, motion.trans + 1000.0), frames)
-    mask = torch.ones(1, 7).double()
-    assert torch.allclose(ipa(s, z, moved, mask), ipa(s, z, frames, mask), rtol=1e-8, atol=1e-10)
-
-
 @pytest.mark.parametrize("by_backend", [False, True])
 def test_exact_products_are_so_however_tf32_was_asked_for_and_leave_it_as_it_was(
     by_backend: bool,
@@ -87,20 +67,6 @@ def test_exact_products_are_so_however_tf32_was_asked_for_and_leave_it_as_it_was
         if by_backend:
             matmul.fp32_precision = "none"
         torch.set_float32_matmul_precision("highest")
-
-
-def test_bounds_are_symmetric_ordered_and_hold_for_ideal_residues() -> None:
-    lower, upper = atom14_distance_bounds(1.5, 12.0)
-    assert np.array_equal(lower, lower.transpose(0, 2, 1))
-    assert np.array_equal(upper, upper.transpose(0, 2, 1))
-    for i, name in enumerate(RESTYPE_3):
-        rigid_group = np.flatnonzero((ATOM14_GROUP[i] == 0) & (ATOM14_MASK[i] > 0))
-        atoms = ATOM14_POSITIONS[i][rigid_group]
-        distance = np.linalg.norm(atoms[:, None] - atoms[None], axis=-1)
-        block = np.ix_([i], rigid_group, rigid_group)
-        off_diagonal = ~np.eye(len(atoms), dtype=bool)
-        assert (lower[block][0] <= distance)[off_diagonal].all(), name
-        assert (distance <= upper[block][0])[off_diagonal].all(), name
 
 
 def test_ideal_residues_violate_nothing_inside_and_broken_ones_do() -> None:

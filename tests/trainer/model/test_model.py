@@ -186,6 +186,22 @@ def test_recycling_passes_on_the_structure_but_no_gradient() -> None:
     assert grad[-1].any()
 
 
+def test_passes_one_by_one_are_the_whole_forward() -> None:
+    """As a step in CUDA graphs runs them."""
+    model = _model().eval()
+    batch = synthetic_batch(**SIZES, no_recycling_iters=2)
+    cycles = [
+        {k: v[r : r + 1] if k in model.per_recycle else v for k, v in batch.items()}
+        for r in range(3)
+    ]
+    state = tuple(map(torch.zeros_like, model.recycle(cycles[0], None)))
+    for cycle in cycles[:2]:
+        state = model.recycle(cycle, state)
+    by_pass, whole = model(cycles[2], state), model(batch)
+    for name in ("pair", "final_atom_positions", "distogram_logits"):
+        assert torch.equal(by_pass[name], whole[name]), name
+
+
 def test_in_bfloat16_the_trunk_is_half_and_the_structure_is_not() -> None:
     batch = synthetic_batch(**SIZES, no_recycling_iters=1)
     model = _noisy(_model())

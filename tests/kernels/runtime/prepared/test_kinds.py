@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import pytest
 import torch
 from tests.kernels.runtime.prepared.common import (
-    one_more,
     run,
     same_bits,
     written_calls,
@@ -99,38 +97,6 @@ def test_what_cannot_be_repeated_runs_its_own_python(name: str) -> None:
             x = torch.full((2, 2), float(k))
             same_bits(run(call, [x]), NEVER[name]([x]))
     assert not written_calls()
-
-
-@pytest.mark.usefixtures("by_address")
-def test_a_call_inside_a_traced_one_is_not_repeated() -> None:
-    """Its launches would be in no trace."""
-    inner = Prepared(lambda tensors: [one_more(tensors[0])])
-    outer = Prepared(lambda tensors: [run(inner, [tensors[0]])[0]])
-    for k in range(4):
-        run(inner, [torch.zeros(8)])
-        same_bits(run(outer, [torch.full((8,), float(k))]), [torch.full((8,), k + 1.0)])
-
-
-@pytest.mark.usefixtures("by_address")
-def test_a_launch_after_a_call_that_failed_is_seen() -> None:
-    def compute(tensors: Sequence[Any]) -> list[Tensor | None]:
-        with contextlib.suppress(RuntimeError):
-            torch.mm(tensors[0], tensors[0])
-        return [one_more(tensors[0])]
-
-    call = Prepared(compute)
-    for k in range(4):
-        same_bits(run(call, [torch.full((8,), float(k))]), [torch.full((8,), k + 1.0)])
-
-
-@pytest.mark.usefixtures("by_address")
-def test_an_odd_address_puts_tracing_off() -> None:
-    call, late = Prepared(lambda tensors: [one_more(tensors[0])]), torch.arange(9.0)[1:]
-    for given, times in ((late, 3), (torch.arange(8.0), 1)):
-        assert not written_calls()
-        for _ in range(times):
-            same_bits(run(call, [given]), [given + 1])
-    assert len(written_calls()) == 1
 
 
 def test_autocast_and_tf32_make_a_call_another() -> None:
