@@ -165,21 +165,6 @@ def test_a_sample_is_the_plan_of_its_record_at_its_position() -> None:
             assert np.array_equal(value, again[name]), name
 
 
-def test_ranks_together_have_the_samples_that_one_rank_has() -> None:
-    with loader() as alone:
-        whole = samples(list(alone))
-    parts = []
-    for rank in range(2):
-        with loader(rank=rank, world_size=2) as one:
-            parts.append(samples(list(one)))
-    assert_same(whole, [row for pair in zip(*parts, strict=True) for row in pair])
-
-
-def test_threads_and_processes_give_the_same_batches() -> None:
-    with loader(num_threads=1, prefetch=1) as one, loader(reader="process") as two:
-        assert_same(list(one), list(two))
-
-
 def test_stopped_in_the_middle_it_goes_on_exactly_there_with_other_ranks() -> None:
     with loader() as whole:
         expected = samples([*whole, *whole])

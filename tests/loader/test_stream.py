@@ -35,13 +35,6 @@ def stream(dataset: Dataset, world: int, batch_size: int = 1, **options: Any) ->
     return order
 
 
-@pytest.mark.parametrize("world", [2, 6])
-def test_all_ranks_together_give_the_stream_of_one(
-    dataset: Dataset, reference: list[str], world: int
-) -> None:
-    assert stream(dataset, world) == reference
-
-
 def test_batch_size_and_number_of_threads_change_nothing(
     dataset: Dataset, reference: list[str]
 ) -> None:
@@ -102,18 +95,18 @@ def test_a_restart_at_any_step_continues_as_if_nothing_had_happened(
     assert begun + rest == whole
 
 
-def test_worlds_of_eight_six_and_sixteen_stitched_are_the_stream_of_one(dataset: Dataset) -> None:
-    config = CONFIG.replace(global_batch_size=48, epoch_len=144, crop_size=8, max_extra_msa=4)
+def test_worlds_of_four_two_and_six_stitched_are_the_stream_of_one(dataset: Dataset) -> None:
+    config = CONFIG.replace(epoch_len=36, crop_size=8, max_extra_msa=4)
     with open_loader(dataset, config) as loader:
         whole = sample_digests(loader)
     state, stitched = None, []
-    for world in (8, 6, 16):  # one optimiser step each
+    for world in (4, 2, 6):  # one optimiser step each
         ranks = []
         for rank in range(world):
             with open_loader(dataset, config, rank=rank, world_size=world) as loader:
                 if state:
                     loader.load_state_dict(state)
-                ranks.append(sample_digests(loader, 48 // world))
+                ranks.append(sample_digests(loader, 12 // world))
                 after = loader.state_dict()
         state = after
         stitched += [sample for samples in zip(*ranks, strict=True) for sample in samples]
@@ -230,11 +223,8 @@ def _recycles(dataset: Dataset, world: int, batch_size: int, skip: int = 0) -> l
     return ranks
 
 
-@pytest.mark.parametrize(("world", "batch_size"), [(1, 2), (2, 3)])
-def test_all_ranks_and_passes_of_a_step_run_the_same_recycles(
-    dataset: Dataset, world: int, batch_size: int
-) -> None:
-    steps, samples = 48 // 12, 12
+def test_all_ranks_and_passes_of_a_step_run_the_same_recycles(dataset: Dataset) -> None:
+    world, batch_size, steps, samples = 2, 3, 48 // 12, 12
     passes = samples // (world * batch_size)
     first, *others = _recycles(dataset, world, batch_size)
     assert all(other == first for other in others)  # else the ranks of a step wait or hang

@@ -9,9 +9,7 @@ import pytest
 import torch
 from tests.conftest import exit_code
 from tests.loader.complexes import three_complexes
-from tests.loader.records import make_record, write_dataset
 
-from evofeed.loader import FeatureLoader
 from evofeed.protein.features import SUPERVISED
 from evofeed.store import Dataset
 from evofeed.trainer import tiny_multimer
@@ -42,14 +40,6 @@ def test_the_truth_of_a_whole_complex_has_every_label(dataset: Dataset) -> None:
     batch = next(stream)
     stream.close()
     assert {GROUND_TRUTH + name for name in SUPERVISED} <= set(batch)
-
-
-def test_chains_of_a_dataset_without_complexes_are_complexes_of_one(tmp_path: Path) -> None:
-    alone = write_dataset(tmp_path, [make_record("1abc_A", 18, 60, 3)])
-    loader = build_loader(CONFIG, alone, CPU)
-    assert isinstance(loader, FeatureLoader)
-    with loader:
-        assert next(iter(loader))["asym_id"].max() == 1
 
 
 def test_a_run_trains_on_complexes_and_its_weights_predict_one(
