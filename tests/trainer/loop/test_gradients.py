@@ -19,13 +19,7 @@ class TwoHeads(nn.Module):
         return {"left": self.left(x), "right": self.right(x)}
 
 
-
-
 BATCH = {"x": torch.ones(2, 3)}
-
-
-
-
 
 
 def test_the_module_where_a_pass_stops_being_finite_is_named_first() -> None:
