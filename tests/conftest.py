@@ -10,11 +10,12 @@ import os
 import re
 import shutil
 import signal
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from filelock import FileLock
 from hypothesis import HealthCheck, settings
 from tests import tiers
 
@@ -159,6 +160,28 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     if os.environ.get("EVOFEED_REQUIRE") and _skipped and session.exitstatus == 0:
         print(f"\nskipped although EVOFEED_REQUIRE is set: {', '.join(_skipped)}")
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+_of_the_run: list[Path] = []
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _folder_of_the_run(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Below the folder that all workers of a run have in common."""
+    base = tmp_path_factory.getbasetemp()
+    _of_the_run[:] = [base.parent if "PYTEST_XDIST_WORKER" in os.environ else base]
+
+
+def once_a_run(name: str, make: Callable[[Path], object]) -> Path:
+    """A folder that one worker fills; the others wait for it, and nobody changes it."""
+    (root,) = _of_the_run
+    with FileLock(root / f"{name}.lock"):
+        if not (root / name).exists():
+            shutil.rmtree(root / f"{name}.part", ignore_errors=True)
+            (root / f"{name}.part").mkdir()
+            make(root / f"{name}.part")
+            (root / f"{name}.part").rename(root / name)
+    return root / name
 
 
 @pytest.fixture(scope="session")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
-import tempfile
 from pathlib import Path
 from typing import Any
+
+from tests.conftest import once_a_run
 
 from evofeed.featurize.entries.input import EntriesInput
 from evofeed.featurize.entries.job import prepare_entries
@@ -40,6 +41,8 @@ def prepare_again(
 @functools.cache
 def dataset_uri() -> str:
     """Three entries, prepared; nobody may change it."""
-    root = Path(tempfile.mkdtemp(prefix="evofeed-entries-"))
-    assert prepared(root / "raw", root / "data").exit_code == 0
-    return str(root / "data")
+
+    def made(root: Path) -> None:
+        assert prepared(root / "raw", root / "data").exit_code == 0
+
+    return str(once_a_run("entries", made) / "data")

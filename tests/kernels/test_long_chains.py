@@ -1,8 +1,7 @@
 """Every op with tensors just below and just above 2^31 numbers, where 32-bit offsets would end.
 
-On a GPU the sizes are those of chains of about 3,000 residues; on a CPU the same checks run at
-a size that means nothing there but proves the references. A few lines of each result are
-compared with the reference on the lines that they depend on, and so are the gradients.
+The sizes are those of chains of about 3,000 residues. A few lines of each result are compared
+with the reference on the lines that they depend on, and so are the gradients.
 """
 
 from __future__ import annotations
@@ -29,9 +28,12 @@ from evofeed.kernels.ops.transition.reference import TransitionWeights
 from evofeed.kernels.ops.triangle_multiplication.op import triangle_multiplication
 from evofeed.kernels.ops.triangle_multiplication.reference import TriangleWeights
 
-GPU = torch.cuda.is_available()
-LIMIT = 2**31 if GPU else 2**12
-STEP = 8 if GPU else 1  # the kernels for Hopper cards take such sizes
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+]
+LIMIT = 2**31
+STEP = 8  # the kernels for Hopper cards take such sizes
 NEAR = 3e-2  # of 16 bits; a wrong address gives 1 and more
 NEAR_GRADIENT = 0.1  # where a relu of few rows may fall to its other side
 
@@ -80,15 +82,14 @@ class Case:
 
 def _rand(*shape: int, scale: float = 1.0) -> Tensor:
     """In 16 bits, made a piece at a time."""
-    dtype, device = (torch.bfloat16, "cuda") if GPU else (torch.float16, "cpu")
-    out = torch.empty(shape, dtype=dtype, device=device)
+    out = torch.empty(shape, dtype=torch.bfloat16, device="cuda")
     for piece in out.view(-1).split(1 << 28):
         piece.normal_(0, scale)
     return out
 
 
 def _mask(*shape: int) -> Tensor:
-    return (torch.rand(shape, device=_rand(1).device) > 0.1).float()
+    return (torch.rand(shape, device="cuda") > 0.1).float()
 
 
 def _weights(**shapes: tuple[int, ...]) -> Tensors:
@@ -109,7 +110,7 @@ def _lines(n: int) -> list[int]:
 
 
 def _last(n: int) -> list[int]:
-    return list(range(n - (64 if GPU else 4), n))
+    return list(range(n - 64, n))
 
 
 def _square(per: int, above: bool) -> int:
@@ -152,7 +153,7 @@ def _triangle_attention(above: bool, ending: bool) -> Case:
 
 
 def _column_attention(above: bool) -> Case:
-    S = 256 if GPU else 8  # few sequences, long chains
+    S = 256  # few sequences, long chains
     R = _rows(4 * K * S, above)
     return Case(
         (gated_attention, reference.gated_attention),
@@ -165,7 +166,7 @@ def _column_attention(above: bool) -> Case:
 
 
 def _global_attention(above: bool) -> Case:
-    R = 4096 if GPU else 8
+    R = 4096
     S = _rows(C * R, above)
     shapes = ATTENTION | {"k": (WIDTH, C), "v": (WIDTH, C)}
     return Case(
@@ -205,7 +206,7 @@ def _outer_product_mean(above: bool) -> Case:
     lines = _lines(R)
     shapes = NORM | {"w1": (E, C), "b1": (E,), "w2": (E, C), "b2": (E,)}
     shapes |= {"out": (C, E * E), "out_bias": (C,)}
-    mask = torch.ones(1, S, R, device=_rand(1).device)
+    mask = torch.ones(1, S, R, device="cuda")
 
     def expected(t: Tensors) -> Tensor:
         w = _as(OuterWeights, t)
@@ -241,7 +242,7 @@ def _layer_norm(above: bool) -> Case:
 
 
 def _masked_softmax(above: bool) -> Case:
-    N = 512 if GPU else 8
+    N = 512
     R = _rows(HEADS * N * N, above)
     return Case(
         (masked_softmax, reference.masked_softmax),
@@ -251,7 +252,7 @@ def _masked_softmax(above: bool) -> Case:
 
 
 def _biased_attention(above: bool) -> Case:
-    N = 256 if GPU else 8
+    N = 256
     R = _rows(K * N, above)
     return Case(
         (biased_attention, reference.biased_attention),
@@ -280,8 +281,7 @@ CASES: dict[str, Callable[[bool], Case]] = {
 def room() -> Iterator[None]:
     """One case fills most of a card."""
     yield
-    if GPU:
-        torch.cuda.empty_cache()
+    torch.cuda.empty_cache()
 
 
 def _pieces(tensor: Tensor) -> tuple[Tensor, ...]:
@@ -302,11 +302,7 @@ def _error(ours: Tensor, exact: Tensor) -> float:
     return math.sqrt(wrong / max(size, 1e-60))
 
 
-SIDES = [False, True] if GPU else [True]
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("above", SIDES)
+@pytest.mark.parametrize("above", [False, True])
 @pytest.mark.parametrize("name", list(CASES))
 def test_an_op_reads_and_writes_its_own_numbers_on_either_side_of_the_limit(
     name: str, above: bool
@@ -339,15 +335,13 @@ def test_an_op_reads_and_writes_its_own_numbers_on_either_side_of_the_limit(
         assert _error(a, b) < NEAR_GRADIENT, n
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize("above", SIDES)
+@pytest.mark.parametrize("above", [False, True])
 def test_an_optimizer_updates_the_last_of_its_weights(above: bool) -> None:
     size = _rows(1, above) + 1  # an odd tail
-    device = _rand(1).device
-    param, grad = torch.empty(size, device=device), torch.empty(size, device=device)
+    param, grad = (torch.empty(size, device="cuda") for _ in range(2))
     param.normal_()
     grad.normal_()
-    moments = [torch.zeros(size, device=device) for _ in range(2)]
+    moments = [torch.zeros(size, device="cuda") for _ in range(2)]
     last = [t[-100_000:].clone() for t in (param, grad)]
     optimizer = FusedAdamEMA(param, grad, *moments, max_norm=math.inf)
     optimizer.rate.fill_(0.1)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import time
 from collections import Counter
 from pathlib import Path
 
@@ -185,29 +184,6 @@ def test_a_mixture_has_the_shares_asked_for_and_depends_on_nothing_else() -> Non
     assert np.array_equal(again[1], chain)
 
 
-def test_the_order_of_an_epoch_of_634434_chains_takes_no_time() -> None:
-    count = 634_434
-    rng = np.random.default_rng(0)
-    probability = (
-        np.clip(rng.integers(30, 900, count), 256, 512) / 512 / rng.integers(1, 195, count)
-    )
-    words = rng.integers(0, 1 << 62, count)
-    work = {
-        "all": lambda epoch: pass_order(count, None, 3, epoch, 0, 0),
-        "weighted": lambda epoch: pass_order(count, probability, 3, epoch, 0, 0),
-        "sort": lambda _: np.sort(words),
-    }
-    best = dict.fromkeys(work, 9.0)
-    for epoch in range(5):
-        for name, run in work.items():
-            begun = time.process_time()
-            order = run(epoch)
-            best[name] = min(best[name], time.process_time() - begun)
-            assert len(order) > 10_000
-    # The promise is 50 ms where sorting that many numbers takes 4; it is about two sorts.
-    assert max(best["all"], best["weighted"]) < 12 * best["sort"], best
-
-
 def test_chains_can_be_chosen_by_release_date_and_by_name() -> None:
     rows = [
         row_of("ARNDCQEGH", 2.0) | {"chain_id": f"{i}_A", "release_date": date}
@@ -236,18 +212,3 @@ def test_the_order_never_changes_between_versions() -> None:
 
 ORDER_10 = [3, 0, 8, 6, 4, 9, 5, 1, 7, 2]
 ORDER_HALF = [9, 2, 3, 5, 8, 1]
-
-
-def test_two_datasets_are_mixed_and_both_can_be_read(tmp_path: Path) -> None:
-    one = write_dataset(tmp_path / "one", [make_record(f"p{i}_A", 20, 9) for i in range(5)])
-    two = write_dataset(
-        tmp_path / "two",
-        [make_record(f"d{i}_A", 21, 9).replace(is_distillation=True) for i in range(5)],
-    )
-    config = LoaderConfig(crop_size=32, max_msa_clusters=4, max_extra_msa=4, epoch_len=40)
-    with FeatureLoader([(one, 0.25), (two, 0.75)], config, device="cpu", reader="thread") as loader:
-        flags = [float(batch["is_distillation"]) for batch in loader]
-        state = loader.state_dict()
-    assert state["snapshots"] == [one.digest, two.digest]
-    assert len(flags) == 40
-    assert 20 <= sum(flags) < 40

@@ -76,7 +76,7 @@ def two_epochs(dataset: Dataset) -> dict[int, list[str]]:
     return whole
 
 
-@settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=4, deadline=None, suppress_health_check=list(HealthCheck))
 @given(stop=st.integers(1, 47), world=st.sampled_from([1, 2]))
 def test_a_restart_at_any_step_continues_as_if_nothing_had_happened(
     dataset: Dataset, two_epochs: dict[int, list[str]], stop: int, world: int

@@ -78,9 +78,13 @@ def test_on_a_cpu_dropout_behind_attention_is_what_it_was(monkeypatch: pytest.Mo
         assert torch.equal(ours, theirs)
 
 
-@pytest.mark.parametrize("batch_first", [True, False])
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("inputs", ["self", "memory", "three"])
+@pytest.mark.parametrize(
+    ("batch_first", "bias", "inputs"),
+    [
+        (True, True, "self"), (False, False, "self"), (True, False, "memory"),
+        (False, True, "memory"), (False, True, "three"),
+    ],
+)  # fmt: skip
 def test_attention_equals_torchs(batch_first: bool, bias: bool, inputs: str, device: str) -> None:
     plain, fused = _pair(
         lambda: nn.MultiheadAttention(E, H, bias=bias, batch_first=batch_first), device
@@ -100,9 +104,13 @@ def test_attention_equals_torchs(batch_first: bool, bias: bool, inputs: str, dev
     _same(plain, fused, query, key, value, None, False)
 
 
-@pytest.mark.parametrize("kind", [torch.bool, torch.float32])
-@pytest.mark.parametrize("per_head", [True, False])
-@pytest.mark.parametrize("padded", [True, False])
+@pytest.mark.parametrize(
+    ("kind", "per_head", "padded"),
+    [
+        (torch.bool, True, True), (torch.bool, False, False), (torch.float32, True, False),
+        (torch.float32, False, True),
+    ],
+)  # fmt: skip
 def test_attention_masks_equal_torchs(
     kind: torch.dtype, per_head: bool, padded: bool, device: str
 ) -> None:
@@ -157,10 +165,13 @@ def test_a_wrong_mask_gets_torchs_own_message(device: str) -> None:
         fused(x, x, x, need_weights=False, key_padding_mask=torch.zeros(N, dtype=torch.bool))
 
 
-@pytest.mark.parametrize("layers", [1, 2])
-@pytest.mark.parametrize("bidirectional", [True, False])
-@pytest.mark.parametrize("batch_first", [True, False])
-@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize(
+    ("layers", "bidirectional", "batch_first", "bias"),
+    [
+        (1, False, True, True), (1, True, False, False), (2, False, False, True),
+        (2, True, True, False),
+    ],
+)  # fmt: skip
 def test_a_padded_lstm_equals_torchs(
     layers: int, bidirectional: bool, batch_first: bool, bias: bool, device: str
 ) -> None:

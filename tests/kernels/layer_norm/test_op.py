@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from evofeed.kernels import layer_norm, reference
-from evofeed.kernels.runtime.tiles import override, small_norm
 
 pytestmark = pytest.mark.gpu
 
@@ -73,10 +72,3 @@ def test_float64_and_wide_rows_go_to_torch(device: str) -> None:
     weight, bias = torch.ones(9000, device=device), torch.zeros(9000, device=device)
     assert torch.equal(layer_norm(x, weight, bias), reference.layer_norm(x, weight, bias))
     assert layer_norm(x.double(), weight, bias).dtype is torch.float64
-
-
-def test_pytorch_gets_the_small_norms_that_need_no_casts() -> None:
-    override("small_norm", None)
-    assert small_norm(256, 384, casts=False)
-    assert not small_norm(256, 384, casts=True)
-    assert not small_norm(1 << 14, 128, casts=False)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.conftest import once_a_run
 from tests.trainer.forked import run_ranks
 from tests.trainer.gradients.gradient_ranks import CASES, RANKS, RUNS, one_rank
 from torch import Tensor
@@ -18,9 +19,8 @@ KEEPING = [name for name in CASES if name not in ("none", "bf16", "hierarchical"
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    out = tmp_path_factory.mktemp("gradients")
-    run_ranks(RANKS, one_rank, out, folder=out / "logs")
+def found() -> dict[str, Any]:
+    out = once_a_run("gradients", lambda to: run_ranks(RANKS, one_rank, to, folder=to / "logs"))
     return torch.load(out / "found.pt", weights_only=False)  # type: ignore[no-any-return]
 
 

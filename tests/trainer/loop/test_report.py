@@ -19,7 +19,7 @@ from evofeed.base.run_files import STEPS
 from evofeed.trainer.config import TrainConfig
 from evofeed.trainer.log.runlog import RunLog, read_steps
 from evofeed.trainer.report.flops import count_step_flops
-from evofeed.trainer.report.operators import Kernel, busy_share, group_kernels, group_of
+from evofeed.trainer.report.operators import group_of
 from evofeed.trainer.report.run_report import make_report, plot_report, report_rows
 from evofeed.trainer.run.distributed import World
 from evofeed.trainer.run.train import run
@@ -205,24 +205,3 @@ def test_kernels_find_their_group_by_name() -> None:
         "something_new": "elementwise",
     }.items():
         assert group_of(name) == group, name
-
-
-def test_overlapping_kernels_count_once_in_the_busy_share() -> None:
-    kernels = [Kernel("a", 7, 0, 10), Kernel("b", 8, 5, 10), Kernel("c", 7, 20, 10)]
-    assert busy_share(kernels) == pytest.approx(25 / 30)
-
-
-def test_markers_tell_the_optimizers_kernels_and_other_streams_are_the_loaders() -> None:
-    kernels = [
-        Kernel("spin_kernel", 7, 0, 1),
-        Kernel("elementwise", 7, 1, 10),
-        Kernel("elementwise", 9, 2, 10),
-        Kernel("Memcpy HtoD (Pinned -> Device)", 9, 2, 20),
-        Kernel("spin_kernel", 7, 12, 1),
-        Kernel("elementwise", 7, 13, 30),
-    ]
-    groups = group_kernels(kernels, ["forward", "optimizer"])
-    assert groups["elementwise"]["seconds"] == pytest.approx(10e-9)
-    assert groups["featurize"]["seconds"] == pytest.approx(10e-9)
-    assert groups["h2d"]["seconds"] == pytest.approx(20e-9)
-    assert groups["optimizer"] == {"seconds": pytest.approx(30e-9), "launches": 1}

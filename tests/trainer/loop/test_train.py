@@ -59,10 +59,10 @@ def _precision_as_before() -> Any:
 
 @pytest.mark.slow
 def test_resume_equals_never_having_stopped_bit_for_bit(tiny_dataset: str, tmp_path: Path) -> None:
-    whole = train(config(6, deterministic=True), tiny_dataset, out=tmp_path / "whole")
-    first = train(config(3, deterministic=True), tiny_dataset, out=tmp_path / "parts")
-    second = train(config(6, deterministic=True), tiny_dataset, out=tmp_path / "parts", resume=True)
-    assert second.first_step == 3
+    whole = train(config(4, deterministic=True), tiny_dataset, out=tmp_path / "whole")
+    first = train(config(2, deterministic=True), tiny_dataset, out=tmp_path / "parts")
+    second = train(config(4, deterministic=True), tiny_dataset, out=tmp_path / "parts", resume=True)
+    assert second.first_step == 2
     assert first.losses + second.losses == whole.losses
     a, b = (newest_checkpoint(tmp_path / name / "checkpoints") for name in ("whole", "parts"))
     assert a is not None and b is not None
@@ -135,13 +135,18 @@ def test_every_loss_preset_touches_every_parameter(tmp_path: Path) -> None:
 def test_the_command_trains_reports_and_refuses_what_does_not_fit(
     tiny_dataset: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
     path = tmp_path / "run.yaml"
     save_config(config(3), path)
     arguments = ["train", str(path), "--dataset", tiny_dataset, "--out", str(tmp_path / "run")]
-    assert exit_code(*arguments, "--json") == 0
+    assert exit_code(*arguments, "--json", "--tensorboard") == 0
     report = json.loads(capsys.readouterr().out)
     assert report["figures"]["iterations"] == 3
     assert report["run"]["dataset"][0]
+    events = EventAccumulator(str(tmp_path / "run" / "tensorboard"))
+    events.Reload()
+    assert {"train/loss", "train/norm", "time/step", "terms/fape"} <= set(events.Tags()["scalars"])
     structure, picture = tmp_path / "chain.pdb", tmp_path / "chain.png"
     checkpoint = str(tmp_path / "run")
     predict = ["predict", tiny_dataset, "syn0003_A", "--checkpoint", checkpoint]
@@ -163,7 +168,7 @@ def test_the_command_trains_reports_and_refuses_what_does_not_fit(
 
 @pytest.mark.slow
 def test_validation_measures_the_same_chains_every_time(tiny_dataset: str, tmp_path: Path) -> None:
-    settings = config(4, validate_every=2, validate_batches=3)
+    settings = config(2, validate_every=1, validate_batches=2)
     train(settings, tiny_dataset, validation=tiny_dataset, out=tmp_path / "run")
     first, second = (line["metrics"] for line in read_steps(tmp_path / "run") if "metrics" in line)
     structure = {name for name in first if not name.startswith("violations_")}
@@ -203,13 +208,13 @@ def test_validation_takes_every_chain_once_whichever_are_trained_on(tiny_dataset
 def test_fixed_batches_of_a_mixture_are_measured_without_a_validation_set(
     tiny_dataset: str, tmp_path: Path
 ) -> None:
-    settings = config(4, fixed_batches=1, validate_every=2, shares=(0.25, 0.75))
+    settings = config(2, fixed_batches=1, validate_every=1, shares=(0.25, 0.75))
     with pytest.raises(InputError, match="2 shares for 1 datasets"):
         train(settings, tiny_dataset, out=tmp_path / "wrong")
     train(settings, [tiny_dataset, tiny_dataset], out=tmp_path / "run")
     lines = read_steps(tmp_path / "run")
     report = make_report(tmp_path / "run")
-    assert [entry["step"] for entry in report["validation"]] == [2, 4]
+    assert [entry["step"] for entry in report["validation"]] == [1, 2]
     assert any("lddt_ca" in text for _, text in report_rows(report))
     with np.load(tmp_path / "run" / STRUCTURE) as traces:
         assert traces["pred"].shape == traces["true"].shape and len(traces["true"]) > 10
@@ -221,20 +226,10 @@ def test_fixed_batches_of_a_mixture_are_measured_without_a_validation_set(
     with_structure = plot_report(tmp_path / "run", tmp_path / "run.png").read_bytes()
     (tmp_path / "run" / STRUCTURE).unlink()
     assert len(with_structure) > len(plot_report(tmp_path / "run", tmp_path / "2.png").read_bytes())
-    assert ["metrics" in line for line in lines] == [False, True, False, True]
+    assert all("metrics" in line for line in lines)
     assert len({line["recycles"] for line in lines}) == 1
     run = json.loads((tmp_path / "run" / "run.json").read_text())
     assert len(run["dataset"]) == 2
-
-
-@pytest.mark.slow
-def test_event_files_for_tensorboard_hold_loss_and_times(tiny_dataset: str, tmp_path: Path) -> None:
-    train(config(2), tiny_dataset, out=tmp_path, tensorboard=True)
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    events = EventAccumulator(str(tmp_path / "tensorboard"))
-    events.Reload()
-    assert {"train/loss", "train/norm", "time/step", "terms/fape"} <= set(events.Tags()["scalars"])
 
 
 def test_the_command_hands_on_datasets_shares_and_chains(

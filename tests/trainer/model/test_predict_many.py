@@ -15,6 +15,7 @@ import pytest
 import torch
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, expect
+from tests.conftest import SMALL_PACK
 from tests.service.test_browser import VIEWS, watched
 from tests.trainer.synthetic_batch import synthetic_complex
 from tests.trainer.synthetic_records import synthetic_record
@@ -250,7 +251,7 @@ def test_the_truth_itself_scores_one_and_a_mirror_image_does_not() -> None:
 
 def _crystal(num_res: int = 20) -> Prediction:
     """The first residues of a crystal structure, as if they had been predicted."""
-    path = Path(__file__).parents[2] / "golden" / "data" / "inputs" / "pdb" / "7pzb.pdb"
+    path = SMALL_PACK / "data" / "inputs" / "pdb" / "7pzb.pdb"
     codes = {name: code for code, name in enumerate(RESTYPE_3[:20])}
     residues = [r for r in gemmi.read_pdb(str(path))[0][0] if r.name in codes][:num_res]
     positions, mask = np.zeros((num_res, 37, 3)), np.zeros((num_res, 37))

@@ -102,16 +102,6 @@ def test_pairs_that_are_written_over_are_there_once() -> None:
     assert 2 * z.nbytes < alive.most <= 2.6 * z.nbytes
 
 
-@pytest.mark.usefixtures("four_rows")
-def test_logits_of_plain_attention_are_there_a_few_rows_at_a_time() -> None:
-    """All those of the rows would be four times the MSA, of the columns sixteen times."""
-    stack, (m, z, *masks) = small_stack(128, 32)
-    axis = Axis(group=None, rank=0, size=1, in_place=True)
-    with torch.no_grad(), Alive() as alive:
-        msa_rows(stack.eval(), axis, m, z, *masks, mask_trans=True)
-    assert alive.most < 8 * m.nbytes
-
-
 @pytest.mark.slow
 @pytest.mark.usefixtures("four_rows")
 @pytest.mark.parametrize("templates", [1, 4])

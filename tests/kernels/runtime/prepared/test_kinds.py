@@ -15,11 +15,9 @@ from tests.kernels.runtime.prepared.common import (
 from torch import Tensor, nn
 
 from evofeed.kernels import OnePass
-from evofeed.kernels.runtime import prepared
 from evofeed.kernels.runtime.one_pass import once
 from evofeed.kernels.runtime.prepared import Prepared, kind_of
 from evofeed.kernels.runtime.projection import pack
-from evofeed.kernels.runtime.tiles import override
 
 pytestmark = pytest.mark.gpu
 
@@ -115,26 +113,6 @@ def test_autocast_and_tf32_make_a_call_another() -> None:
     finally:
         matmul.allow_tf32 = False
     assert len(kinds) == 4
-
-
-def test_what_is_forgotten_while_it_is_traced_is_not_kept() -> None:
-    def compute(tensors: Sequence[Any]) -> list[Tensor | None]:
-        prepared.forget()
-        return [tensors[0] + 1]
-
-    call = Prepared(compute)
-    for _ in range(4):
-        run(call, [torch.zeros(2)])
-    assert not written_calls()
-
-
-def test_another_tile_is_asked_for_again(device: str) -> None:
-    ran: list[int] = []
-    call, x = Prepared(lambda tensors: [ran.append(1), tensors[0] + 1][1:]), torch.zeros(2)
-    _outcomes(call, *[([x],)] * 3)
-    override("small_norm", 0)
-    _outcomes(call, ([x],))
-    assert len(ran) == 3
 
 
 def test_what_a_pass_keeps_is_asked_for_again() -> None:

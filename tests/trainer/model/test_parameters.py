@@ -1,4 +1,4 @@
-"""The model of complexes: all parameters, and AF2-multimer's weights in and out of it."""
+"""All parameters under OpenFold's names, as drawn, and AF2-multimer's weights in and out."""
 
 from __future__ import annotations
 
@@ -11,7 +11,14 @@ import pytest
 import torch
 from tests.conftest import golden_json
 
-from evofeed.trainer import AlphaFold, ModelConfig, multimer, tiny_multimer
+from evofeed.trainer import (
+    AlphaFold,
+    ModelConfig,
+    finetuning,
+    initial_training,
+    multimer,
+    tiny_multimer,
+)
 from evofeed.trainer.formats.alphafold_params import alphafold_params, load_alphafold_params
 
 _FOLDER = "multimer/model"
@@ -28,7 +35,53 @@ def _unfused(config: ModelConfig) -> ModelConfig:
     )
 
 
-def test_names_shapes_and_count_of_all_parameters_are_openfolds(golden: Path) -> None:
+def test_names_shapes_and_counts_of_all_parameters_are_openfolds(golden: Path) -> None:
+    listed = golden_json(golden / "model" / "full_model_params.json")
+    with torch.device("meta"):
+        model = AlphaFold(initial_training(ptm=True).model)
+    assert (
+        sum(p.numel() for p in model.parameters()) == (listed["totals"]["finetuning_ptm"]["numel"])
+    )
+    bare = [p for n, p in model.named_parameters() if not n.startswith("template_embedder.")]
+    assert sum(p.numel() for p in bare) == listed["totals"]["finetuning_no_templ_ptm"]["numel"]
+    head = "aux_heads.tm."  # alone is besides what a model without pTM has
+    state = {n: list(v.shape) for n, v in model.state_dict().items() if not n.startswith(head)}
+    assert state == {entry["name"]: entry["shape"] for entry in listed["params"]}
+    assert replace(initial_training(ptm=True).model, tm_bins=None) == initial_training().model
+    assert finetuning().model == initial_training().model
+
+
+def test_fresh_weights_follow_the_recorded_laws_within_sampling_error(golden: Path) -> None:
+    listed = golden_json(golden / "model" / "init_stats.json")["params"]
+    # 48 and 4 equal blocks say no more than two of each, and take most of the time.
+    small = initial_training().model
+    small = replace(
+        small,
+        evoformer=replace(small.evoformer, no_blocks=2),
+        extra_msa=replace(small.extra_msa, no_blocks=2),
+    )
+    torch.manual_seed(0)
+    state = AlphaFold(small).state_dict()
+    checked = 0
+    for entry in listed:
+        if entry["name"] not in state:
+            continue
+        value = state[entry["name"]].double()
+        checked += 1
+        if not entry.get("expected_std"):
+            assert value.min() == pytest.approx(entry["min"], abs=1e-7), entry["name"]
+            assert value.max() == pytest.approx(entry["max"], abs=1e-7), entry["name"]
+            continue
+        count, sigma = value.numel(), entry["expected_std"]
+        assert abs(float(value.mean())) < 5 * sigma / count**0.5, entry["name"]
+        assert abs(float(value.std()) / sigma - 1) < 5 / count**0.5, entry["name"]
+        if entry["init"] != "normal":  # all other laws are bounded
+            bound = 1.02 * max(entry["max"], -entry["min"]) if count > 1000 else float("inf")
+            assert float(value.abs().max()) < bound, entry["name"]
+    assert checked == len(state)
+
+
+def test_so_are_those_of_the_model_of_complexes(golden: Path) -> None:
     listed = golden_json(golden / _FOLDER / "full_model_params_multimer.json")
     with torch.device("meta"):
         model, old = AlphaFold(multimer().model), AlphaFold(_unfused(multimer().model))
