@@ -71,23 +71,6 @@ def test_block_deletion_keeps_a_quarter_of_the_rows() -> None:
     assert abs(np.mean(kept) / rows - want) < 4 * np.std(kept) / rows / math.sqrt(len(kept))
 
 
-@settings(deadline=None)
-@given(
-    st.integers(1, 60),
-    st.lists(st.integers(1, 59), max_size=6),
-    st.floats(0, 1, allow_nan=False),
-)
-def test_spans_left_by_block_deletion_are_the_rows_not_deleted(
-    rows: int, starts: list[int], fraction: float
-) -> None:
-    size = msa.block_size(rows, fraction)
-    gone = {row for start in starts for row in range(start, start + size)} - {0}
-    spans = msa.kept_spans(rows, starts, size)
-    assert [row for start, stop in spans for row in range(start, stop)] == sorted(
-        set(range(rows)) - gone
-    )
-
-
 def test_masked_cells_become_what_af2_says_as_often_as_it_says() -> None:
     rows, length = 400, 250
     rng = np.random.default_rng(0)
@@ -146,32 +129,6 @@ def test_recycling_and_clamping_have_their_frequencies() -> None:
     clamped = np.mean([use_clamped_fape(CONFIG, sample_key(0, 0, i)) for i in range(2000)])
     assert abs(clamped - 0.9) < 5 * math.sqrt(0.09 / 2000)
     assert recycling_iters(LoaderConfig.prediction(), 0, 0, 0) == 3
-
-
-def nearest_clusters_reference(centres: torch.Tensor, extra: torch.Tensor) -> torch.Tensor:
-    """The definition, one centre at a time: the oracle of `nearest_clusters`."""
-    best = torch.full((extra.shape[0],), -1, device=extra.device)
-    cluster = torch.zeros_like(best)
-    for m, centre in enumerate(centres):
-        agreement = ((extra == centre) & (centre < GAP)).sum(-1)
-        better = agreement > best
-        best = torch.where(better, agreement, best)
-        cluster = torch.where(better, m, cluster)
-    return cluster
-
-
-@settings(deadline=None)
-@given(st.integers(1, 9), st.integers(0, 40), st.integers(1, 30), st.integers(0, 2**31))
-def test_fast_clustering_is_the_plain_definition(
-    centres: int, extra: int, length: int, seed: int
-) -> None:
-    rng = np.random.default_rng(seed)
-    # Few codes make many ties; gaps and masks make rows that agree with nobody.
-    codes = np.array([0, 1, 20, GAP, MASK], np.uint8)
-    one = torch.from_numpy(codes[rng.integers(0, 5, [centres, length])])
-    two = torch.from_numpy(codes[rng.integers(0, 4, [extra, length])])
-    want = nearest_clusters_reference(one, two)
-    assert torch.equal(clusters.nearest_clusters(one, two), want)
 
 
 def test_clustering_in_chunks_of_rows_and_columns_changes_nothing(

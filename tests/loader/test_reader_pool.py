@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import pickle
 import signal
@@ -14,10 +15,10 @@ import numpy as np
 import pytest
 from tests.loader.children import reader_pid
 from tests.loader.records import small_dataset
-from tests.loader.storages import read_of
-from tests.loader.streams import open_loader, sample_digests
+from tests.loader.storages import read_of, watched
+from tests.loader.streams import CONFIG, open_loader, sample_digests
 
-from evofeed.base.errors import WorkerDied
+from evofeed.base.errors import StoreError, WorkerDied
 from evofeed.loader import LoaderConfig
 from evofeed.loader.arena import Arena, Pulse
 from evofeed.loader.catalog import ChainCatalog
@@ -142,3 +143,28 @@ def test_a_fault_in_a_reader_thread_reaches_the_loop_that_waits(
     monkeypatch.setattr("evofeed.loader.reader_pool.read_request", fault)
     with open_loader(dataset) as loader, pytest.raises(TypeError, match="no such argument"):
         sample_digests(loader, 1)
+
+
+@pytest.mark.parametrize(
+    ("error", "reported"),
+    [
+        (StoreError("HTTP 500"), "HTTP 500"),  # while others are read
+        (OSError(errno.EIO, "Input/output error"), "Input/output error"),
+        (ZeroDivisionError("of all things"), "ZeroDivisionError: of all things"),
+    ],
+)
+def test_a_chain_whose_reading_fails_is_replaced(
+    dataset: Dataset, error: Exception, reported: str
+) -> None:
+    where = read_of(dataset, 3)
+
+    def before(key: str, offset: int, number: int) -> None:
+        if (key, offset) == where:
+            raise error
+
+    config = CONFIG.replace(outage_seconds=36.0)
+    with open_loader(watched(dataset, before), config) as loader:
+        assert len(sample_digests(loader)) == 24
+        (why,) = loader.stats()["bad_chains"]
+    assert dataset.index["chain_id"][3].as_py() in why
+    assert reported in why

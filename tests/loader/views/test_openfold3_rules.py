@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,7 @@ from evofeed.loader.views.entry_view import ChainType
 from evofeed.loader.views.openfold3.features import openfold3_features, stacked
 from evofeed.loader.views.openfold3.molecules import molecules_of
 from evofeed.loader.views.openfold3.plan import plan_sample
-from evofeed.loader.views.openfold3.rows import pair_by_species, plan_rows
+from evofeed.loader.views.openfold3.rows import plan_rows
 
 PROTEIN, LIGAND, RNA = ChainType.PROTEIN, ChainType.LIGAND, ChainType.RNA
 PEPTIDE = (("ALA", 5), ("GLY", 4), ("SER", 6))
@@ -68,47 +67,6 @@ def test_a_fault_changes_the_named_features_and_no_others(
         shows |= fault != "first_of_species" or len(np.unique(proteins[proteins >= 0])) > 1
     assert bool(found) == shows
     assert keys is None or found <= keys
-
-
-def slow_pairs(species: list[list[str]], config: OpenFold3Config) -> list[tuple[int, ...]]:
-    """Pairs of rows by plain lists: the species of most alignments first, row by row."""
-    queues: list[dict[str, list[int]]] = []
-    for rows in species:
-        queue: dict[str, list[int]] = defaultdict(list)
-        number = 0
-        for name in rows:
-            if name and len(queue[name]) < config.max_rows_of_species:
-                number += 1
-                queue[name].append(number)
-        queues.append({name: numbers for name, numbers in queue.items() if numbers})
-    names = sorted(set().union(*queues))
-    names = [name for name in names if sum(name in queue for queue in queues) > 1]
-    pairs: list[tuple[int, ...]] = []
-    for wanted in range(len(species), config.min_paired_chains - 1, -1):
-        for name in names:
-            there = [queue for queue in queues if queue.get(name)]
-            if len(there) != wanted:
-                continue
-            fewest = min(len(queue[name]) for queue in there)
-            pairs += [
-                tuple(queue[name].pop(0) if queue.get(name) else -1 for queue in queues)
-                for _ in range(fewest)
-            ]
-        if len(pairs) >= config.max_paired_rows:
-            break
-    return pairs
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_species_pair_as_by_plain_lists(seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    config = OpenFold3Config(max_rows_of_species=4, max_paired_rows=int(rng.integers(5, 60)))
-    names = [f"SP{n}" for n in range(10)] + [""]
-    species = [list(rng.choice(names, rng.integers(3, 60))) for _ in range(rng.integers(2, 5))]
-    made = [made_alignment(f"a{n}", list(map(str, one)), seed=n) for n, one in enumerate(species)]
-    rows = [np.flatnonzero(one.row_species >= 0) for one in made]
-    found = pair_by_species(made, rows, config)
-    assert [tuple(row) for row in found.number.tolist()] == slow_pairs(species, config)
 
 
 def test_partly_paired_rows_are_gaps_and_gaps_leave_the_main_rows() -> None:
