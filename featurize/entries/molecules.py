@@ -14,6 +14,8 @@ import numpy as np
 
 from evofeed.base.errors import InputError
 from evofeed.protein.components import Component
+from evofeed.protein.datapoints import LIGAND
+from evofeed.protein.entry_record import EntryRecord
 from evofeed.protein.molecules import Molecule, element_numbers
 from evofeed.protein.ruleset_section import RulesetSection
 
@@ -21,6 +23,8 @@ MAX_ORDERS: Final = 1000
 """Orders of atoms of one molecule, at most: the projects' limit."""
 _MAX_ITERATIONS: Final = 30
 _ORDERS: Final = {1: "SINGLE", 2: "DOUBLE", 3: "TRIPLE", 4: "QUADRUPLE", 5: "AROMATIC"}
+_OF_BIOTITE: Final = np.array([0, 1, 2, 3, 4, 1, 2, 3, 0, 5])
+"""These orders by biotite's type of a bond: 5 to 7 are in an aromatic ring."""
 
 
 class MadeMolecule(NamedTuple):
@@ -30,15 +34,47 @@ class MadeMolecule(NamedTuple):
     origin: str
 
 
+class Parts(NamedTuple):
+    """Atoms and bonds that a molecule is drawn of, as columns of `Component`; `place` gives
+    stereochemistry if it has all coordinates."""
+
+    name: np.ndarray
+    element: np.ndarray
+    charge: np.ndarray
+    bond: np.ndarray
+    order: np.ndarray
+    place: np.ndarray
+
+
+def component_parts(one: Component) -> Parts:
+    """Those of a component, hydrogens too."""
+    place = one.ideal if np.isfinite(one.ideal).all() else one.model
+    return Parts(one.name, one.element, one.charge, one.bond, one.bond_order, place)
+
+
+def ligand_parts(record: EntryRecord, section: RulesetSection, chain: int) -> Parts:
+    """Those of a chain of a section."""
+    low, high = section.residue_atom[section.chain_residue[[chain, chain + 1]]]
+    inside = ((section.bond_atom >= low) & (section.bond_atom < high)).all(1)
+    row = section.atom_row[low:high]
+    return Parts(
+        name=section.atom_name[low:high],
+        element=section.atom_element[low:high],
+        charge=section.atom_charge[low:high],
+        bond=section.bond_atom[inside] - low,
+        order=_OF_BIOTITE[section.bond_type[inside]],
+        place=np.where(row[:, None] >= 0, record.atom_position[row], np.nan),
+    )
+
+
 def component_molecule(component: Component, conformers: int) -> MadeMolecule:
     """The reference molecule of a component: its heavy atoms.
 
     Args:
         conformers: how many to make (K).
     """
-    heavy = np.flatnonzero(component.heavy)
-    columns = (component.element, component.charge, component.bond)
-    graph = _graph(*columns, component.bond_order)
+    heavy, parts = np.flatnonzero(component.heavy), component_parts(component)
+    graph = molecule_graph(parts)
     position = _embedded(graph, heavy, component.code, conformers)
     mask, origin = np.ones(len(heavy), bool), "computed"
     if position is None:
@@ -48,7 +84,7 @@ def component_molecule(component: Component, conformers: int) -> MadeMolecule:
             if there.any():
                 origin, mask = name, there
                 position = np.where(there[:, None], known[heavy], 0)[None]
-    return MadeMolecule(_molecule(graph, heavy, component.name, *columns, position, mask), origin)
+    return MadeMolecule(_molecule(graph, heavy, parts, position, mask), origin)
 
 
 def annotated_molecule(path: str, *, hidden: bool) -> Molecule:
@@ -74,61 +110,46 @@ def annotated_molecule(path: str, *, hidden: bool) -> Molecule:
         raise InputError(f"no molecule of OpenFold3's: {error!r}", path=path) from None
     mask = used & (not hidden)
     pairs = [[bond.GetBeginAtomIdx(), bond.GetEndAtomIdx()] for bond in graph.GetBonds()]
-    columns = (
-        np.array([one.GetSymbol() for one in atoms]),
-        np.array([one.GetFormalCharge() for one in atoms]),
-        np.array(pairs, np.int64).reshape(-1, 2),
-    )
+    element = np.array([one.GetSymbol() for one in atoms])
+    charge = np.array([one.GetFormalCharge() for one in atoms])
+    bond = np.array(pairs, np.int64).reshape(-1, 2)
+    parts = Parts(names, element, charge, bond, bond[:, 0] * 0, position)
     position = np.where(mask[:, None], position, 0)[None]
-    return _molecule(graph, np.arange(len(atoms)), names, *columns, position, mask)
+    return _molecule(graph, np.arange(len(atoms)), parts, position, mask)
 
 
 def ligand_molecules(
-    entry: str, section: RulesetSection, conformers: int
+    record: EntryRecord, section: RulesetSection, conformers: int
 ) -> dict[str, MadeMolecule]:
     """Molecules of ligands of several residues, each made of the atoms of its first copy."""
     made: dict[str, MadeMolecule] = {}
-    for chain in np.flatnonzero((section.chain_type == 3) & (np.diff(section.chain_residue) > 1)):
-        name = f"{entry}_{section.chain_entity[chain]}"
+    several = (section.chain_type == LIGAND) & (np.diff(section.chain_residue) > 1)
+    for chain in np.flatnonzero(several).tolist():
+        name = f"{record.entry}_{section.chain_entity[chain]}"
         if name in made:
             continue
-        low, high = section.residue_atom[section.chain_residue[[chain, chain + 1]]]
-        inside = ((section.bond_atom >= low) & (section.bond_atom < high)).all(1)
-        columns = (
-            section.atom_element[low:high],
-            section.atom_charge[low:high],
-            section.bond_atom[inside] - low,
-        )
-        graph = _graph(*columns, section.bond_type[inside])
-        heavy = np.arange(high - low)
+        parts = ligand_parts(record, section, chain)
+        graph, heavy = molecule_graph(parts), np.arange(len(parts.name))
         position = _embedded(graph, heavy, name, conformers, add_hydrogens=True)
         mask = np.full(len(heavy), position is not None)
         if position is None:
             position = np.zeros([1, len(heavy), 3])
-        names = section.atom_name[low:high]
-        molecule = _molecule(graph, heavy, names, *columns, position, mask)
+        molecule = _molecule(graph, heavy, parts, position, mask)
         made[name] = MadeMolecule(molecule, "computed" if mask.any() else "none")
     return made
 
 
 def _molecule(
-    graph: Any,
-    heavy: np.ndarray,
-    names: np.ndarray,
-    elements: np.ndarray,
-    charges: np.ndarray,
-    bonds: np.ndarray,
-    position: np.ndarray,
-    mask: np.ndarray,
+    graph: Any, heavy: np.ndarray, parts: Parts, position: np.ndarray, mask: np.ndarray
 ) -> Molecule:
     """The heavy atoms of a graph, and the bonds among them."""
-    place = np.full(len(names), -1)
+    place = np.full(len(parts.name), -1)
     place[heavy] = np.arange(len(heavy))
-    pairs = place[bonds].reshape(-1, 2)
+    pairs = place[parts.bond].reshape(-1, 2)
     return Molecule(
-        name=names[heavy],
-        element=element_numbers(elements[heavy]).astype(np.int64),
-        charge=charges[heavy].astype(np.int64),
+        name=parts.name[heavy],
+        element=element_numbers(parts.element[heavy]).astype(np.int64),
+        charge=parts.charge[heavy].astype(np.int64),
         position=position.astype(np.float32),
         mask=mask,
         bond=pairs[(pairs >= 0).all(1)].astype(np.int64),
@@ -157,21 +178,27 @@ def rdkit() -> Any:
     return Chem
 
 
-def _graph(elements: np.ndarray, charges: np.ndarray, bonds: np.ndarray, orders: np.ndarray) -> Any:
+def molecule_graph(parts: Parts) -> Any:
     """RDKit's molecule, sanitized as far as it can be."""
     chem = rdkit()
     graph = chem.RWMol()
-    for element, charge in zip(elements.tolist(), charges.tolist(), strict=True):
+    for element, charge in zip(parts.element.tolist(), parts.charge.tolist(), strict=True):
         atom = chem.Atom(_symbol(element))
         atom.SetFormalCharge(charge)
         graph.AddAtom(atom)
-    for (one, two), order in zip(bonds.tolist(), orders.tolist(), strict=True):
+    for (one, two), order in zip(parts.bond.tolist(), parts.order.tolist(), strict=True):
         if graph.GetBondBetweenAtoms(one, two) is None:
             kind = getattr(chem.BondType, _ORDERS.get(order, "SINGLE"))
             graph.AddBond(one, two, kind)
     for atom in graph.GetAtoms():
         atom.SetNoImplicit(False)
     chem.SanitizeMol(graph, catchErrors=True)
+    if np.isfinite(parts.place).all():
+        conformer = chem.Conformer(len(parts.place))
+        conformer.SetPositions(np.ascontiguousarray(parts.place, np.float64))
+        graph.AddConformer(conformer)
+        chem.AssignStereochemistryFrom3D(graph)
+        graph.RemoveAllConformers()
     return graph
 
 

@@ -20,7 +20,7 @@ from evofeed.protein.ruleset_section import RulesetSection
 
 _POLYMERS: Final = ("polypeptide(L)", "polydeoxyribonucleotide", "polyribonucleotide", "")
 """`_entity_poly.type` by `RulesetSection.chain_type`."""
-_ONE_LETTER: Final = dict(zip(RESTYPES, "ARNDCQEGHILKMFPSTWYVXAGCUNAGCTN", strict=True))
+ONE_LETTER: Final = dict(zip(RESTYPES, "ARNDCQEGHILKMFPSTWYVXAGCUNAGCTN", strict=True))
 
 
 class PreparedSet(NamedTuple):
@@ -163,7 +163,7 @@ def target_of(
                 polymer=polymer,
                 monomers=monomers,
                 rivals=(),
-                sequence=sequence or "".join(_ONE_LETTER.get(one, "X") for one in monomers),
+                sequence=sequence or "".join(ONE_LETTER.get(one, "X") for one in monomers),
             )
         )
         if polymer and cluster is not None:

@@ -63,11 +63,6 @@ class EntriesTask:
     templates: str = ""
     expected_memory: int = 0
 
-    @property
-    def is_remote(self) -> bool:
-        """Whether its shard goes to a bucket."""
-        return "://" in self.dataset_uri and not self.dataset_uri.startswith("file://")
-
     def work(self, in_hand: Callable[[str], None]) -> UnitResult:
         """Do every item and write the good ones as one shard.
 
@@ -122,7 +117,7 @@ class _Unit:
             self.needs[project] |= made.components(project)
             if project == "openfold3":  # ligands of several residues are one molecule
                 count = self.task.conformers or CONFORMERS[project]
-                ligands = ligand_molecules(made.record.entry, section, count)
+                ligands = ligand_molecules(made.record, section, count)
                 self.molecules[project] |= {key: one.molecule for key, one in ligands.items()}
         self.encoded[made.record_id] = encode_entry(made.record, made.sections)
         self.names[made.record_id] = name

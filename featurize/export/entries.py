@@ -7,10 +7,11 @@ from collections.abc import Callable
 from typing import Final
 
 from evofeed.base.errors import ChainMissing
+from evofeed.featurize.entries.targets import ONE_LETTER
 from evofeed.featurize.export.jobs import Bond, Job, Kind, Molecule, chain_ids
 from evofeed.featurize.export.rows import Rows, rows_of_alignment
 from evofeed.protein.alignment import Alignment
-from evofeed.protein.datapoints import alignment_name
+from evofeed.protein.datapoints import RESTYPES, alignment_name
 from evofeed.protein.entry_record import Entity, EntryRecord
 
 POLYMERS: Final[dict[str, Kind]] = {
@@ -20,18 +21,8 @@ POLYMERS: Final[dict[str, Kind]] = {
 }
 PAIRED_SOURCES: Final = ("uniprot_hits", "uniprot", "pairing")
 """Files whose rows are for pairing."""
-_LETTERS: Final[dict[Kind, dict[str, str]]] = {
-    "protein": dict(
-        zip(
-            "ALA ARG ASN ASP CYS GLN GLU GLY HIS ILE LEU LYS MET PHE PRO SER THR TRP TYR VAL "
-            "UNK".split(),
-            "ARNDCQEGHILKMFPSTWYVX",
-            strict=True,
-        )
-    ),
-    "rna": {letter: letter for letter in "ACGUN"},
-    "dna": {f"D{letter}": letter for letter in "ACGT"} | {"DN": "N"},
-}
+_STANDARD: Final = {"protein": RESTYPES[:21], "rna": RESTYPES[21:26], "dna": RESTYPES[26:]}
+"""Components that a letter stands for."""
 
 
 def job_of_entry(name: str, record: EntryRecord, alignment: Callable[[str], Alignment]) -> Job:
@@ -105,7 +96,7 @@ def _molecule(
 
 def _spelled(entity: Entity, kind: Kind) -> tuple[str, tuple[tuple[int, str], ...]]:
     """Letters of a polymer, and what stands where a component is none of the usual ones."""
-    known = _LETTERS[kind]
+    known = {code: ONE_LETTER[code] for code in _STANDARD[kind]}
     canonical = entity.sequence if len(entity.sequence) == len(entity.monomers) else ""
     unknown = "X" if kind == "protein" else "N"
     letters = "".join(

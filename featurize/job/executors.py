@@ -86,7 +86,8 @@ class LocalExecutor:
         """Start a unit on an idle worker, or on a new one."""
         worker = next((worker for worker in self.workers if worker.idle), None)
         if worker is None:
-            worker = Worker(fresh=task.is_remote)
+            in_bucket = task.dataset_uri.partition("://")[0] not in (task.dataset_uri, "file")
+            worker = Worker(fresh=in_bucket)  # as the S3 client needs it
             self.workers.append(worker)
         worker.start(task.unit_id, pickle.dumps(task))
 

@@ -67,8 +67,8 @@ class Task(Protocol):
         """Which unit it is."""
 
     @property
-    def is_remote(self) -> bool:
-        """Whether its worker must be a fresh process, as the S3 client needs it."""
+    def dataset_uri(self) -> str:
+        """Where its shard goes; empty if it makes none."""
 
     @property
     def expected_memory(self) -> int:
@@ -105,11 +105,6 @@ class UnitTask:
     expected_memory: int = 0
     run: str = ""
     limits: Limits | None = None
-
-    @property
-    def is_remote(self) -> bool:
-        """Whether its shard goes to a bucket."""
-        return "://" in self.dataset_uri and not self.dataset_uri.startswith("file://")
 
     def work(self, in_hand: Callable[[str], None]) -> UnitResult:
         """Featurize every chain of the unit and write the good ones as one shard.

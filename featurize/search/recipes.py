@@ -18,25 +18,9 @@ from evofeed.featurize.search.config import Database, SearchConfig
 _ALL: Final = 1_000_000
 
 
-@dataclass(frozen=True, slots=True)
-class Role:
-    """A database of a recipe.
-
-    Attributes:
-        name: what it is called.
-        max_hits: rows that the recipe takes, the query among them; None: all.
-        is_template: hits in it are templates.
-        pairs: its rows are for pairing the chains of a complex, and in no alignment of one chain.
-        joint: name of the search that databases have in common, in one call of hhblits.
-        is_rna: it holds nucleic acids, in which RNA is searched.
-    """
-
-    name: str
-    max_hits: int | None = None
-    is_template: bool = False
-    pairs: bool = False
-    joint: str = ""
-    is_rna: bool = False
+def _role(name: str, max_hits: int | None = None, **more: Any) -> Database:
+    """A database of a recipe, of which it takes so many rows; its path is who searches to say."""
+    return Database(name, "", max_hits, **more)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +28,7 @@ class Recipe:
     """Roles in the order of their searches, and the settings of these. Without roles any
     database will do."""
 
-    roles: tuple[Role, ...]
+    roles: tuple[Database, ...]
     config: SearchConfig
 
     def assign(self, name: str, databases: Sequence[Database]) -> list[Database]:
@@ -73,7 +57,7 @@ class Recipe:
         return list(_joined(found))
 
 
-def _in_role(database: Database, role: Role) -> Database:
+def _in_role(database: Database, role: Database) -> Database:
     return dataclasses.replace(
         database,
         max_hits=database.max_hits or role.max_hits,
@@ -99,14 +83,14 @@ def _joined(databases: Iterable[Database]) -> Iterable[Database]:
         )
 
 
-_BFD: Final = (Role("bfd", joint="bfd_uniref"), Role("uniref30", joint="bfd_uniref"))
-_UNIREF90: Final = Role("uniref90", 10_000)
-_UNIPROT: Final = Role("uniprot", 50_000, pairs=True)
-_AF2: Final = (_UNIREF90, Role("mgnify", 501), *_BFD, Role("small_bfd"))
-_OPENFOLD: Final = (_UNIREF90, Role("mgnify", 5_000), *_BFD)
-_PDB70, _PDB_SEQRES = Role("pdb70", is_template=True), Role("pdb_seqres", is_template=True)
-_RNA: Final = tuple(Role(name, 10_000, is_rna=True) for name in ("rfam", "rnacentral", "nt"))
-_AF3: Final = (_UNIREF90, Role("mgnify", 5_000), Role("small_bfd", 5_000), _UNIPROT)
+_BFD: Final = (_role("bfd", joint="bfd_uniref"), _role("uniref30", joint="bfd_uniref"))
+_UNIREF90: Final = _role("uniref90", 10_000)
+_UNIPROT: Final = _role("uniprot", 50_000, pairs=True)
+_AF2: Final = (_UNIREF90, _role("mgnify", 501), *_BFD, _role("small_bfd"))
+_OPENFOLD: Final = (_UNIREF90, _role("mgnify", 5_000), *_BFD)
+_PDB70, _PDB_SEQRES = _role("pdb70", is_template=True), _role("pdb_seqres", is_template=True)
+_RNA: Final = tuple(_role(name, 10_000, is_rna=True) for name in ("rfam", "rnacentral", "nt"))
+_AF3: Final = (_UNIREF90, _role("mgnify", 5_000), _role("small_bfd", 5_000), _UNIPROT)
 _AF3_PROFILE: Final = ("uniref90", "small_bfd", "mgnify")
 _HMMER: Final = SearchConfig(max_hits=_ALL)
 

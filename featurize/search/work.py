@@ -116,7 +116,7 @@ class SearchTask:
     deadline: float = 3600.0
     scratch: str = ""
     stage: str = ""
-    is_remote: bool = False
+    dataset_uri: str = ""
     expected_memory: int = 0
 
     def work(self, in_hand: Callable[[str], None]) -> SearchResult:

@@ -35,7 +35,7 @@ class Act:
     unit_id: str
     act: str = ""
     expected_memory: int = 0
-    is_remote: bool = False
+    dataset_uri: str = ""
 
     def work(self, in_hand):
         in_hand(f"chain of {self.unit_id}")

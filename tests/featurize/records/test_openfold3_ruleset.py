@@ -18,6 +18,13 @@ from tests.featurize.records.allatom import (
 )
 from tests.loader.views.packs import entry_view, openfold3_cache, packs, read, recordings
 
+from evofeed.featurize.entries.molecules import (
+    Parts,
+    component_molecule,
+    component_parts,
+    ligand_parts,
+    molecule_graph,
+)
 from evofeed.featurize.records.rulesets.openfold3 import OpenFold3Rules, openfold3_section
 from evofeed.loader.views.openfold3.tables import openfold3_view
 from evofeed.protein.ruleset_section import EntryRefused, RulesetSection, placed
@@ -95,6 +102,41 @@ def test_the_view_of_a_record_is_the_view_of_openfold3s_own_tables(path: Path) -
     assert sorted_bonds(ours.bond_atom, ours.bond_type) == sorted_bonds(
         theirs.bond_atom, theirs.bond_type
     )
+
+
+def smiles(parts: Parts, conformer: np.ndarray) -> str:
+    """A molecule with the stereochemistry that heavy atoms have at these places."""
+    from rdkit import Chem
+
+    graph = Chem.RemoveAllHs(molecule_graph(parts))
+    Chem.RemoveStereochemistry(graph)
+    place = Chem.Conformer(len(conformer))
+    place.SetPositions(conformer.astype(np.float64))
+    graph.AddConformer(place)
+    Chem.AssignStereochemistryFrom3D(graph)
+    return str(Chem.MolToSmiles(graph))
+
+
+@pytest.mark.parametrize("pack", packs(), ids=lambda pack: pack.name)
+def test_conformers_are_of_the_stereoisomers_that_openfold3_has(pack: Path) -> None:
+    known = openfold3_cache(pack)["training_cache"]["reference_molecule_data"]
+    table = components(pack)
+    wanted_of = {code: about["canonical_smiles"] for code, about in known.items() if code in table}
+    small = [code for code in wanted_of if table[code].heavy.sum() < 30]
+    organic = [code for code in small if "->" not in wanted_of[code]]  # no metal's neighbours
+    assert len(organic) > 20
+    for code in organic:
+        wanted = wanted_of[code]
+        for conformer in component_molecule(table[code], 4).molecule.position:
+            assert smiles(component_parts(table[code]), conformer) == wanted, code
+
+
+def test_a_ligand_has_the_bonds_and_the_stereochemistry_of_its_atoms_in_the_entry() -> None:
+    path = next(one for one in RECORDED if one.stem == "1pfe")
+    entry, section = record(path.parents[2], "1pfe"), section_of(path)
+    (chain, *_) = np.flatnonzero(section.residue_name[section.chain_residue[:-1]] == "QUI").tolist()
+    parts = ligand_parts(entry, section, chain)
+    assert smiles(parts, parts.place) == "O=Cc1cnc2ccccc2n1"
 
 
 @pytest.mark.parametrize("pack", packs(), ids=lambda pack: pack.name)
