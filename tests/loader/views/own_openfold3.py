@@ -28,15 +28,19 @@ from evofeed.loader.views.openfold3.tables import openfold3_view
 from evofeed.protein.molecules import Molecule
 
 _UNUSED = {
+    "awscrt": {"checksums": None},
     "memory_profiler": {"profile": lambda function: function},
-    "func_timeout": {"FunctionTimedOut": TimeoutError, "func_timeout": None},
+    "func_timeout": {
+        "FunctionTimedOut": TimeoutError,
+        "func_timeout": lambda timeout, func, args: func(*args),
+    },
     "func_timeout.exceptions": {"FunctionTimedOut": TimeoutError},
     "kalign": {},
     "pdbeccdutils": {},
     "pdbeccdutils.core": {"ccd_reader": None},
     "pdbeccdutils.core.ccd_reader": {"Component": object},
 }
-"""What OpenFold3 imports and a sample without templates and new conformers does not call."""
+"""What OpenFold3 imports and a sample does not call, or can do without."""
 
 
 def openfold3_sample(

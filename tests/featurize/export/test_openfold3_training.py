@@ -1,0 +1,243 @@
+"""The set that OpenFold3 trains on, out of a dataset: read and sampled by its own training code."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import json
+import random
+import runpy
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from tests.featurize.entries.prepared_sets import openfold3_texts, write_openfold3_set
+from tests.featurize.records.allatom import openfold3_molecules, sorted_bonds
+from tests.loader.views.made_entries import made_templates
+from tests.loader.views.own_openfold3 import rdkit_molecule, stand_ins
+from tests.loader.views.packs import openfold3_cache, packs, read
+
+from evofeed.featurize.entries.input import EntriesInput
+from evofeed.featurize.entries.job import prepare_entries
+from evofeed.featurize.job import JobOptions
+from evofeed.loader.views.config import OpenFold3Config
+from evofeed.loader.views.openfold3.features import template_features
+from evofeed.protein.alignment import Alignment
+from evofeed.protein.residues import GAP
+
+ROOT = Path(__file__).parents[3]
+WRITE_SET = runpy.run_path(str(ROOT / "experiments/openfold3_training_set/write_set.py"))
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
+PACK = packs()[0]
+ENTRIES = ("1pfe", "2x1f")
+
+
+@pytest.fixture
+def openfold3(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its package can be found."""
+    monkeypatch.setattr(sys, "path", [*sys.path, str(ROOT / ".projects")])
+    stand_ins(monkeypatch)
+    pytest.importorskip("openfold3", reason="make projects")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Entries from their mmCIF files with OpenFold3's alignments, clusters and conformers."""
+    root = tmp_path_factory.mktemp("openfold3")
+    known = openfold3_cache(PACK)["training_cache"]["structure_data"]
+    clusters = []
+    (root / "cif").mkdir()
+    for entry in ENTRIES:
+        file = PACK / "inputs" / "mmcif" / f"{entry}.cif.gz"
+        (root / "cif" / file.name).write_bytes(file.read_bytes())
+        for chain in known[entry]["chains"].values():
+            clusters.append(f"{chain['cluster_id']}\t{entry.upper()}_{chain['entity_id']}\n")
+            if name := chain["alignment_representative_id"]:
+                (root / "msa" / name).mkdir(parents=True, exist_ok=True)
+                for source, text in openfold3_texts(PACK, name).items():
+                    (root / "msa" / name / f"{source}.a3m").write_text(text)
+    (root / "clusters.tsv").write_text("".join(clusters))
+    (dictionary,) = (PACK / "components").glob("components.cif*")
+    source = EntriesInput(
+        structures=str(root / "cif"),
+        alignments=str(root / "msa"),
+        components=str(dictionary),
+        clusters=str(root / "clusters.tsv"),
+        projects=("openfold3",),
+        conformers=1,
+    )
+    report = prepare_entries(
+        source,
+        str(root / "data"),
+        options=JobOptions(executor="local", workers=1),
+        molecules={"openfold3": openfold3_molecules(PACK)},
+    )
+    assert report.state == "published", report.message
+    return root / "data"
+
+
+def own_dataset(settings: Path, tokens: int = 64, **config: Any) -> Any:
+    """OpenFold3's training dataset of a settings file, by its own classes of settings."""
+    entry = importlib.import_module("openfold3.entry_points.validator")
+    configs = importlib.import_module("openfold3.projects.of3_all_atom.config.dataset_configs")
+    pdb = importlib.import_module("openfold3.core.data.framework.single_datasets.pdb")
+    read = entry.TrainingExperimentConfig(**yaml.safe_load(settings.read_text()))
+    ((name, spec),) = read.dataset_configs["train"].items()
+    spec["config"] |= {"dataset_paths": read.dataset_paths[name]}
+    spec["config"] |= {"crop": {"token_crop": {"enabled": True, "token_budget": tokens}}, **config}
+    made = configs.TrainingDatasetSpec.model_validate({**spec, "name": name, "mode": "train"})
+    return getattr(pdb, made.dataset_class)(made.config)
+
+
+def test_structures_cache_and_rows_are_those_that_openfold3_prepared(
+    openfold3: None, data: Path, tmp_path: Path
+) -> None:
+    ours, theirs = tmp_path / "ours", tmp_path / "theirs"
+    names = WRITE_SET["main"](str(data), str(ours))
+    assert [name.partition("-")[0] for name in names] == [*ENTRIES]
+    arrays = importlib.import_module("openfold3.core.data.io.structure.atom_array")
+    caches = importlib.import_module("openfold3.core.data.io.dataset_cache")
+    rows = importlib.import_module("openfold3.core.data.io.sequence.msa")
+    write_openfold3_set(theirs, PACK, ENTRIES)
+    own = caches.read_datacache(ours / "training_cache.json")
+    wanted = openfold3_cache(PACK)["training_cache"]
+    kinds: list[tuple[Any, Any]] = []
+    for name in names:
+        entry = name.partition("-")[0]
+        about, known = own.structure_data[name], wanted["structure_data"][entry]
+        made = arrays.read_atomarray_from_npz(ours / "structure_files" / name / f"{name}.npz")
+        recorded = read(PACK / "openfold3" / "structure" / f"{entry}.npz", "atom.").arrays
+        for key in made.get_annotation_categories():
+            assert np.array_equal(getattr(made, key), recorded[key]), key
+        np.testing.assert_allclose(made.coord, recorded["coord"], rtol=0, atol=1e-5)
+        bonds = [one.astype(np.int64) for one in (made.bonds.as_array(), recorded["bonds"])]
+        assert len({str(sorted_bonds(one[:, :2], one[:, 2])) for one in bonds}) == 1
+        assert (about.release_date, about.resolution) == (
+            known["release_date"],
+            known["resolution"],
+        )
+        assert about.interfaces.keys() == known["interfaces"].keys()
+        assert about.chains.keys() == known["chains"].keys()
+        for title, chain in known["chains"].items():
+            mine = vars(about.chains[title])
+            if representative := chain["alignment_representative_id"]:
+                files = [ours / "alignment_arrays" / f"{mine['alignment_representative_id']}.npz"]
+                tables = rows.parse_msas_preparsed(files)
+                files = [theirs / "alignment_arrays" / f"{representative}.npz"]
+                for source, table in rows.parse_msas_preparsed(files).items():
+                    assert np.array_equal(tables[source].msa, table.msa)
+                    assert np.array_equal(tables[source].deletion_matrix, table.deletion_matrix)
+            same = "label_asym_id auth_asym_id entity_id molecule_type reference_mol_id".split()
+            assert {key: mine[key] for key in same} == {key: chain[key] for key in same}
+            kinds.append((mine["cluster_id"], chain["cluster_id"]))
+        for title, pair in known["interfaces"].items():
+            kinds.append((about.interfaces[title].cluster_id, pair["cluster_id"]))
+    assert len(set(kinds)) == len({one for one, _ in kinds}) == len({two for _, two in kinds})
+    sizes = Counter(one for one, _ in kinds)
+    for about in own.structure_data.values():
+        for one in [*about.chains.values(), *about.interfaces.values()]:
+            assert one.cluster_size == sizes[one.cluster_id]
+    for title, about in own.reference_molecule_data.items():
+        known = wanted["reference_molecule_data"][title]
+        same = ["canonical_smiles", "fallback_conformer_source", "fallback_conformer_pdb_id"]
+        assert {key: getattr(about, key) for key in same} == {key: known[key] for key in same}
+
+
+def test_openfold3s_training_dataset_draws_of_it_what_it_draws_of_its_own_set(
+    openfold3: None, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, theirs = tmp_path / "ours", tmp_path / "theirs"
+    WRITE_SET["main"](str(data), str(ours))
+    write_openfold3_set(theirs, PACK, ENTRIES)
+    (theirs / "reference_mols").mkdir()
+    text = (ours / "training.yml").read_text().replace(str(ours), str(theirs))
+    (theirs / "training.yml").write_text(text)
+    for folder in (ours, theirs):  # stored conformers, which are no random ones
+        cache = json.loads((folder / "training_cache.json").read_text())
+        for one in cache["reference_molecule_data"].values():
+            one["conformer_gen_strategy"] = "use_fallback"
+        (folder / "training_cache.json").write_text(json.dumps(cache, indent=1))
+    module = importlib.import_module("openfold3.core.data.pipelines.sample_processing.conformer")
+    molecules, as_it_reads = openfold3_molecules(PACK), module.read_single_annotated_sdf
+
+    def molecule(file: Path) -> Any:
+        if file.is_relative_to(ours):
+            return as_it_reads(file)
+        return rdkit_molecule(molecules[file.stem], PACK, file.stem)
+
+    monkeypatch.setattr(module, "read_single_annotated_sdf", molecule)
+    sets = [own_dataset(folder / "training.yml") for folder in (ours, theirs)]
+    points = [
+        {
+            (entry.partition("-")[0], str(chains)): row
+            for row, (entry, chains, *_) in enumerate(one.datapoint_cache.to_numpy().tolist())
+        }
+        for one in sets
+    ]
+    assert points[0].keys() == points[1].keys() and len(points[0]) > 8
+    for point, row in points[0].items():
+        one, two = (sample(d, r) for d, r in zip(sets, (row, points[1][point]), strict=True))
+        assert one.keys() == two.keys()
+        for key, value in one.items():
+            atol = 2e-3 if key == "ref_pos" else 1e-5  # conformers have four decimals in a file
+            torch.testing.assert_close(value, two[key], rtol=0, atol=atol, msg=key)
+
+
+def test_templates_older_than_an_entry_are_in_its_sample(
+    openfold3: None, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = WRITE_SET["WrittenSet"](str(data), tmp_path)
+    alignment = written.entries.alignment
+    dates = ("1990-01-01", "1991-01-01", "2030-01-01")
+
+    def with_templates(name: str) -> Alignment:
+        found = alignment(name)
+        made = made_templates(found.num_columns)
+        return found.with_templates(dataclasses.replace(made, date=dates))
+
+    monkeypatch.setattr(written.entries, "alignment", with_templates)
+    for number, name in enumerate(written.entries):
+        written.add(number, name)
+    written.finish()
+    dataset = own_dataset(tmp_path / "training.yml", 128, template={"take_top_k": True})
+    protein = dataset.datapoint_cache["pdb_id"].tolist().index("2x1f-1")
+    theirs = dataset[protein]
+    there = theirs["is_protein"].numpy() > 0
+    columns = theirs["residue_index"].numpy()[there] - 1
+    templates = made_templates(int(columns.max()) + 1)
+    restype = np.full((4, 128), GAP, np.uint8)
+    position = np.full((4, 128, 4, 3), np.nan, np.float32)
+    restype[:2, there] = templates.restype[:2, columns]
+    position[:2, there] = templates.position[:2, columns]
+    position[restype == GAP] = np.nan
+    packed = {"template_restype": restype, "template_position": position}
+    ours = template_features(
+        {name: torch.from_numpy(one) for name, one in packed.items()}
+        | {"asym_id": theirs["asym_id"]},
+        OpenFold3Config(token_budget=128),
+    )
+    assert ours["template_distogram"].sum() > 100
+    for name, value in ours.items():
+        torch.testing.assert_close(value, theirs[name], rtol=0, atol=2e-6, msg=name)
+
+
+def sample(dataset: Any, row: int) -> dict[str, torch.Tensor]:
+    """Tensors of a datapoint, by their names in all."""
+    random.seed(7)
+    np.random.seed(7)
+    torch.manual_seed(7)
+    return dict(flat(dataset[row], ""))
+
+
+def flat(features: dict[Any, Any], name: str) -> Any:
+    """Tensors of dictionaries in each other."""
+    for key, value in features.items():
+        if isinstance(value, dict):
+            yield from flat(value, f"{name}{key}.")
+        elif isinstance(value, torch.Tensor):
+            yield f"{name}{key}", value
