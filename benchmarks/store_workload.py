@@ -14,7 +14,6 @@ import numpy as np
 from evofeed.protein.chain_record import ChainRecord
 from evofeed.protein.residue_geometry import ATOM37_MASK
 from evofeed.protein.residues import GAP, RESTYPES
-from evofeed.store.convert import profile_counts
 
 TEMPLATES = 4
 
@@ -46,7 +45,7 @@ def workload_chain(number: int) -> ChainRecord:
         msa_source=np.sort(rng.integers(0, 3, N)).astype(np.uint8),
         msa_sources=("bfd_uniclust_hits.a3m", "mgnify_hits.sto", "uniref90_hits.sto"),
         msa_species=("",) * N,
-        hhblits_profile_counts=profile_counts(msa),
+        hhblits_profile_counts=(msa[:, :, None] == np.arange(GAP + 1)).sum(0).astype(np.int32),
         all_atom_positions=positions[0],
         all_atom_mask=mask[0],
         template_aatype=template_aatype.astype(np.uint8),

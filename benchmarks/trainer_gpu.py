@@ -5,7 +5,7 @@
     PYTHONPATH=src python benchmarks/trainer_gpu.py --out OUT --preset tiny --chains 8 --steps 20
 
 Needs what training needs: torch, triton, numpy, numba, pyarrow, xxhash, safetensors,
-PyYAML; matplotlib for the picture, if there. Several cells in one call:
+PyYAML. Several cells in one call:
 
     ... --cells bf16:fused bf16:torch fp32:torch
 
@@ -52,9 +52,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument(
-        "--out", type=Path, required=True, help="folder for JSON, table and picture"
-    )
+    parser.add_argument("--out", type=Path, required=True, help="folder for JSON, table and page")
     parser.add_argument("--preset", default="initial_training")
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--chains", type=int, default=24)
@@ -164,6 +162,7 @@ def batch_size(cell: str) -> int:
 def run_cell(options: argparse.Namespace, cell: str) -> None:
     import torch
 
+    from evofeed.trainer.report.page import write_page
     from evofeed.trainer.report.run_report import report_rows, write_report
     from evofeed.trainer.run.train import train
 
@@ -193,7 +192,7 @@ def run_cell(options: argparse.Namespace, cell: str) -> None:
     print(table, flush=True)
     with (options.out / "trainer_gpu.txt").open("a") as file:
         file.write(table)
-    _picture(scratch, options.out / f"trainer_gpu.{name}.png")
+    write_page([scratch], options.out / f"trainer_gpu.{name}.html")
     keep(options, cell_row(options, cell, report))
     left = report["breakdown"]["unaccounted_share"]
     if abs(left) > MOST_UNACCOUNTED:
@@ -317,15 +316,6 @@ def _step_seconds(folder: Path) -> list[dict[str, Any]]:
         {"step": line["step"], "recycles": line.get("recycles"), "seconds": line["seconds"]}
         for line in read_steps(folder)
     ]
-
-
-def _picture(folder: Path, path: Path) -> None:
-    try:
-        from evofeed.trainer.report.run_report import plot_report
-
-        plot_report(folder, path)
-    except ImportError:
-        print("no matplotlib: the picture is left out", flush=True)
 
 
 if __name__ == "__main__":

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from evofeed.base.errors import EvofeedError, InputError, NoProtein, UnusedInput
 from evofeed.featurize.config import FeaturizeConfig
-from evofeed.featurize.formats.reading import FileRef, file_ref, read_bytes
+from evofeed.featurize.formats.reading import FileRef
 from evofeed.featurize.inputs.clusters import NO_CLUSTER, cluster_sizes
 from evofeed.featurize.inputs.discovery import discover
 from evofeed.featurize.inputs.queries import query_of
 from evofeed.featurize.inputs.roads.parts import read_part
-from evofeed.featurize.inputs.side_files import first_file
 from evofeed.featurize.inputs.sources import SUBFOLDERS, ChainSource, Role, why_unread
-from evofeed.featurize.records.chain import chain_in, featurize_chain
+from evofeed.featurize.records.chain import chain_in
 from evofeed.featurize.structures.left_out import in_words
 from evofeed.featurize.structures.structure import Structure
 from evofeed.featurize.structures.structure_files import parse_structure
@@ -26,7 +24,6 @@ from evofeed.featurize.structures.wwpdb import DEVIATIONS, deviations
 from evofeed.protein.residues import RESTYPES
 
 Severity = Literal["error", "warning", "info"]
-Depth = Literal["names", "queries", "full"]
 _EXAMPLES = 5
 
 _KINDS: dict[str, tuple[Severity, str]] = {
@@ -47,9 +44,7 @@ _KINDS: dict[str, tuple[Severity, str]] = {
     "odd letters": ("info", "not one of the twenty: X to the model"),
     "something left out": ("info", "not read; the chain's record says so"),
     "not flattened": ("info", "read as it is; OpenFold would train on empty alignments"),
-    "not in chain_data_cache.json": ("warning", "OpenFold's sampler would leave it out"),
     "in no cluster": ("warning", "its cluster size will be unknown, -1"),
-    "in chain_data_cache.json only": ("info", "the cache has chains this input lacks"),
     **{kind: ("warning", what) for kind, what in DEVIATIONS.items()},
 }
 
@@ -70,7 +65,6 @@ class CheckReport:
     """What `check_input` found; errors mean that chains will be missing."""
 
     uri: str
-    depth: Depth
     chains: int = 0
     with_structure: int = 0
     with_alignments: int = 0
@@ -81,8 +75,6 @@ class CheckReport:
     """Ligands, glycans, nucleic acids, waters by structure file: `kind component chain count`."""
     rulesets: dict[str, dict[str, int]] = field(default_factory=dict)
     """By all-atom project, if asked for: how often it takes an entry, leaves out what, why."""
-    spreads: dict[str, list[float]] = field(default_factory=dict)
-    """For plots: residues, resolution and year of release of the chains that say them."""
 
     @property
     def ok(self) -> bool:
@@ -105,7 +97,7 @@ class CheckReport:
 
     def to_dict(self) -> dict[str, Any]:
         """As plain JSON-ready values."""
-        names = ("uri", "depth", "chains", "with_structure", "with_alignments", "residues")
+        names = ("uri", "chains", "with_structure", "with_alignments", "residues")
         return {
             **{name: getattr(self, name) for name in (*names, "input_bytes", "ok")},
             "left_out": self.left_out,
@@ -120,18 +112,13 @@ def check_input(
     uri: str,
     *,
     config: FeaturizeConfig | None = None,
-    depth: Depth = "queries",
     clusters: str = "",
-    progress: Callable[[int, int], None] | None = None,
     **places: Any,
 ) -> CheckReport:
     """Look an input over without making anything.
 
     Args:
-        depth: `names` lists files only; `queries` also parses structures and the
-            query of each alignment; `full` featurizes every chain and forgets it.
         clusters: file of sequence clusters, to be compared with the chains.
-        progress: called with chains done and chains in all.
         places: `structure_dir`, `template_mmcif_dir`, … as for `discover`.
 
     Raises:
@@ -139,17 +126,16 @@ def check_input(
     """
     problems: list[InputError] = []
     sources = discover(uri, problems=problems, **places)
-    report = CheckReport(uri, depth, chains=len(sources))
+    report = CheckReport(uri, chains=len(sources))
     for problem in problems:
         report.add(_kind_of(problem), str(problem))
     _check_ids(sources, report)
-    _check_cache(uri, sources, report)
     if clusters:
         for chain_id, size in cluster_sizes(clusters, sources).items():
             if size == NO_CLUSTER:
                 report.add("in no cluster", chain_id)
-    check = _Check(config or FeaturizeConfig(), depth, report)
-    for done, source in enumerate(sources, 1):
+    check = _Check(config or FeaturizeConfig(), report)
+    for source in sources:
         try:
             check.chain(source)
         except NoProtein as error:
@@ -157,8 +143,6 @@ def check_input(
         except EvofeedError as error:
             error.item = error.item or source.chain_id
             report.add("chain cannot be featurized", str(error))
-        if progress is not None:
-            progress(done, len(sources))
     return report
 
 
@@ -176,29 +160,11 @@ def _check_ids(sources: list[ChainSource], report: CheckReport) -> None:
             report.add("ids differ only in case", f"{other} and {source.chain_id}")
 
 
-def _check_cache(uri: str, sources: list[ChainSource], report: CheckReport) -> None:
-    root = Path(str(uri).removeprefix("file://"))
-    path = first_file(root, ("chain_data_cache.json", "data_caches/chain_data_cache.json"))
-    if path is None:
-        return
-    try:
-        cached = set(json.loads(read_bytes(file_ref(path))))
-    except (ValueError, TypeError) as error:
-        report.add("bad id or unreadable file", f"{path}: {error}")
-        return
-    ids = {source.chain_id for source in sources}
-    for name in sorted(ids - cached):
-        report.add("not in chain_data_cache.json", name)
-    for name in sorted(cached - ids):
-        report.add("in chain_data_cache.json only", name)
-
-
 @dataclass(slots=True)
 class _Check:
     """Looks at chains one after the other; those of an entry follow each other, so one is kept."""
 
     config: FeaturizeConfig
-    depth: Depth
     report: CheckReport
     last: dict[str, Structure | InputError] = field(default_factory=dict)
 
@@ -225,10 +191,7 @@ class _Check:
         has_hits = any(role in ("hhr", "hmmsearch") for role, _ in files)
         if source.template_mmcif_dir is None and has_hits:
             report.add("template hits, but no template structures", chain_id)
-        if self.depth == "full":
-            self._sequence(chain_id, featurize_chain(source, self.config).sequence)
-        elif self.depth == "queries":
-            self._queries(source, alignments)
+        self._queries(source, alignments)
 
     def _queries(self, source: ChainSource, alignments: Sequence[tuple[Role, FileRef]]) -> None:
         report, chain_id, sequence = self.report, source.chain_id, source.sequence
@@ -244,11 +207,6 @@ class _Check:
                 report.add("chain is not in its structure", text)
                 return
             sequence = chains[name]
-            if structure.resolution:
-                report.spreads.setdefault("resolution, Å", []).append(structure.resolution)
-            if structure.release_date:
-                year = float(structure.release_date[:4])
-                report.spreads.setdefault("year of release", []).append(year)
         for role, file in alignments:
             query = query_of(read_part(file, self.config.caps), role, path=file.path)
             sequence = sequence or query
@@ -262,7 +220,6 @@ class _Check:
 
     def _sequence(self, chain_id: str, sequence: str) -> None:
         self.report.residues += len(sequence)
-        self.report.spreads.setdefault("residues", []).append(len(sequence))
         if odd := "".join(sorted(set(sequence) - set(RESTYPES))):
             self.report.add("odd letters", f"{chain_id}: {odd}")
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from evofeed.base.options import Json, picture_name
+from evofeed.base.options import Json
 
 if TYPE_CHECKING:
     from evofeed.featurize.check import CheckReport
@@ -63,9 +63,7 @@ def featurize(
     msa_budget: Annotated[
         float, typer.Option(min=0, help="Rows x residues per chain, e.g. 5e7; 0 keeps all.")
     ] = 0,
-    residue_crop: Annotated[int, typer.Option(min=0, help="Residue window; 0 is whole.")] = 0,
-    views: Annotated[int, typer.Option(min=1, help="Windows of a longer chain.")] = 1,
-    seed: Annotated[int, typer.Option(help="Of the windows.")] = 0,
+    seed: Annotated[int, typer.Option(help="Of the rows that stay.")] = 0,
     deadline: Annotated[float, typer.Option(min=0.1, help="Seconds a chain may take.")] = 600,
     memory: Annotated[int, typer.Option(min=1, help="MiB a chain may take.")] = 8192,
     max_broken: Annotated[
@@ -76,12 +74,6 @@ def featurize(
             help="Publish nothing if a larger share is broken; by default 0.05 from 20 chains on.",
         ),
     ] = None,
-    shard_mib: Annotated[
-        int, typer.Option(min=0, help="Join small shards to this many MiB; 0 leaves them.")
-    ] = 128,
-    check_content: Annotated[
-        bool, typer.Option("--check-content", help="Do not believe size and time of known inputs.")
-    ] = False,
     as_json: Json = False,
 ) -> None:
     """Featurize every chain of INPUT and publish them as a snapshot of DATASET.
@@ -115,8 +107,6 @@ def featurize(
         crop = CropConfig(
             max_msa_rows=max_msa_rows or None,
             msa_budget=msa_budget or None,
-            residue_crop=residue_crop or None,
-            views=views,
             seed=seed,
         )
         options = JobOptions(
@@ -130,8 +120,6 @@ def featurize(
             deadline=deadline,
             memory=memory << 20,
             max_broken=max_broken,
-            shard_nbytes=shard_mib << 20,
-            check_content=check_content,
         )
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
@@ -188,17 +176,13 @@ def check(
     components: Annotated[
         str, typer.Option(help="components.cif: counts what all-atom rules leave out, too.")
     ] = "",
-    plot: Annotated[
-        Path | None,
-        typer.Option(callback=picture_name, help="Picture of what is there and what is amiss."),
-    ] = None,
     as_json: Json = False,
 ) -> None:
     """Look an input over and say what a job would make of it; makes nothing of it.
 
     Exit code 1 if there are errors.
 
-    Example: evofeed check raw/ --plot raw.png
+    Example: evofeed check raw/
     """
     from evofeed.featurize.check import check_input
     from evofeed.featurize.entries.input import structure_files
@@ -211,10 +195,6 @@ def check(
     found = check_input(input_uri, clusters=clusters, **finder)
     if components:
         found.rulesets = count_left_out(structure_files(structures or input_uri), components)
-    if plot:
-        from evofeed.viz import draw_check
-
-        draw_check(found.to_dict(), found.spreads, plot)
     if as_json:
         print(json.dumps(found.to_dict()))
     else:

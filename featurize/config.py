@@ -195,13 +195,9 @@ class CropConfig(Config):
     are the best hits of the first alignment file (High-Flyer). The query always stays."""
     max_templates: int | None = None
     """Templates kept per chain; None is all of the record's."""
-    residue_crop: int | None = None
-    """Residues of a window; None keeps chains whole."""
-    views: int = 1
-    """Windows cut from a chain that is longer than `residue_crop`."""
     seed: int = 0
-    """Windows are a pure function of this, the chain's id and the view."""
+    """Of the rows, which are a pure function of this and the chain's id."""
 
     def __post_init__(self) -> None:
-        check_numbers(self, "max_msa_rows", "msa_budget", "residue_crop", "views", least=1)
+        check_numbers(self, "max_msa_rows", "msa_budget", least=1)
         check_numbers(self, "max_templates", least=0)

@@ -11,11 +11,7 @@ import typer
 
 from evofeed.base.options import Json, group
 
-jobs = group(
-    "Featurize jobs: status, cancel, retry, run.\n\nExample: evofeed jobs status data/ --watch"
-)
-
-_LOOK = 1.0  # seconds between looks of `status --watch`
+jobs = group("Featurize jobs: status, cancel, retry, run.\n\nExample: evofeed jobs status data/")
 
 _Where = Annotated[str, typer.Argument(help="Dataset, ledger file or SQLAlchemy URL.")]
 _JobId = Annotated[str, typer.Option("--job", help="Job id or its beginning; the newest if empty.")]
@@ -74,26 +70,16 @@ def _line(status: dict[str, Any]) -> str:
         f"{status['chains_good']}/{status['num_chains']} good, {status['chains_broken']} broken  "
         f"{status['dataset_uri']}"
     )
-    if status.get("seconds_left") is not None and status["state"] == "running":
-        text += f"  ETA {status['seconds_left'] // 60}:{status['seconds_left'] % 60:02d}"
     return f"{text}  ({status['message']})" if status["message"] else text
 
 
 @jobs.command()
-def status(
-    where: _Where,
-    job_id: _JobId = "",
-    watch: Annotated[bool, typer.Option("--watch", help="Until the job is over.")] = False,
-    as_json: Json = False,
-) -> None:
+def status(where: _Where, job_id: _JobId = "", as_json: Json = False) -> None:
     """How the jobs of a dataset stand.
 
-    Example: evofeed jobs status data/ --watch
+    Example: evofeed jobs status data/
     """
     ledger = _open(where)
-    if watch:
-        _watch(ledger, _pick(ledger, job_id), as_json)
-        return
     found = [ledger.job(job_id)] if job_id else ledger.jobs()
     statuses = [_status(ledger, job) for job in found]
     if job_id and not as_json:
@@ -102,21 +88,6 @@ def status(
         print(json.dumps(statuses))
     else:
         print("\n".join(map(_line, statuses)) or "no job yet: start one with `evofeed featurize`")
-
-
-def _watch(ledger: Any, job: Any, as_json: bool) -> None:
-    """A line a second until the job is over, with the time left at the pace since we look."""
-    began, first = time.monotonic(), None
-    while True:
-        now = _status(ledger, job)
-        first = now["share"] if first is None else first
-        done, left = now["share"] - first, 1 - now["share"]
-        pace = done / (time.monotonic() - began)
-        now["seconds_left"] = round(left / pace) if pace > 0 else None
-        print(json.dumps(now) if as_json else _line(now), flush=True)
-        if now["state"] != "running":
-            return
-        time.sleep(_LOOK)
 
 
 def _details(ledger: Any, status: dict[str, Any]) -> None:
@@ -147,12 +118,7 @@ def cancel(where: _Where, job_id: _JobId = "", as_json: Json = False) -> None:
 
 
 @jobs.command()
-def retry(
-    where: _Where,
-    job_id: _JobId = "",
-    only_mark: Annotated[bool, typer.Option("--only-mark", help="Do not run it now.")] = False,
-    as_json: Json = False,
-) -> None:
+def retry(where: _Where, job_id: _JobId = "", as_json: Json = False) -> None:
     """Give the broken chains of a job another chance, then run it.
 
     Example: evofeed jobs retry data/
@@ -164,11 +130,8 @@ def retry(
         result = {"job_id": job.job_id, "chains": 0}
         print(json.dumps(result) if as_json else f"no broken chain in job {job.job_id[:12]}")
         return
-    count = sum(ledger.retry(part) for part in parts if ledger.chains(part))
-    if only_mark:
-        result = {"job_id": job.job_id, "chains": count}
-        print(json.dumps(result) if as_json else f"{count} chains of {job.job_id[:12]} to do again")
-        return
+    for part in parts:
+        ledger.retry(part)
     _run(ledger, job, where, as_json)
 
 

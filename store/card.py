@@ -14,9 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from evofeed.base.files import write_atomic
-from evofeed.store.croissant import croissant
 from evofeed.store.dataset import Dataset
-from evofeed.store.manifest import Manifest
 from evofeed.store.statistics import column_statistics
 
 _EXAMPLES: Final = 3
@@ -82,7 +80,6 @@ class DataCard:
     left_out: tuple[LeftOut, ...]
     notes: tuple[LeftOut, ...]
     settings: dict[str, str]
-    manifest: Manifest
 
     @property
     def num_left_out(self) -> int:
@@ -90,31 +87,16 @@ class DataCard:
         return sum(kind.count for kind in self.left_out)
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready values; of the manifest only what is above."""
-        names = (field.name for field in dataclasses.fields(self) if field.name != "manifest")
-        values = {name: getattr(self, name) for name in names}
-        for what in ("left_out", "notes"):
-            values[what] = tuple(dataclasses.asdict(kind) for kind in values[what])
-        return values
-
-    def to_croissant(self) -> dict[str, Any]:
-        """The card as Croissant 1.0 JSON-LD (MLCommons), which catalogues of data sets read."""
-        return croissant(
-            self.manifest,
-            name=self.name,
-            description=self.description or self.summary(),
-            license_name=self.license,
-            url=self.url,
-        )
+        """JSON-ready values."""
+        return dataclasses.asdict(self)
 
     def write(self, folder: Path) -> list[str]:
-        """Write `README.md`, `croissant.json` and `card.png`, the plots; their paths."""
+        """Write `README.md` and `card.png`, the plots; their paths."""
         from evofeed.viz import draw_card
 
         picture = draw_card(self.to_dict(), folder / "card.png")
         write_atomic(folder / "README.md", self.to_markdown(picture.name))
-        write_atomic(folder / "croissant.json", json.dumps(self.to_croissant(), indent=1) + "\n")
-        return [str(folder / file) for file in ("README.md", "croissant.json", picture.name)]
+        return [str(folder / file) for file in ("README.md", picture.name)]
 
     def summary(self) -> str:
         """One sentence."""
@@ -223,7 +205,6 @@ def dataset_card(
         left_out=by_reason(dropped),
         notes=by_reason(every_note),
         settings=dict(list(_flat(manifest.config))[:_MOST_SETTINGS]),
-        manifest=manifest,
     )
 
 

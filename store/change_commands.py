@@ -231,25 +231,6 @@ def copy(
         _published(copy_dataset(uri, target, snapshot=snapshot), as_json)
 
 
-@changes.command()
-def convert(
-    uri: Uri,
-    files: Annotated[list[str], typer.Argument(help="Feature files: .npz, .pkl[.gz|.xz].")],
-    trusted_pickle: Annotated[
-        bool, typer.Option("--trusted-pickle", help="You made these pickles yourself.")
-    ] = False,
-    as_json: Json = False,
-) -> None:
-    """Publish OpenFold raw feature files as a new dataset.
-
-    Example: evofeed snapshots convert data/ features/*.npz
-    """
-    from evofeed.store.convert import convert as publish
-
-    with wrong_call():
-        _published(publish(files, uri, trusted_pickle=trusted_pickle), as_json)
-
-
 def _published(snapshot: Any, as_json: bool) -> None:
     manifest = snapshot.manifest
     values = {

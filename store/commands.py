@@ -88,9 +88,7 @@ def chains(uri: Uri, snapshot: RefName = "main", as_json: Json = False) -> None:
 @snapshots.command()
 def card(
     uri: Uri,
-    out: Annotated[
-        Path | None, typer.Option(help="Folder for README.md, croissant.json and card.png.")
-    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for README.md and card.png.")] = None,
     snapshot: RefName = "main",
     name: Annotated[str, typer.Option(help="Of the data set.")] = "",
     description: Annotated[str, typer.Option(help="In a sentence or two.")] = "",
@@ -103,7 +101,7 @@ def card(
 ) -> None:
     """A data card: what a snapshot holds, what was left out and why.
 
-    With --out it is written as Markdown, with plots, and as Croissant JSON-LD.
+    With --out it is written as Markdown, with plots.
 
     Example: evofeed snapshots card data/ --out card/ --license CC-BY-4.0
     """

@@ -30,7 +30,6 @@ from evofeed.store.history import (
     list_snapshots,
     read_manifest,
 )
-from evofeed.store.http import HttpStorage
 from evofeed.store.index import check_spans, read_index
 from evofeed.store.layout import CHAIN
 from evofeed.store.manifest import REPAIR, Manifest
@@ -197,11 +196,8 @@ class Dataset:
         chains = [self.spans.row(chain) for chain in ids]
         if isinstance(self.storage, LocalStorage) or len(chains) < 2:
             return [one(row, self.spans.read_span(row)) for row in chains]
-        runs = self.spans.runs(chains)  # neighbours cross the network together
-        with ThreadPoolExecutor(min(len(runs), REMOTE_READS)) as pool:  # waiting, not computing
-            parts = pool.map(self.spans.read_run, runs)
-            spans = {row: span for part in parts for row, span in part.items()}
-        return [one(row, spans[row]) for row in chains]
+        with ThreadPoolExecutor(REMOTE_READS) as pool:  # waiting, not computing
+            return list(pool.map(one, chains, pool.map(self.spans.read_span, chains)))
 
     def snapshots(self) -> list[Snapshot]:
         """Every snapshot of this dataset, children before their parents.
@@ -236,11 +232,10 @@ class Dataset:
         except StoreError as error:
             faults.append(error)
         for spans in groups:
-            for row, span in self._every_span(spans):
+            for row in range(len(spans)):
                 try:
-                    if isinstance(span, StoreError):
-                        faults.append(span)
-                    elif deep:
+                    span = spans.read_span(row)
+                    if deep:
                         spans.decoder(row, span).record()
                 except StoreError as error:
                     faults.append(error)
@@ -256,20 +251,6 @@ class Dataset:
             except StoreError as error:
                 faults.append(error)
         return faults
-
-    def _every_span(self, spans: Spans) -> Iterator[tuple[int, np.ndarray | StoreError]]:
-        """Each chain's bytes, or why they cannot be had; neighbours together across a network."""
-        local = isinstance(self.storage, LocalStorage)
-        rows = range(len(spans))
-        for run in [[row] for row in rows] if local else spans.runs(rows):
-            try:
-                yield from spans.read_run(run).items()
-            except StoreError:
-                for row in run:
-                    try:
-                        yield row, spans.read_span(row)
-                    except StoreError as error:
-                        yield row, error
 
 
 def check_shard(data: bytes, name: str, sha256: str, path: str) -> None:
@@ -306,6 +287,4 @@ def checked_index(storage: Storage, digest: str, manifest: Manifest) -> pa.Table
 
 def _reopen(storage: Storage, digest: str) -> Dataset:
     manifest = read_manifest(storage, digest)
-    if isinstance(storage, HttpStorage):
-        storage.links.expect(entry.name for entry in manifest.shards)
     return Dataset(storage, digest, manifest, checked_index(storage, digest, manifest))

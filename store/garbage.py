@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -104,22 +103,6 @@ def _collect(
                 lease.renew()
             storage.delete(item.key)
     return GcReport(removed, young, held, dry_run)
-
-
-def sweep(storage: Storage, keys: Iterable[str], *, job: str) -> list[str]:
-    """Remove those of these files that no ref needs, whatever their age; which they were.
-
-    For a job that knows its own leftovers and holds the lease `job`. Nothing is removed
-    while another job runs on the dataset.
-    """
-    with leases.hold(storage, "gc", job):  # its name says whose it was, should we die here
-        if leases.living(storage, "job", besides=job):
-            return []
-        needed = _reachable(storage, [ref.digest for ref in list_refs(storage)], True)
-        gone = [key for key in keys if key not in needed]
-        for key in gone:
-            storage.delete(key)
-        return gone
 
 
 def _is_ref(key: str) -> bool:

@@ -3,21 +3,18 @@
     refs/main                          GET base/refs/main
     snapshots/<digest>/manifest.json   GET base/snapshots/<digest>
     snapshots/<digest>/index.arrow     GET base/snapshots/<digest>/index, others likewise
-    shards/<name>                      GET base/shards/<name>, Range; or a link to it
+    shards/<name>                      GET base/shards/<name>, Range
 
 What arrives is checked by the caller against manifest and index.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable
 from typing import Any
 from urllib.parse import quote, urlsplit
 
 from evofeed.base.errors import AccessDenied, ShardMissing, StoreError
 from evofeed.store.http_connection import FIRST_WAIT, Answer, HttpConnection
-from evofeed.store.links import Links
 from evofeed.store.storage import ReadOnlyStorage
 
 
@@ -33,16 +30,11 @@ class HttpStorage:
         url: str,
         token: str | None = None,
         first_wait: float = FIRST_WAIT,
-        *,
-        shards: Iterable[str] = (),
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._uri, self._token = url.rstrip("/"), token
         self._http = HttpConnection(self._uri, token, first_wait=first_wait)
         path = urlsplit(self._uri).path
         self._base = path if path.startswith("/v1/") else f"/v1{path}"
-        self.links = Links(self._http, f"{self._base}/urls", clock)
-        self.links.expect(shards)
 
     @property
     def uri(self) -> str:
@@ -50,7 +42,7 @@ class HttpStorage:
         return self._uri
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _opened, (self._uri, self._token, self.links.shards)
+        return HttpStorage, (self._uri, self._token)
 
     def read(self, key: str) -> bytes:
         """All bytes of a file."""
@@ -68,11 +60,6 @@ class HttpStorage:
             )
         out[:] = data
 
-    def forget(self, key: str) -> None:
-        """Follow no link for a while: what came that way was wrong."""
-        if key.startswith("shards/"):
-            self.links.pause()
-
     def _url(self, key: str) -> str:
         return f"{self._uri}/{key}"
 
@@ -83,10 +70,6 @@ class HttpStorage:
         return f"{self._base}/{quote(key)}"
 
     def _get(self, key: str, headers: dict[str, str]) -> bytes:
-        if key.startswith("shards/"):
-            linked = self.links.get(key.removeprefix("shards/"), headers)
-            if linked is not None:
-                return linked.body
         try:
             answer = self._http.request("GET", self._path(key), headers)
         except StoreError as error:
@@ -112,7 +95,6 @@ class HttpStorage:
     def close(self) -> None:
         """Close the connections of all threads; reading on opens them again."""
         self._http.close()
-        self.links.close()
 
     def __enter__(self) -> HttpStorage:
         return self
@@ -127,10 +109,6 @@ class HttpStorage:
         )
 
     put = swap = files = delete = _refused  # the service lists snapshots, not files
-
-
-def _opened(url: str, token: str | None, shards: tuple[str, ...]) -> HttpStorage:
-    return HttpStorage(url, token, shards=shards)
 
 
 def _detail(answer: Answer) -> str:

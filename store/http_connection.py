@@ -106,25 +106,20 @@ class HttpConnection:
         path: str,
         headers: Mapping[str, str] | None = None,
         body: Body | None = None,
-        *,
-        attempts: int = ATTEMPTS,
-        max_wait: float = MAX_WAIT,
-        with_token: bool = True,
     ) -> Answer:
         """The answer to a request, tried again while what is wrong may pass.
 
         What is not safe to send twice needs an Idempotency-Key. A service that wants to be left
-        alone for more than `max_wait` seconds is not asked again; a path that is a permission by
-        itself goes without the token.
+        alone for more than a minute is not asked again.
 
         Raises:
             StoreError: it never answered, or only with what should have passed.
         """
         why = ""
-        for attempt in range(attempts):
+        for attempt in range(ATTEMPTS):
             wait = 0.0
             try:
-                answer = self._once(method, path, dict(headers or {}), body, with_token)
+                answer = self._once(method, path, dict(headers or {}), body)
             except (OSError, http.client.HTTPException) as error:
                 self.connection().close()
                 why = f"{type(error).__name__}: {error}"
@@ -133,9 +128,9 @@ class HttpConnection:
                     return answer
                 said = str(answer.problem.get("detail", ""))
                 why, wait = f"HTTP {answer.status}{': ' if said else ''}{said}", answer.retry_after
-            if wait > max_wait:  # a quota of a day: whoever waits for us had better know
+            if wait > MAX_WAIT:  # a quota of a day: whoever waits for us had better know
                 break
-            if attempt + 1 < attempts:
+            if attempt + 1 < ATTEMPTS:
                 own = min(self._first_wait * 2**attempt, 5.0) * random.uniform(0.5, 1.5)
                 time.sleep(max(own, wait))
         raise StoreError(
@@ -157,11 +152,9 @@ class HttpConnection:
         for kept in list(self._open):
             kept.connection.close()
 
-    def _once(
-        self, method: str, path: str, headers: dict[str, str], body: Body | None, with_token: bool
-    ) -> Answer:
+    def _once(self, method: str, path: str, headers: dict[str, str], body: Body | None) -> Answer:
         token = (self._token or os.environ.get("EVOFEED_TOKEN", "")).strip()
-        if token and with_token:
+        if token:
             headers["Authorization"] = f"Bearer {token}"
         connection = self.connection()
         connection.request(method, path, body, {"Accept-Encoding": "identity", **headers})

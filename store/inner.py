@@ -22,10 +22,8 @@ if TYPE_CHECKING:
         encode_entry,
         encode_molecules,
     )
-    from evofeed.store.garbage import sweep
     from evofeed.store.http_connection import Answer, HttpConnection
-    from evofeed.store.index import canonical, index_schema
-    from evofeed.store.join import groups_of, join_chains
+    from evofeed.store.index import index_schema
     from evofeed.store.layout import (
         COLUMN_NUMBER,
         COLUMNS,
@@ -42,7 +40,6 @@ if TYPE_CHECKING:
     from evofeed.store.opening import open_storage
     from evofeed.store.overlap import Clusters, overlap, parse_clusters
     from evofeed.store.refs import Ref, delete_ref, list_refs, move_ref, read_ref
-    from evofeed.store.s3 import S3Storage
     from evofeed.store.shard import part_key, read_part, shard_key
     from evofeed.store.statistics import (
         column_kinds,
@@ -52,7 +49,6 @@ if TYPE_CHECKING:
         plain_values,
     )
     from evofeed.store.storage import Keeping, LocalStorage, Storage, StoredObject
-    from evofeed.store.unpickle import ArrayUnpickler
     from evofeed.store.writer import MoveRef
 
 __getattr__ = names_from(__name__)

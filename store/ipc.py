@@ -16,19 +16,15 @@ import pyarrow as pa
 from evofeed.base.errors import ShardCorrupt
 
 MAGIC: Final = b"ARROW1\0\0"
-CHAIN_ID: Final = 128
-"""Bytes of a chain id, at most."""
-HEADER, BUFFERS, COMPRESSION, DICTIONARY = 2, 2, 3, 1
-"""Fields of Arrow's Message.fbs: Message.header, RecordBatch.buffers, .compression, and
-DictionaryBatch.data."""
+HEADER, COMPRESSION, DICTIONARY = 2, 3, 1
+"""Fields of Arrow's Message.fbs: Message.header, RecordBatch.compression, DictionaryBatch.data."""
 
 
 def open_plain(data: bytes | pa.Buffer, path: str) -> pa.RecordBatchStreamReader:
     """A reader of an Arrow file's record batches, in file order and without copies.
 
     Raises:
-        ShardCorrupt: the bytes are no Arrow file, or a message of it is compressed; names the
-            chain where it is one chain's message.
+        ShardCorrupt: the bytes are no Arrow file, or a message of it is compressed.
     """
     data = pa.py_buffer(data)
     if bytes(memoryview(data)[: len(MAGIC)]) != MAGIC:
@@ -42,7 +38,7 @@ def open_plain(data: bytes | pa.Buffer, path: str) -> pa.RecordBatchStreamReader
         raise ShardCorrupt(f"no Arrow file: {error}", path=path) from None
 
 
-def refuse_compressed(message: pa.Message, path: str) -> None:
+def refuse_compressed(message: pa.Message, path: str, item: str | None = None) -> None:
     """Nothing, for a message whose buffers are as they lie.
 
     Raises:
@@ -54,8 +50,7 @@ def refuse_compressed(message: pa.Message, path: str) -> None:
             batch = batch.table(DICTIONARY)
         if batch is None or message.type == "schema":
             return
-        codec = batch.table(COMPRESSION)
-        item = None if codec is None else _chain_id(batch, codec, message.body)
+        codec = batch.field(COMPRESSION)
     except struct.error:
         raise ShardCorrupt("an Arrow message points outside itself", path=path) from None
     if codec is not None:
@@ -82,29 +77,9 @@ class _Table:
         offset = struct.unpack_from("<H", self.data, self.fields + slot)[0] if slot < end else 0
         return self.at + offset if offset else None
 
-    def follow(self, number: int) -> int | None:
-        """What a field that is an offset leads to."""
-        at = self.field(number)
-        return None if at is None else at + struct.unpack_from("<I", self.data, at)[0]
-
     def table(self, number: int) -> _Table | None:
-        """A field that is a table."""
-        at = self.follow(number)
-        return None if at is None else _Table(self.data, at)
-
-
-def _chain_id(batch: _Table, codec: _Table, body: pa.Buffer) -> str | None:
-    """The name in the first column of a compressed batch, if it is one short text."""
-    at, kind = batch.follow(BUFFERS), codec.field(0)
-    if at is None or struct.unpack_from("<I", batch.data, at)[0] < 3:
-        return None
-    offset, nbytes = struct.unpack_from("<qq", batch.data, at + 4 + 2 * 16)
-    view = memoryview(body)[offset : offset + nbytes] if offset >= 0 and nbytes > 8 else b""
-    declared = struct.unpack_from("<q", view)[0] if len(view) > 8 else 0
-    if not 0 < declared <= CHAIN_ID:
-        return None
-    name = "zstd" if kind is not None and batch.data[kind] else "lz4"
-    try:
-        return str(pa.Codec(name).decompress(view[8:], declared, asbytes=True), "ascii")
-    except (pa.ArrowException, OSError, ValueError):
-        return None
+        """A field that is a table: an offset leads to it."""
+        at = self.field(number)
+        if at is None:
+            return None
+        return _Table(self.data, at + struct.unpack_from("<I", self.data, at)[0])

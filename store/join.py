@@ -38,7 +38,7 @@ def join_chains(storage: Storage, rows: pa.Table) -> ShardEntry:
         for row in range(len(rows)):
             span = pa.py_buffer(spans.read_span(row).tobytes())
             message = pa.ipc.read_message(span)
-            refuse_compressed(message, spans.place(row).path)
+            refuse_compressed(message, spans.place(row).path, spans.chain_id(row))
             writer.write_batch(pa.ipc.read_record_batch(message, schema))
     data = sink.getvalue()
     name = f"{hashlib.sha256(memoryview(data)).hexdigest()}.arrow"

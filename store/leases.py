@@ -54,12 +54,12 @@ def hold(storage: Storage, kind: Kind, name: str) -> Iterator[Lease]:
             storage.delete(key)
 
 
-def living(storage: Storage, kind: Kind, *, besides: str = "") -> dict[str, float]:
+def living(storage: Storage, kind: Kind) -> dict[str, float]:
     """Leases of a kind that have not ended: name and Unix time of the end."""
     found = {}
     for item in storage.files("leases/"):
         began, _, name = item.key.removeprefix("leases/").partition("-")
-        if began != kind or name == besides:
+        if began != kind:
             continue
         with contextlib.suppress(ShardMissing):  # given back meanwhile
             until = _end(storage.read(item.key), item.modified)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
-from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -18,10 +16,6 @@ from evofeed.store.storage import Keeping, Storage
 
 READS = 2
 """Attempts at a chain whose bytes come out wrong, the second from the source itself."""
-GAP: Final = 256 << 10
-"""Bytes nobody asked for that one remote read fetches rather than become two."""
-RUN: Final = 16 << 20
-"""Bytes of one remote read of several chains, at most."""
 
 
 class Spans:
@@ -91,44 +85,6 @@ class Spans:
             out = np.empty(nbytes, np.uint8)
         where, place = (self.key(row), int(self.offset[row])), self.place(row)
         return read_checked(self.storage, *where, out[:nbytes], int(self.checksum[row]), place)
-
-    def runs(self, rows: Sequence[int]) -> list[list[int]]:
-        """Rows grouped so that the chains of a group are close together in one shard."""
-        found: list[list[int]] = []
-        key, begin, end = -1, 0, 0
-        for row in sorted(set(rows), key=lambda row: (self.shard[row], self.offset[row])):
-            start, stop = int(self.offset[row]), int(self.offset[row] + self.nbytes[row])
-            near = self.shard[row] == key and start - end <= GAP and stop - begin <= RUN
-            if near:
-                found[-1].append(row)
-            else:
-                found.append([row])
-                key, begin = int(self.shard[row]), start
-            end = stop
-        return found
-
-    def read_run(self, run: Sequence[int]) -> dict[int, np.ndarray]:
-        """All bytes of each chain of one of `runs`, by one ranged read; checked.
-
-        Raises:
-            ShardMissing, ShardCorrupt: as `read_span`.
-        """
-        if len(run) == 1:
-            return {run[0]: self.read_span(run[0])}
-        first, last = run[0], run[-1]
-        base = int(self.offset[first])
-        data = np.empty(int(self.offset[last] + self.nbytes[last]) - base, np.uint8)
-        try:
-            _read_range(self.storage, self.key(first), base, data, self.place(first))
-        except ShardCorrupt:  # too short: whose chains are whole, and whose are not?
-            return {row: self.read_span(row) for row in run}
-        spans = {}
-        for row in run:
-            start = int(self.offset[row]) - base
-            span = data[start : start + int(self.nbytes[row])]
-            fine = xxhash.xxh3_64_intdigest(span.data) == self.checksum[row]
-            spans[row] = span if fine else self.read_span(row)
-        return spans
 
     def decoder(self, row: int, span: np.ndarray, starts: np.ndarray | None = None) -> ChainDecoder:
         """Decoder of a whole span; the sizes it finds must be those of the index."""

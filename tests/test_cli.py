@@ -109,7 +109,7 @@ def test_a_full_disk_says_what_to_do_and_a_terminal_without_the_letters_is_borne
     words = [sys.executable, "-m", "evofeed.cli"]
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(
-            [*words, "shards", "verify", "/etc/hostname", "--json"],
+            [*words, "doctor", "--json"],
             stdout=full,
             stderr=subprocess.PIPE,
             text=True,
@@ -137,7 +137,7 @@ def test_a_full_disk_says_what_to_do_and_a_terminal_without_the_letters_is_borne
             "cuda:99",
         ),
         (["bench", "loader", "data", "--device", "warp"], "'warp' cannot be used here"),
-        (["report", "run", "--plot", "x"], "must end in .png"),
+        (["report", "run", "--html", "none/x.html"], "there is no folder none"),
         (["featurize", ".", "data", "--ref", "a/b"], "ref 'a/b': use letters"),
         (["bench", "loader", "data", "--crop-size", "0"], "greater than or equal to 1"),
         (["plan", "data", "--global-batch-size", "0"], "greater than or equal to 1"),
@@ -173,7 +173,7 @@ def test_our_errors_are_one_line_and_exit_code_one(
         raise StoreError("no dataset there; run `evofeed featurize` first", path="/data/x")
 
     monkeypatch.setattr(cli, "_load", lambda *_: lambda **_: broken())
-    assert exit_code("shards") == 1
+    assert exit_code("snapshots") == 1
     assert capsys.readouterr().err == (
         "evofeed: /data/x: no dataset there; run `evofeed featurize` first\n"
     )

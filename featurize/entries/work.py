@@ -162,7 +162,6 @@ class _Unit:
             num_chains=len(task.items) - len(self.failures),
             failures=tuple(self.failures),
             notes=self.notes,
-            inputs={},
         )
 
 

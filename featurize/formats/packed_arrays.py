@@ -8,6 +8,7 @@ does nothing.
 from __future__ import annotations
 
 import io
+import pickle
 import zipfile
 from collections.abc import Mapping
 from typing import Any, Final
@@ -16,12 +17,23 @@ import numpy as np
 
 from evofeed.base.errors import InputError
 from evofeed.featurize.config import InputCaps
-from evofeed.store.inner import ArrayUnpickler
 
 UNFIT: Final = (ValueError, IndexError, KeyError, TypeError, AttributeError, OverflowError)
 """What reading tables that do not fit together raises."""
 _FOREIGN: Final = ("biotite", "protenix")
 """Packages whose objects are taken apart: those of Protenix's entries."""
+_ALLOWED: Final = {
+    ("numpy", "ndarray"),
+    ("numpy", "dtype"),
+    ("numpy.core.multiarray", "_reconstruct"),
+    ("numpy.core.multiarray", "scalar"),
+    ("numpy._core.multiarray", "_reconstruct"),
+    ("numpy._core.multiarray", "scalar"),
+    ("numpy.core.numeric", "_frombuffer"),
+    ("numpy._core.numeric", "_frombuffer"),
+    ("collections", "OrderedDict"),
+}
+"""Names that pickled arrays need."""
 
 
 class Inert:
@@ -36,11 +48,21 @@ class Inert:
         self.__dict__.update(state if isinstance(state, dict) else {"state": state})
 
 
-class _Unpickler(ArrayUnpickler):
+class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if module.partition(".")[0] in _FOREIGN:
             return Inert
-        return super().find_class(module, name)
+        if (module, name) in _ALLOWED:
+            return super().find_class(module, name)
+        if (module, name) == ("_codecs", "encode"):  # how protocol 2 spells bytes
+            return _latin1
+        raise pickle.UnpicklingError(f"{module}.{name} is not allowed in a file of arrays")
+
+
+def _latin1(text: str, encoding: str) -> bytes:
+    if encoding not in ("latin1", "latin-1"):
+        raise pickle.UnpicklingError(f"encoding {encoding!r} is not allowed")
+    return text.encode("latin-1")
 
 
 def unpickle(data: bytes, path: str) -> Any:

@@ -25,7 +25,7 @@ _MOST_FILES: Final = 20_000
 _DEEPEST: Final = 4
 _SHOWN: Final = 5
 _ADVICE: Final = {
-    ".pkl": "features.pkl: evofeed snapshots convert --trusted-pickle makes a dataset of them",
+    ".pkl": "features.pkl: give the alignments they were made of, as AlphaFold has them in msas/",
     ".npz": "arrays: give the alignments and structures they were made of",
     ".tar": "unpack the .tar first",
     ".tgz": "unpack the .tgz first",
@@ -180,9 +180,6 @@ def refuse_unfit(sources: Sequence[ChainSource], given: Mapping[str, str | None]
     structures = given["structure_dir"]
     if structures and not any(_below(structures, source.structure) for source in sources):
         _refuse(structures, "structure", f"{entry}.cif or {entry}.pdb for chain {chain_id}")
-    index = given["structure_index"]
-    if index and not any(source.structure_span for source in sources):
-        raise InputError(f"no chain here is in it, such as {chain_id}", path=index)
     templates = given["template_mmcif_dir"]
     names = (plain(path.name).lower() for path in _files_below(Path(templates or ".")))
     if templates and not any(name.endswith(SUFFIXES) for name in names):

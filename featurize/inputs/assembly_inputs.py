@@ -75,7 +75,7 @@ def _home(source: ChainSource, fasta: str) -> tuple[str, str] | None:
     for ref in source.alignments:
         if ref.part.startswith("complex "):
             return ref.plain_name.removesuffix(".a3m"), str(ref.path)
-    if source.structure is not None and source.structure_span is None:
+    if source.structure is not None:
         return source.entry_id, source.structure
     return None
 

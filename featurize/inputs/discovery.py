@@ -62,7 +62,6 @@ def discover(
     *,
     structure_dir: Path_ | None = None,
     template_mmcif_dir: Path_ | None = None,
-    structure_index: Path_ | None = None,
     is_distillation: bool = False,
     problems: list[InputError] | None = None,
 ) -> list[ChainSource]:
@@ -72,7 +71,6 @@ def discover(
         uri: a folder or file of one of the layouts above (or its `file://` URI).
         structure_dir: structures, if they are not in `mmcif/`, `data/`, … beside.
         template_mmcif_dir: structures of template hits; else `structure_dir`.
-        structure_index: JSON index of structures in dbs (distillation sets).
         is_distillation: the structures are predictions.
         problems: where bad chain ids and the like go, instead of raising the first; also what
             is no protein (`NoProtein`) and files that nothing uses (`UnusedInput`).
@@ -95,11 +93,7 @@ def discover(
     faults: list[InputError] = []
     home = home_of(root)
     alignments = first_dir(root if root.is_dir() else root.parent, _ALIGNMENT_DIRS)
-    places = {
-        "structure_dir": structure_dir,
-        "template_mmcif_dir": template_mmcif_dir,
-        "structure_index": structure_index,
-    }
+    places = {"structure_dir": structure_dir, "template_mmcif_dir": template_mmcif_dir}
     given = {name: None if place is None else _path(place) for name, place in places.items()}
     beside = SideFiles.find(home, given, faults, is_distillation=is_distillation)
     with paused_gc():

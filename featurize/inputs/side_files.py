@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from evofeed.base.errors import InputError
-from evofeed.featurize.formats.alignment_db import DbEntry, read_index
 from evofeed.featurize.formats.reading import PACKED, plain
 from evofeed.featurize.inputs.sources import ChainSource
 from evofeed.featurize.structures.structure_files import entry_of
@@ -33,7 +32,6 @@ class SideFiles:
 
     Attributes:
         structures: file by entry or chain.
-        structure_db: span in a db by chain (distillation).
         fastas: file by chain.
         template_mmcif_dir, release_dates, obsolete_pdbs: as in `ChainSource`.
         is_distillation: the structures are predictions.
@@ -42,7 +40,6 @@ class SideFiles:
     """
 
     structures: Mapping[str, str]
-    structure_db: Mapping[str, DbEntry]
     fastas: Mapping[str, str]
     template_mmcif_dir: str | None
     release_dates: str | None
@@ -68,11 +65,9 @@ class SideFiles:
         structures = folders(given["structure_dir"], root, STRUCTURE_DIRS)
         templates = folders(given["template_mmcif_dir"], root, _TEMPLATE_DIRS) or structures
         by_entry = structures_by_entry(structures, deep=given["structure_dir"] is not None)
-        index = given["structure_index"]
         fastas = folders(None, root, FASTA_DIRS)
         return cls(
             structures={**top_structures(root), **by_entry},
-            structure_db=read_index(index) if index else {},
             fastas=_index(fastas, (".fasta", ".fa", ".faa")),
             template_mmcif_dir=str(templates[0]) if templates else None,
             release_dates=first_file(root, ("mmcif_cache.json",)),
@@ -91,12 +86,8 @@ class SideFiles:
                 )
             )
             return None
-        entry = self.structure_db.get(chain_id)
-        span = entry.files[0] if entry and entry.files else None
         known: dict[str, Any] = {
-            "structure": span.path if span else _named(chain_id, self.structures),
-            "structure_span": (span.offset, span.size or 0) if span else None,
-            "structure_name": span.name if span else "",
+            "structure": _named(chain_id, self.structures),
             "fasta": self.fastas.get(chain_id),
             "template_mmcif_dir": self.template_mmcif_dir,
             "release_dates": self.release_dates,

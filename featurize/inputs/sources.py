@@ -52,8 +52,6 @@ class ChainSource:
         release_dates: `mmcif_cache.json`: dates of template entries, known before parsing.
         obsolete_pdbs: the PDB's `obsolete.dat`.
         alignments: instead of a folder: files or spans of a db.
-        structure_span: `(offset, size)` in `structure`, if that is a db.
-        structure_name: file name of the structure inside such a db.
         structure_chain: author's chain id; the part after the last `_` if empty.
         sequence: the sequence itself, if it is in no file of its own.
         description: header of that sequence.
@@ -71,8 +69,6 @@ class ChainSource:
     release_dates: str | None = None
     obsolete_pdbs: str | None = None
     alignments: tuple[FileRef, ...] = ()
-    structure_span: tuple[int, int] | None = None
-    structure_name: str = ""
     structure_chain: str = ""
     sequence: str = ""
     description: str = ""
@@ -93,11 +89,7 @@ class ChainSource:
 
     def structure_ref(self) -> FileRef | None:
         """The structure as an input to read."""
-        if self.structure is None:
-            return None
-        if self.structure_span is None:
-            return file_ref(self.structure)
-        return FileRef(self.structure_name, self.structure, *self.structure_span)
+        return None if self.structure is None else file_ref(self.structure)
 
     def alignment_files(self, config: FeaturizeConfig | None = None) -> list[tuple[Role, FileRef]]:
         """Its alignments and hits in canonical order: by file name, whatever lists first."""

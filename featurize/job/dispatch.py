@@ -35,14 +35,14 @@ def open_executor(options: Workplace, grace: float = 0.0) -> Executor:
         grace: seconds beyond the deadline after which a worker is killed.
 
     Raises:
-        JobError: Ray cannot be started or joined.
+        JobError: Ray cannot be joined.
     """
-    number, deadline = options.num_workers, options.deadline + grace
-    if not options.on_ray:
-        return LocalExecutor(number, deadline)
+    deadline = options.deadline + grace
+    if not (address := options.cluster):
+        return LocalExecutor(options.num_workers, deadline)
     from evofeed.featurize.job.ray_executor import RayExecutor
 
-    return RayExecutor(options.workers if options.cluster else number, deadline, options.cluster)
+    return RayExecutor(options.workers, deadline, address)
 
 
 class Queue:

@@ -14,13 +14,13 @@ from evofeed.featurize.job.account import Account, JobProgress, JobReport
 from evofeed.featurize.job.dispatch import Dispatch
 from evofeed.featurize.job.executors import ExecutorGone
 from evofeed.featurize.job.host import JobHost, broken_entries, note_entries
-from evofeed.featurize.job.inputs import KnownInputs, Stamp, path_of
+from evofeed.featurize.job.inputs import path_of
 from evofeed.featurize.job.ledger import Ledger
 from evofeed.featurize.job.options import JobOptions
 from evofeed.featurize.job.places import relative
-from evofeed.featurize.job.publish import drop_joined, missing_shards, publish
+from evofeed.featurize.job.publish import missing_shards, publish
 from evofeed.featurize.job.tables import JobRow
-from evofeed.featurize.job.template_use import remembered, stamps
+from evofeed.featurize.job.template_use import outdated, remembered
 from evofeed.featurize.job.units import Plan, make_plan
 from evofeed.featurize.job.work import UnitResult, UnitTask, expected_memory
 from evofeed.store import Snapshot
@@ -42,9 +42,6 @@ class Driver(Dispatch):
     job: JobRow
     plan: Plan
     unusable: list[dict[str, Any]]
-    templates: dict[str, Stamp]
-    """Files that done units were made of, by `template_key`."""
-    known: KnownInputs
     config: FeaturizeConfig
     crop: CropConfig | None
     options: JobOptions
@@ -95,16 +92,8 @@ class Driver(Dispatch):
         """Enter a shard into the ledger; a trial's has not the whole unit."""
         if is_trial:
             return True
-        read = {
-            key: dataclasses.replace(self.plan.inputs[key], sha256=digest)
-            for key, digest in output.inputs.items()
-            if key in self.plan.inputs
-        }
-        used = stamps(output.templates)
-        read |= {key: stamp for key, stamp in used.items() if self.templates.get(key) != stamp}
-        self.templates |= used
         result = self._localised(output)
-        self.ledger.finish(self.job_id, result, read)
+        self.ledger.finish(self.job_id, result)
         self.host.found(broken_entries(result.failures) + note_entries(result.notes))
         return False
 
@@ -116,7 +105,7 @@ class Driver(Dispatch):
         )
         shard = result.shard and {
             **result.shard,
-            "templates": remembered(result.templates, self.known),
+            "templates": remembered(result.templates),
         }
         return dataclasses.replace(result, failures=failures, shard=shard)
 
@@ -134,9 +123,8 @@ class Driver(Dispatch):
         if changed := self._changed():
             what = f"{len(changed)} inputs changed while the job ran, {changed[0]} for one"
             return self._end(states.FAILED, f"{what}: run it again; what did not change is kept")
-        used = self.templates.items()
-        if changed := [path_of(key) for key, stamp in used if not stamp.still(path_of(key))]:
-            what = f"{len(changed)} template files changed while the job ran, {changed[0]} for one"
+        if stale := outdated(self.ledger.units(self.job_id, states.DONE), self.config):
+            what = f"template files changed while the job ran, in {min(stale.values())} for one"
             return self._end(states.FAILED, f"{what}: run it again; the other units are kept")
         settings = {"featurize": dataclasses.asdict(self.config)}
         settings |= {"crop": dataclasses.asdict(self.crop)} if self.crop else {}
@@ -151,7 +139,6 @@ class Driver(Dispatch):
         )
         values = {"state": states.PUBLISHED, "snapshot": snapshot.digest, "message": ""}
         self.ledger.set_job(self.job_id, **values)
-        drop_joined(self.ledger, self.job, lease_name(self.job_id))
         return self._end(states.PUBLISHED, "", snapshot)
 
     def _changed(self) -> list[str]:
@@ -160,15 +147,13 @@ class Driver(Dispatch):
         Their units are to be done again, for what was read may not be what their name says.
         """
         before, sources = self.plan.inputs, list(self.plan.sources.values())
-        known = KnownInputs(self.known.root, before)
-        plan = make_plan(sources, self.config, self.crop, known)
+        plan = make_plan(sources, self.config, self.crop)
         for unit_id in sorted(self.units.keys() - {unit.unit_id for unit in plan.units}):
             self.ledger.give_back(self.job_id, unit_id, acquit=True)
-        missing = Stamp("", 0, 0)
         return sorted(
             relative(path_of(key), self.job.input_uri) or ""
             for key in before.keys() | plan.inputs.keys()
-            if before.get(key, missing).name != plan.inputs.get(key, missing).name
+            if before.get(key) != plan.inputs.get(key)
         )
 
     def _end(self, state: str, message: str, snapshot: Snapshot | None = None) -> JobReport:

@@ -7,23 +7,19 @@ made trouble. Every change is one transaction, so a driver may die at any moment
 
 from __future__ import annotations
 
-import dataclasses
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import Connection, Engine
 
 from evofeed.base.errors import JobError
-from evofeed.featurize.job.inputs import Stamp
 from evofeed.featurize.job.tables import (
     CHAINS,
     DONE,
     FAILED,
-    INPUTS,
     JOBS,
     LEASED,
     METADATA,
@@ -141,26 +137,7 @@ class Ledger:
         with self.engine.connect() as connection:
             return [dict(row) for row in connection.execute(query).mappings()]
 
-    def inputs(self) -> dict[str, Stamp]:
-        """Inputs that were read by any job, by `input_key`."""
-        with self.engine.connect() as connection:
-            rows = connection.execute(sa.select(INPUTS)).mappings()
-            return {
-                row["input_key"]: Stamp(row["name"], row["nbytes"], row["mtime_ns"], row["sha256"])
-                for row in rows
-            }
-
-    def roots(self, besides: str) -> tuple[str, ...]:
-        """The folders that inputs lay in, newest first, besides one of them."""
-        roots = dict.fromkeys(job.arguments.get("root") for job in self.jobs())
-        return tuple(root for root in roots if root and root != besides)
-
     # the driver's writes
-
-    def set_inputs(self, stamps: Mapping[str, Stamp]) -> None:
-        """Enter inputs whose content is known."""
-        with self.engine.begin() as connection:
-            _put_inputs(connection, stamps)
 
     def begin(
         self, job_id: str, plan: Plan, where: Mapping[str, Any], parent: str | None
@@ -206,10 +183,8 @@ class Ledger:
             values = {"state": TODO, "leased_at": None, "num_chains": 0}
             connection.execute(_unit(job_id, unit_id).values(**values))
 
-    def finish(
-        self, job_id: str, result: UnitResult, inputs: Mapping[str, Stamp] | None = None
-    ) -> None:
-        """A unit is done: its shard, notes, broken chains and inputs, in one transaction."""
+    def finish(self, job_id: str, result: UnitResult) -> None:
+        """A unit is done: its shard, notes and broken chains, in one transaction."""
         with self.engine.begin() as connection:
             values: dict[str, Any] = {"state": DONE, "leased_at": None, "shard": result.shard}
             values |= {"num_chains": result.num_chains, "notes": result.notes}
@@ -218,17 +193,7 @@ class Ledger:
             connection.execute(sa.delete(CHAINS).where(unit, sa.not_(CHAINS.c.dead)))  # acquitted
             for failure in result.failures:
                 _put_chain(connection, job_id, result.unit_id, failure, dead=True)
-            _put_inputs(connection, inputs or {})
             _update_job(connection, job_id)
-
-    def set_home(self, job_id: str, unit_ids: Iterable[str], home: Mapping[str, Any]) -> None:
-        """The shards of these units were joined into this one."""
-        with self.engine.begin() as connection:
-            for unit_id in unit_ids:
-                one = (UNITS.c.job_id == job_id) & (UNITS.c.unit_id == unit_id)
-                shard = connection.execute(sa.select(UNITS.c.shard).where(one)).scalar_one()
-                values = {"shard": {**shard, "home": dict(home)}}
-                connection.execute(_unit(job_id, unit_id).values(**values))
 
     def strike(self, job_id: str, unit_id: str, failure: Mapping[str, Any], limit: int) -> bool:
         """A chain took its worker down; True if that was its last chance (`limit` strikes)."""
@@ -301,17 +266,6 @@ def _put_chain(
     values = {name: failure[name] for name in ("chain_id", "type", "message", "path", "line")}
     values |= {"job_id": job_id, "unit_id": unit_id, "dead": dead, "strikes": strikes}
     connection.execute(sa.insert(CHAINS).values(**values))
-
-
-def _put_inputs(connection: Connection, stamps: Mapping[str, Stamp]) -> None:
-    """Enter or replace; in order of key, so that two drivers never wait for each other in turn."""
-    if not stamps:
-        return
-    rows = [{"input_key": key, **dataclasses.asdict(stamps[key])} for key in sorted(stamps)]
-    kind = sqlite if connection.dialect.name == "sqlite" else postgresql
-    new = kind.insert(INPUTS)
-    change = {c.name: new.excluded[c.name] for c in INPUTS.c if not c.primary_key}
-    connection.execute(new.on_conflict_do_update(index_elements=["input_key"], set_=change), rows)
 
 
 def _release(connection: Connection, job_id: str) -> None:

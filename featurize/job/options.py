@@ -20,8 +20,8 @@ class Workplace(Config):
     """Where units run: the same for jobs and for searches."""
 
     executor: str = "auto"
-    """`local` (processes of this machine), `ray` (a cluster, or one started on this machine) or
-    `auto`: `ray` where there is an address or this process has joined a Ray, else `local`."""
+    """`local` (processes of this machine), `ray` (a cluster, or the Ray that runs on this machine)
+    or `auto`: `ray` where there is an address or this process has joined a Ray, else `local`."""
     workers: int = 0
     """Units worked on at once; 0 is one per usable core, or per so many as one takes."""
     ray_address: str = ""
@@ -43,16 +43,12 @@ class Workplace(Config):
 
     @property
     def cluster(self) -> str:
-        """Address of the Ray to join; empty if there is none."""
-        address = self.ray_address or os.environ.get("RAY_ADDRESS", "")
-        if self.executor == "local" or address == "local":  # Ray's word for one of its own
+        """Address of the Ray on which units run; empty if they run in processes of this machine."""
+        if self.executor == "local":
             return ""
-        return address or ray_of_this_process()
-
-    @property
-    def on_ray(self) -> bool:
-        """Whether units run on Ray, here and now."""
-        return self.executor == "ray" or bool(self.cluster)
+        address = self.ray_address or os.environ.get("RAY_ADDRESS", "")
+        address = "" if address == "local" else address  # Ray's word for one that it starts
+        return address or ray_of_this_process() or ("auto" if self.executor == "ray" else "")
 
     @property
     def num_workers(self) -> int:
@@ -72,12 +68,6 @@ class JobOptions(Workplace):
     """Let the ref point at this input's chains though it holds others of another input."""
     clusters: str = ""
     """Sequence clusters, one a line or mmseqs' `_cluster.tsv`, for `cluster_size` in the index."""
-    shard_nbytes: int = 128 << 20
-    """Shards of units are joined to about this size when they are published; 0 leaves them."""
-    check_content: bool = False
-    """Read all inputs known from earlier runs again to see whether they changed, whatever
-    their size and time say."""
-
     memory: int = 8 << 30
     """Bytes one chain may add to its worker."""
     max_broken: float | None = None
@@ -86,7 +76,6 @@ class JobOptions(Workplace):
 
     def __post_init__(self) -> None:
         Workplace.__post_init__(self)
-        check_numbers(self, "shard_nbytes", least=0)
         check_numbers(self, "memory", least=1 << 20)
         check_numbers(self, "max_broken", least=0, most=1)
         check_name(self.ref, "ref")

@@ -1,4 +1,4 @@
-"""Units on Ray core tasks: on a cluster by its address, or on a Ray that this process starts.
+"""Units on Ray core tasks, on a cluster by its address.
 
 Ray only carries units to workers. Retrying is ours (`max_retries=0`), for Ray does not know
 which chain killed a worker. That Ray itself is there is seen by a connection to its servers:
@@ -8,67 +8,42 @@ its own calls go on waiting for a minute and more when it is not.
 from __future__ import annotations
 
 import contextlib
-import os
+import logging
 import pickle
-import secrets
-import shutil
 import signal
 import socket
-import sys
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from evofeed.base.errors import JobError
 from evofeed.featurize.job.executors import ExecutorGone, Node, Outcome, outcome_of
 from evofeed.featurize.job.work import Task
-from evofeed.featurize.job.worker import UnitLost, environment, unit_on_ray
+from evofeed.featurize.job.worker import UnitLost, unit_on_ray
 
 _KNOCK = 30.0  # seconds a cluster's head may take to answer
-_TRIES = 3  # to start a Ray: it gives a node 30 seconds, which a busy machine may not have
 _ANSWER = 60.0  # seconds in which Ray hands over a result that it says is there
 _LOOK = 5.0  # seconds between looks at how large the cluster is
 _TICK = 0.25  # seconds between looks at Ray's servers
-_OBJECT_STORE = 128 << 20  # only names, counts and packed alignments cross
-_TEMP = "/tmp"  # a Unix socket's path may have 107 bytes, so no deep TMPDIR
-
-# No usage statistics; tools die with their worker. Where memory runs out, Ray's own monitor would
-# kill the watcher and the kernel kills the largest process: the worker, whose watcher knows why.
-# Workers are started when a unit needs one: Ray joins its first driver to workers that it has
-# started in advance, and if one of these is killed meanwhile it waits for minutes.
-_ENVIRON = {
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_process_group_cleanup_enabled": "1",
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-    "RAY_memory_monitor_refresh_ms": "0",
-    "RAY_prestart_worker_first_driver": "0",
-}
 
 
 class RayExecutor:
     """A bounded window of Ray tasks: two units per core are in flight, the rest waits with us.
 
     Args:
-        num_workers: cores of a Ray of our own; at most so many units at once on a cluster, 0 for
-            all its cores.
+        num_workers: at most so many units at once, 0 for all its cores.
         deadline: seconds one chain may take.
-        address: of a cluster; empty starts a Ray on this machine.
+        address: of the cluster; `auto` is that of this machine.
         gcs_away: seconds in which a cluster's GCS may be restarted; Ray itself waits for 60.
 
     Raises:
-        JobError: Ray does not start, or nothing answers at the address.
+        JobError: nothing answers at the address.
     """
 
     def __init__(
-        self,
-        num_workers: int,
-        deadline: float,
-        address: str = "",
-        gcs_away: float = 15.0,
+        self, num_workers: int, deadline: float, address: str, gcs_away: float = 15.0
     ) -> None:
         self.deadline = deadline
         self.limit = num_workers
@@ -78,11 +53,11 @@ class RayExecutor:
         self._looked = 0.0
         self._stack = contextlib.ExitStack()
         try:
-            self._ray = self._stack.enter_context(_connected(address, num_workers))
+            self._ray = self._stack.enter_context(_joined(address))
             self._unit = self._ray.remote(max_retries=0)(unit_on_ray)
             self._look()
             raylet, gcs = self._places()
-            watched = (("raylet", raylet, 0.0), ("GCS", gcs, gcs_away if address else 0.0))
+            watched = (("raylet", raylet, 0.0), ("GCS", gcs, gcs_away))
             self._servers = [_Server(name, at, away) for name, at, away in watched if at]
         except BaseException:
             self.close()
@@ -182,12 +157,13 @@ class RayExecutor:
             return UnitLost(unit_id, None, type(error).__name__)
 
     def _gone(self, fault: str) -> ExecutorGone:
-        where = f"Ray at {self.address}" if self.address else "the Ray of this job"
-        then = " once it is there again" if self.address else ""
-        return ExecutorGone(f"{where} is gone: {fault}; what is done is kept: run it again{then}")
+        return ExecutorGone(
+            f"Ray at {self.address} is gone: {fault}; what is done is kept: run it again once it "
+            "is there again"
+        )
 
     def close(self) -> None:
-        """Stop our tasks, and Ray if we started it."""
+        """Stop our tasks and leave Ray."""
         away = any(server.is_away for server in self._servers)
         for server in self._servers:
             server.close()
@@ -199,100 +175,37 @@ class RayExecutor:
 
 
 @contextlib.contextmanager
-def _connected(address: str, num_cpus: int) -> Iterator[Any]:
-    """Ray, joined or started; left as it was.
+def _joined(address: str) -> Iterator[Any]:
+    """Ray, joined; left as it was.
 
     Raises:
-        JobError: neither was possible.
+        JobError: nothing answers there, or it refuses.
     """
-    if not address and "ray" not in sys.modules:
-        _ask_for_a_token()
     import ray
 
     if ray.is_initialized():  # the caller's own, whose address we were given
         yield ray
         return
-    folder = "" if address else tempfile.mkdtemp(prefix="evofeed-ray-", dir=_TEMP)
     with contextlib.ExitStack() as stack:
-        if folder:
-            stack.callback(shutil.rmtree, folder, ignore_errors=True)
-        stack.enter_context(_environment(is_ours=not address))
-        quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
-        where: dict[str, Any] = {"address": address} if address else {
-            "address": "local",
-            "num_cpus": num_cpus,
-            "object_store_memory": _OBJECT_STORE,
-            "include_dashboard": False,
-            "_temp_dir": folder,
-        }  # fmt: skip
         stack.callback(ray.shutdown)
         # Standard output holds the report, and Ray would say there which workers died.
         ray._private.worker.print_to_stdstream = lambda *_, **__: None
         handler = signal.getsignal(signal.SIGTERM)
         try:
-            if address:
-                _knock(address)
-            _init(ray, {**where, **quiet}, 1 if address else _TRIES)
+            _knock(address)
+            ray.init(address, log_to_driver=False, logging_level=logging.ERROR)
         except Exception as error:
-            reason = str(error) or type(error).__name__
-            raise JobError(_refusal(address, reason)) from error
+            reason = (str(error) or type(error).__name__).splitlines()[0]
+            # A driver runs on a node of its cluster, one without cores will do.
+            start = "--head" if address == "auto" else f"--address={address} --num-cpus=0"
+            raise JobError(
+                f"cannot join Ray at {address}: {reason}; run `ray start {start}` on this machine "
+                "first"
+            ) from error
         finally:
             if threading.current_thread() is threading.main_thread():
                 signal.signal(signal.SIGTERM, handler)  # for which Ray has put its own
         yield ray
-
-
-def _init(ray: Any, arguments: dict[str, Any], tries: int) -> None:
-    for left in reversed(range(tries)):
-        try:
-            ray.init(**arguments)
-            return
-        except Exception:  # a node that is slow to start raises a bare one
-            ray.shutdown()
-            if folder := arguments.get("_temp_dir"):
-                _end_servers(folder)
-            if not left:
-                raise
-
-
-def _end_servers(folder: str) -> None:
-    """End what a start that failed has left: servers below this process that know the folder."""
-    for children in Path("/proc/self/task").glob("*/children"):
-        for pid in map(int, children.read_text().split()):
-            with contextlib.suppress(OSError):
-                if folder in Path(f"/proc/{pid}/cmdline").read_text():
-                    os.kill(pid, signal.SIGKILL)
-                    os.waitpid(pid, 0)
-
-
-def _ask_for_a_token() -> None:
-    """Let a Ray of ours take calls with a token only, which touches no disk; read at its import."""
-    if "RAY_AUTH_MODE" not in os.environ:
-        os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32))
-
-
-@contextlib.contextmanager
-def _environment(is_ours: bool) -> Iterator[None]:
-    """What Ray reads from the environment, here and in the processes that it starts."""
-    wanted = dict(_ENVIRON)
-    if is_ours:
-        wanted["PYTHONPATH"] = environment()["PYTHONPATH"]
-    before = {name: os.environ.get(name) for name in wanted}
-    os.environ.update(wanted)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            os.environ.pop(name) if value is None else os.environ.update({name: value})
-
-
-def _refusal(address: str, reason: str) -> str:
-    if address:  # a driver runs on a node of its cluster, one without cores will do
-        where = f"join Ray at {address}"
-        hint = f"run `ray start --address={address} --num-cpus=0` on this machine first"
-    else:
-        where, hint = "start Ray", "run it again; `--executor local` needs no Ray"
-    return f"cannot {where}: {reason.splitlines()[0]}; {hint}"
 
 
 class _Server:

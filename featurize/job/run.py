@@ -11,35 +11,31 @@ import contextlib
 import dataclasses
 import hashlib
 import os
-import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from evofeed.base.errors import InputError, JobError
 from evofeed.base.within import limited_to
 from evofeed.featurize.config import CropConfig, FeaturizeConfig
 from evofeed.featurize.inputs.clusters import cluster_sizes
-from evofeed.featurize.inputs.discovery import discover, home_of, nothing_usable
+from evofeed.featurize.inputs.discovery import discover, nothing_usable
 from evofeed.featurize.inputs.sources import ChainSource
 from evofeed.featurize.job import tables as states
 from evofeed.featurize.job.account import JobReport
 from evofeed.featurize.job.driver import Driver, Progress, lease_name
 from evofeed.featurize.job.host import JobHost
-from evofeed.featurize.job.inputs import KnownInputs
 from evofeed.featurize.job.ledger import Ledger
 from evofeed.featurize.job.lock import driving
 from evofeed.featurize.job.options import JobOptions
 from evofeed.featurize.job.places import absolute, ledger_url, relative
 from evofeed.featurize.job.publish import parent_of
-from evofeed.featurize.job.template_use import look_again
+from evofeed.featurize.job.template_use import outdated
 from evofeed.featurize.job.units import make_plan
 from evofeed.featurize.job.work import describe
 from evofeed.store import Dataset
 from evofeed.store.inner import Lease, hold, open_storage, wait_for_none
 
-_VIEW = re.compile(r"\.v\d+$")  # of a window
 _PATIENCE = 30.0  # seconds to wait for a garbage collection to end
 
 
@@ -99,22 +95,15 @@ def run_job(
         unusable = [_unusable(problem, input_uri) for problem in problems]
         ledger = Ledger(ledger_url(options.ledger, dataset_uri))
         stack.enter_context(contextlib.closing(ledger))
-        root = str(home_of(Path(input_uri)))
-        known = KnownInputs(root, ledger.inputs(), ledger.roots(root), options.check_content)
-        plan = make_plan(sources, config, crop, known)
+        plan = make_plan(sources, config, crop)
         job_id = _sha(plan.digest, dataset_uri, options.ref, *([host.owner] if host.owner else []))
         stack.enter_context(driving(ledger, job_id, host.waits))
-        # The same content at another time or place is not to be read again next time.
-        ledger.set_inputs(
-            {k: s for k, s in plan.inputs.items() if s.sha256 and s != known.stamps.get(k)}
-        )
         lease = stack.enter_context(_undisturbed(dataset_uri, job_id))
         arguments = {
             "config": dataclasses.asdict(config),
             "crop": dataclasses.asdict(crop) if crop else None,
             "options": {**options.to_dict(), "ledger": ""},  # its URL may hold a password
             "discover": finder,
-            "root": root,
         }
         parent = parent_of(dataset_uri, options.ref)
         if parent is not None and not options.replace_ref:
@@ -123,18 +112,13 @@ def run_job(
         if host.retry:
             ledger.retry(job_id)
         job = ledger.begin(job_id, plan, where, parent)
-        done = ledger.units(job_id, states.DONE)
-        stale, templates = look_again(done, known, config)
-        for unit_id in stale:
+        for unit_id in outdated(ledger.units(job_id, states.DONE), config):
             ledger.give_back(job_id, unit_id)
-        ledger.set_inputs({k: s for k, s in templates.items() if s != known.stamps.get(k)})
         driver = Driver(
             ledger,
             job,
             plan,
             unusable,
-            templates,
-            known,
             config,
             crop,
             options,
@@ -159,7 +143,7 @@ def _refuse_other_input(
     if input_uri in made_of:
         return
     with Dataset.open(dataset_uri, ref) as dataset:
-        held = {_VIEW.sub("", name) for name in dataset}
+        held = set(dataset)
     lost = held - {source.chain_id for source in sources}
     if lost:
         raise JobError(
@@ -174,7 +158,6 @@ def _refuse_other_input(
 def _undisturbed(dataset_uri: str, job_id: str) -> Iterator[Lease]:
     """Keep garbage collection from shards that only the ledger knows."""
     storage, name = open_storage(dataset_uri), lease_name(job_id)
-    storage.delete(f"leases/gc-{name}")  # of an earlier driver of this job, which is dead
     with hold(storage, "job", name) as lease:
         if at_work := wait_for_none(storage, "gc", _PATIENCE):
             other, until = at_work.popitem()

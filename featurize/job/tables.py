@@ -57,17 +57,6 @@ CHAINS = sa.Table(
 )
 """Chains that failed (`dead`), and suspects that killed a worker and get another chance."""
 
-INPUTS = sa.Table(
-    "featurize_inputs",
-    METADATA,
-    sa.Column("input_key", sa.Text, primary_key=True),
-    sa.Column("name", sa.Text, nullable=False),
-    sa.Column("nbytes", sa.BigInteger, nullable=False),
-    sa.Column("mtime_ns", sa.BigInteger, nullable=False),
-    sa.Column("sha256", sa.String(64), nullable=False),
-)
-"""Inputs that were read, as `evofeed.featurize.job.inputs.Stamp` has them."""
-
 
 @dataclass(frozen=True, slots=True)
 class JobRow:

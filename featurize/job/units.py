@@ -18,11 +18,10 @@ from evofeed.base.errors import InputError
 from evofeed.featurize.config import CropConfig, FeaturizeConfig
 from evofeed.featurize.formats.reading import PACKED, FileRef
 from evofeed.featurize.inputs.sources import ChainSource
-from evofeed.featurize.job.inputs import KnownInputs, Stamp, input_key, inputs_of
+from evofeed.featurize.job.inputs import input_key, inputs_of, stamp_of
 
 _FEWEST = ((128, 4), (512, 8), (4096, 16))  # chains of a unit, in inputs of fewer than
 _UNPACKED = 5  # times the size of a packed alignment, usually
-_BESIDE = ("template_mmcif_dir", "release_dates", "obsolete_pdbs")
 _COMMON_COST = 50_000  # bytes' worth of work that every chain costs, however small
 
 
@@ -44,20 +43,17 @@ class Unit:
 class Plan:
     """All units of a job, the most expensive first, the sources by chain id, and their inputs.
 
-    `inputs` has every file that is there, by `input_key`, as it was seen while planning.
+    `inputs` has size and time of every file that is there, by `input_key`.
     """
 
     digest: str
     units: tuple[Unit, ...]
     sources: dict[str, ChainSource]
-    inputs: dict[str, Stamp]
+    inputs: dict[str, str]
 
 
 def make_plan(
-    sources: Sequence[ChainSource],
-    config: FeaturizeConfig,
-    crop: CropConfig | None,
-    known: KnownInputs | None = None,
+    sources: Sequence[ChainSource], config: FeaturizeConfig, crop: CropConfig | None
 ) -> Plan:
     """Units of some dozen chains, which change little when chains come or go.
 
@@ -65,7 +61,6 @@ def make_plan(
         sources: the chains.
         config: how they are featurized.
         crop: what is cut off.
-        known: what earlier jobs knew of the inputs, and the folder they are in.
 
     Raises:
         InputError: two chains have the same id, or there is none.
@@ -73,14 +68,16 @@ def make_plan(
     by_id = {source.chain_id: source for source in sources}
     if len(by_id) != len(sources) or not sources:
         raise InputError(_complaint(sources))
-    known = known or KnownInputs()
-    inputs: dict[str, Stamp] = {}
+    inputs: dict[str, str] = {}
     stamps, costs, sizes = {}, {}, {}
     for source in sources:
-        found = [(ref, _seen(ref, config, known, inputs)) for ref in inputs_of(source, config)]
-        stamps[source.chain_id] = _stamp(source, known, [stamp for _, stamp in found])
-        costs[source.chain_id] = _COMMON_COST + sum(ref.nbytes() for ref, _ in found)
-        sizes[source.chain_id] = sum(_unpacked(ref) for ref, _ in found)
+        found = list(inputs_of(source, config))
+        seen = {input_key(ref): stamp_of(ref.path) for ref in found}
+        inputs |= {key: stamp for key, stamp in seen.items() if stamp}
+        named = [f"{key} {stamp or 'missing'}" for key, stamp in seen.items()]
+        stamps[source.chain_id] = _sha([json.dumps(source.to_dict(), sort_keys=True), *named])
+        costs[source.chain_id] = _COMMON_COST + sum(ref.nbytes() for ref in found)
+        sizes[source.chain_id] = sum(map(_unpacked, found))
     settings = [__version__, config.digest, crop.digest if crop else ""]
     units = []
     for chain_ids in _cut(by_id):
@@ -118,31 +115,10 @@ def _cut(chain_ids: Collection[str]) -> list[tuple[str, ...]]:
     return [tuple(unit) for unit in units if unit]
 
 
-def _seen(
-    ref: FileRef, config: FeaturizeConfig, known: KnownInputs, inputs: dict[str, Stamp]
-) -> str:
-    """What names an input, which is entered into `inputs` if it is there."""
-    where = " ".join([known.place(ref.path), str(ref.offset), str(ref.size), *ref[4:]]).rstrip()
-    stamp = known.stamp(ref, config)
-    if stamp is None:  # work for the job to complain about
-        return f"{where} missing"
-    inputs[input_key(ref)] = stamp
-    return f"{where} {stamp.name}"
-
-
 def _unpacked(ref: FileRef) -> int:
     """About how many bytes an input has once it is unpacked."""
     packed = ref.path.endswith(PACKED) or ref.name.endswith(PACKED)
     return ref.nbytes() * (_UNPACKED if packed else 1)
-
-
-def _stamp(source: ChainSource, known: KnownInputs, inputs: Sequence[str]) -> str:
-    """What changes when an input of the chain changes, but not when all are moved together."""
-    values = source.to_dict()
-    for name in ("alignment_dir", "structure", "fasta", *_BESIDE):
-        values[name] = values[name] and known.place(values[name])
-    values["alignments"] = [ref._replace(path=known.place(ref.path)) for ref in source.alignments]
-    return _sha([json.dumps(values, sort_keys=True), *inputs])
 
 
 def _sha(parts: Sequence[str]) -> str:

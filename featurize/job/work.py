@@ -26,7 +26,6 @@ from evofeed.featurize.formats.a3m import parse_a3m
 from evofeed.featurize.formats.msa import merge
 from evofeed.featurize.formats.stockholm import parse_stockholm
 from evofeed.featurize.inputs.sources import ChainSource
-from evofeed.featurize.job.inputs import input_key, inputs_of
 from evofeed.featurize.job.template_use import TemplateUse
 from evofeed.featurize.records.chain import featurize_chain
 from evofeed.featurize.records.crop import crop_record
@@ -138,10 +137,9 @@ class UnitResult(UnitOutput):
     """What comes back: names and counts, never features.
 
     Attributes:
-        shard: `ShardEntry.to_dict()` and the `records` in it; None if no chain was good.
-        num_chains: good chains; with windows, the shard holds more records.
+        shard: `ShardEntry.to_dict()`; None if no chain was good.
+        num_chains: good chains.
         failures: one dict per broken chain: `chain_id type message path line`.
-        inputs: sha256 of what was read of each input of a good chain, by `input_key`.
         templates: the template files that good chains needed, by folder.
         notes: what was left out of good chains, per chain, in words.
     """
@@ -150,7 +148,6 @@ class UnitResult(UnitOutput):
     num_chains: int
     failures: tuple[dict[str, Any], ...]
     notes: dict[str, tuple[str, ...]]
-    inputs: dict[str, str]
     templates: TemplateUse = field(default_factory=dict)
 
 
@@ -164,44 +161,37 @@ class _Unit:
         self.failures: dict[str, dict[str, Any]] = {}
         self.notes: dict[str, tuple[str, ...]] = {}
         self.num_chains = 0
-        self.names: list[str] = []
-        self.inputs: dict[str, str] = {}
         self.templates: TemplateUse = {}
 
     def records(self) -> Iterator[ChainRecord]:
         """Good records one by one, so that only one is in memory uncompressed."""
-        self.num_chains, self.names, self.inputs, self.templates = 0, [], {}, {}
+        self.num_chains, self.templates = 0, {}
         for source in self.task.sources:
             if source.chain_id in self.failures:
                 continue
             self.current = source.chain_id
             self.in_hand(source.chain_id)
             with _memory_cap(self.task.memory):
-                made = self._make(source)
-                self.num_chains += bool(made)
-                self.names += [record.chain_id for record in made]
-                yield from made  # encoded by the store before the next chain is made
+                if record := self._make(source):
+                    self.num_chains += 1
+                    yield record  # encoded by the store before the next chain is made
         self.current = ""
         self.in_hand("")
 
-    def _make(self, source: ChainSource) -> list[ChainRecord]:
-        """The record of a chain, several if it is cut into windows, none if it is broken."""
+    def _make(self, source: ChainSource) -> ChainRecord | None:
+        """The record of a chain, None if it is broken."""
         library = self._library(source)
         try:
             record = featurize_chain(source, self.task.config)
-            made = crop_record(record, self.task.crop) if self.task.crop else [record]
+            record = crop_record(record, self.task.crop) if self.task.crop else record
         except Exception as error:  # anything else is caught by whoever watches the process
             self.fail(source.chain_id, error)
-            return []
-        for ref in inputs_of(source, self.task.config):
-            if ref.name in record.inputs:
-                self.inputs[input_key(ref)] = record.inputs[ref.name]
+            return None
         if library is not None:
             self.templates.setdefault(library.folder, FolderUse()).add(library.use)
-        notes = dict.fromkeys(note for record in made for note in record.dropped)
-        if notes:
-            self.notes[source.chain_id] = tuple(notes)[:_NOTES_PER_CHAIN]
-        return made
+        if record.dropped:
+            self.notes[source.chain_id] = tuple(dict.fromkeys(record.dropped))[:_NOTES_PER_CHAIN]
+        return record
 
     def _library(self, source: ChainSource) -> TemplateLibrary | None:
         """Where `featurize_chain` will look for its templates, nothing of it used yet."""
@@ -243,8 +233,7 @@ def _featurize_unit(task: UnitTask, in_hand: Callable[[str], None]) -> UnitResul
             if first is None:
                 shard = None
                 break
-            entry = write_shard(task.dataset_uri, itertools.chain([first], records))
-            shard = {**entry.to_dict(), "records": sorted(unit.names)}
+            shard = write_shard(task.dataset_uri, itertools.chain([first], records)).to_dict()
             break
         except StoreError:
             raise
@@ -259,7 +248,6 @@ def _featurize_unit(task: UnitTask, in_hand: Callable[[str], None]) -> UnitResul
         num_chains=unit.num_chains,
         failures=failures,
         notes=unit.notes,
-        inputs=unit.inputs,
         templates=unit.templates,
     )
 

@@ -1,4 +1,4 @@
-"""What is cut off a record offline: rows by work, templates, residue windows.
+"""What is cut off a record offline: rows by work, and templates.
 
 All of it is a pure function of the record, the settings and the seed, and each
 cut is written into the record's `dropped`.
@@ -16,56 +16,21 @@ from evofeed.featurize.config import CropConfig
 from evofeed.protein.chain_record import ChainRecord
 from evofeed.protein.features import RECORD
 
-_CLAMP_PROBABILITY = 0.9
-"""Share of training samples with clamped FAPE (AF2 SI 1.11.5)."""
 _CODES = 22
 
 
-def crop_record(record: ChainRecord, crop: CropConfig) -> list[ChainRecord]:
-    """The record within its limits; several if it is cut into windows.
-
-    A chain longer than `residue_crop` becomes `views` records with ids
-    `<chain id>.v0`, `.v1`, …; all others stay one record of the same id.
-    """
+def crop_record(record: ChainRecord, crop: CropConfig) -> ChainRecord:
+    """The record within its limits; residues are cropped as a sample is made."""
     digest = hashlib.sha256(f"{record.config_digest}:{crop.digest}".encode()).hexdigest()
     record = record.replace(config_digest=digest)
-    if crop.residue_crop is None or record.num_res <= crop.residue_crop:
-        return [_within(record, crop)]
-    views = []
-    for view in range(crop.views):
-        start = window_start(record.num_res, crop.residue_crop, crop.seed, record.chain_id, view)
-        window = cut_window(record, start, start + crop.residue_crop)
-        views.append(_within(window.replace(chain_id=f"{record.chain_id}.v{view}"), crop))
-    return views
-
-
-def window_start(num_res: int, size: int, seed: int, chain_id: str, view: int) -> int:
-    """First residue of a window, by AF2's rule (SI 1.2.8).
-
-    Nine windows in ten, those for clamped FAPE, start anywhere alike; the tenth
-    starts anywhere before a random point, which favours the N-terminus.
-    """
-    free = num_res - size
-    clamped = _draw(1000, seed, chain_id, view, "clamped") < 1000 * _CLAMP_PROBABILITY
-    if not clamped:
-        free -= _draw(free + 1, seed, chain_id, view, "point")
-    return _draw(free + 1, seed, chain_id, view, "start")
-
-
-def cut_window(record: ChainRecord, start: int, end: int) -> ChainRecord:
-    """Residues `start` to `end` of a record; `residue_index` keeps their numbers."""
-    inside = (record.deletion_column >= start) & (record.deletion_column < end)
-    kept = slice(start, end)
-    fields = _taken(record, "L", kept) | _taken(record, "K", inside)
-    fields["deletion_column"] = (fields["deletion_column"] - start).astype(np.int32)
-    note = f"residues {start}-{end} of {record.num_res} kept"
-    return record.replace(
-        **fields,
-        sequence=record.sequence[kept],
-        template_sequence=tuple(s[kept] for s in record.template_sequence),
-        confidence=record.confidence[kept],
-        dropped=(*record.dropped, note),
-    )
+    rows = max_rows(record.num_res, crop)
+    if rows is not None and rows < record.num_alignments:
+        record = _keep_rows(record, _choose_rows(record, rows, crop))
+    if crop.max_templates is not None and crop.max_templates < record.num_templates:
+        note = f"{crop.max_templates} of {record.num_templates} templates kept"
+        fields = _taken(record, "T", slice(crop.max_templates))
+        record = record.replace(**fields, dropped=(*record.dropped, note))
+    return record
 
 
 def _taken(record: ChainRecord, dim: str, index: slice | np.ndarray) -> dict[str, Any]:
@@ -91,23 +56,13 @@ def max_rows(num_res: int, crop: CropConfig) -> int | None:
     return min(limits, default=None)
 
 
-def _within(record: ChainRecord, crop: CropConfig) -> ChainRecord:
-    rows = max_rows(record.num_res, crop)
-    if rows is not None and rows < record.num_alignments:
-        record = _keep_rows(record, _choose_rows(record, rows, crop))
-    if crop.max_templates is not None and crop.max_templates < record.num_templates:
-        note = f"{crop.max_templates} of {record.num_templates} templates kept"
-        fields = _taken(record, "T", slice(crop.max_templates))
-        record = record.replace(**fields, dropped=(*record.dropped, note))
-    return record
-
-
 def _choose_rows(record: ChainRecord, rows: int, crop: CropConfig) -> Int[np.ndarray, " R"]:
     """Row numbers to keep, ascending, the query among them."""
     if crop.row_choice == "first":
         return np.arange(rows)
     # Raw Philox words: their stream is promised not to change with numpy's version.
-    key = _draw(1 << 64, crop.seed, record.chain_id, 0, "rows")
+    text = f"{crop.seed}:{record.chain_id}:0:rows".encode()
+    key = int.from_bytes(hashlib.sha256(text).digest(), "big") % (1 << 64)
     words = np.random.Philox(key=key).random_raw(record.num_alignments - 1)
     return np.concatenate([[0], np.sort(np.argsort(words, kind="stable")[: rows - 1] + 1)])
 
@@ -125,9 +80,3 @@ def _keep_rows(record: ChainRecord, rows: Int[np.ndarray, " R"]) -> ChainRecord:
         hhblits_profile_counts=np.stack(counts, axis=-1),
         dropped=(*record.dropped, note),
     )
-
-
-def _draw(bound: int, seed: int, chain_id: str, view: int, purpose: str) -> int:
-    """A number below `bound` that depends on nothing but the arguments."""
-    text = f"{seed}:{chain_id}:{view}:{purpose}".encode()
-    return int.from_bytes(hashlib.sha256(text).digest(), "big") % bound

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 
 from evofeed.base.errors import InputError, TemplateError
 from evofeed.featurize.config import FeaturizeConfig
-from evofeed.featurize.formats.reading import file_ref, plain, read_bytes, xxh3
+from evofeed.featurize.formats.reading import file_ref, plain, read_bytes
 from evofeed.featurize.inputs.sources import ChainSource
 from evofeed.featurize.structures.structure import Structure
 from evofeed.featurize.structures.structure_files import parse_structure
@@ -26,30 +26,16 @@ _KEPT_NBYTES: Final = 256 << 20
 entries. Hits of one family come again and again."""
 
 
-class TemplateFile(NamedTuple):
-    """A structure file as it was when it was read.
-
-    Attributes:
-        nbytes, mtime_ns: its size and time.
-        content: xxh3 of it, unpacked; `unread SIZE TIME` if it could not be had, '' if the
-            file was gone.
-    """
-
-    nbytes: int
-    mtime_ns: int
-    content: str
-
-
 @dataclass(slots=True)
 class FolderUse:
     """What was needed of a folder of structures.
 
     Attributes:
-        files: by name below the folder.
+        files: size and time of each when it was read, by name below the folder; '' if it was gone.
         missing: ids of entries that were asked for and have no file.
     """
 
-    files: dict[str, TemplateFile] = field(default_factory=dict)
+    files: dict[str, str] = field(default_factory=dict)
     missing: set[str] = field(default_factory=set)
 
     def add(self, other: FolderUse) -> None:
@@ -64,7 +50,7 @@ class _Known(NamedTuple):
     entry: Structure | TemplateError
     nbytes: int
     name: str
-    file: TemplateFile
+    stamp: str
 
 
 class TemplateLibrary:
@@ -125,27 +111,24 @@ class TemplateLibrary:
             while self._nbytes > self._kept_nbytes and len(self._known) > 1:
                 self._nbytes -= self._known.popitem(last=False)[1].nbytes
         known = self._known[pdb_id]
-        self.use.files[known.name] = known.file
+        self.use.files[known.name] = known.stamp
         if isinstance(known.entry, TemplateError):
             raise TemplateError(known.entry.message, path=known.entry.path)
         return known.entry
 
     def _parse(self, pdb_id: str, path: Path) -> _Known:
         self.parsed += 1
-        name, file = path.relative_to(self._folder).as_posix(), TemplateFile(0, 0, "")
+        name, stamp = path.relative_to(self._folder).as_posix(), ""
         try:
             stat = path.stat()  # before it is read: what changes meanwhile is noticed later
-            file = TemplateFile(
-                stat.st_size, stat.st_mtime_ns, f"unread {stat.st_size} {stat.st_mtime_ns}"
-            )
+            stamp = f"{stat.st_size} {stat.st_mtime_ns}"
             data = read_bytes(file_ref(path), self._config.caps)
-            file = file._replace(content=xxh3(data))
             entry = parse_structure(data, plain(path.name), path=str(path), config=self._config)
         except (InputError, OSError) as error:
             what = error.message if isinstance(error, InputError) else str(error.strerror)
             broken = TemplateError("broken structure file: " + what, path=str(path))
-            return _Known(broken, 0, name, file)
-        return _Known(entry, len(data), name, file)
+            return _Known(broken, 0, name, stamp)
+        return _Known(entry, len(data), name, stamp)
 
     def find(self, pdb_id: str) -> Path | None:
         """The file of an entry, None if there was none when its folder was listed."""

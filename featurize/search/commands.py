@@ -50,16 +50,9 @@ def search(
         str, typer.Option(help="Folder of results shared between searches; OUT/cache if none.")
     ] = "",
     scratch: Annotated[str, typer.Option(help="Folder for the programs' own files.")] = "",
-    stage: Annotated[
-        str, typer.Option(help="Folder of each node's own disk to copy databases to, once.")
-    ] = "",
     deadline: Annotated[
         float, typer.Option(min=1, help="Seconds one call of a program may take.")
     ] = 7200,
-    gpu: Annotated[bool, typer.Option("--gpu", help="mmseqs searches on the GPU.")] = False,
-    gpu_server: Annotated[
-        bool, typer.Option("--gpu-server", help="Ask the running `mmseqs gpuserver`.")
-    ] = False,
     max_broken: Annotated[
         float, typer.Option(min=0, max=1, help="Exit code 1 if more chains have no result.")
     ] = 0.05,
@@ -76,9 +69,7 @@ def search(
     """
     if not db:
         raise typer.BadParameter("--db is missing: which database shall be searched?")
-    databases, config = read_recipe(
-        recipe, db, template_db, threads=threads, gpu=gpu, gpu_server=gpu_server
-    )
+    databases, config = read_recipe(recipe, db, template_db, threads=threads)
     from evofeed.featurize.search.options import SearchOptions
 
     try:
@@ -89,7 +80,6 @@ def search(
             ray_address=ray_address,
             cache_dir=cache,
             scratch=scratch,
-            stage=stage,
             deadline=deadline,
         )
     except ValueError as error:
@@ -175,7 +165,7 @@ def search_first(
     databases, config = read_recipe(recipe, search_db, template_db)
     out = f"{fasta.rstrip('/')}.search"
     places = SearchOptions(
-        executor="ray" if options.on_ray else "local",
+        executor="ray" if options.cluster else "local",
         workers=options.workers,
         ray_address=options.cluster,
     )

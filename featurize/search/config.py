@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,12 +9,9 @@ from typing import Any, Final, Literal
 
 from evofeed.base.configs import check_numbers
 
-Kind = Literal["fasta", "shards", "part", "rna", "hh", "mmseqs"]
+Kind = Literal["fasta", "rna", "hh", "mmseqs"]
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*$")
-_NOT_ON_GPU: Final = ("-s", "--k-score", "--prefilter-mode")
-"""Options of the k-mer prefilter, each with a value."""
-_SHARDS: Final = re.compile(r"(.+)@([0-9]+)$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,10 +22,7 @@ class Database:
         name: what results are called after; Ray nodes that hold it have the resource `db:NAME`.
         path: a FASTA file, or the prefix of a database of hh-suite or mmseqs.
         max_hits: alignment rows kept, the query among them; None takes the recipe's.
-        num_shards: FASTA files `PATH-00000-of-00008`, ... it is split into; 0 is one whole.
         is_template: hits in it are templates, found with the profile of the first alignment.
-        whole: name of the database that it is one shard of; nodes that hold this shard alone
-            have the resource `db:NAME@NUMBER`.
         more: prefixes of further databases of hh-suite, searched in one call with it.
         pairs: rows are for pairing the chains of a complex.
         joint: name of the search it takes part in with others.
@@ -39,9 +32,7 @@ class Database:
     name: str
     path: str
     max_hits: int | None = None
-    num_shards: int = 0
     is_template: bool = False
-    whole: str = ""
     more: tuple[str, ...] = ()
     pairs: bool = False
     joint: str = ""
@@ -49,7 +40,7 @@ class Database:
 
     @classmethod
     def parse(cls, text: str, *, is_template: bool = False) -> Database:
-        """Read `[NAME=]PATH[@SHARDS][,max_hits=N]`.
+        """Read `[NAME=]PATH[,max_hits=N]`.
 
         Raises:
             ValueError: an option that is none, or a number that is none.
@@ -66,11 +57,8 @@ class Database:
             if key != "max_hits" or not value.isdecimal() or int(value) < 1:
                 raise ValueError(f"{text!r}: {option!r} is not max_hits=N")
             max_hits = int(value)
-        shards = _SHARDS.match(path)
-        count = int(shards[2]) if shards and not Path(path).exists() else 0
-        path = shards[1] if shards and count else path
         name = name or re.sub(r"[^A-Za-z0-9_-]", "_", Path(path).name.partition(".")[0])
-        return cls(name, path, max_hits, count, is_template)
+        return cls(name, path, max_hits, is_template)
 
     @property
     def kind(self) -> Kind | None:
@@ -81,29 +69,14 @@ class Database:
             return None
         if Path(f"{self.path}.dbtype").exists():
             return "mmseqs"
-        if not all(Path(part.path).is_file() for part in self.parts()):
+        if not Path(self.path).is_file():
             return None
-        if self.is_rna:
-            return None if self.num_shards or self.whole else "rna"
-        return "shards" if self.num_shards else "part" if self.whole else "fasta"
+        return "rna" if self.is_rna else "fasta"
 
     @property
     def paths(self) -> tuple[str, ...]:
         """Where it is, and what is searched with it in one call."""
         return (self.path, *self.more)
-
-    def parts(self) -> tuple[Database, ...]:
-        """Its shards, or itself."""
-        return tuple(
-            dataclasses.replace(
-                self,
-                name=f"{self.name}@{i}",
-                path=f"{self.path}-{i:05d}-of-{self.num_shards:05d}",
-                num_shards=0,
-                whole=self.name,
-            )
-            for i in range(self.num_shards)
-        ) or (self,)
 
     @property
     def resource(self) -> str:
@@ -142,37 +115,15 @@ class SearchConfig:
     """nhmmer: sequences up to this E-value enter the alignment."""
     hhsearch: tuple[str, ...] = ("-maxseq", "1000000")
     """Options of hhsearch."""
-    gpu: bool = False
-    """mmseqs: search on the GPU, where its version and its database (`makepaddedseqdb`) are made
-    for that: an ungapped prefilter instead of k-mers, so no sensitivity is given."""
-    gpu_server: bool = False
-    """mmseqs: ask the `mmseqs gpuserver` that holds the database in the GPU's memory."""
     threads: int = 1
     """Threads of one search. Many searches at once on one thread each are faster."""
 
     def __post_init__(self) -> None:
-        if self.gpu_server and not self.gpu:
-            raise ValueError("gpu_server needs gpu=True")
         check_numbers(self, "threads", "iterations", "max_hits", least=1)
-
-    def mmseqs_options(self) -> tuple[str, ...]:
-        """Options of `mmseqs search`, on the GPU as ColabFold's own search calls it."""
-        if not self.gpu:
-            return self.mmseqs
-        words = iter(self.mmseqs)
-        kept: list[str] = []
-        for word in words:
-            if word in _NOT_ON_GPU:
-                next(words, None)
-            else:
-                kept.append(word)
-        server = ("--gpu-server", "1") if self.gpu_server else ()
-        return (*kept, "--gpu", "1", "--prefilter-mode", "1", *server)
 
     def template_options(self) -> tuple[str, ...]:
         """Options of `mmseqs search` in a database of templates, ColabFold's."""
-        how = ("--gpu", "1", "--prefilter-mode", "1") if self.gpu else ("-s", "7.5")
-        return ("--db-load-mode", "2", "-a", "1", "-e", "0.1", *how)
+        return ("--db-load-mode", "2", "-a", "1", "-e", "0.1", "-s", "7.5")
 
     def align_options(self) -> tuple[str, ...]:
         """Options of `mmseqs align` for members of clusters, ColabFold's."""
@@ -207,7 +158,11 @@ class SearchConfig:
             if is_template:
                 return {"mmseqs": self.template_options()}
             how = {"expansion": self.expansion} if self.expansion else {}
-            return {"mmseqs": self.mmseqs, "gpu": self.gpu, **how}  # a server changes no row
+            return {
+                "mmseqs": self.mmseqs,
+                "gpu": False,
+                **how,
+            }  # `gpu`: in the names of kept results
         if kind == "hh":
             return {"hhsearch": self.hhsearch} if is_template else {"hhblits": self.hhblits}
         if kind == "rna":

@@ -31,8 +31,6 @@ def database_files(database: Database) -> list[Path]:
     Raises:
         InputError: there is none.
     """
-    if database.num_shards:
-        return [Path(part.path) for part in database.parts()]
     if database.more:
         return [file for one in _alone(database) for file in database_files(one)]
     path = Path(database.path)
@@ -86,28 +84,6 @@ def check_unchanged(database: Database, digest: str) -> None:
             "again to search the new one, or put the old one back",
             path=database.path,
         )
-
-
-def count_sequences(database: Database) -> int:
-    """Sequences of a FASTA database: what E-values are for.
-
-    Raises:
-        InputError: it cannot be read.
-    """
-    return sum(map(_count, stamps_of(database)))
-
-
-@lru_cache(maxsize=4096)
-def _count(stamp: FileStamp) -> int:
-    count, before = 0, b"\n"
-    try:
-        with Path(stamp.path).open("rb") as handle:
-            while block := handle.read(_BITE):
-                count += (before + block).count(b"\n>")
-                before = block[-1:]
-    except OSError as error:
-        raise InputError(f"cannot be read: {error.strerror}", path=stamp.path) from None
-    return count
 
 
 def _stamp(path: Path) -> FileStamp:

@@ -42,53 +42,17 @@ def jackhmmer(sequence: str, db: str, *, threads: int, e_value: float, iteration
     Raises:
         InputError: the database is no FASTA file.
     """
-    return _jackhmmer(sequence, db, threads, e_value, iterations)[0]
-
-
-def jackhmmer_shard(
-    sequence: str, db: str, *, num_targets: int, threads: int, e_value: float, iterations: int
-) -> tuple[bytes, int, dict[str, tuple[float, float, float]]]:
-    """One shard's part of `jackhmmer`: all its domains, to be sifted when all shards are known.
-
-    Args:
-        sequence: the query.
-        db: the shard's FASTA file.
-        num_targets: sequences in all shards: E-values are for these.
-        threads, e_value, iterations: as for `jackhmmer`.
-
-    Returns:
-        The alignment; how many sequences were found; by row, E-value and score of its sequence
-        and E-value of its domain for one target.
-
-    Raises:
-        InputError: the shard is no FASTA file.
-    """
-    limits = {"Z": num_targets, "domZ": 1}
-    text, hits = _jackhmmer(sequence, db, threads, e_value, iterations, **limits)
-    figures = {}
-    for hit in hits.reported:
-        name = hit.name if isinstance(hit.name, str) else hit.name.decode()
-        for domain in hit.domains.reported:
-            where = f"{domain.alignment.target_from}-{domain.alignment.target_to}"
-            figures[f"{name}/{where}"] = hit.evalue, hit.score, domain.c_evalue
-    return text, len(hits.reported), figures
-
-
-def _jackhmmer(
-    sequence: str, db: str, threads: int, e_value: float, iterations: int, **limits: Any
-) -> tuple[bytes, Any]:
-    """The alignment as text, and the hits."""
     from pyhmmer import easel, hmmer
 
     amino = easel.Alphabet.amino()
     query: Any = easel.TextSequence(name=b"query", sequence=sequence).digitize(amino)
-    keep: dict[str, Any] = {"E": e_value, "incE": e_value, **_MSA_FILTERS, **limits}
+    keep: dict[str, Any] = {"E": e_value, "incE": e_value, **_MSA_FILTERS}
     targets = _targets(amino, db)
     rounds: Any = hmmer.jackhmmer(query, targets, max_iterations=iterations, cpus=threads, **keep)
     result = next(iter(rounds))
     if len(result.hits) == 0:
-        return f"# STOCKHOLM 1.0\nquery {sequence}\n//\n".encode(), result.hits
-    return _stockholm(result.msa), result.hits  # the alignment dies with `rounds`
+        return f"# STOCKHOLM 1.0\nquery {sequence}\n//\n".encode()
+    return _stockholm(result.msa)  # the alignment dies with `rounds`
 
 
 def hmmsearch(profile: bytes, db: str, *, threads: int, e_value: float) -> bytes:

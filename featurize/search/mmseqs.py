@@ -27,7 +27,7 @@ def mmseqs(
 ) -> list[bytes]:
     """A3M alignments of sequences to a database of mmseqs."""
     call = _Call(scratch, sequences, db, config)
-    call.run("search", "queries", db, "hits", "tmp", *config.mmseqs_options())
+    call.run("search", "queries", db, "hits", "tmp", *config.mmseqs)
     call.run("result2msa", "queries", db, "hits", "msas", "--msa-format-mode", "5")
     return call.alignments("msas", db, "hits")
 
@@ -41,7 +41,7 @@ def colabfold(
     these. `config.expansion` is `filter`, `nofilter`, or `pair` for rows that are to be paired.
     """
     call = _Call(scratch, sequences, db, config)
-    call.run("search", "queries", db, "hits", "tmp", *config.mmseqs_options())
+    call.run("search", "queries", db, "hits", "tmp", *config.mmseqs)
     profiles = call.entries("tmp/latest/profile_1")
     kind = (scratch.path / "tmp/latest/profile_1.dbtype").read_bytes()
     kept = [kind + profiles[number] for number in range(len(sequences))]
@@ -59,7 +59,7 @@ def colabfold_next(
 ) -> list[bytes]:
     """A3M alignments to another database, found with the profiles of the first search."""
     call = _Call(scratch, sequences, db, config, profiles)
-    call.run("search", "profiles", db, "hits", "tmp", *config.mmseqs_options())
+    call.run("search", "profiles", db, "hits", "tmp", *config.mmseqs)
     return call.expanded("profiles", "tmp/latest/profile_1", ())
 
 

@@ -22,9 +22,6 @@ class SearchOptions(Workplace):
     """Results of all searches, shared between jobs; empty is `cache/` beside the index."""
     scratch: str = ""
     """Folder for the programs' own files, on every machine; empty is the system's."""
-    stage: str = ""
-    """Folder on every node's own disk to which databases are copied, once a node, and searched
-    there; empty searches them where they are."""
     deadline: float = 7200.0
     """Seconds one call of a program may take."""
 

@@ -19,14 +19,7 @@ _CALL_COST: Final = 60
 """Residues' worth of work that a search costs however short its sequence is."""
 _SHARES: Final = 6
 """Units per slot: few enough to cost nothing, enough that no slot waits long for the last."""
-_MOST: Final[dict[Kind, int]] = {
-    "fasta": 16,
-    "shards": 16,
-    "part": 16,
-    "rna": 16,
-    "hh": 4,
-    "mmseqs": 4096,
-}
+_MOST: Final[dict[Kind, int]] = {"fasta": 16, "rna": 16, "hh": 4, "mmseqs": 4096}
 """Sequences of a unit; what is killed with it is done again. mmseqs pays by the call."""
 _NOWHERE: Final = 60.0
 """Seconds to wait for a node that holds a database."""
@@ -148,11 +141,7 @@ class Schedule(Queue):
         return ""
 
     def _holds(self, node: Node, number: int, nodes: Sequence[Node]) -> bool:
-        """Whether a node has a database; all have those that none names as its resource.
-
-        Who offers a sharded database as a whole has each of its shards.
-        """
-        database = self.databases[number]
-        names = {database.resource, *([f"db:{database.whole}"] if database.whole else [])}
-        named = [other for other in nodes if names & other.resources.keys()]
+        """Whether a node has a database; all have those that none names as its resource."""
+        resource = self.databases[number].resource
+        named = [other for other in nodes if resource in other.resources]
         return node in named if named else True

@@ -48,26 +48,6 @@ def _version(program: str, where: str, size: int, changed: int) -> str:
     return f"{program} ({number})"
 
 
-def check_gpu_build() -> None:
-    """Nothing, if mmseqs here can search on a GPU.
-
-    Raises:
-        InputError: it is not on the PATH, or of a release or build that cannot.
-    """
-    name = version("mmseqs")
-    if not _has_gpu(_find("mmseqs"), name):
-        raise InputError(
-            f"{name} knows no --gpu: leave it out, or put a build for CUDA of release 16 or newer "
-            "before it on the PATH"
-        )
-
-
-@lru_cache(maxsize=8)
-def _has_gpu(where: str, _: str) -> bool:
-    done = subprocess.run([where, "search", "-h"], capture_output=True, check=False, timeout=60)
-    return b"--gpu " in done.stdout + done.stderr
-
-
 class Scratch:
     """A folder for one call's files, gone afterwards, and the programs that run in it.
 

@@ -24,15 +24,7 @@ from evofeed.featurize.search.config import Database, SearchConfig
 from evofeed.featurize.search.options import SearchOptions, SearchProgress
 from evofeed.featurize.search.plan import REST, Schedule, make_units
 from evofeed.featurize.search.searchers import Query, kind_of, profile_key, suffix_of
-from evofeed.featurize.search.shards import join_shards
-from evofeed.featurize.search.work import (
-    DatabaseInfo,
-    SearchResult,
-    SearchTask,
-    joined,
-    look_at,
-    packed,
-)
+from evofeed.featurize.search.work import DatabaseInfo, SearchResult, SearchTask, look_at
 
 _STRIKES: Final = 3
 """Times a program may fail with a sequence; each time elsewhere if there is an elsewhere."""
@@ -48,10 +40,7 @@ Progress = Callable[[SearchProgress], None]
 
 
 class Search(Dispatch):
-    """A search as it runs: what is known, what is missing, what it cost.
-
-    A database in shards is as many places to search, on whatever nodes hold them.
-    """
+    """A search as it runs: what is known, what is missing, what it cost."""
 
     def __init__(
         self,
@@ -74,12 +63,9 @@ class Search(Dispatch):
         self.began = time.monotonic()
         self._executor, self._rest, self.lease = executor, rest, None
         self._stack = contextlib.ExitStack()
-        self._places = [part for database in databases for part in database.parts()]
-        self._whole = [n for n, database in enumerate(databases) for _ in database.parts()]
-        self._place_infos: list[DatabaseInfo] = []
         self._starts: dict[int, dict[str, tuple[CachedResult, ...]]] = {}
-        self._wanted: dict[str, tuple[int, Query]] = {}  # place and query by key, of this stage
-        self._place_of: dict[str, int] = {}
+        self._wanted: dict[str, tuple[int, Query]] = {}  # database and query by key, of this stage
+        self._number_of: dict[str, int] = {}  # of its database, by unit
         self._cost = self._cost_done = 0
 
     def close(self) -> None:
@@ -111,11 +97,7 @@ class Search(Dispatch):
 
     def run(self) -> tuple[dict[tuple[str, int], CachedResult], dict[str, dict[str, Any]]]:
         """Results by sequence and database, and the sequences that have not all of them."""
-        self._place_infos = [self._look(place) for place in range(len(self._places))]
-        self.infos = [
-            joined(database, [self._place_infos[place] for place in self._places_of(number)])
-            for number, database in enumerate(self.databases)
-        ]
+        self.infos = [self._look(number) for number in range(len(self.databases))]
         found: dict[tuple[str, int], CachedResult] = {}
         asked = {s for number in range(len(self.databases)) for s in self._asked(number)}
         broken = {s: {**_NOWHERE} for s in self.sequences if s not in asked}
@@ -202,28 +184,14 @@ class Search(Dispatch):
             parts["rows"] = self.config.rows_of(database)
         return result_key("templates" if database.is_template else "msa", sequence, parts)
 
-    def _shard_key(self, place: int, sequence: str) -> str:
-        """The name of what a shard of a database gives, which depends on the size of all."""
-        info, whole = self._place_infos[place], self.infos[self._whole[place]]
-        parts = {
-            "database": info.digest,
-            "program": info.program,
-            "settings": self.config.result_settings(info.kind, False),
-            "num_targets": whole.num_sequences,
-        }
-        return result_key("shard", sequence, parts)
-
-    def _places_of(self, number: int) -> list[int]:
-        return [place for place, whole in enumerate(self._whole) if whole == number]
-
-    def _look(self, place: int) -> DatabaseInfo:
-        """What is at a place: looked at here, or where it is."""
-        database = self._places[place]
+    def _look(self, number: int) -> DatabaseInfo:
+        """What a database is: looked at here, or where it is."""
+        database = self.databases[number]
         if database.kind is not None:
             return look_at(database, self.config)
         if not self.options.ray_address:
             kind_of(database)  # which raises
-        schedule = Schedule(self._places, {"look": place}, self.options.cores)
+        schedule = Schedule(self.databases, {"look": number}, self.options.cores)
         while not (placed := schedule.take(self.executor, {})):
             self.executor.wait(TICK)
         task = SearchTask(unit_id="look", database=database, config=self.config)
@@ -243,21 +211,14 @@ class Search(Dispatch):
     ) -> None:
         """Have every key in the cache; what cannot be is `broken`."""
         there = self.cache.find(keys.values())
-        wanted: dict[str, tuple[int, Query]] = {}  # place and query by key
+        wanted: dict[str, tuple[int, Query]] = {}
         for (sequence, number), key in keys.items():
             if key in there:
                 self.hits[number] += 1
-            elif self.databases[number].num_shards:
-                shard_keys = {p: self._shard_key(p, sequence) for p in self._places_of(number)}
-                known = self.cache.find(shard_keys.values())
-                for place, shard_key in shard_keys.items():
-                    if shard_key not in known:
-                        wanted[shard_key] = place, Query(shard_key, sequence)
             else:
-                wanted[key] = self._places_of(number)[0], Query(key, sequence)
+                wanted[key] = number, Query(key, sequence)
         job_id = hashlib.sha256("\n".join(keys.values()).encode()).hexdigest()
         reasons = self._search(job_id, wanted) if wanted else {}
-        self._join({where: key for where, key in keys.items() if key not in there}, reasons)
         there = self.cache.find(keys.values())
         for (sequence, number), key in keys.items():
             if key in there:
@@ -270,21 +231,21 @@ class Search(Dispatch):
     ) -> dict[str, dict[str, Any]]:
         """Search what the cache has not; why some of it was searched in vain."""
         queries: dict[int, list[Query]] = defaultdict(list)
-        for place, query in wanted.values():
-            queries[place].append(query)
+        for number, query in wanted.values():
+            queries[number].append(query)
         plans = {
-            place: make_units(place, self._place_infos[place].kind, each, self._slots())
-            for place, each in queries.items()
+            number: make_units(number, self.infos[number].kind, each, self._slots())
+            for number, each in queries.items()
         }
         units = [unit for each in plans.values() for unit in each]
         self._wanted = wanted
-        self._place_of = {unit.unit_id: place for place, each in plans.items() for unit in each}
+        self._number_of = {unit.unit_id: number for number, each in plans.items() for unit in each}
         self._cost, self._cost_done = sum(unit.cost for unit in units), 0
         with closing(Ledger("sqlite:///:memory:")) as ledger:  # the cache keeps what is done
             job = {"input_uri": "", "dataset_uri": "", "arguments": {}}
             ledger.begin(job_id, Plan(job_id, tuple(units), {}, {}), job, None)
             self.take_up(ledger, job_id, units, self.options)
-            schedule = Schedule(self._places, self._place_of, self.options.cores, self._rest)
+            schedule = Schedule(self.databases, self._number_of, self.options.cores, self._rest)
             self.work(self.executor, schedule)
             return {
                 chain["chain_id"]: {"type": chain["type"], "message": chain["message"]}
@@ -299,26 +260,9 @@ class Search(Dispatch):
         """Units that run at once on all nodes."""
         return sum(node.slots for node in self.executor.nodes(self.options.cores))
 
-    def _join(self, keys: dict[tuple[str, int], str], reasons: dict[str, dict[str, Any]]) -> None:
-        """Results of sharded databases from those of their shards; `reasons` why some have none."""
-        for (sequence, number), key in keys.items():
-            if not self.databases[number].num_shards:
-                continue
-            shard_keys = [self._shard_key(place, sequence) for place in self._places_of(number)]
-            there = self.cache.find(shard_keys)
-            self.searched[number] += 1
-            if missing := next((one for one in shard_keys if one not in there), ""):
-                reasons[key] = reasons[missing]
-                continue
-            texts = [self.cache.read(there[one]) for one in shard_keys]
-            data = join_shards(sequence, texts, self.config.rows_of(self.databases[number]))
-            seconds = sum(there[one].seconds for one in shard_keys)
-            self.cache.put([packed(key, data, seconds)], ".a3m", self._provenance(number))
-
     def task(self, unit_id: str, item_ids: tuple[str, ...]) -> SearchTask:
         """These queries of a unit, to search."""
-        place = self._place_of[unit_id]
-        number = self._whole[place]
+        number = self._number_of[unit_id]
         queries = tuple(self._wanted[key][1] for key in item_ids)
         if starts := self._starts.get(number):
             queries = tuple(
@@ -329,33 +273,29 @@ class Search(Dispatch):
             )
         return SearchTask(
             unit_id=unit_id,
-            database=self._places[place],
+            database=self.databases[number],
             config=self.config,
             queries=queries,
-            info=self._place_infos[place],
-            num_targets=self.infos[number].num_sequences,
+            info=self.infos[number],
             deadline=self.options.deadline,
             scratch=self.options.scratch,
-            stage=self.options.stage,
         )
 
     def settle(self, output: SearchResult, item_ids: tuple[str, ...], is_trial: bool) -> bool:
         """Results to the cache, failures and what is done to the ledger."""
-        unit, place = self.units[output.unit_id], self._place_of[output.unit_id]
-        number, info = self._whole[place], self._place_infos[place]
-        suffix = suffix_of(info.kind, self.databases[number].is_template)
+        unit, number = self.units[output.unit_id], self._number_of[output.unit_id]
+        suffix = suffix_of(self.infos[number].kind, self.databases[number].is_template)
         self.cache.put(output.made, suffix, self._provenance(number))
         for result in output.made:
             self._wanted.pop(result.key, None)
         self.spent[number] += output.seconds  # type: ignore[assignment]
-        if not self.databases[number].num_shards:
-            self.searched[number] += len(item_ids)
+        self.searched[number] += len(item_ids)
         for key, why in output.failures.items():
             failure = {**why, "chain_id": key, "path": None, "line": None}
             self.ledger.strike(self.job_id, unit.unit_id, failure, _STRIKES)
         if self.remaining(unit.unit_id):
             return True
-        nothing: dict[str, Any] = {"shard": None, "failures": (), "notes": {}, "inputs": {}}
+        nothing: dict[str, Any] = {"shard": None, "failures": (), "notes": {}}
         done = UnitResult(unit_id=unit.unit_id, num_chains=len(unit.chain_ids), **nothing)
         self.ledger.finish(self.job_id, done)
         self._cost_done += unit.cost

@@ -12,7 +12,7 @@ from evofeed.featurize.formats.a3m import parse_a3m
 from evofeed.featurize.formats.hits import parse_hhr
 from evofeed.featurize.formats.stockholm import parse_stockholm
 from evofeed.featurize.inputs.queries import query_of
-from evofeed.featurize.search import aligned_text, hmmer, mmseqs, programs, shards
+from evofeed.featurize.search import aligned_text, hmmer, mmseqs, programs
 from evofeed.featurize.search.config import Database, Kind, SearchConfig
 from evofeed.featurize.search.programs import Scratch
 
@@ -39,7 +39,7 @@ def kind_of(database: Database) -> Kind:
         InputError: it is not here.
     """
     kind = database.kind
-    if kind is None or (kind in ("shards", "part") and database.is_template):
+    if kind is None:
         what, program = (
             ("template", "hh-suite") if database.is_template else ("sequence", "hhblits")
         )
@@ -53,11 +53,9 @@ def program_of(kind: Kind, is_template: bool, config: SearchConfig) -> str:
     """The program, its version with it, that searches a kind of database here.
 
     Raises:
-        InputError: it is not on the PATH, or cannot use the GPU that it shall.
+        InputError: it is not on the PATH.
     """
     if kind == "mmseqs":
-        if config.gpu:
-            programs.check_gpu_build()
         return programs.version("mmseqs")
     if kind == "hh":
         return programs.version("hhsearch" if is_template else "hhblits")
@@ -69,7 +67,7 @@ def suffix_of(kind: Kind, is_template: bool) -> str:
     """Suffix of the results of a kind of database."""
     if is_template and kind != "fasta":
         return ".m8" if kind == "mmseqs" else ".hhr"
-    return {"fasta": ".sto", "part": ".json"}.get(kind, ".a3m")
+    return ".sto" if kind == "fasta" else ".a3m"
 
 
 def profile_key(key: str) -> str:
@@ -83,7 +81,6 @@ def search(
     config: SearchConfig,
     scratch: Callable[[], Scratch],
     in_hand: Callable[[str], None],
-    num_targets: int = 0,
 ) -> dict[str, bytes | InputError]:
     """The result of every query by its key, or why it has none.
 
@@ -93,19 +90,12 @@ def search(
         config: settings.
         scratch: makes a folder for one call of a program.
         in_hand: called with the key of each query before it is searched.
-        num_targets: sequences in all shards of the database, where this is one of them.
 
     Raises:
         InputError: the database is not here, or its program.
         JobError: the disk is full.
     """
     kind = kind_of(database)
-    if kind == "part" and config.iterations > 1:
-        raise InputError(
-            "several rounds of jackhmmer need the database whole: join its shards, or search "
-            "with one round",
-            path=database.path,
-        )
     program_of(kind, database.is_template, config)
     if kind == "mmseqs":
         return _together(database, queries, config, scratch, in_hand)
@@ -113,11 +103,8 @@ def search(
     for query in queries:
         in_hand(query.key)
         try:
-            if kind == "part":
-                data = shards.search_shard(query.sequence, database, config, num_targets)
-            else:
-                with scratch() as folder:
-                    data = _search_one(database, kind, query, config, folder)
+            with scratch() as folder:
+                data = _search_one(database, kind, query, config, folder)
             results[query.key] = _checked(query, data, kind, database, config)
         except InputError as error:
             results[query.key] = error
@@ -213,9 +200,6 @@ def _checked(
         SearchFailed: it was cut short, or is of another sequence.
     """
     try:
-        if kind == "part":
-            shards.check_shard(data)
-            return data
         if kind == "hh" and database.is_template:
             _check_hhr(data)
             return data

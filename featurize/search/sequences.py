@@ -29,7 +29,7 @@ def read_sequences(
         raise InputError("no such file or folder", path=fasta)
     files = fasta_files(root) if root.is_dir() else [root]
     faults: list[InputError] = []
-    nothing = SideFiles({}, {}, {}, None, None, None, False, faults)
+    nothing = SideFiles({}, {}, None, None, None, False, faults)
     found = [source for path in files for source in from_fasta(path, nothing, rna=rna)]
     sources = once(found, faults, fasta)
     if problems is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -12,15 +12,9 @@ from evofeed.base.errors import InputError, JobError
 from evofeed.featurize.job.work import UnitOutput
 from evofeed.featurize.search.cache import Made
 from evofeed.featurize.search.config import Database, Kind, SearchConfig
-from evofeed.featurize.search.digests import (
-    check_unchanged,
-    count_sequences,
-    database_digest,
-    stamps_of,
-)
+from evofeed.featurize.search.digests import check_unchanged, database_digest, stamps_of
 from evofeed.featurize.search.programs import Scratch
 from evofeed.featurize.search.searchers import Query, kind_of, program_of, search
-from evofeed.featurize.search.staging import staged
 
 _PACKED: Final = 3
 """zstd's level: an alignment packs six- to tenfold in a hundredth of the time of its search."""
@@ -34,8 +28,6 @@ class DatabaseInfo:
     kind: Kind
     program: str
     nbytes: int
-    num_sequences: int = 0
-    """Of a database in shards, which E-values are for; 0 of others."""
 
 
 def look_at(database: Database, config: SearchConfig) -> DatabaseInfo:
@@ -44,34 +36,10 @@ def look_at(database: Database, config: SearchConfig) -> DatabaseInfo:
     Raises:
         InputError: it is not here, or its program.
     """
-    if database.num_shards:
-        return joined(database, [look_at(part, config) for part in database.parts()])
     kind = kind_of(database)
     program = program_of(kind, database.is_template, config)
     nbytes = sum(stamp.nbytes for stamp in stamps_of(database))
-    count = count_sequences(database) if kind == "part" else 0
-    return DatabaseInfo(database_digest(database), kind, program, nbytes, count)
-
-
-def joined(database: Database, parts: Sequence[DatabaseInfo]) -> DatabaseInfo:
-    """A database from what its shards are; one that is whole is its only part.
-
-    Raises:
-        JobError: its shards would be searched by different programs.
-    """
-    if not database.num_shards:
-        return parts[0]
-    programs = {part.program for part in parts}
-    if len(programs) > 1:
-        raise JobError(
-            f"nodes with its shards have {' and '.join(sorted(programs))}: give every machine the "
-            "same, and run it again",
-            path=database.path,
-        )
-    digest = hashlib.sha256("\n".join(part.digest for part in parts).encode()).hexdigest()
-    nbytes = sum(part.nbytes for part in parts)
-    count = sum(part.num_sequences for part in parts)
-    return DatabaseInfo(digest, "shards", parts[0].program, nbytes, count)
+    return DatabaseInfo(database_digest(database), kind, program, nbytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,10 +69,8 @@ class SearchTask:
         config: settings.
         queries: what to look for.
         info: of the database as it was when the job began.
-        num_targets: sequences in all shards of the database, where it is one of them.
         deadline: seconds one call of a program may take.
         scratch: folder for the programs' files; the system's if empty.
-        stage: folder on this node's disk for a copy of the database; searched where it is if empty.
     """
 
     unit_id: str
@@ -112,10 +78,8 @@ class SearchTask:
     config: SearchConfig
     queries: tuple[Query, ...] = ()
     info: DatabaseInfo | None = None
-    num_targets: int = 0
     deadline: float = 3600.0
     scratch: str = ""
-    stage: str = ""
     dataset_uri: str = ""
     expected_memory: int = 0
 
@@ -131,13 +95,10 @@ class SearchTask:
         if not self.queries:
             return SearchResult(unit_id=self.unit_id)
         database, info = self.database, self.info
-        database = staged(database, info.digest, self.stage) if self.stage else database
         self._check(database, info)
         began = time.monotonic()
         place = lambda: Scratch(self.deadline, self.scratch)  # noqa: E731
-        results = search(
-            database, self.queries, self.config, place, in_hand, num_targets=self.num_targets
-        )
+        results = search(database, self.queries, self.config, place, in_hand)
         in_hand("")
         check_unchanged(database, info.digest)  # what was read may be of another
         seconds = time.monotonic() - began

@@ -35,7 +35,6 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "export": ("evofeed.featurize.export.commands", "export", "Records for other programs."),
     "cluster": ("evofeed.featurize.search.commands", "cluster", "Sequence clusters, by mmseqs."),
     "snapshots": ("evofeed.store.commands", "snapshots", "List, compare, tag, verify, collect."),
-    "shards": ("evofeed.store.shard_commands", "shards", "Look inside shards."),
     "serve": ("evofeed.service.commands", "serve", "The manifest service and dashboard."),
     "tokens": ("evofeed.service.client.commands", "tokens", "API tokens of the service."),
     "entries": (

@@ -26,18 +26,20 @@ def without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_demo_of_complexes_trains_predicts_and_draws(tmp_path: Path, without_ray: None) -> None:
     said: list[str] = []
     report = complexes.run_complexes(tmp_path, complexes=1, steps=8, say=said.append)
-    assert (report.complexes, report.left_out, report.steps) == (1, 0, 8)
-    assert report.loss_last < report.loss_first
-    assert Path(report.picture).read_bytes().startswith(b"\x89PNG")
-    assert all(0 <= one <= 1 for one in (*report.interface_lddt, *report.dockq, *report.iptm))
-    assert report.dockq[0] != report.dockq[1]
-    assert json.loads((tmp_path / "report.json").read_text()) == json.loads(report.to_json())
+    assert (report["complexes"], report["left_out"], report["steps"]) == (1, 0, 8)
+    assert report["loss_last"] < report["loss_first"]
+    assert Path(report["picture"]).read_bytes().startswith(b"\x89PNG")
+    assert all(
+        0 <= one <= 1 for one in (*report["interface_lddt"], *report["dockq"], *report["iptm"])
+    )
+    assert report["dockq"][0] != report["dockq"][1]
+    assert json.loads((tmp_path / "report.json").read_text()) == report
     assert [line.partition(":")[0] for line in said] == [
         "synth", "assemblies", "serve", "train", "predict", "draw",
     ]  # fmt: skip
     assert complexes._add(tmp_path / "raw", tmp_path / "dataset", None) == 0
     dataset = Dataset.open(tmp_path / "dataset")
-    assert dataset.digest == report.snapshot, "an earlier demo is continued, not redone"
+    assert dataset.digest == report["snapshot"], "an earlier demo is continued, not redone"
     record = complexes.largest_interface(dataset)
     shown = complexes.predicted(record, tmp_path / "training", trained=True)
     pred, true = shown.traces

@@ -69,8 +69,8 @@ def test_the_demo_runs_on_real_files(
     inputs = golden / "data" / "inputs"
     report = path.run_demo(tmp_path / "demo", raw=inputs, steps=16)
     alignments = [folder for folder in (inputs / "alignments").iterdir() if folder.is_dir()]
-    assert (report.chains, report.quarantined) == (len(alignments), 0)
-    assert report.loss_last < report.loss_first
+    assert (report["chains"], report["quarantined"]) == (len(alignments), 0)
+    assert report["loss_last"] < report["loss_first"]
 
 
 def test_an_input_that_is_no_folder_is_a_wrong_call(

@@ -36,7 +36,7 @@ def test_every_deviation_from_openfold_is_documented() -> None:
     [
         *((FeaturizeConfig, {"max_template_date": date}) for date in ("yesterday", "2021")),
         *((kind, {"max_templates": -1}) for kind in (FeaturizeConfig, CropConfig)),
-        *((CropConfig, {name: 0}) for name in ("views", "residue_crop", "msa_budget")),
+        *((CropConfig, {name: 0}) for name in ("max_msa_rows", "msa_budget")),
     ],
 )
 def test_senseless_settings_are_a_wrong_call(config: Any, changes: dict[str, object]) -> None:

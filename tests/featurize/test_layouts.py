@@ -186,19 +186,6 @@ def test_structures_alone_are_all_their_protein_chains(tmp_path: Path, golden: P
     assert record.num_alignments == 1 and "no alignment" in " ".join(record.dropped)
 
 
-def test_a_structure_index_names_spans_of_a_db(tmp_path: Path) -> None:
-    model = predicted_model(tmp_path)
-    data = model.read_bytes()
-    model.unlink()
-    (tmp_path / "s.db").write_bytes(b"other" + data + b"rest")
-    index = {"fam1_A": {"db": "s.db", "files": [[model.name, 5, len(data)]]}}
-    (tmp_path / "s.json").write_text(json.dumps(index))
-    (tmp_path / "alignments" / "fam1_A").mkdir(parents=True)
-    (source,) = discover(tmp_path, structure_index=tmp_path / "s.json", is_distillation=True)
-    record = featurize_chain(source)
-    assert record.num_res > 10 and record.is_distillation
-
-
 ASTRAY = ["../up", "a/b", "", "ü_A", "x" * 300, ".."]
 
 

@@ -219,14 +219,13 @@ def test_boltz_and_chai_fasta_say_what_each_record_is(tmp_path: Path) -> None:
     [
         ("structure_dir", r"no structure here .*1abc\.cif .* found .*9xyz\.txt"),
         ("template_mmcif_dir", "no template structure here"),
-        ("structure_index", "no chain here is in it, such as 1abc_A"),
     ],
 )
 def test_a_place_that_fits_no_chain_is_an_error(place: str, match: str, tmp_path: Path) -> None:
     raw = write(tmp_path / "raw", {"1abc_A.a3m": f">q\n{A}\n"})
-    other = write(tmp_path / "other", {"x/9xyz.txt": "", "index": "{}"})
+    other = write(tmp_path / "other", {"x/9xyz.txt": ""})
     with pytest.raises(InputError, match=match):
-        discover(raw, **{place: other / "index" if place == "structure_index" else other})
+        discover(raw, **{place: other})
 
 
 def test_an_input_without_chains_is_described(tmp_path: Path) -> None:
@@ -234,7 +233,7 @@ def test_an_input_without_chains_is_described(tmp_path: Path) -> None:
     with pytest.raises(InputError) as caught:
         discover(tmp_path)
     message = caught.value.message
-    assert "it has 2 .pkl, 1 .a3m" in message and "snapshots convert --trusted-pickle" in message
+    assert "it has 2 .pkl, 1 .a3m" in message and "as AlphaFold has them in msas/" in message
     assert f"give {tmp_path / 'b' / 'c'} or its parent" in message
     (tmp_path / "none").mkdir()
     with pytest.raises(InputError, match="it has no file"):

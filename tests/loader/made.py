@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 from tests.loader.recorded import Case, RecordedDraws, load_case
+from tests.raw_features import from_raw_features
 from torch import Tensor
 
 from evofeed.loader.arena import Arena
@@ -22,7 +23,6 @@ from evofeed.loader.plan import BatchPlan, SamplePlan
 from evofeed.loader.read_chain import ReadRequest, read_chain, slot_nbytes
 from evofeed.protein.chain_record import ChainRecord
 from evofeed.store import Dataset, DatasetWriter
-from evofeed.store.convert import from_raw_features
 
 if TYPE_CHECKING:
     from evofeed.loader.fused.sample_kernels import SampleKernels

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from pathlib import Path
 
@@ -61,33 +60,15 @@ def test_text_from_files_is_no_markup_in_a_card(dataset: Dataset) -> None:
     assert rows == [r"| 1 | no &lt;b>structure \| at all | 1bad_B: no &lt;b>structure \| at all |"]
 
 
-def test_croissant_names_every_file_with_its_sum(dataset: Dataset) -> None:
-    found = dataset_card(dataset, license_name="CC0-1.0", url="https://example.org").to_croissant()
-    assert found["dct:conformsTo"].endswith("/1.0") and found["license"] == "CC0-1.0"
-    root = Path(dataset.uri.removeprefix("file://"))
-    assert len(found["distribution"]) == 2 + len(dataset.manifest.shards)
-    for file in found["distribution"]:
-        data = (root / file["contentUrl"]).read_bytes()
-        assert hashlib.sha256(data).hexdigest() == file["sha256"]
-    (chains,) = found["recordSet"]
-    assert {f["name"] for f in chains["field"]} == set(dataset.index.column_names) - {
-        "column_offsets"
-    }
-    kinds = {f["name"]: f["dataType"] for f in chains["field"]}
-    assert (kinds["num_res"], kinds["resolution"]) == ("sc:Integer", "sc:Float")
-    assert (kinds["has_structure"], kinds["method"]) == ("sc:Boolean", "sc:Text")
-
-
-def test_the_command_writes_card_plots_and_croissant(dataset: Dataset, tmp_path: Path) -> None:
+def test_the_command_writes_the_card_and_its_plots(dataset: Dataset, tmp_path: Path) -> None:
     out, report = tmp_path / "card", tmp_path / "report.json"
     report.write_text(json.dumps({"notes": {"c1": ["rows: 12 duplicates"]}}))
     command = ["card", dataset.uri, "--out", str(out), "--report", str(report), "--json"]
     done = CliRunner().invoke(snapshots, command)
     assert done.exit_code == 0, done.output
-    assert sorted(p.name for p in out.iterdir()) == ["README.md", "card.png", "croissant.json"]
+    assert sorted(p.name for p in out.iterdir()) == ["README.md", "card.png"]
     assert (out / "card.png").read_bytes().startswith(b"\x89PNG")
     assert "rows: … duplicates" in (out / "README.md").read_text()
-    assert json.loads((out / "croissant.json").read_text())["version"] == dataset.digest
     plain = CliRunner().invoke(snapshots, ["card", dataset.uri])
     assert plain.exit_code == 0 and "5 chains" in plain.output
 

@@ -1,10 +1,9 @@
-"""`evofeed snapshots` and `evofeed shards` from the command line."""
+"""`evofeed snapshots` from the command line."""
 
 from __future__ import annotations
 
 import json
 
-import numpy as np
 import pytest
 from tests.conftest import exit_code
 from tests.store.records import flip, published, random_record
@@ -13,7 +12,6 @@ from typer.testing import CliRunner
 from evofeed.base.errors import ChainMissing, DatasetMissing, RefConflict, ShardCorrupt
 from evofeed.store import Dataset, gc, write_shard
 from evofeed.store.commands import snapshots
-from evofeed.store.shard_commands import shards
 
 
 @pytest.fixture
@@ -29,11 +27,10 @@ def run(app, *args, code=0):
 
 
 def test_every_command_has_help_with_an_example():
-    for app in (snapshots, shards):
-        for command in app.registered_commands:
-            name = command.name or command.callback.__name__
-            text = run(app, name, "--help")
-            assert "Example: evofeed" in text and "--json" in text, name
+    for command in snapshots.registered_commands:
+        name = command.name or command.callback.__name__
+        text = run(snapshots, name, "--help")
+        assert "Example: evofeed" in text and "--json" in text, name
 
 
 def test_ls_diff_tag_and_verify_tell_people_and_programs(uri):
@@ -63,14 +60,16 @@ def test_chains_are_listed_and_one_that_is_not_there_is_a_typed_error(uri):
         assert isinstance(caught.value, KeyError) and str(wrong) in str(caught.value)
 
 
-def test_damage_is_listed_and_exits_with_one(uri, tmp_path):
+def test_damage_is_listed_and_exits_with_one(uri):
     dataset = Dataset.open(uri)
     path = dataset.storage.path(dataset.spans.key(0))
     flip(path, int(dataset.spans.offset[1]) + 400)
     reported = run(snapshots, "verify", uri, code=1)
     assert "chain1_A" in reported and reported.splitlines()[-1].startswith("to repair: ")
-    values = json.loads(run(shards, "verify", str(path), "--json", code=1))
-    assert values["faults"][0]["type"] == "ShardCorrupt"
+    values = json.loads(run(snapshots, "verify", uri, "--deep", "--json", code=1))
+    assert {fault["type"] for fault in values["faults"]} == {"ShardCorrupt"}
+    text = run(snapshots, "verify", "ftp://x", code=2)
+    assert text.startswith("evofeed: ") and len(text.splitlines()) == 1
 
 
 def test_gc_says_first_and_removes_only_when_asked(uri):
@@ -78,22 +77,6 @@ def test_gc_says_first_and_removes_only_when_asked(uri):
     assert "would remove 2 files" in run(snapshots, "gc", uri, "--grace-days", "0")
     report = json.loads(run(snapshots, "gc", uri, "--grace-days", "0", "--delete", "--json"))
     assert f"shards/{entry.name}" in report["removed"]
-
-
-def test_inspect_and_cat_show_a_chain(uri, tmp_path):
-    assert "3 chains" in run(shards, "inspect", uri)
-    values = json.loads(run(shards, "inspect", uri, "chain1_A", "--json"))
-    assert values["columns"]["msa"]["codec"] == "MSA5"
-    assert "MSA5" in run(shards, "inspect", uri, "chain1_A")
-    out = str(tmp_path / "x.npz")
-    assert "X-RAY" in run(shards, "cat", uri, "chain1_A", "--out", out)
-    assert np.array_equal(np.load(out)["msa"], random_record(1).msa)
-
-
-def test_wrong_calls_exit_with_two_and_one_line(uri):
-    for args in (["inspect", uri, "nochain"], ["cat", uri, "nochain"], ["inspect", "ftp://x"]):
-        text = run(shards, *args, code=2)
-        assert text.startswith("evofeed: ") and len(text.splitlines()) == 1
 
 
 def test_a_missing_dataset_is_one_line_and_exit_code_one(tmp_path, capsys):

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from tests.conftest import golden_files
 from tests.featurize.golden import openfold_record, sources
+from tests.raw_features import from_raw_features
 from tests.store.records import assert_same, published
 from tests.store.test_reading import assert_cropped
 
 from evofeed.featurize import to_openfold_raw
 from evofeed.store import Dataset
-from evofeed.store.convert import convert
 from evofeed.store.decode import ChainDecoder, Place
 from evofeed.store.encode import encode_record
 from evofeed.store.layout import Codec
@@ -27,10 +27,10 @@ RAW = [path for path in golden_files("data/golden/*.raw.npz") if with_alignment(
 
 @pytest.mark.parametrize("path", RAW, ids=lambda path: path.name)
 def test_openfold_feature_dicts_survive_conversion_and_storage(path, tmp_path):
-    convert([path], str(tmp_path))
-    again = to_openfold_raw(Dataset.open(tmp_path)[0])
     compared = 0
     with np.load(path) as golden:
+        published(tmp_path, [from_raw_features(golden, "recorded_A")])
+        again = to_openfold_raw(Dataset.open(tmp_path)[0])
         for name in set(golden.files) & set(again):
             ours, theirs = again[name], golden[name]
             ours = ours.astype("S") if theirs.dtype.kind == "S" else ours

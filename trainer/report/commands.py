@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from evofeed.base.options import Json, picture_name
+from evofeed.base.options import Json
 
 
 def _page_name(path: Path | None) -> Path | None:
@@ -23,9 +23,6 @@ def report(
         list[Path],
         typer.Argument(help="Folder of a run, the --out of `evofeed train`; several: with --html."),
     ],
-    plot: Annotated[
-        Path | None, typer.Option(help="Draw it: .png, .svg or .pdf.", callback=picture_name)
-    ] = None,
     html: Annotated[
         Path | None,
         typer.Option(help="A page for a browser, whole offline.", callback=_page_name),
@@ -34,13 +31,13 @@ def report(
 ) -> None:
     """Where every second of a training run went, its losses and its validations.
 
-    Example:  evofeed report runs/first --plot report.png
+    Example:  evofeed report runs/first --html report.html
 
     Example:  evofeed report runs/first runs/second --html both.html
     """
     from evofeed.trainer.report.run_report import make_report, write_report
 
-    if len(run) > 1 and (html is None or plot is not None or as_json):
+    if len(run) > 1 and (html is None or as_json):
         raise typer.BadParameter("several runs are compared on a page: give --html, and it alone")
     if html is not None:
         from evofeed.trainer.report.page import write_page
@@ -53,10 +50,6 @@ def report(
         found = write_report(run[0])
     except OSError:  # somebody else's run: its report can be read, not kept
         found = make_report(run[0])
-    if plot is not None:
-        from evofeed.trainer.report.run_report import plot_report
-
-        plot_report(run[0], plot)
     show_report(found, as_json)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from evofeed.base.errors import InputError
-from evofeed.base.run_files import RUN, STRUCTURE
+from evofeed.base.run_files import RUN
 from evofeed.trainer.log.runlog import PARTS, read_steps
 
 REPORT = "report.json"
@@ -194,14 +194,6 @@ def write_report(folder: Path) -> dict[str, Any]:
     report = make_report(folder)
     (folder / REPORT).write_text(json.dumps(report, indent=1))
     return report
-
-
-def plot_report(folder: Path, path: Path) -> Path:
-    """Draw the run in `folder` into a picture file; returns its path."""
-    from evofeed.viz import draw_run
-
-    atoms = folder / STRUCTURE if (folder / STRUCTURE).is_file() else None
-    return draw_run(make_report(folder), read_steps(folder), atoms, path)
 
 
 def report_rows(report: Mapping[str, Any]) -> list[tuple[str, str]]:

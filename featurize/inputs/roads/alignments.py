@@ -1,7 +1,6 @@
 """Alignments of complexes and of databases as other programs lay them out.
 
 <name>/msas/A/, <name>/msas/B/     AlphaFold-Multimer's output, a folder for each chain
-mmcif_msa/<number>/                Protenix's, numbered; sequences in `seq_to_pdb_index.json`
 #93,87<TAB>1,1 ...                 ColabFold's a3m of a complex
 <db>.ffdata, <db>.ffindex          databases of hh-suite: alignments glued together, and the index
 """
@@ -21,8 +20,6 @@ from evofeed.featurize.inputs.side_files import SideFiles
 from evofeed.featurize.inputs.sources import ChainSource, is_alignment
 from evofeed.featurize.structures.listing import chains_in
 
-NUMBERED: Final = ("mmcif_msa_template", "mmcif_msa", "msa", "msas")
-"""Folders of Protenix's alignments, a folder in them for each number."""
 _MAP: Final = "chain_id_map.json"
 _LETTER: Final = re.compile("[A-Z]{1,2}")
 
@@ -152,30 +149,3 @@ def from_ffindex(index: Path, beside: SideFiles) -> list[ChainSource]:
         source = beside.source(name, str(index), alignments=(ref,))
         sources += [source] if source is not None else []
     return sources
-
-
-def with_sequences(root: Path, sources: list[ChainSource], beside: SideFiles) -> list[ChainSource]:
-    """Chains named by Protenix's numbers with the sequences that its index gives them.
-
-    Args:
-        root: the folder above the alignments; without an index there, chains stay as they are.
-    """
-    homes = (root, root / "common", root.parent, root.parent / "common")
-    paths = (home / "seq_to_pdb_index.json" for home in homes)
-    index = next((path for path in paths if path.is_file()), None)
-    if index is None:
-        return sources
-    try:
-        table = json.loads(read_bytes(file_ref(index)))
-        sequence_of = {str(number): sequence for sequence, number in table.items()}
-    except (ValueError, RecursionError, AttributeError) as error:
-        raise InputError(f"not Protenix's index of sequences: {error!r}", path=str(index)) from None
-    found = []
-    for source in sources:
-        sequence = sequence_of.get(source.chain_id)
-        if sequence is None:
-            why = f"no sequence of this number in {index.name}"
-            beside.faults.append(InputError(why, path=str(index), item=source.chain_id))
-        else:
-            found.append(dataclasses.replace(source, sequence=sequence))
-    return found

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -41,9 +42,9 @@ def demo(
 
     Whole entries: evofeed demo --all-atom
     """
-    from evofeed.demo.complexes import run_complexes
-    from evofeed.demo.entries import run_entries
-    from evofeed.demo.path import run_demo
+    from evofeed.demo import complexes as of_complexes
+    from evofeed.demo import entries as of_entries
+    from evofeed.demo import path as of_chains
 
     if all_atom and (raw is not None or complexes):
         raise typer.BadParameter("--all-atom simulates its own files, and no complexes")
@@ -51,24 +52,24 @@ def demo(
         raise typer.BadParameter("of complexes the demo simulates its own files")
     if raw is not None and not raw.is_dir():
         raise typer.BadParameter(f"{raw} is no folder", param_hint="--input")
-    kind = "demo_entries" if all_atom else "demo_complexes" if complexes else "demo"
-    out = folder or Path(kind)
     say = None if as_json else _heading
-    report: Any = (
-        run_entries(out, say=say)
-        if all_atom
-        else run_complexes(out, steps=steps or 240, say=say)
-        if complexes
-        else run_demo(out, raw=raw, chains=chains, steps=steps or 120, say=say)
-    )
+    out = folder or Path("demo_entries" if all_atom else "demo_complexes" if complexes else "demo")
+    if all_atom:
+        report, rows = of_entries.run_entries(out, say=say), of_entries.rows
+    elif complexes:
+        report = of_complexes.run_complexes(out, steps=steps or 240, say=say)
+        rows = of_complexes.rows
+    else:
+        report = of_chains.run_demo(out, raw=raw, chains=chains, steps=steps or 120, say=say)
+        rows = of_chains.rows
     if as_json:
-        print(report.to_json())
+        print(json.dumps(report, indent=1))
         return
     from rich.console import Console
     from rich.table import Table
 
     table = Table(show_header=False, title="evofeed demo")
-    for label, text in report.rows():
+    for label, text in rows(report):
         table.add_row(label, text)
     Console(markup=False).print(table)
     if all_atom:

@@ -3,49 +3,47 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from evofeed.demo.path import Report, Say, featurize, simulate, tell, train_preset
+from evofeed.demo.path import (
+    Report,
+    Rows,
+    Say,
+    featurize,
+    keep,
+    rows_of_training,
+    simulate,
+    tell,
+    train_preset,
+)
 from evofeed.protein.assembly_record import AssemblyRecord
 
 _STOICHIOMETRIES: Final = ("A2", "AB")
 _SIZES: Final = {"mean_length": 30, "mean_depth": 40, "mean_members": 2}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ComplexesReport(Report):
-    """What the demo of complexes did; scores before training and after."""
-
-    complexes: int
-    left_out: int
-    shown: str
-    interface_lddt: tuple[float, float]
-    dockq: tuple[float, float]
-    iptm: tuple[float, float]
-    picture: str
-
-    def rows(self) -> list[tuple[str, str]]:
-        """Label and text, in the order of the path."""
-        return [
-            ("complexes", f"{self.complexes} good, {self.left_out} left out, in {self.dataset}"),
-            *self.trained(),
-            ("learnt by heart", self.shown),
-            ("interface lDDT", "{1:.3f}, {0:.3f} untrained".format(*self.interface_lddt)),
-            # Untrained, all residues are in one place, so all contacts are kept: DockQ is not 0.
-            ("DockQ", "{1:.3f}, {0:.3f} untrained (all in one place)".format(*self.dockq)),
-            ("ipTM", "{1:.3f}, {0:.3f} untrained".format(*self.iptm)),
-            ("picture", self.picture),
-            ("all in all", f"{self.seconds:.0f} s"),
-        ]
+def rows(report: Report) -> Rows:
+    """The report of the demo of complexes; scores are those before training and after."""
+    good = f"{report['complexes']} good, {report['left_out']} left out, in {report['dataset']}"
+    return [
+        ("complexes", good),
+        *rows_of_training(report),
+        ("learnt by heart", report["shown"]),
+        ("interface lDDT", "{1:.3f}, {0:.3f} untrained".format(*report["interface_lddt"])),
+        # Untrained, all residues are in one place, so all contacts are kept: DockQ is not 0.
+        ("DockQ", "{1:.3f}, {0:.3f} untrained (all in one place)".format(*report["dockq"])),
+        ("ipTM", "{1:.3f}, {0:.3f} untrained".format(*report["iptm"])),
+        ("picture", report["picture"]),
+        ("all in all", f"{report['seconds']:.0f} s"),
+    ]
 
 
 def run_complexes(
     out: Path, *, complexes: int = 4, steps: int = 240, say: Say | None = None
-) -> ComplexesReport:
+) -> Report:
     """Simulated complexes to a small AF2-multimer that learns one of them by heart.
 
     Args:
@@ -86,20 +84,18 @@ def run_complexes(
         )  # fmt: skip
         tell(say, f"draw: {picture}")
     del training["data_wait_share"]  # of one complex, read once
-    scores: dict[str, Any] = {key: (first.scores[key], last.scores[key]) for key in first.scores}
-    report = ComplexesReport(
-        dataset=str(out / "dataset"),
-        snapshot=dataset.digest,
-        complexes=len(dataset.assemblies),
-        left_out=left_out,
-        shown=name,
+    report = {
+        "dataset": str(out / "dataset"),
+        "snapshot": dataset.digest,
+        "complexes": len(dataset.assemblies),
+        "left_out": left_out,
+        "shown": name,
         **training,
-        **scores,
-        picture=str(picture),
-        seconds=time.perf_counter() - began,
-    )
-    report.write(out / "report.json")
-    return report
+        **{key: [first.scores[key], last.scores[key]] for key in first.scores},
+        "picture": str(picture),
+        "seconds": time.perf_counter() - began,
+    }
+    return keep(report, out / "report.json")
 
 
 def _add(raw: Path, folder: Path, say: Say | None) -> int:

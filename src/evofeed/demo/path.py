@@ -7,7 +7,6 @@ import json
 import shutil
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,76 +18,54 @@ from evofeed.protein.chain_record import ChainRecord
 Say = Callable[[str], None]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
-    """What a demo did, whatever it showed. Times in seconds."""
-
-    dataset: str
-    snapshot: str
-    device: str
-    steps: int
-    loss_first: float
-    loss_last: float
-    step_seconds: float
-    seconds: float
-
-    def trained(self) -> list[tuple[str, str]]:
-        """Label and text of what was trained."""
-        first, last = f"{self.loss_first:.4g}", f"{self.loss_last:.4g}"
-        return [
-            ("snapshot", self.snapshot[:16]),
-            ("device", self.device),
-            ("training", f"{self.steps} steps of {self.step_seconds:.2f} s (median)"),
-            ("loss", f"{first} over the first tenth, {last} over the last"),
-        ]
-
-    def to_json(self) -> str:
-        """The report as JSON, for machines."""
-        return json.dumps(dataclasses.asdict(self), indent=1)
-
-    def write(self, path: Path) -> None:
-        """Keep the report.
-
-        Raises:
-            EvofeedError: the loss did not fall.
-        """
-        path.write_text(self.to_json())
-        if not self.loss_last < self.loss_first:
-            raise EvofeedError(
-                f"the loss did not fall: {self.loss_first:.3f} to {self.loss_last:.3f} in "
-                f"{self.steps} steps; the report is kept",
-                path=str(path),
-            )
+Report = dict[str, Any]
+"""What a demo did: JSON-ready values. Times in seconds, sizes in bytes."""
+Rows = list[tuple[str, str]]
+"""Label and text of a report, in the order of the path."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DemoReport(Report):
-    """What the demo of chains did. Sizes in bytes."""
+def keep(report: Report, path: Path) -> Report:
+    """Write a report down.
 
-    input: str
-    chains: int
-    quarantined: int
-    chains_per_second: float
-    raw_bytes: int
-    dataset_bytes: int
-    served_from: str
-    data_wait_share: float
-    pictures: tuple[str, ...]
+    Raises:
+        EvofeedError: the loss did not fall.
+    """
+    path.write_text(json.dumps(report, indent=1))
+    first, last = report["loss_first"], report["loss_last"]
+    if not last < first:
+        raise EvofeedError(
+            f"the loss did not fall: {first:.3f} to {last:.3f} in {report['steps']} steps; the "
+            "report is kept",
+            path=str(path),
+        )
+    return report
 
-    def rows(self) -> list[tuple[str, str]]:
-        """Label and text, in the order of the path."""
-        speed = f"{self.chains_per_second:.1f} chains/s, the start of Ray included"
-        speed = speed if self.chains_per_second else "done by an earlier demo here"
-        return [
-            ("raw files", f"{self.input}, {self.raw_bytes / 1e6:.1f} MB"),
-            ("chains", f"{self.chains} good, {self.quarantined} quarantined"),
-            ("featurize", speed),
-            ("shards", f"{self.dataset_bytes / 1e6:.1f} MB in {self.dataset}"),
-            *self.trained(),
-            ("waiting for data", f"{self.data_wait_share:.1%} of the time"),
-            *(("picture", picture) for picture in self.pictures),
-            ("all in all", f"{self.seconds:.0f} s"),
-        ]
+
+def rows_of_training(report: Report) -> Rows:
+    """What was trained."""
+    first, last = f"{report['loss_first']:.4g}", f"{report['loss_last']:.4g}"
+    return [
+        ("snapshot", report["snapshot"][:16]),
+        ("device", report["device"]),
+        ("training", f"{report['steps']} steps of {report['step_seconds']:.2f} s (median)"),
+        ("loss", f"{first} over the first tenth, {last} over the last"),
+    ]
+
+
+def rows(report: Report) -> Rows:
+    """The report of the demo of chains."""
+    speed = f"{report['chains_per_second']:.1f} chains/s, the start of workers included"
+    speed = speed if report["chains_per_second"] else "done by an earlier demo here"
+    return [
+        ("raw files", f"{report['input']}, {report['raw_bytes'] / 1e6:.1f} MB"),
+        ("chains", f"{report['chains']} good, {report['quarantined']} quarantined"),
+        ("featurize", speed),
+        ("shards", f"{report['dataset_bytes'] / 1e6:.1f} MB in {report['dataset']}"),
+        *rows_of_training(report),
+        ("waiting for data", f"{report['data_wait_share']:.1%} of the time"),
+        *(("picture", picture) for picture in report["pictures"]),
+        ("all in all", f"{report['seconds']:.0f} s"),
+    ]
 
 
 def run_demo(
@@ -98,7 +75,7 @@ def run_demo(
     chains: int = 24,
     steps: int = 120,
     say: Say | None = None,
-) -> DemoReport:
+) -> Report:
     """Files to shards to service to training, below one folder.
 
     Args:
@@ -138,17 +115,16 @@ def run_demo(
         logits = distogram_logits(record, out / "training")
         distances = draw_distogram(record, logits, out / "distogram.png")
         tell(say, f"draw: its distances, predicted and true, {distances}")
-    report = DemoReport(
-        input=str(raw),
+    report = {
+        "input": str(raw),
         **job,
-        served_from=address,
+        "served_from": address,
         **training,
-        pictures=(str(coverage), str(distances)),
-        raw_bytes=sum(p.stat().st_size for p in raw.rglob("*") if p.is_file()),
-        seconds=time.perf_counter() - began,
-    )
-    report.write(out / "report.json")
-    return report
+        "pictures": [str(coverage), str(distances)],
+        "raw_bytes": sum(p.stat().st_size for p in raw.rglob("*") if p.is_file()),
+        "seconds": time.perf_counter() - began,
+    }
+    return keep(report, out / "report.json")
 
 
 def tell(say: Say | None, text: str) -> None:
@@ -173,13 +149,13 @@ def simulate(folder: Path, number: int, say: Say | None, **kind: Any) -> Path:
 
 
 def featurize(raw: Path, dataset: Path, say: Say | None) -> dict[str, Any]:
-    """Raw files to a published snapshot, on a local Ray."""
+    """Raw files to a published snapshot."""
     from evofeed.featurize.job import run_job
     from evofeed.featurize.job.show import job_bar
 
-    tell(say, "featurize: raw files to shards, on a local Ray")
+    tell(say, "featurize: raw files to shards")
     with job_bar(quiet=say is None) as progress:
-        report = run_job(str(raw), str(dataset), executor="ray", progress=progress)
+        report = run_job(str(raw), str(dataset), progress=progress)
     if report.snapshot is None:
         raise EvofeedError(f"nothing was published: {report.message}", path=report.path)
     return {

@@ -1,4 +1,4 @@
-"""What a machine has and what would be in the way: packages, host, GPUs, links, network."""
+"""What a machine has and what would be in the way: packages, memory, GPUs."""
 
 from evofeed.doctor.checks import Check, check_list
 from evofeed.doctor.command import advice, examine, machine_texts

@@ -30,12 +30,6 @@ _EXTRAS = {
 GPU_TESTED = {"torch": "2.11", "triton": "3.6"}
 """Versions with which the GPU tests last passed, as `constraints-gpu.txt` pins them."""
 _PROGRAMS = ("hhblits", "hhsearch", "mmseqs")
-_FILES = {
-    "limits": "/proc/self/limits",
-    "status": "/proc/self/status",
-    "modules": "/proc/modules",
-    "driver": "/proc/driver/nvidia/version",
-}
 
 
 def doctor(as_json: Json = False) -> None:
@@ -147,19 +141,10 @@ def advice(found: Mapping[str, Any], checks: Sequence[Check] = ()) -> list[str]:
 def machine_texts() -> dict[str, str]:
     """What this machine says of itself, unread, by name; without what it lacks.
 
-    `infiniband` is a line per file of `/sys/class/infiniband/*/ports/*`, `mlx5_0/1/state: 4:
-    ACTIVE` for one; `shm` is size and free bytes of /dev/shm; `nccl`, `cuda` and `torch_gpus` are
-    what torch says; `environment` has NCCL's variables; the rest is of /proc and nvidia-smi.
+    `drivers` is a line a card, of nvidia-smi; `shm` is size and free bytes of /dev/shm; `nccl`,
+    `cuda` and `torch_gpus` are what torch says; `environment` has NCCL's variables.
     """
-    found = {name: _read(Path(path)) for name, path in _FILES.items()}
-    fields = "index,name,driver_version,mig.mode.current"
-    found["gpus"] = _nvidia_smi("--format=csv,nounits", f"--query-gpu={fields}")
-    found["topology"] = _nvidia_smi("topo", "-m")
-    found["infiniband"] = "\n".join(
-        f"{port.parts[-3]}/{port.name}/{name}: {_read(port / name).strip()}"
-        for port in sorted(Path("/sys/class/infiniband").glob("*/ports/*"))
-        for name in ("state", "phys_state", "rate", "link_layer")
-    )
+    found = {"drivers": _drivers()}
     if Path("/dev/shm").is_dir():
         use = shutil.disk_usage("/dev/shm")
         found["shm"] = f"{use.total} {use.free}"
@@ -178,19 +163,11 @@ def machine_texts() -> dict[str, str]:
     return {name: text for name, text in found.items() if text.strip()}
 
 
-def _read(path: Path) -> str:
+def _drivers() -> str:
+    """What nvidia-smi says; nothing if it is not there."""
+    words = ["nvidia-smi", "--format=csv,noheader", "--query-gpu=driver_version"]
     try:
-        return path.read_text(errors="replace")
-    except OSError:
-        return ""
-
-
-def _nvidia_smi(*words: str) -> str:
-    """What it says; nothing if it is not there or does not know the words."""
-    try:
-        done = subprocess.run(
-            ["nvidia-smi", *words], capture_output=True, text=True, errors="replace", timeout=60
-        )
+        done = subprocess.run(words, capture_output=True, text=True, errors="replace", timeout=60)
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return done.stdout if done.returncode == 0 else ""
@@ -199,8 +176,9 @@ def _nvidia_smi(*words: str) -> str:
 def _memory() -> int:
     """Bytes this process may use: the machine's, or less if its container is limited."""
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    limit = _read(Path("/sys/fs/cgroup/memory.max")).strip()
-    return min(machine, int(limit)) if limit.isdigit() else machine
+    limit = Path("/sys/fs/cgroup/memory.max")
+    text = limit.read_text().strip() if limit.exists() else ""
+    return min(machine, int(text)) if text.isdigit() else machine
 
 
 def _version(name: str) -> str | None:

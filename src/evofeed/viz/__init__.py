@@ -13,12 +13,10 @@ if TYPE_CHECKING:
     from evofeed.viz.document import LATER, SCRIPTS, Panel, page_html, script, table_html
     from evofeed.viz.files import (
         draw_card,
-        draw_check,
         draw_complex,
         draw_distogram,
         draw_msa_coverage,
         draw_prediction,
-        draw_run,
         expected_distances,
     )
     from evofeed.viz.pages import (
@@ -56,12 +54,10 @@ __all__ = [
     "bars_html",
     "curves_html",
     "draw_card",
-    "draw_check",
     "draw_complex",
     "draw_distogram",
     "draw_msa_coverage",
     "draw_prediction",
-    "draw_run",
     "expected_distances",
     "figure_html",
     "histogram_html",

@@ -1,4 +1,4 @@
-"""Picture files by matplotlib: of chains, snapshots, inputs, predictions and training runs.
+"""Picture files by matplotlib: of chains, complexes, predictions and snapshots.
 
 Residues are counted from 1, and a scale is the same in every picture: two can be compared.
 """
@@ -13,8 +13,7 @@ import numpy as np
 
 from evofeed.protein.chain_numbers import msa_cells, msa_coverage, pseudo_beta_distances
 from evofeed.protein.chain_record import ChainRecord
-from evofeed.protein.residues import ATOM_ORDER
-from evofeed.viz.pages import COLOURS, FARTHEST, PLDDT_BANDS, usual_top
+from evofeed.viz.pages import FARTHEST, PLDDT_BANDS
 
 
 def draw_msa_coverage(record: ChainRecord, path: Path) -> Path:
@@ -120,56 +119,6 @@ def draw_prediction(
     return _save(figure, path)
 
 
-def draw_run(
-    report: Mapping[str, Any], steps: Sequence[Mapping[str, Any]], traces: Path | None, path: Path
-) -> Path:
-    """A training run: loss, step times, where the time went, operators, scores, a structure.
-
-    Args:
-        report: of the run, as `evofeed report --json` prints it.
-        steps: lines of its `steps.jsonl`.
-        traces: file with atoms `pred` and `true`, `[n, 37, 3]`, if there is one.
-        path: the picture to write.
-    """
-    plt = _pyplot()
-    measured = [entry for entry in report["validation"] if "lddt_ca" in entry]
-    groups = report["operators"].get("groups", {})
-    optional = {"operators": groups, "scores": measured, "structure": traces}
-    panels = ["loss", "times", "parts", *(name for name, there in optional.items() if there)]
-    wide = -(-len(panels) // 2)
-    figure = plt.figure(figsize=(6 * wide, 8), layout="constrained")
-    axes = {
-        name: figure.add_subplot(2, wide, i + 1, projection="3d" if name == "structure" else None)
-        for i, name in enumerate(panels)
-    }
-    numbers = [line["step"] for line in steps]
-    axes["loss"].plot(numbers, [line.get("loss") for line in steps], color=COLOURS[0])
-    axes["loss"].set(title="loss", xlabel="step")
-    _step_times(axes["times"], steps, numbers)
-    _shares(axes["parts"], report["breakdown"]["share"], "share of wall time")
-    if groups:
-        _shares(axes["operators"], {k: v["share"] for k, v in groups.items()}, "operators")
-    if measured:
-        for name, label in (("lddt_ca", "lDDT-Ca"), ("tm_score", "TM-score")):
-            scores = [entry[name] for entry in measured]
-            axes["scores"].plot([entry["step"] for entry in measured], scores, "o-", label=label)
-        axes["scores"].set(title="validation", xlabel="steps done", ylim=(0, 1))
-        axes["scores"].legend(fontsize=8)
-    if traces:
-        with np.load(traces) as found:
-            for name, colour in (("true", "#c7c7c7"), ("pred", "#d62728")):
-                axes["structure"].plot(*found[name][:, ATOM_ORDER["CA"]].T, color=colour)
-        axes["structure"].set_axis_off()
-        axes["structure"].set_aspect("equal")
-        axes["structure"].set_title("first validated chain: predicted (red) on true")
-    run, step = report["run"], report["figures"]["step_seconds"]
-    figure.suptitle(
-        f"{run['config']['preset']} on {run['world_size']} x {run['device']}\n"
-        f"{step['mean'] * 1e3:.0f} ms a step, {report['data_wait']['share']:.2%} data wait"
-    )
-    return _save(figure, path)
-
-
 def draw_complex(
     path: Path,
     pred: np.ndarray,
@@ -247,42 +196,6 @@ def draw_card(card: Mapping[str, Any], path: Path) -> Path:
     return _save(figure, path)
 
 
-def draw_check(
-    report: Mapping[str, Any], spreads: Mapping[str, Sequence[float]], path: Path
-) -> Path:
-    """What an input holds, and what is amiss in it.
-
-    Args:
-        report: `CheckReport.to_dict()`.
-        spreads: its `spreads`.
-        path: the picture to write.
-    """
-    plt = _pyplot()
-    figure, axes = plt.subplots(2, 2, figsize=(11, 6), layout="constrained")
-    panels = ("residues", "resolution, Å", "year of release")
-    for axis, name in zip(axes.flat, panels, strict=False):
-        values = np.asarray(spreads.get(name, ()))
-        axis.set_xlabel(name if values.size else f"{name}: unknown")
-        axis.set_ylabel("chains")
-        if values.size and name == "year of release":
-            years, counts = np.unique(values, return_counts=True)
-            axis.bar(years, counts)
-        elif values.size:
-            axis.hist(values, bins=30)
-        if values.size and (lacking := report["chains"] - len(values)) > 0:
-            axis.set_title(f"unknown of {lacking:,}", fontsize="small")
-    kinds = [
-        {"reason": f"{kind['severity']}: {kind['kind']}", "count": kind["count"]}
-        for kind in report["findings"]
-    ]
-    _left_out(axes[1, 1], kinds, "findings" if kinds else "nothing amiss")
-    figure.suptitle(
-        f"{report['chains']:,} chains, {report['with_structure']:,} with a structure, "
-        f"{report['with_alignments']:,} with alignments"
-    )
-    return _save(figure, path)
-
-
 def _histogram(axis: Any, column: Mapping[str, Any], label: str) -> None:
     axis.set_xlabel(f"{label}: unknown" if not column.get("known") else label)
     if not column.get("known"):
@@ -310,7 +223,6 @@ def _left_out(axis: Any, kinds: Sequence[Mapping[str, Any]], label: str) -> None
 
 _WHAT = "distances between residues (CB, of glycine CA)"
 _SCALE = "Å; 22 and more in one colour, white is unresolved"
-_RARE = ("validation", "checkpoint", "profiling", "first_batch")  # parts that few steps have
 
 
 def _distance_map(axis: Any, values: np.ndarray) -> Any:
@@ -322,23 +234,6 @@ def _residue_map(axis: Any, values: np.ndarray, **colours: Any) -> Any:
     last = len(values) + 0.5
     axis.set(xlabel="residue", ylabel="residue")
     return axis.imshow(values, extent=(0.5, last, last, 0.5), **colours)
-
-
-def _step_times(axis: Any, steps: Sequence[Mapping[str, Any]], numbers: Sequence[int]) -> None:
-    parts = list(dict.fromkeys(p for line in steps for p in line["seconds"] if p not in _RARE))
-    rows = [[line["seconds"].get(part, 0.0) * 1e3 for line in steps] for part in parts]
-    axis.stackplot(numbers, rows, labels=parts)
-    axis.set_ylim(0, usual_top(np.sum(rows, axis=0)))
-    axis.set(title="ms of each step, the highest cut off", xlabel="step")
-    axis.legend(fontsize=7, loc="upper right", ncols=2)
-
-
-def _shares(axis: Any, shares: Mapping[str, float], title: str) -> None:
-    names = list(shares)[::-1]
-    bars = axis.barh(names, [100 * shares[name] for name in names], color=COLOURS[0])
-    axis.bar_label(bars, fmt="%.1f %%", fontsize=8, padding=2)
-    axis.margins(x=0.12)  # room for the labels
-    axis.set(title=title, xlabel="%")
 
 
 def _pyplot() -> Any:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from tests.conftest import exit_code
-from tests.featurize.job.stage import arm, on_stage, wait_for, wait_for_silence
+from tests.featurize.job.stage import a_ray, arm, on_stage, wait_for, wait_for_silence
 from tests.synthetic_entries import prepare_again
 
 from evofeed.featurize.entries import job, work
@@ -159,5 +159,9 @@ def test_jobs_run_and_retry_go_on_with_entries_by_the_arguments_of_the_ledger(
 @pytest.mark.cluster
 @pytest.mark.slow
 def test_on_ray_the_snapshot_is_the_same(raw: Path, honest: str, tmp_path: Path) -> None:
-    report = on_stage(lambda: prepare(raw, tmp_path / "data", executor="ray", workers=1))
+    def act() -> JobReport:
+        with a_ray(1):
+            return prepare(raw, tmp_path / "data", executor="ray", workers=1)
+
+    report = on_stage(act)
     assert report.snapshot == honest

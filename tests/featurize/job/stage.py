@@ -10,6 +10,8 @@ import os
 import pickle
 import signal
 import subprocess
+import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Callable, Collection, Iterator
@@ -108,6 +110,67 @@ def wait_for_silence(seconds: float = 120.0) -> None:
             time.sleep(0.02)
     alive = [Path(f"/proc/{pid}/cmdline").read_text()[:60] for pid in children(os.getpid())]
     raise AssertionError(f"orphans: {alive}")
+
+
+@contextlib.contextmanager
+def a_ray(cores: int) -> Iterator[Any]:
+    """A Ray on this machine, below this process; `ray` itself."""
+    os.environ |= {
+        "RAY_AUTH_MODE": "disabled",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_process_group_cleanup_enabled": "1",  # tools die with their worker
+        "RAY_memory_monitor_refresh_ms": "0",
+        # Ray joins its first driver to workers that it has started in advance, and if one of
+        # these is killed meanwhile it waits for minutes.
+        "RAY_prestart_worker_first_driver": "0",
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+    }
+    import ray
+
+    with tempfile.TemporaryDirectory(
+        prefix="ef-", dir="/tmp", ignore_cleanup_errors=True
+    ) as folder:  # short, for sockets are below
+        for left in (2, 1, 0):  # Ray gives a node 30 seconds, which a busy machine may not have
+            try:
+                ray.init(
+                    "local", num_cpus=cores, object_store_memory=128 << 20, _temp_dir=folder,
+                    include_dashboard=False, log_to_driver=False, logging_level="ERROR",
+                )  # fmt: skip
+                break
+            except Exception:
+                ray.shutdown()
+                end_servers(folder)
+                if not left:
+                    raise
+        try:
+            yield ray
+        finally:
+            ray.shutdown()
+
+
+@contextlib.contextmanager
+def a_ray_apart(cores: int) -> Iterator[str]:
+    """The address of a Ray that another process below this one has started."""
+    script = f"""
+import sys
+from tests.featurize.job.stage import a_ray
+
+with a_ray({cores}) as ray:
+    print(ray.get_runtime_context().gcs_address, flush=True)
+    sys.stdin.read()
+"""
+    words = [sys.executable, "-c", script]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as ray:
+        assert ray.stdout is not None
+        yield ray.stdout.readline().strip()
+
+
+def end_servers(folder: str) -> None:
+    """End what a Ray that did not start has left: servers below this process, of this folder."""
+    for pid in descendants(os.getpid()):
+        with contextlib.suppress(OSError):
+            if folder in Path(f"/proc/{pid}/cmdline").read_text():
+                os.kill(pid, signal.SIGKILL)
 
 
 def children(pid: int) -> list[int]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from tests.service.conftest import postgres_server
 
 from evofeed.base.errors import JobError
 from evofeed.featurize.job import JobHost, Ledger, lock
-from evofeed.featurize.job.inputs import Stamp
 
 
 @pytest.fixture(scope="session")
@@ -30,25 +28,6 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "postgres":
         return str(request.getfixturevalue("postgres_url"))
     return str(tmp_path / "ledger.sqlite")
-
-
-def test_two_drivers_may_enter_the_same_inputs_at_the_same_time(url: str) -> None:
-    mark = os.urandom(8).hex()
-    stamps = [{f"{mark} {k}": Stamp("1 2", 1, job, "cd" * 32) for k in range(50)} for job in (3, 4)]
-
-    def drive(mine: dict[str, Stamp]) -> None:
-        ledger = Ledger(url)
-        for _ in range(10):
-            ledger.set_inputs(dict(reversed(mine.items())))
-        ledger.close()
-
-    Ledger(url).close()  # the tables are there
-    with ThreadPoolExecutor(2) as pool:
-        list(pool.map(drive, stamps))
-    ledger = Ledger(url)
-    found = {key: stamp for key, stamp in ledger.inputs().items() if key.startswith(mark)}
-    ledger.close()
-    assert found in stamps
 
 
 def test_a_ledger_that_cannot_be_opened_is_one_line_without_the_password() -> None:

@@ -10,30 +10,28 @@ from evofeed.featurize.job import JobOptions
 
 
 @pytest.mark.parametrize(
-    ("options", "environ", "on_ray", "cluster"),
+    ("options", "environ", "cluster"),
     [
-        ({}, None, False, ""),
-        ({}, "10.0.0.1:6379", True, "10.0.0.1:6379"),
-        ({}, "local", False, ""),
-        ({"ray_address": "10.0.0.2:6379"}, "10.0.0.1:6379", True, "10.0.0.2:6379"),
-        ({"executor": "ray"}, None, True, ""),
-        ({"executor": "ray"}, "local", True, ""),
-        ({"executor": "ray"}, "10.0.0.1:6379", True, "10.0.0.1:6379"),
-        ({"executor": "local"}, "10.0.0.1:6379", False, ""),
+        ({}, None, ""),
+        ({}, "10.0.0.1:6379", "10.0.0.1:6379"),
+        ({}, "local", ""),
+        ({"ray_address": "10.0.0.2:6379"}, "10.0.0.1:6379", "10.0.0.2:6379"),
+        ({"executor": "ray"}, None, "auto"),
+        ({"executor": "ray"}, "local", "auto"),
+        ({"executor": "ray"}, "10.0.0.1:6379", "10.0.0.1:6379"),
+        ({"executor": "local"}, "10.0.0.1:6379", ""),
     ],
 )
 def test_units_run_on_ray_where_it_is_asked_for_or_there_is_an_address(
     monkeypatch: pytest.MonkeyPatch,
     options: dict[str, Any],
     environ: str | None,
-    on_ray: bool,
     cluster: str,
 ) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     if environ is not None:
         monkeypatch.setenv("RAY_ADDRESS", environ)
-    where = JobOptions(**options)
-    assert (where.on_ray, where.cluster) == (on_ray, cluster)
+    assert JobOptions(**options).cluster == cluster
 
 
 def test_a_ray_that_this_program_has_joined_is_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,7 +40,7 @@ def test_a_ray_that_this_program_has_joined_is_a_cluster(monkeypatch: pytest.Mon
     ray = SimpleNamespace(is_initialized=lambda: True, get_runtime_context=lambda: context)
     monkeypatch.setitem(sys.modules, "ray", ray)
     assert JobOptions().cluster == "10.0.0.3:6379"
-    assert not JobOptions(executor="local").on_ray
+    assert JobOptions(executor="local").cluster == ""
 
 
 def test_an_address_and_local_processes_are_a_contradiction() -> None:

@@ -9,29 +9,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.featurize.job.stage import checksums, on_stage, run
+from tests.featurize.job.stage import on_stage, run
 
 from evofeed.base.errors import ShardCorrupt
 from evofeed.featurize import discover, featurize_chain
 from evofeed.store import Dataset
 
 
-@pytest.mark.parametrize(
-    ("shard_nbytes", "spoil"),
-    [(0, Path.unlink), (128 << 20, lambda path: os.truncate(path, 500))],
-    ids=["of a unit", "joined"],
-)
+@pytest.mark.parametrize("spoil", [Path.unlink, lambda path: os.truncate(path, 500)])
 def test_a_shard_that_vanished_or_was_cut_short_is_made_again(
-    raw: Path, done: Path, shard_nbytes: int, spoil: Any
+    raw: Path, done: Path, honest: tuple[str, Any], spoil: Any
 ) -> None:
-    first = on_stage(lambda: run(raw, done, shard_nbytes=shard_nbytes))
-    assert first.resumed == first.units == 6
     shard = sorted((done / "shards").iterdir())[0]
     data = shard.read_bytes()
     spoil(shard)
-    again = on_stage(lambda: run(raw, done, shard_nbytes=shard_nbytes))
-    assert again.snapshot == first.snapshot
-    assert again.resumed == (0 if shard_nbytes else 5)
+    again = on_stage(lambda: run(raw, done))
+    assert (again.snapshot, again.resumed) == (honest[0], 5)
     assert shard.read_bytes() == data
     assert Dataset.open(str(done)).verify(deep=True) == []
 
@@ -46,30 +39,15 @@ def test_a_damaged_snapshot_is_written_anew(raw: Path, tmp_path: Path) -> None:
         assert Dataset.open(str(tmp_path)).verify(deep=True) == []
 
 
-def test_shards_of_units_are_joined_and_the_units_are_not_done_again(
-    raw: Path, done: Path, honest: tuple[str, Any], tmp_path: Path
-) -> None:
-    plain = on_stage(lambda: run(raw, tmp_path / "plain", shard_nbytes=0))
-    assert checksums(tmp_path / "plain") == honest[1]
-    (shard,) = (done / "shards").iterdir()  # those of the units are gone
-    again = on_stage(lambda: run(raw, done))
-    assert (plain.num_shards, again.num_shards) == (6, 1)
-    assert shard.stat().st_size == again.num_bytes
-    assert (again.snapshot, again.resumed, again.units) == (honest[0], 6, 6)
-    smaller = on_stage(lambda: run(raw, done, shard_nbytes=again.num_bytes // 3))
-    assert (smaller.num_shards, smaller.resumed) == (3, 6)  # taken out of the joined shard
-    assert checksums(done) == honest[1]
-    assert Dataset.open(str(done)).verify(deep=True) == []
-
-
-def test_only_what_changed_is_done_again_and_size_and_time_are_believed_unless_told(
+def test_only_what_changed_is_done_again_and_size_and_time_are_believed(
     raw: Path, done: Path, honest: tuple[str, Any], tmp_path: Path
 ) -> None:
     copy = shutil.copytree(raw, tmp_path / "raw")
+    on_stage(lambda: run(copy, done))
     for file in copy.rglob("*.*"):
         os.utime(file, (1, 1))  # as a copy without -p would
     touched = on_stage(lambda: run(copy, done))
-    assert (touched.snapshot, touched.resumed) == (honest[0], 6)
+    assert (touched.snapshot, touched.resumed) == (honest[0], 0)
     hits = sorted(copy.glob("alignments/*/mgnify_hits.sto"))[3]
     hits.write_text(hits.read_text().replace("MGYP", "MGYQ"))  # as long, so the plan stays
     again = on_stage(lambda: run(copy, done))
@@ -79,10 +57,6 @@ def test_only_what_changed_is_done_again_and_size_and_time_are_believed_unless_t
     hits.write_text(hits.read_text().replace("MGYQ", "MGYR"))
     os.utime(hits, ns=(stat.st_atime_ns, stat.st_mtime_ns))  # the same size and time
     assert on_stage(lambda: run(copy, done)).snapshot == again.snapshot
-    checked = on_stage(lambda: run(copy, done, check_content=True))
-    assert checked.resumed == 5 and checked.snapshot != again.snapshot
-    last = on_stage(lambda: run(copy, done, check_content=True))
-    assert (last.snapshot, last.resumed) == (checked.snapshot, 6)
 
 
 def _touched_hits(copy: Path, good: int) -> None:
