@@ -109,7 +109,7 @@ def prepare_entries(
         components, span = _components(source.components, dataset_uri)
         rdkit = conformer_version()
         settings = f"{__version__} {span.record_id} {span.key} {rdkit} {' '.join(projects)}"
-        settings += source.templates
+        settings += f" {source.templates}" if source.templates else ""
 
         def task(kind: str, items: Sequence[tuple[str, ...]], unit_id: str) -> EntriesTask:
             return EntriesTask(

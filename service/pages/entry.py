@@ -24,12 +24,12 @@ from evofeed.protein.chain_numbers import (
     thinned,
 )
 from evofeed.protein.chain_record import ChainRecord
-from evofeed.protein.residues import ATOM_ORDER
+from evofeed.protein.residues import ATOM_ORDER, MSA_LETTERS
 from evofeed.service.names import NAME_PATTERN, DatasetName, Digest
 from evofeed.service.pages.page import render
 from evofeed.service.problems import Problem
 from evofeed.service.requests.edge import POLICY
-from evofeed.service.requests.ranges import immutable_bytes
+from evofeed.service.requests.ranges import immutable_bytes, immutable_response
 from evofeed.service.requests.routing import Context, make_router, scope
 from evofeed.service.routes.rows import Either, Table, digest_of
 from evofeed.service.snapshots import rows
@@ -41,7 +41,6 @@ from evofeed.viz import (
     Curve,
     Model,
     Panel,
-    alignment_bytes,
     alignment_html,
     curves_html,
     histogram_html,
@@ -73,14 +72,13 @@ def entry_page(
 ) -> HTMLResponse:
     """All there is to see of a chain or a complex."""
     digest = digest_of(ctx.service, name, snapshot)
-    row, (before, after) = _row(ctx.service, name, digest, table, entry_id)
-    record = _record(ctx.service, name, digest, table, row)
+    dataset, row, (before, after) = _found(ctx.service, name, digest, table, entry_id)
+    record = dataset[entry_id]
     address = f"/ui/datasets/{name}/snapshots/{digest}/{table}/{quote(entry_id, safe='')}"
     page = render(
         "entry.html", ctx.request, ctx.principal, dataset=name, digest=digest, table=table,
         entry=entry_id, row=row, record=record, before=before, after=after, scripts=SCRIPTS,
-        files=[kind for kind in _FILES[table] if kind != "cif" or row["has_structure"]],
-        config=ctx.service.catalog.snapshot(name, digest).manifest.config,
+        files=_files(table, row), config=ctx.service.catalog.snapshot(name, digest).manifest.config,
         **(_of_chain if table == "chains" else _of_complex)(record, address),
     )  # fmt: skip
     page.headers["Content-Security-Policy"] = _STRUCTURE if row["has_structure"] else _PLOTS
@@ -91,9 +89,17 @@ def entry_page(
 @scope("read", heavy=True)
 def entry_alignment(ctx: Context, name: DatasetName, digest: Digest, entry_id: EntryId) -> Response:
     """The rows of a chain's alignment, a letter a residue; the page asks for ranges of them."""
-    row, _ = _row(ctx.service, name, digest, "chains", entry_id)
-    data = alignment_bytes(_record(ctx.service, name, digest, "chains", row))
-    return immutable_bytes(ctx.request, f"{digest[:32]}-{entry_id}-alignment", data, "text/plain")
+    dataset, row, _ = _found(ctx.service, name, digest, "chains", entry_id)
+    columns = row["num_res"]
+
+    def read(offset: int, length: int) -> bytes:
+        first, stop = offset // columns, -(-(offset + length) // columns)
+        (part,) = dataset.read([entry_id], ["msa"], rows=slice(first, stop))
+        letters: bytes = MSA_LETTERS[part["msa"]].tobytes()
+        return letters[offset - first * columns :][:length]
+
+    size, tag = columns * row["num_alignments"], f"{digest[:32]}-{entry_id}-alignment"
+    return immutable_response(ctx.request, tag, size, read, media_type="text/plain")
 
 
 @router.get("/{digest}/{table}/{entry_id}/files/{file}", include_in_schema=False)
@@ -107,16 +113,12 @@ def entry_file(
     file: Annotated[str, Path(max_length=200)],
 ) -> Response:
     """As a file for other programs: `ID.fasta`, `ID.cif`; of chains also `ID.a3m`, `ID.npz`."""
-    kinds = _FILES[table]
-    kind = file.rpartition(".")[2]
+    dataset, row, _ = _found(ctx.service, name, digest, table, entry_id)
+    kinds, kind = _files(table, row), file.rpartition(".")[2]
     if kind not in kinds or file != f"{entry_id}.{kind}":
         hint = f"ask for {entry_id} as {', '.join(kinds)}"
         raise Problem(404, "not_found", "no such file", next=hint)
-    row, _ = _row(ctx.service, name, digest, table, entry_id)
-    if kind == "cif" and not row["has_structure"]:
-        what = f"{entry_id} has no structure"
-        raise Problem(404, "no_structure", what, next="choose one that has")
-    data = kinds[kind](_record(ctx.service, name, digest, table, row))
+    data = kinds[kind](dataset[entry_id])
     plain = data.encode() if isinstance(data, str) else data
     media = "application/octet-stream" if kind == "npz" else "text/plain"
     answer = immutable_bytes(ctx.request, f"{digest[:32]}-{table}-{file}", plain, media)
@@ -170,29 +172,29 @@ def _structure(entry_id: str, address: str) -> Panel:
     return structure_html([model], "structure")
 
 
-def _row(
+def _files(table: Table, row: dict[str, Any]) -> dict[str, Callable[[Any], str | bytes]]:
+    left_out = () if row["has_structure"] else ("cif",)
+    return {kind: make for kind, make in _FILES[table].items() if kind not in left_out}
+
+
+def _found(
     service: Service, name: str, digest: str, table: Table, entry_id: str
-) -> tuple[dict[str, Any], tuple[str | None, str | None]]:
-    """A row of the index or of the table of complexes, and the ids before and after it."""
+) -> tuple[Any, dict[str, Any], tuple[str | None, str | None]]:
+    """A dataset or its complexes, one's row in their table, and the ids before and after it."""
+    dataset: Any = service.catalog.snapshot(name, digest)
     every = service.catalog.table(name, digest, table)
     ids, at = every.column(0), rows.row_of(every, entry_id)
     near = [ids[i].as_py() if 0 <= i < len(ids) else None for i in (at - 1, at + 1)]
-    found = every.slice(at, 1).select(rows.columns_of(every, None))
-    return rows.rows_of(found)[0], (near[0], near[1])
-
-
-def _record(service: Service, name: str, digest: str, table: Table, row: dict[str, Any]) -> Any:
-    dataset: Any = service.catalog.snapshot(name, digest)
+    row = rows.rows_of(every.slice(at, 1).select(rows.columns_of(every, None)))[0]
     if table == "chains":
-        rows_and_atoms = row["num_alignments"] + 37 * 13 * row["num_templates"]
-        cells, entry_id = row["num_res"] * rows_and_atoms, row["chain_id"]
+        cells = row["num_res"] * (row["num_alignments"] + 37 * 13 * row["num_templates"])
     else:
-        cells, entry_id, dataset = row["cost"], row["assembly_id"], dataset.assemblies
+        cells, dataset = row["cost"], dataset.assemblies
     if cells > _MAX_CELLS:
         what = f"{entry_id} has {cells:,} cells, and a page takes {_MAX_CELLS:,}"
         hint = "read it with evofeed.store.Dataset.open"
         raise Problem(413, "entry_too_large", what, next=hint)
-    return dataset[entry_id]
+    return dataset, row, (near[0], near[1])
 
 
 _LINE, _BLOCK = 60, 10  # residues of a line, and of a group in it

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from evofeed.base.lazy import names_from
 
 if TYPE_CHECKING:
-    from evofeed.viz.alignments import alignment_bytes, alignment_html
+    from evofeed.viz.alignments import alignment_html
     from evofeed.viz.document import LATER, SCRIPTS, Panel, page_html, script, table_html
     from evofeed.viz.files import (
         draw_card,
@@ -49,7 +49,6 @@ __all__ = [
     "Curve",
     "Model",
     "Panel",
-    "alignment_bytes",
     "alignment_html",
     "bars_html",
     "curves_html",

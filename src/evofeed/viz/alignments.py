@@ -5,19 +5,12 @@ from __future__ import annotations
 from base64 import b64encode
 from typing import Final
 
-from evofeed.protein.chain_numbers import msa_coverage
 from evofeed.protein.chain_record import ChainRecord
-from evofeed.protein.residues import MSA_LETTERS
+from evofeed.protein.residues import GAP, MSA_LETTERS
 from evofeed.viz.document import Panel, panel_html
 
 MOST_CELLS: Final = 4 << 20
 """Of an alignment that a page holds itself, 1 byte each; of a larger one it has the first rows."""
-
-
-def alignment_bytes(record: ChainRecord) -> bytes:
-    """A letter a cell, row after row, `-` where a row has a gap; insertions are not shown."""
-    letters: bytes = MSA_LETTERS[record.msa].tobytes()
-    return letters
 
 
 def alignment_html(record: ChainRecord, title: str = "alignment", url: str = "") -> Panel:
@@ -26,10 +19,10 @@ def alignment_html(record: ChainRecord, title: str = "alignment", url: str = "")
     Args:
         record: the chain.
         title: of the panel.
-        url: address of `alignment_bytes`, read in ranges as they come into view; without it the
-            page holds the rows.
+        url: address of the rows, a letter a cell and `-` in gaps, which is read in ranges as they
+            come into view; without it the page holds the rows.
     """
-    covered, _ = msa_coverage(record)
+    covered = (record.msa != GAP).sum(0)
     rows = record.num_alignments
     data = {"columns": record.num_res, "covered": covered}
     if url:

@@ -1,9 +1,9 @@
 """Pages that need nothing from a network, and the scripts that draw what is on them.
 
 A part of a page is a `Panel`: markup that holds its data as JSON, without a script or a style of
-its own, so a strict policy holds. The scripts come from installed packages: plotly.js draws charts
-and maps, Mol* structures, `alignment.js` alignments. A page has them inline (`page_html`) or as
-files beside it (`SCRIPTS`).
+its own, so a strict policy holds. Scripts of ours draw panels that come near the window, by
+libraries of installed packages: plotly.js charts and maps, Mol* structures. A page has them inline
+(`page_html`) or as files beside it (`SCRIPTS`).
 """
 
 from __future__ import annotations
@@ -21,20 +21,21 @@ import numpy as np
 
 from evofeed.base.errors import InputError
 
-SCRIPTS: Final = ("plotly.min.js", "figures.js", "structure.js", "alignment.js")
+SCRIPTS: Final = ("panels.js", "figures.js", "structure.js", "alignment.js")
 """What a page with panels loads, in this order; `script` has their text."""
-LATER: Final = ("molviewspec.js", "molviewspec.css", "panels.css")
-"""What panels need besides; Mol* is loaded once a structure is in view."""
+LATER: Final = ("plotly.min.js", "molviewspec.js", "molviewspec.css", "panels.css")
+"""What panels need besides; a library is read once a panel that needs it is near."""
 _PACKAGES: Final = {
     "plotly.min.js": ("plotly", "package_data"),
     "molviewspec.js": ("ipymolstar", "static"),
     "molviewspec.css": ("ipymolstar", "static"),
 }
 _NEEDED: Final = {
-    "data-figure": ("plotly.min.js", "figures.js"),
-    "data-structure": ("structure.js",),
-    "data-alignment": ("alignment.js",),
+    "data-figure": "figures.js",
+    "data-structure": "structure.js",
+    "data-alignment": "alignment.js",
 }
+_LIBRARIES: Final = {"figures.js": "plotly.min.js", "structure.js": "molviewspec.js"}
 _POLICY: Final = (
     "default-src 'none'; style-src 'unsafe-inline'; img-src data: blob:; connect-src data: blob:; "
     "script-src 'unsafe-inline' 'unsafe-eval'"  # Mol* compiles the help on its mouse bindings
@@ -81,13 +82,17 @@ def page_html(title: str, body: str) -> str:
         title: of the page.
         body: its markup; panels may stand in `<div class="panels">` side by side.
     """
-    needed = [name for mark, names in _NEEDED.items() if f"{mark}=" in body for name in names]
+    needed = [name for mark, name in _NEEDED.items() if f"{mark}=" in body]
+    libraries = [_LIBRARIES[name] for name in needed if name in _LIBRARIES]
     style = script("page.css") + script("panels.css")
-    parts = [f"<script>\n{_inside(script(name))}</script>" for name in needed]
-    if "structure.js" in needed:
+    if "molviewspec.js" in libraries:
         style += script("molviewspec.css")
-        text = _inside(script("molviewspec.js"))
-        parts.insert(0, f'<script type="text/plain" data-name="molviewspec.js">{text}</script>')
+    parts = [
+        f'<script type="text/plain" data-name="{name}">{_inside(script(name))}</script>'
+        for name in libraries
+    ]
+    ours = ["panels.js", *needed] if needed else []
+    parts += [f"<script>\n{_inside(script(name))}</script>" for name in ours]
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'

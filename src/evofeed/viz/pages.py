@@ -139,11 +139,10 @@ def map_html(
          "colorbar": {"title": {"text": unit}, "thickness": 12}}
     ]  # fmt: skip
     note = "" if len(at) == len(every) else f"{len(at)} of {len(every):,} residues"
+    axis = {"title": {"text": "residue"}, "constrain": "domain", "automargin": True, "nticks": 10}
     return figure_html(
-        data, title, note, linked=linked, height=440,
-        xaxis={"title": {"text": "residue"}, "constrain": "domain"},
-        yaxis={"title": {"text": "residue"}, "autorange": "reversed", "scaleanchor": "x",
-               "constrain": "domain"},
+        data, title, note, linked=linked, height=440, xaxis=axis,
+        yaxis=axis | {"autorange": "reversed", "scaleanchor": "x"},
     )  # fmt: skip
 
 

@@ -7,24 +7,12 @@
     element: "element-symbol",
   };
   const BANDS = [["#0053d6", "above 90"], ["#65cbf3", "70 to 90"], ["#ffdb13", "50 to 70"], ["#ff7d45", "below 50"]];
-  let loading;
 
   function molstar() {
-    return (loading ??= new Promise((done, failed) => {
-      const here = document.querySelector('script[data-name="molviewspec.js"]');
-      const element = document.createElement("script");
-      if (here) {
-        element.textContent = here.textContent;
-        document.body.append(element);
-        return done();
-      }
-      const style = Object.assign(document.createElement("link"), { rel: "stylesheet", href: "/static/molviewspec.css" });
-      document.head.append(style);
-      element.onload = () => done();
-      element.onerror = () => failed(new Error("the viewer's script did not load"));
-      element.src = "/static/molviewspec.js";
-      document.head.append(element);
-    }));
+    if (!document.querySelector('script[data-name="molviewspec.js"]')) { // the page has no style of it either
+      document.head.append(Object.assign(document.createElement("link"), { rel: "stylesheet", href: "/static/molviewspec.css" }));
+    }
+    return panels.library("molviewspec.js");
   }
 
   // A scene as MolViewSpec describes it.
@@ -116,12 +104,5 @@
     });
   }
 
-  const seen = new IntersectionObserver((entries) => {
-    for (const { isIntersecting, target } of entries) {
-      if (!isIntersecting) continue;
-      seen.unobserve(target);
-      draw(target);
-    }
-  }, { rootMargin: "150px" });
-  for (const place of document.querySelectorAll("[data-structure]")) seen.observe(place);
+  panels.near(document.querySelectorAll("[data-structure]"), draw);
 })();
