@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from evofeed.base.errors import DatasetMissing, ShardMissing
 from evofeed.store.manifest import DIGEST, Manifest
-from evofeed.store.refs import read_ref
+from evofeed.store.refs import read_ref, what_is_there
 from evofeed.store.storage import ReadOnlyStorage, Storage
 
 _SHORT = re.compile(r"[0-9a-f]{8,63}")
@@ -75,7 +75,7 @@ def read_manifest(storage: Storage, digest: str) -> Manifest:
         data = storage.read(key)
     except ShardMissing:
         raise DatasetMissing(
-            f"no snapshot {digest[:12]}; `evofeed snapshots ls` lists those that are there",
+            f"no snapshot {digest[:12]} (`evofeed snapshots ls` lists all): {what_is_there(storage)}",
             path=storage.uri,
         ) from None
     return Manifest.from_bytes(data, digest, f"{storage.uri}/{key}")

@@ -40,7 +40,7 @@ def read_ref(storage: Storage, name: str) -> Ref:
     """
     _, found = _held(storage, name)
     if found is None:
-        raise DatasetMissing(f"no ref {name!r}: {_what_is_there(storage)}", path=storage.uri)
+        raise DatasetMissing(f"no ref {name!r}: {what_is_there(storage)}", path=storage.uri)
     return found
 
 
@@ -53,7 +53,8 @@ def _held(storage: Storage, name: str) -> tuple[bytes | None, Ref | None]:
     return data, _parse(data, name, storage.uri)
 
 
-def _what_is_there(storage: Storage) -> str:
+def what_is_there(storage: Storage) -> str:
+    """Refs, or why there are none: the second half of a refusal."""
     if isinstance(storage, LocalStorage) and not storage.root.is_dir():
         return "there is no such folder; `evofeed featurize INPUT DATASET` makes one"
     try:
@@ -62,7 +63,7 @@ def _what_is_there(storage: Storage) -> str:
         return "is that the dataset's address, and is anything published there?"
     if not names:
         return "nothing is published here; `evofeed featurize INPUT DATASET` does it"
-    return f"there are {', '.join(names)}"
+    return f"its refs are {', '.join(names)}"
 
 
 def _parse(data: bytes, name: str, uri: str) -> Ref | None:

@@ -265,6 +265,7 @@ def test_letters_and_values_are_under_the_pointer_and_residues_count_from_one(
     address: str, page: Page
 ) -> None:
     page.goto(address)
+    assert page.evaluate("typeof Plotly") == "undefined", "read before a figure is near"
     canvas = page.locator("[data-alignment] canvas")
     page.locator("[data-alignment] .scroller").evaluate("e => { e.scrollLeft = 14 * 95; }")
     page.wait_for_function("document.querySelector('[data-alignment] .scroller').scrollLeft > 1000")
@@ -275,7 +276,6 @@ def test_letters_and_values_are_under_the_pointer_and_residues_count_from_one(
     canvas.hover(position={"x": 300, "y": 200})
     expect(page.locator("[data-alignment] output")).to_contain_text("row 9")
     chart = page.locator("figure", has_text="distances between residues")
-    assert page.evaluate("typeof Plotly") == "undefined", "read before a figure is near"
     chart.scroll_into_view_if_needed()
     across = chart.locator(".js-plotly-plot").evaluate("e => e.data[0].x")
     assert across[0] == 1 and across[-1] == RESIDUES and len(across) == 512

@@ -86,7 +86,7 @@ def test_a_missing_dataset_is_one_line_and_exit_code_one(tmp_path, capsys):
 
 def test_what_is_there_is_named_beside_what_is_not(uri, tmp_path, capsys):
     assert exit_code("snapshots", "chains", uri, "--snapshot", "v2") == 1
-    assert "no ref 'v2': there are main\n" in capsys.readouterr().err
+    assert "no ref 'v2': its refs are main\n" in capsys.readouterr().err
     (tmp_path / "nothing").mkdir()
     assert exit_code("snapshots", "ls", str(tmp_path / "nothing")) == 1
     assert "nothing is published here" in capsys.readouterr().err
@@ -96,7 +96,7 @@ def test_the_beginning_of_a_digest_names_a_snapshot(uri):
     digest = Dataset.open(uri).digest
     assert run(snapshots, "chains", uri, "--snapshot", digest[:12]) == run(snapshots, "chains", uri)
     for unknown in (digest[:7], "0" * 12):
-        with pytest.raises(DatasetMissing, match="there are main"):
+        with pytest.raises(DatasetMissing, match="its refs are main"):
             Dataset.open(uri, unknown)
 
 
