@@ -74,10 +74,8 @@ def read_manifest(storage: Storage, digest: str) -> Manifest:
     try:
         data = storage.read(key)
     except ShardMissing:
-        raise DatasetMissing(
-            f"no snapshot {digest[:12]} (`evofeed snapshots ls` lists all): {what_is_there(storage)}",
-            path=storage.uri,
-        ) from None
+        what = f"no snapshot {digest[:12]} (`evofeed snapshots ls` lists all)"
+        raise DatasetMissing(f"{what}: {what_is_there(storage)}", path=storage.uri) from None
     return Manifest.from_bytes(data, digest, f"{storage.uri}/{key}")
 
 
