@@ -166,7 +166,7 @@ def split_chains(
     """
     wanted = {**({released[0]: 1.0} if released else {}), **shares}
     if clusters is None and (shares.keys() - {released and released[0]} or not released):
-        raise ValueError("shares need clusters")
+        raise ValueError("shares need clusters: --clusters FILE, a sequence cluster a line")
     spare = sum(shares.values()) < 1 and min(shares.values(), default=1) > 0
     if not wanted or not spare or REST in wanted:
         raise ValueError(f"shares {dict(shares)}: want fractions above 0, together below 1")

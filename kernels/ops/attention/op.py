@@ -222,7 +222,9 @@ def biased_attention(
     """softmax(scale * q k^T + bias, masked) v over the positions of each row.
 
     Args:
-        q, k, v: `[B, R, N, H, D]`, float32, bfloat16 or float16; D up to 64.
+        q: `[B, R, N, H, D]`, float32, bfloat16 or float16; D up to 64.
+        k: likewise.
+        v: likewise.
         bias: `[B, H, N, N]`, shared by the R rows, or None.
         mask: `[B, R, N]`, 1 where a key may be attended to, else 0, or None. A row
             without a valid key attends uniformly to all N, as in AF2.

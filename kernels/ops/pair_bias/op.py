@@ -116,7 +116,8 @@ def pair_bias(
 
     Args:
         z: the pair representation.
-        norm_weight, norm_bias: `[C]`.
+        norm_weight: `[C]`.
+        norm_bias: `[C]`.
         weight: `[H, C]`.
         eps: of the norm.
         scale: factor of the result.

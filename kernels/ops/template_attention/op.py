@@ -83,7 +83,8 @@ def template_attention(
 
     Args:
         q: `[*B, I, R, H * D]`, not yet scaled.
-        k, v: `[*B, T, I, R, H * D]`, in q's type.
+        k: `[*B, T, I, R, H * D]`, in q's type.
+        v: likewise.
         heads: H.
         bias: `[*B, T]`, added to the logits, without a gradient, or None.
 
