@@ -12,8 +12,9 @@ so, TF32 allowed. Its metrics are left out. Weights are the project's first ones
 stack copied), zeros replaced by small numbers.
 
 Ways: `project` with the training preset, which recomputes every block; `cuequivariance` the same
-with its switch for that library; `fused-blocks` recomputes as the preset does; `fused` keeps
-everything for the backward pass. `--optimizer project` is its per-sample clipping, Adam and moving
+with its switch for that library; `fused` is `to_fused(model)`, which recomputes as the preset
+does; `recorded` is `to_fused(model, cuda_graphs=True, keep=KEEP)`, once for each `--keep`.
+`--optimizer project` is its per-sample clipping, Adam and moving
 average, `flat` evofeed's `FlatOptimizer`.
 
 `step_ms` and its parts: median, first and third quartile of steps behind the warm-up, wall clock,
@@ -50,7 +51,7 @@ from evofeed.trainer.config import OptimConfig
 from evofeed.trainer.run.flat import FlatOptimizer
 
 ROOT = Path(__file__).resolve().parent.parent
-WAYS = ("fused-blocks", "project", "cuequivariance", "fused")
+WAYS = ("fused", "recorded", "project", "cuequivariance")
 First = tuple[Any, nn.Module]  # the model and its loss
 TIMED = ("wait", "forward", "backward", "optimizer")
 PARTS = (
@@ -117,14 +118,11 @@ def prepared(model: Any, way: str, options: argparse.Namespace) -> Any:
     """A copy on the device, as the way has it."""
     model = copy.deepcopy(model).to(options.device)
     model.settings.memory.train.use_cueq_triangle_kernels = way == "cuequivariance"
-    for module in model.modules() if way == "fused" else ():
-        if hasattr(module, "blocks_per_ckpt"):
-            module.blocks_per_ckpt = None
-        if hasattr(module, "ckpt_intermediate_steps"):
-            module.ckpt_intermediate_steps = False
-    if way.startswith("fused"):
-        report = SwapReport()
-        to_fused(model, report)
+    name, _, keep = way.partition(" ")
+    if name in ("fused", "recorded"):
+        report, graphs = SwapReport(), name == "recorded"
+        words: Any = float(keep) if keep[:1].isdigit() else keep or None
+        to_fused(model, report, cuda_graphs=graphs, keep=words)
         print(way, report, flush=True)
     return model
 
@@ -300,6 +298,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--tokens", type=int, nargs="+", default=[384])
     parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=WAYS)
+    parser.add_argument("--keep", nargs="+", default=["blocks"], help="blocks, all, GB")
     parser.add_argument("--optimizer", default="project", choices=OPTIMIZERS)
     parser.add_argument("--sequences", type=int, default=1024)
     parser.add_argument("--recycles", type=int, default=1, help="passes without gradients before")
@@ -320,6 +319,10 @@ def main() -> None:
     ) | {"recycles": options.recycles, "sequences": options.sequences, "rows": [], "not_run": []}
     if importlib.util.find_spec("cuequivariance_torch") is None:
         options.ways = [way for way in options.ways if way != "cuequivariance"]
+    options.ways = [
+        each for way in options.ways
+        for each in ([f"{way} {keep}" for keep in options.keep] if way == "recorded" else [way])
+    ]  # fmt: skip
     first = first_model(options)
     print(f"model made in {time.perf_counter() - began:.0f} s", flush=True)
     for tokens, way in itertools.product(options.tokens, options.ways):

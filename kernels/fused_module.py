@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from evofeed.kernels.graphs.keeping import Budget
 from evofeed.kernels.graphs.recorded import run
 
 Module = TypeVar("Module", bound=nn.Module)
@@ -25,6 +26,8 @@ class Fused:
     Attributes:
         form: what was declared of such modules (`swap.forms.Form`); a drop-in has none.
         recordable: whether CUDA graphs of one without a form can be recorded.
+        recorded: whether they are.
+        budget: what an outermost block keeps for its backward pass; None is all of it.
     """
 
     torch_class: type[nn.Module]
@@ -32,10 +35,11 @@ class Fused:
     form: Any = None
     recordable: bool = False
     recorded: bool = False
+    budget: Budget | None = None
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         # The swapped class is made at run time: pickle and deepcopy rebuild it.
-        made = (self.torch_class, self.mixin, self.form, self.recorded)
+        made = (self.torch_class, self.mixin, self.form, self.recorded, isinstance(self, _Outer))
         return _rebuild, made, self.__getstate__()
 
 
@@ -50,42 +54,55 @@ class FusedForm(Fused):
         return super().forward(*args, **options) if made is None else made  # type: ignore[misc]
 
 
-class _Recorded(Fused):
-    """Forward of a module with recordings: is called before the fused one."""
-
-    recorded = True
+class _Outer(Fused):
+    """Forward of an outermost module that is recorded or has a budget: called before the fused."""
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         """As the original's."""
-        return run(self, super().forward, args, kwargs)  # type: ignore[misc]
+        call = super().forward  # type: ignore[misc]
+        return run(self, call, args, kwargs, self.recorded, self.budget)
 
 
 _HOOKS = (
     "_forward_pre_hooks", "_forward_pre_hooks_with_kwargs", "_forward_hooks", "_backward_pre_hooks",
     "_backward_hooks",
 )  # fmt: skip
-_classes: dict[tuple[type[nn.Module], type[Fused], Any, bool], type[nn.Module]] = {}
+_classes: dict[tuple[type[nn.Module], type[Fused], Any, bool, bool], type[nn.Module]] = {}
 _made: set[type[nn.Module]] = set()
 
 
 def drop_in(cls: type[Module]) -> type[Module]:
     """Class decorator: `cls` is what its `torch_class` is swapped to, and can be used as it is."""
-    _classes[cls.torch_class, cls.mixin, None, False] = cls  # type: ignore[attr-defined]
+    _classes[cls.torch_class, cls.mixin, None, False, False] = cls  # type: ignore[attr-defined]
     return cls
 
 
-def fuse(module: nn.Module, mixin: type[Fused], form: Any = None, recorded: bool = False) -> None:
+def fuse(
+    module: nn.Module, mixin: type[Fused], form: Any = None, recorded: bool = False,
+    budget: Budget | None = None,
+) -> None:  # fmt: skip
     """Gives `module` the forward of `mixin`, in place.
 
     Args:
-        module: as it is, or swapped already.
+        module: as it is, or a drop-in.
         mixin: has the fused forward.
         form: of a module of a declared form.
         recorded: whether its calls are recorded as CUDA graphs.
+        budget: what it may keep for its backward pass.
     """
-    if not isinstance(module, Fused) or module.recorded != recorded:
+    outer = recorded or budget is not None
+    if not isinstance(module, Fused) or outer:
         cls = getattr(module, "torch_class", type(module))
-        object.__setattr__(module, "__class__", _fused_class(cls, mixin, form, recorded))
+        made = _fused_class(cls, mixin, form, recorded, outer)
+        object.__setattr__(module, "__class__", made)
+    if budget is not None:
+        vars(module)["budget"] = budget
+
+
+def unfuse(module: Fused) -> None:
+    """Gives it the class that it had."""
+    vars(module).pop("budget", None)
+    object.__setattr__(module, "__class__", module.torch_class)
 
 
 def swapped_here(module: nn.Module) -> TypeGuard[Any]:
@@ -94,21 +111,22 @@ def swapped_here(module: nn.Module) -> TypeGuard[Any]:
 
 
 def _fused_class(
-    cls: type[nn.Module], mixin: type[Fused], form: Any, recorded: bool
+    cls: type[nn.Module], mixin: type[Fused], form: Any, recorded: bool, outer: bool
 ) -> type[nn.Module]:
-    key = (cls, mixin, form, recorded)
+    key = (cls, mixin, form, recorded, outer)
     if key not in _classes:
         names = {
-            "torch_class": cls, "mixin": mixin, "form": form, "__module__": cls.__module__,
+            "torch_class": cls, "mixin": mixin, "form": form, "recorded": recorded,
+            "__module__": cls.__module__,
         }  # fmt: skip
-        bases = (_Recorded, mixin, cls) if recorded else (mixin, cls)
+        bases = (_Outer, mixin, cls) if outer else (mixin, cls)
         _classes[key] = type(f"Fused{cls.__name__}", bases, names)
         _made.add(_classes[key])
     return _classes[key]
 
 
-def _rebuild(cls: type[nn.Module], mixin: type[Fused], form: Any, recorded: bool) -> nn.Module:
-    fused = _fused_class(cls, mixin, form, recorded)
+def _rebuild(cls: type[nn.Module], *how: Any) -> nn.Module:
+    fused = _fused_class(cls, *how)
     return fused.__new__(fused)
 
 

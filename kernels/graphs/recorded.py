@@ -1,4 +1,4 @@
-"""CUDA graphs of fused modules inside somebody's own eager training loop.
+"""CUDA graphs and recomputation of fused blocks inside somebody's own eager training loop.
 
 A block of AF2 takes the GPU a few milliseconds and Python two or three times as long.
 So the first call of a module with inputs of new shapes is recorded, forward and
@@ -7,10 +7,11 @@ a block. `recording.py` has the recording itself; here is when there can be one.
 training mode: whole chains of all lengths would each need memory of their own.
 
 Between a forward and its backward a recording is taken; a module called again before
-that (templates one by one, weights shared along the depth) is recorded again. An
-optimizer may step as it likes; with parameters that have moved (`.to`, `.data = `) or
-another module or number (a dropout's rate) inside, a module is recorded again. Other attributes
-count as constants.
+that (templates one by one, weights shared along the depth) is recorded again. A block outside
+its budget (`keeping.py`) keeps its inputs alone: its backward graph has the forward pass in
+it, and is free again at once. An optimizer may step as it likes; with parameters that have
+moved (`.to`, `.data = `) or another module or number (a dropout's rate) inside, a module is
+recorded again. Other attributes count as constants.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
+from evofeed.kernels.graphs.keeping import Budget
 from evofeed.kernels.graphs.recording import Homes, Recording, stream_number
 from evofeed.kernels.runtime.backend import autocast_type
 from evofeed.kernels.runtime.private_apis import (
@@ -54,23 +57,44 @@ def paused() -> Iterator[None]:
 
 
 def run(
-    module: nn.Module, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
-    """`call(*args, **kwargs)`, the forward of `module`, from a recording where there can be one."""
-    if torch.compiler.is_compiling() or _paused or not module.training:
+    module: nn.Module, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any],
+    record: bool, budget: Budget | None,
+) -> Any:  # fmt: skip
+    """`call(*args, **kwargs)`, the forward of `module`.
+
+    Args:
+        module: in whose training mode it may be
+        record: replayed from a recording where there can be one, and
+        budget: recomputed in its backward pass where this does not keep it.
+    """
+    if torch.compiler.is_compiling() or not module.training:
         return call(*args, **kwargs)
     tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
-    why_not = _why_not(tensors)
+    recompute = (
+        budget is not None and _recomputable()
+        and not budget.keeps(module, lambda: call(*args, **kwargs), tensors)
+    )  # fmt: skip
+    why_not = _why_not(tensors) if record and not _paused else ""
     if why_not is None:
         state = _states.get(module)
         if state is None:
             state = _states[module] = _State(module)
-        recording, why_not = state.find(module, call, args, kwargs, tensors)
+        recording, why_not = state.find(module, call, args, kwargs, tensors, recompute)
         if recording is not None:
             return recording(tensors)
     if why_not:
         _warn_once(f"{_name(module)} runs without CUDA graphs: {why_not}")
+    if recompute:
+        return checkpoint(call, *args, use_reentrant=False, **kwargs)
     return call(*args, **kwargs)
+
+
+def _recomputable() -> bool:
+    """Whether there will be a backward pass that nobody else recomputes for."""
+    return (
+        torch.is_grad_enabled() and not saved_tensor_hooks_active() and not backward_runs()
+        and not functorch_active()
+    )  # fmt: skip
 
 
 def _name(module: nn.Module) -> str:
@@ -120,7 +144,7 @@ class _State:
 
     def find(
         self, module: nn.Module, call: Callable[..., Any], args: tuple[Any, ...],
-        kwargs: dict[str, Any], tensors: list[Tensor],
+        kwargs: dict[str, Any], tensors: list[Tensor], recompute: bool,
     ) -> tuple[Recording | None, str]:  # fmt: skip
         """A free recording of such a call, else None and why."""
         if not self._given_up and self._changed():
@@ -134,7 +158,7 @@ class _State:
         for value in (*args, *kwargs.values()):
             if not isinstance(value, _KNOWN):
                 return None, f"an argument is a {type(value).__name__}, no tensor and no constant"
-        found = self._recordings.setdefault(_kind(args, kwargs), [])
+        found = self._recordings.setdefault((recompute, _kind(args, kwargs)), [])
         for recording in found:
             if not recording.taken():
                 return recording, ""
@@ -145,7 +169,8 @@ class _State:
             )
         try:
             with paused():
-                found.append(Recording(_of_tensors(call, args, kwargs), tensors, self._homes))
+                forward = _of_tensors(call, args, kwargs)
+                found.append(Recording(forward, tensors, self._homes, recompute))
         except RuntimeError as error:  # something waits for the device, or memory is short
             self._recordings.clear()
             self._given_up = f"it cannot be recorded: {str(error).splitlines()[0]}"

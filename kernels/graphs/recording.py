@@ -6,13 +6,14 @@ there and results are copied from there: nothing that a caller holds is changed.
 Parameters are read where they are. The recording differentiates stand-ins on their
 memory, and their gradients leave through autograd: hooks, DDP and accumulation see
 what they always see. Random numbers come from PyTorch's generator at every replay, as
-many as the eager module draws.
+many as the eager module draws. A result that is one of the inputs is handed on as it came.
 """
 
 from __future__ import annotations
 
 import contextlib
 import gc
+import sys
 import weakref
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
@@ -45,16 +46,20 @@ class Recording:
         forward: from tensors to a tensor or a sequence of tensors; must not wait for the device.
         given: the inputs; later ones have the same shapes, types and device.
         homes: of the parameters and buffers that `forward` reads.
+        recompute: the backward pass makes the forward pass again, from inputs that the caller's
+            autograd graph holds: between calls nothing is held here.
 
     Raises:
         RuntimeError: `forward` cannot be recorded.
     """
 
     def __init__(
-        self, forward: Callable[[list[Tensor]], Any], given: Sequence[Tensor], homes: Homes
-    ) -> None:
+        self, forward: Callable[[list[Tensor]], Any], given: Sequence[Tensor], homes: Homes,
+        recompute: bool = False,
+    ) -> None:  # fmt: skip
         device, grad = given[0].device, torch.is_grad_enabled()
-        self._inputs = [torch.empty_like(t, requires_grad=grad and t.requires_grad) for t in given]
+        self.device, self.recompute = device, recompute
+        self._inputs = _inputs_like(given, grad, shared=recompute or not grad)
         self._results: list[Tensor] = []  # hold the autograd graph, and so what it saved
         self._given: list[Tensor] = []
         self._joined: list[list[int]] = []
@@ -64,9 +69,12 @@ class Recording:
             with _autocast_without_cache(device), apart():
                 found = forward(self._inputs)
             self._single = isinstance(found, Tensor)
-            self._results = [found] if self._single else list(found)
-            if not all(isinstance(t, Tensor) for t in self._results):
+            results = [found] if self._single else list(found)
+            if not all(isinstance(t, Tensor) for t in results):
                 raise RuntimeError("it returns something else than tensors")
+            places = {id(t): number for number, t in enumerate(self._inputs)}
+            self._through = [places.get(id(t)) for t in results]
+            self._results = [t for t in results if id(t) not in places]
             return self._results
 
         def back() -> list[Tensor]:
@@ -95,7 +103,20 @@ class Recording:
                     self._wanted = [t.requires_grad for t in made]
                     self._given = [torch.zeros_like(t) for t in made if t.requires_grad]
                     grads = back() if self._given else []
-            if self._given:
+            if self._given and recompute:
+
+                def ahead() -> list[Tensor]:
+                    with torch.no_grad():
+                        return forth()
+
+                def again() -> list[Tensor]:
+                    forth()
+                    return back()
+
+                self._made, self._replay = _onto(device, made, ahead)
+                self._grads, self._replay_back = _onto(device, grads, again)
+                self._results = []
+            elif self._given:
                 # What a forward pass saves must outlive other replays: it has its own memory.
                 self._made, self._replay = record_graph(device, None, forth)
                 self._grads, self._replay_back = _onto(device, grads, back)
@@ -111,9 +132,10 @@ class Recording:
         """What the module's forward returns for these inputs."""
         if self._given:
             weights = [home[name] for home, name in self._learnt]
-            results = _replayed(self, len(given), *given, *weights)
+            made = iter(_replayed(self, len(given), *given, *weights))
         else:
-            results = self.forth(given)
+            made = iter(self.forth(given))
+        results = [next(made) if number is None else given[number] for number in self._through]
         return results[0] if self._single else tuple(results)
 
     def forth(self, given: Sequence[Tensor]) -> list[Tensor]:
@@ -136,9 +158,21 @@ class Recording:
                 "a recorded module's backward pass was run again after another forward "
                 "pass: call to_fused(model) without cuda_graphs to keep graphs for longer"
             )
+        turn.done = True
+        return self._back(grads)
+
+    def back_again(
+        self, given: Sequence[Tensor], drawn: Tensor, grads: Sequence[Tensor]
+    ) -> list[Tensor | None]:
+        """The same, the forward pass of `given` made again, with what was `drawn` then."""
+        with torch.no_grad():
+            copy_all(self._inputs, given)
+        with drawing_from(self.device, drawn):
+            return self._back(grads)
+
+    def _back(self, grads: Sequence[Tensor]) -> list[Tensor | None]:
         copy_all(self._given, [g for g, wanted in zip(grads, self._wanted, strict=True) if wanted])
         self._replay_back()
-        turn.done = True
         made = (t.clone() for t in self._grads)
         used = iter(self._used)
         of_inputs = [next(made) if t.requires_grad and next(used) else None for t in self._inputs]
@@ -157,7 +191,12 @@ class Recording:
 class _Replayed(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, recording: Recording, count: int, *tensors: Tensor) -> Any:
-        ctx.recording, ctx.turn = recording, recording.begin()
+        ctx.recording = recording
+        if recording.recompute:
+            ctx.drawn = generator_state(recording.device)
+            ctx.save_for_backward(*tensors[:count])
+        else:
+            ctx.turn = recording.begin()
         results = recording.forth(tensors[:count])
         ctx.mark_non_differentiable(*recording.marked(results))
         return tuple(results)
@@ -165,7 +204,11 @@ class _Replayed(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        return None, None, *ctx.recording.back(ctx.turn, grads)
+        if ctx.recording.recompute:
+            found = ctx.recording.back_again(ctx.saved_tensors, ctx.drawn, grads)
+        else:
+            found = ctx.recording.back(ctx.turn, grads)
+        return None, None, *found
 
 
 # Without `apply`'s look at each of a hundred weights for functorch; nothing is recorded under it.
@@ -204,6 +247,23 @@ def _stand_ins(homes: Homes) -> Iterator[list[tuple[tuple[dict[str, Any], str], 
 
 _streams: dict[torch.device, torch.cuda.Stream] = {}
 _pools: dict[Hashable, Any] = {}
+_spare: dict[Hashable, list[Tensor]] = {}
+
+
+def _inputs_like(given: Sequence[Tensor], grad: bool, shared: bool) -> list[Tensor]:
+    """Memory for inputs; all recordings of a stream that hold nothing between calls share it."""
+    if not shared:
+        return [torch.empty_like(t, requires_grad=grad and t.requires_grad) for t in given]
+    counts: dict[Hashable, int] = {}
+    found = []
+    for t in given:
+        kind = t.shape, t.stride(), t.dtype, t.device, stream_number(t.device)
+        number = counts[kind] = counts.get(kind, -1) + 1
+        spare = _spare.setdefault(kind, [])
+        if number == len(spare):
+            spare.append(torch.empty_like(t, requires_grad=False))
+        found.append(spare[number].detach().requires_grad_(grad and t.requires_grad))
+    return found
 
 
 def _recording_stream(device: torch.device) -> torch.cuda.Stream:
@@ -231,7 +291,8 @@ def record_graph(
     state, graph = generator.clone_state(), torch.cuda.CUDAGraph()
     # `torch.compile` leaves cycles that hold the pass it compiled in: its parameters' nodes belong
     # to the stream of that pass, which a recording may not wait for.
-    gc.collect()
+    if "torch._dynamo" in sys.modules:
+        gc.collect()
     # thread_local: a loader's thread allocates meanwhile.
     how = {
         "pool": pool, "stream": _recording_stream(device), "capture_error_mode": "thread_local",
@@ -262,13 +323,34 @@ def stream_number(device: torch.device) -> int:
 @contextlib.contextmanager
 def _beside(device: torch.device) -> Iterator[None]:
     """Runs on the stream that is recorded, random numbers put back."""
-    generator, stream = torch.cuda.default_generators[device.index], _recording_stream(device)
-    state = generator.get_state()
-    stream.wait_stream(torch.cuda.current_stream(device))
-    with torch.cuda.stream(stream):
-        yield
-    torch.cuda.current_stream(device).wait_stream(stream)
+    stream = _recording_stream(device)
+    with drawing_from(device, generator_state(device)):
+        stream.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(stream):
+            yield
+        torch.cuda.current_stream(device).wait_stream(stream)
+
+
+def generator_state(device: torch.device) -> Tensor:
+    """From where random numbers come next."""
+    return _generator(device).get_state()
+
+
+@contextlib.contextmanager
+def drawing_from(device: torch.device, state: Tensor) -> Iterator[None]:
+    """Random numbers come from there, and afterwards from where they would have come."""
+    generator = _generator(device)
+    before = generator.get_state()
     generator.set_state(state)
+    try:
+        yield
+    finally:
+        generator.set_state(before)
+
+
+def _generator(device: torch.device) -> torch.Generator:
+    on_gpu = device.type == "cuda"
+    return torch.cuda.default_generators[device.index] if on_gpu else torch.default_generator
 
 
 def _onto(

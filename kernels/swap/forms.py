@@ -87,7 +87,8 @@ class Form:
         options: what `run` is called with besides.
         widths: paths of layers whose inputs are so many channels, by letter.
         untried: what speaks against a module whose forward cannot be run.
-        recordable: whether CUDA graphs of it can be recorded.
+        recordable: whether CUDA graphs of it alone can be recorded, and its shapes come again: not
+            those of what is among atoms too, of which every crop has another number.
     """
 
     run: Run | None
@@ -117,6 +118,13 @@ class Form:
                 found.setdefault(above, set()).add(name)
                 above = f"{above}.{name}" if above else name
         return found
+
+    @functools.cached_property
+    def is_block(self) -> bool:
+        """Whether at least two of its parts have fused forwards of their own."""
+        return (
+            sum(callable(part) and not isinstance(part, type) for part in self.parts.values()) > 1
+        )
 
     @functools.cached_property
     def _names(self) -> list[str]:

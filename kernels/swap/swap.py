@@ -10,14 +10,16 @@ odd dtype, an argument it does not know) it hands to the original forward.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import nn
 
 from evofeed.kernels.drop_ins import layer_norm, lstm, multihead_attention
-from evofeed.kernels.fused_module import Fused, FusedForm, fuse, swapped_here
+from evofeed.kernels.fused_module import Fused, FusedForm, fuse, swapped_here, unfuse
+from evofeed.kernels.graphs.keeping import Budget
 from evofeed.kernels.runtime.private_apis import no_modes
 from evofeed.kernels.swap import blocks, trial  # noqa: F401  # blocks: declares all forms
 from evofeed.kernels.swap.coverage import swapped_share
@@ -66,7 +68,10 @@ def _frozen(module: nn.Module) -> bool:
     return isinstance(module, torch.jit.ScriptModule)  # its forward is compiled already
 
 
-def to_fused(model: Model, report: SwapReport | None = None, *, cuda_graphs: bool = False) -> Model:
+def to_fused(
+    model: Model, report: SwapReport | None = None, *, cuda_graphs: bool = False,
+    keep: float | Literal["all", "blocks"] | None = None,
+) -> Model:  # fmt: skip
     """Swaps every module of `model` that has a fused form, in place, and returns it.
 
     Idempotent; reaches modules inside DDP or other wrappers, and a module that
@@ -75,16 +80,22 @@ def to_fused(model: Model, report: SwapReport | None = None, *, cuda_graphs: boo
     Args:
         model: any module.
         report: filled with what was swapped and what was kept, if given.
-        cuda_graphs: record each outermost fused module of AF2 at its first call with
-            inputs of a shape, and replay it from then on (see `graphs/recorded.py`): for loops
-            that call the model eagerly. Calls that cannot be recorded run as they would
-            without, and one warning says why.
+        cuda_graphs: record each outermost fused module at its first call with inputs of a
+            shape, and replay it from then on (see `graphs/recorded.py`): for loops that call
+            the model eagerly. Calls that cannot be recorded run as they would without, and one
+            warning says why.
+        keep: what is kept of a forward pass for its backward pass, in place of the checkpointing
+            that the model's own stacks of blocks were set to: "all" of it, the inputs of
+            "blocks" alone, or as much as fits into so many GB, and of the other blocks their
+            inputs. None leaves that to the model.
     """
     report = SwapReport() if report is None else report
-    outer: list[str] = []  # prefixes of the modules that are recorded
+    budget = None if keep is None else Budget(_bytes(keep))
+    outer: list[str] = []  # prefixes of the modules that are recorded, or have a budget
     for _, module in _walk(model):
+        _restore_checkpoints(module)
         if swapped_here(module):  # what is inside may have changed since: all is looked at anew
-            object.__setattr__(module, "__class__", module.torch_class)
+            unfuse(module)
     for name, module in _walk(model):
         with _usual_defaults():
             answer = module.mixin if isinstance(module, Fused) else _answer(module)
@@ -92,13 +103,42 @@ def to_fused(model: Model, report: SwapReport | None = None, *, cuda_graphs: boo
             report.kept[name] = answer
         elif answer is not None:
             form, mixin = (answer, FusedForm) if isinstance(answer, Form) else (None, answer)
-            record = cuda_graphs and (form or mixin).recordable
-            record = record and not any(name.startswith(prefix) for prefix in outer)
-            if record:
+            inside = any(name.startswith(prefix) for prefix in outer)
+            record = cuda_graphs and (form or mixin).recordable and not inside
+            limit = budget if form is not None and form.is_block and not inside else None
+            if record or limit is not None:
                 outer.append(f"{name}." if name else "")
-            fuse(module, mixin, form, record)
+            fuse(module, mixin, form, record, limit)
             report.swapped.append(name)
+    if budget is not None:
+        for _, module in _walk(model):
+            _stop_checkpoints(module)
     return model
+
+
+def _bytes(keep: float | str) -> float:
+    if isinstance(keep, str) or keep < 0:
+        if keep not in ("all", "blocks"):
+            raise ValueError(f"keep is {keep!r}, not 'all', 'blocks' or a number of GB")
+        return math.inf if keep == "all" else 0.0
+    return 1e9 * keep
+
+
+CHECKPOINTED = {"blocks_per_ckpt": None, "activation_checkpointing": False}
+"""Attributes of stacks of OpenFold, OpenFold3, Protenix and Boltz-2, and what switches them off."""
+
+
+def _stop_checkpoints(stack: nn.Module) -> None:
+    """Switches its checkpointing off if each of its blocks has a budget."""
+    lists = [inner for inner in stack.children() if isinstance(inner, nn.ModuleList)]
+    inside = [block for each in lists for block in each]
+    if inside and all(isinstance(b, Fused) and b.budget is not None for b in inside):
+        own = {name: vars(stack)[name] for name in CHECKPOINTED if name in vars(stack)}
+        vars(stack).update({"_checkpointed": own} | {name: CHECKPOINTED[name] for name in own})
+
+
+def _restore_checkpoints(stack: nn.Module) -> None:
+    vars(stack).update(vars(stack).pop("_checkpointed", {}))
 
 
 @contextlib.contextmanager
@@ -135,6 +175,7 @@ def _answer(module: nn.Module) -> Form | type[Fused] | str | None:
 def to_torch(model: Model) -> Model:
     """Undoes `to_fused`, in place, and returns the model."""
     for _, module in _walk(model):
+        _restore_checkpoints(module)
         if isinstance(module, Fused):
-            object.__setattr__(module, "__class__", module.torch_class)
+            unfuse(module)
     return model

@@ -67,7 +67,7 @@ for _named in (
         norm_adaptively,
         dict(zip(_named, (Norm("a", False, False), Norm("s", True, False), Linear("a", "s", True),
                           Linear("a", "s")), strict=True)),
-        ("a", "s"), ("Na", "Ns"),
+        ("a", "s"), ("Na", "Ns"), recordable=False,
     )  # fmt: skip
 
 
@@ -113,7 +113,10 @@ _TRANSITIONS: tuple[tuple[tuple[str, ...], dict[str, Part]], ...] = (
     }),
 )  # fmt: skip
 for _arguments, _parts in _TRANSITIONS:
-    Form(transit_conditioned, _parts, _arguments, ("Na", "Ns", "N")[: len(_arguments)])
+    Form(
+        transit_conditioned, _parts, _arguments, ("Na", "Ns", "N")[: len(_arguments)],
+        recordable=False,
+    )  # fmt: skip
 
 
 # --- attention with pair bias ---------------------------------------------------------------------
@@ -271,7 +274,7 @@ def diffuse(
     block: Any, a: Tensor, s: Tensor, z: Tensor, mask: Tensor | None = None,
     late: tuple[Any, ...] = (), _mask_trans: bool = True, **how: Any,
 ) -> Tensor | None:  # fmt: skip
-    """OpenFold3's `DiffusionTransformerBlock`."""
+    """OpenFold3's `DiffusionTransformerBlock`, of tokens."""
     made = attend_tokens(block.attention_pair_bias, a, z, s, mask, residual=True, late=late)
     if made is None:
         return None
@@ -281,12 +284,7 @@ def diffuse(
 def diffuse_as_protenix(
     block: Any, a: Tensor, s: Tensor, z: Tensor, **how: Any
 ) -> tuple[Tensor, Tensor, Tensor] | None:
-    """Protenix's `DiffusionTransformerBlock` over all tokens.
-
-    It hands s and z on, which a recording would copy: CUDA graphs are made of its parts.
-    """
-    if getattr(block.attention_pair_bias, "recorded", False):
-        return None
+    """Protenix's `DiffusionTransformerBlock` over all tokens; it hands s and z on."""
     made = attend_tokens(block.attention_pair_bias, a, z, s, residual=True, **how)
     if made is None:
         return None
@@ -343,7 +341,7 @@ for _drop in ({}, {"drop_path": nn.Identity}):
         diffuse_as_protenix,
         {"attention_pair_bias": attend_tokens,
          "conditioned_transition_block": transit_conditioned, **_drop},
-        ("a", "s", "z", *_PLACES), ("Na", "Ns", "NNz"), recordable=False,
+        ("a", "s", "z", *_PLACES), ("Na", "Ns", "NNz"),
     )  # fmt: skip
 Form(
     diffuse_as_boltz,

@@ -74,10 +74,14 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
             put[:] = found
             yield found
 
+    def undrawn(device: torch.device) -> contextlib.AbstractContextManager[None]:
+        return recording.drawing_from(device, recording.generator_state(device))
+
     def capture(
         device: torch.device, pool: Any, function: Callable[[], Any]
     ) -> tuple[Any, Callable[[], None]]:
-        made, leaves = function(), list(put)
+        with undrawn(device):
+            made, leaves = function(), list(put)
 
         def replay() -> None:
             replays.append(1)
@@ -95,7 +99,7 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     plain = recorded._why_not
     monkeypatch.setattr(recording, "record_graph", capture)
     monkeypatch.setattr(recording, "_stand_ins", stand_ins)
-    monkeypatch.setattr(recording, "_beside", lambda device: contextlib.nullcontext())
+    monkeypatch.setattr(recording, "_beside", undrawn)
     for place in (recording, recorded):
         monkeypatch.setattr(place, "stream_number", lambda device: 0)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: 0)
