@@ -2,8 +2,8 @@
 
     PYTHONPATH=src python benchmarks/af3_step.py DATA --tokens 384 640 768 --out PATH
 
-DATA is a folder of prepared entries (`evofeed entries prepare`): batches come from evofeed's loader
-as the step runs, with rows of alignments repeated to `--sequences`. `--projects` is the folder that
+DATA is a folder of prepared entries (`evofeed entries prepare`), of which those with fewer tokens
+are passed over: batches come from evofeed's loader as the step runs, with rows of alignments repeated to `--sequences`. `--projects` is the folder that
 holds OpenFold3's package and `ml_collections`. A step is what `OpenFold3AllAtom.training_step` does
 for one sample: trunk with `--recycles`, the roll-out of 20 denoising steps, permutation of labels,
 48 noised copies through the diffusion module, confidence heads, all losses, backward pass,
@@ -123,7 +123,7 @@ def prepared(model: Any, way: str, options: argparse.Namespace) -> Any:
         report, graphs = SwapReport(), name == "recorded"
         words: Any = float(keep) if keep[:1].isdigit() else keep or None
         to_fused(model, report, cuda_graphs=graphs, keep=words)
-        print(way, report, flush=True)
+        print(way, len(report.swapped), "swapped", flush=True)
     return model
 
 
@@ -188,13 +188,15 @@ OPTIMIZERS = {"project": ProjectOptimizer, "flat": FlatSteps}
 
 
 def batches(tokens: int, options: argparse.Namespace) -> Generator[dict[str, Any]]:
-    """Batches of one sample, epoch after epoch."""
+    """Batches of one sample, of so many tokens, epoch after epoch."""
     entries = EntryConfig.openfold3(token_budget=tokens, used_rows=options.sequences)
     config = LoaderConfig(entries=entries, max_resolution=float("inf"), epoch_len=1000)
     data = Dataset.open(options.data).entries
     with FeatureLoader(data, config, seed=0, device=options.device) as loader:
         for batch in itertools.chain.from_iterable(itertools.repeat(loader)):
-            yield deepened(openfold3_batch(batch), options.sequences)
+            features = openfold3_batch(batch)
+            if features["token_mask"].shape[-1] == tokens:
+                yield deepened(features, options.sequences)
 
 
 def deepened(batch: dict[str, Any], rows: int) -> dict[str, Any]:
@@ -271,7 +273,7 @@ def row(first: First, way: str, tokens: int, options: argparse.Namespace) -> dic
     with contextlib.closing(batches(tokens, options)) as data:
         step = Step(first, way, data, options)
         for number in range(options.warmup):
-            step.run(number)
+            print({name: round(ms, 1) for name, ms in step.run(number).items()}, flush=True)
         if options.device == "cuda":
             torch.cuda.reset_peak_memory_stats()
         made = [step.run(options.warmup + number) for number in range(options.steps)]
@@ -293,7 +295,7 @@ def row(first: First, way: str, tokens: int, options: argparse.Namespace) -> dic
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("data", help="prepared entries, of at least as many tokens")
+    parser.add_argument("data", help="prepared entries")
     parser.add_argument("--projects", type=Path, default=ROOT / ".projects")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--tokens", type=int, nargs="+", default=[384])

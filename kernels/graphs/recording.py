@@ -59,7 +59,14 @@ class Recording:
     ) -> None:  # fmt: skip
         device, grad = given[0].device, torch.is_grad_enabled()
         self.device, self.recompute = device, recompute
-        self._inputs = _inputs_like(given, grad, shared=recompute or not grad)
+        shared = recompute or not grad
+        self._memory = (
+            _memory_like(given, "inputs") if shared else [torch.empty_like(t) for t in given]
+        )
+        self._inputs = [
+            memory.detach().requires_grad_(grad and t.requires_grad)
+            for memory, t in zip(self._memory, given, strict=True)
+        ]
         self._results: list[Tensor] = []  # hold the autograd graph, and so what it saved
         self._given: list[Tensor] = []
         self._joined: list[list[int]] = []
@@ -101,7 +108,7 @@ class Recording:
                 for _ in range(WARM_UP):
                     made = forth()
                     self._wanted = [t.requires_grad for t in made]
-                    self._given = [torch.zeros_like(t) for t in made if t.requires_grad]
+                    self._given = _memory_like([t for t in made if t.requires_grad], "gradients")
                     grads = back() if self._given else []
             if self._given and recompute:
 
@@ -247,22 +254,20 @@ def _stand_ins(homes: Homes) -> Iterator[list[tuple[tuple[dict[str, Any], str], 
 
 _streams: dict[torch.device, torch.cuda.Stream] = {}
 _pools: dict[Hashable, Any] = {}
-_spare: dict[Hashable, list[Tensor]] = {}
+_shared: weakref.WeakValueDictionary[Hashable, Tensor] = weakref.WeakValueDictionary()
 
 
-def _inputs_like(given: Sequence[Tensor], grad: bool, shared: bool) -> list[Tensor]:
-    """Memory for inputs; all recordings of a stream that hold nothing between calls share it."""
-    if not shared:
-        return [torch.empty_like(t, requires_grad=grad and t.requires_grad) for t in given]
+def _memory_like(given: Sequence[Tensor], role: str) -> list[Tensor]:
+    """Memory that means nothing between calls: all recordings of a stream share it."""
     counts: dict[Hashable, int] = {}
     found = []
     for t in given:
-        kind = t.shape, t.stride(), t.dtype, t.device, stream_number(t.device)
+        kind = role, t.shape, t.stride(), t.dtype, t.device, stream_number(t.device)
         number = counts[kind] = counts.get(kind, -1) + 1
-        spare = _spare.setdefault(kind, [])
-        if number == len(spare):
-            spare.append(torch.empty_like(t, requires_grad=False))
-        found.append(spare[number].detach().requires_grad_(grad and t.requires_grad))
+        memory = _shared.get((kind, number))
+        if memory is None:
+            memory = _shared[kind, number] = torch.zeros_like(t, requires_grad=False)
+        found.append(memory)
     return found
 
 
@@ -356,11 +361,11 @@ def _generator(device: torch.device) -> torch.Generator:
 def _onto(
     device: torch.device, like: Sequence[Tensor], function: Callable[[], list[Tensor]]
 ) -> tuple[list[Tensor], Callable[[], None]]:
-    """As `record_graph`, with the results in memory of their own: nothing else outlives a replay.
+    """As `record_graph`, with results that are copied at once: nothing else outlives a replay.
 
-    So all such graphs of a stream share what they need meanwhile.
+    So all such graphs of a stream share them, and what they need meanwhile.
     """
-    kept = [torch.empty_like(t, requires_grad=False) for t in like]
+    kept = _memory_like(like, "results")
     pool = _pools.setdefault((device, stream_number(device)), torch.cuda.graph_pool_handle())
     _, replay = record_graph(device, pool, lambda: copy_all(kept, function()))
     return kept, replay

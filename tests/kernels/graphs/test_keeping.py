@@ -145,7 +145,7 @@ def test_recorded_blocks_recompute_and_hold_nothing(graphs: list[int]) -> None: 
             assert (found is None) == (expected is None)
             if found is not None and expected is not None:
                 error = (found - expected).abs().max()
-                assert error <= 1e-5 * expected.abs().max()
+                assert error <= 1e-5 * expected.abs().max() + 1e-4  # some vanish
     assert len(graphs) == 3 * 2 * 2
     m, z = torch.randn(1, 3, 5, 16, requires_grad=True), torch.randn(1, 5, 5, 16)
     first, second = ours(m, z), ours(m, z)  # one recording does for both
