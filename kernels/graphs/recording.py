@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import sys
 import weakref
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
@@ -125,7 +124,7 @@ class Recording:
                 self._results = []
             elif self._given:
                 # What a forward pass saves must outlive other replays: it has its own memory.
-                self._made, self._replay = record_graph(device, None, forth)
+                self._made, self._replay = _recorded(device, None, forth)
                 self._grads, self._replay_back = _onto(device, grads, back)
             else:
                 self._made, self._replay = _onto(device, made, forth)
@@ -292,12 +291,18 @@ def record_graph(
     Raises:
         RuntimeError: it cannot be recorded; the random generator is as if it had not been tried.
     """
+    # `torch.compile` leaves cycles that hold the pass it compiled in: its parameters' nodes belong
+    # to the stream of that pass, which a recording may not wait for. Stand-ins have nodes of
+    # their own, so a module's recordings, of which there are hundreds, need not collect.
+    gc.collect()
+    return _recorded(device, pool, function)
+
+
+def _recorded(
+    device: torch.device, pool: Any, function: Callable[[], Any]
+) -> tuple[Any, Callable[[], None]]:
     generator = torch.cuda.default_generators[device.index]
     state, graph = generator.clone_state(), torch.cuda.CUDAGraph()
-    # `torch.compile` leaves cycles that hold the pass it compiled in: its parameters' nodes belong
-    # to the stream of that pass, which a recording may not wait for.
-    if "torch._dynamo" in sys.modules:
-        gc.collect()
     # thread_local: a loader's thread allocates meanwhile.
     how = {
         "pool": pool, "stream": _recording_stream(device), "capture_error_mode": "thread_local",
@@ -367,5 +372,5 @@ def _onto(
     """
     kept = _memory_like(like, "results")
     pool = _pools.setdefault((device, stream_number(device)), torch.cuda.graph_pool_handle())
-    _, replay = record_graph(device, pool, lambda: copy_all(kept, function()))
+    _, replay = _recorded(device, pool, lambda: copy_all(kept, function()))
     return kept, replay

@@ -97,7 +97,7 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         return made, replay
 
     plain = recorded._why_not
-    monkeypatch.setattr(recording, "record_graph", capture)
+    monkeypatch.setattr(recording, "_recorded", capture)
     monkeypatch.setattr(recording, "_stand_ins", stand_ins)
     monkeypatch.setattr(recording, "_beside", undrawn)
     for place in (recording, recorded):
@@ -285,7 +285,7 @@ def test_where_nothing_is_recorded(graphs: list[int]) -> None:
 def test_recordings_die_with_their_module(
     graphs: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recording, "record_graph", lambda device, pool, f: (f(), lambda: None))
+    monkeypatch.setattr(recording, "_recorded", lambda device, pool, f: (f(), lambda: None))
     _, ours = _pair()
     x = torch.randn(4, 3, requires_grad=True)
     _grads(ours, ours(x, x), [x])
@@ -305,7 +305,7 @@ def test_what_cannot_be_recorded_runs_eagerly(
     def fail(*arguments: Any) -> Any:
         raise RuntimeError("operation not permitted when stream is capturing\nand more")
 
-    monkeypatch.setattr(recording, "record_graph", fail)
+    monkeypatch.setattr(recording, "_recorded", fail)
     with pytest.warns(RuntimeWarning, match="cannot be recorded: operation not permitted"):
         _same(ours(x, x), plain(x, x))
     assert ours.inner.weight is ours._modules["inner"]._parameters["weight"]
