@@ -3,8 +3,9 @@
     PYTHONPATH=src python benchmarks/af3_step.py DATA --tokens 384 640 768 --out PATH
 
 DATA is a folder of prepared entries (`evofeed entries prepare`), of which those with fewer tokens
-are passed over: batches come from evofeed's loader as the step runs, with rows of alignments repeated to `--sequences`. `--projects` is the folder that
-holds OpenFold3's package and `ml_collections`. A step is what `OpenFold3AllAtom.training_step` does
+are passed over: batches come from evofeed's loader as the step runs, with rows of alignments
+repeated to `--sequences`. `--projects` is the folder that holds OpenFold3's package and
+`ml_collections`. A step is what `OpenFold3AllAtom.training_step` does
 for one sample: trunk with `--recycles`, the roll-out of 20 denoising steps, permutation of labels,
 48 noised copies through the diffusion module, confidence heads, all losses, backward pass,
 clipping, Adam, moving average; bfloat16 by autocast with the parts in float32 that the project runs

@@ -34,12 +34,9 @@ def falls_short() -> list[str]:
     was, is_now = before["step_ms"]["median"], now["step_ms"]["median"]
     waits = [view["wait_ms"] for view in result("allatom_gpu")["views"].values()]
     typical, slow = (", ".join(f"{w[share]:.1f}" for w in waits) for share in ("p50", "p99"))
-    step, fused = (row["step_ms"][0] / 1e3 for row in result("af3_step_h200")["rows"])
     return [
         f"Behind entries' batches for Boltz, OpenFold3 and Protenix a step of 384 ms waits "
-        f"{typical} ms, and {slow} in one of a hundred: 1 was wanted (allatom_gpu). OpenFold3's "
-        f"step, {step:.1f} s in its own code, takes {fused:.1f} after `to_fused`, both recomputing "
-        f"blocks ({step / fused:.1f} times, 2 were wanted) on one busy host (af3_step_h200).",
+        f"{typical} ms, and {slow} in one of a hundred: 1 was wanted (allatom_gpu).",
         f"A recorded step took {was:.0f} ms before kernels and devices were taken out for their "
         f"size, and {is_now:.0f} ms, {now['peak_memory_mb'] / 1024:.0f} GiB instead of "
         f"{before['peak_memory_mb'] / 1024:.0f}, after, on two H200s: 178 was wanted "
