@@ -62,10 +62,10 @@ BUDGET = {
     "loader": 12_920,
     "service": 8_490,
     "trainer": 14_230,
-    "kernels": 16_720,
+    "kernels": 16_960,
     "synth": 2_020,
     "tests": 45_480,
-    "benchmarks": 9_550,
+    "benchmarks": 9_580,
 }
 
 
