@@ -62,7 +62,7 @@ BUDGET = {
     "loader": 12_920,
     "service": 8_490,
     "trainer": 14_230,
-    "kernels": 16_960,
+    "kernels": 16_970,
     "synth": 2_020,
     "tests": 45_480,
     "benchmarks": 9_580,
