@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -100,16 +99,6 @@ def test_sigterm_saves_and_ends_the_run_cleanly(tmp_path: Path) -> None:
     assert result.step == 6
     assert result.checkpoint is not None and result.checkpoint.name == "step_00000006"
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
-
-
-def test_every_second_of_the_run_belongs_to_a_part_of_a_step(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(time, "perf_counter", time.process_time)  # other processes do not count
-    with RunLog(tmp_path, steps=150) as log:
-        result = standin_loop(tmp_path, 150, checkpoint_every=70, log=log).run()
-    reported = sum(sum(entry["seconds"].values()) for entry in read_steps(tmp_path))
-    assert reported == pytest.approx(result.seconds, rel=0.02)
 
 
 def test_a_loader_without_batches_is_an_error_and_no_endless_loop(tmp_path: Path) -> None:
