@@ -162,7 +162,9 @@ with a_ray({cores}) as ray:
     words = [sys.executable, "-c", script]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as ray:
         assert ray.stdout is not None
-        yield ray.stdout.readline().strip()
+        address = ray.stdout.readline().strip()
+        assert address, "Ray did not start, three times: is the machine too busy?"
+        yield address
 
 
 def end_servers(folder: str) -> None:
