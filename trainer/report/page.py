@@ -222,7 +222,13 @@ def _figures(run: _Run) -> dict[str, str]:
         for label, text in report_rows(run.report)
     }
     facts, names = run.report["run"], ("date", "command", "parameters", "dataset", "versions")
-    return rows | {name: str(facts[name]) for name in names if facts.get(name) is not None}
+    return rows | {name: _in_words(facts[name]) for name in names if facts.get(name) is not None}
+
+
+def _in_words(fact: Any) -> str:
+    if isinstance(fact, Mapping):
+        fact = [f"{name} {value}" for name, value in fact.items()]
+    return ", ".join(map(str, fact)) if isinstance(fact, list) else str(fact)
 
 
 def _by_name(columns: Iterable[Mapping[str, Any]], absent: Any = None) -> dict[str, list[Any]]:

@@ -17,7 +17,7 @@
       margin: { l: 50, r: 10, t: 10, b: 40 }, showlegend: data.length > 1,
       paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
       font: { color: getComputedStyle(place).color }, legend: { orientation: "h", y: 1.02, yanchor: "bottom" },
-      template: { layout: { xaxis: { gridcolor: "#8885" }, yaxis: { gridcolor: "#8885" } } },
+      template: { layout: { xaxis: { gridcolor: "#8885", automargin: true }, yaxis: { gridcolor: "#8885", automargin: true } } },
     };
     const enlarge = { name: "enlarge", title: "larger or smaller", icon: Plotly.Icons.zoombox, click: () => {
       const large = place.closest("figure").classList.toggle("large");

@@ -98,9 +98,7 @@ def histogram_html(title: str, edges: Sequence[float], counts: Sequence[int], un
         return Panel()
     names = [f"{low:.4g} to {high:.4g}" for low, high in pairwise(edges)]
     data = [{"type": "bar", "x": names, "y": list(counts), "marker": {"color": COLOURS[0]}}]
-    return figure_html(
-        data, title, xaxis={"title": {"text": unit}, "automargin": True}, bargap=0.05
-    )
+    return figure_html(data, title, xaxis={"title": {"text": unit}}, bargap=0.05)
 
 
 def map_html(
@@ -139,7 +137,7 @@ def map_html(
          "colorbar": {"title": {"text": unit}, "thickness": 12}}
     ]  # fmt: skip
     note = "" if len(at) == len(every) else f"{len(at)} of {len(every):,} residues"
-    axis = {"title": {"text": "residue"}, "constrain": "domain", "automargin": True, "nticks": 10}
+    axis = {"title": {"text": "residue"}, "constrain": "domain", "nticks": 10}
     return figure_html(
         data, title, note, linked=linked, height=440, xaxis=axis,
         yaxis=axis | {"autorange": "reversed", "scaleanchor": "x"},
