@@ -113,6 +113,8 @@ class ServiceSettings(BaseSettings):
     datasets are then sent by the nginx in front, by sendfile. Empty: the service sends them."""
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "WARNING"
     """What `evofeed serve` writes to standard error; INFO adds a JSON line for each request."""
+    url_seconds: int = Field(default=900, ge=60, le=86400)
+    """Seconds a presigned URL is good for; never longer than the token that asked for it."""
 
     @field_validator("datasets")
     @classmethod

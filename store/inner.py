@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from evofeed.store.opening import open_storage
     from evofeed.store.overlap import Clusters, overlap, parse_clusters
     from evofeed.store.refs import Ref, delete_ref, list_refs, move_ref, read_ref
+    from evofeed.store.s3 import S3Storage
     from evofeed.store.shard import part_key, read_part, shard_key
     from evofeed.store.statistics import (
         column_kinds,

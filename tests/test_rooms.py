@@ -60,7 +60,7 @@ BUDGET = {
     "featurize": 21_680,
     "store": 8_350,
     "loader": 12_920,
-    "service": 8_490,
+    "service": 8_500,
     "trainer": 14_230,
     "kernels": 16_970,
     "synth": 2_020,

@@ -20,8 +20,9 @@ class Workplace(Config):
     """Where units run: the same for jobs and for searches."""
 
     executor: str = "auto"
-    """`local` (processes of this machine), `ray` (a cluster, or the Ray that runs on this machine)
-    or `auto`: `ray` where there is an address or this process has joined a Ray, else `local`."""
+    """`local` (processes of this machine), `ray` (a cluster, the Ray that runs on this machine, or
+    one started for the job) or `auto`: `ray` where there is an address or this process has joined
+    a Ray, else `local`."""
     workers: int = 0
     """Units worked on at once; 0 is one per usable core, or per so many as one takes."""
     ray_address: str = ""

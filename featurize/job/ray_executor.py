@@ -1,4 +1,4 @@
-"""Units on Ray core tasks, on a cluster by its address.
+"""Units on Ray core tasks: on a cluster by its address, or on a Ray started for the job.
 
 Ray only carries units to workers. Retrying is ours (`max_retries=0`), for Ray does not know
 which chain killed a worker. That Ray itself is there is seen by a connection to its servers:
@@ -35,7 +35,7 @@ class RayExecutor:
     Args:
         num_workers: at most so many units at once, 0 for all its cores.
         deadline: seconds one chain may take.
-        address: of the cluster; `auto` is that of this machine.
+        address: of the cluster; `auto` is that of this machine, and starts one where none runs.
         gcs_away: seconds in which a cluster's GCS may be restarted; Ray itself waits for 60.
 
     Raises:
@@ -53,7 +53,7 @@ class RayExecutor:
         self._looked = 0.0
         self._stack = contextlib.ExitStack()
         try:
-            self._ray = self._stack.enter_context(_joined(address))
+            self._ray = self._stack.enter_context(_joined(address, num_workers))
             self._unit = self._ray.remote(max_retries=0)(unit_on_ray)
             self._look()
             raylet, gcs = self._places()
@@ -175,8 +175,8 @@ class RayExecutor:
 
 
 @contextlib.contextmanager
-def _joined(address: str) -> Iterator[Any]:
-    """Ray, joined; left as it was.
+def _joined(address: str, cores: int) -> Iterator[Any]:
+    """Ray, joined or started; left as it was.
 
     Raises:
         JobError: nothing answers there, or it refuses.
@@ -193,7 +193,13 @@ def _joined(address: str) -> Iterator[Any]:
         handler = signal.getsignal(signal.SIGTERM)
         try:
             _knock(address)
-            ray.init(address, log_to_driver=False, logging_level=logging.ERROR)
+            quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
+            try:
+                ray.init(address, **quiet)
+            except ConnectionError:
+                if address != "auto":
+                    raise
+                ray.init("local", num_cpus=cores or None, include_dashboard=False, **quiet)
         except Exception as error:
             reason = (str(error) or type(error).__name__).splitlines()[0]
             # A driver runs on a node of its cluster, one without cores will do.

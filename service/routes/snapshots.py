@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
+from typing import Annotated
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, StringConstraints
 from starlette.responses import Response
 
-from evofeed.service.names import DatasetName, Digest, ShardName, view_of
+from evofeed.service.database.tables import record
+from evofeed.service.names import SHARD_PATTERN, Body, DatasetName, Digest, ShardName, iso, view_of
 from evofeed.service.requests.ranges import ARROW, described, immutable_bytes, immutable_response
 from evofeed.service.requests.routing import Context, Limit, make_router, scope
 from evofeed.service.snapshots.catalog import snapshots_of
@@ -76,6 +79,56 @@ def get_index(ctx: Context, name: DatasetName, digest: Digest) -> Response:
     manifest = ctx.service.catalog.snapshot(name, digest).manifest
     read = ctx.service.catalog.view(name).reader(f"snapshots/{digest}/index.arrow")
     return immutable_response(ctx.request, manifest.index_sha256, manifest.index_nbytes, read)
+
+
+class Wanted(Body, json_schema_extra={"examples": [{"shards": ["0" * 64 + ".arrow"]}]}):
+    """Shards to fetch."""
+
+    shards: list[Annotated[str, StringConstraints(pattern=SHARD_PATTERN)]] = Field(
+        min_length=1, max_length=1000
+    )
+
+
+class ShardUrl(BaseModel):
+    """Where a shard's bytes are; check them against `sha256`."""
+
+    shard: str
+    url: str = Field(description="a path is one of this service")
+    nbytes: int
+    sha256: str
+
+
+class ShardUrls(BaseModel):
+    """Where shards' bytes are, and until when."""
+
+    urls: list[ShardUrl]
+    expires_at: str | None = Field(description="null: these URLs do not expire")
+
+
+@router.post("/urls")
+@scope("read")
+def sign_urls(ctx: Context, response: Response, name: DatasetName, wanted: Wanted) -> ShardUrls:
+    """URLs that lead to the bytes: presigned by the bucket, or paths of this service."""
+    view = ctx.service.catalog.view(name)
+    files = [view.find_shard(shard) for shard in wanted.shards]
+    now, seconds = time.time(), ctx.service.settings.url_seconds
+    if ctx.principal.expires_at is not None:
+        seconds = max(1, min(seconds, int(ctx.principal.expires_at - now)))
+    signed = view.sign(wanted.shards, seconds)
+    urls = signed or [f"/v1/datasets/{name}/shards/{file.name}" for file in files]
+    if signed:
+        with ctx.service.database.write() as session:
+            record(
+                session, ctx.principal.id, "shards.sign", name, count=len(files), seconds=seconds
+            )
+    response.headers["Cache-Control"] = "no-store"
+    return ShardUrls(
+        urls=[
+            ShardUrl(shard=file.name, url=url, nbytes=file.nbytes, sha256=file.sha256)
+            for file, url in zip(files, urls, strict=True)
+        ],
+        expires_at=iso(now + seconds) if signed else None,
+    )
 
 
 @router.get("/shards/{shard}", response_class=Response, responses=described(ARROW))

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 
-from evofeed.base.errors import DatasetMissing, ShardMissing
+from evofeed.base.errors import DatasetMissing, ShardMissing, StoreError
 from evofeed.service.problems import Problem
 from evofeed.store import Dataset, Manifest, ShardEntry
 from evofeed.store.inner import (
     DIGEST,
     LocalStorage,
     Ref,
+    S3Storage,
     Storage,
     checked_index,
     delete_ref,
@@ -104,6 +106,24 @@ class StoreView:
         """Where a shard is, if that is on a local disk."""
         local = self._storage
         return local.path(shard_key(shard)) if isinstance(local, LocalStorage) else None
+
+    def sign(self, names: list[str], seconds: int) -> list[str] | None:
+        """Presigned GET URLs of shards, good for so long; None where nobody would serve such.
+
+        Raises:
+            StoreError: the storage refused.
+        """
+        if not isinstance(self._storage, S3Storage):
+            return None
+        import obstore.exceptions
+
+        keys = [shard_key(name) for name in names]
+        lifetime = datetime.timedelta(seconds=seconds)
+        try:
+            return list(obstore.sign(self._storage.store(), "GET", keys, lifetime))
+        except obstore.exceptions.BaseError as error:
+            first = str(error).strip().splitlines()[0]
+            raise StoreError(f"cannot sign: {first}", path=self.uri) from None
 
     def reader(self, key: str) -> ReadAt:
         """Reads spans of a file."""

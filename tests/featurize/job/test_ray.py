@@ -180,6 +180,17 @@ def test_a_ray_of_the_callers_own_is_used_and_left_whatever_units_and_drivers_do
     assert report.snapshot == honest[0]
 
 
+def test_where_no_ray_runs_a_job_starts_one_and_ends_it(
+    raw: Path, tmp_path: Path, honest: tuple[str, Any]
+) -> None:
+    def report() -> JobReport:
+        found = run(raw, tmp_path / "data", executor="ray", workers=1)
+        wait_until(lambda: not named("raylet/raylet"))
+        return found
+
+    assert on_stage(report).snapshot == honest[0]
+
+
 def test_a_ray_that_cannot_be_joined_is_a_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
     import ray
 
