@@ -193,7 +193,7 @@ def _joined(address: str, cores: int) -> Iterator[Any]:
         handler = signal.getsignal(signal.SIGTERM)
         try:
             _knock(address)
-            quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
+            quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
             try:
                 ray.init(address, **quiet)
             except ConnectionError:
