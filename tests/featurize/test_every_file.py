@@ -32,28 +32,44 @@ def found(root: Path) -> tuple[list[str], list[InputError]]:
     return [source.chain_id for source in discover(root, problems=problems)], problems
 
 
-def test_sequences_and_alignments_of_a_folder_are_joined_by_name(tmp_path: Path) -> None:
-    (tmp_path / "proteins.fasta").write_text("".join(f">{n}\nACDEFGHIKL\n" for n in "xyz"))
-    (tmp_path / "x.a3m").write_text(A3M.format("x"))
+ONE, TWO = ">q\nACDEF\n", ">q\nGHIKLM\n"
+ROWS: dict[str, tuple[dict[str, str], dict[str, int]]] = {
+    "sequences and alignments by name": (
+        {"p.fasta": "".join(f">{n}\nACDEFGHIKL\n" for n in "xyz"), "x.a3m": A3M.format("x")},
+        {"x": 2, "y": 1, "z": 1}),
+    "structures and alignments by name": (
+        {"102m.pdb": protein(), "1abc.pdb": protein(), "x.a3m": A3M.format("x"),
+         "1abc_A.a3m": ">q\nAGS\n>r\nAGT\n"},
+        {"102m_A": 1, "1abc_A": 2, "x": 2}),
+    "an alignment that a header names": (
+        {"job.fasta": ">A|protein|./a.a3m\nACDEFGHIKL\n", "a.a3m": A3M.format("a")},
+        {"job_A": 2}),
+    "ColabFold's working folders are no chains and hide none": (
+        {"one.a3m": ONE, "two.a3m": ONE, "one_env/uniref.a3m": ONE,
+         "two_pairgreedy/pair.a3m": ONE, "x_B/x.a3m": ONE},
+        {"one": 1, "two": 1, "x_B": 1}),
+    "names that differ in case": (
+        {f"alignments/{name}/x.a3m": ONE for name in ("1abc_A", "1ABC_a")},
+        {"1ABC_a": 1, "1abc_A": 1}),
+    **{f"several proteins in {name}": (
+        {f"{name}/s1.a3m": ONE, f"{name}/s2.a3m": TWO}, {"s1": 1, "s2": 1})
+       for name in ("msa", "msas", "a3m")},
+    "one protein in msa": ({"msa/bfd.a3m": ONE, "msa/uniref.a3m": f"{ONE}>x\nA-DEF\n"}, {"msa": 2}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", ROWS)
+def test_the_files_of_a_folder_are_these_chains_with_so_many_rows(
+    case: str, tmp_path: Path
+) -> None:
+    files, rows = ROWS[case]
+    write(tmp_path, files)
     ids, problems = found(tmp_path)
-    assert ids == ["x", "y", "z"] and not problems
-    depth = [featurize_chain(source).num_alignments for source in discover(tmp_path)]
-    assert depth == [2, 1, 1]
-
-
-def test_structures_and_alignments_of_a_folder_are_joined_by_name(tmp_path: Path) -> None:
-    files = {"102m.pdb": protein(), "x.a3m": A3M.format("x"), "1abc.pdb": protein()}
-    write(tmp_path, files | {"1abc_A.a3m": ">q\nAGS\n>r\nAGT\n"})
-    ids, problems = found(tmp_path)
-    assert ids == ["102m_A", "1abc_A", "x"] and not problems
-    record = {s.chain_id: featurize_chain(s) for s in discover(tmp_path)}["1abc_A"]
-    assert record.num_alignments == 2 and record.all_atom_mask is not None
-
-
-def test_an_alignment_that_a_header_names_is_no_chain_of_its_own(tmp_path: Path) -> None:
-    (tmp_path / "job.fasta").write_text(">A|protein|./a.a3m\nACDEFGHIKL\n")
-    (tmp_path / "a.a3m").write_text(A3M.format("a"))
-    assert found(tmp_path) == (["job_A"], [])
+    assert ids == [*rows] and not problems
+    records = [featurize_chain(source) for source in discover(tmp_path)]
+    assert [record.num_alignments for record in records] == [*rows.values()]
+    seen = [record.chain_id for record in records if record.all_atom_mask is not None]
+    assert seen == [name for name in rows if f"{name[:4]}.pdb" in files]
 
 
 def test_models_of_a_job_are_no_chains_and_are_listed(tmp_path: Path) -> None:

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 import zstandard
 from tests.featurize.test_mmcif import small
-from tests.featurize.test_roads import write
 
 from evofeed.base.errors import EvofeedError, InputError, MmcifError, MsaError, TemplateError
 from evofeed.featurize import (
@@ -20,7 +19,6 @@ from evofeed.featurize import (
     FeaturizeConfig,
     FileRef,
     InputCaps,
-    discover,
     featurize_chain,
 )
 from evofeed.featurize.formats.a3m import parse_a3m
@@ -124,12 +122,6 @@ def test_a_hits_name_cannot_lead_out_of_the_template_folder(tmp_path: Path) -> N
     for name in ("../secret", "..", "/etc/passwd", "a\0b", "ü"):
         with pytest.raises(TemplateError, match="no structure file"):
             library.structure(name)
-
-
-def test_names_that_differ_in_case_are_two_chains(tmp_path: Path) -> None:
-    for name in ("1abc_A", "1ABC_a"):
-        write(tmp_path, {f"alignments/{name}/x.a3m": ">q\nACD\n"})
-    assert [s.chain_id for s in discover(tmp_path)] == ["1ABC_a", "1abc_A"]
 
 
 def test_nothing_to_featurize_is_said_so(tmp_path: Path) -> None:

@@ -236,18 +236,6 @@ def test_one_chains_own_folder_is_refused_and_the_right_one_named(tmp_path: Path
     assert [source.chain_id for source in discover(tmp_path / "up")] == ["1abc_A"]
 
 
-def test_colabfolds_working_folders_are_no_chains_and_hide_none(tmp_path: Path) -> None:
-    for name in (
-        "one.a3m",
-        "two.a3m",
-        "one_env/uniref.a3m",
-        "two_pairgreedy/pair.a3m",
-        "x_B/x.a3m",
-    ):
-        write(tmp_path, {name: ">q\nACDEF\n"})
-    assert [source.chain_id for source in discover(tmp_path)] == ["one", "two", "x_B"]
-
-
 def test_a_link_to_nothing_among_alignments_is_not_passed_over(tmp_path: Path) -> None:
     folder = write(tmp_path / "alignments" / "1abc_A", {"a.a3m": ">q\nACDEF\n"})
     (folder / "notes.txt").symlink_to("nowhere")  # nobody's business

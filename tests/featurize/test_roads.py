@@ -150,17 +150,6 @@ def test_alphafold_multimers_output_is_a_chain_a_letter(tmp_path: Path, own: boo
     assert "uniprot_hits.sto: for pairing the chains of a complex, not read" in first.dropped
 
 
-@pytest.mark.parametrize("folder", ["msa", "msas", "a3m"])
-def test_a_folder_of_several_proteins_alignments_is_no_chain(folder: str, tmp_path: Path) -> None:
-    write(tmp_path, {f"{folder}/s1.a3m": f">q\n{A}\n", f"{folder}/s2.a3m": f">q\n{B}\n"})
-    assert [featurize_chain(s).sequence for s in discover(tmp_path)] == [A, B]
-    write(
-        tmp_path / "two", {"msa/bfd.a3m": f">q\n{A}\n", "msa/uniref.a3m": f">q\n{A}\n>x\nA-DEF\n"}
-    )
-    (lone,) = discover(tmp_path / "two")  # of one protein, as before
-    assert (lone.chain_id, featurize_chain(lone).num_alignments) == ("msa", 2)
-
-
 def test_pairing_alignments_and_hits_of_others_do_not_enter_the_msa(tmp_path: Path) -> None:
     files = {"hmmsearch.a3m": f">q\n{A}\n>x\nWWWWW\n"}
     files |= {"uniprot.sto": STO.format(q=f"q {A}\nx YYYYY")}

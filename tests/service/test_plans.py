@@ -12,8 +12,6 @@ from tests.conftest import exit_code
 from tests.loader.records import small_dataset
 
 from evofeed.loader import FeatureLoader, LoaderConfig
-from evofeed.loader.catalog import ChainCatalog
-from evofeed.loader.plan import Planner, RunPlan
 from evofeed.service import serving
 from evofeed.store import Dataset
 
@@ -87,21 +85,3 @@ def test_a_plan_that_cannot_be_is_422(planned: tuple[Dataset, str], query: str, 
     answer = httpx.get(f"{planned[1]}?{query}", timeout=300)
     assert answer.status_code == 422
     assert says in answer.text
-
-
-@pytest.mark.parametrize("preset", ["initial_training", "prediction"])
-def test_an_order_made_as_far_as_asked_for_is_that_of_the_whole_epoch(
-    planned: tuple[Dataset, str], preset: str
-) -> None:
-    index, config = planned[0].index, LoaderConfig.preset(preset)
-    catalog = ChainCatalog(index, 0, config)
-    whole = Planner([catalog], [1.0], config, rank=0, world_size=2, seed=11)
-    last = whole.batches_per_epoch - 1
-    for starts in ([0, 3, last], [last, 0], [5, 6, 7]):
-        run = RunPlan(index, config, world_size=2, seed=11)
-        for start in starts:
-            rows = run.samples(1, start=start, batches=2)
-            stream = whole.batches(0, start * whole.width, rank=1)
-            wanted = [one for batch in itertools.islice(stream, 2) for one in batch.samples]
-            ids = [(one.epoch, one.position, index["chain_id"][one.row].as_py()) for one in wanted]
-            assert [(r["epoch"], r["position"], r["chain_id"]) for r in rows] == sorted(ids)

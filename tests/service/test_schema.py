@@ -127,6 +127,7 @@ def config(known: dict[str, list[Any]], token: str) -> str:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("start_any", ["postgres"], indirect=True)  # the stricter of the two
 def test_every_operation_keeps_to_its_schema(known: Any, tmp_path: Path) -> None:
     client, token, names = known
     (tmp_path / "schemathesis.toml").write_text(config(names, token))

@@ -8,8 +8,9 @@ import json
 import sys
 import tarfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from tests.featurize.search.family import (
 from tests.service.conftest import Start
 
 from evofeed.base.errors import InputError
-from evofeed.service import Client, ServiceSettings
+from evofeed.service import Client, ServiceSettings, serving
 from evofeed.service.access.auth import create_token
 from evofeed.service.database.database import Database
 from evofeed.service.database.tables import TicketRow
@@ -37,15 +38,32 @@ from evofeed.service.tickets import TicketQueue, Tickets
 FAMILIES = [family(seed, 6, 60) for seed in range(9)]
 
 
-@pytest.fixture
-def databases(tmp_path: Path) -> dict[str, str]:
+@pytest.fixture(scope="module")
+def databases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    folder = tmp_path_factory.mktemp("databases")
     rows = [
         (f"UniRef100_{f}_{n} Thing n=1 Tax=Some TaxID={n + 1} RepID=X", s)
         for f, kin in enumerate(FAMILIES)
         for n, s in enumerate(kin[1:])
     ]
-    uniref = fasta(tmp_path / "uniref.fasta", rows)
-    return {"uniref": uniref, "env": fasta(tmp_path / "env.fasta", rows[::2])}
+    uniref = fasta(folder / "uniref.fasta", rows)
+    return {"uniref": uniref, "env": fasta(folder / "env.fasta", rows[::2])}
+
+
+@contextmanager
+def searching(home: Path, **settings: Any) -> Iterator[httpx.Client]:
+    """A client of a service that searches for whoever asks."""
+    made = ServiceSettings(home=home, port=0, auth="off", msa_workers=1, **settings)
+    with serving(made) as url, httpx.Client(base_url=url, timeout=300) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def client(
+    databases: dict[str, str], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[httpx.Client]:
+    with searching(tmp_path_factory.mktemp("home"), msa_databases=databases) as made:
+        yield made
 
 
 def ask(client: httpx.Client, *sequences: str, mode: str = "env") -> dict[str, Any]:
@@ -82,9 +100,8 @@ def alignments(data: bytes) -> dict[int, list[str]]:
 
 
 def test_alignments_come_as_clients_read_them_and_at_once_the_second_time(
-    start: Start, databases: dict[str, str]
+    client: httpx.Client,
 ) -> None:
-    client = start(msa_databases=databases, msa_workers=1)
     queries = FAMILIES[0][0], FAMILIES[1][0]
     files = fetch(client, ask(client, *queries))
     names = {"uniref.a3m", "bfd.mgnify30.metaeuk30.smag30.a3m", "pdb70.m8"}
@@ -103,29 +120,22 @@ def test_alignments_come_as_clients_read_them_and_at_once_the_second_time(
     )
 
 
-def test_a_selenoprotein_gets_its_alignment_and_spoils_no_batch(
-    start: Start, tmp_path: Path, databases: dict[str, str]
-) -> None:
-    """In FASTA, which jackhmmer searches, and in clusters, whose program writes X for U."""
-    require_programs()
-    rows = [(f"k{f}_{n}", s) for f, kin in enumerate(FAMILIES[:3]) for n, s in enumerate(kin[1:])]
-    clusters = {"uniref": cluster_db(tmp_path / "clusters", rows)}
+def test_a_selenoprotein_gets_its_alignment_and_spoils_no_batch(clustered: httpx.Client) -> None:
+    """The program of clusters writes X for U; jackhmmer's rows are in `test_programs`."""
     queries = [FAMILIES[0][0], f"{FAMILIES[1][0][:30]}U{FAMILIES[1][0][31:]}", FAMILIES[2][0]]
-    for number, given in enumerate((databases, clusters)):
-        client = start(msa_databases=given, msa_workers=1, msa_cache=tmp_path / str(number))
-        found = alignments(fetch(client, ask(client, *queries, mode="all"))["uniref.a3m"])
-        assert [found[101 + n][0] for n in range(3)] == queries
-        assert min(map(len, found.values())) > 3
+    found = alignments(fetch(clustered, ask(clustered, *queries, mode="all"))["uniref.a3m"])
+    assert [found[101 + n][0] for n in range(3)] == queries
+    assert min(map(len, found.values())) > 3
 
 
 def test_the_client_and_the_command_line_search_too(
-    start: Start, databases: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    client: httpx.Client, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    url = str(start(msa_databases=databases, msa_workers=1).base_url).rstrip("/")
-    with Client(url) as client:
-        found = client.search(FAMILIES[0][0], seconds=0.05)
+    url = str(client.base_url).rstrip("/")
+    with Client(url) as own:
+        found = own.search(FAMILIES[0][0], seconds=0.05)
         with pytest.raises(InputError, match="letters A to Z"):
-            client.search("AC-D")
+            own.search("AC-D")
     assert found["uniref.a3m"].count(b">") >= 5 and b"\0" not in found["uniref.a3m"]
     asked = tmp_path / "asked.fasta"
     asked.write_text(f">one\n{FAMILIES[0][0]}\n>two\n{FAMILIES[1][0]}\n")
@@ -136,8 +146,7 @@ def test_the_client_and_the_command_line_search_too(
     assert lines[0]["rows"]["uniref.a3m"] == found["uniref.a3m"].count(b">")
 
 
-def test_chains_are_paired_by_organism(start: Start, databases: dict[str, str]) -> None:
-    client = start(msa_databases=databases, msa_workers=1)
+def test_chains_are_paired_by_organism(client: httpx.Client) -> None:
     files = fetch(client, ask(client, FAMILIES[2][0], FAMILIES[3][0], mode="paircomplete"))
     text = files["pair.a3m"].decode().split("\0")
     heads = [[line for line in block.splitlines() if ">Uni" in line] for block in text[:2]]
@@ -146,27 +155,29 @@ def test_chains_are_paired_by_organism(start: Start, databases: dict[str, str]) 
     assert all("UniRef100_2_" in h for h in heads[0]) and all("_3_" in h for h in heads[1])
 
 
-def with_templates(start: Start, tmp_path: Path) -> httpx.Client:
-    """Of a service that has templates for the first family's query."""
+@pytest.fixture(scope="module")
+def clustered(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
+    """Of a service on clusters that has templates for the first family's query."""
     require_programs()
+    folder = tmp_path_factory.mktemp("clustered")
     _, *kin = FAMILIES[0]
+    rows = [(f"k{f}_{n}", s) for f, one in enumerate(FAMILIES[:3]) for n, s in enumerate(one[1:])]
     databases = {
-        "uniref": cluster_db(tmp_path / "uniref", [(f"k{n}", s) for n, s in enumerate(kin)]),
-        "pdb": mmseqs_db(tmp_path / "pdb", [("133l_A", kin[0]), ("1ckd_A", FAMILIES[1][0])]),
+        "uniref": cluster_db(folder / "uniref", rows),
+        "pdb": mmseqs_db(folder / "pdb", [("133l_A", kin[0]), ("1ckd_A", FAMILIES[1][0])]),
     }
-    templates = hh_db(tmp_path / "pdb70", {"133l_A": [("133l_A", kin[0])]})
-    return start(
-        msa_databases=databases,
-        msa_workers=1,
-        msa_templates=templates,
-        msa_mmcif=str(Path(INPUTS[0]) / "template_mmcif"),
-    )
+    templates = hh_db(folder / "pdb70", {"133l_A": [("133l_A", kin[0])]})
+    mmcif = str(Path(INPUTS[0]) / "template_mmcif")
+    with searching(
+        folder / "home", msa_databases=databases, msa_templates=templates, msa_mmcif=mmcif
+    ) as made:
+        yield made
 
 
 def test_templates_are_named_in_the_result_and_fetched_with_their_structures(
-    start: Start, tmp_path: Path, golden: Path
+    clustered: httpx.Client, golden: Path
 ) -> None:
-    client, query = with_templates(start, tmp_path), FAMILIES[0][0]
+    client, query = clustered, FAMILIES[0][0]
     files = fetch(client, ask(client, query, mode="env"))
     (hit,) = files["pdb70.m8"].decode().splitlines()
     assert hit.split("\t")[:2] == ["101", "133l_A"]
@@ -220,10 +231,9 @@ def test_whoever_had_a_turn_waits_for_those_who_had_none(start_any: Start) -> No
     assert len(queue.take()) == 1, "what a process that is gone had begun is searched again"
 
 
-def test_what_cannot_be_searched_is_refused_in_the_clients_words(
-    start: Start, databases: dict[str, str]
+def test_forms_of_every_kind_are_read_and_what_cannot_be_searched_is_refused_in_clients_words(
+    start: Start, client: httpx.Client
 ) -> None:
-    client = start(msa_databases=databases)
     many = "".join(f">{n}\nAC\n" for n in range(101))
     too_many = client.post("/ticket/msa", data={"q": many, "mode": "all"})
     assert (too_many.status_code, too_many.json()["status"]) == (422, "ERROR")
@@ -235,6 +245,12 @@ def test_what_cannot_be_searched_is_refused_in_the_clients_words(
     assert (answer.status_code, answer.json()["status"]) == (404, "MAINTENANCE")
     assert none.get("/template/1abc_A").status_code == 404
     assert client.get(f"/result/download/{'0' * 43}").status_code == 404
+    form = {"q": f">101\n{FAMILIES[0][0]}\n", "mode": "all"}
+    parts = {name: (None, value) for name, value in form.items()}
+    first = client.post("/ticket/msa", data=form).json()
+    assert client.post("/ticket/msa", files=parts).json()["id"] == first["id"]
+    refused = client.post("/ticket/msa", json=form)
+    assert refused.json()["status"] == "ERROR" and "application/json" in refused.json()["detail"]
 
 
 def test_a_token_is_the_password_of_clients_that_know_no_tokens(
@@ -259,18 +275,6 @@ def test_a_token_is_the_password_of_clients_that_know_no_tokens(
     assert keyed.json() == {"id": ticket["id"], "status": "COMPLETE"}
     wrong = client.get("/ticket/no-such-id", headers={"X-API-Key": token})
     assert (wrong.status_code, wrong.json()["status"]) == (422, "ERROR")
-
-
-def test_forms_of_every_kind_are_read_and_what_is_none_is_called_so(
-    start: Start, databases: dict[str, str]
-) -> None:
-    client = start(msa_databases=databases)
-    form = {"q": f">101\n{FAMILIES[0][0]}\n", "mode": "all"}
-    parts = {name: (None, value) for name, value in form.items()}
-    first = client.post("/ticket/msa", data=form).json()
-    assert client.post("/ticket/msa", files=parts).json()["id"] == first["id"]
-    refused = client.post("/ticket/msa", json=form)
-    assert refused.json()["status"] == "ERROR" and "application/json" in refused.json()["detail"]
 
 
 def test_a_sequence_as_long_as_titin_is_taken(
@@ -308,10 +312,10 @@ def own_client(module: str, monkeypatch: pytest.MonkeyPatch) -> Callable[..., An
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # the client's
 def test_colabfolds_own_client_fetches_templates(
-    start: Start, tmp_path: Path, golden: Path, monkeypatch: pytest.MonkeyPatch
+    clustered: httpx.Client, tmp_path: Path, golden: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = own_client("colabfold.colabfold", monkeypatch)
-    url = str(with_templates(start, tmp_path).base_url).rstrip("/")
+    url = str(clustered.base_url).rstrip("/")
     how: dict[str, Any] = {"use_env": False, "use_templates": True, "host_url": url}
     rows, folders = run([FAMILIES[0][0]], str(tmp_path / "own"), **how)
     assert rows[0].count(">") > 3
@@ -328,7 +332,8 @@ def test_fifty_of_colabfolds_clients_at_once_get_their_own_rows(
     queries = [sequence for kin in FAMILIES for sequence in kin][:50]
 
     def ask_for(number: int) -> str:
-        return str(run([queries[number]], str(tmp_path / f"{number}"), host_url=url)[0])
+        place = str(tmp_path / f"{number}")
+        return str(run([queries[number]], place, host_url=url, use_env=False)[0])
 
     with ThreadPoolExecutor(50) as pool:
         found = list(pool.map(ask_for, range(50)))

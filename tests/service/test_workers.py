@@ -17,8 +17,6 @@ import httpx
 import pytest
 from tests.service.conftest import until
 
-from evofeed.service.database.database import Database
-from evofeed.service.database.leader import Leader
 from evofeed.service.jobs import runner
 from evofeed.service.jobs.queue import ENDED
 from evofeed.synth import write_synthetic
@@ -143,31 +141,3 @@ def test_a_port_of_a_service_that_was_killed_is_free_for_the_next(
         again = ("--no-auth", "--workers", "2", "--port", port)
         with serving_process(tmp_path, *again, datasets=datasets) as second:
             until(lambda: second.ask("/v1/datasets/demo/refs").status_code == 200)
-
-
-def test_duties_go_to_one_and_then_to_the_next(tmp_path: Path) -> None:
-    class Duty:
-        def __init__(self, name: str) -> None:
-            self.name = name
-
-        def start(self) -> None:
-            said.append(f"{self.name} begins")
-
-        def close(self) -> None:
-            said.append(f"{self.name} ends")
-
-    said: list[str] = []
-    databases = [Database(f"sqlite:///{tmp_path / 'x.sqlite3'}") for _ in range(2)]
-    first, second = (
-        Leader(database, "duties", [Duty(name)])
-        for database, name in zip(databases, ("one", "two"), strict=True)
-    )
-    first.start()
-    second.start()
-    assert (first.leads, second.leads) == (True, False)
-    first.close()
-    until(lambda: second.leads)
-    second.close()
-    assert said == ["one begins", "one ends", "two begins", "two ends"]
-    for database in databases:
-        database.close()

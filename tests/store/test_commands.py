@@ -10,7 +10,7 @@ from tests.store.records import flip, published, random_record
 from typer.testing import CliRunner
 
 from evofeed.base.errors import ChainMissing, DatasetMissing, RefConflict, ShardCorrupt
-from evofeed.store import Dataset, gc, write_shard
+from evofeed.store import Dataset, write_shard
 from evofeed.store.commands import snapshots
 
 
@@ -100,13 +100,6 @@ def test_the_beginning_of_a_digest_names_a_snapshot(uri):
             Dataset.open(uri, unknown)
 
 
-def test_collecting_where_no_dataset_is_says_so(tmp_path):
-    (tmp_path / "alignments").mkdir()
-    for place in (tmp_path, tmp_path / "nothing"):
-        with pytest.raises(DatasetMissing, match="no dataset is here"):
-            gc(str(place))
-
-
 def test_a_damaged_ref_can_be_put_back_by_what_its_error_says(uri):
     dataset = Dataset.open(uri)
     ref = dataset.storage.path("refs/main")
@@ -127,3 +120,19 @@ def test_a_ref_to_a_snapshot_that_is_gone_is_listed(uri):
     assert "000000000000  is not here, though it should be  old" in run(snapshots, "ls", uri)
     with pytest.raises(DatasetMissing, match="`evofeed snapshots ls` lists"):
         Dataset.open(uri, "old")
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["verify", "{}/nothing"], "no ref 'main': there is no such folder"),
+        (["chains", "{}/data", "--snapshot", "v2"], "no ref 'v2': there are main\n"),
+        (["ls", "{}/empty"], "nothing is published here"),
+        (["gc", "{}/empty"], "no dataset is here"),
+        (["gc", "{}/nothing"], "no dataset is here"),
+    ],
+)
+def test_what_is_not_there_is_one_line_that_names_what_is(uri, tmp_path, capsys, words, says):
+    (tmp_path / "empty").mkdir()
+    assert exit_code("snapshots", *(word.format(tmp_path) for word in words)) == 1
+    assert says in capsys.readouterr().err

@@ -106,16 +106,6 @@ def closing():
         dataset.storage.close()
 
 
-def test_records_come_through_http_bit_for_bit(service, closing):
-    dataset = closing(service.url)
-    for seed in range(3):
-        assert_same(dataset[f"chain{seed}_A"], random_record(seed))
-    assert service.seen[-1][1].startswith("bytes=")
-    again = pickle.loads(pickle.dumps(dataset))
-    assert again.digest == dataset.digest
-    again.storage.close()
-
-
 def test_a_token_may_come_from_the_environment_and_be_renewed_there(service, closing, monkeypatch):
     monkeypatch.setenv("EVOFEED_TOKEN", "hidden")
     dataset = closing(service.url)

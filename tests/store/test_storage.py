@@ -97,20 +97,6 @@ def test_swap_wins_only_against_what_it_has_seen(uri):
     assert not storage.swap("refs/other", b"1", b"2")
 
 
-def test_of_many_swaps_at_once_exactly_one_wins(uri):
-    barrier = threading.Barrier(8)
-
-    def race(number):
-        storage = open_storage(uri)
-        barrier.wait()
-        return storage.swap("refs/main", None, str(number).encode())
-
-    with ThreadPoolExecutor(8) as pool:
-        won = list(pool.map(race, range(8)))
-    assert sum(won) == 1
-    assert open_storage(uri).read("refs/main") == str(won.index(True)).encode()
-
-
 def _publish_together(
     uri: str, shards: list[ShardEntry], parent: str | None
 ) -> list[str | RefConflict]:

@@ -56,14 +56,11 @@ def test_every_chain_becomes_a_record_with_structure_msa_and_mostly_templates(ra
             "uniref90_hits.sto",
         )
         assert record.release_date < "2021-10-10"
+    for source in discover(str(raw))[:3]:
+        assert featurize_chain(source, FeaturizeConfig.openfold()).num_templates > 0
     assert unresolved > 10
     assert np.mean([record.num_templates > 0 for record in records]) > 0.3
     assert any("released too late" in note for record in records for note in record.dropped)
-
-
-def test_openfold_rules_accept_the_files_too(raw: Path) -> None:
-    for source in discover(str(raw))[:3]:
-        assert featurize_chain(source, FeaturizeConfig.openfold()).num_templates > 0
 
 
 def test_a3m_and_stockholm_of_a_chain_are_of_one_family(raw: Path) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.conftest import exit_code
 from tests.featurize.entries.boltz_set import write_set
 from tests.featurize.entries.prepared_sets import (
     openfold3_texts,
@@ -32,6 +33,8 @@ from tests.loader.views.packs import (
     entry_view,
     openfold3_cache,
     packs,
+    read,
+    recordings,
     some_recordings,
 )
 
@@ -48,6 +51,7 @@ from evofeed.featurize.job import JobReport
 from evofeed.loader import EntryConfig, LoaderConfig
 from evofeed.loader.entries.catalog import EntryCatalog
 from evofeed.loader.entries.reading import plan_entry, project_module
+from evofeed.loader.views.boltz.rows import CODES
 from evofeed.protein.datapoints import alignment_name, alignment_names
 from evofeed.protein.molecules import Molecule
 from evofeed.store import Dataset, Entries
@@ -285,3 +289,58 @@ def test_a_molecule_that_stands_for_a_conformer_is_read_with_it(
     np.testing.assert_allclose(made.position, wanted.position, atol=5.1e-5)
     hidden = found.molecules["PRO"]
     assert not hidden.mask.any() and not hidden.position.any()
+
+
+@pytest.mark.parametrize("path", recordings("boltz/msa/*.npz"), ids=lambda path: path.stem)
+def test_rows_of_a_prepared_alignment_are_boltzs(path: Path, tmp_path: Path) -> None:
+    pack = path.parent.parent.parent
+    folder = write_set(tmp_path, pack, [path.stem.split("_")[0]])
+    rows, table = read_alignment([str(folder / "msa" / path.name)]), read(path).arrays
+    width = rows.num_columns
+    theirs = table["residues.res_type"].reshape(-1, width)
+    np.testing.assert_array_equal(CODES[rows.letters[rows.row_letters]], theirs)
+    taxa = [int(rows.species[one]) if one >= 0 else -1 for one in rows.row_species.tolist()]
+    assert taxa == table["sequences.taxonomy"].tolist()
+    dense = np.zeros(theirs.shape, np.int32)
+    sizes = table["sequences.del_end"] - table["sequences.del_start"]
+    which = np.repeat(np.arange(len(dense)), sizes)
+    dense[which, table["deletions.res_idx"]] = table["deletions.deletion"]
+    np.testing.assert_array_equal(rows.dense_deletions(np.arange(len(dense))), dense)
+
+
+def test_a_prepared_set_is_recognised_and_gives_samples(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pack = packs()[0]
+    folder = write_set(tmp_path / "targets", pack, ["2x1f", "1pfe"])
+    damaged = (folder / "structures" / "2x1f.npz").read_bytes()[:5000]
+    (folder / "structures" / "bad.npz").write_bytes(damaged)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["records"].append({**manifest["records"][0], "id": "bad"})
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    (dictionary,) = (pack / "components").glob("components.cif*")
+    components = ["--components", str(dictionary)]
+    where = [str(folder), str(tmp_path / "data")]
+    exit_code("entries", "prepare", *where, *components, "--executor", "local", "--json")
+    report = json.loads(capsys.readouterr().out)
+    assert report["state"] == "published"
+    assert [one["chain_id"] for one in report["broken"]] == ["bad"]
+    assert "no readable npz" in report["broken"][0]["message"]
+    entries = Dataset.open(str(tmp_path / "data")).entries
+    assert list(entries) == ["1pfe", "2x1f"]
+    assert set(entries.datapoints["cluster_a"].to_pylist()) >= {"p6"}
+    orders = entries.molecules("boltz")
+    assert len(orders["PHE"].orders) == 2  # ours, for the set has none
+    rules = EntryConfig.boltz()
+    config = LoaderConfig(entries=rules, max_resolution=float("inf"))
+    catalog = EntryCatalog(entries, 0, config)
+    for row in catalog.rows.tolist():
+        packed, _ = plan_entry(entries.dataset.storage, catalog.place(row), row, rules)
+        assert len(packed)
+
+
+def test_other_rules_than_boltzs_are_refused(tmp_path: Path) -> None:
+    folder = write_set(tmp_path / "targets", packs()[0], ["2x1f"])
+    source = EntriesInput(structures=str(folder), components="x", projects=("protenix",))
+    with pytest.raises(InputError, match="rules alone"):
+        prepare_entries(source, str(tmp_path / "data"))
