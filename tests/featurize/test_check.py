@@ -14,7 +14,7 @@ from tests.featurize.test_layouts import as_downloaded, flattened, small_chains,
 from tests.loader.views.packs import packs
 
 from evofeed.base.errors import InputError, MmcifError
-from evofeed.featurize import check_input
+from evofeed.featurize import check_input, discover, featurize_chain
 from evofeed.featurize.structures.structure_files import parse_structure
 from evofeed.featurize.structures.wwpdb import DEVIATIONS, deviations
 
@@ -155,3 +155,31 @@ def test_check_says_what_becomes_of_it(tmp_path: Path, golden: Path) -> None:
     finding = found["no experimental method"]
     assert finding.severity == "warning" and "leave it in" in finding.advice
     assert "102m.cif: no _exptl.method" in finding.examples[0]
+
+
+MOLECULES = {
+    "1a4w": ("ligand", "KTH", "H"),
+    "2q2k": ("DNA", "DA", "F"),
+    "4zxb": ("glycan", "NAG", "E"),
+}
+
+FILES = {
+    path.stem: path
+    for root in INPUTS
+    for path in root.glob("mmcif/*.cif")
+    if path.stem in MOLECULES
+}
+
+
+@pytest.mark.parametrize("name", sorted(MOLECULES.keys() & FILES.keys()))
+def test_molecules_beside_the_proteins_are_named_by_component_and_chain(
+    name: str, tmp_path: Path
+) -> None:
+    (tmp_path / f"{name}.cif").symlink_to(FILES[name])
+    report = check_input(str(tmp_path)).to_dict()
+    (molecules,) = report["left_out"].values()
+    kind, component, chain = MOLECULES[name]
+    assert (kind, component, chain) in {(m["kind"], m["component"], m["chain"]) for m in molecules}
+    if name == "1a4w":
+        (source,) = [s for s in discover(tmp_path) if s.chain_id == "1a4w_H"]
+        assert "ligand KTH (H)" in " ".join(featurize_chain(source).dropped)

@@ -13,7 +13,6 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.featurize.golden import INPUTS
 from tests.featurize.test_pdb import protein, residue
 from tests.featurize.test_roads import write
 
@@ -118,33 +117,6 @@ def test_a_share_of_broken_chains_counts_from_twenty_on() -> None:
     assert not options.too_many(1, 20)
     assert JobOptions(max_broken=0.1).too_many(1, 4) == "0.1"
     assert JobOptions(max_broken=0.0).too_many(1, 4) == "0"
-
-
-MOLECULES = {
-    "1a4w": ("ligand", "KTH", "H"),
-    "2q2k": ("DNA", "DA", "F"),
-    "4zxb": ("glycan", "NAG", "E"),
-}
-FILES = {
-    path.stem: path
-    for root in INPUTS
-    for path in root.glob("mmcif/*.cif")
-    if path.stem in MOLECULES
-}
-
-
-@pytest.mark.parametrize("name", sorted(MOLECULES.keys() & FILES.keys()))
-def test_molecules_beside_the_proteins_are_named_by_component_and_chain(
-    name: str, tmp_path: Path
-) -> None:
-    (tmp_path / f"{name}.cif").symlink_to(FILES[name])
-    report = check_input(str(tmp_path)).to_dict()
-    (molecules,) = report["left_out"].values()
-    kind, component, chain = MOLECULES[name]
-    assert (kind, component, chain) in {(m["kind"], m["component"], m["chain"]) for m in molecules}
-    if name == "1a4w":
-        (source,) = [s for s in discover(tmp_path) if s.chain_id == "1a4w_H"]
-        assert "ligand KTH (H)" in " ".join(featurize_chain(source).dropped)
 
 
 def test_a_pipe_is_said_and_not_waited_for(tmp_path: Path) -> None:

@@ -17,7 +17,6 @@ from typing import Any
 import httpx
 import pytest
 from tests.conftest import exit_code
-from tests.featurize.golden import INPUTS
 from tests.featurize.search.family import (
     cluster_db,
     family,
@@ -34,6 +33,7 @@ from evofeed.service.access.auth import create_token
 from evofeed.service.database.database import Database
 from evofeed.service.database.tables import TicketRow
 from evofeed.service.tickets import TicketQueue, Tickets
+from evofeed.synth.entries import entry_cif
 
 FAMILIES = [family(seed, 6, 60) for seed in range(9)]
 
@@ -167,7 +167,9 @@ def clustered(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client
         "pdb": mmseqs_db(folder / "pdb", [("133l_A", kin[0]), ("1ckd_A", FAMILIES[1][0])]),
     }
     templates = hh_db(folder / "pdb70", {"133l_A": [("133l_A", kin[0])]})
-    mmcif = str(Path(INPUTS[0]) / "template_mmcif")
+    (folder / "mmcif").mkdir()
+    (folder / "mmcif" / "133l.cif").write_text(entry_cif("133l", 0))
+    mmcif = str(folder / "mmcif")
     with searching(
         folder / "home", msa_databases=databases, msa_templates=templates, msa_mmcif=mmcif
     ) as made:
@@ -175,7 +177,7 @@ def clustered(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client
 
 
 def test_templates_are_named_in_the_result_and_fetched_with_their_structures(
-    clustered: httpx.Client, golden: Path
+    clustered: httpx.Client,
 ) -> None:
     client, query = clustered, FAMILIES[0][0]
     files = fetch(client, ask(client, query, mode="env"))
@@ -312,7 +314,7 @@ def own_client(module: str, monkeypatch: pytest.MonkeyPatch) -> Callable[..., An
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # the client's
 def test_colabfolds_own_client_fetches_templates(
-    clustered: httpx.Client, tmp_path: Path, golden: Path, monkeypatch: pytest.MonkeyPatch
+    clustered: httpx.Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = own_client("colabfold.colabfold", monkeypatch)
     url = str(clustered.base_url).rstrip("/")

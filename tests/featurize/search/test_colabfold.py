@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.featurize.golden import INPUTS
 from tests.featurize.search.family import (
     add_taxa,
     call,
@@ -30,6 +29,7 @@ from evofeed.base.errors import InputError
 from evofeed.featurize import SearchConfig, SearchOptions
 from evofeed.featurize.search import Database, Search, SearchCache, pack_templates, pair
 from evofeed.featurize.search.pairing import records_of
+from evofeed.synth.entries import entry_cif
 
 ONE, OTHER = family(1, 12, 90), family(2, 6, 90)
 
@@ -158,10 +158,12 @@ def test_templates_of_mmseqs_need_a_profile_to_start_from(places: Path, tmp_path
         search(places, tmp_path / "cache", "uniref", "pdb", expansion="")
 
 
-def test_templates_are_packed_as_clients_unpack_them(tmp_path: Path, golden: Path) -> None:
+def test_templates_are_packed_as_clients_unpack_them(tmp_path: Path) -> None:
     require_programs()
     database = hh_db(tmp_path / "pdb70", {n: [(n, ONE[0])] for n in ("133l_A", "9xyz_A")})
-    folder = str(Path(INPUTS[0]) / "template_mmcif")
+    folder = str(tmp_path / "mmcif")
+    Path(folder).mkdir()
+    Path(folder, "133l.cif").write_text(entry_cif("133l", 0))
     wanted = ["133l_A", "9xyz_A", "../133l_A", "none"]  # the second has no structure
     data = pack_templates(wanted, database, folder)
     with tarfile.open(fileobj=io.BytesIO(data)) as tar:

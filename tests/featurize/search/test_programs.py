@@ -8,7 +8,6 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
-from tests.featurize.golden import INPUTS
 from tests.featurize.search.family import (
     family,
     fasta,
@@ -21,10 +20,9 @@ from tests.featurize.search.family import (
 from evofeed.featurize import ChainSource, SearchConfig, SearchOptions, run_search
 from evofeed.featurize.formats.a3m import parse_a3m
 from evofeed.featurize.formats.hits import parse_hhr, parse_hmmsearch
-from evofeed.featurize.formats.reading import file_ref, read_bytes
+from evofeed.featurize.formats.reading import read_bytes
 from evofeed.featurize.formats.stockholm import parse_stockholm
 from evofeed.featurize.inputs.clusters import cluster_sizes
-from evofeed.featurize.search import hmmer, read_any
 from evofeed.featurize.search.cluster import cluster_sequences
 from evofeed.featurize.search.config import Database
 
@@ -85,27 +83,6 @@ def test_rows_are_those_of_jackhmmer_called_as_af2_calls_it(tmp_path: Path) -> N
 
 def want_first(folder: Path, db: str, count: int) -> list[str]:
     return parse_stockholm(jackhmmer(folder, QUERY, db)).sequences()[:count]
-
-
-def test_hits_have_the_names_and_rows_of_jackhmmers_on_real_sequences(
-    tmp_path: Path, golden: Path
-) -> None:
-    files = (("ofquery", "uniref90_hits.sto"), ("P61626", "mgnify_hits.sto"))
-    real: dict[str, str] = {}
-    queries = []
-    for name, file in files:
-        (packed,) = (Path(INPUTS[0]) / "alignments" / name).glob(f"{file}*")
-        rows = read_any(read_bytes(file_ref(packed)))
-        sequences = [row.letters.replace("-", "").upper() for row in rows]
-        queries.append(sequences[0])
-        for number, sequence in enumerate(sequences):
-            real.setdefault(sequence, f"{name}_{number}")
-    db = fasta(tmp_path / "real.fasta", [(name, sequence) for sequence, name in real.items()])
-    for sequence in queries:
-        text = hmmer.jackhmmer(sequence, db, threads=1, e_value=1e-4, iterations=1)
-        want = jackhmmer(tmp_path, sequence, db)
-        aligned = [[(r.name, r.letters) for r in read_any(one)] for one in (text, want)]
-        assert aligned[0] == aligned[1] and len(aligned[0]) > 20
 
 
 def template_hits(folder: Path, rows: Iterable[str], db: str) -> bytes:
