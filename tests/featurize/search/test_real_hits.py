@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.featurize.golden import INPUTS
-from tests.featurize.search.family import fasta
+from tests.featurize.search.family import fasta, require_programs
 from tests.featurize.search.test_programs import jackhmmer
 
 from evofeed.featurize.formats.reading import file_ref, read_bytes
@@ -18,6 +18,7 @@ from evofeed.featurize.search import hmmer, read_any
 def test_hits_have_the_names_and_rows_of_jackhmmers_on_real_sequences(
     tmp_path: Path, golden: Path
 ) -> None:
+    require_programs()
     files = (("ofquery", "uniref90_hits.sto"), ("P61626", "mgnify_hits.sto"))
     real: dict[str, str] = {}
     queries = []
