@@ -78,6 +78,7 @@ class ChainCatalog(Places):
             shard = whole_column(index, "shard").indices.to_numpy()[self.rows]
             self.rows = self.rows[np.lexsort((column(index, "offset")[self.rows], shard))]
         self.probability = accept_probability(index)[self.rows] if config.weighted else None
+        self.cost = column(index, "cost")
         self.resolution = column(index, "resolution")
         self.is_distillation = column(index, "is_distillation")
 

@@ -17,8 +17,6 @@ from evofeed.protein.features import MODEL_TEMPLATES
 
 PRESETS = "initial_training finetuning prediction multimer openfold3 boltz protenix".split()
 """Class methods of `LoaderConfig` that make a model's configuration."""
-_GONE = {"crop_first": False, "balance": False, "balance_steps": 1}
-"""Fields of before as they were by default: states saved then are resumed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,6 +193,10 @@ class LoaderConfig(Config):
     """Only chains released on this ISO date or before, such as 2018-04-30; empty: no bound."""
     chains: tuple[str, ...] | None = None
     """Only these chains; None: all."""
+    balance: bool = False
+    """Let samples that cost alike run at the same time on all ranks: for whole chains."""
+    balance_steps: int = 1
+    """Optimiser steps among whose samples such neighbours are looked for."""
     max_bad_chains: int = 100
     """Chains that may be replaced because they cannot be read, before giving up."""
     outage_seconds: float = 900.0
@@ -204,7 +206,7 @@ class LoaderConfig(Config):
     def __post_init__(self) -> None:
         """Refuse what cannot work, with the value in the message."""
         check_numbers(self, "max_msa_clusters", "max_distillation_msa_clusters", least=1)
-        check_numbers(self, "batch_size", "global_batch_size", least=1)
+        check_numbers(self, "batch_size", "balance_steps", "global_batch_size", least=1)
         check_numbers(self, "epoch_len", "crop_size", least=1)
         check_numbers(self, "max_extra_msa", "max_templates", "num_blocks", least=0)
         check_numbers(self, "max_recycling_iters", "shuffle_window", "max_bad_chains", least=0)
@@ -312,7 +314,7 @@ class LoaderConfig(Config):
 
         Batch sizes do not; how many samples share an optimiser step is compared by itself.
         """
-        fields = dataclasses.asdict(self) | _GONE
+        fields = dataclasses.asdict(self) | {"crop_first": False}  # so that older states go on
         for name in ("batch_size", "global_batch_size", "max_bad_chains", "outage_seconds"):
             del fields[name]
         if self.assemblies is None:  # of chains alone: the digest has no such field

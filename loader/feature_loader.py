@@ -19,7 +19,7 @@ from evofeed.loader.config import LoaderConfig
 from evofeed.loader.feeder import Feeder, sample_nbytes
 from evofeed.loader.hooks import LoaderHooks
 from evofeed.loader.mixture import Source, dataset_of, open_mixture, snapshot_of
-from evofeed.loader.plan import Planner
+from evofeed.loader.plan import BatchPlan, Planner
 from evofeed.loader.reader_pool import ProcessReaders, Readers, ThreadReaders
 from evofeed.loader.stats import Stats
 from evofeed.store import Assemblies, Dataset, Entries
@@ -73,6 +73,8 @@ class FeatureLoader:
         num_threads: of the reader.
         reader: `process` (one subprocess, the default) or `thread` (in this process).
         ready: finished batches that may wait on the device; more are made when one is left.
+        in_order: False hands over whichever batch of an optimiser step is ready first; which
+            samples a step holds stays the same. For slow storage and accumulated gradients.
         arena_nbytes: shared memory for samples under way; None: by the largest chain.
         fused: on a GPU, make features with Triton's kernels; False: in plain torch, which takes
             the CPU some ten milliseconds a sample to queue and gives the same integers.
@@ -96,6 +98,7 @@ class FeatureLoader:
         num_threads: int = 4,
         reader: str = "process",
         ready: int = 3,
+        in_order: bool = True,
         arena_nbytes: int | None = None,
         fused: bool = True,
         hooks: LoaderHooks | None = None,
@@ -120,11 +123,12 @@ class FeatureLoader:
             hooks=hooks,
         )  # fmt: skip
         self.device = _device(device)
-        self._options = {"prefetch": prefetch, "ready": ready}
+        self._options: dict[str, Any] = {"prefetch": prefetch, "ready": ready, "in_order": in_order}
         self._reader, self._num_threads = reader, num_threads
         self._fused = fused and can_fuse(self.device)
         self._arena_nbytes = arena_nbytes or self._wanted_nbytes()
         self._epoch, self._consumed = 0, 0
+        self._ahead: set[int] = set()
         self._stats = Stats()
         self._feeder: Feeder | None = None
         self._arena: Arena | None = None
@@ -172,13 +176,24 @@ class FeatureLoader:
             batch = self._take(feeder)
             waited = time.perf_counter() - called
             tensors = batch.hand_over()
-            self._epoch, self._consumed = batch.plan.epoch, batch.plan.consumed
+            self._note(batch.plan)
         except BaseException:  # Ctrl-C too: whoever continues gets the batch that was not given
             self.close()
             raise
         self._stats.delivered(batch, waited, cause)
         feeder.ready.refill()  # only now: making the next ones would hold up this one
         return tensors
+
+    def _note(self, plan: BatchPlan) -> None:
+        """Move on: past this batch if it was the next one, and past those that came before it."""
+        if plan.epoch != self._epoch:
+            self._epoch, self._consumed = plan.epoch, 0
+        width = self.planner.width
+        self._ahead.add(plan.consumed - width)
+        while self._consumed in self._ahead:
+            self._ahead.remove(self._consumed)
+            self._consumed += width
+        self._stats.out_of_order += bool(self._ahead)
 
     def _take(self, feeder: Feeder) -> ReadyBatch:
         while (item := feeder.ready.take(5.0)) is None:
@@ -204,7 +219,12 @@ class FeatureLoader:
         readers: functools.partial[Readers] = functools.partial(
             kind, storages, arena, self._num_threads
         )
-        batches = self.planner.batches(self._epoch, self._consumed)
+        had = {(self._epoch, start + self.planner.width) for start in self._ahead}
+        batches = (
+            plan
+            for plan in self.planner.batches(self._epoch, self._consumed)
+            if (plan.epoch, plan.consumed) not in had
+        )
         feeder = Feeder(self.planner, batches, readers, arena, maker, self._stats, **self._options)
         self._feeder, self._arena = feeder, arena
         self._pid = os.getpid()
@@ -216,11 +236,13 @@ class FeatureLoader:
     def state_dict(self) -> dict[str, Any]:
         """Where the stream is after the last batch that was handed out: plain JSON values.
 
-        It is the same on every rank.
+        It is the same on every rank, but for the middle of an optimiser step out of order.
         """
+        ahead = {"ahead": sorted(self._ahead), "width": self.planner.width} if self._ahead else {}
         shares = {"weights": self.planner.weights} if len(self._datasets) > 1 else {}
         hooks = {"hooks": self._hooks.name} if self._hooks is not None else {}
         return {
+            **ahead,
             **shares,
             **hooks,
             "version": _STATE_VERSION,
@@ -246,10 +268,15 @@ class FeatureLoader:
             if was != now:
                 raise CannotResume(f"{name} was {was!r} and is now {now!r}: {_SAME[name]}")
         self.planner.check_start(state["consumed"])
-        if state.get("ahead"):
-            raise CannotResume("it was saved within a step whose batches came out of order")
+        if state.get("width", self.planner.width) != self.planner.width:
+            raise CannotResume(
+                f"{len(state['ahead'])} batches of {state['width']} samples were handed over "
+                f"out of order; save at the end of an optimiser step to go on with batches of "
+                f"{self.planner.width} (world size x batch size)"
+            )
         self.close()
         self._epoch, self._consumed = state["epoch"], state["consumed"]
+        self._ahead = set(state.get("ahead", ()))
 
     def stats(self) -> dict[str, Any]:
         """Counts and times since the loader was made; see `Stats.summary`."""

@@ -1,7 +1,8 @@
 """The thread that keeps batches coming: plan, read, make, hand over.
 
 It holds all state of what is under way, so a reader can die at any moment: what
-was asked of it is asked of the next one. Batches leave in the planned order.
+was asked of it is asked of the next one. Batches leave in the planned order, or, if that is
+allowed, as they come within an optimiser step.
 """
 
 from __future__ import annotations
@@ -107,11 +108,12 @@ class Feeder(threading.Thread):
         *,
         prefetch: int,
         ready: int,
+        in_order: bool,
     ) -> None:
         super().__init__(name="evofeed-feeder", daemon=True)
         self._planner, self._batches = planner, batches
         self._start_readers, self._arena, self._maker = readers, arena, maker
-        self._stats, self._prefetch = stats, prefetch
+        self._stats, self._prefetch, self._in_order = stats, prefetch, in_order
         self._structure = planner.config.supervised
         self._templates = planner.config.max_templates > 0
         self.ready = ReadyQueue(ready)
@@ -154,16 +156,17 @@ class Feeder(threading.Thread):
 
     def _round(self, readers: Readers) -> None:
         self._maker.reclaim()
-        filled = bool(self._under_way) and self._under_way[0].is_filled()
-        if filled:
-            self._deliver(self._under_way.popleft())
+        filled = self._next_filled()
+        if filled is not None:
+            self._under_way.remove(filled)
+            self._deliver(filled)
         self._retry()
         self._place_substitutes()
         self._ask()
         if self._unsent:
             readers.submit(self._unsent)
             self._unsent = []
-        if filled:
+        if filled is not None:
             self.busy_with = "waking up"
         elif self._requested or self._retries:
             self.busy_with = "reading"
@@ -173,6 +176,18 @@ class Feeder(threading.Thread):
             self.busy_with = "room in shared memory"
             if not self._maker.reclaim(wait=True):
                 self._start_over()
+
+    def _next_filled(self) -> _Batch | None:
+        """The batch whose turn it is, if it is there; out of order, any of its optimiser step."""
+        for batch in self._under_way:
+            head = self._under_way[0]
+            if (batch.plan.epoch, batch.plan.step) != (head.plan.epoch, head.plan.step):
+                break
+            if batch.is_filled():
+                return batch
+            if self._in_order:
+                break
+        return None
 
     def _ask(self) -> None:
         """Request samples of the next batches as far as prefetch and memory allow.

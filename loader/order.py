@@ -227,3 +227,15 @@ def drawn_order(
         here = which == dataset
         rows[here] = one.rows(seed, epoch, 0, length)[here]
     return which, rows
+
+
+def window_order(costs: np.ndarray, step_size: int, key: int) -> np.ndarray:
+    """Samples of some optimiser steps so that those which run at the same time cost alike, `i64`.
+
+    Each step takes neighbours in the order of costs, dearest first, so the spread
+    within each batch of all ranks is small. Which step takes which is shuffled, so
+    that the dearest do not all come first. Ranks do not count: a step holds the
+    same samples for any number of them.
+    """
+    order = np.argsort(-costs, kind="stable").reshape(-1, step_size)
+    return order[counter_rng.few_in_order(key, len(order))].reshape(-1)

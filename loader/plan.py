@@ -24,7 +24,7 @@ from evofeed.loader.config import LoaderConfig
 from evofeed.loader.counter_rng import Purpose
 from evofeed.loader.draws import recycling_iters, sample_key
 from evofeed.loader.hooks import LoaderHooks
-from evofeed.loader.order import drawn_order, epoch_order
+from evofeed.loader.order import drawn_order, epoch_order, window_order
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +90,7 @@ class Planner:
             )
         self.epoch_len = self.steps * self.step_size
         """Samples in an epoch: the wanted length, in whole optimiser steps."""
+        self._window: tuple[tuple[int, int], np.ndarray] = (-1, -1), np.zeros(0, np.int64)
         self._orders: dict[int, tuple[np.ndarray, np.ndarray]] = {}
 
     @property
@@ -162,9 +163,24 @@ class Planner:
     def _batch(self, epoch: int, start: int, rank: int) -> BatchPlan:
         step = start // self.step_size
         mine = start + rank * self.config.batch_size
+        positions = np.arange(mine, mine + self.config.batch_size)
+        if self.config.balance:
+            window = self.step_size * self.config.balance_steps
+            first = start - start % window
+            positions = first + self._balanced(epoch, first, window)[positions - first]
         recycles = 1 + recycling_iters(self.config, self.seed, epoch, step)
-        samples = tuple(self.sample(epoch, mine + n) for n in range(self.config.batch_size))
+        samples = tuple(self.sample(epoch, int(position)) for position in positions)
         return BatchPlan(epoch, step, start + self.width, recycles, samples)
+
+    def _balanced(self, epoch: int, first: int, window: int) -> np.ndarray:
+        if (epoch, first) != self._window[0]:
+            cut = slice(first, min(first + window, self.epoch_len))
+            which, rows = self.order(epoch, cut.stop)
+            pairs = zip(which[cut], rows[cut], strict=True)
+            costs = np.array([self.catalogs[d].cost[row] for d, row in pairs])
+            key = counter_rng.stream_key(self.seed, epoch, first, Purpose.BALANCE)
+            self._window = (epoch, first), window_order(costs, self.step_size, key)
+        return self._window[1]
 
     def sample(self, epoch: int, position: int) -> SamplePlan:
         """The sample at a position."""
@@ -252,7 +268,7 @@ class RunPlan:
         rows = []
         with self._lock:  # the planner keeps the orders of two epochs
             stop = (start + batches) * planner.width
-            if rank is not None:  # of the last batch its part only
+            if rank is not None and not planner.config.balance:  # of the last batch its part only
                 stop -= (self._world_size - 1 - rank) * planner.config.batch_size
             planner.order(epoch, min(planner.epoch_len, stop))
             for one in range(self._world_size) if rank is None else (rank,):

@@ -92,6 +92,7 @@ class Stats:
         self.nbytes = 0
         self.page_locked = False
         self.substituted = 0
+        self.out_of_order = 0
         self.respawns = 0
         self.retries = 0
         self.reader_cpu_seconds = 0.0
@@ -164,5 +165,6 @@ class Stats:
             "reader_respawns": self.respawns,
             "retried_reads": self.retries,
             "substituted_samples": self.substituted,
+            "batches_out_of_order": self.out_of_order,
             "bad_chains": list(self.bad_chains),
         }

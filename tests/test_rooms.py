@@ -59,7 +59,7 @@ BUDGET = {
     "src": 5_290,
     "featurize": 21_680,
     "store": 8_350,
-    "loader": 12_920,
+    "loader": 12_950,
     "service": 8_500,
     "trainer": 14_230,
     "kernels": 16_970,

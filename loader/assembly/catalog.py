@@ -48,7 +48,7 @@ class AssemblyCatalog(ChainCatalog):
         self.rows = eligible_assemblies(table, config)
         self.resolution = column(table, "resolution")
         self.is_distillation = column(table, "is_distillation")
-        self._cost = column(table, "cost")
+        self.cost = column(table, "cost")
         self._num_res = column(table, "num_res")
         self._chains = Places(dataset.index, number)
         self._members = Places(assemblies.member_index, number)
@@ -88,7 +88,7 @@ class AssemblyCatalog(ChainCatalog):
 
     def largest(self) -> int:
         """Row of the eligible complex that needs most memory, nearly."""
-        return int(self.rows[np.argmax(self._cost[self.rows])])
+        return int(self.rows[np.argmax(self.cost[self.rows])])
 
     def place(self, row: int) -> AssemblyPlace:  # type: ignore[override]
         """Where the complex of a row of the table is."""

@@ -64,7 +64,7 @@ class EntryCatalog(ChainCatalog):
         self.draw = self._draw = DatapointDraw(self._weights(rules))
         self.probability = None
         tokens = column(entries.table, f"tokens_{rules.project}")
-        self._tokens = tokens[self._entry]
+        self.cost = tokens[self._entry]
         self.resolution = column(entries.table, "resolution")[self._entry]
         self.is_distillation = np.zeros(len(table), bool)
         self._molecules = entries.span("molecules", rules.project)
@@ -104,7 +104,7 @@ class EntryCatalog(ChainCatalog):
 
     def sizes(self, row: int) -> tuple[int, int, int, int]:
         """Tokens of the entry of a datapoint."""
-        return int(self._tokens[row]), 0, 0, 0
+        return int(self.cost[row]), 0, 0, 0
 
     def largest(self) -> int:
         """Row of any datapoint: slots are of one size."""

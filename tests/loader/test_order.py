@@ -22,6 +22,7 @@ from evofeed.loader.order import (
     eligible_rows,
     epoch_order,
     pass_order,
+    window_order,
 )
 from evofeed.protein.residues import RESTYPES
 from evofeed.store.index import INDEX_FIELDS
@@ -212,3 +213,42 @@ def test_the_order_never_changes_between_versions() -> None:
 
 ORDER_10 = [3, 0, 8, 6, 4, 9, 5, 1, 7, 2]
 ORDER_HALF = [9, 2, 3, 5, 8, 1]
+
+
+def test_steps_of_a_window_hold_neighbours_in_cost_in_no_order_of_their_own() -> None:
+    costs = np.random.default_rng(0).permutation(40)
+    orders = [window_order(costs, 4, key) for key in range(20)]
+    for order in orders:
+        assert sorted(order.tolist()) == list(range(40))
+        steps = costs[order].reshape(10, 4)
+        assert ((steps[:, 0] - steps[:, 3]) == 3).all()
+    firsts = {int(costs[order][0]) for order in orders}
+    assert len(firsts) > 5
+
+
+def test_a_balanced_window_is_the_same_for_any_number_of_ranks(tmp_path: Path) -> None:
+    world = 8
+    records = [make_record(f"w{i:02}_A", 10 + 7 * i, 20, 0) for i in range(20)]
+    dataset = write_dataset(tmp_path / "d", records)
+    config = LoaderConfig(crop_size=8, global_batch_size=8, epoch_len=40, balance=True)
+    steps = {}
+    for ranks in (1, world):
+        planners = [
+            FeatureLoader(
+                dataset,
+                config.replace(balance_steps=3),
+                rank=rank,
+                world_size=ranks,
+                device="cpu",
+                reader="thread",
+            ).planner
+            for rank in range(ranks)
+        ]
+        streams = [planner.batches(0, 0) for planner in planners]
+        steps[ranks] = [
+            [plan.samples[0] for plan in batches]
+            for batches in itertools.islice(zip(*streams, strict=False), 40 // ranks)
+        ]
+    flat = {ranks: [sample for step in each for sample in step] for ranks, each in steps.items()}
+    assert flat[1] == flat[world]
+    assert len({sample.position for sample in flat[1]}) == 40
