@@ -65,7 +65,7 @@ BUDGET = {
     "kernels": 16_970,
     "synth": 2_020,
     "tests": 45_480,
-    "benchmarks": 9_580,
+    "benchmarks": 9_880,
 }
 
 
