@@ -106,6 +106,8 @@ class HttpConnection:
         path: str,
         headers: Mapping[str, str] | None = None,
         body: Body | None = None,
+        *,
+        attempts: int = ATTEMPTS,
     ) -> Answer:
         """The answer to a request, tried again while what is wrong may pass.
 
@@ -116,7 +118,7 @@ class HttpConnection:
             StoreError: it never answered, or only with what should have passed.
         """
         why = ""
-        for attempt in range(ATTEMPTS):
+        for attempt in range(attempts):
             wait = 0.0
             try:
                 answer = self._once(method, path, dict(headers or {}), body)
@@ -130,7 +132,7 @@ class HttpConnection:
                 why, wait = f"HTTP {answer.status}{': ' if said else ''}{said}", answer.retry_after
             if wait > MAX_WAIT:  # a quota of a day: whoever waits for us had better know
                 break
-            if attempt + 1 < ATTEMPTS:
+            if attempt + 1 < attempts:
                 own = min(self._first_wait * 2**attempt, 5.0) * random.uniform(0.5, 1.5)
                 time.sleep(max(own, wait))
         raise StoreError(
