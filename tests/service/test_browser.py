@@ -264,8 +264,9 @@ def colours_of(page: Page, selector: str) -> set[tuple[int, ...]]:
 def test_letters_and_values_are_under_the_pointer_and_residues_count_from_one(
     address: str, page: Page
 ) -> None:
-    page.goto(address)
-    assert page.evaluate("typeof Plotly") == "undefined", "read before a figure is near"
+    sent = page.goto(address)
+    assert sent is not None
+    assert not re.search("<script[^>]+src=[^>]*plotly", sent.text()), "it is read for a figure"
     canvas = page.locator("[data-alignment] canvas")
     page.locator("[data-alignment] .scroller").evaluate("e => { e.scrollLeft = 14 * 95; }")
     page.wait_for_function("document.querySelector('[data-alignment] .scroller').scrollLeft > 1000")
