@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,7 +18,7 @@ class Budget:
     before, is run once more than needed to count what it keeps.
 
     Attributes:
-        limit: bytes of all blocks together, each called once.
+        limit: bytes of all blocks together, each called once; 0 is none, infinity all of it.
     """
 
     def __init__(self, limit: float) -> None:
@@ -32,8 +33,8 @@ class Budget:
 
     def keeps(self, block: nn.Module, call: Callable[[], Any], tensors: Sequence[Tensor]) -> bool:
         """Whether a block keeps what the backward pass of such a call needs."""
-        if self.limit <= 0:
-            return False
+        if self.limit in (0, math.inf):  # nothing to count
+            return self.limit > 0
         size = sum(t.numel() for t in tensors)
         largest, kept = self._blocks.get(block, (-1, 0))
         if size > largest:

@@ -62,10 +62,11 @@ def run(
 ) -> Any:  # fmt: skip
     """`call(*args, **kwargs)`, the forward of `module`.
 
+    Only in training mode is it more than that.
+
     Args:
-        module: in whose training mode it may be
-        record: replayed from a recording where there can be one, and
-        budget: recomputed in its backward pass where this does not keep it.
+        record: replay it from a recording where there can be one.
+        budget: where this does not keep what the backward pass needs, make it again there.
     """
     if torch.compiler.is_compiling() or not module.training:
         return call(*args, **kwargs)

@@ -87,8 +87,8 @@ class Form:
         options: what `run` is called with besides.
         widths: paths of layers whose inputs are so many channels, by letter.
         untried: what speaks against a module whose forward cannot be run.
-        recordable: whether CUDA graphs of it alone can be recorded, and its shapes come again: not
-            those of what is among atoms too, of which every crop has another number.
+        recordable: whether its calls are recorded as CUDA graphs where it is outside of a block.
+            What atoms have too is not: every crop has another number of them.
     """
 
     run: Run | None
