@@ -1,4 +1,4 @@
-"""The projects' own code beside ours, from mmCIF: the same features.
+"""The projects' own code beside ours, from mmCIF: the same features and losses.
 
 `make projects` installs their wheels, as CI does. Their draws are watched and handed to ours.
 """
@@ -49,7 +49,7 @@ from evofeed.loader.views.boltz.plan import ON_HOST as BOLTZ_ON_HOST
 from evofeed.loader.views.boltz.plan import plan_sample as plan_boltz
 from evofeed.loader.views.boltz.tables import boltz_view
 from evofeed.loader.views.config import BoltzConfig, OpenFold3Config, ProtenixConfig
-from evofeed.loader.views.openfold3.features import openfold3_features
+from evofeed.loader.views.openfold3.features import openfold3_features, stacked
 from evofeed.loader.views.openfold3.plan import ON_HOST
 from evofeed.loader.views.openfold3.plan import plan_sample as plan_openfold3
 from evofeed.loader.views.protenix.plan import plan_sample as plan_protenix
@@ -57,7 +57,7 @@ from evofeed.loader.views.protenix.tables import protenix_view
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # theirs
 PROJECTS = Path(__file__).parents[3] / ".projects"
-ENTRIES = 1
+ENTRIES = 3
 
 
 def smallest(project: str) -> list[Path]:
@@ -147,9 +147,14 @@ def test_boltz_makes_our_features_of_its_structure(
     ours = boltz_features(slotted(packed, BOLTZ_ON_HOST), config)
     assert not draws.calls
     assert_equal(ours, theirs)
+    loss = importlib.import_module("boltz.model.loss.distogram").distogram_loss
+    output = {"pdistogram": torch.randn(1, 128, 128, 64)}
     batches = [boltz_batch({"samples": [one]}) for one in (ours, theirs)]
     for name in ("chain_symmetries", "amino_acids_symmetries", "ligand_symmetries"):
         assert ours[name] == json.loads(json.dumps(theirs[name], default=int)), name
+    values = [loss(output, batch)[0] for batch in batches]
+    assert torch.isfinite(values[0])
+    torch.testing.assert_close(*values, rtol=0, atol=0)
     permuted = importlib.import_module("boltz.data.feature.symmetry").minimum_symmetry_coords
     guess = torch.randn(1, 1280, 3)
     weights = {"nucleotide_weight": 5.0, "ligand_weight": 10.0}
@@ -198,6 +203,14 @@ def test_openfold3_makes_our_features_of_its_structure(
     assert list(orders) == list(ours["ref_space_uid_to_perm"])
     for uid, order in orders.items():
         assert torch.equal(ours["ref_space_uid_to_perm"][uid], torch.as_tensor(order))
+    loss = importlib.import_module("openfold3.core.loss.distogram").all_atom_distogram_loss
+    logits = torch.randn(1, 128, 128, 64)
+    values = [
+        loss(stacked([one]), logits, no_bins=64, bin_min=2.0, bin_max=22.0, eps=1e-9)[0]
+        for one in (ours, theirs)
+    ]
+    assert torch.isfinite(values[0])
+    torch.testing.assert_close(*values, rtol=0, atol=0)
 
 
 def protenix_of(path: Path, folder: Path) -> dict[str, Any]:
@@ -284,7 +297,24 @@ def test_protenix_makes_our_features_of_its_structure(
     made = through_a_slot(plan_protenix(view, alignments, point, draws, config), config)
     assert not draws.calls
     assert_equal(made["input_feature_dict"], theirs)
-    spatial = "spatial" in method.lower()
+    labels, spatial = own.get_labels(), "spatial" in method.lower()
     full, *_ = own.get_gt_full_complex_features(data["atom_array"], atoms, spatial)
-    assert_equal(made["label_dict"], own.get_labels())
+    assert_equal(made["label_dict"], labels)
     assert_equal(made["label_full_dict"], full)
+    loss = importlib.import_module("protenix.model.loss").DistogramLoss()
+    count = len(theirs["token_index"])
+    logits = torch.randn(count, count, 64)
+    values = [
+        loss(
+            logits,
+            label["coordinate"].float(),
+            label["coordinate_mask"],
+            features["distogram_rep_atom_mask"].bool(),
+        )
+        for features, label in (
+            (made["input_feature_dict"], made["label_dict"]),
+            (theirs, labels),
+        )
+    ]
+    assert torch.isfinite(values[0])
+    torch.testing.assert_close(*values, rtol=0, atol=0)
