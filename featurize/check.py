@@ -20,7 +20,6 @@ from evofeed.featurize.records.chain import chain_in
 from evofeed.featurize.structures.left_out import in_words
 from evofeed.featurize.structures.structure import Structure
 from evofeed.featurize.structures.structure_files import parse_structure
-from evofeed.featurize.structures.wwpdb import DEVIATIONS, deviations
 from evofeed.protein.residues import RESTYPES
 
 Severity = Literal["error", "warning", "info"]
@@ -45,7 +44,6 @@ _KINDS: dict[str, tuple[Severity, str]] = {
     "something left out": ("info", "not read; the chain's record says so"),
     "not flattened": ("info", "read as it is; OpenFold would train on empty alignments"),
     "in no cluster": ("warning", "its cluster size will be unknown, -1"),
-    **{kind: ("warning", what) for kind, what in DEVIATIONS.items()},
 }
 
 
@@ -238,9 +236,6 @@ class _Check:
 
     def _parsed(self, ref: FileRef) -> Structure:
         data = read_part(ref, self.config.caps)
-        if ref.plain_name.endswith((".cif", ".mmcif")):
-            for kind, case in deviations(data, ref.path):
-                self.report.add(kind, f"{ref.path}: {case}")
         structure = parse_structure(data, ref.plain_name, path=ref.path, config=self.config)
         others = structure.others
         if others:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
         unpack_column,
     )
     from evofeed.store.leases import Lease, hold, wait_for_none
-    from evofeed.store.likeness import similar_pairs
+    from evofeed.store.likeness import connected, similar_pairs
     from evofeed.store.manifest import DIGEST, check_name
     from evofeed.store.msa_codec import row_nbytes
     from evofeed.store.opening import open_storage

@@ -1,4 +1,4 @@
-"""How alike sequences are, by a search with mmseqs: nothing much between two parts of a split."""
+"""How alike sequences are, by a search with mmseqs, and which are alike by way of others."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -104,3 +104,20 @@ def _mmseqs(arguments: list[str], folder: str, deadline: float) -> None:
     if process.returncode:
         tail = said.decode("utf-8", "replace").strip()[-_SAID:]
         raise InputError(f"mmseqs ended with {process.returncode}: {tail}")
+
+
+def connected(names: Iterable[str], pairs: Iterable[tuple[str, str]]) -> list[list[str]]:
+    """Names in groups, each sorted: those of a pair, or of a chain of pairs, are in one."""
+    parent = {name: name for name in names}
+
+    def root(name: str) -> str:
+        while parent[name] != name:
+            parent[name] = name = parent[parent[name]]
+        return name
+
+    for one, other in pairs:
+        parent[root(one)] = root(other)
+    groups: dict[str, list[str]] = {}
+    for name in sorted(parent):
+        groups.setdefault(root(name), []).append(name)
+    return sorted(groups.values())

@@ -22,7 +22,7 @@ from evofeed.base.errors import DatasetMissing, TooSimilar
 from evofeed.store.assemblies import kept_assemblies
 from evofeed.store.dataset import Dataset
 from evofeed.store.history import Snapshot
-from evofeed.store.likeness import MIN_ALIGNED, Pair, similar_pairs
+from evofeed.store.likeness import MIN_ALIGNED, Pair, connected, similar_pairs
 from evofeed.store.manifest import canonical_json, check_name
 from evofeed.store.overlap import Clusters, overlap
 from evofeed.store.refs import move_ref, read_ref
@@ -289,30 +289,12 @@ def _groups(
     names: Iterable[str], clusters: Clusters, together: Iterable[Sequence[str]] = ()
 ) -> list[list[str]]:
     """Chains that share a cluster, or are `together`, directly or by way of others."""
-    parent: dict[int, int] = {}
-
-    def root(number: int) -> int:
-        while parent.setdefault(number, number) != number:
-            number = parent[number]
-        return number
-
-    members: list[tuple[str, int]] = []
-    for name in names:
-        numbers = sorted(clusters.of(name))
-        if numbers:
-            first = root(numbers[0])
-            for number in numbers[1:]:
-                parent[root(number)] = first
-            members.append((name, numbers[0]))
-    number_of = dict(members)
+    known = {name: clusters.of(name) for name in names if clusters.of(name)}
+    first: dict[int, str] = {}
+    pairs = [(first.setdefault(n, name), name) for name, numbers in known.items() for n in numbers]
     for chains in together:
-        numbers = [number_of[name] for name in chains if name in number_of]
-        for number in numbers[1:]:
-            parent[root(number)] = root(numbers[0])
-    groups: dict[int, list[str]] = {}
-    for name, number in members:
-        groups.setdefault(root(number), []).append(name)
-    return list(groups.values())
+        pairs += itertools.pairwise(name for name in chains if name in known)
+    return connected(known, pairs)
 
 
 def _part(

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from evofeed.base.errors import InputError
 from evofeed.base.files import write_atomic
-from evofeed.featurize.search.programs import Scratch
 from evofeed.featurize.search.sequences import read_sequences
-from evofeed.store.inner import similar_pairs
+from evofeed.store.inner import connected, similar_pairs
 
 
 def cluster_sequences(
@@ -18,7 +16,6 @@ def cluster_sequences(
     *,
     identity: float = 0.4,
     coverage: float = 0.8,
-    linear: bool = False,
     threads: int = 1,
     deadline: float = 86_400.0,
     problems: list[InputError] | None = None,
@@ -34,8 +31,6 @@ def cluster_sequences(
         out: the table, `representative TAB member` a line, which `--clusters` reads.
         identity: from which two sequences are alike, 0 to 1.
         coverage: least part of the shorter sequence that is aligned.
-        linear: mmseqs' linclust, in linear time, for millions of sequences; it finds less,
-            and clusters of it do not keep fragments and relatives together.
         threads: of mmseqs.
         deadline: seconds mmseqs may take.
         problems: gets records that are no chains; without it, the first is raised.
@@ -47,45 +42,8 @@ def cluster_sequences(
         InputError: no sequences, or mmseqs is not on the PATH or fails.
     """
     chains = {chain.chain_id: chain.sequence for chain in read_sequences(fasta, problems)}
-    if linear:
-        limits = ("--min-seq-id", str(identity), "-c", str(coverage), "--threads", str(threads))
-        groups = _linclust(chains, limits, deadline)
-    else:
-        found = similar_pairs(chains, chains, identity, threads=threads, deadline=deadline)
-        pairs = [(p.query, p.target) for p in found if p.coverage >= coverage]
-        groups = connected(list(chains), pairs)
-    if sorted(name for group in groups for name in group) != sorted(chains):
-        raise InputError(f"mmseqs lost some of {len(chains)} sequences", path=fasta)
+    found = similar_pairs(chains, chains, identity, threads=threads, deadline=deadline)
+    groups = connected(chains, ((p.query, p.target) for p in found if p.coverage >= coverage))
     lines = (f"{group[0]}\t{member}\n" for group in groups for member in group)
     write_atomic(Path(out), "".join(lines))
     return len(chains), len(groups)
-
-
-def connected(names: Sequence[str], pairs: Sequence[tuple[str, str]]) -> list[list[str]]:
-    """Names in groups, each sorted: those of a pair, or of a chain of pairs, are in one."""
-    parent = {name: name for name in names}
-
-    def root(name: str) -> str:
-        while parent[name] != name:
-            parent[name] = name = parent[parent[name]]
-        return name
-
-    for one, other in pairs:
-        parent[root(one)] = root(other)
-    groups: dict[str, list[str]] = {}
-    for name in sorted(names):
-        groups.setdefault(root(name), []).append(name)
-    return sorted(groups.values())
-
-
-def _linclust(chains: dict[str, str], limits: Sequence[str], deadline: float) -> list[list[str]]:
-    with Scratch(deadline) as folder:
-        text = "".join(f">{name}\n{sequence}\n" for name, sequence in chains.items())
-        query = folder.file("all.fasta", text.encode())
-        folder.run("mmseqs", "easy-linclust", query, "found", "tmp", *limits)
-        table = folder.result("found_cluster.tsv", "mmseqs")
-    groups: dict[str, list[str]] = {}
-    for line in table.decode().splitlines():
-        first, member = line.split("\t")
-        groups.setdefault(first, []).append(member)
-    return sorted(sorted(group) for group in groups.values())

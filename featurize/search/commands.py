@@ -190,9 +190,6 @@ def cluster(
     out: Annotated[str, typer.Argument(metavar="TABLE", help="Where the clusters go (tsv).")],
     identity: Annotated[float, typer.Option(min=0, max=1, help="Within a cluster.")] = 0.4,
     coverage: Annotated[float, typer.Option(min=0, max=1, help="Of the shorter sequence.")] = 0.8,
-    linear: Annotated[
-        bool, typer.Option("--linear", help="linclust: for millions of sequences.")
-    ] = False,
     threads: Annotated[int, typer.Option(min=1, help="Of mmseqs.")] = 1,
     as_json: Json = False,
 ) -> None:
@@ -209,7 +206,6 @@ def cluster(
         out,
         identity=identity,
         coverage=coverage,
-        linear=linear,
         threads=threads,
         problems=problems,
     )

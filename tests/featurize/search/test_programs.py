@@ -210,7 +210,6 @@ def test_clusters_are_families_and_featurize_takes_them(tmp_path: Path) -> None:
     records = [(f"f{f}_{n}", s) for f, kin in enumerate(families) for n, s in enumerate(kin)]
     table = str(tmp_path / "clusters.tsv")
     text = fasta(tmp_path / "all.fasta", records)
-    assert cluster_sequences(text, table, linear=True) == (12, 3)
     assert cluster_sequences(text, table) == (12, 3)
     sources = [ChainSource(name, sequence=sequence) for name, sequence in records]
     assert cluster_sizes(table, sources) == {name: 4 for name, _ in records}

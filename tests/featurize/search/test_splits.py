@@ -11,8 +11,9 @@ from tests.featurize.search.family import changed, fasta, require_programs
 
 from evofeed.base.errors import InputError, TooSimilar
 from evofeed.featurize.job import run_job
-from evofeed.featurize.search.cluster import cluster_sequences, connected
+from evofeed.featurize.search.cluster import cluster_sequences
 from evofeed.store import Dataset, split_chains
+from evofeed.store.inner import connected
 from evofeed.store.overlap import Clusters
 
 FAMILIES, IDENTITY = 12, 0.4
@@ -76,9 +77,9 @@ def test_no_chain_of_one_part_is_like_one_of_another(data: Path, tmp_path: Path)
 def test_parts_that_are_alike_are_not_published_unless_one_says_so(
     data: Path, tmp_path: Path
 ) -> None:
-    """Clusters as mmseqs' set cover gives them, which leave fragments and fusions alone."""
+    """Clusters that leave every chain alone."""
     table, uri = str(tmp_path / "clusters.tsv"), str(data / "data")
-    cluster_sequences(str(data / "all.fasta"), table, identity=IDENTITY, linear=True)
+    Path(table).write_text("".join(f"{chain}\t{chain}\n" for chain in Dataset.open(uri)))
     shares = {"leaky": 0.2}
     with pytest.raises(TooSimilar, match=r"pairs of chains in two parts are alike .*--allow-simil"):
         split_chains(uri, Clusters(table), shares, max_identity=IDENTITY)
@@ -99,7 +100,7 @@ def test_a_record_that_is_no_protein_is_named_and_ends_nothing(data: Path, tmp_p
     (tmp_path / "more.fasta").write_text(f"{text}>odd\nACD1EFG\n")
     table = str(tmp_path / "clusters.tsv")
     problems: list[InputError] = []
-    found = cluster_sequences(str(tmp_path / "more.fasta"), table, linear=True, problems=problems)
+    found = cluster_sequences(str(tmp_path / "more.fasta"), table, problems=problems)
     assert found[0] == len(hard_set())
     assert [problem.item for problem in problems] == ["odd"]
 
