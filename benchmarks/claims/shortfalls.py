@@ -63,7 +63,7 @@ def falls_short() -> list[str]:
         "eight, whose activations are recomputed, are slower. Four with activations kept were not "
         "tried (trainer_batches_h200).",
         "Not measured on a GPU: chains longer than 8,192 residues, all blocks of one longer than "
-        "4,096, and OpenFold's predictions of chains longer than 1,024; a "
+        "4,096, and OpenFold's predictions of chains longer than 2,048; a "
         "sample shared by GPUs of which one is slower; `evofeed tune` on several GPUs; anything on "
         "four GPUs with these kernels. "
         "[At scale](scale.md#never-run-on-these-gpus-and-how-to) has the command for each.",

@@ -217,7 +217,7 @@ def beside_openfold() -> Row:
 def predictions() -> Row:
     """The whole command, weights to files."""
     found = result("predict_h200")
-    theirs = found["openfold"]["seconds"]
+    theirs, one = found["openfold"]["seconds"], found["openfold"]["2048_one_pass"]
     sizes = {f"{int(key):,}": found[key] for key in found if key.isdigit()}
     ours, beside = (
         " / ".join(f"{statistics.median(seconds):.0f}" for seconds in whose)
@@ -227,7 +227,9 @@ def predictions() -> Row:
         f"`evofeed predict`, weights to files, {found['rows']:,} rows, 3 recycles, "
         f"{' / '.join(sizes)} residues",
         f"{ours} s, 4 templates",
-        f"OpenFold's command {beside} s at {' / '.join(theirs)}, no templates, same card",
+        f"OpenFold's command {beside} s at {' / '.join(theirs)}, no templates; 2,048 without "
+        f"recycles {one['openfold_2048_s'][0]:.0f} beside ours {one['evofeed_2048_s'][-1]:.0f}, "
+        "one machine",
         "predict_h200",
     )
 
