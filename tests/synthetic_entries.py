@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.conftest import once_a_run
+from tests.inside import units_inside
 
 from evofeed.featurize.entries.input import EntriesInput
 from evofeed.featurize.entries.job import prepare_entries
@@ -18,7 +19,8 @@ from evofeed.synth import write_entries
 def prepared(raw: Path, out: Path, *, count: int = 3, **changes: object) -> JobReport:
     """Made-up entries written and prepared."""
     write_entries(raw, count, residues=10)
-    return prepare_again(raw, out, **changes)
+    with units_inside():
+        return prepare_again(raw, out, **changes)
 
 
 def prepare_again(

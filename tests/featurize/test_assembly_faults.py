@@ -195,7 +195,7 @@ def test_a_fasta_with_a_broken_record_is_no_complex_and_with_a_dna_says_so(
 
 @pytest.mark.system
 def test_good_complexes_are_made_beside_bad_ones_and_all_are_counted(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], inside: None
 ) -> None:
     raw, data = tmp_path / "raw", str(tmp_path / "data")
     pair = [chain("A", QUERY_A), chain("B", QUERY_B)]
@@ -206,7 +206,7 @@ def test_good_complexes_are_made_beside_bad_ones_and_all_are_counted(
     entry(raw, "5lone", pair[:1], "A")
     (raw / "alignments" / "2bad_B" / "uniref90_hits.a3m").write_text(">q\nMKV\n")
     (raw / "alignments" / "4torn_A" / "uniprot_hits.sto").write_text("# STOCKHOLM 1.0\nq MK\n//\n")
-    run_job(str(raw), data, executor="local", workers=1, max_broken=1.0)
+    run_job(str(raw), data, max_broken=1.0)
     assert exit_code("assemblies", str(raw), data, "--json") == 0
     report: dict[str, Any] = json.loads(capsys.readouterr().out)
     assert report["assemblies"] == 1 and report["alone"] == 1 and report["faults"] == []

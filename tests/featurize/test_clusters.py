@@ -76,14 +76,16 @@ def test_clusters_that_fit_nothing_are_an_error(text: str, match: str, tmp_path:
         cluster_sizes(written(tmp_path, text), chains("1abc_A"))
 
 
-def test_a_job_and_a_check_take_the_table_and_list_who_is_in_no_cluster(tmp_path: Path) -> None:
+def test_a_job_and_a_check_take_the_table_and_list_who_is_in_no_cluster(
+    tmp_path: Path, inside: None
+) -> None:
     (tmp_path / "raw").mkdir()
     for name in ("one", "two", "three"):
         (tmp_path / "raw" / f"{name}.a3m").write_text(f">{name}\nACDEF\n")
     path = written(tmp_path, "one\tone\none\ttwo\n")
     raw, data = str(tmp_path / "raw"), str(tmp_path / "data")
     assert check_input(raw, clusters=path).findings["in no cluster"].examples == ["three"]
-    report = run_job(raw, data, executor="local", workers=1, clusters=path)
+    report = run_job(raw, data, clusters=path)
     index = Dataset.open(data).index
     sizes = dict(zip(index["chain_id"].to_pylist(), index["cluster_size"].to_pylist(), strict=True))
     assert sizes == {"one": 2, "two": 2, "three": -1}

@@ -84,12 +84,12 @@ def test_models_of_a_job_are_no_chains_and_are_listed(tmp_path: Path) -> None:
     assert str(problem.path).endswith("rank_002_model_1.pdb")
 
 
-def test_unused_files_are_in_check_report_and_summary(tmp_path: Path) -> None:
+def test_unused_files_are_in_check_report_and_summary(tmp_path: Path, inside: None) -> None:
     files = {"x.a3m": A3M.format("x"), "lone.a3m": ">q\nACDEFGHIKL\n", "x_old.pdb": protein()}
     raw = write(tmp_path / "raw", files)
     report = check_input(str(raw))
     assert report.ok and report.findings["unused file"].count == 1
-    job = run_job(str(raw), str(tmp_path / "data"), executor="local", workers=1)
+    job = run_job(str(raw), str(tmp_path / "data"))
     assert [item["type"] for item in job.left_out] == ["UnusedInput"] and job.num_broken == 0
     written = json.loads(Path(job.path).read_text())
     assert written["left_out"] == [dict(item) for item in job.left_out]
@@ -98,14 +98,14 @@ def test_unused_files_are_in_check_report_and_summary(tmp_path: Path) -> None:
     assert "1 of 2 chains have no aligned row but the query" in text
 
 
-def test_what_is_no_protein_is_left_out_and_not_broken(tmp_path: Path) -> None:
+def test_what_is_no_protein_is_left_out_and_not_broken(tmp_path: Path, inside: None) -> None:
     files = dict.fromkeys(("1aaa.pdb", "1bbb.pdb", "1ccc.pdb"), protein())
     files["1bna.pdb"] = residue("DA", "A", "1 ") + residue("DC", "A", "2 ")
     raw = write(tmp_path / "raw", files | {"1bad.pdb": "ATOM nonsense\n"})
     ids, problems = found(raw)
     assert ids == ["1aaa_A", "1bbb_A", "1ccc_A"]
     assert sorted(type(p).__name__ for p in problems) == ["MmcifError", "NoProtein"]
-    job = run_job(str(raw), str(tmp_path / "data"), executor="local", workers=1)
+    job = run_job(str(raw), str(tmp_path / "data"))
     assert (job.exit_code, job.num_good, job.num_broken, job.num_chains) == (0, 3, 1, 4)
     assert [item["type"] for item in job.left_out] == ["NoProtein"]
     assert "1 left out, no protein" in "\n".join(summary(job))
@@ -154,18 +154,17 @@ def test_what_jobs_of_predictors_give_and_is_not_read_is_noted(tmp_path: Path) -
         assert item in notes["b_A"]
 
 
-def test_a_ref_keeps_the_chains_of_another_input_unless_told(tmp_path: Path) -> None:
+def test_a_ref_keeps_the_chains_of_another_input_unless_told(tmp_path: Path, inside: None) -> None:
     data = str(tmp_path / "data")
     for folder, names in (("one", "abc"), ("two", "cd")):
         write(tmp_path / folder, {f"{name}.a3m": A3M.format(name) for name in names})
-    run = {"executor": "local", "workers": 1}
-    run_job(str(tmp_path / "one"), data, **run)  # type: ignore[arg-type]
+    run_job(str(tmp_path / "one"), data)
     with pytest.raises(JobError, match=r"has 3 chains of .*one, 2 of which .*say `replace`"):
-        run_job(str(tmp_path / "two"), data, **run)  # type: ignore[arg-type]
+        run_job(str(tmp_path / "two"), data)
     assert len(Dataset.open(data)) == 3
     (tmp_path / "one" / "a.a3m").unlink()  # the same input may shrink
-    assert run_job(str(tmp_path / "one"), data, **run).num_good == 2  # type: ignore[arg-type]
-    assert run_job(str(tmp_path / "two"), data, replace_ref=True, **run).num_good == 2  # type: ignore[arg-type]
+    assert run_job(str(tmp_path / "one"), data).num_good == 2
+    assert run_job(str(tmp_path / "two"), data, replace_ref=True).num_good == 2
 
 
 def test_a_damaged_ledger_says_what_to_do(tmp_path: Path) -> None:

@@ -88,7 +88,9 @@ BASES = ("rna", "dna")
 
 
 @pytest.mark.system
-def test_a_bad_fasta_record_is_one_broken_chain_and_bases_are_left_out(tmp_path: Path) -> None:
+def test_a_bad_fasta_record_is_one_broken_chain_and_bases_are_left_out(
+    tmp_path: Path, inside: None
+) -> None:
     bad = "".join(f">{name}\n{sequence}\n" for name, (sequence, _) in ODD.items())
     fasta = tmp_path / "a.fasta"
     fasta.write_text(f">good1\nACDEF*\n{bad}>good2\nMKV\n")
@@ -102,7 +104,7 @@ def test_a_bad_fasta_record_is_one_broken_chain_and_bases_are_left_out(tmp_path:
     assert findings["bad id or unreadable file"].count == len(ODD) - len(BASES)
     assert findings["no protein"].count == len(BASES)
     data = str(tmp_path / "data")
-    report = run_job(str(fasta), data, executor="local", workers=1, max_broken=1.0)
+    report = run_job(str(fasta), data, max_broken=1.0)
     assert (report.state, report.num_good) == ("published", 2)
     assert [chain["chain_id"] for chain in report.broken] == [n for n in ODD if n not in BASES]
     assert [chain["type"] for chain in report.left_out] == ["NoProtein"] * len(BASES)
@@ -111,10 +113,10 @@ def test_a_bad_fasta_record_is_one_broken_chain_and_bases_are_left_out(tmp_path:
 def test_an_input_with_nothing_usable_says_why(tmp_path: Path) -> None:
     (tmp_path / "x.fasta").write_text(">rna\nGGCAUCCGAUGG\n>gone\n")
     with pytest.raises(InputError, match=r"rna: .*x\.fasta:1: no chain in it.*RNA.*1 more"):
-        run_job(str(tmp_path / "x.fasta"), str(tmp_path / "data"), executor="local")
+        run_job(str(tmp_path / "x.fasta"), str(tmp_path / "data"))
     (tmp_path / "1abc.cif").write_text("data_1abc\n_entry.id 1ABC\n")
     with pytest.raises(InputError, match=r"1abc\.cif.*no chain in it can be used: no atoms"):
-        run_job(str(tmp_path / "1abc.cif"), str(tmp_path / "data"), executor="local")
+        run_job(str(tmp_path / "1abc.cif"), str(tmp_path / "data"))
 
 
 def test_an_alignment_of_bases_is_no_protein(tmp_path: Path) -> None:

@@ -57,14 +57,14 @@ def test_alphafold_3_inputs(tmp_path: Path, whole: bool) -> None:
 
 
 @pytest.mark.system
-def test_a_job_over_an_alignment_inside_a_json_file(tmp_path: Path) -> None:
+def test_a_job_over_an_alignment_inside_a_json_file(tmp_path: Path, inside: None) -> None:
     data = str(tmp_path / "data")
-    report = run_job(str(af3(tmp_path / "raw")), data, executor="local", workers=1)
+    report = run_job(str(af3(tmp_path / "raw")), data)
     assert (report.state, report.num_good) == ("published", 2)
     (tmp_path / "raw" / "job.json").write_text(
         (tmp_path / "raw" / "job.json").read_text().replace("ACwwDE-", "ACDEF")
     )
-    assert run_job(str(tmp_path / "raw"), data, executor="local", workers=1).num_good == 2
+    assert run_job(str(tmp_path / "raw"), data).num_good == 2
     (chain,) = Dataset.open(data).read(["My_job_A"])
     assert len(chain["msa"]) == 1  # what changed inside was noticed
 
@@ -94,7 +94,9 @@ def test_a_job_file_that_cannot_be_understood_is_one_fault(
 
 @pytest.mark.system
 @pytest.mark.parametrize("name", ["gone.a3m", "x" * 300, "a\0b.a3m", "/"])
-def test_a_chain_whose_alignment_is_not_there_is_broken(name: str, tmp_path: Path) -> None:
+def test_a_chain_whose_alignment_is_not_there_is_broken(
+    name: str, tmp_path: Path, inside: None
+) -> None:
     write(tmp_path / "raw", {"hits.txt": f">q\n{B}\n>x\nGHIK--\n"})
     named = {"id": "B", "sequence": B, "unpairedMsaPath": "hits.txt"}
     proteins = [{"id": "A", "sequence": A, "unpairedMsaPath": name}, named]
@@ -106,7 +108,7 @@ def test_a_chain_whose_alignment_is_not_there_is_broken(name: str, tmp_path: Pat
         featurize_chain(bad)
     if name == "gone.a3m":  # a job lists it
         data = str(tmp_path / "data")
-        report = run_job(str(raw), data, executor="local", workers=1, max_broken=1.0)
+        report = run_job(str(raw), data, max_broken=1.0)
         assert [broken["chain_id"] for broken in report.broken] == ["j_A"]
 
 

@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 from tests.bucket import Bucket, local_bucket
+from tests.conftest import exit_code
 from tests.featurize.test_roads import A, write
-from typer.testing import CliRunner
 
 from evofeed.base.errors import InputError, StoreError
-from evofeed.cli import COMMANDS, _load
 from evofeed.featurize import discover, featurize_chain, stage_input
 from evofeed.store import Dataset
 
@@ -73,11 +72,10 @@ def test_what_is_not_there_or_has_no_room_is_one_line(
         discover(uri)
 
 
-def test_the_command_takes_an_input_in_a_bucket(bucket: Bucket, tmp_path: Path) -> None:
+def test_the_command_takes_an_input_in_a_bucket(
+    bucket: Bucket, tmp_path: Path, inside: None
+) -> None:
     uri = bucket.fill(write(tmp_path / "raw", FILES))
-    options = ["--stage", str(tmp_path / "home"), "--executor", "local", "--workers", "1"]
-    done = CliRunner().invoke(
-        _load(*COMMANDS["featurize"][:2], "featurize"), [uri, str(tmp_path / "data"), *options]
-    )
-    assert done.exit_code == 0, done.output
+    words = ("featurize", uri, str(tmp_path / "data"), "--stage", str(tmp_path / "home"))
+    assert exit_code(*words) == 0
     assert "1abc_A" in Dataset.open(tmp_path / "data").index["chain_id"].to_pylist()

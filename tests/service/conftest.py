@@ -19,6 +19,7 @@ import psycopg
 import pytest
 from pydantic import SecretStr
 from sqlalchemy.exc import OperationalError
+from tests.inside import units_inside
 from tests.store.records import random_record
 
 from evofeed.protein.chain_record import ChainRecord
@@ -245,13 +246,19 @@ def work_off(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     from evofeed.service.jobs.queue import JobQueue
 
     settings = start.settings[-1]
-    monkeypatch.setenv("EVOFEED_DATABASE_URL", settings.url)
-    monkeypatch.setenv("EVOFEED_HOME", str(settings.home))
-    monkeypatch.setenv("EVOFEED_AUTH", settings.auth)
-    monkeypatch.setenv("EVOFEED_INPUT_ROOTS", json.dumps(settings.input_roots))
+    for name, value in {
+        "DATABASE_URL": settings.url,
+        "HOME": str(settings.home),
+        "AUTH": settings.auth,
+        "INPUT_ROOTS": json.dumps(settings.input_roots),
+        "JOB_DATABASES": json.dumps(settings.job_databases),
+        "MSA_CACHE": str(settings.home / "msa"),
+    }.items():
+        monkeypatch.setenv(f"EVOFEED_{name}", value)
     queue = JobQueue(start.database(), 100)
-    while (job_id := queue.claim(1)) is not None:
-        runner.main(job_id)
+    with units_inside():
+        while (job_id := queue.claim(1)) is not None:
+            runner.main(job_id)
 
 
 def until(claim: Callable[[], Any]) -> None:

@@ -121,10 +121,6 @@ class Shipped:
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
-    def token(self, label: str, *scopes: str) -> str:
-        options = [part for scope in scopes for part in ("--scope", scope)]
-        return self.run("tokens", "create", label, *options).strip()
-
     def _command(self, name: str) -> list[str]:
         if self.kind == "compose":
             service = COMPOSE[name]

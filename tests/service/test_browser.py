@@ -15,6 +15,7 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from matplotlib.image import imread
 from playwright.sync_api import Browser, Page, expect
+from tests.inside import units_inside
 from tests.service.conftest import Start, make_record
 from tests.store.records import published, random_record
 
@@ -62,7 +63,8 @@ def complexes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A service with a simulated complex; gives the address of the page of complexes."""
     raw, data = (tmp_path_factory.mktemp("complexes") / name for name in ("raw", "data"))
     write_synthetic(raw, 1, stoichiometries=["A2B2"], mean_length=30, mean_depth=30)
-    run_job(str(raw), str(data), executor="local", workers=1)
+    with units_inside():
+        run_job(str(raw), str(data))
     (source,) = assembly_sources(discover(raw))
     dataset = Dataset.open(data)
     add_assemblies(dataset, [featurize_assembly(source, dataset.__getitem__)])

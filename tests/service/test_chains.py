@@ -115,53 +115,6 @@ def test_one_chain_is_found_by_its_id_and_keeps_its_digits(served) -> None:
     assert served.get(f"/snapshots/{served.second}/chains/0007_a").status_code == 404
 
 
-@pytest.mark.parametrize(
-    "where",
-    [
-        "nope",
-        "[]",
-        "{}",
-        '{"column": "num_res"}',
-        '{"column": "shard", "op": "==", "value": "x"}',
-        '{"column": "num_res", "op": "LIKE", "value": 1}',
-        '{"column": "num_res", "op": "<", "value": "1; DROP TABLE datasets"}',
-        '{"column": "num_res", "op": "<", "value": 1e400}',
-        '{"column": "num_res", "op": "<", "value": true}',
-        '{"column": "num_res", "op": "in", "value": 3}',
-        '{"column": "num_res", "op": "<", "value": 1, "extra": 1}',
-        '{"column": "release_date", "op": "<", "value": "yesterday"}',
-        '{"column": "is_distillation", "op": "==", "value": 1}',
-        '{"column": "method", "op": "==", "value": "\\u0000"}',
-        '{"column": ["num_res"], "op": "<", "value": 1}',
-        '{"all": {}}',
-        '{"all": [], "any": []}',
-        '{"not":' * 30 + '{"all":[]}' + "}" * 30,
-        "[" * 100_000,
-        json.dumps({"all": [{"all": []}] * 300}),
-    ],
-)
-def test_a_malformed_filter_is_422_and_says_where(served, where) -> None:
-    answer = served.client.post(
-        f"{served.base}/snapshots/{served.second}/chains/search",
-        content=f'{{"where": {where}}}',
-        headers={"Content-Type": "application/json"},
-    )
-    assert answer.status_code in (400, 422), answer.text
-    assert answer.headers["content-type"] == "application/problem+json"
-    assert len(answer.text) < 3000
-
-
-@pytest.mark.parametrize(
-    "query",
-    ["limit=0", "limit=1001", "limit=9999999999999999999999", "min_length=-1", "min_length=x",
-     "colour=red", "max_resolution=nan", "released_from=2020-13-01", "released_from=0",
-     "columns=nope",
-     "columns=shard", "split=train", "is_distillation=perhaps"],
-)  # fmt: skip
-def test_a_malformed_query_is_422(served, query) -> None:
-    assert served.get(f"/snapshots/{served.second}/chains?{query}").status_code == 422
-
-
 TABLE = pa.table(
     {
         "chain_id": [f"{i}_A" for i in range(60)],

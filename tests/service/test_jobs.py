@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-import contextlib
+import json
 import os
 import re
 import sys
@@ -20,12 +20,22 @@ import pytest
 from pydantic import SecretStr
 from sqlalchemy import select
 from sqlalchemy.exc import OperationalError
+from tests.featurize.job.stage import descendants
 from tests.featurize.search.family import family, fasta
-from tests.service.conftest import Start, until, wait_for_job, work_off
+from tests.inside import units_inside
+from tests.service.conftest import (
+    Start,
+    open_client,
+    until,
+    until_trusted,
+    wait_for_job,
+    work_off,
+)
 
 from evofeed.featurize.job import JobHost, run, run_job
 from evofeed.featurize.search import RECIPES
 from evofeed.service import ServiceSettings, serving, state
+from evofeed.service.access.auth import create_token, revoke_token
 from evofeed.service.database.database import Database
 from evofeed.service.database.tables import AuditRow, JobRow
 from evofeed.service.jobs import queue as jobs
@@ -47,27 +57,6 @@ def raw(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("raw")
     write_synthetic(path, 6, seed=0)
     return path
-
-
-def descendants() -> set[int]:
-    """Processes below this one, as /proc has them now."""
-    parents: dict[int, int] = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):  # gone meanwhile
-            state, parent = stat.read_text().rsplit(")", 1)[1].split()[:2]
-            if state != "Z":
-                parents[int(stat.parent.name)] = int(parent)
-    found, news = set(), {os.getpid()}
-    while news:
-        news = {pid for pid, parent in parents.items() if parent in news}
-        found |= news
-    return found
-
-
-def all_end(pids: set[int]) -> bool:
-    """True once none of these runs any more."""
-    until(lambda: not pids & descendants())
-    return True
 
 
 def submit(client: httpx.Client, raw: Path, **changes: Any) -> str:
@@ -106,8 +95,10 @@ def test_a_job_outlives_its_service_tells_its_progress_and_publishes(raw, tmp_pa
         assert log.status_code == 200 and "Traceback" not in log.text
 
 
-@pytest.mark.slow
-def test_a_job_with_a_recipe_searches_its_sequences_first(start: Start, tmp_path: Path) -> None:
+def test_a_job_with_a_recipe_searches_its_sequences_first(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Scheduler, "start", lambda self: None)
     query, *kin = family(1, 6, 60)
     asked = fasta(tmp_path / "q.fasta", [("one", query), ("two", query[5:]), ("bad:id", query)])
     rows = fasta(tmp_path / "uniref90.fasta", [(f"k{n}", s) for n, s in enumerate(kin)])
@@ -117,7 +108,9 @@ def test_a_job_with_a_recipe_searches_its_sequences_first(start: Start, tmp_path
     )  # fmt: skip
     new = {"dataset": "out", "input_uri": asked, "recipe": "af9"}
     assert client.post("/v1/jobs", json=new).status_code == 422
-    job = wait_for_job(client, submit(client, Path(asked), recipe="af2", max_broken=0.5))
+    job_id = submit(client, Path(asked), recipe="af2", max_broken=0.5)
+    work_off(start, monkeypatch)
+    job = client.get(f"/v1/jobs/{job_id}").json()
     assert job["state"] == "succeeded", job["error"]
     assert (job["result"]["num_good"], job["result"]["num_broken"]) == (2, 1)
     (broken,) = client.get(f"/v1/jobs/{job['id']}/dead-letters").json()["chains"]
@@ -142,7 +135,7 @@ def held_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_job_that_waits_or_runs_can_be_cancelled_and_leaves_no_process(
     start: Start, raw, tmp_path, held_back: Path
 ) -> None:
-    before = descendants()
+    before = set(descendants(os.getpid()))
     client = start(datasets={"out": str(tmp_path / "out"), "other": str(tmp_path / "other")})
     running = submit(client, raw)
     waiting = submit(client, raw, dataset="other")
@@ -151,40 +144,18 @@ def test_a_job_that_waits_or_runs_can_be_cancelled_and_leaves_no_process(
     in_use = client.delete("/v1/datasets/out")
     assert (in_use.status_code, in_use.json()["code"]) == (409, "dataset_in_use")
     assert client.post(f"/v1/jobs/{running}/retry").status_code == 409
-    until(lambda: descendants() - before)
-    children = descendants() - before
+    until(lambda: set(descendants(os.getpid())) - before)
+    children = set(descendants(os.getpid())) - before
     assert client.post(f"/v1/jobs/{running}/cancel").status_code == 202
     held_back.touch()
     assert wait_for_job(client, running)["state"] in ("cancelled", "succeeded")
-    assert children and all_end(children)
+    until(lambda: not children & set(descendants(os.getpid())))
     listed = client.get("/v1/jobs").json()["jobs"]
     assert [job["id"] for job in listed] == [waiting, running]
     first = client.get("/v1/jobs?limit=1").json()
     assert first["next"] and first["jobs"][0]["id"] == waiting
     rest = client.get("/v1/jobs", params={"before": first["next"]}).json()
     assert [job["id"] for job in rest["jobs"]] == [running]
-
-
-MALFORMED: list[dict[str, Any]] = [
-    {"executor": "shell"}, {"entrypoint": "rm -rf /"}, {"workers": -1}, {"input_uri": ""},
-    {"input_uri": "x\x00y"}, {"max_broken": 2}, {"preset": "fast"},
-    *({"config": config} for config in (
-        {"no_such_field": 1}, {"max_templates": "many"}, {"min_align_ratio": 10**400},
-        {"hit_names": "mine"}, {"caps": 3}, {"caps": {"max_rows": []}},
-    )),
-    {"crop": {"max_msa_rows": 0}}, {"crop": {"views": "x"}},
-]  # fmt: skip
-
-
-def test_a_malformed_job_is_refused(start: Start, tmp_path) -> None:
-    body = {"dataset": "out", "input_uri": "/raw", "executor": "local"}
-    none = start(datasets={"out": str(tmp_path)}, max_jobs=0)
-    assert none.post("/v1/jobs", json=body).json()["code"] == "no_jobs"
-    client = start(datasets={"out": str(tmp_path)}, max_jobs=1)
-    for change in MALFORMED:
-        assert client.post("/v1/jobs", json=body | change).status_code == 422, change
-    assert client.post("/v1/jobs", json=body | {"dataset": "nowhere"}).status_code == 404
-    assert client.get("/v1/jobs").json()["jobs"] == []
 
 
 @pytest.fixture
@@ -270,7 +241,8 @@ def test_what_breaks_is_reported_before_the_job_is_over(tmp_path: Path) -> None:
         move=lambda *_: before_the_end.extend(reported),
     )
     options = {"executor": "local", "workers": 1, "max_broken": 0.9}
-    report = run_job(str(tmp_path / "raw"), str(tmp_path / "out"), host=host, **options)
+    with units_inside():
+        report = run_job(str(tmp_path / "raw"), str(tmp_path / "out"), host=host, **options)
     assert set(before_the_end) >= {chain["chain_id"] for chain in report.broken} != set()
 
 
@@ -330,24 +302,39 @@ def test_two_services_never_run_two_jobs_of_one_dataset(
     assert seen and set(seen) <= {0, 1}
 
 
-BEYOND: list[tuple[dict[str, Any], str]] = [
-    ({"workers": 4096}, "beyond_limit"),
-    ({"memory": 1 << 42}, "beyond_limit"),
-    ({"deadline": 86_400}, "beyond_limit"),
-    ({"config": {"caps": {"max_rows": 10**9}}}, "beyond_limit"),
-    ({"config": {"caps": {"max_rows": "1000000000"}}}, "bad_request"),
-    ({"config": {"caps": {"max_ratio": -1}}}, "bad_request"),
-    ({"config": {"caps": {"bogus": 3}}}, "bad_request"),
-    ({"config": {"max_templates": 10**22}}, "bad_request"),
-    ({"config": {"max_template_date": "2021-99-99"}}, "bad_request"),
-]
+REFUSED: dict[str, list[dict[str, Any]]] = {
+    "beyond_limit": [
+        {"workers": 4096}, {"memory": 1 << 42}, {"deadline": 86_400},
+        {"config": {"caps": {"max_rows": 10**9}}},
+    ],
+    "bad_request": [
+        {"executor": "shell"}, {"entrypoint": "rm -rf /"}, {"workers": -1}, {"input_uri": ""},
+        {"input_uri": "x\x00y"}, {"max_broken": 2}, {"preset": "fast"},
+        *({"config": config} for config in (
+            {"no_such_field": 1}, {"max_templates": "many"}, {"max_templates": 10**22},
+            {"min_align_ratio": 10**400}, {"max_template_date": "2021-99-99"},
+            {"hit_names": "mine"}, {"caps": 3}, {"caps": {"max_rows": []}}, {"caps": {"bogus": 3}},
+            {"caps": {"max_rows": "1000000000"}}, {"caps": {"max_ratio": -1}},
+        )),
+        {"crop": {"max_msa_rows": 0}}, {"crop": {"views": "x"}},
+    ],
+}  # fmt: skip
 
 
-def test_a_job_asks_for_no_more_than_the_operator_allows(idle: httpx.Client) -> None:
+def test_a_job_is_well_formed_and_asks_for_no_more_than_the_operator_allows(
+    start: Start, tmp_path: Path
+) -> None:
     body = {"dataset": "out", "input_uri": "/raw", "executor": "local"}
-    for change, code in BEYOND:
-        refused = idle.post("/v1/jobs", json=body | change)
-        assert (refused.status_code, refused.json()["code"]) == (422, code), (change, refused.text)
+    none = start(datasets={"out": str(tmp_path)}, max_jobs=0)
+    assert none.post("/v1/jobs", json=body).json()["code"] == "no_jobs"
+    client = start(datasets={"out": str(tmp_path)}, max_jobs=1)
+    for code, changes in REFUSED.items():
+        for change in changes:
+            refused = client.post("/v1/jobs", json=body | change)
+            said = (refused.status_code, refused.json()["code"])
+            assert said == (422, code), (change, refused.text)
+    assert client.post("/v1/jobs", json=body | {"dataset": "nowhere"}).status_code == 404
+    assert client.get("/v1/jobs").json()["jobs"] == []
     more = {"max_rows": 9_000_000}
     assert checked_config("safe", {"caps": more}, more)
     with pytest.raises(Problem, match="allows"):
@@ -380,3 +367,37 @@ def test_a_heart_beats_on_after_the_database_was_busy() -> None:
     pulse = _Pulse(Busy(), "job")  # type: ignore[arg-type]
     with pulse:
         until(lambda: pulse.stop_state == jobs.CANCELLED)
+
+
+def test_events_are_numbered_and_dated_and_end_with_the_job_or_the_token(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Scheduler, "start", lambda self: None)
+    monkeypatch.setattr("evofeed.service.routes.jobs._LOOK_SECONDS", 0.02)
+    client = start(auth="on", datasets={"out": str(tmp_path / "out")}, input_roots=(str(tmp_path),))
+    database = start.database()
+    token_id, text = create_token(database, label="x", scopes=["read", "jobs", "publish"])
+    queue = JobQueue(database, 100)
+    new = {"dataset": "out", "input_uri": str(tmp_path)}
+    with open_client(str(client.base_url), text) as own:
+        job = own.post("/v1/jobs", json=new).json()["id"]
+        with own.stream("GET", f"/v1/jobs/{job}/events") as stream:
+            lines = stream.iter_lines()
+            first = [next(lines) for _ in range(3)]
+            assert queue.claim(1) == job
+            queue.end(job, jobs.CANCELLED)
+            rest = list(lines)
+        assert first[:2] == ["id: 1", "event: progress"]
+        seen = json.loads(first[2].removeprefix("data: "))
+        assert seen["state"] == "queued" and seen["updated_at"].startswith("20")
+        numbers = [int(line[4:]) for line in rest if line.startswith("id: ")]
+        assert numbers == list(range(2, 2 + len(numbers)))
+        assert rest[-3:-1] == ["event: end", 'data: {"state": "cancelled"}']
+        other = own.post("/v1/jobs", json=new).json()["id"]
+        with own.stream("GET", f"/v1/jobs/{other}/events") as stream:
+            lines = stream.iter_lines()
+            assert next(lines) == "id: 1"
+            revoke_token(database, token_id)
+            until_trusted()
+            assert "event: end" not in list(lines), "cut off: nothing says how the job is"
+        assert own.get(f"/v1/jobs/{other}").status_code == 401

@@ -1,49 +1,83 @@
-"""Refs move by compare-and-swap and remember where they were."""
+"""Refs move by compare-and-swap; their history is a chain without gaps that says who moved them."""
 
 from __future__ import annotations
 
+import itertools
 import shutil
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
-from tests.service.conftest import Start, publish
+from tests.service.conftest import Start, bearer, open_client, publish
 
+from evofeed.service.access.auth import create_token
 from evofeed.store import Dataset
+
+URL = "/v1/datasets/demo/refs/main"
+ROUNDS = 15
+Moving = tuple[httpx.Client, str, Path, str, str]
 
 
 @pytest.fixture
-def moving(start: Start, folder, tmp_path: Path) -> tuple[httpx.Client, Path, str, str]:
-    """A service on a dataset of this test's own."""
+def moving(start_any: Start, folder, tmp_path: Path) -> Moving:
+    """A publisher's client and id, of a service on a dataset of this test's own."""
     shutil.copytree(folder[0], tmp_path / "copy")
-    client = start(datasets={"demo": str(tmp_path / "copy")})
-    return client, tmp_path / "copy", folder[1], folder[2]
+    client = start_any(auth="on", datasets={"demo": str(tmp_path / "copy")})
+    token_id, text = create_token(start_any.database(), label="p", scopes=["read", "publish"])
+    client.headers.update(bearer(text))
+    return client, token_id, tmp_path / "copy", folder[1], folder[2]
 
 
-URL = "/v1/datasets/demo/refs/main"
+def move(client: httpx.Client, digest: str, *now: str, url: str = URL, **more: str) -> int:
+    """Status of a move of the ref from one of these digests."""
+    headers = {"If-Match": ", ".join(f'"{one}"' for one in now)}
+    return client.put(url, json={"digest": digest, **more}, headers=headers).status_code
 
 
-def test_a_ref_moves_only_from_where_the_caller_thinks_it_is(moving) -> None:
-    client, path, first, second = moving
+def moves_of(client: httpx.Client, query: str = "") -> list[dict[str, Any]]:
+    """The history: newest first, each begins where the one before it ended."""
+    moves: list[dict[str, Any]] = client.get(f"{URL}/history{query}").json()["moves"]
+    for later, earlier in itertools.pairwise(moves):
+        assert later["previous"] == earlier["digest"] != later["digest"]
+    assert moves[-1]["previous"] is None
+    return moves
+
+
+def test_a_ref_moves_only_from_where_the_caller_thinks_it_is(moving: Moving) -> None:
+    client, token_id, path, first, second = moving
     answer = client.get(URL)
     assert answer.json()["digest"] == second
     assert set(answer.json()) == {"name", "digest", "updated_at"}
     assert answer.headers["etag"] == f'"{second}"'
     assert answer.headers["cache-control"] == "no-cache"
     assert client.get(URL, headers={"If-None-Match": f'"{second}"'}).status_code == 304
-    assert client.put(URL, json={"digest": first}).status_code == 428
-    none = client.put(URL, json={"digest": "0" * 64}, headers={"If-Match": f'"{second}"'})
-    assert none.status_code == 404 and Dataset.open(path).digest == second
     for body in ({}, {"digest": "x"}, {"digest": "0" * 64, "more": 1}, {"digest": None}):
         assert client.put(URL, json=body, headers={"If-Match": '"x"'}).status_code == 422, body
-    stale = client.put(URL, json={"digest": first}, headers={"If-Match": f'"{first[::-1]}"'})
-    assert (stale.status_code, stale.headers["etag"]) == (412, f'"{second}"')
-    moved = client.put(URL, json={"digest": first}, headers={"If-Match": f'"{second}"'})
-    assert moved.status_code == 200 and moved.headers["etag"] == f'"{first}"'
-    assert Dataset.open(path).digest == first
-    history = client.get(f"{URL}/history").json()["moves"]
-    last = history[0]
-    assert (last["previous"], last["digest"], last["principal"]) == (second, first, "local")
+    for digest, headers, status in (
+        (first, {}, 428),
+        ("0" * 64, {"If-Match": f'"{second}"'}, 404),
+        (second, {"If-None-Match": "*"}, 412),  # it exists
+        (first, {"If-Match": f'W/"{second}"'}, 412),  # weak tags never match
+        (first, {"If-Match": f'"{first[::-1]}"'}, 412),
+    ):
+        refused = client.put(URL, json={"digest": digest}, headers=headers)
+        assert refused.status_code == status and Dataset.open(path).digest == second, headers
+    assert refused.headers["etag"] == f'"{second}"'
+    assert move(client, first, "0" * 64, second) == 200
+    assert client.get(URL).headers["etag"] == f'"{first}"' and Dataset.open(path).digest == first
+    last = moves_of(client)[0]
+    assert (last["previous"], last["digest"], last["principal"]) == (second, first, token_id)
+    assert client.put(URL, json={"digest": second}, headers={"If-Match": "*"}).status_code == 200
+    new = "/v1/datasets/demo/refs/stable"
+    assert client.get(new).status_code == 404
+    for digest, status in ((first, 200), (first, 412), (second, 412)):
+        made = client.put(new, json={"digest": digest}, headers={"If-None-Match": "*"})
+        assert made.status_code == status
+    names = [ref["name"] for ref in client.get("/v1/datasets/demo/refs").json()["refs"]]
+    assert names == ["main", "stable"]
 
 
 def test_a_ref_does_not_move_to_a_snapshot_that_shares_sequences_with_a_test_set(
@@ -56,7 +90,7 @@ def test_a_ref_does_not_move_to_a_snapshot_that_shares_sequences_with_a_test_set
     clusters = tmp_path / "clusters.txt"
     url = "/v1/datasets/train/refs/main"
 
-    def move(*lines: str, **changes: str) -> httpx.Response:
+    def moved(*lines: str, **changes: str) -> httpx.Response:
         clusters.write_text("\n".join(lines))
         apart = {"dataset": "valid", "clusters": str(clusters)} | changes
         now = client.get(url).headers["ETag"]
@@ -67,25 +101,78 @@ def test_a_ref_does_not_move_to_a_snapshot_that_shares_sequences_with_a_test_set
 
     all_apart = [f"{n:04d}_A" for n in [*range(45), 100, 101, 102]]
     one_shared = ["0007_A 0101_A", *sorted(set(all_apart) - {"0007_A", "0101_A"})]
-    refused = move(*one_shared)
+    refused = moved(*one_shared)
     assert (refused.status_code, refused.json()["code"]) == (409, "not_apart")
     assert "0007_A (0101_A)" in refused.json()["detail"]
-    assert "in no cluster" in move(*all_apart[1:]).json()["detail"]
-    assert move(*all_apart, clusters=str(tmp_path / "none.txt")).status_code == 422
-    assert move(*all_apart, clusters="/etc/passwd").status_code == 403
-    assert move(*all_apart, dataset="nowhere").status_code == 404
+    assert "in no cluster" in moved(*all_apart[1:]).json()["detail"]
+    assert moved(*all_apart, clusters=str(tmp_path / "none.txt")).status_code == 422
+    assert moved(*all_apart, clusters="/etc/passwd").status_code == 403
+    assert moved(*all_apart, dataset="nowhere").status_code == 404
     assert Dataset.open(tmp_path / "train").digest == folder[2]
-    assert move(*all_apart).status_code == 200
+    assert moved(*all_apart).status_code == 200
     assert Dataset.open(tmp_path / "train").digest == folder[1]
     assert Dataset.open(tmp_path / "valid").digest == valid
 
 
-def test_a_new_ref_is_made_once(moving) -> None:
-    client, _, first, second = moving
-    url = "/v1/datasets/demo/refs/stable"
-    assert client.get(url).status_code == 404
-    for digest, status in ((first, 200), (first, 412), (second, 412)):
-        made = client.put(url, json={"digest": digest}, headers={"If-None-Match": "*"})
-        assert made.status_code == status
-    names = [ref["name"] for ref in client.get("/v1/datasets/demo/refs").json()["refs"]]
-    assert names == ["main", "stable"]
+def test_racing_publishers_and_readers_leave_one_row_for_each_move(
+    moving: Moving, start_any: Start
+) -> None:
+    one, token_id, _, first, second = moving
+    scopes = ["read", "publish"]
+    other_id, text = create_token(start_any.database(), label="q", scopes=scopes, datasets=["demo"])
+    won: list[str] = []
+    stop = threading.Event()
+
+    def read() -> None:
+        with open_client(str(one.base_url), text) as mine:
+            while not stop.is_set():
+                mine.get(URL)
+                mine.get(f"{URL}/history?limit=1")
+
+    readers = [threading.Thread(target=read) for _ in range(2)]
+    for reader in readers:
+        reader.start()
+    with open_client(str(one.base_url), text) as two, ThreadPoolExecutor(2) as pool:
+        for _ in range(ROUNDS):
+            at = one.get(URL).json()["digest"]
+            won.append(first if at == second else second)
+            turns = [pool.submit(move, by, won[-1], at, message="a race") for by in (one, two)]
+            assert [turn.result() for turn in turns] == [200, 200]
+        stop.set()
+        for reader in readers:
+            reader.join()
+    moves = moves_of(one, "?limit=1000")
+    assert [move["digest"] for move in reversed(moves)] == [second, *won]
+    principals = [move["principal"] for move in moves]
+    assert principals[-1] == "store" and set(principals[:-1]) <= {token_id, other_id}
+    assert {move["message"] for move in moves[:-1]} == {"a race"}
+
+
+def test_a_mover_that_dies_after_the_swap_is_still_named(moving: Moving, monkeypatch) -> None:
+    client, token_id, path, first, second = moving
+
+    def die(*_: object) -> None:
+        raise SystemError("killed between the swap and the history")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("evofeed.service.refs._enter", die)
+        assert move(client, first, second, message="the last word") == 500
+        assert Dataset.open(path).digest == first
+        last = moves_of(client)[0]
+    assert (last["principal"], last["message"]) == (token_id, "the last word")
+    assert (last["previous"], last["digest"]) == (second, first)
+
+
+def test_moves_past_the_service_are_in_the_chain_with_their_own_time(moving: Moving) -> None:
+    client, _, path, _, second = moving
+    client.get(URL)
+    third = publish(path, range(50), expect=second)
+    fourth = publish(path, range(52), expect=third)
+    assert move(client, second, fourth) == 200
+    moves = moves_of(client)
+    assert [move["digest"] for move in moves] == [second, fourth, second]
+    since = Dataset.open(path).storage.read("refs/main").decode()
+    assert moves[0]["moved_at"][:19] in since
+    page = client.get(f"{URL}/history?limit=1").json()
+    rest = client.get(f"{URL}/history", params={"before": page["next"]}).json()
+    assert page["moves"] + rest["moves"] == moves and rest["next"] is None

@@ -25,6 +25,7 @@ from tests.featurize.search.family import (
     mmseqs_db,
     require_programs,
 )
+from tests.inside import units_inside
 from tests.service.conftest import Start
 
 from evofeed.base.errors import InputError
@@ -36,6 +37,13 @@ from evofeed.service.tickets import TicketQueue, Tickets
 from evofeed.synth.entries import entry_cif
 
 FAMILIES = [family(seed, 6, 60) for seed in range(9)]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def inside() -> Iterator[None]:
+    """Searches start no workers of their own, as `test_schema.py` has them do."""
+    with units_inside():
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -312,47 +320,17 @@ def own_client(module: str, monkeypatch: pytest.MonkeyPatch) -> Callable[..., An
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # the client's
-def test_colabfolds_own_client_fetches_templates(
-    clustered: httpx.Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = own_client("colabfold.colabfold", monkeypatch)
-    url = str(clustered.base_url).rstrip("/")
-    how: dict[str, Any] = {"use_env": False, "use_templates": True, "host_url": url}
-    rows, folders = run([FAMILIES[0][0]], str(tmp_path / "own"), **how)
-    assert rows[0].count(">") > 3
-    assert Path(folders[0], "133l.cif").is_file() and Path(folders[0], "pdb70_a3m.ffdata").is_file()
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")
-def test_fifty_of_colabfolds_clients_at_once_get_their_own_rows(
-    start: Start, databases: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = own_client("colabfold.colabfold", monkeypatch)
-    url = str(start(msa_databases=databases).base_url).rstrip("/")
-    queries = [sequence for kin in FAMILIES for sequence in kin][:50]
-
-    def ask_for(number: int) -> str:
-        place = str(tmp_path / f"{number}")
-        return str(run([queries[number]], place, host_url=url, use_env=False)[0])
-
-    with ThreadPoolExecutor(50) as pool:
-        found = list(pool.map(ask_for, range(50)))
-    assert [text.splitlines()[1] for text in found] == queries
-    assert all(text.count(">") > 4 for text in found)
-
-
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("module", ["boltz.data.msa.mmseqs2", "colabfold.colabfold"])
-def test_the_clients_of_colabfold_and_boltz_themselves_get_rows_and_pairs_and_the_reason(
+def test_the_clients_of_colabfold_and_boltz_themselves_get_rows_pairs_and_the_reason(
     module: str,
     start: Start,
     databases: dict[str, str],
+    clustered: httpx.Client,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """And ColabFold's templates, and fifty of its clients at once their own rows."""
     run = own_client(module, monkeypatch)
     client = start(msa_databases=databases, auth="on")
     url = str(client.base_url).rstrip("/")
@@ -370,3 +348,19 @@ def test_the_clients_of_colabfold_and_boltz_themselves_get_rows_and_pairs_and_th
         key = {"X-API-Key": token}
         again = run(queries, str(tmp_path / "four"), host_url=url, auth_headers=key)
         assert again == single
+        return
+    host = str(clustered.base_url).rstrip("/")
+    how: dict[str, Any] = {"use_env": False, "use_templates": True, "host_url": host}
+    rows, folders = run([FAMILIES[0][0]], str(tmp_path / "own"), **how)
+    assert rows[0].count(">") > 3
+    assert Path(folders[0], "133l.cif").is_file() and Path(folders[0], "pdb70_a3m.ffdata").is_file()
+    many = [sequence for kin in FAMILIES for sequence in kin][:50]
+
+    def ask_for(number: int) -> str:
+        place = str(tmp_path / f"{number}")
+        return str(run([many[number]], place, host_url=named, use_env=False)[0])
+
+    with ThreadPoolExecutor(50) as pool:
+        found = list(pool.map(ask_for, range(50)))
+    assert [text.splitlines()[1] for text in found] == many
+    assert all(text.count(">") > 4 for text in found)

@@ -15,6 +15,7 @@ from typing import Any
 
 import httpx
 import pytest
+from tests.featurize.job.stage import children
 from tests.service.conftest import until
 
 from evofeed.service.jobs import runner
@@ -48,14 +49,6 @@ class Running:
         return {
             pid for pid in self.workers() if any(named in cmdline(one) for one in children(pid))
         }
-
-
-def children(pid: int) -> set[int]:
-    found: set[int] = set()
-    with contextlib.suppress(OSError):
-        for task in Path(f"/proc/{pid}/task").iterdir():
-            found |= {int(child) for child in (task / "children").read_text().split()}
-    return found
 
 
 def cmdline(pid: int) -> bytes:
@@ -93,7 +86,7 @@ def _refs_counted(metrics: str) -> set[str]:
 
 
 @pytest.mark.slow
-def test_two_workers_are_one_service_whichever_of_them_is_killed(
+def test_two_workers_are_one_service_whichever_of_them_is_killed_and_so_is_the_next_on_its_port(
     folder: tuple[Path, str, str], tmp_path: Path, postgres: Callable[[], str]
 ) -> None:
     write_synthetic(tmp_path / "raw", 6, seed=0)
@@ -122,22 +115,13 @@ def test_two_workers_are_one_service_whichever_of_them_is_killed(
         history = service.ask("/v1/datasets/out/refs/main/history").json()["moves"]
         assert [move["previous"] for move in history] == [None]
         until(lambda: len(service.workers()) == 2)
-        workers = service.workers()
-        service.process.terminate()
-        said = service.process.stderr.read() if service.process.stderr else ""
-        assert service.process.wait(300) == 0 and "Traceback" not in said, said
-    assert not any(cmdline(pid) for pid in workers)
-
-
-@pytest.mark.slow
-def test_a_port_of_a_service_that_was_killed_is_free_for_the_next(
-    folder: tuple[Path, str, str], tmp_path: Path
-) -> None:
-    datasets = json.dumps({"demo": str(folder[0])})
-    with serving_process(tmp_path, "--no-auth", "--workers", "2", datasets=datasets) as first:
-        until(lambda: len(first.workers()) == 2)
-        port = first.url.rpartition(":")[2]
-        first.process.kill()
-        again = ("--no-auth", "--workers", "2", "--port", port)
-        with serving_process(tmp_path, *again, datasets=datasets) as second:
+        service.process.kill()
+        again = ("--no-auth", "--workers", "2", "--port", service.url.rpartition(":")[2])
+        with serving_process(tmp_path / "home", *again, **own) as second:
             until(lambda: second.ask("/v1/datasets/demo/refs").status_code == 200)
+            until(lambda: len(second.workers()) == 2)
+            workers = second.workers()
+            second.process.terminate()
+            said = second.process.stderr.read() if second.process.stderr else ""
+            assert second.process.wait(300) == 0 and "Traceback" not in said, said
+    assert not any(cmdline(pid) for pid in workers)

@@ -1,8 +1,8 @@
 """Damage of every kind to every file of a dataset, thousands of times: a campaign of its own.
 
-    python tests/store/corruption.py KIND FOLDER ATTEMPTS SEED
+    python tests/store/corruption.py FOLDER SEED KIND=ATTEMPTS [KIND=ATTEMPTS ...]
 
-Prints `{"attempts", "detected"}`. Each fault must raise a typed error that names
+Prints `[kind, attempts, detected]`, a line a kind. Each fault must raise a typed error that names
 the place, or change nothing of what is read; anything else ends with a traceback,
 and a crash with a signal. It runs apart from pytest so that a crash is seen for
 what it is, and without run-time type checks, ten times as fast.
@@ -137,7 +137,8 @@ class Campaign:
 
 
 if __name__ == "__main__":
-    name, where, attempts, number = sys.argv[1:]
-    campaign = Campaign(Path(where), int(number))
-    detected = sum(campaign.attempt(name) for _ in range(int(attempts)))
-    print(json.dumps({"attempts": int(attempts), "detected": detected}))
+    where, number, *kinds = sys.argv[1:]
+    for kind, _, attempts in (one.partition("=") for one in kinds):
+        campaign = Campaign(Path(where, kind), int(number))
+        detected = sum(campaign.attempt(kind) for _ in range(int(attempts)))
+        print(json.dumps([kind, int(attempts), detected]), flush=True)

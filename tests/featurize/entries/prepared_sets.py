@@ -8,7 +8,7 @@ import json
 import pickle
 import sys
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import accumulate, chain
 from pathlib import Path
@@ -59,6 +59,25 @@ def openfold3_texts(pack: Path, representative: str) -> dict[str, str]:
     query = table.get(representative, table[stands_for])["sequence"]
     files = sorted((pack / "inputs" / "msa" / stands_for).glob("*.a3m"))
     return {SOURCES[file.stem]: with_query(file, query) for file in files}
+
+
+def write_inputs(
+    folder: Path, pack: Path, entries: Sequence[str], named: Callable[[str], str] = str
+) -> str:
+    """mmCIF files in `cif`, OpenFold3's rows in `msa`, by source; the table of the clusters."""
+    known = openfold3_cache(pack)["training_cache"]["structure_data"]
+    clusters = []
+    (folder / "cif").mkdir()
+    for entry in entries:
+        file = pack / "inputs" / "mmcif" / f"{entry}.cif.gz"
+        (folder / "cif" / file.name).write_bytes(file.read_bytes())
+        for about in known[entry]["chains"].values():
+            clusters.append(f"{about['cluster_id']}\t{entry.upper()}_{about['entity_id']}\n")
+            if name := about["alignment_representative_id"]:
+                (folder / "msa" / name).mkdir(parents=True, exist_ok=True)
+                for source, text in openfold3_texts(pack, name).items():
+                    (folder / "msa" / name / f"{named(source)}.a3m").write_text(text)
+    return "".join(clusters)
 
 
 def with_query(file: Path, query: str) -> str:

@@ -11,13 +11,21 @@ from typing import Any
 
 import pytest
 from tests.conftest import exit_code
-from tests.featurize.job.stage import a_ray, arm, on_stage, wait_for, wait_for_silence
+from tests.featurize.job.stage import (
+    arm,
+    named,
+    on_stage,
+    wait_for,
+    wait_for_silence,
+    wait_until,
+)
+from tests.inside import units_inside
 from tests.synthetic_entries import prepare_again
 
 from evofeed.featurize.entries import job, work
 from evofeed.featurize.entries.input import EntriesInput
 from evofeed.featurize.entries.job import prepare_entries
-from evofeed.featurize.job import JobOptions, JobReport
+from evofeed.featurize.job import JobReport
 from evofeed.featurize.job.ledger import Ledger
 from evofeed.store import Dataset
 from evofeed.store.storage import LocalStorage
@@ -45,8 +53,9 @@ def raw(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def honest(raw: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Digest of the undisturbed run."""
-    report: JobReport = on_stage(lambda: prepare(raw, tmp_path_factory.mktemp("honest")))
+    """Digest of the undisturbed run, in this process: later ones, forked, find all loaded."""
+    with units_inside():
+        report = prepare(raw, tmp_path_factory.mktemp("honest"))
     assert report.snapshot
     return report.snapshot
 
@@ -132,7 +141,10 @@ def test_an_entry_in_two_files_is_taken_from_the_first_and_the_other_is_listed(
 
 
 def test_jobs_run_and_retry_go_on_with_entries_by_the_arguments_of_the_ledger(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    inside: None,
 ) -> None:
     raw, data = tmp_path / "raw", tmp_path / "data"
     write_entries(raw, 2, residues=8)
@@ -142,7 +154,7 @@ def test_jobs_run_and_retry_go_on_with_entries_by_the_arguments_of_the_ledger(
     source = EntriesInput(
         structures="raw/mmcif", components="raw/components.cif", projects=("boltz",)
     )
-    first = prepare_entries(source, "data", options=JobOptions(executor="local", workers=1))
+    first = prepare_entries(source, "data")
     assert [one["chain_id"] for one in first.broken] == ["s001"]
     monkeypatch.chdir("/")
     assert exit_code("jobs", "status", str(data), "--json") == 0
@@ -157,10 +169,12 @@ def test_jobs_run_and_retry_go_on_with_entries_by_the_arguments_of_the_ledger(
 
 @pytest.mark.cluster
 @pytest.mark.slow
-def test_on_ray_the_snapshot_is_the_same(raw: Path, honest: str, tmp_path: Path) -> None:
+def test_where_no_ray_runs_a_job_starts_one_ends_it_and_gives_the_same_snapshot(
+    raw: Path, honest: str, tmp_path: Path
+) -> None:
     def act() -> JobReport:
-        with a_ray(1):
-            return prepare(raw, tmp_path / "data", executor="ray", workers=1)
+        report = prepare(raw, tmp_path / "data", executor="ray", workers=1)
+        wait_until(lambda: not named("raylet/raylet"))
+        return report
 
-    report = on_stage(act)
-    assert report.snapshot == honest
+    assert on_stage(act).snapshot == honest

@@ -65,7 +65,7 @@ def test_ligands_nucleic_acids_and_links_are_carried_and_what_is_left_out_is_nam
 
 
 def test_run_again_it_does_nothing_twice_and_another_rdkit_makes_everything_again(
-    made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inside: None
 ) -> None:
     raw, data = tmp_path / "raw", tmp_path / "data"
     shutil.copytree(made.raw, raw, copy_function=shutil.copy2)
@@ -119,7 +119,7 @@ def test_a_worker_loads_and_compiles_what_it_needs_before_an_item_is_in_hand(
 
 
 def test_a_broken_file_is_listed_with_its_reason_and_the_others_are_published(
-    tmp_path: Path,
+    tmp_path: Path, inside: None
 ) -> None:
     raw, data = tmp_path / "raw", tmp_path / "data"
     write_entries(raw, 2, residues=10)
@@ -142,7 +142,7 @@ def test_a_broken_file_is_listed_with_its_reason_and_the_others_are_published(
     assert dropped == ["bad"]
 
 
-def test_nothing_is_published_if_no_entry_is_good(tmp_path: Path) -> None:
+def test_nothing_is_published_if_no_entry_is_good(tmp_path: Path, inside: None) -> None:
     raw = tmp_path / "raw"
     write_entries(raw, 1, residues=10)
     (raw / "mmcif" / "s000.cif").write_text("data_s000\n_entry.id s000\n")

@@ -16,11 +16,10 @@ import pytest
 from tests.conftest import exit_code
 from tests.featurize.entries.boltz_set import write_set
 from tests.featurize.entries.prepared_sets import (
-    openfold3_texts,
+    write_inputs,
     write_openfold3_set,
     write_protenix_set,
 )
-from tests.featurize.job.stage import Fateful
 from tests.featurize.records.allatom import (
     components,
     differing,
@@ -31,7 +30,6 @@ from tests.loader.views.own_openfold3 import rdkit_molecule, stand_ins
 from tests.loader.views.packs import (
     alignments_of,
     entry_view,
-    openfold3_cache,
     packs,
     read,
     recordings,
@@ -101,13 +99,6 @@ def test_the_view_of_a_prepared_structure_is_that_of_the_projects_own_tables(
     np.testing.assert_array_equal(ours.molecule_position[0][mine], position)
 
 
-@pytest.fixture
-def here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Jobs run in this process."""
-    executor = "evofeed.featurize.job.dispatch.open_executor"
-    monkeypatch.setattr(executor, lambda _options: Fateful(lambda _task: None))
-
-
 def prepared(source: EntriesInput, data: Path, **given: Any) -> tuple[JobReport, Entries]:
     """The report of a job, and the entries that it published."""
     report = prepare_entries(source, str(data), **given)
@@ -138,30 +129,21 @@ def protenix_conformers(pack: Path, entries: Entries) -> dict[str, Molecule]:
 
 @pytest.mark.parametrize("project", ["openfold3", "protenix"])
 def test_samples_of_a_prepared_set_are_those_of_its_mmcif(
-    project: str, tmp_path: Path, here: None
+    project: str, tmp_path: Path, inside: None
 ) -> None:
-    pack, entries, rows = packs()[0], ("1pfe", "2x1f"), tmp_path / "msa"
+    pack, entries, rows = packs()[0], ("1pfe", "2x1f"), str(tmp_path / "msa")
     found = made(project, tmp_path / "set", pack, *entries)
     (dictionary,) = (pack / "components").glob("components.cif*")
-    (tmp_path / "cif").mkdir()
-    known = openfold3_cache(pack)["training_cache"]["structure_data"]
-    for entry in entries:
-        file = pack / "inputs" / "mmcif" / f"{entry}.cif.gz"
-        (tmp_path / "cif" / file.name).write_bytes(file.read_bytes())
-        for chain in known[entry]["chains"].values():
-            if name := chain["alignment_representative_id"]:
-                (rows / name).mkdir(parents=True, exist_ok=True)
-                for source, text in openfold3_texts(pack, name).items():
-                    theirs = source if project == "openfold3" else NAMES.get(source, "hmmsearch")
-                    (rows / name / f"{theirs}.a3m").write_text(text)
+    names = str if project == "openfold3" else lambda source: NAMES.get(source, "hmmsearch")
+    write_inputs(tmp_path, pack, entries, names)
     rules: dict[str, Any] = {"projects": (project,), "conformers": 2}
     rules["components"] = str(dictionary)
-    given = found.alignments or str(rows)
+    given = found.alignments or rows
     source = EntriesInput(structures=str(tmp_path / "set"), alignments=given, **rules)
     report, ours = prepared(source, tmp_path / "one")
     assert not report.broken
     recorded = {project: protenix_conformers(pack, ours)} if project == "protenix" else {}
-    source = EntriesInput(structures=str(tmp_path / "cif"), alignments=str(rows), **rules)
+    source = EntriesInput(structures=str(tmp_path / "cif"), alignments=rows, **rules)
     _, wanted = prepared(source, tmp_path / "two", molecules=recorded)
     one, two = samples(ours, project), samples(wanted, project)
     assert one.keys() == two.keys() and len(one) > 4
@@ -309,7 +291,7 @@ def test_rows_of_a_prepared_alignment_are_boltzs(path: Path, tmp_path: Path) -> 
 
 
 def test_a_prepared_set_is_recognised_and_gives_samples(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], inside: None
 ) -> None:
     pack = packs()[0]
     folder = write_set(tmp_path / "targets", pack, ["2x1f", "1pfe"])

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.featurize.job.stage import Fateful
 from tests.synthetic_entries import prepare_again
 
 from evofeed.featurize.entries.alignments import alignment_folders, read_alignment
@@ -39,11 +38,7 @@ def raw(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_hits_become_templates_that_entries_released_later_get(
-    raw: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    executor = "evofeed.featurize.job.dispatch.open_executor"
-    monkeypatch.setattr(executor, lambda _options: Fateful(lambda _task: None))
+def test_hits_become_templates_that_entries_released_later_get(raw: Path, inside: None) -> None:
     more = {"projects": ("openfold3",), "templates": str(raw / "mmcif")}
     report = prepare_again(raw, raw / "data", **more)
     assert report.state == "published"

@@ -17,7 +17,6 @@ from tests.loader.views.packs import packs, read, some_recordings
 
 from evofeed.featurize.entries.input import EntriesInput
 from evofeed.featurize.entries.job import prepare_entries
-from evofeed.featurize.job import JobOptions
 from evofeed.featurize.records.rulesets.boltz import boltz_section
 
 ROOT = Path(__file__).parents[3]
@@ -70,7 +69,7 @@ def batches(folder: Path, count: int) -> list[dict[str, Any]]:
 
 
 def test_boltzs_training_dataset_draws_of_it_what_it_draws_of_its_own_set(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inside: None
 ) -> None:
     monkeypatch.setattr(sys, "path", [*sys.path, str(ROOT / ".projects")])
     pytest.importorskip("boltz", reason="make projects")
@@ -78,8 +77,7 @@ def test_boltzs_training_dataset_draws_of_it_what_it_draws_of_its_own_set(
     theirs = write_set(tmp_path / "theirs", pack, ["1pfe", "2x1f"])
     (dictionary,) = (pack / "components").glob("components.cif*")
     source = EntriesInput(structures=str(theirs), components=str(dictionary))
-    options = JobOptions(executor="local", workers=1)
-    assert prepare_entries(source, str(tmp_path / "data"), options=options).exit_code == 0
+    assert prepare_entries(source, str(tmp_path / "data")).exit_code == 0
     names = WRITE_SET["main"](str(tmp_path / "data"), str(tmp_path / "ours"))
     assert names == ["1pfe", "2x1f"]
     for one, two in zip(batches(theirs, 6), batches(tmp_path / "ours", 6), strict=True):

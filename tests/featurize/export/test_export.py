@@ -21,6 +21,7 @@ import gemmi
 import numpy as np
 import pytest
 import yaml
+from tests.inside import units_inside
 from tests.synthetic_entries import dataset_uri
 
 from evofeed.base.errors import InputError
@@ -48,7 +49,8 @@ def complexes() -> str:
     root = Path(tempfile.mkdtemp(prefix="evofeed-complexes-"))
     write_synthetic(root / "raw", 2, stoichiometries=["A2B2", "AB"], mean_length=50, mean_depth=40)
     data = str(root / "data")
-    assert run_job(str(root / "raw"), data, executor="local", workers=1).state == "published"
+    with units_inside():
+        assert run_job(str(root / "raw"), data).state == "published"
     with pytest.raises(SystemExit, match="0"):
         main(["assemblies", str(root / "raw"), data])
     return data

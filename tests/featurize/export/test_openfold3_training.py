@@ -16,15 +16,15 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from tests.featurize.entries.prepared_sets import openfold3_texts, write_openfold3_set
+from tests.featurize.entries.prepared_sets import write_inputs, write_openfold3_set
 from tests.featurize.records.allatom import openfold3_molecules, sorted_bonds
+from tests.inside import units_inside
 from tests.loader.views.made_entries import made_templates
 from tests.loader.views.own_openfold3 import rdkit_molecule, stand_ins
 from tests.loader.views.packs import openfold3_cache, packs, read
 
 from evofeed.featurize.entries.input import EntriesInput
 from evofeed.featurize.entries.job import prepare_entries
-from evofeed.featurize.job import JobOptions
 from evofeed.loader.views.config import OpenFold3Config
 from evofeed.loader.views.openfold3.features import template_features
 from evofeed.protein.alignment import Alignment
@@ -49,19 +49,7 @@ def openfold3(monkeypatch: pytest.MonkeyPatch) -> None:
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Entries from their mmCIF files with OpenFold3's alignments, clusters and conformers."""
     root = tmp_path_factory.mktemp("openfold3")
-    known = openfold3_cache(PACK)["training_cache"]["structure_data"]
-    clusters = []
-    (root / "cif").mkdir()
-    for entry in ENTRIES:
-        file = PACK / "inputs" / "mmcif" / f"{entry}.cif.gz"
-        (root / "cif" / file.name).write_bytes(file.read_bytes())
-        for chain in known[entry]["chains"].values():
-            clusters.append(f"{chain['cluster_id']}\t{entry.upper()}_{chain['entity_id']}\n")
-            if name := chain["alignment_representative_id"]:
-                (root / "msa" / name).mkdir(parents=True, exist_ok=True)
-                for source, text in openfold3_texts(PACK, name).items():
-                    (root / "msa" / name / f"{source}.a3m").write_text(text)
-    (root / "clusters.tsv").write_text("".join(clusters))
+    (root / "clusters.tsv").write_text(write_inputs(root, PACK, ENTRIES))
     (dictionary,) = (PACK / "components").glob("components.cif*")
     source = EntriesInput(
         structures=str(root / "cif"),
@@ -71,12 +59,10 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
         projects=("openfold3",),
         conformers=1,
     )
-    report = prepare_entries(
-        source,
-        str(root / "data"),
-        options=JobOptions(executor="local", workers=1),
-        molecules={"openfold3": openfold3_molecules(PACK)},
-    )
+    with units_inside():
+        report = prepare_entries(
+            source, str(root / "data"), molecules={"openfold3": openfold3_molecules(PACK)}
+        )
     assert report.state == "published", report.message
     return root / "data"
 

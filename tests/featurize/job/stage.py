@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any
 
 import jaxtyping
+from tests.inside import Inside
 
 from evofeed import cli
 from evofeed.featurize import FeaturizeConfig, discover
 from evofeed.featurize.job import JobReport, run_job, units, work
-from evofeed.featurize.job.executors import ExecutorGone, Node
 from evofeed.featurize.job.worker import Worker
 from evofeed.store import Dataset
 
@@ -169,17 +169,18 @@ with a_ray({cores}) as ray:
 
 def end_servers(folder: str) -> None:
     """End what a Ray that did not start has left: servers below this process, of this folder."""
-    for pid in descendants(os.getpid()):
+    for pid in named(folder):
         with contextlib.suppress(OSError):
-            if folder in Path(f"/proc/{pid}/cmdline").read_text():
-                os.kill(pid, signal.SIGKILL)
+            os.kill(pid, signal.SIGKILL)
 
 
 def children(pid: int) -> list[int]:
-    """Processes started by `pid`."""
-    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-        return [int(p) for p in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    return []
+    """Processes started by `pid`, whichever thread of it did."""
+    found: list[int] = []
+    with contextlib.suppress(OSError):
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            found += [int(child) for child in (task / "children").read_text().split()]
+    return found
 
 
 def descendants(pid: int) -> list[int]:
@@ -187,6 +188,16 @@ def descendants(pid: int) -> list[int]:
     found = children(pid)
     for child in list(found):
         found += descendants(child)
+    return found
+
+
+def named(word: str) -> list[int]:
+    """Processes below this one whose command line has this word."""
+    found = []
+    for each in descendants(os.getpid()):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            if word in Path(f"/proc/{each}/cmdline").read_text():
+                found.append(each)
     return found
 
 
@@ -334,33 +345,15 @@ def hurry_only(chain_ids: Collection[str]) -> None:
     Worker.enforce = enforce  # type: ignore[method-assign]
 
 
-class Fateful:
+class Fateful(Inside):
     """Runs units here, some in flight, unless fate has something else for them."""
 
     def __init__(self, fate: Callable[[Any], Any], room: int = 2) -> None:
-        self.fate, self._room = fate, room
-        self.tasks: list[Any] = []
+        super().__init__(room)
+        self.fate = fate
 
-    def room(self) -> int:
-        return self._room - len(self.tasks)
-
-    def nodes(self, num_cpus: int) -> list[Node]:
-        return [Node("", self._room, {})]
-
-    def submit(self, task: Any, node: str = "", num_cpus: int = 1) -> None:
-        self.tasks.append(task)
-
-    def wait(self, timeout: float) -> list[Any]:
-        if not self.tasks:
-            return []
-        task = self.tasks.pop(0)
-        outcome = self.fate(task)
-        if isinstance(outcome, ExecutorGone):
-            raise outcome
-        return [outcome or task.work(lambda item: None)]
-
-    def close(self) -> None:
-        self.tasks.clear()
+    def outcome(self, task: Any) -> Any:
+        return self.fate(task) or super().outcome(task)
 
 
 def break_chains(raw: Path, count: int) -> dict[str, str]:

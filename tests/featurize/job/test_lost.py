@@ -13,12 +13,12 @@ from evofeed.base.errors import JobError
 from evofeed.featurize import discover
 from evofeed.featurize.job import JobReport, Ledger, dispatch
 from evofeed.featurize.job.blame import Blame
-from evofeed.featurize.job.executors import ExecutorGone, Outcome
+from evofeed.featurize.job.executors import Outcome
 from evofeed.featurize.job.units import Plan, Unit
 from evofeed.featurize.job.work import UnitTask
 from evofeed.featurize.job.worker import UnitLost
 
-Fate = Callable[[UnitTask], Outcome | ExecutorGone | None]
+Fate = Callable[[UnitTask], Outcome | None]
 """What happens to a unit; nothing special if None."""
 
 
@@ -80,21 +80,6 @@ def test_workers_that_die_over_no_chain_fail_the_job_and_give_up_nothing(
     again = run(raw, fast_path)
     assert again.snapshot == honest[0]
     assert nothing_is_dead(again, fast_path)
-
-
-def test_a_ray_that_is_gone_fails_the_job_and_the_same_command_repairs_it(
-    raw: Path, fast_path: Path, honest: tuple[str, Any]
-) -> None:
-    turns, done = iter(range(1000)), 3
-    gone = ExecutorGone("Ray is gone: its raylet died")
-    report = fated(
-        raw, fast_path, lambda task: gone if next(turns) >= done else None, max_broken=1.0
-    )
-    assert (report.state, report.exit_code, report.num_good) == ("failed", 1, 2 * done)
-    assert report.message == "nothing was published: Ray is gone: its raylet died"
-    assert nothing_is_dead(report, fast_path)
-    repaired = run(raw, fast_path)
-    assert (repaired.snapshot, repaired.resumed) == (honest[0], done)
 
 
 def test_a_unit_of_many_is_tried_in_parts_down_to_the_one_that_kills(tmp_path: Path) -> None:

@@ -102,21 +102,6 @@ def test_a_chain_that_kills_once_is_acquitted(
     assert report.snapshot == honest[0]
 
 
-def test_retry_gives_quarantined_chains_another_chance(
-    raw: Path, fast_path: Path, honest: tuple[str, dict[str, int]]
-) -> None:
-    from evofeed.featurize.job import Ledger
-
-    victim = discover(str(raw))[7].chain_id
-    report = on_stage(lambda: _poisoned(raw, fast_path, {victim: _crash}))
-    ledger = Ledger(str(fast_path / "jobs" / "ledger.sqlite"))
-    assert ledger.retry(report.job_id) == 1
-    ledger.close()
-    again = on_stage(lambda: run(raw, fast_path))
-    assert again.num_broken == 0
-    assert checksums(fast_path) == honest[1]
-
-
 def test_who_has_gone_on_to_another_chain_is_not_late_however_long_nobody_listened(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

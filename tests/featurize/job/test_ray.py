@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.featurize.job.stage import a_ray, a_ray_apart, descendants, on_stage, run, wait_until
+from tests.featurize.job.stage import a_ray, a_ray_apart, named, on_stage, run, wait_until
 
 from evofeed.base.errors import JobError
 from evofeed.featurize.job import JobReport
@@ -69,16 +69,6 @@ def act(unit_id: str, what: object = "", **needs: Any) -> Any:
     from evofeed_test_acts import Act  # type: ignore[import-not-found]
 
     return Act(unit_id, str(what), **needs)
-
-
-def named(word: str) -> list[int]:
-    """Processes below this one whose command line has this word."""
-    found = []
-    for each in descendants(os.getpid()):
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-            if word in Path(f"/proc/{each}/cmdline").read_text():
-                found.append(each)
-    return found
 
 
 def outcome_of(executor: Executor, *tasks: Any) -> Any:
@@ -148,7 +138,7 @@ def test_a_ray_of_the_callers_own_is_used_and_left_whatever_units_and_drivers_do
             joined.kill()
             assert joined.wait() == -signal.SIGKILL
             wait_until(lambda: not named("worker.main"))
-            report = run(raw, data)  # without Ray: the ledger does not mind
+            report = run(raw, data, executor="ray", ray_address=address, workers=1)
 
             with contextlib.closing(RayExecutor(0, 2.0, address)) as executor:
                 what = ["", "crash", tmp_path / "never", "kill its watcher"]
@@ -178,17 +168,6 @@ def test_a_ray_of_the_callers_own_is_used_and_left_whatever_units_and_drivers_do
         "held",
     ]
     assert report.snapshot == honest[0]
-
-
-def test_where_no_ray_runs_a_job_starts_one_and_ends_it(
-    raw: Path, tmp_path: Path, honest: tuple[str, Any]
-) -> None:
-    def report() -> JobReport:
-        found = run(raw, tmp_path / "data", executor="ray", workers=1)
-        wait_until(lambda: not named("raylet/raylet"))
-        return found
-
-    assert on_stage(report).snapshot == honest[0]
 
 
 def test_a_ray_that_cannot_be_joined_is_a_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:

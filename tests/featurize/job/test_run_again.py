@@ -1,7 +1,8 @@
-"""A job run again does what is missing or has changed, and only that."""
+"""A job run again does what is missing or has changed, only that, wherever its files lie now."""
 
 from __future__ import annotations
 
+import gzip
 import os
 import shutil
 from collections.abc import Callable
@@ -9,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.featurize.job.stage import on_stage, run
+from tests.featurize.job.stage import checksums, on_stage, run, small_units
 
 from evofeed.base.errors import ShardCorrupt
 from evofeed.featurize import discover, featurize_chain
+from evofeed.featurize.job import Ledger, run_job
 from evofeed.store import Dataset
 
 
@@ -94,3 +96,127 @@ def test_what_changes_while_the_job_runs_is_not_published(
     assert (report.state, report.snapshot) == ("failed", None)
     assert says in report.message
     assert on_stage(lambda: run(copy, data)).state == "published"
+
+
+def test_a_moved_input_is_done_again_and_gives_the_same_snapshot(
+    raw: Path, done: Path, honest: tuple[str, Any], tmp_path: Path
+) -> None:
+    copy = shutil.copytree(raw, tmp_path / "raw")
+    moved = on_stage(lambda: run(copy, done))
+    assert (moved.snapshot, moved.resumed) == (honest[0], 0)
+    again = on_stage(lambda: run(copy, done))
+    assert (again.snapshot, again.resumed) == (honest[0], again.units)
+
+
+def test_input_and_dataset_may_be_written_in_any_way(
+    raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(raw, tmp_path / "raw")
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(raw / "mmcif", tmp_path / "templates")
+    ways: list[tuple[str, str, Any]] = [
+        ("raw", "data", "templates"),
+        ("./raw/", "data/", Path("templates")),
+        (f"{tmp_path}/raw", f"file://{tmp_path}/data", tmp_path / "templates"),
+    ]
+
+    def act(raw_uri: str, data_uri: str, templates: Any) -> Any:
+        finder = {"template_mmcif_dir": templates}
+        with small_units():
+            return run_job(raw_uri, data_uri, executor="local", discover_args=finder)
+
+    reports = [on_stage(lambda way=way: act(*way)) for way in ways]
+    assert len({report.snapshot for report in reports}) == 1
+    assert [report.resumed for report in reports] == [0, 6, 6]
+
+
+def test_a_dataset_beside_its_input_is_not_taken_for_structures(tmp_path: Path) -> None:
+    (tmp_path / "one.a3m").write_text(">q\nACDEFGHIKL\n")
+    for where in ({}, {"ledger": str(tmp_path / "ledger.sqlite")}):
+        first = on_stage(lambda where=where: run(tmp_path, tmp_path / "data", **where))
+        again = on_stage(lambda where=where: run(tmp_path, tmp_path / "data", **where))
+        assert (again.snapshot, again.resumed) == (first.snapshot, first.units)
+
+
+def test_two_datasets_in_one_ledger_each_get_all_chains(
+    raw: Path, tmp_path: Path, honest: tuple[str, Any]
+) -> None:
+    ledger = str(tmp_path / "ledger.sqlite")
+    for name in ("one", "other"):
+        report = on_stage(lambda name=name: run(raw, tmp_path / name, ledger=ledger))
+        assert (report.snapshot, report.resumed) == (honest[0], 0)
+        assert Dataset.open(str(tmp_path / name)).verify(deep=True) == []
+    again = on_stage(lambda: run(raw, tmp_path / "one", ledger=ledger))
+    assert again.resumed == again.units
+
+
+def with_templates(raw: Path, tmp_path: Path) -> tuple[Path, Path, dict[str, Any]]:
+    """Raw files, a folder of template files of its own, and the job's argument for it."""
+    copy, templates = shutil.copytree(raw, tmp_path / "raw"), tmp_path / "templates"
+    shutil.copytree(copy / "mmcif", templates)
+    return copy, templates, {"discover_args": {"template_mmcif_dir": str(templates)}}
+
+
+def used_templates(data: Path, what: str = "names") -> list[set[str]]:
+    """Names of the template files each unit of the newest job was made of, or missed."""
+    ledger = Ledger(str(data / "jobs" / "ledger.sqlite"))
+    units = ledger.units(ledger.jobs()[0].job_id)
+    ledger.close()
+    return [{n for t in unit["shard"]["templates"] for n in t[what].split()} for unit in units]
+
+
+def used_by_some(used: list[set[str]]) -> str:
+    """A name that some units have and others have not."""
+    return next(n for n in sorted(set().union(*used)) if not all(n in names for names in used))
+
+
+def test_a_corrected_template_file_redoes_the_units_that_used_it_and_no_other(
+    raw: Path, tmp_path: Path
+) -> None:
+    copy, templates, where = with_templates(raw, tmp_path)
+    data = tmp_path / "data"
+    first = on_stage(lambda: run(copy, data, **where))
+    used = used_templates(data)
+    name = used_by_some(used)
+
+    def corrected() -> Any:
+        """By a program that has read the file as it was, which it is not to use."""
+        for source in discover(str(copy), **where["discover_args"]):
+            featurize_chain(source)
+        (templates / name).write_text("data_broken\n" + (templates / name).read_text())
+        return run(copy, data, **where)
+
+    again = on_stage(corrected)
+    assert (again.state, again.message) == ("published", "")
+    assert again.resumed == again.units - sum(name in names for names in used) < again.units
+    fresh = on_stage(lambda: run(copy, tmp_path / "fresh", **where))
+    assert checksums(data) == checksums(tmp_path / "fresh")
+    assert fresh.snapshot != first.snapshot
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_template_file_that_comes_later_redoes_the_units_that_missed_it_and_no_other(
+    raw: Path, tmp_path: Path, nested: bool
+) -> None:
+    copy, templates, where = with_templates(raw, tmp_path)
+    data, full = tmp_path / "data", tmp_path / "full"
+    on_stage(lambda: run(copy, full, **where))
+    file = templates / used_by_some(used_templates(full))
+    text = file.read_bytes()
+    file.unlink()
+    first = on_stage(lambda: run(copy, data, **where))
+    missed = used_templates(data, "missing")
+    (templates / "9zzz.cif").write_bytes(text)  # nobody asked for it
+    other = on_stage(lambda: run(copy, data, **where))
+    assert (other.snapshot, other.resumed) == (first.snapshot, first.units)
+    if nested:
+        (templates / file.stem[1:3]).mkdir()
+        (templates / file.stem[1:3] / f"{file.name}.gz").write_bytes(gzip.compress(text))
+    else:
+        file.write_bytes(text)
+    again = on_stage(lambda: run(copy, data, **where))
+    wanting = sum(file.stem in ids for ids in missed)
+    assert 0 < wanting < again.units
+    assert again.resumed == again.units - wanting
+    assert checksums(data) == checksums(full) != {}
+    assert on_stage(lambda: run(copy, data, **where)).resumed == again.units

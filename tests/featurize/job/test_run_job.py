@@ -12,7 +12,7 @@ import pytest
 from tests.featurize.job.stage import break_chains, checksums, on_stage, run, small_units
 
 from evofeed.base.errors import InputError, JobError, RefConflict, StoreError
-from evofeed.featurize import CropConfig, FeaturizeConfig, discover, featurize_chain
+from evofeed.featurize import FeaturizeConfig, discover, featurize_chain
 from evofeed.featurize.job import JobProgress, Ledger, driver, run_job, work
 from evofeed.featurize.job import run as running
 from evofeed.featurize.job.units import make_plan
@@ -154,13 +154,6 @@ def test_broken_chains_are_listed_with_file_line_and_reason_and_too_many_publish
         (raw / file).write_bytes(sound[raw / file])
     repaired = on_stage(lambda: run(raw, data))
     assert (repaired.num_broken, repaired.num_good) == (0, 14)
-
-
-def test_crops_are_published(raw: Path, tmp_path: Path) -> None:
-    report = on_stage(lambda: run(raw, tmp_path, crop=CropConfig(max_msa_rows=8)))
-    dataset = Dataset.open(str(tmp_path))
-    assert report.num_good == 12 == len(dataset)
-    assert max(dataset.index["num_alignments"].to_pylist()) <= 8
 
 
 def test_a_ref_that_somebody_moved_is_not_overwritten_until_asked_again(

@@ -31,6 +31,7 @@ from evofeed.featurize.search import Database, Search, SearchCache, pack_templat
 from evofeed.featurize.search.pairing import records_of
 from evofeed.synth.entries import entry_cif
 
+pytestmark = pytest.mark.usefixtures("inside")
 ONE, OTHER = family(1, 12, 90), family(2, 6, 90)
 
 

@@ -70,7 +70,9 @@ def test_a_folder_of_fasta_is_searched_and_the_result_featurized(
     assert len([path for path in Path(out).iterdir() if path.name[0] != "."]) == 4
 
 
-def test_sequences_and_databases_of_an_earlier_call_are_not_in_the_next(tmp_path: Path) -> None:
+def test_sequences_and_databases_of_an_earlier_call_are_not_in_the_next(
+    tmp_path: Path, inside: None
+) -> None:
     databases = [fasta(tmp_path / f"{name}.fasta", [("s", KIN[0])]) for name in ("one", "two")]
 
     def call(records: list[tuple[str, str]], databases: list[str]) -> dict[str, list[str]]:
@@ -84,7 +86,9 @@ def test_sequences_and_databases_of_an_earlier_call_are_not_in_the_next(tmp_path
     assert call([mine], databases[:1]) == {"mine": both[:1]}
 
 
-def test_two_databases_of_one_name_are_refused_before_anything_is_searched(tmp_path: Path) -> None:
+def test_two_databases_of_one_name_are_refused_before_anything_is_searched(
+    tmp_path: Path, inside: None
+) -> None:
     query = fasta(tmp_path / "query.fasta", [("mine", QUERY)])
     databases = []
     for name in ("old", "new"):

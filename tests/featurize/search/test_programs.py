@@ -26,6 +26,7 @@ from evofeed.featurize.inputs.clusters import cluster_sizes
 from evofeed.featurize.search.cluster import cluster_sequences
 from evofeed.featurize.search.config import Database
 
+pytestmark = pytest.mark.usefixtures("inside")
 QUERY, *RELATIVES = family(1)
 STRANGERS = [sequence for seed in (2, 3) for sequence in family(seed, 3)]
 RECORDS = [(f"kin{n} OX={n + 9000} of many words", s) for n, s in enumerate(RELATIVES)] + [
@@ -141,58 +142,44 @@ def test_hhblits_and_hhsearch_find_the_family(tmp_path: Path) -> None:
     assert hits[0].name.startswith("k0") and hits[0].aligned_cols > 100
 
 
-def test_mmseqs_searches_a_batch_as_it_searches_each(tmp_path: Path) -> None:
-    db = mmseqs_db(tmp_path / "mm", RECORDS)
-    sequences = (QUERY, STRANGERS[0], "MKLVAGGG" * 5)
-    quick = ("--num-iterations", "2", "-a", "1", "-s", "4")
-    batch = search(tmp_path, db, sequences, mmseqs=quick)
-    (tmp_path / "alone").mkdir()
-    (alone,) = search(tmp_path / "alone", db, sequences[:1], mmseqs=quick)
-    assert batch[0] == alone
-    rows = [parse_a3m(found["mm_hits.a3m"]) for found in batch]
-    assert [len(r.sequences()) for r in rows[:2]] == [1 + len(RELATIVES), 4]
-    assert len(rows[2].sequences()) == 1
-    assert any("OX=9003" in name for name in rows[0].descriptions())
+def noted(folder: Path, monkeypatch: pytest.MonkeyPatch, then: str = "") -> Path:
+    """Where an `mmseqs` on the PATH, which does something more after each call, notes its calls."""
+    real, program = shutil.which("mmseqs"), folder / "bin" / "mmseqs"
+    program.parent.mkdir()
+    note = f'echo "$1" >> {folder}/calls'
+    program.write_text(f'#!/bin/sh\n{note}\n{real} "$@" || exit 1\n{then}\nexit 0\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:/usr/bin:/bin")
+    return folder / "calls"
 
 
-LETTERS = "UOBZJX"
-
-
-def test_a_letter_that_mmseqs_rewrites_is_no_other_sequence_and_spoils_no_batch(
+def test_mmseqs_searches_a_batch_as_it_searches_each_and_a_letter_that_it_rewrites_spoils_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One call of `mmseqs search` for all; the query row has the letters that were asked for."""
     db = mmseqs_db(tmp_path / "mm", RECORDS)
-    odd = [QUERY[:40] + letter + QUERY[41:] for letter in LETTERS]
-    real = shutil.which("mmseqs")
-    logged = tmp_path / "bin" / "mmseqs"
-    logged.parent.mkdir()
-    logged.write_text(f'#!/bin/sh\necho "$1" >> {tmp_path}/calls\nexec {real} "$@"\n')
-    logged.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{logged.parent}:/usr/bin:/bin")
-    quick = ("--num-iterations", "1", "-a", "1", "-s", "4")
-    found = search(tmp_path, db, (QUERY, *odd), workers=1, mmseqs=quick)
-    rows = [parse_a3m(one["mm_hits.a3m"]).sequences() for one in found]
-    assert [row[0] for row in rows] == [QUERY, *odd]
-    assert {len(row) for row in rows} == {1 + len(RELATIVES)}
-    calls = (tmp_path / "calls").read_text().split()
-    assert calls.count("search") == 1
+    calls = noted(tmp_path, monkeypatch)
+    odd = [QUERY[:40] + letter + QUERY[41:] for letter in "UOBZJX"]
+    sequences = (QUERY, STRANGERS[0], "MKLVAGGG" * 5, *odd)
+    quick = ("--num-iterations", "2", "-a", "1", "-s", "4")
+    batch = search(tmp_path, db, sequences, workers=1, mmseqs=quick)
+    assert calls.read_text().split().count("search") == 1
+    (tmp_path / "alone").mkdir()
+    (alone,) = search(tmp_path / "alone", db, sequences[:1], mmseqs=quick)
+    assert batch[0] == alone
+    rows = [parse_a3m(found["mm_hits.a3m"]) for found in batch]
+    assert [row.sequences()[0] for row in rows] == [*sequences]
+    family_rows = 1 + len(RELATIVES)
+    assert [len(row.sequences()) for row in rows] == [family_rows, 4, 1, *[family_rows] * 6]
+    assert any("OX=9003" in name for name in rows[0].descriptions())
 
 
 def test_a_query_that_mmseqs_gives_another_alignment_is_blamed_alone_and_searched_once_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    db = mmseqs_db(tmp_path / "mm", RECORDS)
-    real, wrong = shutil.which("mmseqs"), STRANGERS[0]
-    fake = tmp_path / "bin" / "mmseqs"
-    fake.parent.mkdir()
-    swap = f"sed -i 's/{wrong}/{wrong[::-1]}/' \"$4\""  # the bytes of an entry stay as many
-    fake.write_text(
-        f'#!/bin/sh\necho "$1" >> {tmp_path}/calls\n{real} "$@" || exit 1\n'
-        f'[ "$1" = result2msa ] && {{ {swap.replace("$4", "$5")}; }}\nexit 0\n'
-    )
-    fake.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{fake.parent}:/usr/bin:/bin")
+    db, wrong = mmseqs_db(tmp_path / "mm", RECORDS), STRANGERS[0]
+    swap = f"sed -i 's/{wrong}/{wrong[::-1]}/' \"$5\""  # the bytes of an entry stay as many
+    calls = noted(tmp_path, monkeypatch, f'[ "$1" = result2msa ] && {swap}')
     chains = [ChainSource(f"c{n}", sequence=s) for n, s in enumerate((QUERY, wrong, QUERY[9:]))]
     config = SearchConfig(mmseqs=("--num-iterations", "1", "-a", "1", "-s", "4"))
     one = SearchOptions(workers=1)
@@ -202,7 +189,7 @@ def test_a_query_that_mmseqs_gives_another_alignment_is_blamed_alone_and_searche
     (broken,) = report.broken
     assert broken["chain_id"] == "c1"
     assert broken["message"] == "the result is of another sequence"
-    assert (tmp_path / "calls").read_text().split().count("search") <= 3
+    assert calls.read_text().split().count("search") <= 3
 
 
 def test_clusters_are_families_and_featurize_takes_them(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from evofeed.featurize.search.config import Database
 from evofeed.featurize.search.recipes import RECIPES, cook
 from evofeed.protein.datapoints import alignment_name
 
+pytestmark = pytest.mark.usefixtures("inside")
 HHBLITS = (
     "-n 3 -e 0.001 -maxseq 1000000 -realign_max 100000 -maxfilt 100000 -min_prefilter_hits 1000"
 ).split()

@@ -33,6 +33,8 @@ from evofeed.featurize.search.options import SearchReport
 from evofeed.featurize.search.plan import Schedule, make_units
 from evofeed.featurize.search.searchers import Query
 
+pytestmark = pytest.mark.usefixtures("inside")
+
 
 def text_of(source: ChainSource, name: str) -> bytes:
     """An alignment of a chain, by the name it has in the index."""

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.featurize.search.family import changed, fasta, require_programs
+from tests.inside import units_inside
 
 from evofeed.base.errors import InputError, TooSimilar
 from evofeed.featurize.job import run_job
@@ -39,9 +40,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     require_programs()
     folder = tmp_path_factory.mktemp("hard")
     fasta(folder / "all.fasta", hard_set())
-    options = {"executor": "local", "workers": 1}
-    report = run_job(str(folder / "all.fasta"), str(folder / "data"), **options)
-    assert report.num_broken == 0
+    with units_inside():
+        assert run_job(str(folder / "all.fasta"), str(folder / "data")).num_broken == 0
     return folder
 
 

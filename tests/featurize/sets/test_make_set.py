@@ -16,7 +16,7 @@ from evofeed.featurize.sets.make import Split, read_chains
 from evofeed.store import Dataset
 from evofeed.synth import write_entries, write_synthetic
 
-pytestmark = pytest.mark.system
+pytestmark = [pytest.mark.system, pytest.mark.usefixtures("inside")]
 
 
 @pytest.fixture(scope="module")
