@@ -56,7 +56,7 @@ def test_a_training_machine_needs_only_the_base_install_and_torch() -> None:
 # Lines of Python a room may have. Raising one needs a reason in the commit: something new needs
 # something out, or lives in experiments/.
 BUDGET = {
-    "src": 4_985,
+    "src": 4_890,
     "featurize": 20_445,
     "store": 7_515,
     "loader": 12_880,

@@ -73,5 +73,5 @@ def test_distances_are_between_resolved_betas(tmp_path: Path) -> None:
     distance, known = pseudo_beta_distances(record)
     assert distance[0, 1] == 3
     assert known.tolist() == [[True, True, False], [True, True, False], [False] * 3]
-    drawn = draw_distogram(record, np.zeros([3, 3, 64], np.float32), tmp_path / "d.png")
+    drawn = draw_distogram(record, np.full([3, 3, 64], 1 / 64, np.float32), tmp_path / "d.png")
     assert drawn.read_bytes().startswith(b"\x89PNG")

@@ -1,12 +1,10 @@
-"""The whole path of complexes: files, shards, service, training, a prediction on the truth."""
+"""The whole path of complexes: files, shards, service, training, predictions beside the truth."""
 
 from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any, Final, NamedTuple
-
-import numpy as np
+from typing import Any, Final
 
 from evofeed.demo.path import (
     Report,
@@ -14,6 +12,7 @@ from evofeed.demo.path import (
     Say,
     featurize,
     keep,
+    predicted,
     rows_of_training,
     simulate,
     tell,
@@ -32,7 +31,7 @@ def rows(report: Report) -> Rows:
         ("complexes", good),
         *rows_of_training(report),
         ("learnt by heart", report["shown"]),
-        ("interface lDDT", "{1:.3f}, {0:.3f} untrained".format(*report["interface_lddt"])),
+        ("lDDT", "{1:.3f}, {0:.3f} untrained".format(*report["lddt_ca"])),
         # Untrained, all residues are in one place, so all contacts are kept: DockQ is not 0.
         ("DockQ", "{1:.3f}, {0:.3f} untrained (all in one place)".format(*report["dockq"])),
         ("ipTM", "{1:.3f}, {0:.3f} untrained".format(*report["iptm"])),
@@ -57,7 +56,8 @@ def run_complexes(
     """
     from evofeed.service import serving
     from evofeed.store import Dataset
-    from evofeed.viz import draw_complex
+    from evofeed.trainer.predict.compare import compared
+    from evofeed.viz import draw_prediction
 
     began = time.perf_counter()
     out.mkdir(parents=True, exist_ok=True)
@@ -77,10 +77,11 @@ def run_complexes(
         )  # fmt: skip
         tell(say, f"predict: {name}, before and after")
         first, last = (predicted(record, out / "training", trained=t) for t in (False, True))
-        picture = draw_complex(
-            out / "complex.png", *last.traces, last.chain, last.distances,
-            f"{name}: interface lDDT {last.scores['interface_lddt']:.2f}, "
-            f"DockQ {last.scores['dockq']:.2f}",
+        before, after = (compared(made, record) | made.scores for made in (first, last))
+        picture = draw_prediction(
+            out / "complex.png", contacts=last.contacts, distogram=last.distogram, plddt=last.plddt,
+            title=f"{name}: lDDT {after['lddt_ca']:.2f}, DockQ {after['dockq']:.2f}",
+            warning=last.warning,
         )  # fmt: skip
         tell(say, f"draw: {picture}")
     del training["data_wait_share"]  # of one complex, read once
@@ -91,7 +92,7 @@ def run_complexes(
         "left_out": left_out,
         "shown": name,
         **training,
-        **{key: [first.scores[key], last.scores[key]] for key in first.scores},
+        **{key: [before[key], after[key]] for key in ("lddt_ca", "dockq", "iptm")},
         "picture": str(picture),
         "seconds": time.perf_counter() - began,
     }
@@ -138,54 +139,3 @@ def _by_heart(record: AssemblyRecord) -> dict[str, Any]:
             "max_recycling_iters": 0,
         },
     }
-
-
-class Shown(NamedTuple):
-    """A prediction beside the truth, whose equal chains are in the order that fits it best."""
-
-    traces: tuple[np.ndarray, np.ndarray]
-    """CA atoms as predicted, superposed, and as they are, `[n, 3]`."""
-    chain: np.ndarray
-    """Of each of them."""
-    distances: tuple[np.ndarray, np.ndarray]
-    """Predicted and true between CB atoms, `[L, L]`, NaN where unknown."""
-    scores: dict[str, float]
-    """`interface_lddt`, `dockq`, `iptm`."""
-
-
-def predicted(record: AssemblyRecord, run: Path, *, trained: bool) -> Shown:
-    """A complex by the weights of a run, or by those it began with."""
-    import torch
-
-    from evofeed.protein.assembly_numbers import assembly_distances
-    from evofeed.protein.chain_numbers import superposed
-    from evofeed.protein.residues import ATOM_ORDER
-    from evofeed.trainer.predict import prediction as predicting
-    from evofeed.trainer.predict.compare import labels_of
-    from evofeed.trainer.predict.weights import load_model, trained_sizes
-    from evofeed.trainer.run.build import build_plain
-    from evofeed.trainer.run.settings import load_config
-    from evofeed.trainer.run.validation import complex_metrics
-    from evofeed.viz import expected_distances
-
-    untrained = build_plain(load_config(str(run / "config.yaml")))
-    model = load_model(run) if trained else untrained
-    sizes = trained_sizes(run) | {"no_recycling_iters": 0}
-    batch = predicting.prediction_batch(record, model, **sizes)
-    made = predicting.predict_structure(model, batch)
-    pred = torch.as_tensor(made.structure.positions)[None].float()
-    labels = dict(labels_of(pred, record))
-    found = complex_metrics({"final_atom_positions": pred}, labels)
-    scores = {name: float(value.mean()) for name, value in found.items()}
-    ca = ATOM_ORDER["CA"]
-    here = labels["all_atom_mask"][0, :, ca].numpy() > 0
-    true = labels["all_atom_positions"][0, :, ca].double().numpy()[here]
-    moved = superposed(made.structure.positions[here, ca].astype(float), true)
-    chain = record.asym_id()
-    distance, _ = assembly_distances(record, 0)
-    return Shown(
-        (moved, true),
-        chain[here],
-        (expected_distances(made.distogram), distance),
-        scores | {"iptm": made.scores["iptm"]},
-    )

@@ -8,12 +8,13 @@ import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from evofeed.base.errors import EvofeedError
 from evofeed.protein.chain_record import ChainRecord
+
+if TYPE_CHECKING:
+    from evofeed.trainer.predict.prediction import Prediction
 
 Say = Callable[[str], None]
 
@@ -112,8 +113,8 @@ def run_demo(
             # AF2's outer product mean divides its bias by 1e-3: a short run never recovers from it.
             loader={"num_blocks": 0},
         )  # fmt: skip
-        logits = distogram_logits(record, out / "training")
-        distances = draw_distogram(record, logits, out / "distogram.png")
+        distogram = predicted(record, out / "training").distogram
+        distances = draw_distogram(record, distogram, out / "distogram.png")
         tell(say, f"draw: its distances, predicted and true, {distances}")
     report = {
         "input": str(raw),
@@ -207,15 +208,14 @@ def deepest_chain(dataset: Any) -> ChainRecord:
     return record
 
 
-def distogram_logits(record: Any, run: Path) -> np.ndarray:
-    """`f32[L, L, 64]` of one whole chain by the averaged weights of a run."""
-    import torch
-
-    from evofeed.loader import record_batch
+def predicted(record: Any, run: Path, *, trained: bool = True) -> Prediction:
+    """A whole chain or complex by the averaged weights of a run, or by those it began with."""
+    from evofeed.trainer.predict.prediction import predict_structure, prediction_batch
     from evofeed.trainer.predict.weights import load_model, trained_sizes
+    from evofeed.trainer.run.build import build_plain
+    from evofeed.trainer.run.settings import load_config
 
-    model = load_model(run).eval()
-    with torch.no_grad():
-        outputs = model(record_batch(record, **trained_sizes(run) | {"no_recycling_iters": 0}))
-    logits: np.ndarray = outputs["distogram_logits"][0].float().numpy()
-    return logits
+    untrained = build_plain(load_config(str(run / "config.yaml")))
+    model = load_model(run) if trained else untrained
+    sizes = trained_sizes(run) | {"no_recycling_iters": 0}
+    return predict_structure(model, prediction_batch(record, model, **sizes))

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from evofeed.viz.document import LATER, SCRIPTS, Panel, page_html, script, table_html
     from evofeed.viz.files import (
         draw_card,
-        draw_complex,
         draw_distogram,
         draw_msa_coverage,
         draw_prediction,
@@ -53,7 +52,6 @@ __all__ = [
     "bars_html",
     "curves_html",
     "draw_card",
-    "draw_complex",
     "draw_distogram",
     "draw_msa_coverage",
     "draw_prediction",

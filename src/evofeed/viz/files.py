@@ -45,22 +45,23 @@ def draw_msa_coverage(record: ChainRecord, path: Path) -> Path:
     return _save(figure, path)
 
 
-def draw_distogram(record: ChainRecord, logits: np.ndarray, path: Path) -> Path:
+def draw_distogram(record: ChainRecord, distogram: np.ndarray, path: Path) -> Path:
     """Predicted against true pseudo-beta distances, side by side.
 
     Args:
         record: a chain with a structure.
-        logits: `f32[L, L, 64]` of the distogram head; bin edges 2.3125 to 21.6875 Å.
+        distogram: probabilities `[L, L, 64]`; bin edges 2.3125 to 21.6875 Å.
         path: the PNG to write.
     """
     plt = _pyplot()
     true_distance, known = pseudo_beta_distances(record)
-    shifted = np.exp(logits - logits.max(-1, keepdims=True))
-    expected = expected_distances(shifted / shifted.sum(-1, keepdims=True))
 
     figure, axes = plt.subplots(1, 2, figsize=(9.5, 4.5), layout="constrained")
     truth = np.where(known, np.minimum(true_distance, FARTHEST), np.nan)
-    panels = ((expected, "predicted (mean of the distogram)"), (truth, "in the structure"))
+    panels = (
+        (expected_distances(distogram), "predicted (mean of the distogram)"),
+        (truth, "in the structure"),
+    )
     for axis, (values, title) in zip(axes, panels, strict=True):
         image = _distance_map(axis, values)
         axis.set_title(title)
@@ -115,48 +116,6 @@ def draw_prediction(
     right.set_title(f"confidence, mean {plddt.mean():.1f}")
     if warning:
         figure.supxlabel(warning, color="#c2272d", fontsize="medium")
-    figure.suptitle(title)
-    return _save(figure, path)
-
-
-def draw_complex(
-    path: Path,
-    pred: np.ndarray,
-    true: np.ndarray,
-    chain: np.ndarray,
-    distances: tuple[np.ndarray, np.ndarray],
-    title: str,
-) -> Path:
-    """A predicted complex on the true one, and its distances, predicted and true.
-
-    Args:
-        path: the PNG to write.
-        pred: predicted CA atoms, superposed on the true ones, `[n, 3]`, ångström.
-        true: the true ones.
-        chain: number of the chain of each, from 1.
-        distances: predicted and true, `[L, L]`, ångström; NaN where unknown.
-        title: above.
-    """
-    plt = _pyplot()
-    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 5.2), layout="constrained")
-    middle = true.mean(axis=0)
-    axes = np.linalg.svd(true - middle, full_matrices=True)[2][
-        :2
-    ]  # the longest two, from the front
-    for number in np.unique(chain).tolist():
-        colour, own = f"C{number - 1}", chain == number
-        for points, width, strength in ((true, 6, 0.3), (pred, 1.8, 1.0)):
-            x, y = axes @ (points[own] - middle).T
-            label = f"chain {chr(ord('A') + (number - 1) % 26)}" if strength == 1 else None
-            left.plot(x, y, color=colour, linewidth=width, alpha=strength, label=label)
-    left.set_aspect("equal")
-    left.set_axis_off()
-    left.set_title("predicted (thin) on true (broad), CA atoms", fontsize="medium")
-    left.legend(loc="upper center", ncols=4, frameon=False, bbox_to_anchor=(0.5, 0.0))
-    upper = np.triu(np.ones(distances[0].shape, bool))
-    image = _distance_map(right, np.where(upper, distances[0], np.minimum(distances[1], FARTHEST)))
-    right.set_title("distances: predicted above the diagonal, true below", fontsize="medium")
-    figure.colorbar(image, ax=right, label=_SCALE)
     figure.suptitle(title)
     return _save(figure, path)
 
