@@ -19,7 +19,7 @@ from evofeed.featurize.inputs.sources import SUBFOLDERS, ChainSource, Role, why_
 from evofeed.featurize.records.chain import chain_in
 from evofeed.featurize.structures.left_out import in_words
 from evofeed.featurize.structures.structure import Structure
-from evofeed.featurize.structures.structure_files import parse_structure
+from evofeed.featurize.structures.structure_places import parse_structure
 from evofeed.protein.residues import RESTYPES
 
 Severity = Literal["error", "warning", "info"]

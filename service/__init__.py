@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING
 from evofeed.base.lazy import names_from
 
 if TYPE_CHECKING:
-    from evofeed.service.app import create_app
     from evofeed.service.client.client import Client
-    from evofeed.service.server import serving
+    from evofeed.service.server import create_app, serving
     from evofeed.service.settings import ServiceSettings
 
 __all__ = ["Client", "ServiceSettings", "create_app", "serving"]

@@ -9,7 +9,6 @@ if TYPE_CHECKING:
     from evofeed.store.assembly_writer import add_assemblies
     from evofeed.store.cache import Cache
     from evofeed.store.card import DataCard, dataset_card
-    from evofeed.store.copying import copy_dataset
     from evofeed.store.dataset import Dataset
     from evofeed.store.entries import Entries
     from evofeed.store.entry_shards import write_records
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
         add_entries,
         add_shards,
         compact,
+        copy_dataset,
         merge,
         remove_chains,
         replace_chains,

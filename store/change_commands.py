@@ -38,7 +38,7 @@ def select(
     Example: evofeed snapshots select data/ train --max-resolution 9 --released-before 2018-04-30
     """
     from evofeed.store import Dataset, Selection, address_and_ref, select_chains
-    from evofeed.store.overlap import Clusters
+    from evofeed.store.likeness import Clusters
 
     limits = Selection(
         released_from=released_from,
@@ -86,7 +86,7 @@ def split(
     Example: evofeed snapshots split data/ --clusters clusters.tsv --released valid=2021-09-30
     """
     from evofeed.store import split_chains
-    from evofeed.store.overlap import Clusters
+    from evofeed.store.likeness import Clusters
 
     with wrong_call():
         shares = {name: float(value) for name, _, value in (s.partition("=") for s in share or ())}

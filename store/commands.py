@@ -158,8 +158,8 @@ def overlap(
     Example: evofeed snapshots overlap train/ valid/ --clusters clusters.txt
     """
     from evofeed.store import Dataset
-    from evofeed.store.overlap import Clusters
-    from evofeed.store.overlap import overlap as compare
+    from evofeed.store.likeness import Clusters
+    from evofeed.store.likeness import overlap as compare
 
     with wrong_call():
         known = Clusters(clusters) if clusters else None

@@ -34,11 +34,10 @@ if TYPE_CHECKING:
         unpack_column,
     )
     from evofeed.store.leases import Lease, hold, wait_for_none
-    from evofeed.store.likeness import connected, similar_pairs
+    from evofeed.store.likeness import Clusters, connected, overlap, parse_clusters, similar_pairs
     from evofeed.store.manifest import DIGEST, check_name
     from evofeed.store.msa_codec import row_nbytes
     from evofeed.store.opening import open_storage
-    from evofeed.store.overlap import Clusters, overlap, parse_clusters
     from evofeed.store.refs import Ref, delete_ref, list_refs, move_ref, read_ref
     from evofeed.store.s3 import S3Storage
     from evofeed.store.shard import part_key, read_part, shard_key

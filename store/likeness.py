@@ -1,4 +1,5 @@
-"""How alike sequences are, by a search with mmseqs, and which are alike by way of others."""
+"""How alike sequences are, by a search with mmseqs; which are alike by way of others; and whether
+two sets share any: a test set that does measures memory, not learning."""
 
 from __future__ import annotations
 
@@ -8,10 +9,12 @@ import signal
 import subprocess
 import tempfile
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from evofeed.base.errors import InputError
+from evofeed.store.storage import open_regular
 
 MIN_ALIGNED: Final = 40
 """Residues over which a likeness counts, or the whole of a shorter sequence."""
@@ -121,3 +124,112 @@ def connected(names: Iterable[str], pairs: Iterable[tuple[str, str]]) -> list[li
     for name in sorted(parent):
         groups.setdefault(root(name), []).append(name)
     return sorted(groups.values())
+
+
+_MAX_BYTES: Final = 1 << 28
+
+
+@dataclass(frozen=True, slots=True)
+class Overlap:
+    """What two sets of chains have in common.
+
+    Attributes:
+        shared: chains of the first set, each with a chain of the second that is the
+            same or in the same cluster.
+        unclustered: chains of both sets that are in no cluster, so nothing is known.
+    """
+
+    shared: tuple[tuple[str, str], ...]
+    unclustered: tuple[str, ...]
+
+    def __bool__(self) -> bool:
+        return bool(self.shared or self.unclustered)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain values."""
+        return {"shared": [list(pair) for pair in self.shared], "unclustered": [*self.unclustered]}
+
+
+class Clusters:
+    """Sequence clusters as files give them: a line each, or mmseqs' `_cluster.tsv`.
+
+    Ids count whatever their case, and a window `1abc_A.v0` counts as its chain.
+
+    Args:
+        path: of the file.
+        closed: `path` is canonical, and refused if a link stands for a part of it now.
+
+    Raises:
+        InputError: the file cannot be read, or is far larger than such files are.
+    """
+
+    def __init__(self, path: str | Path, *, closed: bool = False) -> None:
+        self.path = str(path).removeprefix("file://")
+        self._of: dict[str, set[int]] = {}
+        try:
+            with os.fdopen(
+                open_regular(Path(self.path), self.path if closed else None), "rb"
+            ) as file:
+                data = file.read(_MAX_BYTES + 1)
+            if len(data) > _MAX_BYTES:
+                raise InputError(f"above {_MAX_BYTES} bytes are no clusters", path=self.path)
+            groups = parse_clusters(data.decode(errors="replace"))
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise InputError(f"{reason}; give a file of clusters", path=self.path) from None
+        for number, members in enumerate(groups):
+            for chain_id in members:
+                self._of.setdefault(fold_id(chain_id), set()).add(number)
+
+    def of(self, chain_id: str) -> set[int]:
+        """The clusters a chain is in, by number; none if it is in no cluster."""
+        return self._of.get(fold_id(chain_id), set())
+
+
+def overlap(
+    first: Iterable[str], second: Iterable[str], clusters: Clusters | None = None
+) -> Overlap:
+    """Chains that keep two sets from being apart.
+
+    Args:
+        first: chain ids.
+        second: chain ids of the other set.
+        clusters: at a sequence identity of your choice; without, only the same chain counts.
+    """
+    first, second = list(first), list(second)
+    theirs = {fold_id(chain_id): chain_id for chain_id in second}
+    by_cluster: dict[int, str] = {}
+    if clusters is not None:
+        by_cluster = {number: name for name in second for number in clusters.of(name)}
+    shared = []
+    for chain_id in first:
+        found = theirs.get(fold_id(chain_id))
+        if found is None and clusters is not None:
+            numbers = clusters.of(chain_id) & by_cluster.keys()
+            found = by_cluster[min(numbers)] if numbers else None
+        if found is not None:
+            shared.append((chain_id, found))
+    unknown = [] if clusters is None else [c for c in [*first, *second] if not clusters.of(c)]
+    return Overlap(tuple(shared), tuple(unknown))
+
+
+def parse_clusters(text: str) -> list[list[str]]:
+    """The clusters of a file, each a list of ids without repeats.
+
+    Two kinds are known by their content. mmseqs writes `representative TAB member`, a line
+    a member, and each representative is a member of its own cluster. In all other files
+    (OpenFold's, RCSB's) a line is a cluster, with spaces between its ids.
+    """
+    lines = [line.split() for line in text.splitlines() if line.strip() and line[0] != "#"]
+    pairs: dict[str, dict[str, None]] = {}
+    for first, *rest in lines:
+        pairs.setdefault(first, {}).update(dict.fromkeys(rest))
+    if all(len(line) == 2 for line in lines) and all(rep in pairs[rep] for rep in pairs):
+        return [list(members) for members in pairs.values()]
+    return [list(dict.fromkeys(line)) for line in lines]
+
+
+def fold_id(chain_id: str) -> str:
+    """An id by which chains are compared: whatever its case, a window `1abc_A.v0` as its chain."""
+    stem, dot, window = chain_id.rpartition(".v")
+    return (stem if dot and window.isdigit() else chain_id).upper()

@@ -22,9 +22,8 @@ from evofeed.base.errors import DatasetMissing, TooSimilar
 from evofeed.store.assemblies import kept_assemblies
 from evofeed.store.dataset import Dataset
 from evofeed.store.history import Snapshot
-from evofeed.store.likeness import MIN_ALIGNED, Pair, connected, similar_pairs
+from evofeed.store.likeness import MIN_ALIGNED, Clusters, Pair, connected, overlap, similar_pairs
 from evofeed.store.manifest import canonical_json, check_name
-from evofeed.store.overlap import Clusters, overlap
 from evofeed.store.refs import move_ref, read_ref
 from evofeed.store.writer import with_cluster_sizes, write_snapshot
 

@@ -1,18 +1,21 @@
-"""New snapshots from old ones: add chains or entries, remove, replace, merge, compact, tag.
+"""New snapshots from old ones: add chains or entries, remove, replace, merge, compact, tag, copy.
 
-Each function reads where a ref points, writes a new snapshot whose parent that
+Each function that changes one reads where a ref points, writes a new snapshot whose parent that
 is, and moves the ref by compare-and-swap; if somebody else moved it meanwhile it
 raises `RefConflict` and nothing has changed.
 """
 
 from __future__ import annotations
 
+import hashlib
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from evofeed.base.errors import ShardCorrupt
 from evofeed.store.dataset import Dataset
 from evofeed.store.entries import entry_files
 from evofeed.store.entry_shards import read_record_rows, records_table
@@ -231,3 +234,44 @@ def _without(base: Dataset, chain_ids: Sequence[str]) -> pa.Table:
         base.row(chain_id)  # KeyError for one that is not there
     gone = pc.is_in(base.index["chain_id"], value_set=pa.array(chain_ids, pa.utf8()))
     return base.index.filter(pc.invert(gone))
+
+
+def copy_dataset(
+    source: str | os.PathLike[str],
+    target: str | os.PathLike[str],
+    *,
+    snapshot: str = "main",
+    ref: str = "main",
+    expect: str | None = None,
+    token: str | None = None,
+) -> Snapshot:
+    """Copy a snapshot between folders, buckets and services; its digest stays.
+
+    Args:
+        source: where it is; HTTP too.
+        target: a folder or bucket; shards that are there already are not fetched again.
+        snapshot: ref or digest.
+        ref: name to move at the target, which must be at `expect`.
+        expect: digest the ref must have there now; None if it must not exist.
+        token: bearer token for the source.
+
+    Raises:
+        ShardCorrupt: what arrived is not what the manifest names.
+        RefConflict: `ref` is elsewhere.
+    """
+    dataset, storage = Dataset.open(source, snapshot, token=token), open_storage(target)
+    there = {item.key: item.nbytes for item in storage.files("shards/")}
+    for entry in dataset.manifest.shards:
+        key = shard_key(entry.name)
+        if there.get(key) == entry.nbytes:
+            continue
+        data = dataset.storage.read(key)
+        if hashlib.sha256(data).hexdigest() != entry.sha256:
+            raise ShardCorrupt("sha256 does not match", path=f"{dataset.uri}/{key}")
+        storage.put(key, data)
+    folder = f"snapshots/{dataset.digest}"
+    for name in ("index.arrow", *dataset.manifest.more_files):
+        storage.put(f"{folder}/{name}", dataset.storage.read(f"{folder}/{name}"))
+    storage.put(f"{folder}/manifest.json", dataset.manifest.to_bytes())
+    move_ref(storage, ref, dataset.digest, expect)
+    return Snapshot(dataset.digest, dataset.manifest)

@@ -19,9 +19,8 @@ from numba import njit
 from evofeed.base.shapes import Float, Int
 from evofeed.protein.residues import GAP, RESTYPES
 from evofeed.synth import fold as folds
-from evofeed.synth.compact import compact
+from evofeed.synth.compact import compact, uniform
 from evofeed.synth.docking import Placement, dock
-from evofeed.synth.random_stream import uniform
 
 # UniProtKB/Swiss-Prot composition, percent, in RESTYPES order.
 _COMPOSITION = (

@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from evofeed.base.errors import InputError
-from evofeed.featurize.collector import paused_gc
-from evofeed.featurize.formats.reading import FileRef, file_ref, read_bytes
+from evofeed.featurize.formats.reading import FileRef, file_ref, paused_gc, read_bytes
 
 SEARCH_INDEX: Final = "search.index"
 """Name of the index of `evofeed search`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bz2
 import functools
+import gc
 import gzip
 import hashlib
 import io
@@ -12,6 +13,7 @@ import os
 import stat
 import zlib
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, Final, NamedTuple
 
@@ -218,3 +220,15 @@ _UNPACK: Final[dict[str, Callable[[bytes], Iterator[bytes]]]] = {
     ".xz": functools.partial(_pieces, lzma.open),
     ".bz2": functools.partial(_pieces, bz2.open),
 }
+
+
+@contextmanager
+def paused_gc() -> Iterator[None]:
+    """No collection inside. For indices of whole data sets, which hold no cycles: half the time."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()

@@ -13,8 +13,7 @@ from typing import Any, Final
 from evofeed.base.errors import InputError, UnusedInput
 from evofeed.featurize.formats.reading import plain
 from evofeed.featurize.inputs.sources import ChainSource
-from evofeed.featurize.structures.structure_files import SUFFIXES, entry_of
-from evofeed.featurize.structures.structure_places import structure_files
+from evofeed.featurize.structures.structure_places import SUFFIXES, entry_of, structure_files
 
 FASTA: Final = (".fasta", ".fa", ".faa")
 _PROTEIN: Final = (".a3m", ".sto", ".hhr", *SUFFIXES, *FASTA, ".aligned.pqt", ".ffindex")

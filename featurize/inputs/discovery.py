@@ -20,9 +20,8 @@ from pathlib import Path
 from typing import Final
 
 from evofeed.base.errors import InputError, NoProtein
-from evofeed.featurize.collector import paused_gc
 from evofeed.featurize.formats.alignment_db import read_index
-from evofeed.featurize.formats.reading import file_ref, plain, read_bytes
+from evofeed.featurize.formats.reading import file_ref, paused_gc, plain, read_bytes
 from evofeed.featurize.inputs import layouts, side_files
 from evofeed.featurize.inputs.accounting import (
     FASTA,
@@ -48,8 +47,7 @@ from evofeed.featurize.inputs.roads.tables import alignment_file
 from evofeed.featurize.inputs.side_files import SideFiles, first_dir, first_file, folders
 from evofeed.featurize.inputs.sources import ChainSource
 from evofeed.featurize.inputs.stage import is_remote
-from evofeed.featurize.structures.structure_files import SUFFIXES
-from evofeed.featurize.structures.structure_places import structure_files
+from evofeed.featurize.structures.structure_places import SUFFIXES, structure_files
 
 _ALIGNMENT_DIRS: Final = ("alignments", "pdb", "uniclust30", "openfold_alignments")
 _DB_DIRS: Final = (".", "alignment_db", "alignment_dbs", "alignment_data/alignment_db")

@@ -13,8 +13,11 @@ from typing import Any, Final
 from evofeed.base.errors import InputError
 from evofeed.featurize.formats.reading import PACKED, plain
 from evofeed.featurize.inputs.sources import ChainSource
-from evofeed.featurize.structures.structure_files import entry_of
-from evofeed.featurize.structures.structure_places import structure_files, structures_by_entry
+from evofeed.featurize.structures.structure_places import (
+    entry_of,
+    structure_files,
+    structures_by_entry,
+)
 
 STRUCTURE_DIRS: Final = (
     *("mmcif", "mmcifs", "pdb_mmcif/mmcif_files", "mmcif_files", "data", "structures", "pdb"),

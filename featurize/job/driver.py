@@ -14,14 +14,13 @@ from evofeed.featurize.job.account import Account, JobProgress, JobReport
 from evofeed.featurize.job.dispatch import Dispatch
 from evofeed.featurize.job.executors import ExecutorGone
 from evofeed.featurize.job.host import JobHost, broken_entries, note_entries
-from evofeed.featurize.job.inputs import path_of
 from evofeed.featurize.job.ledger import Ledger
 from evofeed.featurize.job.options import JobOptions
 from evofeed.featurize.job.places import relative
 from evofeed.featurize.job.publish import missing_shards, publish
 from evofeed.featurize.job.tables import JobRow
 from evofeed.featurize.job.template_use import outdated, remembered
-from evofeed.featurize.job.units import Plan, make_plan
+from evofeed.featurize.job.units import Plan, make_plan, path_of
 from evofeed.featurize.job.work import UnitResult, UnitTask, expected_memory
 from evofeed.store import Snapshot
 from evofeed.store.inner import Lease

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from evofeed.featurize.config import FeaturizeConfig
-from evofeed.featurize.job.inputs import stamp_of
+from evofeed.featurize.job.units import stamp_of
 from evofeed.featurize.records.template_library import FolderUse, TemplateLibrary
 
 TemplateUse = dict[str, FolderUse]

@@ -6,19 +6,21 @@ there are: a unit becomes a shard, so the plan decides the bytes of the snapshot
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import json
 import zlib
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import quote
 
 from evofeed import __version__
 from evofeed.base.errors import InputError
 from evofeed.featurize.config import CropConfig, FeaturizeConfig
-from evofeed.featurize.formats.reading import PACKED, FileRef
+from evofeed.featurize.formats.reading import PACKED, FileRef, file_ref
 from evofeed.featurize.inputs.sources import ChainSource
-from evofeed.featurize.job.inputs import input_key, inputs_of, stamp_of
 
 _FEWEST = ((128, 4), (512, 8), (4096, 16))  # chains of a unit, in inputs of fewer than
 _UNPACKED = 5  # times the size of a packed alignment, usually
@@ -123,3 +125,43 @@ def _unpacked(ref: FileRef) -> int:
 
 def _sha(parts: Sequence[str]) -> str:
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+def inputs_of(source: ChainSource, config: FeaturizeConfig) -> Iterator[FileRef]:
+    """Every input a chain's features are made of, template structures apart."""
+    unread = {"other"}
+    if source.template_mmcif_dir is None or not config.max_templates:
+        unread |= {"hhr", "hmmsearch"}
+    with contextlib.suppress(InputError):  # for the job to complain about
+        yield from (ref for role, ref in source.alignment_files(config) if role not in unread)
+    structure = source.structure_ref()
+    if structure is not None:
+        yield structure
+    elif source.fasta is not None and not source.sequence:
+        yield file_ref(source.fasta)
+
+
+def input_key(ref: FileRef) -> str:
+    """Where an input is."""
+    span = f"{ref.offset} {ref.size}"
+    if ref.part:  # of a whole file
+        span = f"{quote(ref.part)} -"
+    return f"{span} {ref.path}"
+
+
+def path_of(key: str) -> str:
+    """The file of an input, by its `input_key`."""
+    return key.split(" ", 2)[2]
+
+
+def stamp_of(path: str | Path) -> str:
+    """Size and time of a file as it is now; '' if it is not there.
+
+    Reading everything to name it by its content would cost as much as the job. So a file that
+    was only touched, copied or moved since is another one, and its units are done again.
+    """
+    try:
+        stat = Path(path).stat()
+    except OSError:
+        return ""
+    return f"{stat.st_size} {stat.st_mtime_ns}"

@@ -21,7 +21,7 @@ from evofeed.featurize.inputs.roads.parts import parse_msa, read_part
 from evofeed.featurize.inputs.sources import ChainSource
 from evofeed.featurize.structures.left_out import in_words
 from evofeed.featurize.structures.structure import Structure
-from evofeed.featurize.structures.structure_files import parse_structure
+from evofeed.featurize.structures.structure_places import parse_structure
 from evofeed.protein.assembly_record import AssemblyRecord
 from evofeed.protein.chain_record import ChainRecord
 from evofeed.protein.interfaces import interface_residues

@@ -25,7 +25,7 @@ from evofeed.featurize.records.templates import (
 )
 from evofeed.featurize.structures.left_out import in_words
 from evofeed.featurize.structures.structure import Structure
-from evofeed.featurize.structures.structure_files import parse_structure
+from evofeed.featurize.structures.structure_places import parse_structure
 from evofeed.protein.chain_record import ChainRecord
 from evofeed.protein.residues import RESTYPES, UNKNOWN
 

@@ -17,8 +17,11 @@ from evofeed.featurize.config import FeaturizeConfig
 from evofeed.featurize.formats.reading import file_ref, plain, read_bytes
 from evofeed.featurize.inputs.sources import ChainSource
 from evofeed.featurize.structures.structure import Structure
-from evofeed.featurize.structures.structure_files import parse_structure
-from evofeed.featurize.structures.structure_places import homes_of_entry, names_of_entry
+from evofeed.featurize.structures.structure_places import (
+    homes_of_entry,
+    names_of_entry,
+    parse_structure,
+)
 
 _PDB_ID: Final = re.compile(r"[A-Za-z0-9]{1,32}$")
 _KEPT_NBYTES: Final = 256 << 20

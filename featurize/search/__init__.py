@@ -5,15 +5,19 @@ from typing import TYPE_CHECKING
 from evofeed.base.lazy import names_from
 
 if TYPE_CHECKING:
-    from evofeed.featurize.search.aligned_text import read_any, to_a3m
+    from evofeed.featurize.search.aligned_text import pair, read_any, to_a3m
     from evofeed.featurize.search.cache import SearchCache
-    from evofeed.featurize.search.config import Database, SearchConfig
+    from evofeed.featurize.search.cluster import read_sequences
+    from evofeed.featurize.search.config import (
+        Database,
+        SearchConfig,
+        SearchOptions,
+        SearchProgress,
+        SearchReport,
+    )
     from evofeed.featurize.search.job import run_search, search_input
-    from evofeed.featurize.search.options import SearchOptions, SearchProgress, SearchReport
-    from evofeed.featurize.search.pairing import pair
     from evofeed.featurize.search.recipes import RECIPES, cook
     from evofeed.featurize.search.search import Search
-    from evofeed.featurize.search.sequences import read_sequences
     from evofeed.featurize.search.template_files import pack_templates, packed_tar
 
 __all__ = [

@@ -15,8 +15,13 @@ from evofeed.base.options import Json, share_bar
 
 if TYPE_CHECKING:
     from evofeed.base.errors import InputError
-    from evofeed.featurize.search.config import Database, SearchConfig
-    from evofeed.featurize.search.options import SearchOptions, SearchProgress, SearchReport
+    from evofeed.featurize.search.config import (
+        Database,
+        SearchConfig,
+        SearchOptions,
+        SearchProgress,
+        SearchReport,
+    )
 
 _SHOWN = 5
 
@@ -70,7 +75,7 @@ def search(
     if not db:
         raise typer.BadParameter("--db is missing: which database shall be searched?")
     databases, config = read_recipe(recipe, db, template_db, threads=threads)
-    from evofeed.featurize.search.options import SearchOptions
+    from evofeed.featurize.search.config import SearchOptions
 
     try:
         options = SearchOptions(
@@ -160,7 +165,7 @@ def search_first(
     """The search of `evofeed featurize --search-db`; the folder with what was found."""
     from rich.console import Console
 
-    from evofeed.featurize.search.options import SearchOptions
+    from evofeed.featurize.search.config import SearchOptions
 
     databases, config = read_recipe(recipe, search_db, template_db)
     out = f"{fasta.rstrip('/')}.search"

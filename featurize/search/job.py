@@ -24,11 +24,10 @@ from evofeed.featurize.formats.alignment_db import SEARCH_INDEX
 from evofeed.featurize.inputs.sources import ChainSource, role_of
 from evofeed.featurize.job.lock import file_lock
 from evofeed.featurize.search.cache import CachedResult, SearchCache
-from evofeed.featurize.search.config import Database, SearchConfig
-from evofeed.featurize.search.options import SearchOptions, SearchReport
+from evofeed.featurize.search.cluster import read_sequences
+from evofeed.featurize.search.config import Database, SearchConfig, SearchOptions, SearchReport
 from evofeed.featurize.search.search import Progress, Search
 from evofeed.featurize.search.searchers import suffix_of
-from evofeed.featurize.search.sequences import read_sequences
 from evofeed.featurize.search.work import DatabaseInfo
 
 REPORT: Final = "report.json"

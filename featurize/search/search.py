@@ -20,8 +20,7 @@ from evofeed.featurize.job.units import Plan
 from evofeed.featurize.job.work import UnitResult
 from evofeed.featurize.search.aligned_text import together
 from evofeed.featurize.search.cache import CachedResult, SearchCache, result_key
-from evofeed.featurize.search.config import Database, SearchConfig
-from evofeed.featurize.search.options import SearchOptions, SearchProgress
+from evofeed.featurize.search.config import Database, SearchConfig, SearchOptions, SearchProgress
 from evofeed.featurize.search.plan import REST, Schedule, make_units
 from evofeed.featurize.search.searchers import Query, kind_of, profile_key, suffix_of
 from evofeed.featurize.search.work import DatabaseInfo, SearchResult, SearchTask, look_at

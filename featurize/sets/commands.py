@@ -51,7 +51,7 @@ def make_set(
     """
     from evofeed.featurize.job.options import JobOptions
     from evofeed.featurize.search.commands import read_recipe
-    from evofeed.featurize.search.options import SearchOptions
+    from evofeed.featurize.search.config import SearchOptions
     from evofeed.featurize.sets.make import SetInput, Split
     from evofeed.featurize.sets.make import make_set as make
 

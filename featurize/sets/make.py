@@ -25,12 +25,10 @@ from evofeed.featurize.inputs.sources import ChainSource
 from evofeed.featurize.job.options import JobOptions
 from evofeed.featurize.job.run import run_job
 from evofeed.featurize.search.cluster import cluster_sequences
-from evofeed.featurize.search.config import Database, SearchConfig
+from evofeed.featurize.search.config import Database, SearchConfig, SearchOptions
 from evofeed.featurize.search.job import run_search
-from evofeed.featurize.search.options import SearchOptions
 from evofeed.featurize.structures.listing import list_chains
-from evofeed.featurize.structures.structure_files import entry_of
-from evofeed.featurize.structures.structure_places import structure_files
+from evofeed.featurize.structures.structure_places import entry_of, structure_files
 from evofeed.store import Dataset, dataset_card, split_chains
 from evofeed.store.inner import Clusters
 

@@ -11,7 +11,7 @@ from evofeed.featurize import ChainSource, check_input
 from evofeed.featurize.inputs.clusters import cluster_sizes
 from evofeed.featurize.job.run import run_job
 from evofeed.store import Dataset
-from evofeed.store.overlap import Clusters, overlap
+from evofeed.store.likeness import Clusters, overlap
 
 ENTRY = """data_{name}
 _entry.id {name}

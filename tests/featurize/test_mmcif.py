@@ -18,7 +18,7 @@ from evofeed.base.errors import InputError, MmcifError
 from evofeed.featurize import ChainSource, FeaturizeConfig, featurize_chain
 from evofeed.featurize.structures.mmcif import parse_mmcif
 from evofeed.featurize.structures.structure import Structure
-from evofeed.featurize.structures.structure_files import parse_structure
+from evofeed.featurize.structures.structure_places import parse_structure
 from evofeed.protein.residues import ATOM_ORDER
 
 PARSED: dict[str, Any] = {

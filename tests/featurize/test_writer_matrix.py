@@ -15,7 +15,7 @@ from tests.conftest import SMALL_PACK, golden_root
 from tests.featurize.golden import INPUTS
 
 from evofeed.featurize.structures.structure import Chain
-from evofeed.featurize.structures.structure_files import parse_structure
+from evofeed.featurize.structures.structure_places import parse_structure
 
 
 def by_biopython(data: bytes) -> bytes:

@@ -172,7 +172,7 @@ def test_client_and_start_load_nothing_that_only_some_need_and_plans_need_no_tor
         "import evofeed.service.server\n"
         "heavy = {'numba', 'matplotlib', 'alembic', 'httpx', 'pandas'}\n"
         "assert not heavy & set(sys.modules), heavy & set(sys.modules)\n"
-        "import evofeed.service.app, evofeed.loader.plan\n"
+        "import evofeed.loader.plan\n"
         "from evofeed.loader import LoaderConfig, RunPlan\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

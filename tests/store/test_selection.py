@@ -21,7 +21,7 @@ from evofeed.store import (
     split_chains,
 )
 from evofeed.store.commands import snapshots
-from evofeed.store.overlap import Clusters, overlap
+from evofeed.store.likeness import Clusters, overlap
 
 COUNT = 60
 
@@ -215,7 +215,7 @@ def test_a_chain_in_no_cluster_is_no_proof_of_being_apart(few_clusters: Path) ->
 def test_clusters_that_cannot_be_read_are_named(tmp_path: Path, monkeypatch) -> None:
     with pytest.raises(InputError, match=r"nowhere\.txt: No such file"):
         Clusters(tmp_path / "nowhere.txt")
-    monkeypatch.setattr("evofeed.store.overlap._MAX_BYTES", 3)
+    monkeypatch.setattr("evofeed.store.likeness._MAX_BYTES", 3)
     (tmp_path / "big.txt").write_text("1abc_A\n")
     with pytest.raises(InputError, match="above 3 bytes"):
         Clusters(tmp_path / "big.txt")

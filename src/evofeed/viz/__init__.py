@@ -1,7 +1,7 @@
-"""Pictures: matplotlib writes files (`files`); pages and notebooks have panels.
+"""Pictures: matplotlib writes files (`files`); pages and notebooks have panels (`pages`).
 
-A panel is markup that a notebook shows as it is: charts and maps (`pages`), structures
-(`structures`) and alignments (`alignments`). `page_html` makes a page of several.
+A panel is markup that a notebook shows as it is: a chart, a map, a structure or an alignment.
+`page_html` makes a page of several.
 """
 
 from typing import TYPE_CHECKING
@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from evofeed.base.lazy import names_from
 
 if TYPE_CHECKING:
-    from evofeed.viz.alignments import alignment_html
     from evofeed.viz.document import LATER, SCRIPTS, Panel, page_html, script, table_html
     from evofeed.viz.files import (
         draw_card,
@@ -22,20 +21,19 @@ if TYPE_CHECKING:
         COLOURS,
         FARTHEST,
         MOST_RESIDUES,
+        TRUE_COLOUR,
         Curve,
+        Model,
+        alignment_html,
         bars_html,
         curves_html,
         figure_html,
         histogram_html,
         map_html,
-        plddt_html,
-        usual_top,
-    )
-    from evofeed.viz.structures import (
-        TRUE_COLOUR,
-        Model,
         model_of,
+        plddt_html,
         structure_html,
+        usual_top,
     )
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""Charts and maps of HTML pages, drawn in the browser by plotly.js."""
+"""Panels: charts and maps, drawn in the browser by plotly.js, structures by Mol*, alignments."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ from typing import Any, Final
 import numpy as np
 
 from evofeed.protein.chain_numbers import thinned
+from evofeed.protein.chain_record import ChainRecord
+from evofeed.protein.residues import GAP, MSA_LETTERS
+from evofeed.protein.structure_text import Structure, to_mmcif, to_model_cif
 from evofeed.viz.document import Panel, panel_html
 
 COLOURS: Final = ("#1f77b4", "#e07b00", "#2b8a3e", "#8a3ea8")
@@ -160,3 +163,69 @@ def usual_top(values: np.ndarray) -> float:
     """Upper end of an axis: the few steps far above the others do not set it."""
     usual = 1.5 * float(np.quantile(values, 0.9))
     return usual if 0 < usual < values.max() / 2 else 1.05 * float(values.max()) or 1.0
+
+
+MOST_CELLS: Final = 4 << 20
+"""Of an alignment that a page holds itself, 1 byte each; of a larger one it has the first rows."""
+
+
+def alignment_html(record: ChainRecord, title: str = "alignment", url: str = "") -> Panel:
+    """A panel with the rows of an alignment, the query on top, residues counted from 1.
+
+    Args:
+        record: the chain.
+        title: of the panel.
+        url: address of the rows, a letter a cell and `-` in gaps, which is read in ranges as they
+            come into view; without it the page holds the rows.
+    """
+    covered = (record.msa != GAP).sum(0)
+    rows = record.num_alignments
+    data = {"columns": record.num_res, "covered": covered}
+    if url:
+        return panel_html("alignment", data | {"rows": rows, "url": url}, title, f"{rows:,} rows")
+    held = max(1, min(rows, MOST_CELLS // record.num_res))
+    note = f"{rows:,} rows" if held == rows else f"the first {held:,} of {rows:,} rows"
+    letters = b64encode(MSA_LETTERS[record.msa[:held]].tobytes()).decode()
+    return panel_html("alignment", data | {"rows": held, "letters": letters}, title, note)
+
+
+TRUE_COLOUR = "#9aa5b3"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """One structure of a panel.
+
+    Attributes:
+        name: what it is called there.
+        cif: mmCIF text, ModelCIF where it has pLDDT.
+        url: or the address it is read from, of the page's own host.
+        plddt: whether it can be coloured by pLDDT.
+        colour: where several are told apart.
+        placed: a rotation `[3, 3]`, row by row, that is multiplied from the right, and a shift.
+    """
+
+    name: str
+    cif: str = ""
+    url: str = ""
+    plddt: bool = False
+    colour: str = COLOURS[0]
+    placed: tuple[tuple[float, ...], tuple[float, ...]] | None = None
+
+
+def structure_html(models: Sequence[Model], title: str, note: str = "") -> Panel:
+    """A panel with structures in one frame, to be turned, restyled, coloured and hidden."""
+    if not models:
+        return Panel()
+    shown = [
+        {"name": model.name, "plddt": model.plddt, "colour": model.colour, "placed": model.placed}
+        | ({"url": model.url} if model.url else {"cif": model.cif})
+        for model in models
+    ]
+    return panel_html("structure", {"models": shown}, title, note)
+
+
+def model_of(structure: Structure, name: str, *, plddt: bool, colour: str = COLOURS[0]) -> Model:
+    """A structure as part of a panel; `plddt`: its confidence is one."""
+    text = to_model_cif(structure) if plddt else to_mmcif(structure)
+    return Model(name=name, cif=text, plddt=plddt, colour=colour)

@@ -12,7 +12,7 @@ from tests.featurize.job.stage import Fateful, checksums, run
 from evofeed.base.errors import JobError
 from evofeed.featurize import discover
 from evofeed.featurize.job import JobReport, Ledger, dispatch
-from evofeed.featurize.job.blame import Blame
+from evofeed.featurize.job.dispatch import Blame
 from evofeed.featurize.job.executors import Outcome
 from evofeed.featurize.job.units import Plan, Unit
 from evofeed.featurize.job.work import UnitTask

@@ -28,7 +28,7 @@ from tests.featurize.search.family import (
 from evofeed.base.errors import InputError
 from evofeed.featurize import SearchConfig, SearchOptions
 from evofeed.featurize.search import Database, Search, SearchCache, pack_templates, pair
-from evofeed.featurize.search.pairing import records_of
+from evofeed.featurize.search.aligned_text import records_of
 from evofeed.synth.entries import entry_cif
 
 pytestmark = pytest.mark.usefixtures("inside")

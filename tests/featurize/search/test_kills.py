@@ -14,7 +14,7 @@ from tests.featurize.search.family import family
 from tests.featurize.search.test_search import chains, fake, hh_file
 
 from evofeed.featurize import SearchOptions, run_search
-from evofeed.featurize.search.options import SearchReport
+from evofeed.featurize.search.config import SearchReport
 
 SEQUENCES = [family(4, 2)[0][n:] for n in range(10)]
 

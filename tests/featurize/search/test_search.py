@@ -28,8 +28,7 @@ from evofeed.featurize import (
 from evofeed.featurize.formats.reading import read_bytes
 from evofeed.featurize.formats.stockholm import parse_stockholm
 from evofeed.featurize.job.executors import Node
-from evofeed.featurize.search.config import Database
-from evofeed.featurize.search.options import SearchReport
+from evofeed.featurize.search.config import Database, SearchReport
 from evofeed.featurize.search.plan import Schedule, make_units
 from evofeed.featurize.search.searchers import Query
 

@@ -15,7 +15,7 @@ from evofeed.featurize.job import run_job
 from evofeed.featurize.search.cluster import cluster_sequences
 from evofeed.store import Dataset, split_chains
 from evofeed.store.inner import connected
-from evofeed.store.overlap import Clusters
+from evofeed.store.likeness import Clusters
 
 FAMILIES, IDENTITY = 12, 0.4
 
