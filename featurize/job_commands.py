@@ -20,7 +20,7 @@ _JobId = Annotated[str, typer.Option("--job", help="Job id or its beginning; the
 def _open(where: str) -> Any:
     from evofeed.base.errors import JobError
     from evofeed.featurize.job.ledger import Ledger
-    from evofeed.featurize.job.places import ledger_url
+    from evofeed.featurize.job.options import ledger_url
 
     if where.startswith(("http://", "https://")):
         raise JobError(

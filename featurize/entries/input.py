@@ -15,7 +15,7 @@ from evofeed.base.files import write_atomic
 from evofeed.featurize.entries.alignments import alignment_folders, query_of
 from evofeed.featurize.formats.alignment_db import SEARCH_INDEX, read_index
 from evofeed.featurize.formats.reading import file_ref, plain, read_bytes
-from evofeed.featurize.job.places import absolute
+from evofeed.featurize.job.options import absolute
 from evofeed.store.inner import parse_clusters
 
 _SUFFIXES: Final = (".cif", ".mmcif")

@@ -35,8 +35,7 @@ from evofeed.featurize.job.dispatch import Dispatch
 from evofeed.featurize.job.driver import Progress, lease_name
 from evofeed.featurize.job.ledger import Ledger
 from evofeed.featurize.job.lock import driving
-from evofeed.featurize.job.options import JobOptions
-from evofeed.featurize.job.places import absolute, ledger_url
+from evofeed.featurize.job.options import JobOptions, absolute, ledger_url
 from evofeed.featurize.job.publish import parent_of
 from evofeed.featurize.job.units import Plan, Unit
 from evofeed.featurize.job.work import UnitResult

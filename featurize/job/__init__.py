@@ -6,13 +6,18 @@ from evofeed.base.lazy import names_from
 
 if TYPE_CHECKING:
     from evofeed.featurize.config import CropConfig, FeaturizeConfig
-    from evofeed.featurize.job.account import JobProgress, JobReport
+    from evofeed.featurize.job.account import (
+        Entries,
+        JobHost,
+        JobProgress,
+        JobReport,
+        broken_entries,
+        note_entries,
+    )
     from evofeed.featurize.job.dispatch import open_executor
     from evofeed.featurize.job.executors import Executor
-    from evofeed.featurize.job.host import Entries, JobHost, broken_entries, note_entries
     from evofeed.featurize.job.ledger import Ledger
-    from evofeed.featurize.job.options import JobOptions
-    from evofeed.featurize.job.places import ledger_url
+    from evofeed.featurize.job.options import JobOptions, ledger_url
     from evofeed.featurize.job.run import run_job
 
 __all__ = [

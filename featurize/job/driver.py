@@ -10,13 +10,18 @@ from typing import Any
 from evofeed.featurize.config import CropConfig, FeaturizeConfig
 from evofeed.featurize.inputs.clusters import NO_CLUSTER
 from evofeed.featurize.job import tables as states
-from evofeed.featurize.job.account import Account, JobProgress, JobReport
+from evofeed.featurize.job.account import (
+    Account,
+    JobHost,
+    JobProgress,
+    JobReport,
+    broken_entries,
+    note_entries,
+)
 from evofeed.featurize.job.dispatch import Dispatch
 from evofeed.featurize.job.executors import ExecutorGone
-from evofeed.featurize.job.host import JobHost, broken_entries, note_entries
 from evofeed.featurize.job.ledger import Ledger
-from evofeed.featurize.job.options import JobOptions
-from evofeed.featurize.job.places import relative
+from evofeed.featurize.job.options import JobOptions, relative
 from evofeed.featurize.job.publish import missing_shards, publish
 from evofeed.featurize.job.tables import JobRow
 from evofeed.featurize.job.template_use import outdated, remembered

@@ -22,13 +22,11 @@ from evofeed.featurize.inputs.clusters import cluster_sizes
 from evofeed.featurize.inputs.discovery import discover, nothing_usable
 from evofeed.featurize.inputs.sources import ChainSource
 from evofeed.featurize.job import tables as states
-from evofeed.featurize.job.account import JobReport
+from evofeed.featurize.job.account import JobHost, JobReport
 from evofeed.featurize.job.driver import Driver, Progress, lease_name
-from evofeed.featurize.job.host import JobHost
 from evofeed.featurize.job.ledger import Ledger
 from evofeed.featurize.job.lock import driving
-from evofeed.featurize.job.options import JobOptions
-from evofeed.featurize.job.places import absolute, ledger_url, relative
+from evofeed.featurize.job.options import JobOptions, absolute, ledger_url, relative
 from evofeed.featurize.job.publish import parent_of
 from evofeed.featurize.job.template_use import outdated
 from evofeed.featurize.job.units import make_plan

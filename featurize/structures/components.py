@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +14,8 @@ from evofeed.protein.components import BOND_ORDERS, Component, ComponentTable
 _UNKNOWN = (*UNSET, "")
 
 
-def read_components(path: str | Path, codes: Collection[str] | None = None) -> ComponentTable:
-    """The components of a dictionary, all or those of `codes`.
-
-    Args:
-        path: `components.cif`, plain or .gz.
-        codes: which to read; a code that the file lacks is left out.
+def read_components(path: str | Path) -> ComponentTable:
+    """The components of a dictionary, `components.cif`, plain or .gz.
 
     Raises:
         MmcifError: the file is missing, no mmCIF, or a component lacks a table.
@@ -31,13 +26,7 @@ def read_components(path: str | Path, codes: Collection[str] | None = None) -> C
         document = gemmi.cif.read(str(path))
     except (OSError, RuntimeError, ValueError) as error:
         raise MmcifError(f"no dictionary of components: {error}", path=str(path)) from None
-    return ComponentTable(
-        {
-            block.name: _component(block, str(path))
-            for block in document
-            if codes is None or block.name in codes
-        }
-    )
+    return ComponentTable({block.name: _component(block, str(path)) for block in document})
 
 
 def _component(block: Any, path: str) -> Component:
