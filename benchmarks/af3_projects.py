@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import copy
+import importlib
 import importlib.abc
 import importlib.machinery
 import sys
 import types
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -48,6 +50,21 @@ class Unused(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             return vars(module)[name]
 
         vars(module).update(__getattr__=made, __version__="0")
+
+
+def given(values: dict[str, dict[str, Any]]) -> None:
+    """Modules that stand in get the names that are called, by module."""
+    for name, names in values.items():
+        vars(importlib.import_module(name)).update(names)
+
+
+def _truncated(a: float, b: float, loc: float, scale: float, size: Any) -> np.ndarray:
+    drawn = torch.nn.init.trunc_normal_(torch.empty(size), loc, scale, a * scale, b * scale)
+    return drawn.double().numpy()
+
+
+TRUNCATED = {"truncnorm": types.SimpleNamespace(std=lambda **_: 0.8796256610342398, rvs=_truncated)}
+"""SciPy's normal distribution between -2 and 2, as first weights are drawn."""
 
 
 class Project:

@@ -14,7 +14,16 @@ import types
 from typing import Any
 
 import torch
-from af3_projects import Optimizer, Project, Settings, deepened, repeated, without_zeros
+from af3_projects import (
+    TRUNCATED,
+    Optimizer,
+    Project,
+    Settings,
+    deepened,
+    given,
+    repeated,
+    without_zeros,
+)
 from torch import Tensor, nn
 
 from evofeed.loader import EntryConfig, boltz_batch
@@ -60,7 +69,15 @@ MODEL: dict[str, Any] = {
 class Boltz(Project):
     """Recomputing every block of its stacks, as its configuration has it."""
 
-    unused = ("rdkit", "pytorch_lightning", "torchmetrics", "mashumaro", "gemmi")
+    unused = (
+        "rdkit",
+        "pytorch_lightning",
+        "torchmetrics",
+        "mashumaro",
+        "gemmi",
+        "scipy",
+        "sklearn",
+    )
     parts = (
         "input_embedder", "msa_module", "pairformer_module", "structure_module.score_model",
         "structure_module.score_model.atom_attention_encoder",
@@ -69,11 +86,10 @@ class Boltz(Project):
     )  # fmt: skip
 
     def first(self) -> Any:
-        for name, kind in (
-            ("pytorch_lightning", "LightningModule"),
-            ("torchmetrics", "MeanMetric"),
-        ):
-            setattr(importlib.import_module(name), kind, Logging)
+        given({
+            "pytorch_lightning": {"LightningModule": Logging},
+            "torchmetrics": {"MeanMetric": Logging}, "scipy.stats": TRUNCATED,
+        })  # fmt: skip
         own = importlib.import_module("boltz.model.models.boltz1")
         torch.manual_seed(0)
         tiny = self.options.tiny

@@ -2,8 +2,9 @@
 
 Trunk, roll-out of 20 denoising steps, permutation of labels, confidence heads, 48 noised copies in
 chunks of 4, all losses; clipping, Adam, moving average, with the rates of its demonstration of
-training. The alignment keeps all its rows where its training draws how many; templates are none.
-Its layer norm is PyTorch's: its own is compiled at import, by a compiler that few machines have.
+training. The alignment keeps all its rows where its training draws how many; its own code pads
+them to 16,384. Templates are none. Its layer norm is PyTorch's: its own is compiled at import, by a
+compiler that few machines have.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from af3_projects import Optimizer, Project, deepened, repeated, without_zeros
+from af3_projects import TRUNCATED, Optimizer, Project, deepened, given, repeated, without_zeros
 from torch import Tensor
 
 from evofeed.loader import EntryConfig, protenix_batch
@@ -47,18 +48,10 @@ class Rotations:
         return made
 
 
-def truncated(a: float, b: float, loc: float, scale: float, size: int) -> np.ndarray:
-    """A normal distribution's numbers within its bounds."""
-    drawn = torch.nn.init.trunc_normal_(torch.empty(size), loc, scale, a * scale, b * scale)
-    return drawn.double().numpy()
-
-
 GIVEN: dict[str, dict[str, Any]] = {
     "rdkit.Chem": {"GetPeriodicTable": lambda: types.SimpleNamespace(GetElementSymbol=str)},
     "scipy.spatial.transform": {"Rotation": Rotations},
-    "scipy.stats": {
-        "truncnorm": types.SimpleNamespace(std=lambda **_: 0.8796256610342398, rvs=truncated)
-    },
+    "scipy.stats": TRUNCATED,
 }  # fmt: skip
 
 
@@ -89,12 +82,12 @@ class Protenix(Project):
             made.diffusion_batch_size, made.diffusion_chunk_size = 3, 2
             made.sample_diffusion.N_step_mini_rollout = 2
             made.model.msa_module.n_blocks = 2
+            made.model.msa_module.msa_max_size = made.data.msa.sample_cutoff.train = 4
         return made
 
     def first(self) -> Any:
         os.environ.setdefault("LAYERNORM_TYPE", "torch")
-        for name, values in GIVEN.items():
-            vars(importlib.import_module(name)).update(values)
+        given(GIVEN)
         own = importlib.import_module("protenix.model.protenix")
         losses = importlib.import_module("protenix.model.loss").ProtenixLoss
         torch.manual_seed(0)
