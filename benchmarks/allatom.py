@@ -34,7 +34,7 @@ from recording import about, quartiles, save
 
 from evofeed.loader import EntryConfig, FeatureLoader, LoaderConfig, batch_maker
 from evofeed.loader.entries.catalog import EntryCatalog
-from evofeed.loader.entries.reading import pack_sample, plan_entry, project_module
+from evofeed.loader.entries.reading import pack_sample, plan_entry
 from evofeed.store import Dataset
 
 SAMPLES = 3
@@ -104,7 +104,7 @@ def samples(uri: str, project: str) -> dict[str, Any]:
         except Exception as error:
             print(f"{project} {place.chain_id} {place.datapoint}: {error}", file=sys.stderr)
             continue
-        where = pack_sample(packed, project_module(project, "plan").ON_HOST)
+        where, _ = pack_sample(packed)
         own.append(1000 * (time.thread_time() - begun))
         most = max(most, where.nbytes)
     medians = {

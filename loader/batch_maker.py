@@ -78,27 +78,17 @@ class ReadyBatch:
 
 def _blocks_on(device: torch.device, value: Any) -> list[Tensor]:
     """A tensor of every allocation there: a step would wait a microsecond for each of hundreds."""
-    return list({t.untyped_storage().data_ptr(): t for t in _tensors_on(device, value)}.values())
+    mine = (t for t in _tensors(value) if t.device.type == device.type)
+    return list({t.untyped_storage().data_ptr(): t for t in mine}.values())
 
 
-def _tensors_on(device: torch.device, value: Any) -> Iterator[Tensor]:
-    """Every tensor on such a device in nested dicts and lists; lists of numbers are passed over."""
+def _tensors(value: Any) -> Iterator[Tensor]:
+    """Every tensor in nested dicts and lists."""
     if isinstance(value, Tensor):
-        if value.device.type == device.type:
-            yield value
-    elif isinstance(value, dict):
-        for one in value.values():
-            yield from _tensors_on(device, one)
-    elif isinstance(value, list | tuple) and not _are_numbers(value):
-        for one in value:
-            yield from _tensors_on(device, one)
-
-
-def _are_numbers(value: Any) -> bool:
-    """Whether a nested list begins with a number: Protenix has thousands of lists of atoms."""
-    while isinstance(value, list | tuple) and value:
-        value = value[0]
-    return isinstance(value, int | float)
+        yield value
+    elif isinstance(value, dict | list | tuple):
+        for one in value.values() if isinstance(value, dict) else value:
+            yield from _tensors(one)
 
 
 class BatchMaker:
@@ -222,8 +212,7 @@ class BatchMaker:
             for slot in slots
         ]
         slabs = [slot.slab for slot in slots]
-        batch = entry_batch(zip(slabs, copies, strict=True), self._config.entries)
-        return batch, _blocks_on(self._device, batch)
+        return entry_batch(zip(slabs, copies, strict=True), self._config.entries)
 
     def _fill_complex(
         self, batch: dict[str, Tensor], number: int, recycles: int, slot: FilledSlot

@@ -3,57 +3,71 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from itertools import groupby
 from typing import Any, Final
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from evofeed.loader.config import EntryConfig
-from evofeed.loader.entries.reading import EntrySlab, PackedSample
+from evofeed.loader.entries.reading import EntrySlab, PackedArray, PackedSample
 from evofeed.loader.views.boltz.features import boltz_features
-from evofeed.loader.views.openfold3.features import openfold3_features, stacked
+from evofeed.loader.views.openfold3.features import longest, openfold3_features, stacked
 from evofeed.loader.views.protenix.features import protenix_features
 
-_FEATURES: Final[dict[str, tuple[Callable[..., dict[str, Any]], torch.dtype]]] = {
-    "openfold3": (openfold3_features, torch.int32),
-    "boltz": (boltz_features, torch.int64),
-    "protenix": (protenix_features, torch.int64),
+_FEATURES: Final[dict[str, Callable[..., dict[str, Any]]]] = {
+    "openfold3": openfold3_features,
+    "boltz": boltz_features,
+    "protenix": protenix_features,
 }
-"""And the dtype of whole numbers there."""
+_ROUND: Final = 1 << 25
+"""Zeros on a GPU are so many bytes or a multiple: the allocator finds one of a size again."""
 
 
-def entry_batch(slabs: Iterable[tuple[EntrySlab, Tensor]], config: EntryConfig) -> dict[str, Any]:
-    """Features of the samples of slots, from their bytes on the device, and of what they are."""
-    make, whole = _FEATURES[config.project]
+def entry_batch(
+    slabs: Iterable[tuple[EntrySlab, Tensor]], config: EntryConfig
+) -> tuple[dict[str, Any], list[Tensor]]:
+    """Features of the samples of slots, from their bytes on the device, and of what they are.
+
+    With the memory that all of them are views of.
+    """
+    make = _FEATURES[config.project]
     batch: dict[str, Any] = {"samples": [], "entry_id": [], "chains": []}
+    blocks = []
     for slab, data in slabs:
-        batch["samples"].append(make(unpack_sample(slab.where, data, whole), config.view))
+        laid, zeros = unpack_sample(slab.where, data)
+        batch["samples"].append(make(laid, config.view))
         batch["entry_id"].append(slab.entry)
         batch["chains"].append(slab.datapoint)
-    return batch
+        blocks += [data, zeros]
+    return batch, blocks
 
 
-def unpack_sample(where: PackedSample, data: Tensor, whole: torch.dtype) -> dict[str, Tensor]:
+def unpack_sample(where: PackedSample, data: Tensor) -> tuple[dict[str, Tensor], Tensor]:
     """Tensors of a slot's bytes on any device, `u8[nbytes]`; the host's arrays as they are.
 
-    Narrower whole numbers become `whole`, all of a dtype at once: a kernel for each array would
-    take the host longer than all that is made of them takes a GPU.
+    And the memory of the features of zeros and few numbers.
     """
-    tensors = {name: torch.from_numpy(value) for name, value in where.host.items()}
-    for dtype, group in groupby(where.arrays, lambda array: array.dtype):
-        arrays = list(group)
-        empty = torch.from_numpy(np.zeros(0, dtype))
-        values = data[arrays[0].offset : arrays[-1].offset + arrays[-1].nbytes].view(empty.dtype)
-        if np.dtype(dtype).kind in "iu" and empty.itemsize < whole.itemsize:
-            values = values.to(whole)
-        parts = values.split([math.prod(array.shape) for array in arrays])  # type: ignore[no-untyped-call]
-        for array, part in zip(arrays, parts, strict=True):
-            tensors[array.name] = part if len(array.shape) == 1 else part.view(array.shape)
-    return tensors
+    size = where.zero_nbytes + (-where.zero_nbytes % _ROUND if data.is_cuda else 0)
+    zeros = torch.zeros(-(-size // 8), dtype=torch.int64, device=data.device)
+    tensors = dict(_views(where.arrays, data))
+    zeros.view(torch.int32).scatter_(0, tensors.pop("_at"), tensors.pop("_words"))
+    tensors.update(_views(where.zeros, zeros.view(torch.uint8)))
+    tensors.update((name, torch.from_numpy(value)) for name, value in where.host.items())
+    return tensors, zeros
+
+
+def _views(arrays: tuple[PackedArray, ...], data: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """The arrays at their places in these bytes, by name."""
+    for dtype, group in groupby(arrays, lambda array: array.dtype):
+        mine = list(group)
+        kind = torch.from_numpy(np.zeros(0, dtype)).dtype
+        values = data[mine[0].offset : mine[-1].offset + mine[-1].nbytes].view(kind)
+        parts = values.split([math.prod(array.shape) for array in mine])  # type: ignore[no-untyped-call]
+        for array, part in zip(mine, parts, strict=True):
+            yield array.name, part if len(array.shape) == 1 else part.view(array.shape)
 
 
 def on_device(slab: EntrySlab, device: torch.device) -> Tensor:
@@ -85,10 +99,7 @@ def boltz_batch(batch: dict[str, Any]) -> dict[str, Any]:
     """
     samples = batch["samples"]
     values = {name: [sample[name] for sample in samples] for name in samples[0]}
-    return {
-        name: those if name in _LISTED else pad_sequence(those, batch_first=True)
-        for name, those in values.items()
-    }
+    return {name: those if name in _LISTED else longest(those) for name, those in values.items()}
 
 
 def protenix_batch(batch: dict[str, Any]) -> dict[str, Any]:

@@ -9,18 +9,19 @@ import datetime
 import importlib
 import re
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from itertools import groupby
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from evofeed.base.errors import LoaderError
-from evofeed.base.shapes import Shaped
 from evofeed.loader.config import EntryConfig
 from evofeed.loader.entries.catalog import EntryPlace
 from evofeed.loader.read_chain import ReadRequest, refusals
 from evofeed.loader.views.config import OpenFold3Config
 from evofeed.loader.views.draws import BoltzDraws, OpenFold3Draws, ProtenixDraws
+from evofeed.loader.views.laid import Laid, OnHost, Sparse
 from evofeed.loader.views.protenix.tables import query_alignments
 from evofeed.protein.alignment import Alignment
 from evofeed.protein.datapoints import alignment_names
@@ -50,37 +51,53 @@ class PackedArray(NamedTuple):
 
 
 class PackedSample(NamedTuple):
-    """Where the arrays of a sample are, and those that never leave the host."""
+    """Where the features of a sample are, and arrays that never leave the host.
+
+    Those of a dtype stand end to end.
+    """
 
     arrays: tuple[PackedArray, ...]
-    """Those of a dtype end to end, so that one kernel casts them all."""
+    """In the slot: features, and where numbers stand among the zeros."""
+    zeros: tuple[PackedArray, ...]
+    """Elsewhere on the device: features of zeros and few numbers."""
     host: dict[str, np.ndarray]
     nbytes: int
+    zero_nbytes: int
 
 
-def pack_sample(
-    packed: Mapping[str, Shaped[np.ndarray, "*_"]], on_host: frozenset[str] = frozenset()
-) -> PackedSample:
-    """Where the arrays of a sample go, dtype by dtype; those named stay on the host."""
-    sent = {name: value for name, value in packed.items() if name not in on_host}
+def pack_sample(laid: Laid) -> tuple[PackedSample, list[np.ndarray]]:
+    """Where the features of a sample go, and the arrays of the slot."""
+    sparse = {name: value for name, value in laid.items() if isinstance(value, Sparse)}
+    zeros, zero_nbytes = _places(sparse)
+    words = [(sparse[one.name].words(), one.offset // 4) for one in zeros]
+    host = {name: value.value for name, value in laid.items() if isinstance(value, OnHost)}
+    sent: dict[str, Any] = {
+        "_at": np.concatenate([np.zeros(0, np.int64)] + [at + start for (at, _), start in words]),
+        "_words": np.concatenate([np.zeros(0, np.int32)] + [value for (_, value), _ in words]),
+        **{name: laid[name] for name in laid if name not in sparse and name not in host},
+    }
+    arrays, nbytes = _places(sent)
+    values = [sent[one.name] for one in arrays]
+    return PackedSample(arrays, zeros, host, nbytes, zero_nbytes), values
+
+
+def _places(values: Mapping[str, Any]) -> tuple[tuple[PackedArray, ...], int]:
+    """Places of arrays, dtype by dtype, and the bytes of all."""
     arrays, at = [], 0
-    for dtype in dict.fromkeys(value.dtype.str for value in sent.values()):
+    named = sorted((np.dtype(value.dtype).str, name) for name, value in values.items())
+    for dtype, group in groupby(named, lambda pair: pair[0]):
         at += -at % _ALIGN
-        for name, value in sent.items():
-            if value.dtype.str == dtype:
-                arrays.append(PackedArray(name, dtype, value.shape, at))
-                at += value.nbytes
-    host = {name: packed[name] for name in sorted(on_host & packed.keys())}
-    return PackedSample(tuple(arrays), host, at)
+        for _, name in group:
+            arrays.append(PackedArray(name, dtype, values[name].shape, at))
+            at += arrays[-1].nbytes
+    return tuple(arrays), at
 
 
-def fill_slot(
-    where: PackedSample, packed: Mapping[str, Shaped[np.ndarray, "*_"]], slot: memoryview
-) -> None:
+def fill_slot(where: PackedSample, values: Iterable[np.ndarray], slot: memoryview) -> None:
     """Copy the arrays into a slot of at least `where.nbytes` bytes."""
-    for array in where.arrays:
+    for array, value in zip(where.arrays, values, strict=True):
         out = np.frombuffer(slot, np.uint8, array.nbytes, array.offset)
-        out[:] = np.ascontiguousarray(packed[array.name]).reshape(-1).view(np.uint8)
+        out[:] = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
 
 
 class EntrySlab(NamedTuple):
@@ -111,11 +128,11 @@ class EntryTask(NamedTuple):
         """
         place: EntryPlace = request.place
         with refusals(storage, request.probe):
-            packed, names = plan_entry(storage, place, self.key, self.config)
-        where = pack_sample(packed, project_module(self.config.project, "plan").ON_HOST)
+            laid, names = plan_entry(storage, place, self.key, self.config)
+        where, values = pack_sample(laid)
         beside = where.nbytes > len(slot)
         data = memoryview(bytearray(where.nbytes)) if beside else slot
-        fill_slot(where, packed, data)
+        fill_slot(where, values, data)
         rest = bytes(data) if beside else b""
         return EntrySlab(where, place.chain_id, names, where.nbytes, beside=rest)
 
@@ -127,7 +144,7 @@ def project_module(project: str, name: str) -> Any:
 
 def plan_entry(
     storage: Storage, place: EntryPlace, key: int, rules: EntryConfig
-) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
+) -> tuple[Laid, tuple[str, ...]]:
     """The decisions about a sample, and the names of the chains it was drawn for.
 
     Raises:
@@ -158,13 +175,13 @@ def plan_entry(
         found = [_with_earlier_templates(one, record, rules.view) for one in found]
     try:
         plan = project_module(rules.project, "plan").plan_sample
-        packed = plan(view, found, place.datapoint, _DRAWS[rules.project](key), rules.view)
+        laid = plan(view, found, place.datapoint, _DRAWS[rules.project](key), rules.view)
     except ValueError as error:
         raise LoaderError(
             f"{rules.project} has no sample of chains {place.datapoint}: {error}",
             item=place.chain_id,
         ) from error
-    return packed, tuple(str(view.chain_name[row]) for row in place.datapoint)
+    return laid, tuple(str(view.chain_name[row]) for row in place.datapoint)
 
 
 def _with_earlier_templates(

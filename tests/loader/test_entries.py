@@ -162,7 +162,7 @@ def test_a_sample_is_the_plan_of_its_record_at_its_position() -> None:
         again = plan_sample(view, found, place.datapoint, OpenFold3Draws(77), RULES.view)
         assert packed.keys() == again.keys()
         for name, value in packed.items():
-            assert np.array_equal(value, again[name]), name
+            np.testing.assert_equal(value, again[name], name)
 
 
 def test_stopped_in_the_middle_it_goes_on_exactly_there_with_other_ranks() -> None:

@@ -1,13 +1,17 @@
-"""A Boltz sample as the host decides it: a few small arrays that the device makes features of."""
+"""A Boltz sample as the host decides it, its features laid out for the device.
+
+Names and values are those of Boltz 1's featurizer, padded to the config's tokens, atoms and rows.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Final
+import math
+from collections.abc import Sequence
+from typing import Any, Final
 
 import numpy as np
 
-from evofeed.base.shapes import Bool, Int
+from evofeed.base.shapes import Bool, Float, Int
 from evofeed.loader.views.boltz.crop import crop_tokens, pocket
 from evofeed.loader.views.boltz.rows import CODES, GAP_CODE, chain_rows, plan_rows
 from evofeed.loader.views.boltz.symmetries import symmetry_features
@@ -15,10 +19,14 @@ from evofeed.loader.views.cells import row_codes, row_deletions
 from evofeed.loader.views.config import BoltzConfig
 from evofeed.loader.views.draws import BoltzDraws, rotations
 from evofeed.loader.views.entry_view import ChainType, EntryView, joined_runs
+from evofeed.loader.views.laid import Laid, OnHost, Sparse, hot, longer, symmetric
 from evofeed.protein.alignment import Alignment
 
-ON_HOST: Final = frozenset({"symmetries", "num_rows"})
-"""Arrays of a plan that the host reads."""
+NUM_TOKENS: Final = 33
+"""Residue types: padding, gap, 20 amino acids, unknown, 5 of RNA, 5 of DNA."""
+NUM_ELEMENTS: Final = 128
+_CHARACTERS: Final = 64
+_POCKET: Final = 4
 _OFFSETS: Final = np.array([[0, 1, 2], [11, 7, 5], [10, 7, 5]])
 """N CA C of amino acids; C1' C3' C4' of RNA and of DNA: places in Boltz's lists of atoms."""
 _RNA, _DNA, _LAST = 23, 28, 32
@@ -33,7 +41,7 @@ def plan_sample(
     datapoint: Sequence[int],
     draws: BoltzDraws,
     config: BoltzConfig,
-) -> dict[str, np.ndarray]:
+) -> Laid:
     """Crop, rows and decisions of one sample.
 
     Raises:
@@ -41,71 +49,101 @@ def plan_sample(
     """
     crop = crop_tokens(view, datapoint, draws, config)
     drawn = draws.rows(config.max_seqs)
-    packed = _tokens(view, crop)
-    packed["pocket"] = pocket(view, crop, draws, config)
-    packed |= _atoms(view, crop)
-    packed["frames"], packed["frame_mask"] = _frames(view, crop, packed)
-    packed |= _moves(packed, draws, config)
+    laid = _tokens(view, crop, config)
+    laid["pocket_feature"] = hot(
+        pocket(view, crop, draws, config), _POCKET, np.int64, config.max_tokens
+    )
+    laid |= _atoms(view, crop, draws, config)
     if config.symmetries:
-        packed |= symmetry_features(view, crop, draws, config)
-    return packed | _rows(view, alignments, crop, drawn, config)
+        laid |= symmetry_features(view, crop, draws, config)
+    return laid | _rows(view, alignments, crop, drawn, config)
 
 
-def _tokens(view: EntryView, crop: Int[np.ndarray, " N"]) -> dict[str, np.ndarray]:
+def _tokens(view: EntryView, crop: Int[np.ndarray, " N"], config: BoltzConfig) -> Laid:
+    size, counts = config.max_tokens, view.token_atoms[crop]
     residue = view.token_residue[crop]
     chain = view.residue_chain()[residue]
     apart = view.token_distogram[crop]
-    offset = np.cumsum(view.token_atoms[crop]) - view.token_atoms[crop]
-    own = offset - view.token_atom[crop]
+    own = np.cumsum(counts) - counts - view.token_atom[crop]
     resolved = view.token_resolved[crop]
     polymer = view.chain_type[chain] != ChainType.LIGAND
     number = np.full(view.num_tokens, -1)
     number[crop] = np.arange(len(crop))
     of_atom = np.full(view.num_atoms, -1)
     of_atom[joined_runs(view.token_atom, view.token_atoms)] = np.repeat(number, view.token_atoms)
+    frames, has_frame = _frames(view, crop)
+    numbers = {
+        "token_index": np.arange(len(crop)),
+        "residue_index": view.residue_index[residue],
+        "asym_id": chain,
+        "entity_id": view.chain_entity[chain],
+        "sym_id": view.chain_sym[chain],
+        "mol_type": view.chain_type[chain],
+        "frames_idx": frames,
+    }
+    masks = {
+        "token_pad_mask": np.ones(len(crop)),
+        "token_resolved_mask": resolved,
+        "token_disto_mask": view.residue_present[residue] & view.atom_present[apart],
+    }
+    shown = (own + view.token_centre[crop])[polymer & resolved]
+    bonds = symmetric(view.bonded(of_atom), size, np.float32)
+    atoms = config.max_atoms
     return {
-        "residue_index": view.residue_index[residue].astype(np.int32),
-        "asym_id": chain.astype(np.int32),
-        "entity_id": view.chain_entity[chain].astype(np.int32),
-        "sym_id": view.chain_sym[chain].astype(np.int32),
-        "mol_type": view.chain_type[chain].astype(np.int32),
-        "res_type": view.token_type[crop].astype(np.int32),
-        "disto_center": view.atom_position[apart].astype(np.float32),
-        "resolved": resolved,
-        "disto_resolved": view.residue_present[residue] & view.atom_present[apart],
-        "bonds": view.bonded(of_atom).astype(np.int32),
-        "atom_num": view.token_atoms[crop].astype(np.int32),
-        "rep_atom": (own + apart).astype(np.int32),
-        "r_set": (own + view.token_centre[crop])[polymer & resolved].astype(np.int32),
+        **{name: longer(value, size, np.int64) for name, value in numbers.items()},
+        **{name: longer(value, size, np.float32) for name, value in masks.items()},
+        "frame_resolved_mask": longer(has_frame, size),
+        "res_type": hot(view.token_type[crop], NUM_TOKENS, np.int64, size),
+        "disto_center": longer(view.atom_position[apart], size, np.float32),
+        "disto_target": Sparse((size, size, config.num_bins), np.int64),
+        "token_bonds": bonds._replace(shape=(size, size, 1)),
+        "token_to_rep_atom": hot(own + apart, atoms, np.int64, size),
+        "r_set_to_rep_atom": hot(shown, atoms, np.int64, len(shown) + size - len(crop)),
+        "cyclic_period": np.zeros(size, np.int32),
     }
 
 
-def _atoms(view: EntryView, crop: Int[np.ndarray, " N"]) -> dict[str, np.ndarray]:
-    atoms = view.atoms_of(crop)
+def _atoms(
+    view: EntryView, crop: Int[np.ndarray, " N"], draws: BoltzDraws, config: BoltzConfig
+) -> Laid:
+    size, whole = config.max_atoms, np.int64
+    atoms, owner = view.atoms_of(crop), np.repeat(np.arange(len(crop)), view.token_atoms[crop])
     residue = view.token_residue[crop]
-    uid = np.cumsum(np.diff(residue, prepend=residue[:1]) != 0)
+    uid = np.cumsum(np.diff(residue, prepend=residue[:1]) != 0)[owner]
     reference = view.atom_reference[atoms]
     conformer = view.molecule_position[0][reference]
+    conformer = np.where(reference[:, None] >= 0, conformer, 0).astype(np.float32)
+    present, coords = view.atom_present[atoms], view.atom_position[atoms].astype(np.float32)
+    center = (coords * present[:, None]).sum(0, np.float64) / max(1, present.sum())
     return {
-        "atom_name": view.atom_name[atoms].astype(np.uint8),
-        "element": view.atom_element[atoms].astype(np.uint8),
-        "charge": view.atom_charge[atoms].astype(np.int8),
-        "conformer": np.where(reference[:, None] >= 0, conformer, 0).astype(np.float32),
-        "coords": view.atom_position[atoms].astype(np.float32),
-        "present": view.atom_present[atoms],
-        "space_uid": np.repeat(uid, view.token_atoms[crop]).astype(np.int32),
-        "atom_token": np.repeat(np.arange(len(crop)), view.token_atoms[crop]).astype(np.int32),
+        "ref_pos": longer(_moved(conformer, uid, draws, config), size, np.float32),
+        "atom_resolved_mask": longer(present, size),
+        "ref_element": hot(view.atom_element[atoms], NUM_ELEMENTS, whole, size),
+        "ref_charge": longer(view.atom_charge[atoms], size, np.int8),
+        "ref_atom_name_chars": hot(view.atom_name[atoms] % _CHARACTERS, _CHARACTERS, whole, size),
+        "ref_space_uid": longer(uid, size, whole),
+        "coords": longer(coords - center.astype(np.float32), size)[None],
+        "atom_pad_mask": longer(np.ones(len(atoms)), size, np.float32),
+        "atom_to_token": hot(owner, config.max_tokens, whole, size),
     }
 
 
-def _moves(
-    packed: dict[str, np.ndarray], draws: BoltzDraws, config: BoltzConfig
-) -> dict[str, np.ndarray]:
-    count = 1 if config.one_move else int(packed["space_uid"][-1]) + 1
-    return {
-        "rotation": rotations(draws.quaternions(count)),
-        "translation": draws.translations(count),
-    }
+def _moved(
+    conformer: Float[np.ndarray, "A 3"],
+    uid: Int[np.ndarray, " A"],
+    draws: BoltzDraws,
+    config: BoltzConfig,
+) -> Float[np.ndarray, "A 3"]:
+    """Conformers turned and moved: all as one, or each about its centre."""
+    count = 1 if config.one_move else int(uid[-1]) + 1
+    rotation, shift = rotations(draws.quaternions(count)), draws.translations(count)
+    if config.one_move:
+        together: np.ndarray = conformer @ rotation[0] + shift[0]
+        return together
+    starts = np.flatnonzero(np.diff(uid, prepend=-1))
+    mean = np.add.reduceat(conformer, starts) / np.bincount(uid)[:, None]
+    moved: np.ndarray = np.einsum("ad,ads->as", conformer - mean[uid], rotation[uid]) + shift[uid]
+    return moved
 
 
 def _rows(
@@ -114,7 +152,7 @@ def _rows(
     crop: Int[np.ndarray, " N"],
     drawn: int,
     config: BoltzConfig,
-) -> dict[str, np.ndarray]:
+) -> Laid:
     """Codes, pairing and deletions of the drawn rows, at the tokens' columns."""
     residue = view.token_residue[crop]
     chain = view.residue_chain()[residue]
@@ -137,25 +175,39 @@ def _rows(
             which = np.where(place == 0, which, -1)
         tokens = np.arange(starts[number], stops[number])
         deletions.append(row_deletions(alignment, which, columns, tokens))
-    token_chain = np.repeat(np.arange(len(chains)), stops - starts)
+    row, token, count = np.concatenate(deletions).T.astype(np.int64)
+    shape: Any = config.max_seqs, config.max_tokens
+    drawn = min(drawn, len(codes))
+    factor = math.pi / 2 if config.pi_half else 2 / math.pi
+    values = np.float32(factor) * np.arctan(count.astype(np.float32) / 3)
+    mean = np.bincount(token, values, shape[1]) / len(codes)
+    kept = row < drawn
     return {
-        "codes": codes,
-        "is_paired": plan.is_paired,
-        "token_chain": token_chain.astype(np.int32),
-        "deletions": np.concatenate(deletions),
-        "num_rows": np.array(min(drawn, len(codes)), np.int32),
+        "_codes": codes,
+        "_num_rows": OnHost(np.array(len(codes) if config.profile_of_kept else drawn)),
+        "_is_paired": plan.is_paired,
+        "_token_chain": np.repeat(np.arange(len(chains)), stops - starts),
+        "msa": Sparse((*shape, NUM_TOKENS), np.int64),
+        "msa_paired": Sparse(shape, np.float32),
+        "deletion_value": Sparse(shape, np.float32, (row * shape[1] + token)[kept], values[kept]),
+        "has_deletion": Sparse(shape, bool),
+        "deletion_mean": mean.astype(np.float32),
+        "profile": Sparse((shape[1], NUM_TOKENS), np.float32),
+        "msa_mask": Sparse(shape, np.int64),
     }
 
 
 def _frames(
-    view: EntryView, crop: Int[np.ndarray, " N"], packed: Mapping[str, np.ndarray]
+    view: EntryView, crop: Int[np.ndarray, " N"]
 ) -> tuple[Int[np.ndarray, "N 3"], Bool[np.ndarray, " N"]]:
     """Atoms of the crop, and whether they make a frame.
 
     Ligands' atoms have their two nearest resolved ones of the chain's crop, by the labels.
     """
-    kind, code = packed["mol_type"], packed["res_type"]
-    counts, coords, present = packed["atom_num"], packed["coords"], packed["present"]
+    chain = view.residue_chain()[view.token_residue[crop]]
+    kind, code = view.chain_type[chain].astype(np.int32), view.token_type[crop].astype(np.int32)
+    counts, atoms_of = view.token_atoms[crop].astype(np.int32), view.atoms_of(crop)
+    coords, present = view.atom_position[atoms_of].astype(np.float32), view.atom_present[atoms_of]
     start = np.cumsum(counts) - counts
     nucleic = (kind == ChainType.DNA) | (kind == ChainType.RNA)
     residue = (kind == ChainType.PROTEIN) & (code > 1) & (code < _UNKNOWN)
@@ -164,7 +216,6 @@ def _frames(
     which = np.where(code >= _DNA, 2, np.where(code >= _RNA, 1, 0))
     atoms = np.where(residue[:, None], _OFFSETS[which], 0) + start[:, None]
     valid = residue & present[np.minimum(atoms, len(present) - 1)].all(1)
-    chain = packed["asym_id"]
     for number in np.unique(chain[kind == ChainType.LIGAND]):
         rows = np.flatnonzero(chain == number)
         mine = slice(start[rows[0]], start[rows[-1]] + counts[rows[-1]])

@@ -13,6 +13,7 @@ from evofeed.loader.views.columns import RESTYPES
 from evofeed.loader.views.config import BoltzConfig
 from evofeed.loader.views.draws import BoltzDraws
 from evofeed.loader.views.entry_view import EntryView
+from evofeed.loader.views.laid import Laid, OnHost
 
 _MOST: Final = 100
 """Assignments of chains that a sample lists."""
@@ -29,8 +30,8 @@ _LISTED: Final = frozenset(RESTYPES) - {"UNK", "N", "DN"}
 
 def symmetry_features(
     view: EntryView, crop: Int[np.ndarray, " N"], draws: BoltzDraws, config: BoltzConfig
-) -> dict[str, np.ndarray]:
-    """The whole entry's atoms, the crop's among them, and `symmetries`: three lists, as JSON."""
+) -> Laid:
+    """The whole entry's atoms, the crop's among them, and `_symmetries`: three lists, as JSON."""
     counts = view.token_atoms[crop]
     start = np.cumsum(counts) - counts
     lists = {
@@ -44,9 +45,9 @@ def symmetry_features(
     }
     return {
         "all_coords": view.atom_position.astype(np.float32),
-        "all_present": view.atom_present,
-        "crop_atoms": view.atoms_of(crop).astype(np.int32),
-        "symmetries": np.frombuffer(bytearray(json.dumps(lists).encode()), np.uint8),
+        "all_resolved_mask": view.atom_present.astype(np.float32),
+        "crop_to_all_atom_map": view.atoms_of(crop).astype(np.float32),
+        "_symmetries": OnHost(np.frombuffer(bytearray(json.dumps(lists).encode()), np.uint8)),
     }
 
 

@@ -1,27 +1,34 @@
-"""An OpenFold3 sample as the host decides it: small arrays that the device makes features of."""
+"""An OpenFold3 sample as the host decides it, its features laid out for the device.
+
+Names and values are those of its featurizer. Tokens are padded to the config's, atoms to a multiple
+of `atoms_multiple_of`; rows are as they are.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
 
-from evofeed.base.shapes import Integer
+from evofeed.base.shapes import Bool, Float, Integer
 from evofeed.loader.views.cells import ShownRows, letter_table, row_features
 from evofeed.loader.views.columns import GAP_TYPE, NUM_RESTYPES, RESTYPES, UNKNOWN
 from evofeed.loader.views.config import CONFIDENCE_LOSSES, OpenFold3Config
 from evofeed.loader.views.draws import OpenFold3Draws, rotations
-from evofeed.loader.views.entry_view import ChainType, EntryView
+from evofeed.loader.views.entry_view import IS_KIND, ChainType, EntryView
+from evofeed.loader.views.laid import Laid, OnHost, Sparse, deleted, hot, longer, symmetric
 from evofeed.loader.views.openfold3.crop import crop_entry
 from evofeed.loader.views.openfold3.labels import Exchange, Layout, exchange, lay_out
 from evofeed.loader.views.openfold3.molecules import Molecules, molecules_of
 from evofeed.loader.views.openfold3.rows import plan_rows
-from evofeed.loader.views.openfold3.templates import plan_templates
+from evofeed.loader.views.openfold3.templates import lay_out_templates, plan_templates
 from evofeed.protein.alignment import Alignment
 
-ON_HOST: Final = frozenset({"order_counts", "order_sizes"})
-"""Arrays of a plan that the host reads to know shapes."""
+NUM_ELEMENTS: Final = 119
+"""Atomic numbers from 1, the last one for what is unknown."""
+_CHARACTERS: Final = 64
 LETTER_TYPES: Final = {
     ChainType.PROTEIN: letter_table(0, "ARNDCQEGHILKMFPSTWYV", UNKNOWN, GAP_TYPE),
     ChainType.RNA: letter_table(21, "AGCU", RESTYPES.index("N"), GAP_TYPE),
@@ -35,7 +42,7 @@ def plan_sample(
     datapoint: Sequence[int],
     draws: OpenFold3Draws,
     config: OpenFold3Config,
-) -> dict[str, np.ndarray]:
+) -> Laid:
     """Crop, labels, conformers and rows of one sample.
 
     Raises:
@@ -50,37 +57,50 @@ def plan_sample(
     numbers = np.flatnonzero(in_crop)
     tokens = layout.token[numbers]
     labels = exchange(view, layout, molecules, crop, in_crop)
-    packed = _tokens(view, layout, molecules, numbers)
-    packed |= _chains(view, molecules, layout.token_chain[numbers], config)
-    packed["num_atoms"] = view.token_atoms[tokens].astype(np.int32)
-    packed["bonds"] = _bonds(view, tokens)
-    packed |= _labels(view, layout, molecules, labels)
-    packed |= _atoms(view, tokens, draws)
-    packed |= _rows(view, alignments, tokens, draws, config)
-    packed |= plan_templates(view, alignments, tokens, draws, config)
-    packed["loss_weights"] = loss_weights(view.resolution, config)
-    return packed
+    size = config.token_budget
+    laid = _tokens(view, layout, molecules, numbers, view.token_atoms[tokens], size)
+    chains = _chains(view, molecules, layout.token_chain[numbers], config)
+    chains["residue_index"] = view.residue_index[view.token_residue[tokens]]
+    laid |= {name: longer(value, size, np.int32) for name, value in chains.items()}
+    laid["token_bonds"] = symmetric(_bonds(view, tokens), size, np.int32)
+    laid["cyclic_mask"] = Sparse((size,), bool)
+    laid |= _labels(view, layout, molecules, labels)
+    laid |= _atoms(view, tokens, draws, config)
+    laid |= _rows(view, alignments, tokens, draws, config)
+    laid |= lay_out_templates(plan_templates(view, alignments, tokens, draws, config), config)
+    return laid | loss_weights(view.resolution, config)
 
 
 def _tokens(
-    view: EntryView, layout: Layout, molecules: Molecules, numbers: Integer[np.ndarray, " T"]
-) -> dict[str, np.ndarray]:
-    """What the tokens of the crop and those of the labels have alike."""
+    view: EntryView,
+    layout: Layout,
+    molecules: Molecules,
+    numbers: Integer[np.ndarray, " T"],
+    atoms: Integer[np.ndarray, " T"],
+    size: int,
+) -> Laid:
+    """What the tokens of the crop and those of the labels have alike, `size` of them."""
     token = layout.token[numbers]
     chain = layout.token_chain[numbers]
     component = view.residue_component[view.token_residue[token]]
     place = np.zeros(len(view.component_molecule), np.int64)
     place[layout.component] = layout.component_in_molecule + 1
-    return {
-        "token_index": numbers.astype(np.int32),
-        "restype": view.token_type[token].astype(np.uint8),
-        "chain_type": view.chain_type[molecules.chain[chain]].astype(np.uint8),
+    kind = view.chain_type[molecules.chain[chain]]
+    features = {
+        "token_index": numbers,
         "is_atomized": view.token_atomized[token],
-        "mol_entity_id": molecules.entity[chain].astype(np.int32),
-        "mol_sym_id": molecules.sym[chain].astype(np.int32),
-        "mol_sym_token_index": layout.token_in_molecule[numbers].astype(np.int32),
-        "mol_sym_component_id": place[component].astype(np.int32),
-        "residue_index": view.residue_index[view.token_residue[token]].astype(np.int32),
+        "mol_entity_id": molecules.entity[chain],
+        "mol_sym_id": molecules.sym[chain],
+        "mol_sym_token_index": layout.token_in_molecule[numbers],
+        "mol_sym_component_id": place[component],
+        "num_atoms_per_token": atoms,
+        "start_atom_index": np.cumsum(atoms) - atoms,
+        **{name: kind == number for name, number in IS_KIND.items()},
+    }
+    return {
+        **{name: longer(value, size, np.int32) for name, value in features.items()},
+        "restype": hot(view.token_type[token], NUM_RESTYPES, np.int32, size),
+        "token_mask": longer(np.ones(len(token)), size, np.float32),
     }
 
 
@@ -96,11 +116,7 @@ def _chains(
     entity = view.chain_entity[rows]
     earlier = np.tril(entity[:, None] == entity[None], -1)
     sym = earlier.sum(1) + 1
-    return {
-        "asym_id": asym[inverse].astype(np.int32),
-        "entity_id": entity[inverse].astype(np.int32),
-        "sym_id": sym[inverse].astype(np.int32),
-    }
+    return {"asym_id": asym[inverse], "entity_id": entity[inverse], "sym_id": sym[inverse]}
 
 
 def _bonds(view: EntryView, tokens: Integer[np.ndarray, " T"]) -> Integer[np.ndarray, "b 2"]:
@@ -111,50 +127,74 @@ def _bonds(view: EntryView, tokens: Integer[np.ndarray, " T"]) -> Integer[np.nda
     return view.bonded(place)
 
 
-def _labels(
-    view: EntryView, layout: Layout, molecules: Molecules, labels: Exchange
-) -> dict[str, np.ndarray]:
+def _labels(view: EntryView, layout: Layout, molecules: Molecules, labels: Exchange) -> Laid:
     """Atoms whose labels may change places, their tokens, and the orders of atoms."""
     fresh = np.diff(labels.token, prepend=-1) != 0
     first = np.flatnonzero(fresh)
-    tokens = _tokens(view, layout, molecules, labels.token[first])
-    del tokens["residue_index"]
     counts = np.diff(np.append(first, len(labels.token)))
+    truth = _tokens(view, layout, molecules, labels.token[first], counts, len(first))
+    truth |= {
+        "atom_mask": np.ones(len(labels.atom), np.float32),
+        "atom_positions": view.atom_position[labels.atom].astype(np.float32),
+        "atom_resolved_mask": view.atom_present[labels.atom].astype(np.float32),
+    }
     return {
-        **{f"label_{name}": value for name, value in tokens.items()},
-        "label_num_atoms": counts.astype(np.int32),
-        "label_position": view.atom_position[labels.atom].astype(np.float32),
-        "label_resolved": view.atom_present[labels.atom],
-        "order_counts": labels.counts.astype(np.int32),
-        "order_sizes": labels.sizes.astype(np.int32),
-        "orders": labels.orders.astype(np.int32),
+        **{f"ground_truth.{name}": value for name, value in truth.items()},
+        "_order_counts": OnHost(labels.counts),
+        "_order_sizes": OnHost(labels.sizes),
+        "_orders": labels.orders.astype(np.int32),
     }
 
 
 def _atoms(
-    view: EntryView, tokens: Integer[np.ndarray, " T"], draws: OpenFold3Draws
-) -> dict[str, np.ndarray]:
-    """Conformers of the crop's components, and how each is turned and moved."""
-    atom = view.atoms_of(tokens)
-    component = np.repeat(
-        view.residue_component[view.token_residue[tokens]], view.token_atoms[tokens]
-    )
+    view: EntryView,
+    tokens: Integer[np.ndarray, " T"],
+    draws: OpenFold3Draws,
+    config: OpenFold3Config,
+) -> Laid:
+    """Atoms of the crop's components, their conformers turned and moved."""
+    atom, owner = view.atoms_of(tokens), np.repeat(np.arange(len(tokens)), view.token_atoms[tokens])
+    size = len(atom) + -len(atom) % config.atoms_multiple_of
+    component = view.residue_component[view.token_residue[tokens]][owner]
     uid = np.cumsum(np.diff(component, prepend=component[:1]) != 0)
     reference = view.atom_reference[atom]
     mask = view.molecule_mask[reference]
     chosen = draws.conformers(int(uid[-1]) + 1, len(view.molecule_position))
     position = view.molecule_position[chosen[uid], reference]
     turn, shift = draws.moves(np.bincount(uid, mask) > 0)
+    element = view.atom_element[atom].astype(np.int64)
     return {
-        "conformer": np.where(mask[:, None], position, 0).astype(np.float32),
-        "ref_mask": mask,
-        "element": view.atom_element[atom].astype(np.uint8),
-        "charge": view.atom_charge[atom].astype(np.int8),
-        "atom_name": view.atom_name[atom].astype(np.uint8),
-        "space_uid": uid.astype(np.int32),
-        "rotation": rotations(turn),
-        "shift": shift,
+        "atom_to_token_index": longer(owner, size, np.int32),
+        "atom_mask": longer(np.ones(len(atom)), size, np.float32),
+        "ref_pos": longer(_moved(position, mask, uid, rotations(turn), shift), size),
+        "ref_mask": longer(mask, size, np.int32),
+        "ref_element": hot(
+            np.where(element > 0, element, NUM_ELEMENTS) - 1, NUM_ELEMENTS, np.int32, size
+        ),
+        "ref_charge": longer(view.atom_charge[atom], size, np.float32),
+        "ref_atom_name_chars": hot(view.atom_name[atom], _CHARACTERS, np.int32, size),
+        "ref_space_uid": longer(uid, size, np.int32),
     }
+
+
+def _moved(
+    position: Float[np.ndarray, "A 3"],
+    mask: Bool[np.ndarray, " A"],
+    uid: Integer[np.ndarray, " A"],
+    rotation: Float[np.ndarray, "g 3 3"],
+    shift: Float[np.ndarray, "g 3"],
+) -> Float[np.ndarray, "A 3"]:
+    """Every component centred, turned and shifted; zeros where masked.
+
+    Source: AF3 SI, algorithm 19.
+    """
+    position = np.where(mask[:, None], position, 0).astype(np.float64)
+    starts = np.flatnonzero(np.diff(uid, prepend=-1))
+    counts = np.maximum(np.bincount(uid, mask), 1)
+    mean = np.add.reduceat(position, starts) / counts[:, None]
+    turned = np.einsum("aij,aj->ai", rotation[uid], position - mean[uid])
+    moved: np.ndarray = ((turned + shift[uid]) * mask[:, None]).astype(np.float32)
+    return moved
 
 
 def _rows(
@@ -163,7 +203,7 @@ def _rows(
     tokens: Integer[np.ndarray, " T"],
     draws: OpenFold3Draws,
     config: OpenFold3Config,
-) -> dict[str, np.ndarray]:
+) -> Laid:
     """Residue types and deletions of the rows at the tokens' columns, and profiles."""
     residue = view.token_residue[tokens]
     chain = view.residue_chain()[residue]
@@ -184,21 +224,30 @@ def _rows(
         mine.append(ShownRows(row, alignment, table, rows, others, every))
     profile = np.zeros([len(tokens), NUM_RESTYPES], np.float32)
     columns = view.residue_index[residue] - 1
+    made = row_features(types, profile, chain, columns, mine)
+    deletions, size = made["deletions"], config.token_budget
+    values = np.arctan(deletions[:, 2].astype(np.float32) / 3) * np.float32(2 / math.pi)
+    every = np.full((count, size), GAP_TYPE, np.uint8)
+    every[:, : len(tokens)] = types
     return {
-        **row_features(types, profile, chain, columns, mine),
-        "depth": depth,
-        "num_paired": np.array([plan.num_paired], np.int32),
+        "_msa": every,
+        "_depth": depth,
+        "msa": Sparse((*every.shape, NUM_RESTYPES), np.int32),
+        "msa_mask": Sparse(every.shape, np.float32),
+        **deleted(deletions, values, (count, size)),
+        "deletion_mean": longer(made["deletion_mean"], size),
+        "profile": longer(made["profile"], size),
+        "num_paired_seqs": np.array([plan.num_paired], np.int32),
     }
 
 
-def loss_weights(resolution: float, config: OpenFold3Config) -> np.ndarray:
+def loss_weights(resolution: float, config: OpenFold3Config) -> Laid:
     """Weights of `config.loss_weights`; none of confidence where the resolution is unusual."""
     low, high = config.resolutions
     usual = low <= resolution <= high
-    return np.array(
-        [
-            value if usual or name not in CONFIDENCE_LOSSES else 0.0
-            for name, value in config.loss_weights
-        ],
-        np.float32,
-    )
+    return {
+        f"loss_weights.{name}": np.array(
+            [value if usual or name not in CONFIDENCE_LOSSES else 0.0], np.float32
+        )
+        for name, value in config.loss_weights
+    }

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 import numpy as np
 
 from evofeed.base.shapes import Integer
+from evofeed.loader.views.columns import GAP_TYPE, NUM_RESTYPES
 from evofeed.loader.views.config import OpenFold3Config
 from evofeed.loader.views.draws import OpenFold3Draws
 from evofeed.loader.views.entry_view import ChainType, EntryView
+from evofeed.loader.views.laid import Laid, Sparse, hot
 from evofeed.protein.alignment import Alignment
 from evofeed.protein.residues import GAP
+
+BINS: Final = 39
+"""Of the distogram."""
 
 
 def plan_templates(
@@ -47,3 +53,16 @@ def plan_templates(
     if (restype == GAP).all():
         return {}
     return {"template_restype": restype, "template_position": position}
+
+
+def lay_out_templates(drawn: dict[str, np.ndarray], config: OpenFold3Config) -> Laid:
+    """Empty slots of templates, and the templates that there are."""
+    slots, size = config.max_templates, config.token_budget
+    return {
+        "template_pseudo_beta_mask": Sparse((slots, size), np.float32),
+        "template_backbone_frame_mask": Sparse((slots, size), np.float32),
+        "template_restype": hot(np.full((slots, size), GAP_TYPE), NUM_RESTYPES, np.int32),
+        "template_distogram": Sparse((slots, size, size, BINS), np.float32),
+        "template_unit_vector": Sparse((slots, size, size, 3), np.float32),
+        **{f"_{name}": value for name, value in drawn.items()},
+    }

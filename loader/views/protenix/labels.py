@@ -130,9 +130,9 @@ def atom_orders(view: ProtenixView, crop: Crop) -> dict[str, np.ndarray]:
         done = mine.stop
     parts.append(place[done:])
     return {
-        "order_counts": counts.astype(np.int32),
-        "order_sizes": (stops - starts).astype(np.int32),
-        "orders": np.concatenate(parts).astype(np.int16),
+        "_order_counts": counts,
+        "_order_sizes": stops - starts,
+        "_orders": np.concatenate(parts).astype(np.int16),
     }
 
 
@@ -164,11 +164,13 @@ def exchangeable(
     atom = atom[wanted[atom]]
     centre = np.zeros(view.num_atoms, bool)
     centre[view.token_centre] = True
-    return {
-        "full_position": view.atom_position[atom].astype(np.float32),
-        "full_present": view.atom_present[atom],
-        "full_mol_id": molecules.molecule[chain[atom]].astype(np.int32),
-        "full_mol_atom_index": index[atom].astype(np.int32),
-        "full_entity_mol_id": molecules.kind[chain[atom]].astype(np.int32),
-        "full_centre": centre[atom],
+    numbers = {
+        "coordinate_mask": view.atom_present[atom],
+        "mol_id": molecules.molecule[chain[atom]],
+        "mol_atom_index": index[atom],
+        "entity_mol_id": molecules.kind[chain[atom]],
+        "pae_rep_atom_mask": centre[atom],
     }
+    features = {name: value.astype(np.int64) for name, value in numbers.items()}
+    features["coordinate"] = view.atom_position[atom].astype(np.float32)
+    return {f"label_full_dict.{name}": value for name, value in features.items()}

@@ -1,7 +1,11 @@
-"""A Protenix sample as the host decides it: small arrays that the device makes features of."""
+"""A Protenix sample as the host decides it, its features laid out for the device.
+
+Names and values are those of Protenix's featurizer.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Final
 
@@ -19,7 +23,8 @@ from evofeed.loader.views.columns import (
 )
 from evofeed.loader.views.config import ProtenixConfig
 from evofeed.loader.views.draws import ProtenixDraws
-from evofeed.loader.views.entry_view import ChainType, ProtenixView, run_starts
+from evofeed.loader.views.entry_view import IS_KIND, ChainType, ProtenixView, run_starts
+from evofeed.loader.views.laid import Laid, OnHost, Sparse, deleted, hot, symmetric
 from evofeed.loader.views.protenix.crop import Tokens, crop_tokens, tokens_of
 from evofeed.loader.views.protenix.frames import token_frames
 from evofeed.loader.views.protenix.labels import (
@@ -37,9 +42,17 @@ from evofeed.loader.views.protenix.vocabulary import (
 from evofeed.protein.alignment import Alignment
 from evofeed.protein.molecules import ELEMENTS
 
-ON_HOST: Final = frozenset({"order_counts", "order_sizes", "orders", "basic", "num_alignments"})
-"""Arrays of a plan that the host reads."""
-_KINDS = (ChainType.PROTEIN, ChainType.LIGAND, ChainType.RNA, ChainType.DNA)
+NUM_ELEMENTS: Final = 128
+_CHARACTERS: Final = 64
+_ATOM37: Final = 37
+_KINDS: Final = {
+    "prot": ChainType.PROTEIN,
+    "lig": ChainType.LIGAND,
+    "rna": ChainType.RNA,
+    "dna": ChainType.DNA,
+}
+_COUNTED: Final = ("rna_pair", "prot_pair", "prot_unpair", "rna_unpair")
+"""Kinds of rows that are counted."""
 
 
 def plan_sample(
@@ -48,7 +61,7 @@ def plan_sample(
     datapoint: Sequence[int],
     draws: ProtenixDraws,
     config: ProtenixConfig,
-) -> dict[str, np.ndarray]:
+) -> Laid:
     """Crop, rows, conformers and labels of one sample.
 
     Raises:
@@ -63,17 +76,26 @@ def plan_sample(
         seen = int(view.atom_present[crop.atom].sum())
         if seen < config.min_resolved:
             raise ValueError(f"{view.entry}: {seen} atoms of a contiguous crop were seen")
-    packed = _tokens(view, crop, sym)
-    packed |= _atoms(view, crop, molecules, config)
-    packed |= _bonds(view, crop)
-    packed |= _conformers(view, crop, draws, config)
-    packed |= _frames(view, crop, packed)
-    packed |= atom_orders(view, crop)
-    packed |= exchangeable(view, crop, tokens, molecules, spatial=strategy.is_spatial)
-    packed |= _rows(view, alignments, tokens, crop, config)
-    packed["resolution"] = np.nan_to_num(np.array([view.resolution], np.float32), nan=-1.0)
-    packed["basic"] = _counts(view, crop)
-    return packed
+    conformers = _conformers(view, crop, draws, config)
+    inputs = {
+        **_tokens(view, crop, sym),
+        **_atoms(view, crop, molecules, config),
+        **_bonds(view, crop),
+        "ref_pos": conformers["ref_pos"],
+        "ref_mask": conformers["ref_mask"].astype(np.int64),
+        **_frames(view, crop, conformers),
+        "resolution": np.nan_to_num(np.array([view.resolution], np.float32), nan=-1.0),
+        "is_distillation": np.zeros(1, bool),
+    }
+    return {
+        **{f"input_feature_dict.{name}": value for name, value in inputs.items()},
+        **_rows(view, alignments, tokens, crop, config),
+        "label_dict.coordinate": view.atom_position[crop.atom].astype(np.float32),
+        "label_dict.coordinate_mask": view.atom_present[crop.atom].astype(np.int64),
+        **exchangeable(view, crop, tokens, molecules, spatial=strategy.is_spatial),
+        **{name: OnHost(value) for name, value in atom_orders(view, crop).items()},
+        **_counts(view, crop),
+    }
 
 
 def _shuffled(
@@ -100,48 +122,49 @@ def _copies(
     return sym
 
 
-def _tokens(
-    view: ProtenixView, crop: Crop, sym: Integer[np.ndarray, " C"]
-) -> dict[str, np.ndarray]:
+def _tokens(view: ProtenixView, crop: Crop, sym: Integer[np.ndarray, " C"]) -> Laid:
     return {
-        "residue_index": view.residue_index[crop.residue].astype(np.int32),
-        "asym_id": view.chain_asym[crop.chain].astype(np.int32),
-        "entity_id": view.chain_entity[crop.chain].astype(np.int32),
-        "sym_id": sym[crop.chain].astype(np.int32),
-        "restype": view.residue_type[crop.residue].astype(np.uint8),
-        "num_atoms": view.token_atoms[crop.token].astype(np.int32),
+        "token_index": np.arange(len(crop.token)),
+        "residue_index": view.residue_index[crop.residue].astype(np.int64),
+        "asym_id": view.chain_asym[crop.chain].astype(np.int64),
+        "entity_id": view.chain_entity[crop.chain].astype(np.int64),
+        "sym_id": sym[crop.chain].astype(np.int64),
+        "restype": hot(view.residue_type[crop.residue], NUM_RESTYPES, np.float32),
     }
 
 
-def _atoms(
-    view: ProtenixView, crop: Crop, molecules: Molecules, config: ProtenixConfig
-) -> dict[str, np.ndarray]:
+def _atoms(view: ProtenixView, crop: Crop, molecules: Molecules, config: ProtenixConfig) -> Laid:
     owner = crop.owner
     chain, residue = crop.chain[owner], crop.residue[owner]
     kind = view.residue_kind[residue]
     code = residue_codes(view.residue_name[crop.residue])[owner]
     names = view.atom_name[crop.atom].astype(np.uint8)
     standard = (code >= 0) & (kind != ChainType.LIGAND)
-    flags = np.zeros((4, len(owner)), np.uint8)
-    flags[0, crop.centre] = 1
-    flags[1] = standard & is_named(names, "CA", "C1'")
+    centre, distogram = np.zeros((2, len(owner)), bool)
+    centre[crop.centre] = True
     apart = view.token_distogram[crop.token]
-    flags[2, (crop.start[:-1] + apart - view.token_atom[crop.token])[apart >= 0]] = 1
-    flags[3] = (code < 0) & (kind != ChainType.LIGAND)
+    distogram[(crop.start[:-1] + apart - view.token_atom[crop.token])[apart >= 0]] = True
     begin = view.residue_atom[view.chain_residue[chain]]
+    shown = _renamed(view, crop, kind, names) if config.rename_ligand_atoms else names
+    numbers = {
+        "ref_charge": view.atom_charge[crop.atom],
+        "ref_space_uid": residue,
+        "atom_to_tokatom_idx": np.where(standard, standard_places(code, names), 0),
+        "pae_rep_atom_mask": centre,
+        "plddt_m_rep_atom_mask": standard & is_named(names, "CA", "C1'"),
+        "distogram_rep_atom_mask": distogram,
+        "modified_res_mask": (code < 0) & (kind != ChainType.LIGAND),
+        "mol_id": molecules.molecule[chain],
+        "mol_atom_index": molecules.first[chain] + crop.atom - begin,
+        "entity_mol_id": molecules.kind[chain],
+        "atom_to_token_idx": owner,
+        **{name: view.chain_type[chain] == number for name, number in IS_KIND.items()},
+    }
+    element = view.atom_element[crop.atom].astype(np.int64)
     return {
-        "atom_name": _renamed(view, crop, kind, names) if config.rename_ligand_atoms else names,
-        "element": view.atom_element[crop.atom].astype(np.uint8),
-        "charge": view.atom_charge[crop.atom].astype(np.int8),
-        "space_uid": residue.astype(np.int32),
-        "tokatom": np.where(standard, standard_places(code, names), 0).astype(np.uint8),
-        "chain_type": view.chain_type[chain].astype(np.uint8),
-        "flags": flags,
-        "mol_id": molecules.molecule[chain].astype(np.int32),
-        "mol_atom_index": (molecules.first[chain] + crop.atom - begin).astype(np.int32),
-        "entity_mol_id": molecules.kind[chain].astype(np.int32),
-        "position": view.atom_position[crop.atom].astype(np.float32),
-        "present": view.atom_present[crop.atom],
+        **{name: value.astype(np.int64) for name, value in numbers.items()},
+        "ref_element": hot(element - 1, NUM_ELEMENTS, np.int64),
+        "ref_atom_name_chars": hot(np.minimum(shown, _CHARACTERS - 1), _CHARACTERS, np.int64),
     }
 
 
@@ -162,7 +185,7 @@ def _renamed(
     return names
 
 
-def _bonds(view: ProtenixView, crop: Crop) -> dict[str, np.ndarray]:
+def _bonds(view: ProtenixView, crop: Crop) -> Laid:
     """Bonded tokens, but for bonds along polymers; and bonded atoms of ligands and polymers."""
     place = np.full(view.num_atoms, -1, np.int64)
     place[crop.atom] = np.arange(len(crop.atom))
@@ -179,9 +202,8 @@ def _bonds(view: ProtenixView, crop: Crop) -> dict[str, np.ndarray]:
     ligand = ~polymer & (np.bincount(inverse)[inverse] > 1)
     between = (ligand[one] & polymer[two]) | (ligand[two] & polymer[one])
     return {
-        "bonds": crop.owner[ends[~along]].astype(np.int32),
-        "bond_mask": ends[between].astype(np.int32),
-        "linked": np.unique(ends[residue[one] != residue[two]]).astype(np.int32),
+        "token_bonds": symmetric(crop.owner[ends[~along]], len(crop.token), np.float32),
+        "bond_mask": symmetric(ends[between], len(crop.atom), np.int64),
     }
 
 
@@ -208,7 +230,7 @@ def _conformers(
     }
 
 
-def _frames(view: ProtenixView, crop: Crop, packed: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+def _frames(view: ProtenixView, crop: Crop, conformers: dict[str, np.ndarray]) -> Laid:
     kind = view.residue_kind[crop.residue]
     standard = residue_codes(view.residue_name[crop.residue]) >= 0
     whole = standard & (kind != ChainType.LIGAND) & (np.diff(crop.start) > 1)
@@ -219,10 +241,10 @@ def _frames(view: ProtenixView, crop: Crop, packed: dict[str, np.ndarray]) -> di
         kind == ChainType.PROTEIN,
         view.atom_name[crop.atom],
         crop.run,
-        packed["ref_pos"],
-        packed["ref_mask"],
+        conformers["ref_pos"],
+        conformers["ref_mask"],
     )
-    return {"frames": frames.atoms.astype(np.int32), "has_frame": frames.valid}
+    return {"frame_atom_index": frames.atoms, "has_frame": frames.valid.astype(np.int64)}
 
 
 def _rows(
@@ -231,8 +253,8 @@ def _rows(
     tokens: Tokens,
     crop: Crop,
     config: ProtenixConfig,
-) -> dict[str, np.ndarray]:
-    """Codes and deletions of the rows at the tokens' columns, and profiles."""
+) -> Laid:
+    """Codes and deletions of the rows at the tokens' columns, profiles, and how many there are."""
     in_crop = np.zeros(view.num_chains, bool)
     in_crop[crop.chain] = True
     plan = plan_rows(view, in_crop, alignments, _entities(view, tokens), config)
@@ -244,18 +266,32 @@ def _rows(
     profile[:, UNKNOWN] = 1
     columns = view.residue_index[crop.residue] - 1
     mine = []
-    for row, rows, deleted, every in zip(
+    for row, rows, others, every in zip(
         plan.chains, plan.rows, plan.deletions, plan.main, strict=True
     ):
         alignment = alignments[view.chain_alignment[row]]
         outside = (columns < 0) | (columns >= alignment.num_columns)
         columns[outside & (crop.chain == row)] = 0
         table = letter_codes_of(int(view.chain_polymer[row]))
-        mine.append(ShownRows(row, alignment, table, rows, deleted, every))
-    return {
-        **row_features(types, profile, crop.chain, columns, mine),
-        "num_alignments": np.array([1, plan.num_paired, plan.num_protein, plan.num_rna], np.int32),
+        mine.append(ShownRows(row, alignment, table, rows, others, every))
+    made = row_features(types, profile, crop.chain, columns, mine)
+    deletions, slots = made["deletions"], (config.max_templates, size)
+    number = deletions[:, 2].clip(max=127) if config.clip_127 else deletions[:, 2]
+    inputs: Laid = {
+        "msa": Sparse(types.shape, np.int64),
+        **deleted(deletions, np.arctan(number / 3.0) * (2.0 / math.pi), types.shape),
+        "profile": made["profile"],
+        "deletion_mean": made["deletion_mean"],
+        "template_restype": np.full(slots, GAP_TYPE),
+        "template_all_atom_mask": Sparse((*slots, _ATOM37), np.float32),
+        "template_all_atom_positions": Sparse((*slots, _ATOM37, 3), np.float32),
     }
+    laid: Laid = {f"input_feature_dict.{name}": value for name, value in inputs.items()}
+    counts = (1, plan.num_paired, plan.num_protein, plan.num_rna)
+    for kind, count in zip(_COUNTED, counts, strict=True):
+        laid[f"input_feature_dict.{kind}_num_alignments"] = OnHost(np.array(count))
+        laid[f"basic.N_msa_{kind}"] = OnHost(np.array([count]))
+    return laid | {"_msa": made["msa"], "basic.N_msa": OnHost(np.array([plan.num_rows]))}
 
 
 def _entities(view: ProtenixView, tokens: Tokens) -> dict[int, list[int]]:
@@ -271,9 +307,11 @@ def _entities(view: ProtenixView, tokens: Tokens) -> dict[int, list[int]]:
     return {entity: [row[asym] for asym in own] for entity, own in numbers.items()}
 
 
-def _counts(view: ProtenixView, crop: Crop) -> Integer[np.ndarray, " 9"]:
-    """Chains, and atoms and tokens of each kind of chain."""
-    kind = view.chain_type[crop.chain]
-    atoms = np.diff(crop.start)
-    own = [(int(atoms[kind == one].sum()), int((kind == one).sum())) for one in _KINDS]
-    return np.array([len(np.unique(crop.chain)), *np.ravel(own)], np.int64)
+def _counts(view: ProtenixView, crop: Crop) -> Laid:
+    """Chains, atoms and tokens, and those of each kind of chain."""
+    kind, atoms = view.chain_type[crop.chain], np.diff(crop.start)
+    numbers = {"asym": len(np.unique(crop.chain)), "token": len(kind), "atom": len(crop.atom)}
+    for name, one in _KINDS.items():
+        numbers[f"{name}_atom"] = int(atoms[kind == one].sum())
+        numbers[f"{name}_token"] = int((kind == one).sum())
+    return {f"basic.N_{name}": OnHost(np.array([number])) for name, number in numbers.items()}

@@ -21,12 +21,11 @@ from tests.featurize.records.allatom import openfold3_molecules, sorted_bonds
 from tests.inside import units_inside
 from tests.loader.views.made_entries import made_templates
 from tests.loader.views.own_openfold3 import rdkit_molecule, stand_ins
-from tests.loader.views.packs import openfold3_cache, packs, read
+from tests.loader.views.packs import openfold3_cache, packs, read, template_features
 
 from evofeed.featurize.entries.input import EntriesInput
 from evofeed.featurize.entries.job import prepare_entries
 from evofeed.loader.views.config import OpenFold3Config
-from evofeed.loader.views.openfold3.features import template_features
 from evofeed.protein.alignment import Alignment
 from evofeed.protein.residues import GAP
 
@@ -202,11 +201,8 @@ def test_templates_older_than_an_entry_are_in_its_sample(
     position[:2, there] = templates.position[:2, columns]
     position[restype == GAP] = np.nan
     packed = {"template_restype": restype, "template_position": position}
-    ours = template_features(
-        {name: torch.from_numpy(one) for name, one in packed.items()}
-        | {"asym_id": theirs["asym_id"]},
-        OpenFold3Config(token_budget=128),
-    )
+    packed["asym_id"] = theirs["asym_id"].numpy()
+    ours = template_features(packed, OpenFold3Config(token_budget=128))
     assert ours["template_distogram"].sum() > 100
     for name, value in ours.items():
         torch.testing.assert_close(value, theirs[name], rtol=0, atol=2e-6, msg=name)

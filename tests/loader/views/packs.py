@@ -17,7 +17,11 @@ from tests.conftest import golden_folder, golden_json
 
 from evofeed.loader.entries.batch import unpack_sample
 from evofeed.loader.entries.reading import fill_slot, pack_sample
+from evofeed.loader.views.config import OpenFold3Config
 from evofeed.loader.views.entry_view import OTHER_POLYMER, ChainType, EntryView, ProtenixView
+from evofeed.loader.views.laid import Laid, longer
+from evofeed.loader.views.openfold3.features import fill_templates
+from evofeed.loader.views.openfold3.templates import lay_out_templates
 from evofeed.protein.molecules import ELEMENTS, numbered
 from evofeed.protein.ruleset_section import copies_of
 
@@ -95,14 +99,24 @@ def watched(module: Any, name: str) -> Iterator[list[Any]]:
         setattr(module, name, function)
 
 
-def slotted(
-    packed: dict[str, np.ndarray], on_host: frozenset[str], whole: torch.dtype = torch.int64
+def template_features(
+    packed: dict[str, np.ndarray], config: OpenFold3Config
 ) -> dict[str, torch.Tensor]:
-    """A plan's arrays as tensors of the bytes of a slot."""
-    where = pack_sample(packed, on_host)
+    """OpenFold3's features of drawn templates, and of the tokens' `asym_id`."""
+    drawn = {name: value for name, value in packed.items() if name != "asym_id"}
+    laid = lay_out_templates(drawn, config)
+    laid["asym_id"] = longer(packed["asym_id"], config.token_budget)
+    made = slotted(laid)
+    fill_templates(made)
+    return {name: value for name, value in made.items() if name.startswith("template_")}
+
+
+def slotted(laid: Laid, device: str = "cpu") -> dict[str, torch.Tensor]:
+    """A plan's features as tensors of the bytes of a slot."""
+    where, values = pack_sample(laid)
     slot = np.zeros(where.nbytes, np.uint8)
-    fill_slot(where, packed, memoryview(slot))
-    return unpack_sample(where, torch.from_numpy(slot), whole)
+    fill_slot(where, values, memoryview(slot))
+    return unpack_sample(where, torch.from_numpy(slot).to(device))[0]
 
 
 def assert_recorded(

@@ -25,6 +25,7 @@ from tests.loader.views.packs import (
 )
 
 from evofeed.loader import boltz_batch
+from evofeed.loader.entries.reading import pack_sample
 from evofeed.loader.views.boltz import plan
 from evofeed.loader.views.boltz.crop import crop_tokens
 from evofeed.loader.views.boltz.features import boltz_features
@@ -102,7 +103,7 @@ def planned(path: Path, **changes: Any) -> tuple[Any, ...]:
 def test_features_are_the_recorded_ones(path: Path) -> None:
     draws, arrays, packed, config = planned(path, symmetries=True)
     wanted = {k.removeprefix("feature."): v for k, v in arrays.items() if k[:8] == "feature."}
-    made = boltz_features(slotted(packed, plan.ON_HOST), config)
+    made = boltz_features(slotted(packed), config)
     assert not draws.calls
     features = {k: v.numpy() for k, v in made.items() if isinstance(v, torch.Tensor)}
     assert features.keys() == wanted.keys()
@@ -110,7 +111,7 @@ def test_features_are_the_recorded_ones(path: Path) -> None:
     for name in ("chain_symmetries", "amino_acids_symmetries", "ligand_symmetries"):
         recorded = arrays[f"symmetry.{name}"]
         assert made[name] == as_lists(recorded), name
-    assert sum(value.nbytes for value in packed.values()) <= 2 << 20
+    assert pack_sample(packed)[0].nbytes <= 2 << 20
 
 
 def as_lists(value: Any) -> Any:
@@ -132,7 +133,7 @@ def made(pack: Path, entry: str, key: int, config: BoltzConfig) -> dict[str, tor
     alignments = [boltz_alignment(pack, name) for name in view.alignments]
     chain = int(np.flatnonzero(view.chain_valid)[0])
     packed = plan.plan_sample(view, alignments, [chain], BoltzDraws(key), config)
-    return boltz_features(slotted(packed, plan.ON_HOST), config)
+    return boltz_features(slotted(packed), config)
 
 
 @pytest.mark.parametrize("fault", FAULTS)

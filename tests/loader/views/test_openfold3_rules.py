@@ -9,7 +9,7 @@ import pytest
 import torch
 from tests.loader.views.made_entries import MadeChain, made_alignment, made_entry
 from tests.loader.views.openfold3_recorded import recorded_alignments
-from tests.loader.views.packs import differing, entry_view, recordings
+from tests.loader.views.packs import differing, entry_view, recordings, slotted
 from tests.loader.views.test_openfold3 import flat
 
 from evofeed.loader.views.config import OpenFold3Config
@@ -28,8 +28,7 @@ ROW_KEYS = {"msa", "has_deletion", "deletion_value", "msa_mask", "num_paired_seq
 def features_of(view: Any, alignments: Any, key: int, config: OpenFold3Config) -> dict[str, Any]:
     point = (key % view.num_chains,)
     packed = plan_sample(view, alignments, point, OpenFold3Draws(key), config)
-    tensors = {name: torch.from_numpy(value) for name, value in packed.items()}
-    return openfold3_features(tensors, config)
+    return openfold3_features(slotted(packed), config)
 
 
 def changed(view: Any, alignments: Any, config: OpenFold3Config, fault: str) -> set[str]:
@@ -217,3 +216,22 @@ def test_a_configuration_of_nonsense_is_refused() -> None:
             OpenFold3Config(**wrong)
     right = OpenFold3Config().right()
     assert not any(getattr(right, name) for name in right.faults())
+
+
+def test_padded_atoms_are_masked_and_nothing_else_changes() -> None:
+    config = OpenFold3Config(token_budget=16)
+    view = made_entry(
+        [MadeChain("1", 1, PROTEIN, PEPTIDE), MadeChain("2", 2, LIGAND, (("HEM", 9),))]
+    )
+    plain, padded = (
+        flat(features_of(view, [], 3, config.replace(atoms_multiple_of=size))) for size in (1, 64)
+    )
+    assert plain.keys() == padded.keys()
+    atoms = len(plain["atom_mask"])
+    assert atoms % 64 and len(padded["atom_mask"]) % 64 == 0
+    for name, value in plain.items():
+        if name == "atom_to_token_index" or name.startswith(("ref_", "atom_")):
+            assert not padded[name][atoms:].any(), name
+            assert torch.equal(padded[name][:atoms], value), name
+        else:
+            assert torch.equal(padded[name], value), name

@@ -13,12 +13,11 @@ import pytest
 import torch
 from tests.loader.views.made_entries import made_alignment, made_templates
 from tests.loader.views.own_openfold3 import stand_ins
-from tests.loader.views.packs import entry_view, recordings
+from tests.loader.views.packs import entry_view, recordings, template_features
 
 from evofeed.loader.views.config import OpenFold3Config
 from evofeed.loader.views.draws import OpenFold3Draws
 from evofeed.loader.views.entry_view import ChainType, EntryView
-from evofeed.loader.views.openfold3.features import template_features
 from evofeed.loader.views.openfold3.templates import plan_templates
 from evofeed.protein.alignment import Alignment, Templates
 from evofeed.protein.datapoints import RESTYPES
@@ -59,7 +58,7 @@ def test_a_crop_has_the_template_features_that_openfold3_makes(
     theirs = of_openfold3(view, alignments, tokens, OpenFold3Draws(seed), monkeypatch)
     chain = view.residue_chain()[view.token_residue[tokens]]
     packed["asym_id"] = np.unique(chain, return_inverse=True)[1].astype(np.int32) + 1
-    ours = template_features({k: torch.from_numpy(v) for k, v in packed.items()}, CONFIG)
+    ours = template_features(packed, CONFIG)
     assert ours.keys() == theirs.keys()
     assert theirs["template_distogram"].sum() > 100
     for name, value in ours.items():

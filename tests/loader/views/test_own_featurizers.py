@@ -45,12 +45,10 @@ from evofeed.featurize.records.rulesets.boltz import boltz_section
 from evofeed.featurize.records.rulesets.protenix import protenix_section
 from evofeed.loader import boltz_batch
 from evofeed.loader.views.boltz.features import boltz_features
-from evofeed.loader.views.boltz.plan import ON_HOST as BOLTZ_ON_HOST
 from evofeed.loader.views.boltz.plan import plan_sample as plan_boltz
 from evofeed.loader.views.boltz.tables import boltz_view
 from evofeed.loader.views.config import BoltzConfig, OpenFold3Config, ProtenixConfig
 from evofeed.loader.views.openfold3.features import openfold3_features, stacked
-from evofeed.loader.views.openfold3.plan import ON_HOST
 from evofeed.loader.views.openfold3.plan import plan_sample as plan_openfold3
 from evofeed.loader.views.protenix.plan import plan_sample as plan_protenix
 from evofeed.loader.views.protenix.tables import protenix_view
@@ -144,7 +142,7 @@ def test_boltz_makes_our_features_of_its_structure(
     alignments = [boltz_recorded.boltz_alignment(pack, name) for name in view.alignments]
     draws = boltz_recorded.RecordedDraws([(f"random.{n}", w, v) for n, w, v in calls])
     packed = plan_boltz(view, alignments, [chain], draws, config)
-    ours = boltz_features(slotted(packed, BOLTZ_ON_HOST), config)
+    ours = boltz_features(slotted(packed), config)
     assert not draws.calls
     assert_equal(ours, theirs)
     loss = importlib.import_module("boltz.model.loss.distogram").distogram_loss
@@ -196,7 +194,7 @@ def test_openfold3_makes_our_features_of_its_structure(
     alignments = openfold3_recorded.recorded_alignments(path.parents[2], view)
     config = OpenFold3Config(token_budget=128)
     packed = plan_openfold3(view, alignments, (0,), draws, config)
-    ours = openfold3_features(slotted(packed, ON_HOST, torch.int32), config)
+    ours = openfold3_features(slotted(packed), config)
     assert not draws.calls
     assert_equal(flat(ours), flat(theirs))
     orders = theirs["ref_space_uid_to_perm"]

@@ -33,7 +33,7 @@ from evofeed.loader.views.entry_view import ProtenixView
 from evofeed.loader.views.protenix import plan
 from evofeed.loader.views.protenix.crop import Tokens, crop_tokens, tokens_of
 from evofeed.loader.views.protenix.features import protenix_features
-from evofeed.loader.views.protenix.plan import ON_HOST, plan_sample
+from evofeed.loader.views.protenix.plan import plan_sample
 from evofeed.loader.views.protenix.rows import ranked_pairs
 
 SAMPLES = recordings("protenix/samples/*.npz")
@@ -89,7 +89,7 @@ def planned(path: Path) -> tuple[Recording, dict[str, Any], ProtenixConfig]:
 
 
 def through_a_slot(packed: dict[str, np.ndarray], config: ProtenixConfig) -> dict[str, Any]:
-    return protenix_features(slotted(packed, ON_HOST), config)
+    return protenix_features(slotted(packed), config)
 
 
 @pytest.mark.parametrize("path", SAMPLES, ids=lambda path: path.stem)
