@@ -70,14 +70,9 @@ class Boltz(Project):
     """Recomputing every block of its stacks, as its configuration has it."""
 
     unused = (
-        "rdkit",
-        "pytorch_lightning",
-        "torchmetrics",
-        "mashumaro",
-        "gemmi",
-        "scipy",
-        "sklearn",
-    )
+        "rdkit", "pytorch_lightning", "torchmetrics", "mashumaro", "gemmi", "scipy", "sklearn",
+        "einx",
+    )  # fmt: skip
     parts = (
         "input_embedder", "msa_module", "pairformer_module", "structure_module.score_model",
         "structure_module.score_model.atom_attention_encoder",
