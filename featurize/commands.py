@@ -185,8 +185,6 @@ def check(
     Example: evofeed check raw/
     """
     from evofeed.featurize.check import check_input
-    from evofeed.featurize.entries.input import structure_files
-    from evofeed.featurize.entries.prepare import count_left_out
     from evofeed.featurize.inputs.stage import is_remote
 
     if is_remote(input_uri):
@@ -194,6 +192,9 @@ def check(
     finder = _finder(structures, templates, distillation)
     found = check_input(input_uri, clusters=clusters, **finder)
     if components:
+        from evofeed.featurize.entries.input import structure_files
+        from evofeed.featurize.entries.prepare import count_left_out
+
         found.rulesets = count_left_out(structure_files(structures or input_uri), components)
     if as_json:
         print(json.dumps(found.to_dict()))

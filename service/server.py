@@ -28,9 +28,8 @@ from evofeed import __version__
 from evofeed.base.errors import EvofeedError, ServiceError
 from evofeed.service.pages import ROUTERS as PAGES
 from evofeed.service.pages.page import problem_page
-from evofeed.service.problems import install_problems
+from evofeed.service.problems import describe_api, install_problems
 from evofeed.service.requests.edge import Edge
-from evofeed.service.requests.openapi import describe_api
 from evofeed.service.routes import ROUTERS
 from evofeed.service.settings import ServiceSettings, load_settings
 from evofeed.service.state import Service

@@ -18,8 +18,7 @@ from evofeed.protein.chain_record import ChainRecord
 from evofeed.protein.features import RECORD
 from evofeed.store.assemblies import Assemblies
 from evofeed.store.cache import Cache, CachedStorage
-from evofeed.store.crop import crop_features
-from evofeed.store.decode import FEATURES
+from evofeed.store.decode import FEATURES, crop_features
 from evofeed.store.entries import Entries
 from evofeed.store.entry_shards import record_rows
 from evofeed.store.history import (

@@ -58,9 +58,9 @@ def test_a_training_machine_needs_only_the_base_install_and_torch() -> None:
 BUDGET = {
     "src": 4_865,
     "featurize": 20_370,
-    "store": 7_495,
+    "store": 7_465,
     "loader": 12_880,
-    "service": 8_475,
+    "service": 8_465,
     "trainer": 13_150,
     "kernels": 16_970,
     "synth": 2_010,

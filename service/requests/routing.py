@@ -32,9 +32,8 @@ from evofeed.service.access.auth import (
     presented,
     unauthorized,
 )
-from evofeed.service.problems import Problem
+from evofeed.service.problems import Problem, refusals
 from evofeed.service.requests.forms import require_own_form
-from evofeed.service.requests.openapi import refusals
 from evofeed.service.snapshots.catalog import away
 from evofeed.service.state import Service
 

@@ -10,8 +10,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import JSONResponse, Response
 
 from evofeed.service.database.tables import TicketRow
-from evofeed.service.problems import Problem
-from evofeed.service.requests.openapi import refusals
+from evofeed.service.problems import Problem, refusals
 from evofeed.service.requests.routing import Context, make_router, scope
 from evofeed.service.tickets import COMPLETE, form_of
 

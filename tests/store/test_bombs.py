@@ -29,7 +29,6 @@ from evofeed.store.decode import ChainDecoder, Place
 from evofeed.store.encode import compress, encode_record
 from evofeed.store.http import HttpStorage
 from evofeed.store.index import index_bytes, read_index
-from evofeed.store.join import join_chains
 from evofeed.store.layout import (
     COLUMNS,
     Codec,
@@ -42,6 +41,7 @@ from evofeed.store.layout import (
 from evofeed.store.manifest import ShardEntry
 from evofeed.store.opening import open_storage
 from evofeed.store.shard import schema_end, shard_key
+from evofeed.store.snapshots import join_chains
 from evofeed.store.writer import write_snapshot
 
 ZEROS = 2 << 30

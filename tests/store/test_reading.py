@@ -9,8 +9,7 @@ from tests.store.records import published, random_record
 from evofeed.base.errors import ShardCorrupt
 from evofeed.store import Dataset
 from evofeed.store.codecs import pack_integers
-from evofeed.store.crop import crop_features
-from evofeed.store.decode import ChainDecoder, Place
+from evofeed.store.decode import ChainDecoder, Place, crop_features
 from evofeed.store.layout import COLUMNS, Codec, Compression, PackedColumn
 
 COLUMNS_READ = (

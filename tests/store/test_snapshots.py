@@ -23,8 +23,8 @@ from evofeed.store import (
     remove_chains,
     write_shard,
 )
-from evofeed.store.join import groups_of, join_chains
 from evofeed.store.opening import open_storage
+from evofeed.store.snapshots import groups_of, join_chains
 
 
 def make(folder, seeds, **commit):
