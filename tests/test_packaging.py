@@ -1,4 +1,4 @@
-"""Both wheels: everything in them once, and they run in empty environments."""
+"""Both wheels: everything in them once, and they run in environments of what they require."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ import subprocess
 import sys
 import venv
 import zipfile
+from importlib.metadata import Distribution, distribution
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 ROOT = Path(__file__).resolve().parent.parent
 USE = """
@@ -34,14 +36,38 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {path.name.split("-")[0]: path for path in out.glob("*.whl")}
 
 
+def required(asked: Distribution) -> dict[str, Distribution]:
+    """What a distribution requires, as it is installed here, and what that requires in turn."""
+    found: dict[str, Distribution] = {}
+    left = [asked]
+    while left:
+        for line in left.pop().requires or []:
+            needs = Requirement(line)
+            if needs.name not in found and (
+                not needs.marker or needs.marker.evaluate({"extra": ""})
+            ):
+                found[needs.name] = distribution(needs.name)
+                left.append(found[needs.name])
+    return found
+
+
 def installed(wheel: Path, folder: Path) -> Path:
-    """A new environment with a wheel and what it requires; its Python."""
+    """A new environment with a wheel and links to what it requires, and no more; its Python.
+
+    Links, because copies of torch and its libraries take a minute and gigabytes.
+    """
     venv.create(folder)
     python = folder / "bin" / "python"
+    (site,) = folder.glob("lib/python*/site-packages")
     pip = [sys.executable, "-m", "pip", "--python", python]  # its own would take seconds to unpack
-    constraints = ["-c", str(ROOT / "constraints.txt")]
-    command = [*pip, "install", "-q", "--no-compile", *constraints, wheel]
+    command = [*pip, "install", "-q", "--no-compile", "--no-deps", "--no-index", wheel]
     subprocess.run(command, check=True, capture_output=True)
+    (about,) = site.glob("evofeed*.dist-info")
+    for one in required(Distribution.at(about)).values():
+        assert one.files
+        for top in {file.parts[0] for file in one.files} - {"..", "__pycache__", "bin"}:
+            if not (site / top).exists():
+                (site / top).symlink_to(Path(str(one.locate_file(top))))
     subprocess.run([*pip, "check"], check=True, capture_output=True)
     return python
 

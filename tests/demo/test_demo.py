@@ -1,21 +1,21 @@
-"""The demo as a stranger runs it, only smaller: one command, a report, nothing left behind."""
+"""The demos as a stranger runs them, only smaller: one command, a report, nothing left behind."""
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
+from tests.conftest import exit_code
 
-from evofeed.cli import main
-from evofeed.demo import path
-from evofeed.featurize import job
+from evofeed.demo import complexes, path
 from evofeed.featurize.job import run_job
+from evofeed.store import Dataset
 
 
 def processes_mentioning(text: str) -> list[str]:
@@ -42,7 +42,7 @@ def run_demo(*args: str) -> dict[str, object]:
 @pytest.mark.system
 def test_the_demo_goes_the_whole_path_and_leaves_nothing_running(tmp_path: Path) -> None:
     out = tmp_path / "demo"
-    report = run_demo("--out", str(out), "--chains", "4", "--steps", "24")
+    report = run_demo("--out", str(out), "--chains", "4", "--steps", "16")
     assert report["chains"] == 4
     assert report["quarantined"] == 0
     assert report["loss_last"] < report["loss_first"]  # type: ignore[operator]
@@ -60,23 +60,44 @@ def test_the_demo_goes_the_whole_path_and_leaves_nothing_running(tmp_path: Path)
     assert again["chains_per_second"] == 0
 
 
-@pytest.mark.system
-def test_the_demo_runs_on_real_files(
-    tmp_path: Path, golden: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    local = functools.partial(run_job, workers=1)
-    monkeypatch.setattr(job, "run_job", lambda *a, **k: local(*a, **k | {"executor": "local"}))
-    inputs = golden / "data" / "inputs"
-    report = path.run_demo(tmp_path / "demo", raw=inputs, steps=16)
-    alignments = [folder for folder in (inputs / "alignments").iterdir() if folder.is_dir()]
-    assert (report["chains"], report["quarantined"]) == (len(alignments), 0)
-    assert report["loss_last"] < report["loss_first"]
-
-
 def test_an_input_that_is_no_folder_is_a_wrong_call(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(SystemExit) as end:
-        main(["demo", "--input", str(tmp_path / "none")])
-    assert end.value.code == 2
+    assert exit_code("demo", "--input", str(tmp_path / "none")) == 2
     assert "none" in "".join(capsys.readouterr().err.replace("│", "").split())  # may be wrapped
+
+
+@pytest.mark.slow
+def test_the_demo_of_complexes_trains_predicts_and_draws(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def without_ray(raw: Path, dataset: Path, say: Any) -> None:
+        run_job(str(raw), str(dataset), executor="local", workers=1)
+
+    said: list[str] = []
+    monkeypatch.setattr(complexes, "featurize", without_ray)
+    report = complexes.run_complexes(tmp_path, complexes=1, steps=4, say=said.append)
+    assert (report["complexes"], report["left_out"], report["steps"]) == (1, 0, 4)
+    assert report["loss_last"] < report["loss_first"]
+    assert Path(report["picture"]).read_bytes().startswith(b"\x89PNG")
+    assert all(0 <= one <= 1 for one in (*report["lddt_ca"], *report["dockq"], *report["iptm"]))
+    assert report["dockq"][0] != report["dockq"][1]
+    assert json.loads((tmp_path / "report.json").read_text()) == report
+    assert [line.partition(":")[0] for line in said] == [
+        "synth", "assemblies", "serve", "train", "predict", "draw",
+    ]  # fmt: skip
+    assert complexes._add(tmp_path / "raw", tmp_path / "dataset", None) == 0
+    dataset = Dataset.open(tmp_path / "dataset")
+    assert dataset.digest == report["snapshot"], "an earlier demo is continued, not redone"
+
+
+@pytest.mark.slow
+def test_the_demo_of_entries_gives_batches_of_all_three_projects(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert exit_code("demo", "--all-atom", "--out", str(tmp_path), "--json") == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["entries"] == 6
+    assert report["batches"] == {"openfold3": 8, "boltz": 8, "protenix": 8}
+    assert report["left_out"] > 0
+    assert Path(report["report"]).is_file()

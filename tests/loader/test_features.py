@@ -51,10 +51,3 @@ def test_prediction_draws_no_row_of_a_distillation_chain_away(tmp_path: Path) ->
     (batch,) = batches(dataset, LoaderConfig.prediction(max_recycling_iters=0))
     rows = batch["msa_row_mask"].sum() + batch["extra_msa_row_mask"].sum()
     assert int(rows) == record.num_alignments
-
-
-def test_a_chain_without_structure_is_read_when_nothing_asks_for_one(tmp_path: Path) -> None:
-    dataset = write_dataset(tmp_path / "d", [make_record("n_A", structure=False)])
-    (batch,) = batches(dataset, CONFIG.replace(supervised=False))
-    assert "all_atom_positions" not in batch
-    assert batch["seq_mask"].sum() == 20

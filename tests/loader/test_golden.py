@@ -41,11 +41,6 @@ def same(got: Tensor, want: np.ndarray, name: str, atol: float = 1e-5) -> None:
         assert torch.equal(got.long(), expected.long()), name
 
 
-def test_there_are_recorded_draws_to_replay(golden: Path) -> None:
-    assert DRAWS
-    assert STRUCTURES
-
-
 def test_the_rows_are_chosen_masked_and_clustered_as_recorded(case: Case) -> None:
     draws = RecordedDraws(case.draws, case.config)
     sample = sample_msa(case.chain, draws, case.config)

@@ -124,32 +124,12 @@ def test_weights_of_an_epoch_are_a_curriculum_and_shares(dataset: Dataset) -> No
     assert 1.6 < twice / once < 2.5
 
 
-def test_own_features_are_cropped_and_padded_like_the_others(dataset: Dataset) -> None:
-    with open_loader(dataset, hooks=HOOKS["features"]) as loader:
-        for batch, _ in zip(loader, range(6), strict=False):
-            there = batch["seq_mask"].bool()
-            assert torch.equal(batch["number"][there], batch["residue_index"][there] + 1.0)
-            assert not batch["number"][~there].any()
-            assert torch.equal(batch["both"][..., 0], batch["number"])
-            assert torch.equal(batch["depth"].float(), batch["rows"])
-
-
 def test_an_own_crop_begins_where_it_says(dataset: Dataset) -> None:
     at_end = LoaderHooks(name="end", crop=lambda sample: sample.num_res - sample.crop.length)
     both = LoaderHooks(name="both", crop=at_end.crop, features=lambda s: {"last": s.num_res})
     with open_loader(dataset, hooks=both) as loader:
         for batch, _ in zip(loader, range(6), strict=False):
             assert int(batch["residue_index"].max()) + 1 == int(batch["last"])
-
-
-def test_a_transform_is_given_the_batch_and_numbers_of_its_own(dataset: Dataset) -> None:
-    with open_loader(dataset, hooks=HOOKS["transform"]) as loader:
-        noise = [
-            (batch["noisy_positions"] - batch["all_atom_positions"]).flatten()
-            for batch, _ in zip(loader, range(4), strict=False)
-        ]
-    assert abs(float(torch.stack(noise).std()) - 1) < 0.05
-    assert not torch.allclose(noise[0], noise[1], atol=0.1)
 
 
 @pytest.mark.parametrize(

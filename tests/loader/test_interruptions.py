@@ -62,7 +62,6 @@ def test_a_loop_that_fails_or_breaks_off_continues_with_the_next_batch(
 
 def arenas() -> list[int]:
     """Descriptors of shared memory that this process holds."""
-    gc.collect()
     held = []
     for link in Path("/proc/self/fd").iterdir():
         try:
@@ -91,11 +90,13 @@ def test_a_start_that_is_interrupted_leaves_nothing_and_can_be_repeated(
     def fail(*_: object, **__: object) -> None:
         raise error()
 
+    gc.collect()
     before = arenas()
     with open_loader(dataset) as loader:
         with monkeypatch.context() as patch, pytest.raises(error):
             patch.setattr(where, fail)
             next(iter(loader))
+        gc.collect()
         assert arenas() == before
         assert sample_digests(loader, 3) == reference[:3]
     assert arenas() == before
@@ -120,6 +121,10 @@ def test_two_loaders_at_once_do_not_disturb_each_other(
         while len(mine) < len(reference):
             mine += sample_digests(one, 1)
             yours += sample_digests(two, 1)
+        used = one.stats()["reader_cpu_seconds"]
+        one.close()
+        sample_digests(one, 1)
+        assert one.stats()["reader_cpu_seconds"] > used > 0  # of all readers so far
     assert mine == yours == reference
 
 

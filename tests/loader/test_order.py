@@ -48,10 +48,6 @@ def row_of(sequence: str, resolution: float, cluster_size: int = -1) -> dict[str
     }
 
 
-def test_there_is_a_recorded_sampler(golden: Path) -> None:
-    assert SAMPLERS
-
-
 @pytest.mark.parametrize("path", SAMPLERS, ids=lambda path: path.name)
 def test_filters_and_probabilities_are_the_recorded_ones(path: Path) -> None:
     chains = json.loads(path.read_text())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-from pathlib import Path
 
 import pytest
 from tests.loader.records import small_dataset
@@ -31,9 +30,9 @@ class LateStorage(Watched):
         assert (key, offset) != self.late or self.let.wait(300)
 
 
-@pytest.fixture
-def dataset(tmp_path: Path) -> Dataset:
-    return small_dataset(tmp_path / "d", 24)
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    return small_dataset(tmp_path_factory.mktemp("late"), 24)
 
 
 @pytest.fixture

@@ -103,18 +103,21 @@ def test_a_fork_may_go_on_with_the_loader_and_so_may_its_parent(dataset: Dataset
 
 
 SPAWNED = """
-import sys
-import torch.multiprocessing as mp
-from evofeed.loader import FeatureLoader, LoaderConfig
-from evofeed.store import Dataset
+import multiprocessing, sys
 def train(rank, uri):
+    from evofeed.loader import FeatureLoader, LoaderConfig
+    from evofeed.store import Dataset
     config = LoaderConfig(crop_size=8, max_recycling_iters=0, global_batch_size=2)
     options = {"rank": rank, "world_size": 2, "device": "cpu"}
     with FeatureLoader(Dataset.open(uri), config, **options) as loader:
         assert len([batch for batch in loader]) == len(loader)
         print(len(loader), flush=True)
 if __name__ == "__main__":
-    mp.spawn(train, (sys.argv[1],), nprocs=2)
+    spawned = multiprocessing.get_context("spawn").Process  # as `torch.multiprocessing.spawn` does
+    ranks = [spawned(target=train, args=(rank, sys.argv[1])) for rank in range(2)]
+    [rank.start() for rank in ranks]
+    [rank.join() for rank in ranks]
+    sys.exit(max(rank.exitcode for rank in ranks))
 """
 
 

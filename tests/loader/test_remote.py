@@ -138,12 +138,18 @@ CONFIG = LoaderConfig(
 )
 
 
-@pytest.fixture
-def dataset(tmp_path: Path) -> Dataset:
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     """Twelve chains, each in a shard of its own."""
     sizes = [(20 + 3 * number, 30 + 9 * number, number % 5) for number in range(12)]
     records = [make_record(f"c{number:03}_A", *size) for number, size in enumerate(sizes)]
-    return write_dataset(tmp_path / "d", records, shard_nbytes=1)
+    return write_dataset(tmp_path_factory.mktemp("remote"), records, shard_nbytes=1)
+
+
+@pytest.fixture(scope="module")
+def want(dataset: Dataset) -> list[dict[str, Tensor]]:
+    """An epoch of the folder itself."""
+    return batches(dataset)
 
 
 class EverySeventhBreaks:
@@ -196,18 +202,22 @@ def assert_equal(got: list[dict[str, Tensor]], want: list[dict[str, Tensor]]) ->
         assert all(torch.equal(here[name], there[name]) for name in there)
 
 
-def test_over_http_with_broken_connections_batches_are_the_local_ones(dataset: Dataset) -> None:
+def test_over_http_with_broken_connections_batches_are_the_local_ones(
+    dataset: Dataset, want: list[dict[str, Tensor]]
+) -> None:
     breaking = EverySeventhBreaks()
     with FolderServer(dataset.uri, breaking) as server:
-        assert_equal(batches(Dataset.open(server.uri)), batches(dataset))
+        assert_equal(batches(Dataset.open(server.uri)), want)
     assert breaking.broken >= 2
 
 
-def test_a_server_that_is_restarted_costs_no_sample(dataset: Dataset) -> None:
+def test_a_server_that_is_restarted_costs_no_sample(
+    dataset: Dataset, want: list[dict[str, Tensor]]
+) -> None:
     with FolderServer(dataset.uri) as server:
         there = Dataset.open(server.uri)
         got = batches_with_an_outage(there, 3, server.stop, server.start)
-    assert_equal(got, batches(dataset))
+    assert_equal(got, want)
 
 
 def test_a_shard_that_the_server_lacks_costs_its_chains_and_is_named(
@@ -242,10 +252,10 @@ def test_a_storage_that_never_answers_is_given_up_with_what_was_wrong(
 
 
 def test_a_token_that_expires_is_reported_at_once_and_a_new_one_continues_with_the_next_batch(
-    dataset: Dataset, monkeypatch: pytest.MonkeyPatch
+    dataset: Dataset, want: list[dict[str, Tensor]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("EVOFEED_TOKEN", "first")
-    want, options = batches(dataset), {"prefetch": 2, "ready": 1}
+    options = {"prefetch": 2, "ready": 1}
     with FolderServer(dataset.uri) as server:
         server.token = "first"
         there = Dataset.open(server.uri)
@@ -274,9 +284,10 @@ def test_a_shard_that_alone_is_forbidden_costs_its_chains_and_not_the_run(datase
     assert why.startswith(dataset.index["chain_id"][3].as_py())
 
 
-def test_damage_in_a_cache_is_mended_from_the_remote(dataset: Dataset, tmp_path: Path) -> None:
+def test_damage_in_a_cache_is_mended_from_the_remote(
+    dataset: Dataset, want: list[dict[str, Tensor]], tmp_path: Path
+) -> None:
     cache = Cache(folder=str(tmp_path / "cache"))
-    want = batches(dataset)
     with FolderServer(dataset.uri) as server:
         there = Dataset.open(server.uri, cache=cache)
         assert_equal(batches(there), want)
@@ -292,8 +303,9 @@ def test_damage_in_a_cache_is_mended_from_the_remote(dataset: Dataset, tmp_path:
             assert path.read_bytes() == (Path(dataset.uri) / "shards" / path.name).read_bytes()
 
 
-def test_a_bucket_that_goes_and_comes_back_costs_no_sample(dataset: Dataset) -> None:
-    want = batches(dataset)
+def test_a_bucket_that_goes_and_comes_back_costs_no_sample(
+    dataset: Dataset, want: list[dict[str, Tensor]]
+) -> None:
     with local_bucket() as bucket:
         there = Dataset.open(bucket.fill(Path(dataset.uri)))
         got = batches_with_an_outage(there, 5, bucket.go_away, bucket.come_back)

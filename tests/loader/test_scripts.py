@@ -1,10 +1,7 @@
-"""Code of docs/loader.md and data modules of examples/ run as they stand, small, on the CPU."""
+"""Code of docs/loader.md runs as it stands, small, on the CPU."""
 
 from __future__ import annotations
 
-import importlib.util
-import re
-import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -12,18 +9,15 @@ import pytest
 import torch
 import torch.distributed as dist
 from tests.loader.records import small_dataset
-from tests.synthetic_entries import dataset_uri
-
-from evofeed.loader import EntryConfig, LoaderConfig
+from tests.test_snippets import blocks
 
 _PAGE = Path(__file__).resolve().parents[2] / "docs" / "loader.md"
 
 
 def block(containing: str) -> str:
     """The one indented block of the page that contains this."""
-    found = re.findall(r"(?:^    .*\n(?:[ \t]*\n(?=    ))?)+", _PAGE.read_text(), re.MULTILINE)
-    (one,) = [text for text in found if containing in text]
-    return textwrap.dedent(one)
+    (one,) = [text for text in blocks(_PAGE) if containing in text]
+    return one
 
 
 PRESET = "LoaderConfig.initial_training(epoch_len=10_000"
@@ -87,7 +81,7 @@ def test_a_ddp_script_continues_from_any_of_its_checkpoints(
 def test_a_checkpoint_of_lightning_continues_with_the_very_next_batch(tmp_path: Path) -> None:
     import pytorch_lightning as pl  # here: it takes three seconds, of every worker that collects
 
-    small = SMALL.replace("epoch_len=6", "epoch_len=10")
+    small = SMALL.replace("epoch_len=6", "epoch_len=5")
     code = block("class Features").replace(PRESET, small)
     names: dict[str, Any] = {}
     exec(compile(code[: code.index("Trainer(max")], "loader.md", "exec"), names)
@@ -115,52 +109,17 @@ def test_a_checkpoint_of_lightning_continues_with_the_very_next_batch(tmp_path: 
         return model.seen
 
     want = fit(max_epochs=3, enable_checkpointing=False)
-    assert len(want) == 30
+    assert len(want) == 15
     keep = pl.callbacks.ModelCheckpoint(
-        dirpath=tmp_path, every_n_train_steps=7, save_top_k=-1, filename="{step}"
+        dirpath=tmp_path, every_n_train_steps=3, save_top_k=-1, filename="{step}"
     )
-    fit(max_steps=7, callbacks=[keep])
+    fit(max_steps=3, callbacks=[keep])
     every = pl.callbacks.ModelCheckpoint(
         dirpath=tmp_path, every_n_epochs=1, save_top_k=-1, filename="{step}"
     )
     again = fit(max_epochs=2, callbacks=[every], reload_dataloaders_every_n_epochs=1)
-    assert again == want[:20]
-    for step, options in ((7, {}), (10, {"reload_dataloaders_every_n_epochs": 1})):
+    assert again == want[:10]
+    for step, options in ((3, {}), (5, {"reload_dataloaders_every_n_epochs": 1})):
         saved = tmp_path / f"step={step}.ckpt"
         rest = fit(saved, max_epochs=3, enable_checkpointing=False, **options)
         assert rest == want[step:], step
-
-
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-CONFIGS = {
-    "openfold3": EntryConfig.openfold3(token_budget=32, used_rows=16),
-    "boltz": EntryConfig.boltz(max_tokens=32, max_atoms=512, max_seqs=16),
-    "protenix": EntryConfig.protenix(crop_size=32),
-}
-
-
-def module(project: str) -> Any:
-    path = EXAMPLES / f"{project}_data.py"
-    spec = importlib.util.spec_from_file_location(f"example_{project}", path)
-    assert spec is not None and spec.loader is not None
-    made = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(made)
-    return made
-
-
-@pytest.mark.system
-@pytest.mark.parametrize("project", sorted(CONFIGS))
-def test_an_example_gives_an_epoch_and_goes_on_from_its_state(project: str) -> None:
-    config = LoaderConfig(entries=CONFIGS[project], epoch_len=3)
-    options = {"config": config, "device": "cpu", "reader": "thread"}
-    batches = module(project).Batches(dataset_uri(), **options)
-    stream = iter(batches)
-    first, state = next(stream), batches.state_dict()
-    rest = [set(batch) for batch in stream]
-    batches.loader.close()
-    assert len(batches) == 3 and len(rest) == 2
-    assert set(first) == rest[0]
-    again = module(project).Batches(dataset_uri(), **options)
-    again.load_state_dict(state)
-    assert len(list(again)) == 2
-    again.loader.close()

@@ -50,9 +50,10 @@ def _smallest() -> set[Path]:
 
 FEW = _smallest()
 SOME = [
-    pytest.param(path, id=name, marks=() if quick(path) else pytest.mark.slow)
+    pytest.param(path, id=name)
     for path, name in zip(PATHS, NAMES, strict=True)
-    if torch.cuda.is_available() or path in FEW
+    # interpreted, whole blocks are those of `test_own_classes.py`
+    if torch.cuda.is_available() or (path in FEW and quick(path))
 ]
 
 

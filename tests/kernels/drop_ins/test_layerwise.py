@@ -1,3 +1,5 @@
+"""Adam, LAMB and LARS over flat buffers: against plain versions and PyTorch's own."""
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -7,8 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from evofeed.base.errors import UnsupportedShape
+from evofeed.base.errors import KernelError, UnsupportedShape
 from evofeed.kernels.drop_ins.layerwise import FusedLAMB, FusedLARS, Span, spans
+from evofeed.kernels.ops.optimizer.op import FusedAdamEMA
+from evofeed.kernels.ops.optimizer.reference import adam_ema_step
+
+pytestmark = pytest.mark.gpu
 
 # A weight longer than a chunk, a bias, a weight of zeros, a scalar, a gap before the last.
 SHAPES = [(70, 90), (33,), (4, 5), (), (3, 7)]
@@ -26,8 +32,14 @@ def _buffers(device: str, align: int, dtype: torch.dtype = torch.float32) -> lis
     param, grad = (torch.randn(size, generator=generator) for _ in range(2))
     param[found[2].start : found[2].start + found[2].size] = 0
     param, grad = param.to(device), grad.to(device, dtype)
-    low = torch.zeros(size, device=device, dtype=torch.float16)
+    low = param.half()
     return [param, grad, param.clone(), low, *(torch.zeros(size, device=device) for _ in range(2))]
+
+
+def _adam(device: str, align: int = 16, **options: Any) -> FusedAdamEMA:
+    dtype = options.pop("dtype", torch.float32)
+    param, grad, ema, low, first, second = _buffers(device, align, dtype)
+    return FusedAdamEMA(param, grad, first, second, ema, low, **{"max_norm": 0.1} | options)
 
 
 def _lamb(device: str, align: int = 16, **options: Any) -> FusedLAMB:
@@ -47,15 +59,17 @@ def _lars(device: str, align: int = 16, **options: Any) -> FusedLARS:
 
 
 def _state(o: Any) -> list[Tensor]:
-    names = ("param", "ema", "exp_avg", "exp_avg_sq", "momentum_buffer", "updates")
-    return [getattr(o, name).float() for name in names if hasattr(o, name)]
+    names = ("param", "ema", "low", "exp_avg", "exp_avg_sq", "momentum_buffer", "updates")
+    return [getattr(o, name) for name in names if hasattr(o, name)]
 
 
 Make = Callable[..., Any]
 
 
-def _plain_step(o: FusedLAMB | FusedLARS) -> Tensor:
+def _plain_step(o: FusedAdamEMA | FusedLAMB | FusedLARS) -> Tensor:
     """One step, tensor by tensor; returns the norm before clipping."""
+    if isinstance(o, FusedAdamEMA):
+        return adam_ema_step(o)
     norm: Tensor = torch.linalg.vector_norm(o.grad, dtype=torch.float32)
     grad = o.grad.float() * (o.max_norm / (norm + 1e-6)).clamp(max=1.0)
     o.updates.add_(1)
@@ -87,9 +101,8 @@ def _plain_step(o: FusedLAMB | FusedLARS) -> Tensor:
     return norm
 
 
-@pytest.mark.parametrize("make", [_lamb, _lars])
-@pytest.mark.parametrize("align", [16, 1])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("make", [_adam, _lamb, _lars])
+@pytest.mark.parametrize(("align", "dtype"), [(16, torch.float16), (1, torch.float32)])
 def test_steps_follow_the_plain_version(
     make: Make, align: int, dtype: torch.dtype, device: str
 ) -> None:
@@ -99,10 +112,10 @@ def test_steps_follow_the_plain_version(
             optimizer.rate.fill_(1e-2 * (number + 1))
             optimizer.grad.mul_(-0.7)
         torch.testing.assert_close(fused.step(), _plain_step(plain))
-    # the 16-bit copy may round a last bit the other way
-    torch.testing.assert_close(fused.low, plain.low, atol=1e-6, rtol=1e-3)
     for ours, theirs in zip(_state(fused), _state(plain), strict=True):
-        torch.testing.assert_close(ours, theirs, atol=2e-6, rtol=2e-5)
+        # the 16-bit copy may round a last bit the other way
+        near = 1e-3 if ours.dtype is torch.float16 else 2e-5
+        torch.testing.assert_close(ours, theirs, atol=2e-6, rtol=near)
 
 
 def _torch_steps(optimizer: Any, kind: type[torch.optim.Optimizer], **options: Any) -> Tensor:
@@ -117,7 +130,10 @@ def _torch_steps(optimizer: Any, kind: type[torch.optim.Optimizer], **options: A
     return weights.detach()
 
 
-def test_lamb_without_adaptation_is_adam_and_lars_is_sgd(device: str) -> None:
+def test_adam_is_torchs_and_lamb_without_adaptation_too_and_lars_is_sgd(device: str) -> None:
+    adam = _adam(device, 1, max_norm=float("inf"))
+    expected = _torch_steps(adam, torch.optim.Adam, eps=1e-5)
+    torch.testing.assert_close(adam.param, expected, atol=1e-6, rtol=1e-5)
     plain = [span._replace(adapted=False) for span in _spans(1)]
     covered = slice(0, plain[-1].start + plain[-1].size)
     lamb = _lamb(device, 1, spans=plain, max_norm=float("inf"))
@@ -128,7 +144,7 @@ def test_lamb_without_adaptation_is_adam_and_lars_is_sgd(device: str) -> None:
     torch.testing.assert_close(lars.param[covered], expected[covered], atol=1e-6, rtol=1e-5)
 
 
-@pytest.mark.parametrize("make", [_lamb, _lars])
+@pytest.mark.parametrize("make", [_adam, _lamb, _lars])
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_a_gradient_that_is_not_finite_changes_nothing(make: Make, bad: float, device: str) -> None:
     optimizer = make(device)
@@ -151,7 +167,16 @@ def test_spans_beyond_the_buffers_are_refused(make: Make, device: str) -> None:
         make(device, spans=[])
 
 
-@pytest.mark.gpu
+def test_buffers_of_two_lengths_or_of_another_type_or_device_are_refused() -> None:
+    zeros = [torch.zeros(3) for _ in range(3)]
+    with pytest.raises(UnsupportedShape, match="one length"):
+        FusedAdamEMA(torch.zeros(3), torch.zeros(4), *zeros[1:])
+    with pytest.raises(UnsupportedShape, match=r"grad is torch.float64; it may be float32"):
+        FusedAdamEMA(torch.zeros(3), torch.zeros(3).double(), *zeros[1:])
+    with pytest.raises(KernelError, match="exp_avg is on meta, param on cpu"):
+        FusedAdamEMA(*zeros[:2], torch.zeros(3, device="meta"), zeros[2])
+
+
 @pytest.mark.parametrize("make", [_lamb, _lars])
 def test_a_step_can_be_captured(make: Make, device: str) -> None:
     if device != "cuda":

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.kernels.graphs.test_recorded import graphs, nothing_warned  # noqa: F401
 from tests.kernels.weights import BLOCK, randomised
 from torch import Tensor, nn
 
@@ -138,7 +137,7 @@ def test_another_word_is_refused(keep: Any) -> None:
         to_fused(nn.Linear(2, 2), keep=keep)
 
 
-def test_recorded_blocks_recompute_and_hold_nothing(graphs: list[int]) -> None:  # noqa: F811
+def test_recorded_blocks_recompute_and_hold_nothing(graphs: list[int]) -> None:
     plain, ours = _stack(), to_fused(_stack(), cuda_graphs=True, keep="blocks")
     for seed in range(3):
         for found, expected in zip(_step(ours, seed), _step(plain, seed), strict=True):

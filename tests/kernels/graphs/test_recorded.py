@@ -1,8 +1,4 @@
-"""`to_fused(model, cuda_graphs=True)`: what is recorded, when, and what leaves a recording.
-
-On a CPU a stand-in for CUDA graphs runs the recorded function again and writes its
-results where the first ones lie, as a replay does.
-"""
+"""`to_fused(model, cuda_graphs=True)`: what is recorded, when, and what leaves a recording."""
 
 from __future__ import annotations
 
@@ -12,8 +8,9 @@ import gc
 import pickle
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -59,65 +56,6 @@ def _rule(module: nn.Module) -> type[Fused] | None:
 @pytest.fixture(autouse=True)
 def layer_has_a_fused_form(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("evofeed.kernels.swap.swap.RULES", [*RULES, _rule])
-
-
-@pytest.fixture
-def graphs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Recordings on the CPU; the list grows by one entry a replay."""
-    replays: list[int] = []
-    put: list[Any] = []  # what stands for the parameters while something is recorded
-    real_stand_ins = recording._stand_ins
-
-    @contextlib.contextmanager
-    def stand_ins(homes: recording.Homes) -> Iterator[Any]:
-        with real_stand_ins(homes) as found:
-            put[:] = found
-            yield found
-
-    def undrawn(device: torch.device) -> contextlib.AbstractContextManager[None]:
-        return recording.drawing_from(device, recording.generator_state(device))
-
-    def capture(
-        device: torch.device, pool: Any, function: Callable[[], Any]
-    ) -> tuple[Any, Callable[[], None]]:
-        with undrawn(device):
-            made, leaves = function(), list(put)
-
-        def replay() -> None:
-            replays.append(1)
-            with torch.enable_grad(), monkeypatch.context() as patch:
-                for (home, name), leaf in leaves:
-                    patch.setitem(home, name, leaf)
-                again = function()
-            if made is not None:
-                with torch.no_grad():
-                    for old, new in zip(made, again, strict=True):
-                        old.copy_(new)
-
-        return made, replay
-
-    plain = recorded._why_not
-    monkeypatch.setattr(recording, "_recorded", capture)
-    monkeypatch.setattr(recording, "_stand_ins", stand_ins)
-    monkeypatch.setattr(recording, "_beside", undrawn)
-    for place in (recording, recorded):
-        monkeypatch.setattr(place, "stream_number", lambda device: 0)
-    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: 0)
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-
-    def why_not(tensors: Sequence[Tensor]) -> str | None:
-        with monkeypatch.context() as patch:
-            patch.setattr(Tensor, "is_cuda", True)
-            return plain(tensors)
-
-    monkeypatch.setattr(recorded, "_why_not", why_not)
-    return replays
-
-
-@pytest.fixture(autouse=True)
-def nothing_warned() -> Iterator[None]:
-    recorded._warned.clear()
-    yield
 
 
 def _pair() -> tuple[Layer, Layer]:
@@ -294,6 +232,31 @@ def test_recordings_die_with_their_module(
     del ours, only
     gc.collect()
     assert [ref() for ref in held] == [None, None]
+
+
+def test_what_a_compiler_left_in_cycles_is_gone_before_a_recording(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As `torch.compile` leaves the first pass: its nodes belong to the stream of that pass."""
+    inside: list[Any] = []
+    for name in ("CUDAGraph", "default_generators"):
+        monkeypatch.setattr(torch.cuda, name, MagicMock())
+    monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "graph", lambda graph, **how: contextlib.nullcontext())
+    monkeypatch.setattr(recording, "_recording_stream", lambda device: None)
+    gc.collect()
+    weight = torch.ones(2, requires_grad=True)
+    cycle: dict[str, Any] = {"pass": (2 * weight).sum()}
+    cycle["itself"] = cycle
+    node = weakref.ref(cycle["pass"])
+    del cycle
+    assert node() is not None
+    gc.disable()
+    try:
+        recording.record_graph(torch.device("cuda", 0), None, lambda: inside.append(node()))
+    finally:
+        gc.enable()
+    assert inside == [None]
 
 
 def test_what_cannot_be_recorded_runs_eagerly(

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import triton
 from torch import Tensor
+from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
@@ -105,7 +106,19 @@ def shared_bytes(launched: Launched, card: str) -> int:
     return _compiled[key]
 
 
+def _no_machine_code(*given: Any) -> Any:
+    """NVIDIA's assembler, a quarter of the time, refuses nothing: no PTX of ours is in them."""
+    if not given:  # what becomes part of the cache's key
+        return "no machine code", "0"
+    _, stages, *_ = given
+    if "cubin" in stages:
+        stages["cubin"] = lambda ptx, metadata: b""
+    return None
+
+
 def main() -> None:
+    torch.set_num_threads(1)
+    knobs.runtime.add_stages_inspection_hook = _no_machine_code
     for card, limit in zip(sys.argv[1::2], map(int, sys.argv[2::2]), strict=True):
         tiles.shared_bytes = lambda limit=limit: limit
         forget()

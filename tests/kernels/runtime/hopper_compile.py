@@ -1,4 +1,4 @@
-"""Compiles the kernels for sm_90, without a GPU; run by test_hopper_compile."""
+"""Compiles the kernels for sm_90, without a GPU; run by test_cards."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ import torch
 from tests.kernels.weights import BLOCK, randomised, results
 from torch import Tensor, nn
 
-from evofeed.kernels import SwapReport, to_fused, to_torch
+from evofeed.kernels import SwapReport, to_fused
 from evofeed.kernels.fused_module import Fused
 from evofeed.trainer import AlphaFold, tiny_multimer
 from evofeed.trainer.model import (
@@ -110,12 +110,6 @@ def test_a_swapped_template_block_computes_the_same_with_the_same_dropout(
     torch.manual_seed(3)
     plain = template.TemplatePairStackBlock(C_Z, 8, 16, 2, 2, 0.25, multiplications_first)
     _assert_same(plain, ["t", "t_mask"], device)
-
-
-def test_to_torch_gives_the_block_back(device: str) -> None:
-    block = evoformer.EvoformerBlock(**BLOCK).to(device)
-    classes = [type(module) for module in block.modules()]
-    assert [type(module) for module in to_torch(to_fused(block)).modules()] == classes
 
 
 def test_without_a_kernel_a_swapped_block_is_the_original(device: str) -> None:

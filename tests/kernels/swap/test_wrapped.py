@@ -19,7 +19,6 @@ from tests.kernels.af3 import boltz, openfold3, protenix
 from tests.kernels.af3.test_promise import Adapted
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
@@ -100,19 +99,21 @@ MODELS = {
 
 
 def _fsdp(model: Stack) -> Callable[..., Tensor]:
-    mesh = init_device_mesh("cpu", (1,))
-    fully_shard(model.block, mesh=mesh)
-    fully_shard(model, mesh=mesh)
-    return model
+    return _sharded(model, [model.block])
 
 
 def _fsdp_inside(model: Stack) -> Callable[..., Tensor]:
-    """Each part of the block for itself, too: what the first call of the root sets up."""
+    """Each part of the block for itself: what the first call of the root sets up."""
+    return _sharded(model, [part for part in model.block.children() if [*part.parameters()]])
+
+
+def _sharded(model: Stack, parts: list[nn.Module]) -> Callable[..., Tensor]:
+    # here: it takes two seconds to import, of every worker that collects
+    from torch.distributed.fsdp import fully_shard
+
     mesh = init_device_mesh("cpu", (1,))
-    for part in model.block.children():
-        if any(True for _ in part.parameters()):
-            fully_shard(part, mesh=mesh)
-    fully_shard(model, mesh=mesh)
+    for part in (*parts, model):
+        fully_shard(part, mesh=mesh)
     return model
 
 

@@ -45,10 +45,6 @@ def recorded(request: pytest.FixtureRequest, golden: Path) -> Recorded:
     return load_assembly(request.param)
 
 
-def test_there_are_recorded_complexes(golden: Path) -> None:
-    assert ASSEMBLIES and SAMPLES and TRUTHS and CROPS
-
-
 def test_rows_are_paired_in_the_stable_order(recorded: Recorded) -> None:
     if "pair.rows_stable" not in recorded.steps:
         assert len(recorded.entities) == 1

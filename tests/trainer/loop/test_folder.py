@@ -8,10 +8,10 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.conftest import exit_code
 from tests.trainer.forked import fork
 
 from evofeed.base.errors import InputError, TrainerError
-from evofeed.cli import main
 from evofeed.store import Dataset, copy_dataset, remove_chains
 from evofeed.trainer.log.runlog import read_steps
 from evofeed.trainer.presets import PRESETS
@@ -64,9 +64,7 @@ def test_a_run_continues_with_the_snapshot_it_began_with(
     (out / "report.json").unlink()
     (out / "report.json").mkdir()  # nobody can write it: the run is in somebody else's folder
     capsys.readouterr()
-    with pytest.raises(SystemExit) as ended:
-        main(["report", str(out), "--json"])
-    assert not ended.value.code
+    assert exit_code("report", str(out), "--json") == 0
     assert json.loads(capsys.readouterr().out)["figures"]["iterations"] == 3
 
 
@@ -76,20 +74,23 @@ def test_a_run_reads_the_ref_that_its_dataset_names(tiny_dataset: str, tmp_path:
     chains = list(Dataset.open(data))
     table = tmp_path / "clusters.tsv"
     table.write_text("".join(f"{chain}\t{chain}\n" for chain in chains))
-    _done("snapshots", "split", data, "--clusters", str(table), "--share", "unseen=0.3")
+    split = ["snapshots", "split", data, "--clusters", str(table), "--share", "unseen=0.3"]
+    assert exit_code(*split) == 0
     part, unseen = (Dataset.open(data, ref) for ref in ("train", "unseen"))
     assert {*part} | {*unseen} == {*chains} and not {*part} & {*unseen}
     recipe.write_text(
         "preset: tiny\nsteps: 1\nvalidate_every: 1\nvalidate_batches: 1\nprofile_steps: 0\n"
         "loader: {crop_size: 24, max_msa_clusters: 8, max_extra_msa: 12, max_templates: 1}\n"
+        "model: {evoformer: {no_blocks: 1}, structure_module: {no_blocks: 1}}\n"
     )
     words = ["train", str(recipe), "--dataset", f"{data}@train", "--validation", f"{data}@unseen"]
-    _done(*words, "--out", str(out), "--device", "cpu")
+    there = ["--out", str(out), "--device", "cpu"]
+    assert exit_code(*words, *there) == 0
     assert json.loads((out / "run.json").read_text())["dataset"] == [part.digest]
     assert "metrics" in read_steps(out)[0]
     begun = as_begun(f"{data}@train", out, World())
     assert [dataset.digest for dataset in begun] == [part.digest]
-    _done("train", "--resume", "--out", str(out), "--steps", "2", "--device", "cpu")
+    assert exit_code("train", "--resume", *there, "--steps", "2") == 0
     first, second = read_steps(out)
     assert "metrics" in second and second["terms"].keys() == first["terms"].keys()
     assert json.loads((out / "run.json").read_text())["dataset"] == [part.digest]
@@ -98,12 +99,6 @@ def test_a_run_reads_the_ref_that_its_dataset_names(tiny_dataset: str, tmp_path:
 def test_a_resume_without_a_run_says_what_to_give(tmp_path: Path) -> None:
     with pytest.raises(TrainerError, match="no run to go on with: give --dataset"):
         source_of(tmp_path)
-
-
-def _done(*words: str) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main([*words])
-    assert not ended.value.code
 
 
 def test_a_damaged_file_of_facts_is_named_with_what_mends_it(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The loop by itself, on a stand-in model: falling loss, resume, bad steps, signals."""
+"""The loop by itself, on a stand-in model: resume, bad steps, signals, batches over and over."""
 
 from __future__ import annotations
 
@@ -9,27 +9,17 @@ from pathlib import Path
 import pytest
 import torch
 from tests.trainer.loop.loop_standin import TinyLoader, TinyModel, squared_error, standin_loop
+from torch import Tensor, nn
 
 from evofeed.base.errors import TrainerError
 from evofeed.trainer.config import OptimConfig
 from evofeed.trainer.log.runlog import RunLog, read_steps
 from evofeed.trainer.run.checkpoint import CHECKPOINTS
 from evofeed.trainer.run.distributed import join_world
+from evofeed.trainer.run.gradients import first_nonfinite
 from evofeed.trainer.run.loop import Loop
+from evofeed.trainer.run.stream import BatchStream, FixedBatches
 from evofeed.trainer.run.telemetry import note_signals
-
-
-def test_a_resumed_run_equals_one_that_never_stopped_bit_for_bit(tmp_path: Path) -> None:
-    whole = standin_loop(tmp_path / "whole", 20)
-    expected = whole.run()
-    first = standin_loop(tmp_path / "parts", 9).run()
-    second = standin_loop(tmp_path / "parts", 20)
-    assert second.resume() == 9
-    result = second.run()
-    assert first.losses + result.losses == expected.losses
-    assert sum(expected.losses[-5:]) < sum(expected.losses[:5])
-    for role, buffer in whole.optimizer.state().items():
-        assert torch.equal(buffer, second.optimizer.state()[role]), role
 
 
 @pytest.mark.parametrize("clip", ["global", "per_example"])
@@ -181,3 +171,58 @@ def test_signals_that_come_together_ask_for_one_thing_and_a_later_one_is_deadly(
         signal.raise_signal(signal.SIGINT)
     assert noted == ["SIGTERM", "SIGTERM", "SIGINT"]
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+class TwoHeads(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.trunk, self.left, self.right = nn.Linear(3, 3), nn.Linear(3, 1), nn.Linear(3, 1)
+        self.forgotten = nn.Linear(3, 1)
+
+    def forward(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        x = self.trunk(batch["x"])
+        return {"left": self.left(x), "right": self.right(x)}
+
+
+def test_the_module_where_a_pass_stops_being_finite_is_named_first() -> None:
+    model, batch = TwoHeads(), {"x": torch.ones(2, 3)}
+    with first_nonfinite(model) as found:
+        model(batch)
+        assert found == []
+        with torch.no_grad():
+            model.trunk.bias[1] = float("inf")
+        model(batch)
+    assert found == ["trunk", "left", "right"]
+
+
+def numbers(stream: BatchStream, count: int) -> list[float]:
+    return [float(next(stream)["target"].sum()) for _ in range(count)]
+
+
+def test_the_first_batches_come_again_and_again() -> None:
+    first = numbers(BatchStream(TinyLoader()), 3)
+    loader = FixedBatches(TinyLoader(), 3)
+    stream = BatchStream(loader)
+    assert numbers(stream, 7) == [*first, *first, first[0]]
+    assert loader.last_ids == ["chain0"]
+    assert stream.epochs == 2
+    assert [float(b["target"].sum()) for b in loader.batches()] == first
+    assert numbers(stream, 1) == first[1:2]
+    later = FixedBatches(TinyLoader(), 3)
+    later.load_state_dict(loader.state_dict())  # within an epoch
+    assert numbers(BatchStream(later), 2) == numbers(stream, 2)
+
+
+def test_kept_batches_are_copies_that_a_loader_may_overwrite() -> None:
+    class Reusing(TinyLoader):
+        def __iter__(self):
+            kept: dict[str, Tensor] = {}
+            for batch in super().__iter__():
+                kept = kept or {name: torch.empty_like(value) for name, value in batch.items()}
+                for name, value in batch.items():
+                    kept[name].copy_(value)
+                yield kept
+
+    assert numbers(BatchStream(FixedBatches(Reusing(), 3)), 4) == numbers(
+        BatchStream(FixedBatches(TinyLoader(), 3)), 4
+    )

@@ -1,9 +1,10 @@
-"""Metrics of structures: right for known answers, blind to rigid motions."""
+"""Metrics of structures: right for known answers, blind to rigid motions; what is no protein."""
 
 from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from tests.trainer.synthetic_batch import synthetic_batch
@@ -12,6 +13,7 @@ from torch import Tensor
 from evofeed.protein.residues import ATOM_ORDER
 from evofeed.trainer.losses.metrics import structure_metrics, superpose
 from evofeed.trainer.model.rigid import quaternion_to_matrix
+from evofeed.trainer.predict.plausible import implausible
 
 
 @pytest.fixture
@@ -78,3 +80,37 @@ def test_a_prediction_that_is_not_finite_has_no_score_and_spares_the_others(
     for name, value in structure_metrics(broken, positions, mask).items():
         assert value[0].isnan(), name
         assert value[1] == structure_metrics(positions, positions, mask)[name][1]
+
+
+HELIX = np.array(
+    [[2.3 * np.cos(1.745 * i), 2.3 * np.sin(1.745 * i), 1.5 * i] for i in range(40)]
+)  # CA atoms of an alpha helix: 3.8 ångström apart
+
+
+def said(ca: np.ndarray) -> str:
+    return implausible(ca, np.arange(len(ca)), np.zeros(len(ca)))
+
+
+def test_a_helix_is_a_protein() -> None:
+    assert said(HELIX) == ""
+
+
+@pytest.mark.parametrize(
+    ("ca", "words"),
+    [
+        (np.zeros((34, 3)), "collapsed: consecutive CA atoms are 0.00 Å"),
+        (HELIX * 0.1, "collapsed"),
+        (HELIX * 2.0, "physically impossible: only 0% of consecutive"),
+        (np.concatenate([HELIX, HELIX[::-1] + np.array([0.0, 0.0, 0.1])]), "within 2.0 Å"),
+    ],
+)
+def test_what_no_protein_has_is_named(ca: np.ndarray, words: str) -> None:
+    assert words in said(ca)
+
+
+def test_chains_and_gaps_are_not_bonded() -> None:
+    two = np.concatenate([HELIX, HELIX + 100.0])
+    number = np.tile(np.arange(40), 2)
+    assert implausible(two, number, np.repeat([0, 1], 40)) == ""
+    gapped = np.concatenate([np.arange(40), np.arange(60, 100)])
+    assert implausible(two, gapped, np.zeros(80)) == ""

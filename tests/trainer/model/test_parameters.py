@@ -10,6 +10,10 @@ import numpy as np
 import pytest
 import torch
 from tests.conftest import golden_json
+from tests.trainer.model.openfold_config import (
+    loss_config_from_openfold,
+    model_config_from_openfold,
+)
 
 from evofeed.trainer import (
     AlphaFold,
@@ -137,3 +141,17 @@ def test_every_array_of_the_published_files_goes_where_the_recorded_table_says(
     fresh = AlphaFold(config)
     assert load_alphafold_params(fresh, arrays) == []
     assert all(torch.equal(value, state[name]) for name, value in fresh.state_dict().items())
+
+
+def test_openfolds_settings_of_complexes_are_its_presets_but_for_its_faults(golden: Path) -> None:
+    path = golden / _FOLDER / "full_model_params_multimer.json"
+    listed = golden_json(path)
+    theirs = model_config_from_openfold(listed["config_model"])
+    assert replace(theirs, activation_checkpointing=True) == multimer().model
+    losses = loss_config_from_openfold(listed["config_loss"])
+    assert losses == replace(
+        multimer().loss,
+        chain_center_of_mass=0.05,
+        bonds_across_chains=True,
+        same_number_never_clashes=True,
+    )

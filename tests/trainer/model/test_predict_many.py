@@ -15,13 +15,12 @@ import pytest
 import torch
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, expect
-from tests.conftest import SMALL_PACK
+from tests.conftest import SMALL_PACK, exit_code
 from tests.service.test_browser import VIEWS, watched
 from tests.trainer.synthetic_batch import synthetic_complex
 from tests.trainer.synthetic_records import synthetic_record
 
 from evofeed.base.errors import CheckpointError, InputError
-from evofeed.cli import main
 from evofeed.loader import record_batch
 from evofeed.protein.residues import ATOM_ORDER, RESTYPE_3, UNKNOWN
 from evofeed.protein.structure_text import Structure, ca_of_mmcif
@@ -71,9 +70,7 @@ def runs(dataset: str, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 
 def _predict(*arguments: object) -> int:
-    with pytest.raises(SystemExit) as end:
-        main(["predict", *map(str, arguments), "--recycles", "0", "--device", "cpu"])
-    return int(end.value.code or 0)
+    return exit_code("predict", *map(str, arguments), "--recycles", "0", "--device", "cpu")
 
 
 def test_names_by_weights_by_seeds_are_ranked_and_a_second_run_makes_what_is_missing(

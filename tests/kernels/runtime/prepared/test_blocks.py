@@ -29,9 +29,15 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("operator", "case"), [(name, case) for name, it in declared().items() for case in it.cases]
-)
+SOME = [  # interpreted, with as little as may be given and with most of it
+    (name, case)
+    for name, it in declared().items()
+    for case in it.cases
+    if torch.cuda.is_available() or case in (next(iter(it.cases)), [*it.cases][-1])
+]
+
+
+@pytest.mark.parametrize(("operator", "case"), SOME)
 def test_repeated_calls_give_the_same_bits(
     operator: str, case: str, half: torch.dtype, device: str
 ) -> None:

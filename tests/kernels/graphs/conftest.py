@@ -1,0 +1,73 @@
+"""A stand-in for CUDA graphs: it runs the recorded function again and writes its results where
+the first ones lie, as a replay does."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from evofeed.kernels.graphs import recorded, recording
+
+
+@pytest.fixture
+def graphs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Recordings on the CPU; the list grows by one entry a replay."""
+    replays: list[int] = []
+    put: list[Any] = []  # what stands for the parameters while something is recorded
+    real_stand_ins = recording._stand_ins
+
+    @contextlib.contextmanager
+    def stand_ins(homes: recording.Homes) -> Iterator[Any]:
+        with real_stand_ins(homes) as found:
+            put[:] = found
+            yield found
+
+    def undrawn(device: torch.device) -> contextlib.AbstractContextManager[None]:
+        return recording.drawing_from(device, recording.generator_state(device))
+
+    def capture(
+        device: torch.device, pool: Any, function: Callable[[], Any]
+    ) -> tuple[Any, Callable[[], None]]:
+        with undrawn(device):
+            made, leaves = function(), list(put)
+
+        def replay() -> None:
+            replays.append(1)
+            with torch.enable_grad(), monkeypatch.context() as patch:
+                for (home, name), leaf in leaves:
+                    patch.setitem(home, name, leaf)
+                again = function()
+            if made is not None:
+                with torch.no_grad():
+                    for old, new in zip(made, again, strict=True):
+                        old.copy_(new)
+
+        return made, replay
+
+    plain = recorded._why_not
+    monkeypatch.setattr(recording, "_recorded", capture)
+    monkeypatch.setattr(recording, "_stand_ins", stand_ins)
+    monkeypatch.setattr(recording, "_beside", undrawn)
+    for place in (recording, recorded):
+        monkeypatch.setattr(place, "stream_number", lambda device: 0)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+
+    def why_not(tensors: Sequence[Tensor]) -> str | None:
+        with monkeypatch.context() as patch:
+            patch.setattr(Tensor, "is_cuda", True)
+            return plain(tensors)
+
+    monkeypatch.setattr(recorded, "_why_not", why_not)
+    return replays
+
+
+@pytest.fixture(autouse=True)
+def nothing_warned() -> Iterator[None]:
+    recorded._warned.clear()
+    yield
