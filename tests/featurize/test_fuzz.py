@@ -21,8 +21,8 @@ import pytest
 import zstandard
 from tests.featurize.golden import INPUTS
 from tests.featurize.mutations import mutate
-from tests.featurize.test_hits import HHR
 from tests.featurize.test_mmcif import small
+from tests.featurize.test_templates import HHR
 
 from evofeed.base.errors import EvofeedError
 from evofeed.featurize import FileRef, InputCaps

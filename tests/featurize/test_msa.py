@@ -70,21 +70,21 @@ def stockholm_texts(draw: st.DrawFn) -> str:
 
 
 @given(a3m_texts())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_a3m_reads_as_the_plain_parser_does(text: str) -> None:
     assert_reads_alike(parse_a3m(text.encode()), read_a3m(text))
     assert query_of(text.encode(), "a3m") == parse_a3m(text.encode()).query
 
 
 @given(stockholm_texts())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_stockholm_reads_as_the_plain_parser_does_in_any_order_of_blocks(text: str) -> None:
     assert_reads_alike(parse_stockholm(text.encode()), read_stockholm(text))
     assert query_of(text.encode(), "stockholm") == parse_stockholm(text.encode()).query
 
 
 @given(st.lists(st.lists(st.text("AC-D", min_size=3, max_size=3), min_size=1), min_size=1))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_merging_keeps_the_first_of_equal_rows(tables: list[list[str]]) -> None:
     texts = ["".join(f">{i}\nb{row}\n" for i, row in enumerate(rows)) for rows in tables]
     merged = merge([parse_a3m(text.encode()) for text in texts])

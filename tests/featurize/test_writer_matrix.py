@@ -14,6 +14,9 @@ from gemmi import cif
 from tests.conftest import SMALL_PACK, golden_root
 from tests.featurize.golden import INPUTS
 
+from evofeed.base.errors import MmcifError
+from evofeed.featurize.structures.mmcif import parse_mmcif
+from evofeed.featurize.structures.pdb import parse_pdb
 from evofeed.featurize.structures.structure import Chain
 from evofeed.featurize.structures.structure_places import parse_structure
 
@@ -216,3 +219,24 @@ def test_modified_residues_end_no_chain(name: str, writer: str, golden: Path) ->
     chains = parse_structure(data, "t.cif").sequences
     assert chains == parse_structure(entry(name), "t.cif").sequences
     assert_same(data, writer)
+
+
+ENTRIES = [path for root in INPUTS for path in sorted(root.rglob("*.cif"))][:12]
+
+
+@pytest.mark.parametrize("path", ENTRIES, ids=lambda path: path.stem)
+def test_an_entry_is_the_same_as_pdb_and_as_mmcif(path: Path, golden: Path) -> None:
+    data = gemmi.read_structure(str(path)).make_pdb_string().encode()
+    try:
+        want = parse_mmcif(path.read_bytes(), file_id="t")
+    except MmcifError:
+        with pytest.raises(MmcifError, match="no protein in it"):
+            parse_pdb(data, file_id="t")
+        return
+    got = parse_pdb(data, file_id="t")
+    assert got.sequences == want.sequences
+    for name in want.sequences:
+        one, two = got.chain(name), want.chain(name)
+        assert np.array_equal(one.mask, two.mask)
+        assert np.array_equal(one.positions, two.positions)
+        assert one.insertion_codes == two.insertion_codes
