@@ -190,7 +190,7 @@ def test_templates_are_named_in_the_result_and_fetched_with_their_structures(
     client, query = clustered, FAMILIES[0][0]
     files = fetch(client, ask(client, query, mode="env"))
     (hit,) = files["pdb70.m8"].decode().splitlines()
-    assert hit.split("\t")[:2] == ["101", "133l_A"]
+    assert hit.split("\t")[:2] == ["101", "133l_A"] and hit.endswith("M")
     assert len(alignments(files["uniref.a3m"])[101]) > 3
     assert fetch(client, ask(client, query, mode="env-notemplates"))["pdb70.m8"] == b""
     packed = client.get("/template/133l_A,1ckd_A").content
