@@ -56,8 +56,8 @@ def test_a_training_machine_needs_only_the_base_install_and_torch() -> None:
 # Lines of Python a room may have. Raising one needs a reason in the commit: something new needs
 # something out, or lives in experiments/.
 BUDGET = {
-    "src": 4_865,
-    "featurize": 20_370,
+    "src": 4_860,
+    "featurize": 20_345,
     "store": 7_465,
     "loader": 12_880,
     "service": 8_465,

@@ -11,6 +11,7 @@ from typing import Literal
 import numpy as np
 
 from evofeed.featurize.export.rows import Rows, rows_of_record
+from evofeed.protein.assembly_numbers import assembly_structure
 from evofeed.protein.assembly_record import AssemblyRecord
 from evofeed.protein.chain_record import ChainRecord
 from evofeed.protein.residues import RESTYPES
@@ -147,42 +148,23 @@ def templates_of(chain: ChainRecord) -> Iterator[Template]:
         query = np.flatnonzero(mask.any(1))
         if not len(query):
             continue
-        places = chain.template_all_atom_positions[number][query]
         aatype = chain.template_aatype[number][query]
-        structure = _of_arrays(name, aatype, places, mask[query])
+        structure = Structure(
+            name=name,
+            aatype=aatype,
+            residue_index=np.arange(len(query)),
+            positions=chain.template_all_atom_positions[number][query],
+            mask=mask[query],
+            confidence=np.zeros(len(query)),
+        )
         date = chain.template_release_date[number]
-        text = to_mmcif(structure, head=polymer_head(structure, "A", date))
+        text = to_mmcif(structure, head=polymer_head(structure, date))
         letters = "".join(f"{RESTYPES}X"[code] for code in aatype.tolist())
         yield Template(mmcif=text, query=tuple(query.tolist()), letters=letters, date=date)
-
-
-def _of_arrays(name: str, aatype: np.ndarray, positions: np.ndarray, mask: np.ndarray) -> Structure:
-    length = len(aatype)
-    return Structure(
-        name=name,
-        aatype=aatype,
-        residue_index=np.arange(length),
-        positions=positions,
-        mask=mask,
-        confidence=np.zeros(length),
-    )
 
 
 def _structure(record: AssemblyRecord, names: tuple[str, ...]) -> str:
     if record.all_atom_positions is None or record.all_atom_mask is None:
         return ""
-    pairs = enumerate(zip(record.chains, record.copies, strict=True), 1)
-    each = [(chain, number) for number, (chain, ids) in pairs for _ in ids]
-    structure = dataclasses.replace(
-        _of_arrays(
-            record.assembly_id,
-            np.concatenate([chain.aatype for chain, _ in each]),
-            record.all_atom_positions,
-            record.all_atom_mask,
-        ),
-        residue_index=np.concatenate([np.arange(chain.num_res) for chain, _ in each]),
-        chain=record.asym_id(),
-        chain_names=names,
-        entity=np.concatenate([np.full(chain.num_res, number) for chain, number in each]),
-    )
-    return to_mmcif(structure, head=polymer_head(structure, "A", record.release_date))
+    structure = dataclasses.replace(assembly_structure(record), chain_names=names)
+    return to_mmcif(structure, head=polymer_head(structure, record.release_date))

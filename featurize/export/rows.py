@@ -10,6 +10,7 @@ import numpy as np
 
 from evofeed.base.shapes import Integer, UInt8
 from evofeed.protein.alignment import Alignment
+from evofeed.protein.chain_files import rows_with_insertions
 from evofeed.protein.chain_record import ChainRecord
 from evofeed.protein.residues import MSA_LETTERS
 
@@ -40,17 +41,8 @@ class Rows:
 
     def texts(self) -> list[str]:
         """Rows in A3M: columns, and deleted letters before them in lower case."""
-        rows = [row.tobytes().decode() for row in self.letters]
-        bounds = np.searchsorted(self.deletion_row, np.arange(len(rows) + 1)).tolist()
-        for number in np.unique(self.deletion_row).tolist():
-            cells = slice(bounds[number], bounds[number + 1])
-            row, parts, last = rows[number], [], 0
-            columns, counts = self.deletion_column[cells], self.deletion_count[cells]
-            for column, count in zip(columns.tolist(), counts.tolist(), strict=True):
-                parts += [row[last:column], "x" * count]
-                last = column
-            rows[number] = "".join([*parts, row[last:]])
-        return rows
+        cells = (self.deletion_row, self.deletion_column, self.deletion_count)
+        return [row.decode() for row in rows_with_insertions(self.letters, *cells)]
 
     def a3m(self, codes: Mapping[str, str] | None = None) -> str:
         """The rows as A3M.

@@ -129,7 +129,12 @@ def assembly_fasta(record: AssemblyRecord) -> str:
 
 
 def assembly_cif(record: AssemblyRecord) -> str:
-    """Every chain's atoms as mmCIF, residues numbered by the sequence.
+    """Every chain's atoms as mmCIF; `ValueError` if it has no structure."""
+    return to_mmcif(assembly_structure(record))
+
+
+def assembly_structure(record: AssemblyRecord) -> Structure:
+    """Every chain's atoms, residues numbered by the sequence, the B column 0.
 
     Chains have their author's ids, or letters where those are none that mmCIF takes as they are.
 
@@ -143,18 +148,16 @@ def assembly_cif(record: AssemblyRecord) -> str:
         for entity, (chain, names) in enumerate(zip(record.chains, record.copies, strict=True), 1)
         for _ in names
     ]
-    return to_mmcif(
-        Structure(
-            name=record.assembly_id,
-            aatype=np.concatenate([chain.aatype for chain, _ in pairs]),
-            residue_index=np.concatenate([np.arange(chain.num_res) for chain, _ in pairs]),
-            positions=record.all_atom_positions,
-            mask=record.all_atom_mask,
-            confidence=np.zeros(record.num_res),
-            chain=record.asym_id(),
-            entity=np.repeat([e for _, e in pairs], [chain.num_res for chain, _ in pairs]),
-            chain_names=record.chain_names,
-        )
+    return Structure(
+        name=record.assembly_id,
+        aatype=np.concatenate([chain.aatype for chain, _ in pairs]),
+        residue_index=np.concatenate([np.arange(chain.num_res) for chain, _ in pairs]),
+        positions=record.all_atom_positions,
+        mask=record.all_atom_mask,
+        confidence=np.zeros(record.num_res),
+        chain=record.asym_id(),
+        entity=np.repeat([e for _, e in pairs], [chain.num_res for chain, _ in pairs]),
+        chain_names=record.chain_names,
     )
 
 

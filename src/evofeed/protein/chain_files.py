@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterable
+from itertools import pairwise
 
 import numpy as np
 
@@ -32,22 +33,10 @@ def to_a3m(record: ChainRecord) -> bytes:
     A record keeps how many residues were inserted and not which: each is written as `x`.
     The rows' own names are not kept either; a name tells row, source and species.
     """
-    rows = MSA_LETTERS[record.msa]
-    inserted: dict[int, list[tuple[int, int]]] = {}
-    triples = zip(
-        record.deletion_row.tolist(),
-        record.deletion_column.tolist(),
-        record.deletion_count.tolist(),
-        strict=True,
+    rows = rows_with_insertions(
+        MSA_LETTERS[record.msa], record.deletion_row, record.deletion_column, record.deletion_count
     )
-    for row, column, count in triples:
-        inserted.setdefault(row, []).append((column, count))
-    parts = []
-    for i in range(record.num_alignments):
-        parts.append(f">{_row_name(record, i)}\n".encode())
-        parts.append(with_insertions(rows[i].tobytes(), sorted(inserted.get(i, ()))))
-        parts.append(b"\n")
-    return b"".join(parts)
+    return b"".join(b">%s\n%s\n" % (_row_name(record, i).encode(), r) for i, r in enumerate(rows))
 
 
 def to_structure(record: ChainRecord) -> Structure:
@@ -99,6 +88,18 @@ def with_insertions(row: bytes, insertions: Iterable[tuple[int, int]]) -> bytes:
         parts += [row[last:column], b"x" * count]
         last = column
     return b"".join([*parts, row[last:]])
+
+
+def rows_with_insertions(
+    letters: np.ndarray, row: np.ndarray, column: np.ndarray, count: np.ndarray
+) -> list[bytes]:
+    """Aligned rows `u8[N, L]` with their insertions, which come ordered by row, then column."""
+    bounds = np.searchsorted(row, np.arange(len(letters) + 1)).tolist()
+    cells = list(zip(column.tolist(), count.tolist(), strict=True))
+    return [
+        with_insertions(line.tobytes(), cells[first:last])
+        for line, (first, last) in zip(letters, pairwise(bounds), strict=True)
+    ]
 
 
 def _one_line(text: str) -> str:

@@ -39,11 +39,11 @@ class Structure:
     remark: str = ""
     chain_names: tuple[str, ...] = ()
 
-    def place(self, residue: int, only: str) -> tuple[str, int]:
-        """Name of a residue's chain, `only` where there is one, and number of its entity."""
+    def place(self, residue: int) -> tuple[str, int]:
+        """Name of a residue's chain, A where there is one, and number of its entity."""
         number = 0 if self.chain is None else int(self.chain[residue])
-        named = self.chain_names[number - 1] if self.chain_names and number else chain_name(number)
-        name = named if number else only
+        named = self.chain_names[number - 1] if self.chain_names and number else ""
+        name = named or chain_name(number or 1)
         return name, 1 if self.entity is None else int(self.entity[residue])
 
     def atoms(self) -> Iterator[tuple[int, int, str, str, int, np.ndarray, float]]:
@@ -74,8 +74,8 @@ def chain_name(number: int) -> str:
     return name
 
 
-def to_pdb(structure: Structure, chain: str = "A") -> str:
-    """The structure in PDB format, `chain` the name of a single one.
+def to_pdb(structure: Structure) -> str:
+    """The structure in PDB format.
 
     Raises:
         ValueError: it does not fit the format's columns (write mmCIF then).
@@ -84,7 +84,7 @@ def to_pdb(structure: Structure, chain: str = "A") -> str:
     last: tuple[str, str, int] | None = None
     ends = 0  # serial numbers that ends of chains took
     for i, serial, atom, residue, number, xyz, confidence in structure.atoms():
-        name_of_chain, _ = structure.place(i, chain)
+        name_of_chain, _ = structure.place(i)
         if last is not None and last[0] != name_of_chain:
             lines.append(_end(serial + ends, last))
             ends += 1
@@ -126,14 +126,8 @@ ATOM_ITEMS = (
 """Items of `_atom_site` that are written."""
 
 
-def to_mmcif(structure: Structure, chain: str = "A", *, head: Sequence[str] = ()) -> str:
-    """The structure in mmCIF format, `chain` the name of a single one.
-
-    Args:
-        structure: the atoms.
-        chain: name of the chain where there is one.
-        head: lines of other categories, before those of the atoms.
-    """
+def to_mmcif(structure: Structure, *, head: Sequence[str] = ()) -> str:
+    """The structure in mmCIF format, after `head`, lines of other categories."""
     name = "".join(c if c.isalnum() or c in "_-." else "_" for c in structure.name) or "prediction"
     lines = [f"data_{name}", "#", f"_entry.id {name}", "#"]
     if structure.remark:
@@ -141,7 +135,7 @@ def to_mmcif(structure: Structure, chain: str = "A", *, head: Sequence[str] = ()
     lines += head
     rows = []
     for i, serial, atom, residue, number, (x, y, z), confidence in structure.atoms():
-        own, entity = structure.place(i, chain)
+        own, entity = structure.place(i)
         rows.append(
             f"ATOM {serial} {atom[0]} {atom} . {residue} {own} {entity} {number} ? "
             f"{x:.3f} {y:.3f} {z:.3f} 1.00 {confidence:.2f} {number} {own} 1"
@@ -149,7 +143,7 @@ def to_mmcif(structure: Structure, chain: str = "A", *, head: Sequence[str] = ()
     return "\n".join([*lines, *loop("_atom_site", ATOM_ITEMS, rows)]) + "\n"
 
 
-def to_model_cif(structure: Structure, chain: str = "A") -> str:
+def to_model_cif(structure: Structure) -> str:
     """The structure as ModelCIF: with sequences, and pLDDT of the whole and of every residue.
 
     Readers of AlphaFold DB's files find `_ma_qa_metric_local` where those have it.
@@ -158,12 +152,11 @@ def to_model_cif(structure: Structure, chain: str = "A") -> str:
     """
     return to_mmcif(
         structure,
-        chain,
         head=[
             "_audit_conform.dict_name mmcif_ma.dic",
             "_audit_conform.dict_version 1.4.5",
             "#",
-            *polymer_head(structure, chain),
+            *polymer_head(structure),
             *loop(
                 "_ma_qa_metric", "id mode name software_group_id type",
                 [(1, "global", "pLDDT", ".", "pLDDT"), (2, "local", "pLDDT", ".", "pLDDT")],
@@ -179,7 +172,7 @@ def to_model_cif(structure: Structure, chain: str = "A") -> str:
                 [
                     (name, code, number, 2, f"{confidence:.2f}", 1, row + 1)
                     for row, (name, _, code, number, confidence) in enumerate(
-                        _residues(structure, chain)
+                        _residues(structure)
                     )
                 ],
             ),
@@ -187,9 +180,9 @@ def to_model_cif(structure: Structure, chain: str = "A") -> str:
     )  # fmt: skip
 
 
-def polymer_head(structure: Structure, chain: str = "A", date: str = "") -> list[str]:
+def polymer_head(structure: Structure, date: str = "") -> list[str]:
     """Lines of the categories that give sequences and chains, and when it was released."""
-    residues = _residues(structure, chain)
+    residues = _residues(structure)
     chains = {name: entity for name, entity, *_ in residues}
     first = {entity: name for name, entity in reversed(chains.items())}
     monomers = [(e, number, code) for name, e, code, number, _ in residues if name == first[e]]
@@ -206,10 +199,10 @@ def polymer_head(structure: Structure, chain: str = "A", date: str = "") -> list
     ]
 
 
-def _residues(structure: Structure, chain: str) -> list[tuple[str, int, str, int, float]]:
+def _residues(structure: Structure) -> list[tuple[str, int, str, int, float]]:
     """Chain, entity, component, number from 1 and confidence of every residue."""
     return [
-        (*structure.place(i, chain), RESTYPE_3[code] if code < len(RESTYPE_3) else "UNK",
+        (*structure.place(i), RESTYPE_3[code] if code < len(RESTYPE_3) else "UNK",
          int(number) + 1, float(confidence))
         for i, (code, number, confidence) in enumerate(
             zip(structure.aatype, structure.residue_index, structure.confidence, strict=True)
