@@ -70,9 +70,6 @@ class OpenFold3Config(ViewConfig):
 
     token_budget: int = 384
     """Tokens of a crop, and of the padded features."""
-    atoms_multiple_of: int = 1
-    """Atoms of the features are padded to a multiple of so many, so that few shapes recur and can
-    be recorded: 512 gives crops of 384 tokens about six. 1 pads none, as OpenFold3 does."""
     crop_weights: tuple[float, float, float] = (0.2, 0.4, 0.4)
     """Contiguous, spatial, spatial around an interface; need not sum to 1."""
     max_chains: int | None = 20
@@ -128,7 +125,7 @@ class OpenFold3Config(ViewConfig):
     def __post_init__(self) -> None:
         """Refuse what cannot work, with the value in the message."""
         check_numbers(self, "token_budget", "max_rows", "min_paired_chains", least=1)
-        check_numbers(self, "max_rows_of_species", "used_rows", "atoms_multiple_of", least=1)
+        check_numbers(self, "max_rows_of_species", "used_rows", least=1)
         templates = ("max_templates", "min_template_tokens", "templates_before_days")
         check_numbers(self, *templates, least=0)
         _check_weights(self.crop_weights)

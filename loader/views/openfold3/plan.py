@@ -1,7 +1,7 @@
 """An OpenFold3 sample as the host decides it, its features laid out for the device.
 
-Names and values are those of its featurizer. Tokens are padded to the config's, atoms to a multiple
-of `atoms_multiple_of`; rows are as they are.
+Names and values are those of its featurizer. Tokens are padded to the config's, atoms and rows are
+as they are.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def plan_sample(
     laid["token_bonds"] = symmetric(_bonds(view, tokens), size, np.int32)
     laid["cyclic_mask"] = Sparse((size,), bool)
     laid |= _labels(view, layout, molecules, labels)
-    laid |= _atoms(view, tokens, draws, config)
+    laid |= _atoms(view, tokens, draws)
     laid |= _rows(view, alignments, tokens, draws, config)
     laid |= lay_out_templates(plan_templates(view, alignments, tokens, draws, config), config)
     return laid | loss_weights(view.resolution, config)
@@ -146,15 +146,9 @@ def _labels(view: EntryView, layout: Layout, molecules: Molecules, labels: Excha
     }
 
 
-def _atoms(
-    view: EntryView,
-    tokens: Integer[np.ndarray, " T"],
-    draws: OpenFold3Draws,
-    config: OpenFold3Config,
-) -> Laid:
+def _atoms(view: EntryView, tokens: Integer[np.ndarray, " T"], draws: OpenFold3Draws) -> Laid:
     """Atoms of the crop's components, their conformers turned and moved."""
     atom, owner = view.atoms_of(tokens), np.repeat(np.arange(len(tokens)), view.token_atoms[tokens])
-    size = len(atom) + -len(atom) % config.atoms_multiple_of
     component = view.residue_component[view.token_residue[tokens]][owner]
     uid = np.cumsum(np.diff(component, prepend=component[:1]) != 0)
     reference = view.atom_reference[atom]
@@ -164,16 +158,16 @@ def _atoms(
     turn, shift = draws.moves(np.bincount(uid, mask) > 0)
     element = view.atom_element[atom].astype(np.int64)
     return {
-        "atom_to_token_index": longer(owner, size, np.int32),
-        "atom_mask": longer(np.ones(len(atom)), size, np.float32),
-        "ref_pos": longer(_moved(position, mask, uid, rotations(turn), shift), size),
-        "ref_mask": longer(mask, size, np.int32),
+        "atom_to_token_index": owner.astype(np.int32),
+        "atom_mask": np.ones(len(atom), np.float32),
+        "ref_pos": _moved(position, mask, uid, rotations(turn), shift),
+        "ref_mask": mask.astype(np.int32),
         "ref_element": hot(
-            np.where(element > 0, element, NUM_ELEMENTS) - 1, NUM_ELEMENTS, np.int32, size
+            np.where(element > 0, element, NUM_ELEMENTS) - 1, NUM_ELEMENTS, np.int32
         ),
-        "ref_charge": longer(view.atom_charge[atom], size, np.float32),
-        "ref_atom_name_chars": hot(view.atom_name[atom], _CHARACTERS, np.int32, size),
-        "ref_space_uid": longer(uid, size, np.int32),
+        "ref_charge": view.atom_charge[atom].astype(np.float32),
+        "ref_atom_name_chars": hot(view.atom_name[atom], _CHARACTERS, np.int32),
+        "ref_space_uid": uid.astype(np.int32),
     }
 
 

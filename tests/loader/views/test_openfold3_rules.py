@@ -218,22 +218,3 @@ def test_a_configuration_of_nonsense_is_refused() -> None:
             OpenFold3Config(**wrong)
     right = OpenFold3Config().right()
     assert not any(getattr(right, name) for name in right.faults())
-
-
-def test_padded_atoms_are_masked_and_nothing_else_changes() -> None:
-    config = OpenFold3Config(token_budget=16)
-    view = made_entry(
-        [MadeChain("1", 1, PROTEIN, PEPTIDE), MadeChain("2", 2, LIGAND, (("HEM", 9),))]
-    )
-    plain, padded = (
-        flat(features_of(view, [], 3, config.replace(atoms_multiple_of=size))) for size in (1, 64)
-    )
-    assert plain.keys() == padded.keys()
-    atoms = len(plain["atom_mask"])
-    assert atoms % 64 and len(padded["atom_mask"]) % 64 == 0
-    for name, value in plain.items():
-        if name == "atom_to_token_index" or name.startswith(("ref_", "atom_")):
-            assert not padded[name][atoms:].any(), name
-            assert torch.equal(padded[name][:atoms], value), name
-        else:
-            assert torch.equal(padded[name], value), name
