@@ -26,12 +26,35 @@ def other_models() -> list[Row]:
             f"cuEquivariance {ms['cuequivariance']}, torch.compile {ms['compiled']}, same run",
             name,
         ),
+        bfloat16_parameters(),
         *trunks(),
         inference_of_trunks(1024),
         inference_of_trunks(2048),
         *whole_steps(),
         entries(),
     ]
+
+
+def bfloat16_parameters() -> Row:
+    """Where cuEquivariance has its newest kernels."""
+    name = "af3_pair_bf16_h200"
+    ms = {
+        (row["how"], row["part"], row["channels"], row["size"]): row["both_ms"][0]
+        for row in result(name)["rows"]
+    }
+    cases = [("block", 128, 384), ("attention", 128, 384)]
+    cases += [("multiplication", *of) for of in ((128, 384), (128, 768), (256, 384))]
+    ours, theirs = (
+        " / ".join(f"{ms[how, *case]:.2f}" for case in cases)
+        for how in ("fused_bf16", "cuequivariance_bf16")
+    )
+    return (
+        "... parameters in bfloat16: block, triangle attention and multiplication of 384 residues, "
+        "multiplication of 768, of 256 channels",
+        f"{ours} ms",
+        f"cuEquivariance {theirs}, same run",
+        name,
+    )
 
 
 def entries() -> Row:
@@ -89,6 +112,15 @@ def whole_steps() -> list[Row]:
             f"{seconds(*later)} s, {memory} GB",
             f"at 384 with all kept {seconds(everything)} s, {everything['peak_gb']:.0f} GB",
             name,
+        ),
+        *(
+            (
+                f"{title}'s whole step at a crop of 384, likewise",
+                f"{seconds(rows[call, 'recorded blocks', 384])} s",
+                f"{seconds(rows[call, 'project', 384])} s as the project trains, same card",
+                name,
+            )
+            for call, title in (("boltz", "Boltz-1"), ("protenix", "Protenix"))
         ),
     ]
 
