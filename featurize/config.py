@@ -134,9 +134,6 @@ class FeaturizeConfig(Config):
     and then finds no atoms under the name it asked for: the hit is lost."""
     old_hhr: bool = True
     """Read hhr files of older hh-suites, without `Template_Neff`. OpenFold cannot."""
-    realign: bool = True
-    """Map a hit whose sequence differs from its structure's onto it, as OpenFold does by calling
-    kalign: the same map, no program needed. False loses such hits."""
 
     caps: InputCaps = field(default_factory=InputCaps)
 

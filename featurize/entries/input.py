@@ -14,9 +14,9 @@ from evofeed.base.errors import InputError
 from evofeed.base.files import write_atomic
 from evofeed.featurize.entries.alignments import alignment_folders, query_of
 from evofeed.featurize.formats.alignment_db import SEARCH_INDEX, read_index
-from evofeed.featurize.formats.reading import file_ref, plain, read_bytes
+from evofeed.featurize.formats.reading import plain, read_bytes
+from evofeed.featurize.inputs.clusters import read_clusters
 from evofeed.featurize.job.options import absolute
-from evofeed.store.inner import parse_clusters
 
 _SUFFIXES: Final = (".cif", ".mmcif")
 
@@ -123,7 +123,5 @@ def cluster_table(path: str) -> dict[str, str]:
     """Cluster of each member, by the cluster's first one."""
     if not path:
         return {}
-    groups = parse_clusters(read_bytes(file_ref(path)).decode("utf-8", "replace"))
-    if not groups:
-        raise InputError("no cluster in it", path=path)
+    groups = read_clusters(path)
     return {name: members[0] for members in groups for name in (m.upper() for m in members)}

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 from evofeed import __version__
@@ -37,7 +35,7 @@ from evofeed.featurize.job.ledger import Ledger
 from evofeed.featurize.job.lock import driving
 from evofeed.featurize.job.options import JobOptions, absolute, ledger_url
 from evofeed.featurize.job.publish import parent_of
-from evofeed.featurize.job.units import Plan, Unit
+from evofeed.featurize.job.units import Plan, Unit, sha_of, stamp_of
 from evofeed.featurize.job.work import UnitResult
 from evofeed.featurize.structures.components import read_components
 from evofeed.protein.molecules import Molecule
@@ -129,7 +127,7 @@ def prepare_entries(
             left_out += twice
             groups.append(("alignment", found))
         lease = stack.enter_context(
-            hold(open_storage(dataset_uri), "job", lease_name(_sha(dataset_uri)))
+            hold(open_storage(dataset_uri), "job", lease_name(sha_of(dataset_uri)))
         )
         arguments = {
             "entries": {**dataclasses.asdict(source), "recorded": bool(molecules)},
@@ -230,8 +228,8 @@ class _Phase(Dispatch):
                 self.tasks[unit_id] = task(kind, part, unit_id)
                 units.append(Unit(unit_id, names, len(part), 1))
                 sources |= {name: ChainSource(name) for name in names}
-        plan = Plan(_sha(*self.tasks), tuple(units), sources, {})
-        job_id = _sha(plan.digest, run.dataset_uri, run.options.ref)
+        plan = Plan(sha_of(*self.tasks), tuple(units), sources, {})
+        job_id = sha_of(plan.digest, run.dataset_uri, run.options.ref)
         stack.enter_context(driving(run.ledger, job_id))
         where = {
             "input_uri": run.arguments["entries"]["structures"],
@@ -251,8 +249,8 @@ class _Phase(Dispatch):
 
     def _unit_id(self, kind: str, items: Iterable[tuple[str, ...]]) -> str:
         """Name of a unit: of its files as they are now, and of what is made of them."""
-        stamps = (_stamp(path) for name, *paths in items for path in (name, *paths))
-        return _sha(self.settings, kind, *stamps)
+        stamps = (f"{path} {stamp_of(path)}" for item in items for path in item)
+        return sha_of(self.settings, kind, *stamps)
 
     def done(self) -> bool:
         """Do what is left; False if the job was cancelled meanwhile."""
@@ -371,15 +369,3 @@ def _molecules(
         merged[project] |= table
     parts = {project: encode_molecules(table) for project, table in merged.items() if table}
     return [write_records(dataset_uri, "molecules", parts)] if parts else []
-
-
-def _stamp(path: str) -> str:
-    """What names a file: its place, size and time; a component is its own name."""
-    with contextlib.suppress(OSError):
-        stat = Path(path).stat()
-        return f"{path} {stat.st_size} {stat.st_mtime_ns}"
-    return path
-
-
-def _sha(*parts: str) -> str:
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()

@@ -41,6 +41,9 @@ def openfold3_set(place: str, alignments: str) -> PreparedSet | None:
     root = Path(place)
     caches = [root] if root.suffix == ".json" else _caches(root)
     if not caches:
+        if found := [*root.glob("data.mdb"), *root.glob("*/data.mdb")]:
+            why = "a cache in LMDB is not read: name the JSON that it was made of"
+            raise InputError(why, path=str(found[0].parent))
         return None
     root = caches[0].parent
     arrays = [*root.glob("*/*/*.npz"), *root.glob("*/*.npz")]

@@ -15,6 +15,7 @@ from evofeed.featurize.entries.protenix_targets import protenix_set, protenix_ta
 from evofeed.featurize.entries.targets import PreparedSet, Target, representative
 from evofeed.featurize.formats.packed_arrays import UNFIT, Npz, unpickle
 from evofeed.featurize.formats.reading import file_ref, read_bytes
+from evofeed.protein.components import ComponentTable
 
 _READERS: Final[dict[str, tuple[Callable[..., Any], Callable[..., Target]]]] = {
     "boltz": (Npz, boltz_target),
@@ -33,12 +34,15 @@ def prepared_set(place: str, alignments: str) -> PreparedSet | None:
     return next(filter(None, (road(place, alignments) for road in roads)), None)
 
 
-def read_target(project: str, path: str, about: str, *alignments: str) -> Target:
+def read_target(
+    project: str, path: str, about: str, *alignments: str, components: ComponentTable | None = None
+) -> Target:
     """What a prepared structure gives.
 
     Args:
         about: what the set's list says of it, JSON.
         alignments: of its chains.
+        components: the dictionary, for what Boltz 2 leaves to it.
 
     Raises:
         InputError: a file is damaged or another version's, holds more than arrays and plain values,
@@ -48,6 +52,7 @@ def read_target(project: str, path: str, about: str, *alignments: str) -> Target
     tables = read(read_bytes(file_ref(path), InputCaps()), path)
     queries = {representative(file): query_of(file) for file in alignments}
     try:
-        return make(json.loads(about), tables, queries)
+        more = {"components": components or ComponentTable({})} if project == "boltz" else {}
+        return make(json.loads(about), tables, queries, **more)
     except UNFIT as error:
         raise InputError(f"no structure that {project} prepared: {error!r}", path=path) from None

@@ -6,7 +6,6 @@ an entry may have is decided when it is read.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
@@ -16,8 +15,8 @@ import numpy as np
 from evofeed.featurize.config import FeaturizeConfig
 from evofeed.featurize.formats.hits import parse_hhr, parse_hmmsearch
 from evofeed.featurize.formats.reading import file_ref, plain, read_bytes
-from evofeed.featurize.inputs.sources import role_of
-from evofeed.featurize.records.template_library import TemplateLibrary
+from evofeed.featurize.inputs.sources import ChainSource, role_of
+from evofeed.featurize.records.template_library import template_library
 from evofeed.featurize.records.templates import Template, TemplateQuery, featurize_templates
 from evofeed.protein.alignment import Alignment, Templates
 from evofeed.protein.residues import ATOM_ORDER, RESTYPES
@@ -52,7 +51,9 @@ def with_templates(
             hits += parse_hhr(data, path=file)
         else:
             hits += parse_hmmsearch(data, query, path=file)
-    found, passed_over = featurize_templates(hits, TemplateQuery(query), _library(folder), _RULES)
+    library = template_library(ChainSource("", template_mmcif_dir=folder), _RULES)
+    assert library is not None
+    found, passed_over = featurize_templates(hits, TemplateQuery(query), library, _RULES)
     if not found:
         return alignment, tuple(passed_over)
     templates = Templates(
@@ -62,11 +63,6 @@ def with_templates(
         position=np.stack([_backbone(one) for one in found]),
     )
     return alignment.with_templates(templates), tuple(passed_over)
-
-
-@functools.lru_cache(maxsize=1)
-def _library(folder: str) -> TemplateLibrary:
-    return TemplateLibrary(folder, _RULES)
 
 
 def _backbone(template: Template) -> np.ndarray:

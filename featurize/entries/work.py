@@ -101,7 +101,7 @@ class _Unit:
         components = components_at(self.task.dataset_uri, self.task.components)
         if len(files) > 1:  # of a prepared set, which is one project's
             (project,) = self.task.projects
-            made, molecules, clusters = read_target(project, *files)
+            made, molecules, clusters = read_target(project, *files, components=components)
             if lost := sorted(made.components(project) - set(components) - set(molecules)):
                 raise InputError(f"component {lost[0]} is not in the dictionary", path=files[0])
             for code, one in molecules.items():

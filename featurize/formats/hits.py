@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from evofeed.base.errors import TemplateError
 from evofeed.featurize.config import InputCaps
@@ -54,12 +54,6 @@ class TemplateHit:
     def indices_hit(self) -> list[int]:
         """Position in the hit's sequence of each column, -1 at gaps."""
         return [i for letters, start in self.hit_pieces for i in _indices(letters, start)]
-
-    def to_dict(self) -> dict[str, Any]:
-        """As OpenFold's fields, JSON-ready."""
-        names = ("index", "name", "aligned_cols", "sum_probs", "query", "hit_sequence")
-        indices = {"indices_query": self.indices_query, "indices_hit": self.indices_hit}
-        return {**{name: getattr(self, name) for name in names}, **indices}
 
 
 def parse_hhr(

@@ -28,7 +28,7 @@ def cluster_sizes(path: str, sources: Sequence[ChainSource]) -> dict[str, int]:
     Raises:
         InputError: no such file, or no chain is in it: says what it holds and what was expected.
     """
-    groups = _read(path)
+    groups = read_clusters(path)
     sizes = _sizes(groups, path)
     ids = [name for members in groups for name in members]
     names = {source.chain_id: source.chain_id for source in sources}
@@ -54,7 +54,8 @@ def cluster_sizes(path: str, sources: Sequence[ChainSource]) -> dict[str, int]:
     return found
 
 
-def _read(path: str) -> list[list[str]]:
+def read_clusters(path: str) -> list[list[str]]:
+    """The members of each cluster of a file; it holds one, or that is an `InputError`."""
     text = read_bytes(file_ref(path)).decode("utf-8", "replace")
     groups = parse_clusters(text)
     if not groups:

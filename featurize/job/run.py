@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import hashlib
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,7 +28,7 @@ from evofeed.featurize.job.lock import driving
 from evofeed.featurize.job.options import JobOptions, absolute, ledger_url, relative
 from evofeed.featurize.job.publish import parent_of
 from evofeed.featurize.job.template_use import outdated
-from evofeed.featurize.job.units import make_plan
+from evofeed.featurize.job.units import make_plan, sha_of
 from evofeed.featurize.job.work import describe
 from evofeed.store import Dataset
 from evofeed.store.inner import Lease, hold, open_storage, wait_for_none
@@ -94,7 +93,8 @@ def run_job(
         ledger = Ledger(ledger_url(options.ledger, dataset_uri))
         stack.enter_context(contextlib.closing(ledger))
         plan = make_plan(sources, config, crop)
-        job_id = _sha(plan.digest, dataset_uri, options.ref, *([host.owner] if host.owner else []))
+        owner = [host.owner] if host.owner else []
+        job_id = sha_of(plan.digest, dataset_uri, options.ref, *owner)
         stack.enter_context(driving(ledger, job_id, host.waits))
         lease = stack.enter_context(_undisturbed(dataset_uri, job_id))
         arguments = {
@@ -171,7 +171,3 @@ def _unusable(problem: InputError, input_uri: str) -> dict[str, Any]:
     """An input that `discover` could not make a chain of, as an entry of the report."""
     path = relative(problem.path, input_uri)
     return {**describe(problem), "chain_id": problem.item or path or "?", "path": path}
-
-
-def _sha(*parts: str) -> str:
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()

@@ -77,7 +77,7 @@ def make_plan(
         seen = {input_key(ref): stamp_of(ref.path) for ref in found}
         inputs |= {key: stamp for key, stamp in seen.items() if stamp}
         named = [f"{key} {stamp or 'missing'}" for key, stamp in seen.items()]
-        stamps[source.chain_id] = _sha([json.dumps(source.to_dict(), sort_keys=True), *named])
+        stamps[source.chain_id] = sha_of(json.dumps(source.to_dict(), sort_keys=True), *named)
         costs[source.chain_id] = _COMMON_COST + sum(ref.nbytes() for ref in found)
         sizes[source.chain_id] = sum(map(_unpacked, found))
     settings = [__version__, config.digest, crop.digest if crop else ""]
@@ -85,9 +85,9 @@ def make_plan(
     for chain_ids in _cut(by_id):
         parts = [*settings, *(f"{chain_id} {stamps[chain_id]}" for chain_id in chain_ids)]
         cost = sum(costs[chain_id] for chain_id in chain_ids)
-        units.append(Unit(_sha(parts), chain_ids, cost, max(sizes[c] for c in chain_ids)))
+        units.append(Unit(sha_of(*parts), chain_ids, cost, max(sizes[c] for c in chain_ids)))
     units.sort(key=lambda unit: (-unit.cost, unit.chain_ids))
-    return Plan(_sha([unit.unit_id for unit in units]), tuple(units), by_id, inputs)
+    return Plan(sha_of(*(unit.unit_id for unit in units)), tuple(units), by_id, inputs)
 
 
 def _complaint(sources: Sequence[ChainSource]) -> str:
@@ -123,7 +123,8 @@ def _unpacked(ref: FileRef) -> int:
     return ref.nbytes() * (_UNPACKED if packed else 1)
 
 
-def _sha(parts: Sequence[str]) -> str:
+def sha_of(*parts: str) -> str:
+    """What names a unit or a job: of these texts in this order."""
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 

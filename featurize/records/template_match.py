@@ -29,14 +29,12 @@ class Match:
         query: positions in the query.
         template: the position in the chain facing each of them.
         letters: the template's letter at each of them.
-        realigned: the sequences differed and were aligned again.
     """
 
     chain_id: str
     query: Int[np.ndarray, " A"]
     template: Int[np.ndarray, " A"]
     letters: str
-    realigned: bool = False
 
 
 def match_hit(
@@ -63,13 +61,11 @@ def match_hit(
         letters = "".join(sequence[i] for i in piece.tolist())
         return Match(name, query, piece + offset, letters)
     name = _only_or_named(chain_id, structure, config)
-    if not config.realign:
-        raise TemplateError(f"the sequence of {hit.name[:12]!r} is not in its structure")
     template = _realign(sequence, structure.sequences[name], hit.name)[piece]
     there = (template >= 0) | config.unmatched_to_last  # -1 is the last one in what follows
     full = structure.sequences[name]
     letters = "".join(full[i] for i in template[there].tolist())
-    return Match(name, query[there], template[there], letters, realigned=True)
+    return Match(name, query[there], template[there], letters)
 
 
 def _facing(

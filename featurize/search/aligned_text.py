@@ -52,19 +52,15 @@ def read_rows(data: bytes) -> list[Row]:
 
 def rows_of_a3m(data: bytes) -> list[Row]:
     """The rows of an A3M, insertions spread out into columns of their own."""
-    heads, sequences = [], []
-    for record in data.decode("utf-8", "replace").lstrip("#").split(">")[1:]:
-        head, _, body = record.partition("\n")
-        heads.append(head)
-        sequences.append("".join(body.split()).replace(".", ""))
-    split = [_insertions(sequence) for sequence in sequences]
+    records = records_of(data)
+    split = [_insertions(letters.replace(".", "")) for _, letters in records]
     if len({len(columns) for columns, _ in split}) > 1:
         raise MsaError("rows of different width")
     widths = [
         max(map(len, lane)) for lane in zip(*(inserted for _, inserted in split), strict=True)
     ]
     rows = []
-    for head, (columns, inserted) in zip(heads, split, strict=True):
+    for (head, _), (columns, inserted) in zip(records, split, strict=True):
         lanes = [
             text.upper().ljust(width, "-") for text, width in zip(inserted, widths, strict=True)
         ]

@@ -67,7 +67,7 @@ def check_msa(msa: Msa) -> None:
 def hhr(data: bytes) -> None:
     for hit in parse_hhr(data, path="x"):
         assert len(hit.indices_hit) <= len(hit.hit_sequence)
-        try_match(hit.to_dict()["query"].replace("-", "") or QUERY, hit)
+        try_match(hit.query.replace("-", "") or QUERY, hit)
 
 
 def hmmsearch(data: bytes) -> None:

@@ -30,6 +30,13 @@ TABLES = {
     "connections": _columns("chain_1:i4 chain_2:i4 res_1:i4 res_2:i4 atom_1:i4 atom_2:i4"),
     "interfaces": _columns("chain_1:i4 chain_2:i4"),
 }
+SECOND = {
+    "atoms": _columns("name:U4 coords:3f4 is_present:? bfactor:f4 plddt:f4"),
+    "bonds": _columns("chain_1:i4 chain_2:i4 res_1:i4 res_2:i4 atom_1:i4 atom_2:i4 type:i1"),
+    "coords": _columns("coords:3f4"),
+    "ensemble": _columns("atom_coord_idx:i4 atom_num:i4"),
+}
+"""Tables of version 2 that version 1 has otherwise or not."""
 ROWS = {
     "sequences": _columns("seq_idx:i2 taxonomy:i4 res_start:i4 res_end:i4 del_start:i4 del_end:i4"),
     "deletions": _columns("res_idx:i2 deletion:i2"),
@@ -53,6 +60,24 @@ def write_set(folder: Path, pack: Path, entries: Sequence[str]) -> Path:
             np.savez_compressed(folder / "msa" / f"{one}.npz", **rows)
     (folder / "manifest.json").write_text(json.dumps({"records": records}))
     return folder
+
+
+def as_second(file: Path) -> None:
+    """A structure as version 2 has it: no elements, charges and conformers, links among bonds."""
+    with np.load(file) as members:
+        first = dict(members)
+    atoms, links = first.pop("atoms"), first.pop("connections")
+    names = ["".join(chr(code + 32) for code in one if code) for one in atoms["name"].tolist()]
+    values = {"name": names, "coords": atoms["coords"], "is_present": atoms["is_present"]}
+    links = {name: links[name] for name in ("atom_1", "atom_2")} | {"type": np.full(len(links), 5)}
+    parts = [first.pop("bonds"), links]
+    bonds = {n: np.concatenate([one[n] for one in parts]) for n in ("atom_1", "atom_2", "type")}
+    size = {"atom_coord_idx": [0], "atom_num": [len(atoms)]}
+    given = (values, bonds, {"coords": atoms["coords"]}, size)
+    for (name, columns), one in zip(SECOND.items(), given, strict=True):
+        whole = {column: np.zeros(len(next(iter(one.values())))) for column, _ in columns} | one
+        first[name] = _table(whole, "", columns)
+    np.savez(file, **first)
 
 
 def _table(

@@ -14,13 +14,14 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.conftest import exit_code
-from tests.featurize.entries.boltz_set import write_set
+from tests.featurize.entries.boltz_set import as_second, write_set
 from tests.featurize.entries.prepared_sets import (
     write_inputs,
     write_openfold3_set,
     write_protenix_set,
 )
 from tests.featurize.records.allatom import (
+    boltz_molecules,
     components,
     differing,
     openfold3_molecules,
@@ -97,6 +98,39 @@ def test_the_view_of_a_prepared_structure_is_that_of_the_projects_own_tables(
         position[single] = 0
     np.testing.assert_array_equal(ours.molecule_mask[mine], theirs.molecule_mask[own])
     np.testing.assert_array_equal(ours.molecule_position[0][mine], position)
+
+
+@pytest.mark.parametrize(
+    "path", some_recordings("boltz/structure/*.npz", 8), ids=lambda one: one.stem
+)
+def test_boltz_twos_tables_give_the_view_of_boltz_ones(path: Path, tmp_path: Path) -> None:
+    pack = path.parents[2]
+    ((_name, *files),) = made("boltz", tmp_path / "set", pack, path.stem).items
+    as_second(Path(files[0]))
+    target = read_target("boltz", *files, components=components(pack))
+    record, section = target.entry.record, target.entry.sections["boltz"]
+    theirs = entry_view("boltz", pack, path.stem)
+    code = project_module("boltz", "tables").boltz_view
+    ours = code(record, section, boltz_molecules(pack), alignments_of(theirs))
+    skipped = ("molecule_", "component_molecule", "atom_reference", "residue_component")
+    assert differing(ours, theirs, skipped=skipped) == []
+    with pytest.raises(InputError, match="dictionary"):
+        read_target("boltz", *files)
+
+
+@pytest.mark.slow
+def test_boltz_reads_the_tables_that_stand_for_its_version_two(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path, str(Path(__file__).parents[3] / ".projects")])
+    types = pytest.importorskip("boltz.data.types", reason="make projects")
+    ((_name, file, *_),) = made("boltz", tmp_path, packs()[0], "2x1f").items
+    as_second(Path(file))
+    read_back = types.StructureV2.load(Path(file))
+    names = {"atoms": "AtomV2", "bonds": "BondV2", "coords": "Coords", "ensemble": "Ensemble"}
+    assert {n: getattr(read_back, n).dtype for n in names} == {
+        n: np.dtype(getattr(types, kind)) for n, kind in names.items()
+    }
 
 
 def prepared(source: EntriesInput, data: Path, **given: Any) -> tuple[JobReport, Entries]:
@@ -230,6 +264,9 @@ def test_a_set_names_what_is_wrong_with_its_list_and_what_it_lacks(tmp_path: Pat
     with pytest.raises(InputError, match=r"indices\.csv"):
         protenix_set(str(table.parent), "")
     assert prepared_set(str(tmp_path), "") is None
+    (tmp_path / "data.mdb").touch()
+    with pytest.raises(InputError, match="name the JSON that it was made of"):
+        prepared_set(str(tmp_path), "")
 
 
 def test_rows_of_an_rna_are_found_by_protenixs_name(tmp_path: Path) -> None:
