@@ -80,7 +80,7 @@ def _decode(members: Any, name: str, about: dict[str, Any]) -> Any:
     if about["enc"] == "onehot":
         index = value.reshape(shape[:-1]).astype(np.int64)[..., None]
         return ((index == np.arange(shape[-1])) | (index == -2)).astype(dtype)
-    return value.astype(dtype).reshape(shape)
+    return value.astype(dtype, copy=False).reshape(shape)
 
 
 @contextlib.contextmanager

@@ -196,7 +196,7 @@ def in_parts(axis: Axis) -> dict[str, float]:
     Of a chain with aligned errors, and of a complex.
     """
     sizes = {"num_res": 11, "num_seq": 5, "num_extra_seq": 7, "num_templates": 2,
-             "no_recycling_iters": 2}  # fmt: skip
+             "no_recycling_iters": 1}  # fmt: skip
     cases = {
         "chain": (replace(tiny().model, tm_bins=64), synthetic_batch(**sizes, seed=3)),
         "complex": (tiny_multimer().model, synthetic_complex(**sizes, num_chains=3, seed=3)),
@@ -297,7 +297,7 @@ def through_memory(axis: Axis, folder: Path) -> dict[str, float]:
 
 
 SLOT = 1 << 16
-STEPS = 4
+STEPS = 2
 
 
 def shared_files(folder: Path, group: dist.ProcessGroup) -> PeerMemory:
