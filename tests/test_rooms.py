@@ -62,7 +62,7 @@ BUDGET = {
     "loader": 12_880,
     "service": 8_465,
     "trainer": 13_150,
-    "kernels": 16_970,
+    "kernels": 17_050,
     "synth": 2_010,
     "tests": 42_095,
     "benchmarks": 9_860,

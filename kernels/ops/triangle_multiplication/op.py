@@ -14,7 +14,11 @@ import torch
 from torch import Tensor
 
 from evofeed.kernels.ops.layer_norm.op import norm_rows_grad
-from evofeed.kernels.ops.triangle_multiplication import composed, reference
+from evofeed.kernels.ops.triangle_multiplication import (
+    composed,
+    cuequivariance,
+    reference,
+)
 from evofeed.kernels.ops.triangle_multiplication.hopper import launch as hopper
 from evofeed.kernels.ops.triangle_multiplication.launch import (
     by_cublas,
@@ -196,12 +200,14 @@ def triangle_multiplication_fits(
 ) -> bool:
     """Whether the fused op takes this input: powers of two of 16 to 256 channels.
 
-    With `rows` z need not be square, but some rows of something square.
+    Where cuEquivariance is installed, 384 and 512 too. With `rows` z need not be square, but some
+    rows of something square.
     """
     C, E = z.shape[-1], weights.a_p.shape[0]
     powers = all(n & (n - 1) == 0 and 16 <= n <= 256 for n in (C, E))
     square = z.dim() == 4 and (z.numel() > 0 if rows else z.shape[1] == z.shape[2])
-    return square and powers and weights.readable(z)
+    wide = not rows and cuequivariance.serves(z, weights)
+    return square and (powers or wide) and weights.readable(z)
 
 
 @falls_back_to(reference.triangle_multiplication)
@@ -235,6 +241,11 @@ def triangle_multiplication(
     fits = triangle_multiplication_fits(z, weights)
     if not (fits and launchable(z, weights.norm_in_weight, mask, drop_mask)):
         return None
+    if cuequivariance.serves(z, weights):
+        update = cuequivariance.triangle_multiplication(
+            z, weights, outgoing=outgoing, mask=mask, eps=eps
+        )
+        return reference.added(z, update, residual, drop_mask, drop_columnwise)
     mask = z.new_ones(z.shape[:3]) if mask is None else mask.contiguous()
     plan = _Plan(outgoing, residual, drop_columnwise, eps, compute_dtype(z))
     return _TriangleMultiplication.apply(plan, z.contiguous(), mask, drop_mask, *weights.tensors())

@@ -61,6 +61,13 @@ def triangle_multiplication(
     x = torch.einsum("bikc,bjkc->bijc" if outgoing else "bkic,bkjc->bijc", a, b)
     xn = layer_norm(x, w.norm_out_weight, w.norm_out_bias, eps)
     update = F.linear(xn, w.z, w.z_bias) * torch.sigmoid(F.linear(zn, w.g, w.g_bias))
+    return added(z, update, residual, drop_mask, drop_columnwise)
+
+
+def added(
+    z: Tensor, update: Tensor, residual: bool, drop_mask: Tensor | None, drop_columnwise: bool
+) -> Tensor:
+    """The update dropped out, plus z if `residual`."""
     if drop_mask is not None:
         drop = drop_mask[:, :, None] if drop_columnwise else drop_mask[:, None]
         update = update * drop.to(update.dtype)
