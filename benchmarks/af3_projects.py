@@ -88,7 +88,7 @@ class Project:
         raise NotImplementedError
 
     def switch(self, model: Any, way: str) -> None:
-        """The project's own recomputing, and its switch for cuEquivariance; after `to_fused`."""
+        """The project's own recomputing, and its switch for cuEquivariance."""
 
     def entries(self, tokens: int) -> EntryConfig:
         """What the loader makes of an entry."""

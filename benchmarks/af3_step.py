@@ -69,13 +69,13 @@ RANK, RANKS = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1
 def prepared(first: nn.Module, project: Project, way: str, options: argparse.Namespace) -> Any:
     """A copy of the model on the device, as the way has it."""
     model = copy.deepcopy(first).to(options.device)
+    project.switch(model, way)
     name, _, keep = way.partition(" ")
     if name in ("fused", "recorded"):
         report, graphs = SwapReport(), name == "recorded"
         words: Any = float(keep) if keep[:1].isdigit() else keep or None
         to_fused(model, report, cuda_graphs=graphs, keep=words)
         print(way, len(report.swapped), "swapped", flush=True)
-    project.switch(model, way)
     if name == "cuequivariance_bf16":
         for module in model.modules():
             if type(module).__name__.startswith(("TriangleMultiplication", "TriangleAttention")):

@@ -105,8 +105,6 @@ class Boltz(Project):
         from fairscale.nn.checkpoint.checkpoint_activations import checkpoint_wrapper
 
         model.use_kernels = way.startswith("cuequivariance")
-        if way.startswith("recorded"):  # `activation_checkpointing: false` in the configuration
-            return
         inner = model.structure_module.score_model.modules()
         tokens = [one for one in inner if type(one).__name__.endswith("TransformerLayer")]
         for block in (*model.msa_module.layers, *model.pairformer_module.layers, *tokens):

@@ -17,10 +17,7 @@ from evofeed.kernels.runtime.backend import triton
 from evofeed.kernels.runtime.launching import launch
 from evofeed.kernels.runtime.one_pass import kept
 from evofeed.kernels.runtime.private_apis import product_relu, tf32_allowed
-from evofeed.kernels.runtime.projection_kernels import (
-    norm_rows_kernel,
-    scaled_kernel,
-)
+from evofeed.kernels.runtime.projection_kernels import norm_rows_kernel, scaled_kernel
 from evofeed.kernels.runtime.tiles import tile
 
 KEPT_BYTES = 1 << 26

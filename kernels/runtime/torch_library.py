@@ -26,11 +26,7 @@ from evofeed.base.errors import KernelError
 from evofeed.kernels.runtime.backend import without_autocast
 from evofeed.kernels.runtime.one_pass import apart
 from evofeed.kernels.runtime.prepared import Prepared, kind_of
-from evofeed.kernels.runtime.private_apis import (
-    function_apply,
-    no_view,
-    saved_tensor_hooks_active,
-)
+from evofeed.kernels.runtime.private_apis import function_apply, no_view, saved_tensor_hooks_active
 
 Given = Sequence[Any]
 Results = Sequence["Tensor | None"]

@@ -25,14 +25,8 @@ from evofeed.kernels.swap.msa import (
     outer_product_weights,
     row_attention,
 )
-from evofeed.kernels.swap.pair_blocks import drop_mask, pairs_as_boltz, pairs_with_layers
-from evofeed.kernels.swap.parameters import (
-    attention_weights,
-    covers,
-    four_axes,
-    shaped,
-    three_axes,
-)
+from evofeed.kernels.swap.pair_blocks import TRIANGLES, drop_mask, pairs_as_boltz, pairs_with_layers
+from evofeed.kernels.swap.parameters import attention_weights, covers, four_axes, shaped, three_axes
 from evofeed.kernels.swap.tokens import attend_tokens
 from evofeed.kernels.swap.transitions import transit, transit_gated, updated
 
@@ -126,9 +120,11 @@ Form(  # its `MSAModuleBlock`
     ("m", "z", "msa_mask", "pair_mask"),
 )  # fmt: skip
 Form(None, _MSA, ("m", "z", "msa_mask", "pair_mask"))  # its last
-Form(  # Boltz's `MSALayer`
-    None,
-    {"pair_weighted_averaging": average, "msa_transition": transit_gated,
-     "outer_product_mean": outer_product, "pairformer_layer": pairs_as_boltz},
-    ("z", "m", "token_mask", "msa_mask"),
-)  # fmt: skip
+_BOLTZ: dict[str, Part] = {
+    "pair_weighted_averaging": average, "msa_transition": transit_gated,
+    "outer_product_mean": outer_product,
+}  # fmt: skip
+for _pairs in (  # `MSALayer` of Boltz-2, and of Boltz-1
+    {"pairformer_layer": pairs_as_boltz}, {**TRIANGLES, "z_transition": transit_gated}
+):  # fmt: skip
+    Form(None, {**_BOLTZ, **_pairs}, ("z", "m", "token_mask", "msa_mask"))

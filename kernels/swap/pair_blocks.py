@@ -23,13 +23,7 @@ from evofeed.kernels.ops.triangle_multiplication.op import (
 from evofeed.kernels.ops.triangle_multiplication.reference import TriangleWeights
 from evofeed.kernels.runtime.one_pass import once
 from evofeed.kernels.swap.forms import Dropout, Form, Part, parts_of, turns_bias
-from evofeed.kernels.swap.parameters import (
-    attention_weights,
-    four_axes,
-    shaped,
-    three_axes,
-    within,
-)
+from evofeed.kernels.swap.parameters import attention_weights, four_axes, shaped, three_axes, within
 from evofeed.kernels.swap.tokens import attend_as_boltz, attend_tokens
 from evofeed.kernels.swap.transitions import transit, transit_gated, updated
 from evofeed.kernels.swap.triangles import attend, multiply, pair_layer, triangle_weights

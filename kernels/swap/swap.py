@@ -10,6 +10,7 @@ odd dtype, an argument it does not know) it hands to the original forward.
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 from collections.abc import Callable, Iterator
 from typing import Any, Literal, TypeVar
@@ -96,6 +97,9 @@ def to_fused(
         _restore_checkpoints(module)
         if swapped_here(module):  # what is inside may have changed since: all is looked at anew
             unfuse(module)
+    wrapped = [
+        (module, vars(module).pop("forward")) for _, module in _walk(model) if _is_wrapped(module)
+    ]
     for name, module in _walk(model):
         with _usual_defaults():
             answer = module.mixin if isinstance(module, Fused) else _answer(module)
@@ -110,6 +114,11 @@ def to_fused(
                 outer.append(f"{name}." if name else "")
             fuse(module, mixin, form, record, limit)
             report.swapped.append(name)
+    for module, forward in wrapped:
+        if getattr(module, "budget", None) is None:
+            vars(module)["forward"] = _rewrapped(module, forward)
+        else:
+            vars(module)["_checkpointed"] = {"forward": forward}
     if budget is not None:
         for _, module in _walk(model):
             _stop_checkpoints(module)
@@ -135,6 +144,17 @@ def _stop_checkpoints(stack: nn.Module) -> None:
     if inside and all(isinstance(b, Fused) and b.budget is not None for b in inside):
         own = {name: vars(stack)[name] for name in CHECKPOINTED if name in vars(stack)}
         vars(stack).update({"_checkpointed": own} | {name: CHECKPOINTED[name] for name in own})
+
+
+def _is_wrapped(block: nn.Module) -> bool:
+    """Whether it is an activation checkpoint of fairscale's, as blocks of Boltz-1 are."""
+    forward = vars(block).get("forward")
+    return isinstance(forward, functools.partial) and "fairscale" in forward.func.__module__
+
+
+def _rewrapped(block: nn.Module, forward: functools.partial[Any]) -> functools.partial[Any]:
+    """The checkpoint around the forward that the block has now."""
+    return functools.partial(forward.func, type(block).forward, *forward.args[1:])
 
 
 def _restore_checkpoints(stack: nn.Module) -> None:
@@ -178,4 +198,6 @@ def to_torch(model: Model) -> Model:
         _restore_checkpoints(module)
         if isinstance(module, Fused):
             unfuse(module)
+        if _is_wrapped(module):
+            vars(module)["forward"] = _rewrapped(module, vars(module)["forward"])
     return model

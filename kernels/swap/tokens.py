@@ -159,18 +159,29 @@ def attend_as_boltz(
         return None
     inner = list(module.proj_z.children())
     bias = _bias_of(z, *inner[:2]) if inner else module.proj_z(z)
+    dtype, rows = module.proj_q.weight.dtype, (z.shape[0], multiplicity, s.shape[1])
+    wide = s.to(dtype)
+    keys = wide if k_in is s else k_in.to(dtype)
+    q, k, v = (
+        layer(x).float().reshape(*rows, heads, width)
+        for layer, x in ((module.proj_q, wide), (module.proj_k, keys), (module.proj_v, keys))
+    )
     with torch.autocast(s.device.type, enabled=False):
-        dtype, rows = module.proj_q.weight.dtype, (z.shape[0], multiplicity, s.shape[1])
-        wide = s.to(dtype)
-        keys = wide if k_in is s else k_in.to(dtype)
-        q, k, v = (
-            layer(x).float().reshape(*rows, heads, width)
-            for layer, x in ((module.proj_q, wide), (module.proj_k, keys), (module.proj_v, keys))
-        )
         keep = mask.expand(s.shape[:-1]).reshape(rows)
         o = biased_attention(q, k, v, bias.float(), keep).reshape(*s.shape[:-1], -1).to(s.dtype)
     out: Tensor = module.proj_o(torch.sigmoid(module.proj_g(s)) * o)
     return out
+
+
+def attend_as_boltz_1(
+    module: Any, s: Tensor, z: Tensor, mask: Tensor, multiplicity: int = 1, to_keys: Any = None,
+    model_cache: Any = None, **how: Any,
+) -> Tensor | None:  # fmt: skip
+    """Boltz-1's `AttentionPairBias` over all tokens; it may normalise them itself."""
+    if to_keys is not None or model_cache is not None:
+        return None
+    s = module.norm_s(s) if module.initial_norm else s
+    return attend_as_boltz(module, s, z, mask, s, multiplicity)
 
 
 _BOLTZ: dict[str, Part] = {
@@ -178,11 +189,16 @@ _BOLTZ: dict[str, Part] = {
     "proj_o": Linear("a", "hd"),
 }
 _BOLTZ_ARGUMENTS = ("s", "z", "mask", "k_in", "multiplicity")
-Form(
-    attend_as_boltz,
-    {**_BOLTZ, "proj_z.0": Norm("z", bias=None), "proj_z.1": Linear("h", "z"), "proj_z.2": None},
-    _BOLTZ_ARGUMENTS, ("Na", "NNz", "N", "Na"), heads="num_heads",
-)  # fmt: skip
+_OF_PAIRS: dict[str, Part] = {
+    **_BOLTZ, "proj_z.0": Norm("z", bias=None), "proj_z.1": Linear("h", "z"), "proj_z.2": None,
+}  # fmt: skip
+Form(attend_as_boltz, _OF_PAIRS, _BOLTZ_ARGUMENTS, ("Na", "NNz", "N", "Na"), heads="num_heads")
+for _normed in (True, False):
+    Form(
+        attend_as_boltz_1, _OF_PAIRS | ({"norm_s": Norm("a")} if _normed else {}),
+        ("s", "z", "mask", "multiplicity", "to_keys", "model_cache"), ("Na", "NNz", "N"),
+        heads="num_heads", flags={"initial_norm": _normed},
+    )  # fmt: skip
 Form(
     attend_as_boltz, {**_BOLTZ, "proj_z": None}, _BOLTZ_ARGUMENTS, ("Na", "NNh", "N", "Na"),
     heads="num_heads",
@@ -343,12 +359,19 @@ for _drop in ({}, {"drop_path": nn.Identity}):
          "conditioned_transition_block": transit_conditioned, **_drop},
         ("a", "s", "z", *_PLACES), ("Na", "Ns", "NNz"),
     )  # fmt: skip
+_DIFFUSING: dict[str, Part] = {
+    "adaln": norm_adaptively, "output_projection_linear": Linear("a", "s", True),
+    "output_projection.0": Linear("a", "s", True), "output_projection.1": None,
+    "transition": transit_conditioned,
+}  # fmt: skip
 Form(
     diffuse_as_boltz,
-    {"adaln": norm_adaptively, "pair_bias_attn": attend_as_boltz,
-     "output_projection_linear": Linear("a", "s", True),
-     "output_projection.0": Linear("a", "s", True), "output_projection.1": None,
-     "transition": transit_conditioned, "post_lnorm": nn.Module},
+    {**_DIFFUSING, "pair_bias_attn": attend_as_boltz, "post_lnorm": nn.Module},
     ("a", "s", "bias", "mask", "to_keys", "multiplicity"), ("Na", "Ns", "NNh", "N"),
+    heads="pair_bias_attn.num_heads",
+)  # fmt: skip
+Form(  # Boltz-1's, whose own forward calls its fused parts
+    None, {**_DIFFUSING, "pair_bias_attn": attend_as_boltz_1},
+    ("a", "s", "z", "mask", "to_keys", "multiplicity", "layer_cache"),
     heads="pair_bias_attn.num_heads",
 )  # fmt: skip

@@ -16,10 +16,7 @@ from torch import Tensor
 
 from evofeed.kernels.ops.adaptive_norm import reference
 from evofeed.kernels.ops.adaptive_norm.reference import AdaptiveWeights
-from evofeed.kernels.ops.adaptive_norm.triton import (
-    adaptive_norm_grad_kernel,
-    adaptive_norm_kernel,
-)
+from evofeed.kernels.ops.adaptive_norm.triton import adaptive_norm_grad_kernel, adaptive_norm_kernel
 from evofeed.kernels.ops.layer_norm.op import norm_rows_grad
 from evofeed.kernels.runtime.backend import compute_dtype, launchable, sm_count, triton, usable
 from evofeed.kernels.runtime.checks import Made, check_shape, falls_back_to

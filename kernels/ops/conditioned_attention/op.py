@@ -17,12 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from evofeed.kernels.ops.adaptive_norm.op import (
-    adapted,
-    adapted_grads,
-    conditions,
-    rows_fit,
-)
+from evofeed.kernels.ops.adaptive_norm.op import adapted, adapted_grads, conditions, rows_fit
 from evofeed.kernels.ops.attention.inputs import BackwardInputs, MaskTerms
 from evofeed.kernels.ops.attention.op import (
     MAX_HEAD_WIDTH,

@@ -14,12 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from evofeed.kernels.ops.adaptive_norm.op import (
-    adapted,
-    adapted_grads,
-    conditions,
-    rows_fit,
-)
+from evofeed.kernels.ops.adaptive_norm.op import adapted, adapted_grads, conditions, rows_fit
 from evofeed.kernels.ops.conditioned_transition import reference
 from evofeed.kernels.ops.conditioned_transition.reference import ConditionedWeights
 from evofeed.kernels.ops.conditioned_transition.triton import (

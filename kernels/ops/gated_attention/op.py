@@ -34,14 +34,7 @@ from evofeed.kernels.ops.layer_norm.op import norm_rows_grad
 from evofeed.kernels.ops.pair_bias.op import heads_last
 from evofeed.kernels.runtime.backend import compute_dtype, launchable
 from evofeed.kernels.runtime.checks import Made, check_shape, falls_back_to
-from evofeed.kernels.runtime.projection import (
-    Drop,
-    keeps,
-    norm_rows,
-    pack,
-    project,
-    weight_grad,
-)
+from evofeed.kernels.runtime.projection import Drop, keeps, norm_rows, pack, project, weight_grad
 from evofeed.kernels.runtime.sums import column_sums
 from evofeed.kernels.runtime.torch_library import Given, Kinds, Operator, Results
 

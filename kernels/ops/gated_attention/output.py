@@ -10,10 +10,7 @@ import torch
 from torch import Tensor
 
 from evofeed.kernels.ops.gated_attention.hopper import launch as hopper
-from evofeed.kernels.ops.gated_attention.triton import (
-    gated_output_grad_kernel,
-    gated_output_kernel,
-)
+from evofeed.kernels.ops.gated_attention.triton import gated_output_grad_kernel, gated_output_kernel
 from evofeed.kernels.runtime.backend import triton
 from evofeed.kernels.runtime.launching import launch
 from evofeed.kernels.runtime.projection import Drop, padded, precision, scaled, weight_grad

@@ -1,6 +1,3 @@
 """The attention bias made from the pairs: `pair_bias`."""
 
-KERNELS = {
-    "elementwise": "heads_last",
-    "norm": "pair_norm_backward",
-}
+KERNELS = {"elementwise": "heads_last", "norm": "pair_norm_backward"}

@@ -239,7 +239,7 @@ class Boltz1Layer(boltz.PairformerNoSeqLayer):
 def test_a_block_of_boltz_1_is_taken(device: str) -> None:
     report = SwapReport()
     module = to_fused(Boltz1Layer(32, C), report)
-    assert "" in report.swapped and "norm_s" in report.kept["attention"]
+    assert {"", "attention"} <= set(report.swapped) and not report.kept
     s, z, mask = torch.randn(1, N, 32), torch.randn(1, N, N, C), torch.ones(1, N)
     given = [t.to(device) for t in (s, z, mask, mask[:, None] * mask[..., None])]
     ours = module.to(device)(*given)
