@@ -124,16 +124,14 @@ def usable(*tensors: Tensor | None) -> bool:
         return False
     if _plain:
         return True
-    if not HAS_TRITON or not present[0].numel() or _is_transformed():
+    if not HAS_TRITON or not present[0].numel():
+        return False
+    if not torch.compiler.is_compiling() and transformed():
         return False
     if INTERPRETER:
         return _interpreting and all(tensor.device.type == "cpu" for tensor in present)
     device = present[0].device
     return device.type == "cuda" and all(tensor.device == device for tensor in present)
-
-
-def _is_transformed() -> bool:
-    return not torch.compiler.is_compiling() and transformed()
 
 
 def compute_dtype(x: Tensor) -> torch.dtype:

@@ -35,10 +35,6 @@ class _Kept(NamedTuple):
         joined = torch.zeros(shape, dtype=dtype, device=sources[0].device)
         return cls(sources, joined, list(torch.split(joined[: sum(sizes)], sizes)))
 
-    def is_in_place(self) -> bool:
-        """Whether they are where the weights are: a module may have moved to another GPU."""
-        return self.joined.device == self.sources[0].device
-
 
 class OnePass:
     """A pass through a model, again and again: `with one_pass: model(batch)`.
@@ -53,7 +49,8 @@ class OnePass:
 
     def __enter__(self) -> OnePass:
         global _current
-        self._kept = {key: kept for key, kept in self._kept.items() if kept.is_in_place()}
+        # a module may have moved to another GPU
+        self._kept = {k: v for k, v in self._kept.items() if v.joined.device == v.sources[0].device}
         with torch.no_grad():
             for group in _alike(self._kept.values()).values():
                 parts = [part for kept in group for part in kept.parts]

@@ -156,7 +156,7 @@ class Form:
             inner = part_at(module, path)
             if missing := names - {name for name, _ in _present(inner)}:
                 return f"{path or 'it'} has no {', '.join(sorted(missing))}"
-            if extra := _children(inner) - names:
+            if extra := {name for name, _ in _present(inner)} - WEIGHTLESS - names:
                 return f"has {_joined(path, extra)}: a form that no fused op knows"
             if own := {name for name, _ in inner.named_parameters(recurse=False)}:
                 return f"has parameters of its own ({_joined(path, own)})"
@@ -263,11 +263,6 @@ def _takes(argument: str, kind: Any) -> bool:
 
 def _present(module: nn.Module) -> list[tuple[str, nn.Module]]:
     return [(name, inner) for name, inner in module._modules.items() if inner is not None]
-
-
-def _children(module: nn.Module) -> set[str]:
-    """Names of the modules inside, without those that have no weights of their own."""
-    return {name for name, _ in _present(module)} - WEIGHTLESS
 
 
 def _joined(path: str, names: set[str]) -> str:

@@ -62,11 +62,10 @@ class SwapReport:
 
 
 def _walk(model: nn.Module) -> list[tuple[str, nn.Module]]:
-    return [(name, module) for name, module in model.named_modules() if not _frozen(module)]
-
-
-def _frozen(module: nn.Module) -> bool:
-    return isinstance(module, torch.jit.ScriptModule)  # its forward is compiled already
+    return [  # a script's forward is compiled already
+        (name, module) for name, module in model.named_modules()
+        if not isinstance(module, torch.jit.ScriptModule)
+    ]  # fmt: skip
 
 
 def to_fused(

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from evofeed.kernels.ops.adaptive_norm.op import adaptive_norm, adaptive_norm_fits
 from evofeed.kernels.ops.adaptive_norm.reference import AdaptiveWeights
@@ -35,6 +36,9 @@ from evofeed.kernels.runtime.backend import usable
 from evofeed.kernels.swap.forms import Form, Linear, Norm, Part, parts_of
 from evofeed.kernels.swap.parameters import alike, four_axes, halves, spreads, within
 from evofeed.kernels.swap.transitions import updated
+
+ATOMS = 1024
+"""Every crop has another number of atoms: recorded blocks see multiples of this, masked behind."""
 
 # --- adaptive norms and conditioned transitions ---------------------------------------------------
 
@@ -351,6 +355,35 @@ def _boltz_attention(
 Form(
     diffuse, {"attention_pair_bias": attend_tokens, "conditioned_transition": transit_conditioned},
     ("a", "s", "z", "mask"), ("Na", "Ns", "NNz", "N"),
+)  # fmt: skip
+Form(  # the same block over windows of atoms
+    None,
+    {**{f"attention_pair_bias.layer_norm_a_{name}": norm_adaptively for name in "qk"},
+     **{f"attention_pair_bias.{name}": nn.Module for name in ("linear_ada_out", "linear_z", "mha")},
+     "conditioned_transition": transit_conditioned},
+    ("a", "s", "z", "mask"),
+)  # fmt: skip
+
+
+def pad_atoms(
+    stack: Any, a: Tensor, s: Tensor, z: Tensor, mask: Tensor | None = None,
+    late: tuple[Any, ...] = (), **how: Any,
+) -> Tensor | None:  # fmt: skip
+    """OpenFold3's `DiffusionTransformer` of atoms, padded where its blocks are recorded."""
+    block = stack.blocks[0]
+    recorded = stack.training and getattr(block, "recorded", False)
+    if mask is None or late or not (recorded and getattr(block, "use_cross_attention", False)):
+        return None
+    atoms, more = a.shape[-2], -a.shape[-2] % ATOMS
+    windows = (atoms + more) // block.attention_pair_bias.n_query - z.shape[-4]
+    behind = (0, 0, 0, more)
+    wide = pad(a, behind), pad(s, behind), pad(z, (0,) * 7 + (windows,)), pad(mask, (0, more))
+    return stack.torch_class.forward(stack, *wide, **how)[..., :atoms, :]  # type: ignore[no-any-return]
+
+
+Form(
+    pad_atoms, {"layer_norm_z": Norm("z", bias=None), "blocks": nn.ModuleList},
+    ("a", "s", "z", "mask"), recordable=False,
 )  # fmt: skip
 for _drop in ({}, {"drop_path": nn.Identity}):
     Form(

@@ -57,10 +57,8 @@ _known: dict[Hashable, str | None] = {}
 
 def trouble(module: nn.Module, form: Form) -> str | None:
     """What speaks against the fused form of a module that has its names and shapes, or None."""
-    if form.inputs is None:  # its own forward calls its fused parts
-        return unreadable(module)
     wrapped = unreadable(module)
-    if wrapped:
+    if wrapped or form.inputs is None:  # whose own forward calls its fused parts
         return wrapped
     if "forward" in vars(module):
         return "its forward is patched on this module alone"

@@ -106,8 +106,7 @@ def run_backward(inputs: BackwardInputs, tiles: AttentionTiles | None = None) ->
         return hopper_attention.run_backward(inputs)
     k, bias = inputs.k, inputs.bias
     tiles = tiles or attention_tiles(k.shape[2], k.dtype)
-    launch_dq(inputs, tiles.dq)
-    launch_dkv(inputs, tiles.dkv)
+    launch_grads(inputs, tiles.dq, tiles.dkv)
     if bias is None:
         return None
     if by_hand and hopper_attention.bias_gradient_fits(inputs):
@@ -115,21 +114,16 @@ def run_backward(inputs: BackwardInputs, tiles: AttentionTiles | None = None) ->
     return launch_db(inputs, tiles.db, tiles.waves)
 
 
-def launch_dq(inputs: BackwardInputs, tile: Tile) -> None:
-    """Writes dq."""
+def launch_grads(inputs: BackwardInputs, dq: Tile, dkv: Tile) -> None:
+    """Writes dq, dk and dv."""
     B, R, NQ, H, _ = inputs.q.shape
     launch(
-        backward_dq_kernel, (B * R, triton.cdiv(NQ, tile.rows), H),
-        (*inputs.tensors(), inputs.grads[0], *inputs.scalars()), inputs.options(tile),
+        backward_dq_kernel, (B * R, triton.cdiv(NQ, dq.rows), H),
+        (*inputs.tensors(), inputs.grads[0], *inputs.scalars()), inputs.options(dq),
     )  # fmt: skip
-
-
-def launch_dkv(inputs: BackwardInputs, tile: Tile) -> None:
-    """Writes dk and dv."""
-    B, R, _, H, _ = inputs.q.shape
     launch(
-        backward_dkv_kernel, (B * R, triton.cdiv(inputs.k.shape[2], tile.columns), H),
-        (*inputs.tensors(), *inputs.grads[1:], *inputs.scalars()), inputs.options(tile),
+        backward_dkv_kernel, (B * R, triton.cdiv(inputs.k.shape[2], dkv.columns), H),
+        (*inputs.tensors(), *inputs.grads[1:], *inputs.scalars()), inputs.options(dkv),
     )  # fmt: skip
 
 

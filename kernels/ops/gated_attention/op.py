@@ -158,8 +158,11 @@ class _GatedAttention(Operator, name="gated_attention"):
         flat, dout = x.view(M, C), dout.contiguous().view(M, C)
         dpacked = torch.empty((M, packed_w.shape[0]), dtype=plan.dtype, device=x.device)
         do = torch.empty_like(attended)
-        residual_sums = _norm_sums_residual(x, dout, drop_mask, width, plan)
-        if hopper.fits(x, width, plan.dtype):
+        by_hand = hopper.fits(x, width, plan.dtype)
+        # dout is summed for the last bias where the norm's backward pass reads it
+        residual_sums = plan.residual and drop_mask is None and dout.dtype is plan.dtype
+        residual_sums = residual_sums and not by_hand
+        if by_hand:
             delta, weight_sums, *out_sums = hopper.run_output_grad(
                 dout, drop, out_weight, attended, qkvg[:, 3 * width :], g_bias, do,
                 dpacked[:, 3 * width : 4 * width], plan.columns,
@@ -209,14 +212,6 @@ class _GatedAttention(Operator, name="gated_attention"):
             *torch.split(dw[: 4 * width], width), dg_bias, dwo, last[0] if dbo is None else dbo,
             dpair, None,
         ]  # fmt: skip
-
-
-def _norm_sums_residual(
-    x: Tensor, dout: Tensor, drop_mask: Tensor | None, width: int, plan: Plan
-) -> bool:
-    """Whether dout is summed for the last bias where the norm's backward pass reads it."""
-    plain = plan.residual and drop_mask is None and dout.dtype is plan.dtype
-    return plain and not hopper.fits(x, width, plan.dtype)
 
 
 def gated_attention_fits(x: Tensor, weights: AttentionWeights, heads: int) -> bool:

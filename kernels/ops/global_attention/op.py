@@ -72,7 +72,7 @@ class _GlobalColumnAttention(Operator, name="global_column_attention"):
         launch(
             attend_kernel, (R, B),
             (query, gkv[:, K:], gkv[:, K + K // H :], mask, count, attended, lse,
-             *_column_sizes(gkv, S, R, H, K)),
+             S, R, H, gkv.stride(0), (K // H) ** -0.5 * LOG2E),
             _column_tile(query),
         )  # fmt: skip
         wo = o.to(plan.dtype).contiguous()
@@ -157,10 +157,6 @@ def _pooled(xn: Tensor, mask: Tensor) -> Tensor:
 def _seqs_each(x: Tensor, B: int, S: int, tiles: int) -> int:
     """Sequences a program walks over, for some eight programs a multiprocessor."""
     return max(1, int(triton.cdiv(S * B * tiles, 8 * sm_count(x))))
-
-
-def _column_sizes(gkv: Tensor, S: int, R: int, H: int, K: int) -> tuple[float, ...]:
-    return S, R, H, gkv.stride(0), (K // H) ** -0.5 * LOG2E
 
 
 def _column_tile(query: Tensor) -> dict[str, Any]:

@@ -63,7 +63,8 @@ class _Transition(Operator, name="transition"):
     def backward(tensors: Given, eps: float, residual: bool, dtype: torch.dtype) -> Results:
         dout, x, mask, gamma, beta, b1, w1, w2, stats, normed = tensors
         C = x.shape[-1]
-        own_sums = _sums_of_its_own(dout, mask, residual, dtype)
+        # dout is summed for the last bias here, else by the norm, which reads dout too
+        own_sums = mask is not None or not residual or dout.dtype is not dtype
         mask = None if mask is None else mask.reshape(-1)
         flat, dout = x.view(-1, C), dout.contiguous().view(-1, C)
         dy, *out_sums = scaled(dout, dtype, mask=mask) if own_sums else (dout,)
@@ -93,11 +94,6 @@ class _Transition(Operator, name="transition"):
         dx, of_norm, dw1, db1, dw2, db2 = found
         dgamma, dbeta, *last = torch.split(of_norm, dx.shape[-1])
         return [dx, None, dgamma, dbeta, dw1, db1, dw2, last[0] if db2 is None else db2]
-
-
-def _sums_of_its_own(dout: Tensor, mask: Tensor | None, residual: bool, dtype: torch.dtype) -> bool:
-    """Whether dout is summed for the last bias here, not by the norm, which reads dout too."""
-    return mask is not None or not residual or dout.dtype is not dtype
 
 
 def relu_grad(dy: Tensor, w: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:

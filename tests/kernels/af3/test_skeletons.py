@@ -27,8 +27,9 @@ TAKEN = {
     "DiffusionTransformerLayer",
 }  # fmt: skip
 """Classes of the three projects that have a fused form."""
-SOME = {"LayerNorm", "AttentionPairBias", "DiffusionTransformerBlock"}
-"""Those of which some have: norms with weight and bias, attention that is not in windows."""
+SOME = {"LayerNorm", "AttentionPairBias", "DiffusionTransformerBlock", "DiffusionTransformer"}
+"""Those of which some have: norms with weight and bias, attention that is not in windows, blocks
+and stacks of OpenFold3."""
 
 PLAIN: dict[str, type[nn.Module]] = {
     "torch.nn.modules.container.Sequential": nn.Sequential,
