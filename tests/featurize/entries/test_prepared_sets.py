@@ -51,6 +51,7 @@ from evofeed.loader import EntryConfig, LoaderConfig
 from evofeed.loader.entries.catalog import EntryCatalog
 from evofeed.loader.entries.reading import plan_entry, project_module
 from evofeed.loader.views.boltz.rows import CODES
+from evofeed.loader.views.laid import OnHost, Sparse
 from evofeed.protein.datapoints import alignment_name, alignment_names
 from evofeed.protein.molecules import Molecule
 from evofeed.store import Dataset, Entries
@@ -147,10 +148,18 @@ def samples(entries: Entries, project: str) -> dict[Any, dict[str, np.ndarray]]:
     found = {}
     for row, weight in zip(catalog.rows.tolist(), catalog._weights(rules), strict=True):
         place = catalog.place(row)
-        packed, names = plan_entry(entries.dataset.storage, place, 7, rules)
-        packed["bonds"] = np.unique(np.sort(packed["bonds"], axis=1), axis=0)  # of a matrix
+        laid, names = plan_entry(entries.dataset.storage, place, 7, rules)
+        packed = {name: numbers(value) for name, value in laid.items()}
         found[place.chain_id.partition("-")[0], names] = {**packed, "weight": weight}
     return found
+
+
+def numbers(value: Any) -> np.ndarray:
+    """What is laid out, of zeros the others by their places."""
+    if isinstance(value, Sparse):
+        rest = np.ones(len(value.at)) if value.values is None else value.values
+        return np.unique(np.stack([value.at, rest]), axis=1)
+    return value.value if isinstance(value, OnHost) else value
 
 
 def protenix_conformers(pack: Path, entries: Entries) -> dict[str, Molecule]:

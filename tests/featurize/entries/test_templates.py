@@ -67,7 +67,7 @@ def test_hits_become_templates_that_entries_released_later_get(raw: Path, inside
         catalog = EntryCatalog(entries, 0, LoaderConfig(entries=rules))
         place = catalog.place(int(catalog.rows[0]))
         packed = [plan_entry(entries.dataset.storage, place, key, rules)[0] for key in range(8)]
-        assert any("template_restype" in one for one in packed) == there
+        assert any("_template_restype" in one for one in packed) == there
 
 
 def test_hits_are_no_rows_of_an_alignment(raw: Path) -> None:
