@@ -57,10 +57,14 @@ def hits(folder: Path, first: dict[str, str], second: dict[str, str]) -> list[tu
     return [(row[0], row[1]) for row in rows if float(row[2]) > IDENTITY and int(row[3]) >= 40]
 
 
-def test_no_chain_of_one_part_is_like_one_of_another(data: Path, tmp_path: Path) -> None:
-    table, uri = str(tmp_path / "clusters.tsv"), str(data / "data")
-    sequences, clusters = cluster_sequences(str(data / "all.fasta"), table, identity=IDENTITY)
-    assert sequences == len(hard_set())
+def test_no_chain_of_one_part_is_like_one_of_another_and_what_is_no_protein_is_named(
+    data: Path, tmp_path: Path
+) -> None:
+    table, uri, more = str(tmp_path / "clusters.tsv"), str(data / "data"), tmp_path / "more.fasta"
+    more.write_text(f"{(data / 'all.fasta').read_text()}>odd\nACD1EFG\n")
+    problems: list[InputError] = []
+    sequences, clusters = cluster_sequences(str(more), table, identity=IDENTITY, problems=problems)
+    assert sequences == len(hard_set()) and [problem.item for problem in problems] == ["odd"]
     assert 5 <= clusters <= FAMILIES - FAMILIES // 3  # fusions join families
     made = split_chains(uri, Clusters(table), {"valid": 0.2}, max_identity=IDENTITY)
     parts = {
@@ -94,16 +98,6 @@ def test_parts_that_are_alike_are_not_published_unless_one_says_so(
     query, target, identity, aligned, _ = selection["strongest_pairs"][0]
     assert query in Dataset.open(uri, "leaky") and target in Dataset.open(uri, "train")
     assert identity > IDENTITY and aligned >= 40
-
-
-def test_a_record_that_is_no_protein_is_named_and_ends_nothing(data: Path, tmp_path: Path) -> None:
-    text = (data / "all.fasta").read_text()
-    (tmp_path / "more.fasta").write_text(f"{text}>odd\nACD1EFG\n")
-    table = str(tmp_path / "clusters.tsv")
-    problems: list[InputError] = []
-    found = cluster_sequences(str(tmp_path / "more.fasta"), table, problems=problems)
-    assert found[0] == len(hard_set())
-    assert [problem.item for problem in problems] == ["odd"]
 
 
 def test_what_is_joined_by_way_of_others_is_together() -> None:
