@@ -88,6 +88,9 @@ class FeaturizeConfig(Config):
     collapse_heterogeneity: bool = True
     """A position with two residue types (microheterogeneity) counts once, first type.
     OpenFold counts it twice, which shifts every later residue against its atoms."""
+    whole_chain: bool = False
+    """Protenix: the chain of a template, modified residues X, is aligned to the query anew,
+    whatever the hit aligned. Ours, as OpenFold: the hit's alignment, and parents' letters."""
     require_labels: bool = False
     """OpenFold takes `label_asym_id` '.' for the name of a chain, so all chains are one. Ours:
     where label ids are '.' or '?' the author's count, and residues are aligned to the polymer's."""

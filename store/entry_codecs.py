@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from evofeed.protein.alignment import Alignment, Templates
+from evofeed.protein.alignment import Alignment, TemplateHits, Templates
 from evofeed.protein.components import Component, ComponentTable
 from evofeed.protein.entry_record import (
     AssemblyCopies,
@@ -43,7 +43,8 @@ _RECORD: Final = tuple(
 _SECTION: Final = tuple(
     field.name for field in dataclasses.fields(RulesetSection) if "np.ndarray" in str(field.type)
 )
-_OF_TEMPLATES: Final = ("restype", "position")
+_OF_TEMPLATES: Final = {"templates": ("template_", Templates), "hits": ("hit_", TemplateHits)}
+"""Field of `Alignment`, prefix of its arrays, and what it holds: arrays, and texts in `more`."""
 _EMPTY: Final = pack_raw(np.zeros(0, np.uint8))
 
 
@@ -177,9 +178,11 @@ def encode_alignment(alignment: Alignment) -> dict[str, PackedColumn]:
         "species": list(alignment.species),
         "shape": list(alignment.letters.shape),
     }
-    if templates := alignment.templates:
-        arrays |= {f"template_{name}": getattr(templates, name) for name in _OF_TEMPLATES}
-        more |= {"templates": [list(templates.name), list(templates.date)]}
+    for key, (prefix, kind) in _OF_TEMPLATES.items():
+        if found := getattr(alignment, key):
+            values = {field.name: getattr(found, field.name) for field in dataclasses.fields(kind)}
+            more[key] = [list(one) for one in values.values() if isinstance(one, tuple)]
+            arrays |= {prefix + n: one for n, one in values.items() if not isinstance(one, tuple)}
     return {
         "rows": pack_arrays(arrays, more),
         "letters": packed(Codec.MSA5, pack_rows(alignment.letters)),
@@ -198,21 +201,15 @@ def decode_alignment(columns: Columns) -> Alignment:
     if letters.codec != Codec.MSA5 or len(letters.payload) != distinct * row_nbytes(length):
         raise ValueError(f"{len(letters.payload)} bytes are not {distinct} rows of {length}")
     rows = np.frombuffer(letters.payload, np.uint8).reshape(distinct, row_nbytes(length))
-    templates = None
-    if "templates" in more:
-        names, dates = (tuple(map(str, texts)) for texts in more["templates"])
-        restype, position = (arrays.pop(f"template_{name}") for name in _OF_TEMPLATES)
-        shape = (len(names), length)
-        if restype.shape != shape or position.shape != (*shape, 4, 3) or len(dates) != len(names):
-            raise ValueError(f"templates of shape {restype.shape} and {position.shape}")
-        templates = Templates(name=names, date=dates, restype=restype, position=position)
+    values: dict[str, Any] = {
+        key: _templates(key, arrays, more, length) for key in _OF_TEMPLATES
+    } | arrays
     alignment = Alignment(
         name=more["name"],
         sources=tuple(more["sources"]),
         species=tuple(more["species"]),
         letters=unpack_rows_compiled(rows, length),
-        templates=templates,
-        **arrays,
+        **values,
     )
     count = len(alignment.row_letters)
     _lengths(arrays, {"row_": count}, ())
@@ -223,6 +220,26 @@ def decode_alignment(columns: Columns) -> Alignment:
     _inside("row_species", alignment.row_species, -1, len(alignment.species))
     _inside("deletion_column", alignment.deletion_column, 0, length)
     return alignment
+
+
+def _templates(key: str, arrays: dict[str, Any], more: Mapping[str, Any], length: int) -> Any:
+    """A field of `_OF_TEMPLATES`, its arrays taken out; None if the record has none."""
+    if key not in more:
+        return None
+    prefix, kind = _OF_TEMPLATES[key]
+    texts = (tuple(map(str, one)) for one in more[key])
+    names = [field.name for field in dataclasses.fields(kind)]
+    values: dict[str, Any] = {
+        n: arrays.pop(prefix + n) if prefix + n in arrays else next(texts, ()) for n in names
+    }
+    shape = (len(values["name"]), length)
+    shapes: dict[str, tuple[int, ...]] = {"restype": shape, "position": (*shape, 4, 3)}
+    if "seen" in values:
+        shapes |= {"seen": (*shape, 37), "position": (int(values["seen"].sum()), 3)}
+    sizes = {name: np.shape(one) for name, one in values.items()}
+    if sizes != {name: shapes.get(name, shape[:1]) for name in names}:
+        raise ValueError(f"{key} of shapes {sizes}")
+    return kind(**values)
 
 
 _MOLECULE: Final[tuple[tuple[str, str, str, Any], ...]] = (

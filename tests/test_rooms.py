@@ -56,10 +56,10 @@ def test_a_training_machine_needs_only_the_base_install_and_torch() -> None:
 # Lines of Python a room may have. Raising one needs a reason in the commit: something new needs
 # something out, or lives in experiments/.
 BUDGET = {
-    "src": 4_860,
-    "featurize": 20_345,
-    "store": 7_465,
-    "loader": 12_880,
+    "src": 4_905,
+    "featurize": 20_690,
+    "store": 7_485,
+    "loader": 12_930,
     "service": 8_465,
     "trainer": 13_150,
     "kernels": 17_050,

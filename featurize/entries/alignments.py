@@ -41,8 +41,6 @@ def alignment_folders(root: str | Path) -> list[tuple[str, ...]]:
     last: one folder's, or one that Boltz or OpenFold3 prepared."""
     groups: dict[Path, list[str]] = {}
     for path in sorted(Path(root).rglob("*")):
-        if plain(path.name) == "hmmsearch.a3m":  # Protenix's hits, without what they are scored by
-            continue
         if path.is_file() and plain(path.name).endswith(SUFFIXES):
             groups.setdefault(path.parent, []).append(str(path))
         elif path.suffix == ".npz":

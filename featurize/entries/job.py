@@ -92,6 +92,7 @@ def prepare_entries(
         why = f"a set that {prepared.project} prepared has its rules alone"
         raise InputError(why, path=source.structures)
     files, rows, left_out, recorded = [], source.alignments, [], dict(molecules or {})
+    templates = source.templates or (prepared.templates if prepared else "")
     if prepared:
         files, rows = prepared.items, prepared.alignments
         left_out = [failure(*one) for one in prepared.left_out]
@@ -106,7 +107,7 @@ def prepare_entries(
         components, span = _components(source.components, dataset_uri)
         rdkit = conformer_version()
         settings = f"{__version__} {span.record_id} {span.key} {rdkit} {' '.join(projects)}"
-        settings += f" {source.templates}" if source.templates else ""
+        settings += f" {templates}" if templates else ""
 
         def task(kind: str, items: Sequence[tuple[str, ...]], unit_id: str) -> EntriesTask:
             return EntriesTask(
@@ -117,7 +118,7 @@ def prepare_entries(
                 components=span,
                 projects=projects,
                 conformers=source.conformers,
-                templates=source.templates,
+                templates=templates,
                 expected_memory=_MEMORY,
             )
 

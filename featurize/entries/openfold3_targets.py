@@ -2,11 +2,13 @@
 
 The cache is the one of its preprocessing or one cut for training, which has clusters and the
 representatives whose alignments stand for a chain's. A chain with one has its query as sequence.
-Layout: OpenFold3 0.5.0, `preprocessing/structure.py` and `primitives/caches/format.py`.
+Layout: OpenFold3 0.5.0, `preprocessing/structure.py` and `primitives/caches/{format,lmdb}.py`.
 """
 
 from __future__ import annotations
 
+import datetime
+import importlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,7 +26,7 @@ from evofeed.featurize.entries.targets import (
     representative,
     target_of,
 )
-from evofeed.featurize.formats.packed_arrays import UNFIT
+from evofeed.featurize.formats.packed_arrays import UNFIT, Inert, unpickle
 from evofeed.featurize.formats.reading import file_ref, read_bytes, read_head
 
 _HEAD: Final = 1 << 16
@@ -39,11 +41,8 @@ def openfold3_set(place: str, alignments: str) -> PreparedSet | None:
         InputError: the cache is none.
     """
     root = Path(place)
-    caches = [root] if root.suffix == ".json" else _caches(root)
+    caches = [root] if root.suffix == ".json" or _is_lmdb(root) else _caches(root)
     if not caches:
-        if found := [*root.glob("data.mdb"), *root.glob("*/data.mdb")]:
-            why = "a cache in LMDB is not read: name the JSON that it was made of"
-            raise InputError(why, path=str(found[0].parent))
         return None
     root = caches[0].parent
     arrays = [*root.glob("*/*/*.npz"), *root.glob("*/*.npz")]
@@ -60,7 +59,7 @@ def openfold3_set(place: str, alignments: str) -> PreparedSet | None:
     )
     items, left_out, molecules = [], [], {}
     try:
-        read = json.loads(read_bytes(file_ref(caches[0])))
+        read = _cache(caches[0])
         for entry, about in read["structure_data"].items():
             if about.get("status", "success") != "success" or not about["chains"]:
                 left_out.append((entry, f"OpenFold3 has not prepared it: {about.get('status')}"))
@@ -76,14 +75,60 @@ def openfold3_set(place: str, alignments: str) -> PreparedSet | None:
                 molecules[name] = annotated_molecule(str(file), hidden=hidden)
     except UNFIT as error:
         raise InputError(f"no cache of OpenFold3: {error!r}", path=str(caches[0])) from None
-    return PreparedSet("openfold3", items, where, left_out, molecules)
+    rows_of = (one for one in sorted(root.glob("*template*")) if any(one.glob("*.npz")))
+    templates = str(next(rows_of, ""))
+    return PreparedSet("openfold3", items, where, left_out, molecules, templates)
 
 
 def _caches(root: Path) -> list[Path]:
-    """Lists of entries that OpenFold3 wrote, those with clusters first."""
+    """Lists of entries that OpenFold3 wrote, those with clusters first, those in LMDB last."""
     heads = {path: read_head(file_ref(path), _HEAD) for path in sorted(root.glob("*.json"))}
     found = [path for path, head in heads.items() if b'"structure_data"' in head]
-    return sorted(found, key=lambda path: b'"cluster_id"' not in heads[path])
+    found.sort(key=lambda path: b'"cluster_id"' not in heads[path])
+    return found + sorted(filter(_is_lmdb, root.glob("*")))
+
+
+def _is_lmdb(path: Path) -> bool:
+    return (path / "data.mdb").is_file()
+
+
+def _cache(path: Path) -> dict[str, Any]:
+    """A cache as its JSON has it.
+
+    Raises:
+        InputError: the package lmdb is needed and not there, or the database is none.
+    """
+    if path.is_file():
+        return dict(json.loads(read_bytes(file_ref(path))))
+    try:
+        lmdb = importlib.import_module("lmdb")
+    except ImportError:
+        why = "a cache in LMDB needs lmdb: `pip install lmdb`, or name the JSON it was made of"
+        raise InputError(why, path=str(path)) from None
+    found: dict[str, Any] = {"structure_data": {}, "reference_molecule_data": {}}
+    try:
+        with lmdb.open(str(path), readonly=True, lock=False) as file, file.begin() as reading:
+            for key, value in reading.cursor():
+                part, _, name = bytes(key).decode().partition(":")
+                if part in found:
+                    is_json = value[:1] == b"{"
+                    one = json.loads(value) if is_json else unpickle(value, f"{path}: {name}")
+                    found[part][name] = _plain(one)
+    except lmdb.Error as error:
+        raise InputError(f"no cache in LMDB: {error}", path=str(path)) from None
+    return found
+
+
+def _plain(value: Any) -> Any:
+    """Objects of OpenFold3's classes as its JSON has them."""
+    if isinstance(value, Inert):
+        values = {key: one for key, one in vars(value).items() if key != "values"}
+        return _plain(values) if values else None
+    if isinstance(value, dict):
+        return {str(key): _plain(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    return value.isoformat()[:10] if isinstance(value, datetime.date) else value
 
 
 def _is_structure(path: Path) -> bool:

@@ -60,7 +60,10 @@ def protenix_set(place: str, alignments: str) -> PreparedSet | None:
     for entry, about in found.items():
         items.append((entry, str(folder / f"{entry}.pkl.gz"), json.dumps(about)))
     rows = alignments or (place if any(root.glob("*msa*")) else "")
-    return PreparedSet("protenix", items, rows)
+    templates = root / "mmcif"
+    return PreparedSet(
+        "protenix", items, rows, templates=str(templates) if templates.is_dir() else ""
+    )
 
 
 def protenix_target(

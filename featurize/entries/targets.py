@@ -35,6 +35,8 @@ class PreparedSet(NamedTuple):
     """Entries that the project itself has not prepared, and why."""
     molecules: Mapping[str, Molecule] = {}
     """Reference molecules that are taken as they are."""
+    templates: str = ""
+    """Folder of its templates: OpenFold3's caches of them, Protenix's mmCIF files."""
 
 
 class Target(NamedTuple):

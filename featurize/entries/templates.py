@@ -1,22 +1,26 @@
 """Templates of an alignment's query: hits of its folder on the structures of a library.
 
-Hits are taken by the rules of chains (`records/templates.py`), whatever their dates: which of them
-an entry may have is decided when it is read.
+OpenFold3's are taken by the rules of chains (`records/templates.py`), Protenix's by its own, all
+whatever their dates: which of them an entry may have is decided when it is read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 
 from evofeed.featurize.config import FeaturizeConfig
+from evofeed.featurize.entries.openfold3_templates import cached_templates, template_cache
+from evofeed.featurize.entries.protenix_templates import protenix_hits
+from evofeed.featurize.entries.targets import representative
 from evofeed.featurize.formats.hits import parse_hhr, parse_hmmsearch
 from evofeed.featurize.formats.reading import file_ref, plain, read_bytes
-from evofeed.featurize.inputs.sources import ChainSource, role_of
-from evofeed.featurize.records.template_library import template_library
+from evofeed.featurize.inputs.sources import role_of
+from evofeed.featurize.records.template_library import TemplateLibrary
 from evofeed.featurize.records.templates import Template, TemplateQuery, featurize_templates
 from evofeed.protein.alignment import Alignment, Templates
 from evofeed.protein.residues import ATOM_ORDER, RESTYPES
@@ -28,41 +32,54 @@ _ATOMS: Final = [ATOM_ORDER[name] for name in ("N", "CA", "C", "CB")]
 
 
 def holds_hits(path: str) -> bool:
-    """Whether a file of this name holds template hits: hhsearch's, or hmmsearch's Stockholm."""
-    return role_of(plain(Path(path).name), _RULES) in ("hhr", "hmmsearch")
+    """Whether a file of this name holds template hits: hhsearch's, or hmmsearch's."""
+    name = plain(Path(path).name)
+    return name == "hmmsearch.a3m" or role_of(name, _RULES) in ("hhr", "hmmsearch")
 
 
 def with_templates(
-    alignment: Alignment, files: Sequence[str], folder: str
+    alignment: Alignment, files: Sequence[str], folder: str, projects: Collection[str]
 ) -> tuple[Alignment, tuple[str, ...]]:
     """The alignment with the templates of its hits, and which hits were passed over, in words.
 
     Args:
         files: of the query; those without hits are passed over.
-        folder: mmCIF files of the templates' entries.
+        folder: mmCIF files of the templates' entries, or OpenFold3's caches of templates.
+        projects: whose templates are made, OpenFold3's and Protenix's.
 
     Raises:
-        TemplateError: a file of hits is none; names file and line.
+        InputError: a file of hits, a cache or a table of entries is none; names it.
     """
-    query, hits = alignment.query, []
+    query, of_hhr, of_hmm = alignment.query, [], []
     for file in filter(holds_hits, files):
         data = read_bytes(file_ref(file))
         if plain(file).endswith(".hhr"):
-            hits += parse_hhr(data, path=file)
+            of_hhr += parse_hhr(data, path=file)
         else:
-            hits += parse_hmmsearch(data, query, path=file)
-    library = template_library(ChainSource("", template_mmcif_dir=folder), _RULES)
-    assert library is not None
-    found, passed_over = featurize_templates(hits, TemplateQuery(query), library, _RULES)
-    if not found:
-        return alignment, tuple(passed_over)
-    templates = Templates(
-        name=tuple(one.name for one in found),
-        date=tuple(one.release_date for one in found),
-        restype=np.stack([one.aatype for one in found]),
-        position=np.stack([_backbone(one) for one in found]),
-    )
-    return alignment.with_templates(templates), tuple(passed_over)
+            of_hmm += parse_hmmsearch(data, query, path=file)
+    templates, hits = None, None
+    notes: list[str] = []
+    if "openfold3" in projects and (cache := template_cache(folder, representative(files[0]))):
+        templates, notes = cached_templates(cache, len(query))
+    elif "openfold3" in projects:
+        about = TemplateQuery(query)
+        found, notes = featurize_templates(of_hhr + of_hmm, about, _library(folder), _RULES)
+        if found:
+            templates = Templates(
+                name=tuple(one.name for one in found),
+                date=tuple(one.release_date for one in found),
+                restype=np.stack([one.aatype for one in found]),
+                position=np.stack([_backbone(one) for one in found]),
+            )
+    if "protenix" in projects and (of_hhr or of_hmm):
+        hits, passed_over = protenix_hits(of_hhr or of_hmm, query, folder)
+        notes += passed_over
+    return alignment.with_templates(templates, hits), tuple(notes)
+
+
+@functools.lru_cache(maxsize=1)
+def _library(folder: str) -> TemplateLibrary:
+    return TemplateLibrary(folder, _RULES)
 
 
 def _backbone(template: Template) -> np.ndarray:

@@ -127,7 +127,9 @@ class _Unit:
     def _alignment(self, name: str, files: Sequence[str]) -> None:
         alignment = read_alignment(files)
         if self.task.templates:
-            alignment, passed_over = with_templates(alignment, files, self.task.templates)
+            alignment, passed_over = with_templates(
+                alignment, files, self.task.templates, self.task.projects
+            )
             self.notes |= {name: passed_over} if passed_over else {}
         self.encoded[alignment.name] = encode_alignment(alignment)
 

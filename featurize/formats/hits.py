@@ -157,7 +157,7 @@ def _indices(letters: str, start: int) -> list[int]:
 def parse_hmmsearch(
     data: bytes, query_sequence: str, *, path: str = "", caps: InputCaps | None = None
 ) -> list[TemplateHit]:
-    """The hits of hmmsearch's Stockholm output against PDB sequences.
+    """The hits of hmmsearch's Stockholm output against PDB sequences, or of the a3m made of it.
 
     Sequences are named `<pdb id>_<chain>/<start>-<end>` and described in `#=GS … DE`
     lines with `mol:protein length:<n>`; others are no proteins and are passed over.
@@ -167,12 +167,12 @@ def parse_hmmsearch(
             does not say where its piece is.
     """
     caps = caps or InputCaps()
-    sequences, descriptions = _stockholm_rows(data, path)
-    if why := caps.excess("max_hits", len(sequences), f"{len(sequences)} hits"):
+    is_a3m = data.lstrip()[:1] == b">"
+    rows = _a3m_rows(data) if is_a3m else _stockholm_rows(data, path)
+    if why := caps.excess("max_hits", len(rows), f"{len(rows)} hits"):
         raise TemplateError(why, path=path)
     hits = []
-    for index, (name, row) in enumerate(sequences.items(), 1):
-        description = f"{name} {descriptions.get(name, '')}"
+    for index, (description, row) in enumerate(rows, 1):
         if "mol:protein" not in description:
             continue
         match = _SUBSEQUENCE.match(description.strip())
@@ -196,8 +196,15 @@ def parse_hmmsearch(
     return hits
 
 
-def _stockholm_rows(data: bytes, path: str) -> tuple[dict[str, str], dict[str, str]]:
-    """Rows joined over blocks, and the description of each name."""
+def _a3m_rows(data: bytes) -> list[tuple[str, str]]:
+    """Header and letters of every row."""
+    parts = data.decode("utf-8", "replace").lstrip()[1:].split("\n>")
+    cut = (part.partition("\n") for part in parts)
+    return [(head.strip(), "".join(body.split())) for head, _, body in cut]
+
+
+def _stockholm_rows(data: bytes, path: str) -> list[tuple[str, str]]:
+    """Name with description, and letters joined over blocks, of every row."""
     rows: dict[str, str] = {}
     descriptions: dict[str, str] = {}
     for number, line in enumerate(data.decode("utf-8", "replace").splitlines(), 1):
@@ -213,4 +220,4 @@ def _stockholm_rows(data: bytes, path: str) -> tuple[dict[str, str], dict[str, s
                 line=number,
             )
         rows[words[0]] = rows.get(words[0], "") + words[1]
-    return rows, descriptions
+    return [(f"{name} {descriptions.get(name, '')}", row) for name, row in rows.items()]

@@ -20,8 +20,8 @@ from evofeed.featurize.config import InputCaps
 
 UNFIT: Final = (ValueError, IndexError, KeyError, TypeError, AttributeError, OverflowError)
 """What reading tables that do not fit together raises."""
-_FOREIGN: Final = ("biotite", "protenix")
-"""Packages whose objects are taken apart: those of Protenix's entries."""
+_FOREIGN: Final = ("biotite", "protenix", "openfold3")
+"""Packages whose objects are taken apart: those of Protenix's entries and OpenFold3's caches."""
 _ALLOWED: Final = {
     ("numpy", "ndarray"),
     ("numpy", "dtype"),
@@ -32,6 +32,8 @@ _ALLOWED: Final = {
     ("numpy.core.numeric", "_frombuffer"),
     ("numpy._core.numeric", "_frombuffer"),
     ("collections", "OrderedDict"),
+    ("datetime", "date"),
+    ("datetime", "datetime"),
 }
 """Names that pickled arrays need."""
 

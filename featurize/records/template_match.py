@@ -53,6 +53,12 @@ def match_hit(
     Raises:
         TemplateError: none of that; says what was tried.
     """
+    if config.whole_chain:
+        target = structure.sequences[_only_or_named(chain_id, structure, config)]
+        template = _realign(query_sequence, target, hit.name, 0.0)
+        query = np.flatnonzero(template >= 0)
+        letters = "".join(target[i] for i in template[query].tolist())
+        return Match(chain_id, query, template[query], letters)
     query, piece = _facing(hit, query_sequence, config)
     sequence = hit.hit_sequence.replace("-", "")
     found = _find(sequence, chain_id, structure.sequences)
@@ -123,11 +129,11 @@ def _only_or_named(chain_id: str, structure: Structure, config: FeaturizeConfig)
     )
 
 
-def _realign(old: str, new: str, name: str) -> Int[np.ndarray, " P"]:
+def _realign(old: str, new: str, name: str, least: float = _MIN_IDENTITY) -> Int[np.ndarray, " P"]:
     """Position in `new` of each letter of `old`, -1 where it has none.
 
     Raises:
-        TemplateError: less than 90 % of the shorter one is identical; they are too short or long.
+        TemplateError: less of the shorter one is identical; they are too short or long.
     """
     shortest, longest = _REALIGNED
     if min(len(old), len(new)) < shortest or max(len(old), len(new)) > longest:
@@ -137,7 +143,7 @@ def _realign(old: str, new: str, name: str) -> Int[np.ndarray, " P"]:
         )
     facing = onto(old, new)
     same = sum(i >= 0 and letter == new[i] for letter, i in zip(old, facing.tolist(), strict=True))
-    if same / min(len(old), len(new)) < _MIN_IDENTITY:
+    if same / min(len(old), len(new)) < least:
         raise TemplateError(
             f"{name[:12]!r} is only {same / min(len(old), len(new)):.0%} identical to its structure"
         )

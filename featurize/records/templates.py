@@ -20,7 +20,7 @@ from evofeed.featurize.records.template_match import match_hit
 from evofeed.featurize.structures.structure import Chain
 from evofeed.protein.residues import ATOM37_NUM, ATOM_ORDER, GAP, MSA_LETTER_TO_RESTYPE
 
-_HIT_NAME: Final = re.compile(r"([A-Za-z0-9]{4})_([A-Za-z0-9.]+)")
+HIT_NAME: Final = re.compile(r"([A-Za-z0-9]{4})_([A-Za-z0-9.]+)")
 _MIN_LENGTH: Final = 10
 _MIN_ATOMS: Final = 5
 """Alanine's: with fewer nothing of the template is seen."""
@@ -101,7 +101,7 @@ def featurize_templates(
         if len(templates) >= config.max_templates:
             break
         try:
-            template = _template(hit, query, library, cutoff, config)
+            template = placed_template(hit, query, library, cutoff, config)
         except TemplateError as error:
             skip(hit, error.message)
             continue
@@ -135,7 +135,7 @@ def prefilter(
     config: FeaturizeConfig,
 ) -> str:
     """Why a hit is out before its structure is read; '' if it is not."""
-    name = _HIT_NAME.match(hit.name)
+    name = HIT_NAME.match(hit.name)
     if name is None:
         return "its name is not <pdb id>_<chain>"
     pdb_id = library.current_id(name[1].lower())
@@ -154,14 +154,19 @@ def prefilter(
     return ""
 
 
-def _template(
+def placed_template(
     hit: TemplateHit,
     query: TemplateQuery,
     library: TemplateLibrary,
     cutoff: str,
     config: FeaturizeConfig,
 ) -> Template:
-    name = _HIT_NAME.match(hit.name)
+    """A hit's residues and atoms on the query.
+
+    Raises:
+        TemplateError: it gives none; says why.
+    """
+    name = HIT_NAME.match(hit.name)
     assert name is not None
     pdb_id = library.current_id(name[1].lower())
     structure = library.structure(pdb_id)
@@ -177,7 +182,7 @@ def _template(
         raise TemplateError("released too late")
     match = match_hit(hit, name[2], query.sequence, structure, config)
     chain = structure.chain(match.chain_id)
-    positions, center = _centred(chain)
+    positions, center = _centred(chain, config.whole_chain)
     num_res = len(query.sequence)
     placed = np.zeros([num_res, ATOM37_NUM, 3], np.float32)
     mask = np.zeros([num_res, ATOM37_NUM], np.uint8)
@@ -202,12 +207,17 @@ def _template(
     )
 
 
-def _centred(chain: Chain) -> tuple[Float[np.ndarray, "P 37 3"], Float[np.ndarray, "3"]]:
-    """Atoms moved so that their mean is zero, as in AF2 and OpenFold; and that mean."""
+def _centred(
+    chain: Chain, across: bool
+) -> tuple[Float[np.ndarray, "P 37 3"], Float[np.ndarray, "3"]]:
+    """Atoms moved so that their mean is zero, as in AF2 and OpenFold; and that mean.
+
+    Those seen next to each other are neighbours; `across`, also with others between them.
+    """
     alpha = ATOM_ORDER["CA"]
-    seen = chain.mask[:, alpha] > 0
-    steps = np.linalg.norm(np.diff(chain.positions[:, alpha], axis=0), axis=-1)
-    if (steps[seen[1:] & seen[:-1]] > _MAX_CA_STEP).any():
+    seen = np.flatnonzero(chain.mask[:, alpha])
+    steps = np.linalg.norm(np.diff(chain.positions[seen, alpha], axis=0), axis=-1)
+    if (steps[(np.diff(seen) == 1) | across] > _MAX_CA_STEP).any():
         raise TemplateError("neighbouring residues are further apart than 150 ångström")
     there = chain.mask > 0
     if not there.any():

@@ -9,7 +9,7 @@ from typing import Any
 from evofeed.base.errors import MmcifError
 from evofeed.featurize.config import FeaturizeConfig
 from evofeed.featurize.structures.cif import UNSET, pairs_of, values_of
-from evofeed.featurize.structures.residue_names import is_amino_acid, one_letter
+from evofeed.featurize.structures.residue_names import is_amino_acid, one_letter, standard_letter
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ def protein_polymers(
         # DNA and RNA have no peptide-like component.
         names = dict.fromkeys(name for _, name in monomers)
         if any(is_protein(name, entity) for name in names):
-            polymer = _polymer(monomers, config.collapse_heterogeneity)
+            polymer = _polymer(monomers, config)
             chains.update(dict.fromkeys(members.get(entity, []), polymer))
     return chains
 
@@ -132,10 +132,11 @@ def _strands(block: Any) -> dict[str, list[str]]:
     return {entity: [chain.strip() for chain in text.split(",")] for entity, text in rows}
 
 
-def _polymer(monomers: list[tuple[int, str]], collapse: bool) -> Polymer:
+def _polymer(monomers: list[tuple[int, str]], config: FeaturizeConfig) -> Polymer:
     start = min(number for number, _ in monomers)
-    if not collapse:
-        return Polymer("".join(one_letter(name) for _, name in monomers), start, {})
+    letter = standard_letter if config.whole_chain else one_letter
+    if not config.collapse_heterogeneity:
+        return Polymer("".join(letter(name) for _, name in monomers), start, {})
     first: dict[int, str] = {}
     rivals: dict[int, str] = {}
     for number, name in monomers:
@@ -144,4 +145,4 @@ def _polymer(monomers: list[tuple[int, str]], collapse: bool) -> Polymer:
     if len(first) != max(first) - start + 1 or list(first) != sorted(first):
         raise MmcifError("_entity_poly_seq.num does not count up by one")
     names = tuple(first.values())
-    return Polymer("".join(map(one_letter, names)), start, rivals, names)
+    return Polymer("".join(map(letter, names)), start, rivals, names)

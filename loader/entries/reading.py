@@ -19,7 +19,7 @@ from evofeed.base.errors import LoaderError
 from evofeed.loader.config import EntryConfig
 from evofeed.loader.entries.catalog import EntryPlace
 from evofeed.loader.read_chain import ReadRequest, refusals
-from evofeed.loader.views.config import OpenFold3Config
+from evofeed.loader.views.config import BoltzConfig, OpenFold3Config, ProtenixConfig
 from evofeed.loader.views.draws import BoltzDraws, OpenFold3Draws, ProtenixDraws
 from evofeed.loader.views.laid import Laid, OnHost, Sparse
 from evofeed.loader.views.protenix.tables import query_alignments
@@ -171,7 +171,7 @@ def plan_entry(
         alone[name] if name in alone else read_value(storage, alignments[name])
         for name in view.alignments
     ]
-    if isinstance(rules.view, OpenFold3Config):
+    if not isinstance(rules.view, BoltzConfig):
         found = [_with_earlier_templates(one, record, rules.view) for one in found]
     try:
         plan = project_module(rules.project, "plan").plan_sample
@@ -185,16 +185,18 @@ def plan_entry(
 
 
 def _with_earlier_templates(
-    alignment: Alignment, record: EntryRecord, config: OpenFold3Config
+    alignment: Alignment, record: EntryRecord, config: OpenFold3Config | ProtenixConfig
 ) -> Alignment:
-    """Without the templates that are not older than the entry; none where it has no date."""
-    if alignment.templates is None:
-        return alignment
-    last = ""
+    """Without the templates that are not older than the entry: than the first of its dates, for
+    Protenix the one that stands first. Where it has no date OpenFold3 has none, Protenix all."""
+    last, hits, templates = "", alignment.hits, alignment.templates
     if dates := [date for date in record.release_dates if _DATE.fullmatch(date)]:
         days = datetime.timedelta(config.templates_before_days)
-        last = (datetime.date.fromisoformat(min(dates)) - days).isoformat()
-    return alignment.with_templates(alignment.templates.until(last))
+        date = dates[0] if isinstance(config, ProtenixConfig) else min(dates)
+        last = (datetime.date.fromisoformat(date) - days).isoformat()
+    return alignment.with_templates(
+        templates and templates.until(last), hits and hits.until(last or "9999")
+    )
 
 
 def shared_at(storage: Storage, span: RecordSpan) -> Any:

@@ -230,8 +230,13 @@ class ProtenixConfig(ViewConfig):
     """Copies of an entity are numbered in random order."""
     rename_ligand_atoms: bool = False
     """Atoms of ligands are named by element and number."""
+    templates: bool = False
+    """Features of templates, as Protenix trains models with a template embedder; else the empty
+    ones of a data set without, which no model reads."""
     max_templates: int = 4
-    """Slots of templates, all empty."""
+    """Slots of templates."""
+    templates_before_days: int = 60
+    """Days between the releases of a template and of the entry, at least."""
 
     draw_when_it_fits: bool = _fault()
     """A crop is drawn although every token fits."""
@@ -249,12 +254,16 @@ class ProtenixConfig(ViewConfig):
     """Rows of gaps in chains that are no protein are the query again."""
     clip_127: bool = _fault()
     """Deletions of more than 127 letters count as 127, in all but their mean."""
+    filled_templates: bool = _fault()
+    """Atoms that a template's residue cannot have, and all of an unknown one, are its N; slots
+    behind a chain's templates, and behind the first of a chain without, are alanine."""
 
     def __post_init__(self) -> None:
         """Refuse what cannot work, with the value in the message."""
         check_numbers(self, "crop_size", "max_rows_of_species", least=1)
         check_numbers(self, "max_rows", least=2)
-        check_numbers(self, "interface_distance", "max_shift", "max_templates", least=0)
+        whole = ("max_templates", "templates_before_days")
+        check_numbers(self, "interface_distance", "max_shift", *whole, least=0)
         _check_weights(self.crop_weights)
 
 

@@ -120,6 +120,7 @@ class ProtenixDraws(CounterStream):
 
     _sides: int = 0
     _entities: int = 0
+    _templated: int = 0
 
     def molecules(self, count: int) -> Integer[np.ndarray, " count"]:
         """A permutation of the molecules."""
@@ -140,6 +141,13 @@ class ProtenixDraws(CounterStream):
     def centre(self, count: int) -> int:
         """Which of the candidate tokens a spatial crop is around."""
         return self.even(Purpose.CROP_CENTRE, count)
+
+    def templates(self, count: int) -> tuple[Integer[np.ndarray, " count"], int]:
+        """An order of so many hits, and of how many of them a sequence has templates, 0 to all;
+        each call its own."""
+        self._templated += 1
+        key = self.stream(Purpose.TEMPLATES, self._templated)
+        return np.argsort(draws64(key, count, 1), kind="stable"), below(key, count + 1)
 
     def moves(
         self, count: int, most: float

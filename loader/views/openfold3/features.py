@@ -57,21 +57,29 @@ def fill_templates(laid: Mapping[str, Tensor]) -> None:
     together = (asym[:, None] == asym).float()
     known = ~atoms.isnan().any(-1)
     beta, frame = known[..., 3].float(), known[..., :3].all(-1).float()
-    places = atoms[..., 3, :].double()
-    square = (places[:, :, None] - places[:, None]).square().sum(-1, keepdim=True)
-    edges = torch.linspace(_NEAREST, _FARTHEST, BINS, dtype=torch.float64, device=atoms.device) ** 2
-    inside = (square > edges) & (square < pad(edges[1:], (0, 1), value=_BEYOND))
     restype = torch.where(restype == GAP, GAP_TYPE, restype)
     laid["template_restype"][:, :count] = one_hot(restype, NUM_RESTYPES, torch.int32)
     laid["template_pseudo_beta_mask"][:, :count] = beta
     laid["template_backbone_frame_mask"][:, :count] = frame
-    laid["template_distogram"][:, :count, :count] = inside.float() * together[..., None]
+    laid["template_distogram"][:, :count, :count] = (
+        template_distogram(atoms[..., 3, :]) * together[..., None]
+    )
     both = frame[:, :, None] * frame[:, None] * together
-    directions = _directions(atoms[..., :3, :].nan_to_num()) * both[..., None]
+    directions = template_directions(atoms[..., :3, :].nan_to_num()) * both[..., None]
     laid["template_unit_vector"][:, :count, :count] = directions
 
 
-def _directions(backbone: Tensor) -> Tensor:
+def template_distogram(places: Tensor) -> Tensor:
+    """Which bin the distance of two residues of a template is in: `[T, n, 3]` to `[T, n, n, 39]`,
+    zeros where one is NaN."""
+    places = places.double()
+    square = (places[:, :, None] - places[:, None]).square().sum(-1, keepdim=True)
+    edges = torch.linspace(_NEAREST, _FARTHEST, BINS, dtype=torch.float64, device=places.device)
+    edges = edges**2
+    return ((square > edges) & (square < pad(edges[1:], (0, 1), value=_BEYOND))).float()
+
+
+def template_directions(backbone: Tensor) -> Tensor:
     """Unit vectors from each residue's CA to the others', in its frame: `[T, n, 3, 3]` of N, CA
     and C to `[T, n, n, 3]`."""
     n, ca, c = backbone.unbind(-2)

@@ -6,18 +6,46 @@ from collections.abc import Mapping
 from itertools import groupby
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from evofeed.loader.views.columns import RESTYPES
 from evofeed.loader.views.config import ProtenixConfig
 from evofeed.loader.views.laid import nested
+from evofeed.loader.views.openfold3.features import template_directions, template_distogram
 
 
 def protenix_features(laid: dict[str, Tensor], config: ProtenixConfig) -> dict[str, dict[str, Any]]:
     """One sample as `plan.plan_sample` laid it out, its features, labels and `basic`."""
     laid["input_feature_dict.msa"].copy_(laid["_msa"])
+    if config.templates:
+        fill_templates(laid, config)
     features = nested(laid)
     features["input_feature_dict"]["atom_perm_list"] = _orders(laid)
     return features
+
+
+def fill_templates(laid: Mapping[str, Tensor], config: ProtenixConfig) -> None:
+    """Atoms, distances and directions of every slot, written where zeros are."""
+    into = {n.partition(".")[2]: one for n, one in laid.items() if ".template_" in n}
+    atoms, restype = laid["_template_position"], into["template_aatype"]
+    last = atoms[..., :1, :]
+    last = last if config.filled_templates else torch.full_like(last, torch.nan)
+    slots = into["template_atom_mask"].shape[2]
+    atoms = torch.cat([atoms, last.expand(-1, -1, slots - atoms.shape[2], -1)], 2)
+    seen = ~atoms.isnan().any(-1)
+    glycine = restype == RESTYPES.index("GLY")
+    beta = torch.where(glycine[..., None], atoms[..., 1, :], atoms[..., 4, :])
+    there = torch.where(glycine, seen[..., 1], seen[..., 4])
+    frame = seen[..., :3].all(-1)
+    atoms = atoms.nan_to_num()
+    into["template_atom_mask"].copy_(seen)
+    into["template_atom_positions"].copy_(atoms)
+    into["template_pseudo_beta_mask"].copy_(there[:, :, None] & there[:, None])
+    into["template_backbone_frame_mask"].copy_(frame[:, :, None] & frame[:, None])
+    into["template_distogram"].copy_(template_distogram(beta))
+    directions = template_directions(atoms[..., :3, :])
+    into["template_unit_vector"].copy_(directions * into["template_backbone_frame_mask"][..., None])
 
 
 def _orders(laid: Mapping[str, Tensor]) -> list[list[int]]:

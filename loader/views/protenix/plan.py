@@ -6,7 +6,7 @@ Names and values are those of Protenix's featurizer.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -35,6 +35,7 @@ from evofeed.loader.views.protenix.labels import (
     molecules_of,
 )
 from evofeed.loader.views.protenix.rows import letter_codes_of, plan_rows
+from evofeed.loader.views.protenix.templates import plan_templates
 from evofeed.loader.views.protenix.vocabulary import (
     is_named,
     standard_places,
@@ -44,7 +45,6 @@ from evofeed.protein.molecules import ELEMENTS
 
 NUM_ELEMENTS: Final = 128
 _CHARACTERS: Final = 64
-_ATOM37: Final = 37
 _KINDS: Final = {
     "prot": ChainType.PROTEIN,
     "lig": ChainType.LIGAND,
@@ -76,6 +76,8 @@ def plan_sample(
         seen = int(view.atom_present[crop.atom].sum())
         if seen < config.min_resolved:
             raise ValueError(f"{view.entry}: {seen} atoms of a contiguous crop were seen")
+    entities = _entities(view, tokens)
+    templates = plan_templates(view, alignments, entities, crop, draws, config)
     conformers = _conformers(view, crop, draws, config)
     inputs = {
         **_tokens(view, crop, sym),
@@ -89,7 +91,8 @@ def plan_sample(
     }
     return {
         **{f"input_feature_dict.{name}": value for name, value in inputs.items()},
-        **_rows(view, alignments, tokens, crop, config),
+        **_rows(view, alignments, entities, crop, config),
+        **templates,
         "label_dict.coordinate": view.atom_position[crop.atom].astype(np.float32),
         "label_dict.coordinate_mask": view.atom_present[crop.atom].astype(np.int64),
         **exchangeable(view, crop, tokens, molecules, spatial=strategy.is_spatial),
@@ -250,14 +253,14 @@ def _frames(view: ProtenixView, crop: Crop, conformers: dict[str, np.ndarray]) -
 def _rows(
     view: ProtenixView,
     alignments: Sequence[Alignment],
-    tokens: Tokens,
+    entities: Mapping[int, Sequence[int]],
     crop: Crop,
     config: ProtenixConfig,
 ) -> Laid:
     """Codes and deletions of the rows at the tokens' columns, profiles, and how many there are."""
     in_crop = np.zeros(view.num_chains, bool)
     in_crop[crop.chain] = True
-    plan = plan_rows(view, in_crop, alignments, _entities(view, tokens), config)
+    plan = plan_rows(view, in_crop, alignments, entities, config)
     size = len(crop.token)
     types = np.full([plan.num_rows, size], UNKNOWN, np.uint8)
     if not config.fill_with_query:
@@ -275,16 +278,13 @@ def _rows(
         table = letter_codes_of(int(view.chain_polymer[row]))
         mine.append(ShownRows(row, alignment, table, rows, others, every))
     made = row_features(types, profile, crop.chain, columns, mine)
-    deletions, slots = made["deletions"], (config.max_templates, size)
+    deletions = made["deletions"]
     number = deletions[:, 2].clip(max=127) if config.clip_127 else deletions[:, 2]
     inputs: Laid = {
         "msa": Sparse(types.shape, np.int64),
         **deleted(deletions, np.arctan(number / 3.0) * (2.0 / math.pi), types.shape),
         "profile": made["profile"],
         "deletion_mean": made["deletion_mean"],
-        "template_restype": np.full(slots, GAP_TYPE),
-        "template_all_atom_mask": Sparse((*slots, _ATOM37), np.float32),
-        "template_all_atom_positions": Sparse((*slots, _ATOM37, 3), np.float32),
     }
     laid: Laid = {f"input_feature_dict.{name}": value for name, value in inputs.items()}
     counts = (1, plan.num_paired, plan.num_protein, plan.num_rna)

@@ -60,6 +60,11 @@ _ATOMS: Final = {
 }
 
 
+def atoms_of(residue: str) -> list[str]:
+    """Atoms of a standard residue in their places, without that of the last one of a chain."""
+    return [atom for atom in _ATOMS[residue].split() if atom != "OXT"]
+
+
 def _packed(names: Integer[np.ndarray, "A 4"]) -> Integer[np.ndarray, " A"]:
     packed: np.ndarray = np.ascontiguousarray(names.astype(np.uint8)).view(np.uint32)[:, 0]
     return packed.astype(np.int64)

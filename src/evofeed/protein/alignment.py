@@ -12,7 +12,8 @@ from typing import Final
 
 import numpy as np
 
-from evofeed.base.shapes import Float, Integer, Shaped, UInt8
+from evofeed.base.shapes import Bool, Float, Integer, Shaped, UInt8
+from evofeed.protein.residues import GAP as NO_RESIDUE
 
 GAP: Final = 26
 """Code of the gap; A to Z are 0 to 25."""
@@ -32,15 +33,52 @@ class Templates:
     position: Float[np.ndarray, "T L 4 3"]
     """N, CA, C and CB, of glycine CA; ångström, NaN for an atom that nobody saw."""
 
-    def until(self, date: str) -> Templates:
-        """Those released by then."""
-        kept = np.flatnonzero(np.array(self.date, np.str_) <= date)
+    def until(self, date: str, most: int = 20) -> Templates:
+        """Of the first so many released by then those that have a residue."""
+        kept = np.flatnonzero(np.array(self.date, np.str_) <= date)[:most]
+        kept = kept[(self.restype[kept] != NO_RESIDUE).any(1)]
         return Templates(
             name=tuple(self.name[row] for row in kept),
             date=tuple(self.date[row] for row in kept),
             restype=self.restype[kept],
             position=self.position[kept],
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TemplateHits:
+    """Hits on the L columns of a query as Protenix draws templates of them: T hits, best first."""
+
+    name: tuple[str, ...]
+    """`<pdb id>_<chain>`."""
+    listed: tuple[str, ...]
+    """When the entry was released by Protenix's table of dates, ISO."""
+    date: tuple[str, ...]
+    """When it was by its own file."""
+    sequence: Integer[np.ndarray, " T"]
+    """Equal for hits of one sequence, of which the first counts; -1 for a hit that is out."""
+    restype: UInt8[np.ndarray, "T L"]
+    """Residue that faces each column, as `Templates.restype`; 21 all along: no template."""
+    seen: Bool[np.ndarray, "T L 37"]
+    """Which of the 37 atoms the template's residue has."""
+    position: Float[np.ndarray, "A 3"]
+    """Those atoms, one hit after the other; ångström from the mean of the template's chain."""
+
+    def until(self, date: str) -> TemplateHits:
+        """The same with later hits out, and no template where the file alone says later."""
+        listed, late = (np.array(dates, np.str_) > date for dates in (self.listed, self.date))
+        return dataclasses.replace(
+            self,
+            sequence=np.where(listed, -1, self.sequence),
+            restype=np.where(late[:, None], NO_RESIDUE, self.restype).astype(np.uint8),
+        )
+
+    def atoms(self, hit: int) -> Float[np.ndarray, "L 37 3"]:
+        """Atoms that face the query; NaN where there is none."""
+        start, stop = (int(self.seen[:row].sum()) for row in (hit, hit + 1))
+        atoms = np.full((*self.seen.shape[1:], 3), np.nan, np.float32)
+        atoms[self.seen[hit]] = self.position[start:stop]
+        return atoms
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,10 +112,15 @@ class Alignment:
     deletion_count: Integer[np.ndarray, " D"]
     """How many letters, 1 or more."""
     templates: Templates | None = None
+    """OpenFold3's."""
+    hits: TemplateHits | None = None
+    """Protenix's."""
 
-    def with_templates(self, templates: Templates | None) -> Alignment:
+    def with_templates(
+        self, templates: Templates | None, hits: TemplateHits | None = None
+    ) -> Alignment:
         """The same rows with other templates."""
-        return dataclasses.replace(self, templates=templates)
+        return dataclasses.replace(self, templates=templates, hits=hits)
 
     @property
     def query(self) -> str:

@@ -273,17 +273,14 @@ def test_a_set_names_what_is_wrong_with_its_list_and_what_it_lacks(tmp_path: Pat
     with pytest.raises(InputError, match=r"indices\.csv"):
         protenix_set(str(table.parent), "")
     assert prepared_set(str(tmp_path), "") is None
-    (tmp_path / "data.mdb").touch()
-    with pytest.raises(InputError, match="name the JSON that it was made of"):
-        prepared_set(str(tmp_path), "")
 
 
 def test_rows_of_an_rna_are_found_by_protenixs_name(tmp_path: Path) -> None:
     (tmp_path / "7").mkdir()
     (tmp_path / "7" / "7_all.a3m").write_text(">query\nGUUGU\n>row\nGU-GU\n")
     (tmp_path / "7" / "hmmsearch.a3m").write_text(">other\nMK\n")
-    ((file,),) = alignment_folders(tmp_path)
-    assert read_alignment([file]).sources == ("rna",)
+    ((file, hits),) = alignment_folders(tmp_path)
+    assert read_alignment([file, hits]).sources == ("rna",)
     assert read_alignment([file]).name == alignment_name("GUUGU", is_rna=True)
 
 
@@ -292,6 +289,33 @@ def openfold3(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [*sys.path, str(Path(__file__).parents[3] / ".projects")])
     stand_ins(monkeypatch)
     pytest.importorskip("openfold3", reason="make projects")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("encoding", ["pkl", "utf-8"])
+def test_a_cache_in_lmdb_is_read_as_the_json_it_was_made_of(
+    openfold3: None, encoding: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    core = "openfold3.core.data"
+    io = importlib.import_module(f"{core}.io.dataset_cache")
+    lmdb = importlib.import_module(f"{core}.primitives.caches.lmdb")
+    folder = write_openfold3_set(tmp_path, packs()[0], ["1pfe", "2x1f"])
+    text = json.dumps(json.loads((folder / "training_cache.json").read_text()), indent=4)
+    (folder / "training_cache.json").write_text(text)
+    wanted = openfold3_set(str(folder), "")
+    values = {f"{one}_data_encoding": encoding for one in ("structure", "reference_molecule")}
+    cache = io.read_datacache(folder / "training_cache.json")
+    lmdb.convert_datacache_to_lmdb(cache, folder / "cache.lmdb", 1 << 24, **values)
+    (folder / "training_cache.json").unlink()
+    found = openfold3_set(str(folder), "")
+    assert found is not None and wanted is not None
+    for mine, other in zip(found.items, wanted.items, strict=True):
+        assert (mine[:2], mine[3:]) == (other[:2], other[3:])
+        assert json.loads(mine[2]) == json.loads(other[2])
+    assert found.molecules.keys() == wanted.molecules.keys()
+    monkeypatch.setitem(sys.modules, "lmdb", None)
+    with pytest.raises(InputError, match="pip install lmdb"):
+        openfold3_set(str(folder / "cache.lmdb"), "")
 
 
 @pytest.mark.slow

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from tests.synthetic_entries import prepare_again
 
+from evofeed.base.errors import InputError
 from evofeed.featurize.entries.alignments import alignment_folders, read_alignment
+from evofeed.featurize.entries.templates import with_templates
 from evofeed.loader import EntryConfig, LoaderConfig
 from evofeed.loader.entries.catalog import EntryCatalog
 from evofeed.loader.entries.reading import plan_entry
@@ -39,11 +42,13 @@ def raw(tmp_path: Path) -> Path:
 
 
 def test_hits_become_templates_that_entries_released_later_get(raw: Path, inside: None) -> None:
-    more = {"projects": ("openfold3",), "templates": str(raw / "mmcif")}
+    more = {"projects": ("openfold3", "protenix"), "templates": str(raw / "mmcif")}
     report = prepare_again(raw, raw / "data", **more)
     assert report.state == "published"
-    (note,) = report.notes["alignment-s000_1"]
-    assert note == "1 template hit passed over, e.g. 9zzz_A: no structure file"
+    assert tuple(report.notes["alignment-s000_1"]) == (
+        "1 template hit passed over, e.g. 9zzz_A: no structure file",
+        "protenix: 1 template hits passed over: no structure file",
+    )
     entries = Dataset.open(str(raw / "data")).entries
     (file, *_), *_ = alignment_folders(raw / "msa")
     found = entries.alignment(read_alignment([file]).name)
@@ -62,12 +67,54 @@ def test_hits_become_templates_that_entries_released_later_get(raw: Path, inside
         np.linalg.norm(np.diff(atoms[2:20], axis=0), axis=1),
         atol=1e-3,
     )
+    hits = found.hits
+    assert hits is not None and (hits.name, hits.date) == (("s000_A",), ("2020-01-15",))
+    assert not np.isnan(hits.atoms(0)[hits.seen[0]]).any()
     for days, there in ((0, True), (60, False)):
         rules = EntryConfig.openfold3(templates_before_days=days)
         catalog = EntryCatalog(entries, 0, LoaderConfig(entries=rules))
         place = catalog.place(int(catalog.rows[0]))
         packed = [plan_entry(entries.dataset.storage, place, key, rules)[0] for key in range(8)]
         assert any("_template_restype" in one for one in packed) == there
+        rules = EntryConfig.protenix(templates_before_days=days, templates=True)
+        catalog = EntryCatalog(entries, 0, LoaderConfig(entries=rules))
+        place = catalog.place(int(catalog.rows[0]))
+        packed = [plan_entry(entries.dataset.storage, place, key, rules)[0] for key in range(8)]
+        assert any(np.isfinite(one["_template_position"]).any() for one in packed) == there
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "project", "why"),
+    [
+        ("mmcif/release_date_cache.json", "[1]", "protenix", "no table of entries"),
+        (
+            "mmcif/release_date_cache.json",
+            '{"1abc": {"release_date": "2000-01-01"}}',
+            "protenix",
+            None,
+        ),
+        ("mmcif/s000_1.npz", "x", "openfold3", "no readable npz"),
+        ("mmcif/s000_1.npz", {"s000_A": {"index": 0}}, "openfold3", "release_date"),
+        ("mmcif/s000_1.npz", {"s000_A": 7}, "openfold3", "no template cache of OpenFold3"),
+        ("msa/s000_1/concat.hhr", "No 1\n>x", "protenix", "a hit needs its number"),
+    ],
+)
+def test_what_is_wrong_with_a_file_of_templates_is_said_with_its_name(
+    raw: Path, file: str, content: Any, project: str, why: str | None
+) -> None:
+    if isinstance(content, dict):
+        np.savez(raw / file, **{k: np.array(v, object) for k, v in content.items()})
+    else:
+        (raw / file).write_text(content)
+    (files,) = alignment_folders(raw / "msa")
+    alignment = read_alignment(files)
+    if why is None:
+        _, notes = with_templates(alignment, files, str(raw / "mmcif"), [project])
+        assert any("not in release_date_cache.json" in line for line in notes)
+        return
+    with pytest.raises(InputError, match=why) as error:
+        with_templates(alignment, files, str(raw / "mmcif"), [project])
+    assert Path(file).name in str(error.value)
 
 
 def test_hits_are_no_rows_of_an_alignment(raw: Path) -> None:

@@ -84,6 +84,11 @@ class RecordedDraws(ProtenixDraws):
         assert value < count
         return value
 
+    def templates(self, count: int) -> tuple[np.ndarray, int]:
+        order = np.asarray(self._next("get_templates", "permutation")).astype(np.int64)
+        assert len(order) == count
+        return order, int(self._next("get_templates", "randint"))
+
     def moves(self, count: int, most: float) -> tuple[np.ndarray, np.ndarray]:
         both = [
             (self._next("random_transform", "uniform"), self._next("random_transform", "Rotation"))

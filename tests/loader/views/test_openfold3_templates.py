@@ -13,8 +13,9 @@ import pytest
 import torch
 from tests.loader.views.made_entries import made_alignment, made_templates
 from tests.loader.views.own_openfold3 import stand_ins
-from tests.loader.views.packs import entry_view, recordings, template_features
+from tests.loader.views.packs import entry_view, read, recordings, template_features
 
+from evofeed.featurize.entries.openfold3_templates import cached_templates
 from evofeed.loader.views.config import OpenFold3Config
 from evofeed.loader.views.draws import OpenFold3Draws
 from evofeed.loader.views.entry_view import ChainType, EntryView
@@ -56,6 +57,16 @@ def test_a_crop_has_the_template_features_that_openfold3_makes(
     tokens = np.sort(every[: CONFIG.token_budget - 8])
     packed = plan_templates(view, alignments, tokens, OpenFold3Draws(seed), CONFIG)
     theirs = of_openfold3(view, alignments, tokens, OpenFold3Draws(seed), monkeypatch)
+    assert_features_equal(view, tokens, packed, theirs)
+
+
+def assert_features_equal(
+    view: EntryView,
+    tokens: np.ndarray,
+    packed: dict[str, np.ndarray],
+    theirs: Mapping[str, torch.Tensor],
+) -> None:
+    """What is made of a plan is what they made."""
     chain = view.residue_chain()[view.token_residue[tokens]]
     packed["asym_id"] = np.unique(chain, return_inverse=True)[1].astype(np.int32) + 1
     ours = template_features(packed, CONFIG)
@@ -65,6 +76,74 @@ def test_a_crop_has_the_template_features_that_openfold3_makes(
         assert value.shape == theirs[name].shape and value.dtype == theirs[name].dtype, name
         tolerance = 2e-6 if name == "template_unit_vector" else 0
         torch.testing.assert_close(value, theirs[name], rtol=0, atol=tolerance)
+
+
+class SeededDraws(OpenFold3Draws):
+    """Templates as OpenFold3 draws them of numpy's global generator."""
+
+    def templates(self, count: int, most: int) -> np.ndarray:
+        size = min(np.random.randint(0, count + 1), most)
+        return np.random.choice(count, size, replace=False) if size else np.zeros(0, int)
+
+
+@pytest.mark.filterwarnings("ignore")  # theirs
+@pytest.mark.slow
+def test_a_template_cache_gives_what_openfold3_makes_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path, str(Path(__file__).parents[3] / ".projects")])
+    stand_ins(monkeypatch)
+    pytest.importorskip("openfold3", reason="make projects")
+    view, alignments = copies_with_templates()
+    length = alignments[0].num_columns
+    names = written_templates(tmp_path, length)
+    (tmp_path / "template_structure_arrays" / names[1][:4] / f"{names[1]}.npz").unlink()
+    found, notes = cached_templates(tmp_path / "template_cache" / "q.npz", length)
+    assert notes == [f"1 of {len(names)} templates passed over: no array of atoms beside the cache"]
+    assert found.name == tuple(names) and set(found.date) == {"2001-02-03"}
+    templates = found.until("2001-02-03")
+    assert len(templates.name) == len(names) - 1 == 5
+    assert found.until("2001-02-03", most=2).name == (names[0],)
+    every = np.random.default_rng(1).permutation(view.num_tokens)
+    tokens = np.sort(every[: CONFIG.token_budget])
+    query = query_atoms(view, tokens)
+    cropped = importlib.import_module(f"{CORE}.pipelines.sample_processing.template")
+    chain = {"alignment_representative_id": "q", "template_ids": names}
+    np.random.seed(2)
+    slices = cropped.process_template_structures_of3(
+        query, CONFIG.max_templates, False, CONFIG.min_template_tokens,
+        tmp_path / "template_cache", dict.fromkeys(query.chain_id.tolist(), chain), None,
+        tmp_path / "template_structure_arrays", "npz", None,
+    )  # fmt: skip
+    theirs = features_of(query, slices)
+    np.random.seed(2)
+    given = [one.with_templates(templates) for one in alignments]
+    packed = plan_templates(view, given, tokens, SeededDraws(0), CONFIG)
+    assert_features_equal(view, tokens, packed, theirs)
+
+
+def written_templates(folder: Path, length: int) -> list[str]:
+    """Chains of recorded entries as arrays of atoms, and a cache that lays them on a query."""
+    rng, cache = np.random.default_rng(0), {}
+    (folder / "template_cache").mkdir()
+    for path in sorted(recordings("openfold3/structure/*.npz"), key=lambda one: one.stat().st_size):
+        arrays = read(path, "atom.").arrays
+        protein = arrays["chain_id"][arrays["molecule_type_id"] == 0]
+        if not len(protein) or len(cache) == 6:
+            continue
+        own = {k: v[arrays["chain_id"] == protein[0]] for k, v in arrays.items() if k != "bonds"}
+        name = f"{path.stem}_{protein[0]}"
+        home = folder / "template_structure_arrays" / path.stem
+        home.mkdir(parents=True)
+        np.savez(home / f"{name}.npz", **own)
+        there = np.unique(own["res_id"].astype(int))
+        size = min(len(there), length) * 3 // 4
+        pairs = [np.sort(rng.permutation(one)[:size]) for one in (np.arange(length) + 1, there)]
+        pairs = np.concatenate([np.stack(pairs, 1), [[-1, int(there[0])]]])
+        about = {"index": 9 - len(cache), "release_date": "2001-02-03", "idx_map": pairs}
+        cache[name] = np.array(about, object)
+    np.savez(folder / "template_cache" / "q.npz", allow_pickle=True, **cache)
+    return list(cache)[::-1]
 
 
 def of_openfold3(
@@ -96,8 +175,12 @@ def of_openfold3(
             structure, "parse_template_structure", lambda *args, found=arrays, **_: found[args[2]]
         )
         slices[name] = structure.align_template_to_query(chosen, None, None, "npz", None, own)
+    return features_of(query, structure.TemplateSliceCollection(template_slices=slices))
+
+
+def features_of(query: Any, collection: Any) -> Mapping[str, torch.Tensor]:
+    """Features of these pieces of templates, by OpenFold3's own featurizer."""
     made = importlib.import_module(f"{CORE}.pipelines.featurization.template")
-    collection = structure.TemplateSliceCollection(template_slices=slices)
     slots, size = CONFIG.max_templates, CONFIG.token_budget
     found: Mapping[str, torch.Tensor] = made.featurize_template_structures_of3(
         query, collection, slots, size, 3.25, 50.75, 39

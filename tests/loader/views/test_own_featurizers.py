@@ -6,15 +6,17 @@
 from __future__ import annotations
 
 import dataclasses
+import gzip
 import importlib
 import json
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import gemmi
 import numpy as np
 import pytest
 import torch
@@ -41,6 +43,7 @@ from tests.loader.views.test_openfold3 import flat
 from tests.loader.views.test_protenix import through_a_slot
 
 from evofeed.featurize.entries.molecules import component_molecule
+from evofeed.featurize.entries.templates import with_templates
 from evofeed.featurize.records.rulesets.boltz import boltz_section
 from evofeed.featurize.records.rulesets.protenix import protenix_section
 from evofeed.loader import boltz_batch
@@ -52,6 +55,7 @@ from evofeed.loader.views.openfold3.features import openfold3_features, stacked
 from evofeed.loader.views.openfold3.plan import plan_sample as plan_openfold3
 from evofeed.loader.views.protenix.plan import plan_sample as plan_protenix
 from evofeed.loader.views.protenix.tables import protenix_view
+from evofeed.protein.alignment import Alignment
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # theirs
 PROJECTS = Path(__file__).parents[3] / ".projects"
@@ -252,6 +256,63 @@ def alignment_folders(pack: Path, entry: str, sequences: dict[str, str], root: P
     )
 
 
+def protenix_templates(pack: Path, sequences: Iterable[str], root: Path) -> tuple[Any, Any]:
+    """Protenix's template featurizer over hits on recorded entries, and ours of an alignment.
+
+    Hits are names over any letters: it aligns whole chains to the query anew. Some are to be left
+    out: short, of few columns, a piece of the query, not listed, late, without a file or chain.
+    """
+    chains = []
+    (root / "mmcif").mkdir()
+    files = sorted((pack / "inputs" / "mmcif").glob("*.gz"), key=lambda one: one.stat().st_size)
+    for file in files[:9]:
+        text = gzip.decompress(file.read_bytes())
+        (root / "mmcif" / f"{file.name[:4]}.cif").write_bytes(text)
+        strands = (
+            gemmi.cif.read_string(text).sole_block().find_values("_entity_poly.pdbx_strand_id")
+        )
+        chains += [f"{file.name[:4]}_{one}" for one in ",".join(strands).strip("'").split(",")]
+    names = [*chains, "9old_A", "9new_A", "9non_A", "9lat_A", f"{chains[0]}Q"]
+    dates = {name[:4]: {"release_date": "1999-01-01"} for name in names}
+    dates |= {
+        "9lat": {"release_date": "2010-12-01"},
+        chains[-1][:4]: {"release_date": "2010-10-31"},
+    }
+    del dates["9old"], dates["9new"]
+    (root / "release_date_cache.json").write_text(json.dumps(dates))
+    (root / "obsolete_to_successor.json").write_text(json.dumps({"9old": chains[1][:4]}))
+    folders = {}
+    for number, query in enumerate(sequences):
+        rng, lines = np.random.default_rng(number), []
+        for name in [*names, *rng.permutation(names)]:
+            letters = "".join(rng.choice(list("ACDEFGHIKLMNPQRSTVWY-"), len(query)))
+            cut = len(query) if rng.random() < 0.8 else int(rng.integers(3, len(query)))
+            body = query if rng.random() < 0.1 else letters[:cut].ljust(len(query), "-")
+            lines.append(f">{name}/3-{len(query)} mol:protein length:{len(query)}  X\n{body}\n")
+        (root / f"t{number}").mkdir()
+        (root / f"t{number}" / "hmmsearch.a3m").write_text("".join(lines + lines[-3:]))
+        folders[query] = f"t{number}"
+    (root / "templates.json").write_text(json.dumps(folders))
+    made = importlib.import_module("protenix.data.template.template_featurizer").TemplateFeaturizer(
+        prot_template_mmcif_dir=str(root / "mmcif"),
+        prot_template_raw_paths=[str(root)],
+        prot_seq_or_filename_to_templatedir_jsons=[str(root / "templates.json")],
+        kalign_binary_path="/usr/bin/kalign",
+        release_dates_path=str(root / "release_date_cache.json"),
+        obsolete_pdbs_path=str(root / "obsolete_to_successor.json"),
+    )
+
+    def ours(alignment: Alignment) -> Alignment:
+        hits = [str(root / folders.get(alignment.query, "") / "hmmsearch.a3m")]
+        if alignment.query not in folders:
+            return alignment
+        whole, passed_over = with_templates(alignment, hits, str(root / "mmcif"), ["protenix"])
+        assert whole.hits and passed_over
+        return whole.with_templates(None, whole.hits.until("2010-11-02"))
+
+    return made, ours
+
+
 @pytest.mark.parametrize("path", smallest("protenix"), ids=lambda path: path.stem)
 @pytest.mark.slow
 def test_protenix_makes_our_features_of_its_structure(
@@ -276,9 +337,21 @@ def test_protenix_makes_our_features_of_its_structure(
     row = {"type": "chain", "chain_1_id": first, "chain_2_id": ""}
     pipeline = importlib.import_module("protenix.data.pipeline.data_pipeline").DataPipeline
     msa = alignment_folders(pack, path.stem, data["sequences"], tmp_path)
-    method, tokens, atoms, rows, _templates, _centre = pipeline.crop(
-        row, data, 128, msa, None, [0.2, 0.4, 0.4], True, True, True, True
+    data |= {"release_date": "2011-01-01"}
+    kinds = data["entity_poly_type"]
+    proteins = [text for key, text in data["sequences"].items() if kinds[key] == "polypeptide(L)"]
+    featurizer, with_hits = protenix_templates(pack, proteins, tmp_path)
+    drawing = importlib.import_module("protenix.data.template.template_utils")
+
+    def most(_low: int, high: int) -> int:
+        calls.append(("randint", "get_templates", high))
+        return high
+
+    monkeypatch.setattr(drawing, "random", SimpleNamespace(randint=most))
+    method, tokens, atoms, rows, templates, _centre = pipeline.crop(
+        row, data, 128, msa, featurizer, [0.2, 0.4, 0.4], True, True, True, True
     )
+    rows |= templates
     own = importlib.import_module("protenix.data.core.featurizer").Featurizer(tokens, atoms)
     theirs = own.get_all_input_features()
     theirs |= {name: torch.as_tensor(np.asarray(value)) for name, value in rows.items()}
@@ -288,13 +361,15 @@ def test_protenix_makes_our_features_of_its_structure(
     names = alignments_of(recorded)
     view = protenix_view(entry, section, protenix_molecules(pack), names, table)
     sample = read(sorted((pack / "protenix" / "samples").glob(f"{path.stem}.*.npz"))[0])
-    alignments = protenix_recorded.recorded_alignments(pack, recorded, sample)
+    alignments = [*map(with_hits, protenix_recorded.recorded_alignments(pack, recorded, sample))]
     draws = protenix_recorded.RecordedDraws([(f"{w}.{n}", v) for n, w, v in calls])
-    config = ProtenixConfig(crop_size=128)
+    config = ProtenixConfig(crop_size=128, templates=True)
     point = protenix_recorded.datapoint(view, row)
     made = through_a_slot(plan_protenix(view, alignments, point, draws, config), config)
     assert not draws.calls
     assert_equal(made["input_feature_dict"], theirs)
+    long = [text for text in proteins if len(text) > 9]  # a hit has ten letters
+    assert bool(theirs["template_distogram"].any()) == bool(long)
     labels, spatial = own.get_labels(), "spatial" in method.lower()
     full, *_ = own.get_gt_full_complex_features(data["atom_array"], atoms, spatial)
     assert_equal(made["label_dict"], labels)
