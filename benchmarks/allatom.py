@@ -10,9 +10,9 @@ are small (tens to hundreds of rows): deep ones cost more. `--data` takes entrie
 
 `--gpu`: `FeatureLoader` of each project feeds a step of matrix products that fill the GPU for
 `--step-ms`. `wait_ms`: what a step waits for its batch, `until_made_ms`: until the GPU has made its
-features too; `idle_device_ms`, `device_ms`: from the first to the last kernel of a sample's
-features, alone and beside the step. `cores`: CPU time of this process and the reader, without the
-step's own, by wall time.
+features too, `freed_ms`: what letting go of it takes behind the step; `idle_device_ms`,
+`device_ms`: from the first to the last kernel of a sample's features, alone and beside the step.
+`cores`: CPU time of this process and the reader, without the step's own, by wall time.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def fed(uri: str, project: str, options: argparse.Namespace) -> dict[str, Any]:
     config = LoaderConfig(entries=rules, max_resolution=float("inf"), epoch_len=10**6)
     consumer = Consumer(options.device, options.step_ms / 1000)
     read = {"msa_feat": torch.zeros(1, device=options.device)}
-    waits, until_made = [], []
+    waits, until_made, freed = [], [], []
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch.object(batch_maker, "_TIMED", 1))  # every batch's time
         entries = Dataset.open(uri).entries
@@ -137,13 +137,16 @@ def fed(uri: str, project: str, options: argparse.Namespace) -> dict[str, Any]:
             if number == options.warmup:
                 begun, used = time.perf_counter(), cpu_seconds(loader)
             called = time.perf_counter()
-            next(stream)
+            batch = next(stream)
             waits.append(time.perf_counter() - called)
             if options.device == "cuda":
                 consumer.wait()
             until_made.append(time.perf_counter() - called)
             if number >= options.warmup:
                 consumer.step(read)
+            stepped = time.perf_counter()
+            del batch
+            freed.append(time.perf_counter() - stepped)
         wall, used = time.perf_counter() - begun, cpu_seconds(loader) - used
         stats = loader.stats()
         device = [1e3 * seconds for seconds in loader._stats.device._latest]
@@ -152,6 +155,7 @@ def fed(uri: str, project: str, options: argparse.Namespace) -> dict[str, Any]:
         "steps": options.steps,
         "wait_ms": percentiles(waits[options.warmup :]),
         "until_made_ms": percentiles(until_made[options.warmup :]),
+        "freed_ms": percentiles(freed[options.warmup :]),
         "idle_device_ms": quartiles(device[2 : options.warmup - 4], 2),
         "device_ms": quartiles(device[options.warmup :], 2),
         "mb_per_sample": round(stats["bytes_per_sample"] / 1e6, 3),

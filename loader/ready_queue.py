@@ -11,6 +11,8 @@ from evofeed.loader.batch_maker import ReadyBatch
 
 _LEFT: Final = 1
 """Batches still there when the feeder is woken to fill the queue again."""
+_GRACE: Final = 0.002
+"""Seconds that a woken feeder leaves the interpreter to the consumer, who begins its step."""
 
 
 class ReadyQueue:
@@ -65,9 +67,13 @@ class ReadyQueue:
     def wait_for_room(self) -> bool:
         """Sleep while enough is there; False once the queue is closed."""
         with self._lock:
+            slept = not self._filling
             while not self._filling and not self._closed:
                 self._wanted.wait()
-            return not self._closed
+            enough = bool(self._batches)
+        if slept and enough and not self._closed:
+            time.sleep(_GRACE)
+        return not self._closed
 
     def close(self) -> None:
         """Wake the feeder for good."""
