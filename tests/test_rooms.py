@@ -59,7 +59,7 @@ BUDGET = {
     "src": 4_905,
     "featurize": 20_690,
     "store": 7_485,
-    "loader": 12_935,
+    "loader": 12_945,
     "service": 8_465,
     "trainer": 13_150,
     "kernels": 17_050,

@@ -36,7 +36,8 @@ def falls_short() -> list[str]:
     typical, slow = (", ".join(f"{w[share]:.1f}" for w in waits) for share in ("p50", "p99"))
     return [
         f"Behind entries' batches for Boltz, OpenFold3 and Protenix a step of 384 ms waits "
-        f"{typical} ms, and {slow} in one of a hundred: 1 was wanted (allatom_gpu).",
+        f"{typical} ms, and {slow} in one of a hundred: 1 was wanted; of Protenix's Python looked "
+        "for garbage meanwhile, for which a sample gives less cause since (allatom_gpu).",
         f"A recorded step took {was:.0f} ms before kernels and devices were taken out for their "
         f"size, and {is_now:.0f} ms, {now['peak_memory_mb'] / 1024:.0f} GiB instead of "
         f"{before['peak_memory_mb'] / 1024:.0f}, after, on two H200s: 178 was wanted "

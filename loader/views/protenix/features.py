@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from itertools import groupby
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,7 +21,7 @@ def protenix_features(laid: dict[str, Tensor], config: ProtenixConfig) -> dict[s
     if config.templates:
         fill_templates(laid, config)
     features = nested(laid)
-    features["input_feature_dict"]["atom_perm_list"] = _orders(laid)
+    features["input_feature_dict"]["atom_perm_list"] = AtomOrders(laid)
     return features
 
 
@@ -48,16 +48,28 @@ def fill_templates(laid: Mapping[str, Tensor], config: ProtenixConfig) -> None:
     into["template_unit_vector"].copy_(directions * into["template_backbone_frame_mask"][..., None])
 
 
-def _orders(laid: Mapping[str, Tensor]) -> list[list[int]]:
-    """Of every atom the places it may take in its residue.
+class AtomOrders(Sequence[list[int]]):
+    """Of every atom the places it may take in its residue; lists are made as they are asked for.
 
-    Lists are made for all atoms of a run of residues of as many orders: most have one.
+    Thousands of lists a sample would have Python look for garbage in the loader's thread: all of a
+    training process, which stands still for a tenth of a second meanwhile.
     """
-    counts, sizes = laid["_order_counts"].tolist(), laid["_order_sizes"].tolist()
-    out: list[list[int]] = []
-    at = 0
-    for count, run in groupby(zip(counts, sizes, strict=True), lambda pair: pair[0]):
-        stop = at + count * sum(size for _, size in run)
-        out += laid["_orders"][at:stop].view(-1, count).tolist()
-        at = stop
-    return out
+
+    def __init__(self, laid: Mapping[str, Tensor]) -> None:
+        counts, sizes = laid["_order_counts"].numpy(), laid["_order_sizes"].numpy()
+        self._counts = np.repeat(counts, sizes)
+        self._stops = np.cumsum(self._counts, dtype=np.int64)
+        self._places = laid["_orders"].numpy().copy()  # of memory that the next sample gets
+
+    def __len__(self) -> int:
+        return len(self._counts)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and [*self] == [*other]
+
+    def __getitem__(self, atom: Any) -> Any:
+        """An atom's list; of a slice those of its atoms."""
+        if isinstance(atom, slice):
+            return [self[number] for number in range(*atom.indices(len(self)))]
+        stop = self._stops[atom]
+        return self._places[stop - self._counts[atom] : stop].tolist()

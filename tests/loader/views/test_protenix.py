@@ -98,6 +98,7 @@ def test_every_feature_and_label_equals_the_recorded_one(path: Path) -> None:
     made = through_a_slot(packed, config)
     orders = made["input_feature_dict"].pop("atom_perm_list")
     assert orders == sample.arrays["permutation.atom_perm_list"]
+    assert orders[1:4] == [orders[1], orders[2], orders[3]]
     ours = {
         f"{prefix}.{name}": value
         for prefix, part in PARTS.items()
