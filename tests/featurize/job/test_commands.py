@@ -85,10 +85,11 @@ def test_an_input_that_is_not_there_is_one_line_and_exit_one(tmp_path: Path) -> 
 
 def test_check_reports_and_writes_nothing(broken_raw: Path, tmp_path: Path) -> None:
     found = json.loads(evofeed("check", broken_raw, "--json").stdout)
-    assert found["chains"] == 20 and found["findings"]
+    assert (found["chains"], found["findings"]) == (20, [])
     assert "20 chains" in evofeed("check", broken_raw).stdout
     (tmp_path / "one.a3m").write_text("no alignment\n")
-    assert evofeed("check", tmp_path).returncode == 1
+    bad = evofeed("check", tmp_path, "--json")
+    assert bad.returncode == 1 and json.loads(bad.stdout)["findings"]
     assert [path.name for path in tmp_path.iterdir()] == ["one.a3m"]
 
 
