@@ -59,7 +59,7 @@ class AtomOrders(Sequence[list[int]]):
         counts, sizes = laid["_order_counts"].numpy(), laid["_order_sizes"].numpy()
         self._counts = np.repeat(counts, sizes)
         self._stops = np.cumsum(self._counts, dtype=np.int64)
-        self._places = laid["_orders"].numpy().copy()  # of memory that the next sample gets
+        self._places = laid["_orders"].numpy()
 
     def __len__(self) -> int:
         return len(self._counts)
