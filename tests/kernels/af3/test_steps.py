@@ -23,7 +23,7 @@ def test_losses_of_steps_are_the_projects_own(project: str, tmp_path: Path) -> N
     out, ways = tmp_path / "step.json", ("project", "fused", "recorded")
     subprocess.run(
         [sys.executable, ROOT / "benchmarks" / "af3_step.py", dataset_uri(), "--project", project,
-         "--tiny", "--losses", "3", "--ways", *ways, "--out", out],
+         "--tiny", "--losses", "2", "--ways", *ways, "--out", out],
         check=True, env=os.environ | {"TRITON_INTERPRET": "1"}, stdout=subprocess.DEVNULL,
     )  # fmt: skip
     rows = json.loads(out.read_text())["rows"]
