@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from evofeed.kernels.ops.triangle_multiplication.reference import TriangleWeights
-from evofeed.kernels.runtime.backend import compute_dtype, without_autocast
+from evofeed.kernels.runtime.backend import compute_dtype, on_hopper, without_autocast
 
 WIDTHS = (256, 384, 512)
 
@@ -37,10 +37,10 @@ def operator() -> Callable[..., Tensor] | None:
 def serves(z: Tensor, weights: TriangleWeights) -> bool:
     """Whether it takes this call: as many hidden as pair channels, 256 or more, in bfloat16."""
     wide = z.shape[-1] == weights.a_p.shape[0] and z.shape[-1] in WIDTHS
-    if not wide or not z.is_cuda or compute_dtype(z) is not torch.bfloat16:
+    dtype = compute_dtype(z)
+    if not wide or dtype is not torch.bfloat16 or not on_hopper(z, dtype):
         return False
-    hopper = torch.cuda.get_device_capability(z.device)[0] == 9
-    return hopper and not torch.compiler.is_compiling() and operator() is not None
+    return not torch.compiler.is_compiling() and operator() is not None
 
 
 def triangle_multiplication(

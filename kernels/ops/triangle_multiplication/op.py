@@ -14,11 +14,7 @@ import torch
 from torch import Tensor
 
 from evofeed.kernels.ops.layer_norm.op import norm_rows_grad
-from evofeed.kernels.ops.triangle_multiplication import (
-    composed,
-    cuequivariance,
-    reference,
-)
+from evofeed.kernels.ops.triangle_multiplication import composed, cuequivariance, reference
 from evofeed.kernels.ops.triangle_multiplication.hopper import launch as hopper
 from evofeed.kernels.ops.triangle_multiplication.launch import (
     by_cublas,

@@ -43,15 +43,21 @@ def copies_with_templates() -> tuple[EntryView, list[Alignment]]:
     raise AssertionError("no recorded entry with copies")
 
 
+@pytest.fixture
+def openfold3(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its package can be imported; without it the test is skipped."""
+    monkeypatch.setattr(sys, "path", [*sys.path, str(Path(__file__).parents[3] / ".projects")])
+    stand_ins(monkeypatch)
+    pytest.importorskip("openfold3", reason="make projects")
+
+
 @pytest.mark.filterwarnings("ignore")  # theirs
 @pytest.mark.slow
+@pytest.mark.usefixtures("openfold3")
 @pytest.mark.parametrize("seed", [3, 4])
 def test_a_crop_has_the_template_features_that_openfold3_makes(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sys, "path", [*sys.path, str(Path(__file__).parents[3] / ".projects")])
-    stand_ins(monkeypatch)
-    pytest.importorskip("openfold3", reason="make projects")
     view, alignments = copies_with_templates()
     every = np.random.default_rng(seed).permutation(view.num_tokens)
     tokens = np.sort(every[: CONFIG.token_budget - 8])
@@ -88,12 +94,10 @@ class SeededDraws(OpenFold3Draws):
 
 @pytest.mark.filterwarnings("ignore")  # theirs
 @pytest.mark.slow
+@pytest.mark.usefixtures("openfold3")
 def test_a_template_cache_gives_what_openfold3_makes_of_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sys, "path", [*sys.path, str(Path(__file__).parents[3] / ".projects")])
-    stand_ins(monkeypatch)
-    pytest.importorskip("openfold3", reason="make projects")
     view, alignments = copies_with_templates()
     length = alignments[0].num_columns
     names = written_templates(tmp_path, length)
