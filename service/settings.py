@@ -168,6 +168,11 @@ class ServiceSettings(BaseSettings):
         return parse_url(url).set(password=password).render_as_string(hide_password=False)
 
     @property
+    def searched(self) -> Path:
+        """Folder of what was searched: `msa_cache`, or its default."""
+        return self.msa_cache or self.home / "msa"
+
+    @property
     def auth_on(self) -> bool:
         """True if whoever changes something needs a token."""
         return self.auth != "off"

@@ -153,7 +153,7 @@ class Tickets:
             )
             for name, text in settings.msa_databases.items()
         }
-        self._folder = settings.msa_cache or settings.home / "msa"
+        self._folder = settings.searched
         place = hashlib.sha256(str(self._folder.absolute()).encode()).hexdigest()
         self.queue = TicketQueue(database, place, settings.msa_max_waiting)
         self._wake, self._stop = threading.Event(), threading.Event()

@@ -60,7 +60,7 @@ BUDGET = {
     "featurize": 20_690,
     "store": 7_485,
     "loader": 12_945,
-    "service": 8_465,
+    "service": 8_470,
     "trainer": 13_150,
     "kernels": 17_050,
     "synth": 2_010,

@@ -128,8 +128,7 @@ def _run(
             roles = {role.name for role in search.RECIPES[recipe].roles}
             there = (one for one in settings.job_databases.items() if one[0] in roles or not roles)
             databases, how = search.cook(recipe, [search.Database(*one) for one in there])
-            out = str(settings.home / "searches" / job_id)
-            cache = str(settings.msa_cache or settings.home / "msa")
+            out, cache = str(settings.home / "searches" / job_id), str(settings.searched)
             places = search.SearchOptions(
                 executor=options["executor"], workers=options["workers"],
                 ray_address=ray_address, cache_dir=cache,

@@ -136,7 +136,7 @@ class Scheduler:
             "EVOFEED_AUTH": self._settings.auth,
             "EVOFEED_INPUT_ROOTS": json.dumps(self._settings.input_roots),
             "EVOFEED_JOB_DATABASES": json.dumps(self._settings.job_databases),
-            "EVOFEED_MSA_CACHE": str(self._settings.msa_cache or self._settings.home / "msa"),
+            "EVOFEED_MSA_CACHE": str(self._settings.searched),
         }
         with log.open("ab") as output:
             process = subprocess.Popen(
