@@ -64,9 +64,6 @@ CANDIDATES: dict[str, tuple[list[Patch], list[str]]] = {
     "triangle_projections": (
         [(TRIANGLE, "MANY", 1 << 60)], ["ops/triangle_multiplication/hopper/projections.py"],
     ),
-    "template_attention": (
-        [(f"{OPS}.template_attention.op", "usable", never)], ["ops/template_attention"],
-    ),
     "transition_grad": ([(TRANSITION, "fits", never)], ["ops/transition/hopper/kernels.py"]),
     "swiglu_forward": (
         [(f"{OPS}.swiglu.hopper.launch", "forward_fits", never)],

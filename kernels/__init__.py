@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from evofeed.kernels.ops.pair_bias.op import pair_bias
     from evofeed.kernels.ops.softmax.op import masked_softmax
     from evofeed.kernels.ops.swiglu.op import swiglu_transition
-    from evofeed.kernels.ops.template_attention.op import template_attention
     from evofeed.kernels.ops.transition.op import transition
     from evofeed.kernels.ops.triangle_multiplication.op import triangle_multiplication
     from evofeed.kernels.ops.weighted_average.op import weighted_average
@@ -57,7 +56,6 @@ __all__ = [
     "pair_bias",
     "record_graph",
     "swiglu_transition",
-    "template_attention",
     "to_fused",
     "to_torch",
     "transition",

@@ -15,7 +15,6 @@ from evofeed.kernels.ops.outer_product_mean.reference import outer_product_mean
 from evofeed.kernels.ops.pair_bias.reference import pair_bias
 from evofeed.kernels.ops.softmax.reference import masked_softmax
 from evofeed.kernels.ops.swiglu.reference import swiglu_transition
-from evofeed.kernels.ops.template_attention.reference import template_attention
 from evofeed.kernels.ops.transition.reference import transition
 from evofeed.kernels.ops.triangle_multiplication.reference import triangle_multiplication
 from evofeed.kernels.ops.weighted_average.reference import weighted_average
@@ -32,7 +31,6 @@ __all__ = [
     "outer_product_mean",
     "pair_bias",
     "swiglu_transition",
-    "template_attention",
     "transition",
     "triangle_multiplication",
     "weighted_average",

@@ -93,8 +93,7 @@ class Operator:
 OPERATORS = (
     "adaptive_norm", "attention", "conditioned_attention", "conditioned_transition",
     "gated_attention", "global_attention", "layer_norm", "outer_product_mean", "pair_bias",
-    "softmax", "swiglu", "template_attention", "transition", "triangle_multiplication",
-    "weighted_average",
+    "softmax", "swiglu", "transition", "triangle_multiplication", "weighted_average",
 )  # fmt: skip
 """Folders of `kernels/ops` with a `cases.py`: all but the optimizer, which has no backward pass."""
 

@@ -1,4 +1,4 @@
-"""Attention, pair-weighted averages and outer product mean of MSAs, and attention to templates."""
+"""Attention, pair-weighted averages and outer product mean of MSAs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from evofeed.kernels.ops.global_attention.op import global_attention_fits, globa
 from evofeed.kernels.ops.outer_product_mean.op import outer_product_mean, outer_product_mean_fits
 from evofeed.kernels.ops.outer_product_mean.reference import OuterWeights
 from evofeed.kernels.ops.pair_bias.op import pair_bias, pair_bias_fits, pair_bias_with_input
-from evofeed.kernels.ops.template_attention.op import template_attention, template_attention_fits
 from evofeed.kernels.ops.weighted_average.op import weighted_average, weighted_average_fits
 from evofeed.kernels.ops.weighted_average.reference import AverageWeights
 from evofeed.kernels.swap.forms import Form, Linear, Norm, Part, parts_of
@@ -176,26 +175,4 @@ Form(
     {"norm": Norm("m"), "proj_a": Linear("e", "m"), "proj_b": Linear("e", "m"),
      "proj_o": Linear("z", "ee", True)},
     ("m", "mask"), ("SNm", "SN"), options={"divides_bias": False},
-)  # fmt: skip
-
-
-def attend_templates(
-    module: Any, t: Tensor, z: Tensor, template_mask: Tensor | None = None, **how: Any
-) -> Tensor | None:
-    """Attention of every pair to the templates at that pair."""
-    mha, heads = module.mha, module.mha.no_heads
-    width = mha.linear_q.weight.shape[0] // heads
-    if not template_attention_fits(z, t.shape[-4], heads, width):
-        return None
-    bias = None if template_mask is None else module.inf * (template_mask - 1)
-    q, k, v = mha.linear_q(z), mha.linear_k(t), mha.linear_v(t)
-    return mha.linear_o(template_attention(q, k, v, heads, bias))  # type: ignore[no-any-return]
-
-
-Form(
-    attend_templates,
-    {"mha.linear_q": Linear("hd", "z"), "mha.linear_k": Linear("hd", "t"),
-     "mha.linear_v": Linear("hd", "t"), "mha.linear_o": Linear("z", "hd", True)},
-    ("t", "z", "template_mask"), ("SNNt", "NNz", "S"), heads="mha.no_heads",
-    flags={"inf": float | int}, recordable=False,
 )  # fmt: skip

@@ -33,7 +33,6 @@ def _inputs(device: str) -> dict[str, Tensor]:
         "pair_mask": (torch.rand(1, R, R) > 0.2).float(),
     }
     tensors = {"m": torch.randn(1, S, R, C_M), "z": torch.randn(1, R, R, C_Z), **masks}
-    tensors["some_mask"] = torch.tensor([[1.0, 1.0, 0.0]])  # of templates
     tensors |= {"t": torch.randn(1, 3, R, R, C_Z), "t_mask": masks["pair_mask"][:, None]}
     return {name: tensor.to(device) for name, tensor in tensors.items()}
 
@@ -74,7 +73,6 @@ def _assert_same(plain: nn.Module, names: list[str], device: str) -> None:
         (lambda: msa_attention.MSAColumnGlobalAttention(C_M, 8, 4), ["m", "msa_mask"]),
         (lambda: transition.MSATransition(C_M, 2), ["m", "msa_mask"]),
         (lambda: opm.OuterProductMean(C_M, C_Z, 16), ["m", "msa_mask"]),
-        (lambda: template.TemplatePointwiseAttention(C_Z, C_Z, 16, 2), ["t", "z", "some_mask"]),
     ],
 )
 def test_a_swapped_module_computes_the_same(make, names: list[str], device: str) -> None:  # type: ignore[no-untyped-def]
