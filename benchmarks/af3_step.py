@@ -26,7 +26,8 @@ and batches in all ways; `--seed` takes other ones.
 
 Under torchrun each rank has a card and samples of its own: gradients are averaged by PyTorch's
 `DistributedDataParallel`, those of the flat optimizer at once; times are of the slower rank.
-Proof on a laptop: `TRITON_INTERPRET=1 ... --tiny`.
+Proof on a laptop: `TRITON_INTERPRET=1 ... --tiny`, with 16 tokens and float32. With `--device cuda`
+`--tiny` has the widths of the whole model and the sizes asked for: hundreds of steps in minutes.
 """
 
 from __future__ import annotations
@@ -251,7 +252,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("data", help="prepared entries")
     parser.add_argument("--project", default="openfold3", choices=PROJECTS)
     parser.add_argument("--projects", type=Path, default=ROOT / ".projects")
-    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--device", help="cuda; with --tiny the CPU")
     parser.add_argument("--tokens", type=int, nargs="+", default=[384])
     parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=WAYS)
     parser.add_argument("--keep", nargs="+", default=["blocks"], help="blocks, all, GB")
@@ -264,11 +265,12 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--losses", type=int, default=0, help="steps of a curve, not timed")
     parser.add_argument("--seed", type=int, default=0, help="of samples, crops and noise")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="start none after")
-    parser.add_argument("--tiny", action="store_true", help="2 blocks, 16 tokens, on the CPU")
+    parser.add_argument("--tiny", action="store_true", help="2 blocks, few noised copies")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    if options.tiny:
-        options.device, options.tokens, options.sequences = "cpu", [16], 4
+    options.device = options.device or ("cpu" if options.tiny else "cuda")
+    if options.device == "cpu":
+        options.tokens, options.sequences = [16], 4
         options.precision = "float32"  # autocast of a CPU is not what the projects recompute with
         options.warmup, options.steps = 1, 1
     if RANKS > 1:

@@ -82,7 +82,8 @@ class Protenix(Project):
             made.diffusion_batch_size, made.diffusion_chunk_size = 3, 2
             made.sample_diffusion.N_step_mini_rollout = 2
             made.model.msa_module.n_blocks = 2
-            made.model.msa_module.msa_max_size = made.data.msa.sample_cutoff.train = 4
+            rows = self.options.sequences
+            made.model.msa_module.msa_max_size = made.data.msa.sample_cutoff.train = rows
         return made
 
     def first(self) -> Any:

@@ -11,19 +11,22 @@ are small (tens to hundreds of rows): deep ones cost more. `--data` takes entrie
 `--gpu`: `FeatureLoader` of each project feeds a step of matrix products that fill the GPU for
 `--step-ms`. `wait_ms`: what a step waits for its batch, `until_made_ms`: until the GPU has made its
 features too, `freed_ms`: what letting go of it takes behind the step; `idle_device_ms`,
-`device_ms`: from the first to the last kernel of a sample's features, alone and beside the step.
-`cores`: CPU time of this process and the reader, without the step's own, by wall time.
+`device_ms`: from the first to the last kernel of a sample's features, alone and beside the step;
+`collections_ms`: Python's looks for garbage among all objects meanwhile. `cores`: CPU time of this
+process and the reader, without the step's own, by wall time.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
 import os
 import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -118,6 +121,23 @@ def samples(uri: str, project: str) -> dict[str, Any]:
     }
 
 
+@contextlib.contextmanager
+def collections() -> Iterator[list[list[float]]]:
+    """When Python looked for garbage among all objects, and how long, ms."""
+    found: list[list[float]] = []
+
+    def watch(phase: str, about: dict[str, int]) -> None:
+        now = 1000 * time.perf_counter()
+        if about["generation"] == 2 and phase == "start":
+            found.append([now])
+        elif about["generation"] == 2:
+            found[-1].append(round(now - found[-1][0], 2))
+
+    gc.callbacks.append(watch)
+    yield found
+    gc.callbacks.remove(watch)
+
+
 def fed(uri: str, project: str, options: argparse.Namespace) -> dict[str, Any]:
     """What steps wait for their batches on a GPU, and what those cost."""
     import torch
@@ -133,9 +153,11 @@ def fed(uri: str, project: str, options: argparse.Namespace) -> dict[str, Any]:
         entries = Dataset.open(uri).entries
         loader = stack.enter_context(FeatureLoader(entries, config, device=options.device, seed=1))
         stream = iter(loader)
+        garbage = stack.enter_context(collections())
         for number in range(options.warmup + options.steps):
             if number == options.warmup:
                 begun, used = time.perf_counter(), cpu_seconds(loader)
+                garbage.clear()
             called = time.perf_counter()
             batch = next(stream)
             waits.append(time.perf_counter() - called)
@@ -156,8 +178,18 @@ def fed(uri: str, project: str, options: argparse.Namespace) -> dict[str, Any]:
         "wait_ms": percentiles(waits[options.warmup :]),
         "until_made_ms": percentiles(until_made[options.warmup :]),
         "freed_ms": percentiles(freed[options.warmup :]),
-        "idle_device_ms": quartiles(device[2 : options.warmup - 4], 2),
-        "device_ms": quartiles(device[options.warmup :], 2),
+        "longest_waits_ms": [
+            round(1000 * wait, 2) for wait in sorted(waits[options.warmup :])[-5:]
+        ],
+        "collections_ms": [took for _, took in garbage],
+        **(
+            {}
+            if options.device == "cpu"
+            else {
+                "idle_device_ms": quartiles(device[2 : options.warmup - 4], 2),
+                "device_ms": quartiles(device[options.warmup :], 2),
+            }
+        ),
         "mb_per_sample": round(stats["bytes_per_sample"] / 1e6, 3),
         "cores": round(used / wall - alone["cores"], 3),
         "cores_of_the_step": round(alone["cores"], 3),
