@@ -57,10 +57,6 @@ CANDIDATES: dict[str, tuple[list[Patch], list[str]]] = {
         [(ATTENTION, "_late_backward_bytes", lambda *a: 1 << 40)],
         [f"{ATTENTION_FILES}/late_backward.py"],
     ),
-    "transition_forward": (
-        [(TRANSITION, "mlp_fits", never)],
-        ["ops/transition/hopper/forward.py", f"{TRANSITION}:run_mlp"],
-    ),
     "triangle_projections": (
         [(TRIANGLE, "MANY", 1 << 60)], ["ops/triangle_multiplication/hopper/projections.py"],
     ),

@@ -16,7 +16,6 @@ from evofeed.kernels.ops.attention.hopper.late import late_forward_kernel
 from evofeed.kernels.ops.attention.hopper.late_backward import late_backward_kernel
 from evofeed.kernels.ops.gated_attention.hopper import kernels as gated
 from evofeed.kernels.ops.swiglu.hopper import kernels as swiglu
-from evofeed.kernels.ops.transition.hopper import forward
 from evofeed.kernels.ops.transition.hopper import kernels as transition
 from evofeed.kernels.ops.triangle_multiplication.hopper import kernels as triangle
 from evofeed.kernels.ops.triangle_multiplication.hopper import projections
@@ -91,11 +90,6 @@ TEXTS = [
         {**dict.fromkeys("d_rows o_rows gate_rows do_rows dgate_rows".split(), TILE),
          "w_rows": [128, 128]},
         **ROWS, D=32, BLOCK_K=128,
-    ),
-    compile_kernel(
-        forward.transition_kernel,
-        {"x_rows": [128, 128], "w1_rows": TILE, "w2_rows": [128, 64], "out_rows": [128, 128]},
-        C=128, N=512, BLOCK_M=128, BLOCK_N=64, STAGES=4, HAS_MASK=True, HAS_RES=True,
     ),
     compile_kernel(
         transition.transition_grad_kernel, {"x_rows": TILE, "dy_rows": TILE}, C=128, N=512,

@@ -1,4 +1,4 @@
-"""Launches of the transition's kernels for Hopper cards: which inputs, how many programs.
+"""Launches of the transition's kernel for Hopper cards: which inputs, how many programs.
 
 Letters as in `triton.py`: M rows, C channels, N hidden channels.
 """
@@ -10,7 +10,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from evofeed.kernels.ops.transition.hopper.forward import transition_kernel
 from evofeed.kernels.ops.transition.hopper.kernels import transition_grad_kernel
 from evofeed.kernels.runtime.backend import on_hopper, sm_count, triton
 from evofeed.kernels.runtime.launching import launch, tiles_in
@@ -18,8 +17,6 @@ from evofeed.kernels.runtime.projection import even
 
 ROWS = 64  # rows a program takes at a time
 WARPS = 8
-# Forward: rows, hidden channels of a piece, pieces at a time.
-LONG_ROWS, HIDDEN, STAGES = 128, 64, 4
 
 
 def fits(x: Tensor, w1: Tensor) -> bool:
@@ -67,29 +64,3 @@ def run_hidden_grad(x: Tensor, dy: Tensor, w1: Tensor, b1: Tensor, w2: Tensor) -
          "num_warps": WARPS},
     )  # fmt: skip
     return HiddenGrads(hidden, *partials)
-
-
-def mlp_fits(x: Tensor, w1: Tensor) -> bool:
-    """Whether the forward kernel takes these rows `[M, C]`: Hopper, 16 bits, 128 channels."""
-    N, C = w1.shape
-    return on_hopper(x, w1.dtype) and x.dtype is w1.dtype and C == 128 and N in (256, 512)
-
-
-def run_mlp(
-    x: Tensor, gamma: Tensor, beta: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor,
-    eps: float, mask: Tensor | None, residual: bool,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """The result for rows x `[M, C]`, and mean and 1/std of them `[2, M]`."""
-    (M, C), N = x.shape, w1.shape[0]
-    out, stats = torch.empty_like(x), torch.empty((2, M), dtype=torch.float32, device=x.device)
-    rows = (
-        tiles_in(even(x), LONG_ROWS, C), tiles_in(even(w1), HIDDEN, C),
-        tiles_in(even(w2), C, HIDDEN), tiles_in(out, LONG_ROWS, C),
-    )  # fmt: skip
-    launch(
-        transition_kernel, (min(triton.cdiv(M, LONG_ROWS), sm_count(x)),),
-        (gamma, beta, b1, b2, mask, stats, *rows, M, eps),
-        {"C": C, "N": N, "BLOCK_M": LONG_ROWS, "BLOCK_N": HIDDEN, "STAGES": STAGES,
-         "HAS_MASK": mask is not None, "HAS_RES": residual, "num_warps": WARPS},
-    )  # fmt: skip
-    return out, stats
