@@ -62,7 +62,7 @@ BUDGET = {
     "loader": 12_945,
     "service": 8_470,
     "trainer": 13_150,
-    "kernels": 16_770,
+    "kernels": 16_495,
     "synth": 2_010,
     "tests": 42_095,
     "benchmarks": 9_860,

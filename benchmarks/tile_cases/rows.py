@@ -11,7 +11,6 @@ from benchmarks.tile_cases.common import BF16, DEVICE, KINDS, Case, norm, rand, 
 
 from evofeed.kernels.ops.layer_norm.op import TICKETS, layer_norm, layer_norm_backward
 from evofeed.kernels.ops.softmax.op import masked_softmax
-from evofeed.kernels.ops.swiglu.hopper import launch as swiglu_hopper
 from evofeed.kernels.ops.swiglu.op import swiglu_transition
 from evofeed.kernels.ops.swiglu.reference import SwigluWeights
 from evofeed.kernels.ops.transition.op import mlp, relu_grad
@@ -88,21 +87,13 @@ def transition_cases() -> Iterator[Case]:
 def swiglu_cases() -> Iterator[Case]:
     tiles = [Tile(*c) for c in itertools.product((64, 128), (32, 64), (4, 8), (2, 3))]
 
-    def make(backward: bool) -> Any:
+    def make() -> Any:
         x = rand(1, 256 * 256, 128).requires_grad_()
         layers = [rand(512, 128, scale=0.1), rand(512, 128, scale=0.1), rand(128, 512, scale=0.05)]
         w = SwigluWeights(*norm(128), *layers)
-        if not backward:
-            return lambda _: swiglu_transition(x, w)
-        swiglu_hopper.fits = lambda *_: False  # type: ignore[assignment]  # the one for any card
-        out = swiglu_transition(x, w)
-        grad = torch.randn_like(out)
-        return lambda _: torch.autograd.grad(out, x, grad, retain_graph=True)
+        return lambda _: swiglu_transition(x, w)
 
-    for op in ("swiglu", "swiglu_backward"):
-        backward = op == "swiglu_backward"
-        key = {"kind": "tile", "op": op, "C": 128}
-        yield Case(key, tiles, lambda backward=backward: make(backward))
+    yield Case({"kind": "tile", "op": "swiglu", "C": 128}, tiles, make)
 
 
 def softmax_cases() -> Iterator[Case]:

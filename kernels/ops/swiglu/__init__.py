@@ -2,5 +2,5 @@
 
 KERNELS = {
     "elementwise": "swiglu swiglu_grad",
-    "gemm": "swiglu_backward swiglu_mlp swiglu_rows swiglu_weights",
+    "gemm": "swiglu_mlp swiglu_rows swiglu_weights",
 }

@@ -18,7 +18,6 @@ from evofeed.kernels.ops.swiglu import reference
 from evofeed.kernels.ops.swiglu.hopper import launch as hopper
 from evofeed.kernels.ops.swiglu.reference import SwigluWeights
 from evofeed.kernels.ops.swiglu.triton import (
-    swiglu_backward_kernel,
     swiglu_grad_kernel,
     swiglu_kernel,
     swiglu_mlp_kernel,
@@ -96,29 +95,24 @@ class _SwigluTransition(Operator, name="swiglu_transition"):
         C = x.shape[-1]
         flat, dout = x.view(-1, C), dout.contiguous().view(-1, C)
         rows = None if mask is None else mask.reshape(-1)
-        if C < WIDE and dtype is not torch.float32 and not hopper.fits(flat, wo):
-            found, norm_sums = _mlp_grad(dout, flat, stats, gamma, beta, packed, wo, rows, residual)
-            dx, dy, normed, dab, hidden = found
-            dpacked, dwo = weight_grad(dab, normed), weight_grad(dy, hidden)
+        normed, _, _ = norm_rows(flat, gamma, beta, eps, dtype)
+        if hopper.fits(flat, wo):
+            dy = dout if dout.dtype is dtype else dout.to(dtype)
+            packed = hopper.in_eights(packed)
+            dab, dpacked, dwo = hopper.run_hidden_grad(normed, dy, rows, packed, wo)
         else:
-            normed, _, _ = norm_rows(flat, gamma, beta, eps, dtype)
-            if hopper.fits(flat, wo):
-                dy = dout if dout.dtype is dtype else dout.to(dtype)
-                packed = hopper.in_eights(packed)
-                dab, dpacked, dwo = hopper.run_hidden_grad(normed, dy, rows, packed, wo)
-            else:
-                dy = dout
-                if rows is not None or dout.dtype is not dtype:
-                    dy, _ = scaled(dout, dtype, mask=rows)
-                hidden = torch.mm(dy, wo)  # its gradient, until the next line
-                dab = layers_grad(project(normed, packed), hidden)
-                dwo = weight_grad(dy, hidden)
-                del hidden
-                dpacked = weight_grad(dab, normed)
-            del normed
-            dx, norm_sums = norm_rows_grad(
-                torch.mm(dab, packed), flat, stats, gamma, beta, dout if residual else None
-            )
+            dy = dout
+            if rows is not None or dout.dtype is not dtype:
+                dy, _ = scaled(dout, dtype, mask=rows)
+            hidden = torch.mm(dy, wo)  # its gradient, until the next line
+            dab = layers_grad(project(normed, packed), hidden)
+            dwo = weight_grad(dy, hidden)
+            del hidden
+            dpacked = weight_grad(dab, normed)
+        del normed
+        dx, norm_sums = norm_rows_grad(
+            torch.mm(dab, packed), flat, stats, gamma, beta, dout if residual else None
+        )
         return [dx.view(x.shape), column_sums([norm_sums], gamma.dtype)[0], dpacked, dwo]
 
     @staticmethod
@@ -146,30 +140,6 @@ def _mlp(
          "num_warps": block.warps, "num_stages": block.stages},
     )  # fmt: skip
     return out, stats
-
-
-def _mlp_grad(
-    dout: Tensor, x: Tensor, stats: Tensor, gamma: Tensor, beta: Tensor, packed: Tensor,
-    wo: Tensor, mask: Tensor | None, residual: bool,
-) -> tuple[list[Tensor], Tensor]:  # fmt: skip
-    """Gradient of x and, for the weights', dy, normalised x, gradient of both layers and hidden.
-
-    Also `[programs, 2C]` whose column sums are the gradients of the norm's weights.
-    """
-    (M, C), N = x.shape, wo.shape[1]
-    block = tile("swiglu_backward", C, wo.dtype)
-    programs = triton.cdiv(M, block.rows)
-    partial = torch.empty((programs, 2 * C), dtype=torch.float32, device=x.device)
-    made = [torch.empty((M, n), dtype=wo.dtype, device=x.device) for n in (C, C, 2 * N, N)]
-    made = [torch.empty_like(x), *made]
-    launch(
-        swiglu_backward_kernel, (programs,),
-        (dout, x, stats, gamma, beta, packed, packed[N:], wo, mask, *made, partial, M, C, N),
-        {"BLOCK_M": block.rows, "BLOCK_C": padded(C), "BLOCK_N": min(block.columns, padded(N)),
-         "HAS_MASK": mask is not None, "HAS_RES": residual, "PRECISION": precision(wo.dtype),
-         "num_warps": block.warps, "num_stages": block.stages},
-    )  # fmt: skip
-    return made, partial
 
 
 def swiglu_transition_fits(x: Tensor, weights: SwigluWeights) -> bool:

@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,misc"
-"""The SwiGLU transition's kernels: both passes up to 128 channels, else its hidden layer alone.
+"""The SwiGLU transition's kernels: the forward pass up to 128 channels, or its hidden layer.
 
 Letters: M rows, C channels, N hidden channels.
 """
@@ -88,71 +88,3 @@ def swiglu_grad_kernel(
     tl.store(to_a, (d * b * (sig + silu * (1.0 - sig))).to(kind), mask=inside)
     tl.store(to_a + N, (d * silu).to(kind), mask=inside)
     tl.store(at, hidden.to(DHIDDEN.dtype.element_ty), mask=inside)
-
-
-@triton.jit
-def swiglu_backward_kernel(
-    DOUT, X, STATS, GAMMA, BETA, WA, WB, WO, MASK, DX, DY, NORMED, DAB, HIDDEN, PARTIAL, M, C, N,
-    BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_N: tl.constexpr,
-    HAS_MASK: tl.constexpr, HAS_RES: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """DX of the whole transition in one program; its hidden layer is rebuilt in parts of BLOCK_N.
-
-    Writes what the weights' gradients are products of: DY = MASK * DOUT, the normalised rows, the
-    gradient of A and B in DAB, and HIDDEN. PARTIAL `[programs, 2C]`: sums for the norm.
-    """
-    rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
-    c = tl.arange(0, BLOCK_C)
-    row_in, c_in = rows < M, c < C
-    rows64 = rows.to(tl.int64)[:, None]
-    inside = row_in[:, None] & c_in[None, :]
-    at = rows64 * C + c[None, :]
-    mean = tl.load(STATS + rows, mask=row_in, other=0.0)
-    rstd = tl.load(STATS + M + rows, mask=row_in, other=0.0)
-    gamma = tl.load(GAMMA + c, mask=c_in, other=0.0).to(tl.float32)
-    beta = tl.load(BETA + c, mask=c_in, other=0.0).to(tl.float32)
-    kind = WO.dtype.element_ty
-    x = tl.load(X + at, mask=inside, other=0.0).to(tl.float32)
-    x = ((x - mean[:, None]) * rstd[:, None] * gamma[None, :] + beta[None, :]).to(kind)
-    dy = tl.load(DOUT + at, mask=inside, other=0.0)
-    if HAS_MASK:
-        dy = (
-            dy.to(tl.float32) * tl.load(MASK + rows, mask=row_in, other=0.0).to(tl.float32)[:, None]
-        )
-    dy = dy.to(kind)
-    tl.store(DY + at, dy, mask=inside)
-    tl.store(NORMED + at, x, mask=inside)
-    dx = tl.zeros([BLOCK_M, BLOCK_C], tl.float32)
-    for first in range(0, N, BLOCK_N):
-        n = first + tl.arange(0, BLOCK_N)
-        n_in = n < N
-        of_c = n_in[:, None] & c_in[None, :]
-        wa = tl.load(WA + n[:, None] * C + c[None, :], mask=of_c, other=0.0)
-        wb = tl.load(WB + n[:, None] * C + c[None, :], mask=of_c, other=0.0)
-        wo = tl.load(WO + c[:, None] * N + n[None, :],
-                     mask=c_in[:, None] & n_in[None, :], other=0.0)  # fmt: skip
-        a = tl.dot(x, tl.trans(wa), input_precision=PRECISION)
-        b = tl.dot(x, tl.trans(wb), input_precision=PRECISION)
-        d = tl.dot(dy, wo, input_precision=PRECISION)
-        sig = tl.sigmoid(a)
-        silu = a * sig
-        da = (d * b * (sig + silu * (1.0 - sig))).to(kind)
-        db = (d * silu).to(kind)
-        kept = row_in[:, None] & n_in[None, :]
-        from_a = rows64 * (2 * N) + n[None, :]
-        tl.store(DAB + from_a, da, mask=kept)
-        tl.store(DAB + from_a + N, db, mask=kept)
-        tl.store(HIDDEN + rows64 * N + n[None, :], (silu * b).to(kind), mask=kept)
-        dx = tl.dot(da, wa, dx, input_precision=PRECISION)
-        dx = tl.dot(db, wb, dx, input_precision=PRECISION)
-    x_hat = tl.load(X + at, mask=inside, other=0.0).to(tl.float32)
-    x_hat = tl.where(c_in[None, :], (x_hat - mean[:, None]) * rstd[:, None], 0.0)
-    sums = PARTIAL + tl.program_id(0).to(tl.int64) * 2 * C + c
-    tl.store(sums, tl.sum(dx * x_hat, 0), mask=c_in)
-    tl.store(sums + C, tl.sum(dx, 0), mask=c_in)
-    dx *= gamma[None, :]
-    mean_d, mean_dx = tl.sum(dx, 1) / C, tl.sum(dx * x_hat, 1) / C
-    dx = rstd[:, None] * (dx - mean_d[:, None] - x_hat * mean_dx[:, None])
-    if HAS_RES:
-        dx += tl.load(DOUT + at, mask=inside, other=0.0).to(tl.float32)
-    tl.store(DX + at, dx.to(DX.dtype.element_ty), mask=inside)
