@@ -14,7 +14,6 @@ import pytest
 
 from evofeed.base.errors import EvofeedError
 from evofeed.featurize.job import dispatch
-from evofeed.featurize.job.executors import Node
 from evofeed.featurize.job.worker import UnitFailed
 
 
@@ -25,13 +24,13 @@ class Inside:
         self._room = num_workers
         self.tasks: list[Any] = []
 
-    def room(self) -> int:
+    def room(self, resource: str = "") -> int:
         return self._room - len(self.tasks)
 
-    def nodes(self, num_cpus: int) -> list[Node]:
-        return [Node("", self._room, {})]
+    def slots(self, num_cpus: int) -> int:
+        return self._room
 
-    def submit(self, task: Any, node: str = "", num_cpus: int = 1) -> None:
+    def submit(self, task: Any, num_cpus: int = 1, resource: str = "") -> None:
         self.tasks.append(pickle.loads(pickle.dumps(task)))
 
     def wait(self, timeout: float) -> list[Any]:

@@ -6,7 +6,8 @@ import abc
 import contextlib
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 from typing import Any, Final
 
 from evofeed.base.errors import JobError
@@ -22,9 +23,6 @@ from evofeed.store.inner import Lease
 
 TICK: Final = 0.5
 """Seconds between looks at cancellation, and between tellings of the progress."""
-
-InFlight = Mapping[str, tuple[str, tuple[str, ...]]]
-"""Node and ids of the items of each unit that an executor has."""
 
 
 def open_executor(options: Workplace, grace: float = 0.0) -> Executor:
@@ -43,24 +41,6 @@ def open_executor(options: Workplace, grace: float = 0.0) -> Executor:
     from evofeed.featurize.job.ray_executor import RayExecutor
 
     return RayExecutor(options.workers, deadline, address)
-
-
-class Queue:
-    """Units that wait, in their order, for whatever worker is free."""
-
-    def __init__(self, unit_ids: Iterable[str]) -> None:
-        self._waiting = deque(unit_ids)
-
-    def __bool__(self) -> bool:
-        return bool(self._waiting)
-
-    def put(self, unit_id: str, node: str, *, is_lost: bool = False) -> None:
-        """One more unit, which was at a node that may be lost with its worker."""
-        self._waiting.append(unit_id)
-
-    def take(self, executor: Executor, in_flight: InFlight) -> tuple[str, str] | None:
-        """The next unit and its node, '' for any; None if there is none to start now."""
-        return (self._waiting.popleft(), "") if self._waiting and executor.room() > 0 else None
 
 
 class Dispatch(abc.ABC):
@@ -97,43 +77,45 @@ class Dispatch(abc.ABC):
         `is_trial`: they were sent without the rest, to see whether they kill a worker.
         """
 
+    def resource(self, unit_id: str) -> str:
+        """What the nodes that can do a unit offer, where some do; empty: any can."""
+        return ""
+
     def how_far(self) -> Any:
         """What `progress` is called with, about twice a second and whenever a unit has ended."""
         return self.account.progress()
 
     def work_off(self, options: Workplace) -> bool:
         """Do all units that the ledger has to do; False if the job was cancelled meanwhile."""
-        waiting = Queue(unit["unit_id"] for unit in self.ledger.units(self.job_id, TODO))
-        if not waiting:
+        if not self.ledger.units(self.job_id, TODO):
             return True
         with contextlib.closing(open_executor(options)) as executor:
-            return self.work(executor, waiting)
+            return self.work(executor)
 
-    def work(self, executor: Executor, waiting: Queue) -> bool:
+    def work(self, executor: Executor) -> bool:
         """Do all units; False if the job was cancelled meanwhile.
 
         Raises:
             ExecutorGone: what runs the units is.
             JobError: a unit failed for no item's fault, or lost its workers again and again.
         """
-        in_flight: dict[str, tuple[str, tuple[str, ...]]] = {}
+        waiting = [unit["unit_id"] for unit in self.ledger.units(self.job_id, TODO)]
+        in_flight: dict[str, tuple[str, ...]] = {}
         ended: list[Any] = []
         while waiting or in_flight or ended:
             is_cancelled = self.ledger.job(self.job_id).cancel_requested
             if self.lease:
                 self.lease.renew()
-            nodes = {outcome.unit_id: in_flight.pop(outcome.unit_id) for outcome in ended}
-            while not is_cancelled and (placed := waiting.take(executor, in_flight)):
-                unit_id, node = placed
-                item_ids = self.remaining(unit_id)
+            sent = {outcome.unit_id: in_flight.pop(outcome.unit_id) for outcome in ended}
+            while not is_cancelled and (unit_id := self._next(waiting, executor)):
+                waiting.remove(unit_id)
+                in_flight[unit_id] = self.remaining(unit_id)
                 self.ledger.lease(self.job_id, unit_id)
-                executor.submit(self.task(unit_id, item_ids), node, self._cores)
-                in_flight[unit_id] = node, item_ids
+                task = self.task(unit_id, in_flight[unit_id])
+                executor.submit(task, self._cores, self.resource(unit_id))
             for outcome in ended:  # while the next units are at work
-                node, item_ids = nodes[outcome.unit_id]
-                if self._settle(outcome, item_ids):
-                    is_lost = isinstance(outcome, UnitLost) and outcome.chain_id is None
-                    waiting.put(outcome.unit_id, node, is_lost=is_lost)
+                if self._settle(outcome, sent[outcome.unit_id]):
+                    waiting.append(outcome.unit_id)
             now = time.monotonic()
             if self.progress and (ended or now - self._told > TICK):
                 self._told = now
@@ -143,6 +125,11 @@ class Dispatch(abc.ABC):
             ended = executor.wait(TICK) if in_flight or not ended else []
             ended.sort(key=lambda outcome: isinstance(outcome, UnitFailed))  # which ends the job
         return True
+
+    def _next(self, waiting: Iterable[str], executor: Executor) -> str:
+        """The first unit for which there is room; empty if there is none."""
+        has_room = cache(executor.room)
+        return next((unit for unit in waiting if has_room(self.resource(unit)) > 0), "")
 
     def remaining(self, unit_id: str) -> tuple[str, ...]:
         """Items of a unit to do next; suspects first, so that poison shows before work is done."""

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import pickle
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
 from multiprocessing import connection
 from typing import Protocol, runtime_checkable
 
@@ -33,27 +31,18 @@ def outcome_of(said: bytes | UnitLost) -> Outcome:
     return outcome
 
 
-@dataclass(frozen=True, slots=True)
-class Node:
-    """A machine that works: `slots` units at once, and the resources that it offers."""
-
-    node_id: str
-    slots: int
-    resources: Mapping[str, float]
-
-
 @runtime_checkable
 class Executor(Protocol):
     """A bounded window of units in flight."""
 
-    def room(self) -> int:
-        """Units it would take now."""
+    def room(self, resource: str = "") -> int:
+        """Units it would take now, for nodes with a resource if it is named."""
 
-    def nodes(self, num_cpus: int) -> list[Node]:
-        """The machines there are now, with the slots that units of so many cores have there."""
+    def slots(self, num_cpus: int) -> int:
+        """Units of so many cores that run at once."""
 
-    def submit(self, task: Task, node: str = "", num_cpus: int = 1) -> None:
-        """Take a unit, for one node if it is named."""
+    def submit(self, task: Task, num_cpus: int = 1, resource: str = "") -> None:
+        """Take a unit, for one of the nodes that offer a resource if some do."""
 
     def wait(self, timeout: float) -> list[Outcome]:
         """Outcomes that are there, waiting up to `timeout` seconds for the first.
@@ -74,15 +63,15 @@ class LocalExecutor:
         self.workers: list[Worker] = []
         self.num_workers = num_workers
 
-    def room(self) -> int:
+    def room(self, resource: str = "") -> int:
         """Units it would take now."""
         return self.num_workers - sum(not worker.idle for worker in self.workers)
 
-    def nodes(self, num_cpus: int) -> list[Node]:
-        """This machine, whose workers are as many as were asked for, whatever they take."""
-        return [Node("", self.num_workers, {})]
+    def slots(self, num_cpus: int) -> int:
+        """Workers of this machine: as many as were asked for, whatever they take."""
+        return self.num_workers
 
-    def submit(self, task: Task, node: str = "", num_cpus: int = 1) -> None:
+    def submit(self, task: Task, num_cpus: int = 1, resource: str = "") -> None:
         """Start a unit on an idle worker, or on a new one."""
         worker = next((worker for worker in self.workers if worker.idle), None)
         if worker is None:

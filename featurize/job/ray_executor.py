@@ -19,7 +19,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from evofeed.base.errors import JobError
-from evofeed.featurize.job.executors import ExecutorGone, Node, Outcome, outcome_of
+from evofeed.featurize.job.executors import ExecutorGone, Outcome, outcome_of
 from evofeed.featurize.job.work import Task
 from evofeed.featurize.job.worker import UnitLost, unit_on_ray
 
@@ -27,10 +27,13 @@ _KNOCK = 30.0  # seconds a cluster's head may take to answer
 _ANSWER = 60.0  # seconds in which Ray hands over a result that it says is there
 _LOOK = 5.0  # seconds between looks at how large the cluster is
 _TICK = 0.25  # seconds between looks at Ray's servers
+_SHARE = 0.001  # of a resource that a unit takes: it says where, cores say how many
 
 
 class RayExecutor:
     """A bounded window of Ray tasks: two units per core are in flight, the rest waits with us.
+
+    Which node does a unit is Ray's to say.
 
     Args:
         num_workers: at most so many units at once, 0 for all its cores.
@@ -48,7 +51,7 @@ class RayExecutor:
         self.deadline = deadline
         self.limit = num_workers
         self.address = address
-        self._flying: dict[Any, str] = {}
+        self._flying: dict[Any, tuple[str, str]] = {}  # unit and resource
         self._servers: list[_Server] = []
         self._looked = 0.0
         self._stack = contextlib.ExitStack()
@@ -64,12 +67,8 @@ class RayExecutor:
             raise
 
     def _look(self) -> None:
-        """How large the cluster is now; it may have grown or shrunk."""
-        alive = [node for node in self._ray.nodes() if node["Alive"]]
-        self._nodes = [(node["NodeID"], dict(node["Resources"])) for node in alive]
-        resources = [each for _, each in self._nodes]
-        self._cores = max(int(sum(each.get("CPU", 0) for each in resources)), 1)
-        self._memory = int(max((each.get("memory", 0) for each in resources), default=0))
+        """What the nodes of the cluster offer now; it may have grown or shrunk."""
+        self._nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
         self._looked = time.monotonic()
 
     def _places(self) -> tuple[str, str]:
@@ -78,35 +77,45 @@ class RayExecutor:
         sockets = {node["NodeID"]: node["RayletSocketName"] for node in self._ray.nodes()}
         return sockets.get(context.get_node_id(), ""), context.gcs_address
 
-    def room(self) -> int:
-        """Units it would take now."""
-        limited = 0 < self.limit < self._cores
-        return (self.limit if limited else 2 * self._cores) - len(self._flying)
+    def _offering(self, resource: str) -> list[dict[str, float]]:
+        """The nodes with a resource; all where none has it."""
+        return [node for node in self._nodes if resource in node] or self._nodes
 
-    def nodes(self, num_cpus: int) -> list[Node]:
-        """The nodes there were at the last look."""
-        return [
-            Node(node_id, int(there.get("CPU", 0)) // num_cpus, there)
-            for node_id, there in self._nodes
-        ]
+    def room(self, resource: str = "") -> int:
+        """Units it would take now, for nodes with a resource if it is named."""
+        mine = sum(other == resource for _, other in self._flying.values() if resource)
+        return min(self._most(resource) - mine, self._most() - len(self._flying))
 
-    def submit(self, task: Task, node: str = "", num_cpus: int = 1) -> None:
+    def _most(self, resource: str = "") -> int:
+        """Units in flight on the nodes with a resource."""
+        cores = max(int(sum(node.get("CPU", 0) for node in self._offering(resource))), 1)
+        return self.limit if 0 < self.limit < cores else 2 * cores
+
+    def slots(self, num_cpus: int) -> int:
+        """Units of so many cores that run at once."""
+        slots = sum(int(node.get("CPU", 0)) // num_cpus for node in self._nodes)
+        return min(self.limit or slots, slots)
+
+    def submit(self, task: Task, num_cpus: int = 1, resource: str = "") -> None:
         """Send a unit to whichever Ray worker is free first and has the memory for it.
 
         Args:
             task: the unit.
-            node: only there; Ray's id of the node.
             num_cpus: cores it takes.
+            resource: Ray's, of the nodes that can do it; where none offers it all can.
         """
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-        options: dict[str, Any] = {"num_cpus": num_cpus}
+        nodes = self._offering(resource)
         # A task that asks for more than the largest node has would wait forever.
-        options["memory"] = min(task.expected_memory, self._memory) or None
-        if node:
-            options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(node, soft=False)
-        unit = self._unit.options(**options)
-        self._flying[unit.remote(task.unit_id, pickle.dumps(task), self.deadline)] = task.unit_id
+        cores, memory = (
+            int(max((node.get(kind, 0) for node in nodes), default=0)) for kind in ("CPU", "memory")
+        )
+        unit = self._unit.options(
+            num_cpus=min(num_cpus, max(cores, 1)),
+            memory=min(task.expected_memory, memory) or None,
+            resources={resource: _SHARE} if any(resource in node for node in nodes) else None,
+        )
+        ref = unit.remote(task.unit_id, pickle.dumps(task), self.deadline)
+        self._flying[ref] = task.unit_id, resource
 
     def wait(self, timeout: float) -> list[Outcome]:
         """Outcomes that are there, waiting up to `timeout` seconds for the first.
@@ -139,7 +148,7 @@ class RayExecutor:
         )  # all that are there, or the first that comes
         if not ready:
             ready, _ = self._ray.wait(list(self._flying), timeout=timeout)
-        return [self._outcome(ref, self._flying.pop(ref)) for ref in ready]
+        return [self._outcome(ref, self._flying.pop(ref)[0]) for ref in ready]
 
     def _outcome(self, ref: Any, unit_id: str) -> Outcome:
         from ray.exceptions import GetTimeoutError, LocalRayletDiedError, RayError, RayTaskError

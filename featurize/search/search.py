@@ -21,12 +21,12 @@ from evofeed.featurize.job.work import UnitResult
 from evofeed.featurize.search.aligned_text import together
 from evofeed.featurize.search.cache import CachedResult, SearchCache, result_key
 from evofeed.featurize.search.config import Database, SearchConfig, SearchOptions, SearchProgress
-from evofeed.featurize.search.plan import REST, Schedule, make_units
+from evofeed.featurize.search.plan import make_units
 from evofeed.featurize.search.searchers import Query, kind_of, profile_key, suffix_of
 from evofeed.featurize.search.work import DatabaseInfo, SearchResult, SearchTask, look_at
 
 _STRIKES: Final = 3
-"""Times a program may fail with a sequence; each time elsewhere if there is an elsewhere."""
+"""Times a program may fail with a sequence."""
 _GRACE: Final = 60.0
 """Seconds beyond a program's own deadline after which its worker is killed."""
 
@@ -50,7 +50,6 @@ class Search(Dispatch):
         cache: SearchCache,
         progress: Progress | None = None,
         executor: Executor | None = None,
-        rest: float = REST,
     ) -> None:
         self.databases, self.config, self.options = databases, config, options
         self.cache, self.progress = cache, progress
@@ -60,7 +59,7 @@ class Search(Dispatch):
         self.searched: Counter[int] = Counter()
         self.hits: Counter[int] = Counter()
         self.began = time.monotonic()
-        self._executor, self._rest, self.lease = executor, rest, None
+        self._executor, self.lease = executor, None
         self._stack = contextlib.ExitStack()
         self._starts: dict[int, dict[str, tuple[CachedResult, ...]]] = {}
         self._wanted: dict[str, tuple[int, Query]] = {}  # database and query by key, of this stage
@@ -190,11 +189,8 @@ class Search(Dispatch):
             return look_at(database, self.config)
         if not self.options.ray_address:
             kind_of(database)  # which raises
-        schedule = Schedule(self.databases, {"look": number}, self.options.cores)
-        while not (placed := schedule.take(self.executor, {})):
-            self.executor.wait(TICK)
         task = SearchTask(unit_id="look", database=database, config=self.config)
-        self.executor.submit(task, placed[1], self.options.cores)
+        self.executor.submit(task, self.options.cores, database.resource)
         while not (outcomes := self.executor.wait(TICK)):
             pass
         outcome = outcomes[0]
@@ -232,8 +228,9 @@ class Search(Dispatch):
         queries: dict[int, list[Query]] = defaultdict(list)
         for number, query in wanted.values():
             queries[number].append(query)
+        slots = self.executor.slots(self.options.cores)
         plans = {
-            number: make_units(number, self.infos[number].kind, each, self._slots())
+            number: make_units(number, self.infos[number].kind, each, slots)
             for number, each in queries.items()
         }
         units = [unit for each in plans.values() for unit in each]
@@ -244,8 +241,7 @@ class Search(Dispatch):
             job = {"input_uri": "", "dataset_uri": "", "arguments": {}}
             ledger.begin(job_id, Plan(job_id, tuple(units), {}, {}), job, None)
             self.take_up(ledger, job_id, units, self.options)
-            schedule = Schedule(self.databases, self._number_of, self.options.cores, self._rest)
-            self.work(self.executor, schedule)
+            self.work(self.executor)
             return {
                 chain["chain_id"]: {"type": chain["type"], "message": chain["message"]}
                 for chain in ledger.chains(job_id)
@@ -255,9 +251,9 @@ class Search(Dispatch):
         """Keys of a unit to search next: of those, what the cache has not."""
         return tuple(key for key in super().remaining(unit_id) if key in self._wanted)
 
-    def _slots(self) -> int:
-        """Units that run at once on all nodes."""
-        return sum(node.slots for node in self.executor.nodes(self.options.cores))
+    def resource(self, unit_id: str) -> str:
+        """That of a node with the unit's database."""
+        return self.databases[self._number_of[unit_id]].resource
 
     def task(self, unit_id: str, item_ids: tuple[str, ...]) -> SearchTask:
         """These queries of a unit, to search."""

@@ -11,10 +11,12 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.featurize.job.stage import end_servers, on_stage
 from tests.featurize.search.family import family, fasta, search_fasta
+from tests.inside import Inside
 
 from evofeed.base.errors import InputError, JobError
 from evofeed.featurize import (
@@ -27,10 +29,7 @@ from evofeed.featurize import (
 )
 from evofeed.featurize.formats.reading import read_bytes
 from evofeed.featurize.formats.stockholm import parse_stockholm
-from evofeed.featurize.job.executors import Node
 from evofeed.featurize.search.config import Database, SearchReport
-from evofeed.featurize.search.plan import Schedule, make_units
-from evofeed.featurize.search.searchers import Query
 
 pytestmark = pytest.mark.usefixtures("inside")
 
@@ -272,27 +271,19 @@ def test_a_database_is_searched_on_the_ray_node_that_holds_it_with_what_a_search
     assert (tmp_path / "calls").read_text().splitlines()[:2] == ["two"] * 2
 
 
-def test_a_node_works_through_one_database_before_it_takes_the_next() -> None:
-    databases = [Database(name, name) for name in ("a", "b")]
-    both = Node("both", 1, {"db:a": 1.0, "db:b": 1.0})
-    second = Node("second", 1, {"db:b": 1.0})
-    nodes = [both, second]
-    queries = [Query(f"k{n}", "ACDE" * n) for n in range(1, 7)]
-    units = {u: n for n in (0, 1) for u in make_units(n, "fasta", queries, 2)}
-    number_of = {unit.unit_id: number for unit, number in units.items()}
-    schedule = Schedule(databases, number_of)
-    order = []
-    while schedule:
-        for node in (both, both, second):
-            unit_id = schedule.take_for(node, nodes)
-            order += [(node.node_id, number_of[unit_id])] if unit_id else []
-    first = [number for node, number in order if node == "both"]
-    assert first == sorted(first) and set(first) == {0, 1}
-    assert {number for node, number in order if node == "second"} == {1}
-    assert sum(len(unit.chain_ids) for unit in units) == 12
-    failed = list(number_of)[-1]
-    schedule.put(failed, "second")
-    assert schedule.take_for(second, nodes) == ""
-    assert schedule.take_for(both, nodes) == failed
-    schedule.put(failed, "second")
-    assert schedule.take_for(second, [second]) == failed  # there is no other
+def test_databases_are_searched_one_after_the_other_where_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    query, *kin = family(1, 6)
+    paths = {name: fasta(tmp_path / f"{name}.fa", [(name, kin[0])]) for name in "ba"}
+    sent: list[str] = []
+    submit = Inside.submit
+
+    def noted(self: Inside, task: Any, num_cpus: int = 1, resource: str = "") -> None:
+        sent.append(resource)
+        submit(self, task, num_cpus, resource)
+
+    monkeypatch.setattr(Inside, "submit", noted)
+    databases = [Database(name, path) for name, path in paths.items()]
+    run_search(chains(query, *kin), str(tmp_path / "out"), databases)
+    assert sent == sorted(sent, reverse=True) and set(sent) == {"db:a", "db:b"}
