@@ -59,7 +59,7 @@ BUDGET = {
     "src": 4_905,
     "featurize": 20_575,
     "store": 7_485,
-    "loader": 12_945,
+    "loader": 12_781,
     "service": 8_470,
     "trainer": 13_150,
     "kernels": 16_495,

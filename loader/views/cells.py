@@ -38,6 +38,48 @@ def species_numbers(alignments: Sequence[Alignment]) -> list[Integer[np.ndarray,
     ]
 
 
+class SpeciesRows(NamedTuple):
+    """Rows of r alignments by their species, s of them."""
+
+    counts: Integer[np.ndarray, "s r"]
+    """Rows of each species in each alignment."""
+    rows: tuple[Integer[np.ndarray, " _"], ...]
+    """Rows of each alignment that have a species, one species after the other."""
+
+    @classmethod
+    def of(
+        cls,
+        species: Sequence[Integer[np.ndarray, " _"]],
+        orders: Sequence[Integer[np.ndarray, " _"]] | None = None,
+    ) -> SpeciesRows:
+        """Of the number of each row's species, -1 for none.
+
+        `orders` sort the rows of each alignment by species; else rows of one keep their order.
+        """
+        size = 1 + max((int(one.max(initial=-1)) for one in species), default=-1)
+        if orders is None:
+            orders = [np.argsort(one, kind="stable") for one in species]
+        counts = [np.bincount(one[one >= 0], minlength=size) for one in species]
+        rows = [order[one[order] >= 0] for one, order in zip(species, orders, strict=True)]
+        return cls(np.stack(counts, 1), tuple(rows))
+
+    def taken(
+        self, species: Integer[np.ndarray, "n _"], rank: Integer[np.ndarray, "n _"]
+    ) -> Integer[np.ndarray, "n r"]:
+        """The row of each alignment that is the `rank`-th of a species there; -1 for a species of
+        -1, or where the alignment has none of it. Columns are those of alignments, or one of all.
+        """
+        taken = np.full([len(species), len(self.rows)], -1, np.int64)
+        species, rank = (np.broadcast_to(one, taken.shape) for one in (species, rank))
+        starts = np.cumsum(self.counts, 0) - self.counts
+        for column, rows in enumerate(self.rows):
+            mine = species[:, column]
+            there = np.flatnonzero((mine >= 0) & (self.counts[mine, column] > 0))
+            place = starts[mine[there], column] + rank[there, column]
+            taken[there, column] = rows[place]
+        return taken
+
+
 class ShownRows(NamedTuple):
     """Rows of an alignment that a chain of a sample has, -1 for a row of gaps."""
 
@@ -49,21 +91,32 @@ class ShownRows(NamedTuple):
     deleted: Integer[np.ndarray, " S"]
     """Rows whose deletions are shown."""
     every: Integer[np.ndarray, " _"]
-    """Rows of the profile."""
+    """Rows of the profile: the chain's own before any was drawn or left out."""
+    depth: int
+    """Rows up to the last one; those below are padding."""
+
+
+class RowPlan(NamedTuple):
+    """Rows of a sample's MSA, the query first."""
+
+    shown: tuple[ShownRows, ...]
+    """Of each chain with an alignment."""
+    num_rows: int
+    num_paired: int
+    """Rows that belong together, the query counted in."""
 
 
 def row_codes(
     alignment: Alignment,
     rows: Integer[np.ndarray, " S"],
     columns: Integer[np.ndarray, " n"],
-    table: UInt8[np.ndarray, " 27"] | None = None,
+    table: UInt8[np.ndarray, " 27"],
 ) -> UInt8[np.ndarray, "S n"]:
-    """Letters of these rows at these columns, or their codes; gaps in a row of -1."""
+    """Codes of the letters of these rows at these columns; gaps in a row of -1."""
     there = np.flatnonzero(rows >= 0)
     letters = alignment.letters.take(alignment.row_letters[rows[there]], 0).take(columns, 1)
-    gap = GAP if table is None else table[GAP]
-    cells = np.full([len(rows), len(columns)], gap, np.uint8)
-    cells[there] = letters if table is None else table[letters]
+    cells = np.full([len(rows), len(columns)], table[GAP], np.uint8)
+    cells[there] = table[letters]
     return cells
 
 
@@ -88,33 +141,29 @@ def row_deletions(
     return np.stack([np.repeat(row, many), token, number], 1).astype(np.int32)
 
 
-def row_features(
+def fill_rows(
     msa: UInt8[np.ndarray, "S n"],
-    profile: Float[np.ndarray, "n _"],
     chain: Integer[np.ndarray, " n"],
     columns: Integer[np.ndarray, " n"],
-    rows_of_chains: Iterable[ShownRows],
-) -> dict[str, np.ndarray]:
-    """Codes, deletions and profiles of chains' rows at the tokens' columns.
+    shown: Iterable[ShownRows],
+    profile: Float[np.ndarray, "n _"] | None = None,
+) -> tuple[Integer[np.ndarray, "d 3"], Float[np.ndarray, " n"]]:
+    """Deletions of chains' rows at the tokens' columns, and their means, of what has a profile.
 
     `msa` and `profile` hold what tokens of other chains have, and are written over.
     """
     mean = np.zeros(len(chain), np.float32)
     deletions = [np.zeros([0, 3], np.int32)]
-    for one in rows_of_chains:
+    for one in shown:
         here = np.flatnonzero(chain == one.chain)
         at = columns[here]
         msa[:, here] = row_codes(one.alignment, one.rows, at, one.table)
         deletions.append(row_deletions(one.alignment, one.deleted, at, here))
-        profile[here], mean[here] = row_profile(
-            one.alignment, one.every, at, one.table, profile.shape[1]
-        )
-    return {
-        "msa": msa,
-        "deletions": np.concatenate(deletions),
-        "profile": profile,
-        "deletion_mean": mean,
-    }
+        if profile is not None:
+            profile[here], mean[here] = row_profile(
+                one.alignment, one.every, at, one.table, profile.shape[1]
+            )
+    return np.concatenate(deletions), mean
 
 
 def gap_rows(alignment: Alignment) -> Bool[np.ndarray, " U"]:

@@ -163,12 +163,6 @@ class EntryView:
         """Atoms of these tokens, one token after the other."""
         return joined_runs(self.token_atom[tokens], self.token_atoms[tokens])
 
-    def bonded(self, place: Integer[np.ndarray, " A"]) -> Integer[np.ndarray, "b 2"]:
-        """Places of both ends of the bonds whose atoms have one; -1 is none."""
-        ends = place[self.bond_atom]
-        both: np.ndarray = ends[(ends >= 0).all(1)]
-        return both
-
     def orders_of(
         self, molecule: int, reference: Integer[np.ndarray, " a"]
     ) -> Integer[np.ndarray, "P a"]:
@@ -214,6 +208,11 @@ def joined_runs(starts: Integer[np.ndarray, " n"], counts: Integer[np.ndarray, "
     total = int(ends[-1]) if len(ends) else 0
     numbers: np.ndarray = np.arange(total) + np.repeat(starts - ends + counts, counts)
     return numbers
+
+
+def numbers_within(counts: Integer[np.ndarray, " n"]) -> np.ndarray:
+    """`i64`: 0, 1, ... up to each count in turn."""
+    return joined_runs(np.zeros_like(counts), counts)
 
 
 def run_starts(values: Integer[np.ndarray, " n"]) -> Integer[np.ndarray, " runs"]:

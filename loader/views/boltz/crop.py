@@ -13,6 +13,7 @@ from numba import njit
 
 from evofeed.base.shapes import Float, Int, UInt8
 from evofeed.loader.views.config import BoltzConfig
+from evofeed.loader.views.crop import Crop
 from evofeed.loader.views.draws import BoltzDraws
 from evofeed.loader.views.entry_view import ChainType, EntryView
 
@@ -124,7 +125,7 @@ def grow(
 
 
 def pocket(
-    view: EntryView, crop: Int[np.ndarray, " N"], draws: BoltzDraws, config: BoltzConfig
+    view: EntryView, crop: Crop, draws: BoltzDraws, config: BoltzConfig
 ) -> UInt8[np.ndarray, " N"]:
     """0 unspecified, 1 unselected, 2 pocket, 3 binder.
 
@@ -135,11 +136,11 @@ def pocket(
     codes = np.zeros(len(crop), np.uint8)
     if not config.pocket_prob or not draws.pocket(config.pocket_prob):
         return codes
-    chain = view.residue_chain()[view.token_residue[crop]]
+    chain, token = crop.chain, crop.token
     ligand = view.chain_type[chain] == ChainType.LIGAND
     binder = chain == draws.binder(np.unique(chain[ligand] if ligand.any() else chain))
-    others = np.flatnonzero(~ligand & ~binder & view.token_resolved[crop])
-    near = others[_atoms_near(view, crop[others], crop[binder], config.pocket_cutoff)]
+    others = np.flatnonzero(~ligand & ~binder & view.token_resolved[token])
+    near = others[_atoms_near(view, token[others], token[binder], config.pocket_cutoff)]
     if not len(near):
         return codes
     codes[:] = _UNSELECTED

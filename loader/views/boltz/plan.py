@@ -13,12 +13,13 @@ import numpy as np
 
 from evofeed.base.shapes import Bool, Float, Int
 from evofeed.loader.views.boltz.crop import crop_tokens, pocket
-from evofeed.loader.views.boltz.rows import CODES, GAP_CODE, chain_rows, plan_rows
+from evofeed.loader.views.boltz.rows import GAP_CODE, plan_rows
 from evofeed.loader.views.boltz.symmetries import symmetry_features
-from evofeed.loader.views.cells import row_codes, row_deletions
+from evofeed.loader.views.cells import fill_rows
 from evofeed.loader.views.config import BoltzConfig
+from evofeed.loader.views.crop import Crop, centred
 from evofeed.loader.views.draws import BoltzDraws, rotations
-from evofeed.loader.views.entry_view import ChainType, EntryView, joined_runs
+from evofeed.loader.views.entry_view import ChainType, EntryView
 from evofeed.loader.views.laid import Laid, OnHost, Sparse, hot, longer, symmetric
 from evofeed.protein.alignment import Alignment
 
@@ -47,7 +48,7 @@ def plan_sample(
     Raises:
         ValueError: no crop can be made around the datapoint.
     """
-    crop = crop_tokens(view, datapoint, draws, config)
+    crop = Crop.of(view, crop_tokens(view, datapoint, draws, config))
     drawn = draws.rows(config.max_seqs)
     laid = _tokens(view, crop, config)
     laid["pocket_feature"] = hot(
@@ -59,72 +60,59 @@ def plan_sample(
     return laid | _rows(view, alignments, crop, drawn, config)
 
 
-def _tokens(view: EntryView, crop: Int[np.ndarray, " N"], config: BoltzConfig) -> Laid:
-    size, counts = config.max_tokens, view.token_atoms[crop]
-    residue = view.token_residue[crop]
-    chain = view.residue_chain()[residue]
-    apart = view.token_distogram[crop]
-    own = np.cumsum(counts) - counts - view.token_atom[crop]
-    resolved = view.token_resolved[crop]
-    polymer = view.chain_type[chain] != ChainType.LIGAND
-    number = np.full(view.num_tokens, -1)
-    number[crop] = np.arange(len(crop))
-    of_atom = np.full(view.num_atoms, -1)
-    of_atom[joined_runs(view.token_atom, view.token_atoms)] = np.repeat(number, view.token_atoms)
+def _tokens(view: EntryView, crop: Crop, config: BoltzConfig) -> Laid:
+    size, atoms = config.max_tokens, config.max_atoms
+    apart = view.token_distogram[crop.token]
+    resolved = view.token_resolved[crop.token]
+    polymer = view.chain_type[crop.chain] != ChainType.LIGAND
     frames, has_frame = _frames(view, crop)
     numbers = {
         "token_index": np.arange(len(crop)),
-        "residue_index": view.residue_index[residue],
-        "asym_id": chain,
-        "entity_id": view.chain_entity[chain],
-        "sym_id": view.chain_sym[chain],
-        "mol_type": view.chain_type[chain],
+        "residue_index": view.residue_index[crop.residue],
+        "asym_id": crop.chain,
+        "entity_id": view.chain_entity[crop.chain],
+        "sym_id": view.chain_sym[crop.chain],
+        "mol_type": view.chain_type[crop.chain],
         "frames_idx": frames,
     }
     masks = {
         "token_pad_mask": np.ones(len(crop)),
         "token_resolved_mask": resolved,
-        "token_disto_mask": view.residue_present[residue] & view.atom_present[apart],
+        "token_disto_mask": view.residue_present[crop.residue] & view.atom_present[apart],
     }
-    shown = (own + view.token_centre[crop])[polymer & resolved]
-    bonds = symmetric(view.bonded(of_atom), size, np.float32)
-    atoms = config.max_atoms
+    shown = crop.centre[polymer & resolved]
+    bonds = symmetric(crop.owner[crop.bonds(view)], size, np.float32)
     return {
         **{name: longer(value, size, np.int64) for name, value in numbers.items()},
         **{name: longer(value, size, np.float32) for name, value in masks.items()},
         "frame_resolved_mask": longer(has_frame, size),
-        "res_type": hot(view.token_type[crop], NUM_TOKENS, np.int64, size),
+        "res_type": hot(view.token_type[crop.token], NUM_TOKENS, np.int64, size),
         "disto_center": longer(view.atom_position[apart], size, np.float32),
         "disto_target": Sparse((size, size, config.num_bins), np.int64),
         "token_bonds": bonds._replace(shape=(size, size, 1)),
-        "token_to_rep_atom": hot(own + apart, atoms, np.int64, size),
+        "token_to_rep_atom": hot(crop.distogram, atoms, np.int64, size),
         "r_set_to_rep_atom": hot(shown, atoms, np.int64, len(shown) + size - len(crop)),
         "cyclic_period": np.zeros(size, np.int32),
     }
 
 
-def _atoms(
-    view: EntryView, crop: Int[np.ndarray, " N"], draws: BoltzDraws, config: BoltzConfig
-) -> Laid:
-    size, whole = config.max_atoms, np.int64
-    atoms, owner = view.atoms_of(crop), np.repeat(np.arange(len(crop)), view.token_atoms[crop])
-    residue = view.token_residue[crop]
-    uid = np.cumsum(np.diff(residue, prepend=residue[:1]) != 0)[owner]
+def _atoms(view: EntryView, crop: Crop, draws: BoltzDraws, config: BoltzConfig) -> Laid:
+    size, whole, atoms = config.max_atoms, np.int64, crop.atom
     reference = view.atom_reference[atoms]
     conformer = view.molecule_position[0][reference]
     conformer = np.where(reference[:, None] >= 0, conformer, 0).astype(np.float32)
     present, coords = view.atom_present[atoms], view.atom_position[atoms].astype(np.float32)
     center = (coords * present[:, None]).sum(0, np.float64) / max(1, present.sum())
     return {
-        "ref_pos": longer(_moved(conformer, uid, draws, config), size, np.float32),
+        "ref_pos": longer(_moved(conformer, crop.run, draws, config), size, np.float32),
         "atom_resolved_mask": longer(present, size),
         "ref_element": hot(view.atom_element[atoms], NUM_ELEMENTS, whole, size),
         "ref_charge": longer(view.atom_charge[atoms], size, np.int8),
         "ref_atom_name_chars": hot(view.atom_name[atoms] % _CHARACTERS, _CHARACTERS, whole, size),
-        "ref_space_uid": longer(uid, size, whole),
+        "ref_space_uid": longer(crop.run, size, whole),
         "coords": longer(coords - center.astype(np.float32), size)[None],
         "atom_pad_mask": longer(np.ones(len(atoms)), size, np.float32),
-        "atom_to_token": hot(owner, config.max_tokens, whole, size),
+        "atom_to_token": hot(crop.owner, config.max_tokens, whole, size),
     }
 
 
@@ -140,42 +128,26 @@ def _moved(
     if config.one_move:
         together: np.ndarray = conformer @ rotation[0] + shift[0]
         return together
-    starts = np.flatnonzero(np.diff(uid, prepend=-1))
-    mean = np.add.reduceat(conformer, starts) / np.bincount(uid)[:, None]
-    moved: np.ndarray = np.einsum("ad,ads->as", conformer - mean[uid], rotation[uid]) + shift[uid]
+    turned = np.einsum("ad,ads->as", centred(conformer, uid), rotation[uid])
+    moved: np.ndarray = turned + shift[uid]
     return moved
 
 
 def _rows(
     view: EntryView,
     alignments: Sequence[Alignment],
-    crop: Int[np.ndarray, " N"],
+    crop: Crop,
     drawn: int,
     config: BoltzConfig,
 ) -> Laid:
     """Codes, pairing and deletions of the drawn rows, at the tokens' columns."""
-    residue = view.token_residue[crop]
-    chain = view.residue_chain()[residue]
-    chains, starts = np.unique(chain, return_index=True)
-    stops = np.append(starts[1:], len(crop))
+    chains, number = np.unique(crop.chain, return_inverse=True)
     mine = [alignments[number] if number >= 0 else None for number in view.chain_alignment[chains]]
-    rows = chain_rows(mine, config.max_rows)
-    plan = plan_rows(rows, drawn if config.profile_of_kept else None, config)
-    codes = np.full([len(plan.rows), len(crop)], GAP_CODE, np.uint8)
-    deletions = [np.zeros([0, 3], np.int32)]
-    for number, alignment in enumerate(mine):
-        run = slice(starts[number], stops[number])
-        if alignment is None:
-            codes[plan.rows[:, number] == 0, run] = view.residue_type[residue[run]]
-            continue
-        place, columns = plan.rows[:, number], view.residue_index[residue[run]]
-        which = np.where(place >= 0, rows[number].rows[place], -1)
-        codes[:, run] = row_codes(alignment, which, columns, CODES)
-        if config.narrowed_deletions:
-            which = np.where(place == 0, which, -1)
-        tokens = np.arange(starts[number], stops[number])
-        deletions.append(row_deletions(alignment, which, columns, tokens))
-    row, token, count = np.concatenate(deletions).T.astype(np.int64)
+    plan, paired = plan_rows(chains, mine, drawn if config.profile_of_kept else None, config)
+    codes = np.full([plan.num_rows, len(crop)], GAP_CODE, np.uint8)
+    codes[0] = view.residue_type[crop.residue]  # of a chain without an alignment
+    deletions, _ = fill_rows(codes, crop.chain, view.residue_index[crop.residue], plan.shown)
+    row, token, count = deletions.T.astype(np.int64)
     shape: Any = config.max_seqs, config.max_tokens
     drawn = min(drawn, len(codes))
     factor = math.pi / 2 if config.pi_half else 2 / math.pi
@@ -185,8 +157,8 @@ def _rows(
     return {
         "_codes": codes,
         "_num_rows": OnHost(np.array(len(codes) if config.profile_of_kept else drawn)),
-        "_is_paired": plan.is_paired,
-        "_token_chain": np.repeat(np.arange(len(chains)), stops - starts),
+        "_is_paired": paired,
+        "_token_chain": number,
         "msa": Sparse((*shape, NUM_TOKENS), np.int64),
         "msa_paired": Sparse(shape, np.float32),
         "deletion_value": Sparse(shape, np.float32, (row * shape[1] + token)[kept], values[kept]),
@@ -197,28 +169,25 @@ def _rows(
     }
 
 
-def _frames(
-    view: EntryView, crop: Int[np.ndarray, " N"]
-) -> tuple[Int[np.ndarray, "N 3"], Bool[np.ndarray, " N"]]:
+def _frames(view: EntryView, crop: Crop) -> tuple[Int[np.ndarray, "N 3"], Bool[np.ndarray, " N"]]:
     """Atoms of the crop, and whether they make a frame.
 
     Ligands' atoms have their two nearest resolved ones of the chain's crop, by the labels.
     """
-    chain = view.residue_chain()[view.token_residue[crop]]
-    kind, code = view.chain_type[chain].astype(np.int32), view.token_type[crop].astype(np.int32)
-    counts, atoms_of = view.token_atoms[crop].astype(np.int32), view.atoms_of(crop)
-    coords, present = view.atom_position[atoms_of].astype(np.float32), view.atom_present[atoms_of]
-    start = np.cumsum(counts) - counts
+    kind, code = view.chain_type[crop.chain], view.token_type[crop.token]
+    coords = view.atom_position[crop.atom].astype(np.float32)
+    present = view.atom_present[crop.atom]
+    start = crop.start[:-1]
     nucleic = (kind == ChainType.DNA) | (kind == ChainType.RNA)
     residue = (kind == ChainType.PROTEIN) & (code > 1) & (code < _UNKNOWN)
     residue |= nucleic & (code >= _RNA) & (code <= _LAST)
-    residue &= counts >= 3
+    residue &= crop.atoms >= 3
     which = np.where(code >= _DNA, 2, np.where(code >= _RNA, 1, 0))
     atoms = np.where(residue[:, None], _OFFSETS[which], 0) + start[:, None]
     valid = residue & present[np.minimum(atoms, len(present) - 1)].all(1)
-    for number in np.unique(chain[kind == ChainType.LIGAND]):
-        rows = np.flatnonzero(chain == number)
-        mine = slice(start[rows[0]], start[rows[-1]] + counts[rows[-1]])
+    for number in np.unique(crop.chain[kind == ChainType.LIGAND]):
+        rows = np.flatnonzero(crop.chain == number)
+        mine = slice(start[rows[0]], crop.start[rows[-1] + 1])
         if mine.stop - mine.start < 3:
             continue
         first = _three_nearest(coords[mine], present[mine])
@@ -226,7 +195,7 @@ def _frames(
         valid[rows] = present[atoms[rows]].all(1)
     points = coords[atoms]
     valid &= _apart(points[:, 1] - points[:, 0], points[:, 1] - points[:, 2])
-    return atoms.astype(np.int32), valid
+    return atoms, valid
 
 
 def _three_nearest(coords: np.ndarray, present: np.ndarray) -> np.ndarray:

@@ -8,9 +8,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from evofeed.base.shapes import Int
 from evofeed.loader.views.columns import RESTYPES
 from evofeed.loader.views.config import BoltzConfig
+from evofeed.loader.views.crop import Crop
 from evofeed.loader.views.draws import BoltzDraws
 from evofeed.loader.views.entry_view import EntryView
 from evofeed.loader.views.laid import Laid, OnHost
@@ -28,37 +28,32 @@ _LISTED: Final = frozenset(RESTYPES) - {"UNK", "N", "DN"}
 """Residues whose swaps are those above; all others are looked up by their component."""
 
 
-def symmetry_features(
-    view: EntryView, crop: Int[np.ndarray, " N"], draws: BoltzDraws, config: BoltzConfig
-) -> Laid:
+def symmetry_features(view: EntryView, crop: Crop, draws: BoltzDraws, config: BoltzConfig) -> Laid:
     """The whole entry's atoms, the crop's among them, and `_symmetries`: three lists, as JSON."""
-    counts = view.token_atoms[crop]
-    start = np.cumsum(counts) - counts
+    start = crop.start[:-1]
     lists = {
         "chain_symmetries": _chains(view, crop, draws, config),
         "amino_acids_symmetries": [
             [[(i + at, j + at) for i, j in _SWAPS[code]]]
-            for at, code in zip(start.tolist(), view.token_type[crop].tolist(), strict=True)
+            for at, code in zip(start.tolist(), view.token_type[crop.token].tolist(), strict=True)
             if code in _SWAPS
         ],
-        "ligand_symmetries": _components(view, crop, start),
+        "ligand_symmetries": _components(view, crop),
     }
     return {
         "all_coords": view.atom_position.astype(np.float32),
         "all_resolved_mask": view.atom_present.astype(np.float32),
-        "crop_to_all_atom_map": view.atoms_of(crop).astype(np.float32),
+        "crop_to_all_atom_map": crop.atom.astype(np.float32),
         "_symmetries": OnHost(np.frombuffer(bytearray(json.dumps(lists).encode()), np.uint8)),
     }
 
 
-def _chains(
-    view: EntryView, crop: Int[np.ndarray, " N"], draws: BoltzDraws, config: BoltzConfig
-) -> list[Any]:
+def _chains(view: EntryView, crop: Crop, draws: BoltzDraws, config: BoltzConfig) -> list[Any]:
     """Assignments of the crop's chains to chains of their entity with as many atoms."""
     bounds = view.residue_atom[view.chain_residue]
     spans, sizes = list(itertools.pairwise(bounds.tolist())), np.diff(bounds)
     swaps = []
-    for chain in np.unique(view.token_chain()[crop]).tolist():
+    for chain in np.unique(crop.chain).tolist():
         alike = (view.chain_entity == view.chain_entity[chain]) & (sizes == sizes[chain])
         others = np.flatnonzero(alike).tolist()
         swaps.append([(*spans[chain], *spans[other], chain, other) for other in others])
@@ -81,22 +76,19 @@ def _assignments(swaps: list[Any], chosen: tuple[Any, ...], taken: frozenset[int
             yield from _assignments(swaps, (*chosen, swap), taken | {swap[-1]})
 
 
-def _components(
-    view: EntryView, crop: Int[np.ndarray, " N"], start: Int[np.ndarray, " N"]
-) -> list[list[list[tuple[int, int]]]]:
+def _components(view: EntryView, crop: Crop) -> list[list[list[tuple[int, int]]]]:
     """Atom orders of ligands and modified residues, as swaps of the crop's atoms."""
-    residue = view.token_residue[crop]
-    _, first = np.unique(residue, return_index=True)
+    _, first = np.unique(crop.residue, return_index=True)
     found = []
     for token in np.sort(first):
-        number = residue[token]
+        number = crop.residue[token]
         if str(view.residue_name[number]) in _LISTED:
             continue
         rows = view.atom_reference[view.residue_atom[number] : view.residue_atom[number + 1]]
         molecule = int(view.component_molecule[view.residue_component[number]])
         if molecule < 0 or (rows < 0).any():
             continue
-        at = int(start[token])
+        at = int(crop.start[token])
         swaps = [
             [(i + at, j + at) for i, j in enumerate(order) if i != j]
             for order in view.orders_of(molecule, rows).tolist()

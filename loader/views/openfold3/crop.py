@@ -6,20 +6,20 @@ precision; equal ones stand in the order of their tokens. Source: AF3 SI 2.5.4 a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
-from evofeed.base.shapes import Bool, Float, Integer
+from evofeed.base.shapes import Bool, Integer
 from evofeed.loader.crop_draws import Strategy, contiguous_runs
 from evofeed.loader.views.config import OpenFold3Config
+from evofeed.loader.views.crop import Tokens
 from evofeed.loader.views.draws import OpenFold3Draws
 from evofeed.loader.views.entry_view import ChainType, EntryView, only_whole
 from evofeed.protein.interfaces import near_other_chains
 
 
-@dataclass(frozen=True, slots=True)
-class Crop:
+class Kept(NamedTuple):
     """Tokens of a sample, and the chains of the entry that its labels may come from."""
 
     tokens: Integer[np.ndarray, " T"]
@@ -29,75 +29,49 @@ class Crop:
     strategy: Strategy
 
 
-@dataclass(frozen=True, slots=True)
-class _Tokens:
-    """Tokens of the entry as the crop looks at them; `resolved` are rows."""
-
-    chain: Integer[np.ndarray, " N"]
-    position: Float[np.ndarray, "N 3"]
-    resolved: Integer[np.ndarray, " r"]
-
-    def of(self, datapoint: tuple[int, ...], distance: float) -> Integer[np.ndarray, " p"]:
-        """Resolved tokens of a chain, or those of two that are near the other's; all resolved ones
-        if the chains have none."""
-        there = self.resolved[np.isin(self.chain[self.resolved], datapoint)]
-        there = there if len(there) else self.resolved
-        return self.near(there, there, distance) if len(datapoint) == 2 else there
-
-    def near(
-        self, tokens: Integer[np.ndarray, " p"], others: Integer[np.ndarray, " o"], distance: float
-    ) -> Integer[np.ndarray, " q"]:
-        """Those near one of the others that is of another chain; all of them if none is."""
-        near = near_other_chains(
-            self.position[tokens],
-            self.chain[tokens],
-            self.position[others],
-            self.chain[others],
-            distance,
-        )
-        return tokens[near] if near.any() else tokens
-
-    def distances(self, centre: int, tokens: Integer[np.ndarray, " p"]) -> Float[np.ndarray, " p"]:
-        """Ångström from one token to these."""
-        step = self.position[tokens] - self.position[centre]
-        length: np.ndarray = np.sqrt(step[:, 0] ** 2 + step[:, 1] ** 2 + step[:, 2] ** 2)
-        return length
-
-
 def crop_entry(
     view: EntryView, datapoint: tuple[int, ...], draws: OpenFold3Draws, config: OpenFold3Config
-) -> Crop:
+) -> Kept:
     """The tokens of a sample.
 
     Raises:
         ValueError: no token of the entry is resolved, and a centre is asked for.
     """
-    chain = view.token_chain()
-    position = view.token_position().astype(np.float64)
-    seen = np.flatnonzero(view.token_resolved)
-    chains = _crop_chains(view, _Tokens(chain, position, seen), datapoint, draws, config)
-    there = chains[chain]
+    tokens = Tokens.of(view)
+    chains = _crop_chains(view, tokens, datapoint, draws, config)
+    there = chains[tokens.chain]
     left = np.flatnonzero(there)
     if len(left) <= config.token_budget:
-        return Crop(left, chains, Strategy.WHOLE)
+        return Kept(left, chains, Strategy.WHOLE)
     strategy = Strategy(draws.strategy(config.crop_weights))
     if strategy is Strategy.CONTIGUOUS:
-        return Crop(_contiguous(view, chain, left, draws, config), chains, strategy)
-    resolved = np.flatnonzero(there & view.token_resolved)
+        return Kept(_contiguous(view, tokens.chain, left, draws, config), chains, strategy)
+    resolved = np.flatnonzero(there & tokens.resolved)
     if not len(resolved):
         raise ValueError(f"{view.entry}: no token is resolved, so no crop has a centre")
-    tokens = _Tokens(chain, position, resolved)
-    preferred = tokens.of(datapoint, config.interface_distance)
+    preferred = _preferred(tokens, resolved, datapoint, config)
     if len(datapoint) == 1 and strategy is Strategy.SPATIAL_INTERFACE:
-        preferred = tokens.near(preferred, resolved, config.interface_distance)
+        near = tokens.near(preferred, resolved, config.interface_distance)
+        preferred = near if len(near) else preferred
     centre = int(preferred[draws.centre(preferred)])
     order = np.argsort(tokens.distances(centre, resolved), kind="stable")
-    return Crop(np.sort(resolved[order[: config.token_budget]]), chains, strategy)
+    return Kept(np.sort(resolved[order[: config.token_budget]]), chains, strategy)
+
+
+def _preferred(
+    tokens: Tokens, resolved: np.ndarray, datapoint: tuple[int, ...], config: OpenFold3Config
+) -> Integer[np.ndarray, " p"]:
+    """Resolved tokens of a chain, or those of two that are near the other's; all that are resolved
+    if the chains have none."""
+    own = resolved[np.isin(tokens.chain[resolved], datapoint)]
+    own = own if len(own) else resolved
+    near = tokens.near(own, own, config.interface_distance) if len(datapoint) == 2 else own
+    return near if len(near) else own
 
 
 def _crop_chains(
     view: EntryView,
-    tokens: _Tokens,
+    tokens: Tokens,
     datapoint: tuple[int, ...],
     draws: OpenFold3Draws,
     config: OpenFold3Config,
@@ -106,9 +80,10 @@ def _crop_chains(
     ligand = view.chain_type == ChainType.LIGAND
     if config.max_chains is None or np.sum(~ligand) <= config.max_chains:
         return np.ones(view.num_chains, bool)
-    preferred = tokens.of(datapoint, config.interface_distance)
+    resolved = np.flatnonzero(tokens.resolved)
+    preferred = _preferred(tokens, resolved, datapoint, config)
     centre = int(preferred[draws.centre(preferred)])
-    polymers = tokens.resolved[~ligand[tokens.chain[tokens.resolved]]]
+    polymers = resolved[~ligand[tokens.chain[resolved]]]
     order = np.argsort(tokens.distances(centre, polymers), kind="stable")
     sorted_chains = tokens.chain[polymers][order]
     _, first = np.unique(sorted_chains, return_index=True)

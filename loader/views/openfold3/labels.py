@@ -8,7 +8,6 @@ import numpy as np
 
 from evofeed.base.shapes import Bool, Int, Integer
 from evofeed.loader.views.entry_view import EntryView, counts_before, joined_runs
-from evofeed.loader.views.openfold3.crop import Crop
 from evofeed.loader.views.openfold3.molecules import Molecules
 
 
@@ -70,8 +69,9 @@ def exchange(
     view: EntryView,
     layout: Layout,
     molecules: Molecules,
-    crop: Crop,
     in_crop: Bool[np.ndarray, " n"],
+    *,
+    spatial: bool,
 ) -> Exchange:
     """Atoms and orders of the labels.
 
@@ -83,24 +83,23 @@ def exchange(
     taken[layout.token[in_crop]] = True
     cropped = taken[atom_token]  # tokens are whole, and every atom has one
     there = np.add.reduceat(cropped, component_atom)[layout.component] > 0
-    rows = np.flatnonzero(there)
-    counts, sizes, orders = _orders(view, layout.component[rows], component_atom, atoms, cropped)
+    mine = np.flatnonzero(there)
+    counts, sizes, orders = _orders(view, layout.component[mine], component_atom, atoms, cropped)
     # Places that any copy needs: one stretch of flags for each component of each kind.
     wide = int(layout.component_in_molecule.max()) + 1
-    key = molecules.entity[layout.component_chain] * wide + layout.component_in_molecule
-    kinds, first, inverse = np.unique(key[rows], return_index=True, return_inverse=True)
-    length = atoms[layout.component[rows[first]]]
+    kind = molecules.entity[layout.component_chain] * wide + layout.component_in_molecule
+    length = np.zeros(int(kind.max()) + 1, np.int64)
+    length[kind] = atoms[layout.component]
     stretch = np.cumsum(length) - length
-    start = np.repeat(stretch[inverse], counts * sizes)
     needed = np.zeros(int(length.sum()), bool)
+    start = np.repeat(stretch[kind[mine]], counts * sizes)
     needed[start + orders] = True
     rank = np.cumsum(needed) - needed
     orders = rank[start + orders] - rank[start]
-    ok = _may_change(layout, molecules, crop, in_crop)
-    at = np.minimum(np.searchsorted(kinds, key), len(kinds) - 1)
-    wanted = np.flatnonzero(ok[layout.component_chain] & (kinds[at] == key))
-    flags = needed[joined_runs(stretch[at[wanted]], length[at[wanted]])]
-    atom = joined_runs(component_atom[layout.component[wanted]], length[at[wanted]])[flags]
+    ok = _may_change(layout, molecules, in_crop, spatial=spatial)[layout.component_chain]
+    shown, kind = layout.component[ok], kind[ok]
+    atom = joined_runs(component_atom[shown], atoms[shown])
+    atom = atom[needed[joined_runs(stretch[kind], atoms[shown])]]
     number = np.zeros(view.num_tokens, np.int64)
     number[layout.token] = np.arange(len(layout.token))
     return Exchange(atom, number[atom_token[atom]], counts, sizes, orders)
@@ -116,13 +115,13 @@ def component_atoms(
 
 
 def _may_change(
-    layout: Layout, molecules: Molecules, crop: Crop, in_crop: np.ndarray
+    layout: Layout, molecules: Molecules, in_crop: np.ndarray, *, spatial: bool
 ) -> Bool[np.ndarray, " c"]:
     """Chains whose molecules may change places with one of the crop."""
     seen = np.zeros(len(molecules.chain), bool)
     seen[layout.token_chain[in_crop]] = True
     key = molecules.entity * (int(molecules.sym.max()) + 1)
-    if crop.strategy.is_spatial:
+    if spatial:
         key = key + molecules.sym
     result: np.ndarray = np.isin(key, key[seen])
     return result

@@ -12,12 +12,13 @@ from typing import Final
 
 import numpy as np
 
-from evofeed.base.shapes import Bool, Float, Integer
-from evofeed.loader.views.cells import ShownRows, letter_table, row_features
-from evofeed.loader.views.columns import GAP_TYPE, NUM_RESTYPES, RESTYPES, UNKNOWN
+from evofeed.base.shapes import Integer
+from evofeed.loader.views.cells import fill_rows
+from evofeed.loader.views.columns import GAP_TYPE, NUM_RESTYPES
 from evofeed.loader.views.config import CONFIDENCE_LOSSES, OpenFold3Config
+from evofeed.loader.views.crop import Crop, centred
 from evofeed.loader.views.draws import OpenFold3Draws, rotations
-from evofeed.loader.views.entry_view import IS_KIND, ChainType, EntryView
+from evofeed.loader.views.entry_view import IS_KIND, EntryView
 from evofeed.loader.views.laid import Laid, OnHost, Sparse, deleted, hot, longer, symmetric
 from evofeed.loader.views.openfold3.crop import crop_entry
 from evofeed.loader.views.openfold3.labels import Exchange, Layout, exchange, lay_out
@@ -29,11 +30,6 @@ from evofeed.protein.alignment import Alignment
 NUM_ELEMENTS: Final = 119
 """Atomic numbers from 1, the last one for what is unknown."""
 _CHARACTERS: Final = 64
-LETTER_TYPES: Final = {
-    ChainType.PROTEIN: letter_table(0, "ARNDCQEGHILKMFPSTWYV", UNKNOWN, GAP_TYPE),
-    ChainType.RNA: letter_table(21, "AGCU", RESTYPES.index("N"), GAP_TYPE),
-}
-"""Residue types of the letters of an alignment."""
 
 
 def plan_sample(
@@ -48,26 +44,26 @@ def plan_sample(
     Raises:
         ValueError: no token of the entry is resolved, so that no crop can be made.
     """
-    crop = crop_entry(view, tuple(datapoint), draws, config)
-    molecules = molecules_of(view, crop.chains)
+    kept = crop_entry(view, tuple(datapoint), draws, config)
+    molecules = molecules_of(view, kept.chains)
     layout = lay_out(view, molecules)
     taken = np.zeros(view.num_tokens, bool)
-    taken[crop.tokens] = True
+    taken[kept.tokens] = True
     in_crop = taken[layout.token]
     numbers = np.flatnonzero(in_crop)
-    tokens = layout.token[numbers]
-    labels = exchange(view, layout, molecules, crop, in_crop)
+    crop = Crop.of(view, layout.token[numbers])
+    labels = exchange(view, layout, molecules, in_crop, spatial=kept.strategy.is_spatial)
     size = config.token_budget
-    laid = _tokens(view, layout, molecules, numbers, view.token_atoms[tokens], size)
+    laid = _tokens(view, layout, molecules, numbers, crop.atoms, size)
     chains = _chains(view, molecules, layout.token_chain[numbers], config)
-    chains["residue_index"] = view.residue_index[view.token_residue[tokens]]
+    chains["residue_index"] = view.residue_index[crop.residue]
     laid |= {name: longer(value, size, np.int32) for name, value in chains.items()}
-    laid["token_bonds"] = symmetric(_bonds(view, tokens), size, np.int32)
+    laid["token_bonds"] = symmetric(_bonds(view, crop), size, np.int32)
     laid["cyclic_mask"] = Sparse((size,), bool)
     laid |= _labels(view, layout, molecules, labels)
-    laid |= _atoms(view, tokens, draws)
-    laid |= _rows(view, alignments, tokens, draws, config)
-    laid |= lay_out_templates(plan_templates(view, alignments, tokens, draws, config), config)
+    laid |= _atoms(view, crop, draws)
+    laid |= _rows(view, alignments, crop, draws, config)
+    laid |= lay_out_templates(plan_templates(view, alignments, crop, draws, config), config)
     return laid | loss_weights(view.resolution, config)
 
 
@@ -119,12 +115,11 @@ def _chains(
     return {"asym_id": asym[inverse], "entity_id": entity[inverse], "sym_id": sym[inverse]}
 
 
-def _bonds(view: EntryView, tokens: Integer[np.ndarray, " T"]) -> Integer[np.ndarray, "b 2"]:
+def _bonds(view: EntryView, crop: Crop) -> Integer[np.ndarray, "b 2"]:
     """Places in the crop of bonded tokens that are atoms both."""
-    split = np.flatnonzero(view.token_atomized[tokens])
-    place = np.full(view.num_atoms, -1, np.int32)
-    place[view.token_atom[tokens[split]]] = split
-    return view.bonded(place)
+    ends = crop.owner[crop.bonds(view)]
+    both: np.ndarray = ends[view.token_atomized[crop.token][ends].all(1)]
+    return both
 
 
 def _labels(view: EntryView, layout: Layout, molecules: Molecules, labels: Exchange) -> Laid:
@@ -146,21 +141,24 @@ def _labels(view: EntryView, layout: Layout, molecules: Molecules, labels: Excha
     }
 
 
-def _atoms(view: EntryView, tokens: Integer[np.ndarray, " T"], draws: OpenFold3Draws) -> Laid:
-    """Atoms of the crop's components, their conformers turned and moved."""
-    atom, owner = view.atoms_of(tokens), np.repeat(np.arange(len(tokens)), view.token_atoms[tokens])
-    component = view.residue_component[view.token_residue[tokens]][owner]
-    uid = np.cumsum(np.diff(component, prepend=component[:1]) != 0)
+def _atoms(view: EntryView, crop: Crop, draws: OpenFold3Draws) -> Laid:
+    """Atoms of the crop's components, their conformers turned and moved.
+
+    Masked ones are zeros. Source: AF3 SI, algorithm 19.
+    """
+    atom, uid = crop.atom, crop.run
     reference = view.atom_reference[atom]
     mask = view.molecule_mask[reference]
     chosen = draws.conformers(int(uid[-1]) + 1, len(view.molecule_position))
     position = view.molecule_position[chosen[uid], reference]
+    position = np.where(mask[:, None], position, 0).astype(np.float64)
     turn, shift = draws.moves(np.bincount(uid, mask) > 0)
+    turned = np.einsum("aij,aj->ai", rotations(turn)[uid], centred(position, uid, mask))
     element = view.atom_element[atom].astype(np.int64)
     return {
-        "atom_to_token_index": owner.astype(np.int32),
+        "atom_to_token_index": crop.owner.astype(np.int32),
         "atom_mask": np.ones(len(atom), np.float32),
-        "ref_pos": _moved(position, mask, uid, rotations(turn), shift),
+        "ref_pos": ((turned + shift[uid]) * mask[:, None]).astype(np.float32),
         "ref_mask": mask.astype(np.int32),
         "ref_element": hot(
             np.where(element > 0, element, NUM_ELEMENTS) - 1, NUM_ELEMENTS, np.int32
@@ -171,66 +169,35 @@ def _atoms(view: EntryView, tokens: Integer[np.ndarray, " T"], draws: OpenFold3D
     }
 
 
-def _moved(
-    position: Float[np.ndarray, "A 3"],
-    mask: Bool[np.ndarray, " A"],
-    uid: Integer[np.ndarray, " A"],
-    rotation: Float[np.ndarray, "g 3 3"],
-    shift: Float[np.ndarray, "g 3"],
-) -> Float[np.ndarray, "A 3"]:
-    """Every component centred, turned and shifted; zeros where masked.
-
-    Source: AF3 SI, algorithm 19.
-    """
-    position = np.where(mask[:, None], position, 0).astype(np.float64)
-    starts = np.flatnonzero(np.diff(uid, prepend=-1))
-    counts = np.maximum(np.bincount(uid, mask), 1)
-    mean = np.add.reduceat(position, starts) / counts[:, None]
-    turned = np.einsum("aij,aj->ai", rotation[uid], position - mean[uid])
-    moved: np.ndarray = ((turned + shift[uid]) * mask[:, None]).astype(np.float32)
-    return moved
-
-
 def _rows(
     view: EntryView,
     alignments: Sequence[Alignment],
-    tokens: Integer[np.ndarray, " T"],
+    crop: Crop,
     draws: OpenFold3Draws,
     config: OpenFold3Config,
 ) -> Laid:
     """Residue types and deletions of the rows at the tokens' columns, and profiles."""
-    residue = view.token_residue[tokens]
-    chain = view.residue_chain()[residue]
-    in_crop = np.zeros(view.num_chains, bool)
-    in_crop[chain] = True
-    plan = plan_rows(view, in_crop, alignments, draws, config)
-    count = len(plan.rows[0]) if plan.rows else 1
-    types = np.full([count, len(tokens)], GAP_TYPE, np.uint8)
+    plan = plan_rows(view, crop.chain, alignments, draws, config)
+    count, size = plan.num_rows, config.token_budget
+    every = np.full([count, size], GAP_TYPE, np.uint8)
+    types = every[:, : len(crop)]
     if not config.unmasked_padding:
-        types[0] = view.token_type[tokens]
-    depth = np.ones(len(tokens), np.int32)
-    mine = []
-    for row, rows, deep, every in zip(plan.chains, plan.rows, plan.depth, plan.main, strict=True):
-        depth[chain == row] = deep
-        table = LETTER_TYPES[ChainType(view.chain_type[row])]
-        others = np.append(-1, rows[1:])  # the query has no deletions
-        alignment = alignments[view.chain_alignment[row]]
-        mine.append(ShownRows(row, alignment, table, rows, others, every))
-    profile = np.zeros([len(tokens), NUM_RESTYPES], np.float32)
-    columns = view.residue_index[residue] - 1
-    made = row_features(types, profile, chain, columns, mine)
-    deletions, size = made["deletions"], config.token_budget
+        types[0] = view.token_type[crop.token]
+    depth = np.ones(len(crop), np.int32)
+    for one in plan.shown:
+        depth[crop.chain == one.chain] = one.depth
+    profile = np.zeros([len(crop), NUM_RESTYPES], np.float32)
+    columns = view.residue_index[crop.residue] - 1
+    deletions, mean = fill_rows(types, crop.chain, columns, plan.shown, profile)
     values = np.arctan(deletions[:, 2].astype(np.float32) / 3) * np.float32(2 / math.pi)
-    every = np.full((count, size), GAP_TYPE, np.uint8)
-    every[:, : len(tokens)] = types
     return {
         "_msa": every,
         "_depth": depth,
         "msa": Sparse((*every.shape, NUM_RESTYPES), np.int32),
         "msa_mask": Sparse(every.shape, np.float32),
         **deleted(deletions, values, (count, size)),
-        "deletion_mean": longer(made["deletion_mean"], size),
-        "profile": longer(made["profile"], size),
+        "deletion_mean": longer(mean, size),
+        "profile": longer(profile, size),
         "num_paired_seqs": np.array([plan.num_paired], np.int32),
     }
 

@@ -7,60 +7,46 @@ Source: AF3 SI 2.2 and 2.3; AlphaFold-Multimer 7.2.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
-from evofeed.base.shapes import Bool, Integer
-from evofeed.loader.views.cells import rows_not_among, species_numbers
+from evofeed.base.shapes import Integer
+from evofeed.loader.views.cells import (
+    RowPlan,
+    ShownRows,
+    SpeciesRows,
+    letter_table,
+    rows_not_among,
+    species_numbers,
+)
+from evofeed.loader.views.columns import GAP_TYPE, RESTYPES, UNKNOWN
 from evofeed.loader.views.config import OpenFold3Config
 from evofeed.loader.views.draws import OpenFold3Draws
 from evofeed.loader.views.entry_view import ChainType, EntryView, counts_before
 from evofeed.protein.alignment import Alignment
 
-
-@dataclass(frozen=True, slots=True)
-class RowPlan:
-    """Rows of a sample's MSA: c chains with an alignment, S rows, the query first.
-
-    A row of -1 is all gaps.
-    """
-
-    chains: Integer[np.ndarray, " c"]
-    """Rows of the entry's chains."""
-    rows: tuple[Integer[np.ndarray, " S"], ...]
-    """Rows of every chain's alignment."""
-    depth: Integer[np.ndarray, " c"]
-    """Rows up to the chain's last one; those below are padding."""
-    num_paired: int
-    """Rows that belong together, the query counted in."""
-    main: tuple[Integer[np.ndarray, " _"], ...]
-    """Rows of every chain's main MSA before any was drawn or left out: those of the profile."""
-
-
-@dataclass(frozen=True, slots=True)
-class PairedRows:
-    """Rows that belong together, n of them, of r alignments."""
-
-    taken: tuple[Integer[np.ndarray, " _"], ...]
-    """Rows of every alignment that may pair, in order."""
-    number: Integer[np.ndarray, "n r"]
-    """Which of these rows, from 1; -1 where an alignment has no part."""
+LETTER_TYPES: Final = {
+    ChainType.PROTEIN: letter_table(0, "ARNDCQEGHILKMFPSTWYV", UNKNOWN, GAP_TYPE),
+    ChainType.RNA: letter_table(21, "AGCU", RESTYPES.index("N"), GAP_TYPE),
+}
+"""Residue types of the letters of an alignment."""
 
 
 def plan_rows(
     view: EntryView,
-    in_crop: Bool[np.ndarray, " C"],
+    crop_chain: Integer[np.ndarray, " n"],
     alignments: Sequence[Alignment],
     draws: OpenFold3Draws,
     config: OpenFold3Config,
 ) -> RowPlan:
-    """The rows of a sample."""
-    polymer = np.isin(view.chain_type, (ChainType.PROTEIN, ChainType.RNA))
-    chains = np.flatnonzero(in_crop & polymer & (view.chain_alignment >= 0))
+    """The rows of a sample whose tokens are of these chains."""
+    chains = np.unique(crop_chain)
+    polymer = np.isin(view.chain_type[chains], list(LETTER_TYPES))
+    chains = chains[polymer & (view.chain_alignment[chains] >= 0)]
     chains = chains[np.argsort(view.chain_name[chains], kind="stable")]
     if not len(chains):
-        return RowPlan(chains, (), np.zeros(0, np.int64), 1, ())
+        return RowPlan((), 1, 1)
     number = view.chain_alignment[chains]
     protein = view.chain_type[chains] == ChainType.PROTEIN
     own = {int(one): alignments[one] for one in np.unique(number)}
@@ -80,11 +66,19 @@ def plan_rows(
         if config.subsample_main:
             taken = _drawn(taken, limit, draws, config)
         rows.append(np.concatenate([query, paired[one], taken[:limit]]))
-    depth = np.array([len(one) for one in rows])
-    total = int(depth.max())
-    full = tuple(np.pad(one, (0, total - len(one)), constant_values=-1) for one in rows)
-    of_chains = tuple(every[one] for one in number.tolist())
-    return _used(RowPlan(chains, full, depth, count + 1, of_chains), draws, config)
+    total = used = max(len(one) for one in rows)
+    sent = np.arange(total)
+    if config.used_rows is not None and total > config.used_rows:
+        used = config.used_rows
+        sent = draws.used_rows(total, used)
+    shown = []
+    for chain, one, mine in zip(chains.tolist(), number.tolist(), rows, strict=True):
+        full = np.pad(mine, (0, total - len(mine)), constant_values=-1)[sent]
+        others = np.append(-1, full[1:])  # the query has no deletions
+        table = LETTER_TYPES[ChainType(view.chain_type[chain])]
+        depth = int(np.searchsorted(sent, len(mine)))
+        shown.append(ShownRows(chain, own[one], table, full, others, every[one], depth))
+    return RowPlan(tuple(shown), used, int(np.searchsorted(sent, count + 1)))
 
 
 def _drawn(
@@ -96,21 +90,6 @@ def _drawn(
     order = np.sort(order) if config.sorted_then_cut else np.sort(order[:limit])
     drawn: np.ndarray = rows[order]
     return drawn
-
-
-def _used(plan: RowPlan, draws: OpenFold3Draws, config: OpenFold3Config) -> RowPlan:
-    """The rows that are sent, if not all are."""
-    total = len(plan.rows[0])
-    if config.used_rows is None or total <= config.used_rows:
-        return plan
-    used = draws.used_rows(total, config.used_rows)
-    return RowPlan(
-        plan.chains,
-        tuple(rows[used] for rows in plan.rows),
-        np.searchsorted(used, plan.depth),
-        int(np.searchsorted(used, plan.num_paired)),
-        plan.main,
-    )
 
 
 def main_rows(alignment: Alignment, config: OpenFold3Config) -> Integer[np.ndarray, " n"]:
@@ -125,30 +104,29 @@ def _paired(
     config: OpenFold3Config,
 ) -> dict[int, Integer[np.ndarray, " n"]]:
     """Paired rows of every alignment, -1 for a row it has no part in."""
-    nothing = {one: np.zeros(0, np.int64) for one in alignments}
-    own = [
-        one
-        for one in sorted(alignments, key=lambda one: alignments[one].name)
-        if one in number[protein]
-    ]
-    with_rows = {one: _rows_to_pair(alignments[one], config) for one in own}
-    with_rows = {one: rows for one, rows in with_rows.items() if len(rows)}
-    if len(own) < 2 or len(with_rows) < 2:
-        return nothing
-    found = pair_by_species(
-        [alignments[one] for one in with_rows], list(with_rows.values()), config
-    )
-    which = found.number
-    if len(which) > config.max_paired_rows:
-        columns = np.full([len(which), len(number)], -1)
-        for column, one in enumerate(with_rows):
-            columns[:, number == one] = which[:, column : column + 1]
-        which = which[_by_products(columns, wrapped=config.wrapped_products)]
-        which = which[: config.max_paired_rows]
-    paired = {one: np.full(len(which), -1) for one in alignments}
-    for column, (one, taken) in enumerate(zip(with_rows, found.taken, strict=True)):
-        places = np.append(taken, -1)
-        paired[one] = places[np.where(which[:, column] >= 0, which[:, column] - 1, -1)]
+    paired = {one: np.zeros(0, np.int64) for one in alignments}
+    own = sorted(alignments, key=lambda one: alignments[one].name)
+    own = [one for one in own if one in number[protein]]
+    rows = {one: _rows_to_pair(alignments[one], config) for one in own}
+    rows = {one: mine for one, mine in rows.items() if len(mine)}
+    if len(rows) < 2:
+        return paired
+    numbers = species_numbers([alignments[one] for one in rows])
+    species = []
+    for every, one in zip(numbers, rows, strict=True):
+        rows[one] = rows[one][_capped(every[rows[one]], config)]
+        species.append(every[rows[one]])
+    places = _pair_by_species(species, config)
+    if len(places) > config.max_paired_rows:
+        columns = np.full([len(places), len(number)], -1)
+        for column, one in enumerate(rows):
+            mine = places[:, column, None]
+            columns[:, number == one] = np.where(mine >= 0, mine + 1, -1)
+        places = places[_by_products(columns, wrapped=config.wrapped_products)]
+        places = places[: config.max_paired_rows]
+    paired = {one: np.full(len(places), -1) for one in alignments}
+    for place, (one, mine) in zip(places.T, rows.items(), strict=True):
+        paired[one] = np.append(mine, -1)[place]
     return paired
 
 
@@ -160,30 +138,28 @@ def _rows_to_pair(alignment: Alignment, config: OpenFold3Config) -> Integer[np.n
     return kept
 
 
-def pair_by_species(
-    alignments: Sequence[Alignment],
-    rows: Sequence[Integer[np.ndarray, " _"]],
-    config: OpenFold3Config,
-) -> PairedRows:
-    """Rows of species that several alignments share, those of most alignments first.
+def _capped(species: np.ndarray, config: OpenFold3Config) -> Integer[np.ndarray, " n"]:
+    """Rows that may pair where a species has too many."""
+    if config.first_of_species:
+        return np.flatnonzero(counts_before(species) < config.max_rows_of_species)
+    return np.flatnonzero(np.bincount(species)[species] <= config.max_rows_of_species)
+
+
+def _pair_by_species(
+    species: Sequence[Integer[np.ndarray, " _"]], config: OpenFold3Config
+) -> Integer[np.ndarray, "n r"]:
+    """Rows of species that several of r alignments share, those of most alignments first.
 
     Rows of a species pair in the order of the file; what is left of it pairs again among fewer
-    alignments.
+    alignments. -1 where an alignment has no part.
     """
-    numbers = species_numbers(alignments)
-    species = [every[own] for every, own in zip(numbers, rows, strict=True)]
-    size = 1 + max(int(one.max(initial=0)) for one in species)
-    taken = [_capped(one, config) for one in species]
-    left = np.stack(
-        [np.bincount(one[keep], minlength=size) for one, keep in zip(species, taken, strict=True)]
-    )
+    table = SpeciesRows.of(species)
+    left = table.counts.T.copy()
     left[:, (left > 0).sum(0) < 2] = 0
-    blocks: list[np.ndarray] = []
+    blocks = [np.zeros([0, len(left)], np.int64)]
     count = 0
-    for wanted in range(len(rows), min(config.min_paired_chains, len(rows)) - 1, -1):
+    for wanted in range(len(left), min(config.min_paired_chains, len(left)) - 1, -1):
         here = np.flatnonzero((left > 0).sum(0) == wanted)
-        if not len(here):
-            continue
         counts = left[:, here]
         fewest = np.where(counts > 0, counts, np.iinfo(np.int64).max).min(0)
         block = np.where(np.repeat(counts, fewest, 1) > 0, np.repeat(here, fewest), -1)
@@ -192,30 +168,8 @@ def pair_by_species(
         count += block.shape[1]
         if count >= config.max_paired_rows:
             break
-    paired = np.concatenate(blocks) if blocks else np.zeros([0, len(rows)], np.int64)
-    columns = [
-        _next_rows(paired[:, column], one[keep])
-        for column, (one, keep) in enumerate(zip(species, taken, strict=True))
-    ]
-    kept = tuple(own[keep] for own, keep in zip(rows, taken, strict=True))
-    return PairedRows(kept, np.stack(columns, 1))
-
-
-def _capped(species: np.ndarray, config: OpenFold3Config) -> Integer[np.ndarray, " n"]:
-    """Rows that may pair where a species has too many."""
-    if config.first_of_species:
-        return np.flatnonzero(counts_before(species) < config.max_rows_of_species)
-    return np.flatnonzero(np.bincount(species)[species] <= config.max_rows_of_species)
-
-
-def _next_rows(wanted: np.ndarray, species: np.ndarray) -> Integer[np.ndarray, " n"]:
-    """For each species asked for, its next row, from 1; -1 for none."""
-    order = np.argsort(species, kind="stable")
-    start = np.searchsorted(species[order], wanted)
-    out = np.full(len(wanted), -1)
-    asked = wanted >= 0
-    out[asked] = order[start[asked] + counts_before(wanted[asked])] + 1
-    return out
+    paired = np.concatenate(blocks)
+    return table.taken(paired, np.stack([counts_before(column) for column in paired.T], 1))
 
 
 def _by_products(rows: np.ndarray, *, wrapped: bool) -> Integer[np.ndarray, " n"]:

@@ -7,9 +7,9 @@ from typing import Final
 
 import numpy as np
 
-from evofeed.base.shapes import Integer
 from evofeed.loader.views.columns import GAP_TYPE, NUM_RESTYPES
 from evofeed.loader.views.config import OpenFold3Config
+from evofeed.loader.views.crop import Crop
 from evofeed.loader.views.draws import OpenFold3Draws
 from evofeed.loader.views.entry_view import ChainType, EntryView
 from evofeed.loader.views.laid import Laid, Sparse, hot
@@ -23,7 +23,7 @@ BINS: Final = 39
 def plan_templates(
     view: EntryView,
     alignments: Sequence[Alignment],
-    tokens: Integer[np.ndarray, " T"],
+    crop: Crop,
     draws: OpenFold3Draws,
     config: OpenFold3Config,
 ) -> dict[str, np.ndarray]:
@@ -31,18 +31,16 @@ def plan_templates(
 
     A template that does not reach into the crop leaves its slot to the next one.
     """
-    residue = view.token_residue[tokens]
-    chain = view.residue_chain()[residue]
-    restype = np.full([config.max_templates, len(tokens)], GAP, np.uint8)
+    restype = np.full([config.max_templates, len(crop)], GAP, np.uint8)
     position = np.full([*restype.shape, 4, 3], np.nan, np.float32)
-    for row in sorted(set(chain.tolist()), key=lambda row: str(view.chain_name[row])):
-        here = np.flatnonzero(chain == row)
+    for row in sorted(set(crop.chain.tolist()), key=lambda row: str(view.chain_name[row])):
+        here = np.flatnonzero(crop.chain == row)
         number = view.chain_alignment[row]
         found = alignments[number].templates if number >= 0 else None
         is_protein = view.chain_type[row] == ChainType.PROTEIN
         if not found or not found.name or not is_protein or len(here) < config.min_template_tokens:
             continue
-        columns = view.residue_index[residue[here]] - 1
+        columns = view.residue_index[crop.residue[here]] - 1
         slot = 0
         for template in draws.templates(len(found.name), config.max_templates).tolist():
             faced = found.restype[template, columns] != GAP

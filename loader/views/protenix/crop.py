@@ -3,47 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from evofeed.base.shapes import Bool, Float, Integer
+from evofeed.base.shapes import Integer
 from evofeed.loader.crop_draws import Strategy
 from evofeed.loader.views.config import ProtenixConfig
+from evofeed.loader.views.crop import Tokens
 from evofeed.loader.views.draws import ProtenixDraws
-from evofeed.loader.views.entry_view import ProtenixView, only_whole, run_starts
-from evofeed.protein.interfaces import near_other_chains
-
-
-@dataclass(frozen=True, slots=True)
-class Tokens:
-    """Tokens of an entry in the order a crop looks at them; residues stand together."""
-
-    row: Integer[np.ndarray, " N"]
-    """Row of the view's tokens."""
-    chain: Integer[np.ndarray, " N"]
-    residue: Integer[np.ndarray, " N"]
-    atoms: Integer[np.ndarray, " N"]
-    position: Float[np.ndarray, "N 3"]
-    """Centre atoms, ångström, float64."""
-    resolved: Bool[np.ndarray, " N"]
-
-    def __len__(self) -> int:
-        return len(self.row)
-
-
-def tokens_of(view: ProtenixView, order: Integer[np.ndarray, " N"] | None = None) -> Tokens:
-    """The tokens of a view, in another order if one is given."""
-    row = np.arange(view.num_tokens) if order is None else order
-    return Tokens(
-        row,
-        view.token_chain()[row],
-        view.token_residue[row],
-        view.token_atoms[row],
-        view.token_position()[row].astype(np.float64),
-        view.token_resolved[row],
-    )
+from evofeed.loader.views.entry_view import only_whole, run_starts
 
 
 def crop_tokens(
@@ -70,20 +39,10 @@ def _candidates(
     """Resolved tokens of the datapoint, or those at an interface: a spatial crop is around one."""
     own = np.flatnonzero(tokens.resolved & np.isin(tokens.chain, datapoint))
     if strategy is Strategy.SPATIAL_INTERFACE:
-        seen = np.flatnonzero(tokens.resolved)
         # Protenix compares single precision: what rounds to the limit is not below it.
         limit = config.interface_distance - np.spacing(np.float32(config.interface_distance)) / 2
-        near = near_other_chains(
-            tokens.position[own],
-            tokens.chain[own],
-            tokens.position[seen],
-            tokens.chain[seen],
-            float(limit),
-        )
-        if near.any():
-            own = own[near]
-        elif len(datapoint) > 1:
-            own = own[:0]
+        near = tokens.near(own, np.flatnonzero(tokens.resolved), float(limit))
+        own = near if len(near) or len(datapoint) > 1 else own
     if not len(own):
         names = ", ".join(str(chain) for chain in datapoint)
         raise ValueError(f"chains {names} have no token that a spatial crop can be around")
@@ -92,8 +51,7 @@ def _candidates(
 
 def _nearest(tokens: Tokens, centre: int, config: ProtenixConfig) -> Integer[np.ndarray, " T"]:
     """The tokens nearest to one, without residues that are not whole."""
-    x, y, z = (tokens.position - tokens.position[centre]).T
-    distance = np.sqrt(x * x + y * y + z * z)
+    distance = tokens.distances(centre, np.arange(len(tokens)))
     count = min(config.crop_size, len(tokens))
     if config.biased_distances:
         single = distance.astype(np.float32)

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from evofeed.base.shapes import Integer
+from evofeed.loader.views.crop import Crop, Tokens
 from evofeed.loader.views.entry_view import ChainType, ProtenixView, first_of_joined, run_starts
-from evofeed.loader.views.protenix.crop import Tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,43 +63,6 @@ def molecules_of(view: ProtenixView) -> Molecules:
     return Molecules(molecule, kind[molecule], before)
 
 
-@dataclass(frozen=True, slots=True)
-class Crop:
-    """Tokens and atoms of a sample: T tokens, A atoms; rows are the entry's, places the crop's."""
-
-    token: Integer[np.ndarray, " T"]
-    residue: Integer[np.ndarray, " T"]
-    chain: Integer[np.ndarray, " T"]
-    start: Integer[np.ndarray, " T1"]
-    """Offsets of the tokens' atoms."""
-    centre: Integer[np.ndarray, " T"]
-    """Place of every token's centre atom."""
-    atom: Integer[np.ndarray, " A"]
-    owner: Integer[np.ndarray, " A"]
-    """Token of every atom."""
-    run: Integer[np.ndarray, " A"]
-    """Number of every atom's residue, as residues stand in the crop."""
-
-    @classmethod
-    def of(cls, view: ProtenixView, token: Integer[np.ndarray, " T"]) -> Crop:
-        """The crop that has these tokens."""
-        residue = view.token_residue[token].astype(np.int64)
-        counts = view.token_atoms[token].astype(np.int64)
-        start = np.append(0, np.cumsum(counts))
-        owner = np.repeat(np.arange(len(token)), counts)
-        fresh = np.append(False, residue[1:] != residue[:-1])
-        return cls(
-            token,
-            residue,
-            view.residue_chain()[residue],
-            start,
-            start[:-1] + view.token_centre[token] - view.token_atom[token],
-            view.atoms_of(token),
-            owner,
-            np.cumsum(fresh)[owner],
-        )
-
-
 def atom_orders(view: ProtenixView, crop: Crop) -> dict[str, np.ndarray]:
     """Of every atom of the crop the places it may take in its residue, residue by residue.
 
@@ -137,11 +100,12 @@ def atom_orders(view: ProtenixView, crop: Crop) -> dict[str, np.ndarray]:
 
 
 def _linked(view: ProtenixView, crop: Crop) -> np.ndarray:
-    place = np.full(view.num_atoms, -1, np.int64)
-    place[crop.atom] = crop.run
-    ends = place[view.bond_atom]
-    apart = (ends >= 0).all(1) & (ends[:, 0] != ends[:, 1])
-    return np.isin(crop.atom, view.bond_atom[apart])
+    """Which atoms are bonded to another residue of the crop."""
+    ends = crop.bonds(view)
+    run = crop.run[ends]
+    linked = np.zeros(len(crop.atom), bool)
+    linked[ends[run[:, 0] != run[:, 1]]] = True
+    return linked
 
 
 def exchangeable(

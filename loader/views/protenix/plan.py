@@ -6,14 +6,14 @@ Names and values are those of Protenix's featurizer.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
 
 from evofeed.base.shapes import Integer
 from evofeed.loader.crop_draws import Strategy
-from evofeed.loader.views.cells import ShownRows, row_features
+from evofeed.loader.views.cells import fill_rows
 from evofeed.loader.views.columns import (
     GAP_TYPE,
     NUM_RESTYPES,
@@ -22,19 +22,19 @@ from evofeed.loader.views.columns import (
     residue_codes,
 )
 from evofeed.loader.views.config import ProtenixConfig
+from evofeed.loader.views.crop import Crop, Tokens, centred
 from evofeed.loader.views.draws import ProtenixDraws
-from evofeed.loader.views.entry_view import IS_KIND, ChainType, ProtenixView, run_starts
+from evofeed.loader.views.entry_view import IS_KIND, ChainType, ProtenixView
 from evofeed.loader.views.laid import Laid, OnHost, Sparse, deleted, hot, symmetric
-from evofeed.loader.views.protenix.crop import Tokens, crop_tokens, tokens_of
+from evofeed.loader.views.protenix.crop import crop_tokens
 from evofeed.loader.views.protenix.frames import token_frames
 from evofeed.loader.views.protenix.labels import (
-    Crop,
     Molecules,
     atom_orders,
     exchangeable,
     molecules_of,
 )
-from evofeed.loader.views.protenix.rows import letter_codes_of, plan_rows
+from evofeed.loader.views.protenix.rows import plan_rows
 from evofeed.loader.views.protenix.templates import plan_templates
 from evofeed.loader.views.protenix.vocabulary import (
     is_named,
@@ -68,7 +68,7 @@ def plan_sample(
         ValueError: no crop can be made around the datapoint.
     """
     molecules = molecules_of(view)
-    tokens = tokens_of(view, _shuffled(view, molecules, draws, config))
+    tokens = Tokens.of(view, _shuffled(view, molecules, draws, config))
     sym = _copies(view, draws, config)
     places, strategy = crop_tokens(tokens, datapoint, draws, config)
     crop = Crop.of(view, tokens.row[places])
@@ -76,8 +76,8 @@ def plan_sample(
         seen = int(view.atom_present[crop.atom].sum())
         if seen < config.min_resolved:
             raise ValueError(f"{view.entry}: {seen} atoms of a contiguous crop were seen")
-    entities = _entities(view, tokens)
-    templates = plan_templates(view, alignments, entities, crop, draws, config)
+    chains = _chains(view, tokens, crop)
+    templates = plan_templates(view, alignments, chains, crop, draws, config)
     conformers = _conformers(view, crop, draws, config)
     inputs = {
         **_tokens(view, crop, sym),
@@ -91,7 +91,7 @@ def plan_sample(
     }
     return {
         **{f"input_feature_dict.{name}": value for name, value in inputs.items()},
-        **_rows(view, alignments, entities, crop, config),
+        **_rows(view, alignments, chains, crop, config),
         **templates,
         "label_dict.coordinate": view.atom_position[crop.atom].astype(np.float32),
         "label_dict.coordinate_mask": view.atom_present[crop.atom].astype(np.int64),
@@ -145,8 +145,7 @@ def _atoms(view: ProtenixView, crop: Crop, molecules: Molecules, config: Proteni
     standard = (code >= 0) & (kind != ChainType.LIGAND)
     centre, distogram = np.zeros((2, len(owner)), bool)
     centre[crop.centre] = True
-    apart = view.token_distogram[crop.token]
-    distogram[(crop.start[:-1] + apart - view.token_atom[crop.token])[apart >= 0]] = True
+    distogram[crop.distogram[view.token_distogram[crop.token] >= 0]] = True
     begin = view.residue_atom[view.chain_residue[chain]]
     shown = _renamed(view, crop, kind, names) if config.rename_ligand_atoms else names
     numbers = {
@@ -190,9 +189,7 @@ def _renamed(
 
 def _bonds(view: ProtenixView, crop: Crop) -> Laid:
     """Bonded tokens, but for bonds along polymers; and bonded atoms of ligands and polymers."""
-    place = np.full(view.num_atoms, -1, np.int64)
-    place[crop.atom] = np.arange(len(crop.atom))
-    ends = view.bonded(place)
+    ends = crop.bonds(view)
     residue = crop.residue[crop.owner]
     polymer = view.residue_kind[residue] != ChainType.LIGAND
     standard = (residue_codes(view.residue_name[crop.residue]) >= 0)[crop.owner] & polymer
@@ -217,16 +214,10 @@ def _conformers(
     reference = view.atom_reference[crop.atom]
     position = view.molecule_position[0][reference].astype(np.float64)
     position[reference < 0] = 0
-    starts = run_starts(crop.run)
-    counts = np.diff(np.append(starts, len(position)))
-    mean = np.add.reduceat(position, starts, axis=0) / counts[:, None]
     # Protenix moves residues in the order of their numbers, wherever they stand.
-    uid = crop.residue[crop.owner][starts]
-    number = np.empty(len(uid), np.int64)
-    number[np.argsort(uid, kind="stable")] = np.arange(len(uid))
-    shift, turn = draws.moves(len(uid), config.max_shift)
-    number = np.repeat(number, counts)
-    moved = position - np.repeat(mean, counts, axis=0) + shift[number]
+    residues, number = np.unique(crop.residue[crop.owner], return_inverse=True)
+    shift, turn = draws.moves(len(residues), config.max_shift)
+    moved = centred(position, crop.run) + shift[number]
     return {
         "ref_pos": np.einsum("aij,aj->ai", turn[number], moved).astype(np.float32),
         "ref_mask": view.molecule_mask[reference] & (reference >= 0),
@@ -236,7 +227,7 @@ def _conformers(
 def _frames(view: ProtenixView, crop: Crop, conformers: dict[str, np.ndarray]) -> Laid:
     kind = view.residue_kind[crop.residue]
     standard = residue_codes(view.residue_name[crop.residue]) >= 0
-    whole = standard & (kind != ChainType.LIGAND) & (np.diff(crop.start) > 1)
+    whole = standard & (kind != ChainType.LIGAND) & (crop.atoms > 1)
     frames = token_frames(
         crop.start,
         crop.centre,
@@ -253,49 +244,43 @@ def _frames(view: ProtenixView, crop: Crop, conformers: dict[str, np.ndarray]) -
 def _rows(
     view: ProtenixView,
     alignments: Sequence[Alignment],
-    entities: Mapping[int, Sequence[int]],
+    chains: Sequence[int],
     crop: Crop,
     config: ProtenixConfig,
 ) -> Laid:
     """Codes and deletions of the rows at the tokens' columns, profiles, and how many there are."""
-    in_crop = np.zeros(view.num_chains, bool)
-    in_crop[crop.chain] = True
-    plan = plan_rows(view, in_crop, alignments, entities, config)
-    size = len(crop.token)
+    plan = plan_rows(view, chains, alignments, config)
+    size = len(crop)
     types = np.full([plan.num_rows, size], UNKNOWN, np.uint8)
     if not config.fill_with_query:
         types[1:] = GAP_TYPE
     profile = np.zeros([size, NUM_RESTYPES], np.float32)
     profile[:, UNKNOWN] = 1
     columns = view.residue_index[crop.residue] - 1
-    mine = []
-    for row, rows, others, every in zip(
-        plan.chains, plan.rows, plan.deletions, plan.main, strict=True
-    ):
-        alignment = alignments[view.chain_alignment[row]]
-        outside = (columns < 0) | (columns >= alignment.num_columns)
-        columns[outside & (crop.chain == row)] = 0
-        table = letter_codes_of(int(view.chain_polymer[row]))
-        mine.append(ShownRows(row, alignment, table, rows, others, every))
-    made = row_features(types, profile, crop.chain, columns, mine)
-    deletions = made["deletions"]
+    deepest: dict[int, int] = {ChainType.PROTEIN: 1, ChainType.RNA: 1}
+    for one in plan.shown:
+        outside = (columns < 0) | (columns >= one.alignment.num_columns)
+        columns[outside & (crop.chain == one.chain)] = 0
+        kind = int(view.chain_polymer[one.chain])
+        deepest[kind] = max(deepest.get(kind, 1), one.depth - plan.num_paired)
+    deletions, mean = fill_rows(types, crop.chain, columns, plan.shown, profile)
     number = deletions[:, 2].clip(max=127) if config.clip_127 else deletions[:, 2]
     inputs: Laid = {
         "msa": Sparse(types.shape, np.int64),
         **deleted(deletions, np.arctan(number / 3.0) * (2.0 / math.pi), types.shape),
-        "profile": made["profile"],
-        "deletion_mean": made["deletion_mean"],
+        "profile": profile,
+        "deletion_mean": mean,
     }
     laid: Laid = {f"input_feature_dict.{name}": value for name, value in inputs.items()}
-    counts = (1, plan.num_paired, plan.num_protein, plan.num_rna)
-    for kind, count in zip(_COUNTED, counts, strict=True):
-        laid[f"input_feature_dict.{kind}_num_alignments"] = OnHost(np.array(count))
-        laid[f"basic.N_msa_{kind}"] = OnHost(np.array([count]))
-    return laid | {"_msa": made["msa"], "basic.N_msa": OnHost(np.array([plan.num_rows]))}
+    counts = (1, plan.num_paired, deepest[ChainType.PROTEIN], deepest[ChainType.RNA])
+    for name, count in zip(_COUNTED, counts, strict=True):
+        laid[f"input_feature_dict.{name}_num_alignments"] = OnHost(np.array(count))
+        laid[f"basic.N_msa_{name}"] = OnHost(np.array([count]))
+    return laid | {"_msa": types, "basic.N_msa": OnHost(np.array([plan.num_rows]))}
 
 
-def _entities(view: ProtenixView, tokens: Tokens) -> dict[int, list[int]]:
-    """Chains of every entity in the order in which Protenix walks over them.
+def _chains(view: ProtenixView, tokens: Tokens, crop: Crop) -> list[int]:
+    """Chains of the crop, entity by entity, in the order in which Protenix walks over them.
 
     It keeps their numbers in sets, whose order is that of Python's whole numbers.
     """
@@ -304,12 +289,14 @@ def _entities(view: ProtenixView, tokens: Tokens) -> dict[int, list[int]]:
     for chain in tokens.chain[np.sort(first)].tolist():
         numbers.setdefault(int(view.chain_entity[chain]), set()).add(int(view.chain_asym[chain]))
     row = {int(asym): chain for chain, asym in enumerate(view.chain_asym.tolist())}
-    return {entity: [row[asym] for asym in own] for entity, own in numbers.items()}
+    present = set(crop.chain.tolist())
+    ordered = [row[asym] for own in numbers.values() for asym in own]
+    return [chain for chain in ordered if chain in present]
 
 
 def _counts(view: ProtenixView, crop: Crop) -> Laid:
     """Chains, atoms and tokens, and those of each kind of chain."""
-    kind, atoms = view.chain_type[crop.chain], np.diff(crop.start)
+    kind, atoms = view.chain_type[crop.chain], crop.atoms
     numbers = {"asym": len(np.unique(crop.chain)), "token": len(kind), "atom": len(crop.atom)}
     for name, one in _KINDS.items():
         numbers[f"{name}_atom"] = int(atoms[kind == one].sum())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -10,11 +10,11 @@ import numpy as np
 from evofeed.base.shapes import Integer
 from evofeed.loader.views.columns import GAP_TYPE, RESTYPES
 from evofeed.loader.views.config import ProtenixConfig
+from evofeed.loader.views.crop import Crop
 from evofeed.loader.views.draws import ProtenixDraws
 from evofeed.loader.views.entry_view import ChainType, ProtenixView
 from evofeed.loader.views.laid import Laid, Sparse
 from evofeed.loader.views.openfold3.templates import BINS
-from evofeed.loader.views.protenix.labels import Crop
 from evofeed.loader.views.protenix.vocabulary import atoms_of
 from evofeed.protein.alignment import Alignment, TemplateHits
 from evofeed.protein.residues import ATOM37_NUM, ATOM_ORDER, GAP
@@ -32,16 +32,16 @@ _ATOMS: Final = 24
 def plan_templates(
     view: ProtenixView,
     alignments: Sequence[Alignment],
-    entities: Mapping[int, Sequence[int]],
+    chains: Sequence[int],
     crop: Crop,
     draws: ProtenixDraws,
     config: ProtenixConfig,
 ) -> Laid:
     """Residue and atoms of each slot at each token; copies of a sequence have the same.
 
-    Entities and their chains stand in Protenix's order.
+    The crop's chains stand in Protenix's order.
     """
-    slots = (config.max_templates, len(crop.token))
+    slots = (config.max_templates, len(crop))
     if not config.templates:
         return _named(
             template_restype=np.full(slots, GAP_TYPE),
@@ -53,8 +53,7 @@ def plan_templates(
     drawn: dict[int, tuple[np.ndarray, np.ndarray]] = {}
     if config.filled_templates:
         restype[1:] = RESTYPES.index("ALA")
-    present = set(crop.chain.tolist())
-    for chain in (one for own in entities.values() for one in own if one in present):
+    for chain in chains:
         number = int(view.chain_alignment[chain])
         hits = alignments[number].hits if number >= 0 else None
         if hits is None or view.chain_polymer[chain] != ChainType.PROTEIN:

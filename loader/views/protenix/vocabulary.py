@@ -9,15 +9,16 @@ import numpy as np
 from evofeed.base.shapes import Integer
 from evofeed.loader.views.cells import letter_table
 from evofeed.loader.views.columns import GAP_TYPE, RESTYPES, UNKNOWN, name_codes
-from evofeed.loader.views.entry_view import ChainType
+from evofeed.loader.views.entry_view import OTHER_POLYMER, ChainType
 
-PROTEIN_LETTERS: Final = letter_table(0, "ARNDCQEGHILKMFPSTWYV", UNKNOWN, GAP_TYPE, "BDUCZE")
-"""Codes of letters in proteins, and in polymers without an alignment: B is D, U is C, Z is E."""
+_AMINO_ACIDS: Final = letter_table(0, "ARNDCQEGHILKMFPSTWYV", UNKNOWN, GAP_TYPE, "BDUCZE")
 LETTERS: Final[dict[int, np.ndarray]] = {
-    ChainType.PROTEIN: PROTEIN_LETTERS,
+    ChainType.PROTEIN: _AMINO_ACIDS,
+    OTHER_POLYMER: _AMINO_ACIDS,
     ChainType.DNA: letter_table(26, "AGCT", RESTYPES.index("DN"), GAP_TYPE),
     ChainType.RNA: letter_table(21, "AGCU", RESTYPES.index("N"), GAP_TYPE),
 }
+"""Codes of letters in the rows of a polymer; in proteins B is D, U is C, Z is E."""
 
 _BACKBONE: Final = "OP3 P OP1 OP2 O5' C5' C4' O4' C3' O3' C2'"
 _BASES: Final = {

@@ -17,6 +17,7 @@ from tests.loader.views.packs import entry_view, read, recordings, template_feat
 
 from evofeed.featurize.entries.openfold3_templates import cached_templates
 from evofeed.loader.views.config import OpenFold3Config
+from evofeed.loader.views.crop import Crop
 from evofeed.loader.views.draws import OpenFold3Draws
 from evofeed.loader.views.entry_view import ChainType, EntryView
 from evofeed.loader.views.openfold3.templates import plan_templates
@@ -61,7 +62,7 @@ def test_a_crop_has_the_template_features_that_openfold3_makes(
     view, alignments = copies_with_templates()
     every = np.random.default_rng(seed).permutation(view.num_tokens)
     tokens = np.sort(every[: CONFIG.token_budget - 8])
-    packed = plan_templates(view, alignments, tokens, OpenFold3Draws(seed), CONFIG)
+    packed = plan_templates(view, alignments, Crop.of(view, tokens), OpenFold3Draws(seed), CONFIG)
     theirs = of_openfold3(view, alignments, tokens, OpenFold3Draws(seed), monkeypatch)
     assert_features_equal(view, tokens, packed, theirs)
 
@@ -122,7 +123,7 @@ def test_a_template_cache_gives_what_openfold3_makes_of_it(
     theirs = features_of(query, slices)
     np.random.seed(2)
     given = [one.with_templates(templates) for one in alignments]
-    packed = plan_templates(view, given, tokens, SeededDraws(0), CONFIG)
+    packed = plan_templates(view, given, Crop.of(view, tokens), SeededDraws(0), CONFIG)
     assert_features_equal(view, tokens, packed, theirs)
 
 
@@ -241,8 +242,8 @@ def test_chains_without_templates_or_of_few_tokens_draw_nothing_and_have_none() 
     view, alignments = copies_with_templates()
     bare = [one.with_templates(None) for one in alignments]
     every = np.arange(view.num_tokens)
-    assert plan_templates(view, bare, every, OpenFold3Draws(1), CONFIG) == {}
+    assert plan_templates(view, bare, Crop.of(view, every), OpenFold3Draws(1), CONFIG) == {}
     few = OpenFold3Config(min_template_tokens=view.num_tokens)
-    assert plan_templates(view, alignments, every, OpenFold3Draws(1), few) == {}
+    assert plan_templates(view, alignments, Crop.of(view, every), OpenFold3Draws(1), few) == {}
     sizes = {len(OpenFold3Draws(key).templates(7, 4)) for key in range(60)}
     assert sizes == {0, 1, 2, 3, 4}

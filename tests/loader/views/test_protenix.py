@@ -28,10 +28,11 @@ from tests.loader.views.protenix_recorded import (
 
 from evofeed.loader import protenix_batch
 from evofeed.loader.views.config import ProtenixConfig
+from evofeed.loader.views.crop import Tokens
 from evofeed.loader.views.draws import ProtenixDraws
 from evofeed.loader.views.entry_view import ProtenixView
 from evofeed.loader.views.protenix import plan
-from evofeed.loader.views.protenix.crop import Tokens, crop_tokens, tokens_of
+from evofeed.loader.views.protenix.crop import crop_tokens
 from evofeed.loader.views.protenix.features import protenix_features
 from evofeed.loader.views.protenix.plan import plan_sample
 from evofeed.loader.views.protenix.rows import ranked_pairs
@@ -56,7 +57,7 @@ def view_of(pack: Path, entry: str) -> ProtenixView:
 def test_crops_are_the_recorded_ones(path: Path) -> None:
     recorded = read(path)
     view = view_of(path.parent.parent.parent, path.stem)
-    tokens = tokens_of(view)
+    tokens = Tokens.of(view)
     for number, about in enumerate(recorded.meta["crops"]):
         config = ProtenixConfig(crop_size=about["crop_size"])
         draws = RecordedDraws.of_crop(about)
