@@ -20,7 +20,7 @@ from evofeed.service.jobs.queue import JobQueue
 from evofeed.service.jobs.scheduler import Scheduler
 from evofeed.service.metrics import Metrics
 from evofeed.service.problems import Problem
-from evofeed.service.refs import Notes
+from evofeed.service.refs import Refs
 from evofeed.service.remembered import AWAY
 from evofeed.service.settings import ServiceSettings
 from evofeed.service.snapshots.catalog import Catalog
@@ -48,7 +48,7 @@ class Service:
                 self.catalog.register(name, uri, replace=True)
             key = _signing_key(database)
             self.finder = Finder(self.catalog)
-            self.notes = Notes(database)
+            self.refs = Refs(self.catalog)
             self.authority = Authority(database, key, settings.grace_seconds)
             self.work = Work(settings.request_seconds, settings.heavy_requests)
             self.signer = CursorSigner(key)

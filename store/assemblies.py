@@ -67,10 +67,11 @@ def kept_assemblies(base: Dataset, table: pa.Table) -> tuple[Part, list[dict[str
     for name in {chain for row in rows for chain in row["chain_ids"]}:
         if name not in there:
             wrong[name] = "is gone"
-        elif sums[0][base.row(name)] != sums[1][there[name]]:
-            record = spans.decoder(there[name], spans.read_span(there[name])).record()
-            if record.sequence != base[name].sequence:
-                wrong[name] = "has another sequence now"
+        elif (
+            sums[0][base.row(name)] != sums[1][there[name]]
+            and spans.record(there[name]).sequence != base[name].sequence
+        ):
+            wrong[name] = "has another sequence now"
     kept, dropped = [], []
     for row in rows:
         faults = [f"chain {name} {wrong[name]}" for name in row["chain_ids"] if name in wrong]
@@ -155,5 +156,4 @@ class Assemblies:
             raise ShardCorrupt(error.message, path=self.dataset.uri, item=assembly_id) from None
 
     def _member(self, name: str) -> ChainRecord:
-        row = self.members.row(name)
-        return self.members.decoder(row, self.members.read_span(row)).record()
+        return self.members.record(self.members.row(name))

@@ -81,25 +81,17 @@ def unpack_positions(
         ValueError: the payload does not fit the mask.
     """
     present = mask.astype(bool)
-    sections = position_sections(payload, present)
+    sections = fixed_sections(payload)
+    anchors = len(sections["anchor"])
+    atoms = anchors + len(sections["relative"])
+    if anchors != int(present.any(-1).sum()) or atoms != int(present.sum()):
+        raise ValueError(f"{anchors} residues and {atoms} atoms do not fit the mask")
     positions = _dense(sections["anchor"], sections["relative"], present, center)
     where = sections["exception_index"]
     if where.max(initial=0) >= max(positions.size, 1):
         raise ValueError("an exception is outside the array")
     positions.reshape(-1)[where] = sections["exception_value"]
     return positions
-
-
-def position_sections(
-    payload: bytes | memoryview, present: Bool[np.ndarray, "M 37"]
-) -> dict[str, np.ndarray]:
-    """The four arrays of a FIXED payload, sizes checked against the mask."""
-    sections = fixed_sections(payload)
-    anchors = len(sections["anchor"])
-    atoms = anchors + len(sections["relative"])
-    if anchors != int(present.any(-1).sum()) or atoms != int(present.sum()):
-        raise ValueError(f"{anchors} residues and {atoms} atoms do not fit the mask")
-    return sections
 
 
 def fixed_sections(payload: bytes | memoryview) -> dict[str, np.ndarray]:

@@ -21,10 +21,9 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 from evofeed.base.errors import ShardCorrupt, ShardMissing, StoreError
-from evofeed.store.storage import Bytes, Keeping, LocalStorage, Storage, StoredObject
+from evofeed.store.front import PIECE, FrontStorage
+from evofeed.store.storage import LocalStorage, Storage
 
-CHUNK: Final = 16 << 20
-"""Bytes a remote read while filling."""
 DOWNLOADS: Final = 2
 """Attempts to get the bytes that a shard's name promises."""
 _SHARD: Final = re.compile(r"[0-9a-f]{64}\.arrow")
@@ -46,11 +45,12 @@ class Cache:
             raise ValueError(f"{self.folder} is a dataset: a cache needs a folder of its own")
 
 
-class CachedStorage:
+class CachedStorage(FrontStorage):
     """A remote storage read through a `Cache`; writing goes to the remote."""
 
     def __init__(self, remote: Storage, cache: Cache, sizes: Mapping[str, int]) -> None:
-        self.remote, self.sizes = remote, dict(sizes)
+        super().__init__(remote)
+        self.sizes = dict(sizes)
         # The same one wherever a script goes later, and for its reader process.
         self.cache = replace(cache, folder=str(Path(cache.folder).absolute()))
         self._folder = Path(self.cache.folder) / "shards"
@@ -65,17 +65,8 @@ class CachedStorage:
         self._lock = threading.Lock()
         self.stats = dict.fromkeys(("hits", "fills", "evictions", "bypassed"), 0)
 
-    @property
-    def uri(self) -> str:
-        """The remote's address."""
-        return self.remote.uri
-
     def __reduce__(self) -> tuple[Any, ...]:
         return CachedStorage, (self.remote, self.cache, self.sizes)
-
-    def read(self, key: str) -> bytes:
-        """All bytes of a file, from the remote."""
-        return self.remote.read(key)
 
     def read_into(self, key: str, offset: int, out: memoryview) -> None:
         """Fill `out` from the local copy, fetching it first if there is none."""
@@ -136,10 +127,10 @@ class CachedStorage:
     def _fetch(self, name: str, file: IO[bytes]) -> str | None:
         """sha256 of what was fetched into `file`; None if the disk is full."""
         digest, done, size = hashlib.sha256(), 0, self.sizes[name]
-        buffer = memoryview(bytearray(min(CHUNK, size)))
+        buffer = memoryview(bytearray(min(PIECE, size)))
         try:
             while done < size:
-                part = buffer[: min(CHUNK, size - done)]
+                part = buffer[: min(PIECE, size - done)]
                 self.remote.read_into(f"shards/{name}", done, part)
                 digest.update(part)
                 file.write(part)
@@ -208,28 +199,11 @@ class CachedStorage:
         if _SHARD.fullmatch(key.removeprefix("shards/")):
             with contextlib.suppress(OSError):
                 (self._folder / key.removeprefix("shards/")).unlink()
-        if isinstance(self.remote, Keeping):
-            self.remote.forget(key)
-
-    def put(self, key: str, data: Bytes) -> None:
-        """To the remote."""
-        self.remote.put(key, data)
-
-    def swap(self, key: str, old: bytes | None, new: bytes) -> bool:
-        """At the remote."""
-        return self.remote.swap(key, old, new)
-
-    def files(self, prefix: str) -> Iterator[StoredObject]:
-        """Of the remote."""
-        return self.remote.files(prefix)
-
-    def delete(self, key: str) -> None:
-        """At the remote."""
-        self.remote.delete(key)
+        super().forget(key)
 
     def close(self) -> None:
         """The remote's connections and the local files."""
-        self.remote.close()
+        super().close()
         self._local.close()
 
 

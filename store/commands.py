@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Annotated, Any
@@ -167,7 +168,7 @@ def overlap(
     lines = [f"{mine}  {theirs}" for mine, theirs in found.shared]
     lines += [f"{chain_id}  is in no cluster" for chain_id in found.unclustered]
     lines.append(f"{len(found.shared)} shared, {len(found.unclustered)} in no cluster")
-    show(as_json, found.to_dict(), lines)
+    show(as_json, dataclasses.asdict(found), lines)
     raise typer.Exit(1 if found else 0)
 
 

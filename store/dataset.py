@@ -21,6 +21,7 @@ from evofeed.store.cache import Cache, CachedStorage
 from evofeed.store.decode import FEATURES, crop_features
 from evofeed.store.entries import Entries
 from evofeed.store.entry_shards import record_rows
+from evofeed.store.front import ReadAhead
 from evofeed.store.history import (
     Diff,
     Snapshot,
@@ -156,8 +157,7 @@ class Dataset:
         return self.spans.row(chain)
 
     def __getitem__(self, chain: str | int) -> ChainRecord:
-        row = self.spans.row(chain)
-        return self.spans.decoder(row, self.spans.read_span(row)).record()
+        return self.spans.record(self.spans.row(chain))
 
     def read(
         self,
@@ -224,6 +224,13 @@ class Dataset:
         checksum; `deep` also hashes each shard, parses it as Arrow and decodes all
         records.
         """
+        if isinstance(self.storage, LocalStorage):
+            return self._faults(deep)
+        sizes = {shard_key(entry.name): entry.nbytes for entry in self.manifest.shards}
+        storage = ReadAhead(self.storage, sizes)
+        return Dataset(storage, self.digest, self.manifest, self.index)._faults(deep)
+
+    def _faults(self, deep: bool) -> list[StoreError]:
         faults: list[StoreError] = []
         groups = [self.spans]
         try:
@@ -231,11 +238,9 @@ class Dataset:
         except StoreError as error:
             faults.append(error)
         for spans in groups:
-            for row in range(len(spans)):
+            for row in np.lexsort((spans.offset, spans.shard)).tolist():  # in file order
                 try:
-                    span = spans.read_span(row)
-                    if deep:
-                        spans.decoder(row, span).record()
+                    (spans.record if deep else spans.read_span)(row)
                 except StoreError as error:
                     faults.append(error)
         try:

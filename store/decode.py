@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -117,36 +118,32 @@ class ChainDecoder:
             if feature.dims[0] in "LN" and paid != need:
                 raise ValueError(f"dims {self.dims} do not fit {paid} bytes")
 
+    @cached_property
     def order(self) -> np.ndarray:
         """Original row of each stored row, i64[N]."""
-        if "order" not in self._cache:
-            rows = self.dims["N"]
-            try:
-                column = self.raw("msa_order")
-                order = unpack_integers(column, np.dtype(np.int32), rows).astype(np.int64)
-                if order[0] != 0 or np.any(np.bincount(order, minlength=rows) != 1):
-                    raise ValueError("no permutation that begins with the query")
-            except ValueError as error:
-                raise self.place.corrupt(f"column msa_order: {error}") from None
-            self._cache["order"] = order
-        order = self._cache["order"]
-        return np.asarray(order)
+        rows, column = self.dims["N"], self.raw("msa_order")
+        try:
+            order = unpack_integers(column, np.dtype(np.int32), rows).astype(np.int64)
+            if order[0] != 0 or np.any(np.bincount(order, minlength=rows) != 1):
+                raise ValueError("no permutation that begins with the query")
+        except ValueError as error:
+            raise self.place.corrupt(f"column msa_order: {error}") from None
+        return order
 
+    @cached_property
     def inverse(self) -> np.ndarray:
         """Stored row of each original row, i64[N]."""
-        if "inverse" not in self._cache:
-            inverse = np.empty_like(self.order())
-            inverse[self.order()] = np.arange(len(inverse))
-            self._cache["inverse"] = inverse
-        return np.asarray(self._cache["inverse"])
+        inverse = np.empty_like(self.order)
+        inverse[self.order] = np.arange(len(inverse))
+        return inverse
 
     def _msa(self) -> np.ndarray:
-        return self._rows("msa", self.dims["N"], self.inverse())
+        return self._rows("msa", self.dims["N"], self.inverse)
 
     def msa_rows(self, taken: np.ndarray) -> np.ndarray:
         """Some rows of the alignment, u8[R, L], by their numbers in the record."""
         try:
-            return self._rows("msa", self.dims["N"], self.inverse()[taken])
+            return self._rows("msa", self.dims["N"], self.inverse[taken])
         except ValueError as error:
             raise self.place.corrupt(f"column msa: {error}") from None
 
@@ -186,14 +183,14 @@ class ChainDecoder:
         if counts is None:
             return self._plain(FEATURES["deletion_row"])
         rows = np.arange(self.dims["N"], dtype=np.int32)
-        return np.asarray(np.repeat(rows, counts[self.inverse()]))
+        return np.asarray(np.repeat(rows, counts[self.inverse]))
 
     def _moved(self, name: str) -> np.ndarray:
         values = unpack_integers(self.raw(name), np.dtype(np.int32), self.dims["K"])
         counts = self.row_counts()
         if counts is None:
             return values
-        return np.asarray(values[reorder_runs(row_starts(counts), self.inverse())])
+        return np.asarray(values[reorder_runs(row_starts(counts), self.inverse)])
 
     def deletion_matrix(self, taken: np.ndarray | None = None) -> np.ndarray:
         """Deletions left of each cell, dense, i32[R, L], for some rows of the record, or all."""
@@ -268,11 +265,6 @@ def _size(feature: Feature, dims: Mapping[str, int]) -> int:
     for extent in feature.shape(dict(dims)):
         size *= extent
     return size
-
-
-def decode_record(columns: Mapping[str, PackedColumn], place: Place) -> ChainRecord:
-    """The whole chain; see `ChainDecoder`."""
-    return ChainDecoder(columns, place).record()
 
 
 _SPARSE = frozenset({"deletion_row", "deletion_column", "deletion_count"})

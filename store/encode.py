@@ -51,6 +51,8 @@ def encode_record(record: ChainRecord, *, zstd: bool = False) -> dict[str, Packe
     record.validate()
     sizes = record.sizes
     order = stored_order(record.chain_id, sizes["N"])
+    meta = {name: getattr(record, name) for name in META_FIELDS}
+    meta |= {name: value for name in OPTIONAL_META if (value := getattr(record, name))}
     dims = [*sizes.values(), record.all_atom_positions is not None, 0, 0, 0]
     columns = {
         "dims": pack_raw(np.array(dims, np.int32)),
@@ -61,23 +63,14 @@ def encode_record(record: ChainRecord, *, zstd: bool = False) -> dict[str, Packe
         "msa": packed(Codec.MSA5, pack_rows(record.msa, order)),
         "msa_source": pack_runs(record.msa_source),
         "msa_species": pack_strings(record.msa_species),
-        "meta": packed(Codec.JSON, canonical_json(meta_of(record))),
+        "meta": packed(Codec.JSON, canonical_json(meta)),
     }
     columns |= _deletions(record, order) | _structure(record) | _templates(record)
     if zstd:
-        columns = {name: compress(name, column) for name, column in columns.items()}
+        columns = {
+            n: column if n == "dims" else compressed(column) for n, column in columns.items()
+        }
     return {name: columns[name] for name in COLUMNS}
-
-
-def meta_of(record: ChainRecord) -> dict[str, Any]:
-    """The fields of a record that are no arrays; optional ones where it has them."""
-    fields = {name: getattr(record, name) for name in META_FIELDS}
-    return fields | {name: value for name in OPTIONAL_META if (value := getattr(record, name))}
-
-
-def compress(name: str, column: PackedColumn) -> PackedColumn:
-    """The column under zstd, where that makes it smaller; `dims` as it is."""
-    return column if name == "dims" else compressed(column)
 
 
 def _deletions(record: ChainRecord, order: np.ndarray) -> dict[str, PackedColumn]:

@@ -146,13 +146,19 @@ def read_entry(
     """
     columns, place = read_record(storage, span), place_of(storage, span)
     record = decoded("entry", columns, place)
-    try:
-        section = decode_section(columns, project, record)
-    except (ValueError, IndexError, KeyError, TypeError, OverflowError) as error:
-        raise place.corrupt(f"the section of {project} is not valid: {error}") from None
-    if section is None:
+    if (section := section_of(columns, project, record, place)) is None:
         raise ChainMissing(f"{project} does not take this entry", item=span.record_id)
     return record, section
+
+
+def section_of(
+    columns: Mapping[str, PackedColumn], project: str, record: EntryRecord, place: Place
+) -> RulesetSection | None:
+    """What a project makes of an entry, if it takes it (raises ShardCorrupt)."""
+    try:
+        return decode_section(columns, project, record)
+    except (ValueError, IndexError, KeyError, TypeError, OverflowError) as error:
+        raise place.corrupt(f"the section of {project} is not valid: {error}") from None
 
 
 def entry_files(rows: list[dict[str, Any]], clusters: Mapping[str, str]) -> dict[str, bytes]:
@@ -310,15 +316,13 @@ class Entries:
     def verify(self) -> list[StoreError]:
         """Every damaged record."""
         faults: list[StoreError] = []
-        for kind, name in self._rows:
+        storage = self.dataset.storage
+        for span in sorted(map(span_of, self.records.to_pylist()), key=lambda s: (s.key, s.offset)):
             try:
-                self._read(kind, name)
-                for project in PROJECTS if kind == "entry" else ():
-                    if self.table[f"tokens_{project}"][self._entry_row(name)].as_py() >= 0:
-                        self.section(name, project)
+                columns, place = read_record(storage, span), place_of(storage, span)
+                value = decoded(span.kind, columns, place)
+                for project in PROJECTS if span.kind == "entry" else ():
+                    section_of(columns, project, value, place)
             except StoreError as error:
                 faults.append(error)
         return faults
-
-    def _entry_row(self, entry_id: str) -> int:
-        return int(self.table["entry_id"].index(entry_id).as_py())

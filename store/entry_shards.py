@@ -27,8 +27,7 @@ from evofeed.store.shard import (
     read_records,
     shard_bytes,
     shard_kind,
-    shard_name,
-    store_indexed,
+    store_shard,
 )
 from evofeed.store.storage import Storage
 
@@ -60,7 +59,7 @@ def write_records(
     for record_id in encoded:
         check_name(record_id, "record id")
     data, storage = shard_bytes(encoded, kind), open_storage(uri)
-    return store_indexed(storage, data, record_rows(data, shard_name(data), storage.uri))
+    return store_shard(storage, data, record_rows)
 
 
 def record_rows(data: pa.Buffer, name: str, path: str) -> pa.Table:

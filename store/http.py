@@ -96,12 +96,6 @@ class HttpStorage:
         """Close the connections of all threads; reading on opens them again."""
         self._http.close()
 
-    def __enter__(self) -> HttpStorage:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def _refused(self, *_: Any, **__: Any) -> Any:
         raise ReadOnlyStorage(
             "a dataset over HTTP is read-only: use the folder or bucket behind the service",

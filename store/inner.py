@@ -12,7 +12,6 @@ from evofeed.base.lazy import names_from
 
 if TYPE_CHECKING:
     from evofeed.store.cache import answers
-    from evofeed.store.dataset import checked_index
     from evofeed.store.decode import FEATURES, ChainDecoder, Place
     from evofeed.store.entries import RecordSpan, read_entry, read_value, record_spans
     from evofeed.store.entry_codecs import (
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
         encode_entry,
         encode_molecules,
     )
+    from evofeed.store.history import read_manifest
     from evofeed.store.http_connection import Answer, HttpConnection
     from evofeed.store.index import index_schema
     from evofeed.store.layout import (
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from evofeed.store.manifest import DIGEST, check_name
     from evofeed.store.msa_codec import row_nbytes
     from evofeed.store.opening import open_storage
-    from evofeed.store.refs import Ref, delete_ref, list_refs, move_ref, read_ref
+    from evofeed.store.refs import Ref, list_refs, move_ref, read_ref
     from evofeed.store.s3 import S3Storage
     from evofeed.store.shard import part_key, read_part, shard_key
     from evofeed.store.statistics import (

@@ -32,13 +32,13 @@ def open_plain(data: bytes | pa.Buffer, path: str) -> pa.RecordBatchStreamReader
     stream = data.slice(len(MAGIC))
     try:
         for message in pa.ipc.MessageReader.open_stream(stream):
-            refuse_compressed(message, path)
+            _refuse_compressed(message, path)
         return pa.ipc.open_stream(stream)
     except (pa.ArrowException, OSError, ValueError) as error:
         raise ShardCorrupt(f"no Arrow file: {error}", path=path) from None
 
 
-def refuse_compressed(message: pa.Message, path: str, item: str | None = None) -> None:
+def _refuse_compressed(message: pa.Message, path: str) -> None:
     """Nothing, for a message whose buffers are as they lie.
 
     Raises:
@@ -55,7 +55,7 @@ def refuse_compressed(message: pa.Message, path: str, item: str | None = None) -
         raise ShardCorrupt("an Arrow message points outside itself", path=path) from None
     if codec is not None:
         why = "its buffers are compressed by Arrow, which no evofeed file is: make it again"
-        raise ShardCorrupt(why, path=path, item=item)
+        raise ShardCorrupt(why, path=path)
 
 
 class _Table:

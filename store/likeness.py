@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from evofeed.base.errors import InputError
 from evofeed.store.storage import open_regular
@@ -144,10 +144,6 @@ class Overlap:
 
     def __bool__(self) -> bool:
         return bool(self.shared or self.unclustered)
-
-    def to_dict(self) -> dict[str, Any]:
-        """As plain values."""
-        return {"shared": [list(pair) for pair in self.shared], "unclustered": [*self.unclustered]}
 
 
 class Clusters:

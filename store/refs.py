@@ -101,34 +101,20 @@ def list_refs(storage: Storage, *, or_main: bool = True) -> list[Ref]:
 
 
 def move_ref(
-    storage: Storage, name: str, digest: str, expect: str | None, *, again: bool = True
+    storage: Storage, name: str, digest: str | None, expect: str | None, *, again: bool = True
 ) -> Ref:
     """Point a ref at a snapshot if it still points at `expect` (None: does not exist).
 
     With `again`, already pointing at `digest` counts as done, so a publisher that died
     after moving the ref may simply run again; without, whoever returns has moved it.
+    A `digest` of None deletes the ref: what it pointed at stays until `gc`.
+
+    Returns:
+        The ref; one that was deleted as it was, with the time of its end.
 
     Raises:
         RefConflict: somebody else moved it; says where it is now.
     """
-    return _swapped(storage, name, digest, expect, again)
-
-
-def delete_ref(storage: Storage, name: str, expect: str) -> Ref:
-    """Delete a ref if it still points at `expect`; what it pointed at stays until `gc`.
-
-    Returns:
-        The ref as it was, with the time of its end.
-
-    Raises:
-        RefConflict: somebody else moved or deleted it.
-    """
-    return _swapped(storage, name, None, expect, False)
-
-
-def _swapped(
-    storage: Storage, name: str, digest: str | None, expect: str | None, again: bool
-) -> Ref:
     key = f"refs/{check_name(name, 'ref')}"
     for _ in range(RACES):
         held, current = _held(storage, name)

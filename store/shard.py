@@ -13,7 +13,7 @@ import xxhash
 
 from evofeed.base.errors import ShardCorrupt, ShardMissing
 from evofeed.protein.chain_record import ChainRecord
-from evofeed.store.decode import Place, decode_record
+from evofeed.store.decode import ChainDecoder, Place
 from evofeed.store.encode import encode_record
 from evofeed.store.index import describe, index_bytes, index_schema, index_table, read_table
 from evofeed.store.ipc import open_plain
@@ -35,6 +35,9 @@ MESSAGE: Final = b"\xff\xff\xff\xff"
 """How every Arrow message begins."""
 END_OF_STREAM: Final = b"\xff\xff\xff\xff\0\0\0\0"
 """Arrow's mark behind the last record batch: a footer that lost some is found by it."""
+
+Rows = Callable[[pa.Buffer, str, str], pa.Table]
+"""Rows of an index, from a shard's bytes, its name and where it is."""
 
 
 def write_shard(uri: str, records: Iterable[ChainRecord]) -> ShardEntry:
@@ -89,20 +92,17 @@ def shard_name(data: pa.Buffer) -> str:
     return f"{hashlib.sha256(memoryview(data)).hexdigest()}.arrow"
 
 
-def store_shard(storage: Storage, data: pa.Buffer) -> ShardEntry:
-    """Put a shard's bytes, and the index of its chains, where they belong."""
-    return store_indexed(storage, data, shard_index(data, shard_name(data), storage.uri))
-
-
-def store_indexed(storage: Storage, data: pa.Buffer, table: pa.Table) -> ShardEntry:
-    """The same, for a shard whose index rows are known."""
-    view, name = memoryview(data).cast("B"), str(table["shard"][0])
+def store_shard(storage: Storage, data: pa.Buffer, rows: Rows | None = None) -> ShardEntry:
+    """Put a shard's bytes, and the rows that an index has of them (those of chains, if not
+    given), where they belong."""
+    name = shard_name(data)
+    table = (rows or shard_index)(data, name, storage.uri)
     part = index_bytes(table)
     # The index part goes first: whoever sees the shard finds its part.
     storage.put(part_key(name), hashlib.sha256(part).digest() + part)
-    storage.put(shard_key(name), view)
+    storage.put(shard_key(name), memoryview(data).cast("B"))
     digest = name.removesuffix(".arrow")
-    return ShardEntry(name=name, sha256=digest, nbytes=len(view), chains=table.num_rows)
+    return ShardEntry(name=name, sha256=digest, nbytes=data.size, chains=table.num_rows)
 
 
 def shard_key(name: str) -> str:
@@ -156,7 +156,7 @@ def shard_index(data: pa.Buffer, name: str, path: str) -> pa.Table:
     for place, columns, where in read_records(data, path, CHAIN):
         saved = sum(column.raw_nbytes - len(column.payload) for column in columns.values())
         row = {"shard": name, "raw_nbytes": where["nbytes"] + saved}
-        rows.append(describe(decode_record(columns, place)) | where | row)
+        rows.append(describe(ChainDecoder(columns, place).record()) | where | row)
     try:
         return index_table(rows)
     except ValueError as error:
@@ -233,7 +233,7 @@ def part_of(
     entry: ShardEntry,
     table: str,
     schema: pa.Schema,
-    rows: Callable[[pa.Buffer, str, str], pa.Table],
+    rows: Rows,
 ) -> pa.Table:
     """As `read_part`, for rows of a table that a shard's bytes give by `rows`."""
     try:

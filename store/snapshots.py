@@ -12,10 +12,8 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import xxhash
 
 from evofeed.base.errors import ShardCorrupt
 from evofeed.store.dataset import Dataset
@@ -23,12 +21,10 @@ from evofeed.store.entries import entry_files
 from evofeed.store.entry_shards import read_record_rows, records_table
 from evofeed.store.history import Snapshot
 from evofeed.store.index import canonical
-from evofeed.store.ipc import refuse_compressed
-from evofeed.store.layout import arrow_schema
 from evofeed.store.manifest import Part, ShardEntry, canonical_json
 from evofeed.store.opening import open_storage
 from evofeed.store.refs import Ref, move_ref
-from evofeed.store.shard import read_part, schema_end, shard_index, shard_key, store_indexed
+from evofeed.store.shard import read_part, shard_bytes, shard_key, store_shard
 from evofeed.store.spans import Spans
 from evofeed.store.storage import Storage
 from evofeed.store.writer import (
@@ -286,46 +282,18 @@ def join_chains(storage: Storage, rows: pa.Table) -> ShardEntry:
     """Write one shard of the chains that these rows of an index name.
 
     Its bytes depend on the chains alone, not on the shards they came from. They are in
-    memory while it is written. Columns are copied packed. A chain's bytes do not depend on where
-    in a file they are, so its checksum stays, and only its place in the index is new.
+    memory while it is written. Columns are copied packed.
 
     Raises:
         ShardCorrupt, ShardMissing: a chain's bytes are wrong or gone.
         ValueError: a chain is in two rows.
     """
-    rows = canonical([rows])
-    spans, schema, sink = Spans(storage, rows), arrow_schema(), pa.BufferOutputStream()
-    with pa.ipc.new_file(sink, schema) as writer:
-        for row in range(len(rows)):
-            span = pa.py_buffer(spans.read_span(row).tobytes())
-            message = pa.ipc.read_message(span)
-            refuse_compressed(message, spans.place(row).path, spans.chain_id(row))
-            writer.write_batch(pa.ipc.read_record_batch(message, schema))
-    data = sink.getvalue()
-    name = f"{hashlib.sha256(memoryview(data)).hexdigest()}.arrow"
-    table = _moved(rows, memoryview(data), name)
-    if table is None:  # another Arrow wrote the spans with other words around the same columns
-        table = shard_index(data, name, storage.uri)
-    return store_indexed(storage, data, table)
-
-
-def _moved(rows: pa.Table, data: memoryview, name: str) -> pa.Table | None:
-    """The rows at their new place; None if a chain's bytes there are not what they were."""
-    offsets, at = [], schema_end(data)
-    for nbytes, checksum in zip(
-        rows["nbytes"].to_pylist(), rows["checksum"].to_pylist(), strict=True
-    ):
-        if xxhash.xxh3_64_intdigest(data[at : at + nbytes]) != checksum:
-            return None
-        offsets.append(at)
-        at += nbytes
-    new = {
-        "shard": pa.array([name] * len(rows)),
-        "offset": pa.array(offsets, pa.int64()),
-        "cluster_size": pa.array(np.full(len(rows), -1, np.int32)),  # of a snapshot, not a shard
+    spans = Spans(storage, canonical([rows]))
+    packed = {
+        spans.chain_id(row): spans.decoder(row, spans.read_span(row)).columns
+        for row in range(len(spans))
     }
-    columns = [new.get(field, rows[field]) for field in rows.schema.names]
-    return canonical([pa.table(columns, names=rows.schema.names)])
+    return store_shard(storage, shard_bytes(packed))
 
 
 def groups_of(sizes: Iterable[int], nbytes: int) -> Iterator[list[int]]:

@@ -9,6 +9,7 @@ import pyarrow as pa
 import xxhash
 
 from evofeed.base.errors import ChainMissing, ShardCorrupt, ShardMissing, StoreError
+from evofeed.protein.chain_record import ChainRecord
 from evofeed.store.decode import ChainDecoder, Place
 from evofeed.store.layout import COLUMNS, unpack_column
 from evofeed.store.shard import shard_key
@@ -70,25 +71,19 @@ class Spans:
         """Names of chain and shard, for errors."""
         return Place(self.chain_id(row), f"{self.storage.uri}/{self.key(row)}")
 
-    def read_span(self, row: int, out: np.ndarray | None = None) -> np.ndarray:
+    def read_span(self, row: int) -> np.ndarray:
         """All bytes of a chain, u8, by one ranged read; checked against the index.
-
-        Args:
-            row: row of the index.
-            out: u8 buffer to use the front of, if it is large enough.
 
         Raises:
             ShardCorrupt: they do not match; `ShardMissing`: the shard is not there.
         """
-        nbytes = int(self.nbytes[row])
-        if out is None or len(out) < nbytes:
-            out = np.empty(nbytes, np.uint8)
-        where, place = (self.key(row), int(self.offset[row])), self.place(row)
-        return read_checked(self.storage, *where, out[:nbytes], int(self.checksum[row]), place)
+        out, place = np.empty(int(self.nbytes[row]), np.uint8), self.place(row)
+        where = (self.key(row), int(self.offset[row]))
+        return read_checked(self.storage, *where, out, int(self.checksum[row]), place)
 
-    def decoder(self, row: int, span: np.ndarray, starts: np.ndarray | None = None) -> ChainDecoder:
+    def decoder(self, row: int, span: np.ndarray) -> ChainDecoder:
         """Decoder of a whole span; the sizes it finds must be those of the index."""
-        starts, place = (self.starts[row] if starts is None else starts).tolist(), self.place(row)
+        starts, place = self.starts[row].tolist(), self.place(row)
         view = span.data
         columns = {
             name: unpack_column(view[start:stop], place.chain_id, name, place.path, verify=False)
@@ -98,6 +93,10 @@ class Spans:
         if [decoder.dims[name] for name in "LNKT"] != self.dims[row].tolist():
             raise place.corrupt(f"it has {decoder.dims}, the index says {self.dims[row].tolist()}")
         return decoder
+
+    def record(self, row: int) -> ChainRecord:
+        """The chain of a row, whole (raises as `read_span` and `ChainDecoder`)."""
+        return self.decoder(row, self.read_span(row)).record()
 
 
 def read_checked(

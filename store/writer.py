@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from evofeed.base.errors import DatasetMissing, ShardMissing
+from evofeed.base.errors import DatasetMissing, ShardCorrupt, ShardMissing
 from evofeed.protein.chain_record import ChainRecord
 from evofeed.store.encode import encode_record
 from evofeed.store.history import Snapshot
@@ -118,6 +118,8 @@ class DatasetWriter:
 
         Raises:
             RefConflict: the ref moved meanwhile; nothing was published.
+            ShardCorrupt: the parent is damaged; where it is what is published here, made of a
+                snapshot that is there or of none, it is written again instead.
             ValueError: a chain is in two shards.
         """
         self.flush()
@@ -125,8 +127,11 @@ class DatasetWriter:
         table = canonical([read_part(self.storage, entry) for entry in entries])
         if cluster_sizes is not None:
             table = with_cluster_sizes(table, cluster_sizes)
-        settings = dict(config or {})
-        base = parent_of(self.storage, expect)
+        settings, damage = dict(config or {}), None
+        try:
+            base = parent_of(self.storage, expect)
+        except ShardCorrupt as error:
+            base, damage = None, error
         complexes = _kept_assemblies(base, table, settings)
         if base and base.manifest.entries:
             settings["entries"] = base.manifest.config.get("entries", {})
@@ -139,6 +144,7 @@ class DatasetWriter:
             config=settings,
             dropped=tuple(sorted((dict(item) for item in dropped), key=canonical_json)),
             assemblies=complexes,
+            damage=damage,
         )
         move(self.storage, ref, snapshot.digest, expect)
         return snapshot
@@ -199,6 +205,7 @@ def write_snapshot(
     dropped: tuple[dict[str, Any], ...] | None = None,
     assemblies: Part | None = None,
     entries: Part | None = None,
+    damage: ShardCorrupt | None = None,
 ) -> Snapshot:
     """Store index and manifest of a snapshot; no ref moves.
 
@@ -211,6 +218,7 @@ def write_snapshot(
         parent: digest of `base`, if that is not there any more.
         config, dropped: as in `Manifest`.
         assemblies, entries: its complexes and entries.
+        damage: of `parent`, raised unless that is this snapshot.
     """
     assemblies = _part_of(base, "assemblies") if assemblies is None else assemblies
     entries = _part_of(base, "entries") if entries is None else entries
@@ -233,6 +241,12 @@ def write_snapshot(
     )
     if base and replace(manifest, parent=base.manifest.parent) == base.manifest:
         return Snapshot(base.digest, base.manifest)
+    if damage is not None:
+        there = {item.key.split("/")[1] for item in storage.files("snapshots/")}
+        again = [replace(manifest, parent=one) for one in (None, *there)]
+        if not (again := [one for one in again if one.digest == parent]):
+            raise damage
+        manifest = again[0]
     folder = f"snapshots/{manifest.digest}"
     if _is_there(storage, folder, manifest):  # written again, its files would look newer
         return Snapshot(manifest.digest, manifest)

@@ -60,7 +60,7 @@ BUDGET = {
     "featurize": 20_575,
     "store": 7_485,
     "loader": 12_781,
-    "service": 8_470,
+    "service": 8_370,
     "trainer": 13_150,
     "kernels": 16_495,
     "synth": 2_010,

@@ -55,22 +55,6 @@ class RefPolicy(Base):
     principal: Mapped[str] = mapped_column(String(128))
 
 
-class RefIntent(Base):
-    """A move that is about to be made: whoever finds the ref there knows who moved it."""
-
-    __tablename__ = "ref_intents"
-
-    id: Mapped[int] = mapped_column(primary_key=True)
-    dataset_id: Mapped[_OfDataset]
-    ref: Mapped[str] = mapped_column(String(128))
-    digest: Mapped[str] = mapped_column(String(64))
-    previous: Mapped[str | None] = mapped_column(String(64))
-    principal: Mapped[str] = mapped_column(String(128))
-    job_id: Mapped[str | None] = mapped_column(String(32))
-    message: Mapped[str] = mapped_column(Text, default="")
-    at: Mapped[float]
-
-
 class RefMove(Base):
     """One move of a ref; the last row of a ref is where it points. No digest: it was deleted."""
 

@@ -36,7 +36,7 @@ from evofeed.service.database.database import Database
 from evofeed.service.jobs import queue as jobs
 from evofeed.service.jobs.config import build
 from evofeed.service.jobs.queue import JobQueue
-from evofeed.service.refs import move_ref
+from evofeed.service.refs import Refs
 from evofeed.service.settings import ServiceSettings, load_settings
 from evofeed.service.snapshots.catalog import Catalog
 from evofeed.store.inner import Storage
@@ -112,11 +112,10 @@ def _run(
         _log.info("snapshot %s is written", digest)
         if ref is None:
             return None
-        moved = move_ref(
-            Catalog(database), database, dataset=dataset.name, ref=name, digest=digest,
-            expect=expect, principal=holder_of(database, job.charged_to), job_id=job_id,
-            message=job.message,
-        )  # fmt: skip
+        mover = holder_of(database, job.charged_to)
+        moved = Refs(Catalog(database)).move(
+            dataset.name, name, digest, expect, mover, job_id=job_id, message=job.message
+        )
         _log.info("ref %s is moved", name)
         return moved
 

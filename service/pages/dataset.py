@@ -16,7 +16,6 @@ from starlette.responses import HTMLResponse
 
 from evofeed.service.names import DIGEST_PATTERN, DatasetName, NewName
 from evofeed.service.pages.page import render
-from evofeed.service.refs import note_ref, policy_of, ref_history
 from evofeed.service.requests.forms import bad_field
 from evofeed.service.requests.routing import Context, make_router, scope
 from evofeed.service.routes.rows import RowQuery
@@ -162,7 +161,7 @@ def dataset_page(
     listing = _LISTINGS[query.table]
     if (sort := query.sort or listing.sorts[0]) not in listing.sorts:
         raise bad_field("sort", f"{sort!r} is none of {', '.join(listing.sorts)}")
-    ref = note_ref(service.database, row.id, view, query.ref)
+    ref = service.refs.note(name, query.ref)
     digest = query.at or ref.digest
     question = _question(query, name, digest)
     every = service.catalog.table(name, digest, query.table)
@@ -184,8 +183,8 @@ def dataset_page(
         facets=[(title, column, _facet(service, query, question, column))
                 for column, title in listing.facets],
         snapshots=[(digest, when, view.manifest(digest)) for digest, when in seen],
-        moves=ref_history(service.database, row.id, query.ref, 10),
-        policy=policy_of(service.database, row.id, query.ref),
+        moves=service.refs.history(name, query.ref, 10),
+        policy=service.refs.policy(name, query.ref),
     )  # fmt: skip
 
 

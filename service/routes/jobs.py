@@ -21,7 +21,7 @@ from evofeed.service.jobs import queue
 from evofeed.service.jobs.config import Preset, checked_config, checked_crop, cores, require_within
 from evofeed.service.names import Body, Message, NewName, view_of
 from evofeed.service.problems import Problem
-from evofeed.service.refs import policy_of, require_movable
+from evofeed.service.refs import require_movable
 from evofeed.service.requests.routing import Context, Limit, make_router, scope
 from evofeed.service.views import BrokenChain, Job, State
 
@@ -112,7 +112,7 @@ def submit_job(ctx: Context, new: NewJob, response: Response, key: JobKey = None
     settings = ctx.service.settings
     dataset = ctx.service.catalog.dataset(new.dataset)
     options = new.model_dump(include={"executor", "workers", "deadline", "memory", "max_broken"})
-    _require_allowed(ctx, dataset, new.input_uri, new.ref, options)
+    _require_allowed(ctx, dataset.name, new.input_uri, new.ref, options)
     options |= {"workers": new.workers or settings.job_workers, "replace_ref": new.replace}
     crop = checked_crop(new.crop)
     spec = {
@@ -165,7 +165,7 @@ def cancel_job(ctx: Context, job_id: JobId) -> Job:
 def retry_job(ctx: Context, job_id: JobId) -> Job:
     """Queue an ended job again; chains that failed get another chance, the rest is kept."""
     row, dataset = owned_job(ctx, job_id)
-    _require_allowed(ctx, dataset, row.spec["input_uri"], row.spec["ref"], row.spec["options"])
+    _require_allowed(ctx, dataset.name, row.spec["input_uri"], row.spec["ref"], row.spec["options"])
     ctx.service.jobs.requeue(job_id, ctx.principal.id)
     ctx.service.scheduler.wake()
     return get_job(ctx, job_id)
@@ -232,7 +232,7 @@ async def _events(ctx: Context, job_id: str) -> AsyncIterator[str]:
 
 
 def _require_allowed(
-    ctx: Context, dataset: DatasetRow, input_uri: str, ref: str | None, options: dict[str, Any]
+    ctx: Context, dataset: str, input_uri: str, ref: str | None, options: dict[str, Any]
 ) -> None:
     """What `submit` and `retry` ask of whoever sends them, and of what is to run now."""
     settings = ctx.service.settings
@@ -240,7 +240,7 @@ def _require_allowed(
         raise Problem(403, "no_jobs", "this service runs no jobs", next="set EVOFEED_MAX_JOBS")
     require_root(settings, ctx.principal, input_uri, "EVOFEED_INPUT_ROOTS")
     if ref is not None:
-        require_movable(policy_of(ctx.service.database, dataset.id, ref), ref, ctx.principal)
+        require_movable(ctx.service.refs.policy(dataset, ref), ref, ctx.principal)
     require_within("workers", options["workers"], settings.job_workers or cores())
     require_within("memory", options["memory"], settings.job_memory)
     require_within("deadline", options["deadline"], settings.job_deadline)

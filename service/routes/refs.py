@@ -14,18 +14,9 @@ from evofeed.base.errors import DatasetMissing, RefConflict
 from evofeed.service.access.places import require_root
 from evofeed.service.names import Body, DatasetName, DigestValue, Message, RefName, view_of
 from evofeed.service.problems import Problem
-from evofeed.service.refs import (
-    Policy,
-    known_ref,
-    move_ref,
-    note_ref,
-    policy_of,
-    ref_history,
-    set_policy,
-)
+from evofeed.service.refs import Policy, Refs
 from evofeed.service.requests.ranges import matches
 from evofeed.service.requests.routing import BeforeRow, Context, Limit, make_router, scope
-from evofeed.service.snapshots.snapshot import StoreView
 from evofeed.service.views import Move, RefState
 from evofeed.store.inner import Ref
 
@@ -70,8 +61,7 @@ def list_refs(ctx: Context, name: DatasetName) -> RefList:
 @scope("read")
 def get_ref(ctx: Context, name: DatasetName, ref: RefName) -> Response:
     """Where a ref points now; send its ETag back in If-None-Match to poll cheaply."""
-    dataset = ctx.service.catalog.known(name)
-    found = ctx.service.notes.ref(dataset.id, ctx.service.catalog.view(name), ref)
+    found = ctx.service.refs.get(name, ref)
     headers = {"ETag": f'"{found.digest}"', "Cache-Control": "no-cache"}
     if (known := ctx.request.headers.get("if-none-match")) and matches(known, headers["ETag"]):
         return Response(status_code=304, headers=headers)
@@ -121,7 +111,7 @@ def delete_ref(
 @scope("read")
 def get_policy(ctx: Context, name: DatasetName, ref: RefName) -> Policy:
     """What must hold when the ref moves; of files, tokens that only read see the name."""
-    policy = policy_of(ctx.service.database, ctx.service.catalog.dataset(name).id, ref)
+    policy = ctx.service.refs.policy(name, ref)
     for apart in policy.apart_from:
         if apart.clusters is not None and not ctx.principal.sees_places:
             apart.clusters = apart.clusters.rpartition("/")[2]
@@ -138,8 +128,7 @@ def put_policy(ctx: Context, name: DatasetName, ref: RefName, new: Policy) -> Po
             apart.clusters = require_root(
                 ctx.service.settings, ctx.principal, apart.clusters, "EVOFEED_INPUT_ROOTS"
             )
-    dataset = ctx.service.catalog.dataset(name)
-    set_policy(ctx.service.database, dataset, ref, new, ctx.principal.id)
+    ctx.service.refs.set_policy(name, ref, new, ctx.principal.id)
     return new
 
 
@@ -149,13 +138,12 @@ def get_history(
     ctx: Context, name: DatasetName, ref: RefName, before: BeforeRow = None, limit: Limit = 100
 ) -> History:
     """Where the ref has been, newest first."""
-    row = ctx.service.catalog.dataset(name)
     gone: DatasetMissing | None = None
     try:
-        note_ref(ctx.service.database, row.id, ctx.service.catalog.view(name), ref)
+        ctx.service.refs.note(name, ref)
     except DatasetMissing as error:  # deleted, if there is a history
         gone = error
-    moves = ref_history(ctx.service.database, row.id, ref, limit + 1, before)
+    moves = ctx.service.refs.history(name, ref, limit + 1, before)
     if gone is not None and not moves and before is None:
         raise gone
     return History(
@@ -173,21 +161,19 @@ def _moved(
     message: str,
 ) -> Ref:
     """The ref as it was moved; 412, with where it is now, for whoever came too late."""
-    view = ctx.service.catalog.view(name)
+    refs = ctx.service.refs
     try:
-        return move_ref(
-            ctx.service.catalog, ctx.service.database, dataset=name, ref=ref, digest=digest,
-            expect=_expected(view, ref, *expect), principal=ctx.principal, message=message,
-        )  # fmt: skip
+        at = _expected(refs, name, ref, *expect)
+        return refs.move(name, ref, digest, at, ctx.principal, message=message)
     except RefConflict as error:
-        now, what = known_ref(view, ref), error.message.partition(":")[0]
+        now, what = refs.digest(name, ref), error.message.partition(":")[0]
         hint = "read the ref again and retry with its ETag in If-Match"
         tag = {"ETag": f'"{now}"'} if now else {}
         raise Problem(412, "ref_moved", what, next=hint, headers=tag) from None
 
 
 def _expected(
-    view: StoreView, ref: str, if_match: str | None, if_none_match: str | None
+    refs: Refs, dataset: str, ref: str, if_match: str | None, if_none_match: str | None
 ) -> str | None:
     """The digest a ref is asked to be at; None: it must not exist."""
     if if_match is None and if_none_match == "*":
@@ -200,7 +186,7 @@ def _expected(
     tags = [tag.strip() for tag in if_match.split(",")]
     digests = [tag.strip('"') for tag in tags if not tag.startswith("W/")]
     if len(digests) > 1 or "*" in digests:
-        found = known_ref(view, ref)
+        found = refs.digest(dataset, ref)
         return found if found and (found in digests or "*" in digests) else _NO_DIGEST
     known = digests and re.fullmatch("[0-9a-f]{64}", digests[0])  # no other text is in a database
     return digests[0] if known else _NO_DIGEST

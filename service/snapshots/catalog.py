@@ -39,7 +39,7 @@ class Catalog:
     """
 
     def __init__(self, database: Database, grace: float = 0.0) -> None:
-        self._database = database
+        self.database = database
         self._places = Remembered[str, DatasetRow](grace)
         # What a place holds under a digest never changes, so the last that were asked for are kept.
         self._view = lru_cache(256)(lambda place: StoreView(open_place(place)))
@@ -73,8 +73,8 @@ class Catalog:
             Problem: 409, the name or the place is taken; 422, the URI is no place of ours.
         """
         place = place or canonical_place(uri)
-        with self._database.write() as session:
-            self._database.alone(session, "datasets")
+        with self.database.write() as session:
+            self.database.alone(session, "datasets")
             row = _find(session, name)
             if row is not None and row.place == place:
                 if description not in ("", row.description):
@@ -100,7 +100,7 @@ class Catalog:
             Problem: 404; 409, a job is at work on it.
         """
         row = self.dataset(name)
-        with self._database.write() as session:
+        with self.database.write() as session:
             at_work = select(JobRow.id).where(
                 JobRow.dataset_id == row.id, JobRow.state.in_(["running", "cancelling"])
             )
@@ -114,7 +114,7 @@ class Catalog:
 
     def dataset(self, name: str) -> DatasetRow:
         """A dataset's row (raises Problem: 404)."""
-        with self._database.read() as session:
+        with self.database.read() as session:
             row = _find(session, name)
         if row is None:
             raise Problem(404, "not_found", f"no dataset {name!r}", next="list: GET /v1/datasets")
@@ -131,12 +131,12 @@ class Catalog:
         query = select(DatasetRow).where(DatasetRow.name > after)
         if only is not None:
             query = query.where(DatasetRow.name.in_(sorted(only)))
-        with self._database.read() as session:
+        with self.database.read() as session:
             return list(session.scalars(query.order_by(DatasetRow.name).limit(limit)))
 
     def count(self) -> int:
         """Datasets there are."""
-        with self._database.read() as session:
+        with self.database.read() as session:
             return session.scalar(select(func.count()).select_from(DatasetRow)) or 0
 
     def view(self, name: str) -> StoreView:

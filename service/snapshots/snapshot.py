@@ -9,19 +9,18 @@ from pathlib import Path
 
 import numpy as np
 
-from evofeed.base.errors import DatasetMissing, ShardMissing, StoreError
+from evofeed.base.errors import StoreError
 from evofeed.service.problems import Problem
-from evofeed.store import Dataset, Manifest, ShardEntry
+from evofeed.store import Dataset, ShardEntry
 from evofeed.store.inner import (
     DIGEST,
     LocalStorage,
     Ref,
     S3Storage,
     Storage,
-    checked_index,
-    delete_ref,
     list_refs,
     move_ref,
+    read_manifest,
     read_ref,
     shard_key,
 )
@@ -39,7 +38,7 @@ class StoreView:
 
     def __init__(self, storage: Storage) -> None:
         self.uri, self._storage = storage.uri, storage
-        self.manifest = lru_cache(None)(self._manifest)
+        self.manifest = lru_cache(None)(lambda digest: read_manifest(storage, digest))
         self._shards: dict[str, ShardEntry] = {}  # of the snapshots seen
         self._seen: set[str] = set()
 
@@ -57,8 +56,6 @@ class StoreView:
         Raises:
             RefConflict: it points elsewhere.
         """
-        if digest is None:
-            return delete_ref(self._storage, name, expect or "")
         return move_ref(self._storage, name, digest, expect, again=False)
 
     def digests(self) -> list[tuple[str, float]]:
@@ -70,15 +67,6 @@ class StoreView:
             if file == "manifest.json" and DIGEST.fullmatch(digest)
         ]
 
-    def _manifest(self, digest: str) -> Manifest:
-        """A snapshot's manifest (raises DatasetMissing: there is no such snapshot)."""
-        key = f"snapshots/{digest}/manifest.json"
-        try:
-            data = self._storage.read(key)
-        except ShardMissing:
-            raise DatasetMissing(f"no snapshot {digest[:12]}", path=self.uri) from None
-        return Manifest.from_bytes(data, digest, f"{self.uri}/{key}")
-
     def snapshot(self, digest: str) -> Dataset:
         """A snapshot, its index mapped where it is on a local disk, and checked.
 
@@ -86,9 +74,7 @@ class StoreView:
             DatasetMissing: there is no such snapshot.
             ShardCorrupt: the index does not match the manifest.
         """
-        manifest = self.manifest(digest)
-        index = checked_index(self._storage, digest, manifest)
-        return Dataset(self._storage, digest, manifest, index)
+        return Dataset.of(self._storage, digest)
 
     def find_shard(self, name: str) -> ShardEntry:
         """A shard by name, if some snapshot lists it (raises Problem: 404)."""

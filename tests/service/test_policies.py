@@ -11,8 +11,8 @@ import pytest
 from tests.service.conftest import Start, open_client, publish, work_off
 
 from evofeed.service.access.auth import create_token, revoke_token
-from evofeed.service.jobs import runner
 from evofeed.service.jobs.scheduler import Scheduler
+from evofeed.service.refs import Refs
 from evofeed.store import Dataset
 from evofeed.synth import write_synthetic
 
@@ -130,15 +130,15 @@ def test_a_job_that_came_too_late_says_what_to_do_and_where_its_work_is(
 ) -> None:
     """Another service on the same folder, with a database of its own, was faster."""
     as_, tmp_path = world
-    moved = runner.move_ref
+    moved = Refs.move
 
-    def late(*args: Any, **options: Any) -> Any:
-        monkeypatch.setattr(runner, "move_ref", moved)
-        publish(tmp_path / "copy", range(60), expect=options["expect"])
-        return moved(*args, **options)
+    def late(refs: Refs, dataset: str, ref: str, digest: str, expect: str, *more: Any, **why: Any):
+        monkeypatch.setattr(Refs, "move", moved)
+        publish(tmp_path / "copy", range(60), expect=expect)
+        return moved(refs, dataset, ref, digest, expect, *more, **why)
 
     with as_("publish", "jobs", "read") as client:
-        monkeypatch.setattr(runner, "move_ref", late)
+        monkeypatch.setattr(Refs, "move", late)
         failed = as_.end(client, job(client, tmp_path))
         assert failed["state"] == "failed" and "run it again" in failed["error"], failed
         assert "open the dataset" not in failed["error"], "words for who writes Python"

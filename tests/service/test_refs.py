@@ -148,19 +148,25 @@ def test_racing_publishers_and_readers_leave_one_row_for_each_move(
     assert {move["message"] for move in moves[:-1]} == {"a race"}
 
 
-def test_a_mover_that_dies_after_the_swap_is_still_named(moving: Moving, monkeypatch) -> None:
+def test_a_mover_that_dies_after_the_swap_is_named_once_it_asks_again(
+    moving: Moving, monkeypatch
+) -> None:
     client, token_id, path, first, second = moving
 
     def die(*_: object) -> None:
         raise SystemError("killed between the swap and the history")
 
+    def last() -> tuple[str, ...]:
+        move = moves_of(client)[0]
+        return move["previous"], move["digest"], move["principal"], move["message"]
+
     with monkeypatch.context() as patch:
-        patch.setattr("evofeed.service.refs._enter", die)
+        patch.setattr("evofeed.service.refs.Refs._enter", die)
         assert move(client, first, second, message="the last word") == 500
         assert Dataset.open(path).digest == first
-        last = moves_of(client)[0]
-    assert (last["principal"], last["message"]) == (token_id, "the last word")
-    assert (last["previous"], last["digest"]) == (second, first)
+        assert last() == (second, first, "store", "")
+    assert move(client, first, second, message="the last word") == 200
+    assert last() == (second, first, token_id, "the last word")
 
 
 def test_moves_past_the_service_are_in_the_chain_with_their_own_time(moving: Moving) -> None:

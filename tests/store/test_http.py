@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import re
 import threading
@@ -152,9 +153,15 @@ def test_many_chains_come_in_the_order_they_are_asked_for(service, closing):
     for seed, arrays in zip((2, 0, 1, 0), dataset.read(ids, ["msa"]), strict=True):
         assert np.array_equal(arrays["msa"], random_record(seed).msa)
     assert dataset.verify(deep=True) == []
+    before = len(service.seen)
+    assert dataset.verify() == [] and len(service.seen) == before + 1  # all of a shard at once
     service.faults.extend(["flip"] * 2)
     (fault,) = dataset.verify()
     assert fault.item == "chain0_A" and not service.faults
+    (shard,) = (service.root / "shards").iterdir()
+    os.truncate(shard, int(dataset.spans.offset[2]))
+    (cut,) = dataset.verify()
+    assert cut.item == "chain2_A" and "truncated" in cut.message
 
 
 def test_what_the_service_lacks_is_missing(service, closing):

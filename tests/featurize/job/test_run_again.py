@@ -6,6 +6,7 @@ import gzip
 import os
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,14 +32,18 @@ def test_a_shard_that_vanished_or_was_cut_short_is_made_again(
     assert Dataset.open(str(done)).verify(deep=True) == []
 
 
-def test_a_damaged_snapshot_is_written_anew(raw: Path, tmp_path: Path) -> None:
-    first = on_stage(lambda: run(raw, tmp_path))
+@pytest.mark.parametrize("moved", [False, True])
+def test_a_damaged_snapshot_is_written_anew(raw: Path, tmp_path: Path, moved: bool) -> None:
+    data = tmp_path / "data"
+    first = on_stage(lambda: run(raw, data))
     for name in ("manifest.json", "index.arrow"):
-        os.truncate(tmp_path / "snapshots" / str(first.snapshot) / name, 100)
+        if moved:
+            data = data.rename(tmp_path / f"without {name}")
+        os.truncate(data / "snapshots" / str(first.snapshot) / name, 100)
         with pytest.raises(ShardCorrupt, match="run the `evofeed featurize` that made it again"):
-            Dataset.open(str(tmp_path))
-        assert on_stage(lambda: run(raw, tmp_path)).snapshot == first.snapshot
-        assert Dataset.open(str(tmp_path)).verify(deep=True) == []
+            Dataset.open(str(data))
+        assert on_stage(partial(run, raw, data)).snapshot == first.snapshot
+        assert Dataset.open(str(data)).verify(deep=True) == []
 
 
 def test_only_what_changed_is_done_again_and_size_and_time_are_believed(

@@ -8,7 +8,7 @@ revision = "0007"
 down_revision = "0005"
 
 _TABLES = ("deliveries", "webhooks", "uploads", "runs", "idempotency", "snapshots", "job_attempts",
-           "sessions")  # fmt: skip
+           "sessions", "ref_intents")  # fmt: skip
 _COLUMNS = {"tokens": ("max_jobs", "max_chains", "max_bytes"), "tickets": ("charged",)}
 _OF_THE_LAST = """UPDATE jobs SET log = coalesce((SELECT log FROM job_attempts
     WHERE job_attempts.job_id = jobs.id AND job_attempts.number = jobs.attempts), '')"""
