@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import Final
 
 from evofeed.protein.datapoints import RESTYPES
 
@@ -23,17 +21,3 @@ EXCLUDED_LIGANDS: Final = (
     "STE STO STU TAR TBU TME TPO TRS UNK UNL UNX UPL URE"
 ).split()
 """Ligands left out of evaluation, tables 9 to 12; Boltz leaves them out of training."""
-
-
-_Rules = TypeVar("_Rules", bound="Rules")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rules:
-    """Limits of a project's cleaning, and its faults by name: True does as the project does."""
-
-    @classmethod
-    def right(cls: type[_Rules]) -> _Rules:
-        """Every fault mended."""
-        faults: Any = {one.name: False for one in dataclasses.fields(cls) if one.type == "bool"}
-        return dataclasses.replace(cls(), **faults)
