@@ -104,14 +104,16 @@ def _run(settings: ServiceSettings, as_json: bool) -> None:
 
 def _start_token(settings: ServiceSettings) -> str:
     """The token to print; empty where none is made."""
-    from evofeed.service.access.auth import make_start_token, revoke_start_token
+    from evofeed.service.access.auth import LOCAL, make_start_token, revoke_token
     from evofeed.service.database.database import Database
+    from evofeed.service.problems import Problem
 
     with Database(settings.url) as database:
         database.make_current()
         if settings.prints_token:
             return make_start_token(database)
-        revoke_start_token(database)
+        with contextlib.suppress(Problem):  # no start has printed one yet
+            revoke_token(database, LOCAL.id)
     return ""
 
 

@@ -36,6 +36,32 @@ class RowFilters(TypedDict, total=False):
     min_interface: int
 
 
+class JobOptions(TypedDict, total=False):
+    """What a job may be asked for besides its dataset and its input."""
+
+    ref: str | None  # moves to the snapshot, `main` if not given; None: nothing does
+    message: str  # why, for the ref's history
+    preset: Literal["safe", "openfold"]  # `openfold` is bit for bit what OpenFold makes
+    config: Mapping[str, Any]  # fields of `FeaturizeConfig` to change
+    crop: Mapping[str, Any] | None  # fields of `CropConfig`; None: no crop
+    recipe: str  # of a search in the service's databases that comes first: the input is FASTA
+    executor: Literal["auto", "ray", "local"]  # `auto` is Ray where the service has a cluster
+    workers: int  # processes; 0 is one per core
+    deadline: float  # seconds for one chain
+    memory: int  # bytes for one chain
+    max_broken: float  # share of chains that may break, above which nothing is published
+    replace: bool  # chains that the ref has and the input has not may go with the move
+
+
+class PolicyRules(TypedDict, total=False):
+    """What must hold when a ref moves."""
+
+    protected: bool  # it does not move at all
+    reviewer: Literal["publish", "admin"]  # scope that whoever moves it needs
+    forbid: Sequence[Mapping[str, Any]]  # filters that no chain of its snapshot may pass
+    apart_from: Sequence[Mapping[str, Any]]  # datasets it must share no sequence with
+
+
 State = Literal["queued", "running", "cancelling", "cancelled", "succeeded", "failed"]
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from evofeed.base.options import Json
-from evofeed.store.command_parts import Moved, RefName, Uri, show, wrong_call
+from evofeed.store.command_parts import Moved, RefName, Uri, show
 
 changes = typer.Typer()
 
@@ -50,12 +50,9 @@ def select(
         max_aa_fraction=max_aa_fraction,
         with_structure=with_structure,
     )
-    with wrong_call():
-        others = [Dataset.open(*address_and_ref(text)) for text in apart_from or ()]
-        known = Clusters(clusters) if clusters else None
-        made = select_chains(
-            uri, into, limits, snapshot=snapshot, apart_from=others, clusters=known
-        )
+    others = [Dataset.open(*address_and_ref(text)) for text in apart_from or ()]
+    known = Clusters(clusters) if clusters else None
+    made = select_chains(uri, into, limits, snapshot=snapshot, apart_from=others, clusters=known)
     _parts({into: made}, as_json)
 
 
@@ -88,19 +85,18 @@ def split(
     from evofeed.store import split_chains
     from evofeed.store.likeness import Clusters
 
-    with wrong_call():
-        shares = {name: float(value) for name, _, value in (s.partition("=") for s in share or ())}
-        part, _, date = released.partition("=")
-        made = split_chains(
-            uri,
-            Clusters(clusters) if clusters else None,
-            shares,
-            snapshot=snapshot,
-            seed=seed,
-            released=(part, date) if released else None,
-            max_identity=max_identity,
-            allow_similar=allow_similar,
-        )
+    shares = {name: float(value) for name, _, value in (s.partition("=") for s in share or ())}
+    part, _, date = released.partition("=")
+    made = split_chains(
+        uri,
+        Clusters(clusters) if clusters else None,
+        shares,
+        snapshot=snapshot,
+        seed=seed,
+        released=(part, date) if released else None,
+        max_identity=max_identity,
+        allow_similar=allow_similar,
+    )
     _parts(made, as_json)
     found = made["train"].manifest.config["selection"]
     if not as_json and "strongest_pairs" in found:
@@ -134,8 +130,7 @@ def tag(
     """
     from evofeed.store import tag as put
 
-    with wrong_call():
-        ref = put(uri, name, snapshot)
+    ref = put(uri, name, snapshot)
     show(as_json, {"name": ref.name, "digest": ref.digest}, [f"{ref.name} -> {ref.digest[:12]}"])
 
 
@@ -155,10 +150,9 @@ def gc(
     """
     from evofeed.store import gc as collect
 
-    with wrong_call():
-        report = collect(
-            uri, dry_run=not delete, grace=grace_days * 86400, keep_history=not drop_history
-        )
+    report = collect(
+        uri, dry_run=not delete, grace=grace_days * 86400, keep_history=not drop_history
+    )
     verb = "removed" if delete else "would remove"
     lines = [f"{item.nbytes:>12,}  {item.key}" for item in report.removed]
     lines.append(f"{verb} {len(report.removed)} files, {report.nbytes / 1e6:,.1f} MB")
@@ -181,8 +175,7 @@ def remove(
     """
     from evofeed.store import remove_chains
 
-    with wrong_call():
-        _published(remove_chains(uri, chain_ids, ref=ref), as_json)
+    _published(remove_chains(uri, chain_ids, ref=ref), as_json)
 
 
 @changes.command()
@@ -198,8 +191,7 @@ def merge(
     """
     from evofeed.store import merge as join
 
-    with wrong_call():
-        _published(join(uri, other, ref=ref), as_json)
+    _published(join(uri, other, ref=ref), as_json)
 
 
 @changes.command()
@@ -210,8 +202,7 @@ def compact(uri: Uri, ref: Moved = "main", as_json: Json = False) -> None:
     """
     from evofeed.store import compact as rewrite
 
-    with wrong_call():
-        _published(rewrite(uri, ref=ref), as_json)
+    _published(rewrite(uri, ref=ref), as_json)
 
 
 @changes.command()
@@ -227,8 +218,7 @@ def copy(
     """
     from evofeed.store import copy_dataset
 
-    with wrong_call():
-        _published(copy_dataset(uri, target, snapshot=snapshot), as_json)
+    _published(copy_dataset(uri, target, snapshot=snapshot), as_json)
 
 
 def _published(snapshot: Any, as_json: bool) -> None:

@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-from collections.abc import Iterator
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 Uri = Annotated[str, typer.Argument(metavar="DATASET", help="Folder, s3:// or http:// address.")]
 RefName = Annotated[str, typer.Option(help="Ref, or digest, of which 8 digits do.")]
 Moved = Annotated[str, typer.Option(help="The ref that is read and then moved.")]
 
 
-@contextlib.contextmanager
-def wrong_call() -> Iterator[None]:
-    """A wrong argument is exit code 2 and one line, not a traceback."""
-    try:
-        yield
-    except (ValueError, KeyError) as error:
-        typer.echo(f"evofeed: {error.args[0] if error.args else error}", err=True)
-        raise typer.Exit(2) from None
+class Commands(TyperGroup):
+    """Commands of which a wrong argument is exit code 2 and one line, not a traceback."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command that is named."""
+        try:
+            return super().invoke(ctx)
+        except (ValueError, KeyError) as error:
+            typer.echo(f"evofeed: {error.args[0] if error.args else error}", err=True)
+            raise typer.Exit(2) from None
 
 
 def show(as_json: bool, values: Any, lines: list[str]) -> None:

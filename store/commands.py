@@ -11,11 +11,12 @@ import typer
 
 from evofeed.base.options import Json, group
 from evofeed.store.change_commands import changes
-from evofeed.store.command_parts import RefName, Uri, show, wrong_call
+from evofeed.store.command_parts import Commands, RefName, Uri, show
 
 snapshots = group(
     "Snapshots of a dataset: list, compare, tag, change, verify, collect.\n\n"
-    "Example: evofeed snapshots ls data/"
+    "Example: evofeed snapshots ls data/",
+    cls=Commands,
 )
 _TO_REPAIR = (
     "to repair: remove the damaged files and run the `evofeed featurize` that made them again, "
@@ -33,22 +34,21 @@ def list_all(uri: Uri, as_json: Json = False) -> None:
     from evofeed.store.opening import open_storage
     from evofeed.store.refs import list_refs, read_ref
 
-    with wrong_call():
-        storage = open_storage(uri)
-        names: dict[str, list[str]] = {}
-        for ref in list_refs(storage):
-            names.setdefault(ref.digest, []).append(ref.name)
-        rows: list[dict[str, Any]] = [
-            {
-                "digest": snapshot.digest,
-                "refs": names.get(snapshot.digest, []),
-                "chains": snapshot.manifest.num_chains,
-                "shards": len(snapshot.manifest.shards),
-                "nbytes": sum(shard.nbytes for shard in snapshot.manifest.shards),
-                "parent": snapshot.manifest.parent,
-            }
-            for snapshot in list_snapshots(storage)
-        ]
+    storage = open_storage(uri)
+    names: dict[str, list[str]] = {}
+    for ref in list_refs(storage):
+        names.setdefault(ref.digest, []).append(ref.name)
+    rows: list[dict[str, Any]] = [
+        {
+            "digest": snapshot.digest,
+            "refs": names.get(snapshot.digest, []),
+            "chains": snapshot.manifest.num_chains,
+            "shards": len(snapshot.manifest.shards),
+            "nbytes": sum(shard.nbytes for shard in snapshot.manifest.shards),
+            "parent": snapshot.manifest.parent,
+        }
+        for snapshot in list_snapshots(storage)
+    ]
     lines = [
         f"{row['digest'][:12]}  {row['chains']:>9,} chains  {row['shards']:>5,} shards  "
         f"{row['nbytes'] / 1e6:>11,.1f} MB  {' '.join(row['refs'])}".rstrip()
@@ -74,8 +74,7 @@ def chains(uri: Uri, snapshot: RefName = "main", as_json: Json = False) -> None:
     from evofeed.store import Dataset
 
     names = ["chain_id", "num_res", "num_alignments", "num_templates", "resolution", "release_date"]
-    with wrong_call():
-        rows = Dataset.open(uri, snapshot).index.select(names).to_pylist()
+    rows = Dataset.open(uri, snapshot).index.select(names).to_pylist()
     lines = [f"{'chain':<12} {'residues':>8} {'rows':>7} {'templates':>9} {'Å':>6}  released"]
     for row in rows:
         resolution = f"{row['resolution']:.2f}" if row["resolution"] else "-"
@@ -108,15 +107,14 @@ def card(
     """
     from evofeed.store import Dataset, dataset_card
 
-    with wrong_call():
-        made = dataset_card(
-            Dataset.open(uri, snapshot),
-            name=name,
-            description=description,
-            license_name=license_name,
-            url=url,
-            notes=json.loads(report.read_text())["notes"] if report else None,
-        )
+    made = dataset_card(
+        Dataset.open(uri, snapshot),
+        name=name,
+        description=description,
+        license_name=license_name,
+        url=url,
+        notes=json.loads(report.read_text())["notes"] if report else None,
+    )
     if out is None:
         show(as_json, made.to_dict(), [made.to_markdown().rstrip()])
         return
@@ -137,8 +135,7 @@ def diff(
     """
     from evofeed.store import Dataset
 
-    with wrong_call():
-        changes = Dataset.open(uri, second).diff(first).to_dict()
+    changes = Dataset.open(uri, second).diff(first).to_dict()
     marks = {"added": "+", "removed": "-", "changed": "~"}
     lines = [f"{marks[kind]} {chain_id}" for kind in marks for chain_id in changes[kind]]
     counts = ", ".join(f"{len(changes[kind])} {kind}" for kind in marks)
@@ -162,9 +159,8 @@ def overlap(
     from evofeed.store.likeness import Clusters
     from evofeed.store.likeness import overlap as compare
 
-    with wrong_call():
-        known = Clusters(clusters) if clusters else None
-        found = compare(Dataset.open(uri, snapshot), Dataset.open(other, other_snapshot), known)
+    known = Clusters(clusters) if clusters else None
+    found = compare(Dataset.open(uri, snapshot), Dataset.open(other, other_snapshot), known)
     lines = [f"{mine}  {theirs}" for mine, theirs in found.shared]
     lines += [f"{chain_id}  is in no cluster" for chain_id in found.unclustered]
     lines.append(f"{len(found.shared)} shared, {len(found.unclustered)} in no cluster")
@@ -185,9 +181,8 @@ def verify(
     """
     from evofeed.store import Dataset
 
-    with wrong_call():
-        dataset = Dataset.open(uri, snapshot)
-        faults = dataset.verify(deep)
+    dataset = Dataset.open(uri, snapshot)
+    faults = dataset.verify(deep)
     values = {"chains": len(dataset), "faults": [fault.to_dict() for fault in faults]}
     lines = [*map(str, faults), f"{len(dataset):,} chains, {len(faults)} faults"]
     lines += [_TO_REPAIR] if faults else []

@@ -74,11 +74,8 @@ class HttpStorage:
             answer = self._http.request("GET", self._path(key), headers)
         except StoreError as error:
             raise StoreError(error.message, path=self._url(key)) from None
-        return self._body(key, answer, ranged="Range" in headers)
-
-    def _body(self, key: str, answer: Answer, *, ranged: bool) -> bytes:
         status = answer.status
-        if status == (206 if ranged else 200):
+        if status == (206 if "Range" in headers else 200):
             return answer.body
         if status == 404:
             raise ShardMissing("the service has no such file", path=self._url(key))

@@ -24,6 +24,7 @@ from evofeed.base.errors import StoreError
 ATTEMPTS: Final = 6
 FIRST_WAIT: Final = 0.1
 TIMEOUT: Final = 30.0
+"""Seconds without a byte after which a connection counts as lost."""
 MAX_WAIT: Final = 60.0
 REFUSAL: Final = 64 << 10
 """Bytes of a refusal that are read, however few a range asked for."""
@@ -79,7 +80,6 @@ class HttpConnection:
         url: of the service or of something below it; only its host counts here.
         token: goes as a bearer token with every request. Without one, that of the variable
             `EVOFEED_TOKEN` goes, as it is at that moment: it may be renewed there.
-        timeout: seconds without a byte after which a connection counts as lost.
         first_wait: seconds before the second attempt; doubles each time, up to 5 s, times 0.5
             to 1.5.
     """
@@ -88,15 +88,13 @@ class HttpConnection:
         self,
         url: str,
         token: str | None = None,
-        timeout: float = TIMEOUT,
         first_wait: float = FIRST_WAIT,
     ) -> None:
         parts = urlsplit(url)
         if not parts.hostname:
             raise ValueError(f"{url}: no host in this address")
         self.secure, self._host, self._port = parts.scheme == "https", parts.hostname, parts.port
-        self._url, self._token, self._timeout = url, token, timeout
-        self._first_wait = first_wait
+        self._url, self._token, self._first_wait = url, token, first_wait
         self._local = threading.local()
         self._open: weakref.WeakSet[_Kept] = weakref.WeakSet()
 
@@ -143,7 +141,7 @@ class HttpConnection:
         """This thread's own."""
         if getattr(self._local, "pid", None) != os.getpid():  # a socket does not survive a fork
             kind = http.client.HTTPSConnection if self.secure else http.client.HTTPConnection
-            self._local.kept = _Kept(kind(self._host, self._port, timeout=self._timeout))
+            self._local.kept = _Kept(kind(self._host, self._port, timeout=TIMEOUT))
             self._open.add(self._local.kept)
             self._local.pid = os.getpid()
         kept: _Kept = self._local.kept

@@ -29,18 +29,15 @@ from evofeed.store.spans import Spans
 from evofeed.store.storage import Storage
 from evofeed.store.writer import (
     SHARD_NBYTES,
-    MoveRef,
     parent_of,
     with_cluster_sizes,
     write_snapshot,
 )
 
 
-def add_shards(
-    uri: str, entries: Iterable[ShardEntry], *, ref: str = "main", move: MoveRef = move_ref
-) -> Snapshot:
+def add_shards(uri: str, entries: Iterable[ShardEntry], *, ref: str = "main") -> Snapshot:
     """The snapshot with the chains of more shards; none may be there already."""
-    return _amend(uri, ref, lambda base: (base.index, list(entries)), move=move)
+    return _amend(uri, ref, lambda base: (base.index, list(entries)))
 
 
 def remove_chains(uri: str, chain_ids: Iterable[str], *, ref: str = "main") -> Snapshot:
@@ -52,9 +49,7 @@ def remove_chains(uri: str, chain_ids: Iterable[str], *, ref: str = "main") -> S
     return _amend(uri, ref, lambda base: (_without(base, list(chain_ids)), []))
 
 
-def replace_chains(
-    uri: str, entries: Iterable[ShardEntry], *, ref: str = "main", move: MoveRef = move_ref
-) -> Snapshot:
+def replace_chains(uri: str, entries: Iterable[ShardEntry], *, ref: str = "main") -> Snapshot:
     """The snapshot with the chains of these shards in place of those of the same id."""
     new = list(entries)
 
@@ -62,7 +57,7 @@ def replace_chains(
         ids = [i for entry in new for i in read_part(base.storage, entry)["chain_id"].to_pylist()]
         return _without(base, [i for i in ids if i in base]), new
 
-    return _amend(uri, ref, change, move=move)
+    return _amend(uri, ref, change)
 
 
 def merge(
@@ -71,7 +66,6 @@ def merge(
     *,
     ref: str = "main",
     other_snapshot: str = "main",
-    move: MoveRef = move_ref,
 ) -> Snapshot:
     """The snapshot with all chains of another snapshot, whose shards are copied here.
 
@@ -96,7 +90,7 @@ def merge(
         fresh = pc.is_in(theirs.index["chain_id"], value_set=pa.array(shared.added, pa.utf8()))
         return canonical([base.index, theirs.index.filter(fresh)]), list(theirs.manifest.shards)
 
-    return _amend(uri, ref, change, indexed=True, move=move)
+    return _amend(uri, ref, change, indexed=True)
 
 
 def compact(
@@ -137,7 +131,6 @@ def add_entries(
     clusters: Mapping[str, str] | None = None,
     config: Mapping[str, Any] | None = None,
     dropped: Iterable[Mapping[str, Any]] = (),
-    move: MoveRef = move_ref,
 ) -> Snapshot:
     """The snapshot with the records of these shards in place of the entries it had; moves `ref`.
 
@@ -151,7 +144,6 @@ def add_entries(
         clusters: cluster of a polymer by `ENTRY_entity` or by sequence, for weights.
         config: how the entries were made, kept in the manifest.
         dropped: entries that could not be made, each `{"entry", "reason", ...}`.
-        move: moves the ref.
 
     Raises:
         RefConflict: the ref moved meanwhile; nothing is published.
@@ -176,7 +168,7 @@ def add_entries(
         config=settings,
         entries=Part(files, sum(row["kind"] == "entry" for row in rows), tuple(entries.values())),
     )
-    move(storage, ref, snapshot.digest, expect)
+    move_ref(storage, ref, snapshot.digest, expect)
     return snapshot
 
 
@@ -193,9 +185,7 @@ def tag(uri: str, name: str, snapshot: str = "main") -> Ref:
 Change = Callable[[Dataset], tuple[pa.Table, list[ShardEntry]]]
 
 
-def _amend(
-    uri: str, ref: str, change: Change, *, indexed: bool = False, move: MoveRef = move_ref
-) -> Snapshot:
+def _amend(uri: str, ref: str, change: Change, *, indexed: bool = False) -> Snapshot:
     base = Dataset.open(uri, ref)
     table, entries = change(base)
     if not indexed:
@@ -204,7 +194,7 @@ def _amend(
     if table.equals(base.index):
         return Snapshot(base.digest, base.manifest)
     snapshot = write_snapshot(base.storage, table, (*base.manifest.shards, *entries), base=base)
-    move(base.storage, ref, snapshot.digest, base.digest)
+    move_ref(base.storage, ref, snapshot.digest, base.digest)
     return snapshot
 
 

@@ -93,6 +93,7 @@ def create_token(
     roots: Sequence[str] | None = None,
     seconds: float | None = None,
     principal: str = "local",
+    token_id: str = "",
 ) -> tuple[str, str]:
     """A new token's id and its text; the text cannot be had again.
 
@@ -102,7 +103,8 @@ def create_token(
     Raises:
         Problem: 401, the token it is made with was revoked meanwhile.
     """
-    now, token_id, secret = time.time(), secrets.token_hex(8), secrets.token_urlsafe(32)
+    now, secret = time.time(), secrets.token_urlsafe(32)
+    token_id = token_id or secrets.token_hex(8)
     ends = [now + seconds] if seconds is not None else []
     with database.write() as session:
         # Locked: it must not be revoked while it makes another.
@@ -112,34 +114,21 @@ def create_token(
         if parent is not None:
             _require_alive(parent)
             ends += [parent.expires_at] if parent.expires_at is not None else []
-        row = TokenRow(id=token_id, label=label, secret_sha256=_hash(secret), created_at=now)
+        row = TokenRow(id=token_id, label=label, secret_sha256=_hash(secret), revoked_at=None)
         row.parent, row.expires_at = parent.id if parent else None, min(ends, default=None)
+        row.created_at = now
         row.scopes = sorted(set(scopes))
         row.datasets = None if datasets is None else sorted(set(datasets))
         row.roots = None if roots is None else sorted(set(roots))
-        session.add(row)
+        session.merge(row)  # a start's token takes the place of the last one's
         record(session, principal, "token.create", token_id, label=label, scopes=sorted(scopes))
     return token_id, f"evf_{token_id}_{secret}"
 
 
 def make_start_token(database: Database) -> str:
     """The text of the token that `evofeed serve` prints: for everything, until the next start."""
-    secret = secrets.token_urlsafe(32)
-    with database.write() as session:
-        row = session.get(TokenRow, LOCAL.id)
-        if row is None:
-            row = TokenRow(id=LOCAL.id, label="printed by evofeed serve", created_at=time.time())
-            session.add(row)
-        row.secret_sha256, row.scopes, row.revoked_at = _hash(secret), sorted(SCOPES), None
-        record(session, LOCAL.id, "token.create", LOCAL.id, label=row.label)
-    return f"evf_{LOCAL.id}_{secret}"
-
-
-def revoke_start_token(database: Database) -> None:
-    """What an earlier start printed is no longer good."""
-    with database.write() as session:
-        if row := session.get(TokenRow, LOCAL.id):
-            row.revoked_at = row.revoked_at or time.time()
+    label = "printed by evofeed serve"
+    return create_token(database, label=label, scopes=SCOPES, token_id=LOCAL.id)[1]
 
 
 def revoke_token(database: Database, token_id: str, principal: str = "local") -> None:

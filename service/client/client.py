@@ -18,13 +18,22 @@ import tarfile
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Final, Literal, TypeVar, Unpack
+from typing import Any, Final, TypeVar, Unpack
 from urllib.parse import quote, urlencode, urlsplit
 
 import pyarrow as pa
 
 from evofeed.base.errors import AccessDenied, InputError, RefConflict, ServiceError
-from evofeed.service.views import BrokenChain, Job, Move, RefState, RowFilters, Token
+from evofeed.service.views import (
+    BrokenChain,
+    Job,
+    JobOptions,
+    Move,
+    PolicyRules,
+    RefState,
+    RowFilters,
+    Token,
+)
 from evofeed.store import Dataset
 from evofeed.store.inner import Answer, HttpConnection
 
@@ -147,77 +156,23 @@ class Client:
         """What must hold when a ref moves: `protected`, `reviewer`, `forbid`, `apart_from`."""
         return dict(self._get(f"{_ref(dataset, ref)}/policy"))
 
-    def set_policy(
-        self,
-        dataset: str,
-        ref: str = "main",
-        *,
-        protected: bool = False,
-        reviewer: Literal["publish", "admin"] = "publish",
-        forbid: Sequence[Mapping[str, Any]] = (),
-        apart_from: Sequence[Mapping[str, Any]] = (),
-    ) -> None:
-        """Replace what must hold when a ref moves.
-
-        Args:
-            dataset: its name.
-            ref: whose policy; it need not exist yet.
-            protected: it does not move at all.
-            reviewer: scope that whoever moves it needs.
-            forbid: filters that no chain of its snapshot may pass.
-            apart_from: datasets that its snapshot must share no sequence with.
-        """
-        policy = {
-            "protected": protected, "reviewer": reviewer, "forbid": list(forbid),
-            "apart_from": list(apart_from),
-        }  # fmt: skip
-        self._send("PUT", f"{_ref(dataset, ref)}/policy", policy)
+    def set_policy(self, dataset: str, ref: str = "main", **rules: Unpack[PolicyRules]) -> None:
+        """Replace what must hold when a ref moves; the ref need not exist yet."""
+        self._send("PUT", f"{_ref(dataset, ref)}/policy", rules)
 
     # jobs
 
-    def submit(
-        self,
-        dataset: str,
-        input_uri: str,
-        *,
-        ref: str | None = "main",
-        message: str = "",
-        preset: Literal["safe", "openfold"] = "safe",
-        config: Mapping[str, Any] | None = None,
-        crop: Mapping[str, Any] | None = None,
-        recipe: str = "",
-        executor: Literal["auto", "ray", "local"] = "auto",
-        workers: int = 0,
-        deadline: float = 600.0,
-        memory: int = 8 << 30,
-        max_broken: float = 0.05,
-        replace: bool = False,
-    ) -> Job:
+    def submit(self, dataset: str, input_uri: str, **options: Unpack[JobOptions]) -> Job:
         """Featurize raw files into a dataset.
 
         Args:
             dataset: name of a registered one.
             input_uri: raw files, as the service sees them.
-            ref: what moves to the snapshot; None: nothing.
-            message: why, for the ref's history.
-            preset: rules; `openfold` is bit for bit what OpenFold makes.
-            config: fields of `FeaturizeConfig` to change.
-            crop: fields of `CropConfig`; None: no crop.
-            recipe: of a search that comes first, in the service's databases: the input is FASTA.
-            executor: `auto` is Ray where the service has a cluster.
-            workers: processes; 0 is one per core.
-            deadline: seconds for one chain.
-            memory: bytes for one chain.
-            max_broken: share of chains that may break, above which nothing is published.
-            replace: chains that the ref has and the input has not may go with the move.
+            options: of the job.
         """
-        new = {
-            "dataset": dataset, "input_uri": input_uri, "ref": ref, "message": message,
-            "preset": preset, "config": dict(config or {}),
-            "crop": None if crop is None else dict(crop), "recipe": recipe, "executor": executor,
-            "workers": workers, "deadline": float(deadline), "memory": memory,
-            "max_broken": float(max_broken), "replace": replace,
-        }  # fmt: skip
+        if unknown := sorted(set(options) - set(JobOptions.__annotations__)):
+            raise TypeError(f"a job has no option {unknown[0]!r}")
+        new = {"dataset": dataset, "input_uri": input_uri, **options}
         key = {"Idempotency-Key": uuid.uuid4().hex}
         return _made(Job, self._send("POST", "/v1/jobs", new, key))
 

@@ -12,7 +12,7 @@ import pytest
 from tests.service.conftest import Start, bearer, token
 
 from evofeed.service import ServiceSettings, serving
-from evofeed.service.access.auth import make_start_token, revoke_start_token
+from evofeed.service.access.auth import LOCAL, make_start_token, revoke_token
 from evofeed.service.client import commands
 from evofeed.service.database.database import Database
 
@@ -77,7 +77,7 @@ def test_tokens_are_made_after_a_start_on_loopback_and_another_that_prints_none(
     database = Database(ServiceSettings(home=tmp_path).url)
     database.upgrade()
     make_start_token(database)
-    revoke_start_token(database)
+    revoke_token(database, LOCAL.id)
     database.close()
     commands.create("t2", scope=["read"], days=1, as_json=True)
     assert json.loads(capsys.readouterr().out)["token"].startswith("evf_")

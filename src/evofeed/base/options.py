@@ -6,18 +6,17 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
-def group(text: str) -> typer.Typer:
+def group(text: str, **options: Any) -> typer.Typer:
     """A command of several commands, which prints `text` without one."""
-    return typer.Typer(
-        no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=text
-    )
+    frame: dict[str, Any] = {"no_args_is_help": True, "add_completion": False}
+    return typer.Typer(**frame, pretty_exceptions_enable=False, help=text, **options)
 
 
 @contextmanager

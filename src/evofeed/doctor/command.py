@@ -28,7 +28,7 @@ _EXTRAS = {
     "base": "numpy numba pyarrow xxhash typer rich",
     "train": "torch triton safetensors pyyaml matplotlib",
     "featurize": "biopython gemmi ray zstandard pyhmmer",
-    "service": "fastapi uvicorn sqlalchemy alembic psycopg pydantic-settings jinja2 httpx",
+    "service": "fastapi uvicorn sqlalchemy alembic psycopg pydantic-settings jinja2",
     "s3": "obstore",
 }
 GPU_TESTED = {"torch": "2.11", "triton": "3.6"}
