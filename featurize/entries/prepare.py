@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -94,8 +94,12 @@ def prepare_entry(
     projects: Iterable[str],
     *,
     path: str = "",
+    options: Mapping[str, Any] | None = None,
 ) -> PreparedEntry:
     """The record of an mmCIF file and what every project makes of it.
+
+    Args:
+        options: rules by project, its own defaults where absent.
 
     Raises:
         MmcifError: it is no mmCIF, or its tables contradict each other.
@@ -105,9 +109,10 @@ def prepare_entry(
     sections: dict[str, RulesetSection] = {}
     refused: dict[str, str] = {}
     for project in projects:
+        rules = (options or {}).get(project)
         try:
             module = importlib.import_module(f"evofeed.featurize.records.rulesets.{project}")
-            sections[project] = getattr(module, f"{project}_section")(record, components)
+            sections[project] = getattr(module, f"{project}_section")(record, components, rules)
         except (EntryRefused, ComponentMissing) as error:
             refused[project] = error.message
     if not sections:

@@ -21,6 +21,7 @@ from evofeed.featurize.records.rulesets.boltz_filters import (
     RNA,
     STANDARD,
     Assembly,
+    BoltzRules,
     Chain,
     Residue,
 )
@@ -47,23 +48,24 @@ _ALIGNED: Final = dict(zip(_POLYMERS, ("PeptideL", "Dna", "Rna"), strict=True))
 """gemmi's names of these polymers."""
 _END_ATOMS: Final = frozenset(("OXT", "OP3"))
 _TRIPLE: Final = 3
-_INTERFACE_DISTANCE: Final = 5.0
-"""Ångström."""
 
 
-def boltz_section(record: EntryRecord, components: ComponentTable) -> RulesetSection:
+def boltz_section(
+    record: EntryRecord, components: ComponentTable, rules: BoltzRules | None = None
+) -> RulesetSection:
     """The first assembly as Boltz prepares it.
 
     Raises:
         EntryRefused: Boltz fails on it; the message has the reason.
     """
-    return _Preparation(record, components).section()
+    return _Preparation(record, components, rules or BoltzRules()).section()
 
 
 class _Preparation:
-    def __init__(self, record: EntryRecord, components: ComponentTable) -> None:
+    def __init__(self, record: EntryRecord, components: ComponentTable, rules: BoltzRules) -> None:
         self.record = record
         self.components = components
+        self.rules = rules
         self.dropped: list[Dropped] = []
         self.residues = _first_residues(record)
         self.covalent = self._covalent_residues()
@@ -91,8 +93,8 @@ class _Preparation:
         )
         position[rows < 0] = np.nan
         kinds = np.array([chain.kind for chain in chains])
-        table = Assembly(chains, kinds, residues, counts, sizes, chain_of, position)
-        near = contacts(position, chain_of, _INTERFACE_DISTANCE)
+        table = Assembly(chains, kinds, residues, counts, sizes, chain_of, position, links)
+        near = contacts(position, chain_of, self.rules.interface_distance)
         sources = np.array([one.source for one in residues])
         insertion = np.where(sources >= 0, self.record.residue_insertion[sources], "")
         label = self.record.chain_label
@@ -191,7 +193,10 @@ class _Preparation:
             if monomer == "MSE" and "SE" in atoms:
                 atoms["SD"] = atoms["SE"]
             if name not in self.components:
-                raise EntryRefused(f"component {name} is unknown", item=record.entry)
+                if self.rules.components_required:
+                    raise EntryRefused(f"component {name} is unknown", item=record.entry)
+                self._drop(chain, f"component {name} is unknown")
+                return []
             component = self.components[name]
             if name in STANDARD:
                 made.append(self._standard(component, index, source, atoms))
@@ -201,11 +206,22 @@ class _Preparation:
 
     def _sources(self, chain: int, entity: Entity) -> list[int]:
         """Residue of every monomer of a chain's sequence; -1 for one that nobody saw."""
-        rows = np.arange(*self.record.chain_residue[chain : chain + 2])
-        seen = rows[self.residues[rows]].tolist()
-        kind, monomers = _ALIGNED[entity.polymer], list(entity.monomers)
-        found = aligned_residues(self.record, seen, monomers, kind, self._atoms)
-        return [int(row) for row in found]
+        record = self.record
+        rows = np.arange(*record.chain_residue[chain : chain + 2])
+        rows = rows[self.residues[rows]]
+        monomers = np.array(entity.monomers)
+        if self.rules.residues_by_alignment:
+            kind = _ALIGNED[entity.polymer]
+            found = aligned_residues(record, rows.tolist(), monomers.tolist(), kind, self._atoms)
+            return [int(row) for row in found]
+        index = record.residue_seq[rows] - 1
+        inside = (index >= 0) & (index < len(monomers))
+        rows, index = rows[inside], index[inside]
+        # Another monomer of the same number goes: the sequence has the first.
+        same = record.residue_name[rows] == monomers[index]
+        sources = np.full(len(monomers), -1)
+        sources[index[same][::-1]] = rows[same][::-1]
+        return [int(row) for row in sources]
 
     def _ligand(self, chain: int, *, branched: bool) -> list[Residue]:
         record = self.record
@@ -299,11 +315,13 @@ class _Preparation:
                 place = _atom_place(unit.get(chain), residue, end.atom)
                 if place is not None:
                     ends.append((chain, place))
-                else:
+                elif self.rules.links_required:
                     text = f"{end.asym} {end.component} {end.atom}"
                     reason = f"a covalent link to {text}, which Boltz does not have"
                     raise EntryRefused(reason, item=record.entry)
-            if any(end.symmetry not in ("", "1_555") for end in link.ends):
+                else:
+                    self._drop_link(end, "the component has no such atom")
+            if len(ends) < 2 or any(end.symmetry not in ("", "1_555") for end in link.ends):
                 continue
             (one, first), (two, second) = ends
             for which in dict.fromkeys(operator.tolist()):
@@ -323,7 +341,7 @@ class _Preparation:
     def _numbered(self) -> dict[tuple[str, str, str], int]:
         """Residues by the author's chain, number and insertion code, where links are found so."""
         record = self.record
-        if record.copies:
+        if record.copies or not self.rules.links_by_number:
             return {}
         authors = np.array(record.chain_author)[record.residue_chain()]
         rows = np.flatnonzero(self.residues)
@@ -335,9 +353,11 @@ class _Preparation:
     def _valid(self, table: Assembly) -> Bool[np.ndarray, " C"]:
         """Which chains no filter refuses; each filter sees all of them."""
         valid = np.ones(len(table.chains), bool)
-        clashing = table.clashing()
+        clashing = table.clashing(self.rules)
         for row, chain in enumerate(table.chains):
-            reason = "clashes with another chain" if row in clashing else table.refusal(row)
+            reason = (
+                "clashes with another chain" if row in clashing else table.refusal(row, self.rules)
+            )
             if reason:
                 valid[row] = False
                 self._drop(chain.asym, reason)
@@ -389,3 +409,6 @@ def _atom_place(chain: Chain | None, residue: int, name: str) -> int | None:
             return start + one.names.index(name) if name in one.names else None
         start += len(one.rows)
     return None
+
+
+__all__ = ["BoltzRules", "boltz_section"]

@@ -33,6 +33,7 @@ from evofeed.featurize.records.rulesets.standard import (
     AIDS,
     STANDARD_NUCLEIC,
     STANDARD_PROTEIN,
+    Rules,
 )
 from evofeed.featurize.records.rulesets.unresolved import entity_numbers, with_unresolved_atoms
 from evofeed.protein.components import ComponentTable
@@ -54,37 +55,61 @@ _KINDS: Final = (
     | dict.fromkeys(_NUCLEIC_TYPES.format("RNA").split("|"), RNA)
     | dict.fromkeys(_NUCLEIC_TYPES.format("DNA").split("|"), DNA)
 )
-_MAX_SHORT: Final = 3
-"""Polymers with at most so many residues that were seen are left out."""
-_CLASH_DISTANCE, _CLASH_FRACTION = 1.7, 0.3
-"""Ångström, and the share of a chain's atoms."""
-_MAX_STEP: Final = 10.0
-"""Ångström between the CA of neighbours."""
-_MAX_BOND: Final = 2.4
-"""Ångström."""
-_INTERFACE_DISTANCE: Final = 5.0
-"""Ångström."""
 
 
-def openfold3_section(record: EntryRecord, components: ComponentTable) -> RulesetSection:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenFold3Rules(Rules):
+    """Limits of the cleaning, and its faults by name: True does as OpenFold3 does."""
+
+    max_short: int = 3
+    """Polymers with at most so many residues that were seen are left out."""
+    clash_distance: float = 1.7
+    """Ångström."""
+    clash_fraction: float = 0.3
+    """Of the atoms of a chain."""
+    max_step: float = 10.0
+    """Ångström between the CA of neighbours."""
+    max_bond: float = 2.4
+    """Ångström."""
+    interface_distance: float = 5.0
+    """Ångström."""
+    tables_required: bool = True
+    """An entry fails without a revision history, methods, sequences or types of components, or with
+    an entity whose name is no number."""
+    letters_only: bool = True
+    """Alternate locations that are no letters are left out, so their residues were not seen."""
+    single_is_ligand: bool = True
+    """A polymer with one residue in the file is a ligand."""
+    aids_in_polymers: bool = True
+    """Crystallisation aids are left out of polymers too."""
+    first_method_only: bool = True
+    """Aids are left out only if the first method is X-ray diffraction."""
+    equal_copies_required: bool = True
+    """Copies of a ligand of several residues that differ in atoms fail the entry."""
+
+
+def openfold3_section(
+    record: EntryRecord, components: ComponentTable, rules: OpenFold3Rules | None = None
+) -> RulesetSection:
     """The assembly after OpenFold3's cleaning.
 
     Raises:
         EntryRefused: OpenFold3 fails on it or skips it; the message has the reason.
         ComponentMissing: a component is not in the dictionary.
     """
-    return _Cleaning(record, components).section()
+    return _Cleaning(record, components, rules or OpenFold3Rules()).section()
 
 
 @dataclass(slots=True)
 class _Cleaning:
     record: EntryRecord
     components: ComponentTable
+    rules: OpenFold3Rules
     dropped: list[Dropped] = field(default_factory=list)
 
     def section(self) -> RulesetSection:
-        record = self.record
-        if lacking := _lacking(record):
+        record, rules = self.record, self.rules
+        if rules.tables_required and (lacking := _lacking(record)):
             raise EntryRefused(lacking, item=record.entry)
         atoms = self._assembly(self._asymmetric_unit())
         if not len(atoms) or not atoms.occupancy.sum():
@@ -93,8 +118,12 @@ class _Cleaning:
         one, two = exchanged_arginines(atoms)
         atoms.name[one], atoms.name[two] = "NH2", "NH1"
         atoms = self._without(atoms, np.isin(atoms.res_name, ("HOH", "DOD")), "water", report=False)
-        if "X-RAY DIFFRACTION" in record.methods[:1]:  # in polymers too, by the first method alone
-            atoms = self._without(atoms, np.isin(atoms.res_name, AIDS), "crystallisation aid")
+        methods = record.methods[:1] if rules.first_method_only else record.methods
+        if "X-RAY DIFFRACTION" in methods:
+            aids = np.isin(atoms.res_name, AIDS)
+            if not rules.aids_in_polymers:
+                aids &= atoms.kind == LIGAND
+            atoms = self._without(atoms, aids, "crystallisation aid")
         atoms = atoms.take(~np.isin(atoms.element, ("H", "D")))
         atoms = self._without_short(atoms)
         atoms = self._without_unknown(atoms)
@@ -114,7 +143,7 @@ class _Cleaning:
     def _asymmetric_unit(self) -> AtomRows:
         """Atoms of the file with one location each, bonds by the author's names as biotite does."""
         record = self.record
-        rows = np.flatnonzero(_altloc_mask(record))
+        rows = np.flatnonzero(_altloc_mask(record, letters_only=self.rules.letters_only))
         entity = np.array([*entity_numbers(record), -1])[record.chain_entity]
         bare = record.residue_seq == 0
         number = np.where(bare, record.residue_author, record.residue_seq)
@@ -162,7 +191,13 @@ class _Cleaning:
         kinds = [_KINDS.get(types.get(name, ""), LIGAND) for name in names]
         atoms.kind = np.array(kinds)[inverse]
         chain: np.ndarray = atoms.kind_counts(starts).argmax(axis=1)
-        chain[atoms.residue_counts(starts) == 1] = LIGAND  # a polymer with one residue, too
+        residues = atoms.residue_counts(starts)
+        if self.rules.single_is_ligand:
+            chain[residues == 1] = LIGAND
+        else:
+            polymer = np.array([bool(entity.monomers) for entity in self.record.entities] + [False])
+            entity = self.record.chain_entity[atoms.asym[starts]]
+            chain[(residues == 1) & ~polymer[entity]] = LIGAND
         return np.asarray(chain[spread(starts, len(atoms))])
 
     def _without(
@@ -200,7 +235,7 @@ class _Cleaning:
     def _without_short(self, atoms: AtomRows) -> AtomRows:
         seen = atoms.take((atoms.kind != LIGAND) & (atoms.occupancy > 0))
         starts = seen.chain_starts()
-        short = seen.residue_counts(starts) <= _MAX_SHORT
+        short = seen.residue_counts(starts) <= self.rules.max_short
         for chain in seen.chain[starts[short]].tolist():
             atoms = self._without_chain(atoms, chain, "a short polymer")
         return atoms
@@ -213,7 +248,7 @@ class _Cleaning:
         return atoms
 
     def _without_clashes(self, atoms: AtomRows) -> AtomRows:
-        pairs = contacts(atoms.position, atoms.chain, _CLASH_DISTANCE)
+        pairs = contacts(atoms.position, atoms.chain, self.rules.clash_distance)
         bonded = np.isin(_keys(pairs, len(atoms)), _keys(atoms.bonds[:, :2], len(atoms)))
         pairs = pairs[~bonded]
         if not len(pairs):
@@ -226,7 +261,7 @@ class _Cleaning:
                 continue  # compared as texts, as OpenFold3 does: "10" comes before "2"
             back = pair[::-1]
             share = [len(touched[both]) / sizes[both[0]] for both in (pair, back)]
-            if max(share) > _CLASH_FRACTION:
+            if max(share) > self.rules.clash_fraction:
                 chain, other = pair if share[0] > share[1] else back
                 out[chain] = other
         for chain, other in out.items():
@@ -254,7 +289,7 @@ class _Cleaning:
             return atoms
         step = np.linalg.norm(np.diff(alpha.position, axis=0), axis=1)
         number = np.diff(alpha.res_id)
-        far = (step > _MAX_STEP) & ((number == 0) | (number == 1))
+        far = (step > self.rules.max_step) & ((number == 0) | (number == 1))
         far[alpha.chain_starts()[1:] - 1] = False
         for chain in np.unique(alpha.chain[:-1][far]).tolist():
             atoms = self._without_chain(atoms, chain, "a gap between neighbours")
@@ -268,7 +303,7 @@ class _Cleaning:
         long = np.linalg.norm(atoms.position[one] - atoms.position[two], axis=1)
         out = between & (kind == COORDINATION)
         out |= polymers & (between | apart)
-        out |= long > _MAX_BOND
+        out |= long > self.rules.max_bond
         number = atoms.residue_number()
         for row in np.flatnonzero(out & (number[one] != number[two])).tolist():
             ends = [f"{atoms.res_name[a]}.{atoms.name[a]}" for a in (one[row], two[row])]
@@ -279,6 +314,8 @@ class _Cleaning:
         return kept
 
     def _require_equal_copies(self, atoms: AtomRows) -> None:
+        if not self.rules.equal_copies_required:
+            return
         ligand = atoms.take(atoms.kind == LIGAND)
         starts = ligand.chain_starts()
         several = ligand.residue_counts(starts) > 1
@@ -293,7 +330,7 @@ class _Cleaning:
 
     def _section(self, atoms: AtomRows) -> RulesetSection:
         starts, residues = atoms.chain_starts(), atoms.residue_starts()
-        pairs = contacts(atoms.position, atoms.chain, _INTERFACE_DISTANCE)
+        pairs = contacts(atoms.position, atoms.chain, self.rules.interface_distance)
         number = spread(starts, len(atoms))
         names = atoms.chain[starts].astype(str)
         near = np.unique(np.sort(number[pairs], axis=1), axis=0)
@@ -330,11 +367,8 @@ def _lacking(record: EntryRecord) -> str:
     return f"the name of entity {odd[0]!r} is no number" if odd else ""
 
 
-def _altloc_mask(record: EntryRecord) -> Bool[np.ndarray, " A"]:
-    """Of every residue the location with the highest sum of occupancies, ties by letter.
-
-    Those that are no letters are left out, so their residues were not seen.
-    """
+def _altloc_mask(record: EntryRecord, *, letters_only: bool) -> Bool[np.ndarray, " A"]:
+    """Of every residue the location with the highest sum of occupancies, ties by letter."""
     mask: np.ndarray = record.atom_altloc == ALTLOC_NONE
     # Monomers of one number are one residue: numbers are the author's.
     starts = run_starts(record.residue_chain(), record.residue_author, record.residue_insertion)
@@ -344,7 +378,7 @@ def _altloc_mask(record: EntryRecord) -> Bool[np.ndarray, " A"]:
         low, high = bounds[row : row + 2]
         best, chosen = -1.0, None
         for code in sorted(set(record.atom_altloc[low:high].tolist()) - {ALTLOC_NONE}):
-            if not chr(code).isalpha():
+            if letters_only and not chr(code).isalpha():
                 continue
             held = record.atom_altloc[low:high] == code
             total = np.sum(record.atom_occupancy[low:high][held])

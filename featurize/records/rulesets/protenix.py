@@ -38,7 +38,7 @@ from evofeed.featurize.records.rulesets.protenix_chains import (
     lopsided_links,
     near_molecules,
 )
-from evofeed.featurize.records.rulesets.standard import AIDS
+from evofeed.featurize.records.rulesets.standard import AIDS, Rules
 from evofeed.protein.components import Component, ComponentTable
 from evofeed.protein.entry_record import (
     ALTLOC_NONE,
@@ -66,34 +66,52 @@ _UNKNOWN: Final = {
     "polyribonucleotide": "N",
     "polydeoxyribonucleotide": "N",
 }
-_MAX_BOND: Final = 2.4
-"""Ångström of a link of the file."""
-_MAX_STEP: Final = 10.0
-"""Ångström between the CA of neighbours."""
-_MAX_MOLECULES, _MAX_TOKENS = 20, 5120
-"""Molecules of an assembly, unless there are fewer tokens."""
-_MAX_CHAINS: Final = 1000
-"""Chains of an assembly by its own count."""
-_CLASH_FRACTION, _CLASH_DISTANCE = 0.3, 1.6
-"""Share of a chain's centre atoms that were seen, and ångström between two."""
-_INTERFACE_DISTANCE: Final = 5.0
-"""Ångström."""
 
 
-def protenix_section(record: EntryRecord, components: ComponentTable) -> RulesetSection:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProtenixRules(Rules):
+    """Limits of the preparation, and its faults by name: True does as Protenix does."""
+
+    max_bond: float = 2.4
+    """Ångström of a link of the file."""
+    max_step: float = 10.0
+    """Ångström between the CA of neighbours."""
+    max_molecules: int = 20
+    """Molecules of an assembly, unless there are fewer tokens than `max_tokens`."""
+    max_tokens: int = 5120
+    """Tokens up to which an assembly may have more molecules."""
+    max_chains: int = 1000
+    """Chains of an assembly by its own count."""
+    clash_fraction: float = 0.3
+    """Of the centre atoms of a chain that were seen."""
+    clash_distance: float = 1.6
+    """Ångström between centre atoms."""
+    interface_distance: float = 5.0
+    """Ångström."""
+    one_letter_per_file: bool = True
+    """Of alternate locations the lowest letter of the file; other residues go. Else the lowest
+    letter of each residue."""
+    selenium_lost: bool = True
+    """MSE becomes MET in the sequence alone, so that its selenium is absent."""
+
+
+def protenix_section(
+    record: EntryRecord, components: ComponentTable, rules: ProtenixRules | None = None
+) -> RulesetSection:
     """Assembly 1 after Protenix's preparation.
 
     Raises:
         EntryRefused: Protenix fails on it or leaves it out; the message has the reason.
         ComponentMissing: a residue of a polymer is not in the dictionary.
     """
-    return _Preparation(record, components).section()
+    return _Preparation(record, components, rules or ProtenixRules()).section()
 
 
 @dataclass(slots=True)
 class _Preparation:
     record: EntryRecord
     components: ComponentTable
+    rules: ProtenixRules
     dropped: list[Dropped] = field(default_factory=list)
     assembled: set[str] = field(default_factory=set)
     polymers: dict[int, str] = field(init=False)
@@ -117,10 +135,12 @@ class _Preparation:
         one, two = exchanged_arginines(atoms)
         swapped, back = np.append(one, two), np.append(two, one)
         atoms.row[swapped], atoms.position[swapped] = atoms.row[back], atoms.position[back]
+        if not self.rules.selenium_lost:
+            to_methionine(atoms)
         present = set(atoms.entity.tolist())
         used = {entity: codes for entity, codes in monomers.items() if entity in present}
         atoms = Completion(atoms, self.components, used).whole()
-        to_methionine(atoms)  # in the sequence alone until here: a polymer's selenium is absent
+        to_methionine(atoms)
         atoms = self._without_placeholders(atoms)
         if set(self.record.methods) & set(_CRYSTALS):
             aids = np.isin(atoms.res_name, AIDS) & ~np.isin(atoms.entity, list(self.polymers))
@@ -135,15 +155,18 @@ class _Preparation:
         record = self.record
         altloc = record.atom_altloc
         keep = altloc == ALTLOC_NONE
-        letters = altloc[~keep]  # the lowest of the file; residues with others go
-        keep |= altloc == (letters.min() if len(letters) else ALTLOC_NONE)
+        if self.rules.one_letter_per_file:
+            letters = altloc[~keep]
+            keep |= altloc == (letters.min() if len(letters) else ALTLOC_NONE)
+        else:
+            keep |= _lowest_of_residue(record)
         rows = np.flatnonzero(keep)
         atoms = AtomRows.of_record(record, rows, record.chain_entity, self._numbers())
         _, author = np.unique(np.array(record.chain_author), return_inverse=True)
         links = linked_bonds(record, rows, _LINKS, self.dropped)
         length = np.linalg.norm(atoms.position[links[:, 0]] - atoms.position[links[:, 1]], axis=1)
         inner = residue_bonds(atoms, self.components, atoms.residue_starts())
-        atoms.bonds = merged_bonds(inner, links[length < _MAX_BOND])
+        atoms.bonds = merged_bonds(inner, links[length < self.rules.max_bond])
         with_polymer_bonds(
             atoms,
             self.components,
@@ -203,7 +226,7 @@ class _Preparation:
             elif polymer == "polypeptide(L)":
                 centre = np.flatnonzero(atoms.name[low:high] == "CA") + low
                 step = np.diff(atoms.position[centre], axis=0)
-                far = (step * step).sum(1) > _MAX_STEP**2
+                far = (step * step).sum(1) > self.rules.max_step**2
                 out[low:high] = bool((far & (np.diff(atoms.res_id[centre]) == 1)).any())
         reason = {"unknown": "all residues are unknown", "jumps": "a jump between neighbours"}
         return self._without(atoms, out, reason[rule])
@@ -234,7 +257,7 @@ class _Preparation:
         """
         record = self.record
         count = record.oligomeric_count
-        if not count.isdecimal() or not 0 < int(count) <= _MAX_CHAINS:
+        if not count.isdecimal() or not 0 < int(count) <= self.rules.max_chains:
             raise EntryRefused(f"oligomeric_count of the assembly is {count!r}", item=record.entry)
         pieces = [moved for _, moved in copied(unit, record)] if record.copies else [unit]
         if not sum(map(len, pieces)):
@@ -259,11 +282,11 @@ class _Preparation:
         atoms = self._without(atoms, ~seen[label], "no atom was seen")
         if not len(atoms):
             raise EntryRefused("no atom was seen", item=self.record.entry)
-        kept = near_molecules(atoms, _MAX_MOLECULES, _MAX_TOKENS)
+        kept = near_molecules(atoms, self.rules.max_molecules, self.rules.max_tokens)
         if kept is None:
             raise EntryRefused("no two molecules are within 15 Å", item=self.record.entry)
         atoms = self._without(atoms, ~kept, "far from the molecules that are kept")
-        out = clashing_chains(atoms, names, _CLASH_DISTANCE, _CLASH_FRACTION)
+        out = clashing_chains(atoms, names, self.rules.clash_distance, self.rules.clash_fraction)
         atoms = self._without(atoms, np.isin(atoms.chain, sorted(out)), "clashes with a chain")
         atoms.bonds = np.delete(atoms.bonds, lopsided_links(atoms, self.polymers), axis=0)
         return atoms, names
@@ -276,7 +299,7 @@ class _Preparation:
         first = atoms.kind[starts]
         most = counts.max(axis=1)
         kinds = np.where(counts[np.arange(len(starts)), first] == most, first, counts.argmax(1))
-        pairs = contacts(atoms.position, number, _INTERFACE_DISTANCE)
+        pairs = contacts(atoms.position, number, self.rules.interface_distance)
         seen = np.unique(number[centre_atoms(atoms) & (atoms.row >= 0)])
         near = np.unique(np.sort(number[pairs], axis=1), axis=0).reshape(-1, 2)
         texts = [entity.name for entity in self.record.entities]
@@ -299,3 +322,14 @@ def component_kind(component: Component | None) -> int:
     if kind == 2 and component:
         return DNA if "DNA" in component.type.upper() else RNA
     return PROTEIN if kind == 1 else LIGAND
+
+
+def _lowest_of_residue(record: EntryRecord) -> Bool[np.ndarray, " A"]:
+    # Monomers of one number are one residue.
+    starts = run_starts(record.residue_chain(), record.residue_author, record.residue_insertion)
+    number = np.repeat(spread(starts, record.num_residues), np.diff(record.residue_atom))
+    lowest = np.full(len(starts), np.iinfo(np.int32).max)
+    there = record.atom_altloc != ALTLOC_NONE
+    np.minimum.at(lowest, number[there], record.atom_altloc[there])
+    mask: np.ndarray = there & (record.atom_altloc == lowest[number])
+    return mask

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Final
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
 
 from evofeed.protein.datapoints import RESTYPES
 
@@ -21,3 +23,17 @@ EXCLUDED_LIGANDS: Final = (
     "STE STO STU TAR TBU TME TPO TRS UNK UNL UNX UPL URE"
 ).split()
 """Ligands left out of evaluation, tables 9 to 12; Boltz leaves them out of training."""
+
+
+_Rules = TypeVar("_Rules", bound="Rules")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """Limits of a project's cleaning, and its faults by name: True does as the project does."""
+
+    @classmethod
+    def right(cls: type[_Rules]) -> _Rules:
+        """Every fault mended."""
+        faults: Any = {one.name: False for one in dataclasses.fields(cls) if one.type == "bool"}
+        return dataclasses.replace(cls(), **faults)

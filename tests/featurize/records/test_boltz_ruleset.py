@@ -18,7 +18,7 @@ from tests.featurize.records.allatom import (
 from tests.loader.views.boltz_recorded import boltz_view as recorded_view
 from tests.loader.views.packs import packs, recordings, some_recordings
 
-from evofeed.featurize.records.rulesets.boltz import boltz_section
+from evofeed.featurize.records.rulesets.boltz import BoltzRules, boltz_section
 from evofeed.loader.views.boltz.tables import boltz_view
 from evofeed.protein.entry_record import EntryRecord
 from evofeed.protein.ruleset_section import EntryRefused
@@ -47,6 +47,8 @@ def test_an_entry_that_boltz_loses_is_refused_with_a_reason(pack: Path) -> None:
     for name in inputs - {path.stem for path in (pack / "boltz" / "structure").glob("*.npz")}:
         with pytest.raises(EntryRefused, match=name):
             boltz_section(record(pack, name), components(pack))
+        right = boltz_section(record(pack, name), components(pack), BoltzRules.right())
+        assert right.chain_valid.any()
 
 
 def protein_with_gaps(path: Path) -> tuple[EntryRecord, int, int]:
@@ -69,18 +71,21 @@ def test_a_residue_without_neighbours_stands_at_the_first_place_of_its_name(path
     entry = dataclasses.replace(entry, oligomeric_count="")
     table = components(path.parent.parent.parent)
     monomers = entry.entities[entity].monomers
-    section = boltz_section(entry, table)
-    chain = section.chain_entity.tolist().index(entity)
-    low, high = section.chain_residue[chain : chain + 2]
-    seen = [
-        bool((section.atom_row[slice(*section.residue_atom[row : row + 2])] >= 0).any())
-        for row in range(low, high)
-    ]
-    assert np.flatnonzero(seen).tolist() == [monomers.index(monomers[index])]
+    places = []
+    for rules in (BoltzRules(), BoltzRules.right()):
+        section = boltz_section(entry, table, rules)
+        chain = section.chain_entity.tolist().index(entity)
+        low, high = section.chain_residue[chain : chain + 2]
+        seen = [
+            bool((section.atom_row[slice(*section.residue_atom[row : row + 2])] >= 0).any())
+            for row in range(low, high)
+        ]
+        places.append(np.flatnonzero(seen).tolist())
+    assert places == [[monomers.index(monomers[index])], [index]]
 
 
 @pytest.mark.parametrize("path", some_recordings("boltz/structure/*.npz", 3), ids=lambda p: p.stem)
-def test_a_residue_that_the_sequence_lacks_fails_the_entry(path: Path) -> None:
+def test_a_residue_that_the_sequence_lacks_fails_the_entry_unless_mended(path: Path) -> None:
     entry = record(path.parent.parent.parent, path.stem)
     table = components(path.parent.parent.parent)
     row = [entity.polymer for entity in entry.entities].index("polypeptide(L)")
@@ -94,6 +99,7 @@ def test_a_residue_that_the_sequence_lacks_fails_the_entry(path: Path) -> None:
     wrong = dataclasses.replace(entry, entities=entities, links=())
     with pytest.raises(EntryRefused, match="of the sequence"):
         boltz_section(wrong, table)
+    assert len(boltz_section(wrong, table, BoltzRules.right()).chain_name)
 
 
 def test_a_link_to_a_symmetry_mate_leaves_the_atoms_that_a_bond_displaces() -> None:

@@ -25,7 +25,7 @@ from evofeed.featurize.entries.molecules import (
     ligand_parts,
     molecule_graph,
 )
-from evofeed.featurize.records.rulesets.openfold3 import openfold3_section
+from evofeed.featurize.records.rulesets.openfold3 import OpenFold3Rules, openfold3_section
 from evofeed.loader.views.openfold3.tables import openfold3_view
 from evofeed.protein.ruleset_section import EntryRefused, RulesetSection, placed
 
@@ -147,6 +147,8 @@ def test_an_entry_that_openfold3_loses_is_refused_with_a_reason(pack: Path) -> N
         with pytest.raises(EntryRefused) as refusal:
             openfold3_section(record(pack, name), components(pack))
         assert name in str(refusal.value)
+        right = openfold3_section(record(pack, name), components(pack), OpenFold3Rules.right())
+        assert len(right.chain_name)
 
 
 @pytest.mark.parametrize(
@@ -162,6 +164,7 @@ def test_an_entry_without_a_table_that_openfold3_reads_is_refused(change: dict[s
     wrong = dataclasses.replace(entry, **change)
     with pytest.raises(EntryRefused, match=r"no _|no number"):
         openfold3_section(wrong, table)
+    openfold3_section(wrong, table, OpenFold3Rules.right())
 
 
 def test_an_entry_of_which_cleaning_leaves_nothing_is_refused() -> None:
