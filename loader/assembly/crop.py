@@ -13,23 +13,11 @@ import numpy as np
 from evofeed.base.shapes import Float, Int
 from evofeed.loader.config import AssemblyConfig
 from evofeed.loader.counter_rng import Purpose
-from evofeed.loader.crop_draws import CounterStream, contiguous_runs
+from evofeed.loader.sample_draws import SampleDraws, contiguous_runs
 from evofeed.protein.interfaces import UNIT, interface_residues
 from evofeed.protein.residues import ATOM_ORDER
 
 _CA = ATOM_ORDER["CA"]
-
-
-class ComplexDraws(CounterStream):
-    """The random decisions of a complex's crop, in the order they are made."""
-
-    def spatial(self, probability: float) -> bool:
-        """Whether to crop around an interface residue."""
-        return self.even(Purpose.SPATIAL_CROP, 1 << 31) < probability * 2**31
-
-    def interface(self, count: int) -> int:
-        """Which of the interface residues, 0 to `count - 1`."""
-        return self.even(Purpose.INTERFACE, count)
 
 
 def crop_residues(
@@ -37,12 +25,12 @@ def crop_residues(
     mask: np.ndarray | None,
     lengths: Sequence[int],
     crop_size: int | None,
-    draws: ComplexDraws,
+    draws: SampleDraws,
     config: AssemblyConfig,
 ) -> Int[np.ndarray, " C"]:
     """Residues to keep, ascending; all of them if they are no more than `crop_size`."""
     total = sum(lengths)
-    spatial = draws.spatial(config.spatial_crop_prob)
+    spatial = draws.happens(Purpose.SPATIAL_CROP, config.spatial_crop_prob)
     if crop_size is None or total <= crop_size:
         return np.arange(total)
     if spatial and positions is not None and mask is not None:
@@ -56,7 +44,7 @@ def crop_residues(
         )
         none = not found.any() if config.skip_first_interface else not len(found)
         if not none:
-            centre = int(found[draws.interface(len(found))])
+            centre = draws.choice(Purpose.INTERFACE, found)
             return spatial_crop(positions, mask, centre, crop_size, config)
     return contiguous_crop(lengths, crop_size, draws)
 
@@ -84,7 +72,7 @@ def spatial_crop(
 
 
 def contiguous_crop(
-    lengths: Sequence[int], crop_size: int, draws: ComplexDraws
+    lengths: Sequence[int], crop_size: int, draws: SampleDraws
 ) -> Int[np.ndarray, " C"]:
     """A run of residues of each chain, `crop_size` in all, chains in random order."""
     starts = np.cumsum([0, *lengths])

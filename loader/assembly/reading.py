@@ -12,11 +12,12 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from evofeed.loader.assembly.catalog import AssemblyPlace
-from evofeed.loader.assembly.crop import ComplexDraws, crop_residues
+from evofeed.loader.assembly.crop import crop_residues
 from evofeed.loader.assembly.pairing import EntityRows, RowPlan, plan_rows, residue_ids
 from evofeed.loader.catalog import ChainPlace
 from evofeed.loader.config import AssemblyConfig
 from evofeed.loader.read_chain import ReadRequest, Slab, read_columns, slot_nbytes
+from evofeed.loader.sample_draws import SampleDraws
 from evofeed.store.inner import ChainDecoder, Storage
 
 _ALIGN: Final = 64
@@ -154,5 +155,5 @@ def _crop(lengths: list[int], task: AssemblyTask, atoms: _Read) -> np.ndarray:
     if known and several:
         positions, mask = (atoms[1].array(f"all_atom_{name}") for name in ("positions", "mask"))
     return crop_residues(
-        positions, mask, lengths, task.crop_size, ComplexDraws(task.key), task.rules
+        positions, mask, lengths, task.crop_size, SampleDraws(task.key), task.rules
     )

@@ -19,8 +19,8 @@ from evofeed.base.errors import LoaderError
 from evofeed.loader.config import EntryConfig
 from evofeed.loader.entries.catalog import EntryPlace
 from evofeed.loader.read_chain import ReadRequest, refusals
+from evofeed.loader.sample_draws import SampleDraws
 from evofeed.loader.views.config import BoltzConfig, OpenFold3Config, ProtenixConfig
-from evofeed.loader.views.draws import BoltzDraws, OpenFold3Draws, ProtenixDraws
 from evofeed.loader.views.laid import Laid, OnHost, Sparse
 from evofeed.loader.views.protenix.tables import query_alignments
 from evofeed.protein.alignment import Alignment
@@ -33,7 +33,6 @@ _LOCK: Final = threading.Lock()
 _SHARED: Final[dict[tuple[str, RecordSpan], Any]] = {}
 _MOST_SHARED: Final = 8
 _ALIGN: Final = 16
-_DRAWS: Final = {"openfold3": OpenFold3Draws, "boltz": BoltzDraws, "protenix": ProtenixDraws}
 
 
 class PackedArray(NamedTuple):
@@ -175,7 +174,7 @@ def plan_entry(
         found = [_with_earlier_templates(one, record, rules.view) for one in found]
     try:
         plan = project_module(rules.project, "plan").plan_sample
-        laid = plan(view, found, place.datapoint, _DRAWS[rules.project](key), rules.view)
+        laid = plan(view, found, place.datapoint, SampleDraws(key), rules.view)
     except ValueError as error:
         raise LoaderError(
             f"{rules.project} has no sample of chains {place.datapoint}: {error}",

@@ -14,9 +14,10 @@ from tests.loader.streams import open_loader as open_small
 
 from evofeed.base.errors import CannotResume, LoaderError
 from evofeed.loader import AssemblyConfig, FeatureLoader, LoaderConfig, assembly_batch
-from evofeed.loader.assembly.crop import ComplexDraws, crop_residues
+from evofeed.loader.assembly.crop import crop_residues
 from evofeed.loader.assembly.make import complex_batch
 from evofeed.loader.from_record import merged_record
+from evofeed.loader.sample_draws import SampleDraws
 from evofeed.protein.features import ASSEMBLY_BATCH
 from evofeed.store import Dataset
 from evofeed.store.inner import COLUMN_NUMBER
@@ -75,7 +76,7 @@ def from_records(dataset: Dataset, loader: FeatureLoader, epoch: int) -> list[di
                 record.all_atom_mask,
                 lengths,
                 config.crop_size,
-                ComplexDraws(sample.key),
+                SampleDraws(sample.key),
                 rules,
             )
             kept = torch.from_numpy(kept)

@@ -25,7 +25,7 @@ from evofeed.loader import (
 from evofeed.loader.config import EntryConfig
 from evofeed.loader.entries.catalog import EntryCatalog
 from evofeed.loader.entries.reading import plan_entry
-from evofeed.loader.views.draws import OpenFold3Draws
+from evofeed.loader.sample_draws import SampleDraws
 from evofeed.loader.views.openfold3.plan import plan_sample
 from evofeed.loader.views.openfold3.tables import openfold3_view
 from evofeed.protein.datapoints import alignment_names
@@ -159,7 +159,7 @@ def test_a_sample_is_the_plan_of_its_record_at_its_position() -> None:
         }
         view = openfold3_view(record, section, entries.molecules("openfold3"), names)
         found = [entries.alignment(name) for name in view.alignments]
-        again = plan_sample(view, found, place.datapoint, OpenFold3Draws(77), RULES.view)
+        again = plan_sample(view, found, place.datapoint, SampleDraws(77), RULES.view)
         assert packed.keys() == again.keys()
         for name, value in packed.items():
             np.testing.assert_equal(value, again[name], name)

@@ -12,9 +12,10 @@ import numpy as np
 from numba import njit
 
 from evofeed.base.shapes import Float, Int, UInt8
+from evofeed.loader.counter_rng import Purpose
+from evofeed.loader.sample_draws import SampleDraws
 from evofeed.loader.views.config import BoltzConfig
 from evofeed.loader.views.crop import Crop
-from evofeed.loader.views.draws import BoltzDraws
 from evofeed.loader.views.entry_view import ChainType, EntryView
 
 _INTERFACE: Final = (15.0, 20.0)
@@ -25,21 +26,21 @@ _BINDER: Final = 3
 
 
 def crop_tokens(
-    view: EntryView, datapoint: Sequence[int], draws: BoltzDraws, config: BoltzConfig
+    view: EntryView, datapoint: Sequence[int], draws: SampleDraws, config: BoltzConfig
 ) -> Int[np.ndarray, " C"]:
     """Tokens to keep, ascending; the first is of the datapoint's chain, or faces its other chain.
 
     Raises:
         ValueError: no token is resolved, or no pair of an interface is within 20 Å.
     """
-    half = draws.neighborhood(config.max_neighborhood // 2 + 1)
+    half = draws.even(Purpose.NEIGHBORHOOD, config.max_neighborhood // 2 + 1)
     chain = view.token_chain()
     center = view.token_position().astype(np.float32, copy=False)
     resolved = np.flatnonzero(view.token_resolved)
     if not len(resolved):
         raise ValueError("no token of the entry is resolved: leave the entry out")
     candidates = _candidates(chain, center, resolved, datapoint)
-    query = candidates[draws.query(len(candidates))]
+    query = draws.choice(Purpose.QUERY_TOKEN, candidates)
     step = center[resolved] - center[query]
     distance = np.sqrt((step * step).sum(1, dtype=np.float32))
     order = resolved[np.argsort(distance, kind="stable")]
@@ -125,7 +126,7 @@ def grow(
 
 
 def pocket(
-    view: EntryView, crop: Crop, draws: BoltzDraws, config: BoltzConfig
+    view: EntryView, crop: Crop, draws: SampleDraws, config: BoltzConfig
 ) -> UInt8[np.ndarray, " N"]:
     """0 unspecified, 1 unselected, 2 pocket, 3 binder.
 
@@ -134,11 +135,12 @@ def pocket(
     the origin, as they do upstream.
     """
     codes = np.zeros(len(crop), np.uint8)
-    if not config.pocket_prob or not draws.pocket(config.pocket_prob):
+    if not config.pocket_prob or not draws.happens(Purpose.POCKET, config.pocket_prob):
         return codes
     chain, token = crop.chain, crop.token
     ligand = view.chain_type[chain] == ChainType.LIGAND
-    binder = chain == draws.binder(np.unique(chain[ligand] if ligand.any() else chain))
+    chains = np.unique(chain[ligand] if ligand.any() else chain)
+    binder = chain == draws.choice(Purpose.BINDER, chains)
     others = np.flatnonzero(~ligand & ~binder & view.token_resolved[token])
     near = others[_atoms_near(view, token[others], token[binder], config.pocket_cutoff)]
     if not len(near):
@@ -146,8 +148,8 @@ def pocket(
     codes[:] = _UNSELECTED
     codes[binder] = _BINDER
     if config.pocket_geometric > 0:
-        size = min(draws.pocket_size(config.pocket_geometric) + 1, len(near))
-        near = draws.pocket_tokens(near, size)
+        size = min(draws.trials(Purpose.POCKET_SIZE, config.pocket_geometric) + 1, len(near))
+        near = draws.some(Purpose.POCKET_TOKENS, near, size)
     codes[near] = _POCKET
     return codes
 

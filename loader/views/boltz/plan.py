@@ -12,13 +12,14 @@ from typing import Any, Final
 import numpy as np
 
 from evofeed.base.shapes import Bool, Float, Int
+from evofeed.loader.counter_rng import Purpose
+from evofeed.loader.sample_draws import SampleDraws
 from evofeed.loader.views.boltz.crop import crop_tokens, pocket
 from evofeed.loader.views.boltz.rows import GAP_CODE, plan_rows
 from evofeed.loader.views.boltz.symmetries import symmetry_features
 from evofeed.loader.views.cells import fill_rows
 from evofeed.loader.views.config import BoltzConfig
 from evofeed.loader.views.crop import Crop, centred
-from evofeed.loader.views.draws import BoltzDraws, rotations
 from evofeed.loader.views.entry_view import ChainType, EntryView
 from evofeed.loader.views.laid import Laid, OnHost, Sparse, hot, longer, symmetric
 from evofeed.protein.alignment import Alignment
@@ -40,7 +41,7 @@ def plan_sample(
     view: EntryView,
     alignments: Sequence[Alignment],
     datapoint: Sequence[int],
-    draws: BoltzDraws,
+    draws: SampleDraws,
     config: BoltzConfig,
 ) -> Laid:
     """Crop, rows and decisions of one sample.
@@ -49,7 +50,7 @@ def plan_sample(
         ValueError: no crop can be made around the datapoint.
     """
     crop = Crop.of(view, crop_tokens(view, datapoint, draws, config))
-    drawn = draws.rows(config.max_seqs)
+    drawn = 1 + draws.even(Purpose.NUM_ROWS, config.max_seqs)
     laid = _tokens(view, crop, config)
     laid["pocket_feature"] = hot(
         pocket(view, crop, draws, config), _POCKET, np.int64, config.max_tokens
@@ -96,7 +97,7 @@ def _tokens(view: EntryView, crop: Crop, config: BoltzConfig) -> Laid:
     }
 
 
-def _atoms(view: EntryView, crop: Crop, draws: BoltzDraws, config: BoltzConfig) -> Laid:
+def _atoms(view: EntryView, crop: Crop, draws: SampleDraws, config: BoltzConfig) -> Laid:
     size, whole, atoms = config.max_atoms, np.int64, crop.atom
     reference = view.atom_reference[atoms]
     conformer = view.molecule_position[0][reference]
@@ -119,12 +120,13 @@ def _atoms(view: EntryView, crop: Crop, draws: BoltzDraws, config: BoltzConfig) 
 def _moved(
     conformer: Float[np.ndarray, "A 3"],
     uid: Int[np.ndarray, " A"],
-    draws: BoltzDraws,
+    draws: SampleDraws,
     config: BoltzConfig,
 ) -> Float[np.ndarray, "A 3"]:
     """Conformers turned and moved: all as one, or each about its centre."""
     count = 1 if config.one_move else int(uid[-1]) + 1
-    rotation, shift = rotations(draws.quaternions(count)), draws.translations(count)
+    every = np.ones(count, bool)
+    rotation, shift = draws.normal_moves(every, Purpose.ROTATION, Purpose.TRANSLATION)
     if config.one_move:
         together: np.ndarray = conformer @ rotation[0] + shift[0]
         return together

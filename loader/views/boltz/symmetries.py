@@ -8,10 +8,11 @@ from typing import Any, Final
 
 import numpy as np
 
+from evofeed.loader.counter_rng import Purpose
+from evofeed.loader.sample_draws import SampleDraws
 from evofeed.loader.views.columns import RESTYPES
 from evofeed.loader.views.config import BoltzConfig
 from evofeed.loader.views.crop import Crop
-from evofeed.loader.views.draws import BoltzDraws
 from evofeed.loader.views.entry_view import EntryView
 from evofeed.loader.views.laid import Laid, OnHost
 
@@ -28,7 +29,7 @@ _LISTED: Final = frozenset(RESTYPES) - {"UNK", "N", "DN"}
 """Residues whose swaps are those above; all others are looked up by their component."""
 
 
-def symmetry_features(view: EntryView, crop: Crop, draws: BoltzDraws, config: BoltzConfig) -> Laid:
+def symmetry_features(view: EntryView, crop: Crop, draws: SampleDraws, config: BoltzConfig) -> Laid:
     """The whole entry's atoms, the crop's among them, and `_symmetries`: three lists, as JSON."""
     start = crop.start[:-1]
     lists = {
@@ -48,7 +49,7 @@ def symmetry_features(view: EntryView, crop: Crop, draws: BoltzDraws, config: Bo
     }
 
 
-def _chains(view: EntryView, crop: Crop, draws: BoltzDraws, config: BoltzConfig) -> list[Any]:
+def _chains(view: EntryView, crop: Crop, draws: SampleDraws, config: BoltzConfig) -> list[Any]:
     """Assignments of the crop's chains to chains of their entity with as many atoms."""
     bounds = view.residue_atom[view.chain_residue]
     spans, sizes = list(itertools.pairwise(bounds.tolist())), np.diff(bounds)
@@ -63,7 +64,8 @@ def _chains(view: EntryView, crop: Crop, draws: BoltzDraws, config: BoltzConfig)
     else:
         found = list(itertools.islice(_assignments(swaps, (), frozenset()), _LOOKED_AT))
     if len(found) > _MOST:
-        found = [found[number] for number in draws.combinations(len(found), _MOST)]
+        chosen = draws.some(Purpose.COMBINATIONS, np.arange(len(found)), _MOST)
+        found = [found[number] for number in chosen.tolist()]
     return found or [()]
 
 

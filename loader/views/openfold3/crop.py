@@ -11,10 +11,10 @@ from typing import NamedTuple
 import numpy as np
 
 from evofeed.base.shapes import Bool, Integer
-from evofeed.loader.crop_draws import Strategy, contiguous_runs
+from evofeed.loader.counter_rng import Purpose
+from evofeed.loader.sample_draws import SampleDraws, Strategy, contiguous_runs
 from evofeed.loader.views.config import OpenFold3Config
 from evofeed.loader.views.crop import Tokens
-from evofeed.loader.views.draws import OpenFold3Draws
 from evofeed.loader.views.entry_view import ChainType, EntryView, only_whole
 from evofeed.protein.interfaces import near_other_chains
 
@@ -30,7 +30,7 @@ class Kept(NamedTuple):
 
 
 def crop_entry(
-    view: EntryView, datapoint: tuple[int, ...], draws: OpenFold3Draws, config: OpenFold3Config
+    view: EntryView, datapoint: tuple[int, ...], draws: SampleDraws, config: OpenFold3Config
 ) -> Kept:
     """The tokens of a sample.
 
@@ -53,7 +53,7 @@ def crop_entry(
     if len(datapoint) == 1 and strategy is Strategy.SPATIAL_INTERFACE:
         near = tokens.near(preferred, resolved, config.interface_distance)
         preferred = near if len(near) else preferred
-    centre = int(preferred[draws.centre(preferred)])
+    centre = draws.choice(Purpose.CROP_CENTRE, preferred, again=True)
     order = np.argsort(tokens.distances(centre, resolved), kind="stable")
     return Kept(np.sort(resolved[order[: config.token_budget]]), chains, strategy)
 
@@ -73,7 +73,7 @@ def _crop_chains(
     view: EntryView,
     tokens: Tokens,
     datapoint: tuple[int, ...],
-    draws: OpenFold3Draws,
+    draws: SampleDraws,
     config: OpenFold3Config,
 ) -> Bool[np.ndarray, " C"]:
     """The polymers nearest to a token of the datapoint, ligands beside them, the datapoint."""
@@ -82,7 +82,7 @@ def _crop_chains(
         return np.ones(view.num_chains, bool)
     resolved = np.flatnonzero(tokens.resolved)
     preferred = _preferred(tokens, resolved, datapoint, config)
-    centre = int(preferred[draws.centre(preferred)])
+    centre = draws.choice(Purpose.CROP_CENTRE, preferred, again=True)
     polymers = resolved[~ligand[tokens.chain[resolved]]]
     order = np.argsort(tokens.distances(centre, polymers), kind="stable")
     sorted_chains = tokens.chain[polymers][order]
@@ -119,7 +119,7 @@ def _contiguous(
     view: EntryView,
     chain: np.ndarray,
     left: np.ndarray,
-    draws: OpenFold3Draws,
+    draws: SampleDraws,
     config: OpenFold3Config,
 ) -> Integer[np.ndarray, " T"]:
     """A run of tokens of each chain, chains in random order; some get none."""

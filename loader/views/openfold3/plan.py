@@ -13,11 +13,11 @@ from typing import Final
 import numpy as np
 
 from evofeed.base.shapes import Integer
+from evofeed.loader.sample_draws import SampleDraws
 from evofeed.loader.views.cells import fill_rows
 from evofeed.loader.views.columns import GAP_TYPE, NUM_RESTYPES
 from evofeed.loader.views.config import CONFIDENCE_LOSSES, OpenFold3Config
 from evofeed.loader.views.crop import Crop, centred
-from evofeed.loader.views.draws import OpenFold3Draws, rotations
 from evofeed.loader.views.entry_view import IS_KIND, EntryView
 from evofeed.loader.views.laid import Laid, OnHost, Sparse, deleted, hot, longer, symmetric
 from evofeed.loader.views.openfold3.crop import crop_entry
@@ -36,7 +36,7 @@ def plan_sample(
     view: EntryView,
     alignments: Sequence[Alignment],
     datapoint: Sequence[int],
-    draws: OpenFold3Draws,
+    draws: SampleDraws,
     config: OpenFold3Config,
 ) -> Laid:
     """Crop, labels, conformers and rows of one sample.
@@ -141,7 +141,7 @@ def _labels(view: EntryView, layout: Layout, molecules: Molecules, labels: Excha
     }
 
 
-def _atoms(view: EntryView, crop: Crop, draws: OpenFold3Draws) -> Laid:
+def _atoms(view: EntryView, crop: Crop, draws: SampleDraws) -> Laid:
     """Atoms of the crop's components, their conformers turned and moved.
 
     Masked ones are zeros. Source: AF3 SI, algorithm 19.
@@ -152,8 +152,8 @@ def _atoms(view: EntryView, crop: Crop, draws: OpenFold3Draws) -> Laid:
     chosen = draws.conformers(int(uid[-1]) + 1, len(view.molecule_position))
     position = view.molecule_position[chosen[uid], reference]
     position = np.where(mask[:, None], position, 0).astype(np.float64)
-    turn, shift = draws.moves(np.bincount(uid, mask) > 0)
-    turned = np.einsum("aij,aj->ai", rotations(turn)[uid], centred(position, uid, mask))
+    turn, shift = draws.normal_moves(np.bincount(uid, mask) > 0)
+    turned = np.einsum("aij,aj->ai", turn[uid], centred(position, uid, mask))
     element = view.atom_element[atom].astype(np.int64)
     return {
         "atom_to_token_index": crop.owner.astype(np.int32),
@@ -173,7 +173,7 @@ def _rows(
     view: EntryView,
     alignments: Sequence[Alignment],
     crop: Crop,
-    draws: OpenFold3Draws,
+    draws: SampleDraws,
     config: OpenFold3Config,
 ) -> Laid:
     """Residue types and deletions of the rows at the tokens' columns, and profiles."""

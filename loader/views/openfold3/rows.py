@@ -12,6 +12,8 @@ from typing import Final
 import numpy as np
 
 from evofeed.base.shapes import Integer
+from evofeed.loader.counter_rng import Purpose
+from evofeed.loader.sample_draws import SampleDraws
 from evofeed.loader.views.cells import (
     RowPlan,
     ShownRows,
@@ -22,7 +24,6 @@ from evofeed.loader.views.cells import (
 )
 from evofeed.loader.views.columns import GAP_TYPE, RESTYPES, UNKNOWN
 from evofeed.loader.views.config import OpenFold3Config
-from evofeed.loader.views.draws import OpenFold3Draws
 from evofeed.loader.views.entry_view import ChainType, EntryView, counts_before
 from evofeed.protein.alignment import Alignment
 
@@ -37,7 +38,7 @@ def plan_rows(
     view: EntryView,
     crop_chain: Integer[np.ndarray, " n"],
     alignments: Sequence[Alignment],
-    draws: OpenFold3Draws,
+    draws: SampleDraws,
     config: OpenFold3Config,
 ) -> RowPlan:
     """The rows of a sample whose tokens are of these chains."""
@@ -70,7 +71,7 @@ def plan_rows(
     sent = np.arange(total)
     if config.used_rows is not None and total > config.used_rows:
         used = config.used_rows
-        sent = draws.used_rows(total, used)
+        sent = np.sort(draws.some(Purpose.USED_ROWS, sent, used))
     shown = []
     for chain, one, mine in zip(chains.tolist(), number.tolist(), rows, strict=True):
         full = np.pad(mine, (0, total - len(mine)), constant_values=-1)[sent]
@@ -81,13 +82,11 @@ def plan_rows(
     return RowPlan(tuple(shown), used, int(np.searchsorted(sent, count + 1)))
 
 
-def _drawn(
-    rows: np.ndarray, limit: int, draws: OpenFold3Draws, config: OpenFold3Config
-) -> np.ndarray:
+def _drawn(rows: np.ndarray, limit: int, draws: SampleDraws, config: OpenFold3Config) -> np.ndarray:
     if not len(rows) or not limit:
         return rows[:0]
-    order = draws.main_rows(len(rows))
-    order = np.sort(order) if config.sorted_then_cut else np.sort(order[:limit])
+    order, size = draws.part(Purpose.MAIN_ROWS, len(rows), 1)
+    order = np.sort(order[: size if config.sorted_then_cut else min(size, limit)])
     drawn: np.ndarray = rows[order]
     return drawn
 

@@ -7,10 +7,11 @@ from typing import Final
 
 import numpy as np
 
+from evofeed.loader.counter_rng import Purpose
+from evofeed.loader.sample_draws import SampleDraws
 from evofeed.loader.views.columns import GAP_TYPE, NUM_RESTYPES
 from evofeed.loader.views.config import OpenFold3Config
 from evofeed.loader.views.crop import Crop
-from evofeed.loader.views.draws import OpenFold3Draws
 from evofeed.loader.views.entry_view import ChainType, EntryView
 from evofeed.loader.views.laid import Laid, Sparse, hot
 from evofeed.protein.alignment import Alignment
@@ -24,7 +25,7 @@ def plan_templates(
     view: EntryView,
     alignments: Sequence[Alignment],
     crop: Crop,
-    draws: OpenFold3Draws,
+    draws: SampleDraws,
     config: OpenFold3Config,
 ) -> dict[str, np.ndarray]:
     """Residue and N, CA, C, CB of each slot at each token; nothing where no chain has templates.
@@ -42,7 +43,8 @@ def plan_templates(
             continue
         columns = view.residue_index[crop.residue[here]] - 1
         slot = 0
-        for template in draws.templates(len(found.name), config.max_templates).tolist():
+        order, wanted = draws.part(Purpose.TEMPLATES, len(found.name), 0)
+        for template in order[: min(wanted, config.max_templates)].tolist():
             faced = found.restype[template, columns] != GAP
             if faced.any():
                 restype[slot, here[faced]] = found.restype[template, columns[faced]]

@@ -8,15 +8,15 @@ import numpy as np
 import torch
 
 from evofeed.base.shapes import Integer
-from evofeed.loader.crop_draws import Strategy
+from evofeed.loader.counter_rng import Purpose
+from evofeed.loader.sample_draws import SampleDraws, Strategy
 from evofeed.loader.views.config import ProtenixConfig
 from evofeed.loader.views.crop import Tokens
-from evofeed.loader.views.draws import ProtenixDraws
 from evofeed.loader.views.entry_view import only_whole, run_starts
 
 
 def crop_tokens(
-    tokens: Tokens, datapoint: Sequence[int], draws: ProtenixDraws, config: ProtenixConfig
+    tokens: Tokens, datapoint: Sequence[int], draws: SampleDraws, config: ProtenixConfig
 ) -> tuple[Integer[np.ndarray, " T"], Strategy]:
     """Places of the kept tokens in their order, ascending, and how they were chosen.
 
@@ -29,8 +29,8 @@ def crop_tokens(
     if strategy is Strategy.CONTIGUOUS:
         return _contiguous(tokens, draws, config), strategy
     candidates = _candidates(tokens, datapoint, strategy, config)
-    centre = candidates[draws.centre(len(candidates))]
-    return _nearest(tokens, int(centre), config), strategy
+    centre = draws.choice(Purpose.CROP_CENTRE, candidates)
+    return _nearest(tokens, centre, config), strategy
 
 
 def _candidates(
@@ -70,7 +70,7 @@ def _nearest(tokens: Tokens, centre: int, config: ProtenixConfig) -> Integer[np.
 
 
 def _contiguous(
-    tokens: Tokens, draws: ProtenixDraws, config: ProtenixConfig
+    tokens: Tokens, draws: SampleDraws, config: ProtenixConfig
 ) -> Integer[np.ndarray, " T"]:
     """A run of tokens of one chain after another, chains in random order, until they fill it."""
     _chains, start, length = np.unique(tokens.chain, return_index=True, return_counts=True)
@@ -111,7 +111,7 @@ class _ResidueEnds:
         high: int,
         least: int,
         most: int,
-        draws: ProtenixDraws,
+        draws: SampleDraws,
         config: ProtenixConfig,
     ) -> tuple[int, int]:
         """A run whose ends are ends of residues, `least` to `most` tokens where that can be."""
@@ -141,9 +141,9 @@ class _ResidueEnds:
         return low, high
 
 
-def _either(left: int, right: int, least: int, most: int, draws: ProtenixDraws) -> int | None:
+def _either(left: int, right: int, least: int, most: int, draws: SampleDraws) -> int | None:
     """Which of two sizes: the one within the bounds, drawn if both are; None if neither is."""
     fits = [least <= size <= most for size in (left, right)]
     if all(fits):
-        return draws.side()
+        return draws.even(Purpose.RESIDUE_SIDE, 2, again=True)
     return fits.index(True) if any(fits) else None

@@ -12,7 +12,8 @@ from typing import Final
 import numpy as np
 
 from evofeed.base.shapes import Integer
-from evofeed.loader.crop_draws import Strategy
+from evofeed.loader.counter_rng import Purpose
+from evofeed.loader.sample_draws import SampleDraws, Strategy
 from evofeed.loader.views.cells import fill_rows
 from evofeed.loader.views.columns import (
     GAP_TYPE,
@@ -23,7 +24,6 @@ from evofeed.loader.views.columns import (
 )
 from evofeed.loader.views.config import ProtenixConfig
 from evofeed.loader.views.crop import Crop, Tokens, centred
-from evofeed.loader.views.draws import ProtenixDraws
 from evofeed.loader.views.entry_view import IS_KIND, ChainType, ProtenixView
 from evofeed.loader.views.laid import Laid, OnHost, Sparse, deleted, hot, symmetric
 from evofeed.loader.views.protenix.crop import crop_tokens
@@ -59,7 +59,7 @@ def plan_sample(
     view: ProtenixView,
     alignments: Sequence[Alignment],
     datapoint: Sequence[int],
-    draws: ProtenixDraws,
+    draws: SampleDraws,
     config: ProtenixConfig,
 ) -> Laid:
     """Crop, rows, conformers and labels of one sample.
@@ -102,18 +102,18 @@ def plan_sample(
 
 
 def _shuffled(
-    view: ProtenixView, molecules: Molecules, draws: ProtenixDraws, config: ProtenixConfig
+    view: ProtenixView, molecules: Molecules, draws: SampleDraws, config: ProtenixConfig
 ) -> Integer[np.ndarray, " N"] | None:
     if not config.shuffle_molecules:
         return None
-    order = np.asarray(draws.molecules(int(molecules.molecule.max()) + 1))
+    order = draws.order(Purpose.MOLECULE_ORDER, int(molecules.molecule.max()) + 1)
     rank = np.empty(len(order), np.int64)
     rank[order] = np.arange(len(order))
     return np.argsort(rank[molecules.molecule[view.token_chain()]], kind="stable")
 
 
 def _copies(
-    view: ProtenixView, draws: ProtenixDraws, config: ProtenixConfig
+    view: ProtenixView, draws: SampleDraws, config: ProtenixConfig
 ) -> Integer[np.ndarray, " C"]:
     """Number of every chain among the copies of its entity."""
     sym = view.chain_sym.astype(np.int64)
@@ -121,7 +121,8 @@ def _copies(
         for entity in np.unique(view.chain_entity):
             own = view.chain_entity == entity
             numbers = np.unique(sym[own])
-            sym[own] = np.asarray(draws.copies(numbers))[np.searchsorted(numbers, sym[own])]
+            moved = numbers[draws.order(Purpose.COPY_ORDER, len(numbers), again=True)]
+            sym[own] = moved[np.searchsorted(numbers, sym[own])]
     return sym
 
 
@@ -208,7 +209,7 @@ def _bonds(view: ProtenixView, crop: Crop) -> Laid:
 
 
 def _conformers(
-    view: ProtenixView, crop: Crop, draws: ProtenixDraws, config: ProtenixConfig
+    view: ProtenixView, crop: Crop, draws: SampleDraws, config: ProtenixConfig
 ) -> dict[str, np.ndarray]:
     """Every residue's conformer, centred over its atoms in the crop, moved and turned."""
     reference = view.atom_reference[crop.atom]
@@ -216,7 +217,7 @@ def _conformers(
     position[reference < 0] = 0
     # Protenix moves residues in the order of their numbers, wherever they stand.
     residues, number = np.unique(crop.residue[crop.owner], return_inverse=True)
-    shift, turn = draws.moves(len(residues), config.max_shift)
+    turn, shift = draws.even_moves(len(residues), config.max_shift)
     moved = centred(position, crop.run) + shift[number]
     return {
         "ref_pos": np.einsum("aij,aj->ai", turn[number], moved).astype(np.float32),

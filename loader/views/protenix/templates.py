@@ -8,10 +8,11 @@ from typing import Final
 import numpy as np
 
 from evofeed.base.shapes import Integer
+from evofeed.loader.counter_rng import Purpose
+from evofeed.loader.sample_draws import SampleDraws
 from evofeed.loader.views.columns import GAP_TYPE, RESTYPES
 from evofeed.loader.views.config import ProtenixConfig
 from evofeed.loader.views.crop import Crop
-from evofeed.loader.views.draws import ProtenixDraws
 from evofeed.loader.views.entry_view import ChainType, ProtenixView
 from evofeed.loader.views.laid import Laid, Sparse
 from evofeed.loader.views.openfold3.templates import BINS
@@ -34,7 +35,7 @@ def plan_templates(
     alignments: Sequence[Alignment],
     chains: Sequence[int],
     crop: Crop,
-    draws: ProtenixDraws,
+    draws: SampleDraws,
     config: ProtenixConfig,
 ) -> Laid:
     """Residue and atoms of each slot at each token; copies of a sequence have the same.
@@ -89,11 +90,11 @@ def _named(**features: np.ndarray | Sparse) -> Laid:
     return {f"input_feature_dict.{name}": value for name, value in features.items()}
 
 
-def drawn_templates(hits: TemplateHits, draws: ProtenixDraws, most: int) -> list[int]:
+def drawn_templates(hits: TemplateHits, draws: SampleDraws, most: int) -> list[int]:
     """Hits whose templates a sequence has: different ones, in the order drawn."""
     sequences, first = np.unique(hits.sequence, return_index=True)
     rows = np.sort(first[sequences >= 0])
-    order, wanted = draws.templates(min(len(rows), _ANY_ORDER))
+    order, wanted = draws.part(Purpose.TEMPLATES, min(len(rows), _ANY_ORDER), 0)
     rows[: len(order)] = rows[order]
     found: dict[bytes, int] = {}
     for row in rows.tolist():

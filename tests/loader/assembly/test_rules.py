@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from evofeed.loader.assembly.crop import ComplexDraws, crop_residues, spatial_crop
+from evofeed.loader.assembly.crop import crop_residues, spatial_crop
 from evofeed.loader.assembly.pairing import (
     EntityRows,
     pair_rows,
@@ -14,22 +14,24 @@ from evofeed.loader.assembly.pairing import (
     species_keys,
 )
 from evofeed.loader.config import AssemblyConfig
+from evofeed.loader.counter_rng import Purpose
+from evofeed.loader.sample_draws import SampleDraws
 from evofeed.protein.interfaces import interface_residues
 from evofeed.protein.residues import GAP
 
 OURS = AssemblyConfig()
 
 
-class Chosen(ComplexDraws):
+class Chosen(SampleDraws):
     """Crops in space around the first interface residue, and keeps of how many."""
 
     def __init__(self) -> None:
         self.asked: list[int] = []
 
-    def spatial(self, probability: float) -> bool:
+    def happens(self, purpose: Purpose, probability: float) -> bool:
         return True
 
-    def interface(self, count: int) -> int:
+    def even(self, purpose: Purpose, count: int, *, again: bool = False) -> int:
         self.asked.append(count)
         return 0
 

@@ -12,61 +12,71 @@ import numpy as np
 from tests.loader.views.packs import entry_view, name_codes, read
 
 from evofeed.featurize.formats.a3m import parse_a3m
-from evofeed.loader.views.draws import BoltzDraws
+from evofeed.loader.counter_rng import Purpose
+from evofeed.loader.sample_draws import SampleDraws, rotations
 from evofeed.loader.views.entry_view import EntryView
 from evofeed.protein.alignment import Alignment, letter_codes
 
+SITES = {
+    Purpose.NEIGHBORHOOD: ("choice", "crop"),
+    Purpose.QUERY_TOKEN: ("randint", "pick_random_token"),
+    Purpose.NUM_ROWS: ("randint", "process"),
+    Purpose.POCKET: ("random.random", "process_token_features"),
+    Purpose.BINDER: ("random.choice", "process_token_features"),
+    Purpose.POCKET_SIZE: ("geometric", "select_subset"),
+    Purpose.POCKET_TOKENS: ("choice", "select_subset"),
+    Purpose.ROTATION: ("randn", "random_quaternions"),
+    Purpose.TRANSLATION: ("randn_like", "center_random"),
+    Purpose.COMBINATIONS: ("sample", "get_chain_symmetries"),
+}
 
-class RecordedDraws(BoltzDraws):
+
+class RecordedDraws(SampleDraws):
     """Replays the recorded calls in order."""
 
     def __init__(self, calls: list[tuple[str, str, Any]]) -> None:
         self.calls = calls
 
-    def take(self, function: str, site: str) -> Any:
+    def take(self, purpose: Purpose) -> Any:
+        function, site = SITES[purpose]
         assert self.calls, f"nothing is left to replay for {function} in {site}"
         name, where, value = self.calls.pop(0)
         assert function in name, (function, name)
         assert site in where, (site, where)
         return value
 
-    def neighborhood(self, count: int) -> int:
-        assert count == 21
-        return int(self.take("choice", "crop")) // 2
-
-    def query(self, count: int) -> int:
-        value = int(self.take("randint", "pick_random_token"))
-        assert value < count
+    def even(self, purpose: Purpose, count: int, *, again: bool = False) -> int:
+        value = int(self.take(purpose))
+        if purpose is Purpose.NEIGHBORHOOD:
+            value //= 2
+        value -= purpose is Purpose.NUM_ROWS
+        assert 0 <= value < count
         return value
 
-    def rows(self, most: int) -> int:
-        return int(self.take("randint", "process"))
-
-    def pocket(self, probability: float) -> bool:
-        return float(self.take("random.random", "process_token_features")) < probability
-
-    def binder(self, chains: np.ndarray) -> int:
-        value = int(self.take("random.choice", "process_token_features"))
-        assert value in chains
+    def choice(self, purpose: Purpose, values: np.ndarray, *, again: bool = False) -> int:
+        if purpose is not Purpose.BINDER:
+            return super().choice(purpose, values, again=again)
+        value = int(self.take(purpose))
+        assert value in values
         return value
 
-    def pocket_size(self, probability: float) -> int:
-        return int(self.take("geometric", "select_subset"))
+    def happens(self, purpose: Purpose, probability: float) -> bool:
+        return float(self.take(purpose)) < probability
 
-    def pocket_tokens(self, tokens: np.ndarray, count: int) -> np.ndarray:
-        value = np.asarray(self.take("choice", "select_subset"))
-        assert len(value) == count
-        assert np.isin(value, tokens).all()
-        return value
+    def trials(self, purpose: Purpose, probability: float) -> int:
+        return int(self.take(purpose))
 
-    def quaternions(self, count: int) -> np.ndarray:
-        return np.asarray(self.take("randn", "random_quaternions")).reshape(count, 4)
+    def some(self, purpose: Purpose, values: np.ndarray, count: int) -> np.ndarray:
+        found = np.asarray(self.take(purpose))
+        assert len(found) == count
+        assert np.isin(found, values).all()
+        return found
 
-    def translations(self, count: int) -> np.ndarray:
-        return np.asarray(self.take("randn_like", "center_random")).reshape(count, 3)
-
-    def combinations(self, count: int, wanted: int) -> np.ndarray:
-        return np.asarray(self.take("sample", "get_chain_symmetries"))
+    def normal_moves(
+        self, moved: np.ndarray, turn: Purpose, shift: Purpose
+    ) -> tuple[np.ndarray, np.ndarray]:
+        turns = np.reshape(self.take(turn), (len(moved), 4))
+        return rotations(turns), np.reshape(self.take(shift), (len(moved), 3))
 
 
 def sample_draws(meta: dict[str, Any], arrays: dict[str, Any]) -> RecordedDraws:

@@ -15,14 +15,15 @@ import numpy as np
 from tests.loader.views.boltz_recorded import alignment_of
 from tests.loader.views.packs import Recording, openfold3_cache
 
-from evofeed.loader.views.draws import OpenFold3Draws
+from evofeed.loader.counter_rng import Purpose
+from evofeed.loader.sample_draws import SampleDraws, rotations
 from evofeed.loader.views.entry_view import EntryView
 from evofeed.protein.alignment import Alignment
 
 STRATEGIES = ("contiguous", "spatial", "spatial_interface")
 
 
-class RecordedDraws(OpenFold3Draws):
+class RecordedDraws(SampleDraws):
     """Draws from a file; raises when asked in another order than recorded."""
 
     def __init__(self, view: EntryView, calls: list[tuple[str, Any]]) -> None:
@@ -66,11 +67,12 @@ class RecordedDraws(OpenFold3Draws):
         self.calls = deque(call for call in self.calls if not call[0].startswith(name))
         return found
 
-    def centre(self, tokens: np.ndarray) -> int:
+    def choice(self, purpose: Purpose, values: np.ndarray, *, again: bool = False) -> int:
+        assert purpose is Purpose.CROP_CENTRE
         value = self._next("crop_chainwise", "set_spatial")
-        number = value.get("value", value)["token_id"]
-        (found,) = np.flatnonzero(tokens == number)
-        return int(found)
+        number = int(value.get("value", value)["token_id"])
+        assert number in values
+        return number
 
     def strategy(self, weights: Sequence[float]) -> int:
         value = self._next("sample_crop_strategy")
@@ -94,21 +96,19 @@ class RecordedDraws(OpenFold3Draws):
         assert count == stored
         return np.arange(count)
 
-    def moves(self, moved: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def normal_moves(self, moved: np.ndarray, *_: Purpose) -> tuple[np.ndarray, np.ndarray]:
         turn = np.zeros([len(moved), 4], np.float32)
         shift = np.zeros([len(moved), 3], np.float32)
         turn[moved] = np.stack(self._queue("sample_rotations"))
         shift[moved] = np.stack(self._queue("centre_random_augmentation"))
-        return turn, shift
+        return rotations(turn), shift
 
-    def main_rows(self, count: int) -> np.ndarray:
+    def part(self, purpose: Purpose, count: int, least: int) -> tuple[np.ndarray, int]:
+        assert purpose is Purpose.MAIN_ROWS
         size = int(self._next("create_main.randint"))
         rows = np.reshape(self._next("create_main.choice"), -1)
         assert len(rows) == size
-        return rows
-
-    def used_rows(self, total: int, count: int) -> np.ndarray:
-        raise AssertionError("OpenFold3 sends every row")
+        return rows, size
 
 
 def chain_rows(view: EntryView, datapoint: str | list[str]) -> tuple[int, ...]:

@@ -13,16 +13,21 @@ import numpy as np
 from tests.loader.views.boltz_recorded import alignment_of, read_a3m
 from tests.loader.views.packs import Recording, read
 
-from evofeed.loader.views.draws import ProtenixDraws
+from evofeed.loader.counter_rng import Purpose
+from evofeed.loader.sample_draws import SampleDraws
 from evofeed.loader.views.entry_view import ProtenixView
 from evofeed.protein.alignment import Alignment
 
 STRATEGIES = ("ContiguousCropping", "SpatialCropping", "SpatialInterfaceCropping")
+SITES = {
+    Purpose.RESIDUE_SIDE: "_determine_start_end_point",
+    Purpose.CROP_CENTRE: "get_spatial_crop_index",
+}
 _UNIPROT = re.compile(r"(?:tr|sp)\|[A-Z0-9]{6,10}(?:_\d+)?\|[A-Z0-9]{1,10}_([A-Z0-9]{1,5})")
 _UNIREF = re.compile(r"UniRef100_[^_]+_([^_/]+)")
 
 
-class RecordedDraws(ProtenixDraws):
+class RecordedDraws(SampleDraws):
     """Draws from a file; raises when asked in another order than recorded."""
 
     def __init__(self, calls: list[tuple[str, Any]]) -> None:
@@ -53,15 +58,19 @@ class RecordedDraws(ProtenixDraws):
         assert end in name, (name, end)
         return value
 
-    def molecules(self, count: int) -> np.ndarray:
-        order = np.ravel(self._next("_shuffle_array_based_on_mol_id"))
+    def order(self, purpose: Purpose, count: int, *, again: bool = False) -> np.ndarray:
+        if purpose is Purpose.MOLECULE_ORDER:
+            order = np.ravel(self._next("_shuffle_array_based_on_mol_id"))
+        else:
+            order = np.ravel(self._next("_shuffle."))  # of numbers, each once
+            order = np.argsort(np.argsort(order))
         assert len(order) == count
         return order
 
-    def copies(self, numbers: np.ndarray) -> np.ndarray:
-        order = np.ravel(self._next("_shuffle."))
-        np.testing.assert_array_equal(np.sort(order), numbers)
-        return order
+    def even(self, purpose: Purpose, count: int, *, again: bool = False) -> int:
+        value = int(np.ravel(self._next(SITES[purpose]))[0])
+        assert value < count
+        return value
 
     def strategy(self, weights: Sequence[float]) -> int:
         return STRATEGIES.index(self._next("random_crop_method")[0])
@@ -76,26 +85,18 @@ class RecordedDraws(ProtenixDraws):
         assert low <= value <= high, (low, value, high)
         return value
 
-    def side(self) -> int:
-        return int(np.ravel(self._next("_determine_start_end_point"))[0])
-
-    def centre(self, count: int) -> int:
-        value = int(np.ravel(self._next("get_spatial_crop_index"))[0])
-        assert value < count
-        return value
-
-    def templates(self, count: int) -> tuple[np.ndarray, int]:
+    def part(self, purpose: Purpose, count: int, least: int) -> tuple[np.ndarray, int]:
         order = np.asarray(self._next("get_templates", "permutation")).astype(np.int64)
         assert len(order) == count
         return order, int(self._next("get_templates", "randint"))
 
-    def moves(self, count: int, most: float) -> tuple[np.ndarray, np.ndarray]:
+    def even_moves(self, count: int, most: float) -> tuple[np.ndarray, np.ndarray]:
         both = [
             (self._next("random_transform", "uniform"), self._next("random_transform", "Rotation"))
             for _ in range(count)
         ]
         shifts, turns = zip(*both, strict=True)
-        return np.stack(shifts), np.stack(turns)
+        return np.stack(turns), np.stack(shifts)
 
 
 def datapoint(view: ProtenixView, row: dict[str, str]) -> list[int]:

@@ -25,13 +25,14 @@ from tests.loader.views.packs import (
 )
 
 from evofeed.loader import boltz_batch
+from evofeed.loader.counter_rng import Purpose
 from evofeed.loader.entries.reading import pack_sample
+from evofeed.loader.sample_draws import SampleDraws
 from evofeed.loader.views.boltz import plan
 from evofeed.loader.views.boltz.crop import crop_tokens
 from evofeed.loader.views.boltz.features import boltz_features
 from evofeed.loader.views.boltz.rows import CODES, distinct_rows
 from evofeed.loader.views.config import BoltzConfig
-from evofeed.loader.views.draws import BoltzDraws, rotations
 from evofeed.loader.views.entry_view import EntryView
 
 CROPS = recordings("boltz/crops/*.npz")
@@ -132,7 +133,7 @@ def made(pack: Path, entry: str, key: int, config: BoltzConfig) -> dict[str, tor
     view = boltz_view(pack, entry)
     alignments = [boltz_alignment(pack, name) for name in view.alignments]
     chain = int(np.flatnonzero(view.chain_valid)[0])
-    packed = plan.plan_sample(view, alignments, [chain], BoltzDraws(key), config)
+    packed = plan.plan_sample(view, alignments, [chain], SampleDraws(key), config)
     return boltz_features(slotted(packed), config)
 
 
@@ -158,8 +159,8 @@ def test_a_crop_that_goes_on_after_what_does_not_fit_is_fuller() -> None:
         view = boltz_view(path.parent.parent.parent, path.stem)
         for key in range(4):
             point = [int(view.token_chain()[0])]
-            kept = crop_tokens(view, point, BoltzDraws(key), config)
-            right = crop_tokens(view, point, BoltzDraws(key), config.right())
+            kept = crop_tokens(view, point, SampleDraws(key), config)
+            right = crop_tokens(view, point, SampleDraws(key), config.right())
             assert np.isin(kept, right).all()
             assert len(right) <= 64
             grew |= len(right) > len(kept)
@@ -168,12 +169,12 @@ def test_a_crop_that_goes_on_after_what_does_not_fit_is_fuller() -> None:
 
 def test_draws_are_uniform_and_their_rotations_proper() -> None:
     keys = range(1000)
-    sizes = np.bincount([BoltzDraws(key).neighborhood(21) for key in keys], minlength=21)
+    sizes = np.bincount([SampleDraws(key).even(Purpose.NEIGHBORHOOD, 21) for key in keys])
     assert abs(sizes - 1000 / 21).max() < 5 * np.sqrt(1000 / 21)
-    number = [BoltzDraws(key).pocket_size(0.3) for key in keys]
+    number = [SampleDraws(key).trials(Purpose.POCKET_SIZE, 0.3) for key in keys]
     assert min(number) == 1
     assert abs(np.mean(number) - 1 / 0.3) < 0.45
-    turned = rotations(BoltzDraws(7).quaternions(64))
+    turned, _ = SampleDraws(7).normal_moves(np.ones(64, bool))
     np.testing.assert_allclose(
         turned @ turned.transpose(0, 2, 1), np.tile(np.eye(3), (64, 1, 1)), atol=1e-5
     )

@@ -18,9 +18,8 @@ from tests.loader.views.openfold3_recorded import (
 )
 from tests.loader.views.packs import assert_recorded, entry_view, read, recordings, slotted
 
-from evofeed.loader.crop_draws import Strategy
+from evofeed.loader.sample_draws import SampleDraws, Strategy
 from evofeed.loader.views.config import OpenFold3Config
-from evofeed.loader.views.draws import OpenFold3Draws
 from evofeed.loader.views.entry_view import ChainType
 from evofeed.loader.views.openfold3.crop import crop_entry
 from evofeed.loader.views.openfold3.features import openfold3_features
@@ -53,8 +52,8 @@ def test_free_crops_keep_their_budget_and_are_the_same_again(path: Path) -> None
     seen = set()
     for config in (OpenFold3Config(token_budget=96), OpenFold3Config(token_budget=96).right()):
         for key in range(3):
-            crop = crop_entry(view, (key % view.num_chains,), OpenFold3Draws(key), config)
-            again = crop_entry(view, (key % view.num_chains,), OpenFold3Draws(key), config)
+            crop = crop_entry(view, (key % view.num_chains,), SampleDraws(key), config)
+            again = crop_entry(view, (key % view.num_chains,), SampleDraws(key), config)
             np.testing.assert_array_equal(crop.tokens, again.tokens)
             assert 0 < len(crop.tokens) <= max(96, int(crop.strategy is Strategy.WHOLE) * 10**6)
             assert crop.chains[view.token_chain()[crop.tokens]].all()
@@ -133,7 +132,7 @@ def test_features_on_a_gpu_are_those_of_the_cpu_and_nothing_waits() -> None:
     made = [made_alignment(name, names, columns=180, seed=n) for n, name in enumerate("ab")]
     made = [one.with_templates(made_templates(180)) for one in made]
     config = OpenFold3Config(main_sources=("uniprot_hits",), used_rows=1024)
-    packed = plan_sample(view, made, (0,), OpenFold3Draws(1), config)
+    packed = plan_sample(view, made, (0,), SampleDraws(1), config)
     assert "_template_restype" in packed
     expected = flat(openfold3_features(slotted(packed), config))
     openfold3_features(slotted(packed, "cuda"), config)

@@ -12,8 +12,8 @@ from tests.loader.views.openfold3_recorded import recorded_alignments
 from tests.loader.views.packs import differing, entry_view, recordings, slotted
 from tests.loader.views.test_openfold3 import flat
 
+from evofeed.loader.sample_draws import SampleDraws
 from evofeed.loader.views.config import OpenFold3Config
-from evofeed.loader.views.draws import OpenFold3Draws
 from evofeed.loader.views.entry_view import ChainType
 from evofeed.loader.views.openfold3.features import openfold3_features, stacked
 from evofeed.loader.views.openfold3.molecules import molecules_of
@@ -27,7 +27,7 @@ ROW_KEYS = {"msa", "has_deletion", "deletion_value", "msa_mask", "num_paired_seq
 
 def features_of(view: Any, alignments: Any, key: int, config: OpenFold3Config) -> dict[str, Any]:
     point = (key % view.num_chains,)
-    packed = plan_sample(view, alignments, point, OpenFold3Draws(key), config)
+    packed = plan_sample(view, alignments, point, SampleDraws(key), config)
     return openfold3_features(slotted(packed), config)
 
 
@@ -81,7 +81,7 @@ def test_partly_paired_rows_are_gaps_and_gaps_leave_the_main_rows() -> None:
     species = (["X", "Y"], ["X", "Y"], ["X"], [""])
     made = [made_alignment(name, one) for name, one in zip("abcd", species, strict=True)]
     config = OpenFold3Config(main_sources=("uniprot_hits",), subsample_main=False)
-    plan = plan_rows(view, np.arange(4), made, OpenFold3Draws(1), config)
+    plan = plan_rows(view, np.arange(4), made, SampleDraws(1), config)
     assert plan.num_paired == 3
     assert [one.rows[:3].tolist() for one in plan.shown] == [
         [0, 1, 2],
@@ -105,7 +105,7 @@ def test_too_many_pairs_are_cut_by_products_that_may_overflow() -> None:
         config = OpenFold3Config(
             max_paired_rows=1000, wrapped_products=wrapped, subsample_main=False, main_sources=()
         )
-        plan = plan_rows(view, np.arange(7), made, OpenFold3Draws(1), config)
+        plan = plan_rows(view, np.arange(7), made, SampleDraws(1), config)
         rows[wrapped] = plan.shown[0].rows[1 : plan.num_paired]
     np.testing.assert_array_equal(rows[False], np.arange(1, 1001))
     number = np.arange(1, count + 1, dtype=np.int64)
@@ -196,7 +196,7 @@ def test_an_entry_without_a_resolved_token_is_refused_where_a_centre_is_needed()
     object.__setattr__(view, "token_resolved", np.zeros(view.num_tokens, bool))
     config = OpenFold3Config(token_budget=8, crop_weights=(0.0, 1.0, 0.0))
     with pytest.raises(ValueError, match="made: no token is resolved"):
-        plan_sample(view, [], (0,), OpenFold3Draws(0), config)
+        plan_sample(view, [], (0,), SampleDraws(0), config)
 
 
 def test_samples_of_other_sizes_stack_with_zeros_behind() -> None:

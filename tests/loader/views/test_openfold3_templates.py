@@ -16,9 +16,10 @@ from tests.loader.views.own_openfold3 import stand_ins
 from tests.loader.views.packs import entry_view, read, recordings, template_features
 
 from evofeed.featurize.entries.openfold3_templates import cached_templates
+from evofeed.loader.counter_rng import Purpose
+from evofeed.loader.sample_draws import SampleDraws
 from evofeed.loader.views.config import OpenFold3Config
 from evofeed.loader.views.crop import Crop
-from evofeed.loader.views.draws import OpenFold3Draws
 from evofeed.loader.views.entry_view import ChainType, EntryView
 from evofeed.loader.views.openfold3.templates import plan_templates
 from evofeed.protein.alignment import Alignment, Templates
@@ -62,8 +63,8 @@ def test_a_crop_has_the_template_features_that_openfold3_makes(
     view, alignments = copies_with_templates()
     every = np.random.default_rng(seed).permutation(view.num_tokens)
     tokens = np.sort(every[: CONFIG.token_budget - 8])
-    packed = plan_templates(view, alignments, Crop.of(view, tokens), OpenFold3Draws(seed), CONFIG)
-    theirs = of_openfold3(view, alignments, tokens, OpenFold3Draws(seed), monkeypatch)
+    packed = plan_templates(view, alignments, Crop.of(view, tokens), SampleDraws(seed), CONFIG)
+    theirs = of_openfold3(view, alignments, tokens, SampleDraws(seed), monkeypatch)
     assert_features_equal(view, tokens, packed, theirs)
 
 
@@ -85,12 +86,13 @@ def assert_features_equal(
         torch.testing.assert_close(value, theirs[name], rtol=0, atol=tolerance)
 
 
-class SeededDraws(OpenFold3Draws):
+class SeededDraws(SampleDraws):
     """Templates as OpenFold3 draws them of numpy's global generator."""
 
-    def templates(self, count: int, most: int) -> np.ndarray:
-        size = min(np.random.randint(0, count + 1), most)
-        return np.random.choice(count, size, replace=False) if size else np.zeros(0, int)
+    def part(self, purpose: Purpose, count: int, least: int) -> tuple[np.ndarray, int]:
+        size = min(np.random.randint(0, count + 1), CONFIG.max_templates)
+        order = np.random.choice(count, size, replace=False) if size else np.zeros(0, int)
+        return order, size
 
 
 @pytest.mark.filterwarnings("ignore")  # theirs
@@ -155,7 +157,7 @@ def of_openfold3(
     view: EntryView,
     alignments: list[Alignment],
     tokens: np.ndarray,
-    draws: OpenFold3Draws,
+    draws: SampleDraws,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Mapping[str, torch.Tensor]:
     """Features of the templates drawn, by OpenFold3's own mapping and featurizer."""
@@ -170,7 +172,8 @@ def of_openfold3(
         templates = alignments[view.chain_alignment[row]].templates
         assert templates is not None
         arrays, chosen = {}, {}
-        for one in draws.templates(len(templates.name), CONFIG.max_templates).tolist():
+        order, size = draws.part(Purpose.TEMPLATES, len(templates.name), 0)
+        for one in order[: min(size, CONFIG.max_templates)].tolist():
             number = np.flatnonzero(templates.restype[one] != GAP) + 1
             arrays[templates.name[one]] = template_atoms(templates, one)
             chosen[templates.name[one]] = structure.TemplateCacheEntry(
@@ -242,8 +245,8 @@ def test_chains_without_templates_or_of_few_tokens_draw_nothing_and_have_none() 
     view, alignments = copies_with_templates()
     bare = [one.with_templates(None) for one in alignments]
     every = np.arange(view.num_tokens)
-    assert plan_templates(view, bare, Crop.of(view, every), OpenFold3Draws(1), CONFIG) == {}
+    assert plan_templates(view, bare, Crop.of(view, every), SampleDraws(1), CONFIG) == {}
     few = OpenFold3Config(min_template_tokens=view.num_tokens)
-    assert plan_templates(view, alignments, Crop.of(view, every), OpenFold3Draws(1), few) == {}
-    sizes = {len(OpenFold3Draws(key).templates(7, 4)) for key in range(60)}
-    assert sizes == {0, 1, 2, 3, 4}
+    assert plan_templates(view, alignments, Crop.of(view, every), SampleDraws(1), few) == {}
+    sizes = {SampleDraws(key).part(Purpose.TEMPLATES, 7, 0)[1] for key in range(60)}
+    assert sizes == set(range(8))

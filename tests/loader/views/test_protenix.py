@@ -27,9 +27,9 @@ from tests.loader.views.protenix_recorded import (
 )
 
 from evofeed.loader import protenix_batch
+from evofeed.loader.sample_draws import SampleDraws
 from evofeed.loader.views.config import ProtenixConfig
 from evofeed.loader.views.crop import Tokens
-from evofeed.loader.views.draws import ProtenixDraws
 from evofeed.loader.views.entry_view import ProtenixView
 from evofeed.loader.views.protenix import plan
 from evofeed.loader.views.protenix.crop import crop_tokens
@@ -121,7 +121,7 @@ def made(path: Path, key: int, config: ProtenixConfig) -> dict[str, Any]:
     view = view_of(pack, sample.meta["entry"])
     alignments = recorded_alignments(pack, view, sample)
     point = datapoint(view, sample.meta["index_row"])
-    packed = plan_sample(view, alignments, point, ProtenixDraws(key), config)
+    packed = plan_sample(view, alignments, point, SampleDraws(key), config)
     return through_a_slot(packed, config)
 
 
@@ -166,10 +166,10 @@ def test_a_token_far_down_the_table_is_near_without_the_bias() -> None:
     rows = np.arange(2000)
     tokens = Tokens(rows, rows, rows, np.ones(2000, np.int64), position, np.ones(2000, bool))
     config = ProtenixConfig(crop_size=2, crop_weights=(0.0, 1.0, 0.0))
-    kept = crop_tokens(tokens, [0], ProtenixDraws(0), config)[0]
+    kept = crop_tokens(tokens, [0], SampleDraws(0), config)[0]
     assert kept.tolist() == [0, 1]
     config = config.replace(biased_distances=False)
-    assert crop_tokens(tokens, [0], ProtenixDraws(0), config)[0].tolist() == [0, 1500]
+    assert crop_tokens(tokens, [0], SampleDraws(0), config)[0].tolist() == [0, 1500]
 
 
 def test_right_mends_every_fault() -> None:
@@ -207,7 +207,7 @@ def test_free_samples_keep_their_budget_and_are_the_same_again(path: Path) -> No
 
 
 def test_free_moves_shift_within_their_bounds() -> None:
-    shift, _ = ProtenixDraws(5).moves(500, 1.0)
+    _, shift = SampleDraws(5).even_moves(500, 1.0)
     assert (np.abs(shift) <= 1).all()
     assert np.abs(shift.mean(0)).max() < 0.1
 
