@@ -59,7 +59,7 @@ BUDGET = {
     "src": 4_905,
     "featurize": 20_600,
     "store": 7_456,
-    "loader": 12_781,
+    "loader": 12_611,
     "service": 8_340,
     "trainer": 13_150,
     "kernels": 16_495,

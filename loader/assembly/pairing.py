@@ -9,30 +9,29 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
 
 import numpy as np
 
 from evofeed.base.shapes import Bool, Int, UInt8
 from evofeed.loader.config import AssemblyConfig
+from evofeed.loader.views.cells import SpeciesRows
+from evofeed.loader.views.entry_view import numbers_within
 from evofeed.protein.assembly_record import chain_numbers
 from evofeed.protein.residues import GAP
-
-_KEY_BYTES: Final = 8
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EntityRows:
     """The alignments of one distinct sequence of a complex: restype codes 0-21.
 
-    `pair_msa` is the alignment to pair by species, its query first, with a key of the species
-    of each row (`species_keys`, 0 where it is unknown).
+    `pair_msa` is the alignment to pair by species, its query first, with the name of the species
+    of each row, empty where it is unknown; without one, the query alone is paired.
     """
 
     msa: UInt8[np.ndarray, "N L"]
-    pair_msa: UInt8[np.ndarray, "P L"]
-    species: Int[np.ndarray, " P"]
     copies: int
+    pair_msa: UInt8[np.ndarray, "P L"]
+    species: Sequence[str]
 
     @classmethod
     def of(
@@ -40,12 +39,10 @@ class EntityRows:
         msa: UInt8[np.ndarray, "N L"],
         copies: int,
         pair_msa: UInt8[np.ndarray, "P L"] | None,
-        species: Sequence[str] = (),
+        species: Sequence[str] = ("",),
     ) -> EntityRows:
-        """From names of species; without an alignment to pair, the query alone is paired."""
-        if pair_msa is None:
-            return cls(msa, msa[:1], np.zeros(1, np.int64), copies)
-        return cls(msa, pair_msa, species_keys(species), copies)
+        """With the alignment to pair, if there is one."""
+        return cls(msa, copies, msa[:1] if pair_msa is None else pair_msa, species)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -71,39 +68,13 @@ def residue_ids(copies: Sequence[int], lengths: Sequence[int]) -> Int[np.ndarray
     return np.repeat(chain_numbers(copies), np.repeat(lengths, copies), axis=1)
 
 
-def species_keys(species: Sequence[str]) -> Int[np.ndarray, " N"]:
-    """A whole number a species, in the order of their names; 0 for none.
-
-    Names of up to eight ASCII letters are numbers by themselves; of others, which no database
-    has, the first eight bytes decide and their length.
-    """
-    try:  # as databases have them: thousands at once
-        short = np.array(species, np.bytes_)
-    except UnicodeEncodeError:
-        short = np.zeros(0, "S9")
-    if short.itemsize <= _KEY_BYTES:
-        return short.astype(f"S{_KEY_BYTES}").view(">u8").astype(np.int64)
-    keys = {name: _key(name) for name in set(species)}
-    return np.array([keys[name] for name in species], np.int64)
-
-
-def _key(name: str) -> int:
-    text = name.encode("utf-8", "surrogatepass")
-    if len(text) > _KEY_BYTES or not text.isascii():
-        text = text[: _KEY_BYTES - 1] + bytes([len(text) % 256])
-    return int.from_bytes(text.ljust(_KEY_BYTES, b"\0"), "big") & (1 << 63) - 1
-
-
 def similarity(msa: UInt8[np.ndarray, "N L"]) -> Int[np.ndarray, " N"]:
     """Columns in which each row equals the query, its first row; gaps count as a letter."""
     return np.asarray(np.count_nonzero(msa == msa[:1], axis=1), np.int64)
 
 
 def pair_rows(
-    species: Sequence[Int[np.ndarray, " _"]],
-    similar: Sequence[Int[np.ndarray, " _"]],
-    copies: Sequence[int],
-    config: AssemblyConfig,
+    entities: Sequence[EntityRows], config: AssemblyConfig
 ) -> Int[np.ndarray, "R entities"]:
     """Rows of each entity that are paired, the queries first; -1 where an entity has none.
 
@@ -111,35 +82,23 @@ def pair_rows(
     the second ones, as many as the chain with the fewest has. Copies are chains: a species of
     one entity of two copies pairs those. Rows of more chains come first, then those whose row
     numbers have the smaller product; what is equal stays in the order of species and similarity.
-
-    Args:
-        species: key of each row's species, 0 for unknown, for each entity.
-        similar: columns equal to the query, likewise.
-        copies: chains of each entity.
-        config: `max_species_rows`, `wrapped_products`.
     """
-    number = np.asarray(copies, np.int64)
+    copies = np.array([entity.copies for entity in entities])
+    names = sorted({name for entity in entities for name in entity.species} - {""})
+    numbers = {"": -1, **{name: number for number, name in enumerate(names)}}
+    species = [np.array([numbers[name] for name in entity.species]) for entity in entities]
     orders = [
-        np.lexsort((-alike, kind)) for kind, alike in zip(species, similar, strict=True)
+        np.lexsort((-similarity(entity.pair_msa), own))
+        for entity, own in zip(entities, species, strict=True)
     ]  # by species, within it by falling similarity, within that by row
-    names = np.unique(np.concatenate([kind[kind != 0] for kind in species]))
-    sorted_kinds = [kind[order] for kind, order in zip(species, orders, strict=True)]
-    starts = np.stack([np.searchsorted(kinds, names, "left") for kinds in sorted_kinds], -1)
-    counts = np.stack([np.searchsorted(kinds, names, "right") for kinds in sorted_kinds], -1)
-    counts -= starts
-    chains = (counts > 0) @ number
-    wanted = (chains > 1) & (counts.max(-1, initial=0) <= config.max_species_rows)
-    starts, counts, chains = starts[wanted], counts[wanted], chains[wanted]
-    take = np.where(counts > 0, counts, np.iinfo(np.int64).max).min(-1, initial=1 << 62)
-    take = take if len(take) else np.zeros(0, np.int64)
-    rank = np.arange(take.sum()) - np.repeat(np.cumsum(take) - take, take)
-    rows = np.zeros([1 + len(rank), len(orders)], np.int64)
-    for entity, order in enumerate(orders):
-        there = np.repeat(counts[:, entity] > 0, take)
-        place = np.repeat(starts[:, entity], take) + rank
-        rows[1:, entity] = np.where(there, order[np.where(there, place, 0)], -1)
-    paired = np.concatenate([[number.sum()], np.repeat(chains, take)])
-    by_product = np.argsort(_products(rows, number, wrap=config.wrapped_products), kind="stable")
+    table = SpeciesRows.of(species, orders)
+    chains = (table.counts > 0) @ copies
+    wanted = np.flatnonzero((chains > 1) & (table.counts.max(1) <= config.max_species_rows))
+    fewest = np.where(table.counts > 0, table.counts, np.iinfo(np.int64).max).min(1)[wanted]
+    taken = table.taken(np.repeat(wanted, fewest)[:, None], numbers_within(fewest)[:, None])
+    rows = np.concatenate([np.zeros([1, len(entities)], np.int64), taken])
+    paired = np.concatenate([[copies.sum()], np.repeat(chains[wanted], fewest)])
+    by_product = np.argsort(_products(rows, copies, wrap=config.wrapped_products), kind="stable")
     ordered = by_product[np.argsort(-paired[by_product], kind="stable")]
     return rows[ordered]
 
@@ -167,12 +126,7 @@ def plan_rows(entities: Sequence[EntityRows], config: AssemblyConfig) -> RowPlan
         only = entities[0]
         rows = np.arange(min(len(only.msa), config.msa_rows), dtype=np.int64)
         return RowPlan(np.zeros([0, 1], np.int64), (rows,))
-    paired = pair_rows(
-        [entity.species for entity in entities],
-        [similarity(entity.pair_msa) for entity in entities],
-        [entity.copies for entity in entities],
-        config,
-    )
+    paired = pair_rows(entities, config)
     kept = paired[: config.paired_rows]
     unpaired = []
     for number, entity in enumerate(entities):

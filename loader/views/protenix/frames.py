@@ -2,62 +2,48 @@
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 
 from evofeed.base.shapes import Bool, Float, Integer
-from evofeed.loader.views.entry_view import joined_runs, run_starts
+from evofeed.loader.views.columns import residue_codes
+from evofeed.loader.views.crop import Crop
+from evofeed.loader.views.entry_view import ChainType, ProtenixView, joined_runs, run_starts
 from evofeed.loader.views.protenix.vocabulary import is_named
 
 _LEAST_ANGLE: Final = 25.0
 """Degrees between three atoms and a line."""
 
 
-class Frames(NamedTuple):
-    """Atoms of every token's frame, in the crop, -1 for none, and whether it has one."""
-
-    atoms: Integer[np.ndarray, "T 3"]
-    valid: Bool[np.ndarray, " T"]
-
-
 def token_frames(
-    starts: Integer[np.ndarray, " T1"],
-    centre: Integer[np.ndarray, " T"],
-    backbone: Bool[np.ndarray, " T"],
-    protein: Bool[np.ndarray, " T"],
-    names: Integer[np.ndarray, "A 4"],
-    uid: Integer[np.ndarray, " A"],
+    view: ProtenixView,
+    crop: Crop,
     position: Float[np.ndarray, "A 3"],
     mask: Bool[np.ndarray, " A"],
-) -> Frames:
-    """Frames of a crop's tokens, T tokens of A atoms.
+) -> tuple[Integer[np.ndarray, "T 3"], Bool[np.ndarray, " T"]]:
+    """Atoms of every token's frame, in the crop, -1 for none, and whether it has one.
 
-    Args:
-        starts: offsets of the tokens' atoms.
-        centre: centre atom of every token.
-        backbone: tokens that are a standard residue.
-        protein: tokens whose residue is an amino acid.
-        names: names of atoms.
-        uid: residue of every atom; one residue's atoms stand together.
-        position: moved conformers, ångström, float32.
-        mask: atoms with a conformer.
+    `position` are the moved conformers, ångström, float32; `mask` atoms that have one.
     """
-    atoms = np.full([len(centre), 3], -1, np.int64)
-    valid = np.zeros(len(centre), bool)
-    owner = np.repeat(np.arange(len(centre)), np.diff(starts))
-    for kind, wanted in ((True, ("N", "CA", "C")), (False, ("C1'", "C3'", "C4'"))):
-        own = backbone & (protein == kind)
-        found = np.full([len(centre), 3], -1, np.int64)
+    kind = view.residue_kind[crop.residue]
+    standard = residue_codes(view.residue_name[crop.residue]) >= 0
+    backbone = standard & (kind != ChainType.LIGAND) & (crop.atoms > 1)
+    names = view.atom_name[crop.atom]
+    atoms = np.full([len(crop), 3], -1, np.int64)
+    for own, wanted in (
+        (backbone & (kind == ChainType.PROTEIN), ("N", "CA", "C")),
+        (backbone & (kind != ChainType.PROTEIN), ("C1'", "C3'", "C4'")),
+    ):
         for column, name in enumerate(wanted):
-            there = np.flatnonzero(is_named(names, name) & own[owner])[::-1]
-            found[owner[there], column] = there
-        whole = own & (found >= 0).all(1)
-        atoms[whole], valid[whole] = found[whole], True
+            there = np.flatnonzero(is_named(names, name) & own[crop.owner])[::-1]
+            atoms[crop.owner[there], column] = there
+    valid = np.asarray((atoms >= 0).all(1))
+    atoms[~valid] = -1
     rest = np.flatnonzero(~backbone)
     if len(rest):
-        atoms[rest], valid[rest] = _nearest(centre[rest], uid, position, mask)
-    return Frames(atoms, valid)
+        atoms[rest], valid[rest] = _nearest(crop.centre[rest], crop.run, position, mask)
+    return atoms, valid
 
 
 def _nearest(

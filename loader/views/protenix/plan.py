@@ -11,7 +11,7 @@ from typing import Final
 
 import numpy as np
 
-from evofeed.base.shapes import Integer
+from evofeed.base.shapes import Bool, Float, Integer
 from evofeed.loader.counter_rng import Purpose
 from evofeed.loader.sample_draws import SampleDraws, Strategy
 from evofeed.loader.views.cells import fill_rows
@@ -78,14 +78,16 @@ def plan_sample(
             raise ValueError(f"{view.entry}: {seen} atoms of a contiguous crop were seen")
     chains = _chains(view, tokens, crop)
     templates = plan_templates(view, alignments, chains, crop, draws, config)
-    conformers = _conformers(view, crop, draws, config)
+    position, mask = _conformers(view, crop, draws, config)
+    frames, has_frame = token_frames(view, crop, position, mask)
     inputs = {
         **_tokens(view, crop, sym),
         **_atoms(view, crop, molecules, config),
         **_bonds(view, crop),
-        "ref_pos": conformers["ref_pos"],
-        "ref_mask": conformers["ref_mask"].astype(np.int64),
-        **_frames(view, crop, conformers),
+        "ref_pos": position,
+        "ref_mask": mask.astype(np.int64),
+        "frame_atom_index": frames,
+        "has_frame": has_frame.astype(np.int64),
         "resolution": np.nan_to_num(np.array([view.resolution], np.float32), nan=-1.0),
         "is_distillation": np.zeros(1, bool),
     }
@@ -210,8 +212,9 @@ def _bonds(view: ProtenixView, crop: Crop) -> Laid:
 
 def _conformers(
     view: ProtenixView, crop: Crop, draws: SampleDraws, config: ProtenixConfig
-) -> dict[str, np.ndarray]:
-    """Every residue's conformer, centred over its atoms in the crop, moved and turned."""
+) -> tuple[Float[np.ndarray, "A 3"], Bool[np.ndarray, " A"]]:
+    """Every residue's conformer, centred over its atoms in the crop, moved and turned; and which
+    atoms have one."""
     reference = view.atom_reference[crop.atom]
     position = view.molecule_position[0][reference].astype(np.float64)
     position[reference < 0] = 0
@@ -219,27 +222,8 @@ def _conformers(
     residues, number = np.unique(crop.residue[crop.owner], return_inverse=True)
     turn, shift = draws.even_moves(len(residues), config.max_shift)
     moved = centred(position, crop.run) + shift[number]
-    return {
-        "ref_pos": np.einsum("aij,aj->ai", turn[number], moved).astype(np.float32),
-        "ref_mask": view.molecule_mask[reference] & (reference >= 0),
-    }
-
-
-def _frames(view: ProtenixView, crop: Crop, conformers: dict[str, np.ndarray]) -> Laid:
-    kind = view.residue_kind[crop.residue]
-    standard = residue_codes(view.residue_name[crop.residue]) >= 0
-    whole = standard & (kind != ChainType.LIGAND) & (crop.atoms > 1)
-    frames = token_frames(
-        crop.start,
-        crop.centre,
-        whole,
-        kind == ChainType.PROTEIN,
-        view.atom_name[crop.atom],
-        crop.run,
-        conformers["ref_pos"],
-        conformers["ref_mask"],
-    )
-    return {"frame_atom_index": frames.atoms, "has_frame": frames.valid.astype(np.int64)}
+    turned = np.einsum("aij,aj->ai", turn[number], moved).astype(np.float32)
+    return turned, view.molecule_mask[reference] & (reference >= 0)
 
 
 def _rows(

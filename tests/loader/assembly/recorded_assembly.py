@@ -14,16 +14,16 @@ import numpy as np
 import torch
 from tests.loader.recorded import RecordedDraws, chain_from_raw
 
-from evofeed.loader.assembly.crop import ComplexDraws
 from evofeed.loader.assembly.merge import AssemblyTensors, Entity, merge_entities
 from evofeed.loader.assembly.pairing import (
     EntityRows,
     RowPlan,
     plan_rows,
     residue_ids,
-    species_keys,
 )
 from evofeed.loader.config import AssemblyConfig, LoaderConfig
+from evofeed.loader.counter_rng import Purpose
+from evofeed.loader.sample_draws import SampleDraws
 from evofeed.protein.residues import HHBLITS_TO_RESTYPE
 
 CPU = torch.device("cpu")
@@ -115,13 +115,13 @@ def _entity(raw: dict[str, np.ndarray], copies: int) -> Entity:
 def _rows(entity: Entity, raw: dict[str, np.ndarray]) -> EntityRows:
     msa = HHBLITS_TO_RESTYPE[raw["msa"]]
     if entity.pairing is None:
-        return EntityRows(msa, msa[:1], np.zeros(1, np.int64), entity.copies)
+        return EntityRows.of(msa, entity.copies, None)
     species = [name.decode() for name in raw["msa_species_identifiers_all_seq"]]
     pair_msa = HHBLITS_TO_RESTYPE[raw["msa_all_seq"]]
-    return EntityRows(msa, pair_msa, species_keys(species), entity.copies)
+    return EntityRows.of(msa, entity.copies, pair_msa, species)
 
 
-class RecordedCrop(ComplexDraws):
+class RecordedCrop(SampleDraws):
     """The draws of a recording."""
 
     def __init__(self, draws: dict[str, np.ndarray], spatial_crop_prob: float) -> None:
@@ -135,10 +135,10 @@ class RecordedCrop(ComplexDraws):
         count = sum(name.startswith(prefix) for name in draws)
         self.ints = deque(draws[f"{prefix}{i}"] for i in range(count))
 
-    def spatial(self, probability: float) -> bool:
+    def happens(self, purpose: Purpose, probability: float) -> bool:
         return self.uses_spatial
 
-    def interface(self, count: int) -> int:
+    def even(self, purpose: Purpose, count: int, *, again: bool = False) -> int:
         assert self.picked is not None and self.picked[1] == count
         return int(self.picked[2])
 

@@ -49,12 +49,7 @@ def test_rows_are_paired_in_the_stable_order(recorded: Recorded) -> None:
     if "pair.rows_stable" not in recorded.steps:
         assert len(recorded.entities) == 1
         return
-    got = pair_rows(
-        [of.species for of in recorded.rows],
-        [similarity(of.pair_msa) for of in recorded.rows],
-        [of.copies for of in recorded.rows],
-        AssemblyConfig(),
-    )
+    got = pair_rows(recorded.rows, AssemblyConfig())
     assert np.array_equal(got, own_rows(recorded, recorded.steps["pair.rows_stable"]))
     for of, keys in zip(recorded.rows, recorded.keys, strict=True):
         share = similarity(of.pair_msa) / of.pair_msa.shape[1]

@@ -11,7 +11,6 @@ from evofeed.loader.assembly.pairing import (
     pair_rows,
     plan_rows,
     similarity,
-    species_keys,
 )
 from evofeed.loader.config import AssemblyConfig
 from evofeed.loader.counter_rng import Purpose
@@ -81,30 +80,20 @@ def test_near_equal_distances_are_not_reordered() -> None:
 
 
 def test_products_of_many_chains_do_not_wrap_round() -> None:
-    species = [np.array([0, *range(1, 3000)])] * 2
-    alike = [np.zeros(3000, np.int64)] * 2
-    got = pair_rows(species, alike, [6, 6], OURS)
-    assert got[:, 0].tolist() == list(range(3000))
-    wrapped = pair_rows(species, alike, [6, 6], OURS.replace(wrapped_products=True))
+    msa = np.zeros([3000, 1], np.uint8)
+    species = ["", *(f"{number:04}" for number in range(1, 3000))]
+    chains = [EntityRows.of(msa, 6, msa, species)] * 2
+    assert pair_rows(chains, OURS)[:, 0].tolist() == list(range(3000))
+    wrapped = pair_rows(chains, OURS.replace(wrapped_products=True))
     assert wrapped[:, 0].tolist() != list(range(3000))
-
-
-def test_species_keys_keep_the_order_of_names() -> None:
-    names = ["", "9606", "A", "AB", "HUMAN", "MOUSE", "YEAST"]
-    keys = species_keys(names)
-    assert keys[0] == 0 and (np.diff(keys) > 0).all()
-    assert len(set(species_keys(["metagenome1", "metagenome2x", "é"]).tolist())) == 3
 
 
 def test_a_chain_of_gaps_only_where_it_has_no_partner_brings_no_row_twice() -> None:
     query = np.array([[0, 1, 2]], np.uint8)
     other = np.array([[3, 4, 5]], np.uint8)
-    one = EntityRows(
-        np.concatenate([query, other]), np.concatenate([query, other]), np.array([0, 7]), 2
-    )
-    two = EntityRows(
-        np.concatenate([query, np.full([1, 3], GAP, np.uint8)]), query, np.array([0]), 1
-    )
+    both = np.concatenate([query, other])
+    one = EntityRows.of(both, 2, both, ["", "HUMAN"])
+    two = EntityRows.of(np.concatenate([query, np.full([1, 3], GAP, np.uint8)]), 1, query)
     plan = plan_rows([one, two], OURS)
     assert plan.paired.tolist() == [[0, 0], [1, -1]]  # copies pair with each other
     assert [rows.tolist() for rows in plan.unpaired] == [[], []]
