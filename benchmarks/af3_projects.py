@@ -1,4 +1,4 @@
-"""What a whole training step takes of a project: its model, step, optimizer and batches."""
+"""What a whole training step or prediction takes of a project: model, batches, optimizer."""
 
 from __future__ import annotations
 
@@ -68,14 +68,17 @@ TRUNCATED = {"truncnorm": types.SimpleNamespace(std=lambda **_: 0.87962566103423
 
 
 class Project:
-    """A project's own training step.
+    """A project's own training step and prediction; which of them, `options.predicts` says.
 
     Attributes:
-        parts: modules that are timed apart, those that every model of it has.
+        parts: modules of a step that are timed apart, those that every model of it has.
+        borders: the module with which a prediction's trunk ends, and that with which its
+            confidence begins; between them is sampling.
         unused: packages that its model imports and does not call.
     """
 
     parts: tuple[str, ...] = ()
+    borders: tuple[str, str]
     unused: tuple[str, ...] = ()
 
     def __init__(self, options: argparse.Namespace) -> None:
@@ -100,6 +103,10 @@ class Project:
 
     def loss(self, model: Any, batch: dict[str, Any]) -> Tensor:
         """Forward pass and losses of a step, under the autocast that is on."""
+        raise NotImplementedError
+
+    def predict(self, model: Any, batch: dict[str, Any], recycles: int, steps: int) -> Tensor:
+        """A prediction's samples, of so many denoising steps: `[S, atoms, 3]`, no padding."""
         raise NotImplementedError
 
     def optimizer(self, model: Any) -> Optimizer:

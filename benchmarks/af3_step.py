@@ -43,7 +43,7 @@ import os
 import random
 import time
 import traceback
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +56,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from evofeed.kernels import SwapReport, to_fused
+from evofeed.kernels.runtime.backend import plain_versions
 from evofeed.loader import FeatureLoader, LoaderConfig
 from evofeed.store import Dataset
 from evofeed.trainer.run.flat import FlatOptimizer
@@ -64,6 +65,7 @@ ROOT = Path(__file__).resolve().parent.parent
 WAYS = ("fused", "recorded", "project", "cuequivariance", "cuequivariance_bf16")
 TIMED = ("wait", "forward", "backward", "optimizer")
 PROJECTS = {"openfold3": "OpenFold3", "boltz": "Boltz", "protenix": "Protenix"}
+MOST_PASSED = 200
 RANK, RANKS = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
 
 
@@ -120,10 +122,14 @@ def batches(
     with FeatureLoader(
         data, config, rank=RANK, world_size=RANKS, seed=options.seed, device=options.device
     ) as loader:
+        passed = 0
         for loaded in itertools.chain.from_iterable(itertools.repeat(loader)):
             batch = project.batch(loaded, tokens)
+            passed = passed + 1 if batch is None else 0
             if batch is not None:
                 yield batch
+            elif passed == MOST_PASSED:
+                raise ValueError(f"{passed} samples in turn have fewer than {tokens} tokens")
 
 
 class Whole(nn.Module):
@@ -247,39 +253,53 @@ def slowest(times: list[float]) -> list[float]:
     return [max(each) for each in zip(*every, strict=True)]
 
 
-def parsed() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("data", help="prepared entries")
-    parser.add_argument("--project", default="openfold3", choices=PROJECTS)
-    parser.add_argument("--projects", type=Path, default=ROOT / ".projects")
-    parser.add_argument("--device", help="cuda; with --tiny the CPU")
-    parser.add_argument("--tokens", type=int, nargs="+", default=[384])
-    parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=WAYS)
-    parser.add_argument("--keep", nargs="+", default=["blocks"], help="blocks, all, GB")
-    parser.add_argument("--optimizer", default="project", choices=("project", "flat"))
-    parser.add_argument("--precision", default="bfloat16", choices=("bfloat16", "float32"))
-    parser.add_argument("--sequences", type=int, default=1024)
-    parser.add_argument("--recycles", type=int, default=1, help="passes without gradients before")
-    parser.add_argument("--warmup", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=8)
-    parser.add_argument("--losses", type=int, default=0, help="steps of a curve, not timed")
-    parser.add_argument("--seed", type=int, default=0, help="of samples, crops and noise")
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="start none after")
-    parser.add_argument("--tiny", action="store_true", help="2 blocks, few noised copies")
-    parser.add_argument("--out", type=Path)
-    options = parser.parse_args()
+def parser(doc: str | None, ways: tuple[str, ...]) -> argparse.ArgumentParser:
+    """What a call may say of data, project, sizes and ways."""
+    made = argparse.ArgumentParser(description=doc)
+    made.add_argument("data", help="prepared entries")
+    made.add_argument("--project", default="openfold3", choices=PROJECTS)
+    made.add_argument("--projects", type=Path, default=ROOT / ".projects")
+    made.add_argument("--device", help="cuda; with --tiny the CPU")
+    made.add_argument("--tokens", type=int, nargs="+", default=[384])
+    made.add_argument("--ways", nargs="+", default=list(ways), choices=ways)
+    made.add_argument("--precision", default="bfloat16", choices=("bfloat16", "float32"))
+    made.add_argument("--sequences", type=int, default=1024)
+    made.add_argument("--recycles", type=int, default=1, help="passes of the trunk before its last")
+    made.add_argument("--seed", type=int, default=0, help="of samples, crops and noise")
+    made.add_argument("--seconds", type=float, default=float("inf"), help="start none after")
+    made.add_argument("--tiny", action="store_true", help="2 blocks, few noised copies")
+    made.add_argument("--out", type=Path)
+    made.set_defaults(predicts=False)
+    return made
+
+
+def settled(made: argparse.ArgumentParser) -> argparse.Namespace:
+    """The call's options: small ones if they are to be, ways that can run here."""
+    options = made.parse_args()
     options.device = options.device or ("cpu" if options.tiny else "cuda")
     if options.device == "cpu":
         options.tokens, options.sequences = [16], 4
         options.precision = "float32"  # autocast of a CPU is not what the projects recompute with
+    if importlib.util.find_spec("cuequivariance_torch") is None:
+        options.ways = [way for way in options.ways if not way.startswith("cuequivariance")]
+    return options
+
+
+def parsed() -> argparse.Namespace:
+    made = parser(__doc__, WAYS)
+    made.add_argument("--keep", nargs="+", default=["blocks"], help="blocks, all, GB")
+    made.add_argument("--optimizer", default="project", choices=("project", "flat"))
+    made.add_argument("--warmup", type=int, default=3)
+    made.add_argument("--steps", type=int, default=8)
+    made.add_argument("--losses", type=int, default=0, help="steps of a curve, not timed")
+    options = settled(made)
+    if options.device == "cpu":
         options.warmup, options.steps = 1, 1
     if RANKS > 1:
         dist.init_process_group()
     if RANKS > 1 and options.device == "cuda":
         options.device = f"cuda:{RANK}"
         torch.cuda.set_device(RANK)
-    if importlib.util.find_spec("cuequivariance_torch") is None:
-        options.ways = [way for way in options.ways if not way.startswith("cuequivariance")]
     options.ways = [
         each for way in options.ways
         for each in ([f"{way} {keep}" for keep in options.keep] if way == "recorded" else [way])
@@ -287,8 +307,15 @@ def parsed() -> argparse.Namespace:
     return options
 
 
-def main() -> None:
-    options = parsed()
+def measure(
+    options: argparse.Namespace, row: Callable[..., dict[str, Any]], stated: tuple[str, ...]
+) -> None:
+    """A row for each size and way, written as they are made.
+
+    Args:
+        row: called with the first model, the project, the way, the tokens and the options.
+        stated: options that the result states besides.
+    """
     began = time.perf_counter()
     if options.precision == "bfloat16":
         torch.set_float32_matmul_precision("high")
@@ -299,18 +326,19 @@ def main() -> None:
         device=options.device.partition(":")[0],
     ) | {
         name: getattr(options, name)
-        for name in ("project", "recycles", "sequences", "precision", "seed")
+        for name in ("project", "recycles", "sequences", "precision", "seed", *stated)
     } | {"ranks": RANKS, "rows": [], "not_run": []}  # fmt: skip
-    first = project.first()
+    first = project.first().train(not options.predicts)
     print(f"model made in {time.perf_counter() - began:.0f} s", flush=True)
     for tokens, way in itertools.product(options.tokens, options.ways):
         if time.perf_counter() - began > options.seconds:
             result["not_run"].append({"tokens": tokens, "how": way})
             continue
         started = time.perf_counter()
-        found = {"tokens": tokens, "how": way, "optimizer": options.optimizer}
+        found = {"tokens": tokens, "how": way}
         try:
-            found |= row(first, project, way, tokens, options)
+            with plain_versions() if options.device == "cpu" else contextlib.nullcontext():
+                found |= row(first, project, way, tokens, options)
         except torch.OutOfMemoryError:
             found["failed"] = "out of memory"
         except Exception as error:  # the rows after it are to be measured
@@ -324,6 +352,10 @@ def main() -> None:
         gc.collect()  # a step's hooks refer to it
         if options.device != "cpu":
             torch.cuda.empty_cache()
+
+
+def main() -> None:
+    measure(parsed(), row, ("optimizer",))
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
-"""Boltz-1's training step: what `Boltz1.training_step` does for one sample.
+"""Boltz-1's training step, what `Boltz1.training_step` does, and its prediction.
 
 Boltz-1 is the one whose data and training are published whole, and whose batches evofeed's loader
 gives. Widths, dropout and the rest are of its `structure.yaml`: trunk, 16 noised copies, diffusion
 and distogram losses; clipping, Adam, moving average. There is no roll-out and no confidence in it,
 and it trains in float32 (`--precision float32`). What a step logs, norms of all gradients among it,
-is left out.
+is left out. A prediction is that of its published weights with confidence, which comes from a trunk
+of its own; its command, too, predicts in float32.
 """
 
 from __future__ import annotations
@@ -66,6 +67,14 @@ MODEL: dict[str, Any] = {
 }  # fmt: skip
 
 
+CONFIDENCE: dict[str, Any] = {
+    "confidence_prediction": True, "confidence_imitate_trunk": True, "alpha_pae": 1.0,
+    "diffusion_process_args": MODEL["diffusion_process_args"] | {
+        "gamma_0": 0.605, "gamma_min": 1.107, "noise_scale": 0.901, "rho": 8, "step_scale": 1.638,
+    },
+}  # fmt: skip
+
+
 class Boltz(Project):
     """Recomputing every block of its stacks, as its configuration has it."""
 
@@ -79,6 +88,7 @@ class Boltz(Project):
         "structure_module.score_model.token_transformer",
         "structure_module.score_model.atom_attention_decoder",
     )  # fmt: skip
+    borders = ("pairformer_module", "confidence_module")
 
     def first(self) -> Any:
         given({
@@ -87,17 +97,19 @@ class Boltz(Project):
         })  # fmt: skip
         own = importlib.import_module("boltz.model.models.boltz1")
         torch.manual_seed(0)
-        tiny = self.options.tiny
+        tiny, predicts = self.options.tiny, self.options.predicts
         steps = Settings(recycling_steps=self.options.recycles, **TRAINING)
         if tiny:
             steps |= {"diffusion_multiplicity": 3, "sampling_steps": 2}
         made = MODEL | {"msa_args": MODEL["msa_args"] | ({"msa_blocks": 2} if tiny else {})}
+        made |= CONFIDENCE if predicts else {}
         vars(own)["random"] = types.SimpleNamespace(randint=lambda least, most: most)
         model = own.Boltz1(**made, training_args=steps)
         model.training_log = nothing
+        trunks = [model, model.confidence_module] if predicts else [model]
         repeated({
-            model.pairformer_module.layers: 2 if tiny else 48,
             model.structure_module.score_model.token_transformer.layers: 2 if tiny else 24,
+            **{trunk.pairformer_module.layers: 2 if tiny else 48 for trunk in trunks},
         })  # fmt: skip
         return without_zeros(model)
 
@@ -105,6 +117,8 @@ class Boltz(Project):
         from fairscale.nn.checkpoint.checkpoint_activations import checkpoint_wrapper
 
         model.use_kernels = way.startswith("cuequivariance")
+        if self.options.predicts:
+            return
         inner = model.structure_module.score_model.modules()
         tokens = [one for one in inner if type(one).__name__.endswith("TransformerLayer")]
         for block in (*model.msa_module.layers, *model.pairformer_module.layers, *tokens):
@@ -125,6 +139,14 @@ class Boltz(Project):
 
     def loss(self, model: Any, batch: dict[str, Any]) -> Tensor:
         return model.training_step(batch, 0)  # type: ignore[no-any-return]
+
+    def predict(self, model: Any, batch: dict[str, Any], recycles: int, steps: int) -> Tensor:
+        samples = self.options.samples
+        made: Tensor = model(
+            batch, recycling_steps=recycles, num_sampling_steps=steps, diffusion_samples=samples,
+            max_parallel_samples=samples, run_confidence_sequentially=True,
+        )["sample_atom_coords"]  # fmt: skip
+        return made[:, batch["atom_pad_mask"][0].bool()]
 
     def optimizer(self, model: Any) -> Optimizer:
         return BoltzOptimizer(model)

@@ -1,7 +1,8 @@
-"""OpenFold3's training step: what `OpenFold3AllAtom.training_step` does for one sample.
+"""OpenFold3's training step, what `OpenFold3AllAtom.training_step` does, and its prediction.
 
 Trunk, roll-out of 20 denoising steps, permutation of labels, 48 noised copies, confidence heads,
-all losses; per-sample clipping, Adam, moving average. Its metrics are left out.
+all losses; per-sample clipping, Adam, moving average. Its metrics are left out. A prediction has
+the settings of its preset `predict`: its own Triton kernels (not in `plain`), chunks that it tunes.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ class OpenFold3(Project):
         "diffusion_module.diffusion_conditioning", "diffusion_module.atom_attn_enc",
         "diffusion_module.diffusion_transformer", "diffusion_module.atom_attn_dec",
     )  # fmt: skip
+    borders = ("pairformer_stack", "aux_heads")
 
     def _config(self) -> Any:
         from openfold3.projects.of3_all_atom.config.model_config import model_config as config
@@ -35,6 +37,7 @@ class OpenFold3(Project):
         config = copy.deepcopy(config)
         config.settings.blocks_per_ckpt = 1
         config.settings.ckpt_intermediate_steps = True
+        config.settings.memory.eval.chunk_size = 1024
         config.architecture.loss_module.diffusion.chunk_size = 4
         if self.options.tiny:
             config.architecture.shared.diffusion.no_samples = 3
@@ -67,7 +70,10 @@ class OpenFold3(Project):
         return without_zeros(model)
 
     def switch(self, model: Any, way: str) -> None:
-        model.settings.memory.train.use_cueq_triangle_kernels = way.startswith("cuequivariance")
+        memory, library = model.settings.memory, way.startswith("cuequivariance")
+        memory.train.use_cueq_triangle_kernels = memory.eval.use_cueq_triangle_kernels = library
+        others = library or way == "plain" or self.options.device == "cpu"
+        memory.eval.use_triton_triangle_kernels = not others
 
     def entries(self, tokens: int) -> EntryConfig:
         return EntryConfig.openfold3(token_budget=tokens, used_rows=self.options.sequences)
@@ -81,6 +87,14 @@ class OpenFold3(Project):
     def loss(self, model: Any, batch: dict[str, Any]) -> Tensor:
         batch, output = model(batch)
         return self.losses(batch, output)  # type: ignore[no-any-return]
+
+    def predict(self, model: Any, batch: dict[str, Any], recycles: int, steps: int) -> Tensor:
+        model.shared.num_recycles, diffusion = recycles, model.shared.diffusion
+        diffusion.no_full_rollout_steps = steps
+        diffusion.no_full_rollout_samples = self.options.samples
+        inputs = {name: value for name, value in batch.items() if name != "ground_truth"}
+        made: Tensor = model(inputs)[1]["atom_positions_predicted"][0]
+        return made[:, batch["atom_mask"][0].bool()]
 
     def optimizer(self, model: Any) -> Optimizer:
         return OpenFold3Optimizer(model)

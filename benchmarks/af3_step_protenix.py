@@ -1,10 +1,11 @@
-"""Protenix's training step: what `AF3Trainer.train_step` does for one sample.
+"""Protenix's training step, what `AF3Trainer.train_step` does, and its prediction.
 
 Trunk, roll-out of 20 denoising steps, permutation of labels, confidence heads, 48 noised copies in
 chunks of 4, all losses; clipping, Adam, moving average, with the rates of its demonstration of
 training. The alignment keeps all its rows where its training draws how many; its own code pads
 them to 16,384. Templates are none. Its layer norm is PyTorch's: its own is compiled at import, by a
-compiler that few machines have.
+compiler that few machines have. A prediction has the settings of its command, its own Triton kernel
+for attention of triangles (but for `plain`), and no dropout, which its command draws for 2 of 5.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import numpy as np
 import torch
 from af3_projects import TRUNCATED, Optimizer, Project, deepened, given, repeated, without_zeros
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from evofeed.loader import EntryConfig, protenix_batch
 from evofeed.trainer.config import OptimConfig
@@ -26,6 +28,7 @@ CHANGED = {
     "ema_decay": 0.999, "lr": 0.001, "warmup_steps": 2000, "enable_tf32": True,
     "max_steps": 100_000, "triangle_multiplicative": "torch", "triangle_attention": "torch",
 }  # fmt: skip
+PREDICTS = {"enable_efficient_fusion": True, "enable_diffusion_shared_vars_cache": True}
 
 
 class Rotations:
@@ -49,6 +52,10 @@ class Rotations:
 
 
 GIVEN: dict[str, dict[str, Any]] = {
+    "optree": {  # called for the sizes of all tensors of a tree
+        "tree_map": lambda size, tree: [size(leaf) for leaf in tree_leaves(tree)],
+        "tree_flatten": lambda sizes: (sizes, None),
+    },
     "rdkit.Chem": {"GetPeriodicTable": lambda: types.SimpleNamespace(GetElementSymbol=str)},
     "scipy.spatial.transform": {"Rotation": Rotations},
     "scipy.stats": TRUNCATED,
@@ -64,6 +71,7 @@ class Protenix(Project):
         "diffusion_module.diffusion_conditioning", "diffusion_module.atom_attention_encoder",
         "diffusion_module.diffusion_transformer", "diffusion_module.atom_attention_decoder",
     )  # fmt: skip
+    borders = ("pairformer_stack", "distogram_head")
 
     def _config(self) -> Any:
         from configs.configs_base import configs
@@ -71,10 +79,10 @@ class Protenix(Project):
 
         parse = importlib.import_module("protenix.config.config").parse_configs
         made = parse({**configs, "data": data_configs}, arg_str="", fill_required_with_null=True)
-        made.update(CHANGED)
+        made.update(CHANGED | (PREDICTS if self.options.predicts else {}))
         made.adam.lr = made.af3_lr_scheduler.lr = CHANGED["lr"]
         made.af3_lr_scheduler.warmup_steps = CHANGED["warmup_steps"]
-        made.data.msa.min_size.train = self.options.sequences
+        made.data.msa.min_size.train = made.data.msa.min_size.test = self.options.sequences
         stacks = (made.model.pairformer, made.model.diffusion_module.transformer)
         for stack in (*stacks, made.model.confidence_head):
             stack.n_blocks = 1
@@ -111,6 +119,8 @@ class Protenix(Project):
     def switch(self, model: Any, way: str) -> None:
         how = "cuequivariance" if way.startswith("cuequivariance") else "torch"
         model.configs.triangle_multiplicative = model.configs.triangle_attention = how
+        if self.options.predicts and how == "torch" and way != "plain":
+            model.configs.triangle_attention = "triattention"
 
     def entries(self, tokens: int) -> EntryConfig:
         return EntryConfig.protenix(crop_size=tokens, max_rows=self.options.sequences)
@@ -134,6 +144,15 @@ class Protenix(Project):
             feat_dict=features, pred_dict=predicted, label_dict=label, mode="train"
         )[0]
         return loss
+
+    def predict(self, model: Any, batch: dict[str, Any], recycles: int, steps: int) -> Tensor:
+        model.N_cycle, sampling = recycles + 1, model.configs.sample_diffusion
+        sampling.N_step, sampling.N_sample = steps, self.options.samples
+        made: Tensor = model(
+            input_feature_dict=dict(batch["input_feature_dict"]), label_dict=None,
+            label_full_dict=None, mode="inference", mc_dropout_apply_rate=0,
+        )[0]["coordinate"]  # fmt: skip
+        return made
 
     def optimizer(self, model: Any) -> Optimizer:
         return ProtenixOptimizer(model, self.config)

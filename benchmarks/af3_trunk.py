@@ -1,12 +1,12 @@
-"""The trunks of Boltz-2, OpenFold3 and Protenix, their own code, before and after `to_fused`.
+"""Training of the trunks of Boltz-2, OpenFold3 and Protenix before and after `to_fused`.
 
     PYTHONPATH=src python benchmarks/af3_trunk.py --out PATH
 
-`pip install --no-deps boltz openfold3 protenix` and what their trunks import. A trunk is a MSA
+`pip install --no-deps boltz openfold3 protenix` and what their own code imports. A trunk is a MSA
 module of 4 blocks and a Pairformer of 48 (Boltz-2: 64) at the projects' widths, with random
 weights (`af3_trunk_models`). Bfloat16 by autocast, float32 weights, Adam.
 
-`train` at a crop of 384: `eager` with activation checkpoints of each block, as the projects train
+At a crop of 384: `eager` with activation checkpoints of each block, as the projects train
 (what eager blocks keep does not fit a card), `fused checkpointed` (one line more), `fused`
 (without checkpoints), `graph` (`cuda_graphs=True`). Dropout 0, so that all ways compute the same;
 `--dropout` takes the projects' own. `float32` is eager without autocast and TF32, and `fused
@@ -16,14 +16,9 @@ step, weights included. `losses`: of the first `--steps` steps from one start. `
 relative difference of all first gradients from eager's. `control` is eager once more, its pairs
 changed by up to one rounding (bfloat16), each number by chance and in every step alike: what such
 a trunk makes of noise; `fused control` is the same of fused, `control 2` another draw.
+No way begins a call after `--limit` seconds, and none begins after `--seconds`.
 
-`infer` at 1,024 and 2,048: the forward pass in evaluation mode with the chunks and in-place sums
-the projects infer with; `fused`, `eager`, `own` (OpenFold3's Triton kernels), `cuequivariance`
-where it is installed. A trunk of one block is called before, so that all is compiled. `single`,
-`pairs`: relative difference of the results from the first way's. No way begins a call after
-`--limit` seconds, and none begins after `--seconds`.
-
-Proof on a laptop: `--device cpu --size 16 --sequences 4 --blocks 1 --steps 2 --lengths 24`.
+Proof on a laptop: `--device cpu --size 16 --sequences 4 --blocks 1 --steps 2`.
 """
 
 from __future__ import annotations
@@ -31,8 +26,7 @@ from __future__ import annotations
 import argparse
 import copy
 import functools
-import importlib.metadata
-import importlib.util
+import itertools
 import json
 import time
 from collections.abc import Callable
@@ -40,7 +34,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from af3_trunk_models import BLOCKS, KERNELS, Inputs, Trunk, build, make_inputs
+from af3_trunk_models import BLOCKS, Inputs, Trunk, build, make_inputs
 from recording import about, quartiles, save
 from torch import Tensor, nn
 
@@ -48,12 +42,10 @@ from evofeed.kernels import SwapReport, to_fused
 
 TRAIN = ("eager", "fused", "control", "fused control", "fused checkpointed", "graph",
          "fused float32", "fused float32 control", "float32")  # fmt: skip
-INFER = ("fused", "cuequivariance", "own", "eager")
 ROUNDING = 2.0**-8  # of bfloat16: up to half of it, up or down
 
 
 built_once = functools.lru_cache(maxsize=2)(build)  # some projects' first weights take seconds
-inputs_once = functools.lru_cache(maxsize=1)(make_inputs)  # of long chains they do
 
 
 def bare(how: str) -> str:
@@ -165,61 +157,16 @@ def train_row(
     return found, first if how == "eager" else None
 
 
-def infer_row(
-    project: str, how: str, exact: list[Tensor] | None, length: int, options: argparse.Namespace
-) -> tuple[dict[str, Any], list[Tensor] | None]:
-    kernels = how if how in KERNELS[project] else "plain"
-    inputs = inputs_once(project, length, options.sequences, options.device)
-    kept: list[Tensor] = []
-
-    def run(trunk: Trunk) -> None:
-        with torch.no_grad(), torch.autocast(options.device, torch.bfloat16):
-            s, z = trunk(inputs)
-        if not kept:
-            kept.extend([s, z])
-
-    run(prepared(project, how, options, kernels=kernels, blocks=1, msa_blocks=1).eval())
-    kept.clear()
-    trunk = prepared(project, how, options, kernels=kernels).eval()
-    found: dict[str, Any] = {"length": length}
-    found |= timed(lambda: run(trunk), options.repeats, options, options.limit)
-    made = [t.float().cpu() for t in kept]
-    del found["made"]
-    if exact is not None:
-        found["single"], found["pairs"] = (
-            difference([a], [b]) for a, b in zip(made, exact, strict=True)
-        )
-    return found, made if exact is None else None
-
-
-def rows_of(project: str, options: argparse.Namespace) -> list[tuple[str, int | None, str]]:
-    """What there is to measure of a project: part, length, how."""
-    found: list[tuple[str, int | None, str]] = []
-    if "train" in options.parts:
-        ways = [how for how in options.ways or TRAIN if bare(how) in TRAIN]
-        found += [("train", None, how) for how in ways]
-    if "infer" in options.parts:
-        peers = {"fused", "eager", *KERNELS[project]}
-        if importlib.util.find_spec("cuequivariance_torch") is None:
-            peers -= {"cuequivariance"}
-        ways = [how for how in options.ways or INFER if how in peers]
-        found += [("infer", n, how) for n in options.lengths for how in ways]
-    return found
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--projects", nargs="+", default=list(BLOCKS), choices=BLOCKS)
-    parser.add_argument("--parts", nargs="+", default=["train", "infer"])
-    parser.add_argument("--ways", nargs="+", help="in this order; all if absent")
+    parser.add_argument("--ways", nargs="+", default=TRAIN, help="in this order")
     parser.add_argument("--size", type=int, default=384)
-    parser.add_argument("--lengths", type=int, nargs="+", default=[1024, 2048])
     parser.add_argument("--sequences", type=int, default=1024)
     parser.add_argument("--blocks", type=int, help="of the Pairformer; the projects' own if absent")
     parser.add_argument("--dropout", action="store_true", help="the projects' own, not 0")
     parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--repeats", type=int, default=3, help="of inference")
     parser.add_argument("--limit", type=float, default=float("inf"), help="seconds of a way")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="start none after")
     parser.add_argument("--out", type=Path)
@@ -228,32 +175,22 @@ def main() -> None:
     packages = ("torch", "triton", "cuequivariance-ops-torch-cu13", *BLOCKS)
     result: dict[str, Any] = {
         **about(*(p.rstrip("2") for p in packages), device=options.device),
-        "steps": options.steps, "repeats": options.repeats,
-        "residues": options.size, "sequences": options.sequences,
+        "steps": options.steps, "residues": options.size, "sequences": options.sequences,
         "blocks": options.blocks or BLOCKS, "dropout": options.dropout, "rows": [], "not_run": [],
     }  # fmt: skip
-    rows = [(project, *row) for project in options.projects for row in rows_of(project, options)]
-    exact: dict[tuple[str, int | None], list[Tensor]] = {}
-    for project, part, length, how in rows:
-        found: dict[str, Any] = {"project": project, "part": part, "how": how}
+    exact: dict[str, list[Tensor]] = {}
+    for project, how in itertools.product(options.projects, options.ways):
+        found: dict[str, Any] = {"project": project, "part": "train", "how": how}
         if time.perf_counter() - began > options.seconds:
-            result["not_run"].append(found | {"length": length})
+            result["not_run"].append(found)
             continue
-        other = exact.get((project, length))
         try:
-            if length is None:
-                measured, made = train_row(project, how, other, options)
-            else:
-                measured, made = infer_row(project, how, other, length, options)
+            measured, made = train_row(project, how, exact.get(project), options)
             found |= measured
             if made is not None:
-                exact[project, length] = made
+                exact[project] = made
         except torch.OutOfMemoryError:
-            found |= {"length": length, "failed": "out of memory"}
-        except Exception as error:
-            if how not in ("own", "cuequivariance"):
-                raise
-            found |= {"length": length, "failed": f"{type(error).__name__}: {error}"[:300]}
+            found["failed"] = "out of memory"
         result["rows"].append(found)
         print(json.dumps(found), flush=True)
         if options.out:

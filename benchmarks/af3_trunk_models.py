@@ -18,8 +18,6 @@ from torch import Tensor, nn
 C_S, C_Z, C_M = 384, 128, 64
 C_INPUTS = {"boltz2": 384, "openfold3": 449, "protenix": 449}
 BLOCKS = {"boltz2": 64, "openfold3": 48, "protenix": 48}
-KERNELS = {"boltz2": ("plain", "cuequivariance"), "openfold3": ("plain", "own", "cuequivariance"),
-           "protenix": ("plain", "cuequivariance")}  # fmt: skip
 
 
 @dataclass
@@ -62,15 +60,12 @@ class How:
         blocks, msa_blocks: how many of the Pairformer and of the MSA module.
         checkpointed: whether each block is an activation checkpoint.
         dropout: the rates of the project, or 0 if False.
-        kernels: "plain" for PyTorch's own operators, "cuequivariance", or "own", OpenFold3's
-            Triton kernels for inference.
     """
 
     blocks: int
     msa_blocks: int
     checkpointed: bool
     dropout: bool
-    kernels: str
 
 
 class Trunk(nn.Module):
@@ -78,10 +73,6 @@ class Trunk(nn.Module):
 
     msa_module: nn.Module
     pairformer: nn.Module
-
-    def __init__(self, how: How) -> None:
-        super().__init__()
-        self.kernels = how.kernels
 
     def forward(self, x: Inputs) -> tuple[Tensor, Tensor]:
         raise NotImplementedError
@@ -94,7 +85,7 @@ class Boltz2(Trunk):
         from boltz.model.layers.pairformer import PairformerModule
         from boltz.model.modules.trunkv2 import MSAModule
 
-        super().__init__(how)
+        super().__init__()
         drop = float(how.dropout)
         self.msa_module = MSAModule(
             C_M, C_Z, C_S, how.msa_blocks, 0.15 * drop, 0.25 * drop,
@@ -116,11 +107,8 @@ class Boltz2(Trunk):
             "msa_paired": torch.zeros_like(x.deletions), "msa_mask": torch.ones_like(x.deletions),
             "token_pad_mask": x.mask,
         }  # fmt: skip
-        use_kernels = self.kernels == "cuequivariance"
-        z = x.z + self.msa_module(x.z, x.single_inputs, feats, use_kernels=use_kernels)
-        out: tuple[Tensor, Tensor] = self.pairformer(
-            x.s, z, mask=x.mask, pair_mask=x.pair_mask, use_kernels=use_kernels
-        )
+        z = x.z + self.msa_module(x.z, x.single_inputs, feats)
+        out: tuple[Tensor, Tensor] = self.pairformer(x.s, z, mask=x.mask, pair_mask=x.pair_mask)
         return out
 
 
@@ -133,7 +121,7 @@ class OpenFold3(Trunk):
         from openfold3.core.model.latent.pairformer import PairFormerStack
         from openfold3.projects.of3_all_atom.config.model_config import model_config
 
-        super().__init__(how)
+        super().__init__()
         config = model_config.copy_and_resolve_references().architecture
         common = {"blocks_per_ckpt": 1 if how.checkpointed else None, "tune_chunk_size": False}
         msa = dict(config.msa.msa_module) | common | {"no_blocks": how.msa_blocks}
@@ -151,29 +139,21 @@ class OpenFold3(Trunk):
                               x.deletions[..., None]], -1)  # fmt: skip
         m = self.embedder.linear_m(features)
         m = m + self.embedder.linear_s_input(x.single_inputs)[..., None, :, :]
-        kernels = {
-            "use_cueq_triangle_kernels": self.kernels == "cuequivariance",
-            "use_triton_triangle_kernels": self.kernels == "own",
-            "inplace_safe": not self.training,
-        }
-        z = x.z if self.training else x.z.clone()  # it writes in place
-        z = self.msa_module(
-            m, z, msa_mask=torch.ones_like(x.deletions), pair_mask=x.pair_mask, **kernels
-        )
-        s = x.s if self.training else x.s.clone()
+        rows = torch.ones_like(x.deletions)
+        z = self.msa_module(m, x.z, msa_mask=rows, pair_mask=x.pair_mask)
         out: tuple[Tensor, Tensor] = self.pairformer(
-            s, z, single_mask=x.mask, pair_mask=x.pair_mask, **kernels
+            x.s, z, single_mask=x.mask, pair_mask=x.pair_mask
         )
         return out
 
 
 class Protenix(Trunk):
-    """As in `Protenix.get_pairformer_output`: no batch dimension; in inference chunks of 256."""
+    """As in `Protenix.get_pairformer_output`: no batch dimension."""
 
     def __init__(self, how: How) -> None:
         from protenix.model.modules.pairformer import MSAModule, PairformerStack
 
-        super().__init__(how)
+        super().__init__()
         kept = 1 if how.checkpointed else None
         drop = float(how.dropout)
         self.msa_module = MSAModule(
@@ -185,18 +165,13 @@ class Protenix(Trunk):
         self.pairformer = PairformerStack(how.blocks, dropout=0.25 * drop, blocks_per_ckpt=kept)
 
     def forward(self, x: Inputs) -> tuple[Tensor, Tensor]:
-        how = "cuequivariance" if self.kernels == "cuequivariance" else "torch"
-        options: dict[str, Any] = {"triangle_multiplicative": how, "triangle_attention": how}
-        if not self.training:
-            options |= {"inplace_safe": True, "chunk_size": 256}
+        how = {"triangle_multiplicative": "torch", "triangle_attention": "torch"}
         feats = {
             "msa": x.msa[0], "has_deletion": (x.deletions[0] > 0.5).float(),
             "deletion_value": x.deletions[0],
         }  # fmt: skip
-        z = x.z[0] if self.training else x.z[0].clone()  # it writes in place
-        z = self.msa_module(feats, z, x.single_inputs[0], pair_mask=x.pair_mask[0], **options)
-        s = x.s[0] if self.training else x.s[0].clone()
-        s, z = self.pairformer(s, z, x.pair_mask[0], **options)
+        z = self.msa_module(feats, x.z[0], x.single_inputs[0], pair_mask=x.pair_mask[0], **how)
+        s, z = self.pairformer(x.s[0], z, x.pair_mask[0], **how)
         return s[None], z[None]
 
 
@@ -205,7 +180,7 @@ TRUNKS: dict[str, type[Trunk]] = {"boltz2": Boltz2, "openfold3": OpenFold3, "pro
 
 def build(
     project: str, *, blocks: int | None = None, msa_blocks: int = 4, checkpointed: bool = False,
-    dropout: bool = False, kernels: str = "plain",
+    dropout: bool = False,
 ) -> Trunk:  # fmt: skip
     """A trunk with random weights, the same at every call.
 
@@ -214,7 +189,7 @@ def build(
     """
     os.environ.setdefault("LAYERNORM_TYPE", "torch")  # Protenix's other one is compiled at import
     blocks = BLOCKS[project] if blocks is None else blocks
-    trunk = TRUNKS[project](How(1, msa_blocks, checkpointed, dropout, kernels))
+    trunk = TRUNKS[project](How(1, msa_blocks, checkpointed, dropout))
     stack: Any = trunk.pairformer
     same = stack.layers if hasattr(stack, "layers") else stack.blocks
     same.extend(copy.deepcopy(same[0]) for _ in range(blocks - 1))
