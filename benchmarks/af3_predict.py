@@ -72,8 +72,10 @@ class Predictor:
         if self.trunk is not None:
             self.trunk = [each.float().cpu() for each in made]
 
-    def run(self, batch: dict[str, Any], recycles: int, steps: int) -> Tensor:
-        """Samples, always from the same noise."""
+    def run(
+        self, batch: dict[str, Any], recycles: int, steps: int
+    ) -> tuple[Tensor, dict[str, float]]:
+        """Samples, always from the same noise, and the seconds of each part."""
         for seeded in (torch.manual_seed, np.random.seed, random.seed):
             seeded(self.options.seed)
         narrow = self.options.precision == "bfloat16"
@@ -81,12 +83,9 @@ class Predictor:
         with torch.no_grad(), torch.autocast(self.options.device, torch.bfloat16, enabled=narrow):
             made = self.project.predict(self.model, batch, recycles, steps)
         self._end("confidence")
-        return made
-
-    def seconds(self) -> list[float]:
-        """Of the parts of the last prediction."""
         ends = [self.ends[part] for part in ("", *PARTS)]
-        return [end - start for start, end in itertools.pairwise(ends)]
+        spent = [end - start for start, end in itertools.pairwise(ends)]
+        return made, dict(zip(PARTS, spent, strict=True))
 
 
 def apart(ours: Tensor, theirs: Tensor) -> float:
@@ -118,21 +117,17 @@ def row(
         batch = next(data)
     predictor = Predictor(first, project, way, options)
     predictor.trunk = []
-    short = predictor.run(batch, 0, SHORT).float().cpu()
+    short = predictor.run(batch, 0, SHORT)[0].float().cpu()
     made, predictor.trunk = [*predictor.trunk, short], None
     other, theirs = FIRST.setdefault(tokens, (way, made))
-    found: dict[str, Any] = {"atoms": short.shape[1]}
-    if other != way:
-        found |= {"compared_with": other} | compared(made, theirs)
+    found = {"atoms": short.shape[1], "compared_with": other, **compared(made, theirs)}
     if options.device != "cpu":
         torch.cuda.reset_peak_memory_stats()
-    seconds = []
-    for _ in range(options.repeats):
-        predictor.run(batch, options.recycles, options.denoising)
-        seconds.append(predictor.seconds())
-    found["total_s"] = quartiles([sum(each) for each in seconds], 3)
-    for part, taken in zip(PARTS, zip(*seconds, strict=True), strict=True):
-        found[f"{part}_s"] = quartiles(taken, 3)
+    spent = [
+        predictor.run(batch, options.recycles, options.denoising)[1] for _ in range(options.repeats)
+    ]
+    found["total_s"] = quartiles([sum(each.values()) for each in spent], 3)
+    found |= {f"{part}_s": quartiles([each[part] for each in spent], 3) for part in PARTS}
     if options.device != "cpu":
         found["peak_gb"] = round(torch.cuda.max_memory_allocated() / 1e9, 2)
     return found

@@ -105,7 +105,7 @@ class Boltz(Project):
         made |= CONFIDENCE if predicts else {}
         vars(own)["random"] = types.SimpleNamespace(randint=lambda least, most: most)
         model = own.Boltz1(**made, training_args=steps)
-        model.training_log = nothing
+        model.training_log = lambda: None
         trunks = [model, model.confidence_module] if predicts else [model]
         repeated({
             model.structure_module.score_model.token_transformer.layers: 2 if tiny else 24,
@@ -169,10 +169,6 @@ class Logging(nn.Module):
         """Nothing."""
 
     log = update = save_hyperparameters
-
-
-def nothing() -> None:
-    """What a step logs."""
 
 
 class BoltzOptimizer(Optimizer):

@@ -82,7 +82,7 @@ class OpenFold3(Project):
         batch = openfold3_batch(loaded)
         names = ("msa", "has_deletion", "deletion_value", "msa_mask")
         deepened(batch, names, self.options.sequences, batch["msa"].shape[1], 1)
-        return batch if batch["token_mask"].shape[-1] == tokens else None
+        return batch if int(batch["token_mask"].sum()) == tokens else None  # the rest is padding
 
     def loss(self, model: Any, batch: dict[str, Any]) -> Tensor:
         batch, output = model(batch)

@@ -110,27 +110,6 @@ def training() -> list[str]:
     return lines
 
 
-def inference() -> list[str]:
-    """Trunks in evaluation mode."""
-    lines = [
-        "| trunk, residues | fused: s, GB | cuEquivariance | own kernels |",
-        "| --- | --- | --- | --- |",
-    ]
-    rows: dict[tuple[str, int], dict[str, Any]] = {}
-    for row in rows_of("af3_infer_h200"):
-        rows.setdefault((row["project"], row["length"]), {})[row["how"]] = row
-    for (project, length), found in sorted(rows.items()):
-        cells = []
-        for how in ("fused", "cuequivariance", "own"):
-            one = found.get(how)
-            cells.append(
-                "-" if one is None else one["failed"] if "failed" in one
-                else f"{one['step_ms'][0] / 1e3:.2f}, {one['peak_mb'] / 1e3:.1f}"
-            )  # fmt: skip
-        lines.append(f"| {NAMES[project]}, {length:,} | {' | '.join(cells)} |")
-    return lines
-
-
 def precision() -> list[str]:
     """OpenFold3's trunk in bfloat16, one kind of module swapped or all, from float32."""
     (at,) = (row["at"] for row in rows_of("af3_losses_h200") if row["project"] == "openfold3")
@@ -209,7 +188,7 @@ WAYS = {
     "fused": "all fused",
 }
 
-TABLES = (parts, training, curves, precision, inference)
+TABLES = (parts, training, curves, precision)
 
 if __name__ == "__main__":
     for table in TABLES:

@@ -29,12 +29,11 @@ import functools
 import itertools
 import json
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from af3_trunk_models import BLOCKS, Inputs, Trunk, build, make_inputs
+from af3_trunk_models import BLOCKS, build, make_inputs
 from recording import about, quartiles, save
 from torch import Tensor, nn
 
@@ -43,7 +42,6 @@ from evofeed.kernels import SwapReport, to_fused
 TRAIN = ("eager", "fused", "control", "fused control", "fused checkpointed", "graph",
          "fused float32", "fused float32 control", "float32")  # fmt: skip
 ROUNDING = 2.0**-8  # of bfloat16: up to half of it, up or down
-
 
 built_once = functools.lru_cache(maxsize=2)(build)  # some projects' first weights take seconds
 
@@ -54,43 +52,28 @@ def bare(how: str) -> str:
     return first if last.isdigit() else how
 
 
-def prepared(
-    project: str, how: str, options: argparse.Namespace, original: Trunk | None = None,
-    **more: Any,
-) -> Trunk:  # fmt: skip
-    """A trunk on its device, swapped unless it is a peer; prints what the swap kept.
-
-    Made as asked, or copied from `original`.
-    """
-    made = {"blocks": options.blocks, "dropout": options.dropout} | more
-    trunk = copy.deepcopy(original or built_once(project, **made))
-    trunk.to(options.device)
-    if how.startswith(("fused", "graph")):
-        report = SwapReport()
-        to_fused(trunk, report, cuda_graphs=how == "graph")
-        if report.kept:
-            print(project, how, report, flush=True)
-    return trunk
-
-
 class Training:
     """One trunk with a readout, its inputs and its optimizer."""
 
-    def __init__(
-        self, project: str, how: str, options: argparse.Namespace, original: Trunk | None = None
-    ) -> None:
+    def __init__(self, project: str, how: str, options: argparse.Namespace) -> None:
         checkpointed = bare(how) not in ("fused", "fused control", "graph")
         self.device, self.narrow = options.device, "float32" not in bare(how)
-        self.trunk = prepared(project, how, options, original, checkpointed=checkpointed).train()
+        first = built_once(
+            project, blocks=options.blocks, dropout=options.dropout, checkpointed=checkpointed
+        )
+        self.trunk = copy.deepcopy(first).to(self.device).train()
+        if how.startswith(("fused", "graph")):
+            report = SwapReport()
+            to_fused(self.trunk, report, cuda_graphs=how == "graph")
+            if report.kept:
+                print(project, how, report, flush=True)
         self.inputs = make_inputs(project, options.size, options.sequences, options.device)
         torch.manual_seed(3)
         self.readout = nn.ModuleList([nn.Linear(384, 8), nn.Linear(128, 8)]).to(self.device)
         if "control" in how:
             torch.manual_seed(100 + int(how.removeprefix(bare(how)) or 1))
-            x = self.inputs
-            noise = (torch.rand(x.z.shape) - 0.5).to(self.device)
-            self.inputs = Inputs(x.single_inputs, x.s, x.z * (1 + ROUNDING * noise), x.msa,
-                                 x.deletions, x.mask)  # fmt: skip
+            noise = (torch.rand(self.inputs.z.shape) - 0.5).to(self.device)
+            self.inputs.z = self.inputs.z * (1 + ROUNDING * noise)
         self.parameters = [*self.trunk.parameters(), *self.readout.parameters()]
         self.optimizer = torch.optim.Adam(self.parameters, lr=1e-4, fused=self.device == "cuda")
 
@@ -120,40 +103,28 @@ def difference(ours: list[Tensor], theirs: list[Tensor]) -> float:
     return float(f"{(apart / sum(squares(b) for b in theirs)) ** 0.5:.3g}")
 
 
-def timed(
-    run: Callable[[], Any], times: int, options: argparse.Namespace, limit: float = float("inf")
-) -> dict[str, Any]:
-    """Median and quartiles of calls by the wall clock, and the peak of memory.
-
-    No call begins after `limit` seconds.
-    """
-    on_gpu = options.device == "cuda"
-    if on_gpu:
-        torch.cuda.reset_peak_memory_stats()
-    taken: list[float] = []
-    made = []
-    while len(taken) < times and sum(taken) < 1e3 * limit:
-        began = time.perf_counter()
-        made.append(run())
-        if on_gpu:
-            torch.cuda.synchronize()
-        taken.append(1e3 * (time.perf_counter() - began))
-    found: dict[str, Any] = {"step_ms": quartiles(taken), "calls": len(taken), "made": made}
-    if on_gpu:
-        found["peak_mb"] = round(torch.cuda.max_memory_allocated() / 1e6)
-    return found
-
-
-def train_row(
+def row(
     project: str, how: str, exact: list[Tensor] | None, options: argparse.Namespace
 ) -> tuple[dict[str, Any], list[Tensor] | None]:
-    way = Training(project, how, options)
+    """One way's gradients, steps and memory; its first gradients if they are what others have."""
+    way, on_gpu = Training(project, how, options), options.device == "cuda"
     first = [g.cpu() for g in way.gradients()[1]]
     found: dict[str, Any] = {"gradients": len(first)}
     if exact is not None:
         found["gradient"] = difference(first, exact)
-    found |= timed(way.step, options.steps, options, options.limit)
-    found["losses"] = [round(loss, 5) for loss in found.pop("made")]
+    if on_gpu:
+        torch.cuda.reset_peak_memory_stats()
+    taken: list[float] = []
+    losses = []
+    while len(taken) < options.steps and sum(taken) < 1e3 * options.limit:
+        began = time.perf_counter()
+        losses.append(round(way.step(), 5))
+        if on_gpu:
+            torch.cuda.synchronize()
+        taken.append(1e3 * (time.perf_counter() - began))
+    found |= {"step_ms": quartiles(taken), "calls": len(taken), "losses": losses}
+    if on_gpu:
+        found["peak_mb"] = round(torch.cuda.max_memory_allocated() / 1e6)
     return found, first if how == "eager" else None
 
 
@@ -185,7 +156,7 @@ def main() -> None:
             result["not_run"].append(found)
             continue
         try:
-            measured, made = train_row(project, how, exact.get(project), options)
+            measured, made = row(project, how, exact.get(project), options)
             found |= measured
             if made is not None:
                 exact[project] = made

@@ -40,7 +40,7 @@ def make_inputs(project: str, tokens: int, sequences: int, device: str) -> Input
     torch.manual_seed(2)
     mask = torch.ones(1, tokens)
     mask[:, tokens - tokens // 10 :] = 0.0
-    drawn = Inputs(
+    drawn = (
         torch.randn(1, tokens, C_INPUTS[project]),
         torch.randn(1, tokens, C_S),
         torch.randn(1, tokens, tokens, C_Z),
@@ -48,24 +48,7 @@ def make_inputs(project: str, tokens: int, sequences: int, device: str) -> Input
         torch.rand(1, sequences, tokens),
         mask,
     )
-    names = ("single_inputs", "s", "z", "msa", "deletions", "mask")
-    return Inputs(*(getattr(drawn, name).to(device) for name in names))
-
-
-@dataclass(frozen=True)
-class How:
-    """How a trunk is made.
-
-    Attributes:
-        blocks, msa_blocks: how many of the Pairformer and of the MSA module.
-        checkpointed: whether each block is an activation checkpoint.
-        dropout: the rates of the project, or 0 if False.
-    """
-
-    blocks: int
-    msa_blocks: int
-    checkpointed: bool
-    dropout: bool
+    return Inputs(*(each.to(device) for each in drawn))
 
 
 class Trunk(nn.Module):
@@ -74,30 +57,22 @@ class Trunk(nn.Module):
     msa_module: nn.Module
     pairformer: nn.Module
 
-    def forward(self, x: Inputs) -> tuple[Tensor, Tensor]:
-        raise NotImplementedError
-
 
 class Boltz2(Trunk):
     """As in `Boltz2.forward`; activation checkpointing as its training configuration has it."""
 
-    def __init__(self, how: How) -> None:
+    def __init__(self, blocks: int, msa_blocks: int, checkpointed: bool, dropout: bool) -> None:
         from boltz.model.layers.pairformer import PairformerModule
         from boltz.model.modules.trunkv2 import MSAModule
 
         super().__init__()
-        drop = float(how.dropout)
+        drop = float(dropout)
         self.msa_module = MSAModule(
-            C_M, C_Z, C_S, how.msa_blocks, 0.15 * drop, 0.25 * drop,
-            activation_checkpointing=how.checkpointed,
+            C_M, C_Z, C_S, msa_blocks, 0.15 * drop, 0.25 * drop,
+            activation_checkpointing=checkpointed,
         )  # fmt: skip
         self.pairformer = PairformerModule(
-            C_S,
-            C_Z,
-            how.blocks,
-            dropout=0.25 * drop,
-            activation_checkpointing=how.checkpointed,
-            v2=True,
+            C_S, C_Z, blocks, dropout=0.25 * drop, activation_checkpointing=checkpointed, v2=True
         )
 
     def forward(self, x: Inputs) -> tuple[Tensor, Tensor]:
@@ -115,7 +90,7 @@ class Boltz2(Trunk):
 class OpenFold3(Trunk):
     """As in `OpenFold3.run_trunk`."""
 
-    def __init__(self, how: How) -> None:
+    def __init__(self, blocks: int, msa_blocks: int, checkpointed: bool, dropout: bool) -> None:
         from openfold3.core.model.feature_embedders.input_embedders import MSAModuleEmbedder
         from openfold3.core.model.latent.msa_module import MSAModuleStack
         from openfold3.core.model.latent.pairformer import PairFormerStack
@@ -123,10 +98,10 @@ class OpenFold3(Trunk):
 
         super().__init__()
         config = model_config.copy_and_resolve_references().architecture
-        common = {"blocks_per_ckpt": 1 if how.checkpointed else None, "tune_chunk_size": False}
-        msa = dict(config.msa.msa_module) | common | {"no_blocks": how.msa_blocks}
-        pairs = dict(config.pairformer) | common | {"no_blocks": how.blocks}
-        if not how.dropout:
+        common = {"blocks_per_ckpt": 1 if checkpointed else None, "tune_chunk_size": False}
+        msa = dict(config.msa.msa_module) | common | {"no_blocks": msa_blocks}
+        pairs = dict(config.pairformer) | common | {"no_blocks": blocks}
+        if not dropout:
             msa |= {"msa_dropout": 0.0, "pair_dropout": 0.0}
             pairs |= {"pair_dropout": 0.0}
         self.embedder = MSAModuleEmbedder(**config.msa.msa_module_embedder)
@@ -150,19 +125,19 @@ class OpenFold3(Trunk):
 class Protenix(Trunk):
     """As in `Protenix.get_pairformer_output`: no batch dimension."""
 
-    def __init__(self, how: How) -> None:
+    def __init__(self, blocks: int, msa_blocks: int, checkpointed: bool, dropout: bool) -> None:
         from protenix.model.modules.pairformer import MSAModule, PairformerStack
 
         super().__init__()
-        kept = 1 if how.checkpointed else None
-        drop = float(how.dropout)
+        kept = 1 if checkpointed else None
+        drop = float(dropout)
         self.msa_module = MSAModule(
-            how.msa_blocks, C_M, C_Z, C_INPUTS["protenix"], 0.15 * drop, 0.25 * drop, kept,
+            msa_blocks, C_M, C_Z, C_INPUTS["protenix"], 0.15 * drop, 0.25 * drop, kept,
             msa_configs={"enable": True, "strategy": "topk",
                          "sample_cutoff": {"train": 16384, "test": 16384},
                          "min_size": {"train": 16384, "test": 16384}},  # all, in order
         )  # fmt: skip
-        self.pairformer = PairformerStack(how.blocks, dropout=0.25 * drop, blocks_per_ckpt=kept)
+        self.pairformer = PairformerStack(blocks, dropout=0.25 * drop, blocks_per_ckpt=kept)
 
     def forward(self, x: Inputs) -> tuple[Tensor, Tensor]:
         how = {"triangle_multiplicative": "torch", "triangle_attention": "torch"}
@@ -186,10 +161,16 @@ def build(
 
     One block of the Pairformer is made and copied: the projects' own first weights take a second
     a block.
+
+    Args:
+        project: whose.
+        blocks, msa_blocks: how many of the Pairformer and of the MSA module.
+        checkpointed: whether each block is an activation checkpoint.
+        dropout: the rates of the project, or 0 if False.
     """
     os.environ.setdefault("LAYERNORM_TYPE", "torch")  # Protenix's other one is compiled at import
     blocks = BLOCKS[project] if blocks is None else blocks
-    trunk = TRUNKS[project](How(1, msa_blocks, checkpointed, dropout))
+    trunk = TRUNKS[project](1, msa_blocks, checkpointed, dropout)
     stack: Any = trunk.pairformer
     same = stack.layers if hasattr(stack, "layers") else stack.blocks
     same.extend(copy.deepcopy(same[0]) for _ in range(blocks - 1))

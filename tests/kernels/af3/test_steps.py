@@ -1,9 +1,10 @@
-"""Whole training steps of the projects' own code, as the benchmark runs them, before and after."""
+"""Whole steps and predictions of the projects' own code, as the benchmarks run them."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.synthetic_entries import dataset_uri
@@ -12,18 +13,32 @@ from tests.trainer.forked import run_script
 ROOT = Path(__file__).parents[3]
 
 
+def measured(folder: Path, script: str, project: str, *more: str) -> list[dict[str, Any]]:
+    """Rows of a process of its own: packages that a model does not call are stood in for."""
+    if not (ROOT / ".projects" / project).is_dir():
+        pytest.skip("make projects")
+    run_script(
+        ROOT / "benchmarks" / script, dataset_uri(), "--project", project, "--tiny", *more,
+        "--out", str(folder / "rows.json"), folder=folder,
+    )  # fmt: skip
+    rows: list[dict[str, Any]] = json.loads((folder / "rows.json").read_text())["rows"]
+    return rows
+
+
 @pytest.mark.parametrize("project", ["boltz", "openfold3", "protenix"])
 @pytest.mark.slow
 def test_losses_of_steps_are_the_projects_own(project: str, tmp_path: Path) -> None:
-    """A process of its own: packages that a model does not call are stood in for."""
-    if not (ROOT / ".projects" / project).is_dir():
-        pytest.skip("make projects")
-    out, ways = tmp_path / "step.json", ("project", "recorded")
-    run_script(
-        ROOT / "benchmarks" / "af3_step.py", dataset_uri(), "--project", project,
-        "--tiny", "--losses", "2", "--ways", *ways, "--out", str(out), folder=tmp_path,
-    )  # fmt: skip
-    rows = json.loads(out.read_text())["rows"]
+    ways = ("--ways", "project", "recorded")
+    rows = measured(tmp_path, "af3_step.py", project, "--losses", "2", *ways)
     assert [row["how"] for row in rows] == ["project", "recorded blocks"]
     for row in rows:
         assert row["losses"] == pytest.approx(rows[0]["losses"], rel=1e-4), row["how"]
+
+
+@pytest.mark.slow
+def test_a_prediction_is_the_projects_own(tmp_path: Path) -> None:
+    ways = ("--ways", "project", "fused")
+    own, fused = measured(tmp_path, "af3_predict.py", "protenix", "--repeats", "1", *ways)
+    assert own["pairs"] == 0.0 < fused["pairs"] < 1e-5
+    assert fused["single"] < 1e-5
+    assert fused["rmsd"] < 1e-5 * fused["spread"]
