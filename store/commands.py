@@ -8,15 +8,36 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from evofeed.base.options import Json, group
-from evofeed.store.change_commands import changes
-from evofeed.store.command_parts import Commands, RefName, Uri, show
+
+Uri = Annotated[str, typer.Argument(metavar="DATASET", help="Folder, s3:// or http:// address.")]
+RefName = Annotated[str, typer.Option(help="Ref, or digest, of which 8 digits do.")]
+Moved = Annotated[str, typer.Option(help="The ref that is read and then moved.")]
+
+
+class _Commands(TyperGroup):
+    """Commands of which a wrong argument is exit code 2 and one line, not a traceback."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command that is named."""
+        try:
+            return super().invoke(ctx)
+        except (ValueError, KeyError) as error:
+            typer.echo(f"evofeed: {error.args[0] if error.args else error}", err=True)
+            raise typer.Exit(2) from None
+
+
+def _show(as_json: bool, values: Any, lines: list[str]) -> None:
+    """Print values for machines, or lines for people."""
+    typer.echo(json.dumps(values, indent=2) if as_json else "\n".join(lines))
+
 
 snapshots = group(
     "Snapshots of a dataset: list, compare, tag, change, verify, collect.\n\n"
     "Example: evofeed snapshots ls data/",
-    cls=Commands,
+    cls=_Commands,
 )
 _TO_REPAIR = (
     "to repair: remove the damaged files and run the `evofeed featurize` that made them again, "
@@ -62,7 +83,7 @@ def list_all(uri: Uri, as_json: Json = False) -> None:
     ]
     if not rows:
         read_ref(storage, "main")  # says that there is no dataset here, and what makes one
-    show(as_json, rows, lines)
+    _show(as_json, rows, lines)
 
 
 @snapshots.command()
@@ -82,7 +103,7 @@ def chains(uri: Uri, snapshot: RefName = "main", as_json: Json = False) -> None:
             f"{row['chain_id']:<12} {row['num_res']:>8} {row['num_alignments']:>7} "
             f"{row['num_templates']:>9} {resolution:>6}  {row['release_date'] or '-'}"
         )
-    show(as_json, rows, lines)
+    _show(as_json, rows, lines)
 
 
 @snapshots.command()
@@ -116,10 +137,10 @@ def card(
         notes=json.loads(report.read_text())["notes"] if report else None,
     )
     if out is None:
-        show(as_json, made.to_dict(), [made.to_markdown().rstrip()])
+        _show(as_json, made.to_dict(), [made.to_markdown().rstrip()])
         return
     files = made.write(out)
-    show(as_json, {"files": files}, files)
+    _show(as_json, {"files": files}, files)
 
 
 @snapshots.command()
@@ -139,7 +160,7 @@ def diff(
     marks = {"added": "+", "removed": "-", "changed": "~"}
     lines = [f"{marks[kind]} {chain_id}" for kind in marks for chain_id in changes[kind]]
     counts = ", ".join(f"{len(changes[kind])} {kind}" for kind in marks)
-    show(as_json, changes, [*lines, counts])
+    _show(as_json, changes, [*lines, counts])
 
 
 @snapshots.command()
@@ -164,7 +185,7 @@ def overlap(
     lines = [f"{mine}  {theirs}" for mine, theirs in found.shared]
     lines += [f"{chain_id}  is in no cluster" for chain_id in found.unclustered]
     lines.append(f"{len(found.shared)} shared, {len(found.unclustered)} in no cluster")
-    show(as_json, dataclasses.asdict(found), lines)
+    _show(as_json, dataclasses.asdict(found), lines)
     raise typer.Exit(1 if found else 0)
 
 
@@ -186,8 +207,229 @@ def verify(
     values = {"chains": len(dataset), "faults": [fault.to_dict() for fault in faults]}
     lines = [*map(str, faults), f"{len(dataset):,} chains, {len(faults)} faults"]
     lines += [_TO_REPAIR] if faults else []
-    show(as_json, values, lines)
+    _show(as_json, values, lines)
     raise typer.Exit(1 if faults else 0)
 
 
-snapshots.add_typer(changes)
+@snapshots.command()
+def select(
+    uri: Uri,
+    into: Annotated[str, typer.Argument(help="The ref to make or move.")],
+    snapshot: RefName = "main",
+    released_from: Annotated[str, typer.Option(help="ISO date, the first day.")] = "",
+    released_before: Annotated[str, typer.Option(help="ISO date, the first day too late.")] = "",
+    max_resolution: Annotated[float | None, typer.Option(help="Ångström.")] = None,
+    min_residues: Annotated[int, typer.Option(min=0)] = 0,
+    max_residues: Annotated[int | None, typer.Option(min=1)] = None,
+    min_alignments: Annotated[int, typer.Option(min=0, help="Rows of the alignment.")] = 0,
+    max_aa_fraction: Annotated[
+        float | None, typer.Option(help="Share of the commonest residue; AF2: 0.8.")
+    ] = None,
+    with_structure: Annotated[bool, typer.Option("--with-structure")] = False,
+    apart_from: Annotated[
+        list[str] | None, typer.Option(help="Dataset, or DATASET@REF; repeatable.")
+    ] = None,
+    clusters: Annotated[str, typer.Option(help="Clusters, for --apart-from and sizes.")] = "",
+    as_json: Json = False,
+) -> None:
+    """The chains that pass limits, under a name of their own; the others with their reasons.
+
+    Example: evofeed snapshots select data/ train --max-resolution 9 --released-before 2018-04-30
+    """
+    from evofeed.store import Dataset, Selection, address_and_ref, select_chains
+    from evofeed.store.likeness import Clusters
+
+    limits = Selection(
+        released_from=released_from,
+        released_before=released_before,
+        max_resolution=max_resolution,
+        min_residues=min_residues,
+        max_residues=max_residues,
+        min_alignments=min_alignments,
+        max_aa_fraction=max_aa_fraction,
+        with_structure=with_structure,
+    )
+    others = [Dataset.open(*address_and_ref(text)) for text in apart_from or ()]
+    known = Clusters(clusters) if clusters else None
+    made = select_chains(uri, into, limits, snapshot=snapshot, apart_from=others, clusters=known)
+    _parts({into: made}, as_json)
+
+
+@snapshots.command()
+def split(
+    uri: Uri,
+    clusters: Annotated[str, typer.Option(help="`evofeed cluster` writes them.")] = "",
+    share: Annotated[list[str] | None, typer.Option(help="REF=FRACTION, repeatable.")] = None,
+    released: Annotated[str, typer.Option(help="REF=ISO-DATE: chains from that day on.")] = "",
+    max_identity: Annotated[
+        float, typer.Option(min=0, max=1, help="Between parts; 1 searches nothing.")
+    ] = 0.4,
+    allow_similar: Annotated[
+        bool, typer.Option("--allow-similar", help="Publish although chains are more alike.")
+    ] = False,
+    snapshot: RefName = "main",
+    seed: Annotated[int, typer.Option(help="Of the order of the clusters.")] = 0,
+    as_json: Json = False,
+) -> None:
+    """Divide a snapshot so that no cluster is in two parts; the rest is called `train`.
+
+    The parts are then searched against each other with mmseqs: the strongest pairs are printed and
+    written to the card, and nothing is published if chains of two parts are more alike than
+    --max-identity over 40 residues.
+
+    Example: evofeed snapshots split data/ --clusters clusters.tsv --share valid=0.1
+
+    Example: evofeed snapshots split data/ --clusters clusters.tsv --released valid=2021-09-30
+    """
+    from evofeed.store import split_chains
+    from evofeed.store.likeness import Clusters
+
+    shares = {name: float(value) for name, _, value in (s.partition("=") for s in share or ())}
+    part, _, date = released.partition("=")
+    made = split_chains(
+        uri,
+        Clusters(clusters) if clusters else None,
+        shares,
+        snapshot=snapshot,
+        seed=seed,
+        released=(part, date) if released else None,
+        max_identity=max_identity,
+        allow_similar=allow_similar,
+    )
+    _parts(made, as_json)
+    found = made["train"].manifest.config["selection"]
+    if not as_json and "strongest_pairs" in found:
+        above = f"{found['pairs_above']} pairs above {max_identity:g}"
+        print(f"between the parts: {above}; the strongest:" if found["strongest_pairs"] else above)
+        for query, target, identity, aligned, _ in found["strongest_pairs"]:
+            print(f"  {query} {target}: {identity:.0%} over {aligned} residues")
+
+
+def _parts(parts: dict[str, Any], as_json: bool) -> None:
+    rows = {
+        name: {"digest": made.digest, "chains": made.manifest.num_chains}
+        for name, made in parts.items()
+    }
+    lines = [
+        f"{name} -> {row['digest'][:12]}  {row['chains']:,} chains" for name, row in rows.items()
+    ]
+    _show(as_json, rows, [*lines, "`evofeed snapshots card` says what was left out and why"])
+
+
+@snapshots.command()
+def tag(
+    uri: Uri,
+    name: Annotated[str, typer.Argument(help="The new ref.")],
+    snapshot: RefName = "main",
+    as_json: Json = False,
+) -> None:
+    """Give a snapshot a name that stays.
+
+    Example: evofeed snapshots tag data/ v1
+    """
+    from evofeed.store import tag as put
+
+    ref = put(uri, name, snapshot)
+    _show(as_json, {"name": ref.name, "digest": ref.digest}, [f"{ref.name} -> {ref.digest[:12]}"])
+
+
+@snapshots.command()
+def gc(
+    uri: Uri,
+    delete: Annotated[bool, typer.Option("--delete", help="Really remove.")] = False,
+    grace_days: Annotated[float, typer.Option(min=0, help="Younger files stay.")] = 7,
+    drop_history: Annotated[
+        bool, typer.Option("--drop-history", help="Ancestors of refs may go too.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Say which files no ref needs; with --delete, remove them.
+
+    Example: evofeed snapshots gc data/ --delete
+    """
+    from evofeed.store import gc as collect
+
+    report = collect(
+        uri, dry_run=not delete, grace=grace_days * 86400, keep_history=not drop_history
+    )
+    verb = "removed" if delete else "would remove"
+    lines = [f"{item.nbytes:>12,}  {item.key}" for item in report.removed]
+    lines.append(f"{verb} {len(report.removed)} files, {report.nbytes / 1e6:,.1f} MB")
+    lines.append(f"kept {len(report.young)} younger than {grace_days:g} days")
+    if report.held:
+        lines.append(f"kept {len(report.held)} that a running job may need")
+    _show(as_json, report.to_dict(), lines)
+
+
+@snapshots.command()
+def remove(
+    uri: Uri,
+    chain_ids: Annotated[list[str], typer.Argument(help="Chains to leave out.")],
+    ref: Moved = "main",
+    as_json: Json = False,
+) -> None:
+    """A new snapshot without some chains.
+
+    Example: evofeed snapshots remove data/ 1abc_A 2xyz_B
+    """
+    from evofeed.store import remove_chains
+
+    _published(remove_chains(uri, chain_ids, ref=ref), as_json)
+
+
+@snapshots.command()
+def merge(
+    uri: Uri,
+    other: Annotated[str, typer.Argument(help="The dataset to take chains from.")],
+    ref: Moved = "main",
+    as_json: Json = False,
+) -> None:
+    """A new snapshot with the chains of another dataset, which are copied.
+
+    Example: evofeed snapshots merge data/ more/
+    """
+    from evofeed.store import merge as join
+
+    _published(join(uri, other, ref=ref), as_json)
+
+
+@snapshots.command()
+def compact(uri: Uri, ref: Moved = "main", as_json: Json = False) -> None:
+    """A new snapshot in which small or half-empty shards are joined.
+
+    Example: evofeed snapshots compact data/
+    """
+    from evofeed.store import compact as rewrite
+
+    _published(rewrite(uri, ref=ref), as_json)
+
+
+@snapshots.command()
+def copy(
+    uri: Uri,
+    target: Annotated[str, typer.Argument(help="Folder or s3:// address to copy to.")],
+    snapshot: RefName = "main",
+    as_json: Json = False,
+) -> None:
+    """Copy a snapshot to another place.
+
+    Example: evofeed snapshots copy http://host:8461/v1/datasets/pdb data/
+    """
+    from evofeed.store import copy_dataset
+
+    _published(copy_dataset(uri, target, snapshot=snapshot), as_json)
+
+
+def _published(snapshot: Any, as_json: bool) -> None:
+    manifest = snapshot.manifest
+    values = {
+        "digest": snapshot.digest,
+        "chains": manifest.num_chains,
+        "shards": len(manifest.shards),
+        "dropped": list(manifest.dropped),
+    }
+    lines = [f"dropped {item.get('chain_id')}: {item.get('reason')}" for item in manifest.dropped]
+    lines.append(
+        f"{snapshot.digest[:12]}: {manifest.num_chains:,} chains in {len(manifest.shards):,} shards"
+    )
+    _show(as_json, values, lines)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import mmap
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from typing import Any
@@ -32,7 +32,7 @@ from evofeed.store.history import (
 )
 from evofeed.store.index import check_spans, read_index
 from evofeed.store.layout import CHAIN
-from evofeed.store.manifest import REPAIR, Manifest
+from evofeed.store.manifest import REPAIR, Manifest, ShardEntry
 from evofeed.store.opening import open_storage
 from evofeed.store.shard import shard_index, shard_key, shard_kind
 from evofeed.store.spans import Spans
@@ -232,44 +232,32 @@ class Dataset:
 
     def _faults(self, deep: bool) -> list[StoreError]:
         faults: list[StoreError] = []
-        groups = [self.spans]
-        try:
-            groups.append(self.assemblies.members)
-        except StoreError as error:
-            faults.append(error)
-        for spans in groups:
-            for row in np.lexsort((spans.offset, spans.shard)).tolist():  # in file order
-                try:
-                    (spans.record if deep else spans.read_span)(row)
-                except StoreError as error:
-                    faults.append(error)
-        try:
-            faults += self.entries.verify()
-        except StoreError as error:
-            faults.append(error)
-        for entry in self.manifest.shards if deep else ():
+
+        def check(look: Callable[..., object], *where: Any) -> None:
             try:
-                key = shard_key(entry.name)
-                path = f"{self.uri}/{key}"
-                check_shard(self.storage.read(key), entry.name, entry.sha256, path)
+                look(*where)
             except StoreError as error:
                 faults.append(error)
+
+        groups = [self.spans]
+        check(lambda: groups.append(self.assemblies.members))
+        for spans in groups:
+            for row in np.lexsort((spans.offset, spans.shard)).tolist():  # in file order
+                check(spans.record if deep else spans.read_span, row)
+        check(lambda: faults.extend(self.entries.verify()))
+        for entry in self.manifest.shards if deep else ():
+            check(self._check_shard, entry)
         return faults
 
-
-def check_shard(data: bytes, name: str, sha256: str, path: str) -> None:
-    """Hash and parse a whole shard and decode all its records.
-
-    Raises:
-        ShardCorrupt, SchemaMismatch: it is not sound.
-    """
-    if hashlib.sha256(data).hexdigest() != sha256:
-        raise ShardCorrupt("sha256 does not match", path=path)
-    whole = pa.py_buffer(data)
-    if shard_kind(whole, path) == CHAIN:
-        shard_index(whole, name, path)
-    else:
-        record_rows(whole, name, path)
+    def _check_shard(self, entry: ShardEntry) -> None:
+        """Hash and parse a whole shard and decode all its records (raises StoreError)."""
+        key = shard_key(entry.name)
+        data, path = self.storage.read(key), f"{self.uri}/{key}"
+        if hashlib.sha256(data).hexdigest() != entry.sha256:
+            raise ShardCorrupt("sha256 does not match", path=path)
+        whole = pa.py_buffer(data)
+        rows = shard_index if shard_kind(whole, path) == CHAIN else record_rows
+        rows(whole, entry.name, path)
 
 
 def checked_index(storage: Storage, digest: str, manifest: Manifest) -> pa.Table:

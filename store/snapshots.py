@@ -85,8 +85,7 @@ def merge(
             raise ValueError(
                 f"chains differ: {', '.join(shared.changed[:5])}: remove one side first"
             )
-        for entry in theirs.manifest.shards if theirs.uri != base.uri else ():
-            base.storage.put(shard_key(entry.name), theirs.storage.read(shard_key(entry.name)))
+        _copy_shards(theirs, base.storage)
         fresh = pc.is_in(theirs.index["chain_id"], value_set=pa.array(shared.added, pa.utf8()))
         return canonical([base.index, theirs.index.filter(fresh)]), list(theirs.manifest.shards)
 
@@ -251,6 +250,17 @@ def copy_dataset(
         RefConflict: `ref` is elsewhere.
     """
     dataset, storage = Dataset.open(source, snapshot, token=token), open_storage(target)
+    _copy_shards(dataset, storage)
+    folder = f"snapshots/{dataset.digest}"
+    for name in ("index.arrow", *dataset.manifest.more_files):
+        storage.put(f"{folder}/{name}", dataset.storage.read(f"{folder}/{name}"))
+    storage.put(f"{folder}/manifest.json", dataset.manifest.to_bytes())
+    move_ref(storage, ref, dataset.digest, expect)
+    return Snapshot(dataset.digest, dataset.manifest)
+
+
+def _copy_shards(dataset: Dataset, storage: Storage) -> None:
+    """Fetch the shards of a snapshot that are not there yet (raises ShardCorrupt)."""
     there = {item.key: item.nbytes for item in storage.files("shards/")}
     for entry in dataset.manifest.shards:
         key = shard_key(entry.name)
@@ -260,12 +270,6 @@ def copy_dataset(
         if hashlib.sha256(data).hexdigest() != entry.sha256:
             raise ShardCorrupt("sha256 does not match", path=f"{dataset.uri}/{key}")
         storage.put(key, data)
-    folder = f"snapshots/{dataset.digest}"
-    for name in ("index.arrow", *dataset.manifest.more_files):
-        storage.put(f"{folder}/{name}", dataset.storage.read(f"{folder}/{name}"))
-    storage.put(f"{folder}/manifest.json", dataset.manifest.to_bytes())
-    move_ref(storage, ref, dataset.digest, expect)
-    return Snapshot(dataset.digest, dataset.manifest)
 
 
 def join_chains(storage: Storage, rows: pa.Table) -> ShardEntry:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
@@ -20,7 +21,6 @@ from evofeed.service.views import Job
 
 if TYPE_CHECKING:
     from evofeed.service.client.client import Client
-    from evofeed.service.database.database import Database
 
 _TICKETS: Final = 16  # that wait at once: a service takes some 50 of one caller
 Url = Annotated[str, typer.Argument(metavar="URL", help="Of the service: http://HOST:PORT.")]
@@ -295,38 +295,32 @@ def revoke(
     typer.echo(json.dumps({"revoked": token_id}) if as_json else f"revoked {token_id}")
 
 
-class _Here:
-    """What `Client` does with tokens, on this machine's database."""
-
-    def __init__(self, database: Database) -> None:
-        from evofeed.service.access import auth
-
-        self.tokens = functools.partial(auth.tokens_after, database)
-        self.revoke_token = functools.partial(auth.revoke_token, database)
-        self._create = functools.partial(auth.create_token, database)
-
-    def create_token(
-        self, label: str, scopes: Sequence[str], *, roots: Sequence[str] | None, **options: Any
-    ) -> tuple[str, str]:
-        from evofeed.service.access.places import canonical_root
-
-        places = None if roots is None else [canonical_root(root) for root in roots]
-        return self._create(label=label, scopes=scopes, roots=places, **options)
-
-
 @contextmanager
-def _service(url: str) -> Iterator[Client | _Here]:
-    """What makes tokens: a service, or this machine's database, so that there is a first one."""
+def _service(url: str) -> Iterator[Any]:
+    """What makes tokens as `Client` does: a service, or this machine's database, so that there is a
+    first one."""
     if url:
         with _client(url) as client:
             yield client
         return
+    from evofeed.service.access import auth
+    from evofeed.service.access.places import canonical_root
     from evofeed.service.database.database import Database
     from evofeed.service.settings import load_settings
 
     with Database(load_settings().url) as database:
         database.make_current()
-        yield _Here(database)
+
+        def create_token(label: str, scopes: list[str], **options: Any) -> tuple[str, str]:
+            if options["roots"] is not None:
+                options["roots"] = [canonical_root(root) for root in options["roots"]]
+            return auth.create_token(database, label=label, scopes=scopes, **options)
+
+        yield SimpleNamespace(
+            create_token=create_token,
+            tokens=functools.partial(auth.tokens_after, database),
+            revoke_token=functools.partial(auth.revoke_token, database),
+        )
 
 
 def _client(url: str) -> Client:

@@ -19,7 +19,7 @@ from fastapi import Request
 from starlette.responses import Response, StreamingResponse
 
 from evofeed.service.problems import Problem
-from evofeed.service.snapshots.snapshot import ReadAt
+from evofeed.service.snapshots.catalog import ReadAt
 from evofeed.service.state import Service
 
 CHUNK = 1 << 20

@@ -6,10 +6,14 @@ a reader of the service agree. The database adds names and the refs' history.
 
 from __future__ import annotations
 
+import datetime
 import time
+from collections.abc import Callable
 from functools import lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
 from sqlalchemy import delete, func, select
 from sqlalchemy.orm import Session
@@ -22,12 +26,112 @@ from evofeed.service.database.database import Database
 from evofeed.service.database.tables import DatasetRow, JobRow, RefMove, record
 from evofeed.service.problems import Problem
 from evofeed.service.remembered import Remembered
-from evofeed.service.snapshots.snapshot import StoreView
-from evofeed.store import Dataset
-from evofeed.store.inner import column_kinds, column_statistics
+from evofeed.store import Dataset, ShardEntry
+from evofeed.store.inner import (
+    DIGEST,
+    LocalStorage,
+    Ref,
+    S3Storage,
+    Storage,
+    column_kinds,
+    column_statistics,
+    list_refs,
+    move_ref,
+    read_manifest,
+    read_ref,
+    shard_key,
+)
 
 if TYPE_CHECKING:
     from evofeed.loader import LoaderConfig, RunPlan
+
+
+ReadAt = Callable[[int, int], bytes | memoryview]
+"""`read(offset, length)`: exactly those bytes."""
+
+
+class StoreView:
+    """The store behind a dataset, as the service sees it. Safe to use from many threads.
+
+    Args:
+        storage: of the dataset, as `open_place` opens it.
+    """
+
+    def __init__(self, storage: Storage) -> None:
+        self.storage = storage
+        self.manifest = lru_cache(None)(lambda digest: read_manifest(storage, digest))
+        self._shards: dict[str, ShardEntry] = {}  # of the snapshots seen
+        self._seen: set[str] = set()
+
+    def ref(self, name: str) -> Ref:
+        """Where a ref points (raises DatasetMissing: there is no such ref)."""
+        return read_ref(self.storage, name)
+
+    def refs(self) -> list[Ref]:
+        """All refs, by name."""
+        return list_refs(self.storage)
+
+    def move_ref(self, name: str, digest: str | None, expect: str | None) -> Ref:
+        """Move a ref (None: delete it) by the store's own compare-and-swap.
+
+        Raises:
+            RefConflict: it points elsewhere.
+        """
+        return move_ref(self.storage, name, digest, expect, again=False)
+
+    def digests(self) -> list[tuple[str, float]]:
+        """Snapshots there are and when each was completed (Unix time)."""
+        return [
+            (digest, item.modified)
+            for item in self.storage.files("snapshots/")
+            for _, digest, file in [item.key.split("/", 2)]
+            if file == "manifest.json" and DIGEST.fullmatch(digest)
+        ]
+
+    def find_shard(self, name: str) -> ShardEntry:
+        """A shard by name, if some snapshot lists it (raises Problem: 404)."""
+        if name not in self._shards:
+            for digest, _ in self.digests():
+                if digest not in self._seen:
+                    self._shards |= {entry.name: entry for entry in self.manifest(digest).shards}
+                    self._seen.add(digest)
+        if (entry := self._shards.get(name)) is not None:
+            return entry
+        what = f"no snapshot of this dataset lists shard {name[:80]!r}"
+        raise Problem(404, "shard_missing", what, next="read the manifest again")
+
+    def path_of(self, shard: str) -> Path | None:
+        """Where a shard is, if that is on a local disk."""
+        local = self.storage
+        return local.path(shard_key(shard)) if isinstance(local, LocalStorage) else None
+
+    def sign(self, names: list[str], seconds: int) -> list[str] | None:
+        """Presigned GET URLs of shards, good for so long; None where nobody would serve such.
+
+        Raises:
+            StoreError: the storage refused.
+        """
+        if not isinstance(self.storage, S3Storage):
+            return None
+        import obstore.exceptions
+
+        keys = [shard_key(name) for name in names]
+        lifetime = datetime.timedelta(seconds=seconds)
+        try:
+            return list(obstore.sign(self.storage.store(), "GET", keys, lifetime))
+        except obstore.exceptions.BaseError as error:
+            first = str(error).strip().splitlines()[0]
+            raise StoreError(f"cannot sign: {first}", path=self.storage.uri) from None
+
+    def reader(self, key: str) -> ReadAt:
+        """Reads spans of a file."""
+
+        def read(offset: int, length: int) -> memoryview:
+            out = np.empty(length, np.uint8).data
+            self.storage.read_into(key, offset, out)
+            return out
+
+        return read
 
 
 class Catalog:
@@ -44,7 +148,7 @@ class Catalog:
         # What a place holds under a digest never changes, so the last that were asked for are kept.
         self._view = lru_cache(256)(lambda place: StoreView(open_place(place)))
         # Of a million chains of which one was read: 100 MB.
-        self._snapshot = lru_cache(16)(lambda view, digest: view.snapshot(digest))
+        self._snapshot = lru_cache(16)(lambda view, digest: Dataset.of(view.storage, digest))
         self._manifest_bytes = lru_cache(16)(lambda snapshot: snapshot.manifest.to_bytes())
         self._described = lru_cache(16)(
             lambda snapshot: {n: snapshot.index[n] for n in column_kinds(snapshot.index.schema)}

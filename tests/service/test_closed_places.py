@@ -174,7 +174,6 @@ def test_no_other_module_opens_what_a_client_names() -> None:
         "database/database.py",
         "jobs/scheduler.py",
         "pages/home.py",
-        "snapshots/snapshot.py",  # `Dataset` of a storage that `open_place` opened
     }
 
 

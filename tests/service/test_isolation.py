@@ -18,8 +18,7 @@ from tests.service.conftest import Start, database_away, open_client, until_trus
 
 from evofeed.service import work
 from evofeed.service.access.auth import create_token, revoke_token
-from evofeed.service.snapshots.catalog import Catalog
-from evofeed.service.snapshots.snapshot import StoreView
+from evofeed.service.snapshots.catalog import Catalog, StoreView
 from evofeed.service.work import Work
 from evofeed.store import Dataset
 
@@ -31,7 +30,7 @@ def hanging(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     read = StoreView.ref
 
     def ref(self: StoreView, name: str) -> Any:
-        if self.uri.endswith("hangs"):
+        if self.storage.uri.endswith("hangs"):
             go_on.wait(300)
         return read(self, name)
 
