@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from evofeed.base.shapes import Bool, Float, Integer
-from evofeed.loader.views.entry_view import EntryView
+from evofeed.loader.views.entry_view import EntryView, run_starts
 from evofeed.protein.interfaces import near_other_chains
 
 
@@ -72,8 +72,10 @@ class Crop:
     atom: Integer[np.ndarray, " A"]
     owner: Integer[np.ndarray, " A"]
     """Token of every atom."""
+    component: Integer[np.ndarray, " g"]
+    """Component of every run of tokens that are of one."""
     run: Integer[np.ndarray, " A"]
-    """Number of every atom's component, as components stand in the crop."""
+    """Run of every atom."""
 
     def __len__(self) -> int:
         return len(self.token)
@@ -92,6 +94,8 @@ class Crop:
         moved = start[:-1] - view.token_atom[token]
         owner = np.repeat(np.arange(len(token)), counts)
         component = view.residue_component[residue]
+        starts = run_starts(component)
+        run = np.repeat(np.arange(len(starts)), np.diff(np.append(starts, len(token))))
         return cls(
             token,
             residue,
@@ -101,7 +105,8 @@ class Crop:
             moved + view.token_distogram[token],
             view.atoms_of(token),
             owner,
-            np.cumsum(np.diff(component, prepend=component[:1]) != 0)[owner],
+            component[starts],
+            run[owner],
         )
 
     def bonds(self, view: EntryView) -> Integer[np.ndarray, "b 2"]:

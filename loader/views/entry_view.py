@@ -163,6 +163,11 @@ class EntryView:
         """Atoms of these tokens, one token after the other."""
         return joined_runs(self.token_atom[tokens], self.token_atoms[tokens])
 
+    def component_atom(self) -> Integer[np.ndarray, " G1"]:
+        """Offsets of components into atoms."""
+        first = np.searchsorted(self.residue_component, np.arange(len(self.component_molecule)))
+        return np.append(self.residue_atom[first], self.num_atoms).astype(np.int64)
+
     def orders_of(
         self, molecule: int, reference: Integer[np.ndarray, " a"]
     ) -> Integer[np.ndarray, "P a"]:

@@ -6,9 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from evofeed.base.shapes import Bool, Int, Integer
+from evofeed.base.shapes import Bool, Integer
+from evofeed.loader.views.crop import Crop
 from evofeed.loader.views.entry_view import EntryView, counts_before, joined_runs
 from evofeed.loader.views.openfold3.molecules import Molecules
+from evofeed.loader.views.orders import crop_orders
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +71,7 @@ def exchange(
     view: EntryView,
     layout: Layout,
     molecules: Molecules,
+    crop: Crop,
     in_crop: Bool[np.ndarray, " n"],
     *,
     spatial: bool,
@@ -77,41 +80,29 @@ def exchange(
 
     Of a spatial crop only molecules with a token in it may change places.
     """
-    component_atom, atoms = component_atoms(view)
-    atom_token = np.repeat(np.arange(view.num_tokens), view.token_atoms)
-    taken = np.zeros(view.num_tokens, bool)
-    taken[layout.token[in_crop]] = True
-    cropped = taken[atom_token]  # tokens are whole, and every atom has one
-    there = np.add.reduceat(cropped, component_atom)[layout.component] > 0
-    mine = np.flatnonzero(there)
-    counts, sizes, orders = _orders(view, layout.component[mine], component_atom, atoms, cropped)
+    counts, sizes, orders = crop_orders(view, crop, _component_orders)
+    offsets = view.component_atom()
+    atoms = np.diff(offsets)
     # Places that any copy needs: one stretch of flags for each component of each kind.
     wide = int(layout.component_in_molecule.max()) + 1
     kind = molecules.entity[layout.component_chain] * wide + layout.component_in_molecule
     length = np.zeros(int(kind.max()) + 1, np.int64)
     length[kind] = atoms[layout.component]
-    stretch = np.cumsum(length) - length
+    stretch = np.zeros(len(atoms), np.int64)
+    stretch[layout.component] = (np.cumsum(length) - length)[kind]
     needed = np.zeros(int(length.sum()), bool)
-    start = np.repeat(stretch[kind[mine]], counts * sizes)
+    start = np.repeat(stretch[crop.component], counts * sizes)
     needed[start + orders] = True
     rank = np.cumsum(needed) - needed
     orders = rank[start + orders] - rank[start]
     ok = _may_change(layout, molecules, in_crop, spatial=spatial)[layout.component_chain]
-    shown, kind = layout.component[ok], kind[ok]
-    atom = joined_runs(component_atom[shown], atoms[shown])
-    atom = atom[needed[joined_runs(stretch[kind], atoms[shown])]]
+    shown = layout.component[ok]
+    atom = joined_runs(offsets[shown], atoms[shown])
+    atom = atom[needed[joined_runs(stretch[shown], atoms[shown])]]
     number = np.zeros(view.num_tokens, np.int64)
     number[layout.token] = np.arange(len(layout.token))
+    atom_token = np.repeat(np.arange(view.num_tokens), view.token_atoms)
     return Exchange(atom, number[atom_token[atom]], counts, sizes, orders)
-
-
-def component_atoms(
-    view: EntryView,
-) -> tuple[Integer[np.ndarray, " G"], Integer[np.ndarray, " G"]]:
-    """First atom and number of atoms of every component."""
-    first = np.searchsorted(view.residue_component, np.arange(len(view.component_molecule)))
-    start = view.residue_atom[first].astype(np.int64)
-    return start, np.diff(np.append(start, view.num_atoms))
 
 
 def _may_change(
@@ -127,45 +118,10 @@ def _may_change(
     return result
 
 
-def _orders(
-    view: EntryView,
-    components: Int[np.ndarray, " G"],
-    starts: np.ndarray,
-    lengths: np.ndarray,
-    cropped: np.ndarray,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Orders of each component's atoms in the crop: how many, how long, and places in it."""
-    molecule = view.component_molecule[components]
-    single = np.array([len(one) == 1 for one in view.molecule_orders])[molecule]
-    atom = joined_runs(starts[components], lengths[components])
-    kept = cropped[atom]
-    owner = np.repeat(np.arange(len(components)), lengths[components])[kept]
-    place = (atom - np.repeat(starts[components], lengths[components]))[kept]
-    sizes = np.bincount(owner, minlength=len(components))
-    counts = np.ones(len(components), np.int64)
-    parts = np.split(place, np.cumsum(sizes)[:-1])
-    # Only those with more than one order are looked at alone, those with equal atoms once.
-    seen: dict[tuple[int, bytes], np.ndarray] = {}
-    for number in np.flatnonzero(~single).tolist():
-        component = components[number]
-        start, length = starts[component], lengths[component]
-        reference = view.atom_reference[start : start + length]
-        key = int(molecule[number]), reference.tobytes()
-        if (whole := seen.get(key)) is None:
-            whole = seen[key] = _component_orders(view, key[0], reference)
-        if sizes[number] < length:
-            whole = whole[:, parts[number]]
-        if whole.min() < 0:
-            whole = whole[(whole >= 0).all(1)]
-        counts[number] = len(whole)
-        parts[number] = whole.ravel()
-    return counts, sizes, np.concatenate(parts)
-
-
 def _component_orders(
     view: EntryView, molecule: int, reference: Integer[np.ndarray, " a"]
 ) -> Integer[np.ndarray, "P a"]:
-    """Orders of a component's atoms; -1 where an order asks for an atom it does not have.
+    """As `Orders` are; -1 where an order asks for an atom that the component does not have.
 
     They stand as a search lists them that maps the component's atoms first and those it lacks
     last: each next atom is the first beside those mapped, its candidates stand in the order of

@@ -52,7 +52,7 @@ def plan_sample(
     in_crop = taken[layout.token]
     numbers = np.flatnonzero(in_crop)
     crop = Crop.of(view, layout.token[numbers])
-    labels = exchange(view, layout, molecules, in_crop, spatial=kept.strategy.is_spatial)
+    labels = exchange(view, layout, molecules, crop, in_crop, spatial=kept.strategy.is_spatial)
     size = config.token_budget
     laid = _tokens(view, layout, molecules, numbers, crop.atoms, size)
     chains = _chains(view, molecules, layout.token_chain[numbers], config)

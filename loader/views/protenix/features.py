@@ -11,6 +11,7 @@ from torch import Tensor
 
 from evofeed.loader.views.columns import RESTYPES
 from evofeed.loader.views.config import ProtenixConfig
+from evofeed.loader.views.entry_view import numbers_within
 from evofeed.loader.views.laid import nested
 from evofeed.loader.views.openfold3.features import template_directions, template_distogram
 
@@ -57,12 +58,13 @@ class AtomOrders(Sequence[list[int]]):
 
     def __init__(self, laid: Mapping[str, Tensor]) -> None:
         counts, sizes = laid["_order_counts"].numpy(), laid["_order_sizes"].numpy()
-        self._counts = np.repeat(counts, sizes)
-        self._stops = np.cumsum(self._counts, dtype=np.int64)
+        ends = np.cumsum(counts * sizes)
+        self._first = np.repeat(ends - counts * sizes, sizes) + numbers_within(sizes)
+        self._stop, self._step = np.repeat(ends, sizes), np.repeat(sizes, sizes)
         self._places = laid["_orders"].numpy()
 
     def __len__(self) -> int:
-        return len(self._counts)
+        return len(self._first)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and [*self] == [*other]
@@ -71,5 +73,4 @@ class AtomOrders(Sequence[list[int]]):
         """An atom's list; of a slice those of its atoms."""
         if isinstance(atom, slice):
             return [self[number] for number in range(*atom.indices(len(self)))]
-        stop = self._stops[atom]
-        return self._places[stop - self._counts[atom] : stop].tolist()
+        return self._places[self._first[atom] : self._stop[atom] : self._step[atom]].tolist()

@@ -12,7 +12,8 @@ import numpy as np
 
 from evofeed.base.shapes import Integer
 from evofeed.loader.views.crop import Crop, Tokens
-from evofeed.loader.views.entry_view import ChainType, ProtenixView, first_of_joined, run_starts
+from evofeed.loader.views.entry_view import ChainType, EntryView, ProtenixView, first_of_joined
+from evofeed.loader.views.orders import crop_orders
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,39 +65,12 @@ def molecules_of(view: ProtenixView) -> Molecules:
 
 
 def atom_orders(view: ProtenixView, crop: Crop) -> dict[str, np.ndarray]:
-    """Of every atom of the crop the places it may take in its residue, residue by residue.
+    """Orders that the atoms of each residue of the crop may stand in, places in their residue.
 
-    Orders that move an atom bonded to another residue of the crop are left out.
+    Those that move an atom bonded to another residue of the crop are left out.
     """
-    starts = run_starts(crop.run)
-    stops = np.append(starts[1:], len(crop.run))
-    bounds = np.append(starts, len(crop.run)).tolist()
-    residue = crop.residue[crop.owner[starts]]
-    place = crop.atom - view.residue_atom[crop.residue[crop.owner]]
-    fixed = _linked(view, crop)
-    molecule = view.component_molecule[view.residue_component[residue]]
-    several = np.array([len(one) > 1 for one in view.molecule_orders])[molecule]
-    counts = np.ones(len(starts), np.int64)
-    parts, done = [place[:0]], 0
-    seen: dict[tuple[int, bytes, bytes], np.ndarray] = {}
-    for number in np.flatnonzero(several).tolist():
-        low, high = view.residue_atom[residue[number] : residue[number] + 2]
-        reference = view.atom_reference[low:high]
-        mine = slice(bounds[number], bounds[number + 1])
-        held = fixed[mine]
-        key = int(molecule[number]), reference.tobytes() + place[mine].tobytes(), held.tobytes()
-        if key not in seen:
-            orders = view.orders_of(key[0], reference)[:, place[mine]]
-            seen[key] = orders[(orders[:, held] == orders[:1, held]).all(1)]
-        counts[number] = len(seen[key])
-        parts += [place[done : mine.start], seen[key].T.ravel()]
-        done = mine.stop
-    parts.append(place[done:])
-    return {
-        "_order_counts": counts,
-        "_order_sizes": stops - starts,
-        "_orders": np.concatenate(parts).astype(np.int16),
-    }
+    counts, sizes, orders = crop_orders(view, crop, EntryView.orders_of, _linked(view, crop))
+    return {"_order_counts": counts, "_order_sizes": sizes, "_orders": orders.astype(np.int16)}
 
 
 def _linked(view: ProtenixView, crop: Crop) -> np.ndarray:
