@@ -23,16 +23,18 @@ from tests import tiers
 if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
-# Shape annotations become checks. Kernels stay out, the loader's too: Triton reads their source.
-_LOADER = Path(__file__).resolve().parent.parent / "loader"
+# Shape annotations become checks, in modules that have some: no kernel, Triton reads the source.
+_ROOT = Path(__file__).resolve().parent.parent
 SHAPES_CHECKED = all(importlib.util.find_spec(name) for name in ("jaxtyping", "beartype"))
 if SHAPES_CHECKED:
     from jaxtyping import install_import_hook
 
     install_import_hook(
         [
-            *("evofeed.protein.features", "evofeed.featurize", "evofeed.store", "evofeed.trainer"),
-            *(f"evofeed.loader.{path.stem}" for path in _LOADER.iterdir() if path.stem != "fused"),
+            ".".join(("evofeed", *path.relative_to(_ROOT).with_suffix("").parts))
+            for room in ("featurize", "store", "loader", "trainer")
+            for path in (_ROOT / room).rglob("*.py")
+            if "evofeed.base.shapes import" in path.read_text()
         ],
         "beartype.beartype",
     )
@@ -64,7 +66,7 @@ def forget_stale_loops(room: Path) -> None:
 
 
 for _room in ("featurize", "src/evofeed", "store"):
-    forget_stale_loops(_LOADER.parent / _room)
+    forget_stale_loops(_ROOT / _room)
 
 
 def golden_root() -> Path:
