@@ -59,7 +59,7 @@ BUDGET = {
     "src": 4_905,
     "featurize": 20_600,
     "store": 7_424,
-    "loader": 12_604,
+    "loader": 12_534,
     "service": 8_316,
     "trainer": 13_150,
     "kernels": 16_495,

@@ -10,12 +10,12 @@ import triton
 import triton.language as tl
 
 from evofeed.loader.fused.loads import begin_of, of_sample, word
-from evofeed.loader.fused.sample_words import Sample
+from evofeed.loader.fused.sample_words import WORDS
 
 _RESIDUES, _CROP_START, _CROP_LENGTH = of_sample("residues crop_start crop_length")
 _OUT_RESIDUES, _CHOSEN, _CENTER_AT = of_sample("out_residues chosen template_center_at")
 _TRUTH, _TEMPLATE = of_sample("truth_residues template_residues")
-_TEMPLATES = tl.constexpr(len(Sample._fields))
+_TEMPLATES = tl.constexpr(len(WORDS))
 # Words of either group, from its first.
 _MASK_AT, _MASK_PACKED, _AT, _FIXED, _ANCHORS, _ATOMS, _EXCEPTIONS = (
     tl.constexpr(n) for n in range(1, 8)

@@ -12,7 +12,18 @@ from evofeed.loader import features
 from evofeed.loader.config import LoaderConfig
 from evofeed.loader.counter_rng import Purpose
 from evofeed.loader.draws import Crop, use_clamped_fape
-from evofeed.loader.fused.sample_words import INT32, RANGE, UINT8, UINT16, Recycle, RowSpans, Sample
+from evofeed.loader.fused.sample_words import (
+    COORDINATES,
+    INT32,
+    INTEGERS,
+    RANGE,
+    UINT8,
+    UINT16,
+    WORDS,
+    Recycle,
+    RowSpans,
+    Sample,
+)
 from evofeed.loader.msa_draws import RecycleDraws
 from evofeed.loader.read_chain import Part, Slab
 from evofeed.store.inner import Codec, row_nbytes
@@ -25,13 +36,6 @@ _KINDS: Final[dict[int, int]] = {
     Codec.ROW_COUNTS16: UINT16,
 }
 _BY_ROW: Final = (Codec.ROW_COUNTS8, Codec.ROW_COUNTS16, Codec.ROW_COUNTS32)
-_INTEGERS: Final = {
-    **{name: name for name in ("aatype", "residue_index", "deletion_row")},
-    **{name: name for name in ("deletion_column", "deletion_count")},
-    "profile": "hhblits_profile_counts",
-    "order": "msa_order",
-}
-"""Columns of integers, by the names of their words."""
 _STORED_BYTES: Final = ("aatype", "template_aatype", "msa")
 """Columns whose RAW codec is one byte a value; that of the other integers is four."""
 
@@ -98,7 +102,7 @@ def sample_words(
         raw = UINT8 if name in _STORED_BYTES else INT32
         return _KINDS.get(parts[name].codec, raw)
 
-    return Sample(
+    return dict(
         residues=length,
         rows=rows,
         deletions=deletions,
@@ -118,10 +122,10 @@ def sample_words(
         uniform_below=int(edges[0] * 2**32),
         profile_below=int(edges[1] * 2**32),
         same_below=int(edges[2] * 2**32),
-        recycles_at=len(Sample._fields) + config.max_templates,
+        recycles_at=len(WORDS) + config.max_templates,
         recycle_words=_recycle_stride(config),
-        **{f"{ours}_at": at(stored) for ours, stored in _INTEGERS.items()},
-        **{f"{ours}_kind": kind(stored) for ours, stored in _INTEGERS.items()},
+        **{f"{ours}_at": at(stored) for ours, stored in INTEGERS.items()},
+        **{f"{ours}_kind": kind(stored) for ours, stored in INTEGERS.items()},
         deletion_by_row=int(parts["deletion_row"].codec in _BY_ROW),
         msa_at=at("msa"),
         msa_pitch=_packed_pitch(parts["msa"], length),
@@ -147,8 +151,7 @@ def _coordinates(
 ) -> dict[str, int]:
     mask, xyz = parts.get(f"{stored}_mask"), parts.get(f"{stored}_positions")
     if mask is None or xyz is None:
-        names = "mask_at mask_packed at fixed anchors atoms exceptions".split()
-        return {f"{ours}_{name}": 0 for name in ("residues", *names)}
+        return {f"{ours}_{name}": 0 for name in COORDINATES}
     anchors, atoms, exceptions = xyz.counts or (0, 0, 0)
     return {
         f"{ours}_residues": residues,
@@ -173,7 +176,7 @@ def _recycle_stride(config: LoaderConfig) -> int:
 def words_nbytes(config: LoaderConfig) -> int:
     """Bytes that a sample's words need at most, in whole cache lines."""
     recycles = (config.max_recycling_iters + 1) * _recycle_stride(config)
-    nbytes = 8 * (len(Sample._fields) + config.max_templates + recycles)
+    nbytes = 8 * (len(WORDS) + config.max_templates + recycles)
     return nbytes + -nbytes % 64 + 64
 
 
@@ -181,7 +184,8 @@ def pack_words(
     sample: Sample, templates: tuple[int, ...], recycles: list[tuple[Recycle, RowSpans]]
 ) -> np.ndarray:
     """`i64` words: the sample's, its templates', each recycle's."""
-    words = [*sample, *templates, *[0] * (sample.out_templates - len(templates))]
+    words = [sample[name] for name in WORDS]
+    words += [*templates, *[0] * (sample["out_templates"] - len(templates))]
     for recycle, spans in recycles:
         words += [*recycle, *spans.firsts, *spans.starts]
     # Keys are unsigned; two's complement is what both sides mean.

@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 
 from evofeed.loader import counter_rng
-from evofeed.loader.fused.sample_words import RANGE, UINT8, UINT16, Recycle, Sample
+from evofeed.loader.fused.sample_words import RANGE, UINT8, UINT16, WORDS, Recycle
 
 _STEP = tl.constexpr(counter_rng.STEP)
 _MIX_1 = tl.constexpr(counter_rng.MIX_1)
@@ -17,7 +17,7 @@ _UINT16 = tl.constexpr(UINT16)
 
 def of_sample(names):
     """Numbers of words of a sample, as Triton's constants."""
-    return tuple(tl.constexpr(Sample._fields.index(name)) for name in names.split())
+    return tuple(tl.constexpr(WORDS.index(name)) for name in names.split())
 
 
 def of_recycle(names):

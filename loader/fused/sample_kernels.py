@@ -59,15 +59,15 @@ class SampleKernels:
         self.rows = max(recycle.rows for recycle in recycles)
         self.centres = max(recycle.centres for recycle in recycles)
         self.extra = max(recycle.extra_count for recycle in recycles)
-        count, most = len(recycles), sample.max_rows
-        centres, pitch = sample.out_centres, sample.pitch
-        cells = count * centres * sample.out_residues
-        structures = 1 + min(sample.chosen, sample.out_templates)
-        coordinates = structures * (sample.out_residues + 1)
+        count, most = len(recycles), sample["max_rows"]
+        centres, pitch = sample["out_centres"], sample["pitch"]
+        cells = count * centres * sample["out_residues"]
+        structures = 1 + min(sample["chosen"], sample["out_templates"])
+        coordinates = structures * (sample["out_residues"] + 1)
         self.structures = structures
         # One block of memory, cut: each allocation costs the host as much as a launch.
         words32 = [
-            *(sample.rows, count * sample.rows, max(sample.deletions, 1)),
+            *(sample["rows"], count * sample["rows"], max(sample["deletions"], 1)),
             *(3 * count * most, 3 * count * most, count * most),
             *(cdiv(count * rows * pitch, 4) for rows in (most, centres, centres)),
             *(coordinates * 111, coordinates * 37),
@@ -93,17 +93,17 @@ class SampleKernels:
     def unpack(self, words: Tensor, data: Tensor) -> None:
         """Coordinates; where each row is in the store; random orders of the rows."""
         sample, structures = self.sample, self.structures
-        blocks = cdiv(sample.rows, 64) + 3 * self.recycles * cdiv(sample.max_rows, 32)
+        blocks = cdiv(sample["rows"], 64) + 3 * self.recycles * cdiv(sample["max_rows"], 32)
         launch(
             stages.unpack_and_shuffle,
-            (blocks + structures * cdiv(sample.out_residues + 1, 16), 1, 1),
+            (blocks + structures * cdiv(sample["out_residues"] + 1, 16), 1, 1),
             (
                 *(words, data, self.stored, self.place, self.deletion_row),
                 *(self.order, self.rank, self.xyz, self.known),
             ),
             {"PLACED": 64, "SHUFFLED": 32, "UNPACKED": 16},
         )
-        exceptions = max(sample.truth_exceptions, sample.template_exceptions)
+        exceptions = max(sample["truth_exceptions"], sample["template_exceptions"])
         if exceptions:
             launch(
                 coordinates.add_exceptions,
@@ -124,10 +124,10 @@ class SampleKernels:
     def mask(self, words: Tensor, data: Tensor, batch: Mapping[str, Tensor]) -> None:
         """Masked-MSA of the centres; the extra rows' features but for their deletions."""
         sample = self.sample
-        rows = sample.out_centres + cdiv(sample.out_extra, 8)
+        rows = sample["out_centres"] + cdiv(sample["out_extra"], 8)
         launch(
             stages.mask_and_emit_extra,
-            (rows, cdiv(max(sample.pitch, sample.out_residues), 128), self.recycles),
+            (rows, cdiv(max(sample["pitch"], sample["out_residues"]), 128), self.recycles),
             (
                 *(words, data, self.codes, self.masked, self.masked_at, self.order),
                 *(batch[name] for name in _OF_EXTRA),
@@ -147,10 +147,10 @@ class SampleKernels:
                 (words, self.codes, self.masked, self.cluster, self.size, self.counts),
                 {"BLOCK": 16, "CENTRES": 64, "COLUMNS": 64},
             )
-        if sample.deletions:
+        if sample["deletions"]:
             launch(
                 clusters.add_deletions,
-                (cdiv(sample.deletions, 256), self.recycles, 1),
+                (cdiv(sample["deletions"], 256), self.recycles, 1),
                 (
                     *(words, data, self.deletion_row, self.place, self.rank, self.cluster),
                     *(self.deleted, self.own),
@@ -160,7 +160,7 @@ class SampleKernels:
             )
         launch(
             emit.emit_msa,
-            (sample.out_centres, cdiv(sample.out_residues, 128), self.recycles),
+            (sample["out_centres"], cdiv(sample["out_residues"], 128), self.recycles),
             (
                 *(words, self.codes, self.masked, self.masked_at),
                 *(self.size, self.counts, self.deleted, self.own),
@@ -176,7 +176,7 @@ class SampleKernels:
         absent = batch["seq_mask"]
         launch(
             stages.constant_features,
-            (cdiv(sample.out_residues, 8), 2 + sample.out_templates, 1),
+            (cdiv(sample["out_residues"], 8), 2 + sample["out_templates"], 1),
             (
                 *(words, data, *residue_tables(self.device), self.xyz, self.known),
                 *(batch[name] for name in _OF_RESIDUES + _OF_TEMPLATES),

@@ -8,85 +8,40 @@ device in the sample's own copy. `filling` says how they come about.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 INT32, UINT8, UINT16, RANGE = range(4)
 """How a column of integers is stored."""
 
+INTEGERS: Final = {
+    **{name: name for name in ("aatype", "residue_index", "deletion_row")},
+    **{name: name for name in ("deletion_column", "deletion_count")},
+    "profile": "hhblits_profile_counts",
+    "order": "msa_order",
+}
+"""Columns of integers, by the names of their words: `*_at` and, behind it, `*_kind`."""
+COORDINATES: Final = "residues mask_at mask_packed at fixed anchors atoms exceptions".split()
+"""Words of the true structure and of templates; `residues` are those with coordinates."""
 
-class Sample(NamedTuple):
-    """Words of a sample. `*_at` is a byte of the slot's copy, `*_kind` how it is stored."""
+Sample = dict[str, int]
+"""Words of a sample by name. `*_at` is a byte of the slot's copy."""
+WORDS: Final = (
+    *"residues rows deletions pitch crop_start crop_length".split(),
+    *"out_residues out_centres out_extra out_templates sample batch recycles max_rows".split(),
+    *"is_distillation masked_below uniform_below profile_below same_below".split(),
+    *("recycles_at", "recycle_words"),
+    *(f"{name}_{word}" for name in INTEGERS for word in ("at", "kind")),
+    *("deletion_by_row", "msa_at", "msa_pitch"),
+    *(f"{name}_{word}" for name in ("truth", "template") for word in COORDINATES),
+    *"template_center_at template_aatype_at template_aatype_pitch sum_probs_at chosen".split(),
+    *"seq_length resolution use_clamped_fape".split(),
+)
+"""Names of a sample's words in their order; the numbers of its `chosen` templates stand behind.
 
-    residues: int
-    rows: int
-    deletions: int
-    pitch: int
-    """Bytes of a row of codes in scratch memory."""
-    crop_start: int
-    crop_length: int
-    out_residues: int
-    out_centres: int
-    out_extra: int
-    out_templates: int
-    sample: int
-    """Its number in the batch of `batch` samples."""
-    batch: int
-    recycles: int
-    max_rows: int
-    """Most rows that any recycle keeps: the length of rows in scratch memory."""
-    is_distillation: int
-    masked_below: int
-    uniform_below: int
-    profile_below: int
-    same_below: int
-    recycles_at: int
-    """Word where the first recycle's words begin, `recycle_words` each."""
-    recycle_words: int
-    aatype_at: int
-    aatype_kind: int
-    residue_index_at: int
-    residue_index_kind: int
-    profile_at: int
-    profile_kind: int
-    order_at: int
-    order_kind: int
-    deletion_row_at: int
-    deletion_row_kind: int
-    deletion_by_row: int
-    deletion_column_at: int
-    deletion_column_kind: int
-    deletion_count_at: int
-    deletion_count_kind: int
-    msa_at: int
-    msa_pitch: int
-    """Bytes of a packed row; 0: one byte a code."""
-    truth_residues: int
-    """Residues with coordinates: the chain's, or none if the sample has no structure."""
-    truth_mask_at: int
-    truth_mask_packed: int
-    truth_at: int
-    truth_fixed: int
-    truth_anchors: int
-    truth_atoms: int
-    truth_exceptions: int
-    template_residues: int
-    template_mask_at: int
-    template_mask_packed: int
-    template_at: int
-    template_fixed: int
-    template_anchors: int
-    template_atoms: int
-    template_exceptions: int
-    template_center_at: int
-    template_aatype_at: int
-    template_aatype_pitch: int
-    sum_probs_at: int
-    chosen: int
-    """Templates used; their numbers stand behind these words."""
-    seq_length: int
-    """Bits of a float, as the two below."""
-    resolution: int
-    use_clamped_fape: int
+`pitch` are bytes of a row of codes in scratch memory, `max_rows` its rows: the most that any
+recycle keeps. The words of the first recycle begin at `recycles_at`, `recycle_words` each. A
+`*_pitch` is of a packed row, 0 for one byte a code; the last two are bits of floats.
+"""
 
 
 class Recycle(NamedTuple):

@@ -11,7 +11,7 @@ import triton.language as tl
 
 from evofeed.loader.fused import tables
 from evofeed.loader.fused.loads import begin_of, integer, of_sample, packed_code, word
-from evofeed.loader.fused.sample_words import Sample
+from evofeed.loader.fused.sample_words import WORDS
 from evofeed.loader.transforms.structure import FLOATS, INTEGERS
 from evofeed.protein.residues import ATOM_ORDER, GAP, RESTYPES, UNKNOWN
 
@@ -23,7 +23,7 @@ _CHOSEN, _TEMPLATE_CODES, _TEMPLATE_PITCH, _SUM_PROBS = of_sample(
 )
 _SEQ_LENGTH, _RESOLUTION, _CLAMPED = of_sample("seq_length resolution use_clamped_fape")
 (_IS_DISTILLATION,) = of_sample("is_distillation")
-_TEMPLATES = tl.constexpr(len(Sample._fields))
+_TEMPLATES = tl.constexpr(len(WORDS))
 _TABLE = tl.constexpr(tables.WIDTH)
 _TO_ATOM37, _TO_ATOM14, _SWAP, _GROUP_ATOMS, _TORSION_ATOMS = (
     tl.constexpr(tables.column(name)) for name in INTEGERS

@@ -33,18 +33,16 @@ class Layout:
 
 def lay_out(view: EntryView, molecules: Molecules) -> Layout:
     """The chains' tokens and components one after the other, numbered in their molecules."""
-    token_start = np.searchsorted(view.token_chain(), np.arange(view.num_chains + 1))
-    components = np.append(view.residue_component, view.residue_component[-1] + 1)
-    component_start = components[view.chain_residue].astype(np.int64)
+    place = np.full(view.num_chains, -1)
+    place[molecules.chain] = np.arange(len(molecules.chain))
     molecule = molecules.entity * (molecules.sym.max(initial=0) + 1) + molecules.sym
+    _, first = np.unique(view.residue_component, return_index=True)
     parts = []
-    for start in (token_start, component_start):
-        count = np.diff(start)[molecules.chain]
-        rows = joined_runs(start[:-1][molecules.chain], count)
-        place = np.repeat(np.arange(len(count)), count)
-        number = np.arange(len(rows)) - np.repeat(np.cumsum(count) - count, count)
-        parts.append((rows, place, number + np.repeat(counts_before(molecule, count), count)))
-    return Layout(*parts[0], *parts[1])
+    for chain in (view.token_chain(), view.residue_chain()[first]):
+        rows = np.argsort(place[chain], kind="stable")
+        rows = rows[place[chain[rows]] >= 0]
+        parts += [rows, place[chain[rows]], counts_before(molecule[place[chain[rows]]])]
+    return Layout(*parts)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,13 @@ import numpy as np
 
 from evofeed.base.shapes import Integer
 from evofeed.loader.views.crop import Crop, Tokens
-from evofeed.loader.views.entry_view import ChainType, EntryView, ProtenixView, first_of_joined
+from evofeed.loader.views.entry_view import (
+    ChainType,
+    EntryView,
+    ProtenixView,
+    counts_before,
+    first_of_joined,
+)
 from evofeed.loader.views.orders import crop_orders
 
 
@@ -42,26 +48,16 @@ def molecules_of(view: ProtenixView) -> Molecules:
     _, first, inverse = np.unique(root, return_index=True, return_inverse=True)
     molecule = np.empty(view.num_chains, np.int64)
     molecule[by_name] = np.argsort(np.argsort(first, kind="stable"), kind="stable")[inverse]
-    kind, before = np.empty(len(first), np.int64), np.zeros(view.num_chains, np.int64)
-    groups: dict[tuple[int, ...], list[int]] = defaultdict(list)
-    names = [b""] * len(first)
+    kind = np.empty(len(first), np.int64)
+    groups: dict[tuple[int, ...], dict[bytes, list[int]]] = defaultdict(lambda: defaultdict(list))
     bounds = view.residue_atom[view.chain_residue]
     for number in range(len(first)):
         own = np.flatnonzero(molecule == number)
-        before[own] = np.cumsum(size[own]) - size[own]
-        groups[tuple(sorted(view.chain_entity[own].tolist()))].append(number)
-        names[number] = b"".join(
-            view.atom_name[bounds[one] : bounds[one + 1]].tobytes() for one in own
-        )
-    count = 0
-    for members in groups.values():
-        known: dict[bytes, int] = {}
-        for place, number in enumerate(members):
-            if place and names[number] not in known:
-                count += 1
-            kind[number] = known.setdefault(names[number], count)
-        count += 1
-    return Molecules(molecule, kind[molecule], before)
+        names = [view.atom_name[bounds[one] : bounds[one + 1]].tobytes() for one in own]
+        groups[tuple(sorted(view.chain_entity[own].tolist()))][b"".join(names)].append(number)
+    for count, members in enumerate(one for named in groups.values() for one in named.values()):
+        kind[members] = count
+    return Molecules(molecule, kind[molecule], counts_before(molecule, size))
 
 
 def atom_orders(view: ProtenixView, crop: Crop) -> dict[str, np.ndarray]:

@@ -10,6 +10,7 @@ from evofeed.base.shapes import Integer
 from evofeed.loader.views.cells import letter_table
 from evofeed.loader.views.columns import GAP_TYPE, RESTYPES, UNKNOWN, name_codes
 from evofeed.loader.views.entry_view import OTHER_POLYMER, ChainType
+from evofeed.protein.residue_geometry import RESIDUE_ATOMS
 
 _AMINO_ACIDS: Final = letter_table(0, "ARNDCQEGHILKMFPSTWYV", UNKNOWN, GAP_TYPE, "BDUCZE")
 LETTERS: Final[dict[int, np.ndarray]] = {
@@ -30,40 +31,16 @@ _BASES: Final = {
     "N": "C1'",
 }
 _ATOMS: Final = {
-    **{
-        name: f"N CA C O {side} OXT"
-        for name, side in {
-            "ALA": "CB",
-            "ARG": "CB CG CD NE CZ NH1 NH2",
-            "ASN": "CB CG OD1 ND2",
-            "ASP": "CB CG OD1 OD2",
-            "CYS": "CB SG",
-            "GLN": "CB CG CD OE1 NE2",
-            "GLU": "CB CG CD OE1 OE2",
-            "GLY": "",
-            "HIS": "CB CG ND1 CD2 CE1 NE2",
-            "ILE": "CB CG1 CG2 CD1",
-            "LEU": "CB CG CD1 CD2",
-            "LYS": "CB CG CD CE NZ",
-            "MET": "CB CG SD CE",
-            "PHE": "CB CG CD1 CD2 CE1 CE2 CZ",
-            "PRO": "CB CG CD",
-            "SER": "CB OG",
-            "THR": "CB OG1 CG2",
-            "TRP": "CB CG CD1 CD2 NE1 CE2 CE3 CZ2 CZ3 CH2",
-            "TYR": "CB CG CD1 CD2 CE1 CE2 CZ OH",
-            "VAL": "CB CG1 CG2",
-            "UNK": "CB CG",
-        }.items()
-    },
-    **{name: f"{_BACKBONE} O2' {_BASES[name]}" for name in "AGCUN"},
-    **{f"D{name}": f"{_BACKBONE} {_BASES[name]}" for name in "AGCTN"},
+    **{name: [*atoms, "OXT"] for name, atoms in RESIDUE_ATOMS.items()},
+    "UNK": "N CA C O CB CG OXT".split(),
+    **{name: f"{_BACKBONE} O2' {_BASES[name]}".split() for name in "AGCUN"},
+    **{f"D{name}": f"{_BACKBONE} {_BASES[name]}".split() for name in "AGCTN"},
 }
 
 
 def atoms_of(residue: str) -> list[str]:
     """Atoms of a standard residue in their places, without that of the last one of a chain."""
-    return [atom for atom in _ATOMS[residue].split() if atom != "OXT"]
+    return [atom for atom in _ATOMS[residue] if atom != "OXT"]
 
 
 def _packed(names: Integer[np.ndarray, "A 4"]) -> Integer[np.ndarray, " A"]:
@@ -74,7 +51,7 @@ def _packed(names: Integer[np.ndarray, "A 4"]) -> Integer[np.ndarray, " A"]:
 def _atom_table() -> tuple[np.ndarray, np.ndarray]:
     keys, places = [], []
     for code, name in enumerate(RESTYPES):
-        atoms = np.array(_ATOMS[name].split())
+        atoms = np.array(_ATOMS[name])
         keys.append((code << 32) + _packed(name_codes(atoms)))
         places.append(np.arange(len(atoms)))
     order = np.argsort(np.concatenate(keys))
