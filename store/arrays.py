@@ -76,13 +76,11 @@ def _pack(array: np.ndarray) -> tuple[int, bytes, list[Any]]:
     if kind not in _KINDS:
         raise ValueError(f"arrays of {array.dtype} cannot be stored")
     if kind == "U":
-        words, first, inverse = np.unique(array, return_index=True, return_inverse=True)
-        order = np.argsort(first, kind="stable")  # words in the order they appear
-        rank = np.empty(len(order), np.int64)
-        rank[order] = np.arange(len(order))
-        codes = rank[inverse.reshape(-1)]
+        texts = array.reshape(-1).tolist()
+        numbers = {word: number for number, word in enumerate(dict.fromkeys(texts))}
+        codes = np.array([numbers[word] for word in texts], np.int64)
         text = codes.astype(_narrow(codes))
-        return _TEXTS, text.tobytes(), [text.dtype.str, words[order].tolist()]
+        return _TEXTS, text.tobytes(), [text.dtype.str, list(numbers)]
     if kind == "b":
         return _BITS, np.packbits(array.reshape(-1)).tobytes(), []
     if kind == "f":

@@ -23,18 +23,15 @@ MAX_EXCEPTIONS = 0.05
 
 def pack_mask(mask: UInt8[np.ndarray, "M 37"]) -> bytes:
     """MASK37: bits 0-31 of every residue (u32 each), then bits 32-36 (u8 each)."""
-    weights = np.uint64(1) << np.arange(37, dtype=np.uint64)
-    bits = (mask.astype(np.uint64) * weights).sum(-1, dtype=np.uint64)
-    low = (bits & np.uint64(0xFFFFFFFF)).astype("<u4")
-    return bytes(low.tobytes() + (bits >> np.uint64(32)).astype(np.uint8).tobytes())
+    bits = np.packbits(mask, axis=1, bitorder="little")
+    return bits[:, :4].tobytes() + bits[:, 4].tobytes()
 
 
 def unpack_mask(payload: bytes | memoryview, residues: int) -> UInt8[np.ndarray, "M 37"]:
     """The mask back, 0 or 1."""
-    low = np.frombuffer(payload, "<u4", residues)
+    low = np.frombuffer(payload, np.uint8, 4 * residues).reshape(residues, 4)
     high = np.frombuffer(payload, np.uint8, residues, offset=4 * residues)
-    bits = low.astype(np.uint64) | (high.astype(np.uint64) << np.uint64(32))
-    return ((bits[:, None] >> np.arange(37, dtype=np.uint64)) & np.uint64(1)).astype(np.uint8)
+    return np.unpackbits(np.c_[low, high], axis=1, count=37, bitorder="little")
 
 
 def pack_positions(
@@ -55,19 +52,14 @@ def pack_positions(
         absolute = absolute + center[:, None].astype(np.float64)
     fixed = np.rint(absolute[present] * 1000)
     fixed = np.where(np.abs(fixed) < LIMIT, fixed, 0).astype(np.int64)  # NaN and far away: 0
-    first, residue = _first_atoms(present)
-    anchors = fixed[first]
-    relative = fixed[~first] - anchors[residue[~first]]
+    anchors, relative = _split(fixed, present.sum(-1))
     relative = np.where(np.abs(relative) < 2**15, relative, 0)
-    body = anchors.astype("<i4").tobytes() + relative.astype("<i2").tobytes()
-    body += bytes(-len(body) % 4)
     again = _dense(anchors.astype(np.int32), relative.astype(np.int16), present, center)
     wrong = np.flatnonzero(again.view(np.uint32).ravel() != positions.view(np.uint32).ravel())
     if len(wrong) > MAX_EXCEPTIONS * max(fixed.size, 1):
         return None
-    counts = np.array([len(anchors), len(fixed), len(wrong), 0], "<u4")
     exceptions = wrong.astype("<u4").tobytes() + positions.ravel()[wrong].astype("<f4").tobytes()
-    return bytes(counts.tobytes() + body + exceptions)
+    return _payload(anchors, relative, len(wrong)) + exceptions
 
 
 def unpack_positions(
@@ -80,13 +72,8 @@ def unpack_positions(
     Raises:
         ValueError: the payload does not fit the mask.
     """
-    present = mask.astype(bool)
     sections = fixed_sections(payload)
-    anchors = len(sections["anchor"])
-    atoms = anchors + len(sections["relative"])
-    if anchors != int(present.any(-1).sum()) or atoms != int(present.sum()):
-        raise ValueError(f"{anchors} residues and {atoms} atoms do not fit the mask")
-    positions = _dense(sections["anchor"], sections["relative"], present, center)
+    positions = _dense(sections["anchor"], sections["relative"], mask.astype(bool), center)
     where = sections["exception_index"]
     if where.max(initial=0) >= max(positions.size, 1):
         raise ValueError("an exception is outside the array")
@@ -116,15 +103,34 @@ def fixed_sections(payload: bytes | memoryview) -> dict[str, np.ndarray]:
     }
 
 
-def _first_atoms(
-    present: Bool[np.ndarray, "M 37"],
-) -> tuple[Bool[np.ndarray, " atoms"], Int[np.ndarray, " atoms"]]:
-    """Per atom: is it its residue's first, and the number of its residue among non-empty ones."""
-    counts = present.sum(-1)
-    counts = counts[counts > 0]
-    first = np.zeros(counts.sum(), bool)
-    first[np.concatenate([[0], np.cumsum(counts)[:-1]]).astype(np.int64)[: len(counts)]] = True
-    return first, np.repeat(np.arange(len(counts)), counts)
+def _first_atoms(filled: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Per atom of residues of so many: is it its residue's first, and the number of that."""
+    residue = np.repeat(np.arange(len(filled)), filled)
+    return np.diff(residue, prepend=-1) > 0, residue
+
+
+def _split(fixed: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The first atom of each residue that has some, and the others relative to it."""
+    first, residue = _first_atoms(counts[counts > 0])
+    return fixed[first], fixed[~first] - fixed[first][residue[~first]]
+
+
+def _joined(anchors: np.ndarray, relative: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """What `_split` was given, i32 (raises ValueError: they do not fit the counts)."""
+    filled, atoms = counts[counts > 0], len(anchors) + len(relative)
+    if len(filled) != len(anchors) or int(filled.sum()) != atoms:
+        raise ValueError(f"{len(anchors)} residues and {atoms} atoms do not fit the record")
+    first, residue = _first_atoms(filled)
+    fixed: np.ndarray = anchors[residue].astype(np.int32)
+    fixed[~first] += relative
+    return fixed
+
+
+def _payload(anchors: np.ndarray, relative: np.ndarray, exceptions: int = 0) -> bytes:
+    """Sizes and whole numbers, padded to four bytes; exceptions follow."""
+    head = np.array([len(anchors), len(anchors) + len(relative), exceptions, 0], "<u4").tobytes()
+    body = anchors.astype("<i4").tobytes() + relative.astype("<i2").tobytes()
+    return bytes(head + body + bytes(-len(body) % 4))
 
 
 def _dense(
@@ -133,10 +139,7 @@ def _dense(
     present: Bool[np.ndarray, "M 37"],
     center: Float[np.ndarray, "M 3"] | None,
 ) -> Float[np.ndarray, "M 37 3"]:
-    first, residue = _first_atoms(present)
-    fixed = anchor[residue].astype(np.int32)
-    fixed[~first] += relative
-    values = fixed.astype(np.float32) / SCALE
+    values = _joined(anchor, relative, present.sum(-1)).astype(np.float32) / SCALE
     if center is not None:
         values = values - center[np.nonzero(present)[0]]
     positions = np.zeros([*present.shape, 3], np.float32)
@@ -155,17 +158,8 @@ def pack_flat(positions: Float[np.ndarray, "A 3"], counts: Int[np.ndarray, " R"]
     with np.errstate(invalid="ignore"):
         if not (np.abs(fixed) < LIMIT).all() or (fixed / 1000 != positions).any():
             return None
-    filled = counts[counts > 0]
-    first = np.cumsum(filled) - filled
-    whole = fixed.astype(np.int64)
-    relative = whole - np.repeat(whole[first], filled, axis=0)
-    if np.abs(relative).max(initial=0) >= 2**15:
-        return None
-    inner = np.ones(len(whole), bool)
-    inner[first] = False
-    head = np.array([len(first), len(whole), 0, 0], "<u4").tobytes()
-    body = whole[first].astype("<i4").tobytes() + relative[inner].astype("<i2").tobytes()
-    return bytes(head + body + bytes(-len(body) % 4))
+    anchors, relative = _split(fixed.astype(np.int64), counts)
+    return _payload(anchors, relative) if np.abs(relative).max(initial=0) < 2**15 else None
 
 
 def unpack_flat(
@@ -177,12 +171,5 @@ def unpack_flat(
         ValueError: the payload does not fit the counts.
     """
     sections = fixed_sections(payload)
-    filled = counts[counts > 0]
-    atoms = len(sections["anchor"]) + len(sections["relative"])
-    if len(filled) != len(sections["anchor"]) or int(filled.sum()) != atoms:
-        raise ValueError(f"{atoms} atoms do not fit the residues")
-    inner = np.ones(atoms, bool)
-    inner[np.cumsum(filled) - filled] = False
-    whole = np.repeat(sections["anchor"], filled, axis=0)
-    whole[inner] += sections["relative"]
-    return whole.astype(np.float64) / 1000
+    fixed = _joined(sections["anchor"], sections["relative"], counts)
+    return fixed.astype(np.float64) / 1000

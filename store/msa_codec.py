@@ -22,31 +22,19 @@ def row_nbytes(num_res: int) -> int:
 
 
 _BLOCK_CELLS = 1 << 20
-"""Cells that are packed at a time: a cell takes 16 bytes while it is."""
+"""Cells that are packed at a time: a cell takes 5 bytes while it is."""
+_WEIGHTS = np.array([1, 2, 4, 8, 16], np.uint8)
 
 
 def pack_rows(codes: UInt8[np.ndarray, "R L"], order: Int[np.ndarray, " R"] | None = None) -> bytes:
     """Rows of codes 0-31 in MSA5, in another order if one is given."""
     rows, num_res = codes.shape
     packed = np.zeros([rows, row_nbytes(num_res)], np.uint8)
-    block = max(_BLOCK_CELLS // max(num_res, 1), 1)
-    for start in range(0, rows, block):
-        these = slice(start, start + block)
-        packed[these] = _packed(codes[these if order is None else order[these]])
+    for these in _blocks(rows, num_res):
+        block = codes[these if order is None else order[these]]
+        bits = ((block[..., None] & _WEIGHTS) != 0).reshape(len(block), 5 * num_res)
+        packed[these, : -(-5 * num_res // 8)] = np.packbits(bits, axis=1, bitorder="little")
     return packed.tobytes()
-
-
-def _packed(codes: UInt8[np.ndarray, "R L"]) -> UInt8[np.ndarray, "R B"]:
-    rows, num_res = codes.shape
-    groups = -(-num_res // 8)  # 8 codes make 40 bits: 5 bytes
-    padded = np.zeros([rows, groups * 8], np.uint64)
-    padded[:, :num_res] = codes
-    shifts = np.arange(8, dtype=np.uint64) * np.uint64(5)
-    words = (padded.reshape(rows, groups, 8) << shifts).sum(-1, dtype=np.uint64)
-    five = words.astype("<u8").reshape(rows, groups, 1).view(np.uint8)[..., :5]
-    packed = np.zeros([rows, max(row_nbytes(num_res), groups * 5)], np.uint8)
-    packed[:, : groups * 5] = five.reshape(rows, groups * 5)
-    return packed[:, : row_nbytes(num_res)]
 
 
 def unpack_rows(
@@ -56,26 +44,17 @@ def unpack_rows(
 
     The plain reference of the device's decoders.
     """
-    rows = len(packed if order is None else order)
-    codes = np.empty([rows, num_res], np.uint8)
-    block = max(_BLOCK_CELLS // max(num_res, 1), 1)
-    for start in range(0, rows, block):
-        these = slice(start, start + block)
-        codes[these] = _unpacked(packed[these if order is None else order[these]], num_res)
+    codes = np.empty([len(packed if order is None else order), num_res], np.uint8)
+    for these in _blocks(*codes.shape):
+        block = packed[these if order is None else order[these]]
+        bits = np.unpackbits(block, axis=1, count=5 * num_res, bitorder="little")
+        codes[these] = bits.reshape(len(block), num_res, 5) @ _WEIGHTS
     return codes
 
 
-def _unpacked(packed: UInt8[np.ndarray, "R B"], num_res: int) -> UInt8[np.ndarray, "R L"]:
-    rows = len(packed)
-    groups = -(-num_res // 8)
-    words = np.zeros([rows, groups, 8], np.uint8)
-    five = packed[:, : groups * 5]
-    if five.shape[1] < groups * 5:  # the last group may reach beyond the padded row
-        five = np.pad(five, [(0, 0), (0, groups * 5 - five.shape[1])])
-    words[..., :5] = five.reshape(rows, groups, 5)
-    shifts = np.arange(8, dtype=np.uint64) * np.uint64(5)
-    codes = (words.view("<u8") >> shifts) & np.uint64(31)
-    return np.asarray(codes.reshape(rows, groups * 8)[:, :num_res].astype(np.uint8))
+def _blocks(rows: int, num_res: int) -> list[slice]:
+    step = max(_BLOCK_CELLS // max(num_res, 1), 1)
+    return [slice(start, start + step) for start in range(0, rows, step)]
 
 
 def unpack_rows_compiled(

@@ -58,7 +58,7 @@ def test_a_training_machine_needs_only_the_base_install_and_torch() -> None:
 BUDGET = {
     "src": 4_905,
     "featurize": 20_600,
-    "store": 7_424,
+    "store": 7_388,
     "loader": 12_534,
     "service": 8_316,
     "trainer": 13_150,
