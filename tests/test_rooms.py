@@ -60,7 +60,7 @@ BUDGET = {
     "featurize": 20_600,
     "store": 7_388,
     "loader": 12_534,
-    "service": 8_316,
+    "service": 8_288,
     "trainer": 13_150,
     "kernels": 16_495,
     "synth": 2_010,

@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Annotated, Any, Final
-from urllib.parse import quote
 
 import numpy as np
 from fastapi import Path
-from markupsafe import Markup
 from starlette.responses import HTMLResponse, Response
 
 from evofeed.protein import assembly_numbers as numbers
-from evofeed.protein.assembly_numbers import assembly_distances
 from evofeed.protein.assembly_record import AssemblyRecord
 from evofeed.protein.chain_files import to_a3m, to_cif, to_fasta, to_npz
 from evofeed.protein.chain_numbers import (
@@ -40,7 +37,6 @@ from evofeed.viz import (
     SCRIPTS,
     Curve,
     Model,
-    Panel,
     alignment_html,
     curves_html,
     histogram_html,
@@ -51,7 +47,6 @@ from evofeed.viz import (
 router = make_router("/ui/datasets/{name}/snapshots", tag="pages")
 EntryId = Annotated[str, Path(pattern=NAME_PATTERN, description="id; case matters")]
 _MAX_CELLS: Final = 256 << 20  # of what is unpacked for a page
-_MOST: Final = 100  # rows of a table
 _FILES: Final[dict[Table, dict[str, Callable[[Any], str | bytes]]]] = {
     "chains": {"fasta": to_fasta, "a3m": to_a3m, "cif": to_cif, "npz": to_npz},
     "assemblies": {"fasta": numbers.assembly_fasta, "cif": numbers.assembly_cif},
@@ -73,13 +68,11 @@ def entry_page(
     """All there is to see of a chain or a complex."""
     digest = digest_of(ctx.service, name, snapshot)
     dataset, row, (before, after) = _found(ctx.service, name, digest, table, entry_id)
-    record = dataset[entry_id]
-    address = f"/ui/datasets/{name}/snapshots/{digest}/{table}/{quote(entry_id, safe='')}"
     page = render(
         "entry.html", ctx.request, ctx.principal, dataset=name, digest=digest, table=table,
-        entry=entry_id, row=row, record=record, before=before, after=after, scripts=SCRIPTS,
+        entry=entry_id, row=row, record=dataset[entry_id], before=before, after=after,
         files=_files(table, row), config=ctx.service.catalog.snapshot(name, digest).manifest.config,
-        **(_of_chain if table == "chains" else _of_complex)(record, address),
+        show=_SHOWN, scripts=SCRIPTS,
     )  # fmt: skip
     page.headers["Content-Security-Policy"] = _STRUCTURE if row["has_structure"] else _PLOTS
     return page
@@ -126,50 +119,24 @@ def entry_file(
     return answer
 
 
-def _of_chain(record: Any, address: str) -> dict[str, Any]:
-    there = record.all_atom_positions is not None
+def identity_html(record: ChainRecord) -> str:
+    """How alike the rows of an alignment are to the query."""
     edges = [round(i / _BINS, 2) for i in range(_BINS + 1)]
     counts = np.histogram(msa_coverage(record)[1][1:], edges)[0].tolist()
-    title = "identity to the query"
-    return {
-        "blocks": sequence_blocks(record),
-        "alignment": alignment_html(record, url=f"{address}/alignment"),
-        "identity": Markup(histogram_html(title, edges, counts, "of covered residues")),
-        "structure": _structure(record.chain_id, address) if there else "",
-        "distances": _chain_distances(record) if there else "",
-        "templates": template_rows(record),
-    }
+    return histogram_html("identity to the query", edges, counts, "of covered residues")
 
 
-def _of_complex(record: Any, address: str) -> dict[str, Any]:
-    chains = numbers.chains_of(record)
-    interfaces = numbers.interfaces_of(record, chains)
-    there = record.all_atom_positions is not None
-    return {
-        "chains": chains[:_MOST],
-        "names": [chain.name for chain in chains],
-        "interfaces": interfaces[:_MOST],
-        "more": (len(chains) - _MOST, len(interfaces) - _MOST),
-        "entities": [
-            (entity, chain, _coverage_chart(chain), record.pairing[entity - 1])
-            for entity, chain in enumerate(record.chains, 1)
-        ],
-        "shared_species": numbers.shared_species(record),
-        "structure": _structure(record.assembly_id, address) if there else "",
-        "distances": _complex_distances(record) if there else "",
-    }
-
-
-def _coverage_chart(record: ChainRecord) -> Markup:
+def coverage_html(record: ChainRecord) -> str:
+    """How many rows cover each residue."""
     values = msa_coverage(record)[0].tolist()
     curve = Curve(name="sequences", steps=range(1, record.num_res + 1), values=values)
     title = "sequences that cover each residue"
-    return Markup(curves_html(title, [curve], low=0.0, across="residue"))
+    return curves_html(title, [curve], low=0.0, across="residue")
 
 
-def _structure(entry_id: str, address: str) -> Panel:
-    model = Model(name=entry_id, url=f"{address}/files/{quote(entry_id, safe='')}.cif")
-    return structure_html([model], "structure")
+def model_html(name: str, url: str) -> str:
+    """A structure to turn."""
+    return structure_html([Model(name=name, url=url)], "structure")
 
 
 def _files(table: Table, row: dict[str, Any]) -> dict[str, Callable[[Any], str | bytes]]:
@@ -231,29 +198,34 @@ def template_rows(record: ChainRecord) -> list[dict[str, Any]]:
     ]
 
 
-def _chain_distances(record: ChainRecord) -> Markup:
-    distance, known = pseudo_beta_distances(record, MOST_RESIDUES)
-    residues = thinned(np.arange(1, record.num_res + 1), MOST_RESIDUES).tolist()
-    return _distances(np.where(known, distance, np.nan), residues, record.num_res)
-
-
-def _complex_distances(record: AssemblyRecord) -> Markup:
-    """Distances between the residues of all chains, each named by its chain and number."""
-    distance, _ = assembly_distances(record, MOST_RESIDUES)
-    copies = zip(record.chains, record.copies, strict=True)
-    lengths = [chain.num_res for chain, names in copies for _ in names]
-    named = zip(record.chain_names, lengths, strict=True)
-    names = [f"{name} {i}" for name, length in named for i in range(1, length + 1)]
-    at = thinned(np.arange(len(names)), MOST_RESIDUES)
-    return _distances(distance, [names[i] for i in at], len(names))
-
-
-def _distances(values: np.ndarray, residues: Sequence[int | str], total: int) -> Markup:
+def distances_html(record: ChainRecord | AssemblyRecord) -> str:
+    """Distances between residues; those of a complex are named by chain and number."""
+    names: Sequence[int | str]
+    if isinstance(record, ChainRecord):
+        distance, known = pseudo_beta_distances(record, MOST_RESIDUES)
+        distance, names = np.where(known, distance, np.nan), range(1, record.num_res + 1)
+    else:
+        distance, _ = numbers.assembly_distances(record, MOST_RESIDUES)
+        copies = zip(record.chains, record.copies, strict=True)
+        lengths = [chain.num_res for chain, of_it in copies for _ in of_it]
+        named = zip(record.chain_names, lengths, strict=True)
+        names = [f"{name} {i}" for name, length in named for i in range(1, length + 1)]
+    shown = [names[i] for i in thinned(np.arange(len(names)), MOST_RESIDUES)]
     title = "distances between residues (CB, of glycine CA)"
-    if len(residues) < total:
-        title += f", {len(residues)} of {total:,}"
-    return Markup(map_html(title, values, low=2.0, high=FARTHEST, unit="Å", residues=residues))
+    if len(shown) < len(names):
+        title += f", {len(shown)} of {len(names):,}"
+    return map_html(title, distance, low=2.0, high=FARTHEST, unit="Å", residues=shown)
 
 
 def _nth(values: tuple[str, ...], i: int) -> str:
     return values[i] if i < len(values) else ""
+
+
+_SHOWN: Final[dict[str, Callable[..., Any]]] = {
+    one.__name__: one
+    for one in (
+        alignment_html, coverage_html, distances_html, identity_html, model_html, sequence_blocks,
+        template_rows, numbers.chains_of, numbers.interfaces_of, numbers.shared_species,
+    )
+}  # fmt: skip
+"""What the template asks for as it comes to it."""
