@@ -67,8 +67,8 @@ class Places:
 class ChainCatalog(Places):
     """One dataset's chains that may be drawn."""
 
-    draw: DatapointDraw | None = None
-    """How entries are drawn by their weights; None: chains come by acceptance."""
+    probability: np.ndarray | DatapointDraw | None
+    """Chances of acceptance of the rows that may be drawn; None: all are 1. Entries are drawn."""
 
     def __init__(self, index: pa.Table, number: int, config: LoaderConfig, uri: str = "") -> None:
         super().__init__(index, number)

@@ -48,7 +48,7 @@ def sample_nbytes(place: Any, config: LoaderConfig) -> int:
         return slot_nbytes(place, templates)
     from evofeed.loader.assembly.reading import assembly_nbytes
 
-    return assembly_nbytes(place, templates, config.assemblies)
+    return assembly_nbytes(place, templates)
 
 
 def task_of(config: LoaderConfig, key: int) -> Any:

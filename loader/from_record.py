@@ -11,7 +11,7 @@ from torch import Tensor
 
 from evofeed.loader.assembly.make import complex_batch
 from evofeed.loader.assembly.merge import AssemblyTensors, Entity, merge_entities
-from evofeed.loader.assembly.pairing import EntityRows, plan_rows, residue_ids
+from evofeed.loader.assembly.pairing import EntityRows, plan_rows
 from evofeed.loader.batch import empty_batch, fill_sample
 from evofeed.loader.config import AssemblyConfig, LoaderConfig
 from evofeed.loader.draws import Crop, draw_crop, sample_key
@@ -124,6 +124,4 @@ def merged_record(record: AssemblyRecord, rules: AssemblyConfig) -> AssemblyTens
     if record.all_atom_positions is not None and record.all_atom_mask is not None:
         positions = torch.from_numpy(record.all_atom_positions)
         mask = torch.from_numpy(record.all_atom_mask).to(torch.float32)
-    lengths = [chain.num_res for chain in record.chains]
-    ids = residue_ids([len(names) for names in record.copies], lengths)
-    return merge_entities(entities, plan_rows(rows, rules), ids, positions, mask, rules)
+    return merge_entities(entities, plan_rows(rows, rules), positions, mask, rules)

@@ -173,7 +173,7 @@ def _dataset_order(
 
 def epoch_order(
     counts: Sequence[int],
-    probabilities: Sequence[np.ndarray | None],
+    chances: Sequence[np.ndarray | DatapointDraw | None],
     weights: Sequence[float],
     *,
     seed: int,
@@ -186,19 +186,22 @@ def epoch_order(
 
     A pass is made as a whole: of a single dataset, what it has beyond `length` is there too, up to
     `most` positions.
-    Chances of acceptance are of each dataset's chains, or None; for `window` see `pass_order`.
+    Chances of acceptance are of each dataset's chains, or None; datapoints are drawn with
+    replacement instead. For `window` see `pass_order`.
     """
     most = length if most is None else most
-    if len(counts) == 1:
-        chain = _dataset_order(counts[0], probabilities[0], seed, epoch, 0, length, most, window)
+    if len(counts) == 1 and not isinstance(chances[0], DatapointDraw):
+        chain = _dataset_order(counts[0], chances[0], seed, epoch, 0, length, most, window)
         return np.zeros(len(chain), np.int64), chain
     which = _mixture(weights, seed, epoch, length)
     chain = np.empty(length, np.int64)
-    for dataset, count in enumerate(counts):
+    for dataset, (count, chance) in enumerate(zip(counts, chances, strict=True)):
         here = np.flatnonzero(which == dataset)
-        chance = probabilities[dataset]
-        found = _dataset_order(count, chance, seed, epoch, dataset, len(here), len(here), window)
-        chain[here] = found
+        if isinstance(chance, DatapointDraw):
+            chain[here] = chance.rows(seed, epoch, 0, length)[here]
+        else:
+            of = seed, epoch, dataset, len(here), len(here), window
+            chain[here] = _dataset_order(count, chance, *of)
     return which, chain
 
 
@@ -207,26 +210,6 @@ def _mixture(weights: Sequence[float], seed: int, epoch: int, length: int) -> np
     share = np.cumsum(weights) / np.sum(weights)
     draw = counter_rng.bits32(counter_rng.stream_key(seed, epoch, Purpose.MIXTURE), length)
     return np.searchsorted(share[:-1], draw * 2.0**-32, side="right").astype(np.int64)
-
-
-def drawn_order(
-    draws: Sequence[DatapointDraw],
-    weights: Sequence[float],
-    *,
-    seed: int,
-    epoch: int,
-    length: int,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Dataset and datapoint at each position of an epoch, drawn with replacement, `i64[length]`.
-
-    `weights` are the shares of the datasets in the mixture.
-    """
-    which = _mixture(weights, seed, epoch, length)
-    rows = np.empty(length, np.int64)
-    for dataset, one in enumerate(draws):
-        here = which == dataset
-        rows[here] = one.rows(seed, epoch, 0, length)[here]
-    return which, rows
 
 
 def window_order(costs: np.ndarray, step_size: int, key: int) -> np.ndarray:

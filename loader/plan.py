@@ -24,7 +24,8 @@ from evofeed.loader.config import LoaderConfig
 from evofeed.loader.counter_rng import Purpose
 from evofeed.loader.draws import recycling_iters, sample_key
 from evofeed.loader.hooks import LoaderHooks
-from evofeed.loader.order import drawn_order, epoch_order, window_order
+from evofeed.loader.order import epoch_order, window_order
+from evofeed.loader.views.weights import DatapointDraw
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +119,7 @@ class Planner:
         have = len(self._orders[epoch][0]) if epoch in self._orders else -1
         if have < stop:
             length = self.epoch_len if self._at_once else min(self.epoch_len, max(stop, 2 * have))
-            which, chain = self._drawn(epoch, length) or epoch_order(
+            which, chain = epoch_order(
                 [len(catalog) for catalog in self.catalogs],
                 [self._probability(catalog, epoch) for catalog in self.catalogs],
                 self.weights,
@@ -137,17 +138,10 @@ class Planner:
             self._orders[epoch] = which, rows
         return self._orders[epoch]
 
-    def _probability(self, catalog: ChainCatalog, epoch: int) -> np.ndarray | None:
+    def _probability(self, catalog: ChainCatalog, epoch: int) -> np.ndarray | DatapointDraw | None:
         if self._hooks is None or self._hooks.weights is None:
             return catalog.probability
         return self._hooks.probability(catalog.index.take(catalog.rows), epoch)
-
-    def _drawn(self, epoch: int, length: int) -> tuple[np.ndarray, np.ndarray] | None:
-        """The order of entries, drawn by their weights; None for chains and complexes."""
-        draws = [draw for catalog in self.catalogs if (draw := catalog.draw) is not None]
-        if not draws:
-            return None
-        return drawn_order(draws, self.weights, seed=self.seed, epoch=epoch, length=length)
 
     def batches(self, epoch: int, consumed: int, *, rank: int | None = None) -> Iterator[BatchPlan]:
         """Batches from a point on, through the ends of epochs, without end.

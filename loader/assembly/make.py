@@ -13,7 +13,6 @@ from torch.nn.utils.rnn import pad_sequence
 from evofeed.base.shapes import Integer
 from evofeed.loader.assembly.features import assembly_constants, assembly_recycle, ground_truth
 from evofeed.loader.assembly.merge import AssemblyTensors, Entity, merge_entities
-from evofeed.loader.assembly.pairing import RowPlan
 from evofeed.loader.assembly.reading import AssemblySlab, Member
 from evofeed.loader.batch import empty_batch, put
 from evofeed.loader.config import AssemblyConfig, LoaderConfig
@@ -42,11 +41,8 @@ def unpack_assembly(
         for chain, rows, number in zip(slab.chains, slab.pairing, slab.copies, strict=True)
     ]
     atoms = unpack(slab.whole) if slab.whole else entities[0].chain
-    numbers = slot[slab.at : slab.stop].view(np.int32)
-    ids, kept, paired, *unpaired = np.split(numbers, np.cumsum(slab.sizes)[:-1])
-    plan = RowPlan(paired.reshape(-1, len(entities)), tuple(unpaired))
-    merged = merge_entities(entities, plan, ids.reshape(3, -1), atoms.positions, atoms.mask, config)
-    return merged, torch.tensor(kept, dtype=torch.int64, device=merged.aatype.device)
+    merged = merge_entities(entities, slab.plan, atoms.positions, atoms.mask, config)
+    return merged, torch.from_numpy(slab.kept).to(merged.aatype.device)
 
 
 def fill_assembly(

@@ -17,6 +17,7 @@ from evofeed.base.shapes import Bool, Float, Integer, Shaped
 from evofeed.loader.assembly.pairing import RowPlan
 from evofeed.loader.config import AssemblyConfig
 from evofeed.loader.features import ChainTensors
+from evofeed.protein.assembly_record import chain_numbers
 from evofeed.protein.residues import GAP
 
 
@@ -69,15 +70,13 @@ class AssemblyTensors:
 def merge_entities(
     entities: Sequence[Entity],
     plan: RowPlan,
-    ids: Integer[np.ndarray, "3 L"],
     positions: Float[Tensor, "L 37 3"] | None,
     mask: Float[Tensor, "L 37"] | None,
     config: AssemblyConfig,
 ) -> AssemblyTensors:
     """The complex of these chains.
 
-    Entities come in the order of their ids; `ids` are `residue_ids`, `positions` of all chains in
-    that order.
+    `positions` are of all chains, entity by entity.
     """
     device = entities[0].chain.aatype.device
     chains = [entity.chain for entity in entities for _ in range(entity.copies)]
@@ -85,7 +84,10 @@ def merge_entities(
         positions, mask = (_first_copies(entities, value) for value in (positions, mask))
     msa, deletions, block = _merged_rows(entities, plan, config.min_rows)
     templates = _merged_templates(entities, config.max_templates)
-    asym, entity, sym = torch.tensor(ids, dtype=torch.int64, device=device).unbind(0)
+    copies = [entity.copies for entity in entities]
+    lengths = [chain.num_res for chain in chains]
+    ids = torch.from_numpy(np.repeat(chain_numbers(copies), lengths, axis=1))
+    asym, entity, sym = ids.to(device, torch.int64).unbind(0)
     return AssemblyTensors(
         aatype=torch.cat([chain.aatype for chain in chains]).to(torch.int64),
         residue_index=torch.cat([chain.residue_index for chain in chains]).to(torch.int64),

@@ -16,7 +16,6 @@ from evofeed.base.shapes import Bool, Int, UInt8
 from evofeed.loader.config import AssemblyConfig
 from evofeed.loader.views.cells import SpeciesRows
 from evofeed.loader.views.entry_view import numbers_within
-from evofeed.protein.assembly_record import chain_numbers
 from evofeed.protein.residues import GAP
 
 
@@ -61,11 +60,6 @@ class RowPlan:
     def num_rows(self) -> int:
         """Rows of the merged MSA, without padding."""
         return len(self.paired) + sum(len(rows) for rows in self.unpaired)
-
-
-def residue_ids(copies: Sequence[int], lengths: Sequence[int]) -> Int[np.ndarray, "3 L"]:
-    """Number of chain, entity and copy of every residue; `lengths` are of each entity."""
-    return np.repeat(chain_numbers(copies), np.repeat(lengths, copies), axis=1)
 
 
 def similarity(msa: UInt8[np.ndarray, "N L"]) -> Int[np.ndarray, " N"]:

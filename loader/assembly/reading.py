@@ -1,8 +1,8 @@
 """A complex's bytes from its shards into one slot, and what is decided about it on the host.
 
 Its chains, rows to pair and coordinates are read as chains are, one behind the other. Which rows
-and residues a sample keeps is decided here, in whole numbers, and put behind them: the device
-gets everything in one copy. Runs in reader threads and processes and imports no torch.
+and residues a sample keeps is decided here, in whole numbers. Runs in reader threads and processes
+and imports no torch.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 
 from evofeed.loader.assembly.catalog import AssemblyPlace
 from evofeed.loader.assembly.crop import crop_residues
-from evofeed.loader.assembly.pairing import EntityRows, RowPlan, plan_rows, residue_ids
+from evofeed.loader.assembly.pairing import EntityRows, RowPlan, plan_rows
 from evofeed.loader.catalog import ChainPlace
 from evofeed.loader.config import AssemblyConfig
 from evofeed.loader.read_chain import ReadRequest, Slab, read_columns, slot_nbytes
@@ -50,7 +50,7 @@ class AssemblyTask(NamedTuple):
             slab = Slab(parts, slab.start + at, slab.stop + at)
             read.append((Member(slab, member.sizes), decoder))
             at += nbytes + -nbytes % _ALIGN
-        return _decided(place, self, read, at, slot)
+        return _decided(place, self, read)
 
 
 class Member(NamedTuple):
@@ -64,30 +64,24 @@ _Read = tuple[Member, ChainDecoder]
 
 
 class AssemblySlab(NamedTuple):
-    """What a slot holds of a complex: its records, then the decisions at byte `at`, all i32.
-
-    `sizes` of these: ids of every residue (chain, entity, copy), the residues kept, the paired
-    rows of each entity, and its unpaired ones.
-    """
+    """What a slot holds of a complex, its records, and what was decided about it."""
 
     chains: tuple[Member, ...]
     pairing: tuple[Member | None, ...]
     copies: tuple[int, ...]
     whole: Member | None
-    at: int
-    sizes: tuple[int, ...]
+    plan: RowPlan
+    kept: np.ndarray
+    """Residues of the sample, i64."""
     stop: int
     start: int = 0
     seconds: float = 0.0
 
 
-def assembly_nbytes(place: AssemblyPlace, templates: bool, rules: AssemblyConfig) -> int:
+def assembly_nbytes(place: AssemblyPlace, templates: bool) -> int:
     """Bytes a slot for the complex must have."""
-    total = 0
-    for member, with_templates, species in _members(place, templates):
-        total += slot_nbytes(member, with_templates, species) + _ALIGN
-    rows = rules.paired_rows * len(place.chains) + rules.msa_rows * len(place.chains)
-    return total + 4 * (4 * place.num_res + rows) + _ALIGN
+    members = _members(place, templates)
+    return sum(slot_nbytes(*member) + _ALIGN for member in members)
 
 
 def _members(place: AssemblyPlace, templates: bool) -> list[tuple[ChainPlace, bool, bool]]:
@@ -97,9 +91,7 @@ def _members(place: AssemblyPlace, templates: bool) -> list[tuple[ChainPlace, bo
     return found + ([(place.whole, False, False)] if place.whole else [])
 
 
-def _decided(
-    place: AssemblyPlace, task: AssemblyTask, read: list[_Read], at: int, slot: memoryview
-) -> AssemblySlab:
+def _decided(place: AssemblyPlace, task: AssemblyTask, read: list[_Read]) -> AssemblySlab:
     count = len(place.chains)
     chains, others = read[:count], read[count:]
     whole = others.pop() if place.whole else None
@@ -111,24 +103,15 @@ def _decided(
     for chain, rows in zip(chains, pairing, strict=True):
         if rows is not None and rows[0].sizes[0] != chain[0].sizes[0]:
             raise rows[1].place.corrupt("rows to pair of another length than their chain")
-    plan = _plan(chains, pairing, place.copies, task.rules)
-    lengths = [chain.sizes[0] for chain in place.chains]
-    parts = (
-        residue_ids(place.copies, lengths).ravel(),
-        _crop(np.repeat(lengths, place.copies).tolist(), task, whole or chains[0]),
-        plan.paired.ravel(),
-        *plan.unpaired,
-    )
-    decisions = np.concatenate(parts, dtype=np.int32, casting="unsafe")
-    slot[at : at + decisions.nbytes] = decisions.view(np.uint8).data
+    lengths = np.repeat([chain.sizes[0] for chain in place.chains], place.copies).tolist()
     return AssemblySlab(
         chains=tuple(member for member, _ in chains),
         pairing=tuple(one[0] if one else None for one in pairing),
         copies=place.copies,
         whole=whole[0] if whole else None,
-        at=at,
-        sizes=tuple(map(len, parts)),
-        stop=at + decisions.nbytes,
+        plan=_plan(chains, pairing, place.copies, task.rules),
+        kept=_crop(lengths, task, whole or chains[0]),
+        stop=max(member.slab.stop for member, _ in read),
     )
 
 

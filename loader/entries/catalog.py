@@ -61,8 +61,7 @@ class EntryCatalog(ChainCatalog):
                 path=self.uri,
             )
         self._chains = np.stack([column(table, "chain_a"), column(table, "chain_b")], 1)
-        self.draw = self._draw = DatapointDraw(self._weights(rules))
-        self.probability = None
+        self.probability = self._draw = DatapointDraw(self._weights(rules))
         tokens = column(entries.table, f"tokens_{rules.project}")
         self.cost = tokens[self._entry]
         self.resolution = column(entries.table, "resolution")[self._entry]

@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import array
 import struct
-from typing import Final
+from collections.abc import Sequence
+from typing import Any, Final
 
 import numpy as np
 
-from evofeed.loader import features
 from evofeed.loader.config import LoaderConfig
 from evofeed.loader.counter_rng import Purpose
 from evofeed.loader.draws import Crop, use_clamped_fape
+from evofeed.loader.features import row_spans
 from evofeed.loader.fused.sample_words import (
     COORDINATES,
     INT32,
     INTEGERS,
     RANGE,
+    SPANS,
     UINT8,
     UINT16,
     WORDS,
     Recycle,
-    RowSpans,
     Sample,
 )
 from evofeed.loader.msa_draws import RecycleDraws
@@ -40,29 +41,24 @@ _STORED_BYTES: Final = ("aatype", "template_aatype", "msa")
 """Columns whose RAW codec is one byte a value; that of the other integers is four."""
 
 
-def row_spans(num_rows: int, draws: RecycleDraws, config: LoaderConfig) -> RowSpans:
-    """The spans of one recycle, as `num_blocks + 2` pairs and the end."""
-    firsts, starts, kept = [], [], 0
-    for start, stop in features.row_spans(num_rows, draws, config):
-        firsts.append(kept)
-        starts.append(start)
-        kept += stop - start
-    missing = config.num_blocks + 3 - len(firsts)
-    return RowSpans((*firsts, *[kept] * missing), (*starts, *[num_rows] * missing))
-
-
 def recycle_words(
     num_rows: int, *, is_distillation: bool, draws: RecycleDraws, config: LoaderConfig
-) -> tuple[Recycle, RowSpans]:
-    """Sizes and keys of one recycle: all of its random decisions, not yet drawn."""
-    spans = row_spans(num_rows, draws, config)
-    rows = spans.kept
-    if is_distillation:
-        rows = min(rows, config.max_distillation_msa_clusters)
+) -> Recycle:
+    """Sizes and keys of one recycle: all of its random decisions, not yet drawn.
+
+    Its spans are `num_blocks + 2` pairs and the end.
+    """
+    firsts, starts, left = [], [], 0
+    for start, stop in row_spans(num_rows, draws, config):
+        firsts.append(left)
+        starts.append(start)
+        left += stop - start
+    missing = config.num_blocks + 3 - len(firsts)
+    rows = min(left, config.max_distillation_msa_clusters) if is_distillation else left
     centres = min(rows, config.max_msa_clusters)
-    words = Recycle(
+    return Recycle(
         distillation_key=draws.key(Purpose.DISTILLATION_ROWS),
-        distillation_count=spans.kept - 1 if is_distillation else 0,
+        distillation_count=left - 1 if is_distillation else 0,
         row_key=draws.key(Purpose.ROW_ORDER),
         row_count=rows - 1,
         extra_key=draws.key(Purpose.EXTRA_ORDER),
@@ -72,8 +68,9 @@ def recycle_words(
         rows=rows,
         centres=centres,
         kept_extra=min(rows - centres, config.max_extra_msa),
+        firsts=(*firsts, *[left] * missing),
+        starts=(*starts, *[num_rows] * missing),
     )
-    return words, spans
 
 
 def sample_words(
@@ -170,7 +167,7 @@ def _bits(value: float) -> int:
 
 
 def _recycle_stride(config: LoaderConfig) -> int:
-    return len(Recycle._fields) + 2 * (config.num_blocks + 3)
+    return SPANS + 2 * (config.num_blocks + 3)
 
 
 def words_nbytes(config: LoaderConfig) -> int:
@@ -181,12 +178,12 @@ def words_nbytes(config: LoaderConfig) -> int:
 
 
 def pack_words(
-    sample: Sample, templates: tuple[int, ...], recycles: list[tuple[Recycle, RowSpans]]
+    sample: Sample, templates: tuple[int, ...], recycles: Sequence[Recycle]
 ) -> np.ndarray:
     """`i64` words: the sample's, its templates', each recycle's."""
-    words = [sample[name] for name in WORDS]
+    words: list[Any] = [sample[name] for name in WORDS]
     words += [*templates, *[0] * (sample["out_templates"] - len(templates))]
-    for recycle, spans in recycles:
-        words += [*recycle, *spans.firsts, *spans.starts]
+    for recycle in recycles:
+        words += [*recycle[:SPANS], *recycle.firsts, *recycle.starts]
     # Keys are unsigned; two's complement is what both sides mean.
     return np.frombuffer(array.array("Q", words), np.int64)

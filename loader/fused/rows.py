@@ -20,7 +20,7 @@ from evofeed.loader.fused.loads import (
     recycle,
     word,
 )
-from evofeed.loader.fused.sample_words import Recycle
+from evofeed.loader.fused.sample_words import SPANS
 from evofeed.protein.residues import GAP
 
 _ROWS, _DELETIONS, _RECYCLES, _MAX_ROWS = of_sample("rows deletions recycles max_rows")
@@ -28,7 +28,7 @@ _ORDER, _DELETION_ROW, _BY_ROW = of_sample("order_at deletion_row_at deletion_by
 _IS_DISTILLATION, _MSA_AT, _MSA_PITCH = of_sample("is_distillation msa_at msa_pitch")
 _RESIDUES, _PITCH = of_sample("residues pitch")
 _KEPT_ROWS, _DISTILLATION_KEY = of_recycle("rows distillation_key")
-_SPANS = tl.constexpr(len(Recycle._fields))
+_SPANS = tl.constexpr(SPANS)
 _GAP = tl.constexpr(GAP)
 
 

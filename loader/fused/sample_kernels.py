@@ -14,7 +14,7 @@ from evofeed.loader.config import LoaderConfig
 from evofeed.loader.draws import Crop
 from evofeed.loader.fused import clusters, coordinates, emit, rows, stages
 from evofeed.loader.fused.filling import pack_words, sample_words
-from evofeed.loader.fused.sample_words import Recycle, RowSpans, Sample
+from evofeed.loader.fused.sample_words import Recycle, Sample
 from evofeed.loader.fused.tables import residue_tables
 from evofeed.loader.read_chain import Slab
 from evofeed.protein.features import SUPERVISED
@@ -30,7 +30,7 @@ def prepare(
     sizes: tuple[int, int, int, int],
     crop: Crop,
     config: LoaderConfig,
-    each: Sequence[tuple[Recycle, RowSpans]],
+    each: Sequence[Recycle],
     device: torch.device,
     **about: Any,
 ) -> tuple[SampleKernels, np.ndarray]:
@@ -38,10 +38,10 @@ def prepare(
 
     `each` are the sizes and keys of its recycles, `about` what else `sample_words` takes.
     """
-    most = max(spans.kept for _, spans in each)
+    most = max(recycle.left for recycle in each)
     sample = sample_words(slab, sizes, crop, config, recycles=len(each), max_rows=most, **about)
-    words = pack_words(sample, crop.templates, list(each))
-    return SampleKernels(sample, [recycle for recycle, _ in each], config, device), words
+    words = pack_words(sample, crop.templates, each)
+    return SampleKernels(sample, each, config, device), words
 
 
 class SampleKernels:
@@ -52,7 +52,11 @@ class SampleKernels:
     """
 
     def __init__(
-        self, sample: Sample, recycles: list[Recycle], config: LoaderConfig, device: torch.device
+        self,
+        sample: Sample,
+        recycles: Sequence[Recycle],
+        config: LoaderConfig,
+        device: torch.device,
     ) -> None:
         self.sample, self.config, self.device = sample, config, device
         self.recycles = len(recycles)

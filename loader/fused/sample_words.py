@@ -45,7 +45,7 @@ recycle keeps. The words of the first recycle begin at `recycles_at`, `recycle_w
 
 
 class Recycle(NamedTuple):
-    """Words of one recycle; the spans of kept rows follow."""
+    """Words of one recycle, those of its spans last."""
 
     distillation_key: int
     distillation_count: int
@@ -59,15 +59,15 @@ class Recycle(NamedTuple):
     """Rows it keeps: `centres`, then `extra_count`."""
     centres: int
     kept_extra: int
-
-
-class RowSpans(NamedTuple):
-    """Rows that block deletion left: `starts[i]` is the row of kept number `firsts[i]`."""
-
     firsts: tuple[int, ...]
+    """Spans of rows that block deletion left: `starts[i]` is the row of kept number `firsts[i]`."""
     starts: tuple[int, ...]
 
     @property
-    def kept(self) -> int:
-        """Rows left; the last pair only marks the end."""
+    def left(self) -> int:
+        """Rows that block deletion left; the last span only marks the end."""
         return self.firsts[-1]
+
+
+SPANS: Final = Recycle._fields.index("firsts")
+"""Word of a recycle where its spans begin."""

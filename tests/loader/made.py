@@ -138,16 +138,16 @@ def replay_fused(
             config, num_res=num_res, batch_size=1, recycles=1, device=data.device, zeroed=False
         )
     kernels.unpack(on_device, data)
-    counts = rows[0].row_count, rows[0].extra_count
+    counts = rows.row_count, rows.extra_count
     orders = draws.row_order(counts[0]), draws.extra_order(counts[1])
-    most, pitch = kernels.sample.max_rows, kernels.sample.pitch
+    most, pitch = kernels.sample["max_rows"], kernels.sample["pitch"]
     for purpose, order in enumerate(orders, 1):
         order = order.to(device, torch.int32)
         kernels.order[purpose * most :][: len(order)] = order
         steps = torch.arange(len(order), device=device, dtype=torch.int32)
         kernels.rank[purpose * most :][order.long()] = steps
     kernels.gather(on_device, data)
-    centres, length = rows[0].centres, case.chain.num_res
+    centres, length = rows.centres, case.chain.num_res
     kernels.mask(on_device, data, batch)
     masked_at = draws.mask_position(centres, length).to(device)
     codes, masked, where = (

@@ -239,9 +239,9 @@ def test_epochs_and_seeds_draw_other_samples_and_the_weights_decide() -> None:
     long = config(epoch_len=4000)
     entries = Dataset.open(dataset_uri()).entries
     catalog = EntryCatalog(entries, 0, long)
-    rows = catalog.draw.rows(3, 0, 0, 4000)  # type: ignore[union-attr]
-    assert not np.array_equal(rows, catalog.draw.rows(3, 1, 0, 4000))  # type: ignore[union-attr]
-    assert not np.array_equal(rows, catalog.draw.rows(4, 0, 0, 4000))  # type: ignore[union-attr]
+    rows = catalog.probability.rows(3, 0, 0, 4000)  # type: ignore[union-attr]
+    assert not np.array_equal(rows, catalog.probability.rows(3, 1, 0, 4000))  # type: ignore[union-attr]
+    assert not np.array_equal(rows, catalog.probability.rows(4, 0, 0, 4000))  # type: ignore[union-attr]
     weights = catalog._weights(RULES)
     share = np.bincount(rows, minlength=len(weights)) / 4000
     sigma = np.sqrt(weights / weights.sum() / 4000)

@@ -19,7 +19,6 @@ from evofeed.loader.assembly.pairing import (
     EntityRows,
     RowPlan,
     plan_rows,
-    residue_ids,
 )
 from evofeed.loader.config import AssemblyConfig, LoaderConfig
 from evofeed.loader.counter_rng import Purpose
@@ -64,9 +63,7 @@ class Recorded:
         if f"{coordinates}.all_atom_positions" in self.example:
             positions = torch.from_numpy(self.example[f"{coordinates}.all_atom_positions"])
             mask = torch.from_numpy(self.example[f"{coordinates}.all_atom_mask"]).float()
-        lengths = [entity.chain.num_res for entity in self.entities]
-        ids = residue_ids([entity.copies for entity in self.entities], lengths)
-        return merge_entities(self.entities, plan, ids, positions, mask, config)
+        return merge_entities(self.entities, plan, positions, mask, config)
 
 
 def own_rows(recorded: Recorded, rows: np.ndarray) -> np.ndarray:
