@@ -99,7 +99,12 @@ class CachedStorage(FrontStorage):
                 return False
 
     def _fill(self, name: str) -> bool:
-        """Fetch a shard; False if there is no room for it."""
+        """Fetch a shard; False if there is no room for it under the cap.
+
+        Raises:
+            OSError: the disk is full, or cannot be written.
+            ShardCorrupt: the remote has other bytes than the name says.
+        """
         self._folder.mkdir(parents=True, exist_ok=True)  # somebody may have tidied up
         with (self._folder / f".{name[:16]}.lock").open("a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # whoever waited here finds it filled
@@ -109,43 +114,35 @@ class CachedStorage(FrontStorage):
                 aside = self._reserve(self.sizes[name])
                 if aside is None:
                     return False
-                with aside:
-                    fetched = self._fetch(name, aside)
-                    if fetched == name.removesuffix(".arrow"):
-                        with self._changing():  # so that nobody counts it under no name
-                            Path(aside.name).replace(self._folder / name)
-                        self.stats["fills"] += 1
-                        return True
-                    Path(aside.name).unlink()
-                if fetched is None:
-                    return False
+                try:
+                    with aside:
+                        if self._fetch(name, aside) == name.removesuffix(".arrow"):
+                            with self._changing():  # so that nobody counts it under no name
+                                Path(aside.name).replace(self._folder / name)
+                            self.stats["fills"] += 1
+                            return True
+                finally:
+                    Path(aside.name).unlink(missing_ok=True)
             raise ShardCorrupt(
                 f"sha256 is wrong after {DOWNLOADS} downloads: the remote copy is damaged",
                 path=f"{self.uri}/shards/{name}",
             )
 
-    def _fetch(self, name: str, file: IO[bytes]) -> str | None:
-        """sha256 of what was fetched into `file`; None if the disk is full."""
-        digest, done, size = hashlib.sha256(), 0, self.sizes[name]
+    def _fetch(self, name: str, file: IO[bytes]) -> str:
+        """sha256 of what was fetched into `file`."""
+        digest, size = hashlib.sha256(), self.sizes[name]
         buffer = memoryview(bytearray(min(PIECE, size)))
-        try:
-            while done < size:
-                part = buffer[: min(PIECE, size - done)]
-                self.remote.read_into(f"shards/{name}", done, part)
-                digest.update(part)
-                file.write(part)
-                done += len(part)
-            file.flush()
-            os.fsync(file.fileno())
-        except OSError:
-            return None
-        except BaseException:
-            Path(file.name).unlink()
-            raise
+        for done in range(0, size, PIECE):
+            part = buffer[: size - done]
+            self.remote.read_into(f"shards/{name}", done, part)
+            digest.update(part)
+            file.write(part)
+        file.flush()
+        os.fsync(file.fileno())
         return digest.hexdigest()
 
     def _reserve(self, nbytes: int) -> IO[bytes] | None:
-        """A locked temporary file of that size; None without room on the disk or under the cap."""
+        """A locked temporary file of that size; None without room under the cap."""
         with self._changing():
             held = self._held()
             used = sum(stat.st_size for stat in held.values())
@@ -164,7 +161,7 @@ class CachedStorage(FrontStorage):
             except OSError:
                 Path(file.name).unlink()
                 file.close()
-                return None
+                raise
             return file
 
     @contextlib.contextmanager
