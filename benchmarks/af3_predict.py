@@ -1,13 +1,13 @@
 """A whole prediction of OpenFold3, Boltz or Protenix, its own code, before and after `to_fused`.
 
-    PYTHONPATH=src python benchmarks/af3_predict.py DATA --project boltz --out PATH
+    PYTHONPATH=src python benchmarks/af3_predict.py DATA --project protenix --out PATH
 
 DATA, batches and weights are those of `af3_step.py`; entries with fewer tokens are passed over.
 What a prediction is, `af3_step_openfold3`, `af3_step_boltz` and `af3_step_protenix` say: trunk with
 `--recycles` (3, as all three have it), `--samples` structures (1: Boltz' own number, the others
 draw 5) by `--denoising` steps (200, as all three have it), confidence heads. Evaluation mode,
 bfloat16 by autocast with the parts in float32 that the project predicts so, TF32 allowed;
-`--precision float32` for all in float32.
+`--precision float32` for all in float32, as Boltz-1 alone can.
 
 Ways: `project` with the project's own kernels where it has some, `plain` with PyTorch's operators
 alone, `cuequivariance` with its switch for that library; `fused` is `to_fused(model)`. There is

@@ -68,7 +68,7 @@ TRUNCATED = {"truncnorm": types.SimpleNamespace(std=lambda **_: 0.87962566103423
 
 
 class Project:
-    """A project's own training step and prediction; which of them, `options.predicts` says.
+    """A project's own training step and prediction: `options.predicts` says which.
 
     Attributes:
         parts: modules of a step that are timed apart, those that every model of it has.

@@ -5,7 +5,7 @@ gives. Widths, dropout and the rest are of its `structure.yaml`: trunk, 16 noise
 and distogram losses; clipping, Adam, moving average. There is no roll-out and no confidence in it,
 and it trains in float32 (`--precision float32`). What a step logs, norms of all gradients among it,
 is left out. A prediction is that of its published weights with confidence, which comes from a trunk
-of its own; its command, too, predicts in float32.
+of its own. It predicts in float32 alone: its sampler writes what a step gives into float32.
 """
 
 from __future__ import annotations
