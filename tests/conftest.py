@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import gzip
 import importlib.util
 import json
@@ -122,6 +123,17 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     files = collection_path.rglob("test_*.py") if folder else [collection_path]
     left_out = all(tiers.is_left_out(path, config.option.markexpr) for path in files)
     return True if left_out else None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """What is loaded stays: nobody looks through it for garbage, not in processes forked either."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:

@@ -5,6 +5,7 @@ They know nothing of the process that asks for them, as those that torchrun star
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import runpy
@@ -81,6 +82,7 @@ def _begin(
     for stream in (1, 2):
         os.dup2(to, stream)
     os.environ |= environment
+    gc.freeze()  # what is loaded is no garbage
     try:
         target(*arguments)
     finally:
