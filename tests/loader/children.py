@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
 from pathlib import Path
+
+from tests.featurize.job.stage import children
 
 from evofeed.loader import FeatureLoader
 
@@ -19,23 +22,8 @@ def python(*words: str, folder: Path | None = None) -> subprocess.CompletedProce
 
 def reader_pid(loader: FeatureLoader) -> int | None:
     """The child of this process that reads; None between two lives."""
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = stat.read_text().rsplit(")", 1)[1].split()
-            command = stat.with_name("cmdline").read_text()
-        except OSError:
-            continue
-        if int(fields[1]) == os.getpid() and "evofeed.loader.reader_process" in command:
-            return int(stat.parent.name)
+    for pid in children(os.getpid()):
+        with contextlib.suppress(OSError):
+            if "evofeed.loader.reader_process" in Path(f"/proc/{pid}/cmdline").read_text():
+                return pid
     return None
-
-
-def children(pid: int) -> list[int]:
-    found = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            if int(stat.read_text().rsplit(")", 1)[1].split()[1]) == pid:
-                found.append(int(stat.parent.name))
-        except OSError:
-            continue
-    return found

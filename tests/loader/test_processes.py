@@ -9,7 +9,8 @@ import threading
 import time
 from pathlib import Path
 
-from tests.loader.children import children, python, reader_pid
+from tests.featurize.job.stage import children
+from tests.loader.children import python, reader_pid
 from tests.loader.streams import open_loader, sample_digests
 
 from evofeed.store import Dataset
