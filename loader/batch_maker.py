@@ -221,8 +221,9 @@ class BatchMaker:
 
         config, sample = self._config, slot.sample
         assert config.assemblies is not None
+        of: Any = self._catalogs[sample.dataset].place(sample.row)
         assembly, kept = unpack_assembly(
-            *(slot.slab, self._bytes(slot), config.assemblies),
+            *(slot.slab, of, self._bytes(slot), config.assemblies),
             place=self._place(sample),
             device=self._device,
             **self._about(sample),

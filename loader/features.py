@@ -123,7 +123,8 @@ def constant_features(chain: ChainTensors, crop: Crop, config: LoaderConfig) -> 
         **structure.make_atom14_masks(tables),
     }
     if config.supervised:
-        whole |= _ground_truth(chain, aatype, tables)
+        known = known_structure(chain.positions, chain.mask, aatype)
+        whole |= structure.structure_features(aatype, tables, *known)
     cut = slice(crop.start, crop.stop)
     features = {name: value[cut] for name, value in whole.items()}
     templates = structure.template_features(
@@ -138,14 +139,14 @@ def constant_features(chain: ChainTensors, crop: Crop, config: LoaderConfig) -> 
     return features
 
 
-def _ground_truth(
-    chain: ChainTensors, aatype: Tensor, tables: structure.ResidueTables
-) -> dict[str, Tensor]:
-    positions, mask = chain.positions, chain.mask
-    if positions is None or mask is None:  # all unknown, so that no loss counts it
-        mask = torch.zeros(chain.num_res, 37, device=aatype.device)
-        positions = torch.zeros(chain.num_res, 37, 3, device=aatype.device)
-    return structure.structure_features(aatype, tables, positions, mask)
+def known_structure(
+    positions: Tensor | None, mask: Tensor | None, aatype: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The true structure; all unknown where there is none, so that no loss counts it."""
+    if positions is not None and mask is not None:
+        return positions, mask
+    shape, device = (len(aatype), 37), aatype.device
+    return torch.zeros(*shape, 3, device=device), torch.zeros(shape, device=device)
 
 
 def sample_msa(chain: ChainTensors, draws: RecycleDraws, config: LoaderConfig) -> MsaSample:

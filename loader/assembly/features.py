@@ -14,6 +14,7 @@ from torch import Tensor
 from evofeed.base.shapes import Float, Integer
 from evofeed.loader.assembly.merge import AssemblyTensors
 from evofeed.loader.config import LoaderConfig
+from evofeed.loader.features import known_structure
 from evofeed.loader.msa_draws import RecycleDraws
 from evofeed.loader.transforms import clusters, structure
 from evofeed.loader.transforms import msa as msa_transforms
@@ -48,31 +49,19 @@ def assembly_constants(
         **structure.make_atom14_masks(structure.ResidueTables(aatype)),
     }
     for name, value in of_templates.items():
-        kept = _slots(value, templates)
-        features[name] = torch.stack([v[crop] for v in kept]) if kept else value[:0, crop]
+        # Views, not an index tensor: that would have to cross to the device.
+        kept = [value[number][crop] for number in templates]
+        features[name] = torch.stack(kept) if kept else value[:0, crop]
     features["template_mask"] = torch.ones(len(templates), device=aatype.device)
     if config.supervised:
-        positions, mask = _known(assembly)
+        positions, mask = known_structure(assembly.positions, assembly.mask, assembly.aatype)
         features |= {"all_atom_positions": positions[crop], "all_atom_mask": mask[crop]}
     return features
 
 
-def _slots(value: Tensor, templates: tuple[int, ...]) -> list[Tensor]:
-    # Views, not an index tensor: that would have to cross to the device.
-    return [value[number] for number in templates]
-
-
-def _known(assembly: AssemblyTensors) -> tuple[Tensor, Tensor]:
-    """The true structure; all unknown where there is none, so that no loss counts it."""
-    if assembly.positions is None or assembly.mask is None:
-        mask = torch.zeros(assembly.num_res, 37, device=assembly.aatype.device)
-        return torch.zeros(assembly.num_res, 37, 3, device=assembly.aatype.device), mask
-    return assembly.positions, assembly.mask
-
-
 def ground_truth(assembly: AssemblyTensors) -> dict[str, Tensor]:
     """The whole, uncropped truth that a permutation of chains chooses from (`gt_features`)."""
-    positions, mask = _known(assembly)
+    positions, mask = known_structure(assembly.positions, assembly.mask, assembly.aatype)
     tables = structure.ResidueTables(assembly.aatype)
     return {
         "aatype": assembly.aatype,

@@ -11,10 +11,12 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from evofeed.base.shapes import Integer
+from evofeed.loader.assembly.catalog import AssemblyPlace
 from evofeed.loader.assembly.features import assembly_constants, assembly_recycle, ground_truth
 from evofeed.loader.assembly.merge import AssemblyTensors, Entity, merge_entities
-from evofeed.loader.assembly.reading import AssemblySlab, Member
+from evofeed.loader.assembly.reading import AssemblySlab
 from evofeed.loader.batch import empty_batch, put
+from evofeed.loader.catalog import ChainPlace
 from evofeed.loader.config import AssemblyConfig, LoaderConfig
 from evofeed.loader.draws import draw_crop, use_clamped_fape
 from evofeed.loader.features import ChainTensors
@@ -24,23 +26,24 @@ from evofeed.protein.features import ASSEMBLY_BATCH
 
 
 def unpack_assembly(
-    slab: AssemblySlab, slot: np.ndarray, config: AssemblyConfig, **about: Any
+    slab: AssemblySlab, of: AssemblyPlace, slot: np.ndarray, config: AssemblyConfig, **about: Any
 ) -> tuple[AssemblyTensors, Integer[Tensor, " C"]]:
     """The merged complex of a slot, and the residues to keep.
 
-    `about` is what else `unpack_chain` takes.
+    `of` is where it was read, `about` what else `unpack_chain` takes.
     """
+    slabs = iter(slab.slabs)
 
-    def unpack(member: Member, templates: int = 0) -> ChainTensors:
-        was_read = any(part.name == "template_aatype" for part in member.slab.parts)
+    def unpack(member: ChainPlace, templates: int = 0) -> ChainTensors:
+        mine = next(slabs)
+        was_read = any(part.name == "template_aatype" for part in mine.parts)
         chosen = tuple(range(min(member.sizes[3], templates) if was_read else 0))
-        return unpack_chain(member.slab, slot, member.sizes, chosen, **about)
+        return unpack_chain(mine, slot, member.sizes, chosen, **about)
 
-    entities = [
-        Entity(unpack(chain, config.max_templates), unpack(rows) if rows else None, number)
-        for chain, rows, number in zip(slab.chains, slab.pairing, slab.copies, strict=True)
-    ]
-    atoms = unpack(slab.whole) if slab.whole else entities[0].chain
+    chains = [unpack(chain, config.max_templates) for chain in of.chains]
+    pairing = [unpack(rows) if rows else None for rows in of.pairing]
+    atoms = unpack(of.whole) if of.whole else chains[0]
+    entities = [Entity(*parts) for parts in zip(chains, pairing, of.copies, strict=True)]
     merged = merge_entities(entities, slab.plan, atoms.positions, atoms.mask, config)
     return merged, torch.from_numpy(slab.kept).to(merged.aatype.device)
 

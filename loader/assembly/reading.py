@@ -47,29 +47,16 @@ class AssemblyTask(NamedTuple):
             nbytes = slot_nbytes(member, templates, species)
             slab, decoder = read_columns(storage, one, slot[at : at + nbytes])
             parts = tuple(part._replace(offset=part.offset + at) for part in slab.parts)
-            slab = Slab(parts, slab.start + at, slab.stop + at)
-            read.append((Member(slab, member.sizes), decoder))
+            read.append((Slab(parts, slab.start + at, slab.stop + at), decoder))
             at += nbytes + -nbytes % _ALIGN
         return _decided(place, self, read)
 
 
-class Member(NamedTuple):
-    """One chain record of a complex in a slot."""
-
-    slab: Slab
-    sizes: tuple[int, int, int, int]
-
-
-_Read = tuple[Member, ChainDecoder]
-
-
 class AssemblySlab(NamedTuple):
-    """What a slot holds of a complex, its records, and what was decided about it."""
+    """What a slot holds of a complex, and what was decided about it."""
 
-    chains: tuple[Member, ...]
-    pairing: tuple[Member | None, ...]
-    copies: tuple[int, ...]
-    whole: Member | None
+    slabs: tuple[Slab, ...]
+    """Of its records: its chains, their rows to pair where there are some, and the whole."""
     plan: RowPlan
     kept: np.ndarray
     """Residues of the sample, i64."""
@@ -91,52 +78,34 @@ def _members(place: AssemblyPlace, templates: bool) -> list[tuple[ChainPlace, bo
     return found + ([(place.whole, False, False)] if place.whole else [])
 
 
-def _decided(place: AssemblyPlace, task: AssemblyTask, read: list[_Read]) -> AssemblySlab:
-    count = len(place.chains)
-    chains, others = read[:count], read[count:]
+def _decided(
+    place: AssemblyPlace, task: AssemblyTask, read: list[tuple[Slab, ChainDecoder]]
+) -> AssemblySlab:
+    decoders = [decoder for _, decoder in read]
+    chains, others = decoders[: len(place.chains)], decoders[len(place.chains) :]
     whole = others.pop() if place.whole else None
     pairing = [others.pop(0) if rows is not None else None for rows in place.pairing]
-    if whole is not None and whole[0].sizes[0] != place.num_res:
-        raise whole[1].place.corrupt(
-            f"{whole[0].sizes[0]} residues, its chains have {place.num_res}"
-        )
-    for chain, rows in zip(chains, pairing, strict=True):
-        if rows is not None and rows[0].sizes[0] != chain[0].sizes[0]:
-            raise rows[1].place.corrupt("rows to pair of another length than their chain")
-    lengths = np.repeat([chain.sizes[0] for chain in place.chains], place.copies).tolist()
-    return AssemblySlab(
-        chains=tuple(member for member, _ in chains),
-        pairing=tuple(one[0] if one else None for one in pairing),
-        copies=place.copies,
-        whole=whole[0] if whole else None,
-        plan=_plan(chains, pairing, place.copies, task.rules),
-        kept=_crop(lengths, task, whole or chains[0]),
-        stop=max(member.slab.stop for member, _ in read),
-    )
-
-
-def _plan(
-    chains: list[_Read],
-    pairing: list[_Read | None],
-    copies: tuple[int, ...],
-    rules: AssemblyConfig,
-) -> RowPlan:
+    if whole is not None and whole.dims["L"] != place.num_res:
+        raise whole.place.corrupt(f"{whole.dims['L']} residues, its chains have {place.num_res}")
     entities = []
-    for (member, chain), rows, number in zip(chains, pairing, copies, strict=True):
+    for chain, rows, number in zip(chains, pairing, place.copies, strict=True):
+        if rows is not None and rows.dims["L"] != chain.dims["L"]:
+            raise rows.place.corrupt("rows to pair of another length than their chain")
         # Rows of a single sequence are counted, not looked at.
-        alone = np.empty([member.sizes[1], 0], np.uint8) if len(chains) == 1 else None
+        alone = np.empty([chain.dims["N"], 0], np.uint8) if len(chains) == 1 else None
         msa = chain.array("msa") if alone is None else alone
-        pairs = (rows[1].array("msa"), rows[1].species()) if rows else (None,)
+        pairs = (rows.array("msa"), rows.species()) if rows else (None,)
         entities.append(EntityRows.of(msa, number, *pairs))
-    return plan_rows(entities, rules)
-
-
-def _crop(lengths: list[int], task: AssemblyTask, atoms: _Read) -> np.ndarray:
     positions = mask = None
-    known = any(part.name == "all_atom_mask" for part in atoms[0].slab.parts)
-    several = len(lengths) > 1 and task.crop_size is not None and sum(lengths) > task.crop_size
-    if known and several:
-        positions, mask = (atoms[1].array(f"all_atom_{name}") for name in ("positions", "mask"))
-    return crop_residues(
-        positions, mask, lengths, task.crop_size, SampleDraws(task.key), task.rules
+    lengths = np.repeat([chain.sizes[0] for chain in place.chains], place.copies).tolist()
+    slab, atoms = read[-1] if place.whole else read[0]
+    is_cut = len(lengths) > 1 and task.crop_size is not None and sum(lengths) > task.crop_size
+    if is_cut and any(part.name == "all_atom_mask" for part in slab.parts):
+        positions, mask = (atoms.array(f"all_atom_{name}") for name in ("positions", "mask"))
+    draws = SampleDraws(task.key)
+    return AssemblySlab(
+        slabs=tuple(slab for slab, _ in read),
+        plan=plan_rows(entities, task.rules),
+        kept=crop_residues(positions, mask, lengths, task.crop_size, draws, task.rules),
+        stop=max(slab.stop for slab, _ in read),
     )
