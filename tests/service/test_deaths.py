@@ -18,11 +18,11 @@ from sqlalchemy.exc import OperationalError
 from tests.service.conftest import Start, work_off
 
 from evofeed.base.errors import JobError
-from evofeed.service import refs
 from evofeed.service.jobs import queue as jobs
 from evofeed.service.jobs import runner, scheduler
 from evofeed.service.jobs.queue import MAX_DEATHS, JobQueue
 from evofeed.service.jobs.scheduler import Scheduler
+from evofeed.service.refs import Refs
 from evofeed.synth import write_synthetic
 
 
@@ -184,15 +184,15 @@ def test_a_database_that_goes_away_fails_no_job(
 def test_a_job_that_dies_once_it_has_moved_a_new_ref_ends_well_and_moved_it_once(
     world: World, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    codes, enter = [], refs._enter
+    codes, enter = [], Refs._enter
 
     def away(*_: object) -> None:
-        monkeypatch.setattr(refs, "_enter", enter)
+        monkeypatch.setattr(Refs, "_enter", enter)
         raise OperationalError("INSERT", {}, Exception()) from psycopg.OperationalError("closed")
 
     main = runner.main
     monkeypatch.setattr(runner, "main", lambda job: codes.append(main(job)))
-    monkeypatch.setattr(refs, "_enter", away)
+    monkeypatch.setattr(Refs, "_enter", away)
     work_off(start, monkeypatch)
     world.scheduler._settle(world.job, 1, codes[0], False)
     work_off(start, monkeypatch)
