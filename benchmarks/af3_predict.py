@@ -10,8 +10,8 @@ bfloat16 by autocast with the parts in float32 that the project predicts so, TF3
 `--precision float32` for all in float32, as Boltz-1 alone can.
 
 Ways: `project` with the project's own kernels where it has some, `plain` with PyTorch's operators
-alone, `cuequivariance` with its switch for that library; `fused` is `to_fused(model)`. There is
-none with `cuda_graphs=True`, which records in training alone.
+alone, `cuequivariance` with its switch for that library; `fused` is `to_fused(model)`, `recorded`
+`to_fused(model, cuda_graphs=True)`.
 
 `total_s` and its parts: median, first and third quartile of `--repeats` predictions behind a short
 one; wall clock, the GPU waited for where trunk, sampling and confidence end. `peak_gb`: the most of
@@ -39,7 +39,7 @@ from torch import Tensor, nn
 
 from evofeed.protein.chain_numbers import superposed
 
-WAYS = ("project", "cuequivariance", "fused", "plain")
+WAYS = ("project", "cuequivariance", "fused", "recorded", "plain")
 PARTS = ("trunk", "sampling", "confidence")
 SHORT = 4
 

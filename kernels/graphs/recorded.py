@@ -3,8 +3,9 @@
 A block of AF2 takes the GPU a few milliseconds and Python two or three times as long.
 So the first call of a module with inputs of new shapes is recorded, forward and
 backward, and further calls replay it: the loop stays eager, the CPU launches two graphs
-a block. `recording.py` has the recording itself; here is when there can be one. Only in
-training mode: whole chains of all lengths would each need memory of their own.
+a block. `recording.py` has the recording itself; here is when there can be one. In
+evaluation mode it is the ninth call of a kind in a row: denoising steps come two hundred
+times, chains of all lengths once or a few times.
 
 Between a forward and its backward a recording is taken; a module called again before
 that (templates one by one, weights shared along the depth) is recorded again. A block outside
@@ -38,6 +39,7 @@ from evofeed.kernels.runtime.private_apis import (
 
 MOST_RECORDINGS = 8  # of a module: shapes, and calls in flight
 MOST_MOVES = 4  # times its parameters may have moved
+EAGER_CALLS = 8  # of a kind in a row before a recording, in evaluation mode
 
 _PLAIN = (Tensor, nn.Parameter)
 _KNOWN = (Tensor, int, float, str, type(None), torch.dtype)
@@ -62,13 +64,13 @@ def run(
 ) -> Any:  # fmt: skip
     """`call(*args, **kwargs)`, the forward of `module`.
 
-    Only in training mode is it more than that.
+    It is no more than that where gradients are wanted in evaluation mode.
 
     Args:
         record: replay it from a recording where there can be one.
         budget: where this does not keep what the backward pass needs, make it again there.
     """
-    if torch.compiler.is_compiling() or not module.training:
+    if torch.compiler.is_compiling() or (torch.is_grad_enabled() and not module.training):
         return call(*args, **kwargs)
     tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
     recompute = (
@@ -77,9 +79,10 @@ def run(
     )  # fmt: skip
     why_not = _why_not(tensors) if record and not _paused else ""
     if why_not is None:
-        state = _states.get(module)
+        states = _states.setdefault(module, {})
+        state = states.get(module.training)
         if state is None:
-            state = _states[module] = _State(module)
+            state = states[module.training] = _State(module)
         recording, why_not = state.find(module, call, args, kwargs, tensors, recompute)
         if recording is not None:
             return recording(tensors)
@@ -124,18 +127,19 @@ def _why_not(tensors: Sequence[Tensor]) -> str | None:
         return "it was called inside a backward pass (activation checkpointing)"
     if functorch_active():
         return "a transform of torch.func is active"
-    if torch.is_inference_mode_enabled():
-        return "inference mode is on; torch.no_grad would do"
     if torch.is_anomaly_enabled():
         return "anomaly detection is on"
     return None
 
 
 class _State:
-    """The recordings of one module."""
+    """The recordings of one module, in training or in evaluation mode."""
 
     def __init__(self, module: nn.Module) -> None:
         self._recordings: dict[Hashable, list[Recording]] = {}
+        self._training = module.training
+        self._latest: Hashable = None  # kind of call, and how often in a row it came
+        self._times = 0
         self._moves = 0
         self._look(module)
         kinds = {type(home[name]) for home, name in self._homes} - set(_PLAIN)
@@ -159,17 +163,21 @@ class _State:
         for value in (*args, *kwargs.values()):
             if not isinstance(value, _KNOWN):
                 return None, f"an argument is a {type(value).__name__}, no tensor and no constant"
-        found = self._recordings.setdefault((recompute, _kind(args, kwargs)), [])
-        for recording in found:
+        kind = recompute, _kind(args, kwargs)
+        for recording in self._recordings.get(kind, ()):
             if not recording.taken():
                 return recording, ""
+        if not (self._training or self._comes_again(kind)):
+            return None, ""
+        found = self._recordings.setdefault(kind, [])
         if sum(map(len, self._recordings.values())) >= MOST_RECORDINGS:
             return None, (
                 f"it has {MOST_RECORDINGS} recordings: more shapes, or more calls whose backward "
                 "pass has not come yet, are not recorded"
             )
+        grad = torch.is_grad_enabled()
         try:
-            with paused():
+            with paused(), torch.inference_mode(False), torch.set_grad_enabled(grad):
                 forward = _of_tensors(call, args, kwargs)
                 found.append(Recording(forward, tensors, self._homes, recompute))
         except RuntimeError as error:  # something waits for the device, or memory is short
@@ -177,6 +185,16 @@ class _State:
             self._given_up = f"it cannot be recorded: {str(error).splitlines()[0]}"
             return None, self._given_up
         return found[-1], ""
+
+    def _comes_again(self, kind: Hashable) -> bool:
+        """Whether calls in evaluation mode are to be recorded: the oldest recording makes room."""
+        self._times = self._times + 1 if kind == self._latest else 1
+        self._latest = kind
+        if self._times <= EAGER_CALLS:
+            return False
+        if len(self._recordings) >= MOST_RECORDINGS:
+            del self._recordings[next(iter(self._recordings))]
+        return True
 
     def _look(self, module: nn.Module) -> None:
         """Remembers what recordings rely on."""
@@ -210,7 +228,8 @@ class _State:
             return True
 
 
-_states: weakref.WeakKeyDictionary[nn.Module, _State] = weakref.WeakKeyDictionary()
+_states: weakref.WeakKeyDictionary[nn.Module, dict[bool, _State]] = weakref.WeakKeyDictionary()
+"""By module, and whether it was in training mode."""
 
 
 def _homes(module: nn.Module) -> Homes:

@@ -2,11 +2,12 @@
 """One forward pass of a module and its backward, recorded as two CUDA graphs.
 
 What a graph reads and writes is at fixed addresses. Inputs and gradients are copied
-there and results are copied from there: nothing that a caller holds is changed.
+there and results are copied from there: nothing that a caller holds is changed, not even by
+a module that works in place.
 Parameters are read where they are. The recording differentiates stand-ins on their
 memory, and their gradients leave through autograd: hooks, DDP and accumulation see
 what they always see. Random numbers come from PyTorch's generator at every replay, as
-many as the eager module draws. A result that is one of the inputs is handed on as it came.
+many as the eager module draws. A result that is an input, or None, is handed on as it came.
 """
 
 from __future__ import annotations
@@ -72,13 +73,17 @@ class Recording:
         self._turn: Callable[[], _Turn | None] = lambda: None
 
         def forth() -> list[Tensor]:
+            before = [t._version for t in self._inputs]
             with _autocast_without_cache(device), apart():
                 found = forward(self._inputs)
             self._single = isinstance(found, Tensor)
             results = [found] if self._single else list(found)
-            if not all(isinstance(t, Tensor) for t in results):
+            if not all(t is None or isinstance(t, Tensor) for t in results):
                 raise RuntimeError("it returns something else than tensors")
-            places = {id(t): number for number, t in enumerate(self._inputs)}
+            places = {id(None): len(before)}
+            for number, (t, version) in enumerate(zip(self._inputs, before, strict=True)):
+                if t._version == version:  # else it was changed in place: a result
+                    places[id(t)] = number
             self._through = [places.get(id(t)) for t in results]
             self._results = [t for t in results if id(t) not in places]
             return self._results
@@ -141,7 +146,8 @@ class Recording:
             made = iter(_replayed(self, len(given), *given, *weights))
         else:
             made = iter(self.forth(given))
-        results = [next(made) if number is None else given[number] for number in self._through]
+        handed_on = [*given, None]
+        results = [next(made) if number is None else handed_on[number] for number in self._through]
         return results[0] if self._single else tuple(results)
 
     def forth(self, given: Sequence[Tensor]) -> list[Tensor]:

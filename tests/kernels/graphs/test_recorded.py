@@ -8,7 +8,7 @@ import gc
 import pickle
 import warnings
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 from unittest.mock import MagicMock
 
@@ -69,8 +69,8 @@ def _grads(module: nn.Module, results: Sequence[Tensor], inputs: Sequence[Tensor
     return [t.grad for t in (*inputs, *module.parameters())]
 
 
-def _recordings(module: nn.Module) -> int:
-    return sum(map(len, recorded._states[module]._recordings.values()))
+def _recordings(module: nn.Module, training: bool = True) -> int:
+    return sum(map(len, recorded._states[module][training]._recordings.values()))
 
 
 def _same(a: Sequence[Any], b: Sequence[Any]) -> None:
@@ -166,6 +166,48 @@ def test_kinds_of_calls(graphs: list[int]) -> None:
     assert [str(w.message).split(":")[0] for w in caught] == ["Layer runs without CUDA graphs"]
 
 
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_calls_that_come_again_in_evaluation_mode(
+    graphs: list[int], mode: Callable[[], Any]
+) -> None:
+    plain, ours = _pair()
+    ours.eval()
+    x = torch.randn(4, 3)
+    for shapes in range(1, recorded.MOST_RECORDINGS + 3):
+        y = torch.randn(shapes, 4, 3)
+        for _ in range(recorded.EAGER_CALLS):
+            with mode():
+                ours(x, y)
+        replays = len(graphs)
+        with mode():
+            again = ours(x, y), ours(x, y + 1)
+        assert len(graphs) == replays + 2
+        for made, given in zip(again, (y, y + 1), strict=True):
+            _same(made, plain(x, given))
+        assert _recordings(ours, False) == min(shapes, recorded.MOST_RECORDINGS)
+        _grads(ours.train(), ours(x, x), [])  # its recording stays
+        assert _recordings(ours) == 1
+        ours.eval()
+    assert recorded._states[ours][True]._moves == recorded._states[ours][False]._moves == 0
+
+
+def test_results_that_are_none_an_input_or_changed_in_place(graphs: list[int]) -> None:
+    """As Protenix's blocks without a single track, and OpenFold3's predictions have them."""
+    _, ours = _pair()
+    x, y = torch.randn(4, 3), torch.randn(4, 3)
+
+    def forward(self: Layer, a: Tensor, b: Tensor, power: int) -> tuple[None, Tensor, Tensor]:
+        return None, a.add_(b), b
+
+    with pytest.MonkeyPatch.context() as patch, torch.no_grad():
+        patch.setattr(Layer, "forward", forward)
+        for _ in range(2):
+            nothing, made, same = ours(x, y)
+            assert nothing is None and same is y
+            torch.testing.assert_close(made, x + y)
+    assert len(graphs) == 2
+
+
 def test_moved_parameters_are_recorded_anew(graphs: list[int]) -> None:
     _, ours = _pair()
     x = torch.randn(4, 3)
@@ -193,7 +235,7 @@ def test_a_rate_that_changes_is_recorded_anew(graphs: list[int]) -> None:
     for factor in (2.0, 2.0, 3.0):
         plain.inner.factor = ours.inner.factor = factor  # type: ignore[assignment]
         _same(ours(x, x), plain(x, x))
-        moves.append(recorded._states[ours]._moves)
+        moves.append(recorded._states[ours][True]._moves)
     assert len(graphs) == 3 and moves == [0, 0, 1]
 
 
@@ -204,7 +246,6 @@ def test_where_nothing_is_recorded(graphs: list[int]) -> None:
         "hooks on saved tensors": lambda: checkpoint(ours, x, x, use_reentrant=False),
         "inside a backward": lambda: checkpoint(ours, x, x, use_reentrant=True),
         "a list": lambda: ours(x, x, power=[1]),
-        "inference mode": lambda: torch.inference_mode()(ours)(x, x),
         "torch.func": lambda: torch.func.vmap(lambda t: ours(t, t)[0])(x.detach()[None]),
     }.items():
         with pytest.warns(RuntimeWarning, match=f"Layer runs without CUDA graphs: .*{reason}"):
@@ -227,7 +268,7 @@ def test_recordings_die_with_their_module(
     _, ours = _pair()
     x = torch.randn(4, 3, requires_grad=True)
     _grads(ours, ours(x, x), [x])
-    ((only,),) = recorded._states[ours]._recordings.values()
+    ((only,),) = recorded._states[ours][True]._recordings.values()
     held = weakref.ref(only), weakref.ref(ours)
     del ours, only
     gc.collect()
@@ -335,3 +376,26 @@ def test_a_recorded_module_compiles_whole() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error", RuntimeWarning)
         _same(compiled(x, x), plain(x, x))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_on_a_gpu_bits_of_calls_that_come_again_in_evaluation_mode(
+    mode: Callable[[], Any], device: str
+) -> None:
+    if device != "cuda":
+        pytest.skip("records real CUDA graphs")
+    plain = randomised(EvoformerBlock(**BLOCK)).to("cuda", torch.bfloat16).eval()
+    ours = to_fused(copy.deepcopy(plain), cuda_graphs=True)
+    to_fused(plain)
+    masks = [torch.ones(1, k, 64, device="cuda").bfloat16() for k in (8, 64)]
+    for _ in range(recorded.EAGER_CALLS + 3):
+        m, z = (torch.randn(1, k, 64, 16, device="cuda").bfloat16() for k in (8, 64))
+        with mode():
+            assert all(map(torch.equal, ours(m, z, *masks), plain(m, z, *masks)))
+    assert _recordings(ours, False) == 1
+    for block in (plain.train(), ours.train()):
+        torch.manual_seed(0)
+        block(m, z, *masks)[1].square().sum().backward()
+    for a, b in zip(plain.parameters(), ours.parameters(), strict=True):
+        assert (a.grad is None and b.grad is None) or torch.equal(a.grad, b.grad)

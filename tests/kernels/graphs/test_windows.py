@@ -51,7 +51,7 @@ def run(module: nn.Module, atoms: int, present: int, device: str) -> list[Tensor
 
 def recordings(module: nn.Module) -> list[int]:
     """Those of each block."""
-    found = [recorded._states[block]._recordings for block in module.blocks]
+    found = [recorded._states[block][True]._recordings for block in module.blocks]
     return [sum(map(len, one.values())) for one in found]
 
 
