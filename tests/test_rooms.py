@@ -62,9 +62,9 @@ BUDGET = {
     "loader": 12_447,
     "service": 8_288,
     "trainer": 13_150,
-    "kernels": 16_495,
+    "kernels": 16_530,
     "synth": 2_010,
-    "tests": 42_094,
+    "tests": 42_195,
     "benchmarks": 9_860,
 }
 

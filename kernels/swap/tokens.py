@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import pad
+from torch.nn.functional import conv2d, pad
 
 from evofeed.kernels.ops.adaptive_norm.op import adaptive_norm, adaptive_norm_fits
 from evofeed.kernels.ops.adaptive_norm.reference import AdaptiveWeights
@@ -228,13 +228,15 @@ def attend_tokens(
     module: Any, a: Tensor, z: Tensor, s: Tensor | None = None, mask: Tensor | None = None,
     residual: bool = False, late: tuple[Any, ...] = (), **how: Any,
 ) -> Tensor | None:  # fmt: skip
-    """Attention of tokens of OpenFold3 and Protenix, of all of them and out of place."""
-    other = ("n_queries", "n_keys", "inplace_safe", "enable_efficient_fusion")
-    protenix = hasattr(module, "attention")
-    if late or (protenix and any(how.get(name) for name in other)):
+    """Attention of tokens of OpenFold3 and Protenix, of all of them and out of place.
+
+    With Protenix's `enable_efficient_fusion` pairs come normalised, their channels first.
+    """
+    protenix, channels_first = hasattr(module, "attention"), how.get("enable_efficient_fusion")
+    if late or (protenix and (how.get("n_queries") or how.get("n_keys"))):
         return None
     norm, *layers, pair = parts_of(module)[:7]
-    norm_z = getattr(module, "layernorm_z" if protenix else "layer_norm_z", None)
+    norm_z: Any = getattr(module, "layernorm_z" if protenix else "layer_norm_z", None)
     last = getattr(module, "linear_a_last" if protenix else "linear_ada_out", None)
     heads = module.attention.num_heads if protenix else module.mha.no_heads
     sizes = shared_bias(a.shape[:-2], z.shape[:-3])
@@ -249,8 +251,12 @@ def attend_tokens(
     if not conditioned_attention_fits(tokens, of_s, weights, heads):
         return None
     keys = None if mask is None else mask.expand(a.shape[:-1]).reshape(rows)
+    if channels_first:
+        bias = conv2d(four_axes(z), (pair.weight * norm_z.weight)[:, :, None, None])
+    else:
+        bias = _bias_of(z, norm_z, pair)
     out = conditioned_attention(
-        tokens, of_s, weights, heads, bias=_bias_of(z, norm_z, pair), mask=keys,
+        tokens, of_s, weights, heads, bias=bias, mask=keys,
         residual=residual, eps=norm.eps if last is None else adaptive_eps(norm),
     )  # fmt: skip
     return out.reshape(a.shape)

@@ -142,7 +142,12 @@ class AttentionPairBias(nn.Module):
         enable_efficient_fusion: bool = False,
     ) -> Tensor:  # fmt: skip
         a = self.layernorm_a(a, s) if self.has_s else self.layernorm_a(a)
-        bias, mha = self.linear_nobias_z(self.layernorm_z(z)).movedim(-1, -3), self.attention
+        if enable_efficient_fusion:  # pairs come normalised, channels first
+            weight = self.linear_nobias_z.weight * self.layernorm_z.weight
+            bias = torch.einsum("hc,...cij->...hij", weight, z)
+        else:
+            bias = self.linear_nobias_z(self.layernorm_z(z)).movedim(-1, -3)
+        mha = self.attention
         o = maths.attend(mha.linear_q(a), mha.linear_k(a), mha.linear_v(a), mha.num_heads, bias)
         out: Tensor = mha.linear_o(torch.sigmoid(mha.linear_g(a)) * o)
         return torch.sigmoid(self.linear_a_last(s)) * out if self.has_s else out
@@ -174,7 +179,8 @@ class DiffusionTransformerBlock(nn.Module):
         n_keys: int | None = None, inplace_safe: bool = False, chunk_size: int | None = None,
         enable_efficient_fusion: bool = False,
     ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-        a = a + self.attention_pair_bias(a, s, z)
+        how = {"enable_efficient_fusion": enable_efficient_fusion}
+        a = a + self.attention_pair_bias(a, s, z, **how)
         return a + self.conditioned_transition_block(a, s), s, z
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from tests.kernels.af3 import boltz, openfold3, protenix
 from torch import Tensor, nn
 from torch.testing._internal.two_tensor import TwoTensor
@@ -17,6 +18,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 from evofeed.base.errors import KernelError
 from evofeed.kernels import LayerNorm, SwapReport, to_fused, to_torch
 from evofeed.kernels.fused_module import Fused
+from evofeed.kernels.swap import tokens
 
 C, N = 16, 4
 
@@ -245,6 +247,27 @@ def test_a_block_of_boltz_1_is_taken(device: str) -> None:
     ours = module.to(device)(*given)
     for a, b in zip(ours, to_torch(module)(*given), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("fusion", [False, True])
+def test_protenix_predicts_in_place_and_with_pairs_normalised_before(
+    fusion: bool, device: str
+) -> None:
+    torch.manual_seed(0)
+    block = to_fused(protenix.DiffusionTransformerBlock(32, C, C, 2)).to(device).eval()
+    a, s = (torch.randn(2, N, width, device=device) for width in (32, C))
+    z = torch.randn(N, N, C, device=device)
+    given = {
+        "z": F.layer_norm(z, (C,)).movedim(-1, 0).contiguous() if fusion else z,
+        "inplace_safe": True, "enable_efficient_fusion": fusion,
+    }  # fmt: skip
+    with torch.no_grad():
+        made = tokens.diffuse_as_protenix(block, a, s, **given)
+        again = block(a, s, **given)
+        theirs = to_torch(block)(a, s, **given)
+    assert made is not None
+    for ours in (made, again):
+        torch.testing.assert_close(ours[0], theirs[0], rtol=1e-4, atol=1e-4)
 
 
 def test_swapping_again_finds_a_layer_that_was_wrapped_since() -> None:
