@@ -57,20 +57,25 @@ def eligible_rows(index: pa.Table, config: LoaderConfig) -> np.ndarray:
 
 
 def let_through(
-    table: pa.Table, kind: str, filters: dict[str, np.ndarray], config: LoaderConfig
+    table: pa.Table,
+    kind: str,
+    filters: dict[str, np.ndarray],
+    config: LoaderConfig,
+    dates: pa.Array | None = None,
 ) -> np.ndarray:
-    """Rows that neither `filters` nor what chains and complexes have in common take, ascending.
+    """Rows that neither `filters` nor what all kinds have in common take, ascending.
 
-    The table has an id of the kind, `chain` or `assembly`; filters are named by what they take.
+    The table has an id of the kind, `chain`, `assembly` or `entry`; filters are named by what they
+    take. `dates` are in place of its dates of release.
 
     Raises:
         LoaderError: none is left; says which filter took how many.
     """
     filters = dict(filters)
-    if config.supervised:
+    if config.supervised and kind != "entry":
         filters["no structure"] = ~column(table, "has_structure")
     if config.released_from or config.released_until:
-        dates = whole_column(table, "release_date")
+        dates = whole_column(table, "release_date") if dates is None else dates
         early = pc.less(dates, config.released_from or "0")  # no date at all is early
         late = pc.greater(dates, config.released_until or "9999-99-99")
         filters["release date"] = pc.or_(early, late).to_numpy(zero_copy_only=False)
@@ -84,7 +89,7 @@ def let_through(
     rows = np.flatnonzero(~out)
     if not len(rows):
         taken = ", ".join(f"{name}: {int(mask.sum())}" for name, mask in filters.items())
-        kinds = {"chain": "chains", "assembly": "assemblies"}[kind]
+        kinds = {"chain": "chains", "assembly": "assemblies", "entry": "entries"}[kind]
         raise LoaderError(f"none of {table.num_rows} {kinds} passes the filters ({taken})")
     return rows
 

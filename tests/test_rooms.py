@@ -59,7 +59,7 @@ BUDGET = {
     "src": 4_905,
     "featurize": 20_600,
     "store": 7_385,
-    "loader": 12_447,
+    "loader": 12_407,
     "service": 8_288,
     "trainer": 13_150,
     "kernels": 16_530,

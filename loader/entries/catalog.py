@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 import numpy as np
+import pyarrow.compute as pc
 
 from evofeed.base.errors import LoaderError
 from evofeed.loader.catalog import ChainCatalog
 from evofeed.loader.config import EntryConfig, LoaderConfig
 from evofeed.loader.counter_rng import below
-from evofeed.loader.order import column
+from evofeed.loader.order import column, let_through, whole_column
 from evofeed.loader.views.weights import (
     DatapointDraw,
     cluster_sizes,
@@ -52,9 +53,8 @@ class EntryCatalog(ChainCatalog):
         self.index = table = entries.datapoints
         self._entry = column(table, "entry")
         self._ids = entries.table["entry_id"].to_pylist()
-        good = eligible_entries(entries, config)
-        mine = np.asarray(table["project"]) == rules.project if len(table) else np.zeros(0, bool)
-        self.rows = np.flatnonzero(mine & good[self._entry]) if len(table) else self._entry
+        mine = np.isin(self._entry, eligible_entries(entries, config))
+        self.rows = np.flatnonzero(mine & (column(table, "project") == rules.project))
         if not len(self.rows):
             raise LoaderError(
                 f"nothing of {len(self._ids)} entries may be drawn for {rules.project}",
@@ -133,32 +133,29 @@ class EntryCatalog(ChainCatalog):
 
 
 def eligible_entries(entries: Entries, config: LoaderConfig) -> np.ndarray:
-    """Which entries the filters let through, by row of their table."""
+    """Rows of their table that the filters let through, ascending.
+
+    Raises:
+        LoaderError: none is left; says which filter took how many.
+    """
     assert config.entries is not None
-    rules, table = config.entries, entries.table
-    resolution = column(table, "resolution")
-    good = ~(resolution > config.max_resolution)
-    tokens = column(table, f"tokens_{rules.project}")
-    good &= tokens >= 0
+    rules, table, points = config.entries, entries.table, entries.datapoints
+    resolution, tokens = column(table, "resolution"), column(table, f"tokens_{rules.project}")
+    filters = {
+        f"resolution over {config.max_resolution}": resolution > config.max_resolution,
+        f"no sample for {rules.project}": tokens < 0,
+    }
     if rules.max_tokens is not None:
-        good &= tokens <= rules.max_tokens
+        filters[f"over {rules.max_tokens} tokens"] = tokens > rules.max_tokens
     if rules.resolution_required:
         methods = table["methods"].to_pylist()
         by_nmr = np.array([bool(names) and names[0] in _NMR for names in methods], bool)
-        good &= ~np.isnan(resolution) | by_nmr
-    if config.released_from or config.released_until:
-        dates = np.array(table[_DATES.get(rules.project, "release_date")].to_pylist(), np.str_)
-        deposited = np.array(table["deposit_date"].to_pylist(), np.str_)
-        dates = np.where(dates == "", deposited, dates)
-        good &= (dates >= (config.released_from or "0")) & (
-            dates <= (config.released_until or "9999-99-99")
-        )
-    points = entries.datapoints
+        filters["no resolution"] = np.isnan(resolution) & ~by_nmr
     if len(points):
-        mine = np.asarray(points["project"]) == rules.project
+        mine = column(points, "project") == rules.project
         alone = mine & (column(points, "chain_b") < 0)
         counts = np.bincount(column(points, "entry")[alone], minlength=len(table))
-        good &= counts <= rules.max_chains
-    if config.chains is not None:
-        good &= np.isin(np.array(table["entry_id"].to_pylist(), np.str_), config.chains)
-    return good
+        filters[f"over {rules.max_chains} chains"] = counts > rules.max_chains
+    dates = whole_column(table, _DATES.get(rules.project, "release_date"))
+    dates = pc.if_else(pc.equal(dates, ""), whole_column(table, "deposit_date"), dates)
+    return let_through(table, "entry", filters, config, dates)

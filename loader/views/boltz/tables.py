@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
-from evofeed.base.shapes import Bool, Integer
 from evofeed.loader.views.columns import (
     RESTYPES,
     UNKNOWN,
@@ -51,27 +50,16 @@ def boltz_view(
     standard = ~ligand & np.isin(section.residue_name, RESTYPES)
     sizes = np.diff(columns["molecule_atom"])
     columns["molecule_position"][:, columns["molecule_atom"][:-1][sizes == 1]] = 0
-    return EntryView(
-        **structure_columns(record, section, present, alignments, single=False),
-        **columns,
-        **_tokens(section, types, standard, present, chain),
-        chain_sym=copies_of(section.chain_entity),
-        residue_type=types.astype(np.uint8),
-    )
-
-
-def _tokens(
-    section: RulesetSection,
-    types: Integer[np.ndarray, " R"],
-    standard: Bool[np.ndarray, " R"],
-    present: Bool[np.ndarray, " A"],
-    chain: Integer[np.ndarray, " R"],
-) -> dict[str, Any]:
-    """Tokens of the valid chains: a standard residue, or an atom of any other."""
     tokens = split_tokens(section, standard)
     valid = section.chain_valid[chain][tokens.residue]
     tokens = Tokens(*(column[valid] for column in tokens))
     centre, apart = standing_atoms(section, standard, tokens)
     seen = present_residues(present, section.residue_atom)
-    resolved = seen[tokens.residue] & present[centre]
-    return token_columns(tokens, types, centre, apart, ~standard[tokens.residue], resolved)
+    resolved, split = seen[tokens.residue] & present[centre], ~standard[tokens.residue]
+    return EntryView(
+        **structure_columns(record, section, present, alignments, single=False),
+        **columns,
+        **token_columns(tokens, types, centre, apart, split, resolved),
+        chain_sym=copies_of(section.chain_entity),
+        residue_type=types.astype(np.uint8),
+    )

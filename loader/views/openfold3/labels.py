@@ -45,26 +45,6 @@ def lay_out(view: EntryView, molecules: Molecules) -> Layout:
     return Layout(*parts)
 
 
-@dataclass(frozen=True, slots=True)
-class Exchange:
-    """Atoms whose labels may change places with those of the crop.
-
-    b atoms in the order of the labels; the components of the crop, in order, have `counts` atom
-    orders each, whose elements count the b atoms of a component of the same place.
-    """
-
-    atom: Integer[np.ndarray, " b"]
-    """Rows of the entry's atoms."""
-    token: Integer[np.ndarray, " b"]
-    """Number of the atom's token in the layout."""
-    counts: Integer[np.ndarray, " G"]
-    """Atom orders of every component of the crop."""
-    sizes: Integer[np.ndarray, " G"]
-    """Atoms of every component in the crop."""
-    orders: Integer[np.ndarray, " p"]
-    """All orders, row by row, component by component."""
-
-
 def exchange(
     view: EntryView,
     layout: Layout,
@@ -73,10 +53,13 @@ def exchange(
     in_crop: Bool[np.ndarray, " n"],
     *,
     spatial: bool,
-) -> Exchange:
-    """Atoms and orders of the labels.
+) -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]:
+    """Atoms whose labels may change places with those of the crop, their tokens, and orders.
 
-    Of a spatial crop only molecules with a token in it may change places.
+    Atoms are the entry's, b of them in the order of the labels, tokens numbers in the layout. Each
+    component of the crop has so many orders, of so many atoms, that count the b atoms of a
+    component of the same place. Of a spatial crop only molecules with a token in it may change
+    places.
     """
     counts, sizes, orders = crop_orders(view, crop, _component_orders)
     offsets = view.component_atom()
@@ -100,7 +83,8 @@ def exchange(
     number = np.zeros(view.num_tokens, np.int64)
     number[layout.token] = np.arange(len(layout.token))
     atom_token = np.repeat(np.arange(view.num_tokens), view.token_atoms)
-    return Exchange(atom, number[atom_token[atom]], counts, sizes, orders)
+    found = {"_order_counts": counts, "_order_sizes": sizes, "_orders": orders.astype(np.int32)}
+    return atom, number[atom_token[atom]], found
 
 
 def _may_change(

@@ -18,10 +18,10 @@ from evofeed.loader.views.cells import fill_rows
 from evofeed.loader.views.columns import GAP_TYPE, NUM_RESTYPES
 from evofeed.loader.views.config import CONFIDENCE_LOSSES, OpenFold3Config
 from evofeed.loader.views.crop import Crop, centred
-from evofeed.loader.views.entry_view import IS_KIND, EntryView
+from evofeed.loader.views.entry_view import IS_KIND, EntryView, run_starts
 from evofeed.loader.views.laid import Laid, OnHost, Sparse, deleted, hot, longer, symmetric
 from evofeed.loader.views.openfold3.crop import crop_entry
-from evofeed.loader.views.openfold3.labels import Exchange, Layout, exchange, lay_out
+from evofeed.loader.views.openfold3.labels import Layout, exchange, lay_out
 from evofeed.loader.views.openfold3.molecules import Molecules, molecules_of
 from evofeed.loader.views.openfold3.rows import plan_rows
 from evofeed.loader.views.openfold3.templates import lay_out_templates, plan_templates
@@ -52,7 +52,9 @@ def plan_sample(
     in_crop = taken[layout.token]
     numbers = np.flatnonzero(in_crop)
     crop = Crop.of(view, layout.token[numbers])
-    labels = exchange(view, layout, molecules, crop, in_crop, spatial=kept.strategy.is_spatial)
+    atom, token, orders = exchange(
+        view, layout, molecules, crop, in_crop, spatial=kept.strategy.is_spatial
+    )
     size = config.token_budget
     laid = _tokens(view, layout, molecules, numbers, crop.atoms, size)
     chains = _chains(view, molecules, layout.token_chain[numbers], config)
@@ -60,7 +62,9 @@ def plan_sample(
     laid |= {name: longer(value, size, np.int32) for name, value in chains.items()}
     laid["token_bonds"] = symmetric(_bonds(view, crop), size, np.int32)
     laid["cyclic_mask"] = Sparse((size,), bool)
-    laid |= _labels(view, layout, molecules, labels)
+    laid |= _labels(view, layout, molecules, atom, token)
+    laid |= {name: OnHost(orders[name]) for name in ("_order_counts", "_order_sizes")}
+    laid["_orders"] = orders["_orders"]
     laid |= _atoms(view, crop, draws)
     laid |= _rows(view, alignments, crop, draws, config)
     laid |= lay_out_templates(plan_templates(view, alignments, crop, draws, config), config)
@@ -122,23 +126,23 @@ def _bonds(view: EntryView, crop: Crop) -> Integer[np.ndarray, "b 2"]:
     return both
 
 
-def _labels(view: EntryView, layout: Layout, molecules: Molecules, labels: Exchange) -> Laid:
-    """Atoms whose labels may change places, their tokens, and the orders of atoms."""
-    fresh = np.diff(labels.token, prepend=-1) != 0
-    first = np.flatnonzero(fresh)
-    counts = np.diff(np.append(first, len(labels.token)))
-    truth = _tokens(view, layout, molecules, labels.token[first], counts, len(first))
+def _labels(
+    view: EntryView,
+    layout: Layout,
+    molecules: Molecules,
+    atom: Integer[np.ndarray, " b"],
+    token: Integer[np.ndarray, " b"],
+) -> Laid:
+    """Atoms whose labels may change places, and their tokens, numbers in the layout."""
+    first = run_starts(token)
+    counts = np.diff(np.append(first, len(token)))
+    truth = _tokens(view, layout, molecules, token[first], counts, len(first))
     truth |= {
-        "atom_mask": np.ones(len(labels.atom), np.float32),
-        "atom_positions": view.atom_position[labels.atom].astype(np.float32),
-        "atom_resolved_mask": view.atom_present[labels.atom].astype(np.float32),
+        "atom_mask": np.ones(len(atom), np.float32),
+        "atom_positions": view.atom_position[atom].astype(np.float32),
+        "atom_resolved_mask": view.atom_present[atom].astype(np.float32),
     }
-    return {
-        **{f"ground_truth.{name}": value for name, value in truth.items()},
-        "_order_counts": OnHost(labels.counts),
-        "_order_sizes": OnHost(labels.sizes),
-        "_orders": labels.orders.astype(np.int32),
-    }
+    return {f"ground_truth.{name}": value for name, value in truth.items()}
 
 
 def _atoms(view: EntryView, crop: Crop, draws: SampleDraws) -> Laid:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
-from evofeed.base.shapes import Bool, Integer
 from evofeed.loader.views.columns import (
     UNKNOWN,
     references,
@@ -42,23 +41,15 @@ def openfold3_view(
     present = (section.atom_row >= 0) & occupied
     component, titles = molecule_names(record.entry, section)
     types = residue_codes(section.residue_name, UNKNOWN).astype(np.uint8)
-    return EntryView(
-        **structure_columns(record, section, present, alignments, single=True),
-        **references(section, component, titles, molecules),
-        **_tokens(section, types, present),
-        chain_sym=copies_of(section.chain_entity),
-        residue_type=types,
-    )
-
-
-def _tokens(
-    section: RulesetSection,
-    types: Integer[np.ndarray, " R"],
-    present: Bool[np.ndarray, " A"],
-) -> dict[str, Any]:
     atomized = atomized_residues(section)
     tokens = split_tokens(section, ~atomized)
     named = np.isin(section.atom_name, _CENTRES)
     centres = np.flatnonzero(atomized[section.atom_residue()] | named)
     split = atomized[tokens.residue]
-    return token_columns(tokens, types, centres, None, split, present[centres])
+    return EntryView(
+        **structure_columns(record, section, present, alignments, single=True),
+        **references(section, component, titles, molecules),
+        **token_columns(tokens, types, centres, None, split, present[centres]),
+        chain_sym=copies_of(section.chain_entity),
+        residue_type=types,
+    )

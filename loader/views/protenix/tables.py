@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
-from evofeed.base.shapes import Bool, Integer
+from evofeed.base.shapes import Integer
 from evofeed.loader.views.columns import (
     RESTYPES,
     UNKNOWN,
@@ -59,10 +59,15 @@ def protenix_view(
     pairs = list(zip(titles, kind.tolist(), strict=True))
     canonical = {pair: _canonical(components.get(pair[0]), pair[1]) for pair in set(pairs)}
     types = np.array([canonical[pair] for pair in pairs], np.uint8)
+    # A token for every standard residue, and for every atom of others.
+    standard = (residue_codes(section.residue_name) >= 0) & (kind != ChainType.LIGAND)
+    tokens = split_tokens(section, standard)
+    centre, apart = standing_atoms(section, standard, tokens)
+    split = (tokens.atoms == 1) & (np.diff(section.residue_atom)[tokens.residue] > 1)
     return ProtenixView(
         **structure_columns(record, section, present, alignments, single=True),
         **columns,
-        **_tokens(section, kind, types, present),
+        **token_columns(tokens, types, centre, apart, split, present[centre]),
         chain_sym=section.chain_copy.astype(np.int32),
         chain_asym=section.chain_number.astype(np.int32),
         chain_polymer=polymer,
@@ -120,20 +125,6 @@ def _canonical(component: Component | None, kind: int) -> int:
     if kind == ChainType.RNA:
         return RESTYPES.index(letter if letter in RESTYPES[21:26] else "N")
     return UNKNOWN
-
-
-def _tokens(
-    section: RulesetSection,
-    kind: Integer[np.ndarray, " R"],
-    types: Integer[np.ndarray, " R"],
-    present: Bool[np.ndarray, " A"],
-) -> dict[str, Any]:
-    """A token for every standard residue, and for every atom of others."""
-    standard = (residue_codes(section.residue_name) >= 0) & (kind != ChainType.LIGAND)
-    tokens = split_tokens(section, standard)
-    centre, apart = standing_atoms(section, standard, tokens)
-    split = (tokens.atoms == 1) & (np.diff(section.residue_atom)[tokens.residue] > 1)
-    return token_columns(tokens, types, centre, apart, split, present[centre])
 
 
 def query_alignments(
