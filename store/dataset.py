@@ -189,14 +189,13 @@ class Dataset:
         if unknown:
             raise ValueError(f"no such columns: {sorted(unknown)}")
 
-        def one(row: int, span: np.ndarray) -> dict[str, np.ndarray]:
-            return crop_features(self.spans.decoder(row, span), wanted, residues, rows)
+        def one(chain: str | int) -> dict[str, np.ndarray]:
+            return crop_features(self.spans.decoder(self.row(chain)), wanted, residues, rows)
 
-        chains = [self.spans.row(chain) for chain in ids]
-        if isinstance(self.storage, LocalStorage) or len(chains) < 2:
-            return [one(row, self.spans.read_span(row)) for row in chains]
-        with ThreadPoolExecutor(REMOTE_READS) as pool:  # waiting, not computing
-            return list(pool.map(one, chains, pool.map(self.spans.read_span, chains)))
+        if isinstance(self.storage, LocalStorage) or len(ids) < 2:
+            return [one(chain) for chain in ids]
+        with ThreadPoolExecutor(REMOTE_READS) as pool:  # waiting more than computing
+            return list(pool.map(one, ids))
 
     def snapshots(self) -> list[Snapshot]:
         """Every snapshot of this dataset, children before their parents.

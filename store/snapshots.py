@@ -283,10 +283,7 @@ def join_chains(storage: Storage, rows: pa.Table) -> ShardEntry:
         ValueError: a chain is in two rows.
     """
     spans = Spans(storage, canonical([rows]))
-    packed = {
-        spans.chain_id(row): spans.decoder(row, spans.read_span(row)).columns
-        for row in range(len(spans))
-    }
+    packed = {spans.chain_id(row): spans.decoder(row).columns for row in range(len(spans))}
     return store_shard(storage, shard_bytes(packed))
 
 

@@ -81,10 +81,10 @@ class Spans:
         where = (self.key(row), int(self.offset[row]))
         return read_checked(self.storage, *where, out, int(self.checksum[row]), place)
 
-    def decoder(self, row: int, span: np.ndarray) -> ChainDecoder:
-        """Decoder of a whole span; the sizes it finds must be those of the index."""
+    def decoder(self, row: int) -> ChainDecoder:
+        """Decoder of a chain, read whole; the sizes it finds must be those of the index."""
         starts, place = self.starts[row].tolist(), self.place(row)
-        view = span.data
+        view = self.read_span(row).data
         columns = {
             name: unpack_column(view[start:stop], place.chain_id, name, place.path, verify=False)
             for name, start, stop in zip(COLUMNS, starts[:-1], starts[1:], strict=True)
@@ -96,7 +96,7 @@ class Spans:
 
     def record(self, row: int) -> ChainRecord:
         """The chain of a row, whole (raises as `read_span` and `ChainDecoder`)."""
-        return self.decoder(row, self.read_span(row)).record()
+        return self.decoder(row).record()
 
 
 def read_checked(

@@ -58,7 +58,7 @@ def test_a_training_machine_needs_only_the_base_install_and_torch() -> None:
 BUDGET = {
     "src": 4_905,
     "featurize": 20_600,
-    "store": 7_385,
+    "store": 7_381,
     "loader": 12_407,
     "service": 8_288,
     "trainer": 13_150,

@@ -100,7 +100,7 @@ def test_wrong_calls_are_refused(dataset):
 
 def test_a_deletion_outside_the_alignment_is_corrupt(dataset):
     row = dataset.row("chain21_A")
-    sound = dataset.spans.decoder(row, dataset.spans.read_span(row))
+    sound = dataset.spans.decoder(row)
     columns = dict(sound.columns)
     wrong = sound.array("deletion_column").copy()
     wrong[0] = sound.dims["L"]
@@ -113,7 +113,7 @@ def test_a_deletion_outside_the_alignment_is_corrupt(dataset):
 
 def test_a_column_that_claims_more_than_the_chain_can_hold_is_not_unzipped(dataset):
     row = dataset.row("chain21_A")
-    sound = dataset.spans.decoder(row, dataset.spans.read_span(row))
+    sound = dataset.spans.decoder(row)
     packed = PackedColumn(Codec.MSA5, memoryview(b"x"), Compression.ZSTD, raw_nbytes=1 << 40)
     decoder = ChainDecoder({**sound.columns, "msa": packed}, Place("chain21_A", "here"))
     with pytest.raises(ShardCorrupt, match="bytes claimed"):
