@@ -221,8 +221,9 @@ def row(
         step = Step(first, project, way, data, options)
         if options.losses:
             began = time.perf_counter()
-            made = [step.run(number, waits=False)["loss"] for number in range(options.losses)]
-            losses = [round(float(loss), 5) for loss in made]
+            losses: list[float] = []
+            while len(losses) < options.losses and time.perf_counter() - began < options.seconds:
+                losses.append(round(float(step.run(len(losses), waits=False)["loss"]), 5))
             return {"losses": losses, "curve_seconds": round(time.perf_counter() - began, 1)}
         for number in range(options.warmup):
             print({name: round(float(ms), 1) for name, ms in step.run(number).items()}, flush=True)
@@ -266,7 +267,9 @@ def parser(doc: str | None, ways: tuple[str, ...]) -> argparse.ArgumentParser:
     made.add_argument("--sequences", type=int, default=1024)
     made.add_argument("--recycles", type=int, default=1, help="passes of the trunk before its last")
     made.add_argument("--seed", type=int, default=0, help="of samples, crops and noise")
-    made.add_argument("--seconds", type=float, default=float("inf"), help="start none after")
+    made.add_argument(
+        "--seconds", type=float, default=float("inf"), help="no row, no step of a curve after"
+    )
     made.add_argument("--tiny", action="store_true", help="2 blocks, few noised copies")
     made.add_argument("--out", type=Path)
     made.set_defaults(predicts=False)
