@@ -21,6 +21,7 @@ SUGAR: Final = (
     "OP3-P P=OP1 P-OP2 P-O5' O5'-C5' C5'-C4' C4'-O4' C4'-C3' C3'-O3' C3'-C2' C2'-C1' O4'-C1'"
 )
 PURINE: Final = "C1'-N9 N9-C8 C8=N7 N7-C5 C5=C6 C6-N1 N1=C2 C2-N3 N3=C4 C4-C5 C4-N9"
+GUANINE: Final = "C1'-N9 N9-C8 C8=N7 N7-C5 C5-C6 C6-N1 N1-C2 C2=N3 N3-C4 C4=C5 C4-N9"
 PYRIMIDINE: Final = "C1'-N1 N1-C2 C2=O2 C2-N3 N3-C4 C4-C5 C5=C6 C6-N1"
 
 
@@ -48,7 +49,7 @@ PIECES: Final = {
     "MET": _peptide("M", "CA-CB CB-CG CG-SD SD-CE"),
     "MSE": _peptide("M", "CA-CB CB-CG CG-SE SE-CE"),
     "A": Piece("RNA LINKING", "A", f"{SUGAR} C2'-O2' {PURINE} C6-N6"),
-    "G": Piece("RNA LINKING", "G", f"{SUGAR} C2'-O2' {PURINE} C6=O6 C2-N2"),
+    "G": Piece("RNA LINKING", "G", f"{SUGAR} C2'-O2' {GUANINE} C6=O6 C2-N2"),
     "C": Piece("RNA LINKING", "C", f"{SUGAR} C2'-O2' {PYRIMIDINE} C4=N4"),
     "U": Piece("RNA LINKING", "U", f"{SUGAR} C2'-O2' {PYRIMIDINE} C4=O4"),
     "DA": Piece("DNA LINKING", "A", f"{SUGAR} {PURINE} C6-N6"),

@@ -56,15 +56,15 @@ def test_a_training_machine_needs_only_the_base_install_and_torch() -> None:
 # Lines of Python a room may have. Raising one needs a reason in the commit: something new needs
 # something out, or lives in experiments/.
 BUDGET = {
-    "src": 4_905,
-    "featurize": 20_600,
+    "src": 4_893,
+    "featurize": 20_468,
     "store": 7_381,
     "loader": 12_407,
     "service": 8_288,
     "trainer": 13_150,
     "kernels": 16_530,
-    "synth": 2_010,
-    "tests": 42_195,
+    "synth": 2_009,
+    "tests": 42_188,
     "benchmarks": 9_870,
 }
 

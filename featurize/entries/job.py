@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -34,7 +34,7 @@ from evofeed.featurize.job.driver import Progress, lease_name
 from evofeed.featurize.job.ledger import Ledger
 from evofeed.featurize.job.lock import driving
 from evofeed.featurize.job.options import JobOptions, absolute, ledger_url
-from evofeed.featurize.job.publish import parent_of
+from evofeed.featurize.job.publish import missing_shards, parent_of
 from evofeed.featurize.job.units import Plan, Unit, sha_of, stamp_of
 from evofeed.featurize.job.work import UnitResult
 from evofeed.featurize.structures.components import read_components
@@ -50,7 +50,6 @@ from evofeed.store.inner import (
     open_storage,
     read_value,
     record_spans,
-    shard_key,
 )
 
 _OF_UNIT: Final = {"entry": 16, "alignment": 8, "molecules": 32}
@@ -109,19 +108,17 @@ def prepare_entries(
         settings = f"{__version__} {span.record_id} {span.key} {rdkit} {' '.join(projects)}"
         settings += f" {templates}" if templates else ""
 
-        def task(kind: str, items: Sequence[tuple[str, ...]], unit_id: str) -> EntriesTask:
-            return EntriesTask(
-                unit_id=unit_id,
-                kind=kind,
-                dataset_uri=dataset_uri,
-                items=tuple(items),
-                components=span,
-                projects=projects,
-                conformers=source.conformers,
-                templates=templates,
-                expected_memory=_MEMORY,
-            )
-
+        task = EntriesTask(
+            unit_id="",
+            kind="",
+            dataset_uri=dataset_uri,
+            items=(),
+            components=span,
+            projects=projects,
+            conformers=source.conformers,
+            templates=templates,
+            expected_memory=_MEMORY,
+        )
         groups = [("entry", files)]
         if rows:
             found, twice = alignment_items(rows)
@@ -212,7 +209,7 @@ class _Phase(Dispatch):
         run: _Run,
         settings: str,
         groups: Iterable[tuple[str, Sequence[tuple[str, ...]]]],
-        task: Callable[[str, Sequence[tuple[str, ...]], str], EntriesTask],
+        common: EntriesTask,
         stack: contextlib.ExitStack,
         unusable: Iterable[dict[str, Any]] = (),
     ) -> None:
@@ -226,7 +223,8 @@ class _Phase(Dispatch):
                 part = items[start : start + _OF_UNIT[kind]]
                 names = tuple(name for name, *_ in part)
                 unit_id = self._unit_id(kind, part)
-                self.tasks[unit_id] = task(kind, part, unit_id)
+                own = dataclasses.replace(common, unit_id=unit_id, kind=kind, items=tuple(part))
+                self.tasks[unit_id] = own
                 units.append(Unit(unit_id, names, len(part), 1))
                 sources |= {name: ChainSource(name) for name in names}
         plan = Plan(sha_of(*self.tasks), tuple(units), sources, {})
@@ -241,12 +239,8 @@ class _Phase(Dispatch):
         self.job = run.ledger.begin(job_id, plan, where, parent)
         self.take_up(run.ledger, job_id, units, run.options)
         self.account = Account(self.ledger, self.job, len(sources), list(unusable))
-        there = {item.key for item in open_storage(run.dataset_uri).files("shards/")}
-        for unit in self.ledger.units(job_id, states.DONE):
-            shard = unit["shard"]
-            made = [one["name"] for one in (shard, shard and shard["molecules"]) if one]
-            if any(shard_key(name) not in there for name in made):
-                self.ledger.give_back(job_id, unit["unit_id"])
+        for unit_id in missing_shards(self.ledger, self.job):
+            self.ledger.give_back(job_id, unit_id)
 
     def _unit_id(self, kind: str, items: Iterable[tuple[str, ...]]) -> str:
         """Name of a unit: of its files as they are now, and of what is made of them."""

@@ -1,4 +1,5 @@
-"""OpenFold3's template caches: `<representative>.npz`, and arrays of atoms in a folder beside.
+"""OpenFold3's template caches: `<representative>.npz`, and in a folder beside arrays of atoms, or
+the mmCIF files that it makes these of.
 
 A cache has the hits of a query by `<pdb id>_<chain>`, each with its place in the alignment, its
 date and the pairs of residues that face each other. Layout: OpenFold3 0.5.0,
@@ -16,8 +17,11 @@ import numpy as np
 
 from evofeed.base.errors import InputError
 from evofeed.featurize.formats.packed_arrays import UNFIT, Npz, unpickle
-from evofeed.featurize.formats.reading import file_ref, read_bytes
+from evofeed.featurize.formats.reading import PACKED, file_ref, plain, read_bytes
+from evofeed.featurize.records.entry import entry_record
+from evofeed.featurize.records.rulesets.openfold3 import template_chain
 from evofeed.protein.alignment import Templates
+from evofeed.protein.components import ComponentTable
 from evofeed.protein.entry_record import run_starts
 from evofeed.protein.residues import GAP, RESTYPE_3, RESTYPES
 
@@ -30,7 +34,9 @@ def template_cache(folder: str, representative: str) -> Path | None:
     return next((path for path in names if path.is_file()), None)
 
 
-def cached_templates(path: Path, length: int) -> tuple[Templates, list[str]]:
+def cached_templates(
+    path: Path, length: int, components: ComponentTable
+) -> tuple[Templates, list[str]]:
     """Templates of a query of so many residues, by their place in the alignment, and what was
     passed over, in words. One without a structure keeps its place, as in OpenFold3.
 
@@ -46,9 +52,10 @@ def cached_templates(path: Path, length: int) -> tuple[Templates, list[str]]:
             position = np.full((length, 4, 3), np.nan, np.float32)
             file = _structure(path, name)
             if file is None:
-                lost["no array of atoms beside the cache"] += 1
+                lost["no structure beside the cache"] += 1
             else:
-                _lay(_arrays(file), np.asarray(about["idx_map"]), restype, position)
+                arrays = _arrays(file, name, components)
+                _lay(arrays, np.asarray(about["idx_map"]), restype, position)
             found.append((name, str(about["release_date"])[:10], restype, position))
     except UNFIT as error:
         raise InputError(f"no template cache of OpenFold3: {error!r}", path=str(path)) from None
@@ -64,14 +71,22 @@ def cached_templates(path: Path, length: int) -> tuple[Templates, list[str]]:
 
 
 def _structure(cache: Path, name: str) -> Path | None:
-    """Where a chain's atoms are: `<folder>/<pdb id>/<pdb id>_<chain>.npz` or `.pkl`."""
+    """Where a chain's atoms are: `<pdb id>/<pdb id>_<chain>.npz` or `.pkl` or `<pdb id>.cif`."""
     beside = cache.parent.parent if cache.stem != "template" else cache.parents[2]
-    parts = [f"*template*/{name.partition('_')[0]}/{name}.{suffix}" for suffix in ("npz", "pkl")]
+    entry = name.partition("_")[0]
+    parts = [f"*template*/{entry}/{name}.{suffix}" for suffix in ("npz", "pkl")]
+    parts += [f"*template*/{entry}.cif{packed}" for packed in ("", *PACKED)]
     return next((file for part in parts for file in sorted(beside.glob(part))), None)
 
 
-def _arrays(file: Path) -> Mapping[str, Any]:
+def _arrays(file: Path, name: str, components: ComponentTable) -> Mapping[str, Any]:
     data = read_bytes(file_ref(file))
+    if plain(file.name).endswith(".cif"):
+        record = entry_record(data, path=str(file))
+        atoms = template_chain(record, components, name.partition("_")[2])
+        columns = ("res_id", "res_name", "occupancy")
+        found = {column: getattr(atoms, column) for column in columns}
+        return {**found, "atom_name": atoms.name, "coord": atoms.position}
     if file.suffix == ".npz":
         return Npz(data, str(file))
     array = vars(unpickle(data, str(file)))

@@ -23,6 +23,7 @@ from evofeed.featurize.inputs.sources import role_of
 from evofeed.featurize.records.template_library import TemplateLibrary
 from evofeed.featurize.records.templates import Template, TemplateQuery, featurize_templates
 from evofeed.protein.alignment import Alignment, Templates
+from evofeed.protein.components import ComponentTable
 from evofeed.protein.residues import ATOM_ORDER, RESTYPES
 
 _RULES: Final = FeaturizeConfig(
@@ -38,7 +39,11 @@ def holds_hits(path: str) -> bool:
 
 
 def with_templates(
-    alignment: Alignment, files: Sequence[str], folder: str, projects: Collection[str]
+    alignment: Alignment,
+    files: Sequence[str],
+    folder: str,
+    projects: Collection[str],
+    components: ComponentTable,
 ) -> tuple[Alignment, tuple[str, ...]]:
     """The alignment with the templates of its hits, and which hits were passed over, in words.
 
@@ -46,6 +51,7 @@ def with_templates(
         files: of the query; those without hits are passed over.
         folder: mmCIF files of the templates' entries, or OpenFold3's caches of templates.
         projects: whose templates are made, OpenFold3's and Protenix's.
+        components: the dictionary, for mmCIF files beside OpenFold3's caches.
 
     Raises:
         InputError: a file of hits, a cache or a table of entries is none; names it.
@@ -60,7 +66,7 @@ def with_templates(
     templates, hits = None, None
     notes: list[str] = []
     if "openfold3" in projects and (cache := template_cache(folder, representative(files[0]))):
-        templates, notes = cached_templates(cache, len(query))
+        templates, notes = cached_templates(cache, len(query), components)
     elif "openfold3" in projects:
         about = TemplateQuery(query)
         found, notes = featurize_templates(of_hhr + of_hmm, about, _library(folder), _RULES)

@@ -97,8 +97,11 @@ class _Unit:
         except Exception as error:  # anything else is caught by whoever watches the process
             self.failures.append({**describe(error), "chain_id": name})
 
+    def _components(self) -> ComponentTable:
+        return components_at(self.task.dataset_uri, self.task.components)
+
     def _entry(self, name: str, files: Sequence[str]) -> None:
-        components = components_at(self.task.dataset_uri, self.task.components)
+        components = self._components()
         if len(files) > 1:  # of a prepared set, which is one project's
             (project,) = self.task.projects
             made, molecules, clusters = read_target(project, *files, components=components)
@@ -128,13 +131,13 @@ class _Unit:
         alignment = read_alignment(files)
         if self.task.templates:
             alignment, passed_over = with_templates(
-                alignment, files, self.task.templates, self.task.projects
+                alignment, files, self.task.templates, self.task.projects, self._components()
             )
             self.notes |= {name: passed_over} if passed_over else {}
         self.encoded[alignment.name] = encode_alignment(alignment)
 
     def _molecules(self, name: str, codes: Sequence[str]) -> None:
-        components = components_at(self.task.dataset_uri, self.task.components)
+        components = self._components()
         for project in self.task.projects:
             count = self.task.conformers or CONFORMERS[project]
             made = component_molecule(components[codes[0]], count)

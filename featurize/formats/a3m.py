@@ -63,6 +63,13 @@ def parse_a3m(
     return Msa(letters, at_row[:found], at_column[:found], counts[:found], data, names, dropped)
 
 
+def a3m_rows(data: bytes) -> list[tuple[str, str]]:
+    """Header, and letters with insertions and gaps, of every row of an a3m."""
+    parts = data.decode("utf-8", "replace").lstrip().removeprefix(">").split("\n>")
+    cut = (part.partition("\n") for part in parts)
+    return [(head.strip(), "".join(body.split())) for head, _, body in cut]
+
+
 def without_annotation(data: bytes) -> tuple[bytes, int]:
     """An a3m without hh-suite's rows of secondary structure, and how many there were.
 

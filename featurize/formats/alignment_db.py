@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -80,3 +81,21 @@ def _place(name: str, folder: Path, dbs: dict[str, str]) -> str:
     if Path(name).name != name or name in ("", ".", ".."):
         raise ValueError(f"db {name!r} is no plain file name")
     return dbs.setdefault(name, str(folder / name))
+
+
+def read_ffindex(index: Path) -> Iterator[tuple[str, FileRef]]:
+    """The entries of a database of hh-suite by name, its data beside the index.
+
+    Raises:
+        InputError: a line is none of an index; names it.
+    """
+    lines = read_bytes(file_ref(index)).decode("utf-8", "replace").splitlines()
+    for number, line in enumerate(lines, 1):
+        name, *numbers = line.split("\t")
+        if len(numbers) != 2 or not all(part.isdigit() for part in numbers):
+            why = f"expected name, offset and length with tabs between, not {line[:60]!r}"
+            raise InputError(why, path=str(index), line=number)
+        name = name.removesuffix(".a3m")
+        offset, size = map(int, numbers)
+        db = str(index.with_suffix(".ffdata"))
+        yield name, FileRef(f"{name}.a3m", db, offset, max(size - 1, 0))  # a NUL ends each

@@ -8,6 +8,7 @@ from typing import Final
 
 from evofeed.base.errors import TemplateError
 from evofeed.featurize.config import InputCaps
+from evofeed.featurize.formats.a3m import a3m_rows
 
 _SUMMARY: Final = re.compile(r"(\w[\w-]*)=\s*([^\s%]+)%?")
 _NEEDED: Final = ("Aligned_cols", "Sum_probs")
@@ -168,7 +169,7 @@ def parse_hmmsearch(
     """
     caps = caps or InputCaps()
     is_a3m = data.lstrip()[:1] == b">"
-    rows = _a3m_rows(data) if is_a3m else _stockholm_rows(data, path)
+    rows = a3m_rows(data) if is_a3m else _stockholm_rows(data, path)
     if why := caps.excess("max_hits", len(rows), f"{len(rows)} hits"):
         raise TemplateError(why, path=path)
     hits = []
@@ -194,13 +195,6 @@ def parse_hmmsearch(
             )
         )
     return hits
-
-
-def _a3m_rows(data: bytes) -> list[tuple[str, str]]:
-    """Header and letters of every row."""
-    parts = data.decode("utf-8", "replace").lstrip()[1:].split("\n>")
-    cut = (part.partition("\n") for part in parts)
-    return [(head.strip(), "".join(body.split())) for head, _, body in cut]
 
 
 def _stockholm_rows(data: bytes, path: str) -> list[tuple[str, str]]:

@@ -54,12 +54,6 @@ class Msa:
         """Aligned rows as text."""
         return [row.tobytes().decode("ascii") for row in self.letters]
 
-    def deletion_matrix(self) -> Int[np.ndarray, "N L"]:
-        """Deletions left of each cell, dense."""
-        dense = np.zeros(self.letters.shape, np.int32)
-        dense[self.deletion_row, self.deletion_column] = self.deletion_count
-        return dense
-
     def species(self) -> list[str]:
         """UniProt species mnemonic of every row, '' where the header has none."""
         found = [""] * len(self.names)
@@ -72,39 +66,6 @@ class Msa:
         return found
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class MergedMsa:
-    """The rows of several alignments, each different row once.
-
-    Attributes:
-        msa: codes 0-21 in restype order.
-        deletion_row, deletion_column, deletion_count: as in `Msa`.
-        source: which alignment a row came from.
-        species: mnemonic per row.
-        counts: rows with each code in each column.
-    """
-
-    msa: UInt8[np.ndarray, "N L"]
-    deletion_row: Int[np.ndarray, " K"]
-    deletion_column: Int[np.ndarray, " K"]
-    deletion_count: Int[np.ndarray, " K"]
-    source: UInt8[np.ndarray, " N"]
-    species: tuple[str, ...]
-    counts: Int[np.ndarray, "L 22"]
-
-    def fields(self) -> dict[str, Any]:
-        """As fields of a chain record."""
-        return {
-            "msa": self.msa,
-            "deletion_row": self.deletion_row,
-            "deletion_column": self.deletion_column,
-            "deletion_count": self.deletion_count,
-            "msa_source": self.source,
-            "msa_species": self.species,
-            "hhblits_profile_counts": self.counts,
-        }
-
-
 def single_row(sequence: str) -> Msa:
     """The alignment of a chain without alignments: itself, letters A-Z."""
     letters = np.frombuffer(sequence.encode("ascii"), np.uint8).copy()[None]
@@ -114,8 +75,8 @@ def single_row(sequence: str) -> Msa:
 
 def merge(
     msas: Sequence[Msa], *, species: Sequence[str] | None = None, unique: bool = True
-) -> MergedMsa:
-    """One MSA of several alignments of the same query.
+) -> dict[str, Any]:
+    """One MSA of several alignments of the same query, as the fields of a chain record.
 
     Rows keep their order; of rows with the same letters the first stays, its
     deletions and species with it (AF2 SI 1.2.2). Letters, not codes: `B` and
@@ -154,12 +115,12 @@ def merge(
     here = new_row >= 0
     if species is None:
         species = [name for m in msas for name in m.species()]
-    return MergedMsa(
-        msa=msa,
-        deletion_row=new_row[here],
-        deletion_column=np.concatenate([m.deletion_column for m in msas])[here],
-        deletion_count=np.concatenate([m.deletion_count for m in msas])[here],
-        source=np.repeat(np.arange(len(msas), dtype=np.uint8), rows)[kept],
-        species=tuple(species[row] for row in kept.tolist()),
-        counts=counts,
-    )
+    return {
+        "msa": msa,
+        "deletion_row": new_row[here],
+        "deletion_column": np.concatenate([m.deletion_column for m in msas])[here],
+        "deletion_count": np.concatenate([m.deletion_count for m in msas])[here],
+        "msa_source": np.repeat(np.arange(len(msas), dtype=np.uint8), rows)[kept],
+        "msa_species": tuple(species[row] for row in kept.tolist()),
+        "hhblits_profile_counts": counts,
+    }

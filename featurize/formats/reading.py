@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import bz2
-import functools
 import gc
-import gzip
 import hashlib
-import io
+import importlib
 import lzma
 import os
 import stat
@@ -27,16 +25,16 @@ PACKED: Final = (".gz", ".zst", ".xz", ".bz2")
 """Suffixes of files that are unpacked as they are read."""
 _FREE_BYTES = 64 << 20
 """Below this a ratio proves nothing: an alignment of one family packs a hundredfold."""
-_CHUNK = 1 << 20
 _BOM = b"\xef\xbb\xbf"
 """What editors on Windows put before UTF-8 text."""
 _UNPACKERS: Final[dict[str, Callable[[], Any]]] = {
     ".gz": lambda: zlib.decompressobj(wbits=31),
+    ".zst": lambda: importlib.import_module("zstandard").ZstdDecompressor().decompressobj(),
     ".xz": lzma.LZMADecompressor,
     ".bz2": bz2.BZ2Decompressor,
 }
 _BITE = 2048
-"""Packed zst bytes at a time: 4 of them can unfold to 128 KiB."""
+"""Packed bytes at a time: 4 of zst's can unfold to 128 KiB."""
 
 
 class FileRef(NamedTuple):
@@ -92,8 +90,8 @@ def read_bytes(ref: FileRef, caps: InputCaps | None = None) -> bytes:
     assert not ref.part, "read_part knows which rows of a file a part is"
     caps = caps or InputCaps()
     raw = _read_span(ref, caps)
-    unpack = _UNPACK.get(Path(ref.name).suffix.lower())
-    data = raw if unpack is None else _gather(ref, unpack(raw), len(raw), caps)
+    unpacker = _UNPACKERS.get(Path(ref.name).suffix.lower())
+    data = raw if unpacker is None else _gather(ref, _pieces(unpacker, raw), len(raw), caps)
     return data.removeprefix(_BOM)
 
 
@@ -107,11 +105,13 @@ def read_head(ref: FileRef, nbytes: int) -> bytes:
             _check_regular(handle, ref.path)
             handle.seek(ref.offset)
             raw = handle.read(nbytes if ref.size is None else min(nbytes, ref.size))
-        kind = Path(ref.name).suffix.lower()
-        if kind == ".zst":
-            raw = b"".join(_zst_pieces(raw, whole=False))[:nbytes]
-        elif kind in _UNPACKERS:
-            raw = _UNPACKERS[kind]().decompress(raw, nbytes)
+        if unpacker := _UNPACKERS.get(Path(ref.name).suffix.lower()):
+            found = b""
+            for piece in _pieces(unpacker, raw, whole=False):
+                found += piece
+                if len(found) >= nbytes:
+                    break
+            raw = found[:nbytes]
     except Exception:  # zlib, lzma and zstandard each have errors of their own
         return b""
     return raw.removeprefix(_BOM)
@@ -192,34 +192,19 @@ def _gather(ref: FileRef, pieces: Iterator[bytes], packed: int, caps: InputCaps)
     return b"".join(kept)
 
 
-def _pieces(open_stream: Callable[[BinaryIO], Any], raw: bytes) -> Iterator[bytes]:
-    with open_stream(io.BytesIO(raw)) as stream:
-        while piece := stream.read(_CHUNK):
-            yield piece
-
-
-def _zst_pieces(raw: bytes, *, whole: bool = True) -> Iterator[bytes]:
-    import zstandard
-
+def _pieces(unpacker: Callable[[], Any], raw: bytes, *, whole: bool = True) -> Iterator[bytes]:
+    """What packed bytes unfold to, stream after stream; `whole`: the last one must end."""
     position = 0
-    while position < len(raw):
-        stream = zstandard.ZstdDecompressor().decompressobj()
+    while position < len(raw) and raw[position]:  # gzip may pad a file with zeros
+        stream = unpacker()
         while not stream.eof:
             bite = raw[position : position + _BITE]
             if not bite and not whole:
                 return
             if not bite:
-                raise EOFError("the last frame ends too early")
+                raise EOFError("the last stream ends too early")
             yield stream.decompress(bite)
             position += len(bite) - len(stream.unused_data)
-
-
-_UNPACK: Final[dict[str, Callable[[bytes], Iterator[bytes]]]] = {
-    ".gz": functools.partial(_pieces, gzip.open),
-    ".zst": _zst_pieces,
-    ".xz": functools.partial(_pieces, lzma.open),
-    ".bz2": functools.partial(_pieces, bz2.open),
-}
 
 
 @contextmanager

@@ -85,12 +85,9 @@ def from_chain_folders(root: Path, beside: SideFiles, *, every: bool = False) ->
         search = _COLABFOLD_SEARCH.match(entry.name)
         if search and (root / f"{search[1]}.a3m").is_file():
             continue
-        source = beside.source(entry.name, entry.path)
-        if source is not None:
+        for source in beside.chain(entry.name, entry.path, alignment_dir=entry.path):
             structure = source.structure or _inner_structure(inner)
-            sources.append(
-                dataclasses.replace(source, alignment_dir=entry.path, structure=structure)
-            )
+            sources.append(dataclasses.replace(source, structure=structure))
     return sources
 
 
@@ -130,9 +127,7 @@ def from_db(index: Mapping[str, DbEntry], beside: SideFiles) -> list[ChainSource
             continue
         own = {"sequence": entry.sequence, "description": entry.description}
         more = {name: value for name, value in own.items() if value}
-        source = beside.source(chain_id, entry.db, alignments=entry.files, **more)
-        if source is not None:
-            sources.append(source)
+        sources += beside.chain(chain_id, entry.db, alignments=entry.files, **more)
     return sources
 
 
@@ -149,17 +144,11 @@ def from_a3m_files(paths: Iterable[Path], beside: SideFiles) -> list[ChainSource
             model = _colabfold_model(path.parent, name)
             sources += from_complex(path, assembly, model, beside)
             continue
-        source = beside.source(name, str(path))
-        if source is not None:
+        ref = alignment_file(path) or file_ref(path)
+        for source in beside.chain(name, str(path), alignments=(ref,)):
             model = source.structure or _colabfold_model(path.parent, name)
-            sources.append(
-                dataclasses.replace(
-                    source,
-                    alignments=(alignment_file(path) or file_ref(path),),
-                    structure=model,
-                    is_distillation=source.is_distillation or model is not None,
-                )
-            )
+            is_model = source.is_distillation or model is not None
+            sources.append(dataclasses.replace(source, structure=model, is_distillation=is_model))
     return sources
 
 
@@ -187,16 +176,10 @@ def from_fasta(path: Path, beside: SideFiles, *, rna: bool = False) -> list[Chai
         if molecule is not None and is_other(molecule) and not (rna and molecule.kind == "rna"):
             others.append(molecule)
             continue
-        source = beside.source(_fasta_id(record.name, molecule, path), str(path))
-        if source is not None:
-            sources.append(
-                dataclasses.replace(
-                    source,
-                    sequence=record.sequence,
-                    description=record.description,
-                    **_alignments_of(record.sequence, source.chain_id, molecule, path),
-                )
-            )
+        own = {"sequence": record.sequence, "description": record.description}
+        for source in beside.chain(_fasta_id(record.name, molecule, path), str(path), **own):
+            found = _alignments_of(record.sequence, source.chain_id, molecule, path)
+            sources.append(dataclasses.replace(source, **found))
     if others and not sources:
         beside.faults.append(NoProtein(no_protein(others), path=str(path)))
     notes = (no_protein(others),) if others else ()
@@ -238,9 +221,7 @@ def from_structures(paths: Iterable[Path], beside: SideFiles) -> list[ChainSourc
             continue
         entry = entry_of(plain(path.name))
         for chain in listed:
-            source = beside.source(f"{entry}_{chain}" if chain else entry, str(path))
-            if source is not None:
-                sources.append(
-                    dataclasses.replace(source, structure=str(path), structure_chain=chain)
-                )
+            name = f"{entry}_{chain}" if chain else entry
+            own = {"structure": str(path), "structure_chain": chain}
+            sources += beside.chain(name, str(path), **own)
     return sources

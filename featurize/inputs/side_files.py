@@ -79,8 +79,8 @@ class SideFiles:
             faults=faults,
         )
 
-    def source(self, chain_id: str, where: str, **more: Any) -> ChainSource | None:
-        """A chain with its structure or FASTA and `more`; None, and a fault, for a bad id."""
+    def chain(self, chain_id: str, where: str, **more: Any) -> list[ChainSource]:
+        """A chain with its structure or FASTA and `more`; none, and a fault, for a bad id."""
         if not _CHAIN_ID.match(chain_id):
             self.faults.append(
                 InputError(
@@ -88,7 +88,7 @@ class SideFiles:
                     path=where,
                 )
             )
-            return None
+            return []
         known: dict[str, Any] = {
             "structure": _named(chain_id, self.structures),
             "fasta": self.fastas.get(chain_id),
@@ -97,11 +97,11 @@ class SideFiles:
             "obsolete_pdbs": self.obsolete_pdbs,
             "is_distillation": self.is_distillation,
         }
-        return ChainSource(chain_id, **(known | more))
+        return [ChainSource(chain_id, **(known | more))]
 
     def copy_of(self, original: ChainSource, chain_id: str) -> ChainSource:
         """A chain with another's alignments and a structure of its own."""
-        fresh = self.source(chain_id, original.chain_id) or original
+        (fresh, *_) = [*self.chain(chain_id, original.chain_id), original]
         return dataclasses.replace(
             fresh,
             alignment_dir=original.alignment_dir,

@@ -31,9 +31,12 @@ def missing_shards(ledger: Ledger, job: JobRow) -> list[str]:
     done = _with_shards(ledger, job)
     files = open_storage(job.dataset_uri).files("shards/") if done else ()
     there = {(item.key.removeprefix("shards/"), item.nbytes) for item in files}
-    shards = ((unit["unit_id"], unit["shard"]) for unit in done)
-    # One that was cut short is not there.
-    return [unit_id for unit_id, one in shards if (one["name"], one["nbytes"]) not in there]
+    gone = []
+    for unit in done:
+        made = [one for one in (unit["shard"], unit["shard"].get("molecules")) if one]
+        if not there.issuperset((one["name"], one["nbytes"]) for one in made):  # or were cut short
+            gone.append(unit["unit_id"])
+    return gone
 
 
 def publish(

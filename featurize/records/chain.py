@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 from evofeed.base.errors import EvofeedError, InputError, MsaError, NoProtein
-from evofeed.base.shapes import Float, Int, UInt8
+from evofeed.base.shapes import UInt8
 from evofeed.featurize.config import FeaturizeConfig
 from evofeed.featurize.formats.fasta import nucleic_acid, parse_fasta
 from evofeed.featurize.formats.hits import TemplateHit, parse_hhr, parse_hmmsearch
@@ -44,21 +45,6 @@ class _Inputs:
         data = read_part(ref, self.config.caps)
         self.digests[ref.name] = sha256(data)
         return data
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Target:
-    """What a chain is, before alignments and templates."""
-
-    sequence: str
-    description: str
-    positions: Float[np.ndarray, "L 37 3"] | None = None
-    mask: UInt8[np.ndarray, "L 37"] | None = None
-    confidence: tuple[float, ...] = ()
-    resolution: float = 0.0
-    release_date: str = ""
-    method: str = ""
-    residue_index: Int[np.ndarray, " L"] | None = None
 
 
 def featurize_chain(
@@ -108,24 +94,29 @@ def _alignments(
     return msas, refs
 
 
-def _target(source: ChainSource, inputs: _Inputs, msas: Sequence[Msa]) -> _Target:
+def _target(source: ChainSource, inputs: _Inputs, msas: Sequence[Msa]) -> dict[str, Any]:
+    """What a chain is, before alignments and templates, as fields of its record."""
     ref = source.structure_ref()
     if ref is not None:
         return _from_structure(source, ref, inputs)
     if source.sequence:
         (record,) = parse_fasta(f">{source.chain_id}\n{source.sequence}".encode())
-        return _Target(record.sequence, source.description or source.chain_id)
+        return _named(record.sequence, source)
     if source.fasta is not None:
         return _from_fasta(source, inputs)
     if msas:
         if bases := nucleic_acid(msas[0].query):
             raise NoProtein(f"an alignment of {bases}: only proteins are featurized")
         inputs.dropped.append("no structure or FASTA: the sequence is the alignment's query")
-        return _Target(msas[0].query, source.description or source.chain_id)
+        return _named(msas[0].query, source)
     raise InputError("no structure, no FASTA and no alignment: nothing to featurize")
 
 
-def _from_structure(source: ChainSource, ref: FileRef, inputs: _Inputs) -> _Target:
+def _named(sequence: str, source: ChainSource) -> dict[str, Any]:
+    return {"sequence": sequence, "description": source.description or source.chain_id}
+
+
+def _from_structure(source: ChainSource, ref: FileRef, inputs: _Inputs) -> dict[str, Any]:
     config = inputs.config
     structure = parse_structure(
         inputs.read(ref),
@@ -147,17 +138,17 @@ def _from_structure(source: ChainSource, ref: FileRef, inputs: _Inputs) -> _Targ
     inputs.dropped += [f"{ref.plain_name}: {note}" for note in chain.notes]
     if any(molecule.kind != "water" for molecule in structure.others):
         inputs.dropped.append(f"{ref.plain_name} also holds {in_words(structure.others)}: not read")
-    return _Target(
-        sequence=chain.sequence,
-        description=structure.description(name),
-        positions=chain.positions,
-        mask=chain.mask,
-        confidence=chain.confidence,
-        resolution=structure.resolution,
-        release_date=structure.release_date,
-        method=structure.method,
-        residue_index=chain.residue_index,
-    )
+    found = {
+        "sequence": chain.sequence,
+        "description": structure.description(name),
+        "all_atom_positions": chain.positions,
+        "all_atom_mask": chain.mask,
+        "confidence": chain.confidence,
+        "resolution": structure.resolution,
+        "release_date": structure.release_date,
+        "method": structure.method,
+    }
+    return found | ({} if chain.residue_index is None else {"residue_index": chain.residue_index})
 
 
 def chain_in(source: ChainSource, structure: Structure) -> str | None:
@@ -172,7 +163,7 @@ def chain_in(source: ChainSource, structure: Structure) -> str | None:
     return next(iter(structure.sequences)) if is_model else None
 
 
-def _from_fasta(source: ChainSource, inputs: _Inputs) -> _Target:
+def _from_fasta(source: ChainSource, inputs: _Inputs) -> dict[str, Any]:
     ref = file_ref(source.fasta or "")
     records = parse_fasta(inputs.read(ref), path=ref.path, caps=inputs.config.caps)
     if not records:
@@ -182,12 +173,12 @@ def _from_fasta(source: ChainSource, inputs: _Inputs) -> _Target:
         raise InputError(
             f"{len(named)} sequences named {source.chain_id!r} among {len(records)}", path=ref.path
         )
-    return _Target(named[0].sequence, named[0].description)
+    return {"sequence": named[0].sequence, "description": named[0].description}
 
 
 def _record(
     source: ChainSource,
-    target: _Target,
+    target: dict[str, Any],
     msas: Sequence[Msa],
     refs: Sequence[FileRef],
     files: Sequence[tuple[Role, FileRef]],
@@ -195,30 +186,25 @@ def _record(
     library: TemplateLibrary | None,
 ) -> ChainRecord:
     config = inputs.config
-    _check_queries(target.sequence, msas, refs, inputs)
+    sequence = target.pop("sequence")
+    _check_queries(sequence, msas, refs, inputs)
     if not msas:
         inputs.dropped.append("no alignment: the MSA is the query alone")
-    merged = merge(msas or [single_row(target.sequence)])
-    if msas and len(merged.msa) == 1:
+    merged = merge(msas or [single_row(sequence)])
+    if msas and len(merged["msa"]) == 1:
         inputs.dropped.append("no row in its alignments: the MSA is the query alone")
-    templates = _templates(source, target, files, inputs, library)
-    index = target.residue_index
+    query = TemplateQuery(sequence, source.entry_id, target.get("release_date", ""))
+    templates = _templates(source, query, files, inputs, library)
     return ChainRecord.of_query(
         source.chain_id,
-        target.sequence,
-        sequence_aatype(target.sequence),
-        np.arange(len(target.sequence), dtype=np.int32) if index is None else index,
-        **merged.fields(),
+        sequence,
+        sequence_aatype(sequence),
+        np.arange(len(sequence), dtype=np.int32),
+        **merged,
         **template_fields(templates),
-        description=target.description,
+        **target,
         msa_sources=tuple(ref.plain_name for ref in refs) or ("query",),
-        all_atom_positions=target.positions,
-        all_atom_mask=target.mask,
-        resolution=target.resolution,
-        release_date=target.release_date,
-        method=target.method,
         is_distillation=source.is_distillation,
-        confidence=target.confidence,
         inputs=inputs.digests,
         config_digest=config.digest,
         dropped=tuple(inputs.dropped),
@@ -227,7 +213,7 @@ def _record(
 
 def _templates(
     source: ChainSource,
-    target: _Target,
+    query: TemplateQuery,
     files: Sequence[tuple[Role, FileRef]],
     inputs: _Inputs,
     library: TemplateLibrary | None,
@@ -248,8 +234,7 @@ def _templates(
                 inputs.dropped.append(f"{ref.plain_name} is empty: no template hits")
             hits += parse_hhr(data, path=ref.path, old_hhr=config.old_hhr, caps=config.caps)
         else:
-            hits += parse_hmmsearch(data, target.sequence, path=ref.path, caps=config.caps)
-    query = TemplateQuery(target.sequence, source.entry_id, target.release_date)
+            hits += parse_hmmsearch(data, query.sequence, path=ref.path, caps=config.caps)
     templates, dropped = featurize_templates(hits, query, library, config)
     inputs.dropped += dropped
     return templates

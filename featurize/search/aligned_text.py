@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from itertools import compress
 
 from evofeed.base.errors import MsaError
+from evofeed.featurize.formats.a3m import a3m_rows
 from evofeed.featurize.formats.species import organism_of
 
 
@@ -52,7 +53,7 @@ def read_rows(data: bytes) -> list[Row]:
 
 def rows_of_a3m(data: bytes) -> list[Row]:
     """The rows of an A3M, insertions spread out into columns of their own."""
-    records = records_of(data)
+    records = a3m_rows(data)
     split = [_insertions(letters.replace(".", "")) for _, letters in records]
     if len({len(columns) for columns, _ in split}) > 1:
         raise MsaError("rows of different width")
@@ -163,15 +164,6 @@ def with_query(a3m: bytes, sequence: str) -> bytes:
     return head + b"\n" + sequence.encode() + (rest[hits:] if hits >= 0 else b"\n")
 
 
-def records_of(a3m: bytes) -> list[tuple[str, str]]:
-    """Header and aligned letters of each row of an A3M."""
-    rows = []
-    for record in a3m.decode("utf-8", "replace").split(">")[1:]:
-        header, _, letters = record.partition("\n")
-        rows.append((header.strip(), "".join(letters.split())))
-    return rows
-
-
 def pair(a3ms: Sequence[bytes], *, complete: bool = False) -> list[bytes]:
     """The rows of each chain's alignment that have a partner in another's, in one order.
 
@@ -188,7 +180,7 @@ def pair(a3ms: Sequence[bytes], *, complete: bool = False) -> list[bytes]:
     tables = []
     best: dict[str, int] = {}
     for a3m in a3ms:
-        _, *hits = records_of(a3m)
+        _, *hits = a3m_rows(a3m)
         table: dict[str, tuple[str, str]] = {}
         for rank, (header, letters) in enumerate(hits):
             organism = organism_of(header)
@@ -205,7 +197,7 @@ def pair(a3ms: Sequence[bytes], *, complete: bool = False) -> list[bytes]:
 
 
 def _block(a3m: bytes, table: dict[str, tuple[str, str]], paired: Sequence[str]) -> bytes:
-    query = records_of(a3m)[0]
+    query = a3m_rows(a3m)[0]
     gaps = ("DUMMY", "-" * len(query[1]))
     rows = [query, *(table.get(name, gaps) for name in paired)]
     return "".join(f">{header}\n{letters}\n" for header, letters in rows).encode()

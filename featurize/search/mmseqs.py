@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from evofeed.base.errors import SearchFailed
-from evofeed.featurize.search.config import SearchConfig
+from evofeed.featurize.search.config import Database, SearchConfig
 from evofeed.featurize.search.programs import Scratch
 
 _TARGET: Final = "target"
@@ -23,65 +23,40 @@ _M8: Final = "query,target,fident,alnlen,mismatch,gapopen,qstart,qend,tstart,ten
 
 
 def mmseqs(
-    scratch: Scratch, sequences: Sequence[str], db: str, config: SearchConfig
-) -> list[bytes]:
-    """A3M alignments of sequences to a database of mmseqs."""
-    call = _Call(scratch, sequences, db, config)
-    call.run("search", "queries", db, "hits", "tmp", *config.mmseqs)
-    call.run("result2msa", "queries", db, "hits", "msas", "--msa-format-mode", "5")
-    return call.alignments("msas", db, "hits")
-
-
-def colabfold(
-    scratch: Scratch, sequences: Sequence[str], db: str, config: SearchConfig
+    scratch: Scratch,
+    sequences: Sequence[str],
+    profiles: Sequence[bytes],
+    database: Database,
+    config: SearchConfig,
 ) -> tuple[list[bytes], list[bytes]]:
-    """ColabFold's search in a first database: A3M alignments, and profiles for `colabfold_next`.
+    """A3M alignments of sequences, of a database of PDB chains their hits as mmseqs' table (m8).
 
-    Headers have mmseqs' figures behind the name, as ColabFold's do, and the whole header behind
-    these. `config.expansion` is `filter`, `nofilter`, or `pair` for rows that are to be paired.
+    With `config.expansion` (`filter`, `nofilter`, or `pair` for rows that are to be paired) headers
+    have mmseqs' figures behind the name, as ColabFold's do, and the whole header behind these.
+
+    Args:
+        profiles: those that a first search ended with; none in the first.
+
+    Returns:
+        What was found, and the profiles for further databases, if ColabFold would use them there.
     """
-    call = _Call(scratch, sequences, db, config)
-    call.run("search", "queries", db, "hits", "tmp", *config.mmseqs)
-    profiles = call.entries("tmp/latest/profile_1")
+    db = database.path
+    call = _Call(scratch, sequences, db, config, profiles)
+    options = config.template_options() if database.is_template else config.mmseqs
+    call.run("search", "profiles" if profiles else "queries", db, "hits", "tmp", *options)
+    if database.is_template:
+        return call.tables(), []
+    if not config.expansion:
+        call.run("result2msa", "queries", db, "hits", "msas", "--msa-format-mode", "5")
+        return call.alignments("msas", db, "hits"), []
+    if profiles:
+        return call.expanded("profiles", "tmp/latest/profile_1", ()), []
+    found = call.entries("tmp/latest/profile_1")
     kind = (scratch.path / "tmp/latest/profile_1.dbtype").read_bytes()
-    kept = [kind + profiles[number] for number in range(len(sequences))]
+    kept = [kind + found[number] for number in range(len(sequences))]
     call.create_profiles(kept)
     flag = ("--expand-filter-clusters", str(int(config.expansion == "filter")))
     return call.expanded("queries", "profiles", (*flag, "--max-seq-id", "0.95")), kept
-
-
-def colabfold_next(
-    scratch: Scratch,
-    sequences: Sequence[str],
-    profiles: Sequence[bytes],
-    db: str,
-    config: SearchConfig,
-) -> list[bytes]:
-    """A3M alignments to another database, found with the profiles of the first search."""
-    call = _Call(scratch, sequences, db, config, profiles)
-    call.run("search", "profiles", db, "hits", "tmp", *config.mmseqs)
-    return call.expanded("profiles", "tmp/latest/profile_1", ())
-
-
-def colabfold_templates(
-    scratch: Scratch,
-    sequences: Sequence[str],
-    profiles: Sequence[bytes],
-    db: str,
-    config: SearchConfig,
-) -> list[bytes]:
-    """Hits in a database of PDB chains, as mmseqs' table (m8), the query called `query`."""
-    call = _Call(scratch, sequences, db, config, profiles)
-    call.run("search", "profiles", db, "hits", "tmp", *config.template_options())
-    shape = ("--format-output", _M8, "--db-output", "1")
-    call.run("convertalis", "profiles", call.part("", ""), "hits", "m8", *shape)
-    tables = call.entries("m8")
-    return [
-        b"".join(
-            b"query\t" + line.partition(b"\t")[2] + b"\n" for line in tables[number].splitlines()
-        )
-        for number in range(len(sequences))
-    ]
 
 
 class _Call:
@@ -97,7 +72,7 @@ class _Call:
         sequences: Sequence[str],
         db: str,
         config: SearchConfig,
-        profiles: Sequence[bytes] = (),
+        profiles: Sequence[bytes],
     ) -> None:
         self.scratch, self.db, self.config = scratch, db, config
         self.count = len(sequences)
@@ -147,6 +122,16 @@ class _Call:
         shape = ("--msa-format-mode", "6", *config.msa_options())
         self.run("result2msa", "queries", members, hits, "msas", *shape)
         return self.alignments("msas", members, hits)
+
+    def tables(self) -> list[bytes]:
+        """Hits as tables, the query called `query`."""
+        shape = ("--format-output", _M8, "--db-output", "1")
+        self.run("convertalis", "profiles", self.part("", ""), "hits", "m8", *shape)
+        tables = self.entries("m8")
+        rows = (tables[number].splitlines() for number in range(self.count))
+        return [
+            b"".join(b"query\t" + row.partition(b"\t")[2] + b"\n" for row in own) for own in rows
+        ]
 
     def alignments(self, name: str, members: str, hits: str) -> list[bytes]:
         """The alignments of all queries, whole headers in them."""

@@ -69,22 +69,18 @@ class Scratch:
 
     def query(self, *sequences: str) -> str:
         """A FASTA file of sequences, several of them named by their numbers."""
-        path = self.path / "query.fasta"
         names = ["query"] if len(sequences) == 1 else list(map(str, range(len(sequences))))
         named = (f">{name}\n{s}\n" for name, s in zip(names, sequences, strict=True))
-        self._write(path, "".join(named).encode("ascii"))
-        return str(path)
+        return self.file("query.fasta", "".join(named).encode("ascii"))
 
     def file(self, name: str, data: bytes) -> str:
         """A file with this content."""
-        self._write(self.path / name, data)
-        return str(self.path / name)
-
-    def _write(self, path: Path, data: bytes) -> None:
+        path = self.path / name
         try:
             path.write_bytes(data)
         except OSError as error:
             raise self._full() if error.errno == errno.ENOSPC else error from None
+        return str(path)
 
     def _full(self) -> JobError:
         return JobError(

@@ -16,12 +16,17 @@ from evofeed.featurize.formats.fasta import is_rna
 from evofeed.featurize.job.dispatch import TICK, Dispatch, open_executor
 from evofeed.featurize.job.executors import Executor
 from evofeed.featurize.job.ledger import Ledger
-from evofeed.featurize.job.units import Plan
+from evofeed.featurize.job.units import Plan, Unit
 from evofeed.featurize.job.work import UnitResult
 from evofeed.featurize.search.aligned_text import together
 from evofeed.featurize.search.cache import CachedResult, SearchCache, result_key
-from evofeed.featurize.search.config import Database, SearchConfig, SearchOptions, SearchProgress
-from evofeed.featurize.search.plan import make_units
+from evofeed.featurize.search.config import (
+    Database,
+    Kind,
+    SearchConfig,
+    SearchOptions,
+    SearchProgress,
+)
 from evofeed.featurize.search.searchers import Query, kind_of, profile_key, suffix_of
 from evofeed.featurize.search.work import DatabaseInfo, SearchResult, SearchTask, look_at
 
@@ -30,6 +35,12 @@ _STRIKES: Final = 3
 _GRACE: Final = 60.0
 """Seconds beyond a program's own deadline after which its worker is killed."""
 
+_CALL_COST: Final = 60
+"""Residues' worth of work that a search costs however short its sequence is."""
+_SHARES: Final = 6
+"""Units per slot: few enough to cost nothing, enough that no slot waits long for the last."""
+_MOST: Final[dict[Kind, int]] = {"fasta": 16, "rna": 16, "hh": 4, "mmseqs": 4096}
+"""Sequences of a unit; what is killed with it is done again. mmseqs pays by the call."""
 _NOWHERE: Final = {
     "type": "InputError",
     "message": "no database of its kind of molecule is searched",
@@ -230,7 +241,7 @@ class Search(Dispatch):
             queries[number].append(query)
         slots = self.executor.slots(self.options.cores)
         plans = {
-            number: make_units(number, self.infos[number].kind, each, slots)
+            number: _units_of(number, self.infos[number].kind, each, slots)
             for number, each in queries.items()
         }
         units = [unit for each in plans.values() for unit in each]
@@ -312,3 +323,39 @@ class Search(Dispatch):
             "program": info.program,
             "settings": self.config.result_settings(info.kind, database.is_template),
         }
+
+
+def _cost_of(sequence: str) -> int:
+    """Predicted work of one search, in residues."""
+    return len(sequence) + _CALL_COST
+
+
+def _units_of(database: int, kind: Kind, queries: Iterable[Query], slots: int) -> list[Unit]:
+    """Units of about equal cost, the most expensive sequences first.
+
+    Args:
+        database: its place in the list.
+        kind: of the database.
+        queries: what to search.
+        slots: units that run at once.
+    """
+    waiting = sorted(queries, key=lambda query: (-len(query.sequence), query.key))
+    shares = max(slots, 1) * (1 if kind == "mmseqs" else _SHARES)
+    ceiling = -(-sum(_cost_of(query.sequence) for query in waiting) // shares)
+    units: list[list[Query]] = []
+    filled = 0
+    for query in waiting:
+        full = filled + _cost_of(query.sequence) > ceiling
+        if not units or full or len(units[-1]) >= _MOST[kind]:
+            units.append([])
+            filled = 0
+        units[-1].append(query)
+        filled += _cost_of(query.sequence)
+    return [_unit_of(database, unit) for unit in units]
+
+
+def _unit_of(database: int, queries: Sequence[Query]) -> Unit:
+    keys = tuple(query.key for query in queries)
+    name = hashlib.sha256("\n".join([str(database), *keys]).encode()).hexdigest()
+    costs = [_cost_of(query.sequence) for query in queries]
+    return Unit(name, keys, sum(costs), max(costs))

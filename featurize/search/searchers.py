@@ -12,8 +12,9 @@ from evofeed.featurize.formats.a3m import parse_a3m
 from evofeed.featurize.formats.hits import parse_hhr
 from evofeed.featurize.formats.stockholm import parse_stockholm
 from evofeed.featurize.inputs.queries import query_of
-from evofeed.featurize.search import aligned_text, hmmer, mmseqs, programs
+from evofeed.featurize.search import aligned_text, hmmer, programs
 from evofeed.featurize.search.config import Database, Kind, SearchConfig
+from evofeed.featurize.search.mmseqs import mmseqs
 from evofeed.featurize.search.programs import Scratch
 
 _HHR_ROW: Final = re.compile(rb"^ *[0-9]+ .* \([0-9]+\)\s*$", re.MULTILINE)
@@ -137,15 +138,7 @@ def _mmseqs(
 ) -> dict[str, bytes | InputError]:
     sequences = [query.sequence for query in queries]
     starts = [query.start for query in queries]
-    profiles: list[bytes] = []
-    if not config.expansion:
-        found = mmseqs.mmseqs(place, sequences, database.path, config)
-    elif database.is_template:
-        found = mmseqs.colabfold_templates(place, sequences, starts, database.path, config)
-    elif all(starts):
-        found = mmseqs.colabfold_next(place, sequences, starts, database.path, config)
-    else:
-        found, profiles = mmseqs.colabfold(place, sequences, database.path, config)
+    found, profiles = mmseqs(place, sequences, starts if all(starts) else (), database, config)
     results: dict[str, bytes | InputError] = {
         profile_key(q.key): p for q, p in zip(queries, profiles, strict=False)
     }

@@ -12,6 +12,7 @@ from typing import Final
 
 from evofeed.base.errors import InputError
 from evofeed.featurize.config import FeaturizeConfig
+from evofeed.featurize.formats.alignment_db import read_ffindex
 from evofeed.featurize.formats.reading import FileRef, file_ref, read_bytes
 from evofeed.featurize.records.template_library import TemplateLibrary
 
@@ -81,9 +82,4 @@ def _index(database: str, kind: str) -> dict[str, FileRef]:
 
 @lru_cache(maxsize=4)
 def _read_index(path: str, mtime_ns: int) -> dict[str, FileRef]:
-    data = str(Path(path).with_suffix(".ffdata"))
-    found = {}
-    for line in Path(path).read_text().splitlines():
-        name, offset, size = line.split("\t")
-        found[name.removesuffix(".a3m")] = FileRef(name, data, int(offset), int(size) - 1)
-    return found
+    return dict(read_ffindex(Path(path)))

@@ -52,7 +52,7 @@ def make_set(
     from evofeed.featurize.job.options import JobOptions
     from evofeed.featurize.search.commands import read_recipe
     from evofeed.featurize.search.config import SearchOptions
-    from evofeed.featurize.sets.make import SetInput, Split
+    from evofeed.featurize.sets.make import Split
     from evofeed.featurize.sets.make import make_set as make
 
     databases, config = read_recipe(recipe, search_db, template_db)
@@ -64,17 +64,19 @@ def make_set(
         job = JobOptions(**places, max_broken=max_broken)
     except (ValueError, TypeError) as error:
         raise typer.BadParameter(str(error)) from None
-    source = SetInput(
-        structures=structures,
-        databases=databases,
-        search=config,
+    made = make(
+        structures,
+        out,
+        databases,
+        config,
         templates=templates,
         components=components,
         split=parts,
         allow_similar=allow_similar,
+        search=search,
+        job=job,
+        say=(lambda text: None) if as_json else print,
     )
-    say = (lambda text: None) if as_json else print
-    made = make(source, out, search=search, job=job, say=say)
     if as_json:
         print(json.dumps(made))
         return

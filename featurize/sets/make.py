@@ -67,26 +67,16 @@ class Split:
         return cls(**found)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SetInput:
-    """What a set is made of."""
-
-    structures: str
-    """Folder of mmCIF or PDB files."""
-    databases: Sequence[Database]
-    search: SearchConfig
-    templates: str = ""
-    """Folder with the structures of template hits; `structures` if empty."""
-    components: str = ""
-    """The wwPDB's components.cif: then entries are prepared too."""
-    split: Split | None = None
-    allow_similar: bool = False
-
-
 def make_set(
-    source: SetInput,
+    structures: str,
     out: str | Path,
+    databases: Sequence[Database],
+    config: SearchConfig,
     *,
+    templates: str = "",
+    components: str = "",
+    split: Split | None = None,
+    allow_similar: bool = False,
     search: SearchOptions | None = None,
     job: JobOptions | None = None,
     say: Say = print,
@@ -94,8 +84,14 @@ def make_set(
     """Sequences, alignments, clusters, chains, complexes, entries, parts and a card.
 
     Args:
-        source: the files.
+        structures: folder of mmCIF or PDB files.
         out: folder; `data/` in it is the dataset.
+        databases: what is searched.
+        config: how.
+        templates: folder with the structures of template hits; `structures` if empty.
+        components: the wwPDB's components.cif: then entries are prepared too.
+        split: how the set is divided, if it is.
+        allow_similar: publish parts that are more alike.
         search: where searches run.
         job: where chains and entries are made.
         say: hears of each step.
@@ -111,31 +107,29 @@ def make_set(
     root, job = Path(out), job or JobOptions()
     root.mkdir(parents=True, exist_ok=True)
     uri, fasta, table = (str(root / name) for name in ("data", "chains.fasta", "clusters.tsv"))
-    chains, left_out = read_chains(source.structures)
+    chains, left_out = read_chains(structures)
     write_atomic(Path(fasta), "".join(f">{c.chain_id}\n{c.sequence}\n" for c in chains))
-    say(f"{len(chains)} protein chains of {source.structures}, {len(left_out)} files left out")
-    found = run_search(
-        chains, str(root / "search"), source.databases, config=source.search, options=search
-    )
+    say(f"{len(chains)} protein chains of {structures}, {len(left_out)} files left out")
+    found = run_search(chains, str(root / "search"), databases, config=config, options=search)
     left_out |= {one["chain_id"]: [one["message"]] for one in found.broken}
     say(f"{found.searched} searches, {found.cache_hits} results known, {found.num_broken} broken")
-    identity = (source.split.identity if source.split else 0) or IDENTITY
+    identity = (split.identity if split else 0) or IDENTITY
     clusters = _clusters(fasta, table, identity, search.threads if search else 1)
     say(f"{clusters} clusters at {identity:.0%} identity")
     finder = {
-        "structure_dir": source.structures,
-        "template_mmcif_dir": source.templates or source.structures,
+        "structure_dir": structures,
+        "template_mmcif_dir": templates or structures,
     }
     report = run_job(str(root / "search"), uri, options=job, discover_args=finder, clusters=table)
     if not report.snapshot:
         raise JobError(report.message, path=str(report.path))
     say(f"{report.num_good} chains published, {report.num_broken} broken")
     made: dict[str, Any] = {"chains": report.num_good, "clusters": clusters}
-    made["complexes"] = _complexes(root, uri, source.structures)
-    if source.components:
-        made["entries"] = _entries(root, uri, source, table, job)
+    made["complexes"] = _complexes(root, uri, structures)
+    if components:
+        made["entries"] = _entries(root, uri, structures, components, table, job)
     say(f"{made['complexes']} complexes, {made.get('entries', 0)} entries")
-    parts = _parts(uri, table, source) if source.split else {"main": len(Dataset.open(uri))}
+    parts = _parts(uri, table, split, allow_similar) if split else {"main": len(Dataset.open(uri))}
     notes = {**report.notes, **{one["chain_id"]: [one["message"]] for one in report.broken}}
     made |= {"parts": parts, "left_out": left_out, "cards": []}
     for name in parts:
@@ -190,7 +184,9 @@ def _complexes(root: Path, uri: str, structures: str) -> int:
     return int(found["assemblies"])
 
 
-def _entries(root: Path, uri: str, source: SetInput, table: str, job: JobOptions) -> int:
+def _entries(
+    root: Path, uri: str, structures: str, components: str, table: str, job: JobOptions
+) -> int:
     """Entries with the alignments that the search found; their job knows polymers by their
     sequence, so clusters are given it by sequence too."""
     members = str(root / "entry_clusters.tsv")
@@ -203,8 +199,8 @@ def _entries(root: Path, uri: str, source: SetInput, table: str, job: JobOptions
     write_atomic(Path(members), "".join(f"{' '.join(group)}\n" for group in groups.values()))
     report = prepare_entries(
         EntriesInput(
-            structures=source.structures,
-            components=source.components,
+            structures=structures,
+            components=components,
             alignments=str(root / "search"),
             clusters=members,
         ),
@@ -216,10 +212,8 @@ def _entries(root: Path, uri: str, source: SetInput, table: str, job: JobOptions
     return len(Dataset.open(uri).entries)
 
 
-def _parts(uri: str, table: str, source: SetInput) -> dict[str, int]:
+def _parts(uri: str, table: str, split: Split, allow_similar: bool) -> dict[str, int]:
     """The set divided; how many chains each part has."""
-    split = source.split
-    assert split is not None
     share = split.share or (0.0 if split.date else SHARE)
     made = split_chains(
         uri,
@@ -227,6 +221,6 @@ def _parts(uri: str, table: str, source: SetInput) -> dict[str, int]:
         {"valid": share} if share else {},
         released=("valid", split.date) if split.date else None,
         max_identity=split.identity or 1.0,
-        allow_similar=source.allow_similar,
+        allow_similar=allow_similar,
     )
     return {name: part.manifest.num_chains for name, part in made.items()}

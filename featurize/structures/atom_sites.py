@@ -88,16 +88,12 @@ def place_chain(
     if "ARG" in table.component.names:
         arginine = observed & (component[last] == table.component.code("ARG"))
         _fix_arginines(positions, mask, arginine)
-    codes = insertion[last[observed]]
-    where = np.flatnonzero(observed)[codes != 0].tolist()
-    inserted = [table.insertion.names[code] for code in codes[codes != 0]]
     return Chain(
         chain_id=placed.chain_id,
         sequence=placed.sequence,
         positions=positions,
         mask=mask,
         observed=observed,
-        insertion_codes=dict(zip(where, inserted, strict=True)),
         notes=(*notes, *placed.notes),
         confidence=confidences,
         residue_index=placed.residue_index,

@@ -50,26 +50,14 @@ class FullSequence(NamedTuple):
     source: str = "SEQRES"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class AuthorChains:
-    """The chains of a file.
-
-    Attributes:
-        proteins: by id, in the order of the file.
-        others: chains without protein: id and residues by name, in words.
-    """
-
-    proteins: dict[str, PlacedRows]
-    others: dict[str, str]
-
-
 def author_chains(
     table: AtomTable,
     sequences: Mapping[str, FullSequence],
     caps: InputCaps,
     modified: frozenset[str] = frozenset(),
-) -> AuthorChains:
-    """The protein chains of an atom table by the author's ids.
+) -> tuple[dict[str, PlacedRows], dict[str, str]]:
+    """The protein chains of an atom table by the author's ids, in the order of the file; of the
+    others id and residues by name, in words.
 
     Args:
         sequences: by chain id, where the file gives them.
@@ -93,7 +81,7 @@ def author_chains(
             proteins[name] = placed
         else:
             others[name] = left_out or "no atom"
-    return AuthorChains(proteins, others)
+    return proteins, others
 
 
 @dataclass(frozen=True, slots=True, eq=False)

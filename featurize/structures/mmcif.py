@@ -150,7 +150,7 @@ def _by_author(
         author: FullSequence(polymer.names, source="_entity_poly_seq")
         for author, polymer in by_author.items()
     }
-    chains = author_chains(table, sequences, config.caps).proteins
+    chains, _ = author_chains(table, sequences, config.caps)
     return {
         author: dataclasses.replace(placed, notes=(*placed.notes, *notes))
         for author, placed in chains.items()

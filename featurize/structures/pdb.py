@@ -49,16 +49,16 @@ def parse_pdb(
     if blank and "" in sequences:
         sequences[blank] = sequences.pop("")
     try:
-        chains = author_chains(table, sequences, config.caps, header.modified)
+        chains, rest = author_chains(table, sequences, config.caps, header.modified)
     except MmcifError as error:
         error.path = path or None
         raise
-    others = [f"{name} ({residues})" for name, residues in chains.others.items()]
-    if not chains.proteins:
+    others = [f"{name} ({residues})" for name, residues in rest.items()]
+    if not chains:
         raise NoProtein(f"no protein in it, only chain {', '.join(others)}", path=path)
 
     def place(name: str) -> Chain:
-        chain = place_chain(table, chains.proteins[name], threshold)
+        chain = place_chain(table, chains[name], threshold)
         notes = list(chain.notes)
         if name == blank:
             notes.append(f"the file gives no chain id, {name!r} is the first free one")
@@ -71,11 +71,11 @@ def parse_pdb(
         release_date=header.release_date,
         is_deposition=header.is_deposition,
         resolution=header.resolution,
-        sequences={name: part.sequence for name, part in chains.proteins.items()},
+        sequences={name: part.sequence for name, part in chains.items()},
         place=place,
         kind="pdb",
         left_out=tuple(f"chain {other}" for other in others),
-        others=other_molecules(table, chains.proteins.values()),
+        others=other_molecules(table, chains.values()),
     )
 
 

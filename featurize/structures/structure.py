@@ -24,7 +24,6 @@ class Chain:
         confidence: of a prediction, by residue; -1 where there is none. Empty of all others.
         residue_index: numbers of the residues from 0, with steps over what is unknown between
             them; None for one after the other.
-        insertion_codes: by position in the sequence, where there is one.
         notes: what was odd or left out, in words.
     """
 
@@ -33,16 +32,9 @@ class Chain:
     positions: Float[np.ndarray, "L 37 3"]
     mask: UInt8[np.ndarray, "L 37"]
     observed: Bool[np.ndarray, " L"]
-    insertion_codes: dict[int, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     confidence: tuple[float, ...] = ()
     residue_index: Int[np.ndarray, " L"] | None = None
-
-    @property
-    def missing(self) -> list[int]:
-        """Positions of the sequence without any record."""
-        positions: list[int] = np.flatnonzero(~self.observed).tolist()
-        return positions
 
 
 @dataclass(frozen=True, slots=True)

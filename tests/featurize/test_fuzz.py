@@ -59,9 +59,10 @@ def stockholm(data: bytes) -> None:
 
 def check_msa(msa: Msa) -> None:
     merged = merge([msa, msa])
-    assert merged.msa.max() <= 21 and 0 < len(merged.msa) <= len(msa.letters)
-    assert (merged.counts.sum(-1) == len(merged.msa)).all()
-    assert (msa.deletion_matrix() >= 0).all() and len(merged.species) == len(merged.msa)
+    rows = merged["msa"]
+    assert rows.max() <= 21 and 0 < len(rows) <= len(msa.letters)
+    assert (merged["hhblits_profile_counts"].sum(-1) == len(rows)).all()
+    assert (msa.deletion_count > 0).all() and len(merged["msa_species"]) == len(rows)
 
 
 def hhr(data: bytes) -> None:

@@ -28,18 +28,14 @@ def plainly(listed: listing.Listed) -> object:
     return (type(listed), str(listed)) if isinstance(listed, InputError) else listed
 
 
-def test_processes_list_what_this_one_lists_in_the_same_order(files: list[Path]) -> None:
+def test_processes_list_what_this_one_lists_and_what_a_lost_one_had_in_hand_is_listed_here(
+    files: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     here = [plainly(listed) for listed in listing.list_chains(files)]
     assert sum(isinstance(listed, dict) and bool(listed) for listed in here) >= 4
     apart = listing.list_chains(files, workers=2, few=3)
     assert [plainly(listed) for listed in apart] == here
-
-
-def test_what_a_lost_process_had_in_hand_is_listed_here(
-    files: list[Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
     lost = subprocess.CompletedProcess([], -9)
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: lost)
-    listed = list(listing.list_chains(files, workers=2, few=3))
-    here = [plainly(one) for one in listing.list_chains(files)]
-    assert [plainly(one) for one in listed] == here
+    apart = listing.list_chains(files, workers=2, few=3)
+    assert [plainly(listed) for listed in apart] == here

@@ -145,7 +145,7 @@ def test_what_is_seen_goes_to_its_place(case: str) -> None:
     assert chain.sequence == sequence and note in " ".join(chain.notes)
     assert np.flatnonzero(chain.mask.any(-1)).tolist() == places
     if SEQRES in text and sequence == WHOLE:
-        assert chain.missing == [i for i in range(7) if i not in places]
+        assert np.flatnonzero(chain.observed).tolist() == places
     if case in STEPS:
         index = None if chain.residue_index is None else chain.residue_index.tolist()
         assert index == STEPS[case]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import lzma
 from pathlib import Path
 
 import pyarrow as pa
@@ -157,12 +156,3 @@ def test_a_database_that_hh_suite_built(tmp_path: Path) -> None:
     one, two = map(featurize_chain, discover(tmp_path))
     assert (one.chain_id, one.sequence, one.num_alignments) == ("1abc_A", first, 4)
     assert (two.chain_id, two.sequence) == ("2abc_B", others[0])
-
-
-def test_files_packed_with_xz(tmp_path: Path) -> None:
-    (tmp_path / "1abc_A.a3m.xz").write_bytes(lzma.compress(MSA.encode()))
-    (source,) = discover(tmp_path)
-    assert (source.chain_id, depth(source)) == ("1abc_A", WANT)
-    (tmp_path / "1abc_A.a3m.xz").write_bytes(lzma.compress(MSA.encode())[:-9])
-    with pytest.raises(InputError, match="damaged compressed stream"):
-        featurize_chain(source)

@@ -239,4 +239,3 @@ def test_an_entry_is_the_same_as_pdb_and_as_mmcif(path: Path, golden: Path) -> N
         one, two = got.chain(name), want.chain(name)
         assert np.array_equal(one.mask, two.mask)
         assert np.array_equal(one.positions, two.positions)
-        assert one.insertion_codes == two.insertion_codes

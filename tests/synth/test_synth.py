@@ -19,6 +19,7 @@ from evofeed.store import Dataset
 from evofeed.synth import evolve, write_synthetic
 from evofeed.synth import fold as folds
 from evofeed.synth.complexes import STOICHIOMETRIES, read_stoichiometry
+from evofeed.synth.entries import PIECES, bonds_of, shape_of
 
 pytestmark = pytest.mark.slow
 
@@ -201,3 +202,11 @@ def test_a_stoichiometry_without_complexes_is_refused(
 ) -> None:
     assert exit_code("synth", str(tmp_path / "raw"), "--stoichiometry", "A2", "--json") != 0
     assert "--complexes" in capsys.readouterr().err
+
+
+def test_no_atom_of_a_component_has_more_bonds_than_its_element_may() -> None:
+    most = {"C": 4, "N": 4, "O": 2, "P": 5, "S": 6, "SE": 2}
+    for code in PIECES:
+        ends = [end for *pair, order in bonds_of(code) for end in pair * (1 + (order == "DOUB"))]
+        elements = dict(zip(*shape_of(code)[:2], strict=True))
+        assert all(ends.count(name) <= most[elements[name]] for name in ends), code

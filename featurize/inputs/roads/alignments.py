@@ -11,9 +11,10 @@ import dataclasses
 import json
 import re
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from evofeed.base.errors import InputError
+from evofeed.featurize.formats.alignment_db import read_ffindex
 from evofeed.featurize.formats.colabfold_a3m import Assembly
 from evofeed.featurize.formats.reading import FileRef, file_ref, plain, read_bytes, read_head
 from evofeed.featurize.inputs.side_files import SideFiles
@@ -53,14 +54,13 @@ def from_target(target: Path, beside: SideFiles) -> list[ChainSource]:
     letters = ", ".join(known or [folder.name for folder in folders])
     sources = []
     for folder in folders:
-        source = beside.source(
+        sources += beside.chain(
             f"{name}_{folder.name}",
             str(folder),
             alignment_dir=str(folder),
             **known.get(folder.name, {}),
             notes=(f"one chain of the complex {name} ({letters}): how its rows pair is not kept",),
         )
-        sources += [source] if source is not None else []
     return sources
 
 
@@ -96,20 +96,18 @@ def from_complex(
     sources = []
     for number, (letter, first) in enumerate(zip(assembly.letters, assembly.firsts, strict=True)):
         part = FileRef(plain(path.name), str(path), part=f"complex {number}")
-        source = beside.source(
+        found = beside.chain(
             name if lone else f"{name}_{letter}",
             str(path),
             alignments=(part,),
             notes=(f"one chain of a complex ({assembly}): how its rows pair is not kept",),
         )
-        if source is not None and source.structure is None and model is not None:
-            source = dataclasses.replace(
-                source,
-                structure=model,
-                structure_chain=inside[first] if first < len(inside) else letter,
-                is_distillation=True,
-            )
-        sources += [source] if source is not None else []
+        for source in found:
+            own: dict[str, Any] = {}
+            if source.structure is None and model is not None:
+                chain = inside[first] if first < len(inside) else letter
+                own = {"structure": model, "structure_chain": chain, "is_distillation": True}
+            sources.append(dataclasses.replace(source, **own))
     return sources
 
 
@@ -137,15 +135,6 @@ def from_ffindex(index: Path, beside: SideFiles) -> list[ChainSource]:
     if read_head(file_ref(db), 1)[:1] not in (b">", b"#"):
         raise InputError("no database of a3m alignments", path=str(db))
     sources = []
-    lines = read_bytes(file_ref(index)).decode("utf-8", "replace").splitlines()
-    for number, line in enumerate(lines, 1):
-        name, *numbers = line.split("\t")
-        if len(numbers) != 2 or not all(part.isdigit() for part in numbers):
-            why = f"expected name, offset and length with tabs between, not {line[:60]!r}"
-            raise InputError(why, path=str(index), line=number)
-        name = name.removesuffix(".a3m")
-        offset, size = map(int, numbers)
-        ref = FileRef(f"{name}.a3m", str(db), offset, max(size - 1, 0))  # a NUL ends each
-        source = beside.source(name, str(index), alignments=(ref,))
-        sources += [source] if source is not None else []
+    for name, ref in read_ffindex(index):
+        sources += beside.chain(name, str(index), alignments=(ref,))
     return sources

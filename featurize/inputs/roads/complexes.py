@@ -166,7 +166,7 @@ def _proteins(
             notes.append(f"{len(ids)} copies in the complex: {first}{more}")
         if others:
             notes.append(no_protein(others))
-        source = beside.source(
+        found = beside.chain(
             chain_id,
             str(path),
             sequence=_text(body["sequence"]),
@@ -176,10 +176,9 @@ def _proteins(
             assembly=str(path),
             copies=tuple(ids),
         )
-        if source is not None:
-            yield source
-        else:
+        if not found:
             beside.faults[-1].item = entry
+        yield from found
 
 
 def _ids(body: Mapping[str, Any], taken: int) -> list[str]:

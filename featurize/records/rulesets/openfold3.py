@@ -10,6 +10,7 @@ from typing import Final
 
 import numpy as np
 
+from evofeed.base.errors import InputError
 from evofeed.base.shapes import Bool, Integer
 from evofeed.featurize.records.rulesets.atom_rows import (
     COORDINATION,
@@ -37,7 +38,14 @@ from evofeed.featurize.records.rulesets.standard import (
 )
 from evofeed.featurize.records.rulesets.unresolved import entity_numbers, with_unresolved_atoms
 from evofeed.protein.components import ComponentTable
-from evofeed.protein.entry_record import ALTLOC_NONE, Dropped, EntryRecord, run_starts
+from evofeed.protein.entry_record import (
+    ALTLOC_NONE,
+    HYDROGENS,
+    WATERS,
+    Dropped,
+    EntryRecord,
+    run_starts,
+)
 from evofeed.protein.ruleset_section import EntryRefused, RulesetSection
 
 PROTEIN, RNA, DNA, LIGAND = range(4)
@@ -100,6 +108,23 @@ def openfold3_section(
     return _Cleaning(record, components, rules or OpenFold3Rules()).section()
 
 
+def template_chain(record: EntryRecord, components: ComponentTable, label: str) -> AtomRows:
+    """A chain as OpenFold3 cleans a template's, with what nobody saw of it.
+
+    Raises:
+        InputError: the file has no such chain.
+    """
+    if label not in record.chain_label:
+        raise InputError(f"no chain {label!r}, only {', '.join(record.chain_label)}")
+    cleaning = _Cleaning(record, components, OpenFold3Rules())
+    atoms = cleaning.asymmetric_unit()
+    atoms = atoms.take(atoms.asym == record.chain_label.index(label))
+    atoms.kind = cleaning.kinds(atoms, atoms.chain_starts())
+    solvent = np.isin(atoms.res_name, WATERS) | np.isin(atoms.element, HYDROGENS)
+    atoms = cleaning.in_component_order(atoms.take(~solvent))
+    return with_unresolved_atoms(atoms, record, components)
+
+
 @dataclass(slots=True)
 class _Cleaning:
     record: EntryRecord
@@ -111,24 +136,24 @@ class _Cleaning:
         record, rules = self.record, self.rules
         if rules.tables_required and (lacking := _lacking(record)):
             raise EntryRefused(lacking, item=record.entry)
-        atoms = self._assembly(self._asymmetric_unit())
+        atoms = self._assembly(self.asymmetric_unit())
         if not len(atoms) or not atoms.occupancy.sum():
             raise EntryRefused("all atoms have zero occupancy", item=record.entry)
         to_methionine(atoms)
         one, two = exchanged_arginines(atoms)
         atoms.name[one], atoms.name[two] = "NH2", "NH1"
-        atoms = self._without(atoms, np.isin(atoms.res_name, ("HOH", "DOD")), "water", report=False)
+        atoms = self._without(atoms, np.isin(atoms.res_name, WATERS), "water", report=False)
         methods = record.methods[:1] if rules.first_method_only else record.methods
         if "X-RAY DIFFRACTION" in methods:
             aids = np.isin(atoms.res_name, AIDS)
             if not rules.aids_in_polymers:
                 aids &= atoms.kind == LIGAND
             atoms = self._without(atoms, aids, "crystallisation aid")
-        atoms = atoms.take(~np.isin(atoms.element, ("H", "D")))
+        atoms = atoms.take(~np.isin(atoms.element, HYDROGENS))
         atoms = self._without_short(atoms)
         atoms = self._without_unknown(atoms)
         atoms = self._without_clashes(atoms)
-        atoms = self._in_component_order(atoms)
+        atoms = self.in_component_order(atoms)
         atoms = self._without_gaps(atoms)
         if not len(atoms):
             raise EntryRefused("no atoms are left after cleaning", item=record.entry)
@@ -140,7 +165,7 @@ class _Cleaning:
         self._require_equal_copies(atoms)
         return self._section(atoms)
 
-    def _asymmetric_unit(self) -> AtomRows:
+    def asymmetric_unit(self) -> AtomRows:
         """Atoms of the file with one location each, bonds by the author's names as biotite does."""
         record = self.record
         rows = np.flatnonzero(_altloc_mask(record, letters_only=self.rules.letters_only))
@@ -180,12 +205,13 @@ class _Cleaning:
             atoms = joined_rows([part for copy in sorted(parts) for part in parts[copy]])
         starts = atoms.chain_starts()
         atoms.chain = spread(starts, len(atoms)) + 1
-        atoms.kind = self._kinds(atoms, starts)
+        atoms.kind = self.kinds(atoms, starts)
         return atoms
 
-    def _kinds(
+    def kinds(
         self, atoms: AtomRows, starts: Integer[np.ndarray, " c"]
     ) -> Integer[np.ndarray, " A"]:
+        """What every chain is, by the types of its atoms' components."""
         types = self.record.component_types
         names, inverse = np.unique(atoms.res_name, return_inverse=True)
         kinds = [_KINDS.get(types.get(name, ""), LIGAND) for name in names]
@@ -268,7 +294,7 @@ class _Cleaning:
             atoms = self._without_chain(atoms, chain, f"clashes with chain {other}")
         return atoms
 
-    def _in_component_order(self, atoms: AtomRows) -> AtomRows:
+    def in_component_order(self, atoms: AtomRows) -> AtomRows:
         """Without atoms that the component has not, each residue in the component's order."""
         place = np.full(len(atoms), -1, np.int64)
         for code in np.unique(atoms.res_name).tolist():

@@ -144,15 +144,6 @@ class Alignment:
         _, first = np.unique(self.row_letters[rows], return_index=True)
         return rows[np.sort(first)]
 
-    def dense_deletions(self, rows: Integer[np.ndarray, " n"]) -> Integer[np.ndarray, "n L"]:
-        """Deletions of these rows, `i32`."""
-        out = np.zeros((len(rows), self.num_columns), np.int32)
-        starts, counts = self.deletion_start[rows], np.diff(self.deletion_start)[rows]
-        where = np.repeat(starts - np.cumsum(counts) + counts, counts) + np.arange(counts.sum())
-        which = np.repeat(np.arange(len(rows)), counts)
-        out[which, self.deletion_column[where]] = self.deletion_count[where]
-        return out
-
     def letter_counts(
         self, rows: Integer[np.ndarray, " n"], columns: Integer[np.ndarray, " m"]
     ) -> Integer[np.ndarray, "m 27"]:

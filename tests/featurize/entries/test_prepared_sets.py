@@ -353,11 +353,10 @@ def test_rows_of_a_prepared_alignment_are_boltzs(path: Path, tmp_path: Path) -> 
     np.testing.assert_array_equal(CODES[rows.letters[rows.row_letters]], theirs)
     taxa = [int(rows.species[one]) if one >= 0 else -1 for one in rows.row_species.tolist()]
     assert taxa == table["sequences.taxonomy"].tolist()
-    dense = np.zeros(theirs.shape, np.int32)
     sizes = table["sequences.del_end"] - table["sequences.del_start"]
-    which = np.repeat(np.arange(len(dense)), sizes)
-    dense[which, table["deletions.res_idx"]] = table["deletions.deletion"]
-    np.testing.assert_array_equal(rows.dense_deletions(np.arange(len(dense))), dense)
+    np.testing.assert_array_equal(np.diff(rows.deletion_start), sizes)
+    np.testing.assert_array_equal(rows.deletion_column, table["deletions.res_idx"])
+    np.testing.assert_array_equal(rows.deletion_count, table["deletions.deletion"])
 
 
 def test_a_prepared_set_is_recognised_and_gives_samples(

@@ -12,9 +12,11 @@ from tests.synthetic_entries import prepare_again
 from evofeed.base.errors import InputError
 from evofeed.featurize.entries.alignments import alignment_folders, read_alignment
 from evofeed.featurize.entries.templates import with_templates
+from evofeed.featurize.structures.components import read_components
 from evofeed.loader import EntryConfig, LoaderConfig
 from evofeed.loader.entries.catalog import EntryCatalog
 from evofeed.loader.entries.reading import plan_entry
+from evofeed.protein.components import ComponentTable
 from evofeed.protein.residues import GAP, RESTYPES
 from evofeed.store import Dataset
 from evofeed.synth import write_entries
@@ -107,13 +109,13 @@ def test_what_is_wrong_with_a_file_of_templates_is_said_with_its_name(
     else:
         (raw / file).write_text(content)
     (files,) = alignment_folders(raw / "msa")
-    alignment = read_alignment(files)
+    given = read_alignment(files), files, str(raw / "mmcif"), [project], ComponentTable({})
     if why is None:
-        _, notes = with_templates(alignment, files, str(raw / "mmcif"), [project])
+        _, notes = with_templates(*given)
         assert any("not in release_date_cache.json" in line for line in notes)
         return
     with pytest.raises(InputError, match=why) as error:
-        with_templates(alignment, files, str(raw / "mmcif"), [project])
+        with_templates(*given)
     assert Path(file).name in str(error.value)
 
 
@@ -121,3 +123,18 @@ def test_hits_are_no_rows_of_an_alignment(raw: Path) -> None:
     (files,) = alignment_folders(raw / "msa")
     assert Path(files[-1]).name == "pdb70_hits.hhr"
     assert read_alignment(files).sources == ("uniprot_hits", "uniref90_hits")
+
+
+def test_mmcif_files_beside_a_template_cache_stand_for_its_arrays_of_atoms(raw: Path) -> None:
+    number = np.arange(len(SEQUENCE)) + 1
+    about = {"index": 0, "release_date": "2001-02-03", "idx_map": np.stack([number, number], 1)}
+    np.savez(raw / "mmcif" / "s000_1.npz", s000_A=np.array(about, object))
+    (raw / "mmcif").rename(raw / "template_structures")
+    (files,) = alignment_folders(raw / "msa")
+    table, folder = read_components(raw / "components.cif"), str(raw / "template_structures")
+    made, notes = with_templates(read_alignment(files), files, folder, ["openfold3"], table)
+    assert notes == () and made.templates is not None and made.templates.date == ("2001-02-03",)
+    letters = "".join((RESTYPES + "X-")[code] for code in made.templates.restype[0])
+    assert letters.replace("X", "M") == SEQUENCE  # MSE
+    seen = np.isfinite(made.templates.position[0, :, 1]).all(-1)  # others have a name alone
+    assert len(SEQUENCE) // 2 < seen.sum() < len(SEQUENCE)

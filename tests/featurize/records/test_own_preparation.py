@@ -24,7 +24,7 @@ from tests.loader.views.packs import some_recordings
 from evofeed.featurize.entries.prepared import prepared_set, read_target
 from evofeed.featurize.formats.reading import file_ref, read_bytes
 from evofeed.featurize.records.entry import entry_record
-from evofeed.featurize.records.rulesets.openfold3 import openfold3_section
+from evofeed.featurize.records.rulesets.openfold3 import openfold3_section, template_chain
 from evofeed.featurize.records.rulesets.protenix import protenix_section
 from evofeed.protein.components import ComponentTable
 from evofeed.protein.entry_record import EntryRecord
@@ -177,6 +177,14 @@ def test_openfold3_cleans_an_edited_entry_as_ours_does(
     theirs = module.cleanup_structure_of3(parsed.atom_array, block, dictionary)
     section = openfold3_section(record, table)
     assert_same(section, record, theirs, np.isfinite(theirs.coord).all(axis=1))
+    template = importlib.import_module("openfold3.core.data.primitives.structure.template")
+    file_, atoms = template.parse_mmcif(file)
+    chain = template.clean_template_atom_array(atoms, file_, record.chain_label[0], dictionary)
+    ours = template_chain(record, table, record.chain_label[0])
+    columns = ours.res_id, ours.res_name, ours.name, *ours.position.T
+    other = chain.res_id, chain.res_name, chain.atom_name, *chain.coord.T
+    for one, two in zip(columns, other, strict=True):
+        np.testing.assert_array_equal(one[np.lexsort(columns[:3])], two[np.lexsort(other[:3])])
     about = module.extract_chain_and_interface_metadata_of3(theirs, block)
     home = tmp_path / "structure_files" / "entry"
     home.mkdir(parents=True)

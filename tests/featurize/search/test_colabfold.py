@@ -27,8 +27,8 @@ from tests.featurize.search.family import (
 
 from evofeed.base.errors import InputError
 from evofeed.featurize import SearchConfig, SearchOptions
+from evofeed.featurize.formats.a3m import a3m_rows
 from evofeed.featurize.search import Database, Search, SearchCache, pack_templates, pair
-from evofeed.featurize.search.aligned_text import records_of
 from evofeed.synth.entries import entry_cif
 
 pytestmark = pytest.mark.usefixtures("inside")
@@ -78,14 +78,14 @@ def test_members_of_clusters_are_found_and_next_databases_start_from_the_profile
     found = search(
         places, tmp_path / "cache", "uniref", "env"
     )  # templates: service/test_tickets.py
-    rows = records_of(found["one", "uniref"])
+    rows = a3m_rows(found["one", "uniref"])
     assert rows[0] == ("query", ONE[0])
     names = {head.partition("\t")[0] for head, _ in rows[1:]}
     assert names == {f"UniRef100_F0N{n}" for n in range(11)}  # more than there are clusters
     assert len((places / "uniref.index").read_text().splitlines()) < 11
     assert all(len(head.split("\t")) == 11 and "TaxID=" in head for head, _ in rows[1:])
-    assert len(records_of(found["one", "env"])) > 5
-    assert len(records_of(found["other", "env"])) == 1
+    assert len(a3m_rows(found["one", "env"])) > 5
+    assert len(a3m_rows(found["other", "env"])) == 1
 
 
 @pytest.fixture
@@ -151,7 +151,7 @@ def test_rows_and_pairs_are_those_of_colabfolds_own_search(
 
 def named_rows(a3m: bytes) -> list[tuple[str, str]]:
     """Name and letters of each row but the query's."""
-    return [(head.split()[0], letters) for head, letters in records_of(a3m)[1:]]
+    return [(head.split()[0], letters) for head, letters in a3m_rows(a3m)[1:]]
 
 
 def test_templates_of_mmseqs_need_a_profile_to_start_from(places: Path, tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tests.featurize.job.stage import end_servers, on_stage
@@ -275,15 +274,11 @@ def test_databases_are_searched_one_after_the_other_where_they_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     query, *kin = family(1, 6)
-    paths = {name: fasta(tmp_path / f"{name}.fa", [(name, kin[0])]) for name in "ba"}
+    paths = [fasta(tmp_path / name, [(name, kin[0])]) for name in ("b.fa", "a.fa")]
     sent: list[str] = []
     submit = Inside.submit
-
-    def noted(self: Inside, task: Any, num_cpus: int = 1, resource: str = "") -> None:
-        sent.append(resource)
-        submit(self, task, num_cpus, resource)
-
-    monkeypatch.setattr(Inside, "submit", noted)
-    databases = [Database(name, path) for name, path in paths.items()]
-    run_search(chains(query, *kin), str(tmp_path / "out"), databases)
+    monkeypatch.setattr(
+        Inside, "submit", lambda self, task, *more: (sent.append(more[1]), submit(self, task))
+    )
+    run_search(chains(query, *kin), str(tmp_path / "out"), [*map(Database.parse, paths)])
     assert sent == sorted(sent, reverse=True) and set(sent) == {"db:a", "db:b"}

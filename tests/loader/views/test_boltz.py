@@ -70,10 +70,10 @@ def test_alignments_are_read_as_recorded(path: Path) -> None:
     np.testing.assert_array_equal(codes.ravel(), recorded["residues.res_type"])
     taxa = np.append(np.array(alignment.species, dtype="U20"), "-1")[alignment.row_species[rows]]
     np.testing.assert_array_equal(taxa.astype(int), recorded["sequences.taxonomy"])
-    dense = alignment.dense_deletions(rows)
-    row, column = np.nonzero(dense)
-    np.testing.assert_array_equal(column, recorded["deletions.res_idx"])
-    np.testing.assert_array_equal(dense[row, column], recorded["deletions.deletion"])
+    starts = alignment.deletion_start
+    cells = np.concatenate([np.arange(*starts[row : row + 2]) for row in rows.tolist()])
+    np.testing.assert_array_equal(alignment.deletion_column[cells], recorded["deletions.res_idx"])
+    np.testing.assert_array_equal(alignment.deletion_count[cells], recorded["deletions.deletion"])
 
 
 def datapoint(view: EntryView, about: dict[str, Any]) -> list[int] | None:

@@ -56,6 +56,7 @@ from evofeed.loader.views.openfold3.plan import plan_sample as plan_openfold3
 from evofeed.loader.views.protenix.plan import plan_sample as plan_protenix
 from evofeed.loader.views.protenix.tables import protenix_view
 from evofeed.protein.alignment import Alignment
+from evofeed.protein.components import ComponentTable
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # theirs
 PROJECTS = Path(__file__).parents[3] / ".projects"
@@ -306,7 +307,8 @@ def protenix_templates(pack: Path, sequences: Iterable[str], root: Path) -> tupl
         hits = [str(root / folders.get(alignment.query, "") / "hmmsearch.a3m")]
         if alignment.query not in folders:
             return alignment
-        whole, passed_over = with_templates(alignment, hits, str(root / "mmcif"), ["protenix"])
+        what = str(root / "mmcif"), ["protenix"], ComponentTable({})
+        whole, passed_over = with_templates(alignment, hits, *what)
         assert whole.hits and passed_over
         return whole.with_templates(None, whole.hits.until("2010-11-02"))
 
