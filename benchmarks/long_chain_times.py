@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from evofeed.trainer.model.extra_msa import ExtraMSAStack
+from evofeed.trainer.model.evoformer import ExtraMSAStack
 from evofeed.trainer.model.structure_module import StructureModule
 from evofeed.trainer.parallel import inference, stacks
 

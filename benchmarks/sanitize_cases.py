@@ -143,45 +143,38 @@ def wide_modules(given: Inputs) -> Iterator[Case]:
     ])  # fmt: skip
 
 
-def of_blocks(given: Inputs, residues: int, sizes: dict[str, Any]) -> Iterator[Case]:
+def of_blocks(given: Inputs, residues: int, C_m: int, C_z: int, **sizes: int) -> Iterator[Case]:
     """Both kinds of block with these sizes; of the extra MSA, 64 channels at most."""
     from evofeed.kernels import to_fused
-    from evofeed.trainer.model.evoformer import EvoformerBlock
-    from evofeed.trainer.model.extra_msa import ExtraMSABlock
+    from evofeed.trainer.model.config import EvoformerConfig, ExtraMSAConfig
+    from evofeed.trainer.model.evoformer import EvoformerBlock, ExtraMSABlock
 
     rand, mask, N = given.rand, given.mask, residues
-    own = {"c_m": min(64, sizes["c_m"]), "c_hidden_msa_att": 8}
-    for block, C_m, changed in (
-        (EvoformerBlock, sizes["c_m"], {}), (ExtraMSABlock, own["c_m"], own),
-    ):  # fmt: skip
-        module: nn.Module = to_fused(block(**{**sizes, **changed})).to(given.device, given.dtype)
+    of_extra = ExtraMSAConfig(**{**sizes, "c_hidden_msa_att": 8})  # type: ignore[arg-type]
+    for name, block, C in (
+        ("EvoformerBlock", EvoformerBlock(EvoformerConfig(**sizes), C_m, C_z), C_m),  # type: ignore[arg-type]
+        ("ExtraMSABlock", ExtraMSABlock(of_extra, min(64, C_m), C_z), min(64, C_m)),
+    ):
+        module: nn.Module = to_fused(block).to(given.device, given.dtype)
         yield (
-            block.__name__,
-            lambda module=module, C_m=C_m: both(
-                *module(
-                    *(rand(1, S, N, C_m), rand(1, N, N, sizes["c_z"])),
-                    *(mask(1, S, N), mask(1, N, N)),
-                )
+            name,
+            lambda module=module, C=C: both(
+                *module(*(rand(1, S, N, C), rand(1, N, N, C_z)), *(mask(1, S, N), mask(1, N, N)))
             ),
         )
 
 
 def blocks(given: Inputs) -> Iterator[Case]:
     """Whole blocks, with what their ops hand through to each other."""
-    yield from of_blocks(given, R, {
-        "c_m": C_M, "c_z": C_Z, "c_hidden_msa_att": 8, "c_hidden_opm": 16, "c_hidden_mul": 32,
-        "c_hidden_pair_att": 16, "no_heads_msa": 4, "no_heads_pair": 4, "transition_n": 2,
-        "msa_dropout": 0.15, "pair_dropout": 0.25,
-    })  # fmt: skip
+    yield from of_blocks(
+        given, R, C_M, C_Z, c_hidden_msa_att=8, c_hidden_opm=16, c_hidden_mul=32,
+        c_hidden_pair_att=16, no_heads_msa=4, no_heads_pair=4, transition_n=2,
+    )  # fmt: skip
 
 
 def wide_blocks(given: Inputs) -> Iterator[Case]:
     """Blocks as wide as AF2's."""
-    yield from of_blocks(given, EVEN, {
-        "c_m": 256, "c_z": 128, "c_hidden_msa_att": 32, "c_hidden_opm": 32, "c_hidden_mul": 128,
-        "c_hidden_pair_att": 32, "no_heads_msa": 8, "no_heads_pair": 4, "transition_n": 4,
-        "msa_dropout": 0.15, "pair_dropout": 0.25,
-    })  # fmt: skip
+    yield from of_blocks(given, EVEN, 256, 128)
 
 
 def optimizers(device: str) -> Iterator[Case]:

@@ -11,34 +11,25 @@ from benchmarks.kernels.common import BF16, DEVICE, rand, randomise
 from torch import Tensor, nn
 
 from evofeed.kernels import to_fused
-from evofeed.trainer.model.evoformer import EvoformerBlock
-from evofeed.trainer.model.extra_msa import ExtraMSABlock
+from evofeed.trainer.model.config import EvoformerConfig, ExtraMSAConfig
+from evofeed.trainer.model.evoformer import EvoformerBlock, ExtraMSABlock
 
-BLOCK = {
-    "c_m": 256, "c_z": 128, "c_hidden_msa_att": 32, "c_hidden_opm": 32, "c_hidden_mul": 128,
-    "c_hidden_pair_att": 32, "no_heads_msa": 8, "no_heads_pair": 4, "transition_n": 4,
-    "msa_dropout": 0.15, "pair_dropout": 0.25,
-}  # fmt: skip
-
-
-BLOCKS = {  # class, sequences, residues, channels, blocks in the stack
-    "evoformer 128x256": (EvoformerBlock, 128, 256, BLOCK, 4),
-    "evoformer 512x384": (EvoformerBlock, 512, 384, BLOCK, 2),
-    "extra MSA 1024x256": (
-        ExtraMSABlock, 1024, 256, {**BLOCK, "c_m": 64, "c_hidden_msa_att": 8}, 2,
-    ),
-}  # fmt: skip
+BLOCKS = {  # class, sequences, residues, sizes, channels of the MSA, blocks in the stack
+    "evoformer 128x256": (EvoformerBlock, 128, 256, EvoformerConfig(), 256, 4),
+    "evoformer 512x384": (EvoformerBlock, 512, 384, EvoformerConfig(), 256, 2),
+    "extra MSA 1024x256": (ExtraMSABlock, 1024, 256, ExtraMSAConfig(), 64, 2),
+}
 
 
 class Stack:
     """Some blocks in a row, their inputs, and one training step through them."""
 
     def __init__(self, case: str, dtype: torch.dtype) -> None:
-        cls, S, N, config, count = BLOCKS[case]
+        cls, S, N, config, C, count = BLOCKS[case]
         self.count = count
-        blocks = [randomise(cls(**config)).to(DEVICE, dtype) for _ in range(count)]
+        blocks = [randomise(cls(config, C, 128)).to(DEVICE, dtype) for _ in range(count)]
         self.blocks = nn.ModuleList(blocks)
-        self.m = rand(1, S, N, config["c_m"]).requires_grad_()
+        self.m = rand(1, S, N, C).requires_grad_()
         self.z = rand(1, N, N, 128).requires_grad_()
         self.masks = (
             (torch.rand(1, S, N, device=DEVICE) > 0.05).to(BF16),

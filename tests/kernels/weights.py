@@ -9,16 +9,28 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from evofeed.trainer.model.config import EvoformerConfig, ExtraMSAConfig
+from evofeed.trainer.model.evoformer import EvoformerBlock, ExtraMSABlock
+
 Check = Callable[..., None]
 Op = Callable[..., Tensor]
 Module = TypeVar("Module", bound=nn.Module)
-BLOCK = {
-    "c_m": 16, "c_z": 16, "c_hidden_msa_att": 8, "c_hidden_opm": 16, "c_hidden_mul": 16,
-    "c_hidden_pair_att": 8, "no_heads_msa": 2, "no_heads_pair": 2, "transition_n": 2,
-    "msa_dropout": 0.15, "pair_dropout": 0.25,
+SIZES: dict[str, Any] = {
+    "c_hidden_msa_att": 8, "c_hidden_opm": 16, "c_hidden_mul": 16, "c_hidden_pair_att": 8,
+    "no_heads_msa": 2, "no_heads_pair": 2, "transition_n": 2,
 }  # fmt: skip
-"""Of AF2's blocks around MSA and pairs."""
+"""Of AF2's blocks around MSA and pairs, which have 16 channels each."""
 ON_HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
+
+
+def evoformer_block() -> EvoformerBlock:
+    """A small one."""
+    return EvoformerBlock(EvoformerConfig(**SIZES), 16, 16)
+
+
+def extra_msa_block() -> ExtraMSABlock:
+    """A small one whose outer product comes first."""
+    return ExtraMSABlock(ExtraMSAConfig(**SIZES, opm_first=True), 16, 16)
 
 
 def norm(C: int, spread: float = 0.1) -> list[Tensor]:

@@ -6,7 +6,6 @@ Parameter names are OpenFold's, so its checkpoints load. Source: AF2 SI algorith
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import Any, Final
 
 import torch
@@ -17,19 +16,20 @@ from evofeed.protein.pseudo_beta import pseudo_beta
 from evofeed.trainer.model.config import ModelConfig
 from evofeed.trainer.model.embedders import (
     InputEmbedder,
+    InputEmbedderMultimer,
     RecyclingEmbedder,
     build_extra_msa_feat,
     deletion_features,
 )
-from evofeed.trainer.model.evoformer import EvoformerStack, MSAStack
-from evofeed.trainer.model.extra_msa import ExtraMSAStack
+from evofeed.trainer.model.evoformer import EvoformerStack, ExtraMSAStack, MSAStack
 from evofeed.trainer.model.heads import AuxiliaryHeads
-from evofeed.trainer.model.multimer.embedders import InputEmbedderMultimer
-from evofeed.trainer.model.multimer.structure_module import StructureModuleMultimer
-from evofeed.trainer.model.multimer.template import TemplateEmbedderMultimer
 from evofeed.trainer.model.primitives import OneLinear
-from evofeed.trainer.model.structure_module import StructureModule
-from evofeed.trainer.model.template import TemplateEmbedder, TemplatePairStack
+from evofeed.trainer.model.structure_module import StructureModule, StructureModuleMultimer
+from evofeed.trainer.model.template import (
+    TemplateEmbedder,
+    TemplateEmbedderMultimer,
+    TemplatePairStack,
+)
 from evofeed.trainer.model.torsion import atom14_to_atom37
 
 RECYCLE_FEATURES: Final = frozenset(
@@ -54,19 +54,15 @@ class AlphaFold(nn.Module):
             InputEmbedder(*sizes) if chains is None
             else InputEmbedderMultimer(*sizes, chains.use_chain_relative, chains.max_relative_chain)
         )  # fmt: skip
-        self.recycling_embedder = RecyclingEmbedder(c_m, c_z, **asdict(config.recycling))
+        self.recycling_embedder = RecyclingEmbedder(config.recycling, c_m, c_z)
         if config.template is not None:
             templates = TemplateEmbedder if of_chains else TemplateEmbedderMultimer
             self.template_embedder = templates(config.template, c_m, c_z)
-        extra = asdict(config.extra_msa)
-        c_e = extra.pop("c_e")
-        self.extra_msa_embedder = OneLinear(25, c_e)
-        self.extra_msa_stack = ExtraMSAStack(c_m=c_e, c_z=c_z, **extra)
-        self.evoformer = EvoformerStack(c_m=c_m, c_z=c_z, c_s=c_s, **asdict(config.evoformer))
+        self.extra_msa_embedder = OneLinear(25, config.extra_msa.c_e)
+        self.extra_msa_stack = ExtraMSAStack(config.extra_msa, config.extra_msa.c_e, c_z)
+        self.evoformer = EvoformerStack(config.evoformer, c_m, c_z, c_s)
         structure_module = StructureModule if of_chains else StructureModuleMultimer
-        self.structure_module = structure_module(
-            c_s=c_s, c_z=c_z, **asdict(config.structure_module)
-        )
+        self.structure_module = structure_module(config.structure_module, c_s, c_z)
         self.aux_heads = AuxiliaryHeads(config)
         self.set_activation_checkpointing(config.activation_checkpointing)
 

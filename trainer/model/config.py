@@ -48,45 +48,45 @@ class TemplateConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExtraMSAConfig:
+class StackConfig:
+    """Blocks of an MSA and pairs."""
+
+    no_blocks: int
+    c_hidden_msa_att: int
+    no_heads_msa: int = 8
+    c_hidden_opm: int = 32
+    c_hidden_mul: int = 128
+    c_hidden_pair_att: int = 32
+    no_heads_pair: int = 4
+    transition_n: int = 4
+    msa_dropout: float = 0.15
+    """Rate of the rowwise dropout after the row attention."""
+    pair_dropout: float = 0.25
+    """Rate of the dropouts in the pair stack."""
+    opm_first: bool = False
+    """Do the outer product mean before the MSA updates."""
+    fuse_projection_weights: bool = False
+    inf: float = 1e9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExtraMSAConfig(StackConfig):
     """The extra-MSA stack."""
 
     c_e: int = 64
     """Channels of the extra MSA."""
     no_blocks: int = 4
     c_hidden_msa_att: int = 8
-    no_heads_msa: int = 8
-    c_hidden_opm: int = 32
-    c_hidden_mul: int = 128
-    c_hidden_pair_att: int = 32
-    no_heads_pair: int = 4
-    transition_n: int = 4
-    msa_dropout: float = 0.15
-    pair_dropout: float = 0.25
-    opm_first: bool = False
-    fuse_projection_weights: bool = False
-    inf: float = 1e9
     eps: float = 1e-8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EvoformerConfig:
+class EvoformerConfig(StackConfig):
     """The Evoformer trunk."""
 
     no_blocks: int = 48
     c_hidden_msa_att: int = 32
-    no_heads_msa: int = 8
-    c_hidden_opm: int = 32
-    c_hidden_mul: int = 128
-    c_hidden_pair_att: int = 32
-    no_heads_pair: int = 4
-    transition_n: int = 4
-    msa_dropout: float = 0.15
-    pair_dropout: float = 0.25
     no_column_attention: bool = False
-    opm_first: bool = False
-    fuse_projection_weights: bool = False
-    inf: float = 1e9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from evofeed.base.shapes import Float, Int
+from evofeed.trainer.model.config import RecyclingConfig, TemplateConfig
 from evofeed.trainer.model.primitives import LayerNorm, Linear, full_precision, one_hot
 
 
@@ -58,21 +59,61 @@ class InputEmbedder(nn.Module):
         return self.linear_relpos(one_hot(bins, 2 * self.relpos_k + 1, dtype))  # type: ignore[no-any-return]
 
 
+class InputEmbedderMultimer(InputEmbedder):
+    """Of complexes. Source: AlphaFold-Multimer, Evans et al. 2021, SI 7.1.
+
+    A pair's relative position is one-hot over 2k+1 offsets and "other chain", then whether both
+    residues are of one entity, then the difference of their copies' numbers and "other entity".
+    """
+
+    def __init__(
+        self,
+        tf_dim: int,
+        msa_dim: int,
+        c_z: int,
+        c_m: int,
+        max_relative_idx: int,
+        use_chain_relative: bool,
+        max_relative_chain: int,
+    ) -> None:
+        super().__init__(tf_dim, msa_dim, c_z, c_m, max_relative_idx)
+        self.use_chain_relative = use_chain_relative
+        self.max_relative_chain = max_relative_chain
+        if use_chain_relative:
+            bins = (2 * max_relative_idx + 2) + 1 + (2 * max_relative_chain + 2)
+            self.linear_relpos = Linear(bins, c_z)
+
+    def relpos_of(
+        self, batch: Mapping[str, Tensor], rows: slice = slice(None)
+    ) -> Float[Tensor, "*B I R c_z"]:
+        """Relative positions of residues and chains, embedded."""
+        if not self.use_chain_relative:
+            return super().relpos_of(batch, rows)
+        dtype = batch["target_feat"].dtype
+        same_chain, same_entity = (
+            batch[name][..., rows, None] == batch[name][..., None, :]
+            for name in ("asym_id", "entity_id")
+        )
+        position = _clipped(batch["residue_index"], self.relpos_k, same_chain, rows)
+        copy = _clipped(batch["sym_id"], self.max_relative_chain, same_entity, rows)
+        features = [
+            one_hot(position, 2 * self.relpos_k + 2, dtype),
+            same_entity[..., None].to(dtype),
+            one_hot(copy, 2 * self.max_relative_chain + 2, dtype),
+        ]
+        return self.linear_relpos(torch.cat(features, dim=-1))  # type: ignore[no-any-return]
+
+
 class RecyclingEmbedder(nn.Module):
     """What the previous cycle adds to the first MSA row and to the pairs. Source: algorithm 32.
 
     It runs in the first cycle too, on zeros, so that its biases always act.
     """
 
-    def __init__(
-        self, c_m: int, c_z: int, min_bin: float, max_bin: float, no_bins: int, inf: float = 1e8
-    ) -> None:
+    def __init__(self, config: RecyclingConfig, c_m: int, c_z: int) -> None:
         super().__init__()
-        self.min_bin = min_bin
-        self.max_bin = max_bin
-        self.no_bins = no_bins
-        self.inf = inf
-        self.linear = Linear(no_bins, c_z)
+        self.bins = config
+        self.linear = Linear(config.no_bins, c_z)
         self.layer_norm_m = LayerNorm(c_m)
         self.layer_norm_z = LayerNorm(c_z)
 
@@ -91,7 +132,7 @@ class RecyclingEmbedder(nn.Module):
             x: pseudo-beta positions of the cycle before, ångström.
             rows: residues i that are wanted.
         """
-        bins = distance_one_hot(x, self.min_bin, self.max_bin, self.no_bins, self.inf, rows)
+        bins = distance_one_hot(x, self.bins, rows)
         return self.layer_norm_m(m), self.linear(bins) + self.layer_norm_z(z)
 
 
@@ -115,23 +156,25 @@ def deletion_features(
 
 def distance_one_hot(
     x: Float[Tensor, "*B R 3"],
-    min_bin: float,
-    max_bin: float,
-    no_bins: int,
-    inf: float,
+    bins: RecyclingConfig | TemplateConfig,
     rows: slice = slice(None),
 ) -> Float[Tensor, "*B I R n"]:
     """Which distance bin each pair of points falls into; all zero below the first edge.
 
     Args:
         x: points, ångström.
-        min_bin: first lower edge, ångström.
-        max_bin: last lower edge, ångström.
-        inf: upper edge of the last bin, squared.
+        bins: the first and the last lower edge, their number, the last upper edge squared.
         rows: which points come first in a pair.
     """
     with full_precision(x):
         square = torch.sum((x[..., rows, None, :] - x[..., None, :, :]) ** 2, dim=-1, keepdim=True)
-        lower = torch.linspace(min_bin, max_bin, no_bins, device=x.device, dtype=x.dtype) ** 2
-        upper = torch.cat([lower[1:], torch.full_like(lower[:1], inf)])
+        edges = bins.min_bin, bins.max_bin, bins.no_bins
+        lower = torch.linspace(*edges, device=x.device, dtype=x.dtype) ** 2
+        upper = torch.cat([lower[1:], torch.full_like(lower[:1], bins.inf)])
         return ((square > lower) & (square < upper)).to(x.dtype)
+
+
+def _clipped(numbers: Tensor, most: int, same: Tensor, rows: slice) -> Tensor:
+    """i - j clipped to +-most, counted from 0; 2 most + 1 where not `same`."""
+    offset = numbers[..., rows, None] - numbers[..., None, :]
+    return torch.where(same, offset.clamp(-most, most) + most, 2 * most + 1)

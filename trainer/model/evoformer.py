@@ -1,6 +1,7 @@
-"""The Evoformer: blocks that let the MSA and the pair representation inform each other.
+"""The Evoformer and the extra-MSA stack: the MSA and the pairs inform each other.
 
-Source: AF2 SI 1.6, algorithm 6. Letters: S sequences, R residues.
+Of the extra MSA, thousands of sequences of narrow channels, only the pairs survive.
+Source: AF2 SI 1.6 and 1.7.2, algorithms 6 and 18. Letters: S sequences, R residues.
 """
 
 from __future__ import annotations
@@ -11,7 +12,12 @@ from typing import Any
 from torch import Tensor, nn
 
 from evofeed.base.shapes import Float
-from evofeed.trainer.model.msa_attention import MSAColumnAttention, MSARowAttentionWithPairBias
+from evofeed.trainer.model.config import EvoformerConfig, ExtraMSAConfig, StackConfig
+from evofeed.trainer.model.msa_attention import (
+    MSAColumnAttention,
+    MSAColumnGlobalAttention,
+    MSARowAttentionWithPairBias,
+)
 from evofeed.trainer.model.outer_product_mean import OuterProductMean
 from evofeed.trainer.model.primitives import Linear, SharedDropout, checkpointed
 from evofeed.trainer.model.transition import MSATransition, PairTransition
@@ -24,28 +30,18 @@ from evofeed.trainer.model.triangle import (
 class PairStack(nn.Module):
     """The pair half of a block: both triangle multiplications, both attentions, a transition."""
 
-    def __init__(
-        self,
-        c_z: int,
-        c_hidden_mul: int,
-        c_hidden_pair_att: int,
-        no_heads_pair: int,
-        transition_n: int,
-        pair_dropout: float,
-        fuse_projection_weights: bool = False,
-        inf: float = 1e9,
-    ) -> None:
+    def __init__(self, config: StackConfig, c_z: int) -> None:
         super().__init__()
         self.tri_mul_out, self.tri_mul_in = triangle_multiplications(
-            c_z, c_hidden_mul, fuse_projection_weights
+            c_z, config.c_hidden_mul, config.fuse_projection_weights
         )
-        attention = (c_z, c_hidden_pair_att, no_heads_pair, inf)
+        attention = (c_z, config.c_hidden_pair_att, config.no_heads_pair, config.inf)
         self.tri_att_start = TriangleAttentionStartingNode(*attention)
         # The ending node is a starting node on the transposed tensor, which makes
         # its rowwise dropout columnwise.
         self.tri_att_end = TriangleAttentionStartingNode(*attention)
-        self.pair_transition = PairTransition(c_z, transition_n)
-        self.ps_dropout_row_layer = SharedDropout(pair_dropout, shared_dim=-3)
+        self.pair_transition = PairTransition(c_z, config.transition_n)
+        self.ps_dropout_row_layer = SharedDropout(config.pair_dropout, shared_dim=-3)
 
     def forward(
         self,
@@ -66,54 +62,21 @@ class PairStack(nn.Module):
 
 
 class MSABlock(nn.Module):
-    """What Evoformer and extra-MSA blocks share; they differ in their column attention.
-
-    Args:
-        column_attention: the column attention module, or None to leave it out.
-        msa_dropout: rate of the rowwise dropout after the row attention.
-        pair_dropout: rate of the dropouts in the pair stack.
-        opm_first: do the outer product mean before the MSA updates.
-        (the others: channels and heads as in OpenFold's configuration)
-    """
+    """What Evoformer and extra-MSA blocks share; they differ in their column attention."""
 
     def __init__(
-        self,
-        *,
-        c_m: int,
-        c_z: int,
-        c_hidden_msa_att: int,
-        c_hidden_opm: int,
-        c_hidden_mul: int,
-        c_hidden_pair_att: int,
-        no_heads_msa: int,
-        no_heads_pair: int,
-        transition_n: int,
-        msa_dropout: float,
-        pair_dropout: float,
-        opm_first: bool = False,
-        fuse_projection_weights: bool = False,
-        inf: float = 1e9,
-        column_attention: nn.Module | None,
+        self, config: StackConfig, c_m: int, c_z: int, column_attention: nn.Module | None
     ) -> None:
         super().__init__()
-        self.opm_first = opm_first
+        self.opm_first = config.opm_first
         self.msa_att_row = MSARowAttentionWithPairBias(
-            c_m, c_z, c_hidden_msa_att, no_heads_msa, inf
+            c_m, c_z, config.c_hidden_msa_att, config.no_heads_msa, config.inf
         )
         self.msa_att_col = column_attention
-        self.msa_dropout_layer = SharedDropout(msa_dropout, shared_dim=-3)
-        self.msa_transition = MSATransition(c_m, transition_n)
-        self.outer_product_mean = OuterProductMean(c_m, c_z, c_hidden_opm)
-        self.pair_stack = PairStack(
-            c_z,
-            c_hidden_mul,
-            c_hidden_pair_att,
-            no_heads_pair,
-            transition_n,
-            pair_dropout,
-            fuse_projection_weights,
-            inf,
-        )
+        self.msa_dropout_layer = SharedDropout(config.msa_dropout, shared_dim=-3)
+        self.msa_transition = MSATransition(c_m, config.transition_n)
+        self.outer_product_mean = OuterProductMean(c_m, c_z, config.c_hidden_opm)
+        self.pair_stack = PairStack(config, c_z)
 
     def forward(
         self,
@@ -145,15 +108,20 @@ class MSABlock(nn.Module):
 class EvoformerBlock(MSABlock):
     """One of the 48 blocks of the trunk. Source: AF2 SI algorithm 6, lines 2 to 10."""
 
-    def __init__(
-        self, *, c_m: int, c_hidden_msa_att: int, no_heads_msa: int, inf: float = 1e9,
-        no_column_attention: bool = False, **block: Any,
-    ) -> None:  # fmt: skip
-        column = MSAColumnAttention(c_m, c_hidden_msa_att, no_heads_msa, inf)
-        super().__init__(
-            column_attention=None if no_column_attention else column, c_m=c_m,
-            c_hidden_msa_att=c_hidden_msa_att, no_heads_msa=no_heads_msa, inf=inf, **block,
-        )  # fmt: skip
+    def __init__(self, config: EvoformerConfig, c_m: int, c_z: int) -> None:
+        column = MSAColumnAttention(c_m, config.c_hidden_msa_att, config.no_heads_msa, config.inf)
+        super().__init__(config, c_m, c_z, None if config.no_column_attention else column)
+
+
+class ExtraMSABlock(MSABlock):
+    """Has global column attention and always masks the MSA transition. Source: algorithm 18."""
+
+    def __init__(self, config: ExtraMSAConfig, c_m: int, c_z: int) -> None:
+        sizes = c_m, config.c_hidden_msa_att, config.no_heads_msa, config.inf, config.eps
+        super().__init__(config, c_m, c_z, MSAColumnGlobalAttention(*sizes))
+
+    def _masks_msa(self, mask_trans: bool) -> bool:
+        return True
 
 
 class MSAStack(nn.Module):
@@ -202,9 +170,19 @@ class MSAStack(nn.Module):
 class EvoformerStack(MSAStack):
     """All Evoformer blocks; gives MSA, pair and single representation, the last `[*, R, c_s]`."""
 
-    def __init__(self, *, c_m: int, c_s: int, no_blocks: int, **block: Any) -> None:
-        super().__init__(EvoformerBlock(c_m=c_m, **block) for _ in range(no_blocks))
+    def __init__(self, config: EvoformerConfig, c_m: int, c_z: int, c_s: int) -> None:
+        super().__init__(EvoformerBlock(config, c_m, c_z) for _ in range(config.no_blocks))
         self.linear = Linear(c_m, c_s)
 
     def _result(self, m: Tensor, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return m, z, self.linear(m[..., 0, :, :])
+
+
+class ExtraMSAStack(MSAStack):
+    """All extra-MSA blocks; gives the pair representation only."""
+
+    def __init__(self, config: ExtraMSAConfig, c_m: int, c_z: int) -> None:
+        super().__init__(ExtraMSABlock(config, c_m, c_z) for _ in range(config.no_blocks))
+
+    def _result(self, m: Tensor, z: Tensor) -> Tensor:
+        return z

@@ -12,22 +12,27 @@ from torch import Tensor, nn
 
 from evofeed.base.shapes import Float, Int
 from evofeed.trainer.model.compiled import compilable
-from evofeed.trainer.model.ipa import InvariantPointAttention
+from evofeed.trainer.model.config import StructureModuleConfig
+from evofeed.trainer.model.ipa import InvariantPointAttention, InvariantPointAttentionMultimer
 from evofeed.trainer.model.primitives import (
     ExactLinear,
     LayerNorm,
     SharedDropout,
     at_least_float32,
+    exact_products,
     full_precision,
 )
 from evofeed.trainer.model.rigid import (
     Rigid,
+    compose,
     compose_quaternion_update,
     from_frames,
     quaternion_to_matrix,
     to_4x4,
 )
 from evofeed.trainer.model.torsion import AngleResnet, frames_to_atom14, torsion_angles_to_frames
+
+_LEAST_SQUARE_NORM = 1e-6
 
 
 class BackboneUpdate(nn.Module):
@@ -96,39 +101,26 @@ class StructureModule(nn.Module):
 
     ipa_class: type[InvariantPointAttention] = InvariantPointAttention
 
-    def __init__(
-        self,
-        *,
-        c_s: int,
-        c_z: int,
-        c_ipa: int,
-        c_resnet: int,
-        no_heads_ipa: int,
-        no_qk_points: int,
-        no_v_points: int,
-        dropout_rate: float,
-        no_blocks: int,
-        no_transition_layers: int,
-        no_resnet_blocks: int,
-        no_angles: int,
-        trans_scale_factor: float,
-        epsilon: float = 1e-8,
-        inf: float = 1e5,
-    ) -> None:
+    def __init__(self, config: StructureModuleConfig, c_s: int, c_z: int) -> None:
         super().__init__()
-        self.no_blocks = no_blocks
-        self.trans_scale_factor = trans_scale_factor
+        self.no_blocks = config.no_blocks
+        self.trans_scale_factor = config.trans_scale_factor
         self.layer_norm_s = LayerNorm(c_s)
         self.layer_norm_z = LayerNorm(c_z)
         self.linear_in = ExactLinear(c_s, c_s)
         self.ipa = self.ipa_class(
-            c_s, c_z, c_ipa, no_heads_ipa, no_qk_points, no_v_points, inf, epsilon
-        )
-        self.ipa_dropout = SharedDropout(dropout_rate)
+            c_s, c_z, config.c_ipa, config.no_heads_ipa, config.no_qk_points, config.no_v_points,
+            config.inf, config.epsilon,
+        )  # fmt: skip
+        self.ipa_dropout = SharedDropout(config.dropout_rate)
         self.layer_norm_ipa = LayerNorm(c_s)
-        self.transition = StructureModuleTransition(c_s, no_transition_layers, dropout_rate)
+        self.transition = StructureModuleTransition(
+            c_s, config.no_transition_layers, config.dropout_rate
+        )
         self.bb_update = BackboneUpdate(c_s)
-        self.angle_resnet = AngleResnet(c_s, c_resnet, no_resnet_blocks, no_angles, epsilon)
+        self.angle_resnet = AngleResnet(
+            c_s, config.c_resnet, config.no_resnet_blocks, config.no_angles, config.epsilon
+        )
 
     def forward(
         self,
@@ -193,3 +185,33 @@ class StructureModule(nn.Module):
             "angles": angles,
             "positions": frames_to_atom14(groups, aatype),
         }
+
+
+def update_to_rigid(update: Float[Tensor, "*B 6"]) -> Rigid:
+    """The motion that six numbers stand for: the quaternion (1, x, y, z) and a translation."""
+    x = update[..., :3]
+    quaternion = torch.cat([torch.ones_like(x[..., :1]), x], dim=-1)
+    square = torch.sum(quaternion**2, dim=-1, keepdim=True)
+    unit = quaternion * torch.rsqrt(torch.clamp(square, min=_LEAST_SQUARE_NORM))
+    return Rigid(quaternion_to_matrix(unit), update[..., 3:])
+
+
+class StructureModuleMultimer(StructureModule):
+    """That of AlphaFold-Multimer's code: updates are composed, no quaternion is kept.
+
+    `frames` are `[L, *, R, 4, 4]`.
+    """
+
+    ipa_class = InvariantPointAttentionMultimer
+
+    def _origin(self, s: Tensor) -> tuple[Tensor, Rigid]:
+        trans = torch.zeros_like(s[..., :3])
+        identity = torch.eye(3, dtype=s.dtype, device=s.device)
+        return trans, Rigid(identity.expand(*trans.shape, 3), trans)
+
+    def _moved(self, quaternion: Tensor, frames: Rigid, update: Tensor) -> tuple[Tensor, Rigid]:
+        with exact_products():
+            return quaternion, compose(frames, update_to_rigid(update))
+
+    def _output(self, quaternion: Tensor, frames: Rigid) -> Tensor:
+        return to_4x4(Rigid(frames.rots, frames.trans * self.trans_scale_factor))

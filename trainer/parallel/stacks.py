@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from evofeed.trainer.model.evoformer import MSAStack
-from evofeed.trainer.model.extra_msa import ExtraMSAStack
+from evofeed.trainer.model.evoformer import ExtraMSAStack, MSAStack
 from evofeed.trainer.model.primitives import checkpointed
 from evofeed.trainer.model.template import (
     BaseTemplateEmbedder,

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.kernels.weights import BLOCK, randomised
+from tests.kernels.weights import evoformer_block, randomised
 from torch import Tensor, nn
 
 from evofeed.kernels import to_fused, to_torch
@@ -24,7 +24,7 @@ class Stack(nn.Module):
 
     def __init__(self, blocks: int = 2) -> None:
         super().__init__()
-        made = [randomised(EvoformerBlock(**BLOCK)) for _ in range(blocks)]
+        made = [randomised(evoformer_block()) for _ in range(blocks)]
         self.blocks = nn.ModuleList(made)
         self.blocks_per_ckpt = 1
 

@@ -14,7 +14,7 @@ from unittest.mock import MagicMock
 
 import pytest
 import torch
-from tests.kernels.weights import BLOCK, randomised
+from tests.kernels.weights import evoformer_block, randomised
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -23,7 +23,6 @@ from evofeed.kernels import to_fused, to_torch
 from evofeed.kernels.fused_module import Fused
 from evofeed.kernels.graphs import recorded, recording
 from evofeed.kernels.swap.swap import RULES
-from evofeed.trainer.model.evoformer import EvoformerBlock
 
 
 class Layer(nn.Module):
@@ -327,7 +326,7 @@ def test_a_model_on_the_cpu_says_so_once() -> None:
 
 
 def test_only_the_outermost_module_is_recorded_and_classes_come_back() -> None:
-    model = nn.Sequential(EvoformerBlock(**BLOCK), nn.LayerNorm(16), Layer())
+    model = nn.Sequential(evoformer_block(), nn.LayerNorm(16), Layer())
     classes = [type(module) for module in model.modules()]
     to_fused(model)
     to_fused(model, cuda_graphs=True)
@@ -347,7 +346,7 @@ def test_on_a_gpu_bits_are_those_of_the_eager_block(amp: bool, device: str) -> N
     if device != "cuda":
         pytest.skip("records real CUDA graphs")
     torch.manual_seed(0)
-    plain = randomised(EvoformerBlock(**BLOCK))
+    plain = randomised(evoformer_block())
     plain.to("cuda", torch.float32 if amp else torch.bfloat16)
     ours = to_fused(copy.deepcopy(plain), cuda_graphs=True)
     to_fused(plain)

@@ -10,12 +10,11 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from tests.kernels.weights import BLOCK, randomised
+from tests.kernels.weights import evoformer_block, randomised
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from evofeed.kernels import to_fused
-from evofeed.trainer.model.evoformer import EvoformerBlock
 
 pytestmark = pytest.mark.gpu
 GPUS = min(2, torch.cuda.device_count())
@@ -23,7 +22,7 @@ GPUS = min(2, torch.cuda.device_count())
 
 def _block(device: str) -> nn.Module:
     torch.manual_seed(0)
-    return randomised(EvoformerBlock(**BLOCK)).to(device, torch.bfloat16)
+    return randomised(evoformer_block()).to(device, torch.bfloat16)
 
 
 def _steps(block: nn.Module, device: str, seed: int) -> list[Tensor]:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
-from tests.kernels.weights import BLOCK, randomised, results
+from tests.kernels.weights import evoformer_block, extra_msa_block, randomised, results
 from torch import Tensor, nn
 
 from evofeed.kernels import to_fused
 from evofeed.kernels.runtime.cases import Draw, declared
 from evofeed.kernels.runtime.torch_library import Operator
-from evofeed.trainer.model import evoformer, extra_msa
 
 pytestmark = pytest.mark.slow
 
@@ -129,14 +128,12 @@ def unchecked() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize(
-    ("block", "opm_first"), [(evoformer.EvoformerBlock, False), (extra_msa.ExtraMSABlock, True)]
-)
+@pytest.mark.parametrize("block", [evoformer_block, extra_msa_block])
 def test_a_whole_block_is_traced_without_a_break_or_a_warning(
-    block: type[nn.Module], opm_first: bool
+    block: Callable[[], nn.Module],
 ) -> None:
     torch._dynamo.reset()
-    fused = to_fused(block(**BLOCK, opm_first=opm_first).eval())
+    fused = to_fused(block().eval())
     inputs = _inputs(["m", "z", "msa_mask", "pair_mask"], "cpu")
     with torch.no_grad():
         compiled = torch.compile(fused, fullgraph=True, backend="eager")(*inputs)
@@ -145,17 +142,15 @@ def test_a_whole_block_is_traced_without_a_break_or_a_warning(
 
 @pytest.mark.gpu
 @pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize(
-    ("block", "opm_first"), [(evoformer.EvoformerBlock, False), (extra_msa.ExtraMSABlock, True)]
-)
+@pytest.mark.parametrize("block", [evoformer_block, extra_msa_block])
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
 def test_a_whole_block_compiles_and_captures(
-    block: type[nn.Module], opm_first: bool, mode: str, device: str
+    block: Callable[[], nn.Module], mode: str, device: str
 ) -> None:
     if device != "cuda":
         pytest.skip("needs a GPU: minutes under the interpreter")
     torch._dynamo.reset()
-    fused = to_fused(randomised(block(**BLOCK, opm_first=opm_first).to(device).eval()))
+    fused = to_fused(randomised(block().to(device).eval()))
     compiled = torch.compile(fused, fullgraph=True, mode=mode)
     names = ["m", "z", "msa_mask", "pair_mask"]
     eager = _grads(fused, fused, names, device)
@@ -170,7 +165,7 @@ def test_a_whole_block_compiles_and_captures(
 def test_a_graph_of_a_training_block_draws_fresh_dropout(device: str) -> None:
     if device != "cuda":
         pytest.skip("CUDA graphs need a GPU")
-    block = to_fused(randomised(evoformer.EvoformerBlock(**BLOCK).to(device)))
+    block = to_fused(randomised(evoformer_block().to(device)))
     inputs = _inputs(["m", "z", "msa_mask", "pair_mask"], device)
     leaves = [inputs[0].requires_grad_(), inputs[1].requires_grad_()]
 

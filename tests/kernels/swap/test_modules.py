@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 
 import pytest
 import torch
-from tests.kernels.weights import BLOCK, randomised, results
+from tests.kernels.weights import evoformer_block, extra_msa_block, randomised, results
 from torch import Tensor, nn
 
 from evofeed.kernels import SwapReport, to_fused
 from evofeed.kernels.fused_module import Fused
 from evofeed.trainer import AlphaFold, tiny_multimer
 from evofeed.trainer.model import (
-    evoformer,
-    extra_msa,
     msa_attention,
     template,
     transition,
     triangle,
 )
 from evofeed.trainer.model import outer_product_mean as opm
+from evofeed.trainer.model.config import TemplateConfig
 
 pytestmark = pytest.mark.slow
 
@@ -90,14 +90,12 @@ def test_swapped_column_attention_computes_the_same(device: str) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("block", "opm_first"), [(evoformer.EvoformerBlock, False), (extra_msa.ExtraMSABlock, True)]
-)
+@pytest.mark.parametrize("block", [evoformer_block, extra_msa_block])
 def test_a_swapped_block_computes_the_same_with_the_same_dropout(
-    block: type[nn.Module], opm_first: bool, device: str
+    block: Callable[[], nn.Module], device: str
 ) -> None:
     torch.manual_seed(3)
-    plain = block(**BLOCK, opm_first=opm_first)
+    plain = block()
     _assert_same(plain, ["m", "z", "msa_mask", "pair_mask"], device)
 
 
@@ -106,12 +104,17 @@ def test_a_swapped_template_block_computes_the_same_with_the_same_dropout(
     multiplications_first: bool, device: str
 ) -> None:
     torch.manual_seed(3)
-    plain = template.TemplatePairStackBlock(C_Z, 8, 16, 2, 2, 0.25, multiplications_first)
+    plain = template.TemplatePairStackBlock(
+        TemplateConfig(
+            c_t=C_Z, c_hidden_tri_att=8, c_hidden_tri_mul=16, no_heads=2,
+            tri_mul_first=multiplications_first,
+        )
+    )  # fmt: skip
     _assert_same(plain, ["t", "t_mask"], device)
 
 
 def test_without_a_kernel_a_swapped_block_is_the_original(device: str) -> None:
-    block = randomised(evoformer.EvoformerBlock(**BLOCK)).to(device).double().eval()
+    block = randomised(evoformer_block()).to(device).double().eval()
     inputs = {name: t.double() for name, t in _inputs(device).items()}
     arguments = [inputs[name] for name in ("m", "z", "msa_mask", "pair_mask")]
     expected = block(*arguments)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from dataclasses import fields
 from typing import Any
 
 import torch
@@ -24,7 +25,6 @@ from evofeed.trainer.losses import lddt as lddt_losses
 from evofeed.trainer.model import (
     embedders,
     evoformer,
-    extra_msa,
     heads,
     ipa,
     msa_attention,
@@ -37,7 +37,14 @@ from evofeed.trainer.model import (
     triangle,
 )
 from evofeed.trainer.model.alphafold import AlphaFold, from_openfold_batch
-from evofeed.trainer.model.config import LossConfig
+from evofeed.trainer.model.config import (
+    EvoformerConfig,
+    ExtraMSAConfig,
+    LossConfig,
+    RecyclingConfig,
+    StructureModuleConfig,
+    TemplateConfig,
+)
 from evofeed.trainer.model.primitives import SharedDropout
 from evofeed.trainer.model.rigid import Rigid, from_tensor_7, quaternion_to_matrix, to_4x4
 
@@ -128,9 +135,22 @@ def _attention(case: Case, x: Inputs) -> tuple[nn.Module, Outputs]:
     return module, {"out": module(x["q_x"], x["kv_x"], biases)}
 
 
-def _stack(cls: Callable[..., nn.Module], out: str, *drop: str, mask_trans: bool = False) -> Runner:
+def of_config(cls: Callable[..., nn.Module], kind: type) -> Callable[..., nn.Module]:
+    """Of OpenFold's arguments, those that `kind` has given as one of it."""
+    own = {item.name for item in fields(kind)}
+
+    def made(**given: Any) -> nn.Module:
+        config = kind(**{name: value for name, value in given.items() if name in own})
+        return cls(config, **{name: value for name, value in given.items() if name not in own})
+
+    return made
+
+
+def _stack(
+    cls: Callable[..., nn.Module], kind: type, out: str, *drop: str, mask_trans: bool = False
+) -> Runner:
     names = ("m", "z", "msa_mask", "pair_mask")
-    return _module(cls, *names, drop=drop, out=out, _mask_trans=mask_trans)
+    return _module(of_config(cls, kind), *names, drop=drop, out=out, _mask_trans=mask_trans)
 
 
 def _transition(cls: Callable[..., nn.Module], name: str) -> Runner:
@@ -177,7 +197,9 @@ def _torsion(case: Case, x: Inputs) -> tuple[None, Outputs]:
 
 
 def _structure_module(case: Case, x: Inputs) -> tuple[nn.Module, Outputs]:
-    module = _load(case, structure_module.StructureModule(**_hparams(case)))
+    module = _load(
+        case, of_config(structure_module.StructureModule, StructureModuleConfig)(**_hparams(case))
+    )
     return module, module(x["single"], x["pair"], x["aatype"], x["mask"])
 
 
@@ -320,22 +342,28 @@ RUNNERS: dict[str, Runner] = {
     },
     "TriangleAttentionStartingNode": _module(triangle.TriangleAttentionStartingNode, "x", "mask"),
     "TriangleAttentionEndingNode": _module(triangle.TriangleAttentionEndingNode, "x", "mask"),
-    "EvoformerBlock": _stack(evoformer.EvoformerBlock, "m z", "eps"),
-    "EvoformerBlock.mask_trans": _stack(evoformer.EvoformerBlock, "m z", "eps", mask_trans=True),
-    "ExtraMSABlock": _stack(extra_msa.ExtraMSABlock, "m z"),
-    "EvoformerStack": _stack(evoformer.EvoformerStack, "m z s", "eps"),
-    "ExtraMSAStack": _stack(extra_msa.ExtraMSAStack, "z"),
+    "EvoformerBlock": _stack(evoformer.EvoformerBlock, EvoformerConfig, "m z", "eps"),
+    "EvoformerBlock.mask_trans": _stack(
+        evoformer.EvoformerBlock, EvoformerConfig, "m z", "eps", mask_trans=True
+    ),
+    "ExtraMSABlock": _stack(evoformer.ExtraMSABlock, ExtraMSAConfig, "m z"),
+    "EvoformerStack": _stack(evoformer.EvoformerStack, EvoformerConfig, "m z s", "eps"),
+    "ExtraMSAStack": _stack(evoformer.ExtraMSAStack, ExtraMSAConfig, "z"),
     "InputEmbedder": _input_embedder,
-    "RecyclingEmbedder": _module(embedders.RecyclingEmbedder, "m", "z", "x", out="m z"),
+    "RecyclingEmbedder": _module(
+        of_config(embedders.RecyclingEmbedder, RecyclingConfig), "m", "z", "x", out="m z"
+    ),
     "TemplateSingleEmbedder": _module(template.TemplateSingleEmbedder, "x"),
     "TemplatePairEmbedder": _module(one_linear),
     "ExtraMSAEmbedder": _module(one_linear),
-    "TemplatePairStack": _module(template.TemplatePairStack, "t", "mask", _mask_trans=False),
+    "TemplatePairStack": _module(
+        of_config(template.TemplatePairStack, TemplateConfig), "t", "mask", _mask_trans=False
+    ),
     "TemplatePointwiseAttention": _module(
         template.TemplatePointwiseAttention, "t", "z", "template_mask"
     ),
     "build_template_pair_feat": _plain(
-        lambda x: template.build_template_pair_feat(x, 3.25, 50.75, 39, 1e5)
+        lambda x: template.build_template_pair_feat(x, TemplateConfig())
     ),
     "build_template_angle_feat": _plain(template.build_template_angle_feat),
     "build_extra_msa_feat": _plain(lambda x: embedders.build_extra_msa_feat(**x)),

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from evofeed.kernels import to_fused
 from evofeed.trainer.model.alphafold import AlphaFold
+from evofeed.trainer.model.config import EvoformerConfig
 from evofeed.trainer.model.evoformer import PairStack
 from evofeed.trainer.parallel import rows
 from evofeed.trainer.parallel.axis import Axis
@@ -56,7 +57,7 @@ def test_a_triangle_product_in_parts_is_as_near_to_float32_as_the_whole(
     torch.manual_seed(0)
     N = 528
     with torch.device("cuda"), torch.no_grad():
-        stack = PairStack(channels, channels, channels // 4, 4, 2, 0.25).eval()
+        stack = PairStack(EvoformerConfig(c_hidden_mul=channels), channels).eval()
         for parameter in stack.parameters():
             parameter.add_(0.05 * torch.randn_like(parameter))
         z, mask = torch.randn(1, N, N, channels).bfloat16(), torch.rand(1, N, N).gt(0.1).float()

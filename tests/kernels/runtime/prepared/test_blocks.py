@@ -12,13 +12,12 @@ from tests.kernels.runtime.prepared.common import (
     same_bits,
     written_calls,
 )
-from tests.kernels.weights import BLOCK, results
+from tests.kernels.weights import evoformer_block, results
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from evofeed.kernels import OnePass, to_fused
 from evofeed.kernels.runtime.cases import Draw, declared
-from evofeed.trainer.model.evoformer import EvoformerBlock
 from evofeed.trainer.model.outer_product_mean import OuterProductMean
 from evofeed.trainer.model.transition import MSATransition
 
@@ -121,7 +120,7 @@ class Two(nn.Module):
 
 
 def _whole() -> nn.Module:
-    return EvoformerBlock(**BLOCK)
+    return evoformer_block()
 
 
 HOW = (
