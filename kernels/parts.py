@@ -19,19 +19,18 @@ from evofeed.kernels.ops.gated_attention.op import (
     OtherPairs,
     gated_attention,
     gated_attention_fits,
-    gated_attention_of_pairs,
 )
 from evofeed.kernels.ops.outer_product_mean.op import (
     Others,
     outer_product_mean_fits,
-    outer_product_mean_of_columns,
+    outer_product_mean_with_input,
 )
 from evofeed.kernels.ops.pair_bias.op import pair_bias_fits, pair_bias_with_input
 from evofeed.kernels.ops.triangle_multiplication.launch import triangle_projections
 from evofeed.kernels.ops.triangle_multiplication.op import (
     Product,
+    triangle_multiplication,
     triangle_multiplication_fits,
-    triangle_multiplication_of_rows,
 )
 from evofeed.kernels.swap.msa import attend_globally, outer_product_weights
 from evofeed.kernels.swap.pair_blocks import drop_mask
@@ -46,7 +45,6 @@ __all__ = [
     "outer_product_mean_of",
     "pair_bias_of",
     "transition_of",
-    "triangle_attention_of",
     "triangle_multiplication_of",
     "triangle_projections_of",
 ]
@@ -91,57 +89,35 @@ def pair_bias_of(module: Any, z: Tensor) -> tuple[Tensor, Tensor] | None:
 
 @_of_swapped
 def attention_of(
-    module: Any, x: Tensor, bias: Tensor | None, mask: Tensor, *, columns: bool = False,
-    bias_scale: float = 1.0, drop_mask: Tensor | None = None,
+    module: Any, x: Tensor, bias: Tensor | None, mask: Tensor, *, others: OtherPairs | None = None,
+    columns: bool = False, bias_scale: float = 1.0, drop_mask: Tensor | None = None,
 ) -> Tensor | None:  # fmt: skip
-    """x plus the update of a row, column or triangle attention, whose pair bias is given.
+    """x plus the update of a row, column or triangle attention, whose pair bias is given or made.
 
     Args:
         module: the attention, with its norm.
         x: `[*, R, N, C]`, any part of the rows (of the columns with `columns`).
         bias: `[*, H, K, K]` of all K positions that attend to each other, or None.
         mask: `[*, R, N]`.
-        columns: positions attend along R.
+        others: of pairs, what knows the others, whose bias is made of all; None: it is given.
+        columns: positions attend along R, and dropout is shared along N.
         bias_scale: factor that `bias` already has.
-        drop_mask: `[*, N, C]`, or None.
+        drop_mask: `[*, N, C]`, with `columns` `[*, R, C]`, or None.
     """
     norm = module.layer_norm if hasattr(module, "starting") else module.layer_norm_m
-    weights, heads, flat = attention_weights(norm, module.mha), module.mha.no_heads, four_axes(x)
+    weights = attention_weights(
+        norm, module.mha, None if others is None else pair_layer(module).weight
+    )
+    heads, flat = module.mha.no_heads, four_axes(x)
     if not gated_attention_fits(flat, weights, heads):
         return None
     found = gated_attention(
         flat, weights, heads, bias=None if bias is None else four_axes(bias),
         mask=three_axes(mask), columns=columns, residual=True,
-        drop_mask=three_axes(drop_mask), bias_scale=bias_scale, eps=norm.eps,
+        drop_mask=three_axes(drop_mask), drop_columnwise=columns, bias_scale=bias_scale,
+        eps=norm.eps, others=others,
     )  # fmt: skip
     return shaped(found, x)
-
-
-@_of_swapped
-def triangle_attention_of(
-    module: Any, z: Tensor, mask: Tensor, others: OtherPairs, *, columns: bool = False,
-    drop_mask: Tensor | None = None,
-) -> Tensor | None:  # fmt: skip
-    """z plus its triangle attention.
-
-    Args:
-        module: the attention, with its norm.
-        z: `[*, I, N, C]`, some rows of the pairs; with `columns` `[*, N, I, C]`.
-        mask: of the same pairs.
-        others: what knows the other pairs.
-        columns: pairs attend along the first residue axis, and dropout is shared along the second.
-        drop_mask: `[*, N, C]`, or None.
-    """
-    norm, heads, flat = module.layer_norm, module.mha.no_heads, four_axes(z)
-    weights = attention_weights(norm, module.mha, pair_layer(module).weight)
-    pairs = three_axes(mask)
-    if pairs is None or not gated_attention_fits(flat, weights, heads):
-        return None
-    found = gated_attention_of_pairs(
-        flat, weights, heads, others, mask=pairs, columns=columns,
-        drop_mask=three_axes(drop_mask), drop_columnwise=columns, eps=norm.eps,
-    )  # fmt: skip
-    return shaped(found, z)
 
 
 @_of_swapped
@@ -172,9 +148,9 @@ def triangle_multiplication_of(
     weights, flat, pairs = triangle_weights(module), four_axes(z), three_axes(mask)
     if pairs is None or not triangle_multiplication_fits(flat, weights, rows=True):
         return None
-    found = triangle_multiplication_of_rows(
-        flat, weights, product, outgoing=module._outgoing, mask=pairs,
-        drop_mask=three_axes(drop_mask), eps=module.layer_norm_in.eps,
+    found = triangle_multiplication(
+        flat, weights, outgoing=module._outgoing, mask=pairs, residual=True,
+        drop_mask=three_axes(drop_mask), eps=module.layer_norm_in.eps, others=product,
     )  # fmt: skip
     return shaped(found, z)
 
@@ -201,7 +177,7 @@ def outer_product_mean_of(
 ) -> tuple[Tensor, Tensor] | None:
     """Rows of the pairs z `[*, L, R, N]` plus the outer product mean of the same columns of m.
 
-    Also m for later ops (see `outer_product_mean_of_columns`).
+    Also m for later ops (see `outer_product_mean_with_input`).
 
     Args:
         module: the outer product mean.
@@ -213,7 +189,8 @@ def outer_product_mean_of(
     weights, flat, rows = outer_product_weights(module), four_axes(m), three_axes(mask)
     if rows is None or not outer_product_mean_fits(flat, weights):
         return None
-    found, columns = outer_product_mean_of_columns(
-        flat, weights, rows, four_axes(z), others, eps=module.eps, norm_eps=module.layer_norm.eps
-    )
+    found, columns = outer_product_mean_with_input(
+        flat, weights, rows, z=four_axes(z), eps=module.eps, norm_eps=module.layer_norm.eps,
+        others=others,
+    )  # fmt: skip
     return shaped(found, z), shaped(columns, m)

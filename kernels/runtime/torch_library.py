@@ -94,19 +94,23 @@ class Operator:
         _register(cls, name)
 
     @classmethod
-    def apply(cls, options: tuple[Any, ...], *tensors: Tensor | None) -> Tensor:
+    def apply(cls, options: tuple[Any, ...], *tensors: Tensor | None, others: Any = None) -> Tensor:
         """The result.
 
         Args:
             options: in the order of `cls.options`.
             tensors: in the order that `forward` takes them; the first is never None.
+            others: of a part of what several GPUs have, eagerly alone: what they say to each
+                other in the middle, which `forward` and `backward` then take.
         """
         first = tensors[0]
         assert first is not None
         with without_autocast(first):
-            if torch.compiler.is_compiling():
+            if others is not None:
+                result: Tensor = cls._function.apply(options, others, *tensors)
+            elif torch.compiler.is_compiling():
                 given = _without_none(tensors, tensors)
-                result: Tensor = cls.compiled(given, *options)[0]
+                result = cls.compiled(given, *options)[0]
             elif not torch.is_grad_enabled():
                 result = cls._result(options, tensors)
             else:
@@ -122,7 +126,7 @@ class Operator:
 
     @classmethod
     def apply_and_pass_on(
-        cls, options: tuple[Any, ...], *tensors: Tensor | None
+        cls, options: tuple[Any, ...], *tensors: Tensor | None, others: Any = None
     ) -> tuple[Tensor, Tensor]:
         """The result and the first tensor: what is done with that later adds to its gradient here.
 
@@ -132,24 +136,9 @@ class Operator:
         first = tensors[0]
         assert first is not None
         if torch.compiler.is_compiling() or not torch.is_grad_enabled():
-            return cls.apply(options, *tensors), first
+            return cls.apply(options, *tensors, others=others), first
         with without_autocast(first):
             results: tuple[Tensor, Tensor] = function_apply(cls._function_and_input)(
-                options, None, *tensors
-            )
-        return results
-
-    @classmethod
-    def apply_shared(
-        cls, options: tuple[Any, ...], others: Any, *tensors: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        """As `apply_and_pass_on`, on a part of what several GPUs have: eagerly alone.
-
-        `forward` and `backward` take `others`, what they say to each other in the middle.
-        """
-        first: Any = tensors[0]
-        with without_autocast(first):
-            results: tuple[Tensor, Tensor] = cls._function_and_input.apply(
                 options, others, *tensors
             )
         return results

@@ -18,7 +18,6 @@ from evofeed.kernels.parts import (
     drop_mask,
     pair_bias_of,
     transition_of,
-    triangle_attention_of,
     triangle_multiplication_of,
     triangle_projections_of,
 )
@@ -137,8 +136,8 @@ def _attend_start(
     if drop is None and _in_parts(module, z, N):
         return _attend_in_parts(module, z, own, axis)
     if axis.all_have(N):
-        found: Tensor | None = triangle_attention_of(
-            module, z, own, Others(axis, N), drop_mask=drop
+        found: Tensor | None = attention_of(
+            module, z, None, own, others=Others(axis, N), drop_mask=drop
         )
         if found is not None:
             return found
@@ -158,7 +157,9 @@ def _attend_end(
         turned = _attend_in_parts(module, z.transpose(-2, -3), own.transpose(-1, -2), axis)
         found = turned.transpose(-2, -3)
     elif axis.all_have(N):
-        found = triangle_attention_of(module, z, own, Others(axis, N), columns=True, drop_mask=drop)
+        found = attention_of(
+            module, z, None, own, others=Others(axis, N), columns=True, drop_mask=drop
+        )
     if found is None:
         x = module.layer_norm(z).transpose(-2, -3)
         bias = gather(module.linear(x).movedim(-1, -3), axis, dim=-2, length=N)

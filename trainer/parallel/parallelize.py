@@ -20,12 +20,12 @@ from torch import Tensor, nn
 from evofeed.trainer.model.alphafold import AlphaFold
 from evofeed.trainer.model.evoformer import MSAStack
 from evofeed.trainer.model.structure_module import StructureModule
-from evofeed.trainer.model.template import TemplateEmbedder, TemplatePairStack
+from evofeed.trainer.model.template import BaseTemplateEmbedder
 from evofeed.trainer.parallel.axis import Axis
 from evofeed.trainer.parallel.collectives import exchanged, gathered, reduced
 from evofeed.trainer.parallel.inference import predict_by_rows
 from evofeed.trainer.parallel.rows import structure_by_rows
-from evofeed.trainer.parallel.stacks import msa_stack, template_embedder, template_stack
+from evofeed.trainer.parallel.stacks import msa_stack, template_embedder
 
 Model = TypeVar("Model", bound=nn.Module)
 SHAPE = (2, 257, 256, 64)  # of what is exchanged to try the memory: with a shorter last part
@@ -47,10 +47,8 @@ def parallelize(model: Model, axis: Axis) -> Model:
     for module in model.modules():
         if isinstance(module, MSAStack):
             module.forward = partial(msa_stack, module, axis)  # type: ignore[method-assign]
-        elif type(module) is TemplateEmbedder:
+        elif isinstance(module, BaseTemplateEmbedder):
             module.forward = partial(template_embedder, module, axis)  # type: ignore[method-assign]
-        elif isinstance(module, TemplatePairStack):
-            module.forward = partial(template_stack, module, axis)  # type: ignore[method-assign]
         elif isinstance(module, AlphaFold):
             module.forward = partial(predict_by_rows, module, axis)  # type: ignore[method-assign]
         elif isinstance(module, StructureModule):

@@ -13,11 +13,7 @@ from torch import Tensor
 
 from evofeed.trainer.model.evoformer import ExtraMSAStack, MSAStack
 from evofeed.trainer.model.primitives import checkpointed
-from evofeed.trainer.model.template import (
-    BaseTemplateEmbedder,
-    TemplateEmbedder,
-    TemplatePairStack,
-)
+from evofeed.trainer.model.template import BaseTemplateEmbedder, TemplatePairStack
 from evofeed.trainer.parallel.axis import Axis
 from evofeed.trainer.parallel.collectives import gather
 from evofeed.trainer.parallel.msa import msa_block
@@ -54,17 +50,6 @@ def msa_rows(
     return m, z
 
 
-def template_stack(
-    stack: TemplatePairStack, axis: Axis, t: Tensor, mask: Tensor, *, _mask_trans: bool = True
-) -> Tensor:
-    """`TemplatePairStack` on the whole."""
-    if not t.numel():  # no templates: every rank alike
-        return TemplatePairStack.forward(stack, t, mask, _mask_trans=_mask_trans)
-    N, mask = t.shape[-2], mask.expand(t.shape[:-1])
-    t = _template_rows(stack, axis, axis.part(t, -3), mask, _mask_trans)
-    return gather(t, axis, dim=-3, length=N)
-
-
 def _template_rows(
     stack: TemplatePairStack, axis: Axis, t: Tensor, mask: Tensor, mask_trans: bool
 ) -> Tensor:
@@ -76,13 +61,13 @@ def _template_rows(
 
 
 def template_embedder(
-    embedder: TemplateEmbedder, axis: Axis, batch: Mapping[str, Tensor], z: Tensor,
+    embedder: BaseTemplateEmbedder, axis: Axis, batch: Mapping[str, Tensor], z: Tensor,
     pair_mask: Tensor, *, _mask_trans: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """`TemplateEmbedder` on the whole."""
+    """`BaseTemplateEmbedder` on the whole."""
     T, N = batch["template_aatype"].shape[-2:]
     if not T or not axis.all_have(N):
-        return TemplateEmbedder.forward(embedder, batch, z, pair_mask, _mask_trans=_mask_trans)
+        return BaseTemplateEmbedder.forward(embedder, batch, z, pair_mask, _mask_trans=_mask_trans)
     z = axis.part(z, -3)
     t = embedder.embed(batch, z, slice(*axis.span(N)))
     mask = pair_mask[..., None, :, :].expand(*t.shape[:-3], N, N)

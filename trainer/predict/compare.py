@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -18,7 +16,7 @@ from evofeed.protein.structure_text import Structure
 from evofeed.trainer.losses.chain_labels import flat_batch, with_assigned_truth
 from evofeed.trainer.losses.dockq import dockq
 from evofeed.trainer.losses.metrics import structure_metrics
-from evofeed.trainer.predict.prediction import Prediction, named
+from evofeed.trainer.predict.prediction import Prediction, named, residues_of
 
 
 def compared(prediction: Prediction, record: ChainRecord | AssemblyRecord) -> dict[str, float]:
@@ -59,17 +57,11 @@ def known_atoms(ca: np.ndarray, record: ChainRecord | AssemblyRecord) -> Structu
     mask = truth["all_atom_mask"][0].numpy()
     if (mask[:, at] > 0).sum() < 3:
         return None
-    structure = Structure(
-        name=named(record)[0], aatype=np.zeros(len(mask), int), residue_index=np.arange(len(mask)),
-        positions=truth["all_atom_positions"][0].numpy(), mask=mask,
-        confidence=np.zeros(len(mask)),
+    name, chain_names = named(record)
+    return Structure(
+        name=name, positions=truth["all_atom_positions"][0].numpy(), mask=mask,
+        confidence=np.zeros(len(mask)), **residues_of(truth), chain_names=chain_names,
     )  # fmt: skip
-    if isinstance(record, ChainRecord):
-        return replace(structure, aatype=record.aatype)
-    names = {"aatype": "aatype", "residue_index": "residue_index"}
-    names |= {"chain": "asym_id", "entity": "entity_id"}
-    ids: dict[str, Any] = {name: truth[key][0].numpy() for name, key in names.items()}
-    return replace(structure, **ids, chain_names=named(record)[1])
 
 
 def labels_of(pred: Tensor, record: ChainRecord | AssemblyRecord) -> Mapping[str, Tensor]:
@@ -83,6 +75,8 @@ def labels_of(pred: Tensor, record: ChainRecord | AssemblyRecord) -> Mapping[str
         return with_assigned_truth({"final_atom_positions": pred}, flat_batch(batch))
     assert record.all_atom_positions is not None and record.all_atom_mask is not None
     return {
+        "aatype": torch.from_numpy(record.aatype)[None],
+        "residue_index": torch.arange(len(record.aatype))[None],
         "all_atom_positions": torch.from_numpy(record.all_atom_positions)[None],
         "all_atom_mask": torch.from_numpy(record.all_atom_mask)[None],
     }

@@ -213,19 +213,12 @@ def predict_structure(
     plddt = _numpy(outputs["plddt"])[keep]
     heads = {"ptm": "ptm_score", "iptm": "iptm_score", "ranking": "weighted_ptm_score"}
     scores = {name: float(outputs[key]) for name, key in heads.items() if key in outputs}
-    ids = {
-        name: batch[key][0].cpu().numpy()[keep]
-        for name, key in (("chain", "asym_id"), ("entity", "entity_id"))
-        if model.config.multimer is not None
-    }
     structure = Structure(
         name=name,
-        aatype=batch["aatype"][0].cpu().numpy()[keep],
-        residue_index=batch["residue_index"][0].cpu().numpy()[keep],
         positions=_numpy(outputs["final_atom_positions"])[keep],
         mask=_numpy(outputs["final_atom_mask"])[keep],
         confidence=plddt,
-        **ids,
+        **residues_of(batch, keep),
         chain_names=chain_names,
         remark=", ".join(f"{name} {value:.3f}" for name, value in scores.items()),
     )
@@ -240,6 +233,13 @@ def predict_structure(
         pae=None if error is None else _numpy(error)[keep][:, keep],
         scores=scores,
     )
+
+
+def residues_of(batch: Mapping[str, Tensor], keep: Any = slice(None)) -> dict[str, Any]:
+    """What a `Structure` says of the residues of a batch's first sample, of those to keep."""
+    names = {"aatype": "aatype", "residue_index": "residue_index"}
+    names |= {"chain": "asym_id", "entity": "entity_id"}
+    return {k: batch[name][0].cpu().numpy()[keep] for k, name in names.items() if name in batch}
 
 
 def _probabilities(logits: Tensor, keep: np.ndarray) -> np.ndarray:

@@ -243,6 +243,7 @@ def gated_attention(
     drop_columnwise: bool = False,
     bias_scale: float = 1.0,
     eps: float = 1e-5,
+    others: OtherPairs | None = None,
 ) -> Made:
     """drop * linear_o(sigmoid(gate) * attention(layer_norm(x))), plus x if `residual`.
 
@@ -259,6 +260,8 @@ def gated_attention(
         drop_columnwise: the dropout mask is shared along N, not along R.
         bias_scale: factor that `bias` already has; sqrt(D) saves a rounding.
         eps: of the norm.
+        others: where x is some rows of pairs, `[B, I, N, C]`, or with `columns` some columns: what
+            knows the others, for the bias is made of all; x must fit.
     """
     (B, R, N, C), attending = x.shape, x.shape[1] if columns else x.shape[2]
     check_shape("gated_attention", "weights.q", weights.q, weights.q.shape[0], C)
@@ -271,32 +274,5 @@ def gated_attention(
         return None
     dtype = compute_dtype(x)
     plan = Plan(heads, eps, columns, turned, residual, drop_columnwise, float(bias_scale), dtype)
-    return _GatedAttention.apply(plan, x.contiguous(), bias, mask, *weights.tensors(), drop_mask)
-
-
-def gated_attention_of_pairs(
-    x: Tensor,
-    weights: AttentionWeights,
-    heads: int,
-    others: OtherPairs,
-    *,
-    mask: Tensor,
-    columns: bool = False,
-    drop_mask: Tensor | None = None,
-    drop_columnwise: bool = False,
-    eps: float = 1e-5,
-) -> Tensor:
-    """`gated_attention` with the residual of some rows of pairs, whose bias is of all; must fit.
-
-    Args:
-        x: `[B, I, N, C]`, some rows of the pairs; with `columns` some columns, `[B, N, I, C]`.
-        weights: the parameters, `weights.pair` among them.
-        heads: H.
-        others: what knows the other pairs.
-        mask: of the same pairs as x.
-        columns, drop_mask, drop_columnwise, eps: as `gated_attention` takes them.
-    """
-    plan = Plan(heads, eps, columns, False, True, drop_columnwise, 1.0, compute_dtype(x))
-    return _GatedAttention.apply_shared(
-        plan, others, x.contiguous(), None, mask, *weights.tensors(), drop_mask
-    )[0]
+    tensors = x.contiguous(), bias, mask, *weights.tensors(), drop_mask
+    return _GatedAttention.apply(plan, *tensors, others=others)

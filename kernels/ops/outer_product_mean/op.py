@@ -155,13 +155,18 @@ def outer_product_mean_with_input(
     eps: float = 1e-3,
     least: float = 0.0,
     norm_eps: float = 1e-5,
+    others: Others | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """As `outer_product_mean`, and m: used from here on, it saves adding two gradients."""
+    """As `outer_product_mean`, and m: used from here on, it saves adding two gradients.
+
+    With `others`, what knows the other columns, m is `[B, S, L, C]`, some columns, which must fit;
+    z is `[B, L, R, N]`.
+    """
     if not launchable(m):
         numbers = {"eps": eps, "least": least, "norm_eps": norm_eps}
         return outer_product_mean(m, weights, mask, z=z, **numbers), m
     arguments = _arguments(m, weights, mask, z, (eps, least, norm_eps))
-    return _OuterProductMean.apply_and_pass_on(*arguments)
+    return _OuterProductMean.apply_and_pass_on(*arguments, others=others)
 
 
 def _arguments(
@@ -206,30 +211,3 @@ def outer_product_mean(
     if not (outer_product_mean_fits(m, weights) and launchable(m, weights.w1, mask, z)):
         return None
     return _OuterProductMean.apply(*_arguments(m, weights, mask, z, (eps, least, norm_eps)))
-
-
-def outer_product_mean_of_columns(
-    m: Tensor,
-    weights: OuterWeights,
-    mask: Tensor,
-    z: Tensor,
-    others: Others,
-    *,
-    eps: float = 1e-3,
-    norm_eps: float = 1e-5,
-) -> tuple[Tensor, Tensor]:
-    """`outer_product_mean` of some columns of the MSA with all of them, which must fit, and m.
-
-    m is used from here on: it saves adding two gradients.
-
-    Args:
-        m: `[B, S, L, C]`, some columns of the MSA.
-        weights: the parameters.
-        mask: `[B, S, L]`.
-        z: rows of the pairs `[B, L, R, N]` to add to.
-        others: what knows the other columns.
-        eps: added to the count of shared sequences.
-        norm_eps: of the norm.
-    """
-    options, *tensors = _arguments(m, weights, mask, z, (eps, 0.0, norm_eps))
-    return _OuterProductMean.apply_shared(options, others, *tensors)

@@ -128,7 +128,7 @@ def triangle_projections(
 ) -> Tensor:
     """Both sides of the product, `[2, E, B, I, J]`, of any part of the pairs; they must fit.
 
-    Without a gradient: what `triangle_multiplication_of_rows` gives a `Product`.
+    Without a gradient: what `triangle_multiplication` gives a `Product`.
 
     Args:
         z: `[B, I, J, C]`.

@@ -217,6 +217,7 @@ def triangle_multiplication(
     drop_mask: Tensor | None = None,
     drop_columnwise: bool = False,
     eps: float = 1e-5,
+    others: Product | None = None,
 ) -> Made:
     """The triangle multiplicative update of z, dropped out, plus z if `residual`.
 
@@ -229,46 +230,21 @@ def triangle_multiplication(
         drop_mask: `[B, R, C]` shared along the first residue axis, scaled by 1/(1-p), or None.
         drop_columnwise: the dropout mask is shared along the second residue axis instead.
         eps: of both norms.
+        others: where z is `[B, I, R, C]`, some rows: what knows the others; z must fit.
     """
-    B, R, _, C = z.shape
-    check_shape("triangle_multiplication", "z", z, B, R, R, C)
-    check_shape("triangle_multiplication", "mask", mask, B, R, R)
+    B, rows, R, C = z.shape
+    check_shape("triangle_multiplication", "z", z, B, R if others is None else rows, R, C)
+    check_shape("triangle_multiplication", "mask", mask, B, rows, R)
     check_shape("triangle_multiplication", "drop_mask", drop_mask, B, R, C)
-    fits = triangle_multiplication_fits(z, weights)
+    fits = triangle_multiplication_fits(z, weights, rows=others is not None)
     if not (fits and launchable(z, weights.norm_in_weight, mask, drop_mask)):
         return None
-    if cuequivariance.serves(z, weights):
+    if others is None and cuequivariance.serves(z, weights):
         update = cuequivariance.triangle_multiplication(
             z, weights, outgoing=outgoing, mask=mask, eps=eps
         )
         return reference.added(z, update, residual, drop_mask, drop_columnwise)
     mask = z.new_ones(z.shape[:3]) if mask is None else mask.contiguous()
     plan = _Plan(outgoing, residual, drop_columnwise, eps, compute_dtype(z))
-    return _TriangleMultiplication.apply(plan, z.contiguous(), mask, drop_mask, *weights.tensors())
-
-
-def triangle_multiplication_of_rows(
-    z: Tensor,
-    weights: TriangleWeights,
-    product: Product,
-    *,
-    outgoing: bool,
-    mask: Tensor,
-    drop_mask: Tensor | None = None,
-    eps: float = 1e-5,
-) -> Tensor:
-    """`triangle_multiplication` with the residual, on rows of the pairs; they must fit.
-
-    Args:
-        z: `[B, I, R, C]`, some rows of the pairs.
-        weights: the parameters.
-        product: what knows the other rows.
-        outgoing: edges i->k, j->k (True) or k->i, k->j (False).
-        mask: `[B, I, R]`.
-        drop_mask: `[B, R, C]` shared along the first residue axis, scaled by 1/(1-p), or None.
-        eps: of both norms.
-    """
-    plan = _Plan(outgoing, True, False, eps, compute_dtype(z))
-    return _TriangleMultiplication.apply_shared(
-        plan, product, z.contiguous(), mask.contiguous(), drop_mask, *weights.tensors()
-    )[0]
+    tensors = z.contiguous(), mask, drop_mask, *weights.tensors()
+    return _TriangleMultiplication.apply(plan, *tensors, others=others)

@@ -39,9 +39,11 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> dict[str, Call]:
     for how in ("apply", "apply_and_pass_on"):
         plain = getattr(Operator, how).__func__
 
-        def spy(cls: type[Operator], options: Any, *tensors: Any, plain: Any = plain) -> Any:
+        def spy(
+            cls: type[Operator], options: Any, *tensors: Any, plain: Any = plain, **shared: Any
+        ) -> Any:
             calls[cls.compiled._schema.name.removeprefix("evofeed::")] = (cls, options, tensors)
-            return plain(cls, options, *tensors)
+            return plain(cls, options, *tensors, **shared)
 
         monkeypatch.setattr(Operator, how, classmethod(spy))
     return calls
