@@ -51,11 +51,11 @@ CANDIDATES: dict[str, tuple[list[Patch], list[str]]] = {
     "compiled": ([("train_step", "compile_structure", never)], []),
     "late": (
         [(ATTENTION, "_main_of", lambda N: 0)],
-        [f"{ATTENTION_FILES}/late.py", f"{ATTENTION_FILES}/late_backward.py"],
+        [f"{ATTENTION_FILES}/late.py"],
     ),
     "late_backward": (
         [(ATTENTION, "_late_backward_bytes", lambda *a: 1 << 40)],
-        [f"{ATTENTION_FILES}/late_backward.py"],
+        [],
     ),
     "triangle_projections": (
         [(TRIANGLE, "MANY", 1 << 60)], ["ops/triangle_multiplication/hopper/projections.py"],

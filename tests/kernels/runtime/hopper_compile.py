@@ -12,8 +12,6 @@ from triton.experimental.gluon.language import NVMMASharedLayout, bfloat16
 from evofeed.kernels.ops.attention.hopper.backward import backward_kernel
 from evofeed.kernels.ops.attention.hopper.bias_gradient import bias_gradient_kernel
 from evofeed.kernels.ops.attention.hopper.forward import forward_kernel
-from evofeed.kernels.ops.attention.hopper.late import late_forward_kernel
-from evofeed.kernels.ops.attention.hopper.late_backward import late_backward_kernel
 from evofeed.kernels.ops.gated_attention.hopper import kernels as gated
 from evofeed.kernels.ops.swiglu.hopper import kernels as swiglu
 from evofeed.kernels.ops.transition.hopper import kernels as transition
@@ -27,7 +25,7 @@ EVEN = ("M", "gs_m", "dg_m", "dp_m")
 
 def compile_kernel(
     kernel: Any, tiles: dict[str, list[int]] | None = None, maxnreg: int | None = None,
-    **sizes: int,
+    **sizes: int | None,
 ) -> str:  # fmt: skip
     """PTX of one kernel for bfloat16; `tiles` are those that the copy engine moves."""
     constants = {"num_warps": 8, **sizes}
@@ -56,20 +54,22 @@ def compile_kernel(
 
 HEADS = {"D": 32, "BLOCK_D": 32, "HAS_BIAS": True, "HAS_MASK": True, "PAD": False, "WIDE": False}
 SMALL = HEADS | {"BLOCK_Q": 64, "BLOCK_K": 64, "num_warps": 4}
-FOUR = SMALL | {"Q_TILES": 4, "K_TILES": 4, "RESIDENT": True}
+FOUR = SMALL | {"Q_TILES": 4, "K_TILES": 4, "RESIDENT": True, "LATE": 0}
+ABSENT = dict.fromkeys("BIAS bs_b bs_h bs_q bs_k".split())
+TAIL = {"HAS_BIAS": False, "RESIDENT": False, "LATE": 16, **ABSENT}
 LARGE = HEADS | {"BLOCK_Q": 128, "BLOCK_K": 128, "K_TILES": 3}
 ATTENTION = [
-    compile_kernel(forward_kernel, **SMALL, TILES=4),
+    compile_kernel(forward_kernel, **SMALL, TILES=4, LATE=0),
     compile_kernel(backward_kernel, **FOUR),
-    compile_kernel(backward_kernel, **LARGE, Q_TILES=3, RESIDENT=False),
+    compile_kernel(backward_kernel, **LARGE, Q_TILES=3, RESIDENT=False, LATE=0),
     compile_kernel(bias_gradient_kernel, **SMALL, STAGES=3),
     compile_kernel(bias_gradient_kernel, maxnreg=128, **HEADS, BLOCK_Q=128, BLOCK_K=64, STAGES=2),
-    compile_kernel(forward_kernel, **SMALL | {"WIDE": True}, TILES=4),
+    compile_kernel(forward_kernel, **SMALL | {"WIDE": True}, TILES=4, LATE=0),
     compile_kernel(backward_kernel, **FOUR | {"WIDE": True}),
     compile_kernel(bias_gradient_kernel, **SMALL | {"WIDE": True}, STAGES=3),
-    compile_kernel(late_forward_kernel, maxnreg=168, **SMALL | {"BLOCK_K": 128}, TILES=4, LATE=16),
-    compile_kernel(late_backward_kernel, **LARGE | {"K_TILES": 4}, Q_TILES=4),
-    compile_kernel(late_backward_kernel, **SMALL, Q_TILES=2, K_TILES=2),
+    compile_kernel(forward_kernel, maxnreg=168, **SMALL | TAIL | {"BLOCK_K": 128}, TILES=4),
+    compile_kernel(backward_kernel, **LARGE | TAIL | {"K_TILES": 4}, Q_TILES=4),
+    compile_kernel(backward_kernel, **SMALL | TAIL, Q_TILES=2, K_TILES=2),
 ]
 PAIRS = {"C": 128, "E": 128, "BLOCK_M": 64}
 DROP = {"HAS_DROP": True, "DROP_STEP": 1}

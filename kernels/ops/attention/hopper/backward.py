@@ -8,9 +8,11 @@ cores have time. The bias arrives with its keys first (`BIAS[..., k, q]`), as th
 and goes straight to registers.
 
 A program starts when its first tiles are there; the others arrive while it works. It writes
-dq when the last key block has passed. Strides, tensors, masks and letters are as in `forward.py`.
+dq when the last key block has passed, or the late keys. Strides, tensors, masks, late positions
+and letters are as in `forward.py`.
 """
 
+from evofeed.kernels.ops.attention.hopper.late import grads_of_late_keys, grads_of_late_queries
 from evofeed.kernels.ops.attention.hopper.layouts import (
     as_logits,
     copy_in_turn,
@@ -18,53 +20,17 @@ from evofeed.kernels.ops.attention.hopper.layouts import (
     copy_line_in_turn,
     copy_rows,
     in_pairs,
+    key_extra,
     load_pairs,
     pairs_layout,
     put,
     put_in_turn,
     row_and_head,
+    store_extra,
     unpacked,
 )
 from evofeed.kernels.runtime.backend import barrier, cp, gl, gluon, hopper
 from evofeed.kernels.runtime.hopper_tiles import flat, mma_layout, tiles_of
-
-
-@gluon.jit
-def store_extra(tile, lses, deltas, inverse):
-    """16 columns of a query tile that the keys' extra columns are multiplied with.
-
-    0 to 2: -lse / factor, the sum of three 16-bit numbers; 3: one; 4 to 6: -delta likewise.
-    """
-    layout: gl.constexpr = gl.BlockedLayout([1, 16], [32, 1], [gl.num_warps(), 1], [1, 0])
-    of_query: gl.constexpr = gl.SliceLayout(1, layout)
-    dtype: gl.constexpr = tile.dtype
-    c = gl.arange(0, 16, gl.SliceLayout(0, layout))[None, :]
-    lse, delta = -lses.load(of_query) * inverse, -deltas.load(of_query)
-    x = gl.where(c < 4, lse[:, None], delta[:, None])
-    high = x.to(dtype)
-    rest = x - high.to(gl.float32)
-    middle = rest.to(dtype)
-    low = (rest - middle.to(gl.float32)).to(dtype)
-    one = gl.full([1, 16], 1.0, gl.float32, layout).to(dtype)
-    part = gl.where(c % 4 == 0, high, gl.where(c % 4 == 1, middle, low))
-    part = gl.where(c == 3, one, part)
-    zero = gl.full([1, 16], 0.0, gl.float32, layout).to(dtype)
-    tile.store(gl.where(c < 7, part, zero))
-
-
-@gluon.jit
-def key_extra(
-    term, ROWS: gl.constexpr, FROM: gl.constexpr, layout: gl.constexpr,
-    dtype: gl.constexpr, HAS_MASK: gl.constexpr,
-):  # fmt: skip
-    """Ones in the three columns from `FROM`, and the mask in the next."""
-    c = gl.arange(0, 16, gl.SliceLayout(0, layout))[None, :]
-    k = gl.arange(0, ROWS, gl.SliceLayout(1, layout))
-    x = gl.where((c >= FROM) & (c < FROM + 3), 1.0, 0.0).to(dtype)
-    x, _ = gl.broadcast(x, k[:, None])
-    if HAS_MASK:
-        x = gl.where(c == FROM + 3, term[:, None], x)
-    return x
 
 
 @gluon.jit
@@ -73,11 +39,12 @@ def backward_kernel(
     qs_b, qs_i, qs_n, qs_h, gs_b, gs_i, gs_n, gs_h, os_b, os_i, os_n, os_h,
     bs_b, bs_h, bs_k, ts_row, R, H, N, factor, scale,
     D: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_Q: gl.constexpr, BLOCK_K: gl.constexpr,
-    Q_TILES: gl.constexpr, K_TILES: gl.constexpr, HAS_BIAS: gl.constexpr, HAS_MASK: gl.constexpr,
-    RESIDENT: gl.constexpr, PAD: gl.constexpr, WIDE: gl.constexpr,
+    Q_TILES: gl.constexpr, K_TILES: gl.constexpr, LATE: gl.constexpr, HAS_BIAS: gl.constexpr,
+    HAS_MASK: gl.constexpr, RESIDENT: gl.constexpr, PAD: gl.constexpr, WIDE: gl.constexpr,
     num_warps: gl.constexpr,
 ):  # fmt: skip
     """dq, dk and dv of one row and head. Logits are keys first, as dk and dv are."""
+    MAIN: gl.constexpr = Q_TILES * BLOCK_Q
     mma: gl.constexpr = mma_layout(BLOCK_K, BLOCK_Q, num_warps)
     k_mma: gl.constexpr = mma_layout(BLOCK_K, BLOCK_D, num_warps)
     q_mma: gl.constexpr = mma_layout(BLOCK_Q, BLOCK_D, num_warps)
@@ -91,7 +58,8 @@ def backward_kernel(
     b, i = (row // R).to(gl.int64), (row % R).to(gl.int64)
     start = (b * qs_b + i * qs_i + h * qs_h) * 8
     to = (b * gs_b + i * gs_i + h * gs_h) * 8
-    qs_n, gs_n, os_n, bs_k, ts_row = qs_n * 8, gs_n * 8, os_n * 8, bs_k * 8, ts_row * 8
+    bs_k = bs_k * 8 if HAS_BIAS else 0
+    qs_n, gs_n, os_n, ts_row = qs_n * 8, gs_n * 8, os_n * 8, ts_row * 8
     Q += start
     K += start
     V += start
@@ -104,6 +72,9 @@ def backward_kernel(
     k_tiles = tiles_of(dtype, K_SLOTS, BLOCK_K, BLOCK_D)
     v_tiles = tiles_of(dtype, K_SLOTS, BLOCK_K, BLOCK_D)
     extra_tiles = tiles_of(dtype, Q_TILES, BLOCK_Q, 16)
+    if LATE:
+        late = tiles_of(dtype, 4, LATE, BLOCK_D)
+        late_extra = tiles_of(dtype, 1, LATE, 16).index(0)
     swizzled: gl.constexpr = gl.SwizzledSharedLayout(8, 1, BLOCK_D // 8, [1, 0])
     dq_tiles = gl.allocate_shared_memory(gl.float32, [Q_TILES, BLOCK_Q, BLOCK_D], swizzled)
     terms = gl.allocate_shared_memory(dtype, [K_TILES, BLOCK_K], flat())
@@ -112,6 +83,11 @@ def backward_kernel(
     for n in gl.static_range(Q_TILES):
         copy_line_in_turn(lses.index(n), LSE, n * BLOCK_Q, N)
         copy_line_in_turn(deltas.index(n), DELTA, n * BLOCK_Q, N)
+    if LATE:
+        late_lses = gl.allocate_shared_memory(gl.float32, [LATE], flat())
+        late_deltas = gl.allocate_shared_memory(gl.float32, [LATE], flat())
+        copy_line(late_lses, LSE, MAIN, N, 1)
+        copy_line(late_deltas, DELTA, MAIN, N, 1)
     if HAS_MASK:
         factor = gl.load(FACTOR + row)  # where it is 0, all logits are, and p is 1 / N
         TERM += row.to(gl.int64) * ts_row
@@ -131,16 +107,28 @@ def backward_kernel(
     for n in gl.static_range(1, K_SLOTS):
         copy_rows(k_tiles.index(n), K, n * BLOCK_K, N, qs_n, D, WIDE)
         copy_rows(v_tiles.index(n), V, n * BLOCK_K, N, qs_n, D, WIDE)
+    if LATE:
+        copy_rows(late.index(0), Q, MAIN, N, qs_n, D, WIDE)
+        copy_rows(late.index(1), DO, MAIN, N, os_n, D, WIDE)
+        copy_rows(late.index(2), K, MAIN, N, qs_n, D, WIDE)
+        copy_rows(late.index(3), V, MAIN, N, qs_n, D, WIDE)
     cp.commit_group()
     cp.wait_group(1)
     barrier()
     inverse = gl.where(factor == 0.0, 0.0, 1.0 / factor)
     for n in gl.static_range(Q_TILES):
         store_extra(extra_tiles.index(n), lses.index(n), deltas.index(n), inverse)
+    if LATE:
+        store_extra(late_extra, late_lses, late_deltas, inverse)
     shift = gl.where(factor == 0.0, -gl.log2(N.to(gl.float32)), 0.0)
     hopper.fence_async_shared()
     barrier()
+    if LATE:
+        v2: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [1, num_warps], [16, 8])
+        late_dq = gl.full([LATE, BLOCK_D], 0.0, gl.float32, v2)
     ds_tile = tiles_of(dtype, 1, BLOCK_K, BLOCK_Q).index(0)
+    if LATE:
+        late_ds = tiles_of(dtype, 1, BLOCK_K, LATE).index(0)
     for kb in range(K_TILES):
         if RESIDENT:
             k_tile, v_tile = k_tiles.index(kb), v_tiles.index(kb)
@@ -173,7 +161,9 @@ def backward_kernel(
                 s = as_logits(unpacked(bias, dtype), mma)
             extra = extra_tiles.index(qb).permute((1, 0))
             q_tile, do_tile = q_tiles.index(qb), do_tiles.index(qb)
-            s = hopper.warpgroup_mma(k_tile, q_tile.permute((1, 0)), s, is_async=True)
+            s = hopper.warpgroup_mma(
+                k_tile, q_tile.permute((1, 0)), s, use_acc=HAS_BIAS, is_async=True
+            )
             s = hopper.warpgroup_mma(key_s, extra, s, is_async=True)
             dp = hopper.warpgroup_mma(
                 v_tile, do_tile.permute((1, 0)), zeros, use_acc=False, is_async=True
@@ -207,10 +197,23 @@ def backward_kernel(
             dq = hopper.warpgroup_mma(ds_tile.permute((1, 0)), k_tile, dq, is_async=True)
             dv, dk, dq, _, _ = hopper.warpgroup_mma_wait(0, [dv, dk, dq, p16, ds16])
             dv, dk = hopper.warpgroup_mma_init(dv), hopper.warpgroup_mma_init(dk)
-            if kb == K_TILES - 1:
+            if LATE:
+                dq_tiles.index(qb).store(dq)
+            elif kb == K_TILES - 1:
                 put_in_turn(DQ + to, dq * scale, qb * BLOCK_Q, N, gs_n, q_mma, D, WIDE)
             else:
                 dq_tiles.index(qb).store(dq)
-        dk, dv = hopper.warpgroup_mma_wait(0, [dk, dv])
+        if LATE:
+            dk, dv, late_dq = grads_of_late_queries(
+                k_tile, v_tile, late, late_extra, late_ds, term, dk, dv, late_dq, factor, shift,
+                k_mma, HAS_MASK,
+            )  # fmt: skip
+        else:
+            dk, dv = hopper.warpgroup_mma_wait(0, [dk, dv])
         put(DK + to, dk * scale, kb * BLOCK_K, N, gs_n, k_mma, D, WIDE)
         put(DV + to, dv, kb * BLOCK_K, N, gs_n, k_mma, D, WIDE)
+    if LATE:
+        grads_of_late_keys(
+            late, q_tiles, do_tiles, dq_tiles, late_dq, TERM, LSE, DELTA, DQ + to, DK + to, DV + to,
+            N, gs_n, factor, scale, q_mma, D, HAS_MASK, WIDE,
+        )  # fmt: skip

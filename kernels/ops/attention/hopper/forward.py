@@ -8,9 +8,11 @@ A program's keys and values stay in shared memory and the bias goes straight to 
 between two query tiles no warp waits for anything but products.
 
 All strides are in units of 8 numbers: copies are 16 bytes wide. Tensors, masks
-and letters are as in `triton.py`; N queries and N keys.
+and letters are as in `triton.py`; N queries and N keys. Rows may be up to LATE positions longer
+than whole tiles, as columns of an MSA with templates are: see `late.py`.
 """
 
+from evofeed.kernels.ops.attention.hopper.late import late_keys, late_mask, late_queries
 from evofeed.kernels.ops.attention.hopper.layouts import (
     as_logits,
     copy_in_turn,
@@ -34,13 +36,15 @@ def forward_kernel(
     Q, K, V, BIAS, TERM, FACTOR, OUT, LSE,
     qs_b, qs_i, qs_n, qs_h, os_b, os_i, os_n, os_h, bs_b, bs_h, bs_q, ts_row, R, H, N, factor,
     D: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_Q: gl.constexpr, BLOCK_K: gl.constexpr,
-    TILES: gl.constexpr, HAS_BIAS: gl.constexpr, HAS_MASK: gl.constexpr, PAD: gl.constexpr,
-    WIDE: gl.constexpr, num_warps: gl.constexpr,
+    TILES: gl.constexpr, LATE: gl.constexpr, HAS_BIAS: gl.constexpr, HAS_MASK: gl.constexpr,
+    PAD: gl.constexpr, WIDE: gl.constexpr, num_warps: gl.constexpr,
 ):  # fmt: skip
     """The output of one row and head, and the log-sum-exp of its logits.
 
-    All its keys and values stay in shared memory: TILES tiles of BLOCK_K. 16 queries a warp.
+    All its keys and values stay in shared memory: TILES tiles of BLOCK_K, and the late ones if
+    LATE is not 0, without a bias then. 16 queries a warp.
     """
+    MAIN: gl.constexpr = TILES * BLOCK_K
     mma: gl.constexpr = mma_layout(BLOCK_Q, BLOCK_K, num_warps)
     of_query: gl.constexpr = gl.SliceLayout(1, mma)
     out_mma: gl.constexpr = mma_layout(BLOCK_Q, BLOCK_D, num_warps)
@@ -49,7 +53,8 @@ def forward_kernel(
     row, h = row_and_head(H)
     b, i = (row // R).to(gl.int64), (row % R).to(gl.int64)
     start = (b * qs_b + i * qs_i + h * qs_h) * 8
-    qs_n, os_n, bs_q, ts_row = qs_n * 8, os_n * 8, bs_q * 8, ts_row * 8
+    bs_q = bs_q * 8 if HAS_BIAS else 0
+    qs_n, os_n, ts_row = qs_n * 8, os_n * 8, ts_row * 8
     Q += start
     K += start
     V += start
@@ -63,17 +68,25 @@ def forward_kernel(
     for each in gl.static_range(TILES):
         copy_in_turn(k_tiles.index(each), K, each * BLOCK_K, N, qs_n, D, WIDE)
         copy_in_turn(v_tiles.index(each), V, each * BLOCK_K, N, qs_n, D, WIDE)
+    if LATE:
+        late = tiles_of(dtype, 3, LATE, BLOCK_D)
+        copy_rows(late.index(0), K, MAIN, N, qs_n, D, WIDE)
+        copy_rows(late.index(1), V, MAIN, N, qs_n, D, WIDE)
+        copy_rows(late.index(2), Q, MAIN, N, qs_n, D, WIDE)
     if HAS_BIAS:
         BIAS = in_pairs(BIAS + (b * bs_b + h * bs_h) * 8)
         bias = load_pairs(BIAS, 0, 0, N, bs_q, BLOCK_Q, PAIRS, wide, PAD)
     if HAS_MASK:
         factor = gl.load(FACTOR + row)
-        TERM = in_pairs(TERM + row.to(gl.int64) * ts_row)
         terms = gl.allocate_shared_memory(gl.int32, [TILES, PAIRS], flat())
+        TERM += row.to(gl.int64) * ts_row
         for each in gl.static_range(TILES):
-            copy_line(terms.index(each), TERM, each * PAIRS, ts_row // 2, 1)
+            copy_line(terms.index(each), in_pairs(TERM), each * PAIRS, ts_row // 2, 1)
+    if LATE:
+        of_late: gl.constexpr = gl.SliceLayout(0, mma_layout(BLOCK_Q, LATE, num_warps))
+        tail_add, tail_in = late_mask(TERM, N, MAIN, LATE, of_late, HAS_MASK)
     cp.commit_group()
-    for first in range(0, N, BLOCK_Q):
+    for first in range(0, MAIN if LATE else N, BLOCK_Q):
         cp.wait_group(0)
         hopper.fence_async_shared()
         barrier()
@@ -117,8 +130,15 @@ def forward_kernel(
             acc = acc * gl.convert_layout(shrink, gl.SliceLayout(1, out_mma))[:, None]
             p = gl.convert_layout(p.to(dtype), gl.DotOperandLayout(0, out_mma, 2))
             acc = hopper.warpgroup_mma(p, v_tiles.index(n), acc, is_async=True)
-        acc = hopper.warpgroup_mma_wait(0, [acc])
-        share = gl.convert_layout(1.0 / total, gl.SliceLayout(1, out_mma))
+        if LATE:
+            top, total, acc, share = late_keys(
+                q, top, total, acc, late, tail_add, tail_in, factor, out_mma
+            )
+        else:
+            acc, top = hopper.warpgroup_mma_wait(0, [acc]), top * factor
+            share = gl.convert_layout(1.0 / total, gl.SliceLayout(1, out_mma))
         put(OUT, acc * share[:, None], first, N, os_n, out_mma, D, WIDE)
         rows = first + gl.arange(0, BLOCK_Q, of_query)
-        gl.store(LSE + rows, top * factor + gl.log2(total), mask=rows < N)
+        gl.store(LSE + rows, top + gl.log2(total), mask=None if LATE else rows < N)
+    if LATE:
+        late_queries(late, k_tiles, v_tiles, TERM, OUT, LSE, N, os_n, factor, D, HAS_MASK, WIDE)

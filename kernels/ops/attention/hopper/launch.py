@@ -14,8 +14,6 @@ from torch import Tensor
 from evofeed.kernels.ops.attention.hopper.backward import backward_kernel
 from evofeed.kernels.ops.attention.hopper.bias_gradient import bias_gradient_kernel
 from evofeed.kernels.ops.attention.hopper.forward import forward_kernel
-from evofeed.kernels.ops.attention.hopper.late import late_forward_kernel
-from evofeed.kernels.ops.attention.hopper.late_backward import late_backward_kernel
 from evofeed.kernels.ops.attention.inputs import MOST_ROWS, BackwardInputs, MaskTerms, is_wide
 from evofeed.kernels.ops.attention.triton import LOG2E
 from evofeed.kernels.runtime.backend import on_hopper, sm_count, triton
@@ -104,13 +102,13 @@ def run_forward(
 ) -> Tensor:
     """As `attention.run_forward`."""
     B, R, N, H, D = q.shape
-    if tiles is None and bias is None and (main := _main_of(N)):
+    main, tile = _main_of(N) if tiles is None and bias is None else 0, SMALL
+    if main:
         tile = hopper_tiles(main, D, has_bias=False).forward
-        if _forward_bytes(main + tile.rows, D, tile) <= SHARED_BYTES:
-            return _run_late_forward(q, k, v, mask, scale, out, tile)
-    tile = (tiles or hopper_tiles(N, D, bias is not None)).forward
-    if _forward_bytes(N, D, tile) > SHARED_BYTES:
-        tile = SMALL
+        main = main if _forward_bytes(main + tile.rows, D, tile) <= SHARED_BYTES else 0
+    if not main:
+        tile = (tiles or hopper_tiles(N, D, bias is not None)).forward
+        tile = SMALL if _forward_bytes(N, D, tile) > SHARED_BYTES else tile
     lse = torch.empty((B * R, H, N), dtype=torch.float32, device=q.device)
     bias = None if bias is None else _even(bias)
     term, factor = mask or (None, None)
@@ -118,26 +116,10 @@ def run_forward(
         forward_kernel, (B * R * H,),
         (q, k, v, bias, term, factor, out, lse, *_eighths(q), *_eighths(out),
          *_bias_strides(bias), _eighth(term), R, H, N, float(scale * LOG2E)),
-        {**_sizes(tile, D), "TILES": triton.cdiv(N, tile.columns), "HAS_BIAS": bias is not None,
-         "HAS_MASK": mask is not None, "PAD": _pads(N, tile), "WIDE": is_wide(bias, q, out),
-         "num_warps": tile.warps},
-    )  # fmt: skip
-    return lse
-
-
-def _run_late_forward(
-    q: Tensor, k: Tensor, v: Tensor, mask: MaskTerms | None, scale: float, out: Tensor, tile: Tile
-) -> Tensor:
-    B, R, N, H, D = q.shape
-    lse = torch.empty((B * R, H, N), dtype=torch.float32, device=q.device)
-    term, factor = mask or (None, None)
-    launch(
-        late_forward_kernel, (B * R * H,),
-        (q, k, v, term, factor, out, lse, *_eighths(q), *_eighths(out), _eighth(term), R, H, N,
-         float(scale * LOG2E)),
-        {**_sizes(tile, D), "TILES": N // tile.columns, "LATE": LATE, "HAS_MASK": mask is not None,
-         "WIDE": is_wide(None, q, out), "num_warps": tile.warps,
-         "maxnreg": ONE_MORE.get(tile) if D <= 32 else None},
+        {**_sizes(tile, D), "TILES": triton.cdiv(main or N, tile.columns),
+         "LATE": LATE if main else 0, "HAS_BIAS": bias is not None, "HAS_MASK": mask is not None,
+         "PAD": not main and _pads(N, tile), "WIDE": is_wide(bias, q, out),
+         "num_warps": tile.warps, "maxnreg": ONE_MORE.get(tile) if main and D <= 32 else None},
     )  # fmt: skip
     return lse
 
@@ -148,7 +130,7 @@ def run_backward(inputs: BackwardInputs, tiles: HopperTiles | None = None) -> Te
     if tiles is None and inputs.bias is None and (main := _main_of(N)) and D <= 32:
         tile = hopper_tiles(main, D, has_bias=False).backward
         if main > tile.rows and _late_backward_bytes(main, D, tile) <= SHARED_BYTES:
-            _run_late_backward(inputs, tile)
+            run_backward_of_rows(inputs, tile, main)
             return None
     tiles = tiles or hopper_tiles(N, D, inputs.bias is not None)
     run_backward_of_rows(inputs, tiles.backward)
@@ -163,24 +145,10 @@ def _late_backward_bytes(main: int, D: int, tile: Tile) -> int:
     return _backward_bytes(main, D, tile) + late + max(0, logits)
 
 
-def _run_late_backward(inputs: BackwardInputs, tile: Tile) -> None:
+def run_backward_of_rows(inputs: BackwardInputs, tile: Tile, main: int = 0) -> None:
+    """Writes dq, dk and dv; of `main` positions in whole tiles and late ones if that is not 0."""
     B, R, N, H, D = inputs.q.shape
-    term, factor = inputs.mask or (None, None)
-    launch(
-        late_backward_kernel, (B * R * H,),
-        (inputs.q, inputs.k, inputs.v, term, factor, inputs.do, inputs.lse, inputs.delta,
-         *inputs.grads, *_eighths(inputs.q), *_eighths(inputs.grads[0]), *_eighths(inputs.do),
-         _eighth(term), R, H, N, float(inputs.scale * LOG2E), float(inputs.scale)),
-        {**_sizes(tile, D), "Q_TILES": N // tile.rows, "K_TILES": N // tile.columns,
-         "HAS_MASK": term is not None,
-         "WIDE": is_wide(None, inputs.q, inputs.do, inputs.grads[0]), "num_warps": tile.warps},
-    )  # fmt: skip
-
-
-def run_backward_of_rows(inputs: BackwardInputs, tile: Tile) -> None:
-    """Writes dq, dk and dv."""
-    B, R, N, H, D = inputs.q.shape
-    if _backward_bytes(N, D, tile) > SHARED_BYTES:
+    if not main and _backward_bytes(N, D, tile) > SHARED_BYTES:
         tile = SMALL
     keys_first = None if inputs.bias is None else _even(inputs.bias.transpose(2, 3)).contiguous()
     launch(
@@ -190,11 +158,11 @@ def run_backward_of_rows(inputs: BackwardInputs, tile: Tile) -> None:
          _eighth(inputs.mask and inputs.mask.term), R, H, N, float(inputs.scale * LOG2E),
          float(inputs.scale)),
         # Triton 3.6 cannot compile it for a single tile each way: a second one is empty
-        {**_sizes(tile, D), "Q_TILES": max(2, triton.cdiv(N, tile.rows)),
-         "K_TILES": triton.cdiv(N, tile.columns), "HAS_BIAS": keys_first is not None,
-         "HAS_MASK": inputs.mask is not None,
-         "RESIDENT": _keeps_all_keys(N, D, tile),
-         "PAD": _pads(N, tile) or tile.rows >= N,
+        {**_sizes(tile, D), "Q_TILES": max(2, triton.cdiv(main or N, tile.rows)),
+         "K_TILES": triton.cdiv(main or N, tile.columns), "LATE": LATE if main else 0,
+         "HAS_BIAS": keys_first is not None, "HAS_MASK": inputs.mask is not None,
+         "RESIDENT": not main and _keeps_all_keys(N, D, tile),
+         "PAD": not main and (_pads(N, tile) or tile.rows >= N),
          "WIDE": is_wide(keys_first, inputs.q, inputs.do, inputs.grads[0]),
          "num_warps": tile.warps},
     )  # fmt: skip
@@ -262,6 +230,6 @@ def _eighth(term: Tensor | None) -> int:
     return 0 if term is None else term.stride(0) // 8
 
 
-def _bias_strides(bias: Tensor | None) -> tuple[int, ...]:
-    """Strides of `[B, H, N, N]`, likewise; zeros without a bias."""
-    return (0, 0, 0) if bias is None else tuple(s // 8 for s in bias.stride()[:3])
+def _bias_strides(bias: Tensor | None) -> tuple[int | None, ...]:
+    """Strides of `[B, H, N, N]`, likewise; none without a bias."""
+    return (None, None, None) if bias is None else tuple(s // 8 for s in bias.stride()[:3])

@@ -262,3 +262,41 @@ def of_memory(x, layout: gl.constexpr):
     GROUPS: gl.constexpr = x.shape[1] // 32
     x = x.reshape([ROWS, GROUPS, 4, 4, 2]).permute((0, 1, 3, 2, 4))
     return gl.convert_layout(x.reshape([ROWS, GROUPS * 32]), layout, assert_trivial=True)
+
+
+@gluon.jit
+def store_extra(tile, lses, deltas, inverse):
+    """16 columns of a query tile that the keys' extra columns are multiplied with.
+
+    0 to 2: -lse / factor, the sum of three 16-bit numbers; 3: one; 4 to 6: -delta likewise.
+    """
+    layout: gl.constexpr = gl.BlockedLayout([1, 16], [32, 1], [gl.num_warps(), 1], [1, 0])
+    of_query: gl.constexpr = gl.SliceLayout(1, layout)
+    dtype: gl.constexpr = tile.dtype
+    c = gl.arange(0, 16, gl.SliceLayout(0, layout))[None, :]
+    lse, delta = -lses.load(of_query) * inverse, -deltas.load(of_query)
+    x = gl.where(c < 4, lse[:, None], delta[:, None])
+    high = x.to(dtype)
+    rest = x - high.to(gl.float32)
+    middle = rest.to(dtype)
+    low = (rest - middle.to(gl.float32)).to(dtype)
+    one = gl.full([1, 16], 1.0, gl.float32, layout).to(dtype)
+    part = gl.where(c % 4 == 0, high, gl.where(c % 4 == 1, middle, low))
+    part = gl.where(c == 3, one, part)
+    zero = gl.full([1, 16], 0.0, gl.float32, layout).to(dtype)
+    tile.store(gl.where(c < 7, part, zero))
+
+
+@gluon.jit
+def key_extra(
+    term, ROWS: gl.constexpr, FROM: gl.constexpr, layout: gl.constexpr,
+    dtype: gl.constexpr, HAS_MASK: gl.constexpr,
+):  # fmt: skip
+    """Ones in the three columns from `FROM`, and the mask in the next."""
+    c = gl.arange(0, 16, gl.SliceLayout(0, layout))[None, :]
+    k = gl.arange(0, ROWS, gl.SliceLayout(1, layout))
+    x = gl.where((c >= FROM) & (c < FROM + 3), 1.0, 0.0).to(dtype)
+    x, _ = gl.broadcast(x, k[:, None])
+    if HAS_MASK:
+        x = gl.where(c == FROM + 3, term[:, None], x)
+    return x
