@@ -62,7 +62,7 @@ BUDGET = {
     "loader": 12_407,
     "service": 8_288,
     "trainer": 12_955,
-    "kernels": 16_260,
+    "kernels": 16_170,
     "synth": 2_009,
     "tests": 42_188,
     "benchmarks": 9_870,

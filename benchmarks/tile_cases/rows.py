@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from benchmarks.tile_cases.common import BF16, DEVICE, KINDS, Case, norm, rand, weights
 
-from evofeed.kernels.ops.layer_norm.op import TICKETS, layer_norm, layer_norm_backward
+from evofeed.kernels.ops.layer_norm.op import TICKETS, layer_norm, norm_rows_grad
 from evofeed.kernels.ops.softmax.op import masked_softmax
 from evofeed.kernels.ops.swiglu.op import swiglu_transition
 from evofeed.kernels.ops.swiglu.reference import SwigluWeights
@@ -39,7 +39,7 @@ def norm_cases() -> Iterator[Case]:
 
             def run(_: Any) -> Any:
                 x, dy = next(turn)
-                return layer_norm_backward(dy, x, gamma, beta, stats, (M, 0, C), sums=sums)
+                return norm_rows_grad(dy, x, stats, gamma, beta, sums=sums)
 
             return run
 

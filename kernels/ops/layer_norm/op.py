@@ -126,8 +126,8 @@ class _LayerNorm(Operator, name="layer_norm"):
         dy, x, weight, bias, stats = tensors
         sums = torch.empty_like(weight), torch.empty_like(bias)
         x, n1, s0, s1 = rows_and_strides(x)
-        dx, _ = layer_norm_backward(
-            dy.contiguous(), x, weight, bias, stats, (n1, s0, s1), sums=sums, eps=eps
+        dx, _ = norm_rows_grad(
+            dy.contiguous(), x, stats, weight, bias, rows=(n1, s0, s1), sums=sums, eps=eps
         )
         return [dx, *sums]
 
@@ -136,16 +136,16 @@ class _LayerNorm(Operator, name="layer_norm"):
         return found
 
 
-def layer_norm_backward(
+def norm_rows_grad(
     dy: Tensor,
     x: Tensor,
+    stats: Tensor,
     weight: Tensor,
     bias: Tensor,
-    stats: Tensor,
-    rows: tuple[int, int, int],
     residual: Tensor | None = None,
     normed: Tensor | None = None,
     residual_sum: bool = False,
+    rows: tuple[int, int, int] | None = None,
     sums: tuple[Tensor, Tensor] | None = None,
     eps: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
@@ -155,10 +155,10 @@ def layer_norm_backward(
         dy: gradient of the result, contiguous.
         x, weight, bias: the forward pass's inputs.
         stats: means and 1/std of the rows, M of each.
-        rows: as `rows_and_strides` gave them for x.
         residual: contiguous, added to the gradient of x, or None.
         normed: filled with the forward pass's result again, if given.
         residual_sum: whether the residual's columns are summed too.
+        rows: as `rows_and_strides` gave them for x, unless it is `[M, C]` and contiguous.
         sums: filled with the gradients of weight and bias; `stats` then comes from this
             file's own forward pass, which readied its tickets and may hold nothing else.
         eps: of the norm, needed with `sums`.
@@ -180,31 +180,12 @@ def layer_norm_backward(
     launch(
         norm_backward_kernel, (programs,),
         (dy, x, weight, bias, stats, residual, dx, normed, partial, *(sums or (None, None)),
-         M, *rows, C, eps, -(-tiles // programs)),
+         M, *(rows or (M, 0, C)), C, eps, -(-tiles // programs)),
         {"PLAIN": plain, "HAS_STATS": not (last_sums and _found_again(row_bytes)),
          "BACKWARDS": M * row_bytes > CACHED, "HAS_RES": residual is not None,
          "KEEP": normed is not None, "RES_SUM": residual_sum, "LAST_SUMS": last_sums, **meta},
     )  # fmt: skip
     return dx, partial
-
-
-def norm_rows_grad(
-    dy: Tensor,
-    x: Tensor,
-    stats: Tensor,
-    gamma: Tensor,
-    beta: Tensor,
-    residual: Tensor | None,
-    normed: Tensor | None = None,
-    residual_sum: bool = False,
-) -> tuple[Tensor, Tensor]:
-    """Gradient of x plus `residual`; fills `normed` with the norm's result.
-
-    All `[M, C]` contiguous. Also `[programs, 2C]` whose column sums are the gradients of
-    gamma and beta; with `residual_sum` `[programs, 3C]`, and the sums of the residual.
-    """
-    rows = (x.shape[0], 0, x.shape[1])
-    return layer_norm_backward(dy, x, gamma, beta, stats, rows, residual, normed, residual_sum)
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-5) -> Tensor:

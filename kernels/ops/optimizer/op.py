@@ -52,9 +52,6 @@ class FlatBuffers:
         updates: finite updates so far, a float64 scalar on the device.
     """
 
-    # What the bias corrections are made of; an optimizer without them has none.
-    beta1 = beta2 = 0.0
-
     def __init__(
         self,
         param: Tensor,
@@ -76,19 +73,6 @@ class FlatBuffers:
         if updates is None:
             updates = torch.zeros((), dtype=torch.float64, device=device)
         self.updates = updates
-        self._scalars = torch.zeros(6, device=device)
-        self._partial = torch.zeros(min(1024, 4 * sm_count(param)), device=device)
-
-    def _find_scalars(self) -> Tensor:
-        """Fills `_scalars`; returns the norm of the gradient."""
-        N, G = self.param.numel(), self._partial.numel()
-        square_sum_kernel[(G,)](self.grad, self._partial, N, N // 16 * 16, BLOCK=4096, num_warps=8)
-        logs = (math.log2(beta) if beta > 0 else -1e4 for beta in (self.beta1, self.beta2))
-        scalars_kernel[(1,)](
-            self._partial, G, self.rate, self.updates, self._scalars, self.max_norm, *logs,
-            BLOCK=triton.next_power_of_2(G),
-        )  # fmt: skip
-        return self._scalars[0]
 
 
 def _check(param: Tensor, buffers: dict[str, Tensor | None]) -> None:
@@ -148,6 +132,8 @@ class FusedAdamEMA(FlatBuffers):
         super().__init__(param, grad, state, ema, low, **options)
         self.exp_avg, self.exp_avg_sq = exp_avg, exp_avg_sq
         self.beta1, self.beta2, self.eps, self.plain = beta1, beta2, eps, plain
+        self._scalars = torch.zeros(5, device=param.device)
+        self._partial = torch.zeros(min(1024, 4 * sm_count(param)), device=param.device)
 
     def gradient_norm(self) -> Tensor:
         """Norm of the gradient as it is now, a float32 scalar on the device."""
@@ -164,6 +150,17 @@ class FusedAdamEMA(FlatBuffers):
         for part in (slice(0, whole), slice(whole, N)):
             self._update(part)
         return norm
+
+    def _find_scalars(self) -> Tensor:
+        """Fills `_scalars`, for all parts; returns the norm of the gradient."""
+        N, G = self.param.numel(), self._partial.numel()
+        square_sum_kernel[(G,)](self.grad, self._partial, N, N // 16 * 16, BLOCK=4096, num_warps=8)
+        logs = (math.log2(beta) if beta > 0 else -1e4 for beta in (self.beta1, self.beta2))
+        scalars_kernel[(1,)](
+            self._partial, G, self.rate, self.updates, self._scalars, self.max_norm, *logs,
+            BLOCK=triton.next_power_of_2(G),
+        )  # fmt: skip
+        return self._scalars[0]
 
     def _update(self, part: slice) -> None:
         size = part.stop - part.start

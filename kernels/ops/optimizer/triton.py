@@ -26,9 +26,7 @@ def square_sum_kernel(GRAD, PARTIAL, N, whole, BLOCK: tl.constexpr):
 def scalars_kernel(
     PARTIAL, G, RATE, UPDATES, SCALARS, max_norm, log2_beta1, log2_beta2, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """SCALARS = norm, clip factor, step size, 1 / root of the second correction, finite or 0,
-    and 1 / the first correction.
-    """
+    """SCALARS = norm, clip factor, step size, 1 / root of the second correction, finite or 0."""
     at = tl.arange(0, BLOCK)
     norm = tl.sqrt(tl.sum(tl.load(PARTIAL + at, mask=at < G, other=0.0), 0))
     finite = ((norm == norm) & (norm < float("inf"))).to(tl.float32)
@@ -47,7 +45,6 @@ def scalars_kernel(
     tl.store(SCALARS + 2, tl.load(RATE) * finite / first)
     tl.store(SCALARS + 3, 1.0 / tl.sqrt(second))
     tl.store(SCALARS + 4, finite)
-    tl.store(SCALARS + 5, 1.0 / first)
 
 
 @triton.jit

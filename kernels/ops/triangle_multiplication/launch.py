@@ -104,7 +104,7 @@ def project(
 ) -> Tensor | None:  # fmt: skip
     """Fills a and b and the statistics of z; returns the normalised pairs where they are made."""
     C, E = z.shape[-1], bias.numel() // 4
-    if hopper.fits(z, E, ab.dtype):
+    if hopper.projects(z, E, ab.dtype):
         hopper.run_in(z, gamma, beta, weight, bias, mask, ab, stats, eps)
         return None
     if by_cublas(C, E):

@@ -76,7 +76,6 @@ DROP = {"HAS_DROP": True, "DROP_STEP": 1}
 TILE = [64, 128]
 ROWS = {"C": 128, "K": 128, "BLOCK_M": 64, **DROP}
 TEXTS = [
-    compile_kernel(triangle.triangle_in_kernel, **PAIRS),
     compile_kernel(triangle.triangle_out_kernel, **PAIRS, **DROP, HAS_RES=True),
     compile_kernel(triangle.triangle_out_grad_kernel, **PAIRS, **DROP),
     compile_kernel(triangle.triangle_in_grad_kernel, **PAIRS, BLOCK_E=64, num_warps=4),

@@ -50,5 +50,5 @@ def test_the_kernels_compile_for_hopper_without_one() -> None:
     # products, in steps of 16: none was unrolled or split
     assert _printed("hopper_compile.py").split() == [
         "6", "18", "30", "4", "4", "6", "18", "4", "13", "42", "28",
-        "16", "16", "28", "16", "8", "12", "24", "44", "24", "96", "64",
+        "16", "28", "16", "8", "12", "24", "44", "24", "96", "64",
     ]  # fmt: skip

@@ -75,67 +75,6 @@ def _by_row(product, rstd, centre, vectors, first):
 
 
 @gluon.jit
-def triangle_in_kernel(
-    Z, GAMMA, BETA, W, BIAS, MASK, AB, STATS, M, eps,
-    C: gl.constexpr, E: gl.constexpr, BLOCK_M: gl.constexpr, num_warps: gl.constexpr,
-):  # fmt: skip
-    """AB `[2, E, M]` = mask * sigmoid(gate) * projection of the normalised pairs.
-
-    W holds four blocks of E rows: a's projection, a's gate, b's projection, b's gate. Even
-    programs make a, odd ones b. Who finds a tile's statistics normalises it on the way.
-    """
-    dtype: gl.constexpr = Z.dtype.element_ty
-    lines: gl.constexpr = lines_of(C, num_warps)
-    of_row: gl.constexpr = gl.SliceLayout(1, lines)
-    mma: gl.constexpr = mma_layout(E, BLOCK_M, num_warps)
-    of_e: gl.constexpr = gl.SliceLayout(1, mma)
-    half = gl.program_id(0) % 2
-    program, programs = gl.program_id(0) // 2, gl.num_programs(0) // 2
-    W += half * 2 * E * C
-    BIAS += half * 2 * E
-    AB += (half * E).to(gl.int64) * M
-    w_tiles = tiles_of(dtype, 2, E, C)
-    shift_p, _ = _fold_norm(w_tiles.index(0), W, BIAS, GAMMA, BETA, 1.0)
-    shift_g, _ = _fold_norm(w_tiles.index(1), W + E * C, BIAS + E, GAMMA, BETA, HALF)
-    shift_p, shift_g = gl.convert_layout(shift_p, of_e), gl.convert_layout(shift_g, of_e)
-    z_tiles = tiles_of(dtype, 2, BLOCK_M, C)
-    ab_tile = tiles_of(dtype, 1, E, BLOCK_M).index(0)
-    zeros = gl.full([E, BLOCK_M], 0.0, gl.float32, mma)
-    copy_rows(z_tiles.index(0), Z, program * BLOCK_M, M, C)
-    cp.commit_group()
-    slot = 0
-    for tile in range(program, gl.cdiv(M, BLOCK_M), programs):
-        first = tile * BLOCK_M
-        cp.wait_group(0)
-        barrier()
-        z_tile = z_tiles.index(slot)
-        z = float32(z_tile.load(lines))
-        mean = gl.sum(z, 1) / C
-        z -= mean[:, None]
-        rstd = 1.0 / gl.sqrt(gl.sum(z * z, 1) / C + eps)
-        z_tile.store((z * rstd[:, None]).to(dtype))
-        hopper.fence_async_shared()  # waits for all loads: those of rows come after it
-        barrier()
-        zt = z_tile.permute((1, 0))
-        g = hopper.warpgroup_mma(w_tiles.index(1), zt, zeros, use_acc=False, is_async=True)
-        p = hopper.warpgroup_mma(w_tiles.index(0), zt, zeros, use_acc=False, is_async=True)
-        copy_rows(z_tiles.index(1 - slot), Z, first + programs * BLOCK_M, M, C)
-        cp.commit_group()
-        columns = first + gl.arange(0, BLOCK_M, gl.SliceLayout(0, mma))
-        mask = gl.load(MASK + columns, mask=columns < M, other=0.0).to(gl.float32)
-        rows = first + gl.arange(0, BLOCK_M, of_row)
-        gl.store(STATS + rows, mean, mask=(rows < M) & (half == 0))
-        gl.store(STATS + M + rows, rstd, mask=(rows < M) & (half == 0))
-        g, p = hopper.warpgroup_mma_wait(0, [g, p])
-        p = (p + shift_p[:, None]) * mask[None, :]
-        ab_tile.store((p * sigmoid_of_half(g + shift_g[:, None])).to(dtype))
-        barrier()
-        store_columns(AB, ab_tile, first, M)
-        slot = 1 - slot
-    cp.wait_group(0)
-
-
-@gluon.jit
 def triangle_in_grad_kernel(
     Z, STATS, GAMMA, BETA, W, BIAS, MASK, DAB, DP, PARTIAL, M, dp_m,
     C: gl.constexpr, E: gl.constexpr, BLOCK_E: gl.constexpr, BLOCK_M: gl.constexpr,

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from evofeed.kernels.ops.triangle_multiplication.hopper.kernels import (
     triangle_in_grad_kernel,
-    triangle_in_kernel,
     triangle_out_grad_kernel,
     triangle_out_kernel,
 )
@@ -26,8 +25,7 @@ ROWS = 64  # pairs a program takes at a time
 WARPS = 8
 GRAD_PART = 64  # channels of a or b that a program of the projections' gradient takes
 GRAD_WARPS = 4  # of such a program, of which two still share a multiprocessor
-HALF = 128  # registers of a thread that leave room for a second program on a multiprocessor
-MANY = 1 << 15  # pairs from which on projections by two groups of warps are faster
+MANY = 1 << 15  # pairs from which on projections by two groups of warps are faster than Triton's
 
 
 def fits(z: Tensor, E: int, dtype: torch.dtype) -> bool:
@@ -41,6 +39,11 @@ def fits(z: Tensor, E: int, dtype: torch.dtype) -> bool:
         and (z.numel() // C) % 16 == 0
         and z.numel() // C * E < 2**31
     )
+
+
+def projects(z: Tensor, E: int, dtype: torch.dtype) -> bool:
+    """Whether a kernel by hand makes the projections too: of 128 channels and many pairs."""
+    return fits(z, E, dtype) and E == 128 and z.numel() // E >= MANY
 
 
 def _programs(z: Tensor, parts: int = 1, each: int = 1) -> int:
@@ -60,18 +63,11 @@ def run_in(
 ) -> None:  # fmt: skip
     """Fills a and b `[2, E * B, R, R]` and the statistics of z."""
     M, C = mask.numel(), z.shape[-1]
-    if C == 128 and M >= MANY:
-        launch(
-            triangle_projections_kernel, (min(triton.cdiv(M, 2 * ROWS), sm_count(z)),),
-            (gamma, beta, bias, mask, stats, tiles_in(even(z).view(M, C), ROWS, C),
-             tiles_in(weight, C, C), tiles_in(ab.view(2 * C, M), C, ROWS), M, eps),
-            {"C": C, "E": C, "BLOCK_M": ROWS, "num_warps": 4},
-        )  # fmt: skip
-        return
     launch(
-        triangle_in_kernel, (2 * _programs(z, 2, 2),),
-        (even(z), gamma, beta, weight, bias, mask, ab, stats, M, eps),
-        {**_sizes(z), "maxnreg": HALF},
+        triangle_projections_kernel, (min(triton.cdiv(M, 2 * ROWS), sm_count(z)),),
+        (gamma, beta, bias, mask, stats, tiles_in(even(z).view(M, C), ROWS, C),
+         tiles_in(weight, C, C), tiles_in(ab.view(2 * C, M), C, ROWS), M, eps),
+        {"C": C, "E": C, "BLOCK_M": ROWS, "num_warps": 4},
     )  # fmt: skip
 
 

@@ -1,7 +1,7 @@
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,misc,name-defined"
 """The gated projections of a triangle multiplication on Hopper: a warp loads, two groups multiply.
 
-What `kernels.triangle_in_kernel` computes. All weights stay in shared memory; each group of four
+What Triton's `triangle_in_kernel` computes. All weights stay in shared memory; each group of four
 warps has tiles of pairs of its own, so that one's products run while the other finishes. A tile is
 normalised in registers, where tensor cores take it from.
 
