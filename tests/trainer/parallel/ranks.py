@@ -26,7 +26,7 @@ from evofeed.store import Dataset
 from evofeed.trainer.config import OptimConfig, TrainConfig
 from evofeed.trainer.losses import AlphaFoldLoss
 from evofeed.trainer.model.alphafold import AlphaFold
-from evofeed.trainer.model.config import ModelConfig
+from evofeed.trainer.model.config import EvoformerConfig, ModelConfig
 from evofeed.trainer.model.evoformer import EvoformerStack
 from evofeed.trainer.parallel import rows, triangle_product
 from evofeed.trainer.parallel.axis import Axis
@@ -137,13 +137,12 @@ def fused_block(axis: Axis) -> dict[str, float]:
 
 def small_stack(S: int, N: int) -> tuple[EvoformerStack, tuple[Tensor, ...]]:
     """One block, with MSA, pairs and their masks."""
-    sizes = {
-        "c_hidden_msa_att": 8, "no_heads_msa": 2, "c_hidden_opm": 16, "c_hidden_mul": 16,
-        "c_hidden_pair_att": 8, "no_heads_pair": 2, "transition_n": 2, "msa_dropout": 0.3,
-        "pair_dropout": 0.3,
-    }  # fmt: skip
+    sizes = EvoformerConfig(
+        c_hidden_msa_att=8, no_heads_msa=2, c_hidden_opm=16, c_hidden_mul=16, c_hidden_pair_att=8,
+        no_heads_pair=2, transition_n=2, msa_dropout=0.3, pair_dropout=0.3, no_blocks=1,
+    )  # fmt: skip
     torch.manual_seed(1)
-    stack = EvoformerStack(c_m=16, c_z=16, c_s=16, no_blocks=1, **sizes)
+    stack = EvoformerStack(sizes, 16, 16, 16)
     with torch.no_grad():
         for parameter in stack.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))

@@ -57,7 +57,8 @@ def test_a_triangle_product_in_parts_is_as_near_to_float32_as_the_whole(
     torch.manual_seed(0)
     N = 528
     with torch.device("cuda"), torch.no_grad():
-        stack = PairStack(EvoformerConfig(c_hidden_mul=channels), channels).eval()
+        sizes = EvoformerConfig(c_hidden_mul=channels, c_hidden_pair_att=channels // 4)
+        stack = PairStack(sizes, channels).eval()
         for parameter in stack.parameters():
             parameter.add_(0.05 * torch.randn_like(parameter))
         z, mask = torch.randn(1, N, N, channels).bfloat16(), torch.rand(1, N, N).gt(0.1).float()
