@@ -384,7 +384,7 @@ def test_on_a_gpu_bits_of_calls_that_come_again_in_evaluation_mode(
 ) -> None:
     if device != "cuda":
         pytest.skip("records real CUDA graphs")
-    plain = randomised(EvoformerBlock(**BLOCK)).to("cuda", torch.bfloat16).eval()
+    plain = randomised(evoformer_block()).to("cuda", torch.bfloat16).eval()
     ours = to_fused(copy.deepcopy(plain), cuda_graphs=True)
     to_fused(plain)
     masks = [torch.ones(1, k, 64, device="cuda").bfloat16() for k in (8, 64)]
