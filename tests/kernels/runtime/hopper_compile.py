@@ -102,12 +102,7 @@ TEXTS = [
         swiglu.swiglu_weights_kernel, C=128, N=512, BLOCK_N=64, BLOCK_M=64, HAS_MASK=True
     ),
     compile_kernel(
-        swiglu.swiglu_rows_kernel,
-        C=128,
-        N=512,
-        BLOCK_N=64,
-        BLOCK_M=128,
-        HAS_MASK=True,
+        swiglu.swiglu_rows_kernel, C=128, N=512, BLOCK_N=64, BLOCK_M=128, HAS_MASK=True,
         HAS_RES=True,
     ),
     compile_kernel(

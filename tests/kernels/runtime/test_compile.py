@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -39,11 +39,9 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> dict[str, Call]:
     for how in ("apply", "apply_and_pass_on"):
         plain = getattr(Operator, how).__func__
 
-        def spy(
-            cls: type[Operator], options: Any, *tensors: Any, plain: Any = plain, **shared: Any
-        ) -> Any:
+        def spy(cls: Any, options: Any, *tensors: Any, plain: Any = plain, **more: Any) -> Any:
             calls[cls.compiled._schema.name.removeprefix("evofeed::")] = (cls, options, tensors)
-            return plain(cls, options, *tensors, **shared)
+            return plain(cls, options, *tensors, **more)
 
         monkeypatch.setattr(Operator, how, classmethod(spy))
     return calls
@@ -131,9 +129,7 @@ def unchecked() -> Iterator[None]:
 
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("block", [evoformer_block, extra_msa_block])
-def test_a_whole_block_is_traced_without_a_break_or_a_warning(
-    block: Callable[[], nn.Module],
-) -> None:
+def test_a_whole_block_is_traced_without_a_break_or_a_warning(block: Any) -> None:
     torch._dynamo.reset()
     fused = to_fused(block().eval())
     inputs = _inputs(["m", "z", "msa_mask", "pair_mask"], "cpu")
@@ -146,9 +142,7 @@ def test_a_whole_block_is_traced_without_a_break_or_a_warning(
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("block", [evoformer_block, extra_msa_block])
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
-def test_a_whole_block_compiles_and_captures(
-    block: Callable[[], nn.Module], mode: str, device: str
-) -> None:
+def test_a_whole_block_compiles_and_captures(block: Any, mode: str, device: str) -> None:
     if device != "cuda":
         pytest.skip("needs a GPU: minutes under the interpreter")
     torch._dynamo.reset()

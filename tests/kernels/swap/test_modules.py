@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -91,9 +91,7 @@ def test_swapped_column_attention_computes_the_same(device: str) -> None:
 
 
 @pytest.mark.parametrize("block", [evoformer_block, extra_msa_block])
-def test_a_swapped_block_computes_the_same_with_the_same_dropout(
-    block: Callable[[], nn.Module], device: str
-) -> None:
+def test_a_swapped_block_computes_the_same_with_the_same_dropout(block: Any, device: str) -> None:
     torch.manual_seed(3)
     plain = block()
     _assert_same(plain, ["m", "z", "msa_mask", "pair_mask"], device)
@@ -104,12 +102,10 @@ def test_a_swapped_template_block_computes_the_same_with_the_same_dropout(
     multiplications_first: bool, device: str
 ) -> None:
     torch.manual_seed(3)
+    sizes = {"c_t": C_Z, "c_hidden_tri_att": 8, "c_hidden_tri_mul": 16, "no_heads": 2}
     plain = template.TemplatePairStackBlock(
-        TemplateConfig(
-            c_t=C_Z, c_hidden_tri_att=8, c_hidden_tri_mul=16, no_heads=2,
-            tri_mul_first=multiplications_first,
-        )
-    )  # fmt: skip
+        TemplateConfig(**sizes, tri_mul_first=multiplications_first)
+    )
     _assert_same(plain, ["t", "t_mask"], device)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import fields
-from typing import Any
+from typing import Any, get_type_hints
 
 import torch
 from tests.trainer.model.golden_case import Case
@@ -37,14 +37,7 @@ from evofeed.trainer.model import (
     triangle,
 )
 from evofeed.trainer.model.alphafold import AlphaFold, from_openfold_batch
-from evofeed.trainer.model.config import (
-    EvoformerConfig,
-    ExtraMSAConfig,
-    LossConfig,
-    RecyclingConfig,
-    StructureModuleConfig,
-    TemplateConfig,
-)
+from evofeed.trainer.model.config import LossConfig, TemplateConfig
 from evofeed.trainer.model.primitives import SharedDropout
 from evofeed.trainer.model.rigid import Rigid, from_tensor_7, quaternion_to_matrix, to_4x4
 
@@ -68,6 +61,14 @@ def _maths(hparams: dict[str, Any], drop: set[str]) -> dict[str, Any]:
     if "trans_scale_factor" in kept:  # the one float that OpenFold writes as an integer
         kept["trans_scale_factor"] = float(kept["trans_scale_factor"])
     return {k: _maths(v, drop) if isinstance(v, dict) else v for k, v in kept.items()}
+
+
+def made(cls: Callable[..., nn.Module], given: dict[str, Any]) -> nn.Module:
+    """A module from OpenFold's arguments, of which ours may take some as a configuration."""
+    kind = get_type_hints(cls.__init__).get("config") if isinstance(cls, type) else None
+    own = {item.name for item in fields(kind)} if kind else set()
+    config = {"config": kind(**{name: given[name] for name in own & given.keys()})} if kind else {}
+    return cls(**config, **{name: value for name, value in given.items() if name not in own})
 
 
 def _load(case: Case, module: nn.Module) -> Any:
@@ -105,7 +106,7 @@ def _module(
     outs = out.split()
 
     def run(case: Case, inputs: Inputs) -> tuple[nn.Module, Outputs]:
-        module = _load(case, cls(**_hparams(case, *drop)))
+        module = _load(case, made(cls, _hparams(case, *drop)))
         given = {name: inputs[name] for name in names if name in inputs}
         got = module(**given, **options) if given else module(*inputs.values())
         return module, dict(zip(outs, got if len(outs) > 1 else (got,), strict=True))
@@ -135,22 +136,9 @@ def _attention(case: Case, x: Inputs) -> tuple[nn.Module, Outputs]:
     return module, {"out": module(x["q_x"], x["kv_x"], biases)}
 
 
-def of_config(cls: Callable[..., nn.Module], kind: type) -> Callable[..., nn.Module]:
-    """Of OpenFold's arguments, those that `kind` has given as one of it."""
-    own = {item.name for item in fields(kind)}
-
-    def made(**given: Any) -> nn.Module:
-        config = kind(**{name: value for name, value in given.items() if name in own})
-        return cls(config, **{name: value for name, value in given.items() if name not in own})
-
-    return made
-
-
-def _stack(
-    cls: Callable[..., nn.Module], kind: type, out: str, *drop: str, mask_trans: bool = False
-) -> Runner:
+def _stack(cls: Callable[..., nn.Module], out: str, *drop: str, mask_trans: bool = False) -> Runner:
     names = ("m", "z", "msa_mask", "pair_mask")
-    return _module(of_config(cls, kind), *names, drop=drop, out=out, _mask_trans=mask_trans)
+    return _module(cls, *names, drop=drop, out=out, _mask_trans=mask_trans)
 
 
 def _transition(cls: Callable[..., nn.Module], name: str) -> Runner:
@@ -197,9 +185,7 @@ def _torsion(case: Case, x: Inputs) -> tuple[None, Outputs]:
 
 
 def _structure_module(case: Case, x: Inputs) -> tuple[nn.Module, Outputs]:
-    module = _load(
-        case, of_config(structure_module.StructureModule, StructureModuleConfig)(**_hparams(case))
-    )
+    module = _load(case, made(structure_module.StructureModule, _hparams(case)))
     return module, module(x["single"], x["pair"], x["aatype"], x["mask"])
 
 
@@ -342,23 +328,17 @@ RUNNERS: dict[str, Runner] = {
     },
     "TriangleAttentionStartingNode": _module(triangle.TriangleAttentionStartingNode, "x", "mask"),
     "TriangleAttentionEndingNode": _module(triangle.TriangleAttentionEndingNode, "x", "mask"),
-    "EvoformerBlock": _stack(evoformer.EvoformerBlock, EvoformerConfig, "m z", "eps"),
-    "EvoformerBlock.mask_trans": _stack(
-        evoformer.EvoformerBlock, EvoformerConfig, "m z", "eps", mask_trans=True
-    ),
-    "ExtraMSABlock": _stack(evoformer.ExtraMSABlock, ExtraMSAConfig, "m z"),
-    "EvoformerStack": _stack(evoformer.EvoformerStack, EvoformerConfig, "m z s", "eps"),
-    "ExtraMSAStack": _stack(evoformer.ExtraMSAStack, ExtraMSAConfig, "z"),
+    "EvoformerBlock": _stack(evoformer.EvoformerBlock, "m z", "eps"),
+    "EvoformerBlock.mask_trans": _stack(evoformer.EvoformerBlock, "m z", "eps", mask_trans=True),
+    "ExtraMSABlock": _stack(evoformer.ExtraMSABlock, "m z"),
+    "EvoformerStack": _stack(evoformer.EvoformerStack, "m z s", "eps"),
+    "ExtraMSAStack": _stack(evoformer.ExtraMSAStack, "z"),
     "InputEmbedder": _input_embedder,
-    "RecyclingEmbedder": _module(
-        of_config(embedders.RecyclingEmbedder, RecyclingConfig), "m", "z", "x", out="m z"
-    ),
+    "RecyclingEmbedder": _module(embedders.RecyclingEmbedder, "m", "z", "x", out="m z"),
     "TemplateSingleEmbedder": _module(template.TemplateSingleEmbedder, "x"),
     "TemplatePairEmbedder": _module(one_linear),
     "ExtraMSAEmbedder": _module(one_linear),
-    "TemplatePairStack": _module(
-        of_config(template.TemplatePairStack, TemplateConfig), "t", "mask", _mask_trans=False
-    ),
+    "TemplatePairStack": _module(template.TemplatePairStack, "t", "mask", _mask_trans=False),
     "TemplatePointwiseAttention": _module(
         template.TemplatePointwiseAttention, "t", "z", "template_mask"
     ),

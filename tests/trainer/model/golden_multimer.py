@@ -13,7 +13,7 @@ from tests.trainer.model.golden_kinds import (
     _load,
     _module,
     flatten,
-    of_config,
+    made,
     one_linear,
     total_loss,
 )
@@ -28,7 +28,7 @@ from evofeed.trainer.losses import AlphaFoldLoss, cross_entropy, fape, violation
 from evofeed.trainer.losses.center_of_mass import chain_center_of_mass_loss
 from evofeed.trainer.model import embedders, heads, ipa, structure_module, template
 from evofeed.trainer.model.alphafold import AlphaFold, from_openfold_batch
-from evofeed.trainer.model.config import LossConfig, StructureModuleConfig
+from evofeed.trainer.model.config import LossConfig
 from evofeed.trainer.model.embedders import build_extra_msa_feat, deletion_features
 from evofeed.trainer.model.primitives import one_hot
 from evofeed.trainer.model.rigid import apply, compose, from_4x4, to_4x4
@@ -104,9 +104,7 @@ def _quat_rigid(case: Case, x: Inputs) -> tuple[nn.Module, Outputs]:
 
 
 def _structure_module(case: Case, x: Inputs) -> tuple[nn.Module, Outputs]:
-    module = of_config(structure_module.StructureModuleMultimer, StructureModuleConfig)(
-        **_hparams(case, "is_multimer")
-    )
+    module = made(structure_module.StructureModuleMultimer, _hparams(case, "is_multimer"))
     module = _load(case, module)
     return module, module(x["single"], x["pair"], x["aatype"], x["mask"])
 
