@@ -55,8 +55,7 @@ def compile_kernel(
 HEADS = {"D": 32, "BLOCK_D": 32, "HAS_BIAS": True, "HAS_MASK": True, "PAD": False, "WIDE": False}
 SMALL = HEADS | {"BLOCK_Q": 64, "BLOCK_K": 64, "num_warps": 4}
 FOUR = SMALL | {"Q_TILES": 4, "K_TILES": 4, "RESIDENT": True, "LATE": 0}
-ABSENT = dict.fromkeys("BIAS bs_b bs_h bs_q bs_k".split())
-TAIL = {"HAS_BIAS": False, "RESIDENT": False, "LATE": 16, **ABSENT}
+END = {**dict.fromkeys("BIAS bs_b bs_h bs_q bs_k".split()), "HAS_BIAS": False, "RESIDENT": False}
 LARGE = HEADS | {"BLOCK_Q": 128, "BLOCK_K": 128, "K_TILES": 3}
 ATTENTION = [
     compile_kernel(forward_kernel, **SMALL, TILES=4, LATE=0),
@@ -67,9 +66,9 @@ ATTENTION = [
     compile_kernel(forward_kernel, **SMALL | {"WIDE": True}, TILES=4, LATE=0),
     compile_kernel(backward_kernel, **FOUR | {"WIDE": True}),
     compile_kernel(bias_gradient_kernel, **SMALL | {"WIDE": True}, STAGES=3),
-    compile_kernel(forward_kernel, maxnreg=168, **SMALL | TAIL | {"BLOCK_K": 128}, TILES=4),
-    compile_kernel(backward_kernel, **LARGE | TAIL | {"K_TILES": 4}, Q_TILES=4),
-    compile_kernel(backward_kernel, **SMALL | TAIL, Q_TILES=2, K_TILES=2),
+    compile_kernel(forward_kernel, maxnreg=168, **SMALL | END | {"BLOCK_K": 128}, TILES=4, LATE=16),
+    compile_kernel(backward_kernel, **LARGE | END | {"K_TILES": 4}, Q_TILES=4, LATE=16),
+    compile_kernel(backward_kernel, **SMALL | END, Q_TILES=2, K_TILES=2, LATE=16),
 ]
 PAIRS = {"C": 128, "E": 128, "BLOCK_M": 64}
 DROP = {"HAS_DROP": True, "DROP_STEP": 1}

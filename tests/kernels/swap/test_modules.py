@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -102,10 +103,8 @@ def test_a_swapped_template_block_computes_the_same_with_the_same_dropout(
     multiplications_first: bool, device: str
 ) -> None:
     torch.manual_seed(3)
-    sizes = {"c_t": C_Z, "c_hidden_tri_att": 8, "c_hidden_tri_mul": 16, "no_heads": 2}
-    plain = template.TemplatePairStackBlock(
-        TemplateConfig(**sizes, tri_mul_first=multiplications_first)
-    )
+    sizes = TemplateConfig(c_t=C_Z, c_hidden_tri_att=8, c_hidden_tri_mul=16, no_heads=2)
+    plain = template.TemplatePairStackBlock(replace(sizes, tri_mul_first=multiplications_first))
     _assert_same(plain, ["t", "t_mask"], device)
 
 
