@@ -204,18 +204,19 @@ def golden() -> Path:
     return golden_root()
 
 
+def required(name: str, program: str | None) -> str:
+    """A program, or the end of the test: a failure where `EVOFEED_REQUIRE` names what it is for."""
+    if program is None:
+        if name in os.environ.get("EVOFEED_REQUIRE", ""):
+            pytest.fail(f"{name} is required but not installed")
+        pytest.skip(f"no {name} here")
+    return program
+
+
 @pytest.fixture(scope="session")
 def chromium() -> str:
-    found = (
-        shutil.which("chromium")
-        or shutil.which("chromium-browser")
-        or shutil.which("google-chrome")
-    )
-    if found is None:
-        if "browser" in os.environ.get("EVOFEED_REQUIRE", ""):
-            pytest.fail("a browser is required but there is no chromium")
-        pytest.skip("no chromium here")
-    return found
+    names = "chromium", "chromium-browser", "google-chrome"
+    return required("browser", next(filter(None, map(shutil.which, names)), None))
 
 
 @pytest.fixture(scope="session")

@@ -19,6 +19,8 @@ import psycopg
 import pytest
 from pydantic import SecretStr
 from sqlalchemy.exc import OperationalError
+from tests.conftest import required
+from tests.featurize.job.stage import wait_until as until
 from tests.inside import units_inside
 from tests.store.records import random_record
 
@@ -147,15 +149,6 @@ def postgres() -> Iterator[Callable[[], str]]:
         yield lambda: server.emptied("service")
 
 
-def required(name: str, program: str | None) -> str:
-    """A program, or the end of the test: a failure where `EVOFEED_REQUIRE` names what it is for."""
-    if program is None:
-        if name in os.environ.get("EVOFEED_REQUIRE", ""):
-            pytest.fail(f"{name} is required but not installed")
-        pytest.skip(f"no {name} here")
-    return program
-
-
 @contextmanager
 def postgres_server() -> Iterator[PostgresServer]:
     """One for this block, wherever `initdb` is: distributions keep it off the PATH."""
@@ -259,14 +252,6 @@ def work_off(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     with units_inside():
         while (job_id := queue.claim(1)) is not None:
             runner.main(job_id)
-
-
-def until(claim: Callable[[], Any]) -> None:
-    """Wait until this is so."""
-    end = time.monotonic() + 240
-    while not claim():
-        assert time.monotonic() < end, "it never came"
-        time.sleep(0.02)
 
 
 def wait_for_job(

@@ -12,7 +12,6 @@ import os
 import re
 import shlex
 import shutil
-import socket
 import ssl
 import subprocess
 import sys
@@ -24,7 +23,9 @@ from typing import Any
 
 import httpx
 import yaml
-from tests.service.conftest import postgres_server, required
+from tests.conftest import required
+from tests.service.conftest import postgres_server
+from tests.trainer.forked import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
@@ -32,11 +33,6 @@ COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text
 EVOFEED = str(Path(sys.executable).parent / "evofeed")
 NGINX_AT = "127.0.0.10"
 """Where nginx speaks to the service from: loopback has more addresses than one."""
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
 
 
 def nginx_program() -> str:

@@ -281,7 +281,7 @@ def wait_until(claim: Callable[[], Any], seconds: float = 240.0) -> None:
     end = time.monotonic() + seconds
     while not claim():
         assert time.monotonic() < end, "it never came"
-        time.sleep(0.01)
+        time.sleep(0.02)
 
 
 def hold_still(mark: Path, owner: Any, name: str) -> None:
