@@ -61,7 +61,7 @@ BUDGET = {
     "store": 7_381,
     "loader": 12_407,
     "service": 8_288,
-    "trainer": 12_955,
+    "trainer": 12_940,
     "kernels": 16_170,
     "synth": 2_009,
     "tests": 42_188,

@@ -27,8 +27,7 @@ from evofeed.trainer.parallel.collectives import Others, exchange, gather
 from evofeed.trainer.parallel.rows import rows_at_once, slices
 from evofeed.trainer.parallel.triangle_product import (
     ChannelProduct,
-    KnownSide,
-    MadeRows,
+    Known,
     product_of,
 )
 
@@ -272,14 +271,18 @@ def _multiply_in_parts(
         whole[..., some, :] = sides
         del sides
     assert whole is not None
-    known = KnownSide(whole[0]) if alone else None
     made = whole[0] if alone else ChannelProduct(axis, N).over(whole, outgoing)
+
+    def of_known(ab: Tensor) -> Tensor:
+        """x_ij = sum_k a_ik b_jk, or sum_k a_ki b_kj, of which one side is known."""
+        return torch.matmul(ab[0], made.mT) if outgoing else torch.matmul(made.mT, ab[1])
+
     by_rows = outgoing or not alone
     for some in slices(0, n if by_rows else N, at_once):
         place = some.start, some.stop - some.start
         part = z.narrow(-3 if by_rows else -2, *place)
         own = mask.narrow(-2 if by_rows else -1, *place)
-        product = MadeRows(made[..., some, :]) if known is None else known
+        product = Known(of_known if alone else made[..., some, :])
         new: Tensor | None = triangle_multiplication_of(
             module, part.contiguous(), own, product, drop_mask=None
         )

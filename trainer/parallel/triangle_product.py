@@ -7,6 +7,8 @@ them here, B batch.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -105,42 +107,21 @@ class ChannelProduct:
         return exchanged(x, self._axis, -2, -4, channels)
 
 
-class _Known:
-    """What needs nobody: for parts of the pairs, without a gradient."""
-
-    def gradient(self, dproduct: Tensor, kept: list[Tensor], outgoing: bool) -> Tensor:
-        """Never asked for: nothing learns from what is known already."""
-        raise NotImplementedError("a product of what is known has no gradient")
-
-
-class KnownSide(_Known):
-    """The product of rows of a with all of b, or of all of a with columns of b (incoming edges).
+class Known:
+    """What needs nobody: of parts of the pairs, without a gradient.
 
     Args:
-        side: b of outgoing edges, a of incoming ones, `[E, B, N, N]`.
+        rows: the product's `[E, B, I, N]`, or what makes them of both sides and what is known.
     """
 
-    def __init__(self, side: Tensor) -> None:
-        self._side = side
-
-    def __call__(self, ab: Tensor, outgoing: bool) -> tuple[Tensor, list[Tensor]]:
-        """As `RowProduct`'s."""
-        a, b = ab
-        if outgoing:  # x_ij = sum_k a_ik b_jk
-            return torch.matmul(a, self._side.mT), []
-        return torch.matmul(self._side.mT, b), []  # x_ij = sum_k a_ki b_kj
-
-
-class MadeRows(_Known):
-    """Rows of a product that is there already.
-
-    Args:
-        rows: `[E, B, I, N]`.
-    """
-
-    def __init__(self, rows: Tensor) -> None:
+    def __init__(self, rows: Tensor | Callable[[Tensor], Tensor]) -> None:
         self._rows = rows
 
     def __call__(self, ab: Tensor, outgoing: bool) -> tuple[Tensor, list[Tensor]]:
         """As `RowProduct`'s."""
-        return self._rows.contiguous(), []
+        rows = self._rows
+        return rows.contiguous() if isinstance(rows, Tensor) else rows(ab), []
+
+    def gradient(self, dproduct: Tensor, kept: list[Tensor], outgoing: bool) -> Tensor:
+        """Never asked for: nothing learns from what is known already."""
+        raise NotImplementedError("a product of what is known has no gradient")
