@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tests.loader.views.packs import entry_view, name_codes, read
+from tests.loader.views.packs import Recording, entry_view, name_codes, read, recorded_calls
 
 from evofeed.featurize.formats.a3m import parse_a3m
 from evofeed.loader.counter_rng import Purpose
@@ -80,12 +80,8 @@ class RecordedDraws(SampleDraws):
 
 
 def sample_draws(meta: dict[str, Any], arrays: dict[str, Any]) -> RecordedDraws:
-    calls: dict[int, tuple[str, str, Any]] = {}
-    for site in meta["draws"]:
-        values = arrays[f"draw.{site['array']}"] if "array" in site else [site["value"]]
-        for number, value in zip(site["calls"], values, strict=True):
-            calls[number] = (site["fn"], site["site"][0], value)
-    ordered = [calls[number] for number in sorted(calls)]
+    calls = recorded_calls(Recording(meta, arrays))
+    ordered = [(site["fn"], site["site"][0], value) for site, value in calls]
     assert "__getitem__" in ordered[0][1]  # the data set, of one
     return RecordedDraws(ordered[1:])
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 from tests.loader.views.boltz_recorded import alignment_of
-from tests.loader.views.packs import Recording, openfold3_cache
+from tests.loader.views.packs import Recording, openfold3_cache, recorded_calls
 
 from evofeed.loader.counter_rng import Purpose
 from evofeed.loader.sample_draws import SampleDraws, rotations
@@ -33,28 +33,20 @@ class RecordedDraws(SampleDraws):
     @classmethod
     def of_crop(cls, view: EntryView, about: dict[str, Any]) -> RecordedDraws:
         """Of one of the further crops."""
-        one = []
-        for draw in about["draws"]:
-            result = draw["result"]
-            one.append((draw["site"].rsplit(":", 1)[1], result))
-        return cls(view, one)
+        draws = about["draws"]
+        return cls(view, [(one["site"].rsplit(":", 1)[1], one["result"]) for one in draws])
 
     @classmethod
     def of_sample(cls, view: EntryView, sample: Recording) -> RecordedDraws:
         """Of a training sample: the calls of all sites in their order."""
-        calls: list[tuple[int, str, Any]] = []
-        for site in sample.meta["draws"]:
+        calls: list[tuple[str, Any]] = []
+        for site, value in recorded_calls(sample):
             name = site["site"][0].rsplit(":", 1)[1]
             if "value" in site:
-                value = {"value": site["value"], "coord": site.get("coord")}
-                calls += [(number, name, value) for number in site["calls"]]
-                continue
-            results = sample.arrays[f"draw.{site['array']}"]
-            calls += [
-                (number, f"{name}.{site['fn'].rsplit('.', 1)[1]}", result)
-                for number, result in zip(site["calls"], results, strict=True)
-            ]
-        return cls(view, [(name, value) for _, name, value in sorted(calls, key=lambda c: c[0])])
+                calls.append((name, {"value": value, "coord": site.get("coord")}))
+            else:
+                calls.append((f"{name}.{site['fn'].rsplit('.', 1)[1]}", value))
+        return cls(view, calls)
 
     def _next(self, *names: str) -> Any:
         name, value = self.calls.popleft()

@@ -83,6 +83,17 @@ def _decode(members: Any, name: str, about: dict[str, Any]) -> Any:
     return value.astype(dtype, copy=False).reshape(shape)
 
 
+def recorded_calls(sample: Recording) -> list[tuple[dict[str, Any], Any]]:
+    """Draws of a training sample, site and value, in the order they were made."""
+    calls: list[tuple[int, dict[str, Any], Any]] = []
+    for site in sample.meta["draws"]:
+        sites = [site] * len(site["calls"])
+        given = [site.get("value")] * len(sites)
+        values = sample.arrays[f"draw.{site['array']}"] if "array" in site else given
+        calls += zip(site["calls"], sites, values, strict=True)
+    return [(site, value) for _, site, value in sorted(calls, key=lambda call: call[0])]
+
+
 @contextlib.contextmanager
 def watched(module: Any, name: str) -> Iterator[list[Any]]:
     """What a function of a module returns while this lasts."""

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 from tests.loader.views.boltz_recorded import alignment_of, read_a3m
-from tests.loader.views.packs import Recording, read
+from tests.loader.views.packs import Recording, read, recorded_calls
 
 from evofeed.loader.counter_rng import Purpose
 from evofeed.loader.sample_draws import SampleDraws
@@ -27,6 +27,10 @@ _UNIPROT = re.compile(r"(?:tr|sp)\|[A-Z0-9]{6,10}(?:_\d+)?\|[A-Z0-9]{1,10}_([A-Z
 _UNIREF = re.compile(r"UniRef100_[^_]+_([^_/]+)")
 
 
+def _name(site: str) -> str:
+    return site.rsplit(":", 1)[1]
+
+
 class RecordedDraws(SampleDraws):
     """Draws from a file; raises when asked in another order than recorded."""
 
@@ -38,19 +42,14 @@ class RecordedDraws(SampleDraws):
         """Of one of the further crops."""
         calls = [("random_crop_method", [about["method"]])]
         for draw in about["draws"]:
-            calls.append((f"{draw['site'].rsplit(':', 1)[1]}.{draw['fn']}", draw["result"]))
+            calls.append((f"{_name(draw['site'])}.{draw['fn']}", draw["result"]))
         return cls(calls)
 
     @classmethod
     def of_sample(cls, sample: Recording) -> RecordedDraws:
         """Of a training sample: the calls of all sites in their order."""
-        calls: list[tuple[int, str, Any]] = []
-        for site in sample.meta["draws"]:
-            name = f"{site['site'][0].rsplit(':', 1)[1]}.{site['fn']}"
-            results = [site["value"]] if "value" in site else sample.arrays[f"draw.{site['array']}"]
-            for number, result in zip(site["calls"], results, strict=True):
-                calls.append((number, name, result))
-        return cls([(name, value) for _, name, value in sorted(calls, key=lambda c: c[0])])
+        calls = recorded_calls(sample)
+        return cls([(f"{_name(site['site'][0])}.{site['fn']}", value) for site, value in calls])
 
     def _next(self, start: str, end: str = "") -> Any:
         name, value = self.calls.popleft()
