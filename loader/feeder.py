@@ -126,6 +126,11 @@ class Feeder(threading.Thread):
         self._probes: dict[int, ChainPlace] = {}
         """Of each dataset the chain that was read last."""
         self._bad: set[tuple[int, int]] = set()
+        """Chains whose records cannot be read."""
+        self._refused: dict[int, set[tuple[int, int]]] = {}
+        """By a sample's key, chains of which there is no such sample. Which others found some, and
+        when, has no part in it: the same samples come whatever the timing."""
+        self._named: set[tuple[int, int]] = set()
         self._restarted: tuple[BatchPlan, int] | None = None
         """The batch that all was started over for last, and how many chains were bad then."""
         self._number = 0
@@ -212,14 +217,16 @@ class Feeder(threading.Thread):
             batch.samples.append(sample)
 
     def _readable(self, plan: SamplePlan) -> SamplePlan:
-        if (plan.dataset, plan.row) in self._bad:
+        chain = plan.dataset, plan.row
+        if chain in self._bad or chain in self._refused.get(plan.key, ()):
             self._stats.substituted += 1
             return self._substitute(plan)
         return plan
 
     def _substitute(self, plan: SamplePlan) -> SamplePlan:
+        bad = self._bad | self._refused.get(plan.key, set())
         try:
-            return self._planner.substitute(plan, self._bad)
+            return self._planner.substitute(plan, bad)
         except LoaderError as error:
             raise LoaderError(f"{error}; the last one: {self._stats.bad_chains[-1]}") from None
 
@@ -314,6 +321,9 @@ class Feeder(threading.Thread):
         while self._unplaced and self._request(self._unplaced[0]):
             self._unplaced.pop(0)
 
+    def _num_bad(self) -> int:
+        return len(self._bad) + sum(map(len, self._refused.values()))
+
     def _start_over(self) -> None:
         """Let go of all that was read and ask for it again: the rest fits in nowhere between.
 
@@ -324,12 +334,12 @@ class Feeder(threading.Thread):
             LoaderError: the next batch is larger than the arena.
         """
         plan = self._under_way[0].plan
-        if self._restarted == (plan, len(self._bad)):
+        if self._restarted == (plan, self._num_bad()):
             raise LoaderError(
                 f"a batch of {len(plan.samples)} samples does not fit into the "
                 f"{self._arena.nbytes:,} bytes of shared memory: raise arena_nbytes"
             )
-        self._restarted = plan, len(self._bad)
+        self._restarted = plan, self._num_bad()
         for batch in self._under_way:
             for sample in batch.samples:
                 if sample.offset is not None:
@@ -341,15 +351,19 @@ class Feeder(threading.Thread):
     def _quarantine(self, sample: _Sample, why: EvofeedError) -> None:
         self._stats.substituted += 1
         chain = sample.plan.dataset, sample.plan.row
-        if chain in self._bad:  # it was asked for twice before its first answer came
+        if isinstance(why, LoaderError):  # another draw may have a sample of it
+            self._refused.setdefault(sample.plan.key, set()).add(chain)
+        else:
+            self._bad.add(chain)
+        if chain in self._named:
             return
-        self._bad.add(chain)
+        self._named.add(chain)
         self._stats.bad_chains.append(str(why))
         _LOG.warning("this chain cannot be read and is replaced: %s", why)
         limit = self._planner.config.max_bad_chains
-        if len(self._bad) > limit:
+        if len(self._named) > limit:
             raise LoaderError(
-                f"{len(self._bad)} chains cannot be read, more than max_bad_chains={limit}; "
+                f"{len(self._named)} chains cannot be read, more than max_bad_chains={limit}; "
                 f"the last one: {why}"
             ) from why
 
@@ -358,6 +372,7 @@ class Feeder(threading.Thread):
         for sample in batch.samples:
             assert sample.slab is not None
             assert sample.offset is not None
+            self._refused.pop(sample.plan.key, None)
             slots.append(FilledSlot(sample.plan, sample.slab, sample.offset))
         self.busy_with = "making"
         made = self._maker.make(batch.plan, slots)

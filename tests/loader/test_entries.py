@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import shutil
+import time
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,7 +25,8 @@ from evofeed.loader import (
     protenix_batch,
 )
 from evofeed.loader.config import EntryConfig
-from evofeed.loader.entries.catalog import EntryCatalog
+from evofeed.loader.entries import reading
+from evofeed.loader.entries.catalog import EntryCatalog, EntryPlace
 from evofeed.loader.entries.reading import plan_entry
 from evofeed.loader.sample_draws import SampleDraws
 from evofeed.loader.views.openfold3.plan import plan_sample
@@ -222,6 +225,30 @@ def test_a_damaged_entry_is_named_replaced_and_counted(
     assert stats["substituted_samples"] >= len(replaced)
     assert any("s001-1" in text and span.key in text for text in stats["bad_chains"])
     assert any("s001-1" in one.message for one in caplog.records)
+
+
+def test_a_draw_without_a_sample_is_replaced_alike_whatever_comes_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A chain that has no sample for one draw is asked for by others, known or not yet."""
+
+    def plan(storage: Any, place: EntryPlace, key: int, rules: EntryConfig) -> Any:
+        drawn = zlib.crc32(f"{key} {place.chain_id} {place.datapoint}".encode())
+        if drawn % 2:
+            time.sleep(delay * (drawn % 5))
+            refused.add(place.chain_id)
+            raise LoaderError("there is no sample", item=place.chain_id)
+        return plan_entry(storage, place, key, rules)
+
+    monkeypatch.setattr(reading, "plan_entry", plan)
+    found = []
+    for delay in (0.0, 0.01):  # noqa: B007 - `plan` has it
+        refused = set[str]()
+        with loader(config=config(epoch_len=24), num_threads=3) as one:
+            found.append(samples(list(one)))
+            assert one.stats()["substituted_samples"] > 4
+        assert refused & {row[0] for row in found[-1]}
+    assert_same(*found)
 
 
 def test_more_damage_than_allowed_ends_the_run_with_the_entrys_name(tmp_path: Path) -> None:
