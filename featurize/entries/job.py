@@ -30,7 +30,7 @@ from evofeed.featurize.inputs.sources import ChainSource
 from evofeed.featurize.job import tables as states
 from evofeed.featurize.job.account import Account, JobReport
 from evofeed.featurize.job.dispatch import Dispatch
-from evofeed.featurize.job.driver import Progress, lease_name
+from evofeed.featurize.job.driver import Progress, undisturbed
 from evofeed.featurize.job.ledger import Ledger
 from evofeed.featurize.job.lock import driving
 from evofeed.featurize.job.options import JobOptions, absolute, ledger_url
@@ -46,7 +46,6 @@ from evofeed.store.inner import (
     RecordSpan,
     encode_components,
     encode_molecules,
-    hold,
     open_storage,
     read_value,
     record_spans,
@@ -103,6 +102,7 @@ def prepare_entries(
         ledger = stack.enter_context(
             contextlib.closing(Ledger(ledger_url(options.ledger, dataset_uri)))
         )
+        lease = stack.enter_context(undisturbed(dataset_uri, sha_of(dataset_uri, options.ref)))
         components, span = _components(source.components, dataset_uri)
         rdkit = conformer_version()
         settings = f"{__version__} {span.record_id} {span.key} {rdkit} {' '.join(projects)}"
@@ -124,9 +124,6 @@ def prepare_entries(
             found, twice = alignment_items(rows)
             left_out += twice
             groups.append(("alignment", found))
-        lease = stack.enter_context(
-            hold(open_storage(dataset_uri), "job", lease_name(sha_of(dataset_uri)))
-        )
         arguments = {
             "entries": {**dataclasses.asdict(source), "recorded": bool(molecules)},
             "options": {**options.to_dict(), "ledger": ""},  # its URL may hold a password

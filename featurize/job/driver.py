@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import secrets
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from evofeed.base.errors import JobError
 from evofeed.featurize.config import CropConfig, FeaturizeConfig
 from evofeed.featurize.inputs.clusters import NO_CLUSTER
 from evofeed.featurize.job import tables as states
@@ -28,14 +31,25 @@ from evofeed.featurize.job.template_use import outdated, remembered
 from evofeed.featurize.job.units import Plan, make_plan, path_of
 from evofeed.featurize.job.work import UnitResult, UnitTask, expected_memory
 from evofeed.store import Snapshot
-from evofeed.store.inner import Lease
+from evofeed.store.inner import Lease, hold, open_storage, wait_for_none
 
 Progress = Callable[[JobProgress], None]
+_PATIENCE = 30.0  # seconds to wait for a garbage collection to end
 
 
-def lease_name(job_id: str) -> str:
-    """What the leases of a job's drivers are called."""
-    return job_id[:16]
+@contextlib.contextmanager
+def undisturbed(dataset_uri: str, job_id: str) -> Iterator[Lease]:
+    """Keep garbage collection from shards that only the ledger knows."""
+    storage = open_storage(dataset_uri)
+    with hold(storage, "job", job_id[:16]) as lease:
+        if at_work := wait_for_none(storage, "gc", _PATIENCE):
+            other, until = at_work.popitem()
+            raise JobError(
+                f"garbage is being collected in this dataset: run it again when that is over; if "
+                f"it died, remove leases/gc-{other} or wait {until - time.time():.0f} s",
+                path=dataset_uri,
+            )
+        yield lease
 
 
 @dataclasses.dataclass(eq=False)

@@ -10,8 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from evofeed.base.errors import InputError, JobError
@@ -22,7 +21,7 @@ from evofeed.featurize.inputs.discovery import discover, nothing_usable
 from evofeed.featurize.inputs.sources import ChainSource
 from evofeed.featurize.job import tables as states
 from evofeed.featurize.job.account import JobHost, JobReport
-from evofeed.featurize.job.driver import Driver, Progress, lease_name
+from evofeed.featurize.job.driver import Driver, Progress, undisturbed
 from evofeed.featurize.job.ledger import Ledger
 from evofeed.featurize.job.lock import driving
 from evofeed.featurize.job.options import JobOptions, absolute, ledger_url, relative
@@ -31,9 +30,6 @@ from evofeed.featurize.job.template_use import outdated
 from evofeed.featurize.job.units import make_plan, sha_of
 from evofeed.featurize.job.work import describe
 from evofeed.store import Dataset
-from evofeed.store.inner import Lease, hold, open_storage, wait_for_none
-
-_PATIENCE = 30.0  # seconds to wait for a garbage collection to end
 
 
 def run_job(
@@ -96,7 +92,7 @@ def run_job(
         owner = [host.owner] if host.owner else []
         job_id = sha_of(plan.digest, dataset_uri, options.ref, *owner)
         stack.enter_context(driving(ledger, job_id, host.waits))
-        lease = stack.enter_context(_undisturbed(dataset_uri, job_id))
+        lease = stack.enter_context(undisturbed(dataset_uri, job_id))
         arguments = {
             "config": dataclasses.asdict(config),
             "crop": dataclasses.asdict(crop) if crop else None,
@@ -150,21 +146,6 @@ def _refuse_other_input(
             "they are to go, name another ref for a second snapshot, or give an input with both",
             path=dataset_uri,
         )
-
-
-@contextlib.contextmanager
-def _undisturbed(dataset_uri: str, job_id: str) -> Iterator[Lease]:
-    """Keep garbage collection from shards that only the ledger knows."""
-    storage, name = open_storage(dataset_uri), lease_name(job_id)
-    with hold(storage, "job", name) as lease:
-        if at_work := wait_for_none(storage, "gc", _PATIENCE):
-            other, until = at_work.popitem()
-            raise JobError(
-                f"garbage is being collected in this dataset: run it again when that is over; if "
-                f"it died, remove leases/gc-{other} or wait {until - time.time():.0f} s",
-                path=dataset_uri,
-            )
-        yield lease
 
 
 def _unusable(problem: InputError, input_uri: str) -> dict[str, Any]:

@@ -15,13 +15,14 @@ from tests.conftest import exit_code
 from tests.featurize.job.stage import LOADED
 from tests.synthetic_entries import dataset_uri, prepare_again, prepared
 
-from evofeed.base.errors import InputError, MsaError
+from evofeed.base.errors import InputError, JobError, MsaError
 from evofeed.featurize.entries.alignments import read_alignment
 from evofeed.featurize.entries.input import structure_files
 from evofeed.featurize.entries.molecules import component_molecule
-from evofeed.featurize.job import JobReport
+from evofeed.featurize.job import JobReport, driver
 from evofeed.featurize.structures.components import read_components
 from evofeed.store import Dataset
+from evofeed.store.inner import hold, open_storage
 from evofeed.synth import write_entries
 from evofeed.synth.entries import components_cif
 
@@ -55,10 +56,8 @@ def test_ligands_nucleic_acids_and_links_are_carried_and_what_is_left_out_is_nam
     assert {"LIG", "MG", "MSE", "A", "U"} <= set(record.residue_name.tolist())
     assert set(section.chain_type.tolist()) == {0, 2, 3}
     assert set(entries.section("s001-1", "openfold3").chain_type.tolist()) == {0, 1, 3}
-    kinds = set(
-        zip(*(entries.datapoints[name].to_pylist() for name in ("kind_a", "kind_b")), strict=True)
-    )
-    assert {(0, -1), (2, -1), (3, -1), (0, 3)} <= kinds
+    kinds = entries.datapoints.select(["kind_a", "kind_b"]).to_pylist()
+    assert {(0, -1), (2, -1), (3, -1), (0, 3)} <= {(one["kind_a"], one["kind_b"]) for one in kinds}
     assert {"LIG", "MG", "ALA"} <= set(entries.molecules("openfold3"))
     assert entries.molecules("openfold3")["LIG"].position.shape[0] == 2
     assert len(entries.components()) > 15
@@ -76,8 +75,7 @@ def test_run_again_it_does_nothing_twice_and_another_rdkit_makes_everything_agai
     assert entries[0].records.equals(entries[1].records)
     monkeypatch.setattr("evofeed.featurize.entries.job.conformer_version", lambda: "0.0")
     other = prepare_again(raw, data, projects=("boltz",), conformers=1)
-    assert other.resumed == 0
-    assert other.snapshot != first.snapshot
+    assert other.resumed == 0 and other.snapshot != first.snapshot
     assert Dataset.open(str(data)).manifest.config["entries"]["rdkit"] == "0.0"
 
 
@@ -124,9 +122,8 @@ def test_a_broken_file_is_listed_with_its_reason_and_the_others_are_published(
     raw, data = tmp_path / "raw", tmp_path / "data"
     write_entries(raw, 2, residues=10)
     (raw / "mmcif" / "bad.cif").write_text("data_bad\n_entry.id bad\n")
-    text = (raw / "mmcif" / "s001.cif").read_text()
-    undated = text.replace("_pdbx_audit_revision_history", "_pdbx_other")
-    (raw / "mmcif" / "s001.cif").write_text(undated)
+    dated = raw / "mmcif" / "s001.cif"
+    dated.write_text(dated.read_text().replace("_pdbx_audit_revision_history", "_pdbx_other"))
     strict = prepare_again(raw, data, conformers=1, options={"max_broken": 0.2})
     assert (strict.exit_code, strict.snapshot) == (1, None)
     assert "1 of 3 entries are left out, more than max_broken 0.2 allows" in strict.message
@@ -142,11 +139,17 @@ def test_a_broken_file_is_listed_with_its_reason_and_the_others_are_published(
     assert dropped == ["bad"]
 
 
-def test_nothing_is_published_if_no_entry_is_good(tmp_path: Path, inside: None) -> None:
-    raw = tmp_path / "raw"
+def test_nothing_is_published_if_no_entry_is_good_or_garbage_is_collected(
+    tmp_path: Path, inside: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raw, data = tmp_path / "raw", tmp_path / "data"
     write_entries(raw, 1, residues=10)
+    monkeypatch.setattr(driver, "_PATIENCE", 0.3)
+    with hold(open_storage(str(data)), "gc", "one"), pytest.raises(JobError, match="garbage is"):
+        prepare_again(raw, data)
+    assert not list(data.glob("shards/*"))
     (raw / "mmcif" / "s000.cif").write_text("data_s000\n_entry.id s000\n")
-    report = prepare_again(raw, tmp_path / "data")
+    report = prepare_again(raw, data)
     assert (report.exit_code, report.snapshot) == (1, None)
     assert "none of 1 entries" in report.message
 
@@ -158,8 +161,7 @@ def test_alignments_of_two_files_keep_every_row_and_its_species() -> None:
     assert alignment.sources == ("uniprot_hits", "uniref90_hits")
     assert np.bincount(alignment.row_source).tolist() == [41, 61]
     assert len(alignment.species) == 12
-    assert alignment.deletion_count.tolist() == [2] * len(alignment.deletion_count)
-    assert len(alignment.deletion_count) == 34
+    assert alignment.deletion_count.tolist() == [2] * 34
 
 
 def test_an_alignment_of_another_query_is_refused_by_name(tmp_path: Path) -> None:

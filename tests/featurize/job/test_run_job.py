@@ -14,7 +14,6 @@ from tests.featurize.job.stage import break_chains, checksums, on_stage, run, sm
 from evofeed.base.errors import InputError, JobError, RefConflict, StoreError
 from evofeed.featurize import FeaturizeConfig, discover, featurize_chain
 from evofeed.featurize.job import JobProgress, Ledger, driver, run_job, work
-from evofeed.featurize.job import run as running
 from evofeed.featurize.job.units import make_plan
 from evofeed.featurize.job.work import expected_memory
 from evofeed.store import Dataset, DatasetWriter, gc, leases
@@ -120,11 +119,9 @@ def test_garbage_collection_meanwhile_takes_nothing_from_a_running_job(
 
 def test_a_job_does_not_begin_while_garbage_is_collected(raw: Path, tmp_path: Path) -> None:
     def act() -> None:
-        running._PATIENCE = 0.3
-        with (
-            leases.hold(open_storage(str(tmp_path)), "gc", "one"),
-            pytest.raises(JobError, match="garbage is being collected"),
-        ):
+        driver._PATIENCE = 0.3
+        collecting = leases.hold(open_storage(str(tmp_path)), "gc", "one")
+        with collecting, pytest.raises(JobError, match="garbage is being collected"):
             run(raw, tmp_path)
 
     on_stage(act)
