@@ -331,6 +331,8 @@ def measure(
         name: getattr(options, name)
         for name in ("project", "recycles", "sequences", "precision", "seed", *stated)
     } | {"ranks": RANKS, "rows": [], "not_run": []}  # fmt: skip
+    for seeded in (np.random.seed, random.seed):
+        seeded(0)  # OpenFold3 draws weights by NumPy too
     first = project.first().train(not options.predicts)
     print(f"model made in {time.perf_counter() - began:.0f} s", flush=True)
     for tokens, way in itertools.product(options.tokens, options.ways):
