@@ -234,6 +234,7 @@ class _Phase(Dispatch):
         }
         parent = parent_of(run.dataset_uri, run.options.ref)
         self.job = run.ledger.begin(job_id, plan, where, parent)
+        stack.push(self._broke_off)
         self.take_up(run.ledger, job_id, units, run.options)
         self.account = Account(self.ledger, self.job, len(sources), list(unusable))
         for unit_id in missing_shards(self.ledger, self.job):
@@ -312,6 +313,14 @@ class _Phase(Dispatch):
             for code in codes
             if code not in known.get(project, {})
         }
+
+    def _broke_off(self, kind: Any, error: BaseException | None, _: Any) -> None:
+        """State of a job that an exception ended."""
+        if isinstance(error, KeyboardInterrupt):
+            message = "interrupted; run it again to go on"
+            self.ledger.set_job(self.job_id, state=states.CANCELLED, message=message)
+        elif error is not None:
+            self.ledger.set_job(self.job_id, state=states.FAILED, message=str(error))
 
     def end(
         self, snapshot: Snapshot | None, message: str = "", further: JobReport | None = None

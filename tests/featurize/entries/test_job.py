@@ -6,8 +6,10 @@ import json
 import shutil
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -20,6 +22,8 @@ from evofeed.featurize.entries.alignments import read_alignment
 from evofeed.featurize.entries.input import structure_files
 from evofeed.featurize.entries.molecules import component_molecule
 from evofeed.featurize.job import JobReport, driver
+from evofeed.featurize.job.ledger import Ledger
+from evofeed.featurize.job.options import ledger_url
 from evofeed.featurize.structures.components import read_components
 from evofeed.store import Dataset
 from evofeed.store.inner import hold, open_storage
@@ -77,6 +81,24 @@ def test_run_again_it_does_nothing_twice_and_another_rdkit_makes_everything_agai
     other = prepare_again(raw, data, projects=("boltz",), conformers=1)
     assert other.resumed == 0 and other.snapshot != first.snapshot
     assert Dataset.open(str(data)).manifest.config["entries"]["rdkit"] == "0.0"
+
+
+@pytest.mark.parametrize(
+    ("error", "state"),
+    [(OSError("the disk is full"), "failed"), (KeyboardInterrupt(), "cancelled")],
+)
+def test_a_job_that_breaks_off_says_so(
+    error: BaseException, state: str, made: Made, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, inside: None,
+) -> None:  # fmt: skip
+    data = str(tmp_path / "data")
+    monkeypatch.setattr("evofeed.featurize.entries.job.add_entries", Mock(side_effect=error))
+    with pytest.raises(type(error)):
+        prepare_again(made.raw, Path(data), projects=("boltz",), conformers=1)
+    with closing(Ledger(ledger_url("", data))) as ledger:
+        jobs = ledger.jobs()
+    assert len(jobs) == 2 and {job.state for job in jobs} == {state}
+    assert all(str(error) in job.message for job in jobs)
 
 
 def test_the_command_line_gives_the_same_snapshot_elsewhere_and_lists_its_entries(
