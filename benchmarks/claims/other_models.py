@@ -31,7 +31,9 @@ def other_models() -> list[Row]:
         inference_of_trunks(1024),
         inference_of_trunks(2048),
         *whole_steps(),
+        *whole_predictions(),
         entries(),
+        waits(),
     ]
 
 
@@ -54,6 +56,25 @@ def bfloat16_parameters() -> Row:
         f"{ours} ms",
         f"cuEquivariance {theirs}, same run",
         name,
+    )
+
+
+def waits() -> Row:
+    """What a step waits for its batch of entries."""
+    views = result("allatom_gpu")["views"]
+    typical, slow, device = (
+        " / ".join(f"{number:.{digits}f}" for number in numbers)
+        for numbers, digits in (
+            ([views[one]["wait_ms"]["p50"] for one in views], 2),
+            ([views[one]["wait_ms"]["p99"] for one in views], 2),
+            ([views[one]["idle_device_ms"][0] for one in views], 1),
+        )
+    )
+    return (
+        "... wait for a batch behind a step of 384 ms: Boltz, OpenFold3, Protenix",
+        f"{typical} ms, {slow} in one of a hundred; features on the GPU {device} ms",
+        "",
+        "allatom_gpu",
     )
 
 
@@ -89,38 +110,73 @@ def trunks() -> list[Row]:
 
 
 def whole_steps() -> list[Row]:
-    """A whole training step of OpenFold3: its own code, model, losses; our data."""
+    """A whole training step: the project's own code, model, losses; our data."""
     name = "af3_step_h200"
-    rows = {(row["call"], row["how"], row["tokens"]): row for row in result(name)["rows"]}
-    ours, theirs = (rows["first", how, 384] for how in ("recorded blocks", "project"))
-    later = [rows["second", "recorded blocks", tokens] for tokens in (384, 640, 768)]
-    everything = rows["second", "recorded all", 384]
+    rows = {
+        (row["call"], row["project"], row["how"].split()[0], row["tokens"], row.get("ranks")): row
+        for row in result(name)["rows"]
+        if row["how"] != "recorded all"
+    }
 
     def seconds(*steps: dict[str, Any]) -> str:
         return " / ".join(f"{step['step_ms'][0] / 1e3:.1f}" for step in steps)
 
-    memory = " / ".join(f"{step['peak_gb']:.0f}" for step in later)
+    titles = {"openfold3": "OpenFold3", "boltz": "Boltz-1", "protenix": "Protenix"}
+    now = {
+        how: [rows["now", project, how, 384, 1] for project in titles]
+        for how in ("recorded", "cuequivariance")
+    }
+    memory = " / ".join(f"{step['peak_gb']:.0f}" for step in now["recorded"])
+    wider = [rows["second", "openfold3", "recorded", tokens, None] for tokens in (640, 768)]
+    gb = " / ".join(f"{step['peak_gb']:.0f}" for step in wider)
+    one, two = (rows["two", "boltz", "recorded", 384, n]["samples_per_second"] for n in (1, 2))
     return [
         (
-            "OpenFold3's whole step at a crop of 384: its own code and losses on our batches",
-            f'{seconds(ours)} s, `cuda_graphs=True, keep="blocks"`, `FlatOptimizer`',
-            f"{seconds(theirs)} s as the project trains, same busy host",
+            f"whole steps at a crop of 384, own code and losses on our batches: "
+            f"{', '.join(titles.values())}",
+            f'{seconds(*now["recorded"])} s, {memory} GB: `cuda_graphs=True, keep="blocks"`, '
+            "`FlatOptimizer`",
+            f"{seconds(*now['cuequivariance'])} s with cuEquivariance 0.13 and their own "
+            "optimizers (Boltz-1's in float32, as it trains), same card",
             name,
         ),
         (
-            "... at 384 / 640 / 768 tokens, blocks recomputed",
-            f"{seconds(*later)} s, {memory} GB",
-            f"at 384 with all kept {seconds(everything)} s, {everything['peak_gb']:.0f} GB",
+            "... OpenFold3 at 640 / 768 tokens, before attention of atoms was recorded",
+            f"{seconds(*wider)} s, {gb} GB",
+            "",
             name,
         ),
-        *(
-            (
-                f"{title}'s whole step at a crop of 384, likewise",
-                f"{seconds(rows[call, 'recorded blocks', 384])} s",
-                f"{seconds(rows[call, 'project', 384])} s as the project trains, same card",
-                name,
-            )
-            for call, title in (("boltz", "Boltz-1"), ("protenix", "Protenix"))
+        (
+            "... Boltz-1 on two cards",
+            f"{two:.2f} samples a second",
+            f"{one:.2f} on one of them: {two / one / 2:.0%}",
+            name,
+        ),
+    ]
+
+
+def whole_predictions() -> list[Row]:
+    """A prediction with sampling and confidence."""
+    name = "af3_predict_h200"
+    titles = {"openfold3": "OpenFold3", "boltz": "Boltz-1", "protenix": "Protenix"}
+    seconds: dict[tuple[int, str], dict[str, str]] = {}
+    for run in result(name)["runs"]:
+        for row in run["rows"]:
+            ways = seconds.setdefault((row["tokens"], row["how"]), {})
+            ways[titles[run["project"]]] = f"{row['total_s'][0]:.1f}"
+    three, one = seconds[1024, "fused"], seconds[2048, "fused"]
+    return [
+        (
+            f"whole predictions of 1,024 tokens, 50 denoising steps: {', '.join(three)}",
+            f"{' / '.join(three.values())} s after `to_fused`",
+            f"cuEquivariance {' / '.join(seconds[1024, 'cuequivariance'].values())}, same card",
+            name,
+        ),
+        (
+            "... OpenFold3, 2,048 tokens, no recycles, 20 steps",
+            f"{one['OpenFold3']} s",
+            f"cuEquivariance {seconds[2048, 'cuequivariance']['OpenFold3']}, same card",
+            name,
         ),
     ]
 
