@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 # Processes of pytest, for two cores: some tests wait. One that has finished takes over tests of another.
-PROCESSES ?= 3
+PROCESSES ?= 4
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(PROCESSES) --dist worksteal
 
 # Where this is set, every process that starts compiles all of torch again: two seconds each.

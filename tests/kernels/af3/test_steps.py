@@ -28,9 +28,10 @@ def measured(folder: Path, script: str, project: str, *more: str) -> list[dict[s
 @pytest.mark.parametrize("project", ["boltz", "openfold3", "protenix"])
 @pytest.mark.slow
 def test_losses_of_steps_are_the_projects_own(project: str, tmp_path: Path) -> None:
-    ways = ("--ways", "project", "recorded")
-    rows = measured(tmp_path, "af3_step.py", project, "--losses", "2", *ways)
-    assert [row["how"] for row in rows] == ["project", "recorded blocks"]
+    # Boltz has the most of its own around a fused block: fairscale's checkpoints.
+    ways = ["project", "recorded", *(["fused"] if project == "boltz" else [])]
+    rows = measured(tmp_path, "af3_step.py", project, "--losses", "2", "--ways", *ways)
+    assert [row["how"].split()[0] for row in rows] == ways
     for row in rows:
         assert row["losses"] == pytest.approx(rows[0]["losses"], rel=1e-4), row["how"]
 
