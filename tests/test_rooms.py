@@ -62,9 +62,9 @@ BUDGET = {
     "loader": 12_425,
     "service": 8_288,
     "trainer": 12_940,
-    "kernels": 16_170,
+    "kernels": 16_175,
     "synth": 2_009,
-    "tests": 42_235,
+    "tests": 42_255,
     "benchmarks": 9_915,
 }
 

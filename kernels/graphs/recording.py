@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import threading
 import weakref
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
@@ -152,7 +153,7 @@ class Recording:
 
     def forth(self, given: Sequence[Tensor]) -> list[Tensor]:
         """The results, in memory of their own."""
-        with torch.no_grad():
+        with _one_at_a_time, torch.no_grad():
             copy_all(self._inputs, given)
             self._replay()
             return [t.detach().clone() for t in self._made]
@@ -257,6 +258,7 @@ def _stand_ins(homes: Homes) -> Iterator[list[tuple[tuple[dict[str, Any], str], 
 
 # --- the device -----------------------------------------------------------------------------------
 
+_one_at_a_time = threading.Lock()  # threads that predict share a stream, and so its memory
 _streams: dict[torch.device, torch.cuda.Stream] = {}
 _pools: dict[Hashable, Any] = {}
 _shared: weakref.WeakValueDictionary[Hashable, Tensor] = weakref.WeakValueDictionary()

@@ -9,6 +9,7 @@ import pickle
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from unittest.mock import MagicMock
 
@@ -188,6 +189,22 @@ def test_calls_that_come_again_in_evaluation_mode(
         assert _recordings(ours) == 1
         ours.eval()
     assert recorded._states[ours][True]._moves == recorded._states[ours][False]._moves == 0
+
+
+def test_threads_that_predict_get_their_own_results(graphs: list[int]) -> None:
+    plain, ours = _pair()
+    x = torch.randn(4, 3)
+    ours.eval()
+
+    @torch.no_grad()
+    def predict(number: int) -> bool:
+        return all(
+            torch.allclose(ours(x, x + number)[0], plain(x, x + number)[0]) for _ in range(60)
+        )
+
+    assert predict(0)
+    with ThreadPoolExecutor(4) as threads:
+        assert all(threads.map(predict, range(4)))
 
 
 def test_results_that_are_none_an_input_or_changed_in_place(graphs: list[int]) -> None:
