@@ -81,9 +81,9 @@ def to_fused(
         model: any module.
         report: filled with what was swapped and what was kept, if given.
         cuda_graphs: record each outermost fused module at its first call with inputs of a
-            shape, and replay it from then on (see `graphs/recorded.py`): for loops that call
-            the model eagerly. Calls that cannot be recorded run as they would without, and one
-            warning says why.
+            shape (in evaluation mode, without gradients, at the ninth in a row), and replay it
+            from then on (see `graphs/recorded.py`): for loops that call the model eagerly. Calls
+            that cannot be recorded run as they would without, and one warning says why.
         keep: what is kept of a forward pass for its backward pass, in place of the checkpointing
             that the model's own stacks of blocks were set to: "all" of it, the inputs of
             "blocks" alone, or as much as fits into so many GB, and of the other blocks their
