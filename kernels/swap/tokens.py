@@ -140,11 +140,14 @@ def shared_bias(a: torch.Size, z: torch.Size) -> tuple[int, int] | None:
     return None
 
 
-def _bias_of(z: Tensor, norm: Any, layer: Any) -> Tensor:
+def _bias_of(z: Tensor, norm: Any, layer: Any, channels_first: bool = False) -> Tensor:
     """`[B, H, N, N]` from pairs `[..., N, N, C]`.
 
-    A norm without bias counts as zeros; without a norm the pairs came normalised.
+    A norm without bias counts as zeros; without a norm the pairs came normalised. So they did
+    where their channels stand first, but for the norm's weight.
     """
+    if channels_first:
+        return conv2d(four_axes(z), (layer.weight * norm.weight)[:, :, None, None])
     if norm is None:
         return layer(four_axes(z)).movedim(-1, 1)  # type: ignore[no-any-return]
     offset = norm.weight.new_zeros(norm.weight.shape) if norm.bias is None else norm.bias
@@ -232,11 +235,12 @@ def attend_tokens(
 
     With Protenix's `enable_efficient_fusion` pairs come normalised, their channels first.
     """
-    protenix, channels_first = hasattr(module, "attention"), how.get("enable_efficient_fusion")
+    protenix = hasattr(module, "attention")
+    channels_first = bool(how.get("enable_efficient_fusion"))
     if late or (protenix and (how.get("n_queries") or how.get("n_keys"))):
         return None
     norm, *layers, pair = parts_of(module)[:7]
-    norm_z: Any = getattr(module, "layernorm_z" if protenix else "layer_norm_z", None)
+    norm_z = getattr(module, "layernorm_z" if protenix else "layer_norm_z", None)
     last = getattr(module, "linear_a_last" if protenix else "linear_ada_out", None)
     heads = module.attention.num_heads if protenix else module.mha.no_heads
     sizes = shared_bias(a.shape[:-2], z.shape[:-3])
@@ -251,12 +255,8 @@ def attend_tokens(
     if not conditioned_attention_fits(tokens, of_s, weights, heads):
         return None
     keys = None if mask is None else mask.expand(a.shape[:-1]).reshape(rows)
-    if channels_first:
-        bias = conv2d(four_axes(z), (pair.weight * norm_z.weight)[:, :, None, None])
-    else:
-        bias = _bias_of(z, norm_z, pair)
     out = conditioned_attention(
-        tokens, of_s, weights, heads, bias=bias, mask=keys,
+        tokens, of_s, weights, heads, bias=_bias_of(z, norm_z, pair, channels_first), mask=keys,
         residual=residual, eps=norm.eps if last is None else adaptive_eps(norm),
     )  # fmt: skip
     return out.reshape(a.shape)
