@@ -10,10 +10,18 @@ from tests.conftest import golden_files
 from tests.loader.complexes import three_complexes
 from tests.loader.made import KNOWN, assert_same, replay_fused
 from tests.loader.records import small_dataset
+from tests.loader.views.made_entries import MadeChain, made_alignment, made_entry, made_templates
+from tests.loader.views.openfold3_recorded import flat
+from tests.loader.views.packs import slotted
 
 from evofeed.loader import AssemblyConfig, FeatureLoader, LoaderConfig
 from evofeed.loader.arena import Arena
 from evofeed.loader.read_chain import slot_nbytes
+from evofeed.loader.sample_draws import SampleDraws
+from evofeed.loader.views.config import OpenFold3Config
+from evofeed.loader.views.entry_view import ChainType
+from evofeed.loader.views.openfold3.features import openfold3_features
+from evofeed.loader.views.openfold3.plan import plan_sample
 
 pytestmark = [
     pytest.mark.gpu,
@@ -117,3 +125,32 @@ def test_recordings_replay_through_the_kernels(path: Path, tmp_path: Path) -> No
             assert torch.equal(got.long(), want.long()), name
         compared += 1
     assert compared == len(case.final) > 20
+
+
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
+def test_features_on_a_gpu_are_those_of_the_cpu_and_nothing_waits() -> None:
+    residues = (("ALA", 5), ("GLY", 4), ("TRP", 14)) * 60
+    chains = [
+        MadeChain("1", 1, ChainType.PROTEIN, residues, 0),
+        MadeChain("2", 2, ChainType.PROTEIN, residues, 1),
+        MadeChain("3", 3, ChainType.LIGAND, (("HEM", 43),)),
+    ]
+    view = made_entry(chains, [(0, 2761), (2760, 2761)], alignments=("a", "b"))
+    names = [f"S{n}" for n in range(900)]
+    made = [made_alignment(name, names, columns=180, seed=n) for n, name in enumerate("ab")]
+    made = [one.with_templates(made_templates(180)) for one in made]
+    config = OpenFold3Config(main_sources=("uniprot_hits",), used_rows=1024)
+    packed = plan_sample(view, made, (0,), SampleDraws(1), config)
+    assert "_template_restype" in packed
+    expected = flat(openfold3_features(slotted(packed), config))
+    openfold3_features(slotted(packed, "cuda"), config)
+    there = slotted(packed, "cuda")
+    torch.cuda.synchronize()
+    try:
+        torch.cuda.set_sync_debug_mode("error")
+        features = openfold3_features(there, config)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    for name, value in flat(features).items():
+        close = 1e-5 if name == "ref_pos" else 1e-6 if value.is_floating_point() else 0
+        torch.testing.assert_close(value.cpu(), expected[name], rtol=0, atol=close)

@@ -1,4 +1,4 @@
-"""What Boltz drew for a recorded sample, its alignments, and its ligands' atom orders."""
+"""What Boltz drew for a recorded crop or sample, its alignments, and its ligands' atom orders."""
 
 from __future__ import annotations
 
@@ -9,14 +9,21 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tests.loader.views.packs import Recording, entry_view, name_codes, read, recorded_calls
+from tests.loader.views.packs import Given, Recording, entry_view, name_codes, recorded_calls
 
 from evofeed.featurize.formats.a3m import parse_a3m
 from evofeed.loader.counter_rng import Purpose
 from evofeed.loader.sample_draws import SampleDraws, rotations
+from evofeed.loader.views.boltz.crop import crop_tokens
+from evofeed.loader.views.boltz.features import boltz_features
+from evofeed.loader.views.boltz.plan import plan_sample
+from evofeed.loader.views.config import BoltzConfig
 from evofeed.loader.views.entry_view import EntryView
 from evofeed.protein.alignment import Alignment, letter_codes
 
+planned, features_of = plan_sample, boltz_features
+CLOSE: dict[str, float] = {"feature.coords": 1e-5, "feature.ref_pos": 1e-5}
+RTOL = 1e-6
 SITES = {
     Purpose.NEIGHBORHOOD: ("choice", "crop"),
     Purpose.QUERY_TOKEN: ("randint", "pick_random_token"),
@@ -79,15 +86,53 @@ class RecordedDraws(SampleDraws):
         return rotations(turns), np.reshape(self.take(shift), (len(moved), 3))
 
 
-def sample_draws(meta: dict[str, Any], arrays: dict[str, Any]) -> RecordedDraws:
-    calls = recorded_calls(Recording(meta, arrays))
-    ordered = [(site["fn"], site["site"][0], value) for site, value in calls]
-    assert "__getitem__" in ordered[0][1]  # the data set, of one
-    return RecordedDraws(ordered[1:])
+def crop_again(view: EntryView, about: dict[str, Any]) -> dict[str, Any]:
+    """A further crop, by the draws and names of the recording."""
+    config = BoltzConfig(max_tokens=about["max_tokens"], max_atoms=about["max_atoms"])
+    draws = RecordedDraws([(one["fn"], one["site"], one["result"]) for one in about["draws"]])
+    point = _datapoint(view, about)
+    if not point:  # Boltz's validation: any interface, else any chain
+        valid = view.chain_valid[view.interface_chain].all(1)
+        named = view.interface_chain[valid] if valid.any() else view.chain_valid.nonzero()[0]
+        point = np.atleast_1d(named[int(draws.calls.pop(1)[2])]).tolist()
+    kept = crop_tokens(view, point, draws, config)
+    assert not draws.calls
+    return {"token_idx": kept}
 
 
-def crop_draws(crop: dict[str, Any]) -> RecordedDraws:
-    return RecordedDraws([(one["fn"], one["site"], one["result"]) for one in crop["draws"]])
+def _datapoint(view: EntryView, about: dict[str, Any]) -> list[int]:
+    if about.get("interface_id") is not None:
+        return [int(chain) for chain in view.interface_chain[about["interface_id"]]]
+    return [] if about.get("chain_id") is None else [int(about["chain_id"])]
+
+
+def given(pack: Path, sample: Recording) -> Given:
+    """What a recorded sample was made of."""
+    view, meta = boltz_view(pack, sample.meta["entry"]), sample.meta
+    calls = [(site["fn"], site["site"][0], value) for site, value in recorded_calls(sample)]
+    assert "__getitem__" in calls[0][1]  # the data set, of one
+    sizes = {name: meta[name] for name in ("max_tokens", "max_atoms", "max_seqs")}
+    config = BoltzConfig(**sizes, symmetries=True)
+    return Given(
+        view,
+        alignments_of_view(pack, view),
+        _datapoint(view, meta),
+        RecordedDraws(calls[1:]),
+        config,
+    )
+
+
+def alignments_of_view(pack: Path, view: EntryView) -> list[Alignment]:
+    """The alignments that an entry's chains name."""
+    return [boltz_alignment(pack, name) for name in view.alignments]
+
+
+def named(features: dict[str, Any], sample: Recording) -> dict[str, Any]:
+    """Features and symmetries by the names of the recording."""
+    return {
+        f"symmetry.{name}" if name.endswith("_symmetries") else f"feature.{name}": value
+        for name, value in features.items()
+    }
 
 
 def boltz_view(pack: Path, entry: str) -> EntryView:
@@ -165,6 +210,3 @@ def alignment_of(
         deletion_column=msa.deletion_column,
         deletion_count=msa.deletion_count,
     )
-
-
-__all__ = ["boltz_alignment", "boltz_view", "crop_draws", "name_codes", "read", "sample_draws"]

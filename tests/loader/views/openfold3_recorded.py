@@ -13,13 +13,20 @@ from typing import Any
 
 import numpy as np
 from tests.loader.views.boltz_recorded import alignment_of
-from tests.loader.views.packs import Recording, openfold3_cache, recorded_calls
+from tests.loader.views.packs import Given, Recording, entry_view, openfold3_cache, recorded_calls
 
 from evofeed.loader.counter_rng import Purpose
 from evofeed.loader.sample_draws import SampleDraws, rotations
+from evofeed.loader.views.config import OpenFold3Config
 from evofeed.loader.views.entry_view import EntryView
+from evofeed.loader.views.openfold3.crop import crop_entry
+from evofeed.loader.views.openfold3.features import openfold3_features
+from evofeed.loader.views.openfold3.plan import plan_sample
 from evofeed.protein.alignment import Alignment
 
+planned, features_of = plan_sample, openfold3_features
+CLOSE: dict[str, float] = {"feature.ref_pos": 1e-5}
+RTOL = 0.0
 STRATEGIES = ("contiguous", "spatial", "spatial_interface")
 
 
@@ -29,12 +36,6 @@ class RecordedDraws(SampleDraws):
     def __init__(self, view: EntryView, calls: list[tuple[str, Any]]) -> None:
         self.view = view
         self.calls = deque(calls)
-
-    @classmethod
-    def of_crop(cls, view: EntryView, about: dict[str, Any]) -> RecordedDraws:
-        """Of one of the further crops."""
-        draws = about["draws"]
-        return cls(view, [(one["site"].rsplit(":", 1)[1], one["result"]) for one in draws])
 
     @classmethod
     def of_sample(cls, view: EntryView, sample: Recording) -> RecordedDraws:
@@ -103,10 +104,55 @@ class RecordedDraws(SampleDraws):
         return rows, size
 
 
-def chain_rows(view: EntryView, datapoint: str | list[str]) -> tuple[int, ...]:
+def crop_again(view: EntryView, about: dict[str, Any]) -> dict[str, Any]:
+    """A further crop, by the draws and names of the recording."""
+    weights = tuple(float(name == about["method"]) for name in STRATEGIES)
+    config = OpenFold3Config(
+        token_budget=about["token_budget"], max_chains=about["n_chains"], crop_weights=weights
+    )
+    calls = [(one["site"].rsplit(":", 1)[1], one["result"]) for one in about["draws"]]
+    draws = RecordedDraws(view, calls)
+    crop = crop_entry(view, _datapoint(view, about["datapoint"]), draws, config)
+    assert crop.strategy.name.lower() == about["strategy"] and not draws.calls
+    return {"token_id": crop.tokens, "chains": view.chain_name[crop.chains]}
+
+
+def _datapoint(view: EntryView, named: str | list[str]) -> tuple[int, ...]:
     """Rows of the chain, or the two, that a sample was drawn for."""
-    names = [datapoint] if isinstance(datapoint, str) else datapoint
+    names = [named] if isinstance(named, str) else named
     return tuple(int(np.flatnonzero(view.chain_name == name)[0]) for name in names)
+
+
+def given(pack: Path, sample: Recording) -> Given:
+    """What a recorded sample was made of."""
+    view = entry_view("openfold3", pack, sample.meta["entry"])
+    alignments, point = recorded_alignments(pack, view), _datapoint(view, sample.meta["datapoint"])
+    view = with_conformers(view, sample)
+    config = OpenFold3Config(token_budget=sample.meta["token_budget"])
+    return Given(view, alignments, point, RecordedDraws.of_sample(view, sample), config)
+
+
+def named(features: dict[str, Any], sample: Recording) -> dict[str, Any]:
+    """Features and permutations by the names of the recording."""
+    orders = features["ref_space_uid_to_perm"]
+    found: dict[str, Any] = {f"feature.{name}": value for name, value in flat(features).items()}
+    return found | {
+        "permutation.uid": list(orders),
+        "permutation.rows": [one.shape[0] for one in orders.values()],
+        "permutation.cols": [one.shape[1] for one in orders.values()],
+        "permutation.values": [int(n) for one in orders.values() for n in one.ravel()],
+    }
+
+
+def flat(features: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Tensors of nested tables by the dotted names of the recording."""
+    found: dict[str, Any] = {}
+    for name, value in features.items():
+        if isinstance(value, dict) and name != "ref_space_uid_to_perm":
+            found |= flat(value, f"{prefix}{name}.")
+        elif not isinstance(value, dict):
+            found[prefix + name] = value
+    return found
 
 
 SOURCES = {

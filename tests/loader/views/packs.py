@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import json
 import os
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -74,12 +73,15 @@ def _decode(members: Any, name: str, about: dict[str, Any]) -> Any:
         return value
     shape, dtype = tuple(about["shape"]), about["dtype"].removeprefix("torch.")
     if about["enc"] == "const":
-        return np.full(shape, value[0]).astype(dtype)
+        return np.full(shape, value[0], dtype)
     if about["enc"] == "bits":
         return np.unpackbits(value)[: int(np.prod(shape))].reshape(shape).astype(dtype)
     if about["enc"] == "onehot":
-        index = value.reshape(shape[:-1]).astype(np.int64)[..., None]
-        return ((index == np.arange(shape[-1])) | (index == -2)).astype(dtype)
+        index, whole = value.ravel().astype(np.int64), np.zeros(shape, dtype)
+        rows = whole.reshape(-1, shape[-1])  # most pages of it are never written
+        rows[(at := np.flatnonzero(index >= 0)), index[at]] = 1
+        rows[index == -2] = 1
+        return whole
     return value.astype(dtype, copy=False).reshape(shape)
 
 
@@ -94,20 +96,14 @@ def recorded_calls(sample: Recording) -> list[tuple[dict[str, Any], Any]]:
     return [(site, value) for _, site, value in sorted(calls, key=lambda call: call[0])]
 
 
-@contextlib.contextmanager
-def watched(module: Any, name: str) -> Iterator[list[Any]]:
-    """What a function of a module returns while this lasts."""
-    function, results = getattr(module, name), []
+class Given(NamedTuple):
+    """What a sample is planned of."""
 
-    def watch(*args: Any, **kwargs: Any) -> Any:
-        results.append(function(*args, **kwargs))
-        return results[-1]
-
-    setattr(module, name, watch)
-    try:
-        yield results
-    finally:
-        setattr(module, name, function)
+    view: Any
+    alignments: list[Any]
+    point: Sequence[int]
+    draws: Any
+    config: Any
 
 
 def template_features(

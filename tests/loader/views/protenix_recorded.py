@@ -11,13 +11,21 @@ from typing import Any
 
 import numpy as np
 from tests.loader.views.boltz_recorded import alignment_of, read_a3m
-from tests.loader.views.packs import Recording, read, recorded_calls
+from tests.loader.views.packs import Given, Recording, entry_view, read, recorded_calls
 
 from evofeed.loader.counter_rng import Purpose
 from evofeed.loader.sample_draws import SampleDraws
+from evofeed.loader.views.config import ProtenixConfig
+from evofeed.loader.views.crop import Tokens
 from evofeed.loader.views.entry_view import ProtenixView
+from evofeed.loader.views.protenix.crop import crop_tokens
+from evofeed.loader.views.protenix.features import protenix_features
+from evofeed.loader.views.protenix.plan import plan_sample
 from evofeed.protein.alignment import Alignment
 
+planned, features_of = plan_sample, protenix_features
+CLOSE: dict[str, float] = {}
+RTOL = 1e-6
 STRATEGIES = ("ContiguousCropping", "SpatialCropping", "SpatialInterfaceCropping")
 SITES = {
     Purpose.RESIDUE_SIDE: "_determine_start_end_point",
@@ -36,14 +44,6 @@ class RecordedDraws(SampleDraws):
 
     def __init__(self, calls: list[tuple[str, Any]]) -> None:
         self.calls = deque(calls)
-
-    @classmethod
-    def of_crop(cls, about: dict[str, Any]) -> RecordedDraws:
-        """Of one of the further crops."""
-        calls = [("random_crop_method", [about["method"]])]
-        for draw in about["draws"]:
-            calls.append((f"{_name(draw['site'])}.{draw['fn']}", draw["result"]))
-        return cls(calls)
 
     @classmethod
     def of_sample(cls, sample: Recording) -> RecordedDraws:
@@ -102,6 +102,39 @@ def datapoint(view: ProtenixView, row: dict[str, str]) -> list[int]:
     """Rows of the chain, or the two, that a sample was drawn for."""
     names = [row["chain_1_id"], row["chain_2_id"]][: 1 + (row["type"] == "interface")]
     return [int(np.flatnonzero(view.chain_name == name)[0]) for name in names]
+
+
+def crop_again(view: ProtenixView, about: dict[str, Any]) -> dict[str, Any]:
+    """A further crop, by the draws and names of the recording."""
+    calls = [("random_crop_method", [about["method"]])]
+    calls += [(f"{_name(one['site'])}.{one['fn']}", one["result"]) for one in about["draws"]]
+    draws, point = RecordedDraws(calls), datapoint(view, about["index_row"])
+    config = ProtenixConfig(crop_size=about["crop_size"])
+    places, strategy = crop_tokens(Tokens.of(view), point, draws, config)
+    assert strategy == STRATEGIES.index(about["method"]) and not draws.calls
+    return {"selected": places}
+
+
+def given(pack: Path, sample: Recording) -> Given:
+    """What a recorded sample was made of."""
+    view, meta = entry_view("protenix", pack, sample.meta["entry"]), sample.meta
+    assert isinstance(view, ProtenixView)
+    config = ProtenixConfig(
+        crop_size=meta["crop_size"],
+        shuffle_molecules=meta["shuffle_mols"],
+        shuffle_copies=meta["shuffle_sym_ids"],
+        rename_ligand_atoms=meta["lig_atom_rename"],
+    )
+    alignments, point = recorded_alignments(pack, view, sample), datapoint(view, meta["index_row"])
+    return Given(view, alignments, point, RecordedDraws.of_sample(sample), config)
+
+
+def named(features: dict[str, Any], sample: Recording) -> dict[str, Any]:
+    """Features, labels and permutations by the names of the recording."""
+    parts = ("input_feature_dict", "label_dict", "label_full_dict", "basic")
+    tables = zip(("feature", "label", "label_full", "basic"), parts, strict=True)
+    found = {f"{short}.{key}": v for short, part in tables for key, v in features[part].items()}
+    return found | {"permutation.atom_perm_list": found.pop("feature.atom_perm_list")}
 
 
 def recorded_alignments(pack: Path, view: ProtenixView, sample: Recording) -> list[Alignment]:

@@ -13,7 +13,7 @@ import pytest
 import torch
 from tests.loader.views.made_entries import made_alignment, made_templates
 from tests.loader.views.own_openfold3 import stand_ins
-from tests.loader.views.packs import entry_view, read, recordings, template_features
+from tests.loader.views.packs import entry_view, read, some_recordings, template_features
 
 from evofeed.featurize.entries.openfold3_templates import cached_templates
 from evofeed.loader.counter_rng import Purpose
@@ -22,10 +22,8 @@ from evofeed.loader.views.config import OpenFold3Config
 from evofeed.loader.views.crop import Crop
 from evofeed.loader.views.entry_view import ChainType, EntryView
 from evofeed.loader.views.openfold3.templates import plan_templates
-from evofeed.protein.alignment import Alignment, Templates
+from evofeed.protein.alignment import Alignment
 from evofeed.protein.components import ComponentTable
-from evofeed.protein.datapoints import RESTYPES
-from evofeed.protein.residues import GAP
 
 CORE = "openfold3.core.data"
 CONFIG = OpenFold3Config(token_budget=128)
@@ -35,7 +33,7 @@ _MOLECULE_TYPES = np.array([0, 2, 1, 3])
 
 def copies_with_templates() -> tuple[EntryView, list[Alignment]]:
     """The smallest recorded entry with copies of a protein, and made-up templates of each query."""
-    for path in sorted(recordings("openfold3/structure/*.npz"), key=lambda one: one.stat().st_size):
+    for path in some_recordings("openfold3/structure/*.npz", 30):
         view = entry_view("openfold3", path.parents[2], path.stem)
         numbers = view.chain_alignment[view.chain_type == ChainType.PROTEIN]
         if len(set(numbers.tolist())) < len(numbers) and view.num_tokens > CONFIG.token_budget:
@@ -52,21 +50,6 @@ def openfold3(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [*sys.path, str(Path(__file__).parents[3] / ".projects")])
     stand_ins(monkeypatch)
     pytest.importorskip("openfold3", reason="make projects")
-
-
-@pytest.mark.filterwarnings("ignore")  # theirs
-@pytest.mark.slow
-@pytest.mark.usefixtures("openfold3")
-@pytest.mark.parametrize("seed", [3, 4])
-def test_a_crop_has_the_template_features_that_openfold3_makes(
-    seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    view, alignments = copies_with_templates()
-    every = np.random.default_rng(seed).permutation(view.num_tokens)
-    tokens = np.sort(every[: CONFIG.token_budget - 8])
-    packed = plan_templates(view, alignments, Crop.of(view, tokens), SampleDraws(seed), CONFIG)
-    theirs = of_openfold3(view, alignments, tokens, SampleDraws(seed), monkeypatch)
-    assert_features_equal(view, tokens, packed, theirs)
 
 
 def assert_features_equal(
@@ -103,89 +86,61 @@ def test_a_template_cache_gives_what_openfold3_makes_of_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     view, alignments = copies_with_templates()
-    length = alignments[0].num_columns
-    names = written_templates(tmp_path, length)
+    length, count = alignments[0].num_columns, len(alignments)
+    names = written_templates(tmp_path, length, count)
     (tmp_path / "template_structure_arrays" / names[1][:4] / f"{names[1]}.npz").unlink()
-    cache = tmp_path / "template_cache" / "q.npz"
-    found, notes = cached_templates(cache, length, ComponentTable({}))
-    assert notes == [f"1 of {len(names)} templates passed over: no structure beside the cache"]
-    assert found.name == tuple(names) and set(found.date) == {"2001-02-03"}
-    templates = found.until("2001-02-03")
-    assert len(templates.name) == len(names) - 1 > 0
-    assert found.until("2001-02-03", most=2).name == (names[0],)
+    cache, templates = tmp_path / "template_cache", []
+    for number in range(count):
+        found, notes = cached_templates(cache / f"q{number}.npz", length, ComponentTable({}))
+        assert notes == [f"1 of {len(names)} templates passed over: no structure beside the cache"]
+        assert found.name == tuple(names) and set(found.date) == {"2001-02-03"}
+        templates.append(found.until("2001-02-03"))
+        assert len(templates[-1].name) == len(names) - 1 > 0
+        assert found.until("2001-02-03", most=2).name == (names[0],)
     every = np.random.default_rng(1).permutation(view.num_tokens)
     tokens = np.sort(every[: CONFIG.token_budget])
     query = query_atoms(view, tokens)
     cropped = importlib.import_module(f"{CORE}.pipelines.sample_processing.template")
-    chain = {"alignment_representative_id": "q", "template_ids": names}
+    chains = {
+        name: {"alignment_representative_id": f"q{number}", "template_ids": names}
+        for name, number in zip(view.chain_name.tolist(), view.chain_alignment, strict=True)
+    }
     np.random.seed(2)
     slices = cropped.process_template_structures_of3(
         query, CONFIG.max_templates, False, CONFIG.min_template_tokens,
-        tmp_path / "template_cache", dict.fromkeys(query.chain_id.tolist(), chain), None,
-        tmp_path / "template_structure_arrays", "npz", None,
+        cache, chains, None, tmp_path / "template_structure_arrays", "npz", None,
     )  # fmt: skip
     theirs = features_of(query, slices)
     np.random.seed(2)
-    given = [one.with_templates(templates) for one in alignments]
+    given = [one.with_templates(own) for one, own in zip(alignments, templates, strict=True)]
     packed = plan_templates(view, given, Crop.of(view, tokens), SeededDraws(0), CONFIG)
     assert_features_equal(view, tokens, packed, theirs)
 
 
-def written_templates(folder: Path, length: int) -> list[str]:
-    """Chains of recorded entries as arrays of atoms, and a cache that lays them on a query."""
-    rng, cache = np.random.default_rng(0), {}
+def written_templates(folder: Path, length: int, count: int) -> list[str]:
+    """Chains of recorded entries as arrays of atoms, and caches that lay them on queries."""
+    rng, caches, names = np.random.default_rng(0), [dict[str, Any]() for _ in range(count)], []
     (folder / "template_cache").mkdir()
-    for path in sorted(recordings("openfold3/structure/*.npz"), key=lambda one: one.stat().st_size):
+    for path in some_recordings("openfold3/structure/*.npz", 30):
         arrays = read(path, "atom.").arrays
         protein = arrays["chain_id"][arrays["molecule_type_id"] == 0]
-        if not len(protein) or len(cache) == 6:
+        if not len(protein) or len(names) == 6:
             continue
         own = {k: v[arrays["chain_id"] == protein[0]] for k, v in arrays.items() if k != "bonds"}
-        name = f"{path.stem}_{protein[0]}"
+        names.append(f"{path.stem}_{protein[0]}")
         home = folder / "template_structure_arrays" / path.stem
         home.mkdir(parents=True)
-        np.savez(home / f"{name}.npz", **own)
+        np.savez(home / f"{names[-1]}.npz", **own)
         there = np.unique(own["res_id"].astype(int))
         size = min(len(there), length) * 3 // 4
-        pairs = [np.sort(rng.permutation(one)[:size]) for one in (np.arange(length) + 1, there)]
-        pairs = np.concatenate([np.stack(pairs, 1), [[-1, int(there[0])]]])
-        about = {"index": 9 - len(cache), "release_date": "2001-02-03", "idx_map": pairs}
-        cache[name] = np.array(about, object)
-    np.savez(folder / "template_cache" / "q.npz", allow_pickle=True, **cache)
-    return list(cache)[::-1]
-
-
-def of_openfold3(
-    view: EntryView,
-    alignments: list[Alignment],
-    tokens: np.ndarray,
-    draws: SampleDraws,
-    monkeypatch: pytest.MonkeyPatch,
-) -> Mapping[str, torch.Tensor]:
-    """Features of the templates drawn, by OpenFold3's own mapping and featurizer."""
-    structure = importlib.import_module(f"{CORE}.primitives.structure.template")
-    query = query_atoms(view, tokens)
-    slices = {}
-    for name in np.unique(query.chain_id[query.molecule_type_id == 0]):
-        own = query[query.chain_id == name]
-        if len(own) < CONFIG.min_template_tokens:
-            continue
-        row = view.chain_name.tolist().index(name)
-        templates = alignments[view.chain_alignment[row]].templates
-        assert templates is not None
-        arrays, chosen = {}, {}
-        order, size = draws.part(Purpose.TEMPLATES, len(templates.name), 0)
-        for one in order[: min(size, CONFIG.max_templates)].tolist():
-            number = np.flatnonzero(templates.restype[one] != GAP) + 1
-            arrays[templates.name[one]] = template_atoms(templates, one)
-            chosen[templates.name[one]] = structure.TemplateCacheEntry(
-                index=one, release_date="", idx_map=np.stack([number, number], 1)
-            )
-        monkeypatch.setattr(
-            structure, "parse_template_structure", lambda *args, found=arrays, **_: found[args[2]]
-        )
-        slices[name] = structure.align_template_to_query(chosen, None, None, "npz", None, own)
-    return features_of(query, structure.TemplateSliceCollection(template_slices=slices))
+        for cache in caches:
+            pairs = [np.sort(rng.permutation(o)[:size]) for o in (np.arange(length) + 1, there)]
+            pairs = np.concatenate([np.stack(pairs, 1), [[-1, int(there[0])]]])
+            about = {"index": 9 - len(cache), "release_date": "2001-02-03", "idx_map": pairs}
+            cache[names[-1]] = np.array(about, object)
+    for number, cache in enumerate(caches):
+        np.savez(folder / "template_cache" / f"q{number}.npz", allow_pickle=True, **cache)
+    return names[::-1]
 
 
 def features_of(query: Any, collection: Any) -> Mapping[str, torch.Tensor]:
@@ -212,27 +167,6 @@ def query_atoms(view: EntryView, tokens: np.ndarray) -> Any:
         token_position=np.arange(len(tokens)),
         atom_name=np.full(len(tokens), "CA"),
     )
-
-
-def template_atoms(templates: Templates, one: int) -> Any:
-    """A template's chain as OpenFold3 prepares it: atoms that nobody saw have NaN."""
-    rows = [
-        (column, name, templates.position[one, column, place])
-        for column in np.flatnonzero(templates.restype[one] != GAP).tolist()
-        for place, name in enumerate(("N", "CA", "C", "CB"))
-        if name != "CB" or RESTYPES[templates.restype[one, column]] != "GLY"
-    ]
-    column = np.array([row[0] for row in rows])
-    atoms = annotated(
-        chain_id=np.full(len(rows), "A"),
-        res_id=column + 1,
-        res_name=np.array(RESTYPES)[templates.restype[one, column]],
-        molecule_type_id=np.zeros(len(rows), int),
-        occupancy=np.ones(len(rows)),
-        atom_name=np.array([row[1] for row in rows]),
-    )
-    atoms.coord = np.stack([row[2] for row in rows])
-    return atoms
 
 
 def annotated(**columns: np.ndarray) -> Any:

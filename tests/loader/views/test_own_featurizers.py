@@ -30,6 +30,7 @@ from tests.featurize.records.allatom import (
     record,
 )
 from tests.loader.views import boltz_recorded, openfold3_recorded, protenix_recorded
+from tests.loader.views.openfold3_recorded import flat
 from tests.loader.views.own_openfold3 import WatchedDraws, openfold3_sample, our_view
 from tests.loader.views.packs import (
     alignments_of,
@@ -39,8 +40,6 @@ from tests.loader.views.packs import (
     slotted,
     some_recordings,
 )
-from tests.loader.views.test_openfold3 import flat
-from tests.loader.views.test_protenix import through_a_slot
 
 from evofeed.featurize.entries.molecules import component_molecule
 from evofeed.featurize.entries.templates import with_templates
@@ -53,6 +52,7 @@ from evofeed.loader.views.boltz.tables import boltz_view
 from evofeed.loader.views.config import BoltzConfig, OpenFold3Config, ProtenixConfig
 from evofeed.loader.views.openfold3.features import openfold3_features, stacked
 from evofeed.loader.views.openfold3.plan import plan_sample as plan_openfold3
+from evofeed.loader.views.protenix.features import protenix_features
 from evofeed.loader.views.protenix.plan import plan_sample as plan_protenix
 from evofeed.loader.views.protenix.tables import protenix_view
 from evofeed.protein.alignment import Alignment
@@ -144,7 +144,7 @@ def test_boltz_makes_our_features_of_its_structure(
     entry = record(pack, path.stem)
     section = boltz_section(entry, components(pack))
     view = boltz_view(entry, section, molecules, boltz_alignments(path, section))
-    alignments = [boltz_recorded.boltz_alignment(pack, name) for name in view.alignments]
+    alignments = boltz_recorded.alignments_of_view(pack, view)
     draws = boltz_recorded.RecordedDraws([(f"random.{n}", w, v) for n, w, v in calls])
     packed = plan_boltz(view, alignments, [chain], draws, config)
     ours = boltz_features(slotted(packed), config)
@@ -155,9 +155,7 @@ def test_boltz_makes_our_features_of_its_structure(
     batches = [boltz_batch({"samples": [one]}) for one in (ours, theirs)]
     for name in ("chain_symmetries", "amino_acids_symmetries", "ligand_symmetries"):
         assert ours[name] == json.loads(json.dumps(theirs[name], default=int)), name
-    values = [loss(output, batch)[0] for batch in batches]
-    assert torch.isfinite(values[0])
-    torch.testing.assert_close(*values, rtol=0, atol=0)
+    assert_same_loss(loss(output, batch)[0] for batch in batches)
     permuted = importlib.import_module("boltz.data.feature.symmetry").minimum_symmetry_coords
     guess = torch.randn(1, 1280, 3)
     weights = {"nucleotide_weight": 5.0, "ligand_weight": 10.0}
@@ -174,13 +172,15 @@ def assert_equal(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
     for name, value in tensors.items():
         assert ours[name].shape == value.shape, name
         close = 1e-5 if value.is_floating_point() else 0
-        torch.testing.assert_close(
-            ours[name].double(),
-            value.double(),
-            rtol=0,
-            atol=close,
-            msg=lambda text, n=name: n + text,
-        )
+        one, other = ours[name].double(), value.double()
+        torch.testing.assert_close(one, other, rtol=0, atol=close, msg=f"{name} differs")
+
+
+def assert_same_loss(values: Iterable[torch.Tensor]) -> None:
+    """A finite loss, of our features and of theirs."""
+    ours, theirs = values
+    assert torch.isfinite(ours)
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("path", smallest("openfold3"), ids=lambda path: path.stem)
@@ -208,12 +208,10 @@ def test_openfold3_makes_our_features_of_its_structure(
         assert torch.equal(ours["ref_space_uid_to_perm"][uid], torch.as_tensor(order))
     loss = importlib.import_module("openfold3.core.loss.distogram").all_atom_distogram_loss
     logits = torch.randn(1, 128, 128, 64)
-    values = [
+    assert_same_loss(
         loss(stacked([one]), logits, no_bins=64, bin_min=2.0, bin_max=22.0, eps=1e-9)[0]
         for one in (ours, theirs)
-    ]
-    assert torch.isfinite(values[0])
-    torch.testing.assert_close(*values, rtol=0, atol=0)
+    )
 
 
 def protenix_of(path: Path, folder: Path) -> dict[str, Any]:
@@ -266,7 +264,7 @@ def protenix_templates(pack: Path, sequences: Iterable[str], root: Path) -> tupl
     chains = []
     (root / "mmcif").mkdir()
     files = sorted((pack / "inputs" / "mmcif").glob("*.gz"), key=lambda one: one.stat().st_size)
-    for file in files[:9]:
+    for file in files[:5]:
         text = gzip.decompress(file.read_bytes())
         (root / "mmcif" / f"{file.name[:4]}.cif").write_bytes(text)
         strands = (
@@ -367,7 +365,7 @@ def test_protenix_makes_our_features_of_its_structure(
     draws = protenix_recorded.RecordedDraws([(f"{w}.{n}", v) for n, w, v in calls])
     config = ProtenixConfig(crop_size=128, templates=True)
     point = protenix_recorded.datapoint(view, row)
-    made = through_a_slot(plan_protenix(view, alignments, point, draws, config), config)
+    made = protenix_features(slotted(plan_protenix(view, alignments, point, draws, config)), config)
     assert not draws.calls
     assert_equal(made["input_feature_dict"], theirs)
     long = [text for text in proteins if len(text) > 9]  # a hit has ten letters
@@ -379,17 +377,13 @@ def test_protenix_makes_our_features_of_its_structure(
     loss = importlib.import_module("protenix.model.loss").DistogramLoss()
     count = len(theirs["token_index"])
     logits = torch.randn(count, count, 64)
-    values = [
+    pairs = (made["input_feature_dict"], made["label_dict"]), (theirs, labels)
+    assert_same_loss(
         loss(
             logits,
             label["coordinate"].float(),
             label["coordinate_mask"],
             features["distogram_rep_atom_mask"].bool(),
         )
-        for features, label in (
-            (made["input_feature_dict"], made["label_dict"]),
-            (theirs, labels),
-        )
-    ]
-    assert torch.isfinite(values[0])
-    torch.testing.assert_close(*values, rtol=0, atol=0)
+        for features, label in pairs
+    )

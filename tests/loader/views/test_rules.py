@@ -1,4 +1,4 @@
-"""Rules of OpenFold3's view that the recorded samples do not reach, and its faults one by one."""
+"""Rules of the projects' views that the recorded samples do not reach."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 from tests.loader.views.made_entries import MadeChain, made_alignment, made_entry
-from tests.loader.views.openfold3_recorded import recorded_alignments
-from tests.loader.views.packs import differing, entry_view, recordings, slotted
-from tests.loader.views.test_openfold3 import flat
+from tests.loader.views.packs import slotted
 
+from evofeed.loader import boltz_batch, protenix_batch
+from evofeed.loader.counter_rng import Purpose
 from evofeed.loader.sample_draws import SampleDraws
 from evofeed.loader.views.config import OpenFold3Config
 from evofeed.loader.views.entry_view import ChainType
@@ -22,52 +22,12 @@ from evofeed.loader.views.openfold3.rows import plan_rows
 
 PROTEIN, LIGAND, RNA = ChainType.PROTEIN, ChainType.LIGAND, ChainType.RNA
 PEPTIDE = (("ALA", 5), ("GLY", 4), ("SER", 6))
-ROW_KEYS = {"msa", "has_deletion", "deletion_value", "msa_mask", "num_paired_seqs"}
 
 
 def features_of(view: Any, alignments: Any, key: int, config: OpenFold3Config) -> dict[str, Any]:
     point = (key % view.num_chains,)
     packed = plan_sample(view, alignments, point, SampleDraws(key), config)
     return openfold3_features(slotted(packed), config)
-
-
-def changed(view: Any, alignments: Any, config: OpenFold3Config, fault: str, keys: int) -> set[str]:
-    found = set()
-    for key in range(keys):
-        one = flat(features_of(view, alignments, key, config))
-        two = flat(features_of(view, alignments, key, config.replace(**{fault: False})))
-        found |= differing(one, two)
-    return found
-
-
-@pytest.mark.parametrize(
-    ("fault", "sizes", "keys"),
-    [
-        ("text_order", {}, {"asym_id"}),
-        ("unmasked_padding", {}, {"msa", "msa_mask"}),
-        ("query_twice", {}, ROW_KEYS),
-        ("sorted_then_cut", {"max_rows": 12}, ROW_KEYS - {"num_paired_seqs"}),
-        ("first_of_species", {"max_rows_of_species": 1}, ROW_KEYS),
-        ("ligands_cut_anywhere", {"crop_weights": (1.0, 0.0, 0.0)}, None),
-    ],
-)
-def test_a_fault_changes_the_named_features_and_no_others(
-    fault: str, sizes: dict[str, Any], keys: set[str] | None
-) -> None:
-    assert fault in OpenFold3Config.faults()
-    found: set[str] = set()
-    shows = False
-    paths = recordings("openfold3/structure/*.npz")
-    for path in paths:
-        pack = path.parent.parent.parent
-        view = entry_view("openfold3", pack, path.stem)
-        alignments = recorded_alignments(pack, view)
-        config = OpenFold3Config(**{"token_budget": 64, **sizes})
-        found |= changed(view, alignments, config, fault, max(1, 9 // len(paths)))
-        proteins = view.chain_alignment[view.chain_type == ChainType.PROTEIN]
-        shows |= fault != "first_of_species" or len(np.unique(proteins[proteins >= 0])) > 1
-    assert bool(found) == shows
-    assert keys is None or found <= keys
 
 
 def test_partly_paired_rows_are_gaps_and_gaps_leave_the_main_rows() -> None:
@@ -216,5 +176,28 @@ def test_a_configuration_of_nonsense_is_refused() -> None:
     for wrong in ({"token_budget": 0}, {"crop_weights": (0.0, 0.0, 0.0)}, {"used_rows": 0}):
         with pytest.raises(ValueError, match=next(iter(wrong))):
             OpenFold3Config(**wrong)
-    right = OpenFold3Config().right()
-    assert not any(getattr(right, name) for name in right.faults())
+
+
+def test_draws_are_uniform_within_bounds_and_their_rotations_proper() -> None:
+    keys = range(1000)
+    sizes = np.bincount([SampleDraws(key).even(Purpose.NEIGHBORHOOD, 21) for key in keys])
+    assert abs(sizes - 1000 / 21).max() < 5 * np.sqrt(1000 / 21)
+    number = [SampleDraws(key).trials(Purpose.POCKET_SIZE, 0.3) for key in keys]
+    assert min(number) == 1
+    assert abs(np.mean(number) - 1 / 0.3) < 0.45
+    turned, _ = SampleDraws(7).normal_moves(np.ones(64, bool))
+    upright = np.tile(np.eye(3), (64, 1, 1))
+    np.testing.assert_allclose(turned @ turned.transpose(0, 2, 1), upright, atol=1e-5)
+    np.testing.assert_allclose(np.linalg.det(turned), 1, atol=1e-5)
+    _, shift = SampleDraws(5).even_moves(500, 1.0)
+    assert (np.abs(shift) <= 1).all()
+    assert np.abs(shift.mean(0)).max() < 0.1
+
+
+def test_a_batch_of_boltz_pads_the_rows_that_vary_and_one_of_protenix_has_one_sample() -> None:
+    samples = [{"msa": torch.ones(2, 3), "r_set_to_rep_atom": torch.ones(n, 4)} for n in (2, 5)]
+    batch = boltz_batch({"samples": samples})
+    assert batch["msa"].shape == (2, 2, 3)
+    assert batch["r_set_to_rep_atom"].sum((1, 2)).tolist() == [8, 20]
+    with pytest.raises(ValueError, match="batch_size=1"):
+        protenix_batch({"samples": [{}, {}]})
