@@ -64,7 +64,7 @@ BUDGET = {
     "trainer": 12_940,
     "kernels": 16_175,
     "synth": 2_009,
-    "tests": 41_945,
+    "tests": 41_825,
     "benchmarks": 9_915,
 }
 

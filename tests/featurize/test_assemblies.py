@@ -176,13 +176,6 @@ def test_species_are_read_from_what_headers_say(header: str, species: str) -> No
     assert pairing_species(header) == species
 
 
-def test_one_chain_is_no_complex(tmp_path: Path) -> None:
-    path = tmp_path / "lone.fasta"
-    path.write_text(f">one\n{QUERY_A}\n")
-    with pytest.raises(LoneChain, match=r"lone: .*sample of its own"):
-        featurized(path, str(path))
-
-
 def job_folder(folder: Path, job: object) -> AssemblyRecord:
     return featurized(write(folder, {"job.json": json.dumps(job)}))
 
@@ -236,30 +229,36 @@ def test_boltzs_keys_and_chais_are_what_pairs_their_rows(tmp_path: Path) -> None
     assert [chain.num_alignments for chain in made.chains] == [4, 3]
 
 
-@pytest.mark.parametrize(
-    ("ids", "match"),
-    [
-        ([["A", "B"], ["B"]], "x: several chains are called B"),
-        ([["A"], ["A"]], "x_A is broken: there twice"),
-        ([["A"], ["?"]], "one chain of it|is no chain id"),
-        ([[f"A{n}" for n in range(600)], ["B"]], "601 chains, more than 512"),
-    ],
-)
-def test_a_job_whose_chains_are_amiss_is_no_complex(
-    tmp_path: Path, ids: list[list[str]], match: str
-) -> None:
-    chains = [
-        {"protein": {"id": own, "sequence": letters}}
-        for own, letters in zip(ids, (QUERY_A, QUERY_B), strict=True)
-    ]
-    (tmp_path / "job.json").write_text(json.dumps({"name": "x", "sequences": chains}))
-    with pytest.raises(InputError, match=match):
-        featurized(tmp_path, problems=[])
+def of_chains(*ids: list[str]) -> str:
+    """A job of AlphaFold 3 whose chains are called so."""
+    letters = zip(ids, (QUERY_A, QUERY_B), strict=True)
+    chains = [{"protein": {"id": own, "sequence": sequence}} for own, sequence in letters]
+    return json.dumps({"name": "x", "sequences": chains})
 
 
-@pytest.mark.parametrize("count", [0, -3, 10**9])
-def test_a_job_with_an_absurd_number_of_copies_is_a_fault(tmp_path: Path, count: int) -> None:
+def of_copies(count: int) -> str:
+    """A job of Protenix with so many copies of a chain."""
     chain = {"proteinChain": {"sequence": QUERY_A, "count": count}}
-    (tmp_path / "job.json").write_text(json.dumps([{"name": "x", "sequences": [chain]}]))
-    with pytest.raises(InputError, match=f"count {count}: want 1 to"):
-        discover(tmp_path)
+    return json.dumps([{"name": "x", "sequences": [chain]}])
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        (of_chains(["A", "B"], ["B"]), "x: several chains are called B"),
+        (of_chains(["A"], ["A"]), "x_A is broken: there twice"),
+        (of_chains(["A"], ["?"]), "one chain of it|is no chain id"),
+        (of_chains([f"A{n}" for n in range(600)], ["B"]), "601 chains, more than 512"),
+        *((of_copies(count), f"count {count}: want 1 to") for count in (0, -3, 10**9)),
+        *((f"#10\t{n}\n>q\n{QUERY_A}\n", f"{n} chains, more than 512") for n in (10**9, 10**30)),
+        (f">one\n{QUERY_A}\n", "x: .*sample of its own"),
+    ],
+    ids=lambda text: text[:40],
+)
+def test_what_has_no_number_of_chains_that_a_complex_may_have_is_none_and_takes_no_memory(
+    tmp_path: Path, text: str, match: str
+) -> None:
+    suffix = {"#": "a3m", ">": "fasta"}.get(text[0], "json")
+    path = write(tmp_path, {f"x.{suffix}": text}) / f"x.{suffix}"
+    with pytest.raises(LoneChain if text[0] == ">" else InputError, match=match):
+        featurized(path, str(path) if text[0] == ">" else "", None if "count" in text else [])

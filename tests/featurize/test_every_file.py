@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from tests.featurize.test_pdb import protein, residue
-from tests.featurize.test_roads import write
+from tests.featurize.test_roads import COMPLEX, STO, write
 
 from evofeed.base.errors import InputError, JobError, UnusedInput
 from evofeed.featurize import check_input, discover, featurize_chain
@@ -32,28 +32,54 @@ def found(root: Path) -> tuple[list[str], list[InputError]]:
 
 
 ONE, TWO = ">q\nACDEF\n", ">q\nGHIKLM\n"
-ROWS: dict[str, tuple[dict[str, str], dict[str, int]]] = {
+HELICES = ">ss_pred PSIPRED\nCCHHH\n>ss_conf\n98765\n>q\nACDEF\n>ss_dssp\n-HH-C\n>x\nAC-EF\n"
+ROWS: dict[str, tuple[dict[str, str], dict[str, int], str]] = {
     "sequences and alignments by name": (
         {"p.fasta": "".join(f">{n}\nACDEFGHIKL\n" for n in "xyz"), "x.a3m": A3M.format("x")},
-        {"x": 2, "y": 1, "z": 1}),
+        {"x": 2, "y": 1, "z": 1}, ""),
+    "sequences as programs write them": (
+        {"set.fasta": ">one first protein\nACDEF\n>two\nacdefg*\n",
+         "two.a3m": ">two\nACDEFG\n>x\nACDEF-\n",
+         "one/hits.a3m": ">one\nACDEF\n>x\nACaaDEF\n>y\naaA-DEF\n"},
+        {"one": 2, "two": 2}, "one first protein"),
     "structures and alignments by name": (
         {"102m.pdb": protein(), "1abc.pdb": protein(), "x.a3m": A3M.format("x"),
          "1abc_A.a3m": ">q\nAGS\n>r\nAGT\n"},
-        {"102m_A": 1, "1abc_A": 2, "x": 2}),
+        {"102m_A": 1, "1abc_A": 2, "x": 2}, ""),
     "an alignment that a header names": (
         {"job.fasta": ">A|protein|./a.a3m\nACDEFGHIKL\n", "a.a3m": A3M.format("a")},
-        {"job_A": 2}),
+        {"job_A": 2}, ""),
     "ColabFold's working folders are no chains and hide none": (
         {"one.a3m": ONE, "two.a3m": ONE, "one_env/uniref.a3m": ONE,
          "two_pairgreedy/pair.a3m": ONE, "x_B/x.a3m": ONE},
-        {"one": 1, "two": 1, "x_B": 1}),
+        {"one": 1, "two": 1, "x_B": 1}, ""),
     "names that differ in case": (
         {f"alignments/{name}/x.a3m": ONE for name in ("1abc_A", "1ABC_a")},
-        {"1ABC_a": 1, "1abc_A": 1}),
+        {"1ABC_a": 1, "1abc_A": 1}, ""),
     **{f"several proteins in {name}": (
-        {f"{name}/s1.a3m": ONE, f"{name}/s2.a3m": TWO}, {"s1": 1, "s2": 1})
+        {f"{name}/s1.a3m": ONE, f"{name}/s2.a3m": TWO}, {"s1": 1, "s2": 1}, "")
        for name in ("msa", "msas", "a3m")},
-    "one protein in msa": ({"msa/bfd.a3m": ONE, "msa/uniref.a3m": f"{ONE}>x\nA-DEF\n"}, {"msa": 2}),
+    "one protein in msa": (
+        {"msa/bfd.a3m": ONE, "msa/uniref.a3m": f"{ONE}>x\nA-DEF\n"}, {"msa": 2}, ""),
+    "rows of secondary structure": (
+        {"1abc_A.a3m": HELICES}, {"1abc_A": 2},
+        "1abc_A.a3m: 3 rows of secondary structure skipped"),
+}  # fmt: skip
+REFUSED: dict[str, tuple[dict[str, str], str]] = {
+    "bases": ({"r.a3m": ">q\nGGCAUCCGAUGG\n>x\nGGCAU--GAUGG\n"}, "an alignment of an RNA"),
+    "two Stockholm files in one": (
+        {"c/x.sto": STO.format(q="q ACDEF") + STO.format(q="p GHIKLM")},
+        "2 alignments in one file"),
+    "a complex among a chain's own": ({"1abc_A/x.a3m": COMPLEX}, "alignment of a complex"),
+    "a short row of a complex": (
+        {"c.a3m": f"{COMPLEX}>short\nACD\n"}, r"c\.a3m:16: a row without the 11 columns"),
+    "a letter that is none": (
+        {"1abc_A.a3m": f"{HELICES}>y\nAC9EF\n"}, r"a3m:12: '9' is no residue letter"),
+    "a header whose file is gone": (
+        {"y.fasta": ">A|protein|gone.a3m\nACDEF\n"}, r"y_A: .*gone\.a3m: no such file"),
+    "the index of another db": (
+        {"a.db": ONE, "a.index": '{"1abc_A": {"db": "a.db", "files": [["x.a3m", 0, 9999]]}}'},
+        "do not belong together"),
 }  # fmt: skip
 
 
@@ -61,32 +87,42 @@ ROWS: dict[str, tuple[dict[str, str], dict[str, int]]] = {
 def test_the_files_of_a_folder_are_these_chains_with_so_many_rows(
     case: str, tmp_path: Path
 ) -> None:
-    files, rows = ROWS[case]
-    write(tmp_path, files)
-    ids, problems = found(tmp_path)
+    files, rows, note = ROWS[case]
+    root = write(tmp_path, files)
+    root = root / "set.fasta" if "set.fasta" in files else root
+    ids, problems = found(root)
     assert ids == [*rows] and not problems
-    records = [featurize_chain(source) for source in discover(tmp_path)]
+    assert check_input(str(root)).ok
+    records = [featurize_chain(source) for source in discover(root)]
     assert [record.num_alignments for record in records] == [*rows.values()]
     seen = [record.chain_id for record in records if record.all_atom_mask is not None]
     assert seen == [name for name in rows if f"{name[:4]}.pdb" in files]
+    said = [line for record in records for line in (*record.dropped, record.description)]
+    assert not note or note in said
 
 
-def test_models_of_a_job_are_no_chains_and_are_listed(tmp_path: Path) -> None:
-    (tmp_path / "x.a3m").write_text(A3M.format("x"))
-    for rank in (1, 2):
-        (tmp_path / f"x_unrelaxed_rank_00{rank}_model_1.pdb").write_text(
-            protein("A", "ALA CYS ASP GLU PHE GLY HIS ILE LYS LEU", b=90)
-        )
-    ids, problems = found(tmp_path)
-    assert ids == ["x"]
+@pytest.mark.parametrize("case", REFUSED)
+def test_an_alignment_that_is_not_one_of_a_protein_is_refused(case: str, tmp_path: Path) -> None:
+    files, why = REFUSED[case]
+    sources = discover(write(tmp_path, files))
+    assert sources
+    for source in sources:
+        with pytest.raises(InputError, match=why):
+            featurize_chain(source)
+
+
+def test_models_of_a_job_are_no_chains_and_unused_ones_are_in_check_report_and_summary(
+    tmp_path: Path, inside: None
+) -> None:
+    model = protein("A", "ALA CYS ASP GLU PHE GLY HIS ILE LYS LEU", b=90)
+    files = {f"x_unrelaxed_rank_00{rank}_model_1.pdb": model for rank in (1, 2)}
+    files |= {"x.a3m": A3M.format("x"), "lone.a3m": ">q\nACDEFGHIKL\n"}
+    raw = write(tmp_path / "raw", files)
+    ids, problems = found(raw)
+    assert ids == ["lone", "x"]
     (problem,) = problems
     assert isinstance(problem, UnusedInput) and "another file of x" in problem.message
     assert str(problem.path).endswith("rank_002_model_1.pdb")
-
-
-def test_unused_files_are_in_check_report_and_summary(tmp_path: Path, inside: None) -> None:
-    files = {"x.a3m": A3M.format("x"), "lone.a3m": ">q\nACDEFGHIKL\n", "x_old.pdb": protein()}
-    raw = write(tmp_path / "raw", files)
     report = check_input(str(raw))
     assert report.ok and report.findings["unused file"].count == 1
     job = run_job(str(raw), str(tmp_path / "data"))
@@ -94,7 +130,7 @@ def test_unused_files_are_in_check_report_and_summary(tmp_path: Path, inside: No
     written = json.loads(Path(job.path).read_text())
     assert written["left_out"] == [dict(item) for item in job.left_out]
     text = "\n".join(summary(job))
-    assert "1 files unused, x_old.pdb" in text
+    assert "1 files unused, x_unrelaxed_rank_002_model_1.pdb" in text
     assert "1 of 2 chains have no aligned row but the query" in text
 
 

@@ -141,16 +141,6 @@ def test_chains_of_a_duplicate_group_share_alignments(tmp_path: Path, golden: Pa
     assert "7xyz_A" not in by_id
 
 
-def test_a_fasta_with_alignments_beside_it(tmp_path: Path) -> None:
-    (tmp_path / "set.fasta").write_text(">one first protein\nACDEF\n>two\nacdefg*\n")
-    (tmp_path / "two.a3m").write_text(">two\nACDEFG\n>x\nACDEF-\n")
-    (tmp_path / "one").mkdir()
-    (tmp_path / "one" / "hits.a3m").write_text(">one\nACDEF\n>x\nACaaDEF\n>y\naaA-DEF\n")
-    one, two = map(featurize_chain, discover(tmp_path / "set.fasta"))
-    assert (one.sequence, one.num_alignments, one.description) == ("ACDEF", 2, "one first protein")
-    assert (two.sequence, two.num_alignments) == ("ACDEFG", 2)
-
-
 def predicted_model(folder: Path) -> Path:
     """Twelve alanines as a PDB file, every third of low confidence."""
     rows = [residue("ALA", "A", f"{n + 1} ", b=20 + 70 * (n % 3 > 0)) for n in range(12)]
@@ -207,15 +197,6 @@ def test_ids_that_could_lead_astray_and_bad_entries_of_an_index_are_refused(
     (tmp_path / "a.index").write_text(json.dumps({chain_id: entry}))
     with pytest.raises(InputError, match=why):
         discover(tmp_path)
-
-
-def test_an_index_of_another_db_is_noticed(tmp_path: Path) -> None:
-    (tmp_path / "a.db").write_bytes(b">q\nACD\n")
-    entry = {"db": "a.db", "files": [["x.a3m", 0, 10**9]]}
-    (tmp_path / "a.index").write_text(json.dumps({"1abc_A": entry}))
-    (source,) = discover(tmp_path)
-    with pytest.raises(InputError, match="do not belong together"):
-        featurize_chain(source)
 
 
 def test_obsolete_entries_are_followed_to_the_end(tmp_path: Path) -> None:

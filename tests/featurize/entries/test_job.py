@@ -186,19 +186,15 @@ def test_alignments_of_two_files_keep_every_row_and_its_species() -> None:
     assert alignment.deletion_count.tolist() == [2] * 34
 
 
-def test_an_alignment_of_another_query_is_refused_by_name(tmp_path: Path) -> None:
-    files = (tmp_path / "a.a3m", tmp_path / "b.a3m")
-    files[0].write_text(">q\nACD\n>r\nA-D\n")
-    files[1].write_text(">q\nACE\n")
+def test_rows_equal_but_for_gaps_have_one_number_and_another_query_is_refused(
+    tmp_path: Path,
+) -> None:
+    one, other = (tmp_path / name for name in ("uniref90_hits.a3m", "b.a3m"))
+    one.write_text(">q\nACDE\n>one\nA-DE\n>two\nADE-\n>three\nAcDE-\n>four\nACDE\n")
+    assert read_alignment([str(one)]).row_gapless.tolist() == [0, 1, 1, 0, 0]
+    other.write_text(">q\nACE\n")
     with pytest.raises(MsaError, match=r"b\.a3m"):
-        read_alignment([str(one) for one in files])
-
-
-def test_rows_equal_but_for_gaps_have_one_gapless_number(tmp_path: Path) -> None:
-    path = tmp_path / "uniref90_hits.a3m"
-    path.write_text(">q\nACDE\n>one\nA-DE\n>two\nADE-\n>three\nAcDE-\n>four\nACDE\n")
-    alignment = read_alignment([str(path)])
-    assert alignment.row_gapless.tolist() == [0, 1, 1, 0, 0]
+        read_alignment([str(one), str(other)])
 
 
 def test_conformers_are_the_same_each_time_and_differ_from_each_other(tmp_path: Path) -> None:

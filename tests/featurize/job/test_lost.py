@@ -77,7 +77,7 @@ def test_workers_that_die_over_no_chain_fail_the_job_and_give_up_nothing(
 
     with pytest.raises(JobError, match=r"6 workers .* none of these is to blame \(exit 1\)"):
         fated(raw, fast_path, fate)
-    again = run(raw, fast_path)
+    again = fated(raw, fast_path, lambda task: None)
     assert again.snapshot == honest[0]
     assert nothing_is_dead(again, fast_path)
 

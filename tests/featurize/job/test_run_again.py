@@ -46,11 +46,14 @@ def test_a_damaged_snapshot_is_written_anew(raw: Path, tmp_path: Path, moved: bo
         assert Dataset.open(str(data)).verify(deep=True) == []
 
 
-def test_only_what_changed_is_done_again_and_size_and_time_are_believed(
+def test_only_what_moved_or_changed_is_done_again_and_size_and_time_are_believed(
     raw: Path, done: Path, honest: tuple[str, Any], tmp_path: Path
 ) -> None:
     copy = shutil.copytree(raw, tmp_path / "raw")
-    on_stage(lambda: run(copy, done))
+    moved = on_stage(lambda: run(copy, done))
+    assert (moved.snapshot, moved.resumed) == (honest[0], 0)
+    again = on_stage(lambda: run(copy, done))
+    assert (again.snapshot, again.resumed) == (honest[0], again.units)
     for file in copy.rglob("*.*"):
         os.utime(file, (1, 1))  # as a copy without -p would
     touched = on_stage(lambda: run(copy, done))
@@ -103,16 +106,6 @@ def test_what_changes_while_the_job_runs_is_not_published(
     assert on_stage(lambda: run(copy, data)).state == "published"
 
 
-def test_a_moved_input_is_done_again_and_gives_the_same_snapshot(
-    raw: Path, done: Path, honest: tuple[str, Any], tmp_path: Path
-) -> None:
-    copy = shutil.copytree(raw, tmp_path / "raw")
-    moved = on_stage(lambda: run(copy, done))
-    assert (moved.snapshot, moved.resumed) == (honest[0], 0)
-    again = on_stage(lambda: run(copy, done))
-    assert (again.snapshot, again.resumed) == (honest[0], again.units)
-
-
 def test_input_and_dataset_may_be_written_in_any_way(
     raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -155,13 +148,6 @@ def test_two_datasets_in_one_ledger_each_get_all_chains(
     assert again.resumed == again.units
 
 
-def with_templates(raw: Path, tmp_path: Path) -> tuple[Path, Path, dict[str, Any]]:
-    """Raw files, a folder of template files of its own, and the job's argument for it."""
-    copy, templates = shutil.copytree(raw, tmp_path / "raw"), tmp_path / "templates"
-    shutil.copytree(copy / "mmcif", templates)
-    return copy, templates, {"discover_args": {"template_mmcif_dir": str(templates)}}
-
-
 def used_templates(data: Path, what: str = "names") -> list[set[str]]:
     """Names of the template files each unit of the newest job was made of, or missed."""
     ledger = Ledger(str(data / "jobs" / "ledger.sqlite"))
@@ -170,58 +156,50 @@ def used_templates(data: Path, what: str = "names") -> list[set[str]]:
     return [{n for t in unit["shard"]["templates"] for n in t[what].split()} for unit in units]
 
 
-def used_by_some(used: list[set[str]]) -> str:
-    """A name that some units have and others have not."""
-    return next(n for n in sorted(set().union(*used)) if not all(n in names for names in used))
+def used_by_some(used: list[set[str]]) -> list[str]:
+    """Names that some units have and others have not."""
+    return [n for n in sorted(set().union(*used)) if not all(n in names for names in used)]
 
 
-def test_a_corrected_template_file_redoes_the_units_that_used_it_and_no_other(
+def test_a_template_file_that_comes_later_or_is_corrected_redoes_the_units_it_is_for_and_no_other(
     raw: Path, tmp_path: Path
 ) -> None:
-    copy, templates, where = with_templates(raw, tmp_path)
-    data = tmp_path / "data"
-    first = on_stage(lambda: run(copy, data, **where))
-    used = used_templates(data)
-    name = used_by_some(used)
+    copy, templates = shutil.copytree(raw, tmp_path / "raw"), tmp_path / "templates"
+    shutil.copytree(copy / "mmcif", templates)
+    data, full, fresh = (tmp_path / name for name in ("data", "full", "fresh"))
 
-    def corrected() -> Any:
-        """By a program that has read the file as it was, which it is not to use."""
-        for source in discover(str(copy), **where["discover_args"]):
-            featurize_chain(source)
-        (templates / name).write_text("data_broken\n" + (templates / name).read_text())
-        return run(copy, data, **where)
+    def job(dataset: Path) -> Any:
+        return run(copy, dataset, discover_args={"template_mmcif_dir": str(templates)})
 
-    again = on_stage(corrected)
-    assert (again.state, again.message) == ("published", "")
-    assert again.resumed == again.units - sum(name in names for names in used) < again.units
-    fresh = on_stage(lambda: run(copy, tmp_path / "fresh", **where))
-    assert checksums(data) == checksums(tmp_path / "fresh")
-    assert fresh.snapshot != first.snapshot
-
-
-@pytest.mark.parametrize("nested", [False, True])
-def test_a_template_file_that_comes_later_redoes_the_units_that_missed_it_and_no_other(
-    raw: Path, tmp_path: Path, nested: bool
-) -> None:
-    copy, templates, where = with_templates(raw, tmp_path)
-    data, full = tmp_path / "data", tmp_path / "full"
-    on_stage(lambda: run(copy, full, **where))
-    file = templates / used_by_some(used_templates(full))
-    text = file.read_bytes()
-    file.unlink()
-    first = on_stage(lambda: run(copy, data, **where))
+    whole = on_stage(lambda: job(full))
+    late, wrong, *_ = used_by_some(used_templates(full))
+    text = (templates / late).read_bytes()
+    (templates / late).unlink()
+    first = on_stage(lambda: job(data))
     missed = used_templates(data, "missing")
     (templates / "9zzz.cif").write_bytes(text)  # nobody asked for it
-    other = on_stage(lambda: run(copy, data, **where))
+    other = on_stage(lambda: job(data))
     assert (other.snapshot, other.resumed) == (first.snapshot, first.units)
-    if nested:
-        (templates / file.stem[1:3]).mkdir()
-        (templates / file.stem[1:3] / f"{file.name}.gz").write_bytes(gzip.compress(text))
-    else:
-        file.write_bytes(text)
-    again = on_stage(lambda: run(copy, data, **where))
-    wanting = sum(file.stem in ids for ids in missed)
+    (templates / late[1:3]).mkdir()
+    (templates / late[1:3] / f"{late}.gz").write_bytes(gzip.compress(text))
+    again = on_stage(lambda: job(data))
+    wanting = sum(late.partition(".")[0] in ids for ids in missed)
     assert 0 < wanting < again.units
     assert again.resumed == again.units - wanting
     assert checksums(data) == checksums(full) != {}
-    assert on_stage(lambda: run(copy, data, **where)).resumed == again.units
+
+    used = used_templates(data)
+
+    def corrected() -> Any:
+        """By a program that has read the file as it was, which it is not to use."""
+        for source in discover(str(copy), template_mmcif_dir=str(templates)):
+            featurize_chain(source)
+        (templates / wrong).write_text("data_broken\n" + (templates / wrong).read_text())
+        return job(data)
+
+    mended = on_stage(corrected)
+    assert (mended.state, mended.message) == ("published", "")
+    assert mended.resumed == mended.units - sum(wrong in names for names in used) < mended.units
+    assert on_stage(lambda: job(fresh)).snapshot != whole.snapshot
+    assert checksums(data) == checksums(fresh)
+    assert on_stage(lambda: job(data)).resumed == mended.units

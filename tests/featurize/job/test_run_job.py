@@ -99,11 +99,15 @@ def test_memory_is_asked_for_by_the_largest_chain_unpacked(tmp_path: Path) -> No
     assert expected_memory(1, 1) % (256 << 20) == 0
 
 
-def test_garbage_collection_meanwhile_takes_nothing_from_a_running_job(
+def test_a_job_waits_for_garbage_collection_which_takes_nothing_from_a_running_one(
     raw: Path, tmp_path: Path, honest: tuple[str, Any]
 ) -> None:
     def act() -> tuple[Any, list[int]]:
-        held: list[int] = []
+        driver._PATIENCE, held = 0.3, list[int]()
+        collecting = leases.hold(open_storage(str(tmp_path)), "gc", "one")
+        with collecting, pytest.raises(JobError, match="garbage is being collected"):
+            run(raw, tmp_path)
+        assert not list(tmp_path.glob("shards/*"))
 
         def collect(progress: JobProgress) -> None:
             held.append(len(gc(str(tmp_path), dry_run=False, grace=-1.0).held))
@@ -115,17 +119,6 @@ def test_garbage_collection_meanwhile_takes_nothing_from_a_running_job(
     assert report.snapshot == honest[0]
     assert max(held) >= 10  # shard and part of each unit that was done by then
     assert not list(tmp_path.glob("leases/*"))
-
-
-def test_a_job_does_not_begin_while_garbage_is_collected(raw: Path, tmp_path: Path) -> None:
-    def act() -> None:
-        driver._PATIENCE = 0.3
-        collecting = leases.hold(open_storage(str(tmp_path)), "gc", "one")
-        with collecting, pytest.raises(JobError, match="garbage is being collected"):
-            run(raw, tmp_path)
-
-    on_stage(act)
-    assert not list(tmp_path.glob("shards/*"))
 
 
 def test_broken_chains_are_listed_with_file_line_and_reason_and_too_many_publish_nothing(
@@ -197,10 +190,10 @@ def test_a_cancelled_job_stops_and_continues_later(
     assert finished.resumed > 0
 
 
-def test_a_full_disk_is_one_clear_error_and_nothing_is_lost(
+def test_a_full_disk_or_a_ledger_without_room_is_one_clear_error_and_nothing_is_lost(
     raw: Path, tmp_path: Path, honest: tuple[str, Any]
 ) -> None:
-    def act() -> str:
+    def no_shard() -> str:
         plain = work.write_shard
 
         def cramped(uri: str, records: Any) -> Any:
@@ -212,16 +205,7 @@ def test_a_full_disk_is_one_clear_error_and_nothing_is_lost(
             run(raw, tmp_path)
         return str(caught.value)
 
-    assert "no room" in on_stage(act)
-    assert not (tmp_path / "refs").exists()
-    assert not list(tmp_path.glob("shards/*.arrow"))
-    assert on_stage(lambda: run(raw, tmp_path)).snapshot == honest[0]
-
-
-def test_a_ledger_without_room_is_one_clear_error_and_nothing_is_lost(
-    raw: Path, tmp_path: Path, honest: tuple[str, Any]
-) -> None:
-    def act() -> str:
+    def no_ledger() -> str:
         def fill(progress: JobProgress) -> None:  # the worker is there already: for us alone
             if progress.good:
                 resource.setrlimit(resource.RLIMIT_FSIZE, (1, resource.RLIM_INFINITY))
@@ -230,7 +214,10 @@ def test_a_ledger_without_room_is_one_clear_error_and_nothing_is_lost(
             run(raw, tmp_path, workers=1, progress=fill)
         return str(caught.value)
 
-    said = on_stage(act)
+    assert "no room" in on_stage(no_shard)
+    assert not (tmp_path / "refs").exists()
+    assert not list(tmp_path.glob("shards/*.arrow"))
+    said = on_stage(no_ledger)
     assert said.startswith(f"{tmp_path}/jobs/ledger.sqlite: ledger: d")
     assert "\n" not in said
     assert on_stage(lambda: run(raw, tmp_path)).snapshot == honest[0]
