@@ -284,7 +284,10 @@ def split(
     from evofeed.store import split_chains
     from evofeed.store.likeness import Clusters
 
-    shares = {name: float(value) for name, _, value in (s.partition("=") for s in share or ())}
+    try:
+        shares = {ref: float(part) for ref, _, part in (one.partition("=") for one in share or ())}
+    except ValueError as error:
+        raise typer.BadParameter(f"--share: {error}; want REF=FRACTION, as valid=0.1") from None
     part, _, date = released.partition("=")
     made = split_chains(
         uri,
@@ -306,12 +309,9 @@ def split(
 
 
 def _parts(parts: dict[str, Any], as_json: bool) -> None:
-    rows = {
-        name: {"digest": made.digest, "chains": made.manifest.num_chains}
-        for name, made in parts.items()
-    }
+    rows = {ref: {"digest": m.digest, "chains": m.manifest.num_chains} for ref, m in parts.items()}
     lines = [
-        f"{name} -> {row['digest'][:12]}  {row['chains']:,} chains" for name, row in rows.items()
+        f"{ref} -> {row['digest'][:12]}  {row['chains']:,} chains" for ref, row in rows.items()
     ]
     _show(as_json, rows, [*lines, "`evofeed snapshots card` says what was left out and why"])
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _TICKETS: Final = 16  # that wait at once: a service takes some 50 of one caller
 Url = Annotated[str, typer.Argument(metavar="URL", help="Of the service: http://HOST:PORT.")]
 DatasetUrl = Annotated[
-    str, typer.Argument(metavar="URL", help="http://HOST:PORT/v1/datasets/NAME.")
+    str, typer.Argument(metavar="URL", help="Of a service: http://HOST:PORT/v1/datasets/NAME.")
 ]
 MaybeUrl = Annotated[
     str, typer.Argument(metavar="[URL]", help="http://HOST:PORT; without: this machine's database.")

@@ -24,11 +24,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "demo": ("evofeed.demo.commands", "demo", "The whole path on synthetic or real files."),
     "synth": ("evofeed.synth.commands", "synth", "Write a synthetic raw dataset."),
     "featurize": ("evofeed.featurize.commands", "featurize", "Raw files to a shard dataset."),
-    "assemblies": (
-        "evofeed.featurize.assembly_commands",
-        "assemblies",
-        "The complexes of raw files, beside their chains.",
-    ),
+    "assemblies": ("evofeed.featurize.assembly_commands", "assemblies", "Complexes of raw files."),
     "check": ("evofeed.featurize.commands", "check", "What is amiss with an input."),
     "search": ("evofeed.featurize.search.commands", "search", "Sequences to alignments."),
     "make-set": ("evofeed.featurize.sets.commands", "make_set", "Structures to a training set."),
@@ -37,11 +33,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "snapshots": ("evofeed.store.commands", "snapshots", "List, compare, tag, verify, collect."),
     "serve": ("evofeed.service.commands", "serve", "The manifest service and dashboard."),
     "tokens": ("evofeed.service.client.commands", "tokens", "API tokens of the service."),
-    "entries": (
-        "evofeed.featurize.entries.commands",
-        "entries",
-        "Whole entries for OpenFold3, Boltz and Protenix.",
-    ),
+    "entries": ("evofeed.featurize.entries.commands", "entries", "Whole entries, all their atoms."),
     "jobs": ("evofeed.featurize.job_commands", "jobs", "Featurize jobs: status, cancel, retry."),
     "plan": ("evofeed.loader.commands", "plan", "Which rank reads which chains."),
     "train": ("evofeed.trainer.commands", "train", "Train the AlphaFold2 model."),
@@ -61,6 +53,13 @@ BY_URL: dict[str, tuple[str, str, frozenset[str]]] = {
     "snapshots": (_CLIENT, "snapshots", frozenset({"history", "policy", "rm-ref", "tag"})),
 }
 """What a service does where an argument is its URL; of `snapshots` these subcommands only."""
+
+BY_URL_ALONE = frozenset(
+    f"{name} {word}"
+    for name, words in (("jobs", "ls log broken"), ("snapshots", "history policy rm-ref"))
+    for word in words.split()
+)
+"""Of these, what nothing but a service does: without a URL their help and errors ask for one."""
 
 
 def help_text() -> str:
@@ -120,7 +119,8 @@ def _command(name: str, words: list[str]) -> tuple[str, str]:
     """Module and attribute of a command: the service's where one of its arguments is a URL."""
     module, attribute, only = BY_URL.get(name, ("", "", frozenset()))
     to_service = any(word.startswith(("http://", "https://")) for word in words)
-    if module and to_service and (not only or words[0] in only):
+    alone = " ".join([name, *words[:1]]) in BY_URL_ALONE
+    if module and (alone or (to_service and (not only or words[0] in only))):
         return module, attribute
     return COMMANDS[name][:2]
 

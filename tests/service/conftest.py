@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,9 +18,7 @@ import numpy as np
 import psycopg
 import pytest
 from pydantic import SecretStr
-from sqlalchemy.exc import OperationalError
 from tests.conftest import required
-from tests.featurize.job.stage import wait_until as until
 from tests.inside import units_inside
 from tests.store.records import random_record
 
@@ -28,7 +26,8 @@ from evofeed.protein.chain_record import ChainRecord
 from evofeed.service import ServiceSettings, serving
 from evofeed.service.access.auth import create_token
 from evofeed.service.database.database import Database
-from evofeed.service.jobs.queue import ENDED
+from evofeed.service.jobs.queue import JobQueue
+from evofeed.service.jobs.scheduler import Scheduler
 from evofeed.service.remembered import TRUST
 from evofeed.store import DatasetWriter
 
@@ -97,8 +96,9 @@ def served(
 class Start:
     """Starts services with settings of the test's own, each on its own database."""
 
-    def __init__(self, tmp_path: Path, stack: ExitStack, new_url: Callable[[], str]) -> None:
-        self._tmp_path, self._stack, self._new_url = tmp_path, stack, new_url
+    def __init__(self, tmp_path: Path, new_url: Callable[[], str]) -> None:
+        self._tmp_path, self._new_url = tmp_path, new_url
+        self.stack = ExitStack()
         self.settings: list[ServiceSettings] = []
 
     def __call__(self, **changes: Any) -> httpx.Client:
@@ -112,31 +112,76 @@ class Start:
         if "home" not in changes:
             defaults["database_url"] = SecretStr(self._new_url())
         self.settings.append(ServiceSettings(**(defaults | changes)))
-        url = self._stack.enter_context(serving(self.settings[-1]))
-        return self._stack.enter_context(httpx.Client(base_url=url, timeout=300))
+        self.url = self.stack.enter_context(serving(self.settings[-1]))
+        self.database = Database(self.settings[-1].url)
+        self.stack.callback(self.database.close)
+        return self.client()
 
-    def database(self) -> Database:
-        """The database of the service started last."""
-        database = Database(self.settings[-1].url)
-        self._stack.callback(database.close)
-        return database
+    # Of the service that was started last.
+
+    def client(self, token: str = "") -> httpx.Client:
+        """A client that carries a token, if there is one."""
+        client = httpx.Client(base_url=self.url, headers=bearer(token), timeout=300)
+        return self.stack.enter_context(client)
+
+    def token(self, *scopes: str, **options: Any) -> str:
+        """The text of a new token; its id is in it, see `id_of`."""
+        return create_token(self.database, label="a test", scopes=list(scopes), **options)[1]
+
+    def as_(self, *scopes: str, **options: Any) -> httpx.Client:
+        """A client with a new token of these scopes."""
+        return self.client(self.token(*scopes, **options))
+
+    def work_off(self) -> None:
+        """Run what is queued in this process: a child would spend most of the time on imports."""
+        from evofeed.service.jobs import runner
+
+        settings, queue = self.settings[-1], JobQueue(self.database, 100)
+        with units_inside(), pytest.MonkeyPatch.context() as patch:
+            for name, value in {
+                "DATABASE_URL": settings.url,
+                "HOME": str(settings.home),
+                "AUTH": settings.auth,
+                "INPUT_ROOTS": json.dumps(settings.input_roots),
+                "JOB_DATABASES": json.dumps(settings.job_databases),
+                "MSA_CACHE": str(settings.home / "msa"),
+            }.items():
+                patch.setenv(f"EVOFEED_{name}", value)
+            while (job_id := queue.claim(1)) is not None:
+                runner.main(job_id)
+
+
+def bearer(token: str) -> dict[str, str]:
+    """The header that shows a token."""
+    return {"Authorization": f"Bearer {token}"} if token else {}
+
+
+def id_of(token: str) -> str:
+    """What names a token in the database."""
+    return token.split("_")[1]
 
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
     """`Start` on SQLite."""
-    with ExitStack() as stack:
-        yield Start(tmp_path, stack, lambda: "")
+    made = Start(tmp_path, lambda: "")
+    with made.stack:
+        yield made
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
 def start_any(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Start]:
     """`Start` on SQLite, then on PostgreSQL: what touches the database holds for both."""
-    with ExitStack() as stack:
-        if request.param == "sqlite":
-            yield Start(tmp_path, stack, lambda: "")
-        else:
-            yield Start(tmp_path, stack, request.getfixturevalue("postgres"))
+    on_postgres = request.param == "postgres"
+    made = Start(tmp_path, request.getfixturevalue("postgres") if on_postgres else lambda: "")
+    with made.stack:
+        yield made
+
+
+@pytest.fixture
+def jobs_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Jobs are queued, and run by `Start.work_off` alone."""
+    monkeypatch.setattr(Scheduler, "start", lambda self: None)
 
 
 @pytest.fixture(scope="session")
@@ -220,63 +265,6 @@ class PostgresServer:
         assert done.returncode == 0, done.stdout + done.stderr
 
 
-@contextmanager
-def open_client(url: str, token: str = "") -> Iterator[httpx.Client]:
-    """A client that carries a token, if there is one."""
-    headers = {"Authorization": f"Bearer {token}"} if token else {}
-    with httpx.Client(base_url=url, headers=headers, timeout=300) as client:
-        yield client
-
-
 def until_trusted() -> None:
     """Wait until a running service asks again for what was written past it."""
     time.sleep(TRUST)
-
-
-def work_off(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run what is queued in this process: a child would spend most of the time on imports."""
-    from evofeed.service.jobs import runner
-    from evofeed.service.jobs.queue import JobQueue
-
-    settings = start.settings[-1]
-    for name, value in {
-        "DATABASE_URL": settings.url,
-        "HOME": str(settings.home),
-        "AUTH": settings.auth,
-        "INPUT_ROOTS": json.dumps(settings.input_roots),
-        "JOB_DATABASES": json.dumps(settings.job_databases),
-        "MSA_CACHE": str(settings.home / "msa"),
-    }.items():
-        monkeypatch.setenv(f"EVOFEED_{name}", value)
-    queue = JobQueue(start.database(), 100)
-    with units_inside():
-        while (job_id := queue.claim(1)) is not None:
-            runner.main(job_id)
-
-
-def wait_for_job(
-    client: httpx.Client, job_id: str, states: Collection[str] = ENDED
-) -> dict[str, Any]:
-    """A job in one of these states: one that has ended, unless told otherwise."""
-    until(lambda: client.get(f"/v1/jobs/{job_id}").json()["state"] in states)
-    return dict(client.get(f"/v1/jobs/{job_id}").json())
-
-
-def database_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From now on no database answers."""
-
-    def away(self: Database) -> Any:
-        raise OperationalError("SELECT 1", {}, Exception("the connection was refused"))
-
-    monkeypatch.setattr(Database, "read", away)
-    monkeypatch.setattr(Database, "write", away)
-
-
-def token(database: Database, *scopes: str, **options: Any) -> str:
-    """The text of a new token."""
-    return create_token(database, label="a test", scopes=list(scopes), **options)[1]
-
-
-def bearer(text: str) -> dict[str, str]:
-    """The header that shows a token."""
-    return {"Authorization": f"Bearer {text}"}

@@ -82,7 +82,9 @@ class Shipped:
         self.database = stack.enter_context(postgres_server())
         self.database.create("evofeed")
         self.environment = self._environment(bucket_port)
-        self.run(*self._command("migrate"))
+        older = Path(__file__).parent / "data" / "database_0005.sql"  # of the release before
+        self.database.execute("evofeed", older.read_text())
+        self.migrated = self.run(*self._command("migrate"))
         log = folder / "service.log"
         command = [EVOFEED, *self._command("service")]
         service = stack.enter_context(running(command, log, env=self.environment))

@@ -83,12 +83,13 @@ def test_pages_of_a_ref_stay_on_the_snapshot_they_began_with(start, tmp_path) ->
 def test_a_cursor_of_another_filter_or_snapshot_or_made_up_is_refused(served) -> None:
     path = f"/snapshots/{served.second}/chains"
     cursor = served.get(f"{path}?limit=5").json()["next"]
-    for url in (f"{path}?min_length=9&", f"/snapshots/{served.first}/chains?"):
-        answer = served.get(f"{url}cursor={cursor}")
+    for url in (
+        f"{path}?min_length=9&cursor={cursor}",
+        f"/snapshots/{served.first}/chains?cursor={cursor}",
+        f"{path}?cursor=%00",
+    ):
+        answer = served.get(url)
         assert (answer.status_code, answer.json()["code"]) == (422, "bad_cursor")
-    flipped = ("A" if cursor[0] != "A" else "B") + cursor[1:]
-    for made_up in (flipped, "x", "%00", "é"):
-        assert served.get(path, params={"cursor": made_up}).status_code == 422
 
 
 def test_a_search_with_a_json_body_says_the_same(served, rows) -> None:
@@ -188,7 +189,7 @@ def oracle(node: dict[str, Any], row: dict[str, Any]) -> bool:
     return known and bool(getattr(operator, compare)(value, wanted))
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=50)
 @given(FILTERS, st.integers(1, 30))
 def test_any_filter_agrees_with_plain_python(node: dict[str, Any], limit: int) -> None:
     wanted = [oracle(node, row) for row in TABLE.to_pylist()]
@@ -204,8 +205,14 @@ def test_any_filter_agrees_with_plain_python(node: dict[str, Any], limit: int) -
     assert found == [name for name, there in zip(ids, wanted, strict=True) if there]
 
 
-@settings(deadline=None)
-@given(st.text(max_size=80))
-def test_no_text_passes_for_a_cursor(text: str) -> None:
-    with pytest.raises(Problem):
-        CursorSigner(b"k" * 32).read(text, "query")
+def test_no_text_passes_for_a_cursor() -> None:
+    signer = CursorSigner(b"k" * 32)
+    good = signer.write(7, "0" * 64, "query")
+    assert signer.read(good, "query") == (7, "0" * 64)
+    changed = [f"{good[:n]}{'-A'[c != 'A']}{good[n + 1 :]}" for n, c in enumerate(good[:-1])]
+    odd = ["", ".", "..", "a.b", "%00", "\0", "é", "\ud800", "\n", "=" * 9, "." * 99, "x" * 9999]
+    for text in (*changed, *odd, good.replace(".", ""), f"{good}x", f".{good}", good.upper()):
+        with pytest.raises(Problem):
+            signer.read(text, "query")
+    with pytest.raises(Problem, match="another filter"):
+        signer.read(good, "another")

@@ -10,31 +10,25 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from tests.conftest import exit_code
-from tests.service.conftest import Start, work_off
+from tests.service.conftest import Start
 
 from evofeed.base.errors import AccessDenied, RefConflict, ServiceError
 from evofeed.service import Client
-from evofeed.service.access.auth import create_token
-from evofeed.service.jobs.scheduler import Scheduler
+from evofeed.service.access.auth import SCOPES
 from evofeed.synth import write_synthetic
 
 
 @pytest.fixture
-def client(
-    start: Start, folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Client]:
-    """A client with every right, of a service whose jobs wait for `work_off`."""
-    monkeypatch.setattr(Scheduler, "start", lambda self: None)
+def client(start: Start, folder, tmp_path: Path, jobs_wait: None) -> Iterator[Client]:
+    """A client with every right."""
     shutil.copytree(folder[0], tmp_path / "copy")
-    http = start(
+    start(
         auth="on",
         dataset_roots=(str(tmp_path),),
         input_roots=(str(tmp_path),),
         datasets={"demo": str(tmp_path / "copy"), "out": str(tmp_path / "out")},
     )
-    scopes = ["read", "publish", "jobs", "admin"]
-    text = create_token(start.database(), label="all", scopes=scopes)[1]
-    with Client(str(http.base_url), text) as made:
+    with Client(start.url, start.token(*SCOPES)) as made:
         yield made
 
 
@@ -122,7 +116,7 @@ def test_jobs_from_the_command_line(
     (job,) = say("featurize", str(raw), of_out, "--no-wait", "--max-broken", "1", "--workers", "1")
     job_id = str(job["id"])
     assert (job["state"], job["dataset"]) == ("queued", "out")
-    work_off(start, monkeypatch)
+    start.work_off()
     assert client.wait(job_id).state == "succeeded"
     assert [one["state"] for one in say("jobs", "ls", url)] == ["succeeded"]
     assert [one["chain_id"] for one in say("jobs", "broken", url, job_id)] == [victim.parent.name]
@@ -142,12 +136,7 @@ def test_jobs_from_the_command_line(
         assert reader.ref("out").digest
         with pytest.raises(AccessDenied, match="scope"):
             reader.submit("out", str(raw))
-    assert {one["label"] for one in say("tokens", "ls", url)} == {"all", "trainer"}
+    assert {one["label"] for one in say("tokens", "ls", url)} == {"a test", "trainer"}
     client.revoke_token(str(made["id"]))
     with Client(client.url, str(made["token"])) as gone, pytest.raises(AccessDenied):
         gone.datasets()
-
-
-def test_a_wrong_address_is_one_line(capsys) -> None:
-    assert exit_code("snapshots", "history", "http://127.0.0.1:9/x") == 1
-    assert "/v1/datasets/NAME" in capsys.readouterr().err

@@ -12,16 +12,16 @@ from pathlib import Path
 
 import httpx
 import pytest
-from tests.service.conftest import Start, open_client, publish, token, work_off
+from tests.service.conftest import Start, publish
 from tests.store.test_closed_folders import swapping, touched
 
 import evofeed.service
 from evofeed.service import serving
-from evofeed.service.access.auth import create_token
 from evofeed.service.access.places import canonical_place
-from evofeed.service.jobs.scheduler import Scheduler
 from evofeed.service.problems import Problem
 from evofeed.synth import write_synthetic
+
+NEW = {"If-None-Match": "*"}
 
 
 class Teams:
@@ -32,61 +32,52 @@ class Teams:
         self.digest = publish(self.secret, range(3))
         for name in ("team", "raw", "outside"):
             (home / name).mkdir()
-        client = start(
+        start(
             auth="on",
             datasets={"secret": str(self.secret)},
             dataset_roots=(str(home), "s3://"),
             input_roots=(str(home / "raw"),),
         )
-        self.base = str(client.base_url)
-        team = (str(home / "team"), str(home / "raw"))
-        self.text = token(start.database(), "read", "publish", "jobs", datasets=["gh"], roots=team)
-        self.narrow = token(start.database(), "read", "publish", "jobs", roots=[str(home / "team")])
-        self.everybody = token(start.database(), "read", "publish", "jobs")
-        self.admin = token(start.database(), "admin")
+        scopes, team = ("read", "publish", "jobs"), [str(home / "team"), str(home / "raw")]
+        self.text = start.token(*scopes, datasets=["gh"], roots=team)
+        self.client = start.client(self.text)
+        self.narrow = start.as_(*scopes, roots=team[:1])
+        self.everybody, self.admin = start.as_(*scopes), start.as_("admin")
+
+    def register(self, place: Path) -> None:
+        made = self.client.post("/v1/datasets", json={"name": "gh", "uri": str(place)})
+        assert made.status_code == 201, made.text
 
 
 @pytest.fixture
-def teams(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Teams:
-    """Their jobs wait for `work_off`."""
-    monkeypatch.setattr(Scheduler, "start", lambda self: None)
+def teams(start: Start, tmp_path: Path, jobs_wait: None) -> Teams:
     return Teams(start, tmp_path.resolve())
 
 
 def test_a_link_made_after_registration_leads_to_no_other_dataset(teams: Teams) -> None:
-    ghost = teams.home / "team" / "ghost"
-    with open_client(teams.base, teams.text) as client:
-        made = client.post("/v1/datasets", json={"name": "gh", "uri": str(ghost)})
-        assert made.status_code == 201
-        ghost.symlink_to(teams.secret)
-        before = touched(teams.secret)
-        base = "/v1/datasets/gh"
-        shard = next((teams.secret / "shards").iterdir()).name
-        for method, path in (
-            ("GET", "refs/main"), ("GET", "refs"), ("GET", "snapshots"), ("GET", "chains?ref=main"),
-            ("GET", f"snapshots/{teams.digest}"), ("GET", f"snapshots/{teams.digest}/index"),
-            ("GET", f"shards/{shard}"), ("GET", f"snapshots/{teams.digest}/chains/0000_A"),
-            ("DELETE", "refs/main"),
-        ):  # fmt: skip
-            answer = client.request(method, f"{base}/{path}", headers=_if_match(teams.digest))
-            assert answer.status_code in (404, 502, 503), (path, answer.text)
-            assert teams.digest not in answer.text.replace(path, "")
-        planted = client.put(
-            f"{base}/refs/planted", json={"digest": teams.digest}, headers={"If-None-Match": "*"}
-        )
-        assert planted.status_code in (404, 502, 503)
-        for name in ("refs", "shards", "snapshots"):  # the folder is ours, what is in it is theirs
-            if ghost.is_symlink():
-                ghost.unlink()
-                ghost.mkdir()
-            (ghost / name).symlink_to(teams.secret / name)
-        assert client.get(f"{base}/refs/main").status_code in (404, 502, 503)
-        assert client.get(f"{base}/shards/{shard}").status_code in (404, 502, 503)
+    ghost, client, base = teams.home / "team" / "ghost", teams.client, "/v1/datasets/gh"
+    teams.register(ghost)
+    ghost.symlink_to(teams.secret)
+    before = touched(teams.secret)
+    snapshot, shard = f"snapshots/{teams.digest}", next((teams.secret / "shards").iterdir()).name
+    paths = [
+        "refs/main", "refs", "snapshots", "chains?ref=main", snapshot, f"{snapshot}/index",
+        f"shards/{shard}", f"{snapshot}/chains/0000_A",
+    ]  # fmt: skip
+    for method, path in [*(("GET", path) for path in paths), ("DELETE", "refs/main")]:
+        headers = {"If-Match": f'"{teams.digest}"'}
+        answer = client.request(method, f"{base}/{path}", headers=headers)
+        assert answer.status_code in (404, 502, 503), (path, answer.text)
+        assert teams.digest not in answer.text.replace(path, "")
+    planted = client.put(f"{base}/refs/planted", json={"digest": teams.digest}, headers=NEW)
+    assert planted.status_code in (404, 502, 503)
+    ghost.unlink()
+    ghost.mkdir()  # the folder is ours, what is in it is theirs
+    for name in ("refs", "shards", "snapshots"):
+        (ghost / name).symlink_to(teams.secret / name)
+    for path in ("refs/main", f"shards/{shard}"):
+        assert client.get(f"{base}/{path}").status_code in (404, 502, 503)
     assert touched(teams.secret) == before
-
-
-def _if_match(digest: str) -> dict[str, str]:
-    return {"If-Match": f'"{digest}"'}
 
 
 def test_links_swapped_while_requests_run_show_nothing_of_another_dataset(teams: Teams) -> None:
@@ -94,23 +85,17 @@ def test_links_swapped_while_requests_run_show_nothing_of_another_dataset(teams:
     mine = publish(ours, range(10, 12))
     link.symlink_to(teams.secret)
     before, seen = touched(teams.secret), {"200": 0, "refused": 0}
-    with open_client(teams.base, teams.text) as client:
-        assert client.post("/v1/datasets", json={"name": "gh", "uri": str(ours)}).status_code == 201
-        with swapping(link, ours):
-            for _ in range(3000):
-                answer = client.get("/v1/datasets/gh/refs/main")
-                if answer.status_code == 200:
-                    assert answer.json()["digest"] == mine
-                    seen["200"] += 1
-                else:
-                    seen["refused"] += 1
-                client.put(
-                    "/v1/datasets/gh/refs/planted",
-                    json={"digest": mine},
-                    headers={"If-None-Match": "*"},
-                )
-                if min(seen.values()) >= 30:
-                    break
+    teams.register(ours)
+    with swapping(link, ours):
+        for _ in range(3000):
+            answer = teams.client.get("/v1/datasets/gh/refs/main")
+            if answer.status_code == 200:
+                assert answer.json()["digest"] == mine
+            seen["200" if answer.status_code == 200 else "refused"] += 1
+            planted = "/v1/datasets/gh/refs/planted"
+            teams.client.put(planted, json={"digest": mine}, headers=NEW)
+            if min(seen.values()) >= 30:
+                break
     assert min(seen.values()) >= 30, "the race was not run"
     assert touched(teams.secret) == before
 
@@ -128,29 +113,27 @@ def _submit(client: httpx.Client, path: Path, **changes: object) -> httpx.Respon
 
 
 def test_an_input_is_asked_about_again_when_its_job_runs(
-    teams: Teams, inputs: Path, start: Start, monkeypatch: pytest.MonkeyPatch
+    teams: Teams, inputs: Path, start: Start
 ) -> None:
     """The path itself, folders and files in it, and what `retry` asks is what `submit` asks."""
-    raw = teams.home / "raw"
-    with open_client(teams.base, teams.text) as client:
-        uri = str(teams.home / "team" / "out")
-        assert client.post("/v1/datasets", json={"name": "gh", "uri": uri}).status_code == 201
-        whole = _submit(client, raw / "later")
-        assert whole.status_code == 202
-        (raw / "later").symlink_to(inputs)
-        assert _submit(client, raw / "later").status_code == 403, "a fresh one is refused"
-        (raw / "inside").mkdir()
-        for folder in inputs.iterdir():  # alignments, mmcif, ...
-            (raw / "inside" / folder.name).symlink_to(folder)
-        parts = _submit(client, raw / "inside", max_broken=1.0)
-        assert parts.status_code == 202
-        work_off(start, monkeypatch)
-        for job_id in (whole.json()["id"], parts.json()["id"]):
-            job = client.get(f"/v1/jobs/{job_id}").json()
-            assert job["state"] == "failed" or not job["result"]["num_good"], job
-        assert client.post(f"/v1/jobs/{whole.json()['id']}/retry").status_code == 403
-        uploads = {p.suffix for p in (teams.home / "team").rglob("*") if p.is_file()}
-        assert ".arrow" not in uploads, "nothing from outside was featurized"
+    raw, client = teams.home / "raw", teams.client
+    teams.register(teams.home / "team" / "out")
+    whole = _submit(client, raw / "later")
+    assert whole.status_code == 202
+    (raw / "later").symlink_to(inputs)
+    assert _submit(client, raw / "later").status_code == 403, "a fresh one is refused"
+    (raw / "inside").mkdir()
+    for folder in inputs.iterdir():  # alignments, mmcif, ...
+        (raw / "inside" / folder.name).symlink_to(folder)
+    parts = _submit(client, raw / "inside", max_broken=1.0)
+    assert parts.status_code == 202
+    start.work_off()
+    for job_id in (whole.json()["id"], parts.json()["id"]):
+        job = client.get(f"/v1/jobs/{job_id}").json()
+        assert job["state"] == "failed" or not job["result"]["num_good"], job
+    assert client.post(f"/v1/jobs/{whole.json()['id']}/retry").status_code == 403
+    uploads = {p.suffix for p in (teams.home / "team").rglob("*") if p.is_file()}
+    assert ".arrow" not in uploads, "nothing from outside was featurized"
 
 
 def test_no_other_module_opens_what_a_client_names() -> None:
@@ -177,103 +160,80 @@ def test_no_other_module_opens_what_a_client_names() -> None:
     }
 
 
-def test_retry_asks_what_submit_asks(
-    teams: Teams, inputs: Path, start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_retry_asks_what_submit_asks(teams: Teams, inputs: Path, start: Start) -> None:
     inputs.rename(teams.home / "raw" / "a")
-    with open_client(teams.base, teams.text) as client:
-        uri = str(teams.home / "team" / "out")
-        client.post("/v1/datasets", json={"name": "gh", "uri": uri})
-        job = _submit(client, teams.home / "raw" / "a").json()
-        work_off(start, monkeypatch)
-        state = client.get(f"/v1/jobs/{job['id']}").json()["state"]
-        assert state == "succeeded", "inputs below the roots are read as ever"
-        with open_client(teams.base, teams.narrow) as other:
-            assert _submit(other, teams.home / "raw" / "a").status_code == 403
-            assert other.post(f"/v1/jobs/{job['id']}/retry").status_code == 403
-        again = f"/v1/jobs/{job['id']}/retry"
-        narrower = (({"job_memory": 1 << 30}, "beyond_limit"), ({"max_jobs": 0}, "no_jobs"))
-        for limits, code in narrower:  # what the operator allows since
-            changed = start.settings[-1].model_copy(update=limits | {"datasets": {}})
-            with serving(changed) as url, open_client(url, teams.text) as later:
-                assert later.post(again).json()["code"] == code
+    teams.register(teams.home / "team" / "out")
+    job = _submit(teams.client, teams.home / "raw" / "a").json()
+    again = f"/v1/jobs/{job['id']}/retry"
+    start.work_off()
+    state = teams.client.get(f"/v1/jobs/{job['id']}").json()["state"]
+    assert state == "succeeded", "inputs below the roots are read as ever"
+    assert _submit(teams.narrow, teams.home / "raw" / "a").status_code == 403
+    assert teams.narrow.post(again).status_code == 403
+    narrower = (({"job_memory": 1 << 30}, "beyond_limit"), ({"max_jobs": 0}, "no_jobs"))
+    for limits, code in narrower:  # what the operator allows since
+        with serving(start.settings[-1].model_copy(update=limits | {"datasets": {}})) as url:
+            later = httpx.post(f"{url}{again}", headers=teams.client.headers, timeout=300)
+            assert later.json()["code"] == code
 
 
 def test_clusters_are_read_where_they_were_named(teams: Teams) -> None:
     """A policy's file is read whenever a ref moves, and may be anybody's link by then."""
-    outside = teams.home / "outside" / "clusters"
+    outside, named = teams.home / "outside" / "clusters", teams.home / "raw" / "clusters"
     outside.write_text("0000_A 0001_A\n")
-    named = teams.home / "raw" / "clusters"
     named.write_text("0000_A\n0001_A\n0002_A\n")
-    with open_client(teams.base, teams.everybody) as client:
-        apart = {"dataset": "secret", "ref": "main", "clusters": str(named)}
-        ref = "/v1/datasets/secret/refs/next"
-        with open_client(teams.base, teams.admin) as admin:
-            assert admin.put(f"{ref}/policy", json={"apart_from": [apart]}).status_code == 200
+    apart = {"dataset": "secret", "ref": "main", "clusters": str(named)}
+    ref = "/v1/datasets/secret/refs/next"
+    assert teams.admin.put(f"{ref}/policy", json={"apart_from": [apart]}).status_code == 200
 
-        def move() -> httpx.Response:
-            return client.put(ref, json={"digest": teams.digest}, headers={"If-None-Match": "*"})
+    def move() -> httpx.Response:
+        return teams.everybody.put(ref, json={"digest": teams.digest}, headers=NEW)
 
-        assert move().json()["code"] == "not_apart"
-        named.unlink()
-        named.symlink_to(outside)
-        refused = move()
-        assert refused.status_code == 422 and "leads out" in refused.json()["detail"], refused.text
+    assert move().json()["code"] == "not_apart"
+    named.unlink()
+    named.symlink_to(outside)
+    refused = move()
+    assert refused.status_code == 422 and "leads out" in refused.json()["detail"], refused.text
 
 
-def test_no_second_name_leads_to_a_dataset(start_any: Start, folder, tmp_path: Path) -> None:
+def test_no_second_name_leads_to_a_dataset(start: Start, folder, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "secret")
     (tmp_path / "secret").symlink_to(folder[0])
-    client = start_any(
+    start(
         auth="on",
         datasets={"secret": str(tmp_path / "secret")},
         dataset_roots=(str(tmp_path), str(folder[0].parent)),
     )
-    _, text = create_token(start_any.database(), label="x", scopes=["read", "publish"])
-    with open_client(str(client.base_url), text) as any_dataset:
-        for alias in (
-            str(tmp_path / "secret"),
-            f"file://{tmp_path}/secret/",
-            str(tmp_path / "link"),
-            str(folder[0]),
-            f"{folder[0]}/snapshots",
-            str(folder[0].parent),
-            f"{tmp_path}//secret",
-        ):
-            answer = any_dataset.post("/v1/datasets", json={"name": "mine", "uri": alias})
-            assert (answer.status_code, answer.json()["code"]) == (409, "place_taken"), alias
-        same = any_dataset.post(
-            "/v1/datasets", json={"name": "secret", "uri": str(tmp_path / "link")}
-        )
-        assert same.status_code == 200
-        listed = any_dataset.get("/v1/datasets").json()["datasets"]
+    client = start.as_("read", "publish")
+    for alias in (
+        f"{tmp_path}/secret", f"file://{tmp_path}/secret/", f"{tmp_path}/link", str(folder[0]),
+        f"{folder[0]}/snapshots", str(folder[0].parent), f"{tmp_path}//secret",
+    ):  # fmt: skip
+        answer = client.post("/v1/datasets", json={"name": "mine", "uri": alias})
+        assert (answer.status_code, answer.json()["code"]) == (409, "place_taken"), alias
+    same = client.post("/v1/datasets", json={"name": "secret", "uri": str(tmp_path / "link")})
+    assert same.status_code == 200
+    listed = client.get("/v1/datasets").json()["datasets"]
     assert {one["name"] for one in listed} == {"secret"}
 
 
 def test_a_token_registers_only_below_its_own_roots(start: Start, tmp_path: Path) -> None:
-    client = start(auth="on", dataset_roots=(str(tmp_path),), input_roots=(str(tmp_path),))
-    database = start.database()
-    base = str(client.base_url)
+    start(auth="on", dataset_roots=(str(tmp_path),), input_roots=(str(tmp_path),))
 
-    def status(text: str, uri: Path | str) -> int:
-        with open_client(base, text) as own:
-            name = Path(uri).name
-            return own.post("/v1/datasets", json={"name": name, "uri": str(uri)}).status_code
+    def status(client: httpx.Client, place: str) -> int:
+        new = {"name": Path(place).name, "uri": str(tmp_path / place)}
+        return client.post("/v1/datasets", json=new).status_code
 
-    named = create_token(database, label="x", scopes=["publish"], datasets=["a", "b"])[1]
-    assert status(named, tmp_path / "a") == 403, "its list of names opens no place"
-    rooted = create_token(
-        database, label="x", scopes=["publish", "admin", "jobs"], roots=[str(tmp_path / "team")]
-    )[1]
-    assert status(rooted, tmp_path / "team" / "a") == 201
-    assert status(rooted, tmp_path / "other") == 403
-    with open_client(base, rooted) as own:
-        job = {"dataset": "a", "input_uri": str(tmp_path / "raw"), "ref": None}
-        assert own.post("/v1/jobs", json=job).status_code == 403
-        new = {"label": "y", "scopes": ["publish"], "roots": [str(tmp_path)]}
-        assert own.post("/v1/tokens", json=new).status_code == 403
-        made = own.post("/v1/tokens", json=new | {"roots": None}).json()["token"]
-    assert status(made, tmp_path / "b") == 403, "what it makes inherits its roots"
+    named = start.as_("publish", datasets=["a", "b"])
+    assert status(named, "a") == 403, "its list of names opens no place"
+    rooted = start.as_("publish", "admin", "jobs", roots=[str(tmp_path / "team")])
+    assert (status(rooted, "team/a"), status(rooted, "other")) == (201, 403)
+    job = {"dataset": "a", "input_uri": str(tmp_path / "raw"), "ref": None}
+    assert rooted.post("/v1/jobs", json=job).status_code == 403
+    new = {"label": "y", "scopes": ["publish"], "roots": [str(tmp_path)]}
+    assert rooted.post("/v1/tokens", json=new).status_code == 403
+    made = rooted.post("/v1/tokens", json=new | {"roots": None}).json()["token"]
+    assert status(start.client(made), "b") == 403, "what it makes inherits its roots"
 
 
 NO_PLACES = [

@@ -104,12 +104,17 @@ def test_serve_says_what_it_waits_for_and_the_second_signal_does_not_wait(tmp_pa
         (["serve", "--host", "203.0.113.7", "--port", "0"], 1, "cannot listen"),
         (["tokens", "create", "x", "--scope", "all"], 2, "none of read"),
         (["tokens", "revoke", "0123456789abcdef"], 1, "no token"),
+        (["snapshots", "policy", "--help"], 0, "policy http://host:8461/v1/datasets/pdb"),
+        (["snapshots", "policy"], 2, "Missing argument 'URL'"),
+        (["snapshots", "history", "http://127.0.0.1:9/x"], 1, "/v1/datasets/NAME"),
+        (["jobs", "log", "--help"], 0, "Of the service: http://HOST:PORT"),
+        (["snapshots", "split", "data/", "--share", "valid=x"], 2, "'x'; want REF=FRACTION"),
     ],
 )
 def test_a_wrong_call_is_a_short_error_and_an_exit_code(run: Run, arguments, code, says) -> None:
     done = run(*arguments)
     assert done.code == code, done.err
-    assert says in done.err and "Traceback" not in done.err
+    assert says in done.out + done.err and "Traceback" not in done.err
 
 
 @pytest.mark.parametrize(

@@ -64,7 +64,7 @@ def test_what_the_release_before_held_outlives_the_upgrade(database: Database) -
                 connection.execute(table.insert(), values)
         for column in ("tokens ADD COLUMN max_jobs", "tickets ADD COLUMN charged"):
             connection.execute(text(f"ALTER TABLE {column} INTEGER DEFAULT 7"))
-        for name in ("webhooks", "uploads", "runs", "sessions"):
+        for name in GONE:
             connection.execute(text(f"CREATE TABLE {name} (id INTEGER PRIMARY KEY)"))
             connection.execute(text(f"INSERT INTO {name} VALUES (1)"))
         for line in _BEFORE_0007.split(";"):
@@ -81,11 +81,11 @@ def test_what_the_release_before_held_outlives_the_upgrade(database: Database) -
                     row |= {"deaths": 0, "furthest": 0, "log": f"log {row['attempts']}"}
             found = connection.execute(table.select().order_by(table.c[0])).mappings()
             assert [dict(row) for row in found] == wanted, table.name
-        gone = {"webhooks", "uploads", "runs", "sessions", "job_attempts"}
-        assert not gone & set(inspect(connection).get_table_names())
+        assert not {*GONE, "job_attempts"} & set(inspect(connection).get_table_names())
         assert "max_jobs" not in {c["name"] for c in inspect(connection).get_columns("tokens")}
 
 
+GONE = "webhooks", "uploads", "runs", "sessions", "ref_intents"
 _BEFORE_0007 = """ALTER TABLE jobs DROP COLUMN deaths;
 ALTER TABLE jobs DROP COLUMN furthest;
 ALTER TABLE jobs DROP COLUMN log;
@@ -147,7 +147,7 @@ def test_of_racing_registrations_one_name_comes_out(database: Database) -> None:
 def test_a_postgres_that_is_behind_is_not_ready_and_a_start_names_the_command_that_helps(
     start_any: Start,
 ) -> None:
-    client, database = start_any(), start_any.database()
+    client, database = start_any(), start_any.database
     assert client.get("/readyz").status_code == 200
     with database.write() as session:
         newest = session.scalar(text("SELECT version_num FROM alembic_version"))
@@ -164,8 +164,8 @@ def test_a_postgres_that_is_behind_is_not_ready_and_a_start_names_the_command_th
             session.execute(text("UPDATE alembic_version SET version_num = :it"), {"it": newest})
 
 
-def test_metrics_count_by_endpoint_and_never_by_path(start_any, folder) -> None:
-    client = start_any(datasets={"demo": str(folder[0])})
+def test_metrics_count_by_endpoint_and_never_by_path(start, folder) -> None:
+    client = start(datasets={"demo": str(folder[0])})
     for path in ("/healthz", "/v1/datasets/demo/refs/main", "/no/such/path/1", "/no/such/path/2"):
         client.get(path)
     lines = client.get("/metrics").text.splitlines()

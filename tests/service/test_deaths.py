@@ -15,7 +15,7 @@ from typing import Any
 import psycopg
 import pytest
 from sqlalchemy.exc import OperationalError
-from tests.service.conftest import Start, work_off
+from tests.service.conftest import Start
 
 from evofeed.base.errors import JobError
 from evofeed.service.jobs import queue as jobs
@@ -31,11 +31,12 @@ class World:
 
     def __init__(self, start: Start, tmp_path: Path) -> None:
         self.client = start(datasets={"out": str(tmp_path / "out")})
-        self.database = start.database()
+        self.database = start.database
         self.queue = JobQueue(self.database, 100)
         self.scheduler = Scheduler(self.queue, start.settings[-1])
-        body = {"dataset": "out", "input_uri": str(tmp_path / "raw"), "executor": "local"}
-        write_synthetic(tmp_path / "raw", 2, seed=0)
+        raw = str(tmp_path / "raw")
+        write_synthetic(raw, 2, seed=0)
+        body = {"dataset": "out", "input_uri": raw, "executor": "local", "workers": 1}
         self.job = str(self.client.post("/v1/jobs", json=body).json()["id"])
 
     def run(self, code: int, good: int = 0, *, by_others: bool = False) -> str:
@@ -52,8 +53,7 @@ class World:
 
 
 @pytest.fixture
-def world(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
-    monkeypatch.setattr(Scheduler, "start", lambda self: None)
+def world(start: Start, tmp_path: Path, jobs_wait: None) -> World:
     return World(start, tmp_path)
 
 
@@ -105,9 +105,8 @@ def test_an_earlier_process_that_wakes_up_writes_nothing_and_stops(world: World)
 @pytest.mark.slow
 @pytest.mark.parametrize("start_any", ["postgres"], indirect=True)
 def test_a_job_taken_up_while_its_first_process_sleeps_waits_for_it_and_ends_well(
-    start_any: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    start_any: Start, tmp_path: Path, jobs_wait: None
 ) -> None:
-    monkeypatch.setattr(Scheduler, "start", lambda self: None)
     world = World(start_any, tmp_path)
     settings, processes = start_any.settings[-1], []
 
@@ -174,7 +173,7 @@ def test_a_database_that_goes_away_fails_no_job(
     monkeypatch.setattr(runner, "main", lambda job: codes.append(main(job)))
     for run, state in ((gone, "running"), (full, "failed")):
         monkeypatch.setattr(runner, "run_job", run)
-        work_off(start, monkeypatch)
+        start.work_off()
         assert world.view()["state"] == state
         if state == "running":
             world.scheduler._settle(world.job, 1, codes[0], False)
@@ -193,9 +192,9 @@ def test_a_job_that_dies_once_it_has_moved_a_new_ref_ends_well_and_moved_it_once
     main = runner.main
     monkeypatch.setattr(runner, "main", lambda job: codes.append(main(job)))
     monkeypatch.setattr(Refs, "_enter", away)
-    work_off(start, monkeypatch)
+    start.work_off()
     world.scheduler._settle(world.job, 1, codes[0], False)
-    work_off(start, monkeypatch)
+    start.work_off()
     assert codes == [jobs.AWAY, 0] and world.view()["state"] == "succeeded", world.view()["error"]
     (move,) = world.client.get("/v1/datasets/out/refs/main/history").json()["moves"]
     assert (move["job"], move["digest"]) == (world.job, world.view()["result"]["snapshot"])

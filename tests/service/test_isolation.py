@@ -14,10 +14,12 @@ from typing import Any
 import httpx
 import pytest
 from sqlalchemy import text
-from tests.service.conftest import Start, database_away, open_client, until_trusted
+from sqlalchemy.exc import OperationalError
+from tests.service.conftest import Start, id_of, until_trusted
 
 from evofeed.service import work
-from evofeed.service.access.auth import create_token, revoke_token
+from evofeed.service.access.auth import revoke_token
+from evofeed.service.database.database import Database
 from evofeed.service.snapshots.catalog import Catalog, StoreView
 from evofeed.service.work import Work
 from evofeed.store import Dataset
@@ -54,7 +56,7 @@ def test_a_store_that_hangs_answers_for_itself_only(
     statuses: list[int] = []
 
     def ask() -> None:
-        with open_client(str(client.base_url)) as mine:
+        with httpx.Client(base_url=start.url, timeout=300) as mine:
             statuses.append(mine.get("/v1/datasets/stuck/refs/main").status_code)
 
     try:
@@ -97,16 +99,11 @@ def test_what_is_no_file_is_refused_and_not_waited_for(
 
 def test_a_row_that_went_bad_is_503_for_itself(start: Start, folder) -> None:
     client = start(datasets={"demo": str(folder[0])})
-    with start.database().write() as session:
+    with start.database.write() as session:
         for number, uri in enumerate(["s3://bucket/a//b", "ftp://x", f"/{'x' * 300}"]):
-            values = {"n": f"bad{number}", "u": uri}
-            session.execute(
-                text(
-                    "INSERT INTO datasets (name, folded, uri, place, description, created_at)"
-                    " VALUES (:n, :n, :u, :u, '', 0)"
-                ),
-                values,
-            )
+            names = "name, folded, uri, place, description, created_at"
+            insert = text(f"INSERT INTO datasets ({names}) VALUES (:n, :n, :u, :u, '', 0)")
+            session.execute(insert, {"n": f"bad{number}", "u": uri})
     for number in range(3):
         for path in ("refs", "refs/main", "snapshots", f"shards/{'0' * 64}.arrow"):
             answer = client.get(f"/v1/datasets/bad{number}/{path}")
@@ -133,7 +130,7 @@ def test_one_caller_cannot_pile_up_heavy_work(
     url = f"/v1/datasets/demo/snapshots/{folder[2]}/stats"
 
     def ask() -> None:
-        with open_client(str(client.base_url)) as mine:
+        with httpx.Client(base_url=start.url, timeout=300) as mine:
             answers.append(mine.get(url))
 
     threads = _many(20, ask)
@@ -173,33 +170,33 @@ def _late(function: Callable[[], Any]) -> Any:
     return function()
 
 
+def away(self: Database) -> Any:
+    raise OperationalError("SELECT 1", {}, Exception("the connection was refused"))
+
+
 def test_while_the_database_is_away_known_tokens_read_bytes_and_the_rest_is_503(
     start: Start, folder, monkeypatch: pytest.MonkeyPatch, caplog
 ) -> None:
     client = start(auth="on", datasets={"demo": str(folder[0])}, max_jobs=0)
-    made = create_token(start.database(), label="x", scopes=["read"])[1]
-    unknown = create_token(start.database(), label="y", scopes=["read"])[1]
-    revoked_id, revoked = create_token(start.database(), label="z", scopes=["read"])
+    revoked = start.token("read")
+    known, other, gone = start.as_("read"), start.as_("read"), start.client(revoked)
     manifest = f"/v1/datasets/demo/snapshots/{folder[2]}"
-    with open_client(str(client.base_url), made) as known:
-        shard = known.get(manifest).json()["shards"][0]["name"]
-        assert known.get(f"/v1/datasets/demo/shards/{shard}").status_code == 200
-        with open_client(str(client.base_url), revoked) as gone:
-            assert gone.get(manifest).status_code == 200
-            revoke_token(start.database(), revoked_id)
-            until_trusted()
-            assert gone.get(manifest).status_code == 401
-            database_away(monkeypatch)
-            assert [gone.get(manifest).status_code for _ in range(3)] == [503] * 3, "not 200"
-        for path in (manifest, f"{manifest}/index", f"/v1/datasets/demo/shards/{shard}"):
-            assert known.get(path).status_code == 200
-        for path in ("/v1/datasets", "/v1/datasets/demo/refs/main", "/v1/jobs", "/"):
-            answer = known.get(path)
-            assert answer.status_code == 503 and answer.headers["Retry-After"] == "2"
-        assert known.get("/v1/jobs").json()["code"] == "database_away"
-        assert known.get("/healthz").status_code == 200
-        with open_client(str(client.base_url), unknown) as other:
-            assert other.get(manifest).status_code == 503
+    shard = f"/v1/datasets/demo/shards/{known.get(manifest).json()['shards'][0]['name']}"
+    assert known.get(shard).status_code == gone.get(manifest).status_code == 200
+    revoke_token(start.database, id_of(revoked))
+    until_trusted()
+    assert gone.get(manifest).status_code == 401
+    monkeypatch.setattr(Database, "read", away)
+    monkeypatch.setattr(Database, "write", away)
+    assert [gone.get(manifest).status_code for _ in range(3)] == [503] * 3, "not 200"
+    for path in (manifest, f"{manifest}/index", shard):
+        assert known.get(path).status_code == 200
+    for path in ("/v1/datasets", "/v1/datasets/demo/refs/main", "/v1/jobs", "/"):
+        answer = known.get(path)
+        assert answer.status_code == 503 and answer.headers["Retry-After"] == "2"
+    assert known.get("/v1/jobs").json()["code"] == "database_away"
+    assert known.get("/healthz").status_code == 200
+    assert other.get(manifest).status_code == 503
     assert "Traceback" not in caplog.text
     monkeypatch.undo()
     assert client.get("/healthz").status_code == 200

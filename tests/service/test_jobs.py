@@ -21,21 +21,14 @@ from pydantic import SecretStr
 from sqlalchemy import select
 from sqlalchemy.exc import OperationalError
 from tests.featurize.job.stage import descendants
+from tests.featurize.job.stage import wait_until as until
 from tests.featurize.search.family import family, fasta
-from tests.inside import units_inside
-from tests.service.conftest import (
-    Start,
-    open_client,
-    until,
-    until_trusted,
-    wait_for_job,
-    work_off,
-)
+from tests.service.conftest import Start, id_of, until_trusted
 
-from evofeed.featurize.job import JobHost, run, run_job
+from evofeed.featurize.job import run
 from evofeed.featurize.search import RECIPES
 from evofeed.service import ServiceSettings, serving, state
-from evofeed.service.access.auth import create_token, revoke_token
+from evofeed.service.access.auth import revoke_token
 from evofeed.service.database.database import Database
 from evofeed.service.database.tables import AuditRow, JobRow
 from evofeed.service.jobs import queue as jobs
@@ -43,7 +36,6 @@ from evofeed.service.jobs import scheduler
 from evofeed.service.jobs.config import checked_config
 from evofeed.service.jobs.queue import ENDED, JobQueue
 from evofeed.service.jobs.runner import _Pulse
-from evofeed.service.jobs.scheduler import Scheduler
 from evofeed.service.problems import Problem
 from evofeed.service.routes.jobs import Recipe
 from evofeed.service.snapshots.catalog import Catalog
@@ -66,6 +58,12 @@ def submit(client: httpx.Client, raw: Path, **changes: Any) -> str:
     return str(answer.json()["id"])
 
 
+def wait_for_job(client: httpx.Client, job_id: str, *states: str) -> dict[str, Any]:
+    """A job in one of these states: one that has ended, unless told otherwise."""
+    until(lambda: client.get(f"/v1/jobs/{job_id}").json()["state"] in (states or ENDED))
+    return dict(client.get(f"/v1/jobs/{job_id}").json())
+
+
 @pytest.mark.slow
 def test_a_job_outlives_its_service_tells_its_progress_and_publishes(raw, tmp_path) -> None:
     settings = ServiceSettings(
@@ -74,7 +72,7 @@ def test_a_job_outlives_its_service_tells_its_progress_and_publishes(raw, tmp_pa
     )  # fmt: skip
     with serving(settings) as url, httpx.Client(base_url=url, timeout=60) as client:
         job_id = submit(client, raw, preset="openfold", crop={"max_msa_rows": 16})
-        wait_for_job(client, job_id, {"running", *ENDED})
+        wait_for_job(client, job_id, "running", *ENDED)
     with Database(settings.url).read() as session:
         row = session.get(JobRow, job_id)
         assert row is not None and row.state in ("queued", "succeeded")
@@ -93,12 +91,12 @@ def test_a_job_outlives_its_service_tells_its_progress_and_publishes(raw, tmp_pa
         assert client.get("/v1/datasets/out/refs/main").json()["digest"] == dataset.digest
         log = client.get(f"/v1/jobs/{job_id}/log")
         assert log.status_code == 200 and "Traceback" not in log.text
+        assert "INFO attempt" in log.text and "6 good" in log.text
 
 
 def test_a_job_with_a_recipe_searches_its_sequences_first(
-    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    start: Start, tmp_path: Path, jobs_wait: None
 ) -> None:
-    monkeypatch.setattr(Scheduler, "start", lambda self: None)
     query, *kin = family(1, 6, 60)
     asked = fasta(tmp_path / "q.fasta", [("one", query), ("two", query[5:]), ("bad:id", query)])
     rows = fasta(tmp_path / "uniref90.fasta", [(f"k{n}", s) for n, s in enumerate(kin)])
@@ -109,7 +107,7 @@ def test_a_job_with_a_recipe_searches_its_sequences_first(
     new = {"dataset": "out", "input_uri": asked, "recipe": "af9"}
     assert client.post("/v1/jobs", json=new).status_code == 422
     job_id = submit(client, Path(asked), recipe="af2", max_broken=0.5)
-    work_off(start, monkeypatch)
+    start.work_off()
     job = client.get(f"/v1/jobs/{job_id}").json()
     assert job["state"] == "succeeded", job["error"]
     assert (job["result"]["num_good"], job["result"]["num_broken"]) == (2, 1)
@@ -140,7 +138,7 @@ def test_a_job_that_waits_or_runs_can_be_cancelled_and_leaves_no_process(
     running = submit(client, raw)
     waiting = submit(client, raw, dataset="other")
     assert client.post(f"/v1/jobs/{waiting}/cancel").json()["state"] == "cancelled"
-    wait_for_job(client, running, {"running"})
+    wait_for_job(client, running, "running")
     in_use = client.delete("/v1/datasets/out")
     assert (in_use.status_code, in_use.json()["code"]) == (409, "dataset_in_use")
     assert client.post(f"/v1/jobs/{running}/retry").status_code == 409
@@ -183,16 +181,14 @@ def test_a_full_queue_says_so_and_a_dataset_has_one_job_at_a_time(database: Data
 
 
 @pytest.fixture
-def idle(start_any: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> httpx.Client:
-    """A service whose jobs wait for `work_off`."""
-    monkeypatch.setattr(Scheduler, "start", lambda self: None)
+def idle(start_any: Start, tmp_path: Path, jobs_wait: None) -> httpx.Client:
+    """A service whose jobs wait."""
     return start_any(datasets={"out": str(tmp_path / "out")})
 
 
 def test_a_job_tells_what_it_could_not_do_until_a_retry_has_done_it(
-    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog
+    start: Start, tmp_path: Path, jobs_wait: None, caplog
 ) -> None:
-    monkeypatch.setattr(Scheduler, "start", lambda self: None)
     idle = start(datasets={"out": str(tmp_path / "out")})
     write_synthetic(tmp_path / "raw", 3, seed=1)
     victim = sorted((tmp_path / "raw").rglob("*.a3m"))[0]
@@ -203,7 +199,7 @@ def test_a_job_tells_what_it_could_not_do_until_a_retry_has_done_it(
     (odd / victim.name).write_bytes(b">q\nACDE\n")
     first = submit(idle, tmp_path / "raw", max_broken=0.1)
     second = submit(idle, tmp_path / "raw", max_broken=0.9)
-    work_off(start, monkeypatch)
+    start.work_off()
 
     def letters(job: str) -> list[str]:
         page = idle.get(f"/v1/jobs/{job}/dead-letters").json()
@@ -224,32 +220,20 @@ def test_a_job_tells_what_it_could_not_do_until_a_retry_has_done_it(
             assert idle.post(f"/v1/jobs/{second}/cancel").json()["state"] == "cancelled"
             assert letters(first) == letters(second) == broken
     victim.write_bytes(whole)
-    work_off(start, monkeypatch)
+    caplog.clear()
+    start.work_off()
     assert view(second)["result"]["num_good"] == 3 and view(second)["attempts"] == 2
     assert len(letters(second)) == 1 and letters(first) == broken
     lines = [r.getMessage() for r in caplog.records if r.name == "evofeed.service.runner"]
-    assert any(line.startswith("broken") and broken[1] in line for line in lines)
-
-
-def test_what_breaks_is_reported_before_the_job_is_over(tmp_path: Path) -> None:
-    write_synthetic(tmp_path / "raw", 2, seed=1)
-    sorted((tmp_path / "raw").rglob("*.a3m"))[0].write_bytes(b">only\nAC\n>ragged\nACDEFGHIKL\n")
-    reported: list[str] = []
-    before_the_end: list[str] = []
-    host = JobHost(
-        found=lambda entries: reported.extend(e["chain_id"] for e in entries),
-        move=lambda *_: before_the_end.extend(reported),
-    )
-    options = {"executor": "local", "workers": 1, "max_broken": 0.9}
-    with units_inside():
-        report = run_job(str(tmp_path / "raw"), str(tmp_path / "out"), host=host, **options)
-    assert set(before_the_end) >= {chain["chain_id"] for chain in report.broken} != set()
+    (told,) = [n for n, line in enumerate(lines) if line.startswith("broken")]
+    (written,) = [n for n, line in enumerate(lines) if line.startswith("snapshot")]
+    assert letters(second)[0] in lines[told] and told < written, "while it runs"
 
 
 def test_what_a_job_says_of_chains_is_there_while_it_runs(
     idle: httpx.Client, start_any: Start
 ) -> None:
-    queue = JobQueue(start_any.database(), 9)
+    queue = JobQueue(start_any.database, 9)
     job = submit(idle, Path("/raw"))
     assert queue.claim(1) == job
     note = {"kind": "note", "chain_id": "1abc_A", "type": "", "message": "3 passed over\x00"}
@@ -264,7 +248,7 @@ def test_what_a_job_says_of_chains_is_there_while_it_runs(
 def test_old_jobs_and_lines_of_the_audit_are_forgotten_and_young_ones_are_not(
     idle: httpx.Client, start_any: Start
 ) -> None:
-    database = start_any.database()
+    database = start_any.database
     queue = JobQueue(database, 9)
     old, young = submit(idle, Path("/a")), submit(idle, Path("/b"))
     while job := queue.claim(1):
@@ -285,7 +269,7 @@ def test_old_jobs_and_lines_of_the_audit_are_forgotten_and_young_ones_are_not(
 def test_two_services_never_run_two_jobs_of_one_dataset(
     idle: httpx.Client, start_any: Start
 ) -> None:
-    database = start_any.database()
+    database = start_any.database
     for n in range(6):
         submit(idle, Path(f"/{n}"))
 
@@ -370,34 +354,29 @@ def test_a_heart_beats_on_after_the_database_was_busy() -> None:
 
 
 def test_events_are_numbered_and_dated_and_end_with_the_job_or_the_token(
-    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    start: Start, tmp_path: Path, jobs_wait: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Scheduler, "start", lambda self: None)
     monkeypatch.setattr("evofeed.service.routes.jobs._LOOK_SECONDS", 0.02)
-    client = start(auth="on", datasets={"out": str(tmp_path / "out")}, input_roots=(str(tmp_path),))
-    database = start.database()
-    token_id, text = create_token(database, label="x", scopes=["read", "jobs", "publish"])
-    queue = JobQueue(database, 100)
-    new = {"dataset": "out", "input_uri": str(tmp_path)}
-    with open_client(str(client.base_url), text) as own:
-        job = own.post("/v1/jobs", json=new).json()["id"]
-        with own.stream("GET", f"/v1/jobs/{job}/events") as stream:
-            lines = stream.iter_lines()
-            first = [next(lines) for _ in range(3)]
-            assert queue.claim(1) == job
-            queue.end(job, jobs.CANCELLED)
-            rest = list(lines)
-        assert first[:2] == ["id: 1", "event: progress"]
-        seen = json.loads(first[2].removeprefix("data: "))
-        assert seen["state"] == "queued" and seen["updated_at"].startswith("20")
-        numbers = [int(line[4:]) for line in rest if line.startswith("id: ")]
-        assert numbers == list(range(2, 2 + len(numbers)))
-        assert rest[-3:-1] == ["event: end", 'data: {"state": "cancelled"}']
-        other = own.post("/v1/jobs", json=new).json()["id"]
-        with own.stream("GET", f"/v1/jobs/{other}/events") as stream:
-            lines = stream.iter_lines()
-            assert next(lines) == "id: 1"
-            revoke_token(database, token_id)
-            until_trusted()
-            assert "event: end" not in list(lines), "cut off: nothing says how the job is"
-        assert own.get(f"/v1/jobs/{other}").status_code == 401
+    start(auth="on", datasets={"out": str(tmp_path / "out")}, input_roots=(str(tmp_path),))
+    text, queue = start.token("read", "jobs", "publish"), JobQueue(start.database, 100)
+    own, new = start.client(text), {"dataset": "out", "input_uri": str(tmp_path)}
+    job, other = (own.post("/v1/jobs", json=new).json()["id"] for _ in range(2))
+    with own.stream("GET", f"/v1/jobs/{job}/events") as stream:
+        lines = stream.iter_lines()
+        first = [next(lines) for _ in range(3)]
+        assert queue.claim(1) == job
+        queue.end(job, jobs.CANCELLED)
+        rest = list(lines)
+    assert first[:2] == ["id: 1", "event: progress"]
+    seen = json.loads(first[2].removeprefix("data: "))
+    assert seen["state"] == "queued" and seen["updated_at"].startswith("20")
+    numbers = [int(line[4:]) for line in rest if line.startswith("id: ")]
+    assert numbers == list(range(2, 2 + len(numbers)))
+    assert rest[-3:-1] == ["event: end", 'data: {"state": "cancelled"}']
+    with own.stream("GET", f"/v1/jobs/{other}/events") as stream:
+        lines = stream.iter_lines()
+        assert next(lines) == "id: 1"
+        revoke_token(start.database, id_of(text))
+        until_trusted()
+        assert "event: end" not in list(lines), "cut off: nothing says how the job is"
+    assert own.get(f"/v1/jobs/{other}").status_code == 401

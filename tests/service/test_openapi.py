@@ -93,6 +93,8 @@ TOKENS = [
         ("POST", "/v1/datasets", {"content": b"{"}, 422),
         ("POST", "/v1/datasets", {"content": b"\xff" * 9}, 422),
         ("POST", "/v1/datasets", {"data": {"name": "x"}}, 422),
+        ("POST", "/v1/datasets", {"content": '{"name": "x", "uri": "/tmp"}',  # of a foreign page
+                                  "headers": {"Content-Type": "text/plain"}}, 422),
         ("POST", "/v1/datasets", {"content": b"x" * (2 << 20)}, 413),
         ("GET", "/v1/config", {"headers": {"Host": "rebound.example"}}, 421),
     ],

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import logging
 import socket
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.service.conftest import Start, open_client, until
+from tests.featurize.job.stage import wait_until as until
+from tests.service.conftest import Start
 
-from evofeed.service.access.auth import create_token
 from evofeed.service.problems import Problem
 from evofeed.service.requests.ranges import parse_range
 from evofeed.store import Dataset
@@ -51,53 +50,63 @@ def test_a_method_counts_in_either_case(served) -> None:
     assert upper["matched"] == lower["matched"] > 0
 
 
-def test_texts_that_a_database_cannot_keep_are_refused(start_any: Start, tmp_path) -> None:
-    client = start_any(datasets={"out": str(tmp_path / "out")})
-    headers = {"Content-Type": "application/json"}
-    for name, value in (
-        ("description", '"a\\u0000b"'),
-        ("description", '"a\\ud800"'),
-        ("description", '"a\\u0001"'),
-    ):
-        text = f'{{"name": "x", "uri": "{tmp_path}/x", "{name}": {value}}}'
-        answer = client.post("/v1/datasets", content=text, headers=headers)
-        assert answer.status_code == 422, answer.text
-    for number in ("NaN", "Infinity", "-Infinity", "1e999"):
-        text = (
-            f'{{"dataset": "out", "input_uri": "/raw", '
-            f'"config": {{"confidence_threshold": {number}}}}}'
+def test_texts_that_a_database_cannot_keep_are_refused(start: Start, tmp_path) -> None:
+    client = start(datasets={"out": str(tmp_path / "out")})
+    texts = [
+        ("datasets", f'"name": "x", "uri": "{tmp_path}/x", "description": "{text}"')
+        for text in ("a\\u0000b", "a\\ud800", "a\\u0001")
+    ]
+    numbers = [
+        (
+            "jobs",
+            f'"dataset": "out", "input_uri": "/raw", "config": {{"confidence_threshold": {x}}}',
         )
-        assert client.post("/v1/jobs", content=text, headers=headers).status_code == 422
+        for x in ("NaN", "Infinity", "-Infinity", "1e999")
+    ]
+    for path, text in texts + numbers:
+        headers = {"Content-Type": "application/json"}
+        answer = client.post(f"/v1/{path}", content=f"{{{text}}}", headers=headers)
+        assert answer.status_code == 422, answer.text
     fine = {"name": "x", "uri": f"{tmp_path}/x", "description": "ä\u2028\ttext\n"}
     assert client.post("/v1/datasets", json=fine).status_code == 201
 
 
-def test_a_dataset_registered_twice_is_there_once(start: Start, tmp_path) -> None:
+def test_a_dataset_registered_twice_is_there_once_in_whatever_case(start: Start, tmp_path) -> None:
     client = start()
-    new = {"name": "x", "uri": str(tmp_path / "x"), "description": "one"}
-    first, second = (client.post("/v1/datasets", json=new) for _ in range(2))
-    assert (first.status_code, second.status_code) == (201, 200)
-    assert first.headers["Location"] == second.headers["Location"] == "/v1/datasets/x"
-    assert client.post("/v1/datasets", json=new | {"description": "two"}).status_code == 200
-    assert client.post("/v1/datasets", json=new | {"description": ""}).status_code == 200
-    assert client.get("/v1/datasets/x").json()["description"] == "two"
-    gone = client.delete("/v1/datasets/x")
+    new = {"name": "X", "uri": str(tmp_path / "x"), "description": "one"}
+    for changes, status in (
+        ({}, 201), ({}, 200), ({"description": "two"}, 200), ({"description": ""}, 200),
+        ({"name": "x"}, 409), ({"uri": "/else"}, 409),
+    ):  # fmt: skip
+        made = client.post("/v1/datasets", json=new | changes)
+        assert made.status_code == status, changes
+        assert status == 409 or made.headers["Location"] == "/v1/datasets/X"
+    assert client.get("/v1/datasets/X").json()["description"] == "two"
+    gone = client.delete("/v1/datasets/X")
     assert gone.status_code == 204 and "content-type" not in gone.headers
 
 
 def test_readers_see_no_places(start: Start, folder) -> None:
-    client = start(auth="on", datasets={"demo": str(folder[0])})
-    database = start.database()
+    start(auth="on", datasets={"demo": str(folder[0])})
+    reader = start.as_("read")
+    assert reader.get("/v1/datasets/demo").json()["uri"] is None
+    assert str(folder[0]) not in reader.get("/").text
+    assert start.as_("read", "jobs").get("/v1/datasets/demo").json()["uri"] == str(folder[0])
 
-    def get(path: str, *scopes: str, **options: Any) -> Any:
-        text = create_token(database, label="x", scopes=list(scopes), **options)[1]
-        with open_client(str(client.base_url), text) as own:
-            return own.get(path)
 
-    assert get("/v1/datasets/demo", "read").json()["uri"] is None
-    assert get("/v1/datasets/demo", "read", "jobs").json()["uri"] == str(folder[0])
-    assert str(folder[0]) not in get("/", "read").text
-    assert get("/metrics", "read", datasets=["demo"]).status_code == 403
+@pytest.mark.parametrize(("auth", "whose"), [("on", "private"), ("read", "public")])
+def test_a_shared_cache_may_keep_only_what_anybody_may_read(
+    start: Start, folder, auth: str, whose: str
+) -> None:
+    start(auth=auth, datasets={"demo": str(folder[0])})
+    reader, manifest = start.as_("read"), f"/v1/datasets/demo/snapshots/{folder[2]}"
+    shard = reader.get(manifest).json()["shards"][0]["name"]
+    of_manifest = [f"{manifest}{path}" for path in ("", "/index", "/stats", "/chains")]
+    for path in (*of_manifest, f"/v1/datasets/demo/shards/{shard}"):
+        answer = reader.get(path)
+        said = answer.headers["cache-control"].split(", ")
+        assert (answer.status_code, said[0]) == (200, whose), path
+        assert {"public", "private"} & set(said) == {whose} and "s-maxage" not in str(said)
 
 
 def test_who_hangs_up_in_a_body_leaves_no_traceback(

@@ -11,9 +11,8 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.service.conftest import Start, bearer, open_client, publish
+from tests.service.conftest import Start, id_of, publish
 
-from evofeed.service.access.auth import create_token
 from evofeed.store import Dataset
 
 URL = "/v1/datasets/demo/refs/main"
@@ -25,10 +24,9 @@ Moving = tuple[httpx.Client, str, Path, str, str]
 def moving(start_any: Start, folder, tmp_path: Path) -> Moving:
     """A publisher's client and id, of a service on a dataset of this test's own."""
     shutil.copytree(folder[0], tmp_path / "copy")
-    client = start_any(auth="on", datasets={"demo": str(tmp_path / "copy")})
-    token_id, text = create_token(start_any.database(), label="p", scopes=["read", "publish"])
-    client.headers.update(bearer(text))
-    return client, token_id, tmp_path / "copy", folder[1], folder[2]
+    start_any(auth="on", datasets={"demo": str(tmp_path / "copy")})
+    text = start_any.token("read", "publish")
+    return start_any.client(text), id_of(text), tmp_path / "copy", folder[1], folder[2]
 
 
 def move(client: httpx.Client, digest: str, *now: str, url: str = URL, **more: str) -> int:
@@ -118,33 +116,30 @@ def test_racing_publishers_and_readers_leave_one_row_for_each_move(
     moving: Moving, start_any: Start
 ) -> None:
     one, token_id, _, first, second = moving
-    scopes = ["read", "publish"]
-    other_id, text = create_token(start_any.database(), label="q", scopes=scopes, datasets=["demo"])
-    won: list[str] = []
-    stop = threading.Event()
+    text, won, stop = start_any.token("read", "publish", datasets=["demo"]), [], threading.Event()
+    two = start_any.client(text)
 
     def read() -> None:
-        with open_client(str(one.base_url), text) as mine:
+        with httpx.Client(base_url=start_any.url, headers=two.headers, timeout=300) as mine:
             while not stop.is_set():
                 mine.get(URL)
                 mine.get(f"{URL}/history?limit=1")
 
-    readers = [threading.Thread(target=read) for _ in range(2)]
-    for reader in readers:
-        reader.start()
-    with open_client(str(one.base_url), text) as two, ThreadPoolExecutor(2) as pool:
-        for _ in range(ROUNDS):
-            at = one.get(URL).json()["digest"]
-            won.append(first if at == second else second)
-            turns = [pool.submit(move, by, won[-1], at, message="a race") for by in (one, two)]
-            assert [turn.result() for turn in turns] == [200, 200]
-        stop.set()
-        for reader in readers:
-            reader.join()
+    with ThreadPoolExecutor(4) as pool:
+        readers = [pool.submit(read) for _ in range(2)]
+        try:
+            for _ in range(ROUNDS):
+                at = one.get(URL).json()["digest"]
+                won.append(first if at == second else second)
+                turns = [pool.submit(move, by, won[-1], at, message="a race") for by in (one, two)]
+                assert [turn.result() for turn in turns] == [200, 200]
+        finally:
+            stop.set()
+        assert [reader.result() for reader in readers] == [None, None]
     moves = moves_of(one, "?limit=1000")
     assert [move["digest"] for move in reversed(moves)] == [second, *won]
     principals = [move["principal"] for move in moves]
-    assert principals[-1] == "store" and set(principals[:-1]) <= {token_id, other_id}
+    assert principals[-1] == "store" and set(principals[:-1]) <= {token_id, id_of(text)}
     assert {move["message"] for move in moves[:-1]} == {"a race"}
 
 

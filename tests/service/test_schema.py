@@ -10,12 +10,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 from tests.featurize.search.family import fasta, require_programs
-from tests.service.conftest import Start, open_client
+from tests.service.conftest import Start
 
-from evofeed.service.access.auth import SCOPES, create_token
+from evofeed.service.access.auth import SCOPES
 from evofeed.service.jobs.queue import FAILED
 from evofeed.service.jobs.scheduler import Scheduler
 
@@ -44,16 +43,15 @@ def end_all(self: Scheduler) -> None:
 
 @pytest.fixture
 def known(
-    start_any: Start, folder: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> tuple[httpx.Client, str, dict[str, list[Any]]]:
-    """A service with something of everything, whose token it is of, and what it is called."""
+    start_any: Start, folder: Any, tmp_path: Path, jobs_wait: None, monkeypatch: pytest.MonkeyPatch
+) -> tuple[str, dict[str, list[Any]]]:
+    """A token of a service with something of everything, and what that is called."""
     require_programs()
     monkeypatch.setattr(Scheduler, "wake", end_all)
-    monkeypatch.setattr(Scheduler, "start", lambda self: None)
-    shutil.copytree(folder[0], tmp_path / "copy")
-    shutil.copytree(folder[0], tmp_path / "spare")
+    for name in ("copy", "spare"):
+        shutil.copytree(folder[0], tmp_path / name)
     (tmp_path / "raw").mkdir()
-    client = start_any(
+    start_any(
         auth="on",
         datasets={"demo": str(tmp_path / "copy"), "spare": str(tmp_path / "spare")},
         dataset_roots=(str(tmp_path),),
@@ -61,41 +59,32 @@ def known(
         msa_databases={"uniref": fasta(tmp_path / "uniref.fasta", [("a", SEQUENCE)])},
         msa_workers=1,
     )
-    _, token = create_token(start_any.database(), label="x", scopes=list(SCOPES))
-    digest = folder[2]
-    with open_client(str(client.base_url), token) as admin:
-
-        def made(path: str, **body: Any) -> str:
-            answer = admin.post(path, json=body)
-            assert answer.status_code < 300, answer.text
-            return str(answer.json().get("id", ""))
-
-        manifest = admin.get(f"/v1/datasets/demo/snapshots/{digest}").json()
-        ask = {"q": SEQUENCE, "mode": "all"}
-        while (ticket := admin.post("/ticket/msa", data=ask).json())["status"] != "COMPLETE":
-            assert ticket["status"] in ("PENDING", "RUNNING"), ticket
-        return (
-            client,
-            token,
-            {
-                "path.name": ["demo"],
-                "path.ref": ["main"],
-                "path.digest": [digest, folder[1]],
-                "path.chain_id": ["0003_A"],
-                "path.shard": [shard["name"] for shard in manifest["shards"]],
-                "path.job_id": [made("/v1/jobs", dataset="demo", input_uri=str(tmp_path / "raw"))],
-                "path.ticket_id": [ticket["id"]],
-                "query.world_size": [1, 2],
-                "query.rank": [0],
-                "body.q": [SEQUENCE],
-                "body.mode": ["env", "all", "pairgreedy"],
-                "body.dataset": ["demo"],
-                "body.ref": ["other"],
-                "body.digest": [digest],
-                "body.input_uri": [str(tmp_path / "raw")],
-                "body.uri": [str(tmp_path / name) for name in ("a", "b", "c")],
-            },
-        )
+    token, (_, first, digest) = start_any.token(*SCOPES), folder
+    admin, raw = start_any.client(token), str(tmp_path / "raw")
+    job = admin.post("/v1/jobs", json={"dataset": "demo", "input_uri": raw})
+    assert job.status_code == 202, job.text
+    manifest = admin.get(f"/v1/datasets/demo/snapshots/{digest}").json()
+    ask = {"q": SEQUENCE, "mode": "all"}
+    while (ticket := admin.post("/ticket/msa", data=ask).json())["status"] != "COMPLETE":
+        assert ticket["status"] in ("PENDING", "RUNNING"), ticket
+    return token, {
+        "path.name": ["demo"],
+        "path.ref": ["main"],
+        "path.digest": [digest, first],
+        "path.chain_id": ["0003_A"],
+        "path.shard": [shard["name"] for shard in manifest["shards"]],
+        "path.job_id": [job.json()["id"]],
+        "path.ticket_id": [ticket["id"]],
+        "query.world_size": [1, 2],
+        "query.rank": [0],
+        "body.q": [SEQUENCE],
+        "body.mode": ["env", "all", "pairgreedy"],
+        "body.dataset": ["demo"],
+        "body.ref": ["other"],
+        "body.digest": [digest],
+        "body.input_uri": [raw],
+        "body.uri": [str(tmp_path / name) for name in ("a", "b", "c")],
+    }
 
 
 def config(known: dict[str, list[Any]], token: str) -> str:
@@ -128,17 +117,16 @@ def config(known: dict[str, list[Any]], token: str) -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("start_any", ["postgres"], indirect=True)  # the stricter of the two
-def test_every_operation_keeps_to_its_schema(known: Any, tmp_path: Path) -> None:
-    client, token, names = known
+def test_every_operation_keeps_to_its_schema(known: Any, start_any: Start, tmp_path: Path) -> None:
+    token, names = known
     (tmp_path / "schemathesis.toml").write_text(config(names, token))
-    command = [sys.executable, "-m", "schemathesis.cli", "run"]
-    command += [f"{str(client.base_url).rstrip('/')}/openapi.json"]
+    command = [sys.executable, "-m", "schemathesis.cli", "run", f"{start_any.url}/openapi.json"]
     command += ["--checks", ",".join(_CHECKS), "--max-examples", "4"]
     command += ["--phases", "examples,coverage,fuzzing,stateful", "--generation-deterministic"]
     command += ["--request-timeout", "60", "--no-color", "--warnings", "off"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     assert " passed" in done.stdout
-    said = client.get("/metrics", headers={"Authorization": f"Bearer {token}"}).text
+    said = start_any.client(token).get("/metrics").text
     good = re.findall(r'requests_total\{endpoint="(\w+)",method="\w+",status="2', said)
     assert set(good) >= _REACHED, _REACHED - set(good)

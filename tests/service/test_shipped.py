@@ -8,7 +8,6 @@ again while the database was away.
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -17,7 +16,7 @@ import httpx
 import pytest
 import yaml
 from tests.bucket import local_bucket
-from tests.service.conftest import bearer, publish, until_trusted
+from tests.service.conftest import bearer, id_of, publish, until_trusted
 from tests.service.shipped import DEPLOY, ROOT, Shipped
 
 BASE = "/v1/datasets"
@@ -48,35 +47,51 @@ def admin(shipped: Shipped) -> str:
 
 
 @pytest.fixture(scope="module")
-def digest(shipped: Shipped, admin: str) -> str:
+def own(shipped: Shipped, admin: str) -> Iterator[httpx.Client]:
+    """A client with that token."""
+    with shipped.client(admin) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def digest(shipped: Shipped, own: httpx.Client) -> str:
     """Of a dataset below /data, registered as `local`."""
     made = publish(shipped.data / "local", range(5))
-    with shipped.client(admin) as client:
-        answer = client.post(BASE, json={"name": "local", "uri": str(shipped.data / "local")})
+    answer = own.post(BASE, json={"name": "local", "uri": str(shipped.data / "local")})
     assert answer.status_code == 201, answer.text
     return made
 
 
-def test_the_first_token_does_it_all(shipped: Shipped, admin: str) -> None:
-    with shipped.client(admin) as client:
-        assert set(client.get("/v1/me").json()["scopes"]) == {"admin", "read", "publish", "jobs"}
+def test_the_first_token_does_it_all(shipped: Shipped, own: httpx.Client) -> None:
+    assert set(own.get("/v1/me").json()["scopes"]) == {"admin", "read", "publish", "jobs"}
     with shipped.client() as client:
         assert client.get(BASE).status_code == 401
 
 
-def test_buckets_are_registered_and_read_and_other_places_are_not(
-    shipped: Shipped, admin: str
+def test_the_database_of_the_release_before_is_brought_up_to_date(
+    shipped: Shipped, own: httpx.Client
 ) -> None:
-    with shipped.client(admin) as client:
-        uri = shipped.bucket  # type: ignore[attr-defined]
-        made = client.post(BASE, json={"name": "remote", "uri": uri})
-        assert made.status_code == 201, made.text
-        ref = client.get(f"{BASE}/remote/refs/main").json()
-        page = client.get(f"{BASE}/remote/snapshots/{ref['digest']}/chains").json()
-        assert len(page["chains"]) == 3
-        for wrong in ("/etc", str(shipped.folder / "home")):
-            answer = client.post(BASE, json={"name": "x", "uri": wrong})
-            assert (answer.status_code, answer.json()["code"]) == (403, "place_not_allowed")
+    """By the migrating container's command; tokens, datasets and history go on."""
+    assert "up to date" in shipped.migrated
+    assert "old" in {one["label"] for one in own.get("/v1/tokens").json()["tokens"]}
+    assert {"pdb", "real"} <= {one["name"] for one in own.get(BASE).json()["datasets"]}
+    moves = "SELECT digest, principal FROM ref_moves WHERE message = 'May release'"
+    ((digest, principal),) = shipped.database.execute("evofeed", moves)
+    assert digest.startswith("b33d9733aec4") and principal == "9d689316406da15f"
+
+
+def test_buckets_are_registered_and_read_and_other_places_are_not(
+    shipped: Shipped, own: httpx.Client
+) -> None:
+    uri = shipped.bucket  # type: ignore[attr-defined]
+    made = own.post(BASE, json={"name": "remote", "uri": uri})
+    assert made.status_code == 201, made.text
+    ref = own.get(f"{BASE}/remote/refs/main").json()
+    page = own.get(f"{BASE}/remote/snapshots/{ref['digest']}/chains").json()
+    assert len(page["chains"]) == 3
+    for wrong in ("/etc", str(shipped.folder / "home")):
+        answer = own.post(BASE, json={"name": "x", "uri": wrong})
+        assert (answer.status_code, answer.json()["code"]) == (403, "place_not_allowed")
 
 
 def test_a_session_behind_tls_has_a_secure_cookie(shipped: Shipped, admin: str) -> None:
@@ -87,7 +102,9 @@ def test_a_session_behind_tls_has_a_secure_cookie(shipped: Shipped, admin: str) 
     assert "; secure" in cookie and "httponly" in cookie and "samesite=strict" in cookie
 
 
-def test_nobody_chooses_an_address_or_a_scheme(shipped: Shipped, admin: str) -> None:
+def test_nobody_chooses_an_address_or_a_scheme(
+    shipped: Shipped, admin: str, own: httpx.Client
+) -> None:
     """Neither through nginx nor past it; what is no address stands nowhere."""
     lies = {"X-Forwarded-For": "203.0.113.7, <script>", "X-Forwarded-Proto": "https"}
     direct = f"http://127.0.0.1:{shipped.port}"
@@ -98,8 +115,7 @@ def test_nobody_chooses_an_address_or_a_scheme(shipped: Shipped, admin: str) -> 
         assert client.get(BASE).status_code == 401
     wrong = httpx.get(f"{direct}{BASE}", headers=lies | {"Authorization": "Bearer evf_1"})
     assert wrong.status_code == 401
-    with shipped.client(admin) as client:
-        text = client.get("/v1/audit").text
+    text = own.get("/v1/audit").text
     assert "203.0.113" not in text and "script" not in text
 
 
@@ -122,36 +138,37 @@ def test_prometheus_scrapes_with_the_token_its_configuration_names(
 
 
 def test_nginx_sends_the_shards_that_the_service_allows(
-    shipped: Shipped, admin: str, digest: str
+    shipped: Shipped, own: httpx.Client, digest: str
 ) -> None:
-    with shipped.client(admin) as own:
-        manifest = own.get(f"{BASE}/local/snapshots/{digest}")
-        assert hashlib.sha256(manifest.content).hexdigest() == digest
-        shard = manifest.json()["shards"][0]
-        path = f"{BASE}/local/shards/{shard['name']}"
-        whole = own.get(path)
-        assert whole.status_code == 200
-        assert hashlib.sha256(whole.content).hexdigest() == shard["sha256"]
-        assert whole.headers["etag"] == f'"{shard["sha256"]}"'
-        assert whole.headers["cache-control"].startswith("private")
-        assert "x-accel-redirect" not in whole.headers
-        part = own.get(path, headers={"Range": "bytes=10-19"})
-        assert part.status_code == 206 and part.content == whole.content[10:20]
-        for known_as, status in ((whole.headers["etag"], 206), ('"another"', 200)):
-            more = own.get(path, headers={"Range": "bytes=10-19", "If-Range": known_as})
-            wanted = whole.content[10:20] if status == 206 else whole.content
-            assert (more.status_code, more.content) == (status, wanted), "a download is resumed"
-        known = own.get(path, headers={"If-None-Match": whole.headers["etag"]})
-        assert known.status_code == 304 and not known.content
-        assert own.head(path).headers["content-length"] == str(shard["nbytes"])
-        there = shipped.data / "local" / "shards" / shard["name"]
-        assert own.get(f"/_shards{there}").status_code == 404, "internal is internal"
-        assert own.get(f"{BASE}/local/shards/{'0' * 64}.arrow").status_code == 404
-        there.rename(shipped.folder / "away")
-        there.symlink_to(shipped.folder / "away")
-        assert own.get(path).status_code in (403, 404, 502), "a link is somebody's who swaps"
-        there.unlink()
-        (shipped.folder / "away").rename(there)
+    manifest = own.get(f"{BASE}/local/snapshots/{digest}")
+    assert hashlib.sha256(manifest.content).hexdigest() == digest
+    shard = manifest.json()["shards"][0]
+    path = f"{BASE}/local/shards/{shard['name']}"
+    whole = own.get(path)
+    assert whole.status_code == 200
+    assert hashlib.sha256(whole.content).hexdigest() == shard["sha256"]
+    assert whole.headers["etag"] == f'"{shard["sha256"]}"'
+    assert whole.headers["cache-control"].startswith("private")
+    assert "x-accel-redirect" not in whole.headers
+    etag, some, part = whole.headers["etag"], {"Range": "bytes=10-19"}, whole.content[10:20]
+    for more, status, wanted in (
+        ({}, 206, part),
+        ({"If-Range": etag}, 206, part),  # a download is resumed
+        ({"If-Range": '"another"'}, 200, whole.content),
+    ):
+        answer = own.get(path, headers=some | more)
+        assert (answer.status_code, answer.content) == (status, wanted), more
+    known = own.get(path, headers={"If-None-Match": etag})
+    assert known.status_code == 304 and not known.content
+    assert own.head(path).headers["content-length"] == str(shard["nbytes"])
+    there = shipped.data / "local" / "shards" / shard["name"]
+    assert own.get(f"/_shards{there}").status_code == 404, "internal is internal"
+    assert own.get(f"{BASE}/local/shards/{'0' * 64}.arrow").status_code == 404
+    there.rename(shipped.folder / "away")
+    there.symlink_to(shipped.folder / "away")
+    assert own.get(path).status_code in (403, 404, 502), "a link is somebody's who swaps"
+    there.unlink()
+    (shipped.folder / "away").rename(there)
     with shipped.client() as client:
         assert client.get(path).status_code == 401
 
@@ -166,17 +183,17 @@ def test_what_anybody_may_send_is_limited_at_the_door(shipped: Shipped) -> None:
         assert 429 in forms
 
 
+@pytest.mark.parametrize("shipped", ["compose"], indirect=True)
 def test_a_revoked_token_stays_revoked_while_the_database_is_away(
-    shipped: Shipped, admin: str, digest: str
+    shipped: Shipped, admin: str, own: httpx.Client, digest: str
 ) -> None:
-    with shipped.client(admin) as client:
-        until_trusted()  # and until nginx, whose limits the test before used up, takes 50 more
-        shard = client.get(f"{BASE}/local/snapshots/{digest}").json()["shards"][0]["name"]
+    until_trusted()  # and until nginx, whose limits the test before used up, takes 50 more
+    shard = own.get(f"{BASE}/local/snapshots/{digest}").json()["shards"][0]["name"]
     path = f"{BASE}/local/shards/{shard}"
     good, bad = (new_token(shipped, admin, label) for label in ("good", "bad"))
     with shipped.client(good) as known, shipped.client(bad) as revoked:
         assert known.get(path).status_code == revoked.get(path).status_code == 200
-        shipped.run("tokens", "revoke", bad.split("_")[1])
+        shipped.run("tokens", "revoke", id_of(bad))
         until_trusted()
         assert revoked.get(path).status_code == 401
         shipped.database.pause()
@@ -189,27 +206,3 @@ def test_a_revoked_token_stays_revoked_while_the_database_is_away(
         finally:
             shipped.database.resume()
         assert revoked.get(path).status_code == 401
-
-
-def test_the_database_of_the_release_before_is_brought_up_to_date(
-    shipped: Shipped, tmp_path: Path
-) -> None:
-    """By the migrating container's command; tokens, datasets and history go on."""
-    shipped.database.create("older")
-    text = (Path(__file__).parent / "data" / "database_0005.sql").read_text()
-    real = tmp_path.resolve() / "real"
-    digest = publish(real, range(3))
-    recorded = re.findall(r"'main', '([0-9a-f]{64})'", text)[0]
-    text = text.replace("/srv/evofeed/data/real", str(real)).replace(recorded, digest)
-    shipped.database.execute("older", text)
-    before = shipped.environment
-    shipped.environment = before | {"EVOFEED_DATABASE_URL": shipped.database.url("older")}
-    try:
-        assert "up to date" in shipped.run("serve", "--migrate")
-    finally:
-        shipped.environment = before
-    assert shipped.database.execute("older", "SELECT label FROM tokens") == [("old",)]
-    moved = shipped.database.execute(
-        "older", "SELECT message, digest FROM ref_moves WHERE message <> ''"
-    )
-    assert moved[0][0] == "May release" and moved[0][1] == digest

@@ -11,12 +11,11 @@ import httpx
 import pytest
 from fastapi.routing import APIRoute
 from pydantic import SecretStr
-from tests.service.conftest import Start, bearer, token, until_trusted
+from tests.service.conftest import Start, bearer, id_of, until_trusted
 
 from evofeed.base.errors import AccessDenied
 from evofeed.service import ServiceSettings
 from evofeed.service.access.auth import COOKIE, PUBLIC, SCOPES, make_start_token, revoke_token
-from evofeed.service.database.database import Database
 from evofeed.service.database.tables import AuditRow, Base, TokenRow
 from evofeed.service.pages import ROUTERS as PAGES
 from evofeed.service.requests.routing import ScopedRoute, make_router
@@ -25,168 +24,135 @@ from evofeed.store import Dataset
 
 
 @pytest.fixture
-def guarded(start: Start, folder) -> tuple[httpx.Client, Database]:
-    """A service that asks for tokens, and its database."""
-    client = start(auth="on", datasets={"demo": str(folder[0])})
-    return client, start.database()
+def guarded(start: Start, folder) -> Start:
+    """A service that asks for tokens."""
+    start(auth="on", datasets={"demo": str(folder[0])})
+    return start
 
 
-def test_a_token_for_one_dataset_sees_no_other(guarded, folder) -> None:
-    client, database = guarded
-    mine = bearer(token(database, *SCOPES, datasets=["mine"]))
-    every = bearer(token(database, *SCOPES))
-    assert client.get("/v1/datasets/demo", headers=mine).status_code == 403
-    assert client.get("/v1/datasets/nowhere", headers=mine).status_code == 403
+def test_a_token_for_one_dataset_sees_no_other(guarded: Start, folder) -> None:
+    mine, every = guarded.as_(*SCOPES, datasets=["mine"]), guarded.as_(*SCOPES)
+    assert mine.get("/v1/datasets/nowhere").status_code == 403
     manifest, tag = f"/v1/datasets/demo/snapshots/{folder[2]}", f'"{folder[2]}"'
     some = {"Range": "bytes=0-9"}
     asked = ("GET", {"If-None-Match": tag}, 304), ("HEAD", {}, 200), ("GET", some, 206)
-    for method, more, status in asked:
-        assert client.request(method, manifest, headers=every | more).status_code == status
-        assert client.request(method, manifest, headers=mine | more).status_code == 403
-    assert client.get("/v1/datasets", headers=mine).json()["datasets"] == []
-    assert [d["name"] for d in client.get("/v1/datasets", headers=every).json()["datasets"]] == [
-        "demo"
-    ]
+    for method, headers, status in asked:
+        assert every.request(method, manifest, headers=headers).status_code == status
+        assert mine.request(method, manifest, headers=headers).status_code == 403
+    for client, names in ((mine, []), (every, ["demo"])):
+        assert [d["name"] for d in client.get("/v1/datasets").json()["datasets"]] == names
     new = {"name": "theirs", "uri": str(folder[0])}
-    assert client.post("/v1/datasets", json=new, headers=mine).status_code == 403
-    for path in ("/v1/tokens", "/v1/audit"):
-        assert client.get(path, headers=mine).status_code == 403
+    assert mine.post("/v1/datasets", json=new).status_code == 403
+    for path in ("/v1/tokens", "/v1/audit", "/metrics"):
+        assert mine.get(path).status_code == 403
 
 
-def test_a_dataset_opens_over_http_with_a_token_and_not_without(guarded, folder) -> None:
-    client, database = guarded
-    url = f"{str(client.base_url).rstrip('/')}/v1/datasets/demo"
-    given = token(database, "read", datasets=["demo"])
+def test_a_dataset_opens_over_http_with_a_token_and_not_without(guarded: Start, folder) -> None:
+    url = f"{guarded.url}/v1/datasets/demo"
+    given = guarded.token("read", datasets=["demo"])
     with Dataset.open(url, token=given) as remote:
         assert remote.digest == folder[2] and remote[0].num_res > 0
-        revoke_token(database, given.split("_")[1])
+        revoke_token(guarded.database, id_of(given))
         until_trusted()
         with pytest.raises(AccessDenied, match=r"401 .the token was revoked.*EVOFEED_TOKEN"):
             remote[0]
     with pytest.raises(AccessDenied, match=r"401 .this needs a token"):
         Dataset.open(url)
-    other = token(database, "read", datasets=["other"])
+    other = guarded.token("read", datasets=["other"])
     with pytest.raises(AccessDenied, match=r"403 .this token is not for dataset 'demo'"):
         Dataset.open(url, token=other)
 
 
-def test_a_token_makes_no_wider_token_than_itself(guarded) -> None:
-    client, database = guarded
-    narrow = bearer(token(database, "admin", "read", datasets=["demo"]))
-    for body in (
-        {"label": "x", "scopes": ["publish"], "datasets": ["demo"]},
-        {"label": "x", "scopes": ["read"]},
-        {"label": "x", "scopes": ["read"], "datasets": ["demo", "other"]},
+def test_a_token_makes_no_wider_token_than_itself(guarded: Start) -> None:
+    narrow, good = guarded.as_("admin", "read", datasets=["demo"]), {"label": "x"}
+    for scopes, datasets, status in (
+        (["publish"], ["demo"], 403),
+        (["read"], None, 403),
+        (["read"], ["demo", "other"], 403),
+        (["read"], ["demo"], 201),
     ):
-        assert client.post("/v1/tokens", json=body, headers=narrow).status_code == 403
-    good = {"label": "x", "scopes": ["read"], "datasets": ["demo"], "seconds": 60}
-    made = client.post("/v1/tokens", json=good, headers=narrow)
-    assert made.status_code == 201
-    assert client.get("/v1/datasets/demo", headers=bearer(made.json()["token"])).status_code == 200
+        new = good | {"scopes": scopes, "datasets": datasets, "seconds": 60}
+        made = narrow.post("/v1/tokens", json=new)
+        assert made.status_code == status, new
+    own = guarded.client(made.json()["token"])
+    assert own.get("/v1/datasets/demo").status_code == 200
 
 
-def test_expired_revoked_altered_and_malformed_tokens_are_refused(guarded) -> None:
-    client, database = guarded
-    good = token(database, "read", "admin")
-    short = token(database, "read", seconds=3600)
+def test_expired_revoked_altered_and_malformed_tokens_are_refused(guarded: Start) -> None:
+    good, short = guarded.token("read", "admin"), guarded.token("read", seconds=3600)
+    client = guarded.client()
     assert client.get("/v1/datasets", headers=bearer(short)).status_code == 200
-    with database.write() as session:  # an hour later
-        session.get_one(TokenRow, short.split("_")[1]).expires_at = time.time() - 0.001
+    with guarded.database.write() as session:  # an hour later
+        session.get_one(TokenRow, id_of(short)).expires_at = time.time() - 0.001
     until_trusted()
     altered = good[:-1] + ("A" if good[-1] != "A" else "B")
     unknown = f"evf_{'0' * 16}{good[20:]}"
-    for wrong in (
-        short,
-        altered,
-        unknown,
-        "-",
-        "evf_",
-        good.upper(),
-        f"{good}x",
-        "é" * 9,
-        "x" * 9000,
-    ):
+    odd = "-", "evf_", good.upper(), f"{good}x", "é" * 9, "x" * 9000
+    for wrong in (short, altered, unknown, *odd):
         answer = client.get("/v1/datasets", headers={"Authorization": b"Bearer " + wrong.encode()})
         assert answer.status_code == 401, wrong
         assert "Bearer" in answer.headers["www-authenticate"]
     basic = client.get("/v1/datasets", headers={"Authorization": f"Basic {good}"})
     assert basic.status_code == 401
-    token_id = good.split("_")[1]
-    assert client.delete(f"/v1/tokens/{token_id}", headers=bearer(good)).status_code == 204
+    assert client.delete(f"/v1/tokens/{id_of(good)}", headers=bearer(good)).status_code == 204
     assert client.get("/v1/datasets", headers=bearer(good)).status_code == 401
 
 
-def test_no_secret_is_at_rest_or_in_the_log(guarded, tmp_path: Path, caplog) -> None:
-    client, database = guarded
+def test_no_secret_is_at_rest_or_in_the_log(guarded: Start, tmp_path: Path, caplog) -> None:
     caplog.set_level("DEBUG")
-    admin = token(database, "admin", "read")
-    body = {"label": "x", "scopes": ["read"]}
-    made = client.post("/v1/tokens", json=body, headers=bearer(admin)).json()["token"]
-    client.get(f"/v1/datasets?after=x&token={made}", headers=bearer(made))
-    secrets = [text.split("_", 2)[2] for text in (admin, made)]
-    with database.read() as session:
+    admin, body = guarded.token("admin", "read"), {"label": "x", "scopes": ["read"]}
+    made = guarded.client(admin).post("/v1/tokens", json=body).json()["token"]
+    guarded.client(made).get(f"/v1/datasets?after=x&token={made}")
+    with guarded.database.read() as session:
         tables = [session.execute(table.select()).all() for table in Base.metadata.sorted_tables]
     files = b"".join(path.read_bytes() for path in tmp_path.rglob("service.sqlite3*"))
-    assert admin.split("_")[1] in repr(tables)
-    for secret in secrets:
+    ours = [r.getMessage() for r in caplog.records if r.name.startswith(("evofeed", "uvicorn"))]
+    assert id_of(admin) in repr(tables) and ours
+    for secret in (text.split("_", 2)[2] for text in (admin, made)):
         assert secret not in repr(tables) and secret.encode() not in files
-        ours = [r.getMessage() for r in caplog.records if r.name.startswith(("evofeed", "uvicorn"))]
-        assert ours and not any(secret in line for line in ours)
+        assert not any(secret in line for line in ours)
 
 
-def test_a_cookie_reads_but_never_writes(guarded) -> None:
-    client, database = guarded
-    text = token(database, *SCOPES)
-    with httpx.Client(base_url=client.base_url) as browser:
-        wrong = browser.post("/ui/login", data={"token": "evf_nope"})
-        assert wrong.status_code == 401 and "set-cookie" not in wrong.headers
-        browser.post("/ui/login", data={"token": text})
-        assert browser.cookies and text not in str(browser.cookies)
-        assert browser.get("/v1/datasets/demo").status_code == 200
-        assert browser.delete("/v1/datasets/demo").status_code == 401
-        kept = dict(browser.cookies)
-        for forged in (
-            f"{kept[COOKIE]}x",
-            kept[COOKIE].replace(".", ".A", 1),
-            '"\\000"',
-            "local.a.b",
-        ):
-            answer = httpx.get(f"{client.base_url}/v1/me", headers={"Cookie": f"{COOKIE}={forged}"})
-            assert answer.status_code == 401, forged
-        revoke_token(database, text.split("_")[1])
-        until_trusted()
-        assert browser.get("/v1/datasets/demo").status_code == 401
-    with httpx.Client(base_url=client.base_url, cookies=kept) as thief:
-        assert thief.get("/v1/datasets/demo").status_code == 401
+def test_a_cookie_reads_but_never_writes(guarded: Start) -> None:
+    text, browser = guarded.token(*SCOPES), guarded.client()
+    wrong = browser.post("/ui/login", data={"token": "evf_nope"})
+    assert wrong.status_code == 401 and "set-cookie" not in wrong.headers
+    browser.post("/ui/login", data={"token": text})
+    assert browser.cookies and text not in str(browser.cookies)
+    assert browser.get("/v1/datasets/demo").status_code == 200
+    assert browser.delete("/v1/datasets/demo").status_code == 401
+    kept = dict(browser.cookies)[COOKIE]
+    for forged in (f"{kept}x", kept.replace(".", ".A", 1), '"\\000"', "local.a.b"):
+        answer = guarded.client().get("/v1/me", headers={"Cookie": f"{COOKIE}={forged}"})
+        assert answer.status_code == 401, forged
+    revoke_token(guarded.database, id_of(text))
+    until_trusted()
+    assert browser.get("/v1/datasets/demo").status_code == 401
 
 
-def test_who_signs_out_ends_every_copy_of_the_cookie_and_nobody_elses(guarded) -> None:
-    client, database = guarded
-    texts = [token(database, "read") for _ in range(2)]
-    mine, theirs, copy = (httpx.Client(base_url=client.base_url) for _ in range(3))
-    with mine, theirs, copy:
-        for browser, text in zip((mine, theirs), texts, strict=True):
-            assert browser.post("/ui/login", data={"token": text}).status_code == 303
-        copy.cookies.update(mine.cookies)
-        assert [one.get("/v1/me").status_code for one in (mine, theirs, copy)] == [200] * 3
-        assert mine.post("/ui/logout").status_code == 303 and not mine.cookies
-        assert [one.get("/v1/me").status_code for one in (mine, theirs, copy)] == [401, 200, 401]
-        assert copy.post("/ui/logout").status_code == 303, "and once more harms nothing"
-        again = mine.post("/ui/login", data={"token": texts[0]})
-        assert again.status_code == 303 and mine.get("/v1/me").status_code == 200
-    with database.read() as session:
-        ended = session.query(AuditRow).filter_by(action="session.end").all()
-    assert len(ended) == 1
+def test_who_signs_out_ends_every_copy_of_the_cookie_and_nobody_elses(guarded: Start) -> None:
+    texts = [guarded.token("read") for _ in range(2)]
+    browsers = mine, _, copy = [guarded.client() for _ in range(3)]
+    for browser, text in zip(browsers, texts, strict=False):
+        assert browser.post("/ui/login", data={"token": text}).status_code == 303
+    copy.cookies.update(mine.cookies)
+    assert [one.get("/v1/me").status_code for one in browsers] == [200] * 3
+    assert mine.post("/ui/logout").status_code == 303 and not mine.cookies
+    assert [one.get("/v1/me").status_code for one in browsers] == [401, 200, 401]
+    assert copy.post("/ui/logout").status_code == 303, "and once more harms nothing"
+    again = mine.post("/ui/login", data={"token": texts[0]})
+    assert again.status_code == 303 and mine.get("/v1/me").status_code == 200
+    with guarded.database.read() as session:
+        assert session.query(AuditRow).filter_by(action="session.end").count() == 1
 
 
-def test_the_audit_tells_who_did_what(guarded) -> None:
-    client, database = guarded
-    text = token(database, "admin", "read")
-    lines = client.get("/v1/audit", headers=bearer(text)).json()["lines"]
+def test_the_audit_tells_who_did_what(guarded: Start) -> None:
+    admin = guarded.as_("admin", "read")
+    lines = admin.get("/v1/audit").json()["lines"]
     assert lines[0]["action"] == "token.create" and lines[0]["principal"] == "local"
     assert {"dataset.register", "token.create"} <= {line["action"] for line in lines}
-    first = client.get("/v1/audit?limit=1", headers=bearer(text)).json()
-    rest = client.get(f"/v1/audit?before={first['next']}", headers=bearer(text)).json()
+    first = admin.get("/v1/audit?limit=1").json()
+    rest = admin.get(f"/v1/audit?before={first['next']}").json()
     assert first["lines"] + rest["lines"] == lines
 
 
@@ -206,13 +172,11 @@ def test_tokens_are_asked_for_on_loopback_too(tmp_path: Path) -> None:
 
 def test_the_printed_token_signs_a_browser_in_and_ends_with_the_next_start(start: Start) -> None:
     client = start(auth="auto")
-    database = start.database()
     assert client.post("/v1/datasets", json={"name": "x", "uri": "/x"}).status_code == 401
-    text = make_start_token(database)
+    text = make_start_token(start.database)
     there = client.get("/ui/login", params={"token": text, "then": "/ui/datasets/x?x=1"})
     assert (there.status_code, there.headers["location"]) == (303, "/ui/datasets/x?x=1")
     assert client.get("/").status_code == 200 and "sign out" in client.get("/").text
-    assert "sign out" not in start(auth="off").get("/").text  # nobody signed in
     me = client.get("/v1/me", headers=bearer(text)).json()
     assert me["id"] == "local" and set(me["scopes"]) == set(SCOPES)
     assert client.post("/ui/logout").status_code == 303
@@ -221,7 +185,7 @@ def test_the_printed_token_signs_a_browser_in_and_ends_with_the_next_start(start
     assert away.headers["location"] == "/"
     client.get("/ui/login", params={"token": text})
     assert client.get("/").status_code == 200
-    make_start_token(database)
+    make_start_token(start.database)
     until_trusted()
     assert client.get("/v1/me", headers=bearer(text)).status_code == 401
     assert client.get("/").status_code == 303, "its cookie ends with it"
@@ -246,21 +210,20 @@ def harmless(route: APIRoute) -> tuple[str, str]:
 
 def status(client: httpx.Client, route: APIRoute, text: str = "") -> int:
     method, path = harmless(route)
-    answer = client.request(method, path, headers=bearer(text) if text else {})
+    answer = client.request(method, path, headers=bearer(text))
     to_login = answer.headers.get("location", "").startswith("/ui/login")
     assert answer.status_code < 500, (method, path, answer.text)
     return 401 if to_login and not path.startswith("/ui/log") else answer.status_code
 
 
-def test_every_role_gets_at_every_route_what_its_mark_says(start: Start, folder) -> None:
-    client = start(auth="on", datasets={"demo": str(folder[0])})
-    database = start.database()
-    good = {scope: token(database, scope) for scope in SCOPES}
-    elsewhere = token(database, *SCOPES, datasets=["other"])
-    revoked, expired = (token(database, *SCOPES, seconds=3600) for _ in range(2))
-    revoke_token(database, revoked.split("_")[1])
-    with database.write() as session:
-        session.get_one(TokenRow, expired.split("_")[1]).expires_at = time.time() - 1
+def test_every_role_gets_at_every_route_what_its_mark_says(guarded: Start) -> None:
+    client = guarded.client()
+    good = {scope: guarded.token(scope) for scope in SCOPES}
+    elsewhere = guarded.token(*SCOPES, datasets=["other"])
+    revoked, expired = (guarded.token(*SCOPES, seconds=3600) for _ in range(2))
+    revoke_token(guarded.database, id_of(revoked))
+    with guarded.database.write() as session:
+        session.get_one(TokenRow, id_of(expired)).expires_at = time.time() - 1
     assert len(ROUTES) > 40
     for route in ROUTES:
         assert isinstance(route, ScopedRoute)
@@ -286,6 +249,7 @@ def test_whoever_has_no_token_may_what_the_service_allows(
     start: Start, folder, auth: str, anonymous: set[str]
 ) -> None:
     client = start(auth=auth, datasets={"demo": str(folder[0])})
+    assert "sign out" not in client.get("/").text  # nobody signed in
     for route in ROUTES:
         assert isinstance(route, ScopedRoute)
         may = bool(anonymous & set(route.mark.scopes)) or PUBLIC in route.mark.scopes
