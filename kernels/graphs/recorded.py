@@ -3,9 +3,8 @@
 A block of AF2 takes the GPU a few milliseconds and Python two or three times as long.
 So the first call of a module with inputs of new shapes is recorded, forward and
 backward, and further calls replay it: the loop stays eager, the CPU launches two graphs
-a block. `recording.py` has the recording itself; here is when there can be one. In
-evaluation mode it is the ninth call of a kind in a row: denoising steps come two hundred
-times, chains of all lengths once or a few times.
+a block. `recording.py` has the recording itself; here is when there can be one, for calls in
+evaluation mode with `evaluation.py`.
 
 Between a forward and its backward a recording is taken; a module called again before
 that (templates one by one, weights shared along the depth) is recorded again. A block outside
@@ -27,6 +26,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from evofeed.kernels.graphs.evaluation import Arguments, Evaluation, RecordedCall
 from evofeed.kernels.graphs.keeping import Budget
 from evofeed.kernels.graphs.recording import Homes, Recording, stream_number
 from evofeed.kernels.runtime.backend import autocast_type
@@ -39,8 +39,6 @@ from evofeed.kernels.runtime.private_apis import (
 
 MOST_RECORDINGS = 8  # of a module: shapes, and calls in flight
 MOST_MOVES = 4  # times its parameters may have moved
-EAGER_CALLS = 8  # of a kind in a row before a recording, in evaluation mode
-
 _PLAIN = (Tensor, nn.Parameter)
 _KNOWN = (Tensor, int, float, str, type(None), torch.dtype)
 _paused = False
@@ -72,6 +70,8 @@ def run(
     """
     if torch.compiler.is_compiling() or (torch.is_grad_enabled() and not module.training):
         return call(*args, **kwargs)
+    if not module.training:
+        return _run_again(module, call, args, kwargs) if record else call(*args, **kwargs)
     tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
     recompute = (
         budget is not None and _recomputable()
@@ -79,10 +79,7 @@ def run(
     )  # fmt: skip
     why_not = _why_not(tensors) if record and not _paused else ""
     if why_not is None:
-        states = _states.setdefault(module, {})
-        state = states.get(module.training)
-        if state is None:
-            state = states[module.training] = _State(module)
+        state = _state_of(module)
         recording, why_not = state.find(module, call, args, kwargs, tensors, recompute)
         if recording is not None:
             return recording(tensors)
@@ -91,6 +88,39 @@ def run(
     if recompute:
         return checkpoint(call, *args, use_reentrant=False, **kwargs)
     return call(*args, **kwargs)
+
+
+def _run_again(
+    module: nn.Module, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """`call(*args, **kwargs)` in evaluation mode, recorded once such calls come again."""
+    if _paused:
+        return call(*args, **kwargs)
+    given = Arguments(args, kwargs)
+    why_not = _why_not(list(given.tensors.values()))
+    if why_not is None:
+        found, why_not = _state_of(module).find_again(module, call, given)
+        if found is not None:
+            return found(given.leaves)
+    if why_not:
+        _warn_once(f"{_name(module)} runs without CUDA graphs: {why_not}")
+        return call(*args, **kwargs)
+    inside = (
+        paused() if _denoises(module) else contextlib.nullcontext()
+    )  # it will be recorded whole
+    with inside:
+        return call(*args, **kwargs)
+
+
+def _denoises(module: Any) -> bool:
+    return module.form is not None and module.form.denoises
+
+
+def _state_of(module: nn.Module) -> _State:
+    states = _states.setdefault(module, {})
+    if module.training not in states:
+        states[module.training] = _State(module)
+    return states[module.training]
 
 
 def _recomputable() -> bool:
@@ -137,9 +167,7 @@ class _State:
 
     def __init__(self, module: nn.Module) -> None:
         self._recordings: dict[Hashable, list[Recording]] = {}
-        self._training = module.training
-        self._latest: Hashable = None  # kind of call, and how often in a row it came
-        self._times = 0
+        self._again = Evaluation()
         self._moves = 0
         self._look(module)
         kinds = {type(home[name]) for home, name in self._homes} - set(_PLAIN)
@@ -152,13 +180,7 @@ class _State:
         kwargs: dict[str, Any], tensors: list[Tensor], recompute: bool,
     ) -> tuple[Recording | None, str]:  # fmt: skip
         """A free recording of such a call, else None and why."""
-        if not self._given_up and self._changed():
-            self._recordings.clear()
-            self._look(module)
-            self._moves += 1
-            if self._moves > MOST_MOVES:
-                self._given_up = "its parameters or rates keep moving"
-        if self._given_up:
+        if self._gives_up(module):
             return None, self._given_up
         for value in (*args, *kwargs.values()):
             if not isinstance(value, _KNOWN):
@@ -167,34 +189,52 @@ class _State:
         for recording in self._recordings.get(kind, ()):
             if not recording.taken():
                 return recording, ""
-        if not (self._training or self._comes_again(kind)):
-            return None, ""
         found = self._recordings.setdefault(kind, [])
         if sum(map(len, self._recordings.values())) >= MOST_RECORDINGS:
             return None, (
                 f"it has {MOST_RECORDINGS} recordings: more shapes, or more calls whose backward "
                 "pass has not come yet, are not recorded"
             )
+        with self._recording():
+            found.append(
+                Recording(_of_tensors(call, args, kwargs), tensors, self._homes, recompute)
+            )
+        return (None, self._given_up) if self._given_up else (found[-1], "")
+
+    def find_again(
+        self, module: nn.Module, call: Callable[..., Any], given: Arguments
+    ) -> tuple[RecordedCall | None, str]:
+        """A recording of a call in evaluation mode, if it comes often enough; else None and why."""
+        found = None
+        if not self._gives_up(module):
+            with self._recording():
+                found = self._again.find(call, given, self._homes)
+        return found, self._given_up
+
+    def _gives_up(self, module: nn.Module) -> bool:
+        """Whether nothing of the module is recorded any more."""
+        if not self._given_up and self._changed():
+            self._forget()
+            self._look(module)
+            self._moves += 1
+            if self._moves > MOST_MOVES:
+                self._given_up = "its parameters or rates keep moving"
+        return bool(self._given_up)
+
+    def _forget(self) -> None:
+        self._recordings.clear()
+        self._again = Evaluation()
+
+    @contextlib.contextmanager
+    def _recording(self) -> Iterator[None]:
+        """Modules inside run eagerly; gives up where something waits for the device."""
         grad = torch.is_grad_enabled()
         try:
             with paused(), torch.inference_mode(False), torch.set_grad_enabled(grad):
-                forward = _of_tensors(call, args, kwargs)
-                found.append(Recording(forward, tensors, self._homes, recompute))
-        except RuntimeError as error:  # something waits for the device, or memory is short
-            self._recordings.clear()
+                yield
+        except RuntimeError as error:  # or memory is short
+            self._forget()
             self._given_up = f"it cannot be recorded: {str(error).splitlines()[0]}"
-            return None, self._given_up
-        return found[-1], ""
-
-    def _comes_again(self, kind: Hashable) -> bool:
-        """Whether calls in evaluation mode are to be recorded: the oldest recording makes room."""
-        self._times = self._times + 1 if kind == self._latest else 1
-        self._latest = kind
-        if self._times <= EAGER_CALLS:
-            return False
-        if len(self._recordings) >= MOST_RECORDINGS:
-            del self._recordings[next(iter(self._recordings))]
-        return True
 
     def _look(self, module: nn.Module) -> None:
         """Remembers what recordings rely on."""

@@ -153,7 +153,7 @@ class Recording:
 
     def forth(self, given: Sequence[Tensor]) -> list[Tensor]:
         """The results, in memory of their own."""
-        with _one_at_a_time, torch.no_grad():
+        with one_at_a_time, torch.no_grad():
             copy_all(self._inputs, given)
             self._replay()
             return [t.detach().clone() for t in self._made]
@@ -258,7 +258,7 @@ def _stand_ins(homes: Homes) -> Iterator[list[tuple[tuple[dict[str, Any], str], 
 
 # --- the device -----------------------------------------------------------------------------------
 
-_one_at_a_time = threading.Lock()  # threads that predict share a stream, and so its memory
+one_at_a_time = threading.Lock()  # threads that predict share a stream, and so its memory
 _streams: dict[torch.device, torch.cuda.Stream] = {}
 _pools: dict[Hashable, Any] = {}
 _shared: weakref.WeakValueDictionary[Hashable, Tensor] = weakref.WeakValueDictionary()

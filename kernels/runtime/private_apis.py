@@ -14,13 +14,16 @@ import torch
 from torch import Tensor
 from torch._utils import _unflatten_dense_tensors
 from torch.autograd import forward_ad
-from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 VERSIONS = {"torch": ("2.8", "2.13"), "triton": ("3.4", "3.7")}
 """From and up to which versions these names hold."""
 
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+DispatchMode = TorchDispatchMode
+"""A context whose `__torch_dispatch__` is called for every operator below autograd and autocast."""
 
 
 # --- autograd -------------------------------------------------------------------------------------

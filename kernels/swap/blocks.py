@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from evofeed.kernels.ops.gated_attention.op import gated_attention, gated_attention_fits
 from evofeed.kernels.ops.outer_product_mean.op import (
@@ -128,3 +128,33 @@ for _pairs in (  # `MSALayer` of Boltz-2, and of Boltz-1
     {"pairformer_layer": pairs_as_boltz}, {**TRIANGLES, "z_transition": transit_gated}
 ):  # fmt: skip
     Form(None, {**_BOLTZ, **_pairs}, ("z", "m", "token_mask", "msa_mask"))
+
+# Steps of sampling: the modules of a diffusion model that take noised atoms to denoised ones.
+_STEPS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    (  # OpenFold3
+        "diffusion_conditioning atom_attn_enc layer_norm_s linear_s diffusion_transformer "
+        "layer_norm_a atom_attn_dec",
+        ("batch", "xl_noisy", "token_mask", "atom_mask", "t", "si_input", "si_trunk", "zij_trunk"),
+    ),
+    (  # Protenix
+        "diffusion_conditioning atom_attention_encoder layernorm_s linear_no_bias_s "
+        "diffusion_transformer layernorm_a atom_attention_decoder normalize",
+        ("x_noisy", "t_hat_noise_level", "input_feature_dict", "s_inputs", "s_trunk", "z_trunk",
+         "pair_z", "p_lm", "c_l", "inplace_safe", "chunk_size", "use_conditioning",
+         "enable_efficient_fusion"),
+    ),
+    (  # Boltz-1
+        "single_conditioner pairwise_conditioner atom_attention_encoder s_to_a_linear "
+        "token_transformer a_norm atom_attention_decoder",
+        ("s_inputs", "s_trunk", "z_trunk", "r_noisy", "times", "relative_position_encoding",
+         "feats", "multiplicity", "model_cache"),
+    ),
+    (  # Boltz-2
+        "single_conditioner atom_attention_encoder s_to_a_linear token_transformer a_norm "
+        "atom_attention_decoder",
+        ("s_inputs", "s_trunk", "r_noisy", "times", "feats", "diffusion_conditioning",
+         "multiplicity"),
+    ),
+)  # fmt: skip
+for _children, _given in _STEPS:
+    Form(None, dict.fromkeys(_children.split(), nn.Module), _given, denoises=True)

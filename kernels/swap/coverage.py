@@ -84,7 +84,7 @@ def _marked(model: nn.Module) -> Iterator[None]:
 
     handles = []
     for module in model.modules():
-        if isinstance(module, Fused):
+        if isinstance(module, Fused) and not (module.form and module.form.denoises):
             handles.append(module.register_forward_pre_hook(enter))
             handles.append(module.register_forward_hook(leave, always_call=True))
     try:

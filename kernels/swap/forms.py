@@ -89,6 +89,8 @@ class Form:
         untried: what speaks against a module whose forward cannot be run.
         recordable: whether its calls are recorded as CUDA graphs where it is outside of a block.
             What atoms have too is not: every crop has another number of them.
+        denoises: whether it is a whole step of sampling, recorded in evaluation mode alone; its
+            own forward calls what is fused inside.
     """
 
     run: Run | None
@@ -101,6 +103,7 @@ class Form:
     widths: Mapping[str, str] = field(default_factory=dict)
     untried: Callable[[Any], str | None] = lambda module: None
     recordable: bool = True
+    denoises: bool = False
 
     def __post_init__(self) -> None:
         FORMS.append(self)

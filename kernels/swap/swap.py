@@ -104,6 +104,9 @@ def to_fused(
             answer = module.mixin if isinstance(module, Fused) else _answer(module)
         if isinstance(answer, str):
             report.kept[name] = answer
+        elif isinstance(answer, Form) and answer.denoises:
+            if cuda_graphs:
+                fuse(module, FusedForm, answer, recorded=True)
         elif answer is not None:
             form, mixin = (answer, FusedForm) if isinstance(answer, Form) else (None, answer)
             inside = any(name.startswith(prefix) for prefix in outer)

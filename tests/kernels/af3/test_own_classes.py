@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import importlib
+import inspect
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 
 from evofeed.kernels import SwapReport, to_fused
 from evofeed.kernels.fused_module import Fused
+from evofeed.kernels.swap.forms import form_of
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # theirs
 N = 5
@@ -96,3 +98,27 @@ def test_openfold3s_diffusion_transformer(copies: bool, device: str) -> None:
         return _results((out,), [*leaves, *module.parameters()])
 
     _compare(module, run, device)
+
+
+@pytest.mark.parametrize("project", ["boltz", "boltz2", "openfold3", "protenix"])
+def test_the_module_of_a_denoising_step_is_recorded_whole(
+    project: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LAYERNORM_TYPE", "torch")  # Protenix's other one is compiled at import
+    sizes = {"token_s": 16, "token_z": 8, "atom_s": 16, "atom_z": 8, "atom_feature_dim": 389}
+    windows = {"atoms_per_window_queries": 32, "atoms_per_window_keys": 128}
+    with torch.device("meta"):
+        if project == "openfold3":
+            configs = importlib.import_module("openfold3.projects.of3_all_atom.config.model_config")
+            structure = importlib.import_module("openfold3.core.model.structure.diffusion_module")
+            made = structure.DiffusionModule(configs.model_config.architecture.diffusion_module)
+        elif project == "protenix":
+            made = importlib.import_module("protenix.model.modules.diffusion").DiffusionModule()
+        else:
+            name = {"boltz": "diffusion", "boltz2": "diffusionv2"}[project]
+            module = importlib.import_module(f"boltz.model.modules.{name}")
+            kinds = inspect.signature(module.DiffusionModule.__init__).parameters
+            given = {k: v for k, v in (sizes | windows).items() if k in kinds}
+            made = module.DiffusionModule(**given)
+    form = form_of(made)
+    assert form is not None and form.denoises

@@ -1,0 +1,198 @@
+"""Calls in evaluation mode that come again: at the ninth of a kind in a row they are recorded.
+
+Denoising steps come two hundred times, chains of all lengths once or a few times. Arguments may be
+in dictionaries and lists, as the batch of a whole denoising module is. A tensor that was the same
+one in all those calls, unchanged, is read where it is, and the recording holds as long as it is
+given again; others are copied. Whatever else is an argument counts as a constant.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from evofeed.kernels.graphs.constants import ChangedInPlace, Constants
+from evofeed.kernels.graphs.recording import Homes, Recording, one_at_a_time, stream_number
+from evofeed.kernels.runtime.backend import autocast_type
+from evofeed.kernels.runtime.private_apis import tf32_allowed
+
+MOST_RECORDINGS = 8  # of a module
+EAGER_CALLS = 8  # of a kind in a row before a recording
+MOST_BEGUN = 8  # times that a shorter row may begin; arguments that change then may always change
+
+_EQUAL = (int, float, str, bytes, type(None), torch.dtype, torch.device)
+"""Constants that are the same if they are equal; other objects must be the same ones."""
+
+Leaves = list[Any]
+
+
+class Arguments:
+    """Of one call.
+
+    Attributes:
+        leaves: tensors and constants, out of the dictionaries, lists and tuples they are in.
+        tensors: those of the leaves that are, by their number.
+    """
+
+    def __init__(self, *containers: Any) -> None:
+        self.leaves: Leaves = []
+        self.shape = _taken_apart(containers, self.leaves)
+        self.tensors = {n: leaf for n, leaf in enumerate(self.leaves) if isinstance(leaf, Tensor)}
+
+    @functools.cached_property
+    def kind(self) -> Hashable:
+        """What calls must have in common to share a recording."""
+        device = next(iter(self.tensors.values())).device
+        settings = autocast_type(device.type), tf32_allowed(), stream_number(device)
+        return (self.shape, *map(_kind_of, self.leaves), *settings)
+
+
+def _taken_apart(value: Any, leaves: Leaves) -> Hashable:
+    """The shape of nested containers, and what is in them behind `leaves`."""
+    if type(value) is dict:
+        return dict, tuple((key, _taken_apart(inner, leaves)) for key, inner in value.items())
+    if type(value) in (list, tuple):
+        return type(value), tuple(_taken_apart(inner, leaves) for inner in value)
+    leaves.append(value)
+    return None
+
+
+def _put_together(shape: Any, leaves: Iterator[Any]) -> Any:
+    """The containers of a shape, from what is in them."""
+    if shape is None:
+        return next(leaves)
+    kind, parts = shape
+    if kind is dict:
+        return {key: _put_together(inner, leaves) for key, inner in parts}
+    return kind(_put_together(inner, leaves) for inner in parts)
+
+
+def _kind_of(leaf: Any) -> Hashable:
+    if isinstance(leaf, Tensor):
+        return leaf.shape, leaf.stride(), leaf.dtype, leaf.device
+    return type(leaf), leaf if isinstance(leaf, _EQUAL) else None
+
+
+class _Same:
+    """Tells whether a later argument is this one, unchanged."""
+
+    def __init__(self, leaf: Any) -> None:
+        try:
+            self._leaf = weakref.ref(leaf)
+        except TypeError:
+            kind = type(leaf).__name__
+            raise RuntimeError(f"an argument is a {kind}, no tensor and no constant") from None
+        self._mark = _mark(leaf)
+
+    def __call__(self, leaf: Any) -> bool:
+        return self._leaf() is leaf and self._mark == _mark(leaf)
+
+
+def _mark(leaf: Any) -> tuple[int, int]:
+    if not isinstance(leaf, Tensor):
+        return 0, 0
+    return leaf.data_ptr(), 0 if leaf.is_inference() else leaf._version
+
+
+class RecordedCall(NamedTuple):
+    """A recording, what of the host it reads, which arguments must be given again, its results."""
+
+    recording: Recording
+    answers: list[Any]
+    staying: dict[int, _Same]
+    results: Any
+
+    def holds(self, leaves: Leaves) -> bool:
+        """Whether arguments of its kind may be replayed."""
+        return all(same(leaves[n]) for n, same in self.staying.items())
+
+    def __call__(self, leaves: Leaves) -> Any:
+        """What the module's forward returns for these arguments."""
+        copied = [
+            leaf for n, leaf in enumerate(leaves)
+            if isinstance(leaf, Tensor) and n not in self.staying
+        ]  # fmt: skip
+        return _put_together(self.results, iter(self.recording(copied)))
+
+
+class Evaluation:
+    """The recordings of one module in evaluation mode."""
+
+    def __init__(self) -> None:
+        self.recordings: dict[Hashable, RecordedCall] = {}
+        self._latest: Hashable = None
+        self._times = self._begun = 0
+        self._staying: dict[int, _Same] = {}
+
+    def find(self, call: Callable[..., Any], given: Arguments, homes: Homes) -> RecordedCall | None:
+        """A recording of such a call; a new one if it comes often enough.
+
+        Raises:
+            RuntimeError: it cannot be recorded.
+        """
+        found = self.recordings.get(given.kind)
+        if found is not None:
+            if found.holds(given.leaves):
+                return found
+            del self.recordings[given.kind]
+            self._latest = None
+        self._count(given)
+        if self._times <= EAGER_CALLS:
+            return None
+        if len(self.recordings) >= MOST_RECORDINGS:
+            del self.recordings[next(iter(self.recordings))]
+        with one_at_a_time:
+            made = self.recordings[given.kind] = _record(call, given, homes, dict(self._staying))
+        return made
+
+    def _count(self, given: Arguments) -> None:
+        """How often in a row calls of this kind came, and with which arguments that stayed.
+
+        What changes from the first call to the second is what changes. Where anything else does
+        later, another prediction has begun.
+        """
+        if given.kind != self._latest:
+            self._latest, self._begun, self._times = given.kind, 0, 0
+            self._staying = {}
+        same = {n: stays for n, stays in self._staying.items() if stays(given.leaves[n])}
+        later = self._times > 1 and len(same) < len(self._staying) and self._begun < MOST_BEGUN
+        if later or self._times == 0:
+            self._times, self._begun = 1, self._begun + later
+            self._staying = {
+                n: _Same(leaf)
+                for n, leaf in enumerate(given.leaves)
+                if not isinstance(leaf, _EQUAL)
+            }
+        else:
+            self._times, self._staying = self._times + 1, same
+
+
+def _record(
+    call: Callable[..., Any], given: Arguments, homes: Homes, staying: dict[int, _Same]
+) -> RecordedCall:
+    tensors = given.tensors
+    if tensors.keys() <= staying.keys():
+        del staying[next(iter(tensors))]  # a recording is of some input
+    copied = [n for n in tensors if n not in staying]
+    constants = Constants([t for n, t in tensors.items() if n in staying])
+    shape: Any = None
+
+    def forward(inputs: Sequence[Tensor]) -> Leaves:
+        nonlocal shape
+        put = dict(enumerate(given.leaves)) | dict(zip(copied, inputs, strict=True))
+        args, kwargs = _put_together(given.shape, iter(put.values()))
+        results: Leaves = []
+        shape = _taken_apart(constants.run(lambda: call(*args, **kwargs)), results)
+        return results
+
+    try:
+        recording = Recording(forward, [tensors[n] for n in copied], homes)
+    except ChangedInPlace as error:
+        others = {n: s for n, s in staying.items() if tensors.get(n) is not error.tensor}
+        return _record(call, given, homes, others)
+    return RecordedCall(recording, constants.answers, staying, shape)

@@ -1,0 +1,289 @@
+"""`to_fused(model, cuda_graphs=True)` in evaluation mode: calls that come again."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import gc
+import weakref
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+from tests.kernels.weights import evoformer_block, randomised
+from torch import Tensor, nn
+
+from evofeed.kernels import to_fused
+from evofeed.kernels.fused_module import Fused
+from evofeed.kernels.graphs import recorded
+from evofeed.kernels.graphs.evaluation import EAGER_CALLS, MOST_RECORDINGS
+from evofeed.kernels.swap.swap import RULES
+
+MODES = pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+
+
+class Step(nn.Module):
+    """A step of sampling: its batch says how many atoms a token has, and is the same every time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(3, 3)
+
+    def forward(
+        self, x: Tensor, t: Tensor, batch: dict[str, Any], cache: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
+        if cache is not None and "wide" not in cache:
+            cache["wide"] = functools.partial(torch.repeat_interleave, repeats=batch["counts"])
+        counts = batch["counts"] * batch["inner"]["mask"].int()
+        scale = torch.zeros(1).fill_(2.0).to(x)  # a number of the host's
+        tokens = torch.tanh(self.inner(x)) * t * scale
+        wide = torch.repeat_interleave(tokens, counts, dim=0)
+        return {"atoms": wide.reshape(int(counts.sum()), 3), "tokens": [tokens, None]}
+
+
+class FusedStep(Fused):
+    recordable = True
+
+    def forward(self: Any, *args: Any, **options: Any) -> Any:
+        """As the original's."""
+        return super().forward(*args, **options)  # type: ignore[misc]
+
+
+@pytest.fixture(autouse=True)
+def step_has_a_fused_form(monkeypatch: pytest.MonkeyPatch) -> None:
+    def rule(module: nn.Module) -> type[Fused] | None:
+        return FusedStep if isinstance(module, Step) else None
+
+    monkeypatch.setattr("evofeed.kernels.swap.swap.RULES", [*RULES, rule])
+
+
+def _pair() -> tuple[Step, Step]:
+    torch.manual_seed(0)
+    plain = Step().eval()
+    return plain, to_fused(copy.deepcopy(plain), cuda_graphs=True)
+
+
+def _batch(*counts: int) -> dict[str, Any]:
+    return {"counts": torch.tensor(counts), "inner": {"mask": torch.ones(len(counts))}}
+
+
+def _recordings(module: nn.Module) -> dict[Any, Any]:
+    return recorded._states[module][False]._again.recordings
+
+
+def _same(made: Any, expected: Any) -> None:
+    torch.testing.assert_close(made, expected)
+
+
+@MODES
+def test_the_ninth_call_of_a_kind_in_a_row_is_recorded(
+    graphs: list[int], mode: Callable[[], Any]
+) -> None:
+    plain, ours = _pair()
+    batch, t = _batch(1, 2), torch.ones(1)
+    for count in range(1, MOST_RECORDINGS + 3):
+        shape = {**_batch(*[2] * count), "also": torch.ones(count)}
+        for call in range(EAGER_CALLS + 2):
+            x, replays = torch.randn(count, 3), len(graphs)
+            with mode():
+                _same(ours(x, t + call, shape), plain(x, t + call, shape))
+            assert len(graphs) == replays + (call >= EAGER_CALLS)
+        assert len(_recordings(ours)) == min(count, MOST_RECORDINGS)
+    with mode():
+        _same(ours(x[:2], t, batch), plain(x[:2], t, batch))
+    with pytest.warns(RuntimeWarning, match="an argument is a dict"):  # a step that is trained
+        ours.train()(x, t, shape)["atoms"].sum().backward()
+    assert recorded._states[ours][False]._moves == 0
+    assert len(_recordings(ours)) == MOST_RECORDINGS
+
+
+@torch.no_grad()
+def test_a_batch_is_read_where_it_is_as_long_as_it_is_the_same(graphs: list[int]) -> None:
+    plain, ours = _pair()
+    x, t = torch.randn(2, 3), torch.ones(1)
+
+    def recorded_with(batch: dict[str, Any], t: Tensor = t) -> bool:
+        before = len(graphs)
+        _same(ours(x, t, batch), plain(x, t, batch))
+        return len(graphs) > before
+
+    def again(batch: dict[str, Any]) -> None:
+        assert not any(recorded_with(batch, t + n) for n in range(EAGER_CALLS))
+        assert all(recorded_with(batch, t + n) for n in range(3))
+
+    batch = _batch(1, 2)
+    again(batch)
+    (only,) = _recordings(ours).values()
+    assert len(only.staying) == 3 and only.recording._inputs[0].shape == t.shape  # x too stays
+    again(_batch(2, 1))  # other tensors, of equal shapes
+    for _ in range(2):  # predictions that are too short
+        batch = _batch(1, 3)
+        assert not any(recorded_with(batch, t + n) for n in range(EAGER_CALLS // 2))
+    batch = _batch(3, 1)
+    again(batch)
+    batch["counts"].copy_(torch.tensor([2, 2]))  # a tensor that changed, and one in its place
+    assert not recorded_with(batch)
+    batch["inner"]["mask"] = torch.zeros(2)
+    assert not recorded_with(batch)
+    assert len(_recordings(ours)) == 0
+    held = weakref.ref(batch["counts"])
+    again(batch)
+    graphs_hold = _recordings(ours)
+    del batch
+    graphs_hold.clear()  # the stand-in for graphs holds what it runs again; real ones do not
+    gc.collect()
+    assert held() is None
+
+
+@torch.no_grad()
+def test_a_cache_that_the_first_call_fills(graphs: list[int]) -> None:
+    plain, ours = _pair()
+    batch, caches = _batch(1, 2), ({}, {})
+    for n in range(EAGER_CALLS + 3):
+        x, t = torch.randn(2, 3), torch.full([1], float(n))
+        _same(ours(x, t, batch, cache=caches[0]), plain(x, t, batch, cache=caches[1]))
+    assert len(graphs) == 2  # the second call was the first of its kind
+
+
+class _Odd(Step):
+    """A step whose forward is given by a test."""
+
+    how: Callable[[Tensor, Tensor, Any], Any]
+
+    def forward(self, x: Tensor, t: Tensor, batch: Any, cache: Any = None) -> Any:
+        return type(self).how(x, t, batch)
+
+
+def _reads_what_changes(x: Tensor, t: Tensor, batch: Any) -> Tensor:
+    return x * (2 if t.sum() > 3 else 1)
+
+
+def _reads_what_nobody_filled(x: Tensor, t: Tensor, batch: Any) -> Tensor:
+    return x * int(torch.empty(2, dtype=torch.int64).copy_(t.long().expand(2)).sum())
+
+
+def _reads_what_is_drawn(x: Tensor, t: Tensor, batch: Any) -> Tensor:
+    return x * int(torch.randint(9, [1]))
+
+
+def _reads_what_was_written_over(x: Tensor, t: Tensor, batch: Any) -> Tensor:
+    known = torch.zeros(2)
+    known[:1] = t
+    return x * int(known.sum())
+
+
+def _repeats_as_often_as_changes(x: Tensor, t: Tensor, batch: Any) -> Tensor:
+    return torch.repeat_interleave(x, t.long().expand(2), dim=0)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    "how",
+    [_reads_what_changes, _reads_what_nobody_filled, _reads_what_is_drawn,
+     _reads_what_was_written_over, _repeats_as_often_as_changes],
+)  # fmt: skip
+def test_a_number_that_may_be_another_next_time_is_not_taken_for_a_constant(
+    graphs: list[int], monkeypatch: pytest.MonkeyPatch, how: Callable[..., Any]
+) -> None:
+    monkeypatch.setattr(_Odd, "how", staticmethod(how), raising=False)
+    ours = to_fused(_Odd().eval(), cuda_graphs=True)
+    batch = _batch(1, 2)
+    with pytest.warns(RuntimeWarning, match="cannot be recorded: the host waits for a number"):
+        for n in range(EAGER_CALLS + 2):
+            x, t = torch.randn(2, 3), torch.full([1], float(n))
+            torch.manual_seed(n)
+            made = ours(x, t, batch)
+            torch.manual_seed(n)
+            assert torch.equal(made, how(x, t, batch))
+    assert not graphs
+
+
+@MODES
+def test_a_tensor_that_a_step_changes_is_copied(
+    graphs: list[int], monkeypatch: pytest.MonkeyPatch, mode: Callable[[], Any]
+) -> None:
+    """Tensors of inference mode do not tell that they changed."""
+
+    def how(x: Tensor, t: Tensor, batch: Any) -> Any:
+        return batch["sum"].add_(t), x
+
+    monkeypatch.setattr(_Odd, "how", staticmethod(how), raising=False)
+    ours = to_fused(_Odd().eval(), cuda_graphs=True)
+    with mode():
+        batch, x = {"sum": torch.zeros(1)}, torch.zeros(2)
+        for n in range(EAGER_CALLS + 2):
+            batch["sum"].fill_(1.0)
+            made, same = ours(x, torch.full([1], float(n)), batch)
+            assert made.item() == 1 + n and torch.equal(same, x)
+    assert len(graphs) == 2
+
+
+class _Slots:
+    __slots__ = ()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("odd", [_Slots(), 1j])
+def test_an_argument_that_is_neither_tensor_nor_constant(graphs: list[int], odd: Any) -> None:
+    _, ours = _pair()
+    x, t, batch = torch.randn(2, 3), torch.ones(1), {**_batch(1, 1), "odd": odd}
+    with pytest.warns(RuntimeWarning, match="an argument is a .*, no tensor and no constant"):
+        for _ in range(EAGER_CALLS + 2):
+            ours(x, t, batch)
+    assert not graphs
+
+
+@torch.no_grad()
+def test_threads_that_predict_get_their_own_results(graphs: list[int]) -> None:
+    plain, ours = _pair()
+    batch, t = _batch(1, 2), torch.ones(1)
+
+    @torch.no_grad()
+    def predict(number: int) -> bool:
+        xs = [torch.full([2, 3], float(number)) for _ in range(60)]
+        return all(
+            torch.allclose(ours(x, t, batch)["atoms"], plain(x, t, batch)["atoms"]) for x in xs
+        )
+
+    assert predict(0)
+    with ThreadPoolExecutor(4) as threads:
+        assert all(threads.map(predict, range(4)))
+    assert graphs
+
+
+@pytest.mark.gpu
+@MODES
+def test_on_a_gpu_bits_are_those_of_eager_calls(mode: Callable[[], Any], device: str) -> None:
+    """A block's, whose arguments change, and a step's, which asks the host for numbers."""
+    if device != "cuda":
+        pytest.skip("records real CUDA graphs")
+    plain = randomised(evoformer_block()).to("cuda", torch.bfloat16).eval()
+    ours = to_fused(copy.deepcopy(plain), cuda_graphs=True)
+    to_fused(plain)
+    masks = [torch.ones(1, k, 64, device="cuda").bfloat16() for k in (8, 64)]
+    steps = [step.cuda() for step in _pair()]
+    batch, caches = _batch(1, 2), ({}, {})
+    batch = {"counts": batch["counts"].cuda(), "inner": {"mask": batch["inner"]["mask"].cuda()}}
+    for n in range(EAGER_CALLS + 4):
+        m, z = (torch.randn(1, k, 64, 16, device="cuda").bfloat16() for k in (8, 64))
+        x, t = torch.randn(2, 3, device="cuda"), torch.full([1], n + 1.0, device="cuda")
+        with mode():
+            assert all(map(torch.equal, ours(m, z, *masks), plain(m, z, *masks)))
+            made, expected = (s(x, t, batch, c) for s, c in zip(steps, caches, strict=True))
+        assert torch.equal(made["atoms"], expected["atoms"])
+        assert torch.equal(made["tokens"][0], expected["tokens"][0])
+    assert len(_recordings(ours)) == len(_recordings(steps[1])) == 1
+    held = weakref.ref(batch["counts"])
+    del batch, caches, made, expected
+    gc.collect()
+    assert held() is None
+    for block in (plain.train(), ours.train()):
+        torch.manual_seed(0)
+        block(m, z, *masks)[1].square().sum().backward()
+    for a, b in zip(plain.parameters(), ours.parameters(), strict=True):
+        if a.grad is None or b.grad is None:
+            assert a.grad is b.grad
+        else:
+            assert torch.equal(a.grad, b.grad)
