@@ -1,8 +1,7 @@
-"""Weights, crops, features and transforms of a user: what they do, and that they resume."""
+"""Weights, crops, features and transforms of a user: what they do."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -14,11 +13,10 @@ import torch
 from tests.loader.records import make_record, write_dataset
 from tests.loader.streams import CONFIG, open_loader
 
-from evofeed.base.errors import CannotResume, LoaderError
+from evofeed.base.errors import LoaderError
 from evofeed.loader import ChainSample, FeatureLoader, LoaderConfig, LoaderHooks
 from evofeed.store import Dataset
 
-pytestmark = pytest.mark.system  # some read in a process
 Batch = dict[str, Any]
 
 
@@ -60,48 +58,9 @@ HOOKS = {
 }
 
 
-def digests(loader: FeatureLoader, batches: int) -> list[dict[str, bytes]]:
-    found = []
-    while len(found) < batches:
-        for batch in loader:
-            found.append({name: value.numpy().tobytes() for name, value in batch.items()})
-            if len(found) == batches:
-                break
-    return found
-
-
 EVERY = LoaderHooks(
     name="e", weights=short_first, crop=last_residues, features=depth_and_ends, transform=with_noise
 )
-
-
-def test_a_stream_with_hooks_goes_on_exactly_where_it_was(dataset: Dataset) -> None:
-    with open_loader(dataset, hooks=EVERY) as whole:
-        want = digests(whole, 30)  # into the second epoch
-    with open_loader(dataset, hooks=EVERY) as first:
-        assert digests(first, 19) == want[:19]
-        state = first.state_dict()
-    with open_loader(dataset, hooks=EVERY, reader="process") as second:
-        second.load_state_dict(state)
-        assert digests(second, 11) == want[19:]
-
-
-def test_two_ranks_give_what_one_does(dataset: Dataset) -> None:
-    hooks = dataclasses.replace(EVERY, transform=None)  # which draws by rank
-    with open_loader(dataset, hooks=hooks) as alone:
-        want = digests(alone, 12)
-    for rank in range(2):
-        with open_loader(dataset, hooks=hooks, rank=rank, world_size=2) as loader:
-            assert digests(loader, 6) == want[rank::2]
-
-
-def test_a_state_of_other_hooks_is_refused(dataset: Dataset) -> None:
-    with open_loader(dataset, hooks=HOOKS["crop"]) as loader:
-        state = loader.state_dict()
-    for other in (None, LoaderHooks(name="b2", crop=last_residues)):
-        loader = open_loader(dataset, hooks=other)
-        with loader, pytest.raises(CannotResume, match="hooks"):
-            loader.load_state_dict(state)
 
 
 def lengths(loader: FeatureLoader, epoch: int = 0) -> Counter[int]:

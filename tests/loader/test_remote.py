@@ -7,7 +7,6 @@ import dataclasses
 import http.server
 import itertools
 import logging
-import shutil
 import socket
 import threading
 from collections.abc import Callable
@@ -18,6 +17,7 @@ import pytest
 import torch
 from tests.bucket import local_bucket
 from tests.loader.records import make_record, write_dataset
+from tests.store.test_http import Service
 from torch import Tensor
 
 from evofeed.base.errors import LoaderError
@@ -26,86 +26,40 @@ from evofeed.loader.catalog import ChainCatalog
 from evofeed.store import Cache, Dataset
 from evofeed.store.layout import COLUMN_NUMBER, HEADER_NBYTES
 
-Span = tuple[int, int]
-Answer = tuple[int, bytes, int]
-"""Status, body, and how many bytes its header promises."""
-
-
-def soundly(key: str, span: Span | None, data: bytes) -> Answer:
-    """As it should be."""
-    return 206 if span else 200, data, len(data)
+Fault = int | str | tuple[int, bytes] | None
+"""What is done to a request, as `Service` has it."""
 
 
 class FolderServer:
-    """Serves a folder from construction to `stop`.
+    """Serves a folder from construction to `stop`, and does `fault` to its requests."""
 
-    Args:
-        root: the dataset's folder.
-        answer: from the key, the asked range and its bytes.
-
-    Attributes:
-        token: what a request must bear to be answered; empty: nothing.
-    """
-
-    def __init__(
-        self, root: str, answer: Callable[[str, Span | None, bytes], Answer] = soundly
-    ) -> None:
-        self.root, self.answer, self.port = Path(root), answer, 0
-        self.token = ""
+    def __init__(self, root: str, fault: Callable[[Service], Fault] = lambda request: None) -> None:
+        self.root, self.fault, self.port = Path(root), fault, 0
         self._place = socket.socket()
         self.start()
 
     @property
     def uri(self) -> str:
         """The dataset's address."""
-        return f"http://127.0.0.1:{self.port}/v1/datasets/d"
+        return f"http://127.0.0.1:{self.port}/v1/datasets/toy"
 
     def start(self) -> None:
         """Serve (again), where it was."""
-        owner = self
+        owner, connections = self, []
 
-        class Handler(http.server.BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
+        class Handler(Service):  # type: ignore[misc]
+            root, seen = owner.root, []
 
-            def do_GET(self) -> None:
-                owner._serve(self)
-
-            def log_message(self, *_: object) -> None: ...
+            def fault(self) -> Fault:
+                connections.append(self.connection)
+                return owner.fault(self)
 
         self._place.close()
         self._server = http.server.ThreadingHTTPServer(("127.0.0.1", self.port), Handler)
         self._server.daemon_threads = True
-        self.port = self._server.server_port
+        self.port, self._connections = self._server.server_port, connections
         self._thread = threading.Thread(target=self._server.serve_forever)
-        self._connections: list[http.server.BaseHTTPRequestHandler] = []
         self._thread.start()
-
-    def _serve(self, request: http.server.BaseHTTPRequestHandler) -> None:
-        self._connections.append(request)
-        if self.token and request.headers["Authorization"] != f"Bearer {self.token}":
-            body = b'{"detail": "the token has expired"}'
-            request.send_response(401)
-            request.send_header("Content-Length", str(len(body)))
-            request.end_headers()
-            request.wfile.write(body)
-            return
-        key = request.path.removeprefix("/v1/datasets/d/").replace("/index", "/index.arrow")
-        path = self.root / key
-        if key.startswith("snapshots/") and path.is_dir():
-            path = path / "manifest.json"
-        if not path.exists():
-            request.send_error(404)
-            return
-        data, span = path.read_bytes(), None
-        if asked := request.headers["Range"]:
-            first, last = (int(at) for at in asked.removeprefix("bytes=").split("-"))
-            data, span = data[first : last + 1], (first, last)
-        status, body, promised = self.answer(key, span, data)
-        request.send_response(status)
-        request.send_header("Content-Length", str(promised))
-        request.end_headers()
-        request.wfile.write(body)
-        request.close_connection = len(body) != promised
 
     def stop(self) -> None:
         """Go away, and break off the connections that are kept open."""
@@ -116,9 +70,9 @@ class FolderServer:
         self._place = socket.socket()  # bound and deaf: nobody else is given the port meanwhile
         self._place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self._place.bind(("127.0.0.1", self.port))
-        for request in self._connections:
+        for connection in self._connections:
             with contextlib.suppress(OSError):  # the other side hung up before
-                request.connection.shutdown(socket.SHUT_RDWR)  # `close` alone waits for its reader
+                connection.shutdown(socket.SHUT_RDWR)  # `close` alone waits for its reader
 
     def __enter__(self) -> FolderServer:
         return self
@@ -150,19 +104,6 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
 def want(dataset: Dataset) -> list[dict[str, Tensor]]:
     """An epoch of the folder itself."""
     return batches(dataset)
-
-
-class EverySeventhBreaks:
-    """Every seventh range breaks off in its middle."""
-
-    def __init__(self) -> None:
-        self.ranges, self.broken = itertools.count(1), 0
-
-    def __call__(self, key: str, span: Span | None, data: bytes) -> Answer:
-        if span and next(self.ranges) % 7 == 0:
-            self.broken += 1
-            return 206, data[: len(data) // 2], len(data)
-        return soundly(key, span, data)
 
 
 def batches(
@@ -205,10 +146,14 @@ def assert_equal(got: list[dict[str, Tensor]], want: list[dict[str, Tensor]]) ->
 def test_over_http_with_broken_connections_batches_are_the_local_ones(
     dataset: Dataset, want: list[dict[str, Tensor]]
 ) -> None:
-    breaking = EverySeventhBreaks()
-    with FolderServer(dataset.uri, breaking) as server:
+    ranges = itertools.count(1)
+
+    def every_seventh_breaks(request: Service) -> Fault:
+        return "short" if request.headers["Range"] and next(ranges) % 7 == 0 else None
+
+    with FolderServer(dataset.uri, every_seventh_breaks) as server:
         assert_equal(batches(Dataset.open(server.uri)), want)
-    assert breaking.broken >= 2
+    assert next(ranges) > 14
 
 
 def test_a_server_that_is_restarted_costs_no_sample(
@@ -220,20 +165,22 @@ def test_a_server_that_is_restarted_costs_no_sample(
     assert_equal(got, want)
 
 
-def test_a_shard_that_the_server_lacks_costs_its_chains_and_is_named(
-    dataset: Dataset, tmp_path: Path, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("status", "said"), [(404, "the service has no such file"), (403, "HTTP 403")]
+)
+def test_a_shard_that_the_server_lacks_or_locks_costs_its_chains_and_is_named(
+    dataset: Dataset, caplog: pytest.LogCaptureFixture, status: int, said: str
 ) -> None:
-    shutil.copytree(dataset.uri, tmp_path / "thinner")
     gone = dataset.index["shard"][3].as_py()
-    (tmp_path / "thinner" / "shards" / gone).unlink()
-    with FolderServer(str(tmp_path / "thinner")) as server:
+    with FolderServer(dataset.uri, lambda one: status if gone in one.path else None) as server:
         there = Dataset.open(server.uri)
         with FeatureLoader(there, CONFIG, device="cpu", seed=4) as loader:
             assert len(list(loader)) == 20
             (why,) = loader.stats()["bad_chains"]
     assert why.startswith(dataset.index["chain_id"][3].as_py())
-    assert f"{gone}: the service has no such file" in why
-    (warning,) = caplog.records
+    assert f"{gone}: {said}" in why
+    *tries, warning = caplog.records
+    assert bool(tries) == (status == 403)  # which may pass
     assert why in warning.getMessage()
 
 
@@ -243,7 +190,7 @@ def test_a_storage_that_never_answers_is_given_up_with_what_was_wrong(
     impatient = dataclasses.replace(CONFIG, outage_seconds=0.5)
     with FolderServer(dataset.uri) as server:
         there = Dataset.open(server.uri)
-        server.answer = lambda key, span, data: (418, b"", 0)
+        server.fault = lambda request: 418
         with pytest.raises(LoaderError, match=r"nothing could be read.*unexpected HTTP 418"):
             batches(there, impatient, reader="thread")
     warning = [record for record in caplog.records if record.levelno == logging.WARNING]
@@ -256,12 +203,17 @@ def test_a_token_that_expires_is_reported_at_once_and_a_new_one_continues_with_t
 ) -> None:
     monkeypatch.setenv("EVOFEED_TOKEN", "first")
     options = {"prefetch": 2, "ready": 1}
-    with FolderServer(dataset.uri) as server:
-        server.token = "first"
+    expired = 401, b'{"detail": "the token has expired"}'
+    good = "first"
+
+    def of_token(request: Service) -> Fault:
+        return None if request.headers["Authorization"] == f"Bearer {good}" else expired
+
+    with FolderServer(dataset.uri, of_token) as server:
         there = Dataset.open(server.uri)
         with FeatureLoader(there, CONFIG, device="cpu", seed=4, **options) as loader:
             got = list(itertools.islice(loader, 3))
-            server.token = "second"
+            good = "second"
             with pytest.raises(LoaderError, match=r"the token has expired.*put a token"):
                 got.extend(loader)
             assert len(got) < len(want)
@@ -269,19 +221,6 @@ def test_a_token_that_expires_is_reported_at_once_and_a_new_one_continues_with_t
             got += list(loader)
             assert loader.stats()["bad_chains"] == []
     assert_equal(got, want)
-
-
-def test_a_shard_that_alone_is_forbidden_costs_its_chains_and_not_the_run(dataset: Dataset) -> None:
-    locked = dataset.index["shard"][3].as_py()
-    with FolderServer(dataset.uri) as server:
-        there = Dataset.open(server.uri)
-        server.answer = lambda key, span, data: (
-            (403, b"", 0) if locked in key else soundly(key, span, data)
-        )
-        with FeatureLoader(there, CONFIG, device="cpu", seed=4, reader="thread") as loader:
-            assert len(list(loader)) == 20
-            (why,) = loader.stats()["bad_chains"]
-    assert why.startswith(dataset.index["chain_id"][3].as_py())
 
 
 def test_damage_in_a_cache_is_mended_from_the_remote(

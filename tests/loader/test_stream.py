@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import itertools
 import json
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.loader.records import small_dataset
 from tests.loader.streams import CONFIG, open_loader, sample_digests
 
-from evofeed.base.errors import CannotResume, LoaderError
+from evofeed.base.errors import CannotResume
 from evofeed.loader import FeatureLoader, LoaderConfig
 from evofeed.store import Dataset
 
@@ -144,38 +141,6 @@ def test_chosen_chains_that_are_left_out_are_reported(
     (warning,) = caplog.records
     assert "1 of 3 chosen chains are left out" in warning.getMessage()
     assert "nobody_A" in warning.getMessage()
-
-
-def damaged(dataset: Dataset, row: int, start: int, count: int) -> Dataset:
-    """The dataset with zeros over some bytes of a chain."""
-    shard = Path(dataset.uri) / "shards" / dataset.index["shard"][row].as_py()
-    data = bytearray(shard.read_bytes())
-    start += dataset.index["offset"][row].as_py()
-    data[start : start + count] = bytes(count)
-    shard.write_bytes(data)
-    return Dataset.open(dataset.uri)
-
-
-@pytest.mark.system
-def test_a_bad_chain_is_replaced_the_same_way_everywhere_and_counted(tmp_path: Path) -> None:
-    dataset = small_dataset(tmp_path / "d")
-    bad = int(np.argmax(dataset.index["nbytes"].to_numpy()))
-    dataset = damaged(dataset, bad, dataset.index["nbytes"][bad].as_py() // 2, 64)
-    with open_loader(dataset) as loader:
-        one = sample_digests(loader)
-        stats = loader.stats()
-    assert stats["substituted_samples"] >= 2  # once a pass, and what is read ahead
-    assert len(stats["bad_chains"]) == 1
-    assert dataset.index["chain_id"][bad].as_py() in stats["bad_chains"][0]
-    assert len(one) == 24
-    with open_loader(dataset, reader="process", num_threads=1, prefetch=1) as loader:
-        assert sample_digests(loader) == one
-    assert stream(dataset, 2) == one
-    with (
-        open_loader(dataset, CONFIG.replace(max_bad_chains=0)) as loader,
-        pytest.raises(LoaderError, match="max_bad_chains=0"),
-    ):
-        list(loader)
 
 
 def test_ranks_that_do_not_divide_the_step_are_refused(dataset: Dataset) -> None:

@@ -30,7 +30,7 @@ class Service(BaseHTTPRequestHandler):
 
     def do_GET(self):
         self.seen.append((self.path, self.headers.get("Range"), self.headers.get("Authorization")))
-        fault = self.faults.pop(0) if self.faults else None
+        fault = self.fault()
         if fault == "hang up":
             self.close_connection = True
             return None
@@ -59,6 +59,10 @@ class Service(BaseHTTPRequestHandler):
         if fault == "flip":
             data = bytes([data[0] ^ 1]) + data[1:]
         return self.answer(status, data)
+
+    def fault(self):
+        """What to do to this request; nothing."""
+        return self.faults.pop(0) if self.faults else None
 
     def answer(self, status, data):
         self.send_response(status)

@@ -1,0 +1,158 @@
+"""Complexes, entries of each project and hooks are loaded as chains are: by any ranks, from any
+state, around any damage."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import itertools
+import json
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.loader.complexes import three_complexes
+from tests.loader.records import small_dataset
+from tests.loader.streams import CONFIG
+from tests.loader.test_complexes import CONFIG as COMPLEXES
+from tests.loader.test_hooks import EVERY
+from tests.store.records import flip
+from tests.synthetic_entries import dataset_uri
+from torch import Tensor
+
+from evofeed.base.errors import CannotResume, LoaderError
+from evofeed.loader import EntryConfig, FeatureLoader, LoaderConfig, LoaderHooks
+from evofeed.store import Dataset
+from evofeed.store.inner import COLUMN_NUMBER
+
+pytestmark = pytest.mark.system
+SHORT = {"epoch_len": 8, "global_batch_size": 4}
+OPENFOLD3 = EntryConfig.openfold3(token_budget=32, used_rows=16)
+CONFIGS = {
+    "chains": CONFIG.replace(**SHORT),
+    "complexes": COMPLEXES,
+    "openfold3": LoaderConfig.openfold3(entries=OPENFOLD3, **SHORT),
+    "boltz": LoaderConfig.boltz(
+        entries=EntryConfig.boltz(max_tokens=32, max_atoms=512, max_seqs=16, symmetries=True),
+        **SHORT,
+    ),
+    "protenix": LoaderConfig.protenix(entries=EntryConfig.protenix(crop_size=32), **SHORT),
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Chains and complexes, beside the entries that nobody may change."""
+    root = tmp_path_factory.mktemp("sources")
+    small_dataset(root / "chains")
+    three_complexes(root / "complexes")
+    return root
+
+
+def open_loader(kind: str, folder: Path, **options: Any) -> FeatureLoader:
+    uri = dataset_uri() if kind in ("openfold3", "boltz", "protenix") else folder / kind
+    dataset = Dataset.open(options.pop("uri", uri))
+    sources = {"chains": dataset, "complexes": dataset.assemblies}
+    config = options.pop("config", CONFIGS[kind])
+    options = {"device": "cpu", "reader": "thread", "seed": 3, **options}
+    return FeatureLoader(sources.get(kind, dataset.entries), config, **options)
+
+
+def leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping | Sequence) and not isinstance(value, str):
+        pairs = value.items() if isinstance(value, Mapping) else enumerate(value)
+        for key, one in sorted(pairs, key=lambda pair: str(pair[0])):
+            yield from leaves(one, f"{name}.{key}")
+    else:
+        yield name, value
+
+
+def take(loader: FeatureLoader, count: int) -> list[str]:
+    """Digests of so many batches, of one epoch after another."""
+    found = []
+    for batch in itertools.islice(itertools.chain.from_iterable(itertools.repeat(loader)), count):
+        total = hashlib.sha256()
+        for name, value in leaves(batch):
+            data = value.contiguous().numpy().tobytes() if isinstance(value, Tensor) else value
+            total.update(f"{name}={data!r}".encode())
+        found.append(total.hexdigest())
+    return found
+
+
+@pytest.mark.parametrize(
+    ("kind", "world", "hooks", "other", "why"),
+    [
+        ("complexes", 2, None, {"kind": "chains", "config": COMPLEXES}, "snapshots"),
+        ("openfold3", 2, None, {"config": CONFIGS["openfold3"].replace(crop_size=9)}, "config"),
+        ("boltz", 2, None, {"seed": 4}, "seed"),
+        ("protenix", 2, None, {"seed": 4}, "seed"),
+        ("chains", 2, dataclasses.replace(EVERY, transform=None), {"hooks": None}, "hooks"),
+        ("chains", 1, EVERY, {"hooks": LoaderHooks(name="e2", crop=EVERY.crop)}, "hooks"),
+    ],
+)
+def test_ranks_that_go_on_from_a_state_have_the_rest_of_the_stream(
+    folder: Path, kind: str, world: int, hooks: Any, other: dict[str, Any], why: str
+) -> None:
+    """One reads in a process what threads began, into the second epoch."""
+    with open_loader(kind, folder, hooks=hooks) as loader:
+        whole = take(loader, 12)
+    assert len(set(whole)) > 6
+    with open_loader(kind, folder, hooks=hooks) as loader:
+        assert take(loader, 4) == whole[:4]
+        state = json.loads(json.dumps(loader.state_dict()))
+    rest = []
+    for rank in range(world):
+        options = {"rank": rank, "world_size": world, "reader": "thread" if rank else "process"}
+        with open_loader(kind, folder, hooks=hooks, **options) as loader:
+            loader.load_state_dict(state)
+            rest.append(take(loader, 8 // world))
+    assert [one for step in zip(*rest, strict=True) for one in step] == whole[4:]
+    loader = open_loader(**{"kind": kind, "folder": folder, "hooks": hooks, **other})
+    with loader, pytest.raises(CannotResume, match=why):
+        loader.load_state_dict(state)
+
+
+def spoiled(kind: str, uri: Path) -> tuple[set[str], str]:
+    """A byte of one record turned: who cannot be loaded any more, and what is named for it."""
+    dataset = Dataset.open(uri)
+    if kind == "openfold3":
+        span = dataset.entries.span("entry", "s001-1")
+        flip(uri / span.key, span.offset + span.nbytes // 2)
+        return {"s001-1"}, "s001-1"
+    spans = dataset.spans if kind == "chains" else dataset.assemblies.members
+    row = int(np.argmax(spans.nbytes)) if kind == "chains" else spans.row("1abc_B.pairing")
+    msa = spans.starts[row][COLUMN_NUMBER["msa"]]
+    flip(uri / spans.key(row), int(spans.offset[row] + msa) + 30)
+    if kind == "chains":
+        return {list(dataset)[row]}, list(dataset)[row]
+    return {"1abc", "3ghi"}, "1abc_B.pairing"
+
+
+@pytest.mark.parametrize("kind", ["chains", "complexes", "openfold3"])
+def test_what_is_damaged_is_named_counted_and_replaced_alike_everywhere(
+    folder: Path, kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    uri = tmp_path / "data"
+    shutil.copytree(dataset_uri() if kind == "openfold3" else folder / kind, uri)
+    bad, named = spoiled(kind, uri)
+    with open_loader(kind, folder) as loader:
+        sound, planner = take(loader, 8), loader.planner
+    rows = [planner.sample(0, position).row for position in range(8)]
+    gone = [planner.catalogs[0].place(row).chain_id in bad for row in rows]
+    with open_loader(kind, folder, uri=uri) as loader:
+        found, stats = take(loader, 8), loader.stats()
+    assert [one != two for one, two in zip(sound, found, strict=True)] == gone
+    assert stats["substituted_samples"] >= sum(gone) > 0
+    assert all(named in line and ".arrow" in line for line in stats["bad_chains"])
+    assert any(named in one.getMessage() for one in caplog.records)
+    options = {"uri": uri, "reader": "process", "num_threads": 1, "prefetch": 1, "world_size": 2}
+    with open_loader(kind, folder, **options) as loader:
+        assert take(loader, 4) == found[::2]
+    none = CONFIGS[kind].replace(max_bad_chains=0)
+    loader = open_loader(kind, folder, uri=uri, config=none)
+    with loader, pytest.raises(LoaderError, match="max_bad_chains=0") as end:
+        take(loader, 8)
+    assert named in str(end.value)
