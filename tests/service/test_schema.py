@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,7 @@ def known(
     ask = {"q": SEQUENCE, "mode": "all"}
     while (ticket := admin.post("/ticket/msa", data=ask).json())["status"] != "COMPLETE":
         assert ticket["status"] in ("PENDING", "RUNNING"), ticket
+        time.sleep(0.1)
     return token, {
         "path.name": ["demo"],
         "path.ref": ["main"],
@@ -87,31 +89,34 @@ def known(
     }
 
 
+SPARE = "'path.name' = { dictionary = 'spare' }, 'path.ref' = 'main', 'header.if-match' = '*'"
+DRAWN_ALONE = "phases = { coverage = { enabled = false }, stateful = { enabled = false } }"
+OPERATIONS = {
+    "DELETE /v1/datasets/{name}": [f"parameters = {{ {SPARE} }}", DRAWN_ALONE],
+    "DELETE /v1/datasets/{name}/refs/{ref}": [f"parameters = {{ {SPARE} }}", DRAWN_ALONE],
+    # Of the tokens that are listed one is its own: that of nobody is asked for.
+    "DELETE /v1/tokens/{token_id}": [
+        "parameters = { 'path.token_id' = '0123456789abcdef' }", DRAWN_ALONE,
+    ],
+    "PUT /v1/datasets/{name}/refs/{ref}": ["parameters = { 'header.if-match' = '*' }"],
+    # Its filters are those of a snapshot's chains, and `test_openapi.py` has wrong ones for it.
+    "GET /v1/datasets/{name}/chains": ["phases = { coverage = { enabled = false } }"],
+}  # fmt: skip
+
+
 def config(known: dict[str, list[Any]], token: str) -> str:
     """schemathesis.toml: what is known is mixed with what is drawn."""
+    names = {key: re.sub(r"[^a-z_]", "_", key) for key in known}
     lines = [f"headers = {{ Authorization = 'Bearer {token}' }}"]
     for key, values in known.items():
-        lines += [
-            f"[dictionaries.{re.sub(r'[^a-z_]', '_', key)}]",
-            f"values = {json.dumps(values)}",
-        ]
-    refused = "'4xx', '5xx'"  # 431 of a line that is too long: not among what it expects itself
-    lines += ["[checks.negative_data_rejection]", f"expected-statuses = [{refused}]"]
-    lines += ["[dictionaries.spare]", "values = ['spare']", "[parameters]"]
-    for key in known:
-        name = re.sub(r"[^a-z_]", "_", key)
-        lines.append(f'"{key}" = {{ dictionary = "{name}", probability = 0.8 }}')
-    of_spare = "'path.name' = { dictionary = 'spare' }, 'path.ref' = 'main'"
-    for path in ("datasets/{name}", "datasets/{name}/refs/{ref}"):
-        lines += ["[[operations]]", f"include-name = 'DELETE /v1/{path}'"]  # others ask for it
-        lines += [f"parameters = {{ {of_spare}, 'header.if-match' = '*' }}"]
-        lines += ["phases = { coverage = { enabled = false }, stateful = { enabled = false } }"]
-    # Of the tokens that are listed one is its own: that of nobody is asked for.
-    lines += ["[[operations]]", "include-name = 'DELETE /v1/tokens/{token_id}'"]
-    lines += ["parameters = { 'path.token_id' = '0123456789abcdef' }"]
-    lines += ["phases = { coverage = { enabled = false }, stateful = { enabled = false } }"]
-    lines += ["[[operations]]", "include-name = 'PUT /v1/datasets/{name}/refs/{ref}'"]
-    lines += ["parameters = { 'header.if-match' = '*' }"]
+        lines += [f"[dictionaries.{names[key]}]", f"values = {json.dumps(values)}"]
+    lines += ["[dictionaries.spare]", "values = ['spare']"]
+    # 431 of a line that is too long is not among what it expects itself.
+    lines += ["[checks.negative_data_rejection]", "expected-statuses = ['4xx', '5xx']"]
+    lines += ["[phases.coverage]", "unexpected-methods = ['PATCH']", "[parameters]"]
+    lines += [f'"{key}" = {{ dictionary = "{n}", probability = 0.8 }}' for key, n in names.items()]
+    for name, settings in OPERATIONS.items():
+        lines += ["[[operations]]", f"include-name = '{name}'", *settings]
     return "\n".join([*lines, ""])
 
 
@@ -121,7 +126,7 @@ def test_every_operation_keeps_to_its_schema(known: Any, start_any: Start, tmp_p
     token, names = known
     (tmp_path / "schemathesis.toml").write_text(config(names, token))
     command = [sys.executable, "-m", "schemathesis.cli", "run", f"{start_any.url}/openapi.json"]
-    command += ["--checks", ",".join(_CHECKS), "--max-examples", "4"]
+    command += ["--checks", ",".join(_CHECKS), "--max-examples", "2"]
     command += ["--phases", "examples,coverage,fuzzing,stateful", "--generation-deterministic"]
     command += ["--request-timeout", "60", "--no-color", "--warnings", "off"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=500)
