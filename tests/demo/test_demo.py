@@ -8,13 +8,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tests.conftest import exit_code
+from tests.inside import units_inside
 
 from evofeed.demo import complexes, path
-from evofeed.featurize.job import run_job
 from evofeed.store import Dataset
 
 
@@ -68,15 +67,10 @@ def test_an_input_that_is_no_folder_is_a_wrong_call(
 
 
 @pytest.mark.slow
-def test_the_demo_of_complexes_trains_predicts_and_draws(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def without_ray(raw: Path, dataset: Path, say: Any) -> None:
-        run_job(str(raw), str(dataset), executor="local", workers=1)
-
+def test_the_demo_of_complexes_trains_predicts_and_draws(tmp_path: Path) -> None:
     said: list[str] = []
-    monkeypatch.setattr(complexes, "featurize", without_ray)
-    report = complexes.run_complexes(tmp_path, complexes=1, steps=4, say=said.append)
+    with units_inside():
+        report = complexes.run_complexes(tmp_path, complexes=1, steps=4, say=said.append)
     assert (report["complexes"], report["left_out"], report["steps"]) == (1, 0, 4)
     assert report["loss_last"] < report["loss_first"]
     assert Path(report["picture"]).read_bytes().startswith(b"\x89PNG")
@@ -84,7 +78,7 @@ def test_the_demo_of_complexes_trains_predicts_and_draws(
     assert report["dockq"][0] != report["dockq"][1]
     assert json.loads((tmp_path / "report.json").read_text()) == report
     assert [line.partition(":")[0] for line in said] == [
-        "synth", "assemblies", "serve", "train", "predict", "draw",
+        "synth", "featurize", "assemblies", "serve", "train", "predict", "draw",
     ]  # fmt: skip
     assert complexes._add(tmp_path / "raw", tmp_path / "dataset", None) == 0
     dataset = Dataset.open(tmp_path / "dataset")
@@ -95,7 +89,8 @@ def test_the_demo_of_complexes_trains_predicts_and_draws(
 def test_the_demo_of_entries_gives_batches_of_all_three_projects(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert exit_code("demo", "--all-atom", "--out", str(tmp_path), "--json") == 0
+    with units_inside():
+        assert exit_code("demo", "--all-atom", "--out", str(tmp_path), "--json") == 0
     report = json.loads(capsys.readouterr().out)
     assert report["entries"] == 6
     assert report["batches"] == {"openfold3": 8, "boltz": 8, "protenix": 8}

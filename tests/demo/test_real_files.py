@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import functools
 from pathlib import Path
 
 import pytest
+from tests.featurize.test_layouts import flattened, small_chains
+from tests.inside import units_inside
 
 from evofeed.demo import path
-from evofeed.featurize import job
-from evofeed.featurize.job import run_job
 
 
 @pytest.mark.system
-def test_the_demo_runs_on_real_files(
-    tmp_path: Path, golden: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    local = functools.partial(run_job, workers=1)
-    monkeypatch.setattr(job, "run_job", lambda *a, **k: local(*a, **k | {"executor": "local"}))
-    inputs = golden / "data" / "inputs"
-    report = path.run_demo(tmp_path / "demo", raw=inputs, steps=8)
-    alignments = [folder for folder in (inputs / "alignments").iterdir() if folder.is_dir()]
-    assert (report["chains"], report["quarantined"]) == (len(alignments), 0)
+def test_the_demo_runs_on_real_files(tmp_path: Path, golden: Path) -> None:
+    flattened(tmp_path / "raw")
+    with units_inside():
+        report = path.run_demo(tmp_path / "demo", raw=tmp_path / "raw", steps=4)
+    assert (report["chains"], report["quarantined"]) == (len(small_chains()), 0)
     assert report["loss_last"] < report["loss_first"]

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import importlib.util
 import json
 import math
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tests.conftest import exit_code
+from tests.inside import units_inside
 from tests.synthetic_entries import dataset_uri
 from tests.trainer.forked import run_ranks
 from tests.trainer.synthetic_records import write_dataset
@@ -181,7 +186,15 @@ def test_no_example_is_left_out_or_long() -> None:
         assert ast.get_docstring(ast.parse(text)), path.name
 
 
-def test_the_notebook_goes_from_a_fasta_file_to_a_picture(tmp_path: Path) -> None:
+def test_the_notebook_goes_from_a_fasta_file_to_a_picture(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its commands, which are this interpreter's, run in this process."""
+
+    def command(words: list[str], *, check: bool, cwd: Path) -> None:
+        assert words[:3] == [sys.executable, "-m", "evofeed.cli"] and check
+        with contextlib.chdir(cwd), units_inside():
+            assert exit_code(*words[3:]) == 0
+
+    monkeypatch.setattr(subprocess, "run", command)
     cells = json.loads((EXAMPLES / "fasta_to_picture.ipynb").read_text())["cells"]
     names: dict[str, Any] = {"__name__": "__main__"}
     shown = []

@@ -12,16 +12,13 @@ import pytest
 from tests.conftest import exit_code
 from tests.featurize.job.stage import (
     arm,
-    named,
     on_stage,
     wait_for,
     wait_for_silence,
-    wait_until,
 )
 from tests.inside import units_inside
 from tests.synthetic_entries import prepare_again
 
-from evofeed.base.errors import JobError
 from evofeed.featurize.entries import job, work
 from evofeed.featurize.entries.input import EntriesInput
 from evofeed.featurize.entries.job import prepare_entries
@@ -151,21 +148,3 @@ def test_jobs_run_and_retry_go_on_with_entries_by_the_arguments_of_the_ledger(
     assert exit_code("jobs", "retry", str(data), "--json") == 0
     assert json.loads(capsys.readouterr().out)["broken"] == []
     assert list(Dataset.open(str(data)).entries) == ["s000-1", "s001-1"]
-
-
-@pytest.mark.cluster
-@pytest.mark.slow
-def test_where_no_ray_runs_a_job_starts_one_ends_it_and_gives_the_same_snapshot(
-    raw: Path, honest: str, tmp_path: Path
-) -> None:
-    def act(tries: int = 3) -> JobReport:
-        try:
-            report = prepare(raw, tmp_path / "data", executor="ray", workers=1)
-        except JobError as error:  # Ray gives a node 30 seconds, which a busy machine may not have
-            if tries == 1 or "cannot join Ray" not in str(error):
-                raise
-            return act(tries - 1)
-        wait_until(lambda: not named("raylet/raylet"))
-        return report
-
-    assert on_stage(act).snapshot == honest

@@ -112,9 +112,8 @@ def wait_for_silence(seconds: float = 120.0) -> None:
     raise AssertionError(f"orphans: {alive}")
 
 
-@contextlib.contextmanager
-def a_ray(cores: int) -> Iterator[Any]:
-    """A Ray on this machine, below this process; `ray` itself."""
+def quiet_rays() -> None:
+    """From now on a Ray that this process starts, or a job of it, is small and leaves nothing."""
     os.environ |= {
         "RAY_AUTH_MODE": "disabled",
         "RAY_USAGE_STATS_ENABLED": "0",
@@ -125,6 +124,12 @@ def a_ray(cores: int) -> Iterator[Any]:
         "RAY_prestart_worker_first_driver": "0",
         "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
     }
+
+
+@contextlib.contextmanager
+def a_ray(cores: int) -> Iterator[Any]:
+    """A Ray on this machine, below this process; `ray` itself."""
+    quiet_rays()
     import ray
 
     with tempfile.TemporaryDirectory(
@@ -146,25 +151,6 @@ def a_ray(cores: int) -> Iterator[Any]:
             yield ray
         finally:
             ray.shutdown()
-
-
-@contextlib.contextmanager
-def a_ray_apart(cores: int) -> Iterator[str]:
-    """The address of a Ray that another process below this one has started."""
-    script = f"""
-import sys
-from tests.featurize.job.stage import a_ray
-
-with a_ray({cores}) as ray:
-    print(ray.get_runtime_context().gcs_address, flush=True)
-    sys.stdin.read()
-"""
-    words = [sys.executable, "-c", script]
-    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as ray:
-        assert ray.stdout is not None
-        address = ray.stdout.readline().strip()
-        assert address, "Ray did not start, three times: is the machine too busy?"
-        yield address
 
 
 def end_servers(folder: str) -> None:

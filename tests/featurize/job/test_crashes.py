@@ -29,7 +29,7 @@ from tests.featurize.job.stage import (
 from evofeed.base.errors import DatasetMissing
 from evofeed.featurize import discover
 from evofeed.featurize import job_commands as commands
-from evofeed.featurize.job import driver, ledger, work
+from evofeed.featurize.job import ledger, work
 from evofeed.store import Dataset, writer
 from evofeed.store.storage import LocalStorage
 
@@ -107,7 +107,6 @@ def test_killed_at_random_moments_the_digest_is_the_same(
 
 FAULT_POINTS: list[tuple[str, Any, str, str, int]] = [
     ("job entered", ledger.Ledger, "begin", "after", 1),
-    ("first lease", ledger.Ledger, "lease", "before", 1),
     ("unit leased", ledger.Ledger, "lease", "after", 3),
     ("unit done, not entered", ledger.Ledger, "finish", "before", 3),
     ("unit entered", ledger.Ledger, "finish", "after", 3),
@@ -115,11 +114,9 @@ FAULT_POINTS: list[tuple[str, Any, str, str, int]] = [
     ("a worker after its shard", work, "write_shard", "after", 1),
     ("a file before it is written", LocalStorage, "put", "before", 5),
     ("a file after it is written", LocalStorage, "put", "after", 5),
-    ("publishing begins", driver, "publish", "before", 1),
     ("index and manifest not written", writer, "write_snapshot", "before", 1),
     ("ref not moved", LocalStorage, "swap", "before", 1),
     ("ref moved, ledger does not know", LocalStorage, "swap", "after", 1),
-    ("published, ledger does not know", driver, "publish", "after", 1),
 ]
 
 

@@ -36,8 +36,8 @@ def _search_by_short_words() -> None:
     """mmseqs looks for words of five letters from now on: a table of six takes most of the time."""
 
     def made(folder: Path) -> None:
-        lines = "#!/bin/sh", '[ "$1" = search ] && set -- "$@" -k 5', f'exec {own} "$@"'
-        (folder / "mmseqs").write_text("\n".join(lines))
+        short = 'case "$1" in search|easy-search) set -- "$@" -k 5;; esac'
+        (folder / "mmseqs").write_text(f'#!/bin/sh\n{short}\nexec {own} "$@"\n')
         (folder / "mmseqs").chmod(0o755)
 
     own = shutil.which("mmseqs")

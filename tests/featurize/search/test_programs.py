@@ -22,8 +22,6 @@ from evofeed.featurize.formats.a3m import parse_a3m
 from evofeed.featurize.formats.hits import parse_hhr, parse_hmmsearch
 from evofeed.featurize.formats.reading import read_bytes
 from evofeed.featurize.formats.stockholm import parse_stockholm
-from evofeed.featurize.inputs.clusters import cluster_sizes
-from evofeed.featurize.search.cluster import cluster_sequences
 from evofeed.featurize.search.config import Database
 
 pytestmark = pytest.mark.usefixtures("inside")
@@ -190,13 +188,3 @@ def test_a_query_that_mmseqs_gives_another_alignment_is_blamed_alone_and_searche
     assert broken["chain_id"] == "c1"
     assert broken["message"] == "the result is of another sequence"
     assert calls.read_text().split().count("search") <= 3
-
-
-def test_clusters_are_families_and_featurize_takes_them(tmp_path: Path) -> None:
-    families = [family(seed, 4, 90) for seed in (7, 8, 9)]
-    records = [(f"f{f}_{n}", s) for f, kin in enumerate(families) for n, s in enumerate(kin)]
-    table = str(tmp_path / "clusters.tsv")
-    text = fasta(tmp_path / "all.fasta", records)
-    assert cluster_sequences(text, table) == (12, 3)
-    sources = [ChainSource(name, sequence=sequence) for name, sequence in records]
-    assert cluster_sizes(table, sources) == {name: 4 for name, _ in records}

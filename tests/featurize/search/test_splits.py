@@ -50,7 +50,7 @@ def hits(folder: Path, first: dict[str, str], second: dict[str, str]) -> list[tu
     sides = [
         fasta(folder / f"side{n}.fasta", side.items()) for n, side in enumerate((first, second))
     ]
-    words = "--format-output query,target,fident,alnlen -s 7.5 -k 5 --threads 1".split()
+    words = "--format-output query,target,fident,alnlen -s 7.5 --threads 1".split()
     command = ["mmseqs", "easy-search", *sides, "out.m8", "tmp", *words]
     subprocess.run(command, cwd=folder, check=True, capture_output=True)
     rows = [line.split() for line in (folder / "out.m8").read_text().splitlines()]
