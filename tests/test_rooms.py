@@ -62,7 +62,7 @@ BUDGET = {
     "loader": 12_425,
     "service": 8_288,
     "trainer": 12_940,
-    "kernels": 16_587,
+    "kernels": 16_599,
     "synth": 2_009,
     "tests": 41_655,
     "benchmarks": 9_915,

@@ -23,6 +23,7 @@ from evofeed.kernels.runtime.private_apis import tf32_allowed
 
 MOST_RECORDINGS = 8  # of a module
 EAGER_CALLS = 8  # of a kind in a row before a recording
+MOST_BYTES = 1 << 27  # of a block's arguments: with more, the GPU takes longer than its host
 MOST_BEGUN = 8  # times that a shorter row may begin; arguments that change then may always change
 
 _EQUAL = (int, float, str, bytes, type(None), torch.dtype, torch.device)
@@ -37,17 +38,26 @@ class Arguments:
     Attributes:
         leaves: tensors and constants, out of the dictionaries, lists and tuples they are in.
         tensors: those of the leaves that are, by their number.
+        on_device: those that are not on the CPU, if any are not.
     """
 
     def __init__(self, *containers: Any) -> None:
         self.leaves: Leaves = []
         self.shape = _taken_apart(containers, self.leaves)
         self.tensors = {n: leaf for n, leaf in enumerate(self.leaves) if isinstance(leaf, Tensor)}
+        self.on_device = [t for t in self.tensors.values() if not t.is_cpu] or list(
+            self.tensors.values()
+        )
+
+    @property
+    def nbytes(self) -> int:
+        """Of all tensors."""
+        return sum(t.nbytes for t in self.tensors.values())
 
     @functools.cached_property
     def kind(self) -> Hashable:
         """What calls must have in common to share a recording."""
-        device = next(iter(self.tensors.values())).device
+        device = self.on_device[0].device
         settings = autocast_type(device.type), tf32_allowed(), stream_number(device)
         return (self.shape, *map(_kind_of, self.leaves), *settings)
 
@@ -179,6 +189,8 @@ def _record(
     if tensors.keys() <= staying.keys():
         del staying[next(iter(tensors))]  # a recording is of some input
     copied = [n for n in tensors if n not in staying]
+    if {tensors[n].device for n in copied} != {given.on_device[0].device}:
+        raise RuntimeError("an argument that changes is not on the GPU")
     constants = Constants([t for n, t in tensors.items() if n in staying])
     shape: Any = None
 

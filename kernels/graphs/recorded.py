@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from evofeed.kernels.graphs.evaluation import Arguments, Evaluation, RecordedCall
+from evofeed.kernels.graphs.evaluation import MOST_BYTES, Arguments, Evaluation, RecordedCall
 from evofeed.kernels.graphs.keeping import Budget
 from evofeed.kernels.graphs.recording import Homes, Recording, stream_number
 from evofeed.kernels.runtime.backend import autocast_type
@@ -97,8 +97,8 @@ def _run_again(
     if _paused:
         return call(*args, **kwargs)
     given = Arguments(args, kwargs)
-    why_not = _why_not(list(given.tensors.values()))
-    if why_not is None:
+    why_not = _why_not(given.on_device)
+    if why_not is None and (given.nbytes <= MOST_BYTES or _denoises(module)):
         found, why_not = _state_of(module).find_again(module, call, given)
         if found is not None:
             return found(given.leaves)
