@@ -63,12 +63,10 @@ def test_a_service_is_pinned_and_local_waits_for_what_can_come_true_and_declares
 
 
 def test_no_password_stands_in_the_file_and_every_secret_is_a_file() -> None:
-    for name, service in SERVICES.items():
+    for service in SERVICES.values():
         for variable, value in service.get("environment", {}).items():
             if re.search("PASSWORD|SECRET|TOKEN|KEY", variable):
-                assert value.startswith(("${", "/run/secrets/")) or variable == "RAY_AUTH_MODE", (
-                    name
-                )
+                assert value.startswith(("${", "/run/secrets/")) or variable == "RAY_AUTH_MODE"
         for secret in service.get("secrets", []):
             assert COMPOSE["secrets"][secret]["file"].startswith("./secrets/")
     text = (ROOT / "docker-compose.yml").read_text()
@@ -108,12 +106,10 @@ def test_ports_of_service_and_checks_agree() -> None:
     port = str(ServiceSettings.model_fields["port"].default)
     assert "ports" not in SERVICES["service"], "what it says to nginx is for nginx only"
     assert SERVICES["nginx"]["ports"] == [f"127.0.0.1:{port}:8443"]
-    way_in = (ROOT / "deploy" / "nginx-tls.conf").read_text()
-    assert f"server service:{port};" in NGINX and "listen 8443 ssl;" in way_in
-    accel = SERVICES["service"]["environment"]["EVOFEED_ACCEL"]
-    assert f"location {accel}/ {{" in NGINX
+    assert f"server service:{port};" in NGINX
     mounted = dict(volume.split(":")[:2] for volume in SERVICES["nginx"]["volumes"])
     assert mounted["./deploy/nginx-tls.conf"] in NGINX
+    way_in = (ROOT / "deploy" / "nginx-tls.conf").read_text()
     for secret in SERVICES["nginx"]["secrets"]:
         assert f"/run/secrets/{secret};" in way_in
     assert dict(LINES)["EXPOSE"] == port and f":{port}/readyz" in dict(LINES)["HEALTHCHECK"]
@@ -126,16 +122,16 @@ def test_ports_of_service_and_checks_agree() -> None:
 
 
 def test_the_image_copies_what_is_there_and_runs_as_nobody() -> None:
-    for keyword, rest in LINES:
-        if keyword == "COPY" and not rest.startswith("--from"):
-            for source in shlex.split(rest)[:-1]:
-                assert (ROOT / source).exists(), source
-        if keyword == "FROM":
-            assert re.match(r"python:3\.\d+-slim-", rest)
-    copied = {source for k, rest in LINES if k == "COPY" for source in shlex.split(rest)[:-1]}
-    for link in (ROOT / "src" / "evofeed").iterdir():
-        if link.is_symlink():
-            assert link.name in copied, f"{link.name} is part of the package"
+    assert all(re.match(r"python:3\.\d+-slim-", rest) for k, rest in LINES if k == "FROM")
+    copied = {
+        source
+        for keyword, rest in LINES
+        if keyword == "COPY" and not rest.startswith("--from")
+        for source in shlex.split(rest)[:-1]
+    }
+    assert [source for source in copied if not (ROOT / source).exists()] == []
+    package = (link for link in (ROOT / "src" / "evofeed").iterdir() if link.is_symlink())
+    assert {link.name for link in package} <= copied
     assert dict(LINES)["USER"] == "10001:10001"
     assert dict(LINES)["ENTRYPOINT"] == '["evofeed"]' and dict(LINES)["CMD"] == '["serve"]'
     users = [i for i, (keyword, _) in enumerate(LINES) if keyword == "USER"]

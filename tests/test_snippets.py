@@ -94,20 +94,23 @@ def test_commands_are_found_and_a_wrong_one_would_be_noticed() -> None:
             test_every_command_in_the_documents_is_one(page, wrong)
 
 
-@pytest.fixture
-def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A small dataset `data/` in the current folder, as the snippets expect it."""
-    monkeypatch.chdir(tmp_path)
-    write_synthetic(tmp_path / "raw", 3, seed=0)
-    writer = DatasetWriter(str(tmp_path / "data"))
-    for source in discover(str(tmp_path / "raw")):
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small dataset `data/`, as the snippets expect it in the current folder."""
+    folder = tmp_path_factory.mktemp("snippets")
+    write_synthetic(folder / "raw", 3, seed=0)
+    writer = DatasetWriter(str(folder / "data"))
+    for source in discover(str(folder / "raw")):
         writer.add(featurize_chain(source))
     writer.commit()
-    return tmp_path / "data"
+    return folder / "data"
 
 
 @pytest.mark.system
-def test_the_readmes_training_loop_runs_as_it_stands(data: Path) -> None:
+def test_the_readmes_training_loop_runs_as_it_stands(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(data.parent)
     (snippet,) = [block for block in blocks(ROOT / "README.md") if "import FeatureLoader" in block]
     seen = []
 

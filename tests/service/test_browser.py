@@ -177,17 +177,6 @@ def raw(tmp_path: Path) -> Path:
     return tmp_path / "raw"
 
 
-def _submit(page: Page, raw: Path, message: str) -> str:
-    page.get_by_text("Submit a job").click()
-    page.get_by_label("raw files").fill(str(raw))
-    page.get_by_label("workers").fill("1")
-    page.get_by_label("share that may break").fill("1")
-    page.get_by_label("why").first.fill(message)
-    page.get_by_role("button", name="submit").click()
-    expect(page.get_by_role("heading", name="Job ")).to_be_visible()
-    return page.url
-
-
 def test_a_scientist_submits_watches_looks_and_cancels(
     start: Start, browser: Browser, raw: Path, tmp_path: Path, jobs_wait: None
 ) -> None:

@@ -37,7 +37,7 @@ QUERIES = {
     "max_resolution=3": lambda r: 0 < r["resolution"] <= 3,
     "released_from=2015-01-01": lambda r: r["release_date"] >= "2015-01-01",
     "released_before=2015-01-01": lambda r: "" < r["release_date"] < "2015-01-01",
-    "method=SOLUTION NMR&method=ELECTRON MICROSCOPY": lambda r: (
+    "method=SOLUTION NMR&method=electron microscopy": lambda r: (
         r["method"] in ("SOLUTION NMR", "ELECTRON MICROSCOPY")
     ),
     "is_distillation=true": lambda r: r["is_distillation"],

@@ -44,12 +44,6 @@ def test_a_digest_in_a_path_means_an_etag(served) -> None:
         assert served.get(base + path, headers=known).status_code == 304
 
 
-def test_a_method_counts_in_either_case(served) -> None:
-    url = f"/snapshots/{served.second}/chains?count=true&method="
-    upper, lower = (served.get(url + m).json() for m in ("X-RAY DIFFRACTION", "x-ray diffraction"))
-    assert upper["matched"] == lower["matched"] > 0
-
-
 def test_texts_that_a_database_cannot_keep_are_refused(start: Start, tmp_path) -> None:
     client = start(datasets={"out": str(tmp_path / "out")})
     texts = [

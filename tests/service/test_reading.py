@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import socket
 import threading
 from pathlib import Path
@@ -61,13 +60,11 @@ def test_a_damaged_manifest_is_a_502_not_a_crash(start, folder, tmp_path: Path) 
 
 
 def test_health_ready_config_and_openapi_answer_without_a_network(served) -> None:
-    assert served.client.get("/healthz").json() == {"status": "ok"}
-    assert served.client.get("/readyz").json() == {"status": "ready"}
+    for path, said in (("healthz", {"status": "ok"}), ("readyz", {"status": "ready"})):
+        assert served.client.get(f"/{path}").json() == said
     assert served.client.get("/v1/config").json()["limits"]["page"] == 1000
-    schema = served.client.get("/openapi.json").json()
-    assert schema["openapi"].startswith("3.1")
-    assert "/v1/datasets/{name}/shards/{shard}" in schema["paths"]
-    assert "cdn" not in json.dumps(schema)
+    schema = served.client.get("/openapi.json")
+    assert schema.json()["openapi"].startswith("3.1") and "cdn" not in schema.text
 
 
 def test_a_service_stops_with_its_block_and_leaves_nothing_behind(folder) -> None:
