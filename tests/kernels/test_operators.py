@@ -33,7 +33,8 @@ def test_it_is_as_exact_as_pytorch(
 ) -> None:
     """Results, and the gradients of all inputs and weights."""
     it = declared()[operator]
-    draw = Draw(5, 11, device, torch.float32 if precise else half)
+    residues = 5 if device == "cpu" and case in it.wide else 11  # both fill a part of a tile
+    draw = Draw(5, residues, device, torch.float32 if precise else half)
     made = {**it.cases, **it.wide}[case](draw)
     inputs = [*made.tensors.values()]
     three_way(made.call(it.op), made.call(it.reference), inputs, range(len(inputs)))

@@ -29,8 +29,9 @@ def evoformer_block() -> EvoformerBlock:
 
 
 def extra_msa_block() -> ExtraMSABlock:
-    """A small one whose outer product comes first."""
-    return ExtraMSABlock(ExtraMSAConfig(**SIZES, opm_first=True), 16, 16)
+    """A small one whose outer product comes first, with one matrix for both projections."""
+    given = {"opm_first": True, "fuse_projection_weights": True}
+    return ExtraMSABlock(ExtraMSAConfig(**SIZES, **given), 16, 16)
 
 
 def norm(C: int, spread: float = 0.1) -> list[Tensor]:

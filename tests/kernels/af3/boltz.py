@@ -12,10 +12,7 @@ from torch import Tensor, nn
 
 
 class TriangleAttention(maths.TriangleAttention):
-    def forward(
-        self, x: Tensor, mask: Tensor | None = None, chunk_size: int | None = None,
-        use_kernels: bool = False,
-    ) -> Tensor:  # fmt: skip
+    def forward(self, x: Tensor, mask: Tensor | None = None, **how: Any) -> Tensor:
         return self._attend(x, mask)
 
 
@@ -44,12 +41,12 @@ class _TriangleMultiplication(nn.Module):
 
 
 class TriangleMultiplicationOutgoing(_TriangleMultiplication):
-    def forward(self, x: Tensor, mask: Tensor, use_kernels: bool = False) -> Tensor:
+    def forward(self, x: Tensor, mask: Tensor, **how: Any) -> Tensor:
         return self._run(x, mask, True)
 
 
 class TriangleMultiplicationIncoming(_TriangleMultiplication):
-    def forward(self, x: Tensor, mask: Tensor, use_kernels: bool = False) -> Tensor:
+    def forward(self, x: Tensor, mask: Tensor, **how: Any) -> Tensor:
         return self._run(x, mask, False)
 
 
@@ -59,7 +56,7 @@ class Transition(nn.Module):
         self.norm, self.fc1, self.fc2 = nn.LayerNorm(dim), linear(dim, hidden), linear(dim, hidden)
         self.fc3, self.silu, self.hidden = linear(hidden, out_dim or dim), nn.SiLU(), hidden
 
-    def forward(self, x: Tensor, chunk_size: int | None = None) -> Tensor:
+    def forward(self, x: Tensor, **how: Any) -> Tensor:
         x = self.norm(x)
         return self.fc3(self.silu(self.fc1(x)) * self.fc2(x))  # type: ignore[no-any-return]
 
@@ -71,7 +68,7 @@ class OuterProductMean(nn.Module):
         self.proj_a, self.proj_b = linear(c_in, c_hidden), linear(c_in, c_hidden)
         self.proj_o = linear(c_hidden * c_hidden, c_out, bias=True)
 
-    def forward(self, m: Tensor, mask: Tensor, chunk_size: int | None = None) -> Tensor:
+    def forward(self, m: Tensor, mask: Tensor, **how: Any) -> Tensor:
         outer, shared = maths.outer_product(m, mask, self.norm, self.proj_a, self.proj_b)
         return self.proj_o((outer / shared.clamp(min=1)).to(m.dtype))  # type: ignore[no-any-return]
 
@@ -85,7 +82,7 @@ class PairWeightedAveraging(nn.Module):
         self.proj_m, self.proj_g = linear(c_m, width), linear(c_m, width)
         self.proj_z, self.proj_o = linear(c_z, num_heads), linear(width, c_m)
 
-    def forward(self, m: Tensor, z: Tensor, mask: Tensor, chunk_heads: bool = False) -> Tensor:
+    def forward(self, m: Tensor, z: Tensor, mask: Tensor, **how: Any) -> Tensor:
         return maths.weighted_averages(
             m, z, mask, self.norm_m, self.norm_z, self.proj_m, self.proj_g, self.proj_z,
             self.proj_o, self.inf,
@@ -221,10 +218,7 @@ class PairformerNoSeqLayer(nn.Module):
         self.tri_att_end = TriangleAttentionEndingNode(*sizes)
         self.transition_z = Transition(token_z, token_z * 4)
 
-    def forward(
-        self, z: Tensor, pair_mask: Tensor, chunk_size_tri_attn: int | None = None,
-        use_kernels: bool = False, use_cuequiv_mul: bool = False, use_cuequiv_attn: bool = False,
-    ) -> Tensor:  # fmt: skip
+    def forward(self, z: Tensor, pair_mask: Tensor, **how: Any) -> Tensor:
         return pairs(self, z, pair_mask)
 
 
@@ -249,10 +243,8 @@ class PairformerLayer(PairformerNoSeqLayer):
         self.transition_s, self.s_post_norm = Transition(token_s, token_s * 4), nn.Identity()
 
     def forward(  # type: ignore[override]
-        self, s: Tensor, z: Tensor, mask: Tensor, pair_mask: Tensor,
-        chunk_size_tri_attn: int | None = None, use_kernels: bool = False,
-        use_cuequiv_mul: bool = False, use_cuequiv_attn: bool = False,
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        self, s: Tensor, z: Tensor, mask: Tensor, pair_mask: Tensor, **how: Any
+    ) -> tuple[Tensor, Tensor]:
         z = pairs(self, z, pair_mask)
         with torch.autocast(s.device.type, enabled=False):
             normed = self.pre_norm_s(wide(s))
@@ -275,13 +267,10 @@ class MSALayer(nn.Module):
         self.outer_product_mean = OuterProductMean(msa_s, 32, token_z)
 
     def forward(
-        self, z: Tensor, m: Tensor, token_mask: Tensor, msa_mask: Tensor,
-        chunk_heads_pwa: bool = False, chunk_size_transition_z: int | None = None,
-        chunk_size_transition_msa: int | None = None, chunk_size_outer_product: int | None = None,
-        chunk_size_tri_attn: int | None = None, use_kernels: bool = False,
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        self, z: Tensor, m: Tensor, token_mask: Tensor, msa_mask: Tensor, **how: Any
+    ) -> tuple[Tensor, Tensor]:
         drop = dropout_mask(self.msa_dropout, m, self.training)
-        m = m + drop * self.pair_weighted_averaging(m, z, token_mask, chunk_heads_pwa)
-        m = m + self.msa_transition(m, chunk_size_transition_msa)
-        z = z + self.outer_product_mean(m, msa_mask, chunk_size_outer_product)
-        return self.pairformer_layer(z, token_mask, chunk_size_tri_attn, use_kernels), m
+        m = m + drop * self.pair_weighted_averaging(m, z, token_mask)
+        m = m + self.msa_transition(m)
+        z = z + self.outer_product_mean(m, msa_mask)
+        return self.pairformer_layer(z, token_mask), m

@@ -130,6 +130,41 @@ class TriangleAttention(nn.Module):
         )  # fmt: skip
 
 
+class TriangleMultiplication(nn.Module):
+    """Its layers but the projections, as OpenFold3 and Protenix name them."""
+
+    _outgoing, _norm = True, LayerNorm
+
+    def __init__(self, c_z: int, c_hidden: int, bias: bool = False) -> None:
+        super().__init__()
+        self.c_z, self.c_hidden, self.sigmoid = c_z, c_hidden, nn.Sigmoid()
+        self.linear_g, self.linear_z = linear(c_z, c_z, bias), linear(c_hidden, c_z, bias)
+        self.layer_norm_in, self.layer_norm_out = self._norm(c_z), self._norm(c_hidden)
+
+    def forward(self, z: Tensor, mask: Tensor | None = None, **how: Any) -> Tensor:
+        mask = z.new_ones(z.shape[:-1]) if mask is None else mask
+        z = self.layer_norm_in(z)
+        a, b = (half * mask[..., None] for half in self._halves(z))
+        x = self.linear_z(self.layer_norm_out(triangle_product(a, b, self._outgoing)))
+        return x * torch.sigmoid(self.linear_g(z))  # type: ignore[no-any-return]
+
+
+class TriangleMultiplicationOutgoing(TriangleMultiplication):
+    def __init__(self, c_z: int, c_hidden: int) -> None:
+        super().__init__(c_z, c_hidden)
+        self.linear_a_p, self.linear_a_g, self.linear_b_p, self.linear_b_g = (
+            linear(c_z, c_hidden) for _ in range(4)
+        )
+
+    def _halves(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        a = torch.sigmoid(self.linear_a_g(z)) * self.linear_a_p(z)
+        return a, torch.sigmoid(self.linear_b_g(z)) * self.linear_b_p(z)
+
+
+class TriangleMultiplicationIncoming(TriangleMultiplicationOutgoing):
+    _outgoing = False
+
+
 class OuterProductMean(nn.Module):
     """As OpenFold3 and Protenix have it."""
 
@@ -142,10 +177,7 @@ class OuterProductMean(nn.Module):
         self.linear_1, self.linear_2 = linear(c_m, c_hidden), linear(c_m, c_hidden)
         self.linear_out = linear(c_hidden**2, c_z, bias=True)
 
-    def forward(
-        self, m: Tensor, mask: Tensor | None = None, chunk_size: int | None = None,
-        inplace_safe: bool = False,
-    ) -> Tensor:  # fmt: skip
+    def forward(self, m: Tensor, mask: Tensor | None = None, **how: Any) -> Tensor:
         outer, shared = outer_product(m, mask, self.layer_norm, self.linear_1, self.linear_2)
         return self.linear_out(outer.to(m.dtype)) / (shared + self.eps)  # type: ignore[no-any-return]
 

@@ -12,6 +12,8 @@ from tests.kernels.af3.maths import (
     DropoutRowwise,
     LayerNorm,
     OuterProductMean,
+    TriangleMultiplicationIncoming,
+    TriangleMultiplicationOutgoing,
     linear,
 )
 from torch import Tensor, nn
@@ -20,11 +22,7 @@ from torch import Tensor, nn
 class TriangleAttention(maths.TriangleAttention):
     _pair = "linear_z"
 
-    def forward(
-        self, x: Tensor, mask: Tensor | None = None, chunk_size: int | None = None,
-        use_deepspeed_evo_attention: bool = False, use_cueq_triangle_kernels: bool = False,
-        use_lma: bool = False, inplace_safe: bool = False,
-    ) -> Tensor:  # fmt: skip
+    def forward(self, x: Tensor, mask: Tensor | None = None, **how: Any) -> Tensor:
         return self._attend(x, mask)
 
 
@@ -33,45 +31,7 @@ class TriangleAttentionEndingNode(TriangleAttention):
         super().__init__(c_in, c_hidden, no_heads, False, inf)
 
 
-class _TriangleMultiplication(nn.Module):
-    _outgoing = True
-
-    def __init__(self, c_z: int, c_hidden: int, bias: bool = False) -> None:
-        super().__init__()
-        self.c_z, self.c_hidden = c_z, c_hidden
-        self.linear_g, self.linear_z = linear(c_z, c_z, bias), linear(c_hidden, c_z, bias)
-        self.layer_norm_in, self.layer_norm_out = LayerNorm(c_z), LayerNorm(c_hidden)
-        self.sigmoid = nn.Sigmoid()
-
-    def _halves(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        a = torch.sigmoid(self.linear_a_g(z)) * self.linear_a_p(z)
-        return a, torch.sigmoid(self.linear_b_g(z)) * self.linear_b_p(z)
-
-    def forward(
-        self, z: Tensor, mask: Tensor | None = None, inplace_safe: bool = False,
-        use_cueq_triangle_kernels: bool = False, _add_with_inplace: bool = False,
-        _inplace_chunk_size: int | None = 256,
-    ) -> Tensor:  # fmt: skip
-        mask = z.new_ones(z.shape[:-1]) if mask is None else mask
-        z = self.layer_norm_in(z)
-        a, b = (half * mask[..., None] for half in self._halves(z))
-        x = self.linear_z(self.layer_norm_out(maths.triangle_product(a, b, self._outgoing)))
-        return x * torch.sigmoid(self.linear_g(z))  # type: ignore[no-any-return]
-
-
-class TriangleMultiplicationOutgoing(_TriangleMultiplication):
-    def __init__(self, c_z: int, c_hidden: int) -> None:
-        super().__init__(c_z, c_hidden)
-        self.linear_a_p, self.linear_a_g, self.linear_b_p, self.linear_b_g = (
-            linear(c_z, c_hidden) for _ in range(4)
-        )
-
-
-class TriangleMultiplicationIncoming(TriangleMultiplicationOutgoing):
-    _outgoing = False
-
-
-class FusedTriangleMultiplicationOutgoing(_TriangleMultiplication):
+class FusedTriangleMultiplicationOutgoing(maths.TriangleMultiplication):
     def __init__(self, c_z: int, c_hidden: int, linear_init_params: Any = None) -> None:
         super().__init__(c_z, c_hidden, bias := linear_init_params is None)
         self.linear_ab_p = linear(c_z, 2 * c_hidden, bias)
@@ -90,11 +50,8 @@ class SwiGLU(nn.Module):
     def __init__(self, c_in: int, c_out: int) -> None:
         super().__init__()
         self.c_in, self.c_out = c_in, c_out
-        self.linear_a, self.linear_b, self.swish = (
-            linear(c_in, c_out),
-            linear(c_in, c_out),
-            nn.SiLU(),
-        )
+        self.linear_a, self.linear_b = linear(c_in, c_out), linear(c_in, c_out)
+        self.swish = nn.SiLU()
 
     def forward(self, x: Tensor) -> Tensor:
         return F.silu(self.linear_a(x)) * self.linear_b(x)  # type: ignore[no-any-return]
@@ -106,10 +63,7 @@ class SwiGLUTransition(nn.Module):
         self.c_in, self.n, self.layer_norm = c_in, n, LayerNorm(c_in)
         self.swiglu, self.linear_out = SwiGLU(c_in, n * c_in), linear(n * c_in, c_in)
 
-    def forward(
-        self, x: Tensor, mask: Tensor | None = None, chunk_size: int | None = None,
-        ckpt_chunk_size: int | None = None,
-    ) -> Tensor:  # fmt: skip
+    def forward(self, x: Tensor, mask: Tensor | None = None, **how: Any) -> Tensor:
         out: Tensor = self.linear_out(self.swiglu(self.layer_norm(x)))
         return out if mask is None else out * mask[..., None]
 
@@ -117,23 +71,14 @@ class SwiGLUTransition(nn.Module):
 class MSAPairWeightedAveraging(nn.Module):
     def __init__(self, c_in: int, c_hidden: int, c_z: int, no_heads: int, inf: float = 1e9) -> None:
         super().__init__()
-        self.c_in, self.c_hidden, self.c_z, self.no_heads, self.inf = (
-            c_in, c_hidden, c_z, no_heads, inf,
-        )  # fmt: skip
+        self.c_in, self.c_hidden, self.c_z = c_in, c_hidden, c_z
+        self.no_heads, self.inf, self.sigmoid = no_heads, inf, nn.Sigmoid()
         width = c_hidden * no_heads
         self.layer_norm_m, self.layer_norm_z = LayerNorm(c_in), LayerNorm(c_z)
         self.linear_z, self.linear_v = linear(c_z, no_heads), linear(c_in, width)
-        self.linear_o, self.linear_g, self.sigmoid = (
-            linear(width, c_in),
-            linear(c_in, width),
-            nn.Sigmoid(),
-        )
+        self.linear_o, self.linear_g = linear(width, c_in), linear(c_in, width)
 
-    def forward(
-        self, m: Tensor, z: Tensor | None = None, mask: Tensor | None = None,
-        chunk_size: int | None = None, **kwargs: Any,
-    ) -> Tensor:  # fmt: skip
-        assert z is not None
+    def forward(self, m: Tensor, z: Tensor, mask: Tensor | None = None, **how: Any) -> Tensor:
         return maths.weighted_averages(
             m, z, mask, self.layer_norm_m, self.layer_norm_z, self.linear_v, self.linear_g,
             self.linear_z, self.linear_o, self.inf,
@@ -179,10 +124,8 @@ class AttentionPairBias(nn.Module):
         self.mha = Attention(c_q, c_hidden, no_heads, q_bias=True)
 
     def forward(
-        self, a: Tensor, z: Tensor, s: Tensor | None = None, mask: Tensor | None = None,
-        use_deepspeed_evo_attention: bool = False, use_cueq_triangle_kernels: bool = False,
-        use_lma: bool = False, use_high_precision_attention: bool = False,
-    ) -> Tensor:  # fmt: skip
+        self, a: Tensor, z: Tensor, s: Tensor | None = None, mask: Tensor | None = None, **how: Any
+    ) -> Tensor:
         a = self.layer_norm_a(a, s) if self.use_ada_layer_norm else self.layer_norm_a(a)
         out = attend_with_pairs(self, a, z, mask)
         return torch.sigmoid(self.linear_ada_out(s)) * out if self.use_ada_layer_norm else out
@@ -195,9 +138,7 @@ class ConditionedTransitionBlock(nn.Module):
         self.swiglu, self.sigmoid = SwiGLU(c_a, n * c_a), nn.Sigmoid()
         self.linear_g, self.linear_out = linear(c_s, c_a, bias=True), linear(n * c_a, c_a)
 
-    def forward(
-        self, a: Tensor, s: Tensor, mask: Tensor | None = None, chunk_size: int | None = None
-    ) -> Tensor:
+    def forward(self, a: Tensor, s: Tensor, mask: Tensor | None = None, **how: Any) -> Tensor:
         b = self.swiglu(self.layer_norm(a, s))
         out: Tensor = torch.sigmoid(self.linear_g(s)) * self.linear_out(b)
         return out if mask is None else out * mask[..., None]
@@ -216,9 +157,8 @@ class DiffusionTransformerBlock(nn.Module):
         self.conditioned_transition = ConditionedTransitionBlock(c_a, c_s, n_transition)
 
     def forward(
-        self, a: Tensor, s: Tensor, z: Tensor, mask: Tensor | None = None,
-        use_deepspeed_evo_attention: bool = False, use_cueq_triangle_kernels: bool = False,
-        use_lma: bool = False, use_high_precision_attention: bool = False, _mask_trans: bool = True,
+        self, a: Tensor, s: Tensor, z: Tensor, mask: Tensor | None = None, *,
+        _mask_trans: bool = True, **how: Any,
     ) -> Tensor:  # fmt: skip
         a = a + self.attention_pair_bias(a, z, s, mask)
         return a + self.conditioned_transition(a, s, mask if _mask_trans else None)  # type: ignore[no-any-return]
@@ -249,11 +189,8 @@ class PairBlock(nn.Module):
         return z.transpose(-2, -3)
 
     def forward(
-        self, z: Tensor, pair_mask: Tensor, chunk_size: int | None = None,
-        use_deepspeed_evo_attention: bool = False, use_cueq_triangle_kernels: bool = False,
-        use_lma: bool = False, inplace_safe: bool = False, _mask_trans: bool = True,
-        _attn_chunk_size: int | None = None,
-    ) -> Tensor:  # fmt: skip
+        self, z: Tensor, pair_mask: Tensor, *, _mask_trans: bool = True, **how: Any
+    ) -> Tensor:
         z = self._attend(self._multiply(z, pair_mask), pair_mask)
         return z + self.pair_transition(z, pair_mask if _mask_trans else None)  # type: ignore[no-any-return]
 
@@ -270,12 +207,7 @@ class TemplatePairBlock(PairBlock):
         )  # fmt: skip
         self.tri_mul_first = tri_mul_first
 
-    def forward(  # type: ignore[override]
-        self, z: Tensor, mask: Tensor, chunk_size: int | None = None,
-        use_deepspeed_evo_attention: bool = False, use_cueq_triangle_kernels: bool = False,
-        use_lma: bool = False, inplace_safe: bool = False, _mask_trans: bool = True,
-        _attn_chunk_size: int | None = None,
-    ) -> Tensor:  # fmt: skip
+    def forward(self, z: Tensor, mask: Tensor, *, _mask_trans: bool = True, **how: Any) -> Tensor:
         done = []
         for x, m in zip(z.unbind(-4), mask.unbind(-3), strict=True):
             steps = [self._multiply, self._attend]
@@ -302,10 +234,8 @@ class PairFormerBlock(nn.Module):
         self.single_transition = SwiGLUTransition(c_s, transition_n)
 
     def forward(
-        self, s: Tensor, z: Tensor, single_mask: Tensor, pair_mask: Tensor,
-        chunk_size: int | None = None, use_deepspeed_evo_attention: bool = False,
-        use_cueq_triangle_kernels: bool = False, use_lma: bool = False, inplace_safe: bool = False,
-        _mask_trans: bool = True, _attn_chunk_size: int | None = None,
+        self, s: Tensor, z: Tensor, single_mask: Tensor, pair_mask: Tensor, *,
+        _mask_trans: bool = True, **how: Any,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         z = self.pair_stack(z, pair_mask, _mask_trans=_mask_trans)
         s = s + self.attn_pair_bias(s, z, None, single_mask)
@@ -333,12 +263,8 @@ class MSAModuleBlock(nn.Module):
         )  # fmt: skip
 
     def forward(
-        self, m: Tensor, z: Tensor, msa_mask: Tensor, pair_mask: Tensor,
-        chunk_size: int | None = None, transition_ckpt_chunk_size: int | None = None,
-        use_deepspeed_evo_attention: bool = False, use_cueq_triangle_kernels: bool = False,
-        use_lma: bool = False, inplace_safe: bool = False, _mask_trans: bool = True,
-        _attn_chunk_size: int | None = None, _offload_inference: bool = False,
-        _offloadable_inputs: Any = None,
+        self, m: Tensor, z: Tensor, msa_mask: Tensor, pair_mask: Tensor, *,
+        _mask_trans: bool = True, **how: Any,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         z = z + self.outer_product_mean(m, msa_mask)
         if self.msa_att_row is not None and self.msa_transition is not None:
@@ -351,11 +277,8 @@ class TurningTriangleAttention(TriangleAttention):
     """Since 0.5: told to, it transposes its bias."""
 
     def forward(  # type: ignore[override]
-        self, x: Tensor, mask: Tensor | None = None, transpose_bias: bool = False,
-        chunk_size: int | None = None, use_deepspeed_evo_attention: bool = False,
-        use_cueq_triangle_kernels: bool = False, use_triton_triangle_kernels: bool = False,
-        use_lma: bool = False, inplace_safe: bool = False,
-    ) -> Tensor:  # fmt: skip
+        self, x: Tensor, mask: Tensor | None = None, transpose_bias: bool = False, **how: Any
+    ) -> Tensor:
         return self._attend(x, mask, transpose_bias)
 
 
@@ -387,9 +310,6 @@ class SingleAttentionPairBias(AttentionPairBias):
         del self.use_ada_layer_norm
 
     def forward(  # type: ignore[override]
-        self, a: Tensor, z: Tensor, mask: Tensor | None = None,
-        use_deepspeed_evo_attention: bool = False, use_cueq_triangle_kernels: bool = False,
-        use_triton_triangle_kernels: bool = False, use_lma: bool = False,
-        use_high_precision_attention: bool = False,
-    ) -> Tensor:  # fmt: skip
+        self, a: Tensor, z: Tensor, mask: Tensor | None = None, **how: Any
+    ) -> Tensor:
         return attend_with_pairs(self, self.layer_norm_a(a), z, mask)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from tests.kernels.af3 import maths
@@ -18,10 +20,7 @@ class OpenFoldLayerNorm(maths.LayerNorm):
 class TriangleAttention(maths.TriangleAttention):
     _norm = OpenFoldLayerNorm
 
-    def forward(
-        self, x: Tensor, mask: Tensor | None = None, chunk_size: int | None = None,
-        triangle_attention: str = "torch", inplace_safe: bool = False,
-    ) -> Tensor:  # fmt: skip
+    def forward(self, x: Tensor, mask: Tensor | None = None, **how: Any) -> Tensor:
         return self._attend(x, mask)
 
 
@@ -30,30 +29,8 @@ class TriangleAttentionEndingNode(TriangleAttention):
         super().__init__(c_in, c_hidden, no_heads, False, inf)
 
 
-class TriangleMultiplicationOutgoing(nn.Module):
-    _outgoing = True
-
-    def __init__(self, c_z: int, c_hidden: int) -> None:
-        super().__init__()
-        self.c_z, self.c_hidden, self.sigmoid = c_z, c_hidden, nn.Sigmoid()
-        self.linear_g, self.linear_z = linear(c_z, c_z), linear(c_hidden, c_z)
-        self.layer_norm_in = OpenFoldLayerNorm(c_z)
-        self.layer_norm_out = OpenFoldLayerNorm(c_hidden)
-        self.linear_a_p, self.linear_a_g, self.linear_b_p, self.linear_b_g = (
-            linear(c_z, c_hidden) for _ in range(4)
-        )
-
-    def forward(
-        self, z: Tensor, mask: Tensor | None = None, inplace_safe: bool = False,
-        _add_with_inplace: bool = False, _inplace_chunk_size: int | None = 256,
-        triangle_multiplicative: str = "torch",
-    ) -> Tensor:  # fmt: skip
-        mask = z.new_ones(z.shape[:-1]) if mask is None else mask
-        z = self.layer_norm_in(z)
-        a = torch.sigmoid(self.linear_a_g(z)) * self.linear_a_p(z) * mask[..., None]
-        b = torch.sigmoid(self.linear_b_g(z)) * self.linear_b_p(z) * mask[..., None]
-        x = self.linear_z(self.layer_norm_out(maths.triangle_product(a, b, self._outgoing)))
-        return x * torch.sigmoid(self.linear_g(z))  # type: ignore[no-any-return]
+class TriangleMultiplicationOutgoing(maths.TriangleMultiplicationOutgoing):
+    _norm = OpenFoldLayerNorm
 
 
 class TriangleMultiplicationIncoming(TriangleMultiplicationOutgoing):
@@ -64,10 +41,7 @@ class Transition(nn.Module):
     def __init__(self, c_in: int, n: int) -> None:
         super().__init__()
         self.n, self.c_in, self.layernorm1 = n, c_in, OpenFoldLayerNorm(c_in)
-        self.linear_no_bias_a, self.linear_no_bias_b = (
-            linear(c_in, n * c_in),
-            linear(c_in, n * c_in),
-        )
+        self.linear_no_bias_a, self.linear_no_bias_b = (linear(c_in, n * c_in) for _ in "ab")
         self.linear_no_bias = linear(n * c_in, c_in)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -84,10 +58,7 @@ class MSAPairWeightedAveraging(nn.Module):
         super().__init__()
         self.c_m, self.c, self.n_heads, self.c_z = c_m, c, n_heads, c_z
         self.layernorm_m, self.layernorm_z = OpenFoldLayerNorm(c_m), OpenFoldLayerNorm(c_z)
-        self.linear_no_bias_mv, self.linear_no_bias_mg = (
-            linear(c_m, c * n_heads),
-            linear(c_m, c * n_heads),
-        )
+        self.linear_no_bias_mv, self.linear_no_bias_mg = (linear(c_m, c * n_heads) for _ in "vg")
         self.linear_no_bias_z, self.softmax_w = linear(c_z, n_heads), nn.Softmax(-2)
         self.linear_no_bias_out = linear(c * n_heads, c_m)
 
@@ -203,11 +174,8 @@ class PairformerBlock(nn.Module):
             self.single_transition = Transition(c_s, 4)
 
     def forward(
-        self, s: Tensor | None, z: Tensor, pair_mask: Tensor,
-        triangle_multiplicative: str = "torch",
-        triangle_attention: str = "torch", inplace_safe: bool = False,
-        chunk_size: int | None = None,
-    ) -> tuple[Tensor | None, Tensor]:  # fmt: skip
+        self, s: Tensor | None, z: Tensor, pair_mask: Tensor, **how: Any
+    ) -> tuple[Tensor | None, Tensor]:
         for module in (self.tri_mul_out, self.tri_mul_in, self.tri_att_start):
             z = z + self.dropout_row(module(z, pair_mask))
         z = z.transpose(-2, -3).contiguous()
@@ -251,10 +219,8 @@ class MSABlock(nn.Module):
         self.pair_stack = PairformerBlock(16, c_z, 0, mul, 32, heads, 4, pair_dropout)
 
     def forward(
-        self, m: Tensor, z: Tensor, pair_mask: Tensor, triangle_multiplicative: str = "torch",
-        triangle_attention: str = "torch", inplace_safe: bool = False,
-        chunk_size: int | None = None,
-    ) -> tuple[Tensor | None, Tensor]:  # fmt: skip
+        self, m: Tensor, z: Tensor, pair_mask: Tensor, **how: Any
+    ) -> tuple[Tensor | None, Tensor]:
         z = z + self.outer_product_mean_msa(m)
         after = None if self.is_last_block else self.msa_stack(m, z)
         return after, self.pair_stack(None, z, pair_mask)[1]

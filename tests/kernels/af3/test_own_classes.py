@@ -34,16 +34,20 @@ def projects(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [*sys.path, str(PROJECTS)])
 
 
-def _compare(module: nn.Module, run: Callable[[nn.Module], list[Tensor]], device: str) -> None:
-    """Results and gradients of the swapped module are the module's own."""
+def _compare(
+    module: nn.Module, run: Callable[[nn.Module], list[Tensor]], device: str
+) -> SwapReport:
+    """Results and gradients of the swapped module are the module's own; what was swapped."""
+    report = SwapReport()
     theirs = run(copy.deepcopy(module).to(device))
-    ours = run(to_fused(copy.deepcopy(module)).to(device))
+    ours = run(to_fused(module, report).to(device))
     largest = max(float(t.norm()) for t in theirs)
     errors = [
         float((a - b).norm()) / max(float(b.norm()), 1e-3 * largest)  # some vanish: a row's shift
         for a, b in zip(ours, theirs, strict=True)
     ]
     assert 0.0 < max(errors) < NEAR
+    return report
 
 
 def _results(out: tuple[Tensor, ...], leaves: list[Tensor]) -> list[Tensor]:
@@ -57,10 +61,7 @@ def _results(out: tuple[Tensor, ...], leaves: list[Tensor]) -> list[Tensor]:
 def test_a_trunk(project: str, device: str) -> None:
     """With the project's own dropout: fused it draws the same masks, and none besides."""
     pytest.importorskip(project.rstrip("2"), reason="make projects")
-    report = SwapReport()
     module = trunks.build(project, blocks=1, msa_blocks=1, dropout=True).train()
-    to_fused(copy.deepcopy(module), report)
-    assert not report.kept, report
 
     def run(module: nn.Module) -> list[Tensor]:
         x = trunks.make_inputs(project, N, 4, device)
@@ -70,7 +71,7 @@ def test_a_trunk(project: str, device: str) -> None:
         drawn = torch.rand(4, device=device)  # the next numbers of the generator
         return [*_results(out, [*leaves, *module.parameters()]), drawn]
 
-    _compare(module, run, device)
+    assert not _compare(module, run, device).kept
 
 
 @pytest.mark.parametrize("copies", [True, False])
@@ -85,7 +86,6 @@ def test_openfold3s_diffusion_transformer(copies: bool, device: str) -> None:
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.copy_(torch.randn_like(parameter) * parameter.shape[-1] ** -0.5)
-    assert all(isinstance(block, Fused) for block in to_fused(copy.deepcopy(module)).blocks)
     lead = (1, 3) if copies else (1,)
     a, s = torch.randn(*lead, N, 32), torch.randn(*lead, N, 40)
     z = torch.randn(*([1] * len(lead)), N, N, 16)
@@ -97,7 +97,8 @@ def test_openfold3s_diffusion_transformer(copies: bool, device: str) -> None:
         out = module(*leaves, mask=mask.to(device))
         return _results((out,), [*leaves, *module.parameters()])
 
-    _compare(module, run, device)
+    report = _compare(module, run, device)
+    assert not report.kept and all(isinstance(block, Fused) for block in module.blocks)
 
 
 @pytest.mark.parametrize("project", ["boltz", "boltz2", "openfold3", "protenix"])

@@ -35,11 +35,13 @@ def _inputs(
     "shape",
     [(2, 3, 70, 2, 8), (1, 4, 200, 2, 16), (1, 3, 127, 2, 32), (1, 2, 130, 1, 64),
      (1, 2, 300, 1, 32), (1, 2, 64, 1, 32), (1, 2, 5, 2, 16), (1, 2, 511, 1, 32),
-     (1, 3, 776, 1, 32)],
+     (1, 3, 776, 1, 32), (1, 2, 900, 1, 32)],
 )  # fmt: skip
 def test_every_head_width_and_length_matches(shape: tuple[int, ...], three_way: Check) -> None:
+    """Longer rows than 776 take the kernels for any card."""
     inputs = _inputs(shape)
-    assert hopper_attention.forward_fits(inputs[0], inputs[1], inputs[2])
+    fits = hopper_attention.forward_fits(inputs[0], inputs[1], inputs[2])
+    assert fits or shape[2] == 900
     three_way(biased_attention, reference.biased_attention, inputs, [0, 1, 2, 3])
 
 
@@ -127,12 +129,14 @@ def _all(inputs: list[Tensor], tiles: AttentionTiles | None) -> list[Tensor | No
 
 
 @hopper
-@pytest.mark.parametrize("shape", [(1, 40, 256, 4, 32), (1, 20, 384, 4, 32), (1, 33, 200, 8, 8)])
-def test_the_plain_kernels_agree(shape: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("shape", [(1, 70, 256, 4, 32), (1, 20, 384, 4, 32), (1, 33, 200, 8, 8)])
+def test_runs_have_equal_bits_and_the_plain_kernels_agree(shape: tuple[int, ...]) -> None:
     inputs = [t.contiguous() for t in _inputs(shape)]
-    for ours, plain in zip(_all(inputs, None), _all(inputs, AttentionTiles()), strict=True):
+    found, again = _all(inputs, None), [_all(inputs, None) for _ in range(5)]
+    for ours, plain, *others in zip(found, _all(inputs, AttentionTiles()), *again, strict=True):
         assert ours is not None and plain is not None
         assert torch.isfinite(ours).all()
+        assert all(torch.equal(ours, other) for other in others)  # type: ignore[arg-type]
         error = (ours.double() - plain.double()).norm() / plain.double().norm()
         assert error < 5e-3, error
 
@@ -153,20 +157,6 @@ def test_every_tile_gives_the_same(tile: tuple[int, int, int], N: int) -> None:
     for ours, plain in zip(found, _all(inputs, AttentionTiles()), strict=True):
         assert ours is not None and plain is not None
         assert float((ours.double() - plain.double()).norm() / plain.double().norm()) < 5e-3
-
-
-@hopper
-def test_two_runs_give_equal_bits() -> None:
-    inputs = [t.contiguous() for t in _inputs((1, 70, 256, 4, 32))]
-    for _ in range(3):
-        for a, b in zip(_all(inputs, None), _all(inputs, None), strict=True):
-            assert a is not None and b is not None and torch.equal(a, b)
-
-
-@hopper
-def test_longer_rows_take_the_plain_kernels(three_way: Check) -> None:
-    inputs = _inputs((1, 2, 900, 1, 32))
-    three_way(biased_attention, reference.biased_attention, inputs, [0, 1, 2, 3])
 
 
 @hopper

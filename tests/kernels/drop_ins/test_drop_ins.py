@@ -78,73 +78,65 @@ def test_on_a_cpu_dropout_behind_attention_is_what_it_was(monkeypatch: pytest.Mo
         assert torch.equal(ours, theirs)
 
 
-@pytest.mark.parametrize(
-    ("batch_first", "bias", "inputs"),
-    [
+ATTENTION: list[tuple[dict[str, Any], str, dict[str, Any]]] = [
+    *(({"batch_first": first, "bias": bias}, inputs, {"need_weights": False})
+      for first, bias, inputs in (
         (True, True, "self"), (False, False, "self"), (True, False, "memory"),
         (False, True, "memory"), (False, True, "three"),
-    ],
-)  # fmt: skip
-def test_attention_equals_torchs(batch_first: bool, bias: bool, inputs: str, device: str) -> None:
-    plain, fused = _pair(
-        lambda: nn.MultiheadAttention(E, H, bias=bias, batch_first=batch_first), device
-    )
-    assert isinstance(fused, Fused)
-    long = [torch.randn((N, S, E) if batch_first else (S, N, E), device=device) for _ in range(2)]
-    short = torch.randn((N, L, E) if batch_first else (L, N, E), device=device)
-    given = {"self": [short] * 3, "memory": [short, long[0], long[0]], "three": [short, *long]}
-    query, key, value = given[inputs]
-    for module in (plain, fused):  # tied inputs must stay one tensor: no clones here
-        out, weights = module(query, key, value, need_weights=False)
-        assert weights is None
-        if module is plain:
-            expected = out
-    torch.testing.assert_close(out, expected, atol=2e-5, rtol=1e-4)
-    assert out.stride() == expected.stride() or batch_first
-    _same(plain, fused, query, key, value, None, False)
-
-
-@pytest.mark.parametrize(
-    ("kind", "per_head", "padded"),
-    [
+      )),
+    *(({}, "memory", {"need_weights": False, "masks": masks})
+      for masks in (
         (torch.bool, True, True), (torch.bool, False, False), (torch.float32, True, False),
         (torch.float32, False, True),
-    ],
-)  # fmt: skip
-def test_attention_masks_equal_torchs(
-    kind: torch.dtype, per_head: bool, padded: bool, device: str
-) -> None:
-    plain, fused = _pair(lambda: nn.MultiheadAttention(E, H, batch_first=True), device)
-    x, memory = torch.randn(N, L, E, device=device), torch.randn(N, S, E, device=device)
-    mask = torch.rand((N * H, L, S) if per_head else (L, S), device=device) > 0.6
+      )),
+    ({}, "self", {"need_weights": False, "is_causal": True}),
+    *(({}, "self", {"average_attn_weights": average}) for average in (True, False)),
+    *(({option: True}, "self", {"need_weights": False})
+      for option in ("add_bias_kv", "add_zero_attn")),
+    ({"kdim": 6, "vdim": 10}, "widths", {"need_weights": False}),
+]  # fmt: skip
+"""Options of a module, where its keys and values are from, and how it is called; masks: their
+type, whether each head has its own, and whether keys are filled up."""
+
+
+def _masks(kind: torch.dtype, per_head: bool, padded: bool) -> dict[str, Tensor]:
+    mask = torch.rand((N * H, L, S) if per_head else (L, S)) > 0.6
     mask[..., 0] = False  # every query keeps a key
-    padding = torch.zeros(N, S, dtype=torch.bool, device=device)
+    padding = torch.zeros(N, S, dtype=torch.bool)
     padding[1, 4:] = True
     if kind is not torch.bool:
         mask, padding = mask.to(kind) * -3, padding.to(kind) * -1e4
-    _same(plain, fused, x, memory, memory, padding if padded else None, False, mask)
+    return {"attn_mask": mask} | ({"key_padding_mask": padding} if padded else {})
 
 
-@pytest.mark.parametrize(
-    ("options", "call"),
-    [
-        ({}, {"need_weights": False, "is_causal": True}),
-        ({}, {"average_attn_weights": True}), ({}, {"average_attn_weights": False}),
-        *(({option: True}, {"need_weights": False}) for option in ("add_bias_kv", "add_zero_attn")),
-        ({"kdim": 6, "vdim": 10}, {"need_weights": False}),
-    ],
-)  # fmt: skip
-def test_causal_and_unusual_attention_equal_torchs(
-    options: dict[str, Any], call: dict[str, Any], device: str
+@pytest.mark.parametrize(("options", "inputs", "call"), ATTENTION)
+def test_attention_equals_torchs(
+    options: dict[str, Any], inputs: str, call: dict[str, Any], device: str
 ) -> None:
-    plain, fused = _pair(lambda: nn.MultiheadAttention(E, H, batch_first=True, **options), device)
-    assert isinstance(plain, nn.MultiheadAttention)
-    sizes = (E, plain.kdim, plain.vdim)
-    given = [torch.randn(N, L, size, device=device) for size in sizes]
+    options = {"batch_first": True} | options
+    plain, fused = _pair(lambda: nn.MultiheadAttention(E, H, **options), device)
+    assert isinstance(fused, Fused)
+    masks = _masks(*call["masks"]) if "masks" in call else {}
     if "is_causal" in call:
-        call = call | {
-            "attn_mask": nn.Transformer.generate_square_subsequent_mask(L, device=device)
-        }
+        masks = {"attn_mask": nn.Transformer.generate_square_subsequent_mask(L)}
+    call = {n: v for n, v in call.items() if n != "masks"} | {
+        n: m.to(device) for n, m in masks.items()
+    }
+
+    def drawn(length: int, width: int = E) -> Tensor:
+        shape = (N, length, width) if options["batch_first"] else (length, N, width)
+        return torch.randn(shape, device=device)
+
+    short, long = drawn(L), drawn(S)
+    given = {
+        "self": [short] * 3, "memory": [short, long, long], "three": [short, long, drawn(S)],
+        "widths": [short, drawn(L, 6), drawn(L, 10)],
+    }[inputs]  # fmt: skip
+    # tied inputs stay one tensor here, and are three below
+    out, expected = fused(*given, **call), plain(*given, **call)
+    assert (out[1] is None) == (expected[1] is None)
+    torch.testing.assert_close(out[0], expected[0], atol=2e-5, rtol=1e-4)
+    assert out[0].stride() == expected[0].stride() or options["batch_first"]
     _same(plain, fused, *given, **call)
 
 
@@ -194,9 +186,8 @@ def test_a_padded_lstm_equals_torchs(
 
 def test_an_unbatched_lstm_equals_torchs(device: str) -> None:
     plain, fused = _pair(lambda: nn.LSTM(5, 11, batch_first=True), device)
-    x = torch.randn(L, 5, device=device)
+    x, state = torch.randn(L, 5, device=device), torch.randn(2, 1, 11, device=device).unbind()
     _same(plain, fused, x)
-    state = (torch.randn(1, 11, device=device), torch.randn(1, 11, device=device))
     torch.testing.assert_close(list(_tensors(fused(x, state))), list(_tensors(plain(x, state))))
     with pytest.raises(RuntimeError, match=r"input\.size"):
         fused(torch.randn(L, 6, device=device))

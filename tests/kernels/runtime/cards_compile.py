@@ -8,6 +8,7 @@ what each kernel takes of it on each card, in bytes.
 from __future__ import annotations
 
 import math
+import re
 import sys
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch
 import triton
 from torch import Tensor
 from triton import knobs
+from triton._C.libtriton import llvm
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
@@ -74,7 +76,7 @@ def note_all() -> None:
     _pretend()
     for it in operators:
         for make in (*it.wide.values(), *(make for _, _, make in it.timed.values())):
-            made = make(Draw(16, N, "cpu", torch.bfloat16))
+            made = make(Draw(2, N, "cpu", torch.bfloat16))
             leaves = [t.requires_grad_() for t in made.tensors.values()]
             made.call(it.op)(*leaves).sum().backward()
     flat = [torch.zeros(4096) for _ in range(5)]
@@ -102,23 +104,32 @@ def shared_bytes(launched: Launched, card: str) -> int:
     key = repr((SAME_CODE.get(card, card), kernel.__name__, signature, at, even, options))
     if key not in _compiled:
         ready = triton.compile(source, target=CARDS[card], options=options)
+        assert not re.search("inline_asm|extern_elementwise", ready.asm["ttir"]), kernel.__name__
         _compiled[key] = int(ready.metadata.shared)
     return _compiled[key]
 
 
-def _no_machine_code(*given: Any) -> Any:
-    """NVIDIA's assembler, a quarter of the time, refuses nothing: no PTX of ours is in them."""
-    if not given:  # what becomes part of the cache's key
-        return "no machine code", "0"
-    _, stages, *_ = given
-    if "cubin" in stages:
-        stages["cubin"] = lambda ptx, metadata: b""
-    return None
+def stop_at_llvm() -> None:
+    """LLVM and assemblers, most of the time, refuse nothing but what is written for one card."""
+
+    def named(source: Any, metadata: dict[str, Any]) -> bytes:
+        metadata["name"] = "kernel"
+        return b""
+
+    def hook(*given: Any) -> Any:
+        if not given:  # what becomes part of the cache's key
+            return "stopped at LLVM", "0"
+        stages = given[1]
+        stages.update(dict.fromkeys(stages.keys() - {"ttir", "ttgir", "llir"}, named))
+        return None
+
+    knobs.runtime.add_stages_inspection_hook = hook
 
 
 def main() -> None:
     torch.set_num_threads(1)
-    knobs.runtime.add_stages_inspection_hook = _no_machine_code
+    stop_at_llvm()
+    llvm.optimize_module = lambda *_: None
     for card, limit in zip(sys.argv[1::2], map(int, sys.argv[2::2]), strict=True):
         tiles.shared_bytes = lambda limit=limit: limit
         forget()
@@ -128,4 +139,5 @@ def main() -> None:
             print(card, name, shared_bytes(launched, card))
 
 
-main()
+if __name__ == "__main__":
+    main()

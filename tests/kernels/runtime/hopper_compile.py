@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import triton
+from tests.kernels.runtime.cards_compile import stop_at_llvm
 from triton.backends.compiler import GPUTarget
 from triton.experimental.gluon._runtime import GluonASTSource
 from triton.experimental.gluon.language import NVMMASharedLayout, bfloat16
@@ -27,7 +28,7 @@ def compile_kernel(
     kernel: Any, tiles: dict[str, list[int]] | None = None, maxnreg: int | None = None,
     **sizes: int | None,
 ) -> str:  # fmt: skip
-    """PTX of one kernel for bfloat16; `tiles` are those that the copy engine moves."""
+    """LLVM's code of one kernel for bfloat16; `tiles` are those that the copy engine moves."""
     constants = {"num_warps": 8, **sizes}
     types = {}
     for name in kernel.arg_names:
@@ -49,9 +50,10 @@ def compile_kernel(
     source = GluonASTSource(fn=kernel, signature=types, constexprs=at, attrs=even)
     options = {"num_warps": constants["num_warps"]} | ({"maxnreg": maxnreg} if maxnreg else {})
     target = GPUTarget("cuda", 90, 32)
-    return str(triton.compile(source, target=target, options=options).asm["ptx"])
+    return str(triton.compile(source, target=target, options=options).asm["llir"])
 
 
+stop_at_llvm()
 HEADS = {"D": 32, "BLOCK_D": 32, "HAS_BIAS": True, "HAS_MASK": True, "PAD": False, "WIDE": False}
 SMALL = HEADS | {"BLOCK_Q": 64, "BLOCK_K": 64, "num_warps": 4}
 FOUR = SMALL | {"Q_TILES": 4, "K_TILES": 4, "RESIDENT": True, "LATE": 0}

@@ -128,10 +128,10 @@ def unchecked() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize("block", [evoformer_block, extra_msa_block])
-def test_a_whole_block_is_traced_without_a_break_or_a_warning(block: Any) -> None:
+def test_a_whole_block_is_traced_without_a_break_or_a_warning() -> None:
     torch._dynamo.reset()
-    fused = to_fused(block().eval())
+    # its kinds of attention are all but global columns, which are compiled as an operator
+    fused = to_fused(evoformer_block().eval())
     inputs = _inputs(["m", "z", "msa_mask", "pair_mask"], "cpu")
     with torch.no_grad():
         compiled = torch.compile(fused, fullgraph=True, backend="eager")(*inputs)

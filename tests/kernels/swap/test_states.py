@@ -67,6 +67,11 @@ def _each_samples_gradient(module: nn.Module, x: Tensor, mask: Tensor) -> Any:
     return vmap(of_one, (None, 0))(dict(module.named_parameters()), torch.stack([x, 2 * x]))
 
 
+def _gradients(call: Any, x: Tensor, mask: Tensor) -> list[Tensor]:
+    weights = [*call.parameters()] if isinstance(call, nn.Module) else []
+    return results(call, [x.requires_grad_(), mask], weights)
+
+
 def _forward_ad(module: nn.Module, x: Tensor, mask: Tensor) -> Any:
     with forward_ad.dual_level():
         return [*forward_ad.unpack_dual(module(forward_ad.make_dual(x, x.cos()), mask))]
@@ -79,22 +84,25 @@ TRANSFORMS: dict[str, Callable[[nn.Module, Tensor, Tensor], Any]] = {
     "jvp": lambda m, x, mask: jvp(lambda x_: m(x_, mask), (x,), (x.cos(),)),
     "forward mode": _forward_ad,
     "trace": lambda m, x, mask: torch.jit.trace(m, (x, mask), check_trace=False)(x, mask),
+    "an empty batch": lambda m, x, mask: _gradients(m, x[:0], mask[:0]),
+    "a result changed in place": lambda m, x, mask: _gradients(
+        lambda *given: m(*given).mul_(2.0), x, mask
+    ),
+    "a mask that is learned": lambda m, x, mask: results(
+        m, [x, (0.5 * mask).requires_grad_()], [*m.parameters()]
+    ),
 }
 
 
 @makers
 @pytest.mark.parametrize("transform", list(TRANSFORMS))
 @pytest.mark.filterwarnings("ignore")  # of torch.jit
-def test_a_transform_gives_what_the_modules_own_forward_gives(
+def test_however_it_is_called_it_gives_what_the_modules_own_forward_gives(
     name: str, transform: str, device: str
 ) -> None:
     module, fused = _two(name, device)
     run = TRANSFORMS[transform]
     _close(run(fused, *_given(device)), run(module, *_given(device)))
-
-
-def _gradients(module: nn.Module, x: Tensor, mask: Tensor) -> list[Tensor]:
-    return results(module, [x.requires_grad_(), mask], [*module.parameters()])
 
 
 @makers
@@ -107,23 +115,6 @@ def test_weights_may_have_strides(name: str, device: str) -> None:
         parameter.data = stored if turned else stored.t().contiguous()[:, 0]
     assert not any(p.is_contiguous() for p in fused.parameters())
     _close(_gradients(fused, *_given(device)), _gradients(module, *_given(device)))
-
-
-@makers
-def test_a_batch_may_be_empty(name: str, device: str) -> None:
-    module, fused = _two(name, device)
-    none = [t[:0] for t in _given(device)]
-    _close(_gradients(fused, *none), _gradients(module, *none))
-
-
-@makers
-def test_a_result_may_be_changed_in_place(name: str, device: str) -> None:
-    found = []
-    for module in _two(name, device):
-        x, mask = _given(device)
-        out = module(x.requires_grad_(), mask).mul_(2.0)
-        found.append([out, *torch.autograd.grad(out.sin().sum(), x)])
-    _close(*found)
 
 
 def _default_dtype() -> AbstractContextManager[Any]:
@@ -185,13 +176,3 @@ def test_a_larger_mask_or_condition_makes_the_result_larger(name: str, device: s
     expected = module(*tensors)
     assert isinstance(fused, Fused) and expected.shape[0] == 2
     _close(fused(*tensors), expected)
-
-
-@makers
-def test_a_mask_that_is_learned_gets_its_gradient(name: str, device: str) -> None:
-    found = []
-    for module in _two(name, device):
-        x, mask = _given(device)
-        mask = (0.5 * mask).requires_grad_()
-        found.append(torch.autograd.grad(module(x, mask).sin().sum(), mask))
-    _close(*found)

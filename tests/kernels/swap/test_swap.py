@@ -1,8 +1,5 @@
 from __future__ import annotations
 
-import copy
-import io
-import pickle
 import subprocess
 import sys
 
@@ -73,17 +70,6 @@ def test_tied_modules_stay_tied_and_isinstance_holds() -> None:
     model = to_fused(_model())
     assert model[1] is model[3][1]
     assert isinstance(model[1], nn.LayerNorm) and isinstance(model[2], Renamed)
-
-
-def test_a_swapped_module_pickles_copies_and_saves() -> None:
-    model = to_fused(nn.Sequential(nn.LayerNorm(4)))
-    for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-        assert isinstance(twin[0], Fused) and isinstance(twin[0], nn.LayerNorm)
-        assert torch.equal(twin[0].weight, model[0].weight)
-    buffer = io.BytesIO()
-    torch.save(model.state_dict(), buffer)
-    buffer.seek(0)
-    nn.Sequential(nn.LayerNorm(4)).load_state_dict(torch.load(buffer))
 
 
 def test_the_share_of_swapped_modules_is_measured(device: str) -> None:
