@@ -98,4 +98,5 @@ def standin_loop(
     parts = {name: changes.pop(name) for name in PARTS if name in changes}
     usual = {"precision": "fp32", "checkpoint_every": 0, "optim": FAST}
     config = TrainConfig(steps=steps, **usual | changes)
-    return Loop(config, TinyModel(), loss, loader, out=out, world=world, **parts)
+    model = TinyModel(seed=world.rank)  # the first rank's weights count
+    return Loop(config, model, loss, loader, out=out, world=world, **parts)

@@ -101,9 +101,15 @@ def test_a_complex_is_written_with_its_chains_entities_and_scores() -> None:
     assert float(whole) == pytest.approx(found.plddt.mean(), abs=0.006)
     entities = set(block.find_values("_entity_poly_seq.entity_id"))
     assert entities == set(block.find_values("_entity.id"))
-    for read in (gemmi.read_pdb_string(found.text("pdb")), gemmi.make_structure_from_block(block)):
-        assert [chain.name for chain in read[0]] == ["A", "B", "C"]
-        assert sum(len(chain) for chain in read[0]) == 24
+    read = gemmi.read_pdb_string(found.text("pdb")), gemmi.make_structure_from_block(block)
+    atoms = [
+        [(c.chain.name, c.residue.name, c.residue.seqid.num, c.atom.name, *c.atom.pos.tolist(),
+          c.atom.b_iso) for c in each[0].all()]
+        for each in read
+    ]  # fmt: skip
+    assert atoms[0] == atoms[1] and len(atoms[0]) == int(structure.mask.sum())
+    assert list(dict.fromkeys(atom[0] for atom in atoms[0])) == ["A", "B", "C"]
+    assert sum(len(chain) for chain in read[1][0]) == 24
 
 
 def test_a_complex_without_templates_has_the_result_of_an_empty_slot() -> None:

@@ -10,14 +10,7 @@ import torch
 from tests.trainer.synthetic_batch import synthetic_batch
 from torch import Tensor
 
-from evofeed.trainer import (
-    AlphaFold,
-    AlphaFoldLoss,
-    LossConfig,
-    ModelConfig,
-    from_openfold_batch,
-    tiny,
-)
+from evofeed.trainer import AlphaFold, AlphaFoldLoss, LossConfig, ModelConfig, tiny
 from evofeed.trainer.model.primitives import LayerNorm, gated_attention, mask_bias
 
 SIZES = {"num_res": 14, "num_seq": 5, "num_extra_seq": 6, "num_templates": 2}
@@ -166,16 +159,6 @@ def test_a_norm_over_many_rows_loses_nothing_in_bfloat16() -> None:
     for half, exact in zip(*found, strict=True):
         assert half is not None and exact is not None
         assert (half - exact).norm() < 2**-8 * exact.norm()  # rounded once, not at every row
-
-
-def test_openfold_batches_become_the_loaders_convention() -> None:
-    batch = synthetic_batch(**SIZES, no_recycling_iters=1)
-    openfold = {
-        name: value.movedim(0, -1) if value.shape[0] == 2 else torch.stack([value] * 2, -1)
-        for name, value in batch.items()
-    }
-    back = from_openfold_batch(openfold)
-    assert all(torch.equal(back[name], value) for name, value in batch.items())
 
 
 @pytest.mark.parametrize("masked", [False, True])

@@ -1,4 +1,4 @@
-"""The model shared by several ranks against the same model on one."""
+"""The model shared by several ranks, and runs whose ranks share samples, against one rank."""
 
 from __future__ import annotations
 
@@ -8,21 +8,38 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from tests.trainer.parallel.ranks import fused_rows, in_parts, small_stack
+from tests.conftest import exit_code, once_a_run
+from tests.trainer.forked import run_ranks
+from tests.trainer.parallel.ranks import STEPS, config, fused_rows, in_parts, main, small_stack
 from tests.trainer.synthetic_batch import synthetic_batch, synthetic_complex
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from evofeed.base.run_files import RUN
+from evofeed.trainer.log.runlog import read_steps
 from evofeed.trainer.model.alphafold import AlphaFold, features_of_cycle
 from evofeed.trainer.parallel import rows
 from evofeed.trainer.parallel.axis import Axis
 from evofeed.trainer.parallel.stacks import add_templates, msa_rows
 from evofeed.trainer.presets import tiny, tiny_multimer
+from evofeed.trainer.run.checkpoint import newest_checkpoint
+from evofeed.trainer.run.train import train
 
 # Of the largest value; the models of the first are in float64, the fused block in float32.
 EXACT, FUSED = 1e-12, 2e-4
+
+
+@pytest.fixture(scope="session")
+def four_ranks(tiny_dataset: str) -> Path:
+    """The folder that `ranks.py` filled: `found.json`, and a run in `run`."""
+
+    def made(out: Path) -> None:
+        run_ranks(4, main, out, tiny_dataset, folder=out / "logs")
+
+    return once_a_run("four-ranks", made)
 
 
 @pytest.fixture
@@ -106,23 +123,23 @@ def test_pairs_that_are_written_over_are_there_once() -> None:
 @pytest.mark.usefixtures("four_rows")
 def test_of_templates_there_is_what_the_documents_say() -> None:
     """Of a chain all of them, of a complex their sum and the last one."""
-    N, templates = 64, 4
+    N, templates = 48, 4
     sizes = {"num_seq": 1, "num_extra_seq": 1, "num_templates": templates}
-    for config, batch in (
+    for preset, batch in (
         (tiny().model, synthetic_batch(num_res=N, **sizes)),
         (tiny_multimer().model, synthetic_complex(num_res=N, num_chains=2, **sizes)),
     ):
-        model, axis = AlphaFold(config).eval(), Axis(group=None, rank=0, size=1, in_place=True)
+        model, axis = AlphaFold(preset).eval(), Axis(group=None, rank=0, size=1, in_place=True)
         feats = features_of_cycle(batch, 0)
-        z, mask = torch.randn(1, N, N, config.c_z), torch.ones(1, N, N)
+        z, mask = torch.randn(1, N, N, preset.c_z), torch.ones(1, N, N)
         given = sum(x.nbytes for x in batch.values()) + sum(p.nbytes for p in model.parameters())
         with torch.no_grad(), Alive() as alive:
             add_templates(model.template_embedder, axis, feats, z, mask, False)  # type: ignore[arg-type]
-        assert config.template is not None
-        kept = templates if config.multimer is None else min(templates, 2)
-        channels = config.c_z + kept * config.template.c_t + config.template.c_hidden_tri_mul
+        assert preset.template is not None
+        kept = templates if preset.multimer is None else min(templates, 2)
+        channels = preset.c_z + kept * preset.template.c_t + preset.template.c_hidden_tri_mul
         expected = 4 * N * N * channels  # float32
-        assert alive.most <= 1.25 * expected + given, config
+        assert alive.most <= 1.25 * expected + given, preset
 
 
 def test_both_ways_to_multiply_triangles_are_the_whole_product(
@@ -149,3 +166,54 @@ def test_parts_differ_by_one_at_most_and_may_be_empty() -> None:
     axis = Axis(group=None, rank=1, size=3)
     assert axis.lengths(11) == [4, 4, 3] and axis.lengths(2) == [1, 1, 0]
     assert axis.part(torch.arange(11)[:, None], -2).flatten().tolist() == [4, 5, 6, 7]
+
+
+def test_two_times_two_ranks_then_four_together_are_one_rank(
+    four_ranks: Path, tiny_dataset: str, tmp_path: Path
+) -> None:
+    """Two ranks a sample, a checkpoint, then four a sample: the same samples, dropout, weights."""
+    shared, alone = four_ranks / "run", tmp_path
+    train(
+        config(accumulate=2, steps=STEPS, validate_every=STEPS), tiny_dataset, out=alone,
+        validation=tiny_dataset, device="cpu",
+    )  # fmt: skip
+    ours, theirs = read_steps(shared), read_steps(alone)
+    assert len(ours) == len(theirs) == STEPS
+    for name in ("loss", "norm"):
+        expected = [line[name] for line in theirs]
+        assert [line[name] for line in ours] == pytest.approx(expected, rel=1e-4)
+    assert ours[-1]["metrics"] == pytest.approx(theirs[-1]["metrics"], rel=1e-3, abs=1e-4)
+    one, other = (newest_checkpoint(folder / "checkpoints") for folder in (alone, shared))
+    assert one is not None and other is not None
+    assert one.state["loader"] == other.state["loader"]
+    facts = json.loads((shared / RUN).read_text())
+    assert facts["samples_per_step"] == 2 and facts["world_size"] == 4
+
+
+def test_ranks_predict_a_chain_together(
+    four_ranks: Path, tiny_dataset: str, tmp_path: Path
+) -> None:
+    (shared,) = four_ranks.glob("*.pdb")
+    alone = tmp_path / shared.name
+    chain, checkpoint = shared.stem, str(four_ranks / "run")
+    words = ["predict", tiny_dataset, chain, "--checkpoint", checkpoint, "--device", "cpu"]
+    assert exit_code(*words, "--out", str(alone)) == 0
+    ours, theirs = (
+        np.array([[float(line[n : n + 8]) for n in (30, 38, 46)] for line in lines])
+        for lines in (_atoms(shared), _atoms(alone))
+    )
+    assert len(ours) > 50 and np.abs(ours - theirs).max() < 0.01
+
+
+def _atoms(path: Path) -> list[str]:
+    return [line for line in path.read_text().splitlines() if line.startswith("ATOM")]
+
+
+def test_an_axis_without_ranks_for_it_is_refused(
+    tiny_dataset: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run.yaml"
+    run.write_text("preset: tiny\naxial: 2\n")
+    words = ["train", str(run), "--dataset", tiny_dataset, "--out", str(tmp_path / "run")]
+    assert exit_code(*words) == 1
+    assert "axial is 2, which does not divide 1 rank: use one of 1, or" in capsys.readouterr().err

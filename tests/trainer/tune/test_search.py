@@ -105,9 +105,10 @@ def test_two_ranks_that_share_their_samples_are_timed(
     tiny_dataset: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By torchrun, over gloo."""
-    monkeypatch.setattr(trial, "STEPS", 1)
+    for name in ("WARM_UP", "STEPS"):
+        monkeypatch.setattr(trial, name, 1)
     small = {"evoformer": {"no_blocks": 1}, "structure_module": {"no_blocks": 1}}
-    run = tiny().train.replace(axial=2, model=small, loader={"crop_size": 17})
+    run = tiny().train.replace(axial=2, model=small, loader={"crop_size": 9})
     asked: dict[str, Any] = {"ranks": 2, "device": "cpu", "limit": 600.0}
     found = trial.launch(run, Settings.of(run), [tiny_dataset], **asked)
     assert not found.error and len(found.seconds) == 1
