@@ -384,22 +384,36 @@ def _same(module: nn.Module, device: str, *given: Any, **named: Any) -> None:
     torch.testing.assert_close(fused(*given, **named), plain(*given, **named), rtol=1e-4, atol=1e-4)
 
 
-def test_masks_are_broadcast_as_a_module_does_itself(device: str) -> None:
-    z, mask = torch.randn(2, N, N, C, device=device), torch.ones(1, N, N, device=device)
-    mask[..., 1] = 0.0
-    _same(openfold3.TriangleAttention(C, 8, 2), device, z, mask)
-    _same(openfold3.TriangleMultiplicationOutgoing(C, C), device, z, mask[0])
-    _same(boltz.TriangleMultiplicationIncoming(C), device, z, mask)
-    _same(openfold3.OuterProductMean(C, C, 16), device, z, mask[:, :1])
-    _same(boltz.OuterProductMean(C, 16, C), device, z, mask)
+TOKENS, PAIRS = [(1, N, C), (2, N, C)], (1, N, N, C)
+BROADCAST: list[tuple[Callable[[], nn.Module], list[tuple[int, ...]]]] = [
+    # smaller masks, one number of memory among them
+    (lambda: openfold3.TriangleAttention(C, 8, 2), [(2, N, N, C), (1, N, N)]),
+    (lambda: openfold3.TriangleMultiplicationOutgoing(C, C), [(2, N, N, C), (N, N)]),
+    (lambda: boltz.TriangleMultiplicationIncoming(C), [(2, N, N, C), (1, N, N)]),
+    (lambda: openfold3.OuterProductMean(C, C, 16), [(2, N, N, C), (1, 1, N)]),
+    (lambda: boltz.OuterProductMean(C, 16, C), [(2, N, N, C), (1, N, N)]),
+    (lambda: openfold3.SwiGLUTransition(C, 2), [PAIRS, (1, 1, 1)]),
+    (lambda: openfold3.ConditionedTransitionBlock(C, C, 2), [(1, 3, 1, C)] * 2 + [(1, 1, 1)]),
+    # a larger mask or condition, which makes the result larger
+    (lambda: openfold3.TriangleAttention(C, 8, 2), [PAIRS, (2, N, N)]),
+    (lambda: boltz.TriangleMultiplicationIncoming(C), [PAIRS, (2, N, N)]),
+    (lambda: openfold3.SwiGLUTransition(C, 2), [PAIRS, (2, N, N)]),
+    (lambda: openfold3.ConditionedTransitionBlock(C, C, 2), [*TOKENS, (2, N)]),
+    (lambda: openfold3.AdaLN(C, C), TOKENS),
+    (lambda: boltz.PairWeightedAveraging(C, C, 8, 2), [(2, 3, N, C), PAIRS, (2, N, N)]),
+]
 
 
-def test_a_mask_of_one_number_is_every_rows(device: str) -> None:
-    """Expanded, it has one number in memory."""
-    z, one = torch.randn(1, N, N, C, device=device), torch.full((1, 1, 1), 1.0, device=device)
-    _same(openfold3.SwiGLUTransition(C, 2), device, z, one)
-    a = torch.randn(1, 3, 1, C, device=device)  # copies of one token, which share its mask
-    _same(openfold3.ConditionedTransitionBlock(C, C, 2), device, a, a, one)
+@pytest.mark.parametrize(("make", "shapes"), BROADCAST)
+def test_axes_are_broadcast_as_a_module_does_itself(
+    make: Callable[[], nn.Module], shapes: list[tuple[int, ...]], device: str
+) -> None:
+    given = [torch.randn(shape, device=device) for shape in shapes]
+    for mask in given:
+        if mask.shape[-1] < C:
+            mask.fill_(1.0)
+            mask[..., 1:2] = 0.0
+    _same(make(), device, *given)
 
 
 def test_tensors_of_two_types_are_left_to_pytorch(device: str) -> None:

@@ -144,35 +144,3 @@ def test_what_is_swapped_does_not_depend_on_where_it_is(
     finally:
         torch.set_default_dtype(torch.float32)
     assert all(isinstance(module, Fused) for module in model)
-
-
-def _smaller_pairs() -> tuple[Tensor, ...]:
-    return torch.randn(1, N, N, C), torch.ones(2, N, N)
-
-
-def _smaller_tokens() -> tuple[Tensor, ...]:
-    return torch.randn(1, N, C), torch.randn(2, N, C), torch.ones(2, N)
-
-
-BROADCAST: dict[str, tuple[Callable[[], nn.Module], Callable[[], tuple[Tensor, ...]]]] = {
-    **{name: (make, _smaller_pairs) for name, make in MAKERS.items() if name != "outer product"},
-    "conditioned transition": (
-        lambda: openfold3.ConditionedTransitionBlock(C, C, 2), _smaller_tokens,
-    ),
-    "adaptive norm": (lambda: openfold3.AdaLN(C, C), lambda: _smaller_tokens()[:2]),
-    "averaging": (
-        lambda: boltz.PairWeightedAveraging(C, C, 8, 2),
-        lambda: (torch.randn(2, 3, N, C), torch.randn(1, N, N, C), torch.ones(2, N, N)),
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", list(BROADCAST))
-def test_a_larger_mask_or_condition_makes_the_result_larger(name: str, device: str) -> None:
-    make, given = BROADCAST[name]
-    module = make().to(device)
-    fused = to_fused(copy.deepcopy(module))
-    tensors = [t.to(device) for t in given()]
-    expected = module(*tensors)
-    assert isinstance(fused, Fused) and expected.shape[0] == 2
-    _close(fused(*tensors), expected)

@@ -73,7 +73,9 @@ def test_resume_equals_never_having_stopped_bit_for_bit(tiny_dataset: str, tmp_p
 
 @pytest.mark.slow
 def test_the_loss_of_a_few_chains_falls_in_bfloat16(tiny_dataset: str, tmp_path: Path) -> None:
-    settings = config(24, precision="bf16", loader={**CROP, "epoch_len": 2})
+    larger = {"crop_size": 24, "max_msa_clusters": 8, "max_extra_msa": 12, "epoch_len": 2}
+    model = {"evoformer": {"no_blocks": 1}, "structure_module": {"no_blocks": 2}}
+    settings = config(30, precision="bf16", loader={**CROP, **larger}, model=model)
     result = train(settings, tiny_dataset, out=tmp_path)
     lines = read_steps(tmp_path)
     for term in ("loss", "distogram"):

@@ -29,7 +29,6 @@ from evofeed.trainer.losses.center_of_mass import chain_center_of_mass_loss
 from evofeed.trainer.model import embedders, heads, ipa, structure_module, template
 from evofeed.trainer.model.alphafold import AlphaFold, from_openfold_batch
 from evofeed.trainer.model.config import LossConfig
-from evofeed.trainer.model.embedders import build_extra_msa_feat, deletion_features
 from evofeed.trainer.model.primitives import one_hot
 from evofeed.trainer.model.rigid import apply, compose, from_4x4, to_4x4
 from evofeed.trainer.model.structure_module import BackboneUpdate
@@ -119,11 +118,6 @@ def _tm(case: Case, x: Inputs) -> tuple[None, Outputs]:
     found = heads.compute_predicted_aligned_error(x["logits"])
     score = h["ptm_weight"] * ptm + h["iptm_weight"] * iptm
     return None, found | {"ptm": ptm, "iptm": iptm, "weighted_ptm_score": score}
-
-
-def _features(case: Case, x: Inputs) -> tuple[None, Outputs]:
-    deletions = deletion_features(x["extra_deletion_matrix"])
-    return None, {"extra_msa_feat": build_extra_msa_feat(x["extra_msa"], *deletions)}
 
 
 def _fape(case: Case, x: Inputs) -> tuple[None, Outputs]:

@@ -133,24 +133,25 @@ def test_a_page_shows_two_weights_on_the_known_structure(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("view", VIEWS)
 def test_its_page_and_that_of_a_run_are_without_fault_in_a_browser(
-    dataset: str, runs: list[Path], tmp_path: Path, browser: Browser, view: str
+    dataset: str, runs: list[Path], tmp_path: Path, browser: Browser
 ) -> None:
     rest = ("--weights", runs[0], "--out", tmp_path / "a.cif", "--distogram", "--html")
     assert _predict(dataset, NAMES[0], *rest) == 0
     write_page([runs[0]], tmp_path / "run.html")
-    context = browser.new_context(**VIEWS[view])  # type: ignore[arg-type]
-    page = context.new_page()
-    said = watched(page)
-    for name in ("a.html", "run.html"):
-        page.goto(f"file://{tmp_path / name}")
-        if name == "a.html":
-            expect(page.locator("figure.structure canvas").first).to_be_visible()
-        assert not Axe().run(page).response["violations"], name
-        assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0, name
-    context.close()
-    assert not said
+    for view, options in VIEWS.items():
+        context = browser.new_context(**options)  # type: ignore[arg-type]
+        page = context.new_page()
+        said = watched(page)
+        for name in ("a.html", "run.html"):
+            page.goto(f"file://{tmp_path / name}")
+            if name == "a.html":
+                expect(page.locator("figure.structure canvas").first).to_be_visible()
+            assert not Axe().run(page).response["violations"], (view, name)
+            wider = page.evaluate("document.documentElement.scrollWidth - innerWidth")
+            assert wider <= 0, (view, name)
+        context.close()
+        assert not said, view
 
 
 def test_weights_of_one_name_are_refused(tmp_path: Path) -> None:

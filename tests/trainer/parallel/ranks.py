@@ -46,8 +46,8 @@ def small_model(**changes: Any) -> AlphaFold:
 
 def _random(config: ModelConfig) -> AlphaFold:
     torch.manual_seed(1)
-    once = replace(config.structure_module, no_blocks=1)  # its blocks have the same weights
-    model = AlphaFold(replace(config, structure_module=once))
+    twice = replace(config.structure_module, no_blocks=2)  # its blocks have the same weights
+    model = AlphaFold(replace(config, structure_module=twice))
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.05 * torch.randn_like(parameter))
