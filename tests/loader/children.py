@@ -12,6 +12,15 @@ from tests.featurize.job.stage import children
 
 from evofeed.loader import FeatureLoader
 
+OPENED = """
+import sys, time
+from evofeed.loader import FeatureLoader, LoaderConfig
+from evofeed.store import Dataset
+config = LoaderConfig(crop_size=8, max_msa_clusters=4, max_extra_msa=4, max_recycling_iters=0)
+loader = FeatureLoader(Dataset.open(sys.argv[1]), config, device="cpu", prefetch=2)
+"""
+"""How a script begins."""
+
 
 def python(*words: str, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
     """How a Python of its own ended."""

@@ -15,9 +15,8 @@ from torch import Tensor
 
 from evofeed.loader.batch import empty_batch, put
 from evofeed.loader.config import LoaderConfig
-from evofeed.loader.features import constant_features, recycle_features, sample_msa
+from evofeed.loader.features import constant_features, recycle_features
 from evofeed.loader.transforms import structure
-from evofeed.loader.transforms.clusters import summarize_clusters
 
 DRAWS = golden_files("data/golden/*.draws.npz")
 STRUCTURES = golden_files("data/golden/**/*.det.npz")
@@ -39,23 +38,6 @@ def same(got: Tensor, want: np.ndarray, name: str, atol: float = 1e-5) -> None:
         )
     else:
         assert torch.equal(got.long(), expected.long()), name
-
-
-def test_the_rows_are_chosen_masked_and_clustered_as_recorded(case: Case) -> None:
-    draws = RecordedDraws(case.draws, case.config)
-    sample = sample_msa(case.chain, draws, case.config)
-    profile, deletion_mean = summarize_clusters(
-        sample.masked_msa,
-        sample.deletions,
-        sample.extra_msa,
-        sample.extra_deletions,
-        sample.cluster,
-    )
-    same(sample.masked_msa, case.draws["mid.masked_msa"], "masked_msa")
-    same(sample.extra_msa, case.draws["mid.full_extra_msa"], "full_extra_msa")
-    same(sample.cluster, case.draws["mid.extra_cluster_assignment"], "extra_cluster_assignment")
-    same(profile, case.draws["mid.cluster_profile"], "cluster_profile")
-    same(deletion_mean, case.draws["mid.cluster_deletion_mean"], "cluster_deletion_mean")
 
 
 def test_every_recorded_feature_comes_out_of_the_replay(case: Case) -> None:

@@ -8,7 +8,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from tests.loader.children import python
+from tests.loader.children import OPENED, python
 from tests.loader.records import small_dataset
 from tests.loader.storages import watched
 from tests.loader.streams import CONFIG, open_loader, sample_digests
@@ -128,11 +128,8 @@ def test_two_loaders_at_once_do_not_disturb_each_other(
     assert mine == yours == reference
 
 
-INTERRUPTED = """
-import signal, sys
-from evofeed.loader import FeatureLoader, LoaderConfig
-from evofeed.store import Dataset
-loader = FeatureLoader(Dataset.open(sys.argv[1]), LoaderConfig(crop_size=8), device="cpu")
+INTERRUPTED = f"""{OPENED}
+import signal
 for batch in loader:
     signal.raise_signal(signal.SIGINT)
 """

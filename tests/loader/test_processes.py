@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from tests.featurize.job.stage import children
-from tests.loader.children import python, reader_pid
+from tests.loader.children import OPENED, python, reader_pid
 from tests.loader.streams import open_loader, sample_digests
 
 from evofeed.store import Dataset
@@ -38,11 +38,7 @@ def test_closing_leaves_no_thread_and_no_process(dataset: Dataset) -> None:
     assert not Path(f"/proc/{pid}").exists()
 
 
-TRAINER = """
-import sys, time
-from evofeed.loader import FeatureLoader, LoaderConfig
-from evofeed.store import Dataset
-loader = FeatureLoader(Dataset.open(sys.argv[1]), LoaderConfig(crop_size=8), device="cpu")
+TRAINER = f"""{OPENED}
 next(iter(loader))
 print("ready", flush=True)
 time.sleep(600)
@@ -66,14 +62,11 @@ def test_the_reader_goes_when_its_trainer_is_killed(dataset: Dataset) -> None:
         time.sleep(0.05)
 
 
-FORKER = """
+FORKER = f"""
 import os, sys, warnings
 sys.path.pop(0)  # where `queue.py` would be found
 warnings.simplefilter("ignore")
-from evofeed.loader import FeatureLoader, LoaderConfig
-from evofeed.store import Dataset
-config = LoaderConfig(crop_size=8, max_recycling_iters=0)
-loader = FeatureLoader(Dataset.open(sys.argv[1]), config, device="cpu")
+{OPENED}
 first = next(iter(loader))["true_msa"].sum().item()
 bystander = os.fork()
 if not bystander:
@@ -105,7 +98,7 @@ import multiprocessing, sys
 def train(uri):
     from evofeed.loader import FeatureLoader, LoaderConfig
     from evofeed.store import Dataset
-    config = LoaderConfig(crop_size=8, max_recycling_iters=0, global_batch_size=2)
+    config = LoaderConfig(crop_size=8, max_extra_msa=4, max_recycling_iters=0, global_batch_size=2)
     options = {"rank": 1, "world_size": 2, "device": "cpu"}
     with FeatureLoader(Dataset.open(uri), config, **options) as loader:
         print(len([batch for batch in loader]), flush=True)

@@ -36,7 +36,7 @@ def test_a_reader_killed_again_and_again_loses_and_doubles_nothing(
     with open_loader(dataset, reader="process", prefetch=3, ready=1) as loader:
         got = sample_digests(loader, 1)
         while len(got) < len(reference):
-            if kills < 6 and rng.random() < 0.5:
+            if kills < 3 and rng.random() < 0.5:
                 time.sleep(float(rng.uniform(0, 0.2)))  # starting, reading, or idle
                 pid = reader_pid(loader)
                 if pid is not None:
@@ -87,8 +87,8 @@ def test_a_chain_that_kills_its_reader_is_found_and_replaced(
 
     storage = import_module("deadly_storage").DeadlyStorage(dataset.uri)
     wrapped = Dataset(storage, dataset.digest, dataset.manifest, dataset.index)
-    with open_loader(wrapped, reader="process") as loader:
-        assert len(sample_digests(loader)) == 24
+    with open_loader(wrapped, CONFIG.replace(epoch_len=12), reader="process") as loader:
+        assert len(sample_digests(loader)) == 12
         stats = loader.stats()
     assert len(stats["bad_chains"]) == 1
     assert deadly in stats["bad_chains"][0]

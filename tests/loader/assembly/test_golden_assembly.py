@@ -15,13 +15,12 @@ from tests.loader.assembly.recorded_assembly import (
     RecordedRecycle,
     load_assembly,
     load_sample,
-    own_rows,
 )
 from tests.loader.test_golden import same
 
 from evofeed.loader.assembly.crop import crop_residues
 from evofeed.loader.assembly.features import assembly_constants, assembly_recycle, ground_truth
-from evofeed.loader.assembly.pairing import pair_rows, plan_rows, similarity
+from evofeed.loader.assembly.pairing import plan_rows
 from evofeed.loader.batch import empty_batch, put
 from evofeed.loader.config import AssemblyConfig, LoaderConfig
 from evofeed.protein.features import ASSEMBLY_BATCH
@@ -43,27 +42,6 @@ def of_name(path: Path) -> Recorded:
 @pytest.fixture(params=ASSEMBLIES, ids=lambda path: path.name)
 def recorded(request: pytest.FixtureRequest, golden: Path) -> Recorded:
     return load_assembly(request.param)
-
-
-def test_rows_are_paired_in_the_stable_order(recorded: Recorded) -> None:
-    if "pair.rows_stable" not in recorded.steps:
-        assert len(recorded.entities) == 1
-        return
-    got = pair_rows(recorded.rows, AssemblyConfig())
-    assert np.array_equal(got, own_rows(recorded, recorded.steps["pair.rows_stable"]))
-    for of, keys in zip(recorded.rows, recorded.keys, strict=True):
-        share = similarity(of.pair_msa) / of.pair_msa.shape[1]
-        assert np.array_equal(share, recorded.steps[f"pair.{keys[0]}.similarity"])
-
-
-def test_unpaired_rows_are_made_unique_and_cut_as_recorded(recorded: Recorded) -> None:
-    plan = plan_rows(recorded.rows, AssemblyConfig())
-    for rows, keys in zip(plan.unpaired, recorded.keys, strict=True):
-        assert len(rows) == recorded.steps[f"crop.{keys[0]}.num_alignments"]
-        if f"dedup.{keys[0]}.keep_rows" in recorded.steps:
-            kept = recorded.steps[f"dedup.{keys[0]}.keep_rows"]
-            assert np.array_equal(rows, kept[: len(rows)])
-            assert len(plan.paired) == recorded.steps[f"crop.{keys[0]}.num_alignments_all_seq"]
 
 
 @pytest.mark.parametrize("stable", [True, False])
