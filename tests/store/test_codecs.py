@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.store.records import assert_same, random_record
+from tests.store.records import assert_same, random_atoms, random_record
 
 from evofeed.store.atoms import pack_mask, pack_positions, unpack_mask, unpack_positions
 from evofeed.store.codecs import (
@@ -57,15 +57,6 @@ def test_texts_survive_odd_ones_and_more_than_a_byte_of_them():
         assert list(unpack_strings(pack_strings(some), len(some))) == some
 
 
-def atoms(seed, residues=30):
-    rng = np.random.default_rng(seed)
-    mask = (rng.random([residues, 37]) < 0.3).astype(np.uint8)
-    positions = np.round(
-        rng.normal(0, 60, [residues, 1, 3]) + rng.normal(0, 3, [residues, 37, 3]), 3
-    )
-    return (positions * mask[..., None] + 0.0).astype(np.float32), mask
-
-
 def test_a_code_that_names_no_text_is_refused():
     column = pack_strings(["a", "b", "a"])
     *rest, last = bytes(column.payload)
@@ -76,23 +67,20 @@ def test_a_code_that_names_no_text_is_refused():
             unpack_strings(bad, 3)
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_coordinates_come_back_bit_for_bit_and_small(seed):
-    positions, mask = atoms(seed)
+def test_coordinates_come_back_bit_for_bit_and_small():
+    positions, mask = random_atoms(np.random.default_rng(0), [30])
     assert np.array_equal(unpack_mask(pack_mask(mask), len(mask)), mask)
-    payload = pack_positions(positions, mask, None)
-    assert payload is not None and len(payload) < 0.25 * positions.nbytes
-    assert unpack_positions(payload, mask, None).tobytes() == positions.tobytes()
-    center = np.random.default_rng(seed).normal(0, 100, [len(mask), 3]).astype(np.float32)
-    positions = (positions - center[:, None]) * mask[..., None] + np.float32(0)
-    payload = pack_positions(positions, mask, center)
-    assert payload is not None and len(payload) < 0.3 * positions.nbytes
-    assert unpack_positions(payload, mask, center).tobytes() == positions.tobytes()
+    center = np.random.default_rng(1).normal(0, 100, [len(mask), 3]).astype(np.float32)
+    moved = (positions - center[:, None]) * mask[..., None] + np.float32(0)
+    for around, one in ((None, positions), (center, moved)):
+        payload = pack_positions(one, mask, around)
+        assert payload is not None and len(payload) < 0.3 * one.nbytes
+        assert unpack_positions(payload, mask, around).tobytes() == one.tobytes()
 
 
 @pytest.mark.parametrize("odd", [-0.0, np.nan, np.inf, 1e9, 0.12345, 16777.217, -3e-8])
 def test_a_few_odd_coordinates_are_kept_as_exceptions(odd):
-    positions, mask = atoms(3)
+    positions, mask = random_atoms(np.random.default_rng(3), [30])
     mask[5, 7] = mask[6, 0] = 1
     positions[5, 7, 1] = positions[6, 0, 2] = odd
     positions[7, np.flatnonzero(mask[7] == 0)[0]] = 1.5  # a position where the mask says none

@@ -12,7 +12,7 @@ from contextlib import closing
 
 import pytest
 from tests.bucket import local_bucket
-from tests.store.records import published, random_record
+from tests.store.records import assert_same, published, random_record
 from tests.store.test_http import Service, served
 
 from evofeed.base.errors import AccessDenied, DatasetMissing, RefConflict, ShardMissing, StoreError
@@ -152,15 +152,18 @@ def test_a_dataset_lives_the_same_life_wherever_it_lies(uri, tmp_path):
 
     writer = DatasetWriter(uri)
     writer.add_shard(write(uri, 0, 1))
-    first = writer.commit(config={"a": 1})
+    first = writer.commit(config={"a": 1}, cluster_sizes={"chain1_A": 9})
     add_shards(uri, [write(uri, 2)])
     remove_chains(uri, ["chain0_A"])
     replace_chains(uri, [write(uri, chain1_A=True)])
     published(tmp_path / "other", [random_record(3)])
     merge(uri, str(tmp_path / "other"))
     tag(uri, "before")
-    compact(uri)
+    assert len(Dataset.open(uri).manifest.shards) == 3
+    assert compact(uri).digest == compact(uri).digest
     dataset = Dataset.open(uri)
+    for name, seed in (("chain1_A", 40), ("chain2_A", 2), ("chain3_A", 3)):
+        assert_same(dataset[name], random_record(seed, chain_id=name))
     assert list(dataset) == ["chain1_A", "chain2_A", "chain3_A"]
     assert len(dataset.manifest.shards) == 1 and "3 chains" in repr(dataset)
     made = dataset.snapshots()
