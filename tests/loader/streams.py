@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -46,3 +48,28 @@ def sample_digests(loader: FeatureLoader, batches: int | None = None) -> list[st
         if number + 1 == batches:
             break
     return out
+
+
+def leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """What nested tables and lists hold, by where it is."""
+    if isinstance(value, Mapping | Sequence) and not isinstance(value, str):
+        pairs = value.items() if isinstance(value, Mapping) else enumerate(value)
+        for key, one in sorted(pairs, key=lambda pair: str(pair[0])):
+            yield from leaves(one, f"{name}.{key}")
+    else:
+        yield name, value
+
+
+def whole_digest(batch: Any) -> str:
+    """Of everything that a batch of any kind holds."""
+    total = hashlib.sha256()
+    for name, value in leaves(batch):
+        data = value.contiguous().numpy().tobytes() if isinstance(value, Tensor) else value
+        total.update(f"{name}={data!r}".encode())
+    return total.hexdigest()
+
+
+def take(loader: FeatureLoader, count: int) -> list[str]:
+    """Digests of so many batches, of one epoch after another."""
+    batches = itertools.chain.from_iterable(itertools.repeat(loader))
+    return [whole_digest(batch) for batch in itertools.islice(batches, count)]

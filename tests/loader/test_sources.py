@@ -4,23 +4,19 @@ state, around any damage."""
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import itertools
 import json
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.loader.complexes import three_complexes
 from tests.loader.records import small_dataset
-from tests.loader.streams import CONFIG
+from tests.loader.streams import CONFIG, take
 from tests.loader.test_complexes import CONFIG as COMPLEXES
 from tests.loader.test_hooks import EVERY
 from tests.store.records import flip
 from tests.synthetic_entries import dataset_uri
-from torch import Tensor
 
 from evofeed.base.errors import CannotResume, LoaderError
 from evofeed.loader import EntryConfig, FeatureLoader, LoaderConfig, LoaderHooks
@@ -59,27 +55,6 @@ def open_loader(kind: str, folder: Path, **options: Any) -> FeatureLoader:
     fixed = {"device": "cpu", "seed": 3, "prefetch": 2, "ready": 1}
     options = {"reader": "thread", **fixed, **options}
     return FeatureLoader(sources.get(kind, dataset.entries), config, **options)
-
-
-def leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    if isinstance(value, Mapping | Sequence) and not isinstance(value, str):
-        pairs = value.items() if isinstance(value, Mapping) else enumerate(value)
-        for key, one in sorted(pairs, key=lambda pair: str(pair[0])):
-            yield from leaves(one, f"{name}.{key}")
-    else:
-        yield name, value
-
-
-def take(loader: FeatureLoader, count: int) -> list[str]:
-    """Digests of so many batches, of one epoch after another."""
-    found = []
-    for batch in itertools.islice(itertools.chain.from_iterable(itertools.repeat(loader)), count):
-        total = hashlib.sha256()
-        for name, value in leaves(batch):
-            data = value.contiguous().numpy().tobytes() if isinstance(value, Tensor) else value
-            total.update(f"{name}={data!r}".encode())
-        found.append(total.hexdigest())
-    return found
 
 
 @pytest.mark.parametrize(
