@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
+import pytest
 from tests.loader.views.packs import read
 
 
@@ -42,6 +45,23 @@ ROWS = {
     "deletions": _columns("res_idx:i2 deletion:i2"),
     "residues": _columns("res_type:i1"),
 }
+
+
+_UNUSED = (
+    *("pytorch_lightning", "pytorch_lightning.callbacks", "pytorch_lightning.strategies"),
+    *("pytorch_lightning.utilities", "boltz.model.models.boltz1", "boltz.model.models.boltz2"),
+)
+"""What Boltz imports for seconds and needs the names of alone, where it reads inputs."""
+
+
+def boltz_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Boltz, but for its models, can be imported."""
+    monkeypatch.setattr(sys, "path", [*sys.path, str(Path(__file__).parents[3] / ".projects")])
+    pytest.importorskip("boltz", reason="make projects")
+    for name in _UNUSED:
+        if name not in sys.modules:
+            made = mock.MagicMock(__path__=[], rank_zero_only=lambda function: function)
+            monkeypatch.setitem(sys.modules, name, made)
 
 
 def write_set(folder: Path, pack: Path, entries: Sequence[str]) -> Path:

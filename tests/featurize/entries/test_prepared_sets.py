@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.conftest import exit_code
-from tests.featurize.entries.boltz_set import as_second, write_set
+from tests.featurize.entries.boltz_set import as_second, boltz_package, write_set
 from tests.featurize.entries.prepared_sets import (
     write_inputs,
     write_openfold3_set,
@@ -123,8 +123,8 @@ def test_boltz_twos_tables_give_the_view_of_boltz_ones(path: Path, tmp_path: Pat
 def test_boltz_reads_the_tables_that_stand_for_its_version_two(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sys, "path", [*sys.path, str(Path(__file__).parents[3] / ".projects")])
-    types = pytest.importorskip("boltz.data.types", reason="make projects")
+    boltz_package(monkeypatch)
+    types = importlib.import_module("boltz.data.types")
     ((_name, file, *_),) = made("boltz", tmp_path, packs()[0], "2x1f").items
     as_second(Path(file))
     read_back = types.StructureV2.load(Path(file))

@@ -21,6 +21,7 @@ import gemmi
 import numpy as np
 import pytest
 import yaml
+from tests.featurize.entries.boltz_set import boltz_package
 from tests.inside import units_inside
 from tests.synthetic_entries import dataset_uri
 
@@ -139,9 +140,9 @@ def run_boltz(inputs: Path, out: Path) -> Path:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_boltz_reads_the_chains_rows_and_templates_of_a_complex(
-    projects: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("boltz", reason="make projects")
+    boltz_package(monkeypatch)
     types = importlib.import_module("boltz.data.types")
     const = importlib.import_module("boltz.data.const")
     inputs = exported(tmp_path / "in", "boltz") / "inputs"
@@ -360,9 +361,9 @@ def test_what_is_known_of_a_complex_goes_with_it_as_mmcif(tmp_path: Path) -> Non
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_boltz_and_openfold3_read_the_ligands_and_nucleic_acids_of_an_entry(
-    projects: None, tmp_path: Path
+    projects: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("boltz", reason="make projects")
+    boltz_package(monkeypatch)
     jobs = exported(tmp_path / "boltz", "boltz", dataset_uri())
     made = run_boltz(jobs / "inputs", tmp_path / "out")
     about = json.loads((made / "records" / "s000-1.json").read_text())
