@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from tests.featurize.mutations import mutate
-from tests.featurize.test_roads import COMPLEX, A, B
+from tests.featurize.test_roads import COMPLEX, A, B, write
 from tests.featurize.test_roads_of_predictors import MSA, af3
 
 from evofeed.base.errors import EvofeedError, InputError
@@ -41,6 +41,7 @@ def text_of(folder: Path, name: str) -> bytes:
         "x.fasta": f">A|protein|x.a3m\n{A}\n>L|smiles\nCC(=O)N\n>protein|name=x\n{B}\n>y\nACGU\n",
         "x_a3m.ffindex": "a\t0\t20\nb\t20\t20\n",
         "clusters": "1abc_A\t1abc_A\n1abc_A\t2abc_B\n",
+        "msas/chain_id_map.json": json.dumps({"A": {"sequence": A, "description": ""}}),
     }
     return texts[name].encode()
 
@@ -61,34 +62,21 @@ ROADS: dict[str, Callable[[Path], None]] = {
     "clusters": clustered,
     **dict.fromkeys(("x.a3m", "x.json", "x.yaml", "x.csv", "x.aligned.pqt"), featurized),
     **dict.fromkeys(("x.fasta", "x_a3m.ffindex"), featurized),
+    "msas/chain_id_map.json": lambda path: featurized(path.parents[1]),
 }
 
 
 @pytest.mark.parametrize("name", list(ROADS))
 def test_a_damaged_file_is_a_typed_error_or_a_record(name: str, tmp_path: Path) -> None:
     sound = text_of(tmp_path, name)
-    folder = tmp_path / "in"
-    folder.mkdir()
-    (folder / "x_a3m.ffdata").write_bytes((MSA * 2).encode())
+    folder, beside = tmp_path / "in", {"msas/A/x.a3m": MSA} if "/" in name else {}
+    write(folder, beside or {"x_a3m.ffdata": MSA * 2})
     ROADS[name](write_bytes(folder / name, sound))
     for case in range(CASES):
         try:
             ROADS[name](write_bytes(folder / name, mutate([sound], f"{name}:{case}")))
         except InputError as error:
             assert error.message and str(folder) in str(error.path), f"{name}:{case}"
-
-
-def test_a_damaged_map_beside_alignments_is_a_fault(tmp_path: Path) -> None:
-    name, folder = "msas/chain_id_map.json", tmp_path / "msas" / "A"
-    folder.mkdir(parents=True)
-    write_bytes(folder / "x.a3m", MSA.encode())
-    sound = json.dumps({"A": {"sequence": A, "description": ""}})
-    for case in range(CASES):
-        write_bytes(tmp_path / name, mutate([sound.encode()], f"{name}:{case}"))
-        try:
-            featurized(tmp_path)
-        except InputError as error:
-            assert error.message and str(tmp_path) in str(error.path), case
 
 
 def write_bytes(path: Path, data: bytes) -> Path:

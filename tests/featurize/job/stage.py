@@ -140,6 +140,7 @@ def a_ray(cores: int) -> Iterator[Any]:
                 ray.init(
                     "local", num_cpus=cores, object_store_memory=128 << 20, _temp_dir=folder,
                     include_dashboard=False, log_to_driver=False, logging_level="ERROR",
+                    resources={"db:here": 1},
                 )  # fmt: skip
                 break
             except Exception:

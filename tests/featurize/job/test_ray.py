@@ -153,9 +153,13 @@ def test_a_ray_of_the_callers_own_is_used_and_left_whatever_units_and_drivers_do
                 each = [outcome_of(executor, act(str(n), how)) for n, how in enumerate(what)]
             whole = ray.cluster_resources()["memory"]
             with contextlib.closing(open_executor(JobOptions())) as here:
-                here.submit(act("held", seen, expected_memory=256 << 20))
+                here.submit(act("held", seen, expected_memory=256 << 20), resource="db:here")
                 wait_until(lambda: ray.available_resources()["memory"] <= whole - (256 << 20))
+                assert ray.available_resources()["db:here"] < 1, "it went to a node that has it"
+                assert here.room("db:here") == 1
                 seen.touch()
+                each.append(outcome_of(here).unit_id)
+                here.submit(act("anywhere"), resource="db:none")
                 each.append(outcome_of(here).unit_id)
             assert ray.cluster_resources()["CPU"] == 1, "it is left running"
             executor = RayExecutor(0, 3600.0, address, gcs_away=1.0)
@@ -174,6 +178,7 @@ def test_a_ray_of_the_callers_own_is_used_and_left_whatever_units_and_drivers_do
         UnitLost("2", "chain of 2", "deadline"),
         UnitLost("3", None, "WorkerCrashedError"),
         "held",
+        "anywhere",
     ]
     assert report.snapshot == honest[0]
 

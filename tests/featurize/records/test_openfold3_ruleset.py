@@ -35,14 +35,14 @@ KINDS = np.array([0, 2, 1, 3])
 
 
 def section_of(path: Path) -> RulesetSection:
-    pack = path.parent.parent.parent
-    return openfold3_section(record(pack, path.stem), components(pack))
+    return openfold3_section(record(path.parents[2], path.stem), components(path.parents[2]))
 
 
 @pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.stem)
-def test_cleaning_gives_the_atoms_and_bonds_that_openfold3_has(path: Path) -> None:
-    entry = record(path.parent.parent.parent, path.stem)
-    section, theirs = section_of(path), read(path, "atom.").arrays
+def test_cleaning_gives_the_atoms_bonds_metadata_and_view_that_openfold3_has(path: Path) -> None:
+    pack = path.parents[2]
+    entry, section = record(pack, path.stem), section_of(path)
+    theirs = read(path, "atom.").arrays
     chain, residue, row = section.atom_chain(), section.atom_residue(), section.atom_row
     assert theirs["atom_name"].tolist() == section.atom_name.tolist()
     columns = {
@@ -70,38 +70,26 @@ def test_cleaning_gives_the_atoms_and_bonds_that_openfold3_has(path: Path) -> No
         theirs["bonds"][:, :2], theirs["bonds"][:, 2]
     )
 
-
-@pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.stem)
-def test_metadata_and_interfaces_are_openfold3s(path: Path) -> None:
-    pack = path.parent.parent.parent
-    entry, section = record(pack, path.stem), section_of(path)
-    theirs = openfold3_cache(pack)["metadata"]["structure_data"][path.stem]
+    about = openfold3_cache(pack)["metadata"]["structure_data"][path.stem]
     names = section.chain_name
-    assert [[names[a], names[b]] for a, b in section.interface] == theirs["interfaces"]
-    assert set(names.tolist()) == set(theirs["chains"])
+    assert [[names[a], names[b]] for a, b in section.interface] == about["interfaces"]
+    assert set(names.tolist()) == set(about["chains"])
     for name, asym, entity in zip(names, section.chain_asym, section.chain_entity, strict=True):
-        assert theirs["chains"][name]["label_asym_id"] == entry.chain_label[asym]
-        assert theirs["chains"][name]["auth_asym_id"] == entry.chain_author[asym]
-        assert theirs["chains"][name]["entity_id"] == entity
-    assert min(entry.release_dates) == theirs["release_date"]
-    assert entry.methods[0] == theirs["experimental_method"]
+        assert about["chains"][name]["label_asym_id"] == entry.chain_label[asym]
+        assert about["chains"][name]["auth_asym_id"] == entry.chain_author[asym]
+        assert about["chains"][name]["entity_id"] == entity
+    assert min(entry.release_dates) == about["release_date"]
+    assert entry.methods[0] == about["experimental_method"]
     resolution = entry.resolution()
-    assert (None if np.isnan(resolution) else resolution) == theirs["resolution"]
+    assert (None if np.isnan(resolution) else resolution) == about["resolution"]
 
-
-@pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.stem)
-def test_the_view_of_a_record_is_the_view_of_openfold3s_own_tables(path: Path) -> None:
-    pack = path.parent.parent.parent
-    entry = record(pack, path.stem)
-    ours = openfold3_view(
-        entry, section_of(path), openfold3_molecules(pack), openfold3_alignments(pack, path.stem)
-    )
-    theirs = entry_view("openfold3", pack, path.stem)
+    alignments = openfold3_alignments(pack, path.stem)
+    ours = openfold3_view(entry, section, openfold3_molecules(pack), alignments)
+    wanted = entry_view("openfold3", pack, path.stem)
     skipped = ("bond_", "molecule_orders")
-    assert differing(ours, theirs, skipped=skipped, unordered=("interface_chain",)) == []
-    assert sorted_bonds(ours.bond_atom, ours.bond_type) == sorted_bonds(
-        theirs.bond_atom, theirs.bond_type
-    )
+    assert differing(ours, wanted, skipped=skipped, unordered=("interface_chain",)) == []
+    bonds = [sorted_bonds(view.bond_atom, view.bond_type) for view in (ours, wanted)]
+    assert bonds[0] == bonds[1]
 
 
 def smiles(parts: Parts, conformer: np.ndarray) -> str:

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import shutil
 import stat
-import sys
-import tempfile
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from tests.featurize.job.stage import end_servers, on_stage
 from tests.featurize.search.family import family, fasta, search_fasta
 from tests.inside import Inside
 
@@ -205,69 +200,6 @@ def test_a_full_disk_is_one_line_and_run_again_it_goes_on(
     monkeypatch.setattr(os, "fsync", real)
     report = search()
     assert (report.searched, report.cache_hits, report.num_broken) == (1, 1, 0)
-
-
-@contextlib.contextmanager
-def a_cluster(homes: Sequence[Path], offers: Sequence[dict[str, int]]) -> Iterator[str]:
-    """Address of a Ray cluster of nodes with a core each, below this process in these folders."""
-    from ray.cluster_utils import Cluster
-
-    os.environ |= {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
-    os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)
-    Path("/tmp/ray").mkdir(exist_ok=True)  # Ray's own helper writes there
-    folder, here, cluster = tempfile.mkdtemp(prefix="ef-", dir="/tmp"), Path.cwd(), Cluster()
-
-    def add(home: Path, resources: dict[str, int], tries: int) -> None:
-        os.chdir(home)
-        try:
-            cluster.add_node(
-                num_cpus=1, object_store_memory=128 << 20, include_dashboard=False,
-                resources=resources, env_vars={"EVOFEED_NODE": home.name},
-                **({} if cluster.head_node else {"temp_dir": folder}),
-            )  # fmt: skip
-        except Exception:  # Ray gives a node 30 seconds to start, which a busy machine may not have
-            if tries == 1:
-                raise
-            add(home, resources, tries - 1)
-
-    try:
-        for home, resources in zip(homes, offers, strict=True):
-            add(home, resources, 4)
-        os.chdir(here)
-        yield cluster.address
-    finally:
-        cluster.shutdown()
-        end_servers(folder)  # of nodes that did not start
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-@pytest.mark.system
-@pytest.mark.slow
-def test_a_database_is_searched_on_the_ray_node_that_holds_it_with_what_a_search_here_gives(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    everywhere, second = (hh_file(tmp_path / name) for name in ("everywhere", "second"))
-    fake(tmp_path / "bin", f'echo "$EVOFEED_NODE" >> {tmp_path}/calls; cp "$in" "$out"')
-    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
-    query, *_ = family(1, 6, 40)
-    homes = [tmp_path / name for name in ("one", "two")]
-    for home in homes:
-        home.mkdir()
-
-    def search(database: Database, out: str, address: str = "") -> SearchReport:
-        place = {"executor": "ray", "ray_address": address} if address else {"workers": 1}
-        sequences = chains(query, query[1:])
-        options = SearchOptions(**place)  # type: ignore[arg-type]
-        return run_search(sequences, str(tmp_path / f"{out}_out"), [database], options=options)
-
-    def act() -> list[SearchReport]:
-        with a_cluster(homes, [{}, {"db:second": 1}]) as address:
-            reports = [search(each, each.name, address) for each in (second, everywhere)]
-        return [*reports, search(everywhere, "here")]
-
-    one, both, here = on_stage(act)
-    assert (one.searched, both.searched, both.digest) == (2, 2, here.digest)
-    assert (tmp_path / "calls").read_text().splitlines()[:2] == ["two"] * 2
 
 
 def test_databases_are_searched_one_after_the_other_where_they_are(
