@@ -8,7 +8,6 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import os
-import runpy
 import socket
 import sys
 from collections.abc import Callable
@@ -54,17 +53,6 @@ def run_ranks(ranks: int, target: Callable[..., Any], *arguments: Any, folder: P
         process.kill()
     assert not failed, "\n".join(log.read_text()[-3000:] for log in failed)
     return logs[0].read_text()
-
-
-def run_script(script: Path, *words: str, folder: Path) -> str:
-    """What a script printed, started with these words."""
-    return run_ranks(1, _script, str(script), words, folder=folder)
-
-
-def _script(path: str, words: tuple[str, ...]) -> None:
-    sys.path.insert(0, str(Path(path).parent))
-    sys.argv = [path, *words]
-    runpy.run_path(path, run_name="__main__")
 
 
 def free_port() -> int:

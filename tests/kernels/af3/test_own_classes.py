@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from benchmarks import af3_trunk_models as trunks
@@ -30,8 +31,10 @@ NEAR = 2e-5  # in float32: some of their classes take no float64
 
 @pytest.fixture(autouse=True)
 def projects(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are found while these tests run."""
+    """They are found while these tests run, and SciPy, which takes seconds, draws no weights."""
     monkeypatch.setattr(sys, "path", [*sys.path, str(PROJECTS)])
+    stats = pytest.importorskip("scipy.stats", reason="make projects")
+    monkeypatch.setattr(stats.truncnorm, "rvs", lambda size, **_: np.zeros(size))
 
 
 def _compare(
@@ -112,8 +115,6 @@ def test_the_module_of_a_denoising_step_is_recorded_whole(
         if project == "openfold3":
             configs = importlib.import_module("openfold3.projects.of3_all_atom.config.model_config")
             structure = importlib.import_module("openfold3.core.model.structure.diffusion_module")
-            drawn = "openfold3.core.model.primitives.initialization.trunc_normal_init_"
-            monkeypatch.setattr(drawn, lambda *_, **__: None)  # by SciPy, half a minute
             made = structure.DiffusionModule(configs.model_config.architecture.diffusion_module)
         elif project == "protenix":
             module = importlib.import_module("protenix.model.modules.diffusion")

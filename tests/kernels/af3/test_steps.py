@@ -7,20 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.kernels.af3.benchmark import PROJECTS, benchmark
 from tests.synthetic_entries import dataset_uri
-from tests.trainer.forked import run_script
-
-ROOT = Path(__file__).parents[3]
+from tests.trainer.forked import run_ranks
 
 
 def measured(folder: Path, script: str, project: str, *more: str) -> list[dict[str, Any]]:
     """Rows of a process of its own: packages that a model does not call are stood in for."""
-    if not (ROOT / ".projects" / project).is_dir():
+    if not (PROJECTS / project).is_dir():
         pytest.skip("make projects")
-    run_script(
-        ROOT / "benchmarks" / script, dataset_uri(), "--project", project, "--tiny", *more,
-        "--out", str(folder / "rows.json"), folder=folder,
-    )  # fmt: skip
+    words = [dataset_uri(), "--project", project, "--tiny", *more]
+    words += ["--out", str(folder / "rows.json")]
+    run_ranks(1, benchmark, script, words, folder=folder)
     rows: list[dict[str, Any]] = json.loads((folder / "rows.json").read_text())["rows"]
     return rows
 
