@@ -46,11 +46,11 @@ def _processor_seconds(*words: str) -> float:
     return best
 
 
-def test_an_unknown_command_is_a_wrong_call() -> None:
-    done = run("featurise")
-    assert done.returncode == 2
-    assert "did you mean 'featurize'?" in done.stderr and "--help" in done.stderr
-    assert "did you mean" not in run("xyz").stderr
+def test_an_unknown_command_is_a_wrong_call(capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code("featurise") == 2
+    said = capsys.readouterr().err
+    assert "did you mean 'featurize'?" in said and "--help" in said
+    assert exit_code("xyz") == 2 and "did you mean" not in capsys.readouterr().err
 
 
 def test_every_command_explains_itself_with_an_example_and_loads_nothing_heavy() -> None:
@@ -100,30 +100,13 @@ def test_an_input_that_is_not_there_is_said_before_the_job_is_imported() -> None
     assert done.stdout == "[]\n"
 
 
-def test_what_the_system_refuses_is_one_line_too(capsys: pytest.CaptureFixture[str]) -> None:
-    assert exit_code("synth", "/proc/nowhere", "--chains", "1") == 1
-    assert capsys.readouterr().err.strip() == "evofeed: /proc/nowhere: No such file or directory"
-
-
 def test_a_full_disk_says_what_to_do_and_a_terminal_without_the_letters_is_borne() -> None:
-    words = [sys.executable, "-m", "evofeed.cli"]
+    words = [sys.executable, "-m", "evofeed.cli", "snapshots", "select", "--help"]
     with Path("/dev/full").open("w") as full:
-        done = subprocess.run(
-            [*words, "doctor", "--json"],
-            stdout=full,
-            stderr=subprocess.PIPE,
-            text=True,
-            check=False,
-        )
+        done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert "No space left on device; free space" in done.stderr
-    ascii_only = {**os.environ, "PYTHONIOENCODING": "ascii", "COLUMNS": "80"}
-    done = subprocess.run(
-        [*words, "snapshots", "select", "--help"],
-        env=ascii_only,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    env = {**os.environ, "PYTHONIOENCODING": "ascii", "COLUMNS": "80"}
+    done = subprocess.run(words, env=env, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert "?ngstr?m" in done.stdout
 
@@ -166,30 +149,30 @@ def test_a_rank_asks_nothing_of_another_ranks_gpu(monkeypatch: pytest.MonkeyPatc
     assert asked == ["cuda", "cuda:3", "cuda:1", "cpu"]
 
 
-def test_our_errors_are_one_line_and_exit_code_one(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.parametrize(
+    ("error", "code", "says"),
+    [
+        (StoreError("not there; run it first", path="/x"), 1, "/x: not there; run it first"),
+        (
+            FileNotFoundError(2, "No such file or directory", "/x"),
+            1,
+            "/x: No such file or directory",
+        ),
+        (KeyboardInterrupt(), 130, "interrupted"),
+    ],
+)
+def test_what_ends_a_command_is_one_line(
+    error: BaseException, code: int, says: str,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
     def broken() -> None:
-        raise StoreError("no dataset there; run `evofeed featurize` first", path="/data/x")
-
-    monkeypatch.setattr(cli, "_load", lambda *_: lambda **_: broken())
-    assert exit_code("snapshots") == 1
-    assert capsys.readouterr().err == (
-        "evofeed: /data/x: no dataset there; run `evofeed featurize` first\n"
-    )
-
-
-def test_ctrl_c_is_one_line(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def interrupted() -> None:
-        raise KeyboardInterrupt
+        raise error
 
     app = typer.Typer()
-    app.command("doctor")(interrupted)
+    app.command("doctor")(broken)
     monkeypatch.setattr(cli, "_load", lambda *_: app)
-    assert exit_code("doctor") == 130
-    assert capsys.readouterr().err == "evofeed: interrupted\n"
+    assert exit_code("doctor") == code
+    assert capsys.readouterr().err == f"evofeed: {says}\n"
 
 
 def test_every_command_has_json_for_machines() -> None:

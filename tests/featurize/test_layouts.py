@@ -15,13 +15,12 @@ import numpy as np
 import pytest
 import zstandard
 from tests.conftest import golden_files
-from tests.featurize.alignment_dbs import write_alignment_db
 from tests.featurize.golden import INPUTS, openfold_record
 from tests.featurize.test_pdb import residue
 from tests.featurize.test_roads import write
 
 from evofeed.base.errors import InputError
-from evofeed.featurize import ChainSource, FeaturizeConfig, discover, featurize_chain
+from evofeed.featurize import FeaturizeConfig, discover, featurize_chain
 from evofeed.featurize.formats.alignment_db import read_index
 from evofeed.featurize.records.template_library import read_obsolete, read_release_dates
 
@@ -76,15 +75,30 @@ def alphafolds_output(root: Path) -> None:
         (root / folder.name / "ranking_debug.json").write_text("{}")
 
 
+def write_alignment_db(root: Path, shards: int) -> dict[str, Any]:
+    """Chain folders glued together as OpenFold's script does; what is in the index."""
+    root.mkdir(parents=True, exist_ok=True)
+    index: dict[str, Any] = {}
+    for number, folder in enumerate(small_chains()):
+        db = root / f"alignment_db_{number % shards}.db"
+        files = []
+        with db.open("ab") as handle:
+            for file in sorted(folder.iterdir()):
+                files.append([file.name, handle.tell(), file.stat().st_size])
+                handle.write(file.read_bytes())
+        index[folder.name] = {"db": db.name, "files": files}
+    (root / "alignment_db.index").write_text(json.dumps(index, indent=4))
+    return index
+
+
 def sharded_db(root: Path) -> None:
-    write_alignment_db(small_chains(), root / "alignment_db", shards=2)
+    write_alignment_db(root / "alignment_db", 2)
     shutil.copytree(INPUTS[0] / "mmcif", root / "mmcif")
 
 
 def old_db(root: Path) -> None:
-    index = json.loads(Path(write_alignment_db(small_chains(), root)).read_text())
+    old = {name: entry["files"] for name, entry in write_alignment_db(root, 1).items()}
     (root / "alignment_db_0.db").rename(root / "alignment_db.db")
-    old = {name: entry["files"] for name, entry in index.items()}
     (root / "alignment_db.index").write_text(json.dumps(old))
     shutil.copytree(INPUTS[0] / "mmcif", root / "mmcif")
 
@@ -126,11 +140,6 @@ def test_release_dates_are_read_from_openfolds_cache(path: Path, golden: Path) -
     assert dates == {n.lower(): e["release_date"] for n, e in json.loads(path.read_text()).items()}
 
 
-def no_structure(folder: Path) -> list[str]:
-    (folder / "broken.cif").write_text("data_broken\n_entry.id broken\n")
-    return [str(folder / "broken.cif")]
-
-
 def test_chains_of_a_duplicate_group_share_alignments(tmp_path: Path, golden: Path) -> None:
     flattened(tmp_path)
     first = small_chains()[0].name
@@ -141,31 +150,21 @@ def test_chains_of_a_duplicate_group_share_alignments(tmp_path: Path, golden: Pa
     assert "7xyz_A" not in by_id
 
 
-def predicted_model(folder: Path) -> Path:
-    """Twelve alanines as a PDB file, every third of low confidence."""
-    rows = [residue("ALA", "A", f"{n + 1} ", b=20 + 70 * (n % 3 > 0)) for n in range(12)]
-    return write(folder, {"model.pdb": "".join(rows)}) / "model.pdb"
-
-
 def test_colabfold_results_use_the_best_model_as_a_prediction(tmp_path: Path) -> None:
-    (tmp_path / "elsewhere").mkdir()
-    model = predicted_model(tmp_path / "elsewhere")
-    chain = featurize_chain(ChainSource("x_A", structure=str(model)))
-    (tmp_path / "job.a3m").write_text(f"#{chain.num_res}\t1\n>101\n{chain.sequence}\n")
-    for rank in ("002_alphafold2", "001_alphafold2"):
-        shutil.copy(model, tmp_path / f"job_unrelaxed_rank_{rank}.pdb")
-    shutil.rmtree(model.parent)
-    (source,) = discover(tmp_path)
+    """Of twelve residues every third has a low confidence."""
+    rows = [residue("ALA", "A", f"{n + 1} ", b=20 + 70 * (n % 3 > 0)) for n in range(12)]
+    models = [f"job_unrelaxed_rank_{rank}_alphafold2.pdb" for rank in ("002", "001")]
+    files = dict.fromkeys(models, "".join(rows)) | {"job.a3m": f"#12\t1\n>101\n{'A' * 12}\n"}
+    (source,) = discover(write(tmp_path, files))
     assert source.is_distillation and "rank_001" in (source.structure or "")
     record = featurize_chain(source)
     assert record.is_distillation and record.all_atom_mask is not None
-    assert chain.all_atom_mask is not None
-    assert record.all_atom_mask.sum() == chain.all_atom_mask.sum() * 2 // 3
+    assert record.all_atom_mask.sum() == 12 * 4 * 2 // 3
 
 
 def test_structures_alone_are_all_their_protein_chains(tmp_path: Path, golden: Path) -> None:
     shutil.copytree(INPUTS[0] / "mmcif", tmp_path / "mmcif")
-    no_structure(tmp_path / "mmcif")
+    (tmp_path / "mmcif" / "broken.cif").write_text("data_broken\n_entry.id broken\n")
     faults: list[InputError] = []
     sources = discover(tmp_path / "mmcif", problems=faults)
     parsed = json.loads((GOLDEN[0] / "mmcif" / "parse.json").read_text())

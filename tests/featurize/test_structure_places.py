@@ -63,7 +63,7 @@ def names(sources: list[ChainSource]) -> list[str]:
 
 
 @pytest.mark.parametrize("make", MIRRORS, ids=lambda make: make.__name__)
-def test_a_mirror_is_an_input_and_a_place_for_structures(
+def test_a_mirror_is_an_input_and_a_place_for_structures_and_templates(
     make: Callable[[Path], None], tmp_path: Path
 ) -> None:
     make(tmp_path / "mirror")
@@ -78,6 +78,16 @@ def test_a_mirror_is_an_input_and_a_place_for_structures(
     (source,) = discover(tmp_path / "raw", structure_dir=tmp_path / "mirror")
     assert featurize_chain(source).all_atom_positions is not None
     assert "1abc" in Path(str(source.structure)).name
+    if make is nested:
+        return
+    library = TemplateLibrary(str(tmp_path / "mirror"), FeaturizeConfig())
+    assert library.structure("1abc").sequences["A"]
+    with pytest.raises(TemplateError, match="no structure file"):
+        library.structure("2abc")
+    below = next(path for path in (tmp_path / "mirror").rglob("ab")).parent
+    assert TemplateLibrary(str(below), FeaturizeConfig()).find("9xyz")
+    theirs = TemplateLibrary(str(below), FeaturizeConfig.openfold())
+    assert (theirs.find("9xyz") is None) == (make is legacy_mirror)
 
 
 def test_equal_names_in_several_folders_are_reported(tmp_path: Path) -> None:
@@ -86,22 +96,6 @@ def test_equal_names_in_several_folders_are_reported(tmp_path: Path) -> None:
     faults: list[InputError] = []
     assert names(discover(tmp_path, problems=faults)) == ["ranked_0_A"]
     assert ["there twice" in str(fault) for fault in faults] == [True]
-
-
-@pytest.mark.parametrize("make", [mmcif_mirror, legacy_mirror, both_mirrors],
-                         ids=lambda make: make.__name__)  # fmt: skip
-def test_templates_come_from_mirrors_of_both_kinds(
-    make: Callable[[Path], None], tmp_path: Path
-) -> None:
-    make(tmp_path)
-    library = TemplateLibrary(str(tmp_path), FeaturizeConfig())
-    assert library.structure("1abc").sequences["A"]
-    with pytest.raises(TemplateError, match="no structure file"):
-        library.structure("2abc")
-    below = next(path for path in tmp_path.rglob("ab")).parent
-    assert TemplateLibrary(str(below), FeaturizeConfig()).find("9xyz")
-    theirs = TemplateLibrary(str(below), FeaturizeConfig.openfold())
-    assert (theirs.find("9xyz") is None) == (make is legacy_mirror)
 
 
 def test_entries_of_alphafolds_database_are_found_by_accession(tmp_path: Path) -> None:

@@ -48,6 +48,10 @@ def test_the_same_seed_writes_the_same_bytes_and_another_does_not(
     write_synthetic(tmp_path / "other", 4, seed=2, **SMALL)
     assert tree_digest(tmp_path / "same") == tree_digest(raw)
     assert tree_digest(tmp_path / "other") != tree_digest(raw)
+    small = {"mean_length": 30, "mean_depth": 16, "stoichiometries": ["A2", "AB"]}
+    for name in ("one", "two"):
+        write_synthetic(tmp_path / name, 2, 5, **small)
+    assert tree_digest(tmp_path / "one") == tree_digest(tmp_path / "two")
 
 
 def test_every_chain_becomes_a_record_with_structure_msa_and_mostly_templates(raw: Path) -> None:
@@ -121,12 +125,16 @@ def _covariation(rows: np.ndarray) -> np.ndarray:
     return best
 
 
-def test_wrong_arguments_are_refused_before_anything_is_written(raw: Path, tmp_path: Path) -> None:
+def test_wrong_arguments_are_refused_before_anything_is_written(
+    raw: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(ValueError, match="already holds"):
         write_synthetic(raw, 4)
     for wrong in ({"num_chains": 0}, {"mean_length": 5}):
         with pytest.raises(ValueError, match="want"):
             write_synthetic(tmp_path / "raw", **{"num_chains": 4, **wrong})
+    assert exit_code("synth", str(tmp_path / "raw"), "--stoichiometry", "A2", "--json") != 0
+    assert "--complexes" in capsys.readouterr().err
     assert not (tmp_path / "raw").exists()
 
 
@@ -142,26 +150,17 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     return Dataset.open(out)
 
 
-def test_every_kind_takes_the_usual_path(data: Dataset) -> None:
-    made = [data.assemblies[name] for name in data.assemblies]
+def test_every_kind_takes_the_usual_path_touches_and_has_species_to_pair(data: Dataset) -> None:
+    made, ca = [data.assemblies[name] for name in data.assemblies], ATOM_ORDER["CA"]
     assert sorted(record.stoichiometry for record in made) == sorted(2 * STOICHIOMETRIES)
     for record in made:
         assert record.num_interface > 10 and not record.dropped
         several = len(record.chains) > 1
         assert [rows is not None for rows in record.pairing] == [several] * len(record.chains)
-
-
-def test_rows_to_pair_share_their_species(data: Dataset) -> None:
-    for record in (data.assemblies[name] for name in data.assemblies):
         named = [set(rows.msa_species) - {""} for rows in record.pairing if rows]
         if named:
             shared = set.intersection(*named)
             assert len(shared) > 0.6 * min(map(len, named)) and len(shared) > 8
-
-
-def test_chains_touch_and_do_not_clash(data: Dataset) -> None:
-    ca = ATOM_ORDER["CA"]
-    for record in (data.assemblies[name] for name in data.assemblies):
         assert record.all_atom_positions is not None and record.all_atom_mask is not None
         known = record.all_atom_mask[:, ca] > 0
         place, chain = record.all_atom_positions[known, ca], record.asym_id()[known]
@@ -183,25 +182,10 @@ def test_sites_that_touch_across_chains_covary_between_paired_rows() -> None:
     assert np.mean(enrichment) > 10
 
 
-def test_the_same_seed_writes_the_same_complexes(tmp_path: Path) -> None:
-    for name in ("one", "two"):
-        write_synthetic(
-            tmp_path / name, 2, 5, mean_length=30, mean_depth=16, stoichiometries=["A2", "AB"]
-        )
-    assert tree_digest(tmp_path / "one") == tree_digest(tmp_path / "two")
-
-
 @pytest.mark.parametrize("text", ["A", "A2B", "B2", "A0", "A2C2", "A30", "dimer", ""])
 def test_stoichiometries_that_cannot_be_simulated_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match="stoichiometry"):
         read_stoichiometry(text)
-
-
-def test_a_stoichiometry_without_complexes_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert exit_code("synth", str(tmp_path / "raw"), "--stoichiometry", "A2", "--json") != 0
-    assert "--complexes" in capsys.readouterr().err
 
 
 def test_no_atom_of_a_component_has_more_bonds_than_its_element_may() -> None:
