@@ -22,13 +22,17 @@ import numpy as np
 import pytest
 import yaml
 from tests.featurize.entries.boltz_set import boltz_package
+from tests.featurize.records.allatom import components
+from tests.featurize.records.test_entry import components as made_up
 from tests.inside import units_inside
+from tests.loader.views.packs import packs
 from tests.synthetic_entries import dataset_uri
 
 from evofeed.base.errors import InputError
 from evofeed.cli import main
 from evofeed.featurize import discover, featurize_chain
 from evofeed.featurize.entries.alignments import read_alignment
+from evofeed.featurize.entries.molecules import component_parts, molecule_graph
 from evofeed.featurize.export.dataset import export_dataset
 from evofeed.featurize.export.entries import job_of_entry
 from evofeed.featurize.export.formats import Folder, write_af3
@@ -86,37 +90,17 @@ def letters(record: ChainRecord) -> np.ndarray:
 def component(name: str) -> Any:
     """A component with names and a conformer, as Boltz has them in its cache."""
     chem = importlib.import_module("rdkit.Chem")
-    shapes = importlib.import_module("evofeed.synth.entries")
-    editable = chem.RWMol()
-    if name in shapes.PIECES:
-        shape = shapes.shape_of(name)
-        atoms = list(zip(shape.names, shape.elements, shape.position, strict=True))
-        bonds = [(one, two) for one, two, _ in shapes.bonds_of(name)]
-    else:
-        made = chem.MolFromSequence(gemmi.find_tabulated_residue(name).one_letter_code.upper())
-        made = made or chem.MolFromSequence("G")
-        names = [one.GetPDBResidueInfo().GetName().strip() for one in made.GetAtoms()]
-        symbols = [one.GetSymbol() for one in made.GetAtoms()]
-        atoms = [(one, two, np.zeros(3)) for one, two in zip(names, symbols, strict=True)]
-        ends = [(one.GetBeginAtomIdx(), one.GetEndAtomIdx()) for one in made.GetBonds()]
-        bonds = [(names[one], names[two]) for one, two in ends]
-    for title, element, _ in atoms:
-        atom = chem.Atom(element.capitalize())
-        atom.SetNoImplicit(True)
-        atom.SetProp("name", title)
-        atom.SetProp("leaving_atom", str(int(title in ("OXT", "OP3"))))
-        editable.AddAtom(atom)
-    order = [title for title, *_ in atoms]
-    for one, two in bonds:
-        editable.AddBond(order.index(one), order.index(two), chem.BondType.SINGLE)
-    conformer = chem.Conformer(len(atoms))
-    for row, (*_, place) in enumerate(atoms):
-        conformer.SetAtomPosition(row, [float(value) for value in place])
-    editable.AddConformer(conformer)
-    molecule = editable.GetMol()
-    molecule.UpdatePropertyCache(strict=False)
-    chem.FastFindRings(molecule)
-    return molecule
+    known = components(packs()[0])
+    one = known[name] if name in known else made_up()[name]
+    parts = component_parts(one)
+    molecule = molecule_graph(parts)
+    for atom, title, leaves in zip(molecule.GetAtoms(), one.name, one.leaving, strict=True):
+        atom.SetProp("name", str(title))
+        atom.SetProp("leaving_atom", str(int(leaves)))
+    conformer = chem.Conformer(len(parts.place))
+    conformer.SetPositions(np.nan_to_num(parts.place).astype(np.float64))
+    molecule.AddConformer(conformer)
+    return molecule.GetMol()
 
 
 def run_boltz(inputs: Path, out: Path) -> Path:
@@ -128,7 +112,7 @@ def run_boltz(inputs: Path, out: Path) -> Path:
     mols = out / "mols"
     mols.mkdir(parents=True)
     for name in {*const.canonical_tokens, "UNK", *const.tokens[2:], "LIG", "MG", "SO4"}:
-        with contextlib.suppress(ValueError):
+        with contextlib.suppress(KeyError):
             (mols / f"{name}.pkl").write_bytes(pickle.dumps(component(name)))
     boltz.process_inputs(
         data=boltz.check_inputs(inputs), out_dir=out, ccd_path=mols, mol_dir=mols,

@@ -81,25 +81,26 @@ def openfold3_molecules(pack: Path) -> dict[str, Molecule]:
 
 def boltz_molecules(pack: Path) -> dict[str, Molecule]:
     """The components' conformers that Boltz used, hydrogens left out already."""
-    found = {}
-    with np.load(pack / "components" / "conformers.npz") as tables:
-        for name in {key.split(".")[0] for key in tables.files}:
-            kinds = [f"{name}.conf.boltz.{kind}" for kind in ("Computed", "Ideal", "Model")]
-            none = np.zeros((len(tables[f"{name}.name"]), 3))
-            position = next((tables[kind] for kind in kinds if kind in tables.files), none)
-            found[name] = _molecule(tables, name, position, np.ones(len(position), bool))
-    return found
+    return _conformers(pack, [f"conf.boltz.{kind}" for kind in ("Computed", "Ideal", "Model")], "")
 
 
 def protenix_molecules(pack: Path) -> dict[str, Molecule]:
     """The components' conformers that Protenix used."""
+    return _conformers(pack, ["conf.protenix"], "protenix_ref_mask")
+
+
+def _conformers(pack: Path, kinds: list[str], mask: str) -> dict[str, Molecule]:
+    """Molecules of a pack at the first of these places that is there; all seen without a mask."""
     found = {}
     with np.load(pack / "components" / "conformers.npz") as tables:
         for name in {key.split(".")[0] for key in tables.files}:
             count = len(tables[f"{name}.name"])
-            position = tables.get(f"{name}.conf.protenix", np.zeros((count, 3)))
-            mask = tables.get(f"{name}.protenix_ref_mask", np.zeros(count)) > 0
-            found[name] = _molecule(tables, name, position, mask)
+            there = [tables[f"{name}.{kind}"] for kind in kinds if f"{name}.{kind}" in tables.files]
+            seen = (
+                tables.get(f"{name}.{mask}", np.zeros(count)) > 0 if mask else np.ones(count, bool)
+            )
+            place = there[0] if there else np.zeros((count, 3))
+            found[name] = _molecule(tables, name, place, seen)
     return found
 
 
