@@ -151,21 +151,22 @@ def test_a_dataset_lives_the_same_life_wherever_it_lies(uri, tmp_path):
         return write_shard(where, records)
 
     writer = DatasetWriter(uri)
-    writer.add_shard(write(uri, 0, 1))
-    first = writer.commit(config={"a": 1}, cluster_sizes={"chain1_A": 9})
+    writer.add_shard(write(uri, 0, 1, 5))
+    first = writer.commit(config={"a": 1}, cluster_sizes={"chain5_A": 9})
     add_shards(uri, [write(uri, 2)])
     remove_chains(uri, ["chain0_A"])
     replace_chains(uri, [write(uri, chain1_A=True)])
     published(tmp_path / "other", [random_record(3)])
     merge(uri, str(tmp_path / "other"))
     tag(uri, "before")
-    assert len(Dataset.open(uri).manifest.shards) == 3
+    assert len(Dataset.open(uri).manifest.shards) == 4
     assert compact(uri).digest == compact(uri).digest
     dataset = Dataset.open(uri)
-    for name, seed in (("chain1_A", 40), ("chain2_A", 2), ("chain3_A", 3)):
+    assert dataset.index["cluster_size"].to_pylist() == [-1, -1, -1, 9]
+    for name, seed in (("chain1_A", 40), ("chain2_A", 2), ("chain3_A", 3), ("chain5_A", 5)):
         assert_same(dataset[name], random_record(seed, chain_id=name))
-    assert list(dataset) == ["chain1_A", "chain2_A", "chain3_A"]
-    assert len(dataset.manifest.shards) == 1 and "3 chains" in repr(dataset)
+    assert list(dataset) == ["chain1_A", "chain2_A", "chain3_A", "chain5_A"]
+    assert len(dataset.manifest.shards) == 1 and "4 chains" in repr(dataset)
     made = dataset.snapshots()
     assert len(made) == 6 and made[-1].digest == first.digest
     assert [one.manifest.parent for one in made] == [*(one.digest for one in made[1:]), None]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -165,32 +166,32 @@ def boltz_alignment(pack: Path, name: str) -> Alignment:
     """The a3m files of an alignment as they were given to Boltz."""
     folder = pack / "inputs" / "msa" / name
     taxa = json.loads((pack / "inputs" / "taxonomy.json").read_text())
-    rows: list[tuple[str, str]] = []
-    sources = []
-    for number, file in enumerate(("pairing", "non_pairing")):
-        before = len(rows)
-        rows += read_a3m(folder / f"{file}.a3m")
-        sources += [number] * (len(rows) - before)
-    species = []
-    for header, _ in rows:
+
+    def taxon(_source: str, header: str) -> str:
         first = header.split()[0] if header else ""
-        taxon = taxa.get(first.split("_")[1]) if first.startswith("UniRef100") else None
-        species.append("" if taxon is None else str(taxon))
-    return alignment_of(
-        name, [text for _, text in rows], sources, ("pairing", "non_pairing"), species
-    )
+        found = taxa.get(first.split("_")[1]) if first.startswith("UniRef100") else None
+        return "" if found is None else str(found)
+
+    files = ("pairing", "non_pairing")
+    return alignment_of(name, [(one, read_a3m(folder / f"{one}.a3m")) for one in files], taxon)
 
 
-def read_a3m(path: Path) -> list[tuple[str, str]]:
+def read_a3m(path: Path, query: str = "") -> list[tuple[str, str]]:
+    """Headers and rows of a file, the first of them another query if there is one."""
     parts = path.read_text().split(">")[1:]
     lines = (part.splitlines() for part in parts)
-    return [(head[0], "".join(head[1:]).strip()) for head in lines]
+    rows = [(head[0], "".join(head[1:]).strip()) for head in lines]
+    return [(rows[0][0], query or rows[0][1]), *rows[1:]]
 
 
 def alignment_of(
-    name: str, rows: list[str], sources: list[int], names: tuple[str, ...], species: list[str]
+    name: str,
+    files: list[tuple[str, list[tuple[str, str]]]],
+    species_of: Callable[[str, str], str],
 ) -> Alignment:
-    """Aligned text as an `Alignment`."""
+    """Rows of files, by their sources, as an `Alignment`; species by source and header."""
+    rows = [text for _, own in files for _, text in own]
+    species = [species_of(source, header) for source, own in files for header, _ in own]
     msa = parse_a3m("".join(f">row\n{text}\n" for text in rows).encode())
     counts = np.bincount(msa.deletion_row, minlength=len(rows))
     codes = letter_codes(msa.letters)
@@ -199,10 +200,10 @@ def alignment_of(
     table = tuple(sorted(set(species) - {""}))
     return Alignment(
         name=name,
-        sources=names,
+        sources=tuple(source for source, _ in files),
         letters=unique,
         row_letters=number,
-        row_source=np.array(sources),
+        row_source=np.repeat(np.arange(len(files)), [len(own) for _, own in files]),
         row_species=np.array([table.index(one) if one else -1 for one in species]),
         row_gapless=np.unique(np.array(bare), return_inverse=True)[1],
         species=table,

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tests.loader.views.boltz_recorded import alignment_of
+from tests.loader.views.boltz_recorded import alignment_of, read_a3m
 from tests.loader.views.packs import Given, Recording, entry_view, openfold3_cache, recorded_calls
 
 from evofeed.loader.counter_rng import Purpose
@@ -173,21 +173,14 @@ def recorded_alignments(pack: Path, view: EntryView) -> list[Alignment]:
 def _alignment(pack: Path, name: str, folder: str) -> Alignment:
     about = json.loads((pack / "inputs" / "msa" / "index.json").read_text())
     query = about.get(name, about[folder])["sequence"]
-    rows: list[tuple[int, str, str]] = []
     files = sorted((pack / "inputs" / "msa" / folder).glob("*.a3m"), key=lambda p: SOURCES[p.stem])
-    for number, path in enumerate(files):
-        lines = path.read_text().split(">")[1:]
-        for place, text in enumerate(lines):
-            header, *body = text.split("\n")
-            rows.append((number, header, "".join(body) if place else query))
-    names = tuple(SOURCES[path.stem] for path in files)
-    species = []
-    for source, header, _ in rows:
-        parts = re.split(r"[|_/:-]", header)
-        named = names[source] == "uniprot_hits" and len(parts) == 6
-        species.append(parts[3] if named else "")
-    texts, sources = [text for *_, text in rows], [source for source, *_ in rows]
-    return alignment_of(name, texts, sources, names, species)
+    rows = [(SOURCES[path.stem], read_a3m(path, query)) for path in files]
+    return alignment_of(name, rows, _species)
+
+
+def _species(source: str, header: str) -> str:
+    parts = re.split(r"[|_/:-]", header)
+    return parts[3] if source == "uniprot_hits" and len(parts) == 6 else ""
 
 
 def with_conformers(view: EntryView, sample: Recording) -> EntryView:

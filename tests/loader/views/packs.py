@@ -174,6 +174,28 @@ def _offsets(starts: np.ndarray, total: int) -> np.ndarray:
     return np.append(starts, total).astype(np.int32)
 
 
+def _aligned(names: list[str | None]) -> dict[str, Any]:
+    """Columns of the names of the chains' alignments."""
+    known = tuple(sorted({one for one in names if one}))
+    rows = [known.index(one) if one else -1 for one in names]
+    return {"alignments": known, "chain_alignment": np.array(rows, np.int32)}
+
+
+def _of_residues(names: np.ndarray, starts: np.ndarray, total: int) -> dict[str, Any]:
+    """Columns of residues each of which is a component and a molecule of its own."""
+    rows, ends = np.arange(len(names), dtype=np.int32), _offsets(starts, total)
+    return {
+        "residue_name": names,
+        "residue_component": rows,
+        "residue_atom": ends,
+        "atom_reference": np.arange(total, dtype=np.int32),
+        "component_molecule": rows,
+        "molecule_name": tuple(names.tolist()),
+        "molecule_atom": ends,
+        "molecule_bond": np.zeros([0, 2], np.int32),
+    }
+
+
 def _runs(*columns: np.ndarray) -> np.ndarray:
     """Where a new run begins in columns read together."""
     new = np.zeros(len(columns[0]), bool)
@@ -232,7 +254,6 @@ def _openfold3(pack: Path, entry: str) -> EntryView:
     names = atom["chain_id"][chains].astype(np.str_)
     residue_chain = np.searchsorted(chains, residues, side="right") - 1
     aligned = [about["chains"].get(name, {}).get("alignment_representative_id") for name in names]
-    alignments = tuple(sorted({one for one in aligned if one}))
     whole = [about["chains"].get(name, {}).get("reference_mol_id") for name in names]
     single = np.array([whole[chain] is not None for chain in residue_chain])
     fresh = np.ones(len(residues), bool)
@@ -277,10 +298,7 @@ def _openfold3(pack: Path, entry: str) -> EntryView:
         chain_sym=copies_of(entities),
         chain_valid=np.ones(len(names), bool),
         chain_residue=_offsets(np.searchsorted(residues, chains), len(residues)),
-        chain_alignment=np.array(
-            [alignments.index(one) if one else -1 for one in aligned], np.int32
-        ),
-        alignments=alignments,
+        **_aligned(aligned),
         residue_name=atom["res_name"][residues],
         residue_index=atom["res_id"][residues].astype(np.int32),
         residue_type=types,
@@ -330,8 +348,6 @@ def _boltz(pack: Path, entry: str) -> EntryView:
     bonds, links = part("structure.bonds."), part("structure.connections.")
     number = np.searchsorted(residues["atom_idx"], tokens["atom_idx"], side="right") - 1
     aligned = [one["msa_id"] for one in meta["record"]["chains"]]
-    named = [one if isinstance(one, str) and one else "" for one in aligned]
-    alignments = tuple(sorted({one for one in named if one}))
     between = part("structure.interfaces.")
     count, total = len(residues["name"]), len(atoms["element"])
     return EntryView(
@@ -343,20 +359,16 @@ def _boltz(pack: Path, entry: str) -> EntryView:
         chain_sym=chains["sym_id"],
         chain_valid=table["structure.mask"],
         chain_residue=_offsets(chains["res_idx"], count),
-        chain_alignment=np.array([alignments.index(one) if one else -1 for one in named], np.int32),
-        alignments=alignments,
-        residue_name=residues["name"],
+        **_aligned([one if isinstance(one, str) else None for one in aligned]),
+        **_of_residues(residues["name"], residues["atom_idx"], total),
         residue_index=residues["res_idx"],
         residue_type=residues["res_type"].astype(np.uint8),
         residue_present=residues["is_present"],
-        residue_component=np.arange(count, dtype=np.int32),
-        residue_atom=_offsets(residues["atom_idx"], total),
         atom_name=atoms["name"].astype(np.uint8),
         atom_element=atoms["element"].astype(np.uint8),
         atom_charge=atoms["charge"],
         atom_position=atoms["coords"],
         atom_present=atoms["is_present"],
-        atom_reference=np.arange(total, dtype=np.int32),
         token_atom=tokens["atom_idx"],
         token_atoms=tokens["atom_num"],
         token_residue=number.astype(np.int32),
@@ -370,10 +382,6 @@ def _boltz(pack: Path, entry: str) -> EntryView:
         ).astype(np.int32),
         bond_type=np.concatenate([bonds["type"], 0 * links["atom_1"]]).astype(np.uint8),
         interface_chain=np.stack([between["chain_1"], between["chain_2"]], 1).astype(np.int32),
-        component_molecule=np.arange(count, dtype=np.int32),
-        molecule_name=tuple(residues["name"].tolist()),
-        molecule_atom=_offsets(residues["atom_idx"], total),
-        molecule_bond=np.zeros([0, 2], np.int32),
         molecule_position=atoms["conformer"][None],
         molecule_mask=np.ones(total, bool),
         molecule_orders=tuple(np.arange(n)[None] for n in residues["atom_num"]),
@@ -407,7 +415,6 @@ def _protenix(pack: Path, entry: str) -> ProtenixView:
     distogram[np.searchsorted(first, marked, side="right") - 1] = marked
     polymers = meta["other"]["entity_poly_type"]
     entities = atom["label_entity_id"][chains].tolist()
-    alignments = tuple(sorted(set(entities) & set(polymers)))
     codes = {name: code for code, name in enumerate(OPENFOLD3_NAMES)}
     types = np.array([codes[name] for name in atom["cano_seq_resname"][residues]], np.uint8)
     return ProtenixView(
@@ -421,23 +428,17 @@ def _protenix(pack: Path, entry: str) -> ProtenixView:
         chain_asym=atom["asym_id_int"][chains].astype(np.int32),
         chain_polymer=np.array([_POLYMERS[polymers.get(one, "")] for one in entities], np.uint8),
         chain_residue=_offsets(np.searchsorted(residues, chains), len(residues)),
-        chain_alignment=np.array(
-            [alignments.index(one) if one in alignments else -1 for one in entities], np.int32
-        ),
-        alignments=alignments,
-        residue_name=atom["res_name"][residues],
+        **_aligned([one if one in polymers else None for one in entities]),
+        **_of_residues(atom["res_name"][residues], residues, total),
         residue_index=atom["res_id"][residues].astype(np.int32),
         residue_type=types,
         residue_kind=np.array([kinds[one] for one in atom["mol_type"][residues]], np.uint8),
         residue_present=np.add.reduceat(resolved, residues) > 0,
-        residue_component=np.arange(len(residues), dtype=np.int32),
-        residue_atom=_offsets(residues, total),
         atom_name=name_codes(atom["atom_name"]),
         atom_element=np.array([numbers.get(one, 0) for one in atom["element"]], np.uint8),
         atom_charge=atom["ref_charge"].astype(np.int8),
         atom_position=atom["coord"],
         atom_present=resolved,
-        atom_reference=np.arange(total, dtype=np.int32),
         token_atom=first.astype(np.int32),
         token_atoms=counts.astype(np.int32),
         token_residue=token_residue.astype(np.int32),
@@ -449,10 +450,6 @@ def _protenix(pack: Path, entry: str) -> ProtenixView:
         bond_atom=atom["bonds"][:, :2].astype(np.int32),
         bond_type=atom["bonds"][:, 2].astype(np.uint8),
         interface_chain=np.array(pairs, np.int32).reshape(-1, 2),
-        component_molecule=np.arange(len(residues), dtype=np.int32),
-        molecule_name=tuple(atom["res_name"][residues].tolist()),
-        molecule_atom=_offsets(residues, total),
-        molecule_bond=np.zeros([0, 2], np.int32),
         molecule_position=atom["ref_pos"].astype(np.float32)[None],
         molecule_mask=atom["ref_mask"] > 0,
         molecule_orders=tuple(_residue_orders(atom["res_perm"], residues, sizes)),

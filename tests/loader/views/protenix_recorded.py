@@ -150,17 +150,12 @@ def recorded_alignments(pack: Path, view: ProtenixView, sample: Recording) -> li
 
 @functools.cache
 def _alignment(pack: Path, name: str, sequence: str, folder: str | None) -> Alignment:
-    rows, sources, names = [("query", sequence)], [0], ["query"]
-    for file in ("pairing", "non_pairing", "rna"):
-        path = pack / "inputs" / "msa" / str(folder) / f"{file}.a3m"
-        if folder is None or not path.exists():
-            continue
-        read_rows = read_a3m(path)
-        names.append(file)
-        rows += [(read_rows[0][0], sequence), *read_rows[1:]]
-        sources += [len(names) - 1] * len(read_rows)
-    species = []
-    for header, _ in rows:
-        found = _UNIPROT.match(header.strip()) or _UNIREF.match(header.strip())
-        species.append(found.group(1) if found else "")
-    return alignment_of(name, [text for _, text in rows], sources, tuple(names), species)
+    home = pack / "inputs" / "msa" / str(folder)
+    paths = [home / f"{file}.a3m" for file in ("pairing", "non_pairing", "rna")]
+    files = [(path.stem, read_a3m(path, sequence)) for path in paths if folder and path.exists()]
+    return alignment_of(name, [("query", [("query", sequence)]), *files], _species)
+
+
+def _species(_source: str, header: str) -> str:
+    found = _UNIPROT.match(header.strip()) or _UNIREF.match(header.strip())
+    return found.group(1) if found else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import sys
 from collections.abc import Mapping
@@ -32,15 +33,18 @@ _MOLECULE_TYPES = np.array([0, 2, 1, 3])
 
 
 def copies_with_templates() -> tuple[EntryView, list[Alignment]]:
-    """The smallest recorded entry with copies of a protein, and made-up templates of each query."""
+    """The smallest recorded entry with copies of a protein, each with templates of its own."""
     for path in some_recordings("openfold3/structure/*.npz", 30):
         view = entry_view("openfold3", path.parents[2], path.stem)
-        numbers = view.chain_alignment[view.chain_type == ChainType.PROTEIN]
+        proteins = np.flatnonzero(view.chain_type == ChainType.PROTEIN)
+        numbers = view.chain_alignment[proteins]
         if len(set(numbers.tolist())) < len(numbers) and view.num_tokens > CONFIG.token_budget:
             query = made_alignment("x", [], columns=int(np.diff(view.chain_residue).max()))
-            count = int(numbers.max()) + 1
-            parts = [made_templates(query.num_columns, seed) for seed in range(count)]
-            return view, [query.with_templates(one) for one in parts]
+            parts = [made_templates(query.num_columns, seed) for seed in range(len(proteins))]
+            own = np.full(view.num_chains, -1, np.int32)
+            own[proteins] = np.arange(len(proteins))
+            apart = dataclasses.replace(view, chain_alignment=own)
+            return apart, [query.with_templates(one) for one in parts]
     raise AssertionError("no recorded entry with copies")
 
 
