@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -51,19 +52,28 @@ def test_every_recorded_feature_comes_out_of_the_replay(case: Case) -> None:
     batch["seq_length"][:] = case.crop.length
     batch["resolution"][:] = case.chain.resolution
     batch["is_distillation"][:] = case.chain.is_distillation
-    found = {name: batch[name][0] for name in case.final}
-    for name, want in case.final.items():
-        found[name] = found[name][0] if found[name].dim() == want.ndim + 1 else found[name]
+    found = as_recorded(batch, case.final)
     assert len(found) > 20
-    _all_same(found, case.final, list(found))
+    all_same(found, case.final, list(found))
     made_besides = set(batch) - set(case.final) - {"use_clamped_fape"}
     assert not {name for name in made_besides if case.config.supervised}
 
 
-def _all_same(features: dict[str, Any], want: dict[str, Any], names: list[str]) -> None:
+def as_recorded(batch: dict[str, Tensor], final: dict[str, np.ndarray]) -> dict[str, Tensor]:
+    """The recorded features of a batch of one sample and one recycle."""
+    found = {name: batch[name][0].cpu() for name in final}
+    return {name: v[0] if v.dim() == final[name].ndim + 1 else v for name, v in found.items()}
+
+
+def all_same(
+    features: dict[str, Any],
+    want: dict[str, Any],
+    names: list[str],
+    masked: Callable[[str], bool] = lambda name: "sin_cos" in name,
+) -> None:
     """Every named feature is the recorded one; angles only where they are known."""
     for name in names:
-        if "sin_cos" in name:
+        if masked(name):
             known = want[KNOWN[name]] == 1
             same(features[name][torch.from_numpy(known)], want[name][known], name, atol=1e-4)
         else:
@@ -86,7 +96,7 @@ def test_structure_features_of_every_recorded_chain_are_reproduced(
         features |= structure.atom37_to_torsion_angles(tables, positions, mask)
     names = [name for name in want if name in features and want[name].size]
     assert len(names) >= 4
-    _all_same(features, want, names)
+    all_same(features, want, names)
 
 
 @pytest.mark.parametrize("path", CHAINS, ids=lambda path: str(path.name))
@@ -108,4 +118,4 @@ def test_what_is_made_before_any_draw_is_reproduced(path: Path, golden: Path) ->
     }
     names = [name for name in want if name in features]
     assert {"msa", "hhblits_profile", "template_torsion_angles_sin_cos"} <= set(names)
-    _all_same(features, want, names)
+    all_same(features, want, names)

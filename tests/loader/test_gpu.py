@@ -10,6 +10,7 @@ from tests.conftest import golden_files
 from tests.loader.complexes import three_complexes
 from tests.loader.made import KNOWN, assert_same, replay_fused
 from tests.loader.records import small_dataset
+from tests.loader.test_golden import all_same, as_recorded
 from tests.loader.views.made_entries import MadeChain, made_alignment, made_entry, made_templates
 from tests.loader.views.openfold3_recorded import flat
 from tests.loader.views.packs import slotted
@@ -110,21 +111,9 @@ def test_recordings_replay_through_the_kernels(path: Path, tmp_path: Path) -> No
     case, kernels, batch = replay_fused(path, tmp_path / "d", "cuda")
     assignment = torch.from_numpy(case.draws["mid.extra_cluster_assignment"])
     assert torch.equal(kernels.cluster[: len(assignment)].cpu().long(), assignment.long())
-    compared = 0
-    for name, recorded in case.final.items():
-        got, want = batch[name][0].cpu(), torch.from_numpy(recorded)
-        got = got[0] if got.dim() == want.dim() + 1 else got
-        assert got.shape == want.shape, name
-        if name in KNOWN:
-            known = case.final[KNOWN[name]] == 1
-            got, want = got[known], want[known]
-        if want.is_floating_point():
-            atol = 1e-4 if name in KNOWN else 1e-5
-            torch.testing.assert_close(got, want, rtol=1e-5, atol=atol, msg=f"{name} differs")
-        else:
-            assert torch.equal(got.long(), want.long()), name
-        compared += 1
-    assert compared == len(case.final) > 20
+    found = as_recorded(batch, case.final)
+    assert len(found) > 20
+    all_same(found, case.final, list(found), KNOWN.__contains__)
 
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")

@@ -192,22 +192,18 @@ def few_clusters(tmp_path: Path) -> Path:
     return path
 
 
-def test_without_clusters_only_the_same_chain_counts() -> None:
-    found = overlap(["1abc_A", "2xyz_B"], ["1ABC_a", "9zzz_Z"])
-    assert found.shared == (("1abc_A", "1ABC_a"),) and not found.unclustered
+def test_what_is_shared_goes_by_clusters_and_a_chain_in_none_is_no_proof(
+    few_clusters: Path,
+) -> None:
+    alone = overlap(["1abc_A", "2xyz_B"], ["1ABC_a", "9zzz_Z"])
+    assert alone.shared == (("1abc_A", "1ABC_a"),) and not alone.unclustered
     assert not overlap(["1abc_A"], ["2xyz_B"])
-
-
-def test_a_shared_cluster_counts_whatever_the_case_and_for_windows(few_clusters: Path) -> None:
-    known = Clusters(few_clusters)
+    known = Clusters(few_clusters)  # whatever the case, and for windows
     found = overlap(["1abc_A.v0", "6mno_A", "5jkl_A"], ["2XYZ_B.v3", "4ghi_A"], known)
     assert found.shared == (("1abc_A.v0", "2XYZ_B.v3"), ("5jkl_A", "4ghi_A"))
     assert not found.unclustered
     assert not overlap(["1abc_A", "6mno_A"], ["4ghi_A", "5jkl_A"], known)
-
-
-def test_a_chain_in_no_cluster_is_no_proof_of_being_apart(few_clusters: Path) -> None:
-    found = overlap(["6mno_A", "7new_A"], ["1abc_A", "8new.v1x_B"], Clusters(few_clusters))
+    found = overlap(["6mno_A", "7new_A"], ["1abc_A", "8new.v1x_B"], known)
     assert found and not found.shared
     assert found.unclustered == ("7new_A", "8new.v1x_B")
 

@@ -136,6 +136,7 @@ def named(features: dict[str, Any], sample: Recording) -> dict[str, Any]:
     }
 
 
+@functools.lru_cache(maxsize=4)
 def boltz_view(pack: Path, entry: str) -> EntryView:
     """The recorded structure with the ligand symmetries that were handed to Boltz."""
     view = entry_view("boltz", pack, entry)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import sys
 from collections import defaultdict
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -49,13 +49,11 @@ def openfold3_sample(
     """Features of a sample around a chain; its reference molecules are the recorded ones."""
     stand_ins(monkeypatch)
     core = "openfold3.core.data"
-    base = importlib.import_module(f"{core}.framework.single_datasets.base_of3")
-    settings = importlib.import_module(
-        "openfold3.projects.of3_all_atom.config.dataset_config_components"
-    )
+    base = import_module(f"{core}.framework.single_datasets.base_of3")
+    settings = import_module("openfold3.projects.of3_all_atom.config.dataset_config_components")
     molecules = openfold3_molecules(path.parents[2])
     monkeypatch.setattr(
-        importlib.import_module(f"{core}.pipelines.sample_processing.conformer"),
+        import_module(f"{core}.pipelines.sample_processing.conformer"),
         "read_single_annotated_sdf",
         lambda file: rdkit_molecule(molecules[file.stem], path.parents[2], file.stem),
     )
@@ -140,7 +138,7 @@ def our_view(path: Path) -> EntryView:
 
 def rdkit_molecule(molecule: Molecule, pack: Path, name: str) -> Any:
     """A recorded molecule as OpenFold3 reads it, with its conformer."""
-    chem = importlib.import_module("rdkit.Chem")
+    chem = import_module("rdkit.Chem")
     graph = rdkit_graph(pack, name)
     conformer = chem.Conformer(len(molecule.name))
     for row, title in enumerate(molecule.name.tolist()):

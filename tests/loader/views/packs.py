@@ -153,6 +153,7 @@ def differing(one: Mapping[str, Any], two: Mapping[str, Any]) -> set[str]:
     }
 
 
+@functools.lru_cache(maxsize=4)  # samples of an entry follow each other
 def entry_view(project: str, pack: Path, entry: str) -> EntryView:
     """The prepared structure of an entry as a project recorded it."""
     return _VIEWS[project](pack, entry)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import sys
 from collections.abc import Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -104,7 +104,7 @@ def test_a_template_cache_gives_what_openfold3_makes_of_it(
     every = np.random.default_rng(1).permutation(view.num_tokens)
     tokens = np.sort(every[: CONFIG.token_budget])
     query = query_atoms(view, tokens)
-    cropped = importlib.import_module(f"{CORE}.pipelines.sample_processing.template")
+    cropped = import_module(f"{CORE}.pipelines.sample_processing.template")
     chains = {
         name: {"alignment_representative_id": f"q{number}", "template_ids": names}
         for name, number in zip(view.chain_name.tolist(), view.chain_alignment, strict=True)
@@ -149,7 +149,7 @@ def written_templates(folder: Path, length: int, count: int) -> list[str]:
 
 def features_of(query: Any, collection: Any) -> Mapping[str, torch.Tensor]:
     """Features of these pieces of templates, by OpenFold3's own featurizer."""
-    made = importlib.import_module(f"{CORE}.pipelines.featurization.template")
+    made = import_module(f"{CORE}.pipelines.featurization.template")
     slots, size = CONFIG.max_templates, CONFIG.token_budget
     found: Mapping[str, torch.Tensor] = made.featurize_template_structures_of3(
         query, collection, slots, size, 3.25, 50.75, 39
@@ -175,7 +175,7 @@ def query_atoms(view: EntryView, tokens: np.ndarray) -> Any:
 
 def annotated(**columns: np.ndarray) -> Any:
     """Atoms of biotite's with these annotations."""
-    atoms = importlib.import_module("biotite.structure").AtomArray(len(columns["res_id"]))
+    atoms = import_module("biotite.structure").AtomArray(len(columns["res_id"]))
     for name, column in columns.items():
         atoms.set_annotation(name, column)
     return atoms

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import dataclasses
 import gzip
-import importlib
 import json
 import random
 import sys
 from collections.abc import Iterable, Iterator
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -98,14 +98,14 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[str, str, Any]
 
 def boltz_of(path: Path, folder: Path) -> Any:
     """Boltz's own tokens of its own prepared structure, read by its own code."""
-    types = importlib.import_module("boltz.data.types")
+    types = import_module("boltz.data.types")
     write_set(folder, path.parents[2], [path.stem])
     (about,) = json.loads((folder / "manifest.json").read_text())["records"]
     structure = types.Structure.load(folder / "structures" / path.name)
     named = enumerate(chain["msa_id"] for chain in about["chains"])
     alignments = {r: types.MSA.load(folder / "msa" / f"{one}.npz") for r, one in named if one}
     data = types.Input(structure=structure, msa=alignments)
-    return importlib.import_module("boltz.data.tokenize.boltz").BoltzTokenizer().tokenize(data)
+    return import_module("boltz.data.tokenize.boltz").BoltzTokenizer().tokenize(data)
 
 
 def molecules_with_orders(pack: Path, codes: set[str]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -131,9 +131,9 @@ def test_boltz_makes_our_features_of_its_structure(
     tokenized = boltz_of(path, tmp_path)
     config = BoltzConfig(max_tokens=128, max_atoms=1280, max_seqs=128, symmetries=True)
     chain = int(tokenized.tokens["asym_id"][0])
-    cropper = importlib.import_module("boltz.data.crop.boltz").BoltzCropper(0, 40)
+    cropper = import_module("boltz.data.crop.boltz").BoltzCropper(0, 40)
     crop = cropper.crop(tokenized, 128, np.random, max_atoms=1280, chain_id=chain)
-    featurizer = importlib.import_module("boltz.data.feature.featurizer").BoltzFeaturizer()
+    featurizer = import_module("boltz.data.feature.featurizer").BoltzFeaturizer()
     molecules, listed = molecules_with_orders(pack, set(tokenized.structure.residues["name"]))
     theirs = featurizer.process(
         crop, training=True, max_seqs=128, max_tokens=128, max_atoms=1280, pad_to_max_seqs=True,
@@ -150,13 +150,13 @@ def test_boltz_makes_our_features_of_its_structure(
     ours = boltz_features(slotted(packed), config)
     assert not draws.calls
     assert_equal(ours, theirs)
-    loss = importlib.import_module("boltz.model.loss.distogram").distogram_loss
+    loss = import_module("boltz.model.loss.distogram").distogram_loss
     output = {"pdistogram": torch.randn(1, 128, 128, 64)}
     batches = [boltz_batch({"samples": [one]}) for one in (ours, theirs)]
     for name in ("chain_symmetries", "amino_acids_symmetries", "ligand_symmetries"):
         assert ours[name] == json.loads(json.dumps(theirs[name], default=int)), name
     assert_same_loss(loss(output, batch)[0] for batch in batches)
-    permuted = importlib.import_module("boltz.data.feature.symmetry").minimum_symmetry_coords
+    permuted = import_module("boltz.data.feature.symmetry").minimum_symmetry_coords
     guess = torch.randn(1, 1280, 3)
     weights = {"nucleotide_weight": 5.0, "ligand_weight": 10.0}
     labels = [permuted(guess, batch, 0, **weights) for batch in batches]
@@ -206,7 +206,7 @@ def test_openfold3_makes_our_features_of_its_structure(
     assert list(orders) == list(ours["ref_space_uid_to_perm"])
     for uid, order in orders.items():
         assert torch.equal(ours["ref_space_uid_to_perm"][uid], torch.as_tensor(order))
-    loss = importlib.import_module("openfold3.core.loss.distogram").all_atom_distogram_loss
+    loss = import_module("openfold3.core.loss.distogram").all_atom_distogram_loss
     logits = torch.randn(1, 128, 128, 64)
     assert_same_loss(
         loss(stacked([one]), logits, no_bins=64, bin_min=2.0, bin_max=22.0, eps=1e-9)[0]
@@ -216,11 +216,11 @@ def test_openfold3_makes_our_features_of_its_structure(
 
 def protenix_of(path: Path, folder: Path) -> dict[str, Any]:
     """Protenix's own prepared structure, read and tokenized by its own code."""
-    pipeline = importlib.import_module("protenix.data.pipeline.data_pipeline").DataPipeline
+    pipeline = import_module("protenix.data.pipeline.data_pipeline").DataPipeline
     write_protenix_set(folder / "set", path.parents[2], [path.stem])
     file = folder / "set" / "mmcif_bioassembly" / f"{path.stem}.pkl.gz"
     data: dict[str, Any] = pipeline.get_data_bioassembly(file)
-    tokenizer = importlib.import_module("protenix.data.tokenizer").AtomArrayTokenizer
+    tokenizer = import_module("protenix.data.tokenizer").AtomArrayTokenizer
     return data | {"token_array": tokenizer(data["atom_array"]).get_token_array()}
 
 
@@ -244,7 +244,7 @@ def alignment_folders(pack: Path, entry: str, sequences: dict[str, str], root: P
         tables[is_rna][sequences[entity]] = [folder] if is_rna else folder
     for name, one in zip(("protein", "rna"), tables, strict=True):
         (root / f"{name}.json").write_text(json.dumps(one))
-    featurizer = importlib.import_module("protenix.data.msa.msa_featurizer").MSAFeaturizer
+    featurizer = import_module("protenix.data.msa.msa_featurizer").MSAFeaturizer
     return featurizer(
         prot_seq_or_filename_to_msadir_jsons=[str(root / "protein.json")],
         prot_msadir_raw_paths=[str(root)],
@@ -292,7 +292,7 @@ def protenix_templates(pack: Path, sequences: Iterable[str], root: Path) -> tupl
         (root / f"t{number}" / "hmmsearch.a3m").write_text("".join(lines + lines[-3:]))
         folders[query] = f"t{number}"
     (root / "templates.json").write_text(json.dumps(folders))
-    made = importlib.import_module("protenix.data.template.template_featurizer").TemplateFeaturizer(
+    made = import_module("protenix.data.template.template_featurizer").TemplateFeaturizer(
         prot_template_mmcif_dir=str(root / "mmcif"),
         prot_template_raw_paths=[str(root)],
         prot_seq_or_filename_to_templatedir_jsons=[str(root / "templates.json")],
@@ -324,7 +324,7 @@ def test_protenix_makes_our_features_of_its_structure(
     pytest.importorskip("protenix", reason="make projects")
     pack = path.parent.parent.parent
     data = protenix_of(path, tmp_path)
-    geometry = importlib.import_module("protenix.utils.geometry")
+    geometry = import_module("protenix.utils.geometry")
     rotation = geometry.Rotation
 
     def turned() -> Any:
@@ -335,13 +335,13 @@ def test_protenix_makes_our_features_of_its_structure(
     monkeypatch.setattr(geometry, "Rotation", SimpleNamespace(random=turned))
     first = str(data["atom_array"].chain_id[0])
     row = {"type": "chain", "chain_1_id": first, "chain_2_id": ""}
-    pipeline = importlib.import_module("protenix.data.pipeline.data_pipeline").DataPipeline
+    pipeline = import_module("protenix.data.pipeline.data_pipeline").DataPipeline
     msa = alignment_folders(pack, path.stem, data["sequences"], tmp_path)
     data |= {"release_date": "2011-01-01"}
     kinds = data["entity_poly_type"]
     proteins = [text for key, text in data["sequences"].items() if kinds[key] == "polypeptide(L)"]
     featurizer, with_hits = protenix_templates(pack, proteins, tmp_path)
-    drawing = importlib.import_module("protenix.data.template.template_utils")
+    drawing = import_module("protenix.data.template.template_utils")
 
     def most(_low: int, high: int) -> int:
         calls.append(("randint", "get_templates", high))
@@ -352,7 +352,7 @@ def test_protenix_makes_our_features_of_its_structure(
         row, data, 128, msa, featurizer, [0.2, 0.4, 0.4], True, True, True, True
     )
     rows |= templates
-    own = importlib.import_module("protenix.data.core.featurizer").Featurizer(tokens, atoms)
+    own = import_module("protenix.data.core.featurizer").Featurizer(tokens, atoms)
     theirs = own.get_all_input_features()
     theirs |= {name: torch.as_tensor(np.asarray(value)) for name, value in rows.items()}
     entry, table = record(pack, path.stem), components(pack)
@@ -374,7 +374,7 @@ def test_protenix_makes_our_features_of_its_structure(
     full, *_ = own.get_gt_full_complex_features(data["atom_array"], atoms, spatial)
     assert_equal(made["label_dict"], labels)
     assert_equal(made["label_full_dict"], full)
-    loss = importlib.import_module("protenix.model.loss").DistogramLoss()
+    loss = import_module("protenix.model.loss").DistogramLoss()
     count = len(theirs["token_index"])
     logits = torch.randn(count, count, 64)
     pairs = (made["input_feature_dict"], made["label_dict"]), (theirs, labels)
