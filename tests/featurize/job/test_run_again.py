@@ -19,31 +19,30 @@ from evofeed.featurize.job import Ledger, run_job
 from evofeed.store import Dataset
 
 
-@pytest.mark.parametrize("spoil", [Path.unlink, lambda path: os.truncate(path, 500)])
-def test_a_shard_that_vanished_or_was_cut_short_is_made_again(
-    raw: Path, done: Path, honest: tuple[str, Any], spoil: Any
+def test_shards_that_vanished_or_were_cut_short_are_made_again(
+    raw: Path, done: Path, honest: tuple[str, Any]
 ) -> None:
-    shard = sorted((done / "shards").iterdir())[0]
-    data = shard.read_bytes()
-    spoil(shard)
+    gone, short, *_ = sorted((done / "shards").iterdir())
+    data = [shard.read_bytes() for shard in (gone, short)]
+    gone.unlink()
+    os.truncate(short, 500)
     again = on_stage(lambda: run(raw, done))
-    assert (again.snapshot, again.resumed) == (honest[0], 5)
-    assert shard.read_bytes() == data
+    assert (again.snapshot, again.resumed) == (honest[0], 4)
+    assert [shard.read_bytes() for shard in (gone, short)] == data
     assert Dataset.open(str(done)).verify(deep=True) == []
 
 
-@pytest.mark.parametrize("moved", [False, True])
-def test_a_damaged_snapshot_is_written_anew(raw: Path, tmp_path: Path, moved: bool) -> None:
-    data = tmp_path / "data"
-    first = on_stage(lambda: run(raw, data))
-    for name in ("manifest.json", "index.arrow"):
-        if moved:
-            data = data.rename(tmp_path / f"without {name}")
-        os.truncate(data / "snapshots" / str(first.snapshot) / name, 100)
+def test_a_damaged_snapshot_is_written_anew_where_it_was_made_or_is_now(
+    raw: Path, done: Path, honest: tuple[str, Any], tmp_path: Path
+) -> None:
+    for name in ("manifest.json", "index.arrow", "manifest.json"):
+        os.truncate(done / "snapshots" / honest[0] / name, 100)
         with pytest.raises(ShardCorrupt, match="run the `evofeed featurize` that made it again"):
-            Dataset.open(str(data))
-        assert on_stage(partial(run, raw, data)).snapshot == first.snapshot
-        assert Dataset.open(str(data)).verify(deep=True) == []
+            Dataset.open(str(done))
+        assert on_stage(partial(run, raw, done)).snapshot == honest[0]
+        assert Dataset.open(str(done)).verify(deep=True) == []
+        if name == "index.arrow":
+            done = done.rename(tmp_path / "moved")
 
 
 def test_only_what_moved_or_changed_is_done_again_and_size_and_time_are_believed(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from evofeed.base.errors import InputError
 from evofeed.cli import main
 from evofeed.featurize.sets.make import Split, read_chains
 from evofeed.store import Dataset
+from evofeed.store.likeness import Pair
 from evofeed.synth import write_entries, write_synthetic
 
 pytestmark = [pytest.mark.system, pytest.mark.usefixtures("inside")]
@@ -85,8 +87,17 @@ def test_structures_become_parts_that_share_no_family_with_a_card_each_and_run_a
     assert (out / "card" / "train" / "README.md").exists()
 
 
-def test_entries_are_prepared_with_the_alignments_that_were_found(tmp_path: Path) -> None:
-    require_programs()
+def test_entries_are_prepared_with_the_alignments_that_were_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Alike are proteins that are the same: mmseqs need not compare them."""
+
+    def same(one: dict[str, str], other: dict[str, str], *_: object, **__: object) -> list[Pair]:
+        pairs = itertools.product(one, other)
+        return [Pair(a, b, 1.0, 40, 1.0) for a, b in pairs if a != b and one[a] == other[b]]
+
+    for module in ("featurize.search.cluster", "store.selection"):
+        monkeypatch.setattr(f"evofeed.{module}.similar_pairs", same)
     write_entries(tmp_path / "raw", 4, residues=24)
     chains, _ = read_chains(str(tmp_path / "raw" / "mmcif"))
     rows = [(f"UniRef90_{c.chain_id}", c.sequence) for c in chains]
