@@ -49,14 +49,6 @@ CONFIG = FeaturizeConfig()
 STRICT = FeaturizeConfig.openfold()
 
 
-def a3m(data: bytes) -> None:
-    check_msa(parse_a3m(data, path="x"))
-
-
-def stockholm(data: bytes) -> None:
-    check_msa(parse_stockholm(data, path="x"))
-
-
 def check_msa(msa: Msa) -> None:
     merged = merge([msa, msa])
     rows = merged["msa"]
@@ -92,10 +84,6 @@ def mmcif(data: bytes) -> None:
             check_structure(parse_mmcif(data, file_id="x", path="x", config=config))
 
 
-def pdb(data: bytes) -> None:
-    check_structure(parse_pdb(data, file_id="x", path="x", is_distillation=True))
-
-
 def check_structure(structure: Structure) -> None:
     for name, sequence in structure.sequences.items():
         chain = structure.chain(name)
@@ -126,7 +114,12 @@ _SCRATCH = tempfile.TemporaryDirectory(prefix="evofeed-fuzz-")  # gone when the 
 
 
 FORMATS: dict[str, Callable[[bytes], None]] = {
-    f.__name__: f for f in (a3m, stockholm, hhr, hmmsearch, mmcif, pdb, fasta, index, packed)
+    "a3m": lambda data: check_msa(parse_a3m(data, path="x")),
+    "stockholm": lambda data: check_msa(parse_stockholm(data, path="x")),
+    "pdb": lambda data: check_structure(
+        parse_pdb(data, file_id="x", path="x", is_distillation=True)
+    ),
+    **{f.__name__: f for f in (hhr, hmmsearch, mmcif, fasta, index, packed)},
 }
 
 

@@ -165,6 +165,8 @@ def test_nothing_is_published_if_no_entry_is_good_or_garbage_is_collected(
     tmp_path: Path, inside: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     raw, data = tmp_path / "raw", tmp_path / "data"
+    with pytest.raises(InputError, match="no mmCIF file here"):
+        structure_files(str(tmp_path))
     write_entries(raw, 1, residues=10)
     monkeypatch.setattr(driver, "_PATIENCE", 0.3)
     with hold(open_storage(str(data)), "gc", "one"), pytest.raises(JobError, match="garbage is"):
@@ -208,8 +210,3 @@ def test_conformers_are_the_same_each_time_and_differ_from_each_other(tmp_path: 
     phe = component_molecule(table["PHE"], 1).molecule
     assert np.array_equal(phe.orders[0], np.arange(len(phe.name)))
     assert all(sorted(order) == list(range(len(phe.name))) for order in phe.orders.tolist())
-
-
-def test_a_folder_without_mmcif_says_so(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="no mmCIF file here"):
-        structure_files(str(tmp_path))

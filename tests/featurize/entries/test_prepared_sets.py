@@ -263,6 +263,10 @@ def test_a_set_names_what_is_wrong_with_its_list_and_what_it_lacks(tmp_path: Pat
     with pytest.raises(InputError, match=r"indices\.csv"):
         protenix_set(str(table.parent), "")
     assert prepared_set(str(tmp_path), "") is None
+    source = EntriesInput(structures=str(whole), components="x", projects=("protenix",))
+    cache.write_text(cache.read_text().replace('"chain"', '"chains"'))
+    with pytest.raises(InputError, match="rules alone"):
+        prepare_entries(source, str(tmp_path / "data"))
 
 
 def test_rows_of_an_rna_are_found_by_protenixs_name(tmp_path: Path) -> None:
@@ -378,10 +382,3 @@ def test_a_prepared_set_is_recognised_and_gives_samples(
     for row in catalog.rows.tolist():
         packed, _ = plan_entry(entries.dataset.storage, catalog.place(row), row, rules)
         assert len(packed)
-
-
-def test_other_rules_than_boltzs_are_refused(tmp_path: Path) -> None:
-    folder = write_set(tmp_path / "targets", packs()[0], ["2x1f"])
-    source = EntriesInput(structures=str(folder), components="x", projects=("protenix",))
-    with pytest.raises(InputError, match="rules alone"):
-        prepare_entries(source, str(tmp_path / "data"))

@@ -35,10 +35,6 @@ PROJECTS = Path(__file__).parents[3] / ".projects"
 Rows = list[dict[str, str]]
 
 
-def as_it_is(rows: Rows) -> Rows:
-    return rows
-
-
 def without_every_seventh_residue(rows: Rows) -> Rows:
     return [row for row in rows if int(row["auth_seq_id"]) % 7]
 
@@ -78,7 +74,6 @@ def with_insertion_codes_and_no_occupancy(rows: Rows) -> Rows:
 
 
 EDITS = [
-    as_it_is,
     without_every_seventh_residue,
     with_alternates_the_other_way,
     with_atoms_reversed_and_deuterium,
