@@ -7,6 +7,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import httpx
 import pytest
 from sqlalchemy import text
 from sqlalchemy.exc import OperationalError
+from tests.featurize.job.stage import wait_until as until
 from tests.service.conftest import Start, id_of, until_trusted
 
 from evofeed.service import work
@@ -25,11 +27,10 @@ from evofeed.service.work import Work
 from evofeed.store import Dataset
 
 
-@pytest.fixture
-def hanging(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-    """Datasets whose place ends in `hangs` do not answer until this is set."""
-    go_on = threading.Event()
-    read = StoreView.ref
+def test_a_store_that_hangs_answers_for_itself_only(
+    start: Start, folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, go_on = StoreView.ref, threading.Event()
 
     def ref(self: StoreView, name: str) -> Any:
         if self.storage.uri.endswith("hangs"):
@@ -37,41 +38,22 @@ def hanging(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
         return read(self, name)
 
     monkeypatch.setattr(StoreView, "ref", ref)
-    return go_on
-
-
-def _many(count: int, one: Callable[[], Any]) -> list[threading.Thread]:
-    threads = [threading.Thread(target=one) for _ in range(count)]
-    for thread in threads:
-        thread.start()
-    return threads
-
-
-def test_a_store_that_hangs_answers_for_itself_only(
-    start: Start, folder, tmp_path: Path, hanging: threading.Event
-) -> None:
     shutil.copytree(folder[0], tmp_path / "hangs")
     datasets = {"stuck": str(tmp_path / "hangs"), "demo": str(folder[0])}
     client = start(datasets=datasets, request_seconds=6.0)
-    statuses: list[int] = []
-
-    def ask() -> None:
-        with httpx.Client(base_url=start.url, timeout=300) as mine:
-            statuses.append(mine.get("/v1/datasets/stuck/refs/main").status_code)
-
+    url = f"{start.url}/v1/datasets/stuck/refs/main"
     try:
-        threads = _many(40, ask)
-        for _ in range(5):
-            assert client.get("/healthz", timeout=5).status_code == 200
-            assert client.get("/v1/datasets/demo/refs/main", timeout=5).status_code == 200
-        home = client.get("/", timeout=60)
+        with ThreadPoolExecutor(40) as pool:
+            asked = [pool.submit(httpx.get, url, timeout=300) for _ in range(40)]
+            for _ in range(5):
+                assert client.get("/healthz", timeout=5).status_code == 200
+                assert client.get("/v1/datasets/demo/refs/main", timeout=5).status_code == 200
+            home = client.get("/", timeout=60)
         assert home.status_code == 200 and "no answer within" in home.text and "45" in home.text
-        for thread in threads:
-            thread.join()
-        assert statuses == [503] * 40
+        assert [one.result().status_code for one in asked] == [503] * 40
     finally:
-        hanging.set()
-    assert client.get("/v1/datasets/stuck/refs/main").status_code == 200
+        go_on.set()
+    assert client.get(url).status_code == 200
 
 
 def test_what_is_no_file_is_refused_and_not_waited_for(
@@ -126,27 +108,21 @@ def test_one_caller_cannot_pile_up_heavy_work(
         return statistics(self, name, digest)
 
     monkeypatch.setattr(Catalog, "statistics", slow)
-    answers: list[httpx.Response] = []
-    url = f"/v1/datasets/demo/snapshots/{folder[2]}/stats"
-
-    def ask() -> None:
-        with httpx.Client(base_url=start.url, timeout=300) as mine:
-            answers.append(mine.get(url))
-
-    threads = _many(20, ask)
-    while len(answers) < 16:
-        time.sleep(0.01)
-    search = client.post(f"/v1/datasets/demo/snapshots/{folder[2]}/chains/search", content=b"{")
-    assert search.status_code == 429, "said before its body is parsed"
-    manifest = client.get(f"/v1/datasets/demo/snapshots/{folder[2]}", timeout=10)
-    assert manifest.status_code == 200 and client.get("/healthz", timeout=5).status_code == 200
-    assert len(running) <= 2, "the others wait"
-    go_on.set()
-    for thread in threads:
-        thread.join()
-    statuses = sorted(answer.status_code for answer in answers)
-    assert statuses == [200] * 4 + [429] * 16
-    assert {a.headers["Retry-After"] for a in answers if a.status_code == 429} == {"1"}
+    snapshot = f"{start.url}/v1/datasets/demo/snapshots/{folder[2]}"
+    with ThreadPoolExecutor(20) as pool:
+        try:
+            asked = [pool.submit(httpx.get, f"{snapshot}/stats", timeout=300) for _ in range(20)]
+            until(lambda: sum(one.done() for one in asked) >= 16)
+            search = client.post(f"{snapshot}/chains/search", content=b"{")
+            assert search.status_code == 429, "said before its body is parsed"
+            for light in (snapshot, "/healthz"):
+                assert client.get(light, timeout=10).status_code == 200
+            assert len(running) <= 2, "the others wait"
+        finally:
+            go_on.set()
+    answers = [one.result() for one in asked]
+    assert sorted(one.status_code for one in answers) == [200] * 4 + [429] * 16
+    assert {one.headers["Retry-After"] for one in answers if one.status_code == 429} == {"1"}
 
 
 def test_a_count_stops_when_its_time_is_up(
