@@ -29,7 +29,7 @@ from evofeed.store import Dataset, DatasetWriter, add_assemblies
 from evofeed.synth import write_synthetic
 
 pytestmark = pytest.mark.slow
-RESIDUES, ROWS = 700, 1_000
+RESIDUES, ROWS = 520, 400
 VIEWS = {
     "desktop": {"viewport": {"width": 1280, "height": 900}},
     "phone": {"viewport": {"width": 375, "height": 812}},
@@ -235,15 +235,6 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield f"{url}/ui/datasets/demo/snapshots/main/chains/{record.chain_id}"
 
 
-@pytest.fixture
-def page(browser: Browser):
-    opened = browser.new_page(viewport={"width": 1280, "height": 900})
-    said = watched(opened)
-    yield opened
-    opened.close()
-    assert not said
-
-
 def colours_of(page: Page, selector: str) -> set[tuple[int, ...]]:
     """The colours on a part of a page, in steps of 32, that more than 1 pixel in 500 has."""
     pixels = imread(io.BytesIO(page.locator(selector).screenshot()))[..., :3]
@@ -252,9 +243,10 @@ def colours_of(page: Page, selector: str) -> set[tuple[int, ...]]:
 
 
 def test_letters_and_values_are_under_the_pointer_and_residues_count_from_one(
-    address: str, page: Page
+    address: str, browser: Browser
 ) -> None:
-    sent = page.goto(address)
+    page = browser.new_page(**VIEWS["desktop"])  # type: ignore[arg-type]
+    said, sent = watched(page), page.goto(address)
     assert sent is not None
     assert not re.search("<script[^>]+src=[^>]*plotly", sent.text()), "it is read for a figure"
     canvas = page.locator("[data-alignment] canvas")
@@ -263,19 +255,21 @@ def test_letters_and_values_are_under_the_pointer_and_residues_count_from_one(
     canvas.hover(position={"x": 52 + 14 * 4 + 7, "y": 64 + 7})  # its left column is residue 96
     expect(page.locator("[data-alignment] output")).to_have_text("row 1, residue 100: W (query W)")
     assert len(colours_of(page, "[data-alignment] canvas")) > 8
-    page.locator("[data-alignment] .scroller").evaluate("e => { e.scrollTop = 14 * 990; }")
+    page.locator("[data-alignment] .scroller").evaluate("e => { e.scrollTop = 14 * 390; }")
     canvas.hover(position={"x": 300, "y": 200})
-    expect(page.locator("[data-alignment] output")).to_contain_text("row 9")
+    expect(page.locator("[data-alignment] output")).to_contain_text("row 3")
     chart = page.locator("figure", has_text="distances between residues")
     chart.scroll_into_view_if_needed()
     across = chart.locator(".js-plotly-plot").evaluate("e => e.data[0].x")
     assert across[0] == 1 and across[-1] == RESIDUES and len(across) == 512
+    page.close()
+    assert not said
 
 
-def test_a_structure_is_drawn_in_every_style(complexes: str, page: Page) -> None:
-    base = complexes.replace("?table=assemblies", "")
+def test_a_structure_is_drawn_in_every_style(complexes: str, browser: Browser) -> None:
+    page = browser.new_page(device_scale_factor=0.5)  # without a GPU each pixel takes its time
+    said, base = watched(page), complexes.replace("?table=assemblies", "")
     chain = re.findall(r'/chains/(\w+)"', httpx.get(base).text)[0]
-    page.set_viewport_size({"width": 640, "height": 480})  # it is drawn without a GPU
     page.goto(f"{base}/snapshots/main/chains/{chain}")
     page.locator("[data-structure]").scroll_into_view_if_needed()
     expect(page.locator("[data-structure] canvas")).to_be_visible(timeout=120_000)
@@ -285,6 +279,8 @@ def test_a_structure_is_drawn_in_every_style(complexes: str, page: Page) -> None
         assert coloured(page) > 0.002, style
     found = Axe().run(page).response["violations"]
     assert not [one["id"] for one in found if one["impact"] in ("serious", "critical")]
+    page.close()
+    assert not said
 
 
 def coloured(page: Page) -> float:
@@ -292,7 +288,7 @@ def coloured(page: Page) -> float:
     for _ in range(60):
         page.wait_for_timeout(1000)
         shot = page.locator("[data-structure] .view").screenshot()
-        pixels = imread(io.BytesIO(shot))[60:-100, 100:-60, :3]  # without buttons and axes
+        pixels = imread(io.BytesIO(shot))[30:-50, 50:-30, :3]  # without buttons and axes
         share = float(((pixels.max(-1) - pixels.min(-1)) > 0.25).mean())
         if share > 0.002:
             break
