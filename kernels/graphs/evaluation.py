@@ -45,9 +45,8 @@ class Arguments:
         self.leaves: Leaves = []
         self.shape = _taken_apart(containers, self.leaves)
         self.tensors = {n: leaf for n, leaf in enumerate(self.leaves) if isinstance(leaf, Tensor)}
-        self.on_device = [t for t in self.tensors.values() if not t.is_cpu] or list(
-            self.tensors.values()
-        )
+        every = list(self.tensors.values())
+        self.on_device = [t for t in every if not t.is_cpu] or every
 
     @property
     def nbytes(self) -> int:
@@ -110,16 +109,26 @@ def _mark(leaf: Any) -> tuple[int, int]:
 
 
 class RecordedCall(NamedTuple):
-    """A recording, what of the host it reads, which arguments must be given again, its results."""
+    """A recording, the constants that it reads, and what must be as it was.
+
+    Attributes:
+        staying: arguments that must be given again.
+        weights: where the parameters and buffers are.
+        versions: what changes when their numbers do.
+        results: the shape of what is returned.
+    """
 
     recording: Recording
-    answers: list[Any]
+    read: Any
     staying: dict[int, _Same]
+    weights: Homes
+    versions: list[int]
     results: Any
 
     def holds(self, leaves: Leaves) -> bool:
         """Whether arguments of its kind may be replayed."""
-        return all(same(leaves[n]) for n, same in self.staying.items())
+        unchanged = all(same(leaves[n]) for n, same in self.staying.items())
+        return unchanged and self.versions == _versions(self.weights)
 
     def __call__(self, leaves: Leaves) -> Any:
         """What the module's forward returns for these arguments."""
@@ -191,7 +200,8 @@ def _record(
     copied = [n for n in tensors if n not in staying]
     if {tensors[n].device for n in copied} != {given.on_device[0].device}:
         raise RuntimeError("an argument that changes is not on the GPU")
-    constants = Constants([t for n, t in tensors.items() if n in staying])
+    fixed = {n: t for n, t in tensors.items() if n in staying}
+    constants = Constants(list(fixed.values()), [home[name] for home, name in homes])
     shape: Any = None
 
     def forward(inputs: Sequence[Tensor]) -> Leaves:
@@ -199,12 +209,21 @@ def _record(
         put = dict(enumerate(given.leaves)) | dict(zip(copied, inputs, strict=True))
         args, kwargs = _put_together(given.shape, iter(put.values()))
         results: Leaves = []
-        shape = _taken_apart(constants.run(lambda: call(*args, **kwargs)), results)
+        with constants:
+            shape = _taken_apart(call(*args, **kwargs), results)
+        constants.settle(results)
         return results
 
     try:
         recording = Recording(forward, [tensors[n] for n in copied], homes)
     except ChangedInPlace as error:
-        others = {n: s for n, s in staying.items() if tensors.get(n) is not error.tensor}
+        changed = list(fixed)[error.number]
+        others = {n: same for n, same in staying.items() if n != changed}
         return _record(call, given, homes, others)
-    return RecordedCall(recording, constants.answers, staying, shape)
+    read = constants.answers, constants.kept
+    weights = [(home, name) for home, name in homes if not home[name].is_inference()]
+    return RecordedCall(recording, read, staying, weights, _versions(weights), shape)
+
+
+def _versions(weights: Homes) -> list[int]:
+    return [home[name]._version for home, name in weights]

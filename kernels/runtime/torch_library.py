@@ -15,8 +15,9 @@ tensors have no gradients.
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -33,6 +34,25 @@ Results = Sequence["Tensor | None"]
 Kinds = Sequence["torch.dtype | None"]
 NAMESPACE = "evofeed"
 """Of `torch.ops`."""
+
+
+_modes = 0
+
+
+@contextlib.contextmanager
+def as_operators() -> Iterator[None]:
+    """Calls without gradients are operators of `torch.library`: modes see each as one."""
+    global _modes
+    _modes += 1
+    try:
+        yield
+    finally:
+        _modes -= 1
+
+
+def whole() -> bool:
+    """Whether somebody looks at operators: a compiler, or a mode."""
+    return torch.compiler.is_compiling() or (_modes > 0 and not torch.is_grad_enabled())
 
 
 class Operator:
@@ -108,7 +128,7 @@ class Operator:
         with without_autocast(first):
             if others is not None:
                 result: Tensor = cls._function.apply(options, others, *tensors)
-            elif torch.compiler.is_compiling():
+            elif whole():
                 given = _without_none(tensors, tensors)
                 result = cls.compiled(given, *options)[0]
             elif not torch.is_grad_enabled():

@@ -20,7 +20,7 @@ from evofeed.kernels.runtime.checks import check_one_device, check_shape, check_
 from evofeed.kernels.runtime.launching import launch
 from evofeed.kernels.runtime.projection import padded
 from evofeed.kernels.runtime.tiles import Tile, small_norm, tile
-from evofeed.kernels.runtime.torch_library import Given, Kinds, Operator, Results
+from evofeed.kernels.runtime.torch_library import Given, Kinds, Operator, Results, whole
 
 MAX_CHANNELS = 8192  # one row must fit one tile
 
@@ -219,7 +219,7 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-5) -> Te
 
 def fused_layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     """`layer_norm` of what is `supported`."""
-    if torch.is_grad_enabled() or torch.compiler.is_compiling():
+    if torch.is_grad_enabled() or whole():
         return _LayerNorm.apply((eps,), x, weight, bias)
     return _normalised(x, weight, bias, eps, False)[0]
 

@@ -34,11 +34,13 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         device: torch.device, pool: Any, function: Callable[[], Any]
     ) -> tuple[Any, Callable[[], None]]:
         with undrawn(device):
-            made, leaves = function(), list(put)
+            made, leaves, grad = function(), list(put), torch.is_grad_enabled()
 
         def replay() -> None:
             replays.append(1)
-            with torch.enable_grad(), monkeypatch.context() as patch:
+            # as when it was recorded, whatever is set around a replay
+            usual, gradients = torch.inference_mode(False), torch.set_grad_enabled
+            with usual, gradients(grad), monkeypatch.context() as patch:
                 for (home, name), leaf in leaves:
                     patch.setitem(home, name, leaf)
                 again = function()

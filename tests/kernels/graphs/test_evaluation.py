@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import ctypes
 import functools
 import gc
 import weakref
@@ -174,6 +175,12 @@ def _reads_what_was_written_over(x: Tensor, t: Tensor, batch: Any) -> Tensor:
     return x * int(known.sum())
 
 
+def _reads_what_was_written_twice(x: Tensor, t: Tensor, batch: Any) -> Tensor:
+    known = torch.zeros(2).mul_(t)
+    known.add_(t.expand(2)).add_(x[0, 0])
+    return x * int(known.add_(1).sum())
+
+
 def _repeats_as_often_as_changes(x: Tensor, t: Tensor, batch: Any) -> Tensor:
     return torch.repeat_interleave(x, t.long().expand(2), dim=0)
 
@@ -182,7 +189,7 @@ def _repeats_as_often_as_changes(x: Tensor, t: Tensor, batch: Any) -> Tensor:
 @pytest.mark.parametrize(
     "how",
     [_reads_what_changes, _reads_what_nobody_filled, _reads_what_is_drawn,
-     _reads_what_was_written_over, _repeats_as_often_as_changes],
+     _reads_what_was_written_over, _reads_what_was_written_twice, _repeats_as_often_as_changes],
 )  # fmt: skip
 def test_a_number_that_may_be_another_next_time_is_not_taken_for_a_constant(
     graphs: list[int], monkeypatch: pytest.MonkeyPatch, how: Callable[..., Any]
@@ -198,6 +205,72 @@ def test_a_number_that_may_be_another_next_time_is_not_taken_for_a_constant(
             torch.manual_seed(n)
             assert torch.equal(made, how(x, t, batch))
     assert not graphs
+
+
+def _products(x: Tensor, t: Tensor, batch: Any) -> Tensor:
+    fixed = torch.relu(x @ x.T) * 2
+    return fixed.T @ x * t + fixed.sum()
+
+
+def _in_place(x: Tensor, t: Tensor, batch: Any) -> tuple[Tensor, ...]:
+    known = torch.zeros(2, 4).scatter_(1, batch["counts"][:, None], 1.0)
+    summed = known * 2
+    summed += known
+    read_before = x * 3
+    half = read_before / 2
+    read_before.add_(1)
+    mixed = x.exp()
+    view = mixed[:1]
+    double = mixed * 2
+    view.mul_(t)
+    begun = torch.zeros(3)
+    begun[:2] += x.sum(0)[:2]
+    begun[1:] += t
+    return summed * t, half * t, read_before * t, double + mixed, begun, known
+
+
+def _several(x: Tensor, t: Tensor, batch: Any) -> tuple[Tensor, ...]:
+    values, order = (x * 2).sort(0)
+    first, second = torch.cat([values, x]).chunk(2)
+    return first[order[:, 0]] * t, second + t, torch.cat([x * 5, x * t]), torch.zeros(2) + t
+
+
+def _filled_by_nobody_seen(x: Tensor, t: Tensor, batch: Any) -> Tensor:
+    made, begun = torch.empty(1), torch.zeros(1)
+    for memory in (made, begun):  # as a kernel does that is launched by its address
+        ctypes.c_float.from_address(memory.data_ptr()).value = float(x[0, 0])
+    return (made + begun) * t
+
+
+@MODES
+@pytest.mark.parametrize("how", [_products, _in_place, _several])
+def test_what_follows_from_what_stays_is_made_once(
+    graphs: list[int], monkeypatch: pytest.MonkeyPatch, mode: Callable[[], Any],
+    how: Callable[..., Any],
+) -> None:  # fmt: skip
+    monkeypatch.setattr(_Odd, "how", staticmethod(how), raising=False)
+    ours = to_fused(_Odd().eval(), cuda_graphs=True)
+    batch, x = _batch(1, 2), torch.randn(2, 3)
+    for n in range(EAGER_CALLS + 4):
+        t = torch.full([1], float(n))
+        with mode():
+            _same(ours(x, t, batch), how(x, t, batch))
+    assert len(graphs) == 4
+    (only,) = _recordings(ours).values()
+    assert only.read[1]
+
+
+@torch.no_grad()
+def test_weights_that_an_optimizer_changed_are_read_again(graphs: list[int]) -> None:
+    plain, ours = _pair()
+    x, batch = torch.randn(2, 3), _batch(1, 2)
+    for _ in range(2):
+        for n in range(EAGER_CALLS + 2):
+            t = torch.full([1], float(n))
+            _same(ours(x, t, batch), plain(x, t, batch))
+        for step in (plain, ours):
+            step.inner.weight.add_(1)
+    assert len(graphs) == 4
 
 
 @MODES
