@@ -62,9 +62,9 @@ BUDGET = {
     "loader": 12_425,
     "service": 8_288,
     "trainer": 12_940,
-    "kernels": 16_599,
+    "kernels": 16_752,
     "synth": 2_009,
-    "tests": 40_787,
+    "tests": 40_862,
     "benchmarks": 9_915,
 }
 
