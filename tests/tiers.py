@@ -39,7 +39,6 @@ def tier_of_file(path: Path) -> str:
         ("gpu", "gpu"),
         ("system", "system"),
         ("system", "slow"),
-        ("system", "cluster"),
     ):
         if re.search(rf"^pytestmark = .*pytest\.mark\.{mark}\b", text, re.MULTILINE):
             return tier
@@ -54,7 +53,7 @@ def tier_of(item: pytest.Item) -> str:
     if "gpu" in marks:
         return "gpu"
     fixtures = set(getattr(item, "fixturenames", ()))
-    if marks & {"system", "slow", "cluster"} or fixtures & SYSTEM_FIXTURES:
+    if marks & {"system", "slow"} or fixtures & SYSTEM_FIXTURES:
         return "system"
     file = tier_of_file(item.path)
     return "contract" if file == "unit" and "golden" in fixtures else file

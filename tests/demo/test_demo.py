@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import subprocess
@@ -13,7 +14,7 @@ import pytest
 from tests.conftest import exit_code
 from tests.inside import units_inside
 
-from evofeed.demo import complexes, path
+from evofeed.demo import complexes, entries, path
 from evofeed.store import Dataset
 
 
@@ -87,12 +88,14 @@ def test_the_demo_of_complexes_trains_predicts_and_draws(tmp_path: Path) -> None
 
 @pytest.mark.slow
 def test_the_demo_of_entries_gives_batches_of_all_three_projects(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    fewer = functools.partial(entries.run_entries, count=3, epoch=2)
+    monkeypatch.setattr(entries, "run_entries", fewer)
     with units_inside():
         assert exit_code("demo", "--all-atom", "--out", str(tmp_path), "--json") == 0
     report = json.loads(capsys.readouterr().out)
-    assert report["entries"] == 6
-    assert report["batches"] == {"openfold3": 8, "boltz": 8, "protenix": 8}
+    assert report["entries"] == 3
+    assert report["batches"] == {"openfold3": 2, "boltz": 2, "protenix": 2}
     assert report["left_out"] > 0
     assert Path(report["report"]).is_file()

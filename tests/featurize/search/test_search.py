@@ -25,7 +25,7 @@ from evofeed.featurize.formats.reading import read_bytes
 from evofeed.featurize.formats.stockholm import parse_stockholm
 from evofeed.featurize.search.config import Database, SearchReport
 
-pytestmark = pytest.mark.usefixtures("inside")
+pytestmark = [pytest.mark.system, pytest.mark.usefixtures("inside")]
 
 
 def text_of(source: ChainSource, name: str) -> bytes:
