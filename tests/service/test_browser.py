@@ -29,6 +29,7 @@ from evofeed.store import Dataset, DatasetWriter, add_assemblies
 from evofeed.synth import write_synthetic
 
 pytestmark = pytest.mark.slow
+expect.set_options(timeout=120_000)  # a machine may stand still for seconds
 RESIDUES, ROWS = 520, 400
 VIEWS = {
     "desktop": {"viewport": {"width": 1280, "height": 900}},
@@ -86,7 +87,7 @@ def test_no_page_has_a_serious_fault_for_those_who_hear_or_tab(
         assert answer is not None and answer.status == 200, path
         page.evaluate("document.querySelectorAll('details').forEach((d) => (d.open = true))")
         page.evaluate("dispatchEvent(new Event('beforeprint'))")  # every figure is drawn
-        expect(page.locator("[data-figure]:not(.js-plotly-plot)")).to_have_count(0, timeout=60_000)
+        expect(page.locator("[data-figure]:not(.js-plotly-plot)")).to_have_count(0)
         wide = page.evaluate("document.documentElement.scrollWidth - innerWidth")
         assert wide <= 0, f"{path} scrolls sideways by {wide}"
         page.set_viewport_size(VIEWS["desktop"]["viewport"])  # type: ignore[arg-type]
@@ -204,12 +205,12 @@ def test_a_scientist_submits_watches_looks_and_cancels(
     first = page.url
     page.evaluate("window.stays = true")  # gone with a reload
     start.work_off()
-    expect(state).to_have_text("succeeded", timeout=240_000)
+    expect(state).to_have_text("succeeded")
     assert page.url == first and page.evaluate("window.stays"), "it was reloaded"
     expect(page.locator("tr", has_text="9bad_A").first).to_contain_text("is no residue letter")
     page.get_by_role("button", name="retry").click()
     page.get_by_role("button", name="cancel").click()
-    expect(state).to_have_text("cancelled", timeout=120_000)
+    expect(state).to_have_text("cancelled")
 
     page.get_by_role("link", name="mine").first.click()
     page.locator("table a[href*='/chains/']").first.click()
@@ -272,7 +273,7 @@ def test_a_structure_is_drawn_in_every_style(complexes: str, browser: Browser) -
     chain = re.findall(r'/chains/(\w+)"', httpx.get(base).text)[0]
     page.goto(f"{base}/snapshots/main/chains/{chain}")
     page.locator("[data-structure]").scroll_into_view_if_needed()
-    expect(page.locator("[data-structure] canvas")).to_be_visible(timeout=120_000)
+    expect(page.locator("[data-structure] canvas")).to_be_visible()
     for style in ("cartoon", "sticks", "surface"):
         page.locator("[data-structure] select").first.select_option(style)
         page.locator("[data-structure] select").last.select_option("along the chain")
