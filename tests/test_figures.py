@@ -1,4 +1,4 @@
-"""Figures in the documents are those of benchmarks/results, rounded."""
+"""Figures in the documents are those of benchmarks/results, rounded, and of the speedrun."""
 
 from __future__ import annotations
 
@@ -11,7 +11,11 @@ from typing import Any
 
 import pytest
 
+from evofeed.synth.families import family_sizes
+
 ROOT = Path(__file__).resolve().parent.parent
+SPEEDRUN = ROOT / "benchmarks" / "speedrun"
+RECORDS = sorted((SPEEDRUN / "records").glob("*/record.json"))
 
 
 def text(page: str) -> str:
@@ -102,3 +106,35 @@ def test_the_sanitizer_found_nothing_and_missed_no_kernel() -> None:
     assert all(run["finished"] for run in found["runs"])
     words = f"no bad access and no race in {len(verdicts)} cases"
     assert words in text("docs/kernels.md")
+
+
+@pytest.mark.parametrize("path", RECORDS, ids=lambda path: path.parent.name)
+def test_a_record_reached_its_targets_when_it_says(path: Path) -> None:
+    record = json.loads(path.read_text())
+    for target, seconds in record["seconds_to"].items():
+        above = [x["seconds"] for x in record["curve"] if x["lddt_ca"] >= float(target)]
+        assert seconds == (above[0] if above else None)
+    assert {"cards", "commit", "command", "config", "versions", "dataset"} <= set(record)
+    assert (path.parent / "curve.png").is_file()
+
+
+def test_the_recipe_has_thousands_of_families_in_the_number_the_page_says() -> None:
+    text = (SPEEDRUN / "speedrun.py").read_text()
+    chains = int(text.partition('"--chains", type=int, default=')[2].partition(",")[0])
+    assert '"--mean-members", "1"' in text
+    families = len(list(family_sizes(1, chains, 1)))
+    assert f"{chains:,} chains of {families:,} families" in (SPEEDRUN / "README.md").read_text()
+    assert families >= 2000
+
+
+def test_the_page_lists_every_record_with_its_times() -> None:
+    page = (SPEEDRUN / "README.md").read_text()
+    rows = {line.split("](records/")[1].split(")")[0]: line for line in page.splitlines()
+            if line.startswith("| [")}  # fmt: skip
+    assert set(rows) == {path.parent.name for path in RECORDS}
+    for path in RECORDS:
+        record = json.loads(path.read_text())
+        assert record["cards"] in rows[path.parent.name]
+        for seconds in record["seconds_to"].values():
+            if seconds is not None:
+                assert f"{seconds} s" in rows[path.parent.name]
