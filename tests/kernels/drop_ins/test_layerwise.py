@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -36,26 +37,16 @@ def _buffers(device: str, align: int, dtype: torch.dtype = torch.float32) -> lis
     return [param, grad, param.clone(), low, *(torch.zeros(size, device=device) for _ in range(2))]
 
 
-def _adam(device: str, align: int = 16, **options: Any) -> FusedAdamEMA:
+def _make(kind: Any, device: str, align: int = 16, **options: Any) -> Any:
     dtype = options.pop("dtype", torch.float32)
-    param, grad, ema, low, first, second = _buffers(device, align, dtype)
-    return FusedAdamEMA(param, grad, first, second, ema, low, **{"max_norm": 0.1} | options)
+    param, grad, ema, low, *states = _buffers(device, align, dtype)
+    usual = {"spans": _spans(align), "weight_decay": 0.1, "max_norm": 0.5}
+    if kind is FusedAdamEMA:
+        usual = {"max_norm": 0.1}
+    return kind(param, grad, *states[: 1 if kind is FusedLARS else 2], ema, low, **usual | options)
 
 
-def _lamb(device: str, align: int = 16, **options: Any) -> FusedLAMB:
-    param, grad, ema, low, first, second = _buffers(
-        device, align, options.pop("dtype", torch.float32)
-    )
-    options = {"spans": _spans(align), "weight_decay": 0.1, "max_norm": 0.5} | options
-    return FusedLAMB(param, grad, first, second, ema, low, **options)
-
-
-def _lars(device: str, align: int = 16, **options: Any) -> FusedLARS:
-    param, grad, ema, low, momentum, _ = _buffers(
-        device, align, options.pop("dtype", torch.float32)
-    )
-    options = {"spans": _spans(align), "weight_decay": 0.1, "max_norm": 0.5} | options
-    return FusedLARS(param, grad, momentum, ema, low, **options)
+_adam, _lamb, _lars = (partial(_make, kind) for kind in (FusedAdamEMA, FusedLAMB, FusedLARS))
 
 
 def _state(o: Any) -> list[Tensor]:

@@ -103,33 +103,40 @@ def shared_bytes(launched: Launched, card: str) -> int:
     source = ASTSource(fn=kernel, signature=signature, constexprs=at, attrs=even)
     key = repr((SAME_CODE.get(card, card), kernel.__name__, signature, at, even, options))
     if key not in _compiled:
-        ready = triton.compile(source, target=CARDS[card], options=options)
-        assert not re.search("inline_asm|extern_elementwise", ready.asm["ttir"]), kernel.__name__
-        _compiled[key] = int(ready.metadata.shared)
+        try:
+            triton.compile(source, target=CARDS[card], options=options)
+        except Lowered as done:
+            (_compiled[key],) = done.args
     return _compiled[key]
 
 
-def stop_at_llvm() -> None:
-    """LLVM and assemblers, most of the time, refuse nothing but what is written for one card."""
+class Lowered(Exception):
+    """A kernel is in LLVM's dialect: its argument is the shared memory it takes, in bytes."""
 
-    def named(source: Any, metadata: dict[str, Any]) -> bytes:
-        metadata["name"] = "kernel"
-        return b""
 
-    def hook(*given: Any) -> Any:
-        if not given:  # what becomes part of the cache's key
-            return "stopped at LLVM", "0"
-        stages = given[1]
-        stages.update(dict.fromkeys(stages.keys() - {"ttir", "ttgir", "llir"}, named))
-        return None
+def _lowered(module: Any, *_: Any) -> None:
+    raise Lowered(module.get_int_attr("ttg.shared"))
 
-    knobs.runtime.add_stages_inspection_hook = hook
+
+def _portable(*given: Any) -> Any:
+    """What comes then, most of the time, refuses nothing but what is written for one card."""
+    if not given:  # what becomes part of the cache's key
+        return "stopped at LLVM", "0"
+    stages = given[1]
+    parse = stages["ttir"]
+
+    def parsed(source: Any, metadata: dict[str, Any]) -> Any:
+        module = parse(source, metadata)
+        assert not re.search("inline_asm|extern_elementwise", str(module)), source
+        return module
+
+    stages["ttir"] = parsed
+    return None
 
 
 def main() -> None:
     torch.set_num_threads(1)
-    stop_at_llvm()
-    llvm.optimize_module = lambda *_: None
+    knobs.runtime.add_stages_inspection_hook, llvm.to_module = _portable, _lowered
     for card, limit in zip(sys.argv[1::2], map(int, sys.argv[2::2]), strict=True):
         tiles.shared_bytes = lambda limit=limit: limit
         forget()

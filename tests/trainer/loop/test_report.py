@@ -24,7 +24,18 @@ from evofeed.trainer.report.flops import count_step_flops
 from evofeed.trainer.report.operators import group_of
 from evofeed.trainer.report.run_report import make_report, report_rows
 from evofeed.trainer.run.distributed import World
+from evofeed.trainer.run.result import TrainResult
 from evofeed.trainer.run.train import run
+
+RUN_OPTIONS = "resume", "validate", "wandb", "tensorboard"
+
+
+def _run(out: Path, steps: int, *, loss: Any = squared_error, **options: Any) -> TrainResult:
+    """A run of the stand-in model; options are of its configuration, or of `run`."""
+    ours = {name: options.pop(name) for name in RUN_OPTIONS if name in options}
+    usual = {"precision": "fp32", "kernels": "torch"}
+    config = TrainConfig(steps=steps, **usual | options)
+    return run(config, TinyModel(), loss, TinyLoader(), world=World(), out=out, **ours)
 
 
 @pytest.fixture(scope="module")
@@ -96,11 +107,8 @@ def test_the_report_prints_as_table_and_json_and_writes_a_page(
 
 
 def test_a_validation_that_is_not_finite_is_reported_as_that(tmp_path: Path) -> None:
-    config = TrainConfig(steps=2, precision="fp32", kernels="torch", validate_every=1)
-    run(
-        config, TinyModel(), squared_error, TinyLoader(), world=World(), out=tmp_path,
-        validate=lambda: {"lddt_ca": math.nan, "tm_score": 0.5},
-    )  # fmt: skip
+    found = {"lddt_ca": math.nan, "tm_score": 0.5}
+    _run(tmp_path, 2, validate_every=1, validate=lambda: found)
     rows = dict(report_rows(make_report(tmp_path)))
     assert rows["validation"] == "lddt_ca not finite, tm_score 0.5 after 2 steps"
 
@@ -122,9 +130,8 @@ def test_out_of_memory_says_what_to_change(tmp_path: Path) -> None:
     def greedy(outputs: Any, batch: Any) -> Any:
         return torch.empty(1 << 60).sum(), {}
 
-    config = TrainConfig(steps=2, precision="fp32", kernels="torch")
     with pytest.raises(TrainerError, match=r"out of memory .*activation_checkpointing"):
-        run(config, TinyModel(), greedy, TinyLoader(), world=World(), out=tmp_path)
+        _run(tmp_path, 2, loss=greedy)
 
 
 def test_a_disk_that_is_full_is_reported_with_the_file(tmp_path: Path) -> None:
@@ -138,15 +145,12 @@ def test_a_disk_that_is_full_is_reported_with_the_file(tmp_path: Path) -> None:
 
 def test_a_folder_that_holds_a_run_is_not_overwritten(folder: Path) -> None:
     with pytest.raises(TrainerError, match="--resume continues"):
-        run(TrainConfig(), TinyModel(), squared_error, TinyLoader(), world=World(), out=folder)
+        _run(folder, 60)
 
 
 def test_resuming_a_run_that_is_done_changes_nothing(folder: Path) -> None:
     before = {path: path.read_bytes() for path in sorted(folder.glob("*.json*"))}
-    config = TrainConfig(steps=60, precision="fp32", kernels="torch")
-    result = run(
-        config, TinyModel(), squared_error, TinyLoader(), world=World(), out=folder, resume=True
-    )
+    result = _run(folder, 60, resume=True)
     assert result.step == 60 and not result.losses
     assert {path: path.read_bytes() for path in before} == before
 
@@ -156,15 +160,11 @@ def test_after_a_resume_times_are_of_the_new_steps_and_losses_of_all(
 ) -> None:
     out = tmp_path / "run"
     shutil.copytree(folder, out)
-    config = TrainConfig(steps=64, precision="fp32", kernels="torch", validate_every=2)
     before = read_steps(out)
     (out / STEPS).write_text(
         "".join(json.dumps(line | {"metrics": {"lddt_ca": 0.5}}) + "\n" for line in before)
     )
-    run(
-        config, TinyModel(), squared_error, TinyLoader(), world=World(), out=out, resume=True,
-        validate=lambda: {"lddt_ca": 0.75},
-    )  # fmt: skip
+    _run(out, 64, validate_every=2, resume=True, validate=lambda: {"lddt_ca": 0.75})
     report = make_report(out)
     assert [line["step"] for line in read_steps(out)] == list(range(64))
     assert report["figures"]["step_seconds"]["counted_steps"] == 2
@@ -208,11 +208,6 @@ def test_kernels_find_their_group_by_name() -> None:
         assert group_of(name) == group, name
 
 
-def _short(out: Path, steps: int = 3, **options: Any) -> None:
-    config = TrainConfig(steps=steps, precision="fp32", profile_steps=0)
-    run(config, TinyModel(), squared_error, TinyLoader(), world=World(), out=out, **options)
-
-
 class Wandb:
     """Replaces the package: keeps what it is given."""
 
@@ -238,13 +233,13 @@ def test_weights_and_biases_gets_every_step_and_a_resumed_run_continues_in_it(
 ) -> None:
     wandb = Wandb()
     monkeypatch.setitem(sys.modules, "wandb", wandb)
-    _short(tmp_path / "a", wandb="folding")
+    _run(tmp_path / "a", 3, wandb="folding")
     assert wandb.calls[0]["project"] == "folding" and wandb.calls[0]["name"] == "a"
     assert wandb.calls[0]["config"]["config"]["steps"] == 3
     assert [step for step, _ in wandb.logged] == [0, 1, 2]
     wanted = {"train/loss", "train/norm", "train/samples_per_second", "time/data_wait_share"}
     assert all(wanted <= values.keys() for _, values in wandb.logged)
-    _short(tmp_path / "a", steps=5, wandb="folding", resume=True)
+    _run(tmp_path / "a", 5, wandb="folding", resume=True)
     assert wandb.calls[1]["id"] == "abc123"
     assert [step for step, _ in wandb.logged] == [0, 1, 2, 3, 4]
     assert wandb.finished == 2
@@ -259,5 +254,5 @@ def test_a_board_that_is_not_installed_is_one_clear_error(
     for package, options in missing.items():
         monkeypatch.setitem(sys.modules, package, None)
         with pytest.raises(TrainerError, match="pip install"):
-            _short(tmp_path, **options)
-    _short(tmp_path / "without")
+            _run(tmp_path, 3, **options)
+    _run(tmp_path / "without", 3)

@@ -13,6 +13,7 @@ from tests.trainer.synthetic_batch import synthetic_complex
 from torch import Tensor
 
 from evofeed.featurize.structures.mmcif import _local_plddt
+from evofeed.protein.features import SUPERVISED
 from evofeed.protein.structure_text import chain_name
 from evofeed.trainer import AlphaFold, AlphaFoldLoss, tiny_multimer
 from evofeed.trainer.losses.chain_labels import GROUND_TRUTH, flat_batch, with_assigned_truth
@@ -21,13 +22,7 @@ from evofeed.trainer.losses.lddt import lddt
 from evofeed.trainer.predict.prediction import predict_structure
 
 SIZES: dict[str, Any] = {"num_res": 24, "num_seq": 5, "num_extra_seq": 6, "num_templates": 2}
-TRUTH = (
-    "all_atom_positions", "all_atom_mask", "aatype", "asym_id", "entity_id", "sym_id",
-    "residue_index", "atom14_gt_positions", "atom14_gt_exists", "atom14_alt_gt_positions",
-    "atom14_alt_gt_exists", "atom14_atom_is_ambiguous", "rigidgroups_gt_frames",
-    "rigidgroups_gt_exists", "rigidgroups_alt_gt_frames", "pseudo_beta", "pseudo_beta_mask",
-    "backbone_rigid_tensor", "backbone_rigid_mask", "chi_angles_sin_cos", "chi_mask",
-)  # fmt: skip
+TRUTH = (*SUPERVISED, "aatype", "asym_id", "entity_id", "sym_id", "residue_index")
 
 
 def _dimer(seed: int = 0, **changes: Any) -> dict[str, Any]:

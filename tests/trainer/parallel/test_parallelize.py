@@ -123,7 +123,7 @@ def test_pairs_that_are_written_over_are_there_once() -> None:
 @pytest.mark.usefixtures("four_rows")
 def test_of_templates_there_is_what_the_documents_say() -> None:
     """Of a chain all of them, of a complex their sum and the last one."""
-    N, templates = 48, 4
+    N, templates = 32, 4
     sizes = {"num_seq": 1, "num_extra_seq": 1, "num_templates": templates}
     for preset, batch in (
         (tiny().model, synthetic_batch(num_res=N, **sizes)),
