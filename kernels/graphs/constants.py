@@ -14,13 +14,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from evofeed.kernels.runtime.private_apis import DispatchMode
+from evofeed.kernels.runtime.private_apis import MOVED, READ, DispatchMode
 from evofeed.kernels.runtime.torch_library import as_operators
 
-_READ = torch.ops.aten._local_scalar_dense.default
 _REPEAT = torch.ops.aten.repeat_interleave.Tensor
-_DETACHED = torch.ops.aten.detach.default
-_MOVED, _COPIED = torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default
+_DETACHED, _COPIED = torch.ops.aten.detach.default, torch.ops.aten.copy_.default
 
 
 class ChangedInPlace(RuntimeError):
@@ -167,14 +165,14 @@ class Constants(DispatchMode):  # type: ignore[no-untyped-call]
     @staticmethod
     def _asked(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Asked | None:
         """Of an operator that one device waits for another in."""
-        if func is _READ:
+        if func is READ:
             return _Asked(args[0], lambda: args[0].item(), lambda number: number)
         if func is _REPEAT and kwargs.get("output_size") is None:
             return _Asked(
                 args[0], lambda: int(args[0].sum()),
                 lambda size: func(args[0], **{**kwargs, "output_size": size}),
             )  # fmt: skip
-        if func is _MOVED and kwargs.get("device", args[0].device).type != args[0].device.type:
+        if func is MOVED and kwargs.get("device", args[0].device).type != args[0].device.type:
             return _Asked(args[0], lambda: func(*args, **kwargs), Tensor.clone)
         if func is _COPIED and args[0].device.type != args[1].device.type:
             return _Asked(

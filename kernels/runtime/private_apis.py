@@ -24,6 +24,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 DispatchMode = TorchDispatchMode
 """A context whose `__torch_dispatch__` is called for every operator below autograd and autocast."""
+READ, MOVED = torch.ops.aten._local_scalar_dense.default, torch.ops.aten._to_copy.default
+"""Operators that give the host a number, and that make a tensor on another device."""
 
 
 # --- autograd -------------------------------------------------------------------------------------
