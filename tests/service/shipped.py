@@ -24,7 +24,7 @@ from typing import Any
 import httpx
 import yaml
 from tests.conftest import required
-from tests.service.conftest import postgres_server
+from tests.service.conftest import PostgresServer
 from tests.trainer.forked import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -72,18 +72,20 @@ def certificate(folder: Path) -> None:
 class Shipped:
     """One of our deployments, running."""
 
-    def __init__(self, kind: str, folder: Path, stack: ExitStack, bucket_port: int) -> None:
+    def __init__(
+        self, kind: str, folder: Path, stack: ExitStack, server: PostgresServer, bucket_port: int
+    ) -> None:
         self.kind, self.folder = kind, folder
         self.data = folder / "data"
         self.port, self.way_in = free_port(), free_port()
         for name in ("data", "home", "secrets", "nginx"):
             (folder / name).mkdir()
         certificate(folder)
-        self.database = stack.enter_context(postgres_server())
-        self.database.create("evofeed")
+        self.database = server
+        self.database.create(kind)
         self.environment = self._environment(bucket_port)
         older = Path(__file__).parent / "data" / "database_0005.sql"  # of the release before
-        self.database.execute("evofeed", older.read_text())
+        self.database.execute(kind, older.read_text())
         self.migrated = self.run(*self._command("migrate"))
         log = folder / "service.log"
         command = [EVOFEED, *self._command("service")]
@@ -159,7 +161,7 @@ class Shipped:
 
     def _moved(self, value: str) -> str:
         for name, here in (
-            ("postgresql://evofeed@database:5432/evofeed", self.database.url("evofeed")),
+            ("postgresql://evofeed@database:5432/evofeed", self.database.url(self.kind)),
             ("/var/lib/evofeed", str(self.folder / "home")),
             ('"/data"', json.dumps(str(self.data))),
             ("172.30.84.10", NGINX_AT),

@@ -11,27 +11,41 @@ import hashlib
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 import yaml
-from tests.bucket import local_bucket
-from tests.service.conftest import bearer, id_of, publish, until_trusted
+from tests.bucket import Bucket, local_bucket
+from tests.service.conftest import (
+    PostgresServer,
+    bearer,
+    id_of,
+    postgres_server,
+    publish,
+    until_trusted,
+)
 from tests.service.shipped import DEPLOY, ROOT, Shipped
 
 BASE = "/v1/datasets"
 pytestmark = pytest.mark.slow
 
 
+@pytest.fixture(scope="module")
+def beside() -> Iterator[tuple[PostgresServer, Bucket]]:
+    """What both have beside them."""
+    with postgres_server() as server, local_bucket() as bucket:
+        yield server, bucket
+
+
 @pytest.fixture(scope="module", params=["compose", "kubernetes"])
 def shipped(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, beside: Any
 ) -> Iterator[Shipped]:
-    folder = tmp_path_factory.mktemp(request.param).resolve()
+    (server, bucket), folder = beside, tmp_path_factory.mktemp(request.param).resolve()
+    publish(folder / "remote", range(3))
     with ExitStack() as stack:
-        bucket = stack.enter_context(local_bucket())
-        publish(folder / "remote", range(3))
-        there = Shipped(request.param, folder, stack, bucket.port)
+        there = Shipped(request.param, folder, stack, server, bucket.port)
         there.bucket = bucket.fill(folder / "remote")  # type: ignore[attr-defined]
         yield there
 
@@ -76,7 +90,7 @@ def test_the_database_of_the_release_before_is_brought_up_to_date(
     assert "old" in {one["label"] for one in own.get("/v1/tokens").json()["tokens"]}
     assert {"pdb", "real"} <= {one["name"] for one in own.get(BASE).json()["datasets"]}
     moves = "SELECT digest, principal FROM ref_moves WHERE message = 'May release'"
-    ((digest, principal),) = shipped.database.execute("evofeed", moves)
+    ((digest, principal),) = shipped.database.execute(shipped.kind, moves)
     assert digest.startswith("b33d9733aec4") and principal == "9d689316406da15f"
 
 
