@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from tests.loader.complexes import three_complexes
-from tests.loader.streams import open_loader as open_small
+from tests.loader.streams import open_loader
 
 from evofeed.base.errors import LoaderError
 from evofeed.loader import AssemblyConfig, FeatureLoader, LoaderConfig, assembly_batch
@@ -34,10 +34,6 @@ CONFIG = LoaderConfig(
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     return three_complexes(tmp_path_factory.mktemp("complexes"))
-
-
-def open_loader(source: Any, config: LoaderConfig = CONFIG, **options: Any) -> FeatureLoader:
-    return open_small(source, config, **options)
 
 
 def from_records(dataset: Dataset, loader: FeatureLoader, epoch: int) -> list[dict[str, Any]]:
@@ -67,7 +63,7 @@ def from_records(dataset: Dataset, loader: FeatureLoader, epoch: int) -> list[di
 
 
 def test_batches_are_what_the_records_make(dataset: Dataset) -> None:
-    with open_loader(dataset.assemblies) as loader:
+    with open_loader(dataset.assemblies, CONFIG) as loader:
         wanted = from_records(dataset, loader, 0)
         got = list(loader)
     assert len(got) == len(wanted) == 8

@@ -42,10 +42,9 @@ def config(**changes: Any) -> LoaderConfig:
 
 
 def loader(**changes: Any) -> FeatureLoader:
-    uri = changes.pop("uri", dataset_uri())
     made = changes.pop("config", None) or config()
     options = {"device": "cpu", "reader": "thread", "seed": 3, "prefetch": 2, **changes}
-    return FeatureLoader(Dataset.open(uri).entries, made, **options)
+    return FeatureLoader(Dataset.open(dataset_uri()).entries, made, **options)
 
 
 def test_a_batch_is_what_openfold3s_training_step_takes() -> None:
