@@ -61,7 +61,7 @@ BUDGET = {
     "trainer": 12_940,
     "kernels": 16_752,
     "synth": 2_009,
-    "tests": 40_856,
+    "tests": 40_852,
     "benchmarks": 9_915,
 }
 
