@@ -42,6 +42,7 @@ class Constants(DispatchMode):  # type: ignore[no-untyped-call]
         weights: parameters and buffers, likewise.
 
     Attributes:
+        used: numbers of the fixed tensors that were read.
         answers: what the host was told. What was recorded reads its tensors, and those of `kept`.
         kept: the constants by the number of the operator that makes them.
 
@@ -61,6 +62,7 @@ class Constants(DispatchMode):  # type: ignore[no-untyped-call]
         self._calls = list[_Call]()
         self._constant, self._needed = set[int](), set[int]()
         self._run = 0
+        self.used = set[int]()
         self.answers, self.kept = list[Any](), dict[int, Any]()
 
     def __enter__(self) -> Constants:
@@ -115,6 +117,7 @@ class Constants(DispatchMode):  # type: ignore[no-untyped-call]
             if memory in self._weights:
                 raise RuntimeError("it changes its parameters or buffers")
         read = _memory(t for t in tensors if not any(t is w for w in written))
+        self.used |= {self._fixed[m] for m in read & self._fixed.keys()}
         known = read <= self._known and torch.Tag.nondeterministic_seeded not in func.tags
         call = _Call(func, {self._made[m] for m in read if m in self._made})
         self._calls.append(call)

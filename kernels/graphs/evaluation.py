@@ -3,7 +3,8 @@
 Denoising steps come two hundred times, chains of all lengths once or a few times. Arguments may be
 in dictionaries and lists, as the batch of a whole denoising module is. A tensor that was the same
 one in all those calls, unchanged, is read where it is, and the recording holds as long as it is
-given again; others are copied. Whatever else is an argument counts as a constant.
+given again; others are copied. Whatever else is an argument counts as a constant. A tensor of
+inference mode does not tell that it was written to: it is copied, or a step looks at its bits.
 """
 
 from __future__ import annotations
@@ -112,6 +113,7 @@ class RecordedCall(NamedTuple):
     """A recording, the constants that it reads, and what must be as it was.
 
     Attributes:
+        bits: sums over those of tensors of inference mode that must be given again.
         staying: arguments that must be given again.
         weights: where the parameters and buffers are.
         versions: what changes when their numbers do.
@@ -120,6 +122,7 @@ class RecordedCall(NamedTuple):
 
     recording: Recording
     read: Any
+    bits: dict[int, Tensor]
     staying: dict[int, _Same]
     weights: Homes
     versions: list[int]
@@ -129,6 +132,13 @@ class RecordedCall(NamedTuple):
         """Whether arguments of its kind may be replayed."""
         unchanged = all(same(leaves[n]) for n, same in self.staying.items())
         return unchanged and self.versions == _versions(self.weights)
+
+    def rewritten(self, leaves: Leaves) -> set[int]:
+        """The numbers of those whose bits are others; the host waits for that."""
+        if not self.bits:
+            return set()
+        same = torch.stack([_bits(leaves[n]) == bits for n, bits in self.bits.items()])
+        return {n for n, each in zip(self.bits, same.tolist(), strict=True) if not each}
 
     def __call__(self, leaves: Leaves) -> Any:
         """What the module's forward returns for these arguments."""
@@ -140,10 +150,16 @@ class RecordedCall(NamedTuple):
 
 
 class Evaluation:
-    """The recordings of one module in evaluation mode."""
+    """The recordings of one module in evaluation mode.
 
-    def __init__(self) -> None:
+    Args:
+        denoises: whether it is a whole step of sampling.
+    """
+
+    def __init__(self, denoises: bool) -> None:
+        self._denoises = denoises
         self.recordings: dict[Hashable, RecordedCall] = {}
+        self._rewritten = set[int]()
         self._latest: Hashable = None
         self._times = self._begun = 0
         self._staying: dict[int, _Same] = {}
@@ -156,10 +172,12 @@ class Evaluation:
         """
         found = self.recordings.get(given.kind)
         if found is not None:
-            if found.holds(given.leaves):
+            rewritten = found.rewritten(given.leaves) if found.holds(given.leaves) else None
+            if rewritten == set():
                 return found
+            self._rewritten |= rewritten or set()
             del self.recordings[given.kind]
-            self._latest = None
+            self._times = 0
         self._count(given)
         if self._times <= EAGER_CALLS:
             return None
@@ -177,18 +195,29 @@ class Evaluation:
         """
         if given.kind != self._latest:
             self._latest, self._begun, self._times = given.kind, 0, 0
+            self._rewritten = set()
+        if self._times == 0:
             self._staying = {}
         same = {n: stays for n, stays in self._staying.items() if stays(given.leaves[n])}
         later = self._times > 1 and len(same) < len(self._staying) and self._begun < MOST_BEGUN
         if later or self._times == 0:
             self._times, self._begun = 1, self._begun + later
             self._staying = {
-                n: _Same(leaf)
-                for n, leaf in enumerate(given.leaves)
-                if not isinstance(leaf, _EQUAL)
+                n: _Same(leaf) for n, leaf in enumerate(given.leaves) if self._may_stay(n, leaf)
             }
         else:
             self._times, self._staying = self._times + 1, same
+
+    def _may_stay(self, number: int, leaf: Any) -> bool:
+        if isinstance(leaf, _EQUAL) or number in self._rewritten:
+            return False
+        return self._denoises or not isinstance(leaf, Tensor) or not leaf.is_inference()
+
+
+def _bits(t: Tensor) -> Tensor:
+    """The sum of a tensor's bits, as whole numbers of its own size."""
+    kind = {1: torch.uint8, 2: torch.int16, 4: torch.int32}.get(t.element_size(), torch.int64)
+    return t.contiguous().view(-1).view(kind).sum(dtype=torch.int64)
 
 
 def _record(
@@ -221,8 +250,13 @@ def _record(
         others = {n: same for n, same in staying.items() if n != changed}
         return _record(call, given, homes, others)
     read = constants.answers, constants.kept
+    bits = {
+        n: _bits(t)
+        for m, (n, t) in enumerate(fixed.items())
+        if t.is_inference() and m in constants.used
+    }
     weights = [(home, name) for home, name in homes if not home[name].is_inference()]
-    return RecordedCall(recording, read, staying, weights, _versions(weights), shape)
+    return RecordedCall(recording, read, bits, staying, weights, _versions(weights), shape)
 
 
 def _versions(weights: Homes) -> list[int]:

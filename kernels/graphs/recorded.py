@@ -167,7 +167,7 @@ class _State:
 
     def __init__(self, module: nn.Module) -> None:
         self._recordings: dict[Hashable, list[Recording]] = {}
-        self._again = Evaluation()
+        self._again = Evaluation(_denoises(module))
         self._moves = 0
         self._look(module)
         kinds = {type(home[name]) for home, name in self._homes} - set(_PLAIN)
@@ -223,7 +223,7 @@ class _State:
 
     def _forget(self) -> None:
         self._recordings.clear()
-        self._again = Evaluation()
+        self._again.recordings.clear()
 
     @contextlib.contextmanager
     def _recording(self) -> Iterator[None]:

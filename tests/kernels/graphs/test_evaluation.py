@@ -58,6 +58,7 @@ def step_has_a_fused_form(monkeypatch: pytest.MonkeyPatch) -> None:
         return FusedStep if isinstance(module, Step) else None
 
     monkeypatch.setattr("evofeed.kernels.swap.swap.RULES", [*RULES, rule])
+    monkeypatch.setattr(recorded, "_denoises", lambda module: isinstance(module, Step))
 
 
 def _pair() -> tuple[Step, Step]:
@@ -258,6 +259,25 @@ def test_what_follows_from_what_stays_is_made_once(
     assert len(graphs) == 4
     (only,) = _recordings(ours).values()
     assert only.read[1]
+
+
+@MODES
+@pytest.mark.parametrize("denoises", [True, False])
+def test_tensors_that_the_caller_changes_in_place(
+    graphs: list[int], monkeypatch: pytest.MonkeyPatch, mode: Callable[[], Any], denoises: bool
+) -> None:
+    monkeypatch.setattr(recorded, "_denoises", lambda module: denoises)
+    monkeypatch.setattr(_Odd, "how", staticmethod(_products), raising=False)
+    ours = to_fused(_Odd().eval(), cuda_graphs=True)
+    with mode():
+        x, t, batch = torch.randn(2, 3), torch.ones(1), {"unused": torch.ones(2)}
+        for n in range(4 * EAGER_CALLS):
+            t.add_(1)
+            batch["unused"].add_(1)
+            if n % 11 == 10:
+                x.add_(t)
+            _same(ours(x, t, batch), _products(x, t, batch))
+    assert len(graphs) >= EAGER_CALLS
 
 
 @torch.no_grad()
