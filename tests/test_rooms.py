@@ -59,9 +59,9 @@ BUDGET = {
     "loader": 12_425,
     "service": 8_288,
     "trainer": 12_940,
-    "kernels": 16_752,
+    "kernels": 16_789,
     "synth": 2_009,
-    "tests": 40_852,
+    "tests": 40_872,
     "benchmarks": 9_915,
 }
 
