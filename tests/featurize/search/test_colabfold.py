@@ -31,7 +31,7 @@ from evofeed.featurize.formats.a3m import a3m_rows
 from evofeed.featurize.search import Database, Search, SearchCache, pack_templates, pair
 from evofeed.synth.entries import entry_cif
 
-pytestmark = pytest.mark.usefixtures("inside")
+pytestmark = [pytest.mark.system, pytest.mark.usefixtures("inside")]
 ONE, OTHER = family(1, 12, 90), family(2, 6, 90)
 
 
