@@ -6,6 +6,7 @@ class with another `forward`.
 
 from __future__ import annotations
 
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any, TypeGuard, TypeVar
@@ -60,9 +61,19 @@ class _Outer(Fused):
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         """As the original's."""
         call = super().forward  # type: ignore[misc]
-        if self.training and self.form is not None and self.form.denoises:
+        if self.form is not None and self.form.denoises and _trains(self):
             return call(*args, **kwargs)
         return run(self, call, args, kwargs, self.recorded, self.budget)
+
+
+_models: weakref.WeakKeyDictionary[nn.Module, weakref.ref[nn.Module]] = weakref.WeakKeyDictionary()
+"""The model of each step of sampling."""
+
+
+def _trains(step: nn.Module) -> bool:
+    """Whether it, or the model it is of, is in training mode: that may sample a few steps too."""
+    model = _models[step]() if step in _models else None
+    return step.training or (model is not None and model.training)
 
 
 _HOOKS = (
@@ -81,7 +92,7 @@ def drop_in(cls: type[Module]) -> type[Module]:
 
 def fuse(
     module: nn.Module, mixin: type[Fused], form: Any = None, recorded: bool = False,
-    budget: Budget | None = None,
+    budget: Budget | None = None, model: nn.Module | None = None,
 ) -> None:  # fmt: skip
     """Gives `module` the forward of `mixin`, in place.
 
@@ -91,6 +102,7 @@ def fuse(
         form: of a module of a declared form.
         recorded: whether its calls are recorded as CUDA graphs.
         budget: what it may keep for its backward pass.
+        model: that it is a step of sampling of.
     """
     outer = recorded or budget is not None
     if not isinstance(module, Fused) or outer:
@@ -99,6 +111,8 @@ def fuse(
         object.__setattr__(module, "__class__", made)
     if budget is not None:
         vars(module)["budget"] = budget
+    if model is not None:
+        _models[module] = weakref.ref(model)
 
 
 def unfuse(module: Fused) -> None:

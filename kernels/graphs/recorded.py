@@ -105,10 +105,8 @@ def _run_again(
     if why_not:
         _warn_once(f"{_name(module)} runs without CUDA graphs: {why_not}")
         return call(*args, **kwargs)
-    inside = (
-        paused() if _denoises(module) else contextlib.nullcontext()
-    )  # it will be recorded whole
-    with inside:
+    # What is inside of a step is not recorded: the step will be.
+    with paused() if _denoises(module) else contextlib.nullcontext():
         return call(*args, **kwargs)
 
 

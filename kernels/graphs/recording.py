@@ -319,8 +319,13 @@ def _recorded(
         with torch.cuda.device(device), torch.cuda.graph(graph, **how):
             found = function()
     except RuntimeError:
-        # A recording cut short leaves a generator in its capturing state.
-        generator.graphsafe_set_state(state)
+        # A recording cut short leaves the generator's state as while one is made, for earlier
+        # recordings too, which draw from it: one that ends well, of nothing much, puts that right.
+        try:
+            with torch.cuda.device(device), torch.cuda.graph(torch.cuda.CUDAGraph(), **how):
+                torch.zeros(1, device=device)
+        except RuntimeError:
+            generator.graphsafe_set_state(state)
         raise
     return found, graph.replay
 

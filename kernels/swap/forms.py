@@ -89,8 +89,8 @@ class Form:
         untried: what speaks against a module whose forward cannot be run.
         recordable: whether its calls are recorded as CUDA graphs where it is outside of a block.
             What atoms have too is not: every crop has another number of them.
-        denoises: whether it is a whole step of sampling, recorded in evaluation mode alone; its
-            own forward calls what is fused inside.
+        denoises: whether it is a whole step of sampling, recorded while the model is in evaluation
+            mode; its own forward calls what is fused inside.
     """
 
     run: Run | None

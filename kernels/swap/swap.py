@@ -106,7 +106,7 @@ def to_fused(
             report.kept[name] = answer
         elif isinstance(answer, Form) and answer.denoises:
             if cuda_graphs:
-                fuse(module, FusedForm, answer, recorded=True)
+                fuse(module, FusedForm, answer, recorded=True, model=model)
         elif answer is not None:
             form, mixin = (answer, FusedForm) if isinstance(answer, Form) else (None, answer)
             inside = any(name.startswith(prefix) for prefix in outer)

@@ -18,10 +18,11 @@ from torch import Tensor, nn
 
 from evofeed.kernels import to_fused
 from evofeed.kernels.fused_module import Fused
-from evofeed.kernels.graphs import recorded
+from evofeed.kernels.graphs import recorded, recording
 from evofeed.kernels.graphs.evaluation import EAGER_CALLS, MOST_RECORDINGS
 from evofeed.kernels.swap.swap import RULES
 
+DENOISES = recorded._denoises
 MODES = pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 
 
@@ -344,6 +345,74 @@ def test_threads_that_predict_get_their_own_results(graphs: list[int]) -> None:
     with ThreadPoolExecutor(4) as threads:
         assert all(threads.map(predict, range(4)))
     assert graphs
+
+
+class Sampled(nn.Module):
+    """With the parts and arguments of Boltz-2's diffusion module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name in (
+            "single_conditioner", "atom_attention_encoder", "s_to_a_linear", "token_transformer",
+            "a_norm", "atom_attention_decoder",
+        ):  # fmt: skip
+            self.add_module(name, nn.Identity())
+
+    def forward(
+        self, s_inputs: Tensor, s_trunk: Tensor, r_noisy: Tensor, times: Any = None,
+        feats: Any = None, diffusion_conditioning: Any = None, multiplicity: int = 1,
+    ) -> Tensor:  # fmt: skip
+        return self.a_norm(s_trunk * 2) + r_noisy
+
+
+@torch.no_grad()
+def test_a_roll_out_of_a_model_in_training_is_not_recorded(
+    graphs: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Protenix has it: twenty steps of its diffusion module in evaluation mode."""
+    monkeypatch.setattr(recorded, "_denoises", DENOISES)
+    model = nn.ModuleList([Sampled()])
+    assert not isinstance(to_fused(model)[0], Fused)
+    step: Any = to_fused(model, cuda_graphs=True)[0].eval()
+    pairs = torch.randn(2, 3)
+
+    def roll_out() -> int:
+        before = len(graphs)
+        for _ in range(EAGER_CALLS + 2):
+            x = torch.randn(2, 3)
+            assert torch.equal(step(pairs, pairs, x), pairs * 2 + x)
+        return len(graphs) - before
+
+    assert model.training and roll_out() == 0
+    model.eval()
+    assert roll_out() == 2
+    assert not isinstance(to_fused(model)[0], Fused)
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_a_recording_cut_short_leaves_earlier_ones_whole(device: str) -> None:
+    if device != "cuda":
+        pytest.skip("records real CUDA graphs")
+    gpu = torch.device("cuda", torch.cuda.current_device())
+    memory = torch.zeros(4, device=gpu)
+    _, replay = recording.record_graph(gpu, None, lambda: memory.copy_(torch.rand_like(memory)))
+
+    def cut() -> Tensor:
+        torch.rand(4, device=gpu)
+        raise RuntimeError("cut short")
+
+    drawn = []
+    for short in (False, True):
+        torch.manual_seed(0)
+        for _ in range(2):
+            if short:
+                with pytest.raises(RuntimeError):
+                    recording.record_graph(gpu, None, cut)
+                with pytest.raises(RuntimeError):
+                    recording.record_graph(gpu, None, lambda: memory.sum().item())
+            replay()
+            drawn.append([memory.tolist(), torch.rand(2, device=gpu).tolist()])
+    assert drawn[:2] == drawn[2:]
 
 
 @pytest.mark.gpu
