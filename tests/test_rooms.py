@@ -59,9 +59,9 @@ BUDGET = {
     "loader": 12_425,
     "service": 8_288,
     "trainer": 12_940,
-    "kernels": 16_806,
+    "kernels": 16_750,
     "synth": 2_009,
-    "tests": 40_941,
+    "tests": 40_945,
     "benchmarks": 9_915,
 }
 

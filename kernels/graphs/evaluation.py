@@ -9,112 +9,38 @@ inference mode does not tell that it was written to: it is copied, or a step loo
 
 from __future__ import annotations
 
-import functools
-import weakref
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from evofeed.kernels.graphs.arguments import (
+    EQUAL,
+    Arguments,
+    Leaves,
+    Same,
+    kind_of,
+    put_together,
+    taken_apart,
+)
 from evofeed.kernels.graphs.constants import ChangedInPlace, Constants
-from evofeed.kernels.graphs.recording import Homes, Recording, one_at_a_time, stream_number
-from evofeed.kernels.runtime.backend import autocast_type
-from evofeed.kernels.runtime.private_apis import tf32_allowed
+from evofeed.kernels.graphs.recording import Homes, Recording, one_at_a_time
 
 MOST_RECORDINGS = 8  # of a module
 EAGER_CALLS = 8  # of a kind in a row before a recording
 MOST_BYTES = 1 << 27  # of a block's arguments: with more, the GPU takes longer than its host
 MOST_BEGUN = 8  # times that a shorter row may begin; arguments that change then may always change
 
-_EQUAL = (int, float, str, bytes, type(None), torch.dtype, torch.device)
-"""Constants that are the same if they are equal; other objects must be the same ones."""
-
-Leaves = list[Any]
-
-
-class Arguments:
-    """Of one call.
-
-    Attributes:
-        leaves: tensors and constants, out of the dictionaries, lists and tuples they are in.
-        tensors: those of the leaves that are, by their number.
-        on_device: those that are not on the CPU, if any are not.
-    """
-
-    def __init__(self, *containers: Any) -> None:
-        self.leaves: Leaves = []
-        self.shape = _taken_apart(containers, self.leaves)
-        self.tensors = {n: leaf for n, leaf in enumerate(self.leaves) if isinstance(leaf, Tensor)}
-        every = list(self.tensors.values())
-        self.on_device = [t for t in every if not t.is_cpu] or every
-
-    @property
-    def nbytes(self) -> int:
-        """Of all tensors."""
-        return sum(t.nbytes for t in self.tensors.values())
-
-    @functools.cached_property
-    def kind(self) -> Hashable:
-        """What calls must have in common to share a recording."""
-        device = self.on_device[0].device
-        settings = autocast_type(device.type), tf32_allowed(), stream_number(device)
-        return (self.shape, *map(_kind_of, self.leaves), *settings)
-
-
-def _taken_apart(value: Any, leaves: Leaves) -> Hashable:
-    """The shape of nested containers, and what is in them behind `leaves`."""
-    if type(value) is dict:
-        return dict, tuple((key, _taken_apart(inner, leaves)) for key, inner in value.items())
-    if type(value) in (list, tuple):
-        return type(value), tuple(_taken_apart(inner, leaves) for inner in value)
-    leaves.append(value)
-    return None
-
-
-def _put_together(shape: Any, leaves: Iterator[Any]) -> Any:
-    """The containers of a shape, from what is in them."""
-    if shape is None:
-        return next(leaves)
-    kind, parts = shape
-    if kind is dict:
-        return {key: _put_together(inner, leaves) for key, inner in parts}
-    return kind(_put_together(inner, leaves) for inner in parts)
-
-
-def _kind_of(leaf: Any) -> Hashable:
-    if isinstance(leaf, Tensor):
-        return leaf.shape, leaf.stride(), leaf.dtype, leaf.device
-    return type(leaf), leaf if isinstance(leaf, _EQUAL) else None
-
-
-class _Same:
-    """Tells whether a later argument is this one, unchanged."""
-
-    def __init__(self, leaf: Any) -> None:
-        try:
-            self._leaf = weakref.ref(leaf)
-        except TypeError:
-            kind = type(leaf).__name__
-            raise RuntimeError(f"an argument is a {kind}, no tensor and no constant") from None
-        self._mark = _mark(leaf)
-
-    def __call__(self, leaf: Any) -> bool:
-        return self._leaf() is leaf and self._mark == _mark(leaf)
-
-
-def _mark(leaf: Any) -> tuple[int, int]:
-    if not isinstance(leaf, Tensor):
-        return 0, 0
-    return leaf.data_ptr(), 0 if leaf.is_inference() else leaf._version
-
 
 class RecordedCall(NamedTuple):
     """A recording, the constants that it reads, and what must be as it was.
 
     Attributes:
-        bits: sums over those of tensors of inference mode that must be given again.
+        shape, settings: of the arguments.
+        others: kinds of those that may be others, by number.
         staying: arguments that must be given again.
+        bits: sums over those of tensors of inference mode among them.
         weights: where the parameters and buffers are.
         versions: what changes when their numbers do.
         results: the shape of what is returned.
@@ -122,16 +48,24 @@ class RecordedCall(NamedTuple):
 
     recording: Recording
     read: Any
+    shape: Hashable
+    settings: Hashable
+    others: dict[int, Hashable]
+    staying: dict[int, Same]
     bits: dict[int, Tensor]
-    staying: dict[int, _Same]
     weights: Homes
     versions: list[int]
     results: Any
 
-    def holds(self, leaves: Leaves) -> bool:
-        """Whether arguments of its kind may be replayed."""
-        unchanged = all(same(leaves[n]) for n, same in self.staying.items())
-        return unchanged and self.versions == _versions(self.weights)
+    def holds(self, given: Arguments) -> bool:
+        """Whether a call may be replayed."""
+        return (
+            given.shape == self.shape
+            and all(kind_of(given.leaves[n]) == kind for n, kind in self.others.items())
+            and all(same(given.leaves[n]) for n, same in self.staying.items())
+            and given.settings == self.settings
+            and self.versions == _versions(self.weights)
+        )
 
     def rewritten(self, leaves: Leaves) -> set[int]:
         """The numbers of those whose bits are others; the host waits for that."""
@@ -146,7 +80,7 @@ class RecordedCall(NamedTuple):
             leaf for n, leaf in enumerate(leaves)
             if isinstance(leaf, Tensor) and n not in self.staying
         ]  # fmt: skip
-        return _put_together(self.results, iter(self.recording(copied)))
+        return put_together(self.results, iter(self.recording(copied)))
 
 
 class Evaluation:
@@ -162,7 +96,7 @@ class Evaluation:
         self._rewritten = set[int]()
         self._latest: Hashable = None
         self._times = self._begun = 0
-        self._staying: dict[int, _Same] = {}
+        self._staying: dict[int, Same] = {}
 
     def find(self, call: Callable[..., Any], given: Arguments, homes: Homes) -> RecordedCall | None:
         """A recording of such a call; a new one if it comes often enough.
@@ -170,21 +104,27 @@ class Evaluation:
         Raises:
             RuntimeError: it cannot be recorded.
         """
-        found = self.recordings.get(given.kind)
-        if found is not None:
-            rewritten = found.rewritten(given.leaves) if found.holds(given.leaves) else None
-            if rewritten == set():
-                return found
-            self._rewritten |= rewritten or set()
-            del self.recordings[given.kind]
+        latest: list[RecordedCall] = [*self.recordings.values()][::-1]
+        for found in latest:
+            if found.holds(given):
+                rewritten = found.rewritten(given.leaves)
+                if not rewritten:
+                    return found
+                self._rewritten |= rewritten
+                break
+        if self.recordings.pop(given.kind, None) is not None:  # of other tensors
             self._times = 0
+        for kind, other in [*self.recordings.items()]:
+            if any(same.gone() for same in other.staying.values()):  # nor would it be replayed
+                del self.recordings[kind]
         self._count(given)
         if self._times <= EAGER_CALLS:
             return None
         if len(self.recordings) >= MOST_RECORDINGS:
             del self.recordings[next(iter(self.recordings))]
         with one_at_a_time:
-            made = self.recordings[given.kind] = _record(call, given, homes, dict(self._staying))
+            made = _record(call, given, homes, dict(self._staying))
+        self.recordings[given.kind] = made
         return made
 
     def _count(self, given: Arguments) -> None:
@@ -203,13 +143,13 @@ class Evaluation:
         if later or self._times == 0:
             self._times, self._begun = 1, self._begun + later
             self._staying = {
-                n: _Same(leaf) for n, leaf in enumerate(given.leaves) if self._may_stay(n, leaf)
+                n: Same(leaf) for n, leaf in enumerate(given.leaves) if self._may_stay(n, leaf)
             }
         else:
             self._times, self._staying = self._times + 1, same
 
     def _may_stay(self, number: int, leaf: Any) -> bool:
-        if isinstance(leaf, _EQUAL) or number in self._rewritten:
+        if isinstance(leaf, EQUAL) or number in self._rewritten:
             return False
         return self._denoises or not isinstance(leaf, Tensor) or not leaf.is_inference()
 
@@ -221,7 +161,7 @@ def _bits(t: Tensor) -> Tensor:
 
 
 def _record(
-    call: Callable[..., Any], given: Arguments, homes: Homes, staying: dict[int, _Same]
+    call: Callable[..., Any], given: Arguments, homes: Homes, staying: dict[int, Same]
 ) -> RecordedCall:
     tensors = given.tensors
     if tensors.keys() <= staying.keys():
@@ -236,19 +176,18 @@ def _record(
     def forward(inputs: Sequence[Tensor]) -> Leaves:
         nonlocal shape
         put = dict(enumerate(given.leaves)) | dict(zip(copied, inputs, strict=True))
-        args, kwargs = _put_together(given.shape, iter(put.values()))
+        args, kwargs = put_together(given.shape, iter(put.values()))
         results: Leaves = []
         with constants:
-            shape = _taken_apart(call(*args, **kwargs), results)
+            shape = taken_apart(call(*args, **kwargs), results)
         constants.settle(results)
         return results
 
     try:
         recording = Recording(forward, [tensors[n] for n in copied], homes)
     except ChangedInPlace as error:
-        changed = list(fixed)[error.number]
-        others = {n: same for n, same in staying.items() if n != changed}
-        return _record(call, given, homes, others)
+        del staying[list(fixed)[error.number]]
+        return _record(call, given, homes, staying)
     read = constants.answers, constants.kept
     bits = {
         n: _bits(t)
@@ -256,7 +195,11 @@ def _record(
         if t.is_inference() and m in constants.used
     }
     weights = [(home, name) for home, name in homes if not home[name].is_inference()]
-    return RecordedCall(recording, read, bits, staying, weights, _versions(weights), shape)
+    others = {n: kind_of(leaf) for n, leaf in enumerate(given.leaves) if n not in staying}
+    return RecordedCall(
+        recording, read, given.shape, given.settings, others, staying, bits, weights,
+        _versions(weights), shape,
+    )  # fmt: skip
 
 
 def _versions(weights: Homes) -> list[int]:

@@ -26,7 +26,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from evofeed.kernels.graphs.evaluation import MOST_BYTES, Arguments, Evaluation, RecordedCall
+from evofeed.kernels.graphs.arguments import Arguments
+from evofeed.kernels.graphs.evaluation import MOST_BYTES, Evaluation, RecordedCall
 from evofeed.kernels.graphs.keeping import Budget
 from evofeed.kernels.graphs.recording import Homes, Recording, stream_number
 from evofeed.kernels.runtime.backend import autocast_type

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from evofeed.kernels.graphs import evaluation, recorded, recording
+from evofeed.kernels.graphs import arguments, recorded, recording
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     monkeypatch.setattr(recording, "_recorded", capture)
     monkeypatch.setattr(recording, "_stand_ins", stand_ins)
     monkeypatch.setattr(recording, "_beside", undrawn)
-    for place in (recording, recorded, evaluation):
+    for place in (recording, recorded, arguments):
         monkeypatch.setattr(place, "stream_number", lambda device: 0)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: 0)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)

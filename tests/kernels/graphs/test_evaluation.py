@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from evofeed.kernels import to_fused
 from evofeed.kernels.fused_module import Fused
-from evofeed.kernels.graphs import recorded, recording
+from evofeed.kernels.graphs import arguments, recorded, recording
 from evofeed.kernels.graphs.evaluation import EAGER_CALLS, MOST_RECORDINGS
 from evofeed.kernels.swap.swap import RULES
 
@@ -82,12 +82,12 @@ def _same(made: Any, expected: Any) -> None:
 
 @MODES
 def test_the_ninth_call_of_a_kind_in_a_row_is_recorded(
-    graphs: list[int], mode: Callable[[], Any]
+    graphs: list[int], monkeypatch: pytest.MonkeyPatch, mode: Callable[[], Any]
 ) -> None:
     plain, ours = _pair()
     batch, t = _batch(1, 2), torch.ones(1)
-    for count in range(1, MOST_RECORDINGS + 3):
-        shape = {**_batch(*[2] * count), "also": torch.ones(count)}
+    batches = [_batch(*[2] * (count + 1)) for count in range(MOST_RECORDINGS + 2)]
+    for count, shape in enumerate(batches, 1):
         for call in range(EAGER_CALLS + 2):
             x, replays = torch.randn(count, 3), len(graphs)
             with mode():
@@ -100,6 +100,10 @@ def test_the_ninth_call_of_a_kind_in_a_row_is_recorded(
         ours.train()(x, t, shape)["atoms"].sum().backward()
     assert recorded._states[ours][False]._moves == 0
     assert len(_recordings(ours)) == MOST_RECORDINGS
+    monkeypatch.setattr(arguments.Same, "gone", lambda same: True)  # batches of the past
+    with mode():
+        ours.eval()(x[:2], t, batch | {"more": 1})
+    assert not _recordings(ours)
 
 
 @torch.no_grad()
