@@ -1,9 +1,9 @@
 """The reader process: requests in, filled slots out, nothing kept.
 
 Started by `evofeed.loader.reader_pool.ProcessReaders` as a fresh interpreter, never by
-fork, so it works under any launcher and imports neither torch nor the user's
-script. It holds no state worth saving: whoever sent a request can send it again
-to another reader. It ends when its pipe closes or its parent is gone.
+fork, so it works under any launcher and imports neither torch (but for a crop of Protenix
+that cuts between equals) nor the user's script. It holds no state worth saving: whoever sent a
+request can send it again to another reader. It ends when its pipe closes or its parent is gone.
 """
 
 from __future__ import annotations

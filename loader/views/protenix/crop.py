@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import torch
 
 from evofeed.base.shapes import Integer
 from evofeed.loader.counter_rng import Purpose
@@ -57,8 +56,9 @@ def _nearest(tokens: Tokens, centre: int, config: ProtenixConfig) -> Integer[np.
         single = distance.astype(np.float32)
         single[~tokens.resolved] = np.inf
         single += np.arange(len(tokens), dtype=np.float32) * np.float32(1e-3)
-        # torch's own selection: which of the infinite ones it takes is its secret.
-        chosen = torch.topk(torch.from_numpy(single), count, largest=False).indices.numpy()
+        chosen = np.flatnonzero(single <= np.partition(single, count - 1)[count - 1])
+        if len(chosen) > count:
+            chosen = _as_torch(single, count)
         if not config.unresolved_fill:
             chosen = chosen[tokens.resolved[chosen]]
     else:
@@ -67,6 +67,16 @@ def _nearest(tokens: Tokens, centre: int, config: ProtenixConfig) -> Integer[np.
         chosen = np.argsort(distance, kind="stable")[:count]
     chosen = np.sort(chosen)
     return only_whole(tokens.residue, chosen) if config.whole_residues else chosen
+
+
+def _as_torch(distance: np.ndarray, count: int) -> Integer[np.ndarray, " T"]:
+    """torch's own selection: which of equal ones, infinite most, it takes is its secret."""
+    import torch  # the reader has no need of it otherwise
+
+    chosen: np.ndarray = torch.topk(
+        torch.from_numpy(distance), count, largest=False
+    ).indices.numpy()
+    return chosen
 
 
 def _contiguous(

@@ -12,7 +12,6 @@ import json
 import pickle
 import shutil
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -21,6 +20,7 @@ import gemmi
 import numpy as np
 import pytest
 import yaml
+from tests.conftest import once_a_run
 from tests.featurize.entries.boltz_set import boltz_package
 from tests.featurize.records.allatom import components
 from tests.featurize.records.test_entry import components as made_up
@@ -51,14 +51,16 @@ LETTERS = np.array(list(f"{RESTYPES}X-"))
 @functools.cache
 def complexes() -> str:
     """An A2B2 and an AB, with alignments, rows to pair, templates and structures."""
-    root = Path(tempfile.mkdtemp(prefix="evofeed-complexes-"))
-    write_synthetic(root / "raw", 2, stoichiometries=["A2B2", "AB"], mean_length=50, mean_depth=40)
-    data = str(root / "data")
-    with units_inside():
-        assert run_job(str(root / "raw"), data).state == "published"
-    with pytest.raises(SystemExit, match="0"):
-        main(["assemblies", str(root / "raw"), data])
-    return data
+
+    def made(root: Path) -> None:
+        raw, data = str(root / "raw"), str(root / "data")
+        write_synthetic(raw, 2, stoichiometries=["A2B2", "AB"], mean_length=50, mean_depth=40)
+        with units_inside():
+            assert run_job(raw, data).state == "published"
+        with pytest.raises(SystemExit, match="0"):
+            main(["assemblies", raw, data])
+
+    return str(once_a_run("exported", made) / "data")
 
 
 def a_complex() -> tuple[str, AssemblyRecord]:
