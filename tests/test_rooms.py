@@ -59,7 +59,7 @@ BUDGET = {
     "loader": 12_432,
     "service": 8_288,
     "trainer": 12_940,
-    "kernels": 16_856,
+    "kernels": 16_869,
     "synth": 2_009,
     "tests": 40_947,
     "benchmarks": 9_922,

@@ -8,7 +8,7 @@ numbers follow from what stays, and from that alone, those of the first runs ser
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -144,13 +144,13 @@ class Constants(DispatchMode):  # type: ignore[no-untyped-call]
         """An operator that writes to tensors of the function's own: constant if they still are."""
         makers = {self._made[m] for m in memory if m in self._made}
         call.reads |= makers
+        call.writes = makers
         same = memory <= self._known | self._zeros and not makers & self._seen
         self._zeros -= memory
         if known and same and len(memory) == len(makers) == 1:
             self._constant.add(self._number)
             self._known |= memory
         else:
-            self._constant -= makers
             self._known -= memory
 
     def settle(self, results: Iterable[Any]) -> None:
@@ -158,12 +158,23 @@ class Constants(DispatchMode):  # type: ignore[no-untyped-call]
         self._run += 1
         if self._run > 1:
             return
+        while self._banned():
+            pass
         for number, call in enumerate(self._calls):
-            if not call.reads <= self._constant:
-                self._constant.discard(number)
             if number not in self._constant and not call.views:
                 self._needed |= call.reads
         self._needed |= {self._made[m] for m in _memory(results) if m in self._made}
+
+    def _banned(self) -> bool:
+        """Whether an operator was taken for constant that reads, or is written to by, one that is
+        not."""
+        before = len(self._constant)
+        for number, call in enumerate(self._calls):
+            if not call.reads <= self._constant:
+                self._constant.discard(number)
+            if number not in self._constant:
+                self._constant -= call.writes
+        return len(self._constant) < before
 
     @staticmethod
     def _asked(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Asked | None:
@@ -198,11 +209,13 @@ class _Call:
 
     Attributes:
         reads: numbers of the operators that made, as constants, what it reads.
+        writes: of those that made what it writes to.
         views: whether it makes no numbers.
     """
 
     func: Any
     reads: set[int]
+    writes: set[int] = field(default_factory=set)
     views: bool = False
 
 
