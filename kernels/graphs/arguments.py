@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import weakref
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any
 
 import torch
@@ -81,14 +82,15 @@ def kind_of(leaf: Any) -> Hashable:
 
 
 class Same:
-    """Tells whether a later argument is this one, unchanged."""
+    """Tells whether a later argument is this one, unchanged.
+
+    Of what has no weak references it never does.
+    """
 
     def __init__(self, leaf: Any) -> None:
-        try:
+        self._leaf: Callable[[], Any] = lambda: None
+        with contextlib.suppress(TypeError):
             self._leaf = weakref.ref(leaf)
-        except TypeError:
-            kind = type(leaf).__name__
-            raise RuntimeError(f"an argument is a {kind}, no tensor and no constant") from None
         self._mark = _mark(leaf)
 
     def __call__(self, leaf: Any) -> bool:

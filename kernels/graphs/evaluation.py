@@ -25,7 +25,7 @@ from evofeed.kernels.graphs.arguments import (
     taken_apart,
 )
 from evofeed.kernels.graphs.constants import ChangedInPlace, Constants
-from evofeed.kernels.graphs.recording import Homes, Recording, one_at_a_time
+from evofeed.kernels.graphs.recording import Homes, Recording
 
 MOST_RECORDINGS = 8  # of a module
 EAGER_CALLS = 8  # of a kind in a row before a recording
@@ -98,12 +98,8 @@ class Evaluation:
         self._times = self._begun = 0
         self._staying: dict[int, Same] = {}
 
-    def find(self, call: Callable[..., Any], given: Arguments, homes: Homes) -> RecordedCall | None:
-        """A recording of such a call; a new one if it comes often enough.
-
-        Raises:
-            RuntimeError: it cannot be recorded.
-        """
+    def find(self, given: Arguments) -> RecordedCall | None:
+        """A recording of such a call."""
         latest: list[RecordedCall] = [*self.recordings.values()][::-1]
         for found in latest:
             if found.holds(given):
@@ -112,19 +108,27 @@ class Evaluation:
                     return found
                 self._rewritten |= rewritten
                 break
+        return None
+
+    def comes_again(self, given: Arguments) -> bool:
+        """Whether a call that no recording holds for is to be recorded."""
         if self.recordings.pop(given.kind, None) is not None:  # of other tensors
             self._times = 0
         for kind, other in [*self.recordings.items()]:
             if any(same.gone() for same in other.staying.values()):  # nor would it be replayed
-                del self.recordings[kind]
+                self.recordings.pop(kind, None)
         self._count(given)
-        if self._times <= EAGER_CALLS:
-            return None
+        return self._times > EAGER_CALLS
+
+    def record(self, call: Callable[..., Any], given: Arguments, homes: Homes) -> RecordedCall:
+        """A recording of such a call; the oldest makes room.
+
+        Raises:
+            RuntimeError: it cannot be recorded.
+        """
         if len(self.recordings) >= MOST_RECORDINGS:
             del self.recordings[next(iter(self.recordings))]
-        with one_at_a_time:
-            made = _record(call, given, homes, dict(self._staying))
-        self.recordings[given.kind] = made
+        made = self.recordings[given.kind] = _record(call, given, homes, dict(self._staying))
         return made
 
     def _count(self, given: Arguments) -> None:
@@ -164,6 +168,9 @@ def _record(
     call: Callable[..., Any], given: Arguments, homes: Homes, staying: dict[int, Same]
 ) -> RecordedCall:
     tensors = given.tensors
+    for n, leaf in enumerate(given.leaves):
+        if not (isinstance(leaf, (Tensor, *EQUAL)) or n in staying):
+            raise RuntimeError(f"an argument is a {type(leaf).__name__}, no tensor and no constant")
     if tensors.keys() <= staying.keys():
         del staying[next(iter(tensors))]  # a recording is of some input
     copied = [n for n in tensors if n not in staying]

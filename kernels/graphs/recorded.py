@@ -29,7 +29,7 @@ from torch.utils.checkpoint import checkpoint
 from evofeed.kernels.graphs.arguments import Arguments
 from evofeed.kernels.graphs.evaluation import MOST_BYTES, Evaluation, RecordedCall
 from evofeed.kernels.graphs.keeping import Budget
-from evofeed.kernels.graphs.recording import Homes, Recording, stream_number
+from evofeed.kernels.graphs.recording import Homes, Recording, one_at_a_time, stream_number
 from evofeed.kernels.runtime.backend import autocast_type
 from evofeed.kernels.runtime.private_apis import (
     backward_runs,
@@ -204,10 +204,12 @@ class _State:
         self, module: nn.Module, call: Callable[..., Any], given: Arguments
     ) -> tuple[RecordedCall | None, str]:
         """A recording of a call in evaluation mode, if it comes often enough; else None and why."""
-        found = None
-        if not self._gives_up(module):
-            with self._recording():
-                found = self._again.find(call, given, self._homes)
+        if self._gives_up(module):
+            return None, self._given_up
+        found = self._again.find(given)
+        if found is None and self._again.comes_again(given):
+            with one_at_a_time, self._recording():
+                found = self._again.record(call, given, self._homes)
         return found, self._given_up
 
     def _gives_up(self, module: nn.Module) -> bool:

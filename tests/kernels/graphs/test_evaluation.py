@@ -348,7 +348,9 @@ def test_threads_that_predict_get_their_own_results(graphs: list[int]) -> None:
     assert predict(0)
     with ThreadPoolExecutor(4) as threads:
         assert all(threads.map(predict, range(4)))
-    assert graphs
+    assert not recorded._paused
+    before = len(graphs)
+    assert predict(9) and len(graphs) > before
 
 
 class Sampled(nn.Module):
