@@ -59,7 +59,7 @@ BUDGET = {
     "loader": 12_432,
     "service": 8_288,
     "trainer": 12_940,
-    "kernels": 16_880,
+    "kernels": 16_884,
     "synth": 2_009,
     "tests": 41_031,
     "benchmarks": 9_922,

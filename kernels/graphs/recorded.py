@@ -17,6 +17,7 @@ recorded again. Other attributes count as constants.
 from __future__ import annotations
 
 import contextlib
+import threading
 import warnings
 import weakref
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -42,7 +43,8 @@ MOST_RECORDINGS = 8  # of a module: shapes, and calls in flight
 MOST_MOVES = 4  # times its parameters may have moved
 _PLAIN = (Tensor, nn.Parameter)
 _KNOWN = (Tensor, int, float, str, type(None), torch.dtype)
-_paused = False
+_paused = 0  # by how many
+_counting = threading.Lock()
 _warned: set[str] = set()
 
 
@@ -50,11 +52,13 @@ _warned: set[str] = set()
 def paused() -> Iterator[None]:
     """Modules run eagerly inside."""
     global _paused
-    before, _paused = _paused, True
+    with _counting:
+        _paused += 1
     try:
         yield
     finally:
-        _paused = before
+        with _counting:
+            _paused -= 1
 
 
 def run(

@@ -258,7 +258,7 @@ def _stand_ins(homes: Homes) -> Iterator[list[tuple[tuple[dict[str, Any], str], 
 
 # --- the device -----------------------------------------------------------------------------------
 
-one_at_a_time = threading.Lock()  # threads that predict share a stream, and so its memory
+one_at_a_time = threading.RLock()  # threads that predict share a stream, and so its memory
 _streams: dict[torch.device, torch.cuda.Stream] = {}
 _pools: dict[Hashable, Any] = {}
 _shared: weakref.WeakValueDictionary[Hashable, Tensor] = weakref.WeakValueDictionary()

@@ -40,7 +40,7 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
             replays.append(1)
             # as when it was recorded, whatever is set around a replay
             usual, gradients = torch.inference_mode(False), torch.set_grad_enabled
-            with usual, gradients(grad), monkeypatch.context() as patch:
+            with usual, gradients(grad), recorded.paused(), monkeypatch.context() as patch:
                 for (home, name), leaf in leaves:
                     patch.setitem(home, name, leaf)
                 again = function()
