@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from evofeed.kernels.graphs.keeping import Budget
-from evofeed.kernels.graphs.recorded import run
+from evofeed.kernels.graphs.recorded import denoises, run
 
 Module = TypeVar("Module", bound=nn.Module)
 
@@ -61,7 +61,7 @@ class _Outer(Fused):
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         """As the original's."""
         call = super().forward  # type: ignore[misc]
-        if self.form is not None and self.form.denoises and _trains(self):
+        if denoises(self) and _trains(self):
             return call(*args, **kwargs)
         return run(self, call, args, kwargs, self.recorded, self.budget)
 

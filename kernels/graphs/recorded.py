@@ -103,7 +103,7 @@ def _run_again(
         return call(*args, **kwargs)
     given = Arguments(args, kwargs)
     why_not = _why_not(given.on_device)
-    if why_not is None and (given.nbytes <= MOST_BYTES or _denoises(module)):
+    if why_not is None and (denoises(module) or given.nbytes <= MOST_BYTES):
         found, why_not = _state_of(module).find_again(module, call, given)
         if found is not None:
             return found(given.leaves)
@@ -111,11 +111,12 @@ def _run_again(
         _warn_once(f"{_name(module)} runs without CUDA graphs: {why_not}")
         return call(*args, **kwargs)
     # What is inside of a step is not recorded: the step will be.
-    with paused() if _denoises(module) else contextlib.nullcontext():
+    with paused() if denoises(module) else contextlib.nullcontext():
         return call(*args, **kwargs)
 
 
-def _denoises(module: Any) -> bool:
+def denoises(module: Any) -> bool:
+    """Whether a swapped module is a whole step of sampling."""
     return module.form is not None and module.form.denoises
 
 
@@ -170,7 +171,7 @@ class _State:
 
     def __init__(self, module: nn.Module) -> None:
         self._recordings: dict[Hashable, list[Recording]] = {}
-        self._again = Evaluation(_denoises(module))
+        self._again = Evaluation(denoises(module))
         self._moves = 0
         self._look(module)
         kinds = {type(home[name]) for home, name in self._homes} - set(_PLAIN)
@@ -199,9 +200,8 @@ class _State:
                 "pass has not come yet, are not recorded"
             )
         with self._recording():
-            found.append(
-                Recording(_of_tensors(call, args, kwargs), tensors, self._homes, recompute)
-            )
+            forward = _of_tensors(call, args, kwargs)
+            found.append(Recording(forward, tensors, self._homes, recompute))
         return (None, self._given_up) if self._given_up else (found[-1], "")
 
     def find_again(

@@ -12,7 +12,7 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from evofeed.kernels.fused_module import Fused
-from evofeed.kernels.graphs.recorded import paused
+from evofeed.kernels.graphs.recorded import denoises, paused
 
 _RANGE = "evofeed::swapped"
 
@@ -84,7 +84,7 @@ def _marked(model: nn.Module) -> Iterator[None]:
 
     handles = []
     for module in model.modules():
-        if isinstance(module, Fused) and not (module.form and module.form.denoises):
+        if isinstance(module, Fused) and not denoises(module):
             handles.append(module.register_forward_pre_hook(enter))
             handles.append(module.register_forward_hook(leave, always_call=True))
     try:

@@ -33,7 +33,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "snapshots": ("evofeed.store.commands", "snapshots", "List, compare, tag, verify, collect."),
     "serve": ("evofeed.service.commands", "serve", "The manifest service and dashboard."),
     "tokens": ("evofeed.service.client.commands", "tokens", "API tokens of the service."),
-    "entries": ("evofeed.featurize.entries.commands", "entries", "Whole entries, all their atoms."),
+    "entries": ("evofeed.featurize.entries.commands", "entries", "Entries for AF3-class models."),
     "jobs": ("evofeed.featurize.job_commands", "jobs", "Featurize jobs: status, cancel, retry."),
     "plan": ("evofeed.loader.commands", "plan", "Which rank reads which chains."),
     "train": ("evofeed.trainer.commands", "train", "Train the AlphaFold2 model."),

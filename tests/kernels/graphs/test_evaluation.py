@@ -22,7 +22,7 @@ from evofeed.kernels.graphs import arguments, recorded, recording
 from evofeed.kernels.graphs.evaluation import EAGER_CALLS, MOST_RECORDINGS
 from evofeed.kernels.swap.swap import RULES
 
-DENOISES = recorded._denoises
+DENOISES = recorded.denoises
 MODES = pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 
 
@@ -59,7 +59,7 @@ def step_has_a_fused_form(monkeypatch: pytest.MonkeyPatch) -> None:
         return FusedStep if isinstance(module, Step) else None
 
     monkeypatch.setattr("evofeed.kernels.swap.swap.RULES", [*RULES, rule])
-    monkeypatch.setattr(recorded, "_denoises", lambda module: isinstance(module, Step))
+    monkeypatch.setattr(recorded, "denoises", lambda module: isinstance(module, Step))
 
 
 def _pair() -> tuple[Step, Step]:
@@ -271,7 +271,7 @@ def test_what_follows_from_what_stays_is_made_once(
 def test_tensors_that_the_caller_changes_in_place(
     graphs: list[int], monkeypatch: pytest.MonkeyPatch, mode: Callable[[], Any], denoises: bool
 ) -> None:
-    monkeypatch.setattr(recorded, "_denoises", lambda module: denoises)
+    monkeypatch.setattr(recorded, "denoises", lambda module: denoises)
     monkeypatch.setattr(_Odd, "how", staticmethod(_products), raising=False)
     ours = to_fused(_Odd().eval(), cuda_graphs=True)
     with mode():
@@ -376,7 +376,7 @@ def test_a_roll_out_of_a_model_in_training_is_not_recorded(
     graphs: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As Protenix has it: twenty steps of its diffusion module in evaluation mode."""
-    monkeypatch.setattr(recorded, "_denoises", DENOISES)
+    monkeypatch.setattr(recorded, "denoises", DENOISES)
     model = nn.ModuleList([Sampled()])
     assert not isinstance(to_fused(model)[0], Fused)
     step: Any = to_fused(model, cuda_graphs=True)[0].eval()
