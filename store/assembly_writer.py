@@ -46,10 +46,7 @@ def add_assemblies(
 
     Args:
         dataset: the snapshot, which holds the chains of every complex; `ref` is at it.
-        records: the complexes, each once.
-        ref: name to move.
         dropped: complexes that could not be made, each `{"assembly_id", "reason", ...}`.
-        shard_nbytes: where a new shard of members begins.
 
     Raises:
         ChainMissing: a chain of a complex is not in the snapshot.

@@ -152,7 +152,6 @@ def pack_flat(positions: Float[np.ndarray, "A 3"], counts: Int[np.ndarray, " R"]
 
     Args:
         positions: f64, ångström.
-        counts: atoms of every residue.
     """
     fixed = np.rint(positions * 1000)
     with np.errstate(invalid="ignore"):

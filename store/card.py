@@ -38,7 +38,6 @@ class LeftOut:
 
     Attributes:
         reason: in words; what differs from case to case is `…`.
-        count: how often.
         examples: the first few, `chain: reason` in full.
     """
 
@@ -171,11 +170,8 @@ def dataset_card(
     """The card of a snapshot, from its index and manifest; no shard is read.
 
     Args:
-        dataset: the snapshot.
         name: of the data set; the last part of its address if empty.
         description: of the maker; a sentence of counts if empty.
-        license_name: SPDX name or address.
-        url: where people find it.
         notes: what was left out of chains that are in it, by chain, as a job's report has it.
     """
     index, manifest = dataset.index, dataset.manifest

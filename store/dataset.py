@@ -69,7 +69,6 @@ class Dataset:
         """Open a dataset: a path, `file://`, `s3://` or `http(s)://`.
 
         Args:
-            uri: where it is.
             snapshot: a ref, or a digest, of which 8 digits do where files can be listed.
             token: bearer token for a service that wants one; if None, what the variable
                 `EVOFEED_TOKEN` holds at each request.

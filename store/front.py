@@ -57,12 +57,7 @@ class FrontStorage:
 
 
 class ReadAhead(FrontStorage):
-    """Fetches a shard in pieces of 16 MiB, for one reader of all that it holds, in file order.
-
-    Args:
-        remote: where the shards are.
-        sizes: their bytes, by key.
-    """
+    """Fetches a shard in pieces of 16 MiB, for one reader of all that it holds, in file order."""
 
     def __init__(self, remote: Storage, sizes: Mapping[str, int]) -> None:
         super().__init__(remote)

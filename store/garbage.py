@@ -59,8 +59,6 @@ def gc(
     """Remove what no ref needs any more; by default only say what that would be.
 
     Args:
-        uri: the dataset.
-        dry_run: remove nothing.
         grace: seconds a file must be old; younger ones stay.
         keep_history: snapshots from which a ref's snapshot was made count as needed.
 

@@ -35,13 +35,7 @@ PASSING: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a service said.
-
-    Attributes:
-        status: of HTTP.
-        headers: names in any case.
-        body: all of it.
-    """
+    """What a service said."""
 
     status: int
     headers: Message

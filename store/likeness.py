@@ -44,11 +44,8 @@ def similar_pairs(
     """Pairs at or above an identity, over `MIN_ALIGNED` residues or a whole shorter sequence.
 
     Args:
-        queries: sequences by name.
         targets: sequences by name; the same object for all against all.
-        identity: from 0 to 1.
         threads: of mmseqs; 0 is one per usable core.
-        deadline: seconds it may take.
 
     Returns:
         The strongest first; none of a name with itself.
@@ -152,7 +149,6 @@ class Clusters:
     Ids count whatever their case, and a window `1abc_A.v0` counts as its chain.
 
     Args:
-        path: of the file.
         closed: `path` is canonical, and refused if a link stands for a part of it now.
 
     Raises:
@@ -188,8 +184,6 @@ def overlap(
     """Chains that keep two sets from being apart.
 
     Args:
-        first: chain ids.
-        second: chain ids of the other set.
         clusters: at a sequence identity of your choice; without, only the same chain counts.
     """
     first, second = list(first), list(second)

@@ -13,7 +13,6 @@ def open_storage(uri: str | os.PathLike[str], *, token: str | None = None) -> St
     """The storage behind a URI: a path, `file://`, `s3://` or `http(s)://`.
 
     Args:
-        uri: where.
         token: bearer token for a service; if None, what `EVOFEED_TOKEN` holds at each request.
     """
     text = os.fspath(uri)

@@ -90,10 +90,7 @@ def select_chains(
     """The chains of a snapshot that pass, under the ref `into`; the others with their reasons.
 
     Args:
-        uri: the dataset.
         into: the ref to make or move.
-        selection: limits; none if empty.
-        snapshot: where to take them from.
         apart_from: other datasets: chains that are there, or in a cluster with one there, are
             left out, and so are those in no cluster if clusters are given.
         clusters: at a sequence identity of your choice; the sizes in the new index count what
@@ -144,18 +141,14 @@ def split_chains(
     younger chains of other clusters are in no part.
 
     Args:
-        uri: the dataset.
         clusters: at a sequence identity of your choice. Chains in none are in no part. None
             divides by date alone.
         shares: fraction of the chains by name of the ref, such as `{"valid": 0.1}`; the
             rest goes to `train`.
-        snapshot: where to take them from.
-        seed: of the order.
         released: a part's name and the ISO date of its first day.
         max_identity: the parts are searched against each other (mmseqs), and nothing is published
             if two of their chains are more alike; 1 searches nothing. The strongest pairs
             go into the manifests.
-        allow_similar: publish whatever the search finds.
 
     Raises:
         ValueError: a share is none, they leave nothing, or every cluster is too large for one.

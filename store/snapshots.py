@@ -136,9 +136,7 @@ def add_entries(
     Chains and complexes stay as they are. Adding the same again gives the same snapshot.
 
     Args:
-        uri: the dataset.
         shards: of `write_records`: entries, their alignments, molecules and components.
-        ref: name to move.
         expect: digest the ref must have now, which becomes the parent; None if it must not exist.
         clusters: cluster of a polymer by `ENTRY_entity` or by sequence, for weights.
         config: how the entries were made, kept in the manifest.
@@ -238,12 +236,9 @@ def copy_dataset(
     """Copy a snapshot between folders, buckets and services; its digest stays.
 
     Args:
-        source: where it is; HTTP too.
         target: a folder or bucket; shards that are there already are not fetched again.
-        snapshot: ref or digest.
         ref: name to move at the target, which must be at `expect`.
         expect: digest the ref must have there now; None if it must not exist.
-        token: bearer token for the source.
 
     Raises:
         ShardCorrupt: what arrived is not what the manifest names.

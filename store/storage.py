@@ -102,7 +102,6 @@ class LocalStorage:
     """A folder. Writes go aside, are synced, and are renamed into place.
 
     Args:
-        root: the folder.
         closed: links that lead out of it are refused, wherever they come to stand, the folder's
             own name included; `root` is canonical. Always so within `base.within.limited_to`.
     """
@@ -247,7 +246,6 @@ def open_regular(path: Path, inside: str | None = None) -> int:
     """A descriptor for reading a file; one that only looks like a file never holds us up.
 
     Args:
-        path: of the file.
         inside: the folder it must be in, wherever links lead; None for anywhere.
 
     Raises:

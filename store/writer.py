@@ -106,7 +106,6 @@ class DatasetWriter:
         `config["assemblies"]["dropped"]`. Its entries stay.
 
         Args:
-            ref: the name to move.
             expect: digest the ref must have now, which becomes the parent; None if
                 it must not exist. Committing the same again succeeds.
             config: how the chains were made, kept in the manifest.
@@ -210,8 +209,6 @@ def write_snapshot(
     """Store index and manifest of a snapshot; no ref moves.
 
     Args:
-        storage: of the dataset.
-        table: its index.
         shards: what its chains may lie in; those that the index names are kept.
         base: the snapshot it is made from, whose settings, dropped inputs, complexes and entries
             it has where others are not given.

@@ -25,8 +25,6 @@ def compact(rng: np.random.Generator, fold: folds.Fold, steps: int = _STEPS) -> 
     """The same secondary structure with loop torsions that pack it; Metropolis, cooled to the end.
 
     Args:
-        rng: gives the seed of the run.
-        fold: a grown chain; unchanged.
         steps: torsion moves tried; each costs L^2 distances.
     """
     loops = np.flatnonzero(np.array(list(fold.ss)) == folds.LOOP)

@@ -37,9 +37,7 @@ def dock(
     """One of each body side by side, and the whole of it repeated about an axis (C_n).
 
     Args:
-        rng: draws the poses to choose from.
         bodies: centred points of each entity: CA atoms and side-chain centroids, ångström.
-        copies: of every entity.
 
     Returns:
         Placements, entity by entity, copies side by side.

@@ -290,14 +290,7 @@ def alignment_a3m(sequence: str, seed: int, rows: int, *, uniprot: bool) -> str:
 
 
 def write_entries(out: str | Path, count: int, *, seed: int = 0, residues: int = 24) -> list[str]:
-    """Files of `count` entries below a folder; their names.
-
-    Args:
-        out: made if missing.
-        count: entries.
-        seed: of everything random.
-        residues: of every protein chain.
-    """
+    """Files of `count` entries below a folder; their names."""
     root = Path(out)
     (root / "mmcif").mkdir(parents=True, exist_ok=True)
     (root / "components.cif").write_text(components_cif())

@@ -85,10 +85,7 @@ def evolve_complex(
     organism k: sites of two entities covary between their rows, sites of two copies within one.
 
     Args:
-        rng: of everything random.
-        lengths: residues of each entity.
         copies: of every entity, about one axis.
-        num_leaves: organisms.
     """
     made = [compact(rng, folds.random_fold(rng, length)) for length in lengths]
     columns = [_columns(rng, fold.ss) for fold in made]

@@ -55,9 +55,6 @@ def write_synthetic(
     Args:
         out_dir: made if missing; must hold no other dataset.
         num_chains: chains, or complexes; at least 1.
-        seed: of everything random.
-        mean_length: residues of a typical chain.
-        mean_depth: homologs of a typical family.
         mean_members: chains with a structure in a typical family.
         stoichiometries: such as `A2`, `AB`, `A2B2`; each family gets one, in turn.
         progress: called as families are written, with the share that is done.

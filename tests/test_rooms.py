@@ -53,14 +53,14 @@ def test_training_needs_the_base_install_and_torch_and_every_name_is_there_under
 # Lines of Python a room may have. Raising one needs a reason in the commit: something new needs
 # something out, or lives in experiments/.
 BUDGET = {
-    "src": 4_893,
-    "featurize": 20_470,
-    "store": 7_381,
+    "src": 4_853,
+    "featurize": 20_321,
+    "store": 7_335,
     "loader": 12_432,
     "service": 8_288,
     "trainer": 12_940,
     "kernels": 16_884,
-    "synth": 2_009,
+    "synth": 1_992,
     "tests": 41_031,
     "benchmarks": 9_922,
 }

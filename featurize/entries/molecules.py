@@ -68,11 +68,7 @@ def ligand_parts(record: EntryRecord, section: RulesetSection, chain: int) -> Pa
 
 
 def component_molecule(component: Component, conformers: int) -> MadeMolecule:
-    """The reference molecule of a component: its heavy atoms.
-
-    Args:
-        conformers: how many to make (K).
-    """
+    """The reference molecule of a component: its heavy atoms."""
     heavy, parts = np.flatnonzero(component.heavy), component_parts(component)
     graph = molecule_graph(parts)
     position = _embedded(graph, heavy, component.code, conformers)

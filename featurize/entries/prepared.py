@@ -41,7 +41,6 @@ def read_target(
 
     Args:
         about: what the set's list says of it, JSON.
-        alignments: of its chains.
         components: the dictionary, for what Boltz 2 leaves to it.
 
     Raises:

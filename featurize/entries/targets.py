@@ -66,7 +66,6 @@ def array_section(
     """The section of an array of atoms as biotite has them.
 
     Args:
-        notes: its annotations by name.
         seen: atoms with coordinates.
         near: names of chains in contact.
         of_atoms: `chain_type` and further columns of chains, given for every atom.

@@ -21,9 +21,6 @@ def export_dataset(
     """Write records as the inputs of another program.
 
     Args:
-        dataset: whose records.
-        to_dir: where the files go; made if it is not there.
-        form: one of `FORMATS`.
         kinds: of `KINDS`; by default entries if there are any, else complexes and the chains that
             are in none.
         ids: of chains, complexes or entries; all of the kinds if empty.

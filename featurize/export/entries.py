@@ -29,8 +29,6 @@ def job_of_entry(name: str, record: EntryRecord, alignment: Callable[[str], Alig
     """The molecules of an entry's assembly.
 
     Args:
-        name: of the job.
-        record: the entry.
         alignment: gives an alignment by its name, or raises `ChainMissing`.
     """
     left_out: list[str] = []

@@ -41,7 +41,6 @@ def parse_fasta(
     Args:
         faults: where what is wrong with a record goes, and the others are returned;
             without it the first raises.
-        rna: take an RNA too.
 
     Raises:
         InputError: residues before a header, an empty sequence, a character that is

@@ -29,7 +29,6 @@ class TemplateHit:
     Attributes:
         index: rank in the file, from 1.
         name: `<pdb id>_<author's chain id>` and whatever follows.
-        aligned_cols: columns where both have a residue.
         sum_probs: hhsearch's sum of posterior probabilities; None from hmmsearch.
         query: aligned query letters (hhr) or the whole query (hmmsearch).
         hit_sequence: aligned letters of the hit, '-' for gaps.

@@ -42,7 +42,6 @@ class FileRef(NamedTuple):
 
     Attributes:
         name: file name that says its kind, e.g. `uniref90_hits.sto`.
-        path: the file that holds it.
         offset: where it starts in the file.
         size: its bytes; None is the rest of the file.
         part: which chain's rows of a file that holds those of several, as `roads` names it:

@@ -169,7 +169,6 @@ def refuse_unfit(sources: Sequence[ChainSource], given: Mapping[str, str | None]
     """Raise for the first place that a user named and that no chain has anything from.
 
     Args:
-        sources: the chains, at least one.
         given: places by their names in `discover`.
 
     Raises:

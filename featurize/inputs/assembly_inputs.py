@@ -25,9 +25,6 @@ class AssemblySource:
         chains: those of its chains that have files, in the order of their ids.
         copies: how often each is there, where the input says so; empty: the structure says, or
             each is there once.
-        names: ids of the copies, where the input names them.
-        notes: what of the input is left out, in words.
-        fault: what is wrong with the input; then it is left out.
     """
 
     assembly_id: str
@@ -47,7 +44,6 @@ def assembly_sources(
     of one job of AlphaFold 3, Protenix or Boltz. Chains that are alone are none.
 
     Args:
-        sources: as `discover` found them.
         fasta: the FASTA file they all come from, which is then one complex.
         problems: what `discover` found amiss: a complex with a broken chain is none.
     """

@@ -66,10 +66,8 @@ def discover(
     """The chains of an input, ordered by chain id.
 
     Args:
-        uri: a folder or file of one of the layouts above (or its `file://` URI).
         structure_dir: structures, if they are not in `mmcif/`, `data/`, … beside.
         template_mmcif_dir: structures of template hits; else `structure_dir`.
-        is_distillation: the structures are predictions.
         problems: where bad chain ids and the like go, instead of raising the first; also what
             is no protein (`NoProtein`) and files that nothing uses (`UnusedInput`).
 

@@ -37,7 +37,6 @@ class SideFiles:
         structures: file by entry or chain.
         fastas: file by chain.
         template_mmcif_dir, release_dates, obsolete_pdbs: as in `ChainSource`.
-        is_distillation: the structures are predictions.
         faults: chain ids that are none, and the like.
         used: FASTA files whose records are chains.
     """

@@ -46,15 +46,12 @@ class ChainSource:
     Attributes:
         chain_id: name of the record, usually `<entry>_<author's chain id>`.
         alignment_dir: folder of its alignments and template hits.
-        structure: mmCIF or PDB file.
         fasta: file with its sequence, where there is no structure.
         template_mmcif_dir: folder of `<pdb id>.cif` for its template hits.
         release_dates: `mmcif_cache.json`: dates of template entries, known before parsing.
         obsolete_pdbs: the PDB's `obsolete.dat`.
         alignments: instead of a folder: files or spans of a db.
         structure_chain: author's chain id; the part after the last `_` if empty.
-        sequence: the sequence itself, if it is in no file of its own.
-        description: header of that sequence.
         is_distillation: the structure is a prediction; its B factors are pLDDT.
         assembly: file of the job whose complex it is a chain of.
         copies: its ids there, one a copy.

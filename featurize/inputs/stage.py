@@ -35,10 +35,8 @@ def stage_input(
     """Copy an input from a bucket.
 
     Args:
-        uri: `s3://bucket/prefix`, or one file.
         folder: where the copy goes, and nothing else; what is there already and unchanged
             stays, what is no longer in the bucket is removed.
-        progress: called with bytes done and bytes in all.
 
     Returns:
         Path of the copy: what to featurize.

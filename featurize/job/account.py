@@ -54,7 +54,6 @@ class JobReport:
             and that no chain uses (`UnusedInput`); not counted as broken.
         notes: what was left out of good chains (templates, rows), per chain, in words.
         resumed: units that were already done when this run began.
-        seconds: of this run.
     """
 
     job_id: str
@@ -101,9 +100,6 @@ class Account:
     """One run of a job, from now on.
 
     Args:
-        ledger: of the job.
-        job: a row of it.
-        num_chains: in the job's plan.
         unusable: inputs that no chain could be made of, as entries of the report.
     """
 

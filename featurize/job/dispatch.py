@@ -29,7 +29,6 @@ def open_executor(options: Workplace, grace: float = 0.0) -> Executor:
     """The executor of units; closing it stops all that it started.
 
     Args:
-        options: where units run, and how many at once.
         grace: seconds beyond the deadline after which a worker is killed.
 
     Raises:
@@ -44,11 +43,7 @@ def open_executor(options: Workplace, grace: float = 0.0) -> Executor:
 
 
 class Dispatch(abc.ABC):
-    """Units of a job given to an executor and taken back until all are done.
-
-    Attributes:
-        lost_workers: how many died or were killed.
-    """
+    """Units of a job given to an executor and taken back until all are done."""
 
     lost_workers = 0
     account: Account
@@ -167,8 +162,6 @@ class Blame:
     down to one item. That Ray itself is there was seen before (`ray_executor.py`).
 
     Args:
-        ledger: gets the strikes.
-        job_id: of the job.
         deadline: seconds an item may take, for the message.
     """
 
@@ -191,7 +184,6 @@ class Blame:
         """Enter a loss; the unit is to be done again.
 
         Args:
-            lost: what is known of it.
             item_ids: what the worker was given of the unit.
 
         Raises:

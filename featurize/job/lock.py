@@ -29,8 +29,6 @@ def driving(ledger: Ledger, job_id: str, waits: Waits = a_while) -> Iterator[Non
     """Hold the right to drive a job.
 
     Args:
-        ledger: where the job is.
-        job_id: the job.
         waits: asked while another driver has it.
 
     Raises:

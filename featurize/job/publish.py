@@ -55,12 +55,7 @@ def publish(
     meanwhile, this run fails, and the next one takes what is there as its parent.
 
     Args:
-        ledger: of the job.
-        job: a row of it.
-        broken: chains that are left out, and why.
         settings: how the chains were made, for the manifest.
-        options: the ref.
-        clusters: size of each chain's sequence cluster, for the index.
 
     Raises:
         RefConflict: somebody else moved the ref while the job ran.

@@ -37,7 +37,6 @@ class RayExecutor:
 
     Args:
         num_workers: at most so many units at once, 0 for all its cores.
-        deadline: seconds one chain may take.
         address: of the cluster; `auto` is that of this machine, and starts one where none runs.
         gcs_away: seconds in which a cluster's GCS may be restarted; Ray itself waits for 60.
 
@@ -100,8 +99,6 @@ class RayExecutor:
         """Send a unit to whichever Ray worker is free first and has the memory for it.
 
         Args:
-            task: the unit.
-            num_cpus: cores it takes.
             resource: Ray's, of the nodes that can do it; where none offers it all can.
         """
         nodes = self._offering(resource)
@@ -227,7 +224,6 @@ class _Server:
     """A server of Ray at the end of a connection on which nothing is said: its death closes it.
 
     Args:
-        name: what to call it.
         place: a Unix socket's path or `host:port`.
         away: seconds it may be away.
     """

@@ -50,14 +50,10 @@ def run_job(
     the input: finished units are kept, the rest is done.
 
     Args:
-        input_uri: what `discover` takes.
         dataset_uri: where shards and snapshot go; made if missing.
-        config: how chains are featurized.
-        crop: what is cut off offline.
         options: workers, limits, ledger; `**changes` are its fields, for short:
             `run_job(a, b, executor="local", workers=2)`.
         progress: called after each unit and about twice a second.
-        discover_args: further arguments of `discover`.
         host: how the job belongs to the service that runs it.
 
     Returns:

@@ -36,12 +36,7 @@ def remembered(use: TemplateUse) -> list[dict[str, str]]:
 
 
 def outdated(done: Iterable[Mapping[str, Any]], config: FeaturizeConfig) -> dict[str, str]:
-    """Units whose template files changed or came since, each with a folder where one did.
-
-    Args:
-        done: units, as rows of the ledger.
-        config: which names a file may have.
-    """
+    """Units whose template files changed or came since, each with a folder where one did."""
     stamp = cache(stamp_of)
     libraries: dict[str, Callable[[str], Path | None]] = {}
 

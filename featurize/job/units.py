@@ -59,11 +59,6 @@ def make_plan(
 ) -> Plan:
     """Units of some dozen chains, which change little when chains come or go.
 
-    Args:
-        sources: the chains.
-        config: how they are featurized.
-        crop: what is cut off.
-
     Raises:
         InputError: two chains have the same id, or there is none.
     """

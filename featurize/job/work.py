@@ -138,7 +138,6 @@ class UnitResult(UnitOutput):
 
     Attributes:
         shard: `ShardEntry.to_dict()`; None if no chain was good.
-        num_chains: good chains.
         failures: one dict per broken chain: `chain_id type message path line`.
         templates: the template files that good chains needed, by folder.
         notes: what was left out of good chains, per chain, in words.

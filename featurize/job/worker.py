@@ -40,7 +40,6 @@ class UnitLost:
     """A worker died over a unit.
 
     Attributes:
-        unit_id: which.
         chain_id: what it had in hand: "" if no chain, None if nobody knows.
         cause: `deadline`, `signal NAME` or `exit CODE`, or what Ray says.
     """

@@ -61,7 +61,6 @@ def featurize_assembly(
     Args:
         record_of: the chain record of an id, such as `dataset.__getitem__`; KeyError where
             there is none.
-        config: as the chains were made with.
 
     Raises:
         InputError: a chain has no record or, in a structure, no alignment here, an alignment to

@@ -56,8 +56,6 @@ def featurize_chain(
     """The record of one chain, full length.
 
     Args:
-        source: its files, as `discover` gives them.
-        config: strictness, template rules and caps.
         library: structures of template hits; else one is made for the source's
             `template_mmcif_dir` and kept by the process.
 

@@ -25,7 +25,6 @@ class Match:
     """A hit on its structure.
 
     Attributes:
-        chain_id: author's chain id that was found.
         query: positions in the query.
         template: the position in the chain facing each of them.
         letters: the template's letter at each of them.

@@ -33,7 +33,6 @@ class TemplateQuery:
     """The chain templates are for.
 
     Attributes:
-        sequence: its letters.
         entry_id: PDB id of its own entry, '' if it has none.
         release_date: ISO, '' if unknown.
     """

@@ -30,12 +30,8 @@ def cluster_sequences(
     AF2 weighs chains by the size of their cluster at 40 % identity (SI 1.2.5).
 
     Args:
-        fasta: the sequences.
         out: the table, `representative TAB member` a line, which `--clusters` reads.
-        identity: from which two sequences are alike, 0 to 1.
         coverage: least part of the shorter sequence that is aligned.
-        threads: of mmseqs.
-        deadline: seconds mmseqs may take.
         problems: gets records that are no chains; without it, the first is raised.
 
     Returns:
@@ -58,9 +54,7 @@ def read_sequences(
     """The sequences of a FASTA file or of the FASTA files of a folder, as chains.
 
     Args:
-        fasta: the file or folder.
         problems: where records go that are no chains, instead of raising the first.
-        rna: take RNA too.
 
     Raises:
         InputError: not there, no FASTA, or no sequence in it.

@@ -220,8 +220,6 @@ class SearchReport:
         num_broken: chains without all their results.
         searched: searches of this run, of one sequence in one database.
         cache_hits: results that were there before.
-        lost_workers: workers that died in this run.
-        seconds: wall time of this run.
         databases: each with its digest, program, settings, and `worker_hours_per_1000`.
         broken: `chain_id database type message` of each.
     """

@@ -33,11 +33,7 @@ def jackhmmer(sequence: str, db: str, *, threads: int, e_value: float, iteration
     """Alignment of a sequence to its hits in a FASTA database, query first, as Stockholm.
 
     Args:
-        sequence: the query.
-        db: the FASTA file.
-        threads: for the search.
         e_value: hits up to it enter the alignment.
-        iterations: rounds.
 
     Raises:
         InputError: the database is no FASTA file.
@@ -61,8 +57,6 @@ def hmmsearch(profile: bytes, db: str, *, threads: int, e_value: float) -> bytes
     Args:
         profile: Stockholm alignment whose reference columns become the match states, so
             that the hits' columns are the query's positions (`hmmbuild --hand`).
-        db: the FASTA file.
-        threads: for the search.
         e_value: hits and domains up to it are kept.
 
     Raises:
@@ -92,9 +86,6 @@ def nhmmer(sequence: str, db: str, *, threads: int, e_value: float, max_hits: in
     profile of the query alone.
 
     Args:
-        sequence: the query.
-        db: the FASTA file.
-        threads: for the search.
         e_value: hits up to it are reported, and those up to nhmmer's own 0.01 are rows.
         max_hits: rows, the query among them.
 

@@ -68,8 +68,6 @@ def run_search(
         out_dir: gets `search.index`, which `discover` reads, the report and, unless the
             options name another place, the cache.
         databases: each once; those for templates start from the first other's alignment.
-        config: settings of the searches.
-        options: where and how many at once.
         progress: called after each unit and about twice a second.
         problems: records that are no chains, for the report.
 

@@ -35,7 +35,6 @@ class Recipe:
         """Databases as the recipe searches them: in its order, with its caps, joint ones as one.
 
         Args:
-            name: of the recipe, for the message.
             databases: as they were named; `max_hits` given with one stays.
 
         Raises:
@@ -110,11 +109,6 @@ def cook(
     name: str, databases: Sequence[Database], **changes: Any
 ) -> tuple[list[Database], SearchConfig]:
     """Databases and settings of a search by a recipe.
-
-    Args:
-        name: of the recipe.
-        databases: as they were named.
-        changes: of the settings.
 
     Raises:
         ValueError: there is no such recipe, or a database has no role in it.

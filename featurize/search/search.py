@@ -334,9 +334,6 @@ def _units_of(database: int, kind: Kind, queries: Iterable[Query], slots: int) -
     """Units of about equal cost, the most expensive sequences first.
 
     Args:
-        database: its place in the list.
-        kind: of the database.
-        queries: what to search.
         slots: units that run at once.
     """
     waiting = sorted(queries, key=lambda query: (-len(query.sequence), query.key))

@@ -86,9 +86,6 @@ def search(
     """The result of every query by its key, or why it has none.
 
     Args:
-        database: where to look.
-        queries: what to look for.
-        config: settings.
         scratch: makes a folder for one call of a program.
         in_hand: called with the key of each query before it is searched.
 

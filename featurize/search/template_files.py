@@ -25,7 +25,6 @@ def pack_templates(names: Iterable[str], database: str, mmcif_dir: str) -> bytes
     Args:
         names: chains, `1abc_A`; what is no such name or lacks a file is left out.
         database: prefix of a database of hh-suite, `PREFIX_a3m.ffdata` and `.ffindex`.
-        mmcif_dir: structures, in one folder or as the wwPDB's mirror has them.
 
     Raises:
         InputError: the database is not there.

@@ -49,10 +49,8 @@ class SearchResult(UnitOutput):
     """What comes back from a unit.
 
     Attributes:
-        made: results, packed.
         failures: `type message` of what was searched in vain, by key.
         info: of the database, where that was all that was asked.
-        seconds: the unit took.
     """
 
     made: tuple[Made, ...] = ()
@@ -66,10 +64,6 @@ class SearchTask:
     """What a worker needs to know: small, picklable. Without `info` it looks at the database.
 
     Attributes:
-        unit_id: its name.
-        database: where to look.
-        config: settings.
-        queries: what to look for.
         info: of the database as it was when the job began.
         deadline: seconds one call of a program may take.
         scratch: folder for the programs' files; the system's if empty.

@@ -84,17 +84,9 @@ def make_set(
     """Sequences, alignments, clusters, chains, complexes, entries, parts and a card.
 
     Args:
-        structures: folder of mmCIF or PDB files.
         out: folder; `data/` in it is the dataset.
-        databases: what is searched.
-        config: how.
         templates: folder with the structures of template hits; `structures` if empty.
         components: the wwPDB's components.cif: then entries are prepared too.
-        split: how the set is divided, if it is.
-        allow_similar: publish parts that are more alike.
-        search: where searches run.
-        job: where chains and entries are made.
-        say: hears of each step.
 
     Returns:
         What came of it: counts, the parts, what was left out and why.

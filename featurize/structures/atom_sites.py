@@ -20,8 +20,6 @@ class PlacedRows:
     """Which atom records are a chain's, and at which positions of its sequence.
 
     Attributes:
-        chain_id: author's chain id.
-        sequence: letters.
         rows: of the atom table, with coordinates.
         index: position of each; those outside the sequence are counted and left out.
         prefer: name of the residue to take at a position that has atoms of several.

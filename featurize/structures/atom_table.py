@@ -61,13 +61,11 @@ class AtomTable:
     """Atom records of the first model, in file order.
 
     Attributes:
-        chain: author's chain ids.
         label: `label_asym_id`; the author's where the file has none.
         number: `label_seq_id`, `NO_NUMBER` where it is unset.
         author_number, insertion: of the residue; code 0 is no insertion code.
         component, atom: names.
         altloc: 0 for no alternative location.
-        hetero: HETATM records.
         xyz: ångström, NaN where an atom has no coordinates.
         occupancy, b_factor: as they are; None for B factors that were not asked for or given.
         ters: rows before which there is a TER record.
@@ -109,10 +107,6 @@ def read_atom_table(
     block: Any, path: str, config: FeaturizeConfig, *, b_factor: bool = False
 ) -> AtomTable:
     """The atom table of an mmCIF block.
-
-    Args:
-        config: what may be missing, and caps.
-        b_factor: read it too, if it is there.
 
     Raises:
         MmcifError: no atoms, too many, a needed item is missing, or a number is none.

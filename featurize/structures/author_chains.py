@@ -40,7 +40,6 @@ class FullSequence(NamedTuple):
     """What a file says a chain is, seen or not.
 
     Attributes:
-        names: of all its residues.
         unseen: those that the file lists as missing.
         source: table or record that says so, for notes.
     """
@@ -61,7 +60,6 @@ def author_chains(
 
     Args:
         sequences: by chain id, where the file gives them.
-        caps: how long a chain may be.
         modified: residue names that the file says are amino acids.
 
     Raises:

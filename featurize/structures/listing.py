@@ -28,12 +28,7 @@ _MAIN: Final = "from evofeed.featurize.structures.listing import serve; serve()"
 def list_chains(
     paths: Sequence[Path], *, workers: int | None = None, few: int = _FEW
 ) -> Iterator[Listed]:
-    """The protein chains of each file, in the order of the files.
-
-    Args:
-        workers: processes at once; None for one a core.
-        few: up to so many files are read in this process.
-    """
+    """The protein chains of each file, in the order of the files."""
     workers = workers or len(os.sched_getaffinity(0))
     if workers == 1 or len(paths) <= few:
         yield from map(chains_in, paths)

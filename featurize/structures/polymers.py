@@ -17,7 +17,6 @@ class Polymer:
     """One polymer entity.
 
     Attributes:
-        sequence: letters.
         start: number of the first residue.
         prefer: by position, the name that counts where there are several.
         names: of the residues, one a position.

@@ -16,7 +16,6 @@ class Chain:
     """One protein chain of a structure.
 
     Attributes:
-        chain_id: author's chain id.
         sequence: letters; of the whole construct where the file has it, else of what is seen.
         positions: ångström, zeros where an atom is not observed.
         mask: 1 where it is.
@@ -43,9 +42,6 @@ class OtherMolecule:
 
     Attributes:
         kind: `ligand`, `glycan`, `DNA`, `RNA`, `amino acid` or `water`.
-        component: name of the chemical component.
-        chain: author's chain id.
-        count: residues.
     """
 
     kind: str
@@ -66,7 +62,6 @@ class Structure:
         resolution: ångström, 0.0 if unknown or without one (NMR).
         sequences: by author's chain id, in the order of the file.
         place: makes the chain of an author's id; `chain` keeps what it made.
-        kind: format of the file.
         left_out: its polymers that are no protein chain here, in words.
         others: its ligands, glycans, nucleic acids and waters, by component and chain.
     """

@@ -83,12 +83,7 @@ def _chain_id_map(path: Path, beside: SideFiles) -> dict[str, dict[str, str]]:
 def from_complex(
     path: Path, assembly: Assembly, model: str | None, beside: SideFiles
 ) -> list[ChainSource]:
-    """The different chains of a complex, `<name>_A` and so on; a homomer's only one is `<name>`.
-
-    Args:
-        assembly: what its first line says.
-        model: PDB file of the predicted complex, if there is one.
-    """
+    """The different chains of a complex, `<name>_A` and so on; a homomer's only one is `<name>`."""
     name = plain(path.name).removesuffix(".a3m")
     lone = len(assembly.lengths) == 1
     listed = chains_in(Path(model)) if model else {}

@@ -56,7 +56,6 @@ class AtomRows:
         """Atoms of the asymmetric unit, without bonds.
 
         Args:
-            rows: its atoms that are taken.
             entity: of every chain, as the project counts.
             number: of every residue, likewise.
         """
@@ -234,7 +233,6 @@ def chain_bonds(
     """Bonds between residues that follow each other: C to N, O3' to P.
 
     Args:
-        starts: where residues begin.
         chain: names of chains in place of `atoms.chain`.
         res_id: numbers in place of `atoms.res_id`; a step of more than 1 is a gap.
         exact_case: link only types that are written in upper case.

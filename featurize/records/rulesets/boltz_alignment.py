@@ -26,7 +26,6 @@ def aligned_residues(
 
     Args:
         rows: residues of the chain, in the order of the file.
-        monomers: the sequence (n).
         polymer: gemmi's name of the kind of polymer: `PeptideL`, `Dna`, `Rna`.
         atoms_of: rows of a residue's atoms by name.
 

@@ -63,8 +63,6 @@ def clashing(
     Of two chains the one that clashes more goes, then the smaller, then the later.
 
     Args:
-        near: of `touching`.
-        counts: atoms of every chain.
         rank: what chains are ordered by.
     """
     removed: set[int] = set()

@@ -72,8 +72,6 @@ def replaced(base: _C, changes: Mapping[str, Any], prefix: str = "") -> _C:
     """A configuration with some fields changed; a mapping changes fields of a nested one.
 
     Args:
-        base: any dataclass of plain values.
-        changes: new values by field.
         prefix: what comes before a field's name in messages.
 
     Raises:

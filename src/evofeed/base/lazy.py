@@ -17,9 +17,6 @@ def names_from(package: str) -> Callable[[str], Any]:
 
     So each name is written where type checkers and readers look for it: below `if TYPE_CHECKING:`
     in the package's own file. A name must differ from its module's: importing a module binds that.
-
-    Args:
-        package: the package's `__name__`.
     """
     homes: dict[str, str] = {}
     module = sys.modules.get(package)

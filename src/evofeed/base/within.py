@@ -57,8 +57,6 @@ def open_within(path: str | Path, limits: Limits, flags: int = os.O_RDONLY) -> i
 
     Args:
         path: of something that exists; nothing is made.
-        limits: the folders.
-        flags: as `os.open` takes them.
 
     Raises:
         OSError: it cannot be opened; EXDEV, it is outside of the folders.

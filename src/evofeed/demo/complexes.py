@@ -47,8 +47,6 @@ def run_complexes(
 
     Args:
         out: folder for everything the demo makes; an earlier demo there is continued.
-        complexes: how many to simulate.
-        steps: training steps.
         say: gets a line at the start of each stage; None shows nothing, no bars either.
 
     Raises:

@@ -82,8 +82,6 @@ def run_demo(
     Args:
         out: folder for everything the demo makes; an earlier demo there is continued.
         raw: raw files to start from; None simulates protein families.
-        chains: how many to simulate.
-        steps: training steps.
         say: gets a line at the start of each stage; None shows nothing, no bars either.
 
     Raises:

@@ -125,7 +125,6 @@ def advice(found: Mapping[str, Any], checks: Sequence[Check] = ()) -> list[str]:
     """What of a machine will be in the way, each with what to do about it.
 
     Args:
-        found: what `examine` found.
         checks: lines of the check-list; those with something to do are repeated.
     """
     said = []

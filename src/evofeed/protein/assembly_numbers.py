@@ -110,7 +110,6 @@ def assembly_distances(record: AssemblyRecord, residues: int) -> tuple[np.ndarra
     """`f64[n, n]` pseudo-beta distances over all chains, NaN where unknown, and each one's chain.
 
     Args:
-        record: with a structure.
         residues: thin them evenly to so many.
     """
     beta, known = _pseudo_beta(record)

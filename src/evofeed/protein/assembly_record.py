@@ -35,8 +35,6 @@ class AssemblyRecord:
     """A complex. Entities are its distinct sequences, in the order of first sight.
 
     Attributes:
-        assembly_id: usually the entry.
-        chains: the chain record of each entity.
         pairing: of each entity the alignment to pair by species: the record's rows and
             `msa_species`, neither structure nor templates; None where there is none.
         copies: author's ids of the chains of each entity, in the order of the file.
@@ -46,7 +44,6 @@ class AssemblyRecord:
         num_interface: residues with an atom within 10 ångström of another chain's.
         resolution: ångström, 0.0 if unknown.
         release_date: ISO, or empty.
-        method: experimental methods.
         is_distillation: the structure is a prediction.
         dropped: what was left out and why, in words.
     """

@@ -22,7 +22,6 @@ def msa_cells(record: ChainRecord, rows: int = 0, columns: int = 0) -> np.ndarra
     """Each row's identity where it covers a residue, NaN in gaps; the query comes last.
 
     Args:
-        record: of the chain.
         rows: thin the rows, sorted by identity, evenly to so many; 0 keeps all.
         columns: likewise for the residues.
 
@@ -49,7 +48,6 @@ def pseudo_beta_distances(record: ChainRecord, residues: int = 0) -> tuple[np.nd
     """`f32[L, L]` distances in ångström, and `bool[L, L]` where both residues are resolved.
 
     Args:
-        record: of a chain with a structure.
         residues: thin them evenly to so many; 0 keeps all.
     """
     assert record.all_atom_positions is not None and record.all_atom_mask is not None

@@ -95,7 +95,6 @@ def placed(
     Args:
         position: float64.
         operator: row of `operators`; -1 leaves the atom where it is.
-        operators: rotation and translation.
         single: what is moved is float32, biotite's way; False is float64, gemmi's.
     """
     start = position.astype(np.float32 if single else np.float64)

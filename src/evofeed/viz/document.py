@@ -61,10 +61,7 @@ def panel_html(kind: str, data: Mapping[str, Any], title: str, note: str = "") -
     """A panel that the script for `kind` (figure, structure, alignment) draws.
 
     Args:
-        kind: of the panel.
         data: what the script needs; arrays may be numpy's, and what is not finite is null.
-        title: of the panel.
-        note: small, behind it.
     """
     drawn = json.dumps(_plain(data), separators=(",", ":"))
     small = f" <small>{escape(note)}</small>" if note else ""
@@ -79,7 +76,6 @@ def page_html(title: str, body: str) -> str:
     """A whole page with all that its panels need; the browser itself keeps it from asking others.
 
     Args:
-        title: of the page.
         body: its markup; panels may stand in `<div class="panels">` side by side.
     """
     needed = [name for mark, name in _NEEDED.items() if f"{mark}=" in body]

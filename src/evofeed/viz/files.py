@@ -51,7 +51,6 @@ def draw_distogram(record: ChainRecord, distogram: np.ndarray, path: Path) -> Pa
     Args:
         record: a chain with a structure.
         distogram: probabilities `[L, L, 64]`; bin edges 2.3125 to 21.6875 Å.
-        path: the PNG to write.
     """
     plt = _pyplot()
     true_distance, known = pseudo_beta_distances(record)
@@ -94,11 +93,9 @@ def draw_prediction(
     """Contact probabilities, expected distances and confidence of a prediction.
 
     Args:
-        path: the picture to write.
         contacts: `[L, L]`, probability that two CB are within 8 Å.
         distogram: probabilities `[L, L, 64]`.
         plddt: `[L]`, 0 to 100.
-        title: above.
         warning: what is physically impossible about the structure, in red below the title.
     """
     plt = _pyplot()
@@ -121,12 +118,7 @@ def draw_prediction(
 
 
 def draw_card(card: Mapping[str, Any], path: Path) -> Path:
-    """What a snapshot holds and what was left out of it.
-
-    Args:
-        card: `DataCard.to_dict()`.
-        path: the picture to write.
-    """
+    """What a snapshot holds and what was left out of it."""
     plt = _pyplot()
     figure, axes = plt.subplots(2, 4, figsize=(14, 6), layout="constrained")
     columns = card["columns"]

@@ -44,8 +44,6 @@ def figure_html(
 
     Args:
         data: plotly's traces; arrays may be numpy's, and what is not finite is a gap.
-        title: of the panel.
-        note: small, behind it.
         layout: plotly's layout; `linked` names figures that are zoomed together.
     """
     return panel_html("figure", {"data": data, "layout": layout}, title, note)
@@ -118,11 +116,7 @@ def map_html(
     """A panel with a map of residue pairs, its values under the pointer.
 
     Args:
-        title: of the panel.
         values: `[L, L]`, NaN where unknown; above `MOST_RESIDUES` evenly chosen ones are shown.
-        low: of the scale of colours.
-        high: likewise.
-        unit: of the values.
         near_dark: whether low values are dark.
         residues: number or name of each; without it they are counted from 1.
         linked: maps of one page with this name are zoomed together.
@@ -173,8 +167,6 @@ def alignment_html(record: ChainRecord, title: str = "alignment", url: str = "")
     """A panel with the rows of an alignment, the query on top, residues counted from 1.
 
     Args:
-        record: the chain.
-        title: of the panel.
         url: address of the rows, a letter a cell and `-` in gaps, which is read in ranges as they
             come into view; without it the page holds the rows.
     """
@@ -197,7 +189,6 @@ class Model:
     """One structure of a panel.
 
     Attributes:
-        name: what it is called there.
         cif: mmCIF text, ModelCIF where it has pLDDT.
         url: or the address it is read from, of the page's own host.
         plddt: whether it can be coloured by pLDDT.
