@@ -32,16 +32,11 @@ def empty_batch(
     zeroed: bool = True,
     table: tuple[Feature, ...] = BATCH,
 ) -> dict[str, Tensor]:
-    """Every feature of the table: `[B, ...]`, and `[R, B, ...]` for those of a recycle.
+    """Every feature of the table, `BATCH` or `ASSEMBLY_BATCH`: `[B, ...]`, `[R, B, ...]` for those
+    of a recycle.
 
-    Args:
-        config: gives the number of clusters, extra rows and templates.
-        num_res: residues, padding included.
-        batch_size: samples (B).
-        recycles: recycling iterations that run, plus one (R).
-        device: where the batch is.
-        zeroed: full of zeros, as `put` wants it; else of anything.
-        table: `BATCH`, or `ASSEMBLY_BATCH` for complexes.
+    `num_res` counts padding in; `recycles` (R) is one more than the recycling iterations. It is
+    `zeroed`, as `put` wants it, or full of anything.
     """
     make = torch.zeros if zeroed else torch.empty
     batch: dict[str, Tensor] = {}

@@ -10,13 +10,14 @@ import contextlib
 import importlib.util
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from evofeed.base.errors import LoaderError
 from evofeed.loader.arena import Arena
@@ -78,17 +79,9 @@ class ReadyBatch:
 
 def _blocks_on(device: torch.device, value: Any) -> list[Tensor]:
     """A tensor of every allocation there: a step would wait a microsecond for each of hundreds."""
-    mine = (t for t in _tensors(value) if t.device.type == device.type)
+    tensors = (t for t in tree_leaves(value) if isinstance(t, Tensor))
+    mine = (t for t in tensors if t.device.type == device.type)
     return list({t.untyped_storage().data_ptr(): t for t in mine}.values())
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    """Every tensor in nested dicts and lists."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, dict | list | tuple):
-        for one in value.values() if isinstance(value, dict) else value:
-            yield from _tensors(one)
 
 
 class BatchMaker:
@@ -153,7 +146,7 @@ class BatchMaker:
         complexes = self._config.assemblies is not None
         tensors = empty_batch(
             self._config,
-            num_res=self._config.crop_size or self._length(slots[0]),
+            num_res=self._config.crop_size or self._sizes(slots[0].sample)[0],
             batch_size=len(slots),
             recycles=plan.recycles,
             device=self._device,
@@ -258,16 +251,15 @@ class BatchMaker:
         event.record(self._stream)
         return event
 
-    def _length(self, slot: FilledSlot) -> int:
-        return self._catalogs[slot.sample.dataset].sizes(slot.sample.row)[0]
+    def _sizes(self, sample: SamplePlan) -> tuple[int, int, int, int]:
+        return self._catalogs[sample.dataset].sizes(sample.row)
 
     def _fill(
         self, tensors: dict[str, Tensor], number: int, recycles: int, slot: FilledSlot, crop: Crop
     ) -> None:
         config, sample = self._config, slot.sample
-        sizes = self._catalogs[sample.dataset].sizes(sample.row)
         chain = unpack_chain(
-            *(slot.slab, self._bytes(slot), sizes, crop.templates),
+            *(slot.slab, self._bytes(slot), self._sizes(sample), crop.templates),
             place=self._place(sample),
             device=self._device,
             **self._about(sample),
@@ -284,8 +276,7 @@ class BatchMaker:
         from evofeed.loader.fused.sample_kernels import prepare
 
         config, sample = self._config, slot.sample
-        sizes = self._catalogs[sample.dataset].sizes(sample.row)
-        about = self._about(sample)
+        sizes, about = self._sizes(sample), self._about(sample)
         each = [
             recycle_words(
                 sizes[1], is_distillation=about["is_distillation"], draws=drawn, config=config

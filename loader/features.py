@@ -98,19 +98,6 @@ class ChainTensors:
         return self.aatype.shape[0]
 
 
-@dataclass(frozen=True, slots=True)
-class MsaSample:
-    """One recycle's rows before they become features; full length, nothing padded."""
-
-    true_msa: Integer[Tensor, "M L"]
-    masked_msa: Integer[Tensor, "M L"]
-    bert_mask: Float[Tensor, "M L"]
-    deletions: Shaped[Tensor, "M L"]
-    extra_msa: Integer[Tensor, "E L"]
-    extra_deletions: Shaped[Tensor, "E L"]
-    cluster: Integer[Tensor, " E"]
-
-
 def constant_features(chain: ChainTensors, crop: Crop, config: LoaderConfig) -> dict[str, Tensor]:
     """Features that are the same in every recycle, cropped but not padded."""
     aatype = chain.aatype.to(torch.int64)
@@ -149,27 +136,6 @@ def known_structure(
     return torch.zeros(*shape, 3, device=device), torch.zeros(shape, device=device)
 
 
-def sample_msa(chain: ChainTensors, draws: RecycleDraws, config: LoaderConfig) -> MsaSample:
-    """Choose, mask and cluster the rows of one recycle (AF2 SI 1.2.6-1.2.7)."""
-    rows = _chosen_rows(chain, draws, config)
-    centre_rows = rows[: config.max_msa_clusters]
-    extra_rows = rows[config.max_msa_clusters :]
-    true_msa = chain.msa[centre_rows]
-    position = draws.mask_position(true_msa.shape[0], chain.num_res)
-    replacement = draws.replacement(true_msa, chain.profile_counts)
-    masked_msa, bert_mask = msa_transforms.mask_msa(true_msa, position, replacement)
-    extra_msa = chain.msa[extra_rows]
-    return MsaSample(
-        true_msa=true_msa,
-        masked_msa=masked_msa,
-        bert_mask=bert_mask,
-        deletions=chain.deletions[centre_rows],
-        extra_msa=extra_msa,
-        extra_deletions=chain.deletions[extra_rows],
-        cluster=clusters.nearest_clusters(masked_msa, extra_msa),
-    )
-
-
 def _chosen_rows(chain: ChainTensors, draws: RecycleDraws, config: LoaderConfig) -> Tensor:
     """Rows left by block deletion (and distillation), the query first, the rest shuffled."""
     num_rows, device = chain.num_rows, chain.msa.device
@@ -196,29 +162,32 @@ def _query_first(rows: Tensor, order: Tensor) -> Tensor:
 def recycle_features(
     chain: ChainTensors, crop: Crop, draws: RecycleDraws, config: LoaderConfig
 ) -> dict[str, Tensor]:
-    """Features of one recycle, cropped but not padded."""
-    sample = sample_msa(chain, draws, config)
+    """Features of one recycle, cropped but not padded.
+
+    Rows are chosen, masked and clustered at full length (AF2 SI 1.2.6-1.2.7).
+    """
+    rows = _chosen_rows(chain, draws, config)
+    centres, others = rows[: config.max_msa_clusters], rows[config.max_msa_clusters :]
+    true_msa, extra_msa = chain.msa[centres], chain.msa[others]
+    position = draws.mask_position(true_msa.shape[0], chain.num_res)
+    replacement = draws.replacement(true_msa, chain.profile_counts)
+    masked, bert_mask = msa_transforms.mask_msa(true_msa, position, replacement)
+    cluster = clusters.nearest_clusters(masked, extra_msa)
     cut = slice(crop.start, crop.stop)
+    masked, deletions = masked[:, cut], chain.deletions[centres][:, cut]
+    extra_msa, extra_deletions = extra_msa[:, cut], chain.deletions[others][:, cut]
     profile, deletion_mean = clusters.summarize_clusters(
-        sample.masked_msa[:, cut],
-        sample.deletions[:, cut],
-        sample.extra_msa[:, cut],
-        sample.extra_deletions[:, cut],
-        sample.cluster,
+        masked, deletions, extra_msa, extra_deletions, cluster
     )
-    picked = draws.extra_order(sample.extra_msa.shape[0])[: config.max_extra_msa]
-    extra_deletions = sample.extra_deletions[:, cut][picked]
-    masked = sample.masked_msa[:, cut]
-    extra_msa = sample.extra_msa[:, cut][picked]
+    picked = draws.extra_order(extra_msa.shape[0])[: config.max_extra_msa]
+    extra_msa, extra_deletions = extra_msa[picked], extra_deletions[picked]
     ones = torch.ones(max(masked.shape[0], len(picked)), crop.length, device=masked.device)
     return {
-        "msa_feat": msa_transforms.make_msa_feat(
-            masked, sample.deletions[:, cut], profile, deletion_mean
-        ),
+        "msa_feat": msa_transforms.make_msa_feat(masked, deletions, profile, deletion_mean),
         "msa_mask": ones[: masked.shape[0]],
         "msa_row_mask": ones[: masked.shape[0], 0],
-        "bert_mask": sample.bert_mask[:, cut],
-        "true_msa": sample.true_msa[:, cut],
+        "bert_mask": bert_mask[:, cut],
+        "true_msa": true_msa[:, cut],
         "extra_msa": extra_msa,
         "extra_msa_mask": ones[: len(picked)],
         "extra_msa_row_mask": ones[: len(picked), 0],

@@ -29,7 +29,6 @@ def record_batch(
     """The whole chain for prediction: nothing cropped, the first templates, no true structure.
 
     Args:
-        record: the chain.
         no_recycling_iters: recycles before the last pass.
         seed: of the rows drawn from its MSA.
         sizes: `max_msa_clusters` and others, if not OpenFold's. A model that always had extra
@@ -50,11 +49,7 @@ def sample_batch(
 ) -> dict[str, Tensor]:
     """The chain's features from explicit random decisions, FAPE clamped.
 
-    Args:
-        record: the chain.
-        config: sizes; whether the true structure is wanted.
-        crop: residues and templates to keep.
-        draws: the decisions about the MSA, one for each recycle (R).
+    `draws` has those about the MSA, one for each recycle (R).
     """
     chain = chain_tensors(record, crop.templates, supervised=config.supervised)
     num_res = config.crop_size or record.num_res
@@ -90,7 +85,6 @@ def assembly_batch(
     """The whole complex for prediction: nothing cropped, the first templates.
 
     Args:
-        record: the complex.
         no_recycling_iters: recycles before the last pass.
         seed: of the rows drawn from its MSA.
         supervised: with the true structure, and `gt_features`.

@@ -30,13 +30,8 @@ if TYPE_CHECKING:
 class ChainSample:
     """The chain at a position of an epoch, as a hook sees it.
 
-    Attributes:
-        chain_id: of the chain.
-        epoch: of the run.
-        position: within the epoch.
-        num_res: residues of the whole chain.
-        crop: what is cut from it; a crop's own hook is given the usual one.
-        key: of everything random about the sample.
+    `num_res` are residues of the whole chain, `crop` is what is cut from it (a crop's own hook is
+    given the usual one), `key` is of everything random about the sample.
     """
 
     chain_id: str

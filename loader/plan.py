@@ -205,12 +205,7 @@ class RunPlan:
     The order of an epoch costs time for each chain, is made as far as it is asked for, and once
     for all ranks: what is asked of it afterwards costs time for each sample in the answer.
 
-    Args:
-        index: of the snapshot.
-        config: of the loader; decides which chains are eligible.
-        world_size: ranks that load together.
-        seed: of the run.
-        catalog: the chains that may be drawn, from whoever keeps them; None: they are found.
+    `catalog` has the chains that may be drawn, from whoever keeps them; None: they are found.
 
     Raises:
         LoaderError: no chain passes the filters.

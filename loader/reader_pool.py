@@ -95,11 +95,7 @@ class ThreadReaders:
 class ProcessReaders:
     """One reader process beside the trainer, replaced whenever it dies.
 
-    Args:
-        storages: of the datasets.
-        arena: where it puts what it reads.
-        num_threads: that read.
-        taking: seconds after which a reader that does not take a message is frozen.
+    A reader that does not take a message for `taking` seconds is frozen.
     """
 
     def __init__(

@@ -142,10 +142,7 @@ def soft_clusters(
 ) -> Float[Tensor, "M E"]:
     """Each extra row's share in each centre: one, or equal shares of all it agrees with most.
 
-    Args:
-        centres: rows that clusters are around.
-        extra: the others.
-        padding: further centres that agree with nothing and share in rows that do so, too.
+    `padding` further centres agree with nothing and share in rows that do so, too.
     """
     counts = clusters.agreements(centres, extra)
     best = counts.amax(1, keepdim=True)

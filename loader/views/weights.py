@@ -47,7 +47,6 @@ def cluster_weights(
     Args:
         kinds: `ChainType` of both chains; -1 in the second column for a single chain.
         sizes: datapoints with the same cluster, counted as the project counts.
-        config: the factors.
     """
     config = config or WeightConfig()
     alpha = np.zeros(len(ChainType) + 1)  # the last one is for no chain
@@ -79,7 +78,6 @@ def pair_weights(
         kinds: `ChainType` of both chains; -1 in the second column for a single chain.
         cluster: the datapoint's cluster, chains and interfaces apart.
         pair: number of the datapoint's (entry, assembly, entities), those in either order.
-        config: the factors.
     """
     _, first = np.unique(np.stack([cluster, pair]), axis=1, return_index=True)
     _, inverse = np.unique(cluster, return_inverse=True)

@@ -115,8 +115,7 @@ def _component_orders(
     if len(mine) == stop - first and (np.diff(mine) > 0).all():
         return orders
     atoms = np.concatenate([mine, np.setdiff1d(np.arange(stop - first), mine)])
-    rank = np.empty(len(atoms), np.int64)
-    rank[atoms] = np.arange(len(atoms))
+    rank = np.argsort(atoms)
     moved = rank[orders[:, atoms]]
     bonds = view.molecule_bond
     own = rank[bonds[(bonds[:, 0] >= first) & (bonds[:, 0] < stop)] - first]

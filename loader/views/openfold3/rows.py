@@ -55,7 +55,10 @@ def plan_rows(
     count = len(next(iter(paired.values())))
     limit = max(0, config.max_rows - count - 1)
     query = np.zeros(1, np.int64)
-    every = {one: main_rows(alignment, config) for one, alignment in own.items()}
+    every = {  # of equal ones the first; their letters make the profile
+        one: alignment.first_of_equal(alignment.rows_of(*config.main_sources))
+        for one, alignment in own.items()
+    }
     main = {
         one: rows_not_among(alignment, every[one], paired[one]) for one, alignment in own.items()
     }
@@ -89,11 +92,6 @@ def _drawn(rows: np.ndarray, limit: int, draws: SampleDraws, config: OpenFold3Co
     order = np.sort(order[: size if config.sorted_then_cut else min(size, limit)])
     drawn: np.ndarray = rows[order]
     return drawn
-
-
-def main_rows(alignment: Alignment, config: OpenFold3Config) -> Integer[np.ndarray, " n"]:
-    """Rows of the main MSA, of equal ones the first; their letters make the profile."""
-    return alignment.first_of_equal(alignment.rows_of(*config.main_sources))
 
 
 def _paired(

@@ -108,9 +108,7 @@ def _shuffled(
 ) -> Integer[np.ndarray, " N"] | None:
     if not config.shuffle_molecules:
         return None
-    order = draws.order(Purpose.MOLECULE_ORDER, int(molecules.molecule.max()) + 1)
-    rank = np.empty(len(order), np.int64)
-    rank[order] = np.arange(len(order))
+    rank = np.argsort(draws.order(Purpose.MOLECULE_ORDER, int(molecules.molecule.max()) + 1))
     return np.argsort(rank[molecules.molecule[view.token_chain()]], kind="stable")
 
 
