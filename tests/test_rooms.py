@@ -56,12 +56,12 @@ BUDGET = {
     "src": 4_853,
     "featurize": 20_321,
     "store": 7_335,
-    "loader": 12_432,
+    "loader": 12_357,
     "service": 8_288,
-    "trainer": 12_940,
+    "trainer": 12_874,
     "kernels": 16_884,
     "synth": 1_992,
-    "tests": 41_031,
+    "tests": 41_030,
     "benchmarks": 9_922,
 }
 

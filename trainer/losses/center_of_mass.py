@@ -10,6 +10,7 @@ from torch import Tensor
 
 from evofeed.base.shapes import Float, Int
 from evofeed.protein.residues import ATOM_ORDER
+from evofeed.trainer.model.config import LossConfig
 
 _CA = ATOM_ORDER["CA"]
 _MEAN_EPS = 1e-4
@@ -20,23 +21,15 @@ def chain_center_of_mass_loss(
     all_atom_positions: Float[Tensor, "*B R 37 3"],
     all_atom_mask: Float[Tensor, "*B R 37"],
     asym_id: Int[Tensor, "*B R"],
-    *,
-    clamp_distance: float = -4.0,
-    scale: float = 0.05,
-    eps: float = 1e-8,
+    config: LossConfig,
 ) -> Float[Tensor, "*B"]:
     """Squared shortfall of the distance of two chains, mean over all pairs of chains.
 
     Chains are not counted, so nothing waits for the GPU: the mean runs over pairs of residues,
     each with one over the sizes of its chains. A chain with itself is a pair too, as in OpenFold.
-
-    Args:
-        all_atom_pred_pos: predicted atoms, ångström; the CA count.
-        all_atom_mask: 1 where known.
-        clamp_distance: minus the ångström that chains may be too close.
-        scale: multiplies a shortfall before it is squared, per ångström.
-        eps: in the centres' denominators and, squared, below a square distance.
+    Atoms are in ångström, those of the CA count.
     """
+    eps = config.eps  # in the centres' denominators and, squared, below a square distance
     mask = all_atom_mask[..., _CA].to(all_atom_positions.dtype)
     same = (asym_id[..., :, None] == asym_id[..., None, :]).to(mask.dtype) * mask[..., None, :]
     count = torch.sum(same, dim=-1, keepdim=True)
@@ -45,7 +38,8 @@ def chain_center_of_mass_loss(
         centre = torch.sum(same[..., None] * atoms[..., None, :, _CA, :], dim=-2) / (count + eps)
         square = torch.sum((centre[..., :, None, :] - centre[..., None, :, :]) ** 2, dim=-1)
         distances.append(torch.sqrt(torch.clamp(square, min=eps**2)))
-    shortfall = torch.clamp(scale * (distances[0] - distances[1] - clamp_distance), max=0)
+    shortfall = distances[0] - distances[1] - config.chain_center_of_mass_clamp_distance
+    shortfall = torch.clamp(config.chain_center_of_mass_scale * shortfall, max=0)
     share = mask / count[..., 0].clamp(min=1)  # adds up to 1 over a chain
     weight = share[..., :, None] * share[..., None, :]
     total = torch.sum(weight * shortfall**2, dim=(-1, -2))

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from evofeed.base.shapes import Float, Int
+from evofeed.trainer.model.config import LossConfig
 from evofeed.trainer.model.constants import table
 
 _MEAN_EPS = 1e-4
@@ -18,10 +19,7 @@ def supervised_chi(
     seq_mask: Float[Tensor, "*B R"],
     chi_mask: Float[Tensor, "*B R 4"],
     chi_angles_sin_cos: Float[Tensor, "*B R 4 2"],
-    *,
-    chi_weight: float = 0.5,
-    angle_norm_weight: float = 0.01,
-    eps: float = 1e-8,
+    config: LossConfig,
 ) -> Float[Tensor, "*B"]:
     """Squared error of the chi angles (modulo a half turn where that changes nothing),
     plus how far the raw angle vectors are from unit length; both averaged over layers.
@@ -31,9 +29,10 @@ def supervised_chi(
     chi = angles[..., 3:, :]
     error = torch.sum((chi_angles_sin_cos - chi) ** 2, dim=-1)
     error = torch.minimum(error, torch.sum((shifted - chi) ** 2, dim=-1))
-    norm = torch.sqrt(torch.sum(unnormalized_angles**2, dim=-1) + eps)
+    norm = torch.sqrt(torch.sum(unnormalized_angles**2, dim=-1) + config.eps)
     norm_error = _layer_mean(torch.abs(norm - 1), seq_mask[..., None])
-    return chi_weight * _layer_mean(error, chi_mask) + angle_norm_weight * norm_error
+    error = _layer_mean(error, chi_mask)
+    return config.chi_weight * error + config.angle_norm_weight * norm_error
 
 
 def _layer_mean(value: Float[Tensor, "L *B R a"], mask: Float[Tensor, "*B R b"]) -> Tensor:

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from evofeed.base.shapes import Float, Int
+from evofeed.trainer.model.config import LossConfig
 from evofeed.trainer.model.rigid import from_4x4, from_frames, invert_apply
 
 
@@ -21,11 +22,9 @@ def softmax_cross_entropy(
     return -torch.gather(log_probs, -1, target[..., None])[..., 0]
 
 
-def resolution_gate(
-    resolution: Float[Tensor, "*B"], min_resolution: float, max_resolution: float
-) -> Float[Tensor, "*B"]:
+def resolution_gate(resolution: Float[Tensor, "*B"], config: LossConfig) -> Float[Tensor, "*B"]:
     """1 for structures good enough to judge confidence by, else 0."""
-    inside = (resolution >= min_resolution) & (resolution <= max_resolution)
+    inside = (resolution >= config.min_resolution) & (resolution <= config.max_resolution)
     return inside.to(resolution.dtype)
 
 
@@ -33,33 +32,28 @@ def distogram_loss(
     logits: Float[Tensor, "*B R R n"],
     pseudo_beta: Float[Tensor, "*B R 3"],
     pseudo_beta_mask: Float[Tensor, "*B R"],
-    *,
-    min_bin: float = 2.3125,
-    max_bin: float = 21.6875,
-    eps: float = 1e-8,
+    config: LossConfig,
 ) -> Float[Tensor, "*B"]:
     """Mean over residue pairs. Source: AF2 SI 1.9.8, equation 41."""
-    edges = torch.linspace(
-        min_bin, max_bin, logits.shape[-1] - 1, device=logits.device, dtype=pseudo_beta.dtype
-    )
+    bins = config.distogram_min_bin, config.distogram_max_bin, logits.shape[-1] - 1
+    edges = torch.linspace(*bins, device=logits.device, dtype=pseudo_beta.dtype)
     difference = pseudo_beta[..., :, None, :] - pseudo_beta[..., None, :, :]
     true_bin = _bin_of_square(torch.sum(difference**2, dim=-1), edges)
     mask = pseudo_beta_mask[..., :, None] * pseudo_beta_mask[..., None, :]
     errors = softmax_cross_entropy(logits, true_bin) * mask
-    return torch.sum(errors, dim=(-1, -2)) / (eps + torch.sum(mask, dim=(-1, -2)))
+    return torch.sum(errors, dim=(-1, -2)) / (config.eps + torch.sum(mask, dim=(-1, -2)))
 
 
 def masked_msa_loss(
     logits: Float[Tensor, "*B S R n"],
     true_msa: Int[Tensor, "*B S R"],
     bert_mask: Float[Tensor, "*B S R"],
-    *,
-    eps: float = 1e-8,
+    config: LossConfig,
 ) -> Float[Tensor, "*B"]:
     """Mean over the cells asked for. Source: AF2 SI 1.9.9, equation 42."""
     errors = softmax_cross_entropy(logits, true_msa) * bert_mask
     # OpenFold halves numerator and count but not eps; so its eps acts twice as strong.
-    return torch.sum(errors, dim=(-1, -2)) / (2 * eps + torch.sum(bert_mask, dim=(-1, -2)))
+    return torch.sum(errors, dim=(-1, -2)) / (2 * config.eps + torch.sum(bert_mask, dim=(-1, -2)))
 
 
 def experimentally_resolved_loss(
@@ -67,17 +61,14 @@ def experimentally_resolved_loss(
     atom37_atom_exists: Float[Tensor, "*B R 37"],
     all_atom_mask: Float[Tensor, "*B R 37"],
     resolution: Float[Tensor, "*B"],
-    *,
-    min_resolution: float = 0.1,
-    max_resolution: float = 3.0,
-    eps: float = 1e-8,
+    config: LossConfig,
 ) -> Float[Tensor, "*B"]:
     """Binary, mean over the atoms of the sequence. Source: AF2 SI 1.9.10, equation 43."""
     log_p, log_not_p = F.logsigmoid(logits), F.logsigmoid(-logits)
     errors = -all_atom_mask * log_p - (1 - all_atom_mask) * log_not_p
     total = torch.sum(errors * atom37_atom_exists, dim=(-1, -2))
-    loss = total / (eps + torch.sum(atom37_atom_exists, dim=(-1, -2)))
-    return loss * resolution_gate(resolution, min_resolution, max_resolution)
+    loss = total / (config.eps + torch.sum(atom37_atom_exists, dim=(-1, -2)))
+    return loss * resolution_gate(resolution, config)
 
 
 def aligned_error_loss(
@@ -86,11 +77,7 @@ def aligned_error_loss(
     backbone_rigid_tensor: Float[Tensor, "*B R 4 4"],
     backbone_rigid_mask: Float[Tensor, "*B R"],
     resolution: Float[Tensor, "*B"],
-    *,
-    max_bin: float = 31.0,
-    min_resolution: float = 0.1,
-    max_resolution: float = 3.0,
-    eps: float = 1e-8,
+    config: LossConfig,
 ) -> Float[Tensor, "*B"]:
     """OpenFold's `tm` loss: the error of each CA in each frame, as bins.
 
@@ -102,14 +89,13 @@ def aligned_error_loss(
             invert_apply(frames.unsqueeze(-1), frames.trans[..., None, :, :])
             for frames in (pred, target)
         ]
-        edges = torch.linspace(
-            0, max_bin, logits.shape[-1] - 1, device=logits.device, dtype=target.trans.dtype
-        )
+        bins = 0, config.tm_max_bin, logits.shape[-1] - 1
+        edges = torch.linspace(*bins, device=logits.device, dtype=target.trans.dtype)
         true_bin = _bin_of_square(torch.sum((local[0] - local[1]) ** 2, dim=-1), edges)
     mask = backbone_rigid_mask[..., :, None] * backbone_rigid_mask[..., None, :]
     errors = softmax_cross_entropy(logits, true_bin) * mask
-    loss = torch.sum(errors, dim=(-1, -2)) / (2 * eps + torch.sum(mask, dim=(-1, -2)))
-    return loss * resolution_gate(resolution, min_resolution, max_resolution)
+    loss = torch.sum(errors, dim=(-1, -2)) / (2 * config.eps + torch.sum(mask, dim=(-1, -2)))
+    return loss * resolution_gate(resolution, config)
 
 
 def _bin_of_square(square: Tensor, edges: Tensor) -> Tensor:

@@ -10,8 +10,11 @@ from torch import Tensor
 
 from evofeed.base.shapes import Float, Int
 from evofeed.trainer.model.compiled import compilable
+from evofeed.trainer.model.config import LossConfig
 from evofeed.trainer.model.primitives import exact_products
 from evofeed.trainer.model.rigid import Rigid, from_4x4, from_frames
+
+_EPS = 1e-4
 
 
 @compilable
@@ -26,35 +29,34 @@ def compute_fape(
     length_scale: float,
     clamp_distance: float | None,
     clamped_share: Tensor | None = None,
-    eps: float = 1e-4,
+    eps: float = _EPS,
 ) -> Float[Tensor, "*C"]:
     """Mean error over all frames and points, in units of `length_scale`.
 
+    Positions and lengths are in ångström, masks 1 where something counts.
+
     Args:
-        pred_frames: predicted frames `[*, F]`.
-        target_frames: true frames `[*, F]`.
-        frames_mask: 1 for a frame that counts.
-        pred_positions: predicted points, ångström.
-        target_positions: true points, ångström.
-        positions_mask: 1 for a point that counts.
-        length_scale: ångström.
-        clamp_distance: errors above it (ångström) count as it, and give no gradient.
+        clamp_distance: errors above it count as it, and give no gradient.
         clamped_share: 1 to clamp, 0 not to, per sample; None clamps.
         eps: under the root and in both denominators.
     """
     difference = _local_difference(pred_frames, pred_positions, target_frames, target_positions)
     error = torch.sqrt(torch.sum(difference**2, dim=-2) + eps)
     if clamp_distance is not None:
-        clamped = torch.clamp(error, max=clamp_distance)
-        if clamped_share is not None:
-            share = clamped_share[..., None, None]
-            clamped = share * clamped + (1 - share) * error
-        error = clamped
+        error = _clamped(error, clamp_distance, clamped_share)
     per_frame = torch.sum(error * positions_mask[..., None, :], dim=-1)
     total = torch.sum(per_frame * frames_mask, dim=-1)
     # Two divisions, each with its eps, as in OpenFold.
     total = total / length_scale / (eps + torch.sum(frames_mask, dim=-1))
     return total / (eps + torch.sum(positions_mask, dim=-1))
+
+
+def _clamped(error: Tensor, most: float, share: Tensor | None) -> Tensor:
+    clamped = torch.clamp(error, max=most)
+    if share is None:
+        return clamped
+    share = share[..., None, None]
+    return share * clamped + (1 - share) * error
 
 
 def _local_difference(
@@ -86,10 +88,8 @@ def backbone_fape(
     frames: Float[Tensor, "..."],
     backbone_rigid_tensor: Float[Tensor, "*B R 4 4"],
     backbone_rigid_mask: Float[Tensor, "*B R"],
-    use_clamped_fape: Float[Tensor, "*B"] | None = None,
-    *,
-    clamp_distance: float = 10.0,
-    length_scale: float = 10.0,
+    use_clamped_fape: Float[Tensor, "*B"] | None,
+    config: LossConfig,
 ) -> Float[Tensor, "*B"]:
     """FAPE of backbone frames and CA atoms, mean over the structure module's layers.
 
@@ -104,8 +104,8 @@ def backbone_fape(
         pred.trans,
         target.trans,
         backbone_rigid_mask,
-        length_scale=length_scale,
-        clamp_distance=clamp_distance,
+        length_scale=config.fape_length_scale,
+        clamp_distance=config.fape_clamp_distance,
         clamped_share=use_clamped_fape,
     )
     return torch.mean(per_layer, dim=0)
@@ -116,39 +116,30 @@ def chain_fape(
     backbone_rigid_tensor: Float[Tensor, "*B R 4 4"],
     backbone_rigid_mask: Float[Tensor, "*B R"],
     asym_id: Int[Tensor, "*B R"],
-    use_clamped_fape: Float[Tensor, "*B"] | None = None,
-    *,
-    clamp_distance: tuple[float, float] = (10.0, 30.0),
-    length_scale: tuple[float, float] = (10.0, 20.0),
-    eps: float = 1e-4,
+    use_clamped_fape: Float[Tensor, "*B"] | None,
+    config: LossConfig,
 ) -> tuple[Float[Tensor, "*B"], Float[Tensor, "*B"]]:
     """Backbone FAPE within chains and between them, each the mean over its own pairs and layers.
 
-    A complex of one chain has an interface loss of 0. Source: AlphaFold-Multimer, section 2.3.
-
-    Args:
-        backbone_rigid_mask: 1 where known.
-        use_clamped_fape: 1 to clamp, 0 not to, per sample; None clamps.
-        clamp_distance: within chains and between them, ångström.
-        length_scale: likewise.
-        eps: under the root and in the denominators.
+    A complex of one chain has an interface loss of 0. `use_clamped_fape` is 1 to clamp, 0 not to,
+    per sample; None clamps. Source: AlphaFold-Multimer, section 2.3.
     """
     pred, target = from_frames(frames), from_4x4(backbone_rigid_tensor)
     difference = _local_difference(pred, pred.trans, target, target.trans)
-    error = torch.sqrt(torch.sum(difference**2, dim=-2) + eps)
+    error = torch.sqrt(torch.sum(difference**2, dim=-2) + _EPS)
     known = backbone_rigid_mask[..., :, None] * backbone_rigid_mask[..., None, :]
     within = (asym_id[..., :, None] == asym_id[..., None, :]).to(error.dtype)
-    losses = []
-    for mask, most, scale in zip(
-        (known * within, known * (1 - within)), clamp_distance, length_scale, strict=True
-    ):
-        clamped = torch.clamp(error, max=most)
-        if use_clamped_fape is not None:
-            share = use_clamped_fape[..., None, None]
-            clamped = share * clamped + (1 - share) * error
+
+    def mean(mask: Tensor, most: float, scale: float) -> Tensor:
+        clamped = _clamped(error, most, use_clamped_fape)
         total = torch.sum(clamped * mask, dim=(-1, -2)) / scale
-        losses.append(torch.mean(total / (eps + torch.sum(mask, dim=(-1, -2))), dim=0))
-    return losses[0], losses[1]
+        return torch.mean(total / (_EPS + torch.sum(mask, dim=(-1, -2))), dim=0)
+
+    between = config.fape_interface_clamp_distance, config.fape_interface_length_scale
+    return (
+        mean(known * within, config.fape_clamp_distance, config.fape_length_scale),
+        mean(known * (1 - within), *between),
+    )
 
 
 def sidechain_fape(
@@ -160,9 +151,7 @@ def sidechain_fape(
     renamed_atom14_gt_positions: Float[Tensor, "*B R 14 3"],
     renamed_atom14_gt_exists: Float[Tensor, "*B R 14"],
     alt_naming_is_better: Float[Tensor, "*B R"],
-    *,
-    clamp_distance: float = 10.0,
-    length_scale: float = 10.0,
+    config: LossConfig,
 ) -> Float[Tensor, "*B"]:
     """FAPE of all frames and atoms of the last layer, always clamped, with renamed truth."""
     alt = alt_naming_is_better[..., None, None, None]
@@ -174,6 +163,6 @@ def sidechain_fape(
         positions[-1].flatten(-3, -2),
         renamed_atom14_gt_positions.flatten(-3, -2),
         renamed_atom14_gt_exists.flatten(-2),
-        length_scale=length_scale,
-        clamp_distance=clamp_distance,
+        length_scale=config.fape_length_scale,
+        clamp_distance=config.fape_clamp_distance,
     )

@@ -11,6 +11,7 @@ from torch import Tensor
 from evofeed.base.shapes import Float, Int
 from evofeed.protein.residues import ATOM_ORDER
 from evofeed.trainer.losses.cross_entropy import resolution_gate, softmax_cross_entropy
+from evofeed.trainer.model.config import LossConfig
 
 _CA = ATOM_ORDER["CA"]
 
@@ -49,22 +50,19 @@ def lddt_loss(
     all_atom_positions: Float[Tensor, "*B R 37 3"],
     all_atom_mask: Float[Tensor, "*B R 37"],
     resolution: Float[Tensor, "*B"],
-    *,
-    cutoff: float = 15.0,
-    min_resolution: float = 0.1,
-    max_resolution: float = 3.0,
-    eps: float = 1e-8,
+    config: LossConfig,
 ) -> Float[Tensor, "*B"]:
     """How well the head knows the lDDT-Ca of the (detached) prediction."""
     no_bins = logits.shape[-1]
     with torch.no_grad():
         pred, true = all_atom_pred_pos[..., _CA, :], all_atom_positions[..., _CA, :]
+        cutoff, eps = config.plddt_cutoff, config.eps
         score = lddt(pred, true, all_atom_mask[..., _CA], cutoff=cutoff, eps=eps)
         true_bin = torch.floor(score * no_bins).long().clamp(max=no_bins - 1)
     mask = all_atom_mask[..., _CA]
     errors = softmax_cross_entropy(logits, true_bin) * mask
-    loss = torch.sum(errors, dim=-1) / (eps + torch.sum(mask, dim=-1))
-    return loss * resolution_gate(resolution, min_resolution, max_resolution)
+    loss = torch.sum(errors, dim=-1) / (config.eps + torch.sum(mask, dim=-1))
+    return loss * resolution_gate(resolution, config)
 
 
 def _distances(points: Tensor, eps: float) -> Tensor:

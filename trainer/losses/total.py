@@ -75,63 +75,49 @@ class AlphaFoldLoss(nn.Module):
     ) -> dict[str, Tensor]:
         """Each term per sample `[*]`, unweighted, from features without a recycling axis."""
         config = self.config
-        resolution = {
-            "min_resolution": config.min_resolution,
-            "max_resolution": config.max_resolution,
-            "eps": config.eps,
-        }
         terms = {
             "distogram": distogram_loss(
-                out["distogram_logits"], feats["pseudo_beta"], feats["pseudo_beta_mask"],
-                min_bin=config.distogram_min_bin, max_bin=config.distogram_max_bin, eps=config.eps,
+                out["distogram_logits"], feats["pseudo_beta"], feats["pseudo_beta_mask"], config
             ),
             "experimentally_resolved": experimentally_resolved_loss(
                 out["experimentally_resolved_logits"], feats["atom37_atom_exists"],
-                feats["all_atom_mask"], feats["resolution"], **resolution,
+                feats["all_atom_mask"], feats["resolution"], config,
             ),
             "fape": self._fape(sm, feats),
             "plddt_loss": lddt_loss(
                 out["lddt_logits"], out["final_atom_positions"], feats["all_atom_positions"],
-                feats["all_atom_mask"], feats["resolution"], cutoff=config.plddt_cutoff,
-                **resolution,
+                feats["all_atom_mask"], feats["resolution"], config,
             ),
             "masked_msa": masked_msa_loss(
-                out["masked_msa_logits"], feats["true_msa"], feats["bert_mask"], eps=config.eps
+                out["masked_msa_logits"], feats["true_msa"], feats["bert_mask"], config
             ),
             "supervised_chi": supervised_chi(
                 sm["angles"], sm["unnormalized_angles"], feats["aatype"], feats["seq_mask"],
-                feats["chi_mask"], feats["chi_angles_sin_cos"], chi_weight=config.chi_weight,
-                angle_norm_weight=config.angle_norm_weight, eps=config.eps,
+                feats["chi_mask"], feats["chi_angles_sin_cos"], config,
             ),
             "violation": self._violation(sm, feats),
         }  # fmt: skip
         if "tm_logits" in out:
             terms["tm"] = aligned_error_loss(
                 out["tm_logits"], out["final_affine_tensor"], feats["backbone_rigid_tensor"],
-                feats["backbone_rigid_mask"], feats["resolution"], max_bin=config.tm_max_bin,
-                **resolution,
+                feats["backbone_rigid_mask"], feats["resolution"], config,
             )  # fmt: skip
         if "asym_id" in feats:
             terms["chain_center_of_mass"] = chain_center_of_mass_loss(
                 out["final_atom_positions"], feats["all_atom_positions"], feats["all_atom_mask"],
-                feats["asym_id"], clamp_distance=config.chain_center_of_mass_clamp_distance,
-                scale=config.chain_center_of_mass_scale, eps=config.eps,
+                feats["asym_id"], config,
             )  # fmt: skip
         return terms
 
     def _fape(self, sm: Mapping[str, Tensor], feats: Mapping[str, Tensor]) -> Tensor:
         config = self.config
         renamed = rename_ground_truth(feats, sm["positions"][-1])
-        scale = {
-            "clamp_distance": config.fape_clamp_distance,
-            "length_scale": config.fape_length_scale,
-        }
         backbone = self._backbone(sm["frames"], feats)
         sidechain = sidechain_fape(
             sm["sidechain_frames"], sm["positions"], feats["rigidgroups_gt_frames"],
             feats["rigidgroups_alt_gt_frames"], feats["rigidgroups_gt_exists"],
             renamed["renamed_atom14_gt_positions"], renamed["renamed_atom14_gt_exists"],
-            renamed["alt_naming_is_better"], **scale,
+            renamed["alt_naming_is_better"], config,
         )  # fmt: skip
         return backbone + config.fape_sidechain * sidechain
 
@@ -139,25 +125,13 @@ class AlphaFoldLoss(nn.Module):
         config = self.config
         truth = (feats["backbone_rigid_tensor"], feats["backbone_rigid_mask"])
         clamped = feats.get("use_clamped_fape")
-        distance, scale = config.fape_clamp_distance, config.fape_length_scale
         if "asym_id" not in feats:
-            return config.fape_backbone * backbone_fape(
-                frames, *truth, clamped, clamp_distance=distance, length_scale=scale
-            )
-        within, between = chain_fape(
-            frames, *truth, feats["asym_id"], clamped,
-            clamp_distance=(distance, config.fape_interface_clamp_distance),
-            length_scale=(scale, config.fape_interface_length_scale),
-        )  # fmt: skip
+            return config.fape_backbone * backbone_fape(frames, *truth, clamped, config)
+        within, between = chain_fape(frames, *truth, feats["asym_id"], clamped, config)
         return config.fape_backbone * within + config.fape_interface * between
 
     def _violation(self, sm: Mapping[str, Tensor], feats: Mapping[str, Tensor]) -> Tensor:
         # All pairs of atoms: at weight 0 they are looked at, but nothing is kept for backward.
         with torch.set_grad_enabled(torch.is_grad_enabled() and self.config.violation > 0):
             found = find_structural_violations(feats, sm["positions"][-1], self.config)
-            return violation_loss(
-                found,
-                feats["atom14_atom_exists"],
-                average_clashes=self.config.average_clashes,
-                eps=self.config.eps,
-            )
+            return violation_loss(found, feats["atom14_atom_exists"], self.config)

@@ -75,20 +75,16 @@ def find_structural_violations(
 def violation_loss(
     violations: Mapping[str, Any],
     atom14_atom_exists: Float[Tensor, "*B R 14"],
-    *,
-    average_clashes: bool = False,
-    eps: float = 1e-8,
+    config: LossConfig,
 ) -> Float[Tensor, "*B"]:
-    """Bond length, two bond angles, and clashes per atom. Source: equation 47.
-
-    `average_clashes` divides what clashes an atom has by their number.
-    """
+    """Bond length, two bond angles, and clashes per atom. Source: equation 47."""
     between, within = violations["between_residues"], violations["within_residues"]
     per_atom = between["clashes_per_atom_loss_sum"] + within["per_atom_loss_sum"]
-    if average_clashes:
+    if config.average_clashes:
         count = between["clashes_per_atom_num_clash"] + within["per_atom_num_clash"]
-        per_atom = per_atom / (count + eps)
-    clash = torch.sum(per_atom, dim=(-2, -1)) / (eps + torch.sum(atom14_atom_exists, dim=(-2, -1)))
+        per_atom = per_atom / (count + config.eps)
+    atoms = torch.sum(atom14_atom_exists, dim=(-2, -1))
+    clash = torch.sum(per_atom, dim=(-2, -1)) / (config.eps + atoms)
     bonds = between["bonds_c_n_loss_mean"] + between["angles_ca_c_n_loss_mean"]
     return bonds + between["angles_c_n_ca_loss_mean"] + clash  # type: ignore[no-any-return]
 

@@ -114,13 +114,20 @@ def _module(
     return run
 
 
-def _function(function: Callable[..., Any]) -> Runner:
-    """Runner of a loss function: inputs by name, its constants from the hparams it knows."""
+def of_loss(
+    function: Callable[..., Any], prefix: str = "", out: str = "out", **names: str
+) -> Runner:
+    """Runner of a loss function: inputs by name, its constants from the hparams it knows.
 
-    def run(case: Case, inputs: Inputs) -> tuple[None, Outputs]:
-        known = inspect.signature(function).parameters  # floats all of them, where OpenFold has 31
-        hparams = {k: float(v) for k, v in _hparams(case).items() if k in known}
-        return None, {"out": function(**inputs, **hparams)}
+    In a `LossConfig` they may have a prefix or another of the `names`; floats all of them, where
+    OpenFold has 31.
+    """
+    own, inputs = {item.name for item in fields(LossConfig)}, inspect.signature(function).parameters
+
+    def run(case: Case, x: Inputs) -> tuple[None, Outputs]:
+        named = {names.get(k, k if k in own else prefix + k): v for k, v in _hparams(case).items()}
+        config = LossConfig(**{k: float(v) for k, v in named.items() if k in own})
+        return None, {out: function(**{name: x.get(name) for name in inputs} | {"config": config})}
 
     return run
 
@@ -202,12 +209,6 @@ def _tm_pae(case: Case, x: Inputs) -> tuple[None, Outputs]:
     return None, found | {"ptm": ptm}
 
 
-def _backbone_loss(case: Case, x: Inputs) -> tuple[None, Outputs]:
-    h = case.meta["hparams"]
-    scale = {"clamp_distance": h["clamp_distance"], "length_scale": h["loss_unit_distance"]}
-    return None, {"out": fape.backbone_fape(**x, **scale)}
-
-
 def _inverted_as_quaternion(frames7: Tensor) -> Rigid:
     """Frames whose transpose is the inverse OpenFold takes of a quaternion, conj(q)/|q|^2.
 
@@ -241,9 +242,10 @@ def _violation(case: Case, x: Inputs) -> tuple[None, Outputs]:
     config = LossConfig(
         violation_tolerance_factor=h["violation_tolerance_factor"],
         clash_overlap_tolerance=h["clash_overlap_tolerance"],
+        eps=h["eps"],
     )
     found = violation.find_structural_violations(x, x["pred_atom14"], config)
-    loss = violation.violation_loss(found, x["atom14_atom_exists"], eps=h["eps"])
+    loss = violation.violation_loss(found, x["atom14_atom_exists"], config)
     metrics = violation.violation_metrics(x, x["pred_atom14"], found)
     return None, flatten({"loss": loss, "violations": found, "metrics": metrics})
 
@@ -360,16 +362,18 @@ RUNNERS: dict[str, Runner] = {
     "ExperimentallyResolvedHead": _module(one_linear),
     "PerResidueLDDTCaPredictor": _lddt_head,
     "compute_tm_pae": _tm_pae,
-    "loss.fape.backbone": _backbone_loss,
-    "loss.fape.sidechain": _function(fape.sidechain_fape),
+    "loss.fape.backbone": of_loss(
+        fape.backbone_fape, "fape_", loss_unit_distance="fape_length_scale"
+    ),
+    "loss.fape.sidechain": of_loss(fape.sidechain_fape, "fape_"),
     "loss.compute_fape": _compute_fape,
     "loss.renamed_ground_truth": _renaming,
-    "loss.supervised_chi": _function(chi.supervised_chi),
-    "loss.distogram": _function(cross_entropy.distogram_loss),
-    "loss.masked_msa": _function(cross_entropy.masked_msa_loss),
-    "loss.lddt": _function(lddt_losses.lddt_loss),
-    "loss.experimentally_resolved": _function(cross_entropy.experimentally_resolved_loss),
-    "loss.tm": _function(cross_entropy.aligned_error_loss),
+    "loss.supervised_chi": of_loss(chi.supervised_chi),
+    "loss.distogram": of_loss(cross_entropy.distogram_loss, "distogram_"),
+    "loss.masked_msa": of_loss(cross_entropy.masked_msa_loss),
+    "loss.lddt": of_loss(lddt_losses.lddt_loss, "plddt_"),
+    "loss.experimentally_resolved": of_loss(cross_entropy.experimentally_resolved_loss),
+    "loss.tm": of_loss(cross_entropy.aligned_error_loss, "tm_"),
     "loss.lddt_ca_score": _lddt_ca,
     "loss.violation": _violation,
     "loss.AlphaFoldLoss": total_loss,

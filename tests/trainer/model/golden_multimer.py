@@ -14,6 +14,7 @@ from tests.trainer.model.golden_kinds import (
     _module,
     flatten,
     made,
+    of_loss,
     one_linear,
     total_loss,
 )
@@ -122,26 +123,18 @@ def _tm(case: Case, x: Inputs) -> tuple[None, Outputs]:
 
 def _fape(case: Case, x: Inputs) -> tuple[None, Outputs]:
     h = case.meta["hparams"]
-    parts = [h["intra_chain_backbone"], h["interface_backbone"]]
-    intra, interface = fape.chain_fape(
-        x["traj"],
-        x["backbone_rigid_tensor"],
-        x["backbone_rigid_mask"],
-        x["asym_id"],
-        x.get("use_clamped_fape"),
-        clamp_distance=(parts[0]["clamp_distance"], parts[1]["clamp_distance"]),
-        length_scale=(parts[0]["loss_unit_distance"], parts[1]["loss_unit_distance"]),
+    within, between = h["intra_chain_backbone"], h["interface_backbone"]
+    config = LossConfig(
+        fape_clamp_distance=within["clamp_distance"],
+        fape_length_scale=within["loss_unit_distance"],
+        fape_interface_clamp_distance=between["clamp_distance"],
+        fape_interface_length_scale=between["loss_unit_distance"],
     )
-    loss = parts[0]["weight"] * intra + parts[1]["weight"] * interface
+    names = ("traj", "backbone_rigid_tensor", "backbone_rigid_mask", "asym_id")
+    truth = (x[name] for name in names)
+    intra, interface = fape.chain_fape(*truth, x.get("use_clamped_fape"), config)
+    loss = within["weight"] * intra + between["weight"] * interface
     return None, {"intra": intra, "interface": interface, "loss": loss}
-
-
-def _center_of_mass(case: Case, x: Inputs) -> tuple[None, Outputs]:
-    h = case.meta["hparams"]
-    loss = chain_center_of_mass_loss(
-        **x, clamp_distance=h["clamp_distance"], scale=h["weight"], eps=h["eps"]
-    )
-    return None, {"loss": loss}
 
 
 def _violation(case: Case, x: Inputs) -> tuple[None, Outputs]:
@@ -151,6 +144,8 @@ def _violation(case: Case, x: Inputs) -> tuple[None, Outputs]:
         clash_overlap_tolerance=h["clash_overlap_tolerance"],
         bonds_across_chains=True,
         same_number_never_clashes=True,
+        average_clashes=h["average_clashes"],
+        eps=h["eps"],
     )
     # The recording lacks the table of atoms, which follows from the restypes.
     from evofeed.trainer.model.constants import table
@@ -158,9 +153,7 @@ def _violation(case: Case, x: Inputs) -> tuple[None, Outputs]:
     tables = table("ATOM14_TO_ATOM37", x["aatype"].device)
     x = x | {"residx_atom14_to_atom37": tables[x["aatype"]]}
     found = violation.find_structural_violations(x, x["pred_atom14"], config)
-    loss = violation.violation_loss(
-        found, x["atom14_atom_exists"], average_clashes=h["average_clashes"], eps=h["eps"]
-    )
+    loss = violation.violation_loss(found, x["atom14_atom_exists"], config)
     return None, flatten({"loss": loss, "violations": found})
 
 
@@ -190,12 +183,14 @@ MULTIMER_RUNNERS: dict[str, Runner] = RUNNERS | {
     "compute_tm(ptm, iptm)": _tm,
     "MaskedMSAHead": _module(one_linear, out="logits"),
     "loss.fape.backbone multimer (intra + interface)": _fape,
-    "loss.chain_center_of_mass": _center_of_mass,
+    "loss.chain_center_of_mass": of_loss(
+        chain_center_of_mass_loss,
+        "chain_center_of_mass_",
+        out="loss",
+        weight="chain_center_of_mass_scale",
+    ),
     "loss.violation multimer": _violation,
     "loss.AlphaFoldLoss multimer": total_loss,
-    "loss.masked_msa(22)": lambda case, x: (None, {"loss": cross_entropy.masked_msa_loss(**x)}),
-    "loss.tm (4x4 affine)": lambda case, x: (
-        None,
-        {"loss": cross_entropy.aligned_error_loss(**x)},
-    ),
+    "loss.masked_msa(22)": of_loss(cross_entropy.masked_msa_loss, out="loss"),
+    "loss.tm (4x4 affine)": of_loss(cross_entropy.aligned_error_loss, "tm_", out="loss"),
 }
