@@ -107,7 +107,7 @@ def describe_assembly(record: AssemblyRecord) -> dict[str, Any]:
         "chain_ids": [chain.chain_id for chain in record.chains],
         "pairing_ids": [pairing_id(rows.chain_id) if rows else "" for rows in record.pairing],
         "copies": copies,
-        "author_chains": [name for names in record.copies for name in names],
+        "author_chains": [name for _, name in record.members],
         "stoichiometry": record.stoichiometry,
         "num_chains": record.num_chains,
         "num_entities": len(record.chains),
@@ -137,18 +137,12 @@ def _members(record: AssemblyRecord) -> Iterator[ChainRecord]:
 
 def copies_record(record: AssemblyRecord) -> ChainRecord:
     """All chains of a complex in a row, with their coordinates and no alignment but themselves."""
-    pairs = [
-        (chain, name)
-        for chain, names in zip(record.chains, record.copies, strict=True)
-        for name in names
-    ]
-    aatype = np.concatenate([chain.aatype for chain, _ in pairs])
     return ChainRecord.of_query(
         record.assembly_id,
-        "".join(chain.sequence for chain, _ in pairs),
-        aatype,
-        np.concatenate([chain.residue_index for chain, _ in pairs]),
-        description=",".join(name for _, name in pairs),
+        "".join(chain.sequence for chain, _ in record.members),
+        record.aatype,
+        np.concatenate([chain.residue_index for chain, _ in record.members]),
+        description=",".join(name for _, name in record.members),
         all_atom_positions=record.all_atom_positions,
         all_atom_mask=record.all_atom_mask,
         resolution=record.resolution,

@@ -53,11 +53,11 @@ def test_training_needs_the_base_install_and_torch_and_every_name_is_there_under
 # Lines of Python a room may have. Raising one needs a reason in the commit: something new needs
 # something out, or lives in experiments/.
 BUDGET = {
-    "src": 4_853,
-    "featurize": 20_321,
-    "store": 7_335,
+    "src": 4_811,
+    "featurize": 20_314,
+    "store": 7_329,
     "loader": 12_357,
-    "service": 8_288,
+    "service": 8_287,
     "trainer": 12_874,
     "kernels": 16_884,
     "synth": 1_992,

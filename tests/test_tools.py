@@ -12,7 +12,8 @@ from tests.test_features import tiny_record
 
 from evofeed.doctor import Check, advice, check_list, command, machine_texts
 from evofeed.doctor.command import GPU_TESTED
-from evofeed.protein.chain_numbers import pseudo_beta_distances
+from evofeed.protein.assembly_numbers import pseudo_beta_distances
+from evofeed.protein.assembly_record import AssemblyRecord
 from evofeed.protein.residues import ATOM_ORDER
 from evofeed.viz import draw_distogram
 
@@ -73,9 +74,9 @@ def test_distances_are_between_resolved_betas(tmp_path: Path) -> None:
     mask = np.zeros([3, 37], np.uint8)
     mask[:2, ATOM_ORDER["CB"]] = 1
     record = tiny_record(all_atom_positions=positions, all_atom_mask=mask)
-    distance, known = pseudo_beta_distances(record)
+    distance = pseudo_beta_distances(AssemblyRecord.of_chain(record))
     assert distance[0, 1] == 3
-    assert known.tolist() == [[True, True, False], [True, True, False], [False] * 3]
+    assert np.isfinite(distance).tolist() == [[1, 1, 0], [1, 1, 0], [0, 0, 0]]
     drawn = draw_distogram(record, np.full([3, 3, 64], 1 / 64, np.float32), tmp_path / "d.png")
     assert drawn.read_bytes().startswith(b"\x89PNG")
 

@@ -11,8 +11,8 @@ from typing import Literal
 import numpy as np
 
 from evofeed.featurize.export.rows import Rows, rows_of_record
-from evofeed.protein.assembly_numbers import assembly_structure
 from evofeed.protein.assembly_record import AssemblyRecord
+from evofeed.protein.chain_files import assembly_structure
 from evofeed.protein.chain_record import ChainRecord
 from evofeed.protein.residues import RESTYPES
 from evofeed.protein.structure_text import Structure, chain_name, polymer_head, to_mmcif
@@ -79,14 +79,7 @@ def chain_ids() -> Iterator[str]:
 def job_of_chain(record: ChainRecord) -> Job:
     """A chain alone, called as its id has it if all programs take that name."""
     letters = record.chain_id.rpartition("_")[2]
-    alone = AssemblyRecord(
-        assembly_id=record.chain_id,
-        chains=(record,),
-        pairing=(None,),
-        copies=(("A",),),
-        all_atom_positions=record.all_atom_positions,
-        all_atom_mask=record.all_atom_mask,
-    )
+    alone = AssemblyRecord.of_chain(record)
     plain = re.fullmatch("[A-Z]{1,4}", letters)
     return job_of_complex(alone, iter([letters]) if plain else chain_ids())
 

@@ -11,12 +11,11 @@ from fastapi import Path
 from starlette.responses import HTMLResponse, Response
 
 from evofeed.protein import assembly_numbers as numbers
+from evofeed.protein import chain_files as files
 from evofeed.protein.assembly_record import AssemblyRecord
-from evofeed.protein.chain_files import to_a3m, to_cif, to_fasta, to_npz
 from evofeed.protein.chain_numbers import (
     ca_trace,
     msa_coverage,
-    pseudo_beta_distances,
     runs,
     thinned,
 )
@@ -48,8 +47,11 @@ router = make_router("/ui/datasets/{name}/snapshots", tag="pages")
 EntryId = Annotated[str, Path(pattern=NAME_PATTERN, description="id; case matters")]
 _MAX_CELLS: Final = 256 << 20  # of what is unpacked for a page
 _FILES: Final[dict[Table, dict[str, Callable[[Any], str | bytes]]]] = {
-    "chains": {"fasta": to_fasta, "a3m": to_a3m, "cif": to_cif, "npz": to_npz},
-    "assemblies": {"fasta": numbers.assembly_fasta, "cif": numbers.assembly_cif},
+    "chains": {
+        **{"fasta": files.to_fasta, "a3m": files.to_a3m},
+        **{"cif": files.to_cif, "npz": files.to_npz},
+    },
+    "assemblies": {"fasta": files.assembly_fasta, "cif": files.assembly_cif},
 }
 _STYLES: Final = "style-src 'self' 'unsafe-inline'"  # plotly.js and Mol* style what they draw
 _IMAGES: Final = "img-src 'self' data: blob:"
@@ -200,16 +202,13 @@ def template_rows(record: ChainRecord) -> list[dict[str, Any]]:
 
 def distances_html(record: ChainRecord | AssemblyRecord) -> str:
     """Distances between residues; those of a complex are named by chain and number."""
-    names: Sequence[int | str]
+    names: Sequence[int | str] = range(1, record.num_res + 1)
     if isinstance(record, ChainRecord):
-        distance, known = pseudo_beta_distances(record, MOST_RESIDUES)
-        distance, names = np.where(known, distance, np.nan), range(1, record.num_res + 1)
+        record = AssemblyRecord.of_chain(record)
     else:
-        distance, _ = numbers.assembly_distances(record, MOST_RESIDUES)
-        copies = zip(record.chains, record.copies, strict=True)
-        lengths = [chain.num_res for chain, of_it in copies for _ in of_it]
-        named = zip(record.chain_names, lengths, strict=True)
-        names = [f"{name} {i}" for name, length in named for i in range(1, length + 1)]
+        named = zip(record.chain_names, record.members, strict=True)
+        names = [f"{name} {i}" for name, (one, _) in named for i in range(1, one.num_res + 1)]
+    distance = numbers.pseudo_beta_distances(record, MOST_RESIDUES)
     shown = [names[i] for i in thinned(np.arange(len(names)), MOST_RESIDUES)]
     title = "distances between residues (CB, of glycine CA)"
     if len(shown) < len(names):

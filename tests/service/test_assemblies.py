@@ -13,9 +13,9 @@ from tests.loader.complexes import three_complexes
 
 from evofeed.loader import AssemblyConfig, FeatureLoader, LoaderConfig
 from evofeed.protein.assembly_numbers import (
-    assembly_distances,
     chains_of,
     interfaces_of,
+    pseudo_beta_distances,
     shared_species,
 )
 from evofeed.protein.interfaces import interface_residues
@@ -140,7 +140,7 @@ def test_a_complexs_page_shows_chains_interfaces_partners_and_structure(
 def test_pairs_of_chains_that_touch_are_those_of_all_distances(served: tuple[str, Dataset]) -> None:
     record = served[1].assemblies["3ghi"]
     chains = chains_of(record)
-    distance, chain = assembly_distances(record, record.num_res)
+    distance, chain = pseudo_beta_distances(record), record.asym_id()
     found = {one.chains: (one.contacts, one.residues) for one in interfaces_of(record, chains)}
     want = {}
     for a in range(1, len(chains) + 1):

@@ -8,10 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from evofeed.protein.assembly_record import AssemblyRecord, chain_numbers
-from evofeed.protein.chain_files import fasta_text
 from evofeed.protein.chain_numbers import pseudo_beta, thinned
 from evofeed.protein.residues import ATOM_ORDER
-from evofeed.protein.structure_text import Structure, to_mmcif
 
 CONTACT = 8.0
 """Ångström between CB atoms (of glycine CA)."""
@@ -67,14 +65,13 @@ def chains_of(record: AssemblyRecord) -> list[ChainOf]:
         near[interface_residues(*found)] = True
     chains: list[ChainOf] = []
     first = 0
-    names = [name for names in record.copies for name in names]
-    numbers = chain_numbers([len(names) for names in record.copies])
-    for name, (asym, entity, sym) in zip(names, numbers.T.tolist(), strict=True):
-        chain = record.chains[entity - 1]
+    numbers = chain_numbers([len(names) for names in record.copies]).T.tolist()
+    for (chain, name), (asym, entity, sym) in zip(record.members, numbers, strict=True):
         own = slice(first, first + chain.num_res)
-        ids = (asym, entity, sym)
         counts = (int(seen[own].sum()), int(near[own].sum()))
-        chains.append(ChainOf(name, chain.chain_id, *ids, first, chain.num_res, *counts))
+        chains.append(
+            ChainOf(name, chain.chain_id, asym, entity, sym, first, chain.num_res, *counts)
+        )
         first += chain.num_res
     return chains
 
@@ -106,65 +103,22 @@ def shared_species(record: AssemblyRecord) -> int:
     return sum(number > 1 for name, number in times.items() if name)
 
 
-def assembly_distances(record: AssemblyRecord, residues: int) -> tuple[np.ndarray, np.ndarray]:
-    """`f64[n, n]` pseudo-beta distances over all chains, NaN where unknown, and each one's chain.
+def pseudo_beta_distances(record: AssemblyRecord, residues: int = 0) -> np.ndarray:
+    """`f64[n, n]` distances over all chains in ångström, NaN where unknown.
 
     Args:
-        residues: thin them evenly to so many.
+        residues: thin them evenly to so many; 0 keeps all.
     """
     beta, known = _pseudo_beta(record)
     at = thinned(np.arange(record.num_res), residues)
     points = np.where(known[at, None], beta[at], np.nan)
-    return np.linalg.norm(points[:, None] - points, axis=-1), record.asym_id()[at]
-
-
-def assembly_fasta(record: AssemblyRecord) -> str:
-    """The sequence of every chain, copies too, under their author's ids."""
-    return "".join(
-        fasta_text(f"{record.assembly_id}_{name}", chain.sequence, chain.description)
-        for chain, names in zip(record.chains, record.copies, strict=True)
-        for name in names
-    )
-
-
-def assembly_cif(record: AssemblyRecord) -> str:
-    """Every chain's atoms as mmCIF; `ValueError` if it has no structure."""
-    return to_mmcif(assembly_structure(record))
-
-
-def assembly_structure(record: AssemblyRecord) -> Structure:
-    """Every chain's atoms, residues numbered by the sequence, the B column 0.
-
-    Chains have their author's ids, or letters where those are none that mmCIF takes as they are.
-
-    Raises:
-        ValueError: it has no structure.
-    """
-    if record.all_atom_positions is None or record.all_atom_mask is None:
-        raise ValueError(f"{record.assembly_id} has no structure")
-    pairs = [
-        (chain, entity)
-        for entity, (chain, names) in enumerate(zip(record.chains, record.copies, strict=True), 1)
-        for _ in names
-    ]
-    return Structure(
-        name=record.assembly_id,
-        aatype=np.concatenate([chain.aatype for chain, _ in pairs]),
-        residue_index=np.concatenate([np.arange(chain.num_res) for chain, _ in pairs]),
-        positions=record.all_atom_positions,
-        mask=record.all_atom_mask,
-        confidence=np.zeros(record.num_res),
-        chain=record.asym_id(),
-        entity=np.repeat([e for _, e in pairs], [chain.num_res for chain, _ in pairs]),
-        chain_names=record.chain_names,
-    )
+    distance: np.ndarray = np.linalg.norm(points[:, None] - points, axis=-1)
+    return distance
 
 
 def _pseudo_beta(record: AssemblyRecord) -> tuple[np.ndarray, np.ndarray]:
     """CB atoms, of glycine CA, `f64[L, 3]`, and which are known."""
     if record.all_atom_positions is None or record.all_atom_mask is None:
         return np.zeros([record.num_res, 3]), np.zeros(record.num_res, bool)
-    pairs = zip(record.chains, record.copies, strict=True)
-    aatype = np.concatenate([chain.aatype for chain, names in pairs for _ in names])
-    beta, known = pseudo_beta(aatype, record.all_atom_positions, record.all_atom_mask)
+    beta, known = pseudo_beta(record.aatype, record.all_atom_positions, record.all_atom_mask)
     return beta.astype(float), known

@@ -61,16 +61,38 @@ class AssemblyRecord:
     is_distillation: bool = False
     dropped: tuple[str, ...] = ()
 
+    @classmethod
+    def of_chain(cls, chain: ChainRecord) -> AssemblyRecord:
+        """A chain alone: a complex of one."""
+        return cls(
+            assembly_id=chain.chain_id,
+            chains=(chain,),
+            pairing=(None,),
+            copies=(("A",),),
+            all_atom_positions=chain.all_atom_positions,
+            all_atom_mask=chain.all_atom_mask,
+        )
+
+    @property
+    def members(self) -> list[tuple[ChainRecord, str]]:
+        """Every chain, entity by entity, copies included: its record and its author's id."""
+        pairs = zip(self.chains, self.copies, strict=True)
+        return [(chain, name) for chain, names in pairs for name in names]
+
     @property
     def num_chains(self) -> int:
         """Chains, copies included."""
-        return sum(map(len, self.copies))
+        return len(self.members)
 
     @property
     def num_res(self) -> int:
         """Residues of all chains (L)."""
-        pairs = zip(self.chains, self.copies, strict=True)
-        return sum(chain.num_res * len(names) for chain, names in pairs)
+        return sum(chain.num_res for chain, _ in self.members)
+
+    @property
+    def aatype(self) -> np.ndarray:
+        """Of all chains, `u8[L]`."""
+        return np.concatenate([chain.aatype for chain, _ in self.members])
 
     @property
     def stoichiometry(self) -> str:
@@ -80,13 +102,12 @@ class AssemblyRecord:
     @property
     def chain_names(self) -> tuple[str, ...]:
         """Author's ids, chain by chain; empty where mmCIF does not take one of them as it is."""
-        names = tuple(name for names in self.copies for name in names)
+        names = tuple(name for _, name in self.members)
         return names if all(re.fullmatch(r"[A-Za-z0-9]+", name) for name in names) else ()
 
     def asym_id(self) -> np.ndarray:
         """Number of its chain for each residue, from 1, `i64[L]`."""
-        pairs = zip(self.chains, self.copies, strict=True)
-        lengths = [chain.num_res for chain, names in pairs for _ in names]
+        lengths = [chain.num_res for chain, _ in self.members]
         return np.repeat(np.arange(1, len(lengths) + 1), lengths)
 
     def validate(self) -> AssemblyRecord:

@@ -1,4 +1,4 @@
-"""A chain record as files that other programs read: FASTA, a3m, mmCIF, npz."""
+"""Records of chains and complexes as files that other programs read: FASTA, a3m, mmCIF, npz."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from evofeed.protein.assembly_record import AssemblyRecord, chain_numbers
 from evofeed.protein.chain_record import ChainRecord
 from evofeed.protein.features import RECORD
 from evofeed.protein.residues import MSA_LETTERS
@@ -39,27 +40,47 @@ def to_a3m(record: ChainRecord) -> bytes:
     return b"".join(b">%s\n%s\n" % (_row_name(record, i).encode(), r) for i, r in enumerate(rows))
 
 
-def to_structure(record: ChainRecord) -> Structure:
-    """The chain's atoms; residues are numbered by the sequence, the B column is 0.
+def to_cif(record: ChainRecord) -> str:
+    """The chain's structure as mmCIF; `ValueError` if it has none."""
+    return assembly_cif(AssemblyRecord.of_chain(record))
+
+
+def assembly_fasta(record: AssemblyRecord) -> str:
+    """The sequence of every chain, copies too, under their author's ids."""
+    return "".join(
+        fasta_text(f"{record.assembly_id}_{name}", chain.sequence, chain.description)
+        for chain, name in record.members
+    )
+
+
+def assembly_cif(record: AssemblyRecord) -> str:
+    """Every chain's atoms as mmCIF; `ValueError` if it has no structure."""
+    return to_mmcif(assembly_structure(record))
+
+
+def assembly_structure(record: AssemblyRecord) -> Structure:
+    """Every chain's atoms, residues numbered by the sequence, the B column 0.
+
+    Chains have their author's ids, or letters where those are none that mmCIF takes as they are.
 
     Raises:
         ValueError: it has no structure.
     """
     if record.all_atom_positions is None or record.all_atom_mask is None:
-        raise ValueError(f"{record.chain_id} has no structure")
+        raise ValueError(f"{record.assembly_id} has no structure")
+    entities = chain_numbers([len(names) for names in record.copies])[1]
+    lengths = [chain.num_res for chain, _ in record.members]
     return Structure(
-        name=record.chain_id,
+        name=record.assembly_id,
         aatype=record.aatype,
-        residue_index=np.arange(record.num_res),
+        residue_index=np.concatenate([np.arange(length) for length in lengths]),
         positions=record.all_atom_positions,
         mask=record.all_atom_mask,
         confidence=np.zeros(record.num_res),
+        chain=record.asym_id(),
+        entity=np.repeat(entities, lengths),
+        chain_names=record.chain_names,
     )
-
-
-def to_cif(record: ChainRecord) -> str:
-    """The chain's structure as mmCIF; `ValueError` if it has none."""
-    return to_mmcif(to_structure(record))
 
 
 def to_npz(record: ChainRecord) -> bytes:

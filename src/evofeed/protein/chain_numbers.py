@@ -18,21 +18,11 @@ def msa_coverage(record: ChainRecord) -> tuple[np.ndarray, np.ndarray]:
     return covered.sum(0), same.sum(1) / np.maximum(covered.sum(1), 1)
 
 
-def msa_cells(record: ChainRecord, rows: int = 0, columns: int = 0) -> np.ndarray:
-    """Each row's identity where it covers a residue, NaN in gaps; the query comes last.
-
-    Args:
-        rows: thin the rows, sorted by identity, evenly to so many; 0 keeps all.
-        columns: likewise for the residues.
-
-    Returns:
-        `f64[rows, columns]`.
-    """
+def msa_cells(record: ChainRecord) -> np.ndarray:
+    """`f64[N, L]` each row's identity where it covers a residue, NaN in gaps; the query is last."""
     _, identity = msa_coverage(record)
-    order = thinned(np.argsort(identity, kind="stable"), rows)
-    at = thinned(np.arange(record.num_res), columns)
-    covered = record.msa[np.ix_(order, at)] != GAP
-    return np.where(covered, identity[order][:, None], np.nan)
+    order = np.argsort(identity, kind="stable")
+    return np.where(record.msa[order] != GAP, identity[order][:, None], np.nan)
 
 
 def pseudo_beta(
@@ -42,21 +32,6 @@ def pseudo_beta(
     atom = np.where(aatype == RESTYPES.index("G"), ATOM_ORDER["CA"], ATOM_ORDER["CB"])
     at = np.arange(len(aatype))
     return positions[at, atom], mask[at, atom] > 0
-
-
-def pseudo_beta_distances(record: ChainRecord, residues: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """`f32[L, L]` distances in ångström, and `bool[L, L]` where both residues are resolved.
-
-    Args:
-        residues: thin them evenly to so many; 0 keeps all.
-    """
-    assert record.all_atom_positions is not None and record.all_atom_mask is not None
-    at = thinned(np.arange(record.num_res), residues)
-    beta, resolved = pseudo_beta(
-        record.aatype[at], record.all_atom_positions[at], record.all_atom_mask[at]
-    )
-    distance = np.linalg.norm(beta[:, None] - beta[None], axis=-1)
-    return distance, resolved[:, None] & resolved[None]
 
 
 def ca_trace(record: ChainRecord) -> np.ndarray:

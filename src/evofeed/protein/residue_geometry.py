@@ -205,28 +205,6 @@ VAL V
   CG2 4   0.533  -0.776   1.203
 """
 
-_CHI_ATOMS: Final = {
-    "ARG": "N-CA-CB-CG CA-CB-CG-CD CB-CG-CD-NE CG-CD-NE-CZ",
-    "ASN": "N-CA-CB-CG CA-CB-CG-OD1",
-    "ASP": "N-CA-CB-CG CA-CB-CG-OD1",
-    "CYS": "N-CA-CB-SG",
-    "GLN": "N-CA-CB-CG CA-CB-CG-CD CB-CG-CD-OE1",
-    "GLU": "N-CA-CB-CG CA-CB-CG-CD CB-CG-CD-OE1",
-    "HIS": "N-CA-CB-CG CA-CB-CG-ND1",
-    "ILE": "N-CA-CB-CG1 CA-CB-CG1-CD1",
-    "LEU": "N-CA-CB-CG CA-CB-CG-CD1",
-    "LYS": "N-CA-CB-CG CA-CB-CG-CD CB-CG-CD-CE CG-CD-CE-NZ",
-    "MET": "N-CA-CB-CG CA-CB-CG-SD CB-CG-SD-CE",
-    "PHE": "N-CA-CB-CG CA-CB-CG-CD1",
-    "PRO": "N-CA-CB-CG CA-CB-CG-CD",
-    "SER": "N-CA-CB-OG",
-    "THR": "N-CA-CB-OG1",
-    "TRP": "N-CA-CB-CG CA-CB-CG-CD1",
-    "TYR": "N-CA-CB-CG CA-CB-CG-CD1",
-    "VAL": "N-CA-CB-CG1",
-}
-"""The four atoms of each chi angle, chi1 first."""
-
 _AMBIGUOUS: Final = {
     "ASP": {"OD1": "OD2"},
     "GLU": {"OE1": "OE2"},
@@ -234,9 +212,6 @@ _AMBIGUOUS: Final = {
     "TYR": {"CD1": "CD2", "CE1": "CE2"},
 }
 """Atoms whose names may be exchanged by a half turn of the last chi (AF2 SI table 3)."""
-
-_PI_PERIODIC: Final = {"ASP": 1, "GLU": 2, "PHE": 1, "TYR": 1}
-"""Index of the chi angle that a half turn leaves physically unchanged."""
 
 
 def _parse_atoms() -> dict[str, dict[str, tuple[int, tuple[float, float, float]]]]:
@@ -255,9 +230,21 @@ def _parse_atoms() -> dict[str, dict[str, tuple[int, tuple[float, float, float]]
 RESIDUE_ATOMS: Final = _parse_atoms()
 """`{"ALA": {"N": (group, (x, y, z)), ...}, ...}`, atoms in `atom14` order."""
 
-CHI_ATOMS: Final = {
-    name: [chi.split("-") for chi in _CHI_ATOMS.get(name, "").split()] for name in RESTYPE_3
-}
+
+def _chi_atoms(name: str) -> list[list[str]]:
+    """Each chi is about the bond to the atom before, and ends at the first atom of its group."""
+    chis, last = [], ["N", "CA", "CB"]
+    for chi in range(4):
+        group = [atom for atom, (number, _) in RESIDUE_ATOMS[name].items() if number == 4 + chi]
+        if not group:
+            break
+        chis.append([*last, group[0]])
+        last = chis[-1][1:]
+    return chis
+
+
+CHI_ATOMS: Final = {name: _chi_atoms(name) for name in RESTYPE_3}
+"""The four atoms of each chi angle, chi1 first."""
 
 
 def _frame(x_axis: np.ndarray, y_hint: np.ndarray, origin: np.ndarray) -> np.ndarray:
@@ -339,8 +326,8 @@ def _chi_tables() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         for k, chi in enumerate(CHI_ATOMS[name]):
             atoms[i, k] = [ATOM_ORDER[atom] for atom in chi]
             mask[i, k] = 1
-        if name in _PI_PERIODIC:
-            periodic[i, _PI_PERIODIC[name]] = 1
+        if name in _AMBIGUOUS:
+            periodic[i, len(CHI_ATOMS[name]) - 1] = 1
     return atoms, mask, periodic
 
 

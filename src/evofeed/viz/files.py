@@ -11,7 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from evofeed.protein.chain_numbers import msa_cells, msa_coverage, pseudo_beta_distances
+from evofeed.protein.assembly_numbers import pseudo_beta_distances
+from evofeed.protein.assembly_record import AssemblyRecord
+from evofeed.protein.chain_numbers import msa_cells, msa_coverage
 from evofeed.protein.chain_record import ChainRecord
 from evofeed.viz.pages import FARTHEST, PLDDT_BANDS
 
@@ -53,10 +55,8 @@ def draw_distogram(record: ChainRecord, distogram: np.ndarray, path: Path) -> Pa
         distogram: probabilities `[L, L, 64]`; bin edges 2.3125 to 21.6875 Å.
     """
     plt = _pyplot()
-    true_distance, known = pseudo_beta_distances(record)
-
     figure, axes = plt.subplots(1, 2, figsize=(9.5, 4.5), layout="constrained")
-    truth = np.where(known, np.minimum(true_distance, FARTHEST), np.nan)
+    truth = np.minimum(pseudo_beta_distances(AssemblyRecord.of_chain(record)), FARTHEST)
     panels = (
         (expected_distances(distogram), "predicted (mean of the distogram)"),
         (truth, "in the structure"),
