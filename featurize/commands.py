@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from evofeed.base.options import Json
+from evofeed.base.options import Json, share_bar
 
 if TYPE_CHECKING:
     from evofeed.featurize.check import CheckReport
@@ -144,18 +144,15 @@ def featurize(
 
 def _stage(uri: str, folder: str, quiet: bool) -> str:
     """Copy an input from its bucket; the path of the copy."""
-    from rich.console import Console
-    from rich.progress import DownloadColumn, Progress, TextColumn, TransferSpeedColumn
-
     from evofeed.featurize.inputs.stage import stage_input
 
-    columns = ("copying", TextColumn(uri), DownloadColumn(), TransferSpeedColumn())
     folder = folder or str(Path.home() / ".cache" / "evofeed" / "inputs" / uri.partition("://")[2])
-    with Progress(*columns, console=Console(stderr=True), disable=quiet) as bar:
-        task = bar.add_task("copying", total=None)
-        return stage_input(
-            uri, folder, progress=lambda done, total: bar.update(task, completed=done, total=total)
-        )
+    with share_bar(f"copying {uri}", quiet) as show:
+
+        def progress(done: int, total: int) -> None:
+            show(done / max(total, 1), f"{done / 1e6:,.0f} of {total / 1e6:,.0f} MB")
+
+        return stage_input(uri, folder, progress=progress)
 
 
 def _finder(structures: str, templates: str, distillation: bool) -> dict[str, Any]:

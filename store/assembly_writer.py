@@ -40,7 +40,6 @@ def add_assemblies(
     *,
     ref: str = "main",
     dropped: Iterable[Mapping[str, Any]] = (),
-    shard_nbytes: int = SHARD_NBYTES,
 ) -> Snapshot:
     """The snapshot with these complexes in place of those it had, and `ref` moved to it.
 
@@ -55,7 +54,7 @@ def add_assemblies(
         ValueError: two records of one name.
     """
     rows: dict[str, dict[str, Any]] = {}
-    shards = ShardFiller(dataset.storage, shard_nbytes)
+    shards = ShardFiller(dataset.storage, SHARD_NBYTES)
     taken: set[str] = set()
     for record in records:
         if check_name(record.assembly_id, "assembly id") in rows:

@@ -203,10 +203,9 @@ class Dataset:
         """
         return list_snapshots(self.storage, self.digest)
 
-    def diff(self, a: str, b: str | None = None) -> Diff:
-        """Chains that changed from snapshot `a` to `b` (refs or digests; None: this one)."""
-        first = Dataset.of(self.storage, a)
-        return first.diff_with(self if b is None else Dataset.of(self.storage, b))
+    def diff(self, first: str) -> Diff:
+        """Chains that changed from a snapshot, a ref or digest, to this one."""
+        return Dataset.of(self.storage, first).diff_with(self)
 
     def diff_with(self, other: Dataset) -> Diff:
         """Chains that changed from this snapshot to another, of any dataset."""

@@ -21,20 +21,10 @@ from evofeed.store.layout import COLUMNS, Codec, PackedColumn
 from evofeed.store.manifest import canonical_json
 from evofeed.store.msa_codec import pack_rows, reorder_runs, row_starts, stored_order
 
-META_FIELDS = (
-    "sequence",
-    "description",
-    "msa_sources",
-    "template_domain_names",
-    "template_sequence",
-    "template_release_date",
-    "resolution",
-    "release_date",
-    "method",
-    "is_distillation",
-    "inputs",
-    "config_digest",
-    "dropped",
+META_FIELDS = tuple(
+    """sequence description msa_sources template_domain_names template_sequence
+    template_release_date resolution release_date method is_distillation inputs config_digest
+    dropped""".split()
 )
 """Record fields kept as one JSON object: small, and never needed by a training step."""
 OPTIONAL_META = ("confidence",)

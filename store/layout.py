@@ -27,26 +27,11 @@ ASSEMBLIES_VERSION: Final = (1, 1)
 ENTRIES_VERSION: Final = (1, 2)
 """What shards and tables of entries say, and manifests of snapshots with entries."""
 
-COLUMNS: Final = (
-    "dims",
-    "aatype",
-    "residue_index",
-    "hhblits_profile_counts",
-    "msa_order",
-    "deletion_row",
-    "deletion_column",
-    "deletion_count",
-    "msa",
-    "all_atom_mask",
-    "all_atom_positions",
-    "template_aatype",
-    "template_sum_probs",
-    "template_center",
-    "template_all_atom_mask",
-    "template_all_atom_positions",
-    "msa_source",
-    "msa_species",
-    "meta",
+COLUMNS: Final = tuple(
+    """dims aatype residue_index hhblits_profile_counts msa_order deletion_row deletion_column
+    deletion_count msa all_atom_mask all_atom_positions template_aatype template_sum_probs
+    template_center template_all_atom_mask template_all_atom_positions msa_source msa_species
+    meta""".split()
 )
 """Binary columns in file order: what a training step needs first, the rest after."""
 

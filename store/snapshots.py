@@ -65,16 +65,15 @@ def merge(
     other: str,
     *,
     ref: str = "main",
-    other_snapshot: str = "main",
 ) -> Snapshot:
-    """The snapshot with all chains of another snapshot, whose shards are copied here.
+    """The snapshot with all chains of another dataset, whose shards are copied here.
 
     A chain that both have with the same bytes is kept once.
 
     Raises:
         ValueError: a chain is in both and differs; names it.
     """
-    theirs = Dataset.open(other, other_snapshot)
+    theirs = Dataset.open(other)
     for what, part in (("assemblies", theirs.assemblies), ("entries", theirs.entries)):
         if len(part):
             raise ValueError(f"the other dataset has {what}: merge into it, or add them here again")
@@ -92,18 +91,16 @@ def merge(
     return _amend(uri, ref, change, indexed=True)
 
 
-def compact(
-    uri: str, *, ref: str = "main", shard_nbytes: int = SHARD_NBYTES, fill: float = 0.5
-) -> Snapshot:
+def compact(uri: str, *, ref: str = "main") -> Snapshot:
     """The snapshot with shards rewritten that are small or mostly of removed chains.
 
-    Columns are copied packed, bit for bit; only shards whose live bytes are below
-    `fill * shard_nbytes` are touched.
+    Columns are copied packed, bit for bit; only shards that are less than half full of live bytes
+    are touched.
     """
 
     def change(base: Dataset) -> tuple[pa.Table, list[ShardEntry]]:
         live = base.index.group_by("shard").aggregate([("nbytes", "sum"), ("nbytes", "count")])
-        names = live.filter(pc.less(live["nbytes_sum"], fill * shard_nbytes))
+        names = live.filter(pc.less(live["nbytes_sum"], SHARD_NBYTES / 2))
         sparse = names["shard"].to_pylist()
         held = sum(shard.chains for shard in base.manifest.shards if shard.name in sparse)
         if len(sparse) < 2 and held == (pc.sum(names["nbytes_count"]).as_py() or 0):
@@ -113,7 +110,7 @@ def compact(
         small = base.index.filter(rewritten)
         entries = [
             join_chains(base.storage, small.take(pa.array(group, pa.int64())))
-            for group in groups_of(small["nbytes"].to_pylist(), shard_nbytes)
+            for group in groups_of(small["nbytes"].to_pylist(), SHARD_NBYTES)
         ]
         parts = [with_cluster_sizes(read_part(base.storage, entry), sizes) for entry in entries]
         return canonical([base.index.filter(pc.invert(rewritten)), *parts]), entries

@@ -1,4 +1,4 @@
-"""Families of complexes: several chains that touch, remember it, and come in copies.
+"""Families of chains, and of complexes: chains that touch, remember it, and come in copies.
 
 A family is drawn as a family of chains is, but over the columns of all its entities at once: one
 tree of organisms, each with a row in the alignment of every entity.
@@ -15,7 +15,7 @@ from evofeed.protein.chain_numbers import superposed
 from evofeed.protein.residues import GAP
 from evofeed.synth import fold as folds
 from evofeed.synth.docking import Placement
-from evofeed.synth.evolve import Family, evolve_complex
+from evofeed.synth.evolve import Family, evolve
 from evofeed.synth.families import (
     FamilySet,
     Member,
@@ -23,6 +23,7 @@ from evofeed.synth.families import (
     draw_depth,
     draw_entry,
     draw_length,
+    lone_member,
     structure,
 )
 from evofeed.synth.mmcif import Model
@@ -51,7 +52,7 @@ def read_stoichiometry(text: str) -> tuple[int, int]:
     return len(parts), copies
 
 
-def simulate_complexes(
+def simulate_family(
     seed: int,
     number: int,
     stoichiometry: str,
@@ -60,19 +61,24 @@ def simulate_complexes(
     mean_length: int,
     mean_depth: int,
 ) -> tuple[FamilySet, ...]:
-    """Family `number` of the set `seed`, with `num_members` complexes.
+    """Family `number` of the set `seed`, with `num_members` complexes; chains if it has no
+    stoichiometry.
 
     Returns:
         For each entity the chains that have alignments, one of each complex, as a family.
     """
-    rng = np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, number, 2])))
-    entities, copies = read_stoichiometry(stoichiometry)
+    stream = [seed, number, *([2] if stoichiometry else [])]
+    rng = np.random.Generator(np.random.Philox(np.random.SeedSequence(stream)))
+    entities, copies = read_stoichiometry(stoichiometry) if stoichiometry else (1, 1)
     lengths = [draw_length(rng, mean_length) for _ in range(entities)]
     leaves = draw_depth(rng, mean_depth)
-    families, placed = evolve_complex(rng, lengths, copies, leaves)
+    families, placed = evolve(rng, lengths, copies, leaves)
     picked = rng.choice(np.arange(1, leaves + 1), size=num_members, replace=num_members > leaves)
     made = [
-        _complex(rng, families, placed, int(leaf), first_entry + k) for k, leaf in enumerate(picked)
+        _complex(rng, families, placed, leaf, entry)
+        if stoichiometry
+        else [lone_member(rng, families[0], leaf, entry)]
+        for entry, leaf in enumerate(picked.tolist(), first_entry)
     ]
     return tuple(
         FamilySet(family=family, members=members)

@@ -66,20 +66,10 @@ class Family:
     fold: folds.Fold
 
 
-def evolve_family(rng: np.random.Generator, num_res: int, num_leaves: int) -> Family:
-    """`num_leaves` homologs of one random fold of `num_res` residues."""
-    fold = compact(rng, folds.random_fold(rng, num_res))
-    core = _columns(rng, fold.ss)
-    middle = folds.centroids(*folds.frames(fold))
-    distance = np.linalg.norm(middle[:, None] - middle[None], axis=-1)
-    rows = _evolve(rng, [fold], core, _crowd(distance), _within(distance), num_leaves)
-    return Family(rows=rows, core=core, fold=fold)
-
-
-def evolve_complex(
+def evolve(
     rng: np.random.Generator, lengths: list[int], copies: int, num_leaves: int
 ) -> tuple[tuple[Family, ...], tuple[Placement, ...]]:
-    """Random folds that touch, and `num_leaves` organisms that have them all.
+    """Random folds that touch, and `num_leaves` organisms with all of them; of one fold, a family.
 
     Contacts between chains couple letters as those inside do. Row k of each family is of
     organism k: sites of two entities covary between their rows, sites of two copies within one.
@@ -123,12 +113,8 @@ def _contacts(
             if other.entity == own.entity:
                 np.fill_diagonal(touch, False)
             contact[rows, starts[other.entity] : starts[other.entity + 1]] |= touch
-            crowd[rows] += _crowd(distance)
+            crowd[rows] += (distance < 10).sum(1)
     return crowd, contact
-
-
-def _crowd(distance: np.ndarray) -> np.ndarray:
-    return np.asarray((distance < 10).sum(1))
 
 
 def _within(distance: np.ndarray) -> np.ndarray:

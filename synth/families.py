@@ -14,7 +14,7 @@ import numpy as np
 
 from evofeed.protein.residues import GAP
 from evofeed.synth import fold as folds
-from evofeed.synth.evolve import BACKGROUND, Family, evolve_family
+from evofeed.synth.evolve import BACKGROUND, Family
 from evofeed.synth.formats import Hit
 from evofeed.synth.mmcif import Entry, Model
 
@@ -47,20 +47,6 @@ def entry_id(number: int) -> str:
     return f"{first + 1}{_DIGITS[rest // 1296]}{_DIGITS[rest // 36 % 36]}{_DIGITS[rest % 36]}"
 
 
-def simulate_family(
-    seed: int, number: int, num_members: int, first_entry: int, mean_length: int, mean_depth: int
-) -> FamilySet:
-    """Family `number` of the set `seed`, with `num_members` chains."""
-    rng = np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, number])))
-    length, leaves = draw_length(rng, mean_length), draw_depth(rng, mean_depth)
-    family = evolve_family(rng, length, leaves)
-    picked = rng.choice(np.arange(1, leaves + 1), size=num_members, replace=num_members > leaves)
-    members = tuple(
-        _member(rng, family, int(leaf), first_entry + k) for k, leaf in enumerate(picked)
-    )
-    return FamilySet(family=family, members=members)
-
-
 def draw_length(rng: np.random.Generator, mean: int) -> int:
     """Residues of a fold."""
     return int(np.clip(rng.lognormal(np.log(mean), 0.35), 30, 8 * mean))
@@ -71,7 +57,8 @@ def draw_depth(rng: np.random.Generator, mean: int) -> int:
     return int(np.clip(rng.lognormal(np.log(mean), 0.8), 16, 12 * mean))
 
 
-def _member(rng: np.random.Generator, family: Family, leaf: int, number: int) -> Member:
+def lone_member(rng: np.random.Generator, family: Family, leaf: int, number: int) -> Member:
+    """An organism's chain, alone in its entry."""
     row, model = structure(rng, family, construct(rng, family, leaf))
     entry = draw_entry(rng, number, (model,))
     return Member(chain_id=f"{entry.entry_id}_{model.author_id}", row=row, entry=entry)

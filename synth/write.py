@@ -10,13 +10,12 @@ import numpy as np
 
 from evofeed.protein.residues import GAP
 from evofeed.synth import formats
-from evofeed.synth.complexes import read_stoichiometry, simulate_complexes, species_names
+from evofeed.synth.complexes import read_stoichiometry, simulate_family, species_names
 from evofeed.synth.families import (
     FamilySet,
     Member,
     family_sizes,
     homologs,
-    simulate_family,
     template_hits,
 )
 from evofeed.synth.mmcif import mmcif
@@ -74,13 +73,8 @@ def write_synthetic(
     num_bytes, done, clusters = 0, 0, []
     previous: FamilySet | None = None
     for number, size in enumerate(sizes):
-        about = (size, done, mean_length, mean_depth)
-        entities: tuple[FamilySet, ...]
-        if stoichiometries:
-            kind = stoichiometries[number % len(stoichiometries)]
-            entities = simulate_complexes(seed, number, kind, *about)
-        else:
-            entities = (simulate_family(seed, number, *about),)
+        kind = stoichiometries[number % len(stoichiometries)] if stoichiometries else ""
+        entities = simulate_family(seed, number, kind, size, done, mean_length, mean_depth)
         for entity, family in enumerate(entities):
             stream = [seed, number, 1, *([entity] if stoichiometries else [])]
             num_bytes += _write_family(root, stream, family, previous, len(entities) > 1)

@@ -26,13 +26,7 @@ _HEAD: Final = 1 << 16
 """Bytes in which a query usually ends."""
 _BOLTZ_LETTERS: Final = np.frombuffer(b"X-ARNDCQEGHILKMFPSTWYVX", np.uint8)
 """Letter of each of Boltz's tokens: padding, gap, the twenty, unknown; others are no protein."""
-RNA_SOURCES: Final = (
-    "rna",
-    "rfam_hits",
-    "rnacentral_hits",
-    "nt_hits",
-    "nucleotide_collection_hits",
-)
+RNA_SOURCES: Final = "rna rfam_hits rnacentral_hits nt_hits nucleotide_collection_hits".split()
 """Names of files whose query is RNA, if its letters are."""
 
 

@@ -37,6 +37,7 @@ from evofeed.featurize.records.template_library import (
 )
 from evofeed.featurize.structures.structure_places import parse_structure
 from evofeed.protein.chain_record import ChainRecord
+from evofeed.protein.structure_text import ATOM_ITEMS, loop
 from evofeed.store import write_shard
 
 _NOTES_PER_CHAIN = 20
@@ -46,13 +47,9 @@ _MEMORY_PER_BYTE = 6  # measured: 4 on an a3m of 105 MB, with some room
 _SHARD_PER_BYTE = 2
 _A3M: Final = b">query\nMA\n>row\nM-\n"
 _STOCKHOLM: Final = b"# STOCKHOLM 1.0\nquery MA\nrow M-\n//\n"
-_COLUMNS: Final = (
-    "group_PDB id type_symbol label_atom_id label_alt_id label_comp_id label_asym_id "
-    "label_entity_id label_seq_id pdbx_PDB_ins_code Cartn_x Cartn_y Cartn_z occupancy "
-    "B_iso_or_equiv auth_seq_id auth_asym_id pdbx_PDB_model_num"
-)
 _ATOMS: Final = (
-    "ATOM 1 CA C . MET A 1 1 ? 0 0 0 1 0 1 A 1\nATOM 2 CA C . ALA A 1 2 ? 3.8 0 0 1 0 2 A 1\n"
+    "ATOM 1 C CA . MET A 1 1 ? 0 0 0 1 0 1 A 1",
+    "ATOM 2 C CA . ALA A 1 2 ? 3.8 0 0 1 0 2 A 1",
 )
 _run = ""  # of the job that this process, or the one it was forked from, worked for last
 
@@ -214,8 +211,8 @@ def _load_readers() -> None:
     minute: before a chain is in hand, for its deadline counts its own work.
     """
     merge([parse_a3m(_A3M), parse_stockholm(_STOCKHOLM)])
-    header = "".join(f"_atom_site.{name}\n" for name in _COLUMNS.split())
-    parse_structure(f"data_1abc\nloop_\n{header}{_ATOMS}".encode(), "1abc.cif").chain("A")
+    text = "\n".join(["data_1abc", *loop("_atom_site", ATOM_ITEMS, _ATOMS)])
+    parse_structure(text.encode(), "1abc.cif").chain("A")
     pa.array([""])
 
 

@@ -31,13 +31,7 @@ MAX_CHAINS: Final = 512
 MAX_RESIDUES: Final = 50_000
 """Residues of all chains, likewise."""
 
-_PAIRING: Final = (
-    "uniprot_hits.sto",
-    "uniprot_hits.a3m",
-    "uniprot.sto",
-    "uniprot.a3m",
-    "pairing.a3m",
-)
+_PAIRING: Final = "uniprot_hits.sto uniprot_hits.a3m uniprot.sto uniprot.a3m pairing.a3m".split()
 """What an alignment to pair is called, the preferred names first: OpenFold, AlphaFold, Protenix."""
 _LEAST_ALIKE: Final = 0.8
 _DEFAULT: Final = FeaturizeConfig()

@@ -86,6 +86,10 @@ class Database:
         return f"db:{self.name}"
 
 
+TEMPLATE_OPTIONS: Final = tuple("--db-load-mode 2 -a 1 -e 0.1 -s 7.5".split())
+"""Of `mmseqs search` in a database of templates, ColabFold's."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchConfig:
     """How databases are searched; `recipes.RECIPES` has those of known pipelines."""
@@ -123,10 +127,6 @@ class SearchConfig:
     def __post_init__(self) -> None:
         check_numbers(self, "threads", "iterations", "max_hits", least=1)
 
-    def template_options(self) -> tuple[str, ...]:
-        """Options of `mmseqs search` in a database of templates, ColabFold's."""
-        return ("--db-load-mode", "2", "-a", "1", "-e", "0.1", "-s", "7.5")
-
     def align_options(self) -> tuple[str, ...]:
         """Options of `mmseqs align` for members of clusters, ColabFold's."""
         if self.expansion == "pair":
@@ -158,7 +158,7 @@ class SearchConfig:
         """The settings that results of one kind of database depend on, but for the row cap."""
         if kind == "mmseqs":
             if is_template:
-                return {"mmseqs": self.template_options()}
+                return {"mmseqs": TEMPLATE_OPTIONS}
             how = {"expansion": self.expansion} if self.expansion else {}
             return {
                 "mmseqs": self.mmseqs,

@@ -48,7 +48,7 @@ def jackhmmer(sequence: str, db: str, *, threads: int, e_value: float, iteration
     result = next(iter(rounds))
     if len(result.hits) == 0:
         return f"# STOCKHOLM 1.0\nquery {sequence}\n//\n".encode()
-    return _stockholm(result.msa)  # the alignment dies with `rounds`
+    return _written(result.msa, "stockholm")  # the alignment dies with `rounds`
 
 
 def hmmsearch(profile: bytes, db: str, *, threads: int, e_value: float) -> bytes:
@@ -76,7 +76,7 @@ def hmmsearch(profile: bytes, db: str, *, threads: int, e_value: float) -> bytes
     hits = next(iter(search))
     if not any(domain.included for hit in hits for domain in hit.domains):
         return b"# STOCKHOLM 1.0\n//\n"
-    return _stockholm(hits.to_msa(amino, all_consensus_cols=True))
+    return _written(hits.to_msa(amino, all_consensus_cols=True), "stockholm")
 
 
 def nhmmer(sequence: str, db: str, *, threads: int, e_value: float, max_hits: int) -> bytes:
@@ -108,10 +108,6 @@ def nhmmer(sequence: str, db: str, *, threads: int, e_value: float, max_hits: in
     model, _, _ = plan7.Builder(rna).build_msa(alone, plan7.Background(rna))
     aligned: Any = hmmer.hmmalign(model, rows)
     return text + _written(aligned, "a2m")
-
-
-def _stockholm(msa: Any) -> bytes:
-    return _written(msa, "stockholm")
 
 
 def _written(msa: Any, form: str) -> bytes:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from evofeed.base.errors import SearchFailed
-from evofeed.featurize.search.config import Database, SearchConfig
+from evofeed.featurize.search.config import TEMPLATE_OPTIONS, Database, SearchConfig
 from evofeed.featurize.search.programs import Scratch
 
 _TARGET: Final = "target"
@@ -42,7 +42,7 @@ def mmseqs(
     """
     db = database.path
     call = _Call(scratch, sequences, db, config, profiles)
-    options = config.template_options() if database.is_template else config.mmseqs
+    options = TEMPLATE_OPTIONS if database.is_template else config.mmseqs
     call.run("search", "profiles" if profiles else "queries", db, "hits", "tmp", *options)
     if database.is_template:
         return call.tables(), []

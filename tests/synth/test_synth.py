@@ -102,7 +102,7 @@ def test_backbones_are_ideal_compact_and_do_not_cross_themselves() -> None:
 def test_columns_in_contact_covary_more_than_others() -> None:
     enrichment = []
     for seed in range(2):
-        family = evolve.evolve_family(np.random.default_rng(seed), 70, 400)
+        (family,), _ = evolve.evolve(np.random.default_rng(seed), [70], 1, 400)
         rows = family.rows[1:, family.core]
         middle = folds.centroids(*folds.frames(family.fold))
         contact = np.linalg.norm(middle[:, None] - middle[None], axis=-1) < 8
@@ -173,7 +173,7 @@ def test_sites_that_touch_across_chains_covary_between_paired_rows() -> None:
     enrichment = []
     for seed in range(2):
         rng = np.random.default_rng(seed)
-        families, placed = evolve.evolve_complex(rng, [36, 36], 1, 400)
+        families, placed = evolve.evolve(rng, [36, 36], 1, 400)
         middles = [folds.centroids(*folds.frames(family.fold)) for family in families]
         touch = evolve._contacts(middles, placed)[1][:36, 36:]
         rows = np.concatenate([family.rows[1:, family.core] for family in families], axis=1)

@@ -14,6 +14,10 @@ from evofeed.protein.entry_record import ALTLOC_NONE, Dropped, EntryRecord, offs
 from evofeed.protein.ruleset_section import EntryRefused, placed
 
 SINGLE, COORDINATION = 1, 8
+COVALENT_LINKS = dict.fromkeys(
+    "covale covale_base covale_phosphate covale_sugar disulf modres modres_link".split(), SINGLE
+)
+"""Type of the bond by `Link.kind`."""
 _AROMATIC = {1: 5, 2: 6, 3: 7, 5: 9}
 _PEPTIDE_LINKS = ("PEPTIDE LINKING", "L-PEPTIDE LINKING", "D-PEPTIDE LINKING")
 _NUCLEIC_LINKS = ("RNA LINKING", "DNA LINKING")

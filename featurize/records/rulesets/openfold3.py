@@ -14,7 +14,7 @@ from evofeed.base.errors import InputError
 from evofeed.base.shapes import Bool, Integer
 from evofeed.featurize.records.rulesets.atom_rows import (
     COORDINATION,
-    SINGLE,
+    COVALENT_LINKS,
     AtomRows,
     chain_bonds,
     component_rows,
@@ -50,9 +50,7 @@ from evofeed.protein.ruleset_section import EntryRefused, RulesetSection
 
 PROTEIN, RNA, DNA, LIGAND = range(4)
 _CHAIN_TYPE: Final = np.array([0, 2, 1, 3])
-_LINKS: Final = dict.fromkeys(
-    "covale covale_base covale_phosphate covale_sugar disulf modres modres_link".split(), SINGLE
-) | {"metalc": COORDINATION}
+_LINKS: Final = COVALENT_LINKS | {"metalc": COORDINATION}
 _PROTEIN_TYPES: Final = (
     "{0}-PEPTIDE LINKING|{0}-BETA-PEPTIDE, C-GAMMA LINKING|{0}-GAMMA-PEPTIDE, C-DELTA LINKING|"
     "{0}-PEPTIDE NH3 AMINO TERMINUS|{0}-PEPTIDE COOH CARBOXY TERMINUS|PEPTIDE LINKING|PEPTIDE-LIKE"

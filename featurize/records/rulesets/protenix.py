@@ -13,7 +13,7 @@ import numpy as np
 
 from evofeed.base.shapes import Bool, Integer
 from evofeed.featurize.records.rulesets.atom_rows import (
-    SINGLE,
+    COVALENT_LINKS,
     AtomRows,
     connected,
     copied,
@@ -51,9 +51,6 @@ from evofeed.protein.entry_record import (
 from evofeed.protein.ruleset_section import EntryRefused, RulesetSection, copies_of
 
 PROTEIN, DNA, RNA, LIGAND = range(4)
-_LINKS: Final = dict.fromkeys(
-    "covale covale_base covale_phosphate covale_sugar disulf modres modres_link".split(), SINGLE
-)
 _CRYSTALS: Final = (
     "X-RAY DIFFRACTION",
     "NEUTRON DIFFRACTION",
@@ -163,7 +160,7 @@ class _Preparation:
         rows = np.flatnonzero(keep)
         atoms = AtomRows.of_record(record, rows, record.chain_entity, self._numbers())
         _, author = np.unique(np.array(record.chain_author), return_inverse=True)
-        links = linked_bonds(record, rows, _LINKS, self.dropped)
+        links = linked_bonds(record, rows, COVALENT_LINKS, self.dropped)
         length = np.linalg.norm(atoms.position[links[:, 0]] - atoms.position[links[:, 1]], axis=1)
         inner = residue_bonds(atoms, self.components, atoms.residue_starts())
         atoms.bonds = merged_bonds(inner, links[length < self.rules.max_bond])
