@@ -31,11 +31,8 @@ class RunLog:
     A step's numbers come a step later than the step itself, and its times later
     still, because nobody waits for the device.
 
-    Args:
-        steps: steps in all, for the progress bar.
-        show: draw a progress bar on the terminal.
-        boards: get the numbers too; closed with the log.
-        samples: of a step, over all ranks, for the throughput.
+    `boards` get the numbers too and are closed with the log; `samples` are those of a step, over
+    all ranks, for the throughput.
     """
 
     def __init__(

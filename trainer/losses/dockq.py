@@ -29,10 +29,7 @@ def dockq(
 ) -> Float[Tensor, ""]:
     """Mean DockQ over all pairs of chains that touch in the truth; nan if none does.
 
-    Args:
-        pred: predicted atoms, chains in the truth's order, ångström.
-        mask: 1 where known.
-        asym_id: chain of each residue, 0 for padding.
+    Predicted chains stand in the truth's order; ångström. `asym_id` is 0 for padding.
     """
     pred, true, known = pred.double(), true.double(), mask > 0
     chains = [int(c) for c in torch.unique(asym_id).tolist() if c > 0]

@@ -126,11 +126,8 @@ class RecyclingEmbedder(nn.Module):
     ) -> tuple[Float[Tensor, "*B R c_m"], Float[Tensor, "*B I R c_z"]]:
         """Updates of the first MSA row and of the pair representation.
 
-        Args:
-            m: first MSA row of the cycle before.
-            z: pair representation of the cycle before, those rows that are wanted.
-            x: pseudo-beta positions of the cycle before, ångström.
-            rows: residues i that are wanted.
+        All are of the cycle before; z are the `rows` that are wanted, x pseudo-beta positions,
+        ångström.
         """
         bins = distance_one_hot(x, self.bins, rows)
         return self.layer_norm_m(m), self.linear(bins) + self.layer_norm_z(z)
@@ -159,12 +156,9 @@ def distance_one_hot(
     bins: RecyclingConfig | TemplateConfig,
     rows: slice = slice(None),
 ) -> Float[Tensor, "*B I R n"]:
-    """Which distance bin each pair of points falls into; all zero below the first edge.
+    """Which distance bin each pair of points (ångström) falls into; all zero below the first edge.
 
-    Args:
-        x: points, ångström.
-        bins: the first and the last lower edge, their number, the last upper edge squared.
-        rows: which points come first in a pair.
+    `rows` says which points come first in a pair.
     """
     with full_precision(x):
         square = torch.sum((x[..., rows, None, :] - x[..., None, :, :]) ** 2, dim=-1, keepdim=True)

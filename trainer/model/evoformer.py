@@ -127,12 +127,11 @@ class ExtraMSABlock(MSABlock):
 class MSAStack(nn.Module):
     """Blocks one after the other; the two stacks differ in their blocks and in what they return.
 
-    Attributes:
-        checkpointing: whether activations are recomputed in the backward pass.
-        watch: called after every block, if anybody watches.
+    With `checkpointing` activations are recomputed in the backward pass.
     """
 
     watch: Callable[[], None] | None = None
+    """Called after every block, if anybody watches."""
 
     def __init__(self, blocks: Iterable[MSABlock]) -> None:
         super().__init__()

@@ -113,21 +113,20 @@ def compute_plddt(logits: Float[Tensor, "*B R n"]) -> Float[Tensor, "*B R"]:
     return torch.sum(torch.softmax(logits, dim=-1) * centres, dim=-1) * 100
 
 
-def aligned_error_bin_centres(max_bin: float, no_bins: int, like: Tensor) -> Float[Tensor, " n"]:
-    """Centres of the aligned-error bins, ångström; the last bin is open above."""
-    edges = torch.linspace(0, max_bin, no_bins - 1, device=like.device, dtype=like.dtype)
+def _aligned_error_bin_centres(logits: Tensor) -> Float[Tensor, " n"]:
+    """Centres of the aligned-error bins, ångström; the last bin begins at 31 and is open above."""
+    bins = logits.shape[-1] - 1
+    edges = torch.linspace(0, 31.0, bins, device=logits.device, dtype=logits.dtype)
     step = edges[1] - edges[0]
     centres = edges + step / 2
     return torch.cat([centres, centres[-1:] + step])
 
 
-def compute_predicted_aligned_error(
-    logits: Float[Tensor, "*B I R n"], max_bin: float = 31.0
-) -> dict[str, Tensor]:
+def compute_predicted_aligned_error(logits: Float[Tensor, "*B I R n"]) -> dict[str, Tensor]:
     """Probabilities per error bin, the expected error of each pair, the largest possible one."""
     logits = at_least_float32(logits)
     probs = torch.softmax(logits, dim=-1)
-    centres = aligned_error_bin_centres(max_bin, logits.shape[-1], logits)
+    centres = _aligned_error_bin_centres(logits)
     return {
         "aligned_confidence_probs": probs,
         "predicted_aligned_error": torch.sum(probs * centres, dim=-1),
@@ -135,20 +134,15 @@ def compute_predicted_aligned_error(
     }
 
 
-def expected_tm(
-    logits: Float[Tensor, "*B I R n"], count: Tensor, max_bin: float = 31.0
-) -> Float[Tensor, "*B I R"]:
-    """What residues j are expected to add to the TM-score in the frames of residues i.
+def expected_tm(logits: Float[Tensor, "*B I R n"], count: Tensor) -> Float[Tensor, "*B I R"]:
+    """What residues j are expected to add to the TM-score in the frames of residues i, any rows.
 
-    Args:
-        logits: of the aligned errors, of any rows.
-        count: residues in all, of each sample `[*]` or of every one `[]`.
-        max_bin: lower edge of the last bin, ångström.
+    `count` are residues in all, of each sample `[*]` or of every one `[]`.
     """
     logits = at_least_float32(logits)
     count = count.to(logits.dtype).clamp(min=19)[..., None, None, None]
     d0 = 1.24 * (count - 15) ** (1.0 / 3) - 1.8
-    centres = aligned_error_bin_centres(max_bin, logits.shape[-1], logits)
+    centres = _aligned_error_bin_centres(logits)
     tm_per_bin = 1.0 / (1 + centres**2 / d0**2)
     return torch.sum(torch.softmax(logits, dim=-1) * tm_per_bin, dim=-1)
 

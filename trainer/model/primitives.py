@@ -224,14 +224,9 @@ def _without_logits(q: Tensor, k: Tensor, v: Tensor, biases: Sequence[Tensor]) -
 
 
 class Attention(nn.Module):
-    """Multi-head attention with additive biases and an optional gate.
+    """Multi-head attention with additive biases; `gating` by a sigmoid of the queries' input.
 
-    Args:
-        c_q: channels of the queries' input, also of the output.
-        c_k: channels of the keys' input.
-        c_v: channels of the values' input.
-        c_hidden: channels of one head.
-        gating: whether a sigmoid gate of the queries' input multiplies the result.
+    The output has as many channels as the queries' input; `c_hidden` are those of one head.
     """
 
     def __init__(

@@ -61,10 +61,7 @@ def torsion_angles_to_frames(
 ) -> Rigid:
     """Global frames of the 8 rigid groups of each residue, `[*, R, 8]`.
 
-    Args:
-        backbone: backbone frames `[*, R]`.
-        angles: (sin, cos), normalised.
-        aatype: restype 0 to 20.
+    Angles are (sin, cos), normalised.
     """
     default = from_4x4(table("DEFAULT_FRAMES", angles.device, angles.dtype)[aatype])
     zero = torch.zeros_like(angles[..., :1, 0])  # group 0, the backbone, does not turn

@@ -62,11 +62,8 @@ def checked(
     """The axis, without its memory (and a warning) if any bit of any exchange through it differs.
 
     A fault there would not stop a run but spoil it, so every run looks before it relies on it.
-    All ranks of the axis must call it, and agree.
-
-    Args:
-        shape: what is exchanged, `[B, I, J, C]`.
-        times: how often each kind of exchange is tried.
+    All ranks of the axis must call it, and agree. What is exchanged is `[B, I, J, C]`, so often of
+    each kind.
     """
     if axis.memory is None or axis.size == 1:
         return axis

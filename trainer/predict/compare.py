@@ -40,13 +40,8 @@ def compared(prediction: Prediction, record: ChainRecord | AssemblyRecord) -> di
 
 
 def known_atoms(ca: np.ndarray, record: ChainRecord | AssemblyRecord) -> Structure | None:
-    """The record's structure, equal chains of a complex in the order that fits a prediction best.
-
-    Args:
-        ca: predicted CA atoms of all residues `[L, 3]`, ångström.
-
-    Returns:
-        None where it has no structure, or fewer than three residues of it.
+    """The record's structure, equal chains of a complex in the order that fits predicted CA atoms
+    `[L, 3]`, ångström, best; None where it has none, or fewer than three residues of it.
     """
     if record.all_atom_positions is None or record.all_atom_mask is None:
         return None

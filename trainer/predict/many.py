@@ -94,11 +94,7 @@ def run_tasks(
     The ranks take turns, or share the one that there is. A chain that fails is yielded with its
     `error`; the others go on.
 
-    Args:
-        wanted: in the order of `tasks`.
-        read: gives the record of a name.
-        progress: gives what is told of every block of a task.
-        drawn: takes every prediction that was made.
+    `progress` gives what is told of every block of a task, `drawn` takes every prediction made.
     """
     world = settings.world
     shared = world.axis is not None and world.axis.size > 1

@@ -54,9 +54,7 @@ def write_predictions_page(
 ) -> Path | None:
     """Write the page of a name's predictions, the most confident first; None if there is none.
 
-    Args:
-        wanted: its tasks; those without scores are left out.
-        record: with the alignment that the model saw and, where it has one, the structure.
+    Tasks without scores are left out. The record has the alignment that the model saw.
     """
     every = [_read(task) for task, _ in ranked(wanted)]
     if not every:

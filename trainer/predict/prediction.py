@@ -128,11 +128,8 @@ def spread(model: AlphaFold, num_res: int, axis: Axis | None = None) -> AlphaFol
     """The model as it predicts a chain, in place: fused on a GPU, shared by the ranks of an axis.
 
     Of long chains all that is larger than the pairs is made some rows at a time, as many as fit
-    into a 64th of the GPU's memory (`trainer/parallel/rows.py`).
-
-    Args:
-        num_res: residues of the chain.
-        axis: the ranks that share it; None: this one alone.
+    into a 64th of the GPU's memory (`trainer/parallel/rows.py`). Without an axis this rank alone
+    has it.
     """
     on_gpu = next(model.parameters()).is_cuda
     if on_gpu:
@@ -201,10 +198,7 @@ def predict_structure(
 ) -> Prediction:
     """What `evaluate` gives for a batch of one sample, as a structure with its confidences.
 
-    Args:
-        batch: one sample, in the loader's convention.
-        chain_names: of a complex; empty: A, B and so on.
-        progress: told of every block.
+    `chain_names` are of a complex; empty: A, B and so on.
     """
     outputs = evaluate(model, batch, progress)
     keep = batch["seq_mask"][0].bool().cpu().numpy()

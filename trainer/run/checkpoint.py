@@ -78,9 +78,8 @@ class CheckpointWriter:
     ) -> Path:  # fmt: skip
         """Copy everything now, write it in the background; returns the folder to be.
 
-        Args:
-            state: what else there is to keep, JSON-ready.
-            residuals: of gradients, on the CPU; not copied.
+        `state` is what else there is to keep, JSON-ready; residuals of gradients are on the CPU
+        and not copied.
 
         Raises:
             CheckpointError: the checkpoint before this one could not be written.

@@ -39,12 +39,9 @@ class FlatOptimizer:
         self, module: nn.Module, config: OptimConfig, *, fused: bool = False,
         scale: LossScale | None = None,
     ) -> None:  # fmt: skip
-        """Move a module's weights into flat buffers.
+        """Move a module's weights, float32 and on one device, into flat buffers.
 
-        Args:
-            module: its trainable parameters must be float32, on one device.
-            fused: clip, update and average in one kernel, not one operator after the other.
-            scale: of the loss, for gradients in float16.
+        `fused` clips, updates and averages in one kernel; `scale` is of the loss, in float16.
         """
         self.config, self.scale = config, scale
         self.spans = _layout(module)

@@ -28,16 +28,13 @@ def autocast(precision: str, device_type: str) -> torch.autocast:
 class LossScale:
     """The factor of the loss, a power of two that lives on the device; nothing waits for it.
 
-    Args:
-        patience: finite steps after which it is doubled.
-
-    Attributes:
-        state: the factor and the finite steps since it changed, float32 `[2]`.
+    After so many finite steps as it has `patience` it is doubled.
     """
 
     def __init__(self, device: torch.device, patience: int = 2_000) -> None:
         self._patience = patience
         self.state = torch.tensor([_INITIAL, 0.0], device=device)
+        """The factor and the finite steps since it changed, float32 `[2]`."""
 
     @property
     def factor(self) -> Tensor:

@@ -109,12 +109,7 @@ class FixedBatches:
     """The first batches of a loader as an epoch of their own, again and again: whether a model can
     learn at all, or one chain by heart.
 
-    Args:
-        loader: where they come from; read once, when the first is asked for.
-        count: how many to keep, on the device.
-
-    Attributes:
-        last_ids: chains of the batch given last.
+    The loader is read once, when the first is asked for. `last_ids` are chains of the last one.
     """
 
     def __init__(self, loader: Loader, count: int) -> None:

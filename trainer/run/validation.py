@@ -30,11 +30,7 @@ class Validator:
     The ranks measure their own batches and share the result. The first rank keeps the atoms of
     its first chain, known and as predicted first and last (superposed), for the run report.
 
-    Args:
-        config: of the run; gives the precision.
-        model: measured as it is, in evaluation mode.
-        batches: gives this rank's batches again.
-        picture: file for those atoms; None keeps none.
+    The model is measured as it is, in evaluation mode, and `picture` is the file for those atoms.
     """
 
     def __init__(

@@ -31,12 +31,9 @@ def launch(
     config: TrainConfig, settings: Settings, dataset: Sequence[str], *, ranks: int, device: str,
     limit: float,
 ) -> Trial:  # fmt: skip
-    """Run a trial; every failure is the trial's error.
+    """Run a trial with so many ranks, each with a GPU where `device` is cuda.
 
-    Args:
-        config: the run whose settings are changed.
-        ranks: processes, each with a GPU of this machine where `device` is cuda.
-        limit: seconds until it is given up.
+    It is given up after `limit` seconds; every failure is the trial's error.
     """
     few = {"steps": WARM_UP + STEPS, "checkpoint_every": 0, "validate_every": 0, "profile_steps": 0}
     try:
