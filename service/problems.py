@@ -41,16 +41,10 @@ _GONE = 499  # as nginx has it: the client hung up before its request was whole
 
 
 class Problem(ServiceError):
-    """A request refused on purpose.
+    """A request refused on purpose: a stable `code`, what is wrong, what to do `next`.
 
-    Args:
-        status: HTTP status.
-        code: stable word, `snake_case`.
-        message: what is wrong, with the offending value.
-        next: what the caller should do.
-        wait: seconds after which the caller may try again (`Retry-After`); 0 says nothing of it.
-        headers: extra response headers (`ETag`, ...).
-        errors: one `{"where", "what"}` for each wrong field.
+    After `wait` seconds the caller may try again (`Retry-After`); 0 says nothing of it. `errors`
+    has one `{"where", "what"}` for each wrong field.
     """
 
     def __init__(

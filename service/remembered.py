@@ -25,8 +25,7 @@ _PAUSE: Final = 1.0  # a database that did not answer is not waited for again fo
 class Remembered(Generic[_K, _V]):
     """The last answers by what was asked; safe to use from many threads.
 
-    Args:
-        grace: seconds for which an answer counts while the database is away.
+    For `grace` seconds an answer counts while the database is away.
     """
 
     def __init__(self, grace: float) -> None:

@@ -29,12 +29,8 @@ _until: contextvars.ContextVar[float] = contextvars.ContextVar("evofeed_until")
 
 
 class Work:
-    """The threads of one service.
-
-    Args:
-        seconds: a request may take.
-        heavy: requests for heavy work that one caller may have waiting or running.
-    """
+    """The threads of one service: `seconds` a request may take, `heavy` requests of one caller
+    may wait or run at once."""
 
     def __init__(self, seconds: float, heavy: int) -> None:
         self.seconds, self._heavy = seconds, heavy

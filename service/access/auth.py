@@ -269,10 +269,8 @@ def _forbidden(what: str) -> Problem:
 class Authority:
     """Who is let in; tokens are remembered by their hashes alone.
 
-    Args:
-        database: of tokens.
-        key: what cookies are signed with.
-        grace: seconds for which tokens read bytes while the database is away.
+    Cookies are signed with the key; for `grace` seconds tokens read bytes while the database is
+    away.
     """
 
     def __init__(self, database: Database, key: bytes, grace: float) -> None:

@@ -163,13 +163,7 @@ class Client:
     # jobs
 
     def submit(self, dataset: str, input_uri: str, **options: Unpack[JobOptions]) -> Job:
-        """Featurize raw files into a dataset.
-
-        Args:
-            dataset: name of a registered one.
-            input_uri: raw files, as the service sees them.
-            options: of the job.
-        """
+        """Featurize raw files, as the service sees them, into a registered dataset."""
         if unknown := sorted(set(options) - set(JobOptions.__annotations__)):
             raise TypeError(f"a job has no option {unknown[0]!r}")
         new = {"dataset": dataset, "input_uri": input_uri, **options}
@@ -232,10 +226,8 @@ class Client:
     def search(self, sequence: str, mode: str = "env", seconds: float = 1.0) -> dict[str, bytes]:
         """Alignments and template hits of a sequence, by file name: `uniref.a3m`, `pdb70.m8`, ...
 
-        Args:
-            sequence: letters A to Z.
-            mode: of ColabFold's protocol: `env`, `all`, `env-nofilter`, ...
-            seconds: between two looks.
+        Modes are those of ColabFold's protocol: `env`, `all`, `env-nofilter`, ...; it looks again
+        after so many seconds.
 
         Raises:
             InputError: it cannot be searched, or the search failed.
@@ -278,12 +270,8 @@ class Client:
     ) -> tuple[str, str]:
         """A new token's id and its text, which cannot be had again.
 
-        Args:
-            label: what it is for.
-            scopes: `read`, `publish`, `jobs`, `admin`.
-            datasets: it is for these only; None: for all.
-            roots: places it may name; None: all that are open.
-            seconds: until it expires; None: never.
+        Scopes are `read`, `publish`, `jobs` and `admin`. It is for these datasets (None: all),
+        names places below these roots (None: all that are open), expires after so many seconds.
         """
         new = {
             "label": label, "scopes": list(scopes), "seconds": seconds,

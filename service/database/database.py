@@ -43,9 +43,7 @@ _PRAGMAS: Final = ("journal_mode=WAL", "busy_timeout=30000", "foreign_keys=ON",
 class Database:
     """Sessions on one database.
 
-    Args:
-        url: where it is.
-        workers: processes like this one: a PostgreSQL has connections for all of them together.
+    With several `workers` a PostgreSQL has connections for all of them together.
 
     Raises:
         ServiceError: the URL is none of ours, or an SQLite file's folder cannot be made.

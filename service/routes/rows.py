@@ -190,8 +190,9 @@ def get_chain(
     chain_id: Annotated[str, Path(description="chain id; case matters")],
 ) -> Response:
     """One chain's row of the index."""
-    number = rows.row_of(ctx.service.catalog.snapshot(name, digest).index, chain_id)
-    found = rows.row_at(ctx.service.catalog.described(name, digest), number)
+    snapshot = ctx.service.catalog.snapshot(name, digest)
+    number = rows.row_of(snapshot.index, chain_id)
+    found = rows.row_at(ctx.service.catalog.described(snapshot), number)
     return immutable_json(ctx.request, found)
 
 
@@ -306,9 +307,10 @@ def get_plan(
     sizes = query.model_dump(include={"batch_size", "global_batch_size"})
     run_of = query.model_dump(include={"world_size", "seed"})
     part = query.model_dump(include={"rank", "epoch", "start", "batches"})
+    snapshot = ctx.service.catalog.snapshot(name, digest)
     try:
         config = loader.LoaderConfig.preset(query.preset, **sizes)
-        samples = ctx.service.catalog.run_plan(name, digest, config, **run_of).samples(**part)
+        samples = ctx.service.catalog.run_plan(snapshot, config, **run_of).samples(**part)
     except (ValueError, LoaderError) as error:
         raise Problem(422, "bad_request", str(error), next="see `evofeed plan --help`") from None
     return immutable_json(ctx.request, {"snapshot": digest, "samples": samples})

@@ -68,7 +68,8 @@ def list_snapshots(ctx: Context, name: DatasetName, limit: Limit = 100) -> Snaps
 @scope("read", reads_bytes=True)
 def get_manifest(ctx: Context, name: DatasetName, digest: Digest) -> Response:
     """The canonical manifest: its sha256 is the digest."""
-    data = ctx.service.catalog.manifest_bytes(name, digest)
+    catalog = ctx.service.catalog
+    data = catalog.manifest_bytes(catalog.snapshot(name, digest))
     return immutable_bytes(ctx.request, digest, data, "application/json")
 
 

@@ -51,11 +51,7 @@ ReadAt = Callable[[int, int], bytes | memoryview]
 
 
 class StoreView:
-    """The store behind a dataset, as the service sees it. Safe to use from many threads.
-
-    Args:
-        storage: of the dataset, as `open_place` opens it.
-    """
+    """The store behind a dataset, as `open_place` opens it. Safe to use from many threads."""
 
     def __init__(self, storage: Storage) -> None:
         self.storage = storage
@@ -137,9 +133,7 @@ class StoreView:
 class Catalog:
     """The datasets of one service; safe to use from many threads.
 
-    Args:
-        database: where names are kept.
-        grace: seconds for which a dataset's place is known while the database is away.
+    For `grace` seconds a dataset's place is known while the database is away.
     """
 
     def __init__(self, database: Database, grace: float = 0.0) -> None:
@@ -149,14 +143,12 @@ class Catalog:
         self._view = lru_cache(256)(lambda place: StoreView(open_place(place)))
         # Of a million chains of which one was read: 100 MB.
         self._snapshot = lru_cache(16)(lambda view, digest: Dataset.of(view.storage, digest))
-        self._manifest_bytes = lru_cache(16)(lambda snapshot: snapshot.manifest.to_bytes())
-        self._described = lru_cache(16)(
-            lambda snapshot: {n: snapshot.index[n] for n in column_kinds(snapshot.index.schema)}
-        )
+        self.manifest_bytes = lru_cache(16)(_manifest_bytes)
+        self.described = lru_cache(16)(_described)
         self._statistics = lru_cache(64)(lambda *which: column_statistics(self.table(*which)))
         # What may be drawn does not depend on the run, of which another rank asks next.
         self._drawn = lru_cache(4)(lambda at, config: loader.ChainCatalog(at.index, 0, config))
-        self._plan = lru_cache(4)(self._planned)  # 24 bytes a chain
+        self.run_plan = lru_cache(4)(self._run_plan)  # 24 bytes a chain
 
     def register(
         self,
@@ -262,15 +254,6 @@ class Catalog:
         opened: Dataset = self._snapshot(self.view(name), digest)
         return opened
 
-    def manifest_bytes(self, name: str, digest: str) -> bytes:
-        """Its manifest, as the digest is of it."""
-        data: bytes = self._manifest_bytes(self.snapshot(name, digest))
-        return data
-
-    def described(self, name: str, digest: str) -> dict[str, pa.ChunkedArray]:
-        """The columns of its index that say what a chain is."""
-        return self._described(self.snapshot(name, digest))
-
     def table(self, name: str, digest: str, table: str) -> pa.Table:
         """The index of a snapshot's `chains`, or the table of its `assemblies`, which may be empty.
 
@@ -287,29 +270,28 @@ class Catalog:
         self.known(name)
         return self._statistics(name, digest, table)
 
-    def run_plan(
-        self, name: str, digest: str, config: LoaderConfig, *, world_size: int, seed: int
-    ) -> RunPlan:
-        """The plan of one run, kept for its next rank.
-
-        Raises:
-            LoaderError: no chain passes the filters.
-            ValueError: world size and batch sizes do not fit each other.
-        """
-        return self._plan(self.snapshot(name, digest), config, world_size, seed)
-
-    def _planned(
+    def _run_plan(
         self, snapshot: Dataset, config: LoaderConfig, world_size: int, seed: int
     ) -> RunPlan:
-        index = snapshot.index
-        chains = self._drawn(snapshot, config)
+        """The plan of one run of a snapshot, kept for its next rank (raises as `RunPlan`)."""
+        chains, index = self._drawn(snapshot, config), snapshot.index
         return loader.RunPlan(index, config, world_size=world_size, seed=seed, catalog=chains)
 
     def close(self) -> None:
         """Let go of everything held open."""
-        for kept in (self._plan, self._drawn, self._statistics, self._described,
-                     self._manifest_bytes, self._snapshot, self._view):  # fmt: skip
+        for kept in (self.run_plan, self._drawn, self._statistics, self.described,
+                     self.manifest_bytes, self._snapshot, self._view):  # fmt: skip
             kept.cache_clear()
+
+
+def _manifest_bytes(snapshot: Dataset) -> bytes:
+    """A snapshot's manifest, as the digest is of it."""
+    return snapshot.manifest.to_bytes()
+
+
+def _described(snapshot: Dataset) -> dict[str, pa.ChunkedArray]:
+    """The columns of its index that say what a chain is."""
+    return {name: snapshot.index[name] for name in column_kinds(snapshot.index.schema)}
 
 
 def _find(session: Session, name: str) -> DatasetRow | None:
