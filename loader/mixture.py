@@ -29,43 +29,20 @@ def snapshot_of(source: Source) -> str:
 def open_mixture(
     sources: Sequence[tuple[Source, float]], config: LoaderConfig
 ) -> list[ChainCatalog]:
-    """A catalog for each part of a mixture.
+    """A catalog for each part of a mixture; logs what was chosen and is in none of them.
 
     Raises:
         LoaderError: nothing of a part passes the filters.
         ValueError: complexes, but `config` makes features of single chains.
     """
-    entries = [one for one, _ in sources if isinstance(one, Entries)]
-    if config.entries is not None:
-        if len(entries) != len(sources):
-            raise ValueError("LoaderConfig(entries=...) draws from entries: give dataset.entries")
-        from evofeed.loader.entries.catalog import EntryCatalog
-
-        return [EntryCatalog(one, number, config) for number, one in enumerate(entries)]
-    if entries:
+    are_entries = [isinstance(one, Entries) for one, _ in sources]
+    if config.entries is not None and not all(are_entries):
+        raise ValueError("LoaderConfig(entries=...) draws from entries: give dataset.entries")
+    if config.entries is None and any(are_entries):
         raise ValueError("entries need LoaderConfig(entries=...), as `openfold3()` has it")
-    chains = [(one, share) for one, share in sources if isinstance(one, Dataset)]
-    if config.assemblies is None:
-        if len(chains) != len(sources):
-            raise ValueError("complexes need LoaderConfig(assemblies=...), as `multimer()` has it")
-        return _chains(chains, config)
-    from evofeed.loader.assembly.catalog import AssemblyCatalog, LoneChains
-
-    return [
-        LoneChains(one.index, number, config, one.uri)
-        if isinstance(one, Dataset)
-        else AssemblyCatalog(one, number, config)
-        for number, (one, _) in enumerate(sources)
-        if not isinstance(one, Entries)
-    ]
-
-
-def _chains(datasets: Sequence[tuple[Dataset, float]], config: LoaderConfig) -> list[ChainCatalog]:
-    """A catalog for each dataset of a mixture; logs chosen chains that are in none of them."""
-    catalogs = [
-        ChainCatalog(dataset.index, number, config, dataset.uri)
-        for number, (dataset, _) in enumerate(datasets)
-    ]
+    if config.assemblies is None and any(isinstance(one, Assemblies) for one, _ in sources):
+        raise ValueError("complexes need LoaderConfig(assemblies=...), as `multimer()` has it")
+    catalogs = [_opened(one, number, config) for number, (one, _) in enumerate(sources)]
     if config.chains is not None:
         there = {chain for catalog in catalogs for chain in catalog.chain_ids()}
         if missing := [chain for chain in config.chains if chain not in there]:
@@ -74,3 +51,17 @@ def _chains(datasets: Sequence[tuple[Dataset, float]], config: LoaderConfig) -> 
                 "them, such as %s", len(missing), len(config.chains), missing[0],
             )  # fmt: skip
     return catalogs
+
+
+def _opened(source: Source, number: int, config: LoaderConfig) -> ChainCatalog:
+    if isinstance(source, Entries):
+        from evofeed.loader.entries.catalog import EntryCatalog
+
+        return EntryCatalog(source, number, config)
+    if config.assemblies is None and isinstance(source, Dataset):
+        return ChainCatalog(source.index, number, config, source.uri)
+    from evofeed.loader.assembly.catalog import AssemblyCatalog, LoneChains
+
+    if isinstance(source, Assemblies):
+        return AssemblyCatalog(source, number, config)
+    return LoneChains(source.index, number, config, source.uri)

@@ -69,9 +69,6 @@ class AssemblyCatalog(ChainCatalog):
         weights = np.asarray(shares) / np.maximum(np.asarray(counts), 1)
         self.probability = weights[self.rows] if config.weighted else None
 
-    def __len__(self) -> int:
-        return len(self.rows)
-
     @property
     def most_chains(self) -> int:
         """Chains of the largest eligible complex."""

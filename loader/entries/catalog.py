@@ -94,9 +94,6 @@ class EntryCatalog(ChainCatalog):
         _, pair = np.unique(pairs, axis=0, return_inverse=True)
         return pair_weights(kinds, cluster, pair.reshape(-1), rules.weights)
 
-    def __len__(self) -> int:
-        return len(self.rows)
-
     def chain_ids(self) -> list[str]:
         """Names of the entries that may be drawn."""
         return [self._ids[row] for row in np.unique(self._entry[self.rows])]

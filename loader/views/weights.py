@@ -49,13 +49,11 @@ def cluster_weights(
         sizes: datapoints with the same cluster, counted as the project counts.
     """
     config = config or WeightConfig()
-    alpha = np.zeros(len(ChainType) + 1)  # the last one is for no chain
-    alpha[[ChainType.PROTEIN, ChainType.DNA, ChainType.RNA, ChainType.LIGAND]] = [
-        config.protein,
-        config.nucleic,
-        config.nucleic,
-        config.ligand,
-    ]
+    of_kind = {
+        ChainType.PROTEIN: config.protein, ChainType.DNA: config.nucleic,
+        ChainType.RNA: config.nucleic, ChainType.LIGAND: config.ligand,
+    }  # fmt: skip
+    alpha = np.array([*(of_kind[kind] for kind in ChainType), 0.0])  # the last is for no chain
     beta = np.where(kinds[:, 1] >= 0, config.interface, config.chain)
     weights: np.ndarray = beta / sizes * alpha[kinds].sum(1)
     return weights
