@@ -178,6 +178,7 @@ def entry_cif(entry: str, seed: int, residues: int = 24) -> str:
     entities = made_entities(seed, residues)
     numbered = list(enumerate(entities, 1))
     polymers = [(number, one) for number, one in numbered if one.polymer]
+    count = sum(len(one.copies) for _, one in polymers)
     codes = sorted({code for one in entities for code in one.residues})
     entity_of = [number for number, one in numbered for _ in one.copies]
     asyms = [chain_name(row) for row in range(1, len(entity_of) + 1)]
@@ -197,11 +198,7 @@ def entry_cif(entry: str, seed: int, residues: int = 24) -> str:
         *loop("_entity_poly_seq", "entity_id num mon_id", monomers),
         *loop("_chem_comp", "id type", [(code, f"'{PIECES[code].type}'") for code in codes]),
         *loop("_struct_asym", "id entity_id", list(zip(asyms, entity_of, strict=True))),
-        *loop(
-            "_pdbx_struct_assembly",
-            "id oligomeric_count",
-            [(1, sum(len(one.copies) for _, one in polymers))],
-        ),
+        *loop("_pdbx_struct_assembly", "id oligomeric_count", [(1, count)]),
         *loop(
             "_pdbx_struct_assembly_gen",
             "assembly_id oper_expression asym_id_list",
@@ -225,12 +222,15 @@ def _atoms(entities: tuple[MadeEntity, ...], asyms: list[str], seed: int) -> lis
     rows: list[str] = []
     for number, entity in enumerate(entities, 1):
         for start in entity.copies:
-            asym = next(names)
+            asym, here = next(names), np.array(start, float)
+            here += _helix(shape_of(entity.residues[0]), 1) if entity.polymer else 0
             for place, code in enumerate(entity.residues, 1):
+                shape, before = shape_of(code), here
+                if entity.polymer:
+                    here = before + _helix(shape, place + 1) - _helix(shape, place)
                 if entity.polymer and place == 3:  # one that nobody saw
                     continue
-                shape = shape_of(code)
-                position = np.array(start) + _placed(shape, entity, place, rng)
+                position = before + _placed(shape, here - before, rng)
                 seq, group = (str(place), "ATOM") if entity.polymer else (".", "HETATM")
                 for name, element, xyz in zip(shape.names, shape.elements, position, strict=True):
                     if entity.polymer and name in _LEAVING:
@@ -243,22 +243,25 @@ def _atoms(entities: tuple[MadeEntity, ...], asyms: list[str], seed: int) -> lis
     return rows
 
 
-def _placed(shape: Shape, entity: MadeEntity, place: int, rng: np.random.Generator) -> np.ndarray:
-    """A ligand turned at random; a residue between its places on a helix, joined to the next."""
-    if not entity.polymer:
-        turned: np.ndarray = shape.position @ np.linalg.qr(rng.normal(size=[3, 3]))[0]
-        return turned
-    ends = ("N", "C") if "N" in shape.names and "CA" in shape.names else ("P", "O3'")
-    first, last = (shape.position[shape.names.index(name)] for name in ends)
-    wide = (np.linalg.norm(last - first) + 1.4) / 3.8
-    here, there = (
-        wide * np.array([2.3 * np.cos(turn), 2.3 * np.sin(turn), 1.5 * step])
-        for step, turn in ((one, np.radians(100 * one)) for one in (place, place + 1))
-    )
-    away = (there - here) / np.linalg.norm(there - here)
-    one, two = (_frame(vector, rng.normal(size=3)) for vector in (last - first, away))
-    moved: np.ndarray = (shape.position - first) @ one @ two.T + here
-    return moved
+def _ends(shape: Shape) -> np.ndarray:
+    """Where a residue is joined to the one before and the next."""
+    names = ("N", "C") if "N" in shape.names and "CA" in shape.names else ("P", "O3'")
+    return np.asarray(shape.position[[shape.names.index(name) for name in names]])
+
+
+def _helix(shape: Shape, place: int) -> np.ndarray:
+    """A place on a helix of such residues."""
+    wide, turn = (np.linalg.norm(np.subtract(*_ends(shape))) + 1.4) / 3.8, np.radians(100 * place)
+    return np.asarray(wide * np.array([2.3 * np.cos(turn), 2.3 * np.sin(turn), 1.5 * place]))
+
+
+def _placed(shape: Shape, step: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """A ligand turned at random; a residue along the step to the next one."""
+    if not step.any():
+        return np.asarray(shape.position @ np.linalg.qr(rng.normal(size=[3, 3]))[0])
+    first, last = _ends(shape)
+    one, two = (_frame(vector, rng.normal(size=3)) for vector in (last - first, step))
+    return np.asarray((shape.position - first) @ one @ two.T)
 
 
 def _frame(axis: np.ndarray, other: np.ndarray) -> np.ndarray:

@@ -77,6 +77,11 @@ def test_dates_are_kept_as_listed_and_resolutions_that_say_nothing_are_none() ->
     assert np.isnan(record.resolution())
 
 
+def test_a_made_up_chain_of_any_length_is_whole() -> None:
+    sections = prepared(entry_cif("long", 0, 700)).sections.values()
+    assert [np.diff(one.chain_residue).max() for one in sections] == [700] * 3
+
+
 def test_codes_of_five_letters_and_names_of_five_characters_come_through_every_ruleset() -> None:
     def long(text: str) -> str:
         return text.replace("LIG", "ABCDE").replace(" C1 ", " C1XYZ ")
