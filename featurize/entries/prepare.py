@@ -69,15 +69,17 @@ def count_left_out(files: Iterable[str], components: str) -> dict[str, dict[str,
     table = read_components(components)
     found = {project: Counter({"entry": 0}) for project in PROJECTS}
     for path in files:
-        for project, counts in found.items():
-            try:
-                data = read_bytes(file_ref(path), InputCaps())
-                section = prepare_entry(data, table, [project], path=path).sections[project]
-            except InputError as error:
-                counts[f"entry left out: {error.message.rpartition(f'{project}: ')[2]}"] += 1
-                continue
-            counts["entry"] += 1
-            counts.update(_words(dataclasses.replace(one, chain="")) for one in section.dropped)
+        try:
+            record = entry_record(read_bytes(file_ref(path), InputCaps()), path=path)
+            sections, refused = _sections(record, table, found)
+            _stored(record, sections)
+        except InputError as error:
+            sections, refused = {}, dict.fromkeys(found, error.message)
+        for project, why in refused.items():
+            found[project][f"entry left out: {why}"] += 1
+        for project, section in sections.items():
+            words = (_words(dataclasses.replace(one, chain="")) for one in section.dropped)
+            found[project].update(["entry", *words])
     return {project: dict(counts) for project, counts in found.items()}
 
 
@@ -96,29 +98,37 @@ def prepare_entry(
     path: str = "",
     options: Mapping[str, Any] | None = None,
 ) -> PreparedEntry:
-    """The record of an mmCIF file and what every project makes of it.
-
-    Args:
-        options: rules by project, its own defaults where absent.
+    """The record of an mmCIF file and what every project makes of it, by `options` of its name.
 
     Raises:
         MmcifError: it is no mmCIF, or its tables contradict each other.
         EntryRefused: no project takes it; the message has every reason.
     """
     record = entry_record(data, path=path)
-    sections: dict[str, RulesetSection] = {}
-    refused: dict[str, str] = {}
-    for project in projects:
-        rules = (options or {}).get(project)
-        try:
-            module = importlib.import_module(f"evofeed.featurize.records.rulesets.{project}")
-            sections[project] = getattr(module, f"{project}_section")(record, components, rules)
-        except (EntryRefused, ComponentMissing) as error:
-            refused[project] = error.message
+    sections, refused = _sections(record, components, projects, options or {})
     if not sections:
         why = "; ".join(f"{project}: {reason}" for project, reason in refused.items())
         raise EntryRefused(f"no project takes it: {why}", item=record.entry, path=path)
     return PreparedEntry(**_stored(record, sections), refused=refused)
+
+
+def _sections(
+    record: EntryRecord,
+    components: ComponentTable,
+    projects: Iterable[str],
+    options: Mapping[str, Any] = {},
+) -> tuple[dict[str, RulesetSection], dict[str, str]]:
+    """What every project makes of a record, and why those refuse it that do."""
+    sections: dict[str, RulesetSection] = {}
+    refused: dict[str, str] = {}
+    for project in projects:
+        try:
+            module = importlib.import_module(f"evofeed.featurize.records.rulesets.{project}")
+            make = getattr(module, f"{project}_section")
+            sections[project] = make(record, components, options.get(project))
+        except (EntryRefused, ComponentMissing) as error:
+            refused[project] = error.message
+    return sections, refused
 
 
 def _stored(record: EntryRecord, sections: dict[str, RulesetSection]) -> dict[str, Any]:
