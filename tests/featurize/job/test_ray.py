@@ -13,14 +13,19 @@ from typing import Any
 
 import pytest
 from tests.featurize.job.stage import a_ray, named, on_stage, quiet_rays, run, wait_until
+from tests.featurize.search.test_search import chains, fake, hh_file
+from tests.inside import units_inside
+from tests.synthetic_entries import prepare_again
 
 from evofeed.base.errors import JobError
+from evofeed.featurize import SearchOptions, run_search
 from evofeed.featurize.job import JobReport
 from evofeed.featurize.job.dispatch import open_executor
 from evofeed.featurize.job.executors import Executor, ExecutorGone
 from evofeed.featurize.job.options import JobOptions
 from evofeed.featurize.job.ray_executor import RayExecutor
 from evofeed.featurize.job.worker import UnitLost
+from evofeed.synth import write_entries
 
 pytestmark = [pytest.mark.system]
 
@@ -134,11 +139,23 @@ def test_a_job_that_starts_a_ray_loses_workers_then_its_raylet_and_is_taken_up_w
 
 
 def test_a_ray_of_the_callers_own_is_used_and_left_whatever_units_and_drivers_do(
-    raw: Path, tmp_path: Path, honest: tuple[str, Any], acts: None
+    raw: Path,
+    tmp_path: Path,
+    honest: tuple[str, Any],
+    acts: None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     seen, data = tmp_path / "seen", tmp_path / "data"
+    write_entries(tmp_path / "raw", 1, residues=8)
+    fake(tmp_path / "bin", 'cp "$in" "$out"')
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
 
-    def outcomes() -> tuple[list[Any], JobReport]:
+    def entries_and_search(out: str, **where: Any) -> list[str | None]:
+        made = prepare_again(tmp_path / "raw", tmp_path / out, where, projects=("boltz",))
+        options, places = SearchOptions(**where), (str(tmp_path / out), [hh_file(tmp_path / "db")])
+        return [made.snapshot, run_search(chains("ACDEF"), *places, options=options).digest]
+
+    def outcomes() -> tuple[list[Any], JobReport, list[str | None]]:
         with a_ray(1) as ray:
             address = ray.get_runtime_context().gcs_address
             joined = subprocess.Popen([sys.executable, "-c", DRIVER, raw, data, address])
@@ -147,6 +164,7 @@ def test_a_ray_of_the_callers_own_is_used_and_left_whatever_units_and_drivers_do
             assert joined.wait() == -signal.SIGKILL
             wait_until(lambda: not named("worker.main"))
             report = run(raw, data, executor="ray", ray_address=address, workers=1)
+            others = entries_and_search("ray", executor="ray", ray_address=address)
 
             with contextlib.closing(RayExecutor(0, 2.0, address)) as executor:
                 what = ["", "crash", tmp_path / "never", "kill its watcher"]
@@ -169,9 +187,11 @@ def test_a_ray_of_the_callers_own_is_used_and_left_whatever_units_and_drivers_do
                 while True:
                     executor.wait(1.0)
             executor.close()
-        return each, report
+        return each, report, others
 
-    each, report = on_stage(outcomes)
+    each, report, others = on_stage(outcomes)
+    with units_inside():
+        assert others == entries_and_search("here", executor="local")
     assert each == [
         act("0"),
         UnitLost("1", "chain of 1", "signal SIGSEGV"),
