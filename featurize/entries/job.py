@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -24,7 +25,9 @@ from evofeed.featurize.entries.input import (
     structure_files,
 )
 from evofeed.featurize.entries.molecules import conformer_version
+from evofeed.featurize.entries.openfold3_templates import structure_beside
 from evofeed.featurize.entries.prepared import prepared_set
+from evofeed.featurize.entries.templates import RULES
 from evofeed.featurize.entries.work import CONFORMERS, EntriesTask
 from evofeed.featurize.inputs.sources import ChainSource
 from evofeed.featurize.job import tables as states
@@ -35,6 +38,7 @@ from evofeed.featurize.job.ledger import Ledger
 from evofeed.featurize.job.lock import driving
 from evofeed.featurize.job.options import JobOptions, absolute, ledger_url
 from evofeed.featurize.job.publish import missing_shards, parent_of
+from evofeed.featurize.job.template_use import outdated
 from evofeed.featurize.job.units import Plan, Unit, sha_of, stamp_of
 from evofeed.featurize.job.work import UnitResult
 from evofeed.featurize.structures.components import read_components
@@ -105,9 +109,12 @@ def prepare_entries(
         lease = stack.enter_context(undisturbed(dataset_uri, sha_of(dataset_uri, options.ref)))
         components, span = _components(source.components, dataset_uri)
         rdkit = conformer_version()
-        settings = f"{__version__} {span.record_id} {span.key} {rdkit} {' '.join(projects)}"
-        settings += f" {templates}" if templates else ""
-
+        pools = [f"{p}:{source.conformers or CONFORMERS[p]}" for p in projects]
+        common = f"{__version__} {span.record_id} {span.key} {rdkit} {' '.join(projects)}"
+        settings = dict.fromkeys(_OF_UNIT, common)
+        settings["alignment"] += f" {templates}" if templates else ""
+        settings["entry"] += "".join(f" {pool}" for pool in pools if pool.startswith("openfold3:"))
+        settings["molecules"] += f" {' '.join(pools)}"
         task = EntriesTask(
             unit_id="",
             kind="",
@@ -118,6 +125,7 @@ def prepare_entries(
             conformers=source.conformers,
             templates=templates,
             expected_memory=_MEMORY,
+            run=secrets.token_hex(8),
         )
         groups = [("entry", files)]
         if rows:
@@ -136,12 +144,11 @@ def prepare_entries(
             if not first.strike_repeated():
                 break
         known = {project: dict(recorded.get(project, {})) for project in projects}
-        pools = [f"{p}:{source.conformers or CONFORMERS[p]}" for p in projects]
         wanted = sorted(first.needs(known))
         second = None
         if wanted:
             codes = [("molecules", [(f"component-{code}", code) for code in wanted])]
-            second = _Phase(run, f"{settings} {' '.join(pools)}", codes, task, stack)
+            second = _Phase(run, settings, codes, task, stack)
             if not second.done():
                 return second.end(None)
         if not first.num_entries():
@@ -204,7 +211,7 @@ class _Phase(Dispatch):
     def __init__(
         self,
         run: _Run,
-        settings: str,
+        settings: Mapping[str, str],
         groups: Iterable[tuple[str, Sequence[tuple[str, ...]]]],
         common: EntriesTask,
         stack: contextlib.ExitStack,
@@ -236,14 +243,17 @@ class _Phase(Dispatch):
         self.job = run.ledger.begin(job_id, plan, where, parent)
         stack.push(self._broke_off)
         self.take_up(run.ledger, job_id, units, run.options)
+        found = self.ledger.chains(job_id) if common.templates else ()
+        amiss = {one["unit_id"] for one in found if one["type"] != "WorkerKilled"}
+        again = {unit_id for unit_id in amiss if self.tasks[unit_id].kind == "alignment"}
+        for unit_id in again.union(missing_shards(self.ledger, self.job), self._outdated()):
+            self.ledger.give_back(job_id, unit_id, acquit=True)
         self.account = Account(self.ledger, self.job, len(sources), list(unusable))
-        for unit_id in missing_shards(self.ledger, self.job):
-            self.ledger.give_back(job_id, unit_id)
 
     def _unit_id(self, kind: str, items: Iterable[tuple[str, ...]]) -> str:
         """Name of a unit: of its files as they are now, and of what is made of them."""
         stamps = (f"{path} {stamp_of(path)}" for item in items for path in item)
-        return sha_of(self.settings, kind, *stamps)
+        return sha_of(self.settings[kind], kind, *stamps)
 
     def done(self) -> bool:
         """Do what is left; False if the job was cancelled meanwhile."""
@@ -286,7 +296,14 @@ class _Phase(Dispatch):
             if self._unit_id(task.kind, task.items) != unit_id:
                 self.ledger.give_back(self.job_id, unit_id)
                 found = found or f"a file of {task.items[0][0]} to {task.items[-1][0]}"
+        for unit_id, folder in self._outdated().items():
+            self.ledger.give_back(self.job_id, unit_id)
+            found = found or f"a template in {folder}"
         return found
+
+    def _outdated(self) -> dict[str, str]:
+        """Units whose templates changed or came since."""
+        return outdated(self.ledger.units(self.job_id, states.DONE), RULES, structure_beside)
 
     def shards(self) -> list[ShardEntry]:
         """Those of entries and alignments."""
@@ -353,10 +370,7 @@ def _components(path: str, dataset_uri: str) -> tuple[ShardEntry, RecordSpan]:
 
 
 def _molecules(
-    dataset_uri: str,
-    first: _Phase,
-    second: _Phase | None,
-    known: dict[str, dict[str, Molecule]],
+    dataset_uri: str, first: _Phase, second: _Phase | None, known: dict[str, dict[str, Molecule]]
 ) -> list[ShardEntry]:
     """One shard of all reference molecules, those recorded in place of those made."""
     storage = open_storage(dataset_uri)

@@ -84,10 +84,8 @@ def component_molecule(component: Component, conformers: int) -> MadeMolecule:
 
 
 def annotated_molecule(path: str, *, hidden: bool) -> Molecule:
-    """The molecule of an SDF file of OpenFold3's, with the conformer in it.
-
-    Args:
-        hidden: whether it is shown without coordinates, as one that would leak.
+    """The molecule of an SDF file of OpenFold3's, with the conformer in it; `hidden`: without
+    coordinates, as one that would leak.
 
     Raises:
         InputError: the file is no such one.

@@ -18,8 +18,10 @@ import numpy as np
 from evofeed.base.errors import InputError
 from evofeed.featurize.formats.packed_arrays import UNFIT, Npz, unpickle
 from evofeed.featurize.formats.reading import PACKED, file_ref, plain, read_bytes
+from evofeed.featurize.job.units import stamp_of
 from evofeed.featurize.records.entry import entry_record
 from evofeed.featurize.records.rulesets.openfold3 import template_chain
+from evofeed.featurize.records.template_library import FolderUse
 from evofeed.protein.alignment import Templates
 from evofeed.protein.components import ComponentTable
 from evofeed.protein.entry_record import run_starts
@@ -28,17 +30,19 @@ from evofeed.protein.residues import GAP, RESTYPE_3, RESTYPES
 _BACKBONE: Final = ("N", "CA", "C")
 
 
-def template_cache(folder: str, representative: str) -> Path | None:
+def template_cache(folder: str, representative: str, use: FolderUse) -> Path | None:
     """The cache of a representative's hits in a folder of them; None if there is none."""
-    names = (Path(folder, f"{representative}.npz"), Path(folder, representative, "template.npz"))
-    return next((path for path in names if path.is_file()), None)
+    names = (f"{representative}.npz", f"{representative}/template.npz")
+    use.files |= {name: stamp_of(Path(folder, name)) for name in names}
+    return next((path for name in names if (path := Path(folder, name)).is_file()), None)
 
 
 def cached_templates(
-    path: Path, length: int, components: ComponentTable
+    path: Path, length: int, components: ComponentTable, use: FolderUse
 ) -> tuple[Templates, list[str]]:
     """Templates of a query of so many residues, by their place in the alignment, and what was
-    passed over, in words. One without a structure keeps its place, as in OpenFold3.
+    passed over, in words. One without a structure keeps its place, as in OpenFold3. `use` is told
+    what was read.
 
     Raises:
         InputError: the cache or an array is damaged, or they do not fit together.
@@ -46,14 +50,17 @@ def cached_templates(
     table = Npz(read_bytes(file_ref(path)), str(path))
     lost: Counter[str] = Counter()
     found = []
+    folder = path.parent if path.stem != "template" else path.parents[1]
     try:
         for name, about in sorted(table.items(), key=lambda one: int(one[1]["index"])):
             restype = np.full(length, GAP, np.uint8)
             position = np.full((length, 4, 3), np.nan, np.float32)
-            file = _structure(path, name)
+            file = structure_beside(str(folder), name)
             if file is None:
+                use.missing.add(name)
                 lost["no structure beside the cache"] += 1
             else:
+                use.files[str(file)] = stamp_of(file)
                 arrays = _arrays(file, name, components)
                 _lay(arrays, np.asarray(about["idx_map"]), restype, position)
             found.append((name, str(about["release_date"])[:10], restype, position))
@@ -70,9 +77,9 @@ def cached_templates(
     return templates, notes
 
 
-def _structure(cache: Path, name: str) -> Path | None:
+def structure_beside(folder: str, name: str) -> Path | None:
     """Where a chain's atoms are: `<pdb id>/<pdb id>_<chain>.npz` or `.pkl` or `<pdb id>.cif`."""
-    beside = cache.parent.parent if cache.stem != "template" else cache.parents[2]
+    beside = Path(folder).parent
     entry = name.partition("_")[0]
     parts = [f"*template*/{entry}/{name}.{suffix}" for suffix in ("npz", "pkl")]
     parts += [f"*template*/{entry}.cif{packed}" for packed in ("", *PACKED)]

@@ -19,7 +19,8 @@ from evofeed.base.errors import InputError, TemplateError
 from evofeed.featurize.config import FeaturizeConfig
 from evofeed.featurize.formats.hits import TemplateHit
 from evofeed.featurize.formats.reading import file_ref, read_bytes
-from evofeed.featurize.records.template_library import TemplateLibrary
+from evofeed.featurize.job.units import stamp_of
+from evofeed.featurize.records.template_library import FolderUse, TemplateLibrary
 from evofeed.featurize.records.templates import (
     HIT_NAME,
     Template,
@@ -50,7 +51,7 @@ class _Hit(NamedTuple):
 
 
 def protenix_hits(
-    hits: Sequence[TemplateHit], query: str, folder: str
+    hits: Sequence[TemplateHit], query: str, folder: str, use: FolderUse, run: str = ""
 ) -> tuple[TemplateHits, list[str]]:
     """The hits that an entry of some date draws of, and what was passed over, in words.
 
@@ -60,7 +61,9 @@ def protenix_hits(
     Raises:
         InputError: a table of entries is none.
     """
-    library, dates = _library(folder)
+    library, dates, tables = _library(folder, run)
+    library.use = use
+    use.files |= tables
     about, over = TemplateQuery(query), Counter[str]()
     kept: list[_Hit] = []
     first, most = _DRAWN
@@ -122,15 +125,17 @@ def _table_of(kept: Sequence[_Hit], length: int) -> TemplateHits:
 
 
 @functools.lru_cache(maxsize=1)
-def _library(folder: str) -> tuple[TemplateLibrary, dict[str, str]]:
-    dates = _json(folder, "release_date_cache.json").items()
-    obsolete = _json(folder, "obsolete_to_successor.json")
+def _library(folder: str, run: str) -> tuple[TemplateLibrary, dict[str, str], dict[str, str]]:
+    tables: dict[str, str] = {}
+    dates = _json(folder, "release_date_cache.json", tables).items()
+    obsolete = _json(folder, "obsolete_to_successor.json", tables)
     known = {name.lower(): one["release_date"] for name, one in dates if "release_date" in one}
-    return TemplateLibrary(folder, _RULES, obsolete=obsolete), known
+    return TemplateLibrary(folder, _RULES, obsolete=obsolete), known, tables
 
 
-def _json(folder: str, name: str) -> dict[str, Any]:
+def _json(folder: str, name: str, tables: dict[str, str]) -> dict[str, Any]:
     homes = (Path(folder), Path(folder).parent, Path(folder).parent / "common")
+    tables |= {str(home / name): stamp_of(home / name) for home in homes}
     path = next((home / name for home in homes if (home / name).is_file()), None)
     try:
         return dict(json.loads(read_bytes(file_ref(str(path))))) if path else {}

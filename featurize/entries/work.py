@@ -26,8 +26,10 @@ from evofeed.featurize.entries.templates import with_templates
 from evofeed.featurize.formats.a3m import parse_a3m
 from evofeed.featurize.formats.reading import file_ref, read_bytes
 from evofeed.featurize.formats.stockholm import parse_stockholm
+from evofeed.featurize.job.template_use import remembered
 from evofeed.featurize.job.work import UnitResult, describe
 from evofeed.featurize.records.rulesets.contacts import contacts
+from evofeed.featurize.records.template_library import FolderUse
 from evofeed.featurize.structures.cif import read_block
 from evofeed.protein.components import ComponentTable
 from evofeed.protein.molecules import Molecule
@@ -62,6 +64,7 @@ class EntriesTask:
     conformers: int | None = None
     templates: str = ""
     expected_memory: int = 0
+    run: str = ""
 
     def work(self, in_hand: Callable[[str], None]) -> UnitResult:
         """Do every item and write the good ones as one shard.
@@ -88,6 +91,7 @@ class _Unit:
         self.notes: dict[str, tuple[str, ...]] = {}
         self.needs: dict[str, set[str]] = {project: set() for project in task.projects}
         self.molecules: dict[str, dict[str, Molecule]] = {p: {} for p in task.projects}
+        self.used = FolderUse()
 
     def do(self, name: str, files: Sequence[str]) -> None:
         try:
@@ -130,9 +134,11 @@ class _Unit:
     def _alignment(self, name: str, files: Sequence[str]) -> None:
         alignment = read_alignment(files)
         if self.task.templates:
+            task, use = self.task, FolderUse()
             alignment, passed_over = with_templates(
-                alignment, files, self.task.templates, self.task.projects, self._components()
+                alignment, files, task.templates, task.projects, self._components(), use, task.run
             )
+            self.used.add(use)
             self.notes |= {name: passed_over} if passed_over else {}
         self.encoded[alignment.name] = encode_alignment(alignment)
 
@@ -160,6 +166,7 @@ class _Unit:
                 "clusters": self.clusters,
                 "needs": {project: sorted(codes) for project, codes in self.needs.items()},
                 "molecules": made,
+                "templates": remembered({task.templates: self.used}),
             }
         return UnitResult(
             unit_id=task.unit_id,

@@ -97,11 +97,7 @@ class JobReport:
 
 
 class Account:
-    """One run of a job, from now on.
-
-    Args:
-        unusable: inputs that no chain could be made of, as entries of the report.
-    """
+    """One run of a job, from now on; `unusable` are inputs that no chain could be made of."""
 
     def __init__(
         self, ledger: Ledger, job: JobRow, num_chains: int, unusable: list[dict[str, Any]]

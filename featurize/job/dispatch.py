@@ -26,10 +26,8 @@ TICK: Final = 0.5
 
 
 def open_executor(options: Workplace, grace: float = 0.0) -> Executor:
-    """The executor of units; closing it stops all that it started.
-
-    Args:
-        grace: seconds beyond the deadline after which a worker is killed.
+    """The executor of units; closing it stops all that it started. A worker is killed
+    `grace` seconds beyond the deadline.
 
     Raises:
         JobError: Ray cannot be joined.

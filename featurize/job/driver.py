@@ -121,10 +121,7 @@ class Driver(Dispatch):
             {**failure, "path": relative(failure["path"], self.job.input_uri)}
             for failure in result.failures
         )
-        shard = result.shard and {
-            **result.shard,
-            "templates": remembered(result.templates),
-        }
+        shard = result.shard and {**result.shard, "templates": remembered(result.templates)}
         return dataclasses.replace(result, failures=failures, shard=shard)
 
     def _publish(self) -> JobReport:

@@ -26,10 +26,7 @@ def a_while(seconds: float) -> bool:
 
 @contextmanager
 def driving(ledger: Ledger, job_id: str, waits: Waits = a_while) -> Iterator[None]:
-    """Hold the right to drive a job.
-
-    Args:
-        waits: asked while another driver has it.
+    """Hold the right to drive a job; `waits` is asked while another driver has it.
 
     Raises:
         JobError: another driver has it.

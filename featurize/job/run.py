@@ -105,17 +105,7 @@ def run_job(
         for unit_id in outdated(ledger.units(job_id, states.DONE), config):
             ledger.give_back(job_id, unit_id)
         driver = Driver(
-            ledger,
-            job,
-            plan,
-            unusable,
-            config,
-            crop,
-            options,
-            clusters,
-            progress,
-            lease,
-            host,
+            ledger, job, plan, unusable, config, crop, options, clusters, progress, lease, host
         )
         return driver.run()
 

@@ -21,33 +21,38 @@ TemplateUse = dict[str, FolderUse]
 """What was needed of each folder."""
 
 
-def remembered(use: TemplateUse) -> list[dict[str, str]]:
+def remembered(use: TemplateUse) -> list[dict[str, Any]]:
     """What a unit keeps of them: a name costs ten bytes, where a stamp for each cost thirty."""
     return [
         {
             "folder": folder,
-            "names": " ".join(sorted(needed.files)),
+            "names": sorted(needed.files),
             "stamps": _digest(needed.files),
-            "missing": " ".join(sorted(needed.missing)),
+            "missing": sorted(needed.missing),
         }
         for folder, needed in sorted(use.items())
         if needed.files or needed.missing
     ]
 
 
-def outdated(done: Iterable[Mapping[str, Any]], config: FeaturizeConfig) -> dict[str, str]:
-    """Units whose template files changed or came since, each with a folder where one did."""
+def outdated(
+    done: Iterable[Mapping[str, Any]],
+    config: FeaturizeConfig,
+    elsewhere: Callable[[str, str], Path | None] = lambda *_: None,
+) -> dict[str, str]:
+    """Units whose template files changed or came since, each with a folder where one did;
+    `elsewhere` finds by folder and id what lies beside a folder."""
     stamp = cache(stamp_of)
     libraries: dict[str, Callable[[str], Path | None]] = {}
 
-    def changed(place: Mapping[str, str]) -> bool:
+    def changed(place: Mapping[str, Any]) -> bool:
         folder = place["folder"]
-        now = {name: stamp(f"{folder}/{name}") for name in place["names"].split()}
+        now = {name: stamp(Path(folder, name)) for name in place["names"]}
         if place.get("stamps") != _digest(now):
             return True
         if folder not in libraries:
             libraries[folder] = cache(TemplateLibrary(folder, config).find)
-        return any(map(libraries[folder], place["missing"].split()))
+        return any(libraries[folder](name) or elsewhere(folder, name) for name in place["missing"])
 
     found = {}
     for unit in done:

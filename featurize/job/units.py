@@ -7,6 +7,7 @@ there are: a unit becomes a shard, so the plan decides the bytes of the snapshot
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import itertools
 import json
@@ -67,11 +68,14 @@ def make_plan(
         raise InputError(_complaint(sources))
     inputs: dict[str, str] = {}
     stamps, costs, sizes = {}, {}, {}
+    stamp = functools.cache(stamp_of)
     for source in sources:
         found = list(inputs_of(source, config))
-        seen = {input_key(ref): stamp_of(ref.path) for ref in found}
-        inputs |= {key: stamp for key, stamp in seen.items() if stamp}
-        named = [f"{key} {stamp or 'missing'}" for key, stamp in seen.items()]
+        seen = {input_key(ref): stamp(ref.path) for ref in found}
+        inputs |= {key: now for key, now in seen.items() if now}
+        named = [f"{key} {now or 'missing'}" for key, now in seen.items()]
+        tables = (source.release_dates, source.obsolete_pdbs)  # read once for all
+        found = [ref for ref in found if ref.path not in tables]
         stamps[source.chain_id] = sha_of(json.dumps(source.to_dict(), sort_keys=True), *named)
         costs[source.chain_id] = _COMMON_COST + sum(ref.nbytes() for ref in found)
         sizes[source.chain_id] = sum(map(_unpacked, found))
@@ -129,7 +133,10 @@ def inputs_of(source: ChainSource, config: FeaturizeConfig) -> Iterator[FileRef]
     if source.template_mmcif_dir is None or not config.max_templates:
         unread |= {"hhr", "hmmsearch"}
     with contextlib.suppress(InputError):  # for the job to complain about
-        yield from (ref for role, ref in source.alignment_files(config) if role not in unread)
+        files = [one for one in source.alignment_files(config) if one[0] not in unread]
+        yield from (ref for _, ref in files)
+        if any(role in ("hhr", "hmmsearch") for role, _ in files):
+            yield from map(file_ref, filter(None, (source.release_dates, source.obsolete_pdbs)))
     structure = source.structure_ref()
     if structure is not None:
         yield structure

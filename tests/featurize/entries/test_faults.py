@@ -10,12 +10,7 @@ from typing import Any
 
 import pytest
 from tests.conftest import exit_code
-from tests.featurize.job.stage import (
-    arm,
-    on_stage,
-    wait_for,
-    wait_for_silence,
-)
+from tests.featurize.job.stage import arm, on_stage, wait_for, wait_for_silence
 from tests.inside import units_inside
 from tests.synthetic_entries import prepare_again
 

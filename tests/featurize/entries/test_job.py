@@ -67,22 +67,6 @@ def test_ligands_nucleic_acids_and_links_are_carried_and_what_is_left_out_is_nam
     assert len(entries.components()) > 15
 
 
-def test_run_again_it_does_nothing_twice_and_another_rdkit_makes_everything_again(
-    made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inside: None
-) -> None:
-    raw, data = tmp_path / "raw", tmp_path / "data"
-    shutil.copytree(made.raw, raw, copy_function=shutil.copy2)
-    first = prepare_again(raw, data, projects=("boltz",), conformers=1)
-    again = prepare_again(raw, data, projects=("boltz",), conformers=1)
-    assert again.resumed == again.units and first.resumed == 0
-    entries = [Dataset.open(str(data), str(one.snapshot)).entries for one in (first, again)]
-    assert entries[0].records.equals(entries[1].records)
-    monkeypatch.setattr("evofeed.featurize.entries.job.conformer_version", lambda: "0.0")
-    other = prepare_again(raw, data, projects=("boltz",), conformers=1)
-    assert other.resumed == 0 and other.snapshot != first.snapshot
-    assert Dataset.open(str(data)).manifest.config["entries"]["rdkit"] == "0.0"
-
-
 @pytest.mark.parametrize(
     ("error", "state"),
     [(OSError("the disk is full"), "failed"), (KeyboardInterrupt(), "cancelled")],

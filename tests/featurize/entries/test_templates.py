@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +13,10 @@ import pytest
 from tests.synthetic_entries import prepare_again
 
 from evofeed.base.errors import InputError
+from evofeed.featurize.entries import job
 from evofeed.featurize.entries.alignments import alignment_folders, read_alignment
 from evofeed.featurize.entries.templates import with_templates
+from evofeed.featurize.records.template_library import FolderUse
 from evofeed.featurize.structures.components import read_components
 from evofeed.loader import EntryConfig, LoaderConfig
 from evofeed.loader.entries.catalog import EntryCatalog
@@ -89,12 +94,7 @@ def test_hits_become_templates_that_entries_released_later_get(raw: Path, inside
     ("file", "content", "project", "why"),
     [
         ("mmcif/release_date_cache.json", "[1]", "protenix", "no table of entries"),
-        (
-            "mmcif/release_date_cache.json",
-            '{"1abc": {"release_date": "2000-01-01"}}',
-            "protenix",
-            None,
-        ),
+        ("mmcif/release_date_cache.json", '{"1abc": {"release_date": ""}}', "protenix", None),
         ("mmcif/s000_1.npz", "x", "openfold3", "no readable npz"),
         ("mmcif/s000_1.npz", {"s000_A": {"index": 0}}, "openfold3", "release_date"),
         ("mmcif/s000_1.npz", {"s000_A": 7}, "openfold3", "no template cache of OpenFold3"),
@@ -110,6 +110,7 @@ def test_what_is_wrong_with_a_file_of_templates_is_said_with_its_name(
         (raw / file).write_text(content)
     (files,) = alignment_folders(raw / "msa")
     given = read_alignment(files), files, str(raw / "mmcif"), [project], ComponentTable({})
+    given += (FolderUse(),)
     if why is None:
         _, notes = with_templates(*given)
         assert any("not in release_date_cache.json" in line for line in notes)
@@ -132,9 +133,79 @@ def test_mmcif_files_beside_a_template_cache_stand_for_its_arrays_of_atoms(raw: 
     (raw / "mmcif").rename(raw / "template_structures")
     (files,) = alignment_folders(raw / "msa")
     table, folder = read_components(raw / "components.cif"), str(raw / "template_structures")
-    made, notes = with_templates(read_alignment(files), files, folder, ["openfold3"], table)
+    made, notes = with_templates(
+        read_alignment(files), files, folder, ["openfold3"], table, FolderUse()
+    )
     assert notes == () and made.templates is not None and made.templates.date == ("2001-02-03",)
     letters = "".join((RESTYPES + "X-")[code] for code in made.templates.restype[0])
     assert letters.replace("X", "M") == SEQUENCE  # MSE
     seen = np.isfinite(made.templates.position[0, :, 1]).all(-1)  # others have a name alone
     assert len(SEQUENCE) // 2 < seen.sum() < len(SEQUENCE)
+
+
+def _file(name: str, text: str = "", **arrays: Any) -> Callable[[Path], object]:
+    """Writes a file below a folder, or touches it."""
+
+    def act(raw: Path) -> None:
+        (raw / name).parent.mkdir(parents=True, exist_ok=True)
+        if arrays:
+            np.savez(raw / name, **arrays)
+        else:
+            (raw / name).write_text(text) if text else os.utime(raw / name, (1, 1))
+
+    return act
+
+
+ABOUT = np.array({"index": 0, "release_date": "2001", "idx_map": np.ones((1, 2), int)}, object)
+ATOM = {"res_id": [1], "res_name": ["ALA"], "atom_name": ["CA"], "occupancy": [1]}
+DATES = '{"s000": {"release_date": "2020-01-15"}}'
+CHANGES: dict[str, tuple[int, Callable[[Path], object]]] = {
+    "nothing": (0, lambda raw: None),
+    "a structure that nobody asked for": (0, _file("library/8yyy.cif", "data_8yyy")),
+    "a structure that was missing": (1, _file("library/9zzz.cif", "data_9zzz")),
+    "a structure corrected": (1, _file("library/s000.cif", "data_broken")),
+    "a table of dates": (1, _file("common/release_date_cache.json", DATES)),
+    "a nearer one, damaged": (1, _file("library/release_date_cache.json", "[1]")),
+    "it is mended": (1, _file("library/release_date_cache.json", DATES)),
+    "entries replaced": (1, _file("obsolete_to_successor.json", '{"9zzz": "s001"}')),
+    "a cache of OpenFold3's": (1, _file("library/s000_1.npz", **{"9zzz_A": ABOUT})),
+    "its array, damaged": (1, _file("a_template/9zzz/9zzz_A.npz", "x")),
+    "the array is mended": (1, _file("a_template/9zzz/9zzz_A.npz", coord=[[0.0] * 3], **ATOM)),
+    "hits": (1, _file("msa/s000_1/pdb70_hits.hhr")),
+    "an alignment": (1, _file("msa/s001_1/uniprot_hits.a3m")),
+    "a structure": (1, _file("mmcif/s001.cif")),
+    "clusters": (0, _file("clusters", "S000_1 S001_1\n")),
+    "the dictionary, touched": (0, _file("components.cif")),
+}
+"""What a job of two entries does again, of units of one each, when this has changed."""
+
+
+def test_what_changed_or_came_since_is_done_again_and_nothing_else(
+    raw: Path, inside: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_entries(raw, 2)
+    (raw / "clusters").write_text("S000_1\nS001_1\n")
+    shutil.copytree(raw / "mmcif", raw / "library")
+    monkeypatch.setattr(job, "_OF_UNIT", {"entry": 1, "alignment": 1, "molecules": 99})
+    more = {"projects": ("openfold3", "protenix"), "templates": str(raw / "library")}
+    more |= {"clusters": str(raw / "clusters")}
+    with monkeypatch.context() as patch:  # what changes while it runs is not published
+        patch.setattr(job._Phase, "num_entries", lambda _: _file("library/s000.cif")(raw) or 1)
+        report = prepare_again(raw, raw / "data", conformers=1, **more)
+    assert (report.state, report.snapshot) == ("failed", None)
+    assert f"a template in {raw}/library changed while the job ran" in report.message
+    assert prepare_again(raw, raw / "data", conformers=1, **more).state == "published"
+    for name, (redone, change) in CHANGES.items():
+        change(raw)
+        report = prepare_again(raw, raw / "data", conformers=1, **more)
+        assert (name, report.units - report.resumed) == (name, redone)
+        assert bool(report.broken) == ("damaged" in name), report.broken
+    fresh = prepare_again(raw, raw / "fresh", conformers=1, **more)
+    tables = [Dataset.open(str(raw / name)).entries for name in ("data", "fresh")]
+    assert tables[0].records.equals(tables[1].records) and report.notes == fresh.notes
+    other = prepare_again(raw, raw / "data", conformers=2, **more)
+    assert (other.units, other.resumed) == (5, 2), "alignments have no conformers"
+    monkeypatch.setattr(job, "conformer_version", lambda: "0.0")
+    other = prepare_again(raw, raw / "data", conformers=2, **more)
+    assert other.resumed == 0 and other.snapshot != fresh.snapshot
+    assert Dataset.open(str(raw / "data")).manifest.config["entries"]["rdkit"] == "0.0"

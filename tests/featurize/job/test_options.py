@@ -23,10 +23,7 @@ from evofeed.featurize.job import JobOptions
     ],
 )
 def test_units_run_on_ray_where_it_is_asked_for_or_there_is_an_address(
-    monkeypatch: pytest.MonkeyPatch,
-    options: dict[str, Any],
-    environ: str | None,
-    cluster: str,
+    monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], environ: str | None, cluster: str
 ) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     if environ is not None:

@@ -152,7 +152,7 @@ def used_templates(data: Path, what: str = "names") -> list[set[str]]:
     ledger = Ledger(str(data / "jobs" / "ledger.sqlite"))
     units = ledger.units(ledger.jobs()[0].job_id)
     ledger.close()
-    return [{n for t in unit["shard"]["templates"] for n in t[what].split()} for unit in units]
+    return [{n for t in unit["shard"]["templates"] for n in t[what]} for unit in units]
 
 
 def used_by_some(used: list[set[str]]) -> list[str]:
@@ -202,3 +202,6 @@ def test_a_template_file_that_comes_later_or_is_corrected_redoes_the_units_it_is
     assert on_stage(lambda: job(fresh)).snapshot != whole.snapshot
     assert checksums(data) == checksums(fresh)
     assert on_stage(lambda: job(data)).resumed == mended.units
+    for dates in ("{}", "{ }"):
+        (copy / "mmcif_cache.json").write_text(dates)
+        assert on_stage(lambda: job(data)).resumed == 0, "every unit has hits"

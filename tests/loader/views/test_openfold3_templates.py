@@ -17,6 +17,7 @@ from tests.loader.views.own_openfold3 import stand_ins
 from tests.loader.views.packs import entry_view, read, some_recordings, template_features
 
 from evofeed.featurize.entries.openfold3_templates import cached_templates
+from evofeed.featurize.records.template_library import FolderUse
 from evofeed.loader.counter_rng import Purpose
 from evofeed.loader.sample_draws import SampleDraws
 from evofeed.loader.views.config import OpenFold3Config
@@ -95,7 +96,8 @@ def test_a_template_cache_gives_what_openfold3_makes_of_it(
     (tmp_path / "template_structure_arrays" / names[1][:4] / f"{names[1]}.npz").unlink()
     cache, templates = tmp_path / "template_cache", []
     for number in range(count):
-        found, notes = cached_templates(cache / f"q{number}.npz", length, ComponentTable({}))
+        given = cache / f"q{number}.npz", length, ComponentTable({}), FolderUse()
+        found, notes = cached_templates(*given)
         assert notes == [f"1 of {len(names)} templates passed over: no structure beside the cache"]
         assert found.name == tuple(names) and set(found.date) == {"2001-02-03"}
         templates.append(found.until("2001-02-03"))

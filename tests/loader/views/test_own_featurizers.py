@@ -45,6 +45,7 @@ from evofeed.featurize.entries.molecules import component_molecule
 from evofeed.featurize.entries.templates import with_templates
 from evofeed.featurize.records.rulesets.boltz import boltz_section
 from evofeed.featurize.records.rulesets.protenix import protenix_section
+from evofeed.featurize.records.template_library import FolderUse
 from evofeed.loader import boltz_batch
 from evofeed.loader.views.boltz.features import boltz_features
 from evofeed.loader.views.boltz.plan import plan_sample as plan_boltz
@@ -186,10 +187,7 @@ def assert_same_loss(values: Iterable[torch.Tensor]) -> None:
 @pytest.mark.parametrize("path", smallest("openfold3"), ids=lambda path: path.stem)
 @pytest.mark.slow
 def test_openfold3_makes_our_features_of_its_structure(
-    path: Path,
-    calls: list[tuple[str, str, Any]],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    path: Path, calls: list[tuple[str, str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("openfold3", reason="make projects")
     view = our_view(path)
@@ -305,7 +303,7 @@ def protenix_templates(pack: Path, sequences: Iterable[str], root: Path) -> tupl
         hits = [str(root / folders.get(alignment.query, "") / "hmmsearch.a3m")]
         if alignment.query not in folders:
             return alignment
-        what = str(root / "mmcif"), ["protenix"], ComponentTable({})
+        what = str(root / "mmcif"), ["protenix"], ComponentTable({}), FolderUse()
         whole, passed_over = with_templates(alignment, hits, *what)
         assert whole.hits and passed_over
         return whole.with_templates(None, whole.hits.until("2010-11-02"))
@@ -316,10 +314,7 @@ def protenix_templates(pack: Path, sequences: Iterable[str], root: Path) -> tupl
 @pytest.mark.parametrize("path", smallest("protenix"), ids=lambda path: path.stem)
 @pytest.mark.slow
 def test_protenix_makes_our_features_of_its_structure(
-    path: Path,
-    calls: list[tuple[str, str, Any]],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    path: Path, calls: list[tuple[str, str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("protenix", reason="make projects")
     pack = path.parent.parent.parent
