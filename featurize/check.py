@@ -107,11 +107,7 @@ class CheckReport:
 
 
 def check_input(
-    uri: str,
-    *,
-    config: FeaturizeConfig | None = None,
-    clusters: str = "",
-    **places: Any,
+    uri: str, *, config: FeaturizeConfig | None = None, clusters: str = "", **places: Any
 ) -> CheckReport:
     """Look an input over without making anything.
 

@@ -105,9 +105,7 @@ def featurize(
     try:
         config = make(max_template_date=max_template_date)
         crop = CropConfig(
-            max_msa_rows=max_msa_rows or None,
-            msa_budget=msa_budget or None,
-            seed=seed,
+            max_msa_rows=max_msa_rows or None, msa_budget=msa_budget or None, seed=seed
         )
         options = JobOptions(
             executor=executor,

@@ -90,11 +90,7 @@ def checks_of(name: str) -> dict[str, Check]:
 
 
 FOUND = {
-    "dgx_h100": {
-        "driver": "580.65.06, torch of CUDA 13.0",
-        "NCCL": "2.28.9",
-        "NCCL_DEBUG": "WARN",
-    },
+    "dgx_h100": {"driver": "580.65.06, torch of CUDA 13.0", "NCCL": "2.28.9", "NCCL_DEBUG": "WARN"},
     "container_on_dgx": {"cards in torch": "2 of 4"},
 }
 

@@ -35,11 +35,7 @@ _FORBIDDEN = {
 def tier_of_file(path: Path) -> str:
     """The tier of a file's tests that neither a mark nor a fixture puts elsewhere."""
     text = path.read_text()
-    for tier, mark in (
-        ("gpu", "gpu"),
-        ("system", "system"),
-        ("system", "slow"),
-    ):
+    for tier, mark in (("gpu", "gpu"), ("system", "system"), ("system", "slow")):
         if re.search(rf"^pytestmark = .*pytest\.mark\.{mark}\b", text, re.MULTILINE):
             return tier
     if _IMPORTS.search(text):

@@ -26,11 +26,7 @@ _STANDARD: Final = {"protein": RESTYPES[:21], "rna": RESTYPES[21:26], "dna": RES
 
 
 def job_of_entry(name: str, record: EntryRecord, alignment: Callable[[str], Alignment]) -> Job:
-    """The molecules of an entry's assembly.
-
-    Args:
-        alignment: gives an alignment by its name, or raises `ChainMissing`.
-    """
+    """The molecules of an entry's assembly; `alignment` gives one by its name."""
     left_out: list[str] = []
     groups: dict[object, tuple[Molecule, list[tuple[int, int]]]] = {}
     for chain, copies in _placed(record):

@@ -56,9 +56,7 @@ def parse_a3m(
     )
     if status != kernels.OK:
         raise MsaError(
-            _complaint(data, status, byte, row, width, columns),
-            path=path,
-            line=line_of(data, byte),
+            _complaint(data, status, byte, row, width, columns), path=path, line=line_of(data, byte)
         )
     return Msa(letters, at_row[:found], at_column[:found], counts[:found], data, names, dropped)
 

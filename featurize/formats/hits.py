@@ -59,10 +59,8 @@ class TemplateHit:
 def parse_hhr(
     data: bytes, *, path: str = "", old_hhr: bool = True, caps: InputCaps | None = None
 ) -> list[TemplateHit]:
-    """The hits of an hhr file, in its order; none is no error.
-
-    Args:
-        old_hhr: take files without `Template_Neff` (hh-suite before 3) too.
+    """The hits of an hhr file, in its order; none is no error. `old_hhr` takes files without
+    `Template_Neff` (hh-suite before 3) too.
 
     Raises:
         TemplateError: a hit without summary, or a block that does not add up.

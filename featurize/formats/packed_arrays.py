@@ -117,8 +117,7 @@ class Npz(Mapping[str, Any]):
         """
         if name not in self._members:
             raise InputError(
-                f"no array {name!r}, only {', '.join(self._members) or 'none'}",
-                path=self.path,
+                f"no array {name!r}, only {', '.join(self._members) or 'none'}", path=self.path
             )
         try:
             with self._archive.open(self._members[name]) as file:

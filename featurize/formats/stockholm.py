@@ -120,9 +120,7 @@ def _first_lines(row_of: Int[np.ndarray, " M"], rows: int) -> Int[np.ndarray, " 
 
 
 def _kept_columns(
-    text: UInt8[np.ndarray, " B"],
-    query: Int[np.ndarray, "Q 4"],
-    table: UInt8[np.ndarray, "256"],
+    text: UInt8[np.ndarray, " B"], query: Int[np.ndarray, "Q 4"], table: UInt8[np.ndarray, "256"]
 ) -> Int[np.ndarray, " W"]:
     """Column of the query for each column of the file, -1 where the query has a gap."""
     row = np.concatenate([text[start:end] for _, _, start, end in query.tolist()])

@@ -166,10 +166,8 @@ def _files_of(source: ChainSource) -> list[str]:
 
 
 def refuse_unfit(sources: Sequence[ChainSource], given: Mapping[str, str | None]) -> None:
-    """Raise for the first place that a user named and that no chain has anything from.
-
-    Args:
-        given: places by their names in `discover`.
+    """Raise for the first place that a user named and that no chain has anything from, by their
+    names in `discover`.
 
     Raises:
         InputError: says what the place holds and what was looked for.
@@ -189,8 +187,7 @@ def _refuse(folder: str, what: str, expected: str) -> None:
     here = [str(path.relative_to(folder)) for path in files]
     holds = ", ".join([*here[:3], "…"] if len(here) > 3 else here) or "no file"
     raise InputError(
-        f"no {what} here is a chain's of the input: expected {expected}, found {holds}",
-        path=folder,
+        f"no {what} here is a chain's of the input: expected {expected}, found {holds}", path=folder
     )
 
 

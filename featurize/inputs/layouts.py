@@ -59,11 +59,8 @@ def refuse_one_chain(root: Path) -> None:
 
 
 def from_chain_folders(root: Path, beside: SideFiles, *, every: bool = False) -> list[ChainSource]:
-    """Chain folders, flattened or as OpenProteinSet ships them.
-
-    Args:
-        every: take folders without alignments too; else they are something else.
-    """
+    """Chain folders, flattened or as OpenProteinSet ships them; `every`: those without
+    alignments too, which else are something else."""
     sources = []
     for entry in os.scandir(root):
         if not entry.is_dir() or entry.name.startswith("."):

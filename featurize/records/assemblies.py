@@ -291,11 +291,7 @@ def pairing_record(chain: ChainRecord, ref: FileRef | None, config: FeaturizeCon
         )
     named = ref.part.startswith("paired ") or ref.part.endswith(" paired")
     merged = merge([msa], species=_species(msa, config, named), unique=not named)
-    return query.replace(
-        **merged,
-        msa_sources=(ref.plain_name,),
-        dropped=msa.dropped,
-    ).validate()
+    return query.replace(**merged, msa_sources=(ref.plain_name,), dropped=msa.dropped).validate()
 
 
 def _species(msa: Msa, config: FeaturizeConfig, named: bool) -> list[str]:

@@ -76,7 +76,5 @@ def _keep_rows(record: ChainRecord, rows: Int[np.ndarray, " R"]) -> ChainRecord:
     counts = [(fields["msa"] == code).sum(0, dtype=np.int32) for code in range(_CODES)]
     note = f"{len(rows)} of {record.num_alignments} MSA rows kept"
     return record.replace(
-        **fields,
-        hhblits_profile_counts=np.stack(counts, axis=-1),
-        dropped=(*record.dropped, note),
+        **fields, hhblits_profile_counts=np.stack(counts, axis=-1), dropped=(*record.dropped, note)
     )

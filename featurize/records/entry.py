@@ -12,13 +12,7 @@ from evofeed.base.errors import MmcifError
 from evofeed.base.shapes import Float, Shaped
 from evofeed.featurize.config import FeaturizeConfig
 from evofeed.featurize.structures.atom_table import AtomItems
-from evofeed.featurize.structures.cif import (
-    RESOLUTIONS,
-    UNSET,
-    pairs_of,
-    read_block,
-    values_of,
-)
+from evofeed.featurize.structures.cif import RESOLUTIONS, UNSET, pairs_of, read_block, values_of
 from evofeed.protein.entry_record import (
     ALTLOC_NONE,
     AssemblyCopies,

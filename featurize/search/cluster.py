@@ -52,9 +52,7 @@ def read_sequences(
     fasta: str, problems: list[InputError] | None = None, *, rna: bool = False
 ) -> list[ChainSource]:
     """The sequences of a FASTA file or of the FASTA files of a folder, as chains.
-
-    Args:
-        problems: where records go that are no chains, instead of raising the first.
+    Records that are none go to `problems`, instead of raising the first.
 
     Raises:
         InputError: not there, no FASTA, or no sequence in it.

@@ -140,7 +140,7 @@ def _line(now: SearchProgress) -> str:
 def _summary(report: SearchReport, out: str) -> list[str]:
     lines = [
         f"{report.num_chains} chains with {report.num_sequences} sequences: {report.searched} "
-        f"searches, {report.cache_hits} results known before, {report.seconds:.1f} s",
+        f"searches, {report.cache_hits} results known before, {report.seconds:.1f} s"
     ]
     for entry in report.databases:
         hours = entry["worker_hours_per_1000"]
@@ -155,12 +155,7 @@ def _summary(report: SearchReport, out: str) -> list[str]:
 
 
 def search_first(
-    fasta: str,
-    recipe: str,
-    search_db: Sequence[str],
-    template_db: str,
-    options: Any,
-    as_json: bool,
+    fasta: str, recipe: str, search_db: Sequence[str], template_db: str, options: Any, as_json: bool
 ) -> str:
     """The search of `evofeed featurize --search-db`; the folder with what was found."""
     from rich.console import Console
@@ -207,12 +202,7 @@ def cluster(
 
     problems: list[InputError] = []
     sequences, clusters = cluster_sequences(
-        fasta,
-        out,
-        identity=identity,
-        coverage=coverage,
-        threads=threads,
-        problems=problems,
+        fasta, out, identity=identity, coverage=coverage, threads=threads, problems=problems
     )
     if as_json:
         left_out = [str(problem) for problem in problems]

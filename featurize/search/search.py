@@ -331,11 +331,7 @@ def _cost_of(sequence: str) -> int:
 
 
 def _units_of(database: int, kind: Kind, queries: Iterable[Query], slots: int) -> list[Unit]:
-    """Units of about equal cost, the most expensive sequences first.
-
-    Args:
-        slots: units that run at once.
-    """
+    """Units of about equal cost, the most expensive sequences first; `slots` run at once."""
     waiting = sorted(queries, key=lambda query: (-len(query.sequence), query.key))
     shares = max(slots, 1) * (1 if kind == "mmseqs" else _SHARES)
     ceiling = -(-sum(_cost_of(query.sequence) for query in waiting) // shares)

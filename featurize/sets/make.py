@@ -108,10 +108,7 @@ def make_set(
     identity = (split.identity if split else 0) or IDENTITY
     clusters = _clusters(fasta, table, identity, search.threads if search else 1)
     say(f"{clusters} clusters at {identity:.0%} identity")
-    finder = {
-        "structure_dir": structures,
-        "template_mmcif_dir": templates or structures,
-    }
+    finder = {"structure_dir": structures, "template_mmcif_dir": templates or structures}
     report = run_job(str(root / "search"), uri, options=job, discover_args=finder, clusters=table)
     if not report.snapshot:
         raise JobError(report.message, path=str(report.path))

@@ -48,10 +48,8 @@ def place_chain(
     count, others at the same position (another residue type, another hetero
     flag) do not. Of alternative locations the one with the highest occupancy
     stays, the first of equals, as in Biopython. Arginine's NH1 is the one
-    nearer to CD (OpenFold).
-
-    Args:
-        confidence_threshold: residues none of whose B factors exceeds it lose their atoms.
+    nearer to CD (OpenFold). Residues none of whose B factors exceeds the
+    threshold of confidence lose their atoms.
     """
     num_res = len(placed.sequence)
     inside = (placed.index >= 0) & (placed.index < num_res)

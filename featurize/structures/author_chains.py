@@ -278,10 +278,7 @@ def _on_sequence(
 
 
 def _steps(
-    first: Int[np.ndarray, " R"],
-    rows: Int[np.ndarray, " A"],
-    table: AtomTable,
-    notes: list[str],
+    first: Int[np.ndarray, " R"], rows: Int[np.ndarray, " A"], table: AtomTable, notes: list[str]
 ) -> Int[np.ndarray, " R"] | None:
     """Residue numbers from 0 that step over gaps, with one note on them; None without a gap.
 

@@ -43,11 +43,7 @@ def _table(block: Any, category: str, items: tuple[str, ...], path: str) -> list
 def protein_polymers(
     block: Any, path: str, config: FeaturizeConfig, *, by_strand: bool = False
 ) -> dict[str, Polymer]:
-    """Polymer of every internal chain id, protein chains only.
-
-    Args:
-        by_strand: give the author's chain ids of `_entity_poly` instead.
-    """
+    """Polymer of every internal chain id, protein chains only; `by_strand`: of the author's ids."""
     entities: dict[str, list[tuple[int, str]]] = {}
     columns = ("entity_id", "num", "mon_id")
     for entity, number, name in _table(block, "_entity_poly_seq", columns, path):

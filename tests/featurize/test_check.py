@@ -96,12 +96,7 @@ MOLECULES = {
     "4zxb": ("glycan", "NAG", "E"),
 }
 
-FILES = {
-    path.stem: path
-    for root in INPUTS
-    for path in root.glob("mmcif/*.cif")
-    if path.stem in MOLECULES
-}
+FILES = {p.stem: p for root in INPUTS for p in root.glob("mmcif/*.cif") if p.stem in MOLECULES}
 
 
 @pytest.mark.parametrize("name", sorted(MOLECULES.keys() & FILES.keys()))

@@ -137,10 +137,7 @@ def test_hh_suite_databases(tmp_path: Path) -> None:
         tmp_path, {"db_a3m.ffindex": "".join(lines), "db_hhm.ffindex": "", "db_cs219.ffindex": ""}
     )
     sources = discover(tmp_path)
-    assert [(source.chain_id, depth(source)) for source in sources] == [
-        ("1abc_A", WANT),
-        ("2abc_B", WANT),
-    ]
+    assert {one.chain_id: depth(one) for one in sources} == {"1abc_A": WANT, "2abc_B": WANT}
     assert discover(tmp_path / "db_a3m.ffdata") == sources
     write(tmp_path, {"db_a3m.ffindex": "1abc_A 0 5\n"})
     with pytest.raises(InputError, match=r"ffindex:1: expected name, offset and length"):

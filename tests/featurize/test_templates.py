@@ -159,9 +159,8 @@ def test_what_is_passed_over_is_counted_with_its_reason() -> None:
         "3und": structure({"A": PIECE}, date=""),
         "4gap": structure({"A": PIECE}),
     }
-    hits = [
-        hit(f"{name}_A", sum_probs=float(p)) for p, name in enumerate((*entries, "5not", "4gap"))
-    ]
+    names = enumerate((*entries, "5not", "4gap"))
+    hits = [hit(f"{name}_A", sum_probs=float(p)) for p, name in names]
     templates, dropped = featurize_templates(hits, TemplateQuery(QUERY), Shelf(entries), CONFIG)
     assert [t.name for t in templates] == ["4gap_A"]  # the best of equal sequences
     text = "\n".join(dropped)

@@ -13,13 +13,7 @@ from tests.loader.streams import take, whole_digest
 from tests.synthetic_entries import dataset_uri
 
 from evofeed.base.errors import LoaderError
-from evofeed.loader import (
-    FeatureLoader,
-    LoaderConfig,
-    boltz_batch,
-    openfold3_batch,
-    protenix_batch,
-)
+from evofeed.loader import FeatureLoader, LoaderConfig, boltz_batch, openfold3_batch, protenix_batch
 from evofeed.loader.config import EntryConfig
 from evofeed.loader.entries import reading
 from evofeed.loader.entries.catalog import EntryCatalog, EntryPlace

@@ -44,11 +44,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     far[3] += np.float32(3e-4) * (far[3] != 0)  # not thousandths, but few: exceptions
     wild = make_record("z_A", 12, 8, 1)
     noise = wild.all_atom_positions * np.float32(1.2345)  # nothing fits: plain f32
-    records += [
-        bare,
-        odd.replace(all_atom_positions=far),
-        wild.replace(all_atom_positions=noise),
-    ]
+    records += [bare, odd.replace(all_atom_positions=far), wild.replace(all_atom_positions=noise)]
     return write_dataset(tmp_path_factory.mktemp("unpack") / "d", records)
 
 

@@ -67,11 +67,8 @@ def test_a_closed_folder_reads_and_writes_as_any_other(home):
     move_ref(storage, "other", ABSENT, None)
     storage.put("new/folder/file", b"abc")
     assert storage.read("new/folder/file") == b"abc"
-    assert [item.key for item in storage.files("refs/")] == [
-        "refs/.lock",
-        "refs/main",
-        "refs/other",
-    ]
+    keys = [item.key for item in storage.files("refs/")]
+    assert keys == ["refs/.lock", "refs/main", "refs/other"]
     storage.delete("refs/other")
     storage.delete("refs/other")
     assert [ref.name for ref in list_refs(pickle.loads(pickle.dumps(storage)))] == ["main"]

@@ -11,10 +11,7 @@ from hypothesis import strategies as st
 from tests.store.records import assert_same, random_atoms, random_record
 
 from evofeed.store.atoms import pack_mask, pack_positions, unpack_mask, unpack_positions
-from evofeed.store.codecs import (
-    pack_strings,
-    unpack_strings,
-)
+from evofeed.store.codecs import pack_strings, unpack_strings
 from evofeed.store.decode import ChainDecoder, Place
 from evofeed.store.encode import encode_record
 from evofeed.store.layout import Codec, Compression

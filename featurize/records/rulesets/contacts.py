@@ -60,10 +60,8 @@ def clashing(
 ) -> set[int]:
     """Chains that are left out because more than a fraction of their atoms is near another chain.
 
-    Of two chains the one that clashes more goes, then the smaller, then the later.
-
-    Args:
-        rank: what chains are ordered by.
+    Of two chains the one that clashes more goes, then the smaller, then the later: chains are
+    ordered by `rank`.
     """
     removed: set[int] = set()
     pairs = {pair for pair in near if rank(pair[0]) < rank(pair[1])}

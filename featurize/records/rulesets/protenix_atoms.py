@@ -102,10 +102,7 @@ class Completion:
     """Atoms of an asymmetric unit made whole; `chain` and `res_id` are the file's labels."""
 
     def __init__(
-        self,
-        atoms: AtomRows,
-        components: ComponentTable,
-        monomers: Mapping[int, Sequence[str]],
+        self, atoms: AtomRows, components: ComponentTable, monomers: Mapping[int, Sequence[str]]
     ) -> None:
         """Args:
         atoms: what was seen.

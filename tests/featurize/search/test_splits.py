@@ -48,9 +48,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def hits(folder: Path, first: dict[str, str], second: dict[str, str]) -> list[tuple[str, str]]:
     """Pairs above the identity over 40 residues, by a search of our own making."""
-    sides = [
-        fasta(folder / f"side{n}.fasta", side.items()) for n, side in enumerate((first, second))
-    ]
+    sides = [fasta(folder / f"{n}.fasta", side.items()) for n, side in enumerate((first, second))]
     words = "--format-output query,target,fident,alnlen -s 7.5 --threads 1".split()
     command = ["mmseqs", "easy-search", *sides, "out.m8", "tmp", *words]
     subprocess.run(command, cwd=folder, check=True, capture_output=True)

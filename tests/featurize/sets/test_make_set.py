@@ -108,9 +108,8 @@ def test_entries_are_prepared_with_the_alignments_that_were_found(
              "--search-db", f"uniref90={database}", "--split", "identity:0.9", "--split",
              "share:0.3", "--components", str(tmp_path / "raw" / "components.cif")]
         )  # fmt: skip
-    parts = {
-        name: Dataset.open(str(tmp_path / "set" / "data"), name) for name in ("valid", "train")
-    }
+    where = str(tmp_path / "set" / "data")
+    parts = {name: Dataset.open(where, name) for name in ("valid", "train")}
     names = {name: set(part.entries.table["entry"].to_pylist()) for name, part in parts.items()}
     assert names["valid"] and names["train"] and not names["valid"] & names["train"]
     for part, found in names.items():  # whole: chains, complexes and records of an entry together

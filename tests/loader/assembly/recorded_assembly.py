@@ -15,11 +15,7 @@ import torch
 from tests.loader.recorded import RecordedDraws, chain_from_raw
 
 from evofeed.loader.assembly.merge import AssemblyTensors, Entity, merge_entities
-from evofeed.loader.assembly.pairing import (
-    EntityRows,
-    RowPlan,
-    plan_rows,
-)
+from evofeed.loader.assembly.pairing import EntityRows, RowPlan, plan_rows
 from evofeed.loader.config import AssemblyConfig, LoaderConfig
 from evofeed.loader.counter_rng import Purpose
 from evofeed.loader.sample_draws import SampleDraws

@@ -6,12 +6,7 @@ import numpy as np
 import pytest
 
 from evofeed.loader.assembly.crop import crop_residues, spatial_crop
-from evofeed.loader.assembly.pairing import (
-    EntityRows,
-    pair_rows,
-    plan_rows,
-    similarity,
-)
+from evofeed.loader.assembly.pairing import EntityRows, pair_rows, plan_rows, similarity
 from evofeed.loader.config import AssemblyConfig
 from evofeed.loader.counter_rng import Purpose
 from evofeed.loader.sample_draws import SampleDraws
@@ -102,12 +97,7 @@ def test_a_chain_of_gaps_only_where_it_has_no_partner_brings_no_row_twice() -> N
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [
-        ("msa_rows", 0),
-        ("paired_rows", -1),
-        ("spatial_crop_prob", 1.5),
-        ("interface_threshold", 0.0),
-    ],
+    [("msa_rows", 0), ("paired_rows", -1), ("spatial_crop_prob", 2), ("interface_threshold", 0)],
 )
 def test_a_configuration_that_cannot_work_is_refused(field: str, value: float) -> None:
     with pytest.raises(ValueError, match=field):

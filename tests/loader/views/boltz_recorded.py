@@ -186,9 +186,7 @@ def read_a3m(path: Path, query: str = "") -> list[tuple[str, str]]:
 
 
 def alignment_of(
-    name: str,
-    files: list[tuple[str, list[tuple[str, str]]]],
-    species_of: Callable[[str, str], str],
+    name: str, files: list[tuple[str, list[tuple[str, str]]]], species_of: Callable[[str, str], str]
 ) -> Alignment:
     """Rows of files, by their sources, as an `Alignment`; species by source and header."""
     rows = [text for _, own in files for _, text in own]

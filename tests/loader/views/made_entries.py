@@ -43,9 +43,8 @@ def made_entry(
     titles = sorted(set(residues))
     molecule = np.array([titles.index(one) for one in residues], np.int32)
     molecule_atom = np.append(0, np.cumsum([size for _, size in titles])).astype(np.int32)
-    reference = [
-        molecule_atom[m] + np.arange(size) for m, size in zip(molecule, sizes, strict=True)
-    ]
+    pairs = zip(molecule, sizes, strict=True)
+    reference = [molecule_atom[m] + np.arange(size) for m, size in pairs]
     kinds = np.array([chain.kind for chain in chains], np.uint8)
     types = rng.integers(0, 20, len(residues)).astype(np.uint8)
     return EntryView(

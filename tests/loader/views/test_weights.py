@@ -9,12 +9,7 @@ import pytest
 from tests.loader.views.packs import openfold3_cache, packs, read
 
 from evofeed.loader.views.entry_view import ChainType
-from evofeed.loader.views.weights import (
-    DatapointDraw,
-    cluster_sizes,
-    cluster_weights,
-    pair_weights,
-)
+from evofeed.loader.views.weights import DatapointDraw, cluster_sizes, cluster_weights, pair_weights
 
 OPENFOLD3_KINDS = {
     "PROTEIN": ChainType.PROTEIN,
@@ -22,12 +17,7 @@ OPENFOLD3_KINDS = {
     "RNA": ChainType.RNA,
     "LIGAND": ChainType.LIGAND,
 }
-PROTENIX_KINDS = {
-    "prot": ChainType.PROTEIN,
-    "nuc": ChainType.DNA,
-    "ligand": ChainType.LIGAND,
-    "": -1,
-}
+KINDS_OF = {"prot": ChainType.PROTEIN, "nuc": ChainType.DNA, "ligand": ChainType.LIGAND, "": -1}
 
 
 def numbers(values: list[object]) -> np.ndarray:
@@ -80,13 +70,11 @@ def test_protenix_weights_follow_from_clusters_and_pairs_of_entities(pack: Path)
         for entry, *pair in zip(recorded["pdb_id"].tolist(), *entities, strict=True)
     ]
     kinds = [
-        [PROTENIX_KINDS[str(recorded[name][row])] for name in ("mol_1_type", "mol_2_type")]
+        [KINDS_OF[str(recorded[name][row])] for name in ("mol_1_type", "mol_2_type")]
         for row in range(len(recorded["type"]))
     ]
     weights = pair_weights(
-        np.array(kinds),
-        numbers(list(zip(*columns, strict=True))),
-        numbers(pairs),
+        np.array(kinds), numbers(list(zip(*columns, strict=True))), numbers(pairs)
     )
     np.testing.assert_array_equal(weights.astype(np.float32), recorded["weight_float32"])
     # Its sampler divides by a sum in single precision, one weight after the other.
