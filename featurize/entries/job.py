@@ -31,19 +31,17 @@ from evofeed.featurize.entries.templates import RULES
 from evofeed.featurize.entries.work import CONFORMERS, EntriesTask
 from evofeed.featurize.inputs.sources import ChainSource
 from evofeed.featurize.job import tables as states
-from evofeed.featurize.job.account import Account, JobReport
-from evofeed.featurize.job.dispatch import Dispatch
-from evofeed.featurize.job.driver import Progress, undisturbed
+from evofeed.featurize.job.account import JobReport
+from evofeed.featurize.job.driver import KeptJob, Progress, undisturbed
 from evofeed.featurize.job.ledger import Ledger
 from evofeed.featurize.job.lock import driving
 from evofeed.featurize.job.options import JobOptions, absolute, ledger_url
-from evofeed.featurize.job.publish import missing_shards, parent_of
+from evofeed.featurize.job.publish import parent_of
 from evofeed.featurize.job.template_use import outdated
 from evofeed.featurize.job.units import Plan, Unit, sha_of, stamp_of
-from evofeed.featurize.job.work import UnitResult
 from evofeed.featurize.structures.components import read_components
 from evofeed.protein.molecules import Molecule
-from evofeed.store import ShardEntry, Snapshot, add_entries, write_records
+from evofeed.store import ShardEntry, add_entries, write_records
 from evofeed.store.inner import (
     PROJECTS,
     Lease,
@@ -139,8 +137,8 @@ def prepare_entries(
         run = _Run(ledger, arguments, dataset_uri, options, lease, progress)
         first = _Phase(run, settings, groups, task, stack, left_out)
         while True:
-            if not first.done():
-                return first.end(None)
+            if not first.work_off(options):
+                return first.cancelled()
             if not first.strike_repeated():
                 break
         known = {project: dict(recorded.get(project, {})) for project in projects}
@@ -149,19 +147,18 @@ def prepare_entries(
         if wanted:
             codes = [("molecules", [(f"component-{code}", code) for code in wanted])]
             second = _Phase(run, settings, codes, task, stack)
-            if not second.done():
-                return second.end(None)
+            if not second.work_off(options):
+                return second.cancelled()
         if not first.num_entries():
-            return first.end(None, f"none of {len(files)} entries can be published")
+            return first.end(states.FAILED, f"none of {len(files)} entries can be published")
         if changed := first.changed():
-            return first.end(None, f"{changed} changed while the job ran: run it again")
+            return first.end(states.FAILED, f"{changed} changed while the job ran: run it again")
         shards = [components, *first.shards(), *_molecules(dataset_uri, first, second, known)]
         broken = first.account.broken() + (second.account.broken() if second else [])
         if options.max_broken is not None and options.too_many(len(broken), len(files)):
             what = f"{len(broken)} of {len(files)} entries are left out"
-            return first.end(
-                None, f"{what}, more than max_broken {options.max_broken:g} allows; done work stays"
-            )
+            what += f", more than max_broken {options.max_broken:g} allows; done work stays"
+            return first.end(states.FAILED, what)
         snapshot = add_entries(
             dataset_uri,
             shards,
@@ -176,7 +173,9 @@ def prepare_entries(
             },
             dropped=[{"entry": one["chain_id"], "reason": one["message"]} for one in broken],
         )
-        return first.end(snapshot, further=second.end(snapshot) if second else None)
+        if second:
+            first.further = second.end(states.PUBLISHED, "", snapshot)
+        return first.end(states.PUBLISHED, "", snapshot)
 
 
 def prepare_again(
@@ -205,8 +204,11 @@ class _Run:
     progress: Progress | None
 
 
-class _Phase(Dispatch):
+class _Phase(KeptJob):
     """Units of one kind of work, in the ledger as a job of their own; some were done before."""
+
+    further: JobReport | None = None
+    """Of a phase that came after this one."""
 
     def __init__(
         self,
@@ -217,7 +219,7 @@ class _Phase(Dispatch):
         stack: contextlib.ExitStack,
         unusable: Iterable[dict[str, Any]] = (),
     ) -> None:
-        self.run, self.settings = run, settings
+        self.options, self.settings = run.options, settings
         self.lease, self.progress = run.lease, run.progress
         self.tasks: dict[str, EntriesTask] = {}
         units: list[Unit] = []
@@ -240,36 +242,25 @@ class _Phase(Dispatch):
             "arguments": run.arguments,
         }
         parent = parent_of(run.dataset_uri, run.options.ref)
-        self.job = run.ledger.begin(job_id, plan, where, parent)
-        stack.push(self._broke_off)
-        self.take_up(run.ledger, job_id, units, run.options)
+        job = run.ledger.begin(job_id, plan, where, parent)
+        self.begin(run.ledger, job, plan, list(unusable))
         found = self.ledger.chains(job_id) if common.templates else ()
         amiss = {one["unit_id"] for one in found if one["type"] != "WorkerKilled"}
         again = {unit_id for unit_id in amiss if self.tasks[unit_id].kind == "alignment"}
-        for unit_id in again.union(missing_shards(self.ledger, self.job), self._outdated()):
+        for unit_id in again.union(self._outdated()):
             self.ledger.give_back(job_id, unit_id, acquit=True)
-        self.account = Account(self.ledger, self.job, len(sources), list(unusable))
+        stack.enter_context(self.told())
 
     def _unit_id(self, kind: str, items: Iterable[tuple[str, ...]]) -> str:
         """Name of a unit: of its files as they are now, and of what is made of them."""
         stamps = (f"{path} {stamp_of(path)}" for item in items for path in item)
         return sha_of(self.settings[kind], kind, *stamps)
 
-    def done(self) -> bool:
-        """Do what is left; False if the job was cancelled meanwhile."""
-        return self.work_off(self.run.options)
-
     def task(self, unit_id: str, item_ids: tuple[str, ...]) -> EntriesTask:
         """These items of a unit, to prepare."""
         task = self.tasks[unit_id]
         items = tuple(item for item in task.items if item[0] in item_ids)
         return dataclasses.replace(task, items=items)
-
-    def settle(self, output: UnitResult, item_ids: tuple[str, ...], is_trial: bool) -> bool:
-        """Enter a shard into the ledger; a trial's has not the whole unit."""
-        if not is_trial:
-            self.ledger.finish(self.job_id, output)
-        return is_trial
 
     def _made(self) -> Iterator[dict[str, Any]]:
         for unit in self.ledger.units(self.job_id, states.DONE):
@@ -331,32 +322,13 @@ class _Phase(Dispatch):
             if code not in known.get(project, {})
         }
 
-    def _broke_off(self, kind: Any, error: BaseException | None, _: Any) -> None:
-        """State of a job that an exception ended."""
-        if isinstance(error, KeyboardInterrupt):
-            message = "interrupted; run it again to go on"
-            self.ledger.set_job(self.job_id, state=states.CANCELLED, message=message)
-        elif error is not None:
-            self.ledger.set_job(self.job_id, state=states.FAILED, message=str(error))
-
-    def end(
-        self, snapshot: Snapshot | None, message: str = "", further: JobReport | None = None
-    ) -> JobReport:
-        """The report, with what a further phase has to say; the job's state in the ledger."""
-        state = states.PUBLISHED if snapshot else states.FAILED if message else states.CANCELLED
-        if state == states.CANCELLED:
-            message = "cancelled; run it again to go on"
-        digest = snapshot.digest if snapshot else None
-        self.ledger.set_job(self.job_id, state=state, snapshot=digest, message=message)
-        report = self.account.report(
-            state, message, self.run.options.ref, snapshot, self.lost_workers
-        )
-        if further:
-            added = ("broken", "units", "resumed", "lost_workers")
-            sums: dict[str, Any] = {n: getattr(report, n) + getattr(further, n) for n in added}
-            report = dataclasses.replace(report, notes=report.notes | further.notes, **sums)
-        report.write()
-        return report
+    def complete(self, report: JobReport) -> JobReport:
+        """With what a further phase has to say."""
+        if not (further := self.further):
+            return report
+        added = ("broken", "units", "resumed", "lost_workers")
+        sums: dict[str, Any] = {n: getattr(report, n) + getattr(further, n) for n in added}
+        return dataclasses.replace(report, notes=report.notes | further.notes, **sums)
 
 
 def _components(path: str, dataset_uri: str) -> tuple[ShardEntry, RecordSpan]:

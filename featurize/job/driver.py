@@ -33,6 +33,7 @@ from evofeed.featurize.job.work import UnitResult, UnitTask, expected_memory
 from evofeed.store import Snapshot
 from evofeed.store.inner import Lease, hold, open_storage, wait_for_none
 
+Items = list[dict[str, Any]]
 Progress = Callable[[JobProgress], None]
 _PATIENCE = 30.0  # seconds to wait for a garbage collection to end
 
@@ -52,14 +53,63 @@ def undisturbed(dataset_uri: str, job_id: str) -> Iterator[Lease]:
         yield lease
 
 
+class KeptJob(Dispatch):
+    """A job that the ledger keeps, of chains or entries, from its present state to its end."""
+
+    options: JobOptions
+
+    def begin(self, ledger: Ledger, job: JobRow, plan: Plan, unusable: Items) -> None:
+        """From now on this job; units whose shards are gone are to be done again."""
+        self.job = job
+        self.take_up(ledger, job.job_id, plan.units, self.options)
+        for unit_id in missing_shards(ledger, job):
+            ledger.give_back(job.job_id, unit_id)
+        self.account = Account(ledger, job, len(plan.sources), unusable)
+
+    @contextlib.contextmanager
+    def told(self) -> Iterator[None]:
+        """The ledger learns of what breaks the job off."""
+        try:
+            yield
+        except KeyboardInterrupt:
+            self.end(states.CANCELLED, "interrupted; run it again to go on")
+            raise
+        except Exception as error:
+            self.ledger.set_job(self.job_id, state=states.FAILED, message=str(error))
+            raise
+
+    def settle(self, output: UnitResult, item_ids: tuple[str, ...], is_trial: bool) -> bool:
+        """Enter a shard into the ledger; a trial's has not the whole unit."""
+        if not is_trial:
+            self.ledger.finish(self.job_id, output)
+        return is_trial
+
+    def end(self, state: str, message: str, snapshot: Snapshot | None = None) -> JobReport:
+        """The job's state in the ledger, and the report, which is written."""
+        made = {"snapshot": snapshot.digest} if snapshot else {}
+        self.ledger.set_job(self.job_id, state=state, message=message, **made)
+        report = self.account.report(state, message, self.options.ref, snapshot, self.lost_workers)
+        report = self.complete(report)
+        report.write()
+        return report
+
+    def cancelled(self) -> JobReport:
+        """The end of a job that somebody cancelled."""
+        return self.end(states.CANCELLED, "cancelled; run it again to go on")
+
+    def complete(self, report: JobReport) -> JobReport:
+        """A report with what only this kind of job has to say."""
+        return report
+
+
 @dataclasses.dataclass(eq=False)
-class Driver(Dispatch):
-    """A job on its way from its present state to its end."""
+class Driver(KeptJob):
+    """A job of chains."""
 
     ledger: Ledger
     job: JobRow
     plan: Plan
-    unusable: list[dict[str, Any]]
+    unusable: Items
     config: FeaturizeConfig
     crop: CropConfig | None
     options: JobOptions
@@ -69,27 +119,19 @@ class Driver(Dispatch):
     host: JobHost
 
     def __post_init__(self) -> None:
-        self.take_up(self.ledger, self.job.job_id, self.plan.units, self.options)
+        self.begin(self.ledger, self.job, self.plan, self.unusable)
         self.run_id = secrets.token_hex(8)
-        for unit_id in missing_shards(self.ledger, self.job):
-            self.ledger.give_back(self.job_id, unit_id)
-        self.account = Account(self.ledger, self.job, len(self.plan.sources), self.unusable)
         self.host.found(broken_entries(self.account.broken()) + note_entries(self.account.notes()))
 
     def run(self) -> JobReport:
         """From its present state to its end."""
-        try:
-            if not self.work_off(self.options):
-                return self._end(states.CANCELLED, "cancelled; run it again to go on")
-            return self._publish()
-        except ExecutorGone as gone:
-            return self._end(states.FAILED, f"nothing was published: {gone.message}")
-        except KeyboardInterrupt:
-            self._end(states.CANCELLED, "interrupted; run it again to go on")
-            raise
-        except Exception as error:
-            self.ledger.set_job(self.job_id, state=states.FAILED, message=str(error))
-            raise
+        with self.told():
+            try:
+                if not self.work_off(self.options):
+                    return self.cancelled()
+                return self._publish()
+            except ExecutorGone as gone:
+                return self.end(states.FAILED, f"nothing was published: {gone.message}")
 
     def task(self, unit_id: str, item_ids: tuple[str, ...]) -> UnitTask:
         """These chains of a unit, to featurize."""
@@ -107,13 +149,11 @@ class Driver(Dispatch):
         )
 
     def settle(self, output: UnitResult, item_ids: tuple[str, ...], is_trial: bool) -> bool:
-        """Enter a shard into the ledger; a trial's has not the whole unit."""
-        if is_trial:
-            return True
+        """Enter a shard into the ledger, and tell the host what is left out."""
         result = self._localised(output)
-        self.ledger.finish(self.job_id, result)
-        self.host.found(broken_entries(result.failures) + note_entries(result.notes))
-        return False
+        if not is_trial:
+            self.host.found(broken_entries(result.failures) + note_entries(result.notes))
+        return super().settle(result, item_ids, is_trial)
 
     def _localised(self, result: UnitResult) -> UnitResult:
         """Paths as the user knows them: relative to the input, the same on every machine."""
@@ -127,9 +167,9 @@ class Driver(Dispatch):
     def _publish(self) -> JobReport:
         broken, total = self.account.broken(), self.account.total
         if len(broken) == total:
-            return self._end(states.FAILED, f"all {total} chains are broken, nothing to publish")
+            return self.end(states.FAILED, f"all {total} chains are broken, nothing to publish")
         if share := self.options.too_many(len(broken), total):
-            return self._end(
+            return self.end(
                 states.FAILED,
                 f"{len(broken)} of {total} chains are broken, more than max_broken "
                 f"{share} allows: repair them or raise it, and run again; "
@@ -137,10 +177,10 @@ class Driver(Dispatch):
             )
         if changed := self._changed():
             what = f"{len(changed)} inputs changed while the job ran, {changed[0]} for one"
-            return self._end(states.FAILED, f"{what}: run it again; what did not change is kept")
+            return self.end(states.FAILED, f"{what}: run it again; what did not change is kept")
         if stale := outdated(self.ledger.units(self.job_id, states.DONE), self.config):
             what = f"template files changed while the job ran, in {min(stale.values())} for one"
-            return self._end(states.FAILED, f"{what}: run it again; the other units are kept")
+            return self.end(states.FAILED, f"{what}: run it again; the other units are kept")
         settings = {"featurize": dataclasses.asdict(self.config)}
         settings |= {"crop": dataclasses.asdict(self.crop)} if self.crop else {}
         snapshot = publish(
@@ -152,9 +192,7 @@ class Driver(Dispatch):
             self.clusters,
             self.host.move,
         )
-        values = {"state": states.PUBLISHED, "snapshot": snapshot.digest, "message": ""}
-        self.ledger.set_job(self.job_id, **values)
-        return self._end(states.PUBLISHED, "", snapshot)
+        return self.end(states.PUBLISHED, "", snapshot)
 
     def _changed(self) -> list[str]:
         """Inputs that came, went or are not as they were when the plan was made.
@@ -171,19 +209,11 @@ class Driver(Dispatch):
             if before.get(key) != plan.inputs.get(key)
         )
 
-    def _end(self, state: str, message: str, snapshot: Snapshot | None = None) -> JobReport:
-        if state != states.PUBLISHED:
-            self.ledger.set_job(self.job_id, state=state, message=message)
-        report = self.account.report(state, message, self.options.ref, snapshot, self.lost_workers)
-        report = dataclasses.replace(report, notes=self._with_unclustered(report))
-        report.write()
-        return report
-
-    def _with_unclustered(self, report: JobReport) -> dict[str, list[str]]:
-        """A report's notes, and one for each chain that is in no cluster of the file given."""
+    def complete(self, report: JobReport) -> JobReport:
+        """With a note for each chain that is in no cluster of the file given."""
         broken = {chain["chain_id"] for chain in report.broken}
         notes = dict(report.notes)
         for chain_id, size in (self.clusters or {}).items():
             if size == NO_CLUSTER and chain_id not in broken:
                 notes[chain_id] = [*notes.get(chain_id, ()), "in no cluster of the file given"]
-        return dict(sorted(notes.items()))
+        return dataclasses.replace(report, notes=dict(sorted(notes.items())))
