@@ -243,12 +243,12 @@ class _Phase(KeptJob):
         }
         parent = parent_of(run.dataset_uri, run.options.ref)
         job = run.ledger.begin(job_id, plan, where, parent)
-        self.begin(run.ledger, job, plan, list(unusable))
-        found = self.ledger.chains(job_id) if common.templates else ()
+        found = run.ledger.chains(job_id) if common.templates else ()
         amiss = {one["unit_id"] for one in found if one["type"] != "WorkerKilled"}
         again = {unit_id for unit_id in amiss if self.tasks[unit_id].kind == "alignment"}
-        for unit_id in again.union(self._outdated()):
-            self.ledger.give_back(job_id, unit_id, acquit=True)
+        for unit_id in again.union(_outdated(run.ledger, job_id)):
+            run.ledger.give_back(job_id, unit_id, acquit=True)
+        self.begin(run.ledger, job, plan, list(unusable))
         stack.enter_context(self.told())
 
     def _unit_id(self, kind: str, items: Iterable[tuple[str, ...]]) -> str:
@@ -287,14 +287,10 @@ class _Phase(KeptJob):
             if self._unit_id(task.kind, task.items) != unit_id:
                 self.ledger.give_back(self.job_id, unit_id)
                 found = found or f"a file of {task.items[0][0]} to {task.items[-1][0]}"
-        for unit_id, folder in self._outdated().items():
+        for unit_id, folder in _outdated(self.ledger, self.job_id).items():
             self.ledger.give_back(self.job_id, unit_id)
             found = found or f"a template in {folder}"
         return found
-
-    def _outdated(self) -> dict[str, str]:
-        """Units whose templates changed or came since."""
-        return outdated(self.ledger.units(self.job_id, states.DONE), RULES, structure_beside)
 
     def shards(self) -> list[ShardEntry]:
         """Those of entries and alignments."""
@@ -329,6 +325,11 @@ class _Phase(KeptJob):
         added = ("broken", "units", "resumed", "lost_workers")
         sums: dict[str, Any] = {n: getattr(report, n) + getattr(further, n) for n in added}
         return dataclasses.replace(report, notes=report.notes | further.notes, **sums)
+
+
+def _outdated(ledger: Ledger, job_id: str) -> dict[str, str]:
+    """Units whose templates changed or came since."""
+    return outdated(ledger.units(job_id, states.DONE), RULES, structure_beside)
 
 
 def _components(path: str, dataset_uri: str) -> tuple[ShardEntry, RecordSpan]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from evofeed.base.errors import InputError, SearchFailed
 from evofeed.featurize.formats.a3m import parse_a3m
@@ -76,137 +76,108 @@ def profile_key(key: str) -> str:
     return f"{key}:profile"
 
 
-def search(
-    database: Database,
-    queries: Sequence[Query],
-    config: SearchConfig,
-    scratch: Callable[[], Scratch],
-    in_hand: Callable[[str], None],
-) -> dict[str, bytes | InputError]:
-    """The result of every query by its key, or why it has none.
+@dataclass(frozen=True, slots=True)
+class Searcher:
+    """A database and how it is searched.
 
-    Args:
+    Attributes:
         scratch: makes a folder for one call of a program.
         in_hand: called with the key of each query before it is searched.
-
-    Raises:
-        InputError: the database is not here, or its program.
-        JobError: the disk is full.
     """
-    kind = kind_of(database)
-    program_of(kind, database.is_template, config)
-    if kind == "mmseqs":
-        return _together(database, queries, config, scratch, in_hand)
-    results: dict[str, bytes | InputError] = {}
-    for query in queries:
-        in_hand(query.key)
+
+    database: Database
+    config: SearchConfig
+    scratch: Callable[[], Scratch]
+    in_hand: Callable[[str], None]
+
+    def search(self, queries: Sequence[Query]) -> dict[str, bytes | InputError]:
+        """The result of every query by its key, or why it has none.
+
+        Raises:
+            InputError: the database is not here, or its program.
+            JobError: the disk is full.
+        """
+        kind = kind_of(self.database)
+        program_of(kind, self.database.is_template, self.config)
+        if kind == "mmseqs":
+            return self._together(queries)
+        results: dict[str, bytes | InputError] = {}
+        for query in queries:
+            self.in_hand(query.key)
+            try:
+                with self.scratch() as folder:
+                    data = self._alone(kind, query, folder)
+            except InputError as error:
+                results[query.key] = error
+            else:
+                results[query.key] = self._checked(query, data, kind)
+        return results
+
+    def _together(self, queries: Sequence[Query]) -> dict[str, bytes | InputError]:
+        """Queries in one call of mmseqs; where it fails, in halves, down to the one at fault."""
+        self.in_hand(queries[0].key if len(queries) == 1 else "")
+        starts = [query.start for query in queries]
         try:
-            with scratch() as folder:
-                data = _search_one(database, kind, query, config, folder)
-            results[query.key] = _checked(query, data, kind, database, config)
-        except InputError as error:
-            results[query.key] = error
-    return results
+            with self.scratch() as folder:
+                found, profiles = mmseqs(
+                    folder,
+                    [query.sequence for query in queries],
+                    starts if all(starts) else (),
+                    self.database,
+                    self.config,
+                )
+        except SearchFailed as error:
+            if len(queries) == 1:
+                return {queries[0].key: error}
+            middle = len(queries) // 2
+            return self._together(queries[:middle]) | self._together(queries[middle:])
+        results: dict[str, bytes | InputError] = {
+            profile_key(q.key): p for q, p in zip(queries, profiles, strict=False)
+        }
+        for query, data in zip(queries, found, strict=True):
+            results[query.key] = self._checked(query, data, "mmseqs")
+        return results
 
-
-def _together(
-    database: Database,
-    queries: Sequence[Query],
-    config: SearchConfig,
-    scratch: Callable[[], Scratch],
-    in_hand: Callable[[str], None],
-) -> dict[str, bytes | InputError]:
-    """Queries in one call of mmseqs; where it fails, in halves, down to the one at fault."""
-    in_hand(queries[0].key if len(queries) == 1 else "")
-    try:
-        with scratch() as folder:
-            return _mmseqs(database, queries, config, folder)
-    except SearchFailed as error:
-        if len(queries) == 1:
-            return {queries[0].key: error}
-    middle = len(queries) // 2
-    halves = (queries[:middle], queries[middle:])
-    results = (_together(database, half, config, scratch, in_hand) for half in halves)
-    return {key: result for half in results for key, result in half.items()}
-
-
-def _mmseqs(
-    database: Database, queries: Sequence[Query], config: SearchConfig, place: Scratch
-) -> dict[str, bytes | InputError]:
-    sequences = [query.sequence for query in queries]
-    starts = [query.start for query in queries]
-    found, profiles = mmseqs(place, sequences, starts if all(starts) else (), database, config)
-    results: dict[str, bytes | InputError] = {
-        profile_key(q.key): p for q, p in zip(queries, profiles, strict=False)
-    }
-    for query, data in zip(queries, found, strict=True):
-        try:
-            results[query.key] = _checked(query, data, "mmseqs", database, config)
-        except InputError as error:
-            results[query.key] = error
-    return results
-
-
-def _search_one(
-    database: Database, kind: Kind, query: Query, config: SearchConfig, place: Scratch
-) -> bytes:
-    threads, db = config.threads, database.path
-    if kind == "hh" and not database.is_template:
-        return programs.hhblits(
-            place, query.sequence, database.paths, threads=threads, options=config.hhblits
-        )
-    if database.is_template:
-        return _templates(database, kind, query, config, place)
-    if kind == "rna":
-        e_value, max_hits = config.rna_e_value, config.rows_of(database)
-        return hmmer.nhmmer(query.sequence, db, threads=threads, e_value=e_value, max_hits=max_hits)
-    return hmmer.jackhmmer(
-        query.sequence, db, threads=threads, e_value=config.e_value, iterations=config.iterations
-    )
-
-
-def _templates(
-    database: Database, kind: Kind, query: Query, config: SearchConfig, place: Scratch
-) -> bytes:
-    alignment = query.start or f">query\n{query.sequence}\n".encode()
-    rows = aligned_text.template_rows(aligned_text.read_any(alignment))
-    if kind == "hh":
-        a3m = aligned_text.to_a3m(rows)
-        return programs.hhsearch(
-            place, a3m, database.path, threads=config.threads, options=config.hhsearch
-        )
-    profile = aligned_text.to_stockholm(rows)
-    return hmmer.hmmsearch(
-        profile, database.path, threads=config.threads, e_value=config.template_e_value
-    )
-
-
-def _checked(
-    query: Query, data: bytes, kind: Kind, database: Database, config: SearchConfig
-) -> bytes:
-    """A result that is whole, cut to its number of rows.
-
-    Raises:
-        SearchFailed: it was cut short, or is of another sequence.
-    """
-    try:
-        if kind == "hh" and database.is_template:
-            _check_hhr(data)
-            return data
-        if kind == "fasta" and not data.rstrip().endswith(b"//"):
-            raise InputError("it has no end")
+    def _alone(self, kind: Kind, query: Query, place: Scratch) -> bytes:
+        config, threads, database = self.config, self.config.threads, self.database
+        sequence, db = query.sequence, database.path
         if database.is_template:
-            return data
-        parse_stockholm(data) if kind == "fasta" else parse_a3m(data)
-    except InputError as error:
-        message = f"the search program wrote half a result: {error.message}"
-        raise SearchFailed(message) from None
-    written = query_of(data, "stockholm" if kind == "fasta" else "a3m")
-    if not _is_same(written, query.sequence.upper()):
-        raise SearchFailed("the result is of another sequence")
-    if kind == "mmseqs" and written != query.sequence.upper():
-        data = aligned_text.with_query(data, query.sequence.upper())
-    return aligned_text.first_rows(data, config.rows_of(database))
+            alignment = query.start or f">query\n{sequence}\n".encode()
+            rows = aligned_text.template_rows(aligned_text.read_any(alignment))
+            if kind == "hh":
+                a3m = aligned_text.to_a3m(rows)
+                return programs.hhsearch(place, a3m, db, threads=threads, options=config.hhsearch)
+            profile = aligned_text.to_stockholm(rows)
+            return hmmer.hmmsearch(profile, db, threads=threads, e_value=config.template_e_value)
+        if kind == "hh":
+            how: Any = {"threads": threads, "options": config.hhblits}
+            return programs.hhblits(place, sequence, database.paths, **how)
+        if kind == "rna":
+            how = {"e_value": config.rna_e_value, "max_hits": config.rows_of(database)}
+            return hmmer.nhmmer(sequence, db, threads=threads, **how)
+        how = {"e_value": config.e_value, "iterations": config.iterations}
+        return hmmer.jackhmmer(sequence, db, threads=threads, **how)
+
+    def _checked(self, query: Query, data: bytes, kind: Kind) -> bytes | SearchFailed:
+        """A result that is whole, cut to its number of rows; or what is wrong: it was cut short, or
+        is of another sequence."""
+        try:
+            if kind == "hh" and self.database.is_template:
+                _check_hhr(data)
+                return data
+            if kind == "fasta" and not data.rstrip().endswith(b"//"):
+                raise InputError("it has no end")
+            if self.database.is_template:
+                return data
+            parse_stockholm(data) if kind == "fasta" else parse_a3m(data)
+            written = query_of(data, "stockholm" if kind == "fasta" else "a3m")
+        except InputError as error:
+            return SearchFailed(f"the search program wrote half a result: {error.message}")
+        if not _is_same(written, query.sequence.upper()):
+            return SearchFailed("the result is of another sequence")
+        if kind == "mmseqs" and written != query.sequence.upper():
+            data = aligned_text.with_query(data, query.sequence.upper())
+        return aligned_text.first_rows(data, self.config.rows_of(self.database))
 
 
 def _is_same(written: str, asked: str) -> bool:

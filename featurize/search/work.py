@@ -16,7 +16,7 @@ from evofeed.featurize.job.work import UnitOutput
 from evofeed.featurize.search.cache import Made
 from evofeed.featurize.search.config import Database, Kind, SearchConfig
 from evofeed.featurize.search.programs import Scratch
-from evofeed.featurize.search.searchers import Query, kind_of, program_of, search
+from evofeed.featurize.search.searchers import Query, Searcher, kind_of, program_of
 
 _PACKED: Final = 3
 """zstd's level: an alignment packs six- to tenfold in a hundredth of the time of its search."""
@@ -94,7 +94,7 @@ class SearchTask:
         self._check(database, info)
         began = time.monotonic()
         place = lambda: Scratch(self.deadline, self.scratch)  # noqa: E731
-        results = search(database, self.queries, self.config, place, in_hand)
+        results = Searcher(database, self.config, place, in_hand).search(self.queries)
         in_hand("")
         check_unchanged(database, info.digest)  # what was read may be of another
         seconds = time.monotonic() - began
