@@ -54,7 +54,7 @@ def test_training_needs_the_base_install_and_torch_and_every_name_is_there_under
 # something out, or lives in experiments/.
 BUDGET = {
     "src": 4_811,
-    "featurize": 20_228,
+    "featurize": 20_205,
     "store": 7_299,
     "loader": 12_340,
     "service": 8_245,
