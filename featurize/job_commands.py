@@ -22,10 +22,6 @@ def _open(where: str) -> Any:
     from evofeed.featurize.job.ledger import Ledger
     from evofeed.featurize.job.options import ledger_url
 
-    if where.startswith(("http://", "https://")):
-        raise JobError(
-            "this is a service, and keeps its jobs itself: GET /v1/jobs lists them", path=where
-        )
     url = where if _is_database(where) else ledger_url("", where)
     if "://" not in url and not Path(url).is_file():
         raise JobError("no job ledger there: give a dataset, a ledger file or its URL", path=url)

@@ -25,10 +25,7 @@ Seed = Annotated[int, typer.Option(help="Of everything random.")]
 
 def _config(preset: str, **changes: Any) -> LoaderConfig:
     given = {name: value for name, value in changes.items() if value is not None}
-    try:
-        return LoaderConfig.preset(preset, **given)
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="--preset") from None
+    return LoaderConfig.preset(preset, **given)
 
 
 @bench_commands.callback()
@@ -65,7 +62,9 @@ def bench_loader(
 
     config = _config(preset, crop_size=crop_size, batch_size=batch_size)
     options: dict[str, Any] = {"seed": seed, "device": device, "num_threads": threads}
-    with FeatureLoader(Opened.open(dataset, snapshot), config, **options) as loader:
+    opened = Opened.open(dataset, snapshot)
+    source = opened if config.entries is None else opened.entries
+    with FeatureLoader(source, config, **options) as loader:
         result = measure(loader, steps, step_ms / 1e3)
         if trace is not None:
             loader.write_trace(trace)
@@ -103,12 +102,11 @@ def plan(
     config = _config(preset, batch_size=batch_size, global_batch_size=global_batch_size)
     if rank is not None and not 0 <= rank < world_size:
         raise typer.BadParameter(f"{rank} is not one of {world_size} ranks", param_hint="--rank")
+    if config.entries is not None:
+        raise typer.BadParameter("a plan is of chains, entries are drawn", param_hint="--preset")
     index = Opened.open(dataset, snapshot).index
-    try:
-        run = RunPlan(index, config, world_size=world_size, seed=seed)
-        rows = run.samples(rank, epoch=epoch, start=start, batches=batches)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
+    run = RunPlan(index, config, world_size=world_size, seed=seed)
+    rows = run.samples(rank, epoch=epoch, start=start, batches=batches)
     if as_json:
         typer.echo(json.dumps(rows))
         return

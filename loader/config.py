@@ -304,7 +304,7 @@ class LoaderConfig(Config):
             ValueError: there is none.
         """
         if (known := name.replace("-", "_")) not in PRESETS:
-            raise ValueError(f"{name!r} is none of {', '.join(PRESETS)}")
+            raise ValueError(f"preset {name!r} is none of {', '.join(PRESETS)}")
         made: LoaderConfig = getattr(cls, known)(**changes)
         return made
 

@@ -59,12 +59,8 @@ def serve(
         from evofeed.service.database.database import Database
         from evofeed.service.settings import load_settings
 
-        given: dict[str, Any] = {
-            "host": host,
-            "port": port,
-            "workers": workers,
-            "datasets": _pairs(dataset or []),
-        }
+        named = _pairs(dataset or [])
+        given: dict[str, Any] = {"host": host, "port": port, "workers": workers, "datasets": named}
         settings = load_settings(**{n: v for n, v in given.items() if v not in (None, "", {})})
         if not auth:
             settings = settings.model_copy(update={"auth": "off"})

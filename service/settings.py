@@ -141,6 +141,9 @@ class ServiceSettings(BaseSettings):
     def _databases_have_a_use(cls, databases: dict[str, str]) -> dict[str, str]:
         if databases and not {"uniref"} <= set(databases) <= {"uniref", "env", "env_pair", "pdb"}:
             raise ValueError("want `uniref`, and `env`, `env_pair` and `pdb` if there are such")
+        for path in (Path(text.partition(",")[0]) for text in databases.values()):
+            if not path.exists() and not any(path.parent.glob(f"{path.name}[._]*")):
+                raise ValueError(f"there is no database {path}")
         return databases
 
     @model_validator(mode="after")

@@ -8,25 +8,12 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 
 from evofeed.base.options import Json, group
 
 Uri = Annotated[str, typer.Argument(metavar="DATASET", help="Folder, s3:// or http:// address.")]
 RefName = Annotated[str, typer.Option(help="Ref, or digest, of which 8 digits do.")]
 Moved = Annotated[str, typer.Option(help="The ref that is read and then moved.")]
-
-
-class _Commands(TyperGroup):
-    """Commands of which a wrong argument is exit code 2 and one line, not a traceback."""
-
-    def invoke(self, ctx: Any) -> Any:
-        """Run the command that is named."""
-        try:
-            return super().invoke(ctx)
-        except (ValueError, KeyError) as error:
-            typer.echo(f"evofeed: {error.args[0] if error.args else error}", err=True)
-            raise typer.Exit(2) from None
 
 
 def _show(as_json: bool, values: Any, lines: list[str]) -> None:
@@ -36,8 +23,7 @@ def _show(as_json: bool, values: Any, lines: list[str]) -> None:
 
 snapshots = group(
     "Snapshots of a dataset: list, compare, tag, change, verify, collect.\n\n"
-    "Example: evofeed snapshots ls data/",
-    cls=_Commands,
+    "Example: evofeed snapshots ls data/"
 )
 _TO_REPAIR = (
     "to repair: remove the damaged files and run the `evofeed featurize` that made them again, "
@@ -128,13 +114,17 @@ def card(
     """
     from evofeed.store import Dataset, dataset_card
 
+    try:
+        notes = json.loads(report.read_text())["notes"] if report else None
+    except (ValueError, TypeError, KeyError) as error:
+        raise typer.BadParameter(f"{report} is no report of a job ({error})") from None
     made = dataset_card(
         Dataset.open(uri, snapshot),
         name=name,
         description=description,
         license_name=license_name,
         url=url,
-        notes=json.loads(report.read_text())["notes"] if report else None,
+        notes=notes,
     )
     if out is None:
         _show(as_json, made.to_dict(), [made.to_markdown().rstrip()])
@@ -240,15 +230,11 @@ def select(
     from evofeed.store.likeness import Clusters
 
     limits = Selection(
-        released_from=released_from,
-        released_before=released_before,
-        max_resolution=max_resolution,
-        min_residues=min_residues,
-        max_residues=max_residues,
-        min_alignments=min_alignments,
-        max_aa_fraction=max_aa_fraction,
+        released_from=released_from, released_before=released_before,
+        max_resolution=max_resolution, min_residues=min_residues, max_residues=max_residues,
+        min_alignments=min_alignments, max_aa_fraction=max_aa_fraction,
         with_structure=with_structure,
-    )
+    )  # fmt: skip
     others = [Dataset.open(*address_and_ref(text)) for text in apart_from or ()]
     known = Clusters(clusters) if clusters else None
     made = select_chains(uri, into, limits, snapshot=snapshot, apart_from=others, clusters=known)
@@ -293,12 +279,9 @@ def split(
         uri,
         Clusters(clusters) if clusters else None,
         shares,
-        snapshot=snapshot,
-        seed=seed,
-        released=(part, date) if released else None,
-        max_identity=max_identity,
-        allow_similar=allow_similar,
-    )
+        snapshot=snapshot, seed=seed, released=(part, date) if released else None,
+        max_identity=max_identity, allow_similar=allow_similar,
+    )  # fmt: skip
     _parts(made, as_json)
     found = made["train"].manifest.config["selection"]
     if not as_json and "strongest_pairs" in found:

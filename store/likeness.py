@@ -165,7 +165,7 @@ class Clusters:
                 data = file.read(_MAX_BYTES + 1)
             if len(data) > _MAX_BYTES:
                 raise InputError(f"above {_MAX_BYTES} bytes are no clusters", path=self.path)
-            groups = parse_clusters(data.decode(errors="replace"))
+            groups = parse_clusters(data, self.path)
         except OSError as error:
             reason = error.strerror or str(error)
             raise InputError(f"{reason}; give a file of clusters", path=self.path) from None
@@ -203,13 +203,19 @@ def overlap(
     return Overlap(tuple(shared), tuple(unknown))
 
 
-def parse_clusters(text: str) -> list[list[str]]:
+def parse_clusters(data: bytes, path: str) -> list[list[str]]:
     """The clusters of a file, each a list of ids without repeats.
 
     Two kinds are known by their content. mmseqs writes `representative TAB member`, a line
     a member, and each representative is a member of its own cluster. In all other files
     (OpenFold's, RCSB's) a line is a cluster, with spaces between its ids.
+
+    Raises:
+        InputError: the file is no text.
     """
+    text = data.decode(errors="replace")
+    if "\0" in text or "\ufffd" in text:
+        raise InputError("no text; a file of clusters has a line of ids for each", path=path)
     lines = [line.split() for line in text.splitlines() if line.strip() and line[0] != "#"]
     pairs: dict[str, dict[str, None]] = {}
     for first, *rest in lines:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from evofeed.base.errors import StoreError
 from evofeed.store.http import HttpStorage
 from evofeed.store.s3 import S3Storage
 from evofeed.store.storage import LocalStorage, Storage
@@ -21,5 +22,5 @@ def open_storage(uri: str | os.PathLike[str], *, token: str | None = None) -> St
     if text.startswith("s3://"):
         return S3Storage(text)
     if "://" in text and not text.startswith("file://"):
-        raise ValueError(f"{text}: use a path, file://, s3:// or http(s)://")
+        raise StoreError("use a path, file://, s3:// or http(s)://", path=text)
     return LocalStorage(text.removeprefix("file://"))

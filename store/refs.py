@@ -56,6 +56,8 @@ def _held(storage: Storage, name: str) -> tuple[bytes | None, Ref | None]:
 def what_is_there(storage: Storage) -> str:
     """Refs, or why there are none: the second half of a refusal."""
     if isinstance(storage, LocalStorage) and not storage.root.is_dir():
+        if storage.root.exists():
+            return "this is a file, and a dataset is a folder"
         return "there is no such folder; `evofeed featurize INPUT DATASET` makes one"
     try:
         names = [ref.name for ref in list_refs(storage, or_main=False)]

@@ -54,6 +54,12 @@ class Selection:
     with_structure: bool = False
     """Only chains with a structure."""
 
+    def __post_init__(self) -> None:
+        for name in ("released_from", "released_before"):
+            text = getattr(self, name)
+            if text and not re.fullmatch(r"\d{4}-\d\d-\d\d", text):
+                raise ValueError(f"{name} must be a date like 2018-04-30, not {text!r}")
+
     def why_not(self, row: Mapping[str, Any]) -> str:
         """Why the chain of a row of the index does not pass, '' if it does."""
         date, resolution = row["release_date"], row["resolution"]
@@ -156,6 +162,7 @@ def split_chains(
         InputError: mmseqs is not there.
         RefConflict: somebody else moved a ref meanwhile.
     """
+    Selection(released_from=released[1] if released else "")  # refuses what is no date
     wanted = {**({released[0]: 1.0} if released else {}), **shares}
     if clusters is None and (shares.keys() - {released and released[0]} or not released):
         raise ValueError("shares need clusters: --clusters FILE, a sequence cluster a line")

@@ -115,19 +115,14 @@ def test_a_full_disk_says_what_to_do_and_a_terminal_without_the_letters_is_borne
     ("command", "says"),
     [
         (["train", "tiny", "--device", "warp"], "'warp' cannot be used here"),
-        (
-            ["predict", "data", "x", "--checkpoint", "x", "--out", "x.pdb", "--device", "cuda:99"],
-            "cuda:99",
-        ),
+        (["predict", "data", "x", "--out", "x.pdb", "--device", "cuda:99"], "cuda:99"),
+        (["predict", "d", "x", "--weights", "w", "--out", "x", "--picture", "x.gif"], "not '.gif'"),
         (["bench", "loader", "data", "--device", "warp"], "'warp' cannot be used here"),
         (["report", "run", "--html", "none/x.html"], "there is no folder none"),
         (["featurize", ".", "data", "--ref", "a/b"], "ref 'a/b': use letters"),
         (["bench", "loader", "data", "--crop-size", "0"], "greater than or equal to 1"),
         (["plan", "data", "--global-batch-size", "0"], "greater than or equal to 1"),
-        (
-            ["tokens", "create", "me", "--scope", "read", "--days", "-1"],
-            "greater than or equal to 0",
-        ),
+        (["tokens", "create", "me", "--scope", "read", "--days", "-1"], "than or equal to 0"),
     ],
 )
 def test_a_wrong_option_is_a_wrong_call(
@@ -182,7 +177,7 @@ def test_every_command_has_json_for_machines() -> None:
 
     without = [
         path
-        for name, (module, attribute, _) in cli.COMMANDS.items()
+        for name, (module, attribute, _) in [*cli.COMMANDS.items(), *cli.BY_URL.items()]
         for path, leaf in leaves(typer.main.get_command(cli._load(module, attribute, name)), name)
         if not any("--json" in parameter.opts for parameter in leaf.params)
     ]

@@ -75,10 +75,7 @@ def train(
     if steps:
         settings = settings.replace(steps=steps)
     if share:
-        try:
-            settings = settings.replace(shares=tuple(share))
-        except ValueError as error:
-            raise typer.BadParameter(f"--share: {error}") from error
+        settings = settings.replace(shares=tuple(share))
     if chain:
         settings = settings.replace(loader={**settings.loader, "chains": tuple(chain)})
     result = run_training(

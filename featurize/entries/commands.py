@@ -106,6 +106,8 @@ def ls(
     if as_json:
         print(json.dumps(rows))
         return
+    if not rows:
+        print(f"no entries in {dataset_uri}: `evofeed entries prepare` makes them")
     for row in rows:
         tokens = ", ".join(
             f"{name.removeprefix('tokens_')} {value}"

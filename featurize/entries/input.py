@@ -63,7 +63,8 @@ def structure_files(place: str) -> list[str]:
     paths = [root] if root.is_file() else sorted(root.rglob("*"))
     found = [str(p) for p in paths if p.is_file() and plain(p.name).endswith(_SUFFIXES)]
     if not found:
-        raise InputError("no mmCIF file here (.cif, .mmcif, also .gz or .zst)", path=place)
+        what = "no mmCIF file here (.cif, .mmcif, also .gz or .zst)"
+        raise InputError(what if root.exists() else "no such file or folder", path=place)
     return found
 
 

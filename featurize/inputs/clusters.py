@@ -56,8 +56,7 @@ def cluster_sizes(path: str, sources: Sequence[ChainSource]) -> dict[str, int]:
 
 def read_clusters(path: str) -> list[list[str]]:
     """The members of each cluster of a file; it holds one, or that is an `InputError`."""
-    text = read_bytes(file_ref(path)).decode("utf-8", "replace")
-    groups = parse_clusters(text)
+    groups = parse_clusters(read_bytes(file_ref(path)), path)
     if not groups:
         raise InputError("no cluster in it", path=path)
     return groups

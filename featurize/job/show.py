@@ -98,8 +98,8 @@ def summary(report: JobReport) -> list[str]:
     """The report in a few lines of rich markup."""
     lines = [
         f"{report.num_good} of {report.num_chains} chains in {report.num_shards} shards, "
-        f"{report.num_bytes / 1e6:.1f} MB, {report.seconds:.1f} s "
-        f"({report.chains_per_second:.1f} chains/s)"
+        f"{report.num_bytes / 1e6:.1f} MB, {report.seconds:.1f} s"
+        + (f" ({report.chains_per_second:.1f} chains/s)" if report.resumed < report.units else "")
         + (f", {report.resumed} of {report.units} units were done before" if report.resumed else "")
     ]
     if report.snapshot:

@@ -200,6 +200,8 @@ def cluster(
     """
     from evofeed.featurize.search.cluster import cluster_sequences
 
+    if Path(out).is_dir() or not Path(out).parent.is_dir():
+        raise typer.BadParameter(f"TABLE is a file in a folder that is there, not {out}")
     problems: list[InputError] = []
     sequences, clusters = cluster_sequences(
         fasta, out, identity=identity, coverage=coverage, threads=threads, problems=problems

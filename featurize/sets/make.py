@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from evofeed.base.configs import check_numbers
 from evofeed.base.errors import InputError, JobError
 from evofeed.base.files import write_atomic
 from evofeed.featurize.assembly_commands import add_complexes
@@ -29,7 +30,7 @@ from evofeed.featurize.search.config import Database, SearchConfig, SearchOption
 from evofeed.featurize.search.job import run_search
 from evofeed.featurize.structures.listing import list_chains
 from evofeed.featurize.structures.structure_places import entry_of, structure_files
-from evofeed.store import Dataset, dataset_card, split_chains
+from evofeed.store import Dataset, Selection, dataset_card, split_chains
 from evofeed.store.inner import Clusters
 
 IDENTITY: Final = 0.4
@@ -50,6 +51,10 @@ class Split:
     """No chain of one part is more alike to one of the other; 0 divides by date alone."""
     share: float = 0.0
     """Most of the chains that `valid` gets."""
+
+    def __post_init__(self) -> None:
+        Selection(released_from=self.date)  # refuses what is no date
+        check_numbers(self, "identity", "share", least=0, below=1)
 
     @classmethod
     def parse(cls, texts: Iterable[str]) -> Split:
@@ -96,6 +101,8 @@ def make_set(
         JobError: too many chains are broken; what is done is kept.
         TooSimilar: the parts are more alike than the split allows.
     """
+    if components and not Path(components).is_file():  # told before the search, not after it
+        raise InputError("no such file", path=components)
     root, job = Path(out), job or JobOptions()
     root.mkdir(parents=True, exist_ok=True)
     uri, fasta, table = (str(root / name) for name in ("data", "chains.fasta", "clusters.tsv"))

@@ -17,7 +17,7 @@ import typer
 from evofeed.base.errors import InputError, ServiceError
 from evofeed.base.files import write_atomic
 from evofeed.base.options import Json, group
-from evofeed.service.views import Job
+from evofeed.service.views import BrokenChain, Job
 
 if TYPE_CHECKING:
     from evofeed.service.client.client import Client
@@ -31,6 +31,7 @@ MaybeUrl = Annotated[
     str, typer.Argument(metavar="[URL]", help="http://HOST:PORT; without: this machine's database.")
 ]
 JobId = Annotated[str, typer.Argument(metavar="JOB", help="Id of the job, 16 digits.")]
+RefName = Annotated[str, typer.Argument(help="Ref; of a policy it need not be there yet.")]
 Message = Annotated[str, typer.Option(help="Why, for the ref's history.")]
 
 jobs = group("Jobs of a service. Example: evofeed jobs ls http://host:8461")
@@ -67,7 +68,7 @@ def featurize(
         _show(job, as_json)
         if job.has_ended and not as_json:
             for chain in client.broken(job.id):
-                typer.echo(f"  {chain.chain_id}: {chain.message}")
+                typer.echo(f"  {_why(chain)}")
     raise typer.Exit(1 if job.state in ("failed", "cancelled") else 0)
 
 
@@ -144,13 +145,14 @@ def retry(url: Url, job_id: JobId, as_json: Json = False) -> None:
 
 
 @jobs.command()
-def log(url: Url, job_id: JobId) -> None:
+def log(url: Url, job_id: JobId, as_json: Json = False) -> None:
     """What a job's last run wrote.
 
     Example: evofeed jobs log http://host:8461 0123456789abcdef
     """
     with _client(url) as client:
-        typer.echo(client.log(job_id), nl=False)
+        text = client.log(job_id)
+    typer.echo(json.dumps({"log": text}) if as_json else text, nl=as_json)
 
 
 @jobs.command()
@@ -161,15 +163,11 @@ def broken(url: Url, job_id: JobId, as_json: Json = False) -> None:
     """
     with _client(url) as client:
         for chain in client.broken(job_id):
-            _print(chain, f"{chain.chain_id}  {chain.type}  {chain.message}", as_json)
+            _print(chain, _why(chain), as_json)
 
 
 @snapshots.command()
-def history(
-    url: DatasetUrl,
-    ref: Annotated[str, typer.Argument(help="Ref.")] = "main",
-    as_json: Json = False,
-) -> None:
+def history(url: DatasetUrl, ref: RefName = "main", as_json: Json = False) -> None:
     """Where a ref has been, newest first: who moved it, by which job, why.
 
     Example: evofeed snapshots history http://host:8461/v1/datasets/pdb main
@@ -184,7 +182,7 @@ def history(
 @snapshots.command()
 def tag(
     url: DatasetUrl,
-    name: Annotated[str, typer.Argument(help="The ref.")],
+    name: RefName,
     snapshot: Annotated[str, typer.Argument(help="Ref or digest.")] = "main",
     move: Annotated[bool, typer.Option("--move", help="Also if it is there already.")] = False,
     message: Message = "",
@@ -203,7 +201,7 @@ def tag(
 
 @snapshots.command("rm-ref")
 def remove_ref(
-    url: DatasetUrl, name: Annotated[str, typer.Argument(help="The ref.")], message: Message = ""
+    url: DatasetUrl, name: RefName, message: Message = "", as_json: Json = False
 ) -> None:
     """Delete a ref; its history stays, and its snapshot for 7 days.
 
@@ -211,16 +209,17 @@ def remove_ref(
     """
     with _dataset(url) as (client, dataset):
         client.delete_ref(dataset, name, expect=client.ref(dataset, name).digest, message=message)
-    typer.echo(f"deleted {name}")
+    typer.echo(json.dumps({"deleted": name}) if as_json else f"deleted {name}")
 
 
 @snapshots.command()
 def policy(
     url: DatasetUrl,
-    ref: Annotated[str, typer.Argument(help="Ref; it need not be there yet.")] = "main",
+    ref: RefName = "main",
     replace: Annotated[
         str, typer.Option("--set", metavar="JSON", help="What must hold from now on.")
     ] = "",
+    as_json: Json = False,
 ) -> None:
     """What must hold whenever a ref moves, as JSON.
 
@@ -232,7 +231,7 @@ def policy(
                 client.set_policy(dataset, ref, **json.loads(replace))
             except (ValueError, TypeError) as error:
                 raise typer.BadParameter(f"--set: {error}") from None
-        typer.echo(json.dumps(client.policy(dataset, ref)))
+        typer.echo(json.dumps(client.policy(dataset, ref), indent=None if as_json else 2))
 
 
 @tokens.command()
@@ -366,13 +365,20 @@ def _waited(client: Client, job: Job, as_json: bool) -> Job:
         return job
 
 
+def _why(chain: BrokenChain) -> str:
+    place = ":".join(str(part) for part in (chain.path, chain.line) if part)
+    words = dict.fromkeys(word for word in (chain.chain_id, place, chain.message) if word)
+    return ": ".join(words)
+
+
 def _show(job: Job, as_json: bool) -> None:
     _print(job, _line(job), as_json)
 
 
 def _line(job: Job) -> str:
-    good, broken_ = job.progress.get("good", 0), job.progress.get("broken", 0)
-    left = job.progress.get("seconds_left")
+    made, now = job.result, job.progress  # once it has ended, what it made
+    good, broken_ = (made.get(f"num_{name}", now.get(name, 0)) for name in ("good", "broken"))
+    left = now.get("seconds_left")
     eta = f", {left:.0f} s left" if isinstance(left, int | float) and not job.has_ended else ""
     error = f": {job.error}" if job.error else ""
     return f"{job.id}  {job.dataset:<16} {job.state:<10} {good} good, {broken_} broken{eta}{error}"

@@ -11,6 +11,7 @@ import errno
 import importlib
 import io
 import sys
+import traceback
 from typing import Any
 
 import typer
@@ -98,6 +99,11 @@ def main(argv: list[str] | None = None) -> None:
             _load(*_command(name, rest), name)(args=rest, prog_name=f"evofeed {name}")
         except EvofeedError as error:
             sys.exit(_fail(str(error), 1))
+        except ValueError as error:  # our own word for a wrong call; others' are bugs
+            *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+            if not str(frame.f_globals["__name__"]).startswith("evofeed."):
+                raise
+            sys.exit(_fail(str(error), 2))
         except OSError as error:  # no such folder, no right to write there, a full disk, ...
             place = f"{error.filename}: " if error.filename else ""
             full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)

@@ -119,15 +119,17 @@ def test_jobs_from_the_command_line(
     start.work_off()
     assert client.wait(job_id).state == "succeeded"
     assert [one["state"] for one in say("jobs", "ls", url)] == ["succeeded"]
+    assert "2 good, 1 broken" in run("jobs", "ls", url)[0]
     assert [one["chain_id"] for one in say("jobs", "broken", url, job_id)] == [victim.parent.name]
+    assert f"/{victim.name}:3: row 2 has" in run("jobs", "broken", url, job_id)[0]
     assert client.ref("out").digest == client.job(job_id).result["snapshot"]
     assert say("jobs", "retry", url, job_id)[0]["state"] == "queued"
     assert say("jobs", "cancel", url, job_id)[0]["state"] in ("cancelling", "cancelled")
     assert [one["previous"] for one in say("snapshots", "history", of_out)] == [None]
     assert say("snapshots", "tag", of_out, "v1")[0]["digest"] == client.ref("out").digest
     for rules in ('{"protected": true}', '{"reviewer": "admin"}'):
-        (kept,) = run("snapshots", "policy", of_out, "v1", "--set", rules)
-        assert json.loads(kept) == client.policy("out", "v1")
+        (kept,) = say("snapshots", "policy", of_out, "v1", "--set", rules)
+        assert kept == client.policy("out", "v1")
         assert json.loads(rules).items() <= client.policy("out", "v1").items()
     assert run("snapshots", "rm-ref", of_out, "v1") == ["deleted v1"]
     assert [one.name for one in client.refs("out")] == ["main"]

@@ -288,6 +288,9 @@ def test_templates_that_are_not_there_stop_the_service_before_it_starts(
     tmp_path: Path, databases: dict[str, str]
 ) -> None:
     both = {**databases, "pdb": str(tmp_path / "pdb")}
+    with pytest.raises(ValueError, match="there is no database"):
+        ServiceSettings(home=tmp_path, msa_databases=both)
+    (tmp_path / "pdb.dbtype").touch()
     with pytest.raises(ValueError, match="templates need three settings"):
         ServiceSettings(home=tmp_path, msa_databases=both)
     with pytest.raises(ValueError, match=r"gone_a3m\.ffindex is not there"):

@@ -69,8 +69,6 @@ def test_damage_is_listed_and_exits_with_one(uri):
     assert "chain1_A" in reported and reported.splitlines()[-1].startswith("to repair: ")
     values = json.loads(run(snapshots, "verify", uri, "--deep", "--json", code=1))
     assert {fault["type"] for fault in values["faults"]} == {"ShardCorrupt"}
-    text = run(snapshots, "verify", "ftp://x", code=2)
-    assert text.startswith("evofeed: ") and len(text.splitlines()) == 1
 
 
 def test_gc_says_first_and_removes_only_when_asked(uri):

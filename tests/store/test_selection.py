@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from tests.conftest import exit_code
 from tests.store.records import published, random_record
 from typer.testing import CliRunner
 
@@ -155,9 +156,9 @@ def test_the_commands_make_parts_and_refuse_nonsense(uri: str, clusters: Path) -
     assert done.exit_code == 0, done.output
     sizes = Dataset.open(uri, "small").index["num_res"].to_pylist()
     assert sizes and max(sizes) <= 40
-    for share in ("valid=1.5", "valid=0", "train=0.1", "valid=x"):
-        command = ["split", uri, "--clusters", str(clusters), "--share", share]
-        assert runner.invoke(snapshots, command).exit_code == 2
+    for wrong in ("--share=valid=1.5", "--share=valid=0", "--share=train=0.1", "--share=valid=x",
+                  "--released=valid=2021-9-30"):  # fmt: skip
+        assert exit_code("snapshots", "split", uri, "--clusters", str(clusters), wrong) == 2
 
 
 def test_parts_by_date_hold_what_is_younger_and_in_clusters_that_are_younger_as_a_whole(

@@ -69,7 +69,7 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
         if path.suffix == ".safetensors":
             return current_names(_read_safetensors(path))
         file = torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
+    except (pickle.UnpicklingError, LookupError, EOFError, TypeError) as error:
         raise CheckpointError(
             "no checkpoint, or one that holds more than weights, which is not executed: "
             "save its state dict alone as .pt or .safetensors",

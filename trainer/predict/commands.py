@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from evofeed.base.errors import InputError
-from evofeed.base.options import Device, Json, picture_name, share_bar
+from evofeed.base.options import Device, Json, share_bar
 
 if TYPE_CHECKING:
     from evofeed.trainer.predict.many import Task
@@ -52,10 +52,7 @@ def predict(
     file_format: Annotated[str, typer.Option("--format", help="In a folder: cif or pdb.")] = "cif",
     picture: Annotated[
         Path | None,
-        typer.Option(
-            help="Contacts, distances and pLDDT, as .png, .svg or .pdf; in a folder: its ending.",
-            callback=picture_name,
-        ),
+        typer.Option(help="Contacts, distances, pLDDT: .png, .svg or .pdf; of a folder: each."),
     ] = None,
     distogram: Annotated[
         bool, typer.Option("--distogram", help="Write the distogram as .npz.")
@@ -90,6 +87,10 @@ def predict(
     single = out is not None and out.suffix in (".pdb", ".cif")
     if out is None or (out.suffix and not single and not out.is_dir()):
         raise typer.BadParameter("--out must be a folder, or end in .pdb or .cif")
+    if picture is not None and picture.suffix not in (".png", ".svg", ".pdf"):
+        raise typer.BadParameter(
+            f"--picture must end in .png, .svg or .pdf, not {picture.suffix!r}"
+        )
     if file_format not in ("cif", "pdb"):
         raise typer.BadParameter(f"--format must be cif or pdb, not {file_format}")
     for path in (out, picture) if single else ():  # before the model has run
@@ -221,8 +222,8 @@ def _say(task: Task, found: dict[str, Any], as_json: bool) -> None:
     parts = [task.name, f"{found['residues']} residues", f"mean pLDDT {found['mean_plddt']:.1f}"]
     parts += [f"{name} {found[name]:.3f}" for name in ("ptm", "iptm") if name in found]
     known = [f"{name} {value:.3f}" for name, value in found.get("known_structure", {}).items()]
-    text = ", ".join(parts)
     beside = f"; beside the known structure {', '.join(known)}" if known else ""
-    print(f"{task.structure}: {text}{beside}{' (was there)' if found.get('resumed') else ''}")
+    parts[-1] += beside + (" (was there)" if found.get("resumed") else "")
+    print(f"{task.structure}: {', '.join(parts)}")
     if found["warning"]:
-        print(f"warning: {found['warning']}", file=sys.stderr)
+        print(f"warning: {task.structure}: {found['warning']}", file=sys.stderr)

@@ -209,7 +209,7 @@ def report_rows(report: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("epoch time", _seconds(figures["epoch_seconds"])),
         ("step time mean", f"{_seconds(step['mean'])} over {step['counted_steps']} steps"),
         ("step time p50 / p99", f"{_seconds(step['p50'])} / {_seconds(step['p99'])}"),
-        ("time to the first batch", _seconds(figures["first_batch_seconds"])),
+        ("start to first batch", _seconds(figures["first_batch_seconds"])),
         ("wait at an epoch start", _seconds(max(starts)) + " at most" if starts else "one epoch"),
         ("iterations", _iterations(figures)),
         *([("stopped by", early)] if (early := _early_end(report["run"])) else []),

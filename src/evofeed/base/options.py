@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -57,10 +56,3 @@ Device = Annotated[
     str,
     typer.Option(help="cpu or cuda; default: a GPU if there is one.", callback=usable_device),
 ]
-
-
-def picture_name(path: Path | None) -> Path | None:
-    """A picture's file name, by whose ending matplotlib chooses the format."""
-    if path is not None and path.suffix not in (".png", ".svg", ".pdf"):
-        raise typer.BadParameter(f"{path.name!r} must end in .png, .svg or .pdf")
-    return path
