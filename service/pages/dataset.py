@@ -204,7 +204,8 @@ def _charts(service: Service, question: Question, listing: _Listing, link: Link)
             found = service.finder.counts(question, column, tuple(edges))
             bars = _bins(every[column], found, link, low, high)
             step = max(1, round(len(bars) / _TICKS))
-            ticks = {float(i): _short(edges[i]) for i in range(0, len(edges), step)}
+            alone = edges[1] - edges[0] == 1 and isinstance(edges[0], int)  # a value a bar
+            ticks = {i + alone / 2: _short(edges[i]) for i in range(0, len(edges) - alone, step)}
             charts.append(Chart(title, unit, bars, ticks))
     if values := every["release_date"].get("years"):
         found_years = service.finder.groups(question, "release_date", years=True)
@@ -224,7 +225,7 @@ def _bins(
     ranges = pairwise(statistics["edges"])
     for (a, b), total, some in zip(ranges, statistics["counts"], found, strict=True):
         asked = {name: value for name, value in ((low, a), (high, b - whole)) if name}
-        label = f"{_short(a)} to {_short(b)}"
+        label = _short(a) if whole and b - a == 1 else f"{_short(a)} to {_short(b - whole)}"
         bars.append(Bar(label, total, some, link(**asked) if total else ""))
     return bars
 

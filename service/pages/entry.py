@@ -125,7 +125,7 @@ def identity_html(record: ChainRecord) -> str:
     """How alike the rows of an alignment are to the query."""
     edges = [round(i / _BINS, 2) for i in range(_BINS + 1)]
     counts = np.histogram(msa_coverage(record)[1][1:], edges)[0].tolist()
-    return histogram_html("identity to the query", edges, counts, "of covered residues")
+    return histogram_html("MSA rows by identity to the query", edges, counts, "of covered residues")
 
 
 def coverage_html(record: ChainRecord) -> str:

@@ -62,13 +62,7 @@ def _overview(service: Service, name: str) -> dict[str, Any]:
         manifest = view.manifest(ref.digest)
     except DatasetMissing:
         return {"trouble": "", "digest": ""}
-    return {
-        "trouble": "",
-        "digest": ref.digest,
-        "updated_at": ref.updated_at,
-        "num_chains": manifest.num_chains,
-        "nbytes": sum(shard.nbytes for shard in manifest.shards),
-    }
+    return {"trouble": "", "digest": ref.digest, "ref": ref, "manifest": manifest}
 
 
 _log = logging.getLogger("evofeed.service.access")

@@ -7,15 +7,18 @@ import io
 import re
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import numpy as np
 import pytest
 from tests.service.conftest import Start, make_record, publish
+from tests.store.test_entries import made_dataset
 
 from evofeed.protein.residues import GAP
 from evofeed.service.access.auth import SCOPES
+from evofeed.service.pages.page import _PAGES
 
 PAGE = "/ui/datasets/demo"
 
@@ -50,6 +53,16 @@ def test_the_first_page_lists_datasets_and_their_troubles(served, start: Start, 
     text = text_of(client.get("/"))
     assert "nothing is published yet" in text
     assert "manifest" in text, "and says what is wrong with the other"
+    made_dataset(str(tmp_path / "whole"))
+    client = start(datasets={"whole": str(tmp_path / "whole")})
+    for path in ("/", "/ui/datasets/whole"):
+        assert "1 entry" in text_of(client.get(path)), path
+
+
+def test_a_job_that_failed_after_its_last_chain_has_done_all_its_work() -> None:
+    result = {"num_chains": 26, "num_good": 24, "num_broken": 2}
+    job = SimpleNamespace(state="failed", progress={"share": 0.78}, result=result)
+    assert "100 %" in str(_PAGES.get_template("parts.html").module.progress(job))
 
 
 def test_a_dataset_page_shows_its_filters_histograms_chains_and_history(served) -> None:
@@ -105,6 +118,7 @@ def test_an_order_puts_what_is_unknown_last(served, sort: str, desc: str) -> Non
 
 def test_bars_and_facets_count_what_passes_and_lead_to_it(served) -> None:
     text = served.client.get(f"{PAGE}?is_distillation=false").text
+    assert re.search(r'aria-label="\d+ kept: ', text), "a bar of one number is called so"
     bars = re.findall(r'<a href="([^"]+)" aria-label="[^"]*?: (\d+)(?: of (\d+))?"', text)
     assert len(bars) > 20
     for link, some, _ in bars[::7]:

@@ -43,6 +43,7 @@ _SCORES = ("ranking_confidence", "mean_plddt", "ptm", "iptm")
 class _Shown:
     name: str
     text: str
+    residues: list[str]
     ca: np.ndarray
     plddt: np.ndarray
     scores: dict[str, Any]
@@ -66,8 +67,8 @@ def write_predictions_page(
         _structures(shown, known, name),
         plddt_html("pLDDT by residue", {each.name: each.plddt for each in shown}),
     ]
-    residues = thinned(np.arange(1, len(best.ca) + 1), MOST_RESIDUES).tolist()
     scale: dict[str, Any] = {"low": 2.0, "high": FARTHEST, "unit": "Å", "linked": "pairs"}
+    scale["residues"] = best.residues
     if "pae" in best.scores:
         panels.append(
             map_html(
@@ -79,16 +80,15 @@ def write_predictions_page(
         with np.load(best.distogram) as file:
             expected = expected_distances(file["probs"])
         panels.append(map_html(f"mean of the distogram, {best.name}", expected, **scale))
-    at = np.array(residues) - 1
+    at = thinned(np.arange(len(best.ca)), MOST_RESIDUES)
+    scale["residues"] = [best.residues[i] for i in at]
     for each in shown:
         title = f"distances of CA atoms, {each.name}"
-        panels.append(map_html(title, _distances(each.ca[at]), residues=residues, **scale))
+        panels.append(map_html(title, _distances(each.ca[at]), **scale))
     if known is not None:
         ca = known.positions[:, ATOM_ORDER["CA"]]
         there = np.where(known.mask[:, ATOM_ORDER["CA"], None] > 0, ca, np.nan)[at]
-        panels.append(
-            map_html("distances of CA atoms, known", _distances(there), residues=residues, **scale)
-        )
+        panels.append(map_html("distances of CA atoms, known", _distances(there), **scale))
     chains = record.chains if isinstance(record, AssemblyRecord) else (record,)
     panels += [alignment_html(chain, f"alignment of {chain.chain_id}") for chain in chains]
     head = f"<h1>{escape(name)}</h1>{_table(every)}"
@@ -99,9 +99,11 @@ def write_predictions_page(
 
 def _read(task: Task) -> _Shown:
     text = task.structure.read_text()
-    _, ca, plddt = ca_of_mmcif(text)
+    residues, ca, plddt = ca_of_mmcif(text)
+    if len({name.split()[0] for name in residues}) == 1:  # a chain's residues need no name of it
+        residues = [name.split()[1] for name in residues]
     return _Shown(
-        name=task.structure.stem, text=text, ca=ca, plddt=plddt,
+        name=task.structure.stem, text=text, residues=residues, ca=ca, plddt=plddt,
         scores=json.loads(task.scores.read_text()),
         distogram=task.structure.with_name(f"{task.structure.stem}_distogram.npz"),
     )  # fmt: skip

@@ -217,28 +217,30 @@ def loop(category: str, names: str, rows: Sequence[str | tuple[object, ...]]) ->
     return ["loop_", *columns, *texts, "#"]
 
 
-def ca_of_mmcif(text: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The CA atoms of a predicted structure: of one chain, a line an atom, as `to_mmcif` writes.
+def ca_of_mmcif(text: str) -> tuple[list[str], np.ndarray, np.ndarray]:
+    """The CA atoms of a predicted structure: a line an atom, as `to_mmcif` writes.
 
     Returns:
-        Residue numbers from 1 `[n]`, positions `[n, 3]` in ångström, B column `[n]`.
+        Chain and number of each, as `A 12`, positions `[n, 3]` in ångström, B column `[n]`.
 
     Raises:
         ValueError: there is none, or a line is no atom.
     """
     columns: dict[str, int] = {}
-    rows = []
-    wanted = ("label_seq_id", "Cartn_x", "Cartn_y", "Cartn_z", "B_iso_or_equiv")
+    names, rows = [], []
+    named = ("label_asym_id", "label_seq_id")
+    wanted = ("Cartn_x", "Cartn_y", "Cartn_z", "B_iso_or_equiv")
     for line in text.splitlines():
         if line.startswith("_atom_site."):
             columns[line.strip().removeprefix("_atom_site.")] = len(columns)
         elif line.startswith("ATOM "):
             cells = line.split()
-            if not {*wanted, "label_atom_id"} <= set(columns) or len(cells) != len(columns):
+            if not {*wanted, *named, "label_atom_id"} <= set(columns) or len(cells) != len(columns):
                 raise ValueError(f"no atom: {line[:80]!r}")
             if cells[columns["label_atom_id"]] == "CA":
+                names.append(" ".join(cells[columns[name]] for name in named))
                 rows.append([float(cells[columns[name]]) for name in wanted])
-    found = np.array(rows, float).reshape(-1, 5)
+    found = np.array(rows, float).reshape(-1, 4)
     if not len(found) or not np.isfinite(found).all():
         raise ValueError("no CA atom")
-    return found[:, 0].astype(int), found[:, 1:4], found[:, 4]
+    return names, found[:, :3], found[:, 3]

@@ -212,6 +212,7 @@ def test_aligned_errors_and_scores_are_in_the_forms_of_alphafold_db_and_colabfol
     found = write_prediction(made, tmp_path / "two.cif", facts={"seed": 1}, distogram=True)
     assert found["ranking_confidence"] == pytest.approx(made.scores["ranking"], abs=1e-4)
     assert made.pae is not None
+    assert ca_of_mmcif((tmp_path / "two.cif").read_text())[0][::23] == ["A 1", "B 12"]
     (afdb,) = json.loads((tmp_path / "two_predicted_aligned_error.json").read_text())
     assert np.array_equal(afdb["predicted_aligned_error"], made.pae.round())
     assert afdb["max_predicted_aligned_error"] == 31.75
