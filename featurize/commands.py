@@ -102,25 +102,20 @@ def featurize(
         raise typer.BadParameter(f"no preset {preset!r}: default or openfold")
     make = FeaturizeConfig.openfold if preset == "openfold" else FeaturizeConfig
     finder = _finder(structures, templates, distillation)
-    try:
-        config = make(max_template_date=max_template_date)
-        crop = CropConfig(
-            max_msa_rows=max_msa_rows or None, msa_budget=msa_budget or None, seed=seed
-        )
-        options = JobOptions(
-            executor=executor,
-            workers=workers,
-            ray_address=ray_address,
-            ledger=ledger,
-            ref=ref,
-            replace_ref=replace,
-            clusters=clusters,
-            deadline=deadline,
-            memory=memory << 20,
-            max_broken=max_broken,
-        )
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
+    config = make(max_template_date=max_template_date)
+    crop = CropConfig(max_msa_rows=max_msa_rows or None, msa_budget=msa_budget or None, seed=seed)
+    options = JobOptions(
+        executor=executor,
+        workers=workers,
+        ray_address=ray_address,
+        ledger=ledger,
+        ref=ref,
+        replace_ref=replace,
+        clusters=clusters,
+        deadline=deadline,
+        memory=memory << 20,
+        max_broken=max_broken,
+    )
     if is_remote(input_uri):
         input_uri = _stage(input_uri, stage, as_json)
     if searched:

@@ -166,8 +166,8 @@ def test_what_ends_a_command_is_one_line(
     assert capsys.readouterr().err == f"evofeed: {says}\n"
 
 
-def test_every_command_has_json_for_machines() -> None:
-    """`evofeed serve` and the demo too: nothing is left out."""
+def test_every_command_has_json_for_machines_and_an_example() -> None:
+    """`evofeed serve`, the demo and what a service does too: nothing is left out."""
 
     def leaves(command: Any, path: str) -> Iterator[tuple[str, Any]]:
         for name, inner in getattr(command, "commands", {}).items():
@@ -180,5 +180,6 @@ def test_every_command_has_json_for_machines() -> None:
         for name, (module, attribute, _) in [*cli.COMMANDS.items(), *cli.BY_URL.items()]
         for path, leaf in leaves(typer.main.get_command(cli._load(module, attribute, name)), name)
         if not any("--json" in parameter.opts for parameter in leaf.params)
+        or not re.search(r"Example:\s+evofeed", leaf.help)
     ]
     assert not without

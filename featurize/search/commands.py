@@ -77,18 +77,15 @@ def search(
     databases, config = read_recipe(recipe, db, template_db, threads=threads)
     from evofeed.featurize.search.config import SearchOptions
 
-    try:
-        options = SearchOptions(
-            executor="ray" if ray_address else executor,
-            workers=workers,
-            threads=threads,
-            ray_address=ray_address,
-            cache_dir=cache,
-            scratch=scratch,
-            deadline=deadline,
-        )
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
+    options = SearchOptions(
+        executor="ray" if ray_address else executor,
+        workers=workers,
+        threads=threads,
+        ray_address=ray_address,
+        cache_dir=cache,
+        scratch=scratch,
+        deadline=deadline,
+    )
     out = out or f"{fasta.rstrip('/')}.search"
     report = _searched(fasta, out, databases, config, options, as_json)
     print(json.dumps(report.to_dict()) if as_json else "\n".join(_summary(report, out)))
@@ -99,18 +96,19 @@ def search(
 def read_recipe(
     recipe: str, search_db: Sequence[str], template_db: str, **settings: Any
 ) -> tuple[list[Database], SearchConfig]:
-    """The databases and settings of a command line; what is wrong with them is a wrong call."""
+    """The databases and settings of a command line.
+
+    Raises:
+        ValueError: something is wrong with them.
+    """
     from evofeed.featurize.search.config import Database
     from evofeed.featurize.search.recipes import cook
 
-    try:
-        found = [Database.parse(text) for text in search_db]
-        found += [Database.parse(template_db, is_template=True)] if template_db else []
-        # The programs run in folders of their own.
-        found = [dataclasses.replace(one, path=os.path.abspath(one.path)) for one in found]  # noqa: PTH100
-        return cook(recipe, found, **settings)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
+    found = [Database.parse(text) for text in search_db]
+    found += [Database.parse(template_db, is_template=True)] if template_db else []
+    # The programs run in folders of their own.
+    found = [dataclasses.replace(one, path=os.path.abspath(one.path)) for one in found]  # noqa: PTH100
+    return cook(recipe, found, **settings)
 
 
 def _searched(

@@ -58,12 +58,9 @@ def make_set(
     databases, config = read_recipe(recipe, search_db, template_db)
     executor = "ray" if ray_address else executor
     places: dict[str, Any] = {"executor": executor, "workers": workers, "ray_address": ray_address}
-    try:
-        parts = Split.parse(split) if split else None
-        search = SearchOptions(**places)
-        job = JobOptions(**places, max_broken=max_broken)
-    except (ValueError, TypeError) as error:
-        raise typer.BadParameter(str(error)) from None
+    parts = Split.parse(split) if split else None
+    search = SearchOptions(**places)
+    job = JobOptions(**places, max_broken=max_broken)
     made = make(
         structures,
         out,

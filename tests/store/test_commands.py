@@ -27,13 +27,6 @@ def run(app, *args, code=0):
     return done.output
 
 
-def test_every_command_has_help_with_an_example():
-    for command in snapshots.registered_commands:
-        name = command.name or command.callback.__name__
-        text = run(snapshots, name, "--help")
-        assert "Example: evofeed" in text and "--json" in text, name
-
-
 def test_ls_diff_tag_and_verify_tell_people_and_programs(uri):
     run(snapshots, "tag", uri, "v1")
     run(snapshots, "remove", uri, "chain1_A")

@@ -139,11 +139,7 @@ def test_a_job_that_starts_a_ray_loses_workers_then_its_raylet_and_is_taken_up_w
 
 
 def test_a_ray_of_the_callers_own_is_used_and_left_whatever_units_and_drivers_do(
-    raw: Path,
-    tmp_path: Path,
-    honest: tuple[str, Any],
-    acts: None,
-    monkeypatch: pytest.MonkeyPatch,
+    raw: Path, tmp_path: Path, honest: tuple[str, Any], acts: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen, data = tmp_path / "seen", tmp_path / "data"
     write_entries(tmp_path / "raw", 1, residues=8)

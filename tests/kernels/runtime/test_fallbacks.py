@@ -38,9 +38,7 @@ def test_what_falls_back_is_passed_on_whole() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-def test_weights_of_another_type_are_cast_and_the_result_has_the_inputs(
-    dtype: torch.dtype,
-) -> None:
+def test_weights_of_another_type_are_cast_and_the_result_has_the_inputs(dtype: torch.dtype) -> None:
     C, K = 24, 12  # no power of two: no kernel takes them
     torch.manual_seed(0)
     q = [torch.randn(K, C) for _ in range(4)]

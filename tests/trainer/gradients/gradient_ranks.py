@@ -12,9 +12,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from tests.trainer.loop.loop_standin import (
-    standin_loop,
-)
+from tests.trainer.loop.loop_standin import standin_loop
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as hook
 

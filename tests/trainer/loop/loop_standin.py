@@ -47,12 +47,7 @@ class TinyLoader:
     """
 
     def __init__(
-        self,
-        *,
-        rank: int = 0,
-        world_size: int = 1,
-        per_epoch: int = 6,
-        bad: tuple[int, ...] = (),
+        self, *, rank: int = 0, world_size: int = 1, per_epoch: int = 6, bad: tuple[int, ...] = ()
     ) -> None:
         self.rank, self.world_size, self.per_epoch, self.bad = rank, world_size, per_epoch, bad
         self.position = 0  # samples handed out so far, by all ranks together

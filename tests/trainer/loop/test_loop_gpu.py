@@ -55,11 +55,7 @@ def test_a_resumed_run_continues_within_a_millionth(
     ("precision", "kernels"), [("fp32", "torch"), ("fp32", "fused"), ("bf16", "fused")]
 )
 def test_steps_as_cuda_graphs_are_the_same_steps_whatever_the_recycles(
-    tiny_dataset: str,
-    tmp_path: Path,
-    precision: str,
-    kernels: str,
-    monkeypatch: pytest.MonkeyPatch,
+    tiny_dataset: str, tmp_path: Path, precision: str, kernels: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     replays = []
     recorded = graphs._Recording.__call__

@@ -34,10 +34,7 @@ from evofeed.trainer.run.result import TrainResult
 from evofeed.trainer.run.train import build_model, train
 from evofeed.trainer.run.validation import Validator, held_out
 
-SMALL = {
-    "evoformer": {"no_blocks": 1},
-    "structure_module": {"no_blocks": 1},
-}
+SMALL = {"evoformer": {"no_blocks": 1}, "structure_module": {"no_blocks": 1}}
 CROP = {"crop_size": 16, "max_msa_clusters": 4, "max_extra_msa": 6, "max_templates": 1}
 
 
