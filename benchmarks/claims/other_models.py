@@ -127,9 +127,9 @@ def whole_steps() -> list[Row]:
         for how in ("recorded", "cuequivariance")
     }
     memory = " / ".join(f"{step['peak_gb']:.0f}" for step in now["recorded"])
-    wider = [rows["second", "openfold3", "recorded", tokens, None] for tokens in (640, 768)]
-    gb = " / ".join(f"{step['peak_gb']:.0f}" for step in wider)
-    widest = rows["wide", "boltz", "recorded", 768, 1]
+    bf16 = [rows["bf16", project, "cuequivariance_bf16", 384, 1] for project in titles]
+    wide = [rows["wide", project, "recorded", 768, 1] for project in titles]
+    gb = " / ".join(f"{step['peak_gb']:.0f}" for step in wide)
     one, two = (rows["two", "boltz", "recorded", 384, n]["samples_per_second"] for n in (1, 2))
     return [
         (
@@ -138,18 +138,13 @@ def whole_steps() -> list[Row]:
             f'{seconds(*now["recorded"])} s, {memory} GB: `cuda_graphs=True, keep="blocks"`, '
             "`FlatOptimizer`",
             f"{seconds(*now['cuequivariance'])} s with cuEquivariance 0.13 and their own "
-            "optimizers (Boltz-1's in float32, as it trains), same card",
+            "optimizers (Boltz-1's in float32, as it trains), same card; "
+            f"{seconds(*bf16)} s with bf16 parameters, another card",
             name,
         ),
         (
-            "... OpenFold3 at 640 / 768 tokens, before attention of atoms was recorded",
-            f"{seconds(*wider)} s, {gb} GB",
-            "",
-            name,
-        ),
-        (
-            "... Boltz-1 at 768 tokens",
-            f"{seconds(widest)} s, {widest['peak_gb']:.0f} GB",
+            f"... at 768 tokens: {', '.join(titles.values())}",
+            f"{seconds(*wide)} s, {gb} GB",
             "",
             name,
         ),
@@ -168,7 +163,7 @@ def whole_predictions() -> list[Row]:
     titles = {"openfold3": "OpenFold3", "boltz": "Boltz-1", "protenix": "Protenix"}
     seconds: dict[tuple[int, str], dict[str, str]] = {}
     for run in result(name)["runs"]:
-        if run["call"] in ("whole steps recorded", "constants kept"):
+        if run["call"] in ("whole steps recorded", "constants kept", "one card"):
             for row in run["rows"]:
                 ways = seconds.setdefault((row["tokens"], row["how"]), {})
                 ways[run["project"]] = f"{row['total_s'][0]:.1f}"
@@ -186,9 +181,8 @@ def whole_predictions() -> list[Row]:
     return [
         row_of(
             1024,
-            "whole predictions of 1,024 tokens, 200 denoising steps (OpenFold3's before constants "
-            "were kept)",
-            "another card of the kind",
+            "whole predictions of 1,024 tokens, 200 denoising steps",
+            "OpenFold3's on the same card",
         ),
         row_of(2048, "... 2,048 tokens, no recycles, 50 steps", "same card"),
     ]

@@ -43,10 +43,7 @@ def falls_short() -> list[str]:
         f"{before['peak_memory_mb'] / 1024:.0f}, after, on two H200s: 178 was wanted "
         "(train_step_h200_before, train_step_h200_now). Two kernels more went after that "
         f"([notes](../kernels/notes/ablation.md)): {alone:.1f} ms on a third (ablation_h200).",
-        "Not measured: a prediction of OpenFold3 at 1,024 tokens since constants of a denoising "
-        "step are kept, and cuEquivariance's of Boltz-1 at 2,048 (af3_predict_h200). A training "
-        "step of Protenix at 768 tokens ended in an error of PyTorch's generator while its "
-        "roll-out was still recorded, and was not run again (af3_step_h200).",
+        "The curve of Protenix' losses ends after 194 of 300 steps (af3_step_curves_h200).",
         f"Biased attention with its gradients is {flex[0]:.2f} to {flex[-1]:.2f} times as fast "
         "as compiled flex_attention, not twice everywhere (kernels_h200).",
         f"A fused Evoformer block called eagerly takes {wall:.1f} ms by the wall clock, of which "
