@@ -148,14 +148,14 @@ def add_entries(
     rows = [row for entry in entries.values() for row in read_record_rows(storage, entry)]
     table = records_table(rows)
     base = parent_of(storage, expect)
-    manifest = base.manifest if base else None
+    manifest = base.manifest if base is not None else None
     settings = {k: v for k, v in (manifest.config if manifest else {}).items() if k != "entries"}
     left_out = sorted((dict(one) for one in dropped), key=canonical_json)
     settings["entries"] = {**dict(config or {}), **({"dropped": left_out} if left_out else {})}
     files = entry_files(table.to_pylist(), clusters or {}) if rows else {}
     snapshot = write_snapshot(
         storage,
-        base.index if base else canonical([]),
+        canonical([]) if base is None else base.index,
         manifest.shards if manifest else (),
         base=base,
         parent=expect,

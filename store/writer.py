@@ -132,7 +132,7 @@ class DatasetWriter:
         except ShardCorrupt as error:
             base, damage = None, error
         complexes = _kept_assemblies(base, table, settings)
-        if base and base.manifest.entries:
+        if base is not None and base.manifest.entries:
             settings["entries"] = base.manifest.config.get("entries", {})
         snapshot = write_snapshot(
             self.storage,
@@ -161,8 +161,7 @@ def parent_of(storage: Storage, digest: str | None) -> Dataset | None:
 
 def _part_of(base: Dataset | None, kind: str) -> Part:
     """The complexes, or entries, of a snapshot as they are."""
-    about = getattr(base.manifest, kind) if base else None
-    if base is None or about is None:
+    if base is None or (about := getattr(base.manifest, kind)) is None:
         return NO_PART
     rows = base.assemblies.member_index if kind == "assemblies" else base.entries.records
     names = set(rows["shard"].unique().to_pylist())
@@ -219,7 +218,7 @@ def write_snapshot(
     """
     assemblies = _part_of(base, "assemblies") if assemblies is None else assemblies
     entries = _part_of(base, "entries") if entries is None else entries
-    before = base.manifest if base else None
+    before = base.manifest if base is not None else None
     if before:
         config = before.config if config is None else config
         dropped = before.dropped if dropped is None else dropped
@@ -230,13 +229,13 @@ def write_snapshot(
         index_sha256=hashlib.sha256(index).hexdigest(),
         index_nbytes=len(index),
         num_chains=table.num_rows,
-        parent=base.digest if base else parent,
+        parent=parent if base is None else base.digest,
         config=config or {},
         dropped=dropped or (),
         assemblies=assemblies.described(),
         entries=entries.described(),
     )
-    if base and replace(manifest, parent=base.manifest.parent) == base.manifest:
+    if base is not None and replace(manifest, parent=base.manifest.parent).digest == base.digest:
         return Snapshot(base.digest, base.manifest)
     if damage is not None:
         there = {item.key.split("/")[1] for item in storage.files("snapshots/")}
