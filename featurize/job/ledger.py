@@ -160,8 +160,10 @@ class Ledger:
                 _insert_units(connection, job_id, plan)
             else:
                 _update_job(connection, job_id, **where)
-                if known != PUBLISHED:
-                    _update_job(connection, job_id, state=RUNNING, cancel_requested=False)
+                changed = {"state": RUNNING, "cancel_requested": False}
+                if known == PUBLISHED:  # on top of whatever came after it
+                    changed = {"parent": parent}
+                _update_job(connection, job_id, **changed)
                 _release(connection, job_id)
         return self.job(job_id)
 

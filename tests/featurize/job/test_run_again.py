@@ -16,7 +16,7 @@ from tests.featurize.job.stage import checksums, on_stage, run, small_units
 from evofeed.base.errors import ShardCorrupt
 from evofeed.featurize import discover, featurize_chain
 from evofeed.featurize.job import Ledger, run_job
-from evofeed.store import Dataset
+from evofeed.store import Dataset, add_entries
 
 
 def test_shards_that_vanished_or_were_cut_short_are_made_again(
@@ -30,6 +30,15 @@ def test_shards_that_vanished_or_were_cut_short_are_made_again(
     assert (again.snapshot, again.resumed) == (honest[0], 4)
     assert [shard.read_bytes() for shard in (gone, short)] == data
     assert Dataset.open(str(done)).verify(deep=True) == []
+
+
+def test_what_came_after_a_published_job_is_what_it_is_published_on(
+    raw: Path, done: Path, honest: tuple[str, Any]
+) -> None:
+    later = add_entries(str(done), [], expect=honest[0], config={"made": "later"})
+    again = on_stage(lambda: run(raw, done))
+    assert (again.state, again.resumed) == ("published", again.units)
+    assert Dataset.open(str(done)).manifest.parent == later.digest
 
 
 def test_a_damaged_snapshot_is_written_anew_where_it_was_made_or_is_now(
