@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections import defaultdict
 from typing import Any, Final
 
@@ -39,6 +40,8 @@ _LINK_ITEMS: Final = (
     "pdbx_ptnr{0}_label_alt_id ptnr{0}_auth_asym_id ptnr{0}_auth_seq_id "
     "pdbx_ptnr{0}_PDB_ins_code ptnr{0}_symmetry"
 ).split()
+_MOST_OPERATORS: Final = 10_000
+"""Of an assembly: the wwPDB's have some thousand."""
 _HISTORY: Final = "_pdbx_audit_revision_history.revision_date"
 _DEPOSITED: Final = "_pdbx_database_status.recvd_initial_deposition_date"
 
@@ -56,7 +59,7 @@ def entry_record(data: bytes, *, path: str = "", assembly: str | None = None) ->
     tables = _Tables(read_block(data, path), path)
     try:
         return tables.record(assembly)
-    except (ValueError, IndexError, KeyError) as error:
+    except (ValueError, IndexError, KeyError, OverflowError) as error:
         why = f"its tables do not fit together: {error}"
         raise MmcifError(why, path=path) from error
 
@@ -106,6 +109,10 @@ class _Tables:
         first = starts[chain_starts]
         entities = self._entities()
         numbers = {entity.name: row for row, entity in enumerate(entities)}
+        entity = np.array(
+            [numbers.get(one, -1) for one in atoms["label_entity_id"][first].tolist()]
+        )
+        self._check_numbers(seq[starts], chain_starts, entity, entities)
         copies, operators, name = self._assembly(assembly)
         altloc = atoms["label_alt_id"]
         types = pairs_of(self.block, "_chem_comp.id", "_chem_comp.type")
@@ -127,9 +134,7 @@ class _Tables:
             component_types={code: kind.upper() for code, kind in types},
             chain_label=tuple(atoms["label_asym_id"][first].tolist()),
             chain_author=tuple(atoms["auth_asym_id"][first].tolist()),
-            chain_entity=np.array(
-                [numbers.get(value, -1) for value in atoms["label_entity_id"][first].tolist()]
-            ),
+            chain_entity=entity,
             chain_residue=np.append(chain_starts, len(starts)),
             residue_name=atoms["label_comp_id"][starts],
             residue_seq=seq[starts],
@@ -149,6 +154,15 @@ class _Tables:
             links=self._links([atoms[name][starts].tolist() for name in _OF_LINKS]),
             dropped=tuple(self.dropped),
         )
+
+    def _check_numbers(
+        self, seq: np.ndarray, chains: np.ndarray, entity: np.ndarray, entities: tuple[Entity, ...]
+    ) -> None:
+        """Raise for a residue that its polymer has not: every project takes it from there."""
+        lengths = np.array([*(len(one.monomers) for one in entities), 0])[entity]
+        most = np.repeat(lengths, np.diff(np.append(chains, len(seq))))
+        for row in np.flatnonzero((most > 0) & ((seq < 1) | (seq > most)))[:1]:
+            raise self.error(f"label_seq_id {seq[row]} in a chain of {most[row]} residues")
 
     def _entities(self) -> tuple[Entity, ...]:
         polymers, sequences = (
@@ -215,6 +229,8 @@ class _Tables:
                 except KeyError as error:
                     raise self.error(f"assembly {name}: operator {error} is not defined") from None
                 operators.append(product[:3])
+            if len(operators) > _MOST_OPERATORS or not np.isfinite(operators[start:]).all():
+                raise self.error(f"assembly {name}: operators that are no numbers, or too many")
             parts = tuple(part.strip() for part in asyms.split(","))
             rows = tuple(range(start, len(operators)))
             copies.append(AssemblyCopies(asyms=parts, operators=rows))
@@ -275,11 +291,11 @@ def operations(expression: str) -> list[tuple[str, ...]]:
         names: list[str] = []
         for piece in part.split(","):
             low, dash, high = piece.strip().partition("-")
-            if dash:
-                names.extend(str(number) for number in range(int(low), int(high) + 1))
-            else:
-                names.append(low)
+            found = range(int(low), int(high) + 1) if dash else (low,)
+            names.extend(map(str, found[: _MOST_OPERATORS + 1]))
         steps.append(names)
+        if math.prod(map(len, steps)) > _MOST_OPERATORS:
+            raise ValueError(f"more than {_MOST_OPERATORS} operators in {expression[:40]}")
     return list(itertools.product(*steps))
 
 

@@ -26,33 +26,40 @@ def read_components(path: str | Path) -> ComponentTable:
         document = gemmi.cif.read(str(path))
     except (OSError, RuntimeError, ValueError) as error:
         raise MmcifError(f"no dictionary of components: {error}", path=str(path)) from None
-    return ComponentTable({block.name: _component(block, str(path)) for block in document})
+    found = {}
+    for block in document:
+        try:
+            found[block.name] = _component(block)
+        except (KeyError, ValueError, OverflowError) as error:
+            why = f"component {block.name}: its tables do not fit together: {error}"
+            raise MmcifError(why, path=str(path)) from None
+    return ComponentTable(found)
 
 
-def _component(block: Any, path: str) -> Component:
+def _component(block: Any) -> Component:
     def atoms(item: str) -> list[str]:
-        return values_of(block, f"_chem_comp_atom.{item}")
+        return values_of(block, f"_chem_comp_atom.{item}") or ["?"] * len(name)
 
     def bonds(item: str) -> list[str]:
-        return values_of(block, f"_chem_comp_bond.{item}")
+        return values_of(block, f"_chem_comp_bond.{item}") or ["?"] * len(one)
 
     def about(item: str) -> str:
         (text, *_) = [*values_of(block, f"_chem_comp.{item}"), ""]
         return "" if text in _UNKNOWN else text
 
     def coordinates(item: str) -> np.ndarray:
-        columns = [atoms(item.format(axis)) or ["?"] * len(name) for axis in "xyz"]
+        columns = [atoms(item.format(axis)) for axis in "xyz"]
         return np.array([[np.nan if v in _UNKNOWN else float(v) for v in c] for c in columns]).T
 
-    name = atoms("atom_id")  # UNL: defined, without an atom
+    name = values_of(block, "_chem_comp_atom.atom_id")  # UNL: defined, without an atom
+    element = values_of(block, "_chem_comp_atom.type_symbol")
+    one, two = (values_of(block, f"_chem_comp_bond.atom_id_{end}") for end in (1, 2))
+    if len(element) != len(name):
+        raise ValueError(f"{len(name)} names of atoms, {len(element)} elements")
     rows = {atom: row for row, atom in enumerate(name)}
-    ends = zip(bonds("atom_id_1"), bonds("atom_id_2"), strict=True)
-    try:
-        pairs = [(rows[one], rows[two]) for one, two in ends]
-    except KeyError as error:
-        raise MmcifError(
-            f"component {block.name}: a bond names atom {error}, which it does not have", path=path
-        ) from None
+    if lost := sorted({*one, *two} - rows.keys()):
+        raise ValueError(f"a bond names atom {lost[0]!r}, which it does not have")
+    pairs = [(rows[first], rows[last]) for first, last in zip(one, two, strict=True)]
     order = [BOND_ORDERS.get(value.upper(), 0) for value in bonds("value_order")]
     return Component(
         code=block.name,
@@ -60,7 +67,7 @@ def _component(block: Any, path: str) -> Component:
         one_letter=about("one_letter_code"),
         parent=about("mon_nstd_parent_comp_id"),
         name=np.array(name, np.str_),
-        element=np.array([value.upper() for value in atoms("type_symbol")], np.str_),
+        element=np.array([value.upper() for value in element], np.str_),
         charge=np.array([0 if v in _UNKNOWN else int(v) for v in atoms("charge")], np.int8),
         leaving=np.array([value == "Y" for value in atoms("pdbx_leaving_atom_flag")], bool),
         bond=np.array(pairs, np.int32).reshape(-1, 2),
