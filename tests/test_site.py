@@ -22,9 +22,7 @@ def test_the_site_has_every_guide_and_every_exported_name(tmp_path: Path) -> Non
     for room in ROOMS:
         page = (tmp_path / "api" / f"{room}.html").read_text()
         exported = importlib.import_module(f"evofeed.{room}").__all__
-        missing = [
-            name for name in exported if not re.search(rf'id="evofeed\.[\w.]+\.{name}"', page)
-        ]
+        missing = [n for n in exported if not re.search(rf'id="evofeed\.[\w.]+\.{n}"', page)]
         assert not missing, room
     guides = {path.stem for path in (ROOT / "docs").glob("*.md")} - {"README"}
     pages = {path.stem for path in tmp_path.glob("*.html")}

@@ -90,23 +90,19 @@ def test_what_each_all_atom_project_leaves_out_is_counted(
     assert "boltz takes 2 entries" in shown and "2 x chain G left out: a short polymer" in shown
 
 
-MOLECULES = {
-    "1a4w": ("ligand", "KTH", "H"),
-    "2q2k": ("DNA", "DA", "F"),
-    "4zxb": ("glycan", "NAG", "E"),
-}
+OTHER = {"1a4w": ("ligand", "KTH", "H"), "2q2k": ("DNA", "DA", "F"), "4zxb": ("glycan", "NAG", "E")}
 
-FILES = {p.stem: p for root in INPUTS for p in root.glob("mmcif/*.cif") if p.stem in MOLECULES}
+FILES = {p.stem: p for root in INPUTS for p in root.glob("mmcif/*.cif") if p.stem in OTHER}
 
 
-@pytest.mark.parametrize("name", sorted(MOLECULES.keys() & FILES.keys()))
+@pytest.mark.parametrize("name", sorted(OTHER.keys() & FILES.keys()))
 def test_molecules_beside_the_proteins_are_named_by_component_and_chain(
     name: str, tmp_path: Path
 ) -> None:
     (tmp_path / f"{name}.cif").symlink_to(FILES[name])
     report = check_input(str(tmp_path)).to_dict()
     (molecules,) = report["left_out"].values()
-    kind, component, chain = MOLECULES[name]
+    kind, component, chain = OTHER[name]
     assert (kind, component, chain) in {(m["kind"], m["component"], m["chain"]) for m in molecules}
     if name == "1a4w":
         (source,) = [s for s in discover(tmp_path) if s.chain_id == "1a4w_H"]

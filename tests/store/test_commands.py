@@ -151,10 +151,8 @@ def test_a_card_counts_what_is_there_and_what_is_not(dataset: Dataset) -> None:
     ]
     assert card.num_left_out == 5 and card.left_out[0].examples[0].startswith("9z00_A: structures/")
     assert [kind.count for kind in card.notes] == [2]
-    assert card.settings == {
-        "featurize.max_template_date": '"2018-04-30"',
-        "featurize.msa.rows": "7",
-    }
+    date = {"featurize.max_template_date": '"2018-04-30"'}
+    assert card.settings == {**date, "featurize.msa.rows": "7"}
     assert json.loads(json.dumps(card.to_dict()))["chains"] == 12
 
 

@@ -61,11 +61,8 @@ def test_every_chain_becomes_a_record_with_structure_msa_and_mostly_templates(ra
         assert record.all_atom_mask is not None
         unresolved += int((record.all_atom_mask[:, ATOM_ORDER["CA"]] == 0).sum())
         assert record.num_alignments > 5
-        assert record.msa_sources == (
-            "bfd_uniclust_hits.a3m",
-            "mgnify_hits.sto",
-            "uniref90_hits.sto",
-        )
+        files = ("bfd_uniclust_hits.a3m", "mgnify_hits.sto", "uniref90_hits.sto")
+        assert record.msa_sources == files
         assert record.release_date < "2021-10-10"
     for source in discover(str(raw))[:3]:
         assert featurize_chain(source, FeaturizeConfig.openfold()).num_templates > 0

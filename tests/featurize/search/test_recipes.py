@@ -67,9 +67,8 @@ def test_templates_are_searched_in_the_databases_of_their_roles() -> None:
 
 @pytest.mark.parametrize("name", ["mgy_clusters", "uniref"])
 def test_a_database_without_a_role_is_refused_with_the_roles_there_are(name: str) -> None:
-    with pytest.raises(
-        ValueError, match=rf"af2 has no database '{name}': .* uniref90, mgnify, bfd"
-    ):
+    says = rf"af2 has no database '{name}': .* uniref90, mgnify, bfd"
+    with pytest.raises(ValueError, match=says):
         cook("af2", [Database(name, "/data/x.fa")])
 
 

@@ -189,11 +189,9 @@ def with_conformers(view: EntryView, sample: Recording) -> EntryView:
     stop = np.cumsum(arrays["conformer.atoms"])
     position = np.zeros([len(stop), *view.molecule_position.shape[1:]], np.float32)
     mask = np.ones(len(view.molecule_mask), bool)
-    for number, component in enumerate(arrays["conformer.component_id"] - 1):
+    for number, one in enumerate(arrays["conformer.component_id"] - 1):
         own = slice(stop[number] - arrays["conformer.atoms"][number], stop[number])
-        atoms = view.residue_atom[
-            np.searchsorted(view.residue_component, [component, component + 1])
-        ]
+        atoms = view.residue_atom[np.searchsorted(view.residue_component, [one, one + 1])]
         reference = view.atom_reference[slice(*atoms)]
         # Atoms of the entry first, in its order; those it lacks are of no interest here.
         position[number, reference] = arrays["conformer.pos"][own][: len(reference)]

@@ -121,10 +121,7 @@ def test_a_chain_that_the_chain_crop_dropped_joins_no_molecule() -> None:
 
 
 def test_the_numbers_of_sequence_rows_sent_may_be_fewer() -> None:
-    chains = [
-        MadeChain("1", 1, PROTEIN, PEPTIDE * 2, 0),
-        MadeChain("2", 2, PROTEIN, PEPTIDE * 2, 1),
-    ]
+    chains = [MadeChain(str(n + 1), n + 1, PROTEIN, PEPTIDE * 2, n) for n in range(2)]
     view = made_entry(chains, alignments=("a", "b"))
     names = [f"S{n}" for n in range(300)]
     made = [made_alignment(name, names, seed=n) for n, name in enumerate("ab")]

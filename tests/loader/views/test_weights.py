@@ -50,9 +50,8 @@ def test_boltz_weights_follow_from_clusters_and_kinds(pack: Path) -> None:
         for path in (pack / "boltz" / "structure").glob("*.npz")
     }
     kinds, clusters = [], []
-    for entry, *pair in zip(
-        recorded["entry"], recorded["chain_1"], recorded["chain_2"], strict=True
-    ):
+    columns = (recorded[name] for name in ("entry", "chain_1", "chain_2"))
+    for entry, *pair in zip(*columns, strict=True):
         rows = [chains[str(entry)][one] for one in pair if one >= 0]
         kinds.append(([row["mol_type"] for row in rows] + [-1])[:2])
         clusters.append((len(rows), sorted(str(row["cluster_id"]) for row in rows)))
