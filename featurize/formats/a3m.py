@@ -27,10 +27,8 @@ def parse_a3m(
     Lower-case letters are insertions relative to the query; they vanish and are
     counted at the next column, `AggC` counts 2 at `C`. Insertions after the last
     column are dropped (AF2 SI 1.2.1). Blank lines and lines with `#` are skipped, and
-    hh-suite's rows of secondary structure, which are counted.
-
-    Args:
-        strict_letters: refuse '.', which else is padding in insertion columns.
+    hh-suite's rows of secondary structure, which are counted. `strict_letters` refuses
+    '.', which else is padding in insertion columns.
 
     Raises:
         MsaError: no record, residues before the first header, a byte that is no

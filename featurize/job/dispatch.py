@@ -158,9 +158,6 @@ class Blame:
     A watcher knows which item (a chain, an entry, a sequence) its worker had in hand. When the
     watcher is lost too, nobody knows: such a unit is done again, and after some losses in parts,
     down to one item. That Ray itself is there was seen before (`ray_executor.py`).
-
-    Args:
-        deadline: seconds an item may take, for the message.
     """
 
     def __init__(self, ledger: Ledger, job_id: str, deadline: float) -> None:
@@ -179,10 +176,7 @@ class Blame:
         return bool(suspects)
 
     def lost(self, lost: UnitLost, item_ids: Sequence[str]) -> None:
-        """Enter a loss; the unit is to be done again.
-
-        Args:
-            item_ids: what the worker was given of the unit.
+        """Enter a loss; the unit is to be done again: `item_ids` of it.
 
         Raises:
             JobError: the unit was lost too often, and none of its items is to blame.

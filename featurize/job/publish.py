@@ -54,9 +54,6 @@ def publish(
     point of the first, commits the same snapshot. If somebody else moved the ref
     meanwhile, this run fails, and the next one takes what is there as its parent.
 
-    Args:
-        settings: how the chains were made, for the manifest.
-
     Raises:
         RefConflict: somebody else moved the ref while the job ran.
     """

@@ -96,10 +96,8 @@ class RayExecutor:
         return min(self.limit or slots, slots)
 
     def submit(self, task: Task, num_cpus: int = 1, resource: str = "") -> None:
-        """Send a unit to whichever Ray worker is free first and has the memory for it.
-
-        Args:
-            resource: Ray's, of the nodes that can do it; where none offers it all can.
+        """Send a unit to whichever Ray worker is free first and has the memory for it,
+        where there are such on nodes that offer the resource.
         """
         nodes = self._offering(resource)
         # A task that asks for more than the largest node has would wait forever.

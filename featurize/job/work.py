@@ -103,10 +103,8 @@ class UnitTask:
     limits: Limits | None = None
 
     def work(self, in_hand: Callable[[str], None]) -> UnitResult:
-        """Featurize every chain of the unit and write the good ones as one shard.
-
-        Args:
-            in_hand: called with the id of each chain before it is touched, and "" after the last.
+        """Featurize every chain of the unit and write the good ones as one shard; `in_hand` is
+        called with the id of each chain before it is touched, and "" after the last.
 
         Raises:
             StoreError: the shard cannot be written.

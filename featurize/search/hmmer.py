@@ -30,10 +30,8 @@ def version() -> str:
 
 
 def jackhmmer(sequence: str, db: str, *, threads: int, e_value: float, iterations: int) -> bytes:
-    """Alignment of a sequence to its hits in a FASTA database, query first, as Stockholm.
-
-    Args:
-        e_value: hits up to it enter the alignment.
+    """Alignment of a sequence to its hits in a FASTA database, query first, as Stockholm:
+    hits up to the E-value.
 
     Raises:
         InputError: the database is no FASTA file.

@@ -33,9 +33,7 @@ def mmseqs(
 
     With `config.expansion` (`filter`, `nofilter`, or `pair` for rows that are to be paired) headers
     have mmseqs' figures behind the name, as ColabFold's do, and the whole header behind these.
-
-    Args:
-        profiles: those that a first search ended with; none in the first.
+    `profiles` are those that a first search ended with.
 
     Returns:
         What was found, and the profiles for further databases, if ColabFold would use them there.

@@ -32,10 +32,8 @@ class Recipe:
     config: SearchConfig
 
     def assign(self, name: str, databases: Sequence[Database]) -> list[Database]:
-        """Databases as the recipe searches them: in its order, with its caps, joint ones as one.
-
-        Args:
-            databases: as they were named; `max_hits` given with one stays.
+        """Databases as the recipe searches them: in its order, with its caps, joint ones as one;
+        `max_hits` given with one stays.
 
         Raises:
             ValueError: a database has no role.

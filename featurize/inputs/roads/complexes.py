@@ -103,10 +103,8 @@ def from_job(path: Path, beside: SideFiles) -> list[ChainSource]:
 
 
 def rows_of(data: bytes, argument: str, path: str) -> bytes:
-    """The alignment written into a JSON file: `unpairedMsa` of one protein, or `pairedMsa`.
-
-    Args:
-        argument: number of the job and of the molecule in it, from 0, and the field.
+    """The alignment written into a JSON file: `unpairedMsa` of one protein, or `pairedMsa`;
+    `argument` numbers job and molecule from 0, and has the field.
 
     Raises:
         InputError: it is not there.
