@@ -116,9 +116,7 @@ _SCRATCH = tempfile.TemporaryDirectory(prefix="evofeed-fuzz-")  # gone when the 
 FORMATS: dict[str, Callable[[bytes], None]] = {
     "a3m": lambda data: check_msa(parse_a3m(data, path="x")),
     "stockholm": lambda data: check_msa(parse_stockholm(data, path="x")),
-    "pdb": lambda data: check_structure(
-        parse_pdb(data, file_id="x", path="x", is_distillation=True)
-    ),
+    "pdb": lambda d: check_structure(parse_pdb(d, file_id="x", path="x", is_distillation=True)),
     **{f.__name__: f for f in (hhr, hmmsearch, mmcif, fasta, index, packed)},
 }
 

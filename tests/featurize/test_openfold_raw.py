@@ -59,9 +59,8 @@ def test_a_derived_chain_equals_openfolds(path: Path, golden: Path) -> None:
     name = want["domain_name"][0].decode()
     file = f"{name.rpartition('_')[0]}.cif*"
     structure = next(INPUTS[0].rglob(file))
-    record = featurize_chain(
-        ChainSource(name, structure=str(structure)), FeaturizeConfig.openfold()
-    )
+    source = ChainSource(name, structure=str(structure))
+    record = featurize_chain(source, FeaturizeConfig.openfold())
     assert_same(to_openfold_raw(_with_columns_of(record, parent, cut)), want)
 
 

@@ -15,10 +15,8 @@ from evofeed.base.errors import InputError, StoreError
 from evofeed.featurize import discover, featurize_chain, stage_input
 from evofeed.store import Dataset
 
-FILES = {
-    "alignments/1abc_A/a.a3m": f">q\n{A}\n>x\nAC-EF\n",
-    "alignments/2abc_A/a.a3m": f">q\n{A}\n",
-}
+ROWS = f">q\n{A}\n"
+FILES = {"alignments/1abc_A/a.a3m": f"{ROWS}>x\nAC-EF\n", "alignments/2abc_A/a.a3m": ROWS}
 
 
 @pytest.fixture(scope="module")

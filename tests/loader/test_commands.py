@@ -67,11 +67,7 @@ def test_the_benchmark_reports_waits_and_writes_a_trace(dataset: Dataset, tmp_pa
 @pytest.mark.parametrize(
     ("words", "code", "says"),
     [
-        (
-            ["plan", "{d}", "--preset", "nonsense"],
-            2,
-            "preset 'nonsense' is none of initial_training",
-        ),
+        (["plan", "{d}", "--preset", "odd"], 2, "preset 'odd' is none of initial_training"),
         (["plan", "{d}", "--preset", "boltz"], 2, "a plan is of chains"),
         (["plan", "{d}", "--world-size", "2", "--rank", "2"], 2, "2 is not one"),
         (["plan", "{d}", "--world-size", "2", "--global-batch-size", "3"], 2, "no multiple"),

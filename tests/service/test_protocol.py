@@ -51,10 +51,7 @@ def test_texts_that_a_database_cannot_keep_are_refused(start: Start, tmp_path) -
         for text in ("a\\u0000b", "a\\ud800", "a\\u0001")
     ]
     numbers = [
-        (
-            "jobs",
-            f'"dataset": "out", "input_uri": "/raw", "config": {{"confidence_threshold": {x}}}',
-        )
+        ("jobs", f'"dataset": "out", "input_uri": "/x", "config": {{"confidence_threshold": {x}}}')
         for x in ("NaN", "Infinity", "-Infinity", "1e999")
     ]
     for path, text in texts + numbers:

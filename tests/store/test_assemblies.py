@@ -176,9 +176,8 @@ def test_what_does_not_fit_is_refused(uri: str) -> None:
     with pytest.raises(ValueError, match="added before"):
         add_assemblies(dataset, [one, one])
     with pytest.raises(FeatureError, match="36 residues"):
-        add_assemblies(
-            dataset, [dataclasses.replace(two, all_atom_positions=one.all_atom_positions)]
-        )
+        long = dataclasses.replace(two, all_atom_positions=one.all_atom_positions)
+        add_assemblies(dataset, [long])
     with pytest.raises(FeatureError, match="another sequence"):
         add_assemblies(dataset, [dataclasses.replace(two, pairing=(one.pairing[1],))])
     assert Dataset.open(uri).digest == dataset.digest
