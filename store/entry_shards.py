@@ -22,13 +22,7 @@ from evofeed.store.index import TEXT, table_schema
 from evofeed.store.layout import ENTRIES_VERSION, PackedColumn
 from evofeed.store.manifest import ShardEntry, canonical_json, check_name
 from evofeed.store.opening import open_storage
-from evofeed.store.shard import (
-    part_of,
-    read_records,
-    shard_bytes,
-    shard_kind,
-    store_shard,
-)
+from evofeed.store.shard import part_of, read_records, shard_bytes, shard_kind, store_shard
 from evofeed.store.storage import Storage
 
 RECORD_FIELDS: Final = (

@@ -25,12 +25,7 @@ class HttpStorage:
     renewed there, and is in no pickle.
     """
 
-    def __init__(
-        self,
-        url: str,
-        token: str | None = None,
-        first_wait: float = FIRST_WAIT,
-    ) -> None:
+    def __init__(self, url: str, token: str | None = None, first_wait: float = FIRST_WAIT) -> None:
         self._uri, self._token = url.rstrip("/"), token
         self._http = HttpConnection(self._uri, token, first_wait=first_wait)
         path = urlsplit(self._uri).path

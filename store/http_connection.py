@@ -78,12 +78,7 @@ class HttpConnection:
             to 1.5.
     """
 
-    def __init__(
-        self,
-        url: str,
-        token: str | None = None,
-        first_wait: float = FIRST_WAIT,
-    ) -> None:
+    def __init__(self, url: str, token: str | None = None, first_wait: float = FIRST_WAIT) -> None:
         parts = urlsplit(url)
         if not parts.hostname:
             raise ValueError(f"{url}: no host in this address")

@@ -52,10 +52,7 @@ the last one; `cost`: see `chain_cost`."""
 
 
 def table_schema(
-    kind: str,
-    fields: Iterable[tuple[str, pa.DataType]],
-    version: tuple[int, int],
-    **more: str,
+    kind: str, fields: Iterable[tuple[str, pa.DataType]], version: tuple[int, int], **more: str
 ) -> pa.Schema:
     """Schema of a table of a snapshot, whose format is `evofeed-KIND`."""
     return pa.schema(

@@ -14,12 +14,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Final, NamedTuple
 
 from evofeed.base.errors import ShardCorrupt
-from evofeed.store.layout import (
-    ASSEMBLIES_VERSION,
-    CHAINS_VERSION,
-    ENTRIES_VERSION,
-    check_version,
-)
+from evofeed.store.layout import ASSEMBLIES_VERSION, CHAINS_VERSION, ENTRIES_VERSION, check_version
 
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 """What refs, datasets and chain ids may be called: safe in any path or URL."""
@@ -91,10 +86,16 @@ class Manifest:
     """Inputs that gave no chain, each with its reason."""
     assemblies: dict[str, Any] | None = None
     """Complexes: how many (`num`), and sha256 and bytes of the `files` beside the index that
-    tell of them; None if there are none. A manifest with them says version 1.1."""
+    tell of them; None if there are none."""
     entries: dict[str, Any] | None = None
-    """Entries, in the same way. A manifest with them says version 1.2."""
-    version: tuple[int, int] = CHAINS_VERSION
+    """Entries, in the same way."""
+
+    @property
+    def version(self) -> tuple[int, int]:
+        """Of the format: the least that has what is in it."""
+        if self.entries:
+            return ENTRIES_VERSION
+        return ASSEMBLIES_VERSION if self.assemblies else CHAINS_VERSION
 
     @property
     def more_files(self) -> tuple[str, ...]:
@@ -120,9 +121,9 @@ class Manifest:
             "dropped": list(self.dropped),
         }
         if self.assemblies:
-            values |= {"version": list(ASSEMBLIES_VERSION), "assemblies": self.assemblies}
+            values["assemblies"] = self.assemblies
         if self.entries:
-            values |= {"version": list(ENTRIES_VERSION), "entries": self.entries}
+            values["entries"] = self.entries
         return canonical_json(values)
 
     @property
@@ -155,7 +156,6 @@ class Manifest:
                 dropped=tuple(values["dropped"]),
                 assemblies=_checked(values.get("assemblies")),
                 entries=_checked(values.get("entries")),
-                version=(int(values["version"][0]), int(values["version"][1])),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ShardCorrupt(f"no manifest: {error!r}", path=path) from None

@@ -229,11 +229,7 @@ def read_part(storage: Storage, entry: ShardEntry) -> pa.Table:
 
 
 def part_of(
-    storage: Storage,
-    entry: ShardEntry,
-    table: str,
-    schema: pa.Schema,
-    rows: Rows,
+    storage: Storage, entry: ShardEntry, table: str, schema: pa.Schema, rows: Rows
 ) -> pa.Table:
     """As `read_part`, for rows of a table that a shard's bytes give by `rows`."""
     try:

@@ -27,12 +27,7 @@ from evofeed.store.refs import Ref, move_ref
 from evofeed.store.shard import read_part, shard_bytes, shard_key, store_shard
 from evofeed.store.spans import Spans
 from evofeed.store.storage import Storage
-from evofeed.store.writer import (
-    SHARD_NBYTES,
-    parent_of,
-    with_cluster_sizes,
-    write_snapshot,
-)
+from evofeed.store.writer import SHARD_NBYTES, parent_of, with_cluster_sizes, write_snapshot
 
 
 def add_shards(uri: str, entries: Iterable[ShardEntry], *, ref: str = "main") -> Snapshot:
@@ -60,12 +55,7 @@ def replace_chains(uri: str, entries: Iterable[ShardEntry], *, ref: str = "main"
     return _amend(uri, ref, change)
 
 
-def merge(
-    uri: str,
-    other: str,
-    *,
-    ref: str = "main",
-) -> Snapshot:
+def merge(uri: str, other: str, *, ref: str = "main") -> Snapshot:
     """The snapshot with all chains of another dataset, whose shards are copied here.
 
     A chain that both have with the same bytes is kept once.

@@ -15,14 +15,7 @@ from evofeed.store.encode import encode_record
 from evofeed.store.history import Snapshot
 from evofeed.store.index import canonical, index_bytes
 from evofeed.store.layout import PackedColumn
-from evofeed.store.manifest import (
-    NO_PART,
-    Manifest,
-    Part,
-    ShardEntry,
-    canonical_json,
-    check_name,
-)
+from evofeed.store.manifest import NO_PART, Manifest, Part, ShardEntry, canonical_json, check_name
 from evofeed.store.opening import open_storage
 from evofeed.store.refs import move_ref
 from evofeed.store.shard import read_part, shard_bytes, store_shard

@@ -11,13 +11,7 @@ import numpy as np
 from evofeed.protein.residues import GAP
 from evofeed.synth import formats
 from evofeed.synth.complexes import read_stoichiometry, simulate_family, species_names
-from evofeed.synth.families import (
-    FamilySet,
-    Member,
-    family_sizes,
-    homologs,
-    template_hits,
-)
+from evofeed.synth.families import FamilySet, Member, family_sizes, homologs, template_hits
 from evofeed.synth.mmcif import mmcif
 
 

@@ -53,15 +53,15 @@ def test_training_needs_the_base_install_and_torch_and_every_name_is_there_under
 # Lines of Python a room may have. Raising one needs a reason in the commit: something new needs
 # something out, or lives in experiments/.
 BUDGET = {
-    "src": 4_811,
-    "featurize": 20_205,
-    "store": 7_299,
+    "src": 4_798,
+    "featurize": 20_189,
+    "store": 7_257,
     "loader": 12_340,
     "service": 8_245,
     "trainer": 12_808,
     "kernels": 16_884,
-    "synth": 1_964,
-    "tests": 41_028,
+    "synth": 1_958,
+    "tests": 41_023,
     "benchmarks": 9_922,
 }
 

@@ -12,7 +12,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,10 +23,10 @@ from evofeed.featurize.config import FeaturizeConfig
 from evofeed.featurize.formats.alignment_db import SEARCH_INDEX
 from evofeed.featurize.inputs.sources import ChainSource, role_of
 from evofeed.featurize.job.lock import file_lock
-from evofeed.featurize.search.cache import CachedResult, SearchCache
+from evofeed.featurize.search.cache import SearchCache
 from evofeed.featurize.search.cluster import read_sequences
 from evofeed.featurize.search.config import Database, SearchConfig, SearchOptions, SearchReport
-from evofeed.featurize.search.search import Progress, Search
+from evofeed.featurize.search.search import Broken, Found, Progress, Search
 from evofeed.featurize.search.searchers import suffix_of
 from evofeed.featurize.search.work import DatabaseInfo
 
@@ -90,18 +90,13 @@ def run_search(
         found, broken = search.run()
         problem_entries = [*map(_unusable, problems), *_by_chain(chains, broken)]
         report = _report(search, found, problem_entries, len(chains) + len(problems))
-        _write_index(
-            out / SEARCH_INDEX, chains, databases, search.infos, found, broken, search.is_rna
-        )
+        _write_index(out / SEARCH_INDEX, chains, search, found, broken)
         write_atomic(out / REPORT, json.dumps(report.to_dict(), indent=1).encode())
         return report
 
 
 def _report(
-    search: Search,
-    found: dict[tuple[str, int], CachedResult],
-    broken: list[dict[str, Any]],
-    num_chains: int,
+    search: Search, found: Found, broken: list[dict[str, Any]], num_chains: int
 ) -> SearchReport:
     """What was done, at what cost."""
     lines = [
@@ -178,9 +173,7 @@ def _unusable(problem: InputError) -> dict[str, Any]:
     return {"chain_id": problem.item or problem.path or "?", "database": "", **what}
 
 
-def _by_chain(
-    chains: Iterable[ChainSource], broken: dict[str, dict[str, Any]]
-) -> Iterator[dict[str, Any]]:
+def _by_chain(chains: Iterable[ChainSource], broken: Broken) -> Iterator[dict[str, Any]]:
     """Why chains have no results, by chain."""
     for chain in chains:
         if (why := broken.get(chain.sequence.upper())) is not None:
@@ -188,13 +181,7 @@ def _by_chain(
 
 
 def _write_index(
-    path: Path,
-    chains: Iterable[ChainSource],
-    databases: Sequence[Database],
-    infos: Sequence[DatabaseInfo],
-    found: dict[tuple[str, int], CachedResult],
-    broken: dict[str, dict[str, Any]],
-    is_rna: Callable[[str], bool],
+    path: Path, chains: Iterable[ChainSource], search: Search, found: Found, broken: Broken
 ) -> None:
     """The chains with all their results, as spans of the cache's packs."""
     index: dict[str, Any] = {}
@@ -203,17 +190,17 @@ def _write_index(
         if sequence in broken:
             continue
         files = []
-        for number, database in enumerate(databases):
+        for number, (database, info) in enumerate(zip(search.databases, search.infos, strict=True)):
             if (sequence, number) not in found:  # of another kind of molecule
                 continue
             ref = found[sequence, number].ref
-            name = f"{result_name(database, infos[number])}.zst"
+            name = f"{result_name(database, info)}.zst"
             files.append([name, ref.offset, ref.size, _beside(path, Path(ref.path).resolve())])
         index[chain.chain_id] = {
             "sequence": sequence,
             "description": chain.description,
             "files": files,
-            **({"is_rna": True} if is_rna(sequence) else {}),
+            **({"is_rna": True} if search.is_rna(sequence) else {}),
         }
     write_atomic(path, json.dumps(index).encode())
 

@@ -47,6 +47,15 @@ _NOWHERE: Final = {
 }
 
 Progress = Callable[[SearchProgress], None]
+Found = dict[tuple[str, int], CachedResult]
+"""Results by sequence and number of the database; `Keys` are their names in the cache."""
+Keys = dict[tuple[str, int], str]
+Broken = dict[str, dict[str, Any]]
+"""Why a sequence, or a key, has no result: `type message`."""
+Wanted = dict[str, tuple[int, Query]]
+"""Database and query by key."""
+Starts = dict[str, tuple[CachedResult, ...]]
+"""What the search of a sequence starts from."""
 
 
 class Search(Dispatch):
@@ -72,8 +81,8 @@ class Search(Dispatch):
         self.began = time.monotonic()
         self._executor, self.lease = executor, None
         self._stack = contextlib.ExitStack()
-        self._starts: dict[int, dict[str, tuple[CachedResult, ...]]] = {}
-        self._wanted: dict[str, tuple[int, Query]] = {}  # database and query by key, of this stage
+        self._starts: dict[int, Starts] = {}
+        self._wanted: Wanted = {}  # of this stage
         self._number_of: dict[str, int] = {}  # of its database, by unit
         self._cost = self._cost_done = 0
 
@@ -89,14 +98,14 @@ class Search(Dispatch):
             self._stack.callback(self._executor.close)
         return self._executor
 
-    def known(self) -> dict[tuple[str, int], CachedResult] | None:
+    def known(self) -> Found | None:
         """All results by sequence and database, if there is nothing left to search.
 
         Raises:
             InputError: a database is not here.
         """
         self.infos = [look_at(database, self.config) for database in self.databases]
-        found: dict[tuple[str, int], CachedResult] = {}
+        found: Found = {}
         for numbers in self._stages():
             keys = self._keys(numbers, found)
             there = self.cache.find(keys.values())
@@ -104,10 +113,10 @@ class Search(Dispatch):
         wanted = sum(len(self._asked(number)) for number in range(len(self.databases)))
         return found if len(found) == wanted else None
 
-    def run(self) -> tuple[dict[tuple[str, int], CachedResult], dict[str, dict[str, Any]]]:
+    def run(self) -> tuple[Found, Broken]:
         """Results by sequence and database, and the sequences that have not all of them."""
         self.infos = [self._look(number) for number in range(len(self.databases))]
-        found: dict[tuple[str, int], CachedResult] = {}
+        found: Found = {}
         asked = {s for number in range(len(self.databases)) for s in self._asked(number)}
         broken = {s: {**_NOWHERE} for s in self.sequences if s not in asked}
         for numbers in self._stages():
@@ -150,11 +159,9 @@ class Search(Dispatch):
         self._starts = {number: {} for number in stages[1]}
         return stages
 
-    def _keys(
-        self, numbers: Sequence[int], found: dict[tuple[str, int], CachedResult]
-    ) -> dict[tuple[str, int], str]:
+    def _keys(self, numbers: Sequence[int], found: Found) -> Keys:
         """The names of results of some databases, as far as their searches can start."""
-        keys: dict[tuple[str, int], str] = {}
+        keys: Keys = {}
         for number in numbers:
             if number in self._starts:
                 starts = self._starts[number] = self._starts_of(number, found)
@@ -163,9 +170,7 @@ class Search(Dispatch):
                 keys |= {(s, number): self.key(number, s) for s in self._asked(number)}
         return keys
 
-    def _starts_of(
-        self, number: int, found: dict[tuple[str, int], CachedResult]
-    ) -> dict[str, tuple[CachedResult, ...]]:
+    def _starts_of(self, number: int, found: Found) -> Starts:
         """What the search of each sequence in a later database starts from."""
         if self.infos[number].kind == "mmseqs":
             keys = {s: profile_key(self.key(self._first, s)) for s in self._asked(number)}
@@ -209,15 +214,10 @@ class Search(Dispatch):
             return outcome.info
         raise getattr(outcome, "error", JobError(f"cannot be looked at: {outcome}"))
 
-    def _search_stage(
-        self,
-        keys: dict[tuple[str, int], str],
-        found: dict[tuple[str, int], CachedResult],
-        broken: dict[str, dict[str, Any]],
-    ) -> None:
+    def _search_stage(self, keys: Keys, found: Found, broken: Broken) -> None:
         """Have every key in the cache; what cannot be is `broken`."""
         there = self.cache.find(keys.values())
-        wanted: dict[str, tuple[int, Query]] = {}
+        wanted: Wanted = {}
         for (sequence, number), key in keys.items():
             if key in there:
                 self.hits[number] += 1
@@ -232,9 +232,7 @@ class Search(Dispatch):
             else:
                 broken[sequence] = {**reasons[key], "database": self.databases[number].name}
 
-    def _search(
-        self, job_id: str, wanted: dict[str, tuple[int, Query]]
-    ) -> dict[str, dict[str, Any]]:
+    def _search(self, job_id: str, wanted: Wanted) -> Broken:
         """Search what the cache has not; why some of it was searched in vain."""
         queries: dict[int, list[Query]] = defaultdict(list)
         for number, query in wanted.values():

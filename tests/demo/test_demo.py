@@ -15,7 +15,8 @@ from tests.conftest import exit_code
 from tests.inside import units_inside
 
 from evofeed.demo import complexes, entries, path
-from evofeed.store import Dataset
+from evofeed.featurize import FeaturizeConfig
+from evofeed.featurize.assembly_commands import add_complexes
 
 
 def processes_mentioning(text: str) -> list[str]:
@@ -81,9 +82,9 @@ def test_the_demo_of_complexes_trains_predicts_and_draws(tmp_path: Path) -> None
     assert [line.partition(":")[0] for line in said] == [
         "synth", "featurize", "assemblies", "serve", "train", "predict", "draw",
     ]  # fmt: skip
-    assert complexes._add(tmp_path / "raw", tmp_path / "dataset", None) == 0
-    dataset = Dataset.open(tmp_path / "dataset")
-    assert dataset.digest == report["snapshot"], "an earlier demo is continued, not redone"
+    raw = str(tmp_path / "raw")
+    again = add_complexes(raw, report["dataset"], FeaturizeConfig(), quiet=True)
+    assert again["snapshot"] == report["snapshot"], "an earlier demo is continued, not redone"
 
 
 @pytest.mark.slow

@@ -53,6 +53,5 @@ def usable_device(name: str | None) -> str | None:
 
 
 Device = Annotated[
-    str,
-    typer.Option(help="cpu or cuda; default: a GPU if there is one.", callback=usable_device),
+    str, typer.Option(help="cpu or cuda; default: a GPU if there is one.", callback=usable_device)
 ]

@@ -52,6 +52,8 @@ def run_complexes(
     Raises:
         EvofeedError: a stage failed, or the loss did not fall.
     """
+    from evofeed.featurize import FeaturizeConfig
+    from evofeed.featurize.assembly_commands import add_complexes
     from evofeed.service import serving
     from evofeed.store import Dataset
     from evofeed.trainer.predict.compare import compared
@@ -61,7 +63,9 @@ def run_complexes(
     out.mkdir(parents=True, exist_ok=True)
     raw = simulate(out / "raw", complexes, say, stoichiometries=_STOICHIOMETRIES, **_SIZES)
     featurize(raw, out / "dataset", say)
-    left_out = _add(raw, out / "dataset", say)
+    tell(say, "assemblies: the complexes of the chains")
+    places = (str(raw), str(out / "dataset"))
+    left_out = add_complexes(*places, FeaturizeConfig(), quiet=say is None)["dropped"]
     with serving({"demo": str(out / "dataset")}) as url:
         address = f"{url}/v1/datasets/demo"
         tell(say, f"serve: {address}")
@@ -87,7 +91,7 @@ def run_complexes(
         "dataset": str(out / "dataset"),
         "snapshot": dataset.digest,
         "complexes": len(dataset.assemblies),
-        "left_out": left_out,
+        "left_out": len(left_out),
         "shown": name,
         **training,
         **{key: [before[key], after[key]] for key in ("lddt_ca", "dockq", "iptm")},
@@ -95,19 +99,6 @@ def run_complexes(
         "seconds": time.perf_counter() - began,
     }
     return keep(report, out / "report.json")
-
-
-def _add(raw: Path, folder: Path, say: Say | None) -> int:
-    """Put the complexes of raw files beside their chains, once; how many were left out."""
-    from evofeed.featurize import assembly_sources, discover, featurize_assembly
-    from evofeed.store import Dataset, add_assemblies
-
-    dataset = Dataset.open(folder)
-    sources = assembly_sources(discover(raw))
-    if list(dataset.assemblies) != [source.assembly_id for source in sources]:
-        tell(say, "assemblies: the complexes of the chains")
-        add_assemblies(dataset, [featurize_assembly(one, dataset.__getitem__) for one in sources])
-    return len(sources) - len(Dataset.open(folder).assemblies)
 
 
 def largest_interface(dataset: Any) -> AssemblyRecord:

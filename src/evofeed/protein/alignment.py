@@ -151,9 +151,7 @@ class Alignment:
         from evofeed.protein.letter_counts import count_letters  # numba: who serves needs none
 
         counts: np.ndarray = count_letters(
-            self.letters,
-            self.row_letters[rows].astype(np.int64),
-            np.asarray(columns, np.int64),
+            self.letters, self.row_letters[rows].astype(np.int64), np.asarray(columns, np.int64)
         )
         return counts
 

@@ -140,8 +140,7 @@ class ChainRecord:
             raise FeatureError("positions and mask must both be there", item=self.chain_id)
         if len(self.confidence) not in (0, self.num_res):
             raise FeatureError(
-                f"{len(self.confidence)} confidences of {self.num_res} residues",
-                item=self.chain_id,
+                f"{len(self.confidence)} confidences of {self.num_res} residues", item=self.chain_id
             )
         if not self.num_alignments or self.msa.max(initial=0) > GAP or self.aatype.max() > UNKNOWN:
             raise FeatureError("codes out of range, or no MSA row at all", item=self.chain_id)
