@@ -44,7 +44,8 @@ class Arena:
         self.array = np.frombuffer(self.memory, np.uint8)
         self._slots: deque[tuple[int, int]] = deque()
         self._freed: set[int] = set()
-        self._pinned = False
+        self.is_pinned = False
+        """Whether CUDA accepted the memory; without it copies work, but wait."""
 
     def allocate(self, nbytes: int) -> int | None:
         """Offset of a free slot, or None while there is no room.
@@ -85,18 +86,13 @@ class Arena:
     def pin(self) -> None:
         """Register the memory with CUDA, so that copies from it need no CPU."""
         error = _cudart().cudaHostRegister(self.array.ctypes.data, self.nbytes, 0)
-        self._pinned = int(error) == 0
-
-    @property
-    def is_pinned(self) -> bool:
-        """Whether CUDA accepted the registration; without it copies work, but wait."""
-        return self._pinned
+        self.is_pinned = int(error) == 0
 
     def close(self) -> None:
         """Unregister and unmap. Safe to call twice."""
         if self.descriptor < 0:
             return
-        if self._pinned:
+        if self.is_pinned:
             _cudart().cudaHostUnregister(self.array.ctypes.data)
         os.close(self.descriptor)
         self.descriptor = -1

@@ -226,7 +226,7 @@ class BatchMaker:
     def _place(self, sample: SamplePlan) -> Place:
         """What an error names."""
         catalog = self._catalogs[sample.dataset]
-        return Place(catalog.place(sample.row).chain_id, catalog.uri)
+        return Place(catalog.chain_id(sample.row), catalog.uri)
 
     def _about(self, sample: SamplePlan) -> dict[str, Any]:
         """What the index alone knows of a chain or complex."""

@@ -48,7 +48,7 @@ class Places:
         return length, rows, deletions, templates
 
     def chain_id(self, row: int) -> str:
-        """Of the chain of an index row."""
+        """Name of the chain or complex of a row."""
         name: str = self._chain_id[row].as_py()
         return name
 
@@ -56,7 +56,7 @@ class Places:
         """Where the chain of an index row is."""
         return ChainPlace(
             dataset=self.number,
-            chain_id=self._chain_id[row].as_py(),
+            chain_id=self.chain_id(row),
             key=shard_key(self._shard[row].as_py()),
             offset=int(self._offset[row]),
             starts=tuple(self._starts[row].tolist()),

@@ -166,7 +166,8 @@ class Feeder(threading.Thread):
             self._under_way.remove(filled)
             self._deliver(filled)
         self._retry()
-        self._place_substitutes()
+        while self._unplaced and self._request(self._unplaced[0]):  # substitutes, the oldest first
+            self._unplaced.pop(0)
         self._ask()
         if self._unsent:
             readers.submit(self._unsent)
@@ -315,11 +316,6 @@ class Feeder(threading.Thread):
         wait = min(patience / 1800 * 2 ** (sample.failures - 1), 15.0)
         self._retries.append((now + wait, sample))
         return True
-
-    def _place_substitutes(self) -> None:
-        """Ask for substitutes, the oldest first, as far as there is room."""
-        while self._unplaced and self._request(self._unplaced[0]):
-            self._unplaced.pop(0)
 
     def _num_bad(self) -> int:
         return len(self._bad) + sum(map(len, self._refused.values()))

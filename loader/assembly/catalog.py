@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -45,6 +45,7 @@ class AssemblyCatalog(ChainCatalog):
         dataset = assemblies.dataset
         self.number, self.uri = number, dataset.uri
         self.index = table = assemblies.table
+        self._chain_id = table["assembly_id"]
         self.rows = eligible_assemblies(table, config)
         self.resolution = column(table, "resolution")
         self.is_distillation = column(table, "is_distillation")
@@ -62,22 +63,16 @@ class AssemblyCatalog(ChainCatalog):
         if (self._chain_rows < 0).any() or (self._whole_rows < 0).any():
             raise LoaderError("its assemblies name chains that are not in it", path=self.uri)
         sizes = column(dataset.index, "cluster_size")[self._chain_rows].clip(min=1)
-        shares: Any = (
-            np.add.reduceat(self._copies / sizes, self._entity_at[:-1]) if len(table) else []
+        shares, counts = (
+            np.add.reduceat(of_entity, self._entity_at[:-1])
+            for of_entity in (self._copies / sizes, self._copies)
         )
-        counts: Any = np.add.reduceat(self._copies, self._entity_at[:-1]) if len(table) else []
-        weights = np.asarray(shares) / np.maximum(np.asarray(counts), 1)
-        self.probability = weights[self.rows] if config.weighted else None
+        self.probability = (shares / np.maximum(counts, 1))[self.rows] if config.weighted else None
 
     @property
     def most_chains(self) -> int:
         """Chains of the largest eligible complex."""
         return int(column(self.index, "num_chains")[self.rows].max(initial=1))
-
-    def chain_ids(self) -> list[str]:
-        """Names of the eligible complexes."""
-        names: list[str] = self.index["assembly_id"].take(self.rows).to_pylist()
-        return names
 
     def sizes(self, row: int) -> tuple[int, int, int, int]:
         """Residues of the complex of a row of the table; the rest is its chains' own."""
@@ -94,7 +89,7 @@ class AssemblyCatalog(ChainCatalog):
         pairing = [int(self._pairing_rows[e]) for e in entities]
         return AssemblyPlace(
             dataset=self.number,
-            chain_id=self.index["assembly_id"][row].as_py(),
+            chain_id=self.chain_id(row),
             key=chains[0].key,
             offset=chains[0].offset,
             chains=chains,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from evofeed.base.shapes import Bool, Int, UInt8
+from evofeed.base.shapes import Int, UInt8
 from evofeed.loader.config import AssemblyConfig
 from evofeed.loader.views.cells import SpeciesRows
 from evofeed.loader.views.entry_view import numbers_within
@@ -46,15 +46,12 @@ class EntityRows:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowPlan:
-    """The rows of a merged MSA: `paired` first, then each entity's `unpaired` ones below others'.
-
-    Attributes:
-        paired: row of `pair_msa` of each entity, -1 where it has gaps.
-        unpaired: rows of `msa` of each entity.
-    """
+    """The rows of a merged MSA: `paired` first, each entity's `unpaired` ones below others'."""
 
     paired: Int[np.ndarray, "R entities"]
+    """Row of `pair_msa` of each entity, -1 where it has gaps."""
     unpaired: tuple[Int[np.ndarray, " _"], ...]
+    """Rows of `msa` of each entity."""
 
     @property
     def num_rows(self) -> int:
@@ -125,14 +122,10 @@ def plan_rows(entities: Sequence[EntityRows], config: AssemblyConfig) -> RowPlan
     unpaired = []
     for number, entity in enumerate(entities):
         fresh = _not_among(entity.msa, entity.pair_msa, paired[:, number])
-        room = config.msa_rows - _count_with_residues(entity.pair_msa, kept[:, number])
+        there = entity.pair_msa[kept[kept[:, number] >= 0, number]]
+        room = config.msa_rows - np.count_nonzero((there != GAP).any(-1))
         unpaired.append(fresh[: max(room, 0)])
     return RowPlan(kept, tuple(unpaired))
-
-
-def _count_with_residues(msa: np.ndarray, rows: np.ndarray) -> int:
-    real: Bool[np.ndarray, " P"] = (msa[rows[rows >= 0]] != GAP).any(-1)
-    return int(np.count_nonzero(real))
 
 
 def _not_among(msa: np.ndarray, pair_msa: np.ndarray, paired: np.ndarray) -> np.ndarray:

@@ -44,9 +44,8 @@ def cluster_weights(
 ) -> Float[np.ndarray, " D"]:
     """Weights as Boltz and OpenFold3 have them, not normalised.
 
-    Args:
-        kinds: `ChainType` of both chains; -1 in the second column for a single chain.
-        sizes: datapoints with the same cluster, counted as the project counts.
+    Of the `ChainType` of both chains (-1 in the second column for a single chain) and how many
+    datapoints have the same cluster, as the project counts.
     """
     config = config or WeightConfig()
     of_kind = {
@@ -70,12 +69,9 @@ def pair_weights(
 ) -> Float[np.ndarray, " D"]:
     """Weights as Protenix has them, not normalised.
 
-    Clusters are counted over distinct pairs of entities, and copies of a pair share its weight.
-
-    Args:
-        kinds: `ChainType` of both chains; -1 in the second column for a single chain.
-        cluster: the datapoint's cluster, chains and interfaces apart.
-        pair: number of the datapoint's (entry, assembly, entities), those in either order.
+    Clusters, those of chains and interfaces apart, are counted over distinct pairs of entities, and
+    copies of a pair share its weight; `pair` numbers (entry, assembly, entities), those in either
+    order. For `kinds` see `cluster_weights`.
     """
     _, first = np.unique(np.stack([cluster, pair]), axis=1, return_index=True)
     _, inverse = np.unique(cluster, return_inverse=True)

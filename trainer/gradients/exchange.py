@@ -28,17 +28,14 @@ Span = tuple[int, int, torch.Size]
 
 @dataclass(slots=True)
 class Group:
-    """Ranks that talk to each other.
-
-    Attributes:
-        handle: their process group; None: that of all ranks.
-        sent: bytes this rank has sent to the others, as a ring or pairwise exchange sends them.
-    """
+    """Ranks that talk to each other."""
 
     handle: Any = None
+    """Their process group; None: that of all ranks."""
     rank: int = 0
     size: int = 1
     sent: int = 0
+    """Bytes this rank has sent to the others, as a ring or pairwise exchange sends them."""
 
     def mean(self, x: Tensor) -> Tensor:
         """Mean of everybody's `x`, in place."""
@@ -107,14 +104,9 @@ def host_groups(rank: int, ranks: int, device: torch.device) -> tuple[Group, Gro
 class Exchange:
     """Averages a flat gradient over all ranks, here exactly: `none` and `hierarchical`.
 
-    Args:
-        hosts: the ranks of this host, and the same ranks of all hosts.
-        spans: the parameters in the buffer, in order.
-        size: elements of the buffer.
-
     Attributes:
-        inside: the ranks of this host, and the bytes sent among them.
-        between: the same ranks of all hosts, likewise.
+        inside: the ranks of this host.
+        between: the same ranks of all hosts.
         cuts: where the host's parts of the buffer begin, and its end.
         part: this rank's part of the buffer.
         kept: what is remembered from step to step, by role: `residual` and `momentum` as long as
@@ -169,10 +161,7 @@ class Exchange:
 
         On as many hosts of as many ranks every rank gets back exactly what it had. Otherwise each
         host gets the mean over the old hosts: the mean that is still to be applied stays the same.
-
-        Args:
-            before: who kept how much, as `collect` says.
-            saved: what.
+        `before` says who kept how much, as `collect` does.
         """
         cuts, ranks = before["cuts"], len(before["lengths"])
         alike = cuts == self.cuts and ranks == self.inside.size * self.between.size

@@ -59,15 +59,12 @@ def align_chains(
 ) -> ChainAlignment:
     """The assignment with the lowest RMSD of one superposition of the whole complex.
 
+    CA atoms are in ångström, `no_chains` is at least the highest number of a chain.
+
     Args:
-        pred_ca: predicted CA atoms, ångström.
-        pred_mask: 1 for a residue that counts.
         pred: `asym_id` (0 is padding), `entity_id` and `residue_index` of the residues, `[B, R]`.
-        true_ca: CA atoms of the whole complex.
-        true_mask: 1 where resolved.
-        true: `asym_id`, `entity_id` and `residue_index`, `[B, M]`; a chain's rows follow
-            each other, one for every residue.
-        no_chains: at least the highest number of a chain.
+        true: the same of the whole complex, `[B, M]`; a chain's rows follow each other, one for
+            every residue.
     """
     rows, known = _rows(pred, true, no_chains)
     pred_chains = F.one_hot(pred["asym_id"], no_chains + 1)[..., 1:].double()  # [B, R, C]

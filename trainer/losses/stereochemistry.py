@@ -164,9 +164,7 @@ def atom14_distance_bounds(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Least and largest allowed distance of two atoms of a residue, `f32[21, 14, 14]` each.
 
-    Args:
-        overlap_tolerance: ångström two unbonded atoms may overlap.
-        tolerance_factor: deviations a bonded distance may be off.
+    Unbonded atoms may overlap by so many ångström, bonded distances be off by so many deviations.
     """
     lower = np.zeros([21, 14, 14], np.float32)
     upper = np.zeros([21, 14, 14], np.float32)

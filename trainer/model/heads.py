@@ -67,11 +67,8 @@ class AuxiliaryHeads(nn.Module):
     ) -> dict[str, Tensor]:
         """Logits of every head, pLDDT, and with the TM head pTM and aligned errors.
 
-        Args:
-            outputs: `msa`, `pair` and `single` of the trunk.
-            sm_single: the structure module's last state.
-            asym_id: chain of each residue of a complex, which adds `iptm_score` and
-                `weighted_ptm_score`.
+        Of the trunk's `msa`, `pair` and `single` and the structure module's last state; chains of a
+        complex, `asym_id`, add `iptm_score` and `weighted_ptm_score`.
         """
         heads = self.of_residues(outputs, sm_single)
         heads["distogram_logits"] = self.distogram(outputs["pair"])

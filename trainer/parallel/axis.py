@@ -22,11 +22,8 @@ from evofeed.kernels import PeerMemory
 class Axis:
     """Ranks that hold parts of the same sample.
 
-    Attributes:
-        group: their process group.
-        memory: what they exchange through if they are GPUs of one host.
-        in_place: whether parts of the pairs are written over: nobody else reads them, and there
-            is no gradient.
+    GPUs of one host exchange through `memory`. With `in_place` parts of the pairs are written over:
+    nobody else reads them, and there is no gradient.
     """
 
     group: Any

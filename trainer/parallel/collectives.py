@@ -113,9 +113,7 @@ def reduced(x: Tensor, axis: Axis, dim: int, out: Tensor | None = None) -> Tenso
 class Others:
     """What the other ranks have along axis -2, for a fused operator on this one's part.
 
-    Args:
-        length: of the whole.
-        mask: of the whole, where the operator asks for it.
+    Length, and mask where the operator asks for it, are of the whole.
     """
 
     def __init__(self, axis: Axis, length: int, mask: Tensor | None = None) -> None:

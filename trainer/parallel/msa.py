@@ -179,9 +179,7 @@ def _plain_outer(
 class KnownColumns:
     """Columns that are all known already; without a gradient.
 
-    Args:
-        b: their projection, `[*, S, N, E]`.
-        mask: of the whole MSA, `[*, S, N]`.
+    Of their projection `[*, S, N, E]` and the mask of the whole MSA `[*, S, N]`.
     """
 
     def __init__(self, b: Tensor, mask: Tensor) -> None:

@@ -117,10 +117,7 @@ def plain_attention(
 ) -> Tensor:  # fmt: skip
     """Update, dropped out, of rows x `[*, n, N, C]`, normalised, by attention along N.
 
-    Args:
-        bias: `[*, H, N, N]`.
-        mask: `[*, n, N]`.
-        drop: `[*, N, C]`, or None.
+    Bias is `[*, H, N, N]`, mask `[*, n, N]`, drop `[*, N, C]`.
     """
     key_bias = mask_bias(mask, module.inf)[..., :, None, None, :]
     update: Tensor = module.mha(x, x, [key_bias, bias[..., None, :, :, :]])

@@ -110,8 +110,7 @@ class ChannelProduct:
 class Known:
     """What needs nobody: of parts of the pairs, without a gradient.
 
-    Args:
-        rows: the product's `[E, B, I, N]`, or what makes them of both sides and what is known.
+    Of the product's rows `[E, B, I, N]`, or what makes them of both sides and what is known.
     """
 
     def __init__(self, rows: Tensor | Callable[[Tensor], Tensor]) -> None:

@@ -19,10 +19,7 @@ _CROWDED: Final = 0.05  # share of residues that may be
 def implausible(ca: np.ndarray, residue_index: np.ndarray, chain: np.ndarray) -> str:
     """What no protein has, in one sentence; empty for a structure that may be one.
 
-    Args:
-        ca: CA atoms `[L, 3]` in ångström.
-        residue_index: `[L]`; neighbours differ by one.
-        chain: `[L]`, a number per chain.
+    Of CA atoms `[L, 3]` in ångström; indices of neighbours in a chain differ by one, `[L]`.
     """
     joined = (np.diff(residue_index) == 1) & (np.diff(chain) == 0)
     bonds = np.linalg.norm(np.diff(ca, axis=0), axis=1)[joined]

@@ -84,13 +84,10 @@ def prediction_batch(
     seed: int = 0,
     **sizes: Any,
 ) -> dict[str, Tensor]:
-    """A chain or a complex as a batch of one for a model.
+    """A chain of a dataset, or one of its `assemblies`, as a batch of one for a model.
 
-    Args:
-        record: of a dataset, or of its `assemblies`.
-        no_recycling_iters: passes before the last.
-        seed: of the rows drawn from the MSA.
-        sizes: rows and templates, as `trained_sizes` has them.
+    The seed is of the rows drawn from the MSA; sizes are rows and templates, as `trained_sizes`
+    has them.
 
     Raises:
         InputError: the model is of the other kind.

@@ -28,10 +28,8 @@ def count_step_flops(
 ) -> dict[str, float]:
     """FLOPs of one pass without gradient and of one with its backward, for a batch's shapes.
 
-    A step with R recycles costs `(R - 1) * forward + forward_backward`.
-
-    Args:
-        build: makes the plain model, of fake tensors here.
+    A step with R recycles costs `(R - 1) * forward + forward_backward`. The plain model is built of
+    fake tensors here.
     """
     with torch.device("meta"):  # drawing initial weights would need values
         model = build()

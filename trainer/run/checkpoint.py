@@ -43,16 +43,13 @@ _FILES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """A complete checkpoint on disk.
-
-    Attributes:
-        step: number of steps done when it was written.
-        state: what was saved beside the tensors: loader state, counters, provenance.
-    """
+    """A complete checkpoint on disk."""
 
     path: Path
     step: int
+    """Number of steps done when it was written."""
     state: dict[str, Any]
+    """What was saved beside the tensors: loader state, counters, provenance."""
 
     def tensors(self, file: str) -> dict[str, Tensor]:
         """The tensors of `model`, `ema`, `optimizer` or `RESIDUALS`, on the CPU."""

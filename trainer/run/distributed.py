@@ -31,16 +31,13 @@ _SIGNS: Final = ("gloo/transport", "ncclRemoteError")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class World:
-    """Who takes part, and which of them this process is.
-
-    Attributes:
-        axis: the ranks that share this one's samples; None: it has its own.
-    """
+    """Who takes part, and which of them this process is."""
 
     rank: int = 0
     size: int = 1
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     axis: Axis | None = None
+    """The ranks that share this one's samples; None: it has its own."""
 
     @property
     def readers(self) -> int:
@@ -100,11 +97,8 @@ class World:
 def join_world(device: str | None = None, axial: int | None = 1) -> Iterator[World]:
     """This process's place among those torchrun started; alone where it started none.
 
-    `nccl` on GPUs, `gloo` elsewhere. Leaves the group at the end.
-
-    Args:
-        device: `cpu` or `cuda`; the GPU of this rank if there is one.
-        axial: ranks that share a sample: neighbours; None: all.
+    `nccl` on GPUs, `gloo` elsewhere. Leaves the group at the end. Without a device it is this
+    rank's GPU if there is one. So many neighbours share a sample (`axial`; None: all).
 
     Raises:
         TrainerError: torchrun's variables are broken, there are more ranks than GPUs, `axial`

@@ -19,12 +19,6 @@ _GONE: Final = frozenset({"hang_factor", "overlap"})
 """Settings that runs of before have written down."""
 
 
-def _preset(name: str) -> TrainConfig:
-    if name not in PRESETS:
-        raise ValueError(f"preset is {name!r}, but must be one of {', '.join(PRESETS)}")
-    return PRESETS[name]().train
-
-
 def from_dict(values: Mapping[str, Any], path: str | None = None) -> TrainConfig:
     """A run from plain values over its preset's.
 
@@ -32,10 +26,10 @@ def from_dict(values: Mapping[str, Any], path: str | None = None) -> TrainConfig
         InputError: a name is unknown or a value is refused; says which.
     """
     values = {name: value for name, value in values.items() if name not in _GONE}
-    try:
-        return replaced(_preset(str(values.get("preset", "initial_training"))), values)
-    except ValueError as error:
-        raise InputError(str(error), path=path) from error
+    if (name := str(values.get("preset", "initial_training"))) not in PRESETS:
+        known = ", ".join(PRESETS)
+        raise InputError(f"preset is {name!r}, but must be one of {known}", path=path)
+    return _changed(PRESETS[name]().train, values, path=path)
 
 
 def load_config(source: str) -> TrainConfig:
@@ -45,7 +39,7 @@ def load_config(source: str) -> TrainConfig:
         InputError: neither a preset nor a readable YAML file of known names.
     """
     if source.replace("-", "_") in PRESETS:
-        return _preset(source.replace("-", "_"))
+        return PRESETS[source.replace("-", "_")]().train
     path = Path(source)
     if not path.is_file():
         raise InputError(
@@ -106,8 +100,8 @@ def loader_config(config: TrainConfig, world: World) -> LoaderConfig:
     return base if base.global_batch_size else base.replace(global_batch_size=batch)
 
 
-def _changed(base: _C, changes: Mapping[str, Any], prefix: str) -> _C:
+def _changed(base: _C, changes: Mapping[str, Any], prefix: str = "", path: str | None = None) -> _C:
     try:
         return replaced(base, changes, prefix)
     except ValueError as error:
-        raise InputError(str(error)) from error
+        raise InputError(str(error), path=path) from error

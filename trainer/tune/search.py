@@ -39,19 +39,16 @@ class Settings(NamedTuple):
 
 
 class Trial(NamedTuple):
-    """A short run.
-
-    Attributes:
-        seconds: of each counted step; the same samples in the same order in every trial.
-        peak_memory: bytes of the rank with most.
-        wait_share: of the time, for data.
-        error: why there are no seconds.
-    """
+    """A short run."""
 
     seconds: tuple[float, ...] = ()
+    """Of each counted step; the same samples in the same order in every trial."""
     peak_memory: int = 0
+    """Bytes of the rank with most."""
     wait_share: float = 0.0
+    """Of the time, for data."""
     error: str = ""
+    """Why there are no seconds."""
 
 
 class TuneResult(NamedTuple):
@@ -104,10 +101,8 @@ def search(
 ) -> TuneResult:  # fmt: skip
     """The fastest settings that coordinate descent finds, confirmed beside the default.
 
-    Args:
-        measure: makes a trial; what is wrong with the settings is its error.
-        values: what each setting may be, from `alternatives`.
-        rounds: how often winner and default take turns at the end.
+    What is wrong with settings is their trial's error. `values` are those of `alternatives`; at the
+    end winner and default take turns for so many rounds.
     """
     default = best = Settings.of(config)
     trials: list[tuple[Settings, Trial]] = []
