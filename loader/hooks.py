@@ -104,11 +104,7 @@ class LoaderHooks:
         return np.asarray(found / found.max())
 
     def cropped(self, sample: ChainSample) -> Crop:
-        """The sample's crop.
-
-        Raises:
-            LoaderError: it does not lie within the chain.
-        """
+        """The sample's crop (raises LoaderError: it does not lie within the chain)."""
         if self.crop is None:
             return sample.crop
         start, most = int(self.crop(sample)), sample.num_res - sample.crop.length

@@ -72,11 +72,9 @@ class Job:
     Attributes:
         input_uri: its raw files; None for tokens that only read.
         ref: what it moves; None: nothing.
-        message: why, for the ref's history.
         attempts: runs of its process so far.
         progress: `num_chains`, `good`, `broken`, `share`, `seconds_left`, ...
         result: `snapshot`, counts and seconds, once it has ended.
-        error: why it failed.
         principal: token it was submitted with.
     """
 
@@ -127,10 +125,9 @@ class Move:
     Attributes:
         digest: where it points since; empty: it was deleted.
         previous: where it pointed; None: it was new.
-        moved_at: when, ISO 8601 UTC.
+        moved_at: ISO 8601 UTC.
         principal: who moved it; `store`: somebody past the service.
         job: the job that moved it, if one did.
-        message: why.
     """
 
     digest: str
@@ -147,8 +144,6 @@ class Token:
 
     Attributes:
         id: its name, and the middle of its text.
-        label: what it is for.
-        scopes: what it may do.
         datasets: it is for these only; None: for all.
         roots: places it may name; None: all that are open.
         parent: the token it was made with, and ends with.

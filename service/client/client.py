@@ -189,11 +189,7 @@ class Client:
     def wait(
         self, job_id: str, *, seconds: float = 1.0, seen: Callable[[Job], None] | None = None
     ) -> Job:
-        """A job that has succeeded.
-
-        Raises:
-            ServiceError: it failed or was cancelled; says why.
-        """
+        """A job that has succeeded (raises ServiceError: it failed or was cancelled; says why)."""
         while True:
             job = self.job(job_id)
             if seen is not None:

@@ -59,7 +59,8 @@ def main(job_id: str, attempt: int | None = None) -> int:
     database = Database(settings.url)
     queue = JobQueue(database, settings.max_queued_jobs)
     pulse = _Pulse(queue, job_id, attempt)
-    before = signal.signal(signal.SIGTERM, pulse.on_sigterm)
+    # Our service stops; the next one continues the job.
+    before = signal.signal(signal.SIGTERM, lambda *_: pulse.stop_for(jobs.QUEUED))
     try:
         return _run_and_say(database, settings, queue, pulse, job_id)
     except Exception as error:
@@ -183,10 +184,6 @@ class _Pulse:
     def stop_for(self, state: str) -> None:
         """Stop the driver at its next word; the job ends in `state`."""
         self._stop = self._stop or state
-
-    def on_sigterm(self, *_: object) -> None:
-        """Our service stops; the next one continues the job."""
-        self.stop_for(jobs.QUEUED)
 
     def progress(self, progress: JobProgress | None = None) -> None:
         """Called by the driver, or a search before it, about twice a second."""

@@ -23,7 +23,8 @@ from evofeed.trainer.model.primitives import Linear, SharedDropout, checkpointed
 from evofeed.trainer.model.transition import MSATransition, PairTransition
 from evofeed.trainer.model.triangle import (
     TriangleAttentionStartingNode,
-    triangle_multiplications,
+    TriangleMultiplicationIncoming,
+    TriangleMultiplicationOutgoing,
 )
 
 
@@ -32,9 +33,9 @@ class PairStack(nn.Module):
 
     def __init__(self, config: StackConfig, c_z: int) -> None:
         super().__init__()
-        self.tri_mul_out, self.tri_mul_in = triangle_multiplications(
-            c_z, config.c_hidden_mul, config.fuse_projection_weights
-        )
+        multiplication = c_z, config.c_hidden_mul, config.fuse_projection_weights
+        self.tri_mul_out = TriangleMultiplicationOutgoing(*multiplication)
+        self.tri_mul_in = TriangleMultiplicationIncoming(*multiplication)
         attention = (c_z, config.c_hidden_pair_att, config.no_heads_pair, config.inf)
         self.tri_att_start = TriangleAttentionStartingNode(*attention)
         # The ending node is a starting node on the transposed tensor, which makes

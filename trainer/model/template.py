@@ -33,7 +33,8 @@ from evofeed.trainer.model.transition import PairTransition
 from evofeed.trainer.model.triangle import (
     TriangleAttentionEndingNode,
     TriangleAttentionStartingNode,
-    triangle_multiplications,
+    TriangleMultiplicationIncoming,
+    TriangleMultiplicationOutgoing,
 )
 
 _N, _CA, _C = (ATOM_ORDER[name] for name in ("N", "CA", "C"))
@@ -64,9 +65,9 @@ class TemplatePairStackBlock(nn.Module):
         attention = config.c_t, config.c_hidden_tri_att, config.no_heads
         self.tri_att_start = TriangleAttentionStartingNode(*attention)
         self.tri_att_end = TriangleAttentionEndingNode(*attention)
-        self.tri_mul_out, self.tri_mul_in = triangle_multiplications(
-            config.c_t, config.c_hidden_tri_mul, config.fuse_projection_weights
-        )
+        multiplication = config.c_t, config.c_hidden_tri_mul, config.fuse_projection_weights
+        self.tri_mul_out = TriangleMultiplicationOutgoing(*multiplication)
+        self.tri_mul_in = TriangleMultiplicationIncoming(*multiplication)
         self.pair_transition = PairTransition(config.c_t, config.pair_transition_n)
 
     def forward(

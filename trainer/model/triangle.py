@@ -13,27 +13,34 @@ from evofeed.trainer.model.primitives import Attention, LayerNorm, Linear, in_fl
 
 
 class _TriangleMultiplication(nn.Module):
-    """Shared by the four classes below, which differ in `_outgoing` and in the projections."""
+    """With `fused` projections those of a and b are in one matrix, as later checkpoints store them.
+
+    There a is first.
+    """
 
     _outgoing: bool
 
-    def __init__(self, c_z: int, c_hidden: int) -> None:
+    def __init__(self, c_z: int, c_hidden: int, fused: bool = False) -> None:
         super().__init__()
-        self.c_z = c_z
-        self.c_hidden = c_hidden
+        self.c_hidden, self.fused = c_hidden, fused
         self.linear_g = Linear(c_z, c_z, init="gating")
         self.linear_z = Linear(c_hidden, c_z, init="final")
         self.layer_norm_in = LayerNorm(c_z)
         self.layer_norm_out = LayerNorm(c_hidden)
-        self._add_projections()
-
-    def _add_projections(self) -> None:
-        self.linear_a_p = Linear(self.c_z, self.c_hidden)
-        self.linear_a_g = Linear(self.c_z, self.c_hidden, init="gating")
-        self.linear_b_p = Linear(self.c_z, self.c_hidden)
-        self.linear_b_g = Linear(self.c_z, self.c_hidden, init="gating")
+        if fused:
+            self.linear_ab_p = Linear(c_z, 2 * c_hidden)
+            self.linear_ab_g = Linear(c_z, 2 * c_hidden, init="gating")
+            return
+        self.linear_a_p = Linear(c_z, c_hidden)
+        self.linear_a_g = Linear(c_z, c_hidden, init="gating")
+        self.linear_b_p = Linear(c_z, c_hidden)
+        self.linear_b_g = Linear(c_z, c_hidden, init="gating")
 
     def _project(self, z: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        if self.fused:
+            ab = mask * torch.sigmoid(self.linear_ab_g(z)) * self.linear_ab_p(z)
+            a, b = ab.chunk(2, dim=-1)
+            return a, b
         a = mask * torch.sigmoid(self.linear_a_g(z)) * self.linear_a_p(z)
         b = mask * torch.sigmoid(self.linear_b_g(z)) * self.linear_b_p(z)
         return a, b
@@ -67,44 +74,6 @@ class TriangleMultiplicationIncoming(_TriangleMultiplication):
     """Edges k->i and k->j update i->j. Source: AF2 SI algorithm 12."""
 
     _outgoing = False
-
-
-class _FusedTriangleMultiplication(_TriangleMultiplication):
-    """The projections of a and b in one matrix (a first), as later checkpoints store them."""
-
-    def _add_projections(self) -> None:
-        self.linear_ab_p = Linear(self.c_z, 2 * self.c_hidden)
-        self.linear_ab_g = Linear(self.c_z, 2 * self.c_hidden, init="gating")
-
-    def _project(self, z: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        ab = mask * torch.sigmoid(self.linear_ab_g(z)) * self.linear_ab_p(z)
-        a, b = ab.chunk(2, dim=-1)
-        return a, b
-
-
-class FusedTriangleMultiplicationOutgoing(_FusedTriangleMultiplication):
-    """`TriangleMultiplicationOutgoing` with fused projections."""
-
-    _outgoing = True
-
-
-class FusedTriangleMultiplicationIncoming(_FusedTriangleMultiplication):
-    """`TriangleMultiplicationIncoming` with fused projections."""
-
-    _outgoing = False
-
-
-def triangle_multiplications(c_z: int, c_hidden: int, fused: bool) -> tuple[nn.Module, nn.Module]:
-    """Of outgoing and of incoming edges, `fused`: with the projections of a and b in one matrix."""
-    if fused:
-        return (
-            FusedTriangleMultiplicationOutgoing(c_z, c_hidden),
-            FusedTriangleMultiplicationIncoming(c_z, c_hidden),
-        )
-    return (
-        TriangleMultiplicationOutgoing(c_z, c_hidden),
-        TriangleMultiplicationIncoming(c_z, c_hidden),
-    )
 
 
 class _TriangleAttention(nn.Module):

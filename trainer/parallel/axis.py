@@ -84,11 +84,7 @@ def axial_group(ranks: int, axial: int, device: torch.device) -> Axis:
 
 
 def check_divides(ranks: int, axial: int) -> None:
-    """Whether so many ranks can stand in groups of `axial`.
-
-    Raises:
-        TrainerError: they cannot.
-    """
+    """Whether so many ranks can stand in groups of `axial` (raises TrainerError: they cannot)."""
     if ranks % axial:
         fitting = [str(n) for n in range(1, ranks + 1) if ranks % n == 0]
         raise TrainerError(

@@ -28,7 +28,7 @@ from evofeed.trainer.parallel.pairs import (
     added,
     kept,
     logits_of,
-    pair_stack,
+    pair_block,
     plain_attention,
     transition,
     transition_over,
@@ -67,7 +67,7 @@ def msa_block(
         z = kept(z, new, axis)
         del new
     m = exchange(m, axis, split=-3, join=-2, length=N)
-    return m, pair_stack(block.pair_stack, z, pair_mask, mask_trans, axis)
+    return m, pair_block(block.pair_stack, z, pair_mask, mask_trans, axis)
 
 
 def _attend_rows(

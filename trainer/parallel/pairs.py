@@ -6,8 +6,6 @@ Letters: N residues, n of them here, C channels, H heads, E hidden channels.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -32,43 +30,26 @@ from evofeed.trainer.parallel.triangle_product import (
 )
 
 
-def pair_stack(
-    stack: Any, z: Tensor, pair_mask: Tensor, mask_trans: bool, axis: Axis
+def pair_block(
+    block: Any, z: Tensor, mask: Tensor, mask_trans: bool, axis: Axis
 ) -> Tensor:  # fmt: skip
-    """`PairStack` on rows `[*, n, N, C]`; the mask is whole."""
-    drop, step = stack.ps_dropout_row_layer, partial(_step, pair_mask, axis)
-    z = step(_multiply, stack.tri_mul_out, z, drop)
-    z = step(_multiply, stack.tri_mul_in, z, drop)
-    z = step(_attend_start, stack.tri_att_start, z, drop)
-    z = step(_attend_end, stack.tri_att_end, z, drop)
-    mask = axis.part(pair_mask, -2) if mask_trans else None
-    return transition_over(stack.pair_transition, z, mask, axis)
+    """`PairStack` on rows `[*, n, N, C]`, or `TemplatePairStackBlock` on those of all templates.
 
-
-def template_block(
-    block: Any, t: Tensor, mask: Tensor, mask_trans: bool, axis: Axis
-) -> Tensor:  # fmt: skip
-    """`TemplatePairStackBlock` on rows `[*, T, n, N, C]`; the mask is whole, for all templates."""
-    step = partial(_step, mask, axis)
+    The mask is whole, and one for all templates.
+    """
+    rows, columns = (
+        (block.dropout_row, block.dropout_col) if hasattr(block, "dropout_col")
+        else (block.ps_dropout_row_layer,) * 2
+    )  # fmt: skip
+    multiply = [(_multiply, one, rows) for one in (block.tri_mul_out, block.tri_mul_in)]
     attend = [
-        (_attend_start, block.tri_att_start, block.dropout_row),
-        (_attend_end, block.tri_att_end, block.dropout_col),
-    ]
-    multiply = [
-        (_multiply, one, block.dropout_row) for one in (block.tri_mul_out, block.tri_mul_in)
-    ]
-    both = multiply + attend if block.tri_mul_first else attend + multiply
-    for update, module, drop in both:
-        t = step(update, module, t, drop)
+        (_attend_start, block.tri_att_start, rows), (_attend_end, block.tri_att_end, columns)
+    ]  # fmt: skip
+    first = getattr(block, "tri_mul_first", True)
+    for update, module, drop in multiply + attend if first else attend + multiply:
+        z = kept(z, update(module, z, mask, whole_drop_mask(drop, z), axis), axis)
     own = axis.part(mask, -2) if mask_trans else None
-    return transition_over(block.pair_transition, t, own, axis)
-
-
-def _step(
-    mask: Tensor, axis: Axis, update: Callable[..., Tensor], module: Any, x: Tensor, drop: Any
-) -> Tensor:  # fmt: skip
-    """x and its update by a module, dropped out by the layer `drop`."""
-    return kept(x, update(module, x, mask, whole_drop_mask(drop, x), axis), axis)
+    return transition_over(block.pair_transition, z, own, axis)
 
 
 def kept(z: Tensor, new: Tensor, axis: Axis) -> Tensor:
@@ -128,40 +109,40 @@ def _attend_start(
     module: Any, z: Tensor, mask: Tensor, drop: Tensor | None, axis: Axis
 ) -> Tensor:  # fmt: skip
     """z and its attention around the starting node, on rows."""
-    N, own = mask.shape[-1], axis.part(mask, -2)
-    if drop is None and _in_parts(module, z, N):
-        return _attend_in_parts(module, z, own, axis)
-    if axis.all_have(N):
-        found: Tensor | None = attention_of(
-            module, z, None, own, others=Others(axis, N), drop_mask=drop
-        )
-        if found is not None:
-            return found
-    x = module.layer_norm(z)
-    bias = gather(module.linear(x).movedim(-1, -3), axis, dim=-2, length=N)
-    return z + plain_attention(module, x, bias, own, drop)
+    return _attend(module, z, axis.part(mask, -2), drop, axis, columns=False)
 
 
 def _attend_end(
     module: Any, z: Tensor, mask: Tensor, drop: Tensor | None, axis: Axis
 ) -> Tensor:  # fmt: skip
     """Rows of z and its attention around the ending node, which works on columns."""
-    N, own = mask.shape[-1], axis.part(mask, -1)
+    N = mask.shape[-1]
     z = exchange(z, axis, split=-2, join=-3, length=N)  # [*, N, n, C]
-    found: Tensor | None = None
+    z = _attend(module, z, axis.part(mask, -1), drop, axis, columns=True)
+    return exchange(z, axis, split=-3, join=-2, length=N)
+
+
+def _attend(
+    module: Any, z: Tensor, mask: Tensor, drop: Tensor | None, axis: Axis, *, columns: bool
+) -> Tensor:  # fmt: skip
+    """z and its attention along rows `[*, n, N, C]`, or columns `[*, N, n, C]`."""
+    N = mask.shape[-2 if columns else -1]
+    by_row = mask.transpose(-1, -2) if columns else mask
+
+    def turned(x: Tensor) -> Tensor:
+        return x.transpose(-2, -3) if columns else x
+
     if drop is None and _in_parts(module, z, N):
-        turned = _attend_in_parts(module, z.transpose(-2, -3), own.transpose(-1, -2), axis)
-        found = turned.transpose(-2, -3)
-    elif axis.all_have(N):
-        found = attention_of(
-            module, z, None, own, others=Others(axis, N), columns=True, drop_mask=drop
+        return turned(_attend_in_parts(module, turned(z), by_row, axis))
+    if axis.all_have(N):
+        found: Tensor | None = attention_of(
+            module, z, None, mask, others=Others(axis, N), columns=columns, drop_mask=drop
         )
-    if found is None:
-        x = module.layer_norm(z).transpose(-2, -3)
-        bias = gather(module.linear(x).movedim(-1, -3), axis, dim=-2, length=N)
-        update = plain_attention(module, x, bias, own.transpose(-1, -2), drop)
-        found = z + update.transpose(-2, -3)
-    return exchange(found, axis, split=-3, join=-2, length=N)
+        if found is not None:
+            return found
+    x = turned(module.layer_norm(z))
+    bias = gather(module.linear(x).movedim(-1, -3), axis, dim=-2, length=N)
+    return z + turned(plain_attention(module, x, bias, by_row, drop))
 
 
 def _in_parts(module: Any, z: Tensor, N: int) -> bool:

@@ -17,7 +17,7 @@ from evofeed.trainer.model.template import BaseTemplateEmbedder, TemplatePairSta
 from evofeed.trainer.parallel.axis import Axis
 from evofeed.trainer.parallel.collectives import gather
 from evofeed.trainer.parallel.msa import msa_block
-from evofeed.trainer.parallel.pairs import template_block
+from evofeed.trainer.parallel.pairs import pair_block
 from evofeed.trainer.parallel.rows import rows_at_once, slices
 
 
@@ -54,9 +54,7 @@ def _template_rows(
     stack: TemplatePairStack, axis: Axis, t: Tensor, mask: Tensor, mask_trans: bool
 ) -> Tensor:
     for block in stack.blocks:
-        t = checkpointed(
-            template_block, block, t, mask, mask_trans, axis, enabled=stack.checkpointing
-        )
+        t = checkpointed(pair_block, block, t, mask, mask_trans, axis, enabled=stack.checkpointing)
     return stack.layer_norm(t)  # type: ignore[no-any-return]
 
 

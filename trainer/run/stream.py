@@ -40,11 +40,7 @@ class BatchStream:
         self._batches: Iterator[dict[str, Tensor]] | None = None
 
     def __next__(self) -> dict[str, Tensor]:
-        """The next batch.
-
-        Raises:
-            TrainerError: a whole epoch held no batch.
-        """
+        """The next batch (raises TrainerError: a whole epoch held no batch)."""
         self.first = self._batches is None
         if self._batches is None:
             self._batches = iter(self.loader)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import fields
+from functools import partial
 from typing import Any, get_type_hints
 
 import torch
@@ -320,13 +321,12 @@ RUNNERS: dict[str, Runner] = {
     "PairTransition": _transition(transition.PairTransition, "z"),
     "OuterProductMean": _module(outer_product_mean.OuterProductMean, "m", "mask"),
     **{
-        name: _module(getattr(triangle, name), *_tri_mul)
-        for name in (
-            "TriangleMultiplicationOutgoing",
-            "TriangleMultiplicationIncoming",
-            "FusedTriangleMultiplicationOutgoing",
-            "FusedTriangleMultiplicationIncoming",
+        f"{kind}TriangleMultiplication{way}": _module(
+            partial(getattr(triangle, f"TriangleMultiplication{way}"), fused=bool(kind)),
+            *_tri_mul,
         )
+        for kind in ("", "Fused")
+        for way in ("Outgoing", "Incoming")
     },
     "TriangleAttentionStartingNode": _module(triangle.TriangleAttentionStartingNode, "x", "mask"),
     "TriangleAttentionEndingNode": _module(triangle.TriangleAttentionEndingNode, "x", "mask"),
