@@ -46,8 +46,6 @@ def eligible_rows(index: pa.Table, config: LoaderConfig) -> np.ndarray:
         LoaderError: none is left; says which filter took how many.
     """
     filters = {
-        f"resolution over {config.max_resolution}": column(index, "resolution")
-        > config.max_resolution,
         f"more than {config.max_aa_fraction} of one amino acid": column(index, "max_aa_fraction")
         > config.max_aa_fraction,
     }
@@ -71,7 +69,8 @@ def let_through(
     Raises:
         LoaderError: none is left; says which filter took how many.
     """
-    filters = dict(filters)
+    too_coarse = column(table, "resolution") > config.max_resolution
+    filters = {f"resolution over {config.max_resolution}": too_coarse, **filters}
     if config.supervised and kind != "entry":
         filters["no structure"] = ~column(table, "has_structure")
     if config.released_from or config.released_until:

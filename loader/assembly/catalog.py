@@ -129,8 +129,6 @@ def eligible_assemblies(table: pa.Table, config: LoaderConfig) -> np.ndarray:
         LoaderError: none is left; says which filter took how many.
     """
     filters = {
-        f"resolution over {config.max_resolution}": column(table, "resolution")
-        > config.max_resolution,
         "predicted, and fewer than 200 residues": column(table, "is_distillation")
         & (column(table, "num_res") < 200),
     }

@@ -138,10 +138,7 @@ def eligible_entries(entries: Entries, config: LoaderConfig) -> np.ndarray:
     assert config.entries is not None
     rules, table, points = config.entries, entries.table, entries.datapoints
     resolution, tokens = column(table, "resolution"), column(table, f"tokens_{rules.project}")
-    filters = {
-        f"resolution over {config.max_resolution}": resolution > config.max_resolution,
-        f"no sample for {rules.project}": tokens < 0,
-    }
+    filters = {f"no sample for {rules.project}": tokens < 0}
     if rules.max_tokens is not None:
         filters[f"over {rules.max_tokens} tokens"] = tokens > rules.max_tokens
     if rules.resolution_required:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from evofeed.base.shapes import Float, Integer
-from evofeed.loader.transforms.msa import NUM_CODES
+from evofeed.loader.transforms.msa import NUM_CODES, one_hot
 from evofeed.protein.residues import GAP
 
 _EXACT_COLUMNS: Final = 2048
@@ -49,16 +49,11 @@ def agreements(
     for first in range(0, extra.shape[0], rows):
         for start in range(0, num_res, width):
             cut = slice(start, start + width)
-            one = _residue_one_hot(extra[first : first + rows, cut], dtype)
-            two = _residue_one_hot(centres[:, cut], dtype)
+            # gap and [MASK] are all zeros
+            one = one_hot(extra[first : first + rows, cut], GAP, dtype).flatten(1)
+            two = one_hot(centres[:, cut], GAP, dtype).flatten(1)
             counts[first : first + rows] += (one @ two.T).to(torch.int32)
     return counts
-
-
-def _residue_one_hot(codes: Tensor, dtype: torch.dtype) -> Tensor:
-    """`[rows, columns * 21]`; gap and [MASK] are all zeros."""
-    steps = torch.arange(GAP, device=codes.device, dtype=codes.dtype)
-    return (codes[..., None] == steps).to(dtype).flatten(1)
 
 
 def summarize_clusters(
