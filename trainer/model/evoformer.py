@@ -6,6 +6,7 @@ Source: AF2 SI 1.6 and 1.7.2, algorithms 6 and 18. Letters: S sequences, R resid
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -149,19 +150,18 @@ class MSAStack(nn.Module):
         _mask_trans: bool = True,
     ) -> Any:
         """What the stack gives (see its class) from MSA and pair representation."""
+        made = self.through(operator.call, m, z, msa_mask, pair_mask, _mask_trans=_mask_trans)
+        return self._result(*made)
+
+    def through(
+        self, step: Callable[..., Any], m: Tensor, z: Tensor, *given: Any, **options: Any
+    ) -> tuple[Tensor, Tensor]:
+        """MSA and pairs after a step of each block, `step(block, m, z, ...)`."""
         for block in self.blocks:
-            m, z = checkpointed(
-                block,
-                m,
-                z,
-                msa_mask,
-                pair_mask,
-                _mask_trans=_mask_trans,
-                enabled=self.checkpointing,
-            )
+            m, z = checkpointed(step, block, m, z, *given, enabled=self.checkpointing, **options)
             if self.watch is not None:
                 self.watch()
-        return self._result(m, z)
+        return m, z
 
     def _result(self, m: Tensor, z: Tensor) -> Any:
         raise NotImplementedError

@@ -6,7 +6,9 @@ Source: AF2 SI 1.7.1, algorithms 16 and 17; of complexes AlphaFold-Multimer, Eva
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import operator
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -112,8 +114,14 @@ class TemplatePairStack(nn.Module):
         _mask_trans: bool = True,
     ) -> Float[Tensor, "*B T R R c_t"]:
         """Template representations; `mask` is the query's pair mask."""
+        return self.through(operator.call, t, mask, _mask_trans=_mask_trans)
+
+    def through(
+        self, step: Callable[..., Any], t: Tensor, *given: Any, **options: Any
+    ) -> Float[Tensor, "*B T R R c_t"]:
+        """Templates after a step of each block, `step(block, t, ...)`, and the norm."""
         for block in self.blocks:
-            t = checkpointed(block, t, mask, _mask_trans=_mask_trans, enabled=self.checkpointing)
+            t = checkpointed(step, block, t, *given, enabled=self.checkpointing, **options)
         return self.layer_norm(t)  # type: ignore[no-any-return]
 
 

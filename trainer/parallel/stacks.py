@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from evofeed.trainer.model.evoformer import ExtraMSAStack, MSAStack
-from evofeed.trainer.model.primitives import checkpointed
-from evofeed.trainer.model.template import BaseTemplateEmbedder, TemplatePairStack
+from evofeed.trainer.model.template import BaseTemplateEmbedder
 from evofeed.trainer.parallel.axis import Axis
 from evofeed.trainer.parallel.collectives import gather
 from evofeed.trainer.parallel.msa import msa_block
@@ -39,23 +38,7 @@ def msa_rows(
     mask_trans: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Rows of the MSA, which is given whole, and of the pairs, which are given as rows."""
-    m = axis.part(m, -3)
-    for block in stack.blocks:
-        m, z = checkpointed(
-            msa_block, block, m, z, msa_mask, pair_mask, mask_trans, axis,
-            enabled=stack.checkpointing,
-        )  # fmt: skip
-        if stack.watch is not None:
-            stack.watch()
-    return m, z
-
-
-def _template_rows(
-    stack: TemplatePairStack, axis: Axis, t: Tensor, mask: Tensor, mask_trans: bool
-) -> Tensor:
-    for block in stack.blocks:
-        t = checkpointed(pair_block, block, t, mask, mask_trans, axis, enabled=stack.checkpointing)
-    return stack.layer_norm(t)  # type: ignore[no-any-return]
+    return stack.through(msa_block, axis.part(m, -3), z, msa_mask, pair_mask, mask_trans, axis)
 
 
 def template_embedder(
@@ -69,7 +52,7 @@ def template_embedder(
     z = axis.part(z, -3)
     t = embedder.embed(batch, z, slice(*axis.span(N)))
     mask = pair_mask[..., None, :, :].expand(*t.shape[:-3], N, N)
-    t = _template_rows(embedder.template_pair_stack, axis, t, mask, _mask_trans)
+    t = embedder.template_pair_stack.through(pair_block, t, mask, _mask_trans, axis)
     update = gather(embedder.update(batch, z, t), axis, dim=-3, length=N)
     return (update, *embedder.rows(batch))
 
@@ -93,7 +76,7 @@ def add_templates(
         for some in slices(first, last, at_once):
             here = slice(some.start - first, some.stop - first)
             t[..., here, :, :] = embedder.embed(one, z[..., here, :, :], some)
-        t = _template_rows(stack, axis, t, mask, mask_trans)
+        t = stack.through(pair_block, t, mask, mask_trans, axis)
         if made and embedder.adds_up:
             made[0].add_(t)
         else:
