@@ -131,7 +131,8 @@ def featurize(
     from evofeed.featurize.job.show import run_and_show
 
     changed = crop if crop != CropConfig() else None
-    report = run_and_show(input_uri, dataset_uri, config, changed, options, finder, as_json)
+    how = {"config": config, "crop": changed, "options": options, "discover_args": finder}
+    report = run_and_show(input_uri, dataset_uri, as_json, **how)
     raise typer.Exit(report.exit_code)
 
 

@@ -167,7 +167,7 @@ def _run(ledger: Any, job: Any, where: str, as_json: bool) -> None:
     crop = CropConfig(**job.arguments["crop"]) if job.arguments["crop"] else None
     options = JobOptions(**{**job.arguments["options"], "ledger": ledger.url})
     ledger.close()
-    report = run_and_show(
-        job.input_uri, dataset_uri, config, crop, options, job.arguments["discover"], as_json
-    )
+    how = {"config": config, "crop": crop, "options": options}
+    finder = job.arguments["discover"]
+    report = run_and_show(job.input_uri, dataset_uri, as_json, **how, discover_args=finder)
     raise typer.Exit(report.exit_code)

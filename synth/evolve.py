@@ -50,6 +50,8 @@ _STRENGTH = 1.6
 _BRANCH = 8.0  # substitutions tried a site: rows are nearly independent, so that covariation shows
 _INDELS = 0.09  # runs of columns opened or closed, for each substitution tried a site
 
+Energy = tuple[Float[np.ndarray, "X 20"], Int[np.ndarray, "X D"], Int[np.ndarray, "X D"]]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
@@ -87,7 +89,8 @@ def evolve(
     ]
     placed = dock(rng, bodies, copies)
     crowd, contact = _contacts(middles, placed)
-    rows = _evolve(rng, made, np.concatenate(columns), crowd, contact, num_leaves)
+    core = np.concatenate(columns)
+    rows = _evolve(rng, core, _energy(rng, made, core, crowd, contact), num_leaves)
     parts = np.split(rows, np.cumsum([len(core) for core in columns])[:-1], axis=1)
     families = (
         Family(rows=part, core=core, fold=fold)
@@ -124,15 +127,9 @@ def _within(distance: np.ndarray) -> np.ndarray:
 
 
 def _evolve(
-    rng: np.random.Generator,
-    made: list[folds.Fold],
-    core: np.ndarray,
-    crowd: np.ndarray,
-    contact: np.ndarray,
-    num_leaves: int,
+    rng: np.random.Generator, core: np.ndarray, energy: Energy, num_leaves: int
 ) -> np.ndarray:
     """Rows of the root and the leaves of a random tree, over the columns of all folds."""
-    fields, neighbours, kinds = _energy(rng, made, core, crowd, contact)
     rates = rng.gamma(0.7, 1.0, len(core)) + 0.05
     rates[~core] += 1.0
     rate_cdf = np.cumsum(rates) / rates.sum()
@@ -144,18 +141,7 @@ def _evolve(
     seed = np.uint64(rng.integers(1, 2**63))
     couplings = _STRENGTH * _couplings()
     rows = _descend(
-        root,
-        core,
-        parent,
-        moves,
-        gaps,
-        rate_cdf,
-        fields,
-        neighbours,
-        kinds,
-        couplings,
-        _proposals(),
-        seed,
+        root, core, parent, moves, gaps, rate_cdf, *energy, couplings, _proposals(), seed
     )
     leaves = np.setdiff1d(np.arange(len(parent)), parent[1:])
     return np.concatenate([rows[:1], rows[leaves]])
@@ -177,7 +163,7 @@ def _energy(
     core: np.ndarray,
     crowd: np.ndarray,
     contact: np.ndarray,
-) -> tuple[Float[np.ndarray, "X 20"], Int[np.ndarray, "X D"], Int[np.ndarray, "X D"]]:
+) -> Energy:
     """Log-preferences of each column, the columns it touches (-1 for none), and how."""
     sites = np.flatnonzero(core)
     burial = (crowd - crowd.mean()) / (crowd.std() + 1e-9)

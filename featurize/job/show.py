@@ -14,9 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from evofeed.base.options import share_bar
-from evofeed.featurize.config import CropConfig, FeaturizeConfig
 from evofeed.featurize.job.account import JobProgress, JobReport
-from evofeed.featurize.job.options import JobOptions
 from evofeed.featurize.job.run import run_job
 
 _SHOWN = 5
@@ -30,27 +28,11 @@ def job_bar(quiet: bool = False) -> Iterator[Callable[[JobProgress], None]]:
         yield lambda progress: show(progress.share, line(progress))
 
 
-def run_and_show(
-    input_uri: str,
-    dataset_uri: str,
-    config: FeaturizeConfig,
-    crop: CropConfig | None,
-    options: JobOptions,
-    finder: dict[str, Any],
-    as_json: bool,
-) -> JobReport:
-    """Run a job with a progress bar on stderr and a summary (or JSON) on stdout."""
+def run_and_show(input_uri: str, dataset_uri: str, as_json: bool, **how: Any) -> JobReport:
+    """`run_job` with a progress bar on stderr and a summary (or JSON) on stdout."""
     with _terminable(), job_bar(quiet=as_json) as show:
         try:
-            report = run_job(
-                input_uri,
-                dataset_uri,
-                config=config,
-                crop=crop,
-                options=options,
-                progress=show,
-                discover_args=finder,
-            )
+            report = run_job(input_uri, dataset_uri, progress=show, **how)
         except KeyboardInterrupt:
             Console(stderr=True).print(_INTERRUPTED, highlight=False, soft_wrap=True)
             raise
