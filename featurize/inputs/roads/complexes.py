@@ -96,7 +96,7 @@ def from_job(path: Path, beside: SideFiles) -> list[ChainSource]:
                 dataclasses.replace(source, notes=(*source.notes, *notes))
                 for source in _proteins(molecules, entry, number, path, beside)
             ]
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             why = f"its 'sequences' are not as AlphaFold 3, Protenix or Boltz write them: {error!r}"
             beside.faults.append(InputError(why, path=str(path), item=entry))
     return sources
@@ -233,7 +233,7 @@ def _text(value: object) -> str:
     """
     if not isinstance(value, str | int):
         raise TypeError(f"a {type(value).__name__} where a text belongs")
-    return str(value)
+    return str(value).encode().decode()  # a lone surrogate of JSON is none
 
 
 def _stem(path: Path) -> str:
