@@ -35,7 +35,7 @@ def alignment_folders(root: str | Path) -> list[tuple[str, ...]]:
     last: one folder's, or one that Boltz or OpenFold3 prepared."""
     groups: dict[Path, list[str]] = {}
     for path in sorted(Path(root).rglob("*")):
-        if path.is_file() and plain(path.name).endswith(SUFFIXES):
+        if plain(path.name).endswith(SUFFIXES) and not path.is_dir():
             groups.setdefault(path.parent, []).append(str(path))
         elif path.suffix == ".npz":
             groups[path] = [str(path)]

@@ -14,7 +14,7 @@ from evofeed.base.errors import InputError
 from evofeed.base.files import write_atomic
 from evofeed.featurize.entries.alignments import alignment_folders, query_of
 from evofeed.featurize.formats.alignment_db import SEARCH_INDEX, read_index
-from evofeed.featurize.formats.reading import plain, read_bytes
+from evofeed.featurize.formats.reading import is_text, plain, read_bytes
 from evofeed.featurize.inputs.clusters import read_clusters
 from evofeed.featurize.job.options import absolute
 
@@ -61,7 +61,8 @@ def structure_files(place: str) -> list[str]:
     """
     root = Path(absolute(place))
     paths = [root] if root.is_file() else sorted(root.rglob("*"))
-    found = [str(p) for p in paths if p.is_file() and plain(p.name).endswith(_SUFFIXES)]
+    named = (path for path in paths if plain(path.name).lower().endswith(_SUFFIXES))
+    found = [str(path) for path in named if not path.is_dir()]  # what is no file either is listed
     if not found:
         what = "no mmCIF file here (.cif, .mmcif, also .gz or .zst)"
         raise InputError(what if root.exists() else "no such file or folder", path=place)
@@ -70,7 +71,15 @@ def structure_files(place: str) -> list[str]:
 
 def failure(name: str, why: str) -> dict[str, Any]:
     """What a report says of something left out."""
+    name, why = (text.encode(errors="replace").decode() for text in (name, why))
     return {"chain_id": name, "type": "InputError", "message": why, "path": None, "line": None}
+
+
+def with_text(items: Items, left_out: list[dict[str, Any]]) -> Items:
+    """The items whose names are text, which a ledger can keep; the others are left out."""
+    odd = [item for item in items if not all(map(is_text, item))]
+    left_out += [failure(item[0], "not UTF-8: rename it") for item in odd]
+    return [item for item in items if item not in odd]
 
 
 def entry_items(files: Sequence[str], root: str) -> Items:

@@ -23,6 +23,7 @@ from evofeed.featurize.entries.input import (
     failure,
     from_anywhere,
     structure_files,
+    with_text,
 )
 from evofeed.featurize.entries.molecules import conformer_version
 from evofeed.featurize.entries.openfold3_templates import structure_beside
@@ -125,11 +126,11 @@ def prepare_entries(
             expected_memory=_MEMORY,
             run=secrets.token_hex(8),
         )
-        groups = [("entry", files)]
+        groups = [("entry", with_text(files, left_out))]
         if rows:
             found, twice = alignment_items(rows)
             left_out += twice
-            groups.append(("alignment", found))
+            groups.append(("alignment", with_text(found, left_out)))
         arguments = {
             "entries": {**dataclasses.asdict(source), "recorded": bool(molecules)},
             "options": {**options.to_dict(), "ledger": ""},  # its URL may hold a password

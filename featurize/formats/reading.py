@@ -135,6 +135,14 @@ def is_text(name: str) -> bool:
     return True
 
 
+def entry_kind(entry: os.DirEntry[str]) -> str:
+    """`dir`, `file`, or nothing for what is neither: a link to nothing, or round in a circle."""
+    try:
+        return "dir" if entry.is_dir() else "file" if entry.is_file() else ""
+    except OSError:
+        return ""
+
+
 def line_of(data: bytes, offset: int) -> int:
     """Line number, from 1, of a byte."""
     return data.count(b"\n", 0, offset) + 1

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from evofeed.base.errors import InputError, UnusedInput
-from evofeed.featurize.formats.reading import plain
+from evofeed.featurize.formats.reading import entry_kind, plain
 from evofeed.featurize.inputs.sources import ChainSource
 from evofeed.featurize.structures.structure_places import SUFFIXES, entry_of, structure_files
 
@@ -117,9 +117,9 @@ def unused_files(
         name = plain(entry.name).lower()
         if entry.path in used or entry.name.startswith(".") or not name.endswith(_PROTEIN):
             continue
-        if entry.is_dir():
+        if (kind := entry_kind(entry)) == "dir":
             continue
-        if not entry.is_file():
+        if kind != "file":
             found.append(InputError("no regular file: fix or remove it", path=entry.path))
             continue
         found.append(UnusedInput(_why(Path(entry.path), sources), path=entry.path))

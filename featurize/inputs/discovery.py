@@ -21,7 +21,7 @@ from typing import Final
 
 from evofeed.base.errors import InputError, NoProtein
 from evofeed.featurize.formats.alignment_db import read_index
-from evofeed.featurize.formats.reading import file_ref, paused_gc, plain, read_bytes
+from evofeed.featurize.formats.reading import entry_kind, file_ref, paused_gc, plain, read_bytes
 from evofeed.featurize.inputs import layouts, side_files
 from evofeed.featurize.inputs.accounting import (
     FASTA,
@@ -239,7 +239,7 @@ def once(sources: Iterable[ChainSource], faults: list[InputError], place: str) -
 
 
 def _files(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
-    found = [Path(entry.path) for entry in os.scandir(folder) if entry.is_file()]
+    found = [Path(entry.path) for entry in os.scandir(folder) if entry_kind(entry) == "file"]
     return [path for path in sorted(found) if plain(path.name).lower().endswith(suffixes)]
 
 

@@ -14,7 +14,14 @@ from evofeed.base.errors import InputError, NoProtein
 from evofeed.featurize.formats.alignment_db import DbEntry
 from evofeed.featurize.formats.colabfold_a3m import assembly_in
 from evofeed.featurize.formats.fasta import parse_fasta
-from evofeed.featurize.formats.reading import PACKED, file_ref, plain, read_bytes, read_head
+from evofeed.featurize.formats.reading import (
+    PACKED,
+    entry_kind,
+    file_ref,
+    plain,
+    read_bytes,
+    read_head,
+)
 from evofeed.featurize.inputs.queries import query_of
 from evofeed.featurize.inputs.roads.alignments import chain_folders, from_complex, from_target
 from evofeed.featurize.inputs.roads.complexes import Molecule, is_other, molecule_of, no_protein
@@ -44,7 +51,7 @@ def refuse_one_chain(root: Path) -> None:
         own = name.endswith((".sto", ".hhr")) or (
             name.endswith(".a3m") and root.absolute().parent.name == "alignments"
         )
-        if entry.is_dir():
+        if entry_kind(entry) == "dir":
             own = (
                 entry.name in SUBFOLDERS
                 and any(map(_holds_alignments, list(os.scandir(entry.path))))
@@ -63,7 +70,7 @@ def from_chain_folders(root: Path, beside: SideFiles, *, every: bool = False) ->
     alignments too, which else are something else."""
     sources = []
     for entry in os.scandir(root):
-        if not entry.is_dir() or entry.name.startswith("."):
+        if entry_kind(entry) != "dir" or entry.name.startswith("."):
             continue
         try:
             inner = list(os.scandir(entry.path))
@@ -105,12 +112,16 @@ def several_proteins(folder: Path) -> bool:
 
 
 def _holds_alignments(item: os.DirEntry[str]) -> bool:
-    return item.name in SUBFOLDERS if item.is_dir() else is_alignment(item.name)
+    return item.name in SUBFOLDERS if entry_kind(item) == "dir" else is_alignment(item.name)
 
 
 def _inner_structure(inner: Iterable[os.DirEntry[str]]) -> str | None:
     """The structure in OpenProteinSet's `cif/` or `pdb/` below a chain's folder."""
-    below = [Path(item.path) for item in inner if item.is_dir() and item.name in ("cif", "pdb")]
+    below = [
+        Path(item.path)
+        for item in inner
+        if item.name in ("cif", "pdb") and entry_kind(item) == "dir"
+    ]
     found = structures_by_entry(sorted(below))
     return found[min(found)] if found else None
 

@@ -10,7 +10,7 @@ from typing import Any, Final, Literal
 
 from evofeed.base.errors import InputError
 from evofeed.featurize.config import FeaturizeConfig
-from evofeed.featurize.formats.reading import FileRef, file_ref, is_text
+from evofeed.featurize.formats.reading import FileRef, entry_kind, file_ref, is_text
 
 Role = Literal["a3m", "stockholm", "hhr", "hmmsearch", "other"]
 
@@ -100,7 +100,7 @@ class ChainSource:
         if self.alignment_dir is None:
             return
         for entry in self._entries(self.alignment_dir):
-            if subfolders and entry.name in SUBFOLDERS and entry.is_dir():
+            if subfolders and entry.name in SUBFOLDERS and entry_kind(entry) == "dir":
                 yield from (file_ref(e.path) for e in self._entries(entry.path) if self._reads(e))
             elif self._reads(entry):
                 yield file_ref(entry.path)
@@ -120,9 +120,9 @@ class ChainSource:
         if not is_text(entry.name) and is_alignment(entry.name):
             name = entry.path.encode(errors="replace").decode()
             raise InputError("not UTF-8: rename it", path=name, item=self.chain_id)
-        if entry.is_file():
+        if (kind := entry_kind(entry)) == "file":
             return is_text(entry.name)
-        if is_alignment(entry.name) and not entry.is_dir():
+        if is_alignment(entry.name) and kind != "dir":
             what = "a link to nothing" if entry.is_symlink() else "no regular file"
             raise InputError(f"{what}: fix or remove it", path=entry.path, item=self.chain_id)
         return False

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from evofeed.base.errors import MmcifError
 from evofeed.featurize.config import FeaturizeConfig
-from evofeed.featurize.formats.reading import PACKED, plain
+from evofeed.featurize.formats.reading import PACKED, entry_kind, plain
 from evofeed.featurize.structures.structure import Structure
 
 SUFFIXES: Final = (".cif", ".mmcif", ".pdb", ".ent")
@@ -60,7 +60,7 @@ def _files(folder: Path, deep: bool, divided: bool = True) -> Iterator[tuple[str
     """Entry, rank of its kind, and path of each structure file."""
     below = []
     for item in sorted(os.scandir(folder), key=lambda item: item.name):
-        if item.is_dir():
+        if entry_kind(item) == "dir":
             if (deep and not item.name.startswith(".")) or (divided and _DIVIDED.match(item.name)):
                 below.append(item)
         elif (kind := _kind(item.name)) is not None:

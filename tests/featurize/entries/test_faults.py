@@ -14,6 +14,8 @@ from tests.featurize.job.stage import arm, on_stage, wait_for, wait_for_silence
 from tests.inside import units_inside
 from tests.synthetic_entries import prepare_again
 
+from evofeed.base.errors import InputError
+from evofeed.featurize import discover
 from evofeed.featurize.entries import job, work
 from evofeed.featurize.entries.input import EntriesInput
 from evofeed.featurize.entries.job import prepare_entries
@@ -116,6 +118,25 @@ def test_an_entry_in_two_files_is_taken_from_the_first_and_the_other_is_listed(
     assert listed == {"zzz": why, "s000": why}
     entries = list(Dataset.open(str(tmp_path / "data")).entries)
     assert entries == ["s000-1", "s001-1", "s002-1"]
+
+
+def test_links_to_nothing_or_in_a_circle_and_names_that_are_no_text_are_listed(
+    tmp_path: Path, inside: None
+) -> None:
+    write_entries(tmp_path, 1, residues=8)
+    (tmp_path / "msa" / "other").mkdir()
+    for file in ("mmcif/loop.cif", "mmcif/GONE.CIF", "msa/s000_1/x.a3m", "msa/other/x.a3m"):
+        (tmp_path / file).symlink_to("loop.cif" if "loop" in file else "nowhere")
+    (tmp_path / "mmcif" / os.fsdecode(b"\xef.cif")).touch()
+    report = prepare(tmp_path, tmp_path / "data")
+    assert report.num_good == 1
+    whys = {one["chain_id"]: one["message"].partition(": ")[0] for one in report.broken}
+    loop, text = {"loop": "cannot be read"}, {"?": "not UTF-8"}
+    gone = dict.fromkeys(("GONE", "alignment-s000_1"), "no such file")
+    assert whys == {**text, "alignment-other": f"{tmp_path}/msa/other/x.a3m", **loop, **gone}
+    problems: list[InputError] = []
+    discover(tmp_path / "mmcif", problems=problems)
+    assert ["Too many levels" in str(one) for one in problems].count(True) == 1
 
 
 def test_jobs_run_and_retry_go_on_with_entries_by_the_arguments_of_the_ledger(
