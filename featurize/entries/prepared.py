@@ -37,11 +37,8 @@ def prepared_set(place: str, alignments: str) -> PreparedSet | None:
 def read_target(
     project: str, path: str, about: str, *alignments: str, components: ComponentTable | None = None
 ) -> Target:
-    """What a prepared structure gives.
-
-    Args:
-        about: what the set's list says of it, JSON.
-        components: the dictionary, for what Boltz 2 leaves to it.
+    """What a prepared structure gives; `about` is what the set's list says of it, JSON. The
+    dictionary has what Boltz 2 leaves to it.
 
     Raises:
         InputError: a file is damaged or another version's, holds more than arrays and plain values,

@@ -45,11 +45,8 @@ class Rows:
         return [row.decode() for row in rows_with_insertions(self.letters, *cells)]
 
     def a3m(self, codes: Mapping[str, str] | None = None) -> str:
-        """The rows as A3M.
-
-        Args:
-            codes: five letters for every species; rows then have UniProt's names with them, and
-                those without a species are left out. Without it all rows are there.
+        """The rows as A3M. With `codes`, five letters for every species, they have UniProt's names,
+        and those without a species are left out.
         """
         length = self.letters.shape[1]
         parts = []

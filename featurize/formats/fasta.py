@@ -36,11 +36,8 @@ def parse_fasta(
     faults: list[InputError] | None = None,
     rna: bool = False,
 ) -> list[FastaRecord]:
-    """The records of a FASTA file, letters upper-cased, a final `*` dropped.
-
-    Args:
-        faults: where what is wrong with a record goes, and the others are returned;
-            without it the first raises.
+    """The records of a FASTA file, letters upper-cased, a final `*` dropped. What is wrong
+    with a record goes to `faults`, and the others are returned; without it the first raises.
 
     Raises:
         InputError: residues before a header, an empty sequence, a character that is

@@ -41,11 +41,9 @@ def assembly_sources(
     """The complexes that chains come from, by name.
 
     Chains of one mmCIF or PDB file are one, those of one ColabFold a3m of a complex, and those
-    of one job of AlphaFold 3, Protenix or Boltz. Chains that are alone are none.
-
-    Args:
-        fasta: the FASTA file they all come from, which is then one complex.
-        problems: what `discover` found amiss: a complex with a broken chain is none.
+    of one job of AlphaFold 3, Protenix or Boltz. Chains that are alone are none,
+    nor is a complex with a broken chain, by the `problems` that `discover` found. A FASTA file
+    that they all come from is one complex.
     """
     groups: dict[tuple[str, str], list[ChainSource]] = {}
     for source in sources:

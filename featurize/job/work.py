@@ -115,11 +115,8 @@ class UnitTask:
 
 
 def expected_memory(largest: int, total: int) -> int:
-    """Bytes that worker and watcher are likely to take over a unit.
-
-    Args:
-        largest: unpacked bytes of its largest chain's input.
-        total: of all its chains; their packed records wait in memory for the shard.
+    """Bytes that worker and watcher are likely to take over a unit, by unpacked bytes of its
+    largest chain's input, and of all: their packed records wait in memory for the shard.
 
     In steps: Ray schedules tasks that ask for the same together.
     """

@@ -50,11 +50,7 @@ def featurize_assembly(
     record_of: Callable[[str], ChainRecord],
     config: FeaturizeConfig = _DEFAULT,
 ) -> AssemblyRecord:
-    """The record of a complex.
-
-    Args:
-        record_of: the chain record of an id, such as `dataset.__getitem__`; KeyError where
-            there is none.
+    """The record of a complex; `record_of` gives that of a chain by its id, or KeyError.
 
     Raises:
         InputError: a chain has no record or, in a structure, no alignment here, an alignment to

@@ -39,11 +39,8 @@ def featurize_chain(
     *,
     library: TemplateLibrary | None = None,
 ) -> ChainRecord:
-    """The record of one chain, full length.
-
-    Args:
-        library: structures of template hits; else one is made for the source's
-            `template_mmcif_dir` and kept by the process.
+    """The record of one chain, full length. Without a library of structures of template hits
+    one is made for the source's `template_mmcif_dir` and kept by the process.
 
     Returns:
         A validated record; `dropped` lists what was left out and why.

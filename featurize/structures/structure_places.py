@@ -28,11 +28,8 @@ _MIRRORS: Final = ("", *(f"{up}{kind}" for kind in ("mmCIF", "pdb")
 
 
 def structure_files(root: Path, *, deep: bool = False, divided: bool = True) -> list[Path]:
-    """The structure files of a folder, of each entry those of the first kind it has.
-
-    Args:
-        deep: look into all folders below, not only those of a divided mirror.
-        divided: look into those.
+    """The structure files of a folder, of each entry those of the first kind it has; those of a
+    divided mirror are looked into, `deep` all below.
     """
     best: dict[str, int] = {}
     found = list(_files(root, deep, divided))

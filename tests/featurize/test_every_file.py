@@ -84,9 +84,7 @@ REFUSED: dict[str, tuple[dict[str, str], str]] = {
 
 
 @pytest.mark.parametrize("case", ROWS)
-def test_the_files_of_a_folder_are_these_chains_with_so_many_rows(
-    case: str, tmp_path: Path
-) -> None:
+def test_files_of_a_folder_are_these_chains_with_so_many_rows(case: str, tmp_path: Path) -> None:
     files, rows, note = ROWS[case]
     root = write(tmp_path, files)
     root = root / "set.fasta" if "set.fasta" in files else root

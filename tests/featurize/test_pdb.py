@@ -234,9 +234,7 @@ def test_dates_method_and_resolution_are_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("taken", "name"), [("", "A"), ("A", "B"), ("B", "A")])
-def test_a_blank_chain_id_becomes_the_first_free_letter(
-    taken: str, name: str, tmp_path: Path
-) -> None:
+def test_a_blank_chain_id_is_the_first_free_letter(taken: str, name: str, tmp_path: Path) -> None:
     (tmp_path / "T1026.pdb").write_text(protein(" ") + (protein(taken) if taken else ""))
     records = {s.chain_id: featurize_chain(s) for s in discover(tmp_path)}
     assert set(records) == {f"T1026_{c}" for c in (name, taken) if c}

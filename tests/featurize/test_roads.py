@@ -53,9 +53,7 @@ def test_copies_in_a_complex_are_counted(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("letters", ["AB", "BC"])  # ColabFold's models began with B once
-def test_the_model_of_a_complex_gives_each_chain_its_own_atoms(
-    letters: str, tmp_path: Path
-) -> None:
+def test_a_model_of_a_complex_gives_each_chain_its_atoms(letters: str, tmp_path: Path) -> None:
     model = protein(letters[0], "ALA ALA ALA") + protein(letters[1], "GLY GLY GLY GLY")
     files = {"c_unrelaxed_rank_001_x.pdb": model, "c.a3m": "#3,4\t1,1\n>101\t102\nAAAGGGG\n"}
     write(tmp_path, files)

@@ -78,16 +78,8 @@ def test_a_job_over_an_alignment_inside_a_json_file(tmp_path: Path, inside: None
         ("a.json", '{"name": "x", "sequences": [7]}', "not as AlphaFold 3"),
         ("a.yaml", "sequences:\n  - ligand: {id: L, ccd: ATP}\n", r"left out: L \(ligand\)"),
         ("a.json", '{"sequences": [{"protein": {"id": "A", "sequence": [[]]}}]}', "list where a"),
-        (
-            "a.json",
-            '{"sequences": [{"protein": {"id": "A", "sequence": "\\ud800"}}]}',
-            "surrogates",
-        ),
-        (
-            "a.json",
-            '{"sequences": [{"proteinChain": {"count": 1e999}}]}',
-            "cannot convert float inf",
-        ),
+        ("a.json", '{"sequences": [{"protein": {"sequence": "\\ud800"}}]}', "surrogates"),
+        ("a.json", '{"sequences": [{"proteinChain": {"count": 1e999}}]}', "float infinity"),
     ],
 )
 def test_a_job_file_that_cannot_be_understood_is_one_fault(

@@ -25,9 +25,7 @@ def bucket() -> Iterator[Bucket]:
         yield bucket
 
 
-def test_a_prefix_is_copied_and_copied_again_where_it_changed(
-    bucket: Bucket, tmp_path: Path
-) -> None:
+def test_a_prefix_is_copied_and_again_where_it_changed(bucket: Bucket, tmp_path: Path) -> None:
     raw, home = write(tmp_path / "raw", FILES), str(tmp_path / "home")
     seen: list[tuple[int, int]] = []
     copy = stage_input(bucket.fill(raw), home, progress=lambda *now: seen.append(now))

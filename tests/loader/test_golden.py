@@ -81,9 +81,7 @@ def all_same(
 
 
 @pytest.mark.parametrize("path", STRUCTURES, ids=lambda path: str(path.name))
-def test_structure_features_of_every_recorded_chain_are_reproduced(
-    path: Path, golden: Path
-) -> None:
+def test_structure_features_of_each_recorded_chain_are_reproduced(path: Path, golden: Path) -> None:
     want = dict(np.load(path))
     raw = dict(np.load(path.with_name(path.name.replace(".det.", ".raw."))))
     aatype = torch.from_numpy(want["aatype"]).long()

@@ -113,9 +113,7 @@ def test_a_script_may_go_to_another_folder(
         assert sample_digests(loader) == reference
 
 
-def test_two_loaders_at_once_do_not_disturb_each_other(
-    dataset: Dataset, reference: list[str]
-) -> None:
+def test_two_loaders_do_not_disturb_each_other(dataset: Dataset, reference: list[str]) -> None:
     with open_loader(dataset, reader="process") as one, open_loader(dataset) as two:
         mine, yours = [], []
         while len(mine) < len(reference):

@@ -108,9 +108,7 @@ def _value(column: Column[Any], number: int) -> Any:
     return str(number).encode() if kind is bytes else kind(number)
 
 
-def test_upgrading_twice_or_from_two_places_at_once_changes_nothing(
-    database: Database, url
-) -> None:
+def test_upgrading_twice_or_from_two_places_changes_nothing(database: Database, url) -> None:
     def upgrade(_: int) -> None:
         with Database(url) as mine:
             mine.upgrade()

@@ -77,9 +77,7 @@ def test_what_others_do_to_a_job_is_not_counted_against_it(world: World) -> None
         assert world.run(jobs.AWAY) == "queued", "its database was away"
 
 
-def test_the_end_of_an_earlier_process_is_not_taken_for_that_of_the_present_one(
-    world: World,
-) -> None:
+def test_the_end_of_an_earlier_process_is_not_taken_for_the_present_one(world: World) -> None:
     assert world.run(-9) == "queued"
     assert world.queue.claim(1) == world.job
     world.scheduler._settle(world.job, 1, -9, False)

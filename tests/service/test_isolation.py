@@ -56,9 +56,7 @@ def test_a_store_that_hangs_answers_for_itself_only(
     assert client.get(url).status_code == 200
 
 
-def test_what_is_no_file_is_refused_and_not_waited_for(
-    start: Start, folder, tmp_path: Path
-) -> None:
+def test_what_is_no_file_is_refused_not_waited_for(start: Start, folder, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(folder[0], copy)
     (copy / "refs" / "main").unlink()

@@ -266,9 +266,7 @@ def test_old_jobs_and_lines_of_the_audit_are_forgotten_and_young_ones_are_not(
     assert left[0].id == lines[1].id and (left[-1].action, left[-1].subject) == ("audit.prune", "1")
 
 
-def test_two_services_never_run_two_jobs_of_one_dataset(
-    idle: httpx.Client, start_any: Start
-) -> None:
+def test_two_services_run_no_two_jobs_of_one_dataset(idle: httpx.Client, start_any: Start) -> None:
     database = start_any.database
     for n in range(6):
         submit(idle, Path(f"/{n}"))

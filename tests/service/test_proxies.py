@@ -48,9 +48,7 @@ def test_nobody_chooses_an_address_but_a_named_proxy(
     assert ("Secure" in login.headers["set-cookie"]) == believed
 
 
-def test_what_holds_secrets_is_its_owners_alone_whatever_folder_and_umask_say(
-    tmp_path: Path,
-) -> None:
+def test_what_holds_secrets_is_its_owners_whatever_folder_and_umask_say(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
     (tmp_path / "service.sqlite3").touch(mode=0o644)
     before = os.umask(0)

@@ -112,9 +112,7 @@ def made_dataset(uri: str, record: EntryRecord | None = None) -> Snapshot:
     return add_entries(uri, shards)
 
 
-def test_an_entry_its_section_alignments_and_molecules_come_back_as_they_were(
-    tmp_path: Path,
-) -> None:
+def test_entry_section_alignments_and_molecules_come_back_as_they_were(tmp_path: Path) -> None:
     record, section = made()
     digests = {made_dataset(str(tmp_path / name)).digest for name in "ab"}
     assert len(digests) == 1

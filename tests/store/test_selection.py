@@ -189,9 +189,7 @@ def few_clusters(tmp_path: Path) -> Path:
     return path
 
 
-def test_what_is_shared_goes_by_clusters_and_a_chain_in_none_is_no_proof(
-    few_clusters: Path,
-) -> None:
+def test_what_is_shared_goes_by_clusters_a_chain_in_none_is_no_proof(few_clusters: Path) -> None:
     alone = overlap(["1abc_A", "2xyz_B"], ["1ABC_a", "9zzz_Z"])
     assert alone.shared == (("1abc_A", "1ABC_a"),) and not alone.unclustered
     assert not overlap(["1abc_A"], ["2xyz_B"])

@@ -41,9 +41,7 @@ def raw(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_the_same_seed_writes_the_same_bytes_and_another_does_not(
-    raw: Path, tmp_path: Path
-) -> None:
+def test_the_same_seed_writes_the_same_bytes_another_does_not(raw: Path, tmp_path: Path) -> None:
     write_synthetic(tmp_path / "same", 20, seed=1, **SMALL)
     write_synthetic(tmp_path / "other", 4, seed=2, **SMALL)
     assert tree_digest(tmp_path / "same") == tree_digest(raw)

@@ -57,11 +57,8 @@ class AtomRows:
         entity: Integer[np.ndarray, " C"],
         number: Integer[np.ndarray, " R"],
     ) -> AtomRows:
-        """Atoms of the asymmetric unit, without bonds.
-
-        Args:
-            entity: of every chain, as the project counts.
-            number: of every residue, likewise.
+        """Atoms of the asymmetric unit, without bonds; entities of chains and numbers of residues
+        are as the project counts.
         """
         residue = record.atom_residue()[rows]
         chain = record.residue_chain()[residue]

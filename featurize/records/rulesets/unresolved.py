@@ -30,10 +30,7 @@ def with_unresolved_atoms(
     atoms: AtomRows, record: EntryRecord, components: ComponentTable
 ) -> AtomRows:
     """Absent atoms of residues that were seen, then residues that were not, then their bonds.
-
-    Args:
-        atoms: in the components' order.
-        record: whose entities have the sequences.
+    The atoms stand in the components' order.
     """
     atoms = _with_absent_atoms(atoms, components)
     atoms = _with_absent_residues(atoms, record, components)

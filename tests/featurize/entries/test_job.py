@@ -172,9 +172,7 @@ def test_alignments_of_two_files_keep_every_row_and_its_species() -> None:
     assert alignment.deletion_count.tolist() == [2] * 34
 
 
-def test_rows_equal_but_for_gaps_have_one_number_and_another_query_is_refused(
-    tmp_path: Path,
-) -> None:
+def test_rows_equal_but_for_gaps_have_one_number_another_query_is_refused(tmp_path: Path) -> None:
     one, other = (tmp_path / name for name in ("uniref90_hits.a3m", "b.a3m"))
     one.write_text(">q\nACDE\n>one\nA-DE\n>two\nADE-\n>three\nAcDE-\n>four\nACDE\n")
     assert read_alignment([str(one)]).row_gapless.tolist() == [0, 1, 1, 0, 0]

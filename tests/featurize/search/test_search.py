@@ -149,9 +149,7 @@ def test_a_program_that_crashes_hangs_or_writes_half_is_blamed_and_tried_again(
         assert report.num_broken == 0 and report.searched == 2
 
 
-def test_a_program_that_is_not_there_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_program_that_is_gone_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     for marker, program in (("hh_cs219.ffdata", "hhblits"), ("mm.dbtype", "mmseqs")):
         (tmp_path / marker).write_text("x")
