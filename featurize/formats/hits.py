@@ -6,9 +6,10 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-from evofeed.base.errors import TemplateError
+from evofeed.base.errors import MsaError, TemplateError
 from evofeed.featurize.config import InputCaps
 from evofeed.featurize.formats.a3m import a3m_rows
+from evofeed.featurize.formats.stockholm import stockholm_rows
 
 _SUMMARY: Final = re.compile(r"(\w[\w-]*)=\s*([^\s%]+)%?")
 _NEEDED: Final = ("Aligned_cols", "Sum_probs")
@@ -166,7 +167,14 @@ def parse_hmmsearch(
     """
     caps = caps or InputCaps()
     is_a3m = data.lstrip()[:1] == b">"
-    rows = a3m_rows(data) if is_a3m else _stockholm_rows(data, path)
+    try:
+        rows = (
+            a3m_rows(data)
+            if is_a3m
+            else [(f"{name} {about}", letters) for name, about, letters in stockholm_rows(data)[0]]
+        )
+    except MsaError as error:
+        raise TemplateError(error.message, path=path, line=error.line) from None
     if why := caps.excess("max_hits", len(rows), f"{len(rows)} hits"):
         raise TemplateError(why, path=path)
     hits = []
@@ -192,23 +200,3 @@ def parse_hmmsearch(
             )
         )
     return hits
-
-
-def _stockholm_rows(data: bytes, path: str) -> list[tuple[str, str]]:
-    """Name with description, and letters joined over blocks, of every row."""
-    rows: dict[str, str] = {}
-    descriptions: dict[str, str] = {}
-    for number, line in enumerate(data.decode("utf-8", "replace").splitlines(), 1):
-        words = line.split(maxsplit=3)
-        if line.startswith("#=GS") and words[2:3] == ["DE"]:
-            descriptions[words[1]] = words[3] if len(words) == 4 else ""
-        if not words or line.startswith(("#", "//")):
-            continue
-        if len(words) != 2:
-            raise TemplateError(
-                f"expected a name and residues, with no space in either, not {line.strip()[:60]!r}",
-                path=path,
-                line=number,
-            )
-        rows[words[0]] = rows.get(words[0], "") + words[1]
-    return [(f"{name} {descriptions.get(name, '')}", row) for name, row in rows.items()]

@@ -76,6 +76,33 @@ def parse_stockholm(
     return Msa(letters, at_row, at_column, counts, data, spans[_first_lines(row_of, rows), :2])
 
 
+def stockholm_rows(data: bytes) -> tuple[list[tuple[str, str, str]], bool]:
+    """Name, description and letters, insertions and all, of every row; whether there is an end.
+
+    Raises:
+        MsaError: a line that is not `name residues`; names it.
+    """
+    letters: dict[str, list[str]] = {}
+    descriptions: dict[str, str] = {}
+    ended = False
+    for number, line in enumerate(data.decode("utf-8", "replace").splitlines(), 1):
+        words = line.split(maxsplit=3)
+        ended |= line.startswith("//")
+        if line.startswith("#=GS") and words[2:3] == ["DE"]:
+            descriptions[words[1]] = words[3] if len(words) == 4 else ""
+        if not words or line.startswith(("#", "//")):
+            continue
+        if len(words) != 2:
+            raise MsaError(_no_row(line), line=number)
+        letters.setdefault(words[0], []).append(words[1])
+    rows = [(name, descriptions.get(name, ""), "".join(parts)) for name, parts in letters.items()]
+    return rows, ended
+
+
+def _no_row(line: str) -> str:
+    return f"expected a name and residues, with no space in either, not {line.strip()[:60]!r}"
+
+
 def _layout(
     data: bytes, text: UInt8[np.ndarray, " B"], path: str, strict_letters: bool
 ) -> tuple[Int[np.ndarray, "M 4"], Int[np.ndarray, " M"], int]:
@@ -86,10 +113,7 @@ def _layout(
     if status != kernels.OK:
         line = data[data.rfind(b"\n", 0, byte) + 1 :].split(b"\n", 1)[0]
         raise MsaError(
-            "expected a name and residues, with no space in either, not "
-            f"{line.strip()[:60].decode('utf-8', 'replace')!r}",
-            path=path,
-            line=line_of(data, byte),
+            _no_row(line.decode("utf-8", "replace")), path=path, line=line_of(data, byte)
         )
     if not len(spans):
         raise MsaError("no aligned sequence in it: write it again or remove it", path=path)

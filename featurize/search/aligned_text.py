@@ -13,6 +13,7 @@ from itertools import compress
 from evofeed.base.errors import MsaError
 from evofeed.featurize.formats.a3m import a3m_rows
 from evofeed.featurize.formats.species import organism_of
+from evofeed.featurize.formats.stockholm import stockholm_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,20 +31,8 @@ def read_rows(data: bytes) -> list[Row]:
     Raises:
         MsaError: no sequence, rows of different width, or no end: it was cut short.
     """
-    descriptions: dict[str, str] = {}
-    letters: dict[str, list[str]] = {}
-    ended = False
-    for line in data.decode("utf-8", "replace").splitlines():
-        if line.startswith("#=GS"):
-            _, name, tag, *rest = [*line.split(maxsplit=3), "", ""][:4]
-            if tag == "DE":
-                descriptions[name] = rest[0]
-        elif line.startswith("//"):
-            ended = True
-        elif line.strip() and not line.startswith("#"):
-            name, _, aligned = line.partition(" ")
-            letters.setdefault(name, []).append(aligned.strip().replace(".", "-"))
-    rows = [Row(n, descriptions.get(n, ""), "".join(parts)) for n, parts in letters.items()]
+    found, ended = stockholm_rows(data)
+    rows = [Row(name, about, letters.replace(".", "-")) for name, about, letters in found]
     if not ended:
         raise MsaError("the Stockholm alignment has no end: it was cut short")
     if len({len(row.letters) for row in rows}) > 1:

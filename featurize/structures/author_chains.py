@@ -28,6 +28,10 @@ from evofeed.featurize.structures.residue_names import (
 )
 from evofeed.featurize.structures.seqres import Residue, fits, place_on_sequence
 
+Rows = Int[np.ndarray, " A"]
+"""Of a table of atoms: some records by number; or a number for each of these."""
+Mask = Bool[np.ndarray, " A"]
+
 _BACKBONE: Final = ("N", "CA", "C")
 _BONDED: Final = (0.8, 2.0)
 """Ångström between C and the N of the next residue; a peptide bond has 1.33."""
@@ -90,10 +94,10 @@ class _Kinds:
     with a letter is one of a chain.
     """
 
-    amino: Bool[np.ndarray, " A"]
-    free: Bool[np.ndarray, " A"]
-    strange: Bool[np.ndarray, " A"]
-    water: Bool[np.ndarray, " A"]
+    amino: Mask
+    free: Mask
+    strange: Mask
+    water: Mask
 
     @classmethod
     def of(cls, table: AtomTable, modified: frozenset[str]) -> _Kinds:
@@ -108,7 +112,7 @@ class _Kinds:
 
 def _chain(
     name: str,
-    rows: Int[np.ndarray, " A"],
+    rows: Rows,
     table: AtomTable,
     full: FullSequence | None,
     kinds: _Kinds,
@@ -156,9 +160,7 @@ def _chain(
     return placed, left_out
 
 
-def _members(
-    rows: Int[np.ndarray, " A"], table: AtomTable, kinds: _Kinds, full: FullSequence | None
-) -> Bool[np.ndarray, " A"]:
+def _members(rows: Rows, table: AtomTable, kinds: _Kinds, full: FullSequence | None) -> Mask:
     """Which records are of the chain's residues.
 
     Amino acids, what the full sequence names, and unknown residues with a backbone between
@@ -178,9 +180,7 @@ def _members(
     return np.asarray(member & ~_loose_ligands(rows, table, kinds, member))
 
 
-def _loose_ligands(
-    rows: Int[np.ndarray, " A"], table: AtomTable, kinds: _Kinds, member: Bool[np.ndarray, " A"]
-) -> Bool[np.ndarray, " A"]:
+def _loose_ligands(rows: Rows, table: AtomTable, kinds: _Kinds, member: Mask) -> Mask:
     """HETATM records of free amino acids behind the chain's last ATOM, not bonded to it."""
     loose = np.zeros(len(rows), bool)
     last = rows[member & ~table.hetero[rows]].max(initial=-1)
@@ -195,9 +195,7 @@ def _loose_ligands(
     return loose
 
 
-def _bonded(
-    residue: Int[np.ndarray, " A"], rows: Int[np.ndarray, " A"], table: AtomTable
-) -> Bool[np.ndarray, " B"]:
+def _bonded(residue: Rows, rows: Rows, table: AtomTable) -> Bool[np.ndarray, " B"]:
     """Whether each residue but the last has a peptide bond to the next."""
     ends = {}
     for name in ("C", "N"):
@@ -209,9 +207,7 @@ def _bonded(
     return np.asarray((steps > low) & (steps < high))  # NaN is neither
 
 
-def _has_backbone(
-    rows: Int[np.ndarray, " A"], table: AtomTable, strange: Bool[np.ndarray, " A"]
-) -> Bool[np.ndarray, " A"]:
+def _has_backbone(rows: Rows, table: AtomTable, strange: Mask) -> Mask:
     """Records of strange residues that have N, CA and C."""
     residue, first = residues_of(rows[strange], table)
     atoms = table.atom.codes[rows[strange]]
@@ -224,8 +220,8 @@ def _has_backbone(
 
 
 def residues_of(
-    rows: Int[np.ndarray, " A"], table: AtomTable, *more: Int[np.ndarray, " T"]
-) -> tuple[Int[np.ndarray, " A"], Int[np.ndarray, " R"]]:
+    rows: Rows, table: AtomTable, *more: Int[np.ndarray, " T"]
+) -> tuple[Rows, Int[np.ndarray, " R"]]:
     """Residue of each record by number, insertion code and `more`, and the first record of each."""
     columns = (table.author_number, table.insertion.codes, *more)
     keys = np.stack([column[rows] for column in columns], -1)
@@ -236,7 +232,7 @@ def residues_of(
     return rank[residue.reshape(-1)], rows[first[order]]
 
 
-def listed(rows: Int[np.ndarray, " A"], table: AtomTable) -> str:
+def listed(rows: Rows, table: AtomTable) -> str:
     """Residues by name and how often, the most frequent first."""
     counts = residue_counts(rows, table).most_common()
     texts = [f"{count} {name}" for name, count in counts[:_NAMES]]
@@ -244,7 +240,7 @@ def listed(rows: Int[np.ndarray, " A"], table: AtomTable) -> str:
     return ", ".join([*texts, f"{rest} others"] if rest else texts)
 
 
-def residue_counts(rows: Int[np.ndarray, " A"], table: AtomTable) -> Counter[str]:
+def residue_counts(rows: Rows, table: AtomTable) -> Counter[str]:
     """How many residues of each name some records are of."""
     _, first = residues_of(rows, table, table.component.codes)
     return Counter(table.component.names[code] for code in table.component.codes[first].tolist())
@@ -278,7 +274,7 @@ def _on_sequence(
 
 
 def _steps(
-    first: Int[np.ndarray, " R"], rows: Int[np.ndarray, " A"], table: AtomTable, notes: list[str]
+    first: Int[np.ndarray, " R"], rows: Rows, table: AtomTable, notes: list[str]
 ) -> Int[np.ndarray, " R"] | None:
     """Residue numbers from 0 that step over gaps, with one note on them; None without a gap.
 
@@ -310,8 +306,8 @@ def _steps(
 
 
 def _several_names(
-    rows: Int[np.ndarray, " A"],
-    where: Int[np.ndarray, " A"],
+    rows: Rows,
+    where: Rows,
     table: AtomTable,
     names: Sequence[str],
 ) -> dict[int, str]:
