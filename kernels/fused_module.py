@@ -29,6 +29,7 @@ class Fused:
         recordable: whether CUDA graphs of one without a form can be recorded.
         recorded: whether they are.
         budget: what an outermost block keeps for its backward pass; None is all of it.
+        of_model: that a step of sampling is of.
     """
 
     torch_class: type[nn.Module]
@@ -37,6 +38,7 @@ class Fused:
     recordable: bool = False
     recorded: bool = False
     budget: Budget | None = None
+    of_model: Any = None
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         # The swapped class is made at run time: pickle and deepcopy rebuild it.
@@ -66,14 +68,27 @@ class _Outer(Fused):
         return run(self, call, args, kwargs, self.recorded, self.budget)
 
 
-_models: weakref.WeakKeyDictionary[nn.Module, weakref.ref[nn.Module]] = weakref.WeakKeyDictionary()
-"""The model of each step of sampling."""
+class _Model:
+    """The model that a step of sampling is of; copied or pickled with it, that of the other."""
+
+    def __init__(self, model: nn.Module | None) -> None:
+        self._model: Any = (lambda: None) if model is None else weakref.ref(model)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Model:
+        return _Model(memo.get(id(self._model())))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Model, (self._model(),)
+
+    @property
+    def training(self) -> bool:
+        model = self._model()
+        return model is not None and model.training
 
 
-def _trains(step: nn.Module) -> bool:
+def _trains(step: Any) -> bool:
     """Whether it, or the model it is of, is in training mode: that may sample a few steps too."""
-    model = _models[step]() if step in _models else None
-    return step.training or (model is not None and model.training)
+    return bool(step.training or step.of_model.training)
 
 
 _HOOKS = (
@@ -112,12 +127,13 @@ def fuse(
     if budget is not None:
         vars(module)["budget"] = budget
     if model is not None:
-        _models[module] = weakref.ref(model)
+        vars(module)["of_model"] = _Model(model)
 
 
 def unfuse(module: Fused) -> None:
     """Gives it the class that it had."""
-    vars(module).pop("budget", None)
+    for name in ("budget", "of_model"):
+        vars(module).pop(name, None)
     object.__setattr__(module, "__class__", module.torch_class)
 
 

@@ -6,6 +6,7 @@ import copy
 import ctypes
 import functools
 import gc
+import pickle
 import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -353,6 +354,10 @@ def test_threads_that_predict_get_their_own_results(graphs: list[int]) -> None:
     assert predict(9) and len(graphs) > before
 
 
+def _unpickled(model: nn.Module) -> Any:
+    return pickle.loads(pickle.dumps(model))
+
+
 class Sampled(nn.Module):
     """With the parts and arguments of Boltz-2's diffusion module."""
 
@@ -372,14 +377,16 @@ class Sampled(nn.Module):
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("copied", [lambda model: model, copy.deepcopy, _unpickled])
 def test_a_roll_out_of_a_model_in_training_is_not_recorded(
-    graphs: list[int], monkeypatch: pytest.MonkeyPatch
+    copied: Callable[[Any], Any], graphs: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As Protenix has it: twenty steps of its diffusion module in evaluation mode."""
     monkeypatch.setattr(recorded, "denoises", DENOISES)
     model = nn.ModuleList([Sampled()])
     assert not isinstance(to_fused(model)[0], Fused)
-    step: Any = to_fused(model, cuda_graphs=True)[0].eval()
+    model = copied(to_fused(model, cuda_graphs=True))
+    step: Any = model[0].eval()
     pairs = torch.randn(2, 3)
 
     def roll_out() -> int:
