@@ -79,10 +79,10 @@ def test_a_dataset_page_shows_its_filters_histograms_chains_and_history(served) 
 
 
 def test_errors_are_pages_for_pages_and_json_for_the_rest(served) -> None:
-    page = served.client.get("/ui/datasets/nowhere")
+    page = served.client.get("/ui/datasets/nowhere", headers={"Cookie": "evofeed_session=x"})
     assert page.status_code == 404 and "no dataset" in text_of(page)
-    wrong = served.client.get("/ui/datasets/demo?limit=x")
-    assert wrong.headers["content-type"].startswith("text/html")
+    assert "sign out" in page.text and "GET /v1" not in page.text and 'href="/">all' in page.text
+    assert "text/html" in served.client.get("/ui/datasets/demo?limit=x").headers["content-type"]
     evil = "<script>alert(1)</script>"
     missing = served.client.get(f"/ui/datasets/{evil}")
     assert missing.status_code in (404, 422) and evil not in missing.text
