@@ -98,7 +98,8 @@ def add_complexes(
     def records() -> Any:
         nonlocal made, alone
         console = Console(stderr=True)
-        for source in track(sources, "complexes", console=console, disable=quiet):
+        shown = console.is_terminal and not quiet
+        for source in track(sources, "complexes", console=console, disable=not shown):
             try:
                 yield featurize_assembly(source, record_of, config)
                 made += 1
@@ -107,7 +108,7 @@ def add_complexes(
             except (InputError, KeyError) as error:
                 dropped.append({"assembly_id": source.assembly_id, "reason": str(error)})
         if not made:
-            first = f": {dropped[0]['reason']}" if dropped else " of several chains"
+            first = f": {dropped[0]['reason']}" if dropped else ": every entry has one chain"
             raise InputError(f"no complex in it can be used{first}", path=input_uri)
 
     snapshot = add_assemblies(dataset, records(), ref=ref, dropped=dropped)

@@ -91,8 +91,7 @@ def featurize(
     """
     from evofeed.base.errors import InputError
 
-    searched = search_db or template_db
-    if not searched and "://" not in input_uri and not Path(input_uri).exists():
+    if "://" not in input_uri and not Path(input_uri).exists():
         raise InputError("no such file or folder", path=input_uri)  # before anything is imported
     from evofeed.featurize.config import CropConfig, FeaturizeConfig
     from evofeed.featurize.inputs.stage import is_remote
@@ -118,13 +117,9 @@ def featurize(
     )
     if is_remote(input_uri):
         input_uri = _stage(input_uri, stage, as_json)
-    if searched:
+    if search_db or template_db:
         if not search_db:
             raise typer.BadParameter("--template-db needs --search-db too")
-        if not Path(input_uri).exists():
-            raise typer.BadParameter(
-                f"with --search-db, INPUT is a FASTA file or a folder; {input_uri!r} is none"
-            )
         from evofeed.featurize.search.commands import search_first
 
         input_uri = search_first(input_uri, recipe, search_db, template_db, options, as_json)

@@ -47,9 +47,11 @@ Items = list[tuple[str, ...]]
 
 
 def from_anywhere(source: EntriesInput) -> EntriesInput:
-    """The same input by whole paths: a job is run again from wherever one is."""
+    """The same input by whole paths, which are there: a job is run again from wherever one is."""
     names = ("structures", "components", "alignments", "templates", "clusters")
     paths: dict[str, Any] = {n: absolute(path) for n in names if (path := getattr(source, n))}
+    if missing := [path for path in paths.values() if not Path(path).exists()]:
+        raise InputError("no such file or folder", path=missing[0])
     return dataclasses.replace(source, **paths)
 
 
@@ -64,8 +66,7 @@ def structure_files(place: str) -> list[str]:
     named = (path for path in paths if plain(path.name).lower().endswith(_SUFFIXES))
     found = [str(path) for path in named if not path.is_dir()]  # what is no file either is listed
     if not found:
-        what = "no mmCIF file here (.cif, .mmcif, also .gz or .zst)"
-        raise InputError(what if root.exists() else "no such file or folder", path=place)
+        raise InputError("no mmCIF file here (.cif, .mmcif, also .gz or .zst)", path=place)
     return found
 
 

@@ -159,7 +159,7 @@ def test_jobs_run_and_retry_go_on_with_entries_by_the_arguments_of_the_ledger(
     assert exit_code("jobs", "status", str(data), "--json") == 0
     assert {one["state"] for one in json.loads(capsys.readouterr().out)} == {"published"}
     assert exit_code("jobs", "run", str(data), "--json") == 0
-    assert json.loads(capsys.readouterr().out)["snapshot"]
+    assert json.loads(capsys.readouterr().out)["snapshot"] == first.snapshot
     (raw / "mmcif" / "s001.cif").write_text(good)
     assert exit_code("jobs", "retry", str(data), "--json") == 0
     assert json.loads(capsys.readouterr().out)["broken"] == []

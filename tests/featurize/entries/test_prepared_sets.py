@@ -263,7 +263,7 @@ def test_a_set_names_what_is_wrong_with_its_list_and_what_it_lacks(tmp_path: Pat
     with pytest.raises(InputError, match=r"indices\.csv"):
         protenix_set(str(table.parent), "")
     assert prepared_set(str(tmp_path), "") is None
-    source = EntriesInput(structures=str(whole), components="x", projects=("protenix",))
+    source = EntriesInput(structures=str(whole), components=str(cache), projects=("protenix",))
     cache.write_text(cache.read_text().replace('"chain"', '"chains"'))
     with pytest.raises(InputError, match="rules alone"):
         prepare_entries(source, str(tmp_path / "data"))
