@@ -101,7 +101,7 @@ def load_weights(model: nn.Module, state: Mapping[str, Tensor], path: str) -> No
         if names:
             raise CheckpointError(
                 f"it {what} {len(names)} parameters, {names[0]} first; "
-                "build the model with the configuration it was trained with",
+                "build the model as it was trained, or give the run's folder",
                 path=path,
             )
     model.load_state_dict(dict(state))
