@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, get_args
 
@@ -87,11 +87,13 @@ class JobQueue:
             hint = "wait for some to end, or cancel some"
             raise Problem(429, "queue_full", what, next=hint, wait=60)
 
-    def get(self, job_id: str) -> tuple[JobRow, DatasetRow]:
-        """A job and its dataset (raises Problem: 404)."""
+    def get(
+        self, job_id: str, datasets: Collection[str] | None = None
+    ) -> tuple[JobRow, DatasetRow]:
+        """A job and its dataset, one of these if given (raises Problem: 404, as of no job)."""
         with self._database.read() as session:
             found = session.execute(_JOBS.where(JobRow.id == job_id)).one_or_none()
-        if found is None:
+        if found is None or (datasets is not None and found[1].name not in datasets):
             hint = "`evofeed jobs ls URL` lists them"
             raise Problem(404, "not_found", f"no job {job_id!r}", next=hint)
         return found[0], found[1]

@@ -248,9 +248,7 @@ def _require_allowed(
 
 def owned_job(ctx: Context, job_id: str) -> tuple[JobRow, DatasetRow]:
     """A job this principal may see, and its dataset."""
-    row, dataset = ctx.service.jobs.get(job_id)
-    ctx.principal.require_dataset(dataset.name)
-    return row, dataset
+    return ctx.service.jobs.get(job_id, ctx.principal.datasets)
 
 
 def job_view(row: JobRow, dataset: DatasetRow, principal: Principal) -> Job:

@@ -359,6 +359,10 @@ def test_events_are_numbered_and_dated_and_end_with_the_job_or_the_token(
     text, queue = start.token("read", "jobs", "publish"), JobQueue(start.database, 100)
     own, new = start.client(text), {"dataset": "out", "input_uri": str(tmp_path)}
     job, other = (own.post("/v1/jobs", json=new).json()["id"] for _ in range(2))
+    stranger = start.as_("read", "jobs", datasets=["mine"])
+    for path in ("", "/log", "/events", "/notes", "/dead-letters"):
+        hidden, none = (stranger.get(f"/v1/jobs/{one}{path}") for one in (job, "0" * 16))
+        assert (hidden.status_code, hidden.text) == (404, none.text.replace("0" * 16, job))
     with own.stream("GET", f"/v1/jobs/{job}/events") as stream:
         lines = stream.iter_lines()
         first = [next(lines) for _ in range(3)]
