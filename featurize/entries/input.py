@@ -77,10 +77,10 @@ def failure(name: str, why: str) -> dict[str, Any]:
 
 
 def with_text(items: Items, left_out: list[dict[str, Any]]) -> Items:
-    """The items whose names are text, which a ledger can keep; the others are left out."""
-    odd = [item for item in items if not all(map(is_text, item))]
-    left_out += [failure(item[0], "not UTF-8: rename it") for item in odd]
-    return [item for item in items if item not in odd]
+    """The items whose names a ledger can keep; the others are left out."""
+    good = {item: all(map(is_text, item)) for item in items}
+    left_out += [failure(item[0], "not UTF-8: rename it") for item in items if not good[item]]
+    return [item for item in items if good[item]]
 
 
 def entry_items(files: Sequence[str], root: str) -> Items:

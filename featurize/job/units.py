@@ -74,8 +74,9 @@ def make_plan(
         seen = {input_key(ref): stamp(ref.path) for ref in found}
         inputs |= {key: now for key, now in seen.items() if now}
         named = [f"{key} {now or 'missing'}" for key, now in seen.items()]
-        tables = (source.release_dates, source.obsolete_pdbs)  # read once for all
-        found = [ref for ref in found if ref.path not in tables]
+        found = [
+            ref for ref in found if ref.path not in (source.release_dates, source.obsolete_pdbs)
+        ]
         stamps[source.chain_id] = sha_of(json.dumps(source.to_dict(), sort_keys=True), *named)
         costs[source.chain_id] = _COMMON_COST + sum(ref.nbytes() for ref in found)
         sizes[source.chain_id] = sum(map(_unpacked, found))

@@ -82,7 +82,8 @@ def _outcome(task: Task, connection: Connection) -> UnitOutput | UnitFailed:
     except EvofeedError as error:
         return UnitFailed(task.unit_id, error)
     except Exception as error:
-        return UnitFailed(task.unit_id, JobError(f"{type(error).__name__}: {error}"))
+        why = f"{type(error).__name__}: {error}; see to that and run it again, what is done is kept"
+        return UnitFailed(task.unit_id, JobError(why))
 
 
 def die_with(watcher: int) -> None:

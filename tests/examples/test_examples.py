@@ -170,9 +170,7 @@ RUNS: dict[str, Callable[[str, str, Path], None]] = {
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_an_example_runs(
-    name: str, uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_example_runs(name: str, uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "environ", os.environ.copy())
     RUNS[name](name, uri, tmp_path)
 

@@ -84,9 +84,7 @@ def as_pdb(folder: Path, name: str, extra: str = "") -> None:
     path.unlink()
 
 
-def test_nucleic_acids_are_listed_and_the_protein_chains_keep_names_and_numbers(
-    tmp_path: Path,
-) -> None:
+def test_nucleic_acids_are_listed_and_proteins_keep_names_and_numbers(tmp_path: Path) -> None:
     one, two = chain("A", QUERY_A), chain("C", QUERY_B, shift=4.0)
     entry(tmp_path, "1dna", [one, two], "A", "C", extra=DNA)
     made = featurized(tmp_path, problems=[])

@@ -68,9 +68,7 @@ def test_what_is_not_there_or_has_no_room_is_one_line(
         discover(uri)
 
 
-def test_the_command_takes_an_input_in_a_bucket(
-    bucket: Bucket, tmp_path: Path, inside: None
-) -> None:
+def test_the_command_takes_input_in_a_bucket(bucket: Bucket, tmp_path: Path, inside: None) -> None:
     uri = bucket.fill(write(tmp_path / "raw", FILES))
     words = ("featurize", uri, str(tmp_path / "data"), "--stage", str(tmp_path / "home"))
     assert exit_code(*words) == 0

@@ -157,9 +157,7 @@ def test_a_wrong_setting_is_one_line_without_the_password(
     assert tmp_path.stat().st_mode & 0o777 == 0o755, "a folder keeps its rights"
 
 
-def test_a_token_made_on_the_command_line_opens_the_service(
-    run: Run, folder, tmp_path, start
-) -> None:
+def test_a_token_of_the_command_line_opens_the_service(run: Run, folder, tmp_path, start) -> None:
     token = json.loads(run("tokens", "create", "mine", "--scope", "read", "--json").out)
     client = start(home=tmp_path, auth="on", datasets={"demo": str(folder[0])})
     headers = {"Authorization": f"Bearer {token['token']}"}

@@ -162,9 +162,7 @@ def test_if_range_with_another_etag_gets_the_whole(served, shard) -> None:
 
 
 @pytest.mark.parametrize("known", ["{}", "W/{}", '"x", {}', "*"])
-def test_a_shard_has_its_sha256_as_etag_and_is_not_sent_to_who_knows_that(
-    served, shard, known
-) -> None:
+def test_a_shard_has_its_sha256_as_etag_and_is_not_sent_to_who_has_it(served, shard, known) -> None:
     path, data, etag = shard
     whole, head = (served.client.request(m, f"{served.base}{path}") for m in ("GET", "HEAD"))
     assert whole.content == data and not head.content

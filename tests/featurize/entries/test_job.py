@@ -46,9 +46,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
     return Made(home / "raw", home / "data", prepared(home / "raw", home / "data", count=2))
 
 
-def test_ligands_nucleic_acids_and_links_are_carried_and_what_is_left_out_is_named(
-    made: Made,
-) -> None:
+def test_ligands_nucleic_acids_and_links_are_carried_what_is_left_out_is_named(made: Made) -> None:
     assert made.report.state == "published"
     why = "openfold3: residue SO4 of chain 7 left out: crystallisation aid"
     assert why in made.report.notes["s000"]

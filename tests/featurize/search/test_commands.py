@@ -45,9 +45,7 @@ def test_databases_may_be_named_from_the_folder_one_is_in(
     assert (named.name, named.path, named.max_hits) == ("pool", database, 3)
 
 
-def test_a_folder_of_fasta_is_searched_and_the_result_featurized(
-    tmp_path: Path, database: str
-) -> None:
+def test_a_folder_of_fasta_is_searched_and_featurized(tmp_path: Path, database: str) -> None:
     folder = tmp_path / "many"
     folder.mkdir()
     fasta(folder / "a.fasta", [("one", QUERY), ("two", QUERY)])
