@@ -50,10 +50,7 @@ def _version(program: str, where: str, size: int, changed: int) -> str:
 
 class Scratch:
     """A folder for one call's files, gone afterwards, and the programs that run in it.
-
-    Args:
-        deadline: seconds a program may take; then it is killed with all that it started.
-        parent: where the folder goes; the system's place for such things if empty.
+    One that takes longer than the deadline is killed with all that it started.
     """
 
     def __init__(self, deadline: float, parent: str = "") -> None:
