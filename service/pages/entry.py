@@ -48,11 +48,10 @@ EntryId = Annotated[str, Path(pattern=NAME_PATTERN, description="id; case matter
 _MAX_CELLS: Final = 256 << 20  # of what is unpacked for a page
 _FILES: Final[dict[Table, dict[str, Callable[[Any], str | bytes]]]] = {
     "chains": {
-        **{"fasta": files.to_fasta, "a3m": files.to_a3m},
-        **{"cif": files.to_cif, "npz": files.to_npz},
+        "fasta": files.to_fasta, "a3m": files.to_a3m, "cif": files.to_cif, "npz": files.to_npz,
     },
     "assemblies": {"fasta": files.assembly_fasta, "cif": files.assembly_cif},
-}
+}  # fmt: skip
 _STYLES: Final = "style-src 'self' 'unsafe-inline'"  # plotly.js and Mol* style what they draw
 _IMAGES: Final = "img-src 'self' data: blob:"
 _PLOTS: Final = POLICY.replace("style-src 'self'", _STYLES).replace("img-src 'self'", _IMAGES)
@@ -206,8 +205,8 @@ def distances_html(record: ChainRecord | AssemblyRecord) -> str:
     if isinstance(record, ChainRecord):
         record = AssemblyRecord.of_chain(record)
     else:
-        named = zip(record.chain_names, record.members, strict=True)
-        names = [f"{name} {i}" for name, (one, _) in named for i in range(1, one.num_res + 1)]
+        members = record.members
+        names = [f"{name} {i}" for one, name in members for i in range(1, one.num_res + 1)]
     distance = numbers.pseudo_beta_distances(record, MOST_RESIDUES)
     shown = [names[i] for i in thinned(np.arange(len(names)), MOST_RESIDUES)]
     title = "distances between residues (CB, of glycine CA)"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from evofeed.protein.assembly_numbers import (
 )
 from evofeed.protein.interfaces import interface_residues
 from evofeed.service import Client, serving
+from evofeed.service.pages.entry import distances_html
 from evofeed.store import Dataset, copy_dataset
 
 SIZES = LoaderConfig(
@@ -150,6 +152,8 @@ def test_pairs_of_chains_that_touch_are_those_of_all_distances(served: tuple[str
                 sides = (int(touch.any(1).sum()), int(touch.any(0).sum()))
                 want[a, b] = (int(touch.sum()), sides)
     assert found == want and want
+    named = replace(record, copies=tuple(tuple("A-" + n for n in names) for names in record.copies))
+    assert "A-" in distances_html(named)  # names that mmCIF does not take
 
 
 def test_a_complex_is_downloaded_with_its_chain_ids(
