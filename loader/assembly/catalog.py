@@ -59,7 +59,7 @@ class AssemblyCatalog(ChainCatalog):
         self._chain_rows = _rows_in(entities.flatten(), chain_ids)
         self._pairing_rows = _rows_in(whole_column(table, "pairing_ids").flatten(), member_ids)
         self._copies = whole_column(table, "copies").flatten().to_numpy()
-        self._whole_rows = _rows_in(table["assembly_id"], member_ids)
+        self._whole_rows = _rows_in(whole_column(table, "assembly_id"), member_ids)
         if (self._chain_rows < 0).any() or (self._whole_rows < 0).any():
             raise LoaderError("its assemblies name chains that are not in it", path=self.uri)
         sizes = column(dataset.index, "cluster_size")[self._chain_rows].clip(min=1)
@@ -111,11 +111,9 @@ class LoneChains(ChainCatalog):
         )
 
 
-def _rows_in(names: pa.Array | pa.ChunkedArray, among: pa.ChunkedArray) -> np.ndarray:
+def _rows_in(names: pa.Array, among: pa.ChunkedArray) -> np.ndarray:
     """Row of each name, -1 for one that is not there."""
     found = pc.index_in(names, value_set=among.combine_chunks())
-    if isinstance(found, pa.ChunkedArray):
-        found = found.combine_chunks()
     return np.asarray(pc.fill_null(found, -1).to_numpy(zero_copy_only=False))
 
 
