@@ -56,12 +56,12 @@ BUDGET = {
     "src": 4_798,
     "featurize": 20_159,
     "store": 7_257,
-    "loader": 12_299,
-    "service": 8_232,
+    "loader": 12_297,
+    "service": 8_229,
     "trainer": 12_683,
     "kernels": 16_900,
     "synth": 1_944,
-    "tests": 41_098,
+    "tests": 41_087,
     "benchmarks": 9_922,
 }
 

@@ -269,11 +269,8 @@ class Client:
         Scopes are `read`, `publish`, `jobs` and `admin`. It is for these datasets (None: all),
         names places below these roots (None: all that are open), expires after so many seconds.
         """
-        new = {
-            "label": label, "scopes": list(scopes), "seconds": seconds,
-            "datasets": None if datasets is None else list(datasets),
-            "roots": None if roots is None else list(roots),
-        }  # fmt: skip
+        limits = {"datasets": datasets, "roots": roots, "seconds": seconds}
+        new = {"label": label, "scopes": scopes, **limits}
         said = self._send("POST", "/v1/tokens", new, once=True)
         return said["id"], said["token"]
 
