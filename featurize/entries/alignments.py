@@ -13,7 +13,14 @@ from evofeed.featurize.entries.templates import holds_hits
 from evofeed.featurize.formats.a3m import parse_a3m
 from evofeed.featurize.formats.msa import Msa
 from evofeed.featurize.formats.packed_arrays import UNFIT, Npz
-from evofeed.featurize.formats.reading import file_ref, plain, read_bytes, read_head, xxh3
+from evofeed.featurize.formats.reading import (
+    file_ref,
+    files_below,
+    plain,
+    read_bytes,
+    read_head,
+    xxh3,
+)
 from evofeed.featurize.formats.species import pairing_species
 from evofeed.featurize.formats.stockholm import parse_stockholm
 from evofeed.featurize.inputs.queries import query_of as query_in
@@ -34,10 +41,10 @@ def alignment_folders(root: str | Path) -> list[tuple[str, ...]]:
     """Files of alignments below a folder, those of one query together, sorted, hits of templates
     last: one folder's, or one that Boltz or OpenFold3 prepared."""
     groups: dict[Path, list[str]] = {}
-    for path in sorted(Path(root).rglob("*")):
-        if plain(path.name).endswith(SUFFIXES) and not path.is_dir():
+    for path in files_below(root):
+        if plain(path.name).endswith(SUFFIXES):
             groups.setdefault(path.parent, []).append(str(path))
-        elif path.suffix == ".npz":
+        elif path.suffix == ".npz" or path.is_dir():
             groups[path] = [str(path)]
     ordered = (sorted(files, key=holds_hits) for _, files in sorted(groups.items()))
     return [tuple(files) for files in ordered if not holds_hits(files[0])]

@@ -14,7 +14,7 @@ from evofeed.base.errors import InputError
 from evofeed.base.files import write_atomic
 from evofeed.featurize.entries.alignments import alignment_folders, query_of
 from evofeed.featurize.formats.alignment_db import SEARCH_INDEX, read_index
-from evofeed.featurize.formats.reading import is_text, plain, read_bytes
+from evofeed.featurize.formats.reading import files_below, is_text, plain, read_bytes
 from evofeed.featurize.inputs.clusters import read_clusters
 from evofeed.featurize.job.options import absolute
 
@@ -62,9 +62,8 @@ def structure_files(place: str) -> list[str]:
         InputError: there is none.
     """
     root = Path(absolute(place))
-    paths = [root] if root.is_file() else sorted(root.rglob("*"))
-    named = (path for path in paths if plain(path.name).lower().endswith(_SUFFIXES))
-    found = [str(path) for path in named if not path.is_dir()]  # what is no file either is listed
+    paths = [root] if root.is_file() else files_below(root)
+    found = [str(p) for p in paths if plain(p.name).lower().endswith(_SUFFIXES) or p.is_dir()]
     if not found:
         raise InputError("no mmCIF file here (.cif, .mmcif, also .gz or .zst)", path=place)
     return found

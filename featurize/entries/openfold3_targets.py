@@ -89,7 +89,7 @@ def _caches(root: Path) -> list[Path]:
 
 
 def _is_lmdb(path: Path) -> bool:
-    return (path / "data.mdb").is_file()
+    return any(path.glob("data.mdb"))  # none where it cannot be listed
 
 
 def _cache(path: Path) -> dict[str, Any]:

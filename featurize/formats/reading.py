@@ -143,6 +143,15 @@ def entry_kind(entry: os.DirEntry[str]) -> str:
         return ""
 
 
+def files_below(root: str | Path) -> list[Path]:
+    """Files of a folder and of all in it, sorted; folders that cannot be listed, for their reader
+    to say why."""
+    found: list[str] = []
+    for folder, _, names in os.walk(root, onerror=lambda error: found.append(error.filename)):
+        found.extend(f"{folder}/{name}" for name in names)
+    return sorted(map(Path, found))
+
+
 def line_of(data: bytes, offset: int) -> int:
     """Line number, from 1, of a byte."""
     return data.count(b"\n", 0, offset) + 1

@@ -29,9 +29,8 @@ def parse_stockholm(
     blocks; the parts of a name are joined, two rows of one name stay two. Markup
     lines are skipped.
 
-    Args:
-        strict_letters: refuse '.' and lower-case residues, and cut rows that are too
-            long, as OpenFold does; else '.' is a gap and case does not matter.
+    `strict_letters` refuses '.' and lower-case residues, and cuts rows that are too long, as
+    OpenFold does; else '.' is a gap and case does not matter.
 
     Raises:
         MsaError: no sequence, a line that is not `name residues`, a byte that is no

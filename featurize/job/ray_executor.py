@@ -220,10 +220,7 @@ def _joined(address: str, cores: int) -> Iterator[Any]:
 
 class _Server:
     """A server of Ray at the end of a connection on which nothing is said: its death closes it.
-
-    Args:
-        place: a Unix socket's path or `host:port`.
-        away: seconds it may be away.
+    The place is a Unix socket's path or `host:port`; it may be `away` for some seconds.
     """
 
     def __init__(self, name: str, place: str, away: float) -> None:

@@ -159,9 +159,8 @@ def pair(a3ms: Sequence[bytes], *, complete: bool = False) -> list[bytes]:
     Of each organism the best row of a chain takes part, which is its first. A chain that has
     none gets a row of gaps.
 
-    Args:
-        a3ms: an alignment a chain, the query first, hits by likeness.
-        complete: only organisms that all chains have; else those that two have.
+    Every chain's alignment has the query first, hits by likeness. `complete`: only organisms
+    that all chains have; else those that two have.
 
     Returns:
         As many A3M texts, with as many rows each, the queries first.

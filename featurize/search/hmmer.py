@@ -83,9 +83,7 @@ def nhmmer(sequence: str, db: str, *, threads: int, e_value: float, max_hits: in
     Hits are shorter than the query as a rule, so each is aligned again, with hmmalign, to a
     profile of the query alone.
 
-    Args:
-        e_value: hits up to it are reported, and those up to nhmmer's own 0.01 are rows.
-        max_hits: rows, the query among them.
+    Hits up to the E-value are reported, those up to nhmmer's own 0.01 are rows.
 
     Raises:
         InputError: the database is no FASTA file.

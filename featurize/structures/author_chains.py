@@ -61,10 +61,7 @@ def author_chains(
 ) -> tuple[dict[str, PlacedRows], dict[str, str]]:
     """The protein chains of an atom table by the author's ids, in the order of the file; of the
     others id and residues by name, in words.
-
-    Args:
-        sequences: by chain id, where the file gives them.
-        modified: residue names that the file says are amino acids.
+    `modified` are residue names that the file says are amino acids.
 
     Raises:
         MmcifError: a chain is too long.

@@ -37,10 +37,8 @@ def place_on_sequence(
     seen: Sequence[Residue], sequence: Sequence[str], unseen: Sequence[Residue] = ()
 ) -> Int[np.ndarray, " R"] | None:
     """Position in the sequence of each residue seen, -1 for none; None if it is too long.
-
-    Args:
-        unseen: residues that the file lists as missing; together with those seen they are
-            the sequence, if they fit it in order of their numbers.
+    Together with those `unseen`, which the file lists as missing, they are the sequence if they
+    fit it in order of their numbers.
 
     Else, in order, where names agree and numbers step as positions do; else by an alignment of the
     names with gaps where numbers are left out.

@@ -42,9 +42,7 @@ def test_numpy_and_torch_draw_the_same_bits(word: int, count: int) -> None:
 
 @settings(deadline=None)
 @given(WORDS, st.integers(1, 2**31), st.integers(0, 100))
-def test_a_bounded_draw_is_the_same_number_alone_and_in_a_row(
-    word: int, bound: int, index: int
-) -> None:
+def test_a_bounded_draw_is_the_same_alone_and_in_a_row(word: int, bound: int, index: int) -> None:
     key = counter_rng.stream_key(word)
     alone = counter_rng.below(key, bound, index)
     assert 0 <= alone < bound

@@ -79,9 +79,7 @@ def test_filters_and_probabilities_are_the_recorded_ones(path: Path) -> None:
         ({"has_structure": False}, "no structure: 1"),
     ],
 )
-def test_each_filter_takes_what_it_should_and_says_so(
-    changes: dict[str, object], reason: str
-) -> None:
+def test_each_filter_takes_what_it_should(changes: dict[str, object], reason: str) -> None:
     index = index_of([row_of("ARNDCQEGH", 2.0) | changes])
     with pytest.raises(LoaderError, match=reason):
         eligible_rows(index, LoaderConfig.initial_training())

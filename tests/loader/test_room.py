@@ -63,9 +63,7 @@ def test_a_batch_that_never_fits_is_an_error(dataset: Dataset) -> None:
         list(loader)
 
 
-def test_unasked_there_is_room_for_any_batch(
-    dataset: Dataset, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_there_is_room_for_any_batch(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
     with open_loader(dataset, SMALL) as loader:
         want = sample_digests(loader)
     monkeypatch.setattr("evofeed.loader.feature_loader._ARENA_NBYTES", (0, 0))

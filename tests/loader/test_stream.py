@@ -34,9 +34,7 @@ def stream(dataset: Dataset, world: int, batch_size: int = 1, **options: Any) ->
     return order
 
 
-def test_batch_size_and_number_of_threads_change_nothing(
-    dataset: Dataset, reference: list[str]
-) -> None:
+def test_batch_size_and_threads_change_nothing(dataset: Dataset, reference: list[str]) -> None:
     assert stream(dataset, 1, 4, num_threads=1, prefetch=1, ready=1) == reference
     assert stream(dataset, 2, 3, num_threads=7, prefetch=20) == reference
 

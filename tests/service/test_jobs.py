@@ -230,9 +230,7 @@ def test_a_job_tells_what_it_could_not_do_until_a_retry_has_done_it(
     assert letters(second)[0] in lines[told] and told < written, "while it runs"
 
 
-def test_what_a_job_says_of_chains_is_there_while_it_runs(
-    idle: httpx.Client, start_any: Start
-) -> None:
+def test_what_a_job_says_is_there_while_it_runs(idle: httpx.Client, start_any: Start) -> None:
     queue = JobQueue(start_any.database, 9)
     job = submit(idle, Path("/raw"))
     assert queue.claim(1) == job

@@ -106,9 +106,7 @@ def alignments(data: bytes) -> dict[int, list[str]]:
     return found
 
 
-def test_alignments_come_as_clients_read_them_and_at_once_the_second_time(
-    client: httpx.Client,
-) -> None:
+def test_alignments_come_as_clients_read_them_at_once_the_second_time(client: httpx.Client) -> None:
     queries = FAMILIES[0][0], FAMILIES[1][0]
     files = fetch(client, ask(client, *queries))
     names = {"uniref.a3m", "bfd.mgnify30.metaeuk30.smag30.a3m", "pdb70.m8"}

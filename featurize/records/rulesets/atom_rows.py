@@ -368,11 +368,8 @@ def linked_bonds(
     kinds: Mapping[str, int],
     dropped: list[Dropped],
 ) -> Integer[np.ndarray, "b 3"]:
-    """Links of the file whose ends are among these atoms, within one copy.
-
-    Args:
-        kinds: type of the bond by `Link.kind`; other links are passed over.
-        dropped: gets the links whose ends are not there.
+    """Links of the file whose ends are among these atoms, within one copy; of other kinds
+    than those with a type of bond none. `dropped` gets the links whose ends are not there.
     """
     moved = np.full(record.num_atoms, -1, np.int64)
     moved[rows] = np.arange(len(rows))

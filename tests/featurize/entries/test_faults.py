@@ -124,16 +124,27 @@ def test_links_to_nothing_or_in_a_circle_and_names_that_are_no_text_are_listed(
     tmp_path: Path, inside: None
 ) -> None:
     write_entries(tmp_path, 1, residues=8)
-    (tmp_path / "msa" / "other").mkdir()
+    for folder in ("msa/other", "msa/locked", "mmcif/locked"):
+        (tmp_path / folder).mkdir()
+    scandir = os.scandir
+
+    def refuse(path: Any) -> Any:
+        if str(path).endswith("locked"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
+
     for file in ("mmcif/loop.cif", "mmcif/GONE.CIF", "msa/s000_1/x.a3m", "msa/other/x.a3m"):
         (tmp_path / file).symlink_to("loop.cif" if "loop" in file else "nowhere")
     (tmp_path / "mmcif" / os.fsdecode(b"\xef.cif")).touch()
-    report = prepare(tmp_path, tmp_path / "data")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "scandir", refuse)
+        report = prepare(tmp_path, tmp_path / "data")
     assert report.num_good == 1
     whys = {one["chain_id"]: one["message"].partition(": ")[0] for one in report.broken}
-    loop, text = {"loop": "cannot be read"}, {"?": "not UTF-8"}
+    loop, text = dict.fromkeys(("loop", "locked"), "cannot be read"), {"?": "not UTF-8"}
     gone = dict.fromkeys(("GONE", "alignment-s000_1"), "no such file")
-    assert whys == {**text, "alignment-other": f"{tmp_path}/msa/other/x.a3m", **loop, **gone}
+    rows = {"alignment-other": f"{tmp_path}/msa/other/x.a3m", "alignment": f"{tmp_path}/msa/locked"}
+    assert whys == {**text, **rows, **loop, **gone}
     problems: list[InputError] = []
     discover(tmp_path / "mmcif", problems=problems)
     assert ["Too many levels" in str(one) for one in problems].count(True) == 1

@@ -313,9 +313,7 @@ def test_a_cache_in_lmdb_is_read_as_the_json_it_was_made_of(
 
 
 @pytest.mark.slow
-def test_a_molecule_that_stands_for_a_conformer_is_read_with_it(
-    openfold3: None, tmp_path: Path
-) -> None:
+def test_a_molecule_that_stands_for_a_conformer_is_read(openfold3: None, tmp_path: Path) -> None:
     module = importlib.import_module("openfold3.core.data.io.structure.mol")
     (tmp_path / "reference_mols").mkdir()
     for code in ("PRO", "GLY"):
