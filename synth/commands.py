@@ -22,7 +22,7 @@ def synth(
         list[str] | None, typer.Option(help="Of complexes, in turn [A2, AB, A2B2, A3].")
     ] = None,
     seed: Annotated[int, typer.Option(help="The same seed gives the same bytes.")] = 0,
-    mean_length: Annotated[int, typer.Option(min=30, help="Residues of a typical chain.")] = 100,
+    mean_length: Annotated[int, typer.Option(min=30, max=9999, help="Of a typical chain.")] = 100,
     mean_depth: Annotated[int, typer.Option(min=16, help="Homologs of a typical family.")] = 120,
     mean_members: Annotated[
         int, typer.Option(min=1, help="Chains with a structure in a typical family.")

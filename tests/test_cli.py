@@ -123,6 +123,8 @@ def test_a_full_disk_says_what_to_do_and_a_terminal_without_the_letters_is_borne
         (["bench", "loader", "data", "--crop-size", "0"], "greater than or equal to 1"),
         (["plan", "data", "--global-batch-size", "0"], "greater than or equal to 1"),
         (["tokens", "create", "me", "--scope", "read", "--days", "-1"], "than or equal to 0"),
+        (["tokens", "create", "me", "--scope", "read", "--days", "1e99"], "than or equal to 3660"),
+        (["train", "tiny", "--steps", "9" * 20], "less than or equal to 1000000000"),
     ],
 )
 def test_a_wrong_option_is_a_wrong_call(

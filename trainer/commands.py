@@ -35,7 +35,7 @@ def train(
         list[str] | None, typer.Option(help="Train on this chain alone; several: on these.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the run.")] = None,
-    steps: Annotated[int | None, typer.Option(min=1, help="Steps in all.")] = None,
+    steps: Annotated[int | None, typer.Option(min=1, max=10**9, help="Steps in all.")] = None,
     validation: Annotated[str, typer.Option(help="URI of held-out chains, or URI@REF.")] = "",
     resume: Annotated[bool, typer.Option("--resume", help="Go on from --out.")] = False,
     weights: Annotated[

@@ -245,7 +245,7 @@ def create(
     root: Annotated[
         list[str] | None, typer.Option(help="It may name places below this one only; repeatable.")
     ] = None,
-    days: Annotated[float, typer.Option(min=0, help="Days until it expires; 0: never.")] = 90,
+    days: Annotated[float, typer.Option(min=0, max=3660, help="Until it expires; 0: never.")] = 90,
     as_json: Json = False,
 ) -> None:
     """Make a token and print it, this once.

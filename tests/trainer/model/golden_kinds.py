@@ -322,8 +322,7 @@ RUNNERS: dict[str, Runner] = {
     "OuterProductMean": _module(outer_product_mean.OuterProductMean, "m", "mask"),
     **{
         f"{kind}TriangleMultiplication{way}": _module(
-            partial(getattr(triangle, f"TriangleMultiplication{way}"), fused=bool(kind)),
-            *_tri_mul,
+            partial(getattr(triangle, f"TriangleMultiplication{way}"), fused=bool(kind)), *_tri_mul
         )
         for kind in ("", "Fused")
         for way in ("Outgoing", "Incoming")
