@@ -120,8 +120,9 @@ def _announce(settings: ServiceSettings, url: str, token: str, as_json: bool) ->
     else:
         typer.echo(f"serving on {url}  (dashboard at /, Ctrl-C stops)")
         if settings.host in ("0.0.0.0", "::"):
-            port = url.rpartition(":")[2]
-            typer.echo(f"  others:   http://{socket.gethostname()}:{port}")
+            name, port = (*settings.allowed_hosts, socket.gethostname())[0], url.rpartition(":")[2]
+            closed = ", once EVOFEED_ALLOWED_HOSTS has it" if name not in settings.hosts else ""
+            typer.echo(f"  others:   http://{name}:{port}{closed if settings.hosts else ''}")
             typer.echo("  not encrypted: put a proxy with TLS in front (docs/operate.md)")
         if token:
             typer.echo(f"  sign in:  {url}/ui/login?token={token}")

@@ -367,8 +367,7 @@ def _waited(client: Client, job: Job, as_json: bool) -> Job:
 
 def _why(chain: BrokenChain) -> str:
     place = ":".join(str(part) for part in (chain.path, chain.line) if part)
-    words = dict.fromkeys(word for word in (chain.chain_id, place, chain.message) if word)
-    return ": ".join(words)
+    return ": ".join(word for word in (chain.chain_id, place, chain.message) if word)
 
 
 def _show(job: Job, as_json: bool) -> None:

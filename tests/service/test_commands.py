@@ -176,6 +176,10 @@ def test_a_start_for_others_says_how_they_reach_it_and_sign_in(tmp_path: Path, c
     said = capsys.readouterr().out
     assert f"http://{socket.gethostname()}:8461" in said and "TLS" in said
     assert "/ui/login" in said and "evofeed tokens create me --scope admin" in said
+    for hosts, says in (((), "once EVOFEED_ALLOWED_HOSTS has it"), (("lab",), "http://lab:8461\n")):
+        settings = settings.model_copy(update={"auth": "off", "allowed_hosts": hosts})
+        commands._announce(settings, "http://127.0.0.1:8461", "", as_json=False)
+        assert says in capsys.readouterr().out
 
 
 def test_client_and_start_load_nothing_that_only_some_need_and_plans_need_no_torch() -> None:
