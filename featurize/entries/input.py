@@ -98,7 +98,7 @@ def alignment_items(root: str) -> tuple[Items, list[dict[str, Any]]]:
     items, left_out = [], []
     root = _files_of_search(Path(root)) if Path(root, SEARCH_INDEX).is_file() else root
     for files in alignment_folders(root):
-        folder = Path(files[0]).parent
+        folder = one if (one := Path(files[0])).is_dir() else one.parent
         parts = folder.relative_to(root).parts
         stems = [one.stem for one in map(Path, files) if one.suffix == ".npz"]
         name = "-".join(["alignment", *parts, *stems])
@@ -110,8 +110,7 @@ def alignment_items(root: str) -> tuple[Items, list[dict[str, Any]]]:
         if earlier == name:
             items.append((name, *files))
         else:
-            why = f"{earlier} has an alignment of the same sequence"
-            left_out.append(failure(name, why))
+            left_out.append(failure(name, f"{earlier} has an alignment of the same sequence"))
     if not first:
         raise InputError("no alignment here (.a3m, .sto)", path=root)
     return items, left_out

@@ -22,6 +22,8 @@ def read_components(path: str | Path) -> ComponentTable:
     """
     import gemmi
 
+    if not Path(path).is_file():  # a pipe would never end
+        raise MmcifError("no dictionary of components: no such file", path=str(path))
     try:
         document = gemmi.cif.read(str(path))
     except (OSError, RuntimeError, ValueError) as error:

@@ -118,9 +118,7 @@ def test_copies_that_differ_where_a_file_has_no_full_sequence_are_said_to(tmp_pa
     )
 
 
-def test_copies_with_other_missing_residues_are_one_entity_each_with_its_own(
-    tmp_path: Path,
-) -> None:
+def test_copies_with_other_missing_residues_are_one_entity_with_their_own(tmp_path: Path) -> None:
     copies = [
         chain("A", QUERY_A, unseen=(0, 1)),
         chain("B", QUERY_A, shift=3.0, unseen=(8, 9)),

@@ -95,9 +95,7 @@ def test_a_job_file_that_cannot_be_understood_is_one_fault(
 
 @pytest.mark.system
 @pytest.mark.parametrize("name", ["gone.a3m", "x" * 300, "a\0b.a3m", "/"])
-def test_a_chain_whose_alignment_is_not_there_is_broken(
-    name: str, tmp_path: Path, inside: None
-) -> None:
+def test_a_chain_whose_alignment_is_gone_is_broken(name: str, tmp_path: Path, inside: None) -> None:
     write(tmp_path / "raw", {"hits.txt": f">q\n{B}\n>x\nGHIK--\n"})
     named = {"id": "B", "sequence": B, "unpairedMsaPath": "hits.txt"}
     proteins = [{"id": "A", "sequence": A, "unpairedMsaPath": name}, named]

@@ -156,7 +156,7 @@ def test_pairs_of_chains_that_touch_are_those_of_all_distances(served: tuple[str
     assert "A-" in distances_html(named)  # names that mmCIF does not take
 
 
-def test_a_complex_is_downloaded_with_its_chain_ids(
+def test_a_complex_downloads_with_its_chain_ids(
     served: tuple[str, Dataset], tmp_path: Path
 ) -> None:
     record, folder = served[1].assemblies["1abc"], f"/{served[1].digest}/assemblies/1abc/files"

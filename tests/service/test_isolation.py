@@ -123,7 +123,7 @@ def test_one_caller_cannot_pile_up_heavy_work(
     assert {one.headers["Retry-After"] for one in answers if one.status_code == 429} == {"1"}
 
 
-def test_a_count_stops_when_its_time_is_up(
+def test_a_count_stops_after_its_time(
     start: Start, folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = start(datasets={"demo": str(folder[0])})

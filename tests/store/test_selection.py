@@ -212,9 +212,7 @@ def test_clusters_that_cannot_be_read_are_named(tmp_path: Path, monkeypatch) -> 
         Clusters(tmp_path / "big.txt")
 
 
-def test_the_command_lists_what_is_shared_and_exits_with_one(
-    tmp_path: Path, few_clusters: Path
-) -> None:
+def test_the_command_lists_what_is_shared_exits_with_1(tmp_path: Path, few_clusters: Path) -> None:
     for name, seeds in (("train", range(3)), ("valid", range(2, 4))):
         published(tmp_path / name, map(random_record, seeds))
     both = [str(tmp_path / "train"), str(tmp_path / "valid")]

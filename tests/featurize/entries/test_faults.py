@@ -143,7 +143,10 @@ def test_links_to_nothing_or_in_a_circle_and_names_that_are_no_text_are_listed(
     whys = {one["chain_id"]: one["message"].partition(": ")[0] for one in report.broken}
     loop, text = dict.fromkeys(("loop", "locked"), "cannot be read"), {"?": "not UTF-8"}
     gone = dict.fromkeys(("GONE", "alignment-s000_1"), "no such file")
-    rows = {"alignment-other": f"{tmp_path}/msa/other/x.a3m", "alignment": f"{tmp_path}/msa/locked"}
+    rows = {
+        "alignment-other": f"{tmp_path}/msa/other/x.a3m",
+        "alignment-locked": f"{tmp_path}/msa/locked",
+    }
     assert whys == {**text, **rows, **loop, **gone}
     problems: list[InputError] = []
     discover(tmp_path / "mmcif", problems=problems)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import tempfile
 from pathlib import Path
 
@@ -80,6 +81,12 @@ def test_tables_that_contradict_each_other_are_a_typed_error(old: str, new: str,
         if old in TEXT:
             entry_record(changed(old, new).encode(), path="x.cif")
         components(changed(old, new, components_cif()))
+
+
+def test_a_pipe_is_no_dictionary(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "components.cif")
+    with pytest.raises(MmcifError, match=r"components\.cif: no dictionary .* no such file"):
+        read_components(tmp_path / "components.cif")
 
 
 def test_a_missing_table_of_assemblies_is_none() -> None:

@@ -122,9 +122,7 @@ def theirs_of(folder: Path, kind: str, **options: Any) -> list[list[tuple[str, s
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_rows_and_pairs_are_those_of_colabfolds_own_search(
-    tmp_path: Path, colabfold_search: Any
-) -> None:
+def test_rows_and_pairs_are_colabfolds_own_searchs(tmp_path: Path, colabfold_search: Any) -> None:
     require_programs()
     draw, taxa = random.Random(0), {}
     known = []
