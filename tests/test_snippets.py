@@ -107,9 +107,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.system
-def test_the_readmes_training_loop_runs_as_it_stands(
-    data: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_readmes_loop_runs_as_it_stands(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(data.parent)
     (snippet,) = [block for block in blocks(ROOT / "README.md") if "import FeatureLoader" in block]
     seen = []

@@ -126,9 +126,7 @@ def test_recycling_and_clamping_have_their_frequencies() -> None:
     assert recycling_iters(LoaderConfig.prediction(), 0, 0, 0) == 3
 
 
-def test_clustering_in_chunks_of_rows_and_columns_changes_nothing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_clustering_in_chunks_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(0)
     one = torch.from_numpy(rng.integers(0, 4, [7, 90]).astype(np.uint8))
     two = torch.from_numpy(rng.integers(0, 4, [500, 90]).astype(np.uint8))

@@ -302,9 +302,7 @@ def test_alphafold_3_takes_copies_rows_and_templates(folding_input: Any, tmp_pat
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-def test_alphafold_3_takes_rna_with_its_alignment_and_ligands(
-    folding_input: Any, tmp_path: Path
-) -> None:
+def test_alphafold_3_takes_rna_its_rows_and_ligands(folding_input: Any, tmp_path: Path) -> None:
     rows = ["ACGUGCAU", "AC-UGgaCAU", "uNCGU--RU"]
     path = tmp_path / "rfam_hits.a3m"
     path.write_text("".join(f">r{number}\n{row}\n" for number, row in enumerate(rows)))

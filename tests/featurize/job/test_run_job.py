@@ -146,7 +146,7 @@ def test_broken_chains_are_listed_with_file_line_and_reason_and_too_many_publish
     assert (repaired.num_broken, repaired.num_good) == (0, 14)
 
 
-def test_a_ref_that_somebody_moved_is_not_overwritten_until_asked_again(
+def test_a_ref_somebody_moved_is_not_overwritten_until_asked_again(
     raw: Path, tmp_path: Path
 ) -> None:
     def act() -> str:
