@@ -187,8 +187,8 @@ def test_chains_can_be_chosen_by_release_date_and_by_name() -> None:
     assert eligible_rows(index, config.replace(released_from="2018-04-30")).tolist() == [1, 2]
     assert eligible_rows(index, config.replace(chains=("3_A", "0_A"))).tolist() == [0, 3]
     assert eligible_rows(index, config).tolist() == [0, 1, 2, 3]
-    with pytest.raises(LoaderError, match="release date: 4"):
-        eligible_rows(index, config.replace(released_from="2030-01-01"))
+    with pytest.raises(LoaderError, match=r"release date: 4, not 9_A: 4\)"):
+        eligible_rows(index, config.replace(released_from="2030-01-01", chains=("9_A",)))
     with pytest.raises(ValueError, match="2018-4-30"):
         config.replace(released_from="2018-4-30")
 
