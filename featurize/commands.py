@@ -91,6 +91,8 @@ def featurize(
     """
     from evofeed.base.errors import InputError
 
+    if template_db and not search_db:
+        raise typer.BadParameter("--template-db needs --search-db too")
     if "://" not in input_uri and not Path(input_uri).exists():
         raise InputError("no such file or folder", path=input_uri)  # before anything is imported
     from evofeed.featurize.config import CropConfig, FeaturizeConfig
@@ -117,9 +119,7 @@ def featurize(
     )
     if is_remote(input_uri):
         input_uri = _stage(input_uri, stage, as_json)
-    if search_db or template_db:
-        if not search_db:
-            raise typer.BadParameter("--template-db needs --search-db too")
+    if search_db:
         from evofeed.featurize.search.commands import search_first
 
         input_uri = search_first(input_uri, recipe, search_db, template_db, options, as_json)
