@@ -69,7 +69,7 @@ class _Outer(Fused):
 
 
 class _Model:
-    """The model that a step of sampling is of; copied or pickled with it, that of the other."""
+    """The model that a step of sampling is of; in a copy of both, the copy."""
 
     def __init__(self, model: nn.Module | None) -> None:
         self._model: Any = (lambda: None) if model is None else weakref.ref(model)

@@ -137,7 +137,7 @@ def test_an_input_is_asked_about_again_when_its_job_runs(
 
 
 def test_no_other_module_opens_what_a_client_names() -> None:
-    """Of files of its own a service opens its database, jobs' logs and what pages load."""
+    """A service opens its database, jobs' logs, what pages load, and looks for its searches'."""
     opening = {
         "open", "open_storage", "open_input", "LocalStorage", "Dataset", "DatasetWriter",
         "read_bytes", "read_text", "write_bytes", "write_text", "glob", "iterdir", "scandir",
@@ -157,6 +157,7 @@ def test_no_other_module_opens_what_a_client_names() -> None:
         "database/database.py",
         "jobs/scheduler.py",
         "pages/home.py",
+        "settings.py",
     }
 
 
