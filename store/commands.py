@@ -45,22 +45,18 @@ def list_all(uri: Uri, as_json: Json = False) -> None:
     names: dict[str, list[str]] = {}
     for ref in list_refs(storage):
         names.setdefault(ref.digest, []).append(ref.name)
-    rows: list[dict[str, Any]] = [
-        {
-            "digest": snapshot.digest,
-            "refs": names.get(snapshot.digest, []),
-            "chains": snapshot.manifest.num_chains,
-            "shards": len(snapshot.manifest.shards),
-            "nbytes": sum(shard.nbytes for shard in snapshot.manifest.shards),
-            "parent": snapshot.manifest.parent,
-        }
-        for snapshot in list_snapshots(storage)
-    ]
-    lines = [
-        f"{row['digest'][:12]}  {row['chains']:>9,} chains  {row['shards']:>5,} shards  "
-        f"{row['nbytes'] / 1e6:>11,.1f} MB  {' '.join(row['refs'])}".rstrip()
-        for row in rows
-    ]
+    rows: list[dict[str, Any]] = []
+    lines = []
+    for digest, made in ((one.digest, one.manifest) for one in list_snapshots(storage)):
+        holds = {"chains": made.num_chains}
+        for what, part in (("assemblies", made.assemblies), ("entries", made.entries)):
+            holds[what] = part["num"] if part else 0
+        counts = ", ".join(f"{n:,} {what}" for what, n in holds.items() if n or what == "chains")
+        refs, nbytes = names.get(digest, []), sum(shard.nbytes for shard in made.shards)
+        about = {"shards": len(made.shards), "nbytes": nbytes, "parent": made.parent}
+        rows.append({"digest": digest, "refs": refs, **holds, **about})
+        line = f"{digest[:12]}  {counts:>16}  {len(made.shards):>5,} shards  "
+        lines.append(f"{line}{nbytes / 1e6:>11,.1f} MB  {' '.join(refs)}".rstrip())
     there = {row["digest"] for row in rows}
     lines += [
         f"{digest[:12]}  is not here, though it should be  {' '.join(refs)}"

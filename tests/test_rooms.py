@@ -55,7 +55,7 @@ def test_training_needs_the_base_install_and_torch_and_every_name_is_there_under
 BUDGET = {
     "src": 4_798,
     "featurize": 20_159,
-    "store": 7_257,
+    "store": 7_253,
     "loader": 12_297,
     "service": 8_229,
     "trainer": 12_683,
