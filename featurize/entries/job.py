@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from evofeed import __version__
-from evofeed.base.errors import DatasetMissing, InputError, JobError, RefConflict
+from evofeed.base.errors import InputError, JobError
 from evofeed.featurize.entries.input import (
     EntriesInput,
     alignment_items,
@@ -161,22 +160,20 @@ def prepare_entries(
             what = f"{len(broken)} of {len(files)} entries are left out"
             what += f", more than max_broken {options.max_broken:g} allows; done work stays"
             return first.end(states.FAILED, what)
-        how = {"version": __version__, "rdkit": rdkit, "projects": list(projects)}
-        publish = functools.partial(
-            add_entries,
+        snapshot = add_entries(
             dataset_uri,
             shards,
             ref=options.ref,
+            expect=parent_of(dataset_uri, options.ref),
             clusters=first.clusters() | clusters,
-            config=how | {"conformers": pools},
+            config={
+                "version": __version__,
+                "rdkit": rdkit,
+                "projects": list(projects),
+                "conformers": pools,
+            },
             dropped=[{"entry": one["chain_id"], "reason": one["message"]} for one in broken],
         )
-        try:  # on the parent that it began with: run again, it publishes the same snapshot
-            snapshot = publish(expect=first.job.parent)
-        except (RefConflict, DatasetMissing):  # the ref has gone on
-            now = parent_of(dataset_uri, options.ref)
-            ledger.set_job(first.job_id, parent=now)
-            snapshot = publish(expect=now)
         if second:
             first.further = second.end(states.PUBLISHED, "", snapshot)
         return first.end(states.PUBLISHED, "", snapshot)
