@@ -160,18 +160,14 @@ def prepare_entries(
             what = f"{len(broken)} of {len(files)} entries are left out"
             what += f", more than max_broken {options.max_broken:g} allows; done work stays"
             return first.end(states.FAILED, what)
+        how = {"version": __version__, "rdkit": rdkit}
         snapshot = add_entries(
             dataset_uri,
             shards,
             ref=options.ref,
             expect=parent_of(dataset_uri, options.ref),
             clusters=first.clusters() | clusters,
-            config={
-                "version": __version__,
-                "rdkit": rdkit,
-                "projects": list(projects),
-                "conformers": pools,
-            },
+            config=how | {"projects": list(projects), "conformers": pools},
             dropped=[{"entry": one["chain_id"], "reason": one["message"]} for one in broken],
         )
         if second:

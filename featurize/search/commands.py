@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from evofeed.featurize.search.config import (
         Database,
         SearchConfig,
+        SearchOptions,
         SearchProgress,
         SearchReport,
     )
@@ -86,8 +87,7 @@ def search(
         deadline=deadline,
     )
     out = out or f"{fasta.rstrip('/')}.search"
-    how = {"databases": databases, "config": config, "options": options}
-    report = _searched(fasta, out, quiet=as_json, **how)
+    report = _searched(fasta, out, databases, config, options, as_json)
     print(json.dumps(report.to_dict()) if as_json else "\n".join(_summary(report, out)))
     too_many = report.num_broken > max_broken * report.num_chains
     raise typer.Exit(1 if too_many else 0)
@@ -111,12 +111,18 @@ def read_recipe(
     return cook(recipe, found, **settings)
 
 
-def _searched(fasta: str, out: str, *, quiet: bool, **how: Any) -> SearchReport:
+def _searched(
+    fasta: str, out: str, databases: Sequence[Database], config: SearchConfig,
+    options: SearchOptions, quiet: bool,
+) -> SearchReport:  # fmt: skip
     """Search with a progress bar on stderr."""
     from evofeed.featurize.search.job import search_input
 
     with share_bar("searching", quiet) as show:
-        return search_input(fasta, out, progress=lambda now: show(now.share, _line(now)), **how)
+        return search_input(
+            fasta, out, databases, config=config, options=options,
+            progress=lambda now: show(now.share, _line(now)),
+        )  # fmt: skip
 
 
 def _line(now: SearchProgress) -> str:
@@ -157,8 +163,7 @@ def search_first(
         workers=options.workers,
         ray_address=options.cluster,
     )
-    how = {"databases": databases, "config": config, "options": places}
-    report = _searched(fasta, out, quiet=as_json, **how)
+    report = _searched(fasta, out, databases, config, places, as_json)
     if report.broken and not as_json:
         summary = "\n".join(_summary(report, out))
         Console(stderr=True).print(summary, highlight=False, soft_wrap=True)
