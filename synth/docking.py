@@ -2,14 +2,16 @@
 
 A body is pushed along a line until its first points meet those of another: for two points that
 move on lines, the place where they come within a distance is the root of a quadratic, so each
-pose costs one look at all pairs.
+pose costs one look at all pairs, of which no array is made.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import no_type_check
 
 import numpy as np
+from numba import njit
 
 from evofeed.base.shapes import Float
 
@@ -72,9 +74,8 @@ def _beside(
     for _ in range(_TRIES):
         rotation, line = _rotation(rng), _direction(rng)
         turned = body @ rotation.T
-        apart = turned[None] - fixed[:, None]
-        distance = _last_meeting(apart, line)
-        contacts = _contacts(apart + distance * line)
+        distance = _last_meeting(fixed, turned, line)
+        contacts = _contacts(fixed, turned + distance * line)
         if best is None or contacts > best[0]:
             best = contacts, Placement(entity=entity, rotation=rotation, shift=distance * line)
     assert best is not None
@@ -91,26 +92,38 @@ def _ring(
     for _ in range(_TRIES):
         rotation = _rotation(rng)
         turned = centred @ rotation.T
-        pairs = [((turned @ t.T)[None] - turned[:, None], t @ line - line) for t in turns[1:]]
-        distance = max(_last_meeting(apart, way) for apart, way in pairs)
-        contacts = sum(_contacts(apart + distance * way) for apart, way in pairs)
+        others = [(turned @ turn.T, turn @ line - line) for turn in turns[1:]]
+        distance = max(_last_meeting(turned, other, way) for other, way in others)
+        contacts = sum(_contacts(turned, other + distance * way) for other, way in others)
         if best is None or contacts > best[0]:
             best = contacts, rotation, distance * line - rotation @ body.mean(0)
     assert best is not None
     return best[1], best[2]
 
 
-def _last_meeting(apart: np.ndarray, line: np.ndarray) -> float:
+@njit(cache=True, nogil=True)
+@no_type_check
+def _last_meeting(fixed: np.ndarray, moving: np.ndarray, line: np.ndarray) -> float:
     """The least distance along a line from which on all pairs are farther than `_NEAREST`."""
-    square = line @ line
-    half = apart @ line / square
-    left = half**2 - ((apart**2).sum(-1) - _NEAREST**2) / square
-    return float(np.max(np.sqrt(np.maximum(left, 0)) - half, where=left > 0, initial=0.0))
+    last, square = 0.0, (line**2).sum()
+    for one in fixed:
+        for x, y, z in moving - one:
+            half = (x * line[0] + y * line[1] + z * line[2]) / square
+            left = half**2 - (x * x + y * y + z * z - _NEAREST**2) / square
+            if left > 0:
+                last = max(last, np.sqrt(left) - half)
+    return last
 
 
-def _contacts(apart: np.ndarray) -> float:
-    distance = np.sqrt((apart**2).sum(-1))
-    return float(np.clip((_FAR - distance) / (_FAR - _TOUCH), 0, 1).sum())
+@njit(cache=True, nogil=True)
+@no_type_check
+def _contacts(fixed: np.ndarray, moving: np.ndarray) -> float:
+    total = 0.0
+    for one in fixed:
+        for x, y, z in moving - one:
+            distance = np.sqrt(x * x + y * y + z * z)
+            total += min(max((_FAR - distance) / (_FAR - _TOUCH), 0.0), 1.0)
+    return total
 
 
 def _direction(rng: np.random.Generator) -> np.ndarray:

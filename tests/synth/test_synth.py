@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from evofeed.store import Dataset
 from evofeed.synth import evolve, write_synthetic
 from evofeed.synth import fold as folds
 from evofeed.synth.complexes import STOICHIOMETRIES, read_stoichiometry
+from evofeed.synth.docking import dock
 from evofeed.synth.entries import PIECES, bonds_of, shape_of
 
 pytestmark = pytest.mark.slow
@@ -105,6 +107,15 @@ def test_columns_in_contact_covary_more_than_others() -> None:
         top = np.argsort(-_covariation(rows)[i, j])[:35]
         enrichment.append(contact[i, j][top].mean() / contact[i, j].mean())
     assert np.mean(enrichment) > 12
+
+
+def test_docking_makes_no_array_of_all_pairs() -> None:
+    """It took minutes of complexes of 1,200 residues, and gigabytes."""
+    bodies = [np.random.default_rng(0).normal(0, 20, [800, 3]) for _ in range(2)]
+    tracemalloc.start()
+    assert len(dock(np.random.default_rng(1), bodies, 2)) == 4
+    assert tracemalloc.get_traced_memory()[1] < 4 * 800 * 800
+    tracemalloc.stop()
 
 
 def _covariation(rows: np.ndarray) -> np.ndarray:
