@@ -79,10 +79,14 @@ class HttpConnection:
     """
 
     def __init__(self, url: str, token: str | None = None, first_wait: float = FIRST_WAIT) -> None:
-        parts = urlsplit(url)
-        if not parts.hostname:
-            raise ValueError(f"{url}: no host in this address")
-        self.secure, self._host, self._port = parts.scheme == "https", parts.hostname, parts.port
+        try:
+            parts = urlsplit(url)
+            self._host, self._port = parts.hostname or "", parts.port
+        except ValueError as error:  # a port that is no number, a bracket without its other one
+            raise ValueError(f"{url}: {error}; write http://HOST:PORT") from None
+        if parts.scheme not in ("http", "https") or not self._host:
+            raise ValueError(f"{url}: no host in this address, as in http://HOST:PORT")
+        self.secure = parts.scheme == "https"
         self._url, self._token, self._first_wait = url, token, first_wait
         self._local = threading.local()
         self._open: weakref.WeakSet[_Kept] = weakref.WeakSet()

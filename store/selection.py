@@ -162,7 +162,7 @@ def split_chains(
         InputError: mmseqs is not there.
         RefConflict: somebody else moved a ref meanwhile.
     """
-    Selection(released_from=released[1] if released else "")  # refuses what is no date
+    Selection(released_from=(released[1] or "no date") if released else "")  # refuses what is none
     wanted = {**({released[0]: 1.0} if released else {}), **shares}
     if clusters is None and (shares.keys() - {released and released[0]} or not released):
         raise ValueError("shares need clusters: --clusters FILE, a sequence cluster a line")

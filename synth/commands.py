@@ -21,7 +21,7 @@ def synth(
     stoichiometry: Annotated[
         list[str] | None, typer.Option(help="Of complexes, in turn [A2, AB, A2B2, A3].")
     ] = None,
-    seed: Annotated[int, typer.Option(help="The same seed gives the same bytes.")] = 0,
+    seed: Annotated[int, typer.Option(help="The same seed gives the same bytes.", min=0)] = 0,
     mean_length: Annotated[int, typer.Option(min=30, max=9999, help="Of a typical chain.")] = 100,
     mean_depth: Annotated[int, typer.Option(min=16, help="Homologs of a typical family.")] = 120,
     mean_members: Annotated[

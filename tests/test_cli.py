@@ -124,6 +124,9 @@ def test_a_full_disk_says_what_to_do_and_a_terminal_without_the_letters_is_borne
         (["plan", "data", "--global-batch-size", "0"], "greater than or equal to 1"),
         (["tokens", "create", "me", "--scope", "read", "--days", "-1"], "than or equal to 0"),
         (["tokens", "create", "me", "--scope", "read", "--days", "1e99"], "than or equal to 3660"),
+        (["synth", "raw", "--seed", "-1"], "greater than or equal to 0"),
+        (["snapshots", "ls", "http://[::1"], "http://[::1: Invalid IPv6 URL"),
+        (["snapshots", "ls", "http://host:port"], "http://host:port: Port could not be"),
         (["train", "tiny", "--steps", "9" * 20], "less than or equal to 1000000000"),
     ],
 )
@@ -166,6 +169,19 @@ def test_what_ends_a_command_is_one_line(
     monkeypatch.setattr(cli, "_load", lambda *_: app)
     assert exit_code("doctor") == code
     assert capsys.readouterr().err == f"evofeed: {says}\n"
+
+
+@pytest.mark.parametrize(
+    "line", ["int('x')", "one, two = 'x'", "list(zip('x', '', strict=True))", "raise ValueError(1)"]
+)
+def test_a_value_error_is_a_wrong_call_only_where_our_own_raise_made_it(
+    line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exec(f"def broken(**_) -> None: {line}", room := {"__name__": "evofeed.room"})
+    monkeypatch.setattr(cli, "_load", lambda *_: room["broken"])
+    ends, code = (SystemExit, "2") if "raise" in line else (ValueError, "[xz]|values")
+    with pytest.raises(ends, match=code):
+        cli.main(["doctor"])
 
 
 def test_every_command_has_json_for_machines_and_an_example() -> None:

@@ -53,15 +53,15 @@ def test_training_needs_the_base_install_and_torch_and_every_name_is_there_under
 # Lines of Python a room may have. Raising one needs a reason in the commit: something new needs
 # something out, or lives in experiments/.
 BUDGET = {
-    "src": 4_798,
-    "featurize": 20_157,
-    "store": 7_253,
+    "src": 4_807,
+    "featurize": 20_161,
+    "store": 7_257,
     "loader": 12_297,
     "service": 8_229,
     "trainer": 12_683,
     "kernels": 16_900,
     "synth": 1_957,
-    "tests": 41_098,
+    "tests": 41_114,
     "benchmarks": 9_922,
 }
 

@@ -66,9 +66,13 @@ class Split:
         found: dict[str, Any] = {}
         for text in texts:
             name, _, value = text.partition(":")
+            wanted = "date:ISO-DATE, identity:0.4 or share:0.05"
             if name not in ("date", "identity", "share") or not value:
-                raise ValueError(f"no split {text!r}: date:ISO-DATE, identity:0.4 or share:0.05")
-            found[name] = value if name == "date" else float(value)
+                raise ValueError(f"no split {text!r}: {wanted}")
+            try:
+                found[name] = value if name == "date" else float(value)
+            except ValueError:
+                raise ValueError(f"no number in {text!r}: {wanted}") from None
         return cls(**found)
 
 

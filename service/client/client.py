@@ -55,11 +55,11 @@ class Client:
 
     def __init__(self, url: str, token: str | None = None) -> None:
         self.url, self._token = url.rstrip("/"), token
-        parts = urlsplit(self.url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ServiceError(f"{url!r} is not a service's address: write http://HOST:PORT")
-        self._base = parts.path.removesuffix("/v1")
-        self._http = HttpConnection(self.url, token)
+        try:
+            self._http = HttpConnection(self.url, token)
+        except ValueError as error:
+            raise ServiceError(f"not a service's address: {error}") from None
+        self._base = urlsplit(self.url).path.removesuffix("/v1")
 
     def __enter__(self) -> Client:
         return self

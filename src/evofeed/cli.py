@@ -11,7 +11,7 @@ import errno
 import importlib
 import io
 import sys
-import traceback
+from opcode import opname
 from typing import Any
 
 import typer
@@ -99,9 +99,8 @@ def main(argv: list[str] | None = None) -> None:
             _load(*_command(name, rest), name)(args=rest, prog_name=f"evofeed {name}")
         except EvofeedError as error:
             sys.exit(_fail(str(error), 1))
-        except ValueError as error:  # our own word for a wrong call; others' are bugs
-            *_, (frame, _) = traceback.walk_tb(error.__traceback__)
-            if not str(frame.f_globals["__name__"]).startswith("evofeed."):
+        except ValueError as error:
+            if not _is_wrong_call(error):
                 raise
             sys.exit(_fail(str(error), 2))
         except OSError as error:  # no such folder, no right to write there, a full disk, ...
@@ -139,6 +138,16 @@ def _load(module: str, attribute: str, name: str) -> Any:
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     app.command(name)(target)
     return app
+
+
+def _is_wrong_call(error: ValueError) -> bool:
+    """Whether a `raise` of ours made it; what `int("x")` or others' code raises is a bug."""
+    entry: Any = error.__traceback__
+    while entry.tb_next:
+        entry = entry.tb_next
+    frame, at = entry.tb_frame, entry.tb_lasti
+    ours = str(frame.f_globals["__name__"]).startswith("evofeed.")
+    return ours and opname[frame.f_code.co_code[at]] == "RAISE_VARARGS"
 
 
 def _fail(message: str, code: int) -> int:

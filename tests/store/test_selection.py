@@ -153,7 +153,7 @@ def test_the_commands_make_parts_and_refuse_nonsense(uri: str, clusters: Path) -
     sizes = Dataset.open(uri, "small").index["num_res"].to_pylist()
     assert sizes and max(sizes) <= 40
     for wrong in ("--share=valid=1.5", "--share=valid=0", "--share=train=0.1", "--share=valid=x",
-                  "--released=valid=2021-9-30"):  # fmt: skip
+                  "--released=valid=2021-9-30", "--released=valid"):  # fmt: skip
         assert exit_code("snapshots", "split", uri, "--clusters", str(clusters), wrong) == 2
 
 
