@@ -52,7 +52,7 @@ class Inputs:
 
 
 def ops(given: Inputs) -> Iterator[Case]:
-    """Each operator as its `cases.py` declares it, and attention over many tiles."""
+    """Each operator with the cases that its folder declares, and attention over many tiles."""
     from evofeed.kernels.runtime.cases import declared
 
     draw = Draw(S, R, given.device, given.dtype)

@@ -17,8 +17,7 @@ from torch import Tensor
 from evofeed.kernels.fused_module import Fused
 from evofeed.kernels.ops.gated_attention.op import (
     OtherPairs,
-    gated_attention,
-    gated_attention_fits,
+    fused_gated_attention,
 )
 from evofeed.kernels.ops.outer_product_mean.op import (
     Others,
@@ -29,7 +28,7 @@ from evofeed.kernels.ops.pair_bias.op import pair_bias_fits, pair_bias_with_inpu
 from evofeed.kernels.ops.triangle_multiplication.launch import triangle_projections
 from evofeed.kernels.ops.triangle_multiplication.op import (
     Product,
-    triangle_multiplication,
+    fused_triangle_multiplication,
     triangle_multiplication_fits,
 )
 from evofeed.kernels.swap.msa import attend_globally, outer_product_weights
@@ -108,16 +107,13 @@ def attention_of(
     weights = attention_weights(
         norm, module.mha, None if others is None else pair_layer(module).weight
     )
-    heads, flat = module.mha.no_heads, four_axes(x)
-    if not gated_attention_fits(flat, weights, heads):
-        return None
-    found = gated_attention(
-        flat, weights, heads, bias=None if bias is None else four_axes(bias),
-        mask=three_axes(mask), columns=columns, residual=True,
+    found = fused_gated_attention(
+        four_axes(x), weights, module.mha.no_heads, bias=None if bias is None else four_axes(bias),
+        mask=three_axes(mask), columns=columns, turned=False, residual=True,
         drop_mask=three_axes(drop_mask), drop_columnwise=columns, bias_scale=bias_scale,
         eps=norm.eps, others=others,
     )  # fmt: skip
-    return shaped(found, x)
+    return None if found is None else shaped(found, x)
 
 
 @_of_swapped
@@ -145,14 +141,12 @@ def triangle_multiplication_of(
         product: what knows the other rows.
         drop_mask: `[*, R, C]`, or None.
     """
-    weights, flat, pairs = triangle_weights(module), four_axes(z), three_axes(mask)
-    if pairs is None or not triangle_multiplication_fits(flat, weights, rows=True):
-        return None
-    found = triangle_multiplication(
-        flat, weights, outgoing=module._outgoing, mask=pairs, residual=True,
-        drop_mask=three_axes(drop_mask), eps=module.layer_norm_in.eps, others=product,
+    found = fused_triangle_multiplication(
+        four_axes(z), triangle_weights(module), outgoing=module._outgoing, mask=three_axes(mask),
+        residual=True, drop_mask=three_axes(drop_mask), drop_columnwise=False,
+        eps=module.layer_norm_in.eps, others=product,
     )  # fmt: skip
-    return shaped(found, z)
+    return None if found is None else shaped(found, z)
 
 
 @_of_swapped

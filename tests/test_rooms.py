@@ -59,7 +59,7 @@ BUDGET = {
     "loader": 12_297,
     "service": 8_229,
     "trainer": 12_683,
-    "kernels": 16_900,
+    "kernels": 16_730,
     "synth": 1_957,
     "tests": 41_114,
     "benchmarks": 9_922,

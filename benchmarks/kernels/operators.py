@@ -1,4 +1,4 @@
-"""Operators as their `cases.py` declare them, at models' sizes, beside PyTorch and its compiler."""
+"""Operators at models' sizes, as their folders declare them, beside PyTorch and its compiler."""
 
 from __future__ import annotations
 

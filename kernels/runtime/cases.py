@@ -1,4 +1,4 @@
-"""What an operator is tried with, declared once in its folder's `cases.py`.
+"""What an operator is tried with, declared once in its folder's `reference.py`.
 
 Read by the operators' tests, by those of `torch.compile` and of repeated calls, by the sanitizer,
 each of which takes the sizes it needs, and by the benchmarks.
@@ -7,9 +7,10 @@ each of which takes the sizes it needs, and by the benchmarks.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -71,34 +72,49 @@ class Case:
 Maker = Callable[[Draw], Case]
 
 
-@dataclass(frozen=True)
-class Operator:
-    """An operator's declaration.
+class Cases(NamedTuple):
+    """What one operator is tried with.
 
     Attributes:
-        op: the fused one.
-        reference: the same in plain PyTorch, for any type.
         cases: with every optional input and without, narrow.
         wide: as wide as models have it; for numbers alone.
         timed: sizes and widths of models, which the benchmarks time.
     """
 
+    cases: Mapping[str, Maker]
+    wide: Mapping[str, Maker] = {}
+    timed: Mapping[str, tuple[int, int, Maker]] = {}
+
+
+class Operator(NamedTuple):
+    """An operator, the same in plain PyTorch for any type, and its `Cases`."""
+
     op: Op
     reference: Op
     cases: Mapping[str, Maker]
-    wide: Mapping[str, Maker] = field(default_factory=dict)
-    timed: Mapping[str, tuple[int, int, Maker]] = field(default_factory=dict)
+    wide: Mapping[str, Maker]
+    timed: Mapping[str, tuple[int, int, Maker]]
 
 
-OPERATORS = (
-    "adaptive_norm", "attention", "conditioned_attention", "conditioned_transition",
-    "gated_attention", "global_attention", "layer_norm", "outer_product_mean", "pair_bias",
-    "softmax", "swiglu", "transition", "triangle_multiplication", "weighted_average",
-)  # fmt: skip
-"""Folders of `kernels/ops` with a `cases.py`: all but the optimizer, which has no backward pass."""
+OPERATORS = {
+    "adaptive_norm": "adaptive_norm", "attention": "biased_attention",
+    "conditioned_attention": "conditioned_attention",
+    "conditioned_transition": "conditioned_transition", "gated_attention": "gated_attention",
+    "global_attention": "global_column_attention", "layer_norm": "layer_norm",
+    "outer_product_mean": "outer_product_mean", "pair_bias": "pair_bias",
+    "softmax": "masked_softmax", "swiglu": "swiglu_transition", "transition": "transition",
+    "triangle_multiplication": "triangle_multiplication", "weighted_average": "weighted_average",
+}  # fmt: skip
+"""What the folders of `kernels/ops` define: all but the optimizer's, which has no backward pass."""
 
 
 @cache
 def declared() -> dict[str, Operator]:
-    """Every operator's declaration, by the name of its folder."""
-    return {name: import_module(f"evofeed.kernels.ops.{name}.cases").OPERATOR for name in OPERATORS}
+    """Every operator, by the name of its folder."""
+    found = {}
+    for folder, name in OPERATORS.items():
+        op, reference = (
+            import_module(f"evofeed.kernels.ops.{folder}.{part}") for part in ("op", "reference")
+        )
+        found[folder] = Operator(getattr(op, name), getattr(reference, name), *reference.CASES)
+    return found

@@ -80,23 +80,28 @@ Given = ParamSpec("Given")
 
 
 def falls_back_to(
-    plain: Callable[..., Tensor], like: str = ""
-) -> Callable[[Callable[Given, Made]], Callable[Given, Tensor]]:
-    """Has a fused op's plain version compute what it gives nothing for, of the same arguments.
+    plain: Callable[Given, Tensor], like: str = ""
+) -> Callable[[Callable[..., Made]], Callable[Given, Tensor]]:
+    """Makes an operator of a fused op and its plain version, which computes what the op does not.
+
+    What the operator takes and what it means, `plain` says. The op has the same arguments, and is
+    given the same defaults; it gives nothing where no kernel takes them.
 
     Args:
-        plain: runs in the type it is given; the result has that of the op's first input.
+        plain: runs in the type it is given; the result has that of its first input.
         like: the input that has the result's type where it is given.
     """
+    name, first = plain.__name__, next(iter(inspect.signature(plain).parameters))
 
-    def decorate(op: Callable[Given, Made]) -> Callable[Given, Tensor]:
-        name, first = op.__name__, next(iter(inspect.signature(op).parameters))
+    def decorate(op: Any) -> Callable[Given, Tensor]:
+        op.__defaults__ = plain.__defaults__
+        op.__kwdefaults__ = {**(op.__kwdefaults__ or {}), **(plain.__kwdefaults__ or {})}
 
-        @functools.wraps(op)
+        @functools.wraps(plain)
         def run(*args: Given.args, **options: Given.kwargs) -> Tensor:
             x: Any = args[0] if args else options[first]
             check_type(name, x)
-            made = op(*args, **options)
+            made: Made = op(*args, **options)
             if made is not None:
                 return made
             check_one_device(name, *_tensors((*args, *options.values())))
@@ -106,7 +111,7 @@ def falls_back_to(
             found = plain(*given, **named)
             return found.to(x.dtype if there is None else there.dtype)
 
-        run.plain = plain  # type: ignore[attr-defined]
+        run.__module__ = op.__module__
         return run
 
     return decorate

@@ -1,4 +1,4 @@
-"""Every operator as its folder's `cases.py` declares it, against its reference in plain PyTorch."""
+"""Every operator with the cases of its folder, against its reference in plain PyTorch."""
 
 from __future__ import annotations
 

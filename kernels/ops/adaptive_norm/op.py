@@ -133,17 +133,8 @@ def adaptive_norm_fits(a: Tensor, s: Tensor, weights: AdaptiveWeights) -> bool:
 
 
 @falls_back_to(reference.adaptive_norm)
-def adaptive_norm(a: Tensor, s: Tensor, weights: AdaptiveWeights, *, eps: float = 1e-5) -> Made:
-    """sigmoid(gate(norm(s))) * norm(a) + shift(norm(s)), of a's shape and type.
-
-    Args:
-        a: `[..., C]`.
-        s: `[..., K]`, what it is conditioned on.
-        weights: the parameters; the norm of a has none.
-        eps: of both norms.
-
-    Source: AF3 SI, algorithm 26.
-    """
+def adaptive_norm(a: Tensor, s: Tensor, weights: AdaptiveWeights, *, eps: float) -> Made:
+    """Norm of a, times the sigmoid of one layer of the norm of s, plus another layer of it."""
     C, K = a.shape[-1], s.shape[-1]
     check_shape("adaptive_norm", "weights.gate", weights.gate, C, K)
     check_shape("adaptive_norm", "weights.shift", weights.shift, C, K)

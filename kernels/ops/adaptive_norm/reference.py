@@ -1,4 +1,4 @@
-"""`adaptive_norm` in plain PyTorch: what the kernels are checked against."""
+"""`adaptive_norm`, defined in plain PyTorch, and what its kernels are tried with."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from evofeed.kernels.runtime.cases import Case, Cases, Draw
 from evofeed.kernels.runtime.checks import Parameters
 
 __all__ = ["AdaptiveWeights", "adaptive_norm"]
@@ -24,8 +25,33 @@ class AdaptiveWeights(Parameters):
 
 
 def adaptive_norm(a: Tensor, s: Tensor, weights: AdaptiveWeights, *, eps: float = 1e-5) -> Tensor:
-    """Norm of a, times the sigmoid of one layer of the norm of s, plus another layer of it."""
+    """sigmoid(gate(norm(s))) * norm(a) + shift(norm(s)), of a's shape and type.
+
+    Args:
+        a: `[..., C]`.
+        s: `[..., K]`, what it is conditioned on.
+        weights: the parameters; the norm of a has none.
+        eps: of both norms.
+
+    Source: AF3 SI, algorithm 26.
+    """
     w = weights
     sn = F.layer_norm(s, s.shape[-1:], w.norm_weight, None, eps)
     scale = torch.sigmoid(F.linear(sn, w.gate, w.gate_bias))
     return scale * F.layer_norm(a, a.shape[-1:], None, None, eps) + F.linear(sn, w.shift)
+
+
+def _case(draw: Draw, C: int, K: int) -> Case:
+    rows = draw.sequences, draw.residues
+    weights = draw.weights(norm_weight=(K,), gate=(C, K), gate_bias=(C,), shift=(C, K))
+    return Case(
+        {"a": draw(*rows, C), "s": draw(*rows, K), **weights},
+        lambda op, a, s, **w: op(a, s, AdaptiveWeights(**w)),
+    )
+
+
+CASES = Cases(
+    {"plain": lambda draw: _case(draw, 16, 24), "of a narrow s": lambda draw: _case(draw, 48, 16)},
+    {"of tokens": lambda draw: _case(draw, 768, 384)},
+    timed={"48 x 384": (48, 384, lambda draw: _case(draw, 768, 384))},
+)  # fmt: skip

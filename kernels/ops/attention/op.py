@@ -206,27 +206,9 @@ class _BiasedAttention(Operator, name="biased_attention"):
 
 @falls_back_to(reference.biased_attention)
 def biased_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    bias: Tensor | None = None,
-    mask: Tensor | None = None,
-    scale: float | None = None,
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, mask: Tensor | None, scale: float | None
 ) -> Made:
-    """softmax(scale * q k^T + bias, masked) v over the positions of each row.
-
-    Args:
-        q: `[B, R, N, H, D]`, float32, bfloat16 or float16; D up to 64.
-        k: likewise.
-        v: likewise.
-        bias: `[B, H, N, N]`, shared by the R rows, or None.
-        mask: `[B, R, N]`, 1 where a key may be attended to, else 0, or None. A row
-            without a valid key attends uniformly to all N, as in AF2.
-        scale: factor of the dot products, 1/sqrt(D) if None.
-
-    Returns:
-        `[B, R, N, H, D]` in q's dtype; gradients reach q, k, v and bias.
-    """
+    """softmax(scale * q k^T + bias, masked) v for `[B, R, N, H, D]`."""
     (B, R, Q, H, D), K = q.shape, k.shape[2]
     check_shape("biased_attention", "k", k, B, R, K, H, D)
     check_shape("biased_attention", "v", v, B, R, K, H, D)

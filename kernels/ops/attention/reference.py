@@ -1,12 +1,16 @@
-"""`biased_attention` in plain PyTorch: what the kernels are checked against.
+"""`biased_attention`, defined in plain PyTorch, and what its kernels are tried with.
 
 Letters: R rows that attend, N positions of a row, H heads, D head width.
 """
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor
+
+from evofeed.kernels.runtime.cases import Case, Cases, Draw
 
 __all__ = ["biased_attention"]
 
@@ -19,11 +23,19 @@ def biased_attention(
     mask: Tensor | None = None,
     scale: float | None = None,
 ) -> Tensor:
-    """softmax(scale * q k^T + bias, masked) v for `[B, R, N, H, D]`.
+    """softmax(scale * q k^T + bias, masked) v over the positions of each row.
 
-    A masked key gets -1e9 added. In float32 that swallows the logits of a row
-    with no valid key, which then attends uniformly to all keys while gradients
-    still pass; written out here so that float64 does the same.
+    Args:
+        q: `[B, R, N, H, D]`, float32, bfloat16 or float16; D up to 64.
+        k: likewise.
+        v: likewise.
+        bias: `[B, H, N, N]`, shared by the R rows, or None.
+        mask: `[B, R, N]`, 1 where a key may be attended to, else 0, or None. A row
+            without a valid key attends uniformly to all N, as in AF2.
+        scale: factor of the dot products, 1/sqrt(D) if None.
+
+    Returns:
+        `[B, R, N, H, D]` in q's dtype; gradients reach q, k, v and bias.
     """
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     s = (
@@ -38,3 +50,27 @@ def biased_attention(
         s = torch.where(none, s - s.detach(), s + torch.where(valid, 0.0, -1e9).to(s.dtype))
     p = torch.softmax(s, -1).to(q.dtype)
     return torch.einsum("bihnm,bimhd->binhd", p, v)
+
+
+def _case(draw: Draw, width: int, biased: bool, masked: bool) -> Case:
+    S, R, H = draw.sequences, draw.residues, 2
+    tensors = {name: draw(1, S, R, H, width) for name in "qkv"}
+    mask = draw.mask(1, S, R) if masked else None
+    if mask is not None:
+        mask[0, 0] = 0.0  # a row without a valid key
+    return Case(
+        tensors | ({"bias": 2 * draw(1, H, R, R)} if biased else {}),
+        lambda op, **t: op(**t, mask=mask),
+    )
+
+
+CASES = Cases(
+    {
+        "plain": lambda draw: _case(draw, 8, False, False),
+        "of a bias": lambda draw: _case(draw, 16, True, False),
+        "of a mask": lambda draw: _case(draw, 16, False, True),
+        "of both": lambda draw: _case(draw, 8, True, True),
+    },
+    {f"heads {width} wide": partial(_case, width=width, biased=True, masked=True)
+     for width in (20, 32, 64)},
+)  # fmt: skip

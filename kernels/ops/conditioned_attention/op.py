@@ -186,33 +186,10 @@ def conditioned_attention_fits(
 
 @falls_back_to(reference.conditioned_attention)
 def conditioned_attention(
-    a: Tensor,
-    s: Tensor | None,
-    weights: ConditionedAttentionWeights,
-    heads: int,
-    *,
-    bias: Tensor | None = None,
-    mask: Tensor | None = None,
-    residual: bool = False,
-    eps: float = 1e-5,
-) -> Made:
-    """sigmoid(last(s)) * o(sigmoid(g x) * attention(x)), plus a if `residual`.
-
-    x is the adaptive norm of a conditioned on s; without s it is a's norm, and nothing gates the
-    result.
-
-    Args:
-        a: `[B, R, N, C]`.
-        s: `[B, R, N, K]`, what it is conditioned on, or None.
-        weights: the parameters.
-        heads: H.
-        bias: `[B, H, N, N]`, shared by the R copies, or None.
-        mask: `[B, R, N]`, 1 where a key may be attended to, or None.
-        residual: whether a is added.
-        eps: of the norms.
-
-    Source: AF3 SI, algorithm 24.
-    """
+    a: Tensor, s: Tensor | None, weights: ConditionedAttentionWeights, heads: int, *,
+    bias: Tensor | None, mask: Tensor | None, residual: bool, eps: float,
+) -> Made:  # fmt: skip
+    """Norm (adaptive with s), attention, gate, output layer, a gate that s gives, residual."""
     (B, R, N, C), op = a.shape, "conditioned_attention"
     for name in ("q", "k", "v", "g"):
         check_shape(op, f"weights.{name}", getattr(weights, name), weights.q.shape[0], C)

@@ -1,4 +1,4 @@
-"""`conditioned_attention` in plain PyTorch: what the kernels are checked against."""
+"""`conditioned_attention`, defined in plain PyTorch, and what its kernels are tried with."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from evofeed.kernels.ops.adaptive_norm.reference import AdaptiveWeights, adaptive_norm
 from evofeed.kernels.ops.attention.reference import biased_attention
+from evofeed.kernels.runtime.cases import Case, Cases, Draw, Op
 from evofeed.kernels.runtime.checks import Parameters
 
 __all__ = ["ConditionedAttentionWeights", "conditioned_attention"]
@@ -53,7 +54,23 @@ def conditioned_attention(
     residual: bool = False,
     eps: float = 1e-5,
 ) -> Tensor:
-    """Norm (adaptive with s), attention, gate, output layer, a gate that s gives, residual."""
+    """sigmoid(last(s)) * o(sigmoid(g x) * attention(x)), plus a if `residual`.
+
+    x is the adaptive norm of a conditioned on s; without s it is a's norm, and nothing gates the
+    result.
+
+    Args:
+        a: `[B, R, N, C]`.
+        s: `[B, R, N, K]`, what it is conditioned on, or None.
+        weights: the parameters.
+        heads: H.
+        bias: `[B, H, N, N]`, shared by the R copies, or None.
+        mask: `[B, R, N]`, 1 where a key may be attended to, or None.
+        residual: whether a is added.
+        eps: of the norms.
+
+    Source: AF3 SI, algorithm 24.
+    """
     w = weights
     if s is None:
         x = F.layer_norm(a, a.shape[-1:], w.norm_weight, w.norm_bias, eps)
@@ -69,3 +86,38 @@ def conditioned_attention(
         assert w.last is not None
         update = torch.sigmoid(F.linear(s, w.last, w.last_bias)) * update
     return a + update if residual else update
+
+
+def _case(draw: Draw, C: int, K: int | None, width: int, H: int, masked: bool) -> Case:
+    S, R, N = draw.sequences, draw.residues, H * width
+    core = {"q": (N, C), "q_bias": (N,), "k": (N, C), "v": (N, C), "g": (N, C), "o": (C, N)}
+    tensors = {"a": draw(1, S, R, C), "bias": draw(1, H, R, R)}
+    if K is None:
+        tensors |= draw.weights(norm_weight=(C,), **core, norm_bias=(C,))
+    else:
+        of_s = {"gate": (C, K), "gate_bias": (C,), "shift": (C, K), "last": (C, K)}
+        tensors["s"] = draw(1, S, R, K)
+        tensors |= draw.weights(norm_weight=(K,), **core, **of_s, last_bias=(C,))
+    mask = draw.mask(1, S, R) if masked else None
+
+    def run(op: Op, a: Tensor, bias: Tensor, s: Tensor | None = None, **w: Tensor) -> Tensor:
+        norm_bias = w.pop("norm_bias", None)
+        weights = ConditionedAttentionWeights(norm_bias=norm_bias, **w)
+        return op(a, s, weights, H, bias=bias, mask=mask, residual=masked)
+
+    return Case(tensors, run)
+
+
+CASES = Cases(
+    # No parameter has fewer than 24 numbers: of 16 in 16 bits chance makes the error 1.5 times.
+    {
+        "plain": lambda draw: _case(draw, 48, None, 24, 2, False),
+        "of a mask": lambda draw: _case(draw, 48, None, 24, 2, True),
+        "conditioned": lambda draw: _case(draw, 32, 24, 48, 2, True),
+        "conditioned, eight heads": lambda draw: _case(draw, 48, 40, 8, 8, False),
+    },
+    timed={
+        f"{copies} x {tokens}": (copies, tokens, lambda draw: _case(draw, 768, 384, 48, 16, True))
+        for copies, tokens in ((48, 384), (16, 768))
+    },
+)  # fmt: skip

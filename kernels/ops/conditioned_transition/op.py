@@ -122,28 +122,10 @@ def conditioned_transition_fits(a: Tensor, s: Tensor, weights: ConditionedWeight
 
 @falls_back_to(reference.conditioned_transition)
 def conditioned_transition(
-    a: Tensor,
-    s: Tensor,
-    weights: ConditionedWeights,
-    *,
-    mask: Tensor | None = None,
-    residual: bool = False,
-    eps: float = 1e-5,
-) -> Made:
-    """mask * sigmoid(last(s)) * out(silu(silu x) * value x * factor x), plus a if `residual`.
-
-    x is the adaptive norm of a conditioned on s.
-
-    Args:
-        a: `[..., C]`.
-        s: `[..., K]`, what it is conditioned on.
-        weights: the parameters; only Boltz has a `factor`.
-        mask: `[...]` factor of the update, or None.
-        residual: whether a is added.
-        eps: of both norms.
-
-    Source: AF3 SI, algorithm 25.
-    """
+    a: Tensor, s: Tensor, weights: ConditionedWeights, *, mask: Tensor | None, residual: bool,
+    eps: float,
+) -> Made:  # fmt: skip
+    """Adaptive norm, silu of one layer times another (or two), a last layer, gate, mask."""
     (C, K), N = (a.shape[-1], s.shape[-1]), weights.silu.shape[0]
     for name, shape in (
         ("gate", (C, K)), ("shift", (C, K)), ("silu", (N, C)), ("value", (N, C)),

@@ -228,40 +228,15 @@ def gated_attention_fits(x: Tensor, weights: AttentionWeights, heads: int) -> bo
     )
 
 
-@falls_back_to(reference.gated_attention)
-def gated_attention(
-    x: Tensor,
-    weights: AttentionWeights,
-    heads: int,
-    *,
-    bias: Tensor | None = None,
-    mask: Tensor | None = None,
-    columns: bool = False,
-    turned: bool = False,
-    residual: bool = False,
-    drop_mask: Tensor | None = None,
-    drop_columnwise: bool = False,
-    bias_scale: float = 1.0,
-    eps: float = 1e-5,
-    others: OtherPairs | None = None,
-) -> Made:
-    """drop * linear_o(sigmoid(gate) * attention(layer_norm(x))), plus x if `residual`.
+def fused_gated_attention(
+    x: Tensor, weights: AttentionWeights, heads: int, *, bias: Tensor | None, mask: Tensor | None,
+    columns: bool, turned: bool, residual: bool, drop_mask: Tensor | None, drop_columnwise: bool,
+    bias_scale: float, eps: float, others: OtherPairs | None = None,
+) -> Made:  # fmt: skip
+    """`gated_attention` where a kernel takes these.
 
-    Args:
-        x: `[B, R, N, C]`.
-        weights: the parameters; with `weights.pair` the bias is made from x itself (R = N).
-        heads: H.
-        bias: `[B, H, N, N]` attention bias, where N is the attending axis, or None.
-        mask: `[B, R, N]`, 1 where a key may be attended to, or None.
-        columns: positions attend along axis R (MSA columns, ending node), not N.
-        turned: the bias made from x is, for query q and key k, that of the pair (k, q).
-        residual: whether x is added.
-        drop_mask: `[B, N, C]` (or `[B, R, C]` if columnwise), scaled by 1/(1-p), or None.
-        drop_columnwise: the dropout mask is shared along N, not along R.
-        bias_scale: factor that `bias` already has; sqrt(D) saves a rounding.
-        eps: of the norm.
-        others: where x is some rows of pairs, `[B, I, N, C]`, or with `columns` some columns: what
-            knows the others, for the bias is made of all; x must fit.
+    With `others` x is some rows of pairs, `[B, I, N, C]`, or with `columns` some columns: they know
+    the others, for the bias is made of all.
     """
     (B, R, N, C), attending = x.shape, x.shape[1] if columns else x.shape[2]
     check_shape("gated_attention", "weights.q", weights.q, weights.q.shape[0], C)
@@ -276,3 +251,6 @@ def gated_attention(
     plan = Plan(heads, eps, columns, turned, residual, drop_columnwise, float(bias_scale), dtype)
     tensors = x.contiguous(), bias, mask, *weights.tensors(), drop_mask
     return _GatedAttention.apply(plan, *tensors, others=others)
+
+
+gated_attention = falls_back_to(reference.gated_attention)(fused_gated_attention)

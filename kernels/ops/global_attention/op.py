@@ -175,27 +175,10 @@ def global_attention_fits(x: Tensor, weights: AttentionWeights, heads: int) -> b
 
 @falls_back_to(reference.global_column_attention)
 def global_column_attention(
-    x: Tensor,
-    weights: AttentionWeights,
-    heads: int,
-    mask: Tensor,
-    *,
-    residual: bool = False,
-    norm_eps: float = 1e-5,
-    eps: float = 1e-8,
-) -> Made:
-    """linear_o(sigmoid(gate) * attention of each column), plus x if `residual`.
-
-    Args:
-        x: `[B, S, R, C]`.
-        weights: the parameters; k and v are `[D, C]`, shared by all heads.
-        heads: H.
-        mask: `[B, S, R]`, 1 where a sequence takes part, else 0. A column without one
-            averages the values of all its sequences, as in AF2.
-        residual: whether x is added.
-        norm_eps: of the layer norm.
-        eps: added to the number of sequences that the query is the mean of.
-    """
+    x: Tensor, weights: AttentionWeights, heads: int, mask: Tensor, *, residual: bool,
+    norm_eps: float, eps: float,
+) -> Made:  # fmt: skip
+    """One query a column and head, the mean of its sequences; keys and values shared by heads."""
     (B, S, R, C), op = x.shape, "global_column_attention"
     check_shape(op, "weights.q", weights.q, weights.q.shape[0], C)
     check_shape(op, "mask", mask, B, S, R)

@@ -1,4 +1,4 @@
-"""`global_column_attention` in plain PyTorch: what the kernels are checked against."""
+"""`global_column_attention`, defined in plain PyTorch, and what its kernels are tried with."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from torch import Tensor
 
 from evofeed.kernels.ops.gated_attention.reference import AttentionWeights
 from evofeed.kernels.ops.layer_norm.reference import layer_norm
+from evofeed.kernels.runtime.cases import Case, Cases, Draw
 
 __all__ = ["global_column_attention"]
 
@@ -22,7 +23,18 @@ def global_column_attention(
     norm_eps: float = 1e-5,
     eps: float = 1e-8,
 ) -> Tensor:
-    """One query a column and head, the mean of its sequences; keys and values shared by heads."""
+    """linear_o(sigmoid(gate) * attention of each column), plus x if `residual`.
+
+    Args:
+        x: `[B, S, R, C]`.
+        weights: the parameters; k and v are `[D, C]`, shared by all heads.
+        heads: H.
+        mask: `[B, S, R]`, 1 where a sequence takes part, else 0. A column without one
+            averages the values of all its sequences, as in AF2.
+        residual: whether x is added.
+        norm_eps: of the layer norm.
+        eps: added to the number of sequences that the query is the mean of.
+    """
     w = weights
     xn = layer_norm(x, w.norm_weight, w.norm_bias, norm_eps).transpose(1, 2)  # residues first
     valid = mask.transpose(1, 2)[..., None].to(x.dtype)
@@ -42,3 +54,37 @@ def global_column_attention(
 
 def _heads(x: Tensor, heads: int) -> Tensor:
     return x.view(*x.shape[:-1], heads, -1)
+
+
+def _case(
+    draw: Draw, C: int, H: int, width: int, residual: bool, sequences: int | None = None
+) -> Case:
+    S, R, N = sequences or draw.sequences, draw.residues, H * width
+    weights = draw.weights(
+        norm_weight=(C,), norm_bias=(C,), q=(N, C), k=(width, C), v=(width, C), g=(N, C),
+        g_bias=(N,), o=(C, N), o_bias=(C,),
+    )  # fmt: skip
+    for name, factor in (("q", 3), ("k", 3), ("g", 2)):
+        weights[name] = factor * weights[name]
+    mask = draw.mask(1, S, R)
+    mask[:, :, -1] = 0.0  # a column without a sequence averages all values
+    return Case(
+        {"x": draw(1, S, R, C), **weights},
+        lambda op, x, **w: op(x, AttentionWeights(**w), H, mask, residual=residual),
+    )
+
+
+CASES = Cases(
+    {
+        "plain": lambda draw: _case(draw, 32, 8, 8, False),
+        "residual": lambda draw: _case(draw, 32, 2, 32, True),
+    },
+    {
+        "three heads": lambda draw: _case(draw, 64, 3, 16, True),
+        "more sequences than a tile": lambda draw: _case(draw, 16, 4, 8, False, sequences=150),
+    },
+    timed={
+        f"{S}x{R}": (S, R, lambda draw: _case(draw, 64, 8, 8, False))
+        for S, R in ((1024, 256), (5120, 384))
+    },
+)  # fmt: skip

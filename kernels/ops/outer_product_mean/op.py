@@ -181,29 +181,10 @@ def _arguments(
 
 @falls_back_to(reference.outer_product_mean, like="z")
 def outer_product_mean(
-    m: Tensor,
-    weights: OuterWeights,
-    mask: Tensor,
-    *,
-    z: Tensor | None = None,
-    eps: float = 1e-3,
-    least: float = 0.0,
-    norm_eps: float = 1e-5,
-) -> Made:
-    """The pair update from m, plus z if given.
-
-    (linear_out(outer) + bias) / (number of shared sequences + eps): the bias is
-    divided too, as in AF2.
-
-    Args:
-        m: MSA `[B, S, R, C]`.
-        weights: the parameters.
-        mask: `[B, S, R]`.
-        z: pairs `[B, R, R, N]` to add to, or None.
-        eps: added to the count of shared sequences.
-        least: the smallest number that is divided by.
-        norm_eps: of the norm.
-    """
+    m: Tensor, weights: OuterWeights, mask: Tensor, *, z: Tensor | None, eps: float, least: float,
+    norm_eps: float,
+) -> Made:  # fmt: skip
+    """Projected sum of outer products over the number of shared sequences, plus z."""
     B, S, R, C = m.shape
     check_shape("outer_product_mean", "weights.w1", weights.w1, weights.w1.shape[0], C)
     check_shape("outer_product_mean", "mask", mask, B, S, R)

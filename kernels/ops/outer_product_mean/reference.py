@@ -1,8 +1,9 @@
-"""`outer_product_mean` in plain PyTorch: what the kernels are checked against."""
+"""`outer_product_mean`, defined in plain PyTorch, and what its kernels are tried with."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -10,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from evofeed.kernels.ops.layer_norm.reference import layer_norm
+from evofeed.kernels.runtime.cases import Case, Cases, Draw, Op
 from evofeed.kernels.runtime.checks import Parameters
 
 __all__ = ["OuterWeights", "outer_product_mean"]
@@ -40,7 +42,20 @@ def outer_product_mean(
     least: float = 0.0,
     norm_eps: float = 1e-5,
 ) -> Tensor:
-    """Projected sum of outer products over the number of shared sequences, plus z."""
+    """The pair update from m, plus z if given.
+
+    (linear_out(outer) + bias) / (number of shared sequences + eps): the bias is
+    divided too, as in AF2.
+
+    Args:
+        m: MSA `[B, S, R, C]`.
+        weights: the parameters.
+        mask: `[B, S, R]`.
+        z: pairs `[B, R, R, N]` to add to, or None.
+        eps: added to the count of shared sequences.
+        least: the smallest number that is divided by.
+        norm_eps: of the norm.
+    """
     w = weights
     mn = layer_norm(m, w.norm_weight, w.norm_bias, norm_eps)
     a = F.linear(mn, w.w1, w.b1) * mask[..., None].to(m.dtype)
@@ -51,3 +66,30 @@ def outer_product_mean(
     shared = shared.clamp(min=least)
     update = (F.linear(outer, w.out, w.out_bias) / shared).to(m.dtype)
     return update if z is None else z + update
+
+
+def _case(draw: Draw, C: int, E: int, Z: int, residual: bool) -> Case:
+    S, R = draw.sequences, draw.residues
+    weights = draw.weights(
+        norm_weight=(C,), norm_bias=(C,), w1=(E, C), b1=(E,), w2=(E, C), b2=(E,),
+        out=(Z, E * E), out_bias=(Z,),
+    )  # fmt: skip
+    mask = draw.mask(1, S, R)
+    tensors = {"m": draw(1, S, R, C)} | ({"z": draw(1, R, R, Z)} if residual else {})
+
+    def run(op: Op, m: Tensor, z: Tensor | None = None, **w: Tensor) -> Tensor:
+        return op(m, OuterWeights(**w), mask, z=z)
+
+    return Case(tensors | weights, run)
+
+
+CASES = Cases(
+    {
+        "plain": lambda draw: _case(draw, 32, 16, 16, False),
+        "residual": lambda draw: _case(draw, 32, 16, 32, True),
+    },
+    timed={
+        f"{S}x{R}x{C}": (S, R, partial(_case, C=C, E=32, Z=128, residual=False))
+        for S, R, C in ((128, 256, 256), (512, 384, 256), (1024, 256, 64))
+    },
+)  # fmt: skip

@@ -105,23 +105,9 @@ def pair_bias_with_input(
 
 @falls_back_to(reference.pair_bias)
 def pair_bias(
-    z: Tensor,
-    norm_weight: Tensor,
-    norm_bias: Tensor,
-    weight: Tensor,
-    eps: float = 1e-5,
-    scale: float = 1.0,
+    z: Tensor, norm_weight: Tensor, norm_bias: Tensor, weight: Tensor, eps: float, scale: float
 ) -> Made:
-    """Attention bias `[B, H, I, J]` of pairs z `[B, I, J, C]`: scale * linear(layer_norm(z)).
-
-    Args:
-        z: the pair representation.
-        norm_weight: `[C]`.
-        norm_bias: `[C]`.
-        weight: `[H, C]`.
-        eps: of the norm.
-        scale: factor of the result.
-    """
+    """Attention bias of the normalised pairs, heads first."""
     check_shape("pair_bias", "weight", weight, weight.shape[0], z.shape[-1])
     if not (pair_bias_fits(z, weight) and launchable(z)):
         return None

@@ -80,17 +80,8 @@ class _MaskedSoftmax(Operator, name="masked_softmax"):
 
 
 @falls_back_to(reference.masked_softmax)
-def masked_softmax(x: Tensor, mask: Tensor | None = None, bias: Tensor | None = None) -> Made:
-    """softmax over keys of x + bias, masked keys at -1e9.
-
-    Args:
-        x: logits `[B, R, H, Q, K]`.
-        mask: `[B, R, K]`, 1 where a key may be attended to, or None.
-        bias: `[B, H, Q, K]`, shared by the R rows, or None.
-
-    Returns:
-        Weights of x's shape and dtype; gradients reach x and bias.
-    """
+def masked_softmax(x: Tensor, mask: Tensor | None, bias: Tensor | None) -> Made:
+    """softmax over keys of x + bias, masked keys at -1e9."""
     B, R, H, Q, K = x.shape
     check_shape("masked_softmax", "mask", mask, B, R, K)
     check_shape("masked_softmax", "bias", bias, B, H, Q, K)

@@ -150,22 +150,9 @@ def swiglu_transition_fits(x: Tensor, weights: SwigluWeights) -> bool:
 
 @falls_back_to(reference.swiglu_transition)
 def swiglu_transition(
-    x: Tensor,
-    weights: SwigluWeights,
-    *,
-    mask: Tensor | None = None,
-    residual: bool = False,
-    eps: float = 1e-5,
+    x: Tensor, weights: SwigluWeights, *, mask: Tensor | None, residual: bool, eps: float
 ) -> Made:
-    """mask * out(silu(gate(layer_norm(x))) * value(layer_norm(x))), plus x if `residual`.
-
-    Args:
-        x: `[..., C]`.
-        weights: the parameters, no biases.
-        mask: `[...]` factor of the update, or None.
-        residual: whether x is added.
-        eps: of the norm.
-    """
+    """Norm, silu of one layer times another, a third layer, mask, residual."""
     N, C = weights.gate.shape[0], x.shape[-1]
     check_shape("swiglu_transition", "weights.gate", weights.gate, N, C)
     check_shape("swiglu_transition", "weights.value", weights.value, N, C)

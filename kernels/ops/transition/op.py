@@ -153,22 +153,9 @@ def transition_fits(x: Tensor, weights: TransitionWeights) -> bool:
 
 @falls_back_to(reference.transition)
 def transition(
-    x: Tensor,
-    weights: TransitionWeights,
-    *,
-    mask: Tensor | None = None,
-    residual: bool = False,
-    eps: float = 1e-5,
+    x: Tensor, weights: TransitionWeights, *, mask: Tensor | None, residual: bool, eps: float
 ) -> Made:
-    """mask * linear_2(relu(linear_1(layer_norm(x)))), plus x if `residual`.
-
-    Args:
-        x: `[..., C]`.
-        weights: the parameters.
-        mask: `[...]` factor of the update, or None.
-        residual: whether x is added.
-        eps: of the norm.
-    """
+    """Norm, two layers with relu between, mask, residual."""
     check_shape("transition", "weights.w1", weights.w1, weights.w1.shape[0], x.shape[-1])
     check_shape("transition", "mask", mask, *x.shape[:-1])
     if not (transition_fits(x, weights) and launchable(x, weights.w1, mask)):

@@ -206,31 +206,13 @@ def triangle_multiplication_fits(
     return square and (powers or wide) and weights.readable(z)
 
 
-@falls_back_to(reference.triangle_multiplication)
-def triangle_multiplication(
-    z: Tensor,
-    weights: TriangleWeights,
-    *,
-    outgoing: bool,
-    mask: Tensor | None = None,
-    residual: bool = False,
-    drop_mask: Tensor | None = None,
-    drop_columnwise: bool = False,
-    eps: float = 1e-5,
-    others: Product | None = None,
-) -> Made:
-    """The triangle multiplicative update of z, dropped out, plus z if `residual`.
+def fused_triangle_multiplication(
+    z: Tensor, weights: TriangleWeights, *, outgoing: bool, mask: Tensor | None, residual: bool,
+    drop_mask: Tensor | None, drop_columnwise: bool, eps: float, others: Product | None = None,
+) -> Made:  # fmt: skip
+    """`triangle_multiplication` where a kernel takes these.
 
-    Args:
-        z: pairs `[B, R, R, C]`.
-        weights: the parameters.
-        outgoing: edges i->k, j->k (True) or k->i, k->j (False).
-        mask: `[B, R, R]`, or None.
-        residual: whether z is added.
-        drop_mask: `[B, R, C]` shared along the first residue axis, scaled by 1/(1-p), or None.
-        drop_columnwise: the dropout mask is shared along the second residue axis instead.
-        eps: of both norms.
-        others: where z is `[B, I, R, C]`, some rows: what knows the others; z must fit.
+    With `others` z is some rows of the pairs, `[B, I, R, C]`: they know the other rows.
     """
     B, rows, R, C = z.shape
     check_shape("triangle_multiplication", "z", z, B, R if others is None else rows, R, C)
@@ -248,3 +230,8 @@ def triangle_multiplication(
     plan = _Plan(outgoing, residual, drop_columnwise, eps, compute_dtype(z))
     tensors = z.contiguous(), mask, drop_mask, *weights.tensors()
     return _TriangleMultiplication.apply(plan, *tensors, others=others)
+
+
+triangle_multiplication = falls_back_to(reference.triangle_multiplication)(
+    fused_triangle_multiplication
+)

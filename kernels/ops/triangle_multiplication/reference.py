@@ -1,8 +1,9 @@
-"""`triangle_multiplication` in plain PyTorch: what the kernels are checked against."""
+"""`triangle_multiplication`, defined in plain PyTorch, and what its kernels are tried with."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -10,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from evofeed.kernels.ops.layer_norm.reference import layer_norm
+from evofeed.kernels.runtime.cases import Case, Cases, Draw, Op
 from evofeed.kernels.runtime.checks import Parameters
 
 __all__ = ["TriangleWeights", "triangle_multiplication"]
@@ -51,7 +53,18 @@ def triangle_multiplication(
     drop_columnwise: bool = False,
     eps: float = 1e-5,
 ) -> Tensor:
-    """Gated projections, product over the third residue, norm, gated output."""
+    """The triangle multiplicative update of z, dropped out, plus z if `residual`.
+
+    Args:
+        z: pairs `[B, R, R, C]`.
+        weights: the parameters.
+        outgoing: edges i->k, j->k (True) or k->i, k->j (False).
+        mask: `[B, R, R]`, or None.
+        residual: whether z is added.
+        drop_mask: `[B, R, C]` shared along the first residue axis, scaled by 1/(1-p), or None.
+        drop_columnwise: the dropout mask is shared along the second residue axis instead.
+        eps: of both norms.
+    """
     w = weights
     zn = layer_norm(z, w.norm_in_weight, w.norm_in_bias, eps)
     a = torch.sigmoid(F.linear(zn, w.a_g, w.a_g_bias)) * F.linear(zn, w.a_p, w.a_p_bias)
@@ -72,3 +85,46 @@ def added(
         drop = drop_mask[:, :, None] if drop_columnwise else drop_mask[:, None]
         update = update * drop.to(update.dtype)
     return z + update if residual else update
+
+
+def _case(
+    draw: Draw, C: int, E: int, *, outgoing: bool = True, masked: bool = False, batch: int = 1
+) -> Case:
+    R = draw.residues
+    pairs = {f"{side}_{kind}": (E, C) for side in "ab" for kind in "pg"}
+    weights = draw.weights(
+        norm_in_weight=(C,), norm_in_bias=(C,), **pairs,
+        **{f"{name}_bias": (E,) for name in pairs}, norm_out_weight=(E,), norm_out_bias=(E,),
+        z=(C, E), z_bias=(C,), g=(C, C), g_bias=(C,),
+    )  # fmt: skip
+    mask = draw.mask(batch, R, R) if masked else None
+    drop = 2 * draw.mask(batch, R, C) if masked else None
+
+    def run(op: Op, pairs: Tensor, **w: Tensor) -> Tensor:
+        given = [None if t is None else t.to(pairs.dtype) for t in (mask, drop)]
+        return op(
+            pairs, TriangleWeights(**w), outgoing=outgoing, mask=given[0], residual=masked,
+            drop_mask=given[1],
+        )  # fmt: skip
+
+    return Case({"pairs": draw(batch, R, R, C), **weights}, run)
+
+
+CASES = Cases(
+    {
+        "plain": lambda draw: _case(draw, 32, 32, batch=2),
+        "outgoing": lambda draw: _case(draw, 32, 16, masked=True),
+        "incoming": lambda draw: _case(draw, 32, 16, masked=True, outgoing=False),
+    },
+    {
+        "64 channels": lambda draw: _case(draw, 64, 64, masked=True, outgoing=False, batch=2),
+        # whose output channels are taken in parts
+        "256 channels": lambda draw: _case(
+            replace(draw, residues=5), 256, 256, masked=True, outgoing=False
+        ),
+    },
+    timed={
+        f"{name} {R}": (R, R, partial(_case, C=128, E=128, outgoing=outgoing, masked=True))
+        for R in (256, 384) for name, outgoing in (("outgoing", True), ("incoming", False))
+    },
+)  # fmt: skip

@@ -147,20 +147,8 @@ def weighted_average_fits(m: Tensor, shares: Tensor, weights: AverageWeights) ->
 
 
 @falls_back_to(reference.weighted_average)
-def weighted_average(
-    m: Tensor, shares: Tensor, weights: AverageWeights, *, eps: float = 1e-5
-) -> Made:
-    """o(sigmoid(g(mn)) * sum over j of shares[i, j] v(mn)[j]), where mn = layer_norm(m).
-
-    Args:
-        m: `[B, S, N, C]`.
-        shares: `[B, H, N, N]`, what each position i takes of each j: a softmax of the pairs'.
-        weights: the parameters.
-        eps: of the norm.
-
-    Returns:
-        The update of m, in its type; gradients reach m and shares.
-    """
+def weighted_average(m: Tensor, shares: Tensor, weights: AverageWeights, *, eps: float) -> Made:
+    """Each row's values averaged over its positions, gated and projected."""
     B, _, N, C = m.shape
     check_shape("weighted_average", "shares", shares, B, shares.shape[1], N, N)
     check_shape("weighted_average", "weights.v", weights.v, weights.v.shape[0], C)
