@@ -57,7 +57,7 @@ BUDGET = {
     "featurize": 20_161,
     "store": 7_257,
     "loader": 12_297,
-    "service": 8_229,
+    "service": 8_238,
     "trainer": 12_683,
     "kernels": 16_730,
     "synth": 1_957,

@@ -1,4 +1,4 @@
-"""One dataset: find chains or complexes in it, its snapshots, and where its refs have been."""
+"""One dataset: find what is in it, its snapshots, where its refs have been, and its jobs."""
 
 from __future__ import annotations
 
@@ -69,6 +69,7 @@ _COMMON: Final = (
     ("resolution, at most (Å)", "number", ("max_resolution",)),
     ("released", "date", ("released_from", "released_before")),
 )
+_RESOLUTION: Final = ("resolution", "Resolution", "ångström, at most", "", "max_resolution")
 _OF_COMPLEXES: Final = (
     "assembly_id", "stoichiometry", "num_chains", "num_entities", "num_res", "num_interface",
     "resolution", "release_date", "method",
@@ -93,7 +94,7 @@ _CHAINS: Final = _Listing(
         ("num_res", "Length", "residues", "min_length", "max_length"),
         ("num_alignments", "Alignment depth", "MSA rows", "min_depth", "max_depth"),
         ("num_templates", "Templates", "kept", "min_templates", ""),
-        ("resolution", "Resolution", "ångström, at most", "", "max_resolution"),
+        _RESOLUTION,
     ),
     facets=(("method", "method"), ("has_structure", "structure"),
             ("is_distillation", "distillation")),
@@ -116,13 +117,21 @@ _ASSEMBLIES: Final = _Listing(
     ),
     facets=(("stoichiometry", "stoichiometry"),),
 )  # fmt: skip
-_LISTINGS: Final = {"chains": _CHAINS, "assemblies": _ASSEMBLIES}
+_OF_ENTRIES: Final = (
+    "entry_id", "num_residues", "num_atoms", "resolution", "release_date", "tokens_openfold3",
+    "tokens_boltz", "tokens_protenix",
+)  # fmt: skip
+_ENTRIES: Final = _Listing(
+    nouns=("entry", "entries"), columns=_OF_ENTRIES, sorts=_OF_ENTRIES, fields=_COMMON,
+    charts=(_RESOLUTION,), facets=(),
+)  # fmt: skip
+_LISTINGS: Final = {"chains": _CHAINS, "assemblies": _ASSEMBLIES, "entries": _ENTRIES}
 
 
 class PageQuery(RowQuery):
     """As RowQuery, from a form: a field left empty is not asked for."""
 
-    table: Literal["chains", "assemblies"] = "chains"
+    table: Literal["chains", "assemblies", "entries"] = "chains"
     ref: NewName = Field("main", description="whose snapshot")
     at: str | None = Field(None, pattern=DIGEST_PATTERN, description="snapshot, before `ref`")
     q: str = Field("", max_length=128, description="part of the id, in any case")
@@ -152,12 +161,12 @@ class PageQuery(RowQuery):
 def dataset_page(
     ctx: Context, name: DatasetName, query: Annotated[PageQuery, Query()]
 ) -> HTMLResponse:
-    """One dataset: what its snapshot holds, and the chains or complexes that are asked for."""
+    """One dataset: what its snapshot holds, and the rows that are asked for."""
     service = ctx.service
     row, view = service.catalog.dataset(name), service.catalog.view(name)
-    refs = view.refs()
+    refs, jobs = view.refs(), service.jobs.newest(only=frozenset({name}), limit=20)
     if not refs:
-        return render("dataset.html", ctx.request, ctx.principal, dataset=row, refs=refs)
+        return render("dataset.html", ctx.request, ctx.principal, dataset=row, refs=refs, jobs=jobs)
     listing = _LISTINGS[query.table]
     if (sort := query.sort or listing.sorts[0]) not in listing.sorts:
         raise bad_field("sort", f"{sort!r} is none of {', '.join(listing.sorts)}")
@@ -177,9 +186,9 @@ def dataset_page(
 
     return render(
         "dataset.html", ctx.request, ctx.principal, dataset=row, ref=ref, refs=refs, digest=digest,
-        manifest=view.manifest(digest), query=query, listing=listing, link=link, sort=sort,
-        total=every.num_rows, matched=len(rows), rows=rows_of(shown), page=page, pages=pages,
-        charts=_charts(service, question, listing, link),
+        jobs=jobs, listings=_LISTINGS, manifest=view.manifest(digest), query=query, listing=listing,
+        link=link, sort=sort, total=every.num_rows, matched=len(rows), rows=rows_of(shown),
+        page=page, pages=pages, charts=_charts(service, question, listing, link),
         facets=[(title, column, _facet(service, query, question, column))
                 for column, title in listing.facets],
         snapshots=[(digest, when, view.manifest(digest)) for digest, when in seen],

@@ -255,13 +255,13 @@ class Catalog:
         return opened
 
     def table(self, name: str, digest: str, table: str) -> pa.Table:
-        """The index of a snapshot's `chains`, or the table of its `assemblies`, which may be empty.
+        """The index of a snapshot's `chains`, or the table of its `assemblies` or `entries`.
 
         Raises:
             ShardCorrupt: the table is damaged.
         """
         snapshot = self.snapshot(name, digest)
-        return snapshot.index if table == "chains" else snapshot.assemblies.table
+        return snapshot.index if table == "chains" else getattr(snapshot, table).table
 
     def statistics(
         self, name: str, digest: str, table: str = "chains"

@@ -151,7 +151,7 @@ class Question(NamedTuple):
 
     dataset: str
     digest: str
-    table: str  # `chains` or `assemblies`, which are complexes
+    table: str  # `chains`, `assemblies`, which are complexes, or `entries`
     where: str  # canonical JSON, see `evofeed.service.snapshots.filters`
     text: str
 

@@ -57,6 +57,10 @@ def test_the_first_page_lists_datasets_and_their_troubles(served, start: Start, 
     client = start(datasets={"whole": str(tmp_path / "whole")})
     for path in ("/", "/ui/datasets/whole"):
         assert "1 entry" in text_of(client.get(path)), path
+    listed = text_of(client.get("/ui/datasets/whole?table=entries&max_resolution=9&sort=num_atoms"))
+    assert "made-1" in listed and "Entries of whole" in listed
+    assert "table=entries" in client.get("/ui/datasets/whole").text
+    assert client.get("/ui/datasets/whole?table=entries&min_depth=1").status_code == 422
 
 
 def test_a_job_that_failed_after_its_last_chain_has_done_all_its_work() -> None:
@@ -243,6 +247,7 @@ def test_a_job_is_submitted_cancelled_and_tried_again_by_forms(
     more = {"preset": "safe", "workers": "1", "max_broken": "1", "message": "first", "deadline": ""}
     job = send("/ui/jobs", **fields, **more).headers["location"]
     assert f"{job}/cancel" in browser.get(job).text
+    assert f'href="{job}"' in browser.get(PAGE).text, "before anything is published"
     assert send(f"{job}/cancel").status_code == 303
     page = browser.get(job)
     assert page.status_code == 200 and "first" in page.text and place not in page.text
