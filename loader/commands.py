@@ -59,10 +59,11 @@ def bench_loader(
     """
     from evofeed.loader.feature_loader import FeatureLoader
     from evofeed.store import Dataset as Opened
+    from evofeed.store import address_and_ref
 
     config = _config(preset, crop_size=crop_size, batch_size=batch_size)
     options: dict[str, Any] = {"seed": seed, "device": device, "num_threads": threads}
-    opened = Opened.open(dataset, snapshot)
+    opened = Opened.open(*address_and_ref(dataset, snapshot))
     source = opened if config.entries is None else opened.entries
     with FeatureLoader(source, config, **options) as loader:
         result = measure(loader, steps, step_ms / 1e3)
@@ -98,13 +99,14 @@ def plan(
     """
     from evofeed.loader.plan import RunPlan
     from evofeed.store import Dataset as Opened
+    from evofeed.store import address_and_ref
 
     config = _config(preset, batch_size=batch_size, global_batch_size=global_batch_size)
     if rank is not None and not 0 <= rank < world_size:
         raise typer.BadParameter(f"{rank} is not one of {world_size} ranks", param_hint="--rank")
     if config.entries is not None:
         raise typer.BadParameter("a plan is of chains, entries are drawn", param_hint="--preset")
-    index = Opened.open(dataset, snapshot).index
+    index = Opened.open(*address_and_ref(dataset, snapshot)).index
     run = RunPlan(index, config, world_size=world_size, seed=seed)
     rows = run.samples(rank, epoch=epoch, start=start, batches=batches)
     if as_json:

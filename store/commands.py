@@ -11,7 +11,9 @@ import typer
 
 from evofeed.base.options import Json, group
 
-Uri = Annotated[str, typer.Argument(metavar="DATASET", help="Folder, s3:// or http:// address.")]
+Uri = Annotated[
+    str, typer.Argument(metavar="DATASET", help="Folder, s3:// or http:// address, also @REF.")
+]
 RefName = Annotated[str, typer.Option(help="Ref, or digest, of which 8 digits do.")]
 Moved = Annotated[str, typer.Option(help="The ref that is read and then moved.")]
 
@@ -74,10 +76,10 @@ def chains(uri: Uri, snapshot: RefName = "main", as_json: Json = False) -> None:
 
     Example: evofeed snapshots chains data/
     """
-    from evofeed.store import Dataset
+    from evofeed.store import Dataset, address_and_ref
 
     names = ["chain_id", "num_res", "num_alignments", "num_templates", "resolution", "release_date"]
-    rows = Dataset.open(uri, snapshot).index.select(names).to_pylist()
+    rows = Dataset.open(*address_and_ref(uri, snapshot)).index.select(names).to_pylist()
     lines = [f"{'chain':<12} {'residues':>8} {'rows':>7} {'templates':>9} {'Å':>6}  released"]
     for row in rows:
         resolution = f"{row['resolution']:.2f}" if row["resolution"] else "-"
@@ -108,14 +110,14 @@ def card(
 
     Example: evofeed snapshots card data/ --out card/ --license CC-BY-4.0
     """
-    from evofeed.store import Dataset, dataset_card
+    from evofeed.store import Dataset, address_and_ref, dataset_card
 
     try:
         notes = json.loads(report.read_text())["notes"] if report else None
     except (ValueError, TypeError, KeyError) as error:
         raise typer.BadParameter(f"{report} is no report of a job ({error})") from None
     made = dataset_card(
-        Dataset.open(uri, snapshot),
+        Dataset.open(*address_and_ref(uri, snapshot)),
         name=name,
         description=description,
         license_name=license_name,
@@ -162,12 +164,16 @@ def overlap(
 
     Example: evofeed snapshots overlap train/ valid/ --clusters clusters.txt
     """
-    from evofeed.store import Dataset
+    from evofeed.store import Dataset, address_and_ref
     from evofeed.store.likeness import Clusters
     from evofeed.store.likeness import overlap as compare
 
     known = Clusters(clusters) if clusters else None
-    found = compare(Dataset.open(uri, snapshot), Dataset.open(other, other_snapshot), known)
+    found = compare(
+        Dataset.open(*address_and_ref(uri, snapshot)),
+        Dataset.open(*address_and_ref(other, other_snapshot)),
+        known,
+    )
     lines = [f"{mine}  {theirs}" for mine, theirs in found.shared]
     lines += [f"{chain_id}  is in no cluster" for chain_id in found.unclustered]
     lines.append(f"{len(found.shared)} shared, {len(found.unclustered)} in no cluster")
@@ -186,9 +192,9 @@ def verify(
 
     Example: evofeed snapshots verify data/ --deep
     """
-    from evofeed.store import Dataset
+    from evofeed.store import Dataset, address_and_ref
 
-    dataset = Dataset.open(uri, snapshot)
+    dataset = Dataset.open(*address_and_ref(uri, snapshot))
     faults = dataset.verify(deep)
     values = {"chains": len(dataset), "faults": [fault.to_dict() for fault in faults]}
     lines = [*map(str, faults), f"{len(dataset):,} chains, {len(faults)} faults"]
@@ -233,6 +239,7 @@ def select(
     )  # fmt: skip
     others = [Dataset.open(*address_and_ref(text)) for text in apart_from or ()]
     known = Clusters(clusters) if clusters else None
+    uri, snapshot = address_and_ref(uri, snapshot)
     made = select_chains(uri, into, limits, snapshot=snapshot, apart_from=others, clusters=known)
     _parts({into: made}, as_json)
 
@@ -263,7 +270,7 @@ def split(
 
     Example: evofeed snapshots split data/ --clusters clusters.tsv --released valid=2021-09-30
     """
-    from evofeed.store import split_chains
+    from evofeed.store import address_and_ref, split_chains
     from evofeed.store.likeness import Clusters
 
     try:
@@ -271,6 +278,7 @@ def split(
     except ValueError as error:
         raise typer.BadParameter(f"--share: {error}; want REF=FRACTION, as valid=0.1") from None
     part, _, date = released.partition("=")
+    uri, snapshot = address_and_ref(uri, snapshot)
     made = split_chains(
         uri,
         Clusters(clusters) if clusters else None,
@@ -306,8 +314,10 @@ def tag(
 
     Example: evofeed snapshots tag data/ v1
     """
+    from evofeed.store import address_and_ref
     from evofeed.store import tag as put
 
+    uri, snapshot = address_and_ref(uri, snapshot)
     ref = put(uri, name, snapshot)
     _show(as_json, {"name": ref.name, "digest": ref.digest}, [f"{ref.name} -> {ref.digest[:12]}"])
 
@@ -394,8 +404,9 @@ def copy(
 
     Example: evofeed snapshots copy http://host:8461/v1/datasets/pdb data/
     """
-    from evofeed.store import copy_dataset
+    from evofeed.store import address_and_ref, copy_dataset
 
+    uri, snapshot = address_and_ref(uri, snapshot)
     _published(copy_dataset(uri, target, snapshot=snapshot), as_json)
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from pathlib import Path
 
 from evofeed.base.errors import DatasetMissing, RefConflict, ShardCorrupt, ShardMissing
 from evofeed.store.manifest import DIGEST, canonical_json, check_name
@@ -25,10 +26,18 @@ class Ref:
     updated_at: str
 
 
-def address_and_ref(text: str) -> tuple[str, str]:
-    """Address and ref of `DATASET@REF`, `main` if none is named."""
+def address_and_ref(text: str, snapshot: str = "main") -> tuple[str, str]:
+    """Address and ref of `DATASET@REF`, no folder's name; the snapshot asked for if none is named.
+
+    Raises:
+        ValueError: one is named, and another is asked for.
+    """
     address, mark, ref = text.rpartition("@")
-    return (address, ref) if mark and "/" not in ref else (text, "main")
+    if not mark or "/" in ref or Path(text).is_dir():
+        return text, snapshot
+    if snapshot != "main":
+        raise ValueError(f"{text} names a snapshot, and {snapshot} is another: want one")
+    return address, ref
 
 
 def read_ref(storage: Storage, name: str) -> Ref:

@@ -100,9 +100,9 @@ def ls(
 
     Example: evofeed entries ls data/
     """
-    from evofeed.store import Dataset
+    from evofeed.store import Dataset, address_and_ref
 
-    rows = Dataset.open(dataset_uri, snapshot).entries.table.to_pylist()
+    rows = Dataset.open(*address_and_ref(dataset_uri, snapshot)).entries.table.to_pylist()
     if as_json:
         print(json.dumps(rows))
         return

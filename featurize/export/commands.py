@@ -35,13 +35,13 @@ def export(
     """
     from evofeed.featurize.export.dataset import KINDS, export_dataset
     from evofeed.featurize.export.formats import FORMATS
-    from evofeed.store import Dataset
+    from evofeed.store import Dataset, address_and_ref
 
     if form not in FORMATS:
         raise typer.BadParameter(f"no format {form!r}: {', '.join(FORMATS)}")
     if unknown := sorted(set(of or ()) - set(KINDS)):
         raise typer.BadParameter(f"no {', '.join(unknown)}: {', '.join(KINDS)}")
-    with Dataset.open(dataset, snapshot) as found:
+    with Dataset.open(*address_and_ref(dataset, snapshot)) as found:
         jobs, left_out = export_dataset(found, to, form, kinds=of or (), ids=only or ())
     if as_json:
         print(json.dumps({"jobs": jobs, "format": form, "folder": to, "left_out": left_out}))

@@ -54,6 +54,23 @@ def test_chains_are_listed_and_one_that_is_not_there_is_a_typed_error(uri):
         assert isinstance(caught.value, KeyError) and str(wrong) in str(caught.value)
 
 
+def test_a_dataset_is_named_with_its_ref_in_every_command_that_reads_one(uri, tmp_path, capsys):
+    run(snapshots, "tag", uri, "v1")
+    run(snapshots, "remove", uri, "chain1_A")
+    assert "chain1_A" in run(snapshots, "chains", f"{uri}@v1")
+    assert "chain1_A" not in run(snapshots, "chains", uri)
+    assert "3 chains" in run(snapshots, "verify", f"{uri}@v1")
+    assert "chain1_A  chain1_A" in run(snapshots, "overlap", f"{uri}@v1", f"{uri}@v1", code=1)
+    assert "3 chains" in run(snapshots, "copy", f"{uri}@v1", str(tmp_path / "copied"))
+    for command in ("snapshots card", "snapshots tag", "snapshots select", "plan", "entries ls"):
+        words = [*command.split(), f"{uri}@none", *["new"] * (command[-3:] in ("tag", "ect"))]
+        assert exit_code(*words) == 1 and "no ref 'none'" in capsys.readouterr().err, command
+    assert exit_code("snapshots", "chains", f"{uri}@v1", "--snapshot", "main") == 0
+    assert exit_code("snapshots", "chains", f"{uri}@v1", "--snapshot", "v2") == 2
+    run(snapshots, "copy", uri, f"{uri}@v1")  # and a folder of that very name is that folder
+    assert "chain1_A" not in run(snapshots, "chains", f"{uri}@v1")
+
+
 def test_damage_is_listed_and_exits_with_one(uri):
     dataset = Dataset.open(uri)
     path = dataset.storage.path(dataset.spans.key(0))
