@@ -230,7 +230,13 @@ class RunPlan:
         self._lock = threading.Lock()
 
     def samples(
-        self, rank: int | None, *, epoch: int = 0, start: int = 0, batches: int = 1
+        self,
+        rank: int | None,
+        *,
+        epoch: int = 0,
+        start: int = 0,
+        batches: int = 1,
+        most: int = 1_000_000,
     ) -> list[dict[str, Any]]:
         """What the ranks' loaders will ask for.
 
@@ -239,15 +245,22 @@ class RunPlan:
             epoch: the first one.
             start: batch of that epoch to begin with.
             batches: of each rank, into following epochs where the first one ends.
+            most: samples in one answer.
 
         Returns:
             One row a sample, by epoch, batch, rank and position: those, the optimiser `step`,
             `chain_id`, `recycling_iters`, and the `shard`, `offset` and `nbytes` of its bytes.
 
         Raises:
-            ValueError: no such rank or batch.
+            ValueError: no such rank or batch; more samples than `most`.
         """
         planner = self._planner
+        ranks = self._world_size if rank is None else 1
+        if (num := ranks * batches * planner.config.batch_size) > most:
+            raise ValueError(
+                f"{num} samples in one plan, at most {most}: ask for one rank, or for fewer "
+                "batches at a time (start, batches)"
+            )
         if rank is not None and not 0 <= rank < self._world_size:
             raise ValueError(f"rank {rank} is not one of {self._world_size}")
         if not 0 <= start < planner.batches_per_epoch:

@@ -299,18 +299,14 @@ def get_plan(
     ctx: Context, name: DatasetName, digest: Digest, query: Annotated[PlanQuery, Query()]
 ) -> Response:
     """The batches that a `FeatureLoader` of these arguments takes: which rank reads what."""
-    ranks = query.world_size if query.rank is None else 1
-    if (num := ranks * query.batches * query.batch_size) > MAX_SAMPLES:
-        what = f"{num} samples in one answer; at most {MAX_SAMPLES}"
-        hint = "ask for one rank, or for fewer batches at a time (start, batches)"
-        raise Problem(422, "bad_request", what, next=hint)
     sizes = query.model_dump(include={"batch_size", "global_batch_size"})
     run_of = query.model_dump(include={"world_size", "seed"})
     part = query.model_dump(include={"rank", "epoch", "start", "batches"})
     snapshot = ctx.service.catalog.snapshot(name, digest)
     try:
         config = loader.LoaderConfig.preset(query.preset, **sizes)
-        samples = ctx.service.catalog.run_plan(snapshot, config, **run_of).samples(**part)
+        plan = ctx.service.catalog.run_plan(snapshot, config, **run_of)
+        samples = plan.samples(**part, most=MAX_SAMPLES)
     except (ValueError, LoaderError) as error:
         raise Problem(422, "bad_request", str(error), next="see `evofeed plan --help`") from None
     return immutable_json(ctx.request, {"snapshot": digest, "samples": samples})
