@@ -59,7 +59,7 @@ BUDGET = {
     "loader": 12_312,
     "service": 8_238,
     "trainer": 12_683,
-    "kernels": 16_730,
+    "kernels": 16_678,
     "synth": 1_957,
     "tests": 41_124,
     "benchmarks": 9_922,

@@ -2,6 +2,6 @@
 
 KERNELS = {
     "communication": "peer_exchange",
-    "elementwise": "column_sums scaled",
+    "elementwise": "column_sums gated gated_grad scaled",
     "norm": "norm_rows",
 }

@@ -39,14 +39,13 @@ def test_every_operator_has_a_row() -> None:
 @pytest.mark.parametrize("op", OPS)
 def test_an_operator_has_all_of_its_row(op: str) -> None:
     public, forward, backward, reference, benchmark = _table()[op]
-    shared = _kernels(ROOT / "kernels/runtime/projection_kernels.py")
-    own = _kernels(ROOT / f"kernels/ops/{op}/triton.py")
+    folder = ROOT / "kernels/ops" / op
+    shared = {name for path in (ROOT / "kernels/runtime").glob("*.py") for name in _kernels(path)}
+    own = {name for path in folder.glob("triton.py") for name in _kernels(path)}
     words = {word for word in forward.split("`") if word.endswith("_kernel")}
     later = {word for word in backward.split("`") if word.endswith("_kernel")}
-    by_hand = {
-        name for path in (ROOT / f"kernels/ops/{op}/hopper").glob("*.py") for name in _kernels(path)
-    }
-    assert own and own <= words | later <= own | shared | by_hand
+    by_hand = {name for path in (folder / "hopper").glob("*.py") for name in _kernels(path)}
+    assert own <= words | later <= own | shared | by_hand
     assert words and (later or backward == "no gradient")
     plain = importlib.import_module(f"evofeed.kernels.ops.{op}.reference")
     assert reference.strip("`") in plain.__all__

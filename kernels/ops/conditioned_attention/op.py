@@ -28,20 +28,15 @@ from evofeed.kernels.ops.attention.op import (
 )
 from evofeed.kernels.ops.conditioned_attention import reference
 from evofeed.kernels.ops.conditioned_attention.reference import ConditionedAttentionWeights
-from evofeed.kernels.ops.conditioned_attention.triton import (
-    gated_heads_grad_kernel,
-    gated_heads_kernel,
-)
-from evofeed.kernels.ops.conditioned_transition.op import gated_sum, gated_sum_grads
+from evofeed.kernels.ops.conditioned_attention.triton import gated_heads_grad_kernel
 from evofeed.kernels.ops.layer_norm.op import norm_rows_grad
 from evofeed.kernels.runtime.backend import compute_dtype, launchable, triton
 from evofeed.kernels.runtime.checks import Made, check_shape, falls_back_to
+from evofeed.kernels.runtime.gates import gated, gated_grads
 from evofeed.kernels.runtime.launching import launch
 from evofeed.kernels.runtime.projection import norm_rows, pack, padded, project, weight_grad
 from evofeed.kernels.runtime.sums import column_sums
 from evofeed.kernels.runtime.torch_library import Given, Kinds, Operator, Results
-
-AT_ONCE = 4096  # numbers of a tile
 
 
 def _split(packed: Tensor, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -79,12 +74,16 @@ class _ConditionedAttention(Operator, name="conditioned_attention"):
         masked = None if mask is None else prepare_mask(mask, D**-0.5, dtype)
         ready = scaled_bias(bias, D**-0.5, dtype)
         lse = run_forward(*_split(qkvg, attended), ready, masked, D**-0.5, attended)
-        update = project(_gated(attended, qkvg[:, 3 * width :]), wo)
+        heads_last = attended.view(-1, width)
+        update = project(gated(heads_last, qkvg[:, 3 * width :], torch.empty_like(heads_last)), wo)
         if s is None:
             found = rows + update if residual else update.to(a.dtype)
         else:
             y, wl = update, pack([last], dtype)
-            found = gated_sum(y, project(flat.to(dtype), wl), last_bias, None, rows, residual)
+            found = gated(
+                y, project(flat.to(dtype), wl), torch.empty_like(rows), gate_bias=last_bias,
+                residual=rows if residual else None,
+            )  # fmt: skip
         return [
             found.to(a.dtype).view(a.shape), ready, packed, packed_w, wo, wl, stats, of_x,
             x, qkvg, attended, lse, y, *(masked or (None, None)),
@@ -108,8 +107,8 @@ class _ConditionedAttention(Operator, name="conditioned_attention"):
         else:
             flat = s.view(-1, s.shape[-1])
             narrow = flat.to(dtype)
-            dgate = project(narrow, wl)
-            dy, last_sums = gated_sum_grads(dout, y, dgate, last_bias, None)
+            dgate, dy = project(narrow, wl), torch.empty_like(y)
+            last_sums = gated_grads(dout, y, dgate, dy, gate_bias=last_bias)
             of_last = [weight_grad(dgate, narrow), *column_sums([last_sums], last_bias.dtype)]
             of_s = conditions(flat, gamma, packed, eps, dtype, of_x)
         drows, dbias, dwo = _core_grads(
@@ -137,17 +136,6 @@ class _ConditionedAttention(Operator, name="conditioned_attention"):
             da, ds, dbias, None, dgamma, None if kinds[5] is None else dbeta, dgate, dgate_bias,
             dshift, dq, dq_bias, dk, dv, dg, dwo, dlast, dlast_bias,
         ]  # fmt: skip
-
-
-def _gated(attended: Tensor, gate: Tensor) -> Tensor:
-    """sigmoid(gate) * attended as rows `[M, H D]`; gate `[M, H D]` may have longer rows."""
-    M, K = gate.shape
-    out, rows = attended.new_empty(M, K), max(1, AT_ONCE // padded(K))
-    launch(
-        gated_heads_kernel, (triton.cdiv(M, rows),), (attended, gate, out, M, K, gate.stride(0)),
-        {"BLOCK_M": rows, "BLOCK_K": padded(K), "num_warps": 4},
-    )  # fmt: skip
-    return out
 
 
 def _core_grads(

@@ -1,23 +1,10 @@
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,misc"
-"""The gate of an attention whose heads may have any width, and its gradients.
+"""Gradients behind the gate of an attention whose heads may have any width.
 
 Letters: M rows = B * R * N, H heads, D head width.
 """
 
 from evofeed.kernels.runtime.backend import tl, triton
-
-
-@triton.jit
-def gated_heads_kernel(O_, GATE, OUT, M, K, gs_m, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr):
-    """OUT `[M, K]` = sigmoid(GATE) * O, where GATE's rows are gs_m apart."""
-    rows = (tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)).to(tl.int64)
-    k = tl.arange(0, BLOCK_K)
-    inside = (rows < M)[:, None] & (k < K)[None, :]
-    at = rows[:, None] * K + k[None, :]
-    gate = tl.load(GATE + rows[:, None] * gs_m + k[None, :], mask=inside, other=0.0)
-    o = tl.load(O_ + at, mask=inside, other=0.0).to(tl.float32)
-    out = o * tl.sigmoid(gate.to(tl.float32))
-    tl.store(OUT + at, out.to(OUT.dtype.element_ty), mask=inside)
 
 
 @triton.jit

@@ -17,52 +17,13 @@ from torch import Tensor
 from evofeed.kernels.ops.adaptive_norm.op import adapted, adapted_grads, conditions, rows_fit
 from evofeed.kernels.ops.conditioned_transition import reference
 from evofeed.kernels.ops.conditioned_transition.reference import ConditionedWeights
-from evofeed.kernels.ops.conditioned_transition.triton import (
-    gated_sum_grad_kernel,
-    gated_sum_kernel,
-)
 from evofeed.kernels.ops.swiglu.op import hidden_of, layers_grad
-from evofeed.kernels.runtime.backend import compute_dtype, launchable, triton
+from evofeed.kernels.runtime.backend import compute_dtype, launchable
 from evofeed.kernels.runtime.checks import Made, check_shape, falls_back_to
-from evofeed.kernels.runtime.launching import launch
-from evofeed.kernels.runtime.projection import pack, padded, project, weight_grad
+from evofeed.kernels.runtime.gates import gated, gated_grads
+from evofeed.kernels.runtime.projection import pack, project, weight_grad
 from evofeed.kernels.runtime.sums import column_sums
 from evofeed.kernels.runtime.torch_library import Given, Kinds, Operator, Results
-
-AT_ONCE = 4096  # numbers of a tile
-WALK = 4  # tiles of a program of the backward pass
-
-
-def gated_sum(
-    y: Tensor, gate: Tensor, bias: Tensor, mask: Tensor | None, a: Tensor, residual: bool
-) -> Tensor:
-    """mask * sigmoid(gate + bias) * y, plus a if `residual`, in a's type; rows `[M, C]`."""
-    M, C = a.shape
-    out, rows = torch.empty_like(a), max(1, AT_ONCE // padded(C))
-    launch(
-        gated_sum_kernel, (triton.cdiv(M, rows),), (y, gate, bias, mask, a, out, M, C),
-        {"BLOCK_M": rows, "BLOCK_C": padded(C), "HAS_MASK": mask is not None,
-         "HAS_RES": residual, "num_warps": 4},
-    )  # fmt: skip
-    return out
-
-
-def gated_sum_grads(
-    dout: Tensor, y: Tensor, gate: Tensor, bias: Tensor, mask: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """The gradient of y, while that of the gate replaces it.
-
-    Also `[programs, C]` whose column sums are the gradient of the bias.
-    """
-    M, C = y.shape
-    dy, rows = torch.empty_like(y), max(1, AT_ONCE // padded(C))
-    programs = triton.cdiv(M, rows * WALK)
-    partial = torch.empty((programs, C), dtype=torch.float32, device=y.device)
-    launch(
-        gated_sum_grad_kernel, (programs,), (dout, y, gate, bias, mask, dy, partial, M, C, WALK),
-        {"BLOCK_M": rows, "BLOCK_C": padded(C), "HAS_MASK": mask is not None, "num_warps": 4},
-    )  # fmt: skip
-    return dy, partial
 
 
 class _ConditionedTransition(Operator, name="conditioned_transition"):
@@ -80,7 +41,10 @@ class _ConditionedTransition(Operator, name="conditioned_transition"):
         layers = project(x, hidden_w)
         y = project(hidden_of(layers, wo.shape[1]), wo)
         of_rows = None if mask is None else mask.reshape(-1)
-        found = gated_sum(y, project(flat.to(dtype), wl), last_bias, of_rows, rows, residual)
+        found = gated(
+            y, project(flat.to(dtype), wl), torch.empty_like(rows), gate_bias=last_bias,
+            mask=of_rows, residual=rows if residual else None,
+        )  # fmt: skip
         return [found.view(a.shape), packed, hidden_w, wo, wl, of_s.layers, x, layers, y]
 
     @staticmethod
@@ -89,8 +53,8 @@ class _ConditionedTransition(Operator, name="conditioned_transition"):
         of_x, x, layers, y = made
         rows, flat, dout = (t.contiguous().view(-1, t.shape[-1]) for t in (a, s, dout))
         narrow, of_rows = flat.to(dtype), None if mask is None else mask.reshape(-1)
-        dgate = project(narrow, wl)
-        dy, last_sums = gated_sum_grads(dout, y, dgate, last_bias, of_rows)
+        dgate, dy = project(narrow, wl), torch.empty_like(y)
+        last_sums = gated_grads(dout, y, dgate, dy, gate_bias=last_bias, mask=of_rows)
         hidden = torch.mm(dy, wo)  # its gradient, until the next line
         dlayers = layers_grad(layers, hidden)
         of_s = conditions(flat, gamma, packed, eps, dtype, of_x)

@@ -14,18 +14,16 @@ from torch import Tensor
 from evofeed.kernels.ops.triangle_multiplication.composed_triton import (
     gated_columns_grad_kernel,
     gated_columns_kernel,
-    gated_rows_grad_kernel,
-    gated_rows_kernel,
     norm_columns_grad_kernel,
     norm_columns_kernel,
 )
 from evofeed.kernels.runtime.backend import triton
+from evofeed.kernels.runtime.gates import gated, gated_grads
 from evofeed.kernels.runtime.launching import launch
 from evofeed.kernels.runtime.projection import Drop, norm_rows, padded
 from evofeed.kernels.runtime.tiles import tile
 
 AT_ONCE = 1 << 18  # pairs whose projections are held at once in the forward pass
-WALK = 2  # tiles of a program that adds up rows of the output
 
 
 def run_in(
@@ -75,15 +73,10 @@ def run_out(
     wg: Tensor, bg: Tensor, drop: Drop, residual: bool, out: Tensor, eps: float,
 ) -> Tensor:  # fmt: skip
     """Fills the result; returns the statistics of the product."""
-    M, C = normed.shape
-    rows_x, stats = _norm_columns(xt, gamma, beta, M, eps)
-    y, g = torch.mm(rows_x, wz.t()), torch.mm(normed, wg.t())
-    rows = max(1, 8192 // padded(C))
-    launch(
-        gated_rows_kernel, (triton.cdiv(M, rows),),
-        (y, bz, g, bg, drop.mask, z, out, M, C, g.stride(0), *drop.strides()),
-        {"BLOCK_M": rows, "BLOCK_N": padded(C), "HAS_DROP": drop.mask is not None,
-         "HAS_RES": residual, "num_warps": 8},
+    rows_x, stats = _norm_columns(xt, gamma, beta, normed.shape[0], eps)
+    gated(
+        torch.mm(rows_x, wz.t()), torch.mm(normed, wg.t()), out, y_bias=bz, gate_bias=bg,
+        drop=drop, residual=z if residual else None,
     )  # fmt: skip
     return stats
 
@@ -97,17 +90,10 @@ def run_out_grad(
     Returns the gradient of wz, and parts of the sums of those of both norm weights (2E) and of
     both biases (2C).
     """
-    (M, C), E = dout.shape, gamma.numel()
+    M, E = dout.shape[0], gamma.numel()
     normed, stats = _norm_columns(xt, gamma, beta, M, eps)
     y = torch.mm(normed, wz.t())
-    rows = max(1, 4096 // padded(C))
-    programs = triton.cdiv(M, rows * WALK)
-    of_rows = torch.empty((programs, 2 * C), dtype=torch.float32, device=xt.device)
-    launch(
-        gated_rows_grad_kernel, (programs,),
-        (dout, y, bz, gate, bg, drop.mask, of_rows, M, C, gate.stride(0), *drop.strides(), WALK),
-        {"BLOCK_M": rows, "BLOCK_N": padded(C), "HAS_DROP": drop.mask is not None, "num_warps": 4},
-    )  # fmt: skip
+    of_rows = gated_grads(dout, y, gate, y, y_bias=bz, gate_bias=bg, drop=drop)
     dwz = torch.mm(y.t(), normed)
     torch.mm(wz.t(), y.t(), out=dxt.view(E, M))  # of the norm's result, channels first
     chosen = tile("triangle_norm_grad", E, torch.bfloat16)

@@ -6,7 +6,7 @@ once. Letters: M = B * R * R pairs, C channels of the pair representation, E hid
 """
 
 from evofeed.kernels.runtime.backend import tl, triton
-from evofeed.kernels.runtime.projection_kernels import drop_row, load_normalised
+from evofeed.kernels.runtime.projection_kernels import load_normalised
 
 
 @triton.jit
@@ -104,68 +104,3 @@ def norm_columns_grad_kernel(
     mean_d, mean_dx = tl.sum(dy, 1) / E, tl.sum(dy * xhat, 1) / E
     dx = rstd[:, None] * (dy - mean_d[:, None] - xhat * mean_dx[:, None])
     tl.store(DY + across, dx.to(DY.dtype.element_ty), mask=inside)
-
-
-@triton.jit
-def _row_and_gate(Y, BZ, G, BG, rows, n, inside, C, g_m):
-    """Where both are, the update before its gate, and the gate."""
-    rows64 = rows.to(tl.int64)[:, None]
-    at, gate_at = (Y + rows64 * C) + n[None, :], (G + rows64 * g_m) + n[None, :]
-    y = tl.load(at, mask=inside, other=0.0).to(tl.float32)
-    y += tl.load(BZ + n, mask=n < C, other=0.0).to(tl.float32)[None, :]
-    g = tl.load(gate_at, mask=inside, other=0.0).to(tl.float32)
-    g += tl.load(BG + n, mask=n < C, other=0.0).to(tl.float32)[None, :]
-    return at, gate_at, y, tl.sigmoid(g)
-
-
-@triton.jit
-def _dropped(x, DROP, rows, n, inside, C, drop_1, drop_2, drop_rows):
-    at = drop_row(rows, drop_1, drop_2, drop_rows).to(tl.int64)
-    return x * tl.load((DROP + at[:, None] * C) + n[None, :], mask=inside, other=0.0).to(tl.float32)
-
-
-@triton.jit
-def gated_rows_kernel(
-    Y, BZ, G, BG, DROP, Z, OUT, M, C, g_m, drop_1, drop_2, drop_rows,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, HAS_DROP: tl.constexpr, HAS_RES: tl.constexpr,
-):  # fmt: skip
-    """OUT = Z + DROP * (Y + bz) * sigmoid(G + bg)."""
-    rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
-    n = tl.arange(0, BLOCK_N)
-    inside = (rows < M)[:, None] & (n < C)[None, :]
-    _, _, y, gate = _row_and_gate(Y, BZ, G, BG, rows, n, inside, C, g_m)
-    out = y * gate
-    if HAS_DROP:
-        out = _dropped(out, DROP, rows, n, inside, C, drop_1, drop_2, drop_rows)
-    at = rows.to(tl.int64)[:, None] * C + n[None, :]
-    if HAS_RES:
-        out += tl.load(Z + at, mask=inside, other=0.0).to(tl.float32)
-    tl.store(OUT + at, out.to(OUT.dtype.element_ty), mask=inside)
-
-
-@triton.jit
-def gated_rows_grad_kernel(
-    DOUT, Y, BZ, G, BG, DROP, PARTIAL, M, C, g_m, drop_1, drop_2, drop_rows, tiles_each,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, HAS_DROP: tl.constexpr,
-):  # fmt: skip
-    """Y and G become their gradients; PARTIAL `[programs, 2C]`: sums of their rows."""
-    n = tl.arange(0, BLOCK_N)
-    sum_y = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-    sum_g = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-    for step in range(tiles_each):
-        rows = (tl.program_id(0) * tiles_each + step) * BLOCK_M + tl.arange(0, BLOCK_M)
-        inside = (rows < M)[:, None] & (n < C)[None, :]
-        at, gate_at, y, gate = _row_and_gate(Y, BZ, G, BG, rows, n, inside, C, g_m)
-        dout = tl.load((DOUT + rows.to(tl.int64)[:, None] * C) + n[None, :], mask=inside, other=0.0)
-        dout = dout.to(tl.float32)
-        if HAS_DROP:
-            dout = _dropped(dout, DROP, rows, n, inside, C, drop_1, drop_2, drop_rows)
-        dy = dout * gate
-        dg = dy * y * (1.0 - gate)
-        tl.store(at, dy.to(Y.dtype.element_ty), mask=inside)
-        tl.store(gate_at, dg.to(G.dtype.element_ty), mask=inside)
-        sum_y += dy
-        sum_g += dg
-    sums = PARTIAL + tl.program_id(0).to(tl.int64) * 2 * C + n
-    tl.store(sums, tl.sum(sum_y, 0), mask=n < C)
-    tl.store(sums + C, tl.sum(sum_g, 0), mask=n < C)
