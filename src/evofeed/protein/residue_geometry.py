@@ -1,209 +1,19 @@
 """Where each atom sits: ideal residue geometry and the tables derived from it.
 
-Per residue the 14 atoms of `atom14` in order, the rigid group each belongs to
-(0 backbone, 3 psi, 4-7 chi1-chi4) and its position in that group's frame, in
-ångström (AF2 SI 1.8.1, table 2; values: idealised Engh-Huber geometry).
+`residue_atoms.txt` has per residue the 14 atoms of `atom14` in order, the rigid group each belongs
+to (0 backbone, 3 psi, 4-7 chi1-chi4) and its position in that group's frame, in ångström (AF2 SI
+1.8.1, table 2; values: idealised Engh-Huber geometry).
 All tables have 21 rows in `aatype` order, the last (X) empty.
 """
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Final
 
 import numpy as np
 
 from evofeed.protein.residues import ATOM_ORDER, RESTYPE_3
-
-#         atom group  x       y       z
-_ATOMS: Final = """
-ALA A
-  N   0  -0.525   1.363   0.000
-  CA  0   0.000   0.000   0.000
-  C   0   1.526   0.000   0.000
-  O   3   0.627   1.062   0.000
-  CB  0  -0.529  -0.774  -1.205
-ARG R
-  N   0  -0.524   1.362   0.000
-  CA  0   0.000   0.000   0.000
-  C   0   1.525   0.000   0.000
-  O   3   0.626   1.062   0.000
-  CB  0  -0.524  -0.778  -1.209
-  CG  4   0.616   1.390   0.000
-  CD  5   0.564   1.414   0.000
-  NE  6   0.539   1.357   0.000
-  CZ  7   0.758   1.093   0.000
-  NH1 7   0.206   2.301   0.000
-  NH2 7   2.078   0.978   0.000
-ASN N
-  N   0  -0.536   1.357   0.000
-  CA  0   0.000   0.000   0.000
-  C   0   1.526   0.000   0.000
-  O   3   0.625   1.062   0.000
-  CB  0  -0.531  -0.787  -1.200
-  CG  4   0.584   1.399   0.000
-  OD1 5   0.633   1.059   0.000
-  ND2 5   0.593  -1.188   0.001
-ASP D
-  N   0  -0.525   1.362   0.000
-  CA  0   0.000   0.000   0.000
-  C   0   1.527   0.000   0.000
-  O   3   0.626   1.062   0.000
-  CB  0  -0.526  -0.778  -1.208
-  CG  4   0.593   1.398   0.000
-  OD1 5   0.610   1.091   0.000
-  OD2 5   0.592  -1.101  -0.003
-CYS C
-  N   0  -0.522   1.362   0.000
-  CA  0   0.000   0.000   0.000
-  C   0   1.524   0.000   0.000
-  O   3   0.625   1.062   0.000
-  CB  0  -0.519  -0.773  -1.212
-  SG  4   0.728   1.653   0.000
-GLN Q
-  N   0  -0.526   1.361   0.000
-  CA  0   0.000   0.000   0.000
-  C   0   1.526   0.000   0.000
-  O   3   0.626   1.062   0.000
-  CB  0  -0.525  -0.779  -1.207
-  CG  4   0.615   1.393   0.000
-  CD  5   0.587   1.399   0.000
-  OE1 6   0.634   1.060   0.000
-  NE2 6   0.593  -1.189  -0.001
-GLU E
-  N   0  -0.528   1.361   0.000
-  CA  0   0.000   0.000   0.000
-  C   0   1.526   0.000   0.000
-  O   3   0.626   1.062   0.000
-  CB  0  -0.526  -0.781  -1.207
-  CG  4   0.615   1.392   0.000
-  CD  5   0.600   1.397   0.000
-  OE1 6   0.607   1.095   0.000
-  OE2 6   0.589  -1.104  -0.001
-GLY G
-  N   0  -0.572   1.337   0.000
-  CA  0   0.000   0.000   0.000
-  C   0   1.517   0.000   0.000
-  O   3   0.626   1.062   0.000
-HIS H
-  N   0  -0.527   1.360   0.000
-  CA  0   0.000   0.000   0.000
-  C   0   1.525   0.000   0.000
-  O   3   0.625   1.063   0.000
-  CB  0  -0.525  -0.778  -1.208
-  CG  4   0.600   1.370   0.000
-  ND1 5   0.744   1.160   0.000
-  CD2 5   0.889  -1.021   0.003
-  CE1 5   2.030   0.851   0.002
-  NE2 5   2.145  -0.466   0.004
-ILE I
-  N   0  -0.493   1.373   0.000
-  CA  0   0.000   0.000   0.000
-  C   0   1.527   0.000   0.000
-  O   3   0.627   1.062   0.000
-  CB  0  -0.536  -0.793  -1.213
-  CG1 4   0.534   1.437   0.000
-  CG2 4   0.540  -0.785  -1.199
-  CD1 5   0.619   1.391   0.000
-LEU L
-  N   0  -0.520   1.363   0.000
-  CA  0   0.000   0.000   0.000
-  C   0   1.525   0.000   0.000
-  O   3   0.625   1.063   0.000
-  CB  0  -0.522  -0.773  -1.214
-  CG  4   0.678   1.371   0.000
-  CD1 5   0.530   1.430   0.000
-  CD2 5   0.535  -0.774   1.200
-LYS K
-  N   0  -0.526   1.362   0.000
-  CA  0   0.000   0.000   0.000
-  C   0   1.526   0.000   0.000
-  O   3   0.626   1.062   0.000
-  CB  0  -0.524  -0.778  -1.208
-  CG  4   0.619   1.390   0.000
-  CD  5   0.559   1.417   0.000
-  CE  6   0.560   1.416   0.000
-  NZ  7   0.554   1.387   0.000
-MET M
-  N   0  -0.521   1.364   0.000
-  CA  0   0.000   0.000   0.000
-  C   0   1.525   0.000   0.000
-  O   3   0.625   1.062   0.000
-  CB  0  -0.523  -0.776  -1.210
-  CG  4   0.613   1.391   0.000
-  SD  5   0.703   1.695   0.000
-  CE  6   0.320   1.786   0.000
-PHE F
-  N   0  -0.518   1.363   0.000
-  CA  0   0.000   0.000   0.000
-  C   0   1.524   0.000   0.000
-  O   3   0.626   1.062   0.000
-  CB  0  -0.525  -0.776  -1.212
-  CG  4   0.607   1.377   0.000
-  CD1 5   0.709   1.195   0.000
-  CD2 5   0.706  -1.196   0.000
-  CE1 5   2.102   1.198   0.000
-  CE2 5   2.098  -1.201   0.000
-  CZ  5   2.794  -0.003  -0.001
-PRO P
-  N   0  -0.566   1.351   0.000
-  CA  0   0.000   0.000   0.000
-  C   0   1.527   0.000   0.000
-  O   3   0.621   1.066   0.000
-  CB  0  -0.546  -0.611  -1.293
-  CG  4   0.382   1.445   0.000
-  CD  5   0.477   1.424   0.000
-SER S
-  N   0  -0.529   1.360   0.000
-  CA  0   0.000   0.000   0.000
-  C   0   1.525   0.000   0.000
-  O   3   0.626   1.062   0.000
-  CB  0  -0.518  -0.777  -1.211
-  OG  4   0.503   1.325   0.000
-THR T
-  N   0  -0.517   1.364   0.000
-  CA  0   0.000   0.000   0.000
-  C   0   1.526   0.000   0.000
-  O   3   0.626   1.062   0.000
-  CB  0  -0.516  -0.793  -1.215
-  OG1 4   0.472   1.353   0.000
-  CG2 4   0.550  -0.718  -1.228
-TRP W
-  N   0  -0.521   1.363   0.000
-  CA  0   0.000   0.000   0.000
-  C   0   1.525   0.000   0.000
-  O   3   0.627   1.062   0.000
-  CB  0  -0.523  -0.776  -1.212
-  CG  4   0.609   1.370   0.000
-  CD1 5   0.824   1.091   0.000
-  CD2 5   0.854  -1.148  -0.005
-  NE1 5   2.140   0.690  -0.004
-  CE2 5   2.186  -0.678  -0.007
-  CE3 5   0.622  -2.530  -0.007
-  CZ2 5   3.283  -1.543  -0.011
-  CZ3 5   1.715  -3.389  -0.011
-  CH2 5   3.028  -2.890  -0.013
-TYR Y
-  N   0  -0.522   1.362   0.000
-  CA  0   0.000   0.000   0.000
-  C   0   1.524   0.000   0.000
-  O   3   0.627   1.062   0.000
-  CB  0  -0.522  -0.776  -1.213
-  CG  4   0.607   1.382   0.000
-  CD1 5   0.716   1.195   0.000
-  CD2 5   0.713  -1.194  -0.001
-  CE1 5   2.107   1.200  -0.002
-  CE2 5   2.104  -1.201  -0.003
-  CZ  5   2.791  -0.001  -0.003
-  OH  5   4.168  -0.002  -0.005
-VAL V
-  N   0  -0.494   1.373   0.000
-  CA  0   0.000   0.000   0.000
-  C   0   1.527   0.000   0.000
-  O   3   0.627   1.062   0.000
-  CB  0  -0.533  -0.795  -1.213
-  CG1 4   0.540   1.429   0.000
-  CG2 4   0.533  -0.776   1.203
-"""
 
 _AMBIGUOUS: Final = {
     "ASP": {"OD1": "OD2"},
@@ -214,20 +24,20 @@ _AMBIGUOUS: Final = {
 """Atoms whose names may be exchanged by a half turn of the last chi (AF2 SI table 3)."""
 
 
-def _parse_atoms() -> dict[str, dict[str, tuple[int, tuple[float, float, float]]]]:
+def _read_atoms() -> dict[str, dict[str, tuple[int, tuple[float, float, float]]]]:
     residues: dict[str, dict[str, tuple[int, tuple[float, float, float]]]] = {}
     name = ""
-    for line in _ATOMS.strip().splitlines():
-        if not line.startswith(" "):
+    for line in Path(__file__).with_name("residue_atoms.txt").read_text().splitlines():
+        if line.startswith(" "):
+            atom, group, x, y, z = line.split()
+            residues[name][atom] = (int(group), (float(x), float(y), float(z)))
+        elif not line.startswith("#"):
             name = line.split()[0]
             residues[name] = {}
-            continue
-        atom, group, x, y, z = line.split()
-        residues[name][atom] = (int(group), (float(x), float(y), float(z)))
     return residues
 
 
-RESIDUE_ATOMS: Final = _parse_atoms()
+RESIDUE_ATOMS: Final = _read_atoms()
 """`{"ALA": {"N": (group, (x, y, z)), ...}, ...}`, atoms in `atom14` order."""
 
 
