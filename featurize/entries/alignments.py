@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -37,11 +37,13 @@ RNA_SOURCES: Final = "rna rfam_hits rnacentral_hits nt_hits nucleotide_collectio
 """Names of files whose query is RNA, if its letters are."""
 
 
-def alignment_folders(root: str | Path) -> list[tuple[str, ...]]:
-    """Files of alignments below a folder, those of one query together, sorted, hits of templates
-    last: one folder's, or one that Boltz or OpenFold3 prepared."""
+def alignment_folders(
+    root: str | Path, only: Iterable[Path] | None = None
+) -> list[tuple[str, ...]]:
+    """Files of alignments below a folder, or of those only, those of one query together, sorted,
+    hits of templates last: one folder's, or one that Boltz or OpenFold3 prepared."""
     groups: dict[Path, list[str]] = {}
-    for path in files_below(root):
+    for path in files_below(root) if only is None else only:
         if plain(path.name).endswith(SUFFIXES):
             groups.setdefault(path.parent, []).append(str(path))
         elif path.suffix == ".npz" or path.is_dir():

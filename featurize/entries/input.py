@@ -96,8 +96,10 @@ def alignment_items(root: str) -> tuple[Items, list[dict[str, Any]]]:
     """Files of every query, and folders left out because an earlier one has the same query."""
     first: dict[str, str] = {}
     items, left_out = [], []
-    root = _files_of_search(Path(root)) if Path(root, SEARCH_INDEX).is_file() else root
-    for files in alignment_folders(root):
+    found = None
+    if Path(root, SEARCH_INDEX).is_file():
+        found, root = _files_of_search(Path(root)), f"{root}/msa"
+    for files in alignment_folders(root, found):
         folder = one if (one := Path(files[0])).is_dir() else one.parent
         parts = folder.relative_to(root).parts
         stems = [one.stem for one in map(Path, files) if one.suffix == ".npz"]
@@ -116,8 +118,10 @@ def alignment_items(root: str) -> tuple[Items, list[dict[str, Any]]]:
     return items, left_out
 
 
-def _files_of_search(root: Path) -> str:
-    """What `evofeed search` found, as files in `msa/`, a folder each sequence; that folder."""
+def _files_of_search(root: Path) -> list[Path]:
+    """What `evofeed search` found, as files in `msa/`, a folder each sequence; not what is there
+    of sequences that are not in the search any more."""
+    found = set()
     for entry in read_index(str(root / SEARCH_INDEX)).values():
         home = root / "msa" / hashlib.sha256(entry.sequence.encode()).hexdigest()[:16]
         home.mkdir(parents=True, exist_ok=True)
@@ -125,7 +129,8 @@ def _files_of_search(root: Path) -> str:
             path, data = home / ref.plain_name, read_bytes(ref)
             if not path.exists() or path.read_bytes() != data:
                 write_atomic(path, data)
-    return str(root / "msa")
+            found.add(path)
+    return sorted(found)
 
 
 def cluster_table(path: str) -> dict[str, str]:

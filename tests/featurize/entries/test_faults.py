@@ -17,7 +17,7 @@ from tests.synthetic_entries import prepare_again
 from evofeed.base.errors import InputError
 from evofeed.featurize import discover
 from evofeed.featurize.entries import job, work
-from evofeed.featurize.entries.input import EntriesInput
+from evofeed.featurize.entries.input import EntriesInput, alignment_items
 from evofeed.featurize.entries.job import prepare_entries
 from evofeed.featurize.job import JobReport
 from evofeed.featurize.job.ledger import Ledger
@@ -52,6 +52,17 @@ def honest(raw: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
         report = prepare(raw, tmp_path_factory.mktemp("honest"))
     assert report.snapshot
     return report.snapshot
+
+
+def test_of_a_search_only_what_it_has_now_is_taken(tmp_path: Path) -> None:
+    (tmp_path / "search.db").write_text(">query\nMKV\n>query\nMAV\n")
+    files = {"MKV": [["uniref90_hits.a3m", 0, 11]], "MAV": [["uniref90_hits.a3m", 11, 11]]}
+    for names in (["MKV", "MAV"], ["MAV"]):  # of the second search one sequence is gone
+        index = {name: {"sequence": name, "files": files[name]} for name in names}
+        (tmp_path / "search.index").write_text(json.dumps(index))
+        items, left_out = alignment_items(str(tmp_path))
+        assert sorted(Path(path).read_text()[7:10] for _, path in items) == sorted(names)
+        assert not left_out
 
 
 def _driver_dies(raw: Path, data: Path, mark: Path, owner: Any, name: str, nth: int) -> None:
