@@ -54,14 +54,14 @@ def test_training_needs_the_base_install_and_torch_and_every_name_is_there_under
 # something out, or lives in experiments/.
 BUDGET = {
     "src": 4_617,
-    "featurize": 20_168,
+    "featurize": 20_180,
     "store": 7_277,
     "loader": 12_312,
     "service": 8_238,
     "trainer": 12_683,
     "kernels": 16_678,
     "synth": 1_957,
-    "tests": 41_134,
+    "tests": 41_142,
     "benchmarks": 9_922,
 }
 

@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from evofeed.featurize.config import FeaturizeConfig
+from evofeed.featurize.formats.reading import plain
 from evofeed.featurize.job.units import stamp_of
 from evofeed.featurize.records.template_library import FolderUse, TemplateLibrary
+from evofeed.featurize.structures.structure_places import SUFFIXES, entry_of
 
 TemplateUse = dict[str, FolderUse]
 """What was needed of each folder."""
@@ -40,8 +42,8 @@ def outdated(
     config: FeaturizeConfig,
     elsewhere: Callable[[str, str], Path | None] = lambda *_: None,
 ) -> dict[str, str]:
-    """Units whose template files changed or came since, each with a folder where one did;
-    `elsewhere` finds by folder and id what lies beside a folder."""
+    """Units whose template files changed or came since, also before those that were read, each with
+    a folder where one did; `elsewhere` finds by folder and id what lies beside a folder."""
     stamp = cache(stamp_of)
     libraries: dict[str, Callable[[str], Path | None]] = {}
 
@@ -52,7 +54,17 @@ def outdated(
             return True
         if folder not in libraries:
             libraries[folder] = cache(TemplateLibrary(folder, config).find)
-        return any(libraries[folder](name) or elsewhere(folder, name) for name in place["missing"])
+        find = libraries[folder]
+
+        def first(name: str) -> Path | None:
+            entry = entry_of(plain(Path(name).name))
+            if Path(name).is_absolute():
+                return elsewhere(folder, entry)
+            return find(entry) if plain(name).endswith(SUFFIXES) else None
+
+        return any(find(name) or elsewhere(folder, name) for name in place["missing"]) or any(
+            first(name) not in (None, Path(folder, name)) for name in place["names"]
+        )
 
     found = {}
     for unit in done:

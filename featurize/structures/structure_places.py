@@ -79,11 +79,11 @@ def homes_of_entry(pdb_id: str) -> Iterator[str]:
 
 
 def names_of_entry(pdb_id: str, *, legacy: bool) -> Iterator[str]:
-    """File names an entry may have; `legacy`: other formats than mmCIF text, too."""
+    """File names an entry may have, the first counts; `legacy`: other formats than mmCIF too."""
     stems = [f"{pdb_id}{suffix}" for suffix in (SUFFIXES if legacy else SUFFIXES[:1])]
     stems += [f"pdb{pdb_id}.ent"] if legacy else []
-    for packed in ("", *PACKED):
-        yield from (f"{stem}{packed}" for stem in stems)
+    for stem in stems:
+        yield from (f"{stem}{packed}" for packed in ("", *PACKED))
 
 
 def entry_of(name: str) -> str:

@@ -162,7 +162,10 @@ DATES = '{"s000": {"release_date": "2020-01-15"}}'
 CHANGES: dict[str, tuple[int, Callable[[Path], object]]] = {
     "nothing": (0, lambda raw: None),
     "a structure that nobody asked for": (0, _file("library/8yyy.cif", "data_8yyy")),
-    "a structure that was missing": (1, _file("library/9zzz.cif", "data_9zzz")),
+    "a structure that was missing": (1, _file("library/9zzz.cif.zst", "data_9zzz")),
+    "one packed first in the order": (1, _file("library/9zzz.cif.gz", "data_9zzz")),
+    "one that is not packed": (1, _file("library/9zzz.cif", "data_9zzz")),
+    "one packed beside it": (0, _file("library/9zzz.cif.gz")),
     "a structure corrected": (1, _file("library/s000.cif", "data_broken")),
     "a table of dates": (1, _file("common/release_date_cache.json", DATES)),
     "a nearer one, damaged": (1, _file("library/release_date_cache.json", "[1]")),
@@ -171,6 +174,11 @@ CHANGES: dict[str, tuple[int, Callable[[Path], object]]] = {
     "a cache of OpenFold3's": (1, _file("library/s000_1.npz", **{"9zzz_A": ABOUT})),
     "its array, damaged": (1, _file("a_template/9zzz/9zzz_A.npz", "x")),
     "the array is mended": (1, _file("a_template/9zzz/9zzz_A.npz", coord=[[0.0] * 3], **ATOM)),
+    "arrays that come after it": (0, _file("a_template/9zzz/9zzz_A.pkl", "x")),
+    "arrays of a folder before it": (
+        1,
+        _file("_template/9zzz/9zzz_A.npz", coord=[[0.0] * 3], **ATOM),
+    ),
     "hits": (1, _file("msa/s000_1/pdb70_hits.hhr")),
     "an alignment": (1, _file("msa/s001_1/uniprot_hits.a3m")),
     "a structure": (1, _file("mmcif/s001.cif")),
