@@ -2,49 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Final
 
-from evofeed.store.storage import Bytes, Keeping, Storage, StoredObject
+from evofeed.store.storage import Keeping, Storage
 
 PIECE: Final = 16 << 20
 """Bytes of a shard that are fetched at once by who reads all of it."""
 
 
 class FrontStorage:
-    """A storage in front of another, to which goes whatever it does not do in a way of its own."""
+    """A storage in front of another: what it does not do in a way of its own, that one does."""
 
     def __init__(self, remote: Storage) -> None:
-        self.remote = remote
-
-    @property
-    def uri(self) -> str:
-        """The address of the one behind."""
-        return self.remote.uri
-
-    def read(self, key: str) -> bytes:
-        """All bytes of a file."""
-        return self.remote.read(key)
-
-    def read_into(self, key: str, offset: int, out: memoryview) -> None:
-        """Fill `out` from `offset`."""
-        self.remote.read_into(key, offset, out)
-
-    def put(self, key: str, data: Bytes) -> None:
-        """Create or replace a file."""
-        self.remote.put(key, data)
-
-    def swap(self, key: str, old: bytes | None, new: bytes) -> bool:
-        """Compare and replace."""
-        return self.remote.swap(key, old, new)
-
-    def files(self, prefix: str) -> Iterator[StoredObject]:
-        """Files below a prefix."""
-        return self.remote.files(prefix)
-
-    def delete(self, key: str) -> None:
-        """Remove a file."""
-        self.remote.delete(key)
+        self.remote, self.uri = remote, remote.uri
+        self.read, self.put, self.swap = remote.read, remote.put, remote.swap
+        self.files, self.delete = remote.files, remote.delete
 
     def forget(self, key: str) -> None:
         """Read it again next time."""
