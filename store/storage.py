@@ -274,8 +274,7 @@ def _within(folder: Path, inside: str | None) -> Iterator[Path]:
             raise
         raise StoreError(f"cannot be used: {error.strerror}", path=str(folder)) from None
     try:
-        handle = Path(f"/proc/self/fd/{number}")
-        yield handle if handle.exists() else folder
+        yield Path(f"/proc/self/fd/{number}")
     finally:
         os.close(number)
 

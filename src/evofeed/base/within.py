@@ -2,7 +2,7 @@
 
 What a path leads to may change between a check and a use; what is open stays what it is. So a
 file is looked up first (`O_PATH`: nothing is read, no pipe waits), asked where it is, and only
-then opened, by that handle and not by its path again.
+then opened, by that handle and not by its path again. Linux alone can do that.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from typing import BinaryIO
 Limits = Sequence[Sequence[str]]
 """Groups of canonical folders: what is opened lies below one folder of every group."""
 
-_LOOK = getattr(os, "O_PATH", None)  # Linux
 _limits: Limits | None = None
 
 
@@ -61,35 +60,15 @@ def open_within(path: str | Path, limits: Limits, flags: int = os.O_RDONLY) -> i
     Raises:
         OSError: it cannot be opened; EXDEV, it is outside of the folders.
     """
-    flags |= os.O_CLOEXEC | os.O_NONBLOCK
-    look = flags if _LOOK is None else _LOOK | os.O_CLOEXEC | flags & os.O_DIRECTORY
-    number = os.open(path, look)
+    number = os.open(path, os.O_PATH | os.O_CLOEXEC | flags & os.O_DIRECTORY)
     try:
-        place = location(number, path)
+        handle = f"/proc/self/fd/{number}"
+        place = os.readlink(handle)  # noqa: PTH115 - a third of its time
         if not all(any(below(place, root) for root in group) for group in limits):
             raise OSError(errno.EXDEV, "it leads out of the folders that are open", str(path))
-        if _LOOK is None or flags & os.O_DIRECTORY:
-            number, opened = -1, number
-            return opened
-        return os.open(f"/proc/self/fd/{number}", flags)
+        return os.open(handle, flags | os.O_CLOEXEC | os.O_NONBLOCK)
     finally:
-        if number >= 0:
-            os.close(number)
-
-
-def location(number: int, path: str | Path) -> str:
-    """Where an open file is: a path without links.
-
-    Raises:
-        OSError: ESTALE, `path` no longer leads to it, on systems that cannot tell by the handle.
-    """
-    try:
-        return os.readlink(f"/proc/self/fd/{number}")  # noqa: PTH115 - a third of its time
-    except OSError:
-        real = Path(path).resolve()
-        if os.path.samestat(real.stat(), os.fstat(number)):
-            return str(real)
-        raise OSError(errno.ESTALE, "it was replaced meanwhile", str(path)) from None
+        os.close(number)
 
 
 def below(place: str, root: str) -> bool:
