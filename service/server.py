@@ -9,7 +9,6 @@ import multiprocessing
 import multiprocessing.connection
 import os
 import socket
-import tempfile
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
@@ -26,6 +25,7 @@ from uvicorn.supervisors import Multiprocess
 
 from evofeed import __version__
 from evofeed.base.errors import EvofeedError, ServiceError
+from evofeed.base.files import scratch_folder
 from evofeed.service.pages import ROUTERS as PAGES
 from evofeed.service.pages.page import problem_page
 from evofeed.service.problems import describe_api, install_problems
@@ -95,9 +95,8 @@ def serving(what: ServiceSettings | Mapping[str, str | Path]) -> Iterator[str]:
     """
     with ExitStack() as stack:
         if not isinstance(what, ServiceSettings):
-            home = stack.enter_context(tempfile.TemporaryDirectory(prefix="evofeed-serve-"))
             what = ServiceSettings(
-                home=Path(home),
+                home=stack.enter_context(scratch_folder("evofeed-serve-")),
                 database_url=SecretStr(""),
                 datasets={name: str(uri) for name, uri in what.items()},
                 host="127.0.0.1",
@@ -126,11 +125,11 @@ def serve_workers(settings: ServiceSettings, announce: Callable[[str], None]) ->
     """
     Service(settings).close()  # what is wrong is said once, here
     with (
-        tempfile.TemporaryDirectory(prefix="evofeed-metrics-") as counts,
+        scratch_folder("evofeed-metrics-") as counts,
         closing(listen(settings.host, settings.port)) as listener,
     ):
         os.environ |= {  # what the command line has changed, for the workers
-            "PROMETHEUS_MULTIPROC_DIR": counts,
+            "PROMETHEUS_MULTIPROC_DIR": str(counts),
             "EVOFEED_HOST": settings.host,
             "EVOFEED_AUTH": settings.auth,
             "EVOFEED_WORKERS": str(settings.workers),

@@ -7,13 +7,13 @@ import os
 import shutil
 import signal
 import subprocess
-import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from evofeed.base.errors import InputError
+from evofeed.base.files import scratch_folder
 from evofeed.store.storage import open_regular
 
 MIN_ALIGNED: Final = 40
@@ -55,16 +55,16 @@ def similar_pairs(
     """
     if not queries or not targets:
         return []
-    with tempfile.TemporaryDirectory(prefix="evofeed-likeness-") as folder:
+    with scratch_folder("evofeed-likeness-") as folder:
         # Numbers for names: mmseqs reads names up to the first space, and some in its own way.
-        first = _write(Path(folder, "queries.fasta"), queries)
-        second = first if targets is queries else _write(Path(folder, "targets.fasta"), targets)
+        first = _write(folder / "queries.fasta", queries)
+        second = first if targets is queries else _write(folder / "targets.fasta", targets)
         options = ["--format-output", _COLUMNS, "--min-seq-id", str(identity), "-s", "7.5"]
         # As many hits as there are: a family may have more than mmseqs' 300.
         options += ["--max-seqs", str(max(300, len(targets))), "-e", "10"]
         options += ["--threads", str(threads or len(os.sched_getaffinity(0)))]
         _mmseqs(["easy-search", first, second, "found.m8", "tmp", *options], folder, deadline)
-        lines = Path(folder, "found.m8").read_text().splitlines()
+        lines = (folder / "found.m8").read_text().splitlines()
     names, others = list(queries), list(targets)
     pairs = []
     for line in lines:
@@ -81,7 +81,7 @@ def _write(path: Path, sequences: Mapping[str, str]) -> str:
     return path.name
 
 
-def _mmseqs(arguments: list[str], folder: str, deadline: float) -> None:
+def _mmseqs(arguments: list[str], folder: Path, deadline: float) -> None:
     program = shutil.which("mmseqs")
     if program is None:
         raise InputError("comparing sequences needs mmseqs, which is not on the PATH: install it")

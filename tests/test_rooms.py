@@ -53,7 +53,7 @@ def test_training_needs_the_base_install_and_torch_and_every_name_is_there_under
 # Lines of Python a room may have. Raising one needs a reason in the commit: something new needs
 # something out, or lives in experiments/.
 BUDGET = {
-    "src": 4_596,
+    "src": 4_622,
     "featurize": 20_180,
     "store": 7_249,
     "loader": 12_312,
@@ -61,7 +61,7 @@ BUDGET = {
     "trainer": 12_683,
     "kernels": 16_678,
     "synth": 1_957,
-    "tests": 41_142,
+    "tests": 41_148,
     "benchmarks": 9_922,
 }
 

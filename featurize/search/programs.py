@@ -13,13 +13,13 @@ import re
 import shutil
 import signal
 import subprocess
-import tempfile
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
 from evofeed.base.errors import InputError, JobError, SearchFailed
+from evofeed.base.files import scratch_folder
 
 _SAID: Final = 400
 _FULL: Final = re.compile("no space left|disk quota|disk full", re.IGNORECASE)
@@ -55,14 +55,14 @@ class Scratch:
 
     def __init__(self, deadline: float, parent: str = "") -> None:
         self.deadline = deadline
-        self._folder = tempfile.TemporaryDirectory(prefix="evofeed-search-", dir=parent or None)
-        self.path = Path(self._folder.name)
+        self._folder = contextlib.ExitStack()
+        self.path = self._folder.enter_context(scratch_folder("evofeed-search-", parent))
 
     def __enter__(self) -> Scratch:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._folder.cleanup()
+        self._folder.close()
 
     def query(self, *sequences: str) -> str:
         """A FASTA file of sequences, several of them named by their numbers."""

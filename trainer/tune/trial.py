@@ -9,11 +9,11 @@ import re
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 from evofeed.base.errors import InputError
+from evofeed.base.files import scratch_folder
 from evofeed.base.run_files import RUN
 from evofeed.trainer.config import TrainConfig, save_config
 from evofeed.trainer.log.runlog import read_steps
@@ -40,8 +40,7 @@ def launch(
         changed = applied(config, settings, ranks).replace(**few)
     except InputError as error:
         return Trial(error=error.message)
-    with tempfile.TemporaryDirectory(prefix="evofeed-tune-") as folder:
-        out = Path(folder)
+    with scratch_folder("evofeed-tune-") as out:
         save_config(changed, out / "run.yaml")
         start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--redirects=3"]
         start += [f"--nproc-per-node={ranks}", f"--log-dir={out / 'ranks'}", "-m", "evofeed.cli"]

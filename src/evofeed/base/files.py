@@ -1,11 +1,16 @@
-"""Files that are there whole or not at all."""
+"""Files that are there whole or not at all, and folders that are gone afterwards."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import fcntl
 import os
 import resource
+import shutil
+import tempfile
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 
 
@@ -20,6 +25,27 @@ def write_atomic(path: Path, data: bytes | str) -> None:
         aside.replace(path)
     finally:
         aside.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def scratch_folder(prefix: str, parent: str = "") -> Iterator[Path]:
+    """A folder of the system's, or below `parent`, that is gone afterwards; those that killed
+    processes left behind go first: nobody holds their locks."""
+    for lock in Path(parent or tempfile.gettempdir()).glob(f"{prefix}*/.lock"):
+        with contextlib.suppress(OSError):
+            left = os.open(lock, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+            try:
+                fcntl.flock(left, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(lock.parent)
+            finally:
+                os.close(left)
+    with (
+        tempfile.TemporaryDirectory(prefix=prefix, dir=parent or None) as name,
+        Path(name, ".new").open("w") as held,
+    ):
+        fcntl.flock(held, fcntl.LOCK_EX)
+        Path(name, ".new").rename(Path(name, ".lock"))  # before it is seen, it is held
+        yield Path(name)
 
 
 def advice(error: BaseException) -> str:

@@ -13,6 +13,7 @@ from tests.featurize.job.stage import children, on_stage, wait_for, wait_until
 from tests.featurize.search.family import family
 from tests.featurize.search.test_search import chains, fake, hh_file
 
+from evofeed.base.files import scratch_folder
 from evofeed.featurize import SearchOptions, run_search
 from evofeed.featurize.search.config import SearchReport
 
@@ -21,7 +22,8 @@ SEQUENCES = [family(4, 2)[0][n:] for n in range(10)]
 
 def search(folder: Path, out: str) -> SearchReport:
     database = hh_file(folder / "db")
-    options = SearchOptions(workers=2)
+    (folder / "scratch").mkdir(exist_ok=True)
+    options = SearchOptions(workers=2, scratch=str(folder / "scratch"))
     return run_search(chains(*SEQUENCES), str(folder / out), [database], options=options)
 
 
@@ -57,4 +59,8 @@ def test_a_killed_search_ends_alike_and_searches_nothing_twice(
 
     digest, want, hits, known = on_stage(act)
     assert digest == want
+    with scratch_folder("evofeed-search-", str(tmp_path / "scratch")) as mine:
+        assert list((tmp_path / "scratch").iterdir()) == [mine], "what was killed left nothing"
+        with scratch_folder("evofeed-search-", str(tmp_path / "scratch")):
+            assert mine.exists(), "it is in use"
     assert hits == known >= 2 and (known == len(SEQUENCES)) == (victim != "driver")
