@@ -59,7 +59,7 @@ BUDGET = {
     "loader": 12_312,
     "service": 8_234,
     "trainer": 12_683,
-    "kernels": 16_678,
+    "kernels": 16_649,
     "synth": 1_957,
     "tests": 41_148,
     "benchmarks": 9_922,

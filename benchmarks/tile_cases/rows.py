@@ -13,9 +13,10 @@ from evofeed.kernels.ops.layer_norm.op import TICKETS, layer_norm, norm_rows_gra
 from evofeed.kernels.ops.softmax.op import masked_softmax
 from evofeed.kernels.ops.swiglu.op import swiglu_transition
 from evofeed.kernels.ops.swiglu.reference import SwigluWeights
-from evofeed.kernels.ops.transition.op import mlp, relu_grad
+from evofeed.kernels.ops.transition.op import relu_grad
 from evofeed.kernels.ops.transition.reference import TransitionWeights
 from evofeed.kernels.runtime import projection as proj
+from evofeed.kernels.runtime.mlp import mlp
 from evofeed.kernels.runtime.tiles import Tile
 
 PAIRS = {64: 262144, 128: 65536, 256: 32768}  # channels: rows
@@ -70,7 +71,10 @@ def transition_cases() -> Iterator[Case]:
         def whole(M: int = M, C: int = C) -> Callable[[Any], Any]:
             x = rand(M, C)
             w = TransitionWeights(*norm(C), *weights(C, 4 * C), *weights(4 * C, C))
-            return lambda _: mlp(x, *w.tensors(), 1e-5, None, True)
+            return lambda _: mlp(
+                "mlp", x, (w.norm_weight, w.norm_bias), w.w1, w.w2, ba=w.b1, bo=w.b2, eps=1e-5,
+                mask=None, residual=True,
+            )  # fmt: skip
 
         thin = [Tile(*c) for c in itertools.product((16, 32, 64, 128), (128,), (4, 8), (1,))]
         yield Case(key("norm_rows"), thin, norm_rows)

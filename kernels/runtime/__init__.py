@@ -3,5 +3,6 @@
 KERNELS = {
     "communication": "peer_exchange",
     "elementwise": "column_sums gated gated_grad scaled",
+    "gemm": "mlp",
     "norm": "norm_rows",
 }

@@ -17,25 +17,20 @@ from evofeed.kernels.ops.layer_norm.op import norm_rows_grad
 from evofeed.kernels.ops.swiglu import reference
 from evofeed.kernels.ops.swiglu.hopper import launch as hopper
 from evofeed.kernels.ops.swiglu.reference import SwigluWeights
-from evofeed.kernels.ops.swiglu.triton import (
-    swiglu_grad_kernel,
-    swiglu_kernel,
-    swiglu_mlp_kernel,
-)
+from evofeed.kernels.ops.swiglu.triton import swiglu_grad_kernel, swiglu_kernel
 from evofeed.kernels.runtime.backend import compute_dtype, launchable, triton
 from evofeed.kernels.runtime.checks import Made, check_shape, falls_back_to
 from evofeed.kernels.runtime.launching import launch
+from evofeed.kernels.runtime.mlp import mlp
 from evofeed.kernels.runtime.projection import (
     norm_rows,
     pack,
     padded,
-    precision,
     project,
     scaled,
     weight_grad,
 )
 from evofeed.kernels.runtime.sums import column_sums
-from evofeed.kernels.runtime.tiles import tile
 from evofeed.kernels.runtime.torch_library import Given, Kinds, Operator, Results
 
 WIDE = 256  # channels from which the products are cuBLAS's, as in `transition`
@@ -80,7 +75,10 @@ class _SwigluTransition(Operator, name="swiglu_transition"):
             eights = hopper.in_eights(packed)
             out, stats = hopper.run(flat, gamma, beta, eights, wo, eps, rows, residual)
         elif C < WIDE:
-            out, stats = _mlp(flat, gamma, beta, packed, wo, eps, rows, residual)
+            out, stats = mlp(
+                "swiglu", flat, (gamma, beta), packed, wo, wb=packed[N:], eps=eps, mask=rows,
+                residual=residual,
+            )  # fmt: skip
         else:
             normed, stats, _ = norm_rows(flat, gamma, beta, eps, dtype)
             out = project(hidden_of(project(normed, packed), N), wo)
@@ -120,26 +118,6 @@ class _SwigluTransition(Operator, name="swiglu_transition"):
         dx, of_norm, dpacked, dwo = found
         dgate, dvalue = dpacked.chunk(2)
         return [dx, None, *of_norm.chunk(2), dgate, dvalue, dwo]
-
-
-def _mlp(
-    x: Tensor, gamma: Tensor, beta: Tensor, packed: Tensor, wo: Tensor, eps: float,
-    mask: Tensor | None, residual: bool,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """The whole forward pass in one kernel; also the norm's statistics."""
-    (M, C), N = x.shape, wo.shape[1]
-    out = torch.empty_like(x)
-    stats = torch.empty((2, M), dtype=torch.float32, device=x.device)
-    block = tile("swiglu", C, wo.dtype)
-    columns = max(16, min(block.columns, padded(N)))
-    launch(
-        swiglu_mlp_kernel, (triton.cdiv(M, block.rows),),
-        (x, gamma, beta, packed, packed[N:], wo, mask, out, stats, M, C, N, eps),
-        {"BLOCK_M": block.rows, "BLOCK_C": padded(C), "BLOCK_N": columns,
-         "HAS_MASK": mask is not None, "HAS_RES": residual, "PRECISION": precision(wo.dtype),
-         "num_warps": block.warps, "num_stages": block.stages},
-    )  # fmt: skip
-    return out, stats
 
 
 def swiglu_transition_fits(x: Tensor, weights: SwigluWeights) -> bool:

@@ -1,3 +1,3 @@
 """Norm and two layers with relu between: `transition`."""
 
-KERNELS = {"elementwise": "relu_grad", "gemm": "mlp transition_grad"}
+KERNELS = {"elementwise": "relu_grad", "gemm": "transition_grad"}

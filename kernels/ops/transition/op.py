@@ -17,10 +17,11 @@ from evofeed.kernels.ops.layer_norm.op import norm_rows_grad
 from evofeed.kernels.ops.transition import reference
 from evofeed.kernels.ops.transition.hopper import launch as hopper
 from evofeed.kernels.ops.transition.reference import TransitionWeights
-from evofeed.kernels.ops.transition.triton import mlp_kernel, relu_grad_kernel
+from evofeed.kernels.ops.transition.triton import relu_grad_kernel
 from evofeed.kernels.runtime.backend import compute_dtype, launchable, triton
 from evofeed.kernels.runtime.checks import Made, check_shape, falls_back_to
 from evofeed.kernels.runtime.launching import launch
+from evofeed.kernels.runtime.mlp import mlp
 from evofeed.kernels.runtime.projection import (
     keeps,
     norm_rows,
@@ -49,7 +50,10 @@ class _Transition(Operator, name="transition"):
         packed1, packed2 = pack([w1], dtype), pack([w2], dtype)
         rows, flat = None if mask is None else mask.reshape(-1), x.view(-1, C)
         if C < WIDE:
-            out, stats = mlp(flat, gamma, beta, packed1, b1, packed2, b2, eps, rows, residual)
+            out, stats = mlp(
+                "mlp", flat, (gamma, beta), packed1, packed2, ba=b1, bo=b2, eps=eps, mask=rows,
+                residual=residual,
+            )  # fmt: skip
         else:
             normed, stats, _ = norm_rows(flat, gamma, beta, eps, dtype)
             out = project(project(normed, packed1, b1, relu=True), packed2, b2)
@@ -115,34 +119,6 @@ def relu_grad(dy: Tensor, w: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
          "PRECISION": precision(w.dtype), "num_warps": block.warps, "num_stages": block.stages},
     )  # fmt: skip
     return y, partial
-
-
-def mlp(
-    x: Tensor,
-    gamma: Tensor,
-    beta: Tensor,
-    w1: Tensor,
-    b1: Tensor,
-    w2: Tensor,
-    b2: Tensor,
-    eps: float,
-    mask: Tensor | None,
-    residual: bool,
-) -> tuple[Tensor, Tensor]:
-    """mask * (relu(layer_norm(x) w1^T + b1) w2^T + b2), plus x if `residual`; also the stats."""
-    M, C = x.shape
-    N = w1.shape[0]
-    out = torch.empty_like(x)
-    stats = torch.empty((2, M), dtype=torch.float32, device=x.device)
-    block = tile("mlp", C, w1.dtype)
-    launch(
-        mlp_kernel, (triton.cdiv(M, block.rows),),
-        (x, gamma, beta, w1, b1, w2, b2, mask, out, stats, M, C, N, eps),
-        {"BLOCK_M": block.rows, "BLOCK_C": padded(C), "BLOCK_N": min(block.columns, padded(N)),
-         "HAS_MASK": mask is not None, "HAS_RES": residual, "PRECISION": precision(w1.dtype),
-         "num_warps": block.warps, "num_stages": block.stages},
-    )  # fmt: skip
-    return out, stats
 
 
 def transition_fits(x: Tensor, weights: TransitionWeights) -> bool:

@@ -1,11 +1,11 @@
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,misc"
-"""The transition's kernels: the whole forward pass up to 128 channels, and the relu's gradient.
+"""The gradient of a transition's hidden layer.
 
-Letters: M rows, C channels, N hidden channels.
+Letters: M rows, K channels, N hidden channels.
 """
 
 from evofeed.kernels.runtime.backend import tl, triton
-from evofeed.kernels.runtime.projection_kernels import column_sum, load_normalised
+from evofeed.kernels.runtime.projection_kernels import column_sum
 
 
 @triton.jit
@@ -34,38 +34,3 @@ def relu_grad_kernel(
     y = tl.where(hidden > 0, y, 0.0).to(Y.dtype.element_ty)
     tl.store(Y + at, y, mask=inside)
     tl.store(PARTIAL + tile.to(tl.int64) * N + n, column_sum(y, PRECISION), mask=n_in)
-
-
-@triton.jit
-def mlp_kernel(
-    X, GAMMA, BETA, W1, B1, W2, B2, MASK, OUT, STATS, M, C, N, eps,
-    BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_N: tl.constexpr,
-    HAS_MASK: tl.constexpr, HAS_RES: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """OUT = X + mask * (relu(layer_norm(X) W1^T + b1) W2^T + b2), all in one program."""
-    rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
-    c = tl.arange(0, BLOCK_C)
-    row_in, c_in = rows < M, c < C
-    normed, mean, rstd = load_normalised(X, GAMMA, BETA, rows, c, row_in, c_in, C, 1, C, eps)
-    tl.store(STATS + rows, mean, mask=row_in)
-    tl.store(STATS + M + rows, rstd, mask=row_in)
-    a = normed.to(W1.dtype.element_ty)
-    out = tl.zeros([BLOCK_M, BLOCK_C], tl.float32)
-    for first in range(0, N, BLOCK_N):
-        n = first + tl.arange(0, BLOCK_N)
-        w1 = tl.load(W1 + n[:, None] * C + c[None, :],
-                     mask=(n < N)[:, None] & c_in[None, :], other=0.0)  # fmt: skip
-        w2 = tl.load(W2 + c[:, None] * N + n[None, :],
-                     mask=c_in[:, None] & (n < N)[None, :], other=0.0)  # fmt: skip
-        hidden = tl.dot(a, tl.trans(w1), input_precision=PRECISION)
-        hidden += tl.load(B1 + n, mask=n < N, other=0.0).to(tl.float32)[None, :]
-        hidden = tl.maximum(hidden, 0.0).to(w2.dtype)
-        out = tl.dot(hidden, tl.trans(w2), out, input_precision=PRECISION)
-    out += tl.load(B2 + c, mask=c_in, other=0.0).to(tl.float32)[None, :]
-    if HAS_MASK:
-        out *= tl.load(MASK + rows, mask=row_in, other=0.0).to(tl.float32)[:, None]
-    inside = row_in[:, None] & c_in[None, :]
-    at = rows.to(tl.int64)[:, None] * C + c[None, :]
-    if HAS_RES:
-        out += tl.load(X + at, mask=inside, other=0.0).to(tl.float32)
-    tl.store(OUT + at, out.to(OUT.dtype.element_ty), mask=inside)

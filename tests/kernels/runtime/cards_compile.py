@@ -39,13 +39,13 @@ SAME_CODE = {"sm_89": "sm_80"}
 launches with other tiles are compiled."""
 Launched = tuple[Any, tuple[Any, ...], dict[str, Any]]
 
-_noted: dict[str, Launched] = {}
+_noted: dict[tuple[str, bool], Launched] = {}
 _compiled: dict[str, int] = {}
 
 
 def _note(kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], meta: dict[str, Any]) -> None:
-    """Keeps one launch of a kernel: of those that do most, the one with the largest tiles."""
-    name = kernel.__name__
+    """Of a kernel, and of an MLP of each kind, keeps what does most, with the largest tiles."""
+    name = kernel.__name__, "WB" in kernel.arg_names and args[5] is not None
     if name not in _noted or _size(meta) > _size(_noted[name][2]):
         _noted[name] = kernel, args, meta
 
@@ -143,7 +143,7 @@ def main() -> None:
         _noted.clear()
         note_all()
         for name, launched in _noted.items():
-            print(card, name, shared_bytes(launched, card))
+            print(card, name[0], shared_bytes(launched, card))
 
 
 if __name__ == "__main__":
