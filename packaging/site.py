@@ -16,6 +16,7 @@ ROOMS = ("featurize", "store", "loader", "trainer", "kernels", "service", "synth
 OTHERS = {
     "INPUTS.md": ROOT / "featurize" / "INPUTS.md",
     "FORMAT.md": ROOT / "store" / "FORMAT.md",
+    "FEATURES.md": ROOT / "src" / "evofeed" / "protein" / "FEATURES.md",
     "CONTRIBUTING.md": ROOT / "CONTRIBUTING.md",
     "README.md": ROOT / "README.md",
 }

@@ -8,8 +8,6 @@ from pathlib import Path
 import pytest
 from tests.conftest import exit_code
 
-from evofeed.protein.features import BATCH, RECORD, table_markdown
-
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [
     page
@@ -23,14 +21,6 @@ def test_every_relative_link_leads_somewhere(page: Path) -> None:
     links = re.findall(r"\]\((?!https?:|#|mailto:)([^)#\s]+)", page.read_text())
     missing = [link for link in links if not (page.parent / link).exists()]
     assert not missing
-
-
-def test_the_feature_page_is_the_feature_table() -> None:
-    page = (ROOT / "docs" / "features.md").read_text()
-    for table in (RECORD, BATCH):
-        assert table_markdown(table) in page, (
-            "run: python -m evofeed.protein.features > docs/features.md"
-        )
 
 
 def test_every_test_a_document_names_is_there() -> None:

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+from importlib import resources
+
 import numpy as np
 import pytest
 
 from evofeed.base.errors import FeatureError
 from evofeed.protein.chain_record import ChainRecord
-from evofeed.protein.features import BATCH, RECORD
+from evofeed.protein.features import ASSEMBLY_BATCH, BATCH, RECORD
 
 
 def tiny_record(**changes: object) -> ChainRecord:
@@ -55,8 +57,15 @@ def test_a_record_that_breaks_the_table_is_refused_by_name(field: str, value: ob
         tiny_record(**{field: value}).validate()
 
 
+def test_every_row_of_the_page_is_a_feature() -> None:
+    page = resources.files("evofeed.protein").joinpath("FEATURES.md").read_text("utf-8")
+    assert page.count("\n| `") == sum(map(len, (RECORD, BATCH, ASSEMBLY_BATCH))) == 102
+    stages = {feature.stage for table in (RECORD, BATCH, ASSEMBLY_BATCH) for feature in table}
+    assert stages == {"chain", "structure", "template", "batch", "recycle"}
+
+
 def test_names_are_unique_and_dimensions_are_known() -> None:
-    for table in (RECORD, BATCH):
+    for table in (RECORD, BATCH, ASSEMBLY_BATCH):
         names = [feature.name for feature in table]
         assert len(names) == len(set(names))
         for feature in table:

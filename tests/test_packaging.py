@@ -79,8 +79,8 @@ def test_the_wheel_holds_every_room_under_one_name(wheels: dict[str, Path]) -> N
     assert {top for top in tops if not top.endswith(".dist-info")} == {"evofeed"}
     for room in ("featurize", "store", "loader", "service", "trainer", "kernels"):
         assert f"evofeed/{room}/__init__.py" in names
-    assert "evofeed/py.typed" in names
-    assert "evofeed/store/FORMAT.md" in names
+    for data in ("py.typed", "store/FORMAT.md", "protein/FEATURES.md", "protein/residue_atoms.txt"):
+        assert f"evofeed/{data}" in names
 
 
 @pytest.mark.slow

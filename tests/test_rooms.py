@@ -53,11 +53,11 @@ def test_training_needs_the_base_install_and_torch_and_every_name_is_there_under
 # Lines of Python a room may have. Raising one needs a reason in the commit: something new needs
 # something out, or lives in experiments/.
 BUDGET = {
-    "src": 4_622,
+    "src": 4_455,
     "featurize": 20_180,
     "store": 7_249,
     "loader": 12_312,
-    "service": 8_234,
+    "service": 8_233,
     "trainer": 12_683,
     "kernels": 16_649,
     "synth": 1_957,

@@ -26,7 +26,7 @@ def test_the_site_has_every_guide_and_every_exported_name(tmp_path: Path) -> Non
         assert not missing, room
     guides = {path.stem for path in (ROOT / "docs").glob("*.md")} - {"README"}
     pages = {path.stem for path in tmp_path.glob("*.html")}
-    assert guides | {"index", "INPUTS", "FORMAT", "CONTRIBUTING"} <= pages
+    assert guides | {"index", "INPUTS", "FORMAT", "FEATURES", "CONTRIBUTING"} <= pages
     foreign = re.compile(r"<(?:script|link|img)[^>]+(?:src|href)=\"(?:https?:)?//[^\"]+")
     for path in tmp_path.rglob("*.html"):
         assert not foreign.search(path.read_text()), path.name
