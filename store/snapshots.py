@@ -26,7 +26,7 @@ from evofeed.store.opening import open_storage
 from evofeed.store.refs import Ref, move_ref
 from evofeed.store.shard import read_part, shard_bytes, shard_key, store_shard
 from evofeed.store.spans import Spans
-from evofeed.store.storage import Storage
+from evofeed.store.storage import LocalStorage, Storage
 from evofeed.store.writer import SHARD_NBYTES, parent_of, with_cluster_sizes, write_snapshot
 
 
@@ -242,11 +242,15 @@ def copy_dataset(
 
 
 def _copy_shards(dataset: Dataset, storage: Storage) -> None:
-    """Fetch the shards of a snapshot that are not there yet (raises ShardCorrupt)."""
+    """Fetch the shards of a snapshot that are not there yet, or damaged in a folder (raises
+    ShardCorrupt)."""
     there = {item.key: item.nbytes for item in storage.files("shards/")}
     for entry in dataset.manifest.shards:
         key = shard_key(entry.name)
-        if there.get(key) == entry.nbytes:
+        if there.get(key) == entry.nbytes and (
+            not isinstance(storage, LocalStorage)
+            or hashlib.sha256(storage.read(key)).hexdigest() == entry.sha256
+        ):
             continue
         data = dataset.storage.read(key)
         if hashlib.sha256(data).hexdigest() != entry.sha256:

@@ -13,7 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import numpy as np
 import pytest
-from tests.store.records import assert_same, published, random_record
+from tests.store.records import assert_same, flip, published, random_record
 from typer.testing import CliRunner
 
 from evofeed.base.errors import AccessDenied, DatasetMissing, ShardCorrupt, ShardMissing, StoreError
@@ -207,6 +207,10 @@ def test_snapshots_and_copies_work_through_http(service, closing, tmp_path):
     assert [row["refs"] for row in json.loads(listed.output)] == [["main"]]
     copied = copy_dataset(service.url, tmp_path / "copy")
     assert copied.digest == dataset.digest
+    (shard,) = (tmp_path / "copy" / "shards").iterdir()
+    flip(shard, 1000)  # as `verify` advises, a sound place repairs it
+    assert len(Dataset.open(tmp_path / "copy").verify(deep=True)) > 0
+    copy_dataset(service.url, tmp_path / "copy")
     assert Dataset.open(tmp_path / "copy").verify(deep=True) == []
 
 
