@@ -59,7 +59,7 @@ BUDGET = {
     "loader": 12_312,
     "service": 8_233,
     "trainer": 12_683,
-    "kernels": 16_649,
+    "kernels": 16_595,
     "synth": 1_957,
     "tests": 41_151,
     "benchmarks": 9_922,

@@ -9,13 +9,14 @@ LARS: You et al. 2017, arXiv:1708.03888, algorithm 1.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple, Unpack
+from dataclasses import KW_ONLY, dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from evofeed.base.errors import UnsupportedShape
-from evofeed.kernels.ops.optimizer.op import FlatBuffers, FlatOptions
+from evofeed.kernels.ops.optimizer.op import FlatBuffers
 from evofeed.kernels.runtime.private_apis import norms
 
 
@@ -45,35 +46,35 @@ def spans(tensors: Sequence[Tensor], align: int = 1) -> list[Span]:
     return found
 
 
+@dataclass(eq=False, repr=False)
 class _Layerwise(FlatBuffers):
-    """A flat optimizer whose steps are scaled tensor by tensor."""
+    """A flat optimizer whose steps are scaled tensor by tensor.
 
-    def __init__(
-        self,
-        param: Tensor,
-        grad: Tensor,
-        state: dict[str, Tensor],
-        ema: Tensor | None,
-        low: Tensor | None,
-        spans: Sequence[Span],
-        weight_decay: float,
-        **options: Unpack[FlatOptions],
-    ) -> None:
-        super().__init__(param, grad, state, ema, low, **options)
+    Attributes:
+        spans: where each tensor is in the buffers; see `spans`. Gaps are left alone.
+        weight_decay: of adapted tensors.
+    """
+
+    _: KW_ONLY
+    spans: Sequence[Span]
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        spans, param = self.spans, self.param
         end = max((span.start + span.size for span in spans), default=0)
         if end > param.numel() or not spans:
             raise UnsupportedShape(
                 f"the {len(spans)} spans reach to element {end} of {param.numel()}: "
                 "give one span for each tensor in the buffers"
             )
-        self.spans, self.weight_decay = list(spans), weight_decay
         adapted = torch.tensor([float(span.adapted) for span in spans] + [0.0])
         number = torch.full(param.shape, len(spans), dtype=torch.int32)  # of each weight's tensor
         for n, span in enumerate(spans):
             number[span.start : span.start + span.size] = n
         self._number = number.to(param.device)
         self._adapted, self._inside = adapted.to(param.device), self._number < len(spans)
-        self._decay = weight_decay * self._adapted[self._number]
+        self._decay = self.weight_decay * self._adapted[self._number]
 
     def _clipped(self) -> tuple[Tensor, Tensor, Tensor]:
         """Norm of the gradient, it clipped (0 if it is not finite), and which weights will move."""
@@ -88,44 +89,30 @@ class _Layerwise(FlatBuffers):
         parts = [x[span.start : span.start + span.size] for span in self.spans]
         return torch.stack([*norms(parts), x.new_zeros(())])
 
-    def _follow(self, moving: Tensor) -> None:
-        if self.ema is not None:
-            self.ema.lerp_(self.param, (1 - self.ema_decay) * moving)
-        if self.low is not None:
-            self.low.copy_(torch.where(moving, self.param, self.low))
+    def _follow(self, moving: Tensor, ema: Tensor | None, low: Tensor | None) -> None:
+        if ema is not None:
+            ema.lerp_(self.param, (1 - self.ema_decay) * moving)
+        if low is not None:
+            low.copy_(torch.where(moving, self.param, low))
 
 
+@dataclass(eq=False, repr=False)
 class FusedLAMB(_Layerwise):
-    """Clipped LAMB and the weights' moving average over flat buffers."""
+    """Clipped LAMB and the weights' moving average over flat buffers.
 
-    def __init__(
-        self,
-        param: Tensor,
-        grad: Tensor,
-        exp_avg: Tensor,
-        exp_avg_sq: Tensor,
-        ema: Tensor | None = None,
-        low: Tensor | None = None,
-        *,
-        spans: Sequence[Span],
-        beta1: float = 0.9,
-        beta2: float = 0.999,
-        eps: float = 1e-6,
-        weight_decay: float = 0.0,
-        **options: Unpack[FlatOptions],
-    ) -> None:
-        """Binds the buffers, see `FusedAdamEMA`.
+    Attributes:
+        exp_avg, exp_avg_sq, ema, low, beta1, beta2, eps: as in `FusedAdamEMA`.
+        weight_decay: part of the direction, as in the paper.
+    """
 
-        Args:
-            param, grad, exp_avg, exp_avg_sq, ema, low: as there.
-            spans: where each tensor is in them; see `spans`. Gaps are left alone.
-            beta1, beta2, eps, options: as there.
-            weight_decay: of adapted tensors, part of the direction as in the paper.
-        """
-        state = {"exp_avg": exp_avg, "exp_avg_sq": exp_avg_sq}
-        super().__init__(param, grad, state, ema, low, spans, weight_decay, **options)
-        self.exp_avg, self.exp_avg_sq = exp_avg, exp_avg_sq
-        self.beta1, self.beta2, self.eps = beta1, beta2, eps
+    exp_avg: Tensor
+    exp_avg_sq: Tensor
+    ema: Tensor | None = None
+    low: Tensor | None = None
+    _: KW_ONLY
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-6
 
     def step(self) -> Tensor:
         """Updates all buffers; returns the norm before clipping, a scalar on the device."""
@@ -140,40 +127,27 @@ class FusedLAMB(_Layerwise):
         scaled = (self._adapted > 0) & (weights > 0) & (steps > 0)
         ratio = torch.where(scaled, weights / steps, 1.0)[self._number]
         self.param.sub_(torch.where(moving, self.rate * ratio * move, 0.0))
-        self._follow(moving)
+        self._follow(moving, self.ema, self.low)
         return norm
 
 
+@dataclass(eq=False, repr=False)
 class FusedLARS(_Layerwise):
-    """Clipped LARS and the weights' moving average over flat buffers."""
+    """Clipped LARS and the weights' moving average over flat buffers.
 
-    def __init__(
-        self,
-        param: Tensor,
-        grad: Tensor,
-        momentum_buffer: Tensor,
-        ema: Tensor | None = None,
-        low: Tensor | None = None,
-        *,
-        spans: Sequence[Span],
-        momentum: float = 0.9,
-        trust: float = 1e-3,
-        weight_decay: float = 0.0,
-        **options: Unpack[FlatOptions],
-    ) -> None:
-        """Binds the buffers, see `FusedAdamEMA`.
+    Attributes:
+        momentum_buffer: float32 `[N]`, zeros at first; it holds steps, the rate included.
+        ema, low: as in `FusedAdamEMA`.
+        momentum: share of the last step that is kept.
+        trust: trust coefficient, the paper's eta.
+    """
 
-        Args:
-            param, grad, ema, low, options: as there.
-            momentum_buffer: float32 `[N]`, zeros at first; it holds steps, the rate included.
-            spans: where each tensor is in them; see `spans`. Gaps are left alone.
-            momentum: share of the last step that is kept.
-            trust: trust coefficient, the paper's eta.
-            weight_decay: of adapted tensors.
-        """
-        state = {"momentum_buffer": momentum_buffer}
-        super().__init__(param, grad, state, ema, low, spans, weight_decay, **options)
-        self.momentum_buffer, self.momentum, self.trust = momentum_buffer, momentum, trust
+    momentum_buffer: Tensor
+    ema: Tensor | None = None
+    low: Tensor | None = None
+    _: KW_ONLY
+    momentum: float = 0.9
+    trust: float = 1e-3
 
     def step(self) -> Tensor:
         """Updates all buffers; returns the norm before clipping, a scalar on the device."""
@@ -186,5 +160,5 @@ class FusedLARS(_Layerwise):
         after = torch.where(moving, self.momentum * self.momentum_buffer + move, 0.0)
         self.momentum_buffer.copy_(torch.where(moving, after, self.momentum_buffer))
         self.param.sub_(after)
-        self._follow(moving)
+        self._follow(moving, self.ema, self.low)
         return norm

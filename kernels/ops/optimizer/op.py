@@ -12,7 +12,7 @@ written, 16-bit copy 2 written.
 """
 
 import math
-from typing import TypedDict, Unpack
+from dataclasses import KW_ONLY, dataclass
 
 import torch
 from torch import Tensor
@@ -27,20 +27,7 @@ from evofeed.kernels.ops.optimizer.triton import (
 from evofeed.kernels.runtime.backend import sm_count, triton, usable
 
 
-class FlatOptions(TypedDict, total=False):
-    """What every flat optimizer takes.
-
-    Attributes:
-        updates: float64 scalar that counts finite updates (from a checkpoint), else a new one.
-        max_norm: gradients longer than this are scaled down to it; infinite for no clipping.
-        ema_decay: decay of the weights' moving average, 0.999 unless given.
-    """
-
-    updates: Tensor | None
-    max_norm: float
-    ema_decay: float
-
-
+@dataclass(eq=False, repr=False)
 class FlatBuffers:
     """Flat buffers, and scalars on their device, that a step is made of.
 
@@ -48,39 +35,37 @@ class FlatBuffers:
     no Triton) a plain version does the same.
 
     Attributes:
+        param: weights, float32 `[N]`.
+        grad: gradients, float32 or 16-bit `[N]`.
+        updates: finite updates so far, a float64 scalar on the device (from a checkpoint, or new).
+        max_norm: gradients longer than this are scaled down to it; infinite for no clipping.
+        ema_decay: decay of the weights' moving average.
         rate: learning rate, a float32 scalar on the device; fill it before a step.
-        updates: finite updates so far, a float64 scalar on the device.
+
+    Raises:
+        UnsupportedShape: a buffer has another length or a type no kernel takes.
+        KernelError: a buffer is on another device.
     """
 
-    def __init__(
-        self,
-        param: Tensor,
-        grad: Tensor,
-        state: dict[str, Tensor],
-        ema: Tensor | None,
-        low: Tensor | None,
-        *,
-        updates: Tensor | None = None,
-        max_norm: float = math.inf,
-        ema_decay: float = 0.999,
-    ) -> None:
-        """Binds the buffers, see `FusedAdamEMA`; `state` is the optimizer's own, by name."""
-        _check(param, {"param": param, "grad": grad, **state, "ema": ema, "low": low})
-        self.param, self.grad, self.ema, self.low = param, grad, ema, low
-        self.max_norm, self.ema_decay = max_norm, ema_decay
-        device = param.device
-        self.rate = torch.zeros((), device=device)
-        if updates is None:
-            updates = torch.zeros((), dtype=torch.float64, device=device)
-        self.updates = updates
+    param: Tensor
+    grad: Tensor
+    _: KW_ONLY
+    updates: Tensor = None  # type: ignore[assignment]  # a new one
+    max_norm: float = math.inf
+    ema_decay: float = 0.999
+
+    def __post_init__(self) -> None:
+        buffers = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
+        none_yet = torch.zeros((), dtype=torch.float64, device=self.param.device)
+        self.updates = buffers.pop("updates", none_yet)
+        _check(self.param, buffers)
+        self.rate = torch.zeros((), device=self.param.device)
 
 
-def _check(param: Tensor, buffers: dict[str, Tensor | None]) -> None:
+def _check(param: Tensor, buffers: dict[str, Tensor]) -> None:
     """Raises where the kernels would read or write what they must not."""
     low = (torch.bfloat16, torch.float16)
     for name, buffer in buffers.items():
-        if buffer is None:
-            continue
         if buffer.shape != param.shape or not buffer.is_contiguous() or param.dim() != 1:
             raise UnsupportedShape(
                 f"{name} is {list(buffer.shape)} beside param {list(param.shape)}: all buffers "
@@ -94,46 +79,33 @@ def _check(param: Tensor, buffers: dict[str, Tensor | None]) -> None:
             raise KernelError(f"{name} is on {buffer.device}, param on {param.device}: move one")
 
 
+@dataclass(eq=False, repr=False)
 class FusedAdamEMA(FlatBuffers):
-    """Clipped Adam and the weights' moving average over flat buffers, four launches a step."""
+    """Clipped Adam and the weights' moving average over flat buffers, four launches a step.
 
-    def __init__(
-        self,
-        param: Tensor,
-        grad: Tensor,
-        exp_avg: Tensor,
-        exp_avg_sq: Tensor,
-        ema: Tensor | None = None,
-        low: Tensor | None = None,
-        *,
-        beta1: float = 0.9,
-        beta2: float = 0.999,
-        eps: float = 1e-5,
-        plain: bool = False,
-        **options: Unpack[FlatOptions],
-    ) -> None:
-        """Binds the buffers.
+    Attributes:
+        exp_avg, exp_avg_sq: Adam's moments, float32 `[N]`.
+        ema: moving average of the weights, float32 `[N]`, or None for none.
+        low: a 16-bit copy of the weights to keep up to date, or None.
+        beta1, beta2, eps: Adam's.
+        plain: one PyTorch operator after the other, also where a kernel could run.
+    """
 
-        Args:
-            param: weights, float32 `[N]`.
-            grad: gradients, float32 or 16-bit `[N]`.
-            exp_avg, exp_avg_sq: Adam's moments, float32 `[N]`.
-            ema: moving average of the weights, float32 `[N]`, or None for none.
-            low: a 16-bit copy of the weights to keep up to date, or None.
-            beta1, beta2, eps: Adam's.
-            plain: one PyTorch operator after the other, also where a kernel could run.
-            options: `updates`, `max_norm` and `ema_decay`, see `FlatOptions`.
+    exp_avg: Tensor
+    exp_avg_sq: Tensor
+    ema: Tensor | None = None
+    low: Tensor | None = None
+    _: KW_ONLY
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-5
+    plain: bool = False
 
-        Raises:
-            UnsupportedShape: a buffer has another length or a type no kernel takes.
-            KernelError: a buffer is on another device.
-        """
-        state = {"exp_avg": exp_avg, "exp_avg_sq": exp_avg_sq}
-        super().__init__(param, grad, state, ema, low, **options)
-        self.exp_avg, self.exp_avg_sq = exp_avg, exp_avg_sq
-        self.beta1, self.beta2, self.eps, self.plain = beta1, beta2, eps, plain
-        self._scalars = torch.zeros(5, device=param.device)
-        self._partial = torch.zeros(min(1024, 4 * sm_count(param)), device=param.device)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        device = self.param.device
+        self._scalars = torch.zeros(5, device=device)
+        self._partial = torch.zeros(min(1024, 4 * sm_count(self.param)), device=device)
 
     def gradient_norm(self) -> Tensor:
         """Norm of the gradient as it is now, a float32 scalar on the device."""
