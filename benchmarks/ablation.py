@@ -24,7 +24,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -68,6 +68,10 @@ CANDIDATES: dict[str, tuple[list[Patch], list[str]]] = {
     "swiglu": ([(f"{OPS}.swiglu.hopper.launch", "fits", never)], ["ops/swiglu/hopper"]),
     "gated_attention": (
         [(f"{OPS}.gated_attention.hopper.launch", "fits", never)], ["ops/gated_attention/hopper"],
+    ),
+    "scheduled_ahead": (
+        [(f"{RUN}.private_apis", "_no_workspace", nullcontext)],
+        [f"{RUN}.private_apis:{name}" for name in ("scheduled_ahead", "_no_workspace")],
     ),
     "triangle": ([(TRIANGLE, "fits", never)], ["ops/triangle_multiplication/hopper"]),
     "attention": ([(ATTENTION, "_fits", never)], [ATTENTION_FILES]),

@@ -143,7 +143,7 @@ class Step:
     ) -> None:
         torch.manual_seed(0)
         self.case, self.device, self.axis = case, device, axis
-        torch.backends.cuda.matmul.allow_tf32 = case.precision == "tf32"
+        torch.backends.cuda.matmul.allow_tf32 = case.precision != "fp32"  # as `set_precision`
         chosen = PRESETS[preset][0]()
         model_config, loss_config = chosen.model, chosen.loss
         with device:  # initial weights drawn there: seconds less

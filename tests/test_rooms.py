@@ -58,11 +58,11 @@ BUDGET = {
     "store": 7_253,
     "loader": 12_312,
     "service": 8_233,
-    "trainer": 12_683,
-    "kernels": 16_595,
+    "trainer": 12_686,
+    "kernels": 16_647,
     "synth": 1_957,
-    "tests": 41_151,
-    "benchmarks": 9_922,
+    "tests": 41_189,
+    "benchmarks": 9_924,
 }
 
 

@@ -6,14 +6,16 @@ versions in `VERSIONS`; on another one a test says so, and this is the file to r
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch._utils import _unflatten_dense_tensors
 from torch.autograd import forward_ad
+from torch.overrides import handle_torch_function, has_torch_function
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 VERSIONS = {"torch": ("2.8", "2.13"), "triton": ("3.4", "3.7")}
@@ -122,6 +124,46 @@ def unflatten(flat: Tensor, like: Sequence[Tensor]) -> Sequence[Tensor]:
 def product_relu(bias: Tensor, a: Tensor, b: Tensor) -> Tensor:
     """relu(a b + bias) by cuBLAS, which does the relu on the way out."""
     return torch._addmm_activation(bias, a, b)
+
+
+def scheduled_ahead(product: Callable[..., Tensor], *args: Any, **options: Any) -> Tensor:
+    """`product(*args, **options)`; where a graph is recorded, by a cuBLAS without a workspace.
+
+    With a workspace cuBLAS hands out tiles by a counter in it, and clears that by a memset before
+    every product, which the kernels around wait for: 2 to 5 us on an H200. Without one it knows
+    ahead who makes which tile. It cannot split long sums then: this is not for weights' gradients,
+    nor for products with a bias, where PyTorch warns of a workspace that is too small.
+    """
+    given = [t for t in (*args, *options.values()) if isinstance(t, Tensor)]
+    if has_torch_function(given):  # a trace, which asks again whenever it is repeated
+        traced: Tensor = handle_torch_function(scheduled_ahead, given, product, *args, **options)
+        return traced
+    recorded = given[0].is_cuda and torch.cuda.is_current_stream_capturing()
+    if not recorded or torch.are_deterministic_algorithms_enabled():  # which wants its workspace
+        return product(*args, **options)
+    torch.cuda.current_blas_handle()  # type: ignore[no-untyped-call]  # its workspace has the usual size from here on
+    with _no_workspace():
+        return product(*args, **options)
+
+
+@contextlib.contextmanager
+def _no_workspace() -> Iterator[None]:
+    size: Any = getattr(torch.backends.cuda, "cublas_workspace_size", None)  # from 2.12 on
+    name = "CUBLAS_WORKSPACE_CONFIG"  # read at every product where there is no such function
+    before = size() if size else os.environ.get(name)
+    if size:
+        size(0)
+    else:
+        os.environ[name] = ":0:0"
+    try:
+        yield
+    finally:
+        if size:
+            size(before)
+        elif before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
 
 
 # --- Triton's launcher ----------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from torch import Tensor
 from evofeed.kernels.runtime.backend import triton
 from evofeed.kernels.runtime.launching import launch
 from evofeed.kernels.runtime.one_pass import kept
-from evofeed.kernels.runtime.private_apis import product_relu, tf32_allowed
+from evofeed.kernels.runtime.private_apis import product_relu, scheduled_ahead, tf32_allowed
 from evofeed.kernels.runtime.projection_kernels import norm_rows_kernel, scaled_kernel
 from evofeed.kernels.runtime.tiles import tile
 
@@ -189,7 +189,7 @@ def weight_grad(dy: Tensor, a: Tensor, dtype: torch.dtype | None = None) -> Tens
 def project(a: Tensor, weight: Tensor, bias: Tensor | None = None, relu: bool = False) -> Tensor:
     """a weight^T + bias for `[M, K]` and `[N, K]`, by cuBLAS, which also does the relu."""
     if bias is None:
-        return torch.mm(a, weight.t())
+        return scheduled_ahead(torch.mm, a, weight.t())
     bias = pack([bias], a.dtype)
     if relu:
         return product_relu(bias, a, weight.t())

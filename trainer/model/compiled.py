@@ -19,7 +19,7 @@ R = TypeVar("R")
 
 _PARTS = ("ipa", "transition", "bb_update", "angle_resnet")
 _EXPECTED = (
-    "TensorFloat32 tensor cores",  # these layers are float32 on purpose
+    "TensorFloat32 tensor cores",  # in a float32 run it is chosen
     "Dynamo detected a call to a `functools.lru_cache`",  # it holds constants
     "The .grad attribute of a Tensor that is not a leaf",  # the compiler looks at its inputs
 )

@@ -28,8 +28,12 @@ from evofeed.trainer.run.stream import FixedBatches, Loader
 
 
 def set_precision(config: TrainConfig) -> None:
-    """Turn TF32 and determinism on or off for this process."""
-    torch.set_float32_matmul_precision("high" if config.precision == "tf32" else "highest")
+    """Turn TF32 and determinism on or off for this process.
+
+    What 16 bits leave in float32 is multiplied in TF32 too: its gradients lie as far from those
+    of float32 throughout either way (`kernels/notes/blocks.md`). Points and distances never are.
+    """
+    torch.set_float32_matmul_precision("highest" if config.precision == "fp32" else "high")
     if config.deterministic != torch.are_deterministic_algorithms_enabled():
         torch.use_deterministic_algorithms(config.deterministic)  # imports torch's compiler: 2 s
 

@@ -189,7 +189,7 @@ class _GatedAttention(Operator, name="gated_attention"):
         if normed is None:
             normed = again = torch.empty_like(flat, dtype=plan.dtype)
         dx, norm_sums = norm_rows_grad(
-            torch.mm(dpacked, packed_w), flat, stats, gamma, beta,
+            project(dpacked, packed_w.t()), flat, stats, gamma, beta,
             dout if plan.residual else None, again, residual_sum=residual_sums,
         )  # fmt: skip
         dw = weight_grad(dpacked, normed, gamma.dtype)

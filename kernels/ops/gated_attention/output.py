@@ -13,7 +13,14 @@ from evofeed.kernels.ops.gated_attention.hopper import launch as hopper
 from evofeed.kernels.ops.gated_attention.triton import gated_output_grad_kernel, gated_output_kernel
 from evofeed.kernels.runtime.backend import triton
 from evofeed.kernels.runtime.launching import launch
-from evofeed.kernels.runtime.projection import Drop, padded, precision, scaled, weight_grad
+from evofeed.kernels.runtime.projection import (
+    Drop,
+    padded,
+    precision,
+    project,
+    scaled,
+    weight_grad,
+)
 from evofeed.kernels.runtime.tiles import tile
 
 
@@ -62,7 +69,7 @@ def output_grads(
     """
     gated = torch.empty_like(attended)
     dy, *out_sums = scaled(dout, weight.dtype, drop) if sums else (dout,)
-    grad = torch.mm(dy, weight)
+    grad = project(dy, weight.t())
     delta, gate_sums = _gate_grads(grad, attended, gate, gate_bias, do, dgate, gated, columns)
     return weight_grad(dy, gated.view(-1, weight.shape[1]), dtype), delta, [gate_sums, *out_sums]
 

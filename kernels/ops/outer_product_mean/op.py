@@ -22,6 +22,7 @@ from evofeed.kernels.ops.outer_product_mean.reference import OuterWeights
 from evofeed.kernels.runtime.backend import compute_dtype, launchable
 from evofeed.kernels.runtime.checks import Made, check_shape, falls_back_to
 from evofeed.kernels.runtime.one_pass import once
+from evofeed.kernels.runtime.private_apis import scheduled_ahead
 from evofeed.kernels.runtime.projection import norm_rows, pack, project, weight_grad
 from evofeed.kernels.runtime.sums import column_sums
 from evofeed.kernels.runtime.torch_library import Given, Kinds, Operator, Results
@@ -82,7 +83,7 @@ class _OuterProductMean(Operator, name="outer_product_mean"):
         out_w = pack([w.out], dtype).t().contiguous()
         out = torch.empty((B, L, R, N), dtype=m.dtype if z is None else z.dtype, device=m.device)
         a, b = _a_and_b(ab, m, others)
-        outer = torch.bmm(a.mT, b)
+        outer = scheduled_ahead(torch.bmm, a.mT, b)
         kernels.project(outer, out_w, w.out_bias, norm, z, out, E)
         kept = outer if S >= KEPT_FROM else None
         return [out, packed_w, out_w, ab, norm, stats, kept]
@@ -105,14 +106,14 @@ class _OuterProductMean(Operator, name="outer_product_mean"):
         a, b = _a_and_b(ab, m, others)
         dab = torch.empty_like(ab)
         da, db = dab.view(2, B, S, -1)
-        torch.bmm(b, douter.mT, out=da)
+        scheduled_ahead(torch.bmm, b, douter.mT, out=da)
         if others is None:
-            torch.bmm(a, douter, out=db)
+            scheduled_ahead(torch.bmm, a, douter, out=db)
         else:
-            of_all = torch.bmm(a, douter).view(B, S, R, E)
+            of_all = scheduled_ahead(torch.bmm, a, douter).view(B, S, R, E)
             db.copy_(others.reduce(of_all).flatten(2))
         del douter
-        outer = torch.bmm(a.mT, b) if outer is None else outer
+        outer = scheduled_ahead(torch.bmm, a.mT, b) if outer is None else outer
         d_out_w = kernels.weight_grad_of_output(outer, scaled, (B * L, R), E, N, weight.dtype)
         del outer
         masked = torch.empty((B * S * L, 2, E), dtype=dab.dtype, device=dab.device)
@@ -121,7 +122,7 @@ class _OuterProductMean(Operator, name="outer_product_mean"):
         flat, dab = m.view(-1, C), masked.flatten(1)
         normed = torch.empty_like(flat, dtype=packed_w.dtype)
         dm, norm_sums = norm_rows_grad(
-            torch.mm(dab, packed_w), flat, stats, gamma, beta,
+            project(dab, packed_w.t()), flat, stats, gamma, beta,
             None if later is None else later.contiguous().view(-1, C), normed,
         )  # fmt: skip
         sums = column_sums([norm_sums, ab_sums, out_sums], gamma.dtype)

@@ -102,14 +102,14 @@ class _SwigluTransition(Operator, name="swiglu_transition"):
             dy = dout
             if rows is not None or dout.dtype is not dtype:
                 dy, _ = scaled(dout, dtype, mask=rows)
-            hidden = torch.mm(dy, wo)  # its gradient, until the next line
+            hidden = project(dy, wo.t())  # its gradient, until the next line
             dab = layers_grad(project(normed, packed), hidden)
             dwo = weight_grad(dy, hidden)
             del hidden
             dpacked = weight_grad(dab, normed)
         del normed
         dx, norm_sums = norm_rows_grad(
-            torch.mm(dab, packed), flat, stats, gamma, beta, dout if residual else None
+            project(dab, packed.t()), flat, stats, gamma, beta, dout if residual else None
         )
         return [dx.view(x.shape), column_sums([norm_sums], gamma.dtype)[0], dpacked, dwo]
 

@@ -84,7 +84,7 @@ class _Transition(Operator, name="transition"):
             del hidden
         del normed
         dx, norm_sums = norm_rows_grad(
-            torch.mm(dhidden, w1), flat, stats, gamma, beta, dout if residual else None,
+            project(dhidden, w1.t()), flat, stats, gamma, beta, dout if residual else None,
             residual_sum=not own_sums,
         )  # fmt: skip
         parts = [norm_sums, hidden_sums, *out_sums]

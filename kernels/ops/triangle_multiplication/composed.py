@@ -20,7 +20,7 @@ from evofeed.kernels.ops.triangle_multiplication.composed_triton import (
 from evofeed.kernels.runtime.backend import triton
 from evofeed.kernels.runtime.gates import gated, gated_grads
 from evofeed.kernels.runtime.launching import launch
-from evofeed.kernels.runtime.projection import Drop, norm_rows, padded
+from evofeed.kernels.runtime.projection import Drop, norm_rows, padded, project
 from evofeed.kernels.runtime.tiles import tile
 
 AT_ONCE = 1 << 18  # pairs whose projections are held at once in the forward pass
@@ -36,7 +36,7 @@ def run_in(
     rows, columns, warps = _part("columns", E, ab.dtype)
     for first in range(0, M, AT_ONCE):
         some = normed[first : first + AT_ONCE]
-        p, count = torch.mm(some, weight[: 4 * E].t()), some.shape[0]
+        p, count = project(some, weight[: 4 * E]), some.shape[0]
         launch(
             gated_columns_kernel,
             (triton.cdiv(count, rows) * 2 * triton.cdiv(E, columns),),
@@ -75,7 +75,7 @@ def run_out(
     """Fills the result; returns the statistics of the product."""
     rows_x, stats = _norm_columns(xt, gamma, beta, normed.shape[0], eps)
     gated(
-        torch.mm(rows_x, wz.t()), torch.mm(normed, wg.t()), out, y_bias=bz, gate_bias=bg,
+        project(rows_x, wz), project(normed, wg), out, y_bias=bz, gate_bias=bg,
         drop=drop, residual=z if residual else None,
     )  # fmt: skip
     return stats
@@ -92,7 +92,7 @@ def run_out_grad(
     """
     M, E = dout.shape[0], gamma.numel()
     normed, stats = _norm_columns(xt, gamma, beta, M, eps)
-    y = torch.mm(normed, wz.t())
+    y = project(normed, wz)
     of_rows = gated_grads(dout, y, gate, y, y_bias=bz, gate_bias=bg, drop=drop)
     dwz = torch.mm(y.t(), normed)
     torch.mm(wz.t(), y.t(), out=dxt.view(E, M))  # of the norm's result, channels first

@@ -20,6 +20,7 @@ from evofeed.kernels.ops.triangle_multiplication.triton import (
 )
 from evofeed.kernels.runtime.backend import compute_dtype, triton, without_autocast
 from evofeed.kernels.runtime.launching import launch
+from evofeed.kernels.runtime.private_apis import scheduled_ahead
 from evofeed.kernels.runtime.projection import Drop, pack, padded, precision, weight_grad
 from evofeed.kernels.runtime.sums import column_sums
 from evofeed.kernels.runtime.tiles import tile
@@ -54,7 +55,7 @@ def programs_of(op: str, sizes: tuple[int, int, int], dtype: torch.dtype) -> int
 def product(ab: Tensor, outgoing: bool) -> Tensor:
     """`[E * B, R, R]`: x_ij is the sum over k of a_ik b_jk, or of a_ki b_kj."""
     a, b = ab
-    return torch.bmm(a, b.mT) if outgoing else torch.bmm(a.mT, b)
+    return scheduled_ahead(torch.bmm, *((a, b.mT) if outgoing else (a.mT, b)))
 
 
 def product_grads(dxt: Tensor, ab: Tensor, outgoing: bool) -> Tensor:
@@ -62,11 +63,11 @@ def product_grads(dxt: Tensor, ab: Tensor, outgoing: bool) -> Tensor:
     a, b = ab
     dab = torch.empty_like(ab)
     if outgoing:  # x_ij = sum_k a_ik b_jk
-        torch.bmm(dxt, b, out=dab[0])
-        torch.bmm(dxt.mT, a, out=dab[1])
+        scheduled_ahead(torch.bmm, dxt, b, out=dab[0])
+        scheduled_ahead(torch.bmm, dxt.mT, a, out=dab[1])
     else:  # x_ij = sum_k a_ki b_kj
-        torch.bmm(b, dxt.mT, out=dab[0])
-        torch.bmm(a, dxt, out=dab[1])
+        scheduled_ahead(torch.bmm, b, dxt.mT, out=dab[0])
+        scheduled_ahead(torch.bmm, a, dxt, out=dab[1])
     return dab
 
 

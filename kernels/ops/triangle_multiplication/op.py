@@ -33,6 +33,7 @@ from evofeed.kernels.ops.triangle_multiplication.triton import (
 )
 from evofeed.kernels.runtime.backend import compute_dtype, launchable
 from evofeed.kernels.runtime.checks import Made, check_shape, falls_back_to
+from evofeed.kernels.runtime.private_apis import scheduled_ahead
 from evofeed.kernels.runtime.projection import Drop, keeps, norm_rows, pack, weight_grad
 from evofeed.kernels.runtime.sums import column_sums
 from evofeed.kernels.runtime.torch_library import Given, Kinds, Operator, Results
@@ -124,7 +125,7 @@ class _TriangleMultiplication(Operator, name="triangle_multiplication"):
         in_parts = not on_hopper and by_cublas(C, E)
         if in_parts:
             normed, _, _ = norm_rows(flat, gamma_in, beta_in, plan.eps, plan.dtype)
-            dpacked = torch.mm(normed, packed_w.t())  # becomes its gradient
+            dpacked = scheduled_ahead(torch.mm, normed, packed_w.t())  # becomes its gradient
         else:
             normed = torch.empty_like(flat, dtype=plan.dtype)
             dpacked = torch.empty((M, 4 * E + C), dtype=plan.dtype, device=z.device)
@@ -171,7 +172,7 @@ class _TriangleMultiplication(Operator, name="triangle_multiplication"):
                 sizes, plan.dtype, (dpacked.stride(0), plan.eps),
             )  # fmt: skip
         dz, norm_sums = norm_rows_grad(
-            torch.mm(dpacked, packed_w), flat, stats[0], gamma_in, beta_in,
+            scheduled_ahead(torch.mm, dpacked, packed_w), flat, stats[0], gamma_in, beta_in,
             dout if plan.residual else None, None if in_parts else normed,
         )  # fmt: skip
         of_norm, of_in = column_sums([norm_sums, in_sums], gamma_in.dtype)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import re
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -38,6 +40,42 @@ def test_no_other_file_of_the_kernels_uses_a_private_name() -> None:
         if private_name.search(line)
     ]
     assert not [line for line in found if "pickle and deepcopy" not in line]
+
+
+@pytest.mark.parametrize("before", [None, ":4096:8"])
+def test_a_product_without_a_workspace_leaves_the_next_its_own(
+    monkeypatch: pytest.MonkeyPatch, before: str | None
+) -> None:
+    monkeypatch.delattr(torch.backends.cuda, "cublas_workspace_size", raising=False)
+    name = "CUBLAS_WORKSPACE_CONFIG"
+    monkeypatch.delenv(name, raising=False)
+    if before:
+        monkeypatch.setenv(name, before)
+    with pytest.raises(RuntimeError, match="refused"), private._no_workspace():
+        assert os.environ[name] == ":0:0"
+        raise RuntimeError("refused")
+    assert os.environ.get(name) == before
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("ahead", [False, True])
+def test_a_recorded_product_scheduled_ahead_has_no_memset_and_the_same_bits(
+    device: str, ahead: bool
+) -> None:
+    from evofeed.kernels import record_graph
+
+    if device != "cuda":
+        pytest.skip("needs a GPU")
+    a = torch.randn(128, 256, 256, device=device, dtype=torch.bfloat16)
+    product = partial(private.scheduled_ahead, torch.bmm) if ahead else torch.bmm
+    expected = product(a, a.mT)
+    made, replay = record_graph(a.device, None, lambda: product(a, a.mT))
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        replay()
+        torch.cuda.synchronize()
+    assert torch.equal(made, expected)
+    if torch.cuda.get_device_capability()[0] == 9:  # what cuBLAS does on Hopper
+        assert any("Memset" in event.name for event in profile.events()) is not ahead
 
 
 @pytest.mark.gpu
