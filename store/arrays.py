@@ -7,13 +7,13 @@ on bytes that do not fit; callers name the place.
 
 from __future__ import annotations
 
-import json
 import zlib
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from evofeed.base.files import parse_json
 from evofeed.store.codecs import compressed, decompressed, packed
 from evofeed.store.layout import Codec, PackedColumn
 from evofeed.store.manifest import canonical_json
@@ -56,7 +56,7 @@ def unpack_arrays(column: PackedColumn) -> ArrayValues:
     if len(payload) < 4:
         raise ValueError(f"{len(payload)} bytes are no arrays")
     start = 4 + int(np.frombuffer(payload, "<u4", 1)[0])
-    header = json.loads(bytes(payload[4:start]))
+    header = parse_json(bytes(payload[4:start]))
     arrays = {}
     try:
         for name, dtype, shape, how, nbytes, *extra in header["arrays"]:

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from evofeed.base.files import parse_json
 from evofeed.base.options import Json, group
 
 Uri = Annotated[
@@ -113,7 +114,7 @@ def card(
     from evofeed.store import Dataset, address_and_ref, dataset_card
 
     try:
-        notes = json.loads(report.read_text())["notes"] if report else None
+        notes = parse_json(report.read_text())["notes"] if report else None
     except (ValueError, TypeError, KeyError) as error:
         raise typer.BadParameter(f"{report} is no report of a job ({error})") from None
     made = dataset_card(

@@ -6,7 +6,6 @@ really there before anything is allocated.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from evofeed.base.errors import FeatureError, ShardCorrupt
+from evofeed.base.files import parse_json
 from evofeed.protein.chain_record import ChainRecord
 from evofeed.protein.features import RECORD, Feature
 from evofeed.store.atoms import unpack_mask, unpack_positions
@@ -240,7 +240,7 @@ class ChainDecoder:
     def meta(self) -> dict[str, Any]:
         """The record's remaining fields."""
         try:
-            values = json.loads(bytes(self.raw("meta").payload))
+            values = parse_json(bytes(self.raw("meta").payload))
             fields = {name: values[name] for name in META_FIELDS}
             fields |= {name: values[name] for name in OPTIONAL_META if name in values}
         except (ValueError, KeyError, TypeError) as error:

@@ -7,7 +7,6 @@ what kind a record is. FORMAT.md says the bytes.
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -15,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from evofeed.base.errors import ShardCorrupt
+from evofeed.base.files import parse_json
 from evofeed.protein.datapoints import alignment_names, describe_section
 from evofeed.store.decode import Place
 from evofeed.store.entry_codecs import DECODERS, PROJECTS, decode_section
@@ -149,5 +149,5 @@ def read_record_rows(storage: Storage, entry: ShardEntry) -> list[dict[str, Any]
 
 def facts_of(row: Mapping[str, Any]) -> dict[str, Any]:
     """The facts of a row."""
-    found: dict[str, Any] = json.loads(row["facts"])
+    found: dict[str, Any] = parse_json(row["facts"])
     return found

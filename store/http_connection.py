@@ -6,7 +6,6 @@ What may pass by itself (connection lost, 429, 5xx) is tried again with growing,
 from __future__ import annotations
 
 import http.client
-import json
 import os
 import random
 import re
@@ -20,6 +19,7 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from evofeed.base.errors import StoreError
+from evofeed.base.files import parse_json
 
 ATTEMPTS: Final = 6
 FIRST_WAIT: Final = 0.1
@@ -28,6 +28,8 @@ TIMEOUT: Final = 30.0
 MAX_WAIT: Final = 60.0
 REFUSAL: Final = 64 << 10
 """Bytes of a refusal that are read, however few a range asked for."""
+WHOLE: Final = 4 << 30
+"""Bytes of a file that is read whole."""
 Body = bytes | memoryview
 _RANGE: Final = re.compile(r"bytes=(\d+)-(\d+)")
 PASSING: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
@@ -53,7 +55,7 @@ class Answer:
     def problem(self) -> dict[str, Any]:
         """What a refusal says of itself, if it is problem JSON; else nothing."""
         try:
-            values = json.loads(self.body)
+            values = parse_json(self.body)
         except ValueError:  # a proxy's own page
             return {}
         return values if isinstance(values, dict) else {}
@@ -153,11 +155,13 @@ class HttpConnection:
         connection.request(method, path, body, {"Accept-Encoding": "identity", **headers})
         response = connection.getresponse()
         span = _RANGE.fullmatch(headers.get("Range", ""))
-        most = max(int(span[2]) - int(span[1]) + 1, REFUSAL) if span else None
-        if most is None or (response.length is not None and response.length <= most):
+        most = max(int(span[2]) - int(span[1]) + 1, REFUSAL) if span else WHOLE
+        size, data = response.length, bytearray()
+        if size is not None and size <= most:
             return Answer(response.status, response.headers, response.read())
-        data = response.read(most + 1)
-        if len(data) > most:
+        while size is None and len(data) <= most and (piece := response.read(1 << 20)):
+            data += piece
+        if size is not None or len(data) > most:
             connection.close()
             raise StoreError(f"it sends more than {most} bytes: hung up", path=self._url)
-        return Answer(response.status, response.headers, data)
+        return Answer(response.status, response.headers, bytes(data))

@@ -10,12 +10,12 @@ is dead, ends by itself.
 from __future__ import annotations
 
 import contextlib
-import json
 import time
 from collections.abc import Iterator
 from typing import Any, Final, Literal
 
 from evofeed.base.errors import ShardMissing, StoreError
+from evofeed.base.files import parse_json
 from evofeed.store.manifest import canonical_json, check_name
 from evofeed.store.storage import Storage, StoredObject
 
@@ -88,7 +88,7 @@ def wait_for_none(storage: Storage, kind: Kind, seconds: float) -> dict[str, flo
 def _end(data: bytes, modified: float) -> float:
     """When a lease ends; one that does not parse counts from when it was written."""
     try:
-        values: Any = json.loads(data)
+        values: Any = parse_json(data)
         return float(values["until"])
     except (ValueError, KeyError, TypeError):
         return modified + SECONDS

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Final, NamedTuple
 
 from evofeed.base.errors import ShardCorrupt
+from evofeed.base.files import parse_json
 from evofeed.store.layout import ASSEMBLIES_VERSION, CHAINS_VERSION, ENTRIES_VERSION, check_version
 
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
@@ -144,7 +145,7 @@ class Manifest:
             what = f"manifest has sha256 {found[:12]}, not {digest[:12]}"
             raise ShardCorrupt(what + REPAIR, path=path)
         try:
-            values = json.loads(data)
+            values = parse_json(data)
             check_version(values["version"], path)
             return cls(
                 shards=tuple(ShardEntry.from_dict(shard) for shard in values["shards"]),

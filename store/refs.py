@@ -5,11 +5,11 @@ A deleted ref is a file whose digest is null: no storage has a conditional delet
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
 from evofeed.base.errors import DatasetMissing, RefConflict, ShardCorrupt, ShardMissing
+from evofeed.base.files import parse_json
 from evofeed.store.manifest import DIGEST, canonical_json, check_name
 from evofeed.store.storage import LocalStorage, ReadOnlyStorage, Storage, now
 
@@ -80,7 +80,7 @@ def what_is_there(storage: Storage) -> str:
 def _parse(data: bytes, name: str, uri: str) -> Ref | None:
     """The ref; None if it was deleted."""
     try:
-        values = json.loads(data)
+        values = parse_json(data)
         if values["digest"] is None:
             return None
         ref = Ref(name, str(values["digest"]), str(values.get("updated_at", "")))

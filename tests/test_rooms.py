@@ -53,15 +53,15 @@ def test_training_needs_the_base_install_and_torch_and_every_name_is_there_under
 # Lines of Python a room may have. Raising one needs a reason in the commit: something new needs
 # something out, or lives in experiments/.
 BUDGET = {
-    "src": 4_455,
-    "featurize": 20_180,
-    "store": 7_253,
+    "src": 4_466,
+    "featurize": 20_182,
+    "store": 7_259,
     "loader": 12_312,
-    "service": 8_233,
-    "trainer": 12_686,
+    "service": 8_235,
+    "trainer": 12_687,
     "kernels": 16_647,
     "synth": 1_957,
-    "tests": 41_189,
+    "tests": 41_227,
     "benchmarks": 9_924,
 }
 

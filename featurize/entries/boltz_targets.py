@@ -17,6 +17,7 @@ from typing import Any, Final
 import numpy as np
 
 from evofeed.base.errors import InputError
+from evofeed.base.files import parse_json
 from evofeed.featurize.entries.targets import (
     PreparedSet,
     Target,
@@ -45,7 +46,7 @@ def boltz_set(place: str | Path, alignments: str) -> PreparedSet | None:
     if not manifest.is_file() or not (root / "structures").is_dir():
         return None
     try:
-        read = json.loads(manifest.read_bytes())
+        read = parse_json(manifest.read_bytes())
         records = read["records"] if isinstance(read, dict) else read
         items = []
         for record in records:

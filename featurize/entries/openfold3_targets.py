@@ -17,6 +17,7 @@ from typing import Any, Final
 import numpy as np
 
 from evofeed.base.errors import InputError
+from evofeed.base.files import parse_json
 from evofeed.featurize.entries.alignments import alignment_folders
 from evofeed.featurize.entries.molecules import annotated_molecule
 from evofeed.featurize.entries.targets import (
@@ -99,7 +100,7 @@ def _cache(path: Path) -> dict[str, Any]:
         InputError: the package lmdb is needed and not there, or the database is none.
     """
     if path.is_file():
-        return dict(json.loads(read_bytes(file_ref(path))))
+        return dict(parse_json(read_bytes(file_ref(path))))
     try:
         lmdb = importlib.import_module("lmdb")
     except ImportError:
@@ -112,7 +113,7 @@ def _cache(path: Path) -> dict[str, Any]:
                 part, _, name = bytes(key).decode().partition(":")
                 if part in found:
                     is_json = value[:1] == b"{"
-                    one = json.loads(value) if is_json else unpickle(value, f"{path}: {name}")
+                    one = parse_json(value) if is_json else unpickle(value, f"{path}: {name}")
                     found[part][name] = _plain(one)
     except lmdb.Error as error:
         raise InputError(f"no cache in LMDB: {error}", path=str(path)) from None

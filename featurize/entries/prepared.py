@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import Any, Final
 
 from evofeed.base.errors import InputError
+from evofeed.base.files import parse_json
 from evofeed.featurize.config import InputCaps
 from evofeed.featurize.entries.alignments import query_of
 from evofeed.featurize.entries.boltz_targets import boltz_set, boltz_target
@@ -49,6 +49,6 @@ def read_target(
     queries = {representative(file): query_of(file) for file in alignments}
     try:
         more = {"components": components or ComponentTable({})} if project == "boltz" else {}
-        return make(json.loads(about), tables, queries, **more)
+        return make(parse_json(about), tables, queries, **more)
     except UNFIT as error:
         raise InputError(f"no structure that {project} prepared: {error!r}", path=path) from None

@@ -7,7 +7,6 @@ Beside the folder of mmCIF files, or in `common/` there, are its `release_date_c
 from __future__ import annotations
 
 import functools
-import json
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from evofeed.base.errors import InputError, TemplateError
+from evofeed.base.files import parse_json
 from evofeed.featurize.config import FeaturizeConfig
 from evofeed.featurize.formats.hits import TemplateHit
 from evofeed.featurize.formats.reading import file_ref, read_bytes
@@ -138,6 +138,6 @@ def _json(folder: str, name: str, tables: dict[str, str]) -> dict[str, Any]:
     tables |= {str(home / name): stamp_of(home / name) for home in homes}
     path = next((home / name for home in homes if (home / name).is_file()), None)
     try:
-        return dict(json.loads(read_bytes(file_ref(str(path))))) if path else {}
+        return dict(parse_json(read_bytes(file_ref(str(path))))) if path else {}
     except (ValueError, TypeError) as error:
         raise InputError(f"no table of entries: {error!r}", path=str(path)) from None

@@ -9,13 +9,13 @@ the db of each file and has the sequences, of RNA with `"is_rna": true`
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from evofeed.base.errors import InputError
+from evofeed.base.files import parse_json
 from evofeed.featurize.formats.reading import FileRef, file_ref, paused_gc, read_bytes
 
 SEARCH_INDEX: Final = "search.index"
@@ -39,9 +39,9 @@ def read_index(path: str) -> dict[str, DbEntry]:
         InputError: not such an index, or a db name that leads elsewhere.
     """
     try:
-        chains = json.loads(read_bytes(file_ref(path)))
+        chains = parse_json(read_bytes(file_ref(path)))
         chains.items()
-    except (ValueError, AttributeError, RecursionError) as error:
+    except (ValueError, AttributeError) as error:
         raise InputError(f"not an alignment_db index: {error}", path=path) from None
     folder = Path(path).parent
     own = str(folder / (Path(path).name.removesuffix(".index") + ".db"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections import OrderedDict
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from evofeed.base.errors import InputError, TemplateError
+from evofeed.base.files import parse_json
 from evofeed.featurize.config import FeaturizeConfig
 from evofeed.featurize.formats.reading import file_ref, plain, read_bytes
 from evofeed.featurize.inputs.sources import ChainSource
@@ -163,7 +163,7 @@ def read_release_dates(path: str) -> dict[str, str]:
         InputError: not that file.
     """
     try:
-        entries: dict[str, Any] = json.loads(read_bytes(file_ref(path)))
+        entries: dict[str, Any] = parse_json(read_bytes(file_ref(path)))
         return {name.lower(): entry["release_date"] for name, entry in entries.items()}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(f"not a release date cache: {error!r}", path=path) from None

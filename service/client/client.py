@@ -24,6 +24,7 @@ from urllib.parse import quote, urlencode, urlsplit
 import pyarrow as pa
 
 from evofeed.base.errors import AccessDenied, InputError, RefConflict, ServiceError
+from evofeed.base.files import parse_json
 from evofeed.service.views import (
     BrokenChain,
     Job,
@@ -233,7 +234,7 @@ class Client:
         kind = {"Content-Type": "application/x-www-form-urlencoded"}
         answer = self._http.request("POST", f"{self._base}/ticket/msa", kind, form)
         while True:
-            ticket = json.loads((answer if answer.status == 422 else self._checked(answer)).body)
+            ticket = parse_json((answer if answer.status == 422 else self._checked(answer)).body)
             if ticket["status"] == "COMPLETE":
                 break
             if ticket["status"] == "ERROR":
@@ -281,7 +282,7 @@ class Client:
     # requests
 
     def _get(self, path: str, **query: Any) -> Any:
-        return json.loads(self._bytes(path, **query))
+        return parse_json(self._bytes(path, **query))
 
     def _bytes(self, path: str, **query: Any) -> bytes:
         given = {name: _as_text(value) for name, value in query.items() if value is not None}
@@ -311,7 +312,7 @@ class Client:
         more: Any = {"attempts": 1} if once else {}
         answer = self._http.request(method, f"{self._base}{path}", sent, data, **more)
         text = self._checked(answer).body
-        return json.loads(text) if text else None
+        return parse_json(text) if text else None
 
     def _checked(self, answer: Answer) -> Answer:
         if 200 <= answer.status < 300:

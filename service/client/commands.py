@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from evofeed.base.errors import InputError, ServiceError
-from evofeed.base.files import write_atomic
+from evofeed.base.files import parse_json, write_atomic
 from evofeed.base.options import Json, group
 from evofeed.service.views import BrokenChain, Job
 
@@ -228,7 +228,7 @@ def policy(
     with _dataset(url) as (client, dataset):
         if replace:
             try:
-                client.set_policy(dataset, ref, **json.loads(replace))
+                client.set_policy(dataset, ref, **parse_json(replace))
             except (ValueError, TypeError) as error:
                 raise typer.BadParameter(f"--set: {error}") from None
         typer.echo(json.dumps(client.policy(dataset, ref), indent=None if as_json else 2))

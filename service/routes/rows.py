@@ -13,6 +13,7 @@ from starlette.responses import JSONResponse, Response
 
 from evofeed import loader  # its names load when they are used: no start waits for them
 from evofeed.base.errors import LoaderError
+from evofeed.base.files import parse_json
 from evofeed.service.names import DIGEST_PATTERN, NAME_PATTERN, Body, DatasetName, Digest, NewName
 from evofeed.service.problems import Problem
 from evofeed.service.requests.ranges import (
@@ -108,8 +109,8 @@ class RowQuery(BaseModel, extra="forbid"):
         ]
         if "where" in given:
             try:
-                terms.append(json.loads(given["where"]))
-            except (ValueError, RecursionError):
+                terms.append(parse_json(given["where"]))
+            except ValueError:
                 hint = 'write a filter such as {"column": "num_res", "op": "<=", "value": 384}'
                 raise Problem(422, "bad_filter", "`where` is not JSON", next=hint) from None
         return ChainSearch(

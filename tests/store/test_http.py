@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pickle
@@ -178,6 +179,26 @@ def test_what_the_service_lacks_is_missing(service, closing):
         dataset[0]
 
 
+@pytest.mark.parametrize("length", [10**15, None])
+def test_an_answer_without_end_is_hung_up_on_before_it_fills_the_memory(
+    service, closing, monkeypatch, length
+):
+    class Endless(Service):
+        def do_GET(self):
+            self.close_connection = True
+            self.send_response(200)
+            if length:
+                self.send_header("Content-Length", str(length))
+            self.end_headers()
+            with contextlib.suppress(OSError):
+                while True:
+                    self.wfile.write(bytes(1 << 16))
+
+    monkeypatch.setattr(http_connection, "WHOLE", 1 << 22)
+    with served(Endless) as url, pytest.raises(StoreError, match="sends more than 4194304 bytes"):
+        closing(f"{url}/v1/datasets/toy")
+
+
 @pytest.mark.parametrize(
     ("body", "said"),
     [
@@ -186,6 +207,7 @@ def test_what_the_service_lacks_is_missing(service, closing):
         (b'["detail"]', "HTTP 401: put"),
         (b'{"detail": 7}', "HTTP 401: put"),
         (b"\xff", "HTTP 401: put"),
+        (b"[" * 60_000, "HTTP 401: put"),
     ],
 )
 def test_a_refusal_says_why_and_where_the_token_belongs(service, closing, body, said):

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from evofeed.base.files import write_atomic
+from evofeed.base.files import parse_json, write_atomic
 from evofeed.trainer.predict.prediction import Prediction
 
 MAX_PAE = 31.75
@@ -69,7 +69,7 @@ def write_prediction(
 def read_summary(scores: Path) -> dict[str, Any] | None:
     """What `write_prediction` returned for this file of scores; None where it is not whole."""
     try:
-        found = json.loads(scores.read_text())
+        found = parse_json(scores.read_text())
         names = found["files"].values()
         whole = all(scores.with_name(name).is_file() for name in names)
     except (OSError, ValueError, KeyError, AttributeError, TypeError):

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from evofeed.base.errors import InputError
+from evofeed.base.files import parse_json
 from evofeed.base.run_files import RUN
 from evofeed.trainer.log.runlog import PARTS, read_steps
 
@@ -34,7 +35,7 @@ def make_report(folder: Path) -> dict[str, Any]:
     if not path.is_file():
         raise InputError(f"no run here: there is no {RUN}; give a run's --out", path=str(folder))
     try:
-        facts = json.loads(path.read_text())
+        facts = parse_json(path.read_text())
     except ValueError as error:
         raise InputError(
             f"not a run's facts ({error}): `evofeed train --resume` writes them again",

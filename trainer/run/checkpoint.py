@@ -25,7 +25,7 @@ import xxhash
 from torch import Tensor
 
 from evofeed.base.errors import CheckpointError
-from evofeed.base.files import advice
+from evofeed.base.files import advice, parse_json
 from evofeed.trainer.run.flat import FlatOptimizer
 
 CHECKPOINTS = "checkpoints"
@@ -194,7 +194,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
     """
     file = path / _STATE
     try:
-        content = json.loads(file.read_text())
+        content = parse_json(file.read_text())
         found = Checkpoint(path=path, step=int(content["step"]), state=content["state"])
         listing = content["files"].items()
     except FileNotFoundError as error:

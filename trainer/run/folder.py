@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import fcntl
-import json
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import IO, Any
 
 from evofeed.base.errors import TrainerError
+from evofeed.base.files import parse_json
 from evofeed.base.run_files import RUN
 from evofeed.trainer.run.distributed import World
 
@@ -85,7 +85,7 @@ def source_of(out: Path) -> dict[str, list[str]]:
 
 def _facts(out: Path) -> dict[str, Any] | None:
     try:
-        facts = json.loads((out / RUN).read_text())
+        facts = parse_json((out / RUN).read_text())
     except (OSError, ValueError):
         return None
     return facts if isinstance(facts, dict) else None

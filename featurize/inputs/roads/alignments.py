@@ -8,12 +8,12 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 from pathlib import Path
 from typing import Any, Final
 
 from evofeed.base.errors import InputError
+from evofeed.base.files import parse_json
 from evofeed.featurize.formats.alignment_db import read_ffindex
 from evofeed.featurize.formats.colabfold_a3m import Assembly
 from evofeed.featurize.formats.reading import FileRef, file_ref, plain, read_bytes, read_head
@@ -69,12 +69,12 @@ def _chain_id_map(path: Path, beside: SideFiles) -> dict[str, dict[str, str]]:
     if not path.is_file():
         return {}
     try:
-        chains = json.loads(read_bytes(file_ref(path)))
+        chains = parse_json(read_bytes(file_ref(path)))
         return {
             chain: {"sequence": str(of["sequence"]), "description": str(of["description"])}
             for chain, of in chains.items()
         }
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         why = f"not AlphaFold's map of chain ids: {error!r}; the queries are taken for sequences"
         beside.faults.append(InputError(why, path=str(path)))
         return {}

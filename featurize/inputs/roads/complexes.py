@@ -8,13 +8,13 @@ else is there (ligands, nucleic acids, copies, templates) is noted. A job is one
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from evofeed.base.errors import InputError, NoProtein
+from evofeed.base.files import parse_json
 from evofeed.featurize.formats.colabfold_a3m import chain_letter
 from evofeed.featurize.formats.reading import FileRef, file_ref, plain, read_bytes, read_head
 from evofeed.featurize.inputs.roads.tables import alignment_named
@@ -112,12 +112,12 @@ def rows_of(data: bytes, argument: str, path: str) -> bytes:
     job, protein, name = argument.split()
     number, index = int(job), int(protein)
     try:
-        jobs = json.loads(data)
+        jobs = parse_json(data)
         (molecule,) = (jobs if isinstance(jobs, list) else [jobs])[number]["sequences"][
             index
         ].values()
         return _text(molecule[name]).encode()
-    except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
         raise InputError(f"no alignment of molecule {index + 1}: {error!r}", path=path) from None
 
 
@@ -125,7 +125,7 @@ def _jobs(path: Path) -> list[dict[str, Any]]:
     data = read_bytes(file_ref(path))
     try:
         if plain(path.name).endswith(".json"):
-            found = json.loads(data)
+            found = parse_json(data)
         else:
             import yaml
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import json
 import os
 import resource
 import shutil
@@ -12,6 +13,7 @@ import tempfile
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 
 def write_atomic(path: Path, data: bytes | str) -> None:
@@ -46,6 +48,14 @@ def scratch_folder(prefix: str, parent: str = "") -> Iterator[Path]:
         fcntl.flock(held, fcntl.LOCK_EX)
         Path(name, ".new").rename(Path(name, ".lock"))  # before it is seen, it is held
         yield Path(name)
+
+
+def parse_json(data: bytes | str) -> Any:
+    """What a text says that others wrote; brackets without end are a ValueError too."""
+    try:
+        return json.loads(data)
+    except RecursionError:
+        raise ValueError("not JSON: nested too deeply") from None
 
 
 def advice(error: BaseException) -> str:

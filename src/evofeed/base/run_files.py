@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any, Final
+
+from evofeed.base.files import parse_json
 
 RUN: Final = "run.json"
 STEPS: Final = "steps.jsonl"
@@ -18,7 +19,7 @@ def parse_steps(text: str) -> list[dict[str, Any]]:
     steps: dict[int, dict[str, Any]] = {}
     for line in text.splitlines():
         try:
-            entry = json.loads(line)
+            entry = parse_json(line)
             steps[int(entry["step"])] = entry
         except (ValueError, TypeError, KeyError, OverflowError):
             continue
