@@ -124,6 +124,7 @@ def test_a_full_disk_says_what_to_do_and_a_terminal_without_the_letters_is_borne
         (["plan", "data", "--global-batch-size", "0"], "greater than or equal to 1"),
         (["tokens", "create", "me", "--scope", "read", "--days", "-1"], "than or equal to 0"),
         (["tokens", "create", "me", "--scope", "read", "--days", "1e99"], "than or equal to 3660"),
+        (["demo", "--input", "nowhere"], "nowhere is no folder"),
         (["synth", "raw", "--seed", "-1"], "greater than or equal to 0"),
         (["snapshots", "ls", "http://[::1"], "http://[::1: Invalid IPv6 URL"),
         (["snapshots", "ls", "http://host:port"], "http://host:port: Port could not be"),

@@ -57,7 +57,7 @@ BUDGET = {
     "featurize": 20_182,
     "store": 7_259,
     "loader": 12_312,
-    "service": 8_235,
+    "service": 8_228,
     "trainer": 12_687,
     "kernels": 16_647,
     "synth": 1_957,

@@ -16,13 +16,7 @@ from evofeed.base.errors import LoaderError
 from evofeed.base.files import parse_json
 from evofeed.service.names import DIGEST_PATTERN, NAME_PATTERN, Body, DatasetName, Digest, NewName
 from evofeed.service.problems import Problem
-from evofeed.service.requests.ranges import (
-    ARROW,
-    NOT_MODIFIED,
-    described,
-    immutable_json,
-    immutable_response,
-)
+from evofeed.service.requests.ranges import NOT_MODIFIED, immutable_json
 from evofeed.service.requests.routing import Context, make_router, scope
 from evofeed.service.snapshots import rows
 from evofeed.service.state import Service, bad_cursor
@@ -195,30 +189,6 @@ def get_chain(
     number = rows.row_of(snapshot.index, chain_id)
     found = rows.row_at(ctx.service.catalog.described(snapshot), number)
     return immutable_json(ctx.request, found)
-
-
-@router.get(
-    "/snapshots/{digest}/{table}.arrow", response_class=Response, responses=described(ARROW)
-)
-@scope("read", reads_bytes=True)
-def get_assembly_file(
-    ctx: Context,
-    name: DatasetName,
-    digest: Digest,
-    table: Annotated[
-        Literal["assemblies", "members"],
-        Path(description="one row a complex, or the index of what belongs to complexes alone"),
-    ],
-) -> Response:
-    """What a loader reads complexes from: coordinates of copies and rows to pair are members."""
-    file = f"{table}.arrow"
-    snapshot = ctx.service.catalog.snapshot(name, digest)
-    known = (snapshot.manifest.assemblies or {"files": {}})["files"].get(file)
-    if known is None:
-        what, hint = "this snapshot has no complexes", "add some with `evofeed assemblies`"
-        raise Problem(404, "not_found", what, next=hint)
-    read = ctx.service.catalog.view(name).reader(f"snapshots/{digest}/{file}")
-    return immutable_response(ctx.request, known["sha256"], known["nbytes"], read)
 
 
 @router.get("/snapshots/{digest}/stats", response_model=Statistics, responses=NOT_MODIFIED)

@@ -6,11 +6,13 @@ import time
 from dataclasses import dataclass
 from typing import Annotated
 
+from fastapi import Path
 from pydantic import BaseModel, Field, StringConstraints
 from starlette.responses import Response
 
 from evofeed.service.database.tables import record
 from evofeed.service.names import SHARD_PATTERN, Body, DatasetName, Digest, ShardName, iso, view_of
+from evofeed.service.problems import Problem
 from evofeed.service.requests.ranges import ARROW, described, immutable_bytes, immutable_response
 from evofeed.service.requests.routing import Context, Limit, make_router, scope
 from evofeed.service.snapshots.catalog import snapshots_of
@@ -80,6 +82,27 @@ def get_index(ctx: Context, name: DatasetName, digest: Digest) -> Response:
     manifest = ctx.service.catalog.snapshot(name, digest).manifest
     read = ctx.service.catalog.view(name).reader(f"snapshots/{digest}/index.arrow")
     return immutable_response(ctx.request, manifest.index_sha256, manifest.index_nbytes, read)
+
+
+@router.get(
+    "/snapshots/{digest}/{table}.arrow", response_class=Response, responses=described(ARROW)
+)
+@scope("read", reads_bytes=True)
+def get_table(
+    ctx: Context,
+    name: DatasetName,
+    digest: Digest,
+    table: Annotated[
+        str, Path(pattern=r"^[a-z]{1,32}$", description="such as `assemblies` or `entries`")
+    ],
+) -> Response:
+    """What a reader finds complexes or entries by: a file that the manifest lists."""
+    manifest, file = ctx.service.catalog.snapshot(name, digest).manifest, f"{table}.arrow"
+    if (known := manifest.file_table.get(file)) is None:
+        what, hint = f"this snapshot has no {file}", "its manifest lists the files that it has"
+        raise Problem(404, "not_found", what, next=hint)
+    read = ctx.service.catalog.view(name).reader(f"snapshots/{digest}/{file}")
+    return immutable_response(ctx.request, known["sha256"], known["nbytes"], read)
 
 
 class Wanted(Body, json_schema_extra={"examples": [{"shards": ["0" * 64 + ".arrow"]}]}):

@@ -61,13 +61,6 @@ def test_the_demo_goes_the_whole_path_and_leaves_nothing_running(tmp_path: Path)
     assert again["chains_per_second"] == 0
 
 
-def test_an_input_that_is_no_folder_is_a_wrong_call(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert exit_code("demo", "--input", str(tmp_path / "none")) == 2
-    assert "none" in "".join(capsys.readouterr().err.replace("│", "").split())  # may be wrapped
-
-
 @pytest.mark.slow
 def test_the_demo_of_complexes_trains_predicts_and_draws(tmp_path: Path) -> None:
     said: list[str] = []

@@ -70,7 +70,7 @@ def test_what_is_wrong_is_said(served: tuple[str, Dataset]) -> None:
     alone = dataset.manifest.parent or ""
     assert rows(url, alone).json()["assemblies"] == []
     table = httpx.get(f"{url}/v1/datasets/demo/snapshots/{alone}/members.arrow", timeout=60)
-    assert table.status_code == 404 and "no complexes" in table.text
+    assert table.status_code == 404 and "no members.arrow" in table.text
 
 
 def test_a_loader_over_http_gives_the_batches_of_the_folder_and_so_does_a_copy(

@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 from tests.bucket import local_bucket
 from tests.service.conftest import Start
+from tests.store.test_entries import made_dataset
 
 from evofeed.service import serving
 from evofeed.service.server import listen
-from evofeed.store import Dataset
+from evofeed.store import Dataset, copy_dataset
 
 
 @pytest.mark.parametrize("prefix", ["/v1/datasets/demo", "/datasets/demo"])
@@ -29,6 +30,15 @@ def test_a_dataset_opened_over_http_holds_what_the_folder_holds(served, prefix) 
         assert remote.verify() == []
     with Dataset.open(served.url + prefix, served.first) as older:
         assert len(older) == 40
+
+
+def test_entries_are_read_and_copied_through_the_service(tmp_path: Path) -> None:
+    made_dataset(str(tmp_path / "whole"))
+    local = Dataset.open(tmp_path / "whole")
+    with serving({"a": local.uri}) as url, Dataset.open(f"{url}/v1/datasets/a") as remote:
+        assert remote.entries.table.equals(local.entries.table) and remote.verify() == []
+        copy_dataset(remote.uri, tmp_path / "copy")
+    assert Dataset.open(tmp_path / "copy").entries.datapoints.equals(local.entries.datapoints)
 
 
 def test_the_list_of_snapshots_is_newest_first(served) -> None:
