@@ -10,7 +10,7 @@ import contextlib
 import dataclasses
 import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from evofeed import __version__
@@ -33,7 +33,7 @@ from evofeed.featurize.entries.work import CONFORMERS, EntriesTask
 from evofeed.featurize.inputs.sources import ChainSource
 from evofeed.featurize.job import tables as states
 from evofeed.featurize.job.account import JobReport
-from evofeed.featurize.job.driver import KeptJob, Progress, undisturbed
+from evofeed.featurize.job.driver import Items, KeptJob, Progress, undisturbed
 from evofeed.featurize.job.ledger import Ledger
 from evofeed.featurize.job.lock import driving
 from evofeed.featurize.job.options import JobOptions, absolute, ledger_url
@@ -92,28 +92,30 @@ def prepare_entries(
     if prepared and projects != (prepared.project,):
         why = f"a set that {prepared.project} prepared has its rules alone"
         raise InputError(why, path=source.structures)
-    files, rows, left_out, recorded = [], source.alignments, [], dict(molecules or {})
+    known = {project: dict((molecules or {}).get(project, {})) for project in projects}
     templates = source.templates or (prepared.templates if prepared else "")
+    rows, left_out = source.alignments, Items()
     if prepared:
         files, rows = prepared.items, prepared.alignments
         left_out = [failure(*one) for one in prepared.left_out]
-        recorded.setdefault(prepared.project, prepared.molecules)
+        if prepared.project not in (molecules or {}):
+            known[prepared.project] = dict(prepared.molecules)
     else:
         files = entry_items(structure_files(source.structures), source.structures)
     clusters = cluster_table(source.clusters)
+    pools = [f"{p}:{source.conformers or CONFORMERS[p]}" for p in projects]
+    how = {"version": __version__, "rdkit": conformer_version()}
     with contextlib.ExitStack() as stack:
-        ledger = stack.enter_context(
-            contextlib.closing(Ledger(ledger_url(options.ledger, dataset_uri)))
-        )
+        ledger = Ledger(ledger_url(options.ledger, dataset_uri))
+        stack.enter_context(contextlib.closing(ledger))
         lease = stack.enter_context(undisturbed(dataset_uri, sha_of(dataset_uri, options.ref)))
         components, span = _components(source.components, dataset_uri)
-        rdkit = conformer_version()
-        pools = [f"{p}:{source.conformers or CONFORMERS[p]}" for p in projects]
-        common = f"{__version__} {span.record_id} {span.key} {rdkit} {' '.join(projects)}"
-        settings = dict.fromkeys(_OF_UNIT, common)
-        settings["alignment"] += f" {templates}" if templates else ""
-        settings["entry"] += "".join(f" {pool}" for pool in pools if pool.startswith("openfold3:"))
-        settings["molecules"] += f" {' '.join(pools)}"
+        common = f"{__version__} {span.record_id} {span.key} {how['rdkit']} {' '.join(projects)}"
+        settings = {
+            "entry": common + "".join(f" {pool}" for pool in pools if "openfold3:" in pool),
+            "alignment": common + (f" {templates}" if templates else ""),
+            "molecules": f"{common} {' '.join(pools)}",
+        }
         task = EntriesTask(
             unit_id="",
             kind="",
@@ -126,51 +128,49 @@ def prepare_entries(
             expected_memory=_MEMORY,
             run=secrets.token_hex(8),
         )
+        arguments = {
+            "entries": {**dataclasses.asdict(source), "recorded": bool(molecules)},
+            "options": {**options.to_dict(), "ledger": ""},  # its URL may hold a password
+        }
         groups = [("entry", with_text(files, left_out))]
         if rows:
             found, twice = alignment_items(rows)
             left_out += twice
             groups.append(("alignment", with_text(found, left_out)))
-        arguments = {
-            "entries": {**dataclasses.asdict(source), "recorded": bool(molecules)},
-            "options": {**options.to_dict(), "ledger": ""},  # its URL may hold a password
-        }
-        run = _Run(ledger, arguments, dataset_uri, options, lease, progress)
-        first = _Phase(run, settings, groups, task, stack, left_out)
-        while True:
-            if not first.work_off(options):
-                return first.cancelled()
-            if not first.strike_repeated():
-                break
-        known = {project: dict(recorded.get(project, {})) for project in projects}
-        wanted = sorted(first.needs(known))
-        second = None
-        if wanted:
-            codes = [("molecules", [(f"component-{code}", code) for code in wanted])]
-            second = _Phase(run, settings, codes, task, stack)
+        first = _Phase(ledger, options, lease, progress, task, settings, arguments)
+        stack.enter_context(first.taken_up(groups, left_out))
+        is_done = first.work_off(options)
+        while is_done and first.strike_repeated():
+            is_done = first.work_off(options)
+        if not is_done:
+            return first.cancelled()
+        second, lacking = dataclasses.replace(first), first.lacking(known)
+        if lacking:
+            codes = [(f"component-{code}", code) for code in lacking]
+            stack.enter_context(second.taken_up([("molecules", codes)]))
             if not second.work_off(options):
                 return second.cancelled()
-        if not first.num_entries():
+        made, more = first.made(), second.made() if lacking else []
+        if not any(one["kind"] == "entry" for one in made):
             return first.end(states.FAILED, f"none of {len(files)} entries can be published")
         if changed := first.changed():
             return first.end(states.FAILED, f"{changed} changed while the job ran: run it again")
-        shards = [components, *first.shards(), *_molecules(dataset_uri, first, second, known)]
-        broken = first.account.broken() + (second.account.broken() if second else [])
+        shards = [ShardEntry.from_dict(one) for one in made if one["kind"] != "molecules"]
+        broken = first.missing()[0] + (second.missing()[0] if lacking else [])
         if options.max_broken is not None and options.too_many(len(broken), len(files)):
             what = f"{len(broken)} of {len(files)} entries are left out"
             what += f", more than max_broken {options.max_broken:g} allows; done work stays"
             return first.end(states.FAILED, what)
-        how = {"version": __version__, "rdkit": rdkit}
         snapshot = add_entries(
             dataset_uri,
-            shards,
+            [components, *shards, *_molecules(dataset_uri, [*more, *made], known)],
             ref=options.ref,
             expect=parent_of(dataset_uri, options.ref),
-            clusters=first.clusters() | clusters,
-            config=how | {"projects": list(projects), "conformers": pools},
+            clusters={k: v for one in made for k, v in one["clusters"].items()} | clusters,
+            config={**how, "projects": list(projects), "conformers": pools},
             dropped=[{"entry": one["chain_id"], "reason": one["message"]} for one in broken],
         )
-        if second:
+        if lacking:
             first.further = second.end(states.PUBLISHED, "", snapshot)
         return first.end(states.PUBLISHED, "", snapshot)
 
@@ -191,62 +191,60 @@ def prepare_again(
     return prepare_entries(source, dataset_uri, options=options, progress=progress)
 
 
-@dataclass(frozen=True, slots=True)
-class _Run:
+@dataclass(eq=False)
+class _Phase(KeptJob):
+    """Units of some kinds of work, in the ledger as a job of their own; some were done before."""
+
     ledger: Ledger
-    arguments: dict[str, Any]
-    dataset_uri: str
     options: JobOptions
     lease: Lease
     progress: Progress | None
-
-
-class _Phase(KeptJob):
-    """Units of one kind of work, in the ledger as a job of their own; some were done before."""
-
-    further: JobReport | None = None
+    common: EntriesTask
+    """What the tasks of all units have in common."""
+    settings: Mapping[str, str]
+    """What the records of each kind depend on, their files apart."""
+    arguments: Mapping[str, Any]
+    further: JobReport | None = field(default=None, init=False)
     """Of a phase that came after this one."""
 
-    def __init__(
-        self,
-        run: _Run,
-        settings: Mapping[str, str],
-        groups: Iterable[tuple[str, Sequence[tuple[str, ...]]]],
-        common: EntriesTask,
-        stack: contextlib.ExitStack,
-        unusable: Iterable[dict[str, Any]] = (),
-    ) -> None:
-        self.options, self.settings = run.options, settings
-        self.lease, self.progress = run.lease, run.progress
-        self.tasks: dict[str, EntriesTask] = {}
-        units: list[Unit] = []
-        sources: dict[str, ChainSource] = {}
-        for kind, items in groups:
-            for start in range(0, len(items), _OF_UNIT[kind]):
-                part = items[start : start + _OF_UNIT[kind]]
-                names = tuple(name for name, *_ in part)
-                unit_id = self._unit_id(kind, part)
-                own = dataclasses.replace(common, unit_id=unit_id, kind=kind, items=tuple(part))
-                self.tasks[unit_id] = own
-                units.append(Unit(unit_id, names, len(part), 1))
-                sources |= {name: ChainSource(name) for name in names}
-        plan = Plan(sha_of(*self.tasks), tuple(units), sources, {})
-        job_id = sha_of(plan.digest, run.dataset_uri, run.options.ref)
-        stack.enter_context(driving(run.ledger, job_id))
-        where = {
-            "input_uri": run.arguments["entries"]["structures"],
-            "dataset_uri": run.dataset_uri,
-            "arguments": run.arguments,
+    @contextlib.contextmanager
+    def taken_up(
+        self, groups: Iterable[tuple[str, Sequence[tuple[str, ...]]]], unusable: Sequence[Any] = ()
+    ) -> Iterator[None]:
+        """Drive the units of some items of each kind, as far as they are not done."""
+        parts = [
+            (kind, tuple(items[start : start + _OF_UNIT[kind]]))
+            for kind, items in groups
+            for start in range(0, len(items), _OF_UNIT[kind])
+        ]
+        self.tasks = {
+            unit_id: dataclasses.replace(self.common, unit_id=unit_id, kind=kind, items=part)
+            for kind, part in parts
+            for unit_id in [self._unit_id(kind, part)]
         }
-        parent = parent_of(run.dataset_uri, run.options.ref)
-        job = run.ledger.begin(job_id, plan, where, parent)
-        found = run.ledger.chains(job_id) if common.templates else ()
-        amiss = {one["unit_id"] for one in found if one["type"] != "WorkerKilled"}
-        again = {unit_id for unit_id in amiss if self.tasks[unit_id].kind == "alignment"}
-        for unit_id in again.union(_outdated(run.ledger, job_id)):
-            run.ledger.give_back(job_id, unit_id, acquit=True)
-        self.begin(run.ledger, job, plan, list(unusable))
-        stack.enter_context(self.told())
+        units = [
+            Unit(unit_id, tuple(name for name, *_ in task.items), len(task.items), 1)
+            for unit_id, task in self.tasks.items()
+        ]
+        sources = {name: ChainSource(name) for unit in units for name in unit.chain_ids}
+        plan = Plan(sha_of(*self.tasks), tuple(units), sources, {})
+        dataset_uri, ref = self.common.dataset_uri, self.options.ref
+        job_id = sha_of(plan.digest, dataset_uri, ref)
+        where = {
+            "input_uri": self.arguments["entries"]["structures"],
+            "dataset_uri": dataset_uri,
+            "arguments": self.arguments,
+        }
+        with driving(self.ledger, job_id):
+            job = self.ledger.begin(job_id, plan, where, parent_of(dataset_uri, ref))
+            if self.common.templates:  # which may be there now
+                for one in self.ledger.chains(job_id):
+                    is_alignment = self.tasks[one["unit_id"]].kind == "alignment"
+                    if is_alignment and one["type"] != "WorkerKilled":
+                        self.ledger.give_back(job_id, one["unit_id"], acquit=True)
+            self.begin(self.ledger, job, plan, list(unusable))
+            with self.told():
+                yield
 
     def _unit_id(self, kind: str, items: Iterable[tuple[str, ...]]) -> str:
         """Name of a unit: of its files as they are now, and of what is made of them."""
@@ -259,16 +257,19 @@ class _Phase(KeptJob):
         items = tuple(item for item in task.items if item[0] in item_ids)
         return dataclasses.replace(task, items=items)
 
-    def _made(self) -> Iterator[dict[str, Any]]:
-        for unit in self.ledger.units(self.job_id, states.DONE):
-            if unit["shard"]:
-                yield unit["shard"]
+    def outdated(self) -> dict[str, str]:
+        """Units whose templates changed or came since."""
+        return outdated(self.done(), RULES, structure_beside)
+
+    def made(self) -> Items:
+        """What units have made, as `EntriesTask.work` gives it."""
+        return [unit["shard"] for unit in self.done() if unit["shard"]]
 
     def strike_repeated(self) -> bool:
         """Leave out files with an entry that an earlier one has; True if there were any."""
         first: dict[str, str] = {}
         repeated = []
-        for unit in self.ledger.units(self.job_id, states.DONE):
+        for unit in self.done():
             for record_id, name in (unit["shard"] or {}).get("records", {}).items():
                 if first.setdefault(record_id, name) != name:
                     why = f"entry {record_id} is in {first[record_id]} too"
@@ -277,43 +278,19 @@ class _Phase(KeptJob):
             self.ledger.strike(self.job_id, unit_id, one, 1)
         return bool(repeated)
 
+    def lacking(self, known: Mapping[str, Mapping[str, Molecule]]) -> list[str]:
+        """Components whose molecules some project needs and has not."""
+        needs = [need for one in self.made() for need in one["needs"].items()]
+        return sorted({c for project, codes in needs for c in codes if c not in known[project]})
+
     def changed(self) -> str:
         """A file that is not as it was when the job began; its unit is to be done again."""
-        found = ""
-        for unit_id, task in self.tasks.items():
+        found = [f"a template in {folder}" for folder in self.outdated().values()]
+        for unit_id, task in reversed(self.tasks.items()):
             if self._unit_id(task.kind, task.items) != unit_id:
                 self.ledger.give_back(self.job_id, unit_id)
-                found = found or f"a file of {task.items[0][0]} to {task.items[-1][0]}"
-        for unit_id, folder in _outdated(self.ledger, self.job_id).items():
-            self.ledger.give_back(self.job_id, unit_id)
-            found = found or f"a template in {folder}"
-        return found
-
-    def shards(self) -> list[ShardEntry]:
-        """Those of entries and alignments."""
-        return [ShardEntry.from_dict(one) for one in self._made() if one["kind"] != "molecules"]
-
-    def num_entries(self) -> int:
-        """Good entries."""
-        return sum(one["chains"] for one in self._made() if one["kind"] == "entry")
-
-    def molecules(self) -> list[ShardEntry]:
-        """Those of reference molecules."""
-        return [ShardEntry.from_dict(one["molecules"]) for one in self._made() if one["molecules"]]
-
-    def clusters(self) -> dict[str, str]:
-        """Those that a prepared set has."""
-        return {k: v for one in self._made() for k, v in one.get("clusters", {}).items()}
-
-    def needs(self, known: Mapping[str, Mapping[str, Molecule]]) -> set[str]:
-        """Components whose molecules some project needs and has not."""
-        return {
-            code
-            for one in self._made()
-            for project, codes in one["needs"].items()
-            for code in codes
-            if code not in known.get(project, {})
-        }
+                found.insert(0, f"a file of {task.items[0][0]} to {task.items[-1][0]}")
+        return found[0] if found else ""
 
     def complete(self, report: JobReport) -> JobReport:
         """With what a further phase has to say."""
@@ -322,11 +299,6 @@ class _Phase(KeptJob):
         added = ("broken", "units", "resumed", "lost_workers")
         sums: dict[str, Any] = {n: getattr(report, n) + getattr(further, n) for n in added}
         return dataclasses.replace(report, notes=report.notes | further.notes, **sums)
-
-
-def _outdated(ledger: Ledger, job_id: str) -> dict[str, str]:
-    """Units whose templates changed or came since."""
-    return outdated(ledger.units(job_id, states.DONE), RULES, structure_beside)
 
 
 def _components(path: str, dataset_uri: str) -> tuple[ShardEntry, RecordSpan]:
@@ -340,17 +312,17 @@ def _components(path: str, dataset_uri: str) -> tuple[ShardEntry, RecordSpan]:
 
 
 def _molecules(
-    dataset_uri: str, first: _Phase, second: _Phase | None, known: dict[str, dict[str, Molecule]]
+    dataset_uri: str, made: Items, known: Mapping[str, Mapping[str, Molecule]]
 ) -> list[ShardEntry]:
     """One shard of all reference molecules, those recorded in place of those made."""
     storage = open_storage(dataset_uri)
     merged: dict[str, dict[str, Molecule]] = {project: {} for project in known}
-    for entry in [*(second.molecules() if second else []), *first.molecules()]:
+    for entry in (ShardEntry.from_dict(one["molecules"]) for one in made if one["molecules"]):
         for span in record_spans(storage, entry):
-            table = merged.setdefault(span.record_id, {})
+            table = merged[span.record_id]
             for name, one in read_value(storage, span).items():  # of a prepared set, over ours
                 table[name] = table[name].overlaid(one) if name in table else one
-    for project, table in known.items():
-        merged[project] |= table
+    for project, recorded in known.items():
+        merged[project] |= recorded
     parts = {project: encode_molecules(table) for project, table in merged.items() if table}
     return [write_records(dataset_uri, "molecules", parts)] if parts else []

@@ -11,7 +11,6 @@ from functools import cache
 from typing import Any, Final
 
 from evofeed.base.errors import JobError
-from evofeed.featurize.job.account import Account
 from evofeed.featurize.job.executors import Executor, LocalExecutor
 from evofeed.featurize.job.ledger import Ledger
 from evofeed.featurize.job.options import Workplace
@@ -44,8 +43,6 @@ class Dispatch(abc.ABC):
     """Units of a job given to an executor and taken back until all are done."""
 
     lost_workers = 0
-    account: Account
-    """Of a job that the ledger keeps, which is that of chains or entries."""
     progress: Callable[[Any], None] | None
     lease: Lease | None
     """Of the dataset, renewed as long as units are at work."""
@@ -74,9 +71,9 @@ class Dispatch(abc.ABC):
         """What the nodes that can do a unit offer, where some do; empty: any can."""
         return ""
 
+    @abc.abstractmethod
     def how_far(self) -> Any:
         """What `progress` is called with, about twice a second and whenever a unit has ended."""
-        return self.account.progress()
 
     def work_off(self, options: Workplace) -> bool:
         """Do all units that the ledger has to do; False if the job was cancelled meanwhile."""

@@ -1,41 +1,31 @@
-"""A job of chains from its units to the snapshot that is published once."""
+"""A job that the ledger keeps, of chains or of entries: driven by one process, told, reported."""
 
 from __future__ import annotations
 
+import abc
 import contextlib
-import dataclasses
-import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from evofeed.base.errors import JobError
-from evofeed.featurize.config import CropConfig, FeaturizeConfig
-from evofeed.featurize.inputs.clusters import NO_CLUSTER
 from evofeed.featurize.job import tables as states
-from evofeed.featurize.job.account import (
-    Account,
-    JobHost,
-    JobProgress,
-    JobReport,
-    broken_entries,
-    note_entries,
-)
+from evofeed.featurize.job.account import JobProgress, JobReport
 from evofeed.featurize.job.dispatch import Dispatch
-from evofeed.featurize.job.executors import ExecutorGone
 from evofeed.featurize.job.ledger import Ledger
-from evofeed.featurize.job.options import JobOptions, relative
-from evofeed.featurize.job.publish import missing_shards, publish
-from evofeed.featurize.job.tables import JobRow
-from evofeed.featurize.job.template_use import outdated, remembered
-from evofeed.featurize.job.units import Plan, make_plan, path_of
-from evofeed.featurize.job.work import UnitResult, UnitTask, expected_memory
+from evofeed.featurize.job.options import JobOptions, report_path
+from evofeed.featurize.job.publish import missing_shards
+from evofeed.featurize.job.tables import Job
+from evofeed.featurize.job.units import Plan
+from evofeed.featurize.job.work import UnitResult
 from evofeed.store import Snapshot
 from evofeed.store.inner import Lease, hold, open_storage, wait_for_none
 
 Items = list[dict[str, Any]]
 Progress = Callable[[JobProgress], None]
 _PATIENCE = 30.0  # seconds to wait for a garbage collection to end
+_LEFT_OUT = ("NoProtein", "UnusedInput")
+"""Errors of what is left out: no proteins, and files that no chain uses."""
 
 
 @contextlib.contextmanager
@@ -58,13 +48,24 @@ class KeptJob(Dispatch):
 
     options: JobOptions
 
-    def begin(self, ledger: Ledger, job: JobRow, plan: Plan, unusable: Items) -> None:
-        """From now on this job; units whose shards are gone are to be done again."""
-        self.job = job
+    def begin(self, ledger: Ledger, job: Job, plan: Plan, unusable: Items) -> None:
+        """From now on this job; `unusable` are inputs that no item could be made of.
+
+        Units whose shards or templates are not what they were are to be done again.
+        """
+        self.job, self.num_items, self.unusable = job, len(plan.sources), unusable
         self.take_up(ledger, job.job_id, plan.units, self.options)
-        for unit_id in missing_shards(ledger, job):
+        for unit_id in {*missing_shards(ledger, job), *self.outdated()}:
             ledger.give_back(job.job_id, unit_id)
-        self.account = Account(ledger, job, len(plan.sources), unusable)
+        self._began, self._before = time.monotonic(), ledger.counts(job.job_id)
+
+    @abc.abstractmethod
+    def outdated(self) -> dict[str, str]:
+        """Units whose template files changed or came since, each with a folder where one did."""
+
+    def done(self) -> Items:
+        """Units that are done, as the ledger has them."""
+        return self.ledger.units(self.job_id, states.DONE)
 
     @contextlib.contextmanager
     def told(self) -> Iterator[None]:
@@ -84,12 +85,70 @@ class KeptJob(Dispatch):
             self.ledger.finish(self.job_id, output)
         return is_trial
 
+    def missing(self) -> tuple[Items, Items]:
+        """What is not in the snapshot, each with why: what is broken, and what was left out."""
+        said = ("chain_id", "type", "message", "path", "line")
+        dead = [{name: chain[name] for name in said} for chain in self.ledger.chains(self.job_id)]
+        every = [*self.unusable, *dead]
+        broken = [item for item in every if item["type"] not in _LEFT_OUT]
+        return broken, [item for item in every if item["type"] in _LEFT_OUT]
+
+    def notes(self) -> dict[str, list[str]]:
+        """What was left out of good items, by their ids."""
+        units = self.done()
+        return dict(sorted((c, n) for unit in units for c, n in (unit["notes"] or {}).items()))
+
+    def how_far(self) -> JobProgress:
+        """State and progress of the job."""
+        counts, seconds = self.ledger.counts(self.job_id), time.monotonic() - self._began
+        cost_here = counts["cost_done"] - self._before["cost_done"]
+        left = counts["cost"] - counts["cost_done"]
+        return JobProgress(
+            num_chains=self.num_items,
+            good=counts["chains_good"],
+            broken=counts["chains_broken"],
+            suspects=len(self.ledger.chains(self.job_id, dead=False)),
+            share=counts["cost_done"] / max(counts["cost"], 1),
+            chains_per_second=self._pace(counts),
+            seconds_left=seconds * left / cost_here if cost_here > 0 else None,
+        )
+
+    def _pace(self, counts: dict[str, int]) -> float:
+        """Items a second of this run."""
+        names = ("chains_good", "chains_broken")
+        here = sum(counts[name] - self._before[name] for name in names)
+        return here / max(time.monotonic() - self._began, 1e-9)
+
     def end(self, state: str, message: str, snapshot: Snapshot | None = None) -> JobReport:
         """The job's state in the ledger, and the report, which is written."""
         made = {"snapshot": snapshot.digest} if snapshot else {}
         self.ledger.set_job(self.job_id, state=state, message=message, **made)
-        report = self.account.report(state, message, self.options.ref, snapshot, self.lost_workers)
-        report = self.complete(report)
+        counts, (broken, left_out) = self.ledger.counts(self.job_id), self.missing()
+        shards = snapshot.manifest.shards if snapshot else ()
+        report = self.complete(
+            JobReport(
+                job_id=self.job_id,
+                state=state,
+                message=message,
+                input_uri=self.job.input_uri,
+                dataset_uri=self.job.dataset_uri,
+                ref=self.options.ref,
+                snapshot=snapshot.digest if snapshot else None,
+                num_chains=self.num_items + len(self.unusable) - len(left_out),
+                num_good=counts["chains_good"],
+                broken=tuple(broken),
+                left_out=tuple(left_out),
+                notes=self.notes(),
+                num_shards=len(shards),
+                num_bytes=sum(shard.nbytes for shard in shards),
+                units=len(self.units),
+                resumed=self._before["units_done"],
+                lost_workers=self.lost_workers,
+                seconds=round(time.monotonic() - self._began, 3),
+                chains_per_second=round(self._pace(counts), 2),
+                path=report_path(self.ledger.url, self.job.dataset_uri, self.job_id),
+            )
+        )
         report.write()
         return report
 
@@ -100,120 +159,3 @@ class KeptJob(Dispatch):
     def complete(self, report: JobReport) -> JobReport:
         """A report with what only this kind of job has to say."""
         return report
-
-
-@dataclasses.dataclass(eq=False)
-class Driver(KeptJob):
-    """A job of chains."""
-
-    ledger: Ledger
-    job: JobRow
-    plan: Plan
-    unusable: Items
-    config: FeaturizeConfig
-    crop: CropConfig | None
-    options: JobOptions
-    clusters: Mapping[str, int] | None
-    progress: Progress | None
-    lease: Lease
-    host: JobHost
-
-    def __post_init__(self) -> None:
-        self.begin(self.ledger, self.job, self.plan, self.unusable)
-        self.run_id = secrets.token_hex(8)
-        self.host.found(broken_entries(self.account.broken()) + note_entries(self.account.notes()))
-
-    def run(self) -> JobReport:
-        """From its present state to its end."""
-        with self.told():
-            try:
-                if not self.work_off(self.options):
-                    return self.cancelled()
-                return self._publish()
-            except ExecutorGone as gone:
-                return self.end(states.FAILED, f"nothing was published: {gone.message}")
-
-    def task(self, unit_id: str, item_ids: tuple[str, ...]) -> UnitTask:
-        """These chains of a unit, to featurize."""
-        unit = self.units[unit_id]
-        return UnitTask(
-            unit_id=unit_id,
-            dataset_uri=self.job.dataset_uri,
-            sources=tuple(self.plan.sources[chain_id] for chain_id in item_ids),
-            config=self.config,
-            crop=self.crop,
-            memory=self.options.memory,
-            expected_memory=expected_memory(unit.largest, unit.cost),
-            run=self.run_id,
-            limits=self.host.limits,
-        )
-
-    def settle(self, output: UnitResult, item_ids: tuple[str, ...], is_trial: bool) -> bool:
-        """Enter a shard into the ledger, and tell the host what is left out."""
-        result = self._localised(output)
-        if not is_trial:
-            self.host.found(broken_entries(result.failures) + note_entries(result.notes))
-        return super().settle(result, item_ids, is_trial)
-
-    def _localised(self, result: UnitResult) -> UnitResult:
-        """Paths as the user knows them: relative to the input, the same on every machine."""
-        failures = tuple(
-            {**failure, "path": relative(failure["path"], self.job.input_uri)}
-            for failure in result.failures
-        )
-        shard = result.shard and {**result.shard, "templates": remembered(result.templates)}
-        return dataclasses.replace(result, failures=failures, shard=shard)
-
-    def _publish(self) -> JobReport:
-        broken, total = self.account.broken(), self.account.total
-        if len(broken) == total:
-            return self.end(states.FAILED, f"all {total} chains are broken, nothing to publish")
-        if share := self.options.too_many(len(broken), total):
-            return self.end(
-                states.FAILED,
-                f"{len(broken)} of {total} chains are broken, more than max_broken "
-                f"{share} allows: repair them or raise it, and run again; "
-                "what is done is kept",
-            )
-        if changed := self._changed():
-            what = f"{len(changed)} inputs changed while the job ran, {changed[0]} for one"
-            return self.end(states.FAILED, f"{what}: run it again; what did not change is kept")
-        if stale := outdated(self.ledger.units(self.job_id, states.DONE), self.config):
-            what = f"template files changed while the job ran, in {min(stale.values())} for one"
-            return self.end(states.FAILED, f"{what}: run it again; the other units are kept")
-        settings = {"featurize": dataclasses.asdict(self.config)}
-        settings |= {"crop": dataclasses.asdict(self.crop)} if self.crop else {}
-        snapshot = publish(
-            self.ledger,
-            self.job,
-            broken + [item for item in self.account.left_out() if item["type"] == "NoProtein"],
-            settings,
-            self.options,
-            self.clusters,
-            self.host.move,
-        )
-        return self.end(states.PUBLISHED, "", snapshot)
-
-    def _changed(self) -> list[str]:
-        """Inputs that came, went or are not as they were when the plan was made.
-
-        Their units are to be done again, for what was read may not be what their name says.
-        """
-        before, sources = self.plan.inputs, list(self.plan.sources.values())
-        plan = make_plan(sources, self.config, self.crop)
-        for unit_id in sorted(self.units.keys() - {unit.unit_id for unit in plan.units}):
-            self.ledger.give_back(self.job_id, unit_id, acquit=True)
-        return sorted(
-            relative(path_of(key), self.job.input_uri) or ""
-            for key in before.keys() | plan.inputs.keys()
-            if before.get(key) != plan.inputs.get(key)
-        )
-
-    def complete(self, report: JobReport) -> JobReport:
-        """With a note for each chain that is in no cluster of the file given."""
-        broken = {chain["chain_id"] for chain in report.broken}
-        notes = dict(report.notes)
-        for chain_id, size in (self.clusters or {}).items():
-            if size == NO_CLUSTER and chain_id not in broken:
-                notes[chain_id] = [*notes.get(chain_id, ()), "in no cluster of the file given"]
-        return dataclasses.replace(report, notes=dict(sorted(notes.items())))

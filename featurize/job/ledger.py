@@ -10,10 +10,9 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import sqlalchemy as sa
-from sqlalchemy.engine import Connection, Engine
 
 from evofeed.base.errors import JobError
 from evofeed.featurize.job.tables import (
@@ -27,12 +26,14 @@ from evofeed.featurize.job.tables import (
     RUNNING,
     TODO,
     UNITS,
-    JobRow,
+    Job,
 )
 
 if TYPE_CHECKING:
     from evofeed.featurize.job.units import Plan
     from evofeed.featurize.job.work import UnitResult
+
+_UNDONE = {"state": TODO, "leased_at": None}
 
 
 class Ledger:
@@ -45,12 +46,13 @@ class Ledger:
     def __init__(self, url: str) -> None:
         self.url = url if "://" in url else f"sqlite:///{url}"
         self.url = self.url.replace("postgresql://", "postgresql+psycopg://", 1)
-        if self.url.startswith("sqlite:///"):
-            Path(self.url.removeprefix("sqlite:///")).parent.mkdir(parents=True, exist_ok=True)
         # For messages: a SQLite file's path, another database without its password.
         self.place = self.url.rpartition("@")[2].removeprefix("sqlite:///")
         try:
-            self.engine: Engine = _engine(self.url)
+            self.engine = sa.create_engine(self.url)
+            if self.engine.dialect.name == "sqlite":
+                Path(self.place).parent.mkdir(parents=True, exist_ok=True)
+                sa.event.listen(self.engine, "connect", _configure_sqlite)
             METADATA.create_all(self.engine)
         except (sa.exc.SQLAlchemyError, ModuleNotFoundError) as error:
             reason = str(error).splitlines()[0]
@@ -61,7 +63,7 @@ class Ledger:
             ) from error
         sa.event.listen(self.engine, "handle_error", self._fail)
 
-    def _fail(self, context: sa.ExceptionContext) -> None:
+    def _fail(self, context: sa.ExceptionContext) -> NoReturn:
         """A full disk, a damaged file, a database that went away: one line says so."""
         error = context.original_exception
         reason = (str(error) or type(error).__name__).splitlines()[0]
@@ -75,142 +77,146 @@ class Ledger:
         """Give the connections back."""
         self.engine.dispose()
 
+    def _rows(self, query: sa.Select[Any]) -> list[dict[str, Any]]:
+        with self.engine.connect() as connection:
+            return [dict(row) for row in connection.execute(query).mappings()]
+
+    def _write(self, *changes: sa.Executable) -> None:
+        """All of the changes, or none."""
+        with self.engine.begin() as connection:
+            for change in changes:
+                connection.execute(change)
+
     # reading
 
-    def jobs(self) -> list[JobRow]:
+    def jobs(self) -> list[Job]:
         """All jobs, newest first."""
         with self.engine.connect() as connection:
-            rows = connection.execute(sa.select(JOBS).order_by(JOBS.c.created_at.desc()))
-            return [JobRow(**row) for row in rows.mappings()]
+            newest_first = sa.select(JOBS).order_by(JOBS.c.created_at.desc())
+            return list(connection.execute(newest_first))
 
-    def job(self, job_id: str) -> JobRow:
+    def job(self, job_id: str) -> Job:
         """One job, by its id or the beginning of it.
 
         Raises:
             JobError: none or several begin so.
         """
-        found = [job for job in self.jobs() if job.job_id.startswith(job_id)]
+        jobs = self.jobs()
+        found = [job for job in jobs if job.job_id.startswith(job_id)]
         if len(found) != 1:
-            known = ", ".join(job.job_id[:12] for job in found or self.jobs()) or "none"
+            known = ", ".join(job.job_id[:12] for job in found or jobs) or "none"
             what = "ambiguous" if found else "unknown"
             raise JobError(f"{what} job {job_id!r}; the ledger has {known}", path=self.place)
         return found[0]
 
     def counts(self, job_id: str) -> dict[str, int]:
         """Units by state, chains done and broken, cost done and in all."""
-        good = sa.func.coalesce(sa.func.sum(UNITS.c.num_chains), 0)
-        cost = sa.func.coalesce(sa.func.sum(UNITS.c.cost), 0)
-        query = (
-            sa.select(UNITS.c.state, sa.func.count(), good, cost)
-            .where(UNITS.c.job_id == job_id)
-            .group_by(UNITS.c.state)
-        )
+        columns = (sa.func.count(), sa.func.sum(UNITS.c.num_chains), sa.func.sum(UNITS.c.cost))
+        query = sa.select(UNITS.c.state, *columns).where(UNITS.c.job_id == job_id)
         dead = sa.select(sa.func.count()).where(CHAINS.c.job_id == job_id, CHAINS.c.dead)
-        counts: dict[str, int] = {f"units_{state}": 0 for state in (TODO, LEASED, DONE)}
-        counts |= {"chains_good": 0, "cost_done": 0, "cost": 0}
         with self.engine.connect() as connection:
-            for state, units, chains, units_cost in connection.execute(query):
-                counts[f"units_{state}"] = units
-                counts["chains_good"] += chains
-                counts["cost"] += int(units_cost)
-                counts["cost_done"] += int(units_cost) if state == DONE else 0
-            counts["chains_broken"] = connection.execute(dead).scalar_one()
+            rows = connection.execute(query.group_by(UNITS.c.state))
+            sums = {state: list(map(int, of_state)) for state, *of_state in rows}
+            chains_broken = connection.execute(dead).scalar_one()
+        counts = {f"units_{s}": sums.get(s, [0])[0] for s in (TODO, LEASED, DONE)}
+        counts["chains_good"] = sum(chains for _, chains, _ in sums.values())
+        counts["chains_broken"] = chains_broken
+        counts["cost"] = sum(cost for *_, cost in sums.values())
+        counts["cost_done"] = sums[DONE][2] if DONE in sums else 0
         return counts
 
-    def units(self, job_id: str, state: str | None = None) -> list[Mapping[str, Any]]:
+    def units(self, job_id: str, state: str | None = None) -> list[dict[str, Any]]:
         """Units in the order of the plan, all or those in one state."""
         query = sa.select(UNITS).where(UNITS.c.job_id == job_id).order_by(UNITS.c.ordinal)
-        if state is not None:
-            query = query.where(UNITS.c.state == state)
-        with self.engine.connect() as connection:
-            return [dict(row) for row in connection.execute(query).mappings()]
+        return self._rows(query if state is None else query.where(UNITS.c.state == state))
 
     def chains(
         self, job_id: str, dead: bool | None = True, unit_id: str = ""
     ) -> list[dict[str, Any]]:
         """Chains that made trouble, of one unit or all; `dead=False` only suspects, None both."""
-        query = sa.select(CHAINS).where(CHAINS.c.job_id == job_id).order_by(CHAINS.c.chain_id)
-        if unit_id:
-            query = query.where(CHAINS.c.unit_id == unit_id)
-        if dead is not None:
-            query = query.where(CHAINS.c.dead == dead)
-        with self.engine.connect() as connection:
-            return [dict(row) for row in connection.execute(query).mappings()]
+        query = sa.select(CHAINS).where(_chains(job_id, unit_id)).order_by(CHAINS.c.chain_id)
+        return self._rows(query if dead is None else query.where(CHAINS.c.dead == dead))
 
     # the driver's writes
 
-    def begin(
-        self, job_id: str, plan: Plan, where: Mapping[str, Any], parent: str | None
-    ) -> JobRow:
+    def begin(self, job_id: str, plan: Plan, where: Mapping[str, Any], parent: str | None) -> Job:
         """Enter a job and its units, or take it up where an earlier driver left it.
 
         Units that another job has done with the same inputs and settings count as done.
         """
         now = time.time()
         with self.engine.begin() as connection:
-            known = connection.execute(
-                sa.select(JOBS.c.state).where(JOBS.c.job_id == job_id)
-            ).scalar()
-            if known is None:
-                job: dict[str, Any] = {"state": RUNNING, "message": ""}
-                job |= {"cancel_requested": False}
-                job |= {"job_id": job_id, "num_chains": len(plan.sources), "parent": parent}
+            state = connection.execute(sa.select(JOBS.c.state).where(JOBS.c.job_id == job_id))
+            if (known := state.scalar()) is None:
+                about = {"state": RUNNING, "num_chains": len(plan.sources), "parent": parent}
                 times = {"created_at": now, "updated_at": now}
-                connection.execute(sa.insert(JOBS).values(**job, **where, **times))
-                _insert_units(connection, job_id, plan)
+                job = sa.insert(JOBS).values(job_id=job_id, **where, **about, **times)
+                connection.execute(job)
+                units = [
+                    {
+                        "job_id": job_id,
+                        "unit_id": unit.unit_id,
+                        "ordinal": ordinal,
+                        "chain_ids": list(unit.chain_ids),
+                        "cost": unit.cost,
+                        "state": TODO,
+                    }
+                    for ordinal, unit in enumerate(plan.units)
+                ]
+                connection.execute(sa.insert(UNITS), units)
+                _adopt(connection, job_id)
             else:
-                _update_job(connection, job_id, **where)
-                changed = {"state": RUNNING, "cancel_requested": False}
+                about = {"state": RUNNING, "cancel_requested": False}
                 if known == PUBLISHED:  # on top of whatever came after it
-                    changed = {"parent": parent}
-                _update_job(connection, job_id, **changed)
-                _release(connection, job_id)
+                    about = {"parent": parent}
+                connection.execute(_change_job(job_id, **where, **about))
+                leased = UNITS.c.state == LEASED  # by a driver that is dead
+                connection.execute(_change_units(job_id, leased, **_UNDONE))
         return self.job(job_id)
 
     def lease(self, job_id: str, unit_id: str) -> None:
         """A unit is in work from now on."""
-        with self.engine.begin() as connection:
-            connection.execute(
-                _unit(job_id, unit_id).values(
-                    state=LEASED, attempts=UNITS.c.attempts + 1, leased_at=time.time()
-                )
-            )
+        values = {"state": LEASED, "attempts": UNITS.c.attempts + 1, "leased_at": time.time()}
+        self._write(_change_units(job_id, UNITS.c.unit_id == unit_id, **values))
 
     def give_back(self, job_id: str, unit_id: str, *, acquit: bool = False) -> None:
         """A unit was lost and is to be done again; `acquit`: with its broken chains."""
-        with self.engine.begin() as connection:
-            if acquit:
-                unit = (CHAINS.c.job_id == job_id) & (CHAINS.c.unit_id == unit_id)
-                connection.execute(sa.delete(CHAINS).where(unit))
-            values = {"state": TODO, "leased_at": None, "num_chains": 0}
-            connection.execute(_unit(job_id, unit_id).values(**values))
+        unit = _change_units(job_id, UNITS.c.unit_id == unit_id, **_UNDONE, num_chains=0)
+        chains = [sa.delete(CHAINS).where(_chains(job_id, unit_id))] if acquit else []
+        self._write(unit, *chains)
 
     def finish(self, job_id: str, result: UnitResult) -> None:
         """A unit is done: its shard, notes and broken chains, in one transaction."""
-        with self.engine.begin() as connection:
-            values: dict[str, Any] = {"state": DONE, "leased_at": None, "shard": result.shard}
-            values |= {"num_chains": result.num_chains, "notes": result.notes}
-            connection.execute(_unit(job_id, result.unit_id).values(**values))
-            unit = (CHAINS.c.job_id == job_id) & (CHAINS.c.unit_id == result.unit_id)
-            connection.execute(sa.delete(CHAINS).where(unit, sa.not_(CHAINS.c.dead)))  # acquitted
-            for failure in result.failures:
-                _put_chain(connection, job_id, result.unit_id, failure, dead=True)
-            _update_job(connection, job_id)
+        values = {name: getattr(result, name) for name in ("shard", "num_chains", "notes")}
+        suspects = _chains(job_id, result.unit_id) & ~CHAINS.c.dead
+        self._write(
+            _change_units(
+                job_id, UNITS.c.unit_id == result.unit_id, state=DONE, leased_at=None, **values
+            ),
+            sa.delete(CHAINS).where(suspects),  # acquitted
+            *(
+                change
+                for failure in result.failures
+                for change in _put_chain(job_id, result.unit_id, failure, dead=True)
+            ),
+            _change_job(job_id),
+        )
 
     def strike(self, job_id: str, unit_id: str, failure: Mapping[str, Any], limit: int) -> bool:
         """A chain took its worker down; True if that was its last chance (`limit` strikes)."""
-        with self.engine.begin() as connection:
-            where = (CHAINS.c.job_id == job_id) & (CHAINS.c.chain_id == failure["chain_id"])
-            before = connection.execute(sa.select(CHAINS.c.strikes).where(where)).scalar() or 0
-            dead = before + 1 >= limit
-            _put_chain(connection, job_id, unit_id, failure, dead=dead, strikes=before + 1)
-            connection.execute(_unit(job_id, unit_id).values(state=TODO, leased_at=None))
+        known = self.chains(job_id, dead=None, unit_id=unit_id)
+        before = [c["strikes"] for c in known if c["chain_id"] == failure["chain_id"]]
+        strikes: int = 1 + sum(before)
+        dead = strikes >= limit
+        self._write(
+            *_put_chain(job_id, unit_id, failure, dead=dead, strikes=strikes),
+            _change_units(job_id, UNITS.c.unit_id == unit_id, **_UNDONE),
+        )
         return dead
 
     def set_job(self, job_id: str, **values: Any) -> None:
         """Change fields of a job."""
-        with self.engine.begin() as connection:
-            _update_job(connection, job_id, **values)
+        self._write(_change_job(job_id, **values))
 
     # asked for by others, heeded by the driver
 
@@ -218,83 +224,45 @@ class Ledger:
         """Ask a running job to stop; what is done stays done."""
         self.set_job(job_id, cancel_requested=True)
 
-    def retry(self, job_id: str) -> int:
-        """Give dead chains another chance: their units are to be done again. Returns how many."""
-        with self.engine.begin() as connection:
-            units = sa.select(CHAINS.c.unit_id).where(CHAINS.c.job_id == job_id, CHAINS.c.dead)
-            connection.execute(
-                sa.update(UNITS)
-                .where(UNITS.c.job_id == job_id, UNITS.c.unit_id.in_(units))
-                .values(state=TODO, attempts=0, shard=None, num_chains=0, notes=None)
-            )
-            gone = connection.execute(sa.delete(CHAINS).where(CHAINS.c.job_id == job_id))
-            _update_job(connection, job_id, state=FAILED, message="to be retried")
-        return gone.rowcount
+    def retry(self, job_id: str) -> None:
+        """Give dead chains another chance: their units are to be done again."""
+        for chain in self.chains(job_id):
+            self.give_back(job_id, chain["unit_id"], acquit=True)
+        self.set_job(job_id, state=FAILED, message="to be retried")
 
 
-def _engine(url: str) -> Engine:
-    engine = sa.create_engine(url)
-    if engine.dialect.name == "sqlite":
-
-        @sa.event.listens_for(engine, "connect")
-        def _configure(connection: Any, _: object) -> None:
-            # No WAL: the ledger may lie on a network disk, where WAL is not safe.
-            connection.execute("PRAGMA busy_timeout = 60000")
-            connection.execute("PRAGMA synchronous = FULL")
-
-    return engine
+def _configure_sqlite(connection: Any, _: object) -> None:
+    # No WAL: the ledger may lie on a network disk, where WAL is not safe.
+    connection.execute("PRAGMA busy_timeout = 60000")
+    connection.execute("PRAGMA synchronous = FULL")
 
 
-def _unit(job_id: str, unit_id: str) -> sa.Update:
-    return sa.update(UNITS).where(UNITS.c.job_id == job_id, UNITS.c.unit_id == unit_id)
+def _change_job(job_id: str, **values: Any) -> sa.Update:
+    return sa.update(JOBS).where(JOBS.c.job_id == job_id).values(updated_at=time.time(), **values)
 
 
-def _update_job(connection: Connection, job_id: str, **values: Any) -> None:
-    change = sa.update(JOBS).where(JOBS.c.job_id == job_id)
-    connection.execute(change.values(updated_at=time.time(), **values))
+def _change_units(job_id: str, which: sa.ColumnElement[bool], **values: Any) -> sa.Update:
+    return sa.update(UNITS).where(UNITS.c.job_id == job_id, which).values(**values)
+
+
+def _chains(job_id: str, unit_id: str = "") -> sa.ColumnElement[bool]:
+    """The chains of a job, or of one of its units."""
+    of_job = CHAINS.c.job_id == job_id
+    return of_job & (CHAINS.c.unit_id == unit_id) if unit_id else of_job
 
 
 def _put_chain(
-    connection: Connection,
-    job_id: str,
-    unit_id: str,
-    failure: Mapping[str, Any],
-    *,
-    dead: bool,
-    strikes: int = 0,
-) -> None:
-    where = (CHAINS.c.job_id == job_id) & (CHAINS.c.chain_id == failure["chain_id"])
-    connection.execute(sa.delete(CHAINS).where(where))
+    job_id: str, unit_id: str, failure: Mapping[str, Any], *, dead: bool, strikes: int = 0
+) -> tuple[sa.Delete, sa.Insert]:
     values = {name: failure[name] for name in ("chain_id", "type", "message", "path", "line")}
-    values |= {"job_id": job_id, "unit_id": unit_id, "dead": dead, "strikes": strikes}
-    connection.execute(sa.insert(CHAINS).values(**values))
+    before = _chains(job_id) & (CHAINS.c.chain_id == failure["chain_id"])
+    chain = sa.insert(CHAINS).values(
+        job_id=job_id, unit_id=unit_id, dead=dead, strikes=strikes, **values
+    )
+    return sa.delete(CHAINS).where(before), chain
 
 
-def _release(connection: Connection, job_id: str) -> None:
-    """What a dead driver had in work is to be done again."""
-    leased = sa.update(UNITS).where(UNITS.c.job_id == job_id, UNITS.c.state == LEASED)
-    connection.execute(leased.values(state=TODO, leased_at=None))
-
-
-def _insert_units(connection: Connection, job_id: str, plan: Plan) -> None:
-    rows = [
-        {
-            "job_id": job_id,
-            "unit_id": unit.unit_id,
-            "ordinal": ordinal,
-            "chain_ids": list(unit.chain_ids),
-            "cost": unit.cost,
-            "state": TODO,
-            "attempts": 0,
-            "num_chains": 0,
-        }
-        for ordinal, unit in enumerate(plan.units)
-    ]
-    connection.execute(sa.insert(UNITS), rows)
-    _adopt(connection, job_id)
-
-
-def _adopt(connection: Connection, job_id: str) -> None:
+def _adopt(connection: sa.Connection, job_id: str) -> None:
     """Take over units that an earlier job has done without a broken chain.
 
     Their shards may be elsewhere: a ledger can serve several datasets, and one dataset may be
@@ -311,6 +279,5 @@ def _adopt(connection: Connection, job_id: str) -> None:
         .order_by(JOBS.c.dataset_uri == dataset, JOBS.c.created_at)  # the last one stays
     )
     for row in connection.execute(done).mappings():
-        values = {"state": DONE, "shard": row["shard"], "notes": row["notes"]}
-        values["num_chains"] = row["num_chains"]
-        connection.execute(_unit(job_id, row["unit_id"]).values(**values))
+        values = {name: row[name] for name in ("state", "shard", "notes", "num_chains")}
+        connection.execute(_change_units(job_id, UNITS.c.unit_id == row["unit_id"], **values))

@@ -9,7 +9,7 @@ from evofeed.base.errors import DatasetMissing, RefConflict
 from evofeed.featurize.job import tables as states
 from evofeed.featurize.job.ledger import Ledger
 from evofeed.featurize.job.options import JobOptions
-from evofeed.featurize.job.tables import JobRow
+from evofeed.featurize.job.tables import Job
 from evofeed.store import DatasetWriter, ShardEntry, Snapshot
 from evofeed.store.inner import MoveRef, move_ref, open_storage, read_ref
 
@@ -26,7 +26,7 @@ def parent_of(dataset_uri: str, ref: str) -> str | None:
         return None
 
 
-def missing_shards(ledger: Ledger, job: JobRow) -> list[str]:
+def missing_shards(ledger: Ledger, job: Job) -> list[str]:
     """Units that count as done but whose chains are gone (deleted, or collected as garbage)."""
     done = _with_shards(ledger, job)
     files = open_storage(job.dataset_uri).files("shards/") if done else ()
@@ -41,7 +41,7 @@ def missing_shards(ledger: Ledger, job: JobRow) -> list[str]:
 
 def publish(
     ledger: Ledger,
-    job: JobRow,
+    job: Job,
     broken: list[dict[str, Any]],
     settings: dict[str, Any],
     options: JobOptions,
@@ -83,5 +83,5 @@ def publish(
         ) from error
 
 
-def _with_shards(ledger: Ledger, job: JobRow) -> Sequence[Unit]:
+def _with_shards(ledger: Ledger, job: Job) -> Sequence[Unit]:
     return [unit for unit in ledger.units(job.job_id, states.DONE) if unit["shard"]]

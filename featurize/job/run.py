@@ -1,4 +1,4 @@
-"""A job from its input to its published snapshot: found, planned, entered in the ledger, driven.
+"""A job of chains from its input to its published snapshot: found, planned, driven.
 
 At-least-once work becomes exactly-once because shards are named by their content,
 the ledger holds one result per unit, and one compare-and-swap publishes them all.
@@ -10,26 +10,29 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-from collections.abc import Mapping, Sequence
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from evofeed.base.errors import InputError, JobError
 from evofeed.base.within import limited_to
 from evofeed.featurize.config import CropConfig, FeaturizeConfig
-from evofeed.featurize.inputs.clusters import cluster_sizes
+from evofeed.featurize.inputs.clusters import NO_CLUSTER, cluster_sizes
 from evofeed.featurize.inputs.discovery import discover, nothing_usable
-from evofeed.featurize.inputs.sources import ChainSource
 from evofeed.featurize.job import tables as states
-from evofeed.featurize.job.account import JobHost, JobReport
-from evofeed.featurize.job.driver import Driver, Progress, undisturbed
+from evofeed.featurize.job.account import JobHost, JobReport, broken_entries, note_entries
+from evofeed.featurize.job.driver import KeptJob, Progress, undisturbed
+from evofeed.featurize.job.executors import ExecutorGone
 from evofeed.featurize.job.ledger import Ledger
 from evofeed.featurize.job.lock import driving
 from evofeed.featurize.job.options import JobOptions, absolute, ledger_url, relative
-from evofeed.featurize.job.publish import parent_of
-from evofeed.featurize.job.template_use import outdated
-from evofeed.featurize.job.units import make_plan, sha_of
-from evofeed.featurize.job.work import describe
+from evofeed.featurize.job.publish import parent_of, publish
+from evofeed.featurize.job.template_use import outdated, remembered
+from evofeed.featurize.job.units import Plan, make_plan, path_of, sha_of
+from evofeed.featurize.job.work import UnitResult, UnitTask, describe, expected_memory
 from evofeed.store import Dataset
+from evofeed.store.inner import Lease
 
 
 def run_job(
@@ -81,7 +84,6 @@ def run_job(
             raise nothing_usable(problems, input_uri)
         # Needed at the end only; a file that does not fit is refused now.
         clusters = cluster_sizes(options.clusters, sources) if options.clusters else None
-        unusable = [_unusable(problem, input_uri) for problem in problems]
         ledger = Ledger(ledger_url(options.ledger, dataset_uri))
         stack.enter_context(contextlib.closing(ledger))
         plan = make_plan(sources, config, crop)
@@ -95,37 +97,29 @@ def run_job(
             "options": {**options.to_dict(), "ledger": ""},  # its URL may hold a password
             "discover": finder,
         }
+        where = {"input_uri": input_uri, "dataset_uri": dataset_uri, "arguments": arguments}
         parent = parent_of(dataset_uri, options.ref)
         if parent is not None and not options.replace_ref:
-            _refuse_other_input(ledger, parent, input_uri, dataset_uri, options.ref, sources)
-        where = {"input_uri": input_uri, "dataset_uri": dataset_uri, "arguments": arguments}
+            _refuse_other_input(ledger, parent, where, options.ref, plan)
         if host.retry:
             ledger.retry(job_id)
-        job = ledger.begin(job_id, plan, where, parent)
-        for unit_id in outdated(ledger.units(job_id, states.DONE), config):
-            ledger.give_back(job_id, unit_id)
-        driver = Driver(
-            ledger, job, plan, unusable, config, crop, options, clusters, progress, lease, host
-        )
-        return driver.run()
+        job = _ChainJob(plan, config, crop, options, clusters, progress, lease, host)
+        unusable = [_unusable(problem, input_uri) for problem in problems]
+        job.begin(ledger, ledger.begin(job_id, plan, where, parent), plan, unusable)
+        return job.run()
 
 
 def _refuse_other_input(
-    ledger: Ledger,
-    parent: str,
-    input_uri: str,
-    dataset_uri: str,
-    ref: str,
-    sources: Sequence[ChainSource],
+    ledger: Ledger, parent: str, where: Mapping[str, Any], ref: str, plan: Plan
 ) -> None:
     """Raise where a ref holds chains of another input that this one has not: they would be gone."""
+    input_uri, dataset_uri = where["input_uri"], where["dataset_uri"]
     made_of = {job.input_uri for job in ledger.jobs() if job.snapshot == parent}
     if input_uri in made_of:
         return
     with Dataset.open(dataset_uri, ref) as dataset:
         held = set(dataset)
-    lost = held - {source.chain_id for source in sources}
-    if lost:
+    if lost := held - plan.sources.keys():
         raise JobError(
             f"{ref!r} has {len(held)} chains{f' of {min(made_of)}' if made_of else ''}, "
             f"{len(lost)} of which are not in {input_uri} ({min(lost)} for one): say `replace` if "
@@ -138,3 +132,118 @@ def _unusable(problem: InputError, input_uri: str) -> dict[str, Any]:
     """An input that `discover` could not make a chain of, as an entry of the report."""
     path = relative(problem.path, input_uri)
     return {**describe(problem), "chain_id": problem.item or path or "?", "path": path}
+
+
+@dataclass(eq=False)
+class _ChainJob(KeptJob):
+    plan: Plan
+    config: FeaturizeConfig
+    crop: CropConfig | None
+    options: JobOptions
+    clusters: Mapping[str, int] | None
+    progress: Progress | None
+    lease: Lease
+    host: JobHost
+    run_id: str = field(default_factory=lambda: secrets.token_hex(8))
+
+    def run(self) -> JobReport:
+        """From its present state to its end."""
+        self.host.found(broken_entries(self.missing()[0]) + note_entries(self.notes()))
+        with self.told():
+            try:
+                if not self.work_off(self.options):
+                    return self.cancelled()
+                return self._publish()
+            except ExecutorGone as gone:
+                return self.end(states.FAILED, f"nothing was published: {gone.message}")
+
+    def outdated(self) -> dict[str, str]:
+        """Units whose template files changed or came since, each with a folder where one did."""
+        return outdated(self.done(), self.config)
+
+    def task(self, unit_id: str, item_ids: tuple[str, ...]) -> UnitTask:
+        """These chains of a unit, to featurize."""
+        unit = self.units[unit_id]
+        return UnitTask(
+            unit_id=unit_id,
+            dataset_uri=self.job.dataset_uri,
+            sources=tuple(self.plan.sources[chain_id] for chain_id in item_ids),
+            config=self.config,
+            crop=self.crop,
+            memory=self.options.memory,
+            expected_memory=expected_memory(unit.largest, unit.cost),
+            run=self.run_id,
+            limits=self.host.limits,
+        )
+
+    def settle(self, output: UnitResult, item_ids: tuple[str, ...], is_trial: bool) -> bool:
+        """Enter a shard into the ledger, and tell the host what is left out.
+
+        Paths are as the user knows them: relative to the input, the same on every machine.
+        """
+        failures = tuple(
+            {**failure, "path": relative(failure["path"], self.job.input_uri)}
+            for failure in output.failures
+        )
+        shard = output.shard and {**output.shard, "templates": remembered(output.templates)}
+        if not is_trial:
+            self.host.found(broken_entries(failures) + note_entries(output.notes))
+        output = dataclasses.replace(output, failures=failures, shard=shard)
+        return super().settle(output, item_ids, is_trial)
+
+    def _publish(self) -> JobReport:
+        """Publish what is good, unless too much is broken or the input is not what it was."""
+        broken, left_out = self.missing()
+        total = self.num_items + len(self.unusable) - len(left_out)
+        if len(broken) == total:
+            return self.end(states.FAILED, f"all {total} chains are broken, nothing to publish")
+        if share := self.options.too_many(len(broken), total):
+            return self.end(
+                states.FAILED,
+                f"{len(broken)} of {total} chains are broken, more than max_broken "
+                f"{share} allows: repair them or raise it, and run again; "
+                "what is done is kept",
+            )
+        if changed := self._changed():
+            what = f"{len(changed)} inputs changed while the job ran, {changed[0]} for one"
+            return self.end(states.FAILED, f"{what}: run it again; what did not change is kept")
+        if stale := self.outdated():
+            what = f"template files changed while the job ran, in {min(stale.values())} for one"
+            return self.end(states.FAILED, f"{what}: run it again; the other units are kept")
+        settings = {"featurize": dataclasses.asdict(self.config)}
+        settings |= {"crop": dataclasses.asdict(self.crop)} if self.crop else {}
+        no_protein = [item for item in left_out if item["type"] == "NoProtein"]
+        snapshot = publish(
+            self.ledger,
+            self.job,
+            [*broken, *no_protein],
+            settings,
+            self.options,
+            self.clusters,
+            self.host.move,
+        )
+        return self.end(states.PUBLISHED, "", snapshot)
+
+    def _changed(self) -> list[str]:
+        """Inputs that came, went or are not as they were when the plan was made.
+
+        Their units are to be done again, for what was read may not be what their name says.
+        """
+        before, sources = self.plan.inputs, list(self.plan.sources.values())
+        plan = make_plan(sources, self.config, self.crop)
+        for unit_id in sorted(self.units.keys() - {unit.unit_id for unit in plan.units}):
+            self.ledger.give_back(self.job_id, unit_id, acquit=True)
+        return sorted(
+            relative(path_of(key), self.job.input_uri) or ""
+            for key in before.keys() | plan.inputs.keys()
+            if before.get(key) != plan.inputs.get(key)
+        )
+
+    def complete(self, report: JobReport) -> JobReport:
+        """With a note for each chain that is in no cluster of the file given."""
+        broken = {chain["chain_id"] for chain in report.broken}
+        notes = dict(report.notes)
+        for chain_id, size in (self.clusters or {}).items():
+            if size == NO_CLUSTER and chain_id not in broken:
+                notes[chain_id] = [*notes.get(chain_id, ()), "in no cluster of the file given"]
+        return dataclasses.replace(report, notes=dict(sorted(notes.items())))

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
 
 TODO, LEASED, DONE = "todo", "leased", "done"
 RUNNING, PUBLISHED, FAILED, CANCELLED = "running", "published", "failed", "cancelled"
+
+Job = sa.Row[Any]
+"""A job as the ledger has it, with the columns of `JOBS`; times are Unix seconds."""
 
 METADATA = sa.MetaData()
 JOBS = sa.Table(
@@ -56,21 +58,3 @@ CHAINS = sa.Table(
     sa.Column("line", sa.Integer),
 )
 """Chains that failed (`dead`), and suspects that killed a worker and get another chance."""
-
-
-@dataclass(frozen=True, slots=True)
-class JobRow:
-    """A job as the ledger has it; times are Unix seconds."""
-
-    job_id: str
-    input_uri: str
-    dataset_uri: str
-    arguments: dict[str, Any]
-    state: str
-    message: str
-    cancel_requested: bool
-    num_chains: int
-    parent: str | None
-    snapshot: str | None
-    created_at: float
-    updated_at: float

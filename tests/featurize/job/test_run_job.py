@@ -14,6 +14,7 @@ from tests.featurize.job.stage import break_chains, checksums, on_stage, run, sm
 from evofeed.base.errors import InputError, JobError, RefConflict, StoreError
 from evofeed.featurize import FeaturizeConfig, discover, featurize_chain
 from evofeed.featurize.job import JobProgress, Ledger, driver, run_job, work
+from evofeed.featurize.job import run as job_run
 from evofeed.featurize.job.units import make_plan
 from evofeed.featurize.job.work import expected_memory
 from evofeed.store import Dataset, DatasetWriter, gc, leases
@@ -150,7 +151,7 @@ def test_a_ref_somebody_moved_is_not_overwritten_until_asked_again(
     raw: Path, tmp_path: Path
 ) -> None:
     def act() -> str:
-        honest = driver.publish
+        honest = job_run.publish
 
         def late(*args: Any) -> str:  # somebody publishes just before us
             writer = DatasetWriter(str(tmp_path))
@@ -158,7 +159,7 @@ def test_a_ref_somebody_moved_is_not_overwritten_until_asked_again(
             writer.commit(config={"by": "somebody else"})
             return honest(*args)
 
-        driver.publish = late  # type: ignore[assignment]
+        job_run.publish = late  # type: ignore[assignment]
         with pytest.raises(RefConflict, match="run it again to publish"):
             run(raw, tmp_path)
         return Dataset.open(str(tmp_path)).digest
