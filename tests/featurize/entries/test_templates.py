@@ -198,7 +198,7 @@ def test_what_changed_or_came_since_is_done_again_and_nothing_else(
     more = {"projects": ("openfold3", "protenix"), "templates": str(raw / "library")}
     more |= {"clusters": str(raw / "clusters")}
     with monkeypatch.context() as patch:  # what changes while it runs is not published
-        patch.setattr(job._Phase, "num_entries", lambda _: _file("library/s000.cif")(raw) or 1)
+        patch.setattr(job._Phase, "strike_repeated", lambda _: _file("library/s000.cif")(raw))
         report = prepare_again(raw, raw / "data", conformers=1, **more)
     assert (report.state, report.snapshot) == ("failed", None)
     assert f"a template in {raw}/library changed while the job ran" in report.message
