@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import resource
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,6 @@ from tests.featurize.job.stage import break_chains, checksums, on_stage, run, sm
 from evofeed.base.errors import InputError, JobError, RefConflict, StoreError
 from evofeed.featurize import FeaturizeConfig, discover, featurize_chain
 from evofeed.featurize.job import JobProgress, Ledger, driver, run_job, work
-from evofeed.featurize.job import run as job_run
 from evofeed.featurize.job.units import make_plan
 from evofeed.featurize.job.work import expected_memory
 from evofeed.store import Dataset, DatasetWriter, gc, leases
@@ -31,10 +31,8 @@ def test_every_chain_is_in_the_snapshot_as_featurize_chain_makes_it_with_its_clu
         return run(raw, tmp_path, clusters=clusters, progress=seen.append), seen
 
     report, seen = on_stage(act)
-    dataset = Dataset.open(str(tmp_path))
-    sources = discover(str(raw))
-    assert report.exit_code == 0
-    assert report.snapshot == dataset.digest
+    dataset, sources = Dataset.open(str(tmp_path)), discover(str(raw))
+    assert (report.exit_code, report.snapshot) == (0, dataset.digest)
     assert sorted(checksums(tmp_path)) == [source.chain_id for source in sources]
     source = sources[7]
     expected, stored = featurize_chain(source), dataset[source.chain_id]
@@ -151,7 +149,8 @@ def test_a_ref_somebody_moved_is_not_overwritten_until_asked_again(
     raw: Path, tmp_path: Path
 ) -> None:
     def act() -> str:
-        honest = job_run.publish
+        publishing = sys.modules[run_job.__module__]
+        honest = publishing.publish
 
         def late(*args: Any) -> str:  # somebody publishes just before us
             writer = DatasetWriter(str(tmp_path))
@@ -159,7 +158,7 @@ def test_a_ref_somebody_moved_is_not_overwritten_until_asked_again(
             writer.commit(config={"by": "somebody else"})
             return honest(*args)
 
-        job_run.publish = late  # type: ignore[assignment]
+        publishing.publish = late  # type: ignore[attr-defined]
         with pytest.raises(RefConflict, match="run it again to publish"):
             run(raw, tmp_path)
         return Dataset.open(str(tmp_path)).digest
