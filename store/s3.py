@@ -20,6 +20,8 @@ from evofeed.base.errors import AccessDenied, ShardMissing, StoreError
 from evofeed.store.storage import Bytes, StoredObject
 
 _TIMEOUT: Final = "EVOFEED_S3_TIMEOUT"
+_client_of = 0
+"""The process whose threads obstore has."""
 _WHOLE: Final = 20  # times the timeout: an answer that comes slowly may take so long
 
 
@@ -58,9 +60,20 @@ class S3Storage:
         return S3Storage, (self._uri,)
 
     def store(self) -> Any:
-        """obstore's client of this process; its threads do not survive a fork."""
+        """obstore's client of this process.
+
+        Raises:
+            StoreError: the process was forked from one with a client: it would wait for ever.
+        """
+        global _client_of
         with self._lock:
             if self._pid != os.getpid():
+                _client_of = _client_of or os.getpid()
+                if _client_of != os.getpid():
+                    what = "S3's client does not survive a fork: start processes by 'spawn'"
+                    raise StoreError(
+                        f"{what} (multiprocessing_context of a DataLoader)", path=self._uri
+                    )
                 self._store, self._pid = self._connect(), os.getpid()
             return self._store
 

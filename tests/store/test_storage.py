@@ -190,6 +190,13 @@ def test_no_dataset_is_missing(uri):
         Dataset.open(uri)
 
 
+def test_a_forked_process_is_told_why_it_has_no_client(monkeypatch):
+    """It waited for ever."""
+    monkeypatch.setattr("evofeed.store.s3._client_of", os.getppid())
+    with pytest.raises(StoreError, match="does not survive a fork: start processes by 'spawn'"):
+        open_storage("s3://bucket/x").read("refs/main")
+
+
 def test_a_bucket_is_probed_before_its_first_swap_and_only_then(s3_bucket, monkeypatch):
     storage, probes = open_storage(f"{s3_bucket}/{uuid.uuid4().hex}"), []
     real = type(storage)._conditional
