@@ -33,11 +33,10 @@ from evofeed.featurize.entries.work import CONFORMERS, EntriesTask
 from evofeed.featurize.inputs.sources import ChainSource
 from evofeed.featurize.job import tables as states
 from evofeed.featurize.job.account import JobReport
-from evofeed.featurize.job.driver import Items, KeptJob, Progress, undisturbed
+from evofeed.featurize.job.driver import Items, KeptJob, Progress, parent_of, undisturbed
 from evofeed.featurize.job.ledger import Ledger
 from evofeed.featurize.job.lock import driving
 from evofeed.featurize.job.options import JobOptions, absolute, ledger_url
-from evofeed.featurize.job.publish import parent_of
 from evofeed.featurize.job.template_use import outdated
 from evofeed.featurize.job.units import Plan, Unit, sha_of, stamp_of
 from evofeed.featurize.structures.components import read_components
@@ -260,10 +259,6 @@ class _Phase(KeptJob):
     def outdated(self) -> dict[str, str]:
         """Units whose templates changed or came since."""
         return outdated(self.done(), RULES, structure_beside)
-
-    def made(self) -> Items:
-        """What units have made, as `EntriesTask.work` gives it."""
-        return [unit["shard"] for unit in self.done() if unit["shard"]]
 
     def strike_repeated(self) -> bool:
         """Leave out files with an entry that an earlier one has; True if there were any."""

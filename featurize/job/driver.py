@@ -8,18 +8,17 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from evofeed.base.errors import JobError
+from evofeed.base.errors import DatasetMissing, JobError
 from evofeed.featurize.job import tables as states
 from evofeed.featurize.job.account import JobProgress, JobReport
 from evofeed.featurize.job.dispatch import Dispatch
 from evofeed.featurize.job.ledger import Ledger
 from evofeed.featurize.job.options import JobOptions, report_path
-from evofeed.featurize.job.publish import missing_shards
 from evofeed.featurize.job.tables import Job
 from evofeed.featurize.job.units import Plan
 from evofeed.featurize.job.work import UnitResult
 from evofeed.store import Snapshot
-from evofeed.store.inner import Lease, hold, open_storage, wait_for_none
+from evofeed.store.inner import Lease, hold, open_storage, read_ref, wait_for_none
 
 Items = list[dict[str, Any]]
 Progress = Callable[[JobProgress], None]
@@ -43,6 +42,14 @@ def undisturbed(dataset_uri: str, job_id: str) -> Iterator[Lease]:
         yield lease
 
 
+def parent_of(dataset_uri: str, ref: str) -> str | None:
+    """The snapshot a ref points at now, None if there is no such ref yet."""
+    try:
+        return read_ref(open_storage(dataset_uri), ref).digest
+    except DatasetMissing:
+        return None
+
+
 class KeptJob(Dispatch):
     """A job that the ledger keeps, of chains or entries, from its present state to its end."""
 
@@ -55,7 +62,7 @@ class KeptJob(Dispatch):
         """
         self.job, self.num_items, self.unusable = job, len(plan.sources), unusable
         self.take_up(ledger, job.job_id, plan.units, self.options)
-        for unit_id in {*missing_shards(ledger, job), *self.outdated()}:
+        for unit_id in {*self._lost_shards(), *self.outdated()}:
             ledger.give_back(job.job_id, unit_id)
         self._began, self._before = time.monotonic(), ledger.counts(job.job_id)
 
@@ -66,6 +73,26 @@ class KeptJob(Dispatch):
     def done(self) -> Items:
         """Units that are done, as the ledger has them."""
         return self.ledger.units(self.job_id, states.DONE)
+
+    def made(self) -> Items:
+        """Shards of units that are done: `ShardEntry.to_dict()`, and what their kind of job adds,
+        such as the `templates` that they are made of (`template_use.remembered`)."""
+        return [unit["shard"] for unit in self.done() if unit["shard"]]
+
+    def _lost_shards(self) -> list[str]:
+        """Units that count as done but whose shards are gone (deleted, or collected as garbage)."""
+        made = {
+            unit["unit_id"]: [one for one in (unit["shard"], unit["shard"].get("molecules")) if one]
+            for unit in self.done()
+            if unit["shard"]
+        }
+        files = open_storage(self.job.dataset_uri).files("shards/") if made else ()
+        there = {(item.key.removeprefix("shards/"), item.nbytes) for item in files}
+        return [
+            unit_id
+            for unit_id, shards in made.items()  # which may have been cut short
+            if not there.issuperset((one["name"], one["nbytes"]) for one in shards)
+        ]
 
     @contextlib.contextmanager
     def told(self) -> Iterator[None]:

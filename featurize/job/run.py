@@ -15,23 +15,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from evofeed.base.errors import InputError, JobError
+from evofeed.base.errors import InputError, JobError, RefConflict
 from evofeed.base.within import limited_to
 from evofeed.featurize.config import CropConfig, FeaturizeConfig
 from evofeed.featurize.inputs.clusters import NO_CLUSTER, cluster_sizes
 from evofeed.featurize.inputs.discovery import discover, nothing_usable
 from evofeed.featurize.job import tables as states
 from evofeed.featurize.job.account import JobHost, JobReport, broken_entries, note_entries
-from evofeed.featurize.job.driver import KeptJob, Progress, undisturbed
+from evofeed.featurize.job.driver import Items, KeptJob, Progress, parent_of, undisturbed
 from evofeed.featurize.job.executors import ExecutorGone
 from evofeed.featurize.job.ledger import Ledger
 from evofeed.featurize.job.lock import driving
 from evofeed.featurize.job.options import JobOptions, absolute, ledger_url, relative
-from evofeed.featurize.job.publish import parent_of, publish
 from evofeed.featurize.job.template_use import outdated, remembered
 from evofeed.featurize.job.units import Plan, make_plan, path_of, sha_of
 from evofeed.featurize.job.work import UnitResult, UnitTask, describe, expected_memory
-from evofeed.store import Dataset
+from evofeed.store import Dataset, DatasetWriter, ShardEntry, Snapshot
 from evofeed.store.inner import Lease
 
 
@@ -210,19 +209,43 @@ class _ChainJob(KeptJob):
         if stale := self.outdated():
             what = f"template files changed while the job ran, in {min(stale.values())} for one"
             return self.end(states.FAILED, f"{what}: run it again; the other units are kept")
+        not_in_it = [*broken, *(item for item in left_out if item["type"] == "NoProtein")]
+        try:
+            snapshot = self._commit(self.job.parent, not_in_it)
+        except RefConflict as error:
+            # Moved since the job began, when its parent was fixed: so that a second try, after a
+            # crash at any point of the first, commits the same snapshot.
+            now = parent_of(self.job.dataset_uri, self.options.ref)
+            self.ledger.set_job(self.job_id, parent=now)
+            if now is None or now != self.job.snapshot:
+                raise RefConflict(
+                    f"{error.message.partition(':')[0]}; nothing was published and nothing is "
+                    "lost: run it again to publish on top of what is there now",
+                    path=error.path,
+                ) from error
+            snapshot = self._commit(now, not_in_it)  # our own earlier result, now bettered
+        return self.end(states.PUBLISHED, "", snapshot)
+
+    def _commit(self, parent: str | None, not_in_it: Items) -> Snapshot:
+        """The one moment at which a job becomes visible: every shard in one snapshot, a ref moved.
+
+        Raises:
+            RefConflict: the ref does not point at the parent.
+        """
+        known = [{name: value for name, value in item.items() if value} for item in not_in_it]
         settings = {"featurize": dataclasses.asdict(self.config)}
         settings |= {"crop": dataclasses.asdict(self.crop)} if self.crop else {}
-        no_protein = [item for item in left_out if item["type"] == "NoProtein"]
-        snapshot = publish(
-            self.ledger,
-            self.job,
-            [*broken, *no_protein],
-            settings,
-            self.options,
-            self.clusters,
-            self.host.move,
+        writer = DatasetWriter(self.job.dataset_uri)
+        for shard in self.made():
+            writer.add_shard(ShardEntry.from_dict(shard))
+        return writer.commit(
+            self.options.ref,
+            expect=parent,
+            config=settings,
+            dropped=[{"reason": item.pop("message"), **item} for item in known],
+            move=self.host.move,
+            cluster_sizes=self.clusters,
         )
-        return self.end(states.PUBLISHED, "", snapshot)
 
     def _changed(self) -> list[str]:
         """Inputs that came, went or are not as they were when the plan was made.

@@ -275,10 +275,10 @@ def hold_still(mark: Path, owner: Any, name: str) -> None:
     """From now on in this process a function does its work only once there is a mark."""
     honest = getattr(owner, name)
 
-    def late(*args: Any) -> Any:
+    def late(*args: Any, **more: Any) -> Any:
         while not mark.exists():
             time.sleep(0.02)
-        return honest(*args)
+        return honest(*args, **more)
 
     setattr(owner, name, late)
 

@@ -23,9 +23,9 @@ DRIVER = """
 import sys
 from pathlib import Path
 from tests.featurize.job.stage import hold_still, run
-from evofeed.featurize.job import run as job
+from evofeed.store import DatasetWriter
 if sys.argv[3:]:
-    hold_still(Path(sys.argv[3]), job, "publish")
+    hold_still(Path(sys.argv[3]), DatasetWriter, "commit")
 report = run(Path(sys.argv[1]), sys.argv[2], workers=1)
 print(report.state, report.snapshot, report.resumed, report.num_shards)
 """
