@@ -28,13 +28,12 @@ from evofeed.kernels.ops.attention.op import (
 )
 from evofeed.kernels.ops.conditioned_attention import reference
 from evofeed.kernels.ops.conditioned_attention.reference import ConditionedAttentionWeights
-from evofeed.kernels.ops.conditioned_attention.triton import gated_heads_grad_kernel
+from evofeed.kernels.ops.gated_attention.output import gate_grads
 from evofeed.kernels.ops.layer_norm.op import norm_rows_grad
-from evofeed.kernels.runtime.backend import compute_dtype, launchable, triton
+from evofeed.kernels.runtime.backend import compute_dtype, launchable
 from evofeed.kernels.runtime.checks import Made, check_shape, falls_back_to
 from evofeed.kernels.runtime.gates import gated, gated_grads
-from evofeed.kernels.runtime.launching import launch
-from evofeed.kernels.runtime.projection import norm_rows, pack, padded, project, weight_grad
+from evofeed.kernels.runtime.projection import norm_rows, pack, project, weight_grad
 from evofeed.kernels.runtime.sums import column_sums
 from evofeed.kernels.runtime.torch_library import Given, Kinds, Operator, Results
 
@@ -143,21 +142,15 @@ def _core_grads(
     mask: MaskTerms | None,
 ) -> tuple[Tensor, Tensor | None, Tensor]:  # fmt: skip
     """Gradients of q, k, v and gate as rows `[M, 4 H D]`, of the bias, of the output's weight."""
-    B, R, N, H, D = attended.shape
-    (M, width), drows = (dy.shape[0], wo.shape[1]), torch.empty_like(qkvg)
-    do, gated = torch.mm(dy, wo), torch.empty_like(attended)
-    delta = torch.empty((B * R, H, N), dtype=torch.float32, device=dy.device)
-    gate, dgate, rows = qkvg[:, 3 * width :], drows[:, 3 * width :], 64
-    launch(
-        gated_heads_grad_kernel, (triton.cdiv(M, rows), H),
-        (do, attended, gate, dgate, gated, delta, M, N, gate.stride(0), dgate.stride(0)),
-        {"H": H, "D": D, "BLOCK_M": rows, "BLOCK_D": padded(D), "num_warps": 4},
-    )  # fmt: skip
+    width, D, drows = wo.shape[1], attended.shape[-1], torch.empty_like(qkvg)
+    do, product = torch.mm(dy, wo), torch.empty_like(attended)
+    gate, dgate = qkvg[:, 3 * width :], drows[:, 3 * width :]
+    delta, _ = gate_grads(do, attended, gate, None, do, dgate, product, columns=False)
     dbias = run_backward(BackwardInputs(
         do.view(attended.shape), *_split(qkvg, attended), ready, mask, lse, delta, D**-0.5,
         _split(drows, attended),
     ))  # fmt: skip
-    return drows, dbias, weight_grad(dy, gated.view(M, width))
+    return drows, dbias, weight_grad(dy, product.view(-1, width))
 
 
 def conditioned_attention_fits(

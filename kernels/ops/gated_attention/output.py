@@ -47,9 +47,9 @@ def gated_output(
     launch(
         gated_output_kernel, (triton.cdiv(M, block.rows),),
         (attended, gate, gate_bias, weight, bias, drop.mask, x, out, M, K, C, gate.stride(0),
-         *drop.strides()),
+         *drop.strides(), 1, 1),
         {"BLOCK_M": block.rows, "BLOCK_K": padded(K), "BLOCK_N": min(padded(C), block.columns),
-         "HAS_DROP": drop.mask is not None, "HAS_RES": residual,
+         "HAS_DROP": drop.mask is not None, "HAS_RES": residual, "OF_RESIDUE": False,
          "PRECISION": precision(weight.dtype), "num_warps": block.warps,
          "num_stages": block.stages},
     )  # fmt: skip
@@ -70,32 +70,34 @@ def output_grads(
     gated = torch.empty_like(attended)
     dy, *out_sums = scaled(dout, weight.dtype, drop) if sums else (dout,)
     grad = project(dy, weight.t())
-    delta, gate_sums = _gate_grads(grad, attended, gate, gate_bias, do, dgate, gated, columns)
-    return weight_grad(dy, gated.view(-1, weight.shape[1]), dtype), delta, [gate_sums, *out_sums]
+    delta, of_gate = gate_grads(grad, attended, gate, gate_bias, do, dgate, gated, columns)
+    dweight = weight_grad(dy, gated.view(-1, weight.shape[1]), dtype)
+    return dweight, delta, [*of_gate, *out_sums]
 
 
-def _gate_grads(
-    grad: Tensor, attended: Tensor, gate: Tensor, gate_bias: Tensor, do: Tensor, dgate: Tensor,
-    gated: Tensor, columns: bool,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Fills `do`, `dgate` and `gated`.
+def gate_grads(
+    grad: Tensor, attended: Tensor, gate: Tensor, gate_bias: Tensor | None, do: Tensor,
+    dgate: Tensor, gated: Tensor, columns: bool,
+) -> tuple[Tensor, list[Tensor]]:  # fmt: skip
+    """Fills `do`, which may be `grad`, `dgate` and `gated`.
 
-    Returns delta `[B * rows, H, N]` and parts of the gradient of the gate's bias.
+    Returns delta `[B * rows, H, N]`, and parts of the gradient of the gate's bias if there is one.
     """
     B, R, N, H, D = attended.shape
     M, K = B * R * N, H * D
     rows, length = (N, R) if columns else (R, N)
     delta = torch.empty((B * rows, H, length), dtype=torch.float32, device=do.device)
     to_i, to_j = (1, H * length) if columns else (H * length, 1)
-    block = tile("gated_output_grad", K, grad.dtype)
-    heads = max(1, min(triton.next_power_of_2(H), 128 // D))  # whole heads, 128 columns
-    programs = triton.cdiv(M, block.rows)
-    partial = torch.empty((programs, K), dtype=torch.float32, device=do.device)
+    block, width = tile("gated_output_grad", K, grad.dtype), triton.next_power_of_2(D)
+    heads = max(1, min(triton.next_power_of_2(H), 128 // width))  # whole heads, 128 columns
+    programs, partial = triton.cdiv(M, block.rows), None
+    if gate_bias is not None:
+        partial = torch.empty((programs, K), dtype=torch.float32, device=do.device)
     launch(
-        gated_output_grad_kernel, (programs, triton.cdiv(K, heads * D)),
+        gated_output_grad_kernel, (programs, triton.cdiv(H, heads)),
         (grad, attended, gate, gate_bias, do, dgate, gated, delta, partial, M, K, gate.stride(0),
          dgate.stride(0), rows * H * length, to_i, to_j, length, R, N),
-        {"BLOCK_M": block.rows, "BLOCK_K": heads * D, "D": D, "HEADS": heads,
+        {"BLOCK_M": block.rows, "D": D, "BLOCK_D": width, "HEADS": heads,
          "num_warps": block.warps},
     )  # fmt: skip
-    return delta, partial
+    return delta, [] if partial is None else [partial]

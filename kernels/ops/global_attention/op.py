@@ -15,12 +15,12 @@ from torch import Tensor
 
 from evofeed.kernels.ops.attention.triton import LOG2E
 from evofeed.kernels.ops.gated_attention.reference import AttentionWeights
+from evofeed.kernels.ops.gated_attention.triton import gated_output_kernel
 from evofeed.kernels.ops.global_attention import reference
 from evofeed.kernels.ops.global_attention.triton import (
     attend_grad_kernel,
     attend_kernel,
     gated_broadcast_grad_kernel,
-    gated_broadcast_kernel,
     pool_grad_kernel,
     pool_kernel,
 )
@@ -79,10 +79,12 @@ class _GlobalColumnAttention(Operator, name="global_column_attention"):
         out = torch.empty_like(x)
         M = B * S * R
         launch(
-            gated_broadcast_kernel, (triton.cdiv(M, ROWS),),
-            (attended, gkv, g_bias, wo, o_bias, x, out, M, S, R, K, C, gkv.stride(0)),
-            {"BLOCK_M": ROWS, "BLOCK_K": padded(K), "BLOCK_N": padded(C),
-             "HAS_RES": plan.residual, "PRECISION": precision(plan.dtype), "num_warps": 4},
+            gated_output_kernel, (triton.cdiv(M, ROWS),),
+            (attended, gkv, g_bias, wo, o_bias, None, x, out, M, K, C, gkv.stride(0), 1, 1, 1,
+             S * R, R),
+            {"BLOCK_M": ROWS, "BLOCK_K": padded(K), "BLOCK_N": padded(C), "HAS_DROP": False,
+             "HAS_RES": plan.residual, "OF_RESIDUE": True, "PRECISION": precision(plan.dtype),
+             "num_warps": 4},
         )  # fmt: skip
         return [out, packed, gkv, count, share, mean, wq, query, attended, lse, wo]
 

@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,misc"
-"""Global column attention, one residue at a time: pooling, attention, gated output.
+"""Global column attention, one residue at a time: pooling, attention, gradients.
 
 A column of the MSA has one query a head, made from the mean of its sequences, and keys
 and values that all heads share: its logits are H numbers a sequence. So every kernel
@@ -140,33 +140,6 @@ def attend_grad_kernel(
         tl.store(DK + row, dk.to(DK.dtype.element_ty), mask=inside)
         tl.store(DV + row, dv.to(DV.dtype.element_ty), mask=inside)
     tl.store(DQ + at, (dq * scale).to(DQ.dtype.element_ty), mask=hd_in)
-
-
-@triton.jit
-def gated_broadcast_kernel(
-    O_, GATE, GATE_BIAS, W, BIAS, RES, OUT, M, S, R, K, N, gate_stride,
-    BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_N: tl.constexpr, HAS_RES: tl.constexpr,
-    PRECISION: tl.constexpr,
-):  # fmt: skip
-    """OUT = RES + (sigmoid(GATE + GATE_BIAS) * O of the row's residue) W^T + BIAS."""
-    rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
-    k, n = tl.arange(0, BLOCK_K), tl.arange(0, BLOCK_N)
-    m_in, k_in, n_in = rows < M, k < K, n < N
-    rows64 = rows.to(tl.int64)
-    residue = rows64 // (S * R) * R + rows64 % R
-    mk_in = m_in[:, None] & k_in[None, :]
-    o = tl.load(O_ + residue[:, None] * K + k[None, :], mask=mk_in, other=0.0).to(tl.float32)
-    gate = tl.load(GATE + rows64[:, None] * gate_stride + k[None, :], mask=mk_in, other=0.0)
-    shift = tl.load(GATE_BIAS + k, mask=k_in, other=0.0).to(tl.float32)
-    w = tl.load(W + n[:, None] * K + k[None, :], mask=n_in[:, None] & k_in[None, :], other=0.0)
-    a = (tl.sigmoid(gate.to(tl.float32) + shift[None, :]) * o).to(w.dtype)
-    y = tl.dot(a, tl.trans(w), input_precision=PRECISION)
-    y += tl.load(BIAS + n, mask=n_in, other=0.0).to(tl.float32)[None, :]
-    at = rows64[:, None] * N + n[None, :]
-    inside = m_in[:, None] & n_in[None, :]
-    if HAS_RES:
-        y += tl.load(RES + at, mask=inside, other=0.0).to(tl.float32)
-    tl.store(OUT + at, y.to(OUT.dtype.element_ty), mask=inside)
 
 
 @triton.jit
