@@ -67,31 +67,30 @@ def align_chains(
             every residue.
     """
     rows, known = _rows(pred, true, no_chains)
-    pred_chains = F.one_hot(pred["asym_id"], no_chains + 1)[..., 1:].double()  # [B, R, C]
-    entity_of = {
-        "pred": _entities(pred["asym_id"], pred["entity_id"], no_chains),
-        "true": _entities(true["asym_id"], true["entity_id"], no_chains),
-    }
-    present = entity_of["pred"] > 0
-    allowed = (entity_of["pred"][:, :, None] == entity_of["true"][:, None]) & present[..., None]
-    sums = _pair_sums(pred_ca, pred_mask, pred_chains, true_ca, true_mask, rows, known, allowed)
-    all_of_them = math.factorial(no_chains)
-    picks, total = _enumerated(sums, allowed, min(most_assignments, all_of_them))
-    if most_assignments < all_of_them:
-        grown, grown_total = _grown(sums, allowed)
-        picks, total = torch.cat([picks, grown], dim=1), torch.cat([total, grown_total], dim=1)
-    best = torch.argmin(_score(total), dim=1)
-    pick = torch.gather(picks, 1, best[:, None, None].expand(-1, 1, no_chains))[:, 0]
-    if most_assignments < all_of_them:
-        pick = _exchanged(pick, sums, allowed, present)
-    final = torch.gather(sums, 2, pick[..., None, None].expand(-1, -1, 1, sums.shape[-1]))
-    own = torch.arange(no_chains, device=pick.device)
-    pick = torch.where(present & allowed.any(-1), pick, own)
+    entity, copies = (_entities(of["asym_id"], of["entity_id"], no_chains) for of in (pred, true))
+    allowed = (entity[..., None] == copies[:, None]) & (entity > 0)[..., None]
+    on_chain = F.one_hot(pred["asym_id"], no_chains + 1)[..., 1:].double()  # [B, R, C]
+    sums = torch.matmul(
+        on_chain.mT, _residue_sums(pred_ca, pred_mask, true_ca, true_mask, rows, known).flatten(2)
+    ).unflatten(-1, (no_chains, -1))
+    # The last row and column are of no chain: it may be given to anybody, and adds nothing.
+    sums = F.pad(sums * allowed[..., None], (0, 0, 0, 1, 0, 1))
+    allowed = F.pad(allowed, (0, 1, 0, 1), value=True)
+    every = math.factorial(no_chains)
+    picks = _enumerated(allowed, min(most_assignments, every))
+    if most_assignments < every:
+        picks = torch.cat([picks, _grown(sums, allowed)], dim=1)
+    best = torch.argmin(_score(_total(sums, picks)), dim=1)
+    pick = picks[torch.arange(len(picks), device=picks.device), best]
+    if most_assignments < every:
+        pick = _exchanged(pick, sums, allowed)
+    rmsd = fit_rmsd(_total(sums, pick[:, None])[:, 0])
+    pick = torch.where(pick < no_chains, pick, torch.arange(no_chains, device=pick.device))
     number = (pred["asym_id"] - 1).clamp(min=0)
     chain_of_residue = torch.gather(pick, 1, number)[..., None]
     return ChainAlignment(
         chain=pick,
-        rmsd=fit_rmsd((final[:, :, 0] * present[..., None]).sum(1)),
+        rmsd=rmsd,
         rows=torch.gather(rows, 2, chain_of_residue)[..., 0],
         known=torch.gather(known, 2, chain_of_residue)[..., 0],
     )
@@ -114,23 +113,16 @@ def _rows(
 ) -> tuple[Int[Tensor, "B R C"], Bool[Tensor, "B R C"]]:
     """Row of each predicted residue's like in each true chain, and whether there is one."""
     chains = torch.arange(1, no_chains + 1, device=pred["asym_id"].device)
-    length = true["asym_id"].shape[1]
-    place = torch.arange(length, device=chains.device)
     of_chain = true["asym_id"][..., None] == chains  # [B, M, C]
-    start = torch.where(of_chain, place[:, None], length).amin(dim=1).clamp(max=length - 1)
-    first = torch.gather(true["residue_index"], 1, start)  # [B, C]
-    rows = start[:, None] + pred["residue_index"][..., None] - first[:, None]
-    inside = (rows >= 0) & (rows < length)
-    rows = rows.clamp(0, length - 1)
-    flat = rows.flatten(1)
-    found = {
-        name: torch.gather(true[name], 1, flat).view(rows.shape)
-        for name in ("asym_id", "residue_index")
-    }
-    same = (found["asym_id"] == chains) & (
-        found["residue_index"] == pred["residue_index"][..., None]
+    start = of_chain.to(torch.uint8).argmax(dim=1)
+    first = torch.gather(true["residue_index"], 1, start)
+    place = pred["residue_index"][..., None] - first[:, None]
+    inside = (
+        (place >= 0) & (place < of_chain.sum(dim=1)[:, None]) & (pred["asym_id"] > 0)[..., None]
     )
-    return rows, inside & same & (pred["asym_id"] > 0)[..., None]
+    rows = (start[:, None] + place).clamp(0, of_chain.shape[1] - 1)
+    number = torch.gather(true["residue_index"], 1, rows.flatten(1)).view(rows.shape)
+    return rows, inside & (number == pred["residue_index"][..., None])
 
 
 def _entities(asym_id: Tensor, entity_id: Tensor, no_chains: int) -> Int[Tensor, "B C"]:
@@ -139,51 +131,22 @@ def _entities(asym_id: Tensor, entity_id: Tensor, no_chains: int) -> Int[Tensor,
     return torch.where(asym_id[..., None] == chains, entity_id[..., None], 0).amax(dim=1)
 
 
-def _pair_sums(
-    pred_ca: Tensor,
-    pred_mask: Tensor,
-    pred_chains: Tensor,
-    true_ca: Tensor,
-    true_mask: Tensor,
-    rows: Tensor,
+def _residue_sums(
+    pred_ca: Tensor, pred_mask: Tensor, true_ca: Tensor, true_mask: Tensor, rows: Tensor,
     known: Tensor,
-    allowed: Tensor,
-) -> Float[Tensor, "B C C 18"]:
-    """Sums of every predicted chain on every true one, in float64 about the middle."""
+) -> Float[Tensor, "B R C 18"]:  # fmt: skip
+    """Sums of every predicted residue on its like in every chain, in float64 about the middle."""
     x, y = (_centred(ca, mask) for ca, mask in ((pred_ca, pred_mask), (true_ca, true_mask)))
-    flat = rows.flatten(1)
-    partner = torch.gather(y, 1, flat[..., None].expand(-1, -1, 3)).view(*rows.shape, 3)
-    weight = torch.gather(true_mask.double(), 1, flat).view(rows.shape)
-    weight = weight * pred_mask.double()[..., None] * known
-    terms = fit_sums(x[:, :, None].expand_as(partner), partner, weight)  # [B, R, C, 18]
-    sums = torch.matmul(pred_chains.transpose(1, 2), terms.flatten(2))
-    return torch.unflatten(sums, -1, terms.shape[2:]) * allowed[..., None]
+    sample = torch.arange(len(rows), device=rows.device)[:, None, None]
+    weight = true_mask.double()[sample, rows] * pred_mask.double()[..., None] * known
+    partner = y[sample, rows]  # [B, R, C, 3]
+    return fit_sums(x[:, :, None].expand_as(partner), partner, weight)
 
 
 def _centred(points: Tensor, mask: Tensor) -> Tensor:
     points, mask = points.double(), mask.double()[..., None]
     centre = torch.sum(points * mask, dim=1, keepdim=True) / mask.sum(1, keepdim=True).clamp(min=1)
     return (points - centre) * mask
-
-
-def _enumerated(
-    sums: Tensor, allowed: Tensor, most: int
-) -> tuple[Int[Tensor, "B K C"], Float[Tensor, "B K 18"]]:
-    """The first `most` assignments: digits of a running number say which free copy is taken."""
-    batch, no_chains = sums.shape[:2]
-    code = torch.arange(most, device=sums.device).expand(batch, most)
-    free = torch.ones(batch, most, no_chains, dtype=torch.bool, device=sums.device)
-    total = sums.new_zeros(batch, most, sums.shape[-1])
-    picks = []
-    for p in range(no_chains):
-        options = free & allowed[:, None, p]
-        count = options.sum(-1).clamp(min=1)
-        digit, code = code % count, torch.div(code, count, rounding_mode="floor")
-        pick = options & (options.cumsum(-1) - 1 == digit[..., None])
-        free = free & ~pick
-        total = total + torch.matmul(pick.to(sums.dtype), sums[:, p])
-        picks.append(torch.argmax(pick.to(torch.uint8), dim=-1))
-    return torch.stack(picks, dim=-1), total
 
 
 def _score(total: Float[Tensor, "B K 18"]) -> Float[Tensor, "B K"]:
@@ -193,67 +156,74 @@ def _score(total: Float[Tensor, "B K 18"]) -> Float[Tensor, "B K"]:
     return torch.where(enough, fit_rmsd(total), torch.inf)
 
 
-def _grown(sums: Tensor, allowed: Tensor) -> tuple[Int[Tensor, "B C C"], Float[Tensor, "B C 18"]]:
-    """Assignments grown from the best-known chain, put in turn on each true one."""
-    batch, no_chains = sums.shape[:2]
-    anchor = torch.argmax(sums[..., 0].amax(-1), dim=1)  # [B]
-    starts = torch.eye(no_chains, dtype=torch.bool, device=sums.device).expand(batch, -1, -1)
-    of_anchor = torch.gather(sums, 1, anchor[:, None, None, None].expand(-1, 1, *sums.shape[2:]))
-    total = of_anchor[:, 0]  # [B, start, 18]
-    free = ~starts
-    picks = [starts.to(torch.uint8).argmax(-1)] * no_chains
+def _total(sums: Tensor, picks: Int[Tensor, "B K C"]) -> Float[Tensor, "B K 18"]:
+    """Sums over the chains of each assignment."""
+    sample = torch.arange(len(picks), device=picks.device)[:, None]
+    total = sums.new_zeros(*picks.shape[:2], sums.shape[-1])
+    for p in range(picks.shape[-1]):
+        total = total + sums[sample, p, picks[..., p]]
+    return total
+
+
+def _number(one: Bool[Tensor, "*B C"]) -> Int[Tensor, "*B"]:
+    """Place of the entry that is true, C if none is."""
+    return torch.where(one.any(-1), one.to(torch.uint8).argmax(-1), one.shape[-1])
+
+
+def _enumerated(allowed: Tensor, most: int) -> Int[Tensor, "B K C"]:
+    """The first `most` assignments: digits of a running number say which free copy is taken."""
+    batch, no_chains = len(allowed), allowed.shape[1] - 1
+    code = torch.arange(most, device=allowed.device).expand(batch, most)
+    free = torch.ones(batch, most, no_chains, dtype=torch.bool, device=allowed.device)
+    picks = []
     for p in range(no_chains):
-        options = free & allowed[:, None, p]
-        trial = total[:, :, None] + sums[:, None, p]
-        score = torch.where(options, fit_rmsd(trial), torch.inf)
-        is_anchor = (anchor == p)[:, None, None]
-        best = torch.argmin(score, dim=-1)
-        pick = F.one_hot(best, no_chains).bool() & options & ~is_anchor
-        free = free & ~pick
-        total = total + torch.matmul(pick.to(sums.dtype), sums[:, p])
-        picks[p] = torch.where(is_anchor[..., 0], picks[p], best)
-    possible = torch.gather(allowed, 1, anchor[:, None, None].expand(-1, 1, no_chains))[:, 0]
-    return torch.stack(picks, dim=-1), total * possible[..., None]  # no points: no assignment
+        options = free & allowed[:, None, p, :-1]
+        count = options.sum(-1).clamp(min=1)
+        digit, code = code % count, torch.div(code, count, rounding_mode="floor")
+        taken = options & (options.cumsum(-1) - 1 == digit[..., None])
+        free = free & ~taken
+        picks.append(_number(taken))
+    return torch.stack(picks, dim=-1)
 
 
-def _exchanged(pick: Tensor, sums: Tensor, allowed: Tensor, present: Tensor) -> Tensor:
+def _grown(sums: Tensor, allowed: Tensor) -> Int[Tensor, "B C C"]:
+    """Assignments grown from the best-known chain, put in turn on each true one it may have."""
+    batch, no_chains = len(allowed), allowed.shape[1] - 1
+    sample = torch.arange(batch, device=sums.device)
+    anchor = torch.argmax(sums[:, :-1, :, 0].amax(-1), dim=1)
+    may_have = allowed[sample, anchor, :-1]
+    own = torch.arange(no_chains, device=sums.device)
+    start = torch.where(may_have, own, _number(may_have)[:, None])
+    total = sums[sample[:, None], anchor[:, None], start]  # [B, start, 18]
+    free = start[..., None] != own
+    picks = []
+    for p in range(no_chains):
+        is_anchor = (anchor == p)[:, None]
+        options = free & allowed[:, None, p, :-1] & ~is_anchor[..., None]
+        fit = fit_rmsd(total[:, :, None] + sums[:, None, p, :-1])
+        best = torch.argmin(torch.where(options, fit, torch.inf), dim=-1)
+        taken = F.one_hot(best, no_chains).bool() & options
+        total = total + sums[sample[:, None], p, _number(taken)]
+        free = free & ~taken
+        picks.append(torch.where(is_anchor, start, _number(taken)))
+    return torch.stack(picks, dim=-1)
+
+
+def _exchanged(pick: Int[Tensor, "B C"], sums: Tensor, allowed: Tensor) -> Int[Tensor, "B C"]:
     """An assignment after the best exchanges of two chains, or moves to a free one."""
     no_chains = pick.shape[1]
-    sums = sums * present[:, :, None, None]
+    sample = torch.arange(len(pick), device=pick.device)
+    chains = torch.arange(no_chains, device=pick.device)
+    of, p, t = sample[:, None, None], chains[:, None], chains
     for _ in range(_SWAP_ROUNDS):
-        taken = F.one_hot(pick, no_chains) * present[..., None]  # [B, p, t]
-        owned, owner = taken.amax(1), taken.argmax(1)  # [B, t]
-        mine = torch.gather(sums, 2, pick[..., None, None].expand(-1, -1, 1, sums.shape[-1]))
-        total = mine.sum(1)  # [B, 1, 18]
-        # p takes t; who had t takes what p had.
-        theirs = torch.gather(mine[:, :, 0], 1, owner[..., None].expand(-1, -1, sums.shape[-1]))
-        back = sums[
-            torch.arange(len(sums), device=sums.device)[:, None, None],
-            owner[:, None],
-            pick[:, :, None],
-        ]
-        delta = sums - mine + (back - theirs[:, None]) * owned[:, None, :, None]
-        swap_ok = torch.gather(allowed, 1, owner[..., None].expand(-1, -1, no_chains))
-        swap_ok = torch.gather(
-            swap_ok.transpose(1, 2), 1, pick[..., None].expand(-1, -1, no_chains)
-        )
-        fits = allowed & (swap_ok | (owned == 0)[:, None]) & present[..., None]
-        score = torch.where(
-            fits,
-            _score((total[:, :, None] + delta[:, :, :]).flatten(1, 2)).view(fits.shape),
-            torch.inf,
-        )
-        best = torch.argmin(score.flatten(1), dim=1)
-        p, t = torch.div(best, no_chains, rounding_mode="floor"), best % no_chains
-        better = (
-            torch.gather(score.flatten(1), 1, best[:, None])[:, 0] < fit_rmsd(total[:, 0]) - 1e-12
-        )
-        had = torch.gather(pick, 1, p[:, None])
-        chains = torch.arange(no_chains, device=pick.device)
-        other = (torch.gather(owner, 1, t[:, None]) == chains) & (
-            torch.gather(owned, 1, t[:, None]) > 0
-        )
-        moved = torch.where(other, had, pick)
-        moved = torch.where(chains == p[:, None], t[:, None], moved)
-        pick = torch.where(better[:, None], moved, pick)
+        # p takes t; who had t, the other, takes what p had.
+        had, other = pick[..., None], _number((pick[..., None] == t).mT)[:, None]
+        mine = sums[of, p, had]
+        change = sums[of, p, t] - mine + sums[of, other, had] - sums[of, other, t]
+        fits = allowed[of, p, t] & allowed[of, other, had]
+        score = _score((mine.sum(dim=1, keepdim=True) + change).flatten(1, 2))
+        best = torch.argmin(torch.where(fits.flatten(1), score, torch.inf), dim=1)[:, None]
+        mover, goal = torch.div(best, no_chains, rounding_mode="floor"), best % no_chains
+        moved = torch.where(pick == goal, torch.gather(pick, 1, mover), pick)
+        pick = torch.where(chains == mover, goal, moved)
     return pick
