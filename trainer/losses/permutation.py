@@ -70,9 +70,8 @@ def align_chains(
     entity, copies = (_entities(of["asym_id"], of["entity_id"], no_chains) for of in (pred, true))
     allowed = (entity[..., None] == copies[:, None]) & (entity > 0)[..., None]
     on_chain = F.one_hot(pred["asym_id"], no_chains + 1)[..., 1:].double()  # [B, R, C]
-    sums = torch.matmul(
-        on_chain.mT, _residue_sums(pred_ca, pred_mask, true_ca, true_mask, rows, known).flatten(2)
-    ).unflatten(-1, (no_chains, -1))
+    fits = _residue_sums(pred_ca, pred_mask, true_ca, true_mask, rows, known)
+    sums = torch.unflatten(on_chain.mT @ fits.flatten(2), -1, fits.shape[2:])
     # The last row and column are of no chain: it may be given to anybody, and adds nothing.
     sums = F.pad(sums * allowed[..., None], (0, 0, 0, 1, 0, 1))
     allowed = F.pad(allowed, (0, 1, 0, 1), value=True)
