@@ -59,7 +59,7 @@ BUDGET = {
     "loader": 12_312,
     "service": 8_228,
     "trainer": 12_687,
-    "kernels": 16_594,
+    "kernels": 16_564,
     "synth": 1_957,
     "tests": 41_234,
     "benchmarks": 9_924,

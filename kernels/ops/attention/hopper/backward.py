@@ -15,16 +15,13 @@ and letters are as in `forward.py`.
 from evofeed.kernels.ops.attention.hopper.late import grads_of_late_keys, grads_of_late_queries
 from evofeed.kernels.ops.attention.hopper.layouts import (
     as_logits,
-    copy_in_turn,
     copy_line,
-    copy_line_in_turn,
     copy_rows,
     in_pairs,
     key_extra,
     load_pairs,
     pairs_layout,
     put,
-    put_in_turn,
     row_and_head,
     store_extra,
     unpacked,
@@ -81,8 +78,8 @@ def backward_kernel(
     lses = gl.allocate_shared_memory(gl.float32, [Q_TILES, BLOCK_Q], flat())
     deltas = gl.allocate_shared_memory(gl.float32, [Q_TILES, BLOCK_Q], flat())
     for n in gl.static_range(Q_TILES):
-        copy_line_in_turn(lses.index(n), LSE, n * BLOCK_Q, N)
-        copy_line_in_turn(deltas.index(n), DELTA, n * BLOCK_Q, N)
+        copy_line(lses.index(n), LSE, n * BLOCK_Q, N, 1, IN_TURN=True)
+        copy_line(deltas.index(n), DELTA, n * BLOCK_Q, N, 1, IN_TURN=True)
     if LATE:
         late_lses = gl.allocate_shared_memory(gl.float32, [LATE], flat())
         late_deltas = gl.allocate_shared_memory(gl.float32, [LATE], flat())
@@ -98,12 +95,12 @@ def backward_kernel(
         bias = load_pairs(BIAS, 0, 0, N, bs_k, BLOCK_K, PAIRS, wide, PAD)
     copy_rows(k_tiles.index(0), K, 0, N, qs_n, D, WIDE)
     copy_rows(v_tiles.index(0), V, 0, N, qs_n, D, WIDE)
-    copy_in_turn(q_tiles.index(0), Q, 0, N, qs_n, D, WIDE)
-    copy_in_turn(do_tiles.index(0), DO, 0, N, os_n, D, WIDE)
+    copy_rows(q_tiles.index(0), Q, 0, N, qs_n, D, WIDE, IN_TURN=True)
+    copy_rows(do_tiles.index(0), DO, 0, N, os_n, D, WIDE, IN_TURN=True)
     cp.commit_group()
     for n in gl.static_range(1, Q_TILES):
-        copy_in_turn(q_tiles.index(n), Q, n * BLOCK_Q, N, qs_n, D, WIDE)
-        copy_in_turn(do_tiles.index(n), DO, n * BLOCK_Q, N, os_n, D, WIDE)
+        copy_rows(q_tiles.index(n), Q, n * BLOCK_Q, N, qs_n, D, WIDE, IN_TURN=True)
+        copy_rows(do_tiles.index(n), DO, n * BLOCK_Q, N, os_n, D, WIDE, IN_TURN=True)
     for n in gl.static_range(1, K_SLOTS):
         copy_rows(k_tiles.index(n), K, n * BLOCK_K, N, qs_n, D, WIDE)
         copy_rows(v_tiles.index(n), V, n * BLOCK_K, N, qs_n, D, WIDE)
@@ -200,7 +197,7 @@ def backward_kernel(
             if LATE:
                 dq_tiles.index(qb).store(dq)
             elif kb == K_TILES - 1:
-                put_in_turn(DQ + to, dq * scale, qb * BLOCK_Q, N, gs_n, q_mma, D, WIDE)
+                put(DQ + to, dq * scale, qb * BLOCK_Q, N, gs_n, q_mma, D, WIDE, IN_TURN=True)
             else:
                 dq_tiles.index(qb).store(dq)
         if LATE:

@@ -15,7 +15,6 @@ than whole tiles, as columns of an MSA with templates are: see `late.py`.
 from evofeed.kernels.ops.attention.hopper.late import late_keys, late_mask, late_queries
 from evofeed.kernels.ops.attention.hopper.layouts import (
     as_logits,
-    copy_in_turn,
     copy_line,
     copy_rows,
     in_pairs,
@@ -66,8 +65,8 @@ def forward_kernel(
     v_tiles = tiles_of(dtype, TILES, BLOCK_K, BLOCK_D)
     copy_rows(q_tile, Q, 0, N, qs_n, D, WIDE)
     for each in gl.static_range(TILES):
-        copy_in_turn(k_tiles.index(each), K, each * BLOCK_K, N, qs_n, D, WIDE)
-        copy_in_turn(v_tiles.index(each), V, each * BLOCK_K, N, qs_n, D, WIDE)
+        copy_rows(k_tiles.index(each), K, each * BLOCK_K, N, qs_n, D, WIDE, IN_TURN=True)
+        copy_rows(v_tiles.index(each), V, each * BLOCK_K, N, qs_n, D, WIDE, IN_TURN=True)
     if LATE:
         late = tiles_of(dtype, 3, LATE, BLOCK_D)
         copy_rows(late.index(0), K, MAIN, N, qs_n, D, WIDE)

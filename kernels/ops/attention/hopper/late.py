@@ -10,7 +10,7 @@ keys come last, 16 rows of logits that `mma_v2` makes, and add their share of dq
 written.
 """
 
-from evofeed.kernels.ops.attention.hopper.layouts import in_turn, key_extra, put, put_in_turn
+from evofeed.kernels.ops.attention.hopper.layouts import in_turn, key_extra, put
 from evofeed.kernels.runtime.backend import barrier, gl, gluon, hopper, mma_v2
 from evofeed.kernels.runtime.hopper_tiles import mma_layout, tiles_of
 
@@ -192,7 +192,7 @@ def grads_of_late_keys(
         dv = mma_v2(key_p.index(qb).load(left), do_tiles.index(qb).load(right), dv)
         dk = mma_v2(ds.load(left), q_tiles.index(qb).load(right), dk)
         dq = hopper.warpgroup_mma_wait(0, [dq])
-        put_in_turn(DQ, dq * scale, qb * BLOCK_Q, N, gs_n, q_mma, D, WIDE)
+        put(DQ, dq * scale, qb * BLOCK_Q, N, gs_n, q_mma, D, WIDE, IN_TURN=True)
     put(DK, dk * scale, MAIN, N, gs_n, v2, D, WIDE)
     put(DV, dv, MAIN, N, gs_n, v2, D, WIDE)
     put(DQ, late_dq * scale, MAIN, N, gs_n, v2, D, WIDE)

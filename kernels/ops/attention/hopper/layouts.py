@@ -69,38 +69,29 @@ def _tile_at(PTR, first, rows, N, stride, WIDTH: gl.constexpr, D: gl.constexpr, 
 
 
 @gluon.jit
-def _copy(tile, PTR, first, rows, N, stride, D: gl.constexpr, WIDE: gl.constexpr):
+def _rows_of(SIZE: gl.constexpr, layout: gl.constexpr, IN_TURN: gl.constexpr):
+    """Positions of a tile's rows, or of a line's numbers."""
+    return in_turn(SIZE, layout) if IN_TURN else gl.arange(0, SIZE, layout)
+
+
+@gluon.jit
+def copy_rows(
+    tile, PTR, first, N, stride, D: gl.constexpr, WIDE: gl.constexpr, IN_TURN: gl.constexpr = False
+):
+    """Starts the copy of rows of D numbers into a tile; what is outside is 0.
+
+    IN_TURN: in the order of `in_turn`.
+    """
+    layout: gl.constexpr = copying(tile.shape[1], gl.num_warps())
+    rows = _rows_of(tile.shape[0], gl.SliceLayout(1, layout), IN_TURN)
     at, inside = _tile_at(PTR, first, rows, N, stride, tile.shape[1], D, WIDE)
     cp.async_copy_global_to_shared(tile, at, mask=inside)
 
 
 @gluon.jit
-def copy_rows(tile, PTR, first, N, stride, D: gl.constexpr, WIDE: gl.constexpr):
-    """Starts the copy of rows of D numbers into a tile; what is outside is 0."""
-    layout: gl.constexpr = copying(tile.shape[1], gl.num_warps())
-    rows = gl.arange(0, tile.shape[0], gl.SliceLayout(1, layout))
-    _copy(tile, PTR, first, rows, N, stride, D, WIDE)
-
-
-@gluon.jit
-def copy_in_turn(tile, PTR, first, N, stride, D: gl.constexpr, WIDE: gl.constexpr):
-    """`copy_rows` in the order of `in_turn`."""
-    layout: gl.constexpr = copying(tile.shape[1], gl.num_warps())
-    rows = in_turn(tile.shape[0], gl.SliceLayout(1, layout))
-    _copy(tile, PTR, first, rows, N, stride, D, WIDE)
-
-
-@gluon.jit
-def copy_line(line, PTR, first, N, PER: gl.constexpr):
+def copy_line(line, PTR, first, N, PER: gl.constexpr, IN_TURN: gl.constexpr = False):
     """Starts the copy of a line of numbers, `PER` a thread."""
-    n = first + gl.arange(0, line.shape[0], _line(PER, gl.num_warps()))
-    cp.async_copy_global_to_shared(line, PTR + n, mask=n < N)
-
-
-@gluon.jit
-def copy_line_in_turn(line, PTR, first, N):
-    """`copy_line` in the order of `in_turn`."""
-    n = first + in_turn(line.shape[0], _line(1, gl.num_warps()))
+    n = first + _rows_of(line.shape[0], _line(PER, gl.num_warps()), IN_TURN)
     cp.async_copy_global_to_shared(line, PTR + n, mask=n < N)
 
 
@@ -155,37 +146,20 @@ def _exchanged(x):
 
 
 @gluon.jit
-def _put(PTR, x, first, rows, N, stride, D: gl.constexpr, WIDE: gl.constexpr):
+def put(
+    PTR, x, first, N, stride, layout: gl.constexpr, D: gl.constexpr, WIDE: gl.constexpr,
+    IN_TURN: gl.constexpr = False,
+):  # fmt: skip
+    """Stores rows of D numbers, which may be in the order of `in_turn`."""
+    x = x.to(PTR.dtype.element_ty)
+    if _in_lines(x.shape[1], layout):
+        lines: gl.constexpr = _storing(x.shape[0], x.shape[1], layout)
+        rows = _rows_of(x.shape[0], gl.SliceLayout(1, lines), IN_TURN)
+        x = of_memory(_exchanged(x), lines)
+    else:
+        rows = _rows_of(x.shape[0], gl.SliceLayout(1, layout), IN_TURN)
     to, inside = _tile_at(PTR, first, rows, N, stride, x.shape[1], D, WIDE)
     gl.store(to, x, mask=inside)
-
-
-@gluon.jit
-def put(PTR, x, first, N, stride, layout: gl.constexpr, D: gl.constexpr, WIDE: gl.constexpr):
-    """Stores rows of D numbers."""
-    x = x.to(PTR.dtype.element_ty)
-    if _in_lines(x.shape[1], layout):
-        lines: gl.constexpr = _storing(x.shape[0], x.shape[1], layout)
-        rows = gl.arange(0, x.shape[0], gl.SliceLayout(1, lines))
-        x = of_memory(_exchanged(x), lines)
-    else:
-        rows = gl.arange(0, x.shape[0], gl.SliceLayout(1, layout))
-    _put(PTR, x, first, rows, N, stride, D, WIDE)
-
-
-@gluon.jit
-def put_in_turn(
-    PTR, x, first, N, stride, layout: gl.constexpr, D: gl.constexpr, WIDE: gl.constexpr
-):
-    """`put` of rows that are in the order of `in_turn`."""
-    x = x.to(PTR.dtype.element_ty)
-    if _in_lines(x.shape[1], layout):
-        lines: gl.constexpr = _storing(x.shape[0], x.shape[1], layout)
-        rows = in_turn(x.shape[0], gl.SliceLayout(1, lines))
-        x = of_memory(_exchanged(x), lines)
-    else:
-        rows = in_turn(x.shape[0], gl.SliceLayout(1, layout))
-    _put(PTR, x, first, rows, N, stride, D, WIDE)
 
 
 @gluon.jit
