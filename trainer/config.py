@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from evofeed.base.configs import Config, check_choice, check_numbers
+from evofeed.base.files import write_atomic
 
 PRESETS = ("initial_training", "finetuning", "tiny", "overfit", "multimer", "tiny_multimer")
 PRECISIONS = ("bf16", "fp16", "tf32", "fp32")
@@ -151,4 +152,4 @@ def save_config(config: TrainConfig, path: Path) -> None:
     """Write a run as YAML that `load_config` reads back equal."""
     import yaml
 
-    path.write_text(yaml.safe_dump(config.to_dict(), sort_keys=False))
+    write_atomic(path, yaml.safe_dump(config.to_dict(), sort_keys=False))

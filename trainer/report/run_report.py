@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from evofeed.base.errors import InputError
-from evofeed.base.files import parse_json
+from evofeed.base.files import parse_json, write_atomic
 from evofeed.base.run_files import RUN
 from evofeed.trainer.log.runlog import PARTS, read_steps
 
@@ -193,7 +193,7 @@ def _losses(steps: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def write_report(folder: Path) -> dict[str, Any]:
     """Make the report of a run and write it beside the run as JSON; returns it."""
     report = make_report(folder)
-    (folder / REPORT).write_text(json.dumps(report, indent=1))
+    write_atomic(folder / REPORT, json.dumps(report, indent=1))
     return report
 
 

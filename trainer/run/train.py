@@ -138,7 +138,8 @@ def run(
     """Train given parts and write the run's folder; `train` without the building."""
     began = time.perf_counter() if began is None else began
     with sole_writer(out, world):
-        if not resume and world.share((out / STEPS).exists()):
+        begun = any(file.exists() and file.stat().st_size for file in (out / RUN, out / STEPS))
+        if not resume and world.share(begun):
             raise TrainerError(
                 "a run is here already; --resume continues it, another --out starts afresh",
                 path=str(out),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shutil
 import sys
 import time
@@ -22,7 +23,7 @@ from evofeed.trainer.config import TrainConfig
 from evofeed.trainer.log.runlog import RunLog, read_steps
 from evofeed.trainer.report.flops import count_step_flops
 from evofeed.trainer.report.operators import group_of
-from evofeed.trainer.report.run_report import make_report, report_rows
+from evofeed.trainer.report.run_report import REPORT, make_report, report_rows, write_report
 from evofeed.trainer.run.distributed import World
 from evofeed.trainer.run.result import TrainResult
 from evofeed.trainer.run.train import run
@@ -141,6 +142,20 @@ def test_a_disk_that_is_full_is_reported_with_the_file(tmp_path: Path) -> None:
         RunLog(tmp_path, steps=1) as log,
     ):
         log.times(0, {"data_wait": 0.1})
+
+
+def test_a_disk_that_fills_leaves_no_half_of_a_report_and_no_run_that_never_began(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = Path(shutil.copytree(folder, tmp_path / "reported"))
+    before = write_report(out)
+    with monkeypatch.context() as full:
+        full.setattr(os, "fsync", lambda _: Path("/dev/full").write_text("x"))
+        for act in (lambda: write_report(out), lambda: _run(tmp_path / "run", 1)):
+            with pytest.raises(OSError, match="No space left"):
+                act()
+    assert json.loads((out / REPORT).read_text()) == before
+    assert _run(tmp_path / "run", 1).step == 1
 
 
 def test_a_folder_that_holds_a_run_is_not_overwritten(folder: Path) -> None:
