@@ -51,7 +51,7 @@ class Ledger:
         try:
             self.engine = sa.create_engine(self.url)
             if self.engine.dialect.name == "sqlite":
-                Path(self.place).parent.mkdir(parents=True, exist_ok=True)
+                Path(self.engine.url.database or "").parent.mkdir(parents=True, exist_ok=True)
                 sa.event.listen(self.engine, "connect", _configure_sqlite)
             METADATA.create_all(self.engine)
         except (sa.exc.SQLAlchemyError, ModuleNotFoundError) as error:

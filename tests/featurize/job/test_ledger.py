@@ -27,7 +27,7 @@ def postgres_url() -> Iterator[str]:
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "postgres":
         return str(request.getfixturevalue("postgres_url"))
-    return str(tmp_path / "ledger.sqlite")
+    return str(tmp_path / "me@here" / "ledger.sqlite")
 
 
 def test_a_ledger_that_cannot_be_opened_is_one_line_without_the_password() -> None:
