@@ -27,7 +27,7 @@ from evofeed.featurize.formats.a3m import parse_a3m
 from evofeed.featurize.formats.reading import file_ref, read_bytes
 from evofeed.featurize.formats.stockholm import parse_stockholm
 from evofeed.featurize.job.template_use import remembered
-from evofeed.featurize.job.work import UnitResult, describe
+from evofeed.featurize.job.work import Task, UnitResult, describe
 from evofeed.featurize.records.rulesets.contacts import contacts
 from evofeed.featurize.records.template_library import FolderUse
 from evofeed.featurize.structures.cif import read_block
@@ -48,22 +48,19 @@ CONFORMERS = {"openfold3": 32, "boltz": 1, "protenix": 1}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EntriesTask:
-    """What a worker needs to know: small, picklable.
+class EntriesTask(Task):
+    """Entries, alignments or molecules to prepare.
 
     An item is its name in reports and, by `kind`, an mmCIF file or what `PreparedSet.items` has
     (`entry`), the files of one query (`alignment`) or the code of a component (`molecules`).
     """
 
-    unit_id: str
     kind: str
-    dataset_uri: str
     items: tuple[tuple[str, ...], ...]
     components: RecordSpan
     projects: tuple[str, ...]
     conformers: int | None = None
     templates: str = ""
-    expected_memory: int = 0
     run: str = ""
 
     def work(self, in_hand: Callable[[str], None]) -> UnitResult:

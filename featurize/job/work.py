@@ -6,6 +6,7 @@ it has written is content-addressed, so doing it again changes nothing.
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import functools
 import itertools
@@ -15,7 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Protocol, runtime_checkable
+from typing import Any, Final
 
 import pyarrow as pa
 
@@ -54,26 +55,6 @@ _ATOMS: Final = (
 _run = ""  # of the job that this process, or the one it was forked from, worked for last
 
 
-@runtime_checkable
-class Task(Protocol):
-    """Work for a worker of any kind of job: small, picklable."""
-
-    @property
-    def unit_id(self) -> str:
-        """Which unit it is."""
-
-    @property
-    def dataset_uri(self) -> str:
-        """Where its shard goes; empty if it makes none."""
-
-    @property
-    def expected_memory(self) -> int:
-        """Bytes it is likely to take; 0 is unknown."""
-
-    def work(self, in_hand: Callable[[str], None]) -> UnitOutput:
-        """Do it; `in_hand` is called with the id of each item before it is touched."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitOutput:
     """What comes back from a unit of any kind of job."""
@@ -82,29 +63,43 @@ class UnitOutput:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UnitTask:
-    """What a worker needs to know: small, picklable.
+class Task(abc.ABC):
+    """Work for a worker of any kind of job: small, picklable.
+
+    Attributes:
+        dataset_uri: where its shard goes; empty if it makes none.
+        expected_memory: bytes it is likely to take, for whoever places it; 0 is unknown.
+    """
+
+    unit_id: str
+    dataset_uri: str = ""
+    expected_memory: int = 0
+
+    @abc.abstractmethod
+    def work(self, in_hand: Callable[[str], None]) -> UnitOutput:
+        """Do it; `in_hand` is called with the id of each item before it is touched, and with ""
+        after the last."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnitTask(Task):
+    """Chains to featurize.
 
     Attributes:
         memory: bytes one chain may add to its process; then MemoryError.
-        expected_memory: bytes the unit is likely to take, for whoever places it.
         run: of the job, for a worker may have read files for an earlier one.
         limits: folders that inputs must lie in, and the dataset in its own; None: anywhere.
     """
 
-    unit_id: str
-    dataset_uri: str
     sources: tuple[ChainSource, ...]
     config: FeaturizeConfig
     crop: CropConfig | None
     memory: int
-    expected_memory: int = 0
     run: str = ""
     limits: Limits | None = None
 
     def work(self, in_hand: Callable[[str], None]) -> UnitResult:
-        """Featurize every chain of the unit and write the good ones as one shard; `in_hand` is
-        called with the id of each chain before it is touched, and "" after the last.
+        """Featurize every chain of the unit and write the good ones as one shard.
 
         Raises:
             StoreError: the shard cannot be written.

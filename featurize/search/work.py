@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from evofeed.base.errors import InputError, JobError
-from evofeed.featurize.job.work import UnitOutput
+from evofeed.featurize.job.work import Task, UnitOutput
 from evofeed.featurize.search.cache import Made
 from evofeed.featurize.search.config import Database, Kind, SearchConfig
 from evofeed.featurize.search.programs import Scratch
@@ -60,8 +60,8 @@ class SearchResult(UnitOutput):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SearchTask:
-    """What a worker needs to know: small, picklable. Without `info` it looks at the database.
+class SearchTask(Task):
+    """Sequences to search in a database; without `info` it only looks at the database.
 
     Attributes:
         info: of the database as it was when the job began.
@@ -69,18 +69,15 @@ class SearchTask:
         scratch: folder for the programs' files; the system's if empty.
     """
 
-    unit_id: str
     database: Database
     config: SearchConfig
     queries: tuple[Query, ...] = ()
     info: DatabaseInfo | None = None
     deadline: float = 3600.0
     scratch: str = ""
-    dataset_uri: str = ""
-    expected_memory: int = 0
 
     def work(self, in_hand: Callable[[str], None]) -> SearchResult:
-        """Search; `in_hand` is called with each key before its sequence is touched.
+        """Search; the items in hand are keys.
 
         Raises:
             InputError: the database is not here, or its program.
