@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from evofeed.base.errors import InputError, JobError
 from evofeed.featurize.job.work import Task, UnitOutput
@@ -40,8 +39,9 @@ def look_at(database: Database, config: SearchConfig) -> DatabaseInfo:
     """
     kind = kind_of(database)
     program = program_of(kind, database.is_template, config)
-    nbytes = sum(stamp.nbytes for stamp in stamps_of(database))
-    return DatabaseInfo(database_digest(database), kind, program, nbytes)
+    digest = database_digest(database)  # of files that can be read
+    files = (file for path in database.paths for file in database_files(path))
+    return DatabaseInfo(digest, kind, program, sum(file.stat().st_size for file in files))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,44 +125,24 @@ def packed(key: str, data: bytes, seconds: float) -> Made:
 
 _HASHED_WHOLE: Final = 4 << 30
 _SAMPLES, _SAMPLE = 64, 1 << 20
-_BITE: Final = 4 << 20
 
 
-class FileStamp(NamedTuple):
-    """A file as it was seen."""
-
-    path: str
-    nbytes: int
-    mtime_ns: int
-    inode: int
-
-
-def database_files(database: Database) -> list[Path]:
+def database_files(path: str) -> list[Path]:
     """The files of a database, by name.
 
     Raises:
         InputError: there is none.
     """
-    if database.more:
-        return [file for one in _alone(database) for file in database_files(one)]
-    path = Path(database.path)
+    first = Path(path)
     # hh-suite: NAME_a3m.ffdata, ...; mmseqs: NAME, NAME.dbtype, NAME_h, NAME_h.index, ...
-    beside = (path.parent.glob(f"{path.name}{joint}*") for joint in "._")
+    beside = (first.parent.glob(f"{first.name}{joint}*") for joint in "._")
     family = sorted(file for found in beside for file in found if not file.is_dir())
-    is_fasta = path.is_file() and not Path(f"{path}.dbtype").exists()
-    files = [path] if is_fasta or not family else [p for p in (path,) if p.exists()] + family
+    if first.is_file() and not Path(f"{path}.dbtype").exists():  # FASTA
+        return [first]
+    files = [first, *family] if first.exists() or not family else family
     if not files[0].exists():
-        raise InputError("no such sequence database (FASTA, hhblits or mmseqs)", path=str(path))
+        raise InputError("no such sequence database (FASTA, hhblits or mmseqs)", path=path)
     return files
-
-
-def stamps_of(database: Database) -> list[FileStamp]:
-    """The files of a database as they are now.
-
-    Raises:
-        InputError: one cannot be looked at.
-    """
-    return [_stamp(path) for path in database_files(database)]
 
 
 def database_digest(database: Database) -> str:
@@ -171,17 +151,13 @@ def database_digest(database: Database) -> str:
     Raises:
         InputError: it cannot be read.
     """
-    if database.more:
-        digests = [database_digest(one) for one in _alone(database)]
-        return hashlib.sha256("\n".join(digests).encode()).hexdigest()
-    start = len(Path(database.path).name)
-    parts = [f"{Path(s.path).name[start:]} {_file_digest(s)}" for s in stamps_of(database)]
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
-
-
-def _alone(database: Database) -> list[Database]:
-    """The databases of a joint search."""
-    return [dataclasses.replace(database, path=path, more=()) for path in database.paths]
+    digests = []
+    for path in database.paths:
+        start = len(Path(path).name)
+        parts = [f"{file.name[start:]} {_file_digest(file)}" for file in database_files(path)]
+        digests.append(hashlib.sha256("\n".join(parts).encode()).hexdigest())
+    joint = hashlib.sha256("\n".join(digests).encode()).hexdigest()
+    return joint if database.more else digests[0]
 
 
 def check_unchanged(database: Database, digest: str) -> None:
@@ -198,28 +174,22 @@ def check_unchanged(database: Database, digest: str) -> None:
         )
 
 
-def _stamp(path: Path) -> FileStamp:
+def _file_digest(path: Path) -> str:
     try:
         seen = path.stat()
+        return _content_digest(str(path), seen.st_size, seen.st_mtime_ns, seen.st_ino)
     except OSError as error:
         raise InputError(f"cannot be read: {error.strerror}", path=str(path)) from None
-    return FileStamp(str(path), seen.st_size, seen.st_mtime_ns, seen.st_ino)
 
 
 @lru_cache(maxsize=4096)
-def _file_digest(stamp: FileStamp) -> str:
+def _content_digest(path: str, nbytes: int, mtime_ns: int, inode: int) -> str:
     """A file's content, read once a process unless the file changes."""
-    digest = hashlib.sha256()
-    try:
-        with Path(stamp.path).open("rb") as handle:
-            if stamp.nbytes <= _HASHED_WHOLE:
-                while block := handle.read(_BITE):
-                    digest.update(block)
-                return digest.hexdigest()
-            digest.update(str(stamp.nbytes).encode())
-            for number in range(_SAMPLES):
-                handle.seek((stamp.nbytes - _SAMPLE) * number // (_SAMPLES - 1))
-                digest.update(handle.read(_SAMPLE))
-    except OSError as error:
-        raise InputError(f"cannot be read: {error.strerror}", path=stamp.path) from None
+    with Path(path).open("rb") as handle:
+        if nbytes <= _HASHED_WHOLE:
+            return hashlib.file_digest(handle, "sha256").hexdigest()
+        digest = hashlib.sha256(str(nbytes).encode())
+        for number in range(_SAMPLES):
+            handle.seek((nbytes - _SAMPLE) * number // (_SAMPLES - 1))
+            digest.update(handle.read(_SAMPLE))
     return digest.hexdigest()
