@@ -10,11 +10,12 @@ from typing import Final
 
 from torch import nn
 
-# What a module's parameters are called there: "<name> <our parameter> <layout>".
+# What a module's parameters are called there: "<name> <our parameter> <layout>". All are
+# transposed; a layout says what else: an axis of heads, swapped halves, one column as a vector.
 KINDS: Final = {
-    "linear": ("weights weight matrix", "bias bias same"),
+    "linear": ("weights weight same", "bias bias same"),
     "norm": ("scale weight same", "offset bias same"),
-    "matrix": ("feat_2d_weights weight matrix",),
+    "matrix": ("feat_2d_weights weight same",),
     "attention": (
         "query_w linear_q.weight heads_in",
         "key_w linear_k.weight heads_in",
@@ -25,8 +26,8 @@ KINDS: Final = {
     "gate": ("gating_w linear_g.weight heads_in", "gating_b linear_g.bias heads"),
     "global": (
         "query_w linear_q.weight heads_in",
-        "key_w linear_k.weight matrix",
-        "value_w linear_v.weight matrix",
+        "key_w linear_k.weight same",
+        "value_w linear_v.weight same",
         "output_w linear_o.weight heads_out",
         "output_b linear_o.bias same",
     ),
@@ -35,7 +36,7 @@ KINDS: Final = {
     "heads": ("weights weight heads_in",),
     "local": ("weights weight heads_in", "bias bias heads"),
     "scalar": ("weights weight vector", "bias bias same"),
-    "swapped": ("weights weight swapped", "bias bias swapped_bias"),
+    "swapped": ("weights weight swapped", "bias bias swapped"),
 }
 
 _MULTIPLICATION: Final = """
