@@ -53,7 +53,7 @@ def test_training_needs_the_base_install_and_torch_and_every_name_is_there_under
 # Lines of Python a room may have. Raising one needs a reason in the commit: something new needs
 # something out, or lives in experiments/.
 BUDGET = {
-    "src": 4_466,
+    "src": 4_470,
     "featurize": 19_974,
     "store": 7_272,
     "loader": 12_312,
@@ -61,7 +61,7 @@ BUDGET = {
     "trainer": 12_687,
     "kernels": 16_564,
     "synth": 1_957,
-    "tests": 41_244,
+    "tests": 41_245,
     "benchmarks": 9_924,
 }
 

@@ -25,8 +25,12 @@ def write_atomic(path: Path, data: bytes | str) -> None:
             file.flush()
             os.fsync(file.fileno())
         aside.replace(path)
+    except OSError as error:
+        error.filename, error.filename2 = str(path), None  # which is known to who asked
+        raise
     finally:
-        aside.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            aside.unlink()
 
 
 @contextlib.contextmanager
