@@ -58,7 +58,7 @@ BUDGET = {
     "store": 7_272,
     "loader": 12_312,
     "service": 8_228,
-    "trainer": 12_687,
+    "trainer": 12_610,
     "kernels": 16_564,
     "synth": 1_957,
     "tests": 41_245,
