@@ -126,24 +126,29 @@ def product_relu(bias: Tensor, a: Tensor, b: Tensor) -> Tensor:
     return torch._addmm_activation(bias, a, b)
 
 
-def scheduled_ahead(product: Callable[..., Tensor], *args: Any, **options: Any) -> Tensor:
-    """`product(*args, **options)`; where a graph is recorded, by a cuBLAS without a workspace.
+_UNSPLIT = 1 << 22
+"""Numbers of a product whose tiles keep a card busy: cuBLAS need not split their sums."""
+
+
+def scheduled_ahead(product: Callable[..., Tensor], a: Tensor, b: Tensor, **out: Tensor) -> Tensor:
+    """`product(a, b)`; a large one in a graph that is recorded, by a cuBLAS without a workspace.
 
     With a workspace cuBLAS hands out tiles by a counter in it, and clears that by a memset before
     every product, which the kernels around wait for: 2 to 5 us on an H200. Without one it knows
-    ahead who makes which tile. It cannot split long sums then: this is not for weights' gradients,
-    nor for products with a bias, where PyTorch warns of a workspace that is too small.
+    ahead who makes which tile, and makes it alike. It cannot split long sums then: gradients of
+    weights and small products have the same bits as eagerly by keeping theirs. Products with a
+    bias do too, as PyTorch warns of their workspace.
     """
-    given = [t for t in (*args, *options.values()) if isinstance(t, Tensor)]
-    if has_torch_function(given):  # a trace, which asks again whenever it is repeated
-        traced: Tensor = handle_torch_function(scheduled_ahead, given, product, *args, **options)
+    if has_torch_function((a, b)):  # a trace, which asks again whenever it is repeated
+        traced: Tensor = handle_torch_function(scheduled_ahead, (a, b), product, a, b, **out)
         return traced
-    recorded = given[0].is_cuda and torch.cuda.is_current_stream_capturing()
+    large = a.element_size() == 2 and a.shape[:-1].numel() * b.shape[-1] >= _UNSPLIT
+    recorded = large and a.is_cuda and torch.cuda.is_current_stream_capturing()
     if not recorded or torch.are_deterministic_algorithms_enabled():  # which wants its workspace
-        return product(*args, **options)
-    torch.cuda.current_blas_handle()  # type: ignore[no-untyped-call]  # its workspace has the usual size from here on
+        return product(a, b, **out)
+    torch.cuda.current_blas_handle()  # type: ignore[no-untyped-call]  # its workspace is there now
     with _no_workspace():
-        return product(*args, **options)
+        return product(a, b, **out)
 
 
 @contextlib.contextmanager
