@@ -17,6 +17,7 @@ import json
 import tarfile
 import time
 import uuid
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, TypeVar, Unpack
 from urllib.parse import quote, urlencode, urlsplit
@@ -234,7 +235,7 @@ class Client:
         kind = {"Content-Type": "application/x-www-form-urlencoded"}
         answer = self._http.request("POST", f"{self._base}/ticket/msa", kind, form)
         while True:
-            ticket = parse_json((answer if answer.status == 422 else self._checked(answer)).body)
+            ticket = self._said((answer if answer.status == 422 else self._checked(answer)).body)
             if ticket["status"] == "COMPLETE":
                 break
             if ticket["status"] == "ERROR":
@@ -243,11 +244,14 @@ class Client:
             answer = self._http.request("GET", f"{self._base}/ticket/{ticket['id']}")
         found = {}
         packed = self._bytes(f"/result/download/{ticket['id']}")
-        with tarfile.open(fileobj=io.BytesIO(packed)) as tar:
-            for name in tar.getnames():
-                file = tar.extractfile(name)
-                # Alignments end with a NUL, to tell one of several sequences from the next.
-                found[name] = file.read().rstrip(b"\0") if file else b""
+        try:
+            with tarfile.open(fileobj=io.BytesIO(packed)) as tar:
+                for name in tar.getnames():
+                    file = tar.extractfile(name)
+                    # Alignments end with a NUL, to tell one of several sequences from the next.
+                    found[name] = file.read().rstrip(b"\0") if file else b""
+        except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
+            raise ServiceError(f"no archive of alignments: {error}", path=self.url) from None
         return found
 
     # tokens
@@ -282,7 +286,7 @@ class Client:
     # requests
 
     def _get(self, path: str, **query: Any) -> Any:
-        return parse_json(self._bytes(path, **query))
+        return self._said(self._bytes(path, **query))
 
     def _bytes(self, path: str, **query: Any) -> bytes:
         given = {name: _as_text(value) for name, value in query.items() if value is not None}
@@ -293,9 +297,11 @@ class Client:
         while True:
             said = self._get(path, **query)
             yield from said[name]
-            if said.get("next") is None:
+            if (following := said.get("next")) is None:
                 return
-            query[after] = said["next"]
+            if following == query.get(after):
+                raise ServiceError("the same page again: is there a cache before it?", path=path)
+            query[after] = following
 
     def _send(
         self,
@@ -312,7 +318,15 @@ class Client:
         more: Any = {"attempts": 1} if once else {}
         answer = self._http.request(method, f"{self._base}{path}", sent, data, **more)
         text = self._checked(answer).body
-        return parse_json(text) if text else None
+        return self._said(text) if text else None
+
+    def _said(self, text: bytes) -> _Said:
+        """An answer of the service; another's, such as a proxy's page, is a ServiceError."""
+        try:
+            return _Said(parse_json(text).items())
+        except (ValueError, AttributeError):
+            what = f"it answers {text[:40]!r}, as no service of evofeed: is the URL right?"
+            raise ServiceError(what, path=self.url) from None
 
     def _checked(self, answer: Answer) -> Answer:
         if 200 <= answer.status < 300:
@@ -323,6 +337,13 @@ class Client:
         raise _ERRORS.get(answer.status, ServiceError)(what, path=self.url)
 
 
+class _Said(dict[str, Any]):
+    """What a service said."""
+
+    def __missing__(self, name: str) -> Any:
+        raise ServiceError(f"an answer without {name!r}: is it a service of evofeed?")
+
+
 def _ref(dataset: str, ref: str) -> str:
     return f"/v1/datasets/{_part(dataset)}/refs/{_part(ref)}"
 
@@ -330,7 +351,11 @@ def _ref(dataset: str, ref: str) -> str:
 def _made(kind: type[_T], values: Mapping[str, Any]) -> _T:
     """What the service said, without what this client does not know yet."""
     names = {one.name for one in dataclasses.fields(kind)}  # type: ignore[arg-type]
-    return kind(**{name: value for name, value in values.items() if name in names})
+    try:
+        return kind(**{name: value for name, value in values.items() if name in names})
+    except (AttributeError, TypeError) as error:
+        what = f"an answer that is no {kind.__name__} ({error}): is it a service of evofeed?"
+        raise ServiceError(what) from None
 
 
 def _part(text: str) -> str:

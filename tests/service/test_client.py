@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 from tests.conftest import exit_code
 from tests.service.conftest import Start
+from tests.store.test_http import served
 
 from evofeed.base.errors import AccessDenied, RefConflict, ServiceError
 from evofeed.service import Client
@@ -30,6 +32,29 @@ def client(start: Start, folder, tmp_path: Path, jobs_wait: None) -> Iterator[Cl
     )
     with Client(start.url, start.token(*SCOPES)) as made:
         yield made
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        (b"<html>sign in</html>", "b'<html>sign in</html>', as no service of evofeed"),
+        (b"[]", "as no service of evofeed"),
+        (b"{}", "without 'tokens'"),
+        (b'{"tokens": [{}], "next": null}', "no Token .*missing"),
+        (b'{"tokens": [], "next": "x"}', "the same page again"),
+    ],
+)
+def test_what_no_service_of_ours_answers_is_one_error(body: bytes, says: str) -> None:
+    """A page of a proxy, another service, a cache that knows no cursors."""
+
+    class Other(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(body)
+
+    with served(Other) as url, pytest.raises(ServiceError, match=says):
+        Client(url).tokens()
 
 
 def test_refs_chains_and_datasets(client: Client, folder, tmp_path: Path) -> None:
