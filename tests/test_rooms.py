@@ -57,7 +57,7 @@ BUDGET = {
     "featurize": 19_974,
     "store": 7_272,
     "loader": 12_312,
-    "service": 8_253,
+    "service": 8_256,
     "trainer": 12_610,
     "kernels": 16_569,
     "synth": 1_957,

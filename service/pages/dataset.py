@@ -167,11 +167,14 @@ def dataset_page(
     refs, jobs = view.refs(), service.jobs.newest(only=frozenset({name}), limit=20)
     if not refs:
         return render("dataset.html", ctx.request, ctx.principal, dataset=row, refs=refs, jobs=jobs)
+    ref = service.refs.note(name, query.ref)
+    digest = query.at or ref.digest
+    manifest = view.manifest(digest)
+    if "table" not in query.model_fields_set and manifest.entries and not manifest.num_chains:
+        query = query.model_copy(update={"table": "entries"})
     listing = _LISTINGS[query.table]
     if (sort := query.sort or listing.sorts[0]) not in listing.sorts:
         raise bad_field("sort", f"{sort!r} is none of {', '.join(listing.sorts)}")
-    ref = service.refs.note(name, query.ref)
-    digest = query.at or ref.digest
     question = _question(query, name, digest)
     every = service.catalog.table(name, digest, query.table)
     rows = service.finder.ordered(question, sort, query.desc)
@@ -186,7 +189,7 @@ def dataset_page(
 
     return render(
         "dataset.html", ctx.request, ctx.principal, dataset=row, ref=ref, refs=refs, digest=digest,
-        jobs=jobs, listings=_LISTINGS, manifest=view.manifest(digest), query=query, listing=listing,
+        jobs=jobs, listings=_LISTINGS, manifest=manifest, query=query, listing=listing,
         link=link, sort=sort, total=every.num_rows, matched=len(rows), rows=rows_of(shown),
         page=page, pages=pages, charts=_charts(service, question, listing, link),
         facets=[(title, column, _facet(service, query, question, column))
