@@ -24,8 +24,9 @@ def prepared(raw: Path, out: Path, *, count: int = 3, **changes: object) -> JobR
 
 
 def prepare_again(
-    raw: Path, out: Path, options: dict[str, Any] | None = None, **changes: object
-) -> JobReport:
+    raw: Path, out: Path, options: dict[str, Any] | None = None, progress: Any = None,
+    **changes: object,
+) -> JobReport:  # fmt: skip
     """The files of a folder prepared."""
     fields = {"alignments": str(raw / "msa"), "conformers": 2, **changes}
     source = EntriesInput(
@@ -37,6 +38,7 @@ def prepare_again(
         source,
         str(out),
         options=JobOptions(**{"executor": "local", "workers": 1, **(options or {})}),
+        progress=progress,
     )
 
 

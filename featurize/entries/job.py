@@ -107,7 +107,8 @@ def prepare_entries(
     with contextlib.ExitStack() as stack:
         ledger = Ledger(ledger_url(options.ledger, dataset_uri))
         stack.enter_context(contextlib.closing(ledger))
-        lease = stack.enter_context(undisturbed(dataset_uri, sha_of(dataset_uri, options.ref)))
+        name = sha_of(dataset_uri, options.ref, repr(source))  # another job has another lease
+        lease = stack.enter_context(undisturbed(dataset_uri, name))
         components, span = _components(source.components, dataset_uri)
         common = f"{__version__} {span.record_id} {span.key} {how['rdkit']} {' '.join(projects)}"
         settings = {

@@ -160,6 +160,21 @@ def test_nothing_is_published_if_no_entry_is_good_or_garbage_is_collected(
     assert "none of 1 entries" in report.message
 
 
+def test_two_jobs_into_one_ref_hold_a_lease_each(tmp_path: Path, inside: None) -> None:
+    held: list[set[str]] = []
+    leases = (tmp_path / "data" / "leases").glob
+
+    def look(_: object) -> None:
+        held[-1].update(path.name for path in leases("job-*"))
+
+    for name in ("first", "second"):
+        write_entries(tmp_path / name, 1, residues=10)
+        held.append(set())
+        prepare_again(tmp_path / name, tmp_path / "data", progress=look)
+    (first,), (second,) = held
+    assert first != second
+
+
 def test_alignments_of_two_files_keep_every_row_and_its_species() -> None:
     entries = Dataset.open(dataset_uri()).entries
     (name,) = entries.table["alignments"].to_pylist()[1]
