@@ -148,9 +148,9 @@ def _with_absent_residues(
     parts: list[_Residue] = []
     for low, stop in runs(atoms.chain_starts(), len(atoms)):
         kind = int(atoms.kind[low])
-        if kind == LIGAND:
-            continue
         monomers = numbers[int(atoms.entity[low])].monomers
+        if kind == LIGAND or not monomers:  # without a sequence nobody knows what is absent
+            continue
         for gap in _gaps(atoms.res_id[low:stop], low, len(monomers)):
             for number in range(gap.first, gap.last + 1):
                 terminal = gap.is_end and number == gap.last

@@ -141,18 +141,26 @@ def test_an_entry_that_openfold3_loses_is_refused_with_a_reason(pack: Path) -> N
 
 @pytest.mark.parametrize(
     "change",
-    [{"release_dates": ()}, {"methods": ()}, {"component_types": {}}, {"entities": "number"}],
+    [
+        {"release_dates": ()},
+        {"methods": ()},
+        {"component_types": {}},
+        {"name": "P"},
+        {"monomers": ()},
+    ],
     ids=lambda one: next(iter(one)),
 )
 def test_an_entry_without_a_table_that_openfold3_reads_is_refused(change: dict[str, Any]) -> None:
-    path = RECORDED[0]
-    entry, table = record(path.parent.parent.parent, path.stem), components(path.parents[2])
-    if "entities" in change:
-        change = {"entities": tuple(dataclasses.replace(one, name="P") for one in entry.entities)}
-    wrong = dataclasses.replace(entry, **change)
-    with pytest.raises(EntryRefused, match=r"no _|no number"):
-        openfold3_section(wrong, table)
-    openfold3_section(wrong, table, OpenFold3Rules.right())
+    for path in RECORDED:
+        entry, table = record(path.parents[2], path.stem), components(path.parents[2])
+        if not hasattr(entry, next(iter(change))):
+            entities = tuple(dataclasses.replace(one, **change) for one in entry.entities)
+            wrong = dataclasses.replace(entry, entities=entities)
+        else:
+            wrong = dataclasses.replace(entry, **change)
+        with pytest.raises(EntryRefused, match=r"no _|no number"):
+            openfold3_section(wrong, table)
+        openfold3_section(wrong, table, OpenFold3Rules.right())
 
 
 def test_an_entry_of_which_cleaning_leaves_nothing_is_refused() -> None:
