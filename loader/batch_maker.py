@@ -23,14 +23,13 @@ from evofeed.base.errors import LoaderError
 from evofeed.loader.arena import Arena
 from evofeed.loader.batch import blocks_of, empty_batch, fill_sample
 from evofeed.loader.catalog import ChainCatalog
-from evofeed.loader.config import LoaderConfig
+from evofeed.loader.config import AssemblyConfig, EntryConfig, LoaderConfig
 from evofeed.loader.counter_rng import Purpose, stream_key
 from evofeed.loader.draws import Crop, draw_crop, use_clamped_fape
 from evofeed.loader.hooks import ChainSample, LoaderHooks
 from evofeed.loader.msa_draws import RecycleDraws
 from evofeed.loader.plan import BatchPlan, SamplePlan
 from evofeed.loader.unpack import unpack_chain
-from evofeed.protein.features import ASSEMBLY_BATCH, BATCH
 from evofeed.store import Dataset
 from evofeed.store.inner import Place
 
@@ -122,9 +121,11 @@ class BatchMaker:
         with self._on_stream():
             started = self._mark(timing=True) if timed else None
             if self._config.entries is not None:
-                tensors, blocks = self._entries(slots)
+                tensors, blocks = self._entries(slots, self._config.entries)
+            elif self._config.assemblies is not None:
+                tensors, blocks = self._complexes(plan, slots, self._config.assemblies)
             else:
-                tensors, blocks = self._batch(plan, slots)
+                tensors, blocks = self._chains(plan, slots)
             if self._hooks is not None:
                 if self._hooks.transform is not None:
                     tensors = self._hooks.transform(tensors, self._generator(plan))
@@ -139,11 +140,10 @@ class BatchMaker:
         seconds = time.perf_counter() - begun
         return ReadyBatch(plan, tensors, event, nbytes, seconds, blocks, started)
 
-    def _batch(
+    def _chains(
         self, plan: BatchPlan, slots: Sequence[FilledSlot]
     ) -> tuple[dict[str, Any], list[Tensor]]:
-        """Features of chains or complexes, and their blocks of memory."""
-        complexes = self._config.assemblies is not None
+        """Features of chains, and their blocks of memory."""
         tensors = empty_batch(
             self._config,
             num_res=self._config.crop_size or self._sizes(slots[0].sample)[0],
@@ -151,17 +151,7 @@ class BatchMaker:
             recycles=plan.recycles,
             device=self._device,
             zeroed=not self._fused,  # the kernels write the padding too
-            table=ASSEMBLY_BATCH if complexes else BATCH,
         )
-        if complexes:
-            from evofeed.loader.assembly.make import with_truth
-
-            truths = [
-                self._fill_complex(tensors, number, plan.recycles, slot)
-                for number, slot in enumerate(slots)
-            ]
-            whole = with_truth(tensors, truths)
-            return whole, [*blocks_of(tensors), *whole.get("gt_features", {}).values()]
         fill = self._fill_fused if self._fused else self._fill
         seen = [self._seen(slot.sample) for slot in slots]
         for number, (slot, sample) in enumerate(zip(slots, seen, strict=True)):
@@ -191,10 +181,11 @@ class BatchMaker:
         made = torch.Generator(self._device)
         return made.manual_seed(stream_key(plan.samples[0].key, Purpose.HOOKS) >> 1)
 
-    def _entries(self, slots: Sequence[FilledSlot]) -> tuple[dict[str, Any], list[Tensor]]:
+    def _entries(
+        self, slots: Sequence[FilledSlot], config: EntryConfig
+    ) -> tuple[dict[str, Any], list[Tensor]]:
         from evofeed.loader.entries.batch import entry_batch, on_device
 
-        assert self._config.entries is not None
         copies = [
             on_device(slot.slab, self._device)
             if slot.slab.beside
@@ -205,28 +196,27 @@ class BatchMaker:
             for slot in slots
         ]
         slabs = [slot.slab for slot in slots]
-        return entry_batch(zip(slabs, copies, strict=True), self._config.entries)
+        return entry_batch(zip(slabs, copies, strict=True), config)
 
-    def _fill_complex(
-        self, batch: dict[str, Tensor], number: int, recycles: int, slot: FilledSlot
-    ) -> dict[str, Tensor]:
-        from evofeed.loader.assembly.make import fill_assembly, unpack_assembly
+    def _complexes(
+        self, plan: BatchPlan, slots: Sequence[FilledSlot], rules: AssemblyConfig
+    ) -> tuple[dict[str, Any], list[Tensor]]:
+        from evofeed.loader.assembly.make import complex_batch, unpack_assembly
 
-        config, sample = self._config, slot.sample
-        assert config.assemblies is not None
-        of: Any = self._catalogs[sample.dataset].place(sample.row)
-        assembly, kept = unpack_assembly(
-            *(slot.slab, of, self._bytes(slot), config.assemblies),
-            place=self._place(sample),
-            device=self._device,
-            **self._about(sample),
-        )
-        return fill_assembly(batch, number, assembly, kept, sample.key, recycles, config)
+        samples = []
+        for slot in slots:
+            sample = slot.sample
+            of: Any = self._catalogs[sample.dataset].place(sample.row)
+            where = slot.slab, of, self._bytes(slot), rules
+            samples.append((*unpack_assembly(*where, **self._unpacking(sample)), sample.key))
+        tensors = complex_batch(samples, plan.recycles, self._config)
+        return tensors, _blocks_on(self._device, tensors)
 
-    def _place(self, sample: SamplePlan) -> Place:
-        """What an error names."""
+    def _unpacking(self, sample: SamplePlan) -> dict[str, Any]:
+        """What unpacking a slot takes besides its bytes; `place` is what an error names."""
         catalog = self._catalogs[sample.dataset]
-        return Place(catalog.chain_id(sample.row), catalog.uri)
+        place = Place(catalog.chain_id(sample.row), catalog.uri)
+        return {"place": place, "device": self._device, **self._about(sample)}
 
     def _about(self, sample: SamplePlan) -> dict[str, Any]:
         """What the index alone knows of a chain or complex."""
@@ -260,9 +250,7 @@ class BatchMaker:
         config, sample = self._config, slot.sample
         chain = unpack_chain(
             *(slot.slab, self._bytes(slot), self._sizes(sample), crop.templates),
-            place=self._place(sample),
-            device=self._device,
-            **self._about(sample),
+            **self._unpacking(sample),
         )
         fill_sample(
             *(tensors, number, chain, crop, self._draws(sample, recycles), config),

@@ -95,13 +95,8 @@ def assembly_batch(
     )
     rules = config.assemblies or AssemblyConfig()
     merged = merged_record(record, rules)
-    return complex_batch(
-        merged,
-        torch.arange(merged.num_res),
-        sample_key(seed, 0, 0),
-        no_recycling_iters + 1,
-        config,
-    )
+    sample = merged, torch.arange(merged.num_res), sample_key(seed, 0, 0)
+    return complex_batch([sample], no_recycling_iters + 1, config)
 
 
 def merged_record(record: AssemblyRecord, rules: AssemblyConfig) -> AssemblyTensors:

@@ -56,7 +56,7 @@ BUDGET = {
     "src": 4_470,
     "featurize": 19_975,
     "store": 7_272,
-    "loader": 12_312,
+    "loader": 12_291,
     "service": 8_256,
     "trainer": 12_610,
     "kernels": 16_569,

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from evofeed.base.shapes import Integer
 from evofeed.loader.assembly.catalog import AssemblyPlace
@@ -22,6 +21,7 @@ from evofeed.loader.draws import draw_crop, use_clamped_fape
 from evofeed.loader.features import ChainTensors
 from evofeed.loader.msa_draws import RecycleDraws
 from evofeed.loader.unpack import unpack_chain
+from evofeed.loader.views.openfold3.features import longest
 from evofeed.protein.features import ASSEMBLY_BATCH
 
 
@@ -86,32 +86,28 @@ def fill_assembly(
 
 
 def complex_batch(
-    assembly: AssemblyTensors,
-    kept: Integer[Tensor, " C"],
-    key: int,
+    samples: Sequence[tuple[AssemblyTensors, Integer[Tensor, " C"], int]],
     recycles: int,
     config: LoaderConfig,
 ) -> dict[str, Any]:
-    """A batch of one complex."""
+    """A batch of complexes: each merged, the residues to keep, and the key of its random draws.
+
+    `gt_features` has each sample's whole truth, padded to the longest; none without supervision.
+    """
+    first = samples[0][0]
     batch = empty_batch(
         config,
-        num_res=config.crop_size or assembly.num_res,
-        batch_size=1,
+        num_res=config.crop_size or first.num_res,
+        batch_size=len(samples),
         recycles=recycles,
-        device=assembly.aatype.device,
+        device=first.aatype.device,
         table=ASSEMBLY_BATCH,
     )
-    return with_truth(batch, [fill_assembly(batch, 0, assembly, kept, key, recycles, config)])
-
-
-def with_truth(batch: dict[str, Tensor], truths: Sequence[dict[str, Tensor]]) -> dict[str, Any]:
-    """The batch and, in `gt_features`, each sample's whole truth, padded to the longest."""
+    truths = [
+        fill_assembly(batch, number, *sample, recycles, config)
+        for number, sample in enumerate(samples)
+    ]
     if not all(truths):
         return dict(batch)
-    if len(truths) == 1:  # thirty copies less
-        return {**batch, "gt_features": {name: value[None] for name, value in truths[0].items()}}
-    padded = {
-        name: pad_sequence([truth[name] for truth in truths], batch_first=True)
-        for name in truths[0]
-    }
+    padded = {name: longest([truth[name] for truth in truths]) for name in truths[0]}
     return {**batch, "gt_features": padded}

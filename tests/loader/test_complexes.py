@@ -58,7 +58,7 @@ def from_records(dataset: Dataset, loader: FeatureLoader, epoch: int) -> list[di
                 rules,
             )
             kept = torch.from_numpy(kept)
-            made.append(complex_batch(merged, kept, sample.key, plan.recycles, config))
+            made.append(complex_batch([(merged, kept, sample.key)], plan.recycles, config))
     return made
 
 
