@@ -72,7 +72,9 @@ class _Widths(ast.NodeVisitor):
             text = ast.unparse(node)
             if _is_wide(node) or text.startswith("positions("):
                 return WIDE
-            if re.match(r"(tl|gl)\.(arange|zeros)\(0?", text) or text.startswith("in_turn("):
+            if re.match(r"(tl|gl)\.(arange|zeros)\(0?", text) or text.startswith(
+                ("in_turn(", "_rows_of(")
+            ):
                 return LOCAL
             return POSITION
         if isinstance(node, ast.BinOp):
