@@ -1,14 +1,16 @@
 """Small made-up assemblies with ligands and nucleic acids: mmCIF files, components, alignments.
 
     mmcif/<entry>.cif       a dimer, an RNA or a DNA, a ligand and an ion
-    components.cif          of everything in them, the shapes laid out from the bonds
+    components.cif          of everything in them, the file beside this one
     msa/<entry>_<entity>/   uniref90_hits.a3m and uniprot_hits.a3m of every protein
 
-Nothing in them is nature's: chains are springs of residues, shapes follow from bonds alone.
+Nothing in them is nature's: chains are springs of residues, and a component is laid out so that
+distances are nearly those along its bonds.
 """
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -16,129 +18,37 @@ import numpy as np
 
 from evofeed.protein.structure_text import ATOM_ITEMS, chain_name, loop
 
-BACKBONE: Final = "N-CA CA-C C=O C-OXT"
-SUGAR: Final = (
-    "OP3-P P=OP1 P-OP2 P-O5' O5'-C5' C5'-C4' C4'-O4' C4'-C3' C3'-O3' C3'-C2' C2'-C1' O4'-C1'"
-)
-PURINE: Final = "C1'-N9 N9-C8 C8=N7 N7-C5 C5=C6 C6-N1 N1=C2 C2-N3 N3=C4 C4-C5 C4-N9"
-GUANINE: Final = "C1'-N9 N9-C8 C8=N7 N7-C5 C5-C6 C6-N1 N1-C2 C2=N3 N3-C4 C4=C5 C4-N9"
-PYRIMIDINE: Final = "C1'-N1 N1-C2 C2=O2 C2-N3 N3-C4 C4-C5 C5=C6 C6-N1"
-
-
-class Piece(NamedTuple):
-    """A component: type, letter, and bonds between its atoms."""
-
-    type: str
-    letter: str
-    bonds: str
-
-
-def _peptide(letter: str, side: str) -> Piece:
-    return Piece("L-PEPTIDE LINKING", letter, f"{BACKBONE} {side}".strip())
-
-
-PIECES: Final = {
-    "GLY": _peptide("G", ""),
-    "ALA": _peptide("A", "CA-CB"),
-    "SER": _peptide("S", "CA-CB CB-OG"),
-    "VAL": _peptide("V", "CA-CB CB-CG1 CB-CG2"),
-    "LEU": _peptide("L", "CA-CB CB-CG CG-CD1 CG-CD2"),
-    "ASP": _peptide("D", "CA-CB CB-CG CG=OD1 CG-OD2"),
-    "LYS": _peptide("K", "CA-CB CB-CG CG-CD CD-CE CE-NZ"),
-    "PHE": _peptide("F", "CA-CB CB-CG CG=CD1 CD1-CE1 CE1=CZ CZ-CE2 CE2=CD2 CD2-CG"),
-    "MET": _peptide("M", "CA-CB CB-CG CG-SD SD-CE"),
-    "MSE": _peptide("M", "CA-CB CB-CG CG-SE SE-CE"),
-    "A": Piece("RNA LINKING", "A", f"{SUGAR} C2'-O2' {PURINE} C6-N6"),
-    "G": Piece("RNA LINKING", "G", f"{SUGAR} C2'-O2' {GUANINE} C6=O6 C2-N2"),
-    "C": Piece("RNA LINKING", "C", f"{SUGAR} C2'-O2' {PYRIMIDINE} C4=N4"),
-    "U": Piece("RNA LINKING", "U", f"{SUGAR} C2'-O2' {PYRIMIDINE} C4=O4"),
-    "DA": Piece("DNA LINKING", "A", f"{SUGAR} {PURINE} C6-N6"),
-    "DC": Piece("DNA LINKING", "C", f"{SUGAR} {PYRIMIDINE} C4=N4"),
-    "LIG": Piece("NON-POLYMER", "", "C1=C2 C2-C3 C3=C4 C4-C5 C5=C6 C6-C1 C1-N1 C4-C7 C7=O1 C7-O2"),
-    "SO4": Piece("NON-POLYMER", "", "S=O1 S=O2 S-O3 S-O4"),
-    "MG": Piece("NON-POLYMER", "", ""),
-}
+COMPONENTS: Final = Path(__file__).with_name("components.cif")
+"""Definitions of all components, in the form of the wwPDB's dictionary."""
 _LEAVING: Final = ("OXT", "OP3")
 
 
-class Shape(NamedTuple):
-    """Atoms of a component, their elements, and where they are, ångström."""
+class Piece(NamedTuple):
+    """A component: type, letter, its atoms, their elements, and where they are, ångström."""
 
+    type: str
+    letter: str
     names: tuple[str, ...]
     elements: tuple[str, ...]
     position: np.ndarray
 
 
-def bonds_of(code: str) -> list[tuple[str, str, str]]:
-    """Atoms and order of every bond of a component."""
-    found = []
-    for text in PIECES[code].bonds.split():
-        order = "DOUB" if "=" in text else "SING"
-        one, two = text.replace("=", "-").split("-")
-        found.append((one, two, order))
-    return found
+@functools.cache
+def pieces() -> dict[str, Piece]:
+    """All components by code, in the order of the file."""
+    from gemmi import cif
 
-
-def shape_of(code: str) -> Shape:
-    """A component laid out so that distances are nearly those along its bonds."""
-    bonds = bonds_of(code)
-    names = tuple(dict.fromkeys(name for one, two, _ in bonds for name in (one, two))) or (code,)
-    elements = tuple(_element(name) for name in names)
-    place = {name: row for row, name in enumerate(names)}
-    steps = np.full([len(names), len(names)], 99.0)
-    np.fill_diagonal(steps, 0)
-    for one, two, _ in bonds:
-        steps[place[one], place[two]] = steps[place[two], place[one]] = 1
-    for middle in range(len(names)):
-        steps = np.minimum(steps, steps[:, middle : middle + 1] + steps[middle])
-    squared = (1.45 * steps**0.85) ** 2
-    centred = np.eye(len(names)) - 1 / len(names)
-    values, vectors = np.linalg.eigh(-0.5 * centred @ squared @ centred)
-    vectors *= np.where(vectors.sum(0) < 0, -1, 1)  # the sign is anybody's
-    position = vectors[:, -3:] * np.sqrt(np.maximum(values[-3:], 0.05))
-    if position.shape[1] < 3:
-        position = np.pad(position, ((0, 0), (0, 3 - position.shape[1])))
-    return Shape(names, elements, np.round(position, 3))
-
-
-def _element(name: str) -> str:
-    return name if name in ("SE", "MG", "S") else name[0]
-
-
-def components_cif() -> str:
-    """Definitions of all components, as `components.cif` has them."""
-    return "".join(_component(code) for code in PIECES)
-
-
-def _component(code: str) -> str:
-    piece, shape = PIECES[code], shape_of(code)
-    atoms = [
-        (
-            code,
-            _quoted(name),
-            element,
-            0,
-            "NY"[name in _LEAVING],
-            *(f"{v:.3f}" for v in (*xyz, *xyz)),
+    items = ["atom_id", "type_symbol", *(f"model_Cartn_{axis}" for axis in "xyz")]
+    found = {}
+    for block in cif.read(str(COMPONENTS)):
+        kind, letter = (
+            cif.as_string(block.find_value(f"_chem_comp.{item}"))
+            for item in ("type", "one_letter_code")
         )
-        for name, element, xyz in zip(*shape, strict=True)
-    ]
-    bonds = [(code, _quoted(one), _quoted(two), order, "N") for one, two, order in bonds_of(code)]
-    axes = ("model_Cartn_{}", "pdbx_model_Cartn_{}_ideal")
-    items = "comp_id atom_id type_symbol charge pdbx_leaving_atom_flag " + " ".join(
-        item.format(axis) for item in axes for axis in "xyz"
-    )
-    ends = "comp_id atom_id_1 atom_id_2 value_order pdbx_aromatic_flag"
-    lines = [
-        f"data_{code}",
-        f"_chem_comp.id {code}",
-        f"_chem_comp.type '{piece.type}'",
-        f"_chem_comp.one_letter_code {piece.letter or '?'}",
-        f"_chem_comp.mon_nstd_parent_comp_id {'MET' if code == 'MSE' else '?'}",
-        *loop("_chem_comp_atom", items, atoms),
-        *(loop("_chem_comp_bond", ends, bonds) if bonds else ()),
-    ]
-    return "\n".join(lines) + "\n"
+        rows = [map(cif.as_string, row) for row in block.find("_chem_comp_atom.", items)]
+        names, elements, *axes = zip(*rows, strict=True)
+        found[block.name] = Piece(kind, letter, names, elements, np.array(axes, float).T)
+    return found
 
 
 def _quoted(name: str) -> str:
@@ -157,7 +67,7 @@ class MadeEntity(NamedTuple):
 def made_entities(seed: int, residues: int = 24) -> tuple[MadeEntity, ...]:
     """A protein twice, a nucleic acid, a ligand at each copy, an ion and a sulfate."""
     rng = np.random.default_rng(seed)
-    protein = [str(one) for one in rng.choice([c for c in PIECES if len(c) == 3][:8], residues)]
+    protein = [str(one) for one in rng.choice(list(pieces())[:8], residues)]
     protein[residues // 2] = "MSE"
     nucleic, polymer = (
         (tuple("ACGUGCAU"), "polyribonucleotide")
@@ -196,7 +106,7 @@ def entry_cif(entry: str, seed: int, residues: int = 24) -> str:
         *loop("_entity", "id type", [(number, one.kind) for number, one in numbered]),
         *loop("_entity_poly", "entity_id type pdbx_seq_one_letter_code_can", poly),
         *loop("_entity_poly_seq", "entity_id num mon_id", monomers),
-        *loop("_chem_comp", "id type", [(code, f"'{PIECES[code].type}'") for code in codes]),
+        *loop("_chem_comp", "id type", [(code, f"'{pieces()[code].type}'") for code in codes]),
         *loop("_struct_asym", "id entity_id", list(zip(asyms, entity_of, strict=True))),
         *loop("_pdbx_struct_assembly", "id oligomeric_count", [(1, count)]),
         *loop(
@@ -212,7 +122,7 @@ def entry_cif(entry: str, seed: int, residues: int = 24) -> str:
 
 def sequence_of(entity: MadeEntity) -> str:
     """Canonical letters of a polymer."""
-    return "".join(PIECES[code].letter for code in entity.residues)
+    return "".join(pieces()[code].letter for code in entity.residues)
 
 
 def _atoms(entities: tuple[MadeEntity, ...], asyms: list[str], seed: int) -> list[str]:
@@ -223,16 +133,16 @@ def _atoms(entities: tuple[MadeEntity, ...], asyms: list[str], seed: int) -> lis
     for number, entity in enumerate(entities, 1):
         for start in entity.copies:
             asym, here = next(names), np.array(start, float)
-            here += _helix(shape_of(entity.residues[0]), 1) if entity.polymer else 0
+            here += _helix(pieces()[entity.residues[0]], 1) if entity.polymer else 0
             for place, code in enumerate(entity.residues, 1):
-                shape, before = shape_of(code), here
+                piece, before = pieces()[code], here
                 if entity.polymer:
-                    here = before + _helix(shape, place + 1) - _helix(shape, place)
+                    here = before + _helix(piece, place + 1) - _helix(piece, place)
                 if entity.polymer and place == 3:  # one that nobody saw
                     continue
-                position = before + _placed(shape, here - before, rng)
+                position = before + _placed(piece, here - before, rng)
                 seq, group = (str(place), "ATOM") if entity.polymer else (".", "HETATM")
-                for name, element, xyz in zip(shape.names, shape.elements, position, strict=True):
+                for name, element, xyz in zip(piece.names, piece.elements, position, strict=True):
                     if entity.polymer and name in _LEAVING:
                         continue
                     x, y, z = (f"{value:.3f}" for value in xyz)
@@ -243,25 +153,25 @@ def _atoms(entities: tuple[MadeEntity, ...], asyms: list[str], seed: int) -> lis
     return rows
 
 
-def _ends(shape: Shape) -> np.ndarray:
+def _ends(piece: Piece) -> np.ndarray:
     """Where a residue is joined to the one before and the next."""
-    names = ("N", "C") if "N" in shape.names and "CA" in shape.names else ("P", "O3'")
-    return np.asarray(shape.position[[shape.names.index(name) for name in names]])
+    names = ("N", "C") if "N" in piece.names and "CA" in piece.names else ("P", "O3'")
+    return np.asarray(piece.position[[piece.names.index(name) for name in names]])
 
 
-def _helix(shape: Shape, place: int) -> np.ndarray:
+def _helix(piece: Piece, place: int) -> np.ndarray:
     """A place on a helix of such residues."""
-    wide, turn = (np.linalg.norm(np.subtract(*_ends(shape))) + 1.4) / 3.8, np.radians(100 * place)
+    wide, turn = (np.linalg.norm(np.subtract(*_ends(piece))) + 1.4) / 3.8, np.radians(100 * place)
     return np.asarray(wide * np.array([2.3 * np.cos(turn), 2.3 * np.sin(turn), 1.5 * place]))
 
 
-def _placed(shape: Shape, step: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+def _placed(piece: Piece, step: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """A ligand turned at random; a residue along the step to the next one."""
     if not step.any():
-        return np.asarray(shape.position @ np.linalg.qr(rng.normal(size=[3, 3]))[0])
-    first, last = _ends(shape)
+        return np.asarray(piece.position @ np.linalg.qr(rng.normal(size=[3, 3]))[0])
+    first, last = _ends(piece)
     one, two = (_frame(vector, rng.normal(size=3)) for vector in (last - first, step))
-    return np.asarray((shape.position - first) @ one @ two.T)
+    return np.asarray((piece.position - first) @ one @ two.T)
 
 
 def _frame(axis: np.ndarray, other: np.ndarray) -> np.ndarray:
@@ -296,7 +206,7 @@ def write_entries(out: str | Path, count: int, *, seed: int = 0, residues: int =
     """Files of `count` entries below a folder; their names."""
     root = Path(out)
     (root / "mmcif").mkdir(parents=True, exist_ok=True)
-    (root / "components.cif").write_text(components_cif())
+    (root / "components.cif").write_bytes(COMPONENTS.read_bytes())
     names = []
     for number in range(count):
         entry = f"s{number:03d}"

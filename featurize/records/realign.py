@@ -9,39 +9,15 @@ of equal ones nearly the one nearest to its half. Tests hold the result against 
 
 from __future__ import annotations
 
+import functools
+from pathlib import Path
 from typing import Any, Final, no_type_check
 
 import numpy as np
 from numba import njit
 
-from evofeed.base.shapes import Int
+from evofeed.base.shapes import Float, Int
 
-_LETTERS: Final = "ARNDCQEGHILKMFPSTWYVBZX"
-_CORBLOSUM66: Final = """
- 5
--1  6
--1  0  6
--2 -1  2  7
--2 -3 -3 -3 12
--1  1  1  1 -3  5
--1  1  0  2 -4  2  6
- 0 -2  0 -1 -3 -2 -2  7
--2  0  0 -1 -2  0 -1 -2 10
--1 -2 -3 -3 -2 -2 -3 -4 -3  5
--1 -2 -3 -3 -3 -2 -3 -4 -3  2  5
--1  3  0  0 -3  1  1 -2  0 -2 -2  5
- 0 -1 -2 -3 -2  0 -2 -3 -2  2  3 -1  6
--2 -3 -2 -3 -1 -2 -3 -3 -2  0  1 -3  1  7
--1 -1 -1 -1 -3 -1  0 -2 -2 -3 -3 -1 -2 -3  9
- 1 -1  1  0 -2  0  0  0 -1 -2 -3  0 -1 -2  0  4
- 0 -1  0 -1 -2  0 -1 -2 -1 -1 -2  0 -1 -2 -1  2  5
--2 -1 -2 -3 -3 -1 -2 -3 -2 -1  0 -2  0  2 -2 -2 -1 13
--2 -1 -1 -2 -2 -1 -2 -3  1 -1 -1 -2 -1  3 -2 -2 -1  3  9
- 0 -2 -2 -3 -2 -2 -2 -3 -3  3  1 -2  1  0 -2 -1  0 -2 -1  4
--2  0  4  5 -3  1  1 -1  0 -3 -3  0 -2 -3 -1  0  0 -2 -2 -3  4
--1  1  0  2 -3  3  4 -2  0 -2 -2  1 -1 -3 -1  0  0 -2 -2 -2  1  4
- 0 -1 -1 -1 -2  0 -1 -1 -1 -1 -1 -1  0 -1 -1  0  0 -1 -1 -1 -1 -1 -1
-"""
 _OPEN: Final = np.float32(5.5)
 _EXTEND: Final = np.float32(2.0)
 _AT_END: Final = np.float32(1.0)
@@ -61,9 +37,10 @@ def onto(old: str, new: str) -> Int[np.ndarray, " P"]:
     Letters other than the 20 amino acids, B and Z count as X. Takes time by the product of the
     lengths, memory by their sum.
     """
-    a, b = _coded(old), _coded(new)
+    letters, scores = _scores()
+    a, b = _coded(old, letters), _coded(new, letters)
     shorter = len(a) < len(b)
-    pairs: Int[np.ndarray, " S"] = _align(*((a, b) if shorter else (b, a)), _scores())
+    pairs: Int[np.ndarray, " S"] = _align(*((a, b) if shorter else (b, a)), scores)
     if shorter:
         return pairs
     found = np.full(len(a), -1, np.int64)
@@ -72,18 +49,18 @@ def onto(old: str, new: str) -> Int[np.ndarray, " P"]:
     return found
 
 
-def _coded(sequence: str) -> Int[np.ndarray, " L"]:
-    table = np.full(256, _LETTERS.index("X"), np.int64)
-    table[np.frombuffer(_LETTERS.encode(), np.uint8)] = np.arange(len(_LETTERS))
+def _coded(sequence: str, letters: str) -> Int[np.ndarray, " L"]:
+    table = np.full(256, letters.index("X"), np.int64)
+    table[np.frombuffer(letters.encode(), np.uint8)] = np.arange(len(letters))
     return table[np.frombuffer(sequence.encode("ascii", "replace"), np.uint8)]
 
 
-def _scores() -> Any:
-    rows = [[float(score) for score in row.split()] for row in _CORBLOSUM66.strip().splitlines()]
-    lower = np.zeros((len(rows), len(rows)), np.float32)
-    for number, row in enumerate(rows):
-        lower[number, : len(row)] = row
-    return lower + np.tril(lower, -1).T
+@functools.cache
+def _scores() -> tuple[str, Float[np.ndarray, "23 23"]]:
+    """The letters of CorBLOSUM66, and the scores of each with each."""
+    _, letters, *rows = Path(__file__).with_name("corblosum66.txt").read_text().splitlines()
+    scores = np.array([row.split()[1:] for row in rows], np.float32)
+    return "".join(letters.split()), scores
 
 
 @njit(cache=True, nogil=True)
@@ -127,19 +104,15 @@ def _best(a: Any, b: Any, first: Any, at_start: Any, at_end: Any, scores: Any) -
     """
     best = np.full((3, b.size + 1), _NEVER, np.float32)
     best[first, 0] = np.float32(0)
+    begin_open, begin_extend = (_AT_END, _AT_END) if at_start else (_OPEN, _EXTEND)
+    end_open, end_extend = (_AT_END, _AT_END) if at_end else (_OPEN, _EXTEND)
     for j in range(1, b.size):
-        if at_start:
-            best[_B_ALONE, j] = max(best[_B_ALONE, j - 1], best[_PAIR, j - 1]) - _AT_END
-        else:
-            extended = best[_B_ALONE, j - 1] - _EXTEND
-            best[_B_ALONE, j] = max(extended, best[_PAIR, j - 1] - _OPEN)
+        opened = best[_PAIR, j - 1] - begin_open
+        best[_B_ALONE, j] = max(best[_B_ALONE, j - 1] - begin_extend, opened)
     for letter in a:
         pair, b_alone, a_alone = best[:, 0]
         best[_PAIR, 0] = best[_B_ALONE, 0] = _NEVER
-        if at_start:
-            best[_A_ALONE, 0] = max(a_alone, pair) - _AT_END
-        else:
-            best[_A_ALONE, 0] = max(a_alone - _EXTEND, pair - _OPEN)
+        best[_A_ALONE, 0] = max(a_alone - begin_extend, pair - begin_open)
         for j in range(1, b.size + 1):
             before = max(pair, b_alone - _OPEN, a_alone - _OPEN)
             pair, b_alone, a_alone = best[:, j]
@@ -148,12 +121,9 @@ def _best(a: Any, b: Any, first: Any, at_start: Any, at_end: Any, scores: Any) -
                 opened = best[_PAIR, j - 1] - _OPEN
                 best[_B_ALONE, j] = max(best[_B_ALONE, j - 1] - _EXTEND, opened)
                 best[_A_ALONE, j] = max(a_alone - _EXTEND, pair - _OPEN)
-            elif at_end:
-                best[_B_ALONE, j] = _NEVER
-                best[_A_ALONE, j] = max(a_alone, pair) - _AT_END
             else:
                 best[_B_ALONE, j] = _NEVER
-                best[_A_ALONE, j] = max(a_alone - _EXTEND, pair - _OPEN)
+                best[_A_ALONE, j] = max(a_alone - end_extend, pair - end_open)
     return best
 
 

@@ -91,11 +91,7 @@ def test_a_realigned_hit_has_the_residues_that_face_it() -> None:
 
 
 def test_what_kalign_does_not_take_is_one_lost_hit() -> None:
+    letters = "ACDEFGHIKLMN"
+    long = hit(query=letters, letters=letters, start=0)
     with pytest.raises(TemplateError, match="not realigned: 12 residues to 5"):
-        match_hit(
-            hit(query="ACDEFGHIKLMN", letters="ACDEFGHIKLMN", start=0),
-            "A",
-            "ACDEFGHIKLMN",
-            structure({"A": "ACDEF"}),
-            CONFIG,
-        )
+        match_hit(long, "A", letters, structure({"A": "ACDEF"}), CONFIG)

@@ -15,13 +15,14 @@ from tests.store.records import published
 from evofeed.featurize import FeaturizeConfig, discover, featurize_chain
 from evofeed.featurize.formats.a3m import parse_a3m
 from evofeed.featurize.formats.stockholm import parse_stockholm
+from evofeed.featurize.structures.components import read_components
 from evofeed.protein.residues import ATOM_ORDER
 from evofeed.store import Dataset
 from evofeed.synth import evolve, write_synthetic
 from evofeed.synth import fold as folds
 from evofeed.synth.complexes import STOICHIOMETRIES, read_stoichiometry
 from evofeed.synth.docking import dock
-from evofeed.synth.entries import PIECES, bonds_of, shape_of
+from evofeed.synth.entries import COMPONENTS
 
 pytestmark = pytest.mark.slow
 
@@ -196,7 +197,7 @@ def test_stoichiometries_that_cannot_be_simulated_are_refused(text: str) -> None
 
 def test_no_atom_of_a_component_has_more_bonds_than_its_element_may() -> None:
     most = {"C": 4, "N": 4, "O": 2, "P": 5, "S": 6, "SE": 2}
-    for code in PIECES:
-        ends = [end for *pair, order in bonds_of(code) for end in pair * (1 + (order == "DOUB"))]
-        elements = dict(zip(*shape_of(code)[:2], strict=True))
-        assert all(ends.count(name) <= most[elements[name]] for name in ends), code
+    for component in read_components(COMPONENTS).values():
+        counts = np.bincount(np.repeat(component.bond, component.bond_order, axis=0).ravel())
+        elements = component.element[: len(counts)].tolist()
+        assert (counts <= [most.get(one, 0) for one in elements]).all(), component.code

@@ -28,7 +28,7 @@ from evofeed.featurize.structures.components import read_components
 from evofeed.store import Dataset
 from evofeed.store.inner import hold, open_storage
 from evofeed.synth import write_entries
-from evofeed.synth.entries import components_cif
+from evofeed.synth.entries import COMPONENTS
 
 pytestmark = pytest.mark.system
 
@@ -195,7 +195,7 @@ def test_rows_equal_but_for_gaps_have_one_number_another_query_is_refused(tmp_pa
 
 
 def test_conformers_are_the_same_each_time_and_differ_from_each_other(tmp_path: Path) -> None:
-    (tmp_path / "c.cif").write_text(components_cif())
+    (tmp_path / "c.cif").write_text(COMPONENTS.read_text())
     table = read_components(tmp_path / "c.cif")
     one, two = (component_molecule(table["LYS"], 3) for _ in range(2))
     assert one.origin == "computed"

@@ -16,7 +16,7 @@ from evofeed.featurize.entries.prepare import PreparedEntry, prepare_entry
 from evofeed.featurize.records.entry import entry_record, operations
 from evofeed.featurize.structures.components import read_components
 from evofeed.protein.components import ComponentTable
-from evofeed.synth.entries import components_cif, entry_cif
+from evofeed.synth.entries import COMPONENTS, entry_cif
 
 TEXT = entry_cif("s000", 0, 6)
 GEN = "1 1 A,B,C,D,E,F,G\n"
@@ -28,7 +28,7 @@ def components(text: str = "") -> ComponentTable:
     """The made-up dictionary, or one of this text."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "components.cif")
-        path.write_text(text or components_cif())
+        path.write_text(text or COMPONENTS.read_text())
         return read_components(path)
 
 
@@ -80,7 +80,7 @@ def test_tables_that_contradict_each_other_are_a_typed_error(old: str, new: str,
     with pytest.raises(MmcifError, match=says):
         if old in TEXT:
             entry_record(changed(old, new).encode(), path="x.cif")
-        components(changed(old, new, components_cif()))
+        components(changed(old, new, COMPONENTS.read_text()))
 
 
 def test_a_pipe_is_no_dictionary(tmp_path: Path) -> None:
@@ -114,12 +114,12 @@ def test_codes_of_five_letters_and_names_of_five_characters_come_through_every_r
     def long(text: str) -> str:
         return text.replace("LIG", "ABCDE").replace(" C1 ", " C1XYZ ")
 
-    made = prepared(long(TEXT), components(long(components_cif())))
+    made = prepared(long(TEXT), components(long(COMPONENTS.read_text())))
     assert set(made.sections) == set(PROJECTS)
     for project, section in made.sections.items():
         assert "ABCDE" in section.residue_name.tolist(), project
         assert "C1XYZ" in section.atom_name.tolist(), project
-    molecule = component_molecule(components(long(components_cif()))["ABCDE"], 1).molecule
+    molecule = component_molecule(components(long(COMPONENTS.read_text()))["ABCDE"], 1).molecule
     assert "C1XYZ" in molecule.name.tolist()
 
 
