@@ -72,9 +72,7 @@ class _Widths(ast.NodeVisitor):
             text = ast.unparse(node)
             if _is_wide(node) or text.startswith("positions("):
                 return WIDE
-            if re.match(r"(tl|gl)\.(arange|zeros)\(0?", text) or text.startswith(
-                ("in_turn(", "_rows_of(")
-            ):
+            if re.match(r"(tl|gl)\.(arange|zeros)\(|in_turn\(|_rows_of\(", text):
                 return LOCAL
             return POSITION
         if isinstance(node, ast.BinOp):
