@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
+from pathlib import Path
 from typing import no_type_check
 
 import numpy as np
@@ -22,26 +23,11 @@ from evofeed.synth import fold as folds
 from evofeed.synth.compact import compact, uniform
 from evofeed.synth.docking import Placement, dock
 
-# UniProtKB/Swiss-Prot composition, percent, in RESTYPES order.
-_COMPOSITION = (
-    "8.25 5.53 4.06 5.46 1.38 3.93 6.72 7.07 2.27 5.91 9.65 5.80 2.41 3.86 4.74 6.65 5.36 1.10 "
-    "2.92 6.85"
-)
-BACKGROUND = np.array([float(x) for x in _COMPOSITION.split()])
+_TABLE = np.loadtxt(Path(__file__).with_name("residues.txt"), usecols=range(1, 5))  # as RESTYPES
+BACKGROUND, _HYDROPATHY, _VOLUME, _CHARGE = np.ascontiguousarray(_TABLE.T)
 BACKGROUND /= BACKGROUND.sum()
-_HYDROPATHY = np.array(  # Kyte-Doolittle, in RESTYPES order, scaled to about one
-    "1.8 -4.5 -3.5 -3.5 2.5 -3.5 -3.5 -0.4 -3.2 4.5"
-    " 3.8 -3.9 1.9 2.8 -1.6 -0.8 -0.7 -0.9 -1.3 4.2".split(),
-    float,
-)
-_HYDROPATHY /= 3
-_VOLUME = np.array(  # cubic angstrom, Zamyatnin 1972, in RESTYPES order
-    "88.6 173.4 114.1 111.1 108.5 143.8 138.4 60.1 153.2 166.7 166.7 168.6 162.9 189.9 112.7 89.0"
-    " 116.1 227.8 193.6 140.0".split(),
-    float,
-)
+_HYDROPATHY /= 3  # to about one
 _VOLUME = (_VOLUME - _VOLUME.mean()) / _VOLUME.std()
-_CHARGE = np.array([{"K": 1.0, "R": 1.0, "D": -1.0, "E": -1.0}.get(c, 0.0) for c in RESTYPES])
 _SS_TASTE = {folds.HELIX: "AELKMQR", folds.STRAND: "VIYFWTC"}
 _BASIN_TASTE = ("AEKQR", "PVTS", "VITYF", "DNST", "PLVI", "GN")  # in the order of LOOP_BASINS
 _MAX_CONTACTS = 16
