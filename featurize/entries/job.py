@@ -41,7 +41,7 @@ from evofeed.featurize.job.template_use import outdated
 from evofeed.featurize.job.units import Plan, Unit, sha_of, stamp_of
 from evofeed.featurize.structures.components import read_components
 from evofeed.protein.molecules import Molecule
-from evofeed.store import ShardEntry, add_entries, write_records
+from evofeed.store import ShardEntry, Snapshot, add_entries, write_records
 from evofeed.store.inner import (
     PROJECTS,
     Lease,
@@ -148,8 +148,9 @@ def prepare_entries(
         if lacking:
             codes = [(f"component-{code}", code) for code in lacking]
             stack.enter_context(second.taken_up([("molecules", codes)]))
+            first.further = second
             if not second.work_off(options):
-                return second.cancelled()
+                return first.cancelled()
         made, more = first.made(), second.made() if lacking else []
         if not any(one["kind"] == "entry" for one in made):
             return first.end(states.FAILED, f"none of {len(files)} entries can be published")
@@ -170,8 +171,6 @@ def prepare_entries(
             config={**how, "projects": list(projects), "conformers": pools},
             dropped=[{"entry": one["chain_id"], "reason": one["message"]} for one in broken],
         )
-        if lacking:
-            first.further = second.end(states.PUBLISHED, "", snapshot)
         return first.end(states.PUBLISHED, "", snapshot)
 
 
@@ -204,8 +203,9 @@ class _Phase(KeptJob):
     settings: Mapping[str, str]
     """What the records of each kind depend on, their files apart."""
     arguments: Mapping[str, Any]
-    further: JobReport | None = field(default=None, init=False)
-    """Of a phase that came after this one."""
+    further: _Phase | None = field(default=None, init=False)
+    """A phase that comes after this one, and ends as it does."""
+    _of_further: JobReport | None = field(default=None, init=False)
 
     @contextlib.contextmanager
     def taken_up(
@@ -288,9 +288,15 @@ class _Phase(KeptJob):
                 found.insert(0, f"a file of {task.items[0][0]} to {task.items[-1][0]}")
         return found[0] if found else ""
 
+    def end(self, state: str, message: str, snapshot: Snapshot | None = None) -> JobReport:
+        """Both phases' state in the ledger, and their report."""
+        if self.further:
+            self._of_further = self.further.end(state, message, snapshot)
+        return super().end(state, message, snapshot)
+
     def complete(self, report: JobReport) -> JobReport:
         """With what a further phase has to say."""
-        if not (further := self.further):
+        if not (further := self._of_further):
             return report
         added = ("broken", "units", "resumed", "lost_workers")
         sums: dict[str, Any] = {n: getattr(report, n) + getattr(further, n) for n in added}

@@ -18,10 +18,11 @@ from tests.featurize.job.stage import LOADED
 from tests.synthetic_entries import dataset_uri, prepare_again, prepared
 
 from evofeed.base.errors import InputError, JobError, MsaError
+from evofeed.featurize.entries import job
 from evofeed.featurize.entries.alignments import read_alignment
 from evofeed.featurize.entries.input import structure_files
 from evofeed.featurize.entries.molecules import component_molecule
-from evofeed.featurize.job import JobReport, driver
+from evofeed.featurize.job import JobProgress, JobReport, driver
 from evofeed.featurize.job.ledger import Ledger
 from evofeed.featurize.job.options import ledger_url
 from evofeed.featurize.structures.components import read_components
@@ -81,6 +82,24 @@ def test_a_job_that_breaks_off_says_so(
         jobs = ledger.jobs()
     assert len(jobs) == 2 and {job.state for job in jobs} == {state}
     assert all(str(error) in job.message for job in jobs)
+
+
+def test_a_job_that_is_cancelled_while_it_makes_molecules_goes_on_later(
+    made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inside: None
+) -> None:
+    monkeypatch.setitem(job._OF_UNIT, "molecules", 1)  # or all are made when one is
+    data = str(tmp_path / "data")
+
+    def cancel(progress: JobProgress) -> None:
+        with closing(Ledger(ledger_url("", data))) as ledger:
+            if len(jobs := ledger.jobs()) == 2 and progress.good:
+                ledger.request_cancel(jobs[0].job_id)
+
+    stopped = prepare_again(made.raw, Path(data), progress=cancel)
+    assert (stopped.state, stopped.snapshot) == ("cancelled", None)
+    with closing(Ledger(ledger_url("", data))) as ledger:
+        assert [one.state for one in ledger.jobs()] == ["cancelled", "cancelled"]
+    assert prepare_again(made.raw, Path(data)).snapshot == made.report.snapshot
 
 
 def test_the_command_line_gives_the_same_snapshot_elsewhere_and_lists_its_entries(
