@@ -12,7 +12,7 @@ PIECE: Final = 16 << 20
 
 
 class FrontStorage:
-    """A storage in front of another: what it does not do in a way of its own, that one does."""
+    """A storage in front of another: `read_into` is its own, what is taken over is the other's."""
 
     def __init__(self, remote: Storage) -> None:
         self.remote, self.uri = remote, remote.uri

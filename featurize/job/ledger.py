@@ -225,10 +225,13 @@ class Ledger:
         self.set_job(job_id, cancel_requested=True)
 
     def retry(self, job_id: str) -> None:
-        """Give dead chains another chance: their units are to be done again."""
-        for chain in self.chains(job_id):
-            self.give_back(job_id, chain["unit_id"], acquit=True)
-        self.set_job(job_id, state=FAILED, message="to be retried")
+        """Give dead chains another chance: their units are to be done again, all or none."""
+        with_dead = sa.select(CHAINS.c.unit_id).where(_chains(job_id), CHAINS.c.dead)
+        self._write(
+            _change_units(job_id, UNITS.c.unit_id.in_(with_dead), **_UNDONE, num_chains=0),
+            sa.delete(CHAINS).where(_chains(job_id)),  # suspects too
+            _change_job(job_id, state=FAILED, message="to be retried"),
+        )
 
 
 def _configure_sqlite(connection: Any, _: object) -> None:

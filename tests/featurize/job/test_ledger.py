@@ -9,11 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 from tests.featurize.job.stage import arm, on_stage, run, start_driver, wait_for, wait_until
 from tests.service.conftest import postgres_server
 
 from evofeed.base.errors import JobError
+from evofeed.featurize.inputs.sources import ChainSource
 from evofeed.featurize.job import JobHost, Ledger, lock
+from evofeed.featurize.job.units import Plan, Unit
+from evofeed.featurize.job.work import UnitResult
 
 
 @pytest.fixture(scope="session")
@@ -61,6 +65,27 @@ def test_a_job_is_driven_by_one_process_at_a_time(url: str, tmp_path: Path) -> N
     assert wait_for(pid) == -signal.SIGKILL
     with lock.driving(ledger, job_id, lambda s: s < 240):  # the death of the holder opens it
         pass
+    ledger.close()
+
+
+def test_a_retry_takes_dead_chains_and_suspects_back_at_once(url: str) -> None:
+    ledger, job_id = Ledger(url), os.urandom(8).hex()
+    units = [Unit(f"{job_id}-{name}", (name,), 1, 1) for name in ("dead", "suspect", "good")]
+    plan = Plan("", tuple(units), {name: ChainSource(name) for name in ("a", "b", "c")}, {})
+    where = {"input_uri": "raw", "dataset_uri": "data", "arguments": {}}
+    ledger.begin(job_id, plan, where, None)
+    good = {"shard": {}, "num_chains": 1, "failures": (), "notes": {}}
+    ledger.finish(job_id, UnitResult(unit_id=units[2].unit_id, **good))
+    for unit, limit in zip(units[:2], (1, 2), strict=True):
+        why = {"chain_id": unit.chain_ids[0], "type": "WorkerKilled", "message": "", "path": None}
+        ledger.strike(job_id, unit.unit_id, {**why, "line": None}, limit)
+    writes = []
+    sa.event.listen(ledger.engine, "commit", writes.append)
+    ledger.retry(job_id)
+    assert len(writes) == 1
+    assert ledger.chains(job_id, dead=None) == []
+    assert [unit["state"] for unit in ledger.units(job_id)] == ["todo", "todo", "done"]
+    assert ledger.job(job_id).message == "to be retried"
     ledger.close()
 
 
