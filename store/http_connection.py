@@ -6,6 +6,7 @@ What may pass by itself (connection lost, 429, 5xx) is tried again with growing,
 from __future__ import annotations
 
 import http.client
+import io
 import os
 import random
 import re
@@ -25,6 +26,8 @@ ATTEMPTS: Final = 6
 FIRST_WAIT: Final = 0.1
 TIMEOUT: Final = 30.0
 """Seconds without a byte after which a connection counts as lost."""
+SLOWEST: Final = 1024.0
+"""Bytes a second that an answer must keep to, after its first `TIMEOUT`: what drips is lost too."""
 MAX_WAIT: Final = 60.0
 REFUSAL: Final = 64 << 10
 """Bytes of a refusal that are read, however few a range asked for."""
@@ -61,11 +64,40 @@ class Answer:
         return values if isinstance(values, dict) else {}
 
 
+class _Paced(io.RawIOBase):
+    """What a socket receives, while it keeps to `SLOWEST`: its own timeout begins at each byte."""
+
+    def __init__(self, received: io.RawIOBase) -> None:
+        self._received, self._began, self._size = received, time.monotonic(), 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int | None:
+        size = self._received.readinto(buffer)
+        self._size += size or 0
+        seconds = time.monotonic() - self._began
+        if seconds > TIMEOUT + self._size / SLOWEST:
+            raise TimeoutError(f"only {self._size} bytes in {seconds:.0f} s")
+        return size
+
+    def close(self) -> None:
+        self._received.close()
+        super().close()
+
+
+class _PacedResponse(http.client.HTTPResponse):
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.fp = io.BufferedReader(_Paced(self.fp.detach()))
+
+
 class _Kept:
     """A connection that closes itself when its thread or owner goes."""
 
     def __init__(self, connection: http.client.HTTPConnection) -> None:
         self.connection = connection
+        connection.response_class = _PacedResponse
         weakref.finalize(self, connection.close)
 
 

@@ -199,6 +199,27 @@ def test_an_answer_without_end_is_hung_up_on_before_it_fills_the_memory(
         closing(f"{url}/v1/datasets/toy")
 
 
+@pytest.mark.parametrize("begun", [b"", b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n"])
+def test_an_answer_that_drips_ends_with_one_clear_error(closing, monkeypatch, begun):
+    class Dripping(Service):
+        def do_GET(self):
+            self.close_connection = True
+            with contextlib.suppress(OSError):
+                self.wfile.write(begun)
+                while not over.wait(0.02):
+                    self.wfile.write(b"H")
+
+    over = threading.Event()
+    monkeypatch.setattr(http_connection, "TIMEOUT", 0.2)
+    with served(Dripping) as url:
+        try:
+            with pytest.raises(StoreError, match=r"gave up.*only \d+ bytes in \d+ s") as caught:
+                closing(f"{url}/v1/datasets/toy")
+        finally:
+            over.set()
+    assert caught.value.path == f"{url}/v1/datasets/toy/refs/main"
+
+
 @pytest.mark.parametrize(
     ("body", "said"),
     [
