@@ -6,6 +6,7 @@ ASGI, so that streaming bodies stay streams.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import re
@@ -23,6 +24,9 @@ from evofeed.service.settings import ServiceSettings
 _log = logging.getLogger("evofeed.service.access")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _PORT = re.compile(r":\d+$")
+_BODY_SECONDS: Final = 60.0
+"""For all of a body: one that never comes would keep its connection."""
+_CLOSE: Final = {"Connection": "close"}
 _METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 POLICY: Final = (
     "default-src 'none'; style-src 'self'; img-src 'self'; script-src 'self'; "
@@ -77,12 +81,22 @@ class Edge:
             raise self._too_large()
 
     def _capped(self, receive: Receive) -> Receive:
-        """`receive` that refuses a body growing past the cap: it may come without a length."""
+        """`receive` that refuses a body growing past the cap, for it may come without a length,
+        and one that is not there in time."""
         seen = 0
+        end: float | None = asyncio.get_running_loop().time() + _BODY_SECONDS
 
         async def counted() -> Message:
-            nonlocal seen
-            message = await receive()
+            nonlocal seen, end
+            try:
+                async with asyncio.timeout_at(end):
+                    message = await receive()
+            except TimeoutError:
+                what = f"only {seen} bytes of a body came within {_BODY_SECONDS:.0f} s"
+                raise Problem(408, "body_too_slow", what, next="send it again",
+                              headers=_CLOSE) from None  # fmt: skip
+            if not message.get("more_body"):
+                end = None  # from now on it is waited for the client to hang up
             seen += len(message.get("body", b""))
             if seen > self._settings.max_body:
                 raise self._too_large()
@@ -92,8 +106,8 @@ class Edge:
 
     def _too_large(self) -> Problem:
         what = f"a body may have {self._settings.max_body} bytes"
-        hint, close = "send less, or raise EVOFEED_MAX_BODY", {"Connection": "close"}
-        return Problem(413, "body_too_large", what, next=hint, headers=close)
+        hint = "send less, or raise EVOFEED_MAX_BODY"
+        return Problem(413, "body_too_large", what, next=hint, headers=_CLOSE)
 
     def _account(self, scope: Scope, exchange: _Exchange) -> None:
         seconds = time.monotonic() - exchange.began

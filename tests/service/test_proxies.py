@@ -16,6 +16,7 @@ from evofeed.service import ServiceSettings, serving
 from evofeed.service.access.auth import LOCAL, make_start_token, revoke_token
 from evofeed.service.client import commands
 from evofeed.service.database.database import Database
+from evofeed.service.requests import edge
 
 BELIEVED = {  # proxies that are named: what is said to come from where, and who it is then
     (): [("203.0.113.7", "127.0.0.1")],
@@ -147,6 +148,17 @@ def test_a_body_beyond_the_cap_is_413_with_or_without_a_length(start: Start) -> 
     chunked = client.post("/v1/datasets", content=iter([big[:3000], big[3000:]]), headers=headers)
     assert chunked.status_code == 413
     assert client.get("/healthz").status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/v1/datasets", "/ui/login"])
+def test_a_body_that_never_comes_is_408_and_hung_up_on(start: Start, monkeypatch, path) -> None:
+    monkeypatch.setattr(edge, "_BODY_SECONDS", 0.2)
+    client = start()
+    head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 9\r\n\r\n{{".encode()
+    with socket.create_connection((client.base_url.host, client.base_url.port), 300) as raw:
+        raw.sendall(head)
+        answer = b"".join(iter(lambda: raw.recv(65536), b""))
+    assert answer.startswith(b"HTTP/1.1 408 ") and b"only 1 bytes of a body" in answer
 
 
 @pytest.mark.parametrize("length", ["-1", "1e3", "99999999999999999999999999", "x"])
