@@ -3,12 +3,13 @@
 An `.npz` key is `alphafold/alphafold_iteration/<scope>//<name>`. Repeated blocks
 are stacked on axis 0, weights are transposed, heads have an axis of their own: every
 array is our parameter transposed, in another shape.
-The tables of `alphafold_tables` pair a scope with one of our modules and say what it is.
+`alphafold_names.yaml` pairs each scope with one of our modules and says what it is.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -16,9 +17,9 @@ import torch
 from torch import nn
 
 from evofeed.base.errors import CheckpointError
-from evofeed.trainer.formats.alphafold_tables import KINDS, tables_of
 
 _PREFIX: Final = "alphafold/alphafold_iteration/"
+_NAMES: Final = Path(__file__).with_name("alphafold_names.yaml")
 
 
 class _Entry(NamedTuple):
@@ -74,18 +75,33 @@ def load_alphafold_params(model: nn.Module, arrays: Mapping[str, np.ndarray]) ->
 
 
 def _entries(model: nn.Module) -> Iterator[_Entry]:
-    for table, scope, prefix in tables_of(model):
-        stacked = prefix.endswith(".blocks")
-        prefixes = [prefix]
-        if stacked:
-            prefixes = [
-                f"{prefix}.{name}." for name, _ in model.get_submodule(prefix).named_children()
-            ]
-        for af, ours, *kinds in (line.split() for line in table.splitlines() if line.strip()):
-            for leaf in (leaf for kind in kinds for leaf in KINDS[kind]):
-                name, parameter, layout = leaf.split()
+    """Every array of such a model's file."""
+    import yaml
+
+    table, traits = yaml.safe_load(_NAMES.read_text()), _traits(model)
+    places = [(part, *at) for part in table["parts"] for at in part["at"]]
+    for part, scope, prefix, *needed in places:
+        if not traits.issuperset(needed):
+            continue
+        stack, stacked, rest = prefix.partition(".*")
+        count = len(list(model.get_submodule(stack).children())) if stacked else 1
+        prefixes = [f"{stack}.{n}{rest}" for n in range(count)] if stacked else [prefix]
+        for af, ours, *kinds in map(str.split, part["modules"].splitlines()):
+            for array in (array for kind in kinds for array in table["kinds"][kind].split()):
+                name, parameter, layout = (*array.split(":"), "")[:3]
                 names = [f"{before}{ours}.{parameter}" for before in prefixes]
-                yield _Entry(f"{_PREFIX}{scope}{af}//{name}", names, stacked, layout)
+                yield _Entry(f"{_PREFIX}{scope}{af}//{name}", names, bool(stacked), layout)
+
+
+def _traits(model: nn.Module) -> set[str]:
+    """Which of the parts that not every model has are in this one."""
+    names = {name for name, _ in model.named_modules()}
+    return {
+        "complexes" if "structure_module.ipa.linear_k" in names else "single",
+        "fused" if any(name.endswith(".linear_ab_p") for name in names) else "apart",
+        *(["templates"] if "template_embedder" in names else []),
+        *(["tm"] if "aux_heads.tm" in names else []),
+    }
 
 
 def _to_alphafold(model: nn.Module, name: str, layout: str) -> np.ndarray:
