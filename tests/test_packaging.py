@@ -81,7 +81,7 @@ def test_the_wheel_holds_every_room_under_one_name(wheels: dict[str, Path]) -> N
         assert f"evofeed/{room}/__init__.py" in names
     data = "py.typed store/FORMAT.md protein/FEATURES.md protein/residue_atoms.txt "
     data += "synth/components.cif synth/residues.txt featurize/records/corblosum66.txt "
-    data += "featurize/records/rulesets/excluded_ligands.txt "
+    data += "featurize/records/rulesets/excluded_ligands.txt trainer/presets.yaml "
     data += "trainer/formats/alphafold_names.yaml trainer/losses/stereochemistry.txt"
     assert {f"evofeed/{name}" for name in data.split()} <= set(names)
 

@@ -58,7 +58,7 @@ BUDGET = {
     "store": 7_304,
     "loader": 12_291,
     "service": 8_270,
-    "trainer": 12_609,
+    "trainer": 12_160,
     "kernels": 16_569,
     "synth": 1_853,
     "tests": 41_376,

@@ -19,6 +19,8 @@ from evofeed.trainer.formats.openfold_checkpoint import (
 from evofeed.trainer.model.alphafold import AlphaFold
 from evofeed.trainer.model.config import ModelConfig
 from evofeed.trainer.presets import initial_training, multimer
+from evofeed.trainer.run.checkpoint import CHECKPOINTS, checkpoint_in
+from evofeed.trainer.run.settings import load_config, parts_of
 
 
 def load_model(checkpoint: str | Path, *, config: ModelConfig | None = None) -> AlphaFold:
@@ -34,10 +36,14 @@ def load_model(checkpoint: str | Path, *, config: ModelConfig | None = None) -> 
     """
     path = Path(checkpoint)
     if path.is_dir():
-        return _from_run(path, config)
-    state = {} if path.suffix == ".npz" else read_weights(path)
+        found = checkpoint_in(path)
+        state, path = found.tensors("ema"), found.path
+        config = config or parts_of(load_config(str(_settings(path)))).model
+    else:
+        state = {} if path.suffix == ".npz" else read_weights(path)
+        config = config or _published_config(state or _keys(path))
     with torch.device("meta"):  # drawing AF2's 93 million weights takes half a minute on two cores
-        model = AlphaFold(config or _published_config(state or _keys(path)))
+        model = AlphaFold(config)
     model.to_empty(device="cpu")
     if state:
         load_weights(model, state, str(path))
@@ -57,10 +63,7 @@ def trained_sizes(checkpoint: str | Path) -> dict[str, int]:
     settings = _settings(path)
     if not path.is_dir() or not settings.is_file():
         return {}
-    from evofeed.trainer.run.distributed import World
-    from evofeed.trainer.run.settings import load_config, loader_config
-
-    sizes = loader_config(load_config(str(settings)), World())
+    sizes = parts_of(load_config(str(settings))).loader
     names = ("max_msa_clusters", "max_extra_msa", "max_templates")
     recycles = {"no_recycling_iters": sizes.max_recycling_iters}
     return recycles | {name: getattr(sizes, name) for name in names}
@@ -68,21 +71,7 @@ def trained_sizes(checkpoint: str | Path) -> dict[str, int]:
 
 def _settings(path: Path) -> Path:
     """The configuration of the run that a run's or a checkpoint's folder belongs to."""
-    from evofeed.trainer.run.checkpoint import CHECKPOINTS
-
     return (path if (path / CHECKPOINTS).is_dir() else path.parent.parent) / "config.yaml"
-
-
-def _from_run(path: Path, config: ModelConfig | None) -> AlphaFold:
-    from evofeed.trainer.run.build import build_plain
-    from evofeed.trainer.run.checkpoint import checkpoint_in
-    from evofeed.trainer.run.settings import load_config
-
-    found = checkpoint_in(path)
-    settings = str(_settings(path))
-    model = build_plain(load_config(settings)) if config is None else AlphaFold(config)
-    load_weights(model, found.tensors("ema"), str(found.path))
-    return model
 
 
 def _keys(path: Path) -> list[str]:

@@ -23,7 +23,7 @@ from evofeed.trainer.parallel.parallelize import parallelize
 from evofeed.trainer.run.checkpoint import checkpoint_in
 from evofeed.trainer.run.distributed import World
 from evofeed.trainer.run.loop import LossFunction
-from evofeed.trainer.run.settings import loader_config, loss_config, model_config
+from evofeed.trainer.run.settings import parts_of
 from evofeed.trainer.run.stream import FixedBatches, Loader
 
 
@@ -36,11 +36,6 @@ def set_precision(config: TrainConfig) -> None:
     torch.set_float32_matmul_precision("highest" if config.precision == "fp32" else "high")
     if config.deterministic != torch.are_deterministic_algorithms_enabled():
         torch.use_deterministic_algorithms(config.deterministic)  # imports torch's compiler: 2 s
-
-
-def build_plain(config: TrainConfig) -> AlphaFold:
-    """The model of a run on plain operators, on the current default device."""
-    return AlphaFold(model_config(config))
 
 
 def build_model(
@@ -63,7 +58,8 @@ def build_model(
     random.seed(config.seed)
     np.random.seed(config.seed % 2**32)
     torch.manual_seed(config.seed)
-    model = build_plain(config)
+    parts = parts_of(config)
+    model = AlphaFold(parts.model)
     if weights is not None and weights.is_dir():
         found = checkpoint_in(weights)
         load_weights(model, found.tensors("ema"), str(found.path))
@@ -74,7 +70,7 @@ def build_model(
         from evofeed.kernels import to_fused
 
         model = to_fused(model)
-    loss = AlphaFoldLoss(loss_config(config))
+    loss = AlphaFoldLoss(parts.loss)
     if axis is not None:
         parallelize(model, axis)
         share_losses(loss, axis)
@@ -99,7 +95,7 @@ def build_loader(config: TrainConfig, dataset: Any, world: World) -> Loader:
         raise InputError(
             f"{len(shares)} shares for {len(several)} datasets: give one for each, in their order"
         )
-    settings = loader_config(config, world)
+    settings = parts_of(config, world.readers).loader
     loader: Loader = FeatureLoader(
         [(_samples_of(one, settings), share) for one, share in zip(several, shares, strict=True)],
         settings,
@@ -124,7 +120,7 @@ def build_validation(
     from evofeed.trainer.run.validation import Validator, held_out
 
     if validation is not None:
-        samples = _samples_of(validation, loader_config(config, world))
+        samples = _samples_of(validation, parts_of(config).loader)
         chains = held_out(config, samples, world)
         return Validator(config, model, chains, world, picture)
     if isinstance(loader, FixedBatches):

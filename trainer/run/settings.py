@@ -2,34 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Final
 
 from evofeed.base.configs import replaced
 from evofeed.base.errors import InputError
-from evofeed.loader import LoaderConfig
 from evofeed.trainer.config import TrainConfig
-from evofeed.trainer.model.config import LossConfig, ModelConfig
-from evofeed.trainer.presets import PRESETS
-from evofeed.trainer.run.distributed import World
+from evofeed.trainer.presets import PRESETS, Preset
 
-_C = TypeVar("_C", bound=Any)
 _GONE: Final = frozenset({"hang_factor", "overlap"})
 """Settings that runs of before have written down."""
-
-
-def from_dict(values: Mapping[str, Any], path: str | None = None) -> TrainConfig:
-    """A run from plain values over its preset's.
-
-    Raises:
-        InputError: a name is unknown or a value is refused; says which.
-    """
-    values = {name: value for name, value in values.items() if name not in _GONE}
-    if (name := str(values.get("preset", "initial_training"))) not in PRESETS:
-        known = ", ".join(PRESETS)
-        raise InputError(f"preset is {name!r}, but must be one of {known}", path=path)
-    return _changed(PRESETS[name]().train, values, path=path)
 
 
 def load_config(source: str) -> TrainConfig:
@@ -59,49 +41,43 @@ def load_config(source: str) -> TrainConfig:
         ) from error
     if not isinstance(values, dict):
         raise InputError("must hold names and values, `preset: tiny` for one", path=source)
-    config = from_dict(values, path=source)
+    if (name := str(values.get("preset", "initial_training"))) not in PRESETS:
+        known = ", ".join(PRESETS)
+        raise InputError(f"preset is {name!r}, but must be one of {known}", path=source)
     try:
-        check_parts(config)
-    except InputError as error:
-        raise InputError(error.message, path=source) from error
+        config = replaced(
+            PRESETS[name]().train, {name: values[name] for name in values if name not in _GONE}
+        )
+    except ValueError as error:
+        raise InputError(str(error), path=source) from error
+    parts_of(config, path=source)  # so that nothing is refused later
     return config
 
 
-def model_config(config: TrainConfig) -> ModelConfig:
-    """The model configuration of a run: its preset's, with the run's own changes."""
-    return _changed(PRESETS[config.preset]().model, config.model, "model.")
+def parts_of(config: TrainConfig, readers: int = 1, path: str | None = None) -> Preset:
+    """The parts of a run: its preset's, with the run's own changes.
 
-
-def loss_config(config: TrainConfig) -> LossConfig:
-    """The loss configuration of a run: its preset's, with the run's own changes."""
-    return _changed(PRESETS[config.preset]().loss, config.loss, "loss.")
-
-
-def check_parts(config: TrainConfig) -> None:
-    """Whether model, losses and loader take what a run asks of them.
+    Args:
+        readers: ranks that read samples of their own; all samples of a step share their recycles.
+        path: the file that the run is from, for messages.
 
     Raises:
-        InputError: they do not; names the setting.
+        InputError: model, losses or loader do not take what is asked of them; names the setting.
     """
-    model_config(config)
-    loss_config(config)
-    loader_config(config, World())
-
-
-def loader_config(config: TrainConfig, world: World) -> LoaderConfig:
-    """The loader configuration of a run; all samples of a step share their recycles."""
-    base = _changed(PRESETS[config.preset]().loader, config.loader, "loader.")
-    if config.optim.clip == "per_example" and base.batch_size > 1:
-        raise InputError(
-            f"optim.clip is per_example, but a pass of loader.batch_size {base.batch_size} has one "
-            f"gradient for all: use batch_size 1 and accumulate {base.batch_size} passes"
-        )
-    batch = config.accumulate * world.readers * base.batch_size
-    return base if base.global_batch_size else base.replace(global_batch_size=batch)
-
-
-def _changed(base: _C, changes: Mapping[str, Any], prefix: str = "", path: str | None = None) -> _C:
+    preset = PRESETS[config.preset]()
     try:
-        return replaced(base, changes, prefix)
+        model = replaced(preset.model, config.model, "model.")
+        loss = replaced(preset.loss, config.loss, "loss.")
+        loader = replaced(preset.loader, config.loader, "loader.")
     except ValueError as error:
         raise InputError(str(error), path=path) from error
+    if config.optim.clip == "per_example" and loader.batch_size > 1:
+        raise InputError(
+            f"optim.clip is per_example, but a pass of loader.batch_size {loader.batch_size} has "
+            f"one gradient for all: use batch_size 1 and accumulate {loader.batch_size} passes",
+            path=path,
+        )
+    if not loader.global_batch_size:
+        batch = config.accumulate * readers * loader.batch_size
+        loader = loader.replace(global_batch_size=batch)
+    return Preset(model=model, loss=loss, loader=loader, train=config)

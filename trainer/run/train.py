@@ -33,7 +33,6 @@ from evofeed.trainer.report.run_report import write_report
 from evofeed.trainer.run.build import (
     build_loader,
     build_model,
-    build_plain,
     build_validation,
     set_precision,
 )
@@ -41,9 +40,8 @@ from evofeed.trainer.run.distributed import World, join_world
 from evofeed.trainer.run.folder import as_begun, sole_writer
 from evofeed.trainer.run.loop import Loop, LossFunction
 from evofeed.trainer.run.result import TrainResult
+from evofeed.trainer.run.settings import parts_of
 from evofeed.trainer.run.stream import Loader, loader_stats
-
-__all__ = ["build_model", "build_plain", "run", "train"]
 
 _LOG = logging.getLogger(__name__)
 _WARM_UP = 5  # steps before the profiler looks: kernels compiled, buffers grown
@@ -114,7 +112,9 @@ def train(
             show=show and world.is_first,
             tensorboard=tensorboard,
             wandb=wandb,
-            count_flops=lambda batch: flops or count_step_flops(lambda: build_plain(config), batch),
+            count_flops=lambda batch: (
+                flops or count_step_flops(lambda: AlphaFold(parts_of(config).model), batch)
+            ),
         )
 
 

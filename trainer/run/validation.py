@@ -21,7 +21,7 @@ from evofeed.trainer.losses.metrics import structure_metrics
 from evofeed.trainer.losses.violation import find_structural_violations, violation_metrics
 from evofeed.trainer.run.distributed import World
 from evofeed.trainer.run.precision import autocast
-from evofeed.trainer.run.settings import loader_config, loss_config
+from evofeed.trainer.run.settings import parts_of
 
 
 class Validator:
@@ -44,7 +44,7 @@ class Validator:
         self.model, self.world, self._batches = model, world, batches
         self._picture = picture if world.is_first else None
         self._precision = config.precision
-        self._loss = loss_config(config)
+        self._loss = parts_of(config).loss
 
     @torch.no_grad()
     def __call__(self) -> dict[str, float]:
@@ -141,7 +141,7 @@ def held_out(
     """
     from evofeed.loader import FeatureLoader
 
-    settings = loader_config(config, world)
+    settings = parts_of(config).loader
     batches = max(1, config.validate_batches // world.readers)
     loader = FeatureLoader(
         dataset,

@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 
 from evofeed.base.errors import InputError
 from evofeed.trainer.config import TrainConfig
-from evofeed.trainer.run.distributed import World
-from evofeed.trainer.run.settings import check_parts, loader_config, model_config
+from evofeed.trainer.run.settings import parts_of
 
 _GAIN = 0.01  # less is noise
 _SWEEPS = 2  # over all settings; the second only where the first changed something
@@ -32,9 +31,10 @@ class Settings(NamedTuple):
     @classmethod
     def of(cls, config: TrainConfig) -> Settings:
         """Those of a run."""
+        parts = parts_of(config)
         return cls(
-            config.axial, config.cuda_graphs, model_config(config).activation_checkpointing,
-            loader_config(config, World()).batch_size, config.prefetch,
+            config.axial, config.cuda_graphs, parts.model.activation_checkpointing,
+            parts.loader.batch_size, config.prefetch,
         )  # fmt: skip
 
 
@@ -79,7 +79,7 @@ def applied(config: TrainConfig, settings: Settings, ranks: int) -> TrainConfig:
         model={**config.model, "activation_checkpointing": settings.checkpointing},
         loader={**config.loader, "batch_size": settings.batch_size},
     )
-    check_parts(changed)
+    parts_of(changed)
     return changed
 
 

@@ -208,12 +208,12 @@ def deepest_chain(dataset: Any) -> ChainRecord:
 
 def predicted(record: Any, run: Path, *, trained: bool = True) -> Prediction:
     """A whole chain or complex by the averaged weights of a run, or by those it began with."""
+    from evofeed.trainer import AlphaFold
     from evofeed.trainer.predict.prediction import predict_structure, prediction_batch
     from evofeed.trainer.predict.weights import load_model, trained_sizes
-    from evofeed.trainer.run.build import build_plain
-    from evofeed.trainer.run.settings import load_config
+    from evofeed.trainer.run.settings import load_config, parts_of
 
-    untrained = build_plain(load_config(str(run / "config.yaml")))
+    untrained = AlphaFold(parts_of(load_config(str(run / "config.yaml"))).model)
     model = load_model(run) if trained else untrained
     sizes = trained_sizes(run) | {"no_recycling_iters": 0}
     return predict_structure(model, prediction_batch(record, model, **sizes))

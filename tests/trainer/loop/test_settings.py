@@ -11,8 +11,7 @@ import pytest
 from evofeed.base.errors import InputError
 from evofeed.trainer.config import save_config
 from evofeed.trainer.presets import PRESETS
-from evofeed.trainer.run.distributed import World
-from evofeed.trainer.run.settings import load_config, loader_config, loss_config, model_config
+from evofeed.trainer.run.settings import load_config, parts_of
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -20,11 +19,11 @@ def test_every_preset_has_all_its_parts_and_is_the_same_when_read_from_yaml(
     tmp_path: Path, name: str
 ) -> None:
     settings = PRESETS[name]().train
-    model, loss = model_config(settings), loss_config(settings)
-    assert loader_config(settings, World()).max_templates > 0
+    parts = parts_of(settings)
+    assert parts.loader.max_templates > 0
     learns_by_heart = name == "overfit"
-    assert (model.evoformer.pair_dropout == 0) == learns_by_heart
-    assert (loss.masked_msa < 1) == learns_by_heart
+    assert (parts.model.evoformer.pair_dropout == 0) == learns_by_heart
+    assert (parts.loss.masked_msa < 1) == learns_by_heart
     assert bool(settings.fixed_batches) == learns_by_heart
     changed = settings.replace(model={"c_m": 64}, seed=3)
     save_config(changed, tmp_path / "run.yaml")

@@ -25,13 +25,13 @@ from evofeed.trainer.losses import AlphaFoldLoss
 from evofeed.trainer.model.alphafold import last_recycle
 from evofeed.trainer.presets import PRESETS
 from evofeed.trainer.report.run_report import make_report, report_rows
-from evofeed.trainer.run.build import build_plain
+from evofeed.trainer.run.build import build_model
 from evofeed.trainer.run.checkpoint import CheckpointWriter, newest_checkpoint
 from evofeed.trainer.run.distributed import World
 from evofeed.trainer.run.flat import FlatOptimizer
 from evofeed.trainer.run.gradients import find_untouched
 from evofeed.trainer.run.result import TrainResult
-from evofeed.trainer.run.train import build_model, train
+from evofeed.trainer.run.train import train
 from evofeed.trainer.run.validation import Validator, held_out
 
 SMALL = {"evoformer": {"no_blocks": 1}, "structure_module": {"no_blocks": 1}}
@@ -99,7 +99,7 @@ def test_a_run_handed_from_one_rank_to_two_is_the_same_run(
 
 @pytest.mark.parametrize("name", ["run", "run/checkpoints/step_00000007", "a.npz"])
 def test_a_run_starts_from_the_weights_of_another(tmp_path: Path, name: str) -> None:
-    trained = build_plain(config(1, seed=5))
+    trained = build_model(config(1, seed=5), torch.device("cpu"))[0]
     save_openfold_checkpoint(trained, tmp_path / "a.npz")
     writer = CheckpointWriter(tmp_path / "run" / "checkpoints")
     writer.save(FlatOptimizer(trained, OptimConfig()), 7, {})
