@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -62,25 +64,29 @@ def write_synthetic(
     root = Path(out_dir)
     if (root / "alignments").exists():
         raise ValueError(f"{root} already holds alignments; choose an empty folder")
-    (root / "mmcif").mkdir(parents=True)
-    sizes = tuple(family_sizes(seed, num_chains, mean_members))
-    num_bytes, done, clusters = 0, 0, []
-    previous: FamilySet | None = None
-    for number, size in enumerate(sizes):
-        kind = stoichiometries[number % len(stoichiometries)] if stoichiometries else ""
-        entities = simulate_family(seed, number, kind, size, done, mean_length, mean_depth)
-        for entity, family in enumerate(entities):
-            stream = [seed, number, 1, *([entity] if stoichiometries else [])]
-            num_bytes += _write_family(root, stream, family, previous, len(entities) > 1)
-            names = (m.chain_id[:4].upper() + m.chain_id[4:] for m in family.members)
-            clusters.append(" ".join(names))
-        for member in entities[0].members:
-            path = root / "mmcif" / f"{member.entry.entry_id}.cif"
-            num_bytes += path.write_bytes(mmcif(member.entry).encode())
-        previous, done = entities[0], done + size
-        if progress:
-            progress(done / num_chains)
-    (root / "clusters.txt").write_text("\n".join(clusters) + "\n")
+    with ExitStack() as unfinished:
+        for name in ("alignments", "mmcif"):
+            (root / name).mkdir(parents=True)
+            unfinished.callback(shutil.rmtree, root / name, ignore_errors=True)
+        sizes = tuple(family_sizes(seed, num_chains, mean_members))
+        num_bytes, done, clusters = 0, 0, []
+        previous: FamilySet | None = None
+        for number, size in enumerate(sizes):
+            kind = stoichiometries[number % len(stoichiometries)] if stoichiometries else ""
+            entities = simulate_family(seed, number, kind, size, done, mean_length, mean_depth)
+            for entity, family in enumerate(entities):
+                stream = [seed, number, 1, *([entity] if stoichiometries else [])]
+                num_bytes += _write_family(root, stream, family, previous, len(entities) > 1)
+                names = (m.chain_id[:4].upper() + m.chain_id[4:] for m in family.members)
+                clusters.append(" ".join(names))
+            for member in entities[0].members:
+                path = root / "mmcif" / f"{member.entry.entry_id}.cif"
+                num_bytes += path.write_bytes(mmcif(member.entry).encode())
+            previous, done = entities[0], done + size
+            if progress:
+                progress(done / num_chains)
+        (root / "clusters.txt").write_text("\n".join(clusters) + "\n")
+        unfinished.pop_all()
     return SynthReport(
         out_dir=str(root),
         num_chains=len(list((root / "alignments").iterdir())),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import resource
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -143,6 +144,20 @@ def test_wrong_arguments_are_refused_before_anything_is_written(
     assert exit_code("synth", str(tmp_path / "raw"), "--stoichiometry", "A2", "--json") != 0
     assert "--complexes" in capsys.readouterr().err
     assert not (tmp_path / "raw").exists()
+
+
+def test_what_no_disk_has_room_for_is_written_when_the_command_is_run_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("synth", str(tmp_path / "raw"), "--chains", "1", "--mean-length", "30", "--json")
+    unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, unlimited[1]))
+    try:
+        assert exit_code(*words) == 1
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
+    assert "then run it again" in capsys.readouterr().err
+    assert exit_code(*words) == 0
 
 
 @pytest.fixture(scope="module")
