@@ -147,6 +147,12 @@ class S3Storage:
         with self._errors(key):
             return bytes(self.store().get(key).bytes())
 
+    def stored(self, key: str) -> StoredObject:
+        """Size and age of an object."""
+        with self._errors(key):
+            found = self.store().head(key)
+        return StoredObject(key, int(found["size"]), found["last_modified"].timestamp())
+
     def read_into(self, key: str, offset: int, out: memoryview) -> None:
         """Fill `out` by one ranged GET."""
         if not len(out):

@@ -54,14 +54,14 @@ def test_training_needs_the_base_install_and_torch_and_every_name_is_there_under
 # something out, or lives in experiments/.
 BUDGET = {
     "src": 4_470,
-    "featurize": 19_948,
-    "store": 7_304,
+    "featurize": 19_949,
+    "store": 7_310,
     "loader": 12_291,
     "service": 8_270,
     "trainer": 12_160,
     "kernels": 16_569,
-    "synth": 1_853,
-    "tests": 41_376,
+    "synth": 1_859,
+    "tests": 41_408,
     "benchmarks": 9_924,
 }
 

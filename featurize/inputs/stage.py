@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from evofeed.base.errors import InputError, ShardMissing
-from evofeed.store.inner import Storage, StoredObject, open_storage
+from evofeed.store.inner import S3Storage, Storage, StoredObject
 
 _MARK: Final = ".evofeed-input"
 """File in a copy that holds the address it was copied from."""
@@ -48,7 +48,7 @@ def stage_input(
     """
     home = Path(folder).absolute()
     uri = uri.rstrip("/")
-    storage = open_storage(uri)
+    storage = S3Storage(uri)
     found = list(storage.files(""))
     _claim(home, uri)
     if found:
@@ -58,11 +58,12 @@ def stage_input(
     above, _, name = uri.rpartition("/")
     if above == "s3:/":
         raise InputError("the bucket is empty", path=uri)
+    storage = S3Storage(above)
     try:
-        data = open_storage(above).read(name)
+        found = [storage.stored(name)]
     except ShardMissing:
         raise InputError("nothing is there: neither files below it nor a file", path=uri) from None
-    _write(home / name, [data])
+    _copy(storage, found, home, progress)
     return str(home / name)
 
 

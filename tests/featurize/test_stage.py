@@ -14,6 +14,7 @@ from tests.featurize.test_roads import A, write
 from evofeed.base.errors import InputError, StoreError
 from evofeed.featurize import discover, featurize_chain, stage_input
 from evofeed.store import Dataset
+from evofeed.store.s3 import S3Storage
 
 ROWS = f">q\n{A}\n"
 FILES = {"alignments/1abc_A/a.a3m": f"{ROWS}>x\nAC-EF\n", "alignments/2abc_A/a.a3m": ROWS}
@@ -43,9 +44,25 @@ def test_a_prefix_is_copied_and_again_where_it_changed(bucket: Bucket, tmp_path:
     assert [featurize_chain(s).num_alignments for s in discover(copy)] == [2, 2]
     same = Path(home) / "alignments/1abc_A/a.a3m"
     assert os.path.samestat(same.stat(), first[same])  # not fetched again
-    assert stage_input(f"{bucket.uri}/set/alignments/1abc_A/a.a3m", str(tmp_path / "one")).endswith(
-        "one/a.a3m"
-    )
+
+
+def test_one_file_is_copied_in_pieces_and_not_again(
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uri = bucket.fill(write(tmp_path / "raw", FILES))
+    sizes: list[int] = []
+    read_into = S3Storage.read_into
+
+    def counted(storage: S3Storage, key: str, offset: int, out: memoryview) -> None:
+        sizes.append(len(out))
+        read_into(storage, key, offset, out)
+
+    monkeypatch.setattr(S3Storage, "read_into", counted)
+    monkeypatch.setattr("evofeed.featurize.inputs.stage._CHUNK", 8)
+    for _ in range(2):
+        copy = Path(stage_input(f"{uri}/alignments/1abc_A/a.a3m", str(tmp_path / "one")))
+        assert copy.read_text() == FILES["alignments/1abc_A/a.a3m"] and copy.name == "a.a3m"
+    assert sum(sizes) == copy.stat().st_size and max(sizes) == 8
 
 
 def test_what_is_not_there_or_has_no_room_is_one_line(
