@@ -58,7 +58,7 @@ BUDGET = {
     "store": 7_310,
     "loader": 12_291,
     "service": 8_270,
-    "trainer": 12_160,
+    "trainer": 12_060,
     "kernels": 16_569,
     "synth": 1_859,
     "tests": 41_408,

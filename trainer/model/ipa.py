@@ -13,9 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from evofeed.base.shapes import Float
-from evofeed.trainer.model.init import IPA_HEAD_WEIGHT
 from evofeed.trainer.model.primitives import ExactLinear, Linear, exact_products, mask_bias
 from evofeed.trainer.model.rigid import Rigid
+
+_HEAD_WEIGHT = 0.541324854612918  # softplus of it is 1
 
 
 class SharedTerms(NamedTuple):
@@ -70,7 +71,7 @@ class InvariantPointAttention(nn.Module):
         self.eps = eps
         self._add_projections(c_s, c_hidden * no_heads)
         self.linear_b = Linear(c_z, no_heads)
-        self.head_weights = nn.Parameter(torch.full([no_heads], IPA_HEAD_WEIGHT))
+        self.head_weights = nn.Parameter(torch.full([no_heads], _HEAD_WEIGHT))
         concat = no_heads * (c_z + c_hidden + no_v_points * 4)
         self.linear_out = ExactLinear(concat, c_s, init="final")
 

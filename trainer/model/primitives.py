@@ -8,6 +8,7 @@ Letters: S sequences, R residues, Q queries, K keys, H heads, C channels of a he
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -18,7 +19,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from evofeed.base.shapes import Float, Int, Shaped
-from evofeed.trainer.model.init import init_linear
+
+_TRUNCATED_STD = 0.87962566103423978  # of a unit normal truncated to [-2, 2]
 
 FLOAT32_IN_FLOAT16 = frozenset({"global_query", "outer_product", "triangle_product"})
 """What is computed in float32 when the run is in float16: sums that may pass 65,504, or divide by
@@ -27,15 +29,38 @@ inside in any half precision."""
 
 
 class Linear(nn.Linear):
-    """`nn.Linear` with one of AF2's initialisations (see `init.py`)."""
+    """`nn.Linear` with one of AF2's initialisations, by the names that OpenFold gives them.
+
+    `default` (LeCun) and `relu` (He) draw a normal truncated at two sigma, rescaled
+    so that the truncated law has the wanted deviation; `glorot` is uniform; `normal`
+    is untruncated; `gating` is zero weight with bias one (the gate starts almost
+    open); `final` is zero, so that every residual branch starts as the identity.
+
+    Source: AF2 SI 1.11.4.
+    """
 
     def __init__(self, c_in: int, c_out: int, bias: bool = True, init: str = "default") -> None:
         self._init = init
         super().__init__(c_in, c_out, bias=bias)
 
+    @torch.no_grad()
     def reset_parameters(self) -> None:
         """Draw the weights again by the law given at construction."""
-        init_linear(self.weight, self.bias, self._init)
+        weight, init = self.weight, self._init
+        if self.bias is not None:
+            self.bias.fill_(1.0 if init == "gating" else 0.0)
+        if init in ("default", "relu"):
+            scale = 2.0 if init == "relu" else 1.0
+            sigma = math.sqrt(scale / weight.shape[1]) / _TRUNCATED_STD
+            nn.init.trunc_normal_(weight, std=sigma, a=-2 * sigma, b=2 * sigma)
+        elif init == "glorot":
+            nn.init.xavier_uniform_(weight)
+        elif init == "normal":
+            weight.normal_(0.0, weight.shape[1] ** -0.5)
+        elif init in ("gating", "final"):
+            weight.zero_()
+        else:
+            raise ValueError(f"{init!r} is none of default, relu, glorot, normal, gating, final")
 
 
 class OneLinear(nn.Module):

@@ -147,20 +147,30 @@ class TemplatePointwiseAttention(nn.Module):
         return self.mha(z[..., None, :], kv, biases).squeeze(-2)  # type: ignore[no-any-return]
 
 
-class BaseTemplateEmbedder(nn.Module):
+class TemplateEmbedder(nn.Module):
     """All that templates add: a pair update, extra rows of the MSA and their mask.
 
-    Of single chains and of complexes; they differ in `embed`, `update` and `rows`.
+    To a single chain by attention. With no valid template the pair update is multiplied by zero, so
+    every parameter still gets a gradient (zero) and torch's DDP never waits for one.
     """
 
     adds_up = False
     """Whether the update is made of the sum of what the stack gives for each template."""
 
-    template_pair_stack: TemplatePairStack
-
-    def __init__(self, config: TemplateConfig) -> None:
+    def __init__(self, config: TemplateConfig, c_m: int, c_z: int) -> None:
         super().__init__()
         self.bins = config
+        self._add_layers(config, c_m, c_z)
+
+    def _add_layers(self, config: TemplateConfig, c_m: int, c_z: int) -> None:
+        self.template_single_embedder: nn.Module = TemplateSingleEmbedder(57, c_m)
+        self.template_pair_embedder: nn.Module = OneLinear(
+            config.no_bins + 49, config.c_t, init="relu"
+        )
+        self.template_pair_stack = TemplatePairStack(config)
+        self.template_pointwise_att = TemplatePointwiseAttention(
+            config.c_t, c_z, config.c_hidden_pointwise, config.no_heads_pointwise, config.inf
+        )
 
     def forward(
         self,
@@ -179,7 +189,8 @@ class BaseTemplateEmbedder(nn.Module):
         self, batch: Mapping[str, Tensor], z: Float[Tensor, "*B I R c_z"], rows: slice = slice(None)
     ) -> Float[Tensor, "*B T I R c_t"]:
         """Pairs of every template, of residues i of `rows`; z are those rows of the query's."""
-        raise NotImplementedError
+        feat = build_template_pair_feat(batch, self.bins, rows)
+        return self.template_pair_embedder(feat)  # type: ignore[no-any-return]
 
     def update(
         self,
@@ -188,45 +199,15 @@ class BaseTemplateEmbedder(nn.Module):
         t: Float[Tensor, "*B T I R c_t"],
     ) -> Float[Tensor, "*B I R c_z"]:
         """What templates add to pairs, from what the stack made of them, or from its sum."""
-        raise NotImplementedError
-
-    def rows(
-        self, batch: Mapping[str, Tensor]
-    ) -> tuple[Float[Tensor, "*B T R c_m"], Float[Tensor, "*B T R"]]:
-        """Rows of the MSA, and where the angle they go by is known."""
-        raise NotImplementedError
-
-
-class TemplateEmbedder(BaseTemplateEmbedder):
-    """Templates of a single chain, by attention.
-
-    With no valid template the pair update is multiplied by zero, so every
-    parameter still gets a gradient (zero) and torch's DDP never waits for one.
-    """
-
-    def __init__(self, config: TemplateConfig, c_m: int, c_z: int) -> None:
-        super().__init__(config)
-        self.template_single_embedder = TemplateSingleEmbedder(57, c_m)
-        self.template_pair_embedder = OneLinear(config.no_bins + 49, config.c_t, init="relu")
-        self.template_pair_stack = TemplatePairStack(config)
-        self.template_pointwise_att = TemplatePointwiseAttention(
-            config.c_t, c_z, config.c_hidden_pointwise, config.no_heads_pointwise, config.inf
-        )
-
-    def embed(self, batch: Mapping[str, Tensor], z: Tensor, rows: slice = slice(None)) -> Tensor:
-        """Pairs of every template; the query's are not read."""
-        feat = build_template_pair_feat(batch, self.bins, rows)
-        return self.template_pair_embedder(feat)  # type: ignore[no-any-return]
-
-    def update(self, batch: Mapping[str, Tensor], z: Tensor, t: Tensor) -> Tensor:
-        """Of every pair's attention to its templates; zero where a sample has none."""
         template_mask = batch["template_mask"]
         update: Tensor = self.template_pointwise_att(t, z, template_mask)
         any_template = (torch.sum(template_mask, dim=-1) > 0).to(update.dtype)
         return update * any_template[..., None, None, None]
 
-    def rows(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Of all torsion angles; known where psi is."""
+    def rows(
+        self, batch: Mapping[str, Tensor]
+    ) -> tuple[Float[Tensor, "*B T R c_m"], Float[Tensor, "*B T R"]]:
+        """Rows of the MSA, and where the angle they go by (psi, of a complex chi1) is known."""
         rows = self.template_single_embedder(build_template_angle_feat(batch))
         return rows, batch["template_torsion_angles_mask"][..., 2]
 
@@ -343,8 +324,8 @@ class TemplateSingleEmbedderMultimer(nn.Module):
         return self.template_projector(torch.relu(hidden))  # type: ignore[no-any-return]
 
 
-class TemplateEmbedderMultimer(BaseTemplateEmbedder):
-    """Templates of a complex, by their mean.
+class TemplateEmbedderMultimer(TemplateEmbedder):
+    """Of a complex, by the templates' mean.
 
     They are embedded with the query's pairs. Distances and directions count only within a chain,
     for the placement of a template's chains to each other is not known.
@@ -353,8 +334,7 @@ class TemplateEmbedderMultimer(BaseTemplateEmbedder):
 
     adds_up = True
 
-    def __init__(self, config: TemplateConfig, c_m: int, c_z: int) -> None:
-        super().__init__(config)
+    def _add_layers(self, config: TemplateConfig, c_m: int, c_z: int) -> None:
         self.template_pair_embedder = TemplatePairEmbedderMultimer(
             c_z, config.c_t, config.no_bins, 22
         )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,7 +21,6 @@ from evofeed.trainer.model.heads import (
     expected_tm,
 )
 from evofeed.trainer.model.primitives import at_least_float32
-from evofeed.trainer.model.template import BaseTemplateEmbedder
 from evofeed.trainer.parallel.axis import Axis
 from evofeed.trainer.parallel.collectives import exchanged, gathered
 from evofeed.trainer.parallel.rows import embedded_rows, rows_at_once, slices
@@ -60,7 +59,7 @@ def _trunk(
     N, mask_trans = seq_mask.shape[-1], model.config.mask_trans
     m, z = embedded_rows(model, feats, previous, *axis.span(N))
     if model.config.template is not None:
-        embedder = cast(BaseTemplateEmbedder, model.template_embedder)
+        embedder = model.template_embedder
         rows, row_mask = add_templates(embedder, axis, feats, z, pair_mask, mask_trans)
         m, msa_mask = torch.cat([m, rows], dim=-3), torch.cat([msa_mask, row_mask], dim=-2)
     _, z = msa_rows(

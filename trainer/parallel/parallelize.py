@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from evofeed.trainer.model.alphafold import AlphaFold
 from evofeed.trainer.model.evoformer import MSAStack
 from evofeed.trainer.model.structure_module import StructureModule
-from evofeed.trainer.model.template import BaseTemplateEmbedder
+from evofeed.trainer.model.template import TemplateEmbedder
 from evofeed.trainer.parallel.axis import Axis
 from evofeed.trainer.parallel.collectives import exchanged, gathered, reduced
 from evofeed.trainer.parallel.inference import predict_by_rows
@@ -47,7 +47,7 @@ def parallelize(model: Model, axis: Axis) -> Model:
     for module in model.modules():
         if isinstance(module, MSAStack):
             module.forward = partial(msa_stack, module, axis)  # type: ignore[method-assign]
-        elif isinstance(module, BaseTemplateEmbedder):
+        elif isinstance(module, TemplateEmbedder):
             module.forward = partial(template_embedder, module, axis)  # type: ignore[method-assign]
         elif isinstance(module, AlphaFold):
             module.forward = partial(predict_by_rows, module, axis)  # type: ignore[method-assign]

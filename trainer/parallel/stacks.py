@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from evofeed.trainer.model.evoformer import ExtraMSAStack, MSAStack
-from evofeed.trainer.model.template import BaseTemplateEmbedder
+from evofeed.trainer.model.template import TemplateEmbedder
 from evofeed.trainer.parallel.axis import Axis
 from evofeed.trainer.parallel.collectives import gather
 from evofeed.trainer.parallel.msa import msa_block
@@ -42,13 +42,13 @@ def msa_rows(
 
 
 def template_embedder(
-    embedder: BaseTemplateEmbedder, axis: Axis, batch: Mapping[str, Tensor], z: Tensor,
+    embedder: TemplateEmbedder, axis: Axis, batch: Mapping[str, Tensor], z: Tensor,
     pair_mask: Tensor, *, _mask_trans: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """`BaseTemplateEmbedder` on the whole."""
+    """`TemplateEmbedder` on the whole."""
     T, N = batch["template_aatype"].shape[-2:]
     if not T or not axis.all_have(N):
-        return BaseTemplateEmbedder.forward(embedder, batch, z, pair_mask, _mask_trans=_mask_trans)
+        return TemplateEmbedder.forward(embedder, batch, z, pair_mask, _mask_trans=_mask_trans)
     z = axis.part(z, -3)
     t = embedder.embed(batch, z, slice(*axis.span(N)))
     mask = pair_mask[..., None, :, :].expand(*t.shape[:-3], N, N)
@@ -58,7 +58,7 @@ def template_embedder(
 
 
 def add_templates(
-    embedder: BaseTemplateEmbedder, axis: Axis, batch: Mapping[str, Tensor], z: Tensor,
+    embedder: TemplateEmbedder, axis: Axis, batch: Mapping[str, Tensor], z: Tensor,
     pair_mask: Tensor, mask_trans: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Adds to this rank's rows of the pairs, in place; rows of the MSA and their mask.

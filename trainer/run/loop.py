@@ -15,8 +15,8 @@ from __future__ import annotations
 import faulthandler
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -30,13 +30,20 @@ from evofeed.trainer.config import TrainConfig
 from evofeed.trainer.gradients.modes import exchange_of
 from evofeed.trainer.log.clock import StepClock
 from evofeed.trainer.log.runlog import RunLog
+from evofeed.trainer.run.checkpoint import (
+    CHECKPOINTS,
+    RESIDUALS,
+    Checkpoint,
+    CheckpointWriter,
+    newest_checkpoint,
+    restore,
+)
 from evofeed.trainer.run.distributed import World
 from evofeed.trainer.run.flat import FlatOptimizer, learning_rate
 from evofeed.trainer.run.gradients import watch_gradients
 from evofeed.trainer.run.graphs import Recycling, Replay, State
 from evofeed.trainer.run.precision import LossScale, autocast
 from evofeed.trainer.run.result import TrainResult
-from evofeed.trainer.run.saving import Saving
 from evofeed.trainer.run.stream import (
     BatchStream,
     Loader,
@@ -104,10 +111,9 @@ class Loop:
         self.clock = StepClock(world.device)
         self.result = TrainResult(out=out)
         self.stream = BatchStream(loader)
-        self._saving = Saving(
-            config=config, world=world, optimizer=self.optimizer, exchange=self.exchange,
-            loader=loader, stream=self.stream, result=self.result, provenance=provenance or {},
-        )  # fmt: skip
+        self._provenance = provenance or {}
+        self._writer = CheckpointWriter(out / CHECKPOINTS, config.keep_checkpoints)
+        self._saved = -1  # the step of the last checkpoint
         self._one_pass = OnePass()
         self._replay = self._recorder() if recorded else None
         self._terms: list[str] = []
@@ -118,9 +124,69 @@ class Loop:
         self._stop = ""  # all ranks know, and stop after the same step
 
     def resume(self) -> int:
-        """Go on from the newest complete checkpoint, if there is one; returns the next step."""
-        self._saving.resume()
-        return self.result.step
+        """Go on from the newest complete checkpoint, if there is one; returns the next step.
+
+        Raises:
+            TrainerError: it was written with another seed, or other steps.
+        """
+        world = self.world
+        newest = newest_checkpoint(self.out / CHECKPOINTS) if world.is_first else None
+        found: Checkpoint | None = world.share(newest)
+        if found is None:
+            return 0
+        if world.is_first:  # the others get the buffers by broadcast
+            restore(found, self.optimizer)
+        self._take_up(found)
+        before = found.state.get(RESIDUALS, {})
+        if any(before.get("lengths", ())):
+            saved = found.tensors(RESIDUALS) if world.is_first else {}
+            self.exchange.restore(before, world.share(saved))
+        return found.step
+
+    def _take_up(self, checkpoint: Checkpoint) -> None:
+        """What a checkpoint says beside its tensors."""
+        state, result = checkpoint.state, self.result
+        if state["seed"] != self.config.seed:
+            raise TrainerError(
+                f"the checkpoint was written with seed {state['seed']}, this run has "
+                f"{self.config.seed}; it would not be the same run",
+                path=str(checkpoint.path),
+            )
+        now = self.loader.state_dict()
+        was, wanted = (one.get("global_batch_size") for one in (state["loader"], now))
+        if was != wanted:
+            raise TrainerError(
+                f"its steps took {was} samples, this run's would take {wanted} (accumulate x ranks "
+                "/ axial x loader.batch_size): with other ranks change accumulate, too",
+                path=str(checkpoint.path),
+            )
+        self.loader.load_state_dict(state["loader"])
+        self.stream.epochs = state["epoch"]
+        result.first_step = result.step = checkpoint.step
+        result.skipped = list(state["skipped"])
+        result.overflows = list(state.get("overflows", ()))
+        result.checkpoint = checkpoint.path
+
+    def _save(self) -> None:
+        """Write a checkpoint after the step done last, unless there is one; all ranks call it."""
+        result = self.result
+        if self._saved == result.step:
+            return
+        self._saved = result.step
+        layout, residuals = self.exchange.collect()
+        if not self.world.is_first:
+            return
+        state = {
+            "seed": self.config.seed,
+            "epoch": self.stream.epochs,
+            "skipped": result.skipped,
+            "overflows": result.overflows,
+            "loader": self.loader.state_dict(),
+            "config": self.config.to_dict(),
+            RESIDUALS: layout,
+            **self._provenance,
+        }
+        result.checkpoint = self._writer.save(self.optimizer, result.step, state, residuals)
 
     def run(self) -> TrainResult:
         """Train up to `config.steps`, or until SIGTERM or SIGINT; saves at the end either way."""
@@ -130,7 +196,8 @@ class Loop:
             self.world.broadcast(buffer)
         self.model.train()
         began, first = time.perf_counter(), self.result.step
-        with note_signals(lambda name: setattr(self, "_asked", name)), _ended_at_last():
+        with note_signals(lambda name: setattr(self, "_asked", name)), ExitStack() as at_last:
+            at_last.callback(faulthandler.cancel_dump_traceback_later)
             for step in range(self.result.step, self.config.steps):
                 if step == first:
                     with watch_gradients(self.model) as untouched:
@@ -301,7 +368,7 @@ class Loop:
         if config.checkpoint_every and done % config.checkpoint_every == 0:
             self.clock.part("checkpoint")
             self._read()  # its outcome belongs into the checkpoint
-            self._saving.save()
+            self._save()
         self.clock.part("other")
 
     def _validate(self, step: int) -> None:
@@ -318,8 +385,8 @@ class Loop:
     def _finish(self) -> None:
         self._read()
         self.clock.part("checkpoint")
-        self._saving.save()
-        self._saving.wait()
+        self._save()
+        self._writer.wait()
         self.clock.end()
         self._flush()
         self.stream.close()
@@ -337,12 +404,3 @@ class Loop:
         """Seed of one sample's dropout; the same however a batch is spread over ranks."""
         number = (step * self.config.accumulate + micro) * self.world.readers + self.world.reader
         return (self.config.seed * 1_000_003 + number) % 2**63
-
-
-@contextmanager
-def _ended_at_last() -> Iterator[None]:
-    """Within it a step may set a time at which the process is ended; not behind it."""
-    try:
-        yield
-    finally:
-        faulthandler.cancel_dump_traceback_later()
