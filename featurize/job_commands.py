@@ -90,6 +90,10 @@ def _details(ledger: Any, status: dict[str, Any]) -> None:
     print(_line(status))
     for name in ("input_uri", "snapshot", "units_todo", "units_leased", "units_done"):
         print(f"  {name:<13}{status[name]}")
+    for unit in ledger.units(status["job_id"], "leased"):
+        begun, count = time.time() - unit["leased_at"], len(unit["chain_ids"])
+        what = f"{unit['chain_ids'][0]}, first of {count}: attempt {unit['attempts']}"
+        print(f"  in work {what}, begun {max(0, begun):.0f} s ago")
     for chain in ledger.chains(status["job_id"], dead=None):
         place = ":".join(str(part) for part in (chain["path"], chain["line"]) if part)
         kind = "broken" if chain["dead"] else "suspect"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from tests.conftest import exit_code
 from tests.featurize.job.stage import arm, on_stage, run, start_driver, wait_for, wait_until
 from tests.service.conftest import postgres_server
 
@@ -86,6 +88,21 @@ def test_a_retry_takes_dead_chains_and_suspects_back_at_once(url: str) -> None:
     assert ledger.chains(job_id, dead=None) == []
     assert [unit["state"] for unit in ledger.units(job_id)] == ["todo", "todo", "done"]
     assert ledger.job(job_id).message == "to be retried"
+    ledger.close()
+
+
+def test_status_says_how_often_and_since_when_a_unit_is_in_work(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ledger = Ledger(str(tmp_path / "ledger.sqlite"))
+    plan = Plan("", (Unit("u", ("1abc_A", "2abc_A"), 1, 1),), {"1abc_A": ChainSource("")}, {})
+    ledger.begin("job", plan, {"input_uri": "raw", "dataset_uri": "data", "arguments": {}}, None)
+    ledger.lease("job", "u")
+    ledger.give_back("job", "u")
+    ledger.lease("job", "u")
+    assert exit_code("jobs", "status", ledger.place, "--job", "job") == 0
+    said = capsys.readouterr().out
+    assert re.search(r"in work 1abc_A, first of 2: attempt 2, begun \d+ s ago\n", said), said
     ledger.close()
 
 
