@@ -9,6 +9,7 @@ from typing import Final, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from evofeed.loader.config import LoaderConfig
 from evofeed.loader.draws import Crop
@@ -96,6 +97,11 @@ def put(batch: dict[str, Tensor], features: dict[str, Tensor], *index: int) -> N
             if place.shape[dim] != size:  # every view costs the host more than it looks
                 place = place.narrow(dim, 0, size)
         place.copy_(value)
+
+
+def stack_padded(values: Sequence[Tensor]) -> Tensor:
+    """Padded with zeros to the longest along their first axis, and stacked; one is not copied."""
+    return values[0][None] if len(values) == 1 else pad_sequence([*values], batch_first=True)
 
 
 def fill_sample(

@@ -14,14 +14,13 @@ from evofeed.loader.assembly.catalog import AssemblyPlace
 from evofeed.loader.assembly.features import assembly_constants, assembly_recycle, ground_truth
 from evofeed.loader.assembly.merge import AssemblyTensors, Entity, merge_entities
 from evofeed.loader.assembly.reading import AssemblySlab
-from evofeed.loader.batch import empty_batch, put
+from evofeed.loader.batch import empty_batch, put, stack_padded
 from evofeed.loader.catalog import ChainPlace
 from evofeed.loader.config import AssemblyConfig, LoaderConfig
 from evofeed.loader.draws import draw_crop, use_clamped_fape
 from evofeed.loader.features import ChainTensors
 from evofeed.loader.msa_draws import RecycleDraws
 from evofeed.loader.unpack import unpack_chain
-from evofeed.loader.views.openfold3.features import longest
 from evofeed.protein.features import ASSEMBLY_BATCH
 
 
@@ -109,5 +108,5 @@ def complex_batch(
     ]
     if not all(truths):
         return dict(batch)
-    padded = {name: longest([truth[name] for truth in truths]) for name in truths[0]}
+    padded = {name: stack_padded([truth[name] for truth in truths]) for name in truths[0]}
     return {**batch, "gt_features": padded}

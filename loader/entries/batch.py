@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import Any, Final
 
@@ -11,10 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from evofeed.loader.batch import stack_padded
 from evofeed.loader.config import EntryConfig
 from evofeed.loader.entries.reading import EntrySlab, PackedArray, PackedSample
 from evofeed.loader.views.boltz.features import boltz_features
-from evofeed.loader.views.openfold3.features import longest, openfold3_features, stacked
+from evofeed.loader.views.openfold3.features import openfold3_features
 from evofeed.loader.views.protenix.features import protenix_features
 
 _FEATURES: Final[dict[str, Callable[..., dict[str, Any]]]] = {
@@ -85,6 +86,23 @@ def openfold3_batch(batch: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def stacked(samples: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Samples padded with zeros to the longest along their first axis, and stacked.
+
+    A last axis of one element goes, as in OpenFold3; texts and atom orders stay lists.
+    """
+    batch: dict[str, Any] = {}
+    for name, first in samples[0].items():
+        values = [sample[name] for sample in samples]
+        if isinstance(first, Tensor):
+            batch[name] = stack_padded(values).squeeze(-1)
+        elif isinstance(first, dict) and name != "ref_space_uid_to_perm":
+            batch[name] = stacked(values)
+        else:
+            batch[name] = values
+    return batch
+
+
 _LISTED: Final = frozenset(
     "all_coords all_resolved_mask crop_to_all_atom_map chain_symmetries amino_acids_symmetries "
     "ligand_symmetries".split()
@@ -99,7 +117,9 @@ def boltz_batch(batch: dict[str, Any]) -> dict[str, Any]:
     """
     samples = batch["samples"]
     values = {name: [sample[name] for sample in samples] for name in samples[0]}
-    return {name: those if name in _LISTED else longest(those) for name, those in values.items()}
+    return {
+        name: those if name in _LISTED else stack_padded(those) for name, those in values.items()
+    }
 
 
 def protenix_batch(batch: dict[str, Any]) -> dict[str, Any]:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
-from torch.nn.utils.rnn import pad_sequence
 
 from evofeed.loader.transforms.msa import one_hot
 from evofeed.loader.views.columns import GAP_TYPE, NUM_RESTYPES
@@ -91,25 +90,3 @@ def template_directions(backbone: Tensor) -> Tensor:
 
 def _unit(vector: Tensor) -> Tensor:
     return vector / vector.square().sum(-1, keepdim=True).clamp(min=1e-12).sqrt()
-
-
-def stacked(samples: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Samples padded with zeros to the longest along their first axis, and stacked.
-
-    A last axis of one element goes, as in OpenFold3; texts and atom orders stay lists.
-    """
-    batch: dict[str, Any] = {}
-    for name, first in samples[0].items():
-        values = [sample[name] for sample in samples]
-        if isinstance(first, Tensor):
-            batch[name] = longest(values).squeeze(-1)
-        elif isinstance(first, dict) and name != "ref_space_uid_to_perm":
-            batch[name] = stacked(values)
-        else:
-            batch[name] = values
-    return batch
-
-
-def longest(values: Sequence[Tensor]) -> Tensor:
-    """Padded with zeros to the longest along their first axis, and stacked; one is not copied."""
-    return values[0][None] if len(values) == 1 else pad_sequence([*values], batch_first=True)

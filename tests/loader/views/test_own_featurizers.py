@@ -47,11 +47,12 @@ from evofeed.featurize.records.rulesets.boltz import boltz_section
 from evofeed.featurize.records.rulesets.protenix import protenix_section
 from evofeed.featurize.records.template_library import FolderUse
 from evofeed.loader import boltz_batch
+from evofeed.loader.entries.batch import stacked
 from evofeed.loader.views.boltz.features import boltz_features
 from evofeed.loader.views.boltz.plan import plan_sample as plan_boltz
 from evofeed.loader.views.boltz.tables import boltz_view
 from evofeed.loader.views.config import BoltzConfig, OpenFold3Config, ProtenixConfig
-from evofeed.loader.views.openfold3.features import openfold3_features, stacked
+from evofeed.loader.views.openfold3.features import openfold3_features
 from evofeed.loader.views.openfold3.plan import plan_sample as plan_openfold3
 from evofeed.loader.views.protenix.features import protenix_features
 from evofeed.loader.views.protenix.plan import plan_sample as plan_protenix

@@ -12,10 +12,11 @@ from tests.loader.views.packs import slotted
 
 from evofeed.loader import boltz_batch, protenix_batch
 from evofeed.loader.counter_rng import Purpose
+from evofeed.loader.entries.batch import stacked
 from evofeed.loader.sample_draws import SampleDraws
 from evofeed.loader.views.config import OpenFold3Config
 from evofeed.loader.views.entry_view import ChainType
-from evofeed.loader.views.openfold3.features import openfold3_features, stacked
+from evofeed.loader.views.openfold3.features import openfold3_features
 from evofeed.loader.views.openfold3.molecules import molecules_of
 from evofeed.loader.views.openfold3.plan import plan_sample
 from evofeed.loader.views.openfold3.rows import plan_rows
