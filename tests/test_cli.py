@@ -12,12 +12,14 @@ from typing import Any
 
 import pytest
 import typer
+import yaml
 from tests.conftest import exit_code
 
 from evofeed import cli
 from evofeed.base.errors import StoreError
 from evofeed.base.options import usable_device
 
+WRONG = yaml.safe_load(Path(__file__).with_name("wrong_calls.yaml").read_text())
 HEAVY = "torch ray numba triton fastapi sqlalchemy gemmi matplotlib pyarrow".split()
 
 
@@ -111,31 +113,19 @@ def test_a_full_disk_says_what_to_do_and_a_terminal_without_the_letters_is_borne
     assert "?ngstr?m" in done.stdout
 
 
-@pytest.mark.parametrize(
-    ("command", "says"),
-    [
-        (["train", "tiny", "--device", "warp"], "'warp' cannot be used here"),
-        (["predict", "data", "x", "--out", "x.pdb", "--device", "cuda:99"], "cuda:99"),
-        (["predict", "d", "x", "--weights", "w", "--out", "x", "--picture", "x.gif"], "not '.gif'"),
-        (["bench", "loader", "data", "--device", "warp"], "'warp' cannot be used here"),
-        (["report", "run", "--html", "none/x.html"], "there is no folder none"),
-        (["featurize", ".", "data", "--ref", "a/b"], "ref 'a/b': use letters"),
-        (["bench", "loader", "data", "--crop-size", "0"], "greater than or equal to 1"),
-        (["plan", "data", "--global-batch-size", "0"], "greater than or equal to 1"),
-        (["tokens", "create", "me", "--scope", "read", "--days", "-1"], "than or equal to 0"),
-        (["tokens", "create", "me", "--scope", "read", "--days", "1e99"], "than or equal to 3660"),
-        (["demo", "--input", "nowhere"], "nowhere is no folder"),
-        (["synth", "raw", "--seed", "-1"], "greater than or equal to 0"),
-        (["snapshots", "ls", "http://[::1"], "http://[::1: Invalid IPv6 URL"),
-        (["snapshots", "ls", "http://host:port"], "http://host:port: Port could not be"),
-        (["train", "tiny", "--steps", "9" * 20], "less than or equal to 1000000000"),
-    ],
-)
-def test_a_wrong_option_is_a_wrong_call(
-    command: list[str], says: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert exit_code(*command) == 2
-    assert says in " ".join(capsys.readouterr().err.replace("│", " ").split())
+@pytest.mark.parametrize(("line", "code", "says"), WRONG)
+def test_a_wrong_call_is_a_short_error_and_an_exit_code(
+    line: str, code: int, says: str,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("EVOFEED_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("COLUMNS", "200")
+    line = line.format(python=sys.executable, file=__file__)
+    assert exit_code(*line.split()) == code
+    said = " ".join("".join(capsys.readouterr()).replace("│", " ").split())
+    assert says in said and "Traceback" not in said
+    assert not (tmp_path / "data").exists()
 
 
 def test_a_rank_asks_nothing_of_another_ranks_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -95,40 +95,6 @@ def test_serve_says_what_it_waits_for_and_the_second_signal_does_not_wait(tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "says"),
-    [
-        (["serve", "--dataset", "x"], 2, "NAME=URI"),
-        (["serve", "--dataset", "../x=/tmp"], 1, "cannot name a dataset"),
-        (["serve", "--dataset", "x=/nowhere/x"], 1, "no folder for dataset x; mkdir -p"),
-        (["serve", "--port", "99999"], 1, "65535"),
-        (["serve", "--host", "203.0.113.7", "--port", "0"], 1, "cannot listen"),
-        (["tokens", "create", "x", "--scope", "all"], 2, "none of read"),
-        (["tokens", "revoke", "0123456789abcdef"], 1, "no token"),
-        (["snapshots", "policy", "--help"], 0, "policy http://host:8461/v1/datasets/pdb"),
-        (["snapshots", "policy"], 2, "Missing argument 'URL'"),
-        (["snapshots", "history", "http://127.0.0.1:9/x"], 1, "/v1/datasets/NAME"),
-        (["jobs", "log", "--help"], 0, "Of the service: http://HOST:PORT"),
-        (["snapshots", "split", "data/", "--share", "valid=x"], 2, "'x'; want REF=FRACTION"),
-        (["snapshots", "verify", "ftp://x"], 1, "ftp://x: use a path, file://, s3://"),
-        (["snapshots", "verify", __file__], 1, "this is a file, and a dataset is a folder"),
-        (["snapshots", "select", "x", "y", "--released-before", "2018"], 2, "must be a date like"),
-        (["snapshots", "card", "x", "--report", __file__], 2, "is no report of a job"),
-        (["snapshots", "overlap", "x", "y", "--clusters", sys.executable], 1, ": no text;"),
-        (["make-set", "x", "y", "--search-db", "z", "--split", "date:now"], 2, "must be a date"),
-        (["make-set", "x", "y", "--search-db", "z", "--split", "identity:7"], 2, "below 1"),
-        (["make-set", "x", "y", "--search-db", "z", "--components", "c"], 1, "c: no such file"),
-        (["cluster", __file__, "/nowhere/c.tsv"], 2, "a file in a folder that is there"),
-        (["entries", "prepare", "/nowhere", "x", "--components", "c"], 1, "no such file or folder"),
-        (["synth", "x", "--complexes", "2", "--stoichiometry", "Z9"], 2, "equally many of each"),
-    ],
-)
-def test_a_wrong_call_is_a_short_error_and_an_exit_code(run: Run, arguments, code, says) -> None:
-    done = run(*arguments)
-    assert done.code == code, done.err
-    assert says in done.out + done.err and "Traceback" not in done.err
-
-
-@pytest.mark.parametrize(
     ("variable", "value", "says"),
     [
         ("DATABASE_URL", "hunter2", "sqlite:///FILE or postgresql://"),

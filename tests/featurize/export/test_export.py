@@ -362,11 +362,6 @@ def test_boltz_and_openfold3_read_the_ligands_and_nucleic_acids_of_an_entry(
     assert query.chains[0].non_canonical_residues == {6: "MSE"}
 
 
-def test_an_id_that_is_not_there_and_a_wrong_format_are_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_id_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no chains or complexes or entries 9zzz in it"):
         exported(tmp_path / "in", "af3", ids=["9zzz"])
-    with pytest.raises(SystemExit) as ended:
-        main(["export", complexes(), str(tmp_path / "x"), "--format", "chai"])
-    assert ended.value.code == 2 and "no format 'chai'" in capsys.readouterr().err

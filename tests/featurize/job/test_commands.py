@@ -49,22 +49,6 @@ def test_featurize_says_what_it_made_what_is_broken_and_where_the_report_is(
     assert done.stderr == ""
 
 
-@pytest.mark.parametrize(
-    "args",
-    [
-        ("--executor", "cloud"),
-        ("--preset", "mine"),
-        ("--max-template-date", "yesterday"),
-        ("--workers", "-1"),
-        ("--no-such-option",),
-    ],
-)
-def test_wrong_calls_exit_with_two(tmp_path: Path, args: tuple[str, ...]) -> None:
-    done = evofeed("featurize", tmp_path, tmp_path / "d", *args)
-    assert done.returncode == 2, done.stderr
-    assert not (tmp_path / "d").exists()
-
-
 def test_check_reports_and_writes_nothing(broken_raw: Path, tmp_path: Path) -> None:
     found = json.loads(evofeed("check", broken_raw, "--json").stdout)
     assert (found["chains"], found["findings"]) == (20, [])

@@ -101,21 +101,6 @@ def test_two_databases_of_one_name_are_refused_before_anything_is_searched(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (["featurize", "a.fasta", "data", "--template-db", "pdb.fasta"], "--search-db"),
-        (["search", "a.fasta"], "--db is missing"),
-        (["search", "a.fasta", "--db", "x.fa,max_hits=few"], "max_hits=N"),
-        (["search", "a.fasta", "--db", "x.fa", "--recipe", "af9"], "openproteinset"),
-        (["search", "a.fasta", "--db", "mgy.fa", "--recipe", "af2"], "mgnify"),
-    ],
-)
-def test_a_wrong_call_is_said_to_be_one(arguments: list[str], says: str) -> None:
-    done = evofeed(*arguments)
-    assert done.returncode == 2 and says in done.stderr
-
-
-@pytest.mark.parametrize(
     ("text", "says"),
     [
         (f">a\n{QUERY}\n>a\n{QUERY[:30]}\n", "a: "),

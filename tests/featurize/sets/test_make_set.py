@@ -10,9 +10,8 @@ import pytest
 from tests.conftest import exit_code
 from tests.featurize.search.family import fasta, require_programs
 
-from evofeed.base.errors import InputError
 from evofeed.cli import main
-from evofeed.featurize.sets.make import Split, read_chains
+from evofeed.featurize.sets.make import read_chains
 from evofeed.store import Dataset
 from evofeed.store.likeness import Pair
 from evofeed.synth import write_entries, write_synthetic
@@ -137,15 +136,3 @@ def test_entries_are_prepared_with_the_alignments_that_were_found(
     train = parts["train"].entries
     (alignment, *_) = train.table["alignments"].to_pylist()[0]
     assert train.alignment(alignment).sources == ("uniref90_hits",)
-
-
-def test_a_split_that_is_none_and_a_folder_without_structures_are_named(
-    raw: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(ValueError, match="no split 'year:2021'"):
-        Split.parse(["year:2021"])
-    assert make(raw, tmp_path / "set", "--split", "identity:high") == 2
-    assert "high" in capsys.readouterr().err
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(InputError, match="no protein chain: there is no structure file"):
-        read_chains(str(tmp_path / "empty"))
