@@ -60,20 +60,6 @@ def test_rcsb_entities_are_matched_by_the_mmcif_file(tmp_path: Path) -> None:
         cluster_sizes(path, chains("1abc_A"))
 
 
-@pytest.mark.parametrize(
-    ("text", "match"),
-    [
-        ("sp|P1|X sp|P2|Y\n", r"none of the 2 ids in it \(sp\|P1\|X, .*such as 1abc_A.*a line"),
-        ("", "no cluster in it"),
-        ("1abc_A 2abc_A\n3abc_A 1abc_A\n", "1abc_A is in two clusters"),
-        ("1abc_A\t2abc_A\n1abc_A\t3abc_A\n", "1abc_A is in two clusters"),
-    ],
-)
-def test_clusters_that_fit_nothing_are_an_error(text: str, match: str, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=match):
-        cluster_sizes(written(tmp_path, text), chains("1abc_A"))
-
-
 def test_a_job_and_a_check_take_the_table_and_list_who_is_in_no_cluster(
     tmp_path: Path, inside: None
 ) -> None:

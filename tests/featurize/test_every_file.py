@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from tests.featurize.test_pdb import protein, residue
-from tests.featurize.test_roads import COMPLEX, STO, write
+from tests.featurize.test_roads import write
 
 from evofeed.base.errors import InputError, JobError, UnusedInput
 from evofeed.featurize import check_input, discover, featurize_chain
@@ -65,22 +65,6 @@ ROWS: dict[str, tuple[dict[str, str], dict[str, int], str]] = {
         {"1abc_A.a3m": HELICES}, {"1abc_A": 2},
         "1abc_A.a3m: 3 rows of secondary structure skipped"),
 }  # fmt: skip
-REFUSED: dict[str, tuple[dict[str, str], str]] = {
-    "bases": ({"r.a3m": ">q\nGGCAUCCGAUGG\n>x\nGGCAU--GAUGG\n"}, "an alignment of an RNA"),
-    "two Stockholm files in one": (
-        {"c/x.sto": STO.format(q="q ACDEF") + STO.format(q="p GHIKLM")},
-        "2 alignments in one file"),
-    "a complex among a chain's own": ({"1abc_A/x.a3m": COMPLEX}, "alignment of a complex"),
-    "a short row of a complex": (
-        {"c.a3m": f"{COMPLEX}>short\nACD\n"}, r"c\.a3m:16: a row without the 11 columns"),
-    "a letter that is none": (
-        {"1abc_A.a3m": f"{HELICES}>y\nAC9EF\n"}, r"a3m:12: '9' is no residue letter"),
-    "a header whose file is gone": (
-        {"y.fasta": ">A|protein|gone.a3m\nACDEF\n"}, r"y_A: .*gone\.a3m: no such file"),
-    "the index of another db": (
-        {"a.db": ONE, "a.index": '{"1abc_A": {"db": "a.db", "files": [["x.a3m", 0, 9999]]}}'},
-        "do not belong together"),
-}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", ROWS)
@@ -97,16 +81,6 @@ def test_files_of_a_folder_are_these_chains_with_so_many_rows(case: str, tmp_pat
     assert seen == [name for name in rows if f"{name[:4]}.pdb" in files]
     said = [line for record in records for line in (*record.dropped, record.description)]
     assert not note or note in said
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_an_alignment_that_is_not_one_of_a_protein_is_refused(case: str, tmp_path: Path) -> None:
-    files, why = REFUSED[case]
-    sources = discover(write(tmp_path, files))
-    assert sources
-    for source in sources:
-        with pytest.raises(InputError, match=why):
-            featurize_chain(source)
 
 
 def test_models_of_a_job_are_no_chains_and_unused_ones_are_in_check_report_and_summary(

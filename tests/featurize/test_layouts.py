@@ -175,29 +175,6 @@ def test_structures_alone_are_all_their_protein_chains(tmp_path: Path, golden: P
     assert record.num_alignments == 1 and "no alignment" in " ".join(record.dropped)
 
 
-ASTRAY = ["../up", "a/b", "", "ü_A", "x" * 300, ".."]
-
-
-@pytest.mark.parametrize(
-    ("chain_id", "entry", "why"),
-    [
-        *((bad, {"db": "a.db", "files": []}, "no chain id") for bad in ASTRAY),
-        ("1abc_A", {"db": "../a.db", "files": []}, "bad index entry"),
-        ("1abc_A", {"db": "a.db"}, "bad index entry"),
-        ("1abc_A", {"db": "a.db", "files": [["x", -1, 5]]}, "bad index entry"),
-        ("1abc_A", {"db": "a.db", "files": [["x", 0, 1e9]]}, "bad index entry"),
-        ("1abc_A", {"db": "a.db", "files": [["x", 0]]}, "bad index entry"),
-        ("1abc_A", 7, "bad index entry"),
-    ],
-)
-def test_ids_that_could_lead_astray_and_bad_entries_of_an_index_are_refused(
-    chain_id: str, entry: object, why: str, tmp_path: Path
-) -> None:
-    (tmp_path / "a.index").write_text(json.dumps({chain_id: entry}))
-    with pytest.raises(InputError, match=why):
-        discover(tmp_path)
-
-
 def test_obsolete_entries_are_followed_to_the_end(tmp_path: Path) -> None:
     rows = ["OBSLTE    31-JUL-94 116L     216L", "OBSLTE    31-JUL-95 216L     316L"]
     rows += ["OBSLTE    31-JUL-95 1AAA     1BBB", "OBSLTE    31-JUL-95 1BBB     1AAA"]

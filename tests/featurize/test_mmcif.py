@@ -118,27 +118,6 @@ def test_items_that_only_openfold_needs_are_missed_by_it_alone() -> None:
     assert parse_mmcif(data, file_id="t").chain("A").mask.sum() == 1
     with pytest.raises(MmcifError, match=r"_atom_site\.id is missing"):
         parse_mmcif(data, file_id="t", config=OPENFOLD)
-    with pytest.raises(MmcifError, match=r"Empty file\."):
-        parse_mmcif(b" \n", file_id="t")
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "why"),
-    [
-        (b"data_tiny", b"data_tiny\0", "NUL"),
-        (b"loop_\n_atom_site", b"loop_\nloop_\n_atom_site", "not mmCIF"),
-        (b" 1.000 ", b" many ", "many"),
-        (b" 1.000 ", b" 1e999 ", "1e999"),
-        (b"peptide", b"other", "No protein chains"),
-        (b"_atom_site.Cartn_x", b"_atom_site.Cartn_q", "Cartn_x"),
-    ],
-)
-def test_damage_is_one_typed_error_naming_the_file(old: bytes, new: bytes, why: str) -> None:
-    data = small([("A", "0.40", "1.000")])
-    assert old in data
-    with pytest.raises(MmcifError, match=why) as error:
-        parse_mmcif(data.replace(old, new), file_id="tiny", path="tiny.cif").chain("A")
-    assert error.value.path == "tiny.cif"
 
 
 def small(rows: list[tuple[str, str, str]]) -> bytes:

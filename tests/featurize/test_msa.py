@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -106,36 +104,6 @@ def test_merging_keeps_the_first_of_equal_rows(tables: list[list[str]]) -> None:
 def test_letters_that_share_a_code_stay_two_rows() -> None:
     merged = merge([parse_a3m(b">q\nD\n>x\nB\n>y\nD\n")])
     assert merged["msa"].tolist() == [[3], [3]]
-
-
-BAD = [
-    (parse_a3m, b"", "no aligned sequence", None),
-    (parse_a3m, b">q\n", "no aligned sequence", None),
-    (parse_a3m, b"ACD\n>q\nACD\n", "before the first", 1),
-    (parse_a3m, b">q\nACD\n>x\nAC\n", "2 aligned columns, the query has 3", 3),
-    (parse_a3m, b">q\nACD\n>x\nACDE\n", "4 aligned columns", 3),
-    (parse_a3m, b">q\nACD\n>x\nA1D\n", "'1' is no residue", 4),
-    (parse_a3m, b">q\nACD\n>x\nA D\n", "' ' is no residue", 4),
-    (parse_a3m, b">q\nA\0D\n", "several mmseqs entries", 2),
-    (parse_a3m, b">q\nA\xc3\xbcD\n", "no residue", 2),
-    (parse_stockholm, b"", "no aligned sequence", None),
-    (parse_stockholm, b"# STOCKHOLM 1.0\n//\n", "no aligned sequence", None),
-    (parse_stockholm, b"q ACD\nx AC\n", "2 columns wide", 2),
-    (parse_stockholm, b"q ACD\nx ACDE\n", "4 columns wide", 2),
-    (parse_stockholm, b"q ACD\nx\n", "a name and residues", 2),
-    (parse_stockholm, b"q ACD\nx A CD\n", "a name and residues", 2),
-    (parse_stockholm, b"q ACD\nx A1D\n", "'1' is no residue", 2),
-    (parse_stockholm, b"q ---\nx ACD\n", "no aligned sequence", None),
-]
-
-
-@pytest.mark.parametrize(("parse", "data", "why", "line"), BAD)
-def test_a_damaged_alignment_is_one_typed_error_with_its_line(
-    parse: Callable[..., Msa], data: bytes, why: str, line: int | None
-) -> None:
-    with pytest.raises(MsaError, match=why) as error:
-        parse(data, path="x")
-    assert (error.value.path, error.value.line) == ("x", line)
 
 
 def test_two_rows_of_one_name_stay_two_where_blocks_show_it() -> None:

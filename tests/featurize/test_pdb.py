@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evofeed.base.errors import InputError, MmcifError
+from evofeed.base.errors import MmcifError
 from evofeed.featurize import ChainSource, FeaturizeConfig, discover, featurize_chain
 from evofeed.featurize.structures.pdb import parse_pdb
 from evofeed.featurize.structures.pdb_text import hybrid36
@@ -242,19 +242,3 @@ def test_a_blank_chain_id_is_the_first_free_letter(taken: str, name: str, tmp_pa
     assert featurize_chain(
         ChainSource(f"T1026_{name}", structure=str(tmp_path / "T1026.pdb"))
     ).sequence
-
-
-@pytest.mark.parametrize(
-    ("text", "why"),
-    [
-        (line("CA", "ALA", "A", "1 ") + line("CA", "ALA", "A", "x "), ":2: residue number 'x'"),
-        (line("CA", "ALA", "A", "1 ", x="1.0.0"), r":1: x '1\.0\.0' is no number"),
-        (line("CA", "ALA", "A", "1 ", x="99999999"), "beyond"),
-        (line("CA", "ALA", "A", "1 ")[:40] + "\n", ":1: y '' is no number"),
-        ("ATOM  1 CA ALA A 1 1.0 2.0 3.0\n", ":1: .*not the columns of a PDB file"),
-        ("HEADER\n", "no ATOM record"),
-    ],
-)
-def test_a_damaged_record_is_one_error_with_its_line(text: str, why: str) -> None:
-    with pytest.raises(InputError, match=why):
-        parsed(text, path="t.pdb")

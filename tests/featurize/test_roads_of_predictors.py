@@ -68,31 +68,6 @@ def test_a_job_over_an_alignment_inside_a_json_file(tmp_path: Path, inside: None
     assert len(chain["msa"]) == 1  # what changed inside was noticed
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "match"),
-    [
-        ("a.json", '{"sequences": [', "neither JSON nor YAML"),
-        ("a.yaml", "sequences:\n  - protein: [\n", "neither JSON nor YAML"),
-        ("a.json", '{"name": "x", "sequences": {}}', "is no list"),
-        ("a.json", '{"name": "x", "sequences": [{"protein": {"id": "A"}}]}', "KeyError.*sequence"),
-        ("a.json", '{"name": "x", "sequences": [7]}', "not as AlphaFold 3"),
-        ("a.yaml", "sequences:\n  - ligand: {id: L, ccd: ATP}\n", r"left out: L \(ligand\)"),
-        ("a.json", '{"sequences": [{"protein": {"id": "A", "sequence": [[]]}}]}', "list where a"),
-        ("a.json", '{"sequences": [{"protein": {"sequence": "\\ud800"}}]}', "surrogates"),
-        ("a.json", '{"sequences": [{"proteinChain": {"count": 1e999}}]}', "float infinity"),
-    ],
-)
-def test_a_job_file_that_cannot_be_understood_is_one_fault(
-    name: str, text: str, match: str, tmp_path: Path
-) -> None:
-    write(tmp_path, {name: text, "good.json": json.dumps({"name": "g", "sequences": []})})
-    problems: list[InputError] = []
-    discover(tmp_path, problems=problems)
-    assert len(problems) == 2
-    with pytest.raises(InputError, match=match):
-        raise next(problem for problem in problems if name in str(problem.path))
-
-
 @pytest.mark.system
 @pytest.mark.parametrize("name", ["gone.a3m", "x" * 300, "a\0b.a3m", "/"])
 def test_a_chain_whose_alignment_is_gone_is_broken(name: str, tmp_path: Path, inside: None) -> None:

@@ -271,23 +271,6 @@ def test_old_hhr_files_without_neff_are_read_but_not_by_openfold() -> None:
         parse_hhr(HHR, old_hhr=False)
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "line"),
-    [
-        (b"Sum_probs=5.5", b"", 4),
-        (b"Sum_probs=5.5", b"Sum_probs=many", 4),
-        (b"AC-KEFG", b"AC-KEF", 8),
-        (b"    8 (20)\nQ C", b"    9 (20)\nQ C", 6),
-        (b"ACD-EFG    8 (20)", b"", 6),
-        (b">1ABC", b"1ABC", 2),
-    ],
-)
-def test_a_damaged_hit_names_its_line(old: bytes, new: bytes, line: int) -> None:
-    with pytest.raises(TemplateError) as error:
-        parse_hhr(HHR.replace(old, new, 1), path="x.hhr")
-    assert error.value.path == "x.hhr" and error.value.line == line
-
-
 def test_hits_that_are_no_protein_are_passed_over() -> None:
     text = b"""# STOCKHOLM 1.0
 #=GS 1abc_A/3-6 DE [subseq from] mol:protein length:9 Thing

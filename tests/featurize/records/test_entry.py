@@ -60,29 +60,6 @@ def test_products_of_operators_are_steps_from_right_to_left() -> None:
     np.testing.assert_allclose(moved, [0, 10, 0])  # shifted first, then turned
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "says"),
-    [
-        (GEN, "1 9 A\n", "operator '9' is not defined"),
-        (GEN, "1 (1-99999999999999999999) A\n", "more than 10000 operators in"),
-        (GEN, "1 (1-101)(1-101) A\n", "more than 10000 operators in"),
-        ("\n1 1 0 0 0 1 0 0 0 1 0 0 0\n", "\n1 1 0 0 0 1 0 0 0 1 nan 0 0\n", "no numbers"),
-        ("ATOM 1 N N . LYS A 1 1 ?", "ATOM 1 N N . LYS A 1 7 ?", "label_seq_id 7 in a chain of 6"),
-        ("ATOM 1 N N . LYS A 1 1 ?", "ATOM 1 N N . LYS A 1 -1 ?", "label_seq_id -1 in a chain"),
-        ("1.00 21.00 1 A 1\n", "1.00 21.00 99999999999 A 1\n", "do not fit together: .*99999"),
-        ("SO4 S S 0 N", "SO4 S S 1000 N", "component SO4: its tables .* 1000 out of bounds"),
-        ("SO4 S S 0 N 0.000", "SO4 S S 0 N x", "component SO4: its tables .* could not convert"),
-        ("SO4 S O1 DOUB", "SO4 S O9 DOUB", "component SO4: .* a bond names atom 'O9'"),
-        ("_chem_comp_atom.atom_id\n", "_other.x\n", "component GLY: .* 0 names of atoms"),
-    ],
-)
-def test_tables_that_contradict_each_other_are_a_typed_error(old: str, new: str, says: str) -> None:
-    with pytest.raises(MmcifError, match=says):
-        if old in TEXT:
-            entry_record(changed(old, new).encode(), path="x.cif")
-        components(changed(old, new, COMPONENTS.read_text()))
-
-
 def test_a_pipe_is_no_dictionary(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "components.cif")
     with pytest.raises(MmcifError, match=r"components\.cif: no dictionary .* no such file"):
