@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+import yaml
 
 
 @pytest.fixture(scope="module")
@@ -44,67 +46,53 @@ def test_a_route_tells_its_scope_and_whether_it_takes_a_key(schema) -> None:
 
 
 JSON = {"Content-Type": "application/json"}
-FILTERS = [
-    "nope", "[]", "{}", '{"column": "num_res"}', '{"all": {}}', '{"all": [], "any": []}',
-    '{"not":' * 30 + '{"all":[]}' + "}" * 30, "[" * 100_000,
-    json.dumps({"all": [{"all": []}] * 300}),
-    *(f'{{"column": {rest}}}' for rest in (
-        '"shard", "op": "==", "value": "x"', '"num_res", "op": "LIKE", "value": 1',
-        '"num_res", "op": "<", "value": "1; DROP TABLE datasets"',
-        '"num_res", "op": "<", "value": 1e400', '"num_res", "op": "<", "value": true',
-        '"num_res", "op": "in", "value": 3', '"num_res", "op": "<", "value": 1, "extra": 1',
-        '"release_date", "op": "<", "value": "yesterday"',
-        '"is_distillation", "op": "==", "value": 1', '"method", "op": "==", "value": "\\u0000"',
-        '["num_res"], "op": "<", "value": 1',
-    )),
-]  # fmt: skip
-QUERIES = [
-    "cursor=x", "limit=0", "limit=1001", "limit=9999999999999999999999", "min_length=-1",
-    "min_length=x", "colour=red", "max_resolution=nan", "released_from=2020-13-01",
-    "released_from=0", "columns=nope", "columns=shard", "split=train", "is_distillation=perhaps",
-]  # fmt: skip
-TOKENS = [
-    '"x", "seconds": true', '"x", "seconds": NaN', '"x", "seconds": Infinity', '"x\\u0000"',
-    '"x", "datasets": [1]',
+
+
+def requests() -> Iterator[tuple[str, Any, int, str]]:
+    """Method and path, what is sent, the status, and words of the problem."""
+    path = Path(__file__).with_name("data") / "refused.yaml"
+    for group in yaml.safe_load(path.read_text()):
+        line, status, code = group["request"], group["status"], group.get("code", "")
+        for given in group.get("given", [""]):
+            text, says = given if isinstance(given, list) else (given, code)
+            if isinstance(text, dict):
+                text = json.dumps(group["body"] | text)
+            if line.startswith("GET"):
+                yield f"{line}?{text}", {}, status, says
+            else:
+                yield line, {"content": text, "headers": JSON}, status, says
+
+
+DATASETS, SEARCH = "POST /v1/datasets", "POST /v1/datasets/demo/snapshots/{digest}/chains/search"
+DEEP = [
+    f'{{"where": {where}}}'
+    for where in ('{"not":' * 30 + '{"all":[]}' + "}" * 30, "[" * 100_000,
+                  json.dumps({"all": [{"all": []}] * 300}))
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("method", "path", "options", "status"),
+    ("line", "options", "status", "says"),
     [
-        ("GET", "/v1/nothing", {}, 404),
-        ("GET", "/v1/datasets/nothing", {}, 404),
-        *(
-            ("GET", f"/v1/datasets/demo/{path}", {}, 404)
-            for path in ("refs/nope", f"snapshots/{'0' * 64}", "shards/nope.arrow")
-        ),
-        ("PATCH", "/v1/datasets", {}, 405),
-        ("DELETE", "/healthz", {}, 405),
-        ("PUT", "/v1/datasets/demo/refs/main", {"json": {"digest": "0" * 64}}, 428),
-        *(("GET", f"/v1/datasets/demo/chains?{query}", {}, 422) for query in QUERIES),
-        *(("POST", "/v1/datasets/demo/snapshots/{digest}/chains/search",
-           {"content": f'{{"where": {where}}}', "headers": JSON}, 422) for where in FILTERS),
-        *(("POST", "/v1/tokens",
-           {"content": f'{{"scopes": ["read"], "label": {rest}}}', "headers": JSON}, 422)
-          for rest in TOKENS),
-        *(("POST", "/v1/datasets/demo/urls", {"json": {"shards": shards}}, 422)
-          for shards in ([], ["../x"], [1], ["a.arrow"] * 1001, None)),
-        ("POST", "/v1/datasets/demo/urls", {"json": {"shards": ["x.arrow"]}}, 404),
-        ("POST", "/v1/datasets", {"content": b"{"}, 422),
-        ("POST", "/v1/datasets", {"content": b"\xff" * 9}, 422),
-        ("POST", "/v1/datasets", {"data": {"name": "x"}}, 422),
-        ("POST", "/v1/datasets", {"content": '{"name": "x", "uri": "/tmp"}',  # of a foreign page
-                                  "headers": {"Content-Type": "text/plain"}}, 422),
-        ("POST", "/v1/datasets", {"content": b"x" * (2 << 20)}, 413),
-        ("GET", "/v1/config", {"headers": {"Host": "rebound.example"}}, 421),
+        *requests(),
+        *((SEARCH, {"content": text, "headers": JSON}, 422, "") for text in DEEP),
+        ("POST /v1/datasets/demo/urls", {"json": {"shards": ["a.arrow"] * 1001}}, 422, ""),
+        ("POST /v1/jobs", {"json": {"dataset": "demo", "input_uri": "/raw",
+                                    "config": {"min_align_ratio": 10**400}}}, 422, "bad_request"),
+        (DATASETS, {"content": b"\xff" * 9}, 422, ""),
+        (DATASETS, {"data": {"name": "x"}}, 422, ""),
+        (DATASETS, {"content": '{"name": "x", "uri": "/tmp"}',  # of a foreign page
+                    "headers": {"Content-Type": "text/plain"}}, 422, ""),
+        (DATASETS, {"content": b"x" * (2 << 20)}, 413, ""),
+        ("GET /v1/config", {"headers": {"Host": "rebound.example"}}, 421, ""),
     ],
 )  # fmt: skip
 def test_every_refusal_is_a_problem_of_one_form(
-    served, schema, method: str, path: str, options: dict[str, Any], status: int
+    served, schema, line: str, options: dict[str, Any], status: int, says: str
 ) -> None:
-    path = path.replace("{digest}", served.second)
+    method, path = line.replace("{digest}", served.second).split(" ", 1)
     answer: httpx.Response = served.client.request(method, path, **options)
-    assert answer.status_code == status, answer.text
+    assert answer.status_code == status and says in answer.text, answer.text
     assert len(answer.text) < 3000
     assert answer.headers["content-type"] == "application/problem+json"
     assert answer.headers["cache-control"] == "no-store" and answer.headers["x-request-id"]

@@ -71,11 +71,7 @@ def test_a_planned_sample_names_the_bytes_of_its_chain(planned: tuple[Dataset, s
 @pytest.mark.parametrize(
     ("query", "says"),
     [
-        ("", "world_size"),
-        ("world_size=65537", "world_size"),
         ("world_size=2&rank=2", "not one of 2"),
-        (f"world_size=2&epoch={2**63}", "epoch"),
-        ("world_size=2&preset=replace", "initial_training"),
         ("world_size=2&global_batch_size=3", "no multiple"),
         ("world_size=2&start=99", "an epoch has"),
         ("world_size=200&batches=51", "one rank"),

@@ -44,27 +44,9 @@ def test_a_digest_in_a_path_means_an_etag(served) -> None:
         assert served.get(base + path, headers=known).status_code == 304
 
 
-def test_texts_that_a_database_cannot_keep_are_refused(start: Start, tmp_path) -> None:
-    client = start(datasets={"out": str(tmp_path / "out")})
-    texts = [
-        ("datasets", f'"name": "x", "uri": "{tmp_path}/x", "description": "{text}"')
-        for text in ("a\\u0000b", "a\\ud800", "a\\u0001")
-    ]
-    numbers = [
-        ("jobs", f'"dataset": "out", "input_uri": "/x", "config": {{"confidence_threshold": {x}}}')
-        for x in ("NaN", "Infinity", "-Infinity", "1e999")
-    ]
-    for path, text in texts + numbers:
-        headers = {"Content-Type": "application/json"}
-        answer = client.post(f"/v1/{path}", content=f"{{{text}}}", headers=headers)
-        assert answer.status_code == 422, answer.text
-    fine = {"name": "x", "uri": f"{tmp_path}/x", "description": "ä\u2028\ttext\n"}
-    assert client.post("/v1/datasets", json=fine).status_code == 201
-
-
 def test_a_dataset_registered_twice_is_there_once_in_whatever_case(start: Start, tmp_path) -> None:
     client = start()
-    new = {"name": "X", "uri": str(tmp_path / "x"), "description": "one"}
+    new = {"name": "X", "uri": str(tmp_path / "x"), "description": "ä\u2028\ttext\n"}
     for changes, status in (
         ({}, 201), ({}, 200), ({"description": "two"}, 200), ({"description": ""}, 200),
         ({"name": "x"}, 409), ({"uri": "/else"}, 409),
