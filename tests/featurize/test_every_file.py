@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
+import yaml
 from tests.featurize.test_pdb import protein, residue
 from tests.featurize.test_roads import write
 
@@ -31,56 +32,26 @@ def found(root: Path) -> tuple[list[str], list[InputError]]:
     return [source.chain_id for source in discover(root, problems=problems)], problems
 
 
-ONE, TWO = ">q\nACDEF\n", ">q\nGHIKLM\n"
-HELICES = ">ss_pred PSIPRED\nCCHHH\n>ss_conf\n98765\n>q\nACDEF\n>ss_dssp\n-HH-C\n>x\nAC-EF\n"
-ROWS: dict[str, tuple[dict[str, str], dict[str, int], str]] = {
-    "sequences and alignments by name": (
-        {"p.fasta": "".join(f">{n}\nACDEFGHIKL\n" for n in "xyz"), "x.a3m": A3M.format("x")},
-        {"x": 2, "y": 1, "z": 1}, ""),
-    "sequences as programs write them": (
-        {"set.fasta": ">one first protein\nACDEF\n>two\nacdefg*\n",
-         "two.a3m": ">two\nACDEFG\n>x\nACDEF-\n",
-         "one/hits.a3m": ">one\nACDEF\n>x\nACaaDEF\n>y\naaA-DEF\n"},
-        {"one": 2, "two": 2}, "one first protein"),
-    "structures and alignments by name": (
-        {"102m.pdb": protein(), "1abc.pdb": protein(), "x.a3m": A3M.format("x"),
-         "1abc_A.a3m": ">q\nAGS\n>r\nAGT\n"},
-        {"102m_A": 1, "1abc_A": 2, "x": 2}, ""),
-    "an alignment that a header names": (
-        {"job.fasta": ">A|protein|./a.a3m\nACDEFGHIKL\n", "a.a3m": A3M.format("a")},
-        {"job_A": 2}, ""),
-    "ColabFold's working folders are no chains and hide none": (
-        {"one.a3m": ONE, "two.a3m": ONE, "one_env/uniref.a3m": ONE,
-         "two_pairgreedy/pair.a3m": ONE, "x_B/x.a3m": ONE},
-        {"one": 1, "two": 1, "x_B": 1}, ""),
-    "names that differ in case": (
-        {f"alignments/{name}/x.a3m": ONE for name in ("1abc_A", "1ABC_a")},
-        {"1ABC_a": 1, "1abc_A": 1}, ""),
-    **{f"several proteins in {name}": (
-        {f"{name}/s1.a3m": ONE, f"{name}/s2.a3m": TWO}, {"s1": 1, "s2": 1}, "")
-       for name in ("msa", "msas", "a3m")},
-    "one protein in msa": (
-        {"msa/bfd.a3m": ONE, "msa/uniref.a3m": f"{ONE}>x\nA-DEF\n"}, {"msa": 2}, ""),
-    "rows of secondary structure": (
-        {"1abc_A.a3m": HELICES}, {"1abc_A": 2},
-        "1abc_A.a3m: 3 rows of secondary structure skipped"),
-}  # fmt: skip
+ROWS = yaml.safe_load(Path(__file__).with_name("data").joinpath("inputs.yaml").read_text())
 
 
 @pytest.mark.parametrize("case", ROWS)
 def test_files_of_a_folder_are_these_chains_with_so_many_rows(case: str, tmp_path: Path) -> None:
-    files, rows, note = ROWS[case]
-    root = write(tmp_path, files)
-    root = root / "set.fasta" if "set.fasta" in files else root
-    ids, problems = found(root)
-    assert ids == [*rows] and not problems
-    assert check_input(str(root)).ok
-    records = [featurize_chain(source) for source in discover(root)]
-    assert [record.num_alignments for record in records] == [*rows.values()]
-    seen = [record.chain_id for record in records if record.all_atom_mask is not None]
-    assert seen == [name for name in rows if f"{name[:4]}.pdb" in files]
-    said = [line for record in records for line in (*record.dropped, record.description)]
-    assert not note or note in said
+    row = ROWS[case]
+    write(tmp_path, row["files"])
+    for given in row.get("given", [""]):
+        root = tmp_path / given
+        ids, problems = found(root)
+        assert ids == [*row["chains"]]
+        left_out = row.get("left_out", [])
+        assert all(words in str(one) for words, one in zip(left_out, problems, strict=True))
+        assert check_input(str(root)).ok == (not left_out)
+        records = [featurize_chain(source) for source in discover(root, problems=[])]
+        assert [record.num_alignments for record in records] == [*row["chains"].values()]
+        seen = [record.chain_id for record in records if record.all_atom_mask is not None]
+        assert seen == row.get("structures", [])
+        said = [line for record in records for line in (*record.dropped, record.description)]
+        assert all(any(words in line for line in said) for words in row.get("said", [])), said
 
 
 def test_models_of_a_job_are_no_chains_and_unused_ones_are_in_check_report_and_summary(
@@ -146,20 +117,6 @@ def test_suffixes_in_capitals_marks_and_bzip2_are_read(tmp_path: Path) -> None:
     ids, problems = found(tmp_path)
     assert ids == ["1AAA_A", "1bbb_A", "1ccc_A", "x"] and not problems
     assert all(featurize_chain(source).sequence for source in discover(tmp_path))
-
-
-def test_what_jobs_of_predictors_give_and_is_not_read_is_noted(tmp_path: Path) -> None:
-    protenix = [{"name": "p", "sequences": [{"proteinChain": {
-        "sequence": "ACDEF", "count": 1, "templatesPath": "t.a3m"}}]}]  # fmt: skip
-    (tmp_path / "p.json").write_text(json.dumps(protenix))
-    (tmp_path / "b.yaml").write_text(
-        "version: 1\nsequences:\n  - protein:\n      id: A\n      sequence: ACDEF\n"
-        "      cyclic: true\ntemplates:\n  - cif: t.cif\nconstraints:\n  - bond: {}\n"
-    )
-    notes = {s.chain_id: " ".join(s.notes) for s in discover(tmp_path)}
-    assert "templatesPath given with the sequence, not read" in notes["p_A"]
-    for item in ("cyclic given with the sequence", "1 templates of the job", "1 constraints of"):
-        assert item in notes["b_A"]
 
 
 def test_a_ref_keeps_the_chains_of_another_input_unless_told(tmp_path: Path, inside: None) -> None:

@@ -77,13 +77,6 @@ def test_an_alignment_of_another_protein_is_refused_and_of_a_variant_noted(tmp_p
             )
 
 
-def test_a_chain_without_alignment_is_its_own_and_says_so(tmp_path: Path) -> None:
-    (tmp_path / "1abc_A.fasta").write_text(">1abc_A\nACDE\n")
-    record = featurize_chain(discover(tmp_path)[0])
-    assert (len(record.msa), record.msa_sources) == (1, ("query",))
-    assert "no alignment: the MSA is the query alone" in record.dropped
-
-
 # legacy PDB
 
 

@@ -219,14 +219,6 @@ def test_an_alignment_whose_name_is_no_text_is_reported_and_other_files_do_not_m
     assert caught.value.item == "1abc_A"
 
 
-def test_an_empty_hit_file_is_said_to_be_empty(tmp_path: Path) -> None:
-    (tmp_path / "mmcif").mkdir()
-    files = {"a.a3m": ">q\nACDEF\n", "pdb70_hits.hhr": ""}
-    write(tmp_path / "alignments" / "1abc_A", files)
-    (source,) = discover(tmp_path)
-    assert "pdb70_hits.hhr is empty: no template hits" in featurize_chain(source).dropped
-
-
 @pytest.mark.parametrize("deeper", [False, True])
 def test_a_folder_that_may_not_be_listed_hides_no_other_chain(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deeper: bool

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -113,28 +112,9 @@ def write(folder: Path, files: dict[str, str]) -> Path:
     return folder
 
 
-STO = "# STOCKHOLM 1.0\n\n{q}\n//\n"
-
-
-def test_alphafold_multimers_output_is_a_chain_a_letter(tmp_path: Path) -> None:
-    names = {"A": {"description": "first", "sequence": A}, "B": {"description": "", "sequence": B}}
-    msas = "out/cplx/msas"
-    hits = {f"{msas}/{c}/uniref90_hits.sto": f"q {s}\nx {s}" for c, s in (("A", A), ("B", B))}
-    hits[f"{msas}/A/uniprot_hits.sto"] = f"q {A}\ny WWWWW"
-    write(tmp_path, {name: STO.format(q=text) for name, text in hits.items()})
-    write(tmp_path, {f"{msas}/chain_id_map.json": json.dumps(names), "out/cplx/t.json": "{}"})
-    for root in ("out", "out/cplx"):
-        one, two = discover(tmp_path / root)
-        assert (one.chain_id, two.chain_id) == ("cplx_A", "cplx_B")
-    first, second = featurize_chain(one), featurize_chain(two)
-    assert (first.sequence, second.sequence, first.description) == (A, B, "first")
-    assert "one chain of the complex cplx (A, B)" in first.dropped[0]
-    assert "uniprot_hits.sto: for pairing the chains of a complex, not read" in first.dropped
-
-
 def test_pairing_alignments_and_hits_of_others_do_not_enter_the_msa(tmp_path: Path) -> None:
     files = {"hmmsearch.a3m": f">q\n{A}\n>x\nWWWWW\n"}
-    files |= {"uniprot.sto": STO.format(q=f"q {A}\nx YYYYY")}
+    files |= {"uniprot.sto": f"# STOCKHOLM 1.0\nq {A}\nx YYYYY\n//\n"}
     files |= {"non_pairing.a3m": f">q\n{A}\n>x\nAC-EF\n"}
     write(tmp_path, {f"msa/1/{name}": text for name, text in files.items()})
     (source,) = discover(tmp_path / "msa")
@@ -145,20 +125,6 @@ def test_pairing_alignments_and_hits_of_others_do_not_enter_the_msa(tmp_path: Pa
         "uniprot.sto: for pairing the chains of a complex, not read",
     ]
     assert featurize_chain(source, FeaturizeConfig.openfold()).num_alignments == 4
-
-
-def test_boltz_and_chai_fasta_say_what_each_record_is(tmp_path: Path) -> None:
-    boltz = ">A|protein|msa/s1.a3m\n{A}\n>B|protein|empty\n{B}\n>L|smiles\nCC(=O)N\n>N|ccd\nATP\n"
-    write(tmp_path, {"job/x.fasta": boltz.format(A=A, B=B), "msa/s1.a3m": f">q\n{A}\n>x\nA-DEF\n"})
-    one, two = map(featurize_chain, discover(tmp_path / "job" / "x.fasta"))
-    assert (one.chain_id, one.num_alignments, one.sequence) == ("x_A", 2, A)
-    assert (two.chain_id, two.num_alignments, two.sequence) == ("x_B", 1, B)
-    assert "no protein, left out: L (smiles), N (ccd)" in one.dropped[0]
-    lines = f">protein|name=lys\n{A}\n>ligand|name=atp\nC1=NC\n>protein|name=\n{A}\n"
-    problems: list[InputError] = []
-    (chai,) = discover(write(tmp_path, {"chai.fasta": lines}) / "chai.fasta", problems=problems)
-    assert (chai.chain_id, featurize_chain(chai).sequence) == ("lys", A)
-    assert "'' is no chain id" in str(problems[0])
 
 
 @pytest.mark.parametrize(
@@ -173,15 +139,3 @@ def test_a_place_that_fits_no_chain_is_an_error(place: str, match: str, tmp_path
     other = write(tmp_path / "other", {"x/9xyz.txt": ""})
     with pytest.raises(InputError, match=match):
         discover(raw, **{place: other})
-
-
-def test_an_input_without_chains_is_described(tmp_path: Path) -> None:
-    write(tmp_path, {"a/features.pkl": "", "b/features.pkl": "", "b/c/1abc.a3m": f">q\n{A}\n"})
-    with pytest.raises(InputError) as caught:
-        discover(tmp_path)
-    message = caught.value.message
-    assert "it has 2 .pkl, 1 .a3m" in message and "as AlphaFold has them in msas/" in message
-    assert f"give {tmp_path / 'b' / 'c'} or its parent" in message
-    (tmp_path / "none").mkdir()
-    with pytest.raises(InputError, match="it has no file"):
-        discover(tmp_path / "none")
