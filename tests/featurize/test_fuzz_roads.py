@@ -10,8 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from tests.featurize.mutations import mutate
-from tests.featurize.test_roads import COMPLEX, A, B, write
-from tests.featurize.test_roads_of_predictors import MSA, af3
+from tests.featurize.test_roads import COMPLEX, MSA, A, B, af3, write
 
 from evofeed.base.errors import EvofeedError, InputError
 from evofeed.featurize import ChainSource, discover, featurize_chain

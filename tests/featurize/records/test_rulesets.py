@@ -1,0 +1,341 @@
+"""Cleaning by OpenFold3's, Boltz's and Protenix's rules beside structures that they prepared."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.featurize.records.allatom import (
+    boltz_alignments,
+    boltz_molecules,
+    components,
+    differing,
+    openfold3_alignments,
+    openfold3_molecules,
+    protenix_molecules,
+    record,
+    sorted_bonds,
+)
+from tests.loader.views.boltz_recorded import boltz_view as recorded_view
+from tests.loader.views.packs import (
+    alignments_of,
+    entry_view,
+    openfold3_cache,
+    packs,
+    read,
+    recordings,
+    some_recordings,
+)
+
+from evofeed.featurize.entries.molecules import (
+    Parts,
+    component_molecule,
+    component_parts,
+    ligand_parts,
+    molecule_graph,
+)
+from evofeed.featurize.records.rulesets.boltz import BoltzRules, boltz_section
+from evofeed.featurize.records.rulesets.openfold3 import OpenFold3Rules, openfold3_section
+from evofeed.featurize.records.rulesets.protenix import ProtenixRules, protenix_section
+from evofeed.loader.views.boltz.tables import boltz_view
+from evofeed.loader.views.openfold3.tables import openfold3_view
+from evofeed.loader.views.protenix.tables import canonical_sequences, protenix_view
+from evofeed.protein.entry_record import EntryRecord
+from evofeed.protein.ruleset_section import EntryRefused, RulesetSection, placed
+
+OPENFOLD3 = recordings("openfold3/structure/*.npz")
+COPY_TOLERANCE = 1e-5
+KINDS = np.array([0, 2, 1, 3])
+
+
+def section_of(path: Path) -> RulesetSection:
+    return openfold3_section(record(path.parents[2], path.stem), components(path.parents[2]))
+
+
+@pytest.mark.parametrize("path", OPENFOLD3, ids=lambda path: path.stem)
+def test_cleaning_gives_the_atoms_bonds_metadata_and_view_that_openfold3_has(path: Path) -> None:
+    pack = path.parents[2]
+    entry, section = record(pack, path.stem), section_of(path)
+    theirs = read(path, "atom.").arrays
+    chain, residue, row = section.atom_chain(), section.atom_residue(), section.atom_row
+    assert theirs["atom_name"].tolist() == section.atom_name.tolist()
+    columns = {
+        "chain_id": section.chain_name[chain],
+        "res_id": section.residue_index[residue],
+        "ins_code": section.residue_insertion[residue],
+        "res_name": section.residue_name[residue],
+        "hetero": section.residue_hetero[residue],
+        "element": section.atom_element,
+        "charge": section.atom_charge,
+        "occupancy": np.where(row >= 0, entry.atom_occupancy[row], 0),
+        "entity_id": section.chain_entity[chain],
+        "molecule_type_id": KINDS[section.chain_type[chain]],
+        "sym_id": section.chain_copy[chain],
+        "label_asym_id": np.array(entry.chain_label)[section.chain_asym[chain]],
+    }
+    for name, values in columns.items():
+        assert np.array_equal(values, theirs[name]), name
+    position = placed(
+        entry.atom_position[row], section.chain_operator[chain], entry.operators, single=True
+    )
+    position[row < 0] = np.nan
+    np.testing.assert_allclose(position, theirs["coord"], rtol=0, atol=COPY_TOLERANCE)
+    assert sorted_bonds(section.bond_atom, section.bond_type) == sorted_bonds(
+        theirs["bonds"][:, :2], theirs["bonds"][:, 2]
+    )
+
+    about = openfold3_cache(pack)["metadata"]["structure_data"][path.stem]
+    names = section.chain_name
+    assert [[names[a], names[b]] for a, b in section.interface] == about["interfaces"]
+    assert set(names.tolist()) == set(about["chains"])
+    for name, asym, entity in zip(names, section.chain_asym, section.chain_entity, strict=True):
+        assert about["chains"][name]["label_asym_id"] == entry.chain_label[asym]
+        assert about["chains"][name]["auth_asym_id"] == entry.chain_author[asym]
+        assert about["chains"][name]["entity_id"] == entity
+    assert min(entry.release_dates) == about["release_date"]
+    assert entry.methods[0] == about["experimental_method"]
+    resolution = entry.resolution()
+    assert (None if np.isnan(resolution) else resolution) == about["resolution"]
+
+    alignments = openfold3_alignments(pack, path.stem)
+    ours = openfold3_view(entry, section, openfold3_molecules(pack), alignments)
+    wanted = entry_view("openfold3", pack, path.stem)
+    skipped = ("bond_", "molecule_orders")
+    assert differing(ours, wanted, skipped=skipped, unordered=("interface_chain",)) == []
+    bonds = [sorted_bonds(view.bond_atom, view.bond_type) for view in (ours, wanted)]
+    assert bonds[0] == bonds[1]
+
+
+def smiles(parts: Parts, conformer: np.ndarray) -> str:
+    """A molecule with the stereochemistry that heavy atoms have at these places."""
+    from rdkit import Chem
+
+    graph = Chem.RemoveAllHs(molecule_graph(parts))
+    Chem.RemoveStereochemistry(graph)
+    place = Chem.Conformer(len(conformer))
+    place.SetPositions(conformer.astype(np.float64))
+    graph.AddConformer(place)
+    Chem.AssignStereochemistryFrom3D(graph)
+    return str(Chem.MolToSmiles(graph))
+
+
+@pytest.mark.parametrize("pack", packs(), ids=lambda pack: pack.name)
+def test_conformers_are_of_the_stereoisomers_that_openfold3_has(pack: Path) -> None:
+    known = openfold3_cache(pack)["training_cache"]["reference_molecule_data"]
+    table = components(pack)
+    wanted_of = {code: about["canonical_smiles"] for code, about in known.items() if code in table}
+    small = [code for code in wanted_of if table[code].heavy.sum() < 30]
+    organic = [code for code in small if "->" not in wanted_of[code]]  # no metal's neighbours
+    assert len(organic) > 20
+    for code in organic:
+        wanted = wanted_of[code]
+        for conformer in component_molecule(table[code], 4).molecule.position:
+            assert smiles(component_parts(table[code]), conformer) == wanted, code
+
+
+def test_a_ligand_has_the_bonds_and_the_stereochemistry_of_its_atoms_in_the_entry() -> None:
+    path = next(one for one in OPENFOLD3 if one.stem == "1pfe")
+    entry, section = record(path.parents[2], "1pfe"), section_of(path)
+    (chain, *_) = np.flatnonzero(section.residue_name[section.chain_residue[:-1]] == "QUI").tolist()
+    parts = ligand_parts(entry, section, chain)
+    assert smiles(parts, parts.place) == "O=Cc1cnc2ccccc2n1"
+
+
+@pytest.mark.parametrize("pack", packs(), ids=lambda pack: pack.name)
+def test_an_entry_that_openfold3_loses_is_refused_with_a_reason(pack: Path) -> None:
+    status = openfold3_cache(pack)["metadata"]["structure_data"]
+    lost = [name for name, about in status.items() if about["status"] != "success"]
+    for name in lost:
+        with pytest.raises(EntryRefused) as refusal:
+            openfold3_section(record(pack, name), components(pack))
+        assert name in str(refusal.value)
+        right = openfold3_section(record(pack, name), components(pack), OpenFold3Rules.right())
+        assert len(right.chain_name)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"release_dates": ()},
+        {"methods": ()},
+        {"component_types": {}},
+        {"name": "P"},
+        {"monomers": ()},
+    ],
+    ids=lambda one: next(iter(one)),
+)
+def test_an_entry_without_a_table_that_openfold3_reads_is_refused(change: dict[str, Any]) -> None:
+    for path in OPENFOLD3:
+        entry, table = record(path.parents[2], path.stem), components(path.parents[2])
+        if not hasattr(entry, next(iter(change))):
+            entities = tuple(dataclasses.replace(one, **change) for one in entry.entities)
+            wrong = dataclasses.replace(entry, entities=entities)
+        else:
+            wrong = dataclasses.replace(entry, **change)
+        with pytest.raises(EntryRefused, match=r"no _|no number"):
+            openfold3_section(wrong, table)
+        openfold3_section(wrong, table, OpenFold3Rules.right())
+
+
+def test_an_entry_of_which_cleaning_leaves_nothing_is_refused() -> None:
+    for path in OPENFOLD3:
+        entry = record(path.parents[2], path.stem)
+        kinds = [entry.entities[row].polymer for row in entry.chain_entity]
+        if "polypeptide(L)" in kinds:
+            break
+    chain = kinds.index("polypeptide(L)")
+    low, high = entry.chain_residue[chain : chain + 2]
+    keep = np.isin(np.arange(entry.num_residues), np.arange(low, high))
+    alone = dataclasses.replace(entry, copies=(), links=()).taking(keep[entry.atom_residue()])
+    half = alone.atom_residue() > alone.num_residues // 2
+    torn = dataclasses.replace(alone, atom_position=alone.atom_position + 50 * half[:, None])
+    with pytest.raises(EntryRefused, match="no atoms are left"):
+        openfold3_section(torn, components(path.parents[2]))
+    assert len(openfold3_section(alone, components(path.parents[2])).chain_name) == 1
+
+
+BOLTZ = recordings("boltz/structure/*.npz")
+
+
+@pytest.mark.parametrize("path", BOLTZ, ids=lambda path: path.stem)
+def test_the_view_of_a_record_is_the_view_of_boltzs_own_tables(path: Path) -> None:
+    pack = path.parent.parent.parent
+    entry = record(pack, path.stem)
+    section = boltz_section(entry, components(pack))
+    ours = boltz_view(entry, section, boltz_molecules(pack), boltz_alignments(path, section))
+    theirs = recorded_view(pack, path.stem)
+    # Of a ring's two Kekulé forms Boltz has the one that RDKit chose; nothing reads it.
+    skipped = ("molecule_", "component_", "atom_reference", "bond_")
+    assert differing(ours, theirs, skipped=skipped, unordered=("interface_chain",)) == []
+    assert sorted_bonds(ours.bond_atom) == sorted_bonds(theirs.bond_atom)
+    theirs_at = theirs.molecule_position[0][theirs.atom_reference]
+    np.testing.assert_allclose(ours.molecule_position[0][ours.atom_reference], theirs_at, atol=1e-6)
+
+
+@pytest.mark.parametrize("pack", packs(), ids=lambda pack: pack.name)
+def test_an_entry_that_boltz_loses_is_refused_with_a_reason(pack: Path) -> None:
+    inputs = {path.name.split(".")[0] for path in (pack / "inputs" / "mmcif").glob("*.cif.gz")}
+    for name in inputs - {path.stem for path in (pack / "boltz" / "structure").glob("*.npz")}:
+        with pytest.raises(EntryRefused, match=name):
+            boltz_section(record(pack, name), components(pack))
+        right = boltz_section(record(pack, name), components(pack), BoltzRules.right())
+        assert right.chain_valid.any()
+
+
+def protein_with_gaps(path: Path) -> tuple[EntryRecord, int, int]:
+    """An entry whose first protein has its last residue alone, the residue and its entity."""
+    entry = record(path.parent.parent.parent, path.stem)
+    kinds = [entry.entities[row].polymer for row in entry.chain_entity]
+    chain = kinds.index("polypeptide(L)")
+    low, high = entry.chain_residue[chain : chain + 2]
+    keep = np.ones(entry.num_residues, bool)
+    keep[low : high - 1] = False
+    number = int(entry.residue_seq[high - 1])
+    short = dataclasses.replace(entry, links=(), copies=()).taking(keep[entry.atom_residue()])
+    return short, number - 1, int(entry.chain_entity[chain])
+
+
+@pytest.mark.parametrize("path", some_recordings("boltz/structure/*.npz", 3), ids=lambda p: p.stem)
+def test_a_residue_without_neighbours_stands_at_the_first_place_of_its_name(path: Path) -> None:
+    # As gemmi aligns it for Boltz, seen on 2x1f with one residue left of a chain.
+    entry, index, entity = protein_with_gaps(path)
+    entry = dataclasses.replace(entry, oligomeric_count="")
+    table = components(path.parent.parent.parent)
+    monomers = entry.entities[entity].monomers
+    places = []
+    for rules in (BoltzRules(), BoltzRules.right()):
+        section = boltz_section(entry, table, rules)
+        chain = section.chain_entity.tolist().index(entity)
+        low, high = section.chain_residue[chain : chain + 2]
+        seen = [
+            bool((section.atom_row[slice(*section.residue_atom[row : row + 2])] >= 0).any())
+            for row in range(low, high)
+        ]
+        places.append(np.flatnonzero(seen).tolist())
+    assert places == [[monomers.index(monomers[index])], [index]]
+
+
+@pytest.mark.parametrize("path", some_recordings("boltz/structure/*.npz", 3), ids=lambda p: p.stem)
+def test_a_residue_that_the_sequence_lacks_fails_the_entry_unless_mended(path: Path) -> None:
+    entry = record(path.parent.parent.parent, path.stem)
+    table = components(path.parent.parent.parent)
+    row = [entity.polymer for entity in entry.entities].index("polypeptide(L)")
+    chain = entry.chain_entity.tolist().index(row)
+    low, high = entry.chain_residue[chain : chain + 2]
+    number = int(entry.residue_seq[(low + high) // 2])
+    monomers = list(entry.entities[row].monomers)
+    monomers[number - 1] = "TRP" if monomers[number - 1] != "TRP" else "GLY"
+    other = dataclasses.replace(entry.entities[row], monomers=tuple(monomers))
+    entities = tuple(other if one == row else e for one, e in enumerate(entry.entities))
+    wrong = dataclasses.replace(entry, entities=entities, links=())
+    with pytest.raises(EntryRefused, match="of the sequence"):
+        boltz_section(wrong, table)
+    assert len(boltz_section(wrong, table, BoltzRules.right()).chain_name)
+
+
+def test_a_link_to_a_symmetry_mate_leaves_the_atoms_that_a_bond_displaces() -> None:
+    for path in BOLTZ:
+        pack = path.parent.parent.parent
+        entry = record(pack, path.stem)
+        moved = tuple(
+            dataclasses.replace(
+                link, ends=(link.ends[0], dataclasses.replace(link.ends[1], symmetry="2_555"))
+            )
+            for link in entry.links
+        )
+        section = boltz_section(entry, components(pack))
+        linked = section.bond_atom[section.bond_type == 0].ravel()
+        entities = entry.chain_entity[section.chain_asym[section.atom_chain()[linked]]]
+        if "non-polymer" not in {entry.entities[entity].kind for entity in entities}:
+            continue
+        apart = boltz_section(dataclasses.replace(entry, links=moved), components(pack))
+        assert len(apart.atom_name) > len(section.atom_name), path.stem
+        return
+    pytest.skip("no entry has a ligand that a link joins")
+
+
+PROTENIX = recordings("protenix/structure/*.npz")
+
+
+@pytest.mark.parametrize("path", PROTENIX, ids=lambda path: path.stem)
+def test_the_view_of_a_record_is_the_view_of_protenixs_own_tables(path: Path) -> None:
+    pack = path.parent.parent.parent
+    entry, table = record(pack, path.stem), components(pack)
+    section = protenix_section(entry, table)
+    sequences = canonical_sequences(entry, section, table)
+    theirs = entry_view("protenix", pack, path.stem)
+    names = alignments_of(theirs)
+    told = read(path).meta["other"]["sequences"]
+    assert {names[entity]: text for entity, text in sequences.items()} == {
+        name: told[name] for name in set(names.values())
+    }
+    ours = protenix_view(entry, section, protenix_molecules(pack), names, table)
+    skipped = ("molecule_", "component_", "atom_reference", "bond_", "interface_chain")
+    assert differing(ours, theirs, skipped=skipped) == []
+    assert sorted_bonds(ours.bond_atom) == sorted_bonds(theirs.bond_atom)
+    assert sorted_bonds(ours.interface_chain) == sorted_bonds(theirs.interface_chain)
+    position = theirs.molecule_position[0][theirs.atom_reference]
+    mask = theirs.molecule_mask[theirs.atom_reference]
+    mine = ours.molecule_position[0][ours.atom_reference]
+    np.testing.assert_array_equal(ours.molecule_mask[ours.atom_reference], mask)
+    np.testing.assert_allclose(mine[mask], position[mask], atol=1e-6)
+
+
+def test_the_selenium_of_a_polymer_is_found_where_the_fault_is_mended() -> None:
+    lost = kept = entries = 0
+    for path in PROTENIX:
+        pack = path.parent.parent.parent
+        entry = record(pack, path.stem)
+        if not (entry.atom_element == "SE").any():
+            continue
+        entries += 1
+        for rules in (ProtenixRules(), ProtenixRules.right()):
+            section = protenix_section(entry, components(pack), rules)
+            sulfur = (section.atom_name == "SD") & (section.atom_row >= 0)
+            seen = int((entry.atom_element[section.atom_row[sulfur]] == "SE").sum())
+            lost, kept = (lost + seen, kept) if rules.selenium_lost else (lost, kept + seen)
+    assert lost == 0
+    assert kept > 0 or not entries
