@@ -6,7 +6,7 @@ import io
 
 import numpy as np
 import pytest
-from tests.test_features import tiny_record
+from tests.store.records import tiny_record
 
 from evofeed.protein.chain_files import to_a3m, to_cif, to_fasta, to_npz
 from evofeed.protein.chain_numbers import msa_cells, msa_coverage, runs, thinned
@@ -44,11 +44,6 @@ def test_an_archive_holds_every_array_of_the_record() -> None:
 
 def test_a_structure_is_written_with_its_atoms_and_refused_where_there_is_none() -> None:
     record = tiny_record()
-    if record.all_atom_mask is None:
-        mask = np.zeros([record.num_res, 37], np.float32)
-        mask[:, 1] = 1
-        positions = np.zeros([record.num_res, 37, 3], np.float32)
-        record = record.replace(all_atom_positions=positions, all_atom_mask=mask)
     assert record.all_atom_mask is not None
     atoms = [line for line in to_cif(record).splitlines() if line.startswith("ATOM ")]
     assert len(atoms) == int(record.all_atom_mask.sum())

@@ -4,53 +4,29 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.store.records import tiny_record
 
 from evofeed.base.errors import FeatureError
 from evofeed.protein import features
-from evofeed.protein.chain_record import ChainRecord
 from evofeed.protein.features import ASSEMBLY_BATCH, BATCH, RECORD
-
-
-def tiny_record(**changes: object) -> ChainRecord:
-    num_res = 3
-    fields: dict[str, object] = {
-        "chain_id": "1abc_A",
-        "sequence": "ARN",
-        "aatype": np.arange(3, dtype=np.uint8),
-        "residue_index": np.arange(3, dtype=np.int32),
-        "msa": np.array([[0, 1, 2], [0, 21, 2]], np.uint8),
-        "deletion_row": np.array([1], np.int32),
-        "deletion_column": np.array([2], np.int32),
-        "deletion_count": np.array([4], np.int32),
-        "msa_source": np.zeros(2, np.uint8),
-        "msa_sources": ("uniref90_hits.sto",),
-        "msa_species": ("", "HUMAN"),
-        "hhblits_profile_counts": np.zeros([3, 22], np.int32),
-        "template_aatype": np.zeros([0, num_res], np.uint8),
-        "template_all_atom_positions": np.zeros([0, num_res, 37, 3], np.float32),
-        "template_all_atom_mask": np.zeros([0, num_res, 37], np.uint8),
-        "template_center": np.zeros([0, 3], np.float32),
-        "template_sum_probs": np.zeros([0], np.float32),
-    }
-    return ChainRecord(**{**fields, **changes})  # type: ignore[arg-type]
 
 
 def test_a_record_that_follows_the_table_is_accepted() -> None:
     record = tiny_record().validate()
-    assert record.sizes == {"L": 3, "N": 2, "K": 1, "T": 0}
-    assert record.deletion_matrix().tolist() == [[0, 0, 0], [0, 0, 4]]
+    assert record.sizes == {"L": 3, "N": 3, "K": 2, "T": 1}
+    assert record.deletion_matrix().tolist() == [[0, 0, 0], [0, 0, 3], [300, 0, 0]]
 
 
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("msa", np.zeros([2, 4], np.uint8)),
-        ("msa", np.zeros([2, 3], np.int32)),
-        ("msa", np.full([2, 3], 22, np.uint8)),
+        ("msa", np.zeros([3, 4], np.uint8)),
+        ("msa", np.zeros([3, 3], np.int32)),
+        ("msa", np.full([3, 3], 22, np.uint8)),
         ("msa", np.zeros([0, 3], np.uint8)),
         ("msa_species", ("",)),
-        ("all_atom_mask", np.zeros([3, 37], np.uint8)),
-        ("template_center", np.zeros([1, 3], np.float32)),
+        ("all_atom_positions", None),
+        ("template_center", np.zeros([2, 3], np.float32)),
     ],
 )
 def test_a_record_that_breaks_the_table_is_refused_by_name(field: str, value: object) -> None:

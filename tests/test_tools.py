@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.test_features import tiny_record
+from tests.store.records import tiny_record
 
 from evofeed.doctor import Check, advice, check_list, command, machine_texts
 from evofeed.doctor.command import GPU_TESTED

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tomllib
@@ -16,52 +15,16 @@ from tests.service.conftest import postgres_server
 from tests.service.shipped import ROOT, free_port, nginx_program
 
 PAGE = ROOT / "docs" / "operate.md"
-SUDO = '#!/bin/sh\nexport PGUSER=evofeed\nexec "${@:3}"\n'
-SYSTEMCTL = """#!{python}
-import os, pathlib, re, signal, subprocess, sys, time
-unit = pathlib.Path(os.environ["UNITS"], "evofeed.service").read_text()
-pid = pathlib.Path(os.environ["UNITS"], "pid")
-def value(name):
-    return re.search(rf"^{{name}}=(.*)$", unit, re.M)[1]
-if "stop" in sys.argv:
-    os.kill(int(pid.read_text()), signal.SIGTERM)
-    stat = pathlib.Path("/proc", pid.read_text(), "stat")
-    while stat.exists() and stat.read_text().split(")")[1].split()[0] != "Z":
-        time.sleep(0.1)
-else:
-    settings = value("EnvironmentFile").replace("/etc/evofeed", os.environ["ETC"])
-    lines = [line.split("=", 1) for line in pathlib.Path(settings).read_text().splitlines()]
-    log = open(os.environ["UNITS"] + "/journal", "ab")
-    run = subprocess.Popen(value("ExecStart").split(), env=dict(os.environ) | dict(lines),
-                           stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True)
-    pid.write_text(str(run.pid))
-"""
-PIP = """#!/bin/sh
-for word; do case $word in .*) echo "$word" >> $UNITS/installed;; esac; done
-"""
+PROGRAMS = Path(__file__).parent / "data" / "bin"
+"""What the page takes for granted: systemd, sudo and pip in the small; all else is real."""
 
 
 def commands(page: str) -> list[str]:
     return re.findall(r"^```sh\n(.*?)^```$", page, re.M | re.S)
 
 
-@pytest.fixture
-def programs(tmp_path: Path) -> Path:
-    """What the page takes for granted: systemd, sudo and pip in the small, all else is real."""
-    folder = tmp_path / "bin"
-    folder.mkdir()
-    texts = {"sudo": SUDO.replace("/bin/sh", shutil.which("bash") or ""), "pip": PIP}
-    texts["systemctl"] = SYSTEMCTL.replace("{python}", sys.executable).replace("{{name}}", "{name}")
-    for name, text in texts.items():
-        (folder / name).write_text(text)
-        (folder / name).chmod(0o755)
-    return folder
-
-
 @pytest.mark.slow
-def test_the_page_works_from_an_empty_machine_to_a_dataset_that_moved(
-    tmp_path: Path, programs: Path
-) -> None:
+def test_the_page_works_from_an_empty_machine_to_a_dataset_that_moved(tmp_path: Path) -> None:
     first, *rest = commands(PAGE.read_text())
     assert len(rest) >= 10 and first.startswith("export NAME=")
     nginx, user = nginx_program(), "root" if os.getuid() == 0 else os.environ.get("USER", "")
@@ -79,7 +42,7 @@ def test_the_page_works_from_an_empty_machine_to_a_dataset_that_moved(
         }
         assert set(places) == set(re.findall(r"(\w+)=", first)), "all that the page sets"
         Path(places["UNITS"]).mkdir()
-        path = [programs, Path(sys.executable).parent, server.binaries, Path(nginx).parent]
+        path = [PROGRAMS, Path(sys.executable).parent, server.binaries, Path(nginx).parent]
         environment = {
             "PATH": ":".join([*map(str, path), os.environ["PATH"]]),
             "HOME": str(tmp_path),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from evofeed.protein.chain_record import ChainRecord
+from evofeed.protein.features import RECORD
 from evofeed.protein.residues import GAP, RESTYPES, UNKNOWN
 from evofeed.store import DatasetWriter, Snapshot
 from evofeed.store.writer import SHARD_NBYTES
@@ -70,6 +72,25 @@ def random_record(
         config_digest="ef" * 32,
         dropped=("template 1xyz_A: released after 2018-04-30", "rows: 12 duplicates"),
     ).validate()
+
+
+def tiny_record(**changes: Any) -> ChainRecord:
+    """Three residues, three rows, one template, written out by hand in `data/tiny.json`."""
+    fields = json.loads(Path(__file__).with_name("data").joinpath("tiny.json").read_text())
+    kinds = {feature.name: feature.dtype for feature in RECORD}
+    for name, value in fields.items():
+        if isinstance(value, list):
+            kind = kinds.get(name, "str")
+            fields[name] = tuple(value) if kind == "str" else np.array(value, kind)
+    positions = np.zeros([3, 37, 3], np.float32)
+    positions[0, :2] = [[1.5, -2.25, 3.125], [2.001, -1.999, 0.0]]
+    positions[2, 1] = [-100.007, 250.5, 0.001]
+    mask = (positions != 0).any(-1).astype(np.uint8)
+    moved = (positions - fields["template_center"]) * mask[..., None] + np.float32(0)
+    fields |= {"all_atom_positions": positions, "all_atom_mask": mask}
+    fields |= {"template_all_atom_positions": moved[None], "template_all_atom_mask": mask[None]}
+    fields |= {"hhblits_profile_counts": np.arange(66, dtype=np.int32).reshape(3, 22)}
+    return ChainRecord(**fields | changes)
 
 
 def random_atoms(rng: np.random.Generator, lead: list[int]) -> tuple[np.ndarray, np.ndarray]:

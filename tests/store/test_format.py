@@ -4,7 +4,7 @@
 code writes has changed: a new minor version, or a mistake. If the second fails,
 old datasets cannot be read any more.
 
-    python tests/store/test_format.py      writes the file again
+    python -m tests.store.test_format      writes the file again
 """
 
 from __future__ import annotations
@@ -12,10 +12,9 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
+from tests.store.records import assert_same, tiny_record
 
-from evofeed.protein.chain_record import ChainRecord
 from evofeed.store.decode import ChainDecoder, Place
 from evofeed.store.encode import encode_record
 from evofeed.store.layout import COLUMNS, HEADER_NBYTES, arrow_schema, unpack_column
@@ -25,53 +24,10 @@ TINY = Path(__file__).with_name("data") / "tiny.arrow"
 SHA256 = "856fe83ca119fe42d40754119e581093e99e7a5aaba9c7eebe2033dbdb310549"
 
 
-def tiny_record() -> ChainRecord:
-    """Three residues, three rows, one template, written out by hand."""
-    positions = np.zeros([3, 37, 3], np.float32)
-    positions[0, :2] = [[1.5, -2.25, 3.125], [2.001, -1.999, 0.0]]
-    positions[2, 1] = [-100.007, 250.5, 0.001]
-    mask = (positions != 0).any(-1).astype(np.uint8)
-    center = np.array([[0.5, -0.25, 10.125]], np.float32)
-    moved = (positions - center) * mask[..., None] + np.float32(0)
-    return ChainRecord(
-        chain_id="1abc_A",
-        sequence="ACX",
-        description="three residues",
-        aatype=np.array([0, 4, 20], np.uint8),
-        residue_index=np.arange(3, dtype=np.int32),
-        msa=np.array([[0, 4, 20], [0, 21, 19], [21, 4, 1]], np.uint8),
-        deletion_row=np.array([1, 2], np.int32),
-        deletion_column=np.array([2, 0], np.int32),
-        deletion_count=np.array([3, 300], np.int32),
-        msa_source=np.array([0, 0, 1], np.uint8),
-        msa_sources=("bfd_uniclust_hits.a3m", "uniref90_hits.sto"),
-        msa_species=("", "HUMAN", ""),
-        hhblits_profile_counts=np.arange(66, dtype=np.int32).reshape(3, 22),
-        all_atom_positions=positions,
-        all_atom_mask=mask,
-        template_aatype=np.array([[0, 21, 20]], np.uint8),
-        template_all_atom_positions=moved[None],
-        template_all_atom_mask=mask[None],
-        template_center=center,
-        template_sum_probs=np.array([97.5], np.float32),
-        template_domain_names=("2xyz_B",),
-        template_sequence=("A-X",),
-        template_release_date=("2001-02-03",),
-        resolution=1.9,
-        release_date="2010-11-12",
-        method="X-RAY DIFFRACTION",
-        inputs={"1abc.cif": "00" * 32},
-        config_digest="11" * 32,
-        dropped=("template 3zzz_C: too short",),
-    )
-
-
 def written() -> bytes:
-    record = tiny_record()
-    plain = {record.chain_id: encode_record(record)}
-    other = record.replace(chain_id="1abc_B", all_atom_positions=None, all_atom_mask=None)
-    plain[other.chain_id] = encode_record(other)
-    return bytes(shard_bytes(plain))
+    other = tiny_record(chain_id="1abc_B", all_atom_positions=None, all_atom_mask=None)
+    records = {record.chain_id: encode_record(record) for record in (tiny_record(), other)}
+    return bytes(shard_bytes(records))
 
 
 def test_the_same_records_still_give_the_very_same_bytes():
@@ -80,8 +36,6 @@ def test_the_same_records_still_give_the_very_same_bytes():
 
 
 def test_the_committed_shard_is_still_read_as_it_was_meant():
-    from tests.store.records import assert_same
-
     data = TINY.read_bytes()
     (first, second) = shard_index(pa.py_buffer(data), "tiny", "here").to_pylist()
     for row in (first, second):
@@ -90,10 +44,8 @@ def test_the_committed_shard_is_still_read_as_it_was_meant():
             at = memoryview(data)[row["offset"] + start :]
             columns[name] = unpack_column(at, row["chain_id"], name, "here")
         record = ChainDecoder(columns, Place(row["chain_id"], "here")).record()
-        expected = tiny_record().replace(chain_id=row["chain_id"])
-        if row is second:
-            expected = expected.replace(all_atom_positions=None, all_atom_mask=None)
-        assert_same(record, expected)
+        bare = {"all_atom_positions": None, "all_atom_mask": None} if row is second else {}
+        assert_same(record, tiny_record(chain_id=row["chain_id"], **bare))
 
 
 def test_any_arrow_reader_opens_a_shard_and_finds_aligned_columns():

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from tests.store.records import assert_same, flip, published, random_record
-from tests.test_features import tiny_record
+from tests.store.records import assert_same, flip, published, random_record, tiny_record
 
 from evofeed.base.errors import ChainMissing, RefConflict, ShardCorrupt
 from evofeed.store import (
