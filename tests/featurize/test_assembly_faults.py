@@ -21,16 +21,7 @@ from evofeed.protein.structure_text import Structure, to_pdb
 from evofeed.store import Dataset
 from evofeed.synth.mmcif import Entry, Model, mmcif
 
-DNA = """loop_
-_entity_poly.entity_id
-_entity_poly.type
-_entity_poly.pdbx_strand_id
-1 polypeptide(L) A
-2 polydeoxyribonucleotide D
-3 polyribonucleotide R,S
-4 polypeptide(L) C
-#
-"""
+NUCLEIC = Path(__file__).with_name("data").joinpath("nucleic.cif").read_text()
 
 
 def chain(name: str, sequence: str, shift: float = 0.0, unseen: tuple[int, ...] = ()) -> Model:
@@ -86,7 +77,7 @@ def as_pdb(folder: Path, name: str, extra: str = "") -> None:
 
 def test_nucleic_acids_are_listed_and_proteins_keep_names_and_numbers(tmp_path: Path) -> None:
     one, two = chain("A", QUERY_A), chain("C", QUERY_B, shift=4.0)
-    entry(tmp_path, "1dna", [one, two], "A", "C", extra=DNA)
+    entry(tmp_path, "1dna", [one, two], "A", "C", extra=NUCLEIC)
     made = featurized(tmp_path, problems=[])
     assert made.copies == (("A",), ("C",)) and made.stoichiometry == "AB"
     assert "left out: chain D (polydeoxyribonucleotide)" in made.dropped

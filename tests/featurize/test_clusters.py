@@ -13,16 +13,6 @@ from evofeed.featurize.job.run import run_job
 from evofeed.store import Dataset
 from evofeed.store.likeness import Clusters, overlap
 
-ENTRY = """data_{name}
-_entry.id {name}
-loop_
-_entity_poly.entity_id
-_entity_poly.type
-_entity_poly.pdbx_strand_id
-1 'polypeptide(L)' A,C
-2 'polypeptide(L)' B
-"""
-
 
 def chains(*names: str) -> list[ChainSource]:
     return [ChainSource(name) for name in names]
@@ -51,8 +41,8 @@ def test_chains_that_differ_in_case_have_their_own_cluster(tmp_path: Path) -> No
 
 
 def test_rcsb_entities_are_matched_by_the_mmcif_file(tmp_path: Path) -> None:
-    (tmp_path / "1abc.cif").write_text(ENTRY.format(name="1ABC"))
-    sources = [ChainSource(f"1abc_{c}", structure=str(tmp_path / "1abc.cif")) for c in "ABCD"]
+    entry = Path(__file__).with_name("data") / "entities.cif"
+    sources = [ChainSource(f"1abc_{c}", structure=str(entry)) for c in "ABCD"]
     path = written(tmp_path, "9XYZ_1 1ABC_1 8XYZ_2\n1ABC_2\n")
     sizes = cluster_sizes(path, sources)
     assert sizes == {"1abc_A": 3, "1abc_B": 1, "1abc_C": 3, "1abc_D": -1}

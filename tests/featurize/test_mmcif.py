@@ -28,6 +28,7 @@ PARSED: dict[str, Any] = {
 }
 FOLDER = golden_files("data/inputs/mmcif")
 OPENFOLD = FeaturizeConfig.openfold()
+DATA = Path(__file__).with_name("data")
 
 
 def read(name: str) -> bytes:
@@ -121,41 +122,11 @@ def test_items_that_only_openfold_needs_are_missed_by_it_alone() -> None:
 
 
 def small(rows: list[tuple[str, str, str]]) -> bytes:
-    atoms = "\n".join(
-        f"ATOM CA {alt} ALA A 1 1 A ? {occupancy} {x} 0 0 1" for alt, occupancy, x in rows
+    """An entry of two residues with these places of one atom: label, occupancy, x."""
+    atoms = "".join(
+        f"ATOM CA {alt} ALA A 1 1 A ? {occupancy} {x} 0 0 1\n" for alt, occupancy, x in rows
     )
-    return f"""data_tiny
-_entry.id tiny
-loop_
-_entity_poly_seq.entity_id
-_entity_poly_seq.num
-_entity_poly_seq.mon_id
-1 1 ALA
-1 2 GLY
-loop_
-_chem_comp.id
-_chem_comp.type
-ALA 'L-peptide linking'
-GLY 'peptide linking'
-_struct_asym.id A
-_struct_asym.entity_id 1
-loop_
-_atom_site.group_PDB
-_atom_site.label_atom_id
-_atom_site.label_alt_id
-_atom_site.label_comp_id
-_atom_site.label_asym_id
-_atom_site.label_seq_id
-_atom_site.auth_seq_id
-_atom_site.auth_asym_id
-_atom_site.pdbx_PDB_ins_code
-_atom_site.occupancy
-_atom_site.Cartn_x
-_atom_site.Cartn_y
-_atom_site.Cartn_z
-_atom_site.pdbx_PDB_model_num
-{atoms}
-""".encode()
+    return (DATA / "tiny.cif").read_bytes() + atoms.encode()
 
 
 ONE = small([(".", "1", "0.0")])
@@ -277,29 +248,13 @@ def test_a_prediction_is_masked_alike_in_both_formats(tmp_path: Path) -> None:
     assert theirs.chain("A").mask.sum() == 20
 
 
-METRICS = """loop_
-_ma_qa_metric.id
-_ma_qa_metric.mode
-_ma_qa_metric.name
-1 global pLDDT
-2 local {name}
-loop_
-_ma_qa_metric_local.label_asym_id
-_ma_qa_metric_local.label_seq_id
-_ma_qa_metric_local.metric_id
-_ma_qa_metric_local.metric_value
-A 1 2 20.00
-A 2 2 95.00
-A 1 1 99.00
-"""
-
-
 @pytest.mark.parametrize(("name", "kept"), [("pLDDT", 1), ("QMEAN", 2)])
 def test_a_models_own_table_of_confidence_comes_before_b_factors(
     name: str, kept: int, tmp_path: Path
 ) -> None:
     _, mmcif = prediction(tmp_path, [90, 90, 10])
-    data = mmcif.replace(b"Axp", b"A") + METRICS.format(name=name).encode()
+    table = (DATA / "confidence.cif").read_text().replace("local pLDDT", f"local {name}")
+    data = mmcif.replace(b"Axp", b"A") + table.encode()
     chain = parse_mmcif(data, file_id="t", is_distillation=True).chain("A")
     assert chain.mask.any(-1).sum() == kept
 

@@ -250,16 +250,7 @@ def test_every_hit_equals_openfolds(path: Path, golden: Path) -> None:
         assert {name: getattr(hit, name) for name in theirs} == theirs
 
 
-HHR = b"""Query         query
-No 1
->1ABC_A something
-Probab=99.1  E-value=1e-10  Score=80.1  Aligned_cols=6  Identities=50%  Sum_probs=5.5
-
-Q query             3 ACD-EFG    8 (20)
-Q Consensus         3 acd-efg    8 (20)
-T 1ABC_A           11 AC-KEFG   16 (40)
-T ss_pred             hhhhhhh
-"""
+HHR = Path(__file__).with_name("data").joinpath("old.hhr").read_bytes()
 
 
 def test_old_hhr_files_without_neff_are_read_but_not_by_openfold() -> None:

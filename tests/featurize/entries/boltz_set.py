@@ -10,6 +10,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
+import yaml
 from tests.loader.views.packs import read
 
 
@@ -17,36 +18,11 @@ def _columns(text: str) -> list[tuple[str, str]]:
     return [(name, kind) for name, _, kind in (one.partition(":") for one in text.split())]
 
 
-TABLES = {
-    "atoms": _columns(
-        "name:4i1 element:i1 charge:i1 coords:3f4 conformer:3f4 is_present:? chirality:i1"
-    ),
-    "bonds": _columns("atom_1:i4 atom_2:i4 type:i1"),
-    "residues": _columns(
-        "name:U5 res_type:i1 res_idx:i4 atom_idx:i4 atom_num:i4 atom_center:i4 atom_disto:i4 "
-        "is_standard:? is_present:?"
-    ),
-    "chains": _columns(
-        "name:U5 mol_type:i1 entity_id:i4 sym_id:i4 asym_id:i4 atom_idx:i4 atom_num:i4 res_idx:i4 "
-        "res_num:i4 cyclic_period:i4"
-    ),
-    "connections": _columns("chain_1:i4 chain_2:i4 res_1:i4 res_2:i4 atom_1:i4 atom_2:i4"),
-    "interfaces": _columns("chain_1:i4 chain_2:i4"),
-}
-SECOND = {
-    "atoms": _columns("name:U4 coords:3f4 is_present:? bfactor:f4 plddt:f4"),
-    "bonds": _columns("chain_1:i4 chain_2:i4 res_1:i4 res_2:i4 atom_1:i4 atom_2:i4 type:i1"),
-    "coords": _columns("coords:3f4"),
-    "ensemble": _columns("atom_coord_idx:i4 atom_num:i4"),
-}
-"""Tables of version 2 that version 1 has otherwise or not."""
-ROWS = {
-    "sequences": _columns("seq_idx:i2 taxonomy:i4 res_start:i4 res_end:i4 del_start:i4 del_end:i4"),
-    "deletions": _columns("res_idx:i2 deletion:i2"),
-    "residues": _columns("res_type:i1"),
-}
-
-
+_KNOWN = yaml.safe_load(Path(__file__).with_name("boltz_tables.yaml").read_text())
+TABLES, SECOND, ROWS = (
+    {name: _columns(text) for name, text in _KNOWN[part].items()}
+    for part in ("first", "second", "rows")
+)
 _UNUSED = (
     *("pytorch_lightning", "pytorch_lightning.callbacks", "pytorch_lightning.strategies"),
     *("pytorch_lightning.utilities", "boltz.model.models.boltz1", "boltz.model.models.boltz2"),
