@@ -14,70 +14,47 @@ TOKENS = (
 )  # fmt: skip
 
 
+KINDS = (
+    "flip", "insert", "insert", "overwrite", "delete", "truncate", "repeat", "splice", "shuffle",
+    "drop a line",
+)  # fmt: skip
+
+
 def mutate(files: Sequence[bytes], seed: str) -> bytes:
     """One of the files with one to six pieces of damage."""
     rng = random.Random(seed)
-    data = bytearray(rng.choice(files))
+    data = rng.choice(files)
     for _ in range(rng.choice((1, 1, 1, 2, 3, 6))):
-        rng.choice(_DAMAGES)(data, rng, files)
-    return bytes(data[: 1 << 20])
+        data = _damaged(data, rng.choice(KINDS), rng, files)
+    return data[: 1 << 20]
 
 
-def _place(data: bytearray, rng: random.Random) -> int:
-    return rng.randrange(len(data) + 1)
-
-
-def _flip(data: bytearray, rng: random.Random, _: Sequence[bytes]) -> None:
-    if data:
-        data[rng.randrange(len(data))] = rng.randrange(256)
-
-
-def _insert(data: bytearray, rng: random.Random, _: Sequence[bytes]) -> None:
-    at = _place(data, rng)
-    data[at:at] = rng.choice(TOKENS)
-
-
-def _overwrite(data: bytearray, rng: random.Random, _: Sequence[bytes]) -> None:
-    at, token = _place(data, rng), rng.choice(TOKENS)
-    data[at : at + len(token)] = token
-
-
-def _delete(data: bytearray, rng: random.Random, _: Sequence[bytes]) -> None:
-    at = _place(data, rng)
-    del data[at : at + rng.choice((1, 2, 10, 100, 1000))]
-
-
-def _truncate(data: bytearray, rng: random.Random, _: Sequence[bytes]) -> None:
-    del data[_place(data, rng) :]
-
-
-def _repeat(data: bytearray, rng: random.Random, _: Sequence[bytes]) -> None:
-    at, size = _place(data, rng), rng.choice((1, 5, 60, 400))
-    data[at:at] = data[at : at + size] * rng.choice((1, 3, 20))
-
-
-def _splice(data: bytearray, rng: random.Random, files: Sequence[bytes]) -> None:
-    other = rng.choice(files)
-    at = rng.randrange(len(other) + 1)
-    data[_place(data, rng) :] = other[at:]
-
-
-def _shuffle_lines(data: bytearray, rng: random.Random, _: Sequence[bytes]) -> None:
-    lines = bytes(data).split(b"\n")
-    start = rng.randrange(len(lines))
-    some = lines[start : start + 8]
-    rng.shuffle(some)
-    lines[start : start + 8] = some
-    data[:] = b"\n".join(lines)
-
-
-def _drop_line(data: bytearray, rng: random.Random, _: Sequence[bytes]) -> None:
-    lines = bytes(data).split(b"\n")
-    del lines[rng.randrange(len(lines))]
-    data[:] = b"\n".join(lines)
-
-
-_DAMAGES = (
-    _flip, _insert, _insert, _overwrite, _delete, _truncate, _repeat, _splice, _shuffle_lines,
-    _drop_line,
-)  # fmt: skip
+def _damaged(data: bytes, kind: str, rng: random.Random, files: Sequence[bytes]) -> bytes:
+    lines = data.split(b"\n")
+    if kind == "flip":
+        if not data:
+            return data
+        value, at = rng.randrange(256), rng.randrange(len(data))
+        return data[:at] + bytes([value]) + data[at + 1 :]
+    if kind == "shuffle":
+        start = rng.randrange(len(lines))
+        some = lines[start : start + 8]
+        rng.shuffle(some)
+        return b"\n".join([*lines[:start], *some, *lines[start + 8 :]])
+    if kind == "drop a line":
+        del lines[rng.randrange(len(lines))]
+        return b"\n".join(lines)
+    if kind == "splice":
+        other = rng.choice(files)
+        rest = other[rng.randrange(len(other) + 1) :]
+        return data[: rng.randrange(len(data) + 1)] + rest
+    at = rng.randrange(len(data) + 1)
+    if kind in ("insert", "overwrite"):
+        token = rng.choice(TOKENS)
+        return data[:at] + token + data[at + len(token) * (kind == "overwrite") :]
+    if kind == "delete":
+        return data[:at] + data[at + rng.choice((1, 2, 10, 100, 1000)) :]
+    if kind == "repeat":
+        size = rng.choice((1, 5, 60, 400))
+        return data[:at] + data[at : at + size] * rng.choice((1, 3, 20)) + data[at:]
+    return data[:at]  # truncate
