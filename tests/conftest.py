@@ -11,6 +11,8 @@ import os
 import re
 import shutil
 import signal
+import sys
+import tempfile
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
@@ -211,6 +213,24 @@ def required(name: str, program: str | None) -> str:
             pytest.fail(f"{name} is required but not installed")
         pytest.skip(f"no {name} here")
     return program
+
+
+def own_packages(patch: pytest.MonkeyPatch, *names: str) -> None:
+    """What `make projects` installs can be imported; the end of the test where one is not there."""
+    patch.setattr(sys, "path", [*sys.path, str(_ROOT / ".projects")])
+    for name in names:
+        pytest.importorskip(name, reason="make projects")
+
+
+@pytest.fixture
+def fast_path(tmp_path: Path) -> Iterator[Path]:
+    """A folder in memory where there is one: a killed process loses no page cache, so the
+    tests of its death need no disk to wait for."""
+    if not os.access("/dev/shm", os.W_OK):
+        yield tmp_path
+        return
+    with tempfile.TemporaryDirectory(prefix="evofeed-test-", dir="/dev/shm") as folder:
+        yield Path(folder)
 
 
 @pytest.fixture(scope="session")

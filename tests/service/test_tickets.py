@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import io
 import json
-import sys
 import tarfile
 import time
 from collections.abc import Callable, Iterator
@@ -16,7 +15,7 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.conftest import exit_code
+from tests.conftest import exit_code, own_packages
 from tests.featurize.search.family import (
     cluster_db,
     family,
@@ -297,13 +296,9 @@ def test_templates_that_are_not_there_stop_the_service_before_it_starts(
         )
 
 
-PROJECTS = Path(__file__).parents[2] / ".projects"
-
-
 def own_client(module: str, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """`run_mmseqs2` of ColabFold or Boltz, which waits less; `make projects` installs them."""
-    monkeypatch.setattr(sys, "path", [*sys.path, str(PROJECTS)])
-    pytest.importorskip(module.partition(".")[0], reason="make projects")
+    own_packages(monkeypatch, module.partition(".")[0])
     monkeypatch.setattr("time.sleep", lambda seconds, rest=time.sleep: rest(min(seconds, 0.1)))
     run: Callable[..., Any] = importlib.import_module(module).run_mmseqs2
     return run

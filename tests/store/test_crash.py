@@ -9,9 +9,6 @@ import resource
 import shutil
 import signal
 import sys
-import tempfile
-from collections.abc import Iterator
-from pathlib import Path
 
 import jaxtyping
 import pytest
@@ -29,17 +26,6 @@ def no_shape_checks():
     jaxtyping.config.update("jaxtyping_disable", True)
     yield
     jaxtyping.config.update("jaxtyping_disable", False)
-
-
-@pytest.fixture
-def fast_path(tmp_path: Path) -> Iterator[Path]:
-    """A folder in memory where there is one: a killed process loses no page cache."""
-    if not os.access("/dev/shm", os.W_OK):
-        yield tmp_path
-        return
-    folder = Path(tempfile.mkdtemp(prefix="evofeed-test-", dir="/dev/shm"))
-    yield folder
-    shutil.rmtree(folder)
 
 
 def small(seed):

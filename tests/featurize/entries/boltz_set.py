@@ -11,6 +11,7 @@ from unittest import mock
 import numpy as np
 import pytest
 import yaml
+from tests.conftest import own_packages
 from tests.loader.views.packs import read
 
 
@@ -32,8 +33,7 @@ _UNUSED = (
 
 def boltz_package(monkeypatch: pytest.MonkeyPatch) -> None:
     """Boltz, but for its models, can be imported."""
-    monkeypatch.setattr(sys, "path", [*sys.path, str(Path(__file__).parents[3] / ".projects")])
-    pytest.importorskip("boltz", reason="make projects")
+    own_packages(monkeypatch, "boltz")
     for name in _UNUSED:
         if name not in sys.modules:
             made = mock.MagicMock(__path__=[], rank_zero_only=lambda function: function)

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.conftest import exit_code
+from tests.conftest import exit_code, own_packages
 from tests.featurize.entries.boltz_set import as_second, boltz_package, write_set
 from tests.featurize.entries.prepared_sets import (
     write_inputs,
@@ -280,9 +280,8 @@ def test_rows_of_an_rna_are_found_by_protenixs_name(tmp_path: Path) -> None:
 
 @pytest.fixture
 def openfold3(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "path", [*sys.path, str(Path(__file__).parents[3] / ".projects")])
     stand_ins(monkeypatch)
-    pytest.importorskip("openfold3", reason="make projects")
+    own_packages(monkeypatch, "openfold3")
 
 
 @pytest.mark.slow

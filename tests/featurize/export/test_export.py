@@ -20,7 +20,7 @@ import gemmi
 import numpy as np
 import pytest
 import yaml
-from tests.conftest import once_a_run
+from tests.conftest import once_a_run, own_packages
 from tests.featurize.entries.boltz_set import boltz_package
 from tests.featurize.records.allatom import components
 from tests.featurize.records.test_entry import components as made_up
@@ -44,7 +44,6 @@ from evofeed.store import Dataset
 from evofeed.synth import write_synthetic
 
 pytestmark = pytest.mark.system
-PROJECTS = Path(__file__).parents[3] / ".projects"
 LETTERS = np.array(list(f"{RESTYPES}X-"))
 
 
@@ -74,12 +73,6 @@ def exported(folder: Path, form: str, uri: str = "", **changes: Any) -> Path:
     count, _ = export_dataset(Dataset.open(uri or complexes()), str(folder), form, **changes)
     assert count >= 2
     return folder
-
-
-@pytest.fixture
-def projects(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Their packages can be found."""
-    monkeypatch.setattr(sys, "path", [*sys.path, str(PROJECTS)])
 
 
 def letters(record: ChainRecord) -> np.ndarray:
@@ -165,9 +158,9 @@ def test_boltz_reads_the_chains_rows_and_templates_of_a_complex(
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_openfold3_reads_the_rows_of_every_chain_and_the_species_to_pair(
-    projects: None, tmp_path: Path
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("openfold3", reason="make projects")
+    own_packages(monkeypatch, "openfold3")
     form = importlib.import_module("openfold3.projects.of3_all_atom.config.inference_query_format")
     configs = importlib.import_module("openfold3.core.config.msa_pipeline_configs")
     reading = importlib.import_module("openfold3.core.data.io.sequence.msa")
@@ -202,8 +195,10 @@ def test_openfold3_reads_the_rows_of_every_chain_and_the_species_to_pair(
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-def test_protenix_makes_features_of_the_rows_of_a_job(projects: None, tmp_path: Path) -> None:
-    pytest.importorskip("protenix", reason="make projects")
+def test_protenix_makes_features_of_the_rows_of_a_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own_packages(monkeypatch, "protenix")
     structure = importlib.import_module("biotite.structure")
     reader = importlib.import_module("protenix.data.msa.msa_featurizer")
     folder = exported(tmp_path / "in", "protenix")
@@ -251,7 +246,7 @@ def test_protenix_makes_features_of_the_rows_of_a_job(projects: None, tmp_path: 
 
 
 @pytest.fixture
-def folding_input(projects: None, monkeypatch: pytest.MonkeyPatch) -> Any:
+def folding_input(monkeypatch: pytest.MonkeyPatch) -> Any:
     """AlphaFold 3's own reader of jobs. What it compiles, for structures, is stood in for."""
     compiled = mock.MagicMock(__path__=[])
     paths = mock.MagicMock(Path=Path, PathLike=str)
@@ -259,7 +254,7 @@ def folding_input(projects: None, monkeypatch: pytest.MonkeyPatch) -> Any:
         monkeypatch.setitem(sys.modules, name, module)
     for name in ("fasta_iterator", "msa_conversion", "mmcif_atom_site", "mmcif_layout"):
         monkeypatch.setitem(sys.modules, f"alphafold3.cpp.{name}", getattr(compiled, name))
-    pytest.importorskip("alphafold3", reason="make projects")
+    own_packages(monkeypatch, "alphafold3")
     return importlib.import_module("alphafold3.common.folding_input")
 
 
@@ -345,7 +340,7 @@ def test_what_is_known_of_a_complex_goes_with_it_as_mmcif(tmp_path: Path) -> Non
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_boltz_and_openfold3_read_the_ligands_and_nucleic_acids_of_an_entry(
-    projects: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     boltz_package(monkeypatch)
     jobs = exported(tmp_path / "boltz", "boltz", dataset_uri())

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from tests.conftest import own_packages
 from tests.featurize.entries.prepared_sets import write_inputs, write_openfold3_set
 from tests.featurize.records.allatom import openfold3_molecules
 from tests.inside import units_inside
@@ -48,9 +49,8 @@ LIGHTNING = (
 @pytest.fixture
 def openfold3(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its package can be found."""
-    monkeypatch.setattr(sys, "path", [*sys.path, str(ROOT / ".projects")])
     stand_ins(monkeypatch)
-    pytest.importorskip("openfold3", reason="make projects")
+    own_packages(monkeypatch, "openfold3")
     for name in LIGHTNING:
         if name not in sys.modules:
             made = mock.MagicMock(__path__=[], default_pg_timeout=timedelta(minutes=30))

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -42,16 +39,3 @@ def honest(honest_data: Path) -> tuple[str, dict[str, int]]:
 def done(honest_data: Path, tmp_path: Path) -> Path:
     """A dataset that a job has published, to be spoilt."""
     return shutil.copytree(honest_data, tmp_path / "done")
-
-
-@pytest.fixture
-def fast_path(tmp_path: Path) -> Iterator[Path]:
-    """A folder in memory where there is one: a killed process loses no page cache, so the
-    tests of its death need no disk to wait for."""
-    memory = Path("/dev/shm")
-    if not os.access(memory, os.W_OK):
-        yield tmp_path
-        return
-    folder = Path(tempfile.mkdtemp(prefix="evofeed-test-", dir=memory))
-    yield folder
-    shutil.rmtree(folder)

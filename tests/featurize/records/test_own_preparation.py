@@ -9,7 +9,6 @@ import gzip
 import importlib
 import io
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from typing import Any
 import gemmi
 import numpy as np
 import pytest
+from tests.conftest import own_packages
 from tests.featurize.records.allatom import components
 from tests.loader.views.own_openfold3 import stand_ins
 from tests.loader.views.packs import some_recordings
@@ -31,7 +31,6 @@ from evofeed.protein.entry_record import EntryRecord
 from evofeed.protein.ruleset_section import RulesetSection, placed
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
-PROJECTS = Path(__file__).parents[3] / ".projects"
 Rows = list[dict[str, str]]
 
 
@@ -109,12 +108,6 @@ def given(
     return file, entry_record(text.encode()), components(pack), theirs
 
 
-@pytest.fixture
-def packages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "path", [*sys.path, str(PROJECTS)])
-    stand_ins(monkeypatch)
-
-
 def assert_same(
     section: RulesetSection, record: EntryRecord, theirs: Any, seen: np.ndarray
 ) -> None:
@@ -162,9 +155,10 @@ UNREAD = ("atom_charge", "residue_insertion")
     "path", some_recordings("openfold3/structure/*.npz", 2), ids=lambda p: p.stem
 )
 def test_openfold3_cleans_an_edited_entry_as_ours_does(
-    path: Path, edit: Callable[[Rows], Rows], packages: None, tmp_path: Path
+    path: Path, edit: Callable[[Rows], Rows], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("openfold3", reason="make projects")
+    stand_ins(monkeypatch)
+    own_packages(monkeypatch, "openfold3")
     file, record, table, dictionary = given(path, edit, tmp_path)
     module = importlib.import_module("openfold3.core.data.pipelines.preprocessing.structure")
     parsed = module.parse_mmcif(file, expand_bioassembly=True, renumber_chain_ids=True)
@@ -194,13 +188,10 @@ def test_openfold3_cleans_an_edited_entry_as_ours_does(
     "path", some_recordings("protenix/structure/*.npz", 2), ids=lambda p: p.stem
 )
 def test_protenix_prepares_an_edited_entry_as_ours_does(
-    path: Path,
-    edit: Callable[[Rows], Rows],
-    packages: None,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    path: Path, edit: Callable[[Rows], Rows], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("protenix", reason="make projects")
+    stand_ins(monkeypatch)
+    own_packages(monkeypatch, "protenix")
     file, record, table, dictionary = given(path, edit, tmp_path)
     module = importlib.import_module("protenix.data.core.parser")
     monkeypatch.setattr(module.ccd, "biotite_load_ccd_cif", lambda: dictionary)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.conftest import own_packages
 from tests.featurize.search.family import (
     add_taxa,
     call,
@@ -92,9 +93,8 @@ def test_members_of_clusters_are_found_and_next_databases_start_from_the_profile
 def colabfold_search(monkeypatch: pytest.MonkeyPatch) -> Any:
     """ColabFold's own `colabfold_search`. Options that mmseqs 14 has not, which are given with the
     value that it has without them, are left out; quotes, which a shell would have taken, too."""
-    monkeypatch.setattr(sys, "path", [*sys.path, str(Path(__file__).parents[3] / ".projects")])
     monkeypatch.setitem(sys.modules, "importlib_metadata", importlib.metadata)
-    pytest.importorskip("colabfold", reason="make projects")
+    own_packages(monkeypatch, "colabfold")
     module = importlib.import_module("colabfold.mmseqs.search")
     own = module.run_mmseqs
 
