@@ -61,7 +61,7 @@ BUDGET = {
     "trainer": 12_060,
     "kernels": 16_569,
     "synth": 1_859,
-    "tests": 41_430,
+    "tests": 40_710,
     "benchmarks": 9_924,
 }
 
