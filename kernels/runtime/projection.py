@@ -42,8 +42,6 @@ def keeps(shape: Sequence[int], dtype: torch.dtype) -> bool:
     return math.prod(shape) * dtype.itemsize <= KEPT_BYTES
 
 
-TALL = 16
-"""Rows of pairs that a program takes at once where a bias is transposed: a line of memory."""
 EXACT = "ieee" if torch.version.hip else "tf32x3"
 """How a float32 product is made where TF32 is not allowed: each factor split into two TF32 numbers,
 three products of tensor cores. As exact as float32 (benchmarks/float32_block.py); with "ieee" the
@@ -158,18 +156,13 @@ def norm_rows(
         shape = (M // size, heads, *sides)
         pair_bias = torch.empty(shape, dtype=dtype, device=x.device)
     block = tile("norm_rows", C, dtype)
-    turned, tall = transpose_pair and pair_weight is not None, min(TALL, block.rows)
-    grid: tuple[int, ...] = (triton.cdiv(M, block.rows),)
-    if turned:
-        across = triton.cdiv(pair_length, block.rows // tall)
-        grid = (across, triton.cdiv(pair_rows, tall), M // size)
     launch(
-        norm_rows_kernel, grid,
+        norm_rows_kernel, (triton.cdiv(M, block.rows),),
         (x, gamma, beta, pair_weight, y, stats, pair_bias, M, C, eps, pair_length, size, heads,
          float(pair_scale)),
-        {"BLOCK_M": block.rows, "BLOCK_C": padded(C), "BLOCK_H": padded(heads), "BLOCK_I": tall,
-         "KEEP": keep, "PAIR": pair_weight is not None,
-         "TRANSPOSE": turned,
+        {"BLOCK_M": block.rows, "BLOCK_C": padded(C), "BLOCK_H": padded(heads), "KEEP": keep,
+         "PAIR": pair_weight is not None,
+         "TRANSPOSE": transpose_pair and pair_weight is not None,
          "PRECISION": precision(dtype), "num_warps": block.warps, "num_stages": block.stages},
     )  # fmt: skip
     return y, stats, pair_bias

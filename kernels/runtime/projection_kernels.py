@@ -51,25 +51,16 @@ def pair_offset(rows, length, size, TRANSPOSE: tl.constexpr):
 @triton.jit
 def norm_rows_kernel(
     X, GAMMA, BETA, W, Y, STATS, YB, M, C, eps, length, size, H, pair_scale,
-    BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_I: tl.constexpr,
-    KEEP: tl.constexpr, PAIR: tl.constexpr, TRANSPOSE: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_H: tl.constexpr, KEEP: tl.constexpr,
+    PAIR: tl.constexpr, TRANSPOSE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Y = layer_norm(X) (with KEEP); with PAIR also the attention bias YB `[B, H, I, J]`.
 
-    I * J = size, J = length; with TRANSPOSE it is `[B, H, J, I]`, and a program takes BLOCK_I of
-    i and some of j, so that neighbours in YB are written together.
+    I * J = size, J = length; with TRANSPOSE it is `[B, H, J, I]`.
     """
+    rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     c = tl.arange(0, BLOCK_C)
-    if TRANSPOSE:
-        m = tl.arange(0, BLOCK_M)
-        i = tl.program_id(1) * BLOCK_I + m % BLOCK_I
-        j = tl.program_id(0) * (BLOCK_M // BLOCK_I) + m // BLOCK_I
-        rows = tl.program_id(2) * size + i * length + j
-        row_in = (i < size // length) & (j < length)
-    else:
-        rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
-        row_in = rows < M
-    c_in = c < C
+    row_in, c_in = rows < M, c < C
     normed, mean, rstd = load_normalised(X, GAMMA, BETA, rows, c, row_in, c_in, C, 1, C, eps)
     tl.store(STATS + rows, mean, mask=row_in)
     tl.store(STATS + M + rows, rstd, mask=row_in)
