@@ -59,10 +59,10 @@ BUDGET = {
     "loader": 12_293,
     "service": 8_270,
     "trainer": 12_060,
-    "kernels": 16_569,
+    "kernels": 16_299,
     "synth": 1_859,
     "tests": 40_710,
-    "benchmarks": 9_924,
+    "benchmarks": 9_923,
 }
 
 

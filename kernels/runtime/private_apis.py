@@ -68,6 +68,11 @@ def no_view(result: Tensor) -> Tensor:
     return result
 
 
+def memory_of(tensor: Tensor) -> int:
+    """What tensors that share memory have in common, those without numbers too."""
+    return int(tensor.untyped_storage()._cdata)
+
+
 def saved_tensor_hooks_active() -> bool:
     """Whether `torch.autograd.graph.saved_tensors_hooks` are in force."""
     return torch._C._autograd._top_saved_tensors_default_hooks(False) is not None

@@ -27,7 +27,12 @@ from evofeed.base.errors import KernelError
 from evofeed.kernels.runtime.backend import without_autocast
 from evofeed.kernels.runtime.one_pass import apart
 from evofeed.kernels.runtime.prepared import Prepared, kind_of
-from evofeed.kernels.runtime.private_apis import function_apply, no_view, saved_tensor_hooks_active
+from evofeed.kernels.runtime.private_apis import (
+    function_apply,
+    memory_of,
+    no_view,
+    saved_tensor_hooks_active,
+)
 
 Given = Sequence[Any]
 Results = Sequence["Tensor | None"]
@@ -83,23 +88,13 @@ class Operator:
 
     @staticmethod
     def backward(tensors: Given, *options: Any) -> Results:
-        """What `gradients` takes apart; new, and no two share memory.
+        """The gradient of every tensor of `forward`, or None; they are cast to the tensors' types.
+
+        That of a tensor that is None is left out.
 
         Args:
             tensors: the result's gradient, the inputs that are kept, the result if it is
                 kept, and what else `forward` gave.
-            options: those of `forward`.
-        """
-        raise NotImplementedError
-
-    @staticmethod
-    def gradients(grad: Tensor, found: Given, kinds: Kinds, *options: Any) -> Results:
-        """The gradient of every tensor of `forward`, or None; they are cast to the tensors' types.
-
-        Args:
-            grad: the result's gradient.
-            found: what `backward` gave.
-            kinds: the types of the tensors, None for a tensor that is None.
             options: those of `forward`.
         """
         raise NotImplementedError
@@ -216,9 +211,7 @@ def _backward(op: type[Operator]) -> Callable[..., Results]:
     ) -> Results:
         grad, later, *saved = tensors
         passed = shared if later is None else {"later": later, **shared}
-        found = differentiate((grad, *saved), *options, **passed)
-        assert grad is not None
-        return _cast(op.gradients(grad, found, kinds, *options), kinds)
+        return _cast(differentiate((grad, *saved), *options, **passed), kinds)
 
     return backward
 
@@ -284,8 +277,7 @@ def _register(op: type[Operator], name: str) -> None:
 
     def differentiate(ctx: Any, grads: list[Tensor]) -> tuple[Any, ...]:
         found = compiled_backward([grads[0], *ctx.saved_tensors], *ctx.options)
-        of_tensors = op.gradients(grads[0], _with_none(found), ctx.kinds, *ctx.options)
-        return _cast(of_tensors, ctx.kinds), *(None for _ in ctx.options)
+        return _cast(_with_none(found), ctx.kinds), *(None for _ in ctx.options)
 
     torch.library.register_autograd(f"{NAMESPACE}::{name}", differentiate, setup_context=setup)
 
@@ -293,9 +285,13 @@ def _register(op: type[Operator], name: str) -> None:
 def _define(name: str, op: type[Operator], compute: Callable[..., Results]) -> None:
     def run(tensors: list[Tensor], *options: Any) -> list[Tensor]:
         with without_autocast(tensors[0]), apart():  # a compiler may reuse what it gets
-            made = compute(_with_none(tensors), *options)
-        inputs = {id(t) for t in tensors}  # a custom operator may not return one as it is
-        return [t.clone() if id(t) in inputs else t for t in _without_none(made, tensors)]
+            made = _without_none(compute(_with_none(tensors), *options), tensors)
+        memory = {memory_of(t) for t in tensors}  # a custom operator may return no part of one
+        own = []
+        for t in made:
+            own.append(t.clone() if memory_of(t) in memory else t)
+            memory.add(memory_of(t))
+        return own
 
     schema = f"(Tensor[] tensors{', ' if op.options else ''}{op.options}) -> Tensor[]"
     torch.library.custom_op(f"{NAMESPACE}::{name}", run, mutates_args=(), schema=schema)

@@ -9,7 +9,7 @@ Letters: M rows, C channels of a, K channels of s.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,7 +23,7 @@ from evofeed.kernels.runtime.checks import Made, check_shape, falls_back_to
 from evofeed.kernels.runtime.launching import launch
 from evofeed.kernels.runtime.projection import norm_rows, pack, padded, project, weight_grad
 from evofeed.kernels.runtime.sums import column_sums
-from evofeed.kernels.runtime.torch_library import Given, Kinds, Operator, Results
+from evofeed.kernels.runtime.torch_library import Given, Operator, Results
 
 MOST = 1024  # channels of a row
 AT_ONCE = 4096  # numbers of a tile
@@ -67,8 +67,7 @@ def adapted_grads(
 ) -> list[Tensor]:  # fmt: skip
     """Gradients of a and s, to which `later_a` and `later_s` are added, and of the parameters.
 
-    Of the scale of the norm of s (`[2K]`, zeros behind), of both layers, of the gate's bias.
-    All rows `[M, C]` or `[M, K]`.
+    Of the scale of the norm of s, the gate, its bias, the shift. All rows `[M, C]` or `[M, K]`.
     """
     M, C = a.shape
     da, dlayers = torch.empty_like(a), torch.empty_like(of_s.layers)
@@ -87,7 +86,8 @@ def adapted_grads(
         torch.mm(dlayers, packed), s, of_s.stats, gamma, torch.zeros_like(gamma), later_s
     )
     dbias, of_norm = column_sums([partial, norm_sums], gate_bias.dtype, gamma.dtype)
-    return [da, ds, of_norm, weight_grad(dlayers, of_s.normed), dbias]
+    dgate, dshift = weight_grad(dlayers, of_s.normed).chunk(2)
+    return [da, ds, of_norm[: s.shape[1]], dgate, dbias, dshift]
 
 
 class _AdaptiveNorm(Operator, name="adaptive_norm"):
@@ -109,12 +109,6 @@ class _AdaptiveNorm(Operator, name="adaptive_norm"):
         of_s, dout = conditions(flat, gamma, packed, eps, dtype), dout.contiguous()
         da, ds, *rest = adapted_grads(dout, rows, flat, of_s, gamma, bias, packed, eps)
         return [da.view(a.shape), ds.view(s.shape), *rest]
-
-    @staticmethod
-    def gradients(grad: Tensor, found: Given, kinds: Kinds, *options: Any) -> Results:
-        da, ds, of_norm, dpacked, dbias = found
-        dgate, dshift = dpacked.chunk(2)
-        return [da, ds, of_norm.chunk(2)[0], dgate, dbias, dshift]
 
 
 def rows_fit(a: Tensor, s: Tensor) -> bool:

@@ -6,8 +6,6 @@ H heads, D head width.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -36,7 +34,7 @@ from evofeed.kernels.runtime.launching import launch
 from evofeed.kernels.runtime.one_pass import once
 from evofeed.kernels.runtime.projection import padded
 from evofeed.kernels.runtime.tiles import AttentionTiles, Tile, attention_tiles
-from evofeed.kernels.runtime.torch_library import Given, Kinds, Operator, Results
+from evofeed.kernels.runtime.torch_library import Given, Operator, Results
 
 MAX_HEAD_WIDTH = 64
 
@@ -192,16 +190,10 @@ class _BiasedAttention(Operator, name="biased_attention"):
         do, q, k, v, out, lse, bias, term, factor = tensors
         masked = None if term is None else MaskTerms(term, factor)
         do = do.contiguous()
-        grads = torch.empty((3, *q.shape), dtype=q.dtype, device=q.device)
-        dq, dk, dv = grads
+        dq, dk, dv = (torch.empty(q.shape, dtype=q.dtype, device=q.device) for _ in range(3))
         delta = output_delta(out, do)
         inputs = BackwardInputs(do, q, k, v, bias, masked, lse, delta, scale, (dq, dk, dv))
-        return [grads, run_backward(inputs)]
-
-    @staticmethod
-    def gradients(grad: Tensor, found: Given, kinds: Kinds, *options: Any) -> Results:
-        dqkv, db = found
-        return [*dqkv.unbind(), db, None]
+        return [dq, dk, dv, run_backward(inputs), None]
 
 
 @falls_back_to(reference.biased_attention)

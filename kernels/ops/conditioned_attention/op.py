@@ -11,8 +11,6 @@ M = B * R * N rows.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -35,7 +33,7 @@ from evofeed.kernels.runtime.checks import Made, check_shape, falls_back_to
 from evofeed.kernels.runtime.gates import gated, gated_grads
 from evofeed.kernels.runtime.projection import norm_rows, pack, project, weight_grad
 from evofeed.kernels.runtime.sums import column_sums
-from evofeed.kernels.runtime.torch_library import Given, Kinds, Operator, Results
+from evofeed.kernels.runtime.torch_library import Given, Operator, Results
 
 
 def _split(packed: Tensor, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -99,16 +97,17 @@ class _ConditionedAttention(Operator, name="conditioned_attention"):
         rows, dout = (t.contiguous().view(-1, t.shape[-1]) for t in (a, dout))
         width = wo.shape[1]
         later = dout if residual else None
-        of_last: list[Tensor | None] = [None, None]
-        rest: list[Tensor | None]
+        ds = dgate = dgate_bias = dshift = dlast = dlast_bias = None
         if s is None:
             dy = dout.to(dtype)
         else:
             flat = s.view(-1, s.shape[-1])
             narrow = flat.to(dtype)
-            dgate, dy = project(narrow, wl), torch.empty_like(y)
-            last_sums = gated_grads(dout, y, dgate, dy, gate_bias=last_bias)
-            of_last = [weight_grad(dgate, narrow), *column_sums([last_sums], last_bias.dtype)]
+            dy_gate, dy = project(narrow, wl), torch.empty_like(y)
+            last_sums = gated_grads(dout, y, dy_gate, dy, gate_bias=last_bias)
+            dlast, (dlast_bias,) = (
+                weight_grad(dy_gate, narrow), column_sums([last_sums], last_bias.dtype)
+            )  # fmt: skip
             of_s = conditions(flat, gamma, packed, eps, dtype, of_x)
         drows, dbias, dwo = _core_grads(
             dy, wo, qkvg, attended, lse, ready, None if term is None else MaskTerms(term, factor)
@@ -116,24 +115,17 @@ class _ConditionedAttention(Operator, name="conditioned_attention"):
         dx = torch.mm(drows, packed_w)
         if s is None:
             da, norm_sums = norm_rows_grad(dx, rows, stats, gamma, beta, later)
-            rest = [None, *column_sums([norm_sums], gamma.dtype), None, None]
+            dgamma, dbeta = column_sums([norm_sums], gamma.dtype)[0].chunk(2)
         else:
-            da, ds, *others = adapted_grads(
-                dx, rows, flat, of_s, gamma, gate_bias, packed, eps, later, torch.mm(dgate, wl)
+            da, ds, dgamma, dgate, dgate_bias, dshift = adapted_grads(
+                dx, rows, flat, of_s, gamma, gate_bias, packed, eps, later, torch.mm(dy_gate, wl)
             )
-            rest = [ds.view(s.shape), *others]
+            ds, dbeta = ds.view(s.shape), None
         dq_bias = torch.sum(drows[:, :width], 0, dtype=torch.float32)
-        return [da.view(a.shape), *rest, dbias, weight_grad(drows, x), dq_bias, dwo, *of_last]
-
-    @staticmethod
-    def gradients(grad: Tensor, found: Given, kinds: Kinds, *options: Any) -> Results:
-        da, ds, sums, dpacked, dgate_bias, dbias, dw, dq_bias, dwo, dlast, dlast_bias = found
-        dgamma, dbeta = sums.chunk(2)
-        dgate, dshift = (None, None) if dpacked is None else dpacked.chunk(2)
-        dq, dk, dv, dg = dw.chunk(4)
+        dq, dk, dv, dg = weight_grad(drows, x).chunk(4)
         return [
-            da, ds, dbias, None, dgamma, None if kinds[5] is None else dbeta, dgate, dgate_bias,
-            dshift, dq, dq_bias, dk, dv, dg, dwo, dlast, dlast_bias,
+            da.view(a.shape), ds, dbias, None, dgamma, dbeta, dgate, dgate_bias, dshift, dq,
+            dq_bias, dk, dv, dg, dwo, dlast, dlast_bias,
         ]  # fmt: skip
 
 

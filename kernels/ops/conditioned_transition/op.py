@@ -9,8 +9,6 @@ Letters: M rows, C channels of a, K channels of s, N hidden channels.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -23,7 +21,7 @@ from evofeed.kernels.runtime.checks import Made, check_shape, falls_back_to
 from evofeed.kernels.runtime.gates import gated, gated_grads
 from evofeed.kernels.runtime.projection import pack, project, weight_grad
 from evofeed.kernels.runtime.sums import column_sums
-from evofeed.kernels.runtime.torch_library import Given, Kinds, Operator, Results
+from evofeed.kernels.runtime.torch_library import Given, Operator, Results
 
 
 class _ConditionedTransition(Operator, name="conditioned_transition"):
@@ -58,24 +56,15 @@ class _ConditionedTransition(Operator, name="conditioned_transition"):
         hidden = torch.mm(dy, wo)  # its gradient, until the next line
         dlayers = layers_grad(layers, hidden)
         of_s = conditions(flat, gamma, packed, eps, dtype, of_x)
-        da, ds, *of_norm = adapted_grads(
+        da, ds, *adaptive = adapted_grads(
             torch.mm(dlayers, hidden_w), rows, flat, of_s, gamma, bias, packed, eps,
             dout if residual else None, torch.mm(dgate, wl),
         )  # fmt: skip
+        dsilu, dvalue, *dfactor = torch.split(weight_grad(dlayers, x), wo.shape[1])  # Boltz: three
         return [
-            da.view(a.shape), ds.view(s.shape), *of_norm, weight_grad(dlayers, x),
+            da.view(a.shape), ds.view(s.shape), None, *adaptive, dsilu, dvalue,
             weight_grad(dy, hidden), weight_grad(dgate, narrow),
-            *column_sums([last_sums], last_bias.dtype),
-        ]  # fmt: skip
-
-    @staticmethod
-    def gradients(grad: Tensor, found: Given, kinds: Kinds, *options: Any) -> Results:
-        da, ds, of_norm, dpacked, dbias, dhidden, dwo, dlast, dlast_bias = found
-        dgate, dshift = dpacked.chunk(2)
-        dsilu, dvalue, *dfactor = torch.split(dhidden, dwo.shape[1])
-        return [
-            da, ds, None, of_norm.chunk(2)[0], dgate, dbias, dshift, dsilu, dvalue, dwo, dlast,
-            dlast_bias, dfactor[0] if dfactor else None,
+            *column_sums([last_sums], last_bias.dtype), dfactor[0] if dfactor else None,
         ]  # fmt: skip
 
 

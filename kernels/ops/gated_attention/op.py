@@ -36,7 +36,7 @@ from evofeed.kernels.runtime.backend import compute_dtype, launchable
 from evofeed.kernels.runtime.checks import Made, check_shape, falls_back_to
 from evofeed.kernels.runtime.projection import Drop, keeps, norm_rows, pack, project, weight_grad
 from evofeed.kernels.runtime.sums import column_sums
-from evofeed.kernels.runtime.torch_library import Given, Kinds, Operator, Results
+from evofeed.kernels.runtime.torch_library import Given, Operator, Results
 
 
 class OtherPairs(Protocol):
@@ -158,23 +158,14 @@ class _GatedAttention(Operator, name="gated_attention"):
         flat, dout = x.view(M, C), dout.contiguous().view(M, C)
         dpacked = torch.empty((M, packed_w.shape[0]), dtype=plan.dtype, device=x.device)
         do = torch.empty_like(attended)
-        by_hand = hopper.fits(x, width, plan.dtype)
         # dout is summed for the last bias where the norm's backward pass reads it
         residual_sums = plan.residual and drop_mask is None and dout.dtype is plan.dtype
-        residual_sums = residual_sums and not by_hand
-        if by_hand:
-            delta, weight_sums, *out_sums = hopper.run_output_grad(
-                dout, drop, out_weight, attended, qkvg[:, 3 * width :], g_bias, do,
-                dpacked[:, 3 * width : 4 * width], plan.columns,
-            )  # fmt: skip
-            of_weight = [weight_sums]
-        else:
-            of_weight = []
-            dwo, delta, out_sums = output_grads(
-                dout, out_weight, attended, qkvg[:, 3 * width :], g_bias, do,
-                dpacked[:, 3 * width :], drop, columns=plan.columns,
-                sums=not residual_sums, dtype=gamma.dtype,
-            )  # fmt: skip
+        residual_sums = residual_sums and not hopper.fits(x, width, plan.dtype)
+        delta, out_sums, dwo = output_grads(
+            dout, out_weight, attended, qkvg[:, 3 * width :], g_bias, do,
+            dpacked[:, 3 * width : 4 * width], drop, columns=plan.columns, sums=not residual_sums,
+            dtype=gamma.dtype,
+        )  # fmt: skip
         masked = None if term is None else MaskTerms(term, factor)
         dbias = run_backward(BackwardInputs(
             _attending_last(do, plan), *_split_heads(qkvg, attended, plan), ready, masked, lse,
@@ -184,7 +175,6 @@ class _GatedAttention(Operator, name="gated_attention"):
             assert dbias is not None
             dbias = dbias if others is None else others.reduce(dbias)
             heads_last(dbias, dpacked[:, 4 * width :], plan.transposes)
-            dbias = None
         again = None
         if normed is None:
             normed = again = torch.empty_like(flat, dtype=plan.dtype)
@@ -193,24 +183,14 @@ class _GatedAttention(Operator, name="gated_attention"):
             dout if plan.residual else None, again, residual_sum=residual_sums,
         )  # fmt: skip
         dw = weight_grad(dpacked, normed, gamma.dtype)
-        parts = [norm_sums, *out_sums]
-        of_norm, dg_bias, *rest = column_sums([*parts, *of_weight], gamma.dtype)
-        if of_weight:
-            dwo = rest[1].view(out_weight.shape)
-        dbo = None if residual_sums else rest[0]
-        return [dx.view(x.shape), dbias, dw, of_norm, dg_bias, dwo, dbo]
-
-    @staticmethod
-    def gradients(grad: Tensor, found: Given, kinds: Kinds, *options: Any) -> Results:
-        plan = Plan(*options)
-        dx, dbias, dw, of_norm, dg_bias, dwo, dbo = found
-        C, width = dwo.shape
+        of_norm, dg_bias, *rest = column_sums([norm_sums, *out_sums], gamma.dtype)
+        dwo = rest[1].view(out_weight.shape) if dwo is None else dwo
         dgamma, dbeta, *last = torch.split(of_norm, C)
-        dpair = None if kinds[12] is None else dw[4 * width : 4 * width + plan.heads]
+        given = None if own_bias or dbias is None else dbias / plan.bias_scale
+        dpair = dw[4 * width : 4 * width + H] if own_bias else None
         return [
-            dx, None if dbias is None else dbias / plan.bias_scale, None, dgamma, dbeta,
-            *torch.split(dw[: 4 * width], width), dg_bias, dwo, last[0] if dbo is None else dbo,
-            dpair, None,
+            dx.view(x.shape), given, None, dgamma, dbeta, *torch.split(dw[: 4 * width], width),
+            dg_bias, dwo, (last if residual_sums else rest)[0], dpair, None,
         ]  # fmt: skip
 
 

@@ -58,21 +58,25 @@ def gated_output(
 
 def output_grads(
     dout: Tensor, weight: Tensor, attended: Tensor, gate: Tensor, gate_bias: Tensor, do: Tensor,
-    dgate: Tensor, drop: Drop, *, columns: bool, sums: bool,
-    dtype: torch.dtype | None = None,
-) -> tuple[Tensor, Tensor, list[Tensor]]:  # fmt: skip
+    dgate: Tensor, drop: Drop, *, columns: bool, sums: bool, dtype: torch.dtype,
+) -> tuple[Tensor, list[Tensor], Tensor | None]:  # fmt: skip
     """Fills `do`, like `attended`, and `dgate`, like `gate`, from dout `[M, C]`.
 
-    Returns the gradient of the output's weight (in `dtype`, else the weight's), delta in the order
-    that the attention kernels read it (`columns`: axis R attends), and parts of the gradients of
-    the gate's bias and (with `sums`) of the output's.
+    Returns delta in the order that the attention kernels read it (`columns`: axis R attends), parts
+    of the gradients of the gate's bias and (with `sums`) of the output's, and the gradient of the
+    output's weight in `dtype`; by hand its parts are the last ones, and all are there.
     """
+    if hopper.fits(dout, weight.shape[1], weight.dtype):
+        delta, *parts = hopper.run_output_grad(
+            dout, drop, weight, attended, gate, gate_bias, do, dgate, columns
+        )
+        return delta, parts, None
     gated = torch.empty_like(attended)
-    dy, *out_sums = scaled(dout, weight.dtype, drop) if sums else (dout,)
+    dy, *out_sums = scaled(dout, weight.dtype, drop) if sums else (dout.to(weight.dtype),)
     grad = project(dy, weight.t())
-    delta, of_gate = gate_grads(grad, attended, gate, gate_bias, do, dgate, gated, columns)
+    delta, parts = gate_grads(grad, attended, gate, gate_bias, do, dgate, gated, columns)
     dweight = weight_grad(dy, gated.view(-1, weight.shape[1]), dtype)
-    return dweight, delta, [*of_gate, *out_sums]
+    return delta, [*parts, *out_sums], dweight
 
 
 def gate_grads(

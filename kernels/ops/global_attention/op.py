@@ -36,7 +36,7 @@ from evofeed.kernels.runtime.checks import Made, check_shape, falls_back_to
 from evofeed.kernels.runtime.launching import launch
 from evofeed.kernels.runtime.projection import pack, padded, precision, project
 from evofeed.kernels.runtime.sums import column_sums
-from evofeed.kernels.runtime.torch_library import Given, Kinds, Operator, Results
+from evofeed.kernels.runtime.torch_library import Given, Operator, Results
 
 BLOCK_S = 128
 ROWS = 64
@@ -130,15 +130,9 @@ class _GlobalColumnAttention(Operator, name="global_column_attention"):
         dpacked = torch.mm(dgkv.t(), xn.view(-1, C))
         flat = dout.view(-1, C).to(plan.dtype)
         dq, dwo = torch.mm(dquery.t(), mean.view(-1, C)), torch.mm(flat.t(), gated)
-        return [dxn, dq, dpacked, dwo, *column_sums([sums], torch.float32)]
-
-    @staticmethod
-    def gradients(grad: Tensor, found: Given, kinds: Kinds, *options: Any) -> Results:
-        dxn, dq, dpacked, dwo, sums = found
-        K, C = dq.shape
-        dg, dk, dv = torch.split(dpacked, [K, (len(dpacked) - K) // 2, (len(dpacked) - K) // 2])
-        dg_bias, do_bias = torch.split(sums, [K, C])
-        residual = grad if _Plan(*options).residual else None
+        dg, dk, dv = torch.split(dpacked, [K, D, D])
+        dg_bias, do_bias = torch.split(column_sums([sums], torch.float32)[0], [K, C])
+        residual = dout if plan.residual else None
         return [dxn, residual, None, dq, dk, dv, dg, dg_bias, dwo, do_bias]
 
 

@@ -25,7 +25,7 @@ from evofeed.kernels.runtime.one_pass import once
 from evofeed.kernels.runtime.private_apis import scheduled_ahead
 from evofeed.kernels.runtime.projection import norm_rows, pack, project, weight_grad
 from evofeed.kernels.runtime.sums import column_sums
-from evofeed.kernels.runtime.torch_library import Given, Kinds, Operator, Results
+from evofeed.kernels.runtime.torch_library import Given, Operator, Results
 
 KEPT_FROM = 1024
 """Sequences from which the outer product is kept: of fewer it is made again, 134 MB or 55 us at 256
@@ -125,17 +125,11 @@ class _OuterProductMean(Operator, name="outer_product_mean"):
             project(dab, packed_w.t()), flat, stats, gamma, beta,
             None if later is None else later.contiguous().view(-1, C), normed,
         )  # fmt: skip
-        sums = column_sums([norm_sums, ab_sums, out_sums], gamma.dtype)
+        of_norm, of_ab, dbias_out = column_sums([norm_sums, ab_sums, out_sums], gamma.dtype)
         dw = weight_grad(dab, normed, gamma.dtype)
-        return [dm.view(m.shape), dw, *sums, d_out_w]
-
-    @staticmethod
-    def gradients(grad: Tensor, found: Given, kinds: Kinds, *options: Any) -> Results:
-        dm, dw, of_norm, of_ab, dbias_out, d_out_w = found
-        E = dw.shape[0] // 2
         return [
-            dm, None, None if kinds[2] is None else grad, *torch.split(of_norm, dm.shape[-1]),
-            dw[:E], of_ab[:E], dw[E:], of_ab[E:], d_out_w.t(), dbias_out,
+            dm.view(m.shape), None, dout, *of_norm.chunk(2), dw[:E], of_ab[:E], dw[E:], of_ab[E:],
+            d_out_w.t(), dbias_out,
         ]  # fmt: skip
 
 

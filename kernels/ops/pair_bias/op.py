@@ -5,8 +5,6 @@ Letters: M = B * L * L pairs, C channels, H heads, L residues.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -18,7 +16,7 @@ from evofeed.kernels.runtime.launching import launch
 from evofeed.kernels.runtime.projection import norm_rows, pack, padded, precision
 from evofeed.kernels.runtime.sums import column_sums
 from evofeed.kernels.runtime.tiles import tile
-from evofeed.kernels.runtime.torch_library import Given, Kinds, Operator, Results
+from evofeed.kernels.runtime.torch_library import Given, Operator, Results
 
 
 def heads_last(x: Tensor, out: Tensor, transpose: bool) -> None:
@@ -74,13 +72,8 @@ class _PairBias(Operator, name="pair_bias"):
              "HAS_RES": later is not None, "PRECISION": precision(packed.dtype),
              "STAGES": block.stages, "num_warps": block.warps, "num_stages": block.stages},
         )  # fmt: skip
-        return [out, *column_sums([partial], gamma.dtype)]
-
-    @staticmethod
-    def gradients(grad: Tensor, found: Given, kinds: Kinds, *options: Any) -> Results:
-        dz, sums = found
-        C = dz.shape[-1]
-        return [dz, sums[:C], sums[C : 2 * C], sums[2 * C :].view(-1, C)]
+        (sums,) = column_sums([partial], gamma.dtype)
+        return [out, sums[:C], sums[C : 2 * C], sums[2 * C :].view(H, C)]
 
 
 def pair_bias_fits(z: Tensor, weight: Tensor) -> bool:

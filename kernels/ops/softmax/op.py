@@ -15,7 +15,7 @@ from evofeed.kernels.runtime.checks import Made, check_shape, falls_back_to
 from evofeed.kernels.runtime.launching import launch
 from evofeed.kernels.runtime.projection import padded
 from evofeed.kernels.runtime.tiles import tile
-from evofeed.kernels.runtime.torch_library import Given, Kinds, Operator, Results
+from evofeed.kernels.runtime.torch_library import Given, Operator, Results
 
 MAX_KEYS = 4096
 
@@ -71,12 +71,7 @@ class _MaskedSoftmax(Operator, name="masked_softmax"):
             (y, dy.contiguous(), dx, partial, *y.shape[1:], rows_each),
             {"HAS_BIAS": has_bias, **options},
         )  # fmt: skip
-        return [dx, None if partial is None else partial.sum(1)]
-
-    @staticmethod
-    def gradients(grad: Tensor, found: Given, kinds: Kinds, *options: Any) -> Results:
-        dx, db = found
-        return [dx, None, db]
+        return [dx, None, None if partial is None else partial.sum(1)]
 
 
 @falls_back_to(reference.masked_softmax)

@@ -31,7 +31,7 @@ from evofeed.kernels.runtime.projection import (
     weight_grad,
 )
 from evofeed.kernels.runtime.sums import column_sums
-from evofeed.kernels.runtime.torch_library import Given, Kinds, Operator, Results
+from evofeed.kernels.runtime.torch_library import Given, Operator, Results
 
 WIDE = 256  # channels from which the products are cuBLAS's, as in `transition`
 MOST = 1024  # channels that a row of the norm's kernel holds
@@ -111,13 +111,8 @@ class _SwigluTransition(Operator, name="swiglu_transition"):
         dx, norm_sums = norm_rows_grad(
             project(dab, packed.t()), flat, stats, gamma, beta, dout if residual else None
         )
-        return [dx.view(x.shape), column_sums([norm_sums], gamma.dtype)[0], dpacked, dwo]
-
-    @staticmethod
-    def gradients(grad: Tensor, found: Given, kinds: Kinds, *options: Any) -> Results:
-        dx, of_norm, dpacked, dwo = found
-        dgate, dvalue = dpacked.chunk(2)
-        return [dx, None, *of_norm.chunk(2), dgate, dvalue, dwo]
+        (of_norm,) = column_sums([norm_sums], gamma.dtype)
+        return [dx.view(x.shape), None, *of_norm.chunk(2), *dpacked.chunk(2), dwo]
 
 
 def swiglu_transition_fits(x: Tensor, weights: SwigluWeights) -> bool:

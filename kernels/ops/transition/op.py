@@ -8,8 +8,6 @@ Letters: M rows, C channels, N hidden channels.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -34,7 +32,7 @@ from evofeed.kernels.runtime.projection import (
 )
 from evofeed.kernels.runtime.sums import column_sums
 from evofeed.kernels.runtime.tiles import tile
-from evofeed.kernels.runtime.torch_library import Given, Kinds, Operator, Results
+from evofeed.kernels.runtime.torch_library import Given, Operator, Results
 
 WIDE = 256  # channels from which two products and a sum beat one kernel: 430 against 600 us
 
@@ -91,13 +89,8 @@ class _Transition(Operator, name="transition"):
         of_norm, db1, *rest = column_sums([*parts, *of_weights], gamma.dtype)
         if of_weights:
             *rest, dw1, dw2 = *rest[:-2], rest[-2].view(w1.shape), rest[-1].view(w2.shape)
-        return [dx.view(x.shape), of_norm, dw1, db1, dw2, rest[0] if own_sums else None]
-
-    @staticmethod
-    def gradients(grad: Tensor, found: Given, kinds: Kinds, *options: Any) -> Results:
-        dx, of_norm, dw1, db1, dw2, db2 = found
-        dgamma, dbeta, *last = torch.split(of_norm, dx.shape[-1])
-        return [dx, None, dgamma, dbeta, dw1, db1, dw2, last[0] if db2 is None else db2]
+        dgamma, dbeta, *last = torch.split(of_norm, C)
+        return [dx.view(x.shape), None, dgamma, dbeta, dw1, db1, dw2, *(rest if own_sums else last)]
 
 
 def relu_grad(dy: Tensor, w: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:

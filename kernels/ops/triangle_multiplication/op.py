@@ -36,7 +36,7 @@ from evofeed.kernels.runtime.checks import Made, check_shape, falls_back_to
 from evofeed.kernels.runtime.private_apis import scheduled_ahead
 from evofeed.kernels.runtime.projection import Drop, keeps, norm_rows, pack, weight_grad
 from evofeed.kernels.runtime.sums import column_sums
-from evofeed.kernels.runtime.torch_library import Given, Kinds, Operator, Results
+from evofeed.kernels.runtime.torch_library import Given, Operator, Results
 
 
 class Product(Protocol):
@@ -176,19 +176,12 @@ class _TriangleMultiplication(Operator, name="triangle_multiplication"):
             dout if plan.residual else None, None if in_parts else normed,
         )  # fmt: skip
         of_norm, of_in = column_sums([norm_sums, in_sums], gamma_in.dtype)
-        dw = weight_grad(dpacked, normed, gamma_in.dtype)
-        return [dz.view(z.shape), dw, of_norm, of_in, dwz, of_out]
-
-    @staticmethod
-    def gradients(grad: Tensor, found: Given, kinds: Kinds, *options: Any) -> Results:
-        dz, dw, of_norm, of_in, dwz, of_out = found
-        C, E = dwz.shape
-        dws, dbs = torch.split(dw, [E, E, E, E, C]), torch.split(of_in, E)
+        *of_ab, dwg = torch.split(weight_grad(dpacked, normed, gamma_in.dtype), [E, E, E, E, C])
         dgamma_out, dbeta_out, dbz, dbg = torch.split(of_out, [E, E, C, C])
         return [
-            dz, None, None, *torch.split(of_norm, C),
-            *(t for pair in zip(dws[:4], dbs, strict=True) for t in pair),
-            dgamma_out, dbeta_out, dwz, dbz, dws[4], dbg,
+            dz.view(z.shape), None, None, *of_norm.chunk(2),
+            *(t for pair in zip(of_ab, torch.split(of_in, E), strict=True) for t in pair),
+            dgamma_out, dbeta_out, dwz, dbz, dwg, dbg,
         ]  # fmt: skip
 
 

@@ -11,12 +11,9 @@ M = B * S * N rows.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from evofeed.kernels.ops.gated_attention.hopper import launch as hopper
 from evofeed.kernels.ops.gated_attention.output import gated_output, output_grads
 from evofeed.kernels.ops.layer_norm.op import norm_rows_grad
 from evofeed.kernels.ops.weighted_average import reference
@@ -36,7 +33,7 @@ from evofeed.kernels.runtime.projection import (
 )
 from evofeed.kernels.runtime.sums import column_sums
 from evofeed.kernels.runtime.tiles import Tile, tile
-from evofeed.kernels.runtime.torch_library import Given, Kinds, Operator, Results
+from evofeed.kernels.runtime.torch_library import Given, Operator, Results
 
 COLUMNS = {"average": 128, "shares_grad": 64}
 """Columns of a kernel's tile: the head's numbers of as many sequences as make that many."""
@@ -67,33 +64,21 @@ class _WeightedAverage(Operator, name="weighted_average"):
     def backward(tensors: Given, eps: float, dtype: torch.dtype) -> Results:
         dout, m, shares, gamma, beta, packed, wo, stats, averaged = tensors
         (C, K), H = wo.shape, shares.shape[1]
-        flat, dout = m.view(-1, C), dout.contiguous().view(-1, C).to(dtype)
+        flat, dout = m.view(-1, C), dout.contiguous().view(-1, C)
         normed, _, _ = norm_rows(flat, gamma, beta, eps, dtype)
         rows, zeros = project(normed, packed), wo.new_zeros(K)
         drows, do = torch.empty_like(rows), torch.empty_like(averaged)
         drop = Drop(None, (m.shape[1], m.shape[2]))
-        if hopper.fits(m, K, dtype):
-            _, of_weight, *_ = hopper.run_output_grad(
-                dout, drop, wo, averaged, rows[:, K:], zeros, do, drows[:, K:], False
-            )
-            dwo = column_sums([of_weight], dtype)[0].view(wo.shape)
-        else:
-            dwo, _, _ = output_grads(
-                dout, wo, averaged, rows[:, K:], zeros, do, drows[:, K:], drop, columns=False,
-                sums=False,
-            )  # fmt: skip
+        _, parts, dwo = output_grads(
+            dout, wo, averaged, rows[:, K:], zeros, do, drows[:, K:], drop, columns=False,
+            sums=False, dtype=dtype,
+        )  # fmt: skip
+        dwo = column_sums(parts[2:], dtype)[0].view(wo.shape) if dwo is None else dwo
         _average(shares.to(dtype), do.view(-1, K), drows, m.shape, back=True)
         dshares = _shares_grad(do.view(-1, K), rows, m.shape, H)
         dm, norm_sums = norm_rows_grad(torch.mm(drows, packed), flat, stats, gamma, beta, None)
-        return [
-            dm.view(m.shape), dshares, weight_grad(drows, normed),
-            column_sums([norm_sums], gamma.dtype)[0], dwo,
-        ]  # fmt: skip
-
-    @staticmethod
-    def gradients(grad: Tensor, found: Given, kinds: Kinds, *options: Any) -> Results:
-        dm, dshares, dpacked, of_norm, dwo = found
-        return [dm, dshares, *of_norm.chunk(2), *dpacked.chunk(2), dwo]
+        (of_norm,), dpacked = column_sums([norm_sums], gamma.dtype), weight_grad(drows, normed)
+        return [dm.view(m.shape), dshares, *of_norm.chunk(2), *dpacked.chunk(2), dwo]
 
 
 def block_of(H: int, K: int, name: str, dtype: torch.dtype) -> tuple[Tile, dict[str, int]]:

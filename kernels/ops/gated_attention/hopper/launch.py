@@ -5,8 +5,6 @@ Letters as in `kernels.py`: M rows, K = H * D channels of the attention, C chann
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
@@ -32,22 +30,6 @@ def fits(x: Tensor, width: int, dtype: torch.dtype) -> bool:
         and x.shape[-1] in (64, 128, 256)
         and width in (64, 128, 256)
     )
-
-
-class OutputGrads(NamedTuple):
-    """What the backward pass of the output leaves.
-
-    Attributes:
-        delta: `[B * rows, H, N]`, sums over heads of dO * O.
-        weight: `[programs, C * K]`, parts of the gradient of the output's weight.
-        gate_bias: `[programs, K]`, of the gate's bias.
-        bias: `[programs, C]`, of the output's bias.
-    """
-
-    delta: Tensor
-    weight: Tensor
-    gate_bias: Tensor
-    bias: Tensor
 
 
 def _programs(x: Tensor, M: int, parts: int, each: int) -> int:
@@ -82,8 +64,12 @@ def run_output(
 def run_output_grad(
     dout: Tensor, drop: Drop, weight: Tensor, attended: Tensor, gate: Tensor, gate_bias: Tensor,
     do: Tensor, dgate: Tensor, columns: bool,
-) -> OutputGrads:  # fmt: skip
-    """Fills `do` `[B, R, N, H, D]` and `dgate` `[M, K]`, a view, from dout `[M, C]`."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """Fills `do` `[B, R, N, H, D]` and `dgate` `[M, K]`, a view, from dout `[M, C]`.
+
+    Returns delta `[B * rows, H, N]`, sums over heads of dO * O, and parts of the gradients of the
+    gate's bias `[programs, K]`, the output's `[programs, C]` and its weight `[programs, C * K]`.
+    """
     B, R, N, H, D = attended.shape
     (C, K), M, device = weight.shape, B * R * N, dout.device
     rows, length = (N, R) if columns else (R, N)
@@ -92,22 +78,22 @@ def run_output_grad(
     # a narrower share leaves no register in memory: without dropout 58 -> 48 us at 256 channels
     block = K if K <= PART else PART // 2
     programs = _programs(dout, M, K // block, 2 if max(C, K) <= 64 else 1)
-    partials = [
-        torch.empty((programs, n), dtype=torch.float32, device=device) for n in (C * K, K, C)
-    ]
+    of_gate, of_bias, of_weight = (
+        torch.empty((programs, n), dtype=torch.float32, device=device) for n in (K, C, C * K)
+    )
     tiles = (
         tiles_in(even(dout), ROWS, C), tiles_in(even(weight), C, block),
         *(tiles_in(x, ROWS, block) for x in (attended.view(M, K), gate, do.view(M, K), dgate)),
     )  # fmt: skip
     launch(
         gated_output_grad_kernel, (K // block * programs,),
-        (delta, _mask(drop, dout), gate_bias, *partials, *tiles, M, rows * H * length, to_i, to_j,
-         length, R, N, *drop.strides()),
+        (delta, _mask(drop, dout), gate_bias, of_weight, of_gate, of_bias, *tiles, M,
+         rows * H * length, to_i, to_j, length, R, N, *drop.strides()),
         {"K": K, "C": C, "D": D, "BLOCK_K": block, "BLOCK_M": ROWS,
          "HAS_DROP": drop.mask is not None, "DROP_STEP": drop.step(ROWS), "num_warps": WARPS,
          "maxnreg": HALF if max(C, K) <= 64 else None},
     )  # fmt: skip
-    return OutputGrads(delta, *partials)
+    return delta, of_gate, of_bias, of_weight
 
 
 def _mask(drop: Drop, x: Tensor) -> Tensor | None:
