@@ -53,7 +53,7 @@ def test_training_needs_the_base_install_and_torch_and_every_name_is_there_under
 # Lines of Python a room may have. Raising one needs a reason in the commit: something new needs
 # something out, or lives in experiments/.
 BUDGET = {
-    "src": 4_470,
+    "src": 4_439,
     "featurize": 19_953,
     "store": 7_310,
     "loader": 12_293,

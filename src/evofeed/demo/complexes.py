@@ -16,7 +16,7 @@ from evofeed.demo.path import (
     rows_of_training,
     simulate,
     tell,
-    train_preset,
+    train_small,
 )
 from evofeed.protein.assembly_record import AssemblyRecord
 
@@ -73,9 +73,9 @@ def run_complexes(
         record = largest_interface(dataset)
         name = f"{record.assembly_id} ({record.stoichiometry})"
         tell(say, f"train: {steps} steps of a small AF2-multimer on {name}")
-        training = train_preset(
-            dataset, out / "training", steps, say is not None, "tiny_multimer",
-            **_by_heart(record),
+        training = train_small(
+            "complexes", dataset, out / "training", steps, say,
+            chains=[record.assembly_id], crop_size=record.num_res,
         )  # fmt: skip
         tell(say, f"predict: {name}, before and after")
         first, last = (predicted(record, out / "training", trained=t) for t in (False, True))
@@ -107,24 +107,3 @@ def largest_interface(dataset: Any) -> AssemblyRecord:
     pairs = zip(table["num_interface"], table["assembly_id"], strict=True)
     record: AssemblyRecord = dataset.assemblies[max(pairs)[1]]
     return record
-
-
-def _by_heart(record: AssemblyRecord) -> dict[str, Any]:
-    """Settings with which a few hundred steps are enough for one complex, as in `overfit`."""
-    none = {"msa_dropout": 0.0, "pair_dropout": 0.0}
-    return {
-        "model": {
-            "template": None,
-            "evoformer": none,
-            "extra_msa": none,
-            "structure_module": {"dropout_rate": 0.0},
-        },
-        "loss": {"masked_msa": 0.1, "fape": 4.0, "distogram": 2.0, "violation": 0.0},
-        "loader": {
-            "chains": [record.assembly_id],
-            "crop_size": record.num_res,
-            "clamp_prob": 0.0,
-            "num_blocks": 0,
-            "max_recycling_iters": 0,
-        },
-    }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import shutil
 import time
@@ -104,13 +103,7 @@ def run_demo(
         coverage = draw_msa_coverage(record, out / "msa_coverage.png")
         tell(say, f"draw: the alignment of {record.chain_id}, {coverage}")
         tell(say, f"train: {steps} steps of the tiny AlphaFold2")
-        training = train_preset(
-            dataset, out / "training", steps, say is not None, "tiny",
-            loss={"distogram": 2.0},  # what the picture shows; AF2's weights need far more steps
-            # Deleting blocks may leave fewer rows than clusters. Then the extra MSA is empty, and
-            # AF2's outer product mean divides its bias by 1e-3: a short run never recovers from it.
-            loader={"num_blocks": 0},
-        )  # fmt: skip
+        training = train_small("chains", dataset, out / "training", steps, say)
         distogram = predicted(record, out / "training").distogram
         distances = draw_distogram(record, distogram, out / "distogram.png")
         tell(say, f"draw: its distances, predicted and true, {distances}")
@@ -167,24 +160,21 @@ def featurize(raw: Path, dataset: Path, say: Say | None) -> dict[str, Any]:
     }
 
 
-def train_preset(
-    dataset: Any, out: Path, steps: int, show: bool, preset: str, **changes: Any
+def train_small(
+    name: str, dataset: Any, out: Path, steps: int, say: Say | None, **loader: Any
 ) -> dict[str, Any]:
-    """Some steps of a small preset with changes, from scratch: losses, times, device."""
-    from evofeed.trainer.presets import PRESETS
+    """Some steps of the run in a file beside this one, from scratch: losses, times, device.
+
+    `loader` has more of the loader's settings.
+    """
     from evofeed.trainer.report.run_report import make_report
+    from evofeed.trainer.run.settings import load_config
     from evofeed.trainer.run.train import train
 
     shutil.rmtree(out, ignore_errors=True)  # a demo starts over; `evofeed train` resumes
-    start = PRESETS[preset]().train
-    config = start.replace(
-        steps=steps,
-        checkpoint_every=0,
-        profile_steps=0,  # a third of the time on a CPU, and the demo does not show it
-        optim=dataclasses.replace(start.optim, learning_rate=3e-3),
-        **changes,
-    )
-    train(config, dataset, out=out, show=show)
+    config = load_config(str(Path(__file__).with_name(f"{name}.yaml")))
+    config = config.replace(steps=steps, loader={**config.loader, **loader})
+    train(config, dataset, out=out, show=say is not None)
     figures = make_report(out)
     return {
         "steps": figures["figures"]["iterations"],
