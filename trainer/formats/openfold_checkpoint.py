@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+import safetensors.torch
 import torch
 from torch import Tensor, nn
 
@@ -67,7 +68,7 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
         raise CheckpointError("no such run, checkpoint or file", path=str(path))
     try:
         if path.suffix == ".safetensors":
-            return current_names(_read_safetensors(path))
+            return current_names(safetensors.torch.load_file(path))
         file = torch.load(path, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, LookupError, EOFError, TypeError) as error:
         raise CheckpointError(
@@ -75,7 +76,7 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
             "save its state dict alone as .pt or .safetensors",
             path=str(path),
         ) from error
-    except (OSError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError, RuntimeError, safetensors.SafetensorError) as error:
         raise CheckpointError(
             f"cannot read it ({str(error).splitlines()[0]}); expected .pt, .safetensors or .npz",
             path=str(path),
@@ -119,9 +120,8 @@ def save_openfold_checkpoint(model: nn.Module, path: str | Path) -> None:
         arrays: dict[str, Any] = dict(alphafold_params(model))
         np.savez(path, **arrays)
     elif path.suffix == ".safetensors":
-        from safetensors.torch import save_file
-
-        save_file({name: value.contiguous() for name, value in state.items()}, path)
+        contiguous = {name: value.contiguous() for name, value in state.items()}
+        safetensors.torch.save_file(contiguous, path)
     elif path.suffix in (".pt", ".ckpt"):
         torch.save(state, path)
     else:
@@ -137,16 +137,6 @@ def current_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
             name = pattern.sub(new, name)
         renamed[name] = value
     return renamed
-
-
-def _read_safetensors(path: Path) -> dict[str, Tensor]:
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    try:
-        return dict(load_file(path))
-    except SafetensorError as error:
-        raise ValueError(str(error)) from error
 
 
 def _parameters(file: Mapping[str, Any]) -> Mapping[str, Tensor]:

@@ -42,9 +42,7 @@ def pair_block(
         else (block.ps_dropout_row_layer,) * 2
     )  # fmt: skip
     multiply = [(_multiply, one, rows) for one in (block.tri_mul_out, block.tri_mul_in)]
-    attend = [
-        (_attend_start, block.tri_att_start, rows), (_attend_end, block.tri_att_end, columns)
-    ]  # fmt: skip
+    attend = [(_attend, block.tri_att_start, rows), (_attend_end, block.tri_att_end, columns)]
     first = getattr(block, "tri_mul_first", True)
     for update, module, drop in multiply + attend if first else attend + multiply:
         z = kept(z, update(module, z, mask, whole_drop_mask(drop, z), axis), axis)
@@ -105,34 +103,33 @@ def plain_attention(
     return update if drop is None else update * drop[..., None, :, :]
 
 
-def _attend_start(
-    module: Any, z: Tensor, mask: Tensor, drop: Tensor | None, axis: Axis
-) -> Tensor:  # fmt: skip
-    """z and its attention around the starting node, on rows."""
-    return _attend(module, z, axis.part(mask, -2), drop, axis, columns=False)
-
-
 def _attend_end(
     module: Any, z: Tensor, mask: Tensor, drop: Tensor | None, axis: Axis
 ) -> Tensor:  # fmt: skip
     """Rows of z and its attention around the ending node, which works on columns."""
     N = mask.shape[-1]
     z = exchange(z, axis, split=-2, join=-3, length=N)  # [*, N, n, C]
-    z = _attend(module, z, axis.part(mask, -1), drop, axis, columns=True)
+    z = _attend(module, z, mask, drop, axis, columns=True)
     return exchange(z, axis, split=-3, join=-2, length=N)
 
 
 def _attend(
-    module: Any, z: Tensor, mask: Tensor, drop: Tensor | None, axis: Axis, *, columns: bool
+    module: Any, z: Tensor, mask: Tensor, drop: Tensor | None, axis: Axis, *, columns: bool = False
 ) -> Tensor:  # fmt: skip
-    """z and its attention along rows `[*, n, N, C]`, or columns `[*, N, n, C]`."""
-    N = mask.shape[-2 if columns else -1]
+    """z and its attention along rows `[*, n, N, C]`, or columns `[*, N, n, C]`.
+
+    Along rows it is that around the starting node.
+    """
+    N = mask.shape[-1]
+    mask = axis.part(mask, -1 if columns else -2)
     by_row = mask.transpose(-1, -2) if columns else mask
 
     def turned(x: Tensor) -> Tensor:
         return x.transpose(-2, -3) if columns else x
 
-    if drop is None and _in_parts(module, z, N):
+    at_once = _attention_rows(module, z, N)
+    # Of all rows here what attention keeps would be too much; alike on all ranks.
+    if drop is None and at_once is not None and at_once * N < z.shape[-2] * z.shape[-3]:
         return turned(_attend_in_parts(module, turned(z), by_row, axis))
     if axis.all_have(N):
         found: Tensor | None = attention_of(
@@ -143,12 +140,6 @@ def _attend(
     x = turned(module.layer_norm(z))
     bias = gather(module.linear(x).movedim(-1, -3), axis, dim=-2, length=N)
     return z + turned(plain_attention(module, x, bias, by_row, drop))
-
-
-def _in_parts(module: Any, z: Tensor, N: int) -> bool:
-    """Whether what attention keeps of all rows here would be too much; alike on all ranks."""
-    at_once = _attention_rows(module, z, N)
-    return at_once is not None and at_once * N < z.shape[-2] * z.shape[-3]
 
 
 def _attention_rows(module: Any, z: Tensor, N: int) -> int | None:

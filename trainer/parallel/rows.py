@@ -67,7 +67,8 @@ def embedded_rows(
         x_prev = pseudo_beta(feats["aatype"], atoms)
         z = z_prev
     m_update = recycling.layer_norm_m(m_prev)
-    for rows in slices(first, last, min(_embedded_at_once(model, feats), max(1, last - first))):
+    at_once = rows_at_once(N * 4 * (3 * c_z + 200), target.device) or N
+    for rows in slices(first, last, at_once):
         here = slice(rows.start - first, rows.stop - first)
         new = embedder.pairs(target, embedder.relpos_of(feats, rows), rows)
         old = torch.zeros_like(new) if z_prev is None else z_prev[..., here, :, :]
@@ -80,14 +81,6 @@ def embedded_rows(
         z = embedder.pairs(target, embedder.relpos_of(feats, slice(0, 0)), slice(0, 0))
     m[..., 0, :, :] += m_update
     return m, z
-
-
-def _embedded_at_once(model: AlphaFold, feats: dict[str, Tensor]) -> int:
-    """Rows of the pairs that are embedded at once."""
-    target = feats["target_feat"]
-    N = target.shape[-2]
-    at_once = rows_at_once(N * 4 * (3 * model.config.c_z + 200), target.device)
-    return N if at_once is None else at_once
 
 
 def structure_by_rows(module: StructureModule, axis: Axis) -> None:

@@ -20,13 +20,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import safetensors.torch
 import torch
 import xxhash
 from torch import Tensor
 
 from evofeed.base.errors import CheckpointError
 from evofeed.base.files import advice, parse_json
-from evofeed.trainer.run.flat import FlatOptimizer
+from evofeed.trainer.run.flat import LOSS_SCALE, FlatOptimizer
 
 CHECKPOINTS = "checkpoints"
 """The folder of a run that holds its checkpoints."""
@@ -34,11 +35,6 @@ RESIDUALS = "residuals"
 """The file of what ranks have kept of their gradients, if they have."""
 _LOG = logging.getLogger(__name__)
 _STATE = "state.json"
-_FILES = {
-    "model": ("param",),
-    "ema": ("ema",),
-    "optimizer": ("exp_avg", "exp_avg_sq"),
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,9 +49,7 @@ class Checkpoint:
 
     def tensors(self, file: str) -> dict[str, Tensor]:
         """The tensors of `model`, `ema`, `optimizer` or `RESIDUALS`, on the CPU."""
-        from safetensors.torch import load_file
-
-        return dict(load_file(self.path / f"{file}.safetensors"))
+        return dict(safetensors.torch.load_file(self.path / f"{file}.safetensors"))
 
 
 class CheckpointWriter:
@@ -82,17 +76,7 @@ class CheckpointWriter:
             CheckpointError: the checkpoint before this one could not be written.
         """
         self.wait()
-        files: dict[str, dict[str, Tensor]] = {
-            file: {
-                (name if len(roles) == 1 else f"{role}.{name}"): view
-                for role in roles
-                for name, view in optimizer.views(optimizer.state()[role].to("cpu", copy=True))
-            }
-            for file, roles in _FILES.items()
-        }
-        files["optimizer"]["updates"] = optimizer.updates.to("cpu", copy=True)
-        if optimizer.scale is not None:
-            files["optimizer"]["loss_scale"] = optimizer.scale.state.to("cpu", copy=True)
+        files = optimizer.files(lambda kept: kept.to("cpu", copy=True))
         if residuals:
             files[RESIDUALS] = dict(residuals)
         target = self.folder / f"step_{step:08d}"
@@ -128,8 +112,6 @@ def write_checkpoint(
     target: Path, files: dict[str, dict[str, Tensor]], step: int, state: dict[str, Any]
 ) -> None:
     """Write one checkpoint aside and move it into place in one step."""
-    from safetensors.torch import save_file
-
     aside = target.with_name(f".{target.name}.{os.getpid()}.partial")
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
@@ -137,7 +119,7 @@ def write_checkpoint(
         listing = {}
         for file, tensors in files.items():
             path = aside / f"{file}.safetensors"
-            save_file(tensors, path)
+            safetensors.torch.save_file(tensors, path)
             _sync(path)
             listing[path.name] = {"nbytes": path.stat().st_size, "xxh3": _digest(path)}
         path = aside / _STATE
@@ -223,17 +205,13 @@ def restore(checkpoint: Checkpoint, optimizer: FlatOptimizer) -> None:
     Raises:
         CheckpointError: names or shapes differ from the model's.
     """
-    for file, roles in _FILES.items():
+    for file, views in optimizer.files().items():
         saved = checkpoint.tensors(file)
-        for role in roles:
-            for name, view in optimizer.views(optimizer.state()[role]):
-                key = name if len(roles) == 1 else f"{role}.{name}"
-                _copy(saved.pop(key, None), view, key, checkpoint)
-        if file == "optimizer":
-            _copy(saved.pop("updates", None), optimizer.updates, "updates", checkpoint)
-            scale = saved.pop("loss_scale", None)  # of a run in float16, if both are
-            if scale is not None and optimizer.scale is not None:
-                _copy(scale, optimizer.scale.state, "loss_scale", checkpoint)
+        scale, own = saved.pop(LOSS_SCALE, None), views.pop(LOSS_SCALE, None)
+        if scale is not None and own is not None:  # both runs are in float16
+            _copy(scale, own, LOSS_SCALE, checkpoint)
+        for key, view in views.items():
+            _copy(saved.pop(key, None), view, key, checkpoint)
         if saved:
             raise CheckpointError(
                 f"{file} holds {len(saved)} tensors that the model has not, {min(saved)} first; "

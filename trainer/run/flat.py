@@ -8,7 +8,7 @@ and their `.grad` become views, so model code notices nothing.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,8 @@ from evofeed.kernels import FusedAdamEMA
 from evofeed.trainer.config import OptimConfig
 from evofeed.trainer.run.precision import LossScale
 
+LOSS_SCALE = "loss_scale"
+"""What a checkpoint calls the state of the scale of the loss, if there is one."""
 _NORM_EPS = 1e-6  # torch's clip_grad_norm_: keeps the coefficient finite at norm 0
 _ALIGN = 128  # elements; every parameter starts on a 512-byte boundary, good for any kernel
 
@@ -45,6 +47,7 @@ class FlatOptimizer:
         """
         self.config, self.scale = config, scale
         self.spans = _layout(module)
+        self._parameters = list(_trainable(module).values())
         size = sum(_padded(count) for _, count, _ in self.spans.values())
         device = next(module.parameters()).device
         self.param = torch.zeros(size, device=device)
@@ -52,14 +55,11 @@ class FlatOptimizer:
         self.exp_avg = torch.zeros_like(self.param)
         self.exp_avg_sq = torch.zeros_like(self.param)
         self.updates = torch.zeros((), dtype=torch.float64, device=device)
-        for (name, view), parameter in zip(
-            self.views(self.param), _trainable(module).values(), strict=True
-        ):
+        for (name, view), parameter in zip(self.views(self.param), self._parameters, strict=True):
             if parameter.dtype != torch.float32:
                 raise ValueError(f"{name} is {parameter.dtype}; master weights must be float32")
             view.copy_(parameter.data)
             parameter.data = view
-        self._parameters = self.parameters(module)
         self._grads = [view for _, view in self.views(self.grad)]
         for view, parameter in zip(self._grads, self._parameters, strict=True):
             parameter.grad = view
@@ -79,10 +79,6 @@ class FlatOptimizer:
         """Name and view of every parameter's part of a flat buffer."""
         for name, (start, count, shape) in self.spans.items():
             yield name, buffer[start : start + count].view(shape)
-
-    def parameters(self, module: nn.Module) -> list[nn.Parameter]:
-        """The module's trainable parameters, in the order of the buffers."""
-        return list(_trainable(module).values())
 
     def zero_grad(self) -> None:
         """Forget all gradients."""
@@ -148,6 +144,21 @@ class FlatOptimizer:
         """The buffers a checkpoint must hold, by role."""
         names = ("param", "ema", "exp_avg", "exp_avg_sq")
         return {name: getattr(self, name) for name in names}
+
+    def files(
+        self, move: Callable[[Tensor], Tensor] = lambda kept: kept
+    ) -> dict[str, dict[str, Tensor]]:
+        """What the files of a checkpoint hold, by name, or what `move` makes of each buffer."""
+        at = {role: dict(self.views(move(buffer))) for role, buffer in self.state().items()}
+        moments = {
+            f"{role}.{name}": view
+            for role in ("exp_avg", "exp_avg_sq")
+            for name, view in at[role].items()
+        }
+        counts = {"updates": move(self.updates)}
+        if self.scale is not None:
+            counts[LOSS_SCALE] = move(self.scale.state)
+        return {"model": at["param"], "ema": at["ema"], "optimizer": moments | counts}
 
 
 def learning_rate(step: int, config: OptimConfig) -> float:
