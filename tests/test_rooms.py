@@ -58,7 +58,7 @@ BUDGET = {
     "store": 7_310,
     "loader": 12_293,
     "service": 8_270,
-    "trainer": 12_023,
+    "trainer": 12_016,
     "kernels": 16_299,
     "synth": 1_859,
     "tests": 40_710,

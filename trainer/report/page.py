@@ -67,9 +67,9 @@ def write_page(folders: Sequence[Path], path: Path) -> Path:
         for run, one in zip(runs, facts, strict=True)
     ]
     sections = [
-        _section("What went wrong", [part for run in runs for part in _troubles(run)]),
+        _section("What went wrong", map(_trouble, runs)),
         *_charts(runs),
-        _section("In figures", [_table(names, _by_name(map(_figures, runs)))]),
+        _section("In figures", [table_html(["", *names], _rows(map(_figures, runs)))]),
     ]
     head = f"<h1>{escape(title)}</h1><p>{escape(', '.join(kinds))}</p>\n"
     page = page_html(f"{title}: training report", f"<main>{head}{''.join(sections)}</main>")
@@ -84,17 +84,16 @@ def _section(title: str, parts: Iterable[str], *, panels: bool = False) -> str:
     return f"<h2>{title}</h2>\n{body}" if body else ""
 
 
-def _troubles(run: _Run) -> list[str]:
-    """Steps without a finite gradient and times without a step, with where to look."""
-    parts = []
+def _trouble(run: _Run) -> str:
+    """Steps without a finite gradient, with where to look; empty if there are none."""
     skipped = [line["step"] for line in run.steps if not line.get("finite", True)]
-    if skipped:
-        first = ", ".join(map(str, skipped[:_LISTED])) + (" ..." if skipped[_LISTED:] else "")
-        parts.append(
-            f"<p>{escape(run.name)}: {len(skipped)} of {len(run.steps):,} steps had no finite "
-            f"gradient and changed nothing: {first}. Their samples are in steps.jsonl.</p>"
-        )
-    return parts
+    if not skipped:
+        return ""
+    first = ", ".join(map(str, skipped[:_LISTED])) + (" ..." if skipped[_LISTED:] else "")
+    return (
+        f"<p>{escape(run.name)}: {len(skipped)} of {len(run.steps):,} steps had no finite "
+        f"gradient and changed nothing: {first}. Their samples are in steps.jsonl.</p>"
+    )
 
 
 def _charts(runs: Sequence[_Run]) -> list[str]:
@@ -116,15 +115,21 @@ def _charts(runs: Sequence[_Run]) -> list[str]:
     def bars(title: str, unit: str, values: Iterable[Mapping[str, float]]) -> str:
         rows = {
             part: {run: length for run, length in zip(curves, row, strict=True) if length}
-            for part, row in _by_name(values).items()
+            for part, *row in _rows(values)
         }
         return bars_html(title, rows, unit)
+
+    def by_rank(part: str) -> str:
+        seconds = (
+            {f"rank {n}": parts.get(part, 0.0) for n, parts in enumerate(report["parts_by_rank"])}
+            for report in reports
+        )
+        return bars(f"{part} by rank", "seconds", seconds)
 
     def panels_of(kind: str) -> list[str]:
         return [panel(name.removeprefix(kind), name) for name in named if name.startswith(kind)]
 
     reports = [run.report for run in runs]
-    parts = [_by_rank(report["parts_by_rank"]) for report in reports]
     memory = [
         {f"rank {n}": b / 2**30 for n, b in enumerate(report["peak_memory_by_rank"])}
         for report in reports
@@ -151,8 +156,8 @@ def _charts(runs: Sequence[_Run]) -> list[str]:
                 ),
             ],
             "Ranks": [
-                bars("data_wait by rank", "seconds", [one["data_wait"] for one in parts]),
-                bars("communication by rank", "seconds", [one["communication"] for one in parts]),
+                by_rank("data_wait"),
+                by_rank("communication"),
                 bars("peak memory by rank", "GiB", memory),
             ] if any(report["run"]["world_size"] > 1 for report in reports) else [],
         }.items()
@@ -171,17 +176,9 @@ def _curves(run: _Run) -> dict[str, dict[int, float | None]]:
         for name, value in values.items():
             found.setdefault(name, {})[line["step"]] = value
     for entry in run.report["validation"]:
-        for name in entry:
+        for name in (name for name in entry if name != "step"):
             found.setdefault(f"metrics: {name}", {})[entry["step"]] = entry[name]
-    found.pop("metrics: step", None)
     return found
-
-
-def _by_rank(parts: Sequence[Mapping[str, float]]) -> dict[str, dict[str, float]]:
-    return {
-        part: {f"rank {rank}": one.get(part, 0.0) for rank, one in enumerate(parts)}
-        for part in ("data_wait", "communication")
-    }
 
 
 def _percent(shares: Mapping[str, float]) -> dict[str, float]:
@@ -231,12 +228,8 @@ def _in_words(fact: Any) -> str:
     return ", ".join(map(str, fact)) if isinstance(fact, list) else str(fact)
 
 
-def _by_name(columns: Iterable[Mapping[str, Any]], absent: Any = None) -> dict[str, list[Any]]:
-    """Rows of columns, a value a column."""
+def _rows(columns: Iterable[Mapping[str, Any]]) -> list[list[Any]]:
+    """Of columns by name: a name and its value in each column, None where it has none."""
     columns = list(columns)
     names = dict.fromkeys(name for column in columns for name in column)
-    return {name: [column.get(name, absent) for column in columns] for name in names}
-
-
-def _table(heads: Sequence[str], rows: Mapping[str, Sequence[Any]]) -> str:
-    return table_html(["", *heads], [(name, *row) for name, row in rows.items()])
+    return [[name, *(column.get(name) for column in columns)] for name in names]
