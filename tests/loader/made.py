@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,8 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from tests.loader.recorded import Case, RecordedDraws, load_case
-from tests.raw_features import from_raw_features
+from tests.loader.recorded import Case, RecordedDraws, load_case, record_of
 from torch import Tensor
 
 from evofeed.loader.arena import Arena
@@ -21,7 +19,6 @@ from evofeed.loader.catalog import ChainCatalog
 from evofeed.loader.config import LoaderConfig
 from evofeed.loader.plan import BatchPlan, SamplePlan
 from evofeed.loader.read_chain import ReadRequest, read_chain, slot_nbytes
-from evofeed.protein.chain_record import ChainRecord
 from evofeed.store import Dataset, DatasetWriter
 
 if TYPE_CHECKING:
@@ -96,13 +93,6 @@ def assert_same(got: dict[str, Tensor], want: dict[str, Tensor], limit: float = 
         torch.testing.assert_close(
             there, here, rtol=1e-5, atol=limit, msg=lambda text, name=name: f"{name}: {text}"
         )
-
-
-def record_of(path: Path) -> ChainRecord:
-    """The recorded chain as a record, as featurize would have stored it."""
-    name = re.sub(r"(\.crop\d+)?\.seed\d+$", "", path.name.removesuffix(".draws.npz"))
-    raw = dict(np.load(path.with_name(f"{name}.raw.npz")))
-    return from_raw_features(raw, "recorded_A")
 
 
 def replay_fused(

@@ -8,14 +8,17 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from tests.store.records import profile_counts
 from torch import Tensor
 
 from evofeed.loader.config import LoaderConfig
 from evofeed.loader.counter_rng import Purpose
 from evofeed.loader.draws import Crop
 from evofeed.loader.features import ChainTensors
+from evofeed.loader.from_record import chain_tensors
 from evofeed.loader.msa_draws import RecycleDraws
-from evofeed.protein.residues import HHBLITS_TO_RESTYPE
+from evofeed.protein.chain_record import ChainRecord
+from evofeed.protein.residues import HHBLITS_TO_RESTYPE, RESTYPES
 
 
 @dataclasses.dataclass
@@ -29,12 +32,54 @@ class Case:
     crop: Crop
 
 
-def load_case(path: Path, device: str = "cpu") -> Case:
-    name = path.name.removesuffix(".draws.npz")
-    chain_name = re.sub(r"(\.crop\d+)?\.seed\d+$", "", name)
-    draws, final = dict(np.load(path)), dict(np.load(path.with_name(f"{name}.final.npz")))
-    raw = dict(np.load(path.with_name(f"{chain_name}.raw.npz")))
-    supervised = "all_atom_positions" in raw
+def from_raw_features(raw: dict[str, np.ndarray], chain_id: str) -> ChainRecord:
+    """The record of raw features; template coordinates have no centre there, so it is 0."""
+    aatype = raw["aatype"].argmax(-1).astype(np.uint8)
+    msa, deletions = HHBLITS_TO_RESTYPE[raw["msa"]], raw["deletion_matrix_int"]
+    row, column = (at.astype(np.int32) for at in np.nonzero(deletions))
+    count, atoms = len(raw["template_aatype"]), (len(aatype), 37)
+    known = "all_atom_positions" in raw
+    return ChainRecord(
+        chain_id=chain_id,
+        sequence="".join((RESTYPES + "X")[code] for code in aatype),
+        aatype=aatype,
+        residue_index=raw["residue_index"].astype(np.int32),
+        msa=msa,
+        deletion_row=row,
+        deletion_column=column,
+        deletion_count=deletions[row, column].astype(np.int32),
+        msa_source=np.zeros(len(msa), np.uint8),
+        msa_sources=("recorded",),
+        msa_species=tuple(
+            name.decode() for name in raw.get("msa_species_identifiers", [b""] * len(msa))
+        ),
+        hhblits_profile_counts=profile_counts(msa),
+        all_atom_positions=raw["all_atom_positions"].astype(np.float32) if known else None,
+        all_atom_mask=raw["all_atom_mask"].astype(np.uint8) if known else None,
+        template_aatype=HHBLITS_TO_RESTYPE[raw["template_aatype"].argmax(-1)],
+        template_all_atom_positions=raw["template_all_atom_positions"].reshape(count, *atoms, 3),
+        template_all_atom_mask=raw["template_all_atom_mask"].astype(np.uint8),
+        template_center=np.zeros([count, 3], np.float32),
+        template_sum_probs=raw["template_sum_probs"].astype(np.float32).reshape(-1),
+        template_domain_names=("",) * count,
+        template_sequence=("",) * count,
+        template_release_date=("",) * count,
+        resolution=float(np.ravel(raw.get("resolution", 0.0))[0]),
+        is_distillation=bool(raw.get("is_distillation", 0)),
+    ).validate()
+
+
+def record_of(path: Path) -> ChainRecord:
+    """The chain of any file about it as a record, as featurize would have stored it."""
+    name = re.sub(r"((\.crop\d+)?\.seed\d+\.draws|\.det)$", "", path.stem)
+    return from_raw_features(dict(np.load(path.with_name(f"{name}.raw.npz"))), "recorded_A")
+
+
+def load_case(path: Path) -> Case:
+    record = record_of(path)
+    final = path.with_name(path.name.replace(".draws.", ".final."))
+    draws, final = dict(np.load(path)), dict(np.load(final))
+    supervised = record.all_atom_positions is not None
     preset = LoaderConfig.initial_training() if supervised else LoaderConfig.prediction()
     config = preset.replace(
         crop_size=final["aatype"].shape[0] if supervised else None,
@@ -42,8 +87,8 @@ def load_case(path: Path, device: str = "cpu") -> Case:
         max_extra_msa=final["extra_msa"].shape[0],
         max_templates=final["template_mask"].shape[0],
     )
-    chain, crop = chain_from_raw(raw, draws, config, torch.device(device))
-    return Case(draws, final, config, chain, crop)
+    crop = recorded_crop(draws, config, record.num_res, record.num_templates)
+    return Case(draws, final, config, chain_tensors(record, crop.templates, supervised=True), crop)
 
 
 def recorded_crop(draws: dict[str, np.ndarray], config: LoaderConfig, length: int, T: int) -> Crop:
@@ -53,36 +98,6 @@ def recorded_crop(draws: dict[str, np.ndarray], config: LoaderConfig, length: in
         first, order = ints.pop(0), draws["draw.random_crop_to_size.randperm.0"]
     templates = tuple(int(one) for one in order[first : first + config.max_templates])
     return Crop(ints[1], min(length, config.crop_size or length), templates)
-
-
-def chain_from_raw(
-    raw: dict[str, np.ndarray],
-    draws: dict[str, np.ndarray],
-    config: LoaderConfig,
-    device: torch.device,
-) -> tuple[ChainTensors, Crop]:
-    length = raw["msa"].shape[1]
-    crop = recorded_crop(draws, config, length, raw["template_aatype"].shape[0])
-    msa = HHBLITS_TO_RESTYPE[raw["msa"]]
-    counts = np.stack([(msa == code).sum(0) for code in range(22)], -1)
-
-    chain = ChainTensors.of(
-        {
-            **raw,
-            "aatype": raw["aatype"].argmax(-1),
-            "msa": msa,
-            "hhblits_profile_counts": counts,
-            "template_aatype": HHBLITS_TO_RESTYPE[raw["template_aatype"].argmax(-1)],
-            "template_sum_probs": raw["template_sum_probs"].reshape(-1),
-        }.__getitem__,
-        raw["deletion_matrix_int"],
-        crop.templates,
-        with_structure="all_atom_positions" in raw,
-        device=device,
-        resolution=float(raw["resolution"][0]) if "resolution" in raw else 0.0,
-        is_distillation=bool(raw.get("is_distillation", 0)),
-    )
-    return chain, crop
 
 
 class RecordedDraws(RecycleDraws):

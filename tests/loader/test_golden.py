@@ -11,18 +11,19 @@ import pytest
 import torch
 from tests.conftest import golden_files
 from tests.loader.made import KNOWN
-from tests.loader.recorded import Case, RecordedDraws, chain_from_raw, load_case
+from tests.loader.recorded import Case, RecordedDraws, load_case, record_of
 from torch import Tensor
 
 from evofeed.loader.batch import empty_batch, put
 from evofeed.loader.config import LoaderConfig
+from evofeed.loader.draws import Crop
 from evofeed.loader.features import constant_features, recycle_features
+from evofeed.loader.from_record import chain_tensors
 from evofeed.loader.transforms import structure
 
 DRAWS = golden_files("data/golden/*.draws.npz")
 STRUCTURES = golden_files("data/golden/**/*.det.npz")
 CHAINS = golden_files("data/golden/*.det.npz")
-SCALARS = {"seq_length", "resolution", "is_distillation", "use_clamped_fape"}
 
 
 @pytest.fixture(params=DRAWS, ids=lambda path: path.name)
@@ -99,11 +100,10 @@ def test_structure_features_of_each_recorded_chain_are_reproduced(path: Path, go
 
 @pytest.mark.parametrize("path", CHAINS, ids=lambda path: str(path.name))
 def test_what_is_made_before_any_draw_is_reproduced(path: Path, golden: Path) -> None:
-    want = dict(np.load(path))
-    raw = dict(np.load(path.with_name(path.name.replace(".det.", ".raw."))))
-    config = LoaderConfig.prediction(max_templates=len(raw["template_aatype"]))
-    whole = {f"draw.random_crop_to_size.randint.{i}": np.zeros(1, np.int64) for i in range(2)}
-    chain, crop = chain_from_raw(raw, whole, config, torch.device("cpu"))
+    want, record = dict(np.load(path)), record_of(path)
+    crop = Crop(0, record.num_res, tuple(range(record.num_templates)))
+    config = LoaderConfig.prediction(max_templates=record.num_templates)
+    chain = chain_tensors(record, crop.templates, supervised=True)
     features = constant_features(chain, crop, config) | {
         "msa": chain.msa,
         "hhblits_profile": chain.profile_counts / chain.num_rows,

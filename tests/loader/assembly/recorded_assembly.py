@@ -12,17 +12,16 @@ from typing import Any
 
 import numpy as np
 import torch
-from tests.loader.recorded import RecordedDraws, chain_from_raw
+from tests.loader.recorded import RecordedDraws, from_raw_features
 
 from evofeed.loader.assembly.merge import AssemblyTensors, Entity, merge_entities
 from evofeed.loader.assembly.pairing import EntityRows, RowPlan, plan_rows
-from evofeed.loader.config import AssemblyConfig, LoaderConfig
+from evofeed.loader.config import AssemblyConfig
 from evofeed.loader.counter_rng import Purpose
+from evofeed.loader.from_record import chain_tensors
 from evofeed.loader.sample_draws import SampleDraws
-from evofeed.protein.residues import HHBLITS_TO_RESTYPE
 
 CPU = torch.device("cpu")
-WHOLE = {f"draw.random_crop_to_size.randint.{i}": np.zeros(1, np.int64) for i in range(2)}
 
 
 @dataclasses.dataclass
@@ -84,34 +83,20 @@ def load_assembly(path: Path) -> Recorded:
         name = meta["desc_of_key"][own[0]]
         raw = dict(np.load(path.with_name(f"{meta['name']}.chain.{name}.npz")))
         raw = {k.removeprefix("raw."): v for k, v in raw.items() if k.startswith("raw.")} | {
-            "resolution": np.atleast_1d(raw.get("conv.resolution", np.zeros(1, np.float32)))
+            "resolution": raw.get("conv.resolution", 0.0)
         }
-        if "template_all_atom_mask" in raw:
-            raw["template_all_atom_mask"] = raw["template_all_atom_mask"].astype(np.float32)
-        entities.append(_entity(raw, len(own)))
-        rows.append(_rows(entities[-1], raw))
+        chain, pairing = from_raw_features(raw, name), None
+        templates = tuple(range(chain.num_templates))
+        if "msa_all_seq" in raw:
+            paired = ("msa", "deletion_matrix_int", "msa_species_identifiers")
+            pairing = from_raw_features(raw | {n: raw[f"{n}_all_seq"] for n in paired}, name)
+        others = chain_tensors(pairing, (), supervised=False) if pairing else None
+        of_chain = chain_tensors(chain, templates, supervised=False)
+        entities.append(Entity(of_chain, others, len(own)))
+        pairs = (pairing.msa, pairing.msa_species) if pairing else (None,)
+        rows.append(EntityRows.of(chain.msa, len(own), *pairs))
     example = dict(np.load(path.with_name(f"{meta['name']}.np_example.npz")))
     return Recorded(entities, rows, steps, example, list(keys.values()))
-
-
-def _entity(raw: dict[str, np.ndarray], copies: int) -> Entity:
-    config = LoaderConfig.prediction(max_templates=99)
-    chain, _ = chain_from_raw(raw, WHOLE, config, CPU)
-    pairing = None
-    if "msa_all_seq" in raw:
-        names = ("msa", "deletion_matrix_int")
-        of_pairs = raw | {name: raw[f"{name}_all_seq"] for name in names}
-        pairing, _ = chain_from_raw(of_pairs, WHOLE, config, CPU)
-    return Entity(chain, pairing, copies)
-
-
-def _rows(entity: Entity, raw: dict[str, np.ndarray]) -> EntityRows:
-    msa = HHBLITS_TO_RESTYPE[raw["msa"]]
-    if entity.pairing is None:
-        return EntityRows.of(msa, entity.copies, None)
-    species = [name.decode() for name in raw["msa_species_identifiers_all_seq"]]
-    pair_msa = HHBLITS_TO_RESTYPE[raw["msa_all_seq"]]
-    return EntityRows.of(msa, entity.copies, pair_msa, species)
 
 
 class RecordedCrop(SampleDraws):
