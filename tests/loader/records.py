@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tests.store.records import profile_counts, published
+from tests.store.records import profile_counts, published, random_record
 
 from evofeed.protein.chain_record import ChainRecord
 from evofeed.protein.residue_geometry import ATOM37_MASK
-from evofeed.protein.residues import GAP, RESTYPES
+from evofeed.protein.residues import RESTYPES
 from evofeed.store import Dataset
 
 
@@ -23,57 +23,27 @@ def make_record(
     seed: int = 0,
     structure: bool = True,
 ) -> ChainRecord:
+    """As any stored one, but of known residues, most of their atoms there, and as in training."""
     rng = np.random.default_rng([seed, *name.encode()])
+    sizes = {"num_res": length, "num_alignments": rows, "num_templates": templates}
+    made = random_record(int(rng.integers(2**31)), chain_id=name, **sizes)
     aatype = rng.integers(0, 20, length).astype(np.uint8)
-    msa = rng.integers(0, GAP + 1, [rows, length]).astype(np.uint8)
-    keep = rng.random([rows, length]) < 0.6
-    msa[keep] = np.broadcast_to(aatype, [rows, length])[keep]
+    msa = np.where(rng.random([rows, length]) < 0.6, aatype, made.msa).astype(np.uint8)
     msa[0] = aatype
-    dense = np.where(rng.random([rows, length]) < 0.02, rng.integers(1, 300, [rows, length]), 0)
-    dense[0] = 0
-    at = np.nonzero(dense)
-    mask = (ATOM37_MASK[aatype] * (rng.random([length, 37]) < 0.95)).astype(np.uint8)
-    mask[rng.random(length) < 0.1] = 0
-    template_mask = (rng.random([templates, length, 37]) < 0.2).astype(np.uint8)
-    center = np.round(rng.normal(size=[templates, 3]) * 20, 5).astype(np.float32)
-    template_xyz = _thousandths(rng, template_mask.shape) - center[:, None, None]
-    return ChainRecord(
-        chain_id=name,
+    mask = ATOM37_MASK[aatype] * (rng.random([length, 37]) < 0.95) * (rng.random([length, 1]) < 0.9)
+    steps = rng.integers(-15_000, 15_000, [length, 37, 3])  # atoms of a residue lie near each other
+    xyz = np.where(mask[..., None], steps.astype(np.float32) / np.float32(1000), np.float32(0))
+    return made.replace(
         sequence="".join(RESTYPES[code] for code in aatype),
         aatype=aatype,
-        residue_index=np.arange(length, dtype=np.int32),
         msa=msa,
-        deletion_row=at[0].astype(np.int32),
-        deletion_column=at[1].astype(np.int32),
-        deletion_count=dense[at].astype(np.int32),
-        msa_source=np.zeros(rows, np.uint8),
-        msa_sources=("made_up.a3m",),
-        msa_species=("",) * rows,
         hhblits_profile_counts=profile_counts(msa),
-        all_atom_positions=_there(_thousandths(rng, mask.shape), mask) if structure else None,
-        all_atom_mask=mask if structure else None,
-        template_aatype=rng.integers(0, GAP + 1, [templates, length]).astype(np.uint8),
-        template_all_atom_positions=_there(template_xyz, template_mask),
-        template_all_atom_mask=template_mask,
-        template_center=center,
-        template_sum_probs=rng.random(templates).astype(np.float32),
-        template_domain_names=tuple(f"t{i}_A" for i in range(templates)),
-        template_sequence=("A" * length,) * templates,
-        template_release_date=("2000-01-01",) * templates,
+        all_atom_positions=xyz if structure else None,
+        all_atom_mask=mask.astype(np.uint8) if structure else None,
         resolution=2.0,
         release_date="2001-02-03",
-        method="x-ray diffraction",
+        is_distillation=False,
     )
-
-
-def _there(xyz: np.ndarray, mask: np.ndarray) -> np.ndarray:
-    """Zeros where no atom is; a product would leave -0.0 there, which fixed point does not know."""
-    return np.where(mask[..., None], xyz, np.float32(0))
-
-
-def _thousandths(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-    steps = rng.integers(-15_000, 15_000, [*shape, 3])  # atoms of a residue lie near each other
-    return (steps.astype(np.float32) / np.float32(1000)).astype(np.float32)
 
 
 def write_dataset(
