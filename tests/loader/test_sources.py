@@ -58,34 +58,45 @@ def open_loader(kind: str, folder: Path, **options: Any) -> FeatureLoader:
 
 
 @pytest.mark.parametrize(
-    ("kind", "world", "hooks", "other", "why"),
+    ("kind", "worlds", "hooks", "other", "why"),
     [
-        ("complexes", 2, None, {"kind": "chains", "config": CONFIGS["complexes"]}, "snapshots"),
-        ("openfold3", 2, None, {"config": CONFIGS["openfold3"].replace(crop_size=9)}, "config"),
-        ("boltz", 2, None, {"seed": 4}, "seed"),
-        ("protenix", 2, None, {"seed": 4}, "seed"),
-        ("chains", 2, dataclasses.replace(EVERY, transform=None), {"hooks": None}, "hooks"),
-        ("chains", 1, EVERY, {"hooks": LoaderHooks(name="e2", crop=EVERY.crop)}, "hooks"),
+        ("complexes", "12", None, {"kind": "chains", "config": CONFIGS["complexes"]}, "snapshots"),
+        ("openfold3", "21", None, {"config": CONFIGS["openfold3"].replace(crop_size=9)}, "config"),
+        ("boltz", "12", None, {"seed": 4}, "seed"),
+        ("protenix", "12", None, {"seed": 4}, "seed"),
+        ("chains", "12", dataclasses.replace(EVERY, transform=None), {"hooks": None}, "hooks"),
+        ("chains", "11", EVERY, {"hooks": LoaderHooks(name="e2", crop=EVERY.crop)}, "hooks"),
+        ("chains", "3212", None, {"seed": 4}, "seed"),
     ],
 )
 def test_ranks_that_go_on_from_a_state_have_the_rest_of_the_stream(
-    folder: Path, kind: str, world: int, hooks: Any, other: dict[str, Any], why: str
+    folder: Path, kind: str, worlds: str, hooks: Any, other: dict[str, Any], why: str
 ) -> None:
-    """One reads in a process what threads began, into the second epoch."""
-    with open_loader(kind, folder, hooks=hooks) as loader:
-        whole = take(loader, 6)
+    """Each world takes a step, half an epoch, and goes on where another was; the last takes two.
+
+    Of that one the first rank reads in a process what threads began.
+    """
+    step = 6 if "3" in worlds else 2
+    config = CONFIGS[kind].replace(epoch_len=2 * step, global_batch_size=step)
+    options: dict[str, Any] = {"kind": kind, "folder": folder, "hooks": hooks, "config": config}
+    with open_loader(**options) as loader:
+        whole = take(loader, step * (len(worlds) + 1))
     assert len(set(whole)) > 3
-    with open_loader(kind, folder, hooks=hooks) as loader:
-        assert take(loader, 2) == whole[:2]
-        state = json.loads(json.dumps(loader.state_dict()))
-    rest = []
-    for rank in range(world):
-        options = {"rank": rank, "world_size": world, "reader": "thread" if rank else "process"}
-        with open_loader(kind, folder, hooks=hooks, **options) as loader:
-            loader.load_state_dict(state)
-            rest.append(take(loader, 4 // world))
-    assert [one for step in zip(*rest, strict=True) for one in step] == whole[2:]
-    loader = open_loader(**{"kind": kind, "folder": folder, "hooks": hooks, **other})
+    state, stitched = None, list[str]()
+    for number, world in enumerate(map(int, worlds), 1):
+        is_last, ranks = number == len(worlds), []
+        for rank in range(world):
+            reader = "process" if is_last and not rank else "thread"
+            with open_loader(**options, rank=rank, world_size=world, reader=reader) as loader:
+                if state:
+                    loader.load_state_dict(state)
+                ranks.append(take(loader, (2 if is_last else 1) * step // world))
+                after = json.loads(json.dumps(loader.state_dict()))
+        state = after
+        stitched += [one for each in zip(*ranks, strict=True) for one in each]
+    assert stitched == whole
+    assert state is not None
+    loader = open_loader(**options | other)
     with loader, pytest.raises(CannotResume, match=why):
         loader.load_state_dict(state)
 

@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from tests.loader.streams import CONFIG, open_loader, sample_digests
 
 from evofeed.base.errors import CannotResume
@@ -17,7 +15,6 @@ from evofeed.loader import FeatureLoader, LoaderConfig
 from evofeed.store import Dataset
 
 pytestmark = pytest.mark.slow
-SHORT = CONFIG.replace(epoch_len=12)
 
 
 def stream(dataset: Dataset, world: int, batch_size: int = 1, **options: Any) -> list[str]:
@@ -50,53 +47,6 @@ def test_another_seed_or_epoch_gives_other_samples(dataset: Dataset, reference: 
         assert loader.state_dict()["epoch"] == 0
         assert not set(sample_digests(loader)) & set(reference)
         assert loader.epoch == 2
-
-
-@pytest.fixture(scope="module")
-def two_epochs(dataset: Dataset) -> dict[int, list[str]]:
-    """All samples of the last rank of worlds of one and two."""
-    whole = {}
-    for world in (1, 2):
-        with open_loader(dataset, SHORT, rank=world - 1, world_size=world) as loader:
-            whole[world] = sample_digests(loader) + sample_digests(loader)
-    return whole
-
-
-@settings(max_examples=4, deadline=None, suppress_health_check=list(HealthCheck))
-@given(stop=st.integers(1, 23), world=st.sampled_from([1, 2]))
-def test_a_restart_at_any_step_continues_as_if_nothing_had_happened(
-    dataset: Dataset, two_epochs: dict[int, list[str]], stop: int, world: int
-) -> None:
-    stop, whole = -(-stop // world), two_epochs[world]
-    with open_loader(dataset, SHORT, rank=world - 1, world_size=world) as first:
-        begun = sample_digests(first, stop)
-        if len(begun) < stop:
-            begun += sample_digests(first, stop - len(begun))
-        state = json.loads(json.dumps(first.state_dict()))
-    with open_loader(dataset, SHORT, rank=world - 1, world_size=world) as second:
-        second.load_state_dict(state)
-        rest: list[str] = []
-        while len(begun) + len(rest) < len(whole):
-            rest += sample_digests(second)
-    assert begun + rest == whole
-
-
-def test_worlds_of_three_and_two_stitched_are_the_stream_of_one(dataset: Dataset) -> None:
-    config = CONFIG.replace(crop_size=8, max_extra_msa=4)
-    with open_loader(dataset, config) as loader:
-        whole = sample_digests(loader)
-    state, stitched = None, []
-    for world in (3, 2):  # one optimiser step each
-        ranks = []
-        for rank in range(world):
-            with open_loader(dataset, config, rank=rank, world_size=world) as loader:
-                if state:
-                    loader.load_state_dict(state)
-                ranks.append(sample_digests(loader, 12 // world))
-                after = loader.state_dict()
-        state = after
-        stitched += [sample for samples in zip(*ranks, strict=True) for sample in samples]
-    assert stitched == whole
 
 
 def test_a_state_of_other_data_or_settings_is_refused(dataset: Dataset) -> None:

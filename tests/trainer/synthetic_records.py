@@ -10,11 +10,22 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-from tests.trainer.synthetic_batch import synthetic_batch
+import torch
+import torch.nn.functional as F
+from tests.store.records import profile_counts
 
 from evofeed.protein.chain_record import ChainRecord
 from evofeed.protein.residues import GAP, RESTYPES
 from evofeed.store import DatasetWriter
+from evofeed.trainer.model.constants import table
+from evofeed.trainer.model.rigid import Rigid, quaternion_to_matrix
+from evofeed.trainer.model.torsion import (
+    atom14_to_atom37,
+    frames_to_atom14,
+    torsion_angles_to_frames,
+)
+
+_CA_CA = 3.8  # ångström between neighbouring CA atoms
 
 
 def synthetic_record(
@@ -22,19 +33,16 @@ def synthetic_record(
 ) -> ChainRecord:
     """One chain, a pure function of its number and sizes."""
     rng = np.random.default_rng(number)
-    batch = synthetic_batch(
-        num_res=num_res, num_seq=1, num_extra_seq=1, num_templates=num_templates, seed=number
-    )
-    structure = {name: value[0].numpy() for name, value in batch.items() if value.shape[:1] == (1,)}
-    aatype = structure["aatype"].astype(np.uint8)
+    aatype = rng.integers(0, 20, num_res).astype(np.uint8)
+    positions, mask = _structure(aatype, number)
     msa = _msa(aatype, num_rows, rng)
     row, column = np.nonzero(rng.random(msa.shape) < 0.005)  # as rare as in real alignments
-    positions = structure["template_all_atom_positions"]
-    mask = structure["template_all_atom_mask"]
-    centre = positions.reshape(num_templates, num_res * 37, 3).mean(1)
+    copies = positions + rng.normal(0, 0.5, (num_templates, *positions.shape))
+    centre = copies[..., 1, :].mean(1)
+    sequence = "".join(RESTYPES[code] for code in aatype)
     return ChainRecord(
         chain_id=f"syn{number:04d}_A",
-        sequence="".join(RESTYPES[code] for code in aatype),
+        sequence=sequence,
         aatype=aatype,
         residue_index=np.arange(num_res, dtype=np.int32),
         msa=msa,
@@ -44,25 +52,40 @@ def synthetic_record(
         msa_source=np.zeros(num_rows, np.uint8),
         msa_sources=("synthetic",),
         msa_species=("",) * num_rows,
-        hhblits_profile_counts=np.stack([(msa == code).sum(0) for code in range(22)], 1).astype(
-            np.int32
-        ),
-        all_atom_positions=np.round(structure["all_atom_positions"], 3).astype(np.float32),
-        all_atom_mask=structure["all_atom_mask"].astype(np.uint8),
-        template_aatype=structure["template_aatype"].astype(np.uint8),
-        template_all_atom_positions=(
-            np.round(positions - centre[:, None, None], 3) * mask[..., None]
-        ).astype(np.float32),
-        template_all_atom_mask=mask.astype(np.uint8),
+        hhblits_profile_counts=profile_counts(msa),
+        all_atom_positions=_stored(positions, mask),
+        all_atom_mask=mask,
+        template_aatype=np.tile(aatype, (num_templates, 1)),
+        template_all_atom_positions=_stored(copies - centre[:, None, None], mask),
+        template_all_atom_mask=np.tile(mask, (num_templates, 1, 1)),
         template_center=centre.astype(np.float32),
         template_sum_probs=np.full(num_templates, 100.0, np.float32),
         template_domain_names=tuple(f"tmp{i}_A" for i in range(num_templates)),
-        template_sequence=("".join(RESTYPES[code] for code in aatype),) * num_templates,
+        template_sequence=(sequence,) * num_templates,
         template_release_date=("2000-01-01",) * num_templates,
         resolution=2.0,
         release_date="2010-01-01",
         method="SYNTHETIC",
     ).validate()
+
+
+def _structure(aatype: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Atoms of a smooth random chain of ideal residues: every structural loss can reach zero."""
+    generator = torch.Generator().manual_seed(seed)
+    turns = 0.4 * torch.randn([len(aatype), 4], generator=generator)
+    rots = quaternion_to_matrix(F.normalize(torch.cumsum(turns, 0) + turns[:1], dim=-1))
+    trans = torch.cumsum(_CA_CA * rots[..., 0], dim=-2)
+    angles = F.normalize(torch.randn([len(aatype), 7, 2], generator=generator), dim=-1)
+    codes = torch.from_numpy(aatype).long()
+    frames = torsion_angles_to_frames(Rigid(rots, trans), angles, codes)
+    places, mask = (table(n, codes.device)[codes] for n in ("ATOM37_TO_ATOM14", "ATOM37_MASK"))
+    atoms = atom14_to_atom37(frames_to_atom14(frames, codes), places, mask)
+    return atoms.numpy(), mask.numpy().astype(np.uint8)
+
+
+def _stored(positions: np.ndarray, mask: np.ndarray) -> np.ndarray:
+    """Thousandths of an ångström, and zeros where no atom is."""
+    return np.where(mask[..., None], np.round(positions, 3), 0.0).astype(np.float32)
 
 
 def _msa(aatype: np.ndarray, num_rows: int, rng: np.random.Generator) -> np.ndarray:

@@ -53,7 +53,7 @@ _NO_MATHS = {
 }  # fmt: skip
 
 
-def _hparams(case: Case, *drop: str) -> dict[str, Any]:
+def hparams(case: Case, *drop: str) -> dict[str, Any]:
     return _maths(case.meta["hparams"], _NO_MATHS | set(drop))
 
 
@@ -72,7 +72,7 @@ def made(cls: Callable[..., nn.Module], given: dict[str, Any]) -> nn.Module:
     return cls(**config, **{name: value for name, value in given.items() if name not in own})
 
 
-def _load(case: Case, module: nn.Module) -> Any:
+def load(case: Case, module: nn.Module) -> Any:
     """The module with the stored parameters, which must be exactly its own."""
     module = module.to(case.dtype)
     module.load_state_dict(case.tensors("param"))
@@ -99,17 +99,26 @@ def _together(case: Case, masks: list[Tensor]) -> list[Tensor]:
     return ours
 
 
-def _module(
-    cls: Callable[..., nn.Module], *names: str, drop: tuple[str, ...] = (), out: str = "out",
-    **options: bool,
+def runs(
+    cls: Callable[..., nn.Module], *names: str, call: Callable[[Any, Inputs], Any] | None = None,
+    drop: tuple[str, ...] = (), out: str = "out", **options: bool,
 ) -> Runner:  # fmt: skip
-    """Runner of a module called with the inputs `names` (absent ones are left out) and options."""
+    """Runner of a module made without the hparams to drop.
+
+    It is called with the inputs `names` (absent ones are left out) and options, or as told. What
+    it gives is named by `out`, but for a table.
+    """
     outs = out.split()
 
     def run(case: Case, inputs: Inputs) -> tuple[nn.Module, Outputs]:
-        module = _load(case, made(cls, _hparams(case, *drop)))
+        module = load(case, made(cls, hparams(case, *drop)))
         given = {name: inputs[name] for name in names if name in inputs}
-        got = module(**given, **options) if given else module(*inputs.values())
+        if call is not None:
+            got = call(module, inputs)
+        else:
+            got = module(**given, **options) if given else module(*inputs.values())
+        if isinstance(got, dict):
+            return module, got
         return module, dict(zip(outs, got if len(outs) > 1 else (got,), strict=True))
 
     return run
@@ -126,7 +135,7 @@ def of_loss(
     own, inputs = {item.name for item in fields(LossConfig)}, inspect.signature(function).parameters
 
     def run(case: Case, x: Inputs) -> tuple[None, Outputs]:
-        named = {names.get(k, k if k in own else prefix + k): v for k, v in _hparams(case).items()}
+        named = {names.get(k, k if k in own else prefix + k): v for k, v in hparams(case).items()}
         config = LossConfig(**{k: float(v) for k, v in named.items() if k in own})
         return None, {out: function(**{name: x.get(name) for name in inputs} | {"config": config})}
 
@@ -138,46 +147,22 @@ def _plain(function: Callable[[Inputs], Tensor]) -> Runner:
     return lambda case, inputs: (None, {"out": function(inputs)})
 
 
-def _attention(case: Case, x: Inputs) -> tuple[nn.Module, Outputs]:
-    module = _load(case, primitives.Attention(**_hparams(case)))
-    biases = [x[name] for name in ("bias1", "bias2") if name in x]
-    return module, {"out": module(x["q_x"], x["kv_x"], biases)}
-
-
 def _stack(cls: Callable[..., nn.Module], out: str, *drop: str, mask_trans: bool = False) -> Runner:
     names = ("m", "z", "msa_mask", "pair_mask")
-    return _module(cls, *names, drop=drop, out=out, _mask_trans=mask_trans)
-
-
-def _transition(cls: Callable[..., nn.Module], name: str) -> Runner:
-    def run(case: Case, x: Inputs) -> tuple[nn.Module, Outputs]:
-        module = _load(case, cls(*_hparams(case).values()))
-        return module, {"out": module(x[name], x.get("mask"))}
-
-    return run
+    return runs(cls, *names, drop=drop, out=out, _mask_trans=mask_trans)
 
 
 def _template_embedder(case: Case, x: Inputs) -> tuple[nn.Module, Outputs]:
-    h = _hparams(case)
+    h = hparams(case)
     config, c_m = template_config_from_openfold(h), h["template_single_embedder"]["c_out"]
     c_z = h["template_pointwise_attention"]["c_z"]
-    module = _load(case, template.TemplateEmbedder(config, c_m, c_z))
+    module = load(case, template.TemplateEmbedder(config, c_m, c_z))
     pair, single, _ = module(x, x["z"], x["pair_mask"], _mask_trans=False)
     return module, {"template_pair_embedding": pair, "template_single_embedding": single}
 
 
-def _input_embedder(case: Case, x: Inputs) -> tuple[nn.Module, Outputs]:
-    module = _load(case, embedders.InputEmbedder(**_hparams(case)))
-    return module, dict(zip("mz", module(x), strict=True))
-
-
-def _ipa(case: Case, x: Inputs) -> tuple[nn.Module, Outputs]:
-    module = _load(case, ipa.InvariantPointAttention(**_hparams(case)))
-    return module, {"out": module(x["s"], x["z"], from_tensor_7(x["frames7"]), x["mask"])}
-
-
 def _backbone_update(case: Case, x: Inputs) -> tuple[nn.Module, Outputs]:
-    module = _load(case, structure_module.BackboneUpdate(**_hparams(case)))
+    module = load(case, structure_module.BackboneUpdate(**hparams(case)))
     update = module(x["s"])
     quaternion, trans = x["frames7"][..., :4], x["frames7"][..., 4:]
     frames = Rigid(quaternion_to_matrix(quaternion), trans)
@@ -190,17 +175,6 @@ def _torsion(case: Case, x: Inputs) -> tuple[None, Outputs]:
     frames = torsion.torsion_angles_to_frames(backbone, x["alpha"], x["aatype"])
     atom14 = torsion.frames_to_atom14(frames, x["aatype"])
     return None, {"frames4x4": to_4x4(frames), "atom14": atom14}
-
-
-def _structure_module(case: Case, x: Inputs) -> tuple[nn.Module, Outputs]:
-    module = _load(case, made(structure_module.StructureModule, _hparams(case)))
-    return module, module(x["single"], x["pair"], x["aatype"], x["mask"])
-
-
-def _lddt_head(case: Case, x: Inputs) -> tuple[nn.Module, Outputs]:
-    module = _load(case, heads.PerResidueLDDTCaPredictor(**_hparams(case)))
-    logits = module(x["s"])
-    return module, {"logits": logits, "plddt": heads.compute_plddt(logits)}
 
 
 def _tm_pae(case: Case, x: Inputs) -> tuple[None, Outputs]:
@@ -274,7 +248,7 @@ def whole_model(case: Case, x: Inputs) -> tuple[nn.Module, Outputs, Tensor, dict
     """Module in train mode, flat outputs, scaled loss and its terms."""
     h = case.meta["hparams"]
     config = model_config_from_openfold(h["model"])
-    module = _load(case, AlphaFold(config)).train()
+    module = load(case, AlphaFold(config)).train()
     batch = from_openfold_batch(x)
     outputs = module(batch)
     loss, breakdown = AlphaFoldLoss(loss_config_from_openfold(h["loss"]))(outputs, batch)
@@ -303,44 +277,59 @@ def nest(flat: dict[str, Tensor]) -> dict[str, Any]:
     return nested
 
 
-def one_linear(**sizes: int) -> nn.Module:
-    """OpenFold's embedders and heads of one layer, whose sizes have a name each."""
-    return primitives.OneLinear(*sizes.values())
+def in_order(cls: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
+    """For modules whose sizes OpenFold names otherwise, one by one, in the order of ours."""
+    return lambda **sizes: cls(*sizes.values())
 
 
+def structure(module: nn.Module, x: Inputs) -> Outputs:
+    found: Outputs = module(x["single"], x["pair"], x["aatype"], x["mask"])
+    return found
+
+
+one_linear = in_order(primitives.OneLinear)
 _tri_mul = ("z", "mask")
 RUNNERS: dict[str, Runner] = {
-    "LayerNorm": _module(primitives.LayerNorm, "x"),
-    "Attention": _attention,
-    "MSARowAttentionWithPairBias": _module(
+    "LayerNorm": runs(primitives.LayerNorm, "x"),
+    "Attention": runs(
+        primitives.Attention,
+        call=lambda module, x: module(
+            x["q_x"], x["kv_x"], [x[name] for name in ("bias1", "bias2") if name in x]
+        ),
+    ),
+    "MSARowAttentionWithPairBias": runs(
         msa_attention.MSARowAttentionWithPairBias, "m", "z", "mask"
     ),
-    "MSAColumnAttention": _module(msa_attention.MSAColumnAttention, "m", "mask"),
-    "MSAColumnGlobalAttention": _module(msa_attention.MSAColumnGlobalAttention, "m", "mask"),
-    "MSATransition": _transition(transition.MSATransition, "m"),
-    "PairTransition": _transition(transition.PairTransition, "z"),
-    "OuterProductMean": _module(outer_product_mean.OuterProductMean, "m", "mask"),
+    "MSAColumnAttention": runs(msa_attention.MSAColumnAttention, "m", "mask"),
+    "MSAColumnGlobalAttention": runs(msa_attention.MSAColumnGlobalAttention, "m", "mask"),
+    "MSATransition": runs(
+        in_order(transition.MSATransition), call=lambda module, x: module(x["m"], x.get("mask"))
+    ),
+    "PairTransition": runs(
+        in_order(transition.PairTransition), call=lambda module, x: module(x["z"], x.get("mask"))
+    ),
+    "OuterProductMean": runs(outer_product_mean.OuterProductMean, "m", "mask"),
     **{
-        f"{kind}TriangleMultiplication{way}": _module(
+        f"{kind}TriangleMultiplication{way}": runs(
             partial(getattr(triangle, f"TriangleMultiplication{way}"), fused=bool(kind)), *_tri_mul
         )
         for kind in ("", "Fused")
         for way in ("Outgoing", "Incoming")
     },
-    "TriangleAttentionStartingNode": _module(triangle.TriangleAttentionStartingNode, "x", "mask"),
-    "TriangleAttentionEndingNode": _module(triangle.TriangleAttentionEndingNode, "x", "mask"),
+    "TriangleAttentionStartingNode": runs(triangle.TriangleAttentionStartingNode, "x", "mask"),
+    "TriangleAttentionEndingNode": runs(triangle.TriangleAttentionEndingNode, "x", "mask"),
     "EvoformerBlock": _stack(evoformer.EvoformerBlock, "m z", "eps"),
     "EvoformerBlock.mask_trans": _stack(evoformer.EvoformerBlock, "m z", "eps", mask_trans=True),
     "ExtraMSABlock": _stack(evoformer.ExtraMSABlock, "m z"),
     "EvoformerStack": _stack(evoformer.EvoformerStack, "m z s", "eps"),
     "ExtraMSAStack": _stack(evoformer.ExtraMSAStack, "z"),
-    "InputEmbedder": _input_embedder,
-    "RecyclingEmbedder": _module(embedders.RecyclingEmbedder, "m", "z", "x", out="m z"),
-    "TemplateSingleEmbedder": _module(template.TemplateSingleEmbedder, "x"),
-    "TemplatePairEmbedder": _module(one_linear),
-    "ExtraMSAEmbedder": _module(one_linear),
-    "TemplatePairStack": _module(template.TemplatePairStack, "t", "mask", _mask_trans=False),
-    "TemplatePointwiseAttention": _module(
+    "InputEmbedder": runs(embedders.InputEmbedder, call=lambda module, x: module(x), out="m z"),
+    "RecyclingEmbedder": runs(embedders.RecyclingEmbedder, "m", "z", "x", out="m z"),
+    "TemplateSingleEmbedder": runs(template.TemplateSingleEmbedder, "x"),
+    "TemplatePairEmbedder": runs(one_linear),
+    "ExtraMSAEmbedder": runs(one_linear),
+    "TemplatePairStack": runs(template.TemplatePairStack, "t", "mask", _mask_trans=False),
+    "TemplatePointwiseAttention": runs(
         template.TemplatePointwiseAttention, "t", "z", "template_mask"
     ),
     "build_template_pair_feat": _plain(
@@ -349,17 +338,24 @@ RUNNERS: dict[str, Runner] = {
     "build_template_angle_feat": _plain(template.build_template_angle_feat),
     "build_extra_msa_feat": _plain(lambda x: embedders.build_extra_msa_feat(**x)),
     "TemplateEmbedder": _template_embedder,
-    "InvariantPointAttention": _ipa,
+    "InvariantPointAttention": runs(
+        ipa.InvariantPointAttention,
+        call=lambda module, x: module(x["s"], x["z"], from_tensor_7(x["frames7"]), x["mask"]),
+    ),
     "BackboneUpdate": _backbone_update,
-    "AngleResnet": _module(torsion.AngleResnet, "s", "s_initial", out="unnormalized angles"),
-    "StructureModuleTransition": _module(structure_module.StructureModuleTransition, "s"),
+    "AngleResnet": runs(torsion.AngleResnet, "s", "s_initial", out="unnormalized angles"),
+    "StructureModuleTransition": runs(structure_module.StructureModuleTransition, "s"),
     "torsion_angles_to_frames_and_atom14": _torsion,
-    "StructureModule": _structure_module,
-    "DistogramHead": _module(heads.DistogramHead, "z"),
-    "TMScoreHead": _module(one_linear),
-    "MaskedMSAHead": _module(one_linear),
-    "ExperimentallyResolvedHead": _module(one_linear),
-    "PerResidueLDDTCaPredictor": _lddt_head,
+    "StructureModule": runs(structure_module.StructureModule, call=structure),
+    "DistogramHead": runs(heads.DistogramHead, "z"),
+    "TMScoreHead": runs(one_linear),
+    "MaskedMSAHead": runs(one_linear),
+    "ExperimentallyResolvedHead": runs(one_linear),
+    "PerResidueLDDTCaPredictor": runs(
+        heads.PerResidueLDDTCaPredictor,
+        call=lambda module, x: (logits := module(x["s"]), heads.compute_plddt(logits)),
+        out="logits plddt",
+    ),
     "compute_tm_pae": _tm_pae,
     "loss.fape.backbone": of_loss(
         fape.backbone_fape, "fape_", loss_unit_distance="fape_length_scale"

@@ -9,13 +9,13 @@ from tests.trainer.model.golden_kinds import (
     Inputs,
     Outputs,
     Runner,
-    _hparams,
-    _load,
-    _module,
     flatten,
-    made,
+    hparams,
+    load,
     of_loss,
     one_linear,
+    runs,
+    structure,
     total_loss,
 )
 from tests.trainer.model.openfold_config import (
@@ -35,19 +35,8 @@ from evofeed.trainer.model.rigid import apply, compose, from_4x4, to_4x4
 from evofeed.trainer.model.structure_module import BackboneUpdate
 
 
-def _input_embedder(case: Case, x: Inputs) -> tuple[nn.Module, Outputs]:
-    module = _load(case, embedders.InputEmbedderMultimer(**_hparams(case)))
-    m, z = module(x)
-    return module, {"m": m, "z": z}
-
-
-def _pair_embedder(case: Case, x: Inputs) -> tuple[nn.Module, Outputs]:
-    module = _load(case, template.TemplatePairEmbedderMultimer(**_hparams(case)))
-    return module, {"act": module(**{**x, "aatype_one_hot": x["aatype_one_hot"].to(case.dtype)})}
-
-
 def _single_embedder(case: Case, x: Inputs) -> tuple[nn.Module, Outputs]:
-    module = _load(case, template.TemplateSingleEmbedderMultimer(**_hparams(case)))
+    module = load(case, template.TemplateSingleEmbedderMultimer(**hparams(case)))
     aatype, positions = x["template_aatype"], x["template_all_atom_positions"]
     angles, mask = template.chi_angles(positions, x["template_all_atom_mask"], aatype)
     rows = module(one_hot(aatype, 22, case.dtype), angles, mask)
@@ -60,9 +49,9 @@ def _single_embedder(case: Case, x: Inputs) -> tuple[nn.Module, Outputs]:
 
 
 def _template_embedder(case: Case, x: Inputs) -> tuple[nn.Module, Outputs]:
-    h = _hparams(case)
+    h = hparams(case)
     config, c_m = template_config_from_openfold(h), h["template_single_embedder"]["c_out"]
-    module = _load(case, template.TemplateEmbedderMultimer(config, c_m, h["c_z"]))
+    module = load(case, template.TemplateEmbedderMultimer(config, c_m, h["c_z"]))
     pair, rows, mask = module(x, x["z"], x["padding_mask_2d"], _mask_trans=False)
     return module, {
         "template_pair_embedding": pair,
@@ -83,30 +72,19 @@ def _backbone_affine(case: Case, x: Inputs) -> tuple[None, Outputs]:
     }
 
 
-def _ipa(case: Case, x: Inputs) -> tuple[nn.Module, Outputs]:
-    module = _load(case, ipa.InvariantPointAttentionMultimer(**_hparams(case)))
-    return module, {"out": module(x["s"], x["z"], from_4x4(x["frames4x4"]), x["mask"])}
-
-
 def _point_projection(case: Case, x: Inputs) -> tuple[nn.Module, Outputs]:
     h = case.meta["hparams"]
-    module = _load(case, ipa.PointProjection(h["c_hidden"], h["num_points"], h["no_heads"]))
+    module = load(case, ipa.PointProjection(h["c_hidden"], h["num_points"], h["no_heads"]))
     local = module.linear(x["s"]).unflatten(-1, (h["no_heads"], 3, -1)).transpose(-1, -2)
     frames = from_4x4(x["frames4x4"]).unsqueeze(-1).unsqueeze(-1)
     return module, {"points": apply(frames, local)}
 
 
 def _quat_rigid(case: Case, x: Inputs) -> tuple[nn.Module, Outputs]:
-    module = _load(case, BackboneUpdate(case.meta["hparams"]["c_hidden"]))
+    module = load(case, BackboneUpdate(case.meta["hparams"]["c_hidden"]))
     update = structure_module.update_to_rigid(module(x["s"]))
     composed = compose(from_4x4(x["frames4x4"]), update)
     return module, {"update": to_4x4(update), "composed": to_4x4(composed)}
-
-
-def _structure_module(case: Case, x: Inputs) -> tuple[nn.Module, Outputs]:
-    module = made(structure_module.StructureModuleMultimer, _hparams(case, "is_multimer"))
-    module = _load(case, module)
-    return module, module(x["single"], x["pair"], x["aatype"], x["mask"])
 
 
 def _tm(case: Case, x: Inputs) -> tuple[None, Outputs]:
@@ -159,7 +137,7 @@ def _violation(case: Case, x: Inputs) -> tuple[None, Outputs]:
 
 def whole_multimer(case: Case, x: Inputs) -> tuple[nn.Module, Outputs, Tensor, dict[str, Tensor]]:
     """Module in train mode, flat outputs, scaled loss and its terms."""
-    module = _load(case, AlphaFold(model_config_from_openfold(case.meta["hparams"]["model"])))
+    module = load(case, AlphaFold(model_config_from_openfold(case.meta["hparams"]["model"])))
     batch = from_openfold_batch({k[6:]: v for k, v in x.items() if k.startswith("batch.")})
     outputs = module.train()(batch)
     labels = batch | {k[6:]: v for k, v in x.items() if k.startswith("label.")}
@@ -171,17 +149,30 @@ def whole_multimer(case: Case, x: Inputs) -> tuple[nn.Module, Outputs, Tensor, d
 
 
 MULTIMER_RUNNERS: dict[str, Runner] = RUNNERS | {
-    "InputEmbedderMultimer": _input_embedder,
-    "TemplatePairEmbedderMultimer": _pair_embedder,
+    "InputEmbedderMultimer": runs(
+        embedders.InputEmbedderMultimer, call=lambda module, x: module(x), out="m z"
+    ),
+    "TemplatePairEmbedderMultimer": runs(
+        template.TemplatePairEmbedderMultimer,
+        call=lambda module, x: module(
+            **x | {"aatype_one_hot": x["aatype_one_hot"].to(x["query_embedding"].dtype)}
+        ),
+        out="act",
+    ),
     "TemplateSingleEmbedderMultimer": _single_embedder,
     "TemplateEmbedderMultimer": _template_embedder,
     "make_backbone_affine + unit_vector": _backbone_affine,
-    "InvariantPointAttentionMultimer": _ipa,
+    "InvariantPointAttentionMultimer": runs(
+        ipa.InvariantPointAttentionMultimer,
+        call=lambda module, x: module(x["s"], x["z"], from_4x4(x["frames4x4"]), x["mask"]),
+    ),
     "PointProjection(is_multimer)": _point_projection,
     "QuatRigid(full_quat=False)": _quat_rigid,
-    "StructureModule(is_multimer)": _structure_module,
+    "StructureModule(is_multimer)": runs(
+        structure_module.StructureModuleMultimer, call=structure, drop=("is_multimer",)
+    ),
     "compute_tm(ptm, iptm)": _tm,
-    "MaskedMSAHead": _module(one_linear, out="logits"),
+    "MaskedMSAHead": runs(one_linear, out="logits"),
     "loss.fape.backbone multimer (intra + interface)": _fape,
     "loss.chain_center_of_mass": of_loss(
         chain_center_of_mass_loss,
