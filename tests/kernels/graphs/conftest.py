@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from evofeed.kernels.fused_module import Fused
 from evofeed.kernels.graphs import arguments, recorded, recording
+from evofeed.kernels.swap.swap import RULES
 
 
 @pytest.fixture
@@ -73,3 +75,26 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def nothing_warned() -> Iterator[None]:
     recorded._warned.clear()
     yield
+
+
+class FusedStandIn(Fused):
+    """What a test's own module becomes: recordable, with its own forward."""
+
+    recordable = True
+
+    def forward(self: Any, *args: Any, **options: Any) -> Any:
+        """As the original's."""
+        return super().forward(*args, **options)  # type: ignore[misc]
+
+
+@pytest.fixture
+def has_a_fused_form(monkeypatch: pytest.MonkeyPatch) -> Callable[[type[nn.Module]], None]:
+    """Lets modules of a kind, and of its sub-classes, be swapped."""
+
+    def swapped(kind: type[nn.Module]) -> None:
+        def rule(module: nn.Module) -> type[Fused] | None:
+            return FusedStandIn if isinstance(module, kind) else None
+
+        monkeypatch.setattr("evofeed.kernels.swap.swap.RULES", [*RULES, rule])
+
+    return swapped

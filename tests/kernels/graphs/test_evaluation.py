@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import ctypes
 import functools
 import gc
 import pickle
@@ -21,7 +20,6 @@ from evofeed.kernels import to_fused
 from evofeed.kernels.fused_module import Fused
 from evofeed.kernels.graphs import arguments, recorded, recording
 from evofeed.kernels.graphs.evaluation import EAGER_CALLS, MOST_RECORDINGS
-from evofeed.kernels.swap.swap import RULES
 
 DENOISES = recorded.denoises
 MODES = pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
@@ -46,20 +44,11 @@ class Step(nn.Module):
         return {"atoms": wide.reshape(int(counts.sum()), 3), "tokens": [tokens, None]}
 
 
-class FusedStep(Fused):
-    recordable = True
-
-    def forward(self: Any, *args: Any, **options: Any) -> Any:
-        """As the original's."""
-        return super().forward(*args, **options)  # type: ignore[misc]
-
-
 @pytest.fixture(autouse=True)
-def step_has_a_fused_form(monkeypatch: pytest.MonkeyPatch) -> None:
-    def rule(module: nn.Module) -> type[Fused] | None:
-        return FusedStep if isinstance(module, Step) else None
-
-    monkeypatch.setattr("evofeed.kernels.swap.swap.RULES", [*RULES, rule])
+def step_has_a_fused_form(
+    has_a_fused_form: Callable[[type[nn.Module]], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    has_a_fused_form(Step)
     monkeypatch.setattr(recorded, "denoises", lambda module: isinstance(module, Step))
 
 
@@ -155,25 +144,19 @@ def test_a_cache_that_the_first_call_fills(graphs: list[int]) -> None:
     assert len(graphs) == 2  # the second call was the first of its kind
 
 
-class _Odd(Step):
+class Given(Step):
     """A step whose forward is given by a test."""
 
-    how: Callable[[Tensor, Tensor, Any], Any]
+    def __init__(self, how: Callable[[Tensor, Tensor, Any], Any]) -> None:
+        super().__init__()
+        self.how = how
 
     def forward(self, x: Tensor, t: Tensor, batch: Any, cache: Any = None) -> Any:
-        return type(self).how(x, t, batch)
+        return self.how(x, t, batch)
 
 
-def _reads_what_changes(x: Tensor, t: Tensor, batch: Any) -> Tensor:
-    return x * (2 if t.sum() > 3 else 1)
-
-
-def _reads_what_nobody_filled(x: Tensor, t: Tensor, batch: Any) -> Tensor:
-    return x * int(torch.empty(2, dtype=torch.int64).copy_(t.long().expand(2)).sum())
-
-
-def _reads_what_is_drawn(x: Tensor, t: Tensor, batch: Any) -> Tensor:
-    return x * int(torch.randint(9, [1]))
+def _step(how: Callable[[Tensor, Tensor, Any], Any]) -> Any:
+    return to_fused(Given(how).eval(), cuda_graphs=True)
 
 
 def _reads_what_was_written_over(x: Tensor, t: Tensor, batch: Any) -> Tensor:
@@ -188,22 +171,27 @@ def _reads_what_was_written_twice(x: Tensor, t: Tensor, batch: Any) -> Tensor:
     return x * int(known.add_(1).sum())
 
 
-def _repeats_as_often_as_changes(x: Tensor, t: Tensor, batch: Any) -> Tensor:
-    return torch.repeat_interleave(x, t.long().expand(2), dim=0)
+READS: dict[str, Callable[[Tensor, Tensor, Any], Tensor]] = {
+    "what changes": lambda x, t, batch: x * (2 if t.sum() > 3 else 1),
+    "what nobody filled": lambda x, t, batch: (
+        x * int(torch.empty(2, dtype=torch.int64).copy_(t.long().expand(2)).sum())
+    ),
+    "what is drawn": lambda x, t, batch: x * int(torch.randint(9, [1])),
+    "what was written over": _reads_what_was_written_over,
+    "what was written twice": _reads_what_was_written_twice,
+    "how often to repeat": lambda x, t, batch: torch.repeat_interleave(
+        x, t.long().expand(2), dim=0
+    ),
+}
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(
-    "how",
-    [_reads_what_changes, _reads_what_nobody_filled, _reads_what_is_drawn,
-     _reads_what_was_written_over, _reads_what_was_written_twice, _repeats_as_often_as_changes],
-)  # fmt: skip
+@pytest.mark.parametrize("what", READS)
 def test_a_number_that_may_be_another_next_time_is_not_taken_for_a_constant(
-    graphs: list[int], monkeypatch: pytest.MonkeyPatch, how: Callable[..., Any]
+    graphs: list[int], what: str
 ) -> None:
-    monkeypatch.setattr(_Odd, "how", staticmethod(how), raising=False)
-    ours = to_fused(_Odd().eval(), cuda_graphs=True)
-    batch = _batch(1, 2)
+    how, batch = READS[what], _batch(1, 2)
+    ours = _step(how)
     with pytest.warns(RuntimeWarning, match="cannot be recorded: the host waits for a number"):
         for n in range(EAGER_CALLS + 2):
             x, t = torch.randn(2, 3), torch.full([1], float(n))
@@ -242,22 +230,12 @@ def _several(x: Tensor, t: Tensor, batch: Any) -> tuple[Tensor, ...]:
     return first[order[:, 0]] * t, second + t, torch.cat([x * 5, x * t]), torch.zeros(2) + t
 
 
-def _filled_by_nobody_seen(x: Tensor, t: Tensor, batch: Any) -> Tensor:
-    made, begun = torch.empty(1), torch.zeros(1)
-    for memory in (made, begun):  # as a kernel does that is launched by its address
-        ctypes.c_float.from_address(memory.data_ptr()).value = float(x[0, 0])
-    return (made + begun) * t
-
-
 @MODES
 @pytest.mark.parametrize("how", [_products, _in_place, _several])
 def test_what_follows_from_what_stays_is_made_once(
-    graphs: list[int], monkeypatch: pytest.MonkeyPatch, mode: Callable[[], Any],
-    how: Callable[..., Any],
-) -> None:  # fmt: skip
-    monkeypatch.setattr(_Odd, "how", staticmethod(how), raising=False)
-    ours = to_fused(_Odd().eval(), cuda_graphs=True)
-    batch, x = _batch(1, 2), torch.randn(2, 3)
+    graphs: list[int], mode: Callable[[], Any], how: Callable[..., Any]
+) -> None:
+    ours, batch, x = _step(how), _batch(1, 2), torch.randn(2, 3)
     for n in range(EAGER_CALLS + 4):
         t = torch.full([1], float(n))
         with mode():
@@ -273,8 +251,7 @@ def test_tensors_that_the_caller_changes_in_place(
     graphs: list[int], monkeypatch: pytest.MonkeyPatch, mode: Callable[[], Any], denoises: bool
 ) -> None:
     monkeypatch.setattr(recorded, "denoises", lambda module: denoises)
-    monkeypatch.setattr(_Odd, "how", staticmethod(_products), raising=False)
-    ours = to_fused(_Odd().eval(), cuda_graphs=True)
+    ours = _step(_products)
     with mode():
         x, t, batch = torch.randn(2, 3), torch.ones(1), {"unused": torch.ones(2)}
         for n in range(4 * EAGER_CALLS):
@@ -300,16 +277,9 @@ def test_weights_that_an_optimizer_changed_are_read_again(graphs: list[int]) -> 
 
 
 @MODES
-def test_a_tensor_that_a_step_changes_is_copied(
-    graphs: list[int], monkeypatch: pytest.MonkeyPatch, mode: Callable[[], Any]
-) -> None:
+def test_a_tensor_that_a_step_changes_is_copied(graphs: list[int], mode: Callable[[], Any]) -> None:
     """Tensors of inference mode do not tell that they changed."""
-
-    def how(x: Tensor, t: Tensor, batch: Any) -> Any:
-        return batch["sum"].add_(t), x
-
-    monkeypatch.setattr(_Odd, "how", staticmethod(how), raising=False)
-    ours = to_fused(_Odd().eval(), cuda_graphs=True)
+    ours = _step(lambda x, t, batch: (batch["sum"].add_(t), x))
     with mode():
         batch, x = {"sum": torch.zeros(1)}, torch.zeros(2)
         for n in range(EAGER_CALLS + 2):

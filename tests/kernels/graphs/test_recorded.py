@@ -8,7 +8,7 @@ import gc
 import pickle
 import warnings
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 from unittest.mock import MagicMock
 
@@ -22,7 +22,6 @@ from evofeed.base.errors import KernelError
 from evofeed.kernels import to_fused, to_torch
 from evofeed.kernels.fused_module import Fused
 from evofeed.kernels.graphs import recorded, recording
-from evofeed.kernels.swap.swap import RULES
 
 
 class Layer(nn.Module):
@@ -40,21 +39,9 @@ class Layer(nn.Module):
         return value, value.detach() + 1
 
 
-class FusedLayer(Fused):
-    recordable = True
-
-    def forward(self: Any, x: Tensor, y: Tensor, power: Any = 1) -> Any:
-        """As the original's."""
-        return super().forward(x, y, power)  # type: ignore[misc]
-
-
-def _rule(module: nn.Module) -> type[Fused] | None:
-    return FusedLayer if isinstance(module, Layer) else None
-
-
 @pytest.fixture(autouse=True)
-def layer_has_a_fused_form(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("evofeed.kernels.swap.swap.RULES", [*RULES, _rule])
+def layer_has_a_fused_form(has_a_fused_form: Callable[[type[nn.Module]], None]) -> None:
+    has_a_fused_form(Layer)
 
 
 def _pair() -> tuple[Layer, Layer]:
@@ -170,7 +157,7 @@ def test_results_that_are_none_an_input_or_changed_in_place(graphs: list[int]) -
     _, ours = _pair()
     x, y = torch.randn(4, 3), torch.randn(4, 3)
 
-    def forward(self: Layer, a: Tensor, b: Tensor, power: int) -> tuple[None, Tensor, Tensor]:
+    def forward(self: Layer, a: Tensor, b: Tensor) -> tuple[None, Tensor, Tensor]:
         return None, a.add_(b), b
 
     with pytest.MonkeyPatch.context() as patch, torch.no_grad():
