@@ -17,7 +17,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from evofeed.service import ServiceSettings
+from evofeed.service import ServiceSettings, server
 from evofeed.service.metrics import Metrics
 
 DEPLOY = Path(__file__).resolve().parent.parent / "deploy"
@@ -227,6 +227,12 @@ def test_a_service_that_is_made_anew_is_where_nginx_looks_for_it() -> None:
         own = ip_address(SERVICES[name]["networks"]["inside"]["ipv4_address"])
         assert own in ip_network(addresses["subnet"]), "and no other container is given it"
         assert own not in ip_network(addresses["ip_range"])
+
+
+def test_nginx_lets_go_of_an_idle_connection_before_the_service_closes_it() -> None:
+    """A POST that crosses the close is not sent again, and answered 502."""
+    (seconds,) = re.findall(r"^ *keepalive_timeout (\d+)s;", NGINX, re.M)
+    assert int(seconds) < server._config(None).timeout_keep_alive
 
 
 def test_ports_of_service_and_checks_agree() -> None:

@@ -99,6 +99,8 @@ def immutable_response(
     if known and matches(known, etag):
         return Response(status_code=304, headers=headers)
     if location is not None:
+        # Of what nginx sends, not of its refusal where the file is gone: it would be kept too.
+        headers["X-Accel-Cache-Control"] = headers.pop("Cache-Control")
         headers["X-Accel-Redirect"] = quote(location)
         return Response(status_code=200, headers=headers, media_type=media_type)
     headers["Accept-Ranges"] = "bytes"

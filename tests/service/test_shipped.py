@@ -177,6 +177,8 @@ def test_nginx_sends_the_shards_that_the_service_allows(
     assert own.get(f"/_shards{there}").status_code == 404, "internal is internal"
     assert own.get(f"{BASE}/local/shards/{'0' * 64}.arrow").status_code == 404
     there.rename(shipped.folder / "away")
+    gone = own.get(path)
+    assert gone.status_code == 404 and "cache-control" not in gone.headers, "it may come back"
     there.symlink_to(shipped.folder / "away")
     assert own.get(path).status_code in (403, 404, 502), "a link is somebody's who swaps"
     there.unlink()
