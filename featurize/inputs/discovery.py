@@ -82,6 +82,8 @@ def discover(
             path=os.fspath(uri),
         )
     root = Path(_path(uri))
+    if root.name in ("", ".."):  # `.` tells neither its own name nor the folder above
+        root = root.resolve()
     if not root.exists():
         raise InputError("no such file or folder", path=str(root))
     if not root.is_file() and not root.is_dir():

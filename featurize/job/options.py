@@ -130,7 +130,9 @@ def absolute(uri: str) -> str:
         InputError: a name in it is no text, so that no ledger can keep it.
     """
     path = uri.removeprefix("file://")
-    path = path if "://" in path else str(Path(path).absolute())
+    if "://" not in path:
+        given = Path(path)
+        path = str(given.resolve() if given.name == ".." else given.absolute())
     if not is_text(path):
         raise InputError("not UTF-8: rename it", path=path.encode(errors="replace").decode())
     return path

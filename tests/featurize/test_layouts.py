@@ -22,6 +22,7 @@ from tests.featurize.test_roads import write
 from evofeed.base.errors import InputError
 from evofeed.featurize import FeaturizeConfig, discover, featurize_chain
 from evofeed.featurize.formats.alignment_db import read_index
+from evofeed.featurize.job.options import absolute
 from evofeed.featurize.records.template_library import read_obsolete, read_release_dates
 
 GOLDEN = golden_files("data/golden")
@@ -191,6 +192,31 @@ def test_one_chains_own_folder_is_refused_and_the_right_one_named(tmp_path: Path
             discover(tmp_path / own)
         assert str((tmp_path / own).parent) in caught.value.message
     assert [source.chain_id for source in discover(tmp_path / "up")] == ["1abc_A"]
+
+
+def test_an_input_called_by_dots_is_the_folder_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flattened(tmp_path)
+    chain = small_chains(1)[0]
+    alignments = tmp_path / "alignments"
+    as_named = discover(alignments)
+    assert all(source.structure for source in as_named)
+    monkeypatch.chdir(alignments)
+    assert discover(".") == as_named
+    monkeypatch.chdir(alignments / chain.name)
+    assert discover("..") == as_named
+    assert absolute("..") == str(alignments)
+
+
+def test_files_that_are_used_are_not_listed_as_unused_however_the_folder_is_called(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, {"x.a3m": ">x\nMKV\n>y\nM-V\n"})
+    monkeypatch.chdir(tmp_path)
+    problems: list[InputError] = []
+    assert [source.chain_id for source in discover(".", problems=problems)] == ["x"]
+    assert not problems
 
 
 def test_a_link_to_nothing_among_alignments_is_not_passed_over(tmp_path: Path) -> None:
