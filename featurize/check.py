@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from evofeed.base.errors import EvofeedError, InputError, NoProtein, UnusedInput
 from evofeed.featurize.config import FeaturizeConfig
+from evofeed.featurize.formats.fasta import checked_sequence
 from evofeed.featurize.formats.reading import FileRef
 from evofeed.featurize.inputs.clusters import NO_CLUSTER, cluster_sizes
 from evofeed.featurize.inputs.discovery import discover
@@ -35,7 +36,7 @@ _KINDS: dict[str, tuple[Severity, str]] = {
     "no structure": ("warning", "usable for prediction, not for training"),
     "no alignment": ("warning", "the MSA will be the query alone"),
     "query and structure differ in letters": ("warning", "often a modified residue"),
-    "template hits, but no template structures": ("warning", "pass template_mmcif_dir"),
+    "template hits, but no template structures": ("warning", "name their folder by --templates"),
     "no release date": ("warning", "date filters cannot hold for it"),
     "unused file": ("warning", "it looks like a protein's, and no chain uses it"),
     "no protein": ("info", "left out; only proteins are featurized"),
@@ -190,6 +191,8 @@ class _Check:
     def _queries(self, source: ChainSource, alignments: Sequence[tuple[Role, FileRef]]) -> None:
         report, chain_id, sequence = self.report, source.chain_id, source.sequence
         ref = source.structure_ref()
+        if ref is None and sequence:
+            sequence = checked_sequence(sequence, source.assembly or source.fasta or "")
         if ref is not None:
             structure = self._structure(ref)
             if structure.lacks_date:

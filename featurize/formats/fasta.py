@@ -75,6 +75,19 @@ def parse_fasta(
     return records
 
 
+def checked_sequence(letters: str, path: str) -> str:
+    """A protein's sequence that a job or a header gave, its letters as `parse_fasta` wants them.
+
+    Raises:
+        InputError: they are none of a protein; names the file `path`.
+    """
+    sequence = "".join(letters.split()).upper().removesuffix("*")
+    if wrong := _complaint(sequence, InputCaps(), rna=False):
+        kind = NoProtein if wrong.startswith(BASES) else InputError
+        raise kind(wrong, path=path or None)
+    return sequence
+
+
 def _complaint(sequence: str, caps: InputCaps, rna: bool) -> str:
     """What is wrong with a protein's sequence, or an RNA's; empty if nothing is."""
     if not sequence:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import threading
 from collections import Counter
@@ -18,6 +19,7 @@ from evofeed.featurize.job.account import JobProgress, JobReport
 from evofeed.featurize.job.run import run_job
 
 _SHOWN = 5
+_NAMES = re.compile(r"\S+(, \S+)*")
 _INTERRUPTED = "interrupted: what is done is kept; the same command again continues from there"
 
 
@@ -99,7 +101,7 @@ def summary(report: JobReport) -> list[str]:
             lines.append(f"  and {report.num_broken - _SHOWN} more")
     lines += [escape(text) for text in _left_out(report)]
     if report.notes:
-        lines.append(escape(f"good, with something left out: {_why(report.notes)}"))
+        lines.append(escape(f"notes on good chains: {_notes(report.notes)}"))
     if report.message:
         lines.append(f"[red]{report.state}[/red]: {escape(report.message)}")
     lines.append(f"report: {escape(report.path)}")
@@ -120,14 +122,18 @@ def _left_out(report: JobReport) -> list[str]:
     return texts
 
 
-def _why(notes: Mapping[str, Sequence[str]]) -> str:
-    """The commonest reasons, each with the number of its chains; the report has them all."""
-    # "2 template hits passed over, e.g. 1abc_A: released too late", "3 atoms outside the sequence"
-    reasons = Counter(
-        reason
-        for chain in notes.values()
-        for reason in {note.rpartition(": ")[2].lstrip("0123456789 ") for note in chain}
-    )
-    shown = [f"{reason} ({count})" for reason, count in reasons.most_common(_SHOWN)]
-    more = len(reasons) - len(shown)
-    return ", ".join(shown) + (f" and {more} more" if more else "")
+def _notes(notes: Mapping[str, Sequence[str]]) -> str:
+    """The commonest notes, each with the number of its chains; the report has them all."""
+    kinds = Counter(kind for chain in notes.values() for kind in {_kind(note) for note in chain})
+    shown = [f"{kind} ({count})" for kind, count in kinds.most_common(_SHOWN)]
+    more = len(kinds) - len(shown)
+    return "; ".join(shown) + (f"; and {more} more" if more else "")
+
+
+def _kind(note: str) -> str:
+    """What a note has in common with those of other chains: no file, number, name or example."""
+    general = re.sub(r"hits? passed over, e\.g\. \S+:", "hits passed over:", note)
+    general = re.sub(r"^\S+ also holds .*:", "other molecules:", general)
+    general = re.sub(r" \([^()]*\)", "", general)
+    parts = [re.sub(r"^\d+ ", "", part) for part in general.split(": ")]
+    return ": ".join(part for part in parts if not _NAMES.fullmatch(part)) or note

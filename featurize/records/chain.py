@@ -11,7 +11,7 @@ import numpy as np
 from evofeed.base.errors import EvofeedError, InputError, MsaError, NoProtein
 from evofeed.base.shapes import UInt8
 from evofeed.featurize.config import FeaturizeConfig
-from evofeed.featurize.formats.fasta import nucleic_acid, parse_fasta
+from evofeed.featurize.formats.fasta import checked_sequence, nucleic_acid, parse_fasta
 from evofeed.featurize.formats.hits import TemplateHit, parse_hhr, parse_hmmsearch
 from evofeed.featurize.formats.msa import Msa, merge, single_row
 from evofeed.featurize.formats.reading import FileRef, file_ref, sha256
@@ -120,8 +120,8 @@ class _Reading:
         if (ref := source.structure_ref()) is not None:
             return self.from_structure(ref)
         if source.sequence:
-            (record,) = parse_fasta(f">{source.chain_id}\n{source.sequence}".encode())
-            return {"sequence": record.sequence, "description": description}
+            sequence = checked_sequence(source.sequence, source.assembly or source.fasta or "")
+            return {"sequence": sequence, "description": description}
         if source.fasta is not None:
             return self.from_fasta(file_ref(source.fasta))
         if msas:

@@ -15,6 +15,7 @@ from evofeed.base.errors import InputError
 from evofeed.featurize import ChainSource, FeaturizeConfig, check_input, discover, featurize_chain
 from evofeed.featurize.inputs.roads.tables import chai_name
 from evofeed.featurize.job.run import run_job
+from evofeed.featurize.job.show import _notes
 from evofeed.store import Dataset
 
 A, B = "ACDEF", "GHIKLM"
@@ -196,6 +197,38 @@ def test_a_job_over_an_alignment_inside_a_json_file(tmp_path: Path, inside: None
     assert run_job(str(tmp_path / "raw"), data).num_good == 2
     (chain,) = Dataset.open(data).read(["My_job_A"])
     assert len(chain["msa"]) == 1  # what changed inside was noticed
+
+
+@pytest.mark.parametrize(("letters", "wrong"), [("MKV1AAG", "'1' is no residue"), ("AUGC", "RNA")])
+def test_letters_of_a_job_are_wrong_for_check_as_for_the_job_and_the_file_is_named(
+    letters: str, wrong: str, tmp_path: Path
+) -> None:
+    protein = {"id": "A", "sequence": letters}
+    write(tmp_path, {"a.json": json.dumps({"name": "x", "sequences": [{"protein": protein}]})})
+    (source,) = discover(tmp_path)
+    with pytest.raises(InputError, match=f"a.json.*{wrong}"):
+        featurize_chain(source)
+    findings = check_input(str(tmp_path)).findings
+    told = findings.get("chain cannot be featurized") or findings["no protein"]
+    assert "a.json" in told.examples[0] and wrong in told.examples[0]
+
+
+@pytest.mark.parametrize(
+    ("note", "kind"),
+    [
+        ("2 template hits passed over, e.g. 1abc_A: released too late",
+         "template hits passed over: released too late"),
+        ("2 copies in the complex: A, B", "copies in the complex"),
+        ("no protein, left out: C, D (ligand), E (rna)", "no protein, left out"),
+        ("no alignment: the MSA is the query alone", "no alignment: the MSA is the query alone"),
+        ("1abc.cif: 3 atoms outside the sequence", "atoms outside the sequence"),
+        ("1abc.cif also holds ligand 2 GOL (A), 7 waters: not read", "other molecules: not read"),
+        ("one chain of a complex (1 x A of 10 residues, 1 x B of 9 residues): how its rows pair is "
+         "not kept", "one chain of a complex: how its rows pair is not kept"),
+    ],
+)  # fmt: skip
+def test_the_summary_of_a_job_counts_notes_by_what_they_say(note: str, kind: str) -> None:
+    assert _notes({"1abc_A": [note], "2xyz_B": [note]}) == f"{kind} (2)"
 
 
 @pytest.mark.system

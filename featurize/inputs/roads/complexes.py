@@ -132,9 +132,12 @@ def _jobs(path: Path) -> list[dict[str, Any]]:
             found = yaml.safe_load(data)
     except ModuleNotFoundError:
         raise
-    except Exception as error:  # yaml and json each have errors of their own
-        why = " ".join(str(error).split())
-        raise InputError(f"neither JSON nor YAML: {why}", path=str(path)) from None
+    except Exception as error:  # json has `msg` and `lineno`, yaml `problem` and its mark
+        mark = getattr(error, "problem_mark", None)
+        line = mark.line + 1 if mark else getattr(error, "lineno", None)
+        why = getattr(error, "msg", None) or getattr(error, "problem", None) or error
+        why = " ".join(str(why).split())
+        raise InputError(f"neither JSON nor YAML: {why}", path=str(path), line=line) from None
     jobs = found if isinstance(found, list) else [found]
     return [job for job in jobs if isinstance(job, dict) and "sequences" in job]
 
