@@ -89,7 +89,10 @@ def let_through(
     if not len(rows):
         taken = ", ".join(f"{name}: {int(mask.sum())}" for name, mask in filters.items())
         kinds = {"chain": "chains", "assembly": "assemblies", "entry": "entries"}[kind]
-        raise LoaderError(f"none of {table.num_rows} {kinds} passes the filters ({taken})")
+        why = f"none of {table.num_rows} {kinds} passes the filters ({taken})"
+        if kind == "chain" and config.chains is not None:
+            why += "; `evofeed snapshots chains` lists what a dataset has"
+        raise LoaderError(why)
     return rows
 
 

@@ -51,6 +51,9 @@ class RunLog:
         self._folder.mkdir(parents=True, exist_ok=True)
         self._file = (self._folder / STEPS).open("a", buffering=1)
         if self._bar:
+            if not self._bar.console.is_terminal:  # the bar is drawn once, at the end
+                hint = f"training: `evofeed report {self._folder}` says at any time how far it is"
+                self._bar.console.print(hint, markup=False, soft_wrap=True)
             self._bar.start()
         return self
 

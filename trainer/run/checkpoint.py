@@ -27,6 +27,7 @@ from torch import Tensor
 
 from evofeed.base.errors import CheckpointError
 from evofeed.base.files import advice, parse_json
+from evofeed.base.run_files import RUN
 from evofeed.trainer.run.flat import LOSS_SCALE, FlatOptimizer
 
 CHECKPOINTS = "checkpoints"
@@ -161,6 +162,9 @@ def checkpoint_in(path: Path) -> Checkpoint:
         CheckpointError: there is none, or the one named is damaged.
     """
     if not (path / CHECKPOINTS).is_dir():
+        if (path / RUN).is_file():
+            why = "no checkpoint yet: a run saves one every `checkpoint_every` steps and at its end"
+            raise CheckpointError(why, path=str(path))
         return read_checkpoint(path)
     found = newest_checkpoint(path / CHECKPOINTS)
     if found is None:
@@ -180,7 +184,8 @@ def read_checkpoint(path: Path) -> Checkpoint:
         found = Checkpoint(path=path, step=int(content["step"]), state=content["state"])
         listing = content["files"].items()
     except FileNotFoundError as error:
-        raise CheckpointError("no checkpoint: the file is missing", path=str(file)) from error
+        why = "no such file: a run's folder (--out of `evofeed train`) or a checkpoint's is wanted"
+        raise CheckpointError(why, path=str(file)) from error
     except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
         raise CheckpointError(f"damaged: it cannot be read ({error!r})", path=str(file)) from error
     for name, entry in listing:

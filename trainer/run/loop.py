@@ -215,8 +215,8 @@ class Loop:
         if names:
             self.result.untouched = sorted(names)
             _LOG.warning(
-                "%d parameters got no gradient and stay as they are, %s first; "
-                "evofeed.trainer.run.gradients.find_untouched names the loss terms to blame",
+                "%d parameters have no part in the loss and stay as they are, the first %s; which "
+                "terms would reach them evofeed.trainer.run.gradients.find_untouched says",
                 len(names),
                 min(names),
             )

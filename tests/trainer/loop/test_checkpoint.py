@@ -20,6 +20,7 @@ from evofeed.trainer.run import checkpoint
 from evofeed.trainer.run.checkpoint import (
     Checkpoint,
     CheckpointWriter,
+    checkpoint_in,
     newest_checkpoint,
     read_checkpoint,
     restore,
@@ -91,6 +92,14 @@ def test_a_checkpoint_without_a_readable_state_is_passed_over(tmp_path: Path, te
     save(tmp_path, 1, 2)
     (tmp_path / "step_00000002" / "state.json").write_text(text)
     assert newest(tmp_path).step == 1
+
+
+def test_a_folder_without_a_checkpoint_says_what_is_wanted_instead(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="a run's folder"):
+        checkpoint_in(tmp_path)
+    (tmp_path / "run.json").write_text("{}")
+    with pytest.raises(CheckpointError, match="no checkpoint yet"):
+        checkpoint_in(tmp_path)
 
 
 def test_leftovers_of_a_killed_write_are_never_picked_and_swept_away(tmp_path: Path) -> None:
