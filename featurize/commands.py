@@ -30,7 +30,10 @@ def featurize(
         ),
     ],
     dataset_uri: Annotated[
-        str, typer.Argument(metavar="DATASET", help="Where the shards go: a folder or s3://...")
+        str,
+        typer.Argument(
+            metavar="DATASET", help="Where the shards go: a folder, s3://..., a service's dataset."
+        ),
     ],
     executor: Annotated[
         str, typer.Option(help="`local` processes, `ray`, or `auto`: ray where there is a cluster.")

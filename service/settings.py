@@ -219,7 +219,10 @@ def load_settings(**changes: Any) -> ServiceSettings:
         raise ServiceError(f"setting {field} (EVOFEED_{field.upper()}): {what}") from None
     except SettingsError as error:  # it names the field, and nothing else that a user knows
         field = str(error).partition('"')[2].partition('"')[0]
-        raise ServiceError(f"setting {field} (EVOFEED_{field.upper()}) is not JSON") from None
+        raise ServiceError(
+            f"setting {field} (EVOFEED_{field.upper()}) is not JSON: "
+            'a list is written ["/data/raw"], a mapping {"pdb": "/data/pdb"}'
+        ) from None
 
 
 def _refuse_misspelt(names: Iterable[str]) -> None:

@@ -109,5 +109,5 @@ def _no_place(uri: str, wanted: str) -> Problem:
 
 
 def _closed(uri: str, what_next: str) -> Problem:
-    what = f"{uri[:200]!r} is below none of the places that are open"
+    what = f"{uri[:200]!r} is in no folder that may be named here"
     return Problem(403, "place_not_allowed", what, next=what_next)

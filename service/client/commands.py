@@ -46,7 +46,7 @@ def featurize(
     url: DatasetUrl,
     ref: Annotated[str, typer.Option(help="What points at the snapshot; empty: none.")] = "main",
     message: Message = "",
-    preset: Annotated[str, typer.Option(help="`safe` or `openfold`.")] = "safe",
+    preset: Annotated[str, typer.Option(help="`default` or `openfold`.")] = "default",
     workers: Annotated[int, typer.Option(min=0, help="0 is one per core.")] = 0,
     max_broken: Annotated[float, typer.Option(min=0, max=1, help="Share that may break.")] = 0.05,
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Until it has ended.")] = True,
@@ -56,12 +56,12 @@ def featurize(
 
     Example: evofeed featurize /data/raw http://host:8461/v1/datasets/pdb
     """
-    if preset not in ("safe", "openfold"):
-        raise typer.BadParameter(f"{preset!r} is neither `safe` nor `openfold`")
+    if preset not in ("default", "openfold"):
+        raise typer.BadParameter(f"no preset {preset!r}: default or openfold")
     with _dataset(url) as (client, dataset):
         job = client.submit(
             dataset, source, ref=ref or None, message=message, workers=workers,
-            preset=preset, max_broken=max_broken,  # type: ignore[arg-type]
+            preset="openfold" if preset == "openfold" else "safe", max_broken=max_broken,
         )  # fmt: skip
         if wait:
             job = _waited(client, job, as_json)

@@ -194,9 +194,9 @@ class _Pulse:
     def found(self, entries: Entries) -> None:
         """Called by the driver with what broke or was left out, as it comes."""
         for entry in entries:
-            words = [entry["path"], entry["line"], entry["message"]]
-            place = ":".join(str(word) for word in words if word)
-            _log.info("%s %s: %s", entry["kind"], entry["chain_id"], place)
+            place = ":".join(str(word) for word in (entry["path"], entry["line"]) if word)
+            words = dict.fromkeys(word for word in (entry["chain_id"], place) if word)
+            _log.info("%s %s: %s", entry["kind"], ": ".join(words), entry["message"])
         self._found += entries
 
     def waits(self, seconds: float) -> bool:

@@ -196,7 +196,7 @@ def test_a_scientist_submits_watches_looks_and_cancels(
     page.get_by_role("link", name="mine").first.click()
     page.get_by_text("Submit a job").click()
     for label, text in (
-        ("raw files", str(raw)), ("workers", "1"), ("share that may break", "1"), ("why", "first"),
+        ("raw files", str(raw)), ("workers", "1"), ("share of chains", "1"), ("message", "first"),
     ):  # fmt: skip
         page.get_by_label(label).first.fill(text)
     page.get_by_role("button", name="submit").click()

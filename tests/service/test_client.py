@@ -138,7 +138,8 @@ def test_jobs_from_the_command_line(
         return [json.loads(line) for line in run(*words, "--json")]
 
     url, of_out = client.url, f"{client.url}/v1/datasets/out"
-    (job,) = say("featurize", str(raw), of_out, "--no-wait", "--max-broken", "1", "--workers", "1")
+    how = ("--no-wait", "--max-broken", "1", "--workers", "1", "--preset", "default")
+    (job,) = say("featurize", str(raw), of_out, *how)
     job_id = str(job["id"])
     assert (job["state"], job["dataset"]) == ("queued", "out")
     start.work_off()

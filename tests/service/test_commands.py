@@ -112,7 +112,7 @@ def test_serve_says_what_it_waits_for_and_the_second_signal_does_not_wait(tmp_pa
         ("DATABASE_URL", "sqlite:///{tmp}", "Is a directory"),
         ("HOME", "{tmp}/text/below", "Not a directory); name a folder of yours in EVOFEED_HOME"),
         ("PORT", "abc", "EVOFEED_PORT"),
-        ("DATASETS", "demo=/tmp", "EVOFEED_DATASETS) is not JSON"),
+        ("DATASETS", "demo=/tmp", 'EVOFEED_DATASETS) is not JSON: a list is written ["/data/raw"]'),
         ("ATUH", "on", "no setting EVOFEED_ATUH; did you mean EVOFEED_AUTH?"),
     ],
 )

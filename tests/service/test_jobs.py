@@ -293,6 +293,22 @@ def test_a_job_asks_for_no_more_than_the_operator_allows(start: Start, tmp_path:
         checked_config("safe", {"caps": {"max_rows": 9_000_001}}, more)
 
 
+def test_the_log_of_a_job_names_file_and_line_of_what_broke_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO", "evofeed.service.runner")
+    broken = {"kind": "broken", "message": "neither JSON nor YAML"}
+    entries = [
+        broken | {"chain_id": "a.json", "path": "a.json", "line": None},
+        broken | {"chain_id": "1abc_A", "path": "x.a3m", "line": 3},
+    ]
+    _Pulse(SimpleNamespace(), "1").found(entries)  # type: ignore[arg-type]
+    assert caplog.messages == [
+        "broken a.json: neither JSON nor YAML",
+        "broken 1abc_A: x.a3m:3: neither JSON nor YAML",
+    ]
+
+
 def test_what_a_job_says_names_no_flag() -> None:
     """Who sent it over HTTP has no command line; what `evofeed featurize` shows is elsewhere."""
     shown = {"show.py", "commands.py", "ray_executor.py"}
