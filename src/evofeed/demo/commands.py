@@ -69,6 +69,8 @@ def demo(
     from rich.table import Table
 
     table = Table(show_header=False, title="evofeed demo")
+    table.add_column()
+    table.add_column(overflow="fold")  # a path that is cut short leads nowhere
     for label, text in rows(report):
         table.add_row(label, text)
     Console(markup=False).print(table)
