@@ -47,7 +47,6 @@ from evofeed.featurize.records.rulesets.boltz import boltz_section
 from evofeed.featurize.records.rulesets.protenix import protenix_section
 from evofeed.featurize.records.template_library import FolderUse
 from evofeed.loader import boltz_batch
-from evofeed.loader.entries.batch import stacked
 from evofeed.loader.views.boltz.features import boltz_features
 from evofeed.loader.views.boltz.plan import plan_sample as plan_boltz
 from evofeed.loader.views.boltz.tables import boltz_view
