@@ -53,15 +53,15 @@ def test_training_needs_the_base_install_and_torch_and_every_name_is_there_under
 # Lines of Python a room may have. Raising one needs a reason in the commit: something new needs
 # something out, or lives in experiments/.
 BUDGET = {
-    "src": 4_439,
-    "featurize": 19_953,
+    "src": 4_441,
+    "featurize": 19_985,
     "store": 7_310,
-    "loader": 12_293,
-    "service": 8_272,
-    "trainer": 12_016,
+    "loader": 12_296,
+    "service": 8_275,
+    "trainer": 12_024,
     "kernels": 16_299,
     "synth": 1_859,
-    "tests": 40_351,
+    "tests": 40_435,
     "benchmarks": 9_923,
 }
 
