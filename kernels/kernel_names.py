@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
 from functools import cache
 
-from evofeed.kernels import ops, runtime
+GROUPS = {
+    "attention": (
+        "attend attend_grad backward backward_db backward_dkv backward_dq bias_gradient delta "
+        "forward gated_broadcast_grad mask pool pool_grad softmax_backward softmax_forward"
+    ),
+    "communication": "peer_exchange",
+    "elementwise": (
+        "column_sums gated gated_columns gated_columns_grad gated_grad heads_last masked_halves "
+        "relu_grad scaled swiglu swiglu_grad"
+    ),
+    "gemm": (
+        "average gated_output gated_output_grad mlp outer_dproject outer_dw outer_project "
+        "projection_sums shares_grad swiglu_rows swiglu_weights transition_grad triangle_in "
+        "triangle_in_grad triangle_out triangle_out_grad triangle_projections"
+    ),
+    "norm": (
+        "adaptive_norm adaptive_norm_grad norm_backward norm_columns norm_columns_grad "
+        "norm_forward norm_rows pair_norm_backward"
+    ),
+    "optimizer": "adam_update scalars square_sum",
+}
+"""What each kernel is named without `_kernel`."""
 
 
 @cache
 def kernel_groups() -> dict[str, str]:
-    """Of each kernel's name `norm`, `attention`, `gemm`, `elementwise`, ...: each package says it.
-
-    A package's `KERNELS` has its kernels' names without `_kernel`, by group.
-    """
-    names = [each.name for each in pkgutil.iter_modules(ops.__path__)]
-    folders = [runtime, *(importlib.import_module(f"{ops.__name__}.{name}") for name in names)]
-    return {
-        f"{name}_kernel": group
-        for folder in folders
-        for group, own in folder.KERNELS.items()
-        for name in own.split()
-    }
+    """Of each kernel's name `norm`, `attention`, `gemm`, `elementwise`, ..."""
+    return {f"{name}_kernel": group for group, names in GROUPS.items() for name in names.split()}

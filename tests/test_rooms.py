@@ -59,7 +59,7 @@ BUDGET = {
     "loader": 12_296,
     "service": 8_275,
     "trainer": 12_024,
-    "kernels": 16_299,
+    "kernels": 16_236,
     "synth": 1_859,
     "tests": 40_435,
     "benchmarks": 9_923,

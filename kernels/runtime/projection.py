@@ -13,7 +13,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from evofeed.kernels.runtime.backend import triton
+from evofeed.kernels.runtime.backend import sm_count, triton
 from evofeed.kernels.runtime.launching import launch
 from evofeed.kernels.runtime.one_pass import kept
 from evofeed.kernels.runtime.private_apis import product_relu, scheduled_ahead, tf32_allowed
@@ -79,6 +79,14 @@ def even(x: Tensor) -> Tensor:
     return x if x.storage_offset() % 8 == 0 else x.clone()
 
 
+def resident_programs(x: Tensor, M: int, rows: int, parts: int = 1, each: int = 1) -> int:
+    """Programs that stay and share M rows, some `rows` at a time, in so many parts of the channels.
+
+    `each` of them fit a multiprocessor.
+    """
+    return int(max(1, min(triton.cdiv(M, rows), each * sm_count(x) // parts)))
+
+
 @dataclass(frozen=True, slots=True)
 class Drop:
     """A shared dropout mask `[B, rows, C]`, scaled by 1/(1-p), for a tensor `[B, I, J, C]`.
@@ -101,6 +109,10 @@ class Drop:
             second if self.columnwise else 1,
             first if self.columnwise else second,
         )
+
+    def of(self, dtype: torch.dtype) -> Tensor | None:
+        """The mask in a type."""
+        return None if self.mask is None else self.mask.to(dtype)
 
     def step(self, rows: int) -> int:
         """By how much the mask's row moves from row to row of a tile of so many rows.

@@ -1,3 +1,1 @@
 """Attention of tokens that another tensor conditions: `conditioned_attention`."""
-
-KERNELS: dict[str, str] = {}

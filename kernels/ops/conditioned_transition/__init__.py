@@ -1,3 +1,1 @@
 """A SwiGLU transition that another tensor conditions: `conditioned_transition`."""
-
-KERNELS: dict[str, str] = {}

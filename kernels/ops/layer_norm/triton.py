@@ -9,12 +9,9 @@ from evofeed.kernels.runtime.backend import tl, triton
 
 @triton.jit
 def _tile_of(
-    X, first, cols, M, C, BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr, EVEN: tl.constexpr,
-    CACHE: tl.constexpr,
+    X, first, cols, M, C, BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr, EVEN: tl.constexpr
 ):  # fmt: skip
     """Rows `first` and on of X in float32; where they are in such a tensor; which are there.
-
-    CACHE: the cache hint for them ("" for nothing).
 
     A start that is one number for all threads, and offsets known to the compiler where C is,
     leave registers for more programs.
@@ -24,7 +21,7 @@ def _tile_of(
     inside = (local < M - first)[:, None] & ((cols < C) | EVEN)[None, :]
     start = first.to(tl.int64) * width
     flat = local[:, None] * width + cols[None, :]
-    x = tl.load(X + start + flat, mask=inside, other=0.0, eviction_policy=CACHE)
+    x = tl.load(X + start + flat, mask=inside, other=0.0)
     return x.to(tl.float32), start, flat, inside
 
 
@@ -33,18 +30,12 @@ def norm_forward_kernel(
     X, W, B, Y, STATS, M, C, eps,
     BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr, EVEN: tl.constexpr, KEEP: tl.constexpr,
 ):  # fmt: skip
-    """Y, and in STATS with KEEP the rows' means and 1/std: for a backward pass, for which X may
-    stay in the cache.
-
-    EVEN: C is BLOCK_C.
-    """
+    """Y, and in STATS with KEEP the rows' means and 1/std. EVEN: C is BLOCK_C."""
     cols = tl.arange(0, BLOCK_C)
     col_in = (cols < C) | EVEN
     width = BLOCK_C if EVEN else C
     first = tl.program_id(0) * BLOCK_M
-    x, start, flat, inside = _tile_of(
-        X, first, cols, M, C, BLOCK_M, BLOCK_C, EVEN, "evict_last" if KEEP else ""
-    )
+    x, start, flat, inside = _tile_of(X, first, cols, M, C, BLOCK_M, BLOCK_C, EVEN)
     w = tl.load(W + cols, mask=col_in, other=0.0).to(tl.float32)
     b = tl.load(B + cols, mask=col_in, other=0.0).to(tl.float32)
     mean = tl.sum(x, 1) / width
@@ -86,7 +77,7 @@ def norm_backward_kernel(
     for step in tl.range(tiles_each, num_stages=STAGES):
         turn = tiles_each - 1 - step if BACKWARDS else step
         first = (turn * tl.num_programs(0) + program) * BLOCK_M
-        x, start, flat, inside = _tile_of(X, first, cols, M, C, BLOCK_M, BLOCK_C, EVEN, "")
+        x, start, flat, inside = _tile_of(X, first, cols, M, C, BLOCK_M, BLOCK_C, EVEN)
         dy = tl.load(DY + start + flat, mask=inside, other=0.0).to(tl.float32)
         rows = first + tl.arange(0, BLOCK_M)
         mean = tl.load(STATS + rows, mask=rows < M, other=0.0)

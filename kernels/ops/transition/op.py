@@ -73,7 +73,7 @@ class _Transition(Operator, name="transition"):
         if normed is None:
             normed, _, _ = norm_rows(flat, gamma, beta, eps, dtype)
         if hopper.fits(normed, w1):
-            dhidden, *of_weights, hidden_sums = hopper.run_hidden_grad(normed, dy, w1, b1, w2)
+            dhidden, (*of_weights, hidden_sums) = hopper.run_hidden_grad(normed, dy, w1, b1, w2)
         else:
             hidden = project(normed, w1, b1, relu=True)
             dhidden, hidden_sums = relu_grad(dy, w2, hidden)

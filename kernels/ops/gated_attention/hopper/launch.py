@@ -12,9 +12,9 @@ from evofeed.kernels.ops.gated_attention.hopper.kernels import (
     gated_output_grad_kernel,
     gated_output_kernel,
 )
-from evofeed.kernels.runtime.backend import on_hopper, sm_count, triton
+from evofeed.kernels.runtime.backend import on_hopper
 from evofeed.kernels.runtime.launching import launch, tiles_in
-from evofeed.kernels.runtime.projection import Drop, even
+from evofeed.kernels.runtime.projection import Drop, even, resident_programs
 
 ROWS = 64  # rows a program takes at a time
 WARPS = 8
@@ -32,11 +32,6 @@ def fits(x: Tensor, width: int, dtype: torch.dtype) -> bool:
     )
 
 
-def _programs(x: Tensor, M: int, parts: int, each: int) -> int:
-    """Programs that share M rows in so many parts of the channels."""
-    return int(min(triton.cdiv(M, ROWS), each * sm_count(x) // parts))
-
-
 def run_output(
     attended: Tensor, gate: Tensor, gate_bias: Tensor, weight: Tensor, bias: Tensor, x: Tensor,
     drop: Drop, residual: bool,
@@ -52,8 +47,8 @@ def run_output(
         tiles_in(out.view(M, C), ROWS, block),
     )  # fmt: skip
     launch(
-        gated_output_kernel, (C // block * _programs(x, M, C // block, each),),
-        (gate_bias, bias, _mask(drop, x), *rows, M, *drop.strides()),
+        gated_output_kernel, (C // block * resident_programs(x, M, ROWS, C // block, each),),
+        (gate_bias, bias, drop.of(x.dtype), *rows, M, *drop.strides()),
         {"K": K, "C": C, "BLOCK_C": block, "BLOCK_M": ROWS, "HAS_DROP": drop.mask is not None,
          "DROP_STEP": drop.step(ROWS), "HAS_RES": residual, "num_warps": WARPS,
          "maxnreg": HALF if each == 2 else None},
@@ -77,7 +72,7 @@ def run_output_grad(
     to_i, to_j = (1, H * length) if columns else (H * length, 1)
     # a narrower share leaves no register in memory: without dropout 58 -> 48 us at 256 channels
     block = K if K <= PART else PART // 2
-    programs = _programs(dout, M, K // block, 2 if max(C, K) <= 64 else 1)
+    programs = resident_programs(dout, M, ROWS, K // block, 2 if max(C, K) <= 64 else 1)
     of_gate, of_bias, of_weight = (
         torch.empty((programs, n), dtype=torch.float32, device=device) for n in (K, C, C * K)
     )
@@ -87,14 +82,10 @@ def run_output_grad(
     )  # fmt: skip
     launch(
         gated_output_grad_kernel, (K // block * programs,),
-        (delta, _mask(drop, dout), gate_bias, of_weight, of_gate, of_bias, *tiles, M,
+        (delta, drop.of(dout.dtype), gate_bias, of_weight, of_gate, of_bias, *tiles, M,
          rows * H * length, to_i, to_j, length, R, N, *drop.strides()),
         {"K": K, "C": C, "D": D, "BLOCK_K": block, "BLOCK_M": ROWS,
          "HAS_DROP": drop.mask is not None, "DROP_STEP": drop.step(ROWS), "num_warps": WARPS,
          "maxnreg": HALF if max(C, K) <= 64 else None},
     )  # fmt: skip
     return delta, of_gate, of_bias, of_weight
-
-
-def _mask(drop: Drop, x: Tensor) -> Tensor | None:
-    return None if drop.mask is None else drop.mask.to(x.dtype)

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from evofeed.kernels.ops.swiglu.hopper.kernels import swiglu_rows_kernel, swiglu_weights_kernel
-from evofeed.kernels.runtime.backend import on_hopper, sm_count, triton
+from evofeed.kernels.runtime.backend import on_hopper
 from evofeed.kernels.runtime.launching import launch
-from evofeed.kernels.runtime.projection import even
+from evofeed.kernels.runtime.projection import even, resident_programs
 from evofeed.kernels.runtime.sums import column_sums
 
 ROWS = 128  # rows of a program of the forward pass at a time
@@ -45,7 +45,7 @@ def run(
     out = torch.empty_like(x)
     stats = torch.empty((2, M), dtype=torch.float32, device=x.device)
     launch(
-        swiglu_rows_kernel, (int(min(triton.cdiv(M, ROWS), sm_count(x))),),
+        swiglu_rows_kernel, (resident_programs(x, M, ROWS),),
         (even(x), gamma, beta, packed, even(wo), mask, out, stats, M, eps),
         {"C": C, "N": N, "BLOCK_N": HIDDEN, "BLOCK_M": ROWS, "HAS_MASK": mask is not None,
          "HAS_RES": residual, "num_warps": WARPS},
@@ -62,7 +62,7 @@ def run_hidden_grad(
     of each row of dy. `packed` is `in_eights`, and so are the columns of the first gradient.
     """
     M, (C, N) = x.shape[0], wo.shape
-    splits = int(max(1, min(triton.cdiv(M, GRAD_ROWS), sm_count(x) // (N // HIDDEN))))
+    splits = resident_programs(x, M, GRAD_ROWS, N // HIDDEN)
     dab = torch.empty((M, 2 * N), dtype=x.dtype, device=x.device)
     ab, o = (torch.empty((splits, n * C), dtype=torch.float32, device=x.device) for n in (2 * N, N))
     launch(

@@ -5,15 +5,13 @@ Letters as in `triton.py`: M rows, C channels, N hidden channels.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
 from evofeed.kernels.ops.transition.hopper.kernels import transition_grad_kernel
-from evofeed.kernels.runtime.backend import on_hopper, sm_count, triton
+from evofeed.kernels.runtime.backend import on_hopper
 from evofeed.kernels.runtime.launching import launch, tiles_in
-from evofeed.kernels.runtime.projection import even
+from evofeed.kernels.runtime.projection import even, resident_programs
 
 ROWS = 64  # rows a program takes at a time
 WARPS = 8
@@ -25,32 +23,22 @@ def fits(x: Tensor, w1: Tensor) -> bool:
     return on_hopper(x, w1.dtype) and C in (64, 128, 256) and N % _hidden_each(C) == 0
 
 
-class HiddenGrads(NamedTuple):
-    """What the kernel leaves.
-
-    Attributes:
-        hidden: `[M, N]`, gradient of the hidden layer before its relu.
-        w1: `[programs, N * C]`, parts of the gradient of the first weight.
-        w2: `[programs, C * N]`, of the second.
-        b1: `[programs, N]`, of the first bias.
-    """
-
-    hidden: Tensor
-    w1: Tensor
-    w2: Tensor
-    b1: Tensor
-
-
 def _hidden_each(C: int) -> int:
     """Hidden channels of a program: what the registers hold of both weights' gradients."""
     return 64 if C == 256 else 128
 
 
-def run_hidden_grad(x: Tensor, dy: Tensor, w1: Tensor, b1: Tensor, w2: Tensor) -> HiddenGrads:
-    """From normalised rows x and the gradient dy of the result, both `[M, C]`."""
+def run_hidden_grad(
+    x: Tensor, dy: Tensor, w1: Tensor, b1: Tensor, w2: Tensor
+) -> tuple[Tensor, list[Tensor]]:
+    """The gradient of the hidden layer before its relu `[M, N]`, and parts of others.
+
+    Of the first weight `[programs, N * C]`, the second `[programs, C * N]` and the first bias
+    `[programs, N]`, from normalised rows x and the gradient dy of the result, both `[M, C]`.
+    """
     M, (N, C) = x.shape[0], w1.shape
     block = _hidden_each(C)
-    splits = int(max(1, min(triton.cdiv(M, ROWS), sm_count(x) // (N // block))))
+    splits = resident_programs(x, M, ROWS, N // block)
     hidden = torch.empty((M, N), dtype=x.dtype, device=x.device)
     partials = [
         torch.empty((splits, n), dtype=torch.float32, device=x.device) for n in (N * C, N * C, N)
@@ -63,4 +51,4 @@ def run_hidden_grad(x: Tensor, dy: Tensor, w1: Tensor, b1: Tensor, w2: Tensor) -
         {"C": C, "N": N, "BLOCK_N": block, "BLOCK_M": ROWS, "BY_ENGINE": C == 256,
          "num_warps": WARPS},
     )  # fmt: skip
-    return HiddenGrads(hidden, *partials)
+    return hidden, partials

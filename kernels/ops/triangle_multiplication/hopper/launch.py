@@ -17,9 +17,9 @@ from evofeed.kernels.ops.triangle_multiplication.hopper.projections import (
     triangle_projections_kernel,
 )
 from evofeed.kernels.ops.triangle_multiplication.triton import projection_sums_kernel
-from evofeed.kernels.runtime.backend import on_hopper, sm_count, triton
+from evofeed.kernels.runtime.backend import on_hopper
 from evofeed.kernels.runtime.launching import launch, tiles_in
-from evofeed.kernels.runtime.projection import Drop, even
+from evofeed.kernels.runtime.projection import Drop, even, resident_programs
 
 ROWS = 64  # pairs a program takes at a time
 WARPS = 8
@@ -46,12 +46,6 @@ def projects(z: Tensor, E: int, dtype: torch.dtype) -> bool:
     return fits(z, E, dtype) and E == 128 and z.numel() // E >= MANY
 
 
-def _programs(z: Tensor, parts: int = 1, each: int = 1) -> int:
-    """Programs that share all pairs, in so many parts of the channels, `each` a multiprocessor."""
-    tiles = triton.cdiv(z.numel() // z.shape[-1], ROWS)
-    return int(max(1, min(tiles, each * sm_count(z) // parts)))
-
-
 def _sizes(z: Tensor) -> dict[str, int]:
     C = z.shape[-1]
     return {"C": C, "E": C, "BLOCK_M": ROWS, "num_warps": WARPS}
@@ -64,7 +58,7 @@ def run_in(
     """Fills a and b `[2, E * B, R, R]` and the statistics of z."""
     M, C = mask.numel(), z.shape[-1]
     launch(
-        triangle_projections_kernel, (min(triton.cdiv(M, 2 * ROWS), sm_count(z)),),
+        triangle_projections_kernel, (resident_programs(z, M, 2 * ROWS),),
         (gamma, beta, bias, mask, stats, tiles_in(even(z).view(M, C), ROWS, C),
          tiles_in(weight, C, C), tiles_in(ab.view(2 * C, M), C, ROWS), M, eps),
         {"C": C, "E": C, "BLOCK_M": ROWS, "num_warps": 4},
@@ -77,7 +71,7 @@ def run_in_grad(
 ) -> Tensor:  # fmt: skip
     """Fills the first 4E columns of dpacked; returns parts of the sums of these columns."""
     parts = 2 * z.shape[-1] // GRAD_PART
-    programs = _programs(z, parts, 2)
+    programs = resident_programs(z, mask.numel(), ROWS, parts, 2)
     partial = torch.empty((programs, bias.numel()), dtype=torch.float32, device=z.device)
     launch(
         triangle_in_grad_kernel, (parts * programs,),
@@ -88,10 +82,6 @@ def run_in_grad(
     return partial
 
 
-def _drop(drop: Drop, z: Tensor) -> Tensor | None:
-    return None if drop.mask is None else drop.mask.to(z.dtype)
-
-
 def run_out(
     xt: Tensor, gamma_x: Tensor, beta_x: Tensor, wz: Tensor, bz: Tensor, z: Tensor, stats: Tensor,
     gamma_z: Tensor, beta_z: Tensor, wg: Tensor, bg: Tensor, drop: Drop, residual: bool,
@@ -99,8 +89,8 @@ def run_out(
 ) -> None:  # fmt: skip
     """Fills the result and the second statistics, those of X; the first are z's."""
     launch(
-        triangle_out_kernel, (_programs(z),),
-        (xt, gamma_x, beta_x, wz, bz, even(z), stats[0], gamma_z, beta_z, wg, bg, _drop(drop, z),
+        triangle_out_kernel, (resident_programs(z, stats.shape[-1], ROWS),),
+        (xt, gamma_x, beta_x, wz, bz, even(z), stats[0], gamma_z, beta_z, wg, bg, drop.of(z.dtype),
          out, stats[1], stats.shape[-1], eps, *drop.strides()),
         {**_sizes(z), "HAS_DROP": drop.mask is not None, "DROP_STEP": drop.step(ROWS),
          "HAS_RES": residual},
@@ -116,13 +106,13 @@ def run_out_grad(
 
     Returns the gradient of wz, and one after the other those of gamma_x, beta_x, bz and bg.
     """
-    programs, (C, E) = _programs(z), wz.shape
+    programs, (C, E) = resident_programs(z, stats.shape[-1], ROWS), wz.shape
     partial_w = torch.empty((programs, E, C), dtype=torch.float32, device=z.device)
     partial = torch.empty((programs, 2 * C), dtype=torch.float32, device=z.device)
     launch(
         triangle_out_grad_kernel, (programs,),
         (even(dout), xt, stats[1], gamma_x, beta_x, wz, bz, even(z), stats[0], gamma_z, beta_z, wg,
-         bg, _drop(drop, z), dxt, dgate, partial_w, partial, stats.shape[-1],
+         bg, drop.of(z.dtype), dxt, dgate, partial_w, partial, stats.shape[-1],
          dgate.stride(0), *drop.strides()),
         {**_sizes(z), "HAS_DROP": drop.mask is not None, "DROP_STEP": drop.step(ROWS)},
     )  # fmt: skip
