@@ -1,4 +1,4 @@
-"""Records turn back into OpenFold's raw feature dicts, to the bit."""
+"""Records turn back into OpenFold's raw feature dicts, to the bit; crops of them are recorded."""
 
 from __future__ import annotations
 
@@ -16,7 +16,15 @@ from tests.featurize.golden import (
     sources,
 )
 
-from evofeed.featurize import ChainSource, FeaturizeConfig, featurize_chain, to_openfold_raw
+from evofeed.featurize import (
+    ChainSource,
+    CropConfig,
+    FeaturizeConfig,
+    crop_record,
+    featurize_chain,
+    to_openfold_raw,
+)
+from evofeed.featurize.records.crop import max_rows
 from evofeed.protein.chain_record import ChainRecord
 
 CHAINS = [path for path in RAW if path.name.removesuffix(".raw.npz") in sources()]
@@ -98,3 +106,31 @@ def test_the_default_config_takes_every_chain_too(chain_id: str, golden: Path) -
     assert featurize_chain(sources()[chain_id], any_entry).num_templates >= strict.num_templates
     counts = (record.msa[..., None] == np.arange(22)).sum(0)
     assert np.array_equal(counts, record.hhblits_profile_counts)
+
+
+@pytest.mark.parametrize("choice", ["random", "first"])
+@pytest.mark.parametrize("chain_id", list(sources()))
+def test_rows_stay_within_the_budget_and_keep_what_belongs_to_them(
+    chain_id: str, choice: str, golden: object
+) -> None:
+    record = openfold_record(chain_id)
+    crop = CropConfig(msa_budget=11 * record.num_res, row_choice=choice, max_templates=2)  # type: ignore[arg-type]
+    kept = crop_record(record, crop)
+    kept.validate()
+    assert kept.num_alignments == min(11, record.num_alignments)
+    assert kept.num_templates == min(2, record.num_templates)
+    place = [np.flatnonzero((record.msa == row).all(1)).tolist() for row in kept.msa]
+    assert 0 in place[0]
+    dense, of_all = kept.deletion_matrix(), record.deletion_matrix()
+    for row, candidates in enumerate(place):
+        assert any((dense[row] == of_all[c]).all() for c in candidates)
+    counts = (kept.msa[..., None] == np.arange(22)).sum(0)
+    assert np.array_equal(counts, kept.hhblits_profile_counts)
+    assert ("11 of" in " ".join(kept.dropped)) == (record.num_alignments > 11)
+
+
+def test_the_budget_counts_cells() -> None:
+    assert max_rows(500, CropConfig(msa_budget=5e7)) == 100_000
+    assert max_rows(500, CropConfig(msa_budget=5e7, max_msa_rows=7)) == 7
+    assert max_rows(500, CropConfig()) is None
+    assert max_rows(500, CropConfig(msa_budget=10)) == 1

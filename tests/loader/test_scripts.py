@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from tests.loader.records import small_dataset
-from tests.test_snippets import blocks
+from tests.test_docs import blocks
 
 from evofeed.loader import FeatureLoader
 

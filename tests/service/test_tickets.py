@@ -39,7 +39,7 @@ FAMILIES = [family(seed, 6, 60) for seed in range(9)]
 
 @pytest.fixture(scope="module", autouse=True)
 def inside() -> Iterator[None]:
-    """Searches start no workers of their own, as `test_schema.py` has them do."""
+    """Searches start no workers of their own, as `test_openapi.py` has them do."""
     with units_inside():
         yield
 

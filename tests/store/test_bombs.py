@@ -1,4 +1,4 @@
-"""Files that promise more than they hold are refused before anything is allocated for the promise.
+"""Damaged files give typed errors; those that promise more than they hold take no memory.
 
 On 4865567 reading the folder of the first test took 2,150,084,608 bytes more at the peak and named
 the chain all the same: Arrow had unpacked it before its offsets were looked at. An index's lies
@@ -22,26 +22,27 @@ from tests.bucket import local_bucket
 from tests.store.records import published, random_record
 from tests.store.test_http import Service, served
 
-from evofeed.base.errors import ShardCorrupt, StoreError
+from evofeed.base.errors import SchemaMismatch, ShardCorrupt, StoreError
 from evofeed.protein.chain_record import ChainRecord
 from evofeed.store import Dataset
 from evofeed.store.codecs import compressed
 from evofeed.store.decode import ChainDecoder, Place
 from evofeed.store.encode import encode_record
 from evofeed.store.http import HttpStorage
-from evofeed.store.index import index_bytes, read_index
+from evofeed.store.index import index_bytes, index_schema, read_index
 from evofeed.store.layout import (
     COLUMNS,
     Codec,
     Compression,
     PackedColumn,
     arrow_schema,
+    check_version,
     most_unpacked,
     pack_column,
 )
-from evofeed.store.manifest import ShardEntry
+from evofeed.store.manifest import Manifest, ShardEntry
 from evofeed.store.opening import open_storage
-from evofeed.store.shard import schema_end, shard_key
+from evofeed.store.shard import schema_end, shard_index, shard_key
 from evofeed.store.snapshots import join_chains
 from evofeed.store.writer import write_snapshot
 
@@ -217,3 +218,53 @@ def test_a_server_that_sends_more_than_was_asked_for_is_hung_up_on(tmp_path):
         while len(Generous.seen) < 2 and time.monotonic() < deadline:
             time.sleep(0.01)
     assert Generous.seen[1:] == ["hung up"]
+
+
+ATTEMPTS = {"read": 1500, "unchecked": 900, "arrow": 500, "index": 150, "manifest": 150, "ref": 90}
+CAMPAIGN = Path(__file__).with_name("corruption.py")
+
+
+@pytest.mark.slow
+def test_damage_is_detected_or_harmless_and_never_kills(tmp_path):
+    kinds = [f"{kind}={attempts}" for kind, attempts in ATTEMPTS.items()]
+    command = [sys.executable, str(CAMPAIGN), str(tmp_path), "7", *kinds]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"after {done.stdout}: {done.returncode}, {done.stderr[-2000:]}"
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    assert {kind: attempts for kind, attempts, _ in found} == ATTEMPTS
+    for kind, attempts, detected in found:
+        assert detected >= {"unchecked": 0.05}.get(kind, 0.6) * attempts, kind
+
+
+def test_an_unknown_major_version_is_refused_and_older_minors_are_read():
+    for version in ((2, 0), (0, 9), (1, 3), ("x",), (), None):
+        with pytest.raises(SchemaMismatch):
+            check_version(version, "here")
+    for version in ((1, 0), (1, 1)):
+        check_version(version, "here")
+
+
+def test_files_of_the_next_major_version_are_refused(tmp_path):
+    published(tmp_path, [random_record(1)])
+    (manifest,) = tmp_path.glob("snapshots/*/manifest.json")
+    text = manifest.read_bytes().replace(b'"version":[1,0]', b'"version":[2,0]')
+    with pytest.raises(SchemaMismatch, match="upgrade evofeed"):
+        Manifest.from_bytes(text, hashlib.sha256(text).hexdigest(), "here")
+    for schema, read in (
+        (arrow_schema(), lambda data: shard_index(pa.py_buffer(data), "x", "here")),
+        (index_schema(), lambda data: read_index(data, "here")),
+    ):
+        metadata = dict(schema.metadata) | {b"evofeed.version": b"2.0"}
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_file(sink, schema.with_metadata(metadata)):
+            pass
+        with pytest.raises(SchemaMismatch, match="upgrade evofeed"):
+            read(bytes(sink.getvalue()))
+
+
+def test_other_arrow_files_are_no_shards():
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_file(sink, pa.schema([("a", pa.int32())])):
+        pass
+    with pytest.raises(SchemaMismatch, match="no evofeed shard"):
+        shard_index(sink.getvalue(), "x", "here")

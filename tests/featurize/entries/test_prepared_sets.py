@@ -14,11 +14,13 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.conftest import exit_code, own_packages
-from tests.featurize.entries.boltz_set import as_second, boltz_package, write_set
 from tests.featurize.entries.prepared_sets import (
+    as_second,
+    boltz_package,
     write_inputs,
     write_openfold3_set,
     write_protenix_set,
+    write_set,
 )
 from tests.featurize.records.allatom import (
     boltz_molecules,

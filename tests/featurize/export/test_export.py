@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 import yaml
 from tests.conftest import once_a_run, own_packages
-from tests.featurize.entries.boltz_set import boltz_package
+from tests.featurize.entries.prepared_sets import boltz_package
 from tests.featurize.records.allatom import components
 from tests.featurize.records.test_entry import components as made_up
 from tests.inside import units_inside

@@ -20,8 +20,7 @@ import gemmi
 import numpy as np
 import pytest
 import torch
-from tests.featurize.entries.boltz_set import write_set
-from tests.featurize.entries.prepared_sets import with_query, write_protenix_set
+from tests.featurize.entries.prepared_sets import with_query, write_protenix_set, write_set
 from tests.featurize.records.allatom import (
     boltz_alignments,
     boltz_molecules,
