@@ -242,3 +242,45 @@ def test_a_blank_chain_id_is_the_first_free_letter(taken: str, name: str, tmp_pa
     assert featurize_chain(
         ChainSource(f"T1026_{name}", structure=str(tmp_path / "T1026.pdb"))
     ).sequence
+
+
+# rules that recorded chains may not happen to show
+
+
+def pdb(*atoms: tuple[str, str, str, str, float]) -> bytes:
+    """Atom, residue, chain, number with insertion code, B factor."""
+    rows = [line(*about, x=f"{i:.3f}", b=b) for i, (*about, b) in enumerate(atoms, 1)]
+    return "".join(rows).encode()
+
+
+def test_one_confident_atom_keeps_a_predicted_residue() -> None:
+    data = pdb(
+        *[("CA", "ALA", "A", "1 ", 50.0), ("C", "ALA", "A", "1 ", 50.1)],
+        *[("CA", "ALA", "A", "2 ", 50.0), ("C", "ALA", "A", "2 ", 10.0)],
+    )
+    chain = parse_pdb(data, file_id="t", is_distillation=True).chain("A")
+    assert (chain.sequence, chain.mask.sum(-1).tolist()) == ("AA", [2, 0])
+    assert chain.notes == (
+        "1 residues below confidence",
+        "no full sequence in the file: the sequence is what is seen",
+    )
+    assert parse_pdb(data, file_id="t").chain("A").mask.sum() == 4
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        (pdb(("CA", "ALA", "A", "1 ", 9), ("CA", "GLY", "A", "1B", 9)), "insertion code"),
+        (pdb(("CA", "ALA", "b", "1 ", 9)), "chain id"),
+        (
+            b"MODEL        1\n" + pdb(("CA", "ALA", "A", "1 ", 9)) + b"ENDMDL\nMODEL        2\n"
+            + pdb(("CA", "ALA", "A", "1 ", 9)) + b"ENDMDL\n",
+            "2 models",
+        ),
+    ],
+)  # fmt: skip
+def test_pdb_files_that_openfold_refuses_are_read(data: bytes, why: str) -> None:
+    (sequence,) = parse_pdb(data, file_id="t").sequences.values()
+    assert sequence in ("A", "AG")
+    with pytest.raises(MmcifError, match=why):
+        parse_pdb(data, file_id="t", config=OPENFOLD)
