@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from string import Template
 from typing import Any
 
 import httpx
@@ -153,8 +154,8 @@ def end_all(self: Scheduler) -> None:
 @pytest.fixture
 def known(
     start_any: Start, folder: Any, tmp_path: Path, jobs_wait: None, monkeypatch: pytest.MonkeyPatch
-) -> tuple[str, dict[str, list[Any]]]:
-    """A token of a service with something of everything, and what that is called."""
+) -> dict[str, str]:
+    """What is known of a service with something of everything, a token among it."""
     require_programs()
     monkeypatch.setattr(Scheduler, "wake", end_all)
     for name in ("copy", "spare"):
@@ -177,62 +178,16 @@ def known(
     while (ticket := admin.post("/ticket/msa", data=ask).json())["status"] != "COMPLETE":
         assert ticket["status"] in ("PENDING", "RUNNING"), ticket
         time.sleep(0.1)
-    return token, {
-        "path.name": ["demo"],
-        "path.ref": ["main"],
-        "path.digest": [digest, first],
-        "path.chain_id": ["0003_A"],
-        "path.shard": [shard["name"] for shard in manifest["shards"]],
-        "path.job_id": [job.json()["id"]],
-        "path.ticket_id": [ticket["id"]],
-        "query.world_size": [1, 2],
-        "query.rank": [0],
-        "body.q": [SEQUENCE],
-        "body.mode": ["env", "all", "pairgreedy"],
-        "body.dataset": ["demo"],
-        "body.ref": ["other"],
-        "body.digest": [digest],
-        "body.input_uri": [raw],
-        "body.uri": [str(tmp_path / name) for name in ("a", "b", "c")],
-    }
-
-
-SPARE = "'path.name' = { dictionary = 'spare' }, 'path.ref' = 'main', 'header.if-match' = '*'"
-DRAWN_ALONE = "phases = { coverage = { enabled = false }, stateful = { enabled = false } }"
-OPERATIONS = {
-    "DELETE /v1/datasets/{name}": [f"parameters = {{ {SPARE} }}", DRAWN_ALONE],
-    "DELETE /v1/datasets/{name}/refs/{ref}": [f"parameters = {{ {SPARE} }}", DRAWN_ALONE],
-    # Of the tokens that are listed one is its own: that of nobody is asked for.
-    "DELETE /v1/tokens/{token_id}": [
-        "parameters = { 'path.token_id' = '0123456789abcdef' }", DRAWN_ALONE,
-    ],
-    "PUT /v1/datasets/{name}/refs/{ref}": ["parameters = { 'header.if-match' = '*' }"],
-    # Its filters are those of a snapshot's chains, and `test_openapi.py` has wrong ones for it.
-    "GET /v1/datasets/{name}/chains": ["phases = { coverage = { enabled = false } }"],
-}  # fmt: skip
-
-
-def config(known: dict[str, list[Any]], token: str) -> str:
-    """schemathesis.toml: what is known is mixed with what is drawn."""
-    names = {key: re.sub(r"[^a-z_]", "_", key) for key in known}
-    lines = [f"headers = {{ Authorization = 'Bearer {token}' }}"]
-    for key, values in known.items():
-        lines += [f"[dictionaries.{names[key]}]", f"values = {json.dumps(values)}"]
-    lines += ["[dictionaries.spare]", "values = ['spare']"]
-    # 431 of a line that is too long is not among what it expects itself.
-    lines += ["[checks.negative_data_rejection]", "expected-statuses = ['4xx', '5xx']"]
-    lines += ["[phases.coverage]", "unexpected-methods = ['PATCH']", "[parameters]"]
-    lines += [f'"{key}" = {{ dictionary = "{n}", probability = 0.8 }}' for key, n in names.items()]
-    for name, settings in OPERATIONS.items():
-        lines += ["[[operations]]", f"include-name = '{name}'", *settings]
-    return "\n".join([*lines, ""])
+    shards = json.dumps([shard["name"] for shard in manifest["shards"]])
+    own = {"token": token, "job": job.json()["id"], "ticket": ticket["id"], "shards": shards}
+    return own | {"first": first, "digest": digest, "sequence": SEQUENCE, "folder": str(tmp_path)}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("start_any", ["postgres"], indirect=True)  # the stricter of the two
 def test_every_operation_keeps_to_its_schema(known: Any, start_any: Start, tmp_path: Path) -> None:
-    token, names = known
-    (tmp_path / "schemathesis.toml").write_text(config(names, token))
+    asked = Path(__file__).with_name("data") / "schemathesis.toml"
+    (tmp_path / "schemathesis.toml").write_text(Template(asked.read_text()).substitute(known))
     command = [sys.executable, "-m", "schemathesis.cli", "run", f"{start_any.url}/openapi.json"]
     command += ["--checks", ",".join(_CHECKS), "--max-examples", "2"]
     command += ["--phases", "examples,coverage,fuzzing,stateful", "--generation-deterministic"]
@@ -240,6 +195,6 @@ def test_every_operation_keeps_to_its_schema(known: Any, start_any: Start, tmp_p
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     assert " passed" in done.stdout
-    said = start_any.client(token).get("/metrics").text
+    said = start_any.client(known["token"]).get("/metrics").text
     good = re.findall(r'requests_total\{endpoint="(\w+)",method="\w+",status="2', said)
     assert set(good) >= _REACHED, _REACHED - set(good)
