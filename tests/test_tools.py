@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 from tests.store.records import tiny_record
 
 from evofeed.doctor import Check, advice, check_list, command, machine_texts
@@ -19,6 +20,7 @@ from evofeed.viz import draw_distogram
 
 MACHINES = Path(__file__).parent / "doctor" / "machines"
 """Machines as nvidia-smi, torch and the environment say them."""
+KNOWN = yaml.safe_load(MACHINES.with_suffix(".yaml").read_text())
 
 
 @pytest.mark.system  # it asks nvidia-smi
@@ -89,37 +91,16 @@ def checks_of(name: str) -> dict[str, Check]:
     return {check.name: check for check in found}
 
 
-FOUND = {
-    "dgx_h100": {"driver": "580.65.06, torch of CUDA 13.0", "NCCL": "2.28.9", "NCCL_DEBUG": "WARN"},
-    "container_on_dgx": {"cards in torch": "2 of 4"},
-}
-
-TO_DO = {
-    "dgx_h100": {},
-    "container_on_dgx": {
-        "shared memory": "--shm-size",
-        "driver": "needs driver 580 or newer",
-        "cards in torch": "container",
-        "CUDA_LAUNCH_BLOCKING": "unset",
-        "NCCL_DEBUG": "unset",
-        "NCCL_IB_DISABLE": "TCP",
-    },
-    "laptop": {"shared memory": "--shm-size"},
-}
-
-
-@pytest.mark.parametrize("machine", FOUND)
-def test_what_a_machine_has_is_said(machine: str) -> None:
-    said = {name: check.found for name, check in checks_of(machine).items()}
-    assert said | FOUND[machine] == said
-
-
-@pytest.mark.parametrize("machine", TO_DO)
-def test_all_that_is_amiss_and_nothing_else_comes_with_what_to_do(machine: str) -> None:
-    wanted = TO_DO[machine]
-    to_do = {name: check.to_do for name, check in checks_of(machine).items() if check.to_do}
-    assert list(to_do) == list(wanted)
-    assert all(words in to_do[name] for name, words in wanted.items()), to_do
+@pytest.mark.parametrize("machine", KNOWN)
+def test_what_a_machine_has_is_said_and_all_that_is_amiss_comes_with_what_to_do(
+    machine: str,
+) -> None:
+    checks, known = checks_of(machine), KNOWN[machine]
+    said = {name: check.found for name, check in checks.items()}
+    assert said | known["found"] == said
+    to_do = {name: check.to_do for name, check in checks.items() if check.to_do}
+    assert list(to_do) == list(known["to_do"])
+    assert all(words in to_do[name] for name, words in known["to_do"].items()), to_do
 
 
 def test_this_machine_has_texts_for_the_list() -> None:

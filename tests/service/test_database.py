@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -62,14 +63,9 @@ def test_what_the_release_before_held_outlives_the_upgrade(database: Database) -
             for number in range(1, 4):
                 values = {column.name: _value(column, number) for column in table.c}
                 connection.execute(table.insert(), values)
-        for column in ("tokens ADD COLUMN max_jobs", "tickets ADD COLUMN charged"):
-            connection.execute(text(f"ALTER TABLE {column} INTEGER DEFAULT 7"))
-        for name in GONE:
-            connection.execute(text(f"CREATE TABLE {name} (id INTEGER PRIMARY KEY)"))
-            connection.execute(text(f"INSERT INTO {name} VALUES (1)"))
-        for line in _BEFORE_0007.split(";"):
+        before = Path(__file__).with_name("data") / "before_0007.sql"
+        for line in before.read_text().split(";"):
             connection.execute(text(line))
-        connection.execute(text("UPDATE alembic_version SET version_num = '0005'"))
     assert not database.is_current()
     database.upgrade()
     assert database.is_current()
@@ -86,18 +82,6 @@ def test_what_the_release_before_held_outlives_the_upgrade(database: Database) -
 
 
 GONE = "webhooks", "uploads", "runs", "sessions", "ref_intents"
-_BEFORE_0007 = """ALTER TABLE jobs DROP COLUMN deaths;
-ALTER TABLE jobs DROP COLUMN furthest;
-ALTER TABLE jobs DROP COLUMN log;
-CREATE TABLE job_attempts (job_id VARCHAR(32), number INTEGER, log TEXT);
-INSERT INTO job_attempts SELECT id, attempts, 'log ' || id FROM jobs;
-INSERT INTO job_attempts SELECT id, 0, 'an earlier one' FROM jobs;
-ALTER TABLE job_chains ADD COLUMN attempt INTEGER DEFAULT 1;
-UPDATE job_chains SET attempt = id;
-INSERT INTO job_chains (id, job_id, attempt, kind, chain_id, type, message)
-    VALUES (9, '3', 1, 'note', 'x', '', 'of an earlier run');
-DROP INDEX ix_job_chains_job;
-CREATE INDEX ix_job_chains_attempt ON job_chains (job_id, attempt, kind, id)"""
 
 
 def _value(column: Column[Any], number: int) -> Any:
