@@ -6,6 +6,7 @@ import contextlib
 import gc
 import gzip
 import importlib.util
+import io
 import json
 import os
 import re
@@ -15,7 +16,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from filelock import FileLock
@@ -102,6 +103,27 @@ def exit_code(*words: str) -> int:
     with pytest.raises(SystemExit) as ended:
         main([*words])
     return int(ended.value.code or 0)
+
+
+class Said(NamedTuple):
+    """How a command ended, and what it printed."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+def evofeed(*words: str | Path, code: int = 0) -> Said:
+    """A command of ours in this process, which is to end with this code."""
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        said = Said(exit_code(*map(str, words)), out.getvalue(), err.getvalue())
+    assert said.code == code, said
+    return said
 
 
 def golden_json(path: Path) -> Any:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from tests.conftest import exit_code
+from tests.conftest import evofeed
 from tests.featurize.test_assemblies import QUERY_A, QUERY_B, fasta_folder, featurized
 from tests.featurize.test_roads import write
 
@@ -171,7 +169,7 @@ def test_a_fasta_with_a_broken_record_is_no_complex_and_with_a_dna_says_so(
 
 @pytest.mark.system
 def test_good_complexes_are_made_beside_bad_ones_and_all_are_counted(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], inside: None
+    tmp_path: Path, inside: None
 ) -> None:
     raw, data = tmp_path / "raw", str(tmp_path / "data")
     pair = [chain("A", QUERY_A), chain("B", QUERY_B)]
@@ -183,8 +181,7 @@ def test_good_complexes_are_made_beside_bad_ones_and_all_are_counted(
     (raw / "alignments" / "2bad_B" / "uniref90_hits.a3m").write_text(">q\nMKV\n")
     (raw / "alignments" / "4torn_A" / "uniprot_hits.sto").write_text("# STOCKHOLM 1.0\nq MK\n//\n")
     run_job(str(raw), data, max_broken=1.0)
-    assert exit_code("assemblies", str(raw), data, "--json") == 0
-    report: dict[str, Any] = json.loads(capsys.readouterr().out)
+    report = evofeed("assemblies", raw, data, "--json").json
     assert report["assemblies"] == 1 and report["alone"] == 1 and report["faults"] == []
     why = {one["assembly_id"]: one["reason"] for one in report["dropped"]}
     assert list(why) == ["2bad", "3half", "4torn"]

@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from tests.conftest import exit_code
+from tests.conftest import evofeed
 from tests.featurize.golden import INPUTS
 from tests.featurize.test_layouts import as_downloaded, flattened, small_chains, structure_of
 from tests.loader.views.packs import packs
@@ -71,19 +71,15 @@ def test_unflattened_trees_are_noticed(tmp_path: Path, golden: Path) -> None:
     assert structure_of(small_chains()[0]).exists()
 
 
-def test_what_each_all_atom_project_leaves_out_is_counted(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_each_all_atom_project_leaves_out_is_counted(tmp_path: Path) -> None:
     pack = packs()[0]
     path = pack / "inputs" / "mmcif" / "2x1f.cif.gz"
     (tmp_path / "one.cif.gz").write_bytes(path.read_bytes())
     text = gzip.decompress(path.read_bytes()).replace(b"_revision_history.", b"_other_history.")
     (tmp_path / "two.cif").write_bytes(text)
     (dictionary,) = (pack / "components").glob("components.cif*")
-    for last in ([], ["--json"]):
-        exit_code("check", str(tmp_path), "--components", str(dictionary), *last)
-    shown, found = capsys.readouterr().out.rsplit("\n{", 1)
-    counts = json.loads("{" + found)["rulesets"]
+    words = ("check", tmp_path, "--components", dictionary)
+    shown, counts = evofeed(*words).out, evofeed(*words, "--json").json["rulesets"]
     assert [one["entry"] for one in counts.values()] == [1, 2, 2]
     assert counts["openfold3"]["entry left out: no _pdbx_audit_revision_history"] == 1
     assert [one.get("chain G left out: a short polymer") for one in counts.values()] == [1, 2, None]

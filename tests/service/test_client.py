@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from tests.conftest import exit_code
+from tests.conftest import evofeed
 from tests.service.conftest import Start
 from tests.store.test_http import served
 
@@ -122,7 +122,7 @@ def test_a_job_that_was_cancelled_is_no_success_and_one_key_is_one_job(
 
 
 def test_jobs_from_the_command_line(
-    client: Client, start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+    client: Client, start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     raw = tmp_path / "raw"
     write_synthetic(raw, 3, seed=1)
@@ -131,8 +131,7 @@ def test_jobs_from_the_command_line(
     monkeypatch.setenv("EVOFEED_TOKEN", str(client._token))
 
     def run(*words: str) -> list[str]:
-        assert exit_code(*words) == 0, capsys.readouterr().err
-        return capsys.readouterr().out.splitlines()
+        return evofeed(*words).out.splitlines()
 
     def say(*words: str) -> list[dict[str, object]]:
         return [json.loads(line) for line in run(*words, "--json")]

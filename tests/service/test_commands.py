@@ -13,11 +13,11 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import httpx
 import pytest
-from tests.conftest import exit_code
+from tests.conftest import evofeed
 from tests.featurize.job.stage import children
 from tests.featurize.job.stage import wait_until as until
 from tests.service.conftest import until_trusted
@@ -29,27 +29,12 @@ from evofeed.store import Dataset
 from evofeed.synth import write_synthetic
 
 
-class Done(NamedTuple):
-    """How a command ended."""
-
-    code: int
-    out: str
-    err: str
-
-
-Run = Callable[..., Done]
-
-
 @pytest.fixture
-def run(tmp_path: Path, monkeypatch, capsys) -> Run:
-    """Runs the command line in this process, on a database of the test's own."""
+def home(tmp_path: Path, monkeypatch) -> Path:
+    """Where commands of a test have their database."""
     monkeypatch.setenv("EVOFEED_HOME", str(tmp_path))
     monkeypatch.setenv("COLUMNS", "200")
-
-    def call(*arguments: str) -> Done:
-        return Done(exit_code(*arguments), *capsys.readouterr())
-
-    return call
+    return tmp_path
 
 
 def test_serve_prints_its_url_serves_and_stops_on_a_signal(folder, tmp_path) -> None:
@@ -117,29 +102,30 @@ def test_serve_says_what_it_waits_for_and_the_second_signal_does_not_wait(tmp_pa
     ],
 )
 def test_a_wrong_setting_is_one_line_without_the_password(
-    run: Run, tmp_path, monkeypatch, variable, value, says
+    home: Path, monkeypatch, variable, value, says
 ) -> None:
-    (tmp_path / "text").write_text("this is no database, and long enough to be looked at\n" * 9)
-    monkeypatch.setenv(f"EVOFEED_{variable}", value.format(tmp=tmp_path))
+    (home / "text").write_text("this is no database, and long enough to be looked at\n" * 9)
+    monkeypatch.setenv(f"EVOFEED_{variable}", value.format(tmp=home))
     monkeypatch.setenv("EVOFEED_DATABASE_PASSWORD", "hunter2")
-    tmp_path.chmod(0o755)
-    done = run("serve", *(() if variable == "PORT" else ("--port", "0")))  # a flag goes first
-    assert done.code == 1 and says in done.err and done.err.count("\n") == 1, done.err
+    home.chmod(0o755)
+    options = () if variable == "PORT" else ("--port", "0")  # a flag goes first
+    done = evofeed("serve", *options, code=1)
+    assert says in done.err and done.err.count("\n") == 1, done.err
     assert "hunter2" not in done.err and not done.out
-    assert tmp_path.stat().st_mode & 0o777 == 0o755, "a folder keeps its rights"
+    assert home.stat().st_mode & 0o777 == 0o755, "a folder keeps its rights"
 
 
-def test_a_token_of_the_command_line_opens_the_service(run: Run, folder, tmp_path, start) -> None:
-    token = json.loads(run("tokens", "create", "mine", "--scope", "read", "--json").out)
-    client = start(home=tmp_path, auth="on", datasets={"demo": str(folder[0])})
+def test_a_token_of_the_command_line_opens_the_service(home: Path, folder, start) -> None:
+    token = evofeed("tokens", "create", "mine", "--scope", "read", "--json").json
+    client = start(home=home, auth="on", datasets={"demo": str(folder[0])})
     headers = {"Authorization": f"Bearer {token['token']}"}
     assert client.get("/v1/datasets/demo", headers=headers).status_code == 200
-    listed = json.loads(run("tokens", "ls", "--json").out)
+    listed = evofeed("tokens", "ls", "--json").json
     assert listed["id"] == token["id"] and "token" not in listed
-    assert run("tokens", "revoke", token["id"]).code == 0
+    evofeed("tokens", "revoke", token["id"])
     until_trusted()
     assert client.get("/v1/datasets/demo", headers=headers).status_code == 401
-    assert "revoked" in run("tokens", "ls").out
+    assert "revoked" in evofeed("tokens", "ls").out
 
 
 def test_a_start_for_others_says_how_they_reach_it_and_sign_in(tmp_path: Path, capsys) -> None:

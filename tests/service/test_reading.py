@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import json
 import socket
 import threading
 from collections.abc import Iterator
@@ -14,7 +13,7 @@ import httpx
 import numpy as np
 import pytest
 from tests.bucket import local_bucket
-from tests.conftest import exit_code
+from tests.conftest import evofeed
 from tests.loader.records import small_dataset
 from tests.service.conftest import Start
 from tests.store.test_entries import made_dataset
@@ -186,7 +185,7 @@ def planned(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Dataset,
 
 
 def test_service_command_and_loader_name_the_same_chains(
-    planned: tuple[Dataset, str], capsys: pytest.CaptureFixture[str]
+    planned: tuple[Dataset, str],
 ) -> None:
     (dataset, url), batch_size = planned, 2
     asked = {"world_size": 3, "seed": 5, "epoch": 2, "start": 1, "batches": 4}
@@ -195,8 +194,7 @@ def test_service_command_and_loader_name_the_same_chains(
     assert served["snapshot"] == dataset.digest
 
     words = [f"--{name.replace('_', '-')}={value}" for name, value in asked.items()]
-    assert exit_code("plan", dataset.uri, *words, "--json") == 0
-    assert json.loads(capsys.readouterr().out) == served["samples"]
+    assert evofeed("plan", dataset.uri, *words, "--json").json == served["samples"]
 
     for rank in range(3):
         mine = [row for row in served["samples"] if row["rank"] == rank]

@@ -15,7 +15,7 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.conftest import exit_code, own_packages
+from tests.conftest import evofeed, own_packages
 from tests.featurize.search.family import (
     cluster_db,
     family,
@@ -132,9 +132,7 @@ def test_a_selenoprotein_gets_its_alignment_and_spoils_no_batch(clustered: httpx
     assert min(map(len, found.values())) > 3
 
 
-def test_the_client_and_the_command_line_search_too(
-    client: httpx.Client, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_client_and_the_command_line_search_too(client: httpx.Client, tmp_path: Path) -> None:
     url = str(client.base_url).rstrip("/")
     with Client(url) as own:
         found = own.search(FAMILIES[0][0], seconds=0.05)
@@ -143,8 +141,8 @@ def test_the_client_and_the_command_line_search_too(
     assert found["uniref.a3m"].count(b">") >= 5 and b"\0" not in found["uniref.a3m"]
     asked = tmp_path / "asked.fasta"
     asked.write_text(f">one\n{FAMILIES[0][0]}\n>two\n{FAMILIES[1][0]}\n")
-    assert exit_code("search", str(asked), str(tmp_path / "out"), url, "--json") == 0
-    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    said = evofeed("search", asked, tmp_path / "out", url, "--json").out
+    lines = [json.loads(line) for line in said.splitlines()]
     assert [line["name"] for line in lines] == ["one", "two"]
     assert (tmp_path / "out" / "one" / "uniref.a3m").read_bytes() == found["uniref.a3m"]
     assert lines[0]["rows"]["uniref.a3m"] == found["uniref.a3m"].count(b">")

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
-from tests.conftest import exit_code
+from tests.conftest import evofeed
 from tests.store.records import flip, published, random_record
-from typer.testing import CliRunner
 
-from evofeed.base.errors import ChainMissing, DatasetMissing, RefConflict, ShardCorrupt
+from evofeed.base.errors import ChainMissing, DatasetMissing, ShardCorrupt
 from evofeed.store import Dataset, dataset_card, write_shard
-from evofeed.store.commands import snapshots
+
+snapshots = partial(evofeed, "snapshots")
 
 
 @pytest.fixture
@@ -21,76 +22,69 @@ def uri(tmp_path):
     return str(tmp_path / "data")
 
 
-def run(app, *args, code=0):
-    done = CliRunner().invoke(app, list(args))
-    assert done.exit_code == code, done.output
-    return done.output
-
-
 def test_ls_diff_tag_and_verify_tell_people_and_programs(uri):
-    run(snapshots, "tag", uri, "v1")
-    run(snapshots, "remove", uri, "chain1_A")
-    rows = json.loads(run(snapshots, "ls", uri, "--json"))
+    snapshots("tag", uri, "v1")
+    snapshots("remove", uri, "chain1_A")
+    rows = snapshots("ls", uri, "--json").json
     assert [row["refs"] for row in rows] == [["main"], ["v1"]]
-    done = CliRunner().invoke(snapshots, ["remove", uri, "chain1_A", "--ref", rows[1]["digest"]])
-    assert isinstance(done.exception, RefConflict)
-    assert "there is no ref" in str(done.exception) and "to move" in str(done.exception)
+    refused = snapshots("remove", uri, "chain1_A", "--ref", rows[1]["digest"], code=1).err
+    assert "there is no ref" in refused and "to move" in refused
     assert rows[0]["chains"] == 2 and rows[0]["parent"] == rows[1]["digest"]
-    assert "3 chains" in run(snapshots, "ls", uri)
-    assert json.loads(run(snapshots, "diff", uri, "v1", "--json"))["removed"] == ["chain1_A"]
-    assert "- chain1_A" in run(snapshots, "diff", uri, "v1")
-    assert "0 faults" in run(snapshots, "verify", uri, "--deep")
+    assert "3 chains" in snapshots("ls", uri).out
+    assert snapshots("diff", uri, "v1", "--json").json["removed"] == ["chain1_A"]
+    assert "- chain1_A" in snapshots("diff", uri, "v1").out
+    assert "0 faults" in snapshots("verify", uri, "--deep").out
 
 
 def test_chains_are_listed_and_one_that_is_not_there_is_a_typed_error(uri):
-    rows = json.loads(run(snapshots, "chains", uri, "--json"))
+    rows = snapshots("chains", uri, "--json").json
     dataset = Dataset.open(uri)
     assert [row["chain_id"] for row in rows] == list(dataset)
     assert [row["num_res"] for row in rows] == [dataset[row["chain_id"]].num_res for row in rows]
-    assert "chain1_A" in run(snapshots, "chains", uri)
+    assert "chain1_A" in snapshots("chains", uri).out
     for wrong in ("nope", 99):
         with pytest.raises(ChainMissing) as caught:
             dataset[wrong]
         assert isinstance(caught.value, KeyError) and str(wrong) in str(caught.value)
 
 
-def test_a_dataset_is_named_with_its_ref_in_every_command_that_reads_one(uri, tmp_path, capsys):
-    run(snapshots, "tag", uri, "v1")
-    run(snapshots, "remove", uri, "chain1_A")
-    assert "chain1_A" in run(snapshots, "chains", f"{uri}@v1")
-    assert "chain1_A" not in run(snapshots, "chains", uri)
-    assert "3 chains" in run(snapshots, "verify", f"{uri}@v1")
-    assert "chain1_A  chain1_A" in run(snapshots, "overlap", f"{uri}@v1", f"{uri}@v1", code=1)
-    assert "3 chains" in run(snapshots, "copy", f"{uri}@v1", str(tmp_path / "copied"))
+def test_a_dataset_is_named_with_its_ref_in_every_command_that_reads_one(uri, tmp_path):
+    snapshots("tag", uri, "v1")
+    snapshots("remove", uri, "chain1_A")
+    assert "chain1_A" in snapshots("chains", f"{uri}@v1").out
+    assert "chain1_A" not in snapshots("chains", uri).out
+    assert "3 chains" in snapshots("verify", f"{uri}@v1").out
+    assert "chain1_A  chain1_A" in snapshots("overlap", *[f"{uri}@v1"] * 2, code=1).out
+    assert "3 chains" in snapshots("copy", f"{uri}@v1", str(tmp_path / "copied")).out
     for command in ("snapshots card", "snapshots tag", "snapshots select", "plan", "entries ls"):
         words = [*command.split(), f"{uri}@none", *["new"] * (command[-3:] in ("tag", "ect"))]
-        assert exit_code(*words) == 1 and "no ref 'none'" in capsys.readouterr().err, command
-    assert exit_code("snapshots", "chains", f"{uri}@v1", "--snapshot", "main") == 0
-    assert exit_code("snapshots", "chains", f"{uri}@v1", "--snapshot", "v2") == 2
-    run(snapshots, "copy", uri, f"{uri}@v1")  # and a folder of that very name is that folder
-    assert "chain1_A" not in run(snapshots, "chains", f"{uri}@v1")
+        assert "no ref 'none'" in evofeed(*words, code=1).err, command
+    snapshots("chains", f"{uri}@v1", "--snapshot", "main")
+    snapshots("chains", f"{uri}@v1", "--snapshot", "v2", code=2)
+    snapshots("copy", uri, f"{uri}@v1")  # and a folder of that very name is that folder
+    assert "chain1_A" not in snapshots("chains", f"{uri}@v1").out
 
 
 def test_damage_is_listed_and_exits_with_one(uri):
     dataset = Dataset.open(uri)
     path = dataset.storage.path(dataset.spans.key(0))
     flip(path, int(dataset.spans.offset[1]) + 400)
-    reported = run(snapshots, "verify", uri, code=1)
+    reported = snapshots("verify", uri, code=1).out
     assert "chain1_A" in reported and reported.splitlines()[-1].startswith("to repair: ")
-    values = json.loads(run(snapshots, "verify", uri, "--deep", "--json", code=1))
+    values = snapshots("verify", uri, "--deep", "--json", code=1).json
     assert {fault["type"] for fault in values["faults"]} == {"ShardCorrupt"}
 
 
 def test_gc_says_first_and_removes_only_when_asked(uri):
     entry = write_shard(uri, [random_record(9)])
-    assert "would remove 2 files" in run(snapshots, "gc", uri, "--grace-days", "0")
-    report = json.loads(run(snapshots, "gc", uri, "--grace-days", "0", "--delete", "--json"))
+    assert "would remove 2 files" in snapshots("gc", uri, "--grace-days", "0").out
+    report = snapshots("gc", uri, "--grace-days", "0", "--delete", "--json").json
     assert f"shards/{entry.name}" in report["removed"]
 
 
 def test_the_beginning_of_a_digest_names_a_snapshot(uri):
     digest = Dataset.open(uri).digest
-    assert run(snapshots, "chains", uri, "--snapshot", digest[:12]) == run(snapshots, "chains", uri)
+    assert snapshots("chains", uri, "--snapshot", digest[:12]) == snapshots("chains", uri)
     for unknown in (digest[:7], "0" * 12, "v2"):
         with pytest.raises(DatasetMissing, match="its refs are main"):
             Dataset.open(uri, unknown)
@@ -104,8 +98,8 @@ def test_a_damaged_ref_can_be_put_back_by_what_its_error_says(uri):
         with pytest.raises(ShardCorrupt, match="remove this file; then `evofeed snapshots tag"):
             Dataset.open(uri)
     ref.unlink()
-    (row,) = json.loads(run(snapshots, "ls", uri, "--json"))
-    run(snapshots, "tag", uri, "main", "--snapshot", row["digest"])
+    (row,) = snapshots("ls", uri, "--json").json
+    snapshots("tag", uri, "main", "--snapshot", row["digest"])
     assert Dataset.open(uri).digest == dataset.digest
 
 
@@ -113,7 +107,7 @@ def test_a_ref_to_a_snapshot_that_is_gone_is_listed(uri):
     lost = "0" * 64
     storage = Dataset.open(uri).storage
     storage.path("refs/old").write_text(json.dumps({"digest": lost}))
-    assert "000000000000  is not here, though it should be  old" in run(snapshots, "ls", uri)
+    assert "000000000000  is not here, though it should be  old" in snapshots("ls", uri).out
     with pytest.raises(DatasetMissing, match="`evofeed snapshots ls` lists"):
         Dataset.open(uri, "old")
 
@@ -167,21 +161,15 @@ def test_text_from_files_is_no_markup_in_a_card(dataset: Dataset) -> None:
 def test_the_command_writes_the_card_and_its_plots(dataset: Dataset, tmp_path: Path) -> None:
     out, report = tmp_path / "card", tmp_path / "report.json"
     report.write_text(json.dumps({"notes": {"c1": ["rows: 12 duplicates"]}}))
-    command = ["card", dataset.uri, "--out", str(out), "--report", str(report), "--json"]
-    done = CliRunner().invoke(snapshots, command)
-    assert done.exit_code == 0, done.output
+    snapshots("card", dataset.uri, "--out", out, "--report", report, "--json")
     assert sorted(p.name for p in out.iterdir()) == ["README.md", "card.png"]
     assert (out / "card.png").read_bytes().startswith(b"\x89PNG")
     assert "rows: … duplicates" in (out / "README.md").read_text()
-    plain = CliRunner().invoke(snapshots, ["card", dataset.uri])
-    assert plain.exit_code == 0 and "5 chains" in plain.output
+    assert "5 chains" in snapshots("card", dataset.uri).out
 
 
 def test_a_snapshot_of_no_chains_has_a_card(tmp_path: Path) -> None:
     published(tmp_path / "none", [], dropped=DROPPED)
     card = dataset_card(Dataset.open(str(tmp_path / "none")))
     assert (card.chains, card.residues, card.num_left_out) == (0, 0, 5)
-    done = CliRunner().invoke(
-        snapshots, ["card", str(tmp_path / "none"), "--out", str(tmp_path / "card")]
-    )
-    assert done.exit_code == 0, done.output
+    snapshots("card", tmp_path / "none", "--out", tmp_path / "card")

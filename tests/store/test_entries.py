@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.conftest import evofeed
 from tests.featurize.records.test_entry import components, prepared
 from tests.store.records import published, random_record
-from typer.testing import CliRunner
 
 from evofeed.base.errors import ChainMissing, ShardCorrupt
 from evofeed.featurize.entries.alignments import read_alignment
@@ -34,7 +34,6 @@ from evofeed.store import (
     remove_chains,
     write_records,
 )
-from evofeed.store.commands import snapshots
 from evofeed.store.decode import Place
 from evofeed.store.entries import read_record, read_value, span_of
 from evofeed.store.entry_codecs import (
@@ -156,7 +155,7 @@ def test_chains_complexes_and_entries_stay_when_the_others_come_and_go(tmp_path:
     remove_chains(uri, ["chain0_A"])
     dataset = Dataset.open(uri)
     assert (len(dataset), list(dataset.assemblies)) == (2, ["2xyz"])
-    assert "2 chains, 1 assemblies, 1 ent" in CliRunner().invoke(snapshots, ["ls", uri]).output
+    assert "2 chains, 1 assemblies, 1 ent" in evofeed("snapshots", "ls", uri).out
     assert_equal(dataset.entries["made-1"], record)
     published(uri, [random_record(7)], expect=dataset.digest)
     dataset = Dataset.open(uri)

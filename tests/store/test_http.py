@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import pickle
 import re
@@ -14,12 +13,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import numpy as np
 import pytest
+from tests.conftest import evofeed
 from tests.store.records import assert_same, flip, published, random_record
-from typer.testing import CliRunner
 
 from evofeed.base.errors import AccessDenied, DatasetMissing, ShardCorrupt, ShardMissing, StoreError
 from evofeed.store import Dataset, DatasetWriter, copy_dataset, http_connection
-from evofeed.store.commands import snapshots
 from evofeed.store.http import HttpStorage
 
 
@@ -246,8 +244,8 @@ def test_a_dataset_over_http_cannot_be_written(service, closing):
 def test_snapshots_and_copies_work_through_http(service, closing, tmp_path):
     dataset = closing(service.url)
     assert [snapshot.digest for snapshot in dataset.snapshots()] == [dataset.digest]
-    listed = CliRunner().invoke(snapshots, ["ls", service.url, "--json"])
-    assert [row["refs"] for row in json.loads(listed.output)] == [["main"]]
+    listed = evofeed("snapshots", "ls", service.url, "--json").json
+    assert [row["refs"] for row in listed] == [["main"]]
     copied = copy_dataset(service.url, tmp_path / "copy")
     assert copied.digest == dataset.digest
     (shard,) = (tmp_path / "copy" / "shards").iterdir()

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import shutil
+from functools import partial
 from pathlib import Path
 
 import pytest
-from tests.conftest import exit_code
+from tests.conftest import evofeed
 from tests.store.records import published, random_record
-from typer.testing import CliRunner
 
 from evofeed.base.errors import InputError
 from evofeed.store import (
@@ -21,10 +20,10 @@ from evofeed.store import (
     select_chains,
     split_chains,
 )
-from evofeed.store.commands import snapshots
 from evofeed.store.likeness import Clusters, overlap
 
 COUNT = 60
+snapshots = partial(evofeed, "snapshots")
 
 
 @pytest.fixture(scope="module")
@@ -140,21 +139,15 @@ def test_a_set_can_be_made_apart_from_another(uri: str, clusters: Path, tmp_path
 
 
 def test_the_commands_make_parts_and_refuse_nonsense(uri: str, clusters: Path) -> None:
-    runner = CliRunner()
-    command = ["split", uri, "--clusters", str(clusters), "--share", "valid=0.2"]
-    command += ["--max-identity", "1", "--json"]
-    done = runner.invoke(snapshots, command)
-    assert done.exit_code == 0, done.output
-    assert sorted(json.loads(done.output)) == ["train", "valid"]
+    command = ["split", uri, "--clusters", clusters, "--share", "valid=0.2", "--max-identity", "1"]
+    assert sorted(snapshots(*command, "--json").json) == ["train", "valid"]
     command = ["select", uri, "small", "--snapshot", "train", "--max-residues", "40"]
-    command += ["--apart-from", f"{uri}@valid", "--clusters", str(clusters), "--json"]
-    done = runner.invoke(snapshots, command)
-    assert done.exit_code == 0, done.output
+    snapshots(*command, "--apart-from", f"{uri}@valid", "--clusters", clusters)
     sizes = Dataset.open(uri, "small").index["num_res"].to_pylist()
     assert sizes and max(sizes) <= 40
     for wrong in ("--share=valid=1.5", "--share=valid=0", "--share=train=0.1", "--share=valid=x",
                   "--released=valid=2021-9-30", "--released=valid"):  # fmt: skip
-        assert exit_code("snapshots", "split", uri, "--clusters", str(clusters), wrong) == 2
+        snapshots("split", uri, "--clusters", clusters, wrong, code=2)
 
 
 def test_parts_by_date_hold_what_is_younger_and_in_clusters_that_are_younger_as_a_whole(
@@ -216,11 +209,9 @@ def test_the_command_lists_what_is_shared_exits_with_1(tmp_path: Path, few_clust
     for name, seeds in (("train", range(3)), ("valid", range(2, 4))):
         published(tmp_path / name, map(random_record, seeds))
     both = [str(tmp_path / "train"), str(tmp_path / "valid")]
-    done = CliRunner().invoke(snapshots, ["overlap", *both, "--json"])
-    assert done.exit_code == 1
-    assert json.loads(done.stdout) == {"shared": [["chain2_A", "chain2_A"]], "unclustered": []}
-    run = CliRunner().invoke(snapshots, ["remove", both[1], "chain2_A"])
-    assert run.exit_code == 0
-    assert CliRunner().invoke(snapshots, ["overlap", *both]).exit_code == 0
-    done = CliRunner().invoke(snapshots, ["overlap", *both, "--clusters", str(few_clusters)])
-    assert done.exit_code == 1 and "chain3_A  is in no cluster" in done.stdout
+    found = snapshots("overlap", *both, "--json", code=1).json
+    assert found == {"shared": [["chain2_A", "chain2_A"]], "unclustered": []}
+    snapshots("remove", both[1], "chain2_A")
+    snapshots("overlap", *both)
+    said = snapshots("overlap", *both, "--clusters", few_clusters, code=1).out
+    assert "chain3_A  is in no cluster" in said

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.conftest import exit_code
+from tests.conftest import evofeed
 from tests.featurize.job.stage import arm, on_stage, wait_for, wait_for_silence
 from tests.inside import units_inside
 from tests.synthetic_entries import prepare_again
@@ -165,10 +165,7 @@ def test_links_to_nothing_or_in_a_circle_and_names_that_are_no_text_are_listed(
 
 
 def test_jobs_run_and_retry_go_on_with_entries_by_the_arguments_of_the_ledger(
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    inside: None,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inside: None
 ) -> None:
     raw, data = tmp_path / "raw", tmp_path / "data"
     write_entries(raw, 2, residues=8)
@@ -181,11 +178,9 @@ def test_jobs_run_and_retry_go_on_with_entries_by_the_arguments_of_the_ledger(
     first = prepare_entries(source, "data")
     assert [one["chain_id"] for one in first.broken] == ["s001"]
     monkeypatch.chdir("/")
-    assert exit_code("jobs", "status", str(data), "--json") == 0
-    assert {one["state"] for one in json.loads(capsys.readouterr().out)} == {"published"}
-    assert exit_code("jobs", "run", str(data), "--json") == 0
-    assert json.loads(capsys.readouterr().out)["snapshot"] == first.snapshot
+    jobs = evofeed("jobs", "status", data, "--json").json
+    assert {one["state"] for one in jobs} == {"published"}
+    assert evofeed("jobs", "run", data, "--json").json["snapshot"] == first.snapshot
     (raw / "mmcif" / "s001.cif").write_text(good)
-    assert exit_code("jobs", "retry", str(data), "--json") == 0
-    assert json.loads(capsys.readouterr().out)["broken"] == []
+    assert evofeed("jobs", "retry", data, "--json").json["broken"] == []
     assert list(Dataset.open(str(data)).entries) == ["s000-1", "s001-1"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import subprocess
 import sys
@@ -13,7 +12,7 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
-from tests.conftest import exit_code
+from tests.conftest import evofeed
 from tests.featurize.job.stage import LOADED
 from tests.synthetic_entries import dataset_uri, prepare_again, prepared
 
@@ -103,16 +102,15 @@ def test_a_job_that_is_cancelled_while_it_makes_molecules_goes_on_later(
 
 
 def test_the_command_line_gives_the_same_snapshot_elsewhere_and_lists_its_entries(
-    made: Made, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    made: Made, tmp_path: Path
 ) -> None:
     where = [str(made.raw / "mmcif"), str(tmp_path / "data")]
     arguments = ["--components", str(made.raw / "components.cif"), "--conformers", "2"]
     arguments += ["--alignments", str(made.raw / "msa"), "--executor", "local", "--workers", "1"]
-    assert exit_code("entries", "prepare", *where, *arguments) == 0
-    assert "4 of 4 files" in capsys.readouterr().out
+    assert "4 of 4 files" in evofeed("entries", "prepare", *where, *arguments).out
     assert Dataset.open(str(tmp_path / "data")).digest == made.report.snapshot
-    assert exit_code("entries", "ls", str(tmp_path / "data"), "--json") == 0
-    assert json.loads(capsys.readouterr().out)[0]["entry_id"] == "s000-1"
+    listed = evofeed("entries", "ls", tmp_path / "data", "--json").json
+    assert listed[0]["entry_id"] == "s000-1"
 
 
 LOADS = """

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.conftest import exit_code, own_packages
+from tests.conftest import evofeed, own_packages
 from tests.featurize.entries.prepared_sets import (
     as_second,
     boltz_package,
@@ -352,9 +352,7 @@ def test_rows_of_a_prepared_alignment_are_boltzs(path: Path, tmp_path: Path) -> 
     np.testing.assert_array_equal(rows.deletion_count, table["deletions.deletion"])
 
 
-def test_a_prepared_set_is_recognised_and_gives_samples(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], inside: None
-) -> None:
+def test_a_prepared_set_is_recognised_and_gives_samples(tmp_path: Path, inside: None) -> None:
     pack = packs()[0]
     folder = write_set(tmp_path / "targets", pack, ["2x1f", "1pfe"])
     damaged = (folder / "structures" / "2x1f.npz").read_bytes()[:5000]
@@ -363,10 +361,8 @@ def test_a_prepared_set_is_recognised_and_gives_samples(
     manifest["records"].append({**manifest["records"][0], "id": "bad"})
     (folder / "manifest.json").write_text(json.dumps(manifest))
     (dictionary,) = (pack / "components").glob("components.cif*")
-    components = ["--components", str(dictionary)]
-    where = [str(folder), str(tmp_path / "data")]
-    exit_code("entries", "prepare", *where, *components, "--executor", "local", "--json")
-    report = json.loads(capsys.readouterr().out)
+    more = ["--components", dictionary, "--executor", "local", "--json"]
+    report = evofeed("entries", "prepare", folder, tmp_path / "data", *more).json
     assert report["state"] == "published"
     assert [one["chain_id"] for one in report["broken"]] == ["bad"]
     assert "no readable npz" in report["broken"][0]["message"]

@@ -20,7 +20,7 @@ import gemmi
 import numpy as np
 import pytest
 import yaml
-from tests.conftest import once_a_run, own_packages
+from tests.conftest import evofeed, once_a_run, own_packages
 from tests.featurize.entries.prepared_sets import boltz_package
 from tests.featurize.records.allatom import components
 from tests.featurize.records.test_entry import components as made_up
@@ -29,7 +29,6 @@ from tests.loader.views.packs import packs
 from tests.synthetic_entries import dataset_uri
 
 from evofeed.base.errors import InputError
-from evofeed.cli import main
 from evofeed.featurize import discover, featurize_chain
 from evofeed.featurize.entries.alignments import read_alignment
 from evofeed.featurize.entries.molecules import component_parts, molecule_graph
@@ -56,8 +55,7 @@ def complexes() -> str:
         write_synthetic(raw, 2, stoichiometries=["A2B2", "AB"], mean_length=50, mean_depth=40)
         with units_inside():
             assert run_job(raw, data).state == "published"
-        with pytest.raises(SystemExit, match="0"):
-            main(["assemblies", raw, data])
+        evofeed("assemblies", raw, data)
 
     return str(once_a_run("exported", made) / "data")
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import faulthandler
-import io
 import os
 import pickle
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -19,9 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import jaxtyping
+from tests import conftest
+from tests.conftest import Said
 from tests.inside import Inside
 
-from evofeed import cli
 from evofeed.featurize import FeaturizeConfig, discover
 from evofeed.featurize.job import JobReport, run_job, units, work
 from evofeed.featurize.job.worker import Worker
@@ -195,22 +194,16 @@ def kill_tree(pid: int) -> None:
             os.kill(each, signal.SIGKILL)
 
 
-def evofeed(*args: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+def evofeed(*words: str | Path, cwd: Path | None = None, code: int = 0) -> Said:
     """The command line on a stage, where what it needs is loaded already."""
 
-    def act() -> subprocess.CompletedProcess[str]:
+    def act() -> Said:
         os.environ |= {"COLUMNS": "200", "OMP_NUM_THREADS": "1"}
         os.chdir(cwd or os.curdir)
-        out, err, code = io.StringIO(), io.StringIO(), 0
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            try:
-                cli.main(list(map(str, args)))
-            except SystemExit as end:
-                code = int(end.code or 0)
-        return subprocess.CompletedProcess(args, code, out.getvalue(), err.getvalue())
+        return conftest.evofeed(*words, code=code)
 
-    done: subprocess.CompletedProcess[str] = on_stage(act)
-    return done
+    said: Said = on_stage(act)
+    return said
 
 
 @contextlib.contextmanager

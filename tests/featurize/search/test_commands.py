@@ -39,9 +39,7 @@ def test_a_fasta_and_a_database_become_a_dataset(tmp_path: Path, database: str) 
     query = fasta(tmp_path / "query.fasta", records)
     data = tmp_path / "data"
     options = ["--search-db", database, "--max-broken", "0.5", "--json"]
-    done = evofeed("featurize", query, str(data), *options)
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["num_good"] == 2
+    assert evofeed("featurize", query, data, *options).json["num_good"] == 2
     assert Dataset.open(str(data))["titin"].msa.shape == (5, 34_350)
     record = Dataset.open(str(data))["mine"]
     assert record.sequence == QUERY and record.description == "mine words"
@@ -61,9 +59,7 @@ def test_a_folder_of_fasta_is_searched_and_featurized(tmp_path: Path, database: 
     folder.mkdir()
     fasta(folder / "a.fasta", [("one", QUERY), ("two", QUERY)])
     fasta(folder / "b.fa", [("three", QUERY[5:]), ("bad:id", QUERY)])
-    done = evofeed("search", str(folder), "--db", database, "--max-broken", "0.3", "--json")
-    assert done.returncode == 0, done.stderr
-    report = json.loads(done.stdout)
+    report = evofeed("search", folder, "--db", database, "--max-broken", "0.3", "--json").json
     assert (report["num_chains"], report["num_sequences"], report["searched"]) == (4, 2, 2)
     (broken,) = report["broken"]
     assert "bad:id" in broken["message"]
@@ -71,10 +67,10 @@ def test_a_folder_of_fasta_is_searched_and_featurized(tmp_path: Path, database: 
     assert entry["program"].startswith("jackhmmer (") and entry["worker_hours_per_1000"] > 0
     out = f"{folder}.search"
     assert json.loads(Path(out, "report.json").read_text()) == report
-    done = evofeed("search", str(folder), "--db", database)
-    assert done.returncode == 1 and "bad:id" in done.stdout and "2 results known" in done.stdout
-    done = evofeed("featurize", out, str(tmp_path / "data"), "--executor", "local", "--json")
-    assert done.returncode == 0 and json.loads(done.stdout)["num_good"] == 3, done.stderr
+    again = evofeed("search", folder, "--db", database, code=1).out
+    assert "bad:id" in again and "2 results known" in again
+    done = evofeed("featurize", out, tmp_path / "data", "--executor", "local", "--json")
+    assert done.json["num_good"] == 3
     # Few files, however many sequences: the index, the report and a link, all else in the cache.
     assert len([path for path in Path(out).iterdir() if path.name[0] != "."]) == 4
 

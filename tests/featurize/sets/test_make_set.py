@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.conftest import exit_code
+from tests.conftest import evofeed
 from tests.featurize.search.family import changed, fasta, require_programs
 from tests.inside import units_inside
 
 from evofeed.base.errors import InputError, TooSimilar
-from evofeed.cli import main
 from evofeed.featurize.job import run_job
 from evofeed.featurize.search.cluster import cluster_sequences
 from evofeed.featurize.sets.make import read_chains
@@ -40,11 +39,10 @@ def raw(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def make(raw: Path, out: Path, *more: str) -> int:
-    """Exit code of the command."""
+def make(raw: Path, out: Path, *more: str) -> Any:
+    """What the command says that it made."""
     database = ["--search-db", f"uniref90={raw / 'uniref90.fasta'}", "--workers", "2"]
-    where = (str(raw / "synth" / "mmcif"), str(out))
-    return exit_code("make-set", *where, *database, *more, "--json")
+    return evofeed("make-set", raw / "synth" / "mmcif", out, *database, *more, "--json").json
 
 
 def sequences(data: Path, part: str) -> dict[str, str]:
@@ -53,12 +51,11 @@ def sequences(data: Path, part: str) -> dict[str, str]:
 
 
 def test_structures_become_parts_that_share_no_family_with_a_card_each_and_run_again_it_continues(
-    raw: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    raw: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "set"
     split = ["--split", f"identity:{IDENTITY}", "--split", "share:0.3"]
-    assert make(raw, out, *split) == 0
-    made = json.loads(capsys.readouterr().out)
+    made = make(raw, out, *split)
     assert (
         set(made["parts"]) == {"train", "valid"} and sum(made["parts"].values()) == made["chains"]
     )
@@ -82,7 +79,7 @@ def test_structures_become_parts_that_share_no_family_with_a_card_each_and_run_a
     dates = sorted(main_.index["release_date"].to_pylist())
     date = dates[len(dates) * 2 // 3]
     by_date = ["--split", f"date:{date}", "--split", f"identity:{IDENTITY}"]
-    assert make(raw, out, *by_date) == 0
+    make(raw, out, *by_date)
     for part, young in (("train", False), ("valid", True)):
         found = Dataset.open(str(out / "data"), part).index["release_date"].to_pylist()
         assert found and all((one >= date) == young for one in found)
@@ -109,12 +106,16 @@ def test_entries_are_prepared_with_the_alignments_that_were_found(
     chains, _ = read_chains(str(tmp_path / "raw" / "mmcif"))
     rows = [(f"UniRef90_{c.chain_id}", c.sequence) for c in chains]
     database = fasta(tmp_path / "uniref90.fasta", rows)
-    with pytest.raises(SystemExit, match="0"):
-        main(
-            ["make-set", str(tmp_path / "raw" / "mmcif"), str(tmp_path / "set"), "--workers", "1",
-             "--search-db", f"uniref90={database}", "--split", "identity:0.9", "--split",
-             "share:0.3", "--components", str(tmp_path / "raw" / "components.cif")]
-        )  # fmt: skip
+    more = [
+        "--search-db",
+        f"uniref90={database}",
+        "--split",
+        "identity:0.9",
+        "--split",
+        "share:0.3",
+    ]
+    more += ["--components", str(tmp_path / "raw" / "components.cif"), "--workers", "1"]
+    evofeed("make-set", tmp_path / "raw" / "mmcif", tmp_path / "set", *more)
     where = str(tmp_path / "set" / "data")
     parts = {name: Dataset.open(where, name) for name in ("valid", "train")}
     names = {name: set(part.entries.table["entry"].to_pylist()) for name, part in parts.items()}
