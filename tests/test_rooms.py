@@ -61,7 +61,7 @@ BUDGET = {
     "trainer": 12_024,
     "kernels": 16_236,
     "synth": 1_859,
-    "tests": 40_435,
+    "tests": 40_144,
     "benchmarks": 9_923,
 }
 
