@@ -37,7 +37,8 @@ from recording import about, quartiles, save
 
 from evofeed.loader import EntryConfig, FeatureLoader, LoaderConfig, batch_maker
 from evofeed.loader.entries.catalog import EntryCatalog
-from evofeed.loader.entries.reading import pack_sample, plan_entry
+from evofeed.loader.entries.reading import plan_entry
+from evofeed.loader.packed import pack_sample
 from evofeed.store import Dataset
 
 SAMPLES = 3
@@ -107,9 +108,8 @@ def samples(uri: str, project: str) -> dict[str, Any]:
         except Exception as error:
             print(f"{project} {place.chain_id} {place.datapoint}: {error}", file=sys.stderr)
             continue
-        where, _ = pack_sample(packed)
+        most = max(most, pack_sample(packed)[0].nbytes)
         own.append(1000 * (time.thread_time() - begun))
-        most = max(most, where.nbytes)
     medians = {
         name: round(statistics.median(own[1:] or own), 2) for name, own in rows.items() if own
     }

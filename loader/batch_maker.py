@@ -23,13 +23,13 @@ from evofeed.base.errors import LoaderError
 from evofeed.loader.arena import Arena
 from evofeed.loader.batch import blocks_of, empty_batch, fill_sample
 from evofeed.loader.catalog import ChainCatalog
-from evofeed.loader.config import AssemblyConfig, EntryConfig, LoaderConfig
+from evofeed.loader.config import EntryConfig, LoaderConfig
 from evofeed.loader.counter_rng import Purpose, stream_key
 from evofeed.loader.draws import Crop, draw_crop, use_clamped_fape
 from evofeed.loader.hooks import ChainSample, LoaderHooks
 from evofeed.loader.msa_draws import RecycleDraws
 from evofeed.loader.plan import BatchPlan, SamplePlan
-from evofeed.loader.unpack import unpack_chain
+from evofeed.loader.unpack import bytes_beside, unpack_chain, unpack_sample
 from evofeed.store import Dataset
 from evofeed.store.inner import Place
 
@@ -48,7 +48,7 @@ class FilledSlot:
 
     sample: SamplePlan
     slab: Any
-    """A `Slab`, or an `AssemblySlab`."""
+    """A `Slab`, or a `PackedSlab`."""
     offset: int
 
 
@@ -103,7 +103,7 @@ class BatchMaker:
         self._hooks, self._datasets = hooks, datasets
         self._catalogs, self._config = catalogs, config
         self._arena, self._device = arena, device
-        self._fused = fused and config.assemblies is None and config.entries is None
+        self._fused = fused and config.of_chains
         self._memory = torch.from_numpy(arena.array)
         self._copied: deque[tuple[torch.cuda.Event, list[int]]] = deque()
         self._made = 0
@@ -123,7 +123,7 @@ class BatchMaker:
             if self._config.entries is not None:
                 tensors, blocks = self._entries(slots, self._config.entries)
             elif self._config.assemblies is not None:
-                tensors, blocks = self._complexes(plan, slots, self._config.assemblies)
+                tensors, blocks = self._complexes(plan, slots)
             else:
                 tensors, blocks = self._chains(plan, slots)
             if self._hooks is not None:
@@ -184,42 +184,39 @@ class BatchMaker:
     def _entries(
         self, slots: Sequence[FilledSlot], config: EntryConfig
     ) -> tuple[dict[str, Any], list[Tensor]]:
-        from evofeed.loader.entries.batch import entry_batch, on_device
+        from evofeed.loader.entries.batch import entry_batch
 
-        copies = [
-            on_device(slot.slab, self._device)
-            if slot.slab.beside
-            # On a CPU the features may be views of the bytes, and the slot is used again.
-            else self._copy(slot).clone()
-            if self._stream is None
-            else self._copy(slot)
-            for slot in slots
-        ]
-        slabs = [slot.slab for slot in slots]
-        return entry_batch(zip(slabs, copies, strict=True), config)
+        unpacked = [self._unpacked(slot) for slot in slots]
+        pairs = zip(unpacked, slots, strict=True)
+        batch = entry_batch([(one[0], slot.slab.about) for one, slot in pairs], config)
+        return batch, [block for _, blocks in unpacked for block in blocks]
 
     def _complexes(
-        self, plan: BatchPlan, slots: Sequence[FilledSlot], rules: AssemblyConfig
+        self, plan: BatchPlan, slots: Sequence[FilledSlot]
     ) -> tuple[dict[str, Any], list[Tensor]]:
-        from evofeed.loader.assembly.make import complex_batch, unpack_assembly
+        from evofeed.loader.assembly.batch import complex_batch
+        from evofeed.loader.assembly.features import AssemblyTensors
 
-        samples = []
-        for slot in slots:
-            sample = slot.sample
-            of: Any = self._catalogs[sample.dataset].place(sample.row)
-            where = slot.slab, of, self._bytes(slot), rules
-            samples.append((*unpack_assembly(*where, **self._unpacking(sample)), sample.key))
+        samples = [
+            (AssemblyTensors(slot.slab.about, **self._unpacked(slot)[0]), slot.sample.key)
+            for slot in slots
+        ]
         tensors = complex_batch(samples, plan.recycles, self._config)
         return tensors, _blocks_on(self._device, tensors)
 
-    def _unpacking(self, sample: SamplePlan) -> dict[str, Any]:
-        """What unpacking a slot takes besides its bytes; `place` is what an error names."""
-        catalog = self._catalogs[sample.dataset]
-        place = Place(catalog.chain_id(sample.row), catalog.uri)
-        return {"place": place, "device": self._device, **self._about(sample)}
+    def _unpacked(self, slot: FilledSlot) -> tuple[dict[str, Tensor], tuple[Tensor, Tensor]]:
+        """Tensors of a packed sample, and the memory that they are views of."""
+        if slot.slab.beside:
+            data = bytes_beside(slot.slab).to(self._device)
+        else:
+            data = self._copy(slot)
+            # On a CPU these are the slot's own bytes, which is used again.
+            data = data.clone() if self._stream is None else data
+        laid, zeros = unpack_sample(slot.slab.where, data)
+        return laid, (data, zeros)
 
     def _about(self, sample: SamplePlan) -> dict[str, Any]:
-        """What the index alone knows of a chain or complex."""
+        """What the index alone knows of a chain."""
         catalog = self._catalogs[sample.dataset]
         return {
             "resolution": float(catalog.resolution[sample.row]),
@@ -248,9 +245,12 @@ class BatchMaker:
         self, tensors: dict[str, Tensor], number: int, recycles: int, slot: FilledSlot, crop: Crop
     ) -> None:
         config, sample = self._config, slot.sample
+        catalog = self._catalogs[sample.dataset]
         chain = unpack_chain(
             *(slot.slab, self._bytes(slot), self._sizes(sample), crop.templates),
-            **self._unpacking(sample),
+            place=Place(catalog.chain_id(sample.row), catalog.uri),  # what an error names
+            device=self._device,
+            **self._about(sample),
         )
         fill_sample(
             *(tensors, number, chain, crop, self._draws(sample, recycles), config),

@@ -9,9 +9,9 @@ import pyarrow as pa
 
 from evofeed.loader.config import LoaderConfig
 from evofeed.loader.counter_rng import below
-from evofeed.loader.order import accept_probability, column, eligible_rows, whole_column
+from evofeed.loader.order import accept_probability, column, eligible_rows
 from evofeed.loader.views.weights import DatapointDraw
-from evofeed.store.inner import COLUMNS, shard_key
+from evofeed.store.inner import SpanTable
 
 
 class ChainPlace(NamedTuple):
@@ -27,56 +27,19 @@ class ChainPlace(NamedTuple):
     """L, N, K, T as the index has them; the bytes must agree."""
 
 
-class Places:
-    """Where the chains of an index are, by row."""
-
-    def __init__(self, index: pa.Table, number: int) -> None:
-        self.number = number
-        # Held, and not looked up by name each time: that costs more than the rest of `place`.
-        self._chain_id, self._shard = index["chain_id"], index["shard"]
-        self._offset = column(index, "offset")
-        self._sizes = [
-            column(index, name)
-            for name in ("num_res", "num_alignments", "num_deletions", "num_templates")
-        ]
-        starts = whole_column(index, "column_offsets").flatten().to_numpy(zero_copy_only=False)
-        self._starts = np.asarray(starts).reshape(-1, len(COLUMNS) + 1)
-
-    def sizes(self, row: int) -> tuple[int, int, int, int]:
-        """L, N, K, T of the chain of an index row."""
-        length, rows, deletions, templates = (int(size[row]) for size in self._sizes)
-        return length, rows, deletions, templates
-
-    def chain_id(self, row: int) -> str:
-        """Name of the chain or complex of a row."""
-        name: str = self._chain_id[row].as_py()
-        return name
-
-    def place(self, row: int) -> ChainPlace:
-        """Where the chain of an index row is."""
-        return ChainPlace(
-            dataset=self.number,
-            chain_id=self.chain_id(row),
-            key=shard_key(self._shard[row].as_py()),
-            offset=int(self._offset[row]),
-            starts=tuple(self._starts[row].tolist()),
-            sizes=self.sizes(row),
-        )
-
-
-class ChainCatalog(Places):
+class ChainCatalog:
     """One dataset's chains that may be drawn."""
 
     probability: np.ndarray | DatapointDraw | None
     """Chances of acceptance of the rows that may be drawn; None: all are 1. Entries are drawn."""
 
     def __init__(self, index: pa.Table, number: int, config: LoaderConfig, uri: str = "") -> None:
-        super().__init__(index, number)
-        self.index, self.uri = index, uri
+        self.index, self.number, self.uri, self.config = index, number, uri, config
+        self.spans = SpanTable(index)
         self.rows = eligible_rows(index, config)
         if config.shuffle_window:  # neighbours are those that are side by side in a shard
-            shard = whole_column(index, "shard").indices.to_numpy()[self.rows]
-            self.rows = self.rows[np.lexsort((column(index, "offset")[self.rows], shard))]
+            of = self.spans.offset[self.rows], self.spans.shard[self.rows]
+            self.rows = self.rows[np.lexsort(of)]
         self.probability = accept_probability(index)[self.rows] if config.weighted else None
         self.cost = column(index, "cost")
         self.resolution = column(index, "resolution")
@@ -96,11 +59,27 @@ class ChainCatalog(Places):
 
     def chain_ids(self) -> list[str]:
         """Of the eligible chains."""
-        ids: list[str] = self._chain_id.take(self.rows).to_pylist()
+        ids: list[str] = self.index["chain_id"].take(self.rows).to_pylist()
         return ids
+
+    def chain_id(self, row: int) -> str:
+        """Name of the chain of a row."""
+        return self.spans.chain_id(row)
+
+    def sizes(self, row: int) -> tuple[int, int, int, int]:
+        """L, N, K, T of the chain of an index row."""
+        length, rows, deletions, templates = self.spans.dims[row].tolist()
+        return length, rows, deletions, templates
+
+    def place(self, row: int) -> ChainPlace:
+        """Where the chain of an index row is."""
+        span = self.spans.span(row)
+        return ChainPlace(
+            self.number, span.record_id, span.key, span.offset, span.starts, self.sizes(row)
+        )
 
     def largest(self) -> int:
         """Row of the eligible chain with the most bytes, packed and unpacked."""
-        length, rows, _, templates = (size[self.rows].astype(np.int64) for size in self._sizes)
+        length, rows, _, templates = self.spans.dims[self.rows].T.astype(np.int64)
         unpacked = length * (rows + 485 * (1 + templates))  # what `slot_nbytes` counts, nearly
-        return int(self.rows[np.argmax(column(self.index, "nbytes")[self.rows] + unpacked)])
+        return int(self.rows[np.argmax(self.spans.nbytes[self.rows] + unpacked)])

@@ -309,6 +309,11 @@ class LoaderConfig(Config):
         return made
 
     @property
+    def of_chains(self) -> bool:
+        """Whether samples are AlphaFold2's, of single chains."""
+        return self.assemblies is None and self.entries is None
+
+    @property
     def digest(self) -> str:
         """sha256 of every field that decides what is at a position.
 

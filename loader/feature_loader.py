@@ -307,8 +307,7 @@ class FeatureLoader:
 
 
 def _check(hooks: LoaderHooks, config: LoaderConfig) -> None:
-    of_chains = config.assemblies is None and config.entries is None
-    if not of_chains and (hooks.crop or hooks.features):
+    if not config.of_chains and (hooks.crop or hooks.features):
         raise ValueError("hooks for crops and features are of single chains; use a transform")
     if config.entries is not None and hooks.weights:
         raise ValueError("entries are drawn by the weights of their model: EntryConfig has them")

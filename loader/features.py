@@ -131,7 +131,7 @@ def known_structure(
 ) -> tuple[Tensor, Tensor]:
     """The true structure; all unknown where there is none, so that no loss counts it."""
     if positions is not None and mask is not None:
-        return positions, mask
+        return positions, mask.to(torch.float32)
     shape, device = (len(aatype), 37), aatype.device
     return torch.zeros(*shape, 3, device=device), torch.zeros(shape, device=device)
 

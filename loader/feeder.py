@@ -36,32 +36,10 @@ _REMIND_SECONDS: Final = 60.0
 """Reads that fail are logged at most so often."""
 
 
-# What complexes and entries need is imported with the first of them.
-
-
 def sample_nbytes(place: Any, config: LoaderConfig) -> int:
     """Bytes a slot for the sample at a place must have."""
-    if config.entries is not None:
-        return config.entries.slot_nbytes
-    templates = config.max_templates > 0
-    if config.assemblies is None:
-        return slot_nbytes(place, templates)
-    from evofeed.loader.assembly.reading import assembly_nbytes
-
-    return assembly_nbytes(place, templates)
-
-
-def task_of(config: LoaderConfig, key: int) -> Any:
-    """What a reader of complexes or entries must know to decide about a sample; None for chains."""
-    if config.entries is not None:
-        from evofeed.loader.entries.reading import EntryTask
-
-        return EntryTask(key, config.entries)
-    if config.assemblies is None:
-        return None
-    from evofeed.loader.assembly.reading import AssemblyTask
-
-    return AssemblyTask(key, config.crop_size, config.assemblies)
+    nbytes: int = slot_nbytes(place, config.max_templates > 0) if config.of_chains else place.nbytes
+    return nbytes
 
 
 @dataclass(slots=True)
@@ -248,7 +226,7 @@ class Feeder(threading.Thread):
             sample,
             ReadRequest(
                 *(self._number, place, self._structure, self._templates, offset, nbytes),
-                task=task_of(config, plan.key),
+                task=None if config.of_chains else (plan.key, config.entries or config),
             ),
         )
         return True

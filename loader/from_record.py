@@ -9,14 +9,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from evofeed.loader.assembly.make import complex_batch
-from evofeed.loader.assembly.merge import AssemblyTensors, Entity, merge_entities
-from evofeed.loader.assembly.pairing import EntityRows, plan_rows
+from evofeed.loader.assembly.batch import complex_batch
+from evofeed.loader.assembly.features import AssemblyTensors
+from evofeed.loader.assembly.plan import Facts, plan_complex
 from evofeed.loader.batch import empty_batch, fill_sample
-from evofeed.loader.config import AssemblyConfig, LoaderConfig
+from evofeed.loader.config import LoaderConfig
 from evofeed.loader.draws import Crop, draw_crop, sample_key
 from evofeed.loader.features import ChainTensors
 from evofeed.loader.msa_draws import RecycleDraws
+from evofeed.loader.packed import PackedSlab
+from evofeed.loader.sample_draws import SampleDraws
+from evofeed.loader.unpack import bytes_beside, unpack_sample
+from evofeed.loader.views.laid import Laid
 from evofeed.protein.assembly_record import AssemblyRecord
 from evofeed.protein.chain_record import ChainRecord
 
@@ -93,24 +97,12 @@ def assembly_batch(
     config = LoaderConfig.multimer_prediction(
         max_recycling_iters=no_recycling_iters, supervised=supervised, **sizes
     )
-    rules = config.assemblies or AssemblyConfig()
-    merged = merged_record(record, rules)
-    sample = merged, torch.arange(merged.num_res), sample_key(seed, 0, 0)
+    key = sample_key(seed, 0, 0)
+    sample = complex_tensors(*plan_complex(record, config, SampleDraws(key))), key
     return complex_batch([sample], no_recycling_iters + 1, config)
 
 
-def merged_record(record: AssemblyRecord, rules: AssemblyConfig) -> AssemblyTensors:
-    """The chains of a complex paired and merged, on the CPU."""
-    entities, rows = [], []
-    for chain, pairing, names in zip(record.chains, record.pairing, record.copies, strict=True):
-        first = tuple(range(min(chain.num_templates, rules.max_templates)))
-        own = chain_tensors(chain, first, supervised=False)
-        others = chain_tensors(pairing, (), supervised=False) if pairing else None
-        entities.append(Entity(own, others, len(names)))
-        pairs = (pairing.msa, pairing.msa_species) if pairing else (None,)
-        rows.append(EntityRows.of(chain.msa, len(names), *pairs))
-    positions = mask = None
-    if record.all_atom_positions is not None and record.all_atom_mask is not None:
-        positions = torch.from_numpy(record.all_atom_positions)
-        mask = torch.from_numpy(record.all_atom_mask).to(torch.float32)
-    return merge_entities(entities, plan_rows(rows, rules), positions, mask, rules)
+def complex_tensors(laid: Laid, facts: Facts) -> AssemblyTensors:
+    """A planned complex on the CPU."""
+    slab = PackedSlab.of(laid, facts, memoryview(b""))
+    return AssemblyTensors(facts, **unpack_sample(slab.where, bytes_beside(slab))[0])

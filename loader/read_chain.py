@@ -15,6 +15,7 @@ from typing import Any, Final, NamedTuple
 from evofeed.base.errors import AccessDenied, ChainRefused, ShardCorrupt, StoreError
 from evofeed.loader.catalog import ChainPlace
 from evofeed.loader.checks import check_part
+from evofeed.loader.config import EntryConfig, LoaderConfig
 from evofeed.store.inner import (
     COLUMN_NUMBER,
     COLUMNS,
@@ -48,7 +49,6 @@ TEMPLATES: Final = (
     "template_all_atom_positions",
 )
 _END: Final = COLUMNS.index("msa_source")
-_SPECIES_END: Final = COLUMNS.index("msa_species") + 1
 _NO_TEMPLATES_END: Final = COLUMNS.index("template_aatype")
 
 
@@ -64,10 +64,8 @@ class ReadRequest(NamedTuple):
     nbytes: int
     probe: Any = None
     """A chain of the same dataset that could be read: in an outage it cannot be read either."""
-    species: bool = False
-    """Read what names the species of its rows, too."""
-    task: Any = None
-    """What is to be decided about a complex or an entry; None for a chain."""
+    task: tuple[int, LoaderConfig | EntryConfig] | None = None
+    """Key and rules by which a complex or an entry is decided; None for a chain."""
 
 
 class Part(NamedTuple):
@@ -92,17 +90,15 @@ class Slab(NamedTuple):
     """What reading and checking took."""
 
 
-def span_of(place: ChainPlace, templates: bool, species: bool = False) -> tuple[int, int]:
+def span_of(place: ChainPlace, templates: bool) -> tuple[int, int]:
     """First byte and end, within the chain's bytes, of what a sample needs."""
-    if species:
-        return place.starts[0], place.starts[_SPECIES_END]
     end = _END if templates and place.sizes[3] else _NO_TEMPLATES_END
     return place.starts[0], place.starts[end]
 
 
-def slot_nbytes(place: ChainPlace, templates: bool, species: bool = False) -> int:
+def slot_nbytes(place: ChainPlace, templates: bool) -> int:
     """Bytes a slot for the chain must have, decompressed columns included."""
-    start, stop = span_of(place, templates, species)
+    start, stop = span_of(place, templates)
     length, rows, deletions, num_templates = place.sizes
     decoded = length * (1 + 4 + 88 + rows) + 12 * deletions + 8 * rows
     decoded += 485 * length * (1 + num_templates * int(templates))
@@ -111,17 +107,6 @@ def slot_nbytes(place: ChainPlace, templates: bool, species: bool = False) -> in
 
 def read_chain(storage: Storage, request: ReadRequest, slot: memoryview) -> Slab:
     """Fill a slot with what a sample needs of a chain and say where things are.
-
-    Raises:
-        StoreError: as `read_columns`.
-    """
-    return read_columns(storage, request, slot)[0]
-
-
-def read_columns(
-    storage: Storage, request: ReadRequest, slot: memoryview
-) -> tuple[Slab, ChainDecoder]:
-    """As `read_chain`, and a decoder of the columns that now are in the slot.
 
     Raises:
         ShardMissing, ShardCorrupt: the chain cannot be read; names shard and chain.
@@ -150,11 +135,9 @@ def refusals(storage: Storage, probe: Any) -> Iterator[None]:
         raise
 
 
-def _read_once(
-    storage: Storage, request: ReadRequest, slot: memoryview
-) -> tuple[Slab, ChainDecoder]:
+def _read_once(storage: Storage, request: ReadRequest, slot: memoryview) -> Slab:
     place = request.place
-    start, stop = span_of(place, request.templates, request.species)
+    start, stop = span_of(place, request.templates)
     where = Place(place.chain_id, f"{storage.uri}/{place.key}")
     try:
         storage.read_into(place.key, place.offset + start, slot[: stop - start])
@@ -165,8 +148,8 @@ def _read_once(
     return _slab(request, slot, where)
 
 
-def _slab(request: ReadRequest, slot: memoryview, where: Place) -> tuple[Slab, ChainDecoder]:
-    start, stop = span_of(request.place, request.templates, request.species)
+def _slab(request: ReadRequest, slot: memoryview, where: Place) -> Slab:
+    start, stop = span_of(request.place, request.templates)
     starts = request.place.starts
     columns: dict[str, PackedColumn] = {}
     for number, name in enumerate(COLUMNS):
@@ -185,14 +168,11 @@ def _slab(request: ReadRequest, slot: memoryview, where: Place) -> tuple[Slab, C
             offset = end + -end % 64
             end = offset + len(column.payload)
             slot[offset:end] = column.payload
-            columns[name] = PackedColumn(
-                column.codec, slot[offset:end], raw_nbytes=column.raw_nbytes
-            )
         counts = check_part(name, column, decoder.dims, where)
         parts.append(Part(name, int(column.codec), offset, len(column.payload), counts))
     first = min(part.offset for part in parts)
     last = max(part.offset + part.nbytes for part in parts)
-    return Slab(tuple(parts), first - first % 64, last), decoder
+    return Slab(tuple(parts), first - first % 64, last)
 
 
 def _wanted(request: ReadRequest, decoder: ChainDecoder) -> tuple[str, ...]:

@@ -24,6 +24,7 @@ from typing import Any, Final
 from evofeed.base.errors import EvofeedError, LoaderError
 from evofeed.loader.arena import Pulse
 from evofeed.loader.read_chain import ReadRequest, read_chain
+from evofeed.loader.read_sample import read_sample
 from evofeed.store.inner import Storage
 
 BEAT_SECONDS: Final = 2.0
@@ -31,7 +32,7 @@ _PATIENCE_SECONDS: Final = 0.005
 """So long may a request wait behind another before one more thread helps."""
 
 Result = tuple[int, Any]
-"""A request's number, and what its slot holds, a `Slab` or an `AssemblySlab`, or why it could not
+"""A request's number, and what its slot holds, a `Slab` or a `PackedSlab`, or why it could not
 be filled, an `EvofeedError`."""
 
 
@@ -40,7 +41,7 @@ def read_request(storages: Sequence[Storage], memory: memoryview, request: ReadR
     slot = memory[request.offset : request.offset + request.nbytes]
     begun = time.perf_counter()
     try:
-        read = read_chain if request.task is None else request.task.read
+        read: Any = read_chain if request.task is None else read_sample
         slab = read(storages[request.place.dataset], request, slot)
         return request.number, slab._replace(seconds=time.perf_counter() - begun)
     except EvofeedError as error:

@@ -1,11 +1,18 @@
-"""Packed columns of a slot to the tensors of a `ChainTensors`, by the store's own decoders."""
+"""What a slot holds as tensors: a chain by the store's own decoders, or a packed sample."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
+from itertools import groupby
+from typing import Final
+
 import numpy as np
 import torch
+from torch import Tensor
 
 from evofeed.loader.features import ChainTensors
+from evofeed.loader.packed import PackedArray, PackedSample, PackedSlab
 from evofeed.loader.read_chain import Slab
 from evofeed.protein.residues import GAP
 from evofeed.store.inner import ChainDecoder, Codec, PackedColumn, Place
@@ -51,3 +58,37 @@ def unpack_chain(
         resolution=resolution,
         is_distillation=is_distillation,
     )
+
+
+_ROUND: Final = 1 << 25
+"""Zeros on a GPU are so many bytes or a multiple: the allocator finds one of a size again."""
+
+
+def unpack_sample(where: PackedSample, data: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+    """Tensors of a slot's bytes on any device, `u8[nbytes]`; the host's arrays as they are.
+
+    And the memory of the features of zeros and few numbers.
+    """
+    size = where.zero_nbytes + (-where.zero_nbytes % _ROUND if data.is_cuda else 0)
+    zeros = torch.zeros(-(-size // 8), dtype=torch.int64, device=data.device)
+    tensors = dict(_views(where.arrays, data))
+    zeros.view(torch.int32).scatter_(0, tensors.pop("_at"), tensors.pop("_words"))
+    tensors.update(_views(where.zeros, zeros.view(torch.uint8)))
+    tensors.update((name, torch.from_numpy(value)) for name, value in where.host.items())
+    return tensors, zeros
+
+
+def bytes_beside(slab: PackedSlab) -> Tensor:
+    """Bytes of a sample that no slot could hold, on the CPU."""
+    return torch.frombuffer(bytearray(slab.beside), dtype=torch.uint8)
+
+
+def _views(arrays: tuple[PackedArray, ...], data: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """The arrays at their places in these bytes, by name."""
+    for dtype, group in groupby(arrays, lambda array: array.dtype):
+        mine = list(group)
+        kind = torch.from_numpy(np.zeros(0, dtype)).dtype
+        values = data[mine[0].offset : mine[-1].offset + mine[-1].nbytes].view(kind)
+        parts = values.split([math.prod(array.shape) for array in mine])  # type: ignore[no-untyped-call]
+        for array, part in zip(mine, parts, strict=True):
+            yield array.name, part if len(array.shape) == 1 else part.view(array.shape)

@@ -20,12 +20,10 @@ if TYPE_CHECKING:
     from evofeed.store.shard import write_shard
     from evofeed.store.snapshots import (
         add_entries,
-        add_shards,
         compact,
         copy_dataset,
         merge,
         remove_chains,
-        replace_chains,
         tag,
     )
     from evofeed.store.writer import DatasetWriter
@@ -50,9 +48,7 @@ __all__ = [
     "Manifest",
     "Snapshot",
     "Diff",
-    "add_shards",
     "remove_chains",
-    "replace_chains",
     "merge",
     "compact",
     "copy_dataset",

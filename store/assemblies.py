@@ -8,14 +8,17 @@ an index of their own. FORMAT.md says the bytes.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import replace
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from evofeed.base.errors import ChainMissing, FeatureError, ShardCorrupt
+from evofeed.base.errors import ChainMissing
 from evofeed.protein.assembly_record import AssemblyRecord
 from evofeed.protein.chain_record import ChainRecord
+from evofeed.store.decode import Place
 from evofeed.store.index import (
     canonical,
     check_spans,
@@ -26,7 +29,8 @@ from evofeed.store.index import (
 )
 from evofeed.store.layout import CHAINS_VERSION
 from evofeed.store.manifest import Part
-from evofeed.store.spans import Spans
+from evofeed.store.spans import RecordSpan, Spans, read_chain
+from evofeed.store.storage import Storage
 
 if TYPE_CHECKING:
     from evofeed.store.dataset import Dataset
@@ -92,6 +96,43 @@ def kept_assemblies(base: Dataset, table: pa.Table) -> tuple[Part, list[dict[str
     return Part(files if kept else {}, len(kept), entries), dropped
 
 
+class AssemblySpan(NamedTuple):
+    """Where a complex is: everything a reader needs, so that it opens no index."""
+
+    assembly_id: str
+    chains: tuple[RecordSpan, ...]
+    """Of each entity."""
+    pairing: tuple[RecordSpan | None, ...] = (None,)
+    copies: tuple[tuple[str, ...], ...] = ()
+    whole: RecordSpan | None = None
+    """All chains with their coordinates; None of a single chain, which is a complex of one."""
+
+
+def read_assembly(storage: Storage, span: AssemblySpan) -> AssemblyRecord:
+    """A complex, but for what only its table says of it.
+
+    Raises:
+        ShardCorrupt, ShardMissing: a record cannot be read; they do not fit each other.
+    """
+    chains = tuple(read_chain(storage, one) for one in span.chains)
+    if span.whole is None:
+        return replace(AssemblyRecord.of_chain(chains[0]), **structure_of(chains[0]))
+    with Place(span.assembly_id, storage.uri).decoding("the complex is not valid"):
+        return AssemblyRecord(
+            assembly_id=span.assembly_id,
+            chains=chains,
+            pairing=tuple(one and read_chain(storage, one) for one in span.pairing),
+            copies=span.copies,
+            **structure_of(read_chain(storage, span.whole)),
+        ).validate()
+
+
+def structure_of(record: ChainRecord | AssemblyRecord) -> dict[str, Any]:
+    """Coordinates and what is known of them, which chains and complexes have alike."""
+    names = "all_atom_positions all_atom_mask resolution release_date method is_distillation"
+    return {name: getattr(record, name) for name in names.split()}
+
+
 class Assemblies:
     """The complexes of a snapshot: a table of them, and how to read one."""
 
@@ -130,30 +171,23 @@ class Assemblies:
             raise ChainMissing(f"no assembly {assembly_id!r} among {len(self)} of this snapshot")
         return self._rows[assembly_id]
 
-    def __getitem__(self, assembly_id: str) -> AssemblyRecord:
-        row = self.table.slice(self.row(assembly_id), 1).to_pylist()[0]
-        whole = self._member(assembly_id)
-        copies, at = [], 0
-        for number in row["copies"]:
-            copies.append(tuple(row["author_chains"][at : at + number]))
-            at += number
-        try:
-            return AssemblyRecord(
-                assembly_id=assembly_id,
-                chains=tuple(self.dataset[chain] for chain in row["chain_ids"]),
-                pairing=tuple(self._member(n) if n else None for n in row["pairing_ids"]),
-                copies=tuple(copies),
-                all_atom_positions=whole.all_atom_positions,
-                all_atom_mask=whole.all_atom_mask,
-                num_interface=row["num_interface"],
-                resolution=whole.resolution,
-                release_date=row["release_date"],
-                method=row["method"],
-                is_distillation=row["is_distillation"],
-                dropped=tuple(row["dropped"]),
-            ).validate()
-        except FeatureError as error:
-            raise ShardCorrupt(error.message, path=self.dataset.uri, item=assembly_id) from None
+    def span(self, assembly_id: str) -> AssemblySpan:
+        """Where a complex is (raises ChainMissing)."""
+        row = self._described(assembly_id)
+        names, chains, members = iter(row["author_chains"]), self.dataset.spans, self.members
+        return AssemblySpan(
+            assembly_id,
+            chains=tuple(chains.span(chains.row(name)) for name in row["chain_ids"]),
+            pairing=tuple(members.span(members.row(n)) if n else None for n in row["pairing_ids"]),
+            copies=tuple(tuple(islice(names, number)) for number in row["copies"]),
+            whole=members.span(members.row(assembly_id)),
+        )
 
-    def _member(self, name: str) -> ChainRecord:
-        return self.members.record(self.members.row(name))
+    def __getitem__(self, assembly_id: str) -> AssemblyRecord:
+        row = self._described(assembly_id)
+        record = read_assembly(self.dataset.storage, self.span(assembly_id))
+        return replace(record, num_interface=row["num_interface"], dropped=tuple(row["dropped"]))
+
+    def _described(self, assembly_id: str) -> dict[str, Any]:
+        row: dict[str, Any] = self.table.slice(self.row(assembly_id), 1).to_pylist()[0]
+        return row

@@ -12,7 +12,7 @@ import pyarrow as pa
 from evofeed.base.errors import FeatureError
 from evofeed.protein.assembly_record import AssemblyRecord
 from evofeed.protein.chain_record import ChainRecord
-from evofeed.store.assemblies import ASSEMBLY_SCHEMA, MEMBERS, TABLE
+from evofeed.store.assemblies import ASSEMBLY_SCHEMA, MEMBERS, TABLE, structure_of
 from evofeed.store.dataset import Dataset
 from evofeed.store.encode import encode_record
 from evofeed.store.history import Snapshot
@@ -64,7 +64,7 @@ def add_assemblies(
         for member in _members(record):
             if member.chain_id not in taken:
                 taken.add(member.chain_id)
-                shards.add(member.chain_id, encode_record(member))
+                shards.put(member.chain_id, encode_record(member))
     shards.flush()
     entries = list(shards.entries.values())
     storage, manifest = dataset.storage, dataset.manifest
@@ -142,10 +142,5 @@ def copies_record(record: AssemblyRecord) -> ChainRecord:
         record.aatype,
         np.concatenate([chain.residue_index for chain, _ in record.members]),
         description=",".join(name for _, name in record.members),
-        all_atom_positions=record.all_atom_positions,
-        all_atom_mask=record.all_atom_mask,
-        resolution=record.resolution,
-        release_date=record.release_date,
-        method=record.method,
-        is_distillation=record.is_distillation,
+        **structure_of(record),
     )

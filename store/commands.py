@@ -24,6 +24,12 @@ def _show(as_json: bool, values: Any, lines: list[str]) -> None:
     typer.echo(json.dumps(values, indent=2) if as_json else "\n".join(lines))
 
 
+def _opened(uri: str, snapshot: str) -> Any:
+    from evofeed.store import Dataset, address_and_ref  # and with them Arrow, for no --help
+
+    return Dataset.open(*address_and_ref(uri, snapshot))
+
+
 snapshots = group(
     "Snapshots of a dataset: list, compare, tag, change, verify, collect.\n\n"
     "Example: evofeed snapshots ls data/"
@@ -77,10 +83,8 @@ def chains(uri: Uri, snapshot: RefName = "main", as_json: Json = False) -> None:
 
     Example: evofeed snapshots chains data/
     """
-    from evofeed.store import Dataset, address_and_ref
-
     names = ["chain_id", "num_res", "num_alignments", "num_templates", "resolution", "release_date"]
-    rows = Dataset.open(*address_and_ref(uri, snapshot)).index.select(names).to_pylist()
+    rows = _opened(uri, snapshot).index.select(names).to_pylist()
     lines = [f"{'chain':<12} {'residues':>8} {'rows':>7} {'templates':>9} {'Å':>6}  released"]
     for row in rows:
         resolution = f"{row['resolution']:.2f}" if row["resolution"] else "-"
@@ -111,20 +115,14 @@ def card(
 
     Example: evofeed snapshots card data/ --out card/ --license CC-BY-4.0
     """
-    from evofeed.store import Dataset, address_and_ref, dataset_card
+    from evofeed.store import dataset_card
 
     try:
         notes = parse_json(report.read_text())["notes"] if report else None
     except (ValueError, TypeError, KeyError) as error:
         raise typer.BadParameter(f"{report} is no report of a job ({error})") from None
-    made = dataset_card(
-        Dataset.open(*address_and_ref(uri, snapshot)),
-        name=name,
-        description=description,
-        license_name=license_name,
-        url=url,
-        notes=notes,
-    )
+    about = {"name": name, "description": description, "license_name": license_name, "url": url}
+    made = dataset_card(_opened(uri, snapshot), **about, notes=notes)
     if out is None:
         _show(as_json, made.to_dict(), [made.to_markdown().rstrip()])
         return
@@ -165,16 +163,11 @@ def overlap(
 
     Example: evofeed snapshots overlap train/ valid/ --clusters clusters.txt
     """
-    from evofeed.store import Dataset, address_and_ref
     from evofeed.store.likeness import Clusters
     from evofeed.store.likeness import overlap as compare
 
     known = Clusters(clusters) if clusters else None
-    found = compare(
-        Dataset.open(*address_and_ref(uri, snapshot)),
-        Dataset.open(*address_and_ref(other, other_snapshot)),
-        known,
-    )
+    found = compare(_opened(uri, snapshot), _opened(other, other_snapshot), known)
     lines = [f"{mine}  {theirs}" for mine, theirs in found.shared]
     lines += [f"{chain_id}  is in no cluster" for chain_id in found.unclustered]
     lines.append(f"{len(found.shared)} shared, {len(found.unclustered)} in no cluster")
@@ -193,9 +186,7 @@ def verify(
 
     Example: evofeed snapshots verify data/ --deep
     """
-    from evofeed.store import Dataset, address_and_ref
-
-    dataset = Dataset.open(*address_and_ref(uri, snapshot))
+    dataset = _opened(uri, snapshot)
     faults = dataset.verify(deep)
     values = {"chains": len(dataset), "faults": [fault.to_dict() for fault in faults]}
     lines = [*map(str, faults), f"{len(dataset):,} chains, {len(faults)} faults"]
@@ -229,7 +220,7 @@ def select(
 
     Example: evofeed snapshots select data/ train --max-resolution 9 --released-before 2018-04-30
     """
-    from evofeed.store import Dataset, Selection, address_and_ref, select_chains
+    from evofeed.store import Selection, address_and_ref, select_chains
     from evofeed.store.likeness import Clusters
 
     limits = Selection(
@@ -238,7 +229,7 @@ def select(
         min_alignments=min_alignments, max_aa_fraction=max_aa_fraction,
         with_structure=with_structure,
     )  # fmt: skip
-    others = [Dataset.open(*address_and_ref(text)) for text in apart_from or ()]
+    others = [_opened(text, "main") for text in apart_from or ()]
     known = Clusters(clusters) if clusters else None
     uri, snapshot = address_and_ref(uri, snapshot)
     made = select_chains(uri, into, limits, snapshot=snapshot, apart_from=others, clusters=known)

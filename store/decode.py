@@ -6,7 +6,8 @@ really there before anything is allocated.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -38,6 +39,14 @@ class Place:
         """The error to raise for wrong bytes of this chain."""
         return ShardCorrupt(message, path=self.path, item=self.chain_id)
 
+    @contextmanager
+    def decoding(self, what: str) -> Iterator[None]:
+        """What goes wrong within is the fault of these bytes."""
+        try:
+            yield
+        except (ValueError, IndexError, KeyError, TypeError, OverflowError, FeatureError) as error:
+            raise self.corrupt(f"{what}: {error}") from None
+
 
 class ChainDecoder:
     """Arrays of one chain from its packed columns, each decoded when asked for.
@@ -67,10 +76,8 @@ class ChainDecoder:
         column = self.columns[name]
         if column.compression == Compression.NONE:
             return column
-        try:
+        with self.place.decoding(f"column {name} does not decompress"):
             return decompressed(column, self._limit(name))
-        except ValueError as error:
-            raise self.place.corrupt(f"column {name} does not decompress: {error}") from None
 
     def _limit(self, name: str) -> int:
         """No column of sound data is larger than this once decompressed."""
@@ -83,10 +90,8 @@ class ChainDecoder:
     def array(self, name: str) -> np.ndarray:
         """One numeric feature of the table, full length, rows in the record's order."""
         if name not in self._cache:
-            try:
+            with self.place.decoding(f"column {name}"):
                 self._cache[name] = self._decode(FEATURES[name])
-            except (ValueError, IndexError, OverflowError) as error:
-                raise self.place.corrupt(f"column {name}: {error}") from None
         array: np.ndarray = self._cache[name]
         return array
 
@@ -122,12 +127,10 @@ class ChainDecoder:
     def order(self) -> np.ndarray:
         """Original row of each stored row, i64[N]."""
         rows, column = self.dims["N"], self.raw("msa_order")
-        try:
+        with self.place.decoding("column msa_order"):
             order = unpack_integers(column, np.dtype(np.int32), rows).astype(np.int64)
             if order[0] != 0 or np.any(np.bincount(order, minlength=rows) != 1):
                 raise ValueError("no permutation that begins with the query")
-        except ValueError as error:
-            raise self.place.corrupt(f"column msa_order: {error}") from None
         return order
 
     @cached_property
@@ -142,10 +145,9 @@ class ChainDecoder:
 
     def msa_rows(self, taken: np.ndarray) -> np.ndarray:
         """Some rows of the alignment, u8[R, L], by their numbers in the record."""
-        try:
-            return self._rows("msa", self.dims["N"], self.inverse[taken])
-        except ValueError as error:
-            raise self.place.corrupt(f"column msa: {error}") from None
+        stored = self.inverse[taken]
+        with self.place.decoding("column msa"):
+            return self._rows("msa", self.dims["N"], stored)
 
     def _template_aatype(self) -> np.ndarray:
         if self.columns["template_aatype"].codec == Codec.RAW:
@@ -231,20 +233,16 @@ class ChainDecoder:
 
     def species(self) -> tuple[str, ...]:
         """Species of each row, in the record's order."""
-        try:
+        with self.place.decoding("column msa_species"):
             self._backed(FEATURES["msa_species"], self.dims["N"])
             return unpack_strings(self.raw("msa_species"), self.dims["N"])
-        except ValueError as error:
-            raise self.place.corrupt(f"column msa_species: {error}") from None
 
     def meta(self) -> dict[str, Any]:
         """The record's remaining fields."""
-        try:
+        with self.place.decoding("column meta"):
             values = parse_json(bytes(self.raw("meta").payload))
             fields = {name: values[name] for name in META_FIELDS}
             fields |= {name: values[name] for name in OPTIONAL_META if name in values}
-        except (ValueError, KeyError, TypeError) as error:
-            raise self.place.corrupt(f"column meta: {error!r}") from None
         return {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
 
     def record(self) -> ChainRecord:
@@ -254,10 +252,8 @@ class ChainDecoder:
             if feature.dtype != "str":
                 absent = feature.stage == "structure" and not self.dims["has_structure"]
                 fields[feature.name] = None if absent else self.array(feature.name)
-        try:
+        with self.place.decoding("the record is not valid"):
             return ChainRecord(chain_id=self.place.chain_id, **fields).validate()
-        except (TypeError, ValueError, FeatureError) as error:
-            raise self.place.corrupt(f"the record is not valid: {error}") from None
 
 
 def _size(feature: Feature, dims: Mapping[str, int]) -> int:

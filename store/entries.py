@@ -7,7 +7,7 @@ reads records by id: an entry, what a project makes of it, an alignment, molecul
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -23,10 +23,10 @@ from evofeed.store.decode import Place
 from evofeed.store.entry_codecs import PROJECTS, decode_section
 from evofeed.store.entry_shards import RECORDS_SCHEMA, decoded, facts_of, read_record_rows
 from evofeed.store.index import TEXT, index_bytes, read_table, table_schema
-from evofeed.store.layout import ENTRIES_VERSION, KINDS, PackedColumn, unpack_column
+from evofeed.store.layout import ENTRIES_VERSION, PackedColumn
 from evofeed.store.manifest import NO_PART, Part, ShardEntry
 from evofeed.store.shard import shard_key
-from evofeed.store.spans import read_checked
+from evofeed.store.spans import RecordSpan, place_of, read_record
 from evofeed.store.storage import Storage
 
 if TYPE_CHECKING:
@@ -75,55 +75,16 @@ SCHEMAS: Final = {
 """Of the files of a snapshot that tell of its entries."""
 
 
-class RecordSpan(NamedTuple):
-    """Where a record is: everything a reader needs, so that it opens no table."""
-
-    kind: str
-    record_id: str
-    key: str
-    offset: int
-    nbytes: int
-    checksum: int
-    starts: tuple[int, ...]
-
-
-def read_record(storage: Storage, span: RecordSpan) -> dict[str, PackedColumn]:
-    """Columns of a record by one ranged read, checked.
-
-    Raises:
-        ShardCorrupt: the bytes are not those of the table; names shard and record.
-        ShardMissing: the shard is not there.
-    """
-    place, data = place_of(storage, span), np.empty(span.nbytes, np.uint8)
-    read_checked(storage, span.key, span.offset, data, span.checksum, place)
-    starts = span.starts
-    return {
-        name: unpack_column(data.data[start:stop], span.record_id, name, place.path, verify=False)
-        for name, start, stop in zip(KINDS[span.kind], starts[:-1], starts[1:], strict=True)
-    }
-
-
 def span_of(row: dict[str, Any]) -> RecordSpan:
     """Where the record of a row of the table of records is."""
-    return RecordSpan(
-        row["kind"],
-        row["record_id"],
-        shard_key(row["shard"]),
-        row["offset"],
-        row["nbytes"],
-        row["checksum"],
-        tuple(row["column_offsets"]),
-    )
+    key, starts = shard_key(row["shard"]), tuple(row["column_offsets"])
+    names = ("kind", "record_id", "offset", "nbytes", "checksum")
+    return RecordSpan(key=key, starts=starts, **{name: row[name] for name in names})
 
 
 def record_spans(storage: Storage, entry: ShardEntry) -> list[RecordSpan]:
     """Where the records of a shard are, which no snapshot need name."""
     return [span_of(row) for row in read_record_rows(storage, entry)]
-
-
-def place_of(storage: Storage, span: RecordSpan) -> Place:
-    """Names of record and shard, for errors."""
-    return Place(span.record_id, f"{storage.uri}/{span.key}")
 
 
 def read_value(storage: Storage, span: RecordSpan) -> Any:
@@ -155,10 +116,8 @@ def section_of(
     columns: Mapping[str, PackedColumn], project: str, record: EntryRecord, place: Place
 ) -> RulesetSection | None:
     """What a project makes of an entry, if it takes it (raises ShardCorrupt)."""
-    try:
+    with place.decoding(f"the section of {project} is not valid"):
         return decode_section(columns, project, record)
-    except (ValueError, IndexError, KeyError, TypeError, OverflowError) as error:
-        raise place.corrupt(f"the section of {project} is not valid: {error}") from None
 
 
 def entry_files(rows: list[dict[str, Any]], clusters: Mapping[str, str]) -> dict[str, bytes]:

@@ -86,7 +86,7 @@ def _facts(kind: str, columns: Mapping[str, PackedColumn], place: Place) -> dict
         return {"num_rows": rows, "num_columns": length, "distinct": len(value.letters)}
     if kind != "entry":
         return {"num": len(value)}
-    try:
+    with place.decoding("the entry is not valid"):
         sections = {name: decode_section(columns, name, value) for name in PROJECTS}
         resolution = value.resolution()
         return {
@@ -112,8 +112,6 @@ def _facts(kind: str, columns: Mapping[str, PackedColumn], place: Place) -> dict
                 if section is not None
             },
         }
-    except (ValueError, IndexError, KeyError, TypeError) as error:
-        raise place.corrupt(f"the entry is not valid: {error}") from None
 
 
 def decoded(kind: str, columns: Mapping[str, PackedColumn], place: Place) -> Any:
@@ -122,10 +120,8 @@ def decoded(kind: str, columns: Mapping[str, PackedColumn], place: Place) -> Any
     Raises:
         ShardCorrupt: the bytes are not those of one; names shard and record.
     """
-    try:
+    with place.decoding(f"the {kind} is not valid"):
         return DECODERS[kind](columns)
-    except (ValueError, IndexError, KeyError, TypeError, OverflowError) as error:
-        raise place.corrupt(f"the {kind} is not valid: {error}") from None
 
 
 def records_table(rows: Sequence[Mapping[str, Any]]) -> pa.Table:

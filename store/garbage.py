@@ -70,14 +70,13 @@ def gc(
     if not any(True for folder in _FOLDERS for _ in storage.files(folder)):
         raise DatasetMissing("no dataset is here: is that its address?", path=storage.uri)
     if dry_run:
-        return _collect(storage, True, grace, keep_history, None)
+        return _collect(storage, grace, keep_history, None)
     with leases.hold(storage, "gc", uuid.uuid4().hex) as lease:
-        return _collect(storage, False, grace, keep_history, lease)
+        return _collect(storage, grace, keep_history, lease)
 
 
-def _collect(
-    storage: Storage, dry_run: bool, grace: float, keep_history: bool, lease: Lease | None
-) -> GcReport:
+def _collect(storage: Storage, grace: float, keep_history: bool, lease: Lease | None) -> GcReport:
+    """What `gc` does; without a lease it removes nothing."""
     busy = bool(leases.living(storage, "job"))
     refs = list_refs(storage)
     needed = _reachable(storage, [ref.digest for ref in refs], keep_history)
@@ -92,15 +91,14 @@ def _collect(
     old = [item for item in idle if item.modified <= before]
     held = tuple(item for item in old if busy and item.key.startswith(("shards/", "parts/")))
     removed = (*(item for item in old if item not in held), *leases.ended(storage))
-    if not dry_run:
+    if lease is not None:
         if [ref.digest for ref in list_refs(storage)] != [ref.digest for ref in refs]:
             raise RefConflict("a ref moved during collection: run it again", path=storage.uri)
         # Manifests first: a snapshot is either whole or gone.
         for item in sorted(removed, key=lambda item: not item.key.endswith("manifest.json")):
-            if lease is not None:
-                lease.renew()
+            lease.renew()
             storage.delete(item.key)
-    return GcReport(removed, young, held, dry_run)
+    return GcReport(removed, young, held, lease is None)
 
 
 def _is_ref(key: str) -> bool:

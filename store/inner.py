@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 from evofeed.base.lazy import names_from
 
 if TYPE_CHECKING:
+    from evofeed.store.assemblies import AssemblySpan, read_assembly
     from evofeed.store.cache import answers
     from evofeed.store.decode import FEATURES, ChainDecoder, Place
-    from evofeed.store.entries import RecordSpan, read_entry, read_value, record_spans
+    from evofeed.store.entries import read_entry, read_value, record_spans
     from evofeed.store.entry_codecs import (
         PROJECTS,
         encode_alignment,
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from evofeed.store.refs import Ref, list_refs, move_ref, read_ref
     from evofeed.store.s3 import S3Storage
     from evofeed.store.shard import part_key, read_part, shard_key
+    from evofeed.store.spans import RecordSpan, SpanTable
     from evofeed.store.statistics import (
         column_kinds,
         column_statistics,

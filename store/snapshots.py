@@ -1,4 +1,4 @@
-"""New snapshots from old ones: add chains or entries, remove, replace, merge, compact, tag, copy.
+"""New snapshots from old ones: add entries, remove chains, merge, compact, tag, copy.
 
 Each function that changes one reads where a ref points, writes a new snapshot whose parent that
 is, and moves the ref by compare-and-swap; if somebody else moved it meanwhile it
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import pyarrow as pa
@@ -30,27 +30,19 @@ from evofeed.store.storage import LocalStorage, Storage
 from evofeed.store.writer import SHARD_NBYTES, parent_of, with_cluster_sizes, write_snapshot
 
 
-def add_shards(uri: str, entries: Iterable[ShardEntry], *, ref: str = "main") -> Snapshot:
-    """The snapshot with the chains of more shards; none may be there already."""
-    return _amend(uri, ref, lambda base: (base.index, list(entries)))
-
-
 def remove_chains(uri: str, chain_ids: Iterable[str], *, ref: str = "main") -> Snapshot:
     """The snapshot without some chains. Their bytes go when `compact` and `gc` have run.
 
     Raises:
         KeyError: a chain is not there.
     """
-    return _amend(uri, ref, lambda base: (_without(base, list(chain_ids)), []))
-
-
-def replace_chains(uri: str, entries: Iterable[ShardEntry], *, ref: str = "main") -> Snapshot:
-    """The snapshot with the chains of these shards in place of those of the same id."""
-    new = list(entries)
 
     def change(base: Dataset) -> tuple[pa.Table, list[ShardEntry]]:
-        ids = [i for entry in new for i in read_part(base.storage, entry)["chain_id"].to_pylist()]
-        return _without(base, [i for i in ids if i in base]), new
+        gone = list(chain_ids)
+        for chain_id in gone:
+            base.row(chain_id)  # KeyError for one that is not there
+        left_out = pc.is_in(base.index["chain_id"], value_set=pa.array(gone, pa.utf8()))
+        return canonical([base.index.filter(pc.invert(left_out))]), []
 
     return _amend(uri, ref, change)
 
@@ -78,7 +70,7 @@ def merge(uri: str, other: str, *, ref: str = "main") -> Snapshot:
         fresh = pc.is_in(theirs.index["chain_id"], value_set=pa.array(shared.added, pa.utf8()))
         return canonical([base.index, theirs.index.filter(fresh)]), list(theirs.manifest.shards)
 
-    return _amend(uri, ref, change, indexed=True)
+    return _amend(uri, ref, change)
 
 
 def compact(uri: str, *, ref: str = "main") -> Snapshot:
@@ -105,7 +97,7 @@ def compact(uri: str, *, ref: str = "main") -> Snapshot:
         parts = [with_cluster_sizes(read_part(base.storage, entry), sizes) for entry in entries]
         return canonical([base.index.filter(pc.invert(rewritten)), *parts]), entries
 
-    return _amend(uri, ref, change, indexed=True)
+    return _amend(uri, ref, change)
 
 
 def add_entries(
@@ -169,11 +161,9 @@ def tag(uri: str, name: str, snapshot: str = "main") -> Ref:
 Change = Callable[[Dataset], tuple[pa.Table, list[ShardEntry]]]
 
 
-def _amend(uri: str, ref: str, change: Change, *, indexed: bool = False) -> Snapshot:
+def _amend(uri: str, ref: str, change: Change) -> Snapshot:
     base = Dataset.open(uri, ref)
     table, entries = change(base)
-    if not indexed:
-        table = canonical([table, *(read_part(base.storage, entry) for entry in entries)])
     _keep_chains_of_assemblies(base, table)
     if table.equals(base.index):
         return Snapshot(base.digest, base.manifest)
@@ -186,29 +176,16 @@ def _keep_chains_of_assemblies(base: Dataset, table: pa.Table) -> None:
     """Refuse to take a chain away from a complex.
 
     Raises:
-        ValueError: an assembly needs a chain that would be gone, or of another length.
+        ValueError: an assembly needs a chain that would be gone.
     """
-    assemblies = base.assemblies.table
-    if not assemblies.num_rows:
-        return
-    columns = (table["chain_id"].to_pylist(), table["num_res"].to_pylist())
-    lengths = dict(zip(*columns, strict=True))
-    for name, chains in zip(
-        assemblies["assembly_id"].to_pylist(), assemblies["chain_ids"].to_pylist(), strict=True
-    ):
-        for chain in chains:
-            if lengths.get(chain) != int(base.spans.dims[base.row(chain)][0]):
-                raise ValueError(
-                    f"chain {chain} belongs to assembly {name}: add the assemblies again without "
-                    "it first"
-                )
-
-
-def _without(base: Dataset, chain_ids: Sequence[str]) -> pa.Table:
-    for chain_id in chain_ids:
-        base.row(chain_id)  # KeyError for one that is not there
-    gone = pc.is_in(base.index["chain_id"], value_set=pa.array(chain_ids, pa.utf8()))
-    return base.index.filter(pc.invert(gone))
+    assemblies, there = base.assemblies.table, set(table["chain_id"].to_pylist())
+    names = assemblies["assembly_id"].to_pylist()
+    for name, chains in zip(names, assemblies["chain_ids"].to_pylist(), strict=True):
+        if gone := [chain for chain in chains if chain not in there]:
+            raise ValueError(
+                f"chain {gone[0]} belongs to assembly {name}: add the assemblies again without "
+                "it first"
+            )
 
 
 def copy_dataset(

@@ -1,8 +1,9 @@
-"""Where chains are, and their bytes: one ranged read a chain, checked."""
+"""Where chains and other records are, and their bytes: one ranged read a record, checked."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -11,7 +12,7 @@ import xxhash
 from evofeed.base.errors import ChainMissing, ShardCorrupt, ShardMissing, StoreError
 from evofeed.protein.chain_record import ChainRecord
 from evofeed.store.decode import ChainDecoder, Place
-from evofeed.store.layout import COLUMNS, unpack_column
+from evofeed.store.layout import CHAIN, COLUMNS, KINDS, PackedColumn, unpack_column
 from evofeed.store.shard import shard_key
 from evofeed.store.storage import Keeping, Storage
 
@@ -19,17 +20,27 @@ READS = 2
 """Attempts at a chain whose bytes come out wrong, the second from the source itself."""
 
 
-class Spans:
-    """The index as flat arrays, and the storage behind it."""
+class RecordSpan(NamedTuple):
+    """Where a record is: everything a reader needs, so that it opens no table."""
 
-    def __init__(self, storage: Storage, index: pa.Table) -> None:
-        self.storage = storage
+    kind: str
+    record_id: str
+    key: str
+    offset: int
+    nbytes: int
+    checksum: int
+    starts: tuple[int, ...]
+
+
+class SpanTable:
+    """The index as flat arrays: where each chain is, by row."""
+
+    def __init__(self, index: pa.Table) -> None:
         chunk = index["shard"].combine_chunks() if len(index) else None
         self._shards = [shard_key(name) for name in chunk.dictionary.to_pylist()] if chunk else []
         self.shard = _numbers(index, "shard")
         self.offset = _numbers(index, "offset")
         self.nbytes = _numbers(index, "nbytes")
-        self.raw_nbytes = _numbers(index, "raw_nbytes")
         self.checksum = _numbers(index, "checksum")
         names = ("num_res", "num_alignments", "num_deletions", "num_templates")
         self.dims = np.stack([_numbers(index, name) for name in names], axis=-1)
@@ -67,29 +78,35 @@ class Spans:
         """Key of the shard that holds a chain."""
         return str(self._shards[self.shard[row]])
 
-    def place(self, row: int) -> Place:
-        """Names of chain and shard, for errors."""
-        return Place(self.chain_id(row), f"{self.storage.uri}/{self.key(row)}")
+    def span(self, row: int) -> RecordSpan:
+        """Where the chain of a row is."""
+        return RecordSpan(
+            CHAIN,
+            self.chain_id(row),
+            self.key(row),
+            int(self.offset[row]),
+            int(self.nbytes[row]),
+            int(self.checksum[row]),
+            tuple(self.starts[row].tolist()),
+        )
+
+
+class Spans(SpanTable):
+    """The same, and the storage behind it."""
+
+    def __init__(self, storage: Storage, index: pa.Table) -> None:
+        super().__init__(index)
+        self.storage = storage
 
     def read_span(self, row: int) -> np.ndarray:
-        """All bytes of a chain, u8, by one ranged read; checked against the index.
-
-        Raises:
-            ShardCorrupt: they do not match; `ShardMissing`: the shard is not there.
-        """
-        out, place = np.empty(int(self.nbytes[row]), np.uint8), self.place(row)
-        where = (self.key(row), int(self.offset[row]))
-        return read_checked(self.storage, *where, out, int(self.checksum[row]), place)
+        """All bytes of a chain, as `read_bytes`."""
+        return read_bytes(self.storage, self.span(row))
 
     def decoder(self, row: int) -> ChainDecoder:
         """Decoder of a chain, read whole; the sizes it finds must be those of the index."""
-        starts, place = self.starts[row].tolist(), self.place(row)
-        view = self.read_span(row).data
-        columns = {
-            name: unpack_column(view[start:stop], place.chain_id, name, place.path, verify=False)
-            for name, start, stop in zip(COLUMNS, starts[:-1], starts[1:], strict=True)
-        }
-        decoder = ChainDecoder(columns, place)
+        span = self.span(row)
+        place = place_of(self.storage, span)
+        decoder = ChainDecoder(_columns(span, self.read_span(row), place), place)
         if [decoder.dims[name] for name in "LNKT"] != self.dims[row].tolist():
             raise place.corrupt(f"it has {decoder.dims}, the index says {self.dims[row].tolist()}")
         return decoder
@@ -99,24 +116,47 @@ class Spans:
         return self.decoder(row).record()
 
 
-def read_checked(
-    storage: Storage, key: str, offset: int, out: np.ndarray, checksum: int, place: Place
-) -> np.ndarray:
-    """`out` filled by one ranged read, twice if the bytes come out wrong.
+def place_of(storage: Storage, span: RecordSpan) -> Place:
+    """Names of record and shard, for errors."""
+    return Place(span.record_id, f"{storage.uri}/{span.key}")
+
+
+def read_chain(storage: Storage, span: RecordSpan) -> ChainRecord:
+    """A chain, whole (raises as `read_bytes` and `ChainDecoder`)."""
+    return ChainDecoder(read_record(storage, span), place_of(storage, span)).record()
+
+
+def read_record(storage: Storage, span: RecordSpan) -> dict[str, PackedColumn]:
+    """Columns of a record by one ranged read, checked (raises as `read_bytes`)."""
+    return _columns(span, read_bytes(storage, span), place_of(storage, span))
+
+
+def _columns(span: RecordSpan, data: np.ndarray, place: Place) -> dict[str, PackedColumn]:
+    starts = span.starts
+    return {
+        name: unpack_column(data.data[start:stop], span.record_id, name, place.path, verify=False)
+        for name, start, stop in zip(KINDS[span.kind], starts[:-1], starts[1:], strict=True)
+    }
+
+
+def read_bytes(storage: Storage, span: RecordSpan) -> np.ndarray:
+    """All bytes of a record, u8, by one ranged read, a second one if they come out wrong.
 
     Raises:
-        ShardCorrupt: they do not match; `ShardMissing`: the shard is not there.
+        ShardCorrupt: they are not those of the table; names shard and record.
+        ShardMissing: the shard is not there.
     """
+    out, place = np.empty(span.nbytes, np.uint8), place_of(storage, span)
     short: ShardCorrupt | None = None
     for _ in range(READS):
         try:
-            _read_range(storage, key, offset, out, place)
-            if xxhash.xxh3_64_intdigest(out.data) == checksum:
+            _read_range(storage, span.key, span.offset, out, place)
+            if xxhash.xxh3_64_intdigest(out.data) == span.checksum:
                 return out
         except ShardCorrupt as error:
             short = error
         if isinstance(storage, Keeping):  # a flip or a cut on the way or in a cache heals itself
-            storage.forget(key)
+            storage.forget(span.key)
     raise short or place.corrupt("checksum does not match: fetch the shard again")
 
 

@@ -41,8 +41,8 @@ class ShardFiller:
         self.pending: dict[str, dict[str, PackedColumn]] = {}
         self._nbytes = 0
 
-    def add(self, chain_id: str, columns: dict[str, PackedColumn]) -> None:
-        """Add one chain."""
+    def put(self, chain_id: str, columns: dict[str, PackedColumn]) -> None:
+        """Add one chain, encoded."""
         self.pending[chain_id] = columns
         self._nbytes += sum(len(column.payload) for column in columns.values())
         if self._nbytes >= self.shard_nbytes:
@@ -56,7 +56,7 @@ class ShardFiller:
         self.pending, self._nbytes = {}, 0
 
 
-class DatasetWriter:
+class DatasetWriter(ShardFiller):
     """Collects shards and publishes them as one snapshot.
 
     Records given to `add` are encoded at once and written when a shard is full;
@@ -66,22 +66,18 @@ class DatasetWriter:
     """
 
     def __init__(self, uri: str, *, shard_nbytes: int = SHARD_NBYTES, zstd: bool = False) -> None:
-        self.storage, self.zstd = open_storage(uri), zstd
-        self._shards = ShardFiller(self.storage, shard_nbytes)
+        super().__init__(open_storage(uri), shard_nbytes)
+        self.zstd = zstd
 
     def add(self, record: ChainRecord) -> None:
         """Add one chain; writes a shard whenever enough have come together."""
-        if check_name(record.chain_id, "chain id") in self._shards.pending:
+        if check_name(record.chain_id, "chain id") in self.pending:
             raise ValueError(f"chain {record.chain_id} was added before")
-        self._shards.add(record.chain_id, encode_record(record, zstd=self.zstd))
-
-    def flush(self) -> None:
-        """Write what `add` has collected as a shard."""
-        self._shards.flush()
+        self.put(record.chain_id, encode_record(record, zstd=self.zstd))
 
     def add_shard(self, entry: ShardEntry) -> None:
         """Add a shard that `write_shard` made; adding it twice is adding it once."""
-        self._shards.entries[entry.name] = entry
+        self.entries[entry.name] = entry
 
     def commit(
         self,
@@ -115,7 +111,7 @@ class DatasetWriter:
             ValueError: a chain is in two shards.
         """
         self.flush()
-        entries = sorted(self._shards.entries.values())
+        entries = sorted(self.entries.values())
         table = canonical([read_part(self.storage, entry) for entry in entries])
         if cluster_sizes is not None:
             table = with_cluster_sizes(table, cluster_sizes)

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from evofeed.base.errors import LoaderError
-from evofeed.loader.catalog import ChainCatalog, ChainPlace, Places
+from evofeed.loader.catalog import ChainCatalog
 from evofeed.loader.config import LoaderConfig
 from evofeed.loader.order import column, let_through, whole_column
 from evofeed.store import Assemblies
+from evofeed.store.inner import AssemblySpan
 
 
 class AssemblyPlace(NamedTuple):
-    """Where a complex is: everything a reader needs, so that it opens no index."""
+    """Where a complex is, and the bytes that a slot for it should have."""
 
     dataset: int
     chain_id: str
@@ -24,18 +25,14 @@ class AssemblyPlace(NamedTuple):
     key: str
     offset: int
     """Of its first chain: what a storage is asked for to see whether it answers."""
-    chains: tuple[ChainPlace, ...]
-    """Of each entity."""
-    pairing: tuple[ChainPlace | None, ...]
-    copies: tuple[int, ...]
-    whole: ChainPlace | None
-    """All chains with their coordinates; None: those of the only chain's record."""
+    span: AssemblySpan
+    nbytes: int
 
-    @property
-    def num_res(self) -> int:
-        """Residues of all chains."""
-        pairs = zip(self.chains, self.copies, strict=True)
-        return sum(chain.sizes[0] * number for chain, number in pairs)
+    @classmethod
+    def of(cls, dataset: int, span: AssemblySpan, nbytes: Any) -> AssemblyPlace:
+        """Of a dataset's number and a complex of it."""
+        first = span.chains[0]
+        return cls(dataset, span.assembly_id, first.key, first.offset, span, int(nbytes))
 
 
 class AssemblyCatalog(ChainCatalog):
@@ -43,29 +40,23 @@ class AssemblyCatalog(ChainCatalog):
 
     def __init__(self, assemblies: Assemblies, number: int, config: LoaderConfig) -> None:
         dataset = assemblies.dataset
-        self.number, self.uri = number, dataset.uri
-        self.index = table = assemblies.table
-        self._chain_id = table["assembly_id"]
-        self.rows = eligible_assemblies(table, config)
-        self.resolution = column(table, "resolution")
-        self.is_distillation = column(table, "is_distillation")
-        self.cost = column(table, "cost")
-        self._num_res = column(table, "num_res")
-        self._chains = Places(dataset.index, number)
-        self._members = Places(assemblies.member_index, number)
-        chain_ids, member_ids = dataset.index["chain_id"], assemblies.member_index["chain_id"]
-        entities = whole_column(table, "chain_ids")
-        self._entity_at = entities.offsets.to_numpy()
-        self._chain_rows = _rows_in(entities.flatten(), chain_ids)
-        self._pairing_rows = _rows_in(whole_column(table, "pairing_ids").flatten(), member_ids)
-        self._copies = whole_column(table, "copies").flatten().to_numpy()
-        self._whole_rows = _rows_in(whole_column(table, "assembly_id"), member_ids)
-        if (self._chain_rows < 0).any() or (self._whole_rows < 0).any():
+        self.number, self.uri, self.config = number, dataset.uri, config
+        self.index, self._assemblies = assemblies.table, assemblies
+        self.rows = eligible_assemblies(self.index, config)
+        self.cost = column(self.index, "cost")
+        num_res = column(self.index, "num_res").astype(np.int64)
+        self._nbytes = packed_nbytes(num_res, column(self.index, "num_entities"), config)
+        entities = whole_column(self.index, "chain_ids")
+        chains = _rows_in(entities.flatten(), dataset.index["chain_id"])
+        members = assemblies.member_index["chain_id"]
+        whole = _rows_in(whole_column(self.index, "assembly_id"), members)
+        if (chains < 0).any() or (whole < 0).any():
             raise LoaderError("its assemblies name chains that are not in it", path=self.uri)
-        sizes = column(dataset.index, "cluster_size")[self._chain_rows].clip(min=1)
+        copies = whole_column(self.index, "copies").flatten().to_numpy()
+        alike = column(dataset.index, "cluster_size")[chains].clip(min=1)
         shares, counts = (
-            np.add.reduceat(of_entity, self._entity_at[:-1])
-            for of_entity in (self._copies / sizes, self._copies)
+            np.add.reduceat(of_entity, entities.offsets.to_numpy()[:-1])
+            for of_entity in (copies / alike, copies)
         )
         self.probability = (shares / np.maximum(counts, 1))[self.rows] if config.weighted else None
 
@@ -74,41 +65,46 @@ class AssemblyCatalog(ChainCatalog):
         """Chains of the largest eligible complex."""
         return int(column(self.index, "num_chains")[self.rows].max(initial=1))
 
-    def sizes(self, row: int) -> tuple[int, int, int, int]:
-        """Residues of the complex of a row of the table; the rest is its chains' own."""
-        return int(self._num_res[row]), 0, 0, 0
+    def chain_id(self, row: int) -> str:
+        """Name of the complex of a row of the table."""
+        return str(self.index["assembly_id"][row].as_py())
+
+    def chain_ids(self) -> list[str]:
+        """Of the eligible complexes."""
+        ids: list[str] = self.index["assembly_id"].take(self.rows).to_pylist()
+        return ids
 
     def largest(self) -> int:
-        """Row of the eligible complex that needs most memory, nearly."""
-        return int(self.rows[np.argmax(self.cost[self.rows])])
+        """Row of the eligible complex with the largest slot."""
+        return int(self.rows[np.argmax(self._nbytes[self.rows])])
 
     def place(self, row: int) -> AssemblyPlace:  # type: ignore[override]
         """Where the complex of a row of the table is."""
-        entities = range(self._entity_at[row], self._entity_at[row + 1])
-        chains = tuple(self._chains.place(int(self._chain_rows[e])) for e in entities)
-        pairing = [int(self._pairing_rows[e]) for e in entities]
-        return AssemblyPlace(
-            dataset=self.number,
-            chain_id=self.chain_id(row),
-            key=chains[0].key,
-            offset=chains[0].offset,
-            chains=chains,
-            pairing=tuple(self._members.place(r) if r >= 0 else None for r in pairing),
-            copies=tuple(int(self._copies[e]) for e in entities),
-            whole=self._members.place(int(self._whole_rows[row])),
-        )
+        span = self._assemblies.span(self.chain_id(row))
+        return AssemblyPlace.of(self.number, span, self._nbytes[row])
 
 
 class LoneChains(ChainCatalog):
     """Single chains, each a complex of one."""
 
+    def largest(self) -> int:
+        """Row of the longest eligible chain."""
+        return int(self.rows[np.argmax(self.spans.dims[self.rows, 0])])
+
     def place(self, row: int) -> AssemblyPlace:  # type: ignore[override]
         """Where the chain of an index row is."""
-        chain = super().place(row)
-        only = (chain,)
-        return AssemblyPlace(
-            self.number, chain.chain_id, chain.key, chain.offset, only, (None,), (1,), None
-        )
+        span = self.spans.span(row)
+        nbytes = packed_nbytes(self.sizes(row)[0], 1, self.config)
+        return AssemblyPlace.of(self.number, AssemblySpan(span.record_id, (span,)), nbytes)
+
+
+def packed_nbytes(num_res: Any, num_entities: Any, config: LoaderConfig) -> Any:
+    """Bytes of slots for complexes of these sizes. What takes more comes beside its slot."""
+    rules = config.assemblies
+    assert rules is not None
+    rows = rules.msa_rows * num_entities + rules.paired_rows * (num_entities > 1)
+    # A residue has ids, atoms, and a letter a row, of which few have deletions.
+    return 4096 + num_res * (64 + 485 * (1 + rules.max_templates) + rows + rows // 2)
 
 
 def _rows_in(names: pa.Array, among: pa.ChunkedArray) -> np.ndarray:

@@ -33,7 +33,7 @@ def crop_residues(
     spatial = draws.happens(Purpose.SPATIAL_CROP, config.spatial_crop_prob)
     if crop_size is None or total <= crop_size:
         return np.arange(total)
-    if spatial and positions is not None and mask is not None:
+    if spatial and len(lengths) > 1 and positions is not None and mask is not None:
         asym_id = np.repeat(np.arange(len(lengths)), lengths)
         found = interface_residues(
             positions,

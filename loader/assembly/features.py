@@ -6,13 +6,14 @@ device is never asked for anything: every shape is known beforehand.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final
 
 import torch
 from torch import Tensor
 
-from evofeed.base.shapes import Float, Integer
-from evofeed.loader.assembly.merge import AssemblyTensors
+from evofeed.base.shapes import Bool, Float, Integer
+from evofeed.loader.assembly.plan import Facts
 from evofeed.loader.config import LoaderConfig
 from evofeed.loader.features import known_structure
 from evofeed.loader.msa_draws import RecycleDraws
@@ -24,31 +25,58 @@ _PROFILE_EPS: Final = 1e-4
 """Added to the number of rows a profile is of, as upstream's masked mean does."""
 
 
+@dataclass(frozen=True, slots=True)
+class AssemblyTensors:
+    """A whole complex on one device: `L` residues of all chains, `R` rows, `T` template slots.
+
+    `kept` are residues of the sample. The last `R - facts.num_rows` rows are padding: zeros.
+    """
+
+    facts: Facts
+    kept: Integer[Tensor, " C"]
+    aatype: Integer[Tensor, " L"]
+    residue_index: Integer[Tensor, " L"]
+    asym_id: Integer[Tensor, " L"]
+    entity_id: Integer[Tensor, " L"]
+    sym_id: Integer[Tensor, " L"]
+    msa: Integer[Tensor, "R L"]
+    deletions: Integer[Tensor, "R L"]
+    row_entity: Integer[Tensor, " R"]
+    template_aatype: Integer[Tensor, "T L"]
+    template_all_atom_positions: Float[Tensor, "T L 37 3"]
+    template_all_atom_mask: Integer[Tensor, "T L 37"]
+    positions: Float[Tensor, "L 37 3"] | None = None
+    mask: Integer[Tensor, "L 37"] | None = None
+
+    @property
+    def num_res(self) -> int:
+        """Residues of all chains (L)."""
+        return self.aatype.shape[0]
+
+    def own_cells(self, rows: Integer[Tensor, " n"]) -> Bool[Tensor, "n L"]:
+        """Cells of a chain's own rows; others are gaps beside unpaired rows of other chains."""
+        entity = self.row_entity[rows][:, None]
+        return (entity == 0) | (entity == self.entity_id)
+
+
+_IDS: Final = ("aatype", "residue_index", "asym_id", "entity_id", "sym_id")
+
+
 def assembly_constants(
-    assembly: AssemblyTensors,
-    crop: Integer[Tensor, " C"],
-    templates: tuple[int, ...],
-    config: LoaderConfig,
+    assembly: AssemblyTensors, templates: tuple[int, ...], config: LoaderConfig
 ) -> dict[str, Tensor]:
     """Features that are the same in every recycle, of the residues that are kept."""
-    aatype = assembly.aatype[crop]
-    of_templates = {
-        "template_aatype": assembly.template_aatype,
-        "template_all_atom_positions": assembly.template_positions,
-        "template_all_atom_mask": assembly.template_mask,
-    }
-    features = {
-        "aatype": aatype,
-        "residue_index": assembly.residue_index[crop],
-        "asym_id": assembly.asym_id[crop],
-        "entity_id": assembly.entity_id[crop],
-        "sym_id": assembly.sym_id[crop],
+    crop = assembly.kept
+    features = {name: getattr(assembly, name)[crop] for name in _IDS}
+    aatype = features["aatype"]
+    features |= {
         "seq_mask": torch.ones(len(crop), device=aatype.device),
         "target_feat": msa_transforms.one_hot(aatype, GAP),
-        "msa_profile": msa_profile(assembly, crop),
+        "msa_profile": msa_profile(assembly),
         **structure.make_atom14_masks(structure.ResidueTables(aatype)),
     }
-    for name, value in of_templates.items():
+    for name in ("template_aatype", "template_all_atom_positions", "template_all_atom_mask"):
+        value = getattr(assembly, name)
         # Views, not an index tensor: that would have to cross to the device.
         kept = [value[number][crop] for number in templates]
         features[name] = torch.stack(kept) if kept else value[:0, crop]
@@ -64,11 +92,7 @@ def ground_truth(assembly: AssemblyTensors) -> dict[str, Tensor]:
     positions, mask = known_structure(assembly.positions, assembly.mask, assembly.aatype)
     tables = structure.ResidueTables(assembly.aatype)
     return {
-        "aatype": assembly.aatype,
-        "residue_index": assembly.residue_index,
-        "asym_id": assembly.asym_id,
-        "entity_id": assembly.entity_id,
-        "sym_id": assembly.sym_id,
+        **{name: getattr(assembly, name) for name in _IDS},
         **structure.make_atom14_masks(tables),
         **structure.structure_features(assembly.aatype, tables, positions, mask),
         **structure.atom37_to_torsion_angles(tables, positions, mask),
@@ -77,28 +101,25 @@ def ground_truth(assembly: AssemblyTensors) -> dict[str, Tensor]:
 
 def profile_counts(assembly: AssemblyTensors) -> Integer[Tensor, "L 22"]:
     """How many rows have each code in each column."""
-    msa = assembly.msa[: assembly.num_rows].to(torch.int64).T
+    msa = assembly.msa[: assembly.facts.num_rows].to(torch.int64).T
     counts = torch.zeros(assembly.num_res, GAP + 1, dtype=torch.int64, device=msa.device)
     return counts.scatter_add_(1, msa, torch.ones_like(msa))
 
 
-def msa_profile(assembly: AssemblyTensors, crop: Tensor) -> Float[Tensor, "C 22"]:
-    """Share of each code in each column, over all rows of the merged MSA."""
-    counts = profile_counts(assembly)[crop].to(torch.float32)
-    return counts / (assembly.num_rows + _PROFILE_EPS)
+def msa_profile(assembly: AssemblyTensors) -> Float[Tensor, "C 22"]:
+    """Share of each code in each column that is kept, over all rows of the merged MSA."""
+    counts = profile_counts(assembly)[assembly.kept].to(torch.float32)
+    return counts / (assembly.facts.num_rows + _PROFILE_EPS)
 
 
 def assembly_recycle(
-    assembly: AssemblyTensors,
-    crop: Integer[Tensor, " C"],
-    draws: RecycleDraws,
-    config: LoaderConfig,
+    assembly: AssemblyTensors, draws: RecycleDraws, config: LoaderConfig
 ) -> dict[str, Tensor]:
     """Features of one recycle, of the residues that are kept.
 
     Rows are chosen, masked and clustered at full length.
     """
-    device, count = assembly.msa.device, assembly.num_rows
+    device, count, crop = assembly.msa.device, assembly.facts.num_rows, assembly.kept
     first = torch.zeros(1, dtype=torch.int64, device=device)
     padding = torch.arange(count, assembly.msa.shape[0], device=device)
     rows = torch.cat([first, draws.row_order(count - 1) + 1, padding])
@@ -113,7 +134,7 @@ def assembly_recycle(
     masked, bert_mask = msa_transforms.mask_msa(true_msa, position, replacement)
     assert config.assemblies is not None
     if not config.assemblies.mask_block_gaps:
-        bert_mask = bert_mask * assembly.block[centres]
+        bert_mask = bert_mask * assembly.own_cells(centres)
     share = soft_clusters(masked[:real], assembly.msa[extra[:real_extra]], len(centres) - real)
     extra_msa, extra_deletions = assembly.msa[extra][:, crop], assembly.deletions[extra][:, crop]
     masked, deletions = masked[:, crop], assembly.deletions[centres][:, crop]

@@ -16,6 +16,7 @@ from evofeed.base.shapes import Int, UInt8
 from evofeed.loader.config import AssemblyConfig
 from evofeed.loader.views.cells import SpeciesRows
 from evofeed.loader.views.entry_view import numbers_within
+from evofeed.protein.assembly_record import AssemblyRecord
 from evofeed.protein.residues import GAP
 
 
@@ -33,15 +34,13 @@ class EntityRows:
     species: Sequence[str]
 
     @classmethod
-    def of(
-        cls,
-        msa: UInt8[np.ndarray, "N L"],
-        copies: int,
-        pair_msa: UInt8[np.ndarray, "P L"] | None,
-        species: Sequence[str] = ("",),
-    ) -> EntityRows:
-        """With the alignment to pair, if there is one."""
-        return cls(msa, copies, msa[:1] if pair_msa is None else pair_msa, species)
+    def of(cls, record: AssemblyRecord) -> list[EntityRows]:
+        """Those of a complex, entity by entity."""
+        entities = []
+        for chain, rows, names in zip(record.chains, record.pairing, record.copies, strict=True):
+            pairs = (rows.msa, rows.msa_species) if rows else (chain.msa[:1], ("",))
+            entities.append(cls(chain.msa, len(names), *pairs))
+        return entities
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import groupby
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
-import numpy as np
-import torch
 from torch import Tensor
 
 from evofeed.loader.batch import stack_padded
 from evofeed.loader.config import EntryConfig
-from evofeed.loader.entries.reading import EntrySlab, PackedArray, PackedSample
 from evofeed.loader.views.boltz.features import boltz_features
 from evofeed.loader.views.openfold3.features import openfold3_features
 from evofeed.loader.views.protenix.features import protenix_features
@@ -23,57 +18,20 @@ _FEATURES: Final[dict[str, Callable[..., dict[str, Any]]]] = {
     "boltz": boltz_features,
     "protenix": protenix_features,
 }
-_ROUND: Final = 1 << 25
-"""Zeros on a GPU are so many bytes or a multiple: the allocator finds one of a size again."""
 
 
 def entry_batch(
-    slabs: Iterable[tuple[EntrySlab, Tensor]], config: EntryConfig
-) -> tuple[dict[str, Any], list[Tensor]]:
-    """Features of the samples of slots, from their bytes on the device, and of what they are.
-
-    With the memory that all of them are views of.
-    """
+    samples: Iterable[tuple[dict[str, Tensor], tuple[str, tuple[str, ...]]]], config: EntryConfig
+) -> dict[str, Any]:
+    """Features of samples as they were laid out, their tensors on the device, and what they are:
+    an entry's name and those of the chains that each was drawn for."""
     make = _FEATURES[config.project]
     batch: dict[str, Any] = {"samples": [], "entry_id": [], "chains": []}
-    blocks = []
-    for slab, data in slabs:
-        laid, zeros = unpack_sample(slab.where, data)
+    for laid, (entry, datapoint) in samples:
         batch["samples"].append(make(laid, config.view))
-        batch["entry_id"].append(slab.entry)
-        batch["chains"].append(slab.datapoint)
-        blocks += [data, zeros]
-    return batch, blocks
-
-
-def unpack_sample(where: PackedSample, data: Tensor) -> tuple[dict[str, Tensor], Tensor]:
-    """Tensors of a slot's bytes on any device, `u8[nbytes]`; the host's arrays as they are.
-
-    And the memory of the features of zeros and few numbers.
-    """
-    size = where.zero_nbytes + (-where.zero_nbytes % _ROUND if data.is_cuda else 0)
-    zeros = torch.zeros(-(-size // 8), dtype=torch.int64, device=data.device)
-    tensors = dict(_views(where.arrays, data))
-    zeros.view(torch.int32).scatter_(0, tensors.pop("_at"), tensors.pop("_words"))
-    tensors.update(_views(where.zeros, zeros.view(torch.uint8)))
-    tensors.update((name, torch.from_numpy(value)) for name, value in where.host.items())
-    return tensors, zeros
-
-
-def _views(arrays: tuple[PackedArray, ...], data: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """The arrays at their places in these bytes, by name."""
-    for dtype, group in groupby(arrays, lambda array: array.dtype):
-        mine = list(group)
-        kind = torch.from_numpy(np.zeros(0, dtype)).dtype
-        values = data[mine[0].offset : mine[-1].offset + mine[-1].nbytes].view(kind)
-        parts = values.split([math.prod(array.shape) for array in mine])  # type: ignore[no-untyped-call]
-        for array, part in zip(mine, parts, strict=True):
-            yield array.name, part if len(array.shape) == 1 else part.view(array.shape)
-
-
-def on_device(slab: EntrySlab, device: torch.device) -> Tensor:
-    """Bytes of a sample that no slot could hold."""
-    return torch.frombuffer(bytearray(slab.beside), dtype=torch.uint8).to(device)
+        batch["entry_id"].append(entry)
+        batch["chains"].append(datapoint)
+    return batch
 
 
 def openfold3_batch(batch: dict[str, Any]) -> dict[str, Any]:

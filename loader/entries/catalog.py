@@ -41,6 +41,8 @@ class EntryPlace(NamedTuple):
     components: RecordSpan
     datapoint: tuple[int, ...]
     """A chain, or the two chains of an interface."""
+    nbytes: int
+    """That a slot should have."""
 
 
 class EntryCatalog(ChainCatalog):
@@ -50,6 +52,7 @@ class EntryCatalog(ChainCatalog):
         assert config.entries is not None
         rules = config.entries
         self.number, self.uri, self._entries = number, entries.dataset.uri, entries
+        self._slot_nbytes = rules.slot_nbytes
         self.index = table = entries.datapoints
         self._entry = column(table, "entry")
         self._ids = entries.table["entry_id"].to_pylist()
@@ -62,10 +65,7 @@ class EntryCatalog(ChainCatalog):
             )
         self._chains = np.stack([column(table, "chain_a"), column(table, "chain_b")], 1)
         self.probability = self._draw = DatapointDraw(self._weights(rules))
-        tokens = column(entries.table, f"tokens_{rules.project}")
-        self.cost = tokens[self._entry]
-        self.resolution = column(entries.table, "resolution")[self._entry]
-        self.is_distillation = np.zeros(len(table), bool)
+        self.cost = column(entries.table, f"tokens_{rules.project}")[self._entry]
         self._molecules = entries.span("molecules", rules.project)
         self._components = entries.span("components", "components")
         there = set(entries.names("alignment"))
@@ -98,10 +98,6 @@ class EntryCatalog(ChainCatalog):
         """Names of the entries that may be drawn."""
         return [self._ids[row] for row in np.unique(self._entry[self.rows])]
 
-    def sizes(self, row: int) -> tuple[int, int, int, int]:
-        """Tokens of the entry of a datapoint."""
-        return int(self.cost[row]), 0, 0, 0
-
     def largest(self) -> int:
         """Row of any datapoint: slots are of one size."""
         return int(self.rows[0])
@@ -126,6 +122,7 @@ class EntryCatalog(ChainCatalog):
             molecules=self._molecules,
             components=self._components,
             datapoint=tuple(chain for chain in self._chains[row].tolist() if chain >= 0),
+            nbytes=self._slot_nbytes,
         )
 
 

@@ -11,9 +11,9 @@ from tests.loader.streams import open_loader
 
 from evofeed.base.errors import LoaderError
 from evofeed.loader import AssemblyConfig, FeatureLoader, LoaderConfig, assembly_batch
-from evofeed.loader.assembly.crop import crop_residues
-from evofeed.loader.assembly.make import complex_batch
-from evofeed.loader.from_record import merged_record
+from evofeed.loader.assembly.batch import complex_batch
+from evofeed.loader.assembly.plan import plan_complex
+from evofeed.loader.from_record import complex_tensors
 from evofeed.loader.sample_draws import SampleDraws
 from evofeed.protein.features import ASSEMBLY_BATCH
 from evofeed.store import Dataset
@@ -38,27 +38,15 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
 
 def from_records(dataset: Dataset, loader: FeatureLoader, epoch: int) -> list[dict[str, Any]]:
     """Every sample of an epoch made of its record, without shards, slots or readers."""
-    config, rules, made = loader.config, loader.config.assemblies, []
-    assert rules is not None
+    config, made = loader.config, []
     for plan in loader.planner.batches(epoch, 0):
         if plan.epoch != epoch:
             return made
         for sample in plan.samples:
             name = loader.planner.catalogs[sample.dataset].place(sample.row).chain_id
-            record = dataset.assemblies[name]
-            merged = merged_record(record, rules)
-            pairs = zip(record.chains, record.copies, strict=True)
-            lengths = [c.num_res for c, names in pairs for _ in names]
-            kept = crop_residues(
-                record.all_atom_positions,
-                record.all_atom_mask,
-                lengths,
-                config.crop_size,
-                SampleDraws(sample.key),
-                rules,
-            )
-            kept = torch.from_numpy(kept)
-            made.append(complex_batch([(merged, kept, sample.key)], plan.recycles, config))
+            planned = plan_complex(dataset.assemblies[name], config, SampleDraws(sample.key))
+            tensors = complex_tensors(*planned)
+            made.append(complex_batch([(tensors, sample.key)], plan.recycles, config))
     return made
 
 

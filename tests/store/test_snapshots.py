@@ -13,7 +13,7 @@ from tests.store.records import assert_same, flip, published, random_record, tin
 from evofeed.base.errors import ChainMissing, RefConflict, ShardCorrupt
 from evofeed.store import (
     Dataset,
-    add_shards,
+    DatasetWriter,
     copy_dataset,
     gc,
     leases,
@@ -37,8 +37,11 @@ def ids(*seeds):
 def test_what_cannot_be_is_refused_and_nothing_changes(tmp_path):
     uri = str(tmp_path / "data")
     first = make(uri, range(3))
+    writer = DatasetWriter(uri)
+    for num_res in (7, 8):
+        writer.add_shard(write_shard(uri, [random_record(2, num_res=num_res)]))
     with pytest.raises(ValueError, match="chain2_A is there twice"):
-        add_shards(uri, [write_shard(uri, [random_record(2, num_res=7)])])
+        writer.commit(expect=first.digest)
     with pytest.raises(KeyError, match="nope"):
         remove_chains(uri, ["nope"])
     published(tmp_path / "odd", [random_record(50, chain_id="chain1_A")])

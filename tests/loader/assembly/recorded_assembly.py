@@ -14,25 +14,34 @@ import numpy as np
 import torch
 from tests.loader.recorded import RecordedDraws, from_raw_features
 
-from evofeed.loader.assembly.merge import AssemblyTensors, Entity, merge_entities
+from evofeed.loader.assembly.features import AssemblyTensors
 from evofeed.loader.assembly.pairing import EntityRows, RowPlan, plan_rows
+from evofeed.loader.assembly.plan import Facts, merge_chains
 from evofeed.loader.config import AssemblyConfig
 from evofeed.loader.counter_rng import Purpose
-from evofeed.loader.from_record import chain_tensors
+from evofeed.loader.from_record import complex_tensors
 from evofeed.loader.sample_draws import SampleDraws
+from evofeed.protein.assembly_record import AssemblyRecord
 
 CPU = torch.device("cpu")
 
 
 @dataclasses.dataclass
 class Recorded:
-    """One complex: its entities, what was recorded of it, and its chains' keys by entity."""
+    """One complex: its record, what was recorded of it, and its chains' keys by entity."""
 
-    entities: list[Entity]
-    rows: list[EntityRows]
+    record: AssemblyRecord
     steps: dict[str, np.ndarray]
     example: dict[str, np.ndarray]
     keys: list[list[str]]
+
+    @property
+    def lengths(self) -> list[int]:
+        return [chain.num_res for chain, _ in self.record.members]
+
+    @property
+    def rows(self) -> list[EntityRows]:
+        return EntityRows.of(self.record)
 
     @property
     def firsts(self) -> list[int]:
@@ -54,11 +63,12 @@ class Recorded:
     def merged(
         self, plan: RowPlan, config: AssemblyConfig, coordinates: str = "fixed"
     ) -> AssemblyTensors:
-        positions = mask = None
-        if f"{coordinates}.all_atom_positions" in self.example:
-            positions = torch.from_numpy(self.example[f"{coordinates}.all_atom_positions"])
-            mask = torch.from_numpy(self.example[f"{coordinates}.all_atom_mask"]).float()
-        return merge_entities(self.entities, plan, positions, mask, config)
+        names = "all_atom_positions", "all_atom_mask"
+        truth = {name: self.example.get(f"{coordinates}.{name}") for name in names}
+        record = dataclasses.replace(self.record, **truth)
+        laid = merge_chains(record, plan, config, config.max_templates)
+        facts = Facts(plan.num_rows, record.num_chains, record.chains[0].resolution, False)
+        return complex_tensors({"kept": np.arange(record.num_res), **laid}, facts)
 
 
 def own_rows(recorded: Recorded, rows: np.ndarray) -> np.ndarray:
@@ -77,26 +87,24 @@ def load_assembly(path: Path) -> Recorded:
     keys: dict[str, list[str]] = {}
     for key in meta["keys"]:
         keys.setdefault(key.split("_")[0], []).append(key)
-    entities: list[Entity] = []
-    rows: list[EntityRows] = []
+    chains, pairing = [], []
     for own in keys.values():
         name = meta["desc_of_key"][own[0]]
-        raw = dict(np.load(path.with_name(f"{meta['name']}.chain.{name}.npz")))
-        raw = {k.removeprefix("raw."): v for k, v in raw.items() if k.startswith("raw.")} | {
-            "resolution": raw.get("conv.resolution", 0.0)
-        }
-        chain, pairing = from_raw_features(raw, name), None
-        templates = tuple(range(chain.num_templates))
-        if "msa_all_seq" in raw:
-            paired = ("msa", "deletion_matrix_int", "msa_species_identifiers")
-            pairing = from_raw_features(raw | {n: raw[f"{n}_all_seq"] for n in paired}, name)
-        others = chain_tensors(pairing, (), supervised=False) if pairing else None
-        of_chain = chain_tensors(chain, templates, supervised=False)
-        entities.append(Entity(of_chain, others, len(own)))
-        pairs = (pairing.msa, pairing.msa_species) if pairing else (None,)
-        rows.append(EntityRows.of(chain.msa, len(own), *pairs))
+        found = dict(np.load(path.with_name(f"{meta['name']}.chain.{name}.npz")))
+        raw = {k.removeprefix("raw."): v for k, v in found.items() if k.startswith("raw.")}
+        raw["resolution"] = found.get("conv.resolution", np.zeros([]))
+        chains.append(from_raw_features(raw, name))
+        rows = ("msa", "deletion_matrix_int", "msa_species_identifiers")
+        pairs = {one: raw[f"{one}_all_seq"] for one in rows if f"{one}_all_seq" in raw}
+        pairing.append(from_raw_features({**raw, **pairs}, name) if pairs else None)
     example = dict(np.load(path.with_name(f"{meta['name']}.np_example.npz")))
-    return Recorded(entities, rows, steps, example, list(keys.values()))
+    record = AssemblyRecord(
+        assembly_id=meta["name"],
+        chains=tuple(chains),
+        pairing=tuple(pairing),
+        copies=tuple(tuple(own) for own in keys.values()),
+    )
+    return Recorded(record, steps, example, list(keys.values()))
 
 
 class RecordedCrop(SampleDraws):

@@ -77,7 +77,7 @@ def test_near_equal_distances_are_not_reordered() -> None:
 def test_products_of_many_chains_do_not_wrap_round() -> None:
     msa = np.zeros([3000, 1], np.uint8)
     species = ["", *(f"{number:04}" for number in range(1, 3000))]
-    chains = [EntityRows.of(msa, 6, msa, species)] * 2
+    chains = [EntityRows(msa, 6, msa, species)] * 2
     assert pair_rows(chains, OURS)[:, 0].tolist() == list(range(3000))
     wrapped = pair_rows(chains, OURS.replace(wrapped_products=True))
     assert wrapped[:, 0].tolist() != list(range(3000))
@@ -87,8 +87,8 @@ def test_a_chain_of_gaps_only_where_it_has_no_partner_brings_no_row_twice() -> N
     query = np.array([[0, 1, 2]], np.uint8)
     other = np.array([[3, 4, 5]], np.uint8)
     both = np.concatenate([query, other])
-    one = EntityRows.of(both, 2, both, ["", "HUMAN"])
-    two = EntityRows.of(np.concatenate([query, np.full([1, 3], GAP, np.uint8)]), 1, query)
+    one = EntityRows(both, 2, both, ["", "HUMAN"])
+    two = EntityRows(np.concatenate([query, np.full([1, 3], GAP, np.uint8)]), 1, query, [""])
     plan = plan_rows([one, two], OURS)
     assert plan.paired.tolist() == [[0, 0], [1, -1]]  # copies pair with each other
     assert [rows.tolist() for rows in plan.unpaired] == [[], []]

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from tests.conftest import golden_folder, golden_json
 
-from evofeed.loader.entries.batch import unpack_sample
-from evofeed.loader.entries.reading import fill_slot, pack_sample
+from evofeed.loader.packed import fill_slot, pack_sample
+from evofeed.loader.unpack import unpack_sample
 from evofeed.loader.views.config import OpenFold3Config
 from evofeed.loader.views.entry_view import OTHER_POLYMER, ChainType, EntryView, ProtenixView
 from evofeed.loader.views.laid import Laid, longer

@@ -12,7 +12,7 @@ import torch
 from tests.loader.views import boltz_recorded, openfold3_recorded, protenix_recorded
 from tests.loader.views.packs import assert_recorded, entry_view, packs, read, recordings, slotted
 
-from evofeed.loader.entries.reading import pack_sample
+from evofeed.loader.packed import pack_sample
 from evofeed.loader.views.boltz.rows import CODES, distinct_rows
 
 PROJECTS: dict[str, Any] = {
