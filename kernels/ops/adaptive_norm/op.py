@@ -83,7 +83,7 @@ def adapted_grads(
          "num_warps": 2},
     )  # fmt: skip
     ds, norm_sums = norm_rows_grad(
-        torch.mm(dlayers, packed), s, of_s.stats, gamma, torch.zeros_like(gamma), later_s
+        project(dlayers, packed.t()), s, of_s.stats, gamma, torch.zeros_like(gamma), later_s
     )
     dbias, of_norm = column_sums([partial, norm_sums], gate_bias.dtype, gamma.dtype)
     dgate, dshift = weight_grad(dlayers, of_s.normed).chunk(2)

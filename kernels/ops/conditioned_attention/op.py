@@ -112,13 +112,13 @@ class _ConditionedAttention(Operator, name="conditioned_attention"):
         drows, dbias, dwo = _core_grads(
             dy, wo, qkvg, attended, lse, ready, None if term is None else MaskTerms(term, factor)
         )
-        dx = torch.mm(drows, packed_w)
+        dx = project(drows, packed_w.t())
         if s is None:
             da, norm_sums = norm_rows_grad(dx, rows, stats, gamma, beta, later)
             dgamma, dbeta = column_sums([norm_sums], gamma.dtype)[0].chunk(2)
         else:
             da, ds, dgamma, dgate, dgate_bias, dshift = adapted_grads(
-                dx, rows, flat, of_s, gamma, gate_bias, packed, eps, later, torch.mm(dy_gate, wl)
+                dx, rows, flat, of_s, gamma, gate_bias, packed, eps, later, project(dy_gate, wl.t())
             )
             ds, dbeta = ds.view(s.shape), None
         dq_bias = torch.sum(drows[:, :width], 0, dtype=torch.float32)
@@ -135,7 +135,7 @@ def _core_grads(
 ) -> tuple[Tensor, Tensor | None, Tensor]:  # fmt: skip
     """Gradients of q, k, v and gate as rows `[M, 4 H D]`, of the bias, of the output's weight."""
     width, D, drows = wo.shape[1], attended.shape[-1], torch.empty_like(qkvg)
-    do, product = torch.mm(dy, wo), torch.empty_like(attended)
+    do, product = project(dy, wo.t()), torch.empty_like(attended)
     gate, dgate = qkvg[:, 3 * width :], drows[:, 3 * width :]
     delta, _ = gate_grads(do, attended, gate, None, do, dgate, product, columns=False)
     dbias = run_backward(BackwardInputs(

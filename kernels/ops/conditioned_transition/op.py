@@ -53,12 +53,12 @@ class _ConditionedTransition(Operator, name="conditioned_transition"):
         narrow, of_rows = flat.to(dtype), None if mask is None else mask.reshape(-1)
         dgate, dy = project(narrow, wl), torch.empty_like(y)
         last_sums = gated_grads(dout, y, dgate, dy, gate_bias=last_bias, mask=of_rows)
-        hidden = torch.mm(dy, wo)  # its gradient, until the next line
+        hidden = project(dy, wo.t())  # its gradient, until the next line
         dlayers = layers_grad(layers, hidden)
         of_s = conditions(flat, gamma, packed, eps, dtype, of_x)
         da, ds, *adaptive = adapted_grads(
-            torch.mm(dlayers, hidden_w), rows, flat, of_s, gamma, bias, packed, eps,
-            dout if residual else None, torch.mm(dgate, wl),
+            project(dlayers, hidden_w.t()), rows, flat, of_s, gamma, bias, packed, eps,
+            dout if residual else None, project(dgate, wl.t()),
         )  # fmt: skip
         dsilu, dvalue, *dfactor = torch.split(weight_grad(dlayers, x), wo.shape[1])  # Boltz: three
         return [

@@ -76,7 +76,7 @@ class _WeightedAverage(Operator, name="weighted_average"):
         dwo = column_sums(parts[2:], dtype)[0].view(wo.shape) if dwo is None else dwo
         _average(shares.to(dtype), do.view(-1, K), drows, m.shape, back=True)
         dshares = _shares_grad(do.view(-1, K), rows, m.shape, H)
-        dm, norm_sums = norm_rows_grad(torch.mm(drows, packed), flat, stats, gamma, beta, None)
+        dm, norm_sums = norm_rows_grad(project(drows, packed.t()), flat, stats, gamma, beta, None)
         (of_norm,), dpacked = column_sums([norm_sums], gamma.dtype), weight_grad(drows, normed)
         return [dm.view(m.shape), dshares, *of_norm.chunk(2), *dpacked.chunk(2), dwo]
 
