@@ -16,6 +16,7 @@ from torch import nn
 
 from evofeed.kernels import SwapReport, to_fused, to_torch
 from evofeed.kernels.fused_module import Fused
+from evofeed.kernels.swap.forms import form_of
 
 TREES = sorted((FOLDER / "trees").glob("*.json.gz"))
 TAKEN = {
@@ -102,6 +103,8 @@ def test_every_module_of_a_known_form_is_fused(path: Path) -> None:
     tree = json.loads(gzip.decompress(path.read_bytes()))
     model = _skeleton(tree)
     kinds = {name: type(module) for name, module in model.named_modules()}
+    forms = [form_of(module) for module in model.modules()]
+    assert sum(form is not None and form.denoises for form in forms) == 1  # of a step of sampling
     expected = {n: kind for n, kind in kinds.items() if kind.__name__ in TAKEN}
     report = SwapReport()
     to_fused(model, report)
