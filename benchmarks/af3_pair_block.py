@@ -61,7 +61,7 @@ class Case(NamedTuple):
 def module_of(case: Case) -> nn.Module:
     C = case.channels
     return {
-        "block": lambda: openfold3.PairBlock(C, C, WIDTH, HEADS, "swiglu", 4, 0.0, False, 1e9),
+        "block": lambda: openfold3.PairBlock(C, C, WIDTH, HEADS, 4, 0.0),
         "multiplication": lambda: openfold3.TriangleMultiplicationOutgoing(C, C),
         "attention": lambda: openfold3.TriangleAttention(C, WIDTH, HEADS),
         "transition": lambda: openfold3.SwiGLUTransition(C, 4),

@@ -233,11 +233,9 @@ def pairs(self: Any, z: Tensor, mask: Tensor) -> Tensor:
 
 class PairformerLayer(PairformerNoSeqLayer):
     def __init__(
-        self, token_s: int, token_z: int, num_heads: int = 16, dropout: float = 0.25,
-        pairwise_head_width: int = 32, pairwise_num_heads: int = 4, post_layer_norm: bool = False,
-        v2: bool = True,
-    ) -> None:  # fmt: skip
-        super().__init__(token_z, dropout, pairwise_head_width, pairwise_num_heads, post_layer_norm)
+        self, token_s: int, token_z: int, num_heads: int = 16, v2: bool = True, **pairs: Any
+    ) -> None:
+        super().__init__(token_z, **pairs)
         self.num_heads, self.pre_norm_s = num_heads, nn.LayerNorm(token_s)
         self.attention = AttentionPairBias(token_s, token_z, num_heads)
         self.transition_s, self.s_post_norm = Transition(token_s, token_s * 4), nn.Identity()
@@ -255,15 +253,12 @@ class PairformerLayer(PairformerNoSeqLayer):
 
 class MSALayer(nn.Module):
     def __init__(
-        self, msa_s: int, token_z: int, msa_dropout: float, z_dropout: float,
-        pairwise_head_width: int = 32, pairwise_num_heads: int = 4,
-    ) -> None:  # fmt: skip
+        self, msa_s: int, token_z: int, msa_dropout: float, z_dropout: float, **pairs: Any
+    ) -> None:
         super().__init__()
         self.msa_dropout, self.msa_transition = msa_dropout, Transition(msa_s, msa_s * 4)
         self.pair_weighted_averaging = PairWeightedAveraging(msa_s, token_z, 32, 8)
-        self.pairformer_layer = PairformerNoSeqLayer(
-            token_z, z_dropout, pairwise_head_width, pairwise_num_heads
-        )
+        self.pairformer_layer = PairformerNoSeqLayer(token_z, z_dropout, **pairs)
         self.outer_product_mean = OuterProductMean(msa_s, 32, token_z)
 
     def forward(

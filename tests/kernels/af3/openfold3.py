@@ -167,8 +167,7 @@ class DiffusionTransformerBlock(nn.Module):
 class PairBlock(nn.Module):
     def __init__(
         self, c_z: int, c_hidden_mul: int, c_hidden_pair_att: int, no_heads_pair: int,
-        transition_type: str, transition_n: int, pair_dropout: float, fuse_projection_weights: bool,
-        inf: float,
+        transition_n: int, pair_dropout: float, **how: Any,
     ) -> None:  # fmt: skip
         super().__init__()
         self.tri_mul_out = TriangleMultiplicationOutgoing(c_z, c_hidden_mul)
@@ -198,13 +197,10 @@ class PairBlock(nn.Module):
 class TemplatePairBlock(PairBlock):
     def __init__(
         self, c_t: int, c_hidden_tri_mul: int, c_hidden_tri_att: int, no_heads: int,
-        transition_type: str, pair_transition_n: int, dropout_rate: float, tri_mul_first: bool,
-        fuse_projection_weights: bool, inf: float,
+        pair_transition_n: int, dropout_rate: float, tri_mul_first: bool, **how: Any,
     ) -> None:  # fmt: skip
-        super().__init__(
-            c_t, c_hidden_tri_mul, c_hidden_tri_att, no_heads, transition_type, pair_transition_n,
-            dropout_rate, fuse_projection_weights, inf,
-        )  # fmt: skip
+        sizes = (c_t, c_hidden_tri_mul, c_hidden_tri_att, no_heads)
+        super().__init__(*sizes, transition_n=pair_transition_n, pair_dropout=dropout_rate, **how)
         self.tri_mul_first = tri_mul_first
 
     def forward(self, z: Tensor, mask: Tensor, *, _mask_trans: bool = True, **how: Any) -> Tensor:
@@ -219,19 +215,14 @@ class TemplatePairBlock(PairBlock):
 
 class PairFormerBlock(nn.Module):
     def __init__(
-        self, c_s: int, c_z: int, c_hidden_pair_bias: int, no_heads_pair_bias: int,
-        c_hidden_mul: int, c_hidden_pair_att: int, no_heads_pair: int, transition_type: str,
-        transition_n: int, pair_dropout: float, fuse_projection_weights: bool, inf: float,
-    ) -> None:  # fmt: skip
+        self, c_s: int, c_z: int, c_hidden_pair_bias: int, no_heads_pair_bias: int, **pairs: Any
+    ) -> None:
         super().__init__()
-        self.pair_stack = PairBlock(
-            c_z, c_hidden_mul, c_hidden_pair_att, no_heads_pair, transition_type, transition_n,
-            pair_dropout, fuse_projection_weights, inf,
-        )  # fmt: skip
+        self.pair_stack = PairBlock(c_z, **pairs)
         self.attn_pair_bias = AttentionPairBias(
             c_s, c_s, c_s, c_s, c_z, c_hidden_pair_bias, no_heads_pair_bias
         )
-        self.single_transition = SwiGLUTransition(c_s, transition_n)
+        self.single_transition = SwiGLUTransition(c_s, pairs["transition_n"])
 
     def forward(
         self, s: Tensor, z: Tensor, single_mask: Tensor, pair_mask: Tensor, *,
@@ -244,10 +235,8 @@ class PairFormerBlock(nn.Module):
 
 class MSAModuleBlock(nn.Module):
     def __init__(
-        self, c_m: int, c_z: int, c_hidden_msa_att: int, c_hidden_opm: int, c_hidden_mul: int,
-        c_hidden_pair_att: int, no_heads_msa: int, no_heads_pair: int, transition_type: str,
-        transition_n: int, msa_dropout: float, pair_dropout: float, opm_first: bool,
-        fuse_projection_weights: bool, inf: float, eps: float, last_block: bool = False,
+        self, c_m: int, c_z: int, c_hidden_msa_att: int, c_hidden_opm: int, no_heads_msa: int,
+        msa_dropout: float, opm_first: bool, eps: float, last_block: bool = False, **pairs: Any,
     ) -> None:  # fmt: skip
         super().__init__()
         self.opm_first, self.skip_msa_update = opm_first, last_block
@@ -255,12 +244,9 @@ class MSAModuleBlock(nn.Module):
         if not last_block:
             self.msa_att_row = MSAPairWeightedAveraging(c_m, c_hidden_msa_att, c_z, no_heads_msa)
             self.msa_dropout_layer = DropoutRowwise(msa_dropout)
-            self.msa_transition = SwiGLUTransition(c_m, transition_n)
+            self.msa_transition = SwiGLUTransition(c_m, pairs["transition_n"])
         self.outer_product_mean = OuterProductMean(c_m, c_z, c_hidden_opm)
-        self.pair_stack = PairBlock(
-            c_z, c_hidden_mul, c_hidden_pair_att, no_heads_pair, transition_type, transition_n,
-            pair_dropout, fuse_projection_weights, inf,
-        )  # fmt: skip
+        self.pair_stack = PairBlock(c_z, **pairs)
 
     def forward(
         self, m: Tensor, z: Tensor, msa_mask: Tensor, pair_mask: Tensor, *,
@@ -286,9 +272,7 @@ class TurningPairBlock(PairBlock):
     """Since 0.5."""
 
     def __init__(self, c_z: int, c_hidden_mul: int, c_hidden_pair_att: int, no_heads: int) -> None:
-        super().__init__(
-            c_z, c_hidden_mul, c_hidden_pair_att, no_heads, "swiglu", 2, 0.0, False, 1e9
-        )
+        super().__init__(c_z, c_hidden_mul, c_hidden_pair_att, no_heads, 2, 0.0)
         self.tri_att_start = TurningTriangleAttention(c_z, c_hidden_pair_att, no_heads)
         self.tri_att_end = TurningTriangleAttention(c_z, c_hidden_pair_att, no_heads)
 

@@ -84,10 +84,8 @@ def _attention(inf: float = 1e9) -> Any:
     return boltz.TriangleAttention(C, 8, 2, inf=inf)
 
 
-def _adapted() -> nn.Module:
-    module = _attention()
-    module.mha.linear_q = Adapted(module.mha.linear_q)
-    return module  # type: ignore[no-any-return]
+def _adapted(module: nn.Module | None = None) -> nn.Module:
+    return _put(module or _attention(), "mha.linear_q", Adapted(nn.Linear(C, 16, bias=False)))
 
 
 def _hooked() -> nn.Module:
@@ -102,28 +100,6 @@ def _patched() -> nn.Module:
     return _put(module, "forward", partial(type(module).forward, module))
 
 
-def _adapted_on_a_gpu() -> nn.Module:
-    """Nothing of it can be tried."""
-    module = _kind(boltz.TriangleAttention, _fails, "TriangleAttention")(C, 8, 2)
-    module.mha.linear_q = Adapted(module.mha.linear_q)
-    return module
-
-
-def _of_several_tensors() -> nn.Module:
-    module = _attention()
-    layer = module.mha.linear_q
-    both = TwoTensor(layer.weight.detach(), layer.weight.detach().clone())
-    layer.weight = nn.Parameter(both)
-    return module  # type: ignore[no-any-return]
-
-
-def _quantised() -> nn.Module:
-    module = _attention()
-    whole = torch.zeros(C, C, dtype=torch.int8)
-    module.mha.linear_q.weight = nn.Parameter(whole, requires_grad=False)
-    return module  # type: ignore[no-any-return]
-
-
 def _put(module: nn.Module, name: str, value: Any) -> nn.Module:
     """The module with one attribute, maybe of a module inside, put in or replaced."""
     above, _, last = name.rpartition(".")
@@ -131,14 +107,18 @@ def _put(module: nn.Module, name: str, value: Any) -> nn.Module:
     return module
 
 
+def _weighed(weight: Tensor) -> nn.Module:
+    """Its first layer has another weight."""
+    given = nn.Parameter(weight, requires_grad=weight.is_floating_point())
+    return _put(_attention(), "mha.linear_q.weight", given)
+
+
 def _another_eps() -> nn.Module:
-    module = openfold3.TriangleMultiplicationOutgoing(C, C)
-    module.layer_norm_out.eps = 0.1
-    return module
+    return _put(openfold3.TriangleMultiplicationOutgoing(C, C), "layer_norm_out.eps", 0.1)
 
 
 def _block() -> Any:
-    return openfold3.PairBlock(C, C, 8, 2, "swiglu", 2, 0.25, False, 1e9)
+    return openfold3.PairBlock(C, C, 8, 2, 2, 0.25)
 
 
 OUT, IN = boltz.TriangleMultiplicationOutgoing, boltz.TriangleMultiplicationIncoming
@@ -194,14 +174,23 @@ CASES: dict[str, tuple[Callable[[], nn.Module], str]] = {
     },
     "a count of calls": (lambda: Counting(C, 8, 2), "sets calls"),
     "a patched forward": (_patched, "is patched"),
-    "an adapter that wants a GPU": (_adapted_on_a_gpu, "linear_q is more than one layer"),
+    "an adapter that wants a GPU": (
+        lambda: _adapted(_kind(boltz.TriangleAttention, _fails, "TriangleAttention")(C, 8, 2)),
+        "linear_q is more than one layer",
+    ),
     "inside a block": (
         lambda: _put(_block(), "tri_mul_in", _another_eps()), "tri_mul_in|computes something else",
     ),
     "a layer with an adapter": (_adapted, "computes something else"),
     "a hook inside": (_hooked, "mha.linear_v has hooks"),
-    "weights of several tensors": (_of_several_tensors, "linear_q.weight is a TwoTensor"),
-    "whole numbers": (_quantised, "mha.linear_q.weight is of type int8"),
+    "weights of several tensors": (
+        lambda: _weighed(TwoTensor(torch.zeros(C, C), torch.zeros(C, C))),
+        "linear_q.weight is a TwoTensor",
+    ),
+    "whole numbers": (
+        lambda: _weighed(torch.zeros(C, C, dtype=torch.int8)),
+        "mha.linear_q.weight is of type int8",
+    ),
     "masks that let through": (lambda: _attention(2.0), "computes something else"),
     "norms with two eps": (_another_eps, "computes something else"),
     "another activation": (

@@ -79,7 +79,7 @@ def _openfold() -> Stack:
 
 
 def _openfold3() -> Stack:
-    block = openfold3.PairBlock(C, C, 8, 2, "swiglu", 2, 0.0, False, 1e9)
+    block = openfold3.PairBlock(C, C, 8, 2, 2, 0.0)
     return Stack(block, lambda block, z, mask: block(z, mask))
 
 
