@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from tests.conftest import golden_files
 from tests.loader.records import make_record, write_dataset
 
-from evofeed.loader import FeatureLoader, LoaderConfig, openfold_batch
+from evofeed.loader import AssemblyConfig, FeatureLoader, LoaderConfig, openfold_batch
 from evofeed.loader.batch import empty_batch
+from evofeed.loader.views.config import OpenFold3Config
 from evofeed.protein.features import BATCH
 
 LOGS = golden_files("data/golden/log.json")
@@ -79,16 +81,25 @@ def test_names_shapes_and_dtypes_are_those_openfold_reports(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "says"),
+    ("kind", "wrong", "says"),
     [
-        ({"epoch_len": 0}, "epoch_len is 0, but must be at least 1"),
-        ({"global_batch_size": -12}, "global_batch_size is -12, but must be at least 1"),
-        ({"max_bad_chains": -1}, "max_bad_chains is -1, but must be at least 0"),
-        ({"block_fraction": 1.5}, "block_fraction is 1.5, but must be"),
-        ({"uniform_prob": 0.9, "same_prob": 0.2}, "is more than 1"),
-        ({"crop_size": None, "batch_size": 2}, "need batch_size=1"),
+        (LoaderConfig, {"epoch_len": 0}, "epoch_len is 0, but must be at least 1"),
+        (LoaderConfig, {"global_batch_size": -12}, "global_batch_size is -12, but must be at lea"),
+        (LoaderConfig, {"max_bad_chains": -1}, "max_bad_chains is -1, but must be at least 0"),
+        (LoaderConfig, {"block_fraction": 1.5}, "block_fraction is 1.5, but must be"),
+        (LoaderConfig, {"uniform_prob": 0.9, "same_prob": 0.2}, "is more than 1"),
+        (LoaderConfig, {"crop_size": None, "batch_size": 2}, "need batch_size=1"),
+        (LoaderConfig, {"shuffle_window": -1}, "shuffle_window"),
+        (LoaderConfig, {"released_from": "2018-4-30"}, "2018-4-30"),
+        (AssemblyConfig, {"msa_rows": 0}, "msa_rows"),
+        (AssemblyConfig, {"paired_rows": -1}, "paired_rows"),
+        (AssemblyConfig, {"spatial_crop_prob": 2}, "spatial_crop_prob"),
+        (AssemblyConfig, {"interface_threshold": 0}, "interface_threshold"),
+        (OpenFold3Config, {"token_budget": 0}, "token_budget"),
+        (OpenFold3Config, {"crop_weights": (0.0, 0.0, 0.0)}, "crop_weights"),
+        (OpenFold3Config, {"used_rows": 0}, "used_rows"),
     ],
 )
-def test_settings_that_cannot_work_are_refused(wrong: dict[str, float], says: str) -> None:
+def test_settings_that_cannot_work_are_refused(kind: Any, wrong: dict[str, Any], says: str) -> None:
     with pytest.raises(ValueError, match=says):
-        LoaderConfig(**wrong)
+        kind(**wrong)

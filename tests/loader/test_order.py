@@ -147,8 +147,6 @@ def test_an_epoch_is_filled_up_or_cut_to_whole_steps(tmp_path: Path) -> None:
     assert lengths == {False: 9, True: 6}
     with pytest.raises(LoaderError, match="drop_last"):
         FeatureLoader(dataset, config.replace(drop_last=True, global_batch_size=8), device="cpu")
-    with pytest.raises(ValueError, match="shuffle_window"):
-        config.replace(shuffle_window=-1)
 
 
 def test_chains_are_accepted_as_often_as_their_probability_says() -> None:
@@ -192,8 +190,6 @@ def test_chains_can_be_chosen_by_release_date_and_by_name() -> None:
     assert eligible_rows(index, config).tolist() == [0, 1, 2, 3]
     with pytest.raises(LoaderError, match=r"release date: 4, not 9_A: 4\)"):
         eligible_rows(index, config.replace(released_from="2030-01-01", chains=("9_A",)))
-    with pytest.raises(ValueError, match="2018-4-30"):
-        config.replace(released_from="2018-4-30")
 
 
 def test_the_order_never_changes_between_versions() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
 from evofeed.loader.assembly.crop import crop_residues, spatial_crop
 from evofeed.loader.assembly.pairing import EntityRows, pair_rows, plan_rows, similarity
@@ -93,12 +92,3 @@ def test_a_chain_of_gaps_only_where_it_has_no_partner_brings_no_row_twice() -> N
     assert plan.paired.tolist() == [[0, 0], [1, -1]]  # copies pair with each other
     assert [rows.tolist() for rows in plan.unpaired] == [[], []]
     assert similarity(one.pair_msa).tolist() == [3, 0]
-
-
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [("msa_rows", 0), ("paired_rows", -1), ("spatial_crop_prob", 2), ("interface_threshold", 0)],
-)
-def test_a_configuration_that_cannot_work_is_refused(field: str, value: float) -> None:
-    with pytest.raises(ValueError, match=field):
-        AssemblyConfig(**{field: value})
