@@ -61,7 +61,7 @@ BUDGET = {
     "trainer": 12_024,
     "kernels": 16_236,
     "synth": 1_859,
-    "tests": 40_135,
+    "tests": 40_021,
     "benchmarks": 9_923,
 }
 
