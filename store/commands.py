@@ -281,8 +281,8 @@ def split(
     _parts(made, as_json)
     found = made["train"].manifest.config["selection"]
     if not as_json and "strongest_pairs" in found:
-        above = f"{found['pairs_above']} pairs above {max_identity:g}"
-        print(f"between the parts: {above}; the strongest:" if found["strongest_pairs"] else above)
+        above = f"{found['pairs_above']} pairs of chains above identity {max_identity:g}"
+        print(f"between the parts: {above}" + "; the strongest:" * bool(found["strongest_pairs"]))
         for query, target, identity, aligned, _ in found["strongest_pairs"]:
             print(f"  {query} {target}: {identity:.0%} over {aligned} residues")
 
