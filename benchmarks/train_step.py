@@ -168,7 +168,7 @@ class Step:
             share_losses(self.loss, axis)
         fused = case.kernels == "fused" and on_gpu
         self.optimizer = FlatOptimizer(self.model, OptimConfig(), fused=fused)
-        self.one_pass = OnePass()
+        self.one_pass = OnePass(1 if case.checkpointing or axis is not None else 32)  # as `Loop`
         self.replay = self._replay() if case.how == "graph" else None
 
     def _autocast(self) -> torch.autocast:

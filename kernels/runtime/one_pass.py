@@ -41,9 +41,15 @@ class OnePass:
 
     The weights must not change inside, nor between a forward pass and its backward, which reads
     what the forward pass kept.
+
+    Args:
+        masks: how many dropout masks of a size are drawn at once: a mask alone takes the card
+            longer to begin than to draw. 1 where the backward pass runs parts of the model again,
+            which must draw what they drew.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, masks: int = 1) -> None:
+        self.masks = masks
         self._kept: dict[tuple[Any, ...], _Kept] = {}
         self._found: dict[tuple[Any, ...], tuple[tuple[Tensor, ...], Any]] = {}
 
@@ -91,6 +97,11 @@ _current: OnePass | None = None
 def under_way() -> bool:
     """Whether a pass is under way, which hands out what it keeps."""
     return _current is not None
+
+
+def masks_at_once() -> int:
+    """How many dropout masks of a size the pass under way draws at once."""
+    return 1 if _current is None else _current.masks
 
 
 def kept(sources: Sequence[Tensor], dtype: torch.dtype, rows: int) -> Tensor | None:

@@ -21,7 +21,7 @@ from evofeed.kernels.ops.triangle_multiplication.op import (
     triangle_multiplication_fits,
 )
 from evofeed.kernels.ops.triangle_multiplication.reference import TriangleWeights
-from evofeed.kernels.runtime.one_pass import once
+from evofeed.kernels.runtime.one_pass import masks_at_once, once
 from evofeed.kernels.swap.forms import Dropout, Form, Part, parts_of, turns_bias
 from evofeed.kernels.swap.parameters import attention_weights, four_axes, shaped, three_axes, within
 from evofeed.kernels.swap.tokens import attend_as_boltz, attend_tokens
@@ -37,12 +37,18 @@ class Dropped(NamedTuple):
 
 
 def drop_mask(layer: Any, x: Tensor, rows: int) -> Tensor | None:
-    """A fresh rowwise mask `[B, rows, C]` of a shared dropout layer; None if it drops nothing."""
+    """A fresh rowwise mask `[B, rows, C]` of a shared dropout layer; None if it drops nothing.
+
+    It is the one that the layer would draw, unless the pass under way draws many at once.
+    """
     if not layer.training or layer.r == 0.0:
         return None
     shape = (x.shape[0], rows, x.shape[-1])
-    ones = once(("ones", shape, x.dtype, x.device), (), lambda: x.new_ones(shape))
-    return F.dropout(ones, layer.r, training=True)
+    drawn: list[Tensor] = once(("masks", layer.r, shape, x.dtype, x.device), (), list)
+    if not drawn:
+        ones = x.new_ones((masks_at_once(), *shape))
+        drawn += F.dropout(ones, layer.r, training=True).unbind()
+    return drawn.pop()
 
 
 def _drawn(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from evofeed.base.shapes import Float, Int, Shaped
+from evofeed.trainer.model.compiled import compilable
 
 _TRUNCATED_STD = 0.87962566103423978  # of a unit normal truncated to [-2, 2]
 
@@ -222,18 +223,27 @@ def gated_attention(
     if q.device.type == "cpu" and not (single or torch.is_grad_enabled()):
         out = _without_logits(q, k, v, biases)
         return out if gate is None else out * torch.sigmoid(gate)
-    with full_precision(q) if single else nullcontext():
-        logits = (q * k).sum(-1)[..., None, :] if single else torch.matmul(q, k.transpose(-1, -2))
-    for bias in biases:
-        logits = logits + bias
-    with full_precision(logits):  # autocast would keep the weights in float32
-        weights = torch.softmax(logits, dim=-1)
     if single:
-        with full_precision(v):
-            out = torch.sum(weights.transpose(-1, -2) * v, dim=-2, keepdim=True)
+        with full_precision(q):
+            out = _of_single_queries(q, k, v, biases)
     else:
+        logits = torch.matmul(q, k.transpose(-1, -2))
+        for bias in biases:
+            logits = logits + bias
+        with full_precision(logits):  # autocast would keep the weights in float32
+            weights = torch.softmax(logits, dim=-1)
         out = torch.matmul(weights, v)
     return out if gate is None else out * torch.sigmoid(gate)
+
+
+@compilable
+def _of_single_queries(q: Tensor, k: Tensor, v: Tensor, biases: Sequence[Tensor]) -> Tensor:
+    """Ungated attention of one query each."""
+    logits = (q * k).sum(-1)[..., None, :]
+    for bias in biases:
+        logits = logits + bias
+    weights = torch.softmax(logits, dim=-1)
+    return torch.sum(weights.transpose(-1, -2) * v, dim=-2, keepdim=True)
 
 
 def _without_logits(q: Tensor, k: Tensor, v: Tensor, biases: Sequence[Tensor]) -> Tensor:

@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from evofeed.base.shapes import Bool, Float, Int
 from evofeed.protein.pseudo_beta import pseudo_beta, pseudo_beta_mask
 from evofeed.protein.residues import ATOM_ORDER
+from evofeed.trainer.model.compiled import compilable
 from evofeed.trainer.model.config import TemplateConfig
 from evofeed.trainer.model.constants import table
 from evofeed.trainer.model.embedders import distance_one_hot
@@ -226,6 +227,7 @@ def build_template_angle_feat(batch: Mapping[str, Tensor]) -> Float[Tensor, "*B 
     )
 
 
+@compilable
 def build_template_pair_feat(
     batch: Mapping[str, Tensor], bins: TemplateConfig, rows: slice = slice(None)
 ) -> Float[Tensor, "*B T I R 88"]:

@@ -30,6 +30,7 @@ from evofeed.trainer.config import TrainConfig
 from evofeed.trainer.gradients.modes import exchange_of
 from evofeed.trainer.log.clock import StepClock
 from evofeed.trainer.log.runlog import RunLog
+from evofeed.trainer.model.alphafold import AlphaFold
 from evofeed.trainer.run.checkpoint import (
     CHECKPOINTS,
     RESIDUALS,
@@ -114,7 +115,7 @@ class Loop:
         self._provenance = provenance or {}
         self._writer = CheckpointWriter(out / CHECKPOINTS, config.keep_checkpoints)
         self._saved = -1  # the step of the last checkpoint
-        self._one_pass = OnePass()
+        self._one_pass = OnePass(_masks_at_once(model, world))
         self._replay = self._recorder() if recorded else None
         self._terms: list[str] = []
         self._telemetry = Telemetry(one_pass=config.accumulate == 1)
@@ -305,23 +306,34 @@ class Loop:
         self, batch: dict[str, Tensor], previous: State | None = None
     ) -> tuple[Tensor, Tensor]:
         """Loss of a batch, and loss and terms as one detached tensor."""
+        if isinstance(self.model, Recycling):
+            batch, previous = self._recycled(self.model, batch, previous)
         with autocast(self.config.precision, self.world.device.type), self._one_pass:
             outputs = self.model(batch) if previous is None else self.model(batch, previous)
         loss, terms = self.loss(outputs, batch)
         self._terms = sorted(terms)
         return loss, measured(loss, terms)
 
+    def _recycled(
+        self, model: Recycling, batch: dict[str, Tensor], previous: State | None
+    ) -> tuple[dict[str, Tensor], State | None]:
+        """A batch's last recycle, and what those before gave: passes of their own, as recorded."""
+        recycles = min((len(batch[name]) for name in model.per_recycle & batch.keys()), default=1)
+        for cycle in range(recycles - 1):
+            previous = self._pass(batch, previous, cycle)
+        names = model.per_recycle if recycles > 1 else ()
+        return {n: value[-1:] if n in names else value for n, value in batch.items()}, previous
+
+    def _pass(self, batch: dict[str, Tensor], previous: State | None, cycle: int = 0) -> State:
+        with autocast(self.config.precision, self.world.device.type), self._one_pass:
+            return self.model.recycle(batch, previous, cycle)  # type: ignore[operator, no-any-return]
+
     def _recorder(self) -> Replay:
         """Steps as CUDA graphs: pass by pass if the model can, else whole."""
-        model = self.model
-        if not isinstance(model, Recycling):
-            return Replay(self._forward, backward=self.optimizer.backward)
-
-        def one_pass(batch: dict[str, Tensor], previous: State | None) -> State:
-            with autocast(self.config.precision, self.world.device.type), self._one_pass:
-                return model.recycle(batch, previous)
-
-        return Replay(self._forward, one_pass, model.per_recycle, self.optimizer.backward)
+        backward = self.optimizer.backward
+        if not isinstance(self.model, Recycling):
+            return Replay(self._forward, backward=backward)
+        return Replay(self._forward, self._pass, self.model.per_recycle, backward)
 
     def _read(self) -> None:
         """Take in the numbers of the step before; all ranks see the same and act alike."""
@@ -404,3 +416,22 @@ class Loop:
         """Seed of one sample's dropout; the same however a batch is spread over ranks."""
         number = (step * self.config.accumulate + micro) * self.world.readers + self.world.reader
         return (self.config.seed * 1_000_003 + number) % 2**63
+
+
+def _masks_at_once(model: nn.Module, world: World) -> int:
+    """1 where a pass is not the only one to draw its dropout: see `OnePass`.
+
+    Blocks may run again in the backward pass, as those of an unknown model may; and ranks that
+    share a sample draw masks of different sizes for their parts of it, some of them alike.
+    """
+    once = isinstance(model, AlphaFold) and not model.evoformer.checkpointing
+    return 32 if once and world.axis is None else 1
+
+
+@contextmanager
+def _ended_at_last() -> Iterator[None]:
+    """Within it a step may set a time at which the process is ended; not behind it."""
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()

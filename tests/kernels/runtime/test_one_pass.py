@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from tests.kernels.weights import randomised, results
 from torch import Tensor, nn
 
 from evofeed.kernels import OnePass, to_fused
 from evofeed.kernels.runtime.one_pass import apart, kept, once
 from evofeed.kernels.runtime.projection import pack
+from evofeed.kernels.swap.pair_blocks import drop_mask
 from evofeed.trainer.model.outer_product_mean import OuterProductMean
+from evofeed.trainer.model.primitives import SharedDropout
 from evofeed.trainer.model.transition import MSATransition
 from evofeed.trainer.model.triangle import TriangleAttentionStartingNode
 
@@ -140,3 +144,27 @@ def test_weights_that_moved_are_joined_where_they_are() -> None:
         for _ in range(2):
             with one_pass:
                 assert pack([part.weight], torch.float16).device.type == device
+
+
+def test_a_pass_draws_many_masks_at_once_and_each_is_used_once(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layer, x = SharedDropout(0.5, shared_dim=-3).train(), torch.ones(1, 3, 64, 8, device=device)
+    drawn, sizes = F.dropout, []
+    monkeypatch.setattr(F, "dropout", lambda x, *a, **k: sizes.append(x.shape) or drawn(x, *a, **k))
+    with OnePass(masks=4):
+        masks = [drop_mask(layer, x, 64) for _ in range(6)]
+        assert drop_mask(layer, x, 32).shape == (1, 32, 8)
+    assert sizes == [(4, 1, 64, 8), (4, 1, 64, 8), (4, 1, 32, 8)]
+    assert len({tuple(mask.flatten().tolist()) for mask in masks}) == 6
+    assert set(torch.cat(masks).flatten().tolist()) == {0.0, 2.0}
+
+
+@pytest.mark.parametrize("context", [nullcontext, OnePass])
+def test_else_a_mask_is_the_one_that_the_layer_draws(device: str, context: Any) -> None:
+    layer, x = SharedDropout(0.25, shared_dim=-3).train(), torch.ones(1, 3, 64, 8, device=device)
+    with context():
+        torch.manual_seed(1)
+        ours = [drop_mask(layer, x, 64) for _ in range(2)]
+    torch.manual_seed(1)
+    assert all(torch.equal(mask, layer.sample_mask(x)[0]) for mask in ours)

@@ -26,7 +26,7 @@ def compare() -> None:
     torch.manual_seed(0)
     config = tiny()
     model, loss = AlphaFold(config.model).eval(), AlphaFoldLoss(config.loss)
-    batch = synthetic_batch(num_res=12, num_seq=4, num_extra_seq=4, num_templates=0)
+    batch = synthetic_batch(num_res=12, num_seq=4, num_extra_seq=4, num_templates=2)
     with torch.no_grad():
         for parameter in model.structure_module.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
