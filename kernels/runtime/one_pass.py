@@ -8,14 +8,17 @@ and what depends on a mask alone is made once. Values are the same, bit for bit.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import increment_version
 from torch.overrides import handle_torch_function, has_torch_function
 
+from evofeed.kernels.runtime.casts import Casts
 from evofeed.kernels.runtime.private_apis import copy_all
 
 Made = TypeVar("Made")
@@ -50,6 +53,7 @@ class OnePass:
 
     def __init__(self, masks: int = 1) -> None:
         self.masks = masks
+        self._casts: dict[Any, Casts] = defaultdict(Casts)
         self._kept: dict[tuple[Any, ...], _Kept] = {}
         self._found: dict[tuple[Any, ...], tuple[tuple[Tensor, ...], Any]] = {}
 
@@ -58,9 +62,14 @@ class OnePass:
         # a module may have moved to another GPU
         self._kept = {k: v for k, v in self._kept.items() if v.joined.device == v.sources[0].device}
         with torch.no_grad():
-            for group in _alike(self._kept.values()).values():
+            for key, group in _alike(self._kept.values()).items():
                 parts = [part for kept in group for part in kept.parts]
-                copy_all(parts, [weight for kept in group for weight in kept.sources])
+                sources = [weight for kept in group for weight in kept.sources]
+                if key[-1].type == "cuda":
+                    self._casts[key].run(parts, sources)
+                    increment_version([kept.joined for kept in group])
+                else:
+                    copy_all(parts, sources)
         self._outer, _current = _current, self
         return self
 

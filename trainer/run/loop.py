@@ -426,12 +426,3 @@ def _masks_at_once(model: nn.Module, world: World) -> int:
     """
     once = isinstance(model, AlphaFold) and not model.evoformer.checkpointing
     return 32 if once and world.axis is None else 1
-
-
-@contextmanager
-def _ended_at_last() -> Iterator[None]:
-    """Within it a step may set a time at which the process is ended; not behind it."""
-    try:
-        yield
-    finally:
-        faulthandler.cancel_dump_traceback_later()
