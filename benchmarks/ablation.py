@@ -73,6 +73,11 @@ CANDIDATES: dict[str, tuple[list[Patch], list[str]]] = {
         [(f"{RUN}.private_apis", "_no_workspace", nullcontext)],
         [f"{RUN}.private_apis:{name}" for name in ("scheduled_ahead", "_no_workspace")],
     ),
+    "masks": ([("evofeed.kernels.swap.pair_blocks", "masks_at_once", lambda: 1)], []),
+    "casts": (
+        [(f"{RUN}.casts", "launchable", never)],
+        [f"{RUN}.casts:{name}" for name in ("Casts", "cast_kernel")],
+    ),
     "triangle": ([(TRIANGLE, "fits", never)], ["ops/triangle_multiplication/hopper"]),
     "attention": ([(ATTENTION, "_fits", never)], [ATTENTION_FILES]),
     "full_again": ([], []),

@@ -58,11 +58,11 @@ BUDGET = {
     "store": 7_290,
     "loader": 12_107,
     "service": 8_275,
-    "trainer": 12_024,
-    "kernels": 16_236,
+    "trainer": 12_060,
+    "kernels": 16_341,
     "synth": 1_859,
-    "tests": 40_021,
-    "benchmarks": 9_923,
+    "tests": 40_094,
+    "benchmarks": 9_933,
 }
 
 

@@ -37,7 +37,10 @@ def falls_short() -> list[str]:
         for row in result("ablation_h200")["rows"]
         if (row["candidate"], row["part"]) == ("full", "initial_training")
     )
-    ahead = [row["step_ms"]["median"] for row in result("step_ahead_h200")["rows"]]
+    ahead, masks = (
+        [row["step_ms"]["median"] for row in result(f"step_{name}_h200")["rows"]]
+        for name in ("ahead", "masks")
+    )
     return [
         f"A recorded step took {was:.0f} ms before kernels and devices were taken out for their "
         f"size, and {is_now:.0f} ms, {now['peak_memory_mb'] / 1024:.0f} GiB instead of "
@@ -45,7 +48,9 @@ def falls_short() -> list[str]:
         "(train_step_h200_before, train_step_h200_now). Two kernels more went after that "
         f"([notes](../kernels/notes/ablation.md)): {alone:.1f} ms on a third (ablation_h200); "
         f"products that cuBLAS schedules ahead, and TF32, made {ahead[0]:.1f} {ahead[1]:.1f} ms on "
-        "a fourth (step_ahead_h200).",
+        "a fourth (step_ahead_h200); dropout masks drawn together, attention to templates compiled "
+        f"and weights cast by one launch {masks[0]:.1f} {masks[2]:.1f} ms on a fifth "
+        "(step_masks_h200).",
         "The curve of Protenix' losses ends after 194 of 300 steps (af3_step_curves_h200).",
         f"Biased attention with its gradients is {flex[0]:.2f} to {flex[-1]:.2f} times as fast "
         "as compiled flex_attention, not twice everywhere (kernels_h200).",
