@@ -1,7 +1,8 @@
-"""Figures in the documents are those of benchmarks/results, rounded, and of the speedrun."""
+"""Figures in the documents are those of benchmarks/results, rounded; the site has every page."""
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 import subprocess
@@ -138,3 +139,24 @@ def test_the_page_lists_every_record_with_its_times() -> None:
         for seconds in record["seconds_to"].values():
             if seconds is not None:
                 assert f"{seconds} s" in rows[path.parent.name]
+
+
+ROOMS = ("featurize", "store", "loader", "trainer", "kernels", "service", "synth")
+
+
+@pytest.mark.slow
+def test_the_site_has_every_guide_and_every_exported_name(tmp_path: Path) -> None:
+    build = [sys.executable, "-m", "mkdocs", "build", "-q", "--strict", "-d", str(tmp_path)]
+    done = subprocess.run(build, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    for room in ROOMS:
+        page = (tmp_path / "api" / f"{room}.html").read_text()
+        exported = importlib.import_module(f"evofeed.{room}").__all__
+        missing = [n for n in exported if not re.search(rf'id="evofeed\.[\w.]+\.{n}"', page)]
+        assert not missing, room
+    guides = {path.stem for path in (ROOT / "docs").glob("*.md")} - {"README"}
+    pages = {path.stem for path in tmp_path.glob("*.html")}
+    assert guides | {"index", "INPUTS", "FORMAT", "FEATURES", "CONTRIBUTING"} <= pages
+    foreign = re.compile(r"<(?:script|link|img)[^>]+(?:src|href)=\"(?:https?:)?//[^\"]+")
+    for path in tmp_path.rglob("*.html"):
+        assert not foreign.search(path.read_text()), path.name

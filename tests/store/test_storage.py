@@ -5,13 +5,17 @@ from __future__ import annotations
 import errno
 import os
 import pickle
+import socket
 import threading
+import time
 import uuid
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
 import pytest
 from tests.bucket import local_bucket
+from tests.conftest import evofeed
 from tests.store.records import assert_same, published, random_record
 from tests.store.test_http import Service, served
 
@@ -29,6 +33,7 @@ from evofeed.store import (
     write_shard,
 )
 from evofeed.store.opening import open_storage
+from evofeed.synth import write_synthetic
 
 
 @pytest.fixture(scope="module")
@@ -263,3 +268,54 @@ def test_a_local_file_that_cannot_be_read_now_is_not_called_broken(
     storage.put("shards/x.arrow", b"abcde")
     storage.read_into("shards/x.arrow", 0, out)
     assert bytes(out) == b"abcde", "opened again"
+
+
+SILENCE, URI = 0.4, "s3://bucket/x"
+REASON = r"s3://bucket/x.*no answer within \d+ s: check AWS_ENDPOINT_URL.*EVOFEED_S3_TIMEOUT"
+
+
+@pytest.fixture
+def silent(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    with socket.create_server(("127.0.0.1", 0), backlog=64) as server:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.getsockname()[1]}")
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+            monkeypatch.setenv(name, "x")
+        monkeypatch.setenv("EVOFEED_S3_TIMEOUT", str(SILENCE))
+        yield
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda: open_storage(URI).read("refs/main"),
+        lambda: open_storage(URI).put("refs/main", b"x"),
+        lambda: open_storage(URI).swap("refs/main", None, b"x"),
+        lambda: list(open_storage(URI).files("snapshots/")),
+        lambda: Dataset.open(URI),
+    ],
+    ids=["read", "put", "swap", "list", "dataset"],
+)
+def test_no_request_waits_longer_than_it_says(ask: Callable[[], object], silent: None) -> None:
+    began = time.monotonic()
+    with pytest.raises(StoreError, match=REASON):
+        ask()
+    assert time.monotonic() - began < 20 * SILENCE
+
+
+def test_commands_end_with_one_line(tmp_path, silent: None) -> None:
+    write_synthetic(tmp_path / "raw", 1, seed=0)
+    listing = ["snapshots", "ls", URI]
+    publish = ["featurize", str(tmp_path / "raw"), URI]
+    stage = ["featurize", URI, str(tmp_path / "out"), "--stage", str(tmp_path / "stage")]
+    for command in (listing, publish, stage):
+        began = time.monotonic()
+        last = evofeed(*command, code=1).err.strip().splitlines()[-1]
+        assert "no answer within" in last, (command, last)
+        assert time.monotonic() - began < 60 * SILENCE
+
+
+@pytest.mark.parametrize("text", ["soon", "0", "nan"])
+def test_a_timeout_that_is_none_is_refused(text: str, silent: None, monkeypatch) -> None:
+    monkeypatch.setenv("EVOFEED_S3_TIMEOUT", text)
+    with pytest.raises(StoreError, match=rf"EVOFEED_S3_TIMEOUT={text!r}: give seconds"):
+        open_storage(URI).read("refs/main")
