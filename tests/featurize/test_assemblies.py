@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import yaml
 from tests.conftest import golden_files
 from tests.featurize.test_roads import write
 
@@ -26,7 +27,7 @@ from evofeed.featurize.formats.species import pairing_species
 from evofeed.featurize.records.assemblies import pairing_record, pairing_ref
 from evofeed.protein.assembly_record import AssemblyRecord
 from evofeed.protein.chain_record import ChainRecord
-from evofeed.protein.residues import RESTYPE_TO_HHBLITS
+from evofeed.protein.residues import RESTYPE_TO_HHBLITS, RESTYPES
 
 CHAINS = golden_files("multimer/data/golden/*.chain.*.npz")
 ASSEMBLIES = golden_files("multimer/data/golden/*.assembly.npz")
@@ -127,37 +128,36 @@ def featurized(
     return featurize_assembly(assembly, records.__getitem__)
 
 
-def test_the_sequences_of_a_fasta_file_are_a_complex(tmp_path: Path) -> None:
-    path = fasta_folder(tmp_path, one=QUERY_A, two=QUERY_B)
-    (tmp_path / "one" / "uniprot_hits.a3m").write_text(
-        f">q\n{QUERY_A}\n>tr|A0A000|A0A000_HUMAN\nMKVLAAGIC-\n>x TaxID=10090 n=1\nMKVLAA----\n"
-    )
-    made = featurized(path, str(path))
-    assert made.assembly_id == "pair" and made.stoichiometry == "A2B"
-    assert made.copies == (("one", "three"), ("two",))
-    one, two = made.pairing
-    assert one is not None and one.msa_species == ("", "HUMAN", "10090")
-    assert two is not None and two.num_alignments == 1
-    assert "uniprot_hits.sto" in two.dropped[0]
-    assert made.all_atom_positions is None
+COMPLEXES = yaml.safe_load(Path(__file__).with_name("data").joinpath("complexes.yaml").read_text())
 
 
-def test_colabfolds_rows_stay_paired_as_they_are(tmp_path: Path) -> None:
-    rows = [
-        ("101\t102", QUERY_A + QUERY_B),
-        ("a\tb", "MKVLAAGICE" + "GSTWYRRKLD"),
-        ("c\td", "MKVLAAGICE" + "GSTWYRRK--"),
-        ("alone", "MKVL------" + "-" * 10),
+@pytest.mark.parametrize("case", COMPLEXES)
+def test_files_of_a_folder_are_this_complex_with_these_rows_to_pair(
+    case: str, tmp_path: Path
+) -> None:
+    row = COMPLEXES[case]
+    texts = {name: text for name, text in row["files"].items() if isinstance(text, str)}
+    write(tmp_path, texts)
+    for name in row["files"].keys() - texts.keys():
+        pq.write_table(pa.table(row["files"][name]), tmp_path / name)
+    path = tmp_path / row.get("given", "")
+    made = featurized(path, str(path) if path.suffix == ".fasta" else "")
+    assert (made.assembly_id, made.stoichiometry) == (row["name"], row["stoichiometry"])
+    assert [list(names) for names in made.copies] == row["copies"]
+    assert [list(rows.msa_species) for rows in made.pairing if rows] == row["species"]
+    depths = [chain.num_alignments for chain in made.chains]
+    assert depths == row.get("rows", depths)
+    letters = [
+        ["".join((RESTYPES + "X-")[code] for code in one) for one in rows.msa]
+        for rows in made.pairing
+        if rows
     ]
-    text = "".join(f">{name}\n{row}\n" for name, row in rows)
-    path = tmp_path / "dimer.a3m"
-    path.write_text(f"#10,10\t2,1\n{text}")
-    made = featurized(path)
-    assert made.stoichiometry == "A2B" and made.copies == (("A", "B"), ("C",))
-    one, two = made.pairing
-    assert one is not None and one.msa_species == ("", "1", "2")
-    assert two is not None and two.msa_species == ("", "1", "2")
-    assert np.array_equal(one.msa[1], one.msa[2])  # the same letters, of two organisms
+    assert letters == row.get("letters", letters)
+    said = " ".join(
+        [*made.dropped, *(note for rows in made.pairing if rows for note in rows.dropped)]
+    )
+    assert all(words in said for words in row.get("said", []))
+    assert made.all_atom_positions is None
 
 
 @pytest.mark.parametrize(
@@ -174,59 +174,6 @@ def test_colabfolds_rows_stay_paired_as_they_are(tmp_path: Path) -> None:
 )
 def test_species_are_read_from_what_headers_say(header: str, species: str) -> None:
     assert pairing_species(header) == species
-
-
-def job_folder(folder: Path, job: object) -> AssemblyRecord:
-    return featurized(write(folder, {"job.json": json.dumps(job)}))
-
-
-def test_alphafold_3s_job_is_a_complex_paired_by_species(tmp_path: Path) -> None:
-    paired = f">q\n{QUERY_A}\n>tr|A0A000|A0A000_HUMAN/1-9\nMKVLAAGIC-\n"
-    (tmp_path / "b.a3m").write_text(f">q\n{QUERY_B}\n>tr|B0A000|B0A000_MOUSE/1-9\nGSTWYRRKL-\n")
-    one = {"id": ["A", "D"], "sequence": QUERY_A, "unpairedMsa": "", "pairedMsa": paired}
-    two = {"id": "B", "sequence": QUERY_B, "pairedMsaPath": "b.a3m"}
-    other = {"dna": {"id": "C", "sequence": "GATTACA"}}
-    made = job_folder(
-        tmp_path, {"name": "x", "sequences": [{"protein": one}, other, {"protein": two}]}
-    )
-    assert made.assembly_id == "x" and made.stoichiometry == "A2B"
-    assert made.copies == (("A", "D"), ("B",))
-    assert [rows.msa_species for rows in made.pairing if rows] == [("", "HUMAN"), ("", "MOUSE")]
-    assert [chain.num_alignments for chain in made.chains] == [1, 1]  # of pairs, nothing else
-    assert made.dropped == ("no protein, left out: C (dna)",)
-
-
-def test_protenixs_job_counts_copies_and_pairs_by_taxon(tmp_path: Path) -> None:
-    (tmp_path / "msa").mkdir()
-    (tmp_path / "msa" / "non_pairing.a3m").write_text(f">q\n{QUERY_A}\n")
-    (tmp_path / "msa" / "pairing.a3m").write_text(
-        f">q\n{QUERY_A}\n>UniRef100_A0A000_9606/\nMKVLAAGIC-\n>UniRef100_B0A_7/1-9\nMKVLAAGI--\n"
-    )
-    chains = [
-        {"proteinChain": {"sequence": QUERY_A, "count": 2, "msa": {"precomputed_msa_dir": "msa"}}},
-        {"proteinChain": {"sequence": QUERY_B, "count": 1}},
-    ]
-    made = job_folder(tmp_path, [{"name": "p", "sequences": chains}])
-    assert made.copies == (("A", "B"), ("C",))
-    assert made.pairing[0] is not None and made.pairing[0].msa_species == ("", "9606", "7")
-
-
-def test_boltzs_keys_and_chais_are_what_pairs_their_rows(tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_text(
-        f"key,sequence\n,{QUERY_A}\n9606,MKVLAAGIC-\n7,MKVLAAGIC-\n-1,MKVLAAG---\n,MKV-------\n"
-    )
-    columns = {"sequence": [QUERY_B, "GSTWYRRKL-", "GST-------"], "pairing_key": ["", "9606", ""]}
-    pq.write_table(pa.table(columns), tmp_path / "b.aligned.pqt")
-    (tmp_path / "x.yaml").write_text(f"""sequences:
-  - protein: {{id: [A, B], sequence: {QUERY_A}, msa: a.csv}}
-  - protein: {{id: C, sequence: {QUERY_B}, msa: b.aligned.pqt}}
-""")
-    made = featurized(tmp_path)
-    assert made.stoichiometry == "A2B" and made.copies == (("A", "B"), ("C",))
-    one, two = made.pairing
-    assert one is not None and one.msa_species == ("", "9606", "7")  # alike, of two taxa
-    assert two is not None and two.msa_species == ("", "9606")
-    assert [chain.num_alignments for chain in made.chains] == [4, 3]
 
 
 def of_chains(*ids: list[str]) -> str:
