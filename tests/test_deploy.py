@@ -73,11 +73,17 @@ def test_containers_have_no_more_rights_than_they_need() -> None:
             assert "memory" in box["resources"]["limits"]
 
 
+def settings_of(environment: dict[str, str], patch: pytest.MonkeyPatch) -> ServiceSettings:
+    """The settings by those variables of an environment that are ours, all of them real."""
+    for variable, value in environment.items():
+        if variable.startswith("EVOFEED_"):
+            assert variable.removeprefix("EVOFEED_").lower() in ServiceSettings.model_fields
+            patch.setenv(variable, value)
+    return ServiceSettings()
+
+
 def test_the_settings_ask_for_tokens_and_a_secret_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in find("ConfigMap")["data"].items():
-        assert name.removeprefix("EVOFEED_").lower() in ServiceSettings.model_fields
-        monkeypatch.setenv(name, value)
-    settings = ServiceSettings()
+    settings = settings_of(find("ConfigMap")["data"], monkeypatch)
     assert settings.auth == "on" and settings.host == "0.0.0.0" and not settings.prints_token
     volumes = find("Deployment")["spec"]["template"]["spec"]["volumes"]
     (secret,) = [volume["secret"] for volume in volumes if "secret" in volume]
@@ -206,12 +212,8 @@ def test_settings_are_real_ask_for_tokens_hide_the_password_and_believe_nginx_al
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     image = dict(item.split("=", 1) for item in shlex.split(dict(LINES)["ENV"]))
-    for variable, value in (image | SERVICES["service"]["environment"]).items():
-        if variable.startswith("EVOFEED_"):
-            assert variable.removeprefix("EVOFEED_").lower() in ServiceSettings.model_fields
-            monkeypatch.setenv(variable, value)
     monkeypatch.setenv("EVOFEED_DATABASE_PASSWORD", "p@ss/word\n")
-    settings = ServiceSettings()
+    settings = settings_of(image | SERVICES["service"]["environment"], monkeypatch)
     assert settings.auth_on and settings.host == "0.0.0.0"
     assert settings.url == "postgresql://evofeed:p%40ss%2Fword@database:5432/evofeed"
     assert settings.trusted_proxies == (SERVICES["nginx"]["networks"]["inside"]["ipv4_address"],)

@@ -17,6 +17,7 @@ from typing import Any
 
 import httpx
 import pytest
+import yaml
 from tests.conftest import evofeed
 from tests.featurize.job.stage import children
 from tests.featurize.job.stage import wait_until as until
@@ -85,22 +86,10 @@ def test_serve_says_what_it_waits_for_and_the_second_signal_does_not_wait(tmp_pa
             os.kill(int(pid.read_text()), signal.SIGKILL)
 
 
-@pytest.mark.parametrize(
-    ("variable", "value", "says"),
-    [
-        ("DATABASE_URL", "hunter2", "sqlite:///FILE or postgresql://"),
-        ("DATABASE_URL", "mysql://me:hunter2@here/x", "sqlite:///FILE or postgresql://"),
-        ("DATABASE_URL", "postgresql://me:hunter2@here:port/x", "sqlite:///FILE or postgresql://"),
-        ("DATABASE_URL", "postgresql://me:hunter2@127.0.0.1:1/x", "does not answer"),
-        ("DATABASE_URL", "sqlite://", "sqlite:///FILE"),
-        ("DATABASE_URL", "sqlite:///{tmp}/text", "file is not a database"),
-        ("DATABASE_URL", "sqlite:///{tmp}", "Is a directory"),
-        ("HOME", "{tmp}/text/below", "Not a directory); name a folder of yours in EVOFEED_HOME"),
-        ("PORT", "abc", "EVOFEED_PORT"),
-        ("DATASETS", "demo=/tmp", 'EVOFEED_DATASETS) is not JSON: a list is written ["/data/raw"]'),
-        ("ATUH", "on", "no setting EVOFEED_ATUH; did you mean EVOFEED_AUTH?"),
-    ],
-)
+SETTINGS = yaml.safe_load(Path(__file__).with_name("data").joinpath("settings.yaml").read_text())
+
+
+@pytest.mark.parametrize(("variable", "value", "says"), SETTINGS)
 def test_a_wrong_setting_is_one_line_without_the_password(
     home: Path, monkeypatch, variable, value, says
 ) -> None:

@@ -93,6 +93,8 @@ DEEP = [
         ("POST /v1/datasets/demo/urls", {"json": {"shards": ["a.arrow"] * 1001}}, 422, ""),
         ("POST /v1/jobs", {"json": {"dataset": "demo", "input_uri": "/raw",
                                     "config": {"min_align_ratio": 10**400}}}, 422, "bad_request"),
+        *((DATASETS, {"json": {"name": "x", "uri": uri}}, 422, "")
+          for uri in (f"/{'x' * 256}", "/" + "a/" * 1600)),
         (DATASETS, {"content": b"\xff" * 9}, 422, ""),
         (DATASETS, {"data": {"name": "x"}}, 422, ""),
         (DATASETS, {"content": '{"name": "x", "uri": "/tmp"}',  # of a foreign page
