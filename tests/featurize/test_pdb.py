@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -87,68 +89,41 @@ def test_a_file_without_protein_says_what_it_has() -> None:
 SEQRES = "SEQRES   1 A    7  MET ALA GLY SER ALA GLY SER\n"
 
 
-WHOLE = "MAGSAGS"
-UNSEEN = "".join(
+MISSING = "".join(
     f"REMARK 465     {name} A {number:5}\n"
     for name, number in (("MET", 401), ("ALA", 402), ("GLY", 403), ("SER", 404))
 )
-MODIFIED = residue("ALA", "A", "1 ") + residue("MSE", "A", "2 ", hetero=True)
-MODIFIED += residue("ZZZ", "A", "3 ", hetero=True) + residue("HSD", "A", "4 ") + "TER\n"
-BONDED = residue("GLY", "A", "52 ").replace("   1.000   2.000", "   2.330   2.000")
 LIGAND = residue("GLU", "A", "301 ", hetero=True)
-SEEN: dict[str, tuple[str, str, list[int], str]] = {
-    "modified residues until it ends": (
-        MODIFIED + residue("GLY", "A", "9 ", hetero=True), "AMXH", [0, 1, 2, 3], ""),
-    "seqres from 1": (SEQRES + protein("A", "MET ALA", 1), WHOLE, [0, 1], ""),
-    "seqres from 2": (SEQRES + protein("A", "ALA GLY SER", 2), WHOLE, [1, 2, 3], ""),
-    "seqres from 5": (SEQRES + protein("A", "ALA GLY SER", 5), WHOLE, [4, 5, 6], ""),
-    "seqres from 95": (SEQRES + protein("A", "SER ALA GLY SER", 95), WHOLE, [3, 4, 5, 6], ""),
-    "a gap says which of equals is missing": (
-        SEQRES + protein("A", "MET ALA", 11) + protein("A", "SER", 17), WHOLE, [0, 1, 6], ""),
-    "a list of missing settles repeats": (
-        UNSEEN + SEQRES + protein("A", "ALA GLY SER", 405), WHOLE, [4, 5, 6], ""),
-    "without it the first place": (
-        SEQRES + protein("A", "ALA GLY SER", 405), WHOLE, [1, 2, 3], ""),
-    "seqres of another protein": (
-        SEQRES + protein("A", "TRP TRP LYS LYS"), "WWKK", [0, 1, 2, 3],
-        "SEQRES has other residues"),
-    "a variant": (
-        SEQRES + protein("A", "MET ALA GLY SER ALA GLY TRP"), WHOLE, [*range(7)],
-        "1 residues are others than SEQRES says"),
-    "a gap": (
-        protein("A", "ALA GLY", 1) + protein("A", "SER", 9), "AGS", [0, 1, 2],
-        "1 gaps in the numbers"),
-    "a break": (
-        protein("A", "ALA GLY", 1) + "TER\n" + protein("A", "SER", 9), "AGS", [0, 1, 2],
-        "1 TER records inside"),
-    "where the gap is": (
-        protein("A", "ALA GLY", 11) + protein("A", "SER TRP", 17), "AGSW", [0, 1, 2, 3],
-        "(4 after 12)"),
-    "numbers that skip a bond": (residue("ALA", "A", "10 ") + BONDED, "AG", [0, 1], ""),
-    "five digits": (
-        protein("A", "ALA GLY", 9998) + residue("SER", "A", "A000 "), "AGS", [0, 1, 2], ""),
-    "no coordinates": (
-        protein("A", "ALA GLY") + residue("TRP", "A", "3 ", x="nan"), "AGW", [0, 1],
-        "4 atoms without coordinates"),
-    "a ligand like an amino acid": (protein() + LIGAND, "AGS", [0, 1, 2], ""),
-    "none of the 37 atoms": (
-        line("CA", "ALA", "A", "1 ") + line("ZZ", "GLY", "A", "2 ") + line("CA", "MSE", "A", "9 "),
-        "AM", [0, 1], ""),
-}  # fmt: skip
-STEPS = {"where the gap is": [0, 1, 6, 7], "numbers that skip a bond": None, "five digits": None}
+SEEN = yaml.safe_load(Path(__file__).with_name("data").joinpath("seen.yaml").read_text())
+
+
+def written(residues: str) -> str:
+    """Residues of chain A as `seen.yaml` has them."""
+    text = ""
+    for name, *words in (one.split() for one in residues.split(", ")):
+        if name == "TER":
+            text += "TER\n"
+            continue
+        more: dict[str, Any] = dict(word.split("=") for word in words if "=" in word)
+        atoms = more.pop("atom", "N CA C O").split()
+        more |= {"hetero": "HETATM" in words}
+        text += "".join(line(atom, name, "A", f"{words[0]} ", **more) for atom in atoms)
+    return text
 
 
 @pytest.mark.parametrize("case", SEEN)
 def test_what_is_seen_goes_to_its_place(case: str) -> None:
-    text, sequence, places, note = SEEN[case]
-    chain = parsed(text).chain("A")
-    assert chain.sequence == sequence and note in " ".join(chain.notes)
+    row = SEEN[case]
+    head = row.get("head", "")
+    text = MISSING * ("MISSING" in head) + SEQRES * ("SEQRES" in head) + written(row["residues"])
+    chain, sequence, places = parsed(text).chain("A"), row["sequence"], row["places"]
+    assert chain.sequence == sequence and row.get("note", "") in " ".join(chain.notes)
     assert np.flatnonzero(chain.mask.any(-1)).tolist() == places
-    if SEQRES in text and sequence == WHOLE:
+    if head and sequence == "MAGSAGS":
         assert np.flatnonzero(chain.observed).tolist() == places
-    if case in STEPS:
+    if "index" in row:
         index = None if chain.residue_index is None else chain.residue_index.tolist()
-        assert index == STEPS[case]
+        assert index == row["index"]
 
 
 def segment(name: str) -> str:
