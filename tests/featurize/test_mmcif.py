@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import gemmi
 import numpy as np
 import pytest
+import yaml
 from tests.conftest import golden_files
 from tests.featurize.test_pdb import protein
 
 from evofeed.base.errors import InputError, MmcifError
 from evofeed.featurize import ChainSource, FeaturizeConfig, featurize_chain
 from evofeed.featurize.structures.mmcif import parse_mmcif
-from evofeed.featurize.structures.structure import Structure
 from evofeed.featurize.structures.structure_places import parse_structure
 from evofeed.protein.residues import ATOM_ORDER
 
@@ -129,80 +128,38 @@ def small(rows: list[tuple[str, str, str]]) -> bytes:
     return (DATA / "tiny.cif").read_bytes() + atoms.encode()
 
 
-ONE = small([(".", "1", "0.0")])
-CAPITALS = ONE.replace(b"eptide linking", b"EPTIDE LINKING").replace(b"-p", b"-P")
-CAPITALS = CAPITALS.replace(b"'pE", b"'PE")
-UNPLACED = ONE.replace(b" ALA A 1 1 A ", b" ALA . . 1 A ")
-STRAND = b"_entity_poly.entity_id 1\n_entity_poly.pdbx_strand_id A\nloop_\n_chem_comp.id\n"
-DATES = b"loop_\n_pdbx_audit_revision_history.ordinal\n_pdbx_audit_revision_history.revision_date\n"
+RULES = yaml.safe_load((DATA / "mmcif_rules.yaml").read_text())
 
 
-def one_residue(component: str, **atoms: float) -> bytes:
-    data = ONE.replace(b"ALA", component.encode())
-    row = data[data.rindex(b"ATOM CA") :].decode()
-    rows = [
-        row.replace(" CA ", f" {name} ").replace(" 0.0 0 0 ", f" {x} 0 0 ")
-        for name, x in atoms.items()
-    ]
-    return data[: data.rindex(b"ATOM CA")] + "".join(rows).encode()
+def entry_of(rule: dict[str, Any]) -> bytes:
+    """The small entry that a rule is shown by."""
+    text = small(rule.get("places", [(".", "1", "0.0")])).decode() + rule.get("more", "")
+    for old, new in rule.get("changed", []):
+        assert old in text
+        text = text.replace(old, new)
+    for name, atoms in rule.get("component", {}).items():
+        head, row = text.replace("ALA", name).split("ATOM CA ")
+        places = (row.replace(" 0.0 0 0 ", f" {x} 0 0 ") for x in atoms.values())
+        text = head + "".join(f"ATOM {atom} {one}" for atom, one in zip(atoms, places, strict=True))
+    return text.encode()
 
 
-def place(atom: str) -> Callable[[Structure], float]:
-    return lambda structure: float(structure.chain("A").positions[0, ATOM_ORDER[atom], 0])
-
-
-def seen(structure: Structure) -> tuple[str, int]:
+@pytest.mark.parametrize("name", RULES)
+def test_a_rule_of_the_format_holds(name: str) -> None:
+    rule = RULES[name]
+    structure = parse_mmcif(entry_of(rule), file_id="t")
     chain = structure.chain("A")
-    return chain.sequence, int(chain.mask.sum())
-
-
-def noted(text: str) -> Callable[[Structure], bool]:
-    return lambda structure: text in " ".join(structure.chain("A").notes)
-
-
-RULES: dict[str, tuple[bytes, Callable[[Structure], Any], Any]] = {
-    "resolution, refined": (
-        ONE + b"_refine.ls_d_res_high 1.5\n_em_3d_reconstruction.resolution 3\n",
-        lambda s: s.resolution, 1.5),
-    "resolution, of a map": (
-        ONE + b"_refine.ls_d_res_high ?\n_em_3d_reconstruction.resolution 3\n",
-        lambda s: s.resolution, 3.0),
-    "resolution, of reflections": (
-        ONE + b"_reflns.d_resolution_high 2.5\n_em_3d_reconstruction.resolution .\n",
-        lambda s: s.resolution, 2.5),
-    "no resolution": (ONE, lambda s: s.resolution, 0.0),
-    "released at the first revision": (
-        ONE + DATES + b"1 2011-07-13\n2 1998-04-08\n", lambda s: s.release_date, "1998-04-08"),
-    "selenium in place of sulphur": (one_residue("MSE", CA=0.0, SE=4.0), place("SD"), 4.0),
-    "a methionine": (one_residue("MSE", CA=0.0, SE=4.0), seen, ("MG", 2)),
-    "selenocysteine": (one_residue("SEC", CA=0.0, SE=4.0), seen, ("XG", 1)),
-    "NH1 is nearer": (one_residue("ARG", CD=1.0, NH1=5.0, NH2=3.0), place("NH1"), 3.0),
-    "NH1 is nearer already": (one_residue("ARG", CD=1.0, NH1=3.0, NH2=5.0), place("NH1"), 3.0),
-    "NH2 is the other": (one_residue("ARG", CD=1.0, NH1=5.0, NH2=3.0), place("NH2"), 5.0),
-    "the fullest altloc, the first of equals": (
-        small([("A", "0.40", "1"), ("B", "0.60", "2"), ("C", "0.60", "3")]), place("CA"), 2.0),
-    "an unlabelled atom stays": (
-        small([(".", "0.1", "1.0"), (".", "0.9", "2.0")]), place("CA"), 1.0),
-    "component types in capitals": (CAPITALS, lambda s: list(s.sequences), ["A"]),
-    "a sequence of an unknown chain": (UNPLACED, seen, ("A", 1)),
-    "it says so": (UNPLACED, noted("the sequence is what is seen"), True),
-    "its chain known by strand": (
-        UNPLACED.replace(b"loop_\n_chem_comp.id\n", STRAND), seen, ("AG", 1)),
-    "a sequence that is not the atoms'": (
-        ONE.replace(b" ALA A 1 1 A ", b" TRP A ? 1 A "), seen, ("W", 1)),
-    "and says so": (
-        ONE.replace(b" ALA A 1 1 A ", b" TRP A ? 1 A "),
-        noted("_entity_poly_seq has other residues than the 1 seen"), True),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("rule", RULES)
-def test_a_rule_of_the_format_holds(rule: str) -> None:
-    data, value, wanted = RULES[rule]
-    assert value(parse_mmcif(data, file_id="t")) == wanted
-    if data is CAPITALS:
-        with pytest.raises(MmcifError, match="No protein"):
-            parse_mmcif(data, file_id="t", config=OPENFOLD.replace(require_atom_items=False))
+    for field in ("resolution", "release_date"):
+        assert getattr(structure, field) == rule.get(field, getattr(structure, field))
+    seen = [chain.sequence, int(chain.mask.sum())]
+    assert seen == rule.get("seen", seen)
+    found = {atom: float(chain.positions[0, ATOM_ORDER[atom], 0]) for atom in rule.get("x", {})}
+    assert found == rule.get("x", {})
+    assert rule.get("noted", "") in " ".join(chain.notes)
+    if "theirs" in rule:
+        with pytest.raises(MmcifError, match=rule["theirs"]):
+            config = OPENFOLD.replace(require_atom_items=False)
+            parse_mmcif(entry_of(rule), file_id="t", config=config)
 
 
 @pytest.mark.parametrize("value", ["nan", "NaN", ".", "?"])
