@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 from tests.synthetic_entries import prepare_again
 
 from evofeed.base.errors import InputError
@@ -143,49 +143,20 @@ def test_mmcif_files_beside_a_template_cache_stand_for_its_arrays_of_atoms(raw: 
     assert len(SEQUENCE) // 2 < seen.sum() < len(SEQUENCE)
 
 
-def _file(name: str, text: str = "", **arrays: Any) -> Callable[[Path], object]:
-    """Writes a file below a folder, or touches it."""
-
-    def act(raw: Path) -> None:
-        (raw / name).parent.mkdir(parents=True, exist_ok=True)
-        if arrays:
-            np.savez(raw / name, **arrays)
-        else:
-            (raw / name).write_text(text) if text else os.utime(raw / name, (1, 1))
-
-    return act
+CHANGES = yaml.safe_load(Path(__file__).with_name("template_changes.yaml").read_text())
 
 
-ABOUT = np.array({"index": 0, "release_date": "2001", "idx_map": np.ones((1, 2), int)}, object)
-ATOM = {"res_id": [1], "res_name": ["ALA"], "atom_name": ["CA"], "occupancy": [1]}
-DATES = '{"s000": {"release_date": "2020-01-15"}}'
-CHANGES: dict[str, tuple[int, Callable[[Path], object]]] = {
-    "nothing": (0, lambda raw: None),
-    "a structure that nobody asked for": (0, _file("library/8yyy.cif", "data_8yyy")),
-    "a structure that was missing": (1, _file("library/9zzz.cif.zst", "data_9zzz")),
-    "one packed first in the order": (1, _file("library/9zzz.cif.gz", "data_9zzz")),
-    "one that is not packed": (1, _file("library/9zzz.cif", "data_9zzz")),
-    "one packed beside it": (0, _file("library/9zzz.cif.gz")),
-    "a structure corrected": (1, _file("library/s000.cif", "data_broken")),
-    "a table of dates": (1, _file("common/release_date_cache.json", DATES)),
-    "a nearer one, damaged": (1, _file("library/release_date_cache.json", "[1]")),
-    "it is mended": (1, _file("library/release_date_cache.json", DATES)),
-    "entries replaced": (1, _file("obsolete_to_successor.json", '{"9zzz": "s001"}')),
-    "a cache of OpenFold3's": (1, _file("library/s000_1.npz", **{"9zzz_A": ABOUT})),
-    "its array, damaged": (1, _file("a_template/9zzz/9zzz_A.npz", "x")),
-    "the array is mended": (1, _file("a_template/9zzz/9zzz_A.npz", coord=[[0.0] * 3], **ATOM)),
-    "arrays that come after it": (0, _file("a_template/9zzz/9zzz_A.pkl", "x")),
-    "arrays of a folder before it": (
-        1,
-        _file("_template/9zzz/9zzz_A.npz", coord=[[0.0] * 3], **ATOM),
-    ),
-    "hits": (1, _file("msa/s000_1/pdb70_hits.hhr")),
-    "an alignment": (1, _file("msa/s001_1/uniprot_hits.a3m")),
-    "a structure": (1, _file("mmcif/s001.cif")),
-    "clusters": (0, _file("clusters", "S000_1 S001_1\n")),
-    "the dictionary, touched": (0, _file("components.cif")),
-}
-"""What a job of two entries does again, of units of one each, when this has changed."""
+def change(raw: Path, name: str = "", content: Any = None) -> None:
+    """Write a file below a folder, or touch it."""
+    path = raw / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if isinstance(content, dict):  # arrays, and dictionaries as OpenFold3 keeps them
+        kinds = {key: object if isinstance(value, dict) else None for key, value in content.items()}
+        np.savez(path, **{key: np.array(value, kinds[key]) for key, value in content.items()})
+    elif content is not None:
+        path.write_text(content)
+    elif name:
+        os.utime(path, (1, 1))
 
 
 def test_what_changed_or_came_since_is_done_again_and_nothing_else(
@@ -198,13 +169,13 @@ def test_what_changed_or_came_since_is_done_again_and_nothing_else(
     more = {"projects": ("openfold3", "protenix"), "templates": str(raw / "library")}
     more |= {"clusters": str(raw / "clusters")}
     with monkeypatch.context() as patch:  # what changes while it runs is not published
-        patch.setattr(job._Phase, "strike_repeated", lambda _: _file("library/s000.cif")(raw))
+        patch.setattr(job._Phase, "strike_repeated", lambda _: change(raw, "library/s000.cif"))
         report = prepare_again(raw, raw / "data", conformers=1, **more)
     assert (report.state, report.snapshot) == ("failed", None)
     assert f"a template in {raw}/library changed while the job ran" in report.message
     assert prepare_again(raw, raw / "data", conformers=1, **more).state == "published"
-    for name, (redone, change) in CHANGES.items():
-        change(raw)
+    for name, (redone, *changed) in CHANGES.items():
+        change(raw, *changed)
         report = prepare_again(raw, raw / "data", conformers=1, **more)
         assert (name, report.units - report.resumed) == (name, redone)
         assert bool(report.broken) == ("damaged" in name), report.broken
