@@ -41,32 +41,13 @@ def test_doctor_tells_versions_and_is_content_with_a_full_install(
     assert {f"{name}=={version}.0" for name, version in GPU_TESTED.items()} <= set(pins.split())
 
 
-GOOD = {
-    "nvidia_driver": True,
-    "gpus": ["NVIDIA H200, 150 GB, compute 9.0"],
-    "packages": {"train": {"torch": "2.11.0", "triton": "3.6.0"}},
-    "open_files": 65536,
-    "memory_gb": 128.0,
-}
+ADVICE = yaml.safe_load(MACHINES.with_name("advice.yaml").read_text())
 
 
-@pytest.mark.parametrize(
-    ("change", "word"),
-    [
-        ({"gpus": []}, "CUDA build"),
-        ({"packages": {"train": {"torch": "2.11.0", "triton": None}}}, "pip install triton"),
-        (
-            {"packages": {"train": {"torch": "2.13.0", "triton": "3.6.0"}}},
-            "torch 2.13.0: the GPU tests last passed with torch 2.11 and triton 3.6",
-        ),
-        ({"gpus": ["Tesla T4, 16 GB, compute 7.5"]}, "bfloat16"),
-        ({"open_files": 1024}, "ulimit"),
-        ({"memory_gb": 4.0}, "--memory"),
-    ],
-)
+@pytest.mark.parametrize(("change", "word"), ADVICE["amiss"])
 def test_doctor_says_what_will_be_in_the_way(change: dict[str, object], word: str) -> None:
-    assert advice(GOOD) == []
-    (line,) = advice(GOOD | change)
+    assert advice(ADVICE["good"]) == []
+    (line,) = advice(ADVICE["good"] | change)
     assert word in line
 
 

@@ -9,6 +9,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import yaml
 from tests.featurize.search.family import changed, family, fasta, hh_db, require_programs
 from tests.featurize.search.test_programs import template_hits
 from tests.featurize.search.test_search import chains, fake, text_of
@@ -30,17 +31,7 @@ HHBLITS = (
 ).split()
 """Options that OpenFold's `HHBlits.query` and AlphaFold 2's call it with, files and cores apart."""
 
-CAPS = {
-    "af2": {"uniref90": 10_000, "mgnify": 501, "bfd_uniref": None, "small_bfd": None},
-    "af2-multimer": {"uniref90": 10_000, "mgnify": 501, "bfd_uniref": None, "uniprot": 50_000},
-    "openproteinset": {"uniref90": 10_000, "mgnify": 5_000, "bfd_uniref": None, "uniprot": 50_000},
-    "af3": {
-        **{"uniref90": 10_000, "mgnify": 5_000, "small_bfd": 5_000, "uniprot": 50_000},
-        **{"rfam": 10_000, "rnacentral": 10_000, "nt": 10_000},
-    },
-}
-"""`uniref_max_hits`, `mgnify_max_hits`, `max_uniprot_hits` of AlphaFold 2's pipelines, the defaults
-of OpenFold's `AlignmentRunner`, and `max_sequences` of AlphaFold 3's pipeline."""
+CAPS = yaml.safe_load(Path(__file__).with_name("caps.yaml").read_text())
 QUERY, *KIN = family(11, 12)
 
 
