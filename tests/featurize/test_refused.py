@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import yaml
 import zstandard
+from tests.featurize.search.family import search_fasta
 from tests.featurize.test_mmcif import small
 from tests.featurize.test_pdb import line
 from tests.featurize.test_roads import write
@@ -65,6 +66,7 @@ READERS: dict[str, tuple[type[InputError], Callable[[Path], object]]] = {
     "pdb": (InputError, structure(parse_pdb)),
     "entry": (MmcifError, text(entry_record)),
     "components": (MmcifError, read_components),
+    "queries": (InputError, lambda path: search_fasta(str(path), f"{path}.out", [str(path)])),
     "clusters": (InputError, lambda path: cluster_sizes(str(path), [ChainSource("1abc_A")])),
 }
 
@@ -90,6 +92,7 @@ def test_what_is_damaged_is_one_typed_error(
     error, read = READERS.get(kind, (InputError, read_folder))
     with pytest.raises(error, match=says):
         read(tmp_path / name if kind in READERS else tmp_path)
+    assert not list(tmp_path.glob("*.out")), "nothing is begun"
 
 
 CAP = 256 << 20

@@ -125,18 +125,6 @@ def test_joined_shards_do_not_depend_on_where_their_chains_lay(tmp_path):
     assert list(groups_of([3, 3, 9, 1], 5)) == [[0, 1], [2], [3]]
 
 
-def test_history_is_kept_unless_it_is_given_up(tmp_path):
-    uri = str(tmp_path)
-    first = make(uri, range(3))
-    remove_chains(uri, ["chain0_A"])
-    age(tmp_path, 8 * 24 * 3600)
-    assert gc(uri).removed == ()
-    gc(uri, dry_run=False, keep_history=False)
-    assert not (tmp_path / "snapshots" / first.digest).exists()
-    dataset = Dataset.open(uri)
-    assert dataset.verify(deep=True) == [] and len(dataset.snapshots()) == 1
-
-
 def test_the_same_chains_once_more_are_the_snapshot_that_is_there(tmp_path: Path) -> None:
     uri, found = str(tmp_path / "data"), []
     for expect, config in ((None, {"a": 1}), (0, {"a": 1}), (0, {"a": 2})):

@@ -179,8 +179,10 @@ def test_a_dataset_lives_the_same_life_wherever_it_lies(uri, tmp_path):
         tag(uri, "before", first.digest)
     copied = copy_dataset(uri, tmp_path / "copy")
     assert copied.digest == dataset.digest
+    assert gc(uri, dry_run=False, grace=-1.0).removed == (), "history is kept unless it is given up"
     gc(uri, dry_run=False, grace=-1.0, keep_history=False)
     assert len(Dataset.open(uri).snapshots()) == 2  # main and the tag
+    assert len({item.key.split("/")[1] for item in open_storage(uri).files("snapshots/")}) == 2
     for snapshot in ("main", "before"):
         assert Dataset.open(uri, snapshot).verify(deep=True) == []
 

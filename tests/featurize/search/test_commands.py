@@ -107,25 +107,6 @@ def test_two_databases_of_one_name_are_refused_before_anything_is_searched(
     assert first == second
 
 
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        (f">a\n{QUERY}\n>a\n{QUERY[:30]}\n", "a: "),
-        ("", "there is no sequence in it"),
-        (QUERY, "before the first '>'"),
-    ],
-)
-def test_sequences_that_cannot_be_told_apart_or_are_none_are_refused(
-    tmp_path: Path, text: str, says: str
-) -> None:
-    query = tmp_path / "query.fasta"
-    query.write_text(text)
-    with pytest.raises(InputError, match=r"query\.fasta") as caught:
-        search_fasta(str(query), str(tmp_path / "out"), [str(query)])
-    assert says in str(caught.value)
-    assert not (tmp_path / "out").exists()
-
-
 SEQUENCES = [family(4, 2)[0][n:] for n in range(10)]
 
 
