@@ -56,15 +56,15 @@ def test_training_needs_the_base_install_and_torch_and_every_name_is_there_under
 # Lines of Python a room may have. Raising one needs a reason in the commit: something new needs
 # something out, or lives in experiments/.
 BUDGET = {
-    "src": 4_441,
+    "src": 4_439,
     "featurize": 19_985,
     "store": 7_290,
     "loader": 12_107,
     "service": 8_275,
-    "trainer": 12_060,
+    "trainer": 11_998,
     "kernels": 16_341,
     "synth": 1_859,
-    "tests": 39_835,
+    "tests": 39_834,
     "benchmarks": 9_933,
 }
 

@@ -14,8 +14,7 @@ from evofeed.protein.chain_record import ChainRecord
 from evofeed.protein.residues import ATOM_ORDER
 from evofeed.protein.structure_text import Structure
 from evofeed.trainer.losses.chain_labels import flat_batch, with_assigned_truth
-from evofeed.trainer.losses.dockq import dockq
-from evofeed.trainer.losses.metrics import structure_metrics
+from evofeed.trainer.losses.metrics import dockq, structure_metrics
 from evofeed.trainer.predict.prediction import Prediction, named, residues_of
 
 

@@ -18,8 +18,7 @@ from evofeed.protein.chain_record import ChainRecord
 from evofeed.protein.residues import ATOM_ORDER
 from evofeed.protein.structure_text import Structure, ca_of_mmcif
 from evofeed.trainer.predict.compare import known_atoms
-from evofeed.trainer.predict.files import MAX_PAE
-from evofeed.trainer.predict.many import Task, ranked
+from evofeed.trainer.predict.many import MAX_PAE, SCORES, Task, ranked
 from evofeed.viz import (
     COLOURS,
     FARTHEST,
@@ -35,8 +34,6 @@ from evofeed.viz import (
     structure_html,
     table_html,
 )
-
-_SCORES = ("ranking_confidence", "mean_plddt", "ptm", "iptm")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,7 +138,7 @@ def _distances(ca: np.ndarray) -> np.ndarray:
 def _table(every: Sequence[_Shown]) -> str:
     compared = [each.scores.get("known_structure", {}) for each in every]
     known = list(dict.fromkeys(key for found in compared for key in found))
-    names = [key for key in _SCORES if any(key in each.scores for each in every)]
+    names = [key for key in SCORES if any(key in each.scores for each in every)]
     rows, said = [], []
     for each, found in zip(every, compared, strict=True):
         numbers = [*(each.scores.get(key) for key in names), *(found.get(key) for key in known)]

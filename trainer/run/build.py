@@ -117,14 +117,14 @@ def build_validation(
     picture: Path | None = None,
 ) -> Callable[[], dict[str, float]] | None:
     """A function that measures the model on held-out chains; without any, on fixed batches."""
-    from evofeed.trainer.run.validation import Validator, held_out
+    from evofeed.trainer.run.validation import held_out, validator
 
     if validation is not None:
         samples = _samples_of(validation, parts_of(config).loader)
         chains = held_out(config, samples, world)
-        return Validator(config, model, chains, world, picture)
+        return validator(config, model, chains, world, picture)
     if isinstance(loader, FixedBatches):
-        return Validator(config, model, loader.batches, world, picture)
+        return validator(config, model, loader.batches, world, picture)
     return None
 
 

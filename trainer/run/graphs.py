@@ -70,8 +70,8 @@ class Replay:
         per_recycle: frozenset[str] = frozenset(),
         backward: Backward = torch.autograd.backward,
     ) -> None:
-        self._forward, self._pass, self._backward = forward, one_pass, backward
-        self._per_recycle = per_recycle if one_pass else frozenset()
+        self.forward, self.one_pass, self.backward = forward, one_pass, backward
+        self.per_recycle = per_recycle if one_pass else frozenset()
         self._seen: set[tuple[torch.Size, ...]] = set()
         self._recorded: dict[tuple[torch.Size, ...], _Recording] = {}
         self._pool: Any = None
@@ -82,17 +82,17 @@ class Replay:
         """Compile all kernels of a step at once, in threads; leaves gradients that mean nothing."""
         with compiled_ahead(device):
             try:
-                if self._pass:
-                    self._pass(batch, None)
-                loss, _ = self._forward(batch, None)
-                self._backward(loss)
+                if self.one_pass:
+                    self.one_pass(batch, None)
+                loss, _ = self.forward(batch, None)
+                self.backward(loss)
             except RuntimeError as error:  # what was not computed can be refused by what follows
                 _LOG.info("not all kernels were compiled ahead: %s", str(error).splitlines()[0])
 
     def __call__(self, batch: dict[str, Tensor], between: Callable[[], None]) -> Tensor:
         """Add the batch's gradients to `.grad`; `between` is called before the backward pass."""
         kind = tuple(
-            value.shape[1:] if name in self._per_recycle else value.shape
+            value.shape[1:] if name in self.per_recycle else value.shape
             for name, value in batch.items()
         )
         if kind in self._seen and kind not in self._recorded:
@@ -100,9 +100,9 @@ class Replay:
         self._seen.add(kind)
         if kind in self._recorded:
             return self._recorded[kind](batch, between)
-        loss, numbers = self._forward(batch, None)
+        loss, numbers = self.forward(batch, None)
         between()
-        self._backward(loss)
+        self.backward(loss)
         return numbers
 
     def _record(self, kind: tuple[torch.Size, ...], batch: dict[str, Tensor]) -> None:
@@ -110,9 +110,7 @@ class Replay:
             return
         self._pool = self._pool or torch.cuda.graph_pool_handle()
         try:
-            self._recorded[kind] = _Recording(
-                self._forward, self._pass, self._backward, batch, self._per_recycle, self._pool
-            )
+            self._recorded[kind] = _Recording(self, batch, self._pool)
         except RuntimeError as error:  # an operator that waits or allocates, or memory is short
             self.why_not = str(error).splitlines()[0]
             self._recorded.clear()
@@ -120,25 +118,17 @@ class Replay:
 
 
 class _Recording:
-    """Recorded passes over their own copy of a batch of one recycle."""
+    """Recorded passes of a step over their own copy of a batch of one recycle."""
 
-    def __init__(
-        self,
-        forward: Forward,
-        one_pass: Pass | None,
-        backward: Backward,
-        batch: Mapping[str, Tensor],
-        per_recycle: frozenset[str],
-        pool: Any,
-    ) -> None:
-        self._per_recycle = per_recycle
+    def __init__(self, step: Replay, batch: Mapping[str, Tensor], pool: Any) -> None:
+        self._per_recycle = step.per_recycle
         self._batch = {
-            name: (value[:1] if name in per_recycle else value).clone()
+            name: (value[:1] if name in step.per_recycle else value).clone()
             for name, value in batch.items()
         }
         self._state: State = ()
         device = torch.device("cuda", torch.cuda.current_device())
-        if one_pass:
+        if one_pass := step.one_pass:
             # Run once: to see what it gives, and to compile what only passes without gradient use.
             with torch.random.fork_rng([device.index]):
                 self._state = tuple(map(torch.zeros_like, one_pass(self._batch, None)))
@@ -149,11 +139,11 @@ class _Recording:
 
             _, self._replay_pass = record_graph(device, pool, pass_on)
         found, self._replay_forward = record_graph(
-            device, pool, lambda: forward(self._batch, self._state or None)
+            device, pool, lambda: step.forward(self._batch, self._state or None)
         )
         self._numbers: Tensor
         loss, self._numbers = found
-        _, self._replay_backward = record_graph(device, pool, lambda: backward(loss))
+        _, self._replay_backward = record_graph(device, pool, lambda: step.backward(loss))
 
     def __call__(self, batch: dict[str, Tensor], between: Callable[[], None]) -> Tensor:
         constant = self._batch.keys() - self._per_recycle

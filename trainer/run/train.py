@@ -44,6 +44,7 @@ from evofeed.trainer.run.settings import parts_of
 from evofeed.trainer.run.stream import Loader, loader_stats
 
 _LOG = logging.getLogger(__name__)
+_RESULTS = ("seconds", "skipped", "overflows", "stopped_by", "untouched")
 _WARM_UP = 5  # steps before the profiler looks: kernels compiled, buffers grown
 
 
@@ -197,12 +198,8 @@ def _accounted(
             ) from error
     sampler.close()
     facts |= {
-        "seconds": result.seconds,
         "steps": result.step,
-        "skipped": result.skipped,
-        "overflows": result.overflows,
-        "stopped_by": result.stopped_by,
-        "untouched": result.untouched,
+        **{name: getattr(result, name) for name in _RESULTS},
         "operators": sampler.result,
         "loader": loader_stats(loop.loader),
         "parts_by_rank": world.collect(result.parts),

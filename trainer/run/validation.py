@@ -15,70 +15,63 @@ from evofeed.protein.chain_numbers import superposed
 from evofeed.protein.residues import ATOM_ORDER
 from evofeed.trainer.config import TrainConfig
 from evofeed.trainer.losses.chain_labels import flat_batch, with_assigned_truth
-from evofeed.trainer.losses.dockq import dockq
 from evofeed.trainer.losses.lddt import lddt
-from evofeed.trainer.losses.metrics import structure_metrics
+from evofeed.trainer.losses.metrics import dockq, structure_metrics
 from evofeed.trainer.losses.violation import find_structural_violations, violation_metrics
 from evofeed.trainer.run.distributed import World
 from evofeed.trainer.run.precision import autocast
 from evofeed.trainer.run.settings import parts_of
 
 
-class Validator:
-    """Mean of the structure metrics over batches that are the same every time.
+def validator(
+    config: TrainConfig,
+    model: nn.Module,
+    batches: Callable[[], Iterable[dict[str, Tensor]]],
+    world: World,
+    picture: Path | None = None,
+) -> Callable[[], dict[str, float]]:
+    """Gives the mean of the structure metrics, by name, over batches that are the same every time.
 
     The ranks measure their own batches and share the result. The first rank keeps the atoms of
     its first chain, known and as predicted first and last (superposed), for the run report.
 
     The model is measured as it is, in evaluation mode, and `picture` is the file for those atoms.
     """
+    loss = parts_of(config).loss
 
-    def __init__(
-        self,
-        config: TrainConfig,
-        model: nn.Module,
-        batches: Callable[[], Iterable[dict[str, Tensor]]],
-        world: World,
-        picture: Path | None = None,
-    ) -> None:
-        self.model, self.world, self._batches = model, world, batches
-        self._picture = picture if world.is_first else None
-        self._precision = config.precision
-        self._loss = parts_of(config).loss
-
-    @torch.no_grad()
-    def __call__(self) -> dict[str, float]:
-        """The metrics' means, by name."""
-        sums: dict[str, Tensor] = {}
-        count = 0
-        for batch in map(flat_batch, self._batches()):
-            for name, value in self._measure(batch, first=count == 0).items():
-                sums[name] = sums.get(name, torch.zeros_like(value)) + value
-            count += 1
-        names = sorted(sums)
-        means = torch.stack([sums[name] for name in names]).double() / count
-        self.world.mean(means)
-        return dict(zip(names, means.tolist(), strict=True))
-
-    def _measure(self, batch: dict[str, Tensor], first: bool) -> dict[str, Tensor]:
-        device = self.world.device.type
-        with autocast(self._precision, device):
-            outputs = self.model(batch)
+    def measure(batch: dict[str, Tensor], first: bool) -> dict[str, Tensor]:
+        with autocast(config.precision, world.device.type):
+            outputs = model(batch)
         batch = with_assigned_truth(outputs, batch)
         atoms = (
             outputs["final_atom_positions"], batch["all_atom_positions"], batch["all_atom_mask"],
         )  # fmt: skip
-        if first and self._picture and atoms[0][0].isfinite().all():
-            save_structure(outputs, batch, self._picture)
+        if first and picture and world.is_first and atoms[0][0].isfinite().all():
+            save_structure(outputs, batch, picture)
         metrics = structure_metrics(*atoms)
         atom14 = outputs["sm"]["positions"][-1].float()
-        violations = find_structural_violations(batch, atom14, self._loss)
+        violations = find_structural_violations(batch, atom14, loss)
         finite = atom14.flatten(1).isfinite().all(1)  # of nan every comparison is false
         for name, value in violation_metrics(batch, atom14, violations).items():
             metrics[name] = value.where(finite, torch.nan)
         if "asym_id" in batch:
             metrics |= complex_metrics(outputs, batch)
         return {name: value.float().mean() for name, value in metrics.items()}
+
+    @torch.no_grad()
+    def validate() -> dict[str, float]:
+        sums: dict[str, Tensor] = {}
+        count = 0
+        for batch in map(flat_batch, batches()):
+            for name, value in measure(batch, first=count == 0).items():
+                sums[name] = sums.get(name, torch.zeros_like(value)) + value
+            count += 1
+        names = sorted(sums)
+        means = torch.stack([sums[name] for name in names]).double() / count
+        world.mean(means)
+        return dict(zip(names, means.tolist(), strict=True))
+
+    return validate
 
 
 def complex_metrics(outputs: Mapping[str, Any], batch: dict[str, Tensor]) -> dict[str, Tensor]:

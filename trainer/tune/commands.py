@@ -47,8 +47,7 @@ def tune(
     from evofeed.trainer.run.build import build_loader
     from evofeed.trainer.run.distributed import World
     from evofeed.trainer.run.settings import load_config
-    from evofeed.trainer.tune import trial
-    from evofeed.trainer.tune.search import alternatives, applied, search
+    from evofeed.trainer.tune.search import alternatives, applied, launch, search
 
     if "RANK" in os.environ:
         raise typer.BadParameter("not under torchrun: it starts the ranks itself")
@@ -66,7 +65,7 @@ def tune(
     getattr(loader, "close", lambda: None)()
 
     def measure(settings: Settings) -> Trial:
-        made = trial.launch(run, settings, dataset, ranks=ranks, device=place, limit=limit)
+        made = launch(run, settings, dataset, ranks=ranks, device=place, limit=limit)
         named = ", ".join(f"{name} {getattr(settings, name)}" for name in values)
         said = f"not timed: {named}: {made.error}"
         if made.seconds:

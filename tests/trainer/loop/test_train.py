@@ -32,7 +32,7 @@ from evofeed.trainer.run.flat import FlatOptimizer
 from evofeed.trainer.run.gradients import find_untouched
 from evofeed.trainer.run.result import TrainResult
 from evofeed.trainer.run.train import train
-from evofeed.trainer.run.validation import Validator, held_out
+from evofeed.trainer.run.validation import held_out, validator
 
 SMALL = {"evoformer": {"no_blocks": 1}, "structure_module": {"no_blocks": 1}}
 CROP = {"crop_size": 16, "max_msa_clusters": 4, "max_extra_msa": 6, "max_templates": 1}
@@ -175,8 +175,8 @@ def test_validation_measures_the_same_chains_every_time(tiny_dataset: str, tmp_p
     assert 0 < first["lddt_ca"] < 1
     untrained = build_model(settings, torch.device("cpu"))[0].eval()
     chains = held_out(settings, Dataset.open(tiny_dataset), World())
-    validator = Validator(settings, untrained, chains, World())
-    assert validator() == validator()
+    validate = validator(settings, untrained, chains, World())
+    assert validate() == validate()
     assert first != second
 
 
@@ -185,7 +185,7 @@ def test_a_model_that_gives_nan_is_validated_as_that(tiny_dataset: str, tmp_path
     model = build_model(settings, torch.device("cpu"))[0].eval()
     next(model.parameters()).data.fill_(torch.nan)
     chains = held_out(settings, Dataset.open(tiny_dataset), World())
-    metrics = Validator(settings, model, chains, World(), tmp_path / "structure.npz")()
+    metrics = validator(settings, model, chains, World(), tmp_path / "structure.npz")()
     assert metrics and all(np.isnan(value) for value in metrics.values())
     assert not list(tmp_path.iterdir())  # no structure to show
 

@@ -17,8 +17,8 @@ from evofeed.protein.features import SUPERVISED
 from evofeed.protein.structure_text import chain_name
 from evofeed.trainer import AlphaFold, AlphaFoldLoss, tiny_multimer
 from evofeed.trainer.losses.chain_labels import GROUND_TRUTH, flat_batch, with_assigned_truth
-from evofeed.trainer.losses.dockq import dockq
 from evofeed.trainer.losses.lddt import lddt
+from evofeed.trainer.losses.metrics import dockq
 from evofeed.trainer.predict.prediction import predict_structure
 
 SIZES: dict[str, Any] = {"num_res": 24, "num_seq": 5, "num_extra_seq": 6, "num_templates": 2}

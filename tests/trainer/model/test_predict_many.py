@@ -29,8 +29,7 @@ from evofeed.trainer import AlphaFold, initial_training, tiny, tiny_multimer
 from evofeed.trainer.config import TrainConfig
 from evofeed.trainer.formats.openfold_checkpoint import save_openfold_checkpoint
 from evofeed.trainer.predict.compare import compared
-from evofeed.trainer.predict.files import write_prediction
-from evofeed.trainer.predict.many import tasks
+from evofeed.trainer.predict.many import tasks, write_prediction
 from evofeed.trainer.predict.prediction import Prediction, predict_structure, prediction_batch
 from evofeed.trainer.predict.relax import relaxed
 from evofeed.trainer.predict.weights import kind_of, load_model

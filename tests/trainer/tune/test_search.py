@@ -17,7 +17,8 @@ from evofeed.trainer.config import TrainConfig
 from evofeed.trainer.presets import tiny
 from evofeed.trainer.run.distributed import GONE
 from evofeed.trainer.run.settings import load_config
-from evofeed.trainer.tune import commands, trial
+from evofeed.trainer.tune import commands
+from evofeed.trainer.tune import search as tuning
 from evofeed.trainer.tune.search import Settings, Trial, alternatives, applied, ratio, search
 
 RUN = tiny().train.replace(accumulate=4)
@@ -97,7 +98,7 @@ def test_what_a_rank_died_of_is_said_and_not_that_the_others_miss_it(tmp_path: P
             log = tmp_path / "ranks" / str(rank) / "stderr.log"
             log.parent.mkdir(exist_ok=True, parents=True)
             log.write_text(f"a warning\n{text}\n")
-        assert trial.cause_in(tmp_path) == cause
+        assert tuning.cause_in(tmp_path) == cause
 
 
 @pytest.mark.slow
@@ -106,11 +107,11 @@ def test_two_ranks_that_share_their_samples_are_timed(
 ) -> None:
     """By torchrun, over gloo."""
     for name in ("WARM_UP", "STEPS"):
-        monkeypatch.setattr(trial, name, 1)
+        monkeypatch.setattr(tuning, name, 1)
     small = {"evoformer": {"no_blocks": 1}, "structure_module": {"no_blocks": 1}}
     run = tiny().train.replace(axial=2, model=small, loader={"crop_size": 9})
     asked: dict[str, Any] = {"ranks": 2, "device": "cpu", "limit": 600.0}
-    found = trial.launch(run, Settings.of(run), [tiny_dataset], **asked)
+    found = tuning.launch(run, Settings.of(run), [tiny_dataset], **asked)
     assert not found.error and len(found.seconds) == 1
     assert found.peak_memory > 2**20 and 0 <= found.wait_share < 1
 
@@ -119,13 +120,12 @@ def test_two_ranks_that_share_their_samples_are_timed(
 def test_a_trial_that_fails_or_hangs_says_why(tiny_dataset: str) -> None:
     run = tiny().train
     few: dict[str, Any] = {"ranks": 1, "device": "cpu"}
-    failed = trial.launch(run, Settings.of(run), [f"{tiny_dataset}-not"], limit=600.0, **few)
+    failed = tuning.launch(run, Settings.of(run), [f"{tiny_dataset}-not"], limit=600.0, **few)
     assert failed.seconds == () and f"{tiny_dataset}-not" in failed.error
-    hung = trial.launch(run, Settings.of(run), [tiny_dataset], limit=0.01, **few)
+    hung = tuning.launch(run, Settings.of(run), [tiny_dataset], limit=0.01, **few)
     assert hung.error == "no end within 0 s"
-    odd = trial.launch(
-        run, Settings.of(RUN)._replace(batch_size=8), [tiny_dataset], limit=1.0, **few
-    )
+    eight = Settings.of(RUN)._replace(batch_size=8)
+    odd = tuning.launch(run, eight, [tiny_dataset], limit=1.0, **few)
     assert odd.error == "samples a step: 1, which passes of 8 do not divide"
 
 
@@ -140,7 +140,7 @@ def test_the_command_says_every_trial_and_writes_what_train_reads(
             return Trial(error="too many")
         return Trial(seconds=(0.4 / settings.batch_size,) * 8)
 
-    monkeypatch.setattr(trial, "launch", stand_in)
+    monkeypatch.setattr(tuning, "launch", stand_in)
     words = ["--dataset", tiny_dataset, "--out", str(target), "--device", "cpu"]
     found = json.loads(command(commands.tune, str(source), *words, "--json").stdout)
     assert found["chosen"]["batch_size"] == 4 and found["ratio_to_default"] == 0.25
@@ -157,7 +157,7 @@ def test_the_command_says_every_trial_and_writes_what_train_reads(
 def test_a_dataset_that_is_not_there_is_said_before_any_trial(
     tiny_dataset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trial, "launch", lambda *_, **__: pytest.fail("a trial began"))
+    monkeypatch.setattr(tuning, "launch", lambda *_, **__: pytest.fail("a trial began"))
     words = ["--dataset", f"{tiny_dataset}-not", "--device", "cpu"]
     with pytest.raises(EvofeedError, match="-not"):
         command(commands.tune, "tiny", *words, "--out", str(tmp_path / "to.yaml"), catch=False)
