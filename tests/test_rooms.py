@@ -56,10 +56,10 @@ def test_training_needs_the_base_install_and_torch_and_every_name_is_there_under
 # Lines of Python a room may have. Raising one needs a reason in the commit: something new needs
 # something out, or lives in experiments/.
 BUDGET = {
-    "src": 4_439,
-    "featurize": 19_985,
+    "src": 4_434,
+    "featurize": 19_780,
     "store": 7_290,
-    "loader": 12_107,
+    "loader": 12_084,
     "service": 8_275,
     "trainer": 11_998,
     "kernels": 16_341,

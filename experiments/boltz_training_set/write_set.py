@@ -26,8 +26,8 @@ from evofeed.loader.views.columns import (
     standing_atoms,
 )
 from evofeed.protein.alignment import Alignment
-from evofeed.protein.datapoints import LIGAND, alignment_names
-from evofeed.protein.entry_record import EntryRecord
+from evofeed.protein.datapoints import alignment_names
+from evofeed.protein.entry_record import LIGAND, EntryRecord
 from evofeed.protein.molecules import Molecule, element_numbers, molecule
 from evofeed.protein.ruleset_section import RulesetSection, copies_of, placed
 from evofeed.store import Dataset

@@ -31,8 +31,8 @@ from evofeed.featurize.export.rows import Rows, rows_of_alignment
 from evofeed.loader.views.config import MAIN_SOURCES, OpenFold3Config
 from evofeed.protein.alignment import Templates
 from evofeed.protein.components import Component
-from evofeed.protein.datapoints import LIGAND, RESTYPES, RNA, alignment_name, molecule_names
-from evofeed.protein.entry_record import HYDROGENS, Entity, EntryRecord
+from evofeed.protein.datapoints import RESTYPES, alignment_name, molecule_names
+from evofeed.protein.entry_record import HYDROGENS, LIGAND, RNA, Entity, EntryRecord
 from evofeed.protein.molecules import Molecule, molecule, numbered
 from evofeed.protein.residues import GAP
 from evofeed.protein.ruleset_section import RulesetSection, placed

@@ -14,8 +14,7 @@ import numpy as np
 
 from evofeed.base.errors import InputError
 from evofeed.protein.components import Component
-from evofeed.protein.datapoints import LIGAND
-from evofeed.protein.entry_record import EntryRecord
+from evofeed.protein.entry_record import LIGAND, EntryRecord
 from evofeed.protein.molecules import Molecule, element_numbers
 from evofeed.protein.ruleset_section import RulesetSection
 

@@ -14,12 +14,17 @@ import numpy as np
 
 from evofeed.featurize.entries.prepare import PreparedEntry
 from evofeed.protein.datapoints import RESTYPES
-from evofeed.protein.entry_record import ALTLOC_NONE, Entity, EntryRecord, offsets, run_starts
+from evofeed.protein.entry_record import (
+    ALTLOC_NONE,
+    POLYMERS,
+    Entity,
+    EntryRecord,
+    offsets,
+    run_starts,
+)
 from evofeed.protein.molecules import Molecule
 from evofeed.protein.ruleset_section import RulesetSection
 
-_POLYMERS: Final = ("polypeptide(L)", "polydeoxyribonucleotide", "polyribonucleotide", "")
-"""`_entity_poly.type` by `RulesetSection.chain_type`."""
 ONE_LETTER: Final = dict(zip(RESTYPES, "ARNDCQEGHILKMFPSTWYVXAGCUNAGCTN", strict=True))
 
 
@@ -152,7 +157,7 @@ def target_of(
     entities, clusters = [], {}
     for number, row in zip(numbers.tolist(), first.tolist(), strict=True):
         low, high = section.chain_residue[row : row + 2]
-        kind = _POLYMERS[int(section.chain_type[row])]
+        kind = [*POLYMERS, ""][int(section.chain_type[row])]
         polymer = kind if polymers is None else polymers.get(number, "")
         monomers = tuple(section.residue_name[low:high].tolist()) if polymer else ()
         name = str(number) if names is None else names[number]

@@ -7,25 +7,16 @@ the structure. Plain numpy columns, whole entry, never changed after they were m
 
 from __future__ import annotations
 
-import enum
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
 from evofeed.base.shapes import Bool, Float, Int, Integer, Shaped
+from evofeed.protein.entry_record import ChainType as ChainType
 
 NAME_CHARS: Final = 4
 """Characters of an atom's name that a model is fed."""
-
-
-class ChainType(enum.IntEnum):
-    """What a chain is. Projects number them otherwise; a view translates."""
-
-    PROTEIN = 0
-    DNA = 1
-    RNA = 2
-    LIGAND = 3
 
 
 IS_KIND: Final = {f"is_{kind.name.lower()}": kind for kind in ChainType}

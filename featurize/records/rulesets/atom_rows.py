@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from evofeed.base.shapes import Bool, Float, Integer, Shaped
-from evofeed.protein.components import Component, ComponentTable
-from evofeed.protein.entry_record import ALTLOC_NONE, Dropped, EntryRecord, offsets, run_starts
+from evofeed.protein.components import Component
+from evofeed.protein.entry_record import ALTLOC_NONE, EntryRecord, offsets, run_starts
 from evofeed.protein.ruleset_section import EntryRefused, placed
-
-SINGLE, COORDINATION = 1, 8
-COVALENT_LINKS = dict.fromkeys(
-    "covale covale_base covale_phosphate covale_sugar disulf modres modres_link".split(), SINGLE
-)
-"""Type of the bond by `Link.kind`."""
-_AROMATIC = {1: 5, 2: 6, 3: 7, 5: 9}
-_PEPTIDE_LINKS = ("PEPTIDE LINKING", "L-PEPTIDE LINKING", "D-PEPTIDE LINKING")
-_NUCLEIC_LINKS = ("RNA LINKING", "DNA LINKING")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -83,26 +75,6 @@ class AtomRows:
             bonds=np.zeros((0, 3), np.int64),
         )
 
-    def unseen(
-        self,
-        like: Integer[np.ndarray, " n"],
-        name: Shaped[np.ndarray, " n"],
-        element: Shaped[np.ndarray, " n"],
-        charge: Integer[np.ndarray, " n"],
-    ) -> AtomRows:
-        """Atoms that nobody saw, each of the residue of the atom that it is `like`."""
-        columns = "asym copy operator chain entity kind res_id insertion res_name hetero".split()
-        return AtomRows(
-            **{column: getattr(self, column)[like] for column in columns},
-            row=np.full(len(like), -1),
-            name=name.astype("U8"),
-            element=element.astype("U4"),
-            charge=charge.astype(np.int64),
-            occupancy=np.zeros(len(like)),
-            position=np.full((len(like), 3), np.nan, np.float32),
-            bonds=np.zeros((0, 3), np.int64),
-        )
-
     def __len__(self) -> int:
         return len(self.row)
 
@@ -110,16 +82,19 @@ class AtomRows:
         """These atoms, in this order (a mask or distinct row numbers), and the bonds among them."""
         if rows.dtype == bool:
             rows = np.flatnonzero(rows)
-        moved = np.full(len(self) + 1, -1, np.int64)
-        moved[rows] = np.arange(len(rows))
+        columns = {name: getattr(self, name)[rows] for name in _COLUMNS}
+        return AtomRows(**columns, bonds=self._bonds_among(rows, np.arange(len(rows))))
+
+    def _bonds_among(
+        self, rows: Integer[np.ndarray, " n"], places: Integer[np.ndarray, " n"]
+    ) -> Integer[np.ndarray, "b 3"]:
+        """The bonds among these atoms, which are at other places now."""
+        moved = np.full(len(self), -1, np.int64)
+        moved[rows] = places
         bonds = self.bonds.copy()
         bonds[:, :2] = moved[bonds[:, :2]]
-        changes = {
-            field.name: getattr(self, field.name)[rows]
-            for field in dataclasses.fields(self)
-            if field.name != "bonds"
-        }
-        return AtomRows(**changes, bonds=bonds[(bonds[:, :2] >= 0).all(axis=1)])
+        among: np.ndarray = bonds[(bonds[:, :2] >= 0).all(axis=1)]
+        return among
 
     def chain_starts(self) -> Integer[np.ndarray, " c"]:
         """Where a chain begins: another chain or copy, or a residue number that falls."""
@@ -170,6 +145,99 @@ class AtomRows:
         return spread(self.residue_starts(), len(self))
 
 
+_COLUMNS: Final = [field.name for field in dataclasses.fields(AtomRows) if field.name != "bonds"]
+_OF_RESIDUE: Final = "asym copy operator chain entity kind res_id insertion hetero".split()
+
+
+class Part(NamedTuple):
+    """A residue that is laid out: its atoms in their order, n of them."""
+
+    like: int
+    """Atom of its chain; of itself where it was seen."""
+    component: Component | None
+    """None for a residue that stays as it is."""
+    rows: Integer[np.ndarray, " n"]
+    """Atoms of the component; not read of one that stays as it is."""
+    seen: Integer[np.ndarray, " n"]
+    """Atom that each of them is; -1 for one that nobody saw."""
+    number: int = 0
+    """Of a residue that nobody saw, from 1."""
+    hetero: bool = False
+    """Likewise."""
+
+
+def laid_out(atoms: AtomRows, parts: Sequence[Part], *, as_seen: bool = False) -> AtomRows:
+    """These residues one after the other, with the bonds among the atoms that were seen.
+
+    Atoms that were seen keep their places; names, elements and charges are the component's, but
+    for `as_seen`.
+    """
+    counts = [len(part.seen) for part in parts]
+    like = np.repeat([part.like for part in parts], counts)
+    seen = np.concatenate([part.seen for part in parts])
+    number = np.repeat([part.number for part in parts], counts)
+
+    def of_parts(column: str) -> np.ndarray:
+        return np.concatenate(
+            [
+                getattr(part.component, column)[part.rows]
+                if part.component
+                else getattr(atoms, column)[part.seen]
+                for part in parts
+            ]
+        )
+
+    codes = [part.component.code if part.component else atoms.res_name[part.like] for part in parts]
+    made = AtomRows(
+        **{column: getattr(atoms, column)[like] for column in _OF_RESIDUE},
+        row=np.full(len(like), -1),
+        res_name=np.repeat(np.array(codes, "U8"), counts),
+        name=of_parts("name").astype("U8"),
+        element=of_parts("element").astype("U4"),
+        charge=of_parts("charge").astype(np.int64),
+        occupancy=np.zeros(len(like)),
+        position=np.full((len(like), 3), np.nan, np.float32),
+        bonds=np.zeros((0, 3), np.int64),
+    )
+    new = number > 0
+    made.res_id[new], made.insertion[new] = number[new], ""
+    made.hetero[new] = np.repeat([part.hetero for part in parts], counts)[new]
+    there = np.flatnonzero(seen >= 0)
+    for column in _COLUMNS if as_seen else ("row", "occupancy", "position"):
+        getattr(made, column)[there] = getattr(atoms, column)[seen[there]]
+    made.bonds = atoms._bonds_among(seen[there], there)
+    return made
+
+
+def residues_and_gaps(
+    atoms: AtomRows, length: Callable[[int], int]
+) -> Iterator[tuple[int, int, int]]:
+    """First atom of every residue, the one behind its last, and its number, chain by chain.
+
+    Between them stand residues of the sequence that nobody saw, without an atom: twice the first
+    one of the chain. `length` says how long the sequence of an atom's chain is, 0 for none.
+    """
+    residues = atoms.residue_starts()
+    for low, high in runs(atoms.chain_starts(), len(atoms)):
+        most, before = length(low), 0
+        inside = residues[slice(*np.searchsorted(residues, [low, high]))]
+        for first, stop in runs(inside, high):
+            number = int(atoms.res_id[first])
+            if most:
+                yield from ((low, low, gap) for gap in range(before + 1, min(number, most + 1)))
+            yield first, stop, number
+            before = number
+        if most:
+            yield from ((low, low, gap) for gap in range(before + 1, most + 1))
+
+
+def by_author(atoms: AtomRows, record: EntryRecord) -> AtomRows:
+    """Atoms that were seen, by the author's chains and numbers of residues."""
+    _, author = np.unique(np.array(record.chain_author), return_inverse=True)
+    number = record.residue_author[record.atom_residue()[atoms.row]].astype(np.int64)
+    return dataclasses.replace(atoms, chain=author[atoms.asym], res_id=number)
+
+
 def to_methionine(atoms: AtomRows) -> None:
     """Make selenomethionines methionines, in place."""
     held = atoms.res_name == "MSE"
@@ -177,6 +245,26 @@ def to_methionine(atoms: AtomRows) -> None:
     atoms.name[selenium], atoms.element[selenium] = "SD", "S"
     atoms.res_name[held] = "MET"
     atoms.hetero[held] = False
+
+
+def exchanged_arginines(atoms: AtomRows) -> tuple[np.ndarray, np.ndarray]:
+    """NH1 and NH2 of the arginines whose NH2 is the one nearer to CD."""
+    number = atoms.residue_number()
+    rows = [
+        first_of((atoms.res_name == "ARG") & (atoms.name == name), number, len(atoms))
+        for name in ("NH1", "NH2", "CD")
+    ]
+    one, two, base = np.stack(rows)[:, (np.stack(rows) >= 0).all(axis=0)]
+    near = np.linalg.norm(atoms.position[two] - atoms.position[base], axis=1)
+    swapped = near < np.linalg.norm(atoms.position[one] - atoms.position[base], axis=1)
+    return one[swapped], two[swapped]
+
+
+def exchange_arginines(atoms: AtomRows) -> None:
+    """Let NH1 and NH2 of these arginines change places, in place."""
+    one, two = exchanged_arginines(atoms)
+    swapped, back = np.append(one, two), np.append(two, one)
+    atoms.row[swapped], atoms.position[swapped] = atoms.row[back], atoms.position[back]
 
 
 def runs(starts: Integer[np.ndarray, " s"], size: int) -> Iterator[tuple[int, int]]:
@@ -189,145 +277,23 @@ def spread(starts: Integer[np.ndarray, " s"], size: int) -> Integer[np.ndarray, 
     return np.repeat(np.arange(len(starts)), np.diff(np.append(starts, size)))
 
 
-def merged_bonds(*tables: Integer[np.ndarray, "_ 3"]) -> Integer[np.ndarray, "B 3"]:
-    """Bonds of all tables, each pair once, lower atom first; a later table decides its type."""
-    table = np.concatenate([table.reshape(-1, 3) for table in tables])[::-1].astype(np.int64)
-    table[:, :2] = np.sort(table[:, :2], axis=1)
-    _pairs, first = np.unique(table[:, :2], axis=0, return_index=True)
-    return table[first]
-
-
-def residue_bonds(
-    atoms: AtomRows, components: ComponentTable, starts: Integer[np.ndarray, " r"]
-) -> Integer[np.ndarray, "B 3"]:
-    """Bonds inside residues, as the dictionary of components has them."""
-    names = atoms.res_name[starts]
-    stops = np.append(starts[1:], len(atoms))
-    parts = [np.zeros((0, 3), np.int64)]
-    for code in np.unique(names).tolist():
-        component = components.get(code)
-        if component is None or not len(component.bond):
-            continue
-        held = np.flatnonzero(names == code)
-        row = np.concatenate([np.arange(starts[r], stops[r]) for r in held])
-        which = np.repeat(np.arange(len(held)), (stops - starts)[held])
-        lookup = component_rows(component.name, atoms.name[row])
-        table = np.full((len(held), len(component.name)), -1, np.int64)
-        table[which[lookup >= 0], lookup[lookup >= 0]] = row[lookup >= 0]
-        pairs = table[:, component.bond].reshape(-1, 2)
-        types = np.tile(bond_types(component.bond_order, component.bond_aromatic), len(held))
-        there = (pairs >= 0).all(axis=1)
-        parts.append(np.column_stack([pairs[there], types[there]]))
-    return np.concatenate(parts)
-
-
-def chain_bonds(
-    atoms: AtomRows,
-    components: ComponentTable,
-    starts: Integer[np.ndarray, " r"],
-    *,
-    chain: Shaped[np.ndarray, " A"] | None = None,
-    res_id: Integer[np.ndarray, " A"] | None = None,
-    exact_case: bool = False,
-    kind_of: Callable[[Component], int] | None = None,
-) -> Integer[np.ndarray, "B 3"]:
-    """Bonds between residues that follow each other: C to N, O3' to P.
-
-    Args:
-        chain: names of chains in place of `atoms.chain`.
-        res_id: numbers in place of `atoms.res_id`; a step of more than 1 is a gap.
-        exact_case: link only types that are written in upper case.
-        kind_of: 1 for what links as a protein, 2 for nucleic acids, 0 for what does not; None asks
-            for the types that biotite links.
-    """
-    chain = atoms.chain if chain is None else chain
-    res_id = atoms.res_id if res_id is None else res_id
-    if len(starts) < 2:
-        return np.zeros((0, 3), np.int64)
-    kinds = {}
-    for code in np.unique(atoms.res_name[starts]).tolist():
-        component = components.get(code)
-        if kind_of is not None:
-            kinds[code] = kind_of(component) if component else 0
-            continue
-        text = component.type if component else ""
-        text = text if exact_case else text.upper()
-        kinds[code] = 1 if text in _PEPTIDE_LINKS else 2 if text in _NUCLEIC_LINKS else 0
-    kind = np.array([kinds[code] for code in atoms.res_name[starts].tolist()])
-    one, two = starts[:-1], starts[1:]
-    linked = (
-        (chain[one] == chain[two])
-        & (res_id[two] - res_id[one] <= 1)
-        & (kind[:-1] == kind[1:])
-        & (kind[1:] > 0)
-    )
-    number = spread(starts, len(atoms))
-    parts = []
-    for code, (tail, head) in {1: ("C", "N"), 2: ("O3'", "P")}.items():
-        ends = _first_of(atoms.name == tail, number, len(starts))
-        heads = _first_of(atoms.name == head, number, len(starts))
-        pair = np.column_stack([ends[:-1], heads[1:]])[linked & (kind[1:] == code)]
-        pair = pair[(pair >= 0).all(axis=1)]
-        parts.append(np.column_stack([pair, np.full(len(pair), SINGLE)]))
-    return np.concatenate(parts)
-
-
-def component_rows(
-    names: Shaped[np.ndarray, " a"], wanted: Shaped[np.ndarray, " n"]
-) -> Integer[np.ndarray, " n"]:
-    """Row of every wanted name among a component's; -1 if it has none of that name."""
-    rows = {name: row for row, name in enumerate(names.tolist())}
-    return np.array([rows.get(name, -1) for name in wanted.tolist()], np.int64)
-
-
-def bond_types(
-    order: Integer[np.ndarray, " b"], aromatic: Bool[np.ndarray, " b"]
-) -> Integer[np.ndarray, " b"]:
-    """Biotite's numbers: 1 to 4 by order, 5 to 7 and 9 aromatic, 0 any other."""
-    plain = np.where(order <= 4, order, 0)
-    ring = np.array([_AROMATIC.get(value, 0) for value in order.tolist()], np.int64)
-    return np.where(aromatic, ring, plain).astype(np.int64)
-
-
-def _first_of(
+def first_of(
     mask: Bool[np.ndarray, " A"], number: Integer[np.ndarray, " A"], count: int
 ) -> Integer[np.ndarray, " count"]:
+    """First row of the mask of every number; -1 for none."""
     found = np.full(count, -1, np.int64)
     rows = np.flatnonzero(mask)[::-1]
     found[number[rows]] = rows
     return found
 
 
-def connected(size: int, bonds: Integer[np.ndarray, "B w"]) -> Integer[np.ndarray, " size"]:
-    """Lowest atom that every atom is joined to by bonds."""
-    label = np.arange(size)
-    one, two = bonds[:, 0], bonds[:, 1]
-    while True:
-        low = np.minimum(label[one], label[two])
-        before = label.copy()
-        np.minimum.at(label, label[one], low)
-        np.minimum.at(label, label[two], low)
-        np.minimum.at(label, one, low)
-        np.minimum.at(label, two, low)
-        label = label[label]
-        if np.array_equal(label, before):
-            return label
-
-
 def joined_rows(pieces: list[AtomRows]) -> AtomRows:
     """Atoms of all pieces one after the other, bonds of each."""
     sizes = offsets(np.array([len(piece) for piece in pieces]))
-    bonds = []
-    for piece, shift in zip(pieces, sizes[:-1].tolist(), strict=True):
-        moved = piece.bonds.copy()
-        moved[:, :2] += shift
-        bonds.append(moved)
-    values: dict[str, np.ndarray] = {
-        field.name: np.concatenate([getattr(piece, field.name) for piece in pieces])
-        for field in dataclasses.fields(AtomRows)
-        if field.name != "bonds"
-    }
-    return AtomRows(**values, bonds=np.concatenate(bonds))
+    shifts = [(size, size, 0) for size in sizes[:-1].tolist()]
+    bonds = [piece.bonds + shift for piece, shift in zip(pieces, shifts, strict=True)]
+    columns = {name: np.concatenate([getattr(one, name) for one in pieces]) for name in _COLUMNS}
+    return AtomRows(**columns, bonds=np.concatenate(bonds))
 
 
 def copied(unit: AtomRows, record: EntryRecord) -> Iterator[tuple[np.ndarray, AtomRows]]:
@@ -343,55 +309,35 @@ def copied(unit: AtomRows, record: EntryRecord) -> Iterator[tuple[np.ndarray, At
         chains = np.flatnonzero(np.isin(labels, one.asyms))
         base = unit.take(np.isin(unit.asym, chains))
         for operator in one.operators:
-            which = np.full(len(base), operator)
-            position = placed(record.atom_position[base.row], which, record.operators, single=True)
-            position[base.row < 0] = np.nan
-            yield chains, dataclasses.replace(base, operator=which, position=position)
+            moved = dataclasses.replace(base, operator=np.full(len(base), operator))
+            place(moved, record, single=True)
+            yield chains, moved
 
 
-def exchanged_arginines(atoms: AtomRows) -> tuple[np.ndarray, np.ndarray]:
-    """NH1 and NH2 of the arginines whose NH2 is the one nearer to CD."""
-    number = atoms.residue_number()
-    rows = [
-        _first_of((atoms.res_name == "ARG") & (atoms.name == name), number, len(atoms))
-        for name in ("NH1", "NH2", "CD")
-    ]
-    one, two, base = np.stack(rows)[:, (np.stack(rows) >= 0).all(axis=0)]
-    near = np.linalg.norm(atoms.position[two] - atoms.position[base], axis=1)
-    swapped = near < np.linalg.norm(atoms.position[one] - atoms.position[base], axis=1)
-    return one[swapped], two[swapped]
+def place(atoms: AtomRows, record: EntryRecord, *, single: bool) -> None:
+    """Move atoms by their operators, in place; see `placed`."""
+    position = record.atom_position[atoms.row]
+    atoms.position = placed(position, atoms.operator, record.operators, single=single)
+    atoms.position[atoms.row < 0] = np.nan
 
 
-def linked_bonds(
-    record: EntryRecord,
-    rows: Integer[np.ndarray, " A"],
-    kinds: Mapping[str, int],
-    dropped: list[Dropped],
-) -> Integer[np.ndarray, "b 3"]:
-    """Links of the file whose ends are among these atoms, within one copy; of other kinds
-    than those with a type of bond none. `dropped` gets the links whose ends are not there.
+def one_location(
+    record: EntryRecord, chosen: Callable[[dict[int, float]], int | None]
+) -> Bool[np.ndarray, " A"]:
+    """Atoms without alternate locations, and of every residue those of the one that is chosen
+    among the sums of occupancy by letter. Monomers of one number are one residue.
     """
-    moved = np.full(record.num_atoms, -1, np.int64)
-    moved[rows] = np.arange(len(rows))
-    bonds = []
-    for link in record.links:
-        kind = kinds.get(link.kind)
-        if kind is None or any(end.symmetry not in ("", "1_555") for end in link.ends):
-            continue
-        atoms = []
-        for end in link.ends:
-            if end.residue < 0:
-                continue
-            low, high = record.residue_atom[end.residue : end.residue + 2]
-            altloc = ord(end.altloc[0]) if end.altloc else ALTLOC_NONE
-            held = (record.atom_name[low:high] == end.atom) & (
-                record.atom_altloc[low:high] == altloc
-            )
-            atoms += moved[low:high][held][:1].tolist()
-        if len(atoms) == 2 and min(atoms) >= 0:
-            bonds.append((*atoms, kind))
-        else:
-            ends = "-".join(f"{end.component}.{end.atom}" for end in link.ends)
-            reason, chain = "an end is not in the structure", link.ends[0].asym
-            dropped.append(Dropped(what="link", chain=chain, component=ends, reason=reason))
-    return np.array(bonds, np.int64).reshape(-1, 3)
+    mask: np.ndarray = record.atom_altloc == ALTLOC_NONE
+    starts = run_starts(record.residue_chain(), record.residue_author, record.residue_insertion)
+    bounds = record.residue_atom[np.append(starts, record.num_residues)]
+    residue = spread(bounds[:-1], record.num_atoms)
+    for row in np.unique(residue[~mask]).tolist():
+        inside = slice(*bounds[row : row + 2])
+        letters, occupancy = record.atom_altloc[inside], record.atom_occupancy[inside]
+        sums = {
+            letter: float(np.sum(occupancy[letters == letter]))
+            for letter in sorted(set(letters.tolist()) - {ALTLOC_NONE})
+        }
+        if (best := chosen(sums)) is not None:
+            mask[inside] |= letters == best
+    return mask

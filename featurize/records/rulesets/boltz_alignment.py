@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-import numpy as np
-
-from evofeed.base.shapes import Integer
 from evofeed.protein.entry_record import EntryRecord
 from evofeed.protein.ruleset_section import EntryRefused
 
@@ -21,7 +18,7 @@ def aligned_residues(
     monomers: Sequence[str],
     polymer: str,
     atoms_of: Callable[[int], Mapping[str, int]],
-) -> Integer[np.ndarray, " n"]:
+) -> list[int]:
     """Residue of the record for every monomer; -1 where the alignment has a gap.
 
     Args:
@@ -34,7 +31,7 @@ def aligned_residues(
     """
     names = record.residue_name[list(rows)].tolist()
     if names == list(monomers):  # without a gap or mismatch there is no better alignment
-        return np.array(rows, np.int64)
+        return list(rows)
     import gemmi
 
     chain: Any = gemmi.Chain("A")
@@ -52,7 +49,7 @@ def aligned_residues(
     kind = getattr(gemmi.PolymerType, polymer)
     scoring = gemmi.AlignmentScoring()
     result = gemmi.align_sequence_to_polymer(list(monomers), chain.whole(), kind, scoring)
-    found = np.full(len(monomers), -1, np.int64)
+    found = [-1] * len(monomers)
     taken = 0
     # gemmi's line between sequence and chain: `|` equal, `.` other, blank a gap.
     for index, match in enumerate(str(result.match_string)):

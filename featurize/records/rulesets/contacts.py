@@ -40,6 +40,14 @@ def contacts(
     return pairs[np.lexsort((pairs[:, 1], pairs[:, 0]))]
 
 
+def near_groups(
+    position: Float[np.ndarray, "A 3"], group: Integer[np.ndarray, " A"], radius: float
+) -> Integer[np.ndarray, "g 2"]:
+    """Groups with atoms at most `radius` apart, each pair once, the lower first."""
+    pairs = np.sort(group[contacts(position, group, radius)], axis=1)
+    return np.unique(pairs, axis=0).reshape(-1, 2)
+
+
 def touching(
     pairs: Integer[np.ndarray, "P 2"], group: Integer[np.ndarray, " A"]
 ) -> dict[tuple[int, int], set[int]]:

@@ -5,7 +5,7 @@ The steps stand in the order of its `cleanup_structure_of3`; AlphaFold 3 SI 2.5.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -13,40 +13,34 @@ import numpy as np
 from evofeed.base.errors import InputError
 from evofeed.base.shapes import Bool, Integer
 from evofeed.featurize.records.rulesets.atom_rows import (
-    COORDINATION,
-    COVALENT_LINKS,
     AtomRows,
-    chain_bonds,
-    component_rows,
-    connected,
+    by_author,
     copied,
     exchanged_arginines,
     joined_rows,
-    linked_bonds,
-    merged_bonds,
-    residue_bonds,
+    one_location,
     runs,
     spread,
     to_methionine,
 )
-from evofeed.featurize.records.rulesets.contacts import contacts, touching
-from evofeed.featurize.records.rulesets.standard import (
-    AIDS,
-    STANDARD_NUCLEIC,
-    STANDARD_PROTEIN,
-    Rules,
+from evofeed.featurize.records.rulesets.bonds import (
+    BIOTITE_LINKS,
+    COORDINATION,
+    COVALENT_LINKS,
+    chain_bonds,
+    component_rows,
+    connected,
+    linked_bonds,
+    merged_bonds,
+    residue_bonds,
 )
+from evofeed.featurize.records.rulesets.cleaning import Cleaning, Rules
+from evofeed.featurize.records.rulesets.contacts import contacts, near_groups, touching
+from evofeed.featurize.records.rulesets.standard import AIDS, STANDARD_NUCLEIC, STANDARD_PROTEIN
 from evofeed.featurize.records.rulesets.unresolved import entity_numbers, with_unresolved_atoms
 from evofeed.protein.components import ComponentTable
-from evofeed.protein.entry_record import (
-    ALTLOC_NONE,
-    HYDROGENS,
-    WATERS,
-    Dropped,
-    EntryRecord,
-    run_starts,
-)
-from evofeed.protein.ruleset_section import EntryRefused, RulesetSection
+from evofeed.protein.entry_record import HYDROGENS, WATERS, EntryRecord
+from evofeed.protein.ruleset_section import RulesetSection
 
 PROTEIN, RNA, DNA, LIGAND = range(4)
 _CHAIN_TYPE: Final = np.array([0, 2, 1, 3])
@@ -124,29 +118,24 @@ def template_chain(record: EntryRecord, components: ComponentTable, label: str) 
 
 
 @dataclass(slots=True)
-class _Cleaning:
-    record: EntryRecord
-    components: ComponentTable
-    rules: OpenFold3Rules
-    dropped: list[Dropped] = field(default_factory=list)
-
+class _Cleaning(Cleaning[OpenFold3Rules]):
     def section(self) -> RulesetSection:
         record, rules = self.record, self.rules
         if rules.tables_required and (lacking := _lacking(record)):
-            raise EntryRefused(lacking, item=record.entry)
+            raise self.refusal(lacking)
         atoms = self._assembly(self.asymmetric_unit())
         if not len(atoms) or not atoms.occupancy.sum():
-            raise EntryRefused("all atoms have zero occupancy", item=record.entry)
+            raise self.refusal("all atoms have zero occupancy")
         to_methionine(atoms)
         one, two = exchanged_arginines(atoms)
         atoms.name[one], atoms.name[two] = "NH2", "NH1"
-        atoms = self._without(atoms, np.isin(atoms.res_name, WATERS), "water", report=False)
+        atoms = atoms.take(~np.isin(atoms.res_name, WATERS))
         methods = record.methods[:1] if rules.first_method_only else record.methods
         if "X-RAY DIFFRACTION" in methods:
             aids = np.isin(atoms.res_name, AIDS)
             if not rules.aids_in_polymers:
                 aids &= atoms.kind == LIGAND
-            atoms = self._without(atoms, aids, "crystallisation aid")
+            atoms = self.without(atoms, aids, "crystallisation aid")
         atoms = atoms.take(~np.isin(atoms.element, HYDROGENS))
         atoms = self._without_short(atoms)
         atoms = self._without_unknown(atoms)
@@ -154,37 +143,41 @@ class _Cleaning:
         atoms = self.in_component_order(atoms)
         atoms = self._without_gaps(atoms)
         if not len(atoms):
-            raise EntryRefused("no atoms are left after cleaning", item=record.entry)
+            raise self.refusal("no atoms are left after cleaning")
         atoms.bonds = atoms.bonds[self._kept_bonds(atoms)]
         atoms = with_unresolved_atoms(atoms, record, self.components)
         atoms = atoms.take(~_terminal_atoms(atoms))
         if not len(atoms):
-            raise EntryRefused("no atoms are left after cleaning", item=record.entry)
+            raise self.refusal("no atoms are left after cleaning")
         self._require_equal_copies(atoms)
         return self._section(atoms)
 
     def asymmetric_unit(self) -> AtomRows:
         """Atoms of the file with one location each, bonds by the author's names as biotite does."""
         record = self.record
-        rows = np.flatnonzero(_altloc_mask(record, letters_only=self.rules.letters_only))
+        rows = np.flatnonzero(one_location(record, self._location))
         entity = np.array([*entity_numbers(record), -1])[record.chain_entity]
         bare = record.residue_seq == 0
         number = np.where(bare, record.residue_author, record.residue_seq)
         atoms = AtomRows.of_record(record, rows, entity, number)
         starts = atoms.residue_starts()
+        table = self.components
         atoms.bonds = merged_bonds(
-            residue_bonds(atoms, self.components, starts),
+            residue_bonds(atoms, table, starts),
             chain_bonds(
-                atoms,
-                self.components,
-                starts,
-                chain=np.array(record.chain_author)[atoms.asym],
-                res_id=record.residue_author[record.atom_residue()[rows]],
-                exact_case=True,
+                by_author(atoms, record), table, starts, lambda one: BIOTITE_LINKS.get(one.type, 0)
             ),
             linked_bonds(record, rows, _LINKS, self.dropped),
         )
         return atoms
+
+    def _location(self, sums: dict[int, float]) -> int | None:
+        """The one with the highest sum of occupancies, of equal ones the first letter."""
+        letters = [one for one in sums if chr(one).isalpha() or not self.rules.letters_only]
+        return max(letters, key=sums.__getitem__, default=None)
+
+    def chain_name(self, atoms: AtomRows, row: int) -> str:
+        return str(atoms.chain[row])
 
     def _assembly(self, unit: AtomRows) -> AtomRows:
         """Copies in the order of their numbers, chains numbered from 1, molecule types."""
@@ -199,7 +192,7 @@ class _Cleaning:
                     parts.setdefault(copy, []).append(moved.take(moved.copy == copy))
                 count[chains] += 1
             if not parts:
-                raise EntryRefused("the assembly has no atoms", item=record.entry)
+                raise self.refusal("the assembly has no atoms")
             atoms = joined_rows([part for copy in sorted(parts) for part in parts[copy]])
         starts = atoms.chain_starts()
         atoms.chain = spread(starts, len(atoms)) + 1
@@ -224,22 +217,6 @@ class _Cleaning:
             chain[(residues == 1) & ~polymer[entity]] = LIGAND
         return np.asarray(chain[spread(starts, len(atoms))])
 
-    def _without(
-        self, atoms: AtomRows, out: Bool[np.ndarray, " A"], reason: str, *, report: bool = True
-    ) -> AtomRows:
-        if report:
-            starts = atoms.residue_starts()
-            self._report(atoms, starts[out[starts]], "residue", reason)
-        return atoms.take(~out) if out.any() else atoms
-
-    def _report(
-        self, atoms: AtomRows, rows: Integer[np.ndarray, " n"], what: str, reason: str
-    ) -> None:
-        self.dropped += [
-            Dropped(what=what, chain=str(chain), component=str(name), reason=reason)
-            for chain, name in zip(atoms.chain[rows], atoms.res_name[rows], strict=True)
-        ]
-
     def _without_chain(self, atoms: AtomRows, chain: int, reason: str) -> AtomRows:
         """Without a chain and what hangs on it: heteroatoms joined to its first atom."""
         mask = atoms.chain == chain
@@ -253,7 +230,7 @@ class _Cleaning:
             first = label[np.flatnonzero(part.chain == chain)[0]]
             out[subset[(label == first) & part.hetero]] = True
         chains, first_rows = np.unique(np.where(out, atoms.chain, -1), return_index=True)
-        self._report(atoms, first_rows[chains >= 0], "chain", reason)
+        self.report(atoms, first_rows[chains >= 0], "chain", reason)
         return atoms.take(~out)
 
     def _without_short(self, atoms: AtomRows) -> AtomRows:
@@ -296,14 +273,13 @@ class _Cleaning:
         """Without atoms that the component has not, each residue in the component's order."""
         place = np.full(len(atoms), -1, np.int64)
         for code in np.unique(atoms.res_name).tolist():
-            component = self.components[code]
             held = atoms.res_name == code
-            place[held] = component_rows(component.name, atoms.name[held])
+            place[held] = component_rows(self.components[code], atoms.name[held])
         number = atoms.residue_number()
         lost = np.flatnonzero(place < 0)
         if len(lost):
             _number, first = np.unique(number[lost], return_index=True)
-            self._report(atoms, lost[first], "atom", "not an atom of the component")
+            self.report(atoms, lost[first], "atom", "not an atom of the component")
         order = np.lexsort((place, number))
         return atoms.take(order[place[order] >= 0])
 
@@ -330,10 +306,9 @@ class _Cleaning:
         out |= long > self.rules.max_bond
         number = atoms.residue_number()
         for row in np.flatnonzero(out & (number[one] != number[two])).tolist():
-            ends = [f"{atoms.res_name[a]}.{atoms.name[a]}" for a in (one[row], two[row])]
-            chain, reason = str(atoms.chain[one[row]]), "not a bond that is trained on"
-            name = "-".join(ends)
-            self.dropped.append(Dropped(what="link", chain=chain, component=name, reason=reason))
+            ends = (f"{atoms.res_name[a]}.{atoms.name[a]}" for a in (one[row], two[row]))
+            chain = str(atoms.chain[one[row]])
+            self.drop("link", chain, "-".join(ends), "not a bond that is trained on")
         kept: np.ndarray = ~out
         return kept
 
@@ -347,17 +322,13 @@ class _Cleaning:
             part = atoms.take(atoms.entity == entity)
             pieces = np.split(part.name, part.chain_starts()[1:])
             if len({tuple(piece.tolist()) for piece in pieces}) > 1:
-                raise EntryRefused(
-                    f"copies of ligand entity {entity} differ in their atoms",
-                    item=self.record.entry,
-                )
+                raise self.refusal(f"copies of ligand entity {entity} differ in their atoms")
 
     def _section(self, atoms: AtomRows) -> RulesetSection:
         starts, residues = atoms.chain_starts(), atoms.residue_starts()
-        pairs = contacts(atoms.position, atoms.chain, self.rules.interface_distance)
         number = spread(starts, len(atoms))
         names = atoms.chain[starts].astype(str)
-        near = np.unique(np.sort(number[pairs], axis=1), axis=0)
+        near = near_groups(atoms.position, number, self.rules.interface_distance)
         swapped = names[near[:, 0]] > names[near[:, 1]]
         near[swapped] = near[swapped][:, ::-1]
         near = near[np.lexsort((names[near[:, 1]], names[near[:, 0]]))]
@@ -389,28 +360,6 @@ def _lacking(record: EntryRecord) -> str:
             return f"no {name}"
     odd = [entity.name for entity in record.entities if not entity.name.isdecimal()]
     return f"the name of entity {odd[0]!r} is no number" if odd else ""
-
-
-def _altloc_mask(record: EntryRecord, *, letters_only: bool) -> Bool[np.ndarray, " A"]:
-    """Of every residue the location with the highest sum of occupancies, ties by letter."""
-    mask: np.ndarray = record.atom_altloc == ALTLOC_NONE
-    # Monomers of one number are one residue: numbers are the author's.
-    starts = run_starts(record.residue_chain(), record.residue_author, record.residue_insertion)
-    bounds = record.residue_atom[np.append(starts, record.num_residues)]
-    residue = np.searchsorted(bounds, np.arange(record.num_atoms), "right") - 1
-    for row in np.unique(residue[~mask]).tolist():
-        low, high = bounds[row : row + 2]
-        best, chosen = -1.0, None
-        for code in sorted(set(record.atom_altloc[low:high].tolist()) - {ALTLOC_NONE}):
-            if letters_only and not chr(code).isalpha():
-                continue
-            held = record.atom_altloc[low:high] == code
-            total = np.sum(record.atom_occupancy[low:high][held])
-            if total > best:
-                best, chosen = total, code
-        if chosen is not None:
-            mask[low:high] |= record.atom_altloc[low:high] == chosen
-    return mask
 
 
 def _terminal_atoms(atoms: AtomRows) -> Bool[np.ndarray, " A"]:

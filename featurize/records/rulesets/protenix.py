@@ -11,26 +11,30 @@ from typing import Final
 
 import numpy as np
 
-from evofeed.base.shapes import Bool, Integer
+from evofeed.base.shapes import Integer
 from evofeed.featurize.records.rulesets.atom_rows import (
-    COVALENT_LINKS,
     AtomRows,
-    connected,
+    by_author,
     copied,
-    exchanged_arginines,
+    exchange_arginines,
     joined_rows,
-    linked_bonds,
-    merged_bonds,
-    residue_bonds,
+    one_location,
     runs,
     spread,
     to_methionine,
 )
-from evofeed.featurize.records.rulesets.contacts import contacts
+from evofeed.featurize.records.rulesets.bonds import (
+    COVALENT_LINKS,
+    connected,
+    linked_bonds,
+    merged_bonds,
+    residue_bonds,
+)
+from evofeed.featurize.records.rulesets.cleaning import Cleaning, Rules
+from evofeed.featurize.records.rulesets.contacts import near_groups
 from evofeed.featurize.records.rulesets.protenix_atoms import (
     Completion,
-    link_kind,
-    with_polymer_bonds,
+    polymer_bonds,
 )
 from evofeed.featurize.records.rulesets.protenix_chains import (
     centre_atoms,
@@ -38,19 +42,18 @@ from evofeed.featurize.records.rulesets.protenix_chains import (
     lopsided_links,
     near_molecules,
 )
-from evofeed.featurize.records.rulesets.standard import AIDS, Rules
-from evofeed.protein.components import Component, ComponentTable
+from evofeed.featurize.records.rulesets.standard import AIDS
+from evofeed.protein.components import ComponentTable
 from evofeed.protein.entry_record import (
     ALTLOC_NONE,
     HYDROGENS,
+    LIGAND,
     WATERS,
-    Dropped,
     EntryRecord,
     run_starts,
 )
-from evofeed.protein.ruleset_section import EntryRefused, RulesetSection, copies_of
+from evofeed.protein.ruleset_section import RulesetSection, copies_of
 
-PROTEIN, DNA, RNA, LIGAND = range(4)
 _CRYSTALS: Final = (
     "X-RAY DIFFRACTION",
     "NEUTRON DIFFRACTION",
@@ -105,11 +108,7 @@ def protenix_section(
 
 
 @dataclass(slots=True)
-class _Preparation:
-    record: EntryRecord
-    components: ComponentTable
-    rules: ProtenixRules
-    dropped: list[Dropped] = field(default_factory=list)
+class _Preparation(Cleaning[ProtenixRules]):
     assembled: set[str] = field(default_factory=set)
     polymers: dict[int, str] = field(init=False)
 
@@ -122,16 +121,14 @@ class _Preparation:
 
     def section(self) -> RulesetSection:
         if self.polymers and not any(one.monomers for one in self.record.entities):
-            raise EntryRefused("no _entity_poly_seq", item=self.record.entry)
+            raise self.refusal("no _entity_poly_seq")
         atoms = self._asymmetric_unit()
         monomers = self._monomers(atoms)
         for name in ("unknown", "jumps"):
             atoms = self._without_chains(atoms, name)
         if not len(atoms):
-            raise EntryRefused("no atoms are left", item=self.record.entry)
-        one, two = exchanged_arginines(atoms)
-        swapped, back = np.append(one, two), np.append(two, one)
-        atoms.row[swapped], atoms.position[swapped] = atoms.row[back], atoms.position[back]
+            raise self.refusal("no atoms are left")
+        exchange_arginines(atoms)
         if not self.rules.selenium_lost:
             to_methionine(atoms)
         present = set(atoms.entity.tolist())
@@ -141,37 +138,30 @@ class _Preparation:
         atoms = self._without_placeholders(atoms)
         if set(self.record.methods) & set(_CRYSTALS):
             aids = np.isin(atoms.res_name, AIDS) & ~np.isin(atoms.entity, list(self.polymers))
-            atoms = self._without(atoms, aids, "crystallisation aid")
+            atoms = self.without(atoms, aids, "crystallisation aid")
         if not len(atoms):
-            raise EntryRefused("no atoms are left", item=self.record.entry)
+            raise self.refusal("no atoms are left")
         atoms.kind = self._kinds(atoms)
         atoms, names = self._assembly(atoms)
         return self._section(*self._cleaned(atoms, names))
 
     def _asymmetric_unit(self) -> AtomRows:
         record = self.record
-        altloc = record.atom_altloc
-        keep = altloc == ALTLOC_NONE
         if self.rules.one_letter_per_file:
-            letters = altloc[~keep]
-            keep |= altloc == (letters.min() if len(letters) else ALTLOC_NONE)
+            letters = np.setdiff1d(record.atom_altloc, ALTLOC_NONE)
+            keep = np.isin(record.atom_altloc, [ALTLOC_NONE, *letters[:1]])
         else:
-            keep |= _lowest_of_residue(record)
+            keep = one_location(record, lambda sums: min(sums, default=None))
         rows = np.flatnonzero(keep)
         atoms = AtomRows.of_record(record, rows, record.chain_entity, self._numbers())
-        _, author = np.unique(np.array(record.chain_author), return_inverse=True)
         links = linked_bonds(record, rows, COVALENT_LINKS, self.dropped)
         length = np.linalg.norm(atoms.position[links[:, 0]] - atoms.position[links[:, 1]], axis=1)
-        inner = residue_bonds(atoms, self.components, atoms.residue_starts())
+        starts = atoms.residue_starts()
+        inner = residue_bonds(atoms, self.components, starts)
         atoms.bonds = merged_bonds(inner, links[length < self.rules.max_bond])
-        with_polymer_bonds(
-            atoms,
-            self.components,
-            chain=author[atoms.asym],
-            res_id=record.residue_author[record.atom_residue()[rows]].astype(np.int64),
-            limit=2.5,
-        )
-        with_polymer_bonds(atoms, self.components)
+        named = by_author(atoms, record)
+        atoms.bonds = polymer_bonds(named, self.components, starts, limit=2.5)
+        atoms.bonds = polymer_bonds(atoms, self.components, starts)
         out = np.isin(atoms.res_name, WATERS) | np.isin(atoms.element, HYDROGENS)
         return atoms.take(~out)
 
@@ -182,11 +172,8 @@ class _Preparation:
         first = record.chain_residue[:-1]
         number = record.residue_seq.astype(np.int64)
         bare = number[first] == 0
-        falls = np.zeros(len(chain), bool)
-        falls[1:] = np.diff(record.residue_author) < 0
-        falls[first] = True
-        starts = np.flatnonzero(falls)
-        counted = np.arange(len(chain)) - starts[np.cumsum(falls) - 1] + 1
+        starts = run_starts(chain, falling=record.residue_author)
+        counted = np.arange(len(chain)) - starts[spread(starts, len(chain))] + 1
         return np.where(bare[chain], counted, number)
 
     def _monomers(self, atoms: AtomRows) -> dict[int, list[str]]:
@@ -204,15 +191,6 @@ class _Preparation:
             found[number] = ["MET" if code == "MSE" else code for code in codes]
         return found
 
-    def _without(self, atoms: AtomRows, out: Bool[np.ndarray, " A"], reason: str) -> AtomRows:
-        starts = atoms.residue_starts()
-        for row in starts[out[starts]].tolist():
-            label = self.record.chain_label[atoms.asym[row]]
-            name = str(atoms.res_name[row])
-            part = Dropped(what="residue", chain=label, component=name, reason=reason)
-            self.dropped.append(part)
-        return atoms.take(~out) if out.any() else atoms
-
     def _without_chains(self, atoms: AtomRows, rule: str) -> AtomRows:
         out = np.zeros(len(atoms), bool)
         for low, high in runs(atoms.chain_starts(), len(atoms)):
@@ -226,10 +204,10 @@ class _Preparation:
                 far = (step * step).sum(1) > self.rules.max_step**2
                 out[low:high] = bool((far & (np.diff(atoms.res_id[centre]) == 1)).any())
         reason = {"unknown": "all residues are unknown", "jumps": "a jump between neighbours"}
-        return self._without(atoms, out, reason[rule])
+        return self.without(atoms, out, reason[rule])
 
     def _without_placeholders(self, atoms: AtomRows) -> AtomRows:
-        atoms = self._without(atoms, np.isin(atoms.res_name, ("UNX", "UNL")), "unknown component")
+        atoms = self.without(atoms, np.isin(atoms.res_name, ("UNX", "UNL")), "unknown component")
         for code, name, pairs in (
             ("ASX", "ASP", {"XD1": "OD1", "XD2": "OD2"}),
             ("GLX", "GLU", {"XE1": "OE1", "XE2": "OE2"}),
@@ -244,8 +222,10 @@ class _Preparation:
     def _kinds(self, atoms: AtomRows) -> Integer[np.ndarray, " A"]:
         """What every residue's component is, ligand for all of what is no polymer."""
         names, inverse = np.unique(atoms.res_name, return_inverse=True)
-        kinds = np.array([component_kind(self.components.get(name)) for name in names.tolist()])
-        return np.where(np.isin(atoms.entity, list(self.polymers)), kinds[inverse], LIGAND)
+        found = (self.components.get(name) for name in names.tolist())
+        kinds = np.array([one.kind if one else LIGAND for one in found])
+        polymer = np.isin(atoms.entity, list(self.polymers))
+        return np.where(polymer, kinds[inverse], LIGAND)
 
     def _assembly(self, unit: AtomRows) -> tuple[AtomRows, list[str]]:
         """Copies in the order of the table, and the names of their chains.
@@ -255,10 +235,10 @@ class _Preparation:
         record = self.record
         count = record.oligomeric_count
         if not count.isdecimal() or not 0 < int(count) <= self.rules.max_chains:
-            raise EntryRefused(f"oligomeric_count of the assembly is {count!r}", item=record.entry)
+            raise self.refusal(f"oligomeric_count of the assembly is {count!r}")
         pieces = [moved for _, moved in copied(unit, record)] if record.copies else [unit]
         if not sum(map(len, pieces)):
-            raise EntryRefused("the assembly has no atoms", item=record.entry)
+            raise self.refusal("the assembly has no atoms")
         atoms = joined_rows(pieces)
         self.assembled = {record.entities[row].name for row in np.unique(atoms.entity).tolist()}
         starts = run_starts(atoms.asym, falling=atoms.res_id)
@@ -276,15 +256,15 @@ class _Preparation:
         label = connected(len(atoms), atoms.bonds)
         seen = np.zeros(len(atoms), bool)
         seen[label[atoms.row >= 0]] = True
-        atoms = self._without(atoms, ~seen[label], "no atom was seen")
+        atoms = self.without(atoms, ~seen[label], "no atom was seen")
         if not len(atoms):
-            raise EntryRefused("no atom was seen", item=self.record.entry)
+            raise self.refusal("no atom was seen")
         kept = near_molecules(atoms, self.rules.max_molecules, self.rules.max_tokens)
         if kept is None:
-            raise EntryRefused("no two molecules are within 15 Å", item=self.record.entry)
-        atoms = self._without(atoms, ~kept, "far from the molecules that are kept")
+            raise self.refusal("no two molecules are within 15 Å")
+        atoms = self.without(atoms, ~kept, "far from the molecules that are kept")
         out = clashing_chains(atoms, names, self.rules.clash_distance, self.rules.clash_fraction)
-        atoms = self._without(atoms, np.isin(atoms.chain, sorted(out)), "clashes with a chain")
+        atoms = self.without(atoms, np.isin(atoms.chain, sorted(out)), "clashes with a chain")
         atoms.bonds = np.delete(atoms.bonds, lopsided_links(atoms, self.polymers), axis=0)
         return atoms, names
 
@@ -296,9 +276,8 @@ class _Preparation:
         first = atoms.kind[starts]
         most = counts.max(axis=1)
         kinds = np.where(counts[np.arange(len(starts)), first] == most, first, counts.argmax(1))
-        pairs = contacts(atoms.position, number, self.rules.interface_distance)
+        near = near_groups(atoms.position, number, self.rules.interface_distance)
         seen = np.unique(number[centre_atoms(atoms) & (atoms.row >= 0)])
-        near = np.unique(np.sort(number[pairs], axis=1), axis=0).reshape(-1, 2)
         texts = [entity.name for entity in self.record.entities]
         rank = {name: place for place, name in enumerate(sorted(self.assembled))}
         return RulesetSection(
@@ -311,22 +290,3 @@ class _Preparation:
             **atoms.columns(starts, residues),
             dropped=tuple(self.dropped),
         )
-
-
-def component_kind(component: Component | None) -> int:
-    """0 protein, 1 DNA, 2 RNA, 3 ligand, by the component's own type."""
-    kind = link_kind(component) if component else 0
-    if kind == 2 and component:
-        return DNA if "DNA" in component.type.upper() else RNA
-    return PROTEIN if kind == 1 else LIGAND
-
-
-def _lowest_of_residue(record: EntryRecord) -> Bool[np.ndarray, " A"]:
-    # Monomers of one number are one residue.
-    starts = run_starts(record.residue_chain(), record.residue_author, record.residue_insertion)
-    number = np.repeat(spread(starts, record.num_residues), np.diff(record.residue_atom))
-    lowest = np.full(len(starts), np.iinfo(np.int32).max)
-    there = record.atom_altloc != ALTLOC_NONE
-    np.minimum.at(lowest, number[there], record.atom_altloc[there])
-    mask: np.ndarray = there & (record.atom_altloc == lowest[number])
-    return mask

@@ -11,45 +11,35 @@ import numpy as np
 from evofeed.base.shapes import Integer
 from evofeed.featurize.records.rulesets.atom_rows import (
     AtomRows,
-    chain_bonds,
-    joined_rows,
-    merged_bonds,
-    residue_bonds,
-    runs,
+    Part,
+    laid_out,
+    residues_and_gaps,
     spread,
 )
+from evofeed.featurize.records.rulesets.bonds import chain_bonds, merged_bonds, residue_bonds
 from evofeed.protein.components import Component, ComponentTable
+from evofeed.protein.entry_record import LIGAND, PROTEIN
 
 
-def link_kind(component: Component) -> int:
-    """1 for a component of proteins, 2 for one of nucleic acids, else 0."""
-    kind = component.type.upper()
-    if "PEPTIDE" in kind and kind != "PEPTIDE-LIKE":
-        return 1
-    return 2 if "DNA" in kind or "RNA" in kind else 0
+def _joins(component: Component) -> int:
+    """How it joins its neighbours, as `chain_bonds` numbers it."""
+    return {PROTEIN: 1, LIGAND: 0}.get(component.kind, 2)
 
 
-def with_polymer_bonds(
+def polymer_bonds(
     atoms: AtomRows,
     components: ComponentTable,
+    starts: Integer[np.ndarray, " r"],
     *,
-    chain: np.ndarray | None = None,
-    res_id: np.ndarray | None = None,
     limit: float | None = None,
-) -> None:
-    """Join residues that follow each other, in place, but where one has another bond instead.
-
-    Args:
-        chain: names of chains in place of `atoms.chain`.
-        res_id: numbers in place of `atoms.res_id`.
-        limit: ångström between atoms of different chains of the file.
+) -> Integer[np.ndarray, "B 3"]:
+    """Bonds of atoms and those between residues that follow each other, but where one has another
+    bond instead. Between chains of the file they are at most `limit` ångström long.
     """
-    starts = atoms.residue_starts()
-    added = chain_bonds(atoms, components, starts, chain=chain, res_id=res_id, kind_of=link_kind)
-    chains = atoms.chain if chain is None else chain
+    added = chain_bonds(atoms, components, starts, _joins)
     number = spread(starts, len(atoms))
     one, two = atoms.bonds[:, 0], atoms.bonds[:, 1]
-    beside = (np.abs(number[one] - number[two]) == 1) & (chains[one] == chains[two])
+    beside = (np.abs(number[one] - number[two]) == 1) & (atoms.chain[one] == atoms.chain[two])
     odd = np.zeros(len(atoms), bool)
     for here, there in ((one, two), (two, one)):
         other = beside & ~np.isin(atoms.name[there], ("C", "P"))
@@ -61,7 +51,7 @@ def with_polymer_bonds(
         keep &= (atoms.asym[added[:, 0]] == atoms.asym[added[:, 1]]) | ~(far > limit)
     out = added[~keep]
     gone = np.isin(one, out[:, 0]) & np.isin(two, out[:, 1])
-    atoms.bonds = merged_bonds(atoms.bonds[~gone], added[keep])
+    return merged_bonds(atoms.bonds[~gone], added[keep])
 
 
 def neighbours(atoms: AtomRows) -> list[list[int]]:
@@ -128,7 +118,7 @@ class Completion:
         atoms = self.atoms
         counts: Counter[tuple[int, int, str]] = Counter()
         for entity, codes in self.monomers.items():
-            kinds = [link_kind(self.components[code]) for code in codes]
+            kinds = [_joins(self.components[code]) for code in codes]
             names = [set(self.components[code].name.tolist()) for code in codes]
             for number in range(1, len(codes)):
                 kind = kinds[number - 1]
@@ -225,85 +215,34 @@ class Completion:
 
     def whole(self) -> AtomRows:
         """All atoms, those that nobody saw with row -1 and NaN, and all bonds."""
-        atoms = self.atoms
-        starts = atoms.chain_starts()
-        residues = atoms.residue_starts()
-        bounds = np.append(residues, len(atoms))
-        moved = np.full(len(atoms), -1, np.int64)
-        pieces: list[AtomRows] = []
-        size = 0
-        for low, high in runs(starts, len(atoms)):
-            entity = int(atoms.entity[low])
-            codes = self.monomers.get(entity)
-            before = 0
-            inside = range(*np.searchsorted(residues, [low, high]).tolist())
-            for place in inside:
-                first, stop = int(bounds[place]), int(bounds[place + 1])
-                number = int(atoms.res_id[first])
-                if codes is not None:
-                    for gap in range(before + 1, min(number, len(codes) + 1)):
-                        pieces.append(self._new(low, entity, gap))
-                        size += len(pieces[-1])
-                piece, match = self._residue(first, stop, codes, entity, number)
-                moved[first:stop] = np.where(match >= 0, match + size, -1)
-                pieces.append(piece)
-                size += len(piece)
-                before = number
-            if codes is not None:
-                for gap in range(before + 1, len(codes) + 1):
-                    pieces.append(self._new(low, entity, gap))
-                    size += len(pieces[-1])
-        made = joined_rows(pieces)
-        there = moved >= 0
-        for name in ("row", "position", "occupancy"):
-            getattr(made, name)[moved[there]] = getattr(atoms, name)[there]
-        old = atoms.bonds.copy()
-        old[:, :2] = moved[old[:, :2]]
-        old = old[(old[:, :2] >= 0).all(1)]
-        made.bonds = merged_bonds(residue_bonds(made, self.components, made.residue_starts()), old)
-        with_polymer_bonds(made, self.components, limit=2.5)
+        atoms, entity = self.atoms, self.atoms.entity.tolist()
+        lengths = {entity: len(codes) for entity, codes in self.monomers.items()}
+        walk = residues_and_gaps(atoms, lambda row: lengths.get(entity[row], 0))
+        made = laid_out(atoms, [self._residue(*residue) for residue in walk])
+        starts = made.residue_starts()
+        made.bonds = merged_bonds(residue_bonds(made, self.components, starts), made.bonds)
+        made.bonds = polymer_bonds(made, self.components, starts, limit=2.5)
         return made
 
-    def _residue(
-        self, low: int, high: int, codes: Sequence[str] | None, entity: int, number: int
-    ) -> tuple[AtomRows, Integer[np.ndarray, " n"]]:
-        """A residue with the atoms it should have, and the place in it of each that was seen."""
-        atoms = self.atoms
-        code = str(atoms.res_name[low])
-        component = self.components.get(code)
+    def _residue(self, low: int, high: int, number: int) -> Part:
+        """A residue with the atoms it should have."""
+        atoms, entity = self.atoms, int(self.atoms.entity[low])
+        codes = self.monomers.get(entity)
+        if low == high and codes:
+            rows = self.templates[entity][number - 1]
+            none = np.full(len(rows), -1)
+            return Part(low, self.components[codes[number - 1]], rows, none, number)
+        component = self.components.get(str(atoms.res_name[low]))
         own = np.arange(low, high)
-        if component is None or not component.heavy.any() or self.groups(code) is None:
-            piece = atoms.take(own)
-            piece.row = np.full(len(own), -1)
-            piece.position = np.full((len(own), 3), np.nan, np.float32)
-            piece.bonds = piece.bonds[:0]
-            return piece, np.arange(len(own))
+        if component is None or not component.heavy.any() or self.groups(component.code) is None:
+            return Part(low, None, own, own)
         if codes is not None:
             component = self.components[codes[number - 1]]
             rows = self.templates[entity][number - 1]
         else:
             rows = self._alone(low, high, component)
-        piece = _unseen(atoms, low, component, rows)
-        place = {name: at for at, name in enumerate(component.name[rows].tolist())}
-        match = np.array([place.get(name, -1) for name in atoms.name[low:high].tolist()])
-        if (match >= 0).sum() <= (match < 0).sum():
-            match[:] = -1
-        return piece, match
-
-    def _new(self, like: int, entity: int, number: int) -> AtomRows:
-        """A residue that nobody saw."""
-        component = self.components[self.monomers[entity][number - 1]]
-        piece = _unseen(self.atoms, like, component, self.templates[entity][number - 1])
-        piece.res_id[:] = number
-        piece.insertion[:] = ""
-        piece.hetero[:] = False
-        return piece
-
-
-def _unseen(
-    atoms: AtomRows, like: int, component: Component, rows: Integer[np.ndarray, " n"]
-) -> AtomRows:
-    columns = (component.name[rows], component.element[rows], component.charge[rows])
-    piece = atoms.unseen(np.full(len(rows), like), *columns)
-    piece.res_name[:] = component.code
-    return piece
+        held = dict(zip(atoms.name[own].tolist(), own.tolist(), strict=True))
+        seen = np.array([held.get(name, -1) for name in component.name[rows].tolist()], np.int64)
+        if (seen >= 0).sum() <= len(own) / 2:  # another residue than the sequence has
+            seen[:] = -1
+        return Part(low, component, rows, seen)

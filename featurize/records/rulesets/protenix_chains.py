@@ -8,9 +8,11 @@ from collections.abc import Collection, Sequence
 import numpy as np
 
 from evofeed.base.shapes import Bool, Integer
-from evofeed.featurize.records.rulesets.atom_rows import AtomRows, connected
+from evofeed.featurize.records.rulesets.atom_rows import AtomRows
+from evofeed.featurize.records.rulesets.bonds import connected
 from evofeed.featurize.records.rulesets.contacts import clashing, contacts, touching
-from evofeed.featurize.records.rulesets.standard import LIGAND, STANDARD_NUCLEIC, STANDARD_PROTEIN
+from evofeed.featurize.records.rulesets.standard import STANDARD_NUCLEIC, STANDARD_PROTEIN
+from evofeed.protein.entry_record import LIGAND
 
 _NEAR = 15.0
 

@@ -2,106 +2,107 @@
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+import functools
+from collections.abc import Sequence
 
 import numpy as np
 
 from evofeed.base.shapes import Integer
 from evofeed.featurize.records.rulesets.atom_rows import (
-    COORDINATION,
     AtomRows,
+    Part,
+    laid_out,
+    residues_and_gaps,
+)
+from evofeed.featurize.records.rulesets.bonds import (
+    BIOTITE_LINKS,
+    COORDINATION,
     chain_bonds,
-    joined_rows,
     merged_bonds,
     residue_bonds,
-    runs,
 )
-from evofeed.featurize.records.rulesets.standard import (
-    LIGAND,
-    PROTEIN,
-    STANDARD_NUCLEIC,
-    STANDARD_PROTEIN,
-)
+from evofeed.featurize.records.rulesets.standard import STANDARD_NUCLEIC, STANDARD_PROTEIN
 from evofeed.protein.components import Component, ComponentTable
-from evofeed.protein.entry_record import EntryRecord
+from evofeed.protein.entry_record import LIGAND, PROTEIN, EntryRecord
 
 
 def with_unresolved_atoms(
     atoms: AtomRows, record: EntryRecord, components: ComponentTable
 ) -> AtomRows:
-    """Absent atoms of residues that were seen, then residues that were not, then their bonds.
-    The atoms stand in the components' order.
+    """The atoms with those that nobody saw, and bonds to them. They stand in the components' order.
+
+    Ligands get none that have several residues or a bond to another chain; residues of a sequence
+    are added to polymers.
     """
-    atoms = _with_absent_atoms(atoms, components)
-    atoms = _with_absent_residues(atoms, record, components)
-    starts = atoms.residue_starts()
-    atoms.bonds = merged_bonds(
-        atoms.bonds,
-        residue_bonds(atoms, components, starts),
-        chain_bonds(atoms, components, starts),
-    )
-    return atoms
-
-
-def _with_absent_atoms(atoms: AtomRows, components: ComponentTable) -> AtomRows:
-    starts = atoms.residue_starts()
     sparse = covalent_ligands(atoms)
-    order = np.arange(len(atoms), dtype=np.int64)
-    shift = np.zeros(len(atoms) + 1, np.int64)
-    added: list[tuple[int, int, Component, int]] = []
-    required = {
-        code: _required(components[code]) for code in np.unique(atoms.res_name[starts]).tolist()
-    }
-    leaves = np.isin(atoms.name, ("OXT", "OP3", "O3P"))
-    for low, high in runs(starts, len(atoms)):
-        if int(atoms.chain[low]) in sparse:
-            continue
-        component, wanted, sizes = required[str(atoms.res_name[low])]
+    entities = dict(zip(entity_numbers(record), record.entities, strict=True))
+
+    def monomers(row: int) -> Sequence[str]:
+        return () if atoms.kind[row] == LIGAND else entities[int(atoms.entity[row])].monomers
+
+    @functools.cache
+    def completed(code: str, kind: int, names: tuple[str, ...]) -> tuple[np.ndarray, np.ndarray]:
+        return _completed(components[code], kind, names)
+
+    parts = []
+    for low, high, number in residues_and_gaps(atoms, lambda row: len(monomers(row))):
         kind = int(atoms.kind[low])
-        # As many atoms as a residue within a chain has: nothing is absent, if none leaves.
-        size = len(wanted) if kind == LIGAND else sizes[int(kind != PROTEIN)]
-        if high - low == size and not (kind != LIGAND and leaves[low:high].any()):
-            continue
-        seen = set(atoms.name[low:high].tolist())
-        names = list(wanted)
-        leaving = "OXT" if kind == PROTEIN else None
-        if kind not in (PROTEIN, LIGAND):
-            leaving = _leaving_oxygen(component, seen, names)
-        if leaving in names:
-            names.remove(leaving)
-        missing = [name for name in names if name not in seen]
-        if not missing:
-            continue
-        shift[high] += len(missing)
-        begin, slot = low, 0
-        for step, name in enumerate(names):
-            if name in seen:
-                # The next atom of the residue, whatever its name: OpenFold3 counts it so.
-                order[begin + slot] = low + step
-                slot += 1
-            else:
-                added.append((low, low + step, component, component.rows[name]))
-    if not added:
-        return atoms
-    moved = np.cumsum(shift)
-    lows = np.array([low for low, *_rest in added])
-    columns = ("name", "element", "charge")
-    values = ([getattr(part, one)[row] for _l, _o, part, row in added] for one in columns)
-    new = atoms.unseen(lows, *map(np.array, values))
-    places = np.array([place + moved[low] for low, place, _c, _r in added])
-    joined = joined_rows([atoms, new])
-    number = np.concatenate([order + moved[:-1][: len(atoms)], places])
-    return joined.take(np.argsort(number, kind="stable"))
+        if low == high:
+            codes = monomers(low)
+            parts.append(_absent(components[codes[number - 1]], kind, low, number, len(codes)))
+        elif int(atoms.chain[low]) in sparse:
+            seen = np.arange(low, high)
+            parts.append(Part(low, None, seen, seen))
+        else:
+            code, names = str(atoms.res_name[low]), tuple(atoms.name[low:high].tolist())
+            rows, places = completed(code, kind, names)
+            seen = np.where(places >= 0, low + places, -1)
+            parts.append(Part(low, components[code], rows, seen))
+    made = laid_out(atoms, parts, as_seen=True)
+    starts = made.residue_starts()
+    made.bonds = merged_bonds(
+        made.bonds,
+        residue_bonds(made, components, starts),
+        chain_bonds(made, components, starts, lambda one: BIOTITE_LINKS.get(one.type.upper(), 0)),
+    )
+    return made
 
 
-def _required(component: Component) -> tuple[Component, list[str], tuple[int, int]]:
+def _completed(
+    component: Component, kind: int, seen: Sequence[str]
+) -> tuple[Integer[np.ndarray, " n"], Integer[np.ndarray, " n"]]:
+    """Atoms of the component that a residue has, and which of those seen each is; -1 for none."""
     names = component.name[component.element != "H"].tolist()
-    in_protein = len(names) - ("OXT" in names)
-    in_nucleic = len(names) - ("OP3" in names or "O3P" in names)
-    return component, names, (in_protein, in_nucleic)
+    leaving = None
+    if kind != LIGAND:
+        leaving = "OXT" if kind == PROTEIN else _leaving_oxygen(component, seen, names)
+    names = [name for name in names if name != leaving]
+    there = [step for step, name in enumerate(names) if name in seen]
+    absent = [step for step, name in enumerate(names) if name not in seen]
+    # Each next atom of the residue, whatever its name: OpenFold3 counts it so.
+    steps = [*there, *range(len(there), len(seen)), *absent]
+    order = np.argsort(np.array(steps, np.int64), kind="stable")
+    rows = [component.rows.get(name, -1) for name in (*seen, *(names[step] for step in absent))]
+    places = np.append(np.arange(len(seen)), np.full(len(absent), -1))
+    return np.array(rows, np.int64)[order], places[order]
 
 
-def _leaving_oxygen(component: Component, seen: set[str], required: list[str]) -> str | None:
+def _absent(component: Component, kind: int, like: int, number: int, length: int) -> Part:
+    """A residue of a sequence that nobody saw. The last has OXT, of nucleic acids the first OP3."""
+    standard, leaving, end = STANDARD_NUCLEIC, ["OP3", "O3P"], 1
+    if kind == PROTEIN:
+        standard, leaving, end = STANDARD_PROTEIN, ["OXT"], length
+    mask = component.element != "H"
+    if number != end:
+        mask &= ~np.isin(component.name, leaving)
+    rows = np.flatnonzero(mask)
+    hetero = component.code not in standard
+    return Part(like, component, rows, np.full(len(rows), -1), number, hetero)
+
+
+def _leaving_oxygen(
+    component: Component, seen: Sequence[str], required: Sequence[str]
+) -> str | None:
     """The oxygen that a bond to the residue before displaces."""
     for name in ("OP3", "O3P"):
         if name in required and name not in seen:
@@ -122,15 +123,14 @@ def _leaving_oxygen(component: Component, seen: set[str], required: list[str]) -
 
 def covalent_ligands(atoms: AtomRows) -> set[int]:
     """Chains of ligands that have several residues or a bond to another chain, metals aside."""
-    mask = atoms.kind == LIGAND
-    chains = np.unique(atoms.chain[mask])
     starts = atoms.residue_starts()
     names, counts = np.unique(atoms.chain[starts], return_counts=True)
-    several = set(names[counts > 1].tolist())
     one, two, kind = atoms.bonds.T
     between = (atoms.chain[one] != atoms.chain[two]) & (kind != COORDINATION)
-    bound = set(atoms.chain[one[between]].tolist()) | set(atoms.chain[two[between]].tolist())
-    return set(chains.tolist()) & (several | bound)
+    several = np.concatenate(
+        [names[counts > 1], atoms.chain[one[between]], atoms.chain[two[between]]]
+    )
+    return set(np.intersect1d(atoms.chain[atoms.kind == LIGAND], several).tolist())
 
 
 def entity_numbers(record: EntryRecord) -> list[int]:
@@ -139,85 +139,3 @@ def entity_numbers(record: EntryRecord) -> list[int]:
         int(entity.name) if entity.name.isdecimal() else row
         for row, entity in enumerate(record.entities, 1)
     ]
-
-
-def _with_absent_residues(
-    atoms: AtomRows, record: EntryRecord, components: ComponentTable
-) -> AtomRows:
-    numbers = dict(zip(entity_numbers(record), record.entities, strict=True))
-    parts: list[_Residue] = []
-    for low, stop in runs(atoms.chain_starts(), len(atoms)):
-        kind = int(atoms.kind[low])
-        monomers = numbers[int(atoms.entity[low])].monomers
-        if kind == LIGAND or not monomers:  # without a sequence nobody knows what is absent
-            continue
-        for gap in _gaps(atoms.res_id[low:stop], low, len(monomers)):
-            for number in range(gap.first, gap.last + 1):
-                terminal = gap.is_end and number == gap.last
-                leaving: tuple[str, ...] = ("OXT",)
-                if kind != PROTEIN:
-                    terminal, leaving = gap.is_start and number == gap.first, ("OP3", "O3P")
-                component = components[monomers[number - 1]]
-                mask = component.element != "H"
-                if not terminal:
-                    mask &= ~np.isin(component.name, leaving)
-                parts.append(_Residue(gap, number, component, np.flatnonzero(mask)))
-    if not parts:
-        return atoms
-    counts = [len(part.atoms) for part in parts]
-    values = (
-        np.concatenate([getattr(part.component, column)[part.atoms] for part in parts])
-        for column in ("name", "element", "charge")
-    )
-    new = atoms.unseen(np.repeat([part.gap.like for part in parts], counts), *values)
-    new.insertion[:] = ""
-    new.res_id = np.repeat([part.number for part in parts], counts)
-    new.res_name = np.repeat([part.component.code for part in parts], counts)
-    standard = np.where(
-        new.kind == PROTEIN,
-        np.isin(new.res_name, STANDARD_PROTEIN),
-        np.isin(new.res_name, STANDARD_NUCLEIC),
-    )
-    new.hetero = ~standard
-    keys = np.repeat([part.key() for part in parts], counts)
-    there = (np.arange(len(atoms)) * 2 + 2) * _STEP - 1
-    return joined_rows([atoms, new]).take(np.argsort(np.concatenate([there, keys]), kind="stable"))
-
-
-_STEP: Final = 1 << 24
-
-
-class _Gap(NamedTuple):
-    before: int
-    """Atom that the residues stand before."""
-    first: int
-    last: int
-    like: int
-    """Atom whose chain it is."""
-    is_start: bool
-    is_end: bool
-
-
-class _Residue(NamedTuple):
-    gap: _Gap
-    number: int
-    component: Component
-    atoms: Integer[np.ndarray, " n"]
-
-    def key(self) -> int:
-        # The start of a chain stands behind the end of the one before.
-        return (self.gap.before * 2 + self.gap.is_start) * _STEP + self.number
-
-
-def _gaps(ids: Integer[np.ndarray, " n"], low: int, length: int) -> list[_Gap]:
-    """Numbers of a sequence that no atom of a chain has."""
-    gaps = []
-    if ids[0] > 1:
-        gaps.append(_Gap(low, 1, int(ids[0]) - 1, low, True, False))
-    for jump in np.flatnonzero(np.diff(ids) > 1).tolist():
-        first, last = int(ids[jump]) + 1, int(ids[jump + 1]) - 1
-        gaps.append(_Gap(low + jump + 1, first, last, low + jump, False, False))
-    if ids[-1] < length:
-        stop = low + len(ids)
-        gaps.append(_Gap(stop, int(ids[-1]) + 1, length, stop - 1, False, True))
-    return gaps

@@ -21,15 +21,10 @@ from evofeed.loader.views.columns import (
 from evofeed.loader.views.entry_view import OTHER_POLYMER, ChainType, ProtenixView
 from evofeed.protein.alignment import Alignment, letter_codes
 from evofeed.protein.components import Component, ComponentTable
-from evofeed.protein.entry_record import EntryRecord
+from evofeed.protein.entry_record import POLYMERS, EntryRecord
 from evofeed.protein.molecules import Molecule, element_numbers
 from evofeed.protein.ruleset_section import RulesetSection
 
-_POLYMERS: Final = {
-    "polypeptide(L)": ChainType.PROTEIN,
-    "polydeoxyribonucleotide": ChainType.DNA,
-    "polyribonucleotide": ChainType.RNA,
-}
 _AMINO_ACIDS: Final = dict(zip("ARNDCQEGHILKMFPSTWYV", RESTYPES, strict=False))
 
 
@@ -53,8 +48,8 @@ def protenix_view(
     columns["atom_element"] = element_numbers(section.atom_element)
     chain = np.repeat(np.arange(len(section.chain_name)), np.diff(section.chain_residue))
     polymer = _polymers(record, section)
-    kinds = {name: _kind(components.get(name)) for name in set(titles)}
-    kind = np.array([kinds[name] for name in titles], np.uint8)
+    kinds = {name: components[name].kind for name in set(titles) & components.keys()}
+    kind = np.array([kinds.get(name, ChainType.LIGAND) for name in titles], np.uint8)
     kind[polymer[chain] == ChainType.LIGAND] = ChainType.LIGAND
     pairs = list(zip(titles, kind.tolist(), strict=True))
     canonical = {pair: _canonical(components.get(pair[0]), pair[1]) for pair in set(pairs)}
@@ -101,18 +96,9 @@ def _polymers(record: EntryRecord, section: RulesetSection) -> Integer[np.ndarra
         entity = record.entities[row]
         is_polymer = bool(entity.polymer or entity.monomers)
         kinds.append(
-            _POLYMERS.get(entity.polymer, OTHER_POLYMER) if is_polymer else ChainType.LIGAND
+            POLYMERS.get(entity.polymer, OTHER_POLYMER) if is_polymer else ChainType.LIGAND
         )
     return np.array(kinds, np.uint8)
-
-
-def _kind(component: Component | None) -> ChainType:
-    text = component.type.upper() if component else ""
-    if "PEPTIDE" in text and text != "PEPTIDE-LIKE":
-        return ChainType.PROTEIN
-    if "DNA" in text:
-        return ChainType.DNA
-    return ChainType.RNA if "RNA" in text else ChainType.LIGAND
 
 
 def _canonical(component: Component | None, kind: int) -> int:

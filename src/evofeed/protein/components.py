@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -11,7 +10,7 @@ import numpy as np
 
 from evofeed.base.errors import InputError
 from evofeed.base.shapes import Bool, Float, Integer, Shaped
-from evofeed.protein.entry_record import HYDROGENS
+from evofeed.protein.entry_record import DNA, HYDROGENS, LIGAND, PROTEIN, RNA, ChainType
 
 BOND_ORDERS: Final = {"SING": 1, "DOUB": 2, "TRIP": 3, "QUAD": 4, "AROM": 5, "DELO": 6}
 """`_chem_comp_bond.value_order` as a number; 0 is any other."""
@@ -56,36 +55,31 @@ class Component:
         """Atoms that are neither hydrogen nor deuterium."""
         return ~np.isin(self.element, HYDROGENS)
 
+    @property
+    def kind(self) -> ChainType:
+        """What its residues are, by its type as Protenix reads it."""
+        text = self.type.upper()
+        if "PEPTIDE" in text and text != "PEPTIDE-LIKE":
+            return PROTEIN
+        if "DNA" in text:
+            return DNA
+        return RNA if "RNA" in text else LIGAND
+
     @functools.cached_property
     def rows(self) -> dict[str, int]:
         """Row of every atom by its name."""
         return {str(name): row for row, name in enumerate(self.name)}
 
 
-class ComponentTable(Mapping[str, Component]):
+class ComponentTable(dict[str, Component]):
     """Components by code.
 
     Raises:
         ComponentMissing: asked for a code that is not in it.
     """
 
-    def __init__(self, components: Mapping[str, Component]) -> None:
-        self._components = dict(components)
-
-    def __getitem__(self, code: str) -> Component:
-        try:
-            return self._components[code]
-        except KeyError:
-            raise ComponentMissing(
-                f"component {code!r} is not in the dictionary of components: give a newer "
-                "components.cif"
-            ) from None
-
-    def __contains__(self, code: object) -> bool:
-        return code in self._components
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._components)
-
-    def __len__(self) -> int:
-        return len(self._components)
+    def __missing__(self, code: str) -> Component:
+        raise ComponentMissing(
+            f"component {code!r} is not in the dictionary of components: give a newer "
+            "components.cif"
+        )

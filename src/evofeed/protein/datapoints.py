@@ -9,12 +9,9 @@ from typing import Any, Final
 import numpy as np
 
 from evofeed.base.shapes import Bool, Integer
-from evofeed.protein.entry_record import EntryRecord
+from evofeed.protein.entry_record import LIGAND, PROTEIN, RNA, EntryRecord
 from evofeed.protein.ruleset_section import RulesetSection
 
-LIGAND: Final = 3
-"""`RulesetSection.chain_type` of what is no polymer."""
-RNA: Final = 2
 RESTYPES: Final = (
     "ALA ARG ASN ASP CYS GLN GLU GLY HIS ILE LEU LYS MET PHE PRO SER THR TRP TYR VAL UNK "
     "A G C U N DA DG DC DT DN"
@@ -37,7 +34,7 @@ def alignment_names(record: EntryRecord, section: RulesetSection) -> dict[int, s
     found = {}
     for chain, kind in enumerate(section.chain_type.tolist()):
         entity = record.chain_entity[section.chain_asym[chain]]
-        if kind in (0, RNA) and entity >= 0 and record.entities[entity].sequence:
+        if kind in (PROTEIN, RNA) and entity >= 0 and record.entities[entity].sequence:
             sequence = record.entities[entity].sequence
             name = alignment_name(sequence, is_rna=kind == RNA)
             found[int(section.chain_entity[chain])] = name
@@ -99,6 +96,7 @@ def describe_section(record: EntryRecord, section: RulesetSection) -> dict[str, 
     """
     valid = np.flatnonzero(section.chain_valid)
     entities = section.chain_entity.tolist()
+    there = np.isin(section.interface, valid).all(1)
     return {
         "num_tokens": num_tokens(section),
         "num_atoms": len(section.atom_name),
@@ -106,14 +104,8 @@ def describe_section(record: EntryRecord, section: RulesetSection) -> dict[str, 
             [row, int(section.chain_type[row]), _key(record, section, row), entities[row]]
             for row in valid.tolist()
         ],
-        "interfaces": _valid_pairs(section, valid),
+        "interfaces": section.interface[there].tolist(),
     }
-
-
-def _valid_pairs(section: RulesetSection, valid: Integer[np.ndarray, " v"]) -> list[list[int]]:
-    there = np.isin(section.interface, valid).all(1)
-    pairs: list[list[int]] = section.interface[there].tolist()
-    return pairs
 
 
 def _key(record: EntryRecord, section: RulesetSection, row: int) -> str:

@@ -8,6 +8,7 @@ project takes. `without_solvent` is what a dataset keeps.
 from __future__ import annotations
 
 import dataclasses
+import enum
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -15,6 +16,23 @@ import numpy as np
 
 from evofeed.base.shapes import Bool, Float, Integer, Shaped
 
+
+class ChainType(enum.IntEnum):
+    """What a chain is, as sections and views number it."""
+
+    PROTEIN = 0
+    DNA = 1
+    RNA = 2
+    LIGAND = 3
+
+
+PROTEIN, DNA, RNA, LIGAND = ChainType
+POLYMERS: Final = {
+    "polypeptide(L)": PROTEIN,
+    "polydeoxyribonucleotide": DNA,
+    "polyribonucleotide": RNA,
+}
+"""By `_entity_poly.type`, the polymers that projects have alignments or features for."""
 HYDROGENS: Final = ("H", "D")
 """Elements that no project trains on."""
 WATERS: Final = ("HOH", "DOD")
@@ -63,12 +81,12 @@ class Link:
 
     kind: str
     """`conn_type_id`: covale, disulf, metalc, hydrog, ..."""
-    ends: tuple[LinkEnd, LinkEnd]
+    ends: tuple[LinkEnd, ...]
     length: float
     """Ångström; NaN if not given."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Dropped:
     """Something that was left out, with the reason."""
 
@@ -194,11 +212,12 @@ class EntryRecord:
         counts = np.where(np.diff(self.residue_atom) > 0, counts, 0)
         keep = counts > 0
         held = np.add.reduceat(np.append(keep, False), self.chain_residue[:-1])
-        moved = np.where(keep, np.cumsum(keep) - 1, -1)
+        moved = np.append(np.where(keep, np.cumsum(keep) - 1, -1), -1)
         chains = np.flatnonzero(held)
-        links = tuple(
-            dataclasses.replace(link, ends=_moved(link.ends, moved)) for link in self.links
-        )
+        links = []
+        for link in self.links:
+            ends = [dataclasses.replace(end, residue=int(moved[end.residue])) for end in link.ends]
+            links.append(dataclasses.replace(link, ends=tuple(ends)))
         return dataclasses.replace(
             self,
             chain_label=tuple(self.chain_label[chain] for chain in chains),
@@ -207,7 +226,7 @@ class EntryRecord:
             chain_residue=offsets(held[chains]),
             **self._rows("residue_", keep) | {"residue_atom": offsets(counts[keep])},
             **self._rows("atom_", rows),
-            links=links,
+            links=tuple(links),
         )
 
     def _rows(self, table: str, rows: Bool[np.ndarray, " n"]) -> dict[str, Any]:
@@ -244,13 +263,3 @@ def run_starts(
     if falling is not None:
         change[1:] |= np.diff(falling) < 0
     return np.flatnonzero(change)
-
-
-def _moved(
-    ends: tuple[LinkEnd, LinkEnd], moved: Integer[np.ndarray, " R"]
-) -> tuple[LinkEnd, LinkEnd]:
-    rows = [int(moved[end.residue]) if end.residue >= 0 else -1 for end in ends]
-    return (
-        dataclasses.replace(ends[0], residue=rows[0]),
-        dataclasses.replace(ends[1], residue=rows[1]),
-    )
