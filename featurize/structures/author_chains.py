@@ -8,8 +8,7 @@ author's chain is one chain, however its records are split.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -18,7 +17,7 @@ from evofeed.base.errors import MmcifError
 from evofeed.base.shapes import Bool, Int
 from evofeed.featurize.config import InputCaps
 from evofeed.featurize.structures.atom_sites import PlacedRows
-from evofeed.featurize.structures.atom_table import AtomTable
+from evofeed.featurize.structures.atom_table import AtomTable, Coded
 from evofeed.featurize.structures.residue_names import (
     is_amino_acid,
     is_nucleotide,
@@ -66,13 +65,12 @@ def author_chains(
     Raises:
         MmcifError: a chain is too long.
     """
-    kinds = _Kinds.of(table, modified)
     proteins, others = {}, {}
     for code, name in enumerate(table.chain.names):
         rows = np.flatnonzero(table.chain.codes == code)
         if not len(rows):
             continue
-        placed, left_out = _chain(name, rows, table, sequences.get(name), kinds)
+        placed, left_out = _chain(name, rows, table, sequences.get(name), modified)
         size = len(placed.sequence)
         if why := caps.excess("max_columns", size, f"chain {name} has {size} residues"):
             raise MmcifError(why)
@@ -83,28 +81,45 @@ def author_chains(
     return proteins, others
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Kinds:
-    """What each record's residue is by name.
+class Residues(NamedTuple):
+    """Residues of some records of a table, in the order of their first records."""
 
-    `free`: one of the twenty, or without a letter, which may be a ligand; a modified residue
-    with a letter is one of a chain.
-    """
+    table: AtomTable
+    rows: Rows
+    number: Rows
+    """Which residue each record is of."""
+    first: Int[np.ndarray, " R"]
+    """First record of each."""
 
-    amino: Mask
-    free: Mask
-    strange: Mask
-    water: Mask
+    def names(self) -> list[str]:
+        """Of each by its first record."""
+        component = self.table.component
+        return [component.names[code] for code in component.codes[self.first].tolist()]
 
-    @classmethod
-    def of(cls, table: AtomTable, modified: frozenset[str]) -> _Kinds:
-        amino = table.component.where(lambda name: is_amino_acid(name) or name in modified)
-        water = table.component.where(is_water)
-        strange = ~(amino | water | table.component.where(is_nucleotide))
-        free = table.component.where(
-            lambda name: standard_letter(name) != "X" or model_letter(name) == "X"
-        )
-        return cls(amino, free, strange, water)
+    def having(self, records: Mask) -> Bool[np.ndarray, " R"]:
+        """Which residues have one of these records."""
+        found: np.ndarray = np.bincount(self.number, records, minlength=len(self.first)) > 0
+        return found
+
+    def bonded(self) -> Bool[np.ndarray, " B"]:
+        """Whether each residue but the last has a peptide bond to the next."""
+        ends = {}
+        for name in ("C", "N"):
+            here = self.table.atom.codes[self.rows] == self.table.atom.code(name)
+            ends[name] = np.full([len(self.first), 3], np.nan)
+            ends[name][self.number[here]] = self.table.xyz[self.rows[here]]
+        steps = np.linalg.norm(ends["N"][1:] - ends["C"][:-1], axis=-1)
+        low, high = _BONDED
+        return np.asarray((steps > low) & (steps < high))  # NaN is neither
+
+
+def residues_of(rows: Rows, table: AtomTable, *more: Int[np.ndarray, " T"]) -> Residues:
+    """Residues of records by number, insertion code and `more`."""
+    columns = (table.author_number, table.insertion.codes, *more)
+    keys = np.stack([column[rows] for column in columns], -1)
+    _, first, number = np.unique(keys, axis=0, return_index=True, return_inverse=True)
+    order = np.argsort(first, kind="stable")
+    return Residues(table, rows, np.argsort(order)[number.reshape(-1)], rows[first[order]])
 
 
 def _chain(
@@ -112,30 +127,29 @@ def _chain(
     rows: Rows,
     table: AtomTable,
     full: FullSequence | None,
-    kinds: _Kinds,
+    modified: frozenset[str],
 ) -> tuple[PlacedRows, str]:
     """A chain, without sequence if it is no protein, and its other residues in words."""
-    member = _members(rows, table, kinds, full)
-    left_out = listed(rows[~member], table)
     ters = table.ters[np.isin(table.ters - 1, rows)]
+    member = _members(rows, table, ters, modified, full.names if full else ())
+    left_out = listed(rows[~member], table)
     rows = rows[member]
     notes = [f"{left_out}: no residues of the chain"] if left_out else []
-    residue, first = residues_of(rows, table)
-    absent = table.absent[rows]
+    seen, absent = residues_of(rows, table), table.absent[rows]
     index, numbers, names = None, None, []
     if full is not None and len(rows):
         names = list(full.names)
-        index = _on_sequence(first, table, full, notes)
+        index = _on_sequence(seen, full, notes)
     if index is None:
-        known = np.bincount(residue, table.atom37[rows] >= 0) > 0
+        known = seen.having(table.atom37[rows] >= 0)
         index = np.where(known, np.cumsum(known) - 1, -1)
-        first = first[known]
-        names = [table.component.names[code] for code in table.component.codes[first]]
-        numbers = _steps(first, rows, table, notes)
-        breaks = int((ters <= first[-1]).sum()) if len(first) else 0
+        shown = residues_of(rows[known[seen.number]], table)
+        names = shown.names()
+        numbers = _steps(shown, notes)
+        breaks = int((ters <= shown.first[-1]).sum()) if names else 0
         if breaks:
             notes.append(f"{breaks} TER records inside one chain id: it may be several chains")
-    where = index[residue]
+    where = index[seen.number]
     prefer = _several_names(rows, where, table, names)
     present = (where >= 0) & ~absent
     rows, where = rows[present], where[present]
@@ -157,76 +171,45 @@ def _chain(
     return placed, left_out
 
 
-def _members(rows: Rows, table: AtomTable, kinds: _Kinds, full: FullSequence | None) -> Mask:
+def _members(
+    rows: Rows,
+    table: AtomTable,
+    ters: Int[np.ndarray, " T"],
+    modified: frozenset[str],
+    names: Collection[str],
+) -> Mask:
     """Which records are of the chain's residues.
 
     Amino acids, what the full sequence names, and unknown residues with a backbone between
     them; never water. Ligands that are amino acids stand behind the chain as HETATM: after its
     TER record, or without one not bonded to it.
     """
-    named = set(full.names) if full is not None else set()
-    member = kinds.amino[rows] | table.component.where(named.__contains__)[rows]
-    strange = kinds.strange[rows] & ~member
+    component, hetero = (
+        Coded(table.component.codes[rows], table.component.names),
+        table.hetero[rows],
+    )
+    amino = component.where(lambda name: is_amino_acid(name) or name in modified)
+    water = component.where(is_water)
+    member = amino | component.where(set(names).__contains__)
+    strange = ~(member | water | component.where(is_nucleotide))
     if strange.any():
-        last = rows[kinds.amino[rows]].max(initial=-1)
-        member |= strange & (rows < last) & _has_backbone(rows, table, strange)
-    member &= ~kinds.water[rows]
-    ters = table.ters[np.isin(table.ters - 1, rows)]
+        own = residues_of(rows[strange], table)
+        atoms = [table.atom.codes[own.rows] == table.atom.code(name) for name in _BACKBONE]
+        whole = np.all([own.having(records) for records in atoms], axis=0)
+        last = rows[amino].max(initial=-1)
+        member[strange] = whole[own.number] & (own.rows < last)
+    member &= ~water
     if len(ters):
-        return np.asarray(member & ~(table.hetero[rows] & (rows >= ters[-1])))
-    return np.asarray(member & ~_loose_ligands(rows, table, kinds, member))
-
-
-def _loose_ligands(rows: Rows, table: AtomTable, kinds: _Kinds, member: Mask) -> Mask:
-    """HETATM records of free amino acids behind the chain's last ATOM, not bonded to it."""
-    loose = np.zeros(len(rows), bool)
-    last = rows[member & ~table.hetero[rows]].max(initial=-1)
-    behind = member & kinds.free[rows] & (rows > last)
-    if last < 0 or not behind.any():
-        return loose
-    residue, first = residues_of(rows[member], table)
-    bonded = _bonded(residue, rows[member], table)
-    for number in np.flatnonzero(np.isin(first, rows[behind])).tolist():
-        if number == 0 or not bonded[number - 1]:
-            loose[np.flatnonzero(member)[residue == number]] = True
-    return loose
-
-
-def _bonded(residue: Rows, rows: Rows, table: AtomTable) -> Bool[np.ndarray, " B"]:
-    """Whether each residue but the last has a peptide bond to the next."""
-    ends = {}
-    for name in ("C", "N"):
-        here = table.atom.codes[rows] == table.atom.code(name)
-        ends[name] = np.full([int(residue.max(initial=-1)) + 1, 3], np.nan)
-        ends[name][residue[here]] = table.xyz[rows[here]]
-    steps = np.linalg.norm(ends["N"][1:] - ends["C"][:-1], axis=-1)
-    low, high = _BONDED
-    return np.asarray((steps > low) & (steps < high))  # NaN is neither
-
-
-def _has_backbone(rows: Rows, table: AtomTable, strange: Mask) -> Mask:
-    """Records of strange residues that have N, CA and C."""
-    residue, first = residues_of(rows[strange], table)
-    atoms = table.atom.codes[rows[strange]]
-    whole = np.ones(len(first), bool)
-    for name in _BACKBONE:
-        whole &= np.bincount(residue, atoms == table.atom.code(name), minlength=len(first)) > 0
-    out = np.zeros(len(rows), bool)
-    out[strange] = whole[residue]
-    return out
-
-
-def residues_of(
-    rows: Rows, table: AtomTable, *more: Int[np.ndarray, " T"]
-) -> tuple[Rows, Int[np.ndarray, " R"]]:
-    """Residue of each record by number, insertion code and `more`, and the first record of each."""
-    columns = (table.author_number, table.insertion.codes, *more)
-    keys = np.stack([column[rows] for column in columns], -1)
-    _, first, residue = np.unique(keys, axis=0, return_index=True, return_inverse=True)
-    order = np.argsort(first, kind="stable")
-    rank = np.empty_like(order)
-    rank[order] = np.arange(len(order))
-    return rank[residue.reshape(-1)], rows[first[order]]
+        return np.asarray(member & ~(hetero & (rows >= ters[-1])))
+    last = rows[member & ~hetero].max(initial=-1)
+    # A modified residue with a letter is one of a chain; others of one record may be free.
+    free = component.where(lambda name: standard_letter(name) != "X" or model_letter(name) == "X")
+    behind = member & free & (rows > last)
+    if last >= 0 and behind.any():
+        own = residues_of(rows[member], table)
+        loose = np.isin(own.first, rows[behind]) & ~np.append(False, own.bonded())
+        member[member] = ~loose[own.number]
+    return np.asarray(member)
 
 
 def listed(rows: Rows, table: AtomTable) -> str:
@@ -239,18 +222,17 @@ def listed(rows: Rows, table: AtomTable) -> str:
 
 def residue_counts(rows: Rows, table: AtomTable) -> Counter[str]:
     """How many residues of each name some records are of."""
-    _, first = residues_of(rows, table, table.component.codes)
-    return Counter(table.component.names[code] for code in table.component.codes[first].tolist())
+    return Counter(residues_of(rows, table, table.component.codes).names())
 
 
 def _on_sequence(
-    first: Int[np.ndarray, " R"], table: AtomTable, full: FullSequence, notes: list[str]
+    residues: Residues, full: FullSequence, notes: list[str]
 ) -> Int[np.ndarray, " R"] | None:
     """Position of each residue seen on the full sequence; None if they do not belong together."""
-    seen = [table.component.names[code] for code in table.component.codes[first]]
+    seen, table, first = residues.names(), residues.table, residues.first
     codes = [table.insertion.names[code] or " " for code in table.insertion.codes[first]]
-    residues = list(zip(table.author_number[first].tolist(), codes, seen, strict=True))
-    index = place_on_sequence(residues, full.names, full.unseen)
+    written = list(zip(table.author_number[first].tolist(), codes, seen, strict=True))
+    index = place_on_sequence(written, full.names, full.unseen)
     if index is None:
         notes.append(
             f"{full.source} has {len(full.names)} residues, too many to align {len(seen)} seen"
@@ -270,22 +252,16 @@ def _on_sequence(
     return index
 
 
-def _steps(
-    first: Int[np.ndarray, " R"], rows: Rows, table: AtomTable, notes: list[str]
-) -> Int[np.ndarray, " R"] | None:
+def _steps(residues: Residues, notes: list[str]) -> Int[np.ndarray, " R"] | None:
     """Residue numbers from 0 that step over gaps, with one note on them; None without a gap.
 
     A gap is a step of the author's numbers between residues that no peptide bond joins: some
     numberings skip numbers where nothing is missing.
     """
-    if not len(first):
+    if not len(residues.first):
         return None
-    written = table.author_number[first]
-    steps = np.maximum(np.diff(written), 1)
-    residue, firsts = residues_of(rows, table)
-    rows = rows[np.isin(firsts, first)[residue]]
-    residue, _ = residues_of(rows, table)
-    steps = np.where(_bonded(residue, rows, table), 1, steps)
+    written = residues.table.author_number[residues.first]
+    steps = np.where(residues.bonded(), 1, np.maximum(np.diff(written), 1))
     gaps = np.flatnonzero(steps > 1).tolist()
     if not gaps:
         notes.append(f"{_SEEN_ONLY}: the sequence is what is seen")
@@ -309,14 +285,12 @@ def _several_names(
     names: Sequence[str],
 ) -> dict[int, str]:
     """Of positions with atoms of several residue names: the sequence's, else the first one's."""
-    code = table.component.codes[rows]
-    lowest = np.full(len(names), np.iinfo(np.int32).max)
-    highest = np.full(len(names), -1)
+    code, size = table.component.codes[rows], len(table.component.names)
     inside = where >= 0
-    np.minimum.at(lowest, where[inside], code[inside])
-    np.maximum.at(highest, where[inside], code[inside])
+    pairs = np.unique(where[inside] * size + code[inside])
+    positions, counts = np.unique(pairs // size, return_counts=True)
     prefer = {}
-    for position in np.flatnonzero(highest > lowest).tolist():
+    for position in positions[counts > 1].tolist():
         here = [table.component.names[c] for c in code[where == position]]
         prefer[position] = names[position] if names[position] in here else here[0]
     return prefer

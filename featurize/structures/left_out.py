@@ -28,9 +28,8 @@ def other_molecules(table: AtomTable, placed: Iterable[PlacedRows]) -> tuple[Oth
     for chain in placed:
         taken[chain.rows] = True
     every = np.arange(len(table.number))
-    residue, _ = residues_of(every, table, table.chain.codes, table.component.codes)
-    used = np.bincount(residue, taken) > 0
-    rest = np.flatnonzero(~used[residue] & ~table.absent)
+    residues = residues_of(every, table, table.chain.codes, table.component.codes)
+    rest = np.flatnonzero(~residues.having(taken)[residues.number] & ~table.absent)
     found = [
         OtherMolecule(_kind(component), component, chain, count)
         for code, chain in enumerate(table.chain.names)

@@ -98,12 +98,12 @@ def _as_openfold(table: AtomTable, file_id: str, path: str, threshold: float | N
     hetero = np.where(table.hetero, components.codes + 1, 0)
     for code in dict.fromkeys(table.chain.codes[known].tolist()):
         rows = known[table.chain.codes[known] == code]
-        residue, first = residues_of(rows, table, hetero)
-        last = np.zeros(len(first), np.int64)
-        last[residue] = rows  # of equal indices numpy keeps the last
+        residues = residues_of(rows, table, hetero)
+        last = np.zeros(len(residues.first), np.int64)
+        last[residues.number] = rows  # of equal indices numpy keeps the last
         letters = [standard_letter(components.names[c]) for c in components.codes[last]]
         name = table.chain.names[code]
-        chains[name] = PlacedRows(name, "".join(letters), rows, residue)
+        chains[name] = PlacedRows(name, "".join(letters), rows, residues.number)
     return Structure(
         file_id=file_id,
         method="",
