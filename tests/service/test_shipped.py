@@ -10,8 +10,10 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import socket
 import subprocess
 import sys
+import time
 import tomllib
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -31,6 +33,7 @@ from tests.service.conftest import (
     until_trusted,
 )
 from tests.service.shipped import DEPLOY, ROOT, Shipped, free_port, nginx_program
+from tests.store.records import published, random_record
 
 BASE = "/v1/datasets"
 pytestmark = pytest.mark.slow
@@ -190,6 +193,36 @@ def test_nginx_sends_the_shards_that_the_service_allows(
     (shipped.folder / "away").rename(there)
     with shipped.client() as client:
         assert client.get(path).status_code == 401
+
+
+def test_who_reads_slowly_keeps_nginx_waiting_and_not_the_service(
+    shipped: Shipped, own: httpx.Client
+) -> None:
+    chains = (random_record(n, num_res=500, num_alignments=5000) for n in range(4))
+    sent = published(shipped.data / "slow", chains).manifest.shards[0]
+    assert sent.nbytes > 6 << 20, "more than the system's buffers take"
+    own.post(BASE, json={"name": "slow", "uri": str(shipped.data / "slow")}).raise_for_status()
+    path, proof = f"{BASE}/slow/shards/{sent.name}", f'"{sent.sha256}"'
+    headers = {"Range": "bytes=0-", "If-Range": proof}  # which the service sends by itself
+    small = [(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)]
+    door = httpx.HTTPTransport(verify=shipped.trust, socket_options=small)
+    with (
+        httpx.Client(base_url=shipped.url, headers=own.headers, transport=door) as slow,
+        slow.stream("GET", path, headers=headers, timeout=120),
+    ):  # and reads nothing more
+        quiet, end = 0, time.monotonic() + 240
+        while quiet < 10:
+            assert time.monotonic() < end, "the service waits for whoever reads"
+            time.sleep(0.1)
+            quiet = 0 if _unread(shipped.port) else quiet + 1
+
+
+def _unread(port: int) -> int:
+    """Bytes on their way over connections of a port: none once nginx has all of an answer."""
+    rows = [row.split() for row in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    end, established = f":{port:04X}", "01"
+    queues = [row[4] for row in rows if row[3] == established and end in row[1] + row[2]]
+    return sum(int(size, 16) for queue in queues for size in queue.split(":"))
 
 
 def test_what_anybody_may_send_is_limited_at_the_door(shipped: Shipped) -> None:
