@@ -13,7 +13,7 @@ unexport PYTHONDONTWRITEBYTECODE
 	wheels clean
 
 help: ## this list
-	@sed -n 's/^\([a-z-]*\):[^#]*## */  make \1\t/p' $(firstword $(MAKEFILE_LIST)) | expand -t 18
+	@sed -n 's/^\([a-z-]*\):[^#]*## */  make \1\t/p' $(firstword $(MAKEFILE_LIST)) | expand -t 22
 
 setup: $(VENV)/.installed ## .venv with everything in it
 

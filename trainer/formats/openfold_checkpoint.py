@@ -102,7 +102,8 @@ def load_weights(model: nn.Module, state: Mapping[str, Tensor], path: str) -> No
         if names:
             raise CheckpointError(
                 f"it {what} {len(names)} parameters, {names[0]} first; "
-                "build the model as it was trained, or give the run's folder",
+                "the model must have the sizes it was saved with: the preset and `model` of that "
+                "run's config.yaml; to predict, give the run's folder",
                 path=path,
             )
     model.load_state_dict(dict(state))
