@@ -17,6 +17,7 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, expect
 from tests.conftest import SMALL_PACK, exit_code
 from tests.service.test_browser import VIEWS, watched
+from tests.trainer.conftest import small_run
 from tests.trainer.synthetic_batch import synthetic_complex
 from tests.trainer.synthetic_records import synthetic_record
 
@@ -26,14 +27,13 @@ from evofeed.protein.residues import ATOM_ORDER, RESTYPE_3, UNKNOWN
 from evofeed.protein.structure_text import Structure, ca_of_mmcif
 from evofeed.store import Dataset, DatasetWriter
 from evofeed.trainer import AlphaFold, initial_training, tiny, tiny_multimer
-from evofeed.trainer.config import TrainConfig
 from evofeed.trainer.formats.openfold_checkpoint import save_openfold_checkpoint
 from evofeed.trainer.predict.compare import compared
 from evofeed.trainer.predict.many import tasks, write_prediction
 from evofeed.trainer.predict.prediction import Prediction, predict_structure, prediction_batch
 from evofeed.trainer.predict.relax import relaxed
 from evofeed.trainer.predict.weights import kind_of, load_model
-from evofeed.trainer.presets import PRESETS, multimer
+from evofeed.trainer.presets import multimer
 from evofeed.trainer.report.page import write_page
 from evofeed.trainer.run.train import train
 
@@ -55,11 +55,7 @@ def runs(dataset: str, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """A run of one step, and a copy of it."""
     folder = tmp_path_factory.mktemp("runs")
     crop = {"crop_size": 12, "max_msa_clusters": 4, "max_extra_msa": 4, "max_templates": 1}
-    small = {"evoformer": {"no_blocks": 1}, "structure_module": {"no_blocks": 1}}
-    base: TrainConfig = PRESETS["tiny"]().train.replace(
-        steps=1, model=small, loader=crop, profile_steps=0
-    )
-    train(base, dataset, out=folder / "first")
+    train(small_run(steps=1, loader=crop), dataset, out=folder / "first")
     shutil.copytree(folder / "first", folder / "second")
     return [folder / "first", folder / "second"]
 
