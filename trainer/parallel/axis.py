@@ -68,12 +68,8 @@ class Axis:
 def axial_group(ranks: int, axial: int, device: torch.device) -> Axis:
     """This process's place along `axial` of the mesh (ranks / axial) x axial.
 
-    Every rank must call it; the process group of all must be there.
-
-    Raises:
-        TrainerError: `axial` does not divide the ranks.
+    Every rank must call it; the process group of all must be there, and `axial` divide the ranks.
     """
-    check_divides(ranks, axial)
     from torch.distributed.device_mesh import init_device_mesh
 
     shape, names = (ranks // axial, axial), ("data", "axial")
