@@ -188,6 +188,10 @@ class HttpConnection:
         response = connection.getresponse()
         span = _RANGE.fullmatch(headers.get("Range", ""))
         most = max(int(span[2]) - int(span[1]) + 1, REFUSAL) if span else WHOLE
+        if span and response.status == 200:
+            connection.close()
+            what = "it sends all of a file for a range of it: does a proxy take `Range` away?"
+            raise StoreError(what, path=self._url)
         size, data = response.length, bytearray()
         if size is not None and size <= most:
             return Answer(response.status, response.headers, response.read())

@@ -174,6 +174,15 @@ def test_many_chains_come_in_the_order_they_are_asked_for(service, closing):
     assert cut.item == "chain2_A" and "truncated" in cut.message
 
 
+@pytest.mark.parametrize("length", [9, 1 << 20])
+def test_a_whole_file_in_place_of_a_range_says_what_may_be_wrong(service, closing, length):
+    dataset = closing(service.url)
+    service.faults.append((200, bytes(length)))
+    with pytest.raises(StoreError, match=r"shards/.*: it sends all .* `Range` away\?"):
+        dataset[0]
+    assert_same(dataset["chain0_A"], random_record(0))
+
+
 def test_what_the_service_lacks_is_missing(service, closing):
     for snapshot in ("nothing", "0" * 64):
         with pytest.raises(DatasetMissing):
