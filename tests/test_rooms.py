@@ -61,7 +61,7 @@ BUDGET = {
     "store": 7_294,
     "loader": 12_084,
     "service": 8_275,
-    "trainer": 11_995,
+    "trainer": 11_997,
     "kernels": 16_341,
     "synth": 1_859,
     "tests": 39_799,

@@ -30,7 +30,6 @@ from evofeed.trainer.config import TrainConfig
 from evofeed.trainer.gradients.modes import exchange_of
 from evofeed.trainer.log.clock import StepClock
 from evofeed.trainer.log.runlog import RunLog
-from evofeed.trainer.model.alphafold import AlphaFold
 from evofeed.trainer.run.checkpoint import (
     CHECKPOINTS,
     RESIDUALS,
@@ -75,6 +74,7 @@ class Loop:
         validate: called every `validate_every` steps and after the last, under averaged weights.
         watch: called before every step with its number, for the profiler.
         provenance: kept in every checkpoint: dataset digest, versions.
+        masks: dropout masks of a size that a pass draws at once: see `OnePass`.
         after_backward: called in every step when this rank's gradient is there, instead of
             averaging it; must call `sync_grad()`.
     """
@@ -92,6 +92,7 @@ class Loop:
         validate: Callable[[], dict[str, float]] | None = None,
         watch: Callable[[int], None] | None = None,
         provenance: Mapping[str, Any] | None = None,
+        masks: int = 1,
         after_backward: Callable[[Loop], None] | None = None,
     ) -> None:
         self._after_backward = after_backward
@@ -115,7 +116,7 @@ class Loop:
         self._provenance = provenance or {}
         self._writer = CheckpointWriter(out / CHECKPOINTS, config.keep_checkpoints)
         self._saved = -1  # the step of the last checkpoint
-        self._one_pass = OnePass(_masks_at_once(model, world))
+        self._one_pass = OnePass(masks)
         self._replay = self._recorder() if recorded else None
         self._terms: list[str] = []
         self._telemetry = Telemetry(one_pass=config.accumulate == 1)
@@ -416,13 +417,3 @@ class Loop:
         """Seed of one sample's dropout; the same however a batch is spread over ranks."""
         number = (step * self.config.accumulate + micro) * self.world.readers + self.world.reader
         return (self.config.seed * 1_000_003 + number) % 2**63
-
-
-def _masks_at_once(model: nn.Module, world: World) -> int:
-    """1 where a pass is not the only one to draw its dropout: see `OnePass`.
-
-    Blocks may run again in the backward pass, as those of an unknown model may; and ranks that
-    share a sample draw masks of different sizes for their parts of it, some of them alike.
-    """
-    once = isinstance(model, AlphaFold) and not model.evoformer.checkpointing
-    return 32 if once and world.axis is None else 1

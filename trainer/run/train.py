@@ -155,6 +155,7 @@ def run(
         loop = Loop(
             config, model, loss, loader, out=out, world=world, log=log, validate=validate,
             provenance={"dataset": facts["dataset"], "versions": facts["versions"]},
+            masks=_masks_at_once(model, world),
         )  # fmt: skip
         first = loop.resume() if resume else 0
         if first >= config.steps:  # nothing left to do, and nothing to report again
@@ -166,6 +167,16 @@ def run(
             forget_steps(out, first)
         facts |= {"first_step": first, "seconds_before_first_wait": time.perf_counter() - began}
         return _accounted(loop, log, facts, count_flops)
+
+
+def _masks_at_once(model: nn.Module, world: World) -> int:
+    """1 where a pass is not the only one to draw its dropout: see `OnePass`.
+
+    Blocks may run again in the backward pass, as those of an unknown model may; and ranks that
+    share a sample draw masks of different sizes for their parts of it, some of them alike.
+    """
+    once = isinstance(model, AlphaFold) and not model.evoformer.checkpointing
+    return 32 if once and world.axis is None else 1
 
 
 def _accounted(
