@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Annotated, Any, Final, Literal, NamedTuple
 from urllib.parse import urlencode
@@ -15,6 +14,7 @@ from pydantic import Field, model_validator
 from starlette.responses import HTMLResponse
 
 from evofeed.service.names import DIGEST_PATTERN, DatasetName, NewName
+from evofeed.service.pages.listings import LISTINGS, Listing
 from evofeed.service.pages.page import render
 from evofeed.service.requests.forms import bad_field
 from evofeed.service.requests.routing import Context, make_router, scope
@@ -51,81 +51,6 @@ router = make_router("/ui/datasets/{name}", tag="pages")
 _ROWS: Final = 50  # of a page
 _FACETS: Final = 24  # values of a column to choose from
 _FLAGS: Final = ("has_structure", "is_distillation")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Listing:
-    """How a table is shown."""
-
-    nouns: tuple[str, str]  # what one row is, and several
-    columns: tuple[str, ...]  # that are shown, the id first
-    sorts: tuple[str, ...]  # columns it may be in the order of
-    fields: tuple[tuple[str, str, tuple[str, ...]], ...]  # title, kind, parameters of an input
-    charts: tuple[tuple[str, str, str, str, str], ...]  # column, title, unit, what a bar sets
-    facets: tuple[tuple[str, str], ...]  # column, which is the parameter too, and title
-
-
-_COMMON: Final = (
-    ("resolution, at most (Å)", "number", ("max_resolution",)),
-    ("released", "date", ("released_from", "released_before")),
-)
-_RESOLUTION: Final = ("resolution", "Resolution", "ångström, at most", "", "max_resolution")
-_OF_COMPLEXES: Final = (
-    "assembly_id", "stoichiometry", "num_chains", "num_entities", "num_res", "num_interface",
-    "resolution", "release_date", "method",
-)  # fmt: skip
-_CHAINS: Final = _Listing(
-    nouns=("chain", "chains"),
-    columns=(
-        "chain_id", "num_res", "num_alignments", "num_templates", "resolution", "release_date",
-        "method", "has_structure",
-    ),
-    sorts=(
-        "chain_id", "num_res", "num_alignments", "num_templates", "resolution", "release_date",
-        "method", "cluster_size",
-    ),
-    fields=(
-        ("length", "number", ("min_length", "max_length")),
-        ("depth", "number", ("min_depth", "max_depth")),
-        ("templates, at least", "number", ("min_templates",)),
-        *_COMMON,
-    ),
-    charts=(
-        ("num_res", "Length", "residues", "min_length", "max_length"),
-        ("num_alignments", "Alignment depth", "MSA rows", "min_depth", "max_depth"),
-        ("num_templates", "Templates", "kept", "min_templates", ""),
-        _RESOLUTION,
-    ),
-    facets=(("method", "method"), ("has_structure", "structure"),
-            ("is_distillation", "distillation")),
-)  # fmt: skip
-_ASSEMBLIES: Final = _Listing(
-    nouns=("complex", "complexes"),
-    columns=_OF_COMPLEXES,
-    sorts=_OF_COMPLEXES,
-    fields=(
-        ("chains, copies included", "number", ("min_chains", "max_chains")),
-        ("different sequences", "number", ("min_entities", "max_entities")),
-        ("interface, at least", "number", ("min_interface",)),
-        ("residues, at most", "number", ("max_length",)),
-        *_COMMON,
-    ),
-    charts=(
-        ("num_chains", "Chains", "copies included", "min_chains", "max_chains"),
-        ("num_interface", "Interface size", "residues near another chain", "min_interface", ""),
-        ("num_res", "Length", "residues of all chains", "", "max_length"),
-    ),
-    facets=(("stoichiometry", "stoichiometry"),),
-)  # fmt: skip
-_OF_ENTRIES: Final = (
-    "entry_id", "num_residues", "num_atoms", "resolution", "release_date", "tokens_openfold3",
-    "tokens_boltz", "tokens_protenix",
-)  # fmt: skip
-_ENTRIES: Final = _Listing(
-    nouns=("entry", "entries"), columns=_OF_ENTRIES, sorts=_OF_ENTRIES, fields=_COMMON,
-    charts=(_RESOLUTION,), facets=(),
-)  # fmt: skip
-_LISTINGS: Final = {"chains": _CHAINS, "assemblies": _ASSEMBLIES, "entries": _ENTRIES}
 
 
 class PageQuery(RowQuery):
@@ -172,7 +97,7 @@ def dataset_page(
     manifest = view.manifest(digest)
     if "table" not in query.model_fields_set and manifest.entries and not manifest.num_chains:
         query = query.model_copy(update={"table": "entries"})
-    listing = _LISTINGS[query.table]
+    listing = LISTINGS[query.table]
     if (sort := query.sort or listing.sorts[0]) not in listing.sorts:
         raise bad_field("sort", f"{sort!r} is none of {', '.join(listing.sorts)}")
     question = _question(query, name, digest)
@@ -180,7 +105,7 @@ def dataset_page(
     rows = service.finder.ordered(question, sort, query.desc)
     pages = max(1, -(-len(rows) // _ROWS))
     page = min(query.page, pages)
-    shown = every.select(list(listing.columns)).take(pa.array(rows[(page - 1) * _ROWS :][:_ROWS]))
+    shown = every.select(listing.columns).take(pa.array(rows[(page - 1) * _ROWS :][:_ROWS]))
     seen = snapshots_of(service.database, row.id, view)[:20]
 
     def link(**changes: Any) -> str:
@@ -189,7 +114,7 @@ def dataset_page(
 
     return render(
         "dataset.html", ctx.request, ctx.principal, dataset=row, ref=ref, refs=refs, digest=digest,
-        jobs=jobs, listings=_LISTINGS, manifest=manifest, query=query, listing=listing,
+        jobs=jobs, listings=LISTINGS, manifest=manifest, query=query, listing=listing,
         link=link, sort=sort, total=every.num_rows, matched=len(rows), rows=rows_of(shown),
         page=page, pages=pages, charts=_charts(service, question, listing, link),
         facets=[(title, column, _facet(service, query, question, column))
@@ -207,7 +132,7 @@ def _question(query: PageQuery, name: str, digest: str, without: str = "") -> Qu
     return Question(name, digest, query.table, where, query.q)
 
 
-def _charts(service: Service, question: Question, listing: _Listing, link: Link) -> list[Chart]:
+def _charts(service: Service, question: Question, listing: Listing, link: Link) -> list[Chart]:
     """A chart a column: all pale, those asked for before them; each bar is a filter."""
     every = service.catalog.statistics(question.dataset, question.digest, question.table)
     charts = []
