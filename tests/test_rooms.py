@@ -59,12 +59,12 @@ BUDGET = {
     "src": 4_434,
     "featurize": 19_753,
     "store": 7_294,
-    "loader": 12_084,
-    "service": 8_275,
+    "loader": 12_064,
+    "service": 8_226,
     "trainer": 11_997,
     "kernels": 16_341,
     "synth": 1_859,
-    "tests": 39_799,
+    "tests": 39_876,
     "benchmarks": 9_933,
 }
 

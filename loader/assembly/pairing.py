@@ -7,7 +7,6 @@ of what the device makes, and is the same on every machine. Source: AlphaFold-Mu
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,30 +16,8 @@ from evofeed.loader.config import AssemblyConfig
 from evofeed.loader.views.cells import SpeciesRows
 from evofeed.loader.views.entry_view import numbers_within
 from evofeed.protein.assembly_record import AssemblyRecord
+from evofeed.protein.chain_record import ChainRecord
 from evofeed.protein.residues import GAP
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class EntityRows:
-    """The alignments of one distinct sequence of a complex: restype codes 0-21.
-
-    `pair_msa` is the alignment to pair by species, its query first, with the name of the species
-    of each row, empty where it is unknown; without one, the query alone is paired.
-    """
-
-    msa: UInt8[np.ndarray, "N L"]
-    copies: int
-    pair_msa: UInt8[np.ndarray, "P L"]
-    species: Sequence[str]
-
-    @classmethod
-    def of(cls, record: AssemblyRecord) -> list[EntityRows]:
-        """Those of a complex, entity by entity."""
-        entities = []
-        for chain, rows, names in zip(record.chains, record.pairing, record.copies, strict=True):
-            pairs = (rows.msa, rows.msa_species) if rows else (chain.msa[:1], ("",))
-            entities.append(cls(chain.msa, len(names), *pairs))
-        return entities
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,9 +25,9 @@ class RowPlan:
     """The rows of a merged MSA: `paired` first, each entity's `unpaired` ones below others'."""
 
     paired: Int[np.ndarray, "R entities"]
-    """Row of `pair_msa` of each entity, -1 where it has gaps."""
+    """Row of the alignment to pair of each entity, -1 where it has gaps."""
     unpaired: tuple[Int[np.ndarray, " _"], ...]
-    """Rows of `msa` of each entity."""
+    """Rows of the alignment of each entity."""
 
     @property
     def num_rows(self) -> int:
@@ -63,9 +40,13 @@ def similarity(msa: UInt8[np.ndarray, "N L"]) -> Int[np.ndarray, " N"]:
     return np.asarray(np.count_nonzero(msa == msa[:1], axis=1), np.int64)
 
 
-def pair_rows(
-    entities: Sequence[EntityRows], config: AssemblyConfig
-) -> Int[np.ndarray, "R entities"]:
+def _pairing(record: AssemblyRecord) -> list[ChainRecord]:
+    """Of each entity the alignment to pair, the query alone where there is none."""
+    pairs = zip(record.chains, record.pairing, strict=True)
+    return [rows or one.replace(msa=one.msa[:1], msa_species=("",)) for one, rows in pairs]
+
+
+def pair_rows(record: AssemblyRecord, config: AssemblyConfig) -> Int[np.ndarray, "R entities"]:
     """Rows of each entity that are paired, the queries first; -1 where an entity has none.
 
     Of each species that two chains have, the rows most like their queries stand together, then
@@ -73,20 +54,20 @@ def pair_rows(
     one entity of two copies pairs those. Rows of more chains come first, then those whose row
     numbers have the smaller product; what is equal stays in the order of species and similarity.
     """
-    copies = np.array([entity.copies for entity in entities])
-    names = sorted({name for entity in entities for name in entity.species} - {""})
+    copies = np.array([len(names) for names in record.copies])
+    pairing = _pairing(record)
+    names = sorted({name for rows in pairing for name in rows.msa_species} - {""})
     numbers = {"": -1, **{name: number for number, name in enumerate(names)}}
-    species = [np.array([numbers[name] for name in entity.species]) for entity in entities]
+    species = [np.array([numbers[name] for name in rows.msa_species]) for rows in pairing]
     orders = [
-        np.lexsort((-similarity(entity.pair_msa), own))
-        for entity, own in zip(entities, species, strict=True)
+        np.lexsort((-similarity(rows.msa), own)) for rows, own in zip(pairing, species, strict=True)
     ]  # by species, within it by falling similarity, within that by row
     table = SpeciesRows.of(species, orders)
     chains = (table.counts > 0) @ copies
     wanted = np.flatnonzero((chains > 1) & (table.counts.max(1) <= config.max_species_rows))
     fewest = np.where(table.counts > 0, table.counts, np.iinfo(np.int64).max).min(1)[wanted]
     taken = table.taken(np.repeat(wanted, fewest)[:, None], numbers_within(fewest)[:, None])
-    rows = np.concatenate([np.zeros([1, len(entities)], np.int64), taken])
+    rows = np.concatenate([np.zeros([1, len(pairing)], np.int64), taken])
     paired = np.concatenate([[copies.sum()], np.repeat(chains[wanted], fewest)])
     by_product = np.argsort(_products(rows, copies, wrap=config.wrapped_products), kind="stable")
     ordered = by_product[np.argsort(-paired[by_product], kind="stable")]
@@ -105,23 +86,22 @@ def _products(
     return np.asarray(np.prod(exact ** copies.astype(object), axis=1))
 
 
-def plan_rows(entities: Sequence[EntityRows], config: AssemblyConfig) -> RowPlan:
+def plan_rows(record: AssemblyRecord, config: AssemblyConfig) -> RowPlan:
     """The rows of a complex's merged MSA.
 
     One distinct sequence is not paired: its rows stand beside themselves. Of several, paired
     rows are chosen first; an unpaired row that is the same as a paired one of its chain is left
     out, and of each chain `config.msa_rows` stay in all.
     """
-    if len(entities) == 1:
-        only = entities[0]
-        rows = np.arange(min(len(only.msa), config.msa_rows), dtype=np.int64)
+    if len(record.chains) == 1:
+        rows = np.arange(min(record.chains[0].num_alignments, config.msa_rows), dtype=np.int64)
         return RowPlan(np.zeros([0, 1], np.int64), (rows,))
-    paired = pair_rows(entities, config)
+    paired = pair_rows(record, config)
     kept = paired[: config.paired_rows]
     unpaired = []
-    for number, entity in enumerate(entities):
-        fresh = _not_among(entity.msa, entity.pair_msa, paired[:, number])
-        there = entity.pair_msa[kept[kept[:, number] >= 0, number]]
+    for number, (chain, pairs) in enumerate(zip(record.chains, _pairing(record), strict=True)):
+        fresh = _not_among(chain.msa, pairs.msa, paired[:, number])
+        there = pairs.msa[kept[kept[:, number] >= 0, number]]
         room = config.msa_rows - np.count_nonzero((there != GAP).any(-1))
         unpaired.append(fresh[: max(room, 0)])
     return RowPlan(kept, tuple(unpaired))

@@ -14,7 +14,7 @@ import numpy as np
 from evofeed.base.errors import ShardCorrupt
 from evofeed.base.shapes import Int
 from evofeed.loader.assembly.crop import crop_residues
-from evofeed.loader.assembly.pairing import EntityRows, RowPlan, plan_rows
+from evofeed.loader.assembly.pairing import RowPlan, plan_rows
 from evofeed.loader.config import AssemblyConfig, LoaderConfig
 from evofeed.loader.sample_draws import SampleDraws
 from evofeed.loader.views.entry_view import joined_runs
@@ -42,7 +42,7 @@ def plan_complex(
     rules = config.assemblies
     if not config.supervised:
         record = replace(record, all_atom_positions=None, all_atom_mask=None)
-    plan = plan_rows(EntityRows.of(record), rules)
+    plan = plan_rows(record, rules)
     lengths = [chain.num_res for chain, _ in record.members]
     truth = record.all_atom_positions, record.all_atom_mask
     kept = crop_residues(*truth, lengths, config.crop_size, draws, rules)

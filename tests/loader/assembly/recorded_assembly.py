@@ -15,7 +15,7 @@ import torch
 from tests.loader.recorded import RecordedDraws, from_raw_features
 
 from evofeed.loader.assembly.features import AssemblyTensors
-from evofeed.loader.assembly.pairing import EntityRows, RowPlan, plan_rows
+from evofeed.loader.assembly.pairing import RowPlan, plan_rows
 from evofeed.loader.assembly.plan import Facts, merge_chains
 from evofeed.loader.config import AssemblyConfig
 from evofeed.loader.counter_rng import Purpose
@@ -40,10 +40,6 @@ class Recorded:
         return [chain.num_res for chain, _ in self.record.members]
 
     @property
-    def rows(self) -> list[EntityRows]:
-        return EntityRows.of(self.record)
-
-    @property
     def firsts(self) -> list[int]:
         """The first chain of each entity."""
         return np.cumsum([0, *(len(keys) for keys in self.keys)])[:-1].tolist()
@@ -52,7 +48,7 @@ class Recorded:
         """The rows as the recording machine's unstable sorts had them."""
         config = AssemblyConfig()
         if "pair.rows" not in self.steps:
-            return plan_rows(self.rows, config)
+            return plan_rows(self.record, config)
         paired = own_rows(self, self.steps["pair.rows"])[: config.paired_rows]
         unpaired = []
         for keys in self.keys:
@@ -74,8 +70,8 @@ class Recorded:
 def own_rows(recorded: Recorded, rows: np.ndarray) -> np.ndarray:
     """Recorded rows of every chain as rows of every entity; the padding row is -1."""
     found = rows[:, recorded.firsts].astype(np.int64)
-    for number, of in enumerate(recorded.rows):
-        found[found[:, number] == len(of.pair_msa), number] = -1
+    for number, pairing in enumerate(recorded.record.pairing):
+        found[found[:, number] == (len(pairing.msa) if pairing else 1), number] = -1
     return found
 
 

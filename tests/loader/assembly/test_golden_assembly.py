@@ -47,7 +47,7 @@ def recorded(request: pytest.FixtureRequest, golden: Path) -> Recorded:
 
 @pytest.mark.parametrize("stable", [True, False])
 def test_the_merged_example_is_the_recorded_one(recorded: Recorded, stable: bool) -> None:
-    plan = plan_rows(recorded.rows, AssemblyConfig()) if stable else recorded.unstable_plan()
+    plan = plan_rows(recorded.record, AssemblyConfig()) if stable else recorded.unstable_plan()
     want = {k.removeprefix("np."): v for k, v in recorded.example.items() if k[:3] == "np."}
     if stable:
         want |= {k[7:]: v for k, v in recorded.example.items() if k.startswith("stable.")}

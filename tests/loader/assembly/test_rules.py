@@ -5,10 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from evofeed.loader.assembly.crop import crop_residues, spatial_crop
-from evofeed.loader.assembly.pairing import EntityRows, pair_rows, plan_rows, similarity
+from evofeed.loader.assembly.pairing import pair_rows, plan_rows, similarity
 from evofeed.loader.config import AssemblyConfig
 from evofeed.loader.counter_rng import Purpose
 from evofeed.loader.sample_draws import SampleDraws
+from evofeed.protein.assembly_record import AssemblyRecord
+from evofeed.protein.chain_record import ChainRecord
 from evofeed.protein.interfaces import interface_residues
 from evofeed.protein.residues import GAP
 
@@ -27,6 +29,11 @@ class Chosen(SampleDraws):
     def even(self, purpose: Purpose, count: int, *, again: bool = False) -> int:
         self.asked.append(count)
         return 0
+
+
+def aligned(msa: np.ndarray, *species: str) -> ChainRecord:
+    query = ChainRecord.of_query("A", "A" * msa.shape[1], msa[0], np.arange(msa.shape[1]))
+    return query.replace(msa=msa, msa_species=species)
 
 
 def residues(*places: tuple[float, float, float], atom: int = 1) -> tuple[np.ndarray, np.ndarray]:
@@ -49,9 +56,8 @@ def test_an_interface_is_of_all_atoms_and_openfolds_of_equal_ones() -> None:
 def test_a_lone_first_interface_residue_is_cropped_around() -> None:
     # Chain 1 is far from all but residue 0, and has no atom that would be near itself.
     positions, mask = residues((0, 0, 0), (100, 0, 0), (200, 0, 0), (5, 0, 0))
-    lengths = [3, 1]
     draws = Chosen()
-    kept = crop_residues(positions, mask, lengths, 2, draws, OURS)
+    kept = crop_residues(positions, mask, [3, 1], 2, draws, OURS)
     assert kept.tolist() == [0, 3] and draws.asked == [2]
     found = interface_residues(positions, mask, np.array([0, 0, 0, 1]))
     assert found.tolist() == [0, 3]
@@ -65,8 +71,7 @@ def test_a_residue_without_ca_is_cropped_around_where_its_atoms_are() -> None:
 
 
 def test_near_equal_distances_are_not_reordered() -> None:
-    places = [(0.0, 0, 0), *[(500.0, 0, 0)] * 100, (1.0, 0, 0), (0.95, 0, 0)]
-    positions, mask = residues(*[(x, 0.0, 0.0) for x, _, _ in places])
+    positions, mask = residues((0, 0, 0), *[(500, 0, 0)] * 100, (1, 0, 0), (0.95, 0, 0))
     assert spatial_crop(positions, mask, 0, 2, OURS).tolist() == [0, 102]
     positions[1, 1] = (1.0, 0, 0)
     biased = spatial_crop(positions, mask, 0, 2, OURS.replace(biased_distances=True))
@@ -75,20 +80,18 @@ def test_near_equal_distances_are_not_reordered() -> None:
 
 def test_products_of_many_chains_do_not_wrap_round() -> None:
     msa = np.zeros([3000, 1], np.uint8)
-    species = ["", *(f"{number:04}" for number in range(1, 3000))]
-    chains = [EntityRows(msa, 6, msa, species)] * 2
-    assert pair_rows(chains, OURS)[:, 0].tolist() == list(range(3000))
-    wrapped = pair_rows(chains, OURS.replace(wrapped_products=True))
-    assert wrapped[:, 0].tolist() != list(range(3000))
+    both = (aligned(msa, "", *(f"{number:04}" for number in range(1, 3000))),) * 2
+    made = AssemblyRecord(assembly_id="A", chains=both, pairing=both, copies=(("A",) * 6,) * 2)
+    assert pair_rows(made, OURS)[:, 0].tolist() == list(range(3000))
+    wrapped = OURS.replace(wrapped_products=True)
+    assert pair_rows(made, wrapped)[:, 0].tolist() != list(range(3000))
 
 
 def test_a_chain_of_gaps_only_where_it_has_no_partner_brings_no_row_twice() -> None:
-    query = np.array([[0, 1, 2]], np.uint8)
-    other = np.array([[3, 4, 5]], np.uint8)
-    both = np.concatenate([query, other])
-    one = EntityRows(both, 2, both, ["", "HUMAN"])
-    two = EntityRows(np.concatenate([query, np.full([1, 3], GAP, np.uint8)]), 1, query, [""])
-    plan = plan_rows([one, two], OURS)
+    both, gaps = np.array([[[0, 1, 2], [3, 4, 5]], [[0, 1, 2], [GAP] * 3]], np.uint8)
+    one, two, copies = aligned(both, "", "HUMAN"), aligned(gaps), (("A", "A"), ("A",))
+    made = AssemblyRecord(assembly_id="A", chains=(one, two), pairing=(one, None), copies=copies)
+    plan = plan_rows(made, OURS)
     assert plan.paired.tolist() == [[0, 0], [1, -1]]  # copies pair with each other
     assert [rows.tolist() for rows in plan.unpaired] == [[], []]
-    assert similarity(one.pair_msa).tolist() == [3, 0]
+    assert similarity(both).tolist() == [3, 0]
