@@ -11,8 +11,8 @@ GROUPS = {
     ),
     "communication": "peer_exchange",
     "elementwise": (
-        "column_sums gated gated_columns gated_columns_grad gated_grad heads_last masked_halves "
-        "relu_grad scaled swiglu swiglu_grad"
+        "cast column_sums gated gated_columns gated_columns_grad gated_grad heads_last "
+        "masked_halves relu_grad scaled swiglu swiglu_grad"
     ),
     "gemm": (
         "average gated_output gated_output_grad mlp outer_dproject outer_dw outer_project "

@@ -8,9 +8,7 @@ All of them add the input.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any
 
 from torch import Tensor
 
@@ -19,11 +17,7 @@ from evofeed.kernels.ops.gated_attention.op import (
     OtherPairs,
     fused_gated_attention,
 )
-from evofeed.kernels.ops.outer_product_mean.op import (
-    Others,
-    outer_product_mean_fits,
-    outer_product_mean_with_input,
-)
+from evofeed.kernels.ops.outer_product_mean.op import Others, outer_product_mean_fits
 from evofeed.kernels.ops.pair_bias.op import pair_bias_fits, pair_bias_with_input
 from evofeed.kernels.ops.triangle_multiplication.launch import triangle_projections
 from evofeed.kernels.ops.triangle_multiplication.op import (
@@ -31,7 +25,7 @@ from evofeed.kernels.ops.triangle_multiplication.op import (
     fused_triangle_multiplication,
     triangle_multiplication_fits,
 )
-from evofeed.kernels.swap.msa import attend_globally, outer_product_weights
+from evofeed.kernels.swap.msa import add_outer_product, attend_globally, outer_product_weights
 from evofeed.kernels.swap.pair_blocks import drop_mask
 from evofeed.kernels.swap.parameters import attention_weights, four_axes, shaped, three_axes
 from evofeed.kernels.swap.transitions import transit
@@ -49,31 +43,19 @@ __all__ = [
 ]
 
 
-More = ParamSpec("More")
-Made = TypeVar("Made")
+def _takes(module: Any, x: Tensor) -> bool:
+    """Whether a module is swapped, and there are rows at all."""
+    return isinstance(module, Fused) and x.numel() > 0
 
 
-def _of_swapped(
-    compute: Callable[Concatenate[Any, Tensor, More], Made | None],
-) -> Callable[Concatenate[Any, Tensor, More], Made | None]:
-    """Gives None for a module that is not swapped, and for no rows at all."""
-
-    @functools.wraps(compute)
-    def run(module: Any, x: Tensor, /, *args: More.args, **options: More.kwargs) -> Made | None:
-        if not isinstance(module, Fused) or not x.numel():
-            return None
-        return compute(module, x, *args, **options)
-
-    return run
-
-
-@_of_swapped
 def pair_bias_of(module: Any, z: Tensor) -> tuple[Tensor, Tensor] | None:
     """The bias `[*, H, I, J]` of an attention from any rows of the pairs `[*, I, J, C]`.
 
     It is multiplied by the root of the head width, which saves a rounding. Also z for later
     ops (see `pair_bias_with_input`).
     """
+    if not _takes(module, z):
+        return None
     triangle = hasattr(module, "starting")
     norm = module.layer_norm if triangle else module.layer_norm_z
     weight = (pair_layer(module) if triangle else module.linear_z).weight
@@ -86,7 +68,6 @@ def pair_bias_of(module: Any, z: Tensor) -> tuple[Tensor, Tensor] | None:
     return bias.view(*z.shape[:-3], *bias.shape[1:]), shaped(pairs, z)
 
 
-@_of_swapped
 def attention_of(
     module: Any, x: Tensor, bias: Tensor | None, mask: Tensor, *, others: OtherPairs | None = None,
     columns: bool = False, bias_scale: float = 1.0, drop_mask: Tensor | None = None,
@@ -103,6 +84,8 @@ def attention_of(
         bias_scale: factor that `bias` already has.
         drop_mask: `[*, N, C]`, with `columns` `[*, R, C]`, or None.
     """
+    if not _takes(module, x):
+        return None
     norm = module.layer_norm if hasattr(module, "starting") else module.layer_norm_m
     weights = attention_weights(
         norm, module.mha, None if others is None else pair_layer(module).weight
@@ -116,19 +99,16 @@ def attention_of(
     return None if found is None else shaped(found, x)
 
 
-@_of_swapped
 def global_attention_of(module: Any, m: Tensor, mask: Tensor) -> Tensor | None:
     """m `[*, S, R, C]`, any columns of the MSA, plus their global attention; mask `[*, S, R]`."""
-    return attend_globally(module, m, mask, residual=True)
+    return attend_globally(module, m, mask, residual=True) if _takes(module, m) else None
 
 
-@_of_swapped
 def transition_of(module: Any, x: Tensor, mask: Tensor | None) -> Tensor | None:
     """x `[..., C]` plus its transition; mask `[...]` of the update."""
-    return transit(module, x, mask, residual=True)
+    return transit(module, x, mask, residual=True) if _takes(module, x) else None
 
 
-@_of_swapped
 def triangle_multiplication_of(
     module: Any, z: Tensor, mask: Tensor, product: Product, *, drop_mask: Tensor | None
 ) -> Tensor | None:
@@ -141,6 +121,8 @@ def triangle_multiplication_of(
         product: what knows the other rows.
         drop_mask: `[*, R, C]`, or None.
     """
+    if not _takes(module, z):
+        return None
     found = fused_triangle_multiplication(
         four_axes(z), triangle_weights(module), outgoing=module._outgoing, mask=three_axes(mask),
         residual=True, drop_mask=three_axes(drop_mask), drop_columnwise=False,
@@ -149,7 +131,6 @@ def triangle_multiplication_of(
     return None if found is None else shaped(found, z)
 
 
-@_of_swapped
 def triangle_projections_of(module: Any, z: Tensor, mask: Tensor) -> Tensor | None:
     """Both sides `[2, E, *, I, J]` of the product of any part of the pairs; without a gradient.
 
@@ -158,6 +139,8 @@ def triangle_projections_of(module: Any, z: Tensor, mask: Tensor) -> Tensor | No
         z: `[*, I, J, C]`.
         mask: `[*, I, J]`.
     """
+    if not _takes(module, z):
+        return None
     weights, flat, pairs = triangle_weights(module), four_axes(z), three_axes(mask)
     if pairs is None or not triangle_multiplication_fits(flat, weights, rows=True):
         return None
@@ -165,7 +148,6 @@ def triangle_projections_of(module: Any, z: Tensor, mask: Tensor) -> Tensor | No
     return triangle_projections(flat, weights, mask=pairs, eps=eps)
 
 
-@_of_swapped
 def outer_product_mean_of(
     module: Any, m: Tensor, mask: Tensor, z: Tensor, others: Others
 ) -> tuple[Tensor, Tensor] | None:
@@ -180,11 +162,8 @@ def outer_product_mean_of(
         z: the rows of the pairs.
         others: what knows the other columns.
     """
-    weights, flat, rows = outer_product_weights(module), four_axes(m), three_axes(mask)
-    if rows is None or not outer_product_mean_fits(flat, weights):
+    if not _takes(module, m):
         return None
-    found, columns = outer_product_mean_with_input(
-        flat, weights, rows, z=four_axes(z), eps=module.eps, norm_eps=module.layer_norm.eps,
-        others=others,
-    )  # fmt: skip
-    return shaped(found, z), shaped(columns, m)
+    if not outer_product_mean_fits(four_axes(m), outer_product_weights(module)):
+        return None
+    return add_outer_product(module, m, z, mask, others)

@@ -62,7 +62,7 @@ BUDGET = {
     "loader": 12_064,
     "service": 8_226,
     "trainer": 11_997,
-    "kernels": 16_341,
+    "kernels": 16_262,
     "synth": 1_859,
     "tests": 39_876,
     "benchmarks": 9_933,

@@ -9,32 +9,21 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from evofeed.kernels.fused_module import Fused, called, drop_in, stand_ins
-from evofeed.kernels.ops.layer_norm.op import fused_layer_norm, layer_norm, supported
+from evofeed.kernels.ops.layer_norm.op import fused_layer_norm, supported
 
 
 class FusedLayerNorm(Fused):
     """Forward of a swapped layer norm."""
 
     def forward(self: Any, x: Tensor) -> Tensor:
-        """As the original's, in one kernel."""
+        """As the original's, in one kernel; of several axes it is the original's."""
         weight, bias = self.weight, self.bias
-        if not _fits(x, weight, bias):
+        fits = weight is not None and x.is_floating_point() and x.numel() > 0
+        if not (fits and x.shape[-1:] == weight.shape and supported(x, weight, bias)):
             return super().forward(x)  # type: ignore[misc,no-any-return]
         if x.is_cuda and torch.is_autocast_enabled("cuda") and isinstance(self, nn.LayerNorm):
             x = x.float()  # PyTorch's own gives float32 under autocast; OpenFold's does not
-        if weight.dim() == 1:
-            return fused_layer_norm(x, weight, bias, self.eps)
-        flat = x.flatten(-weight.dim())
-        return layer_norm(flat, weight.flatten(), bias.flatten(), self.eps).view(x.shape)
-
-
-def _fits(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> bool:
-    if weight is None or bias is None or not x.is_floating_point() or x.numel() == 0:
-        return False
-    axes = weight.dim()
-    if x.shape[-axes:] != weight.shape:
-        return False
-    return supported(x if axes == 1 else x.flatten(-axes), weight, bias)
+        return fused_layer_norm(x, weight, bias, self.eps)
 
 
 @drop_in

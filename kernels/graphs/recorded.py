@@ -17,7 +17,6 @@ recorded again. Other attributes count as constants.
 from __future__ import annotations
 
 import contextlib
-import threading
 import warnings
 import weakref
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -31,7 +30,7 @@ from evofeed.kernels.graphs.arguments import Arguments
 from evofeed.kernels.graphs.evaluation import MOST_BYTES, Evaluation, RecordedCall
 from evofeed.kernels.graphs.keeping import Budget
 from evofeed.kernels.graphs.recording import Homes, Recording, one_at_a_time, stream_number
-from evofeed.kernels.runtime.backend import autocast_type
+from evofeed.kernels.runtime.backend import Scope, autocast_type
 from evofeed.kernels.runtime.private_apis import (
     backward_runs,
     functorch_active,
@@ -43,22 +42,9 @@ MOST_RECORDINGS = 8  # of a module: shapes, and calls in flight
 MOST_MOVES = 4  # times its parameters may have moved
 _PLAIN = (Tensor, nn.Parameter)
 _KNOWN = (Tensor, int, float, str, type(None), torch.dtype)
-_paused = 0  # by how many
-_counting = threading.Lock()
 _warned: set[str] = set()
-
-
-@contextlib.contextmanager
-def paused() -> Iterator[None]:
-    """Modules run eagerly inside."""
-    global _paused
-    with _counting:
-        _paused += 1
-    try:
-        yield
-    finally:
-        with _counting:
-            _paused -= 1
+paused = Scope()
+"""Modules run eagerly inside."""
 
 
 def run(
@@ -82,7 +68,7 @@ def run(
         budget is not None and _recomputable()
         and not budget.keeps(module, lambda: call(*args, **kwargs), tensors)
     )  # fmt: skip
-    why_not = _why_not(tensors) if record and not _paused else ""
+    why_not = _why_not(tensors) if record and not paused.depth else ""
     if why_not is None:
         state = _state_of(module)
         recording, why_not = state.find(module, call, args, kwargs, tensors, recompute)
@@ -99,7 +85,7 @@ def _run_again(
     module: nn.Module, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     """`call(*args, **kwargs)` in evaluation mode, recorded once such calls come again."""
-    if _paused:
+    if paused.depth:
         return call(*args, **kwargs)
     given = Arguments(args, kwargs)
     why_not = _why_not(given.on_device)

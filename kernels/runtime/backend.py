@@ -9,6 +9,7 @@ interpreter and only inside `interpreted()`: it is for tests, and slow.
 
 import contextlib
 import os
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -79,37 +80,39 @@ except ImportError:  # before Triton 3.6
     TensorDescriptor = None
 
 INTERPRETER = HAS_TRITON and os.environ.get("TRITON_INTERPRET") == "1"
-_interpreting = False
 
 
-@contextlib.contextmanager
-def interpreted() -> Iterator[None]:
-    """Lets kernels take CPU tensors (needs TRITON_INTERPRET=1 before the first import)."""
-    global _interpreting
-    before, _interpreting = _interpreting, True
-    try:
-        yield
-    finally:
-        _interpreting = before
+class Scope:
+    """What holds for all calls inside `with scope():`, of any thread.
+
+    Attributes:
+        depth: how many are inside.
+    """
+
+    def __init__(self) -> None:
+        self.depth, self._counting = 0, threading.Lock()
+
+    @contextlib.contextmanager
+    def __call__(self) -> Iterator[None]:
+        """Inside it holds."""
+        with self._counting:
+            self.depth += 1
+        try:
+            yield
+        finally:
+            with self._counting:
+                self.depth -= 1
 
 
-_plain = False
-
-
-@contextlib.contextmanager
-def plain_versions() -> Iterator[None]:
-    """Every op computes its plain version inside, of what its kernels would take on a GPU."""
-    global _plain
-    before, _plain = _plain, True
-    try:
-        yield
-    finally:
-        _plain = before
+interpreted = Scope()
+"""Lets kernels take CPU tensors (needs TRITON_INTERPRET=1 before the first import)."""
+plain_versions = Scope()
+"""Every op computes its plain version inside, of what its kernels would take on a GPU."""
 
 
 def launchable(*tensors: Tensor | None) -> bool:
     """Whether a kernel runs on these tensors now: `usable`, and no plain versions wanted."""
-    return not _plain and usable(*tensors)
+    return not plain_versions.depth and usable(*tensors)
 
 
 def usable(*tensors: Tensor | None) -> bool:
@@ -122,14 +125,14 @@ def usable(*tensors: Tensor | None) -> bool:
     present = [tensor for tensor in tensors if tensor is not None]
     if any(is_of_several(tensor) for tensor in present):
         return False
-    if _plain:
+    if plain_versions.depth:
         return True
     if not HAS_TRITON or not present[0].numel():
         return False
     if not torch.compiler.is_compiling() and transformed():
         return False
     if INTERPRETER:
-        return _interpreting and all(tensor.device.type == "cpu" for tensor in present)
+        return interpreted.depth > 0 and all(t.device.type == "cpu" for t in present)
     device = present[0].device
     return device.type == "cuda" and all(tensor.device == device for tensor in present)
 

@@ -6,6 +6,7 @@ each of which takes the sizes it needs, and by the benchmarks.
 
 from __future__ import annotations
 
+import pkgutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -96,25 +97,14 @@ class Operator(NamedTuple):
     timed: Mapping[str, tuple[int, int, Maker]]
 
 
-OPERATORS = {
-    "adaptive_norm": "adaptive_norm", "attention": "biased_attention",
-    "conditioned_attention": "conditioned_attention",
-    "conditioned_transition": "conditioned_transition", "gated_attention": "gated_attention",
-    "global_attention": "global_column_attention", "layer_norm": "layer_norm",
-    "outer_product_mean": "outer_product_mean", "pair_bias": "pair_bias",
-    "softmax": "masked_softmax", "swiglu": "swiglu_transition", "transition": "transition",
-    "triangle_multiplication": "triangle_multiplication", "weighted_average": "weighted_average",
-}  # fmt: skip
-"""What the folders of `kernels/ops` define: all but the optimizer's, which has no backward pass."""
-
-
 @cache
 def declared() -> dict[str, Operator]:
-    """Every operator, by the name of its folder."""
-    found = {}
-    for folder, name in OPERATORS.items():
-        op, reference = (
-            import_module(f"evofeed.kernels.ops.{folder}.{part}") for part in ("op", "reference")
-        )
-        found[folder] = Operator(getattr(op, name), getattr(reference, name), *reference.CASES)
+    """Every operator that has a backward pass, by the name of its folder."""
+    ops, found = "evofeed.kernels.ops", {}
+    for folder in pkgutil.iter_modules(import_module(ops).__path__):
+        reference = import_module(f"{ops}.{folder.name}.reference")
+        if hasattr(reference, "CASES"):
+            name = reference.__all__[-1]  # behind its weights
+            op = getattr(import_module(f"{ops}.{folder.name}.op"), name)
+            found[folder.name] = Operator(op, getattr(reference, name), *reference.CASES)
     return found

@@ -15,16 +15,15 @@ tensors have no gradients.
 
 from __future__ import annotations
 
-import contextlib
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from evofeed.base.errors import KernelError
-from evofeed.kernels.runtime.backend import without_autocast
+from evofeed.kernels.runtime.backend import Scope, without_autocast
 from evofeed.kernels.runtime.one_pass import apart
 from evofeed.kernels.runtime.prepared import Prepared, kind_of
 from evofeed.kernels.runtime.private_apis import (
@@ -41,23 +40,15 @@ NAMESPACE = "evofeed"
 """Of `torch.ops`."""
 
 
-_modes = 0
-
-
-@contextlib.contextmanager
-def as_operators() -> Iterator[None]:
-    """Calls without gradients are operators of `torch.library`: modes see each as one."""
-    global _modes
-    _modes += 1
-    try:
-        yield
-    finally:
-        _modes -= 1
+as_operators = Scope()
+"""Calls without gradients are operators of `torch.library` inside: modes see each as one."""
 
 
 def whole() -> bool:
     """Whether somebody looks at operators: a compiler, or a mode."""
-    return torch.compiler.is_compiling() or (_modes > 0 and not torch.is_grad_enabled())
+    if torch.compiler.is_compiling():
+        return True
+    return as_operators.depth > 0 and not torch.is_grad_enabled()
 
 
 class Operator:

@@ -10,14 +10,12 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from evofeed.kernels.ops.gated_attention.op import gated_attention, gated_attention_fits
-from evofeed.kernels.ops.outer_product_mean.op import (
-    outer_product_mean_fits,
-    outer_product_mean_with_input,
-)
+from evofeed.kernels.ops.gated_attention.op import gated_attention_fits
+from evofeed.kernels.ops.outer_product_mean.op import outer_product_mean_fits
 from evofeed.kernels.ops.pair_bias.op import pair_bias_fits
 from evofeed.kernels.swap.forms import Dropout, Form, Part
 from evofeed.kernels.swap.msa import (
+    add_outer_product,
     attend_globally,
     attend_rows,
     average,
@@ -29,6 +27,7 @@ from evofeed.kernels.swap.pair_blocks import TRIANGLES, drop_mask, pairs_as_bolt
 from evofeed.kernels.swap.parameters import attention_weights, covers, four_axes, shaped, three_axes
 from evofeed.kernels.swap.tokens import attend_tokens
 from evofeed.kernels.swap.transitions import transit, transit_gated, updated
+from evofeed.kernels.swap.triangles import attended
 
 
 def evoform(
@@ -51,7 +50,7 @@ def evoform(
         return None
     msa_mask = msa_mask.expand(m.shape[:-1])
     if block.opm_first:
-        m, z = _outer(block.outer_product_mean, m, z, msa_mask)
+        z, m = add_outer_product(block.outer_product_mean, m, z, msa_mask)
         flat = four_axes(m)
     made = row_attention(
         row, flat, z, three_axes(msa_mask), residual=True,
@@ -65,18 +64,8 @@ def evoform(
         masked = block._masks_msa(masked)
     m = updated(block.msa_transition, m, msa_mask if masked else None)
     if not block.opm_first:
-        m, z = _outer(block.outer_product_mean, m, z, msa_mask)
+        z, m = add_outer_product(block.outer_product_mean, m, z, msa_mask)
     return m, block.pair_stack(z, pair_mask, **options)
-
-
-def _outer(module: Any, m: Tensor, z: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    rows = three_axes(mask)
-    assert rows is not None
-    update, flat = outer_product_mean_with_input(
-        four_axes(m), outer_product_weights(module), rows, z=four_axes(z), eps=module.eps,
-        norm_eps=module.layer_norm.eps,
-    )  # fmt: skip
-    return shaped(flat, m), shaped(update, z)
 
 
 def _column_attention(module: Any, m: Tensor, mask: Tensor) -> Tensor:
@@ -86,11 +75,12 @@ def _column_attention(module: Any, m: Tensor, mask: Tensor) -> Tensor:
     if inner is None:  # global attention
         fused = attend_globally(module, m, mask, residual=True)
         return m + module(m, mask) if fused is None else fused
-    update = gated_attention(
-        four_axes(m), attention_weights(inner.layer_norm_m, inner.mha), inner.mha.no_heads,
-        mask=three_axes(mask), columns=True, residual=True, eps=inner.layer_norm_m.eps,
+    norm, mha = inner.layer_norm_m, inner.mha
+    update = attended(
+        m, attention_weights(norm, mha), mha.no_heads, mask, columns=True, residual=True,
+        eps=norm.eps,
     )  # fmt: skip
-    return shaped(update, m)
+    return m + module(m, mask) if update is None else update
 
 
 _EVOFORMER: dict[str, Part] = {

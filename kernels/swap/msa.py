@@ -7,9 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from evofeed.kernels.ops.gated_attention.op import gated_attention, gated_attention_fits
+from evofeed.kernels.ops.gated_attention.op import gated_attention_fits
 from evofeed.kernels.ops.global_attention.op import global_attention_fits, global_column_attention
-from evofeed.kernels.ops.outer_product_mean.op import outer_product_mean, outer_product_mean_fits
+from evofeed.kernels.ops.outer_product_mean.op import (
+    Others,
+    outer_product_mean,
+    outer_product_mean_fits,
+    outer_product_mean_with_input,
+)
 from evofeed.kernels.ops.outer_product_mean.reference import OuterWeights
 from evofeed.kernels.ops.pair_bias.op import pair_bias, pair_bias_fits, pair_bias_with_input
 from evofeed.kernels.ops.weighted_average.op import weighted_average, weighted_average_fits
@@ -23,7 +28,7 @@ from evofeed.kernels.swap.parameters import (
     three_axes,
     within,
 )
-from evofeed.kernels.swap.triangles import attention_parts, is_transposed
+from evofeed.kernels.swap.triangles import attended, attention_parts
 
 
 def row_attention(
@@ -35,27 +40,18 @@ def row_attention(
     `pair_bias_with_input`.
     """
     norm, mha = module.layer_norm_m, module.mha
-    weights, heads, bias = attention_weights(norm, mha), mha.no_heads, None
-    swap = is_transposed(m)
-    natural = m.transpose(-2, -3) if swap else m
-    flat = four_axes(natural)
-    fits = within(mask, m) and gated_attention_fits(flat, weights, heads)
-    if not fits or not (z is None or pair_bias_fits(four_axes(z), module.linear_z.weight)):
-        return None
+    weights, heads = attention_weights(norm, mha), mha.no_heads
     if z is not None:
+        fits = within(mask, m) and gated_attention_fits(four_axes(m), weights, heads)
+        if not (fits and pair_bias_fits(four_axes(z), module.linear_z.weight)):
+            return None
         scale, of_z = float((weights.q.shape[0] // heads) ** 0.5), module.layer_norm_z
         bias, pairs = pair_bias_with_input(
             four_axes(z), of_z.weight, of_z.bias, module.linear_z.weight, of_z.eps, scale
         )
-        z, options = shaped(pairs, z), {**options, "bias_scale": scale}
-    if mask is not None and swap:
-        mask = mask.transpose(-1, -2)
-    update = gated_attention(
-        flat, weights, heads, bias=bias, mask=three_axes(mask, natural), columns=swap,
-        eps=norm.eps, **options,
-    )  # fmt: skip
-    update = shaped(update, natural)
-    return update.transpose(-2, -3) if swap else update, z
+        z, options = shaped(pairs, z), {**options, "bias": bias, "bias_scale": scale}
+    update = attended(m, weights, heads, mask, eps=norm.eps, **options)
+    return None if update is None else (update, z)
 
 
 def attend_rows(
@@ -143,6 +139,22 @@ def outer_product_weights(module: Any, divides_bias: bool = True) -> OuterWeight
         norm.weight, norm.bias, a.weight, a.bias, b.weight, b.bias, out.weight,
         out.bias if divides_bias else None,
     )  # fmt: skip
+
+
+def add_outer_product(
+    module: Any, m: Tensor, z: Tensor, mask: Tensor, others: Others | None = None
+) -> tuple[Tensor, Tensor]:
+    """z plus the outer product mean of m, which must fit; and m for later ops.
+
+    With `others`, of columns of the MSA and rows of the pairs: see `outer_product_mean_with_input`.
+    """
+    rows = three_axes(mask)
+    assert rows is not None
+    found, columns = outer_product_mean_with_input(
+        four_axes(m), outer_product_weights(module), rows, z=four_axes(z), eps=module.eps,
+        norm_eps=module.layer_norm.eps, others=others,
+    )  # fmt: skip
+    return shaped(found, z), shaped(columns, m)
 
 
 def outer_product(

@@ -7,7 +7,8 @@ own modules.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -15,12 +16,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from evofeed.kernels.ops.gated_attention.op import gated_attention, gated_attention_fits
-from evofeed.kernels.ops.gated_attention.reference import AttentionWeights
 from evofeed.kernels.ops.triangle_multiplication.op import (
     triangle_multiplication,
     triangle_multiplication_fits,
 )
-from evofeed.kernels.ops.triangle_multiplication.reference import TriangleWeights
 from evofeed.kernels.runtime.one_pass import masks_at_once, once
 from evofeed.kernels.swap.forms import Dropout, Form, Part, parts_of, turns_bias
 from evofeed.kernels.swap.parameters import attention_weights, four_axes, shaped, three_axes, within
@@ -59,59 +58,43 @@ def _drawn(
         yield Dropped(drop_mask(columns if ending else rows, z, z.shape[1]), ending)
 
 
-class PairOps(NamedTuple):
-    """The triangle ops of a block with their weights, in the order of their names."""
+def _through_triangles(
+    block: Any, z: Tensor, pair_mask: Tensor, drawn: Callable[[Tensor], Iterator[Dropped]],
+    multiply_first: bool = True,
+) -> Tensor | None:  # fmt: skip
+    """z `[B, I, J, C]` behind the triangle ops of a block whose modules are named as `TRIANGLES`.
 
-    multiplications: list[tuple[TriangleWeights, bool, float]]  # outgoing or not, eps
-    attentions: list[tuple[AttentionWeights, int, float]]  # starting, ending node: heads, eps
-    turned: bool  # the ending node's bias
-
-    @classmethod
-    def of(cls, block: Any) -> PairOps:
-        """Those of a block whose modules have the names in `TRIANGLES`."""
-        products = [
-            (triangle_weights(m), getattr(m, "_outgoing", outgoing), parts_of(m)[0].eps)
-            for m, outgoing in ((block.tri_mul_out, True), (block.tri_mul_in, False))
-        ]
-        attentions = [
-            (attention_weights(m.layer_norm, m.mha, pair_layer(m).weight), m.mha.no_heads,
-             m.layer_norm.eps)
-            for m in (block.tri_att_start, block.tri_att_end)
-        ]  # fmt: skip
-        return cls(products, attentions, turns_bias(block.tri_att_end))
-
-    def fit(self, z: Tensor) -> bool:
-        """Whether the kernels take pairs `[B, I, J, C]` like these."""
-        return all(triangle_multiplication_fits(z, w) for w, _, _ in self.multiplications) and all(
-            gated_attention_fits(z, w, heads) for w, heads, _ in self.attentions
+    None where no kernel takes such pairs. `drawn` gives the dropout of the four modules in the
+    order in which they work.
+    """
+    flat = four_axes(z)
+    steps: list[Callable[..., Tensor]] = []
+    for module, outgoing in ((block.tri_mul_out, True), (block.tri_mul_in, False)):
+        weights = triangle_weights(module)
+        if not triangle_multiplication_fits(flat, weights):
+            return None
+        steps.append(partial(
+            triangle_multiplication, weights=weights, eps=parts_of(module)[0].eps,
+            outgoing=getattr(module, "_outgoing", outgoing),
+        ))  # fmt: skip
+    for module, ending in ((block.tri_att_start, False), (block.tri_att_end, True)):
+        norm, heads = module.layer_norm, module.mha.no_heads
+        projections = attention_weights(norm, module.mha, pair_layer(module).weight)
+        if not gated_attention_fits(flat, projections, heads):
+            return None
+        steps.append(partial(
+            gated_attention, weights=projections, heads=heads, columns=ending,
+            turned=ending and turns_bias(module), eps=norm.eps,
+        ))  # fmt: skip
+    if not within(pair_mask, z):
+        return None
+    mask = three_axes(pair_mask, z)
+    steps = steps if multiply_first else [*steps[2:], *steps[:2]]
+    for step, drop in zip(steps, drawn(flat), strict=True):
+        flat = step(
+            flat, mask=mask, residual=True, drop_mask=drop.mask, drop_columnwise=drop.columnwise
         )
-
-    def run(
-        self, z: Tensor, mask: Tensor | None, drops: Iterator[Dropped], multiply_first: bool = True
-    ) -> Tensor:
-        """z after both; `drops` are of the four modules in the order in which they work."""
-        for step in (self._multiply, self._attend)[:: 1 if multiply_first else -1]:
-            z = step(z, mask, drops)
-        return z
-
-    def _multiply(self, z: Tensor, mask: Tensor | None, drops: Iterator[Dropped]) -> Tensor:
-        for weights, outgoing, eps in self.multiplications:
-            drop = next(drops)
-            z = triangle_multiplication(
-                z, weights, outgoing=outgoing, mask=mask, residual=True, drop_mask=drop.mask,
-                drop_columnwise=drop.columnwise, eps=eps,
-            )  # fmt: skip
-        return z
-
-    def _attend(self, z: Tensor, mask: Tensor | None, drops: Iterator[Dropped]) -> Tensor:
-        for ending, (weights, heads, eps) in enumerate(self.attentions):
-            drop = next(drops)
-            z = gated_attention(
-                z, weights, heads, mask=mask, columns=bool(ending),
-                turned=bool(ending) and self.turned, residual=True, drop_mask=drop.mask,
-                drop_columnwise=drop.columnwise, eps=eps,
-            )  # fmt: skip
-        return z
+    return flat
 
 
 def pairs_with_layers(
@@ -125,16 +108,16 @@ def pairs_with_layers(
     """
     if late or pair_mask is None or (inplace_safe and not in_place_too):
         return None
-    flat, ops = four_axes(z), PairOps.of(block)
-    if not (ops.fit(flat) and within(pair_mask, z)):
-        return None
-    mask, first = three_axes(pair_mask, z), getattr(block, "tri_mul_first", True)
+    first = getattr(block, "tri_mul_first", True)
     rows, columns = (
         (block.dropout_row, block.dropout_col) if hasattr(block, "dropout_col")
         else (block.ps_dropout_row_layer,) * 2
     )  # fmt: skip
-    flat = ops.run(flat, mask, _drawn(flat, rows, columns, first), first)
-    return shaped(updated(block.pair_transition, flat, mask if _mask_trans else None), z)
+    flat = _through_triangles(block, z, pair_mask, lambda z: _drawn(z, rows, columns, first), first)
+    if flat is None:
+        return None
+    mask = three_axes(pair_mask, z) if _mask_trans else None
+    return shaped(updated(block.pair_transition, flat, mask), z)
 
 
 def pairs_as_protenix(
@@ -145,11 +128,12 @@ def pairs_as_protenix(
 
     Nothing is changed in place, though `inplace_safe` allows it.
     """
-    flat, ops = four_axes(z), PairOps.of(block)
-    if late or not (ops.fit(flat) and within(pair_mask, z)):
+    drop = block.dropout_row
+    flat = None if late else _through_triangles(
+        block, z, pair_mask, lambda z: _drawn(z, drop, drop)
+    )  # fmt: skip
+    if flat is None:
         return None
-    drops = _drawn(flat, block.dropout_row, block.dropout_row)
-    flat = ops.run(flat, three_axes(pair_mask, z), drops)
     z = shaped(updated(block.pair_transition, flat, None), z)
     if block.c_s > 0:
         s = s + block.attention_pair_bias(a=s, s=None, z=z)
@@ -173,12 +157,9 @@ def _drawn_by_boltz(block: Any, z: Tensor) -> Iterator[Dropped]:
 def pairs_as_boltz(block: Any, z: Tensor, pair_mask: Tensor, **how: Any) -> Tensor | None:
     """`PairformerNoSeqLayer`, and the pairs' part of others."""
     # as Boltz has z under autocast: its masks are float32, and so are the sums
-    flat = four_axes(z).float() if torch.is_autocast_enabled(z.device.type) else four_axes(z)
-    ops = PairOps.of(block)
-    if not (ops.fit(flat) and within(pair_mask, z)):
-        return None
-    flat = ops.run(flat, three_axes(pair_mask, z), _drawn_by_boltz(block, flat))
-    return shaped(updated(block.transition_z, flat, None), z)
+    z = z.float() if torch.is_autocast_enabled(z.device.type) else z
+    flat = _through_triangles(block, z, pair_mask, partial(_drawn_by_boltz, block))
+    return None if flat is None else shaped(updated(block.transition_z, flat, None), z)
 
 
 def pairformer_as_boltz(

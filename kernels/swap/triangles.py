@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from evofeed.kernels.ops.gated_attention.op import gated_attention, gated_attention_fits
+from evofeed.kernels.ops.gated_attention.reference import AttentionWeights
 from evofeed.kernels.ops.triangle_multiplication.op import (
     triangle_multiplication,
     triangle_multiplication_fits,
@@ -35,9 +36,23 @@ def attention_parts(channels: str) -> dict[str, Part]:
     }  # fmt: skip
 
 
-def is_transposed(x: Tensor) -> bool:
-    """Whether `x` is a view of a contiguous tensor with its two position axes exchanged."""
-    return not x.is_contiguous() and x.transpose(-2, -3).is_contiguous()
+def attended(
+    x: Tensor, weights: AttentionWeights, heads: int, mask: Tensor | None, *,
+    columns: bool = False, **options: Any,
+) -> Tensor | None:  # fmt: skip
+    """`gated_attention` where it fits x; a view with its positions transposed is read in place."""
+    turned = not x.is_contiguous() and x.transpose(-2, -3).is_contiguous()
+    natural = x.transpose(-2, -3) if turned else x
+    flat = four_axes(natural)
+    if not (within(mask, x) and gated_attention_fits(flat, weights, heads)):
+        return None
+    if mask is not None and turned:
+        mask = mask.transpose(-1, -2)
+    update = gated_attention(
+        flat, weights, heads, mask=three_axes(mask, natural), columns=columns != turned, **options
+    )
+    update = shaped(update, natural)
+    return update.transpose(-2, -3) if turned else update
 
 
 def pair_layer(module: Any) -> Any:
@@ -48,21 +63,12 @@ def pair_layer(module: Any) -> Any:
 def attend(
     module: Any, x: Tensor, mask: Tensor | None = None, transpose_bias: bool = False, **how: Any
 ) -> Tensor | None:
-    """Triangle attention around either node; a transposed view is read in place as the other."""
+    """Triangle attention around either node."""
     weights = attention_weights(module.layer_norm, module.mha, pair_layer(module).weight)
-    swap = is_transposed(x)
-    natural = x.transpose(-2, -3) if swap else x
-    flat = four_axes(natural)
-    if not (within(mask, x) and gated_attention_fits(flat, weights, module.mha.no_heads)):
-        return None
-    if mask is not None and swap:
-        mask = mask.transpose(-1, -2)
-    update = gated_attention(
-        flat, weights, module.mha.no_heads, mask=three_axes(mask, natural),
-        columns=(not module.starting) != swap, turned=transpose_bias, eps=module.layer_norm.eps,
+    return attended(
+        x, weights, module.mha.no_heads, mask, columns=not module.starting, turned=transpose_bias,
+        eps=module.layer_norm.eps,
     )  # fmt: skip
-    update = shaped(update, natural)
-    return update.transpose(-2, -3) if swap else update
 
 
 for _pair in ("linear", "linear_z"):

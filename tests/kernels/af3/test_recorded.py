@@ -63,9 +63,9 @@ def on_cpu() -> Iterator[None]:
     """As on a machine without a GPU: no interpreter."""
     from evofeed.kernels.runtime import backend
 
-    before, backend._interpreting = backend._interpreting, False
+    before, backend.interpreted.depth = backend.interpreted.depth, 0
     yield
-    backend._interpreting = before
+    backend.interpreted.depth = before
 
 
 def _results(case: Recorded) -> list[str]:

@@ -65,7 +65,7 @@ def _pair(make: Callable[[], nn.Module], device: str) -> tuple[nn.Module, nn.Mod
 
 
 def test_on_a_cpu_dropout_behind_attention_is_what_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backend, "_interpreting", False)
+    monkeypatch.setattr(backend.interpreted, "depth", 0)
     plain = nn.TransformerEncoderLayer(E, H, 2 * E, dropout=0.3, batch_first=True).train()
     fused, x = to_fused(copy.deepcopy(plain)), torch.randn(N, S, E)
     assert isinstance(fused.self_attn, Fused)

@@ -319,7 +319,7 @@ def test_threads_that_predict_get_their_own_results(graphs: list[int]) -> None:
     assert predict(0)
     with ThreadPoolExecutor(4) as threads:
         assert all(threads.map(predict, range(4)))
-    assert not recorded._paused
+    assert not recorded.paused.depth
     before = len(graphs)
     assert predict(9) and len(graphs) > before
 

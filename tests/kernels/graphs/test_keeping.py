@@ -38,7 +38,7 @@ class Stack(nn.Module):
 @pytest.fixture(autouse=True)
 def no_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a machine without a GPU: a block's own forward runs."""
-    monkeypatch.setattr(backend, "_interpreting", False)
+    monkeypatch.setattr(backend.interpreted, "depth", 0)
 
 
 @pytest.fixture

@@ -188,7 +188,7 @@ def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def no_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
     """The fused forwards run with their ops' plain versions: interpreted they take minutes."""
-    monkeypatch.setattr(backend, "_interpreting", False)
+    monkeypatch.setattr(backend.interpreted, "depth", 0)
 
 
 @pytest.fixture(autouse=True)

@@ -153,7 +153,7 @@ def run_backward_of_rows(inputs: BackwardInputs, tile: Tile, main: int = 0) -> N
     keys_first = None if inputs.bias is None else _even(inputs.bias.transpose(2, 3)).contiguous()
     launch(
         backward_kernel, (B * R * H,),
-        (*_tensors(inputs, keys_first), *inputs.grads, *_eighths(inputs.q),
+        (*inputs._replace(bias=keys_first).tensors(), *inputs.grads, *_eighths(inputs.q),
          *_eighths(inputs.grads[0]), *_eighths(inputs.do), *_bias_strides(keys_first),
          _eighth(inputs.mask and inputs.mask.term), R, H, N, float(inputs.scale * LOG2E),
          float(inputs.scale)),
@@ -183,7 +183,7 @@ def run_bias_gradient(inputs: BackwardInputs, tiles: HopperTiles | None = None) 
     partial = inputs.q.new_empty((B, splits, H, N, N), dtype=torch.float32)
     launch(
         bias_gradient_kernel, (count, H, B * splits),
-        (*_tensors(inputs, bias), partial, *_eighths(inputs.q), *_eighths(inputs.do),
+        (*inputs._replace(bias=bias).tensors(), partial, *_eighths(inputs.q), *_eighths(inputs.do),
          *_bias_strides(bias), _eighth(inputs.mask and inputs.mask.term), R, H, N,
          float(inputs.scale * LOG2E), rows_each),
         {**_sizes(tile, D), "STAGES": tile.stages, "HAS_MASK": inputs.mask is not None,
@@ -212,12 +212,6 @@ def _sizes(tile: Tile, D: int) -> dict[str, Any]:
 def _even(bias: Tensor) -> Tensor:
     """The bias with rows that start at multiples of 16 bytes."""
     return bias if bias.shape[-1] % 8 == 0 else F.pad(bias, (0, -bias.shape[-1] % 8))
-
-
-def _tensors(inputs: BackwardInputs, bias: Tensor | None) -> tuple[Tensor | None, ...]:
-    """What every kernel of a backward pass reads, in their arguments' order."""
-    term, factor = inputs.mask or (None, None)
-    return inputs.q, inputs.k, inputs.v, bias, term, factor, inputs.do, inputs.lse, inputs.delta
 
 
 def _eighths(t: Tensor) -> tuple[int, ...]:
