@@ -26,7 +26,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "synth": ("evofeed.synth.commands", "synth", "Write a synthetic raw dataset."),
     "featurize": ("evofeed.featurize.commands", "featurize", "Raw files to a shard dataset."),
     "assemblies": ("evofeed.featurize.assembly_commands", "assemblies", "Complexes of raw files."),
-    "check": ("evofeed.featurize.commands", "check", "What is amiss with an input."),
+    "check": ("evofeed.featurize.commands", "check", "What is wrong with an input."),
     "search": ("evofeed.featurize.search.commands", "search", "Sequences to alignments."),
     "make-set": ("evofeed.featurize.sets.commands", "make_set", "Structures to a training set."),
     "export": ("evofeed.featurize.export.commands", "export", "Records for other programs."),
