@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import http.server
 import itertools
 import logging
-import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +15,7 @@ import pytest
 import torch
 from tests.bucket import local_bucket
 from tests.loader.records import make_record, write_dataset
-from tests.store.test_http import Service
+from tests.store.test_http import Service, served
 from torch import Tensor
 
 from evofeed.base.errors import LoaderError
@@ -30,56 +28,21 @@ Fault = int | str | tuple[int, bytes] | None
 """What is done to a request, as `Service` has it."""
 
 
-class FolderServer:
-    """Serves a folder from construction to `stop`, and does `fault` to its requests."""
+class Toy:
+    """A folder that is served at `uri`; `fault` is done to its requests."""
 
-    def __init__(self, root: str, fault: Callable[[Service], Fault] = lambda request: None) -> None:
-        self.root, self.fault, self.port = Path(root), fault, 0
-        self._place = socket.socket()
-        self.start()
+    def __init__(self, root: str, fault: Callable[[Service], Fault]) -> None:
+        self.fault, self.uri = fault, ""
+        of_request = {"fault": lambda request: self.fault(request)}
+        self.handler = type("Toy", (Service,), {"root": Path(root), "seen": [], **of_request})
 
-    @property
-    def uri(self) -> str:
-        """The dataset's address."""
-        return f"http://127.0.0.1:{self.port}/v1/datasets/toy"
 
-    def start(self) -> None:
-        """Serve (again), where it was."""
-        owner, connections = self, []
-
-        class Handler(Service):  # type: ignore[misc]
-            root, seen = owner.root, []
-
-            def fault(self) -> Fault:
-                connections.append(self.connection)
-                return owner.fault(self)
-
-        self._place.close()
-        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", self.port), Handler)
-        self._server.daemon_threads = True
-        self.port, self._connections = self._server.server_port, connections
-        self._thread = threading.Thread(target=self._server.serve_forever)
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Go away, and break off the connections that are kept open."""
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
-        self._place.close()
-        self._place = socket.socket()  # bound and deaf: nobody else is given the port meanwhile
-        self._place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        self._place.bind(("127.0.0.1", self.port))
-        for connection in self._connections:
-            with contextlib.suppress(OSError):  # the other side hung up before
-                connection.shutdown(socket.SHUT_RDWR)  # `close` alone waits for its reader
-
-    def __enter__(self) -> FolderServer:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
-        self._place.close()
+@contextlib.contextmanager
+def serving(root: str, fault: Callable[[Service], Fault] = lambda request: None) -> Iterator[Toy]:
+    toy = Toy(root, fault)
+    with served(toy.handler) as url:
+        toy.uri = f"{url}/v1/datasets/toy"
+        yield toy
 
 
 CONFIG = LoaderConfig(
@@ -151,17 +114,18 @@ def test_over_http_with_broken_connections_batches_are_the_local_ones(
     def every_seventh_breaks(request: Service) -> Fault:
         return "short" if request.headers["Range"] and next(ranges) % 7 == 0 else None
 
-    with FolderServer(dataset.uri, every_seventh_breaks) as server:
+    with serving(dataset.uri, every_seventh_breaks) as server:
         assert_equal(batches(Dataset.open(server.uri)), want)
     assert next(ranges) > 14
 
 
-def test_a_server_that_is_restarted_costs_no_sample(
+def test_a_server_that_hangs_up_for_a_while_costs_no_sample(
     dataset: Dataset, want: list[dict[str, Tensor]]
 ) -> None:
-    with FolderServer(dataset.uri) as server:
+    away = threading.Event()
+    with serving(dataset.uri, lambda _: "hang up" if away.is_set() else None) as server:
         there = Dataset.open(server.uri)
-        got = batches_with_an_outage(there, 3, server.stop, server.start)
+        got = batches_with_an_outage(there, 3, away.set, away.clear)
     assert_equal(got, want)
 
 
@@ -172,7 +136,7 @@ def test_a_shard_that_the_server_lacks_or_locks_costs_its_chains_and_is_named(
     dataset: Dataset, caplog: pytest.LogCaptureFixture, status: int, said: str
 ) -> None:
     gone = dataset.index["shard"][3].as_py()
-    with FolderServer(dataset.uri, lambda one: status if gone in one.path else None) as server:
+    with serving(dataset.uri, lambda one: status if gone in one.path else None) as server:
         there = Dataset.open(server.uri)
         with FeatureLoader(there, CONFIG, device="cpu", seed=4) as loader:
             assert len(list(loader)) == 20
@@ -188,7 +152,7 @@ def test_a_storage_that_never_answers_is_given_up_with_what_was_wrong(
     dataset: Dataset, caplog: pytest.LogCaptureFixture
 ) -> None:
     impatient = dataclasses.replace(CONFIG, outage_seconds=0.5)
-    with FolderServer(dataset.uri) as server:
+    with serving(dataset.uri) as server:
         there = Dataset.open(server.uri)
         server.fault = lambda request: 418
         with pytest.raises(LoaderError, match=r"nothing could be read.*unexpected HTTP 418"):
@@ -209,7 +173,7 @@ def test_a_token_that_expires_is_reported_at_once_and_a_new_one_continues_with_t
     def of_token(request: Service) -> Fault:
         return None if request.headers["Authorization"] == f"Bearer {good}" else expired
 
-    with FolderServer(dataset.uri, of_token) as server:
+    with serving(dataset.uri, of_token) as server:
         there = Dataset.open(server.uri)
         with FeatureLoader(there, CONFIG, device="cpu", seed=4, **options) as loader:
             got = list(itertools.islice(loader, 3))
@@ -227,7 +191,7 @@ def test_damage_in_a_cache_is_mended_from_the_remote(
     dataset: Dataset, want: list[dict[str, Tensor]], tmp_path: Path
 ) -> None:
     cache = Cache(folder=str(tmp_path / "cache"))
-    with FolderServer(dataset.uri) as server:
+    with serving(dataset.uri) as server:
         there = Dataset.open(server.uri, cache=cache)
         assert_equal(batches(there), want)
         catalog = ChainCatalog(there.index, 0, CONFIG)

@@ -136,6 +136,13 @@ def test_lasting_trouble_ends_with_one_clear_error(service, closing):
         dataset[0]
 
 
+def test_a_service_that_is_away_ends_with_one_clear_error(closing):
+    with served(Service) as url:
+        pass
+    with pytest.raises(StoreError, match=r"gave up .*ConnectionRefused.*is the service up\?"):
+        closing(f"{url}/v1/datasets/toy")
+
+
 def test_wrong_bytes_are_never_believed(service, closing):
     dataset = closing(service.url)
     for fault, why in (("flip", "checksum"), ("cut", "truncated")):

@@ -9,14 +9,13 @@ from __future__ import annotations
 import copy
 import importlib
 import inspect
-import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from benchmarks import af3_trunk_models as trunks
+from tests.conftest import own_packages
 from torch import Tensor, nn
 
 from evofeed.kernels import SwapReport, to_fused
@@ -25,15 +24,14 @@ from evofeed.kernels.swap.forms import form_of
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # theirs
 N = 5
-PROJECTS = Path(__file__).parents[3] / ".projects"
 NEAR = 2e-5  # in float32: some of their classes take no float64
 
 
 @pytest.fixture(autouse=True)
 def projects(monkeypatch: pytest.MonkeyPatch) -> None:
     """They are found while these tests run, and SciPy, which takes seconds, draws no weights."""
-    monkeypatch.setattr(sys, "path", [*sys.path, str(PROJECTS)])
-    stats = pytest.importorskip("scipy.stats", reason="make projects")
+    own_packages(monkeypatch, "scipy.stats")
+    stats = importlib.import_module("scipy.stats")
     monkeypatch.setattr(stats.truncnorm, "rvs", lambda size, **_: np.zeros(size))
 
 

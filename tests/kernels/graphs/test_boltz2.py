@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import copy
 import importlib
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tests.conftest import own_packages
 from tests.kernels.weights import randomised
 from torch import Tensor
 from torch.nn.functional import one_hot
@@ -49,8 +48,8 @@ def _sample(diffusion: Any, conditioning: Any) -> Tensor:
 def test_atoms_are_those_of_boltz_2s_own_steps(
     graphs: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sys, "path", [*sys.path, str(Path(__file__).parents[3] / ".projects")])
-    inner = pytest.importorskip("boltz.model.modules.diffusionv2", reason="make projects")
+    own_packages(monkeypatch, "boltz")
+    inner = importlib.import_module("boltz.model.modules.diffusionv2")
     outer = importlib.import_module("boltz.model.modules.diffusion_conditioning")
     parts = ("atom_encoder", "atom_decoder", "token_transformer")
     sizes = {f"{part}_{what}": n for part in parts for what, n in (("depth", 1), ("heads", 2))}

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import copy
 import importlib
-import sys
-from pathlib import Path
 
 import pytest
 import torch
+from tests.conftest import own_packages
 from torch import Tensor, nn
 
 from evofeed.kernels import to_fused
@@ -24,8 +23,7 @@ QUERIES, KEYS, C, Z = 32, 128, 16, 8
 def module(monkeypatch: pytest.MonkeyPatch) -> nn.Module:
     """Two blocks of its atom transformer."""
     monkeypatch.setattr(tokens, "ATOMS", 128)
-    monkeypatch.setattr(sys, "path", [*sys.path, str(Path(__file__).parents[3] / ".projects")])
-    pytest.importorskip("openfold3", reason="make projects")
+    own_packages(monkeypatch, "openfold3")
     layers = importlib.import_module("openfold3.core.model.layers.diffusion_transformer")
     made: nn.Module = layers.DiffusionTransformer(
         c_a=C, c_s=C, c_z=Z, c_hidden=8, no_heads=2, no_blocks=2, n_transition=2,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.conftest import own_packages
 from tests.loader.views.made_entries import made_alignment, made_templates
 from tests.loader.views.own_openfold3 import stand_ins
 from tests.loader.views.packs import entry_view, read, some_recordings, template_features
@@ -52,9 +52,8 @@ def copies_with_templates() -> tuple[EntryView, list[Alignment]]:
 @pytest.fixture
 def openfold3(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its package can be imported; without it the test is skipped."""
-    monkeypatch.setattr(sys, "path", [*sys.path, str(Path(__file__).parents[3] / ".projects")])
     stand_ins(monkeypatch)
-    pytest.importorskip("openfold3", reason="make projects")
+    own_packages(monkeypatch, "openfold3")
 
 
 def assert_features_equal(

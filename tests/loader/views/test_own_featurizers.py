@@ -20,6 +20,7 @@ import gemmi
 import numpy as np
 import pytest
 import torch
+from tests.conftest import own_packages
 from tests.featurize.entries.prepared_sets import with_query, write_protenix_set, write_set
 from tests.featurize.records.allatom import (
     boltz_alignments,
@@ -59,7 +60,6 @@ from evofeed.protein.alignment import Alignment
 from evofeed.protein.components import ComponentTable
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # theirs
-PROJECTS = Path(__file__).parents[3] / ".projects"
 ENTRIES = 3
 
 
@@ -70,7 +70,7 @@ def smallest(project: str) -> list[Path]:
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[str, str, Any]]]:
     """Their random draws as (function, where, result), while their packages can be found."""
-    monkeypatch.setattr(sys, "path", [*sys.path, str(PROJECTS)])
+    own_packages(monkeypatch)
     found: list[tuple[str, str, Any]] = []
 
     def watch(module: Any, name: str) -> None:

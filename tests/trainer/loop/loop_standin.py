@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -83,10 +83,18 @@ def standin_loop(
     *,
     loader: Any = None,
     world: World | None = None,
-    loss: Callable[..., Any] = squared_error,
+    size: float = 1.0,
     **changes: Any,
 ) -> Loop:
-    """A loop over them; `changes` are of its configuration, or parts that a loop takes."""
+    """A loop over them, the loss so many times its size.
+
+    `changes` are of its configuration, or parts that a loop takes.
+    """
+
+    def loss(outputs: Any, batch: Any) -> tuple[Tensor, dict[str, Tensor]]:
+        error, terms = squared_error(outputs, batch)
+        return error * size, terms
+
     world = world or World()
     per_epoch = 6 if world.size == 1 else 24
     loader = loader or TinyLoader(rank=world.rank, world_size=world.size, per_epoch=per_epoch)

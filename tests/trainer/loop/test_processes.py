@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from tests.trainer.forked import fork, free_port, run_ranks
-from tests.trainer.loop.loop_standin import FAST, TinyLoader, squared_error, standin_loop
+from tests.trainer.loop.loop_standin import FAST, TinyLoader, standin_loop
 from torch import Tensor
 
 from evofeed.base.errors import TrainerError
@@ -25,11 +25,8 @@ from evofeed.trainer.run.loop import Loop
 
 
 def _loop(world: World, out: Path, **changes: Any) -> Loop:
-    def loss(outputs: Any, batch: Any) -> tuple[Tensor, dict[str, Tensor]]:
-        error, terms = squared_error(outputs, batch)
-        return error * 2.0 ** (7 * (world.rank == 1)), terms  # too large for the first scales
-
-    return standin_loop(out, 8, world=world, loss=loss, **changes)
+    """The second rank's loss is too large for the first scales."""
+    return standin_loop(out, 8, world=world, size=2.0 ** (7 * (world.rank == 1)), **changes)
 
 
 def overflow_on_one(out: Path, clip: str) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from tests.conftest import exit_code
+from tests.trainer.conftest import SMALL, small_run
 from tests.trainer.forked import run_ranks
 from tests.trainer.synthetic_batch import synthetic_batch
 
@@ -23,7 +24,6 @@ from evofeed.trainer.formats.openfold_checkpoint import save_openfold_checkpoint
 from evofeed.trainer.log.runlog import read_steps
 from evofeed.trainer.losses import AlphaFoldLoss
 from evofeed.trainer.model.alphafold import last_recycle
-from evofeed.trainer.presets import PRESETS
 from evofeed.trainer.report.run_report import make_report, report_rows
 from evofeed.trainer.run.build import build_model
 from evofeed.trainer.run.checkpoint import CheckpointWriter, newest_checkpoint
@@ -34,16 +34,12 @@ from evofeed.trainer.run.result import TrainResult
 from evofeed.trainer.run.train import train
 from evofeed.trainer.run.validation import held_out, validator
 
-SMALL = {"evoformer": {"no_blocks": 1}, "structure_module": {"no_blocks": 1}}
 CROP = {"crop_size": 16, "max_msa_clusters": 4, "max_extra_msa": 6, "max_templates": 1}
 
 
 def config(steps: int, **changes: Any) -> TrainConfig:
-    base = PRESETS["tiny"]().train.replace(
-        steps=steps, model=SMALL, loader=CROP, profile_steps=0,
-        optim=OptimConfig(warmup_steps=4, learning_rate=2e-3, ema_decay=0.9),
-    )  # fmt: skip
-    return base.replace(**changes)
+    optim = OptimConfig(warmup_steps=4, learning_rate=2e-3, ema_decay=0.9)
+    return small_run(**{"steps": steps, "loader": CROP, "optim": optim, **changes})
 
 
 @pytest.fixture(autouse=True)

@@ -10,16 +10,14 @@ not clamped, so that a short run shows it fall. A test repeats the first steps.
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
-import platform
 import statistics
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
+from benchmarks.recording import about, save
+from tests.trainer.synthetic_batch import synthetic_batch
 from torch import Tensor
 
 from evofeed.featurize import discover, featurize_chain
@@ -31,9 +29,6 @@ from evofeed.protein.residues import MASK
 from evofeed.trainer import AlphaFold, AlphaFoldLoss, LossConfig, structure_metrics, tiny
 from evofeed.trainer.config import OptimConfig
 from evofeed.trainer.run.flat import FlatOptimizer
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from tests.trainer.synthetic_batch import synthetic_batch
 
 SAMPLES = 8
 SIZES = {"num_res": 32, "num_seq": 8, "num_extra_seq": 16, "num_templates": 2}
@@ -125,23 +120,15 @@ def main() -> None:
         if len(steps) % (5 * SAMPLES) == 0:
             last = {k: round(v[-1], 3) for k, v in rounds(steps).items()}
             print(len(steps), json.dumps(last), flush=True)
-    result: dict[str, Any] = {
+    result = about("torch") | {
         "benchmark": "overfit",
-        "command": f"python {Path(sys.argv[0]).name} INPUTS --steps {options.steps}",
-        "machine": {
-            "device": "cpu",
-            "torch": torch.__version__,
-            "python": platform.python_version(),
-            "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        },
         "preset": "tiny",
         "samples": [name for name, _ in named],
         "shapes": SIZES,
         "first_steps": steps[:SAMPLES],
         "rounds": rounds(steps),
     }
-    if options.out:
-        options.out.write_text(json.dumps(result, indent=1) + "\n")
+    save(options.out, result)
 
 
 if __name__ == "__main__":

@@ -9,31 +9,32 @@ import re
 import shutil
 from pathlib import Path
 
-import gemmi
 import numpy as np
 import pytest
 import torch
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, expect
 from tests.conftest import SMALL_PACK, exit_code
+from tests.loader.recorded import record_of
 from tests.service.test_browser import VIEWS, watched
+from tests.trainer.conftest import small_run
 from tests.trainer.synthetic_batch import synthetic_complex
 from tests.trainer.synthetic_records import synthetic_record
 
 from evofeed.base.errors import CheckpointError, InputError
 from evofeed.loader import record_batch
-from evofeed.protein.residues import ATOM_ORDER, RESTYPE_3, UNKNOWN
+from evofeed.protein.chain_record import ChainRecord
+from evofeed.protein.residues import UNKNOWN
 from evofeed.protein.structure_text import Structure, ca_of_mmcif
 from evofeed.store import Dataset, DatasetWriter
 from evofeed.trainer import AlphaFold, initial_training, tiny, tiny_multimer
-from evofeed.trainer.config import TrainConfig
 from evofeed.trainer.formats.openfold_checkpoint import save_openfold_checkpoint
 from evofeed.trainer.predict.compare import compared
 from evofeed.trainer.predict.many import tasks, write_prediction
 from evofeed.trainer.predict.prediction import Prediction, predict_structure, prediction_batch
 from evofeed.trainer.predict.relax import relaxed
 from evofeed.trainer.predict.weights import kind_of, load_model
-from evofeed.trainer.presets import PRESETS, multimer
+from evofeed.trainer.presets import multimer
 from evofeed.trainer.report.page import write_page
 from evofeed.trainer.run.train import train
 
@@ -55,11 +56,7 @@ def runs(dataset: str, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """A run of one step, and a copy of it."""
     folder = tmp_path_factory.mktemp("runs")
     crop = {"crop_size": 12, "max_msa_clusters": 4, "max_extra_msa": 4, "max_templates": 1}
-    small = {"evoformer": {"no_blocks": 1}, "structure_module": {"no_blocks": 1}}
-    base: TrainConfig = PRESETS["tiny"]().train.replace(
-        steps=1, model=small, loader=crop, profile_steps=0
-    )
-    train(base, dataset, out=folder / "first")
+    train(small_run(steps=1, loader=crop), dataset, out=folder / "first")
     shutil.copytree(folder / "first", folder / "second")
     return [folder / "first", folder / "second"]
 
@@ -221,38 +218,13 @@ def test_aligned_errors_and_scores_are_in_the_forms_of_alphafold_db_and_colabfol
         assert np.allclose(arrays["probs"], made.distogram, atol=1e-3)
 
 
-def test_the_truth_itself_scores_one() -> None:
-    record = synthetic_record(5, num_res=30, num_rows=4, num_templates=1)
+def _as_predicted(record: ChainRecord, num_res: int) -> Prediction:
+    """The first residues of a known structure."""
     assert record.all_atom_positions is not None and record.all_atom_mask is not None
-    flat = np.zeros(30)
-    truth = Structure(
-        name="x", aatype=record.aatype, residue_index=record.residue_index,
-        positions=record.all_atom_positions, mask=record.all_atom_mask, confidence=flat,
-    )  # fmt: skip
-    made = Prediction(
-        structure=truth, plddt=flat, distogram=np.ones((30, 30, 64)), contacts=np.ones((30, 30))
-    )
-    same = compared(made, record)
-    assert same == {"lddt_ca": 1.0, "tm_score": 1.0, "rmsd_ca": 0.0}
-    unknown = dataclasses.replace(record, all_atom_positions=None, all_atom_mask=None)
-    assert compared(made, unknown) == {}
-
-
-def _crystal(num_res: int = 20) -> Prediction:
-    """The first residues of a crystal structure, as if they had been predicted."""
-    path = SMALL_PACK / "data" / "inputs" / "pdb" / "7pzb.pdb"
-    codes = {name: code for code, name in enumerate(RESTYPE_3[:20])}
-    residues = [r for r in gemmi.read_pdb(str(path))[0][0] if r.name in codes][:num_res]
-    positions, mask = np.zeros((num_res, 37, 3)), np.zeros((num_res, 37))
-    for row, residue in enumerate(residues):
-        for atom in residue:
-            if atom.name in ATOM_ORDER and atom.name != "OXT":
-                positions[row, ATOM_ORDER[atom.name]] = atom.pos.tolist()
-                mask[row, ATOM_ORDER[atom.name]] = 1
-    aatype = np.array([codes[residue.name] for residue in residues], np.uint8)
     structure = Structure(
-        name="real", aatype=aatype, residue_index=np.arange(num_res), positions=positions,
-        mask=mask, confidence=np.full(num_res, 90.0),
+        name="real", aatype=record.aatype[:num_res], residue_index=np.arange(num_res),
+        positions=record.all_atom_positions[:num_res], mask=record.all_atom_mask[:num_res],
+        confidence=np.full(num_res, 90.0),
     )  # fmt: skip
     pairs = np.ones((num_res, num_res))
     return Prediction(
@@ -260,8 +232,16 @@ def _crystal(num_res: int = 20) -> Prediction:
     )
 
 
+def test_the_truth_itself_scores_one() -> None:
+    record = synthetic_record(5, num_res=30, num_rows=4, num_templates=1)
+    made = _as_predicted(record, 30)
+    assert compared(made, record) == {"lddt_ca": 1.0, "tm_score": 1.0, "rmsd_ca": 0.0}
+    unknown = dataclasses.replace(record, all_atom_positions=None, all_atom_mask=None)
+    assert compared(made, unknown) == {}
+
+
 def test_relaxation_lowers_the_energy_and_keeps_heavy_atoms_near() -> None:
-    made = _crystal()
+    made = _as_predicted(record_of(SMALL_PACK / "data/golden/102m_A.det.npz"), 20)  # a crystal's
     noise = np.random.default_rng(0).normal(size=made.structure.positions.shape) * 0.1
     moved = dataclasses.replace(made.structure, positions=made.structure.positions + noise)
     shaken = dataclasses.replace(made, structure=moved)

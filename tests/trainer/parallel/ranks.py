@@ -16,6 +16,7 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 from tests.kernels.interpreter import quick_interpreter
+from tests.trainer.conftest import small_run
 from tests.trainer.synthetic_batch import synthetic_batch, synthetic_complex
 from torch import Tensor, nn
 
@@ -307,11 +308,9 @@ def shared_files(folder: Path, group: dist.ProcessGroup) -> PeerMemory:
 
 def config(validate_every: int = 0, **changes: Any) -> TrainConfig:
     """The tiny preset, smaller; each sample's gradient is clipped before it counts."""
-    model = {"evoformer": {"no_blocks": 1}, "structure_module": {"no_blocks": 1}}
     loader = {"crop_size": 23, "max_msa_clusters": 7, "max_extra_msa": 11, "max_templates": 1}
-    return tiny().train.replace(
-        model=model, loader=loader, profile_steps=0, checkpoint_every=0,
-        validate_every=validate_every,
+    return small_run(
+        loader=loader, checkpoint_every=0, validate_every=validate_every,
         optim=OptimConfig(warmup_steps=2, learning_rate=2e-3, clip="per_example"), **changes,
     )  # fmt: skip
 

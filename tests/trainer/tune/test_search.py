@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.trainer.conftest import small_run
 from tests.trainer.forked import command
 
 from evofeed.base.errors import EvofeedError
@@ -108,8 +109,7 @@ def test_two_ranks_that_share_their_samples_are_timed(
     """By torchrun, over gloo."""
     for name in ("WARM_UP", "STEPS"):
         monkeypatch.setattr(tuning, name, 1)
-    small = {"evoformer": {"no_blocks": 1}, "structure_module": {"no_blocks": 1}}
-    run = tiny().train.replace(axial=2, model=small, loader={"crop_size": 9})
+    run = small_run(axial=2, loader={"crop_size": 9})
     asked: dict[str, Any] = {"ranks": 2, "device": "cpu", "limit": 600.0}
     found = tuning.launch(run, Settings.of(run), [tiny_dataset], **asked)
     assert not found.error and len(found.seconds) == 1
