@@ -7,17 +7,11 @@ from pathlib import Path
 
 import pytest
 from tests.conftest import exit_code
-from tests.loader.records import small_dataset
 from typer.testing import CliRunner
 
 from evofeed.loader import FeatureLoader, LoaderConfig
 from evofeed.loader.commands import bench_commands as bench
 from evofeed.store import Dataset
-
-
-@pytest.fixture(scope="module")
-def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
-    return small_dataset(tmp_path_factory.mktemp("commands") / "d", 6)
 
 
 def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 from tests.loader.records import make_record, write_dataset
+from tests.loader.streams import open_loader
 
-from evofeed.loader import FeatureLoader, LoaderConfig
+from evofeed.loader import LoaderConfig
 from evofeed.store import Dataset
 
 CONFIG = LoaderConfig(
@@ -17,7 +18,7 @@ CONFIG = LoaderConfig(
 
 
 def batches(dataset: Dataset, config: LoaderConfig) -> list[dict[str, torch.Tensor]]:
-    with FeatureLoader(dataset, config, device="cpu", reader="thread") as loader:
+    with open_loader(dataset, config) as loader:
         return list(loader)
 
 

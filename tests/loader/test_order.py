@@ -15,9 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.conftest import golden_files
 from tests.loader.records import make_record, write_dataset
+from tests.loader.streams import open_loader
 
 from evofeed.base.errors import LoaderError
-from evofeed.loader import FeatureLoader, LoaderConfig
+from evofeed.loader import LoaderConfig
 from evofeed.loader.order import (
     accept_probability,
     eligible_rows,
@@ -107,13 +108,13 @@ def test_a_window_reads_one_shard_after_another(tmp_path: Path) -> None:
     assert len(set(shards)) >= 4
     assert shards != sorted(shards)
     config = LoaderConfig(crop_size=8, shuffle_window=1)
-    loader = FeatureLoader(dataset, config.replace(shuffle_window=most), device="cpu")
+    loader = open_loader(dataset, config.replace(shuffle_window=most))
     read = [shards[loader.planner.sample(0, position).row] for position in range(24)]
     fetched = lru_cache(2)(lambda shard: shard)  # as a cache of two shards fetches them
     for shard in read:
         fetched(shard)
     assert fetched.cache_info().misses <= 2 * len(set(shards)), "it lies in two windows"
-    loader = FeatureLoader(dataset, config.replace(shuffle_window=0), device="cpu")
+    loader = open_loader(dataset, config.replace(shuffle_window=0))
     rows = [loader.planner.sample(0, position).row for position in range(24)]
     assert rows == list(range(24))
 
@@ -141,12 +142,11 @@ def test_an_epoch_is_filled_up_or_cut_to_whole_steps(tmp_path: Path) -> None:
     dataset = write_dataset(tmp_path / "d", [make_record(f"e{i}_A", 20, 9, 0) for i in range(7)])
     config = LoaderConfig(crop_size=8, global_batch_size=3)
     lengths = {
-        drop: len(FeatureLoader(dataset, config.replace(drop_last=drop), device="cpu"))
-        for drop in (False, True)
+        drop: len(open_loader(dataset, config.replace(drop_last=drop))) for drop in (False, True)
     }
     assert lengths == {False: 9, True: 6}
     with pytest.raises(LoaderError, match="drop_last"):
-        FeatureLoader(dataset, config.replace(drop_last=True, global_batch_size=8), device="cpu")
+        open_loader(dataset, config.replace(drop_last=True, global_batch_size=8))
 
 
 def test_chains_are_accepted_as_often_as_their_probability_says() -> None:
@@ -217,18 +217,13 @@ def test_a_balanced_window_is_the_same_for_any_number_of_ranks(tmp_path: Path) -
     world = 8
     records = [make_record(f"w{i:02}_A", 10 + 7 * i, 20, 0) for i in range(20)]
     dataset = write_dataset(tmp_path / "d", records)
-    config = LoaderConfig(crop_size=8, global_batch_size=8, epoch_len=40, balance=True)
+    config = LoaderConfig(
+        crop_size=8, global_batch_size=8, epoch_len=40, balance=True, balance_steps=3
+    )
     steps = {}
     for ranks in (1, world):
         planners = [
-            FeatureLoader(
-                dataset,
-                config.replace(balance_steps=3),
-                rank=rank,
-                world_size=ranks,
-                device="cpu",
-                reader="thread",
-            ).planner
+            open_loader(dataset, config, rank=rank, world_size=ranks).planner
             for rank in range(ranks)
         ]
         streams = [planner.batches(0, 0) for planner in planners]
