@@ -234,3 +234,6 @@ def test_a_balanced_window_is_the_same_for_any_number_of_ranks(tmp_path: Path) -
     flat = {ranks: [sample for step in each for sample in step] for ranks, each in steps.items()}
     assert flat[1] == flat[world]
     assert len({sample.position for sample in flat[1]}) == 40
+    costs = np.array([planners[0].catalogs[0].cost[sample.row] for sample in flat[1]])
+    window = np.array(sorted(costs[:24].reshape(3, 8).tolist(), key=min))  # of three steps
+    assert (window[:-1].max(1) <= window[1:].min(1)).all()
