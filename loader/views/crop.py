@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from evofeed.base.shapes import Bool, Float, Integer
-from evofeed.loader.views.entry_view import EntryView, run_starts
+from evofeed.loader.views.entry_view import EntryView
+from evofeed.protein.entry_record import run_starts
 from evofeed.protein.interfaces import near_other_chains
 
 

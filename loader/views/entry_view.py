@@ -14,6 +14,7 @@ import numpy as np
 
 from evofeed.base.shapes import Bool, Float, Int, Integer, Shaped
 from evofeed.protein.entry_record import ChainType as ChainType
+from evofeed.protein.entry_record import run_starts
 
 NAME_CHARS: Final = 4
 """Characters of an atom's name that a model is fed."""
@@ -209,11 +210,6 @@ def joined_runs(starts: Integer[np.ndarray, " n"], counts: Integer[np.ndarray, "
 def numbers_within(counts: Integer[np.ndarray, " n"]) -> np.ndarray:
     """`i64`: 0, 1, ... up to each count in turn."""
     return joined_runs(np.zeros_like(counts), counts)
-
-
-def run_starts(values: Integer[np.ndarray, " n"]) -> Integer[np.ndarray, " runs"]:
-    """Where runs of equal values begin."""
-    return np.flatnonzero(np.append(True, values[1:] != values[:-1])[: len(values)])
 
 
 def counts_before(

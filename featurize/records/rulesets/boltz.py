@@ -6,7 +6,6 @@ Chains that its filters refuse stay in the tables, without tokens.
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -166,9 +165,8 @@ class _Preparation(Cleaning[BoltzRules]):
         self.every = AtomRows.of_record(record, rows, record.chain_entity, record.residue_seq)
 
     def section(self) -> RulesetSection:
-        record, authors = self.record, self.record.chain_author
-        # As gemmi lists them: those of one author's chain together.
-        order = sorted(range(len(authors)), key=lambda row: authors.index(authors[row]))
+        record = self.record
+        order = self._ordered(range(record.num_chains))
         unit = {asym: made for asym in order if (made := self._chain(asym))}
         copies = list(self._copies(unit))
         if not copies:
@@ -193,6 +191,11 @@ class _Preparation(Cleaning[BoltzRules]):
             dropped=tuple(self.dropped),
         )
 
+    def _ordered(self, chains: Sequence[int]) -> list[int]:
+        """Chains as gemmi lists them: those of one author's chain together."""
+        authors = [self.record.chain_author[asym] for asym in chains]
+        return sorted(chains, key=lambda asym: authors.index(self.record.chain_author[asym]))
+
     def _copies(self, unit: Mapping[int, _Chain]) -> Iterator[_Copy]:
         """Every chain of the assembly, in gemmi's order."""
         record = self.record
@@ -203,12 +206,10 @@ class _Preparation(Cleaning[BoltzRules]):
             return
         label = {name: row for row, name in enumerate(record.chain_label)}
         numbers: dict[int, int] = defaultdict(int)
-        for copies in record.copies:
-            groups: dict[str, list[int]] = {}
-            for asym in [label[name] for name in copies.asyms if name in label]:
-                groups.setdefault(record.chain_author[asym], []).append(asym)
-            for operator in copies.operators:
-                for asym in itertools.chain(*groups.values()):
+        for one in record.copies:
+            chains = self._ordered([label[name] for name in one.asyms if name in label])
+            for operator in one.operators:
+                for asym in chains:
                     if asym in unit:
                         numbers[asym] += 1
                         yield _Copy(asym, operator, numbers[asym])

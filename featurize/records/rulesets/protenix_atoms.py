@@ -54,23 +54,25 @@ def polymer_bonds(
     return merged_bonds(atoms.bonds[~gone], added[keep])
 
 
-def neighbours(atoms: AtomRows) -> list[list[int]]:
+def neighbours(size: int, bonds: Integer[np.ndarray, "B w"]) -> list[list[int]]:
     """Bonded atoms of every atom."""
-    near: list[list[int]] = [[] for _ in range(len(atoms))]
-    for one, two in atoms.bonds[:, :2].tolist():
+    near: list[list[int]] = [[] for _ in range(size)]
+    for one, two in bonds[:, :2].tolist():
         near[one].append(two)
         near[two].append(one)
     return near
 
 
+def heavy_neighbours(component: Component) -> list[list[int]]:
+    """Heavy atoms bonded to every heavy atom of a component."""
+    bonds = component.bond[component.heavy[component.bond].all(1)]
+    return neighbours(len(component.name), bonds)
+
+
 def leaving_groups(component: Component) -> Mapping[str, list[list[str]]] | None:
     """Groups of heavy atoms that leave, by the atom they leave; None if one is bonded to two."""
     heavy, leaving = component.heavy, component.leaving
-    near: dict[int, list[int]] = defaultdict(list)
-    for one, two in component.bond.tolist():
-        if heavy[one] and heavy[two]:
-            near[one].append(two)
-            near[two].append(one)
+    near = heavy_neighbours(component)
     names = component.name.tolist()
     groups: dict[str, list[list[str]]] = defaultdict(list)
     for centre in np.flatnonzero(heavy & ~leaving).tolist():
@@ -101,7 +103,7 @@ class Completion:
         self.atoms = atoms
         self.components = components
         self.monomers = monomers
-        self.near = neighbours(atoms)
+        self.near = neighbours(len(atoms), atoms.bonds)
         self.groups = functools.cache(lambda code: leaving_groups(components[code]))
         self.seen: dict[tuple[int, int], dict[str, list[int]]] = defaultdict(dict)
         keys = zip(atoms.entity.tolist(), atoms.res_id.tolist(), atoms.name.tolist(), strict=True)
@@ -182,15 +184,10 @@ class Completion:
         """Atoms that hang on this one alone and that the file does not have."""
         if not rows or name not in component.rows:
             return []
-        centre = component.rows[name]
-        heavy = component.heavy
-        degree = np.zeros(len(component.name), np.int64)
-        bonds = component.bond[heavy[component.bond].all(1)]
-        np.add.at(degree, bonds.ravel(), 1)
-        ends = bonds[(bonds == centre).any(1)].sum(1) - centre
+        near = heavy_neighbours(component)
+        ends = [one for one in near[component.rows[name]] if len(near[one]) == 1]
         here = {str(self.atoms.name[one]) for one in self.near[rows[0]]}
-        names = [str(component.name[one]) for one in ends.tolist() if degree[one] == 1]
-        return [one for one in names if one not in here]
+        return [one for one in component.name[ends].tolist() if one not in here]
 
     def _alone(self, low: int, high: int, component: Component) -> np.ndarray:
         """Rows of the component's atoms that a residue of no polymer has."""

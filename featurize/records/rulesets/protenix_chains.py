@@ -92,9 +92,7 @@ def lopsided_links(atoms: AtomRows, polymers: Collection[int]) -> Integer[np.nda
     for link in links:
         if link in out:
             continue
-        i, j = link
-        if int(entity[i]) not in polymers:
-            i, j = j, i
+        i, j = sorted(link, key=lambda end: int(entity[end]) not in polymers)
         if int(entity[i]) not in polymers:
             continue
         own = entity == entity[i]

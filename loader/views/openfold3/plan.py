@@ -18,7 +18,7 @@ from evofeed.loader.views.cells import fill_rows
 from evofeed.loader.views.columns import GAP_TYPE, NUM_RESTYPES
 from evofeed.loader.views.config import CONFIDENCE_LOSSES, OpenFold3Config
 from evofeed.loader.views.crop import Crop, centred
-from evofeed.loader.views.entry_view import IS_KIND, EntryView, run_starts
+from evofeed.loader.views.entry_view import IS_KIND, EntryView
 from evofeed.loader.views.laid import Laid, OnHost, Sparse, deleted, hot, longer, symmetric
 from evofeed.loader.views.openfold3.crop import crop_entry
 from evofeed.loader.views.openfold3.labels import Layout, exchange, lay_out
@@ -26,6 +26,8 @@ from evofeed.loader.views.openfold3.molecules import Molecules, molecules_of
 from evofeed.loader.views.openfold3.rows import plan_rows
 from evofeed.loader.views.openfold3.templates import lay_out_templates, plan_templates
 from evofeed.protein.alignment import Alignment
+from evofeed.protein.entry_record import run_starts
+from evofeed.protein.ruleset_section import copies_of
 
 NUM_ELEMENTS: Final = 119
 """Atomic numbers from 1, the last one for what is unknown."""
@@ -114,8 +116,7 @@ def _chains(
     if config.text_order:
         asym[np.argsort(view.chain_name[rows], kind="stable")] = np.arange(1, len(rows) + 1)
     entity = view.chain_entity[rows]
-    earlier = np.tril(entity[:, None] == entity[None], -1)
-    sym = earlier.sum(1) + 1
+    sym = copies_of(entity) + 1
     return {"asym_id": asym[inverse], "entity_id": entity[inverse], "sym_id": sym[inverse]}
 
 

@@ -11,7 +11,8 @@ from evofeed.loader.counter_rng import Purpose
 from evofeed.loader.sample_draws import SampleDraws, Strategy
 from evofeed.loader.views.config import ProtenixConfig
 from evofeed.loader.views.crop import Tokens
-from evofeed.loader.views.entry_view import only_whole, run_starts
+from evofeed.loader.views.entry_view import only_whole
+from evofeed.protein.entry_record import run_starts
 
 
 def crop_tokens(

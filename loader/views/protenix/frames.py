@@ -9,8 +9,9 @@ import numpy as np
 from evofeed.base.shapes import Bool, Float, Integer
 from evofeed.loader.views.columns import residue_codes
 from evofeed.loader.views.crop import Crop
-from evofeed.loader.views.entry_view import ChainType, ProtenixView, joined_runs, run_starts
+from evofeed.loader.views.entry_view import ChainType, ProtenixView, joined_runs
 from evofeed.loader.views.protenix.vocabulary import is_named
+from evofeed.protein.entry_record import run_starts
 
 _LEAST_ANGLE: Final = 25.0
 """Degrees between three atoms and a line."""

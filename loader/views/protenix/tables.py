@@ -21,7 +21,7 @@ from evofeed.loader.views.columns import (
 from evofeed.loader.views.entry_view import OTHER_POLYMER, ChainType, ProtenixView
 from evofeed.protein.alignment import Alignment, letter_codes
 from evofeed.protein.components import Component, ComponentTable
-from evofeed.protein.entry_record import POLYMERS, EntryRecord
+from evofeed.protein.entry_record import LIGAND, POLYMERS, EntryRecord
 from evofeed.protein.molecules import Molecule, element_numbers
 from evofeed.protein.ruleset_section import RulesetSection
 
@@ -91,14 +91,12 @@ def canonical_sequences(
 
 
 def _polymers(record: EntryRecord, section: RulesetSection) -> Integer[np.ndarray, " C"]:
-    kinds = []
-    for row in record.chain_entity[section.chain_asym].tolist():
-        entity = record.entities[row]
-        is_polymer = bool(entity.polymer or entity.monomers)
-        kinds.append(
-            POLYMERS.get(entity.polymer, OTHER_POLYMER) if is_polymer else ChainType.LIGAND
-        )
-    return np.array(kinds, np.uint8)
+    kinds = [
+        POLYMERS.get(one.polymer, OTHER_POLYMER) if one.polymer or one.monomers else LIGAND
+        for one in record.entities
+    ]
+    found: np.ndarray = np.array(kinds, np.uint8)[record.chain_entity[section.chain_asym]]
+    return found
 
 
 def _canonical(component: Component | None, kind: int) -> int:
