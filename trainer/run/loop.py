@@ -217,8 +217,8 @@ class Loop:
         if names:
             self.result.untouched = sorted(names)
             _LOG.warning(
-                "%d parameters have no part in the loss and stay as they are, the first %s; which "
-                "terms would reach them evofeed.trainer.run.gradients.find_untouched says",
+                "%d parameters get no gradient from this loss and stay as they are, %s first; "
+                "evofeed.trainer.run.gradients.find_untouched says which loss terms reach them",
                 len(names),
                 min(names),
             )
