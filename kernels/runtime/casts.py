@@ -35,7 +35,7 @@ class Casts:
 
     def __init__(self) -> None:
         self._addresses: list[int] = []  # of what the pieces were cut from
-        self._pieces = torch.empty(0)
+        self._pieces: list[Tensor] = []  # the last counts; recorded graphs read those before
         self._rest: tuple[list[Tensor], list[Tensor]] = [], []  # what has no even address or size
 
     def run(self, to: Sequence[Tensor], source: Sequence[Tensor]) -> None:
@@ -67,12 +67,13 @@ class Casts:
             else:
                 for rest, t in zip(self._rest, pair, strict=True):
                     rest.append(t)
-        self._pieces = torch.tensor(pieces, dtype=torch.int64).to(source[0].device)
+        self._pieces.append(torch.tensor(pieces, dtype=torch.int64).to(source[0].device))
 
     def _launch(self, to: Tensor, source: Tensor) -> None:
-        if len(self._pieces):
+        pieces = self._pieces[-1]
+        if len(pieces):
             launch(
-                cast_kernel, (len(self._pieces),), (source, to, self._pieces),
+                cast_kernel, (len(pieces),), (source, to, pieces),
                 {"PIECE": PIECE, "EVEN": EVEN, "num_warps": 4},
             )  # fmt: skip
         if self._rest[0]:

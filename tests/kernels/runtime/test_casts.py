@@ -7,6 +7,8 @@ import torch
 
 from evofeed.kernels.runtime import casts
 from evofeed.kernels.runtime.casts import Casts
+from evofeed.kernels.runtime.one_pass import OnePass
+from evofeed.kernels.runtime.projection import pack
 
 
 def test_all_are_cast_and_again_when_they_or_their_places_have_moved(
@@ -40,3 +42,25 @@ def test_all_are_cast_and_again_when_they_or_their_places_have_moved(
         source[0].mul_(2)
     # five numbers and a transposed weight have no even pieces
     assert one_by_one == [2, 2, 2, 2]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_recorded_pass_casts_its_weights_when_later_passes_have_more() -> None:
+    first, second = (torch.nn.Parameter(torch.randn(256, 256, device="cuda")) for _ in range(2))
+    one_pass = OnePass()
+    for _ in range(2):
+        with one_pass:
+            pack([first], torch.bfloat16)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph), one_pass:
+        recorded = pack([first], torch.bfloat16).clone()
+    for _ in range(2):
+        with one_pass:
+            pack([second], torch.bfloat16)
+    others = [torch.full((1024,), 1 << 40, device="cuda") for _ in range(64)]  # in what was freed
+    with torch.no_grad():
+        first.mul_(2)
+    graph.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(recorded, first.bfloat16()) and len(others) == 64
