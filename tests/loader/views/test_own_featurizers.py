@@ -1,4 +1,4 @@
-"""The projects' own code beside ours, from mmCIF: the same features.
+"""The projects' own code beside ours, from mmCIF: the same features and losses.
 
 `make projects` installs their wheels, as CI does. Their draws are watched and handed to ours.
 """
@@ -47,6 +47,7 @@ from evofeed.featurize.records.rulesets.boltz import boltz_section
 from evofeed.featurize.records.rulesets.protenix import protenix_section
 from evofeed.featurize.records.template_library import FolderUse
 from evofeed.loader import boltz_batch
+from evofeed.loader.entries.batch import stacked
 from evofeed.loader.views.boltz.features import boltz_features
 from evofeed.loader.views.boltz.plan import plan_sample as plan_boltz
 from evofeed.loader.views.boltz.tables import boltz_view
@@ -150,9 +151,12 @@ def test_boltz_makes_our_features_of_its_structure(
     ours = boltz_features(slotted(packed), config)
     assert not draws.calls
     assert_equal(ours, theirs)
+    loss = import_module("boltz.model.loss.distogram").distogram_loss
+    output = {"pdistogram": torch.randn(1, 128, 128, 64)}
     batches = [boltz_batch({"samples": [one]}) for one in (ours, theirs)]
     for name in ("chain_symmetries", "amino_acids_symmetries", "ligand_symmetries"):
         assert ours[name] == json.loads(json.dumps(theirs[name], default=int)), name
+    assert_same_loss(loss(output, batch)[0] for batch in batches)
     permuted = import_module("boltz.data.feature.symmetry").minimum_symmetry_coords
     guess = torch.randn(1, 1280, 3)
     weights = {"nucleotide_weight": 5.0, "ligand_weight": 10.0}
@@ -171,6 +175,13 @@ def assert_equal(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
         close = 1e-5 if value.is_floating_point() else 0
         one, other = ours[name].double(), value.double()
         torch.testing.assert_close(one, other, rtol=0, atol=close, msg=f"{name} differs")
+
+
+def assert_same_loss(values: Iterable[torch.Tensor]) -> None:
+    """A finite loss, of our features and of theirs."""
+    ours, theirs = values
+    assert torch.isfinite(ours)
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("path", smallest("openfold3"), ids=lambda path: path.stem)
@@ -193,6 +204,12 @@ def test_openfold3_makes_our_features_of_its_structure(
     assert list(orders) == list(ours["ref_space_uid_to_perm"])
     for uid, order in orders.items():
         assert torch.equal(ours["ref_space_uid_to_perm"][uid], torch.as_tensor(order))
+    loss = import_module("openfold3.core.loss.distogram").all_atom_distogram_loss
+    logits = torch.randn(1, 128, 128, 64)
+    assert_same_loss(
+        loss(stacked([one]), logits, no_bins=64, bin_min=2.0, bin_max=22.0, eps=1e-9)[0]
+        for one in (ours, theirs)
+    )
 
 
 def protenix_of(path: Path, folder: Path) -> dict[str, Any]:
@@ -352,3 +369,16 @@ def test_protenix_makes_our_features_of_its_structure(
     full, *_ = own.get_gt_full_complex_features(data["atom_array"], atoms, spatial)
     assert_equal(made["label_dict"], labels)
     assert_equal(made["label_full_dict"], full)
+    loss = import_module("protenix.model.loss").DistogramLoss()
+    count = len(theirs["token_index"])
+    logits = torch.randn(count, count, 64)
+    pairs = (made["input_feature_dict"], made["label_dict"]), (theirs, labels)
+    assert_same_loss(
+        loss(
+            logits,
+            label["coordinate"].float(),
+            label["coordinate_mask"],
+            features["distogram_rep_atom_mask"].bool(),
+        )
+        for features, label in pairs
+    )
