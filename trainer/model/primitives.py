@@ -248,9 +248,10 @@ def _of_single_queries(q: Tensor, k: Tensor, v: Tensor, biases: Sequence[Tensor]
 
 def _without_logits(q: Tensor, k: Tensor, v: Tensor, biases: Sequence[Tensor]) -> Tensor:
     """Attention that keeps no logits, which a CPU's memory is slow for; it has no gradient."""
+    many = math.prod(q.shape[:-3])  # none on a rank without rows
 
     def flat(x: Tensor) -> Tensor:
-        return x.expand(*q.shape[:-3], *x.shape[-3:]).reshape(-1, *x.shape[-3:])
+        return x.expand(*q.shape[:-3], *x.shape[-3:]).reshape(many, *x.shape[-3:])
 
     felt = [bias for bias in biases if bias.any()]  # masks of whole chains are all zero
     bias = flat(sum(felt[1:], felt[0])) if felt else None

@@ -30,11 +30,14 @@ from evofeed.trainer.parallel.stacks import add_templates, msa_rows
 def predict_by_rows(
     model: AlphaFold, axis: Axis, batch: Mapping[str, Tensor], previous: Recycled | None = None
 ) -> dict[str, Any]:
-    """`AlphaFold.forward`; evaluated without a gradient, by rows: `pair` is `[*, n, N, C]`.
+    """`AlphaFold.forward`; evaluated without a gradient, by rows: `pair` is `[*, n, N, C]`, or
+    whole if the chain has fewer residues than there are ranks.
 
     Neither logits of aligned errors are among the outputs nor their probabilities.
     """
-    if torch.is_grad_enabled() or model.training or previous is not None:
+    # With fewer residues than ranks, one row may be all pairs: the ranks would not agree on it.
+    few = not axis.all_have(batch["aatype"].shape[-1])
+    if torch.is_grad_enabled() or model.training or previous is not None or few:
         return AlphaFold.forward(model, batch, previous)
     axis = replace(axis, in_place=True)
     cycles = batch["msa_feat"].shape[0]

@@ -226,6 +226,17 @@ def in_parts(axis: Axis) -> dict[str, float]:
     return found
 
 
+def few_residues(axis: Axis) -> dict[str, float]:
+    """Prediction of a chain of one residue, of which only the first rank has a part."""
+    batch = _batch(torch.float64, num_res=1, num_seq=1, num_extra_seq=2, num_templates=1)
+    whole = _exact()().eval()
+    shared = parallelize(copy.deepcopy(whole), axis)
+    with torch.no_grad():
+        made, expected = shared(batch), whole(batch)
+    names = ("msa", "pair", "single", "final_atom_positions", "distogram_logits", "plddt")
+    return {name: _difference(made[name], expected[name]) for name in names}
+
+
 def products(axis: Axis) -> dict[str, float]:
     """The two ways to multiply rows of triangles, with their gradients, against the whole."""
     N, E = 7, 5
@@ -358,6 +369,7 @@ def main(out: Path, dataset: str) -> None:
         if ranks == 2:
             compare("fused", fused_block, axis)
             compare("fused rows", fused_rows, axis)
+            compare("few residues", few_residues, axis)
             compare("other", differences, _exact(**other), odd, axis)
         if ranks == 3:
             compare("odd", differences, _exact(), odd, axis)

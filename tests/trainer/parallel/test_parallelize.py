@@ -74,6 +74,13 @@ def test_predicting_by_rows_and_in_parts_is_predicting_at_once(
     assert len(differences) == 2 * (8 + 9) and max(differences.values()) < EXACT
 
 
+def test_a_chain_of_fewer_residues_than_ranks_is_predicted(
+    found: dict[str, dict[str, float]],
+) -> None:
+    differences = found["few residues"]
+    assert len(differences) == 6 and max(differences.values()) < EXACT
+
+
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_so_it_is_on_fused_operators_with_the_pairs_written_over(
     found: dict[str, dict[str, float]], ranks: int
