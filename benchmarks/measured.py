@@ -58,9 +58,9 @@ def page() -> str:
             "",
             "Each file has command, machine, shapes, versions, date and spread; "
             "[benchmarks](../benchmarks/README.md) says how to repeat it. Inputs are recorded real "
-            "chains where they are named, synthetic ones elsewhere. GPU: one H200, torch 2.11, "
+            "chains if the row names them, otherwise synthetic. GPU: one H200, torch 2.11, "
             "bf16, initial-training shapes (256 residues, 128 + 1024 sequences, 4 templates) "
-            "unless said otherwise. CPU times hold for their machine; read them as ratios.",
+            "unless the row says otherwise. CPU times depend on the machine; read them as ratios.",
             "",
             "| what | evofeed | beside it | from | versions |",
             "| --- | --- | --- | --- | --- |",

@@ -42,45 +42,45 @@ def falls_short() -> list[str]:
         for name in ("ahead", "masks")
     )
     return [
-        f"A recorded step took {was:.0f} ms before kernels and devices were taken out for their "
-        f"size, and {is_now:.0f} ms, {now['peak_memory_mb'] / 1024:.0f} GiB instead of "
-        f"{before['peak_memory_mb'] / 1024:.0f}, after, on two H200s: 178 was wanted "
-        "(train_step_h200_before, train_step_h200_now). Two kernels more went after that "
-        f"([notes](../kernels/notes/ablation.md)): {alone:.1f} ms on a third (ablation_h200); "
-        f"products that cuBLAS schedules ahead, and TF32, made {ahead[0]:.1f} {ahead[1]:.1f} ms on "
-        "a fourth (step_ahead_h200); dropout masks drawn together, attention to templates compiled "
-        f"and weights cast by one launch {masks[0]:.1f} {masks[2]:.1f} ms on a fifth "
-        "(step_masks_h200).",
-        "The curve of Protenix' losses ends after 194 of 300 steps (af3_step_curves_h200).",
+        f"A recorded step slowed from {was:.0f} to {is_now:.0f} ms, and shrank from "
+        f"{before['peak_memory_mb'] / 1024:.0f} to {now['peak_memory_mb'] / 1024:.0f} GiB, when "
+        "kernels and devices were removed to save code, on two H200s; the target was 178 ms "
+        "(train_step_h200_before, train_step_h200_now). Two more kernels were removed later "
+        f"([notes](../kernels/notes/ablation.md)): {alone:.1f} ms on a third card (ablation_h200). "
+        "Products that cuBLAS schedules ahead, and TF32, took the step from "
+        f"{ahead[0]:.1f} to {ahead[1]:.1f} ms on a fourth (step_ahead_h200). Drawing dropout masks "
+        "together, compiling template attention and casting weights in one launch took it from "
+        f"{masks[0]:.1f} to {masks[2]:.1f} ms on a fifth (step_masks_h200).",
+        "The recorded curve of Protenix' losses has 194 of 300 steps (af3_step_curves_h200).",
         f"Biased attention with its gradients is {flex[0]:.2f} to {flex[-1]:.2f} times as fast "
-        "as compiled flex_attention, not twice everywhere (kernels_h200).",
-        f"A fused Evoformer block called eagerly takes {wall:.1f} ms by the wall clock, of which "
-        f"the GPU works {eager['gpu_ms']:.1f}: its host binds it. Training records CUDA graphs by "
-        "itself; in your own loop `to_fused(model, cuda_graphs=True)` does (eager_block_h200).",
+        "as compiled flex_attention, not twice in every case (kernels_h200).",
+        f"A fused Evoformer block called eagerly takes {wall:.1f} ms of wall time and "
+        f"{eager['gpu_ms']:.1f} of GPU time: it is bound by the host. `evofeed train` records CUDA "
+        "graphs; in your own loop use `to_fused(model, cuda_graphs=True)` (eager_block_h200).",
         "Layer norm with its gradients takes "
         f"{norm_shares('bfloat16')} of torch.compile's time in bf16 and "
-        f"{norm_shares('float32')} in float32 from four million elements on, where memory "
-        "is the limit (kernels_h200).",
-        f"The forward pass alone of a few hundred rows in float32 is PyTorch's own kernel: "
-        f"{small:.2f} times the GPU's time of torch.compile's (kernels_h200).",
+        f"{norm_shares('float32')} in float32 from four million elements on, where it is bound by "
+        "memory (kernels_h200).",
+        "Layer norm's forward pass for a few hundred rows in float32 uses PyTorch's own kernel, "
+        f"which takes {small:.2f} times the GPU time of torch.compile's (kernels_h200).",
         "Called eagerly, a layer norm and its backward pass take "
-        f"{walls[0]:.0f} to {walls[-1]:.0f} us by the wall clock, whatever the GPU's time: "
+        f"{walls[0]:.0f} to {walls[-1]:.0f} us of wall time, whatever the GPU time: "
         f"{shares[0]:.2f} to {shares[-1]:.2f} of the faster of eager and compiled PyTorch "
         "(kernels_h200).",
-        f"One real chain learnt by heart reaches lDDT-Ca {lddt[375]:.2f} in 375 steps and "
-        f"{lddt[425]:.2f} in 425, and {other:.2f} from other rows of its alignment: what was "
-        "learnt is the batch (overfit_h200_recipe).",
+        f"Overfitting one real chain reaches lDDT-Ca {lddt[375]:.2f} in 375 steps and "
+        f"{lddt[425]:.2f} in 425, but only {other:.2f} from other rows of its alignment: the model "
+        "memorises the batch (overfit_h200_recipe).",
         f"Two samples a card at once are {two - 1:.0%} faster than one after the other; four and "
-        "eight, whose activations are recomputed, are slower. Four with activations kept were not "
+        "eight, with recomputed activations, are slower. Four with stored activations were not "
         "tried (trainer_batches_h200).",
-        "Not measured on a GPU: chains longer than 8,192 residues, all blocks of one longer than "
-        "4,096, and OpenFold's predictions of chains longer than 2,048; a "
-        "sample shared by GPUs of which one is slower; `evofeed tune` on several GPUs; anything on "
-        "four GPUs with these kernels. "
+        "Not measured on a GPU: chains longer than 8,192 residues, all blocks of a chain longer "
+        "than 4,096, and OpenFold's predictions of chains longer than 2,048; a sample shared by "
+        "GPUs of which one is slower; `evofeed tune` on several GPUs; anything on four GPUs with "
+        "these kernels. "
         "[At scale](scale.md#never-run-on-these-gpus-and-how-to) has the command for each.",
-        "No protein has been folded better than before: nothing here was trained to the end.",
-        f"Figures marked *{EARLIER}* are of another run on the same kind of card; of "
-        "OpenFold's the spread was not kept.",
+        "No model was trained to completion, so nothing here shows better structure predictions.",
+        f"Figures marked *{EARLIER}* are from another run on the same kind of card; for "
+        "OpenFold's the spread was not recorded.",
     ]
 
 
