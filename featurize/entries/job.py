@@ -36,7 +36,7 @@ from evofeed.featurize.job.account import JobReport
 from evofeed.featurize.job.driver import Items, KeptJob, Progress, parent_of, undisturbed
 from evofeed.featurize.job.ledger import Ledger
 from evofeed.featurize.job.lock import driving
-from evofeed.featurize.job.options import JobOptions, absolute, ledger_url
+from evofeed.featurize.job.options import JobOptions, absolute, ledger_url, refuse_same
 from evofeed.featurize.job.template_use import outdated
 from evofeed.featurize.job.units import Plan, Unit, sha_of, stamp_of
 from evofeed.featurize.structures.components import read_components
@@ -84,6 +84,7 @@ def prepare_entries(
     """
     options, dataset_uri = options or JobOptions(), absolute(dataset_uri)
     source = from_anywhere(source)
+    refuse_same(source.structures, dataset_uri)
     prepared = prepared_set(source.structures, source.alignments)
     projects = source.projects or ((prepared.project,) if prepared else PROJECTS)
     if unknown := [one for one in projects if one not in PROJECTS]:

@@ -8,6 +8,7 @@ from typing import Final
 from evofeed.base.errors import InputError, NoProtein
 from evofeed.featurize.config import InputCaps
 
+SUFFIXES: Final = (".fasta", ".fa", ".faa", ".fas")
 BASES: Final = "the bases of"
 """How the complaint about a nucleic acid begins."""
 _SHORTEST_DNA: Final = 10

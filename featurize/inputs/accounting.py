@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from evofeed.base.errors import InputError, UnusedInput
+from evofeed.featurize.formats.fasta import SUFFIXES as FASTA
 from evofeed.featurize.formats.reading import entry_kind, plain
 from evofeed.featurize.inputs.sources import ChainSource
 from evofeed.featurize.structures.structure_places import SUFFIXES, entry_of, structure_files
 
-FASTA: Final = (".fasta", ".fa", ".faa")
 _PROTEIN: Final = (".a3m", ".sto", ".hhr", *SUFFIXES, *FASTA, ".aligned.pqt", ".ffindex")
 """Files that look like a protein's."""
 _JOINTS: Final = "_-."
@@ -33,9 +33,10 @@ _ADVICE: Final = {
     ".arrow": "shards: this is a dataset already",
     ".dbtype": "an mmseqs database: it is searched with --search-db, or `mmseqs result2msa` it",
     ".hmm": "profiles: give the alignments they were made of",
+    ".txt": "text: rename a FASTA file to .fasta",
     ".m8": "hits without alignments: give the .a3m of that search",
 }
-_READ: Final = (".a3m", ".sto", ".hhr", *SUFFIXES, ".fasta", ".fa", ".faa", ".pqt", ".ffindex")
+_READ: Final = (".a3m", ".sto", ".hhr", *SUFFIXES, *FASTA, ".pqt", ".ffindex")
 _EXPECTED: Final = (
     "expected alignments/<chain>/ folders, an alignment_db with its .index, or .a3m, .fasta or "
     "structure files (INPUTS.md lists all layouts)"

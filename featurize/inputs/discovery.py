@@ -21,10 +21,10 @@ from typing import Final
 
 from evofeed.base.errors import InputError, NoProtein
 from evofeed.featurize.formats.alignment_db import read_index
+from evofeed.featurize.formats.fasta import SUFFIXES as FASTA
 from evofeed.featurize.formats.reading import entry_kind, file_ref, paused_gc, plain, read_bytes
 from evofeed.featurize.inputs import layouts, side_files
 from evofeed.featurize.inputs.accounting import (
-    FASTA,
     explicit_files,
     join,
     names_a_chain,

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from evofeed.base.errors import InputError
+from evofeed.featurize.formats.fasta import SUFFIXES as FASTA
 from evofeed.featurize.formats.reading import PACKED, plain
 from evofeed.featurize.inputs.sources import ChainSource
 from evofeed.featurize.structures.structure_places import (
@@ -70,7 +71,7 @@ class SideFiles:
         fastas = folders(None, root, FASTA_DIRS)
         return cls(
             structures={**top_structures(root), **by_entry},
-            fastas=_index(fastas, (".fasta", ".fa", ".faa")),
+            fastas=_index(fastas, FASTA),
             template_mmcif_dir=str(templates[0]) if templates else None,
             release_dates=first_file(root, ("mmcif_cache.json",)),
             obsolete_pdbs=first_file(root, ("obsolete.dat",)),

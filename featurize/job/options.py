@@ -138,6 +138,12 @@ def absolute(uri: str) -> str:
     return path
 
 
+def refuse_same(input_uri: str, dataset_uri: str) -> None:
+    """Raise where shards would go among the files that they are made of (InputError)."""
+    if Path(input_uri).resolve() == Path(dataset_uri).resolve():
+        raise InputError("input and DATASET are one folder: name another one", path=dataset_uri)
+
+
 def relative(path: str | None, input_uri: str) -> str | None:
     """A path inside the input as seen from it; others as they are."""
     return path and path.removeprefix(f"{input_uri}/")

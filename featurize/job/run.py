@@ -26,7 +26,7 @@ from evofeed.featurize.job.driver import Items, KeptJob, Progress, parent_of, un
 from evofeed.featurize.job.executors import ExecutorGone
 from evofeed.featurize.job.ledger import Ledger
 from evofeed.featurize.job.lock import driving
-from evofeed.featurize.job.options import JobOptions, absolute, ledger_url, relative
+from evofeed.featurize.job.options import JobOptions, absolute, ledger_url, refuse_same, relative
 from evofeed.featurize.job.template_use import outdated, remembered
 from evofeed.featurize.job.units import Plan, make_plan, path_of, sha_of
 from evofeed.featurize.job.work import UnitResult, UnitTask, describe, expected_memory
@@ -69,6 +69,7 @@ def run_job(
     options = JobOptions(**{**(options.to_dict() if options else {}), **changes})
     config, host = config or FeaturizeConfig(), host or JobHost()
     input_uri, dataset_uri = absolute(input_uri), absolute(dataset_uri)  # to be run from anywhere
+    refuse_same(input_uri, dataset_uri)
     if options.clusters:
         options = dataclasses.replace(options, clusters=absolute(options.clusters))
     problems: list[InputError] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 
@@ -9,10 +10,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from tests.featurize.search.family import family, hh_db, require_programs
+from tests.featurize.test_mmcif import small
 from tests.featurize.test_pdb import protein
 
 from evofeed.base.errors import InputError
 from evofeed.featurize import ChainSource, FeaturizeConfig, check_input, discover, featurize_chain
+from evofeed.featurize.entries.input import EntriesInput
+from evofeed.featurize.entries.job import prepare_entries
 from evofeed.featurize.inputs.roads.tables import chai_name
 from evofeed.featurize.job.run import run_job
 from evofeed.featurize.job.show import _notes
@@ -291,3 +295,44 @@ def test_a_database_that_hh_suite_built(tmp_path: Path) -> None:
     one, two = map(featurize_chain, discover(tmp_path))
     assert (one.chain_id, one.sequence, one.num_alignments) == ("1abc_A", first, 4)
     assert (two.chain_id, two.sequence) == ("2abc_B", others[0])
+
+
+@pytest.mark.parametrize("packed", ["", ".gz"])
+def test_alphafold_3s_model_is_the_structure_of_its_chains(packed: str, tmp_path: Path) -> None:
+    molecule = {"protein": {"id": ["A", "B"], "sequence": "AG", "unpairedMsa": ">q\nAG\n"}}
+    job = {"name": "My job", "sequences": [molecule]}
+    text = small([(".", "1", "1.0")])
+    write(tmp_path, {"my_job/my_job_data.json": json.dumps(job)})
+    model = tmp_path / "my_job" / f"my_job_model.cif{packed}"
+    model.write_bytes(gzip.compress(text) if packed else text)
+    for place in (tmp_path, tmp_path / "my_job"):
+        (source,) = discover(place)
+        assert (source.structure, source.author_chain) == (str(model), "A")
+        record = featurize_chain(source)
+        assert record.is_distillation and record.all_atom_mask is not None
+        assert "unused file" not in check_input(str(place)).findings
+
+
+@pytest.mark.parametrize("suffix", [".fas", ".FAS.gz"])
+def test_fasta_files_called_fas_are_read_and_a_txt_is_to_be_renamed(
+    suffix: str, tmp_path: Path
+) -> None:
+    data = f">q\n{A}\n".encode()
+    (tmp_path / f"x{suffix}").write_bytes(gzip.compress(data) if "gz" in suffix else data)
+    for place in (tmp_path, tmp_path / f"x{suffix}"):
+        (source,) = discover(place)
+        assert (source.chain_id, source.sequence) == ("q", A)
+    (tmp_path / f"x{suffix}").rename(tmp_path / "x.txt")
+    for place in (tmp_path, tmp_path / "x.txt"):
+        with pytest.raises(InputError, match=r"rename a FASTA file to \.fasta"):
+            discover(place)
+
+
+def test_an_input_is_no_place_for_its_dataset(tmp_path: Path) -> None:
+    write(tmp_path, {"x.fasta": f">q\n{A}\n", "x.cif": "", "components.cif": ""})
+    source = EntriesInput(structures=str(tmp_path), components=f"{tmp_path}/components.cif")
+    with pytest.raises(InputError, match="input and DATASET are one folder: name another"):
+        run_job(str(tmp_path), f"{tmp_path}/")
+    with pytest.raises(InputError, match="input and DATASET are one folder: name another"):
+        prepare_entries(source, str(tmp_path))
+    assert len(list(tmp_path.iterdir())) == 3

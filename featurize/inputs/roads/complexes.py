@@ -16,9 +16,16 @@ from typing import Any, Final, NamedTuple
 from evofeed.base.errors import InputError, NoProtein
 from evofeed.base.files import parse_json
 from evofeed.featurize.formats.colabfold_a3m import chain_letter
-from evofeed.featurize.formats.reading import FileRef, file_ref, plain, read_bytes, read_head
+from evofeed.featurize.formats.reading import (
+    PACKED,
+    FileRef,
+    file_ref,
+    plain,
+    read_bytes,
+    read_head,
+)
 from evofeed.featurize.inputs.roads.tables import alignment_named
-from evofeed.featurize.inputs.side_files import SideFiles
+from evofeed.featurize.inputs.side_files import SideFiles, first_file
 from evofeed.featurize.inputs.sources import ChainSource
 
 LEFT_OUT: Final = "no protein, left out"
@@ -82,8 +89,14 @@ def is_job(path: Path) -> bool:
 
 
 def from_job(path: Path, beside: SideFiles) -> list[ChainSource]:
-    """The proteins of a job file; faults for what cannot be understood in it."""
+    """The proteins of a job file; faults for what cannot be understood in it.
+
+    Beside AlphaFold 3's `x_data.json`, its best model `x_model.cif` is their structure.
+    """
     sources = []
+    stem = _stem(path).removesuffix("_data")
+    names = (f"{stem}_model.cif{packed}" for packed in ("", *PACKED))
+    model = first_file(path.parent, names) if stem != _stem(path) else None
     for number, job in enumerate(_jobs(path)):
         name = job.get("name")
         entry = re.sub(r"[^\w.+=-]", "_", name if isinstance(name, str) and name else _stem(path))
@@ -93,13 +106,24 @@ def from_job(path: Path, beside: SideFiles) -> list[ChainSource]:
         try:
             notes = [f"{name} of the job, not read" for name in _given(job, _OF_JOB)]
             sources += [
-                dataclasses.replace(source, notes=(*source.notes, *notes))
+                dataclasses.replace(
+                    source,
+                    notes=(*source.notes, *notes),
+                    **_modelled(source, model),
+                )
                 for source in _proteins(molecules, entry, number, path, beside)
             ]
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             why = f"its 'sequences' are not as AlphaFold 3, Protenix or Boltz write them: {error!r}"
             beside.faults.append(InputError(why, path=str(path), item=entry))
     return sources
+
+
+def _modelled(source: ChainSource, model: str | None) -> dict[str, Any]:
+    """A model as the structure of a chain that has none."""
+    if model is None or source.structure is not None:
+        return {}
+    return {"structure": model, "structure_chain": source.copies[0], "is_distillation": True}
 
 
 def rows_of(data: bytes, argument: str, path: str) -> bytes:
