@@ -47,8 +47,10 @@ def read_pdb_table(data: bytes, path: str, caps: InputCaps) -> AtomTable:
     if why := caps.excess("max_atoms", size, f"{size} atoms"):
         raise MmcifError(why, path=path)
     axes = [cut.floats(30 + 8 * n, 38 + 8 * n, axis) for n, axis in enumerate("xyz")]
-    if (np.abs(axes) >= MAX_COORDINATE).any():
-        raise MmcifError("a coordinate is beyond 10^7 ångström", path=path)
+    beyond = (np.abs(axes) >= MAX_COORDINATE).any(axis=0)
+    if beyond.any():
+        line = cut.line_numbers[int(beyond.argmax())]
+        raise MmcifError("a coordinate is beyond 10^7 ångström", path=path, line=line)
     chain, segments = cut.coded(20, 22), cut.coded(72, 76)
     if chain.names == [""] and len(segments.names) > 1:
         chain = segments
