@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from evofeed.base.files import scratch_folder
 from evofeed.protein.residues import GAP
 from evofeed.synth import formats
 from evofeed.synth.complexes import read_stoichiometry, simulate_family, species_names
@@ -61,13 +60,15 @@ def write_synthetic(
         )
     for text in stoichiometries:
         read_stoichiometry(text)
-    root = Path(out_dir)
-    if (root / "alignments").exists():
-        raise ValueError(f"{root} already holds alignments; choose an empty folder")
-    with ExitStack() as unfinished:
+    out = Path(out_dir)
+    made = ("mmcif", "clusters.txt", "alignments")
+    for name in made:
+        if (out / name).exists():
+            raise ValueError(f"{out} already holds {name}; choose an empty folder")
+    out.mkdir(parents=True, exist_ok=True)
+    with scratch_folder(".unfinished-", str(out)) as root:
         for name in ("alignments", "mmcif"):
-            (root / name).mkdir(parents=True)
-            unfinished.callback(shutil.rmtree, root / name, ignore_errors=True)
+            (root / name).mkdir()
         sizes = tuple(family_sizes(seed, num_chains, mean_members))
         num_bytes, done, clusters = 0, 0, []
         previous: FamilySet | None = None
@@ -86,10 +87,11 @@ def write_synthetic(
             if progress:
                 progress(done / num_chains)
         (root / "clusters.txt").write_text("\n".join(clusters) + "\n")
-        unfinished.pop_all()
+        for name in made:
+            (root / name).rename(out / name)
     return SynthReport(
-        out_dir=str(root),
-        num_chains=len(list((root / "alignments").iterdir())),
+        out_dir=str(out),
+        num_chains=len(list((out / "alignments").iterdir())),
         num_complexes=num_chains if stoichiometries else 0,
         num_families=len(sizes),
         num_bytes=num_bytes,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import resource
+import signal
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -158,6 +160,20 @@ def test_what_no_disk_has_room_for_is_written_when_the_command_is_run_again(
         resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
     assert "then run it again" in capsys.readouterr().err
     assert exit_code(*words) == 0
+
+
+@pytest.mark.system
+def test_a_killed_command_can_be_run_again(tmp_path: Path) -> None:
+    def die(_: float) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    if not (child := os.fork()):
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        write_synthetic(tmp_path, 1, **SMALL, progress=die)
+    assert os.waitpid(child, 0)[1] == signal.SIGTERM
+    write_synthetic(tmp_path, 1, **SMALL)
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names == {"alignments", "clusters.txt", "mmcif"}
 
 
 @pytest.fixture(scope="module")
