@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import sqlalchemy as sa
 
 from evofeed.base.errors import JobError
+from evofeed.base.files import advice
 from evofeed.featurize.job.tables import (
     CHAINS,
     DONE,
@@ -55,7 +56,7 @@ class Ledger:
                 sa.event.listen(self.engine, "connect", _configure_sqlite)
             METADATA.create_all(self.engine)
         except (sa.exc.SQLAlchemyError, ModuleNotFoundError) as error:
-            reason = str(error).splitlines()[0]
+            reason = _said(getattr(error, "orig", None) or error)
             raise JobError(
                 f"ledger cannot be opened: {reason}. Published snapshots do not need it: move it "
                 "away and run again, then everything that is not published is done anew",
@@ -66,10 +67,9 @@ class Ledger:
     def _fail(self, context: sa.ExceptionContext) -> NoReturn:
         """A full disk, a damaged file, a database that went away: one line says so."""
         error = context.original_exception
-        reason = (str(error) or type(error).__name__).splitlines()[0]
         raise JobError(
-            f"ledger: {reason}; fix that and try again, what is done is kept. A damaged ledger may "
-            "be moved away: published snapshots do not need it, all else is done anew",
+            f"ledger: {_said(error)}; fix that and try again, what is done is kept. A damaged "
+            "ledger may be moved away: published snapshots do not need it, all else is done anew",
             path=self.place,
         ) from error
 
@@ -232,6 +232,13 @@ class Ledger:
             sa.delete(CHAINS).where(_chains(job_id)),  # suspects too
             _change_job(job_id, state=FAILED, message="to be retried"),
         )
+
+
+def _said(error: BaseException) -> str:
+    """The first line of an error; what to do, if the ledger's file found no room."""
+    line = (str(error) or type(error).__name__).splitlines()[0]
+    full = getattr(error, "sqlite_errorname", "") in ("SQLITE_FULL", "SQLITE_IOERR_WRITE")
+    return f"{line}: {advice(error)}" if full else line
 
 
 def _configure_sqlite(connection: Any, _: object) -> None:

@@ -66,11 +66,11 @@ def advice(error: BaseException) -> str:
     """What to do about a write that failed: a full disk, a quota or a limit of file sizes.
 
     Libraries that are not Python's give the system's number in words alone: `(os error 27)`.
+    SQLite says only that it could not write.
     """
-    number = getattr(error, "errno", None)
-    if number == errno.EFBIG or f"os error {errno.EFBIG}" in str(error):
-        limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
-        if limit != resource.RLIM_INFINITY:
-            return f"files may have {limit:,} bytes here: raise the limit (`ulimit -f`)"
-        return "the file system takes no file of this size: write elsewhere"
-    return "free space"
+    beyond = getattr(error, "errno", None) == errno.EFBIG or f"os error {errno.EFBIG}" in str(error)
+    unwritten = getattr(error, "sqlite_errorname", "") == "SQLITE_IOERR_WRITE"
+    limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if (beyond or unwritten) and limit != resource.RLIM_INFINITY:
+        return f"files may have {limit:,} bytes here: raise the limit (`ulimit -f`)"
+    return "the file system takes no file of this size: write elsewhere" if beyond else "free space"

@@ -214,6 +214,7 @@ def test_a_full_disk_or_a_ledger_without_room_is_one_clear_error_and_nothing_is_
     assert not list(tmp_path.glob("shards/*.arrow"))
     said = on_stage(no_ledger)
     assert said.startswith(f"{tmp_path}/jobs/ledger.sqlite: ledger: d")
+    assert "files may have 1 bytes here: raise the limit (`ulimit -f`)" in said
     assert "\n" not in said
     assert on_stage(lambda: run(raw, tmp_path)).snapshot == honest[0]
 
