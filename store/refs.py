@@ -13,6 +13,7 @@ from evofeed.base.files import parse_json
 from evofeed.store.manifest import DIGEST, canonical_json, check_name
 from evofeed.store.storage import LocalStorage, ReadOnlyStorage, Storage, now
 
+_MAKERS = "`evofeed featurize INPUT DATASET` (of entries `evofeed entries prepare`)"
 RACES = 5
 """Times to look again when a compare-and-swap was lost by a hair."""
 
@@ -67,13 +68,13 @@ def what_is_there(storage: Storage) -> str:
     if isinstance(storage, LocalStorage) and not storage.root.is_dir():
         if storage.root.exists():
             return "this is a file, and a dataset is a folder"
-        return "there is no such folder; `evofeed featurize INPUT DATASET` makes one"
+        return f"there is no such folder; {_MAKERS} makes one"
     try:
         names = [ref.name for ref in list_refs(storage, or_main=False)]
     except ReadOnlyStorage:
         return "is that the dataset's address, and is anything published there?"
     if not names:
-        return "nothing is published here; `evofeed featurize INPUT DATASET` does it"
+        return f"nothing is published here; {_MAKERS} does it"
     return f"its refs are {', '.join(names)}"
 
 
