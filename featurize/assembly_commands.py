@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from evofeed.base.counts import counted
 from evofeed.base.options import Json
 
 if TYPE_CHECKING:
@@ -45,9 +46,13 @@ def assemblies(
     if as_json:
         print(json.dumps(report))
         return
-    print(f"{made} complexes in snapshot {report['snapshot'][:12]}, {len(dropped)} left out")
+    print(
+        f"{counted(made, 'complex', 'complexes')} in snapshot {report['snapshot'][:12]}, "
+        f"{len(dropped)} left out"
+    )
     if alone:
-        print(f"  {alone} entries have one chain: samples of their own, and no complexes")
+        of_one = counted(alone, "entry", "entries")
+        print(f"  {of_one} of one chain: samples of their own, and no complexes")
     for one in dropped:
         print(f"  {one['assembly_id']}: {one['reason']}")
     for fault in report["faults"]:
@@ -74,6 +79,7 @@ def add_complexes(
     from rich.progress import track
 
     from evofeed.base.errors import ChainMissing, InputError, LoneChain, NoProtein, UnusedInput
+    from evofeed.featurize.formats.fasta import SUFFIXES as FASTA
     from evofeed.featurize.inputs.assembly_inputs import assembly_sources
     from evofeed.featurize.inputs.discovery import discover
     from evofeed.featurize.records.assemblies import featurize_assembly
@@ -83,7 +89,7 @@ def add_complexes(
     dataset = Dataset.open(dataset_uri, ref)
     problems: list[InputError] = []
     found = discover(input_uri, structure_dir=structures or None, problems=problems)
-    fasta = input_uri if Path(input_uri).suffix in (".fasta", ".fa", ".faa") else ""
+    fasta = input_uri if Path(input_uri).suffix in FASTA else ""
     sources = assembly_sources(found, fasta, problems)
     dropped: list[dict[str, Any]] = []
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from evofeed.base.counts import counted
 from evofeed.base.options import Json, share_bar
 
 if TYPE_CHECKING:
@@ -169,7 +170,8 @@ def check(
 ) -> None:
     """Look an input over and say what a job would make of it; makes nothing of it.
 
-    Exit code 1 if there are errors.
+    Structures are read whole, of alignments the queries: what is wrong in a row below, such as
+    its length, the job says. Exit code 1 if there are errors.
 
     Example: evofeed check raw/
     """
@@ -199,8 +201,8 @@ def _show_check(found: CheckReport) -> None:
 
     console = Console()
     console.print(
-        f"{found.chains} chains, {found.with_structure} with structure, {found.with_alignments} "
-        f"with alignments, {found.input_bytes / 1e6:.1f} MB",
+        f"{counted(found.chains, 'chain')}, {found.with_structure} with structure, "
+        f"{found.with_alignments} with alignments, {found.input_bytes / 1e6:.1f} MB",
         highlight=False,
     )
     for finding in found.sorted_findings():
@@ -210,7 +212,8 @@ def _show_check(found: CheckReport) -> None:
         for example in finding.examples:
             console.print(f"    {escape(example)}", highlight=False, soft_wrap=True)
     for project, counts in found.rulesets.items():
-        console.print(f"{project} takes {counts['entry']} entries", highlight=False)
+        taken = counted(counts["entry"], "entry", "entries")
+        console.print(f"{project} takes {taken}", highlight=False)
         for what, count in sorted(counts.items(), key=lambda one: -one[1]):
             if what != "entry":
                 console.print(f"    {count} x {escape(what)}", highlight=False, soft_wrap=True)

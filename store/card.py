@@ -13,6 +13,7 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from evofeed.base.counts import counted
 from evofeed.base.files import write_atomic
 from evofeed.store.dataset import Dataset
 from evofeed.store.statistics import column_statistics
@@ -141,8 +142,8 @@ class DataCard:
             ("with a structure", f"{self.with_structure:,}"),
             ("predicted structures", f"{self.predicted:,}"),
             ("residues", f"{self.residues:,}"),
-            ("on disk", f"{self.nbytes / 1e6:,.1f} MB in {self.shards:,} shards"),
-            ("left out", f"{self.num_left_out:,} chains"),
+            ("on disk", f"{self.nbytes / 1e6:,.1f} MB in {counted(self.shards, 'shard')}"),
+            ("left out", counted(self.num_left_out, "chain")),
         ]
 
     def _spread(self) -> list[tuple[str, ...]]:

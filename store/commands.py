@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from evofeed.base.counts import counted
 from evofeed.base.files import parse_json
 from evofeed.base.options import Json, group
 
@@ -34,6 +35,7 @@ snapshots = group(
     "Snapshots of a dataset: list, compare, tag, change, verify, collect.\n\n"
     "Example: evofeed snapshots ls data/"
 )
+_NOUNS = {"chains": "chain", "assemblies": "assembly", "entries": "entry"}
 _TO_REPAIR = (
     "to repair: remove the damaged files and run the `evofeed featurize` that made them again, "
     "which makes only what is missing; or copy the snapshot from a sound place"
@@ -60,11 +62,13 @@ def list_all(uri: Uri, as_json: Json = False) -> None:
         holds = {"chains": made.num_chains}
         for what, part in (("assemblies", made.assemblies), ("entries", made.entries)):
             holds[what] = part["num"] if part else 0
-        counts = ", ".join(f"{n:,} {what}" for what, n in holds.items() if n or what == "chains")
+        counts = ", ".join(
+            counted(n, _NOUNS[what], what) for what, n in holds.items() if n or what == "chains"
+        )
         refs, nbytes = names.get(digest, []), sum(shard.nbytes for shard in made.shards)
         about = {"shards": len(made.shards), "nbytes": nbytes, "parent": made.parent}
         rows.append({"digest": digest, "refs": refs, **holds, **about})
-        line = f"{digest[:12]}  {counts:>16}  {len(made.shards):>5,} shards  "
+        line = f"{digest[:12]}  {counts:>16}  {counted(len(made.shards), 'shard'):>12}  "
         lines.append(f"{line}{nbytes / 1e6:>11,.1f} MB  {' '.join(refs)}".rstrip())
     there = {row["digest"] for row in rows}
     lines += [
@@ -189,7 +193,10 @@ def verify(
     dataset = _opened(uri, snapshot)
     faults = dataset.verify(deep)
     values = {"chains": len(dataset), "faults": [fault.to_dict() for fault in faults]}
-    lines = [*map(str, faults), f"{len(dataset):,} chains, {len(faults)} faults"]
+    lines = [
+        *map(str, faults),
+        f"{counted(len(dataset), 'chain')}, {counted(len(faults), 'fault')}",
+    ]
     lines += [_TO_REPAIR] if faults else []
     _show(as_json, values, lines)
     raise typer.Exit(1 if faults else 0)
@@ -290,7 +297,8 @@ def split(
 def _parts(parts: dict[str, Any], as_json: bool) -> None:
     rows = {ref: {"digest": m.digest, "chains": m.manifest.num_chains} for ref, m in parts.items()}
     lines = [
-        f"{ref} -> {row['digest'][:12]}  {row['chains']:,} chains" for ref, row in rows.items()
+        f"{ref} -> {row['digest'][:12]}  {counted(row['chains'], 'chain')}"
+        for ref, row in rows.items()
     ]
     _show(as_json, rows, [*lines, "`evofeed snapshots card` says what was left out and why"])
 
@@ -412,6 +420,7 @@ def _published(snapshot: Any, as_json: bool) -> None:
     }
     lines = [f"dropped {item.get('chain_id')}: {item.get('reason')}" for item in manifest.dropped]
     lines.append(
-        f"{snapshot.digest[:12]}: {manifest.num_chains:,} chains in {len(manifest.shards):,} shards"
+        f"{snapshot.digest[:12]}: {counted(manifest.num_chains, 'chain')} in "
+        f"{counted(len(manifest.shards), 'shard')}"
     )
     _show(as_json, values, lines)

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from evofeed.base.counts import counted
 from evofeed.base.errors import ShardCorrupt, StoreError
 from evofeed.protein.chain_record import ChainRecord
 from evofeed.protein.features import RECORD
@@ -212,7 +213,7 @@ class Dataset:
         return diff_indexes(self.index, other.index)
 
     def __repr__(self) -> str:
-        return f"Dataset({self.uri!r}, {self.digest[:12]}, {len(self):,} chains)"
+        return f"Dataset({self.uri!r}, {self.digest[:12]}, {counted(len(self), 'chain')})"
 
     def verify(self, deep: bool = False) -> list[StoreError]:
         """Every fault found, empty if all is well; never raises for bad data.

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from evofeed.base.counts import counted
 from evofeed.base.options import Json, share_bar
 
 
@@ -56,9 +57,10 @@ def synth(
     if as_json:
         print(json.dumps(asdict(report)))
         return
-    first = f"{report.num_complexes} complexes, " if complexes else ""
+    first = f"{counted(report.num_complexes, 'complex', 'complexes')}, " if complexes else ""
     print(
-        f"{first}{report.num_chains} chains in {report.num_families} families, "
+        f"{first}{counted(report.num_chains, 'chain')} in "
+        f"{counted(report.num_families, 'family', 'families')}, "
         f"{report.num_bytes / 1e6:.1f} MB in {report.out_dir}"
     )
     print(f"next: evofeed featurize {out} DATASET")

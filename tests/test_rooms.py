@@ -56,15 +56,15 @@ def test_training_needs_the_base_install_and_torch_and_every_name_is_there_under
 # Lines of Python a room may have. Raising one needs a reason in the commit: something new needs
 # something out, or lives in experiments/.
 BUDGET = {
-    "src": 4_434,
-    "featurize": 19_749,
-    "store": 7_294,
+    "src": 4_443,
+    "featurize": 19_811,
+    "store": 7_306,
     "loader": 12_062,
-    "service": 8_226,
+    "service": 8_223,
     "trainer": 12_000,
     "kernels": 16_263,
-    "synth": 1_859,
-    "tests": 39_857,
+    "synth": 1_863,
+    "tests": 39_927,
     "benchmarks": 9_934,
 }
 

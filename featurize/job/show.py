@@ -14,6 +14,7 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
+from evofeed.base.counts import counted
 from evofeed.base.options import share_bar
 from evofeed.featurize.job.account import JobProgress, JobReport
 from evofeed.featurize.job.run import run_job
@@ -80,11 +81,13 @@ def line(progress: JobProgress) -> str:
 
 def summary(report: JobReport) -> list[str]:
     """The report in a few lines of rich markup."""
+    units = counted(report.units, "unit")
     lines = [
-        f"{report.num_good} of {report.num_chains} chains in {report.num_shards} shards, "
+        f"{report.num_good} of {counted(report.num_chains, 'chain')} in "
+        f"{counted(report.num_shards, 'shard')}, "
         f"{report.num_bytes / 1e6:.1f} MB, {report.seconds:.1f} s"
         + (f" ({report.chains_per_second:.1f} chains/s)" if report.resumed < report.units else "")
-        + (f", {report.resumed} of {report.units} units were done before" if report.resumed else "")
+        + (f", {report.resumed} of {units} done before" if report.resumed else "")
     ]
     if report.snapshot:
         lines.append(f"{escape(report.ref)} -> {report.snapshot}")

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from evofeed.base.counts import counted
 from evofeed.base.options import Json
 
 
@@ -78,5 +79,5 @@ def make_set(
         print(json.dumps(made))
         return
     for name, chains in made["parts"].items():
-        print(f"{name}: {chains:,} chains")
+        print(f"{name}: {counted(chains, 'chain')}")
     print(f"cards: {', '.join(made['cards'])}")

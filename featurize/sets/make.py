@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from evofeed.base.configs import check_numbers
+from evofeed.base.counts import counted
 from evofeed.base.errors import InputError, JobError
 from evofeed.base.files import write_atomic
 from evofeed.featurize.assembly_commands import add_complexes
@@ -108,27 +109,31 @@ def make_set(
     if components and not Path(components).is_file():  # told before the search, not after it
         raise InputError("no such file", path=components)
     root, job = Path(out), job or JobOptions()
-    root.mkdir(parents=True, exist_ok=True)
     uri, fasta, table = (str(root / name) for name in ("data", "chains.fasta", "clusters.tsv"))
     chains, left_out = read_chains(structures)
+    root.mkdir(parents=True, exist_ok=True)
     write_atomic(Path(fasta), "".join(f">{c.chain_id}\n{c.sequence}\n" for c in chains))
-    say(f"{len(chains)} protein chains of {structures}, {len(left_out)} files left out")
+    say(
+        f"{counted(len(chains), 'protein chain')} of {structures}, "
+        f"{counted(len(left_out), 'file')} left out"
+    )
     found = run_search(chains, str(root / "search"), databases, config=config, options=search)
     left_out |= {one["chain_id"]: [one["message"]] for one in found.broken}
     say(f"{found.searched} searches, {found.cache_hits} results known, {found.num_broken} broken")
     identity = (split.identity if split else 0) or IDENTITY
     clusters = _clusters(fasta, table, identity, search.threads if search else 1)
-    say(f"{clusters} clusters at {identity:.0%} identity")
+    say(f"{counted(clusters, 'cluster')} at {identity:.0%} identity")
     finder = {"structure_dir": structures, "template_mmcif_dir": templates or structures}
     report = run_job(str(root / "search"), uri, options=job, discover_args=finder, clusters=table)
     if not report.snapshot:
         raise JobError(report.message, path=str(report.path))
-    say(f"{report.num_good} chains published, {report.num_broken} broken")
+    say(f"{counted(report.num_good, 'chain')} published, {report.num_broken} broken")
     made: dict[str, Any] = {"chains": report.num_good, "clusters": clusters}
     made["complexes"] = _complexes(root, uri, structures)
     if components:
         made["entries"] = _entries(root, uri, structures, components, table, job)
-    say(f"{made['complexes']} complexes, {made.get('entries', 0)} entries")
+    complexes = counted(made["complexes"], "complex", "complexes")
+    say(f"{complexes}, {counted(made.get('entries', 0), 'entry', 'entries')}")
     parts = _parts(uri, table, split, allow_similar) if split else {"main": len(Dataset.open(uri))}
     notes = {**report.notes, **{one["chain_id"]: [one["message"]] for one in report.broken}}
     made |= {"parts": parts, "left_out": left_out, "cards": []}

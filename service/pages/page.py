@@ -11,6 +11,7 @@ from fastapi import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from evofeed import __version__
+from evofeed.base.counts import counted
 from evofeed.service.access.auth import COOKIE, Principal
 from evofeed.service.names import iso
 from evofeed.service.problems import Problem
@@ -24,10 +25,6 @@ _PAGES: Final = jinja2.Environment(
     trim_blocks=True,
     lstrip_blocks=True,
 )
-
-
-def _count(number: int, noun: str, many: str = "") -> str:
-    return f"{number:,} {noun if number == 1 else many or f'{noun}s'}"
 
 
 def _span(seconds: float) -> str:
@@ -47,7 +44,7 @@ _PAGES.filters |= {
     "short": lambda digest: digest[:12],
     "iso": iso,
     "when": lambda time: f"{time[:16].replace('T', ' ')} UTC",  # of an ISO time, to the minute
-    "count": _count,
+    "count": counted,
     "span": _span,
     "part": lambda text: quote(str(text), safe=""),
 }

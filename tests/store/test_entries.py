@@ -155,7 +155,7 @@ def test_chains_complexes_and_entries_stay_when_the_others_come_and_go(tmp_path:
     remove_chains(uri, ["chain0_A"])
     dataset = Dataset.open(uri)
     assert (len(dataset), list(dataset.assemblies)) == (2, ["2xyz"])
-    assert "2 chains, 1 assemblies, 1 ent" in evofeed("snapshots", "ls", uri).out
+    assert "2 chains, 1 assembly, 1 entry " in evofeed("snapshots", "ls", uri).out
     assert_equal(dataset.entries["made-1"], record)
     published(uri, [random_record(7)], expect=dataset.digest)
     dataset = Dataset.open(uri)

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from evofeed.base.counts import counted
 from evofeed.protein.assembly_numbers import pseudo_beta_distances
 from evofeed.protein.assembly_record import AssemblyRecord
 from evofeed.protein.chain_numbers import msa_cells, msa_coverage
@@ -143,7 +144,7 @@ def draw_card(card: Mapping[str, Any], path: Path) -> Path:
         _left_out(axis, card[what], parts if card[what] else f"{parts}: none")
     for axis in (axes[0, 0], axes[1, 0]):
         axis.set_ylabel("chains")
-    figure.suptitle(f"{card['name']}: {card['chains']:,} chains, {card['digest'][:12]}")
+    figure.suptitle(f"{card['name']}: {counted(card['chains'], 'chain')}, {card['digest'][:12]}")
     return _save(figure, path)
 
 

@@ -80,6 +80,6 @@ def test_jobs_are_run_again_from_any_folder_and_where_their_dataset_is_now(tmp_p
     assert "no broken chain" in evofeed("jobs", "retry", tmp_path / "data").out
     (tmp_path / "data").rename(tmp_path / "moved")
     elsewhere = evofeed("jobs", "run", tmp_path / "moved")
-    assert "1 of 1 units were done before" in elsewhere.out
+    assert "1 of 1 unit done before" in elsewhere.out
     assert not (tmp_path / "data").exists()
     assert "published" in evofeed("jobs", "status", tmp_path / "moved").out

@@ -17,7 +17,8 @@ from tests.inside import units_inside
 from evofeed.base.errors import InputError, TooSimilar
 from evofeed.featurize.job import run_job
 from evofeed.featurize.search.cluster import cluster_sequences
-from evofeed.featurize.sets.make import read_chains
+from evofeed.featurize.search.config import SearchConfig
+from evofeed.featurize.sets.make import make_set, read_chains
 from evofeed.store import Dataset, split_chains
 from evofeed.store.inner import connected
 from evofeed.store.likeness import Clusters, Pair, similar_pairs
@@ -238,3 +239,10 @@ def test_parts_that_are_alike_are_not_published_unless_one_says_so(
 def test_what_is_joined_by_way_of_others_is_together() -> None:
     names = ["a", "b", "c", "d", "e"]
     assert connected(names, [("a", "c"), ("d", "c")]) == [["a", "c", "d"], ["b"], ["e"]]
+
+
+def test_an_input_without_chains_is_refused_before_anything_is_made(tmp_path: Path) -> None:
+    (tmp_path / "raw").mkdir()
+    with pytest.raises(InputError, match="no protein chain"):
+        make_set(str(tmp_path / "raw"), tmp_path / "set", [], SearchConfig())
+    assert not (tmp_path / "set").exists()
