@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 def assemblies(
     input_uri: Annotated[
-        str, typer.Argument(metavar="INPUT", help="What `evofeed featurize` made the chains of.")
+        str, typer.Argument(metavar="INPUT", help="The INPUT of `evofeed featurize`.")
     ],
-    dataset_uri: Annotated[str, typer.Argument(metavar="DATASET", help="Where the chains are.")],
-    ref: Annotated[str, typer.Option(help="Name that points at the snapshot.")] = "main",
-    preset: Annotated[str, typer.Option(help="As the chains were made: `default`, `openfold`.")] = (
+    dataset_uri: Annotated[str, typer.Argument(metavar="DATASET", help="Dataset with the chains.")],
+    ref: Annotated[str, typer.Option(help="Ref to point at the snapshot.")] = "main",
+    preset: Annotated[str, typer.Option(help="Preset of the chains: `default`, `openfold`.")] = (
         "default"
     ),
     structures: Annotated[str, typer.Option(help="Folder of mmCIF or PDB files.")] = "",

@@ -14,12 +14,12 @@ from evofeed.base.options import Json, share_bar
 if TYPE_CHECKING:
     from evofeed.featurize.check import CheckReport
 
-_Clusters = Annotated[str, typer.Option(help="A sequence cluster a line, or mmseqs' _cluster.tsv.")]
+_Clusters = Annotated[str, typer.Option(help="Clusters, one a line, or mmseqs' _cluster.tsv.")]
 _Structures = Annotated[str, typer.Option(help="Folder of mmCIF or PDB files.")]
 _Templates = Annotated[str, typer.Option(help="Folder of template mmCIF files.")]
 _Distillation = Annotated[bool, typer.Option("--distillation", help="Structures are predictions.")]
 _Stage = Annotated[
-    str, typer.Option(help="Where an INPUT in a bucket is copied; else ~/.cache/evofeed.")
+    str, typer.Option(help="Folder for the copy of an s3:// INPUT; default ~/.cache/evofeed.")
 ]
 
 
@@ -33,22 +33,22 @@ def featurize(
     dataset_uri: Annotated[
         str,
         typer.Argument(
-            metavar="DATASET", help="Where the shards go: a folder, s3://..., a service's dataset."
+            metavar="DATASET", help="Dataset to write: a folder, s3://..., a service's dataset."
         ),
     ],
     executor: Annotated[
-        str, typer.Option(help="`local` processes, `ray`, or `auto`: ray where there is a cluster.")
+        str, typer.Option(help="`local` processes, `ray`, or `auto`: ray if there is a cluster.")
     ] = "auto",
-    workers: Annotated[int, typer.Option(min=0, help="0 is one per core.")] = 0,
+    workers: Annotated[int, typer.Option(min=0, help="Processes; 0: one per core.")] = 0,
     preset: Annotated[str, typer.Option(help="`default` (AF2's safe rules) or `openfold`.")] = (
         "default"
     ),
-    ref: Annotated[str, typer.Option(help="Name that points at the snapshot.")] = "main",
+    ref: Annotated[str, typer.Option(help="Ref to point at the snapshot.")] = "main",
     replace: Annotated[
-        bool, typer.Option("--replace", help="Let the ref lose chains of another input.")
+        bool, typer.Option("--replace", help="Drop the ref's chains of other inputs.")
     ] = False,
     ray_address: Annotated[
-        str, typer.Option(help="host:port of this machine's Ray cluster; else $RAY_ADDRESS.")
+        str, typer.Option(help="host:port of this machine's Ray cluster; default $RAY_ADDRESS.")
     ] = "",
     ledger: Annotated[str, typer.Option(help="Path or SQLAlchemy URL of the job ledger.")] = "",
     stage: _Stage = "",
@@ -60,16 +60,16 @@ def featurize(
         typer.Option(help="Database to search, [NAME=]PATH; INPUT is then FASTA. Repeatable."),
     ] = None,
     template_db: Annotated[str, typer.Option(help="pdb_seqres FASTA or PDB70 prefix.")] = "",
-    recipe: Annotated[str, typer.Option(help="Of the search, as in `evofeed search`.")] = "default",
+    recipe: Annotated[str, typer.Option(help="Search recipe, see `evofeed search`.")] = "default",
     distillation: _Distillation = False,
-    max_template_date: Annotated[str, typer.Option(help="ISO date.")] = "2021-10-10",
-    max_msa_rows: Annotated[int, typer.Option(min=0, help="Per chain; 0 keeps all.")] = 0,
+    max_template_date: Annotated[str, typer.Option(help="Latest, an ISO date.")] = "2021-10-10",
+    max_msa_rows: Annotated[int, typer.Option(min=0, help="Rows per chain; 0: all.")] = 0,
     msa_budget: Annotated[
         float, typer.Option(min=0, help="Rows x residues per chain, e.g. 5e7; 0 keeps all.")
     ] = 0,
-    seed: Annotated[int, typer.Option(help="Of the rows that stay.")] = 0,
-    deadline: Annotated[float, typer.Option(min=0.1, help="Seconds a chain may take.")] = 600,
-    memory: Annotated[int, typer.Option(min=1, help="MiB a chain may take.")] = 8192,
+    seed: Annotated[int, typer.Option(help="For choosing rows.")] = 0,
+    deadline: Annotated[float, typer.Option(min=0.1, help="Seconds per chain, at most.")] = 600,
+    memory: Annotated[int, typer.Option(min=1, help="MiB per chain, at most.")] = 8192,
     max_broken: Annotated[
         float | None,
         typer.Option(
@@ -82,7 +82,7 @@ def featurize(
 ) -> None:
     """Featurize every chain of INPUT and publish them as a snapshot of DATASET.
 
-    Run it again after anything went wrong: finished work is kept, the result is the
+    If anything goes wrong, run it again: it continues, and the result is the
     same. Exit code 0: published. 1: nothing published; the message says why. 2: wrong call.
     Broken chains up to --max-broken are listed, not fatal. `evofeed check` looks an input over.
 
@@ -156,7 +156,7 @@ def _finder(structures: str, templates: str, distillation: bool) -> dict[str, An
 
 def check(
     input_uri: Annotated[
-        str, typer.Argument(metavar="INPUT", help="What `evofeed featurize` takes.")
+        str, typer.Argument(metavar="INPUT", help="Same as for `evofeed featurize`.")
     ],
     clusters: _Clusters = "",
     structures: _Structures = "",
@@ -164,11 +164,11 @@ def check(
     distillation: _Distillation = False,
     stage: _Stage = "",
     components: Annotated[
-        str, typer.Option(help="components.cif: counts what all-atom rules leave out, too.")
+        str, typer.Option(help="components.cif: also count what all-atom rules leave out.")
     ] = "",
     as_json: Json = False,
 ) -> None:
-    """Look an input over and say what a job would make of it; makes nothing of it.
+    """Check an input and report what a job would find and leave out; writes nothing.
 
     Structures are read whole, of alignments the queries: what is wrong in a row below, such as
     its length, the job says. Exit code 1 if there are errors.

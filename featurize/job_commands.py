@@ -71,7 +71,7 @@ def _line(status: dict[str, Any]) -> str:
 
 @jobs.command()
 def status(where: _Where, job_id: _JobId = "", as_json: Json = False) -> None:
-    """How the jobs of a dataset stand.
+    """Show the state of a dataset's jobs.
 
     Example: evofeed jobs status data/
     """
@@ -102,7 +102,7 @@ def _details(ledger: Any, status: dict[str, Any]) -> None:
 
 @jobs.command()
 def cancel(where: _Where, job_id: _JobId = "", as_json: Json = False) -> None:
-    """Ask a running job to stop; what is done is kept, running it again continues.
+    """Stop a running job; finished work is kept, and running it again continues.
 
     Example: evofeed jobs cancel data/
     """
@@ -119,7 +119,7 @@ def cancel(where: _Where, job_id: _JobId = "", as_json: Json = False) -> None:
 
 @jobs.command()
 def retry(where: _Where, job_id: _JobId = "", as_json: Json = False) -> None:
-    """Give the broken chains of a job another chance, then run it.
+    """Retry the broken chains of a job.
 
     Example: evofeed jobs retry data/
     """
@@ -144,7 +144,7 @@ def _one_job(one: Any, other: Any) -> bool:
 
 @jobs.command()
 def run(where: _Where, job_id: _JobId = "", as_json: Json = False) -> None:
-    """Run a job of the ledger again, with the arguments it was started with.
+    """Run a job of the ledger again, with its original arguments.
 
     Example: evofeed jobs run data/ --job 3f2a
     """

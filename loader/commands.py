@@ -20,7 +20,7 @@ bench_commands = group(
 Dataset = Annotated[str, typer.Argument(help="Path, file://, s3:// or http(s):// of a dataset.")]
 Preset = Annotated[str, typer.Option(help=f"One of {', '.join(PRESETS)}.")]
 Snapshot = Annotated[str, typer.Option(help="Ref or digest.")]
-Seed = Annotated[int, typer.Option(help="Of everything random.")]
+Seed = Annotated[int, typer.Option(help="Random seed.")]
 
 
 def _config(preset: str, **changes: Any) -> LoaderConfig:
@@ -38,10 +38,10 @@ def bench_loader(
     dataset: Dataset,
     snapshot: Snapshot = "main",
     preset: Preset = "initial_training",
-    crop_size: Annotated[int | None, typer.Option(help="Instead of the preset's.", min=1)] = None,
+    crop_size: Annotated[int | None, typer.Option(help="Overrides the preset's.", min=1)] = None,
     steps: Annotated[int, typer.Option(help="Batches to take.", min=2)] = 50,
     step_ms: Annotated[
-        float, typer.Option(help="Length of the pretended training step.", min=0)
+        float, typer.Option(help="Length of the simulated training step.", min=0)
     ] = 250,
     batch_size: Annotated[int, typer.Option(help="Samples in a batch.", min=1)] = 1,
     threads: Annotated[int, typer.Option(help="Reader threads.", min=1)] = 4,
@@ -53,7 +53,7 @@ def bench_loader(
     seed: Seed = 0,
     as_json: Json = False,
 ) -> None:
-    """How long a training step would wait for its data, and what the loader costs.
+    """Measure how long a training step would wait for data, and what the loader costs.
 
     Example: evofeed bench loader data/ --steps 100 --step-ms 50
     """
@@ -88,12 +88,12 @@ def plan(
         int | None, typer.Option(help="Samples of an optimiser step.", min=1)
     ] = None,
     epoch: Annotated[int, typer.Option(help="Epoch.", min=0)] = 0,
-    start: Annotated[int, typer.Option(help="Batch of the epoch to begin with.", min=0)] = 0,
+    start: Annotated[int, typer.Option(help="First batch of the epoch to list.", min=0)] = 0,
     batches: Annotated[int, typer.Option(help="Batches of each rank.", min=1)] = 1,
     seed: Seed = 0,
     as_json: Json = False,
 ) -> None:
-    """Which rank reads which chains: the loader's own arithmetic, without reading any.
+    """List which rank reads which chains, by the loader's own plan, without reading any.
 
     Example: evofeed plan data/ --world-size 8 --batches 2
     """

@@ -27,22 +27,20 @@ def serve(
     dataset: Annotated[
         list[str] | None, typer.Option(help="NAME=URI, repeatable: a dataset to serve.")
     ] = None,
-    host: Annotated[str | None, typer.Option(help="Address, 127.0.0.1 if not given.")] = None,
+    host: Annotated[str | None, typer.Option(help="Address; default 127.0.0.1.")] = None,
     port: Annotated[
-        int | None, typer.Option(help="Port, 8461 if not given; 0 picks a free one.")
+        int | None, typer.Option(help="Port; default 8461; 0 picks a free one.")
     ] = None,
-    workers: Annotated[
-        int | None, typer.Option(min=1, help="Processes that answer, 1 if not given.")
-    ] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="Worker processes; default 1.")] = None,
     auth: Annotated[
         bool,
         typer.Option(
             "--auth/--no-auth",
-            help="Ask for a token. Without, every user of this machine may do everything.",
+            help="Require a token. Without, every user of this machine has all rights.",
         ),
     ] = True,
     migrate: Annotated[
-        bool, typer.Option("--migrate", help="Bring the database up to date, then exit.")
+        bool, typer.Option("--migrate", help="Upgrade the database, then exit.")
     ] = False,
     as_json: Json = False,
 ) -> None:

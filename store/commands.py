@@ -16,8 +16,8 @@ from evofeed.base.options import Json, group
 Uri = Annotated[
     str, typer.Argument(metavar="DATASET", help="Folder, s3:// or http:// address, also @REF.")
 ]
-RefName = Annotated[str, typer.Option(help="Ref, or digest, of which 8 digits do.")]
-Moved = Annotated[str, typer.Option(help="The ref that is read and then moved.")]
+RefName = Annotated[str, typer.Option(help="Ref or digest; 8 digits are enough.")]
+Moved = Annotated[str, typer.Option(help="The ref to read and move.")]
 
 
 def _show(as_json: bool, values: Any, lines: list[str]) -> None:
@@ -44,7 +44,7 @@ _TO_REPAIR = (
 
 @snapshots.command("ls")
 def list_all(uri: Uri, as_json: Json = False) -> None:
-    """All snapshots, newest first, and the refs that point at them.
+    """List all snapshots, newest first, and the refs that point at them.
 
     Example: evofeed snapshots ls data/
     """
@@ -83,7 +83,7 @@ def list_all(uri: Uri, as_json: Json = False) -> None:
 
 @snapshots.command()
 def chains(uri: Uri, snapshot: RefName = "main", as_json: Json = False) -> None:
-    """The chains of a snapshot, with their sizes, resolution and release date.
+    """List the chains of a snapshot, with their sizes, resolution and release date.
 
     Example: evofeed snapshots chains data/
     """
@@ -104,16 +104,16 @@ def card(
     uri: Uri,
     out: Annotated[Path | None, typer.Option(help="Folder for README.md and card.png.")] = None,
     snapshot: RefName = "main",
-    name: Annotated[str, typer.Option(help="Of the data set.")] = "",
-    description: Annotated[str, typer.Option(help="In a sentence or two.")] = "",
+    name: Annotated[str, typer.Option(help="Data set's name.")] = "",
+    description: Annotated[str, typer.Option(help="One or two sentences.")] = "",
     license_name: Annotated[str, typer.Option("--license", help="SPDX name or address.")] = "",
-    url: Annotated[str, typer.Option(help="Where people find it.")] = "",
+    url: Annotated[str, typer.Option(help="Its home page.")] = "",
     report: Annotated[
         Path | None, typer.Option(help="A job's report: what it left out of good chains.")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """A data card: what a snapshot holds, what was left out and why.
+    """Make a data card: contents of a snapshot, what was left out and why.
 
     With --out it is written as Markdown, with plots.
 
@@ -141,7 +141,7 @@ def diff(
     second: Annotated[str, typer.Argument(metavar="B", help="Ref or digest.")] = "main",
     as_json: Json = False,
 ) -> None:
-    """Chains added, removed and changed from snapshot A to B.
+    """List chains added, removed and changed from snapshot A to B.
 
     Example: evofeed snapshots diff data/ v1 main
     """
@@ -163,7 +163,7 @@ def overlap(
     other_snapshot: RefName = "main",
     as_json: Json = False,
 ) -> None:
-    """Chains of DATASET that are in OTHER too, or in a cluster with one there; exit code 1 if any.
+    """List chains of DATASET that are in OTHER or share a cluster with it; exit code 1 if any.
 
     Example: evofeed snapshots overlap train/ valid/ --clusters clusters.txt
     """
@@ -207,8 +207,8 @@ def select(
     uri: Uri,
     into: Annotated[str, typer.Argument(help="The ref to make or move.")],
     snapshot: RefName = "main",
-    released_from: Annotated[str, typer.Option(help="ISO date, the first day.")] = "",
-    released_before: Annotated[str, typer.Option(help="ISO date, the first day too late.")] = "",
+    released_from: Annotated[str, typer.Option(help="First day, an ISO date.")] = "",
+    released_before: Annotated[str, typer.Option(help="First day to exclude, an ISO date.")] = "",
     max_resolution: Annotated[float | None, typer.Option(help="Ångström.")] = None,
     min_residues: Annotated[int, typer.Option(min=0)] = 0,
     max_residues: Annotated[int | None, typer.Option(min=1)] = None,
@@ -223,7 +223,7 @@ def select(
     clusters: Annotated[str, typer.Option(help="Clusters, for --apart-from and sizes.")] = "",
     as_json: Json = False,
 ) -> None:
-    """The chains that pass limits, under a name of their own; the others with their reasons.
+    """Make a ref of the chains that pass limits; list the others with the reason.
 
     Example: evofeed snapshots select data/ train --max-resolution 9 --released-before 2018-04-30
     """
@@ -246,23 +246,23 @@ def select(
 @snapshots.command()
 def split(
     uri: Uri,
-    clusters: Annotated[str, typer.Option(help="`evofeed cluster` writes them.")] = "",
+    clusters: Annotated[str, typer.Option(help="File of `evofeed cluster`.")] = "",
     share: Annotated[list[str] | None, typer.Option(help="REF=FRACTION, repeatable.")] = None,
     released: Annotated[str, typer.Option(help="REF=ISO-DATE: chains from that day on.")] = "",
     max_identity: Annotated[
-        float, typer.Option(min=0, max=1, help="Between parts; 1 searches nothing.")
+        float, typer.Option(min=0, max=1, help="Between parts; 1 skips the search.")
     ] = 0.4,
     allow_similar: Annotated[
-        bool, typer.Option("--allow-similar", help="Publish although chains are more alike.")
+        bool, typer.Option("--allow-similar", help="Publish although chains are similar.")
     ] = False,
     snapshot: RefName = "main",
-    seed: Annotated[int, typer.Option(help="Of the order of the clusters.")] = 0,
+    seed: Annotated[int, typer.Option(help="For the order of clusters.")] = 0,
     as_json: Json = False,
 ) -> None:
-    """Divide a snapshot so that no cluster is in two parts; the rest is called `train`.
+    """Split a snapshot so that no cluster is in two parts; the rest is called `train`.
 
     The parts are then searched against each other with mmseqs: the strongest pairs are printed and
-    written to the card, and nothing is published if chains of two parts are more alike than
+    written to the card, and nothing is published if chains of two parts are more similar than
     --max-identity over 40 residues.
 
     Example: evofeed snapshots split data/ --clusters clusters.tsv --share valid=0.1
@@ -310,7 +310,7 @@ def tag(
     snapshot: RefName = "main",
     as_json: Json = False,
 ) -> None:
-    """Give a snapshot a name that stays.
+    """Give a snapshot a permanent name.
 
     Example: evofeed snapshots tag data/ v1
     """
@@ -325,14 +325,14 @@ def tag(
 @snapshots.command()
 def gc(
     uri: Uri,
-    delete: Annotated[bool, typer.Option("--delete", help="Really remove.")] = False,
-    grace_days: Annotated[float, typer.Option(min=0, help="Younger files stay.")] = 7,
+    delete: Annotated[bool, typer.Option("--delete", help="Delete the files.")] = False,
+    grace_days: Annotated[float, typer.Option(min=0, help="Keep younger files.")] = 7,
     drop_history: Annotated[
-        bool, typer.Option("--drop-history", help="Ancestors of refs may go too.")
+        bool, typer.Option("--drop-history", help="Remove ancestors of refs too.")
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Say which files no ref needs; with --delete, remove them.
+    """List files that no ref needs; with --delete, remove them.
 
     Example: evofeed snapshots gc data/ --delete
     """
@@ -357,7 +357,7 @@ def remove(
     ref: Moved = "main",
     as_json: Json = False,
 ) -> None:
-    """A new snapshot without some chains.
+    """Make a new snapshot without some chains.
 
     Example: evofeed snapshots remove data/ 1abc_A 2xyz_B
     """
@@ -373,7 +373,7 @@ def merge(
     ref: Moved = "main",
     as_json: Json = False,
 ) -> None:
-    """A new snapshot with the chains of another dataset, which are copied.
+    """Copy the chains of another dataset into a new snapshot.
 
     Example: evofeed snapshots merge data/ more/
     """
@@ -384,7 +384,7 @@ def merge(
 
 @snapshots.command()
 def compact(uri: Uri, ref: Moved = "main", as_json: Json = False) -> None:
-    """A new snapshot in which small or half-empty shards are joined.
+    """Make a new snapshot in which small or half-empty shards are joined.
 
     Example: evofeed snapshots compact data/
     """
@@ -400,7 +400,7 @@ def copy(
     snapshot: RefName = "main",
     as_json: Json = False,
 ) -> None:
-    """Copy a snapshot to another place.
+    """Copy a snapshot to another folder or bucket.
 
     Example: evofeed snapshots copy http://host:8461/v1/datasets/pdb data/
     """

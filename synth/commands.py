@@ -14,7 +14,7 @@ from evofeed.base.options import Json, share_bar
 
 
 def synth(
-    out: Annotated[Path, typer.Argument(help="Folder to write; made if missing.")],
+    out: Annotated[Path, typer.Argument(help="Folder to write to.")],
     chains: Annotated[int, typer.Option(min=1, help="Chains to simulate.")] = 64,
     complexes: Annotated[
         int, typer.Option(min=0, help="Complexes to simulate, in place of chains.")
@@ -23,7 +23,7 @@ def synth(
         list[str] | None, typer.Option(help="Of complexes, in turn [A2, AB, A2B2, A3].")
     ] = None,
     seed: Annotated[int, typer.Option(help="The same seed gives the same bytes.", min=0)] = 0,
-    mean_length: Annotated[int, typer.Option(min=30, max=9999, help="Of a typical chain.")] = 100,
+    mean_length: Annotated[int, typer.Option(min=30, max=9999, help="Residues a chain.")] = 100,
     mean_depth: Annotated[int, typer.Option(min=16, help="Homologs of a typical family.")] = 120,
     mean_members: Annotated[
         int, typer.Option(min=1, help="Chains with a structure in a typical family.")

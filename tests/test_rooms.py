@@ -60,7 +60,7 @@ BUDGET = {
     "featurize": 19_811,
     "store": 7_306,
     "loader": 12_062,
-    "service": 8_223,
+    "service": 8_219,
     "trainer": 12_000,
     "kernels": 16_263,
     "synth": 1_863,

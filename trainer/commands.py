@@ -18,7 +18,7 @@ def train(
         str,
         typer.Argument(
             help="A YAML file, or a preset: initial_training, finetuning, multimer, overfit, tiny, "
-            "tiny_multimer. With --resume the run's, else tiny."
+            "tiny_multimer. Default: the run's with --resume, else tiny."
         ),
     ] = "",
     dataset: Annotated[
@@ -32,22 +32,22 @@ def train(
         list[float] | None, typer.Option(help="Share of each dataset in the mixture, in order.")
     ] = None,
     chain: Annotated[
-        list[str] | None, typer.Option(help="Train on this chain alone; several: on these.")
+        list[str] | None, typer.Option(help="Train on this chain only; repeatable.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the run.")] = None,
-    steps: Annotated[int | None, typer.Option(min=1, max=10**9, help="Steps in all.")] = None,
+    steps: Annotated[int | None, typer.Option(min=1, max=10**9, help="Total steps.")] = None,
     validation: Annotated[str, typer.Option(help="URI of held-out chains, or URI@REF.")] = "",
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from --out.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")] = False,
     weights: Annotated[
         Path | None,
         typer.Option(help="Start from a run, a checkpoint, or OpenFold's or AF2's file."),
     ] = None,
     device: Device = "",
-    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Event files too.")] = False,
-    wandb: Annotated[str, typer.Option(help="Log to this Weights & Biases project too.")] = "",
+    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write event files.")] = False,
+    wandb: Annotated[str, typer.Option(help="Log to this Weights & Biases project.")] = "",
     as_json: Json = False,
 ) -> None:  # fmt: skip
-    """Train AlphaFold2 on a dataset; `evofeed report` says where the time went.
+    """Train AlphaFold2 on a dataset; `evofeed report` shows where the time went.
 
     Example:  evofeed train tiny --dataset data/ --steps 50 --out runs/first
 

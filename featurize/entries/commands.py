@@ -24,34 +24,34 @@ def prepare(
         ),
     ],
     dataset_uri: Annotated[
-        str, typer.Argument(metavar="DATASET", help="Where the shards go: a folder or s3://...")
+        str, typer.Argument(metavar="DATASET", help="Dataset to write: a folder or s3://...")
     ],
     components: Annotated[str, typer.Option(help="The wwPDB's components.cif, or a part of it.")],
     alignments: Annotated[
-        str, typer.Option(help="Folder of a3m or Stockholm files, a folder below it a query.")
+        str, typer.Option(help="Folder with a folder of a3m or Stockholm files per query.")
     ] = "",
     templates: Annotated[
         str, typer.Option(help="Folder of mmCIF files for the template hits among the alignments.")
     ] = "",
-    clusters: Annotated[str, typer.Option(help="A cluster a line, such as 4HHB_1 2HHB_1.")] = "",
+    clusters: Annotated[str, typer.Option(help="One cluster a line, as 4HHB_1 2HHB_1.")] = "",
     project: Annotated[
-        list[str] | None, typer.Option(help="openfold3, boltz or protenix; all. Repeatable.")
+        list[str] | None, typer.Option(help="openfold3, boltz, protenix; default all. Repeatable.")
     ] = None,
     conformers: Annotated[
-        int, typer.Option(min=0, help="In the pool of a component; 0: 32 for OpenFold3, else 1.")
+        int, typer.Option(min=0, help="Per component; 0: 32 for OpenFold3, 1 for others.")
     ] = 0,
     executor: Annotated[str, typer.Option(help="`local` processes, `ray`, or `auto`.")] = "auto",
-    workers: Annotated[int, typer.Option(min=0, help="0 is one per core.")] = 0,
-    ref: Annotated[str, typer.Option(help="Name that points at the snapshot.")] = "main",
+    workers: Annotated[int, typer.Option(min=0, help="Processes; 0: one per core.")] = 0,
+    ref: Annotated[str, typer.Option(help="Ref to point at the snapshot.")] = "main",
     max_broken: Annotated[
-        float | None, typer.Option(min=0, max=1, help="Publish nothing if more are left out.")
+        float | None, typer.Option(min=0, max=1, help="Publish nothing if a larger share breaks.")
     ] = None,
     as_json: Json = False,
 ) -> None:
     """Make records of mmCIF files and publish them as the entries of a snapshot.
 
-    Run it again after anything went wrong: finished work is kept, the result is the same. Entries
-    that are broken, or that no project takes, are listed with the reason. Alignments are found by
+    If anything goes wrong, run it again: it continues, with the same result. Entries
+    that are broken, or that no project accepts, are listed with the reason. Alignments are found by
     their first row: the canonical sequence of an entity. A set that OpenFold3, Boltz or Protenix
     prepared is an input as it is.
 

@@ -12,13 +12,13 @@ from evofeed.base.options import Json
 
 def export(
     dataset: Annotated[str, typer.Argument(metavar="DATASET", help="Folder, s3:// or service.")],
-    to: Annotated[str, typer.Argument(metavar="FOLDER", help="Where the files go.")],
+    to: Annotated[str, typer.Argument(metavar="FOLDER", help="Folder to write to.")],
     form: Annotated[
         str, typer.Option("--format", help="`af3`, `boltz`, `openfold`, `openfold3` or `protenix`.")
     ] = "af3",
     of: Annotated[
         list[str] | None,
-        typer.Option(help="`chains`, `complexes` or `entries`; by default what is largest."),
+        typer.Option(help="`chains`, `complexes` or `entries`; default: the largest kind."),
     ] = None,
     only: Annotated[
         list[str] | None, typer.Option(help="Id of a chain, complex or entry. Repeatable.")
@@ -28,8 +28,8 @@ def export(
 ) -> None:
     """Write chains, complexes and entries of a dataset as another program's inputs.
 
-    Copies, paired rows, templates, ligands and modified residues go with them; what the other
-    program does not take is listed. `structures/` has what is known of the result.
+    Copies, paired rows, templates, ligands and modified residues are included; what the other
+    program does not accept is listed. `structures/` has the known structures.
 
     Example: evofeed export data/ boltz_in/ --format boltz && boltz predict boltz_in/inputs
     """

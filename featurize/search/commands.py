@@ -34,7 +34,7 @@ RecipeName = Annotated[
 def search(
     fasta: Annotated[str, typer.Argument(metavar="FASTA", help="A FASTA file, or a folder.")],
     out: Annotated[
-        str, typer.Argument(metavar="[OUT]", help="Folder for the results; FASTA.search/ if none.")
+        str, typer.Argument(metavar="[OUT]", help="Folder for the results; default FASTA.search/.")
     ] = "",
     db: Annotated[
         list[str] | None,
@@ -48,32 +48,32 @@ def search(
     ] = "",
     recipe: RecipeName = "default",
     executor: Annotated[str, typer.Option(help="`local` processes or `ray`.")] = "local",
-    workers: Annotated[int, typer.Option(min=0, help="Searches at once; 0: one per core.")] = 0,
-    threads: Annotated[int, typer.Option(min=1, help="Of one search.")] = 1,
+    workers: Annotated[int, typer.Option(min=0, help="Parallel searches; 0: one per core.")] = 0,
+    threads: Annotated[int, typer.Option(min=1, help="Threads per search.")] = 1,
     ray_address: Annotated[str, typer.Option(help="host:port of a Ray cluster.")] = "",
     cache: Annotated[
-        str, typer.Option(help="Folder of results shared between searches; OUT/cache if none.")
+        str, typer.Option(help="Folder of results shared between searches; default OUT/cache.")
     ] = "",
-    scratch: Annotated[str, typer.Option(help="Folder for the programs' own files.")] = "",
+    scratch: Annotated[str, typer.Option(help="Folder for temporary files of the programs.")] = "",
     deadline: Annotated[
-        float, typer.Option(min=1, help="Seconds one call of a program may take.")
+        float, typer.Option(min=1, help="Seconds per call of a program, at most.")
     ] = 7200,
     max_broken: Annotated[
-        float, typer.Option(min=0, max=1, help="Exit code 1 if more chains have no result.")
+        float, typer.Option(min=0, max=1, help="Exit code 1 if a larger share has no result.")
     ] = 0.05,
     as_json: Json = False,
 ) -> None:
     """Search every sequence of FASTA in every database.
 
-    Equal sequences are searched once, and a sequence never again in the same database with
-    the same settings. Kill it at any time and run it again: it continues. `evofeed featurize
+    Equal sequences are searched once, and never again in the same database with the same
+    settings. You can kill it at any time and run it again: it continues. `evofeed featurize
     OUT DATASET` makes a dataset of what was found. Exit code 0: done. 1: too many chains
     have no result, or it could not go on; the message says why. 2: wrong call.
 
     Example: evofeed search seqs.fasta --db uniref90.fasta --db mgnify=mgy.fa --recipe af2
     """
     if not db:
-        raise typer.BadParameter("--db is missing: which database shall be searched?")
+        raise typer.BadParameter("--db is missing: name a database to search")
     databases, config = read_recipe(recipe, db, template_db, threads=threads)
     from evofeed.featurize.search.config import SearchOptions
 
@@ -181,14 +181,14 @@ def search_first(
 
 def cluster(
     fasta: Annotated[str, typer.Argument(metavar="FASTA", help="A FASTA file, or a folder.")],
-    out: Annotated[str, typer.Argument(metavar="TABLE", help="Where the clusters go (tsv).")],
-    identity: Annotated[float, typer.Option(min=0, max=1, help="Within a cluster.")] = 0.4,
+    out: Annotated[str, typer.Argument(metavar="TABLE", help="Table to write (tsv).")],
+    identity: Annotated[float, typer.Option(min=0, max=1, help="Minimum identity.")] = 0.4,
     coverage: Annotated[float, typer.Option(min=0, max=1, help="Of the shorter sequence.")] = 0.8,
-    threads: Annotated[int, typer.Option(min=1, help="Of mmseqs.")] = 1,
+    threads: Annotated[int, typer.Option(min=1, help="Threads of mmseqs.")] = 1,
     as_json: Json = False,
 ) -> None:
-    """Cluster sequences by an all-against-all search with mmseqs: what is alike is together,
-    directly or by way of others. For `evofeed featurize --clusters TABLE` and `snapshots split`.
+    """Cluster sequences by an all-against-all search with mmseqs, joining similar ones by
+    single linkage. For `evofeed featurize --clusters TABLE` and `snapshots split`.
 
     Example: evofeed cluster proteins.fasta clusters.tsv --identity 0.4
     """

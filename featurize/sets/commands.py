@@ -15,12 +15,12 @@ def make_set(
     structures: Annotated[
         str, typer.Argument(metavar="STRUCTURES", help="Folder of mmCIF or PDB files.")
     ],
-    out: Annotated[str, typer.Argument(metavar="SET", help="Folder of the set; data/ in it.")],
+    out: Annotated[str, typer.Argument(metavar="SET", help="Folder to write the set to.")],
     search_db: Annotated[
         list[str], typer.Option(help="Database, [NAME=]PATH[,max_hits=N]. Repeatable.")
     ],
     template_db: Annotated[str, typer.Option(help="pdb_seqres FASTA or PDB70 prefix.")] = "",
-    recipe: Annotated[str, typer.Option(help="Of the search, as in `evofeed search`.")] = "default",
+    recipe: Annotated[str, typer.Option(help="Search recipe, see `evofeed search`.")] = "default",
     templates: Annotated[
         str, typer.Option(help="mmCIF files of template hits, if not STRUCTURES.")
     ] = "",
@@ -32,20 +32,20 @@ def make_set(
         typer.Option(help="date:ISO-DATE, identity:0.4, share:0.05 (of `valid`). Repeatable."),
     ] = None,
     allow_similar: Annotated[
-        bool, typer.Option("--allow-similar", help="Publish parts that are more alike.")
+        bool, typer.Option("--allow-similar", help="Publish parts although they are similar.")
     ] = False,
     executor: Annotated[str, typer.Option(help="`local` processes or `ray`.")] = "local",
-    workers: Annotated[int, typer.Option(min=0, help="0: one per core.")] = 0,
+    workers: Annotated[int, typer.Option(min=0, help="Processes; 0: one per core.")] = 0,
     ray_address: Annotated[str, typer.Option(help="host:port of a Ray cluster.")] = "",
     max_broken: Annotated[
-        float | None, typer.Option(min=0, max=1, help="Publish nothing if more chains are broken.")
+        float | None, typer.Option(min=0, max=1, help="Publish nothing if a larger share breaks.")
     ] = None,
     as_json: Json = False,
 ) -> None:
     """Make a training set: sequences, alignments, clusters, chains, complexes, entries, parts.
 
-    Run it again after anything went wrong: finished work is kept. `card/` has a card with plots of
-    each part, and what was left out and why. Exit code 0: done. 1: it could not go on.
+    If anything goes wrong, run it again: it continues. `card/` has a card with plots of
+    each part, and what was left out and why. Exit code 0: done. 1: stopped by an error.
 
     Example: evofeed make-set mmcif/ set/ --search-db uniref90=uniref90.fasta --recipe af2
         --split date:2021-09-30 --split identity:0.4

@@ -23,16 +23,16 @@ if TYPE_CHECKING:
     from evofeed.service.client.client import Client
 
 _TICKETS: Final = 16  # that wait at once: a service takes some 50 of one caller
-Url = Annotated[str, typer.Argument(metavar="URL", help="Of the service: http://HOST:PORT.")]
+Url = Annotated[str, typer.Argument(metavar="URL", help="The service: http://HOST:PORT.")]
 DatasetUrl = Annotated[
-    str, typer.Argument(metavar="URL", help="Of a service: http://HOST:PORT/v1/datasets/NAME.")
+    str, typer.Argument(metavar="URL", help="Dataset: http://HOST:PORT/v1/datasets/NAME.")
 ]
 MaybeUrl = Annotated[
-    str, typer.Argument(metavar="[URL]", help="http://HOST:PORT; without: this machine's database.")
+    str, typer.Argument(metavar="[URL]", help="http://HOST:PORT; default: this machine's database.")
 ]
 JobId = Annotated[str, typer.Argument(metavar="JOB", help="Id of the job, 16 digits.")]
-RefName = Annotated[str, typer.Argument(help="Ref; of a policy it need not be there yet.")]
-Message = Annotated[str, typer.Option(help="Why, for the ref's history.")]
+RefName = Annotated[str, typer.Argument(help="Ref; for a policy it may not exist yet.")]
+Message = Annotated[str, typer.Option(help="Reason, for the ref's history.")]
 
 jobs = group("Jobs of a service. Example: evofeed jobs ls http://host:8461")
 snapshots = group(
@@ -42,14 +42,14 @@ tokens = group("API tokens of the service. Example: evofeed tokens create traine
 
 
 def featurize(
-    source: Annotated[str, typer.Argument(metavar="INPUT", help="As the service sees it.")],
+    source: Annotated[str, typer.Argument(metavar="INPUT", help="Path on the service's machine.")],
     url: DatasetUrl,
-    ref: Annotated[str, typer.Option(help="What points at the snapshot; empty: none.")] = "main",
+    ref: Annotated[str, typer.Option(help="Ref to point at the snapshot; empty: none.")] = "main",
     message: Message = "",
     preset: Annotated[str, typer.Option(help="`default` or `openfold`.")] = "default",
-    workers: Annotated[int, typer.Option(min=0, help="0 is one per core.")] = 0,
+    workers: Annotated[int, typer.Option(min=0, help="Processes; 0: one per core.")] = 0,
     max_broken: Annotated[float, typer.Option(min=0, max=1, help="Share that may break.")] = 0.05,
-    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Until it has ended.")] = True,
+    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Until the job ends.")] = True,
     as_json: Json = False,
 ) -> None:
     """Have the service featurize raw files into one of its datasets.
@@ -74,7 +74,7 @@ def featurize(
 
 def search(
     source: Annotated[Path, typer.Argument(metavar="FASTA", help="Sequences.")],
-    out: Annotated[Path, typer.Argument(help="Folder; a folder for each sequence goes there.")],
+    out: Annotated[Path, typer.Argument(help="Output folder, with a folder per sequence.")],
     url: Url,
     mode: Annotated[str, typer.Option(help="env, all, env-nofilter, ...")] = "env",
     as_json: Json = False,
@@ -99,7 +99,7 @@ def search(
 def list_jobs(
     url: Url, limit: Annotated[int, typer.Option(min=1, max=1000)] = 20, as_json: Json = False
 ) -> None:
-    """The newest jobs.
+    """List the newest jobs.
 
     Example: evofeed jobs ls http://host:8461
     """
@@ -112,10 +112,10 @@ def list_jobs(
 def status(
     url: Url,
     job_id: JobId,
-    watch: Annotated[bool, typer.Option("--watch", help="Until it has ended.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Until the job ends.")] = False,
     as_json: Json = False,
 ) -> None:
-    """How far a job is.
+    """Show the progress of a job.
 
     Example: evofeed jobs status http://host:8461 0123456789abcdef --watch
     """
@@ -126,7 +126,7 @@ def status(
 
 @jobs.command()
 def cancel(url: Url, job_id: JobId, as_json: Json = False) -> None:
-    """Ask a job to stop.
+    """Cancel a job.
 
     Example: evofeed jobs cancel http://host:8461 0123456789abcdef
     """
@@ -136,7 +136,7 @@ def cancel(url: Url, job_id: JobId, as_json: Json = False) -> None:
 
 @jobs.command()
 def retry(url: Url, job_id: JobId, as_json: Json = False) -> None:
-    """Run a job that has ended again.
+    """Retry a job that has ended.
 
     Example: evofeed jobs retry http://host:8461 0123456789abcdef
     """
@@ -146,7 +146,7 @@ def retry(url: Url, job_id: JobId, as_json: Json = False) -> None:
 
 @jobs.command()
 def log(url: Url, job_id: JobId, as_json: Json = False) -> None:
-    """What a job's last run wrote.
+    """Print the log of a job's last run.
 
     Example: evofeed jobs log http://host:8461 0123456789abcdef
     """
@@ -157,7 +157,7 @@ def log(url: Url, job_id: JobId, as_json: Json = False) -> None:
 
 @jobs.command()
 def broken(url: Url, job_id: JobId, as_json: Json = False) -> None:
-    """Chains of a job that are in no snapshot, and why.
+    """List the chains that a job could not publish, and why.
 
     Example: evofeed jobs broken http://host:8461 0123456789abcdef
     """
@@ -168,7 +168,7 @@ def broken(url: Url, job_id: JobId, as_json: Json = False) -> None:
 
 @snapshots.command()
 def history(url: DatasetUrl, ref: RefName = "main", as_json: Json = False) -> None:
-    """Where a ref has been, newest first: who moved it, by which job, why.
+    """List the moves of a ref, newest first: who moved it, by which job, why.
 
     Example: evofeed snapshots history http://host:8461/v1/datasets/pdb main
     """
@@ -184,7 +184,7 @@ def tag(
     url: DatasetUrl,
     name: RefName,
     snapshot: Annotated[str, typer.Argument(help="Ref or digest.")] = "main",
-    move: Annotated[bool, typer.Option("--move", help="Also if it is there already.")] = False,
+    move: Annotated[bool, typer.Option("--move", help="Move an existing ref.")] = False,
     message: Message = "",
     as_json: Json = False,
 ) -> None:
@@ -216,12 +216,10 @@ def remove_ref(
 def policy(
     url: DatasetUrl,
     ref: RefName = "main",
-    replace: Annotated[
-        str, typer.Option("--set", metavar="JSON", help="What must hold from now on.")
-    ] = "",
+    replace: Annotated[str, typer.Option("--set", metavar="JSON", help="The new policy.")] = "",
     as_json: Json = False,
 ) -> None:
-    """What must hold whenever a ref moves, as JSON.
+    """Print or set the conditions for moving a ref, as JSON.
 
     Example: evofeed snapshots policy http://host:8461/v1/datasets/pdb --set '{"protected": true}'
     """
@@ -236,19 +234,19 @@ def policy(
 
 @tokens.command()
 def create(
-    label: Annotated[str, typer.Argument(help="What it is for.")],
+    label: Annotated[str, typer.Argument(help="Purpose of the token.")],
     scope: Annotated[list[str], typer.Option(help="read, publish, jobs or admin; repeatable.")],
     url: MaybeUrl = "",
     dataset: Annotated[
         list[str] | None, typer.Option(help="For this dataset only; repeatable.")
     ] = None,
     root: Annotated[
-        list[str] | None, typer.Option(help="It may name places below this one only; repeatable.")
+        list[str] | None, typer.Option(help="Only folders below this one; repeatable.")
     ] = None,
     days: Annotated[float, typer.Option(min=0, max=3660, help="Until it expires; 0: never.")] = 90,
     as_json: Json = False,
 ) -> None:
-    """Make a token and print it, this once.
+    """Make a token and print it; it is not shown again.
 
     Example: evofeed tokens create trainer --scope read --dataset pdb --days 30
     """
@@ -285,7 +283,7 @@ def revoke(
     url: MaybeUrl = "",
     as_json: Json = False,
 ) -> None:
-    """Make a token worthless from now on.
+    """Revoke a token.
 
     Example: evofeed tokens revoke 0123456789abcdef
     """

@@ -24,7 +24,7 @@ _PAGE = "predictions.html"
 
 def predict(
     dataset: Annotated[
-        str, typer.Argument(help="URI of the dataset that holds the chains, or URI@REF: a split.")
+        str, typer.Argument(help="URI of the dataset with the chains, or URI@REF for a split.")
     ],
     names: Annotated[
         list[str] | None, typer.Argument(help="Chains (102m_A) and complexes to predict.")
@@ -34,11 +34,11 @@ def predict(
         typer.Option(
             "--weights",
             "--checkpoint",
-            help="Run or checkpoint folder, AlphaFold's .npz, OpenFold's .pt; several: all.",
+            help="Run or checkpoint folder, AlphaFold's .npz, OpenFold's .pt. Repeatable.",
         ),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="A .pdb or .cif file for one structure, else a folder.")
+        Path | None, typer.Option(help="A .pdb or .cif file for one structure, or a folder.")
     ] = None,
     fasta: Annotated[
         Path | None, typer.Option(help="Predict the chains that this FASTA file names.")
@@ -47,7 +47,7 @@ def predict(
         bool, typer.Option("--all", help="Every chain of the dataset or split.")
     ] = False,
     seed: Annotated[
-        list[int] | None, typer.Option(help="Of the rows drawn from the MSA; several: all.")
+        list[int] | None, typer.Option(help="Seed for drawing MSA rows. Repeatable.")
     ] = None,
     file_format: Annotated[str, typer.Option("--format", help="In a folder: cif or pdb.")] = "cif",
     picture: Annotated[

@@ -21,15 +21,15 @@ def _page_name(path: Path | None) -> Path | None:
 def report(
     run: Annotated[
         list[Path],
-        typer.Argument(help="Folder of a run, the --out of `evofeed train`; several: with --html."),
+        typer.Argument(help="Folder of a run, its --out; several only with --html."),
     ],
     html: Annotated[
         Path | None,
-        typer.Option(help="A page for a browser, whole offline.", callback=_page_name),
+        typer.Option(help="Write an offline page for a browser.", callback=_page_name),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Where every second of a training run went, its losses and its validations.
+    """Report where the time of a training run went, its losses and its validations.
 
     Example:  evofeed report runs/first --html report.html
 

@@ -20,22 +20,22 @@ if TYPE_CHECKING:
 
 def tune(
     config: Annotated[str, typer.Argument(help="A YAML file or a preset's name.")],
-    dataset: Annotated[list[str], typer.Option(help="URI of the dataset; several.")],
+    dataset: Annotated[list[str], typer.Option(help="URI of the dataset; repeatable.")],
     out: Annotated[
         Path | None, typer.Option(help="YAML to write; default: CONFIG.tuned.yaml.")
     ] = None,
-    rounds: Annotated[int, typer.Option(min=1, help="Turns of winner and default.")] = 3,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds of winner and default.")] = 3,
     only: Annotated[
-        list[str] | None, typer.Option(help="Tune this setting alone; several: these.")
+        list[str] | None, typer.Option(help="Tune only this setting; repeatable.")
     ] = None,
-    limit: Annotated[float, typer.Option(min=1, help="Seconds a trial may take.")] = 300.0,
+    limit: Annotated[float, typer.Option(min=1, help="Seconds per trial, at most.")] = 300.0,
     device: Device = "",
     as_json: Json = False,
 ) -> None:
     """Measure which settings of a run are fastest on this machine, and write them as YAML.
 
-    Axial size, CUDA graphs, recomputation, batch and batches read ahead;
-    samples of a step stay the same. Start it once, it starts a rank on each GPU.
+    Varies axial size, CUDA graphs, recomputation, batch size and prefetch; the samples
+    of a step stay the same. Start it once: it starts a rank on each GPU.
 
     Example: evofeed tune run.yaml --dataset data/ --out tuned.yaml
     """

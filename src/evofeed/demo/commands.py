@@ -18,23 +18,23 @@ def demo(
     ] = None,
     folder: Annotated[
         Path | None,
-        typer.Option("--out", help="For everything it makes, else demo or demo_complexes."),
+        typer.Option("--out", help="Output folder; default demo or demo_complexes."),
     ] = None,
     chains: Annotated[int, typer.Option(min=4, help="Chains to simulate without --input.")] = 24,
     steps: Annotated[
-        int | None, typer.Option(min=16, help="Training steps [120; of complexes 240].")
+        int | None, typer.Option(min=16, help="Training steps [120; complexes: 240].")
     ] = None,
     complexes: Annotated[
-        bool, typer.Option("--complexes", help="Simulate complexes; learn one by heart.")
+        bool, typer.Option("--complexes", help="Simulate complexes; overfit one.")
     ] = False,
     all_atom: Annotated[
         bool, typer.Option("--all-atom", help="Entries with ligands; batches of three models.")
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """The whole path: files, shards, service, batches, some training steps, a report.
+    """Run the whole path: files, shards, service, batches, some training steps, a report.
 
-    Without --input it simulates protein families first. Nothing is left running.
+    Without --input it simulates protein families first. It leaves no process running.
 
     Example: evofeed demo --input my_alignments --steps 200
 

@@ -54,7 +54,7 @@ _HARMFUL = {
 
 
 def doctor(as_json: Json = False) -> None:
-    """What is installed, what this machine can do, and what would go wrong on it.
+    """Check what is installed, what this machine can do, and what would fail on it.
 
     Paste it into a bug report. Exit code 1 if the base install is incomplete.
 
