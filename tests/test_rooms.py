@@ -57,14 +57,14 @@ def test_training_needs_the_base_install_and_torch_and_every_name_is_there_under
 # something out, or lives in experiments/.
 BUDGET = {
     "src": 4_443,
-    "featurize": 19_811,
+    "featurize": 19_813,
     "store": 7_306,
     "loader": 12_062,
     "service": 8_219,
     "trainer": 12_000,
     "kernels": 16_263,
     "synth": 1_863,
-    "tests": 39_927,
+    "tests": 39_928,
     "benchmarks": 9_934,
 }
 

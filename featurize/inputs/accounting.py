@@ -130,7 +130,9 @@ def unused_files(
 def _why(path: Path, sources: Sequence[ChainSource]) -> str:
     name = path.name
     if other := _model_of(name, sources):
-        return f"unused: another file of {other}, whose chain has its structure or sequence"
+        kind = Path(plain(name)).suffix
+        use = f"; to use it, call it {other}{kind}" if kind.lower() in SUFFIXES else ""
+        return f"unused: another file of {other}, whose chain has its structure or sequence{use}"
     stem = _stem(name)
     if any(entry_of(plain(Path(s.structure or "").name)) == stem for s in sources):
         return "unused: its entry is read from another format"
@@ -140,19 +142,14 @@ def _why(path: Path, sources: Sequence[ChainSource]) -> str:
 def _model_of(name: str, sources: Sequence[ChainSource]) -> str:
     """The chain, entry or job whose name a file's begins with; empty if there is none."""
     stem = _stem(name)
-    names = {
-        known
-        for source in sources
-        for known in (
-            source.chain_id,
-            source.entry_id,
-            _stem(source.assembly).removesuffix("_data") if source.assembly else "",
-            *(_stem(ref.path) for ref in source.alignments),
-        )
-        if known
-    }
+    names: dict[str, str] = {}
+    for source in sources:
+        names |= {_stem(ref.path): source.chain_id for ref in source.alignments}
+        names |= {source.chain_id: source.chain_id, source.entry_id: source.entry_id}
+        if source.assembly:
+            names[_stem(source.assembly).removesuffix("_data")] = source.entry_id
     ends = [at for at, letter in enumerate(stem) if letter in _JOINTS] + [len(stem)]
-    return next((stem[:end] for end in reversed(ends) if stem[:end] in names), "")
+    return next((names[stem[:end]] for end in reversed(ends) if stem[:end] in names), "")
 
 
 def _stem(path: str) -> str:

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from evofeed.base.counts import counted
 from evofeed.base.errors import InputError, JobError, RefConflict
 from evofeed.base.within import limited_to
 from evofeed.featurize.config import CropConfig, FeaturizeConfig
@@ -196,7 +197,8 @@ class _ChainJob(KeptJob):
         broken, left_out = self.missing()
         total = self.num_items + len(self.unusable) - len(left_out)
         if len(broken) == total:
-            return self.end(states.FAILED, f"all {total} chains are broken, nothing to publish")
+            why = f"none of {counted(total, 'chain')} is good, nothing to publish"
+            return self.end(states.FAILED, why)
         if share := self.options.too_many(len(broken), total):
             return self.end(
                 states.FAILED,

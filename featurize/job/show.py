@@ -114,7 +114,7 @@ def summary(report: JobReport) -> list[str]:
 def _left_out(report: JobReport) -> list[str]:
     """Files that no chain uses, what is no protein, and chains without a row but the query."""
     texts = []
-    for kind, what in (("UnusedInput", "files unused"), ("NoProtein", "left out, no protein")):
+    for kind, what in (("UnusedInput", "unused"), ("NoProtein", "left out, no protein")):
         items = [item for item in report.left_out if item["type"] == kind]
         shown = [f"{item['chain_id']}: {item['message']}" for item in items[:_SHOWN]]
         if items:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from evofeed.base.counts import counted
 from evofeed.base.options import Json, share_bar
 
 if TYPE_CHECKING:
@@ -132,9 +133,11 @@ def _line(now: SearchProgress) -> str:
 
 
 def _summary(report: SearchReport, out: str) -> list[str]:
+    chains = counted(report.num_chains, "chain")
+    sequences = counted(report.num_sequences, "sequence")
     lines = [
-        f"{report.num_chains} chains with {report.num_sequences} sequences: {report.searched} "
-        f"searches, {report.cache_hits} results known before, {report.seconds:.1f} s"
+        f"{chains} with {sequences}: {report.searched} searched, {report.cache_hits} results known "
+        f"before, {report.seconds:.1f} s"
     ]
     for entry in report.databases:
         hours = entry["worker_hours_per_1000"]
@@ -144,7 +147,7 @@ def _summary(report: SearchReport, out: str) -> list[str]:
         parts = (broken["chain_id"], broken["database"], broken["message"])
         lines.append("  " + ": ".join(part for part in parts if part))
     if report.num_broken:
-        lines.append(f"{report.num_broken} chains without all their results; run it again")
+        lines.append(f"{counted(report.num_broken, 'chain')} without all results; run it again")
     return [*lines, f"digest {report.digest}", f"report: {Path(out) / 'report.json'}"]
 
 

@@ -65,6 +65,7 @@ def test_models_of_a_job_are_no_chains_and_unused_ones_are_in_check_report_and_s
     assert ids == ["lone", "x"]
     (problem,) = problems
     assert isinstance(problem, UnusedInput) and "another file of x" in problem.message
+    assert "to use it, call it x.pdb" in problem.message
     assert str(problem.path).endswith("rank_002_model_1.pdb")
     report = check_input(str(raw))
     assert report.ok and report.findings["unused file"].count == 1
@@ -73,7 +74,7 @@ def test_models_of_a_job_are_no_chains_and_unused_ones_are_in_check_report_and_s
     written = json.loads(Path(job.path).read_text())
     assert written["left_out"] == [dict(item) for item in job.left_out]
     text = "\n".join(summary(job))
-    assert "1 files unused, x_unrelaxed_rank_002_model_1.pdb" in text
+    assert "1 unused, x_unrelaxed_rank_002_model_1.pdb" in text
     assert "1 of 2 chains have no aligned row but the query" in text
 
 
