@@ -140,7 +140,7 @@ def samples(entries: Entries, project: str) -> dict[Any, dict[str, np.ndarray]]:
     found = {}
     for row, weight in zip(catalog.rows.tolist(), catalog._weights(rules), strict=True):
         place = catalog.place(row)
-        laid, names = plan_entry(entries.dataset.storage, place, 7, rules)
+        laid, (_, names) = plan_entry(entries.dataset.storage, place, 7, rules)
         packed = {name: numbers(value) for name, value in laid.items()}
         found[place.chain_id.partition("-")[0], names] = {**packed, "weight": weight}
     return found
