@@ -170,8 +170,8 @@ def check(
 ) -> None:
     """Check an input and report what a job would find and leave out; writes nothing.
 
-    Structures are read whole, of alignments the queries: what is wrong in a row below, such as
-    its length, the job says. Exit code 1 if there are errors.
+    Structures are read whole, of an alignment the query alone: a row of
+    another length shows in the job. Exit code 1 if there are errors.
 
     Example: evofeed check raw/
     """
