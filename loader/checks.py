@@ -95,7 +95,7 @@ def _extent(name: str, dims: dict[str, int]) -> tuple[int, np.dtype]:
 def _check_fixed(name: str, column: PackedColumn, dims: dict[str, int]) -> tuple[int, ...]:
     payload = column.payload
     if len(payload) < 16:
-        raise ValueError(f"{len(payload)} bytes are no coordinates")
+        raise ValueError(f"{len(payload)} bytes are not coordinates")
     anchors, atoms, exceptions, _ = np.frombuffer(payload, "<u4", 4).tolist()
     middle = 16 + 12 * anchors + 6 * (atoms - anchors)
     middle += -middle % 4

@@ -171,7 +171,7 @@ def _dataset_order(
         if number >= _MAX_PASSES and have < number:
             raise LoaderError(
                 f"AF2's probabilities let through {have} chains in {number} passes over {count}, "
-                f"and the epoch wants {length}: use weighted=False or a smaller epoch_len"
+                f"and the epoch needs {length}: use weighted=False or a smaller epoch_len"
             )
         parts.append(pass_order(count, probability, seed, epoch, dataset, number, window))
         have += len(parts[-1])

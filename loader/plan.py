@@ -78,7 +78,7 @@ class Planner:
         self.step_size = config.global_batch_size or self.width
         if self.step_size % self.width:
             raise ValueError(
-                f"global_batch_size {self.step_size} is no multiple of world size x batch size "
+                f"global_batch_size {self.step_size} is not a multiple of world size x batch size "
                 f"({world_size} x {config.batch_size})"
             )
         length = config.epoch_len or sum(len(catalog) for catalog in catalogs)

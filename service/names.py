@@ -42,7 +42,7 @@ _V = TypeVar("_V")
 class Body(BaseModel):
     """A request's body: the fields there are and no others, each of its own kind.
 
-    `true` is no number, `1.0` no integer and `"1"` neither.
+    `true` is not a number, `1.0` no integer and `"1"` neither.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True)

@@ -156,7 +156,7 @@ class ServiceSettings(BaseSettings):
             )
         for path in (Path(f"{self.msa_templates}_a3m.ffindex"), self.msa_mmcif):
             if not path.exists():
-                raise ValueError(f"templates are searched, but {path} is not there")
+                raise ValueError(f"templates are searched, but {path} does not exist")
         return self
 
     @property

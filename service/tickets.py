@@ -377,7 +377,7 @@ def parse_query(text: str) -> tuple[list[str], list[str]]:
         names.append((head.split() or [""])[0])
         sequences.append(sequence)
     if not 1 <= len(names) <= _MOST_SEQUENCES or len(set(names)) < len(names):
-        raise InputError(f"want 1 to {_MOST_SEQUENCES} sequences, each with a name of its own")
+        raise InputError(f"send 1 to {_MOST_SEQUENCES} sequences, each with a different name")
     return names, sequences
 
 

@@ -54,14 +54,14 @@ def unpack_arrays(column: PackedColumn) -> ArrayValues:
         raise ValueError(f"codec {column.codec.name} holds no arrays")
     payload = decompressed(column).payload
     if len(payload) < 4:
-        raise ValueError(f"{len(payload)} bytes are no arrays")
+        raise ValueError(f"{len(payload)} bytes are not arrays")
     start = 4 + int(np.frombuffer(payload, "<u4", 1)[0])
     header = parse_json(bytes(payload[4:start]))
     arrays = {}
     try:
         for name, dtype, shape, how, nbytes, *extra in header["arrays"]:
             if nbytes < 0 or start + nbytes > len(payload):
-                raise ValueError(f"array {name}: {nbytes} bytes are not there")
+                raise ValueError(f"array {name}: {nbytes} bytes are missing")
             arrays[str(name)] = _unpack(payload[start : start + nbytes], dtype, shape, how, extra)
             start += nbytes
         if start != len(payload):

@@ -88,7 +88,7 @@ def fixed_sections(payload: bytes | memoryview) -> dict[str, np.ndarray]:
         ValueError: they do not fill it.
     """
     if len(payload) < 16:
-        raise ValueError(f"{len(payload)} bytes are no coordinates")
+        raise ValueError(f"{len(payload)} bytes are not coordinates")
     anchors, atoms, exceptions, _ = np.frombuffer(payload, "<u4", 4).tolist()
     middle = 16 + 12 * anchors + 6 * (atoms - anchors)
     middle += -middle % 4

@@ -124,7 +124,7 @@ def card(
     try:
         notes = parse_json(report.read_text())["notes"] if report else None
     except (ValueError, TypeError, KeyError) as error:
-        raise typer.BadParameter(f"{report} is no report of a job ({error})") from None
+        raise typer.BadParameter(f"{report} is not a report of a job ({error})") from None
     about = {"name": name, "description": description, "license_name": license_name, "url": url}
     made = dataset_card(_opened(uri, snapshot), **about, notes=notes)
     if out is None:
@@ -275,7 +275,7 @@ def split(
     try:
         shares = {ref: float(part) for ref, _, part in (one.partition("=") for one in share or ())}
     except ValueError as error:
-        raise typer.BadParameter(f"--share: {error}; want REF=FRACTION, as valid=0.1") from None
+        raise typer.BadParameter(f"--share: {error}; write REF=FRACTION, as valid=0.1") from None
     part, _, date = released.partition("=")
     uri, snapshot = address_and_ref(uri, snapshot)
     made = split_chains(

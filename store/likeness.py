@@ -164,7 +164,7 @@ class Clusters:
             ) as file:
                 data = file.read(_MAX_BYTES + 1)
             if len(data) > _MAX_BYTES:
-                raise InputError(f"above {_MAX_BYTES} bytes are no clusters", path=self.path)
+                raise InputError(f"above {_MAX_BYTES} bytes: not a cluster file", path=self.path)
             groups = parse_clusters(data, self.path)
         except OSError as error:
             reason = error.strerror or str(error)

@@ -37,7 +37,7 @@ def address_and_ref(text: str, snapshot: str = "main") -> tuple[str, str]:
     if not mark or "/" in ref or Path(text).is_dir():
         return text, snapshot
     if snapshot != "main":
-        raise ValueError(f"{text} names a snapshot, and {snapshot} is another: want one")
+        raise ValueError(f"{text} names a snapshot, and {snapshot} is another: give one")
     return address, ref
 
 

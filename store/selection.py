@@ -116,7 +116,7 @@ def select_chains(
         found = overlap(base, other, clusters)
         reasons = {mine: f"like {theirs} of {other.uri}" for mine, theirs in found.shared} | reasons
         unknown = set(found.unclustered) & set(base)
-        reasons = dict.fromkeys(unknown, "in no cluster: nobody can tell what it is like") | reasons
+        reasons = dict.fromkeys(unknown, "in no cluster: its similarity is unknown") | reasons
     config = {"of": base.digest, "apart_from": [other.digest for other in apart_from]}
     given = {
         k: v for k, v in dataclasses.asdict(selection).items() if v not in ("", None, False, 0)
@@ -168,7 +168,7 @@ def split_chains(
         raise ValueError("shares need clusters: --clusters FILE, a sequence cluster a line")
     spare = sum(shares.values()) < 1 and min(shares.values(), default=1) > 0
     if not wanted or not spare or REST in wanted:
-        raise ValueError(f"shares {dict(shares)}: want fractions above 0, together below 1")
+        raise ValueError(f"shares {dict(shares)}: give fractions above 0, together below 1")
     base = Dataset.open(uri, snapshot)
     names = list(base)
     groups = [[name] for name in names]
@@ -177,7 +177,7 @@ def split_chains(
     order = sorted(groups, key=lambda g: hashlib.sha256(f"{seed} {min(g)}".encode()).digest())
     total = sum(map(len, groups))
     home: dict[str, str] = {}
-    alone = "in no cluster: nobody can tell what it is like"
+    alone = "in no cluster: its similarity is unknown"
     left_out = dict.fromkeys(set(names) - {name for group in groups for name in group}, alone)
     if released:
         order = _by_date(base, order, released[1], home, left_out)

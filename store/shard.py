@@ -193,7 +193,7 @@ def _record(
     if bytes(memoryview(data)[offset : offset + 4]) != MESSAGE:
         raise place.corrupt(f"no Arrow message begins at byte {offset}")
     if not NAME.fullmatch(record_id):
-        raise place.corrupt("this is no id")
+        raise place.corrupt("this is not an id")
     starts, columns, stop = [], {}, offset
     for name in KINDS[kind]:
         cell = _cell(batch.column(name))

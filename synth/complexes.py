@@ -45,10 +45,10 @@ def read_stoichiometry(text: str) -> tuple[int, int]:
     named = "".join(letter + number for letter, number in parts) == text
     in_order = [letter for letter, _ in parts] == list(_LETTERS[: len(parts)])
     if not (parts and named and in_order and len(counts) == 1):
-        raise ValueError(f"stoichiometry {text!r}: want equally many of each, as in A2, AB or A2B2")
+        raise ValueError(f"stoichiometry {text!r}: give equal counts of each, as A2, AB or A2B2")
     (copies,) = counts
     if not 2 <= len(parts) * copies <= _MOST_CHAINS:
-        raise ValueError(f"stoichiometry {text!r}: want 2 to {_MOST_CHAINS} chains")
+        raise ValueError(f"stoichiometry {text!r}: give 2 to {_MOST_CHAINS} chains")
     return len(parts), copies
 
 

@@ -89,7 +89,7 @@ def array_section(
     if {len(one) for one in columns} != {size} or not size:
         raise ValueError("columns of atoms differ in length")
     if len(table) and not 0 <= table[:, :2].min() <= table[:, :2].max() < size:
-        raise ValueError("a bond of an atom that is not there")
+        raise ValueError("a bond names an atom that does not exist")
     starts, residues = run_starts(chain), run_starts(chain, number, insertion, name)
     rank = {text: row for row, text in enumerate(chain[starts].tolist())}
     if len(rank) != len(starts):

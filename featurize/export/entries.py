@@ -73,7 +73,7 @@ def _molecule(
             return "an unknown ligand has no component"
         return Molecule(kind="ligand", ids=(), components=components)
     if entity.polymer not in POLYMERS:
-        return f"{entity.polymer} is no protein, RNA or DNA"
+        return f"{entity.polymer} is not protein, RNA or DNA"
     kind = POLYMERS[entity.polymer]
     letters, modifications = _spelled(entity, kind)
     files = _alignments(entity, kind, alignment)

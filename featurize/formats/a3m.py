@@ -113,5 +113,5 @@ def _complaint(data: bytes, status: int, byte: int, row: int, width: int, column
     if status == kernels.BAD_LETTER:
         if data[byte] == 0:
             return "a NUL byte amid the rows: several mmseqs entries in one file, split them"
-        return f"{chr(data[byte])!r} is no residue letter (row {row + 1}, column {width + 1})"
+        return f"{chr(data[byte])!r} is not a residue letter (row {row + 1}, column {width + 1})"
     return f"row {row + 1} has {width} aligned columns, the query has {columns}"

@@ -79,7 +79,7 @@ def _entry(
 def _place(name: str, folder: Path, dbs: dict[str, str]) -> str:
     """Where a db is, which is beside its index."""
     if Path(name).name != name or name in ("", ".", ".."):
-        raise ValueError(f"db {name!r} is no plain file name")
+        raise ValueError(f"db {name!r} is not a plain file name")
     return dbs.setdefault(name, str(folder / name))
 
 

@@ -106,7 +106,7 @@ def _complaint(sequence: str, caps: InputCaps, rna: bool) -> str:
         "*": "a stop codon amid the residues: cut the sequence there",
     }
     smiles = "a ligand's SMILES? Only proteins are featurized"
-    return f"{bad!r} is no residue letter ({what.get(bad) or smiles})"
+    return f"{bad!r} is not a residue letter ({what.get(bad) or smiles})"
 
 
 def is_rna(sequence: str) -> bool:

@@ -163,5 +163,5 @@ def _table(strict_letters: bool) -> UInt8[np.ndarray, "256"]:
 
 def _complaint(data: bytes, status: int, byte: int, row: int, width: int, columns: int) -> str:
     if status == kernels.BAD_LETTER:
-        return f"{chr(data[byte])!r} is no residue letter (row {row + 1}, column {width})"
+        return f"{chr(data[byte])!r} is not a residue letter (row {row + 1}, column {width})"
     return f"row {row + 1} is {width} columns wide, the query {columns}"

@@ -84,7 +84,7 @@ class SideFiles:
         if not _CHAIN_ID.match(chain_id):
             self.faults.append(
                 InputError(
-                    f"{chain_id!r} is no chain id: letters, digits and _ . + = - only, at most 200",
+                    f"{chain_id!r} is not a chain id: use letters, digits, _ . + = -, at most 200",
                     path=where,
                 )
             )

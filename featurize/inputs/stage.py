@@ -85,7 +85,7 @@ def _copy(
 ) -> None:
     for item in found:
         if not (home / item.key).resolve().is_relative_to(home.resolve()):
-            raise InputError(f"{item.key!r} is no path below the prefix", path=storage.uri)
+            raise InputError(f"{item.key!r} is not a path below the prefix", path=storage.uri)
     wanted = []
     for item in found:
         stat = (home / item.key).stat() if (home / item.key).is_file() else None

@@ -230,7 +230,7 @@ class _Tables:
                     raise self.error(f"assembly {name}: operator {error} is not defined") from None
                 operators.append(product[:3])
             if len(operators) > _MOST_OPERATORS or not np.isfinite(operators[start:]).all():
-                raise self.error(f"assembly {name}: operators that are no numbers, or too many")
+                raise self.error(f"assembly {name}: operators that are not numbers, or too many")
             parts = tuple(part.strip() for part in asyms.split(","))
             rows = tuple(range(start, len(operators)))
             copies.append(AssemblyCopies(asyms=parts, operators=rows))

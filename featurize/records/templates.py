@@ -193,7 +193,7 @@ def placed_template(
     row[match.query] = np.frombuffer(match.letters.encode("ascii"), np.uint8)
     aatype = MSA_LETTER_TO_RESTYPE[row]
     if (aatype > GAP).any():
-        raise TemplateError("a letter that is no residue")
+        raise TemplateError("a letter that is not a residue")
     return Template(
         aatype=aatype,
         positions=placed,

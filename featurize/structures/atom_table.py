@@ -126,7 +126,7 @@ def read_atom_table(
         raise items.error("_atom_site.auth_seq_id is not set everywhere")
     xyz = np.stack([items.floats(f"Cartn_{axis}") for axis in "xyz"], axis=-1)
     if config.require_coordinates and np.isnan(xyz[number != NO_NUMBER]).any():
-        raise items.error("_atom_site.Cartn_x, y or z holds what is no number")
+        raise items.error("_atom_site.Cartn_x, y or z is not a number")
     there = b_factor and items.has("B_iso_or_equiv")
     return AtomTable(
         chain=chain,

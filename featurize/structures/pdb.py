@@ -93,7 +93,7 @@ def _as_openfold(table: AtomTable, file_id: str, path: str, threshold: float | N
     if not len(known):
         raise MmcifError("no residue with a known atom in it", path=path)
     if table.absent[known].any():
-        raise MmcifError("a coordinate is no number", path=path)
+        raise MmcifError("a coordinate is not a number", path=path)
     chains: dict[str, PlacedRows] = {}
     hetero = np.where(table.hetero, components.codes + 1, 0)
     for code in dict.fromkeys(table.chain.codes[known].tolist()):

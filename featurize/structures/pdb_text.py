@@ -107,7 +107,7 @@ class _Fields:
         for text, number in zip(self.texts(start, end), self.line_numbers, strict=True):
             value = parse(text)
             if value is None:
-                why = f"{what} {text!r} is no number: not the columns of a PDB file"
+                why = f"{what} {text!r} is not a number: not the columns of a PDB file"
                 raise MmcifError(why, path=self.path, line=number)
             values.append(value)
         return np.array(values)
@@ -202,7 +202,7 @@ def read_pdb_header(data: bytes) -> PdbHeader:
 
 
 def _iso_date(text: str) -> str:
-    """`07-MAR-84` as 1984-03-07; '' if it is no date."""
+    """`07-MAR-84` as 1984-03-07; '' if it is not a date."""
     found = _DATE.match(text.strip())
     if found is None or found[2] not in _MONTHS:
         return ""

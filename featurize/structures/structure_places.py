@@ -124,5 +124,5 @@ def parse_structure(
 
         return parse_pdb(data, file_id=stem, **about)
     raise MmcifError(
-        f"{name!r} is no structure file: expected one of {', '.join(SUFFIXES)}", path=path
+        f"{name!r} is not a structure file: expected one of {', '.join(SUFFIXES)}", path=path
     )

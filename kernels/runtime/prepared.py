@@ -222,7 +222,7 @@ class _Trace(TorchFunctionMode):
         """What is known of a tensor."""
         found = self._tensors.get(id(tensor))
         if found is None:
-            self.failed = f"it reads a tensor {list(tensor.shape)} that is no input"
+            self.failed = f"it reads a tensor {list(tensor.shape)} that is not an input"
             return _Seen(-1, -1, 0)
         return found[1]
 

@@ -312,7 +312,7 @@ def _part_trouble(path: str, inner: Any, part: Part, sizes: dict[str, int]) -> s
 def _linear_trouble(path: str, layer: Any, part: Linear, sizes: dict[str, int]) -> str | None:
     weight = getattr(layer, "weight", None)
     if not isinstance(weight, Tensor) or weight.dim() != 2:
-        return f"{path} is no linear layer"
+        return f"{path} is not a linear layer"
     products = (part.outputs, part.inputs)
     if not all(map(_settled, (sizes, sizes), products, weight.shape)):
         wanted = ", ".join(str(_product(sizes, product)) for product in products)

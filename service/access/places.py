@@ -30,7 +30,7 @@ def canonical_place(uri: str) -> str:
     """Where a URI leads: links followed, one spelling for each place.
 
     Raises:
-        Problem: 422, it is no place of ours.
+        Problem: 422, it cannot be used by this service.
     """
     if uri.startswith("s3://"):
         bucket, *parts = uri.removeprefix("s3://").rstrip("/").split("/")
@@ -85,7 +85,7 @@ def require_root(
     With neither tokens nor roots, any place will do; a token may have narrower roots of its own.
 
     Raises:
-        Problem: 422, it is no place of ours; 403.
+        Problem: 422, it cannot be used by this service; 403.
     """
     datasets = variable == "EVOFEED_DATASET_ROOTS"
     open_to_all = settings.dataset_roots if datasets else settings.input_roots
@@ -105,7 +105,7 @@ def _inside(uri: str, place: str, roots: Sequence[str]) -> bool:
 
 
 def _no_place(uri: str, wanted: str) -> Problem:
-    return Problem(422, "bad_uri", f"{uri[:200]!r} is no place of ours", next=f"give {wanted}")
+    return Problem(422, "bad_uri", f"{uri[:200]!r} is not allowed here", next=f"give {wanted}")
 
 
 def _closed(uri: str, what_next: str) -> Problem:

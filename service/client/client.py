@@ -341,7 +341,7 @@ class _Said(dict[str, Any]):
     """What a service said."""
 
     def __missing__(self, name: str) -> Any:
-        raise ServiceError(f"an answer without {name!r}: is it a service of evofeed?")
+        raise ServiceError(f"an answer without {name!r}: is this an evofeed service?")
 
 
 def _ref(dataset: str, ref: str) -> str:
@@ -354,7 +354,7 @@ def _made(kind: type[_T], values: Mapping[str, Any]) -> _T:
     try:
         return kind(**{name: value for name, value in values.items() if name in names})
     except (AttributeError, TypeError) as error:
-        what = f"an answer that is no {kind.__name__} ({error}): is it a service of evofeed?"
+        what = f"an answer that is not a {kind.__name__} ({error}): is this an evofeed service?"
         raise ServiceError(what) from None
 
 

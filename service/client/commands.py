@@ -343,11 +343,11 @@ def _read_fasta(path: Path) -> dict[str, str]:
         head, _, body = record.partition("\n")
         name = (head.split() or [""])[0]
         if not name or name.startswith(".") or "/" in name or name in queries:
-            what = "want a name of its own for each sequence, which can be a folder's"
+            what = "give each sequence a different name that can be a folder's"
             raise InputError(what, path=str(path), item=name[:40])
         queries[name] = "".join(body.split()).upper()
     if not queries:
-        raise InputError("want a FASTA file: a line beginning with > above each sequence",
+        raise InputError("expected a FASTA file: a line beginning with > above each sequence",
                          path=str(path))  # fmt: skip
     return queries
 

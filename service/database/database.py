@@ -225,7 +225,7 @@ def parse_url(text: str) -> URL:
         if url.drivername in _DRIVERS and not in_memory:
             return url
     raise ServiceError(
-        "EVOFEED_DATABASE_URL is no database URL; use sqlite:///FILE or "
+        "EVOFEED_DATABASE_URL is not a database URL; use sqlite:///FILE or "
         "postgresql://USER:PASSWORD@HOST/NAME"
     )
 

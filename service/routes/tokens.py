@@ -38,7 +38,7 @@ class NewToken(
 ):
     """A token to make."""
 
-    label: Label = Field(description="what it is for")
+    label: Label = Field(description="purpose of the token")
     scopes: list[Scope] = Field(min_length=1, max_length=4)
     datasets: list[NewName] | None = Field(None, max_length=1000, description="null for all")
     roots: list[Uri] | None = Field(

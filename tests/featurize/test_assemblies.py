@@ -194,9 +194,9 @@ def of_copies(count: int) -> str:
     [
         (of_chains(["A", "B"], ["B"]), "x: several chains are called B"),
         (of_chains(["A"], ["A"]), "x_A is broken: there twice"),
-        (of_chains(["A"], ["?"]), "one chain of it|is no chain id"),
+        (of_chains(["A"], ["?"]), "one chain of it|is not a chain id"),
         (of_chains([f"A{n}" for n in range(600)], ["B"]), "601 chains, more than 512"),
-        *((of_copies(count), f"count {count}: want 1 to") for count in (0, -3, 10**9)),
+        *((of_copies(count), f"count {count}: must be 1 to") for count in (0, -3, 10**9)),
         *((f"#10\t{n}\n>q\n{QUERY_A}\n", f"{n} chains, more than 512") for n in (10**9, 10**30)),
         (f">one\n{QUERY_A}\n", "x: .*sample of its own"),
     ],

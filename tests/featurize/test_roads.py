@@ -203,7 +203,7 @@ def test_a_job_over_an_alignment_inside_a_json_file(tmp_path: Path, inside: None
     assert len(chain["msa"]) == 1  # what changed inside was noticed
 
 
-@pytest.mark.parametrize(("letters", "wrong"), [("MKV1AAG", "'1' is no residue"), ("AUGC", "RNA")])
+@pytest.mark.parametrize(("letters", "wrong"), [("MKV1AAG", "'1' is not a"), ("AUGC", "RNA")])
 def test_letters_of_a_job_are_wrong_for_check_as_for_the_job_and_the_file_is_named(
     letters: str, wrong: str, tmp_path: Path
 ) -> None:

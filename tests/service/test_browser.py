@@ -207,7 +207,7 @@ def test_a_scientist_submits_watches_looks_and_cancels(
     start.work_off()
     expect(state).to_have_text("succeeded")
     assert page.url == first and page.evaluate("window.stays"), "it was reloaded"
-    expect(page.locator("tr", has_text="9bad_A").first).to_contain_text("is no residue letter")
+    expect(page.locator("tr", has_text="9bad_A").first).to_contain_text("is not a residue letter")
     page.get_by_role("button", name="retry").click()
     page.get_by_role("button", name="cancel").click()
     expect(state).to_have_text("cancelled")

@@ -125,7 +125,7 @@ def test_a_session_behind_tls_has_a_secure_cookie(shipped: Shipped, admin: str) 
 
 
 def test_nobody_chooses_address_or_scheme(shipped: Shipped, admin: str, own: httpx.Client) -> None:
-    """Neither through nginx nor past it; what is no address stands nowhere."""
+    """Neither through nginx nor past it; what is not an address stands nowhere."""
     lies = {"X-Forwarded-For": "203.0.113.7, <script>", "X-Forwarded-Proto": "https"}
     direct = f"http://127.0.0.1:{shipped.port}"
     answer = httpx.post(f"{direct}/ui/login", data={"token": admin}, headers=lies)

@@ -288,7 +288,7 @@ def test_templates_that_are_not_there_stop_the_service_before_it_starts(
     (tmp_path / "pdb.dbtype").touch()
     with pytest.raises(ValueError, match="templates need three settings"):
         ServiceSettings(home=tmp_path, msa_databases=both)
-    with pytest.raises(ValueError, match=r"gone_a3m\.ffindex is not there"):
+    with pytest.raises(ValueError, match=r"gone_a3m\.ffindex does not exist"):
         ServiceSettings(
             home=tmp_path, msa_databases=both, msa_templates=f"{tmp_path}/gone", msa_mmcif=tmp_path
         )

@@ -109,7 +109,7 @@ def test_parts_are_apart_by_cluster_and_hold_their_shares(uri: str, clusters: Pa
     first = Dataset.open(uri, "valid").index.to_pylist()[0]
     assert first["cluster_size"] in (4, 8)
     left_out = {d["reason"] for d in parts["valid"].manifest.dropped}
-    alone = "in no cluster: nobody can tell what it is like"
+    alone = "in no cluster: its similarity is unknown"
     assert left_out == {"bad", "in train", "in test", alone}
 
 

@@ -36,7 +36,7 @@ class StepClock:
     def part(self, name: str) -> None:
         """From here on time belongs to `name`."""
         if name not in PARTS:
-            raise ValueError(f"{name!r} is no part of a step; there are {', '.join(PARTS)}")
+            raise ValueError(f"{name!r} is not a part of a step; there are {', '.join(PARTS)}")
         self._marks.append((self._step, name, self._now()))
         if self.marker:
             self.marker(name)

@@ -25,7 +25,7 @@ def load_config(source: str) -> TrainConfig:
     path = Path(source)
     if not path.is_file():
         raise InputError(
-            f"{source!r} is no file and no preset; the presets are {', '.join(PRESETS)}"
+            f"{source!r} is neither a file nor a preset; the presets are {', '.join(PRESETS)}"
         )
     import yaml
 

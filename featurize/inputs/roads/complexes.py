@@ -102,7 +102,7 @@ def from_job(path: Path, beside: SideFiles) -> list[ChainSource]:
         entry = re.sub(r"[^\w.+=-]", "_", name if isinstance(name, str) and name else _stem(path))
         molecules = job.get("sequences")
         if not isinstance(molecules, list):
-            raise InputError(f"'sequences' of {entry} is no list", path=str(path))
+            raise InputError(f"'sequences' of {entry} is not a list", path=str(path))
         try:
             notes = [f"{name} of the job, not read" for name in _given(job, _OF_JOB)]
             sources += [
@@ -215,7 +215,7 @@ def _ids(body: Mapping[str, Any], taken: int) -> list[str]:
         return [_text(one) for one in (given if isinstance(given, list) else [given])]
     count = int(body.get("count", 1))
     if not 1 <= count <= _MOST_COPIES:
-        raise ValueError(f"count {count}: want 1 to {_MOST_COPIES}")
+        raise ValueError(f"count {count}: must be 1 to {_MOST_COPIES}")
     return [chain_letter(taken + copy) for copy in range(count)]
 
 

@@ -75,7 +75,7 @@ class OpenFold3Rules(Rules):
     """Ångström."""
     tables_required: bool = True
     """An entry fails without a revision history, methods, sequences or types of components, or with
-    an entity whose name is no number."""
+    an entity whose name is not a number."""
     letters_only: bool = True
     """Alternate locations that are no letters are left out, so their residues were not seen."""
     single_is_ligand: bool = True
@@ -359,7 +359,7 @@ def _lacking(record: EntryRecord) -> str:
         if not found:
             return f"no {name}"
     odd = [entity.name for entity in record.entities if not entity.name.isdecimal()]
-    return f"the name of entity {odd[0]!r} is no number" if odd else ""
+    return f"the name of entity {odd[0]!r} is not a number" if odd else ""
 
 
 def _terminal_atoms(atoms: AtomRows) -> Bool[np.ndarray, " A"]:

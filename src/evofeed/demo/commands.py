@@ -51,7 +51,7 @@ def demo(
     if raw is not None and complexes:
         raise typer.BadParameter("of complexes the demo simulates its own files")
     if raw is not None and not raw.is_dir():
-        raise typer.BadParameter(f"{raw} is no folder", param_hint="--input")
+        raise typer.BadParameter(f"{raw} is not a folder", param_hint="--input")
     say = None if as_json else _heading
     out = folder or Path("demo_entries" if all_atom else "demo_complexes" if complexes else "demo")
     if all_atom:

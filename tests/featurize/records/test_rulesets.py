@@ -175,7 +175,7 @@ def test_an_entry_without_a_table_that_openfold3_reads_is_refused(change: dict[s
             wrong = dataclasses.replace(entry, entities=entities)
         else:
             wrong = dataclasses.replace(entry, **change)
-        with pytest.raises(EntryRefused, match=r"no _|no number"):
+        with pytest.raises(EntryRefused, match=r"no _|not a number"):
             openfold3_section(wrong, table)
         openfold3_section(wrong, table, OpenFold3Rules.right())
 
