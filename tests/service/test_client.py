@@ -40,7 +40,7 @@ def client(start: Start, folder, tmp_path: Path, jobs_wait: None) -> Iterator[Cl
         (b"<html>sign in</html>", "b'<html>sign in</html>', as no service of evofeed"),
         (b"[]", "as no service of evofeed"),
         (b"{}", "without 'tokens'"),
-        (b'{"tokens": [{}], "next": null}', "no Token .*missing"),
+        (b'{"tokens": [{}], "next": null}', "not a Token .*missing"),
         (b'{"tokens": [], "next": "x"}', "the same page again"),
     ],
 )
