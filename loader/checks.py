@@ -1,4 +1,4 @@
-"""What must hold of a packed column before a device decodes it.
+"""Checks of a packed column before a device decodes it.
 
 A GPU does not raise on a wrong index, it ends the process. So sizes, and every
 value that becomes an index there, are checked on the host; checksums have been

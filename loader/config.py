@@ -1,4 +1,4 @@
-"""What the loader makes of chains, complexes and entries, and how it draws: `LoaderConfig`."""
+"""Settings for features and sampling of chains, complexes and entries: `LoaderConfig`."""
 
 from __future__ import annotations
 

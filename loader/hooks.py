@@ -1,4 +1,4 @@
-"""Rules of a user's own inside the loader: weights, crops, features, transforms on the device.
+"""User-defined hooks of the loader: weights, crops, features, transforms on the device.
 
 Each is a plain function of what it is given, so that ranks, workers and restarts change nothing:
 what is random takes its numbers from `ChainSample.rng`, or from the transform's generator. They

@@ -1,4 +1,4 @@
-"""What a loader draws from: chains of datasets, their complexes, or their entries."""
+"""Sources of a loader: chains of datasets, their complexes, or their entries."""
 
 from __future__ import annotations
 

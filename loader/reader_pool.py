@@ -1,4 +1,4 @@
-"""What fills the slots: threads in this process, or one reader process that may die.
+"""Readers that fill the slots: threads in this process, or one reader process that may die.
 
 Both take `ReadRequest`s and give back results in any order. A reader process that
 dies or falls silent is replaced and its open requests are sent again; they write

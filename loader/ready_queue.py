@@ -1,4 +1,4 @@
-"""Where finished batches wait for their consumer."""
+"""Queue of finished batches that wait for their consumer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the loader did and what it waited for: `loader.stats()`."""
+"""Statistics of the loader's work and waits: `loader.stats()`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a slot holds as tensors: a chain by the store's own decoders, or a packed sample."""
+"""A slot's bytes as tensors: a chain by the store's own decoders, or a packed sample."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What other rooms build on besides the store's public names: the one inner door.
+"""Internal names of the store that other rooms may import besides its public ones.
 
 `featurize` publishes with it, `loader` reads packed columns, `service` shows a store. Users of
 evofeed need none of it, and it may change with the format.

@@ -1,4 +1,4 @@
-"""Where chains and other records are, and their bytes: one ranged read a record, checked."""
+"""Positions of chains and other records, and checked reads: one ranged read a record."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a dataset's files are: one small interface, and the local folder.
+"""Storage of a dataset's files: one small interface, and the local folder.
 
 Keys are relative, '/'-separated: `refs/main`, `snapshots/<digest>/manifest.json`,
 `snapshots/<digest>/index.arrow`, `shards/<sha256>.arrow`, `parts/<sha256>.arrow`.

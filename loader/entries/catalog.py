@@ -1,4 +1,4 @@
-"""What may be drawn of a dataset's entries: chains and interfaces that pass the filters."""
+"""Catalog of the chains and interfaces of entries that pass the filters."""
 
 from __future__ import annotations
 

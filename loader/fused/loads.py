@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,misc"
-"""What every kernel starts with: words, stored integers, random bits."""
+"""Loads shared by all kernels: words, stored integers, random bits."""
 
 import triton
 import triton.language as tl

@@ -1,4 +1,4 @@
-"""What the kernels must know about one sample: a block of 64-bit words behind its bytes.
+"""Description of one sample for the kernels: a block of 64-bit words behind its bytes.
 
 Sizes, places of columns and keys of random draws change with every sample. As
 arguments they would make Triton compile again and again, and a launch costs the

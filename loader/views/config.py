@@ -1,4 +1,4 @@
-"""How OpenFold3, Boltz and Protenix cut an entry, take rows and make features; faults as fields."""
+"""Settings of OpenFold3's, Boltz's and Protenix's crops, rows and features; faults as fields."""
 
 from __future__ import annotations
 

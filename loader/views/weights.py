@@ -1,4 +1,4 @@
-"""How often a chain or an interface is drawn: the weights of the three projects, and the draw.
+"""Sampling weights of chains and interfaces in the three projects, and the draw.
 
 A datapoint is a chain of an entry or two chains in contact. Drawing is with replacement, each
 position of an epoch from its own number, so that any position can be drawn alone.

@@ -1,1 +1,1 @@
-"""What a run writes down as it goes: times, steps, boards."""
+"""Logs of a run: times, steps, boards."""

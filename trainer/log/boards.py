@@ -1,4 +1,4 @@
-"""Where else a run's numbers go if asked to: TensorBoard and Weights & Biases.
+"""Optional logging of a run to TensorBoard and Weights & Biases.
 
 `steps.jsonl` is always written and holds the same numbers; neither package is
 imported unless it was asked for.

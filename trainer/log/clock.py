@@ -1,4 +1,4 @@
-"""Where the time of a step goes, on the device's own timeline.
+"""Times of a step's parts, on the device's own timeline.
 
 Every instant belongs to exactly one part: naming the next part ends the one
 before. On a GPU the boundaries are CUDA events on the training stream, so a data

@@ -1,4 +1,4 @@
-"""What a run writes down: one JSON line per step, boards if asked for, a progress bar.
+"""Log of a run: one JSON line per step, optional boards, a progress bar.
 
 `steps.jsonl` is the source of every report. Only the first rank writes.
 """

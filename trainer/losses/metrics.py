@@ -1,4 +1,4 @@
-"""How close a predicted structure is to the true one: by its CA atoms, and DockQ of interfaces.
+"""Metrics of a predicted structure against the true one: by CA atoms, and DockQ of interfaces.
 
 Not for the training path: the superposition takes a few small matrix
 decompositions, and interfaces have any number of residues. Letters: R residues.

@@ -1,4 +1,4 @@
-"""What every block is made of: Linear, LayerNorm, Attention, dropout, small helpers.
+"""Building blocks of the model: Linear, LayerNorm, Attention, dropout, small helpers.
 
 There is one LayerNorm class and one attention function in the whole model, so
 that a fused op replaces both by replacing one thing.

@@ -1,1 +1,1 @@
-"""What a run report says: times, operators, FLOPs, as a table, JSON and a picture."""
+"""Run reports: times, operators, FLOPs, as a table, JSON and a picture."""

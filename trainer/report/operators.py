@@ -1,4 +1,4 @@
-"""What the device did in a few sampled steps: operators by group, and how busy it was.
+"""Operators of a few profiled steps by group, and how busy the device was.
 
 On a GPU every kernel of the sampled steps is timed by the profiler (CUPTI), with
 no CPU tracing that would slow the launches down. Kernels of other streams than

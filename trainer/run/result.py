@@ -1,4 +1,4 @@
-"""What a training run did."""
+"""Result of a training run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How good the model is on held-out chains: the same chains and crops every time."""
+"""Validation on held-out chains: the same chains and crops every time."""
 
 from __future__ import annotations
 

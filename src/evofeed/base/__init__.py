@@ -1,1 +1,1 @@
-"""What every room stands on: errors, configurations, files, command-line options."""
+"""Shared by every room: errors, configurations, files, command-line options."""

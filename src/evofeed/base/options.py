@@ -1,4 +1,4 @@
-"""What commands of several rooms share: groups, options and their checks."""
+"""Groups, options and their checks that commands of several rooms share."""
 
 from __future__ import annotations
 

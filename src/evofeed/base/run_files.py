@@ -1,4 +1,4 @@
-"""What a training run leaves in its folder, for whoever reads it without the trainer."""
+"""Files of a training run's folder, for code that reads them without the trainer."""
 
 from __future__ import annotations
 

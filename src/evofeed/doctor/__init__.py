@@ -1,4 +1,4 @@
-"""What a machine has and what would be in the way: packages, memory, GPUs."""
+"""Checks of a machine: packages, memory, GPUs, and settings that cause trouble."""
 
 from evofeed.doctor.command import Check, advice, check_list, examine, machine_texts
 

@@ -1,1 +1,1 @@
-"""What a protein is here: residues, geometry, the feature table, records."""
+"""Proteins: residues, geometry, the feature table, records."""

@@ -1,4 +1,4 @@
-"""What there is to see of a complex, as plain values: chains, interfaces, partners, distances."""
+"""Summaries of a complex for plots: chains, interfaces, partners, distances."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What there is to see of a chain, as plain arrays: coverage, identity, distances, a trace."""
+"""Summaries of a chain for plots, as plain arrays: coverage, identity, distances, a trace."""
 
 from __future__ import annotations
 

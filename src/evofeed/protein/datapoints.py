@@ -1,4 +1,4 @@
-"""What may be drawn of an entry: its chains, and its chains in contact."""
+"""Datapoints of an entry that a loader may sample: chains, and pairs of chains in contact."""
 
 from __future__ import annotations
 

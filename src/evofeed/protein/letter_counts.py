@@ -1,4 +1,4 @@
-"""How often each letter stands in columns of an alignment, compiled."""
+"""Counts of each letter in columns of an alignment, compiled."""
 
 from __future__ import annotations
 

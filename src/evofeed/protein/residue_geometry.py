@@ -1,4 +1,4 @@
-"""Where each atom sits: ideal residue geometry and the tables derived from it.
+"""Ideal residue geometry, and the tables derived from it.
 
 `residue_atoms.txt` has per residue the 14 atoms of `atom14` in order, the rigid group each belongs
 to (0 backbone, 3 psi, 4-7 chi1-chi4) and its position in that group's frame, in ångström (AF2 SI

@@ -1,4 +1,4 @@
-"""What one project's cleaning makes of a record: the chains, residues, atoms and bonds it has."""
+"""A record as cleaned by one project: its chains, residues, atoms and bonds."""
 
 from __future__ import annotations
 
