@@ -1,4 +1,4 @@
-"""How chains are featurized: the safe AF2 way, or OpenFold's to the bit.
+"""Settings of featurizing chains: AF2's safe rules, or OpenFold's to the bit.
 
 Each field in which our default departs from OpenFold says why. `openfold()`
 sets them all back, surprises included.

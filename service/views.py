@@ -1,4 +1,4 @@
-"""What the service and its client answer with, and the filters they take."""
+"""Answers of the service and its client, and the filters they take."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What organism a sequence is of, by its header."""
+"""Organism of a sequence, from its header."""
 
 from __future__ import annotations
 

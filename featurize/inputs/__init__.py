@@ -1,1 +1,1 @@
-"""What an input holds: layouts, the files of each chain, and where they lie."""
+"""Inputs: layouts, the files of each chain, and their paths."""

@@ -1,4 +1,4 @@
-"""What lies beside the alignments of an input: structures, sequences, templates, dates."""
+"""Files beside the alignments of an input: structures, sequences, templates, dates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What belongs to one chain: the files its features are made from."""
+"""Files of one chain, from which its features are made."""
 
 from __future__ import annotations
 

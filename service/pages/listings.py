@@ -1,4 +1,4 @@
-"""How the tables of a dataset are shown on its page."""
+"""Tables of a dataset on its page."""
 
 from __future__ import annotations
 

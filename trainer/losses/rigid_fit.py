@@ -1,4 +1,4 @@
-"""How well point sets fit onto each other, from sums alone: nothing is superposed.
+"""Fit of point sets onto each other, from sums alone: nothing is superposed.
 
 Sums over points add up, so the fit of any union of chains costs one addition of 18 numbers.
 Source: Theobald 2005 (the largest root of the key matrix's characteristic polynomial).
