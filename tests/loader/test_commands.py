@@ -64,7 +64,7 @@ def test_the_benchmark_reports_waits_and_writes_a_trace(dataset: Dataset, tmp_pa
         (["plan", "{d}", "--preset", "odd"], 2, "preset 'odd' is none of initial_training"),
         (["plan", "{d}", "--preset", "boltz"], 2, "a plan is of chains"),
         (["plan", "{d}", "--world-size", "2", "--rank", "2"], 2, "2 is not one"),
-        (["plan", "{d}", "--world-size", "2", "--global-batch-size", "3"], 2, "no multiple"),
+        (["plan", "{d}", "--world-size", "2", "--global-batch-size", "3"], 2, "not a multiple"),
         (["plan", "{d}", "--batches", "100000000000"], 2, "ask for one rank, or for fewer"),
         (["plan", "/nowhere/at/all"], 1, "nowhere"),
         (["bench", "loader", "/nowhere/at/all"], 1, "nowhere"),

@@ -228,7 +228,7 @@ def test_a_planned_sample_names_the_bytes_of_its_chain(planned: tuple[Dataset, s
     ("query", "says"),
     [
         ("world_size=2&rank=2", "not one of 2"),
-        ("world_size=2&global_batch_size=3", "no multiple"),
+        ("world_size=2&global_batch_size=3", "not a multiple"),
         ("world_size=2&start=99", "an epoch has"),
         ("world_size=200&batches=51", "one rank"),
     ],
