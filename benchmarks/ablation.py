@@ -73,7 +73,10 @@ CANDIDATES: dict[str, tuple[list[Patch], list[str]]] = {
         [(f"{RUN}.private_apis", "_no_workspace", nullcontext)],
         [f"{RUN}.private_apis:{name}" for name in ("scheduled_ahead", "_no_workspace")],
     ),
-    "masks": ([("evofeed.kernels.swap.pair_blocks", "masks_at_once", lambda: 1)], []),
+    "masks": (
+        [("evofeed.kernels.swap.pair_blocks", "draw_ahead", lambda key, draw: draw(1)[0])],
+        [f"{RUN}.one_pass:draw_ahead"],
+    ),
     "casts": (
         [(f"{RUN}.casts", "launchable", never)],
         [f"{RUN}.casts:{name}" for name in ("Casts", "cast_kernel")],

@@ -56,6 +56,7 @@ class OnePass:
         self._casts: dict[Any, Casts] = defaultdict(Casts)
         self._kept: dict[tuple[Any, ...], _Kept] = {}
         self._found: dict[tuple[Any, ...], tuple[tuple[Tensor, ...], Any]] = {}
+        self._drawn: dict[tuple[Any, ...], list[Tensor]] = defaultdict(list)
 
     def __enter__(self) -> OnePass:
         global _current
@@ -77,6 +78,7 @@ class OnePass:
         global _current
         _current = self._outer
         self._found.clear()
+        self._drawn.clear()
 
     def weights(self, sources: Sequence[Tensor], dtype: torch.dtype, rows: int) -> Tensor | None:
         """The parameters joined in `dtype`, or None if they are not all parameters."""
@@ -99,6 +101,13 @@ class OnePass:
             self._found[key] = given, make(*given)
         return self._found[key][1]
 
+    def draw_ahead(self, key: tuple[Any, ...], draw: Callable[[int], Sequence[Tensor]]) -> Tensor:
+        """The next of what `draw` draws, so many at once; each is handed out once."""
+        left = self._drawn[key, torch.is_inference_mode_enabled()]
+        if not left:
+            left += draw(self.masks)
+        return left.pop()
+
 
 _current: OnePass | None = None
 
@@ -108,9 +117,14 @@ def under_way() -> bool:
     return _current is not None
 
 
-def masks_at_once() -> int:
-    """How many dropout masks of a size the pass under way draws at once."""
-    return 1 if _current is None else _current.masks
+def draw_ahead(key: tuple[Any, ...], draw: Callable[[int], Sequence[Tensor]]) -> Tensor:
+    """One of the masks that `draw` draws, of which the pass under way may have many drawn at once.
+
+    Args:
+        key: what they are: sizes, type, rate.
+        draw: draws a number of them.
+    """
+    return draw(1)[0] if _current is None else _current.draw_ahead(key, draw)
 
 
 def kept(sources: Sequence[Tensor], dtype: torch.dtype, rows: int) -> Tensor | None:

@@ -7,7 +7,7 @@ own modules.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -20,7 +20,7 @@ from evofeed.kernels.ops.triangle_multiplication.op import (
     triangle_multiplication,
     triangle_multiplication_fits,
 )
-from evofeed.kernels.runtime.one_pass import masks_at_once, once
+from evofeed.kernels.runtime.one_pass import draw_ahead, once
 from evofeed.kernels.swap.forms import Dropout, Form, Part, parts_of, turns_bias
 from evofeed.kernels.swap.parameters import attention_weights, four_axes, shaped, three_axes, within
 from evofeed.kernels.swap.tokens import attend_as_boltz, attend_tokens
@@ -43,11 +43,13 @@ def drop_mask(layer: Any, x: Tensor, rows: int) -> Tensor | None:
     if not layer.training or layer.r == 0.0:
         return None
     shape = (x.shape[0], rows, x.shape[-1])
-    drawn: list[Tensor] = once(("masks", layer.r, shape, x.dtype, x.device), (), list)
-    if not drawn:
-        ones = x.new_ones((masks_at_once(), *shape))
-        drawn += F.dropout(ones, layer.r, training=True).unbind()
-    return drawn.pop()
+
+    def draw(number: int) -> Sequence[Tensor]:
+        sizes = (number, *shape)
+        ones = once(("ones", sizes, x.dtype, x.device), (), lambda: x.new_ones(sizes))
+        return F.dropout(ones, layer.r, training=True).unbind()
+
+    return draw_ahead((layer.r, shape, x.dtype, x.device), draw)
 
 
 def _drawn(
