@@ -81,6 +81,10 @@ CANDIDATES: dict[str, tuple[list[Patch], list[str]]] = {
         [(f"{RUN}.casts", "launchable", never)],
         [f"{RUN}.casts:{name}" for name in ("Casts", "cast_kernel")],
     ),
+    "mlp": ([(f"{OPS}.transition.op", "WIDE", 16)], ["runtime/mlp.py"]),
+    "resident_keys": (
+        [(ATTENTION, "_keeps_all_keys", never)], [f"{ATTENTION}:_keeps_all_keys"],
+    ),
     "triangle": ([(TRIANGLE, "fits", never)], ["ops/triangle_multiplication/hopper"]),
     "attention": ([(ATTENTION, "_fits", never)], [ATTENTION_FILES]),
     "full_again": ([], []),
