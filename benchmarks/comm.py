@@ -169,11 +169,11 @@ class _Bench:
                     "fastest_ms": min(slowest[1:] or slowest),
                     "slowest_ms": max(slowest[1:] or slowest),
                     "steps": rounds * BATCHES,
-                    "bytes_between": exchange.between.sent / steps,
-                    "bytes_inside": exchange.inside.sent / steps,
+                    "bytes_between": exchange.between.bytes_sent / steps,
+                    "bytes_inside": exchange.inside.bytes_sent / steps,
                 }
             )
-            exchange.kept.clear()  # its memory
+            exchange.state.clear()  # its memory
         return found
 
     def _round(self, case: Case, who: World) -> float:
@@ -200,9 +200,9 @@ class _SlowGroup(Group):
         self.after = after
 
     def _run(self, collective: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> Any:
-        before = self.sent
+        before = self.bytes_sent
         found = collective(x)
-        self.after(self.sent - before)
+        self.after(self.bytes_sent - before)
         return found
 
     def sum(self, x: torch.Tensor) -> torch.Tensor:

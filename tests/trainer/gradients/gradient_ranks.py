@@ -1,6 +1,6 @@
-"""What four processes find out about every way to average a gradient, in one start.
+"""Four processes that run every gradient mode, in one start.
 
-As four hosts of one rank and as two of two; `found.pt` of the first rank holds it all.
+As four hosts of one rank and as two of two; the first rank writes all results to `results.pt`.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ def model() -> nn.Module:
 def gradient(flat: FlatOptimizer, step: int, rank: int) -> Tensor:
     """A gradient of a few directions and some noise; zero between parameters, as a real one is."""
     torch.manual_seed(1_000 * step + rank)
-    whole = torch.zeros_like(flat.grad)
-    for _, view in flat.views(whole):
+    grad = torch.zeros_like(flat.grad)
+    for _, view in flat.views(grad):
         view.copy_(torch.randn(view.shape) * 0.1)
         if view.dim() == 2:
             view.add_(torch.outer(torch.randn(len(view)), torch.randn(view.shape[1])))
-    return whole
+    return grad
 
 
 def on_hosts_of(locals_: int) -> int:
-    """This rank's number, the ranks being so many on a host."""
+    """Sets torchrun's variables for hosts of `locals_` ranks; returns this rank's number."""
     rank = dist.get_rank()
     os.environ |= {"LOCAL_WORLD_SIZE": str(locals_), "LOCAL_RANK": str(rank % locals_)}
     return rank
@@ -60,21 +60,21 @@ def new(config: GradientConfig, flat: FlatOptimizer, locals_: int) -> Exchange:
     )  # fmt: skip
 
 
-def everybody(value: Any) -> list[Any]:
+def from_all_ranks(value: Any) -> list[Any]:
     return World(rank=dist.get_rank(), size=RANKS).collect(value)
 
 
 def averaged(config: GradientConfig, flat: FlatOptimizer, locals_: int) -> dict[str, Any]:
-    """Some steps of one mode, on random gradients."""
+    """Means, state and bytes of some steps of one mode, on random gradients."""
     exchange, rank = new(config, flat, locals_), dist.get_rank()
     sent, owed = [], torch.zeros_like(flat.grad)
     for step in range(STEPS):
-        before = exchange.kept.get("momentum", torch.zeros(())).clone()
+        before = exchange.state.get("momentum", torch.zeros(())).clone()
         flat.grad.copy_(gradient(flat, step, rank))
         exchange.mean(flat.grad, step)
         sent.append(flat.grad.clone())
         hosts = [gradient(flat, step, other) for other in range(RANKS)]
-        if "momentum" in exchange.kept:  # what a host adds to what waits: its momentum
+        if "momentum" in exchange.state:  # the residual collects momentum
             first = rank // locals_ * locals_
             mine = sum(hosts[first : first + locals_]) / locals_
             part = torch.zeros_like(mine)
@@ -83,8 +83,8 @@ def averaged(config: GradientConfig, flat: FlatOptimizer, locals_: int) -> dict[
             owed += part / (RANKS / locals_)
         else:
             owed += sum(hosts) / RANKS
-    kept = {name: value.clone() for name, value in exchange.kept.items()}
-    bytes_between = exchange.between.sent
+    state = {name: value.clone() for name, value in exchange.state.items()}
+    bytes_between = exchange.between.bytes_sent
     flat.grad.fill_(1.0)
     if rank == RANKS - 1:
         flat.grad[200] = float("inf")
@@ -92,38 +92,40 @@ def averaged(config: GradientConfig, flat: FlatOptimizer, locals_: int) -> dict[
     layout, saved = exchange.collect()
     return {
         "sent": sent, "owed": owed, "bytes": bytes_between, "saved": saved, "layout": layout,
-        "same_everywhere": all(torch.equal(one, sent[-1]) for one in everybody(sent[-1])),
+        "same_everywhere": all(torch.equal(mean, sent[-1]) for mean in from_all_ranks(sent[-1])),
         "spread": not bool(flat.grad.isfinite().all()),
-        "untouched": all(everybody(all(torch.equal(kept[n], exchange.kept[n]) for n in kept))),
+        "untouched": all(
+            from_all_ranks(all(torch.equal(state[n], exchange.state[n]) for n in state))
+        ),
     }  # fmt: skip
 
 
 class Bucket:
-    """What torch's hook asks of its bucket."""
+    """The part of torch's `GradBucket` that its hook reads."""
 
     def __init__(self, flat: FlatOptimizer) -> None:
         self.buffer, self.index, self.is_last = lambda: flat.grad, lambda: 0, lambda: True
         self.gradients = lambda: [view for _, view in flat.views(flat.grad)]
 
 
-def torchs(flat: FlatOptimizer, config: GradientConfig) -> list[Tensor]:
+def torch_means(flat: FlatOptimizer, config: GradientConfig) -> list[Tensor]:
     """Means by torch's own PowerSGD, beginning with our factors."""
     state = hook.PowerSGDState(
         None, config.rank, start_powerSGD_iter=config.warmup_steps,
         batch_tensors_with_same_shape=True,
     )  # fmt: skip
     ours: Any = new(config, flat, 1)
-    found = []
+    means = []
     for step in range(STEPS):
         if step == config.warmup_steps:  # P is made again, its length alone counts
             p = sum(a * b * c for a, b, c in ours._shapes(0))
             state.p_memory_dict[0] = torch.empty(p)
-            state.q_memory_dict[0] = ours.kept["factors"].clone()
+            state.q_memory_dict[0] = ours.state["factors"].clone()
         flat.grad.copy_(gradient(flat, step, dist.get_rank()))
         # torch's first steps are plain means, summed after division
         hook.powerSGD_hook(state, Bucket(flat)).wait()
-        found.append(flat.grad.clone())
-    return found
+        means.append(flat.grad.clone())
+    return means
 
 
 def train(out: Path, name: str, steps: int) -> Loop:
@@ -136,7 +138,7 @@ def train(out: Path, name: str, steps: int) -> Loop:
 
 
 def runs(out: Path, name: str) -> dict[str, Any]:
-    """A run, the same in two pieces, and what it keeps on other hosts."""
+    """A run, the same in two pieces, and its state moved to other hosts and modes."""
     whole = train(out / name / "whole", name, 30)
     train(out / name / "parts", name, 10)
     parts = train(out / name / "parts", name, 30)
@@ -145,20 +147,20 @@ def runs(out: Path, name: str) -> dict[str, Any]:
     for other in RUNS if name != "none" else ():
         exchange = new(CASES[other], whole.optimizer, 1)
         exchange.restore(layout, saved)
-        if exchange.left is not None:
-            moved["left"] = exchange.left
+        if exchange.leftover is not None:
+            moved["left"] = exchange.leftover
         moved |= {f"{other}.{key}": value for key, value in exchange.collect()[1].items()}
     same = (
         torch.equal(a, b)
         for one, other in (
             (whole.optimizer.state(), parts.optimizer.state()),
-            (whole.exchange.kept, parts.exchange.kept),
+            (whole.exchange.state, parts.exchange.state),
         )
         for a, b in zip(one.values(), other.values(), strict=True)
     )
     return {
         "losses": whole.result.losses, "saved": saved, "layout": layout, "moved": moved,
-        "alike": everybody(all(same)),
+        "alike": from_all_ranks(all(same)),
     }  # fmt: skip
 
 
@@ -166,14 +168,14 @@ def one_rank(out: Path) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     flat = FlatOptimizer(model(), OptimConfig())
-    found: dict[str, Any] = {
+    results: dict[str, Any] = {
         "hosts": {
             locals_: {name: averaged(config, flat, locals_) for name, config in CASES.items()}
             for locals_ in (1, 2)
         },
-        "torch": torchs(flat, CASES["powersgd"]),
+        "torch": torch_means(flat, CASES["powersgd"]),
         "runs": {name: runs(out, name) for name in RUNS},
     }
     if dist.get_rank() == 0:
-        torch.save(found, out / "found.pt")
+        torch.save(results, out / "results.pt")
     dist.destroy_process_group()
