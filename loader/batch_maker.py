@@ -31,7 +31,7 @@ from evofeed.loader.msa_draws import RecycleDraws
 from evofeed.loader.plan import BatchPlan, SamplePlan
 from evofeed.loader.unpack import bytes_beside, unpack_chain, unpack_sample
 from evofeed.store import Dataset
-from evofeed.store.inner import Place
+from evofeed.store.inner import Origin
 
 _TIMED: Final = 8
 """One batch in so many has its time on the device taken: events cost the host time too."""
@@ -248,7 +248,7 @@ class BatchMaker:
         catalog = self._catalogs[sample.dataset]
         chain = unpack_chain(
             *(slot.slab, self._bytes(slot), self._sizes(sample), crop.templates),
-            place=Place(catalog.chain_id(sample.row), catalog.uri),  # what an error names
+            place=Origin(catalog.chain_id(sample.row), catalog.uri),  # what an error names
             device=self._device,
             **self._about(sample),
         )

@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 
 from evofeed.protein.residues import GAP, UNKNOWN
-from evofeed.store.inner import FEATURES, Codec, PackedColumn, Place, row_nbytes
+from evofeed.store.inner import FEATURES, Codec, Origin, PackedColumn, row_nbytes
 
 _STORED: Final[dict[Codec, np.dtype]] = {
     Codec.UINT8: np.dtype("u1"),
@@ -37,7 +37,7 @@ _LIMITS: Final[dict[str, int | str]] = {
 
 
 def check_part(
-    name: str, column: PackedColumn, dims: dict[str, int], where: Place
+    name: str, column: PackedColumn, dims: dict[str, int], where: Origin
 ) -> tuple[int, ...]:
     """Check one decompressed column; for FIXED coordinates, its counts.
 

@@ -23,8 +23,8 @@ from evofeed.store.inner import (
     ChainDecoder,
     Compression,
     Keeping,
+    Origin,
     PackedColumn,
-    Place,
     Storage,
     answers,
     unpack_column,
@@ -138,7 +138,7 @@ def refusals(storage: Storage, probe: Any) -> Iterator[None]:
 def _read_once(storage: Storage, request: ReadRequest, slot: memoryview) -> Slab:
     place = request.place
     start, stop = span_of(place, request.templates)
-    where = Place(place.chain_id, f"{storage.uri}/{place.key}")
+    where = Origin(place.chain_id, f"{storage.uri}/{place.key}")
     try:
         storage.read_into(place.key, place.offset + start, slot[: stop - start])
     except StoreError as error:
@@ -148,7 +148,7 @@ def _read_once(storage: Storage, request: ReadRequest, slot: memoryview) -> Slab
     return _slab(request, slot, where)
 
 
-def _slab(request: ReadRequest, slot: memoryview, where: Place) -> Slab:
+def _slab(request: ReadRequest, slot: memoryview, where: Origin) -> Slab:
     start, stop = span_of(request.place, request.templates)
     starts = request.place.starts
     columns: dict[str, PackedColumn] = {}

@@ -15,7 +15,7 @@ from evofeed.loader.features import ChainTensors
 from evofeed.loader.packed import PackedArray, PackedSample, PackedSlab
 from evofeed.loader.read_chain import Slab
 from evofeed.protein.residues import GAP
-from evofeed.store.inner import ChainDecoder, Codec, PackedColumn, Place
+from evofeed.store.inner import ChainDecoder, Codec, Origin, PackedColumn
 
 
 def unpack_chain(
@@ -24,7 +24,7 @@ def unpack_chain(
     sizes: tuple[int, int, int, int],
     templates: tuple[int, ...],
     *,
-    place: Place,
+    place: Origin,
     device: torch.device,
     resolution: float,
     is_distillation: bool,

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from evofeed.base.errors import ChainMissing
 from evofeed.protein.assembly_record import AssemblyRecord
 from evofeed.protein.chain_record import ChainRecord
-from evofeed.store.decode import Place
+from evofeed.store.decode import Origin
 from evofeed.store.index import (
     canonical,
     check_spans,
@@ -117,7 +117,7 @@ def read_assembly(storage: Storage, span: AssemblySpan) -> AssemblyRecord:
     chains = tuple(read_chain(storage, one) for one in span.chains)
     if span.whole is None:
         return replace(AssemblyRecord.of_chain(chains[0]), **structure_of(chains[0]))
-    with Place(span.assembly_id, storage.uri).decoding("the complex is not valid"):
+    with Origin(span.assembly_id, storage.uri).decoding("the complex is not valid"):
         return AssemblyRecord(
             assembly_id=span.assembly_id,
             chains=chains,

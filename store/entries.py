@@ -19,14 +19,14 @@ from evofeed.protein.datapoints import cluster_of
 from evofeed.protein.entry_record import EntryRecord
 from evofeed.protein.molecules import Molecule
 from evofeed.protein.ruleset_section import RulesetSection
-from evofeed.store.decode import Place
+from evofeed.store.decode import Origin
 from evofeed.store.entry_codecs import PROJECTS, decode_section
 from evofeed.store.entry_shards import RECORDS_SCHEMA, decoded, facts_of, read_record_rows
 from evofeed.store.index import TEXT, index_bytes, read_table, table_schema
 from evofeed.store.layout import ENTRIES_VERSION, PackedColumn
 from evofeed.store.manifest import NO_PART, Part, ShardEntry
 from evofeed.store.shard import shard_key
-from evofeed.store.spans import RecordSpan, place_of, read_record
+from evofeed.store.spans import RecordSpan, origin_of, read_record
 from evofeed.store.storage import Storage
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def read_value(storage: Storage, span: RecordSpan) -> Any:
     Raises:
         ShardCorrupt, ShardMissing: as `read_record`; the bytes are not those of one.
     """
-    return decoded(span.kind, read_record(storage, span), place_of(storage, span))
+    return decoded(span.kind, read_record(storage, span), origin_of(storage, span))
 
 
 def read_entry(
@@ -105,18 +105,18 @@ def read_entry(
         ShardCorrupt, ShardMissing: as `read_record`.
         ChainMissing: the project does not take the entry.
     """
-    columns, place = read_record(storage, span), place_of(storage, span)
-    record = decoded("entry", columns, place)
-    if (section := section_of(columns, project, record, place)) is None:
+    columns, origin = read_record(storage, span), origin_of(storage, span)
+    record = decoded("entry", columns, origin)
+    if (section := section_of(columns, project, record, origin)) is None:
         raise ChainMissing(f"{project} does not take this entry", item=span.record_id)
     return record, section
 
 
 def section_of(
-    columns: Mapping[str, PackedColumn], project: str, record: EntryRecord, place: Place
+    columns: Mapping[str, PackedColumn], project: str, record: EntryRecord, origin: Origin
 ) -> RulesetSection | None:
     """What a project makes of an entry, if it takes it (raises ShardCorrupt)."""
-    with place.decoding(f"the section of {project} is not valid"):
+    with origin.decoding(f"the section of {project} is not valid"):
         return decode_section(columns, project, record)
 
 
@@ -278,10 +278,10 @@ class Entries:
         storage = self.dataset.storage
         for span in sorted(map(span_of, self.records.to_pylist()), key=lambda s: (s.key, s.offset)):
             try:
-                columns, place = read_record(storage, span), place_of(storage, span)
-                value = decoded(span.kind, columns, place)
+                columns, origin = read_record(storage, span), origin_of(storage, span)
+                value = decoded(span.kind, columns, origin)
                 for project in PROJECTS if span.kind == "entry" else ():
-                    section_of(columns, project, value, place)
+                    section_of(columns, project, value, origin)
             except StoreError as error:
                 faults.append(error)
         return faults

@@ -16,7 +16,7 @@ import pyarrow as pa
 from evofeed.base.errors import ShardCorrupt
 from evofeed.base.files import parse_json
 from evofeed.protein.datapoints import alignment_names, describe_section
-from evofeed.store.decode import Place
+from evofeed.store.decode import Origin
 from evofeed.store.entry_codecs import DECODERS, PROJECTS, decode_section
 from evofeed.store.index import TEXT, table_schema
 from evofeed.store.layout import ENTRIES_VERSION, PackedColumn
@@ -68,25 +68,25 @@ def record_rows(data: pa.Buffer, name: str, path: str) -> pa.Table:
     rows = [
         {
             "kind": kind,
-            "record_id": place.chain_id,
+            "record_id": origin.chain_id,
             "shard": name,
             **where,
-            "facts": canonical_json(_facts(kind, columns, place)).decode(),
+            "facts": canonical_json(_facts(kind, columns, origin)).decode(),
         }
-        for place, columns, where in read_records(data, path, kind)
+        for origin, columns, where in read_records(data, path, kind)
     ]
     return records_table(rows)
 
 
-def _facts(kind: str, columns: Mapping[str, PackedColumn], place: Place) -> dict[str, Any]:
+def _facts(kind: str, columns: Mapping[str, PackedColumn], origin: Origin) -> dict[str, Any]:
     """What tables say of a record; decodes all of it on the way."""
-    value = decoded(kind, columns, place)
+    value = decoded(kind, columns, origin)
     if kind == "alignment":
         rows, length = len(value.row_letters), value.num_columns
         return {"num_rows": rows, "num_columns": length, "distinct": len(value.letters)}
     if kind != "entry":
         return {"num": len(value)}
-    with place.decoding("the entry is not valid"):
+    with origin.decoding("the entry is not valid"):
         sections = {name: decode_section(columns, name, value) for name in PROJECTS}
         resolution = value.resolution()
         return {
@@ -114,13 +114,13 @@ def _facts(kind: str, columns: Mapping[str, PackedColumn], place: Place) -> dict
         }
 
 
-def decoded(kind: str, columns: Mapping[str, PackedColumn], place: Place) -> Any:
+def decoded(kind: str, columns: Mapping[str, PackedColumn], origin: Origin) -> Any:
     """The value of a record's columns.
 
     Raises:
         ShardCorrupt: the bytes are not those of one; names shard and record.
     """
-    with place.decoding(f"the {kind} is not valid"):
+    with origin.decoding(f"the {kind} is not valid"):
         return DECODERS[kind](columns)
 
 

@@ -13,7 +13,7 @@ from evofeed.base.lazy import names_from
 if TYPE_CHECKING:
     from evofeed.store.assemblies import AssemblySpan, read_assembly
     from evofeed.store.cache import answers
-    from evofeed.store.decode import FEATURES, ChainDecoder, Place
+    from evofeed.store.decode import FEATURES, ChainDecoder, Origin
     from evofeed.store.entries import read_entry, read_value, record_spans
     from evofeed.store.entry_codecs import (
         PROJECTS,

@@ -13,7 +13,7 @@ import xxhash
 
 from evofeed.base.errors import ShardCorrupt, ShardMissing
 from evofeed.protein.chain_record import ChainRecord
-from evofeed.store.decode import ChainDecoder, Place
+from evofeed.store.decode import ChainDecoder, Origin
 from evofeed.store.encode import encode_record
 from evofeed.store.index import describe, index_bytes, index_schema, index_table, read_table
 from evofeed.store.ipc import open_plain
@@ -153,10 +153,10 @@ def shard_index(data: pa.Buffer, name: str, path: str) -> pa.Table:
         ShardCorrupt, SchemaMismatch: the file is not a sound shard.
     """
     rows = []
-    for place, columns, where in read_records(data, path, CHAIN):
+    for origin, columns, where in read_records(data, path, CHAIN):
         saved = sum(column.raw_nbytes - len(column.payload) for column in columns.values())
         row = {"shard": name, "raw_nbytes": where["nbytes"] + saved}
-        rows.append(describe(ChainDecoder(columns, place).record()) | where | row)
+        rows.append(describe(ChainDecoder(columns, origin).record()) | where | row)
     try:
         return index_table(rows)
     except ValueError as error:
@@ -165,7 +165,7 @@ def shard_index(data: pa.Buffer, name: str, path: str) -> pa.Table:
 
 def read_records(
     data: pa.Buffer, path: str, kind: str
-) -> Iterator[tuple[Place, dict[str, PackedColumn], dict[str, Any]]]:
+) -> Iterator[tuple[Origin, dict[str, PackedColumn], dict[str, Any]]]:
     """Each record of a shard: its name, its columns, and what a table says of where it is.
 
     Raises:
@@ -173,9 +173,9 @@ def read_records(
     """
     end = first = schema_end(memoryview(data))
     for batch in read_batches(data, path, kind):
-        place, columns, where = _record(data, batch, kind, end, path)
+        origin, columns, where = _record(data, batch, kind, end, path)
         end = where["offset"] + where["nbytes"]
-        yield place, columns, where
+        yield origin, columns, where
     if end == first or bytes(memoryview(data)[end : end + 8]) != END_OF_STREAM:
         raise ShardCorrupt("records are missing at its end", path=path)
 
@@ -187,33 +187,33 @@ def schema_end(view: memoryview) -> int:
 
 def _record(
     data: pa.Buffer, batch: pa.RecordBatch, kind: str, offset: int, path: str
-) -> tuple[Place, dict[str, PackedColumn], dict[str, Any]]:
+) -> tuple[Origin, dict[str, PackedColumn], dict[str, Any]]:
     record_id = str(batch.column(0)[0].as_py())
-    place = Place(record_id, path)
+    origin = Origin(record_id, path)
     if bytes(memoryview(data)[offset : offset + 4]) != MESSAGE:
-        raise place.corrupt(f"no Arrow message begins at byte {offset}")
+        raise origin.corrupt(f"no Arrow message begins at byte {offset}")
     if not NAME.fullmatch(record_id):
-        raise place.corrupt("this is not an id")
+        raise origin.corrupt("this is not an id")
     starts, columns, stop = [], {}, offset
     for name in KINDS[kind]:
         cell = _cell(batch.column(name))
         column = unpack_column(memoryview(cell), record_id, name, path)
         start = cell.address - data.address
         if start < stop:
-            raise place.corrupt(f"column {name} does not lie behind the one before")
+            raise origin.corrupt(f"column {name} does not lie behind the one before")
         starts.append(start)
         columns[name] = column
         stop = start + HEADER_NBYTES + len(column.payload)
     stop += -stop % 8
     if stop > data.size:
-        raise place.corrupt("the file ends within it")
+        raise origin.corrupt("the file ends within it")
     where = {
         "offset": offset,
         "nbytes": stop - offset,
         "checksum": xxhash.xxh3_64_intdigest(memoryview(data)[offset:stop]),
         "column_offsets": [start - offset for start in (*starts, stop)],
     }
-    return place, columns, where
+    return origin, columns, where
 
 
 def _cell(column: pa.LargeBinaryArray) -> pa.Buffer:

@@ -11,7 +11,7 @@ import xxhash
 
 from evofeed.base.errors import ChainMissing, ShardCorrupt, ShardMissing, StoreError
 from evofeed.protein.chain_record import ChainRecord
-from evofeed.store.decode import ChainDecoder, Place
+from evofeed.store.decode import ChainDecoder, Origin
 from evofeed.store.layout import CHAIN, COLUMNS, KINDS, PackedColumn, unpack_column
 from evofeed.store.shard import shard_key
 from evofeed.store.storage import Keeping, Storage
@@ -105,10 +105,10 @@ class Spans(SpanTable):
     def decoder(self, row: int) -> ChainDecoder:
         """Decoder of a chain, read whole; the sizes it finds must be those of the index."""
         span = self.span(row)
-        place = place_of(self.storage, span)
-        decoder = ChainDecoder(_columns(span, self.read_span(row), place), place)
+        origin = origin_of(self.storage, span)
+        decoder = ChainDecoder(_columns(span, self.read_span(row), origin), origin)
         if [decoder.dims[name] for name in "LNKT"] != self.dims[row].tolist():
-            raise place.corrupt(f"it has {decoder.dims}, the index says {self.dims[row].tolist()}")
+            raise origin.corrupt(f"it has {decoder.dims}, the index says {self.dims[row].tolist()}")
         return decoder
 
     def record(self, row: int) -> ChainRecord:
@@ -116,25 +116,25 @@ class Spans(SpanTable):
         return self.decoder(row).record()
 
 
-def place_of(storage: Storage, span: RecordSpan) -> Place:
+def origin_of(storage: Storage, span: RecordSpan) -> Origin:
     """Names of record and shard, for errors."""
-    return Place(span.record_id, f"{storage.uri}/{span.key}")
+    return Origin(span.record_id, f"{storage.uri}/{span.key}")
 
 
 def read_chain(storage: Storage, span: RecordSpan) -> ChainRecord:
     """A chain, whole (raises as `read_bytes` and `ChainDecoder`)."""
-    return ChainDecoder(read_record(storage, span), place_of(storage, span)).record()
+    return ChainDecoder(read_record(storage, span), origin_of(storage, span)).record()
 
 
 def read_record(storage: Storage, span: RecordSpan) -> dict[str, PackedColumn]:
     """Columns of a record by one ranged read, checked (raises as `read_bytes`)."""
-    return _columns(span, read_bytes(storage, span), place_of(storage, span))
+    return _columns(span, read_bytes(storage, span), origin_of(storage, span))
 
 
-def _columns(span: RecordSpan, data: np.ndarray, place: Place) -> dict[str, PackedColumn]:
+def _columns(span: RecordSpan, data: np.ndarray, origin: Origin) -> dict[str, PackedColumn]:
     starts = span.starts
     return {
-        name: unpack_column(data.data[start:stop], span.record_id, name, place.path, verify=False)
+        name: unpack_column(data.data[start:stop], span.record_id, name, origin.path, verify=False)
         for name, start, stop in zip(KINDS[span.kind], starts[:-1], starts[1:], strict=True)
     }
 
@@ -146,28 +146,28 @@ def read_bytes(storage: Storage, span: RecordSpan) -> np.ndarray:
         ShardCorrupt: they are not those of the table; names shard and record.
         ShardMissing: the shard is not there.
     """
-    out, place = np.empty(span.nbytes, np.uint8), place_of(storage, span)
+    out, origin = np.empty(span.nbytes, np.uint8), origin_of(storage, span)
     short: ShardCorrupt | None = None
     for _ in range(READS):
         try:
-            _read_range(storage, span.key, span.offset, out, place)
+            _read_range(storage, span.key, span.offset, out, origin)
             if xxhash.xxh3_64_intdigest(out.data) == span.checksum:
                 return out
         except ShardCorrupt as error:
             short = error
         if isinstance(storage, Keeping):  # a flip or a cut on the way or in a cache heals itself
             storage.forget(span.key)
-    raise short or place.corrupt("checksum does not match: fetch the shard again")
+    raise short or origin.corrupt("checksum does not match: fetch the shard again")
 
 
-def _read_range(storage: Storage, key: str, offset: int, out: np.ndarray, place: Place) -> None:
+def _read_range(storage: Storage, key: str, offset: int, out: np.ndarray, origin: Origin) -> None:
     try:
         storage.read_into(key, offset, out.data)
     except ShardMissing as error:
-        raise ShardMissing(error.message, path=place.path, item=place.chain_id) from None
+        raise ShardMissing(error.message, path=origin.path, item=origin.chain_id) from None
     except StoreError as error:
         if type(error) in (StoreError, ShardCorrupt) and "truncated" in error.message:
-            raise place.corrupt(error.message) from None
+            raise origin.corrupt(error.message) from None
         raise
 
 

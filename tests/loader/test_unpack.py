@@ -13,7 +13,7 @@ from evofeed.loader.features import ChainTensors
 from evofeed.loader.read_chain import ReadRequest, read_chain, slot_nbytes
 from evofeed.loader.unpack import unpack_chain
 from evofeed.store import Dataset
-from evofeed.store.inner import Place
+from evofeed.store.inner import Origin
 
 EVERYTHING = LoaderConfig(supervised=False, max_resolution=1e9, max_aa_fraction=1.0)
 
@@ -27,7 +27,7 @@ def load_chain(dataset: Dataset, row: int, templates: tuple[int, ...]) -> ChainT
     )
     return unpack_chain(
         *(slab, np.frombuffer(slot, np.uint8), place.sizes, templates),
-        place=Place(place.chain_id, place.key),
+        place=Origin(place.chain_id, place.key),
         device=torch.device("cpu"),
         resolution=0.0,
         is_distillation=False,

@@ -26,7 +26,7 @@ from evofeed.base.errors import SchemaMismatch, ShardCorrupt, StoreError
 from evofeed.protein.chain_record import ChainRecord
 from evofeed.store import Dataset
 from evofeed.store.codecs import compressed
-from evofeed.store.decode import ChainDecoder, Place
+from evofeed.store.decode import ChainDecoder, Origin
 from evofeed.store.encode import encode_record
 from evofeed.store.http import HttpStorage
 from evofeed.store.index import index_bytes, index_schema, read_index
@@ -154,7 +154,7 @@ def test_a_column_under_zstd_becomes_64_times_as_large_at_most():
         Codec.MSA5, memoryview(packed), Compression.ZSTD, raw_nbytes=125_000_000
     )
     with pytest.raises(ShardCorrupt, match=f"{most_unpacked(len(packed))} possible"):
-        ChainDecoder(columns, Place("bomb_A", "here")).raw("msa")
+        ChainDecoder(columns, Origin("bomb_A", "here")).raw("msa")
 
 
 def test_what_would_become_more_is_stored_without_zstd():

@@ -34,7 +34,7 @@ from evofeed.store import (
     remove_chains,
     write_records,
 )
-from evofeed.store.decode import Place
+from evofeed.store.decode import Origin
 from evofeed.store.entries import read_record, read_value, span_of
 from evofeed.store.entry_codecs import (
     decode_section,
@@ -240,7 +240,7 @@ def test_bytes_that_are_wrong_under_a_right_checksum_are_a_typed_error_or_a_whol
             data[dice.integers(len(data))] ^= 1 << int(dice.integers(8))
             bad = {**columns, name: dataclasses.replace(column, payload=memoryview(data))}
             try:
-                value = decoded(kind, bad, Place(row["record_id"], "shard"))
+                value = decoded(kind, bad, Origin(row["record_id"], "shard"))
                 if kind == "entry":
                     decode_section(bad, "openfold3", value)
             except (ShardCorrupt, ValueError, IndexError, KeyError, TypeError, OverflowError):

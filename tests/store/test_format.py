@@ -22,7 +22,7 @@ from tests.store.records import assert_same, random_atoms, random_record, tiny_r
 
 from evofeed.store.atoms import pack_mask, pack_positions, unpack_mask, unpack_positions
 from evofeed.store.codecs import pack_strings, unpack_strings
-from evofeed.store.decode import ChainDecoder, Place
+from evofeed.store.decode import ChainDecoder, Origin
 from evofeed.store.encode import encode_record
 from evofeed.store.layout import (
     COLUMNS,
@@ -64,7 +64,7 @@ def test_the_committed_shard_is_still_read_as_it_was_meant():
         for name, start in zip(COLUMNS, row["column_offsets"][:-1], strict=True):
             at = memoryview(data)[row["offset"] + start :]
             columns[name] = unpack_column(at, row["chain_id"], name, "here")
-        record = ChainDecoder(columns, Place(row["chain_id"], "here")).record()
+        record = ChainDecoder(columns, Origin(row["chain_id"], "here")).record()
         bare = {"all_atom_positions": None, "all_atom_mask": None} if row is second else {}
         assert_same(record, tiny_record(chain_id=row["chain_id"], **bare))
 
@@ -93,7 +93,7 @@ def test_any_record_comes_back(seed, num_res, rows, templates):
         has_structure=seed % 3 > 0,
     )  # fmt: skip
     columns = encode_record(record, zstd=seed % 2 == 1)
-    assert_same(ChainDecoder(columns, Place(record.chain_id, "here")).record(), record)
+    assert_same(ChainDecoder(columns, Origin(record.chain_id, "here")).record(), record)
     packed = np.frombuffer(pack_rows(record.msa), np.uint8).reshape(rows, row_nbytes(num_res))
     for unpack in (unpack_rows, unpack_rows_compiled):
         assert np.array_equal(unpack(packed, num_res), record.msa)
@@ -157,7 +157,7 @@ def test_a_usual_chain_is_packed_in_every_column_whatever_the_layout_of_its_arra
     ours = {k: bytes(v.payload) for k, v in columns.items()}
     assert ours == {k: bytes(v.payload) for k, v in encode_record(odd).items()}
     for made in (columns, zipped):
-        assert_same(ChainDecoder(made, Place(record.chain_id, "here")).record(), record)
+        assert_same(ChainDecoder(made, Origin(record.chain_id, "here")).record(), record)
 
 
 def test_odd_numbers_survive_plain_where_nothing_else_fits():
@@ -176,7 +176,7 @@ def test_odd_numbers_survive_plain_where_nothing_else_fits():
     columns = encode_record(record)
     for name in ("all_atom_positions", "deletion_row"):
         assert columns[name].codec == Codec.RAW
-    assert_same(ChainDecoder(columns, Place(record.chain_id, "here")).record(), record)
+    assert_same(ChainDecoder(columns, Origin(record.chain_id, "here")).record(), record)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from tests.store.records import assert_same, published
 from tests.store.test_reading import assert_cropped
 
 from evofeed.store import Dataset
-from evofeed.store.decode import ChainDecoder, Place
+from evofeed.store.decode import ChainDecoder, Origin
 from evofeed.store.encode import encode_record
 from evofeed.store.layout import Codec
 
@@ -19,7 +19,7 @@ def test_real_chains_come_back_bit_for_bit_and_small_and_live_in_one_dataset(gol
     for record in records.values():
         columns, zipped = encode_record(record), encode_record(record, zstd=True)
         for made in (columns, zipped):
-            assert_same(ChainDecoder(made, Place(record.chain_id, "here")).record(), record)
+            assert_same(ChainDecoder(made, Origin(record.chain_id, "here")).record(), record)
         plain = {name for name, column in columns.items() if column.codec == Codec.RAW}
         empty = {name for name in plain if not len(columns[name].payload)}
         assert plain - empty <= {"dims", "aatype", "template_center", "template_sum_probs"}

@@ -9,7 +9,7 @@ from tests.store.records import assert_same, flip, published, random_record
 from evofeed.base.errors import ShardCorrupt
 from evofeed.store import Dataset, DatasetWriter, ShardEntry, write_shard
 from evofeed.store.codecs import pack_integers
-from evofeed.store.decode import ChainDecoder, Place, crop_features
+from evofeed.store.decode import ChainDecoder, Origin, crop_features
 from evofeed.store.layout import COLUMNS, Codec, Compression, PackedColumn
 
 COLUMNS_READ = (
@@ -107,7 +107,7 @@ def test_a_deletion_outside_the_alignment_is_corrupt(dataset):
     columns["deletion_column"] = pack_integers(wrong)
     assert set(columns) == set(COLUMNS)
     with pytest.raises(ShardCorrupt, match="outside the alignment"):
-        decoder = ChainDecoder(columns, Place("chain21_A", "here"))
+        decoder = ChainDecoder(columns, Origin("chain21_A", "here"))
         crop_features(decoder, ["deletion_matrix"], slice(0, 1), np.arange(3))
 
 
@@ -115,7 +115,7 @@ def test_a_column_that_claims_more_than_the_chain_can_hold_is_not_unzipped(datas
     row = dataset.row("chain21_A")
     sound = dataset.spans.decoder(row)
     packed = PackedColumn(Codec.MSA5, memoryview(b"x"), Compression.ZSTD, raw_nbytes=1 << 40)
-    decoder = ChainDecoder({**sound.columns, "msa": packed}, Place("chain21_A", "here"))
+    decoder = ChainDecoder({**sound.columns, "msa": packed}, Origin("chain21_A", "here"))
     with pytest.raises(ShardCorrupt, match="bytes claimed"):
         decoder.msa_rows(np.arange(2))
 
