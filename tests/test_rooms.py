@@ -59,7 +59,7 @@ BUDGET = {
     "src": 4_443,
     "featurize": 19_813,
     "store": 7_306,
-    "loader": 12_062,
+    "loader": 12_080,
     "service": 8_219,
     "trainer": 12_008,
     "kernels": 16_279,

@@ -1,4 +1,4 @@
-"""A sample's words: what is known about it on the host, and its random decisions as keys."""
+"""Words of a sample: its sizes and column offsets, and its random decisions as keys."""
 
 from __future__ import annotations
 
@@ -29,36 +29,36 @@ from evofeed.loader.msa_draws import RecycleDraws
 from evofeed.loader.read_chain import Part, Slab
 from evofeed.store.inner import Codec, row_nbytes
 
-_KINDS: Final[dict[int, int]] = {
+_KIND_OF_CODEC: Final[dict[int, int]] = {
     Codec.UINT8: UINT8,
     Codec.UINT16: UINT16,
     Codec.RANGE: RANGE,
     Codec.ROW_COUNTS8: UINT8,
     Codec.ROW_COUNTS16: UINT16,
 }
-_BY_ROW: Final = (Codec.ROW_COUNTS8, Codec.ROW_COUNTS16, Codec.ROW_COUNTS32)
+_ROW_COUNTS: Final = (Codec.ROW_COUNTS8, Codec.ROW_COUNTS16, Codec.ROW_COUNTS32)
 _STORED_BYTES: Final = ("aatype", "template_aatype", "msa")
-"""Columns whose RAW codec is one byte a value; that of the other integers is four."""
+"""Columns with one byte a value in the RAW codec; other integers have four."""
 
 
 def recycle_words(
     num_rows: int, *, is_distillation: bool, draws: RecycleDraws, config: LoaderConfig
 ) -> Recycle:
-    """Sizes and keys of one recycle: all of its random decisions, not yet drawn.
+    """Sizes and random keys of one recycle, with `num_blocks + 3` spans of rows.
 
-    Its spans are `num_blocks + 2` pairs and the end.
+    At most `num_blocks + 2` spans hold rows; the others mark the end.
     """
-    firsts, starts, left = [], [], 0
+    firsts, starts, remaining = [], [], 0
     for start, stop in row_spans(num_rows, draws, config):
-        firsts.append(left)
+        firsts.append(remaining)
         starts.append(start)
-        left += stop - start
+        remaining += stop - start
     missing = config.num_blocks + 3 - len(firsts)
-    rows = min(left, config.max_distillation_msa_clusters) if is_distillation else left
+    rows = min(remaining, config.max_distillation_msa_clusters) if is_distillation else remaining
     centres = min(rows, config.max_msa_clusters)
     return Recycle(
         distillation_key=draws.key(Purpose.DISTILLATION_ROWS),
-        distillation_count=left - 1 if is_distillation else 0,
+        distillation_count=remaining - 1 if is_distillation else 0,
         row_key=draws.key(Purpose.ROW_ORDER),
         row_count=rows - 1,
         extra_key=draws.key(Purpose.EXTRA_ORDER),
@@ -68,7 +68,7 @@ def recycle_words(
         rows=rows,
         centres=centres,
         kept_extra=min(rows - centres, config.max_extra_msa),
-        firsts=(*firsts, *[left] * missing),
+        firsts=(*firsts, *[remaining] * missing),
         starts=(*starts, *[num_rows] * missing),
     )
 
@@ -92,12 +92,12 @@ def sample_words(
     parts = {part.name: part for part in slab.parts}
     edges = np.cumsum((config.uniform_prob, config.profile_prob, config.same_prob))
 
-    def at(name: str) -> int:
+    def column_at(name: str) -> int:
         return parts[name].offset - slab.start if name in parts else 0
 
-    def kind(name: str) -> int:
+    def column_kind(name: str) -> int:
         raw = UINT8 if name in _STORED_BYTES else INT32
-        return _KINDS.get(parts[name].codec, raw)
+        return _KIND_OF_CODEC.get(parts[name].codec, raw)
 
     return dict(
         residues=length,
@@ -121,17 +121,17 @@ def sample_words(
         same_below=int(edges[2] * 2**32),
         recycles_at=len(WORDS) + config.max_templates,
         recycle_words=_recycle_stride(config),
-        **{f"{ours}_at": at(stored) for ours, stored in INTEGERS.items()},
-        **{f"{ours}_kind": kind(stored) for ours, stored in INTEGERS.items()},
-        deletion_by_row=int(parts["deletion_row"].codec in _BY_ROW),
-        msa_at=at("msa"),
+        **{f"{prefix}_at": column_at(stored) for prefix, stored in INTEGERS.items()},
+        **{f"{prefix}_kind": column_kind(stored) for prefix, stored in INTEGERS.items()},
+        deletion_by_row=int(parts["deletion_row"].codec in _ROW_COUNTS),
+        msa_at=column_at("msa"),
         msa_pitch=_packed_pitch(parts["msa"], length),
         **_coordinates("truth", parts, "all_atom", slab, length),
         **_coordinates("template", parts, "template_all_atom", slab, length * templates),
-        template_center_at=at("template_center"),
-        template_aatype_at=at("template_aatype"),
+        template_center_at=column_at("template_center"),
+        template_aatype_at=column_at("template_aatype"),
         template_aatype_pitch=_packed_pitch(parts.get("template_aatype"), length),
-        sum_probs_at=at("template_sum_probs"),
+        sum_probs_at=column_at("template_sum_probs"),
         chosen=len(crop.templates),
         seq_length=crop.length,
         resolution=_bits(resolution),
@@ -144,21 +144,21 @@ def _packed_pitch(part: Part | None, length: int) -> int:
 
 
 def _coordinates(
-    ours: str, parts: dict[str, Part], stored: str, slab: Slab, residues: int
+    prefix: str, parts: dict[str, Part], stored: str, slab: Slab, residues: int
 ) -> dict[str, int]:
     mask, xyz = parts.get(f"{stored}_mask"), parts.get(f"{stored}_positions")
     if mask is None or xyz is None:
-        return {f"{ours}_{name}": 0 for name in COORDINATES}
+        return {f"{prefix}_{name}": 0 for name in COORDINATES}
     anchors, atoms, exceptions = xyz.counts or (0, 0, 0)
     return {
-        f"{ours}_residues": residues,
-        f"{ours}_mask_at": mask.offset - slab.start,
-        f"{ours}_mask_packed": int(mask.codec == Codec.MASK37),
-        f"{ours}_at": xyz.offset - slab.start,
-        f"{ours}_fixed": int(xyz.codec == Codec.FIXED),
-        f"{ours}_anchors": anchors,
-        f"{ours}_atoms": atoms,
-        f"{ours}_exceptions": exceptions,
+        f"{prefix}_residues": residues,
+        f"{prefix}_mask_at": mask.offset - slab.start,
+        f"{prefix}_mask_packed": int(mask.codec == Codec.MASK37),
+        f"{prefix}_at": xyz.offset - slab.start,
+        f"{prefix}_fixed": int(xyz.codec == Codec.FIXED),
+        f"{prefix}_anchors": anchors,
+        f"{prefix}_atoms": atoms,
+        f"{prefix}_exceptions": exceptions,
     }
 
 
@@ -171,7 +171,7 @@ def _recycle_stride(config: LoaderConfig) -> int:
 
 
 def words_nbytes(config: LoaderConfig) -> int:
-    """Bytes that a sample's words need at most, in whole cache lines."""
+    """Upper bound of the bytes of a sample's words, rounded up to cache lines."""
     recycles = (config.max_recycling_iters + 1) * _recycle_stride(config)
     nbytes = 8 * (len(WORDS) + config.max_templates + recycles)
     return nbytes + -nbytes % 64 + 64
@@ -180,10 +180,10 @@ def words_nbytes(config: LoaderConfig) -> int:
 def pack_words(
     sample: Sample, templates: tuple[int, ...], recycles: Sequence[Recycle]
 ) -> np.ndarray:
-    """`i64` words: the sample's, its templates', each recycle's."""
+    """The `i64` words of a sample: its own, its template numbers, those of each recycle."""
     words: list[Any] = [sample[name] for name in WORDS]
     words += [*templates, *[0] * (sample["out_templates"] - len(templates))]
     for recycle in recycles:
         words += [*recycle[:SPANS], *recycle.firsts, *recycle.starts]
-    # Keys are unsigned; two's complement is what both sides mean.
+    # Keys are unsigned: host and device both read the two's complement.
     return np.frombuffer(array.array("Q", words), np.int64)

@@ -1,4 +1,4 @@
-"""The kernels in their order: a slot's bytes on the device to a sample of a batch."""
+"""Launches of a sample's kernels: from its bytes on the device to its features in a batch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from evofeed.protein.residues import MASK
 
 _CODES = MASK + 1
 _ALIGNED = 4
-"""Words of 32 bits: Triton wants memory that begins at 16 bytes."""
+"""Words of 32 bits: Triton assumes memory aligned to 16 bytes."""
 
 
 def prepare(
@@ -30,25 +30,26 @@ def prepare(
     sizes: tuple[int, int, int, int],
     crop: Crop,
     config: LoaderConfig,
-    each: Sequence[Recycle],
+    recycles: Sequence[Recycle],
     device: torch.device,
-    **about: Any,
+    **options: Any,
 ) -> tuple[SampleKernels, np.ndarray]:
-    """What to launch for a sample, and the words to put behind its bytes.
+    """The kernels of a sample, and the words to store after its bytes.
 
-    `each` are the sizes and keys of its recycles, `about` what else `sample_words` takes.
+    `options` are the other arguments of `sample_words`.
     """
-    most = max(recycle.left for recycle in each)
-    sample = sample_words(slab, sizes, crop, config, recycles=len(each), max_rows=most, **about)
-    words = pack_words(sample, crop.templates, each)
-    return SampleKernels(sample, each, config, device), words
+    options["recycles"] = len(recycles)
+    options["max_rows"] = max(recycle.remaining for recycle in recycles)
+    sample = sample_words(slab, sizes, crop, config, **options)
+    words = pack_words(sample, crop.templates, recycles)
+    return SampleKernels(sample, recycles, config, device), words
 
 
 class SampleKernels:
-    """Scratch memory of one sample, and its kernels in the order of the methods.
+    """Scratch memory of one sample; its methods launch the kernels, in this order.
 
-    Everything is queued on the current stream and nothing is waited for. `data` are
-    the sample's bytes on the device and `words` its words, behind them.
+    Launches are queued on the current stream without a synchronization. `data` are
+    the sample's bytes on the device and `words` its words, which follow them.
     """
 
     def __init__(
@@ -61,19 +62,19 @@ class SampleKernels:
         self.sample, self.config, self.device = sample, config, device
         self.recycles = len(recycles)
         self.rows = max(recycle.rows for recycle in recycles)
-        self.centres = max(recycle.centres for recycle in recycles)
+
         self.extra = max(recycle.extra_count for recycle in recycles)
-        count, most = len(recycles), sample["max_rows"]
+        count, max_rows = len(recycles), sample["max_rows"]
         centres, pitch = sample["out_centres"], sample["pitch"]
         cells = count * centres * sample["out_residues"]
         structures = 1 + min(sample["chosen"], sample["out_templates"])
         coordinates = structures * (sample["out_residues"] + 1)
         self.structures = structures
-        # One block of memory, cut: each allocation costs the host as much as a launch.
+        # One allocation, split: each costs the host as much as a launch.
         words32 = [
             *(sample["rows"], count * sample["rows"], max(sample["deletions"], 1)),
-            *(3 * count * most, 3 * count * most, count * most),
-            *(cdiv(count * rows * pitch, 4) for rows in (most, centres, centres)),
+            *(3 * count * max_rows, 3 * count * max_rows, count * max_rows),
+            *(cdiv(count * rows * pitch, 4) for rows in (max_rows, centres, centres)),
             *(coordinates * 111, coordinates * 37),
         ]
         sums = [cells * _CODES, cells, cells, count * centres]
@@ -81,13 +82,15 @@ class SampleKernels:
         memory = torch.empty(sum(sizes), dtype=torch.int32, device=device)
         pieces = torch.split(memory, sizes)
         memory[-sum(sizes[-len(sums) :]) :].zero_()
-        self.stored, self.place, self.deletion_row, self.order, self.rank, self.cluster = pieces[:6]
-        self.codes, self.masked, self.masked_at = (piece.view(torch.uint8) for piece in pieces[6:9])
-        self.xyz, self.known = (piece.view(torch.float32) for piece in pieces[9:11])
-        self.counts, self.deleted, self.own, self.size = pieces[11:]
+        self.stored, self.recycle_row, self.deletion_row = pieces[:3]
+        self.order, self.rank, self.cluster = pieces[3:6]
+        self.codes, self.masked, self.is_masked = (piece.view(torch.uint8) for piece in pieces[6:9])
+        self.xyz, self.atom_mask = (piece.view(torch.float32) for piece in pieces[9:11])
+        self.code_counts, self.cluster_deletions = pieces[11:13]
+        self.centre_deletions, self.cluster_size = pieces[13:]
 
     def run(self, words: Tensor, data: Tensor, batch: Mapping[str, Tensor]) -> None:
-        """All features of the sample into its place in the batch."""
+        """Writes all features of the sample into its slice of the batch."""
         self.unpack(words, data)
         self.gather(words, data)
         self.mask(words, data, batch)
@@ -95,17 +98,17 @@ class SampleKernels:
         self.constant_features(words, data, batch)
 
     def unpack(self, words: Tensor, data: Tensor) -> None:
-        """Coordinates; where each row is in the store; random orders of the rows."""
+        """Unpacks coordinates, inverts the stored row order, and shuffles the rows."""
         sample, structures = self.sample, self.structures
         blocks = cdiv(sample["rows"], 64) + 3 * self.recycles * cdiv(sample["max_rows"], 32)
         launch(
             stages.unpack_and_shuffle,
             (blocks + structures * cdiv(sample["out_residues"] + 1, 16), 1, 1),
             (
-                *(words, data, self.stored, self.place, self.deletion_row),
-                *(self.order, self.rank, self.xyz, self.known),
+                *(words, data, self.stored, self.recycle_row, self.deletion_row),
+                *(self.order, self.rank, self.xyz, self.atom_mask),
             ),
-            {"PLACED": 64, "SHUFFLED": 32, "UNPACKED": 16},
+            {"INDEXED": 64, "SHUFFLED": 32, "UNPACKED": 16},
         )
         exceptions = max(sample["truth_exceptions"], sample["template_exceptions"])
         if exceptions:
@@ -117,23 +120,23 @@ class SampleKernels:
             )
 
     def gather(self, words: Tensor, data: Tensor) -> None:
-        """Codes of the kept rows."""
+        """Gathers the codes of the rows of each recycle."""
         launch(
             rows.gather_rows,
             (cdiv(self.rows, 8), self.recycles, 1),
-            (words, data, self.stored, self.order, self.place, self.codes),
+            (words, data, self.stored, self.order, self.recycle_row, self.codes),
             {"NUM_SPANS": self.config.num_blocks + 3, "BLOCK": 8, "COLUMNS": 128},
         )
 
     def mask(self, words: Tensor, data: Tensor, batch: Mapping[str, Tensor]) -> None:
-        """Masked-MSA of the centres; the extra rows' features but for their deletions."""
+        """Masks the centres (masked-MSA); emits the extra rows' features except deletions."""
         sample = self.sample
         rows = sample["out_centres"] + cdiv(sample["out_extra"], 8)
         launch(
             stages.mask_and_emit_extra,
             (rows, cdiv(max(sample["pitch"], sample["out_residues"]), 128), self.recycles),
             (
-                *(words, data, self.codes, self.masked, self.masked_at, self.order),
+                *(words, data, self.codes, self.masked, self.is_masked, self.order),
                 *(batch[name] for name in _OF_EXTRA),
             ),
             {"MASKED": 128, "EMITTED": 8},
@@ -142,13 +145,13 @@ class SampleKernels:
     def features_of_recycles(
         self, words: Tensor, data: Tensor, batch: Mapping[str, Tensor]
     ) -> None:
-        """Clusters, and what follows from them."""
+        """Clusters the rows and emits the features that depend on clusters and deletions."""
         sample = self.sample
         if self.extra:
             launch(
                 clusters.cluster_rows,
                 (cdiv(self.extra, 16), self.recycles, 1),
-                (words, self.codes, self.masked, self.cluster, self.size, self.counts),
+                (words, self.codes, self.masked, self.cluster, self.cluster_size, self.code_counts),
                 {"BLOCK": 16, "CENTRES": 64, "COLUMNS": 64},
             )
         if sample["deletions"]:
@@ -156,8 +159,8 @@ class SampleKernels:
                 clusters.add_deletions,
                 (cdiv(sample["deletions"], 256), self.recycles, 1),
                 (
-                    *(words, data, self.deletion_row, self.place, self.rank, self.cluster),
-                    *(self.deleted, self.own),
+                    *(words, data, self.deletion_row, self.recycle_row, self.rank, self.cluster),
+                    *(self.cluster_deletions, self.centre_deletions),
                     *(batch["extra_has_deletion"], batch["extra_deletion_value"]),
                 ),
                 {"BLOCK": 256},
@@ -166,33 +169,33 @@ class SampleKernels:
             emit.emit_msa,
             (sample["out_centres"], cdiv(sample["out_residues"], 128), self.recycles),
             (
-                *(words, self.codes, self.masked, self.masked_at),
-                *(self.size, self.counts, self.deleted, self.own),
+                *(words, self.codes, self.masked, self.is_masked, self.cluster_size),
+                *(self.code_counts, self.cluster_deletions, self.centre_deletions),
                 *(batch[name] for name in _OF_MSA),
             ),
             {"COLUMNS": 128, "TILE": 32, "CHANNELS": 32},
         )
 
     def constant_features(self, words: Tensor, data: Tensor, batch: Mapping[str, Tensor]) -> None:
-        """All features of stage `batch`."""
+        """Emits all features of stage `batch`."""
         sample = self.sample
-        # Without ground truth its kernels are not compiled, and anything stands for its tensors.
-        absent = batch["seq_mask"]
+        # Without ground truth its kernels are not compiled; any tensor serves as the argument.
+        unused = batch["seq_mask"]
         launch(
             stages.constant_features,
             (cdiv(sample["out_residues"], 8), 2 + sample["out_templates"], 1),
             (
-                *(words, data, *residue_tables(self.device), self.xyz, self.known),
+                *(words, data, *residue_tables(self.device), self.xyz, self.atom_mask),
                 *(batch[name] for name in _OF_RESIDUES + _OF_TEMPLATES),
-                *(batch.get(name, absent) for name in SUPERVISED),
+                *(batch.get(name, unused) for name in SUPERVISED),
             ),
-            # Frames of nearly straight lines amplify rounding: not contracted, as in plain torch.
+            # Frames of nearly collinear atoms amplify rounding: no FMA, as in plain torch.
             {"SUPERVISED": int(self.config.supervised), "BLOCK": 8, "enable_fp_fusion": False},
         )
 
 
 def cdiv(size: int, block: int) -> int:
-    """Blocks that cover a size."""
+    """Number of blocks that cover a size (ceiling division)."""
     return -(-size // block)
 
 
@@ -206,4 +209,4 @@ _OF_TEMPLATES = """template_aatype template_all_atom_positions template_all_atom
     template_sum_probs template_mask template_pseudo_beta template_pseudo_beta_mask
     template_torsion_angles_sin_cos template_alt_torsion_angles_sin_cos
     template_torsion_angles_mask""".split()
-"""Features in the order of the kernels' arguments."""
+"""Feature names in the order of the kernels' arguments."""

@@ -1,4 +1,4 @@
-"""Residue tables side by side on a device, and where in a row each begins."""
+"""Residue tables side by side on a device, and the first column of each."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from torch import Tensor
 from evofeed.loader.transforms.structure import FLOATS, INTEGERS
 
 WIDTH: Final = 128
-"""Columns of either table, filled up with zeros."""
+"""Columns of either table, padded with zeros."""
 
 
 def column(name: str) -> int:
-    """Where a table begins."""
+    """First column of a table."""
     tables = INTEGERS if name in INTEGERS else FLOATS
     names = list(tables)
     return sum(tables[other].shape[1] for other in names[: names.index(name)])
@@ -24,10 +24,10 @@ def column(name: str) -> int:
 
 @functools.lru_cache(maxsize=64)
 def residue_tables(device: torch.device) -> tuple[Tensor, Tensor]:
-    """`i32[21, 128]` and `f32[21, 128]`."""
+    """The integer and the float tables, `i32[21, 128]` and `f32[21, 128]`."""
     out = []
     for tables, dtype in ((INTEGERS, np.int32), (FLOATS, np.float32)):
-        whole = np.concatenate(list(tables.values()), axis=1)
-        padded = np.pad(whole, ((0, 0), (0, WIDTH - whole.shape[1]))).astype(dtype)
+        joined = np.concatenate(list(tables.values()), axis=1)
+        padded = np.pad(joined, ((0, 0), (0, WIDTH - joined.shape[1]))).astype(dtype)
         out.append(torch.from_numpy(padded).to(device))
     return out[0], out[1]

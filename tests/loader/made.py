@@ -142,7 +142,7 @@ def replay_fused(
     masked_at = draws.mask_position(centres, length).to(device)
     codes, masked, where = (
         scratch[: centres * pitch].view(centres, pitch)[:, :length]
-        for scratch in (kernels.codes, kernels.masked, kernels.masked_at)
+        for scratch in (kernels.codes, kernels.masked, kernels.is_masked)
     )
     new = draws.replacement(codes, case.chain.profile_counts).to(device, torch.uint8)
     masked[:] = torch.where(masked_at, new, codes)
