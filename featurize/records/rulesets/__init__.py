@@ -1,1 +1,1 @@
-"""What each project's cleaning makes of a record: one pure function a project."""
+"""Records as each project cleans them: one pure function a project."""

@@ -1,4 +1,4 @@
-"""Atoms of an assembly as columns that a ruleset edits step by step, with their bonds."""
+"""Columns of an assembly's atoms, which a ruleset edits step by step, and their bonds."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from evofeed.protein.ruleset_section import EntryRefused, placed
 
 @dataclass(slots=True, kw_only=True)
 class AtomRows:
-    """Atoms in order; `chain` and `res_id` are what neighbours are told apart by. A atoms."""
+    """A atoms in order; `chain` and `res_id` tell neighbouring residues apart."""
 
     row: Integer[np.ndarray, " A"]
-    """Atom of the record; -1 for one that nobody saw."""
+    """Atom of the record; -1 if unresolved."""
     asym: Integer[np.ndarray, " A"]
     copy: Integer[np.ndarray, " A"]
     operator: Integer[np.ndarray, " A"]
@@ -37,7 +37,7 @@ class AtomRows:
     charge: Integer[np.ndarray, " A"]
     occupancy: Float[np.ndarray, " A"]
     position: Float[np.ndarray, "A 3"]
-    """Ångström, float32; NaN for an atom that nobody saw."""
+    """Ångström, float32; NaN for an unresolved atom."""
     bonds: Integer[np.ndarray, "B 3"]
     """Two atoms and the type of their bond."""
 
@@ -49,8 +49,9 @@ class AtomRows:
         entity: Integer[np.ndarray, " C"],
         number: Integer[np.ndarray, " R"],
     ) -> AtomRows:
-        """Atoms of the asymmetric unit, without bonds; entities of chains and numbers of residues
-        are as the project counts.
+        """Atoms of the asymmetric unit, without bonds.
+
+        `entity` of each chain and `number` of each residue are as the project counts.
         """
         residue = record.atom_residue()[rows]
         chain = record.residue_chain()[residue]
@@ -86,31 +87,31 @@ class AtomRows:
         return AtomRows(**columns, bonds=self._bonds_among(rows, np.arange(len(rows))))
 
     def _bonds_among(
-        self, rows: Integer[np.ndarray, " n"], places: Integer[np.ndarray, " n"]
+        self, rows: Integer[np.ndarray, " n"], positions: Integer[np.ndarray, " n"]
     ) -> Integer[np.ndarray, "b 3"]:
-        """The bonds among these atoms, which are at other places now."""
-        moved = np.full(len(self), -1, np.int64)
-        moved[rows] = places
+        """The bonds among these atoms, renumbered from `rows` to `positions`."""
+        new_row = np.full(len(self), -1, np.int64)
+        new_row[rows] = positions
         bonds = self.bonds.copy()
-        bonds[:, :2] = moved[bonds[:, :2]]
+        bonds[:, :2] = new_row[bonds[:, :2]]
         among: np.ndarray = bonds[(bonds[:, :2] >= 0).all(axis=1)]
         return among
 
     def chain_starts(self) -> Integer[np.ndarray, " c"]:
-        """Where a chain begins: another chain or copy, or a residue number that falls."""
+        """First atom of every chain: another chain or copy, or a residue number that falls."""
         return run_starts(self.chain, self.copy, falling=self.res_id)
 
     def columns(
         self, starts: Integer[np.ndarray, " c"], residues: Integer[np.ndarray, " r"]
     ) -> dict[str, np.ndarray]:
-        """What a `RulesetSection` takes over as it is, of chains and residues that begin there."""
+        """Columns of a `RulesetSection`, for chains from `starts` and residues from `residues`."""
         return {
             "chain_asym": self.asym[starts],
             "chain_operator": self.operator[starts],
             "chain_copy": self.copy[starts],
             "chain_valid": np.ones(len(starts), bool),
             "chain_residue": offsets(
-                np.bincount(spread(starts, len(self))[residues], minlength=len(starts))
+                np.bincount(segment_ids(starts, len(self))[residues], minlength=len(starts))
             ),
             "residue_name": self.res_name[residues],
             "residue_index": self.res_id[residues],
@@ -126,178 +127,184 @@ class AtomRows:
         }
 
     def residue_starts(self) -> Integer[np.ndarray, " r"]:
-        """Where a residue begins: another chain, copy, number or insertion code."""
+        """First atom of every residue: another chain, copy, number or insertion code."""
         return run_starts(self.chain, self.copy, self.res_id, self.insertion)
 
     def residue_counts(self, starts: Integer[np.ndarray, " c"]) -> Integer[np.ndarray, " c"]:
-        """Residues of every chain that begins there."""
-        number = spread(starts, len(self))[self.residue_starts()]
+        """Number of residues of every chain."""
+        number = segment_ids(starts, len(self))[self.residue_starts()]
         return np.bincount(number, minlength=len(starts))
 
     def kind_counts(self, starts: Integer[np.ndarray, " c"]) -> Integer[np.ndarray, "c 4"]:
-        """Atoms of each kind of every chain that begins there."""
+        """Number of atoms of each molecule type, for every chain."""
         counts = np.zeros((len(starts), 4), np.int64)
-        np.add.at(counts, (spread(starts, len(self)), self.kind), 1)
+        np.add.at(counts, (segment_ids(starts, len(self)), self.kind), 1)
         return counts
 
     def residue_number(self) -> Integer[np.ndarray, " A"]:
         """Running number of every atom's residue."""
-        return spread(self.residue_starts(), len(self))
+        return segment_ids(self.residue_starts(), len(self))
 
 
 _COLUMNS: Final = [field.name for field in dataclasses.fields(AtomRows) if field.name != "bonds"]
-_OF_RESIDUE: Final = "asym copy operator chain entity kind res_id insertion hetero".split()
+_RESIDUE_COLUMNS: Final = "asym copy operator chain entity kind res_id insertion hetero".split()
 
 
-class Part(NamedTuple):
-    """A residue that is laid out: its atoms in their order, n of them."""
+class ResiduePlan(NamedTuple):
+    """The n atoms a residue is to have, in their order."""
 
-    like: int
-    """Atom of its chain; of itself where it was seen."""
+    chain_row: int
+    """Atom whose chain-level columns it takes: its own first atom if it is resolved."""
     component: Component | None
-    """None for a residue that stays as it is."""
+    """None for a residue that is copied unchanged."""
     rows: Integer[np.ndarray, " n"]
-    """Atoms of the component; not read of one that stays as it is."""
-    seen: Integer[np.ndarray, " n"]
-    """Atom that each of them is; -1 for one that nobody saw."""
-    number: int = 0
-    """Of a residue that nobody saw, from 1."""
+    """Atoms of the component; not read if there is none."""
+    source: Integer[np.ndarray, " n"]
+    """Resolved atom for each of them; -1 if unresolved."""
+    res_id: int = 0
+    """Number of an unresolved residue, from 1; 0 if it is resolved."""
     hetero: bool = False
-    """Likewise."""
+    """Of an unresolved residue."""
 
 
-def laid_out(atoms: AtomRows, parts: Sequence[Part], *, as_seen: bool = False) -> AtomRows:
-    """These residues one after the other, with the bonds among the atoms that were seen.
+def build_residues(
+    atoms: AtomRows, plans: Sequence[ResiduePlan], *, keep_columns: bool = False
+) -> AtomRows:
+    """These residues one after the other, with the bonds among resolved atoms.
 
-    Atoms that were seen keep their places; names, elements and charges are the component's, but
-    for `as_seen`.
+    Resolved atoms keep their coordinates; names, elements and charges are the component's, unless
+    `keep_columns` takes all columns from the resolved atom.
     """
-    counts = [len(part.seen) for part in parts]
-    like = np.repeat([part.like for part in parts], counts)
-    seen = np.concatenate([part.seen for part in parts])
-    number = np.repeat([part.number for part in parts], counts)
+    counts = [len(plan.source) for plan in plans]
+    chain_row = np.repeat([plan.chain_row for plan in plans], counts)
+    source = np.concatenate([plan.source for plan in plans])
+    res_id = np.repeat([plan.res_id for plan in plans], counts)
 
     def of_parts(column: str) -> np.ndarray:
         return np.concatenate(
             [
-                getattr(part.component, column)[part.rows]
-                if part.component
-                else getattr(atoms, column)[part.seen]
-                for part in parts
+                getattr(plan.component, column)[plan.rows]
+                if plan.component
+                else getattr(atoms, column)[plan.source]
+                for plan in plans
             ]
         )
 
-    codes = [part.component.code if part.component else atoms.res_name[part.like] for part in parts]
-    made = AtomRows(
-        **{column: getattr(atoms, column)[like] for column in _OF_RESIDUE},
-        row=np.full(len(like), -1),
+    codes = [
+        plan.component.code if plan.component else atoms.res_name[plan.chain_row] for plan in plans
+    ]
+    built = AtomRows(
+        **{column: getattr(atoms, column)[chain_row] for column in _RESIDUE_COLUMNS},
+        row=np.full(len(chain_row), -1),
         res_name=np.repeat(np.array(codes, "U8"), counts),
         name=of_parts("name").astype("U8"),
         element=of_parts("element").astype("U4"),
         charge=of_parts("charge").astype(np.int64),
-        occupancy=np.zeros(len(like)),
-        position=np.full((len(like), 3), np.nan, np.float32),
+        occupancy=np.zeros(len(chain_row)),
+        position=np.full((len(chain_row), 3), np.nan, np.float32),
         bonds=np.zeros((0, 3), np.int64),
     )
-    new = number > 0
-    made.res_id[new], made.insertion[new] = number[new], ""
-    made.hetero[new] = np.repeat([part.hetero for part in parts], counts)[new]
-    there = np.flatnonzero(seen >= 0)
-    for column in _COLUMNS if as_seen else ("row", "occupancy", "position"):
-        getattr(made, column)[there] = getattr(atoms, column)[seen[there]]
-    made.bonds = atoms._bonds_among(seen[there], there)
-    return made
+    added = res_id > 0
+    built.res_id[added], built.insertion[added] = res_id[added], ""
+    built.hetero[added] = np.repeat([plan.hetero for plan in plans], counts)[added]
+    resolved = np.flatnonzero(source >= 0)
+    for column in _COLUMNS if keep_columns else ("row", "occupancy", "position"):
+        getattr(built, column)[resolved] = getattr(atoms, column)[source[resolved]]
+    built.bonds = atoms._bonds_among(source[resolved], resolved)
+    return built
 
 
 def residues_and_gaps(
     atoms: AtomRows, length: Callable[[int], int]
 ) -> Iterator[tuple[int, int, int]]:
-    """First atom of every residue, the one behind its last, and its number, chain by chain.
+    """First atom, end and number of every residue, chain by chain.
 
-    Between them stand residues of the sequence that nobody saw, without an atom: twice the first
-    one of the chain. `length` says how long the sequence of an atom's chain is, 0 for none.
+    Unresolved residues of the sequence are listed in their place, with the chain's first atom as
+    both first atom and end. `length` gives the sequence length of an atom's chain, 0 for none.
     """
     residues = atoms.residue_starts()
-    for low, high in runs(atoms.chain_starts(), len(atoms)):
-        most, before = length(low), 0
+    for low, high in segment_bounds(atoms.chain_starts(), len(atoms)):
+        total, last = length(low), 0
         inside = residues[slice(*np.searchsorted(residues, [low, high]))]
-        for first, stop in runs(inside, high):
+        for first, stop in segment_bounds(inside, high):
             number = int(atoms.res_id[first])
-            if most:
-                yield from ((low, low, gap) for gap in range(before + 1, min(number, most + 1)))
+            if total:
+                yield from ((low, low, gap) for gap in range(last + 1, min(number, total + 1)))
             yield first, stop, number
-            before = number
-        if most:
-            yield from ((low, low, gap) for gap in range(before + 1, most + 1))
+            last = number
+        if total:
+            yield from ((low, low, gap) for gap in range(last + 1, total + 1))
 
 
-def by_author(atoms: AtomRows, record: EntryRecord) -> AtomRows:
-    """Atoms that were seen, by the author's chains and numbers of residues."""
+def author_numbered(atoms: AtomRows, record: EntryRecord) -> AtomRows:
+    """Resolved atoms with the author's chains and residue numbers."""
     _, author = np.unique(np.array(record.chain_author), return_inverse=True)
     number = record.residue_author[record.atom_residue()[atoms.row]].astype(np.int64)
     return dataclasses.replace(atoms, chain=author[atoms.asym], res_id=number)
 
 
 def to_methionine(atoms: AtomRows) -> None:
-    """Make selenomethionines methionines, in place."""
-    held = atoms.res_name == "MSE"
-    selenium = held & (atoms.name == "SE")
+    """Replaces selenomethionine (MSE) with methionine, in place."""
+    modified = atoms.res_name == "MSE"
+    selenium = modified & (atoms.name == "SE")
     atoms.name[selenium], atoms.element[selenium] = "SD", "S"
-    atoms.res_name[held] = "MET"
-    atoms.hetero[held] = False
+    atoms.res_name[modified] = "MET"
+    atoms.hetero[modified] = False
 
 
-def exchanged_arginines(atoms: AtomRows) -> tuple[np.ndarray, np.ndarray]:
-    """NH1 and NH2 of the arginines whose NH2 is the one nearer to CD."""
+def arginines_to_swap(atoms: AtomRows) -> tuple[np.ndarray, np.ndarray]:
+    """Rows of NH1 and of NH2 of the arginines whose NH2 is nearer to CD."""
     number = atoms.residue_number()
-    rows = [
-        first_of((atoms.res_name == "ARG") & (atoms.name == name), number, len(atoms))
+    atom_rows = [
+        first_rows((atoms.res_name == "ARG") & (atoms.name == name), number, len(atoms))
         for name in ("NH1", "NH2", "CD")
     ]
-    one, two, base = np.stack(rows)[:, (np.stack(rows) >= 0).all(axis=0)]
-    near = np.linalg.norm(atoms.position[two] - atoms.position[base], axis=1)
-    swapped = near < np.linalg.norm(atoms.position[one] - atoms.position[base], axis=1)
-    return one[swapped], two[swapped]
+    nh1, nh2, cd = np.stack(atom_rows)[:, (np.stack(atom_rows) >= 0).all(axis=0)]
+    near = np.linalg.norm(atoms.position[nh2] - atoms.position[cd], axis=1)
+    swapped = near < np.linalg.norm(atoms.position[nh1] - atoms.position[cd], axis=1)
+    return nh1[swapped], nh2[swapped]
 
 
-def exchange_arginines(atoms: AtomRows) -> None:
-    """Let NH1 and NH2 of these arginines change places, in place."""
-    one, two = exchanged_arginines(atoms)
-    swapped, back = np.append(one, two), np.append(two, one)
-    atoms.row[swapped], atoms.position[swapped] = atoms.row[back], atoms.position[back]
+def swap_arginine_nitrogens(atoms: AtomRows) -> None:
+    """Swaps NH1 and NH2 where NH2 is nearer to CD, in place."""
+    nh1, nh2 = arginines_to_swap(atoms)
+    target, source = np.append(nh1, nh2), np.append(nh2, nh1)
+    atoms.row[target], atoms.position[target] = atoms.row[source], atoms.position[source]
 
 
-def runs(starts: Integer[np.ndarray, " s"], size: int) -> Iterator[tuple[int, int]]:
-    """First row of every segment, and the one behind its last, from where segments begin."""
+def segment_bounds(starts: Integer[np.ndarray, " s"], size: int) -> Iterator[tuple[int, int]]:
+    """First row and end of every segment, from the first rows."""
     return zip(starts.tolist(), [*starts[1:].tolist(), size], strict=True)
 
 
-def spread(starts: Integer[np.ndarray, " s"], size: int) -> Integer[np.ndarray, " size"]:
-    """Running number of the segment of every row, from where segments begin."""
+def segment_ids(starts: Integer[np.ndarray, " s"], size: int) -> Integer[np.ndarray, " size"]:
+    """Running number of the segment of every row, from the segments' first rows."""
     return np.repeat(np.arange(len(starts)), np.diff(np.append(starts, size)))
 
 
-def first_of(
+def first_rows(
     mask: Bool[np.ndarray, " A"], number: Integer[np.ndarray, " A"], count: int
 ) -> Integer[np.ndarray, " count"]:
-    """First row of the mask of every number; -1 for none."""
-    found = np.full(count, -1, np.int64)
+    """First row within the mask for each of `count` numbers; -1 if there is none."""
+    first = np.full(count, -1, np.int64)
     rows = np.flatnonzero(mask)[::-1]
-    found[number[rows]] = rows
-    return found
+    first[number[rows]] = rows
+    return first
 
 
-def joined_rows(pieces: list[AtomRows]) -> AtomRows:
-    """Atoms of all pieces one after the other, bonds of each."""
+def concatenated(pieces: list[AtomRows]) -> AtomRows:
+    """Atoms of all pieces one after the other, with their bonds."""
     sizes = offsets(np.array([len(piece) for piece in pieces]))
     shifts = [(size, size, 0) for size in sizes[:-1].tolist()]
     bonds = [piece.bonds + shift for piece, shift in zip(pieces, shifts, strict=True)]
-    columns = {name: np.concatenate([getattr(one, name) for one in pieces]) for name in _COLUMNS}
+    columns = {
+        name: np.concatenate([getattr(piece, name) for piece in pieces]) for name in _COLUMNS
+    }
     return AtomRows(**columns, bonds=np.concatenate(bonds))
 
 
-def copied(unit: AtomRows, record: EntryRecord) -> Iterator[tuple[np.ndarray, AtomRows]]:
-    """Chains and moved atoms of every copy in assembly 1, in the order of the file's table.
+def assembly_copies(unit: AtomRows, record: EntryRecord) -> Iterator[tuple[np.ndarray, AtomRows]]:
+    """Chains and transformed atoms of every copy in assembly 1, in the order of the file's table.
 
     Raises:
         EntryRefused: the file has no such assembly.
@@ -305,32 +312,33 @@ def copied(unit: AtomRows, record: EntryRecord) -> Iterator[tuple[np.ndarray, At
     if record.assembly != "1":
         raise EntryRefused("no assembly named 1", item=record.entry)
     labels = np.array(record.chain_label)
-    for one in record.copies:
-        chains = np.flatnonzero(np.isin(labels, one.asyms))
+    for copies in record.copies:
+        chains = np.flatnonzero(np.isin(labels, copies.asyms))
         base = unit.take(np.isin(unit.asym, chains))
-        for operator in one.operators:
+        for operator in copies.operators:
             moved = dataclasses.replace(base, operator=np.full(len(base), operator))
-            place(moved, record, single=True)
+            apply_operators(moved, record, single=True)
             yield chains, moved
 
 
-def place(atoms: AtomRows, record: EntryRecord, *, single: bool) -> None:
-    """Move atoms by their operators, in place; see `placed`."""
+def apply_operators(atoms: AtomRows, record: EntryRecord, *, single: bool) -> None:
+    """Sets coordinates to the record's, transformed by each atom's operator; see `placed`."""
     position = record.atom_position[atoms.row]
     atoms.position = placed(position, atoms.operator, record.operators, single=single)
     atoms.position[atoms.row < 0] = np.nan
 
 
-def one_location(
-    record: EntryRecord, chosen: Callable[[dict[int, float]], int | None]
+def single_location(
+    record: EntryRecord, choose: Callable[[dict[int, float]], int | None]
 ) -> Bool[np.ndarray, " A"]:
-    """Atoms without alternate locations, and of every residue those of the one that is chosen
-    among the sums of occupancy by letter. Monomers of one number are one residue.
+    """Mask of atoms with no alternate location, or with the one chosen for their residue.
+
+    `choose` gets the sum of occupancies by letter. Monomers of one number are one residue.
     """
     mask: np.ndarray = record.atom_altloc == ALTLOC_NONE
     starts = run_starts(record.residue_chain(), record.residue_author, record.residue_insertion)
     bounds = record.residue_atom[np.append(starts, record.num_residues)]
-    residue = spread(bounds[:-1], record.num_atoms)
+    residue = segment_ids(bounds[:-1], record.num_atoms)
     for row in np.unique(residue[~mask]).tolist():
         inside = slice(*bounds[row : row + 2])
         letters, occupancy = record.atom_altloc[inside], record.atom_occupancy[inside]
@@ -338,6 +346,6 @@ def one_location(
             letter: float(np.sum(occupancy[letters == letter]))
             for letter in sorted(set(letters.tolist()) - {ALTLOC_NONE})
         }
-        if (best := chosen(sums)) is not None:
+        if (best := choose(sums)) is not None:
             mask[inside] |= letters == best
     return mask

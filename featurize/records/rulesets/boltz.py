@@ -1,4 +1,4 @@
-"""What Boltz 1 makes of a record (its `scripts/process/mmcif.py`, `rcsb.py` and static filters).
+"""A record as Boltz 1 prepares it (its `scripts/process/mmcif.py`, `rcsb.py`, static filters).
 
 Chains that its filters refuse stay in the tables, without tokens.
 """
@@ -16,17 +16,22 @@ import numpy as np
 from evofeed.base.shapes import Bool, Integer
 from evofeed.featurize.records.rulesets.atom_rows import (
     AtomRows,
-    Part,
-    exchange_arginines,
-    joined_rows,
-    laid_out,
-    place,
-    runs,
+    ResiduePlan,
+    apply_operators,
+    build_residues,
+    concatenated,
+    segment_bounds,
+    swap_arginine_nitrogens,
 )
 from evofeed.featurize.records.rulesets.boltz_alignment import aligned_residues
 from evofeed.featurize.records.rulesets.bonds import residue_bonds
 from evofeed.featurize.records.rulesets.cleaning import Cleaning, Rules
-from evofeed.featurize.records.rulesets.contacts import clashing, contacts, near_groups, touching
+from evofeed.featurize.records.rulesets.contacts import (
+    clashing_groups,
+    contact_rows,
+    contacts,
+    groups_in_contact,
+)
 from evofeed.featurize.records.rulesets.standard import (
     EXCLUDED_LIGANDS,
     STANDARD_NUCLEIC,
@@ -61,30 +66,30 @@ class BoltzRules(Rules):
     """Limits of Boltz's filters, and its faults by name: True does as Boltz does."""
 
     min_residues: int = 4
-    """Residues of a polymer that were seen, at least."""
+    """Least number of resolved residues of a polymer."""
     max_residues: int = 5000
-    """Residues of a polymer that were seen, at most."""
+    """Largest number of resolved residues of a polymer."""
     max_step: float = 10.0
     """Ångström between the CA of neighbours."""
     clash_distance: float = 1.7
     """Ångström."""
     clash_fraction: float = 0.3
-    """Of the atoms of a chain that were seen."""
+    """Of the resolved atoms of a chain."""
     interface_distance: float = 5.0
     """Ångström."""
     links_required: bool = True
-    """A covalent link whose atoms it does not have fails the entry."""
+    """A covalent link to an atom that Boltz does not have fails the entry."""
     links_by_number: bool = True
-    """Without an assembly, ends of links are found by number, whatever component they name."""
+    """Without an assembly, ends of links are matched by residue number, ignoring the component."""
     residues_by_alignment: bool = True
     """Residues are aligned to the sequence instead of numbered, so that one between two gaps may
     move; one that the sequence does not have fails the entry."""
     components_required: bool = True
     """A residue of a polymer without a component fails the entry."""
     max_len_of_resolved: bool = True
-    """The longest polymers are told by the residues that were seen, not by their sequence."""
+    """`max_residues` counts resolved residues instead of the sequence."""
     modified_are_unknown: bool = True
-    """Polymers of modified residues alone are left out as unknown ones are."""
+    """Polymers of modified residues only are removed, as those of unknown residues are."""
     bonded_atoms_clash: bool = True
     """Atoms joined by a link count as a clash."""
 
@@ -95,7 +100,7 @@ def boltz_section(
     """The first assembly as Boltz prepares it.
 
     Raises:
-        EntryRefused: Boltz fails on it; the message has the reason.
+        EntryRefused: Boltz fails on the entry; the message has the reason.
     """
     return _Preparation(record, components, rules or BoltzRules()).section()
 
@@ -106,24 +111,24 @@ class _Chain(NamedTuple):
     atoms: AtomRows
     """Residues numbered from 0."""
     sources: list[int]
-    """Residue of the record of each; -1 for one that nobody saw."""
+    """Residue of the record for each; -1 if unresolved."""
 
     def copied(self, number: int, copy: _Copy) -> AtomRows:
-        """The atoms of a copy, which is so many in the assembly."""
-        same = np.ones(len(self.atoms), np.int64)
+        """The atoms of a copy, with its number in the assembly."""
+        ones = np.ones(len(self.atoms), np.int64)
         return dataclasses.replace(
             self.atoms,
-            chain=number * same,
-            operator=copy.operator * same,
-            copy=max(copy.number - 1, 0) * same,
+            chain=number * ones,
+            operator=copy.operator * ones,
+            copy=max(copy.number - 1, 0) * ones,
         )
 
     def atom(self, residue: int, name: str) -> int | None:
-        """Row of an atom of a residue of the record; None if it is not there."""
+        """Row of an atom, given its residue of the record; None if there is none."""
         if residue not in self.sources:
             return None
-        own = self.atoms.res_id == self.sources.index(residue)
-        rows: list[int] = np.flatnonzero(own & (self.atoms.name == name)).tolist()
+        in_residue = self.atoms.res_id == self.sources.index(residue)
+        rows: list[int] = np.flatnonzero(in_residue & (self.atoms.name == name)).tolist()
         return rows[0] if rows else None
 
 
@@ -131,68 +136,66 @@ class _Copy(NamedTuple):
     asym: int
     operator: int
     number: int
-    """Among the copies of its chain, from 1; 0 without an assembly."""
+    """Number among the copies of its chain, from 1; 0 without an assembly."""
 
 
 @dataclass(slots=True)
 class _Preparation(Cleaning[BoltzRules]):
-    first: Bool[np.ndarray, " R"] = field(init=False)
-    """Residues that are the first of their number in the author's chain, waters aside."""
+    is_first: Bool[np.ndarray, " R"] = field(init=False)
+    """True for the first residue of a number in the author's chain, waters excluded."""
     numbered: dict[tuple[str, str, str], int] = field(init=False)
-    """These by the author's chain, number and insertion code, where links are found so."""
+    """Those residues by author's chain, number and insertion code; empty unless links need it."""
     covalent: set[int] = field(init=False)
     """Residues with a covalent link."""
-    every: AtomRows = field(init=False)
+    file_atoms: AtomRows = field(init=False)
     """Atoms of the file."""
 
     def __post_init__(self) -> None:
         record = self.record
         authors = np.array(record.chain_author)[record.residue_chain()].tolist()
-        numbers, letters = (
-            map(str, record.residue_author.tolist()),
-            record.residue_insertion.tolist(),
-        )
-        found: dict[tuple[str, str, str], int] = {}
+        numbers = map(str, record.residue_author.tolist())
+        letters = record.residue_insertion.tolist()
+        by_author: dict[tuple[str, str, str], int] = {}
         for row, key in enumerate(zip(authors, numbers, letters, strict=True)):
             if record.residue_name[row] not in WATERS:
-                found.setdefault(key, row)
-        self.first = np.isin(np.arange(record.num_residues), list(found.values()))
+                by_author.setdefault(key, row)
+        self.is_first = np.isin(np.arange(record.num_residues), list(by_author.values()))
         by_number = self.rules.links_by_number and not record.copies
-        self.numbered = found if by_number else {}
+        self.numbered = by_author if by_number else {}
         ends = (end for link in record.links if self._is_covalent(link) for end in link.ends)
         self.covalent = {self.numbered.get(end.author, end.residue) for end in ends} - {-1}
         rows = np.arange(record.num_atoms)
-        self.every = AtomRows.of_record(record, rows, record.chain_entity, record.residue_seq)
+        self.file_atoms = AtomRows.of_record(record, rows, record.chain_entity, record.residue_seq)
 
     def section(self) -> RulesetSection:
         record = self.record
-        order = self._ordered(range(record.num_chains))
-        unit = {asym: made for asym in order if (made := self._chain(asym))}
+        order = self._gemmi_order(range(record.num_chains))
+        unit = {asym: chain for asym in order if (chain := self._chain(asym))}
         copies = list(self._copies(unit))
         if not copies:
             raise self.refusal("no chain is left")
-        atoms = joined_rows([unit[one.asym].copied(row, one) for row, one in enumerate(copies)])
-        place(atoms, record, single=False)
+        atoms = concatenated([unit[copy.asym].copied(row, copy) for row, copy in enumerate(copies)])
+        apply_operators(atoms, record, single=False)
         starts = run_starts(atoms.chain)
         links = self._links(copies, unit, starts)
-        sources = [np.array(unit[one.asym].sources) for one in copies]
+        sources = [np.array(unit[copy.asym].sources) for copy in copies]
         valid = self._valid(atoms, sources, links)
         atoms.bonds = np.concatenate([atoms.bonds, links])
         columns = atoms.columns(starts, run_starts(atoms.chain, atoms.res_id))
         labels = record.chain_label
         return RulesetSection(
             project="boltz",
-            chain_name=np.array([f"{labels[one.asym]}{one.number or ''}" for one in copies]),
+            chain_name=np.array([f"{labels[copy.asym]}{copy.number or ''}" for copy in copies]),
             chain_number=np.arange(len(copies)),
             chain_type=atoms.kind[starts],
             chain_entity=atoms.entity[starts],
-            interface=near_groups(atoms.position, atoms.chain, self.rules.interface_distance),
+            interface=groups_in_contact(atoms.position, atoms.chain, self.rules.interface_distance),
             **columns | {"chain_valid": valid},
             dropped=tuple(self.dropped),
         )
 
-    def _ordered(self, chains: Sequence[int]) -> list[int]:
-        """Chains as gemmi lists them: those of one author's chain together."""
+    def _gemmi_order(self, chains: Sequence[int]) -> list[int]:
+        """Chains in gemmi's order: those of one author's chain together."""
         authors = [self.record.chain_author[asym] for asym in chains]
         return sorted(chains, key=lambda asym: authors.index(self.record.chain_author[asym]))
 
@@ -206,9 +209,9 @@ class _Preparation(Cleaning[BoltzRules]):
             return
         label = {name: row for row, name in enumerate(record.chain_label)}
         numbers: dict[int, int] = defaultdict(int)
-        for one in record.copies:
-            chains = self._ordered([label[name] for name in one.asyms if name in label])
-            for operator in one.operators:
+        for copies in record.copies:
+            chains = self._gemmi_order([label[name] for name in copies.asyms if name in label])
+            for operator in copies.operators:
                 for asym in chains:
                     if asym in unit:
                         numbers[asym] += 1
@@ -217,7 +220,7 @@ class _Preparation(Cleaning[BoltzRules]):
     def _chain(self, asym: int) -> _Chain | None:
         record = self.record
         low, high = record.chain_residue[asym : asym + 2].tolist()
-        rows = np.flatnonzero(self.first[low:high]) + low
+        rows = np.flatnonzero(self.is_first[low:high]) + low
         number = int(record.chain_entity[asym])
         if number < 0 or not len(rows):
             return None
@@ -227,22 +230,18 @@ class _Preparation(Cleaning[BoltzRules]):
                 self._drop_chain(asym, f"a polymer that Boltz does not read: {entity.polymer}")
                 return None
             kind, names = POLYMERS[entity.polymer], entity.monomers
-            sources = self._sources(rows, names, kind)
+            sources = self._residue_sources(rows, names, kind)
         elif entity.kind in ("non-polymer", "branched"):
-            kind, names, sources = (
-                LIGAND,
-                record.residue_name[rows].tolist(),
-                rows.tolist(),
-            )
+            kind, names, sources = LIGAND, record.residue_name[rows].tolist(), rows.tolist()
         else:
             return None
         covalent = entity.kind != "non-polymer" or bool(self.covalent & set(sources))
-        parts = []
+        plans = []
         for name, source in zip(names, sources, strict=True):
-            held = self._atoms(source)
+            atoms = self._atoms(source)
             if name == "MSE" and kind != LIGAND:
                 name = "MET"
-                held |= {"SD": held["SE"]} if "SE" in held else {}
+                atoms |= {"SD": atoms["SE"]} if "SE" in atoms else {}
             component = self.components.get(name)
             if component is None or not component.heavy.any():
                 if kind != LIGAND and self.rules.components_required:
@@ -250,63 +249,63 @@ class _Preparation(Cleaning[BoltzRules]):
                 self._drop_chain(asym, f"component {name} is unknown")
                 return None
             standard = kind != LIGAND and name in _STANDARD
-            own, seen = _matched(component, held, standard=standard, covalent=covalent)
-            like = record.residue_atom[source if source >= 0 else low]
-            parts.append(Part(like, component, own, seen, number=int(source < 0)))
-        return self._laid_out(parts, kind, sources) if parts else None
+            atom_rows, source_rows = _matched_atoms(component, atoms, standard, covalent)
+            chain_row = record.residue_atom[source if source >= 0 else low]
+            plans.append(ResiduePlan(chain_row, component, atom_rows, source_rows, int(source < 0)))
+        return self._built(plans, kind, sources) if plans else None
 
-    def _laid_out(self, parts: Sequence[Part], kind: int, sources: list[int]) -> _Chain:
-        atoms = laid_out(self.every, parts)
+    def _built(self, plans: Sequence[ResiduePlan], kind: int, sources: list[int]) -> _Chain:
+        atoms = build_residues(self.file_atoms, plans)
         atoms.kind[:] = kind
-        atoms.res_id = np.repeat(np.arange(len(parts)), [len(part.seen) for part in parts])
+        atoms.res_id = np.repeat(np.arange(len(plans)), [len(plan.source) for plan in plans])
         bonds = residue_bonds(atoms, self.components, run_starts(atoms.res_id), _bond_types)
         bonds[:, :2] = np.sort(bonds[:, :2], axis=1)
         if kind != LIGAND:
-            exchange_arginines(atoms)
+            swap_arginine_nitrogens(atoms)
             bonds = bonds[~np.isin(atoms.res_name[bonds[:, 0]], _STANDARD)]
         atoms.bonds = bonds
         return _Chain(atoms, sources)
 
-    def _sources(
+    def _residue_sources(
         self, rows: Integer[np.ndarray, " n"], names: Sequence[str], kind: int
     ) -> list[int]:
-        """Residue of every monomer of a chain's sequence; -1 for one that nobody saw."""
+        """Residue of every monomer of a chain's sequence; -1 if unresolved."""
         record = self.record
         if self.rules.residues_by_alignment:
             return aligned_residues(record, rows.tolist(), names, _ALIGNED[kind], self._atoms)
         index = record.residue_seq[rows] - 1
         inside = (index >= 0) & (index < len(names))
         rows, index = rows[inside], index[inside]
-        # Another monomer of the same number goes: the sequence has the first.
+        # Of several monomers with one number, the sequence has the first.
         same = record.residue_name[rows] == np.array(names)[index]
         sources = np.full(len(names), -1)
         sources[index[same][::-1]] = rows[same][::-1]
         return [int(row) for row in sources]
 
     def _atoms(self, residue: int) -> dict[str, int]:
-        """Rows of a residue's atoms by name: of alternate locations the first of each name."""
-        found: dict[str, int] = {}
+        """Rows of a residue's atoms by name, the first alternate location of each."""
+        by_name: dict[str, int] = {}
         if residue >= 0:
             record = self.record
             for row in range(*record.residue_atom[residue : residue + 2]):
                 if record.atom_element[row] not in HYDROGENS:
-                    found.setdefault(str(record.atom_name[row]), row)
-        return found
+                    by_name.setdefault(str(record.atom_name[row]), row)
+        return by_name
 
     def _is_covalent(self, link: Link) -> bool:
-        """Whether a link is covalent; an assembly has those that gemmi finds in a copy."""
+        """True if a link is covalent and, in an assembly, gemmi finds both ends in one copy."""
         copies = self.record.copies
         if link.kind != "covale" or not copies:
             return link.kind == "covale"
         asyms = {end.asym for end in link.ends}
         return all(
-            self._is_there(end) and end.symmetry in ("", "1_555") for end in link.ends
-        ) and any(asyms <= set(one.asyms) for one in copies)
+            self._has_atom(end) and end.symmetry in ("", "1_555") for end in link.ends
+        ) and any(asyms <= set(copy.asyms) for copy in copies)
 
-    def _is_there(self, end: LinkEnd) -> bool:
-        """Whether the first conformation has the atom: gemmi copies no other link."""
+    def _has_atom(self, end: LinkEnd) -> bool:
+        """True if the first conformation has the atom: gemmi copies no other link."""
         row = end.residue
-        return row >= 0 and bool(self.first[row]) and end.atom in self._atoms(row)
+        return row >= 0 and bool(self.is_first[row]) and end.atom in self._atoms(row)
 
     def _links(
         self,
@@ -314,13 +313,13 @@ class _Preparation(Cleaning[BoltzRules]):
         unit: Mapping[int, _Chain],
         starts: Integer[np.ndarray, " C"],
     ) -> Integer[np.ndarray, "b 3"]:
-        """Atoms of every covalent link, of all copies whose ends one operator places."""
+        """Bonds of every covalent link, in all copies where one operator moves both ends."""
         record = self.record
         chain_of = record.residue_chain()
-        where: dict[tuple[int, int], list[int]] = defaultdict(list)
+        starts_of: dict[tuple[int, int], list[int]] = defaultdict(list)
         for copy, start in zip(copies, starts.tolist(), strict=True):
-            where[copy.asym, copy.operator].append(start)
-        found = []
+            starts_of[copy.asym, copy.operator].append(start)
+        bonds = []
         for link in record.links:
             if link.kind != "covale":
                 continue
@@ -342,52 +341,56 @@ class _Preparation(Cleaning[BoltzRules]):
                     self._drop_link(end, "the component has no such atom")
             if len(ends) < 2 or any(end.symmetry not in ("", "1_555") for end in link.ends):
                 continue
-            (one, first), (two, second) = ends
+            (first_asym, first_atom), (second_asym, second_atom) = ends
             for operator in dict.fromkeys(copy.operator for copy in copies):
-                for a, b in zip(where[one, operator], where[two, operator], strict=False):
-                    found.append((a + first, b + second, 0))
-        return np.array(found, np.int64).reshape(-1, 3)
+                for a, b in zip(
+                    starts_of[first_asym, operator], starts_of[second_asym, operator], strict=False
+                ):
+                    bonds.append((a + first_atom, b + second_atom, 0))
+        return np.array(bonds, np.int64).reshape(-1, 3)
 
     def _drop_link(self, end: LinkEnd, reason: str) -> None:
         self.drop("link", end.asym, f"{end.component}.{end.atom}", reason)
 
     def _drop_chain(self, asym: int, reason: str) -> None:
-        first = self.record.chain_residue[asym]
-        name = str(self.record.residue_name[first])
+        is_first = self.record.chain_residue[asym]
+        name = str(self.record.residue_name[is_first])
         self.drop("chain", self.record.chain_label[asym], name, reason)
 
     def _valid(
         self, atoms: AtomRows, sources: Sequence[np.ndarray], links: Integer[np.ndarray, "b 3"]
     ) -> Bool[np.ndarray, " C"]:
-        """Which chains no filter refuses; each filter sees all of them."""
+        """Mask of chains that pass all filters; each filter sees all chains."""
         rules = self.rules
         pairs = contacts(atoms.position, atoms.chain, rules.clash_distance)
         if not rules.bonded_atoms_clash:
             linked = {tuple(sorted(link)) for link in links[:, :2].tolist()}
             pairs = pairs[[tuple(pair) not in linked for pair in pairs.tolist()]]
-        there = np.isfinite(atoms.position).all(axis=1)
-        seen = np.bincount(atoms.chain[there], minlength=len(sources))
-        out = clashing(touching(pairs, atoms.chain), seen, rules.clash_fraction)
+        resolved = np.isfinite(atoms.position).all(axis=1)
+        counts = np.bincount(atoms.chain[resolved], minlength=len(sources))
+        clashing = clashing_groups(contact_rows(pairs, atoms.chain), counts, rules.clash_fraction)
         valid = np.ones(len(sources), bool)
-        for row, (low, high) in enumerate(runs(run_starts(atoms.chain), len(atoms))):
+        for row, (low, high) in enumerate(segment_bounds(run_starts(atoms.chain), len(atoms))):
             part = atoms.take(np.arange(low, high))
             reason = (
-                "clashes with another chain" if row in out else self._refused(part, sources[row])
+                "clashes with another chain"
+                if row in clashing
+                else self._refusal_reason(part, sources[row])
             )
             if reason:
                 valid[row] = False
                 self._drop_chain(int(part.asym[0]), reason)
         return valid
 
-    def _refused(self, chain: AtomRows, sources: np.ndarray) -> str:
-        """Why a filter refuses a chain by itself; empty if none does."""
+    def _refusal_reason(self, chain: AtomRows, sources: np.ndarray) -> str:
+        """The reason a filter refuses a chain by itself; '' if none does."""
         rules, kind, names = self.rules, int(chain.kind[0]), set(chain.res_name.tolist())
         if kind == LIGAND:
             return "" if names.isdisjoint(EXCLUDED_LIGANDS) else "an excluded ligand"
-        seen = int((sources >= 0).sum())
-        if seen < rules.min_residues:
+        resolved = int((sources >= 0).sum())
+        if resolved < rules.min_residues:
             return "a short polymer"
-        if (seen if rules.max_len_of_resolved else len(sources)) > rules.max_residues:
+        if (resolved if rules.max_len_of_resolved else len(sources)) > rules.max_residues:
             return "a long polymer"
         if rules.modified_are_unknown and kind == PROTEIN:
             names = {name if name in _STANDARD else "UNK" for name in names}
@@ -395,31 +398,31 @@ class _Preparation(Cleaning[BoltzRules]):
             return "all residues are unknown"
         if kind == PROTEIN:
             standard = np.isin(chain.res_name, _STANDARD)
-            first = np.diff(chain.res_id, prepend=-1) > 0
-            centre = chain.position[np.where(standard, chain.name == "CA", first)]
+            is_first = np.diff(chain.res_id, prepend=-1) > 0
+            centre = chain.position[np.where(standard, chain.name == "CA", is_first)]
             step = np.linalg.norm(np.diff(centre, axis=0), axis=1)
             if (step > rules.max_step).any():
                 return "a jump between neighbouring residues"
         return ""
 
 
-def _matched(
-    component: Component, held: Mapping[str, int], *, standard: bool, covalent: bool
+def _matched_atoms(
+    component: Component, by_name: Mapping[str, int], standard: bool, covalent: bool
 ) -> tuple[Integer[np.ndarray, " n"], Integer[np.ndarray, " n"]]:
-    """Atoms of its component that a residue has, and the one held that each is; -1 for none."""
+    """Component rows of a residue's atoms, and their rows in `by_name`; -1 if unresolved."""
     names, rows = component.name.tolist(), np.flatnonzero(component.heavy).tolist()
     if standard:
-        out = (*_END_ATOMS, "CG") if component.code == "UNK" else _END_ATOMS
-        rows = [row for row in rows if names[row] not in out]
-        held = {name.upper(): row for name, row in held.items()}
-    elif len(rows) == 1:  # whatever the file calls it
-        held = {names[rows[0]]: min(held.values(), default=-1)}
+        excluded = (*_END_ATOMS, "CG") if component.code == "UNK" else _END_ATOMS
+        rows = [row for row in rows if names[row] not in excluded]
+        by_name = {name.upper(): row for name, row in by_name.items()}
+    elif len(rows) == 1:  # whatever its name in the file
+        by_name = {names[rows[0]]: min(by_name.values(), default=-1)}
     elif covalent:  # without leaving atoms that a bond displaced
-        rows = [row for row in rows if not component.leaving[row] or names[row] in held]
-    seen = [held.get(names[row], -1) for row in rows]
-    return np.array(rows, np.int64), np.array(seen, np.int64)
+        rows = [row for row in rows if not component.leaving[row] or names[row] in by_name]
+    source = [by_name.get(names[row], -1) for row in rows]
+    return np.array(rows, np.int64), np.array(source, np.int64)
 
 
 def _bond_types(component: Component) -> Integer[np.ndarray, " b"]:
-    """Boltz's numbers: 1 to 3 by order, 0 any other."""
+    """Bond types numbered as in Boltz: 1 to 3 by order, 0 any other."""
     return np.where(component.bond_order <= _TRIPLE, component.bond_order, 0)

@@ -1,4 +1,4 @@
-"""Which residues of a chain Boltz puts on its sequence: gemmi's alignment, not their numbers."""
+"""Residues of a chain aligned to its sequence as in Boltz: by gemmi, not by their numbers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from evofeed.protein.entry_record import EntryRecord
 from evofeed.protein.ruleset_section import EntryRefused
 
 _LINKING: Final = {"CA": "C", "C": "C", "N": "N", "P": "P", "O3'": "O"}
-"""Atoms by which gemmi tells whether neighbours are joined, and their elements."""
+"""Atoms from which gemmi decides whether neighbours are linked, and their elements."""
 
 
 def aligned_residues(
@@ -39,26 +39,26 @@ def aligned_residues(
         residue = gemmi.Residue()
         residue.name = str(record.residue_name[row])
         residue.seqid = gemmi.SeqId(str(number))
-        for name, place in atoms_of(row).items():
-            if _LINKING.get(name) == record.atom_element[place]:
+        for name, atom_row in atoms_of(row).items():
+            if _LINKING.get(name) == record.atom_element[atom_row]:
                 atom = gemmi.Atom()
                 atom.name, atom.element = name, gemmi.Element(_LINKING[name])
-                atom.pos = gemmi.Position(*record.atom_position[place].tolist())
+                atom.pos = gemmi.Position(*record.atom_position[atom_row].tolist())
                 residue.add_atom(atom)
         chain.add_residue(residue)
     kind = getattr(gemmi.PolymerType, polymer)
     scoring = gemmi.AlignmentScoring()
     result = gemmi.align_sequence_to_polymer(list(monomers), chain.whole(), kind, scoring)
-    found = [-1] * len(monomers)
-    taken = 0
+    aligned = [-1] * len(monomers)
+    used = 0
     # gemmi's line between sequence and chain: `|` equal, `.` other, blank a gap.
     for index, match in enumerate(str(result.match_string)):
         if index >= len(monomers):
             raise EntryRefused("a chain has more residues than its sequence", item=record.entry)
         if match == "|":
-            if names[taken] != monomers[index]:
-                reason = f"residue {names[taken]} is aligned to {monomers[index]} of the sequence"
+            if names[used] != monomers[index]:
+                reason = f"residue {names[used]} is aligned to {monomers[index]} of the sequence"
                 raise EntryRefused(reason, item=record.entry)
-            found[index] = rows[taken]
-            taken += 1
-    return found
+            aligned[index] = rows[used]
+            used += 1
+    return aligned

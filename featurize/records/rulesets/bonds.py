@@ -1,4 +1,4 @@
-"""Bonds of atoms: those the dictionary of components has, along polymers, and links of the file."""
+"""Bonds of atoms: within components, along polymers, and links of the file."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 
 from evofeed.base.shapes import Integer, Shaped
-from evofeed.featurize.records.rulesets.atom_rows import AtomRows, first_of, spread
+from evofeed.featurize.records.rulesets.atom_rows import AtomRows, first_rows, segment_ids
 from evofeed.protein.components import Component, ComponentTable
 from evofeed.protein.entry_record import ALTLOC_NONE, Dropped, EntryRecord
 
@@ -36,7 +36,7 @@ def merged_bonds(*tables: Integer[np.ndarray, "_ 3"]) -> Integer[np.ndarray, "B 
 
 
 def bond_types(component: Component) -> Integer[np.ndarray, " b"]:
-    """Biotite's numbers: 1 to 4 by order, 5 to 7 and 9 aromatic, 0 any other."""
+    """Bond types numbered as in biotite: 1 to 4 by order, 5 to 7 and 9 aromatic, 0 any other."""
     order = component.bond_order
     plain = np.where(order <= 4, order, 0)
     ring = np.array([_AROMATIC.get(value, 0) for value in order.tolist()], np.int64)
@@ -49,7 +49,7 @@ def residue_bonds(
     starts: Integer[np.ndarray, " r"],
     types: Callable[[Component], Integer[np.ndarray, " b"]] = bond_types,
 ) -> Integer[np.ndarray, "B 3"]:
-    """Bonds inside residues in their order, as the dictionary of components has them."""
+    """Bonds within residues, by residue, as the component dictionary lists them."""
     names = atoms.res_name[starts]
     stops = np.append(starts[1:], len(atoms))
     parts = [np.zeros((0, 3), np.int64)]
@@ -57,18 +57,18 @@ def residue_bonds(
         component = components.get(code)
         if component is None or not len(component.bond):
             continue
-        held = np.flatnonzero(names == code)
-        row = np.concatenate([np.arange(starts[r], stops[r]) for r in held])
-        which = np.repeat(np.arange(len(held)), (stops - starts)[held])
-        lookup = component_rows(component, atoms.name[row])
-        table = np.full((len(held), len(component.name)), -1, np.int64)
-        table[which[lookup >= 0], lookup[lookup >= 0]] = row[lookup >= 0]
+        residues = np.flatnonzero(names == code)
+        row = np.concatenate([np.arange(starts[r], stops[r]) for r in residues])
+        residue = np.repeat(np.arange(len(residues)), (stops - starts)[residues])
+        column = component_rows(component, atoms.name[row])
+        table = np.full((len(residues), len(component.name)), -1, np.int64)
+        table[residue[column >= 0], column[column >= 0]] = row[column >= 0]
         pairs = table[:, component.bond].reshape(-1, 2)
-        there = (pairs >= 0).all(axis=1)
-        kinds = np.tile(types(component), len(held))
-        parts.append(np.column_stack([pairs[there], kinds[there]]))
+        present = (pairs >= 0).all(axis=1)
+        kinds = np.tile(types(component), len(residues))
+        parts.append(np.column_stack([pairs[present], kinds[present]]))
     bonds = np.concatenate(parts)
-    order = np.argsort(spread(starts, len(atoms))[bonds[:, 0]], kind="stable")
+    order = np.argsort(segment_ids(starts, len(atoms))[bonds[:, 0]], kind="stable")
     return bonds[order]
 
 
@@ -76,31 +76,31 @@ def chain_bonds(
     atoms: AtomRows,
     components: ComponentTable,
     starts: Integer[np.ndarray, " r"],
-    kind_of: Callable[[Component], int],
+    link_kind: Callable[[Component], int],
 ) -> Integer[np.ndarray, "B 3"]:
-    """Bonds between residues of a chain that follow each other; a number left out is a gap.
+    """Bonds between consecutive residues of a chain, unless a residue number is skipped.
 
     Args:
-        kind_of: 1 for what links as a protein, C to N, 2 for nucleic acids, O3' to P, 0 for what
-            does not.
+        link_kind: 1 for a component linked from C to N (proteins), 2 from O3' to P (nucleic
+            acids), 0 if it is not linked.
     """
     names = atoms.res_name[starts].tolist()
     kinds = {
-        code: kind_of(component) if (component := components.get(code)) else 0
+        code: link_kind(component) if (component := components.get(code)) else 0
         for code in set(names)
     }
     kind = np.array([kinds[code] for code in names], np.int64)
-    one, two = starts[:-1], starts[1:]
+    first, second = starts[:-1], starts[1:]
     linked = (
-        (atoms.chain[one] == atoms.chain[two])
-        & (atoms.res_id[two] - atoms.res_id[one] <= 1)
+        (atoms.chain[first] == atoms.chain[second])
+        & (atoms.res_id[second] - atoms.res_id[first] <= 1)
         & (kind[:-1] == kind[1:])
     )
-    number = spread(starts, len(atoms))
+    number = segment_ids(starts, len(atoms))
     parts = []
     for code, (tail, head) in _ENDS.items():
-        ends, heads = (first_of(atoms.name == end, number, len(starts)) for end in (tail, head))
-        pair = np.column_stack([ends[:-1], heads[1:]])[linked & (kind[1:] == code)]
+        tails, heads = (first_rows(atoms.name == end, number, len(starts)) for end in (tail, head))
+        pair = np.column_stack([tails[:-1], heads[1:]])[linked & (kind[1:] == code)]
         pair = pair[(pair >= 0).all(axis=1)]
         parts.append(np.column_stack([pair, np.full(len(pair), SINGLE)]))
     return np.concatenate(parts)
@@ -109,21 +109,21 @@ def chain_bonds(
 def component_rows(
     component: Component, names: Shaped[np.ndarray, " n"]
 ) -> Integer[np.ndarray, " n"]:
-    """Row of every name among a component's atoms; -1 if it has none of that name."""
+    """Row of every name among a component's atoms; -1 if it has no such atom."""
     return np.array([component.rows.get(name, -1) for name in names.tolist()], np.int64)
 
 
-def connected(size: int, bonds: Integer[np.ndarray, "B w"]) -> Integer[np.ndarray, " size"]:
-    """Lowest atom that every atom is joined to by bonds."""
+def molecule_labels(size: int, bonds: Integer[np.ndarray, "B w"]) -> Integer[np.ndarray, " size"]:
+    """Label of every atom's molecule: its lowest atom. Molecules are what bonds join."""
     label = np.arange(size)
-    one, two = bonds[:, 0], bonds[:, 1]
+    first, second = bonds[:, 0], bonds[:, 1]
     while True:
-        low = np.minimum(label[one], label[two])
+        low = np.minimum(label[first], label[second])
         before = label.copy()
-        np.minimum.at(label, label[one], low)
-        np.minimum.at(label, label[two], low)
-        np.minimum.at(label, one, low)
-        np.minimum.at(label, two, low)
+        np.minimum.at(label, label[first], low)
+        np.minimum.at(label, label[second], low)
+        np.minimum.at(label, first, low)
+        np.minimum.at(label, second, low)
         label = label[label]
         if np.array_equal(label, before):
             return label
@@ -135,11 +135,12 @@ def linked_bonds(
     kinds: Mapping[str, int],
     dropped: list[Dropped],
 ) -> Integer[np.ndarray, "b 3"]:
-    """Links of the file whose ends are among these atoms, within one copy; of other kinds
-    than those with a type of bond none. `dropped` gets the links whose ends are not there.
+    """Links of the file within one copy, of the kinds that `kinds` gives a bond type.
+
+    Links with an end that is not among these atoms are added to `dropped`.
     """
-    moved = np.full(record.num_atoms, -1, np.int64)
-    moved[rows] = np.arange(len(rows))
+    new_row = np.full(record.num_atoms, -1, np.int64)
+    new_row[rows] = np.arange(len(rows))
     bonds = []
     for link in record.links:
         kind = kinds.get(link.kind)
@@ -151,10 +152,10 @@ def linked_bonds(
                 continue
             low, high = record.residue_atom[end.residue : end.residue + 2]
             altloc = ord(end.altloc[0]) if end.altloc else ALTLOC_NONE
-            held = (record.atom_name[low:high] == end.atom) & (
+            matches = (record.atom_name[low:high] == end.atom) & (
                 record.atom_altloc[low:high] == altloc
             )
-            atoms += moved[low:high][held][:1].tolist()
+            atoms += new_row[low:high][matches][:1].tolist()
         if len(atoms) == 2 and min(atoms) >= 0:
             bonds.append((*atoms, kind))
         else:

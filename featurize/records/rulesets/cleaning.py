@@ -1,4 +1,4 @@
-"""What the three projects' cleanings have in common: rules, and a list of what is left out."""
+"""Base classes of the three projects' cleanings: rules, and a list of what was removed."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ class Rules:
 
     @classmethod
     def right(cls: type[_Rules]) -> _Rules:
-        """Every fault mended."""
-        faults: Any = {one.name: False for one in dataclasses.fields(cls) if one.type == "bool"}
+        """The rules with every fault set to False."""
+        faults: Any = {rule.name: False for rule in dataclasses.fields(cls) if rule.type == "bool"}
         return dataclasses.replace(cls(), **faults)
 
 
 @dataclass(slots=True)
 class Cleaning(Generic[_Rules]):
-    """A record, the rules that it is cleaned by, and what they leave out."""
+    """A record, the rules that clean it, and the list of what they remove."""
 
     record: EntryRecord
     components: ComponentTable
@@ -38,26 +38,26 @@ class Cleaning(Generic[_Rules]):
     dropped: list[Dropped] = field(default_factory=list)
 
     def refusal(self, reason: str) -> EntryRefused:
-        """The error that says why the project does not take the entry."""
+        """The error for an entry that the project does not accept."""
         return EntryRefused(reason, item=self.record.entry)
 
-    def drop(self, what: str, chain: str, component: str, reason: str) -> None:
-        """Note that something is left out."""
-        self.dropped.append(Dropped(what, chain, component, reason))
+    def drop(self, kind: str, chain: str, component: str, reason: str) -> None:
+        """Adds an item to the list of what was removed."""
+        self.dropped.append(Dropped(kind, chain, component, reason))
 
     def chain_name(self, atoms: AtomRows, row: int) -> str:
-        """What reports call the chain of an atom."""
+        """The name of an atom's chain in reports."""
         return self.record.chain_label[int(atoms.asym[row])]
 
     def report(
-        self, atoms: AtomRows, rows: Integer[np.ndarray, " n"], what: str, reason: str
+        self, atoms: AtomRows, rows: Integer[np.ndarray, " n"], kind: str, reason: str
     ) -> None:
-        """Note that chains, residues or atoms are left out, by an atom of each."""
+        """Adds removed chains, residues or atoms to the list, given one atom of each."""
         for row in rows.tolist():
-            self.drop(what, self.chain_name(atoms, row), str(atoms.res_name[row]), reason)
+            self.drop(kind, self.chain_name(atoms, row), str(atoms.res_name[row]), reason)
 
-    def without(self, atoms: AtomRows, out: Bool[np.ndarray, " A"], reason: str) -> AtomRows:
-        """The other atoms; residues whose first atom goes are reported."""
+    def without(self, atoms: AtomRows, removed: Bool[np.ndarray, " A"], reason: str) -> AtomRows:
+        """The atoms that stay; residues whose first atom is removed are reported."""
         starts = atoms.residue_starts()
-        self.report(atoms, starts[out[starts]], "residue", reason)
-        return atoms.take(~out)
+        self.report(atoms, starts[removed[starts]], "residue", reason)
+        return atoms.take(~removed)

@@ -1,4 +1,4 @@
-"""Atoms of different chains that are near each other, by a grid of cells."""
+"""Contacts between atoms of different chains, found with a grid of cells."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def contacts(
 ) -> Integer[np.ndarray, "P 2"]:
     """Pairs of atoms of different groups at most `radius` apart, the lower row first.
 
-    Atoms with a coordinate that is no number are in no pair. Distances are float64.
+    Atoms with a NaN or infinite coordinate are in no pair. Distances are float64.
     """
     rows = np.flatnonzero(np.isfinite(position).all(axis=1))
     if not len(rows):
@@ -40,7 +40,7 @@ def contacts(
     return pairs[np.lexsort((pairs[:, 1], pairs[:, 0]))]
 
 
-def near_groups(
+def groups_in_contact(
     position: Float[np.ndarray, "A 3"], group: Integer[np.ndarray, " A"], radius: float
 ) -> Integer[np.ndarray, "g 2"]:
     """Groups with atoms at most `radius` apart, each pair once, the lower first."""
@@ -48,43 +48,42 @@ def near_groups(
     return np.unique(pairs, axis=0).reshape(-1, 2)
 
 
-def touching(
+def contact_rows(
     pairs: Integer[np.ndarray, "P 2"], group: Integer[np.ndarray, " A"]
 ) -> dict[tuple[int, int], set[int]]:
-    """Of every two groups with a pair, either one first: the first one's rows that are near."""
+    """Rows of group a that are in a pair with group b, by (a, b) and by (b, a)."""
     near: dict[tuple[int, int], set[int]] = {}
-    for one, two in pairs.tolist():
-        a, b = int(group[one]), int(group[two])
-        near.setdefault((a, b), set()).add(one)
-        near.setdefault((b, a), set()).add(two)
+    for first, second in pairs.tolist():
+        a, b = int(group[first]), int(group[second])
+        near.setdefault((a, b), set()).add(first)
+        near.setdefault((b, a), set()).add(second)
     return near
 
 
-def clashing(
+def clashing_groups(
     near: Mapping[tuple[int, int], set[int]],
     counts: Integer[np.ndarray, " C"],
     fraction: float,
     rank: Callable[[int], Any] = int,
 ) -> set[int]:
-    """Chains that are left out because more than a fraction of their atoms is near another chain.
+    """Chains to remove because more than a fraction of their atoms is near another chain.
 
-    Of two chains the one that clashes more goes, then the smaller, then the later: chains are
-    ordered by `rank`.
+    Of two chains, the one with the larger fraction is removed; of equal ones the smaller, then the
+    later by `rank`.
     """
     removed: set[int] = set()
     pairs = {pair for pair in near if rank(pair[0]) < rank(pair[1])}
-    for one, two in sorted(pairs, key=lambda pair: [rank(chain) for chain in pair]):
-        first, second = len(near[one, two]) / counts[one], len(near[two, one]) / counts[two]
-        if one not in removed and two not in removed and max(first, second) > fraction:
-            both = (first, -int(counts[one]), one), (second, -int(counts[two]), two)
-            removed.add(max(both, key=lambda chain: (*chain[:2], rank(chain[2])))[2])
+    for pair in sorted(pairs, key=lambda pair: [rank(chain) for chain in pair]):
+        shares = {a: len(near[a, b]) / counts[a] for a, b in (pair, pair[::-1])}
+        if removed.isdisjoint(pair) and max(shares.values()) > fraction:
+            removed.add(max(pair, key=lambda chain: (shares[chain], -counts[chain], rank(chain))))
     return removed
 
 
 @njit(cache=True, nogil=True)
 @no_type_check
 def _near(xyz: Any, group: Any, cells: Any, bounds: Any, steps: Any, limit: Any, pairs: Any) -> Any:
-    """Fills in the pairs of near atoms, as many as there is room for; how many there are."""
+    """Number of pairs within the limit; fills `pairs` with as many of them as fit."""
     count = 0
     for step in steps:
         other = 0

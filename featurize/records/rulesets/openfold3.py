@@ -1,6 +1,6 @@
-"""What OpenFold3's cleaning makes of a record (version 0.5.0, `preprocessing/structure.py`).
+"""A record as OpenFold3 cleans it (version 0.5.0, `preprocessing/structure.py`).
 
-The steps stand in the order of its `cleanup_structure_of3`; AlphaFold 3 SI 2.5.4 has the why.
+The steps follow its `cleanup_structure_of3`; AlphaFold 3 SI 2.5.4 gives the reasons.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from evofeed.base.errors import InputError
 from evofeed.base.shapes import Bool, Integer
 from evofeed.featurize.records.rulesets.atom_rows import (
     AtomRows,
-    by_author,
-    copied,
-    exchanged_arginines,
-    joined_rows,
-    one_location,
-    runs,
-    spread,
+    arginines_to_swap,
+    assembly_copies,
+    author_numbered,
+    concatenated,
+    segment_bounds,
+    segment_ids,
+    single_location,
     to_methionine,
 )
 from evofeed.featurize.records.rulesets.bonds import (
@@ -29,13 +29,13 @@ from evofeed.featurize.records.rulesets.bonds import (
     COVALENT_LINKS,
     chain_bonds,
     component_rows,
-    connected,
     linked_bonds,
     merged_bonds,
+    molecule_labels,
     residue_bonds,
 )
 from evofeed.featurize.records.rulesets.cleaning import Cleaning, Rules
-from evofeed.featurize.records.rulesets.contacts import contacts, near_groups, touching
+from evofeed.featurize.records.rulesets.contacts import contact_rows, contacts, groups_in_contact
 from evofeed.featurize.records.rulesets.standard import AIDS, STANDARD_NUCLEIC, STANDARD_PROTEIN
 from evofeed.featurize.records.rulesets.unresolved import entity_numbers, with_unresolved_atoms
 from evofeed.protein.components import ComponentTable
@@ -62,7 +62,7 @@ class OpenFold3Rules(Rules):
     """Limits of the cleaning, and its faults by name: True does as OpenFold3 does."""
 
     max_short: int = 3
-    """Polymers with at most so many residues that were seen are left out."""
+    """Polymers with at most this many resolved residues are removed."""
     clash_distance: float = 1.7
     """Ångström."""
     clash_fraction: float = 0.3
@@ -77,13 +77,13 @@ class OpenFold3Rules(Rules):
     """An entry fails without a revision history, methods, sequences or types of components, or with
     an entity whose name is not a number."""
     letters_only: bool = True
-    """Alternate locations that are no letters are left out, so their residues were not seen."""
+    """Alternate locations that are not letters are dropped, so their residues are unresolved."""
     single_is_ligand: bool = True
     """A polymer with one residue in the file is a ligand."""
     aids_in_polymers: bool = True
-    """Crystallisation aids are left out of polymers too."""
+    """Crystallisation aids are removed from polymers too."""
     first_method_only: bool = True
-    """Aids are left out only if the first method is X-ray diffraction."""
+    """Aids are removed only if the first method is X-ray diffraction."""
     equal_copies_required: bool = True
     """Copies of a ligand of several residues that differ in atoms fail the entry."""
 
@@ -94,14 +94,14 @@ def openfold3_section(
     """The assembly after OpenFold3's cleaning.
 
     Raises:
-        EntryRefused: OpenFold3 fails on it or skips it; the message has the reason.
+        EntryRefused: OpenFold3 fails on the entry or skips it; the message has the reason.
         ComponentMissing: a component is not in the dictionary.
     """
     return _Cleaning(record, components, rules or OpenFold3Rules()).section()
 
 
 def template_chain(record: EntryRecord, components: ComponentTable, label: str) -> AtomRows:
-    """A chain as OpenFold3 cleans a template's, with what nobody saw of it.
+    """A template's chain as OpenFold3 cleans it, with its unresolved atoms.
 
     Raises:
         InputError: the file has no such chain.
@@ -121,14 +121,14 @@ def template_chain(record: EntryRecord, components: ComponentTable, label: str) 
 class _Cleaning(Cleaning[OpenFold3Rules]):
     def section(self) -> RulesetSection:
         record, rules = self.record, self.rules
-        if rules.tables_required and (lacking := _lacking(record)):
-            raise self.refusal(lacking)
+        if rules.tables_required and (missing := _missing_table(record)):
+            raise self.refusal(missing)
         atoms = self._assembly(self.asymmetric_unit())
         if not len(atoms) or not atoms.occupancy.sum():
             raise self.refusal("all atoms have zero occupancy")
         to_methionine(atoms)
-        one, two = exchanged_arginines(atoms)
-        atoms.name[one], atoms.name[two] = "NH2", "NH1"
+        nh1, nh2 = arginines_to_swap(atoms)
+        atoms.name[nh1], atoms.name[nh2] = "NH2", "NH1"
         atoms = atoms.take(~np.isin(atoms.res_name, WATERS))
         methods = record.methods[:1] if rules.first_method_only else record.methods
         if "X-RAY DIFFRACTION" in methods:
@@ -144,7 +144,7 @@ class _Cleaning(Cleaning[OpenFold3Rules]):
         atoms = self._without_gaps(atoms)
         if not len(atoms):
             raise self.refusal("no atoms are left after cleaning")
-        atoms.bonds = atoms.bonds[self._kept_bonds(atoms)]
+        atoms.bonds = atoms.bonds[self._bond_mask(atoms)]
         atoms = with_unresolved_atoms(atoms, record, self.components)
         atoms = atoms.take(~_terminal_atoms(atoms))
         if not len(atoms):
@@ -153,27 +153,32 @@ class _Cleaning(Cleaning[OpenFold3Rules]):
         return self._section(atoms)
 
     def asymmetric_unit(self) -> AtomRows:
-        """Atoms of the file with one location each, bonds by the author's names as biotite does."""
+        """Atoms of the file, one location each; bonds by author numbering as in biotite."""
         record = self.record
-        rows = np.flatnonzero(one_location(record, self._location))
+        rows = np.flatnonzero(single_location(record, self._location))
         entity = np.array([*entity_numbers(record), -1])[record.chain_entity]
-        bare = record.residue_seq == 0
-        number = np.where(bare, record.residue_author, record.residue_seq)
+        unnumbered = record.residue_seq == 0
+        number = np.where(unnumbered, record.residue_author, record.residue_seq)
         atoms = AtomRows.of_record(record, rows, entity, number)
         starts = atoms.residue_starts()
         table = self.components
         atoms.bonds = merged_bonds(
             residue_bonds(atoms, table, starts),
             chain_bonds(
-                by_author(atoms, record), table, starts, lambda one: BIOTITE_LINKS.get(one.type, 0)
+                author_numbered(atoms, record),
+                table,
+                starts,
+                lambda component: BIOTITE_LINKS.get(component.type, 0),
             ),
             linked_bonds(record, rows, _LINKS, self.dropped),
         )
         return atoms
 
     def _location(self, sums: dict[int, float]) -> int | None:
-        """The one with the highest sum of occupancies, of equal ones the first letter."""
-        letters = [one for one in sums if chr(one).isalpha() or not self.rules.letters_only]
+        """The letter with the highest sum of occupancies, the first of equal ones."""
+        letters = [
+            letter for letter in sums if chr(letter).isalpha() or not self.rules.letters_only
+        ]
         return max(letters, key=sums.__getitem__, default=None)
 
     def chain_name(self, atoms: AtomRows, row: int) -> str:
@@ -184,25 +189,25 @@ class _Cleaning(Cleaning[OpenFold3Rules]):
         record = self.record
         atoms = unit
         if record.copies:
-            parts: dict[int, list[AtomRows]] = {}
+            pieces: dict[int, list[AtomRows]] = {}
             count = np.zeros(len(record.chain_label), np.int64)
-            for chains, moved in copied(unit, record):
+            for chains, moved in assembly_copies(unit, record):
                 moved.copy = count[moved.asym]
                 for copy in np.unique(moved.copy).tolist():
-                    parts.setdefault(copy, []).append(moved.take(moved.copy == copy))
+                    pieces.setdefault(copy, []).append(moved.take(moved.copy == copy))
                 count[chains] += 1
-            if not parts:
+            if not pieces:
                 raise self.refusal("the assembly has no atoms")
-            atoms = joined_rows([part for copy in sorted(parts) for part in parts[copy]])
+            atoms = concatenated([piece for copy in sorted(pieces) for piece in pieces[copy]])
         starts = atoms.chain_starts()
-        atoms.chain = spread(starts, len(atoms)) + 1
+        atoms.chain = segment_ids(starts, len(atoms)) + 1
         atoms.kind = self.kinds(atoms, starts)
         return atoms
 
     def kinds(
         self, atoms: AtomRows, starts: Integer[np.ndarray, " c"]
     ) -> Integer[np.ndarray, " A"]:
-        """What every chain is, by the types of its atoms' components."""
+        """Molecule type of each atom's chain, by the most frequent component type."""
         types = self.record.component_types
         names, inverse = np.unique(atoms.res_name, return_inverse=True)
         kinds = [_KINDS.get(types.get(name, ""), LIGAND) for name in names]
@@ -215,36 +220,36 @@ class _Cleaning(Cleaning[OpenFold3Rules]):
             polymer = np.array([bool(entity.monomers) for entity in self.record.entities] + [False])
             entity = self.record.chain_entity[atoms.asym[starts]]
             chain[(residues == 1) & ~polymer[entity]] = LIGAND
-        return np.asarray(chain[spread(starts, len(atoms))])
+        return np.asarray(chain[segment_ids(starts, len(atoms))])
 
     def _without_chain(self, atoms: AtomRows, chain: int, reason: str) -> AtomRows:
-        """Without a chain and what hangs on it: heteroatoms joined to its first atom."""
+        """The atoms without a chain and the heteroatoms bonded to its first atom."""
         mask = atoms.chain == chain
         if not mask.any():
             return atoms
-        out = mask.copy()
+        removed = mask.copy()
         if not atoms.hetero[mask].all():
             subset = np.flatnonzero(mask | atoms.hetero)
             part = atoms.take(subset)
-            label = connected(len(part), part.bonds)
-            first = label[np.flatnonzero(part.chain == chain)[0]]
-            out[subset[(label == first) & part.hetero]] = True
-        chains, first_rows = np.unique(np.where(out, atoms.chain, -1), return_index=True)
+            molecule = molecule_labels(len(part), part.bonds)
+            attached = molecule[np.flatnonzero(part.chain == chain)[0]]
+            removed[subset[(molecule == attached) & part.hetero]] = True
+        chains, first_rows = np.unique(np.where(removed, atoms.chain, -1), return_index=True)
         self.report(atoms, first_rows[chains >= 0], "chain", reason)
-        return atoms.take(~out)
+        return atoms.take(~removed)
 
     def _without_short(self, atoms: AtomRows) -> AtomRows:
-        seen = atoms.take((atoms.kind != LIGAND) & (atoms.occupancy > 0))
-        starts = seen.chain_starts()
-        short = seen.residue_counts(starts) <= self.rules.max_short
-        for chain in seen.chain[starts[short]].tolist():
+        resolved = atoms.take((atoms.kind != LIGAND) & (atoms.occupancy > 0))
+        starts = resolved.chain_starts()
+        short = resolved.residue_counts(starts) <= self.rules.max_short
+        for chain in resolved.chain[starts[short]].tolist():
             atoms = self._without_chain(atoms, chain, "a short polymer")
         return atoms
 
     def _without_unknown(self, atoms: AtomRows) -> AtomRows:
         polymer = atoms.kind != LIGAND
-        other = np.unique(atoms.chain[polymer & (atoms.res_name != "UNK")])
-        for chain in np.setdiff1d(atoms.chain[polymer], other).tolist():
+        identified = np.unique(atoms.chain[polymer & (atoms.res_name != "UNK")])
+        for chain in np.setdiff1d(atoms.chain[polymer], identified).tolist():
             atoms = self._without_chain(atoms, chain, "all residues are unknown")
         return atoms
 
@@ -255,33 +260,33 @@ class _Cleaning(Cleaning[OpenFold3Rules]):
         if not len(pairs):
             return atoms
         sizes = np.bincount(atoms.chain)
-        touched = touching(pairs, atoms.chain)
-        out = {}
+        touched = contact_rows(pairs, atoms.chain)
+        removed = {}
         for pair in touched:
             if str(pair[0]) > str(pair[1]):
-                continue  # compared as texts, as OpenFold3 does: "10" comes before "2"
-            back = pair[::-1]
-            share = [len(touched[both]) / sizes[both[0]] for both in (pair, back)]
-            if max(share) > self.rules.clash_fraction:
-                chain, other = pair if share[0] > share[1] else back
-                out[chain] = other
-        for chain, other in out.items():
+                continue  # compared as strings, as OpenFold3 does: "10" comes before "2"
+            reverse = pair[::-1]
+            shares = [len(touched[key]) / sizes[key[0]] for key in (pair, reverse)]
+            if max(shares) > self.rules.clash_fraction:
+                chain, other = pair if shares[0] > shares[1] else reverse
+                removed[chain] = other
+        for chain, other in removed.items():
             atoms = self._without_chain(atoms, chain, f"clashes with chain {other}")
         return atoms
 
     def in_component_order(self, atoms: AtomRows) -> AtomRows:
-        """Without atoms that the component has not, each residue in the component's order."""
-        place = np.full(len(atoms), -1, np.int64)
+        """Each residue in the component's order, without atoms that the component lacks."""
+        column = np.full(len(atoms), -1, np.int64)
         for code in np.unique(atoms.res_name).tolist():
-            held = atoms.res_name == code
-            place[held] = component_rows(self.components[code], atoms.name[held])
+            of_code = atoms.res_name == code
+            column[of_code] = component_rows(self.components[code], atoms.name[of_code])
         number = atoms.residue_number()
-        lost = np.flatnonzero(place < 0)
-        if len(lost):
-            _number, first = np.unique(number[lost], return_index=True)
-            self.report(atoms, lost[first], "atom", "not an atom of the component")
-        order = np.lexsort((place, number))
-        return atoms.take(order[place[order] >= 0])
+        unmatched = np.flatnonzero(column < 0)
+        if len(unmatched):
+            _number, first = np.unique(number[unmatched], return_index=True)
+            self.report(atoms, unmatched[first], "atom", "not an atom of the component")
+        order = np.lexsort((column, number))
+        return atoms.take(order[column[order] >= 0])
 
     def _without_gaps(self, atoms: AtomRows) -> AtomRows:
         alpha = atoms.take((atoms.kind == PROTEIN) & (atoms.name == "CA"))
@@ -295,30 +300,30 @@ class _Cleaning(Cleaning[OpenFold3Rules]):
             atoms = self._without_chain(atoms, chain, "a gap between neighbours")
         return atoms
 
-    def _kept_bonds(self, atoms: AtomRows) -> Bool[np.ndarray, " B"]:
-        one, two, kind = atoms.bonds.T
-        between = atoms.chain[one] != atoms.chain[two]
-        polymers = (atoms.kind[one] != LIGAND) & (atoms.kind[two] != LIGAND)
-        apart = np.abs(atoms.res_id[one] - atoms.res_id[two]) > 1
-        long = np.linalg.norm(atoms.position[one] - atoms.position[two], axis=1)
-        out = between & (kind == COORDINATION)
-        out |= polymers & (between | apart)
-        out |= long > self.rules.max_bond
+    def _bond_mask(self, atoms: AtomRows) -> Bool[np.ndarray, " B"]:
+        first, second, kind = atoms.bonds.T
+        between = atoms.chain[first] != atoms.chain[second]
+        polymers = (atoms.kind[first] != LIGAND) & (atoms.kind[second] != LIGAND)
+        apart = np.abs(atoms.res_id[first] - atoms.res_id[second]) > 1
+        long = np.linalg.norm(atoms.position[first] - atoms.position[second], axis=1)
+        removed = between & (kind == COORDINATION)
+        removed |= polymers & (between | apart)
+        removed |= long > self.rules.max_bond
         number = atoms.residue_number()
-        for row in np.flatnonzero(out & (number[one] != number[two])).tolist():
-            ends = (f"{atoms.res_name[a]}.{atoms.name[a]}" for a in (one[row], two[row]))
-            chain = str(atoms.chain[one[row]])
+        for row in np.flatnonzero(removed & (number[first] != number[second])).tolist():
+            ends = (f"{atoms.res_name[a]}.{atoms.name[a]}" for a in (first[row], second[row]))
+            chain = str(atoms.chain[first[row]])
             self.drop("link", chain, "-".join(ends), "not a bond that is trained on")
-        kept: np.ndarray = ~out
-        return kept
+        mask: np.ndarray = ~removed
+        return mask
 
     def _require_equal_copies(self, atoms: AtomRows) -> None:
         if not self.rules.equal_copies_required:
             return
         ligand = atoms.take(atoms.kind == LIGAND)
         starts = ligand.chain_starts()
-        several = ligand.residue_counts(starts) > 1
-        for entity in np.unique(ligand.entity[starts[several]]).tolist():
+        multi_residue = ligand.residue_counts(starts) > 1
+        for entity in np.unique(ligand.entity[starts[multi_residue]]).tolist():
             part = atoms.take(atoms.entity == entity)
             pieces = np.split(part.name, part.chain_starts()[1:])
             if len({tuple(piece.tolist()) for piece in pieces}) > 1:
@@ -326,9 +331,9 @@ class _Cleaning(Cleaning[OpenFold3Rules]):
 
     def _section(self, atoms: AtomRows) -> RulesetSection:
         starts, residues = atoms.chain_starts(), atoms.residue_starts()
-        number = spread(starts, len(atoms))
+        number = segment_ids(starts, len(atoms))
         names = atoms.chain[starts].astype(str)
-        near = near_groups(atoms.position, number, self.rules.interface_distance)
+        near = groups_in_contact(atoms.position, number, self.rules.interface_distance)
         swapped = names[near[:, 0]] > names[near[:, 1]]
         near[swapped] = near[swapped][:, ::-1]
         near = near[np.lexsort((names[near[:, 1]], names[near[:, 0]]))]
@@ -344,36 +349,36 @@ class _Cleaning(Cleaning[OpenFold3Rules]):
         )
 
 
-def _lacking(record: EntryRecord) -> str:
-    """What OpenFold3 fails without, of an entry; empty if it lacks nothing."""
+def _missing_table(record: EntryRecord) -> str:
+    """The reason OpenFold3 fails on an entry's tables; '' if none is missing."""
     polymers = [entity for entity in record.entities if entity.polymer]
-    there = {
+    tables = {
         "_pdbx_audit_revision_history": record.release_dates,
         "_chem_comp": record.component_types,
         "_exptl": record.methods,
         "_entity_poly": polymers,
         "_entity_poly_seq": any(entity.monomers for entity in record.entities),
-        "_entity_poly.pdbx_seq_one_letter_code_can": any(one.sequence for one in polymers),
+        "_entity_poly.pdbx_seq_one_letter_code_can": any(entity.sequence for entity in polymers),
     }
-    for name, found in there.items():
-        if not found:
+    for name, value in tables.items():
+        if not value:
             return f"no {name}"
-    odd = [entity.name for entity in record.entities if not entity.name.isdecimal()]
-    return f"the name of entity {odd[0]!r} is not a number" if odd else ""
+    unnumbered = [entity.name for entity in record.entities if not entity.name.isdecimal()]
+    return f"the name of entity {unnumbered[0]!r} is not a number" if unnumbered else ""
 
 
 def _terminal_atoms(atoms: AtomRows) -> Bool[np.ndarray, " A"]:
-    """OXT of a standard last residue, OP3 of a standard first one."""
-    out = np.zeros(len(atoms), bool)
-    for low, high in runs(atoms.chain_starts(), len(atoms)):
+    """Mask of OXT in a standard last residue and OP3 in a standard first one."""
+    mask = np.zeros(len(atoms), bool)
+    for low, high in segment_bounds(atoms.chain_starts(), len(atoms)):
         if atoms.kind[low] == PROTEIN and atoms.res_name[high - 1] in STANDARD_PROTEIN:
             last, name = atoms.res_id[high - 1], "OXT"
         elif atoms.kind[low] in (RNA, DNA) and atoms.res_name[low] in STANDARD_NUCLEIC:
             last, name = atoms.res_id[low], "OP3"
         else:
             continue
-        out[low:high] = (atoms.res_id[low:high] == last) & (atoms.name[low:high] == name)
-    return out
+        mask[low:high] = (atoms.res_id[low:high] == last) & (atoms.name[low:high] == name)
+    return mask
 
 
 def _keys(pairs: Integer[np.ndarray, "P 2"], size: int) -> Integer[np.ndarray, " P"]:

@@ -1,4 +1,4 @@
-"""Which molecules of an assembly Protenix keeps, and links that not every copy has."""
+"""Molecules of an assembly that Protenix keeps, clashing chains and links to remove."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import numpy as np
 
 from evofeed.base.shapes import Bool, Integer
 from evofeed.featurize.records.rulesets.atom_rows import AtomRows
-from evofeed.featurize.records.rulesets.bonds import connected
-from evofeed.featurize.records.rulesets.contacts import clashing, contacts, touching
+from evofeed.featurize.records.rulesets.bonds import molecule_labels
+from evofeed.featurize.records.rulesets.contacts import clashing_groups, contact_rows, contacts
 from evofeed.featurize.records.rulesets.standard import STANDARD_NUCLEIC, STANDARD_PROTEIN
 from evofeed.protein.entry_record import LIGAND
 
@@ -25,93 +25,95 @@ def centre_atoms(atoms: AtomRows) -> Bool[np.ndarray, " A"]:
     return mask
 
 
-def near_molecules(atoms: AtomRows, most: int, max_tokens: int) -> Bool[np.ndarray, " A"] | None:
-    """Atoms of the molecules around a token at an interface; None if there is no interface.
+def molecules_near_interface(
+    atoms: AtomRows, max_molecules: int, max_tokens: int
+) -> Bool[np.ndarray, " A"] | None:
+    """Mask of the molecules nearest to a token at an interface; None without an interface.
 
-    Molecules are what bonds join. The token is drawn, always the same way.
+    Molecules are what bonds join. The token is drawn with a fixed seed, as in Protenix.
     """
-    label = connected(len(atoms), atoms.bonds)
-    if len(np.unique(label)) <= most:
+    label = molecule_labels(len(atoms), atoms.bonds)
+    if len(np.unique(label)) <= max_molecules:
         return np.ones(len(atoms), bool)
     centre = centre_atoms(atoms)
     rows = np.flatnonzero(centre & (atoms.row >= 0))
     pairs = contacts(atoms.position[rows], label[rows], _NEAR)
-    near = np.zeros(len(rows), bool)
-    near[pairs.ravel()] = True
+    at_interface = np.zeros(len(rows), bool)
+    at_interface[pairs.ravel()] = True
     order = np.arange(len(rows))
     np.random.default_rng(seed=42).shuffle(order)
-    chosen = order[near[order]]
-    if not len(chosen):
+    candidates = order[at_interface[order]]
+    if not len(candidates):
         return None
-    step = atoms.position[rows].astype(np.float64) - atoms.position[rows[chosen[0]]]
+    step = atoms.position[rows].astype(np.float64) - atoms.position[rows[candidates[0]]]
     by_distance = np.argsort(np.sqrt((step * step).sum(1)), kind="stable")
     sizes = np.bincount(label[centre], minlength=len(atoms))
-    kept: set[int] = set()
+    molecules: set[int] = set()
     tokens = 0
     for molecule in label[rows][by_distance].tolist():
-        # Protenix counts a molecule's tokens anew at each of its atoms.
-        if len(kept) >= most and tokens + sizes[molecule] > max_tokens:
+        # As in Protenix, a molecule's tokens are counted again at each of its atoms.
+        if len(molecules) >= max_molecules and tokens + sizes[molecule] > max_tokens:
             break
-        kept.add(molecule)
+        molecules.add(molecule)
         tokens += int(sizes[molecule])
-    return np.isin(label, sorted(kept))
+    return np.isin(label, sorted(molecules))
 
 
 def clashing_chains(
     atoms: AtomRows, names: Sequence[str], distance: float, fraction: float
 ) -> set[int]:
-    """Chains left out because too many of their centre atoms are too near to another chain."""
+    """Chains to remove because too many of their centre atoms are too near another chain."""
     rows = np.flatnonzero(centre_atoms(atoms) & (atoms.row >= 0))
     chain = atoms.chain[rows]
     pairs = contacts(atoms.position[rows], chain, distance)
     near = {
-        pair: found
-        for pair, found in touching(pairs, chain).items()
-        if not _is_molecule(atoms, *pair)
+        pair: touched
+        for pair, touched in contact_rows(pairs, chain).items()
+        if not _same_molecule(atoms, *pair)
     }
     counts = np.bincount(chain, minlength=len(names))
-    return clashing(near, counts, fraction, rank=names.__getitem__)
+    return clashing_groups(near, counts, fraction, rank=names.__getitem__)
 
 
-def _is_molecule(atoms: AtomRows, one: int, two: int) -> bool:
-    part = atoms.take(np.isin(atoms.chain, (one, two)))
-    return len(np.unique(connected(len(part), part.bonds))) == 1
+def _same_molecule(atoms: AtomRows, first: int, second: int) -> bool:
+    part = atoms.take(np.isin(atoms.chain, (first, second)))
+    return len(np.unique(molecule_labels(len(part), part.bonds))) == 1
 
 
-def lopsided_links(atoms: AtomRows, polymers: Collection[int]) -> Integer[np.ndarray, " n"]:
-    """Rows of the bonds between chains, one of them a polymer, that not every copy has."""
-    one, two = atoms.bonds[:, 0], atoms.bonds[:, 1]
-    between = np.flatnonzero(atoms.chain[one] != atoms.chain[two])
+def incomplete_links(atoms: AtomRows, polymers: Collection[int]) -> Integer[np.ndarray, " n"]:
+    """Rows of bonds between a polymer and another chain that are missing in some copies."""
+    first, second = atoms.bonds[:, 0], atoms.bonds[:, 1]
+    between = np.flatnonzero(atoms.chain[first] != atoms.chain[second])
     links = {tuple(atoms.bonds[row, :2].tolist()): row for row in between.tolist()}
-    near: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    links_of: dict[int, list[tuple[int, int]]] = defaultdict(list)
     for link in links:
         for end in link:
-            near[end].append(link)
+            links_of[end].append(link)
     entity, number, name = atoms.entity, atoms.res_id, atoms.name
-    out: set[tuple[int, int]] = set()
+    incomplete: set[tuple[int, int]] = set()
     for link in links:
-        if link in out:
+        if link in incomplete:
             continue
         i, j = sorted(link, key=lambda end: int(entity[end]) not in polymers)
         if int(entity[i]) not in polymers:
             continue
-        own = entity == entity[i]
-        copies = len(np.unique(atoms.chain[own]))
-        same = np.flatnonzero(own & (number == number[i]) & (name == name[i])).tolist()
-        if len(same) != copies:
-            out.add(link)
+        of_entity = entity == entity[i]
+        num_chains = len(np.unique(atoms.chain[of_entity]))
+        ends = np.flatnonzero(of_entity & (number == number[i]) & (name == name[i])).tolist()
+        if len(ends) != num_chains:
+            incomplete.add(link)
             continue
-        found = set()
-        alike = (entity[j], atoms.res_name[j], name[j])
-        for row in same:
-            for other in near[row]:
-                far = other[1] if other[0] == row else other[0]
-                if (entity[far], atoms.res_name[far], name[far]) != alike:
+        equivalent = set()
+        partner = (entity[j], atoms.res_name[j], name[j])
+        for row in ends:
+            for candidate in links_of[row]:
+                far = candidate[1] if candidate[0] == row else candidate[0]
+                if (entity[far], atoms.res_name[far], name[far]) != partner:
                     continue
                 if int(entity[j]) in polymers and number[far] != number[j]:
                     continue
-                found.add((row, other))
+                equivalent.add((row, candidate))
                 break
-        if len(found) != copies:
-            out |= {other for _row, other in found}
-    return np.array(sorted(links[link] for link in out), np.int64)
+        if len(equivalent) != num_chains:
+            incomplete |= {candidate for _row, candidate in equivalent}
+    return np.array(sorted(links[link] for link in incomplete), np.int64)
