@@ -12,7 +12,7 @@ from evofeed.base.errors import InputError, MsaError
 from evofeed.featurize.entries.templates import holds_hits
 from evofeed.featurize.formats.a3m import parse_a3m
 from evofeed.featurize.formats.msa import Msa
-from evofeed.featurize.formats.packed_arrays import UNFIT, Npz
+from evofeed.featurize.formats.packed_arrays import TABLE_ERRORS, Npz
 from evofeed.featurize.formats.reading import (
     file_ref,
     files_below,
@@ -135,7 +135,7 @@ def _of_arrays(path: str, most: int | None) -> Iterator[tuple[str, bytes]]:
             yield name, _openfold3_rows(tables[name], most)
     except InputError as error:
         raise MsaError(error.message, path=path) from None
-    except UNFIT as error:
+    except TABLE_ERRORS as error:
         raise MsaError(f"no alignment of arrays: {error!r}"[:300], path=path) from None
 
 

@@ -27,7 +27,7 @@ from evofeed.featurize.entries.targets import (
     representative,
     target_of,
 )
-from evofeed.featurize.formats.packed_arrays import UNFIT, Inert, unpickle
+from evofeed.featurize.formats.packed_arrays import TABLE_ERRORS, Inert, unpickle
 from evofeed.featurize.formats.reading import file_ref, read_bytes, read_head
 
 _HEAD: Final = 1 << 16
@@ -74,7 +74,7 @@ def openfold3_set(place: str, alignments: str) -> PreparedSet | None:
             if about["conformer_gen_strategy"] == "use_fallback" and file.is_file():
                 hidden = bool(about.get("set_fallback_to_nan"))
                 molecules[name] = annotated_molecule(str(file), hidden=hidden)
-    except UNFIT as error:
+    except TABLE_ERRORS as error:
         raise InputError(f"no cache of OpenFold3: {error!r}", path=str(caches[0])) from None
     rows_of = (one for one in sorted(root.glob("*template*")) if any(one.glob("*.npz")))
     templates = str(next(rows_of, ""))

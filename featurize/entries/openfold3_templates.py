@@ -16,7 +16,7 @@ from typing import Any, Final
 import numpy as np
 
 from evofeed.base.errors import InputError
-from evofeed.featurize.formats.packed_arrays import UNFIT, Npz, unpickle
+from evofeed.featurize.formats.packed_arrays import TABLE_ERRORS, Npz, unpickle
 from evofeed.featurize.formats.reading import PACKED, file_ref, plain, read_bytes
 from evofeed.featurize.job.units import stamp_of
 from evofeed.featurize.records.entry import entry_record
@@ -64,7 +64,7 @@ def cached_templates(
                 arrays = _arrays(file, name, components)
                 _lay(arrays, np.asarray(about["idx_map"]), restype, position)
             found.append((name, str(about["release_date"])[:10], restype, position))
-    except UNFIT as error:
+    except TABLE_ERRORS as error:
         raise InputError(f"no template cache of OpenFold3: {error!r}", path=str(path)) from None
     shape = (len(found), length)
     templates = Templates(

@@ -13,7 +13,7 @@ from evofeed.featurize.entries.boltz_targets import boltz_set, boltz_target
 from evofeed.featurize.entries.openfold3_targets import openfold3_set, openfold3_target
 from evofeed.featurize.entries.protenix_targets import protenix_set, protenix_target
 from evofeed.featurize.entries.targets import PreparedSet, Target, representative
-from evofeed.featurize.formats.packed_arrays import UNFIT, Npz, unpickle
+from evofeed.featurize.formats.packed_arrays import TABLE_ERRORS, Npz, unpickle
 from evofeed.featurize.formats.reading import file_ref, read_bytes
 from evofeed.protein.components import ComponentTable
 
@@ -50,5 +50,5 @@ def read_target(
     try:
         more = {"components": components or ComponentTable({})} if project == "boltz" else {}
         return make(parse_json(about), tables, queries, **more)
-    except UNFIT as error:
+    except TABLE_ERRORS as error:
         raise InputError(f"no structure that {project} prepared: {error!r}", path=path) from None

@@ -23,7 +23,7 @@ from evofeed.featurize.entries.targets import (
     conformers_of,
     target_of,
 )
-from evofeed.featurize.formats.packed_arrays import UNFIT, Inert
+from evofeed.featurize.formats.packed_arrays import TABLE_ERRORS, Inert
 from evofeed.featurize.formats.reading import file_ref, read_bytes
 from evofeed.protein.molecules import element_numbers
 
@@ -54,7 +54,7 @@ def protenix_set(place: str, alignments: str) -> PreparedSet | None:
                 cluster = row.get("cluster_1_id") or row["cluster_id"]
                 if row["type"] == "chain" and row["mol_1_type"] in ("prot", "nuc"):
                     about["clusters"][row["entity_1_id"]] = cluster
-        except UNFIT as error:
+        except TABLE_ERRORS as error:
             raise InputError(f"no list of Protenix: {error!r}", path=str(table)) from None
     items: list[tuple[str, ...]] = []
     for entry, about in found.items():

@@ -1,8 +1,8 @@
-"""OpenFold's `alignment_db`: files glued together, and a JSON index that finds them again.
+"""OpenFold's `alignment_db`: alignment files concatenated in a db, and its JSON index.
 
 Three kinds of index: the sharded one names the db of each chain
 (`{"3lrm_A": {"db": "alignment_db_0.db", "files": [["x.a3m", offset, bytes], …]}}`),
-the old one is beside its only db and lists files alone, and that of `evofeed search` names
+the old one is next to its only db and lists files alone, and that of `evofeed search` names
 the db of each file and has the sequences, of RNA with `"is_rna": true`
 (`{"3lrm_A": {"sequence": "MKV…", "files": [["x.a3m.zst", offset, bytes, "7f.db"], …]}}`).
 """
@@ -33,10 +33,10 @@ class DbEntry(NamedTuple):
 
 
 def read_index(path: str) -> dict[str, DbEntry]:
-    """The chains of an index, sharded or old; db names are taken beside the index.
+    """The chains of an index, sharded or old; each db is in the folder of the index.
 
     Raises:
-        InputError: not such an index, or a db name that leads elsewhere.
+        InputError: not such an index, or a db name that points to another folder.
     """
     try:
         chains = parse_json(read_bytes(file_ref(path)))
@@ -44,30 +44,30 @@ def read_index(path: str) -> dict[str, DbEntry]:
     except (ValueError, AttributeError) as error:
         raise InputError(f"not an alignment_db index: {error}", path=path) from None
     folder = Path(path).parent
-    own = str(folder / (Path(path).name.removesuffix(".index") + ".db"))
+    default_db = str(folder / (Path(path).name.removesuffix(".index") + ".db"))
     dbs: dict[str, str] = {}
-    result = {}
+    entries = {}
     with paused_gc():
-        while chains:  # what is read is let go: an index of all of the PDB takes a gigabyte
+        while chains:  # an index of all of the PDB takes a gigabyte: values are freed once read
             name, value = chains.popitem()
-            result[name] = _entry(name, value, folder, own, path, dbs)
-    return dict(reversed(result.items()))
+            entries[name] = _entry(name, value, folder, default_db, path, dbs)
+    return dict(reversed(entries.items()))
 
 
 def _entry(
-    name: str, value: Any, folder: Path, own: str, path: str, dbs: dict[str, str]
+    name: str, value: Any, folder: Path, default_db: str, path: str, dbs: dict[str, str]
 ) -> DbEntry:
     try:
         values = value if isinstance(value, dict) else {"files": value}
-        db = _place(values["db"], folder, dbs) if "db" in values else own
+        db = _db_path(values["db"], folder, dbs) if "db" in values else default_db
         refs = []
-        for file, offset, size, *place in values["files"]:
+        for file, offset, size, *file_db in values["files"]:
             if type(file) is not str or type(offset) is not int or type(size) is not int:
                 raise TypeError("a file is [name, offset, bytes]")
             if offset < 0 or size < 0:
                 raise ValueError(f"{file} at {offset} with {size} bytes")
-            path_ = _place(place[0], folder, dbs) if place else db
-            refs.append(FileRef(sys.intern(file), path_, offset, size))
+            db_path = _db_path(file_db[0], folder, dbs) if file_db else db
+            refs.append(FileRef(sys.intern(file), db_path, offset, size))
         sequence, description = (values.get(key, "") for key in ("sequence", "description"))
         if type(sequence) is not str or type(description) is not str:
             raise TypeError("sequence and description are text")
@@ -76,25 +76,25 @@ def _entry(
     return DbEntry(db, tuple(refs), sequence, description, values.get("is_rna") is True)
 
 
-def _place(name: str, folder: Path, dbs: dict[str, str]) -> str:
-    """Where a db is, which is beside its index."""
+def _db_path(name: str, folder: Path, dbs: dict[str, str]) -> str:
+    """Path of a db, one string for all its files."""
     if Path(name).name != name or name in ("", ".", ".."):
         raise ValueError(f"db {name!r} is not a plain file name")
     return dbs.setdefault(name, str(folder / name))
 
 
 def read_ffindex(index: Path) -> Iterator[tuple[str, FileRef]]:
-    """The entries of a database of hh-suite by name, its data beside the index.
+    """Name and file span of each entry of an hh-suite database (`.ffindex`, `.ffdata`).
 
     Raises:
-        InputError: a line is none of an index; names it.
+        InputError: a line is not `name offset length`; names it.
     """
     lines = read_bytes(file_ref(index)).decode("utf-8", "replace").splitlines()
     for number, line in enumerate(lines, 1):
         name, *numbers = line.split("\t")
         if len(numbers) != 2 or not all(part.isdigit() for part in numbers):
-            why = f"expected name, offset and length with tabs between, not {line[:60]!r}"
-            raise InputError(why, path=str(index), line=number)
+            message = f"expected name, offset and length with tabs between, not {line[:60]!r}"
+            raise InputError(message, path=str(index), line=number)
         name = name.removesuffix(".a3m")
         offset, size = map(int, numbers)
         db = str(index.with_suffix(".ffdata"))

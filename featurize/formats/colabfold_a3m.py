@@ -1,9 +1,9 @@
-"""ColabFold's a3m of a complex: one alignment over all its chains, to be split into theirs.
+"""ColabFold's a3m of a complex: one alignment over all its chains, to be split by chain.
 
-The first line has the lengths of the different chains, a tab, and how often each is in
-the complex: `#93,87<TAB>1,1`. The columns are those of each different chain, once. Rows
-that are paired have residues in several chains and their headers side by side, with tabs
-between; the others have gaps in all chains but one.
+The first line has the lengths of the different chains, a tab, and the copies of each in
+the complex: `#93,87<TAB>1,1`. The columns are those of each different chain, once. Paired
+rows have residues in several chains and the headers of all of them, joined by tabs; the
+others have gaps in all chains but one.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _FIRST_LINE: Final = re.compile(rb"#(\d+(?:,\d+)*)\t(\d+(?:,\d+)*)\s*\Z")
 
 @dataclass(frozen=True, slots=True)
 class Assembly:
-    """The different chains of a complex: how long each is, and how often it is there."""
+    """Length and copies of each different chain of a complex."""
 
     lengths: tuple[int, ...]
     copies: tuple[int, ...]
@@ -36,7 +36,7 @@ class Assembly:
 
     @property
     def firsts(self) -> list[int]:
-        """Which chain of the whole complex, from 0, is the first copy of each."""
+        """Index in the complex, from 0, of the first copy of each different chain."""
         return list(itertools.accumulate(self.copies[:-1], initial=0))
 
     @property
@@ -46,16 +46,16 @@ class Assembly:
 
 
 def assembly_of(text: bytes) -> Assembly | None:
-    """What the first line of an a3m says of a complex; None if it says nothing."""
-    found = _FIRST_LINE.match(text.partition(b"\n")[0].rstrip())
-    if found is None:
+    """The complex that the first line of an a3m describes; None if it describes none."""
+    match = _FIRST_LINE.match(text.partition(b"\n")[0].rstrip())
+    if match is None:
         return None
-    lengths, copies = (tuple(map(int, numbers.split(b","))) for numbers in found.groups())
+    lengths, copies = (tuple(map(int, numbers.split(b","))) for numbers in match.groups())
     return Assembly(lengths, copies) if len(lengths) == len(copies) and min(lengths) else None
 
 
 def assembly_in(path: Path) -> Assembly | None:
-    """As `assembly_of`, of a file that need not be read whole."""
+    """As `assembly_of`, for a file, of which only the head is read."""
     return assembly_of(read_head(file_ref(path), _HEAD_BYTES))
 
 
@@ -65,35 +65,35 @@ def rows_of(data: bytes, argument: str, path: str, *, paired: bool = False) -> b
     Letters inserted between two chains count to the second, as ColabFold reads them.
 
     Args:
-        argument: which chain, from 0, in the order of the first line.
-        paired: only the query and rows in which another chain has residues, too, with the row's
-            number in the file for a header: that of its partners.
+        argument: index of the chain, from 0, in the order of the first line.
+        paired: only the query and rows in which another chain has residues, too. The header is
+            then the row's number in the file, the same for its partners in other chains.
 
     Raises:
-        MsaError: the first line says no such chain, or a row has not its columns.
+        MsaError: the first line has no such chain, or a row lacks some of its columns.
     """
-    wanted = int(argument)
-    kept: list[bytes] = []
-    for number, header, pieces, present in _split_rows(data, wanted, path):
+    chain = int(argument)
+    rows: list[bytes] = []
+    for number, header, pieces, present in _split_rows(data, chain, path):
         is_pair = sum(present) > 1
-        if not present[wanted] or (paired and kept and not is_pair):
+        if not present[chain] or (paired and rows and not is_pair):
             continue
-        name = _own_header(header, wanted, len(present)) if is_pair else header
+        name = _chain_header(header, chain, len(present)) if is_pair else header
         name = b"%d" % number if paired else name.rstrip(b"\r")
-        kept.append(b">%s\n%s\n" % (name, pieces[wanted]))
-    return b"".join(kept)
+        rows.append(b">%s\n%s\n" % (name, pieces[chain]))
+    return b"".join(rows)
 
 
 def _split_rows(
-    data: bytes, wanted: int, path: str
+    data: bytes, chain: int, path: str
 ) -> Iterator[tuple[int, bytes, tuple[bytes, ...], list[bool]]]:
-    """Number, header, each chain's letters and who has residues, of every row."""
+    """Number, header, letters by chain and whether each chain has residues, of every row."""
     data = data.rstrip(b"\0")
     assembly = assembly_of(data)
-    if assembly is None or wanted >= len(assembly.lengths):
-        raise MsaError(f"its first line names no chain {wanted + 1} of a complex", path=path)
-    pieces = b"".join(rb"((?:[a-z.]*+[A-Z-]){%d})" % length for length in assembly.lengths)
-    columns = re.compile(pieces + rb"[a-z.]*\Z")
+    if assembly is None or chain >= len(assembly.lengths):
+        raise MsaError(f"its first line names no chain {chain + 1} of a complex", path=path)
+    groups = b"".join(rb"((?:[a-z.]*+[A-Z-]){%d})" % length for length in assembly.lengths)
+    columns = re.compile(groups + rb"[a-z.]*\Z")
     line = 1
     for number, record in enumerate(data.split(b"\n>")[1:]):
         line += 1
@@ -106,23 +106,23 @@ def _split_rows(
                 path=path,
                 line=line,
             )
-        found = row.groups()
-        yield number, header, found, [bool(piece.translate(None, _NO_RESIDUE)) for piece in found]
+        pieces = row.groups()
+        yield number, header, pieces, [bool(piece.translate(None, _NO_RESIDUE)) for piece in pieces]
         line += record.count(b"\n")
 
 
 def chain_letter(number: int) -> str:
-    """A, B, ..., Z, AA, AB, ... by number from 0."""
+    """Chain id A, B, ..., Z, AA, AB, ... by number from 0."""
     letters = ""
     while number >= 0:
-        number, rest = divmod(number, 26)
-        letters = chr(ord("A") + rest) + letters
+        number, letter = divmod(number, 26)
+        letters = chr(ord("A") + letter) + letters
         number -= 1
     return letters
 
 
-def _own_header(header: bytes, wanted: int, chains: int) -> bytes:
-    """A chain's header of a paired row; each may hold tabs, all the same number."""
+def _chain_header(header: bytes, chain: int, num_chains: int) -> bytes:
+    """One chain's header of a paired row; headers may hold tabs, all the same number."""
     fields = header.split(b"\t")
-    own, rest = divmod(len(fields), chains)
-    return b"\t".join(fields if rest else fields[own * wanted : own * (wanted + 1)])
+    size, remainder = divmod(len(fields), num_chains)
+    return b"\t".join(fields if remainder else fields[size * chain : size * (chain + 1)])

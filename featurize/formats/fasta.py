@@ -10,9 +10,9 @@ from evofeed.featurize.config import InputCaps
 
 SUFFIXES: Final = (".fasta", ".fa", ".faa", ".fas")
 BASES: Final = "the bases of"
-"""How the complaint about a nucleic acid begins."""
-_SHORTEST_DNA: Final = 10
-"""Fewer letters than these say nothing: `GATTACA` may be a peptide."""
+"""First words of the error for a nucleic acid."""
+_MIN_DNA_LENGTH: Final = 10
+"""Shorter sequences are ambiguous: `GATTACA` may be a peptide."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,35 +37,34 @@ def parse_fasta(
     faults: list[InputError] | None = None,
     rna: bool = False,
 ) -> list[FastaRecord]:
-    """The records of a FASTA file, letters upper-cased, a final `*` dropped. What is wrong
-    with a record goes to `faults`, and the others are returned; without it the first raises.
+    """The records of a FASTA file, letters upper-cased, a final `*` dropped. Errors of single
+    records go to `faults`, and the others are returned; without it the first is raised.
 
     Raises:
         InputError: residues before a header, an empty sequence, a character that is
-            no letter, or bases instead of amino acids; names the line.
+            not a letter, or bases instead of amino acids; names the line.
     """
     caps = caps or InputCaps()
     problems: list[InputError] = []
-    heads: list[tuple[str, int]] = []
-    parts: list[list[str]] = []
+    headers: list[tuple[str, int]] = []
+    bodies: list[list[str]] = []
     for number, raw in enumerate(data.decode("utf-8", "replace").splitlines(), 1):
         line = raw.strip()
         if not line or line[0] in "#;":
             continue
         if line[0] == ">":
-            heads.append((line[1:], number))
-            parts.append([])
-        elif parts:
-            parts[-1].append(line)
+            headers.append((line[1:], number))
+            bodies.append([])
+        elif bodies:
+            bodies[-1].append(line)
         elif not problems:
             problems.append(InputError("residues before the first '>' header", line=number))
     records = []
-    for (head, number), part in zip(heads, parts, strict=True):
-        record = FastaRecord(head, "".join(part).upper().removesuffix("*"), number)
-        wrong = _complaint(record.sequence, caps, rna)
-        if wrong:
-            kind = NoProtein if wrong.startswith(BASES) else InputError
-            problems.append(kind(wrong, line=number, item=record.name or None))
+    for (header, number), body in zip(headers, bodies, strict=True):
+        record = FastaRecord(header, "".join(body).upper().removesuffix("*"), number)
+        if error := _sequence_error(record.sequence, caps, rna):
+            error.line, error.item = number, record.name or None
+            problems.append(error)
         else:
             records.append(record)
     for problem in problems:
@@ -77,47 +76,47 @@ def parse_fasta(
 
 
 def checked_sequence(letters: str, path: str) -> str:
-    """A protein's sequence that a job or a header gave, its letters as `parse_fasta` wants them.
+    """A protein's sequence from a job or a header, its letters normalized as by `parse_fasta`.
 
     Raises:
-        InputError: they are none of a protein; names the file `path`.
+        InputError: they are not those of a protein; names the file `path`.
     """
     sequence = "".join(letters.split()).upper().removesuffix("*")
-    if wrong := _complaint(sequence, InputCaps(), rna=False):
-        kind = NoProtein if wrong.startswith(BASES) else InputError
-        raise kind(wrong, path=path or None)
+    if error := _sequence_error(sequence, InputCaps(), rna=False):
+        error.path = path or None
+        raise error
     return sequence
 
 
-def _complaint(sequence: str, caps: InputCaps, rna: bool) -> str:
-    """What is wrong with a protein's sequence, or an RNA's; empty if nothing is."""
+def _sequence_error(sequence: str, caps: InputCaps, rna: bool) -> InputError | None:
+    """The error of a sequence that is not a protein's, nor an RNA's if `rna`; else None."""
     if not sequence:
-        return "a header without residues"
-    if why := caps.excess("max_columns", len(sequence), f"{len(sequence)} residues"):
-        return why
+        return InputError("a header without residues")
+    if message := caps.excess("max_columns", len(sequence), f"{len(sequence)} residues"):
+        return InputError(message)
     if sequence.isascii() and sequence.isalpha():
         bases = "" if rna and is_rna(sequence) else nucleic_acid(sequence)
-        return f"{BASES} {bases}: only proteins are featurized" if bases else ""
+        return NoProtein(f"{BASES} {bases}: only proteins are featurized") if bases else None
     bad = next(c for c in sequence if not (c.isascii() and c.isalpha()))
-    what = {
+    hints = {
         ":": "it joins the chains of a complex: give each chain a record of its own",
         "-": "a gap, so this is an alignment: name it <chain>.a3m",
         ".": "a gap, so this is an alignment: name it <chain>.a3m",
         "*": "a stop codon amid the residues: cut the sequence there",
     }
-    smiles = "a ligand's SMILES? Only proteins are featurized"
-    return f"{bad!r} is not a residue letter ({what.get(bad) or smiles})"
+    hint = hints.get(bad, "a ligand's SMILES? Only proteins are featurized")
+    return InputError(f"{bad!r} is not a residue letter ({hint})")
 
 
 def is_rna(sequence: str) -> bool:
-    """Whether its letters are those of an RNA, U among them."""
+    """True if all letters are bases, U among them."""
     return "U" in sequence and set(sequence) <= set("ACGUN")
 
 
 def nucleic_acid(sequence: str) -> str:
-    """What a sequence is if its letters are bases: an RNA or a DNA; empty for a protein's."""
+    """`an RNA` or `a DNA` if all letters are bases; empty for a protein."""
     letters = set(sequence)
     if is_rna(sequence):
         return "an RNA"
-    several = len(letters - {"N"}) >= 3 and len(sequence) >= _SHORTEST_DNA
+    several = len(letters - {"N"}) >= 3 and len(sequence) >= _MIN_DNA_LENGTH
     return "a DNA" if several and letters <= set("ACGTN") else ""

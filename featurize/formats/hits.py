@@ -12,7 +12,8 @@ from evofeed.featurize.formats.a3m import a3m_rows
 from evofeed.featurize.formats.stockholm import stockholm_rows
 
 _SUMMARY: Final = re.compile(r"(\w[\w-]*)=\s*([^\s%]+)%?")
-_NEEDED: Final = ("Aligned_cols", "Sum_probs")
+_REQUIRED: Final = ("Aligned_cols", "Sum_probs")
+"""Fields of a hit's summary line."""
 _ROW: Final = re.compile(r"\s*(\d+) ([A-Za-z-]+)\s+(\d+) \(\d+\)")
 _NAME_WIDTH: Final = 17
 """Columns before the residues of a hhr block: `Q `, a name of 14 and a space."""
@@ -34,7 +35,7 @@ class TemplateHit:
         query: aligned query letters (hhr) or the whole query (hmmsearch).
         hit_sequence: aligned letters of the hit, '-' for gaps.
         query_pieces, hit_pieces: the aligned rows, each with the position of its
-            first residue; lower case is a residue beside the columns.
+            first residue; a lower-case residue is an insertion, in no column.
     """
 
     index: int
@@ -60,17 +61,17 @@ class TemplateHit:
 def parse_hhr(
     data: bytes, *, path: str = "", old_hhr: bool = True, caps: InputCaps | None = None
 ) -> list[TemplateHit]:
-    """The hits of an hhr file, in its order; none is no error. `old_hhr` takes files without
-    `Template_Neff` (hh-suite before 3) too.
+    """The hits of an hhr file, in its order; a file may have none. `old_hhr` accepts files
+    without `Template_Neff` (hh-suite before 3) too.
 
     Raises:
-        TemplateError: a hit without summary, or a block that does not add up.
+        TemplateError: a hit without summary, or a block whose columns do not add up.
     """
     caps = caps or InputCaps()
     lines = data.decode("utf-8", "replace").splitlines()
     starts = [i for i, line in enumerate(lines) if line.startswith("No ")]
-    if why := caps.excess("max_hits", len(starts), f"{len(starts)} hits"):
-        raise TemplateError(why, path=path)
+    if message := caps.excess("max_hits", len(starts), f"{len(starts)} hits"):
+        raise TemplateError(message, path=path)
     ends = [*starts, len(lines)][1:]
     hits = []
     for start, end in zip(starts, ends, strict=True):
@@ -102,8 +103,8 @@ def _hhr_hit(lines: list[str], old_hhr: bool) -> TemplateHit:
             query.append((letters, start))
         else:
             if length != len(letters):
-                what = f"{len(letters)} columns of the hit beside {length} of the query"
-                raise TemplateError(what, line=offset)
+                message = f"{len(letters)} columns of the hit, {length} of the query"
+                raise TemplateError(message, line=offset)
             hit.append((letters, start))
     if len(query) != len(hit):
         raise TemplateError(f"{len(query)} blocks of the query, {len(hit)} of the hit", line=0)
@@ -122,15 +123,15 @@ def _hhr_hit(lines: list[str], old_hhr: bool) -> TemplateHit:
 def _hhr_head(lines: list[str], old_hhr: bool) -> tuple[int, str, dict[str, float]]:
     if len(lines) < 3 or not lines[1].startswith(">"):
         raise TemplateError("a hit needs its number, its name and a summary line", line=0)
-    found = dict(_SUMMARY.findall(lines[2]))
-    needed = _NEEDED if old_hhr else (*_NEEDED, "Template_Neff")
-    lacking = [name for name in needed if name not in found]
-    if lacking:
+    fields = dict(_SUMMARY.findall(lines[2]))
+    required = _REQUIRED if old_hhr else (*_REQUIRED, "Template_Neff")
+    missing = [name for name in required if name not in fields]
+    if missing:
         raise TemplateError(
-            f"the summary line lacks {', '.join(lacking)}: {lines[2][:80]!r}", line=2
+            f"the summary line lacks {', '.join(missing)}: {lines[2][:80]!r}", line=2
         )
     try:
-        summary = {name: float(found[name]) for name in needed}
+        summary = {name: float(fields[name]) for name in required}
         index = int(lines[0].split()[-1])
     except ValueError as error:
         raise TemplateError(f"not a number in the summary: {error}", line=2) from None
@@ -140,7 +141,7 @@ def _hhr_head(lines: list[str], old_hhr: bool) -> tuple[int, str, dict[str, floa
 
 
 def _indices(letters: str, start: int) -> list[int]:
-    """Position of each column, -1 at gaps; lower case is passed over but counted."""
+    """Position of each column, -1 at gaps; lower case is counted, but has no column."""
     indices = []
     position = start
     for letter in letters:
@@ -159,7 +160,7 @@ def parse_hmmsearch(
     """The hits of hmmsearch's Stockholm output against PDB sequences, or of the a3m made of it.
 
     Sequences are named `<pdb id>_<chain>/<start>-<end>` and described in `#=GS … DE`
-    lines with `mol:protein length:<n>`; others are no proteins and are passed over.
+    lines with `mol:protein length:<n>`; those without `mol:protein` are skipped.
 
     Raises:
         TemplateError: a line that is not `name residues`, or a protein whose name
@@ -171,12 +172,12 @@ def parse_hmmsearch(
         rows = (
             a3m_rows(data)
             if is_a3m
-            else [(f"{name} {about}", letters) for name, about, letters in stockholm_rows(data)[0]]
+            else [(f"{name} {text}", letters) for name, text, letters in stockholm_rows(data)[0]]
         )
     except MsaError as error:
         raise TemplateError(error.message, path=path, line=error.line) from None
-    if why := caps.excess("max_hits", len(rows), f"{len(rows)} hits"):
-        raise TemplateError(why, path=path)
+    if message := caps.excess("max_hits", len(rows), f"{len(rows)} hits"):
+        raise TemplateError(message, path=path)
     hits = []
     for index, (description, row) in enumerate(rows, 1):
         if "mol:protein" not in description:

@@ -1,4 +1,4 @@
-"""A parsed alignment, and the one MSA of a chain made of several."""
+"""A parsed alignment, and the merge of several into one MSA of a chain."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from evofeed.featurize.formats import msa_kernels as kernels
 from evofeed.featurize.formats.species import species_of
 from evofeed.protein.residues import MSA_LETTER_TO_RESTYPE
 
-_SPECIES_HINTS: Final = np.array([list(b"tr|"), list(b"sp|")], np.uint8)
+_UNIPROT_PREFIXES: Final = np.array([list(b"tr|"), list(b"sp|")], np.uint8)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -27,9 +27,9 @@ class Msa:
         deletion_row: MSA row of each non-zero deletion, ascending.
         deletion_column: its column, ascending within a row.
         deletion_count: residues deleted left of that column.
-        text: the file the names are in.
+        text: content of the file, which `names` refers to.
         names: start and end of each row's header in `text`.
-        dropped: what was left out, in words.
+        dropped: a note on each kind of rows left out.
     """
 
     letters: UInt8[np.ndarray, "N L"]
@@ -56,18 +56,18 @@ class Msa:
 
     def species(self) -> list[str]:
         """UniProt species mnemonic of every row, '' where the header has none."""
-        found = [""] * len(self.names)
+        species = [""] * len(self.names)
         rows = np.flatnonzero(self.names[:, 1] - self.names[:, 0] > len("tr|"))
         text = np.frombuffer(self.text, np.uint8)
-        head = text[self.names[rows, :1] + np.arange(3)]
-        for row in rows[(head[:, None] == _SPECIES_HINTS).all(-1).any(-1)].tolist():
+        prefix = text[self.names[rows, :1] + np.arange(3)]
+        for row in rows[(prefix[:, None] == _UNIPROT_PREFIXES).all(-1).any(-1)].tolist():
             start, end = self.names[row].tolist()
-            found[row] = species_of(self.text[start:end].decode("utf-8", "replace"))
-        return found
+            species[row] = species_of(self.text[start:end].decode("utf-8", "replace"))
+        return species
 
 
 def single_row(sequence: str) -> Msa:
-    """The alignment of a chain without alignments: itself, letters A-Z."""
+    """The alignment of a chain without alignment files: its own sequence, letters A-Z."""
     letters = np.frombuffer(sequence.encode("ascii"), np.uint8).copy()[None]
     none = np.zeros(0, np.int32)
     return Msa(letters, none, none, none, b"", np.zeros([1, 2], np.int64))
@@ -98,29 +98,29 @@ def merge(
                 f"alignment {index} has {msa.letters.shape[1]} columns, the first has {columns}"
             )
     letters = msas[0].letters if len(msas) == 1 else np.concatenate([m.letters for m in msas])
-    kept = np.arange(len(letters))
+    selected = np.arange(len(letters))
     if unique:
-        first: dict[bytes, int] = {}
+        first_rows: dict[bytes, int] = {}
         for number, row in enumerate(letters):
-            first.setdefault(xxh3_128_digest(row), number)
-        kept = np.array(list(first.values()))
-    msa, counts = kernels.encode(letters, kept, MSA_LETTER_TO_RESTYPE)
-    rows = [len(m.letters) for m in msas]
-    offsets = np.cumsum([0, *rows])
-    place = np.full(len(letters), -1, np.int32)
-    place[kept] = np.arange(len(kept), dtype=np.int32)
-    new_row = np.concatenate(
-        [place[m.deletion_row + start] for m, start in zip(msas, offsets, strict=False)]
+            first_rows.setdefault(xxh3_128_digest(row), number)
+        selected = np.array(list(first_rows.values()))
+    msa, counts = kernels.encode(letters, selected, MSA_LETTER_TO_RESTYPE)
+    num_rows = [len(m.letters) for m in msas]
+    offsets = np.cumsum([0, *num_rows])
+    new_row = np.full(len(letters), -1, np.int32)
+    new_row[selected] = np.arange(len(selected), dtype=np.int32)
+    deletion_row = np.concatenate(
+        [new_row[m.deletion_row + offset] for m, offset in zip(msas, offsets, strict=False)]
     )
-    here = new_row >= 0
+    retained = deletion_row >= 0
     if species is None:
         species = [name for m in msas for name in m.species()]
     return {
         "msa": msa,
-        "deletion_row": new_row[here],
-        "deletion_column": np.concatenate([m.deletion_column for m in msas])[here],
-        "deletion_count": np.concatenate([m.deletion_count for m in msas])[here],
-        "msa_source": np.repeat(np.arange(len(msas), dtype=np.uint8), rows)[kept],
-        "msa_species": tuple(species[row] for row in kept.tolist()),
+        "deletion_row": deletion_row[retained],
+        "deletion_column": np.concatenate([m.deletion_column for m in msas])[retained],
+        "deletion_count": np.concatenate([m.deletion_count for m in msas])[retained],
+        "msa_source": np.repeat(np.arange(len(msas), dtype=np.uint8), num_rows)[selected],
+        "msa_species": tuple(species[row] for row in selected.tolist()),
         "hhblits_profile_counts": counts,
     }

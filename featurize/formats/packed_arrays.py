@@ -1,8 +1,7 @@
-"""Arrays as other programs keep them: `.npz` with objects in it, pickles of arrays.
+"""Arrays in other programs' files: `.npz` with objects in it, pickles of arrays.
 
-Pickles can run any code when they are opened. Here nothing is built but arrays and plain
-values; an object of a class that is not known becomes an `Inert`, which holds its values and
-does nothing.
+Pickles can run any code when they are opened. Here only arrays and plain values are built;
+an object of another program's class becomes an `Inert`, which has its values and no methods.
 """
 
 from __future__ import annotations
@@ -18,10 +17,10 @@ import numpy as np
 from evofeed.base.errors import InputError
 from evofeed.featurize.config import InputCaps
 
-UNFIT: Final = (ValueError, IndexError, KeyError, TypeError, AttributeError, OverflowError)
-"""What reading tables that do not fit together raises."""
+TABLE_ERRORS: Final = (ValueError, IndexError, KeyError, TypeError, AttributeError, OverflowError)
+"""Exceptions of reading tables that are inconsistent or lack an item."""
 _FOREIGN: Final = ("biotite", "protenix", "openfold3")
-"""Packages whose objects are taken apart: those of Protenix's entries and OpenFold3's caches."""
+"""Packages whose objects become `Inert`: those in Protenix's entries and OpenFold3's caches."""
 _ALLOWED: Final = {
     ("numpy", "ndarray"),
     ("numpy", "dtype"),
@@ -39,7 +38,7 @@ _ALLOWED: Final = {
 
 
 class Inert:
-    """What is left of an object of somebody else's class: its values."""
+    """The values of an unpickled object of another program's class."""
 
     def __init__(self, *values: Any) -> None:
         self.values: tuple[Any, ...] = values
@@ -71,24 +70,24 @@ def unpickle(data: bytes, path: str) -> Any:
     """The value of a pickle of arrays and plain values.
 
     Raises:
-        InputError: it is none, or holds anything that is not to be opened.
+        InputError: it is not a pickle, or it needs a class that is not allowed.
     """
     try:
         return _Unpickler(io.BytesIO(data)).load()
     except Exception as error:  # a damaged pickle can raise anything
-        raise InputError(f"no pickle of arrays: {error!r}"[:300], path=path) from None
+        raise InputError(f"not a pickle of arrays: {error!r}"[:300], path=path) from None
 
 
 class Npz(Mapping[str, Any]):
-    """The arrays of an `.npz` file, each read when it is asked for.
+    """The arrays of an `.npz` file, each read when it is accessed.
 
     Raises:
-        InputError: it is no such file, or unpacks to more than the cap.
+        InputError: it is not a zip file, or unpacks to more than the cap.
     """
 
     def __init__(self, data: bytes, path: str) -> None:
         self.path = path
-        self._most = InputCaps().max_file_bytes
+        self._max_bytes = InputCaps().max_file_bytes
         try:
             self._archive = zipfile.ZipFile(io.BytesIO(data))
             self._members = {
@@ -97,8 +96,8 @@ class Npz(Mapping[str, Any]):
         except (zipfile.BadZipFile, ValueError, OSError) as error:
             raise InputError(f"no readable npz: {error}", path=path) from None
         total = sum(item.file_size for item in self._members.values())
-        if total > self._most:
-            raise InputError(f"{total} bytes unpacked, {self._most} allowed", path=path)
+        if total > self._max_bytes:
+            raise InputError(f"{total} bytes unpacked, {self._max_bytes} allowed", path=path)
 
     def __iter__(self) -> Any:
         return iter(self._members)
@@ -113,7 +112,7 @@ class Npz(Mapping[str, Any]):
         """An array, or the value of an array of objects.
 
         Raises:
-            InputError: there is no such array, or it does not parse.
+            InputError: the file has no array of this name, or it does not parse.
         """
         if name not in self._members:
             raise InputError(
@@ -121,7 +120,7 @@ class Npz(Mapping[str, Any]):
             )
         try:
             with self._archive.open(self._members[name]) as file:
-                data = file.read(self._most)
+                data = file.read(self._max_bytes)
         except Exception as error:  # zlib and zipfile each have errors of their own
             raise InputError(f"{name} cannot be read: {error}", path=self.path) from None
         return _array(data, f"{self.path}: {name}" if self.path else name)
@@ -131,12 +130,12 @@ def _array(data: bytes, path: str) -> Any:
     stream = io.BytesIO(data)
     try:
         version = np.lib.format.read_magic(stream)
-        read: Any = np.lib.format
-        header = getattr(read, f"read_array_header_{version[0]}_0")
-        dtype = header(stream)[2]
+        npy_format: Any = np.lib.format
+        read_header = getattr(npy_format, f"read_array_header_{version[0]}_0")
+        dtype = read_header(stream)[2]
         if not dtype.hasobject:
             return np.load(io.BytesIO(data), allow_pickle=False)
     except (ValueError, EOFError, AttributeError, OSError) as error:
-        raise InputError(f"no array: {error}", path=path) from None
-    found = unpickle(data[stream.tell() :], path)
-    return found.item() if isinstance(found, np.ndarray) and found.shape == () else found
+        raise InputError(f"not an array: {error}", path=path) from None
+    value = unpickle(data[stream.tell() :], path)
+    return value.item() if isinstance(value, np.ndarray) and value.shape == () else value

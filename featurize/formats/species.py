@@ -25,19 +25,19 @@ def organism_of(header: str) -> str:
     return match["taxid"] if match else species_of(header)
 
 
-# Protenix: `UniRef100_UPI00186459A6_118141/`, the taxon behind the accession; of ColabFold's paired
-# rows `UniRef100_A0A009_12/1-90`, the number of the row.
+# Protenix: `UniRef100_UPI00186459A6_118141/`, the taxon id after the accession; in ColabFold's
+# paired rows, `UniRef100_A0A009_12/1-90`, it is the number of the row.
 _PROTENIX: Final = re.compile(r"UniRef(?:100|90|50)_[A-Za-z0-9-]+_(?P<taxid>[0-9]+)(?:/\S*)?$")
 
 
 def pairing_species(header: str) -> str:
     """Species of a row to pair: its mnemonic, else its taxon id, '' where it has neither.
 
-    Besides UniProt's names and `TaxID=`, `OX=`, it knows taxa behind accessions, as Protenix
+    Besides UniProt's names and `TaxID=`, `OX=`, taxon ids after accessions are read, as Protenix
     writes them: `UniRef100_UPI00186459A6_118141/`.
     """
-    if found := species_of(header) or organism_of(header):
-        return found
+    if organism := species_of(header) or organism_of(header):
+        return organism
     words = header.split(maxsplit=1)
     match = _PROTENIX.match(words[0]) if words else None
     return match["taxid"] if match else ""

@@ -121,7 +121,7 @@ def unused_files(
         if (kind := entry_kind(entry)) == "dir":
             continue
         if kind != "file":
-            found.append(InputError("no regular file: fix or remove it", path=entry.path))
+            found.append(InputError("not a regular file: fix or remove it", path=entry.path))
             continue
         found.append(UnusedInput(_why(Path(entry.path), sources), path=entry.path))
     return found

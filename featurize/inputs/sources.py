@@ -123,7 +123,7 @@ class ChainSource:
         if (kind := entry_kind(entry)) == "file":
             return is_text(entry.name)
         if is_alignment(entry.name) and kind != "dir":
-            what = "a link to nothing" if entry.is_symlink() else "no regular file"
+            what = "a link to nothing" if entry.is_symlink() else "not a regular file"
             raise InputError(f"{what}: fix or remove it", path=entry.path, item=self.chain_id)
         return False
 

@@ -104,7 +104,7 @@ def test_a_pipe_is_said_and_not_waited_for(tmp_path: Path) -> None:
     (tmp_path / "x.a3m").write_text(A3M.format("x"))
     began = time.monotonic()
     ids, problems = found(tmp_path)
-    assert ids == ["x"] and "no regular file" in problems[0].message
+    assert ids == ["x"] and "not a regular file" in problems[0].message
     with pytest.raises(InputError, match="neither a file nor a folder"):
         discover(tmp_path / "1abc.cif")
     assert time.monotonic() - began < 30
