@@ -22,8 +22,18 @@ def result(name: str) -> Any:
 
 def age(date: str) -> str:
     """The day of a run with older kernels than the newest recorded step has."""
-    newest = result("train_step_h200_now")["machine"]["date"]
+    newest = result("ablation_h200")["date"]
     return f", kernels of {date[:10]}" if date[:10] < newest else ""
+
+
+def recorded_step(preset: str) -> Any:
+    """The newest recorded step with every kernel: `median_ms` and `peak_gb` (GiB)."""
+    (row,) = (
+        row
+        for row in result("ablation_h200")["rows"]
+        if (row["candidate"], row["part"]) == ("full", preset)
+    )
+    return row
 
 
 PACKAGES = ("torch", "triton", "numpy", "pyarrow")
