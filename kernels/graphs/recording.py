@@ -25,7 +25,7 @@ from torch.autograd.function import once_differentiable
 
 from evofeed.base.errors import KernelError
 from evofeed.kernels.runtime.backend import autocast_type
-from evofeed.kernels.runtime.one_pass import apart
+from evofeed.kernels.runtime.one_pass import unshared
 from evofeed.kernels.runtime.private_apis import copy_all, function_apply, unflatten
 
 WARM_UP = 2  # eager runs that compile kernels and let libraries choose theirs
@@ -75,7 +75,7 @@ class Recording:
 
         def forth() -> list[Tensor]:
             before = [t._version for t in self._inputs]
-            with _autocast_without_cache(device), apart():
+            with _autocast_without_cache(device), unshared():
                 found = forward(self._inputs)
             self._single = isinstance(found, Tensor)
             results = [found] if self._single else list(found)

@@ -1,1 +1,1 @@
-"""What operators share: Triton, its launches, tile sizes, checks, kernels, torch.library."""
+"""Shared by all operators: Triton, launches, tile sizes, input checks, kernels, torch.library."""

@@ -1,8 +1,8 @@
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,misc,no-any-return"
-"""Where a kernel may run: Triton if it is installed, and on which tensors.
+"""Triton, if it is installed, and the tensors that its kernels can run on.
 
 `triton` and `tl` are imported from here, so that every module of this package
-imports on a machine without Triton; there `usable` is False and the callers
+imports on a machine without Triton; there `usable` is False and callers
 take their PyTorch path. On a CPU the kernels run only under Triton's
 interpreter and only inside `interpreted()`: it is for tests, and slow.
 """
@@ -16,11 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from evofeed.kernels.runtime.private_apis import is_of_several, transformed
+from evofeed.kernels.runtime.private_apis import in_transform, is_wrapper_subclass
 
 
 class _Absent:
-    """Replaces a Triton name; a kernel is defined with it, never run."""
+    """Stands in for a Triton name: kernels can be defined with it, not run."""
 
     def __getattr__(self, name: str) -> Any:
         return _Absent()
@@ -30,11 +30,11 @@ class _Absent:
 
 
 class _Triton:
-    """The package, and its two functions of sizes in plain Python.
+    """The package, with its two functions of sizes in plain Python.
 
-    Triton's own can be called by kernels too, and unwrap what they are given: 4 us a
-    call, and a block calls them 250 times a step. A compiler's symbols have no powers of 2:
-    with them nothing is launched.
+    Triton's own versions can also be called by kernels and therefore unwrap their arguments: 4 us
+    a call, and a block makes 250 calls a step. A compiler's symbolic sizes have no next power of
+    2 and are returned as they are: nothing is launched with them.
     """
 
     def __init__(self, package: Any) -> None:
@@ -83,53 +83,53 @@ INTERPRETER = HAS_TRITON and os.environ.get("TRITON_INTERPRET") == "1"
 
 
 class Scope:
-    """What holds for all calls inside `with scope():`, of any thread.
+    """A switch that is on for the calls of all threads inside `with scope():`.
 
     Attributes:
-        depth: how many are inside.
+        depth: number of blocks entered and not left; 0: off.
     """
 
     def __init__(self) -> None:
-        self.depth, self._counting = 0, threading.Lock()
+        self.depth, self._lock = 0, threading.Lock()
 
     @contextlib.contextmanager
     def __call__(self) -> Iterator[None]:
-        """Inside it holds."""
-        with self._counting:
+        """Turns the switch on inside the block."""
+        with self._lock:
             self.depth += 1
         try:
             yield
         finally:
-            with self._counting:
+            with self._lock:
                 self.depth -= 1
 
 
 interpreted = Scope()
 """Lets kernels take CPU tensors (needs TRITON_INTERPRET=1 before the first import)."""
 plain_versions = Scope()
-"""Every op computes its plain version inside, of what its kernels would take on a GPU."""
+"""Every op computes its plain version inside, for inputs that its kernels would take on a GPU."""
 
 
 def launchable(*tensors: Tensor | None) -> bool:
-    """Whether a kernel runs on these tensors now: `usable`, and no plain versions wanted."""
+    """True if a kernel runs on these tensors: `usable`, and outside of `plain_versions`."""
     return not plain_versions.depth and usable(*tensors)
 
 
 def usable(*tensors: Tensor | None) -> bool:
-    """Whether a kernel may run on these tensors: all on one GPU, or interpreted on the CPU.
+    """True if a kernel can run on these tensors: all on one GPU, or interpreted on the CPU.
 
-    The first, which is never None, must have numbers. Transforms of PyTorch see its own operators.
-    Weights that are still spread over ranks are gathered by the module that owns them (FSDP2), and
-    what is quantised is read by PyTorch's operators.
+    The first, which is never None, must not be empty. Transforms need PyTorch's own operators.
+    Weights that are still sharded over ranks are gathered by their module (FSDP2), and quantised
+    tensors are read by PyTorch's operators.
     """
     present = [tensor for tensor in tensors if tensor is not None]
-    if any(is_of_several(tensor) for tensor in present):
+    if any(is_wrapper_subclass(tensor) for tensor in present):
         return False
     if plain_versions.depth:
         return True
     if not HAS_TRITON or not present[0].numel():
         return False
-    if not torch.compiler.is_compiling() and transformed():
+    if not torch.compiler.is_compiling() and in_transform():
         return False
     if INTERPRETER:
         return interpreted.depth > 0 and all(t.device.type == "cpu" for t in present)
@@ -138,32 +138,32 @@ def usable(*tensors: Tensor | None) -> bool:
 
 
 def compute_dtype(x: Tensor) -> torch.dtype:
-    """The type matrix products run in: autocast's where it is on, else the tensor's own."""
+    """The type of matrix products: autocast's where it is on, else the tensor's."""
     if torch.is_autocast_enabled(x.device.type) and x.dtype is torch.float32:
         return torch.get_autocast_dtype(x.device.type)
     return x.dtype
 
 
 def autocast_type(device_type: str) -> torch.dtype | None:
-    """What autocast computes in on such devices, None where it is off."""
-    on = torch.is_autocast_enabled(device_type)
-    return torch.get_autocast_dtype(device_type) if on else None
+    """Autocast's type on devices of this type, None where autocast is off."""
+    enabled = torch.is_autocast_enabled(device_type)
+    return torch.get_autocast_dtype(device_type) if enabled else None
 
 
 def without_autocast(x: Tensor) -> contextlib.AbstractContextManager[Any]:
-    """Autocast off at x's device; where it is off already, nothing is entered, which costs 4 us."""
+    """A context without autocast on x's device; where it is off already, one that costs nothing."""
     if torch.is_autocast_enabled(x.device.type):
         return torch.autocast(x.device.type, enabled=False)
-    return _NOTHING
+    return _NULL_CONTEXT  # entering `torch.autocast` takes 4 us
 
 
-_NOTHING = contextlib.nullcontext()
+_NULL_CONTEXT = contextlib.nullcontext()
 _capabilities: dict[int, tuple[int, int]] = {}
 _sm_counts: dict[int, int] = {}
 
 
 def on_hopper(x: Tensor, dtype: torch.dtype) -> bool:
-    """Whether kernels laid out by hand for Hopper's 16-bit products can work in `dtype` at x."""
+    """True if the hand-written kernels for Hopper's 16-bit products can run on x in `dtype`."""
     if not HAS_GLUON or INTERPRETER or x.device.type != "cuda":
         return False
     index = x.device.index or 0

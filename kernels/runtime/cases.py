@@ -1,7 +1,7 @@
-"""What an operator is tried with, declared once in its folder's `reference.py`.
+"""Test inputs of an operator, declared once in its folder's `reference.py`.
 
-Read by the operators' tests, by those of `torch.compile` and of repeated calls, by the sanitizer,
-each of which takes the sizes it needs, and by the benchmarks.
+The operators' tests, those of `torch.compile` and of repeated calls, the sanitizer and the
+benchmarks read them, each with the sizes it needs.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ Op = Callable[..., Tensor]
 
 @dataclass(frozen=True)
 class Draw:
-    """Random tensors of one type on one device, and the sizes of MSA and chain.
+    """Random tensors of one type on one device, for an MSA and chain of these sizes.
 
     Attributes:
-        sequences: S, of an MSA; also templates, and copies of a batch.
-        residues: R.
+        sequences: S, sequences of an MSA; also templates, and copies of a batch.
+        residues: R, residues of a chain.
     """
 
     sequences: int
@@ -34,15 +34,15 @@ class Draw:
     dtype: torch.dtype = torch.float32
 
     def __call__(self, *shape: int) -> Tensor:
-        """Normally distributed."""
+        """Normally distributed numbers."""
         return torch.randn(shape).to(self.device, self.dtype)
 
     def mask(self, *shape: int) -> Tensor:
-        """A third is 0; in the tests' wide types too, as masks of a batch are."""
+        """A mask, a third of it 0; in float32 for all types, as masks of a batch are."""
         return (torch.rand(shape) > 0.3).float().to(self.device)
 
     def weights(self, **shapes: tuple[int, ...]) -> dict[str, Tensor]:
-        """Norms about 1, matrices that keep the size of what they multiply, biases of size 1."""
+        """Norm weights about 1, matrices that keep the scale of their input, biases of scale 1."""
         drawn = {}
         for name, shape in shapes.items():
             if "norm" in name:
@@ -58,7 +58,7 @@ class Case:
     """One call of an operator.
 
     Attributes:
-        tensors: what has a gradient, by name.
+        tensors: inputs that have a gradient, by name.
         run: calls the operator, or its reference, with these tensors.
     """
 
@@ -74,12 +74,12 @@ Maker = Callable[[Draw], Case]
 
 
 class Cases(NamedTuple):
-    """What one operator is tried with.
+    """Test inputs of one operator.
 
     Attributes:
-        cases: with every optional input and without, narrow.
-        wide: as wide as models have it; for numbers alone.
-        timed: sizes and widths of models, which the benchmarks time.
+        cases: narrow ones, with every optional input and with none.
+        wide: as wide as in models, to compare results and gradients only.
+        timed: sizes and widths of models, for the benchmarks.
     """
 
     cases: Mapping[str, Maker]
@@ -88,7 +88,7 @@ class Cases(NamedTuple):
 
 
 class Operator(NamedTuple):
-    """An operator, the same in plain PyTorch for any type, and its `Cases`."""
+    """An operator, its reference in plain PyTorch for any type, and its `Cases`."""
 
     op: Op
     reference: Op
@@ -100,11 +100,11 @@ class Operator(NamedTuple):
 @cache
 def declared() -> dict[str, Operator]:
     """Every operator that has a backward pass, by the name of its folder."""
-    ops, found = "evofeed.kernels.ops", {}
+    ops, operators = "evofeed.kernels.ops", {}
     for folder in pkgutil.iter_modules(import_module(ops).__path__):
         reference = import_module(f"{ops}.{folder.name}.reference")
         if hasattr(reference, "CASES"):
             name = reference.__all__[-1]  # behind its weights
             op = getattr(import_module(f"{ops}.{folder.name}.op"), name)
-            found[folder.name] = Operator(op, getattr(reference, name), *reference.CASES)
-    return found
+            operators[folder.name] = Operator(op, getattr(reference, name), *reference.CASES)
+    return operators

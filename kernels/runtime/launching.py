@@ -1,9 +1,9 @@
 """Launches of Triton kernels that cost a few microseconds of the CPU's time instead of twenty.
 
-At every launch Triton looks the compiled kernel up from all that it specialises on.
-Here numbers, types and compile-time arguments are the key, and a launch seen before is
-repeated as it was; the first time, Triton's own runs. Tensors go to the launcher as
-addresses: for each tensor object it would call the driver.
+At every launch Triton looks up the compiled kernel by everything it specialises on.
+Here numbers, types and compile-time arguments are the key, and a launch with a known key
+reuses the compiled kernel; the first launch with a key is Triton's own. Tensors go to the
+launcher as addresses: for each tensor object it would call the driver.
 """
 
 from __future__ import annotations
@@ -17,23 +17,27 @@ import torch
 
 from evofeed.base.errors import KernelError, UnsupportedShape
 from evofeed.kernels.runtime.backend import INTERPRETER, TensorDescriptor, gl
-from evofeed.kernels.runtime.private_apis import repeat, repeatable, untraced
+from evofeed.kernels.runtime.private_apis import (
+    launch_compiled,
+    launcher_of,
+    without_torch_function,
+)
 
-MOST = 1 << 16
-MOST_PROGRAMS = 65535  # of a grid's second and third axis; of its first 2^31 - 1
+MAX_COMPILED = 1 << 16
+MAX_PROGRAMS = 65535  # along a grid's second and third axis; 2^31 - 1 along its first
 
 _compiled: dict[tuple[Any, ...], Any] = {}
-elsewhere: Callable[..., bool] | None = None
-"""Asked to take a launch that was never seen before in place of the GPU: see `runtime.ahead`."""
+on_new_launch: Callable[..., bool] | None = None
+"""Called with a launch that was not compiled yet; True if it takes it over: see `runtime.ahead`."""
 
 
-class _Watched(threading.local):
-    """Who is told of this thread's launches: what is repeated, its grid, its values."""
+class _Observer(threading.local):
+    """A callback for this thread's launches: the launcher, its grid, its values."""
 
-    by: Callable[[Any, tuple[int, ...], Sequence[Any]], None] | None = None
+    notify: Callable[[Any, tuple[int, ...], Sequence[Any]], None] | None = None
 
 
-watched = _Watched()
+observer = _Observer()
 
 
 def launch(kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], meta: dict[str, Any]) -> None:
@@ -51,16 +55,16 @@ def launch(kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], meta: dict
         UnsupportedShape: no GPU launches so large a grid.
     """
     first = args[0]
-    if INTERPRETER or type(first) not in _TENSORS:  # a subclass of Tensor: Triton decides
-        if type(first).__name__ == "FakeTensor":  # without numbers: a compiler asks for shapes
+    if INTERPRETER or type(first) not in _TENSORS:  # a subclass of Tensor: left to Triton
+        if type(first).__name__ == "FakeTensor":  # a compiler asks for shapes: no data
             return
-        _check(kernel, grid)
-        if not watched.by:
+        _check_grid(kernel, grid)
+        if not observer.notify:
             kernel[grid](*args, **meta)
             return
-        with untraced():
+        with without_torch_function():
             kernel[grid](*args, **meta)
-        watched.by(partial(kernel[grid], **meta), (), args)
+        observer.notify(partial(kernel[grid], **meta), (), args)
         return
     device = first.get_device()
     if device != torch.cuda.current_device():
@@ -73,12 +77,12 @@ def launch(kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], meta: dict
         return
     key: list[Any] = [id(kernel), device, *meta.values()]
     values: list[Any] = []
-    lowest = 0
+    address_bits = 0
     for arg in args:
         if type(arg) in _TENSORS:
-            at = arg.data_ptr()
-            lowest |= at
-            values.append(at)
+            address = arg.data_ptr()
+            address_bits |= address
+            values.append(address)
             key.append(arg.dtype)
         elif type(arg) is TensorDescriptor:
             values.append(arg)
@@ -86,40 +90,40 @@ def launch(kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], meta: dict
         else:
             values.append(arg)
             key.append(arg)
-    if lowest & 15:  # Triton compiles for multiples of 16 bytes
+    if address_bits & 15:  # Triton specialises on multiples of 16 bytes
         key += [value & 15 for value in values if type(value) is int]
-    found = _compiled.get(found_by := tuple(key))
-    if found is None:
-        if elsewhere and elsewhere(kernel, grid, args, meta):
+    compiled = _compiled.get(cache_key := tuple(key))
+    if compiled is None:
+        if on_new_launch and on_new_launch(kernel, grid, args, meta):
             return
-        found = _launched_by_triton(kernel, grid, args, meta)
-        if len(_compiled) >= MOST:  # sizes are part of the key: new ones would pile up
+        compiled = _launch_by_triton(kernel, grid, args, meta)
+        if len(_compiled) >= MAX_COMPILED:  # sizes are part of the key: new ones would pile up
             _compiled.clear()
-        _compiled[found_by] = found
-        ready, constants = found
+        _compiled[cache_key] = compiled
+        launcher, constants = compiled
     else:
-        ready, constants = found
-        repeat(ready, (*grid, 1, 1)[:3], device, *values, *constants)
-    if watched.by:
-        watched.by(ready, (*grid, 1, 1)[:3], (*args, *constants))
+        launcher, constants = compiled
+        launch_compiled(launcher, (*grid, 1, 1)[:3], device, *values, *constants)
+    if observer.notify:
+        observer.notify(launcher, (*grid, 1, 1)[:3], (*args, *constants))
 
 
-def _launched_by_triton(
+def _launch_by_triton(
     kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], meta: dict[str, Any]
 ) -> tuple[tuple[Any, Any, Any], list[Any]]:
-    """Launches, and says what the launcher needs to do it again, addresses and numbers apart."""
-    _check(kernel, grid)
+    """Launches, and returns what the launcher needs besides addresses and numbers."""
+    _check_grid(kernel, grid)
     compiled = kernel[grid](*args, **meta)
     constants = [meta[name] for name in kernel.arg_names[len(args) :]]
-    return repeatable(compiled), constants
+    return launcher_of(compiled), constants
 
 
-def _check(kernel: Any, grid: tuple[int, ...]) -> None:
-    """Raises `UnsupportedShape` for a grid that no GPU launches; sizes decide it, so once each."""
-    if grid[0] >= 2**31 or max(grid[1:], default=0) > MOST_PROGRAMS:
+def _check_grid(kernel: Any, grid: tuple[int, ...]) -> None:
+    """Raises `UnsupportedShape` for a grid that no GPU launches; checked once for each key."""
+    if grid[0] >= 2**31 or max(grid[1:], default=0) > MAX_PROGRAMS:
         raise UnsupportedShape(
             f"{kernel.__name__} would need a grid of {' x '.join(map(str, grid))} programs and a "
-            f"GPU launches {2**31 - 1} x {MOST_PROGRAMS} x {MOST_PROGRAMS} at most: pass fewer "
+            f"GPU launches {2**31 - 1} x {MAX_PROGRAMS} x {MAX_PROGRAMS} at most: pass fewer "
             "sequences, residues or samples at once"
         )
 
@@ -130,36 +134,36 @@ def _tile_layout(rows: int, columns: int, dtype: torch.dtype) -> Any:
     return gl.NVMMASharedLayout.get_default_for([rows, columns], kind)
 
 
-def tiles_in(x: torch.Tensor, rows: int, columns: int) -> Any:
-    """What the copy engine of a Hopper card needs to move tiles of x `[M, N]`, in 16 bits.
+def tma_tiles(x: torch.Tensor, rows: int, columns: int) -> Any:
+    """A descriptor for Hopper's copy engine (TMA) to move tiles of x `[M, N]`, in 16 bits.
 
-    x starts at a multiple of 16 bytes, as does each of its rows, whose numbers lie side by side.
+    x and each of its rows start at multiples of 16 bytes; rows are contiguous.
     """
-    found = object.__new__(TensorDescriptor)  # what it checks costs as much as a launch
-    found.base, found.shape, found.strides = x, list(x.shape), list(x.stride())
-    found.block_shape, found.padding = [rows, columns], "zero"
-    found.layout = _tile_layout(rows, columns, x.dtype)
-    return found
+    descriptor = object.__new__(TensorDescriptor)  # its own checks cost as much as a launch
+    descriptor.base, descriptor.shape, descriptor.strides = x, list(x.shape), list(x.stride())
+    descriptor.block_shape, descriptor.padding = [rows, columns], "zero"
+    descriptor.layout = _tile_layout(rows, columns, x.dtype)
+    return descriptor
 
 
 class _Address:
-    """Memory of which a launcher asks the address alone."""
+    """Stands in for a tensor of which a launcher reads only the address."""
 
-    __slots__ = ("_at",)
+    __slots__ = ("_address",)
 
-    def __init__(self, at: int) -> None:
-        self._at = at
+    def __init__(self, address: int) -> None:
+        self._address = address
 
     def data_ptr(self) -> int:
-        return self._at
+        return self._address
 
 
-def tiles_at(address: int, like: Any) -> Any:
-    """`tiles_in` of memory elsewhere, of which nothing else differs."""
-    found = object.__new__(TensorDescriptor)
-    found.__dict__.update(like.__dict__)
-    found.base = _Address(address)
-    return found
+def tma_tiles_at(address: int, like: Any) -> Any:
+    """The descriptor `like` with another address."""
+    descriptor = object.__new__(TensorDescriptor)
+    descriptor.__dict__.update(like.__dict__)
+    descriptor.base = _Address(address)
+    return descriptor
 
 
 _TENSORS = frozenset((torch.Tensor, torch.nn.Parameter))

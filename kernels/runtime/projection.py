@@ -15,7 +15,7 @@ from torch import Tensor
 
 from evofeed.kernels.runtime.backend import sm_count, triton
 from evofeed.kernels.runtime.launching import launch
-from evofeed.kernels.runtime.one_pass import kept
+from evofeed.kernels.runtime.one_pass import joined_weights
 from evofeed.kernels.runtime.private_apis import product_relu, scheduled_ahead, tf32_allowed
 from evofeed.kernels.runtime.projection_kernels import norm_rows_kernel, scaled_kernel
 from evofeed.kernels.runtime.tiles import tile
@@ -63,7 +63,7 @@ def padded(size: int) -> int:
 
 def pack(tensors: list[Tensor], dtype: torch.dtype, rows: int = 0) -> Tensor:
     """The tensors joined along their first axis, in `dtype`; zeros up to so many rows."""
-    ready = kept(tensors, dtype, rows)
+    ready = joined_weights(tensors, dtype, rows)
     if ready is not None:
         return ready
     missing = rows - sum(t.shape[0] for t in tensors) if rows else 0

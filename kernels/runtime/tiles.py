@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from evofeed.kernels.runtime.prepared import forget
+from evofeed.kernels.runtime.prepared import forget_traces
 
 
 class Tile(NamedTuple):
@@ -152,7 +152,7 @@ def override(op: str, choice: Any) -> None:
         _overrides.pop(op, None)
     else:
         _overrides[op] = choice
-    forget()  # calls written down with what was chosen before
+    forget_traces()  # calls written down with what was chosen before
 
 
 @cache

@@ -1,16 +1,15 @@
 # mypy: disable-error-code="no-untyped-call"
 """Operators with a gradient: eagerly a `torch.autograd.Function`, compiled a `torch.library` op.
 
-Each operator is a subclass of `Operator` that writes its forward and backward pass as
-functions from tensors to new tensors. Eager code calls `torch.autograd.Function` directly,
-which costs a third of a custom operator's dispatch. While PyTorch compiles, `evofeed::NAME` and
+Each operator is a subclass of `Operator` with its forward and backward pass as functions from
+tensors to new tensors. Eager code calls `torch.autograd.Function` directly, which costs a third
+of a custom operator's dispatch. While PyTorch compiles, `evofeed::NAME` and
 `evofeed::NAME_backward` go into the graph instead:
 
     (Tensor[] tensors, <options>) -> Tensor[]
 
-The shapes of their results are what the same functions give for tensors without numbers, for
-which nothing is launched. A tensor that is None is an empty one there: lists of optional
-tensors have no gradients.
+The shapes of their results come from the same functions with fake tensors, for which nothing is
+launched. There an empty tensor stands for None: lists of optional tensors have no gradients.
 """
 
 from __future__ import annotations
@@ -24,28 +23,28 @@ from torch import Tensor
 
 from evofeed.base.errors import KernelError
 from evofeed.kernels.runtime.backend import Scope, without_autocast
-from evofeed.kernels.runtime.one_pass import apart
+from evofeed.kernels.runtime.one_pass import unshared
 from evofeed.kernels.runtime.prepared import Prepared, kind_of
 from evofeed.kernels.runtime.private_apis import (
+    as_non_view,
     function_apply,
-    memory_of,
-    no_view,
     saved_tensor_hooks_active,
+    storage_id,
 )
 
-Given = Sequence[Any]
+Tensors = Sequence[Any]
 Results = Sequence["Tensor | None"]
-Kinds = Sequence["torch.dtype | None"]
+Dtypes = Sequence["torch.dtype | None"]
 NAMESPACE = "evofeed"
-"""Of `torch.ops`."""
+"""The operators' namespace in `torch.ops`."""
 
 
 as_operators = Scope()
-"""Calls without gradients are operators of `torch.library` inside: modes see each as one."""
+"""Calls without gradients are operators of `torch.library` inside, for dispatch modes."""
 
 
-def whole() -> bool:
-    """Whether somebody looks at operators: a compiler, or a mode."""
+def uses_custom_ops() -> bool:
+    """True if calls must be `torch.library` operators: for a compiler or a dispatch mode."""
     if torch.compiler.is_compiling():
         return True
     return as_operators.depth > 0 and not torch.is_grad_enabled()
@@ -55,46 +54,46 @@ class Operator:
     """One operator. A subclass names it, `class _Norm(Operator, name="layer_norm")`.
 
     Attributes:
-        options: types and names of what is no tensor, as in a `torch.library` schema.
-        kept: numbers of the tensors that the backward pass reads.
-        keeps_result: whether it reads the result too.
+        options: types and names of the arguments besides tensors, as in a `torch.library` schema.
+        saved_inputs: indices of the tensors that the backward pass reads.
+        saves_result: whether it reads the result too.
     """
 
     options: ClassVar[str] = ""
-    kept: ClassVar[tuple[int, ...]] = ()
-    keeps_result: ClassVar[bool] = False
+    saved_inputs: ClassVar[tuple[int, ...]] = ()
+    saves_result: ClassVar[bool] = False
     compiled: ClassVar[Any]
     """The overload that `torch.compile` sees."""
     _function: ClassVar[Any]
-    _function_and_input: ClassVar[Any]
+    _function_with_input: ClassVar[Any]
     _alone: ClassVar[Prepared]
 
     @staticmethod
-    def forward(tensors: Given, *options: Any) -> Results:
-        """The result, and behind it what else the backward pass reads.
+    def forward(tensors: Tensors, *options: Any) -> Results:
+        """The result, followed by the other tensors that the backward pass reads.
 
-        All new, but for an input itself; no two may share memory.
+        All are new, or inputs themselves; no two may share memory.
         """
         raise NotImplementedError
 
     @staticmethod
-    def backward(tensors: Given, *options: Any) -> Results:
-        """The gradient of every tensor of `forward`, or None; they are cast to the tensors' types.
+    def backward(tensors: Tensors, *options: Any) -> Results:
+        """The gradient of every tensor of `forward`, or None; the caller casts them.
 
-        That of a tensor that is None is left out.
+        Gradients of tensors that are None are dropped.
 
         Args:
-            tensors: the result's gradient, the inputs that are kept, the result if it is
-                kept, and what else `forward` gave.
+            tensors: the result's gradient, the saved inputs, the result if it is saved, and the
+                other tensors that `forward` returned.
             options: those of `forward`.
         """
         raise NotImplementedError
 
     def __init_subclass__(cls, name: str) -> None:
-        cls.forward = staticmethod(_of_dense(cls.forward))  # type: ignore[method-assign]
-        cls.backward = staticmethod(_of_dense(cls.backward))  # type: ignore[method-assign]
+        cls.forward = staticmethod(_contiguous(cls.forward))  # type: ignore[method-assign]
+        cls.backward = staticmethod(_contiguous(cls.backward))  # type: ignore[method-assign]
         cls._function = _eager(cls)
-        cls._function_and_input = _eager(cls, passes_on=True)
+        cls._function_with_input = _eager(cls, with_input=True)
         forward = cls.forward
         cls._alone = Prepared(lambda tensors, *options: forward(tensors, *options)[:1])
         _register(cls, name)
@@ -105,18 +104,18 @@ class Operator:
 
         Args:
             options: in the order of `cls.options`.
-            tensors: in the order that `forward` takes them; the first is never None.
-            others: of a part of what several GPUs have, eagerly alone: what they say to each
-                other in the middle, which `forward` and `backward` then take.
+            tensors: in the order of `forward`; the first is never None.
+            others: for an input that is sharded over GPUs, only eagerly: the exchange between
+                them, which `forward` and `backward` then take.
         """
         first = tensors[0]
         assert first is not None
         with without_autocast(first):
             if others is not None:
                 result: Tensor = cls._function.apply(options, others, *tensors)
-            elif whole():
-                given = _without_none(tensors, tensors)
-                result = cls.compiled(given, *options)[0]
+            elif uses_custom_ops():
+                inputs = _without_none(tensors, tensors)
+                result = cls.compiled(inputs, *options)[0]
             elif not torch.is_grad_enabled():
                 result = cls._result(options, tensors)
             else:
@@ -125,33 +124,33 @@ class Operator:
 
     @classmethod
     def _result(cls, options: tuple[Any, ...], tensors: tuple[Tensor | None, ...]) -> Tensor:
-        """Where no gradient will be asked for: nothing is kept."""
+        """The result without a gradient: nothing is saved."""
         (result,) = cls._alone(kind_of(tensors, options), tensors, *options)
         assert result is not None
         return result
 
     @classmethod
-    def apply_and_pass_on(
+    def apply_with_input(
         cls, options: tuple[Any, ...], *tensors: Tensor | None, others: Any = None
     ) -> tuple[Tensor, Tensor]:
-        """The result and the first tensor: what is done with that later adds to its gradient here.
+        """The result and the first tensor, for callers that use the input again.
 
-        Autograd would add the two gradients of an input that is used twice in a kernel of its
-        own. `backward` takes the later one as `later`, and adds it where it writes its own.
+        Autograd would add the two gradients of an input that is used twice in a separate kernel.
+        Here `backward` takes the gradient of that later use as `later` and adds it to its own.
         """
         first = tensors[0]
         assert first is not None
         if torch.compiler.is_compiling() or not torch.is_grad_enabled():
             return cls.apply(options, *tensors, others=others), first
         with without_autocast(first):
-            results: tuple[Tensor, Tensor] = function_apply(cls._function_and_input)(
+            results: tuple[Tensor, Tensor] = function_apply(cls._function_with_input)(
                 options, others, *tensors
             )
         return results
 
 
-def _of_dense(compute: Callable[..., Results]) -> Callable[..., Results]:
-    """Gives a forward or backward pass its weights of one axis as kernels read them: contiguous."""
+def _contiguous(compute: Callable[..., Results]) -> Callable[..., Results]:
+    """A forward or backward pass with its weights of one axis made contiguous, as kernels read."""
 
     @functools.wraps(compute)
     def run(tensors: Results, *options: Any, **others: Any) -> Results:
@@ -161,59 +160,59 @@ def _of_dense(compute: Callable[..., Results]) -> Callable[..., Results]:
     return run
 
 
-def _saver(op: type[Operator]) -> Callable[[Results, Results], list[Tensor | None]]:
-    """What the backward pass reads, of an operator's inputs and of what it made."""
-    kept, first = op.kept, 0 if op.keeps_result else 1
+def _saved_tensors(op: type[Operator]) -> Callable[[Results, Results], list[Tensor | None]]:
+    """Selects the tensors that the backward pass reads from an operator's inputs and results."""
+    saved_inputs, first = op.saved_inputs, 0 if op.saves_result else 1
 
-    def saved(tensors: Results, made: Results) -> list[Tensor | None]:
-        return [*[tensors[n] for n in kept], *made[first:]]
+    def select(tensors: Results, results: Results) -> list[Tensor | None]:
+        return [*[tensors[n] for n in saved_inputs], *results[first:]]
 
-    return saved
+    return select
 
 
-def _kinds(tensors: Results) -> list[torch.dtype | None]:
+def _dtypes(tensors: Results) -> list[torch.dtype | None]:
     return [None if t is None else t.dtype for t in tensors]
 
 
-def _cast(gradients: Results, kinds: Kinds) -> list[Tensor | None]:
+def _cast(gradients: Results, dtypes: Dtypes) -> list[Tensor | None]:
     """The gradients of all tensors, in their types."""
     return [
-        g if g is None or g.dtype is kind else None if kind is None else g.to(kind)
-        for g, kind in zip(gradients, kinds, strict=True)
+        g if g is None or g.dtype is dtype else None if dtype is None else g.to(dtype)
+        for g, dtype in zip(gradients, dtypes, strict=True)
     ]
 
 
-def _first_order() -> None:
-    """Refuses `create_graph=True`: the gradient's own gradient would silently be missing."""
+def _refuse_second_order() -> None:
+    """Raises for `create_graph=True`: the gradient of the gradient would silently be missing."""
     if torch.is_grad_enabled():
         raise KernelError("fused kernels have no second derivatives: call to_torch(model) for them")
 
 
 # --- eager ----------------------------------------------------------------------------------------
-# Called once a launch or so: names are looked up when an operator is defined, not at every call.
+# Called about once a launch: names are looked up when an operator is defined, not at every call.
 
 
 def _backward(op: type[Operator]) -> Callable[..., Results]:
-    """All of a backward pass: from gradients and what was saved to the gradients of all inputs."""
+    """A whole backward pass: from gradients and saved tensors to the gradients of all inputs."""
     differentiate: Any = op.backward
 
     def backward(
-        tensors: Results, options: tuple[Any, ...], kinds: tuple[Any, ...], **shared: Any
+        tensors: Results, options: tuple[Any, ...], dtypes: tuple[Any, ...], **shared: Any
     ) -> Results:
         grad, later, *saved = tensors
-        passed = shared if later is None else {"later": later, **shared}
-        return _cast(differentiate((grad, *saved), *options, **passed), kinds)
+        keywords = shared if later is None else {"later": later, **shared}
+        return _cast(differentiate((grad, *saved), *options, **keywords), dtypes)
 
     return backward
 
 
-def _eager(op: type[Operator], passes_on: bool = False) -> type[torch.autograd.Function]:
-    """The operator for autograd; one that passes its first tensor on gives that one too.
+def _eager(op: type[Operator], with_input: bool = False) -> type[torch.autograd.Function]:
+    """The operator for autograd; `with_input`, it returns its first tensor too.
 
-    What several GPUs have parts of is computed with the `others`, and never repeated.
+    Inputs that are sharded over GPUs are computed with the `others`, and never traced.
     """
     compute, differentiate = Prepared(op.forward), Prepared(_backward(op))
-    saved = _saver(op)
+    select_saved = _saved_tensors(op)
 
     class Function(torch.autograd.Function):
         @staticmethod
@@ -223,18 +222,18 @@ def _eager(op: type[Operator], passes_on: bool = False) -> type[torch.autograd.F
             ctx.set_materialize_grads(False)
             ctx.shared = {} if others is None else {"others": others}
             kind = None if ctx.shared else kind_of(tensors, options)
-            made = compute(kind, tensors, *options, **ctx.shared)
-            assert made[0] is not None
-            result = no_view(made[0])
-            ctx.save_for_backward(*saved(tensors, (result, *made[1:])))
-            # hooks may give back something else
+            results = compute(kind, tensors, *options, **ctx.shared)
+            assert results[0] is not None
+            result = as_non_view(results[0])
+            ctx.save_for_backward(*select_saved(tensors, (result, *results[1:])))
+            # hooks may return other tensors
             ctx.kind = None if saved_tensor_hooks_active() else kind
-            ctx.call = options, tuple(_kinds(tensors))
-            return (result, tensors[0]) if passes_on else result
+            ctx.call = options, tuple(_dtypes(tensors))
+            return (result, tensors[0]) if with_input else result
 
         @staticmethod
         def backward(ctx: Any, grad: Tensor | None, later: Tensor | None = None) -> Any:
-            _first_order()
+            _refuse_second_order()
             if grad is None:  # of shared parts on all GPUs
                 return None, None, later, *(None for _ in ctx.call[1][1:])
             tensors = grad, later, *ctx.saved_tensors
@@ -258,31 +257,31 @@ def _register(op: type[Operator], name: str) -> None:
     _define(f"{name}_backward", op, op.backward)
     op.compiled = getattr(getattr(torch.ops, NAMESPACE), name).default
     compiled_backward = getattr(getattr(torch.ops, NAMESPACE), f"{name}_backward").default
-    saved = _saver(op)
+    select_saved = _saved_tensors(op)
 
     def setup(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
         tensors, *ctx.options = inputs
-        ctx.save_for_backward(*saved(tensors, output))
-        ctx.kinds = _kinds(_with_none(tensors))
+        ctx.save_for_backward(*select_saved(tensors, output))
+        ctx.dtypes = _dtypes(_with_none(tensors))
         ctx.set_materialize_grads(False)
 
     def differentiate(ctx: Any, grads: list[Tensor]) -> tuple[Any, ...]:
-        found = compiled_backward([grads[0], *ctx.saved_tensors], *ctx.options)
-        return _cast(_with_none(found), ctx.kinds), *(None for _ in ctx.options)
+        gradients = compiled_backward([grads[0], *ctx.saved_tensors], *ctx.options)
+        return _cast(_with_none(gradients), ctx.dtypes), *(None for _ in ctx.options)
 
     torch.library.register_autograd(f"{NAMESPACE}::{name}", differentiate, setup_context=setup)
 
 
 def _define(name: str, op: type[Operator], compute: Callable[..., Results]) -> None:
     def run(tensors: list[Tensor], *options: Any) -> list[Tensor]:
-        with without_autocast(tensors[0]), apart():  # a compiler may reuse what it gets
-            made = _without_none(compute(_with_none(tensors), *options), tensors)
-        memory = {memory_of(t) for t in tensors}  # a custom operator may return no part of one
-        own = []
-        for t in made:
-            own.append(t.clone() if memory_of(t) in memory else t)
-            memory.add(memory_of(t))
-        return own
+        with without_autocast(tensors[0]), unshared():  # a compiler may reuse the results
+            results = _without_none(compute(_with_none(tensors), *options), tensors)
+        storages = {storage_id(t) for t in tensors}  # custom operators must not return views
+        outputs = []
+        for t in results:
+            outputs.append(t.clone() if storage_id(t) in storages else t)
+            storages.add(storage_id(t))
+        return outputs
 
     schema = f"(Tensor[] tensors{', ' if op.options else ''}{op.options}) -> Tensor[]"
     torch.library.custom_op(f"{NAMESPACE}::{name}", run, mutates_args=(), schema=schema)
@@ -293,8 +292,8 @@ def _with_none(tensors: Sequence[Tensor]) -> list[Tensor | None]:
     return [None if t.dim() == 1 and t.shape[0] == 0 else t for t in tensors]
 
 
-def _without_none(tensors: Results, beside: Results) -> list[Tensor]:
-    """The tensors, an empty one on the device of the first of `beside` for each None."""
-    first = beside[0]
+def _without_none(tensors: Results, like: Results) -> list[Tensor]:
+    """The tensors, with an empty one on the device of `like[0]` for each None."""
+    first = like[0]
     assert first is not None
     return [first.new_empty(0) if t is None else t for t in tensors]

@@ -20,7 +20,7 @@ from evofeed.kernels.ops.triangle_multiplication.op import (
     triangle_multiplication,
     triangle_multiplication_fits,
 )
-from evofeed.kernels.runtime.one_pass import draw_ahead, once
+from evofeed.kernels.runtime.one_pass import computed_once, draw_ahead
 from evofeed.kernels.swap.forms import Dropout, Form, Part, parts_of, turns_bias
 from evofeed.kernels.swap.parameters import attention_weights, four_axes, shaped, three_axes, within
 from evofeed.kernels.swap.tokens import attend_as_boltz, attend_tokens
@@ -46,7 +46,7 @@ def drop_mask(layer: Any, x: Tensor, rows: int) -> Tensor | None:
 
     def draw(number: int) -> Sequence[Tensor]:
         sizes = (number, *shape)
-        ones = once(("ones", sizes, x.dtype, x.device), (), lambda: x.new_ones(sizes))
+        ones = computed_once(("ones", sizes, x.dtype, x.device), (), lambda: x.new_ones(sizes))
         return F.dropout(ones, layer.r, training=True).unbind()
 
     return draw_ahead((layer.r, shape, x.dtype, x.device), draw)

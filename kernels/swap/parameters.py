@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from evofeed.kernels.ops.gated_attention.reference import AttentionWeights
-from evofeed.kernels.runtime.private_apis import is_of_several
+from evofeed.kernels.runtime.private_apis import is_wrapper_subclass
 
 
 def attention_weights(norm: Any, mha: Any, pair: Tensor | None = None) -> AttentionWeights:
@@ -21,7 +21,7 @@ def attention_weights(norm: Any, mha: Any, pair: Tensor | None = None) -> Attent
 
 def halves(weight: Any) -> Any:
     """Both halves of a parameter; it twice if it is None, or quantised: no op will take it then."""
-    if weight is None or is_of_several(weight):
+    if weight is None or is_wrapper_subclass(weight):
         return weight, weight
     return weight.chunk(2)
 

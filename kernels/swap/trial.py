@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from evofeed.kernels.fused_module import FusedForm, called, fuse, stand_ins
 from evofeed.kernels.runtime.backend import plain_versions
-from evofeed.kernels.runtime.private_apis import is_of_several
+from evofeed.kernels.runtime.private_apis import is_wrapper_subclass
 from evofeed.kernels.swap.forms import Form, plain_class
 
 N, S = 3, 2
@@ -95,7 +95,7 @@ def _has_hooks(module: nn.Module) -> bool:
 def _wraps(parameter: nn.Parameter) -> bool:
     """Whether its numbers are in other tensors; FSDP's are together when a module is called."""
     kind = type(parameter).__name__
-    return kind != "DTensor" and is_of_several(parameter)
+    return kind != "DTensor" and is_wrapper_subclass(parameter)
 
 
 def _configuration(module: nn.Module) -> Iterable[Hashable]:

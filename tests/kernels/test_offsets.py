@@ -25,7 +25,7 @@ from evofeed.kernels.ops.attention.op import (
     run_forward,
 )
 from evofeed.kernels.ops.attention.triton import mask_kernel
-from evofeed.kernels.runtime.launching import _check
+from evofeed.kernels.runtime.launching import _check_grid
 from evofeed.kernels.runtime.tiles import AttentionTiles
 
 ROOM = Path(evofeed.kernels.__file__).parent
@@ -250,5 +250,5 @@ def test_wide_and_narrow_offsets_give_equal_bits(
 def test_a_grid_that_no_gpu_launches_is_refused_before_it() -> None:
     for grid in ((1, 65536), (1, 1, 65536), (2**31,)):
         with pytest.raises(UnsupportedShape, match=r"mask_kernel.*fewer"):
-            _check(mask_kernel, grid)
-    _check(mask_kernel, (2**31 - 1, 65535, 65535))
+            _check_grid(mask_kernel, grid)
+    _check_grid(mask_kernel, (2**31 - 1, 65535, 65535))

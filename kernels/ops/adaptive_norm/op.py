@@ -19,11 +19,11 @@ from evofeed.kernels.ops.adaptive_norm.reference import AdaptiveWeights
 from evofeed.kernels.ops.adaptive_norm.triton import adaptive_norm_grad_kernel, adaptive_norm_kernel
 from evofeed.kernels.ops.layer_norm.op import norm_rows_grad
 from evofeed.kernels.runtime.backend import compute_dtype, launchable, sm_count, triton, usable
-from evofeed.kernels.runtime.checks import Made, check_shape, falls_back_to
+from evofeed.kernels.runtime.checks import FusedResult, check_shape, falls_back_to
 from evofeed.kernels.runtime.launching import launch
 from evofeed.kernels.runtime.projection import norm_rows, pack, padded, project, weight_grad
 from evofeed.kernels.runtime.sums import column_sums
-from evofeed.kernels.runtime.torch_library import Given, Operator, Results
+from evofeed.kernels.runtime.torch_library import Operator, Results, Tensors
 
 MOST = 1024  # channels of a row
 AT_ONCE = 4096  # numbers of a tile
@@ -92,10 +92,10 @@ def adapted_grads(
 
 class _AdaptiveNorm(Operator, name="adaptive_norm"):
     options = "float eps, ScalarType dtype"
-    kept = (0, 1, 2, 4)  # a, s, gamma, the gate's bias
+    saved_inputs = (0, 1, 2, 4)  # a, s, gamma, the gate's bias
 
     @staticmethod
-    def forward(tensors: Given, eps: float, dtype: torch.dtype) -> Results:
+    def forward(tensors: Tensors, eps: float, dtype: torch.dtype) -> Results:
         a, s, gamma, gate, bias, shift = tensors
         packed = pack([gate, shift], dtype)
         of_s = conditions(s.view(-1, s.shape[-1]), gamma, packed, eps, dtype)
@@ -103,7 +103,7 @@ class _AdaptiveNorm(Operator, name="adaptive_norm"):
         return [out.view(a.shape), packed]
 
     @staticmethod
-    def backward(tensors: Given, eps: float, dtype: torch.dtype) -> Results:
+    def backward(tensors: Tensors, eps: float, dtype: torch.dtype) -> Results:
         dout, a, s, gamma, bias, packed = tensors
         rows, flat = (t.view(-1, t.shape[-1]) for t in (a, s))
         of_s, dout = conditions(flat, gamma, packed, eps, dtype), dout.contiguous()
@@ -127,7 +127,7 @@ def adaptive_norm_fits(a: Tensor, s: Tensor, weights: AdaptiveWeights) -> bool:
 
 
 @falls_back_to(reference.adaptive_norm)
-def adaptive_norm(a: Tensor, s: Tensor, weights: AdaptiveWeights, *, eps: float) -> Made:
+def adaptive_norm(a: Tensor, s: Tensor, weights: AdaptiveWeights, *, eps: float) -> FusedResult:
     """Norm of a, times the sigmoid of one layer of the norm of s, plus another layer of it."""
     C, K = a.shape[-1], s.shape[-1]
     check_shape("adaptive_norm", "weights.gate", weights.gate, C, K)

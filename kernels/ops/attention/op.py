@@ -29,19 +29,21 @@ from evofeed.kernels.ops.attention.triton import (
     mask_kernel,
 )
 from evofeed.kernels.runtime.backend import launchable, sm_count, triton
-from evofeed.kernels.runtime.checks import Made, check_shape, falls_back_to
+from evofeed.kernels.runtime.checks import FusedResult, check_shape, falls_back_to
 from evofeed.kernels.runtime.launching import launch
-from evofeed.kernels.runtime.one_pass import once
+from evofeed.kernels.runtime.one_pass import computed_once
 from evofeed.kernels.runtime.projection import padded
 from evofeed.kernels.runtime.tiles import AttentionTiles, Tile, attention_tiles
-from evofeed.kernels.runtime.torch_library import Given, Operator, Results
+from evofeed.kernels.runtime.torch_library import Operator, Results, Tensors
 
 MAX_HEAD_WIDTH = 64
 
 
 def prepare_mask(mask: Tensor, scale: float, dtype: torch.dtype) -> MaskTerms:
     """The two tensors made from a `[B, R, N]` mask (any strides)."""
-    return once(("attention", scale, dtype), (mask,), lambda mask: _prepared(mask, scale, dtype))
+    return computed_once(
+        ("attention", scale, dtype), (mask,), lambda mask: _prepared(mask, scale, dtype)
+    )
 
 
 def _prepared(mask: Tensor, scale: float, dtype: torch.dtype) -> MaskTerms:
@@ -174,10 +176,10 @@ def scaled_bias(bias: Tensor | None, scale: float, dtype: torch.dtype) -> Tensor
 
 class _BiasedAttention(Operator, name="biased_attention"):
     options = "float scale"
-    kept, keeps_result = (0, 1, 2), True
+    saved_inputs, saves_result = (0, 1, 2), True
 
     @staticmethod
-    def forward(tensors: Given, scale: float) -> Results:
+    def forward(tensors: Tensors, scale: float) -> Results:
         q, k, v, bias, mask = tensors
         ready = scaled_bias(bias, scale, q.dtype)
         masked = None if mask is None else prepare_mask(mask, scale, q.dtype)
@@ -186,7 +188,7 @@ class _BiasedAttention(Operator, name="biased_attention"):
         return [out, lse, ready, *(masked or (None, None))]
 
     @staticmethod
-    def backward(tensors: Given, scale: float) -> Results:
+    def backward(tensors: Tensors, scale: float) -> Results:
         do, q, k, v, out, lse, bias, term, factor = tensors
         masked = None if term is None else MaskTerms(term, factor)
         do = do.contiguous()
@@ -199,7 +201,7 @@ class _BiasedAttention(Operator, name="biased_attention"):
 @falls_back_to(reference.biased_attention)
 def biased_attention(
     q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, mask: Tensor | None, scale: float | None
-) -> Made:
+) -> FusedResult:
     """softmax(scale * q k^T + bias, masked) v for `[B, R, N, H, D]`."""
     (B, R, Q, H, D), K = q.shape, k.shape[2]
     check_shape("biased_attention", "k", k, B, R, K, H, D)

@@ -29,11 +29,11 @@ from evofeed.kernels.ops.conditioned_attention.reference import ConditionedAtten
 from evofeed.kernels.ops.gated_attention.output import gate_grads
 from evofeed.kernels.ops.layer_norm.op import norm_rows_grad
 from evofeed.kernels.runtime.backend import compute_dtype, launchable
-from evofeed.kernels.runtime.checks import Made, check_shape, falls_back_to
+from evofeed.kernels.runtime.checks import FusedResult, check_shape, falls_back_to
 from evofeed.kernels.runtime.gates import gated, gated_grads
 from evofeed.kernels.runtime.projection import norm_rows, pack, project, weight_grad
 from evofeed.kernels.runtime.sums import column_sums
-from evofeed.kernels.runtime.torch_library import Given, Operator, Results
+from evofeed.kernels.runtime.torch_library import Operator, Results, Tensors
 
 
 def _split(packed: Tensor, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -45,11 +45,11 @@ def _split(packed: Tensor, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 class _ConditionedAttention(Operator, name="conditioned_attention"):
     options = "int heads, float eps, bool residual, ScalarType dtype"
-    kept = (0, 1, 4, 5, 7, 16)  # a, s, the norm's weight and bias, both gates' biases
+    saved_inputs = (0, 1, 4, 5, 7, 16)  # a, s, the norm's weight and bias, both gates' biases
 
     @staticmethod
     def forward(
-        tensors: Given, heads: int, eps: float, residual: bool, dtype: torch.dtype
+        tensors: Tensors, heads: int, eps: float, residual: bool, dtype: torch.dtype
     ) -> Results:
         (
             a, s, bias, mask, gamma, beta, gate, gate_bias, shift, q, q_bias, k, v, g, o, last,
@@ -88,7 +88,7 @@ class _ConditionedAttention(Operator, name="conditioned_attention"):
 
     @staticmethod
     def backward(
-        tensors: Given, heads: int, eps: float, residual: bool, dtype: torch.dtype
+        tensors: Tensors, heads: int, eps: float, residual: bool, dtype: torch.dtype
     ) -> Results:
         (
             dout, a, s, gamma, beta, gate_bias, last_bias, ready, packed, packed_w, wo, wl, stats,
@@ -161,7 +161,7 @@ def conditioned_attention_fits(
 def conditioned_attention(
     a: Tensor, s: Tensor | None, weights: ConditionedAttentionWeights, heads: int, *,
     bias: Tensor | None, mask: Tensor | None, residual: bool, eps: float,
-) -> Made:  # fmt: skip
+) -> FusedResult:  # fmt: skip
     """Norm (adaptive with s), attention, gate, output layer, a gate that s gives, residual."""
     (B, R, N, C), op = a.shape, "conditioned_attention"
     for name in ("q", "k", "v", "g"):

@@ -17,19 +17,19 @@ from evofeed.kernels.ops.conditioned_transition import reference
 from evofeed.kernels.ops.conditioned_transition.reference import ConditionedWeights
 from evofeed.kernels.ops.swiglu.op import hidden_of, layers_grad
 from evofeed.kernels.runtime.backend import compute_dtype, launchable
-from evofeed.kernels.runtime.checks import Made, check_shape, falls_back_to
+from evofeed.kernels.runtime.checks import FusedResult, check_shape, falls_back_to
 from evofeed.kernels.runtime.gates import gated, gated_grads
 from evofeed.kernels.runtime.projection import pack, project, weight_grad
 from evofeed.kernels.runtime.sums import column_sums
-from evofeed.kernels.runtime.torch_library import Given, Operator, Results
+from evofeed.kernels.runtime.torch_library import Operator, Results, Tensors
 
 
 class _ConditionedTransition(Operator, name="conditioned_transition"):
     options = "float eps, bool residual, ScalarType dtype"
-    kept = (0, 1, 2, 3, 5, 11)  # a, s, mask, gamma, both gates' biases
+    saved_inputs = (0, 1, 2, 3, 5, 11)  # a, s, mask, gamma, both gates' biases
 
     @staticmethod
-    def forward(tensors: Given, eps: float, residual: bool, dtype: torch.dtype) -> Results:
+    def forward(tensors: Tensors, eps: float, residual: bool, dtype: torch.dtype) -> Results:
         a, s, mask, gamma, gate, bias, shift, silu, value, out, last, last_bias, factor = tensors
         packed, wo, wl = pack([gate, shift], dtype), pack([out], dtype), pack([last], dtype)
         hidden_w = pack([silu, value, *([] if factor is None else [factor])], dtype)
@@ -46,7 +46,7 @@ class _ConditionedTransition(Operator, name="conditioned_transition"):
         return [found.view(a.shape), packed, hidden_w, wo, wl, of_s.layers, x, layers, y]
 
     @staticmethod
-    def backward(tensors: Given, eps: float, residual: bool, dtype: torch.dtype) -> Results:
+    def backward(tensors: Tensors, eps: float, residual: bool, dtype: torch.dtype) -> Results:
         dout, a, s, mask, gamma, bias, last_bias, packed, hidden_w, wo, wl, *made = tensors
         of_x, x, layers, y = made
         rows, flat, dout = (t.contiguous().view(-1, t.shape[-1]) for t in (a, s, dout))
@@ -77,7 +77,7 @@ def conditioned_transition_fits(a: Tensor, s: Tensor, weights: ConditionedWeight
 def conditioned_transition(
     a: Tensor, s: Tensor, weights: ConditionedWeights, *, mask: Tensor | None, residual: bool,
     eps: float,
-) -> Made:  # fmt: skip
+) -> FusedResult:  # fmt: skip
     """Adaptive norm, silu of one layer times another (or two), a last layer, gate, mask."""
     (C, K), N = (a.shape[-1], s.shape[-1]), weights.silu.shape[0]
     for name, shape in (

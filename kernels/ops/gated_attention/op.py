@@ -33,10 +33,10 @@ from evofeed.kernels.ops.gated_attention.reference import AttentionWeights
 from evofeed.kernels.ops.layer_norm.op import norm_rows_grad
 from evofeed.kernels.ops.pair_bias.op import heads_last
 from evofeed.kernels.runtime.backend import compute_dtype, launchable
-from evofeed.kernels.runtime.checks import Made, check_shape, falls_back_to
+from evofeed.kernels.runtime.checks import FusedResult, check_shape, falls_back_to
 from evofeed.kernels.runtime.projection import Drop, keeps, norm_rows, pack, project, weight_grad
 from evofeed.kernels.runtime.sums import column_sums
-from evofeed.kernels.runtime.torch_library import Given, Operator, Results
+from evofeed.kernels.runtime.torch_library import Operator, Results, Tensors
 
 
 class OtherPairs(Protocol):
@@ -102,10 +102,10 @@ class _GatedAttention(Operator, name="gated_attention"):
         "int heads, float eps, bool columns, bool turned, bool residual, "
         "bool drop_columnwise, float bias_scale, ScalarType dtype"
     )
-    kept = (0, 3, 4, 9, 13)  # x, norm_weight, norm_bias, g_bias, drop_mask
+    saved_inputs = (0, 3, 4, 9, 13)  # x, norm_weight, norm_bias, g_bias, drop_mask
 
     @staticmethod
-    def forward(tensors: Given, *options: Any, others: OtherPairs | None = None) -> Results:
+    def forward(tensors: Tensors, *options: Any, others: OtherPairs | None = None) -> Results:
         """With `others` of some rows (or columns) of the pairs, of which all make the bias."""
         plan = Plan(*options)
         (
@@ -145,7 +145,7 @@ class _GatedAttention(Operator, name="gated_attention"):
         ]  # fmt: skip
 
     @staticmethod
-    def backward(tensors: Given, *options: Any, others: OtherPairs | None = None) -> Results:
+    def backward(tensors: Tensors, *options: Any, others: OtherPairs | None = None) -> Results:
         plan = Plan(*options)
         (
             dout, x, gamma, beta, g_bias, drop_mask, ready, packed_w, stats, normed, qkvg,
@@ -212,7 +212,7 @@ def fused_gated_attention(
     x: Tensor, weights: AttentionWeights, heads: int, *, bias: Tensor | None, mask: Tensor | None,
     columns: bool, turned: bool, residual: bool, drop_mask: Tensor | None, drop_columnwise: bool,
     bias_scale: float, eps: float, others: OtherPairs | None = None,
-) -> Made:  # fmt: skip
+) -> FusedResult:  # fmt: skip
     """`gated_attention` where a kernel takes these.
 
     With `others` x is some rows of pairs, `[B, I, N, C]`, or with `columns` some columns: they know

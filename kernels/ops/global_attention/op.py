@@ -32,11 +32,11 @@ from evofeed.kernels.runtime.backend import (
     triton,
     without_autocast,
 )
-from evofeed.kernels.runtime.checks import Made, check_shape, falls_back_to
+from evofeed.kernels.runtime.checks import FusedResult, check_shape, falls_back_to
 from evofeed.kernels.runtime.launching import launch
 from evofeed.kernels.runtime.projection import pack, padded, precision, project
 from evofeed.kernels.runtime.sums import column_sums
-from evofeed.kernels.runtime.torch_library import Given, Operator, Results
+from evofeed.kernels.runtime.torch_library import Operator, Results, Tensors
 
 BLOCK_S = 128
 ROWS = 64
@@ -53,10 +53,10 @@ class _Plan(NamedTuple):
 
 class _GlobalColumnAttention(Operator, name="global_column_attention"):
     options = "int heads, float eps, bool residual, ScalarType dtype"
-    kept = (0, 2, 7)  # xn, mask, g_bias
+    saved_inputs = (0, 2, 7)  # xn, mask, g_bias
 
     @staticmethod
-    def forward(tensors: Given, *options: Any) -> Results:
+    def forward(tensors: Tensors, *options: Any) -> Results:
         plan = _Plan(*options)
         xn, x, mask, q, k, v, g, g_bias, o, o_bias = tensors
         B, S, R, C = xn.shape
@@ -89,7 +89,7 @@ class _GlobalColumnAttention(Operator, name="global_column_attention"):
         return [out, packed, gkv, count, share, mean, wq, query, attended, lse, wo]
 
     @staticmethod
-    def backward(tensors: Given, *options: Any) -> Results:
+    def backward(tensors: Tensors, *options: Any) -> Results:
         plan = _Plan(*options)
         (
             dout, xn, mask, g_bias, packed, gkv, count, share, mean, wq, query, attended, lse, wo,
@@ -173,7 +173,7 @@ def global_attention_fits(x: Tensor, weights: AttentionWeights, heads: int) -> b
 def global_column_attention(
     x: Tensor, weights: AttentionWeights, heads: int, mask: Tensor, *, residual: bool,
     norm_eps: float, eps: float,
-) -> Made:  # fmt: skip
+) -> FusedResult:  # fmt: skip
     """One query a column and head, the mean of its sequences; keys and values shared by heads."""
     (B, S, R, C), op = x.shape, "global_column_attention"
     check_shape(op, "weights.q", weights.q, weights.q.shape[0], C)

@@ -19,7 +19,7 @@ from evofeed.kernels.runtime.launching import launch
 from evofeed.kernels.runtime.projection import padded
 from evofeed.kernels.runtime.sums import column_sums
 from evofeed.kernels.runtime.tiles import Tile, small_norm, tile
-from evofeed.kernels.runtime.torch_library import Given, Operator, Results, whole
+from evofeed.kernels.runtime.torch_library import Operator, Results, Tensors, uses_custom_ops
 
 MAX_CHANNELS = 8192  # one row must fit one tile
 # Bytes up to which what the forward pass read first is still cached when backward begins;
@@ -58,15 +58,15 @@ def _normalised(
 
 class _LayerNorm(Operator, name="layer_norm"):
     options = "float eps"
-    kept = (0, 1, 2)
+    saved_inputs = (0, 1, 2)
 
     @staticmethod
-    def forward(tensors: Given, eps: float) -> Results:
+    def forward(tensors: Tensors, eps: float) -> Results:
         x, weight, bias = tensors
         return [*_normalised(x, weight, bias, eps, True)]
 
     @staticmethod
-    def backward(tensors: Given, eps: float) -> Results:
+    def backward(tensors: Tensors, eps: float) -> Results:
         dy, x, weight, bias, stats = tensors
         dx, partial = norm_rows_grad(dy.contiguous(), x, stats, weight, bias)
         dtype = weight.dtype if weight.dtype is bias.dtype else torch.float32
@@ -151,7 +151,7 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-5) -> Te
 def fused_layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     """`layer_norm` of what is `supported`."""
     x = x.contiguous()
-    if torch.is_grad_enabled() or whole():
+    if torch.is_grad_enabled() or uses_custom_ops():
         return _LayerNorm.apply((eps,), x, weight, bias)
     return _normalised(x, weight, bias, eps, False)[0]
 

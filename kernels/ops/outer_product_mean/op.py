@@ -20,12 +20,12 @@ from evofeed.kernels.ops.outer_product_mean import launch as kernels
 from evofeed.kernels.ops.outer_product_mean import reference
 from evofeed.kernels.ops.outer_product_mean.reference import OuterWeights
 from evofeed.kernels.runtime.backend import compute_dtype, launchable
-from evofeed.kernels.runtime.checks import Made, check_shape, falls_back_to
-from evofeed.kernels.runtime.one_pass import once
+from evofeed.kernels.runtime.checks import FusedResult, check_shape, falls_back_to
+from evofeed.kernels.runtime.one_pass import computed_once
 from evofeed.kernels.runtime.private_apis import scheduled_ahead
 from evofeed.kernels.runtime.projection import norm_rows, pack, project, weight_grad
 from evofeed.kernels.runtime.sums import column_sums
-from evofeed.kernels.runtime.torch_library import Given, Operator, Results
+from evofeed.kernels.runtime.torch_library import Operator, Results, Tensors
 
 KEPT_FROM = 1024
 """Sequences from which the outer product is kept: of fewer it is made again, 134 MB or 55 us at 256
@@ -54,11 +54,11 @@ def _a_and_b(ab: Tensor, m: Tensor, others: Others | None) -> tuple[Tensor, Tens
 
 class _OuterProductMean(Operator, name="outer_product_mean"):
     options = "float eps, float least, float norm_eps, ScalarType dtype"
-    kept = (0, 1, 3, 4, 9)  # m, mask, norm_weight, norm_bias, out
+    saved_inputs = (0, 1, 3, 4, 9)  # m, mask, norm_weight, norm_bias, out
 
     @staticmethod
     def forward(
-        tensors: Given, eps: float, least: float, norm_eps: float, dtype: torch.dtype,
+        tensors: Tensors, eps: float, least: float, norm_eps: float, dtype: torch.dtype,
         others: Others | None = None,
     ) -> Results:  # fmt: skip
         """Of some columns of the MSA, L of R, with the `others`."""
@@ -75,7 +75,7 @@ class _OuterProductMean(Operator, name="outer_product_mean"):
         both = project(normed, packed_w, packed_b).view(-1, 2, E).transpose(0, 1)
         kernels.masked(both, rows, ab)
         del normed, both
-        norm = once(
+        norm = computed_once(
             ("outer", eps, least), (mask, of_all),
             lambda a, b: (torch.bmm(a.float().mT, b.float()) + eps).clamp(min=least),
         )  # fmt: skip
@@ -90,7 +90,7 @@ class _OuterProductMean(Operator, name="outer_product_mean"):
 
     @staticmethod
     def backward(
-        tensors: Given, eps: float, least: float, norm_eps: float, dtype: torch.dtype,
+        tensors: Tensors, eps: float, least: float, norm_eps: float, dtype: torch.dtype,
         later: Tensor | None = None, others: Others | None = None,
     ) -> Results:  # fmt: skip
         """`later` is added to the gradient of m."""
@@ -161,7 +161,7 @@ def outer_product_mean_with_input(
         numbers = {"eps": eps, "least": least, "norm_eps": norm_eps}
         return outer_product_mean(m, weights, mask, z=z, **numbers), m
     arguments = _arguments(m, weights, mask, z, (eps, least, norm_eps))
-    return _OuterProductMean.apply_and_pass_on(*arguments, others=others)
+    return _OuterProductMean.apply_with_input(*arguments, others=others)
 
 
 def _arguments(
@@ -170,7 +170,9 @@ def _arguments(
 ) -> tuple[Any, ...]:  # fmt: skip
     z = None if z is None else z.contiguous()
     options = (*numbers, compute_dtype(m))
-    mask = once(("contiguous",), (mask,), Tensor.contiguous)  # else each block counts its own copy
+    mask = computed_once(
+        ("contiguous",), (mask,), Tensor.contiguous
+    )  # else each block counts its own copy
     return options, m.contiguous(), mask, z, *weights.tensors()
 
 
@@ -178,7 +180,7 @@ def _arguments(
 def outer_product_mean(
     m: Tensor, weights: OuterWeights, mask: Tensor, *, z: Tensor | None, eps: float, least: float,
     norm_eps: float,
-) -> Made:  # fmt: skip
+) -> FusedResult:  # fmt: skip
     """Projected sum of outer products over the number of shared sequences, plus z."""
     B, S, R, C = m.shape
     check_shape("outer_product_mean", "weights.w1", weights.w1, weights.w1.shape[0], C)

@@ -11,12 +11,12 @@ from torch import Tensor
 from evofeed.kernels.ops.pair_bias import reference
 from evofeed.kernels.ops.pair_bias.triton import heads_last_kernel, pair_norm_backward_kernel
 from evofeed.kernels.runtime.backend import compute_dtype, launchable, sm_count, triton, usable
-from evofeed.kernels.runtime.checks import Made, check_shape, falls_back_to
+from evofeed.kernels.runtime.checks import FusedResult, check_shape, falls_back_to
 from evofeed.kernels.runtime.launching import launch
 from evofeed.kernels.runtime.projection import norm_rows, pack, padded, precision
 from evofeed.kernels.runtime.sums import column_sums
 from evofeed.kernels.runtime.tiles import tile
-from evofeed.kernels.runtime.torch_library import Given, Operator, Results
+from evofeed.kernels.runtime.torch_library import Operator, Results, Tensors
 
 
 def heads_last(x: Tensor, out: Tensor, transpose: bool) -> None:
@@ -37,10 +37,10 @@ def heads_last(x: Tensor, out: Tensor, transpose: bool) -> None:
 
 class _PairBias(Operator, name="pair_bias"):
     options = "float eps, float scale, ScalarType dtype"
-    kept = (0, 1, 2)  # z, gamma, beta
+    saved_inputs = (0, 1, 2)  # z, gamma, beta
 
     @staticmethod
-    def forward(tensors: Given, eps: float, scale: float, dtype: torch.dtype) -> Results:
+    def forward(tensors: Tensors, eps: float, scale: float, dtype: torch.dtype) -> Results:
         z, gamma, beta, weight = tensors
         packed = pack([weight], dtype)
         _, stats, bias = norm_rows(
@@ -51,7 +51,7 @@ class _PairBias(Operator, name="pair_bias"):
 
     @staticmethod
     def backward(
-        tensors: Given, eps: float, scale: float, dtype: torch.dtype,
+        tensors: Tensors, eps: float, scale: float, dtype: torch.dtype,
         later: Tensor | None = None,
     ) -> Results:  # fmt: skip
         """`later` is added to the gradient of z."""
@@ -93,13 +93,13 @@ def pair_bias_with_input(
     if not launchable(z):
         return pair_bias(z, norm_weight, norm_bias, weight, eps, scale), z
     options = eps, scale, compute_dtype(z)
-    return _PairBias.apply_and_pass_on(options, z.contiguous(), norm_weight, norm_bias, weight)
+    return _PairBias.apply_with_input(options, z.contiguous(), norm_weight, norm_bias, weight)
 
 
 @falls_back_to(reference.pair_bias)
 def pair_bias(
     z: Tensor, norm_weight: Tensor, norm_bias: Tensor, weight: Tensor, eps: float, scale: float
-) -> Made:
+) -> FusedResult:
     """Attention bias of the normalised pairs, heads first."""
     check_shape("pair_bias", "weight", weight, weight.shape[0], z.shape[-1])
     if not (pair_bias_fits(z, weight) and launchable(z)):

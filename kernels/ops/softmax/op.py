@@ -11,11 +11,11 @@ from torch import Tensor
 from evofeed.kernels.ops.softmax import reference
 from evofeed.kernels.ops.softmax.triton import softmax_backward_kernel, softmax_forward_kernel
 from evofeed.kernels.runtime.backend import launchable, sm_count, triton
-from evofeed.kernels.runtime.checks import Made, check_shape, falls_back_to
+from evofeed.kernels.runtime.checks import FusedResult, check_shape, falls_back_to
 from evofeed.kernels.runtime.launching import launch
 from evofeed.kernels.runtime.projection import padded
 from evofeed.kernels.runtime.tiles import tile
-from evofeed.kernels.runtime.torch_library import Given, Operator, Results
+from evofeed.kernels.runtime.torch_library import Operator, Results, Tensors
 
 MAX_KEYS = 4096
 
@@ -40,10 +40,10 @@ def _grid(op: str, x: Tensor) -> tuple[tuple[int, int, int], int, dict[str, Any]
 
 class _MaskedSoftmax(Operator, name="masked_softmax"):
     options = "bool has_bias"
-    keeps_result = True
+    saves_result = True
 
     @staticmethod
-    def forward(tensors: Given, has_bias: bool) -> Results:
+    def forward(tensors: Tensors, has_bias: bool) -> Results:
         x, mask, bias = tensors
         y = torch.empty_like(x)
         grid, rows_each, options = _grid("softmax", x)
@@ -58,7 +58,7 @@ class _MaskedSoftmax(Operator, name="masked_softmax"):
         return [y]
 
     @staticmethod
-    def backward(tensors: Given, has_bias: bool) -> Results:
+    def backward(tensors: Tensors, has_bias: bool) -> Results:
         dy, y = tensors
         dx = torch.empty_like(y)
         grid, rows_each, options = _grid("softmax_grad", y)
@@ -75,7 +75,7 @@ class _MaskedSoftmax(Operator, name="masked_softmax"):
 
 
 @falls_back_to(reference.masked_softmax)
-def masked_softmax(x: Tensor, mask: Tensor | None, bias: Tensor | None) -> Made:
+def masked_softmax(x: Tensor, mask: Tensor | None, bias: Tensor | None) -> FusedResult:
     """softmax over keys of x + bias, masked keys at -1e9."""
     B, R, H, Q, K = x.shape
     check_shape("masked_softmax", "mask", mask, B, R, K)

@@ -19,7 +19,7 @@ from evofeed.kernels.ops.swiglu.hopper import launch as hopper
 from evofeed.kernels.ops.swiglu.reference import SwigluWeights
 from evofeed.kernels.ops.swiglu.triton import swiglu_grad_kernel, swiglu_kernel
 from evofeed.kernels.runtime.backend import compute_dtype, launchable, triton
-from evofeed.kernels.runtime.checks import Made, check_shape, falls_back_to
+from evofeed.kernels.runtime.checks import FusedResult, check_shape, falls_back_to
 from evofeed.kernels.runtime.launching import launch
 from evofeed.kernels.runtime.mlp import mlp
 from evofeed.kernels.runtime.projection import (
@@ -31,7 +31,7 @@ from evofeed.kernels.runtime.projection import (
     weight_grad,
 )
 from evofeed.kernels.runtime.sums import column_sums
-from evofeed.kernels.runtime.torch_library import Given, Operator, Results
+from evofeed.kernels.runtime.torch_library import Operator, Results, Tensors
 
 WIDE = 256  # channels from which the products are cuBLAS's, as in `transition`
 MOST = 1024  # channels that a row of the norm's kernel holds
@@ -63,10 +63,10 @@ def layers_grad(layers: Tensor, dhidden: Tensor) -> Tensor:
 
 class _SwigluTransition(Operator, name="swiglu_transition"):
     options = "float eps, bool residual, ScalarType dtype"
-    kept = (0, 1, 2, 3)  # x, mask, gamma, beta
+    saved_inputs = (0, 1, 2, 3)  # x, mask, gamma, beta
 
     @staticmethod
-    def forward(tensors: Given, eps: float, residual: bool, dtype: torch.dtype) -> Results:
+    def forward(tensors: Tensors, eps: float, residual: bool, dtype: torch.dtype) -> Results:
         x, mask, gamma, beta, gate, value, out_weight = tensors
         C, N = x.shape[-1], gate.shape[0]
         packed, wo = pack([gate, value], dtype), pack([out_weight], dtype)
@@ -88,7 +88,7 @@ class _SwigluTransition(Operator, name="swiglu_transition"):
         return [out.view(x.shape), packed, wo, stats]
 
     @staticmethod
-    def backward(tensors: Given, eps: float, residual: bool, dtype: torch.dtype) -> Results:
+    def backward(tensors: Tensors, eps: float, residual: bool, dtype: torch.dtype) -> Results:
         dout, x, mask, gamma, beta, packed, wo, stats = tensors
         C = x.shape[-1]
         flat, dout = x.view(-1, C), dout.contiguous().view(-1, C)
@@ -124,7 +124,7 @@ def swiglu_transition_fits(x: Tensor, weights: SwigluWeights) -> bool:
 @falls_back_to(reference.swiglu_transition)
 def swiglu_transition(
     x: Tensor, weights: SwigluWeights, *, mask: Tensor | None, residual: bool, eps: float
-) -> Made:
+) -> FusedResult:
     """Norm, silu of one layer times another, a third layer, mask, residual."""
     N, C = weights.gate.shape[0], x.shape[-1]
     check_shape("swiglu_transition", "weights.gate", weights.gate, N, C)

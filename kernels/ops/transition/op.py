@@ -17,7 +17,7 @@ from evofeed.kernels.ops.transition.hopper import launch as hopper
 from evofeed.kernels.ops.transition.reference import TransitionWeights
 from evofeed.kernels.ops.transition.triton import relu_grad_kernel
 from evofeed.kernels.runtime.backend import compute_dtype, launchable, triton
-from evofeed.kernels.runtime.checks import Made, check_shape, falls_back_to
+from evofeed.kernels.runtime.checks import FusedResult, check_shape, falls_back_to
 from evofeed.kernels.runtime.launching import launch
 from evofeed.kernels.runtime.mlp import mlp
 from evofeed.kernels.runtime.projection import (
@@ -32,17 +32,17 @@ from evofeed.kernels.runtime.projection import (
 )
 from evofeed.kernels.runtime.sums import column_sums
 from evofeed.kernels.runtime.tiles import tile
-from evofeed.kernels.runtime.torch_library import Given, Operator, Results
+from evofeed.kernels.runtime.torch_library import Operator, Results, Tensors
 
 WIDE = 256  # channels from which two products and a sum beat one kernel: 430 against 600 us
 
 
 class _Transition(Operator, name="transition"):
     options = "float eps, bool residual, ScalarType dtype"
-    kept = (0, 1, 2, 3, 5)  # x, mask, gamma, beta, b1
+    saved_inputs = (0, 1, 2, 3, 5)  # x, mask, gamma, beta, b1
 
     @staticmethod
-    def forward(tensors: Given, eps: float, residual: bool, dtype: torch.dtype) -> Results:
+    def forward(tensors: Tensors, eps: float, residual: bool, dtype: torch.dtype) -> Results:
         x, mask, gamma, beta, w1, b1, w2, b2 = tensors
         C, normed = x.shape[-1], None
         packed1, packed2 = pack([w1], dtype), pack([w2], dtype)
@@ -62,7 +62,7 @@ class _Transition(Operator, name="transition"):
         return [out.view(x.shape), packed1, packed2, stats, normed]
 
     @staticmethod
-    def backward(tensors: Given, eps: float, residual: bool, dtype: torch.dtype) -> Results:
+    def backward(tensors: Tensors, eps: float, residual: bool, dtype: torch.dtype) -> Results:
         dout, x, mask, gamma, beta, b1, w1, w2, stats, normed = tensors
         C = x.shape[-1]
         # dout is summed for the last bias here, else by the norm, which reads dout too
@@ -123,7 +123,7 @@ def transition_fits(x: Tensor, weights: TransitionWeights) -> bool:
 @falls_back_to(reference.transition)
 def transition(
     x: Tensor, weights: TransitionWeights, *, mask: Tensor | None, residual: bool, eps: float
-) -> Made:
+) -> FusedResult:
     """Norm, two layers with relu between, mask, residual."""
     check_shape("transition", "weights.w1", weights.w1, weights.w1.shape[0], x.shape[-1])
     check_shape("transition", "mask", mask, *x.shape[:-1])

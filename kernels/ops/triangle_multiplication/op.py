@@ -32,11 +32,11 @@ from evofeed.kernels.ops.triangle_multiplication.triton import (
     triangle_out_kernel,
 )
 from evofeed.kernels.runtime.backend import compute_dtype, launchable
-from evofeed.kernels.runtime.checks import Made, check_shape, falls_back_to
+from evofeed.kernels.runtime.checks import FusedResult, check_shape, falls_back_to
 from evofeed.kernels.runtime.private_apis import scheduled_ahead
 from evofeed.kernels.runtime.projection import Drop, keeps, norm_rows, pack, weight_grad
 from evofeed.kernels.runtime.sums import column_sums
-from evofeed.kernels.runtime.torch_library import Given, Operator, Results
+from evofeed.kernels.runtime.torch_library import Operator, Results, Tensors
 
 
 class Product(Protocol):
@@ -61,10 +61,10 @@ class _Plan(NamedTuple):
 
 class _TriangleMultiplication(Operator, name="triangle_multiplication"):
     options = "bool outgoing, bool residual, bool drop_columnwise, float eps, ScalarType dtype"
-    kept = (0, 1, 2, 3, 4, 13, 14, 16, 18)  # z, mask, drop_mask, both norms, z_bias, g_bias
+    saved_inputs = (0, 1, 2, 3, 4, 13, 14, 16, 18)  # z, mask, drop_mask, both norms, z_bias, g_bias
 
     @staticmethod
-    def forward(tensors: Given, *options: Any, others: Product | None = None) -> Results:
+    def forward(tensors: Tensors, *options: Any, others: Product | None = None) -> Results:
         """Of rows of pairs with `others`, whose product and what it keeps lie behind the rest."""
         plan = _Plan(*options)
         z, mask, drop_mask, *weights = tensors
@@ -110,7 +110,7 @@ class _TriangleMultiplication(Operator, name="triangle_multiplication"):
         return [out, packed_w, packed_b, wz, stats, *kept]
 
     @staticmethod
-    def backward(tensors: Given, *options: Any, others: Product | None = None) -> Results:
+    def backward(tensors: Tensors, *options: Any, others: Product | None = None) -> Results:
         plan = _Plan(*options)
         (
             dout, z, mask, drop_mask, gamma_in, beta_in, gamma_out, beta_out, z_bias, g_bias,
@@ -203,7 +203,7 @@ def triangle_multiplication_fits(
 def fused_triangle_multiplication(
     z: Tensor, weights: TriangleWeights, *, outgoing: bool, mask: Tensor | None, residual: bool,
     drop_mask: Tensor | None, drop_columnwise: bool, eps: float, others: Product | None = None,
-) -> Made:  # fmt: skip
+) -> FusedResult:  # fmt: skip
     """`triangle_multiplication` where a kernel takes these.
 
     With `others` z is some rows of the pairs, `[B, I, R, C]`: they know the other rows.

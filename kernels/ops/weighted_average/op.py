@@ -20,7 +20,7 @@ from evofeed.kernels.ops.weighted_average import reference
 from evofeed.kernels.ops.weighted_average.reference import AverageWeights
 from evofeed.kernels.ops.weighted_average.triton import average_kernel, shares_grad_kernel
 from evofeed.kernels.runtime.backend import compute_dtype, launchable, sm_count, triton, usable
-from evofeed.kernels.runtime.checks import Made, check_shape, falls_back_to
+from evofeed.kernels.runtime.checks import FusedResult, check_shape, falls_back_to
 from evofeed.kernels.runtime.launching import launch
 from evofeed.kernels.runtime.projection import (
     Drop,
@@ -33,7 +33,7 @@ from evofeed.kernels.runtime.projection import (
 )
 from evofeed.kernels.runtime.sums import column_sums
 from evofeed.kernels.runtime.tiles import Tile, tile
-from evofeed.kernels.runtime.torch_library import Given, Operator, Results
+from evofeed.kernels.runtime.torch_library import Operator, Results, Tensors
 
 COLUMNS = {"average": 128, "shares_grad": 64}
 """Columns of a kernel's tile: the head's numbers of as many sequences as make that many."""
@@ -41,10 +41,10 @@ COLUMNS = {"average": 128, "shares_grad": 64}
 
 class _WeightedAverage(Operator, name="weighted_average"):
     options = "float eps, ScalarType dtype"
-    kept = (0, 1, 2, 3)  # m, shares, gamma, beta
+    saved_inputs = (0, 1, 2, 3)  # m, shares, gamma, beta
 
     @staticmethod
-    def forward(tensors: Given, eps: float, dtype: torch.dtype) -> Results:
+    def forward(tensors: Tensors, eps: float, dtype: torch.dtype) -> Results:
         m, shares, gamma, beta, v, g, o = tensors
         C, K = o.shape
         packed, wo = pack([v, g], dtype), pack([o], dtype)
@@ -61,7 +61,7 @@ class _WeightedAverage(Operator, name="weighted_average"):
         return [out, packed, wo, stats, averaged]
 
     @staticmethod
-    def backward(tensors: Given, eps: float, dtype: torch.dtype) -> Results:
+    def backward(tensors: Tensors, eps: float, dtype: torch.dtype) -> Results:
         dout, m, shares, gamma, beta, packed, wo, stats, averaged = tensors
         (C, K), H = wo.shape, shares.shape[1]
         flat, dout = m.view(-1, C), dout.contiguous().view(-1, C)
@@ -132,7 +132,9 @@ def weighted_average_fits(m: Tensor, shares: Tensor, weights: AverageWeights) ->
 
 
 @falls_back_to(reference.weighted_average)
-def weighted_average(m: Tensor, shares: Tensor, weights: AverageWeights, *, eps: float) -> Made:
+def weighted_average(
+    m: Tensor, shares: Tensor, weights: AverageWeights, *, eps: float
+) -> FusedResult:
     """Each row's values averaged over its positions, gated and projected."""
     B, _, N, C = m.shape
     check_shape("weighted_average", "shares", shares, B, shares.shape[1], N, N)

@@ -30,7 +30,7 @@ from evofeed.kernels.ops.triangle_multiplication.hopper import launch as triangl
 from evofeed.kernels.runtime import tiles
 from evofeed.kernels.runtime.backend import TensorDescriptor
 from evofeed.kernels.runtime.cases import Draw, declared
-from evofeed.kernels.runtime.prepared import forget
+from evofeed.kernels.runtime.prepared import forget_traces
 
 CARDS = {
     "sm_80": GPUTarget("cuda", 80, 32), "sm_89": GPUTarget("cuda", 89, 32),
@@ -190,7 +190,7 @@ def main() -> None:
         hopper = _every = card == "sm_90"
         knobs.runtime.add_stages_inspection_hook = _at_llvm if hopper else _portable
         llvm.to_module = to_module if hopper else _lowered
-        forget()
+        forget_traces()
         _noted.clear()
         if hopper:
             llvm.optimize_module, triangle_launch.MANY = lambda *_: None, 1

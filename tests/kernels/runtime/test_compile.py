@@ -36,7 +36,7 @@ def _inputs(names: list[str], device: str) -> list[Tensor]:
 def seen(monkeypatch: pytest.MonkeyPatch) -> dict[str, Call]:
     """Operators that were applied, by name, with their options and tensors."""
     calls: dict[str, Call] = {}
-    for how in ("apply", "apply_and_pass_on"):
+    for how in ("apply", "apply_with_input"):
         plain = getattr(Operator, how).__func__
 
         def spy(cls: Any, options: Any, *tensors: Any, plain: Any = plain, **more: Any) -> Any:
@@ -58,7 +58,7 @@ def _check(call: Call, *tests: str) -> None:
     ]
     torch.library.opcheck(op.compiled, (leaves, *options), test_utils=tests)
     made = op.compiled(leaves, *options)
-    saved = [leaves[n] for n in op.kept] + list(made[0 if op.keeps_result else 1 :])
+    saved = [leaves[n] for n in op.saved_inputs] + list(made[0 if op.saves_result else 1 :])
     backward = getattr(torch.ops.evofeed, f"{op.compiled._schema.name[9:]}_backward").default
     inputs = [torch.randn_like(made[0]), *(t.detach() for t in saved)]
     torch.library.opcheck(

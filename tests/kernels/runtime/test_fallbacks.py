@@ -14,7 +14,7 @@ from evofeed.kernels.ops.gated_attention.op import gated_attention
 from evofeed.kernels.ops.gated_attention.reference import AttentionWeights
 from evofeed.kernels.ops.outer_product_mean import op as outer
 from evofeed.kernels.runtime import projection
-from evofeed.kernels.runtime.checks import Made, falls_back_to
+from evofeed.kernels.runtime.checks import FusedResult, falls_back_to
 from evofeed.trainer.model.msa_attention import MSAColumnAttention
 from evofeed.trainer.model.outer_product_mean import OuterProductMean
 from evofeed.trainer.model.transition import MSATransition
@@ -28,7 +28,7 @@ def test_what_falls_back_is_passed_on_whole() -> None:
         return scale * x.double() + (0 if to is None else to)
 
     @falls_back_to(plain, like="to")
-    def op(x: Tensor, scale: float, *, to: Tensor | None = None) -> Made:
+    def op(x: Tensor, scale: float, *, to: Tensor | None = None) -> FusedResult:
         return x if scale == 0.0 else None
 
     x, to = torch.ones(2), torch.ones(2, dtype=torch.float16)

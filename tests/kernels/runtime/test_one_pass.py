@@ -12,7 +12,7 @@ from tests.kernels.weights import randomised, results
 from torch import Tensor, nn
 
 from evofeed.kernels import OnePass, to_fused
-from evofeed.kernels.runtime.one_pass import apart, kept, once
+from evofeed.kernels.runtime.one_pass import computed_once, joined_weights, unshared
 from evofeed.kernels.runtime.projection import pack
 from evofeed.kernels.swap.pair_blocks import drop_mask
 from evofeed.trainer.model.outer_product_mean import OuterProductMean
@@ -83,7 +83,7 @@ def test_weights_are_refreshed_when_a_pass_begins() -> None:
     with one_pass:
         assert pack(weights, torch.bfloat16, 8) is first
     assert torch.equal(first[:5], torch.cat(weights).bfloat16())
-    assert kept(weights, first.dtype, 8) is None
+    assert joined_weights(weights, first.dtype, 8) is None
     assert torch.equal(pack(weights, torch.bfloat16, 8), first)
 
 
@@ -104,14 +104,14 @@ def test_once_is_once_a_pass_and_for_the_same_numbers() -> None:
             made.append(float(mask.sum()))
             return made[-1]
 
-        return once(("sum",), (mask,), make)
+        return computed_once(("sum",), (mask,), make)
 
     mask, one_pass = torch.ones(3), OnePass()
     with one_pass:
         assert [total(mask), total(mask), total(mask[:2])] == [3.0, 3.0, 2.0] and len(made) == 2
         mask.zero_()
         assert total(mask) == 0.0
-        with apart():
+        with unshared():
             total(mask)
     assert len(made) == 4
     with one_pass:
@@ -130,7 +130,7 @@ def test_a_pass_in_inference_mode_leaves_nothing_that_gradients_cannot_use() -> 
                 for inside in (torch.inference_mode, nullcontext):
                     with mode(), inside(), torch.no_grad():
                         joined = pack([weight], torch.float16)
-                        twice = once(("twice",), (mask,), lambda mask: 2 * mask)
+                        twice = computed_once(("twice",), (mask,), lambda mask: 2 * mask)
                     assert not joined.is_inference()
                     assert torch.equal(joined, weight.half())
                     assert twice.is_inference() == (torch.inference_mode in (mode, inside))

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from evofeed.kernels import OnePass, to_fused
 from evofeed.kernels.runtime import prepared, torch_library
 from evofeed.kernels.runtime.cases import Draw, declared
-from evofeed.kernels.runtime.one_pass import once
+from evofeed.kernels.runtime.one_pass import computed_once
 from evofeed.kernels.runtime.prepared import Prepared, kind_of
 from evofeed.kernels.runtime.projection import pack
 from evofeed.trainer.model.outer_product_mean import OuterProductMean
@@ -31,7 +31,7 @@ pytestmark = [
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """The second call of a kind is traced already."""
-    monkeypatch.setattr(prepared, "OFTEN", 1)
+    monkeypatch.setattr(prepared, "TRACE_AFTER", 1)
 
 
 @contextmanager
@@ -43,7 +43,7 @@ def as_written() -> Iterator[None]:
 
 
 def written_calls() -> list[Callable[..., Any]]:
-    return [call for found in prepared._known for call in found.values() if type(call) is not int]
+    return [call for found in prepared._caches for call in found.values() if type(call) is not int]
 
 
 def same_bits(ours: Sequence[Tensor | None], plain: Sequence[Tensor | None]) -> None:
@@ -272,7 +272,7 @@ def test_autocast_and_tf32_make_a_call_another() -> None:
 def test_what_a_pass_keeps_is_asked_for_again() -> None:
     def compute(tensors: Sequence[Any]) -> list[Tensor | None]:
         weight, mask = tensors
-        total, least = once(("sum",), (mask,), lambda mask: Sums(mask.sum(), mask.min()))
+        total, least = computed_once(("sum",), (mask,), lambda mask: Sums(mask.sum(), mask.min()))
         return [pack([weight], torch.float64) * total + least]
 
     call, weight, mask = Prepared(compute), nn.Parameter(torch.ones(2)), torch.ones(3)
@@ -286,4 +286,4 @@ def test_what_a_pass_keeps_is_asked_for_again() -> None:
         same_bits([got], [weight.double() * 3 * (value + 1) + value + 1])
     assert len(written_calls()) == 1
     (got,) = run(call, [weight, mask])  # outside it is another kind of call
-    assert len(call._found) == 2
+    assert len(call._by_kind) == 2

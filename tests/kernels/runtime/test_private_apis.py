@@ -94,8 +94,8 @@ def test_a_compiled_kernel_runs_again_at_another_address(device: str) -> None:
     meta["STAGES"] = 1
     numbers = (0, 0, 1, 1, 1, 16, 1)
     compiled = softmax_forward_kernel[(1, 1, 1)](x[0], None, None, y[0], *numbers, **meta)
-    private.repeat(
-        private.repeatable(compiled), (1, 1, 1), 0, x[1].data_ptr(), None, None, y[1].data_ptr(),
+    private.launch_compiled(
+        private.launcher_of(compiled), (1, 1, 1), 0, x[1].data_ptr(), None, None, y[1].data_ptr(),
         *numbers, *meta.values(),
     )  # fmt: skip
     torch.testing.assert_close(y, x.view(2, 16).softmax(-1))

@@ -13,7 +13,7 @@ from evofeed.kernels.ops.gated_attention.hopper.kernels import (
     gated_output_kernel,
 )
 from evofeed.kernels.runtime.backend import on_hopper
-from evofeed.kernels.runtime.launching import launch, tiles_in
+from evofeed.kernels.runtime.launching import launch, tma_tiles
 from evofeed.kernels.runtime.projection import Drop, even, resident_programs
 
 ROWS = 64  # rows a program takes at a time
@@ -42,9 +42,9 @@ def run_output(
     out = torch.empty_like(x)
     each = 2 if max(C, K) <= 128 else 1  # programs a multiprocessor has room for
     rows = (
-        tiles_in(attended.view(M, K), ROWS, K), tiles_in(gate, ROWS, K),
-        tiles_in(even(weight), block, K), tiles_in(even(x).view(M, C), ROWS, block),
-        tiles_in(out.view(M, C), ROWS, block),
+        tma_tiles(attended.view(M, K), ROWS, K), tma_tiles(gate, ROWS, K),
+        tma_tiles(even(weight), block, K), tma_tiles(even(x).view(M, C), ROWS, block),
+        tma_tiles(out.view(M, C), ROWS, block),
     )  # fmt: skip
     launch(
         gated_output_kernel, (C // block * resident_programs(x, M, ROWS, C // block, each),),
@@ -77,8 +77,8 @@ def run_output_grad(
         torch.empty((programs, n), dtype=torch.float32, device=device) for n in (K, C, C * K)
     )
     tiles = (
-        tiles_in(even(dout), ROWS, C), tiles_in(even(weight), C, block),
-        *(tiles_in(x, ROWS, block) for x in (attended.view(M, K), gate, do.view(M, K), dgate)),
+        tma_tiles(even(dout), ROWS, C), tma_tiles(even(weight), C, block),
+        *(tma_tiles(x, ROWS, block) for x in (attended.view(M, K), gate, do.view(M, K), dgate)),
     )  # fmt: skip
     launch(
         gated_output_grad_kernel, (K // block * programs,),

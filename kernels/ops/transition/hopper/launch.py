@@ -10,7 +10,7 @@ from torch import Tensor
 
 from evofeed.kernels.ops.transition.hopper.kernels import transition_grad_kernel
 from evofeed.kernels.runtime.backend import on_hopper
-from evofeed.kernels.runtime.launching import launch, tiles_in
+from evofeed.kernels.runtime.launching import launch, tma_tiles
 from evofeed.kernels.runtime.projection import even, resident_programs
 
 ROWS = 64  # rows a program takes at a time
@@ -46,7 +46,7 @@ def run_hidden_grad(
     x, dy = even(x), even(dy)
     launch(
         transition_grad_kernel, (N // block * splits,),
-        (x, dy, tiles_in(x, ROWS, C), tiles_in(dy, ROWS, C), even(w1), b1, even(w2), hidden,
+        (x, dy, tma_tiles(x, ROWS, C), tma_tiles(dy, ROWS, C), even(w1), b1, even(w2), hidden,
          *partials, M),
         {"C": C, "N": N, "BLOCK_N": block, "BLOCK_M": ROWS, "BY_ENGINE": C == 256,
          "num_warps": WARPS},

@@ -18,7 +18,7 @@ from evofeed.kernels.ops.triangle_multiplication.hopper.projections import (
 )
 from evofeed.kernels.ops.triangle_multiplication.triton import projection_sums_kernel
 from evofeed.kernels.runtime.backend import on_hopper
-from evofeed.kernels.runtime.launching import launch, tiles_in
+from evofeed.kernels.runtime.launching import launch, tma_tiles
 from evofeed.kernels.runtime.projection import Drop, even, resident_programs
 
 ROWS = 64  # pairs a program takes at a time
@@ -59,8 +59,8 @@ def run_in(
     M, C = mask.numel(), z.shape[-1]
     launch(
         triangle_projections_kernel, (resident_programs(z, M, 2 * ROWS),),
-        (gamma, beta, bias, mask, stats, tiles_in(even(z).view(M, C), ROWS, C),
-         tiles_in(weight, C, C), tiles_in(ab.view(2 * C, M), C, ROWS), M, eps),
+        (gamma, beta, bias, mask, stats, tma_tiles(even(z).view(M, C), ROWS, C),
+         tma_tiles(weight, C, C), tma_tiles(ab.view(2 * C, M), C, ROWS), M, eps),
         {"C": C, "E": C, "BLOCK_M": ROWS, "num_warps": 4},
     )  # fmt: skip
 
