@@ -57,14 +57,14 @@ def test_training_needs_the_base_install_and_torch_and_every_name_is_there_under
 # something out, or lives in experiments/.
 BUDGET = {
     "src": 4_443,
-    "featurize": 19_839,
+    "featurize": 19_843,
     "store": 7_306,
     "loader": 12_080,
     "service": 8_219,
     "trainer": 12_010,
     "kernels": 16_300,
     "synth": 1_863,
-    "tests": 39_931,
+    "tests": 39_939,
     "benchmarks": 9_938,
 }
 

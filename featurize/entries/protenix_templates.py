@@ -25,7 +25,7 @@ from evofeed.featurize.records.templates import (
     HIT_NAME,
     Template,
     TemplateQuery,
-    placed_template,
+    build_template,
     prefilter,
 )
 from evofeed.protein.alignment import TemplateHits
@@ -82,7 +82,7 @@ def protenix_hits(
         if sequence in sequences or (len(sequences) >= first and len(different) >= most):
             continue
         try:
-            template = placed_template(hit, about, library, _ALWAYS, _RULES)
+            template = build_template(hit, about, library, _ALWAYS, _RULES)
         except TemplateError as error:  # it is drawn of all the same
             over[error.message] += 1
             template = None

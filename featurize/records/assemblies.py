@@ -1,4 +1,4 @@
-"""Complexes end to end: the chains of an entry, their copies, coordinates and rows to pair."""
+"""Complexes: the chains of an entry, their copies, coordinates and MSA rows to pair."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from evofeed.protein.chain_record import ChainRecord
 from evofeed.protein.interfaces import interface_residues
 
 MAX_CHAINS: Final = 512
-"""More chains than this are no complex to train on: a capsid is left out, with this reason."""
+"""A complex with more chains, such as a capsid, is left out with this reason."""
 MAX_RESIDUES: Final = 50_000
-"""Residues of all chains, likewise."""
+"""Limit of the residues of all chains together."""
 
 _PAIRING: Final = "uniprot_hits.sto uniprot_hits.a3m uniprot.sto uniprot.a3m pairing.a3m".split()
-"""What an alignment to pair is called, the preferred names first: OpenFold, AlphaFold, Protenix."""
-_LEAST_ALIKE: Final = 0.8
+"""File names of an alignment to pair, preferred first: OpenFold, AlphaFold, Protenix."""
+_MIN_FRAGMENT: Final = 0.8
 _DEFAULT: Final = FeaturizeConfig()
 
 
@@ -50,12 +50,12 @@ def featurize_assembly(
     record_of: Callable[[str], ChainRecord],
     config: FeaturizeConfig = _DEFAULT,
 ) -> AssemblyRecord:
-    """The record of a complex; `record_of` gives that of a chain by its id, or KeyError.
+    """The record of a complex; `record_of` returns a chain's record by id or raises KeyError.
 
     Raises:
-        InputError: a chain has no record or, in a structure, no alignment here, an alignment to
-            pair is missing or broken, or it has too many chains.
-        LoneChain: there is only one.
+        InputError: a chain has no record or, in a structure, no alignment; an alignment to pair
+            is missing or broken; or there are too many chains.
+        LoneChain: there is only one chain.
     """
     try:
         return _assembly(source, record_of, config).validate()
@@ -76,22 +76,22 @@ def _assembly(
     _check_number(len(members))
     if len(members) < 2:
         raise LoneChain("one chain: it is a sample of its own, and no complex")
-    twice = [name for name, times in Counter(m.name for m in members).items() if times > 1]
-    if twice:
-        raise InputError(f"several chains are called {', '.join(twice)}: give each an id")
+    repeated = [name for name, times in Counter(m.name for m in members).items() if times > 1]
+    if repeated:
+        raise InputError(f"several chains are called {', '.join(repeated)}: give each an id")
     names, sources, records = _entities(members, record_of, dropped)
     if structure:
-        dropped += _alike(names)
-    total = sum(len(sequence) * len(found) for sequence, found in names.items())
+        dropped += _fragments_of_others(names)
+    total = sum(len(sequence) * len(ids) for sequence, ids in names.items())
     if total > MAX_RESIDUES:
         raise InputError(f"{total} residues, more than {MAX_RESIDUES}: left out")
     pairing = [
-        pairing_record(records[one], pairing_ref(sources[one], config), config)
+        pairing_record(records[sequence], pairing_ref(sources[sequence], config), config)
         if len(names) > 1
         else None
-        for one in names
+        for sequence in names
     ]
-    copies = tuple(tuple(found) for found in names.values())
+    copies = tuple(map(tuple, names.values()))
     positions, mask = _coordinates(structure, copies, dropped) if structure else (None, None)
     record = AssemblyRecord(
         assembly_id=source.assembly_id,
@@ -108,8 +108,8 @@ def _assembly(
     )
     if positions is None or mask is None:
         return record
-    near = interface_residues(positions, mask, record.asym_id())
-    return dataclasses.replace(record, num_interface=len(near))
+    interface = interface_residues(positions, mask, record.asym_id())
+    return dataclasses.replace(record, num_interface=len(interface))
 
 
 def _check_number(chains: int) -> None:
@@ -120,7 +120,7 @@ def _check_number(chains: int) -> None:
 def _entities(
     members: Sequence[_Member], record_of: Callable[[str], ChainRecord], dropped: list[str]
 ) -> tuple[dict[str, list[str]], dict[str, ChainSource], dict[str, ChainRecord]]:
-    """Chain ids, source and record of each distinct sequence, in the order of first sight."""
+    """Chain ids, source and record of each distinct sequence, in the order of appearance."""
     names: dict[str, list[str]] = {}
     sources: dict[str, ChainSource] = {}
     records: dict[str, ChainRecord] = {}
@@ -135,41 +135,41 @@ def _entities(
     return names, sources, records
 
 
-def _alike(names: Mapping[str, Sequence[str]]) -> list[str]:
-    """Sequences that are another's without some residues, as copies seem where only what is seen
-    is known."""
-    found = []
-    for one, other in itertools.permutations(names, 2):
-        if _LEAST_ALIKE * len(other) <= len(one) < len(other):
-            letters = iter(other)
-            if all(letter in letters for letter in one):
-                found.append(
-                    f"chain {', '.join(names[one])} has {len(one)} of the {len(other)} residues of "
-                    f"chain {', '.join(names[other])} and counts as another sequence: if they are "
-                    "copies, give a file with the full sequence"
+def _fragments_of_others(names: Mapping[str, Sequence[str]]) -> list[str]:
+    """Notes on sequences that are another's without some residues: maybe copies of which the file
+    lists only resolved residues."""
+    notes = []
+    for fragment, sequence in itertools.permutations(names, 2):
+        if _MIN_FRAGMENT * len(sequence) <= len(fragment) < len(sequence):
+            letters = iter(sequence)
+            if all(letter in letters for letter in fragment):
+                notes.append(
+                    f"chain {', '.join(names[fragment])} has {len(fragment)} of the "
+                    f"{len(sequence)} residues of chain {', '.join(names[sequence])} and counts as "
+                    "another sequence: if they are copies, give a file with the full sequence"
                 )
-    return found
+    return notes
 
 
 def _record(
     member: _Member, record_of: Callable[[str], ChainRecord], dropped: list[str]
 ) -> tuple[ChainSource, ChainRecord]:
     """The first source of a chain's sequence that has a record."""
-    lost = []
+    missing = []
     for chain in member.sources:
         try:
             record = record_of(chain.chain_id)
         except KeyError as error:
-            lost.append(f"chain {chain.chain_id} has no record: {error}")
+            missing.append(f"chain {chain.chain_id} has no record: {error}")
             continue
         if member.sequence and record.sequence != member.sequence:
             raise InputError(
                 f"chain {member.name} has another sequence than the record {chain.chain_id}: "
                 "featurize it again"
             )
-        dropped += [f"{why}; {chain.chain_id} has the same sequence" for why in lost]
+        dropped += [f"{why}; {chain.chain_id} has the same sequence" for why in missing]
         return chain, record
-    raise InputError("; ".join(lost))
+    raise InputError("; ".join(missing))
 
 
 def _structure(
@@ -225,22 +225,22 @@ def _named_chains(source: AssemblySource) -> list[_Member]:
     names = source.names or [[next(letters) for _ in range(n)] for n in source.copies]
     return [
         _Member(name, (chain,))
-        for chain, own in zip(source.chains, names, strict=True)
-        for name in own
+        for chain, chain_names in zip(source.chains, names, strict=True)
+        for name in chain_names
     ]
 
 
 def _coordinates(
     structure: Structure, copies: Sequence[Sequence[str]], dropped: list[str]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Positions and masks of all copies, each its own."""
+    """Positions and masks of all copies, one after the other."""
     chains = [structure.chain(name) for names in copies for name in names]
-    others = [text.removeprefix("chain ") for text in structure.left_out]  # said once
+    reported = [text.removeprefix("chain ") for text in structure.left_out]  # reported once
     for chain in chains:
         dropped += [
             f"chain {chain.chain_id}: {note}"
             for note in chain.notes
-            if not any(other in note for other in others)
+            if not any(other in note for other in reported)
         ]
         if not chain.mask.any():
             dropped.append(f"chain {chain.chain_id}: no atom is known")
@@ -251,8 +251,7 @@ def _coordinates(
 def pairing_ref(source: ChainSource, config: FeaturizeConfig) -> FileRef | None:
     """A chain's alignment to pair; None if it has none.
 
-    The rows of ColabFold's a3m of a complex are paired already, row by row of that file, and
-    those of Boltz's and Chai's tables by their keys.
+    ColabFold's a3m of a complex is already paired row by row, tables of Boltz and Chai by key.
     """
     refs = {ref.plain_name: ref for _, ref in source.alignment_files(config)}
     for ref in refs.values():
@@ -265,13 +264,12 @@ def pairing_ref(source: ChainSource, config: FeaturizeConfig) -> FileRef | None:
 
 
 def pairing_record(chain: ChainRecord, ref: FileRef | None, config: FeaturizeConfig) -> ChainRecord:
-    """The rows to pair of a chain, the query first, with the species of each.
+    """A chain's rows to pair, the query first, with the species of each.
 
-    Without an alignment there is the query alone; `hit_names` "openfold" knows UniProt's species
-    names only.
+    Without an alignment it has only the query; `hit_names` "openfold" reads UniProt species only.
 
     Raises:
-        MsaError: it is no alignment of this chain.
+        MsaError: the alignment is not of this chain.
     """
     query = ChainRecord.of_query(chain.chain_id, chain.sequence, chain.aatype, chain.residue_index)
     if ref is None:
@@ -285,14 +283,14 @@ def pairing_record(chain: ChainRecord, ref: FileRef | None, config: FeaturizeCon
             path=ref.path,
             item=chain.chain_id,
         )
-    named = ref.part.startswith("paired ") or ref.part.endswith(" paired")
-    merged = merge([msa], species=_species(msa, config, named), unique=not named)
+    has_keys = ref.part.startswith("paired ") or ref.part.endswith(" paired")
+    merged = merge([msa], species=_species(msa, config, has_keys), unique=not has_keys)
     return query.replace(**merged, msa_sources=(ref.plain_name,), dropped=msa.dropped).validate()
 
 
-def _species(msa: Msa, config: FeaturizeConfig, named: bool) -> list[str]:
+def _species(msa: Msa, config: FeaturizeConfig, has_keys: bool) -> list[str]:
     headers = msa.descriptions()
-    if named:  # the first is the query; others are named by their partners' row or key
+    if has_keys:  # the first is the query; other headers begin with the row or key to pair by
         return ["", *(header.split("\t")[0] for header in headers[1:])]
     if config.hit_names == "openfold":
         return [species_of(header) for header in headers]

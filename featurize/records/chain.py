@@ -1,4 +1,4 @@
-"""One chain end to end: the files in, its record out."""
+"""A chain's input files -> its `ChainRecord`."""
 
 from __future__ import annotations
 
@@ -39,26 +39,26 @@ def featurize_chain(
     *,
     library: TemplateLibrary | None = None,
 ) -> ChainRecord:
-    """The record of one chain, full length. Without a library of structures of template hits
-    one is made for the source's `template_mmcif_dir` and kept by the process.
+    """The validated record of one chain, full length; `dropped` lists what was left out and why.
 
-    Returns:
-        A validated record; `dropped` lists what was left out and why.
+    Args:
+        library: structures of template hits; None uses a library of the source's
+            `template_mmcif_dir` that the process keeps.
 
     Raises:
-        InputError: an input of the chain is missing or wrong (MsaError, MmcifError
-            and TemplateError are kinds of it); names file and line where it can.
+        InputError: an input of the chain is missing or wrong (a MsaError, MmcifError or
+            TemplateError); names file and line where it can.
     """
     try:
-        return _Reading(source, config, library).record().validate()
+        return _ChainReader(source, config, library).record().validate()
     except EvofeedError as error:
         error.item = error.item or source.chain_id
         raise
 
 
 @dataclass(slots=True)
-class _Reading:
-    """Reads the files of a chain and remembers what was read and what was left out."""
+class _ChainReader:
+    """Reads a chain's files and records their digests and what was left out."""
 
     source: ChainSource
     config: FeaturizeConfig
@@ -103,18 +103,18 @@ class _Reading:
         )
 
     def alignments(self, files: Sequence[tuple[Role, FileRef]]) -> list[tuple[FileRef, Msa]]:
-        found = []
+        alignments = []
         for role, ref in files:
-            if role == "other" and (why := why_unread(ref.plain_name)):
-                self.dropped.append(f"{ref.plain_name}: {why}")
+            if role == "other" and (reason := why_unread(ref.plain_name)):
+                self.dropped.append(f"{ref.plain_name}: {reason}")
             if role in ("a3m", "stockholm"):
                 msa = parse_msa(self.read(ref), ref, self.config)
-                found.append((ref, msa))
+                alignments.append((ref, msa))
                 self.dropped += [f"{ref.plain_name}: {note}" for note in msa.dropped]
-        return found
+        return alignments
 
     def target(self, msas: Sequence[Msa]) -> dict[str, Any]:
-        """What a chain is, before alignments and templates, as fields of its record."""
+        """Fields of the record from structure, FASTA or query: sequence, description, atoms."""
         source = self.source
         description = source.description or source.chain_id
         if (ref := source.structure_ref()) is not None:
@@ -154,7 +154,7 @@ class _Reading:
         if any(molecule.kind != "water" for molecule in structure.others):
             others = in_words(structure.others)
             self.dropped.append(f"{ref.plain_name} also holds {others}: not read")
-        found = {
+        fields = {
             "sequence": chain.sequence,
             "description": structure.description(name),
             "all_atom_positions": chain.positions,
@@ -165,7 +165,7 @@ class _Reading:
             "method": structure.method,
         }
         numbers = chain.residue_index
-        return found | ({} if numbers is None else {"residue_index": numbers})
+        return fields | ({} if numbers is None else {"residue_index": numbers})
 
     def from_fasta(self, ref: FileRef) -> dict[str, Any]:
         chain_id = self.source.chain_id
@@ -213,27 +213,27 @@ class _Reading:
                     "own)",
                     path=ref.path,
                 )
-            other = sum(a != b for a, b in zip(query, sequence, strict=True))
-            if other:
+            mismatches = sum(a != b for a, b in zip(query, sequence, strict=True))
+            if mismatches:
                 self.dropped.append(
-                    f"{ref.plain_name}: the query differs from the chain in {other} letters"
+                    f"{ref.plain_name}: the query differs from the chain in {mismatches} letters"
                 )
 
 
 def chain_in(source: ChainSource, structure: Structure) -> str | None:
-    """Author's id of a source's chain in its structure; None if it is not there."""
+    """Author's id of a source's chain in its structure; None if the structure lacks it."""
     name = source.author_chain
     if name in structure.sequences:
         return name
     if source.structure_chain or len(structure.sequences) != 1:
         return None
-    # A file of one chain, and an id that does not say which: a model.
+    # A file of one chain and an id that names no chain: a predicted model.
     is_model = structure.kind == "pdb" or source.entry_id == source.chain_id
     return next(iter(structure.sequences)) if is_model else None
 
 
 def sequence_aatype(sequence: str) -> UInt8[np.ndarray, " L"]:
-    """Restype codes of a sequence; all but the twenty amino acids are X."""
+    """Restype codes of a sequence; letters other than the twenty amino acids are X."""
     table = np.full(128, UNKNOWN, np.uint8)
     for code, letter in enumerate(RESTYPES):
         table[ord(letter)] = code

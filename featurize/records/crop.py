@@ -1,7 +1,6 @@
-"""What is cut off a record offline: rows by work, and templates.
+"""Limits on a record's MSA rows and templates, applied before it is stored.
 
-All of it is a pure function of the record, the settings and the seed, and each
-cut is written into the record's `dropped`.
+The result depends only on the record, the settings and the seed; each cut is listed in `dropped`.
 """
 
 from __future__ import annotations
@@ -20,21 +19,21 @@ _CODES = 22
 
 
 def crop_record(record: ChainRecord, crop: CropConfig) -> ChainRecord:
-    """The record within its limits; residues are cropped as a sample is made."""
+    """The record within the limits of rows and templates; residues are cropped in the loader."""
     digest = hashlib.sha256(f"{record.config_digest}:{crop.digest}".encode()).hexdigest()
     record = record.replace(config_digest=digest)
     rows = max_rows(record.num_res, crop)
     if rows is not None and rows < record.num_alignments:
-        record = _keep_rows(record, _choose_rows(record, rows, crop))
+        record = _with_rows(record, _choose_rows(record, rows, crop))
     if crop.max_templates is not None and crop.max_templates < record.num_templates:
         note = f"{crop.max_templates} of {record.num_templates} templates kept"
-        fields = _taken(record, "T", slice(crop.max_templates))
+        fields = _sliced_fields(record, "T", slice(crop.max_templates))
         record = record.replace(**fields, dropped=(*record.dropped, note))
     return record
 
 
-def _taken(record: ChainRecord, dim: str, index: slice | np.ndarray) -> dict[str, Any]:
-    """The fields that the feature table gives a dimension, with a part of it."""
+def _sliced_fields(record: ChainRecord, dim: str, index: slice | np.ndarray) -> dict[str, Any]:
+    """All fields that have this dimension in the feature table, indexed along it."""
     fields: dict[str, Any] = {}
     for feature in RECORD:
         value = getattr(record, feature.name)
@@ -49,7 +48,7 @@ def _taken(record: ChainRecord, dim: str, index: slice | np.ndarray) -> dict[str
 
 
 def max_rows(num_res: int, crop: CropConfig) -> int | None:
-    """MSA rows a chain of that length may keep; None is all."""
+    """Largest number of MSA rows for a chain of this length; None is unlimited."""
     limits = [crop.max_msa_rows] if crop.max_msa_rows is not None else []
     if crop.msa_budget is not None:
         limits.append(max(1, int(crop.msa_budget / num_res)))
@@ -67,12 +66,12 @@ def _choose_rows(record: ChainRecord, rows: int, crop: CropConfig) -> Int[np.nda
     return np.concatenate([[0], np.sort(np.argsort(words, kind="stable")[: rows - 1] + 1)])
 
 
-def _keep_rows(record: ChainRecord, rows: Int[np.ndarray, " R"]) -> ChainRecord:
-    place = np.full(record.num_alignments, -1, np.int32)
-    place[rows] = np.arange(len(rows), dtype=np.int32)
-    new_row = place[record.deletion_row]
-    fields = _taken(record, "N", rows) | _taken(record, "K", new_row >= 0)
-    fields["deletion_row"] = new_row[new_row >= 0]
+def _with_rows(record: ChainRecord, rows: Int[np.ndarray, " R"]) -> ChainRecord:
+    new_position = np.full(record.num_alignments, -1, np.int32)
+    new_position[rows] = np.arange(len(rows), dtype=np.int32)
+    deletion_row = new_position[record.deletion_row]
+    fields = _sliced_fields(record, "N", rows) | _sliced_fields(record, "K", deletion_row >= 0)
+    fields["deletion_row"] = deletion_row[deletion_row >= 0]
     counts = [(fields["msa"] == code).sum(0, dtype=np.int32) for code in range(_CODES)]
     note = f"{len(rows)} of {record.num_alignments} MSA rows kept"
     return record.replace(

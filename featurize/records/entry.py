@@ -1,4 +1,4 @@
-"""mmCIF text -> `EntryRecord`: every table that a project reads, as the file has it."""
+"""mmCIF text -> `EntryRecord`: every table that a project reads, unchanged."""
 
 from __future__ import annotations
 
@@ -26,35 +26,35 @@ from evofeed.protein.entry_record import (
 )
 
 _LABELLED: Final = FeaturizeConfig(require_labels=True)
-_NEEDED: Final = (
+_REQUIRED: Final = (
     "label_asym_id label_entity_id label_comp_id label_seq_id label_atom_id type_symbol group_PDB "
     "auth_asym_id auth_seq_id"
 ).split()
 _OPTIONAL: Final = ("label_alt_id", "pdbx_PDB_ins_code", "pdbx_formal_charge")
-_OF_LINKS: Final = (
+_RESIDUE_ITEMS: Final = (
     "label_asym_id label_comp_id label_seq_id auth_asym_id auth_seq_id pdbx_PDB_ins_code"
 ).split()
-"""What the end of a link names its residue by."""
+"""Items that identify the residue at the end of a link."""
 _LINK_ITEMS: Final = (
     "ptnr{0}_label_asym_id ptnr{0}_label_seq_id ptnr{0}_label_comp_id ptnr{0}_label_atom_id "
     "pdbx_ptnr{0}_label_alt_id ptnr{0}_auth_asym_id ptnr{0}_auth_seq_id "
     "pdbx_ptnr{0}_PDB_ins_code ptnr{0}_symmetry"
 ).split()
-_MOST_OPERATORS: Final = 10_000
-"""Of an assembly: the wwPDB's have some thousand."""
+_MAX_OPERATORS: Final = 10_000
+"""Operators of an assembly: the wwPDB's have a few thousand."""
 _HISTORY: Final = "_pdbx_audit_revision_history.revision_date"
 _DEPOSITED: Final = "_pdbx_database_status.recvd_initial_deposition_date"
 
 
 def entry_record(data: bytes, *, path: str = "", assembly: str | None = None) -> EntryRecord:
-    """The record of the first model of an entry and of one assembly.
+    """The record of an entry's first model and of one assembly.
 
     Args:
         assembly: `_pdbx_struct_assembly_gen.assembly_id`; None is `1`, or the first where no
             assembly has that name.
 
     Raises:
-        MmcifError: it is no mmCIF, has no atoms, or its tables contradict each other.
+        MmcifError: the file is not mmCIF, has no atoms, or its tables contradict each other.
     """
     tables = _Tables(read_block(data, path), path)
     try:
@@ -89,30 +89,30 @@ class _Tables:
         if size < items.size:
             further = Dropped(what="model", chain="", component="", reason="a further model")
             self.dropped.append(further)
-        atoms = {name: items.names(name) for name in _NEEDED}
+        atoms = {name: items.names(name) for name in _REQUIRED}
         atoms |= {name: items.names(name, ".", UNSET) for name in _OPTIONAL}
         xyz = np.stack([items.floats(f"Cartn_{axis}") for axis in "xyz"], axis=1)
         occupancy, b_factor = np.ones(size), np.full(size, np.nan)
         if items.has("occupancy"):
-            given = items.floats("occupancy")
-            occupancy = np.where(np.isnan(given), 1.0, given)
+            values = items.floats("occupancy")
+            occupancy = np.where(np.isnan(values), 1.0, values)
         if items.has("B_iso_or_equiv"):
             b_factor = items.floats("B_iso_or_equiv")
         order = _chain_order(atoms["label_asym_id"])
-        atoms = {name: values[order] for name, values in atoms.items()}
+        atoms = {name: column[order] for name, column in atoms.items()}
         seq = _integers(atoms["label_seq_id"], 0)
         author = _integers(atoms["auth_seq_id"], -1)
         starts = run_starts(
             atoms["label_asym_id"], atoms["label_comp_id"], seq, author, atoms["pdbx_PDB_ins_code"]
         )
         chain_starts = run_starts(atoms["label_asym_id"][starts])
-        first = starts[chain_starts]
+        first_atom = starts[chain_starts]
         entities = self._entities()
-        numbers = {entity.name: row for row, entity in enumerate(entities)}
-        entity = np.array(
-            [numbers.get(one, -1) for one in atoms["label_entity_id"][first].tolist()]
+        numbers = {chain_entity.name: row for row, chain_entity in enumerate(entities)}
+        chain_entity = np.array(
+            [numbers.get(label, -1) for label in atoms["label_entity_id"][first_atom].tolist()]
         )
-        self._check_numbers(seq[starts], chain_starts, entity, entities)
+        self._check_numbers(seq[starts], chain_starts, chain_entity, entities)
         copies, operators, name = self._assembly(assembly)
         altloc = atoms["label_alt_id"]
         types = pairs_of(self.block, "_chem_comp.id", "_chem_comp.type")
@@ -121,7 +121,7 @@ class _Tables:
         return EntryRecord(
             entry=(self.column("_entry.id") or [self.block.name])[0].lower(),
             assembly=name,
-            deposit_date=_known((self.column(_DEPOSITED) or [""])[0]),
+            deposit_date=_or_empty((self.column(_DEPOSITED) or [""])[0]),
             release_dates=tuple(self.column(_HISTORY)),
             resolutions=tuple(
                 (item, column[0]) for item in RESOLUTIONS if (column := self.column(item))
@@ -132,9 +132,9 @@ class _Tables:
             copies=copies,
             operators=operators,
             component_types={code: kind.upper() for code, kind in types},
-            chain_label=tuple(atoms["label_asym_id"][first].tolist()),
-            chain_author=tuple(atoms["auth_asym_id"][first].tolist()),
-            chain_entity=entity,
+            chain_label=tuple(atoms["label_asym_id"][first_atom].tolist()),
+            chain_author=tuple(atoms["auth_asym_id"][first_atom].tolist()),
+            chain_entity=chain_entity,
             chain_residue=np.append(chain_starts, len(starts)),
             residue_name=atoms["label_comp_id"][starts],
             residue_seq=seq[starts],
@@ -151,18 +151,18 @@ class _Tables:
             atom_occupancy=occupancy[order],
             atom_b_factor=b_factor[order],
             atom_position=xyz[order],
-            links=self._links([atoms[name][starts].tolist() for name in _OF_LINKS]),
+            links=self._links([atoms[name][starts].tolist() for name in _RESIDUE_ITEMS]),
             dropped=tuple(self.dropped),
         )
 
     def _check_numbers(
         self, seq: np.ndarray, chains: np.ndarray, entity: np.ndarray, entities: tuple[Entity, ...]
     ) -> None:
-        """Raise for a residue that its polymer has not: every project takes it from there."""
-        lengths = np.array([*(len(one.monomers) for one in entities), 0])[entity]
-        most = np.repeat(lengths, np.diff(np.append(chains, len(seq))))
-        for row in np.flatnonzero((most > 0) & ((seq < 1) | (seq > most)))[:1]:
-            raise self.error(f"label_seq_id {seq[row]} in a chain of {most[row]} residues")
+        """Raises for a residue number outside its polymer's sequence, which every project reads."""
+        lengths = np.array([*(len(polymer.monomers) for polymer in entities), 0])[entity]
+        limit = np.repeat(lengths, np.diff(np.append(chains, len(seq))))
+        for row in np.flatnonzero((limit > 0) & ((seq < 1) | (seq > limit)))[:1]:
+            raise self.error(f"label_seq_id {seq[row]} in a chain of {limit[row]} residues")
 
     def _entities(self) -> tuple[Entity, ...]:
         polymers, sequences = (
@@ -198,17 +198,19 @@ class _Tables:
         )
 
     def _assembly(
-        self, wanted: str | None
+        self, assembly: str | None
     ) -> tuple[tuple[AssemblyCopies, ...], Float[np.ndarray, "K 3 4"], str]:
         prefix = "_pdbx_struct_assembly_gen."
         ids = self.column(prefix + "assembly_id")
         identity = np.eye(3, 4)[None]
         if not ids:
             return (), identity, ""
-        if wanted is None:
-            wanted = "1" if "1" in ids else ids[0]
-        elif wanted not in ids:
-            raise self.error(f"no assembly {wanted!r}: the file has {', '.join(sorted(set(ids)))}")
+        if assembly is None:
+            assembly = "1" if "1" in ids else ids[0]
+        elif assembly not in ids:
+            raise self.error(
+                f"no assembly {assembly!r}: the file has {', '.join(sorted(set(ids)))}"
+            )
         matrices = self._matrices()
         copies: list[AssemblyCopies] = []
         operators: list[np.ndarray] = []
@@ -218,7 +220,7 @@ class _Tables:
             self.column(prefix + "asym_id_list"),
             strict=True,
         ):
-            if name != wanted:
+            if name != assembly:
                 continue
             start = len(operators)
             for steps in operations(expression):
@@ -229,12 +231,12 @@ class _Tables:
                 except KeyError as error:
                     raise self.error(f"assembly {name}: operator {error} is not defined") from None
                 operators.append(product[:3])
-            if len(operators) > _MOST_OPERATORS or not np.isfinite(operators[start:]).all():
+            if len(operators) > _MAX_OPERATORS or not np.isfinite(operators[start:]).all():
                 raise self.error(f"assembly {name}: operators that are not numbers, or too many")
             parts = tuple(part.strip() for part in asyms.split(","))
             rows = tuple(range(start, len(operators)))
             copies.append(AssemblyCopies(asyms=parts, operators=rows))
-        return tuple(copies), np.array(operators).reshape(-1, 3, 4), wanted
+        return tuple(copies), np.array(operators).reshape(-1, 3, 4), assembly
 
     def _matrices(self) -> dict[str, np.ndarray]:
         prefix = "_pdbx_struct_oper_list."
@@ -251,8 +253,8 @@ class _Tables:
         if not kinds:
             return ()
         keys = zip(*residues, strict=True)
-        found = {key: row for row, key in reversed(list(enumerate(keys)))}
-        ends = [self._link_ends(which, len(kinds), found) for which in (1, 2)]
+        rows = {key: row for row, key in reversed(list(enumerate(keys)))}
+        ends = [self._link_ends(partner, len(kinds), rows) for partner in (1, 2)]
         lengths = self.numbers("_struct_conn.pdbx_dist_value")
         if len(lengths) != len(kinds):
             lengths = np.full(len(kinds), np.nan)
@@ -261,46 +263,48 @@ class _Tables:
             for kind, pair, length in zip(kinds, zip(*ends, strict=True), lengths, strict=True)
         )
 
-    def _link_ends(self, which: int, rows: int, found: dict[tuple[str, ...], int]) -> list[LinkEnd]:
-        columns = [self.column(f"_struct_conn.{item.format(which)}") for item in _LINK_ITEMS]
+    def _link_ends(
+        self, partner: int, rows: int, residues: dict[tuple[str, ...], int]
+    ) -> list[LinkEnd]:
+        columns = [self.column(f"_struct_conn.{item.format(partner)}") for item in _LINK_ITEMS]
         columns = [values if len(values) == rows else [""] * rows for values in columns]
         ends = []
         for asym, seq, name, atom, altloc, chain, number, code, symmetry in zip(
             *columns, strict=True
         ):
-            author = (chain, number, _known(code))
+            author = (chain, number, _or_empty(code))
             ends.append(
                 LinkEnd(
                     asym=asym,
-                    seq=_known(seq),
+                    seq=_or_empty(seq),
                     component=name,
                     atom=atom,
-                    altloc=_known(altloc),
+                    altloc=_or_empty(altloc),
                     author=author,
-                    symmetry=_known(symmetry),
-                    residue=found.get((asym, name, seq or ".", *author), -1),
+                    symmetry=_or_empty(symmetry),
+                    residue=residues.get((asym, name, seq or ".", *author), -1),
                 )
             )
         return ends
 
 
 def operations(expression: str) -> list[tuple[str, ...]]:
-    """Operators of an expression such as `(1-3)(X0)`, each as the steps to take, first to last."""
+    """Operators of an expression such as `(1-3)(X0)`, each as its steps in order."""
     steps = []
     for part in reversed([part for part in expression.replace(")", "").split("(") if part]):
         names: list[str] = []
         for piece in part.split(","):
             low, dash, high = piece.strip().partition("-")
-            found = range(int(low), int(high) + 1) if dash else (low,)
-            names.extend(map(str, found[: _MOST_OPERATORS + 1]))
+            values = range(int(low), int(high) + 1) if dash else (low,)
+            names.extend(map(str, values[: _MAX_OPERATORS + 1]))
         steps.append(names)
-        if math.prod(map(len, steps)) > _MOST_OPERATORS:
-            raise ValueError(f"more than {_MOST_OPERATORS} operators in {expression[:40]}")
+        if math.prod(map(len, steps)) > _MAX_OPERATORS:
+            raise ValueError(f"more than {_MAX_OPERATORS} operators in {expression[:40]}")
     return list(itertools.product(*steps))
 
 
 def _chain_order(asym: Shaped[np.ndarray, " A"]) -> np.ndarray:
-    """Rows with the atoms of a chain together, chains as they first appear."""
+    """Order of rows that puts a chain's atoms together, chains by first appearance."""
     _names, first, inverse = np.unique(asym, return_index=True, return_inverse=True)
     return np.argsort(first[inverse], kind="stable")
 
@@ -312,5 +316,5 @@ def _integers(values: Shaped[np.ndarray, " A"], missing: int) -> np.ndarray:
     )[inverse]
 
 
-def _known(value: str) -> str:
+def _or_empty(value: str) -> str:
     return "" if value in UNSET else value

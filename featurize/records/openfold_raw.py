@@ -14,8 +14,8 @@ from evofeed.protein.residues import GAP, RESTYPE_TO_HHBLITS, UNKNOWN
 def to_openfold_raw(record: ChainRecord) -> dict[str, np.ndarray]:
     """OpenFold's raw features: names, shapes, dtypes and values to the bit.
 
-    `msa` and `template_aatype` go back to HHblits order. Structure keys are there
-    if the record has a structure, `release_date` if it is known.
+    `msa` and `template_aatype` are in HHblits order. Structure keys exist if the record has a
+    structure, `release_date` if it is known.
     """
     num_res = record.num_res
     # OpenFold's empty templates are float and have one empty name.

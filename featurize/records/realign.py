@@ -1,10 +1,10 @@
-"""A hit's sequence aligned to its structure's, gaps where kalign 3 puts them.
+"""Pairwise alignment of a hit's sequence to its structure's, with gaps as kalign 3 places them.
 
 Global alignment with affine gaps in linear memory (Hirschberg 1975; Myers and Miller 1988), the
 scores of kalign 3: CorBLOSUM66 (Hess et al. 2016, BMC Bioinformatics 17:189), 5.5 for opening a
-gap, 2 for each further letter, 1 at the ends. Where many alignments are equally good, the answer
-depends on where sequences are divided: the shorter one at its half, the other at the best place,
-of equal ones nearly the one nearest to its half. Tests hold the result against the program.
+gap, 2 for each further letter, 1 at the ends. Among equally good alignments, the result depends on
+where sequences are divided: the shorter one in the middle, the other at the best position, of
+nearly equal ones the one closest to its middle. Tests compare the result with the program.
 """
 
 from __future__ import annotations
@@ -23,33 +23,33 @@ _EXTEND: Final = np.float32(2.0)
 _AT_END: Final = np.float32(1.0)
 _NEVER: Final = np.float32(np.finfo(np.float32).min)
 
-# How an alignment may go on, a the shorter sequence: a pair of letters, or one of b or a alone.
+# States of a column, a being the shorter sequence: a pair of letters, or one of b or a alone.
 _PAIR: Final = 0
 _B_ALONE: Final = 1
 _A_ALONE: Final = 2
-_MEETINGS: Final = np.array([[0, 0], [0, 1], [0, 2], [1, 0], [2, 2], [2, 0]])
-"""The last column of the first part and the first one of the second, in the order tried."""
+_JOINS: Final = np.array([[0, 0], [0, 1], [0, 2], [1, 0], [2, 2], [2, 0]])
+"""States of the first part's last column and the second's first one, in the order tried."""
 
 
-def onto(old: str, new: str) -> Int[np.ndarray, " P"]:
+def aligned_positions(old: str, new: str) -> Int[np.ndarray, " P"]:
     """Position in `new` of each letter of `old`, -1 where it has none.
 
-    Letters other than the 20 amino acids, B and Z count as X. Takes time by the product of the
-    lengths, memory by their sum.
+    Letters other than the 20 amino acids, B and Z count as X. Time grows with the product of the
+    lengths, memory with their sum.
     """
     letters, scores = _scores()
-    a, b = _coded(old, letters), _coded(new, letters)
+    a, b = _codes(old, letters), _codes(new, letters)
     shorter = len(a) < len(b)
     pairs: Int[np.ndarray, " S"] = _align(*((a, b) if shorter else (b, a)), scores)
     if shorter:
         return pairs
-    found = np.full(len(a), -1, np.int64)
-    there = np.flatnonzero(pairs >= 0)
-    found[pairs[there]] = there
-    return found
+    positions = np.full(len(a), -1, np.int64)
+    aligned = np.flatnonzero(pairs >= 0)
+    positions[pairs[aligned]] = aligned
+    return positions
 
 
-def _coded(sequence: str, letters: str) -> Int[np.ndarray, " L"]:
+def _codes(sequence: str, letters: str) -> Int[np.ndarray, " L"]:
     table = np.full(256, letters.index("X"), np.int64)
     table[np.frombuffer(letters.encode(), np.uint8)] = np.arange(len(letters))
     return table[np.frombuffer(sequence.encode("ascii", "replace"), np.uint8)]
@@ -57,7 +57,7 @@ def _coded(sequence: str, letters: str) -> Int[np.ndarray, " L"]:
 
 @functools.cache
 def _scores() -> tuple[str, Float[np.ndarray, "23 23"]]:
-    """The letters of CorBLOSUM66, and the scores of each with each."""
+    """The letters of CorBLOSUM66 and its matrix of scores."""
     _, letters, *rows = Path(__file__).with_name("corblosum66.txt").read_text().splitlines()
     scores = np.array([row.split()[1:] for row in rows], np.float32)
     return "".join(letters.split()), scores
@@ -66,7 +66,7 @@ def _scores() -> tuple[str, Float[np.ndarray, "23 23"]]:
 @njit(cache=True, nogil=True)
 @no_type_check
 def _align(a: Any, b: Any, scores: Any) -> Any:
-    """Position in b of each letter of a, -1 where it has none; a is not the longer one."""
+    """Position in b of each letter of a, -1 for a gap; a is not the longer one."""
     pairs = np.full(a.size + 2, 0, np.int64)  # counted from 1
     bounds = np.empty((2 * a.size + 4, 6), np.int64)  # of parts that are still to be divided
     bounds[0] = 0, a.size, 0, b.size, _PAIR, _PAIR
@@ -80,14 +80,14 @@ def _align(a: Any, b: Any, scores: Any) -> Any:
         at_start, at_end = b0 == 0, b1 == b.size
         front = _best(a[a0:mid], b[b0:b1], first, at_start, at_end, scores)
         rear = _best(a[mid:a1][::-1], b[b0:b1][::-1], last, at_end, at_start, scores)
-        meet, before, after = _meet(front, rear, at_start, at_end)
-        meet += b0
+        join, before, after = _join(front, rear, at_start, at_end)
+        join += b0
         if before == _PAIR:
-            pairs[mid] = meet
+            pairs[mid] = join
         if after == _PAIR:
-            pairs[mid + 1] = meet + 1
-        left = mid - (before != _B_ALONE), meet - (before != _A_ALONE)
-        right = mid + (after != _B_ALONE), meet + (after != _A_ALONE)
+            pairs[mid + 1] = join + 1
+        left = mid - (before != _B_ALONE), join - (before != _A_ALONE)
+        right = mid + (after != _B_ALONE), join + (after != _A_ALONE)
         bounds[num] = a0, left[0], b0, left[1], first, before
         bounds[num + 1] = right[0], a1, right[1], b1, after, last
         num += 2
@@ -97,10 +97,10 @@ def _align(a: Any, b: Any, scores: Any) -> Any:
 @njit(cache=True, nogil=True)
 @no_type_check
 def _best(a: Any, b: Any, first: Any, at_start: Any, at_end: Any, scores: Any) -> Any:
-    """The best score of all of a with the first 0, 1, ... letters of b, by what comes last.
+    """The best score of all of a with the first 0, 1, ... letters of b, by the last state.
 
-    `first` is what comes before; `at_start` and `at_end`: b begins or ends here, where letters
-    of a alone, and those of b before all of a, cost less.
+    `first` is the state of the column before. `at_start` and `at_end`: b begins or ends here,
+    where letters of a alone, and those of b before all of a, cost less.
     """
     best = np.full((3, b.size + 1), _NEVER, np.float32)
     best[first, 0] = np.float32(0)
@@ -129,16 +129,16 @@ def _best(a: Any, b: Any, first: Any, at_start: Any, at_end: Any, scores: Any) -
 
 @njit(cache=True, nogil=True)
 @no_type_check
-def _meet(front: Any, rear: Any, at_start: Any, at_end: Any) -> Any:
-    """Where in b two halves meet at the best score, and how."""
+def _join(front: Any, rear: Any, at_start: Any, at_end: Any) -> Any:
+    """Position in b where two halves join at the best score, and the states of both columns."""
     size = front.shape[1] - 1
     top = _NEVER
-    found = 0, _PAIR, _PAIR
+    join = 0, _PAIR, _PAIR
     for i in range(size + 1):
-        aside = np.float32(abs(np.float32(size) / np.float32(2) - np.float32(i)))
-        aside /= np.float32(1000)
-        for way in range(len(_MEETINGS)):
-            before, after = _MEETINGS[way]
+        offset = np.float32(abs(np.float32(size) / np.float32(2) - np.float32(i)))
+        offset /= np.float32(1000)
+        for index in range(len(_JOINS)):
+            before, after = _JOINS[index]
             if i == size and after != _A_ALONE:
                 continue
             score = front[before, i] + rear[after, size - i]
@@ -146,8 +146,8 @@ def _meet(front: Any, rear: Any, at_start: Any, at_end: Any) -> Any:
                 score -= _AT_END if (at_end if i == size else at_start) else _EXTEND
             elif before != after:
                 score -= _OPEN
-            score -= aside
+            score -= offset
             if score > top:
                 top = score
-                found = i, before, after
-    return found
+                join = i, before, after
+    return join

@@ -1,4 +1,4 @@
-"""Structures of template hits: found, parsed once and kept, with their dates."""
+"""Structures and release dates of template hits, from a folder, cached once parsed."""
 
 from __future__ import annotations
 
@@ -24,31 +24,31 @@ from evofeed.featurize.structures.structure_places import (
 )
 
 _PDB_ID: Final = re.compile(r"[A-Za-z0-9]{1,32}$")
-_KEPT_NBYTES: Final = 256 << 20
-"""Bytes of structure files kept parsed in memory, where they take about as much: some hundred
-entries. Hits of one family come again and again."""
+_CACHE_NBYTES: Final = 256 << 20
+"""Bytes of structure files whose parsed entries stay in memory, where they take about as much: a
+few hundred entries. Hits of one family recur."""
 
 
 @dataclass(slots=True)
 class FolderUse:
-    """What was needed of a folder of structures.
+    """Files that were read or missing in a folder of structures.
 
     Attributes:
-        files: size and time of each when it was read, by name below the folder; '' if it was gone.
-        missing: ids of entries that were asked for and have no file.
+        files: size and time of each when read, by name below the folder; '' if it was gone.
+        missing: ids of requested entries without a file.
     """
 
     files: dict[str, str] = field(default_factory=dict)
     missing: set[str] = field(default_factory=set)
 
     def add(self, other: FolderUse) -> None:
-        """Take in what was needed for something else."""
+        """Adds the files and ids of another use."""
         self.files.update(other.files)
         self.missing.update(other.missing)
 
 
-class _Known(NamedTuple):
-    """A parsed entry, or why there is none; `nbytes` is what it counts for in memory."""
+class _CachedEntry(NamedTuple):
+    """A parsed entry, or the error of parsing it; `nbytes` is its share of the cache."""
 
     entry: Structure | TemplateError
     nbytes: int
@@ -61,12 +61,12 @@ class TemplateLibrary:
 
     That is `<id[1:3]>/<id>.cif` or `pdb<id>.ent`, or either below `mmCIF/` or `pdb/`.
 
-    A structure is read and parsed at most once while it is among the last used;
-    one that is broken is remembered as such. Folders are listed once.
+    Structures are cached, the least recently used dropped first; so are errors of broken files.
+    Folders are listed once.
 
     Attributes:
-        use: what answered requests, and what did not. It only grows; whoever wants to know
-            what a piece of work needs puts an empty one there before.
+        use: files read and entries missing so far. A caller who wants those of one piece of work
+            assigns an empty one before it.
     """
 
     def __init__(
@@ -76,14 +76,14 @@ class TemplateLibrary:
         *,
         release_dates: Mapping[str, str] | None = None,
         obsolete: Mapping[str, str] | None = None,
-        kept_nbytes: int = _KEPT_NBYTES,
+        cache_nbytes: int = _CACHE_NBYTES,
     ) -> None:
         self.folder = mmcif_dir
         self.use = FolderUse()
         self._folder = Path(mmcif_dir)
         self._config = config
-        self._kept_nbytes, self._nbytes = kept_nbytes, 0
-        self._known: OrderedDict[str, _Known] = OrderedDict()
+        self._cache_nbytes, self._nbytes = cache_nbytes, 0
+        self._cache: OrderedDict[str, _CachedEntry] = OrderedDict()
         self._listed: dict[str, frozenset[str]] = {}
         self.release_dates = dict(release_dates or {})
         self.obsolete = dict(obsolete or {})
@@ -99,51 +99,51 @@ class TemplateLibrary:
         """The parsed entry.
 
         Raises:
-            TemplateError: it is not there, or cannot be parsed; says why.
+            TemplateError: it has no file or cannot be parsed; says why.
         """
-        if pdb_id in self._known:
-            self._known.move_to_end(pdb_id)
+        if pdb_id in self._cache:
+            self._cache.move_to_end(pdb_id)
         else:
             path = self.find(pdb_id)
-            if path is None:  # not kept: thousands of them would push the others out
+            if path is None:  # not cached: thousands of missing ones would evict the others
                 self.use.missing.add(pdb_id)
                 missing = self._folder / f"{pdb_id}.cif"
                 raise TemplateError("no structure file", path=str(missing))
-            self._known[pdb_id] = self._parse(pdb_id, path)
-            self._nbytes += self._known[pdb_id].nbytes
-            while self._nbytes > self._kept_nbytes and len(self._known) > 1:
-                self._nbytes -= self._known.popitem(last=False)[1].nbytes
-        known = self._known[pdb_id]
-        self.use.files[known.name] = known.stamp
-        if isinstance(known.entry, TemplateError):
-            raise TemplateError(known.entry.message, path=known.entry.path)
-        return known.entry
+            self._cache[pdb_id] = self._parse(pdb_id, path)
+            self._nbytes += self._cache[pdb_id].nbytes
+            while self._nbytes > self._cache_nbytes and len(self._cache) > 1:
+                self._nbytes -= self._cache.popitem(last=False)[1].nbytes
+        cached = self._cache[pdb_id]
+        self.use.files[cached.name] = cached.stamp
+        if isinstance(cached.entry, TemplateError):
+            raise TemplateError(cached.entry.message, path=cached.entry.path)
+        return cached.entry
 
-    def _parse(self, pdb_id: str, path: Path) -> _Known:
+    def _parse(self, pdb_id: str, path: Path) -> _CachedEntry:
         self.parsed += 1
         name, stamp = path.relative_to(self._folder).as_posix(), ""
         try:
-            stat = path.stat()  # before it is read: what changes meanwhile is noticed later
+            stat = path.stat()  # before reading, so that a change meanwhile is noticed later
             stamp = f"{stat.st_size} {stat.st_mtime_ns}"
             data = read_bytes(file_ref(path), self._config.caps)
             entry = parse_structure(data, plain(path.name), path=str(path), config=self._config)
         except (InputError, OSError) as error:
-            what = error.message if isinstance(error, InputError) else str(error.strerror)
-            broken = TemplateError("broken structure file: " + what, path=str(path))
-            return _Known(broken, 0, name, stamp)
-        return _Known(entry, len(data), name, stamp)
+            reason = error.message if isinstance(error, InputError) else str(error.strerror)
+            broken = TemplateError("broken structure file: " + reason, path=str(path))
+            return _CachedEntry(broken, 0, name, stamp)
+        return _CachedEntry(entry, len(data), name, stamp)
 
     def find(self, pdb_id: str) -> Path | None:
-        """The file of an entry, None if there was none when its folder was listed."""
+        """The file of an entry; None if its folder had none when it was listed."""
         if not _PDB_ID.match(pdb_id):  # a hit's name must not lead out of the folder
             return None
         names = list(names_of_entry(pdb_id, legacy=not self._config.all_pdb_residues))
-        for home in homes_of_entry(pdb_id):
-            folder = self._folder / home
-            here = self._names(str(folder))
-            found = next((name for name in names if name in here), None)
-            if found is not None:
-                return folder / found
+        for subfolder in homes_of_entry(pdb_id):
+            folder = self._folder / subfolder
+            listed = self._names(str(folder))
+            name = next((candidate for candidate in names if candidate in listed), None)
+            if name is not None:
+                return folder / name
         return None
 
     def _names(self, folder: str) -> frozenset[str]:
@@ -160,7 +160,7 @@ def read_release_dates(path: str) -> dict[str, str]:
     """PDB id (lower case) -> ISO date of an `mmcif_cache.json`.
 
     Raises:
-        InputError: not that file.
+        InputError: the file is not such a cache.
     """
     try:
         entries: dict[str, Any] = parse_json(read_bytes(file_ref(path)))
@@ -170,10 +170,10 @@ def read_release_dates(path: str) -> dict[str, str]:
 
 
 def read_obsolete(path: str) -> dict[str, str]:
-    """Obsolete PDB id -> the id that replaced it at last, of the PDB's `obsolete.dat`.
+    """Obsolete PDB id -> its final successor, from the PDB's `obsolete.dat`.
 
-    Lines are `OBSLTE    31-JUL-94 116L     216L`; entries without successor are
-    left out, chains of replacements are followed, loops among them dropped.
+    Lines are `OBSLTE    31-JUL-94 116L     216L`; entries without a successor and loops of
+    replacements are left out.
     """
     direct = {}
     for line in read_bytes(file_ref(path)).decode("utf-8", "replace").splitlines():
@@ -181,14 +181,14 @@ def read_obsolete(path: str) -> dict[str, str]:
         if text.startswith("OBSLTE") and len(text) > 30:
             direct[text[20:24].lower()] = text[29:33].lower()
     final = {}
-    for old in direct:
-        seen = {old}
-        new = direct[old]
-        while new in direct and new not in seen:
-            seen.add(new)
-            new = direct[new]
-        if new not in direct:
-            final[old] = new
+    for obsolete in direct:
+        visited = {obsolete}
+        successor = direct[obsolete]
+        while successor in direct and successor not in visited:
+            visited.add(successor)
+            successor = direct[successor]
+        if successor not in direct:
+            final[obsolete] = successor
     return final
 
 
@@ -205,12 +205,12 @@ def _library(
 
 
 def template_library(source: ChainSource, config: FeaturizeConfig) -> TemplateLibrary | None:
-    """The library a source's templates come from, one per folder and process."""
+    """The library of a source's templates; None without a folder. The process caches four."""
     if source.template_mmcif_dir is None:
         return None
     return _library(source.template_mmcif_dir, source.release_dates, source.obsolete_pdbs, config)
 
 
 def forget_libraries() -> None:
-    """Let go of what this process knows of template folders: files may have changed or come."""
+    """Drops this process's cached template libraries: files may have changed or been added."""
     _library.cache_clear()

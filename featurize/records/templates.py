@@ -23,14 +23,14 @@ from evofeed.protein.residues import ATOM37_NUM, ATOM_ORDER, GAP, MSA_LETTER_TO_
 HIT_NAME: Final = re.compile(r"([A-Za-z0-9]{4})_([A-Za-z0-9.]+)")
 _MIN_LENGTH: Final = 10
 _MIN_ATOMS: Final = 5
-"""Alanine's: with fewer nothing of the template is seen."""
+"""Alanine's: a template with fewer atoms has no information."""
 _MAX_CA_STEP: Final = 150.0
 """Ångström between neighbours; beyond it the entry is nonsense."""
 
 
 @dataclass(frozen=True, slots=True)
 class TemplateQuery:
-    """The chain templates are for.
+    """The chain to find templates for.
 
     Attributes:
         entry_id: PDB id of its own entry, '' if it has none.
@@ -44,16 +44,16 @@ class TemplateQuery:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Template:
-    """One featurized template, on the query's positions.
+    """A featurized template at the query's positions.
 
     Attributes:
-        aatype: restype codes, gap where the query faces nothing.
+        aatype: restype codes, gap where no residue is aligned to the query.
         positions: ångström, minus `center`; zeros where there is no atom.
-        mask: 1 where there is one.
+        mask: 1 where there is an atom.
         center: mean of all atoms of the template's chain.
         sum_probs: hhsearch's confidence, 0 from hmmsearch.
         name: `<pdb id>_<chain>`.
-        sequence: letters on the query's positions.
+        sequence: letters at the query's positions.
         release_date: ISO, '' if unknown.
     """
 
@@ -73,11 +73,11 @@ def featurize_templates(
     library: TemplateLibrary,
     config: FeaturizeConfig,
 ) -> tuple[list[Template], list[str]]:
-    """The best templates among the hits, and what was passed over, in words.
+    """The best templates among the hits, and notes on hits that were passed over.
 
-    Hits that pass the prefilter are taken by `sum_probs`, the first of equals
-    first, until `max_templates` with different aligned sequences are there. A hit
-    that cannot be used is counted with its reason, never fatal.
+    Hits that pass the prefilter are taken by `sum_probs`, equal ones in their order, up to
+    `max_templates` with different aligned sequences. A hit that cannot be used is counted with
+    its reason, never fatal.
     """
     cutoff = template_cutoff(query, config)
     reasons: Counter[str] = Counter()
@@ -100,7 +100,7 @@ def featurize_templates(
         if len(templates) >= config.max_templates:
             break
         try:
-            template = placed_template(hit, query, library, cutoff, config)
+            template = build_template(hit, query, library, cutoff, config)
         except TemplateError as error:
             skip(hit, error.message)
             continue
@@ -133,7 +133,7 @@ def prefilter(
     cutoff: str,
     config: FeaturizeConfig,
 ) -> str:
-    """Why a hit is out before its structure is read; '' if it is not."""
+    """The reason a hit is rejected before its structure is read; '' if it passes."""
     name = HIT_NAME.match(hit.name)
     if name is None:
         return "its name is not <pdb id>_<chain>"
@@ -153,82 +153,82 @@ def prefilter(
     return ""
 
 
-def placed_template(
+def build_template(
     hit: TemplateHit,
     query: TemplateQuery,
     library: TemplateLibrary,
     cutoff: str,
     config: FeaturizeConfig,
 ) -> Template:
-    """A hit's residues and atoms on the query.
+    """The template of a hit: its residues and atoms at the query's positions.
 
     Raises:
-        TemplateError: it gives none; says why.
+        TemplateError: the hit cannot be used; says why.
     """
     name = HIT_NAME.match(hit.name)
     assert name is not None
     pdb_id = library.current_id(name[1].lower())
     structure = library.structure(pdb_id)
-    released = structure.release_date
-    if structure.is_deposition:  # months before the release: no proof that it was in time
-        released = library.release_dates.get(pdb_id, "")
-    if not released:
-        only = ", only when it was deposited" if structure.is_deposition else ""
+    release_date = structure.release_date
+    if structure.is_deposition:  # months before the release: does not prove the cutoff
+        release_date = library.release_dates.get(pdb_id, "")
+    if not release_date:
+        note = ", only when it was deposited" if structure.is_deposition else ""
         raise TemplateError(
-            f"its entry does not say when it was released{only}; mmcif_cache.json beside it may"
+            f"its entry does not say when it was released{note}; mmcif_cache.json next to it may"
         )
-    if released > cutoff:
+    if release_date > cutoff:
         raise TemplateError("released too late")
     match = match_hit(hit, name[2], query.sequence, structure, config)
     chain = structure.chain(match.chain_id)
     positions, center = _centred(chain, config.whole_chain)
     num_res = len(query.sequence)
-    placed = np.zeros([num_res, ATOM37_NUM, 3], np.float32)
+    atom_positions = np.zeros([num_res, ATOM37_NUM, 3], np.float32)
     mask = np.zeros([num_res, ATOM37_NUM], np.uint8)
-    placed[match.query] = positions[match.template]
+    atom_positions[match.query] = positions[match.template]
     mask[match.query] = chain.mask[match.template]
     if mask.sum() < _MIN_ATOMS:
         raise TemplateError("no atom faces the query")
-    row = np.full(num_res, ord("-"), np.uint8)
-    row[match.query] = np.frombuffer(match.letters.encode("ascii"), np.uint8)
-    aatype = MSA_LETTER_TO_RESTYPE[row]
+    letters = np.full(num_res, ord("-"), np.uint8)
+    letters[match.query] = np.frombuffer(match.letters.encode("ascii"), np.uint8)
+    aatype = MSA_LETTER_TO_RESTYPE[letters]
     if (aatype > GAP).any():
         raise TemplateError("a letter that is not a residue")
     return Template(
         aatype=aatype,
-        positions=placed,
+        positions=atom_positions,
         mask=mask,
         center=center,
         sum_probs=hit.sum_probs or 0.0,
         name=f"{pdb_id}_{match.chain_id}",
-        sequence=row.tobytes().decode("ascii"),
-        release_date=released,
+        sequence=letters.tobytes().decode("ascii"),
+        release_date=release_date,
     )
 
 
 def _centred(
-    chain: Chain, across: bool
+    chain: Chain, across_gaps: bool
 ) -> tuple[Float[np.ndarray, "P 37 3"], Float[np.ndarray, "3"]]:
-    """Atoms moved so that their mean is zero, as in AF2 and OpenFold; and that mean.
+    """Atoms centred on their mean, as in AF2 and OpenFold, and that mean.
 
-    Those seen next to each other are neighbours; `across`, also with others between them.
+    Checks the CA distance of resolved neighbours, with `across_gaps` also over unresolved residues.
     """
     alpha = ATOM_ORDER["CA"]
-    seen = np.flatnonzero(chain.mask[:, alpha])
-    steps = np.linalg.norm(np.diff(chain.positions[seen, alpha], axis=0), axis=-1)
-    if (steps[(np.diff(seen) == 1) | across] > _MAX_CA_STEP).any():
+    resolved = np.flatnonzero(chain.mask[:, alpha])
+    steps = np.linalg.norm(np.diff(chain.positions[resolved, alpha], axis=0), axis=-1)
+    if (steps[(np.diff(resolved) == 1) | across_gaps] > _MAX_CA_STEP).any():
         raise TemplateError("neighbouring residues are further apart than 150 ångström")
-    there = chain.mask > 0
-    if not there.any():
+    present = chain.mask > 0
+    if not present.any():
         raise TemplateError("no atom of the chain is observed")
     positions = chain.positions.copy()
-    center = positions[there].mean(axis=0)
-    positions[there] -= center
+    center = positions[present].mean(axis=0)
+    positions[present] -= center
     return positions, center
 
 
 def template_fields(templates: Sequence[Template]) -> dict[str, Any]:
-    """Templates as fields of a chain record; none for no template."""
+    """Templates as fields of a chain record; empty without templates."""
     if not templates:
         return {}
     return {

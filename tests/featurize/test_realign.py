@@ -15,7 +15,7 @@ from tests.featurize.search.family import require_programs
 from tests.featurize.test_templates import CONFIG, hit, structure
 
 from evofeed.base.errors import InputError, TemplateError
-from evofeed.featurize.records.realign import onto
+from evofeed.featurize.records.realign import aligned_positions
 from evofeed.featurize.records.template_match import match_hit
 from evofeed.featurize.structures.structure_places import parse_structure
 
@@ -71,13 +71,21 @@ def test_every_residue_faces_what_kalign_makes_it_face(tmp_path: Path) -> None:
             continue
         old, entry = (old, entry) if number % 2 else (entry, old)
         total += 1
-        alike += onto(old, entry).tolist() == by_kalign(old, entry, tmp_path).tolist()
+        alike += aligned_positions(old, entry).tolist() == by_kalign(old, entry, tmp_path).tolist()
     assert total >= 60 and alike == total
 
 
 def test_a_realigned_hit_has_the_residues_that_face_it() -> None:
-    assert onto("ACDEFGHIKLMXXN", "ACDEFGHIKLMXXNPQ").tolist() == list(range(14))
-    assert onto("WACDEUFGHIKLM", "ACDEFGHIKLM").tolist() == [-1, 0, 1, 2, 3, -1, *range(4, 11)]
+    assert aligned_positions("ACDEFGHIKLMXXN", "ACDEFGHIKLMXXNPQ").tolist() == list(range(14))
+    assert aligned_positions("WACDEUFGHIKLM", "ACDEFGHIKLM").tolist() == [
+        -1,
+        0,
+        1,
+        2,
+        3,
+        -1,
+        *range(4, 11),
+    ]
     letters, chain = "GSACDEFGHIKLMNPQRSTVWYACDEFGHIKLM", "ACDEFGHIKLMNPQRATVWYACDEFGHIKLMAA"
     match = match_hit(
         hit(query=letters, letters=letters, start=0),

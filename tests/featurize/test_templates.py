@@ -208,13 +208,13 @@ def test_what_was_used_last_is_kept_within_a_cap_in_bytes(tmp_path: Path) -> Non
     sizes = {path.stem: path.stat().st_size for path in sorted(folder.glob("*.cif"))}
     first, second, third = list(sizes)[:3]
     cap = sizes[first] + sizes[second] + sizes[third] - 1
-    library = TemplateLibrary(str(folder), CONFIG, kept_nbytes=cap)
+    library = TemplateLibrary(str(folder), CONFIG, cache_nbytes=cap)
     for name in (first, second, first, third, first):
         library.structure(name)
     assert library.parsed == 3
     library.structure(second)
     assert library.parsed == 4
-    tiny = TemplateLibrary(str(folder), CONFIG, kept_nbytes=1)
+    tiny = TemplateLibrary(str(folder), CONFIG, cache_nbytes=1)
     assert tiny.structure(first) is tiny.structure(first)
 
 
